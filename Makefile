@@ -1,0 +1,41 @@
+# make book · make test · make help. Both set up the environment in .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OLDEST := .venv-oldest
+
+.DEFAULT_GOAL := help
+.PHONY: help book test export lab serve clean test-oldest
+
+help:  ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(VENV)/.ready: constraints.txt settings.ini setup.py pyproject.toml tools/venv.sh
+	@sh tools/venv.sh $(PYTHON) $(VENV)
+	@echo "installing the pinned tools into $(VENV) (about a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,plots]"
+	@$(BIN)/python -m ipykernel install --sys-prefix >/dev/null 2>&1
+	@touch $@
+
+book: $(VENV)/.ready  ## run the chapters that changed, render the book to _build/html
+	@$(BIN)/python -m tools.build
+
+test: $(VENV)/.ready  ## run the chapters that changed and every test
+	@$(BIN)/python -m pytest -n 2 tests
+
+export: $(VENV)/.ready  ## write normalnorm/, README.md and _quarto.yml from the notebooks; clean the notebooks
+	@$(BIN)/python -m tools.export
+
+lab: $(VENV)/.ready  ## open the chapters in JupyterLab
+	@$(BIN)/jupyter lab nbs
+
+serve: book  ## render, then serve the book on localhost:8000
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html 8000
+
+clean:  ## remove what was built; the environment stays
+	rm -rf _build _docs build dist *.egg-info
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+test-oldest:  ## the library's tests with the oldest supported torch, numpy, scipy (not part of CI)
+	@sh tools/venv.sh $(PYTHON) $(OLDEST)
+	@$(OLDEST)/bin/python tools/oldest.py

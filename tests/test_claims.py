@@ -1,0 +1,95 @@
+"The ledger: registering, running, selecting; every claim comes out as recorded and rejects its mutant; the command line."
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+from normalnorm import claims, cli
+
+
+def make(id="test-claim", check=lambda value: None, **changes):
+    fields = dict(source="s", statement="t", kind="identity", verdict="holds", evidence="numerical", formula=1, mutant=2)
+    return claims.claim(id, **{**fields, **changes})(check)
+
+
+@pytest.fixture
+def ledger(monkeypatch):
+    monkeypatch.setattr(claims, "_LEDGER", dict(claims._LEDGER))
+    return claims._LEDGER
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(kind="rumour"), "kind"), (dict(verdict="maybe"), "verdict"), (dict(evidence="hearsay"), "evidence"),
+    (dict(verdict="holds if"), "condition"), (dict(condition="on Sundays"), "condition"),
+])
+def test_registering_refuses(ledger, change, words):
+    with pytest.raises(ValueError, match=words):
+        make(**change)
+
+
+def test_registering_twice(ledger):
+    make()
+    with pytest.raises(ValueError, match="registered twice"):
+        make()
+
+
+def test_ledger_is_in_the_order_of_the_book_and_has_no_part_missing():
+    chapters = [c.chapter for c in claims.ledger()]
+    assert chapters == sorted(chapters) and all(chapters)
+    assert {c.part for c in claims.ledger()} >= {0, 2}
+
+
+@pytest.mark.parametrize("claim", claims.ledger(), ids=lambda c: c.id)
+def test_claim(claim):
+    outcome = claims.run_claim(claim, mutant=True)
+    assert outcome.outcome in ("as recorded", "skipped"), outcome.message
+    assert outcome.mutant in ("rejected", "not run"), outcome.mutant
+
+
+def test_every_check_says_how_it_checks():
+    assert [c.id for c in claims.ledger() if len(c.statement) < 10] == []
+
+
+def test_json(capsys):
+    assert cli.main(["verify", "nn-yj-identity", "--json"]) == 0
+    row, = json.loads(capsys.readouterr().out)
+    assert list(row) == ["id", "source", "statement", "kind", "verdict", "evidence", "outcome", "seconds"]
+
+
+def test_exit_status_one_when_a_claim_fails(ledger, capsys):
+    def check(value):
+        assert value == 0, "it is not"
+    make("test-fails", check)
+    assert cli.main(["verify", "test-fails"]) == 1
+    assert "not as recorded: test-fails" in capsys.readouterr().out
+    make("test-weak", lambda value: None)
+    assert cli.main(["verify", "test-weak"]) == 0 and cli.main(["verify", "test-weak", "--mutants"]) == 1
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["verify", "nn-yj-identiti"], "nn-yj-identity"), (["verify", "--part", "9"], "part 9"),
+    (["run", "first-experimant"], "first-experiment"), (["report", "first-experimant"], "first-experiment"),
+])
+def test_unknown_names_list_near_matches(capsys, arguments, words):
+    assert cli.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_bad_options():
+    for arguments in (["run", "first-experiment", "--scale", "huge"], ["run", "first-experiment", "--seeds", "0"], []):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+
+
+def test_skipped_when_a_package_is_missing(ledger):
+    make("test-needs", requires=("no_such_package",))
+    outcome = claims.run_claim(ledger["test-needs"])
+    assert outcome.outcome == "skipped" and "pip install no_such_package" in outcome.message and outcome.ok
+
+
+def test_as_a_module_of_an_installed_package():
+    code = "import normalnorm.cli, sys; sys.exit(normalnorm.cli.main(['verify', 'log1p-lower-bound']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "1 as recorded" in done.stdout, done.stderr

@@ -1,0 +1,109 @@
+"The Newton step beyond its chapter: invariances over random samples, dtypes, extreme scales, adversarial samples, bad input."
+import hypothesis.strategies as st
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis.extra.numpy import arrays
+
+from normalnorm.theory.newton import (mle_bracket, newton_lambda, nll_derivatives, nll_derivatives_at_one, standardized)
+from normalnorm.theory.power_transform import yeo_johnson_nll
+
+samples = arrays("float64", st.integers(2, 12), elements=st.floats(-100, 100)).map(torch.tensor)
+
+
+def spread(h):
+    return (h.max() - h.min()).item() > 1e-6 * h.abs().max().item() + 1e-9
+
+
+@settings(max_examples=300, deadline=None)
+@given(samples, st.floats(1e-3, 1e3), st.floats(-10, 10))
+def test_shift_scale_reflection(h, scale, shift):
+    if not spread(h):
+        return
+    lmbda = newton_lambda(h, -1)
+    torch.testing.assert_close(newton_lambda(scale * h, -1), lmbda, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(newton_lambda(-h, -1), 2 - lmbda, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(newton_lambda(h.flip(0), -1), lmbda, rtol=1e-9, atol=1e-9)
+    if h.std() > 1e-2:
+        torch.testing.assert_close(newton_lambda(h + shift, -1), lmbda, rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(samples)
+def test_well_posed_and_safe(h):
+    k = standardized(h, -1)
+    first, second = nll_derivatives_at_one(k, -1)
+    if k.abs().max() == 0:
+        assert newton_lambda(h, -1) == 1
+        return
+    assert second > 0.18831
+    safe = newton_lambda(h, -1, safeguard=True)
+    assert yeo_johnson_nll(k, safe) <= yeo_johnson_nll(k, 1.0) + 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(samples)
+def test_safeguarded_steps_reach_the_minimum(h):
+    if not spread(h):
+        return
+    lmbda = newton_lambda(h, -1, steps=40, safeguard=True)
+    first, second = nll_derivatives(standardized(h, -1), lmbda, -1)
+    assert abs(first / second) < 1e-6 or lmbda.abs() > 20          # two-valued samples can have their minimum far out
+    near, far = mle_bracket(h, -1)
+    low, high = min(near, far), max(near, far)
+    assert low - 1e-6 <= lmbda <= high + 1e-6
+
+
+def test_axes():
+    h = torch.randn(3, 5, 7, dtype=torch.float64).exp()
+    whole = newton_lambda(h, (0, 2))
+    assert whole.shape == (5,)
+    for j in range(5):
+        torch.testing.assert_close(whole[j], newton_lambda(h[:, j].flatten(), 0))
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-20, 1.0, 1e20, 1e35])
+def test_any_scale_in_float32(scale):
+    h = torch.randn(200).exp()
+    torch.testing.assert_close(newton_lambda(scale * h, -1), newton_lambda(h, -1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    h = torch.randn(500).exp().to(dtype)
+    assert newton_lambda(h, -1).dtype == torch.float32
+    torch.testing.assert_close(newton_lambda(h, -1), newton_lambda(h.float(), -1))
+
+
+def test_mean_much_larger_than_deviation():
+    h = torch.randn(4096).exp()
+    torch.testing.assert_close(newton_lambda(h + 1e4, -1), newton_lambda((h + 1e4).double(), -1).float(), rtol=1e-3, atol=1e-3)
+
+
+def test_the_mle_of_random_samples_by_scipy():
+    torch.manual_seed(0)
+    for draw in (lambda: torch.randn(40).double().exp(), lambda: torch.rand(40).double() ** 4, lambda: torch.randn(40).double() ** 3):
+        h = standardized(draw(), -1)
+        expected = scipy.stats.yeojohnson_normmax(h.numpy())
+        assert newton_lambda(h, -1, steps=50, safeguard=True).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_gradient_reaches_the_input_through_every_option():
+    h = torch.randn(9, dtype=torch.float64).exp().requires_grad_()
+    for options in (dict(alpha=0.5), dict(steps=4), dict(safeguard=True), dict(steps=3, safeguard=True)):
+        assert torch.autograd.gradcheck(lambda x: newton_lambda(x, -1, **options), h)
+        assert torch.autograd.gradgradcheck(lambda x: newton_lambda(x, -1, **options), h)
+
+
+@pytest.mark.parametrize("bad, error, words", [
+    (lambda: newton_lambda(torch.arange(3), -1), TypeError, "floating-point"),
+    (lambda: newton_lambda([1.0, 2.0], -1), TypeError, "list"),
+    (lambda: newton_lambda(torch.ones(2, 0), -1), ValueError, "at least one"),
+    (lambda: newton_lambda(torch.ones(3), -1, alpha=-0.1), ValueError, "alpha"),
+    (lambda: newton_lambda(torch.ones(3), -1, steps=0), ValueError, "steps"),
+    (lambda: newton_lambda(torch.ones(3), -1, steps=1.5), ValueError, "steps"),
+])
+def test_bad_input(bad, error, words):
+    with pytest.raises(error, match=words):
+        bad()

@@ -1,0 +1,72 @@
+"""`python -m tools.build`: compare notebooks and package, run stale chapters, render the book, say where it is."""
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tools import export, run
+from tools.chapters import ROOT, chapters
+
+HTML = ROOT / "_build" / "html" / "index.html"
+
+
+def unchanged(stamp: Path, key: str) -> bool:
+    return stamp.exists() and stamp.read_text() == key
+
+
+def state(*parts: str) -> str:
+    "One hash of the files below these paths of the repository."
+    files = run.snapshot(ROOT)
+    return run.digest("\0".join(f"{n} {h}" for n, h in sorted(files.items()) if n.startswith(parts)).encode())
+
+
+def check_sync() -> bool:
+    "Notebooks and generated files agree. Remembered, so that an unchanged checkout is not exported again."
+    stamp, key = ROOT / "_build" / "synced", state("nbs", "normalnorm", "settings.ini", "_toc.yml", "_quarto.yml", "README.md", "tools")
+    if unchanged(stamp, key):
+        return True
+    print("comparing the notebooks with what is generated from them", flush=True)
+    if not export.agree():
+        return False
+    stamp.parent.mkdir(exist_ok=True)
+    stamp.write_text(key)
+    return True
+
+
+def render() -> bool:
+    "Render with Jupyter Book; warnings are errors. Skipped where nothing changed since the last rendering."
+    executed = "".join(f"{c.name}{run.Run(c).record()}" for c in chapters())
+    stamp, key = ROOT / "_build" / "rendered", run.digest((state("nbs", "_config.yml", "_toc.yml", "_static", "references.bib", "tools", "normalnorm") + executed).encode())
+    if HTML.exists() and unchanged(stamp, key):
+        print("rendering: nothing changed", flush=True)
+        return True
+    print("rendering", flush=True)
+    command = [Path(sys.executable).parent / "jupyter-book", "build", ".", "--warningiserror", "--nitpick", "--keep-going", "--quiet"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stdout[-6000:] + done.stderr[-6000:])
+        return False
+    stamp.write_text(key)
+    return True
+
+
+def main() -> int:
+    start = time.perf_counter()
+    if not check_sync():
+        return 1
+    reasons = {c: run.Run(c).stale() for c in chapters()}
+    todo = [c for c, reason in reasons.items() if reason]
+    print(f"running {len(todo)} of {len(reasons)} chapters" + (" (the others are unchanged)" if len(todo) < len(reasons) else ""), flush=True)
+    failures = run.run_all(todo)
+    for failure in failures:
+        print(f"\n{failure}")
+    if failures or not render():
+        return 1
+    print(f"\nchapters and the time that each took when it was last run\n{run.timetable()}\n\nThe book: {HTML}\n({time.perf_counter() - start:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

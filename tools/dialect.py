@@ -1,0 +1,272 @@
+"""The Sphinx extension: renders chapters written for nbdev and Quarto with Jupyter Book.
+
+When Sphinx reads a notebook, its outputs are swapped in from the executed copy, nbdev's `#|` directives become cell tags, and
+Quarto's markdown becomes MyST. Nothing is written back. SVG figures are inlined, with their ink in the colour of the theme's text.
+"""
+import html
+import json
+import re
+from pathlib import Path
+
+INK = "#101010"
+THEOREMS = {"thm": "theorem", "lem": "lemma", "prp": "proposition", "cor": "corollary", "def": "definition", "cnj": "conjecture", "exm": "example"}
+REFERENCES = {"eq": "eq", "fig": "numref", "tbl": "numref", "sec": "ref", "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
+CALLOUTS = {"note": "note", "tip": "tip", "warning": "warning", "important": "important", "caution": "caution"}
+FENCE = re.compile(r"^(```+|~~~+)")
+
+
+# ---- markdown -------------------------------------------------------------------------------------------------
+
+def outside_code(source: str, translate) -> str:
+    "Apply `translate` to the parts of a markdown text that are not fenced code."
+    parts, buffer, fence = [], [], ""
+    for line in source.split("\n"):
+        mark = FENCE.match(line)
+        if mark and not fence:
+            parts.append(translate("\n".join(buffer)))
+            buffer, fence = [line], mark.group(1)
+        elif mark and line.startswith(fence):
+            parts.append("\n".join([*buffer, line]))
+            buffer, fence = [], ""
+        else:
+            buffer.append(line)
+    parts.append("\n".join(buffer) if fence else translate("\n".join(buffer)))
+    return "\n".join(parts)
+
+
+def outside_inline(source: str, translate) -> str:
+    "Apply `translate` outside inline code and inline mathematics."
+    return "".join(p if i % 2 else translate(p) for i, p in enumerate(re.split(r"(`+[^`]*`+|\$\$.*?\$\$|\$[^$\n]+\$)", source, flags=re.S)))
+
+
+def equations(source: str) -> str:
+    "`$$ … $$ {#eq-x}` → MyST's labelled block, with blank lines around."
+    def block(match):
+        label = f" ({match[2]})" if match[2] else ""
+        return f"\n\n$$\n{match[1].strip()}\n$${label}\n\n"
+    text = re.sub(r"[ \t]*\n?[ \t]*\$\$(.+?)\$\$(?:[ \t]*\{#([\w-]+)\})?[ \t]*\n?", block, source, flags=re.S)
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def citations(source: str) -> str:
+    "`[@a; @b, p. 3]` → {cite:p}, `@a` → {cite:t}; a remark behind the key is kept in the brackets."
+    def bracket(match):
+        entries = [re.fullmatch(r"\s*(-?)@([\w:-]+)(?:,\s*(.*))?\s*", e, flags=re.S) for e in match[1].split(";")]
+        if not all(entries):
+            return match[0]
+        return "{cite:p}`" + ",".join(e[2] + (f"{{{e[3].strip()}}}" if e[3] else "") for e in entries) + "`"
+    source = re.sub(r"\[([^\[\]]*@[^\[\]]*)\](?!\()", bracket, source)
+    return re.sub(r"(?<![\w`{@./])@([a-z]+\d{4}[a-z]?)\b", r"{cite:t}`\1`", source)
+
+
+def references(source: str) -> str:
+    "`@eq-x`, `@fig-x`, `@sec-x`, `@thm-x`, … → MyST roles, across chapters too."
+    kinds = "|".join(REFERENCES)
+    return re.sub(rf"(?<![\w`{{])@(({kinds})-[\w-]*\w)", lambda m: f"{{{REFERENCES[m[2]]}}}`{m[1]}`", source)
+
+
+def opening(attributes: str) -> tuple[list[str], str] | None:
+    "The MyST lines that open a Quarto div, and whether its first heading is its title; None where the div is not ours."
+    label = re.search(r"#([\w-]+)", attributes)
+    classes = re.findall(r"\.([\w-]+)", attributes)
+    kind = label.group(1).split("-")[0] if label else ""
+    if kind in THEOREMS:
+        return [f"{{prf:{THEOREMS[kind]}}}", f":label: {label[1]}"], "title"
+    if kind == "exr":
+        return ["{exercise}", f":label: {label[1]}"], "title"
+    if "proof" in classes:
+        return ["{prf:proof}"], ""
+    if "solution" in classes:
+        return ["{admonition} Solution", ":class: dropdown"], ""
+    for c in classes:
+        if c.startswith("callout-") and c[8:] in CALLOUTS:
+            if 'collapse="true"' in attributes:
+                return [f"{{admonition}} {c[8:].title()}", f":class: {c[8:]} dropdown"], ""
+            return [f"{{{CALLOUTS[c[8:]]}}}"], "admonition"
+    return None
+
+
+def divs(source: str) -> str:
+    "Quarto's `::: {…}` divs → MyST directives; outer fences get more colons than inner ones."
+    lines, out, stack = source.split("\n"), [], []
+    for line in lines:
+        match = re.match(r"^(:{3,})\s*(?:\{([^}]*)\})?\s*$", line)
+        if match and match[2] is not None:
+            stack.append([opening(match[2]), len(out), 0])
+            out.append(line)
+        elif match and stack:
+            opened, start, depth = stack.pop()
+            if stack:
+                stack[-1][2] = max(stack[-1][2], depth + 1)
+            if opened:
+                head, title = opened
+                body = out[start + 1:]
+                while body and not body[0].strip():
+                    body.pop(0)
+                heading = re.match(r"^#+\s+(.*)", body[0]) if body and title else None
+                if heading:
+                    body = body[1:]
+                    head = [f"{head[0]} {heading[1]}" if title == "title" else f"{{admonition}} {heading[1]}", *head[1:]]
+                    if title == "admonition":
+                        head.append(f":class: {opened[0][0].strip('{}')}")
+                colons = ":" * (3 + depth)
+                out[start:] = ["", colons + head[0], *head[1:], "", *body, colons, ""]
+            else:
+                out.append(line)
+        else:
+            out.append(line)
+    return "\n".join(out)
+
+
+def headings(source: str) -> str:
+    "`## Title {#sec-x}` → a MyST target before the heading."
+    return re.sub(r"^(#+ .*?)[ \t]*\{#(sec-[\w-]+)\}[ \t]*$", r"(\2)=\n\1", source, flags=re.M)
+
+
+def markdown(source: str) -> str:
+    "One markdown cell, translated."
+    def translate(text):
+        text = headings(equations(text))
+        return divs(outside_inline(text, lambda t: citations(references(t))))
+    return outside_code(source, translate)
+
+
+# ---- cells ----------------------------------------------------------------------------------------------------
+
+LEADING = re.compile(r"\A(?:\s*#\|.*(?:\n|\Z))+")
+
+
+def directives(source: str) -> dict[str, str]:
+    "A cell's leading `#|` directives; those without a value have ''."
+    head = LEADING.match(source)
+    found = re.finditer(r"^\s*#\|\s*([\w-]+):?[ \t]*(.*)$", head[0] if head else "", re.M)
+    return {m[1]: m[2].strip().strip("\"'") for m in found}
+
+
+def without_directives(source: str) -> str:
+    return LEADING.sub("", source).strip("\n")
+
+
+def cell_tags(found: dict[str, str]) -> list[str]:
+    "The tags of Jupyter Book that do what the directives of nbdev and Quarto ask for."
+    off = lambda name: found.get(name, "").lower() == "false"
+    tags = []
+    if "hide" in found or off("include") or "default_exp" in found:
+        tags.append("remove-cell")
+    if off("echo") or "hide_input" in found:
+        tags.append("remove-input")
+    if off("output") or "hide_output" in found:
+        tags.append("remove-output")
+    if found.get("code-fold", "").lower() == "true" or "collapse_input" in found or "collapse" in found:
+        tags.append("hide-input")
+    return tags
+
+
+def code_cell(cell: dict) -> None:
+    "Directives out, tags and figure metadata in."
+    source = "".join(cell["source"])
+    found = directives(source)
+    cell["source"] = without_directives(source)
+    cell["metadata"]["tags"] = cell_tags(found)
+    if not cell["source"] and "remove-cell" not in cell["metadata"]["tags"]:
+        cell["metadata"]["tags"].append("remove-cell")
+    caption = found.get("fig-cap")
+    if caption:
+        figure = {"caption": markdown(caption)}
+        if found.get("label", "").startswith("fig-"):
+            figure["name"] = found["label"]
+        cell["metadata"]["mystnb"] = {"figure": figure, "image": {"alt": found.get("fig-alt") or re.sub(r"[$`@\\]", "", caption)}}
+
+
+def title(cells: list[dict]) -> None:
+    "The description under the title, written as a quotation for nbdev, becomes the chapter's lead."
+    if cells and cells[0]["cell_type"] == "markdown":
+        cells[0]["source"] = re.sub(r"\A(# .*\n+)> (.*)\Z", r"\1:::{div} lead\n\2\n:::\n", "".join(cells[0]["source"]).strip(), flags=re.S)
+
+
+def show_doc(output: dict) -> None:
+    "The output of nbdev's show_doc begins with a rule, which docutils refuses at the start of a section."
+    data = output.get("data", {})
+    if "text/markdown" in data:
+        data["text/markdown"] = re.sub(r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"]))
+
+
+def join_divs(cells: list[dict]) -> list[dict]:
+    "A div that opens in one markdown cell and closes in a later one: the code between stays visible, each part gets its own fence."
+    depth, head = 0, ""
+    for cell in cells:
+        if cell["cell_type"] != "markdown":
+            continue
+        source = "".join(cell["source"])
+        if depth:
+            source = f"{head}\n{source}"
+        marks = re.findall(r"^:{3,}[ \t]*(\{[^}]*\})?[ \t]*$", source, re.M)
+        depth = sum(1 if m else -1 for m in marks)
+        if depth > 0:
+            opened = re.findall(r"^:{3,}[ \t]*\{[^}]*\}[ \t]*$", source, re.M)
+            head = re.sub(r"#[\w-]+", "", opened[-1])
+            source += "\n:::" * depth
+        cell["source"] = source
+    return cells
+
+
+def translate_notebook(notebook: dict, executed: dict | None) -> dict:
+    "The notebook as Jupyter Book should see it: outputs from the executed copy, dialect translated."
+    outputs = {}
+    for cell in executed["cells"] if executed else []:
+        if cell["cell_type"] == "code":
+            outputs.setdefault("".join(cell["source"]), []).append(cell["outputs"])
+    title(notebook["cells"])
+    for cell in join_divs(notebook["cells"]):
+        if cell["cell_type"] == "markdown":
+            cell["source"] = markdown("".join(cell["source"]))
+        elif cell["cell_type"] == "code":
+            known = outputs.get("".join(cell["source"]))
+            cell["outputs"] = known.pop(0) if known else []
+            for output in cell["outputs"]:
+                show_doc(output)
+            code_cell(cell)
+    return notebook
+
+
+# ---- Sphinx ---------------------------------------------------------------------------------------------------
+
+def source_read(app, docname, source):
+    path = Path(app.env.doc2path(docname))
+    if path.suffix != ".ipynb":
+        return
+    executed = Path(app.srcdir) / "_build" / "executed" / path.name
+    app.env.note_dependency(str(executed))
+    copy = json.loads(executed.read_text(encoding="utf-8")) if executed.exists() else None
+    source[0] = json.dumps(translate_notebook(json.loads(source[0]), copy))
+
+
+def inline_svg(text: str, alt: str) -> str:
+    "An SVG as part of the page: its ink takes the colour of the text, in light and dark mode."
+    svg = text[text.index("<svg"):]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(INK, "var(--pst-color-text-base)")
+    svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"', r'\1 style="width: \2pt; max-width: 100%; height: auto"', svg, count=1)
+    return svg.replace("<svg", f'<svg class="figure-svg" role="img" aria-label="{html.escape(alt, quote=True)}"', 1)
+
+
+def inline_figures(app, doctree, docname):
+    from docutils import nodes
+    if app.builder.format != "html":
+        return
+    for image in list(doctree.findall(nodes.image)):
+        path = Path(app.srcdir) / image["uri"]
+        if path.suffix == ".svg" and path.exists():
+            image.replace_self(nodes.raw("", inline_svg(path.read_text(encoding="utf-8"), image.get("alt", "")), format="html"))
+
+
+def no_network(app, pagename, templatename, context, doctree):
+    "sphinx-thebe writes the address of a network into every page, used or not; and twice, which is an error in the page."
+    if "script_files" in context:
+        context["script_files"] = [f for f in context["script_files"] if "thebe" not in (str(f) + str(getattr(f, "attributes", ""))).lower()]
+
+
+def setup(app):
+    app.connect("source-read", source_read)
+    app.connect("doctree-resolved", inline_figures)
+    app.connect("html-page-context", no_network, priority=900)         # after the extensions that add scripts
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
