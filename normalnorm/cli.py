@@ -15,14 +15,13 @@ from pathlib import Path
 
 from . import claims
 
-# %% ../nbs/070_cli.ipynb #0174e080
+# %% ../nbs/070_cli.ipynb #5ec78e04
 _MARK = {"as recorded": "✓", "not as recorded": "✗", "skipped": "–"}
 
 
 def _line(outcome: claims.Outcome) -> str:
     c, mutant = outcome.claim, "" if outcome.mutant == "not run" else f"mutant {outcome.mutant}"
-    verdict = f"{c.verdict} {c.condition}".strip()
-    return f"{_MARK[outcome.outcome]} {c.id:26s} {verdict:12s} {c.evidence:10s} {outcome.seconds:6.2f} s  {mutant}".rstrip()
+    return f"{_MARK[outcome.outcome]} {c.id:26s} {c.verdict:12s} {c.evidence:10s} {outcome.seconds:6.2f} s  {mutant}".rstrip()
 
 
 def _verify(args: argparse.Namespace) -> int:

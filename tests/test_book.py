@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 pytestmark = pytest.mark.book
+yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
 export = pytest.importorskip("tools.export", reason="the book's tools are not installed")
 from tools import order, run                        # noqa: E402
 from tools.chapters import ROOT, chapters           # noqa: E402

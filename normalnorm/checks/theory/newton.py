@@ -223,6 +223,23 @@ def _(estimate):
     assert torch.equal(estimate(h, 0.0), torch.ones_like(full))
     torch.testing.assert_close(estimate(h, 0.3), 1 + 0.3 * (full - 1))
 
+
+@claim("nn-newton-quadratic", source="eftekhari2025, §4.1",
+       statement="the step reaches the minimum of the quadratic model at once; gradient steps on it diverge for a rate above 2/L''", kind="identity",
+       verdict="holds", evidence="proof", formula=2.0, mutant=1.5)
+def _(limit):
+    "A scalar minimizer on the quadratic; a hundred gradient steps with rates just below and above limit/L''."
+    import scipy.optimize
+    h = standard(torch.randn(300, dtype=torch.float64).exp())
+    first, second = (float(x) for x in nll_derivatives_at_one(h, -1))
+    found = scipy.optimize.minimize_scalar(lambda x: first * (x - 1) + 0.5 * second * (x - 1) ** 2)
+    assert abs(found.x - newton_lambda(h, -1).item()) < 1e-6
+    for rate, converges in ((0.99 * limit / second, True), (1.01 * limit / second, False)):
+        lmbda = 1.0
+        for _ in range(2000):
+            lmbda -= rate * (first + second * (lmbda - 1))
+        assert (abs(lmbda - found.x) < 1e-3) == converges, f"rate {rate * second:.3f}/L''"
+
 # %% ../../../nbs/220_theory.newton.ipynb
 @claim("nn-newton-decreases", source="eftekhari2025, App. E (implied)", statement="L(h; λ̂) ≤ L(h; 1): a Newton step never raises the NLL",
        kind="inequality", verdict="fails", evidence="numerical", formula=lambda h: newton_lambda(h, -1),
@@ -347,3 +364,23 @@ def _(factor):
         gain = yeo_johnson_nll(h, 1.0) - yeo_johnson_nll(h, 1.0 + tau.squeeze())
         bound = first.abs() * tau.abs() - second * (torch.expm1(k * tau.abs()) - k * tau.abs()) / k**2
         assert gain >= bound - 1e-12 and gain >= -1e-12, (gain.item(), bound.item())
+
+# %% ../../../nbs/220_theory.newton.ipynb
+@claim("nn-post-not-standard", source="eftekhari2025, Algorithm 1 (implied)",
+       statement="after the transform the sample has neither mean 0 nor variance 1 unless λ̂ = 1", kind="identity", verdict="holds",
+       evidence="proof", formula=lambda h: yeo_johnson(h, newton_lambda(h, -1)), mutant=lambda h: standard(yeo_johnson(h, newton_lambda(h, -1))))
+def _(transform):
+    "Exponential: mean and deviation against quadrature with the population's λ̂; the mutant standardizes again."
+    import scipy.integrate
+    integrate = lambda f: scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 0, 1)[0] + scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 1, 80)[0]
+    log = lambda h: np.copysign(np.log1p(abs(h)), h)
+    d = lambda h: (1 + abs(h)) * np.log1p(abs(h)) - abs(h)
+    slope, mean_d = integrate(lambda h: h * d(h)), integrate(d)
+    second = 1 - integrate(lambda h: (1 + abs(h)) * log(h) ** 2) + mean_d**2 + 2 * (integrate(lambda h: d(h) ** 2) - mean_d**2 - slope**2)
+    lmbda = 1 - (slope - integrate(log)) / second
+    psi = lambda h: scipy.stats.yeojohnson(np.array([h]), lmbda)[0]
+    mean = integrate(psi)
+    deviation = (integrate(lambda h: psi(h) ** 2) - mean**2) ** 0.5
+    x = transform(standard(torch.distributions.Exponential(torch.tensor(1.0)).sample((200_000,)).double()))
+    assert abs(x.mean().item() - mean) < 0.01 and abs(x.std().item() - deviation) < 0.01, (x.mean(), x.std(), mean, deviation)
+    assert mean < -0.2 and deviation < 0.9

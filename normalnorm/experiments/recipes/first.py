@@ -82,7 +82,7 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu", c
     return {"metrics": {key: round(value, 5) for key, value in metrics.items()}, "history": history,
             "gaussianity": {"before": {name: layer["r2"] for name, layer in before.items()}, "after": after}}
 
-# %% ../../../nbs/510_experiments.recipes.first.ipynb #1ed740e2
+# %% ../../../nbs/510_experiments.recipes.first.ipynb #bdbd8432
 def arms(data: str, images: int | None, resnet: dict[str, Any], vit: dict[str, Any], batch_noise: float = 0.4, layer_noise: float = 1.0) -> dict[str, dict[str, Any]]:
     "The eight arms: for each model, transform off and on, noise off and on. `resnet`, `vit`: model, model_arguments, train."
     found = {}
@@ -118,5 +118,5 @@ first_experiment = Recipe(
                   for a, b in ((plain, full), (plain, f"{full} without noise"), (plain, f"{plain} with noise"), (f"{plain} with noise", full))),
     compared=("test_last", "test_chosen"),
     seeds={"smoke": 3, "book": 5, "paper": 6},
-    cost={"smoke": "seconds", "book": "2 min a seed for each of the ResNet's slow arms, CPU", "paper": "GPU days; data not loadable yet"},
+    cost={"smoke": "seconds", "book": "about 15 CPU minutes a seed for all arms", "paper": "GPU days; data not loadable yet"},
 )
