@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['parser', 'main']
 
-# %% ../nbs/070_cli.ipynb #8310fdcd
+# %% ../nbs/070_cli.ipynb #6ac5edd8
 import argparse
 import json
 import sys
@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from . import claims
 
-# %% ../nbs/070_cli.ipynb #5ec78e04
+# %% ../nbs/070_cli.ipynb #0563bc40
 _MARK = {"as recorded": "✓", "not as recorded": "✗", "skipped": "–"}
 
 
@@ -24,9 +26,19 @@ def _line(outcome: claims.Outcome) -> str:
     return f"{_MARK[outcome.outcome]} {c.id:26s} {c.verdict:12s} {c.evidence:10s} {outcome.seconds:6.2f} s  {mutant}".rstrip()
 
 
+def _usable(device: str) -> str:
+    "The device, if tensors can be made on it here; `ValueError` otherwise."
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"the device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
 def _verify(args: argparse.Namespace) -> int:
     "Run claims, print them, say in one line what came out."
-    selected = claims.select(args.part, args.identifier)
+    _usable(args.device)
+    selected = claims.select(args.part, args.identifier or args.named)
     outcomes = []
     for number, outcome in enumerate(claims.verify(selected, mutants=args.mutants, device=args.device), 1):
         outcomes.append(outcome)
@@ -48,12 +60,15 @@ def _verify(args: argparse.Namespace) -> int:
     print(summary, file=sys.stderr if args.json else sys.stdout)
     return 1 if failed else 0
 
-# %% ../nbs/070_cli.ipynb #92bb0463
+# %% ../nbs/070_cli.ipynb #90f2e3da
 def _run(args: argparse.Namespace) -> int:
     "Run a recipe and print its report."
-    from normalnorm.experiments import results
-    results.run_recipe(args.recipe, scale=args.scale, seeds=args.seeds, out=args.out, device=args.device,
-                       progress=lambda line: print(line, file=sys.stderr, flush=True))
+    from normalnorm.experiments import results, train
+    try:
+        results.run_recipe(args.recipe, scale=args.scale, seeds=args.seeds, out=args.out, device=args.device and _usable(args.device),
+                           progress=lambda line: print(line, file=sys.stderr, flush=True))
+    except train.TrainingDiverged as error:
+        raise ValueError(str(error)) from error
     print(results.report(args.recipe, out=args.out))
     return 0
 
@@ -71,7 +86,7 @@ def _report(args: argparse.Namespace) -> int:
     print(results.report(args.recipe, out=args.out))
     return 0
 
-# %% ../nbs/070_cli.ipynb #f8bb0825
+# %% ../nbs/070_cli.ipynb #67131cea
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -86,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
 
     verify = commands.add_parser("verify", help="run the ledger of claims on this machine")
     verify.add_argument("identifier", nargs="?", help="one claim (default: all)")
+    verify.add_argument("--identifier", "--id", dest="named", metavar="IDENTIFIER", help="the same, as an option")
     verify.add_argument("--part", type=int, help="claims of one part of the book")
     verify.add_argument("--device", default="cpu", help="where tensors are made (default: cpu)")
     verify.add_argument("--mutants", action="store_true", help="also run each check on its wrong formula, which it must reject")

@@ -21,7 +21,7 @@ def lower_bounds() -> list[str]:
 def main() -> int:
     bounds = lower_bounds()
     print(f"installing {' '.join(bounds)}", flush=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*pip, *bounds, *TOOLS], check=True)
     subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True)
     start = time.perf_counter()

@@ -172,7 +172,7 @@ def find(name: Recipe | str) -> Recipe:
         raise UnknownName(f"no recipe is called {name!r}: {near(name, known)}")
     return known[name]
 
-# %% ../../nbs/060_experiments.results.ipynb #e7d14ff8
+# %% ../../nbs/060_experiments.results.ipynb #3acea708
 def run_recipe(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int] | None = None, out: Path | str | None = None,
                device: str | None = None, progress: Callable[[str], None] | None = None, arms: Iterable[str] | None = None) -> list[dict[str, Any]]:
     """Perform the runs of a recipe that are not finished yet, and return the rows of all that were asked for.
@@ -214,8 +214,8 @@ def run_recipe(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[i
         start = time.perf_counter()
         outcome = recipe.run(config, seed=seed, arm=arm, device=device, checkpoint=checkpoint, progress=tell)
         row = {"schema": SCHEMA, "recipe": recipe.name, "scale": scale, "arm": arm, "seed": seed, "hash": key, "config": config,
-               "data_hash": fingerprint, **outcome, "device": device if device == "cpu" else torch.cuda.get_device_name(),
-               "threads": torch.get_num_threads(), **provenance(), "wall_seconds": round(time.perf_counter() - start, 2)}
+               "data_hash": fingerprint, "device": device if device == "cpu" else torch.cuda.get_device_name(),
+               "threads": torch.get_num_threads(), **outcome, **provenance(), "wall_seconds": round(time.perf_counter() - start, 2)}
         text = json.dumps(row, allow_nan=True, separators=(",", ":"))
         write_atomically(path, lambda file: file.write(text.encode() + b"\n"))
         checkpoint.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ def build(config: dict[str, Any], seed: int) -> nn.Module:
     with seeded("weights", seed):
         return models[config["model"]](norm=make_norm(**config["norm"]), **config["model_arguments"])
 
-# %% ../../../nbs/510_experiments.recipes.first.ipynb #86110cc8
+# %% ../../../nbs/510_experiments.recipes.first.ipynb #80ae7154
 def gaussianity(model: nn.Module, images: Tensor, batch: int = 100, points: int = 41) -> dict[str, Any]:
     """R² of normal Q–Q plots in each normalizer of `model`, between transform and noise: averages, and one plot a layer.
 
@@ -66,8 +66,18 @@ def gaussianity(model: nn.Module, images: Tensor, batch: int = 100, points: int 
 def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu", checkpoint=None, progress=None) -> dict[str, Any]:
     """One run: build, measure Gaussianity, train, measure again.
 
-    Returns `metrics` (accuracies in percent, mean R² over layers before and after), `history` by epoch, `gaussianity` by layer.
+    On a CPU with one thread, whatever the machine has: another number of threads takes sums in another order, and training makes
+    another run of that. Returns `metrics` (accuracies in percent, mean R² over layers before and after), `history` by epoch, `gaussianity` by layer.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if device == "cpu" else threads)
+    try:
+        return _run(config, seed, device, checkpoint, progress) | {"threads": torch.get_num_threads()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(config: dict[str, Any], seed: int, device: str, checkpoint, progress) -> dict[str, Any]:
     data = {split: load(config["data"], split, config["images"] if split == "train" else None) for split in SPLITS}
     model = build(config, seed).to(device)
     probe = data["validation"][0].to(device)
