@@ -101,6 +101,7 @@ def test_every_public_function_has_a_docstring():
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
-def test_committed_results_are_readable():
+def test_committed_results_say_what_they_are():
     for path in (ROOT / "results").rglob("*.json"):
-        json.loads(path.read_text(encoding="utf-8"))
+        row = json.loads(path.read_text(encoding="utf-8"))
+        assert {"python", "requirements"} <= set(row) or {"schema", "scale", "seed", "device", "torch", "data_hash", "config"} <= set(row), path.name
