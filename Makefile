@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve clean test-oldest
+.PHONY: help book test export lab serve pdf clean test-oldest
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -31,6 +31,9 @@ lab: $(VENV)/.ready  ## open the chapters in JupyterLab
 
 serve: book  ## render, then serve the book on localhost:8000
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html 8000
+
+pdf: book  ## print the book to _build/normalnorm.pdf (needs Chromium or Chrome)
+	@$(BIN)/python -m tools.pdf
 
 clean:  ## remove what was built; the environment stays
 	rm -rf _build _docs build dist *.egg-info

@@ -9,8 +9,8 @@ import pytest
 pytestmark = pytest.mark.book
 yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
 export = pytest.importorskip("tools.export", reason="the book's tools are not installed")
-from tools import order, run                        # noqa: E402
-from tools.chapters import ROOT, chapters           # noqa: E402
+from tools import order, run  # noqa: E402
+from tools.chapters import ROOT, chapters  # noqa: E402
 
 
 def test_package_and_generated_files_agree_with_the_notebooks():

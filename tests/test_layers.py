@@ -161,7 +161,7 @@ def test_autocast():
 def test_top_level_names():
     assert normalnorm.BatchNormalNorm2d is BatchNormalNorm2d and "LayerNormalNorm" in dir(normalnorm)
     with pytest.raises(AttributeError, match="the layers are"):
-        normalnorm.NoSuchLayer
+        _ = normalnorm.NoSuchLayer
 
 
 @pytest.mark.parametrize("bad, error, words", [

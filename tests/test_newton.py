@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
-from normalnorm.theory.newton import (mle_bracket, newton_lambda, nll_derivatives, nll_derivatives_at_one, standardized)
+from normalnorm.theory.newton import mle_bracket, newton_lambda, nll_derivatives, nll_derivatives_at_one, standardized
 from normalnorm.theory.power_transform import yeo_johnson_nll
 
 samples = arrays("float64", st.integers(2, 12), elements=st.floats(-100, 100)).map(torch.tensor)

@@ -9,8 +9,7 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 
-from normalnorm.theory.power_transform import (power_transform_derivative, signed_log1p, yeo_johnson, yeo_johnson_inverse,
-                                               yeo_johnson_nll)
+from normalnorm.theory.power_transform import power_transform_derivative, signed_log1p, yeo_johnson, yeo_johnson_inverse, yeo_johnson_nll
 
 finite = st.floats(-1e6, 1e6, allow_subnormal=False)
 lambdas = st.one_of(st.floats(-3, 5, allow_subnormal=False), st.sampled_from([0.0, 1.0, 2.0, 1e-12, 2 - 1e-12]))

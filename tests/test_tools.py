@@ -7,9 +7,8 @@ import pytest
 pytestmark = pytest.mark.book
 dialect = pytest.importorskip("tools.dialect", reason="the book's tools are not installed")
 export = pytest.importorskip("tools.export", reason="the book's tools are not installed")
-from tools import order, run                                    # noqa: E402
-from tools.chapters import ROOT, chapter, chapters              # noqa: E402
-
+from tools import order, run  # noqa: E402
+from tools.chapters import ROOT, chapter, chapters  # noqa: E402
 
 # ---- a small checkout -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ import json
 import re
 from pathlib import Path
 
+from tools import api
+
 INK = "#101010"
 THEOREMS = {"thm": "theorem", "lem": "lemma", "prp": "proposition", "cor": "corollary", "def": "definition", "cnj": "conjecture", "exm": "example"}
 REFERENCES = {"eq": "eq", "fig": "numref", "tbl": "numref", "sec": "ref", "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
@@ -210,8 +212,52 @@ def join_divs(cells: list[dict]) -> list[dict]:
     return cells
 
 
-def translate_notebook(notebook: dict, executed: dict | None) -> dict:
-    "The notebook as Jupyter Book should see it: outputs from the executed copy, dialect translated."
+CHECKED = "910_what_was_checked.html"
+CLAIM_LINE = re.compile(r'<p class="claim ([\w-]+)"><code>([^<]+)</code>')
+
+
+def link_claims(output: dict, known: set[str]) -> None:
+    "A verdict line gets an anchor, `claim-here-…`, and its identifier a link into the ledger; only for the ids in `known`, each once."
+    def line(match):
+        kind, name = match.groups()
+        if name not in known:
+            return match[0]
+        known.discard(name)
+        return f'<p class="claim {kind}" id="claim-here-{name}"><a href="{CHECKED}#claim-{name}"><code>{name}</code></a>'
+    data = output.get("data", {})
+    if "text/html" in data:
+        data["text/html"] = CLAIM_LINE.sub(line, "".join(data["text/html"]))
+
+
+def export_label(source: str, module: str, entries: dict[str, list[api.Entry]]) -> dict | None:
+    "The small cell above exported code: its module, linked to the API; a target for each public name that the code defines."
+    full = f"normalnorm.{module}"
+    if full not in entries:
+        return None
+    defined = api.defined_names(without_directives(source))
+    targets = [f"({e.target('code')})=" for e in entries[full] if e.name in defined]
+    text = "\n".join([*targets, ":::{div} module-label", f"[`{full}`](#{api.module_target(full)})", ":::"])
+    return {"cell_type": "markdown", "id": f"m{abs(api.checksum(source + module)):08x}", "metadata": {}, "source": text}
+
+
+def label_exports(cells: list[dict], entries: dict[str, list[api.Entry]]) -> list[dict]:
+    "The cells, with a label above each visible cell that the library contains."
+    found = [directives("".join(c["source"])) if c["cell_type"] == "code" else {} for c in cells]
+    module = next((f["default_exp"] for f in found if "default_exp" in f), "")
+    out = []
+    for cell, marks in zip(cells, found):
+        if "export" in marks and "remove-cell" not in cell_tags(marks) and (label := export_label("".join(cell["source"]), module, entries)):
+            out.append(label)
+        out.append(cell)
+    return out
+
+
+def translate_notebook(notebook: dict, executed: dict | None, claims: set[str] = frozenset(), entries: dict | None = None) -> dict:
+    """The notebook as Jupyter Book should see it: outputs from the executed copy, dialect translated.
+
+    `claims`: identifiers of the ledger that this chapter proves; `entries`: the API, by module.
+    """
+    claims = set(claims)
     outputs = {}
     for cell in executed["cells"] if executed else []:
         if cell["cell_type"] == "code":
@@ -225,6 +271,10 @@ def translate_notebook(notebook: dict, executed: dict | None) -> dict:
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
                 show_doc(output)
+                link_claims(output, claims)
+    notebook["cells"] = label_exports(notebook["cells"], entries or {})
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
             code_cell(cell)
     return notebook
 
@@ -232,13 +282,17 @@ def translate_notebook(notebook: dict, executed: dict | None) -> dict:
 # ---- Sphinx ---------------------------------------------------------------------------------------------------
 
 def source_read(app, docname, source):
-    path = Path(app.env.doc2path(docname))
+    path, root = Path(app.env.doc2path(docname)), Path(app.srcdir)
+    if path.name == "api.md":
+        for file in api.files(root):
+            app.env.note_dependency(str(file))
+        source[0] = source[0].replace(api.MARK, api.page(root))
     if path.suffix != ".ipynb":
         return
     executed = Path(app.srcdir) / "_build" / "executed" / path.name
     app.env.note_dependency(str(executed))
     copy = json.loads(executed.read_text(encoding="utf-8")) if executed.exists() else None
-    source[0] = json.dumps(translate_notebook(json.loads(source[0]), copy))
+    source[0] = json.dumps(translate_notebook(json.loads(source[0]), copy, api.claims_of(root, path.stem), api.entries(root)))
 
 
 def inline_svg(text: str, alt: str) -> str:
@@ -269,4 +323,5 @@ def setup(app):
     app.connect("source-read", source_read)
     app.connect("doctree-resolved", inline_figures)
     app.connect("html-page-context", no_network, priority=900)         # after the extensions that add scripts
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+    own = "".join(Path(f).read_text(encoding="utf-8") for f in (__file__, api.__file__))
+    return {"version": "1", "env_version": api.checksum(own), "parallel_read_safe": True, "parallel_write_safe": True}    # all pages are read again when this changes

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
 
-from tools.chapters import ROOT, Chapter, chapters
+from tools.chapters import Chapter, chapters
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BUDGET = 60.0           # seconds that a chapter may take
-SKIPPED = (".git", ".venv", ".venv-oldest", "_build", "_docs", "__pycache__", ".pytest_cache", ".hypothesis", "build", "dist")
+SKIPPED = (".git", ".ruff_cache", ".venv", ".venv-oldest", "_build", "_docs", "__pycache__", ".pytest_cache", ".hypothesis", "build", "dist")
 
 # Runs inside the kernel before the first cell. An audit hook sees every open(); modules are read off at the end.
 RECORD = """exec('''

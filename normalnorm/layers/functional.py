@@ -15,7 +15,7 @@ from torch import Tensor
 from ..theory.newton import check_newton_arguments, newton_lambda_standardized
 from ..theory.power_transform import yeo_johnson
 
-# %% ../../nbs/230_layers.functional.ipynb #449e5503
+# %% ../../nbs/230_layers.functional.ipynb #10acd93b
 class Statistics(NamedTuple):
     "What a set of elements shares: mean, biased variance, and the power transform's λ."
     mean: Tensor
@@ -81,7 +81,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...], weight: Tensor | None = None
 
         >>> out, stats = normality_norm(torch.tensor([[0.0, 1.0, 8.0]]), (1,))
         >>> out, stats.lmbda
-        (tensor([[-0.9793, -0.6218,  0.9639]]), tensor([[0.3484]]))
+        (tensor([[-1.3857, -0.7964,  0.7429]]), tensor([[-0.3907]]))
     """
     _check_input(u)
     check_settings(eps, noise, alpha, steps)

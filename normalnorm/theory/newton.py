@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .power_transform import power_transform_derivative, signed_log1p, yeo_johnson_nll
 
-# %% ../../nbs/220_theory.newton.ipynb #dbaccdda
+# %% ../../nbs/220_theory.newton.ipynb #9fd63582
 def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """The sample along `dim` with mean 0 and biased variance exactly 1, without ε; zeros where it is constant.
 
@@ -89,7 +89,7 @@ def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0, ste
     Example:
 
         >>> newton_lambda(torch.tensor([[-1.0, 0.0, 1.0], [0.0, 0.0, 9.0]]), -1)
-        tensor([1.0000, 0.2911])
+        tensor([ 1.0000, -0.5894])
     """
     if not isinstance(h, Tensor) or not h.is_floating_point():
         raise TypeError(f"newton_lambda expects a real floating-point tensor, not {getattr(h, 'dtype', type(h).__name__)}: convert it, e.g. with .float()")
