@@ -1,5 +1,6 @@
 "The tools of the book, each with an example that is right and one that is broken."
 import json
+import re
 import shutil
 
 import pytest
@@ -198,6 +199,14 @@ def test_svg_takes_the_colour_of_the_text():
     made = dialect.inline_svg(svg, 'a "curve"')
     assert "#101010" not in made and "var(--pst-color-text-base)" in made and "metadata" not in made
     assert 'aria-label="a &quot;curve&quot;"' in made and "max-width: 100%" in made and made.startswith("<svg")
+
+
+def test_svgs_of_one_page_do_not_share_names_or_styles():
+    svg = '<svg width="1pt" height="1pt"><style>*{stroke-linecap: butt}</style><path id="p1" d="%s"/><use xlink:href="#p1" clip-path="url(#p1)"/></svg>'
+    one, two = (dialect.inline_svg(svg % d, "") for d in "ab")
+    names = [re.findall(r'(?:id="|href="#|url\(#)([\w-]+)', s) for s in (one, two)]
+    assert all(len(set(n)) == 1 and len(n) == 3 for n in names) and names[0] != names[1]
+    assert "<style>.figure-svg *{" in one
 
 
 def test_show_doc_output_loses_its_rule():

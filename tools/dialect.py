@@ -3,6 +3,7 @@
 When Sphinx reads a notebook, its outputs are swapped in from the executed copy, nbdev's `#|` directives become cell tags, and
 Quarto's markdown becomes MyST. Nothing is written back. SVG figures are inlined, with their ink in the colour of the theme's text.
 """
+import hashlib
 import html
 import json
 import re
@@ -299,6 +300,8 @@ def inline_svg(text: str, alt: str) -> str:
     "An SVG as part of the page: its ink takes the colour of the text, in light and dark mode."
     svg = text[text.index("<svg"):]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(INK, "var(--pst-color-text-base)")
+    own = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]        # two figures of a page must not share names
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg).replace(">*{", ">.figure-svg *{")
     svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"', r'\1 style="width: \2pt; max-width: 100%; height: auto"', svg, count=1)
     return svg.replace("<svg", f'<svg class="figure-svg" role="img" aria-label="{html.escape(alt, quote=True)}"', 1)
 
