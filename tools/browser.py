@@ -119,8 +119,9 @@ def chromium() -> str | None:
 
 def command(browser: str, folder: str, *arguments: str) -> list[str]:
     "The command line: an empty profile in `folder`, and no network; in a namespace of its own, where we may make one."
-    alone = ["unshare", "-n"] if not subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode else []
-    return [*alone, browser, *FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}/profile", *arguments]
+    alone = ["unshare", "-n"]
+    allowed = shutil.which("unshare") and subprocess.run([*alone, "true"], capture_output=True).returncode == 0
+    return [*(alone if allowed else []), browser, *FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}/profile", *arguments]
 
 
 def console(log: str) -> list[tuple[str, str]]:
