@@ -38,8 +38,7 @@ def test_one_notebook_per_module():
 
 def test_quarto_lists_the_same_chapters():
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text())
-    assert [Path(f).stem for f in quarto["project"]["render"] if f.endswith(".ipynb")] == [c.path.stem for c in chapters()] or \
-           [Path(f).name.removesuffix(".ipynb") for f in quarto["project"]["render"] if f.endswith(".ipynb")] == [c.name for c in chapters()]
+    assert [Path(f).stem for f in quarto["project"]["render"] if f.endswith(".ipynb")] == [c.name for c in chapters()]
 
 
 def test_readme_is_the_landing_page():

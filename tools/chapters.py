@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 class Chapter:
     "One notebook of the book."
     name: str
-    part: str
     root: Path = ROOT
 
     @property
@@ -40,8 +39,8 @@ def table_of_contents(root: Path = ROOT) -> dict:
 def chapters(root: Path = ROOT) -> list[Chapter]:
     "Every notebook of the table of contents, in reading order, the landing page first. Pages that are no notebooks are left out."
     toc = table_of_contents(root)
-    files = [("", toc["root"]), *((part["caption"], entry["file"]) for part in toc["parts"] for entry in part["chapters"])]
-    found = [Chapter(file.rsplit("/", 1)[-1], part, root) for part, file in files
+    files = [toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"])]
+    found = [Chapter(file.rsplit("/", 1)[-1], root) for file in files
              if not (root / f"{file}.md").exists()]
     missing = [c.name for c in found if not c.path.exists()]
     if missing:

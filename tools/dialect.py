@@ -290,7 +290,7 @@ def source_read(app, docname, source):
         source[0] = source[0].replace(api.MARK, api.page(root))
     if path.suffix != ".ipynb":
         return
-    executed = Path(app.srcdir) / "_build" / "executed" / path.name
+    executed = root / "_build" / "executed" / path.name
     app.env.note_dependency(str(executed))
     copy = json.loads(executed.read_text(encoding="utf-8")) if executed.exists() else None
     source[0] = json.dumps(translate_notebook(json.loads(source[0]), copy, api.claims_of(root, path.stem), api.entries(root)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .power_transform import power_transform_derivative, signed_log1p, yeo_johnson_nll
 
-# %% ../../nbs/220_theory.newton.ipynb #9fd63582
+# %% ../../nbs/220_theory.newton.ipynb #2fba3042
 def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """The sample along `dim` with mean 0 and biased variance exactly 1, without ε; zeros where it is constant.
 
@@ -111,7 +111,7 @@ def check_newton_arguments(alpha: float, steps: int) -> None:
 def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: int = 1, safeguard: bool = False) -> Tensor:
     "`newton_lambda` for a sample that is standardized already (mean 0 and variance 1, or constant 0); `dim` is kept."
     check_newton_arguments(alpha, steps)
-    varies = (k.detach() != 0).any(dim, keepdim=True) if isinstance(dim, int) else (k.detach() != 0).sum(dim, keepdim=True) > 0
+    varies = (k.detach() != 0).sum(dim, keepdim=True) > 0
     k_range = range_of_s(k, dim) if safeguard else None
     lmbda = torch.ones_like(varies, dtype=k.dtype)
     for step in range(steps):
