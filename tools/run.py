@@ -18,7 +18,7 @@ from tools.chapters import Chapter, chapters
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BUDGET = 60.0           # seconds that a chapter may take
-SKIPPED = (".git", ".ruff_cache", ".venv", ".venv-oldest", "_build", "_docs", "__pycache__", ".pytest_cache", ".hypothesis", "build", "dist")
+SKIPPED = (".git", ".ruff_cache", "_build", "_docs", "__pycache__", ".pytest_cache", ".hypothesis", "build", "dist")
 
 # Runs inside the kernel before the first cell. An audit hook sees every open(); modules are read off at the end.
 RECORD = """exec('''
@@ -45,7 +45,7 @@ def snapshot(root: Path) -> dict[str, str]:
     "Hashes of the repository's files, by relative path."
     found = {}
     for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if f not in SKIPPED and not f.endswith(".egg-info")]
+        folders[:] = [f for f in folders if f not in SKIPPED and not f.startswith(".venv") and not f.endswith(".egg-info")]
         for name in names:
             path = Path(folder, name)
             if path.suffix != ".pyc" and path.is_file():
