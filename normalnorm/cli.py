@@ -86,7 +86,22 @@ def _report(args: argparse.Namespace) -> int:
     print(results.report(args.recipe, out=args.out))
     return 0
 
-# %% ../nbs/070_cli.ipynb #67131cea
+# %% ../nbs/070_cli.ipynb #3c72d145
+def _lab(args: argparse.Namespace) -> int:
+    "Copy the chapters, say what was done, open JupyterLab."
+    from normalnorm import lab
+    done = lab.copy_chapters(args.to, fresh=args.fresh)
+    chapter = lab.find_chapter(args.chapter, lab.chapter_titles(done.folder)) if args.chapter else None
+    print(f"{len(done.written)} chapters copied to {done.folder}" + (f", {len(done.same)} were there" if done.same else ""))
+    if done.yours:
+        print(f"kept as they are, with other cells than the chapter's (--fresh puts them aside): {', '.join(done.yours)}")
+    if done.aside:
+        print(f"put aside: {', '.join(done.aside)}")
+    if args.copy:
+        return 0
+    return lab.open_lab(done.folder, chapter)
+
+# %% ../nbs/070_cli.ipynb #e61b8a1f
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -121,6 +136,13 @@ def parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="mean ± standard error of recorded runs")
     report.add_argument("recipe")
     report.set_defaults(function=_report)
+
+    lab = commands.add_parser("lab", help="copy the book's chapters into a folder and open them in JupyterLab")
+    lab.add_argument("chapter", nargs="?", help="the chapter to open: its number, file name or words of its title")
+    lab.add_argument("--to", type=Path, metavar="FOLDER", help="where to copy them (default: ./normalnorm-VERSION)")
+    lab.add_argument("--copy", action="store_true", help="copy only, open nothing")
+    lab.add_argument("--fresh", action="store_true", help="put changed notebooks aside and copy the chapters again")
+    lab.set_defaults(function=_lab)
     for command in (run, listing, report):
         command.add_argument("--out", type=Path, help="folder of the results (default: ./results)")
     return main_parser

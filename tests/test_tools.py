@@ -213,3 +213,18 @@ def test_show_doc_output_loses_its_rule():
     output = {"data": {"text/markdown": "---\n\n### f"}}
     dialect.show_doc(output)
     assert output["data"]["text/markdown"] == "### f"
+
+
+def test_a_chapter_over_its_budget_is_named(monkeypatch):
+    seconds = {c.name: 1.0 for c in chapters()} | {"010_claims": run.BUDGET + 1}
+    monkeypatch.setattr(run.Run, "record", lambda self: {"seconds": seconds[self.chapter.name]})
+    assert run.timetable().splitlines()[-1] == f"over the budget of {run.BUDGET:.0f} s a chapter: 010_claims ({run.BUDGET + 1:.0f} s)"
+    monkeypatch.setitem(seconds, "010_claims", 1.0)
+    assert "budget" not in run.timetable()
+
+
+def test_the_newest_versions_are_without_pins():
+    from tools import bounds
+    loose = bounds.without_pins((ROOT / "constraints.txt").read_text())
+    assert not re.search(r"^(torch|numpy|scipy|matplotlib)\b", loose, re.M) and re.search(r"^nbdev==", loose, re.M)
+    assert bounds.lower_bounds(["torch>=2.4", "scipy>=1.11.1"]) == ["torch==2.4.0", "scipy==1.11.1"]

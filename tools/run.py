@@ -160,8 +160,12 @@ def run_all(todo: list[Chapter], workers: int = 2) -> list[str]:
 
 
 def timetable() -> str:
-    "A table of the chapters with the time that each took when it was last run."
+    "A table of the chapters with the time that each took when it was last run; those over their budget once more by name."
     rows = [(c.name, Run(c).record().get("seconds")) for c in chapters()]
     width = max(len(name) for name, _ in rows)
-    lines = [f"  {name:{width}s} {seconds:7.1f} s{'   over its budget' if seconds > BUDGET else ''}" for name, seconds in rows if seconds is not None]
-    return "\n".join([*lines, f"  {'all':{width}s} {sum(s or 0 for _, s in rows):7.1f} s"])
+    lines = [f"  {name:{width}s} {seconds:7.1f} s" for name, seconds in rows if seconds is not None]
+    late = [f"{name} ({seconds:.0f} s)" for name, seconds in rows if (seconds or 0) > BUDGET]
+    lines.append(f"  {'all':{width}s} {sum(s or 0 for _, s in rows):7.1f} s")
+    if late:
+        lines.append(f"over the budget of {BUDGET:.0f} s a chapter: {', '.join(late)}")
+    return "\n".join(lines)
