@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['parser', 'main']
 
-# %% ../nbs/070_cli.ipynb #6ac5edd8
+# %% ../nbs/070_cli.ipynb #5a0e912f
 import argparse
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ def _report(args: argparse.Namespace) -> int:
     print(results.report(args.recipe, out=args.out))
     return 0
 
-# %% ../nbs/070_cli.ipynb #3c72d145
+# %% ../nbs/070_cli.ipynb #ad9ea6ca
 def _lab(args: argparse.Namespace) -> int:
     "Copy the chapters, say what was done, open JupyterLab."
     from normalnorm import lab
@@ -99,9 +100,9 @@ def _lab(args: argparse.Namespace) -> int:
         print(f"put aside: {', '.join(done.aside)}")
     if args.copy:
         return 0
-    return lab.open_lab(done.folder, chapter)
+    return lab.open_lab(done.folder, chapter, shlex.split(args.jupyter))
 
-# %% ../nbs/070_cli.ipynb #e61b8a1f
+# %% ../nbs/070_cli.ipynb #c7495b6b
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -142,6 +143,7 @@ def parser() -> argparse.ArgumentParser:
     lab.add_argument("--to", type=Path, metavar="FOLDER", help="where to copy them (default: ./normalnorm-VERSION)")
     lab.add_argument("--copy", action="store_true", help="copy only, open nothing")
     lab.add_argument("--fresh", action="store_true", help="put changed notebooks aside and copy the chapters again")
+    lab.add_argument("--jupyter", default="", metavar="OPTIONS", help='options for JupyterLab itself, such as --jupyter="--no-browser --port 9999"')
     lab.set_defaults(function=_lab)
     for command in (run, listing, report):
         command.add_argument("--out", type=Path, help="folder of the results (default: ./results)")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LabError', 'shipped_chapters', 'chapter_titles', 'find_chapter', 'Copied', 'copy_chapters', 'open_lab']
 
-# %% ../nbs/080_lab.ipynb #0aa40a9c
+# %% ../nbs/080_lab.ipynb #a8cc19c4
 import hashlib
 import json
 import re
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,9 +137,9 @@ def copy_chapters(folder: Path | str | None = None, fresh: bool = False) -> Copi
             raise LabError(f"cannot write the chapters to {target}: {error.strerror or error}; give another folder with --to") from error
     return done
 
-# %% ../nbs/080_lab.ipynb #b70f5be2
-def open_lab(folder: Path, chapter: str | None = None) -> int:
-    """Open JupyterLab in `folder`, at one chapter; returns its exit status when it is closed.
+# %% ../nbs/080_lab.ipynb #9a21dc9f
+def open_lab(folder: Path, chapter: str | None = None, options: Sequence[str] = ()) -> int:
+    """Open JupyterLab in `folder`, at one chapter, with further `options` of its own; returns its exit status when it is closed.
 
     Raises `LabError` where JupyterLab is not installed.
 
@@ -147,4 +147,4 @@ def open_lab(folder: Path, chapter: str | None = None) -> int:
     """
     if find_spec("jupyterlab") is None:
         raise LabError(f"the chapters are in {folder}, but JupyterLab is not installed: pip install \"normalnorm[book]\", or open them in any notebook program")
-    return subprocess.run([sys.executable, "-m", "jupyterlab", *([chapter] if chapter else [])], cwd=folder).returncode
+    return subprocess.run([sys.executable, "-m", "jupyterlab", *options, *([chapter] if chapter else [])], cwd=folder).returncode
