@@ -37,6 +37,11 @@ with open(os.environ["BOOK_RECORD"], "w") as out:
 ''', {})"""
 
 
+def skipped(folder: str) -> bool:
+    "Whether a folder of this name holds nothing of the repository's own."
+    return folder in SKIPPED or folder.startswith(".venv") or folder.endswith(".egg-info")
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -45,7 +50,7 @@ def snapshot(root: Path) -> dict[str, str]:
     "Hashes of the repository's files, by relative path."
     found = {}
     for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if f not in SKIPPED and not f.startswith(".venv") and not f.endswith(".egg-info")]
+        folders[:] = [f for f in folders if not skipped(f)]
         for name in names:
             path = Path(folder, name)
             if path.suffix != ".pyc" and path.is_file():
