@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import normalnorm
-from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm, normality_norm
+from normalnorm.layers.core import normality_norm
+from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
 from normalnorm.layers.normality import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
 
 LAYERS = {

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'LayerNormalNorm']
 
-# %% ../../nbs/240_layers.normality.ipynb #7df17c07
+# %% ../../nbs/240_layers.normality.ipynb #8076c8e2
 import torch
 from torch import Tensor, nn
 
-from .functional import batch_normal_norm, check_settings, layer_normal_norm
+from .core import Settings
+from .functional import batch_normal_norm, layer_normal_norm
 
-# %% ../../nbs/240_layers.normality.ipynb #507584ab
+# %% ../../nbs/240_layers.normality.ipynb #d0458103
 class _BatchNormalNorm(nn.Module):
     "What the batch layers of all dimensions share; a subclass names the numbers of axes that it accepts."
     _axes: tuple[int, ...] = ()
@@ -19,14 +20,14 @@ class _BatchNormalNorm(nn.Module):
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, noise: float = 0.4, alpha: float = 1.0, steps: int = 1,
-                 safeguard: bool = False, device=None, dtype=None):
+                 safeguard: bool = False, noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        check_settings(eps, noise, alpha, steps)
+        Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
         if num_features < 1:
             raise ValueError(f"num_features={num_features}: the number of channels must be positive")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
-        self.noise, self.alpha, self.steps, self.safeguard = noise, alpha, steps, safeguard
+        self.noise, self.alpha, self.steps, self.safeguard, self.noise_kind = noise, alpha, steps, safeguard, noise_kind
         factory = {"device": device, "dtype": dtype}
         for name in ("weight", "bias"):
             self.register_parameter(name, nn.Parameter(torch.empty(num_features, **factory)) if affine else None)
@@ -69,7 +70,8 @@ class _BatchNormalNorm(nn.Module):
         return batch_normal_norm(
             input, self.running_mean, self.running_var, self.running_lambda, self.weight, self.bias,
             training=self.training or self.running_mean is None, momentum=momentum or 0.0, eps=self.eps,
-            noise=self.noise if self.training else 0.0, alpha=self.alpha, steps=self.steps, safeguard=self.safeguard)
+            noise=self.noise if self.training else 0.0, alpha=self.alpha, steps=self.steps, safeguard=self.safeguard,
+            noise_kind=self.noise_kind)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         if self.track_running_stats and prefix + "running_lambda" not in state_dict and prefix + "running_mean" in state_dict:
@@ -79,7 +81,7 @@ class _BatchNormalNorm(nn.Module):
     def extra_repr(self) -> str:
         return (f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
                 f"track_running_stats={self.track_running_stats}, noise={self.noise}, alpha={self.alpha}, steps={self.steps}, "
-                f"safeguard={self.safeguard}")
+                f"safeguard={self.safeguard}, noise_kind={self.noise_kind}")
 
 
 class BatchNormalNorm1d(_BatchNormalNorm):
@@ -87,7 +89,8 @@ class BatchNormalNorm1d(_BatchNormalNorm):
 
     Arguments and buffers as for `torch.nn.BatchNorm1d`, with four more arguments and one more buffer:
 
-    - `noise` (0.4): the noise factor ξ; in training, noise of standard deviation ξ times the unit's mean absolute deviation is added;
+    - `noise` (0.4): the noise factor ξ; in training, noise of standard deviation ξ times the unit's mean absolute deviation is added; `noise_kind` ("scaled"): other
+      kinds, see `normalnorm.layers.noise.add_noise`;
     - `alpha` (1.0), `steps` (1), `safeguard` (False): how λ is estimated, see `normalnorm.theory.newton.newton_lambda`;
     - `running_lambda`: the running average of λ, used in evaluation, 1 at the start.
 
@@ -112,7 +115,7 @@ class BatchNormalNorm2d(_BatchNormalNorm):
     """
     _axes, _expected = (4,), "an input of shape (batch, channels, height, width)"
 
-# %% ../../nbs/240_layers.normality.ipynb #17240ad1
+# %% ../../nbs/240_layers.normality.ipynb #6bb74704
 class LayerNormalNorm(nn.Module):
     """Layer normality normalization over the last axes, of sizes `normalized_shape`: Eftekhari & Papyan (2025), Algorithm 1.
 
@@ -130,14 +133,14 @@ class LayerNormalNorm(nn.Module):
 
     def __init__(self, normalized_shape: int | list[int] | torch.Size, eps: float = 1e-5, elementwise_affine: bool = True,
                  bias: bool = True, noise: float = 1.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
-                 device=None, dtype=None):
+                 noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        check_settings(eps, noise, alpha, steps)
+        Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         if not self.normalized_shape or min(self.normalized_shape) < 1:
             raise ValueError(f"normalized_shape={normalized_shape}: expected one or more positive sizes, those of the input's last axes")
         self.eps, self.elementwise_affine = eps, elementwise_affine
-        self.noise, self.alpha, self.steps, self.safeguard = noise, alpha, steps, safeguard
+        self.noise, self.alpha, self.steps, self.safeguard, self.noise_kind = noise, alpha, steps, safeguard, noise_kind
         for name, wanted in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
             value = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype)) if wanted else None
             self.register_parameter(name, value)
@@ -154,8 +157,9 @@ class LayerNormalNorm(nn.Module):
         "Normalize `input` over its last axes; add noise in training."
         return layer_normal_norm(input, self.normalized_shape, self.weight, self.bias, self.eps,
                                  noise=self.noise if self.training else 0.0, alpha=self.alpha, steps=self.steps,
-                                 safeguard=self.safeguard)
+                                 safeguard=self.safeguard, noise_kind=self.noise_kind)
 
     def extra_repr(self) -> str:
         return (f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, noise={self.noise}, "
-                f"alpha={self.alpha}, steps={self.steps}, safeguard={self.safeguard}")
+                f"alpha={self.alpha}, steps={self.steps}, safeguard={self.safeguard}, "
+                f"noise_kind={self.noise_kind}")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['standardized', 'nll_derivatives_at_one', 'nll_derivatives', 'range_of_s', 'guaranteed_step', 'newton_lambda',
-           'check_newton_arguments', 'newton_lambda_standardized', 'mle_bracket']
+           'check_newton_arguments', 'newton_estimate', 'newton_lambda_standardized', 'mle_bracket']
 
 # %% ../../nbs/220_theory.newton.ipynb #e303a2d3
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .power_transform import power_transform_derivative, signed_log1p, yeo_johnson_nll
 
-# %% ../../nbs/220_theory.newton.ipynb #2fba3042
+# %% ../../nbs/220_theory.newton.ipynb #9f7d663e
 def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """The sample along `dim` with mean 0 and biased variance exactly 1, without ε; zeros where it is constant.
 
@@ -64,7 +64,7 @@ def nll_derivatives(h: Tensor, lmbda: Tensor | float, dim: int | tuple[int, ...]
 
 def range_of_s(k: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     "K = 2(σ(max k) − σ(min k)), the length of the range of S = σ(t)+σ(t'): |L'''| ≤ K·L''. `dim` is kept."
-    log = signed_log1p(k.detach())
+    log = signed_log1p(k)
     return 2 * (log.amax(dim, keepdim=True) - log.amin(dim, keepdim=True))
 
 
@@ -108,12 +108,15 @@ def check_newton_arguments(alpha: float, steps: int) -> None:
         raise ValueError(f"steps={steps}: the number of Newton steps is a positive integer (for none, use alpha=0)")
 
 
-def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: int = 1, safeguard: bool = False) -> Tensor:
-    "`newton_lambda` for a sample that is standardized already (mean 0 and variance 1, or constant 0); `dim` is kept."
+def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: int = 1, safeguard: bool = False) -> tuple[Tensor, Tensor]:
+    """λ̂ of a sample that is standardized already (mean 0 and variance 1, or constant 0), and whether the last step was Newton's: always, without `safeguard`.
+
+    `dim` is kept with size 1 in both.
+    """
     check_newton_arguments(alpha, steps)
     varies = (k.detach() != 0).sum(dim, keepdim=True) > 0
     k_range = range_of_s(k, dim) if safeguard else None
-    lmbda = torch.ones_like(varies, dtype=k.dtype)
+    lmbda, newton = torch.ones_like(varies, dtype=k.dtype), torch.ones_like(varies)
     for step in range(steps):
         first, second = nll_derivatives_at_one(k, dim) if step == 0 else nll_derivatives(k, lmbda, dim)
         ratio = first / torch.where(varies, second, 1.0)
@@ -121,10 +124,15 @@ def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...], alpha: float = 1
         if safeguard:
             with torch.no_grad():
                 here, there = (yeo_johnson_nll(k, lmbda + m, dim) for m in (0.0, move))
-            lowers = (there < here).reshape(lmbda.shape)
-            move = torch.where(lowers, move, guaranteed_step(ratio, k_range))
+            newton = (there < here).reshape(lmbda.shape)
+            move = torch.where(newton, move, guaranteed_step(ratio, k_range))
         lmbda = torch.where(varies, lmbda + move, lmbda)
-    return 1 + alpha * (lmbda - 1)
+    return 1 + alpha * (lmbda - 1), newton
+
+
+def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: int = 1, safeguard: bool = False) -> Tensor:
+    "`newton_lambda` for a sample that is standardized already (mean 0 and variance 1, or constant 0); `dim` is kept."
+    return newton_estimate(k, dim, alpha, steps, safeguard)[0]
 
 # %% ../../nbs/220_theory.newton.ipynb #80c117c7
 def mle_bracket(h: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
