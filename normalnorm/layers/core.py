@@ -85,9 +85,12 @@ def normality_norm_by_autograd(u: Tensor, dim: tuple[int, ...], weight: Tensor |
     x = add_noise(x, dim, settings.noise, settings.noise_kind, seed, offset)
     return affine(x, weight, bias).to(u.dtype), statistics
 
-# %% ../../nbs/230_layers.core.ipynb #7e75723f
+# %% ../../nbs/230_layers.core.ipynb #647ab404
 class _NormalityNorm(torch.autograd.Function):
-    "Output, mean, variance, λ̂ and (a mask without gradient) where λ̂ is Newton's step. Keeps the input, weight and seed, and the per-unit outputs."
+    """Output, mean, variance, λ̂ and (a mask without gradient) where λ̂ is Newton's step. Keeps the input, weight and seed, and the per-unit outputs.
+
+    Without forward mode, which torch.compile refuses to see; that is in the subclass.
+    """
     generate_vmap_rule = True
 
     @staticmethod
@@ -153,6 +156,10 @@ class _NormalityNorm(torch.autograd.Function):
             of_u = None if of_u is None else of_u.to(u.dtype)
         return of_u, of_weight, of_bias, None, None, None, None
 
+
+class _NormalityNormBothModes(_NormalityNorm):
+    "The same with a derivative in forward mode."
+
     @staticmethod
     def jvp(ctx, u_tangent, weight_tangent, bias_tangent, *_):
         u, weight, _, mean, var, lmbda, newton = ctx.saved_tensors
@@ -213,5 +220,6 @@ def normality_norm(u: Tensor, dim: tuple[int, ...], weight: Tensor | None = None
         return affine(add_noise(x, dim, noise, noise_kind, seed, offset), weight, bias).to(u.dtype), statistics
     if steps > 1:
         return normality_norm_by_autograd(u, dim, weight, bias, settings, seed, offset)
-    out, mean, var, lmbda, _ = _NormalityNorm.apply(u, weight, bias, seed, tuple(dim), settings, offset)
+    function = _NormalityNorm if torch.compiler.is_compiling() else _NormalityNormBothModes
+    out, mean, var, lmbda, _ = function.apply(u, weight, bias, seed, tuple(dim), settings, offset)
     return out, Statistics(mean, var, lmbda if alpha else None)
