@@ -9,12 +9,27 @@ from torch import nn
 import normalnorm
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
-from normalnorm.layers.normality import BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm
+from normalnorm.layers.normality import (
+    BatchNormalNorm1d,
+    BatchNormalNorm2d,
+    BatchNormalNorm3d,
+    GroupNormalNorm,
+    InstanceNormalNorm1d,
+    InstanceNormalNorm2d,
+    InstanceNormalNorm3d,
+    LayerNormalNorm,
+)
 
 LAYERS = {
     "batch1d": (lambda **o: BatchNormalNorm1d(3, **o), lambda **o: nn.BatchNorm1d(3, **o), (7, 3, 5)),
     "batch1d-flat": (lambda **o: BatchNormalNorm1d(3, **o), lambda **o: nn.BatchNorm1d(3, **o), (7, 3)),
     "batch2d": (lambda **o: BatchNormalNorm2d(3, **o), lambda **o: nn.BatchNorm2d(3, **o), (7, 3, 5, 2)),
+    "batch3d": (lambda **o: BatchNormalNorm3d(3, **o), lambda **o: nn.BatchNorm3d(3, **o), (3, 3, 2, 5, 2)),
+    "instance1d": (lambda **o: InstanceNormalNorm1d(3, **o), lambda **o: nn.InstanceNorm1d(3, **o), (7, 3, 5)),
+    "instance2d": (lambda **o: InstanceNormalNorm2d(3, affine=True, track_running_stats=True, **o),
+                   lambda **o: nn.InstanceNorm2d(3, affine=True, track_running_stats=True, **o), (7, 3, 5, 2)),
+    "instance3d": (lambda **o: InstanceNormalNorm3d(3, **o), lambda **o: nn.InstanceNorm3d(3, **o), (2, 3, 5, 2, 2)),
+    "group": (lambda **o: GroupNormalNorm(3, 6, **o), lambda **o: nn.GroupNorm(3, 6, **o), (5, 6, 7)),
     "layer": (lambda **o: LayerNormalNorm(5, **o), lambda **o: nn.LayerNorm(5, **o), (7, 3, 5)),
     "layer2": (lambda **o: LayerNormalNorm((3, 5), **o), lambda **o: nn.LayerNorm((3, 5), **o), (7, 3, 5)),
 }
@@ -61,6 +76,53 @@ def test_invariances(case):
     u = torch.randn(shape, dtype=torch.float64).exp()
     torch.testing.assert_close(layer(3 * u + 7), layer(u), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(layer(-u), -layer(u), rtol=1e-8, atol=1e-8)          # weight 1, bias 0
+
+
+@pytest.mark.parametrize("name, options", [("batch2d", {}), ("layer", {"safeguard": True}), ("group", {"noise_kind": "dropout"})])
+def test_compiles_without_breaks(name, options):
+    "aot_eager: traced as a whole, forward and backward, and the same numbers as without."
+    layer, _, shape = LAYERS[name]
+    layer = layer(**options)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    u = torch.randn(shape).exp().requires_grad_()
+    found = []
+    for f in (layer, compiled):
+        torch.manual_seed(0)
+        out = f(u)
+        found.append((out, torch.autograd.grad(out.square().sum(), u)[0]))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_channels_last_stays():
+    u = torch.randn(4, 3, 5, 7).to(memory_format=torch.channels_last)
+    for layer in (BatchNormalNorm2d(3), InstanceNormalNorm2d(3)):
+        torch.manual_seed(0)
+        out = layer(u)
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        torch.manual_seed(0)
+        torch.testing.assert_close(layer(u.contiguous()), out)          # the noise does not depend on the layout
+
+
+def test_a_batch_that_is_not_finite_does_not_reach_the_running_averages():
+    layer = BatchNormalNorm2d(3)
+    u = torch.randn(4, 3, 5, 7)
+    u[0, 1, 0, 0] = torch.nan
+    assert layer(u)[:, 1].isnan().all()
+    assert all(b.isfinite().all() for b in layer.buffers()) and layer.running_mean[1] == 0 and layer.running_mean[0] != 0
+
+
+def test_noise_is_that_of_the_whole_batch_in_its_parts():
+    u, seed = torch.randn(6, 5, dtype=torch.float64), torch.tensor(9)
+    whole, _ = normality_norm(u, (1,), noise=0.7, seed=seed)
+    parts = [normality_norm(u[i:i + 2], (1,), noise=0.7, seed=seed, offset=5 * i)[0] for i in (0, 2, 4)]
+    torch.testing.assert_close(torch.cat(parts), whole)
+
+
+def test_export_in_evaluation(case):
+    layer, _, shape = case
+    layer, u = layer().eval(), torch.randn(shape)
+    torch.testing.assert_close(torch.export.export(layer, (u,)).module()(u), layer(u))
 
 
 def test_channels_are_independent():

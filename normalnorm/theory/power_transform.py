@@ -55,7 +55,7 @@ def _derivative(h: Tensor, lmbda: Tensor, k: int) -> Tensor:
     limit = torch.where(eta < 0, h.sign() / -eta, h)     # at infinite h
     return torch.where(lmbda == 1, h, torch.where(h.isinf(), limit, value))
 
-# %% ../../nbs/210_theory.power_transform.ipynb #63b0f30a
+# %% ../../nbs/210_theory.power_transform.ipynb #10da6d36
 class _SignedLog1p(torch.autograd.Function):
     "σ(h) = sign(h)·log(1+|h|), with slope 1 at 0."
     generate_vmap_rule = True
@@ -91,7 +91,7 @@ def signed_log1p(h: Tensor) -> Tensor:
 
 
 class _PowerTransform(torch.autograd.Function):
-    "∂ᵏψ/∂λᵏ of two tensors of one shape and dtype; differentiable to any order."
+    "∂ᵏψ/∂λᵏ of two tensors of one dtype that broadcast; differentiable to any order."
     generate_vmap_rule = True
 
     @staticmethod
@@ -113,8 +113,9 @@ class _PowerTransform(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         in_h, in_lmbda = _PowerTransform._slopes(ctx)
-        return (grad * in_h() if ctx.needs_input_grad[0] else None,
-                grad * in_lmbda() if ctx.needs_input_grad[1] else None, None)
+        h, lmbda = ctx.saved_tensors
+        return ((grad * in_h()).sum_to_size(h.shape) if ctx.needs_input_grad[0] else None,
+                (grad * in_lmbda()).sum_to_size(lmbda.shape) if ctx.needs_input_grad[1] else None, None)
 
 
 class _PowerTransformBothModes(_PowerTransform):
@@ -127,7 +128,7 @@ class _PowerTransformBothModes(_PowerTransform):
 def _transform(h: Tensor, lmbda: Tensor, k: int) -> Tensor:
     return (_PowerTransform if torch.compiler.is_compiling() else _PowerTransformBothModes).apply(h, lmbda, k)
 
-# %% ../../nbs/210_theory.power_transform.ipynb #f090e460
+# %% ../../nbs/210_theory.power_transform.ipynb #2b8eb32f
 def _result_dtype(value: Tensor, lmbda: Tensor | float) -> torch.dtype:
     "torch.result_type for a floating-point `value`, in a form that torch.compile can follow."
     if not isinstance(lmbda, Tensor) or not lmbda.is_floating_point() or (value.ndim and not lmbda.ndim):
@@ -136,7 +137,7 @@ def _result_dtype(value: Tensor, lmbda: Tensor | float) -> torch.dtype:
 
 
 def _prepare(name: str, value: Tensor, lmbda: Tensor | float) -> tuple[Tensor, Tensor, torch.dtype]:
-    "Both arguments, broadcast, in float32 or float64; and the dtype of the result."
+    "Both arguments in float32 or float64, not broadcast, so that the result lies in memory as `value` does; and the dtype of the result."
     if not isinstance(value, Tensor) or not value.is_floating_point():
         given = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{name} expects a real floating-point tensor, not {given}: convert it, e.g. with .float()")
@@ -145,7 +146,7 @@ def _prepare(name: str, value: Tensor, lmbda: Tensor | float) -> tuple[Tensor, T
     dtype = _result_dtype(value, lmbda)
     compute = torch.promote_types(dtype, torch.float32)
     lmbda = torch.as_tensor(lmbda, dtype=compute, device=value.device)
-    return *torch.broadcast_tensors(value.to(compute), lmbda), dtype
+    return value.to(compute), lmbda, dtype
 
 
 def yeo_johnson(h: Tensor, lmbda: Tensor | float) -> Tensor:
@@ -181,7 +182,7 @@ def power_transform_derivative(h: Tensor, lmbda: Tensor | float, k: int = 1) -> 
     h, lmbda, dtype = _prepare("power_transform_derivative", h, lmbda)
     return _transform(h, lmbda, k).to(dtype)
 
-# %% ../../nbs/210_theory.power_transform.ipynb #860fd428
+# %% ../../nbs/210_theory.power_transform.ipynb #a756fb03
 def _product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
     "a·b − product, exactly, for moderate a, b: Dekker's splitting into halves of the significand."
     factor = 2.0 ** (27 if a.dtype == torch.float64 else 12) + 1
@@ -191,7 +192,7 @@ def _product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
 
 
 class _PowerInverse(torch.autograd.Function):
-    "ψ⁻¹(x; λ) of two tensors of one shape and dtype."
+    "ψ⁻¹(x; λ) of two tensors of one dtype that broadcast."
     generate_vmap_rule = True
 
     @staticmethod
@@ -221,7 +222,8 @@ class _PowerInverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         in_x, in_lmbda = _PowerInverse._slopes(ctx)
-        return grad * in_x, grad * in_lmbda
+        x, lmbda = ctx.saved_tensors
+        return (grad * in_x).sum_to_size(x.shape), (grad * in_lmbda).sum_to_size(lmbda.shape)
 
     @staticmethod
     def jvp(ctx, x_tangent, lmbda_tangent):
@@ -246,7 +248,7 @@ def yeo_johnson_inverse(x: Tensor, lmbda: Tensor | float) -> Tensor:
         x, lmbda = x.double(), lmbda.double()
     return _PowerInverse.apply(x, lmbda).to(dtype)
 
-# %% ../../nbs/210_theory.power_transform.ipynb #4c41601c
+# %% ../../nbs/210_theory.power_transform.ipynb #3c98d7e3
 def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float, dim: int | tuple[int, ...] = -1) -> Tensor:
     """The negative log likelihood of λ, in nats per element, maximized over mean and variance of the normal model.
 
@@ -267,6 +269,7 @@ def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float, dim: int | tuple[int, ...]
         tensor([1.3641, 1.5489])
     """
     h, lmbda, dtype = _prepare("yeo_johnson_nll", h, lmbda)
+    h, lmbda = torch.broadcast_tensors(h, lmbda)
     dims = [d % h.ndim for d in ((dim,) if isinstance(dim, int) else dim)] if h.ndim else []
     if not dims or 0 in (h.shape[d] for d in dims):
         raise ValueError(f"yeo_johnson_nll needs at least one element along dim={dim}, given a shape of {tuple(h.shape)}")

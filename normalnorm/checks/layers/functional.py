@@ -8,6 +8,41 @@ __chapter__ = "235_layers.functional"
 import torch
 
 from normalnorm.claims import claim
+from normalnorm.layers import functional
+
+
+def instance(u):
+    return functional.instance_normal_norm(u, eps=0.0)
+
+
+@claim("family-identities", source="new", statement="one group is a layer, C groups are instances, a batch of one is an instance norm; shift, scale, reflection, permutation", kind="identity",
+       verdict="holds", evidence="numerical", formula=instance, mutant=lambda u: functional.layer_normal_norm(u, u.shape[1:], eps=0.0))
+def _(instances):
+    "float64, skewed units of prime sizes; the mutant normalizes over channels too."
+    u = torch.randn(3, 5, 7, 2, dtype=torch.float64).exp()
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    close(functional.group_normal_norm(u, 1), functional.layer_normal_norm(u, u.shape[1:]))
+    close(functional.group_normal_norm(u, 5, eps=0.0), instances(u))
+    close(functional.batch_normal_norm(u[:1], training=True, noise=0.0, eps=0.0), instances(u[:1]))
+    close(instances(3 * u + 7), instances(u))
+    close(instances(-u), -instances(u))
+    order = torch.randperm(7)
+    close(instances(u[:, :, order]), instances(u)[:, :, order])
+
+
+@claim("nn-running-finite", source="new", statement="a batch with a NaN in one channel leaves that channel's running averages as they were, and the others right", kind="algorithm",
+       verdict="holds", evidence="numerical", formula=functional.batch_normal_norm,
+       mutant=lambda u, mean, var, lmbda, training: torch.nn.functional.batch_norm(u, mean, var, training=training))
+def _(norm):
+    "Running averages after a batch with a NaN, an infinity, and none; the mutant is PyTorch's batch norm."
+    u = torch.randn(8, 3)
+    u[0, 0], u[1, 1] = torch.nan, torch.inf
+    running = [torch.zeros(3), torch.ones(3), torch.ones(3)]
+    out = norm(u, *running, training=True)
+    assert out[:, :2].isnan().all(0).all() and out[:, 2].isfinite().all()
+    assert all(r.isfinite().all() for r in running) and running[0][:2].tolist() == [0, 0] and running[0][2] != 0
+
+# %% ../../../nbs/235_layers.functional.ipynb
 from normalnorm.layers.functional import batch_normal_norm
 
 
