@@ -94,7 +94,7 @@ def statistics_without_gradient(u, dim, weight, bias, settings, seed):
     return core.affine(core.add_noise(core.yeo_johnson(h, lmbda.detach()), dim, settings.noise, settings.noise_kind, seed), weight, bias)
 
 
-@claim("nn-backward", source="new", statement="the analytic backward pass equals the derivative of the definition, to 1e-12 in first order, and in orders two to four",
+@claim("nn-backward", source="eftekhari2025, Algorithm 1 (implied)", statement="the analytic backward pass equals the derivative of the definition, to 1e-12 in first order, and in orders two to four",
        kind="identity", verdict="holds", evidence="numerical", formula=analytic, mutant=statistics_without_gradient)
 def _(function):
     "Against the definition, differentiated by PyTorch; three kinds of noise, with and without the safeguard, batch and layer axes."
@@ -124,7 +124,7 @@ def kept_bytes(function, u, **options):
     return sum(found.values())
 
 
-@claim("nn-kept", source="new", statement="the backward pass keeps the input once and O(units), with and without noise", kind="identity", verdict="holds", evidence="numerical",
+@claim("kept-for-backward", source="new", statement="the backward pass keeps the input once and O(units), with and without noise", kind="identity", verdict="holds", evidence="numerical",
        formula=lambda u, noise: kept_bytes(core.normality_norm, u, noise=noise),
        mutant=lambda u, noise: kept_bytes(core.normality_norm_by_autograd, u, settings=core.Settings(noise=noise)))
 def _(count):

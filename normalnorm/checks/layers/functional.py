@@ -30,7 +30,7 @@ def _(instances):
     close(instances(u[:, :, order]), instances(u)[:, :, order])
 
 
-@claim("nn-running-finite", source="new", statement="a batch with a NaN in one channel leaves that channel's running averages as they were, and the others right", kind="algorithm",
+@claim("running-finite", source="new", statement="a batch with a NaN in one channel leaves that channel's running averages as they were, and the others right", kind="algorithm",
        verdict="holds", evidence="numerical", formula=functional.batch_normal_norm,
        mutant=lambda u, mean, var, lmbda, training: torch.nn.functional.batch_norm(u, mean, var, training=training))
 def _(norm):

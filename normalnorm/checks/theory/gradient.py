@@ -110,7 +110,7 @@ def unit_gradient(u, g, eps, **options):
     return gradient.gaussianized_gradient(u, g, mean, (var + eps).rsqrt(), var.rsqrt(), lmbda, (0,), **options)
 
 
-@claim("nn-gradient", source="new (eftekhari2025, Algorithm 1, by the chain rule)", statement="∂Loss/∂u = P_h[g·∂ψ/∂h]/√(σ²+ε) + Γ·P_k[∂λ̂/∂k]/σ", kind="identity",
+@claim("nn-gradient-free-lambda", source="eftekhari2025, §4.1 (implied)", statement="gradients flow through λ̂ as through μ̂ and σ̂: ∂Loss/∂u = P_h[g·∂ψ/∂h]/√(σ²+ε) + Γ·P_k[∂λ̂/∂k]/σ", kind="identity",
        verdict="holds", evidence="numerical", formula=unit_gradient, mutant=lambda u, g, eps: unit_gradient(u, g, eps, through_lambda=False))
 def _(formula):
     "Automatic differentiation of the chain, to 1e-12 of the largest gradient of a unit, at four scales."
