@@ -133,7 +133,7 @@ def test_a_failing_cell_is_named(checkout):
     ("a\n$$ x = 1. $$ {#eq-x}\nb", "a\n\n$$\nx = 1.\n$$ (eq-x)\n\nb"),
     ("$$ x $$", "$$\nx\n$$"),
     ("see @eq-x and @fig-y-z.", "see {eq}`eq-x` and {numref}`fig-y-z`."),
-    ("by @thm-a, @lem-b, @exr-c, @sec-d", "by {prf:ref}`thm-a`, {prf:ref}`lem-b`, {ref}`exr-c`, {ref}`sec-d`"),
+    ("by @thm-a, @lem-b, @exr-c, @sec-d", "by {prf:ref}`thm-a`, {prf:ref}`lem-b`, {ref}`exr-c`, {numref}`sec-d`"),
     ("[@yeo2000] and [@yeo2000; @boxcox1964]", "{cite:p}`yeo2000` and {cite:p}`yeo2000,boxcox1964`"),
     ("@yeo2000 say", "{cite:t}`yeo2000` say"),
     ("`@eq-x` $a@b$ me@yeo2000.org", "`@eq-x` $a@b$ me@yeo2000.org"),

@@ -13,7 +13,7 @@ from tools import api
 
 INK = "#101010"
 THEOREMS = {"thm": "theorem", "lem": "lemma", "prp": "proposition", "cor": "corollary", "def": "definition", "cnj": "conjecture", "exm": "example"}
-REFERENCES = {"eq": "eq", "fig": "numref", "tbl": "numref", "sec": "ref", "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
+REFERENCES = {"eq": "eq", "fig": "numref", "tbl": "numref", "sec": "numref", "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
 CALLOUTS = {"note": "note", "tip": "tip", "warning": "warning", "important": "important", "caution": "caution"}
 FENCE = re.compile(r"^(```+|~~~+)")
 
@@ -230,6 +230,28 @@ def link_claims(output: dict, known: set[str]) -> None:
         data["text/html"] = CLAIM_LINE.sub(line, "".join(data["text/html"]))
 
 
+CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
+
+
+def title_of(path: Path) -> str:
+    "The first heading of a notebook, or its name where there is none."
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
+    found = re.search(r"^# (.+)$", "".join(cells[0]["source"]) if cells else "", re.M)
+    return found[1] if found else path.stem
+
+
+def chapter_titles(output: dict, folder: Path) -> set[Path]:
+    "Links to chapters that show the name of a file show the chapter's title. Returns the notebooks that were read for it."
+    data, read = output.get("data", {}), set()
+
+    def link(match):
+        read.add(path := folder / f"{match[1]}.ipynb")
+        return f'<a href="{match[1]}.html">{html.escape(title_of(path))}</a>'
+    if "text/html" in data:
+        data["text/html"] = CHAPTER_LINK.sub(link, "".join(data["text/html"]))
+    return read
+
+
 def export_label(source: str, module: str, entries: dict[str, list[api.Entry]]) -> dict | None:
     "The small cell above exported code: its module, linked to the API; a target for each public name that the code defines."
     full = f"normalnorm.{module}"
@@ -293,7 +315,11 @@ def source_read(app, docname, source):
     executed = root / "_build" / "executed" / path.name
     app.env.note_dependency(str(executed))
     copy = json.loads(executed.read_text(encoding="utf-8")) if executed.exists() else None
-    source[0] = json.dumps(translate_notebook(json.loads(source[0]), copy, api.claims_of(root, path.stem), api.entries(root)))
+    notebook = translate_notebook(json.loads(source[0]), copy, api.claims_of(root, path.stem), api.entries(root))
+    for output in (output for cell in notebook["cells"] for output in cell.get("outputs", [])):
+        for named in chapter_titles(output, path.parent):
+            app.env.note_dependency(str(named))
+    source[0] = json.dumps(notebook)
 
 
 def inline_svg(text: str, alt: str) -> str:
