@@ -109,7 +109,8 @@ function invisible(d, mode, paper) {
   const tell = (e, what, colour, limit) => {
     const behind = behindOf(e), c = rgba(colour), ratio = contrast(over([...c.slice(0, 3), c[3] * opacity(e)], behind), behind);
     const key = what + colour + behind + e.tagName + e.className;
-    if (ratio < limit - 0.005 && !bad.has(key)) bad.set(key, where + " mode: " + what + " " + colour + " on rgb(" + behind.map(Math.round) + "), contrast " + ratio.toFixed(2) + ": " + name(e));
+    if (ratio >= limit - 0.005 || bad.has(key)) return;
+    bad.set(key, where + " mode: " + what + " " + colour + " on rgb(" + behind.map(Math.round) + "), contrast " + ratio.toFixed(2) + ": " + name(e));
   };
   const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT), seen = new Set();
   while (walker.nextNode()) {
@@ -151,9 +152,12 @@ async function look(page) {
   const problems = [...badMaths, ...badFigures, ...wide(d), ...requested];
   d.querySelectorAll("details").forEach(e => e.open = true);
   d.querySelectorAll(".toggle-hidden").forEach(e => e.classList.remove("toggle-hidden"));
-  problems.push(...wide(d), ...cut(d), ...invisible(d, "light"), ...invisible(d, "dark"));
-  onPaper(d);
-  problems.push(...invisible(d, "light", true), ...invisible(d, "dark", true));
+  problems.push(...wide(d), ...cut(d));
+  if (%(colours)s) {
+    problems.push(...invisible(d, "light"), ...invisible(d, "dark"));
+    onPaper(d);
+    problems.push(...invisible(d, "light", true), ...invisible(d, "dark", true));
+  }
   console.log("@found " + JSON.stringify({equations: maths, figures: drawn, problems: [...new Set(problems)]}));
 }
 async function ask(page) {
@@ -220,11 +224,12 @@ def read_until_done(process: subprocess.Popen, seconds: float) -> str:
     return "".join(lines)
 
 
-def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH, seconds: float = 120) -> dict[str, dict]:
+def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH, seconds: float = 120, colours: bool = True) -> dict[str, dict]:
     "Opens each address and does `what` there: `look` at it, or `ask` it by `script`. Address → what came out."
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         wrapper = Path(folder, "wrapper.html")
-        wrapper.write_text(WRAPPER % {"pages": json.dumps(addresses), "width": width, "contrast": CONTRAST, "what": what, "script": script}, encoding="utf-8")
+        values = {"pages": json.dumps(addresses), "width": width, "contrast": CONTRAST, "what": what, "script": script, "colours": json.dumps(colours)}
+        wrapper.write_text(WRAPPER % values, encoding="utf-8")
         line = command(chromium(), folder, "--enable-logging=stderr", f"--window-size={max(width, 800)},900", wrapper.as_uri())
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
         log = read_until_done(process, seconds)
@@ -234,10 +239,10 @@ def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH,
     return found
 
 
-def inspect(pages: list[Path], width: int = WIDTH, seconds: float = 120) -> dict[Path, dict]:
-    "Opens each page, as wide as asked. A page → the number of its equations and figures, and its problems in words."
+def inspect(pages: list[Path], width: int = WIDTH, seconds: float = 120, colours: bool = True) -> dict[Path, dict]:
+    "Opens each page, as wide as asked. A page → the number of its equations and figures, and its problems in words; contrast is measured if `colours`."
     addresses = {p.resolve().as_uri(): p for p in pages}
-    return {addresses[a]: report for a, report in visit(list(addresses), "look", width=width, seconds=seconds).items()}
+    return {addresses[a]: report for a, report in visit(list(addresses), "look", width=width, seconds=seconds, colours=colours).items()}
 
 
 def ask(addresses: list[str], script: str, width: int = 1280, seconds: float = 120) -> dict[str, object]:

@@ -45,7 +45,8 @@ def forget_pages_of_another_style(root: Path = ROOT) -> None:
 def render() -> bool:
     "Render with Jupyter Book; warnings are errors. Skipped where nothing changed since the last rendering."
     executed = "".join(f"{c.name}{run.Run(c).record()}" for c in chapters())
-    stamp, key = ROOT / "_build" / "rendered", run.digest((state("nbs", "_config.yml", "_toc.yml", "_static", "references.bib", "tools", "normalnorm") + executed).encode())
+    stamp = ROOT / "_build" / "rendered"
+    key = run.digest((state("nbs", "_config.yml", "settings.ini", "_toc.yml", "_static", "references.bib", "tools", "normalnorm") + executed).encode())
     if HTML.exists() and unchanged(stamp, key):
         print("rendering: nothing changed", flush=True)
         return True

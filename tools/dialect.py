@@ -352,5 +352,6 @@ def setup(app):
     app.connect("source-read", source_read)
     app.connect("doctree-resolved", inline_figures)
     app.connect("html-page-context", no_network, priority=900)         # after the extensions that add scripts
+    app.setup_extension("tools.launch")
     own = "".join(Path(f).read_text(encoding="utf-8") for f in (__file__, api.__file__))
     return {"version": "1", "env_version": api.checksum(own), "parallel_read_safe": True, "parallel_write_safe": True}    # all pages are read again when this changes
