@@ -45,12 +45,12 @@ def test_every_page_is_whole_without_a_network(html, width):
     assert sum(r["equations"] for r in found.values()) > 100 and sum(r["figures"] for r in found.values()) > 5
 
 
-COPY = """
+ASK = """
   let copied = null;
+  const wrong = [], blocks = [...d.querySelectorAll("article .highlight pre")], href = selector => [...d.querySelectorAll(selector)].map(a => a.getAttribute("href"));
   d.execCommand = () => { copied = d.activeElement.value; return true; };       // the page's scripts copy from a selected field
-  const wrong = [];
   d.querySelectorAll("details").forEach(e => e.open = true);
-  for (const pre of d.querySelectorAll("article .highlight pre")) {
+  for (const pre of blocks) {
     const button = pre.parentElement.querySelector("button.copybtn"), all = pre.textContent;
     if (!button) { wrong.push("no button: " + name(pre)); continue; }
     copied = null; button.click();
@@ -58,42 +58,43 @@ COPY = """
     const prompts = all.split("\\n").filter(l => /^(>>> |\\.\\.\\. )/.test(l)).map(l => l.slice(4)).join("\\n");
     if (copied === null || copied.trim() != (prompts || all).trim()) wrong.push("copies " + JSON.stringify(copied) + " from " + name(pre));
   }
-  return {blocks: d.querySelectorAll("article .highlight pre").length, wrong};"""
+  return {blocks: blocks.length, wrong, previous: href("a.left-prev"), next: href("a.right-next"), sections: d.querySelectorAll("article h2").length,
+    contents: href(".bd-sidebar-secondary a"), downloads: href("a.btn-download-source-button"), launch: href(".dropdown-launch-buttons a"),
+    search: d.querySelectorAll("form.bd-search").length};"""
 
 
-@needs_browser
-def test_copy_buttons_copy_the_code(html):
-    "Each block of code has one; examples are copied without their prompts and output."
-    found = browser.ask([p.as_uri() for p in pages_of(html)], COPY)
-    assert {a.rsplit("/", 1)[-1]: report["wrong"] for a, report in found.items() if report["wrong"]} == {}
-    assert sum(report["blocks"] for report in found.values()) > 300
-
-
-NAVIGATION = """
-  const href = selector => [...d.querySelectorAll(selector)].map(a => a.getAttribute("href"));
-  return {previous: href("a.left-prev"), next: href("a.right-next"), sections: d.querySelectorAll("article h2").length, contents: href(".bd-sidebar-secondary a"),
-    downloads: href("a.btn-download-source-button"), launch: href(".dropdown-launch-buttons a"), search: d.querySelectorAll("form.bd-search").length};"""
-
-
-@needs_browser
-def test_navigation(html):
-    "Previous and next follow the table of contents, each page has its sections beside it, search, and its notebook; no launch button without a repository."
+@pytest.fixture(scope="module")
+def asked(html):
+    "Page, in the order of the table of contents → what it says about its copy buttons and its navigation."
     toc = [f"{file}.html" for _, listed in pdf.parts() for file in listed]
-    found = list(browser.ask([(html / page).as_uri() for page in toc], NAVIGATION).values())
-    names = [Path(page).name for page in toc]
-    assert [r["next"] for r in found] == [[n] for n in names[1:]] + [[]]
-    assert [r["previous"] for r in found] == [[]] + [[n] for n in names[:-1]]
-    for name, r in zip(names, found):
+    return dict(zip((Path(page).name for page in toc), browser.ask([(html / page).as_uri() for page in toc], ASK).values()))
+
+
+@needs_browser
+def test_copy_buttons_copy_the_code(asked):
+    "Each block of code has one; examples are copied without their prompts and output."
+    assert {name: report["wrong"] for name, report in asked.items() if report["wrong"]} == {}
+    assert sum(report["blocks"] for report in asked.values()) > 300
+
+
+@needs_browser
+def test_navigation(asked):
+    "Previous and next follow the table of contents; each page has its sections beside it, search, and its notebook; no launch button without a repository."
+    names = list(asked)
+    assert [r["next"] for r in asked.values()] == [[n] for n in names[1:]] + [[]]
+    assert [r["previous"] for r in asked.values()] == [[]] + [[n] for n in names[:-1]]
+    launched = {f"{c.name}.html" for c in launch.tutorials()} if launch.repository() else set()
+    for name, r in asked.items():
         assert len(r["contents"]) >= r["sections"] and r["search"], name
-        assert len(r["downloads"]) == 1 and Path(r["downloads"][0]).stem == Path(name).stem, name
-        assert (r["launch"] == []) == (launch.repository() is None or not name[:1].isalnum() or name not in {f"{c.name}.html" for c in launch.tutorials()}), name
+        assert [Path(link).stem for link in r["downloads"]] == [Path(name).stem], name
+        assert len(r["launch"]) == (2 if name in launched else 0), name
 
 
 @needs_browser
 @pytest.mark.parametrize("words, page", [("Newton step", "220_theory.newton.html"), ("BatchNormalNorm2d", "240_layers.normality.html"), ("misprint", "920_errata.html")])
 def test_search_finds(html, words, page):
     "Without a server and without a network."
-    script = """for (let i = 0; i < 100 && !d.querySelector("#search-results li a"); i++) await wait(50);
+    script = """for (let i = 0; i < 100 && !/Search finished/.test(d.querySelector("#search-results").textContent); i++) await wait(50);
         return [...d.querySelectorAll("#search-results li a")].map(a => a.getAttribute("href"));"""
     address = (html / "search.html").as_uri() + f"?q={words.replace(' ', '+')}"
     assert any(page in result for result in browser.ask([address], script)[address])
@@ -126,7 +127,6 @@ def test_nothing_is_loaded_from_a_network(html):
 MATHJAX = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax/tex-chtml.js"
 HEAD = f"""<!DOCTYPE html><html data-theme="light"><head><meta charset="utf-8">
 <script>window.MathJax = {{options: {{processHtmlClass: "math"}}}}</script><script defer src="{MATHJAX.as_uri()}"></script>
-
 <style>:root {{ --pst-color-text-base: #111 }} body {{ color: var(--pst-color-text-base) }}
 [data-theme=dark] {{ background: #111; --pst-color-text-base: #eee }} @media print {{ [data-theme] {{ background: none; --pst-color-text-base: #111 }} }}</style></head>"""
 SVG = '<svg class="figure-svg" width="60" height="20"><path d="M0 0L60 20" style="stroke: {}"/><path d="M0 0" style="fill: none; stroke: var(--pst-color-text-base)"/></svg>'
