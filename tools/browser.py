@@ -96,6 +96,11 @@ function cut(d) {           // what a box cuts off without a scrollbar of its ow
       if (seen && r.right > box.right + 1) { bad.add("sticks out of its box by " + Math.round(r.right - box.right) + " px: " + name(e) + " in " + name(a)); break; }
     }
   }
+  for (const a of (d.querySelector("article") || d.body).querySelectorAll("*")) {
+    const s = getComputedStyle(a), x = a.scrollWidth - a.clientWidth, y = a.scrollHeight - a.clientHeight;
+    if (a.closest("svg, mjx-math, mjx-assistive-mml") || s.scrollbarWidth == "none" || !a.clientWidth) continue;
+    if (/auto|scroll/.test(s.overflowX) && x > 0 && x < 4 || /auto|scroll/.test(s.overflowY) && y > 0 && y < 4) bad.add("a scrollbar for " + (x > 0 ? x : y) + " px: " + name(a));
+  }
   return [...bad];
 }
 function opacity(e) { let o = 1; for (; e; e = e.parentElement) o *= Number(getComputedStyle(e).opacity); return o; }
