@@ -209,6 +209,16 @@ def test_svgs_of_one_page_do_not_share_names_or_styles():
     assert "<style>.figure-svg *{" in one
 
 
+def test_a_formula_keeps_its_punctuation():
+    nodes = pytest.importorskip("docutils.nodes")
+    text, math = nodes.Text, lambda x: nodes.math("", x)
+    page = nodes.paragraph("", "", text("see ("), math("a"), text("), then "), math("b"), text(", "), math("c"), text(" and "), math("d"), text("."))
+    for _ in range(2):
+        dialect.keep_punctuation(page)
+        assert page.astext() == "see (a), then b, c and d."
+        assert [n.astext() for n in page.findall(nodes.inline)] == ["(a),", "b,", "d."]
+
+
 def test_show_doc_output_loses_its_rule():
     output = {"data": {"text/markdown": "---\n\n### f"}}
     dialect.show_doc(output)

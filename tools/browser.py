@@ -81,7 +81,7 @@ function leaves(root, d) {  // [element, its box] of what is read: texts, formul
 function cut(d) {           // what a box cuts off without a scrollbar of its own, or what sticks out of a box that is seen
   const bad = new Set();
   for (const [e, r] of leaves(d.querySelector("article") || d.body, d)) {
-    for (let a = e, below = true; a && a.tagName != "BODY"; a = a.parentElement) {
+    for (let a = e; a && a.tagName != "BODY"; a = a.parentElement) {
       const s = getComputedStyle(a), box = a.getBoundingClientRect();
       if (s.display == "inline" || s.display == "contents" || a.closest("mjx-math") || !box.width) continue;
       const hides = o => o == "hidden" || o == "clip";
@@ -96,10 +96,13 @@ function cut(d) {           // what a box cuts off without a scrollbar of its ow
       if (seen && r.right > box.right + 1) { bad.add("sticks out of its box by " + Math.round(r.right - box.right) + " px: " + name(e) + " in " + name(a)); break; }
     }
   }
-  for (const a of (d.querySelector("article") || d.body).querySelectorAll("*")) {
-    const s = getComputedStyle(a), x = a.scrollWidth - a.clientWidth, y = a.scrollHeight - a.clientHeight;
-    if (a.closest("svg, mjx-math, mjx-assistive-mml") || s.scrollbarWidth == "none" || !a.clientWidth) continue;
-    if (/auto|scroll/.test(s.overflowX) && x > 0 && x < 4 || /auto|scroll/.test(s.overflowY) && y > 0 && y < 4) bad.add("a scrollbar for " + (x > 0 ? x : y) + " px: " + name(a));
+  for (const a of (d.querySelector("article") || d.body).querySelectorAll(":not(mjx-container *, svg, svg *, .highlight span)")) {
+    const s = getComputedStyle(a);
+    if (s.scrollbarWidth == "none" || s.overflowX == "visible" && s.overflowY == "visible") continue;
+    // within a line, or up and down, a few pixels are a matter of rounding and not of content
+    const x = a.scrollWidth - a.clientWidth, y = a.scrollHeight - a.clientHeight;
+    if (/auto|scroll/.test(s.overflowX) && s.display.startsWith("inline") && x > 0) bad.add("a scrollbar within a line: " + name(a));
+    if (/auto|scroll/.test(s.overflowY) && y > 0 && y < 4) bad.add("a scrollbar for " + y + " px: " + name(a));
   }
   return [...bad];
 }
@@ -110,9 +113,13 @@ function wanted(e) {        // large text may have less contrast
 }
 function invisible(d, mode, paper) {
   d.documentElement.dataset.mode = d.documentElement.dataset.theme = mode;
-  const bad = new Map(), where = paper ? "print from " + mode : mode, behindOf = e => paper ? [255, 255, 255] : background(e);     // a printer leaves backgrounds out
+  const bad = new Map(), where = paper ? "print from " + mode : mode;
+  const worst = (e, c) => {       // a printer prints backgrounds or leaves them out
+    const all = [background(e), ...(paper ? [[255, 255, 255]] : [])].map(behind => [contrast(over([...c.slice(0, 3), c[3] * opacity(e)], behind), behind), behind]);
+    return all.sort((p, q) => p[0] - q[0])[0];
+  };
   const tell = (e, what, colour, limit) => {
-    const behind = behindOf(e), c = rgba(colour), ratio = contrast(over([...c.slice(0, 3), c[3] * opacity(e)], behind), behind);
+    const [ratio, behind] = worst(e, rgba(colour));
     const key = what + colour + behind + e.tagName + e.className;
     if (ratio >= limit - 0.005 || bad.has(key)) return;
     bad.set(key, where + " mode: " + what + " " + colour + " on rgb(" + behind.map(Math.round) + "), contrast " + ratio.toFixed(2) + ": " + name(e));
@@ -220,7 +227,7 @@ def read_until_done(process: subprocess.Popen, seconds: float) -> str:
     lines = []
     for line in process.stderr:
         lines.append(line)
-        if '"@done"' in line:
+        if '"@done"' in line or "Uncaught" in line and "wrapper.html" in line:      # the second: a mistake in our own script
             break
     end.cancel()
     if process.poll() is None:
@@ -229,7 +236,7 @@ def read_until_done(process: subprocess.Popen, seconds: float) -> str:
     return "".join(lines)
 
 
-def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH, seconds: float = 120, colours: bool = True) -> dict[str, dict]:
+def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH, seconds: float = 300, colours: bool = True) -> dict[str, dict]:
     "Opens each address and does `what` there: `look` at it, or `ask` it by `script`. Address → what came out."
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         wrapper = Path(folder, "wrapper.html")
@@ -244,13 +251,13 @@ def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH,
     return found
 
 
-def inspect(pages: list[Path], width: int = WIDTH, seconds: float = 120, colours: bool = True) -> dict[Path, dict]:
+def inspect(pages: list[Path], width: int = WIDTH, seconds: float = 300, colours: bool = True) -> dict[Path, dict]:
     "Opens each page, as wide as asked. A page → the number of its equations and figures, and its problems in words; contrast is measured if `colours`."
     addresses = {p.resolve().as_uri(): p for p in pages}
     return {addresses[a]: report for a, report in visit(list(addresses), "look", width=width, seconds=seconds, colours=colours).items()}
 
 
-def ask(addresses: list[str], script: str, width: int = 1280, seconds: float = 120) -> dict[str, object]:
+def ask(addresses: list[str], script: str, width: int = 1280, seconds: float = 300) -> dict[str, object]:
     """Runs `script`, the body of an asynchronous function in JavaScript, on each page and returns what it returns, by address.
 
     `w` and `d` are the page's window and document, `wait(ms)` a pause. What the page writes to the console is an error here.

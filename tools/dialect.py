@@ -336,10 +336,37 @@ def inline_figures(app, doctree, docname):
     from docutils import nodes
     if app.builder.format != "html":
         return
+    keep_punctuation(doctree)
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
             image.replace_self(nodes.raw("", inline_svg(path.read_text(encoding="utf-8"), image.get("alt", "")), format="html"))
+
+
+OPENING, CLOSING = re.compile(r"[(\[“‘]+$"), re.compile(r"^[,.;:!?)\]”’%]+")
+
+
+def keep_punctuation(doctree) -> None:
+    "A browser may break a line between a formula and the comma behind it. So both go into a span that it does not break."
+    from docutils import nodes
+    for math in list(doctree.findall(nodes.math)):
+        if not isinstance(math.parent, nodes.Element) or "kept" in math.parent.get("classes", ()):
+            continue
+        siblings = math.parent.children
+        place = siblings.index(math)
+        before, after = (siblings[i] if 0 <= i < len(siblings) else None for i in (place - 1, place + 1))
+        opens = OPENING.search(before) if isinstance(before, nodes.Text) else None
+        closes = CLOSING.search(after) if isinstance(after, nodes.Text) else None
+        if not opens and not closes:
+            continue
+        parts = [nodes.Text(opens[0])] if opens else []
+        parent, kept = math.parent, nodes.inline("", "", classes=["kept"])
+        parent.replace(math, kept)
+        kept += [*parts, math, *([nodes.Text(closes[0])] if closes else [])]
+        if opens:
+            parent.replace(before, nodes.Text(before[:opens.start()]))
+        if closes:
+            parent.replace(after, nodes.Text(after[closes.end():]))
 
 
 def no_network(app, pagename, templatename, context, doctree):
