@@ -152,6 +152,7 @@ BROKEN = {
     "cut below": "<div style='height: 12px; overflow: hidden'>one<br>two</div>",
     "a scrollbar within a line": "<p>a <span style='display: inline-block; width: 60px; overflow-x: auto; overflow-y: hidden; white-space: nowrap'>long formula</span>, b</p>",
     "a scrollbar for 3 px": "<div style='height: 60px; overflow: auto'><div style='height: 63px'>high</div></div>",
+    "an empty line": "<h2 style='width: 60px'>wide<a class='headerlink' style='display: block'>#</a></h2>",
     "sticks out of its box": "<div style='width: 60px; border: 1px solid'><p style='white-space: nowrap'>much longer than its box</p></div>",
     "asks the network": "<script>fetch('https://example.org/x').catch(() => 0)</script>",
 }

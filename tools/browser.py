@@ -80,6 +80,11 @@ function leaves(root, d) {  // [element, its box] of what is read: texts, formul
 }
 function cut(d) {           // what a box cuts off without a scrollbar of its own, or what sticks out of a box that is seen
   const bad = new Set();
+  for (const link of d.querySelectorAll("h1 .headerlink, h2 .headerlink, h3 .headerlink")) {
+    const range = d.createRange(), r = link.getBoundingClientRect();
+    range.selectNodeContents(link.parentElement); range.setEndBefore(link);
+    if (r.width && r.top > range.getBoundingClientRect().bottom - 2) bad.add("an empty line, for the mark of a link only: " + name(link.parentElement));
+  }
   for (const [e, r] of leaves(d.querySelector("article") || d.body, d)) {
     for (let a = e; a && a.tagName != "BODY"; a = a.parentElement) {
       const s = getComputedStyle(a), box = a.getBoundingClientRect();
