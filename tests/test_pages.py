@@ -45,6 +45,17 @@ def test_every_page_is_whole_without_a_network(html, width):
     assert sum(r["equations"] for r in found.values()) > 100 and sum(r["figures"] for r in found.values()) > 5
 
 
+LEGIBLE = """
+  return [...d.querySelectorAll("article svg.figure-svg")].map(e => e.getBoundingClientRect().width / parseFloat(e.style.getPropertyValue("--natural")) * 3 / 4);"""
+
+
+@needs_browser
+def test_figures_stay_legible_on_a_narrow_page(html):
+    "They do not shrink below 0.6 of their size, where text of 9.5 points is 6 points high; a wider one scrolls in its box."
+    found = browser.ask([p.as_uri() for p in pages_of(html) if "figure-svg" in p.read_text(encoding="utf-8")], LEGIBLE, width=browser.WIDTH)
+    assert found and {a.rsplit("/", 1)[-1]: scales for a, scales in found.items() if min(scales, default=1) < 0.6} == {}
+
+
 ASK = """
   let copied = null;
   const wrong = [], blocks = [...d.querySelectorAll("article .highlight pre")], href = selector => [...d.querySelectorAll(selector)].map(a => a.getAttribute("href"));
@@ -122,6 +133,19 @@ def test_nothing_is_loaded_from_a_network(html):
     assert links.loaded_from_network(html) == []
 
 
+def test_a_new_style_reaches_the_pages(tmp_path):
+    "Sphinx alone would neither copy a changed style sheet nor write the pages again that refer to it."
+    for folder in ("_static", "_build/html/_static", "_build/html/nbs"):
+        (tmp_path / folder).mkdir(parents=True)
+    page = tmp_path / "_build/html/nbs/a.html"
+    for built, stays in (("a {}", True), ("b {}", False)):
+        page.write_text("page")
+        (tmp_path / "_static/x.css").write_text("a {}")
+        (tmp_path / "_build/html/_static/x.css").write_text(built)
+        build.forget_pages_of_another_style(tmp_path)
+        assert page.exists() == stays
+
+
 # ---- broken examples ------------------------------------------------------------------------------------------
 
 MATHJAX = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax/tex-chtml.js"
@@ -194,6 +218,8 @@ def public(tmp_path):
     for name in ("_toc.yml", "references.bib"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "nbs", tmp_path / "nbs")
+    (tmp_path / "results/coins/book").mkdir(parents=True)
+    (tmp_path / "results/coins/book/a.json").write_text("{}")
     settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
     (tmp_path / "settings.ini").write_text(re.sub(r"(?m)^git_url = .*", "git_url = https://github.com/owner/re.po", settings), encoding="utf-8")
     return tmp_path
@@ -216,7 +242,8 @@ def test_what_colab_and_binder_open(public, tmp_path):
     "Each chapter with a cell that installs the package at the tag; Binder's requirements; no appendix."
     written = launch.write(tmp_path / "out", root=public)
     names = {p.relative_to(tmp_path / "out").as_posix() for p in written}
-    assert names == {f"nbs/{c.name}.ipynb" for c in chapters() if not c.name.startswith("9")} | {"binder/requirements.txt", "binder/runtime.txt", "README.md"}
+    others = {"binder/requirements.txt", "binder/runtime.txt", "README.md", "nbs/results/coins/book/a.json"}
+    assert names == {f"nbs/{c.name}.ipynb" for c in chapters() if not c.name.startswith("9")} | others
     wanted = f"normalnorm[book] @ git+https://github.com/owner/re.po@v{launch.settings()['version']}"
     assert wanted in (tmp_path / "out/binder/requirements.txt").read_text().splitlines()
     first = json.loads((tmp_path / "out/nbs/220_theory.newton.ipynb").read_text())["cells"][0]

@@ -198,7 +198,7 @@ def test_svg_takes_the_colour_of_the_text():
     svg = '<?xml version="1.0"?>\n<svg width="100pt" height="50pt"><metadata>who</metadata><path style="stroke: #101010"/></svg>'
     made = dialect.inline_svg(svg, 'a "curve"')
     assert "#101010" not in made and "var(--pst-color-text-base)" in made and "metadata" not in made
-    assert 'aria-label="a &quot;curve&quot;"' in made and "max-width: 100%" in made and made.startswith("<svg")
+    assert 'aria-label="a &quot;curve&quot;"' in made and "--natural: 100pt" in made and "max-width: 100%" in made and made.startswith("<svg")
 
 
 def test_svgs_of_one_page_do_not_share_names_or_styles():

@@ -328,7 +328,7 @@ def inline_svg(text: str, alt: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(INK, "var(--pst-color-text-base)")
     own = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]        # two figures of a page must not share names
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg).replace(">*{", ">.figure-svg *{")
-    svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"', r'\1 style="width: \2pt; max-width: 100%; height: auto"', svg, count=1)
+    svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"', r'\1 style="--natural: \2pt; width: \2pt; max-width: 100%; height: auto"', svg, count=1)
     return svg.replace("<svg", f'<svg class="figure-svg" role="img" aria-label="{html.escape(alt, quote=True)}"', 1)
 
 
@@ -340,7 +340,8 @@ def inline_figures(app, doctree, docname):
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
-            image.replace_self(nodes.raw("", inline_svg(path.read_text(encoding="utf-8"), image.get("alt", "")), format="html"))
+            svg = inline_svg(path.read_text(encoding="utf-8"), image.get("alt", ""))
+            image.replace_self(nodes.raw("", f'<div class="figure-box">{svg}</div>', format="html"))
 
 
 OPENING, CLOSING = re.compile(r"[(\[“‘]+$"), re.compile(r"^[,.;:!?)\]”’%]+")

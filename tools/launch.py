@@ -78,7 +78,7 @@ def with_install_cell(notebook: dict, repo: str, ref: str) -> dict:
 # ---- the branch that Colab and Binder open ----------------------------------------------------------------------
 
 def write(folder: Path, ref: str = "", root: Path = ROOT) -> list[Path]:
-    "Everything of the branch, into `folder`; the version's tag unless another `ref` is given."
+    "Everything of the branch, into `folder`, with the committed results that the chapters show; the version's tag unless another `ref` is given."
     repo = repository(root)
     if not repo:
         raise ValueError("git_url in settings.ini names no repository on GitHub: there is nothing that Colab or Binder could open")
@@ -87,6 +87,7 @@ def write(folder: Path, ref: str = "", root: Path = ROOT) -> list[Path]:
     files["binder/requirements.txt"] = f"--extra-index-url https://download.pytorch.org/whl/cpu\njupyterlab\n{requirement(repo, ref)}\n"
     files["binder/runtime.txt"] = "python-3.11\n"
     files["README.md"] = f"Written by tools/launch.py from https://github.com/{repo} at {ref}: the chapters as Colab and Binder open them. Changes are made there.\n"
+    files |= {f"nbs/{p.relative_to(root).as_posix()}": p.read_text(encoding="utf-8") for p in sorted((root / "results").glob("*/book/**/*")) if p.is_file()}
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

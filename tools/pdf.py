@@ -30,7 +30,9 @@ h1, h2, h3, h4, summary, .module-label { break-after: avoid; }
 figure, svg.figure-svg, img, div.math, p.claim, tr { break-inside: avoid; } .admonition-title { break-after: avoid; }
 .bd-article pre { white-space: pre-wrap; overflow-wrap: break-word; }
 /* boxes that scroll or flex are not broken across pages */
-.bd-article :is(pre, .cell, .cell_input, .cell_output, .highlight, [class*=highlight-], .math, .math mjx-container, .admonition, table) { overflow: visible !important; break-inside: auto !important; }
+.bd-article :is(pre, .cell, .cell_input, .cell_output, .highlight, [class*=highlight-], .math, .math mjx-container, .admonition, table) {
+  overflow: visible !important; break-inside: auto !important;
+}
 .bd-article :is(.cell, .highlight, [class*=highlight-]) { display: block; }
 .bd-article table, .bd-article table.ledger { display: table; overflow: visible; overflow-wrap: break-word; } .bd-article table { font-size: 0.9em; }
 .bd-article table.ledger code, .verdict { white-space: normal; } .bd-article table.ledger td:nth-child(2) { min-width: 0; }
