@@ -36,10 +36,16 @@ function rgba(colour) {     // whatever notation the style uses, as red, green, 
   }
   return known.get(colour);
 }
+const behindOf = new Map(), opacityOf = new Map();      // of elements, in the mode that is looked at
 function background(e) {
   if (!e) return [255, 255, 255];
-  const own = rgba(getComputedStyle(e).backgroundColor);
-  return own[3] == 1 ? own.slice(0, 3) : over(own, background(e.parentElement));
+  if (!behindOf.has(e)) { const own = rgba(getComputedStyle(e).backgroundColor); behindOf.set(e, own[3] == 1 ? own.slice(0, 3) : over(own, background(e.parentElement))); }
+  return behindOf.get(e);
+}
+function opacity(e) {
+  if (!e) return 1;
+  if (!opacityOf.has(e)) opacityOf.set(e, Number(getComputedStyle(e).opacity) * opacity(e.parentElement));
+  return opacityOf.get(e);
 }
 const shown = e => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0 && e.checkVisibility({visibilityProperty: true}); };
 const name = e => e.tagName.toLowerCase() + (e.id ? "#" + e.id : "") + [...e.classList].map(c => "." + c).join("") + " " + JSON.stringify((e.textContent || "").trim().slice(0, 50));
@@ -111,13 +117,13 @@ function cut(d) {           // what a box cuts off without a scrollbar of its ow
   }
   return [...bad];
 }
-function opacity(e) { let o = 1; for (; e; e = e.parentElement) o *= Number(getComputedStyle(e).opacity); return o; }
 function wanted(e) {        // large text may have less contrast
   const s = getComputedStyle(e), size = parseFloat(s.fontSize);
   return size >= 24 || size >= 18.66 && Number(s.fontWeight) >= 700 ? Math.min(3, %(contrast)s) : %(contrast)s;
 }
 function invisible(d, mode, paper) {
   d.documentElement.dataset.mode = d.documentElement.dataset.theme = mode;
+  behindOf.clear(); opacityOf.clear();
   const bad = new Map(), where = paper ? "print from " + mode : mode;
   const worst = (e, c) => {       // a printer prints backgrounds or leaves them out
     const all = [background(e), ...(paper ? [[255, 255, 255]] : [])].map(behind => [contrast(over([...c.slice(0, 3), c[3] * opacity(e)], behind), behind), behind]);
