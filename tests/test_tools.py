@@ -133,7 +133,7 @@ def test_a_failing_cell_is_named(checkout):
     ("a\n$$ x = 1. $$ {#eq-x}\nb", "a\n\n$$\nx = 1.\n$$ (eq-x)\n\nb"),
     ("$$ x $$", "$$\nx\n$$"),
     ("see @eq-x and @fig-y-z.", "see {eq}`eq-x` and {numref}`fig-y-z`."),
-    ("by @thm-a, @lem-b, @exr-c, @sec-d", "by {prf:ref}`thm-a`, {prf:ref}`lem-b`, {ref}`exr-c`, {ref}`sec-d`"),
+    ("by @thm-a, @lem-b, @exr-c, @sec-d", "by {prf:ref}`thm-a`, {prf:ref}`lem-b`, {ref}`exr-c`, {numref}`sec-d`"),
     ("[@yeo2000] and [@yeo2000; @boxcox1964]", "{cite:p}`yeo2000` and {cite:p}`yeo2000,boxcox1964`"),
     ("@yeo2000 say", "{cite:t}`yeo2000` say"),
     ("`@eq-x` $a@b$ me@yeo2000.org", "`@eq-x` $a@b$ me@yeo2000.org"),
@@ -198,7 +198,7 @@ def test_svg_takes_the_colour_of_the_text():
     svg = '<?xml version="1.0"?>\n<svg width="100pt" height="50pt"><metadata>who</metadata><path style="stroke: #101010"/></svg>'
     made = dialect.inline_svg(svg, 'a "curve"')
     assert "#101010" not in made and "var(--pst-color-text-base)" in made and "metadata" not in made
-    assert 'aria-label="a &quot;curve&quot;"' in made and "max-width: 100%" in made and made.startswith("<svg")
+    assert 'aria-label="a &quot;curve&quot;"' in made and "--natural: 100pt" in made and "max-width: 100%" in made and made.startswith("<svg")
 
 
 def test_svgs_of_one_page_do_not_share_names_or_styles():
@@ -207,6 +207,16 @@ def test_svgs_of_one_page_do_not_share_names_or_styles():
     names = [re.findall(r'(?:id="|href="#|url\(#)([\w-]+)', s) for s in (one, two)]
     assert all(len(set(n)) == 1 and len(n) == 3 for n in names) and names[0] != names[1]
     assert "<style>.figure-svg *{" in one
+
+
+def test_a_formula_keeps_its_punctuation():
+    nodes = pytest.importorskip("docutils.nodes")
+    text, math = nodes.Text, lambda x: nodes.math("", x)
+    page = nodes.paragraph("", "", text("see ("), math("a"), text("), then "), math("b"), text(", "), math("c"), text(" and "), math("d"), text("."))
+    for _ in range(2):
+        dialect.keep_punctuation(page)
+        assert page.astext() == "see (a), then b, c and d."
+        assert [n.astext() for n in page.findall(nodes.inline)] == ["(a),", "b,", "d."]
 
 
 def test_show_doc_output_loses_its_rule():

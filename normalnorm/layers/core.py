@@ -6,7 +6,7 @@
 __all__ = ['Statistics', 'Settings', 'check_input', 'rates', 'gaussianize', 'affine', 'normality_norm_by_autograd',
            'normality_norm']
 
-# %% ../../nbs/230_layers.core.ipynb #fe5fd470
+# %% ../../nbs/230_layers.core.ipynb #17fa07d1
 from typing import NamedTuple
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .noise import add_noise, check_noise, draw_seed, mean_absolute_deviation, normal_noise
 from ..theory.gradient import gaussianized_gradient, newton_lambda_gradient, project
-from ..theory.newton import check_newton_arguments, newton_estimate
+from ..theory.newton import Over, check_newton_arguments, newton_estimate, over
 from ..theory.power_transform import power_transform_derivative, signed_log1p, yeo_johnson
 
-# %% ../../nbs/230_layers.core.ipynb #d9775bb7
+# %% ../../nbs/230_layers.core.ipynb #1c34ef26
 class Statistics(NamedTuple):
     "What a set of elements shares: mean, biased variance, and the power transform's λ (None for no transform)."
     mean: Tensor
@@ -63,7 +63,7 @@ def gaussianize(x: Tensor, dim: tuple[int, ...], settings: Settings) -> tuple[Te
 
     λ̂ is estimated on (u−μ)/σ, without ε, so that it depends on the shape of the unit and not on its scale; 1 for constant units.
     """
-    var, mean = torch.var_mean(x, dim, correction=0, keepdim=True)
+    var, mean = over(dim).var_mean(x)
     rate, bare = rates(var, settings.eps)
     c = x - mean
     if not settings.alpha:
@@ -85,7 +85,7 @@ def normality_norm_by_autograd(u: Tensor, dim: tuple[int, ...], weight: Tensor |
     x = add_noise(x, dim, settings.noise, settings.noise_kind, seed, offset)
     return affine(x, weight, bias).to(u.dtype), statistics
 
-# %% ../../nbs/230_layers.core.ipynb #647ab404
+# %% ../../nbs/230_layers.core.ipynb #cfce63bb
 class _NormalityNorm(torch.autograd.Function):
     """Output, mean, variance, λ̂ and (a mask without gradient) where λ̂ is Newton's step. Keeps the input, weight and seed, and the per-unit outputs.
 
@@ -136,7 +136,7 @@ class _NormalityNorm(torch.autograd.Function):
         u, weight, _, mean, var, lmbda, newton = ctx.saved_tensors
         s, dim = ctx.settings, ctx.dim
         c, h, rate, bare, noisy = _NormalityNorm._parts(ctx)
-        count = u.numel() // max(mean.numel(), 1)
+        count = over(dim).size(u)
         of_u = of_weight = of_bias = None
         if grad is not None:
             g = grad.to(var.dtype)
@@ -169,10 +169,10 @@ class _NormalityNormBothModes(_NormalityNorm):
         of_mean, of_var, of_lmbda = torch.zeros_like(mean), torch.zeros_like(var), torch.zeros_like(lmbda)
         if u_tangent is not None:
             t = u_tangent.to(var.dtype)
-            of_mean, of_var = t.mean(dim, keepdim=True), 2 * (c * t).mean(dim, keepdim=True)
+            of_mean, of_var = over(dim).mean(t), 2 * over(dim).mean(c * t)
             out = project(t, h, dim) * rate
             if s.alpha:
-                of_lmbda = (newton_lambda_gradient(c * bare, dim, s.alpha, newton if s.safeguard else None) * t).mean(dim, keepdim=True) * bare
+                of_lmbda = over(dim).mean(newton_lambda_gradient(c * bare, dim, s.alpha, newton if s.safeguard else None) * t) * bare
                 out = out * torch.exp((lmbda - 1) * signed_log1p(h)) + power_transform_derivative(h, lmbda, 1) * of_lmbda
             out = out * _NormalityNorm._factor(ctx, h)
             out = out if weight is None else out * weight
@@ -183,7 +183,7 @@ class _NormalityNormBothModes(_NormalityNorm):
         return out.to(u.dtype), of_mean, of_var, of_lmbda, None
 
 
-def normality_norm(u: Tensor, dim: tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
                    noise: float = 0.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
                    statistics: Statistics | None = None, noise_kind: str = "scaled", seed: Tensor | None = None, offset: int = 0) -> tuple[Tensor, Statistics | None]:
     """Normalize, gaussianize, add noise, map affinely: Algorithm 1 of Eftekhari & Papyan (2025), over the axes `dim`.
@@ -210,7 +210,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...], weight: Tensor | None = None
     """
     check_input(u)
     settings = Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
-    if not u.numel():
+    if not u.numel() and not isinstance(dim, Over):         # an empty share of a unit still takes part in its statistics
         return u.clone(), statistics
     if noise and seed is None:
         seed = draw_seed(u.device)
@@ -221,5 +221,5 @@ def normality_norm(u: Tensor, dim: tuple[int, ...], weight: Tensor | None = None
     if steps > 1:
         return normality_norm_by_autograd(u, dim, weight, bias, settings, seed, offset)
     function = _NormalityNorm if torch.compiler.is_compiling() else _NormalityNormBothModes
-    out, mean, var, lmbda, _ = function.apply(u, weight, bias, seed, tuple(dim), settings, offset)
+    out, mean, var, lmbda, _ = function.apply(u, weight, bias, seed, dim, settings, offset)
     return out, Statistics(mean, var, lmbda if alpha else None)

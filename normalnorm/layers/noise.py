@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['NOISES', 'philox', 'draw_seed', 'normal_noise', 'check_noise', 'mean_absolute_deviation', 'add_noise']
 
-# %% ../../nbs/228_layers.noise.ipynb #0d02192e
+# %% ../../nbs/228_layers.noise.ipynb #f6a2664d
 import math
 
 import torch
 from torch import Tensor
 
 from ..claims import near
+from ..theory.newton import over
 
 # %% ../../nbs/228_layers.noise.ipynb #57d51ad2
 _WORD = 0xFFFFFFFF
@@ -79,7 +80,7 @@ def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor, offset: int 
     flat = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     return flat[..., offset - 4 * first:offset - 4 * first + count].reshape(tuple(shape))
 
-# %% ../../nbs/228_layers.noise.ipynb #8a261e51
+# %% ../../nbs/228_layers.noise.ipynb #70e3eefe
 NOISES = ("scaled", "unscaled", "dropout")
 _HALF_NORMAL = math.sqrt(2 / math.pi)
 
@@ -95,7 +96,7 @@ def check_noise(noise: float, kind: str) -> None:
 def mean_absolute_deviation(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     "The mean of |x − mean x| over `dim`, kept with size 1; carries no gradient."
     with torch.no_grad():
-        return (x - x.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)
+        return over(dim).mean((x - over(dim).mean(x)).abs())
 
 
 def add_noise(x: Tensor, dim: tuple[int, ...], noise: float, kind: str = "scaled", seed: Tensor | None = None, offset: int = 0) -> Tensor:

@@ -5,15 +5,12 @@
 # %% auto #0
 __all__ = ['project', 'newton_lambda_gradient', 'gaussianized_gradient']
 
-# %% ../../nbs/227_theory.gradient.ipynb #2fab0c4a
+# %% ../../nbs/227_theory.gradient.ipynb #b7a16c52
 import torch
 from torch import Tensor
 
+from .newton import over
 from .power_transform import power_transform_derivative, signed_log1p
-
-
-def _mean(x: Tensor, dim: tuple[int, ...]) -> Tensor:
-    return x.mean(dim, keepdim=True)
 
 
 def project(w: Tensor, v: Tensor, dim: tuple[int, ...]) -> Tensor:
@@ -21,15 +18,17 @@ def project(w: Tensor, v: Tensor, dim: tuple[int, ...]) -> Tensor:
 
     Example: `project(v, v, (0,))` is 0 for a `v` with mean 0 and mean square 1.
     """
-    return w - _mean(w, dim) - v * _mean(w * v, dim)
+    mean = over(dim).mean
+    return w - mean(w) - v * mean(w * v)
 
-# %% ../../nbs/227_theory.gradient.ipynb #792d9130
+# %% ../../nbs/227_theory.gradient.ipynb #26dd3bdf
 def _extremes_gradient(k: Tensor, dim: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     "K = 2(σ(max k) − σ(min k)) and its gradient, shared evenly among equal extremes."
-    top, bottom = k.amax(dim, keepdim=True), k.amin(dim, keepdim=True)
+    unit = over(dim)
+    top, bottom = unit.amax(k), -unit.amax(-k)
     at_top, at_bottom = (k == top).to(k.dtype), (k == bottom).to(k.dtype)
     range_ = 2 * (signed_log1p(top) - signed_log1p(bottom))
-    gradient = 2 * (at_top / at_top.sum(dim, keepdim=True) / (1 + top.abs()) - at_bottom / at_bottom.sum(dim, keepdim=True) / (1 + bottom.abs()))
+    gradient = 2 * (at_top / unit.sum(at_top) / (1 + top.abs()) - at_bottom / unit.sum(at_bottom) / (1 + bottom.abs()))
     return range_, gradient
 
 
@@ -43,12 +42,13 @@ def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, 
 
     Example: the result has mean 0 and no component along `k`, because λ̂ depends neither on location nor on scale.
     """
+    mean = over(dim).mean
     a, log = k.abs(), signed_log1p(k)
     ell = log.abs()
     d = (1 + a) * ell - a
-    mean_d, slope = _mean(d, dim), _mean(k * d, dim)
-    first = slope - _mean(log, dim)
-    second = 1 - _mean((1 + a) * ell.square(), dim) + mean_d.square() + 2 * (_mean((d - mean_d).square(), dim) - slope.square())
+    mean_d, slope = mean(d), mean(k * d)
+    first = slope - mean(log)
+    second = 1 - mean((1 + a) * ell.square()) + mean_d.square() + 2 * (mean((d - mean_d).square()) - slope.square())
     ratio = first / second
     of_product = d + a * ell
     in_first = of_product - 1 / (1 + a)
@@ -60,8 +60,7 @@ def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, 
         t = range_ * ratio.abs()
         size = torch.where(range_ > 0, range_, 1.0)
         by_range = torch.sign(ratio) * (torch.log1p(t) - t / (1 + t)) / size.square()
-        count = k.numel() // max(range_.numel(), 1)
-        move = torch.where(newton, move, -of_ratio / (1 + t) + count * by_range * of_range)
+        move = torch.where(newton, move, -of_ratio / (1 + t) + over(dim).size(k) * by_range * of_range)
     return project(alpha * move, k, dim)
 
 
@@ -79,5 +78,5 @@ def gaussianized_gradient(u: Tensor, grad: Tensor, mean: Tensor, rate: Tensor, r
     out = project(grad * torch.exp((lmbda - 1) * signed_log1p(h)), h, dim) * rate
     if not through_lambda or not alpha:
         return out
-    upstream = _mean(grad * power_transform_derivative(h, lmbda, 1), dim)
+    upstream = over(dim).mean(grad * power_transform_derivative(h, lmbda, 1))
     return out + upstream * rate_without_eps * newton_lambda_gradient(c * rate_without_eps, dim, alpha, newton)
