@@ -221,7 +221,7 @@ def cutmix(x: Tensor, y: Tensor, classes: int, alpha: float = 1.0) -> tuple[Tens
     share = (rows.stop - rows.start) * (columns.stop - columns.start) / (h * w)
     return x, (1 - share) * y + share * y[partner]
 
-# %% ../../nbs/035_experiments.augmentation.ipynb #6ea5cc85
+# %% ../../nbs/035_experiments.augmentation.ipynb #57da615d
 _NAMES = {"crop": (1, 1), "flip": (0, 1), "translate": (1, 1), "rotate": (1, 1), "jitter": (1, 2), "resizedcrop": (1, 2), "resize": (1, 1), "centrecrop": (1, 1),
           "randaugment": (0, 2), "mixup": (0, 1), "cutmix": (0, 1)}                     # how many numbers follow: at least, at most
 _WHOLE = ("crop", "resizedcrop", "resize", "centrecrop", "randaugment")                  # the first number is whole
@@ -243,7 +243,7 @@ def _parsed(entry: Any) -> tuple[str, tuple[Any, ...]]:
     if not least <= len(numbers) <= most or not all(n >= 0 and math.isfinite(n) for n in numbers) or name in _WHOLE and numbers and numbers[0] != int(numbers[0]) \
             or name in ("mixup", "cutmix") and 0.0 in numbers or name in ("resize", "resizedcrop", "centrecrop") and numbers[0] < 1:
         whole = ", the first a whole number" if name in _WHOLE else ""
-        raise ValueError(f"augmentation {entry!r}: expected {name} followed by {least if least == most else f'{least} to {most}'} numbers that are not negative{whole}, for example "
+        raise ValueError(f"augmentation {entry!r}: expected {name} followed by {least if least == most else f'{least} to {most}'} number{'s' * (most > 1)}, not negative{whole}, for example "
                          f"{' '.join([name, *(['4'] if name in _WHOLE else ['0.1'])[:least]])!r}")
     return name, (int(numbers[0]), *numbers[1:]) if name in _WHOLE and numbers else numbers
 

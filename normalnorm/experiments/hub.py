@@ -171,7 +171,7 @@ def open_source(name: str, source: str, folder: Path | str | None = None, stream
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise DataError(f"{name}: a file of {where or 'the hub'} is damaged or cut short ({reason}). Remove it, then: {_cure(name)}") from error
 
-# %% ../../nbs/034_experiments.hub.ipynb #e810060e
+# %% ../../nbs/034_experiments.hub.ipynb #5b22e001
 def _columns(name: str, features: Any) -> tuple[str, str]:
     library, entry = _library(), ENTRIES[name]
     chosen = [next((c for c in wanted if c in features), None) for wanted in ((entry.image, "image"), (entry.label, "label"))]
@@ -198,15 +198,15 @@ def _checked(name: str, source: str, folder: Path | None, partial: bool) -> tupl
         raise DataError(f"{name}, {source}: the labels in {label} are {span}, expected whole numbers 0 to {len(entry.classes) - 1}")
     try:
         found = found.cast_column(image, library.Image(decode=False))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{name}, {source}: the column {image} holds {found.features[image]}, expected encoded images: {_cure(name)}") from error
     return found, image, labels.astype(np.int64)
 
-# %% ../../nbs/034_experiments.hub.ipynb #45b0977a
+# %% ../../nbs/034_experiments.hub.ipynb #da5abc32
 def decode(content: bytes, what: str, size: int | None = None, exact: int | None = None) -> np.ndarray:
     """An encoded image as an array of bytes, shape (3, height, width).
 
-    `size`: resize the shorter side to 8/7 of it, bilinear, and cut out the middle `size` × `size`. `exact`: the side that the image must have. `what`: what the image is called in errors.
+    `size`: resize the shorter side to 8/7 of it, bilinear, and cut out the middle `size` × `size`. `exact`: the side that the image must have. `what`: its name in errors.
 
     Raises `DataError` for content that is no image, is cut short, or has another size than `exact`.
     """
@@ -267,7 +267,8 @@ class Decoded(_Standardizing):
     `examples`: a data set of the library `datasets` with undecoded images in the column `image`; `rows`: which of them; `labels`: those of all. Threads decode the images of a batch.
     """
 
-    def __init__(self, examples: Any, image: str, rows: np.ndarray, labels: np.ndarray, known: Info, size: int, device: torch.device | str | None = None, exact: int | None = None) -> None:
+    def __init__(self, examples: Any, image: str, rows: np.ndarray, labels: np.ndarray, known: Info, size: int, device: torch.device | str | None = None,
+                 exact: int | None = None) -> None:
         super().__init__(known, device)
         self.examples, self.image, self.rows, self.size, self.exact, self.name = examples.select_columns([image]), image, rows, size, exact, known.name
         self.labels = torch.from_numpy(labels[rows])
