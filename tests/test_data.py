@@ -750,7 +750,7 @@ def test_augmentation_is_the_same_on_a_gpu(spec):
     torch.manual_seed(1)
     one = aug.augmentation(spec, COLOUR)(x, y)
     torch.manual_seed(1)
-    two = aug.augmentation(spec, COLOUR).cuda()(x.cuda(), y.cuda())
+    two = aug.augmentation(spec, COLOUR)(x.cuda(), y.cuda())
     tolerance = 0.05 if "randaugment" in str(spec) else 1e-4                   # a rounded byte may fall on the other side
     torch.testing.assert_close(two[0].cpu(), one[0], atol=tolerance, rtol=0)
     torch.testing.assert_close(two[1].cpu(), one[1])
@@ -780,7 +780,7 @@ def test_linear_maps_in_a_row_are_one():
     image = torch.zeros(1, 1, 41, 41, dtype=torch.float64)
     image[0, 0, 14, 25] = 1                                                    # (right, down) from the centre: (5, −6)
     plain = replace(data.info("digits"), mean=(0.0,), std=(1.0,))
-    change = aug.augmentation(["translate 0.1", "rotate 40", "translate 0.05"], plain).double()
+    change = aug.augmentation(["translate 0.1", "rotate 40", "translate 0.05"], plain)
     for seed in range(5):
         torch.manual_seed(seed)
         out, _ = change(image, torch.zeros(1, dtype=torch.int64))
@@ -799,7 +799,7 @@ def test_operations_against_kornia():
     v = torch.rand(4, 3, 7, 12, dtype=torch.float64)
     still, ones = torch.zeros(4, 2), torch.ones(4)
     for degrees in (13.0, -90.0, 200.0):
-        torch.testing.assert_close(aug.warp(v, aug.rotation(degrees * ones), still), kornia.geometry.transform.rotate(v, degrees * ones.double()), atol=1e-7, rtol=0)
+        torch.testing.assert_close(aug.warp(v, aug.rotation(degrees * ones), still), kornia.geometry.transform.rotate(v, degrees * ones.double()), atol=1e-6, rtol=0)
     shear = torch.eye(2).repeat(4, 1, 1)
     shear[:, 0, 1] = 0.3
     back = torch.linalg.inv(shear)

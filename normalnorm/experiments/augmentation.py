@@ -221,7 +221,7 @@ def cutmix(x: Tensor, y: Tensor, classes: int, alpha: float = 1.0) -> tuple[Tens
     share = (rows.stop - rows.start) * (columns.stop - columns.start) / (h * w)
     return x, (1 - share) * y + share * y[partner]
 
-# %% ../../nbs/035_experiments.augmentation.ipynb #57da615d
+# %% ../../nbs/035_experiments.augmentation.ipynb #7fb89f7a
 _NAMES = {"crop": (1, 1), "flip": (0, 1), "translate": (1, 1), "rotate": (1, 1), "jitter": (1, 2), "resizedcrop": (1, 2), "resize": (1, 1), "centrecrop": (1, 1),
           "randaugment": (0, 2), "mixup": (0, 1), "cutmix": (0, 1)}                     # how many numbers follow: at least, at most
 _WHOLE = ("crop", "resizedcrop", "resize", "centrecrop", "randaugment")                  # the first number is whole
@@ -249,7 +249,7 @@ def _parsed(entry: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 class Augmentation(nn.Module):
-    """What `augmentation` returns: called with a standardized batch and its labels, gives both changed; has no weights.
+    """What `augmentation` returns: called with a standardized batch on any device and its labels, gives both changed; has no weights.
 
     `steps`: parsed entries; `known`: the data set's `Info`.
     """
@@ -257,11 +257,14 @@ class Augmentation(nn.Module):
     def __init__(self, steps: Sequence[tuple[str, tuple[Any, ...]]], known: Info) -> None:
         super().__init__()
         self.steps, self.classes = tuple(steps), len(known.classes)
-        for kind in ("mean", "std"):
-            self.register_buffer(kind, torch.tensor(getattr(known, kind) or (0.0,))[:, None, None], persistent=False)
+        self.scale = torch.tensor([known.mean or (0.0,), known.std or (1.0,)], dtype=torch.float64)[:, :, None, None]
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name} {' '.join(map(str, arguments))}".strip() for name, arguments in self.steps)
+
+    def _pixels(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        "Mean and deviation where x is."
+        return self.scale.to(x.device, x.dtype).unbind(0)
 
     def _linear(self, x: Tensor, steps: Sequence[tuple[str, tuple[float, ...]]]) -> Tensor:
         matrix, shift = torch.eye(2, dtype=torch.float64).repeat(len(x), 1, 1), torch.zeros(len(x), 2, dtype=torch.float64)
@@ -272,7 +275,8 @@ class Augmentation(nn.Module):
                 matrix, shift = matrix @ turn, (turn.mT @ shift[:, :, None])[:, :, 0]         # first all before, then the turn
             else:
                 shift = shift + amount * draw * torch.tensor([x.shape[3], x.shape[2]])
-        return warp(x, matrix, shift, -self.mean / self.std)
+        mean, std = self._pixels(x)
+        return warp(x, matrix, shift, -mean / std)
 
     def _one(self, name: str, arguments: tuple[Any, ...], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if name == "either":
@@ -282,10 +286,11 @@ class Augmentation(nn.Module):
         if name in _LINEAR:
             return self._linear(x, [(name, arguments)]), y
         if name in ("jitter", "randaugment"):
-            change = random_jitter if name == "jitter" else rand_augment
-            return (change((x * self.std + self.mean).clamp(0, 1), *arguments) - self.mean) / self.std, y
+            change, (mean, std) = random_jitter if name == "jitter" else rand_augment, self._pixels(x)
+            return (change((x * std + mean).clamp(0, 1), *arguments) - mean) / std, y
         if name == "crop":
-            return random_crop(x, *arguments, fill=-self.mean / self.std), y
+            mean, std = self._pixels(x)
+            return random_crop(x, *arguments, fill=-mean / std), y
         return {"flip": random_flip, "resizedcrop": random_resized_crop, "resize": resize, "centrecrop": centre_crop}[name](x, *arguments), y
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,7 @@ def _standardized(name: str, split: str, first: int | None) -> tuple[Tensor, Ten
     x = torch.from_numpy(((images / about.largest - mean) / std).astype(np.float32)).unsqueeze(1)
     return x, torch.from_numpy(labels.astype(np.int64))
 
-# %% ../../nbs/030_experiments.data.ipynb #a54b468f
+# %% ../../nbs/030_experiments.data.ipynb #0e053e89
 class Split(Protocol):
     "What a training loop needs: the number of examples, and a batch of them by an int64 tensor of positions."
 
@@ -130,6 +130,7 @@ class Tensors:
         return len(self.targets)
 
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        index = index.to(self.targets.device)
         return self.inputs[index], self.targets[index]
 
     def to(self, device: torch.device | str | None) -> "Tensors":
