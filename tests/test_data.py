@@ -829,6 +829,30 @@ def test_labels_that_are_probabilities_already_are_mixed_again():
         torch.testing.assert_close(mixed.sum(1), torch.ones(8))
 
 
+def test_mixup_labels_say_what_the_pixels_show():
+    x = torch.arange(7.0)[:, None, None, None].expand(7, 2, 3, 4)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        mixed, y = aug.mixup(x, torch.arange(7), 7, 1.0)
+        torch.testing.assert_close(mixed[:, 1, 2, 3], y @ torch.arange(7.0))
+        assert y.sum(0).sub(1).abs().max() < 1e-5
+
+
+def test_crops_come_from_every_place():
+    image = torch.arange(1.0, 36.0).view(1, 1, 5, 7)
+    crops = aug.random_crop(image.expand(3000, 1, 5, 7), 2, torch.full((1, 1, 1), -1.0))
+    padded = torch.nn.functional.pad(image, (2, 2, 2, 2), value=-1.0)
+    every = {padded[0, 0, i:i + 5, j:j + 7].numpy().tobytes() for i in range(5) for j in range(5)}
+    assert {crop.numpy().tobytes() for crop in crops[:, 0]} == every
+
+
+def test_the_recipe_of_the_papers_is_understood():
+    known = data.info("svhn")
+    change = aug.augmentation(["translate 0.1", "rotate 15"], known)
+    x, y = change(torch.zeros(4, 3, 32, 32), torch.arange(4))
+    assert x.shape == (4, 3, 32, 32) and y.tolist() == [0, 1, 2, 3] and str(change) == "Augmentation(translate 0.1, rotate 15.0)"
+
+
 def test_cutmix_pixels_come_from_one_of_two_images():
     x = torch.arange(8.0)[:, None, None, None].expand(8, 1, 6, 5).clone()
     for seed in range(50):

@@ -22,7 +22,7 @@ from .data import SPLITS, DataError, Tensors
 from .data import info as info_of
 from .text import Windows
 
-# %% ../../nbs/036_experiments.streams.ipynb #22609696
+# %% ../../nbs/036_experiments.streams.ipynb #de774002
 _END = object()
 
 
@@ -83,6 +83,9 @@ def batches(split: Any, order: Iterable[Tensor], depth: int = 2) -> Iterator[tup
         split = Tensors(*split)
     found = (split[index] for index in order)
     return found if isinstance(split, (Tensors, hub.Images, Windows)) else ahead(found, depth)
+
+
+# First the equation, against an event-by-event calculation in which the thread may be two batches ahead: batch $i$ is begun when batch $i-1$ is read and a place is free, and used when it is read and the one before it is trained on.
 
 # %% ../../nbs/036_experiments.streams.ipynb #e533efb5
 class Stream:
