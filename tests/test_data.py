@@ -810,6 +810,25 @@ def test_operations_against_kornia():
     torch.testing.assert_close(aug.grey(v.float()), kornia.color.rgb_to_grayscale(v.float()))
 
 
+@pytest.mark.parametrize("magnitude", [0.3, -0.3, 1.0, -1.0])
+def test_operations_against_pillow(magnitude):
+    "RandAugment was published with Pillow's operations: on bytes, so equal up to the rounding, and solarization at one threshold."
+    pytest.importorskip("kornia")
+    pytest.importorskip("PIL")
+    from PIL import Image, ImageEnhance, ImageOps
+    random = np.random.default_rng(0)
+    pixels = np.clip(random.normal(110, 35, (24, 30, 3)) + np.linspace(-40, 40, 30)[None, :, None], 20, 235).astype(np.uint8)
+    picture, v = Image.fromarray(pixels), torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
+    factor = 1 + 0.9 * magnitude
+    theirs = {"brightness": ImageEnhance.Brightness(picture).enhance(factor), "saturation": ImageEnhance.Color(picture).enhance(factor),
+              "contrast": ImageEnhance.Contrast(picture).enhance(factor), "sharpness": ImageEnhance.Sharpness(picture).enhance(factor),
+              "bits": ImageOps.posterize(picture, 8 - round(4 * abs(magnitude))), "solarize": ImageOps.solarize(picture, math.ceil(255 * (1 - abs(magnitude)))),
+              "stretch": ImageOps.autocontrast(picture), "equalize": ImageOps.equalize(picture)}
+    for name, reference in theirs.items():
+        ours = aug.OPERATIONS[name](v, torch.tensor([magnitude]))[0].permute(1, 2, 0).numpy() * 255
+        assert np.abs(ours - np.asarray(reference)).max() < 1.5, name
+
+
 def test_without_kornia_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "kornia", None)
     for entry in ("randaugment 2 9", "jitter 0.4 0.1"):
