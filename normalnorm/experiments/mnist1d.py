@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['templates', 'generate', 'about', 'fingerprint', 'split']
 
-# %% ../../nbs/031_experiments.mnist1d.ipynb #db426aa9
+# %% ../../nbs/031_experiments.mnist1d.ipynb #380899e7
 import hashlib
 from functools import lru_cache
 
@@ -68,7 +68,7 @@ def _whole() -> tuple[np.ndarray, np.ndarray]:
     found = hashlib.sha256((signals / _GRID).astype("<i4").tobytes() + labels.astype("u1").tobytes()).hexdigest()
     if found != _INFO.sha256:
         raise DataError(f"MNIST-1D came out differently here: SHA-256 {found[:16]}…, expected {_INFO.sha256[:16]}…. This numpy ({np.__version__}) or scipy computes "
-                        "another noise than the versions tried: install numpy 1.26 to 2.4, and report this")
+                        "another noise than the versions tried: install numpy 1.26 to 2.4 and scipy 1.11 to 1.17, and report this")
     return signals.astype(np.float32), labels
 
 
