@@ -1,6 +1,4 @@
 "The experiments package beyond its chapters: damaged data, killed runs, other versions, known answers."
-import hashlib
-import importlib.util
 import json
 import math
 import os
@@ -36,88 +34,6 @@ from normalnorm.experiments.train import (
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
 
 ROOT = Path(__file__).resolve().parents[1]
-FASHION_SOURCE = Path("/usr/share/datasets/fashion-mnist")
-
-
-# ---- data ----
-
-@pytest.mark.parametrize("name", data.names())
-def test_shipped_files_are_the_recorded_ones(name):
-    about = data.info(name)
-    content = (data.data_folder() / about.file).read_bytes()
-    assert hashlib.sha256(content).hexdigest() == about.sha256 == data.data_hash(name)
-    assert len(content) <= 4_000_000
-    for split, size in about.sizes.items():
-        images, labels = data.load(name, split)
-        assert images.shape == (size, *about.shape) and images.dtype == torch.float32 and labels.dtype == torch.int64
-        assert labels.min() == 0 and labels.max() == len(about.classes) - 1
-
-
-def test_licence_and_source_lie_beside_the_data():
-    note = (data.data_folder() / "SOURCES.md").read_text(encoding="utf-8")
-    assert "Zalando" in note and "MIT" in note and "Alpaydin" in note and "CC" in data.info("digits").licence
-    for name in data.names():
-        inside = bytes(data.read_archive(data.data_folder() / data.info(name).file, data.data_hash(name))["note"]).decode()
-        assert "Licence" in inside and "Source" in inside
-
-
-@pytest.mark.parametrize("damage", ["truncated", "one bit", "empty", "missing", "text"])
-def test_damaged_files_are_refused(damage, tmp_path, monkeypatch):
-    content = (data.data_folder() / "digits.npz").read_bytes()
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
-    broken = {"truncated": content[:9000], "one bit": bytes(flipped), "empty": b"", "text": b"<html>404</html>"}
-    if damage != "missing":
-        (tmp_path / "digits.npz").write_bytes(broken[damage])
-    monkeypatch.setenv("NORMALNORM_DATA", str(tmp_path))
-    with pytest.raises(data.DataError, match="does not exist" if damage == "missing" else "damaged") as error:
-        data.load("digits", "train")
-    assert "make_fashion_subset" in str(error.value) and str(tmp_path) in str(error.value)
-
-
-def test_splits_do_not_change_with_first():
-    whole, part = data.load("fashion", "train"), data.load("fashion", "train", first=10)
-    assert torch.equal(whole[0][:10], part[0]) and torch.equal(whole[1][:10], part[1])
-    part[0].zero_()
-    assert data.load("fashion", "train", first=10)[0].abs().sum() > 0         # callers cannot spoil each other's images
-
-
-@pytest.mark.parametrize("name, hint", [("fashon", "did you mean fashion"), ("digit", "did you mean digits"), ("cifar10", "next version")])
-def test_unknown_data_names_say_what_is_known(name, hint):
-    with pytest.raises(data.DataError, match=hint):
-        data.load(name, "train")
-    with pytest.raises(ValueError, match="did you mean validation"):
-        data.load("digits", "validaton")
-
-
-def _script():
-    spec = importlib.util.spec_from_file_location("make_fashion_subset", ROOT / "tools" / "make_fashion_subset.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.book
-@pytest.mark.skipif(not FASHION_SOURCE.exists(), reason="Debian's package is not installed: apt-get install dataset-fashion-mnist")
-def test_script_makes_the_fashion_file_byte_for_byte():
-    assert hashlib.sha256(_script().fashion()).hexdigest() == data.data_hash("fashion")
-
-
-@pytest.mark.book
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install scikit-learn")
-def test_script_makes_the_digits_file_byte_for_byte():
-    assert hashlib.sha256(_script().digits()).hexdigest() == data.data_hash("digits")
-
-
-@pytest.mark.book
-def test_script_says_what_is_missing(tmp_path):
-    script = _script()
-    with pytest.raises(SystemExit, match="apt-get install dataset-fashion-mnist"):
-        script.fashion(tmp_path)
-    import gzip
-    (tmp_path / "wrong.gz").write_bytes(gzip.compress(b"\0\0\x0d\1\0\0\0\1\0"))
-    with pytest.raises(SystemExit, match="not an IDX file"):
-        script.read_idx(tmp_path / "wrong.gz")
 
 
 # ---- models ----
@@ -401,8 +317,13 @@ def test_results_folder_from_the_environment(tmp_path, monkeypatch):
 
 # ---- the first experiment ----
 
-def test_paper_scale_says_what_is_missing(tmp_path):
-    with pytest.raises(data.DataError, match="cifar10.*next version"):
+def test_paper_scale_says_what_is_missing(tmp_path, monkeypatch):
+    hub = pytest.importorskip("normalnorm.experiments.hub")
+    pytest.importorskip("datasets", reason="without it the error says how to install it: tests/test_data.py")
+    monkeypatch.setattr(hub, "_reachable", lambda library: False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
+    with pytest.raises(data.DataError, match="cifar10 is not on this machine.*hf download"):
         results.run_recipe("first-experiment", "paper", seeds=1, out=tmp_path)
 
 
