@@ -53,13 +53,13 @@ class SmallViT(VisionTransformer):
                  norm: Norm = nn.LayerNorm, **options: Any):
         super().__init__(classes, channels, image, patch, width, depth, heads, hidden, norm=norm, **{"token": False, "init": keep, **options})
 
-# %% ../../nbs/048_experiments.models.ipynb #e2a1cce3
+# %% ../../nbs/048_experiments.models.ipynb #c9038339
 @dataclass(frozen=True)
 class Architecture:
     """A network of the list: `make(**arguments)` builds it for inputs of shape `inputs`, (C, H, W) for images and (T,) for text.
 
-    `source`: who described it. `published`: its number of parameters as printed elsewhere, "" where none is. `norm`: PyTorch's own normalizer for it, called with the
-    channels of (B, C, H, W) for `nn.BatchNorm2d`, the features of (B, C) for `nn.BatchNorm1d`, the last axis for `nn.LayerNorm`.
+    `source`: who described it, as a key of the bibliography. `published`: its number of parameters as printed elsewhere, "" where none is.
+    `norm`: PyTorch's own normalizer for it, called with the channels of (B, C, H, W) for `nn.BatchNorm2d`, the features of (B, C) for `nn.BatchNorm1d`, the last axis for `nn.LayerNorm`.
     """
     make: Callable[..., nn.Module]
     arguments: dict[str, Any]
@@ -70,46 +70,70 @@ class Architecture:
 
 
 _CIFAR, _IMAGENET, _FASHION = (3, 32, 32), (3, 224, 224), (1, 28, 28)
-_MODELS: dict[str, Architecture] = {}
-for _depth, _v1, _v2, _small in ((18, "11,689,512", "", "11,173,962"), (34, "21,797,672", "", "21,282,122"), (50, "25,557,032", "25,549,352", ""), (101, "44,549,160", "44,541,480", "")):
-    for _order, _suffix, _published in ((False, "", _v1), (True, "_v2", _v2)):
-        _source = "he2016identity" if _order else "he2016"
-        _MODELS[f"resnet{_depth}{_suffix}"] = Architecture(resnet, {"depth": _depth, "preactivation": _order}, _IMAGENET, _source, _published)
-        _MODELS[f"cifar_resnet{_depth}{_suffix}"] = Architecture(resnet, {"depth": _depth, "preactivation": _order, "stem": "small", "classes": 10}, _CIFAR, _source,
-                                                                 "" if _order else _small)
-for _depth, _published in ((20, "0.27 M"), (32, "0.46 M"), (44, "0.66 M"), (56, "0.85 M"), (110, "1.7 M")):
-    _MODELS[f"cifar_resnet{_depth}"] = Architecture(cifar_resnet, {"depth": _depth}, _CIFAR, "he2016", _published)
-    _MODELS[f"cifar_resnet{_depth}_v2"] = Architecture(cifar_resnet, {"depth": _depth, "preactivation": True}, _CIFAR, "he2016identity")
-for _depth, _group_width, _published in ((50, 4, "25,028,904"), (101, 8, "88,791,336")):
-    for _order, _suffix in ((False, ""), (True, "_v2")):
-        _MODELS[f"resnext{_depth}{_suffix}"] = Architecture(resnext, {"depth": _depth, "group_width": _group_width, "preactivation": _order}, _IMAGENET,
-                                                            "labatie2021" if _order else "xie2017", "" if _order else _published)
-for _depth, _k, _source, _published in ((28, 2, "eftekhari2025", ""), (28, 10, "zagoruyko2016", "36.5 M"), (26, 2, "rao2020", ""), (26, 10, "rao2020", "")):
-    _MODELS[f"wrn{_depth}-{_k}"] = Architecture(wide_resnet, {"depth": _depth, "widening": _k}, _CIFAR, _source, _published)
-    _MODELS[f"wrn{_depth}-{_k}_skipless"] = Architecture(wide_resnet, {"depth": _depth, "widening": _k, "shortcut": "none"}, _CIFAR, "rao2020")
-for _variant, _side, _depthwise, _grouped in ((0, 224, "5,288,548", "5.9 M"), (2, 260, "9,109,994", "9.5 M")):
-    _MODELS[f"efficientnet_b{_variant}"] = Architecture(efficientnet, {"variant": _variant}, (3, _side, _side), "tan2019", _depthwise)
-    _MODELS[f"efficientnet_b{_variant}_grouped"] = Architecture(efficientnet, {"variant": _variant, "grouped": True}, (3, _side, _side), "labatie2021", _grouped)
-_MODELS |= {
-    "resnet9": Architecture(ResNet9, {}, _CIFAR, "a reviewer of eftekhari2025", "6,575,370"),
-    "vit": Architecture(VisionTransformer, {}, _CIFAR, "eftekhari2025", norm=nn.LayerNorm),
-    "vit_b16": Architecture(VisionTransformer, {"classes": 1000, "image": 224, "patch": 16, "depth": 12, "heads": 12, "hidden": 3072}, _IMAGENET, "dosovitskiy2021", "86,567,656", norm=nn.LayerNorm),
-    "mlp": Architecture(MLP, {}, _FASHION, "eftekhari2025", norm=nn.BatchNorm1d),
-    "mlp20": Architecture(MLP, {"widths": [784] * 20}, _FASHION, "rao2020", norm=nn.BatchNorm1d),
-    "gpt2": Architecture(LanguageModel, {"vocabulary": 50257, "length": 1024, "width": 768, "depth": 12, "heads": 12}, (1024,), "radford2019", "124,439,808", norm=nn.LayerNorm),
-    "gpt": Architecture(LanguageModel, {}, (128,), "radford2019, reduced", norm=nn.LayerNorm),
-    "rnn": Architecture(RecurrentNet, {}, (128,), "ba2016", norm=nn.LayerNorm),
-    "small_resnet": Architecture(SmallResNet, {}, _FASHION, "he2016, reduced"),
-    "small_resnet_v2": Architecture(SmallResNet, {"preactivation": True}, _FASHION, "he2016identity, reduced"),
-    "small_resnext": Architecture(ResNet, {"blocks": [1] * 3, "widths": [16, 32, 64], "channels": 1, "stem_stride": 2, "bottleneck": True, "groups": 4, "group_width": 16},
-                                  _FASHION, "xie2017, reduced"),
-    "small_wrn": Architecture(wide_resnet, {"depth": 16, "channels": 1, "stem_stride": 2}, _FASHION, "zagoruyko2016, reduced"),
-    "small_wrn_skipless": Architecture(wide_resnet, {"depth": 16, "channels": 1, "stem_stride": 2, "shortcut": "none"}, _FASHION, "rao2020, reduced"),
-    "small_efficientnet": Architecture(EfficientNet, {"channels": 1, "stages": [[1, 3, 1, 8, 1], [4, 3, 2, 16, 2], [4, 5, 2, 24, 2]], "stem": 8, "head": 96}, _FASHION, "tan2019, reduced"),
-    "small_resnet9": Architecture(ResNet9, {"channels": 1, "width": 8}, _FASHION, "resnet9, reduced"),
-    "small_vit": Architecture(SmallViT, {}, _FASHION, "dosovitskiy2021, reduced", norm=nn.LayerNorm),
-    "small_mlp": Architecture(MLP, {"widths": [128] * 3}, _FASHION, "eftekhari2025, reduced", norm=nn.BatchNorm1d),
-}
+
+
+def _residual() -> dict[str, Architecture]:
+    "The residual networks of the papers; the second order has the suffix _v2."
+    found = {}
+    for depth, published, published_v2, published_cifar in ((18, "11,689,512", "", "11,173,962"), (34, "21,797,672", "", "21,282,122"),
+                                                            (50, "25,557,032", "25,549,352", ""), (101, "44,549,160", "44,541,480", "")):
+        first, second = {"depth": depth}, {"depth": depth, "preactivation": True}
+        found[f"resnet{depth}"] = Architecture(resnet, first, _IMAGENET, "he2016", published)
+        found[f"resnet{depth}_v2"] = Architecture(resnet, second, _IMAGENET, "he2016b", published_v2)
+        found[f"cifar_resnet{depth}"] = Architecture(resnet, first | {"stem": "small", "classes": 10}, _CIFAR, "he2016", published_cifar)
+        found[f"cifar_resnet{depth}_v2"] = Architecture(resnet, second | {"stem": "small", "classes": 10}, _CIFAR, "he2016b")
+    for depth, published in ((20, "0.27 M"), (32, "0.46 M"), (44, "0.66 M"), (56, "0.85 M"), (110, "1.7 M")):
+        found[f"cifar_resnet{depth}"] = Architecture(cifar_resnet, {"depth": depth}, _CIFAR, "he2016", published)
+        found[f"cifar_resnet{depth}_v2"] = Architecture(cifar_resnet, {"depth": depth, "preactivation": True}, _CIFAR, "he2016b")
+    for depth, group_width, published in ((50, 4, "25,028,904"), (101, 8, "88,791,336")):
+        template = {"depth": depth, "groups": 32, "group_width": group_width}
+        found[f"resnext{depth}"] = Architecture(resnext, template, _IMAGENET, "xie2017", published)
+        found[f"resnext{depth}_v2"] = Architecture(resnext, template | {"preactivation": True}, _IMAGENET, "labatie2021")
+    for depth, k, source, published in ((28, 2, "eftekhari2025", ""), (28, 10, "zagoruyko2016", "36.5 M"), (26, 2, "rao2020", ""), (26, 10, "rao2020", "")):
+        found[f"wrn{depth}-{k}"] = Architecture(wide_resnet, {"depth": depth, "widening": k}, _CIFAR, source, published)
+        found[f"wrn{depth}-{k}_skipless"] = Architecture(wide_resnet, {"depth": depth, "widening": k, "shortcut": "none"}, _CIFAR, "rao2020")
+    return found
+
+
+def _others() -> dict[str, Architecture]:
+    "The other networks of the papers."
+    small, large = (3, 224, 224), (3, 260, 260)
+    base = {"classes": 1000, "image": 224, "patch": 16, "depth": 12, "heads": 12, "hidden": 3072}
+    gpt2 = {"vocabulary": 50257, "length": 1024, "width": 768, "depth": 12, "heads": 12}
+    return {
+        "efficientnet_b0": Architecture(efficientnet, {"variant": 0}, small, "tan2019", "5,288,548"),
+        "efficientnet_b2": Architecture(efficientnet, {"variant": 2}, large, "tan2019", "9,109,994"),
+        "efficientnet_b0_grouped": Architecture(efficientnet, {"variant": 0, "grouped": True}, small, "labatie2021", "5.9 M"),
+        "efficientnet_b2_grouped": Architecture(efficientnet, {"variant": 2, "grouped": True}, large, "labatie2021", "9.5 M"),
+        "resnet9": Architecture(ResNet9, {}, _CIFAR, "a reviewer of eftekhari2025", "6,575,370"),
+        "vit": Architecture(VisionTransformer, {}, _CIFAR, "eftekhari2025", norm=nn.LayerNorm),
+        "vit_b16": Architecture(VisionTransformer, base, _IMAGENET, "dosovitskiy2021", "86,567,656", nn.LayerNorm),
+        "mlp": Architecture(MLP, {}, _FASHION, "eftekhari2025", norm=nn.BatchNorm1d),
+        "mlp20": Architecture(MLP, {"widths": [784] * 20}, _FASHION, "rao2020", norm=nn.BatchNorm1d),
+        "gpt2": Architecture(LanguageModel, gpt2, (1024,), "radford2019", "124,439,808", nn.LayerNorm),
+        "gpt": Architecture(LanguageModel, {}, (128,), "radford2019, reduced", norm=nn.LayerNorm),
+        "rnn": Architecture(RecurrentNet, {}, (128,), "ba2016", norm=nn.LayerNorm),
+    }
+
+
+def _small() -> dict[str, Architecture]:
+    "Networks for this book, on images of 28 pixels without colour."
+    halved = {"channels": 1, "stem_stride": 2}
+    stages = [[1, 3, 1, 8, 1], [4, 3, 2, 16, 2], [4, 5, 2, 24, 2]]
+    return {
+        "small_resnet": Architecture(SmallResNet, {}, _FASHION, "he2016, reduced"),
+        "small_resnet_v2": Architecture(SmallResNet, {"preactivation": True}, _FASHION, "he2016b, reduced"),
+        "small_resnext": Architecture(ResNet, {"blocks": [1] * 3, "widths": [16, 32, 64], "bottleneck": True, "groups": 4, "group_width": 16} | halved, _FASHION, "xie2017, reduced"),
+        "small_wrn": Architecture(wide_resnet, {"depth": 16} | halved, _FASHION, "zagoruyko2016, reduced"),
+        "small_wrn_skipless": Architecture(wide_resnet, {"depth": 16, "shortcut": "none"} | halved, _FASHION, "rao2020, reduced"),
+        "small_efficientnet": Architecture(EfficientNet, {"channels": 1, "stages": stages, "stem": 8, "head": 96}, _FASHION, "tan2019, reduced"),
+        "small_resnet9": Architecture(ResNet9, {"channels": 1, "width": 8}, _FASHION, "a reviewer of eftekhari2025, reduced"),
+        "small_vit": Architecture(SmallViT, {}, _FASHION, "dosovitskiy2021, reduced", norm=nn.LayerNorm),
+        "small_mlp": Architecture(MLP, {"widths": [128] * 3}, _FASHION, "eftekhari2025, reduced", norm=nn.BatchNorm1d),
+    }
+
+
+_MODELS = _residual() | _others() | _small()
 # Results that were committed before there was a list name the classes.
 _ALIASES = {"SmallResNet": "small_resnet", "SmallViT": "small_vit"}
 
@@ -148,7 +172,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
     entry = architecture(name)
     return entry.make(**{**entry.arguments, **arguments})
 
-# %% ../../nbs/048_experiments.models.ipynb #faa3b064
+# %% ../../nbs/048_experiments.models.ipynb #f43f096d
 class Cost(NamedTuple):
     "Of a network and one input: parameters, multiply-accumulates of a forward pass, elements that pass through normalizers."
     parameters: int
@@ -181,7 +205,9 @@ def macs(model: nn.Module, inputs: Tensor) -> int:
 
 
 def cost(name: str, inputs: tuple[int, ...] | None = None, **arguments: Any) -> Cost:
-    """What the network of that name costs for one input of shape `inputs` (default: the one of the list); nothing is computed. `arguments` as in `build`; what a `joint` part normalizes is not seen.
+    """What the network of that name costs for one input of shape `inputs` (default: the one of the list); nothing is computed.
+
+    `arguments` as in `build`; what a `joint` part normalizes is not seen.
 
     Example:
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STAGES', 'SqueezeExcite', 'InvertedBottleneck', 'round_channels', 'fan_out_per_group', 'EfficientNet', 'efficientnet']
 
-# %% ../../../nbs/042_experiments.networks.efficient.ipynb #5ce045b5
+# %% ../../../nbs/042_experiments.networks.efficient.ipynb #18b20d31
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +29,9 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedBottleneck(nn.Module):
-    """1 × 1 convolution to `expansion` times the channels, `kernel` × `kernel` in groups of `group_size`, squeeze-and-excitation, 1 × 1 to `channels`; the input is added where shapes allow.
+    """1 × 1 convolution to `expansion` times the channels, `kernel` × `kernel` in groups of `group_size`, squeeze-and-excitation, 1 × 1 to `channels`.
+
+    The input is added where stride is 1 and the channels stay.
 
     Raises `ValueError` where `group_size` does not divide the widened channels.
     """
@@ -58,7 +60,7 @@ class InvertedBottleneck(nn.Module):
         y = self.norm3(self.project(y))
         return self.drop_path(y) + x if self.adds else y
 
-# %% ../../../nbs/042_experiments.networks.efficient.ipynb #348aeb7a
+# %% ../../../nbs/042_experiments.networks.efficient.ipynb #6399fc39
 STAGES = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))
 
 
@@ -79,8 +81,9 @@ def fan_out_per_group(model: nn.Module) -> None:
 class EfficientNet(nn.Module):
     """EfficientNet: stem, stages of inverted bottlenecks, 1 × 1 convolution, mean over positions, linear classifier.
 
-    `stages`: for each (expansion, kernel, stride, channels, repetitions), scaled by `width` and `depth`. `group_size`: channels that a group of the k × k convolutions has, 1 for depthwise ones;
-    `expansion`: replaces the expansions of the table that are not 1. `stem`, `head`: channels before and after the stages, scaled too; `stem_stride`.
+    `stages`: for each (expansion, kernel, stride, channels, repetitions), scaled by `width` and `depth`. `group_size`: channels in a group of the k × k
+    convolutions, 1 for depthwise ones; `expansion`: replaces the expansions of the table that are not 1. `stem`, `head`: channels before
+    and after the stages, scaled too; `stem_stride`.
     `dropout` before the classifier; `drop_path`: stochastic depth, growing linearly from 0 with the block.
     `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with the model at the end and draws its weights.
 

@@ -6,7 +6,7 @@
 __all__ = ['Norm', 'Activation', 'Parts', 'DropPath', 'Pad', 'Block', 'fan_out_normal', 'fan_in_truncated', 'ResNet',
            'cifar_resnet', 'resnet', 'resnext', 'wide_resnet']
 
-# %% ../../../nbs/040_experiments.networks.residual.ipynb #0c4bc76e
+# %% ../../../nbs/040_experiments.networks.residual.ipynb #6b0e4970
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,8 +28,8 @@ class Parts(NamedTuple):
 
     Example:
 
-        >>> Parts(norm=nn.InstanceNorm2d).pair(3)
-        (InstanceNorm2d(3, eps=1e-05, momentum=0.1, affine=False, track_running_stats=False), ReLU())
+        >>> Parts(activation=nn.SiLU).pair(3)[1]
+        SiLU()
     """
     norm: Norm = nn.BatchNorm2d
     activation: Activation = nn.ReLU
@@ -44,7 +44,10 @@ class Parts(NamedTuple):
         "A normalizer and the activation that follows it."
         return (self.norm(channels), self.activation()) if self.joint is None else (self.joint(channels), nn.Identity())
 
-# %% ../../../nbs/040_experiments.networks.residual.ipynb #d581b56d
+# %% ../../../nbs/040_experiments.networks.residual.ipynb #ada34141
+_TORCH = Parts()                # PyTorch's own parts
+
+
 class DropPath(nn.Dropout):
     "In training, multiply each element of the batch by 0 with probability `p`, else by 1/(1−p): stochastic depth."
 
@@ -75,7 +78,7 @@ class Block(nn.Module):
     the 3 × 3 convolutions are in `groups`. `shortcut`: "projection", "pad" or "none".
     """
 
-    def __init__(self, channels_in: int, width: int, channels: int, stride: int = 1, parts: Parts = Parts(), preactivation: bool = False,
+    def __init__(self, channels_in: int, width: int, channels: int, stride: int = 1, parts: Parts = _TORCH, preactivation: bool = False,
                  bottleneck: bool = False, groups: int = 1, shortcut: str = "projection", drop_path: float = 0.0):
         super().__init__()
         sizes = [(channels_in, width, 1), (width, width, 3), (width, channels, 1)] if bottleneck else [(channels_in, width, 3), (width, channels, 3)]

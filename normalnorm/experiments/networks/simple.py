@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MLP', 'ConvUnit', 'ResNet9', 'RecurrentNet']
 
-# %% ../../../nbs/046_experiments.networks.simple.ipynb #91e3d580
+# %% ../../../nbs/046_experiments.networks.simple.ipynb #9bbd3415
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,8 +18,8 @@ from .transformer import keep
 class MLP(nn.Module):
     """Fully connected: for each of `widths` a linear map, a normalizer and an activation; then a linear classifier.
 
-    `inputs`: numbers in one input, whatever its shape. `norm`: features → normalizer of (B, C). `joint`: normalizer and activation in one; `linear`: makes the linear maps but
-    the last from the arguments of `nn.Linear`. `init`: is called with the model at the end; by default the weights stay as `torch.nn` draws them.
+    `inputs`: numbers in one input, whatever its shape. `norm`: features → normalizer of (B, C). `joint`: normalizer and activation in one; `linear`: makes the linear
+    maps but the last from the arguments of `nn.Linear`. `init`: is called with the model at the end; by default the weights stay as `torch.nn` draws them.
 
     Raises `ValueError` for sizes < 1. Source: Eftekhari & Papyan (2025), Rao & Sohl-Dickstein (2020).
 
@@ -45,7 +45,7 @@ class MLP(nn.Module):
         "(B, …) with `inputs` numbers in each → scores (B, classes)."
         return self.classifier(self.layers(x.flatten(1)))
 
-# %% ../../../nbs/046_experiments.networks.simple.ipynb #563be5cd
+# %% ../../../nbs/046_experiments.networks.simple.ipynb #8a6ef212
 class ConvUnit(nn.Sequential):
     "A 3 × 3 convolution with a bias, a normalizer, an activation, and with `pool` the maximum over 2 × 2."
 
@@ -57,8 +57,8 @@ class ConvUnit(nn.Sequential):
 class ResNet9(nn.Module):
     """The nine-layer residual network that a reviewer of Eftekhari & Papyan (2025) ran on CIFAR-10.
 
-    `width`: channels of the first convolution, 64 in the review. For images of at least 8 pixels; before the classifier the maximum over all positions is taken, which are 4 × 4 for images
-    of 32 pixels. `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: called at the end; by default weights stay as `torch.nn` draws them.
+    `width`: channels of the first convolution, 64 in the review. For images of at least 8 pixels; before the classifier the maximum over all positions is taken,
+    which are 4 × 4 for images of 32 pixels. `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: called at the end; by default weights stay as `torch.nn` draws them.
 
     Raises `ValueError` for sizes < 1.
 
