@@ -53,13 +53,14 @@ class SmallViT(VisionTransformer):
                  norm: Norm = nn.LayerNorm, **options: Any):
         super().__init__(classes, channels, image, patch, width, depth, heads, hidden, norm=norm, **{"token": False, "init": keep, **options})
 
-# %% ../../nbs/048_experiments.models.ipynb #c9038339
+# %% ../../nbs/048_experiments.models.ipynb #dd0130f8
 @dataclass(frozen=True)
 class Architecture:
     """A network of the list: `make(**arguments)` builds it for inputs of shape `inputs`, (C, H, W) for images and (T,) for text.
 
     `source`: who described it, as a key of the bibliography. `published`: its number of parameters as printed elsewhere, "" where none is.
-    `norm`: PyTorch's own normalizer for it, called with the channels of (B, C, H, W) for `nn.BatchNorm2d`, the features of (B, C) for `nn.BatchNorm1d`, the last axis for `nn.LayerNorm`.
+    `norm`: PyTorch's own normalizer for it, called with the channels of (B, C, H, W) for `nn.BatchNorm2d`, the features of (B, C) for `nn.BatchNorm1d`, and the last axis for
+    `nn.LayerNorm`.
     """
     make: Callable[..., nn.Module]
     arguments: dict[str, Any]
@@ -172,7 +173,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
     entry = architecture(name)
     return entry.make(**{**entry.arguments, **arguments})
 
-# %% ../../nbs/048_experiments.models.ipynb #f43f096d
+# %% ../../nbs/048_experiments.models.ipynb #ea05632d
 class Cost(NamedTuple):
     "Of a network and one input: parameters, multiply-accumulates of a forward pass, elements that pass through normalizers."
     parameters: int
@@ -207,7 +208,7 @@ def macs(model: nn.Module, inputs: Tensor) -> int:
 def cost(name: str, inputs: tuple[int, ...] | None = None, **arguments: Any) -> Cost:
     """What the network of that name costs for one input of shape `inputs` (default: the one of the list); nothing is computed.
 
-    `arguments` as in `build`; what a `joint` part normalizes is not seen.
+    `arguments` as in `build`; a `joint` part's elements are not counted.
 
     Example:
 
