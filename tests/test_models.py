@@ -69,6 +69,8 @@ def test_every_name_builds_runs_and_has_the_published_count(name):
     probes = [m for m in probed.modules() if isinstance(m, Probe)]
     assert probes and all(p.shapes and {s[-1] if entry.norm is nn.LayerNorm else s[1] for s in p.shapes} == {p.size} for p in probes)
     assert [p.size for p in probes] == [m.num_features if hasattr(m, "num_features") else m.normalized_shape[0] for m in plain.modules() if isinstance(m, entry.norm)]
+    blocks = [m for m in plain.modules() if isinstance(m, residual.Block)]
+    assert all(b.preactivation == ("_v2" in name or "wrn" in name) and (b.shortcut is None) == ("skipless" in name) for b in blocks)
     count = sum(p.numel() for p in plain.parameters())
     if entry.published.endswith(" M"):
         assert abs(count / 1e6 - float(entry.published[:-2])) <= 0.5 * 10.0 ** -len(entry.published[:-2].split(".")[1]) + 1e-9
@@ -139,7 +141,10 @@ def test_a_joint_part_takes_the_place_of_normalizer_and_activation(name):
     apart, together = small(name, activation=nn.SiLU).double(), small(name, activation=nn.SiLU, joint=Joint).double()
     torch.testing.assert_close(apart(x), together(x))
     joints = sum(isinstance(m, Joint) for m in together.modules())
-    assert 0 < joints <= len(normalizers(apart)) == len(normalizers(together))
+    blocks = [m for m in apart.modules() if isinstance(m, residual.Block)]
+    first_order = [b for b in blocks if not b.preactivation]
+    before_a_sum = len(first_order) + sum(isinstance(b.shortcut, nn.Sequential) for b in first_order) + sum(isinstance(m, efficient.InvertedBottleneck) for m in apart.modules())
+    assert 0 < joints == len(normalizers(apart)) - before_a_sum and len(normalizers(apart)) == len(normalizers(together))
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
@@ -163,7 +168,8 @@ class CountAdditions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name, additions", [("wrn26-2", 12), ("wrn26-2_skipless", 0), ("cifar_resnet20", 9), ("resnet18", 8), ("resnet50_v2", 16)])
+@pytest.mark.parametrize("name, additions", [("wrn26-2", 12), ("wrn26-2_skipless", 0), ("cifar_resnet20", 9), ("resnet18", 8), ("resnet50_v2", 16),
+                                             ("efficientnet_b0", 4), ("resnet9", 2)])
 def test_one_addition_a_block_and_none_without_shortcuts(name, additions):
     model, x = small(name, norm=nn.Identity), batch(name)
     with torch.no_grad(), CountAdditions() as counter:
@@ -236,6 +242,13 @@ def test_laws_of_the_weights():
     assert abs(gpt.position.std().item() / 0.02 - 1) < 0.1 and not any(p.any() for key, p in gpt.named_parameters() if key.endswith("bias"))
 
 
+def test_channels_are_rounded_to_eights_and_lose_no_tenth():
+    for channels in torch.linspace(1, 400, 3991).tolist():
+        found = efficient.round_channels(channels)
+        nearest = max(8, 8 * int(channels / 8 + 0.5))
+        assert found % 8 == 0 and found >= 0.9 * channels and found in (nearest, nearest + 8) and (found == nearest or nearest < 0.9 * channels)
+
+
 def test_stochastic_depth_grows_and_instruments_switch_it_off():
     for model in (residual.ResNet([2, 2], [4, 4], drop_path=0.3), efficient.EfficientNet(width=0.25, depth=0.3, drop_path=0.3)):
         rates = [m.p for m in model.modules() if isinstance(m, residual.DropPath)]
@@ -288,7 +301,7 @@ def test_wrong_arguments_are_refused_with_a_reason(make, message):
 def test_arguments_replace_those_of_the_list_and_leave_it_as_it_is():
     before = copy.deepcopy(models.architecture("small_efficientnet").arguments)
     assert models.build("cifar_resnet20", classes=3, channels=1)(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
-    assert models.build("small_efficientnet", classes=3).classifier.out_features == 3
+    assert models.build("small_efficientnet", classes=3).classifier.out_features == models.build("cifar_resnet18", classes=3, widths=[2] * 4).classifier.out_features == 3
     assert models.architecture("small_efficientnet").arguments == before and models.names() == sorted(models.names())
     with pytest.raises(TypeError, match="colour"):
         models.build("resnet18", colour=3)
@@ -296,6 +309,7 @@ def test_arguments_replace_those_of_the_list_and_leave_it_as_it_is():
 
 
 def test_cost_computes_nothing_and_draws_nothing():
+    assert models.macs(nn.Linear(3, 5), torch.zeros(2, 3)) == 30
     state = torch.get_rng_state()
     found = models.cost("resnet18", (3, 64, 32), classes=10, norm=lambda channels: nn.GroupNorm(2, channels))
     assert torch.equal(torch.get_rng_state(), state)

@@ -173,7 +173,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
     entry = architecture(name)
     return entry.make(**{**entry.arguments, **arguments})
 
-# %% ../../nbs/048_experiments.models.ipynb #ea05632d
+# %% ../../nbs/048_experiments.models.ipynb #8ec4510c
 class Cost(NamedTuple):
     "Of a network and one input: parameters, multiply-accumulates of a forward pass, elements that pass through normalizers."
     parameters: int
@@ -199,8 +199,9 @@ def macs(model: nn.Module, inputs: Tensor) -> int:
         >>> macs(nn.Linear(3, 5), torch.zeros(2, 3))
         30
     """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:       # fused attention is not counted on every device
         model(inputs)
     return counter.get_total_flops() // 2
 

@@ -120,7 +120,7 @@ class Block(nn.Module):
             y = self.drop_path(y) + self.shortcut(carried)
         return y if self.preactivation else getattr(self, f"act{self.convolutions}")(y)
 
-# %% ../../../nbs/040_experiments.networks.residual.ipynb #35522c83
+# %% ../../../nbs/040_experiments.networks.residual.ipynb #f92c5cd7
 def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
     """Draw the kernels of all 2-d convolutions from a normal law of variance 2/fan-out, fan-out = output channels × kernel area (`per_group`: of one group).
 
@@ -150,8 +150,8 @@ class ResNet(nn.Module):
 
     `blocks` and `widths`: for each stage the number of blocks and their width; a bottleneck block puts out four times its width. `preactivation`: the second order
     of He et al. `groups`, `group_width`: width inside a bottleneck is groups · ⌊width · group_width / 64⌋. `shortcut`: "projection", "pad" (zeros for new
-    channels), "none" (no sums: no residual network at all). `stem`: "small", 3 × 3 with `stem_stride`; or "large", 7 × 7 and a maximum, dividing the resolution by 4;
-    with `stem_width` channels (default: the first width). `dropout` before the classifier; `drop_path`: rate of stochastic depth in the last block, growing linearly from 0.
+    channels), "none" (no sums: no residual network at all). `stem`: "small", 3 × 3 with `stem_stride`; or "large", 7 × 7 and a maximum, dividing the resolution by 4
+    (by 2 without `stem_pool`); with `stem_width` channels (default: the first width). `dropout` before the classifier; `drop_path`: rate of stochastic depth in the last block, growing linearly from 0.
     `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with the model at the end and draws its weights.
 
     Images may have any size. Raises `ValueError` for lists of different lengths, sizes < 1, unknown names, and `drop_path` without shortcuts.
@@ -165,7 +165,7 @@ class ResNet(nn.Module):
 
     def __init__(self, blocks: Sequence[int], widths: Sequence[int], classes: int = 10, channels: int = 3, *, preactivation: bool = False, bottleneck: bool = False,
                  groups: int = 1, group_width: int = 64, shortcut: str = "projection", stem: str = "small", stem_width: int | None = None, stem_stride: int = 1,
-                 dropout: float = 0.0, drop_path: float = 0.0, norm: Norm = nn.BatchNorm2d, activation: Activation = nn.ReLU, joint: Norm | None = None,
+                 stem_pool: bool = True, dropout: float = 0.0, drop_path: float = 0.0, norm: Norm = nn.BatchNorm2d, activation: Activation = nn.ReLU, joint: Norm | None = None,
                  conv: Callable[..., nn.Module] = nn.Conv2d, init: Callable[[nn.Module], None] = fan_out_normal):
         super().__init__()
         stem_width = widths[0] if stem_width is None and widths else stem_width
@@ -180,7 +180,7 @@ class ResNet(nn.Module):
         parts = Parts(norm, activation, joint, conv)
         self.stem = parts.convolution(channels, stem_width, 3, stem_stride) if stem == "small" else parts.convolution(channels, stem_width, 7, 2)
         self.stem_norm, self.stem_act = (nn.Identity(), nn.Identity()) if preactivation else parts.pair(stem_width)
-        self.pool = nn.MaxPool2d(3, 2, padding=1) if stem == "large" else nn.Identity()
+        self.pool = nn.MaxPool2d(3, 2, padding=1) if stem == "large" and stem_pool else nn.Identity()
         stages, inside, depth = [], stem_width, sum(blocks)
         for stage, (count, width) in enumerate(zip(blocks, widths)):
             inner, outside = (groups * (width * group_width // 64), 4 * width) if bottleneck else (width, width)
