@@ -242,6 +242,17 @@ def test_laws_of_the_weights():
     assert abs(gpt.position.std().item() / 0.02 - 1) < 0.1 and not any(p.any() for key, p in gpt.named_parameters() if key.endswith("bias"))
 
 
+@pytest.mark.parametrize("stem, divided", [({"stem": "small"}, 1), ({"stem_stride": 2}, 2), ({"stem": "large"}, 4), ({"stem": "large", "stem_pool": False}, 2)])
+def test_stems_divide_the_resolution(stem, divided):
+    for preactivation, size in itertools.product((False, True), (16, 32)):
+        model, sizes = residual.ResNet([1, 1], [4, 6], stem_width=5, preactivation=preactivation, **stem), []
+        for block in model.stages:
+            block.register_forward_hook(lambda module, args, output: sizes.append((args[0].shape[1:], output.shape[1:])))
+        model(torch.randn(2, 3, size, size))
+        side = size // divided
+        assert sizes == [((5, side, side), (4, side, side)), ((4, side, side), (6, side // 2, side // 2))]
+
+
 def test_channels_are_rounded_to_eights_and_lose_no_tenth():
     for channels in torch.linspace(1, 400, 3991).tolist():
         found = efficient.round_channels(channels)
