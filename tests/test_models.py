@@ -108,6 +108,13 @@ def test_forward_backward_and_state_round_trip(name):
         assert torch.equal(model.eval()(x), other.eval()(x)) and torch.equal(copy.deepcopy(model)(x), model(x))
 
 
+@pytest.mark.parametrize("name", ["SmallResNet", "wrn26-2_skipless", "gpt"])
+def test_compiles_as_one_graph(name):
+    model, x = small(name).eval(), batch(name)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_no_parameter_is_shared_by_accident(name):
     model = small(name)
@@ -295,7 +302,7 @@ def test_no_gradient_reaches_the_past_from_the_future(name):
     (lambda: models.SmallViT()(torch.zeros(1, 1, 32, 32)), "made for 49 patches, and the image has 64"),
     (lambda: transformer.VisionTransformer(width=8, depth=1, hidden=4)(torch.zeros(1, 3, 16, 16)), "made for 64 patches, and the image has 16"),
     (lambda: residual.ResNet([1, 1], [4]), "one width a stage"), (lambda: residual.ResNet([], []), "one width a stage"),
-    (lambda: residual.ResNet([1], [4], shortcut="projecton"), "did you mean projection"), (lambda: residual.ResNet([1], [4], stem="big"), "large"),
+    (lambda: residual.ResNet([1], [4], shortcut="projektion"), "did you mean projection"), (lambda: residual.ResNet([1], [4], stem="big"), "large"),
     (lambda: residual.ResNet([1], [4], shortcut="none", drop_path=0.1), "without shortcuts"),
     (lambda: residual.resnet(20), "known are 18"), (lambda: residual.cifar_resnet(18), "6n \\+ 2"), (lambda: residual.wide_resnet(27, 2), "6n \\+ 4"),
     (lambda: residual.resnext(18), "50, 101 or 152"), (lambda: efficient.efficientnet(1), "0 or 2"), (lambda: efficient.EfficientNet(width=0), "positive sizes"),
