@@ -2,10 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve pdf clean test-oldest
+.PHONY: help book test export lab serve pdf clean test-oldest test-newest
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -40,5 +39,9 @@ clean:  ## remove what was built; the environment stays
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 test-oldest:  ## the library's tests with the oldest supported torch, numpy, scipy (not part of CI)
-	@sh tools/venv.sh $(PYTHON) $(OLDEST)
-	@$(OLDEST)/bin/python tools/oldest.py
+	@sh tools/venv.sh $(PYTHON) .venv-oldest
+	@.venv-oldest/bin/python tools/bounds.py oldest
+
+test-newest:  ## book and tests with the newest torch, numpy, scipy, matplotlib; PYTHON=python3.13 for another Python (not part of CI)
+	@sh tools/venv.sh $(PYTHON) .venv-newest
+	@.venv-newest/bin/python tools/bounds.py newest

@@ -1,13 +1,30 @@
 "The package's metadata comes from settings.ini, which nbdev reads too."
+import shutil
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
+from setuptools.command.build_py import build_py
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 config = ConfigParser(delimiters=["="])
 config.read("settings.ini", encoding="utf-8")
 cfg = config["DEFAULT"]
 extras = {key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")}
+
+
+class BuildWithBook(build_py):
+    "A wheel carries the chapters that belong to it, as plain notebooks; an editable installation finds them in the checkout."
+
+    def run(self):
+        shutil.rmtree(self.build_lib, ignore_errors=True)       # nothing of an earlier build
+        super().run()
+        if not self.editable_mode:
+            from tools.plain import write
+            write(Path(self.build_lib) / "normalnorm" / "book")
+
 
 setup(
     name=cfg["lib_name"],
@@ -23,5 +40,6 @@ setup(
     install_requires=cfg["requirements"].split(),
     extras_require=extras,
     entry_points={"console_scripts": cfg["console_scripts"].split()},
+    cmdclass={"build_py": BuildWithBook},
     zip_safe=False,
 )

@@ -83,8 +83,46 @@ def test_each_claim_stands_in_its_chapter():
 def test_the_ledger_page_has_each_claim_once_and_links_to_its_proof():
     from tools.run import ensure
     text = ensure(chapter("910_what_was_checked")).notebook.read_text(encoding="utf-8").replace('\\"', '"')
-    found = re.findall(r'<tr id="claim-([^"]+)"><td><a href="([^"]+)"', text)
+    found = re.findall(r'<tr id="claim-([^"]+)"><td[^>]*><a href="([^"]+)"', text)
     assert sorted(found) == sorted((c.id, f"{c.chapter}.html#claim-here-{c.id}") for c in ledger())
+
+
+def test_links_to_chapters_show_titles(tmp_path):
+    (tmp_path / "010_a.b.ipynb").write_text(json.dumps({"cells": [{"source": ["# A & B\n", "\n", "> Lead."]}]}))
+    output = {"data": {"text/html": '<a href="010_a.b.html">010_a.b</a> <a href="020_c.html">020_c</a> <a href="010_a.b.html">here</a>'}}
+    read = dialect.chapter_titles(output, tmp_path)
+    assert output["data"]["text/html"] == '<a href="010_a.b.html">A &amp; B</a> <a href="020_c.html">020_c</a> <a href="010_a.b.html">here</a>'
+    assert read == {tmp_path / "010_a.b.ipynb", tmp_path / "020_c.ipynb"}
+
+
+# ---- notation -------------------------------------------------------------------------------------------------
+
+def notation_rows():
+    for cell in chapter("905_notation").cells():
+        for line in "".join(cell["source"]).split("\n") if cell["cell_type"] == "markdown" else ():
+            if line.startswith("| ") and not line.startswith("| symbol"):
+                yield [part.strip() for part in line.strip("|").split(" | ")]
+
+
+def test_each_symbol_leads_to_an_existing_place_that_uses_it():
+    sources = {c.name: "\n".join("".join(cell["source"]) for cell in c.cells()) for c in chapters() if c.name != "905_notation"}
+    rows = list(notation_rows())
+    assert len(rows) > 40
+    for symbol, meaning, theirs, where in rows:
+        label = re.fullmatch(r"@((?:eq|sec)-[\w-]+)", where)
+        assert symbol and meaning and theirs and label, where
+        home = [name for name, text in sources.items() if "{#" + label[1] + "}" in text]
+        assert len(home) == 1, f"{where} is defined in {home}"
+        for tex in re.findall(r"\$(.+?)\$", symbol):
+            for command in re.findall(r"\\[A-Za-z]+", re.split(r"=|\\le", tex)[0]):
+                assert command == r"\dots" or command in sources[home[0]], f"{symbol}: {command} is not in {home[0]}"
+
+
+def test_the_page_of_symbols_is_complete():
+    "The letters of the design's list, and whatever the first chapter's conventions use."
+    text = " ".join(row[0] for row in notation_rows())
+    for tex in (r"\lambda", r"\hat\lambda", r"\psi", r"\eta", r"\ell", r"\xi", r"\alpha", r"\epsilon", r"\mu", r"\sigma^2", "R^2", "B", "C", "H", "W", "T", "N", r"\gamma", r"\beta"):
+        assert tex in text, tex
 
 
 # ---- the API --------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
 "Every chapter runs. The executed copies are those of the book: what is fresh is not run again."
+import warnings
+
 import pytest
 
 pytestmark = pytest.mark.book
@@ -13,4 +15,7 @@ def test_chapter(name):
     except tools.ChapterFailed as error:
         pytest.fail(str(error), pytrace=False)
     assert run.stale() == ""
-    assert run.record()["seconds"] <= 4 * tools.BUDGET, f"{name} takes {run.record()['seconds']} s; a chapter may take {tools.BUDGET} s on a quiet machine"
+    seconds = run.record()["seconds"]
+    if seconds > tools.BUDGET:                  # a busy machine is no fault of the chapter; a factor of four is
+        warnings.warn(f"chapter {name} took {seconds:.0f} s; its budget is {tools.BUDGET:.0f} s", stacklevel=1)
+    assert seconds <= 4 * tools.BUDGET, f"chapter {name} took {seconds:.0f} s; its budget is {tools.BUDGET:.0f} s on a quiet machine"

@@ -19,8 +19,20 @@ from torch import nn
 from normalnorm.analysis.gaussianity import normalizers, pre_affine, qq_r2
 from normalnorm.experiments import data, models, results
 from normalnorm.experiments.results import Recipe, ResultsError, UnknownName
-from normalnorm.experiments.train import (CheckpointError, Settings, TrainingDiverged, detection_power, evaluate, learning_rate, seeded,
-                                          seeds_needed, stream, summarize, train, write_atomically)
+from normalnorm.experiments.train import (
+    CheckpointError,
+    Settings,
+    TrainingDiverged,
+    detection_power,
+    evaluate,
+    learning_rate,
+    seeded,
+    seeds_needed,
+    stream,
+    summarize,
+    train,
+    write_atomically,
+)
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,5 +1,8 @@
 "The rendered pages as a reader meets them: opened in a browser without a network, at the width of a telephone, in light and dark mode."
 import fcntl
+import json
+import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.book
 build = pytest.importorskip("tools.build", reason="the book's tools are not installed")
-from tools import browser, links, pdf, run  # noqa: E402
+from tools import browser, launch, links, pdf, run  # noqa: E402
 from tools.chapters import ROOT, chapters  # noqa: E402
 
 needs_browser = pytest.mark.skipif(not browser.chromium(), reason="no Chromium on this machine: pages are not opened")
@@ -28,14 +31,98 @@ def html():
 
 # ---- the book -------------------------------------------------------------------------------------------------
 
+def pages_of(html):
+    return [p for p in links.pages(html) if p != html / "index.html"]        # that one only forwards to the landing page
+
+
 @needs_browser
-def test_every_page_is_whole_without_a_network(html):
-    "Equations typeset, figures there, nothing on the console, no sideways scroll, text and ink visible in both modes."
-    pages = [p for p in links.pages(html) if p != html / "index.html"]        # that one only forwards to the landing page
-    found = browser.inspect(pages)
-    assert list(found) == pages
+@pytest.mark.parametrize("width", [browser.WIDTH, 1280])
+def test_every_page_is_whole_without_a_network(html, width):
+    "Equations typeset, figures there, nothing on the console, no sideways scroll, nothing cut off; contrast in both modes and on paper, once, on the wide page that shows more."
+    found = browser.inspect(pages_of(html), width, colours=width > browser.WIDTH)
+    assert list(found) == pages_of(html)
     assert {p.name: report["problems"] for p, report in found.items() if report["problems"]} == {}
     assert sum(r["equations"] for r in found.values()) > 100 and sum(r["figures"] for r in found.values()) > 5
+
+
+LEGIBLE = """
+  return [...d.querySelectorAll("article svg.figure-svg")].map(e => e.getBoundingClientRect().width / parseFloat(e.style.getPropertyValue("--natural")) * 3 / 4);"""
+
+
+@needs_browser
+def test_figures_stay_legible_on_a_narrow_page(html):
+    "They do not shrink below 0.6 of their size, where text of 9.5 points is 6 points high; a wider one scrolls in its box."
+    found = browser.ask([p.as_uri() for p in pages_of(html) if "figure-svg" in p.read_text(encoding="utf-8")], LEGIBLE, width=browser.WIDTH)
+    assert found and {a.rsplit("/", 1)[-1]: scales for a, scales in found.items() if min(scales, default=1) < 0.6} == {}
+
+
+ASK = """
+  let copied = null;
+  const wrong = [], blocks = [...d.querySelectorAll("article .highlight pre")], href = selector => [...d.querySelectorAll(selector)].map(a => a.getAttribute("href"));
+  d.execCommand = () => { copied = d.activeElement.value; return true; };       // the page's scripts copy from a selected field
+  d.querySelectorAll("details").forEach(e => e.open = true);
+  for (const pre of blocks) {
+    const button = pre.parentElement.querySelector("button.copybtn"), all = pre.textContent;
+    if (!button) { wrong.push("no button: " + name(pre)); continue; }
+    copied = null; button.click();
+    for (let i = 0; i < 20 && copied === null; i++) await wait(1);
+    const prompts = all.split("\\n").filter(l => /^(>>> |\\.\\.\\. )/.test(l)).map(l => l.slice(4)).join("\\n");
+    if (copied === null || copied.trim() != (prompts || all).trim()) wrong.push("copies " + JSON.stringify(copied) + " from " + name(pre));
+  }
+  return {blocks: blocks.length, wrong, previous: href("a.left-prev"), next: href("a.right-next"), sections: d.querySelectorAll("article h2").length,
+    contents: href(".bd-sidebar-secondary a"), downloads: href("a.btn-download-source-button"), launch: href(".dropdown-launch-buttons a"),
+    search: d.querySelectorAll("form.bd-search").length};"""
+
+
+@pytest.fixture(scope="module")
+def asked(html):
+    "Page, in the order of the table of contents → what it says about its copy buttons and its navigation."
+    toc = [f"{file}.html" for _, listed in pdf.parts() for file in listed]
+    return dict(zip((Path(page).name for page in toc), browser.ask([(html / page).as_uri() for page in toc], ASK).values()))
+
+
+@needs_browser
+def test_copy_buttons_copy_the_code(asked):
+    "Each block of code has one; examples are copied without their prompts and output."
+    assert {name: report["wrong"] for name, report in asked.items() if report["wrong"]} == {}
+    assert sum(report["blocks"] for report in asked.values()) > 300
+
+
+@needs_browser
+def test_navigation(asked):
+    "Previous and next follow the table of contents; each page has its sections beside it, search, and its notebook; no launch button without a repository."
+    names = list(asked)
+    assert [r["next"] for r in asked.values()] == [[n] for n in names[1:]] + [[]]
+    assert [r["previous"] for r in asked.values()] == [[]] + [[n] for n in names[:-1]]
+    launched = {f"{c.name}.html" for c in launch.tutorials()} if launch.repository() else set()
+    for name, r in asked.items():
+        assert len(r["contents"]) >= r["sections"] and r["search"], name
+        assert [Path(link).stem for link in r["downloads"]] == [Path(name).stem], name
+        assert len(r["launch"]) == (2 if name in launched else 0), name
+
+
+@needs_browser
+@pytest.mark.parametrize("words, page", [("Newton step", "220_theory.newton.html"), ("BatchNormalNorm2d", "240_layers.normality.html"), ("misprint", "920_errata.html")])
+def test_search_finds(html, words, page):
+    "Without a server and without a network."
+    script = """for (let i = 0; i < 100 && !/Search finished/.test(d.querySelector("#search-results").textContent); i++) await wait(50);
+        return [...d.querySelectorAll("#search-results li a")].map(a => a.getAttribute("href"));"""
+    address = (html / "search.html").as_uri() + f"?q={words.replace(' ', '+')}"
+    assert any(page in result for result in browser.ask([address], script)[address])
+
+
+def test_each_notebook_can_be_downloaded_and_run(html):
+    "The files that the pages offer: valid, without outputs and directives; code that Python can read."
+    nbformat = pytest.importorskip("nbformat")
+    for c in chapters():
+        notebook = nbformat.reads((html / "_sources" / "nbs" / f"{c.name}.ipynb").read_text(encoding="utf-8"), as_version=4)
+        nbformat.validate(notebook)
+        assert notebook == nbformat.from_dict(launch.download(c)), c.name
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert all(not cell.outputs and cell.execution_count is None for cell in code), c.name
+        for cell in code:
+            assert not cell.source.startswith("#|"), c.name
+            compile(re.sub(r"^(\s*)[%!].*$", r"\1pass", cell.source, flags=re.M), c.name, "exec")
 
 
 def test_internal_links_lead_somewhere(html):
@@ -46,14 +133,29 @@ def test_nothing_is_loaded_from_a_network(html):
     assert links.loaded_from_network(html) == []
 
 
+def test_a_new_style_reaches_the_pages(tmp_path):
+    "Sphinx alone would neither copy a changed style sheet nor write the pages again that refer to it."
+    for folder in ("_static", "_build/html/_static", "_build/html/nbs"):
+        (tmp_path / folder).mkdir(parents=True)
+    page = tmp_path / "_build/html/nbs/a.html"
+    for built, stays in (("a {}", True), ("b {}", False)):
+        page.write_text("page")
+        (tmp_path / "_static/x.css").write_text("a {}")
+        (tmp_path / "_build/html/_static/x.css").write_text(built)
+        build.forget_pages_of_another_style(tmp_path)
+        assert page.exists() == stays
+
+
 # ---- broken examples ------------------------------------------------------------------------------------------
 
 MATHJAX = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax/tex-chtml.js"
 HEAD = f"""<!DOCTYPE html><html data-theme="light"><head><meta charset="utf-8">
 <script>window.MathJax = {{options: {{processHtmlClass: "math"}}}}</script><script defer src="{MATHJAX.as_uri()}"></script>
-<style>:root {{ --pst-color-text-base: #111 }} body {{ color: var(--pst-color-text-base) }} [data-theme=dark] {{ background: #111; --pst-color-text-base: #eee }}</style></head>"""
+<style>:root {{ --pst-color-text-base: #111 }} body {{ color: var(--pst-color-text-base) }}
+[data-theme=dark] {{ background: #111; --pst-color-text-base: #eee }} @media print {{ [data-theme] {{ background: none; --pst-color-text-base: #111 }} }}</style></head>"""
 SVG = '<svg class="figure-svg" width="60" height="20"><path d="M0 0L60 20" style="stroke: {}"/><path d="M0 0" style="fill: none; stroke: var(--pst-color-text-base)"/></svg>'
-GOOD = "<p>Text and <span class='math'>\\(x^2\\)</span></p>" + SVG.format("red")
+GOOD = "<p>Text and <span class='math'>\\(x^2\\)</span></p><div style='width: 60px; overflow-x: auto; border: 1px solid'><p style='white-space: nowrap'>long, but it scrolls</p></div>" \
+    "<h1 style='color: #888'>large text</h1>" + SVG.format("red")
 BROKEN = {
     "scrolls sideways: 908 px: div": "<div style='width: 900px'>wide</div>",
     "TeX error": "<span class='math'>\\(\\nosuchcommand\\)</span>",
@@ -66,6 +168,16 @@ BROKEN = {
     "light mode: text": "<p style='background: black'>ink on a black box</p>",
     "light mode: formula": "<p style='background: black'><span class='math'>\\(x\\)</span></p>",
     "light mode: figure ink": "<div style='background: black'>" + SVG.format("red") + "</div>",
+    "light mode: text rgb(119, 119, 119)": "<p style='color: #777'>4.48 is not enough</p>",
+    "dark mode: text rgb(255, 255, 255)": "<p style='color: #fff; opacity: 0.4'>half transparent</p>",
+    "print from dark mode: text": "<p style='color: #eee; background: #111'>pale ink</p>",
+    "print from light mode: text": "<style>@media print { .pale { color: #ddd } }</style><p class='pale'>pale on paper only</p>",
+    "cut off: p": "<div style='width: 60px; overflow: hidden'><p style='white-space: nowrap'>much longer than its box</p></div>",
+    "cut below": "<div style='height: 12px; overflow: hidden'>one<br>two</div>",
+    "a scrollbar within a line": "<p>a <span style='display: inline-block; width: 60px; overflow-x: auto; overflow-y: hidden; white-space: nowrap'>long formula</span>, b</p>",
+    "a scrollbar for 3 px": "<div style='height: 60px; overflow: auto'><div style='height: 63px'>high</div></div>",
+    "an empty line": "<h2 style='width: 60px'>wide<a class='headerlink' style='display: block'>#</a></h2>",
+    "sticks out of its box": "<div style='width: 60px; border: 1px solid'><p style='white-space: nowrap'>much longer than its box</p></div>",
     "asks the network": "<script>fetch('https://example.org/x').catch(() => 0)</script>",
 }
 
@@ -96,6 +208,67 @@ def test_broken_links_are_noticed(tmp_path):
                                       "a.html: https://example.invalid/x is a placeholder", "a.html: gone.png does not exist"]
     assert list(links.external(tmp_path)) == ["https://example.org/", "https://example.org/cdn", "https://example.invalid/x", "https://example.org/x.js"]
     assert links.loaded_from_network(tmp_path) == ["a.html: https://example.org/x.js", "_static/a.css: https://example.org/font.css"]
+
+
+# ---- notebooks that leave the book ---------------------------------------------------------------------------------
+
+@pytest.fixture
+def public(tmp_path):
+    "A checkout whose settings name a repository on GitHub."
+    for name in ("_toc.yml", "references.bib"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "nbs", tmp_path / "nbs")
+    (tmp_path / "results/coins/book").mkdir(parents=True)
+    (tmp_path / "results/coins/book/a.json").write_text("{}")
+    settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
+    (tmp_path / "settings.ini").write_text(re.sub(r"(?m)^git_url = .*", "git_url = https://github.com/owner/re.po", settings), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("address, repository", [
+    ("https://github.com/owner/repo", "owner/repo"), ("https://github.com/owner/repo.git", "owner/repo"), ("https://github.com/owner/repo/", "owner/repo"),
+    ("https://example.invalid/normalnorm", None), ("https://gitlab.com/owner/repo", None), ("https://github.com/owner", None), ("", None),
+])
+def test_the_repository_is_read_from_the_settings(tmp_path, address, repository):
+    (tmp_path / "settings.ini").write_text(f"[DEFAULT]\nversion = 1.2\ngit_url = {address}\n")
+    assert launch.repository(tmp_path) == repository
+    assert bool(launch.theme_options(tmp_path)) == bool(repository)
+    if not repository:
+        with pytest.raises(ValueError, match="names no repository"):
+            launch.write(tmp_path / "out", root=tmp_path)
+
+
+def test_what_colab_and_binder_open(public, tmp_path):
+    "Each chapter with a cell that installs the package at the tag; Binder's requirements; no appendix."
+    written = launch.write(tmp_path / "out", root=public)
+    names = {p.relative_to(tmp_path / "out").as_posix() for p in written}
+    others = {"binder/requirements.txt", "binder/runtime.txt", "README.md", "nbs/results/coins/book/a.json"}
+    assert names == {f"nbs/{c.name}.ipynb" for c in chapters() if not c.name.startswith("9")} | others
+    wanted = f"normalnorm[book] @ git+https://github.com/owner/re.po@v{launch.settings()['version']}"
+    assert wanted in (tmp_path / "out/binder/requirements.txt").read_text().splitlines()
+    first = json.loads((tmp_path / "out/nbs/220_theory.newton.ipynb").read_text())["cells"][0]
+    assert first["cell_type"] == "code" and f'%pip install --quiet "{wanted}"' in first["source"]
+    launch.write(tmp_path / "out", "abc123", root=public)
+    assert "re.po@abc123" in (tmp_path / "out/binder/requirements.txt").read_text()
+
+
+class Page:
+    "What the extension needs of Sphinx."
+    def __init__(self, root):
+        self.srcdir, self.html_theme_options = str(root), {"navbar_persistent": []}
+
+
+@pytest.mark.parametrize("page, launches", [("nbs/220_theory.newton", True), ("nbs/910_what_was_checked", False), ("nbs/api", False)])
+def test_launch_buttons_only_where_something_can_be_opened(public, page, launches):
+    app = Page(public)
+    launch.configure(app, app)
+    assert app.html_theme_options["repository_branch"] == "notebooks" and "colab_url" in app.html_theme_options["launch_buttons"]
+    context = {"header_buttons": [{"label": "launch-buttons", "buttons": []}, {"label": "download-buttons", "buttons": [{"label": "download-source-button", "text": ".ipynb"}]}]}
+    launch.page_buttons(app, page, "", context, None)
+    assert [b["label"] for b in context["header_buttons"]] == ["launch-buttons"] * launches + ["download-buttons"]
+    private = Page(ROOT)
+    launch.configure(private, private)
+    assert launch.repository() or private.html_theme_options == {"navbar_persistent": []}
 
 
 # ---- the print ------------------------------------------------------------------------------------------------

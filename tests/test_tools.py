@@ -133,7 +133,7 @@ def test_a_failing_cell_is_named(checkout):
     ("a\n$$ x = 1. $$ {#eq-x}\nb", "a\n\n$$\nx = 1.\n$$ (eq-x)\n\nb"),
     ("$$ x $$", "$$\nx\n$$"),
     ("see @eq-x and @fig-y-z.", "see {eq}`eq-x` and {numref}`fig-y-z`."),
-    ("by @thm-a, @lem-b, @exr-c, @sec-d", "by {prf:ref}`thm-a`, {prf:ref}`lem-b`, {ref}`exr-c`, {ref}`sec-d`"),
+    ("by @thm-a, @lem-b, @exr-c, @sec-d", "by {prf:ref}`thm-a`, {prf:ref}`lem-b`, {ref}`exr-c`, {numref}`sec-d`"),
     ("[@yeo2000] and [@yeo2000; @boxcox1964]", "{cite:p}`yeo2000` and {cite:p}`yeo2000,boxcox1964`"),
     ("@yeo2000 say", "{cite:t}`yeo2000` say"),
     ("`@eq-x` $a@b$ me@yeo2000.org", "`@eq-x` $a@b$ me@yeo2000.org"),
@@ -198,7 +198,7 @@ def test_svg_takes_the_colour_of_the_text():
     svg = '<?xml version="1.0"?>\n<svg width="100pt" height="50pt"><metadata>who</metadata><path style="stroke: #101010"/></svg>'
     made = dialect.inline_svg(svg, 'a "curve"')
     assert "#101010" not in made and "var(--pst-color-text-base)" in made and "metadata" not in made
-    assert 'aria-label="a &quot;curve&quot;"' in made and "max-width: 100%" in made and made.startswith("<svg")
+    assert 'aria-label="a &quot;curve&quot;"' in made and "--natural: 100pt" in made and "max-width: 100%" in made and made.startswith("<svg")
 
 
 def test_svgs_of_one_page_do_not_share_names_or_styles():
@@ -209,7 +209,32 @@ def test_svgs_of_one_page_do_not_share_names_or_styles():
     assert "<style>.figure-svg *{" in one
 
 
+def test_a_formula_keeps_its_punctuation():
+    nodes = pytest.importorskip("docutils.nodes")
+    text, math = nodes.Text, lambda x: nodes.math("", x)
+    page = nodes.paragraph("", "", text("see ("), math("a"), text("), then "), math("b"), text(", "), math("c"), text(" and "), math("d"), text("."))
+    for _ in range(2):
+        dialect.keep_punctuation(page)
+        assert page.astext() == "see (a), then b, c and d."
+        assert [n.astext() for n in page.findall(nodes.inline)] == ["(a),", "b,", "d."]
+
+
 def test_show_doc_output_loses_its_rule():
     output = {"data": {"text/markdown": "---\n\n### f"}}
     dialect.show_doc(output)
     assert output["data"]["text/markdown"] == "### f"
+
+
+def test_a_chapter_over_its_budget_is_named(monkeypatch):
+    seconds = {c.name: 1.0 for c in chapters()} | {"010_claims": run.BUDGET + 1}
+    monkeypatch.setattr(run.Run, "record", lambda self: {"seconds": seconds[self.chapter.name]})
+    assert run.timetable().splitlines()[-1] == f"over the budget of {run.BUDGET:.0f} s a chapter: 010_claims ({run.BUDGET + 1:.0f} s)"
+    monkeypatch.setitem(seconds, "010_claims", 1.0)
+    assert "budget" not in run.timetable()
+
+
+def test_the_newest_versions_are_without_pins():
+    from tools import bounds
+    loose = bounds.without_pins((ROOT / "constraints.txt").read_text())
+    assert not re.search(r"^(torch|numpy|scipy|matplotlib)\b", loose, re.M) and re.search(r"^nbdev==", loose, re.M)
+    assert bounds.lower_bounds(["torch>=2.4", "scipy>=1.11.1"]) == ["torch==2.4.0", "scipy==1.11.1"]

@@ -16,7 +16,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--disable-dev-shm-usage", "--allow-file-access-from-files", "--hide-scrollbars")
 WIDTH = 380
-CONTRAST = 2.0      # below this ratio a text or a line is as good as not there; WCAG asks for 4.5, which is a matter of design
+CONTRAST = 4.5      # of text and formulas: level AA of the Web Content Accessibility Guidelines; large text and the ink of figures need 3
 MESSAGE = re.compile(r'CONSOLE[:(]\d+\)?\] "(.*?)", source: (\S*) \(\d+\)', re.S)
 # Chromium does not print a message's level: what the theme and the toggle buttons report of their doings is left out by its first words.
 IGNORED = re.compile(r"Slow network is detected|\[PST\]: |\[togglebutton\]: |Got invalid theme mode: \. ")
@@ -36,10 +36,16 @@ function rgba(colour) {     // whatever notation the style uses, as red, green, 
   }
   return known.get(colour);
 }
+const behindOf = new Map(), opacityOf = new Map();      // of elements, in the mode that is looked at
 function background(e) {
   if (!e) return [255, 255, 255];
-  const own = rgba(getComputedStyle(e).backgroundColor);
-  return own[3] == 1 ? own.slice(0, 3) : over(own, background(e.parentElement));
+  if (!behindOf.has(e)) { const own = rgba(getComputedStyle(e).backgroundColor); behindOf.set(e, own[3] == 1 ? own.slice(0, 3) : over(own, background(e.parentElement))); }
+  return behindOf.get(e);
+}
+function opacity(e) {
+  if (!e) return 1;
+  if (!opacityOf.has(e)) opacityOf.set(e, Number(getComputedStyle(e).opacity) * opacity(e.parentElement));
+  return opacityOf.get(e);
 }
 const shown = e => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0 && e.checkVisibility({visibilityProperty: true}); };
 const name = e => e.tagName.toLowerCase() + (e.id ? "#" + e.id : "") + [...e.classList].map(c => "." + c).join("") + " " + JSON.stringify((e.textContent || "").trim().slice(0, 50));
@@ -67,45 +73,124 @@ function wide(d) {          // what sticks out, unless a box around it scrolls o
   const out = [...d.body.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > %(width)d + 1 && !cut(e));
   return ["scrolls sideways: " + d.documentElement.scrollWidth + " px: " + out.slice(-3).map(name).join("; ")];
 }
-function invisible(d, mode) {
-  d.documentElement.dataset.mode = d.documentElement.dataset.theme = mode;
-  const bad = [], tell = (e, what, colour, behind) => {
-    const ratio = contrast(over(rgba(colour), behind), behind);
-    if (ratio < %(contrast)s) bad.push(mode + " mode: " + what + " " + colour + " on rgb(" + behind.map(Math.round) + "), contrast " + ratio.toFixed(2) + ": " + name(e));
-  };
-  const walker = d.createTreeWalker(d.querySelector("article") || d.body, NodeFilter.SHOW_TEXT), seen = new Set();
+function leaves(root, d) {  // [element, its box] of what is read: texts, formulas, figures
+  const found = [], range = d.createRange(), walker = d.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const e = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || seen.has(e) || e.closest("svg, script, style, mjx-assistive-mml, .headerlink") || !shown(e)) continue;
-    seen.add(e);
-    tell(e, "text", getComputedStyle(e).color, background(e));
+    if (!walker.currentNode.data.trim() || e.closest("svg, script, style, mjx-container, .headerlink, .visually-hidden, .sr-only") || !shown(e)) continue;
+    range.selectNodeContents(walker.currentNode);
+    found.push([e, range.getBoundingClientRect()]);
   }
-  for (const e of d.querySelectorAll("mjx-container")) if (shown(e)) tell(e.closest(".math") || e, "formula", getComputedStyle(e).color, background(e));
-  for (const svg of d.querySelectorAll("svg.figure-svg")) {
-    const behind = background(svg);
-    for (const e of svg.querySelectorAll("[style*='--pst-color-text-base']")) {
-      const s = getComputedStyle(e), ink = s.fill != "none" && e.getAttribute("style").includes("fill: var") ? s.fill : s.stroke;
-      if (ink != "none") { tell(svg, "figure ink", ink, behind); break; }
+  for (const e of root.querySelectorAll("mjx-container > mjx-math, svg.figure-svg, img")) if (shown(e)) found.push([e, e.getBoundingClientRect()]);
+  return found;
+}
+function cut(d) {           // what a box cuts off without a scrollbar of its own, or what sticks out of a box that is seen
+  const bad = new Set();
+  for (const link of d.querySelectorAll("h1 .headerlink, h2 .headerlink, h3 .headerlink")) {
+    const range = d.createRange(), r = link.getBoundingClientRect();
+    range.selectNodeContents(link.parentElement); range.setEndBefore(link);
+    if (r.width && r.top > range.getBoundingClientRect().bottom - 2) bad.add("an empty line, for the mark of a link only: " + name(link.parentElement));
+  }
+  for (const [e, r] of leaves(d.querySelector("article") || d.body, d)) {
+    for (let a = e; a && a.tagName != "BODY"; a = a.parentElement) {
+      const s = getComputedStyle(a), box = a.getBoundingClientRect();
+      if (s.display == "inline" || s.display == "contents" || a.closest("mjx-math") || !box.width) continue;
+      const hides = o => o == "hidden" || o == "clip";
+      if (/auto|scroll/.test(s.overflowY) || /auto|scroll/.test(s.overflowX) && a.scrollWidth > a.clientWidth + 1) {
+        // a box that scrolls sideways must not hide part of its height
+        if (hides(s.overflowY) && a.scrollHeight > a.clientHeight + 3) bad.add("cut below, " + (a.scrollHeight - a.clientHeight) + " px: " + name(a));
+        break;
+      }
+      if (hides(s.overflowX) && (r.right > box.right + 1 || r.left < box.left - 1)) { bad.add("cut off: " + name(e) + " in " + name(a)); break; }
+      if (hides(s.overflowY) && a.scrollHeight > a.clientHeight + 3) { bad.add("cut below, " + (a.scrollHeight - a.clientHeight) + " px: " + name(a)); break; }
+      const seen = rgba(s.backgroundColor)[3] > 0 || parseFloat(s.borderRightWidth) > 0 && s.borderRightStyle != "none";
+      if (seen && r.right > box.right + 1) { bad.add("sticks out of its box by " + Math.round(r.right - box.right) + " px: " + name(e) + " in " + name(a)); break; }
     }
   }
-  return bad;
+  for (const a of (d.querySelector("article") || d.body).querySelectorAll(":not(mjx-container *, svg, svg *, .highlight span)")) {
+    const s = getComputedStyle(a);
+    if (s.scrollbarWidth == "none" || s.overflowX == "visible" && s.overflowY == "visible") continue;
+    // within a line, or up and down, a few pixels are a matter of rounding and not of content
+    const x = a.scrollWidth - a.clientWidth, y = a.scrollHeight - a.clientHeight;
+    if (/auto|scroll/.test(s.overflowX) && s.display.startsWith("inline") && x > 0) bad.add("a scrollbar within a line: " + name(a));
+    if (/auto|scroll/.test(s.overflowY) && y > 0 && y < 4) bad.add("a scrollbar for " + y + " px: " + name(a));
+  }
+  return [...bad];
 }
-async function look(page) {
-  console.log("@page " + page);
+function wanted(e) {        // large text may have less contrast
+  const s = getComputedStyle(e), size = parseFloat(s.fontSize);
+  return size >= 24 || size >= 18.66 && Number(s.fontWeight) >= 700 ? Math.min(3, %(contrast)s) : %(contrast)s;
+}
+function invisible(d, mode, paper) {
+  d.documentElement.dataset.mode = d.documentElement.dataset.theme = mode;
+  behindOf.clear(); opacityOf.clear();
+  const bad = new Map(), where = paper ? "print from " + mode : mode;
+  const worst = (e, c) => {       // a printer prints backgrounds or leaves them out
+    const all = [background(e), ...(paper ? [[255, 255, 255]] : [])].map(behind => [contrast(over([...c.slice(0, 3), c[3] * opacity(e)], behind), behind), behind]);
+    return all.sort((p, q) => p[0] - q[0])[0];
+  };
+  const tell = (e, what, colour, limit) => {
+    const [ratio, behind] = worst(e, rgba(colour));
+    const key = what + colour + behind + e.tagName + e.className;
+    if (ratio >= limit - 0.005 || bad.has(key)) return;
+    bad.set(key, where + " mode: " + what + " " + colour + " on rgb(" + behind.map(Math.round) + "), contrast " + ratio.toFixed(2) + ": " + name(e));
+  };
+  const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT), seen = new Set();
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || seen.has(e) || e.closest("svg, script, style, noscript, mjx-container, .headerlink, .tooltip, :disabled") || !shown(e)) continue;
+    seen.add(e);
+    tell(e, "text", getComputedStyle(e).color, wanted(e));
+  }
+  for (const e of d.querySelectorAll("mjx-container")) if (shown(e)) tell(e.closest(".math") || e, "formula", getComputedStyle(e).color, wanted(e));
+  for (const svg of d.querySelectorAll("svg.figure-svg")) {
+    for (const e of svg.querySelectorAll("[style*='--pst-color-text-base']")) {
+      const s = getComputedStyle(e), ink = s.fill != "none" && e.getAttribute("style").includes("fill: var") ? s.fill : s.stroke;
+      if (ink != "none") { tell(svg, "figure ink", ink, Math.min(3, %(contrast)s)); break; }
+    }
+  }
+  return [...bad.values()];
+}
+function onPaper(d) {       // the style sheets as a printer sees them
+  const rules = list => { for (const rule of list) {
+    if (rule.media && rule.cssRules) rule.media.mediaText = /print/.test(rule.media.mediaText) ? "all" : /screen/.test(rule.media.mediaText) ? "not all" : rule.media.mediaText;
+    if (rule.cssRules) rules(rule.cssRules);
+  } };
+  for (const sheet of d.styleSheets) { if (/print/.test(sheet.media.mediaText)) sheet.media.mediaText = "all"; rules(sheet.cssRules); }
+}
+async function open(page) {
   await new Promise(done => { frame.onload = done; frame.src = page; });
   const w = frame.contentWindow, d = frame.contentDocument;
   if (w.MathJax && w.MathJax.startup) await w.MathJax.startup.promise;
   await d.fonts.ready;
   d.head.insertAdjacentHTML("beforeend", "<style>* { transition: none !important; animation: none !important }</style>");
   await wait(50);
+  return [w, d];
+}
+async function look(page) {
+  console.log("@page " + page);
+  const [w, d] = await open(page);
   const [maths, badMaths] = equations(d), [drawn, badFigures] = figures(d);
   const requested = w.performance.getEntriesByType("resource").map(r => r.name).filter(n => /^(https?|wss?):/.test(n)).map(n => "asks the network: " + n);
-  const problems = [...badMaths, ...badFigures, ...wide(d), ...invisible(d, "light"), ...invisible(d, "dark"), ...requested];
-  console.log("@found " + JSON.stringify({equations: maths, figures: drawn, problems}));
+  const problems = [...badMaths, ...badFigures, ...wide(d), ...requested];
+  d.querySelectorAll("details").forEach(e => e.open = true);
+  d.querySelectorAll(".toggle-hidden").forEach(e => e.classList.remove("toggle-hidden"));
+  problems.push(...wide(d), ...cut(d));
+  if (%(colours)s) {
+    problems.push(...invisible(d, "light"), ...invisible(d, "dark"));
+    onPaper(d);
+    problems.push(...invisible(d, "light", true), ...invisible(d, "dark", true));
+  }
+  console.log("@found " + JSON.stringify({equations: maths, figures: drawn, problems: [...new Set(problems)]}));
+}
+async function ask(page) {
+  console.log("@page " + page);
+  const [w, d] = await open(page);
+  console.log("@found " + JSON.stringify({answer: await (async () => { %(script)s })()}));
 }
 (async () => {
   for (const page of pages)
-    await look(page).catch(e => console.log("@found " + JSON.stringify({equations: 0, figures: 0, problems: ["not inspected: " + e]})));
+    await %(what)s(page).catch(e => console.log("@found " + JSON.stringify({equations: 0, figures: 0, problems: ["not inspected: " + e]})));
   console.log("@done");
 })();
 </script></body>
@@ -139,8 +224,8 @@ def findings(log: str) -> dict[str, dict]:
             found[page] = {"equations": 0, "figures": 0, "problems": []}
         elif kind == "@found":
             report = json.loads(rest)
-            found[page] |= {"equations": report["equations"], "figures": report["figures"]}
-            found[page]["problems"] += report["problems"]
+            found[page]["problems"] += report.pop("problems", [])
+            found[page] |= report
         elif page and kind != "@done":
             found[page]["problems"].append(f"console: {text} ({source.rsplit('/', 1)[-1]})")
     return found
@@ -153,7 +238,7 @@ def read_until_done(process: subprocess.Popen, seconds: float) -> str:
     lines = []
     for line in process.stderr:
         lines.append(line)
-        if '"@done"' in line:
+        if '"@done"' in line or "Uncaught" in line and "wrapper.html" in line:      # the second: a mistake in our own script
             break
     end.cancel()
     if process.poll() is None:
@@ -162,16 +247,34 @@ def read_until_done(process: subprocess.Popen, seconds: float) -> str:
     return "".join(lines)
 
 
-def inspect(pages: list[Path], seconds: float = 120) -> dict[Path, dict]:
-    "Opens each page, 380 px wide. A page → the number of its equations and figures, and its problems in words."
-    addresses = {p.resolve().as_uri(): p for p in pages}
+def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH, seconds: float = 300, colours: bool = True) -> dict[str, dict]:
+    "Opens each address and does `what` there: `look` at it, or `ask` it by `script`. Address → what came out."
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         wrapper = Path(folder, "wrapper.html")
-        wrapper.write_text(WRAPPER % {"pages": json.dumps(list(addresses)), "width": WIDTH, "contrast": CONTRAST}, encoding="utf-8")
-        line = command(chromium(), folder, "--enable-logging=stderr", wrapper.as_uri())
+        values = {"pages": json.dumps(addresses), "width": width, "contrast": CONTRAST, "what": what, "script": script, "colours": json.dumps(colours)}
+        wrapper.write_text(WRAPPER % values, encoding="utf-8")
+        line = command(chromium(), folder, "--enable-logging=stderr", f"--window-size={max(width, 800)},900", wrapper.as_uri())
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
         log = read_until_done(process, seconds)
-    found = {addresses[a]: report for a, report in findings(log).items()}
+    found = findings(log)
     if '"@done"' not in log:
         raise TimeoutError(f"Chromium did not open all pages in {seconds:.0f} s; the last was {next(reversed(found), None)}\n{log[-2000:]}")
     return found
+
+
+def inspect(pages: list[Path], width: int = WIDTH, seconds: float = 300, colours: bool = True) -> dict[Path, dict]:
+    "Opens each page, as wide as asked. A page → the number of its equations and figures, and its problems in words; contrast is measured if `colours`."
+    addresses = {p.resolve().as_uri(): p for p in pages}
+    return {addresses[a]: report for a, report in visit(list(addresses), "look", width=width, seconds=seconds, colours=colours).items()}
+
+
+def ask(addresses: list[str], script: str, width: int = 1280, seconds: float = 300) -> dict[str, object]:
+    """Runs `script`, the body of an asynchronous function in JavaScript, on each page and returns what it returns, by address.
+
+    `w` and `d` are the page's window and document, `wait(ms)` a pause. What the page writes to the console is an error here.
+    """
+    found = visit(addresses, "ask", script, width, seconds)
+    problems = {a: report["problems"] for a, report in found.items() if report["problems"]}
+    if problems:
+        raise RuntimeError(f"a page does not work: {problems}")
+    return {a: report["answer"] for a, report in found.items()}

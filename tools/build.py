@@ -34,14 +34,24 @@ def check_sync() -> bool:
     return True
 
 
+def forget_pages_of_another_style(root: Path = ROOT) -> None:
+    "Sphinx does not notice a change in _static alone, nor copy it. So the pages that refer to the old style sheets go; it writes them again."
+    html = root / "_build" / "html"
+    if any(not (built := html / "_static" / p.name).exists() or built.read_bytes() != p.read_bytes() for p in (root / "_static").glob("*.*")):
+        for page in (html / "nbs").glob("*.html"):
+            page.unlink()
+
+
 def render() -> bool:
     "Render with Jupyter Book; warnings are errors. Skipped where nothing changed since the last rendering."
     executed = "".join(f"{c.name}{run.Run(c).record()}" for c in chapters())
-    stamp, key = ROOT / "_build" / "rendered", run.digest((state("nbs", "_config.yml", "_toc.yml", "_static", "references.bib", "tools", "normalnorm") + executed).encode())
+    stamp = ROOT / "_build" / "rendered"
+    key = run.digest((state("nbs", "_config.yml", "settings.ini", "_toc.yml", "_static", "references.bib", "tools", "normalnorm") + executed).encode())
     if HTML.exists() and unchanged(stamp, key):
         print("rendering: nothing changed", flush=True)
         return True
     print("rendering", flush=True)
+    forget_pages_of_another_style()
     command = [Path(sys.executable).parent / "jupyter-book", "build", ".", "--warningiserror", "--nitpick", "--keep-going", "--quiet"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -13,7 +13,7 @@ from tools import api
 
 INK = "#101010"
 THEOREMS = {"thm": "theorem", "lem": "lemma", "prp": "proposition", "cor": "corollary", "def": "definition", "cnj": "conjecture", "exm": "example"}
-REFERENCES = {"eq": "eq", "fig": "numref", "tbl": "numref", "sec": "ref", "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
+REFERENCES = {"eq": "eq", "fig": "numref", "tbl": "numref", "sec": "numref", "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
 CALLOUTS = {"note": "note", "tip": "tip", "warning": "warning", "important": "important", "caution": "caution"}
 FENCE = re.compile(r"^(```+|~~~+)")
 
@@ -230,6 +230,28 @@ def link_claims(output: dict, known: set[str]) -> None:
         data["text/html"] = CLAIM_LINE.sub(line, "".join(data["text/html"]))
 
 
+CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
+
+
+def title_of(path: Path) -> str:
+    "The first heading of a notebook, or its name where there is none."
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
+    found = re.search(r"^# (.+)$", "".join(cells[0]["source"]) if cells else "", re.M)
+    return found[1] if found else path.stem
+
+
+def chapter_titles(output: dict, folder: Path) -> set[Path]:
+    "Links to chapters that show the name of a file show the chapter's title. Returns the notebooks that were read for it."
+    data, read = output.get("data", {}), set()
+
+    def link(match):
+        read.add(path := folder / f"{match[1]}.ipynb")
+        return f'<a href="{match[1]}.html">{html.escape(title_of(path))}</a>'
+    if "text/html" in data:
+        data["text/html"] = CHAPTER_LINK.sub(link, "".join(data["text/html"]))
+    return read
+
+
 def export_label(source: str, module: str, entries: dict[str, list[api.Entry]]) -> dict | None:
     "The small cell above exported code: its module, linked to the API; a target for each public name that the code defines."
     full = f"normalnorm.{module}"
@@ -293,7 +315,11 @@ def source_read(app, docname, source):
     executed = root / "_build" / "executed" / path.name
     app.env.note_dependency(str(executed))
     copy = json.loads(executed.read_text(encoding="utf-8")) if executed.exists() else None
-    source[0] = json.dumps(translate_notebook(json.loads(source[0]), copy, api.claims_of(root, path.stem), api.entries(root)))
+    notebook = translate_notebook(json.loads(source[0]), copy, api.claims_of(root, path.stem), api.entries(root))
+    for output in (output for cell in notebook["cells"] for output in cell.get("outputs", [])):
+        for named in chapter_titles(output, path.parent):
+            app.env.note_dependency(str(named))
+    source[0] = json.dumps(notebook)
 
 
 def inline_svg(text: str, alt: str) -> str:
@@ -302,7 +328,7 @@ def inline_svg(text: str, alt: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(INK, "var(--pst-color-text-base)")
     own = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]        # two figures of a page must not share names
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg).replace(">*{", ">.figure-svg *{")
-    svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"', r'\1 style="width: \2pt; max-width: 100%; height: auto"', svg, count=1)
+    svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"', r'\1 style="--natural: \2pt; width: \2pt; max-width: 100%; height: auto"', svg, count=1)
     return svg.replace("<svg", f'<svg class="figure-svg" role="img" aria-label="{html.escape(alt, quote=True)}"', 1)
 
 
@@ -310,10 +336,38 @@ def inline_figures(app, doctree, docname):
     from docutils import nodes
     if app.builder.format != "html":
         return
+    keep_punctuation(doctree)
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
-            image.replace_self(nodes.raw("", inline_svg(path.read_text(encoding="utf-8"), image.get("alt", "")), format="html"))
+            svg = inline_svg(path.read_text(encoding="utf-8"), image.get("alt", ""))
+            image.replace_self(nodes.raw("", f'<div class="figure-box">{svg}</div>', format="html"))
+
+
+OPENING, CLOSING = re.compile(r"[(\[“‘]+$"), re.compile(r"^[,.;:!?)\]”’%]+")
+
+
+def keep_punctuation(doctree) -> None:
+    "A browser may break a line between a formula and the comma behind it. So both go into a span that it does not break."
+    from docutils import nodes
+    for math in list(doctree.findall(nodes.math)):
+        if not isinstance(math.parent, nodes.Element) or "kept" in math.parent.get("classes", ()):
+            continue
+        siblings = math.parent.children
+        place = siblings.index(math)
+        before, after = (siblings[i] if 0 <= i < len(siblings) else None for i in (place - 1, place + 1))
+        opens = OPENING.search(before) if isinstance(before, nodes.Text) else None
+        closes = CLOSING.search(after) if isinstance(after, nodes.Text) else None
+        if not opens and not closes:
+            continue
+        parts = [nodes.Text(opens[0])] if opens else []
+        parent, kept = math.parent, nodes.inline("", "", classes=["kept"])
+        parent.replace(math, kept)
+        kept += [*parts, math, *([nodes.Text(closes[0])] if closes else [])]
+        if opens:
+            parent.replace(before, nodes.Text(before[:opens.start()]))
+        if closes:
+            parent.replace(after, nodes.Text(after[closes.end():]))
 
 
 def no_network(app, pagename, templatename, context, doctree):
@@ -326,5 +380,6 @@ def setup(app):
     app.connect("source-read", source_read)
     app.connect("doctree-resolved", inline_figures)
     app.connect("html-page-context", no_network, priority=900)         # after the extensions that add scripts
+    app.setup_extension("tools.launch")
     own = "".join(Path(f).read_text(encoding="utf-8") for f in (__file__, api.__file__))
     return {"version": "1", "env_version": api.checksum(own), "parallel_read_safe": True, "parallel_write_safe": True}    # all pages are read again when this changes

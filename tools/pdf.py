@@ -28,12 +28,17 @@ html { font-size: 14px; } body { background: none; }
 .bd-article { padding: 0; max-width: none; } .bd-article, nav.contents { break-before: page; }
 h1, h2, h3, h4, summary, .module-label { break-after: avoid; }
 figure, svg.figure-svg, img, div.math, p.claim, tr { break-inside: avoid; } .admonition-title { break-after: avoid; }
-.bd-article pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+.bd-article pre { white-space: pre-wrap; overflow-wrap: break-word; }
 /* boxes that scroll or flex are not broken across pages */
-.bd-article :is(pre, .cell, .cell_input, .cell_output, .highlight, [class*=highlight-], .math, .admonition, table) { overflow: visible !important; break-inside: auto !important; }
+.bd-article :is(pre, .cell, .cell_input, .cell_output, .highlight, [class*=highlight-], .math, .math mjx-container, .admonition, table) {
+  overflow: visible !important; break-inside: auto !important;
+}
 .bd-article :is(.cell, .highlight, [class*=highlight-]) { display: block; }
-.bd-article table, .bd-article table.ledger { display: table; overflow: visible; overflow-wrap: anywhere; }
+.bd-article table, .bd-article table.ledger { display: table; overflow: visible; overflow-wrap: break-word; } .bd-article table { font-size: 0.9em; }
 .bd-article table.ledger code, .verdict { white-space: normal; } .bd-article table.ledger td:nth-child(2) { min-width: 0; }
+.bd-article table.ledger.stacked { width: 100%; table-layout: fixed; } thead { break-after: avoid; } tr.chapter { break-after: avoid; }
+.bd-article table.ledger.stacked th:nth-child(1) { width: 19%; } .bd-article table.ledger.stacked th:nth-child(2) { width: 36%; }
+.bd-article table.ledger.stacked th:nth-child(3) { width: 17%; } .bd-article table.ledger.stacked th:nth-child(4) { width: 12%; }
 svg.figure-svg { max-width: 100%; height: auto; max-height: 230mm; }
 nav.contents { background: none; border: none; box-shadow: none; padding: 0; }
 .front { text-align: center; padding-top: 80mm; } .front h1 { font-size: 3em; }

@@ -96,24 +96,24 @@ def provenance() -> dict[str, Any]:
             commit = None
     return {"python": platform.python_version(), "torch": torch.__version__, "source": source.hexdigest()[:12], "commit": commit}
 
-# %% ../../nbs/060_experiments.results.ipynb #129af609
+# %% ../../nbs/060_experiments.results.ipynb #28ce01ed
 def default_out() -> Path:
     "Where results go: the folder named by NORMALNORM_RESULTS, or `results` in the current directory."
     return Path(os.environ.get("NORMALNORM_RESULTS") or "results")
 
 
 def book_results() -> Path:
-    """The folder with the rows that the book shows: `results` of the checkout that holds the current directory, or the package.
+    """The folder with the rows that the book shows: `results` of the checkout that holds the current directory or the package, or the copy in an installed wheel.
 
-    Raises `ResultsError` outside a checkout, and says what to do.
+    Raises `ResultsError` where there is neither, and says what to do.
     """
-    places = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]]
-    for place in places:
-        if (place / "results").is_dir() and (place / "settings.ini").exists():
-            return place / "results"
-    raise ResultsError("the book's committed results are in the folder results/ of its repository, and neither the current directory "
-                       f"({Path.cwd()}) nor the installed package lies in a checkout: clone the repository, or make your own rows with "
-                       "`normalnorm run RECIPE --scale book`")
+    package = Path(__file__).resolve().parents[1]
+    checkouts = [place / "results" for place in (Path.cwd(), *Path.cwd().parents, package.parent) if (place / "settings.ini").exists()]
+    for place in (*checkouts, package / "book" / "results"):
+        if place.is_dir():
+            return place
+    raise ResultsError(f"the book's committed results are neither in a checkout around the current directory ({Path.cwd()}) nor in the installed package ({package}): "
+                       "clone the repository, or make your own rows with `normalnorm run RECIPE --scale book`")
 
 
 def _slug(arm: str) -> str:

@@ -1,0 +1,67 @@
+"The figures of the chapters: the same bytes whenever they are drawn, vector graphics, and only colours of the palette."
+import io
+import json
+import re
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.book
+plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+run = pytest.importorskip("tools.run", reason="the book's tools are not installed")
+from normalnorm import plots  # noqa: E402
+from tools.chapters import ROOT, Chapter, chapter, chapters  # noqa: E402
+
+GREY = "#808080"        # grids and reference lines
+DRAWN_AGAIN = ("index", "020_plots")        # cheap ones: histograms and lines; dots, legends and clip paths
+COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b|\brgba?\([^)]*\)|(?<=: )(?:red|green|blue|black|white|gr[ae]y|orange|purple)\b")
+
+
+def outputs(executed, kind):
+    "All outputs of this kind in an executed notebook."
+    cells = json.loads(executed.notebook.read_text(encoding="utf-8"))["cells"]
+    return ["".join(o["data"][kind]) for cell in cells for o in cell.get("outputs", []) if kind in o.get("data", {})]
+
+
+def stray_colours(svg):
+    return sorted({c.lower() for c in COLOUR.findall(svg)} - {plots.INK, GREY, *plots.PALETTE})
+
+
+@pytest.mark.parametrize("name", DRAWN_AGAIN)
+def test_a_fresh_process_draws_the_same_bytes(name, tmp_path):
+    "The chapter in another folder and another kernel, as the book runs it."
+    known = outputs(run.ensure(chapter(name)), "image/svg+xml")
+    (tmp_path / "nbs").mkdir()
+    shutil.copy(chapter(name).path, tmp_path / "nbs")
+    for file in ("settings.ini", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / "normalnorm").symlink_to(ROOT / "normalnorm")
+    again = outputs(run.execute(Chapter(name, tmp_path)), "image/svg+xml")
+    assert known and again == known
+
+
+def test_figures_are_vector_graphics_in_the_colours_of_the_palette():
+    seen = 0
+    for c in chapters():
+        executed = run.Run(c)
+        if not executed.notebook.exists():
+            continue
+        assert outputs(executed, "image/png") == [], f"{c.name}: call plots.book_style() before the first figure"
+        for svg in outputs(executed, "image/svg+xml"):
+            seen += 1
+            assert stray_colours(svg) == [], c.name
+    if not seen:
+        pytest.skip("no chapter has been run")
+
+
+def test_another_colour_and_a_random_id_are_noticed():
+    def draw(colour, **settings):
+        with plt.rc_context({**plots.STYLE, **settings}):
+            fig, ax = plt.subplots(figsize=(1, 1))
+            ax.plot([0, 1], [0, 1], "o-", color=colour)
+            buffer = io.BytesIO()
+            fig.savefig(buffer, format="svg", metadata=plots.METADATA)
+            plt.close(fig)
+        return buffer.getvalue().decode()
+    assert stray_colours(draw(plots.PALETTE[0])) == [] and stray_colours(draw("#ff0000")) == ["#ff0000"]
+    assert draw("C0") == draw("C0") and draw("C0", **{"svg.hashsalt": None}) != draw("C0", **{"svg.hashsalt": None})
