@@ -120,7 +120,7 @@ class Block(nn.Module):
             y = self.drop_path(y) + self.shortcut(carried)
         return y if self.preactivation else getattr(self, f"act{self.convolutions}")(y)
 
-# %% ../../../nbs/040_experiments.networks.residual.ipynb #f92c5cd7
+# %% ../../../nbs/040_experiments.networks.residual.ipynb #1dc64daa
 def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
     """Draw the kernels of all 2-d convolutions from a normal law of variance 2/fan-out, fan-out = output channels × kernel area (`per_group`: of one group).
 
@@ -151,7 +151,8 @@ class ResNet(nn.Module):
     `blocks` and `widths`: for each stage the number of blocks and their width; a bottleneck block puts out four times its width. `preactivation`: the second order
     of He et al. `groups`, `group_width`: width inside a bottleneck is groups · ⌊width · group_width / 64⌋. `shortcut`: "projection", "pad" (zeros for new
     channels), "none" (no sums: no residual network at all). `stem`: "small", 3 × 3 with `stem_stride`; or "large", 7 × 7 and a maximum, dividing the resolution by 4
-    (by 2 without `stem_pool`); with `stem_width` channels (default: the first width). `dropout` before the classifier; `drop_path`: rate of stochastic depth in the last block, growing linearly from 0.
+    (by 2 without `stem_pool`); with `stem_width` channels (default: the first width). `dropout` before the classifier; `drop_path`: rate of stochastic
+    depth in the last block, growing linearly from 0.
     `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with the model at the end and draws its weights.
 
     Images may have any size. Raises `ValueError` for lists of different lengths, sizes < 1, unknown names, and `drop_path` without shortcuts.
