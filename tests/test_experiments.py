@@ -36,26 +36,6 @@ from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
 ROOT = Path(__file__).resolve().parents[1]
 
 
-# ---- models ----
-
-@pytest.mark.parametrize("make", [lambda norm: models.SmallResNet(width=5, norm=norm), lambda norm: models.SmallViT(width=12, depth=2, heads=3, hidden=7, norm=norm)])
-def test_models_take_any_normalizer(make):
-    made = []
-    norm = lambda size: made.append(size) or nn.Identity()          # noqa: E731
-    model = make(norm)
-    assert made and model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-    assert not normalizers(model)
-
-
-def test_models_refuse_impossible_sizes():
-    with pytest.raises(ValueError, match="multiple of patch=5"):
-        models.SmallViT(patch=5)
-    with pytest.raises(ValueError, match="positive sizes"):
-        models.SmallResNet(width=0)
-    with pytest.raises(ValueError, match="made for 49 patches, and the image has 64"):
-        models.SmallViT()(torch.zeros(1, 1, 32, 32))
-
-
 # ---- training ----
 
 SMALL = {split: (torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(n)), torch.arange(n) % 10) for split, n in
