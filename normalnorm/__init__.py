@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 
 # %% auto #0
 __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'InstanceNormalNorm1d', 'InstanceNormalNorm2d',
-           'InstanceNormalNorm3d', 'GroupNormalNorm', 'LayerNormalNorm']
+           'InstanceNormalNorm3d', 'GroupNormalNorm', 'LayerNormalNorm', 'SyncBatchNormalNorm']
 
 # %% ../nbs/index.ipynb #9e662a35
 from typing import TYPE_CHECKING
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
         GroupNormalNorm,
         LayerNormalNorm,
     )
+    from normalnorm.layers.sync import SyncBatchNormalNorm
 
-_all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d", "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d", "GroupNormalNorm", "LayerNormalNorm"]
-_LAYERS = {name: "normalnorm.layers.normality" for name in _all_}
+_all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d", "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d", "GroupNormalNorm", "LayerNormalNorm", "SyncBatchNormalNorm"]
+_LAYERS = {name: "normalnorm.layers.sync" if name.startswith("Sync") else "normalnorm.layers.normality" for name in _all_}
 
 
 def __getattr__(name: str):
