@@ -250,3 +250,20 @@ def test_top_level_names():
 def test_bad_input(bad, error, words):
     with pytest.raises(error, match=words):
         bad()
+
+
+def test_a_single_process_needs_no_group():
+    from normalnorm.layers.sync import SyncBatchNormalNorm
+    u = torch.randn(4, 3, 5, 7)
+    sync, plain = SyncBatchNormalNorm(3), BatchNormalNorm2d(3)
+    for layer in (sync, plain):
+        torch.manual_seed(0)
+        layer.out = layer(u)
+    assert torch.equal(sync.out, plain.out) and torch.equal(sync.running_lambda, plain.running_lambda)
+    with pytest.raises(NotImplementedError, match="steps=2"):
+        SyncBatchNormalNorm(3, steps=2)
+
+
+def test_processes_agree_with_one():
+    from normalnorm.layers.sync import compare_processes
+    assert max(compare_processes([1, 4], {"noise": 0.4, "noise_kind": "dropout"}, (2, 3)).values()) < 1e-9
