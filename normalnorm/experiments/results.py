@@ -6,7 +6,7 @@
 __all__ = ['SCHEMA', 'SCALES', 'UnknownName', 'ResultsError', 'Recipe', 'identity', 'provenance', 'default_out', 'book_results',
            'rows', 'recipes', 'find', 'run_recipe', 'differences', 'table', 'comparison', 'report', 'listing']
 
-# %% ../../nbs/060_experiments.results.ipynb #6481032f
+# %% ../../nbs/060_experiments.results.ipynb #7055de94
 import hashlib
 import importlib
 import json
@@ -27,7 +27,8 @@ import torch
 
 from ..claims import near
 from .data import data_hash
-from .train import summarize, write_atomically
+from .statistics import summarize
+from .train import write_atomically
 
 # %% ../../nbs/060_experiments.results.ipynb #b2939f59
 SCHEMA = 1
