@@ -70,7 +70,7 @@ def caption(recipe: Recipe | str, scale: str, found: list[dict[str, Any]]) -> st
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± standard error over seeds. On {one_of('device')}, torch {one_of('torch')}, {minutes:.1f} min in all. "
             + tuning + (f"; not tuned: {', '.join(untuned)}" if untuned else "") + ".")
 
-# %% ../../nbs/062_experiments.tables.ipynb #60fbf410
+# %% ../../nbs/062_experiments.tables.ipynb #4decb4b3
 def differences(found: list[dict[str, Any]], first: str, second: str, metric: str) -> list[float]:
     "The metric of arm `second` minus that of arm `first`, for each seed that both have."
     a, b = _pairs(found, first, second, metric)
@@ -83,20 +83,21 @@ def _pairs(found: list[dict[str, Any]], first: str, second: str, metric: str) ->
     return [by[first, seed] for seed in seeds], [by[second, seed] for seed in seeds]
 
 
-_COMPARED = ["paired difference", "of", "seeds", "mean ± SE", "95 % t interval", "excludes 0", "p (t)", "p (signs)", "seen with 80 %"]
+_COMPARED = ["paired difference", "of", "seeds", "mean ± SE", "95 % t interval", "excludes 0", "p (t)", "p (signs)", "seen in 80 %"]
 
 
 def _compared(what: str, metric: str, first: list[float], second: list[float]) -> list[str]:
     test = paired_test(first, second)
     s = test.summary
-    return [what, metric, str(s.n), f"{s.mean:+.2f} ± {s.se:.2f}", f"{s.low:+.2f} … {s.high:+.2f}", "no" if s.low <= 0 <= s.high else "yes",
-            f"{test.p:.3f}", f"{test.p_signs:.3f}", f"{detectable(s.n) * test.spread:.2f}"]
+    d = 2 if max(map(abs, first + second)) > 2 else 4                     # decimals: percentages, or shares
+    return [what, metric, str(s.n), f"{s.mean:+.{d}f} ± {s.se:.{d}f}", f"{s.low:+.{d}f} … {s.high:+.{d}f}", "no" if s.low <= 0 <= s.high else "yes",
+            f"{test.p:.3f}", f"{test.p_signs:.3f}", f"{detectable(s.n) * test.spread:.{d}f}"]
 
 
 def comparison(recipe: Recipe | str, found: list[dict[str, Any]], metrics: Iterable[str] | None = None) -> str:
     """The recipe's comparisons: mean paired difference ± its standard error, 95 % t interval, p values, as a table in Markdown.
 
-    The last column is the difference that this number of seeds detects with probability 0.8, at the spread observed. `metrics`: which of them, by default
+    The last column, "seen in 80 %", is the difference that this number of seeds detects with probability 0.8, at the spread observed. `metrics`: which of them, by default
     those that the recipe says. Comparisons with fewer than two common seeds are left out.
     """
     recipe, body = find(recipe), []
@@ -115,7 +116,7 @@ def every_seed(recipe: Recipe | str, found: list[dict[str, Any]], metric: str) -
     return _cells([find(recipe).columns.get(metric, metric), *(f"seed {seed}" for seed in seeds)],
                   [[arm, *(by.get((arm, seed), "") for seed in seeds)] for arm in dict.fromkeys(row["arm"] for row in found)])
 
-# %% ../../nbs/062_experiments.tables.ipynb #7d492957
+# %% ../../nbs/062_experiments.tables.ipynb #ecc19046
 def report(name: Recipe | str, out: Path | str | None = None) -> str:
     """What a recipe's finished runs say, scale by scale: mean ± standard error beside the paper's numbers, each seed, paired tests.
 
@@ -147,7 +148,7 @@ def report(name: Recipe | str, out: Path | str | None = None) -> str:
             parts += [every_seed(recipe, several, metric) for metric in (recipe.compared or list(recipe.columns))]
             compared = comparison(recipe, several)
             if compared.count("\n") > 1:
-                parts += [compared, f"Scale {scale}, paired by seed. {compared.count(chr(10)) - 1} comparisons: of 20 without any difference one excludes 0 on average."]
+                parts += [compared, f"Scale {scale}, paired by seed. Comparisons: {compared.count(chr(10)) - 1}. Of 20 without any difference one excludes 0 on average."]
     if recipe.paper and len(parts) > 2:
         parts.append("The paper's numbers, which no other scale reproduces:\n" + "\n".join(
             f"- {arm}: {p.what}" + (f", {p.seeds} seeds" if p.seeds else "") + f" ({p.source})" for arm, p in recipe.paper.items()))
@@ -155,13 +156,13 @@ def report(name: Recipe | str, out: Path | str | None = None) -> str:
         parts.append(f"no finished runs: normalnorm run {recipe.name} --scale smoke --seeds 3")
     return "\n\n".join(parts)
 
-# %% ../../nbs/062_experiments.tables.ipynb #86ad6fa3
+# %% ../../nbs/062_experiments.tables.ipynb #28ab1c06
 def _arm(name: str) -> tuple[Recipe, str]:
     recipe, _, arm = name.partition("/")
     found = find(recipe)
     known = {a for arms in found.scales.values() for a in arms}
     if arm not in known:
-        raise UnknownName(f"{name!r}: the recipe {found.name} has no arm {arm!r}: {near(arm, known)}. Two arms are given as RECIPE/ARM, two folders of results by their paths")
+        raise UnknownName(f"{name!r}: the recipe {found.name} has no arm {arm!r}: {near(arm, known)} (two arms are given as RECIPE/ARM, two folders of results by their paths)")
     return found, arm
 
 

@@ -163,7 +163,7 @@ class Average:
             else:
                 self.state[name].lerp_(value, weight)
 
-# %% ../../nbs/050_experiments.train.ipynb #0b8b47e5
+# %% ../../nbs/050_experiments.train.ipynb #666f468b
 class TrainingDiverged(RuntimeError):
     "The loss or a weight is NaN or infinite; the message says when, and where the last good checkpoint is."
 
@@ -197,8 +197,13 @@ def write_atomically(path: Path, write: Callable[[Any], None], replace: bool = T
                 return False
             os.replace(fresh, path)
         return True
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror or error}: {path} was not written, and what was there before is untouched. Make room, or give another folder, "
+    except (OSError, RuntimeError) as error:
+        cause: BaseException | None = error             # torch.save hides the disk's error behind one of its own
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise OSError(cause.errno, f"{cause.strerror or cause}: {path} was not written, and what was there before is untouched. Make room, or give another folder, "
                                    "and start the same command again: it continues from what is kept") from error
     finally:
         fresh.unlink(missing_ok=True)
@@ -221,7 +226,7 @@ def _resume(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"the checkpoint {path} belongs to another run ({differ}): delete it, or give another file")
     return state
 
-# %% ../../nbs/050_experiments.train.ipynb #15571f1a
+# %% ../../nbs/050_experiments.train.ipynb #2b4fc29c
 class Moment(NamedTuple):
     """Where training stands when a callback is called.
 
@@ -280,7 +285,8 @@ class Bar:
             self._looked = time.perf_counter()
             rate = (done - self._first) * seen / step / (self._looked - self._start)
             self._bar.set_postfix_str(f"epoch {epoch}/{epochs}, loss {total.item() / step:.4f}, accuracy {right.item() / seen:.2%}, {rate:.0f} examples/s", refresh=False)
-            self._bar.update(done - self._bar.n)
+            self._bar.n = done
+            self._bar.refresh()
         if done == epochs * steps:
             self._bar.close()
             self._bar = None
