@@ -16,7 +16,7 @@ from torch import nn
 
 from ..claims import near
 
-# %% ../../nbs/045_experiments.optimization.ipynb #902d33b8
+# %% ../../nbs/045_experiments.optimization.ipynb #a4e4b130
 SCHEDULES = ("onecycle", "steps", "constant", "cosine", "exponential")
 OPTIMIZERS = ("sgd", "adamw", "rmsprop")
 AVERAGES = ("", "ema", "swa")
@@ -27,8 +27,8 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-t
 class Settings:
     """How to train: every number that the training loop reads, with defaults.
 
-    *Steps.* `epochs`; `batch`, the examples of one step of the optimizer, on all devices together; `accumulate`, the equal parts in which
-    they pass through the network one after the other (a batch normalizer sees a part).
+    *Steps.* `epochs`; `steps` of the optimizer in each, 0 for as many as the training examples fill; `batch`, the examples
+    of one step of the optimizer, on all devices together; `accumulate`, the equal parts in which they pass through the network one after the other (a batch normalizer sees a part).
 
     *Optimizer.* `optimizer`: "sgd" (with `momentum`, `nesterov`), "adamw" (with `betas`), "rmsprop" (with `momentum`, `rms_decay`); `eps`, PyTorch's
     own by default. `weight_decay` applies to all parameters, as in the papers' code, but for those that `no_decay` names (see `parameter_groups`).
@@ -75,12 +75,14 @@ class Settings:
     average_from: int = 1
     precision: str = "32-true"
     compile: str = ""
+    steps: int = 0
 
     def __post_init__(self) -> None:
         for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("average", AVERAGES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not known: {near(getattr(self, name), known)}")
-        for wanted, holds in (("epochs ≥ 1", self.epochs >= 1), ("batch ≥ 2", self.batch >= 2), ("lr > 0", self.lr > 0), ("weight_decay ≥ 0", self.weight_decay >= 0),
+        for wanted, holds in (("epochs ≥ 1", self.epochs >= 1), ("steps ≥ 0", self.steps >= 0), ("batch ≥ 2", self.batch >= 2),
+                              ("lr > 0", self.lr > 0), ("weight_decay ≥ 0", self.weight_decay >= 0),
                               ("accumulate ≥ 1 and a divisor of batch", self.accumulate >= 1 and self.batch % max(self.accumulate, 1) == 0),
                               ("0 ≤ label_smoothing < 1", 0 <= self.label_smoothing < 1), ("0 ≤ average_decay < 1", 0 <= self.average_decay < 1),
                               ("1 ≤ average_from ≤ epochs", 1 <= self.average_from <= max(self.epochs, 1)), ("0 ≤ warmup < epochs", 0 <= self.warmup < max(self.epochs, 1)),

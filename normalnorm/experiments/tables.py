@@ -17,7 +17,7 @@ from ..claims import near
 from .results import Recipe, UnknownName, default_out, find, plan, read_row, recipes, rows
 from .statistics import detectable, paired_test, summarize
 
-# %% ../../nbs/062_experiments.tables.ipynb #ab77f90d
+# %% ../../nbs/062_experiments.tables.ipynb #4150e664
 def _cells(header: list[str], body: list[list[str]]) -> str:
     width = [max(len(row[i]) for row in [header, *body]) for i in range(len(header))]
     lines = [header, ["-" * w for w in width], *body]
@@ -64,7 +64,9 @@ def caption(recipe: Recipe | str, scale: str, found: list[dict[str, Any]]) -> st
     one_of = lambda key: ", ".join(sorted({str(row.get(key, "unknown")) for row in found}))
     data = ", ".join(sorted({row["config"]["data"] for row in found}))
     grids = {json.dumps(recipe.grid[arm], sort_keys=True) for arm in by if recipe.grid.get(arm)}
-    tuning = "No arm was tuned" if not grids else f"Tuned on the validation split, by the mean of {recipe.choose}, over the same grid in arms that are compared: {'; '.join(sorted(grids))}"
+    tuning = "No arm was tuned"
+    if grids:
+        tuning = f"Tuned on the validation split, by the mean of {recipe.choose}, over the same grid in arms that are compared: {'; '.join(sorted(grids))}"
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± standard error over seeds. On {one_of('device')}, torch {one_of('torch')}, {minutes:.1f} min in all. "
@@ -212,7 +214,7 @@ def _compare_folders(first: Path, second: Path) -> str:
     apart = f"; only in one of them: {len(sides[0]) - len(common)} and {len(sides[1]) - len(common)}"
     return f"{second} minus {first}: {len(common)} common runs{apart}\n\n" + _cells(["recipe", "scale", "arm", "common runs", "equal to the last bit", "mean difference ± SE"], body)
 
-# %% ../../nbs/062_experiments.tables.ipynb #9fc327f5
+# %% ../../nbs/062_experiments.tables.ipynb #c2f3f1fe
 def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
@@ -243,8 +245,8 @@ def forecast(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int
     guess = [known[job.arm] for job in left if job.arm in known]
     lines = [f"{recipe.name}, scale {scale}: {len(jobs)} runs, {len(jobs) - len(left)} finished, {sum(job.state == 'begun' for job in left)} begun"]
     if left:
-        lines.append((f"about {_time(sum(guess))} on one process for {len(guess)} of the {len(left)} runs left, after the median of finished ones" if guess else "no run has finished, so there is no measured time")
-                     + f"; the recipe's own estimate: {recipe.cost.get(scale, 'none')}")
+        measured = f"about {_time(sum(guess))} on one process for {len(guess)} of the {len(left)} runs left, after the median of finished ones"
+        lines.append(f"{measured if guess else 'no run has finished, so there is no measured time'}; the recipe's own estimate: {recipe.cost.get(scale, 'none')}")
     lines.append(_cells(["run", "state", "estimate"], [[job.label, job.state, _time(known[job.arm]) if job in left and job.arm in known else ""] for job in jobs]))
     return "\n\n".join(lines)
 
@@ -257,7 +259,8 @@ def listing(out: Path | str | None = None) -> str:
             found = rows(recipe, scale, out, every=True)
             known, arms = _medians(found), recipe.arms(scale)
             points = {arm: len(recipe.settings(scale, arm)) for arm in arms}
-            measured = "" if not known else f"{_time(sum(known[arm] * points[arm] for arm in known))} a seed" + ("" if len(known) == len(arms) else f" ({len(known)} of {len(arms)} arms)")
+            measured = f"{_time(sum(known[arm] * points[arm] for arm in known))} a seed" if known else ""
+            measured += f" ({len(known)} of {len(arms)} arms)" if 0 < len(known) < len(arms) else ""
             wanted = recipe.seeds.get(scale, 3) * sum(points.values())
             body.append([recipe.name, scale, ", ".join(recipe.claims), recipe.cost.get(scale, ""), measured, f"{len(found)} of {wanted}"])
     return _cells(["recipe", "scale", "about", "estimated cost", "measured", f"runs in {out}"], body)
