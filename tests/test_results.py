@@ -165,10 +165,11 @@ def test_papers_numbers_stand_beside_with_their_source(tmp_path):
 
 
 def test_compare_two_arms_and_two_folders(tmp_path, monkeypatch):
-    recipe = _recipe()
+    recipe = _recipe(lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed], "always": 1.0}})
     for module in (results, tables):
         monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
     results.run_recipe(recipe, "smoke", out=tmp_path / "one")
+    assert tables.differences(results.rows(recipe, "smoke", tmp_path / "one"), "a", "b", "score") == [1.0, 0.5, 1.5, 4.0]
     text = tables.compare("known/a", "known/b", "smoke", tmp_path / "one")
     d = np.subtract(KNOWN["b"], KNOWN["a"])
     assert f"{d.mean():+.2f} ± {scipy.stats.sem(d):.2f}" in text and "seeds 0–3" in text and "Not among" not in text
@@ -176,7 +177,8 @@ def test_compare_two_arms_and_two_folders(tmp_path, monkeypatch):
     assert "+0.00 ± 0.00" in tables.compare("known/a", "known/a", "smoke", tmp_path / "one")
     with pytest.raises(ValueError, match="has the seeds none at scale book"):
         tables.compare("known/a", "known/b", "book", tmp_path / "one")
-    results.run_recipe(_recipe(lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed] + 0.5 * (arm == "b" and seed > 1)}}), "smoke", seeds=3, out=tmp_path / "two")
+    other = _recipe(lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed] + 0.5 * (arm == "b" and seed > 1), "always": 1.0}})
+    results.run_recipe(other, "smoke", seeds=3, out=tmp_path / "two")
     text = " ".join(tables.compare(str(tmp_path / "one"), str(tmp_path / "two")).split())
     assert "6 common runs; only in one of them: 2 and 0" in text and "| a | 3 | 3 | score +0.000 ± 0.000 |" in text and "| b | 3 | 2 | score +0.167 ± 0.167 |" in text
     (tmp_path / "none").mkdir()
@@ -282,6 +284,17 @@ def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(tmp_path):
         return {"metrics": {"score": 99.0}}
     row = results.perform(job._replace(recipe=_recipe(run)))
     assert row["metrics"] == {"score": 1.0} and json.loads(job.path.read_text())["metrics"] == {"score": 1.0}
+
+
+def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):
+    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
+    left = [path.with_name(f".{path.name}.99-abcdef01") for path in (job.path, job.checkpoint)]
+    other = job.checkpoint.with_name(".0123456789ab.pt.99-abcdef01")                         # of another job, which may be at work
+    for path in (*left, other):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    results.perform(job)
+    assert not any(path.exists() for path in left) and other.exists() and job.path.exists()
 
 
 def test_runs_without_metrics_are_refused(tmp_path):

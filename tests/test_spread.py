@@ -56,8 +56,9 @@ def spreading(tmp_path, monkeypatch):
     sys.modules.pop("spreading_recipe")
 
 
-def test_killed_workers_job_is_taken_up_again_and_failures_are_reported(spreading, tmp_path):
+def test_killed_workers_job_is_taken_up_again_and_failures_are_reported(spreading, tmp_path, monkeypatch):
     lines = []
+    monkeypatch.setattr(spread, "cores", lambda: 6)
     with pytest.raises(spread.SpreadError) as error:
         spread.spread(spreading.recipe("lives", "dies once", "fails", "dies always"), seeds=1, out=tmp_path / "many", jobs=2, device="cpu", progress=lines.append, attempts=2)
     message = str(error.value)
@@ -69,7 +70,7 @@ def test_killed_workers_job_is_taken_up_again_and_failures_are_reported(spreadin
     rows = {row["arm"]: row for row in results.rows(spreading.recipe("lives", "dies once", "fails", "dies always"), "smoke", tmp_path / "many")}
     assert rows.keys() == {"lives", "dies once"} and rows["dies once"]["continued"] == 1 and rows["lives"]["continued"] == 0
     assert rows["lives"]["losses"] == rows["dies once"]["losses"] == expected["losses"] and rows["lives"]["process"] != os.getpid()
-    assert rows["lives"]["threads"] == max(1, spread.cores() // 2)
+    assert rows["lives"]["threads"] == 3
     left = sorted(p.suffix for p in (tmp_path / "many" / ".checkpoints").iterdir())
     assert left == [".lock", ".pt"]                                         # of the job that dies always: its checkpoint waits for a cure
 

@@ -388,7 +388,7 @@ def test_accumulated_parts_make_the_whole_batch():
     assert seen == [4] * 12
 
 
-def test_averaged_weights_against_their_definition():
+def test_averaged_weights_against_their_definition(tmp_path):
     paths = {"ema": [], "swa": []}
 
     def keep(kind):
@@ -402,14 +402,18 @@ def test_averaged_weights_against_their_definition():
             return models.SmallResNet(width=3, stem_stride=1)
     accuracy = {}
     for kind in paths:
-        found = train(plain(), SMALL, Settings(epochs=4, batch=16, lr=0.05, average=kind, average_decay=0.7, average_from=2), callbacks=[keep(kind)])
+        found = train(plain(), SMALL, Settings(epochs=4, batch=16, lr=0.05, average=kind, average_decay=0.7, average_from=2), callbacks=[keep(kind)],
+                      checkpoint=tmp_path / f"{kind}.pt")
         accuracy[kind] = found["averaged"]["test_accuracy"]
     model, expected = plain(), paths["ema"][0]
     for state in paths["ema"][1:]:
         expected = {k: 0.7 * expected[k] + 0.3 * v if v.is_floating_point() else v for k, v in state.items()}
+    torch.testing.assert_close(torch.load(tmp_path / "ema.pt", weights_only=True)["average"]["state"], expected)
     model.load_state_dict(expected)
     assert evaluate(model, SMALL["test"])[0] == accuracy["ema"]
-    model.load_state_dict({k: torch.stack([s[k] for s in paths["swa"][1:]]).mean(0) if v.is_floating_point() else v for k, v in paths["swa"][-1].items()})
+    expected = {k: torch.stack([s[k] for s in paths["swa"][1:]]).mean(0) if v.is_floating_point() else v for k, v in paths["swa"][-1].items()}
+    torch.testing.assert_close(torch.load(tmp_path / "swa.pt", weights_only=True)["average"]["state"], expected)
+    model.load_state_dict(expected)
     model.train()
     with seeded("order", 0, 0):
         order = torch.randperm(50)
@@ -458,10 +462,15 @@ def run(fabric, folder):
     data = {split: (torch.randn(n, 1, 8, 8, generator=g), torch.arange(n) % 10) for split, n in (("train", 48), ("validation", 20), ("test", 30))}
     with seeded("weights", 0):
         model = SmallViT(image=8, patch=4, width=8, depth=1, heads=2, hidden=16)
-    drawn = []
-    model.register_forward_hook(lambda module, args, output: drawn.append(torch.rand(()).item()) if module.training else None)
+    drawn, seen = [], []
+
+    def look(module, args, output):
+        if module.training:
+            drawn.append(torch.rand(()).item())
+            seen.append(args[0][:, 0, 0, 0].tolist())
+    model.register_forward_hook(look)
     outcome = train(model, data, Settings(epochs=3, batch=16, lr=0.05, accumulate=2), seed=4, checkpoint=f"{folder}/c{fabric.world_size}.pt", fabric=fabric)
-    json.dump([[e["train_loss"] for e in outcome["history"]], outcome["last"], drawn], open(f"{folder}/{fabric.world_size}-{fabric.global_rank}.json", "w"))
+    json.dump([[e["train_loss"] for e in outcome["history"]], outcome["last"], drawn, seen], open(f"{folder}/{fabric.world_size}-{fabric.global_rank}.json", "w"))
 
 if __name__ == "__main__":
     make_fabric("cpu", devices=2, strategy="ddp_fork").launch(run, sys.argv[1])           # forked: the imports above take longer than the runs
@@ -477,6 +486,9 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
     assert first[0] == pytest.approx(one[0], rel=1e-5) and first[0] == second[0] and first[1] == second[1]
     assert first[1]["test_accuracy"] == pytest.approx(one[1]["test_accuracy"], abs=0.04)
     assert first[2] == one[2] and not set(first[2]) & set(second[2])            # noise: the first device's is that of one, the second's is its own
+    whole = [set(one[3][k]) | set(one[3][k + 1]) for k in range(0, len(one[3]), 2)]          # each of 16 examples, two parts
+    shared = [[set(of[3][k]) | set(of[3][k + 1]) for k in range(0, len(one[3]), 2)] for of in (first, second)]
+    assert all(len(a) == len(b) == 8 and a | b == w for a, b, w in zip(*shared, whole, strict=True))
     assert len(torch.load(tmp_path / "c2.pt", weights_only=True)["history"]) == 3
 
 
@@ -507,6 +519,10 @@ def test_leftovers_of_killed_writers_are_cleared(tmp_path):
         (tmp_path / name).write_bytes(b"half")
     clear_leftovers(file)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".other.pt.77-ab", "c.pt"]
+    os.link(file, tmp_path / "reader")                                  # somebody who has the old file open keeps it whole
+    write_atomically(file, lambda out: out.write(b"newer"))
+    assert (tmp_path / "reader").read_bytes() == b"whole" and file.read_bytes() == b"newer"
+    write_atomically(file, lambda out: out.write(b"whole"))
     assert write_atomically(file, lambda out: out.write(b"second"), replace=False) is False and file.read_bytes() == b"whole"
 
 
