@@ -106,7 +106,7 @@ def _run(config: dict[str, Any], seed: int, device: str, checkpoint, progress) -
     return {"metrics": {key: round(value, 5) for key, value in metrics.items()}, "history": history,
             "gaussianity": {"before": {name: layer["r2"] for name, layer in before.items()}, "after": after}}
 
-# %% ../../../nbs/510_experiments.recipes.first.ipynb #747864e9
+# %% ../../../nbs/510_experiments.recipes.first.ipynb #5000aae1
 def arms(data: str, images: int | None, resnet: dict[str, Any], vit: dict[str, Any], batch_noise: float = 0.4, layer_noise: float = 1.0) -> dict[str, dict[str, Any]]:
     "The eight arms: for each model, transform off and on, noise off and on. `resnet`, `vit`: model, model_arguments, train."
     found = {}
@@ -130,9 +130,9 @@ first_experiment = Recipe(
                      {"model": "SmallViT", "model_arguments": {"patch": 7, "width": 48, "depth": 3, "heads": 4, "hidden": 96},
                       "train": {"epochs": 40, "batch": 64, "optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.05}}),
         "paper": arms("cifar10", None,
-                      {"model": "ResNet18", "model_arguments": {"channels": 3},
+                      {"model": "cifar_resnet18", "model_arguments": {},
                        "train": {"epochs": 200, "batch": 128, "lr": 0.1, "weight_decay": 5e-4, "schedule": "steps", "milestones": [60, 120, 180]}},
-                      {"model": "ViT", "model_arguments": {"channels": 3, "image": 32, "patch": 4, "width": 768, "depth": 8, "heads": 8, "hidden": 2304},
+                      {"model": "vit", "model_arguments": {},
                        "data": "svhn", "train": {"epochs": 200, "batch": 32, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05, "schedule": "steps", "milestones": [60, 120, 180]},
                        "augmentation": ["translate 0.1", "rotate 15"]}),
     },
