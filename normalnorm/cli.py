@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['parser', 'main']
 
-# %% ../nbs/070_cli.ipynb #4426e103
+# %% ../nbs/070_cli.ipynb #9e2ac4d4
 import argparse
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -115,7 +116,22 @@ def _compare(args: argparse.Namespace) -> int:
     print(tables.compare(args.first, args.second, scale=args.scale, out=args.out))
     return 0
 
-# %% ../nbs/070_cli.ipynb #37f716f2
+# %% ../nbs/070_cli.ipynb #ad9ea6ca
+def _lab(args: argparse.Namespace) -> int:
+    "Copy the chapters, say what was done, open JupyterLab."
+    from normalnorm import lab
+    done = lab.copy_chapters(args.to, fresh=args.fresh)
+    chapter = lab.find_chapter(args.chapter, lab.chapter_titles(done.folder)) if args.chapter else None
+    print(f"{len(done.written)} chapters copied to {done.folder}" + (f", {len(done.same)} were there" if done.same else ""))
+    if done.yours:
+        print(f"kept as they are, with other cells than the chapter's (--fresh puts them aside): {', '.join(done.yours)}")
+    if done.aside:
+        print(f"put aside: {', '.join(done.aside)}")
+    if args.copy:
+        return 0
+    return lab.open_lab(done.folder, chapter, shlex.split(args.jupyter))
+
+# %% ../nbs/070_cli.ipynb #602874da
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -154,6 +170,14 @@ def parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="mean ± standard error of recorded runs")
     report.add_argument("recipe")
     report.set_defaults(function=_report)
+
+    lab = commands.add_parser("lab", help="copy the book's chapters into a folder and open them in JupyterLab")
+    lab.add_argument("chapter", nargs="?", help="the chapter to open: its number, file name or words of its title")
+    lab.add_argument("--to", type=Path, metavar="FOLDER", help="where to copy them (default: ./normalnorm-VERSION)")
+    lab.add_argument("--copy", action="store_true", help="copy only, open nothing")
+    lab.add_argument("--fresh", action="store_true", help="put changed notebooks aside and copy the chapters again")
+    lab.add_argument("--jupyter", default="", metavar="OPTIONS", help='options for JupyterLab itself, such as --jupyter="--no-browser --port 9999"')
+    lab.set_defaults(function=_lab)
 
     compare = commands.add_parser("compare", help="paired comparison of two arms (RECIPE/ARM), or of two folders of results")
     compare.add_argument("first", help='"RECIPE/ARM", or a folder of results')

@@ -380,8 +380,13 @@ def test_twenty_kills_and_two_at_once_change_nothing(tmp_path):
 
 # ---- the first experiment ----
 
-def test_paper_scale_says_what_is_missing(tmp_path):
-    with pytest.raises(data.DataError, match="cifar10.*next version"):
+def test_paper_scale_says_what_is_missing(tmp_path, monkeypatch):
+    hub = pytest.importorskip("normalnorm.experiments.hub")
+    pytest.importorskip("datasets", reason="without it the error says how to install it: tests/test_data.py")
+    monkeypatch.setattr(hub, "_reachable", lambda library: False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
+    with pytest.raises(data.DataError, match="cifar10 is not on this machine.*hf download"):
         results.run_recipe("first-experiment", "paper", seeds=1, out=tmp_path)
 
 
