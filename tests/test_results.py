@@ -1,0 +1,416 @@
+"How results are kept: killed, interrupted, doubled and starved of disk; tables with known answers; the command line."
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from normalnorm import cli
+from normalnorm.experiments import data, models, results, tables
+from normalnorm.experiments.optimization import Settings
+from normalnorm.experiments.results import Published, Recipe, ResultsError, UnknownName
+from normalnorm.experiments.train import seeded, train
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+
+KNOWN = {"a": [1.0, 2.0, 4.0, 5.0], "b": [2.0, 2.5, 5.5, 9.0]}
+
+
+def _recipe(run=None, **more):
+    configs = {arm: {"data": "digits", "arm": arm} for arm in KNOWN}
+    return Recipe("known", "known numbers", (), {"smoke": configs, "book": configs},
+                  run or (lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed]}}), {"score": "score"}, (("a", "b"),), seeds={"smoke": 4}, **more)
+
+
+def test_report_equals_known_answer(tmp_path):
+    results.run_recipe(_recipe(), "smoke", out=tmp_path)
+    text = tables.report(_recipe(), tmp_path)
+    for arm, values in KNOWN.items():
+        assert f"{np.mean(values):.2f} ± {scipy.stats.sem(values):.2f}" in text, arm
+    d = np.subtract(KNOWN["b"], KNOWN["a"])
+    low, high = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"]).confidence_interval()
+    assert f"| {d.mean():+.2f} ± {scipy.stats.sem(d):.2f} | {low:+.2f} … {high:+.2f} | no" in " ".join(text.split())
+    assert "Scale smoke: digits data, 8 runs, seeds 0–3" in text and "Scale book" not in text and "No arm was tuned" in text
+    test = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"])
+    assert f"| {test.pvalue:.3f} | 0.125 |" in " ".join(text.split())                # all differences positive: 2 of 16 choices of signs
+    for values in KNOWN.values():                                                    # every seed is shown
+        assert " | ".join(f"{v:.2f}" for v in values) in " ".join(text.split()).replace("  ", " ")
+
+
+def test_one_seed_makes_no_table(tmp_path):
+    results.run_recipe(_recipe(), "smoke", seeds=1, out=tmp_path)
+    text = tables.report(_recipe(), tmp_path)
+    assert "one seed only" in text and "±" not in text.split("over seeds")[1]
+    with pytest.raises(ValueError, match="one seed"):
+        tables.table(_recipe(), results.rows(_recipe(), "smoke", tmp_path))
+    assert "no finished runs" in tables.report(_recipe(), tmp_path / "empty")
+
+
+def test_finished_runs_are_not_repeated_and_failed_ones_leave_nothing(tmp_path):
+    done = []
+
+    def run(config, seed, arm, **_):
+        if len(done) == 3:
+            raise RuntimeError("power cut")
+        done.append((arm, seed))
+        return {"metrics": {"score": KNOWN[arm][seed]}}
+    with pytest.raises(RuntimeError, match="power cut"):
+        results.run_recipe(_recipe(run), "smoke", out=tmp_path)
+    assert len(list(tmp_path.rglob("*.json"))) == 3
+    results.run_recipe(_recipe(), "smoke", out=tmp_path)
+    assert len(list(tmp_path.rglob("*.json"))) == 8 and len(done) == 3
+
+
+def test_rows_of_other_configurations_leave_the_table(tmp_path):
+    results.run_recipe(_recipe(), "smoke", out=tmp_path)
+    changed = _recipe()
+    changed = Recipe(**{**changed.__dict__, "scales": {"smoke": {arm: {**config, "lr": 1} for arm, config in changed.scales["smoke"].items()}}})
+    assert results.rows(changed, "smoke", tmp_path) == []
+    assert "8 rows of other configurations are left out" in tables.report(changed, tmp_path)
+
+
+@pytest.mark.parametrize("content, message", [('{"schema":1,"recipe":"kn', "not a row.*delete it"), ("", "not a row"), ("[]", "not a row"),
+                                              ('{"schema":1,"recipe":"known"}', "metrics missing"), ("\x00\x00", "not a row"),
+                                              ('{"schema":2}', "newer normalnorm .schema 2, this one knows 1.*upgrade")])
+def test_unreadable_rows_are_reported(content, message, tmp_path):
+    results.run_recipe(_recipe(), "smoke", out=tmp_path)
+    file = sorted(tmp_path.rglob("*.json"))[0]
+    file.write_text(content)
+    with pytest.raises(ResultsError, match=message) as error:
+        tables.report(_recipe(), tmp_path)
+    assert str(file) in str(error.value)
+    with pytest.raises(ResultsError):
+        results.run_recipe(_recipe(), "smoke", out=tmp_path)
+    assert file.read_text() == content and len(list(tmp_path.rglob("*.json"))) == 8      # nothing was overwritten
+
+
+def test_unknown_names_list_near_matches(tmp_path):
+    with pytest.raises(UnknownName) as error:
+        results.run_recipe("first-experimnt", out=tmp_path)
+    assert str(error.value) == "no recipe is called 'first-experimnt': did you mean first-experiment?"
+    with pytest.raises(UnknownName, match="did you mean smoke"):
+        results.run_recipe("first-experiment", scale="smok", out=tmp_path)
+    with pytest.raises(UnknownName, match="did you mean.*ResNet BNN"):
+        results.run_recipe("first-experiment", arms=["ResNet BNM"], out=tmp_path)
+    with pytest.raises(UnknownName, match="first-experiment"):
+        tables.report("experiment", tmp_path)
+    with pytest.raises(UnknownName, match="did you mean ResNet BN, ResNet BNN.*two folders"):
+        tables.compare("first-experiment/ResNet BNM", "first-experiment/ResNet BN", out=tmp_path)
+    with pytest.raises(ValueError, match="`compare` names the arm 'c', which no scale has: known are a, b"):
+        Recipe("r", "", (), {"book": {"a": {}, "b": {}}}, print, {}, (("a", "c"),))
+    with pytest.raises(ValueError, match="at least one run"):
+        results.run_recipe("first-experiment", seeds=0, out=tmp_path)
+
+
+def test_results_folder_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("NORMALNORM_RESULTS", str(tmp_path / "here"))
+    results.run_recipe(_recipe(), "smoke", seeds=1)
+    assert len(list((tmp_path / "here").rglob("*.json"))) == 2
+    assert "first-experiment" in tables.listing() and "smoke" in tables.listing()
+
+
+# ---- grids ----
+
+def _tuned(grid, **more):
+    "Arm b is better in validation at x = 2, and in test at x = 3."
+    def run(config, seed, arm, **_):
+        return {"metrics": {"score": float(config["x"] * 10 + seed), "validation_last": {1: 0.0, 2: 5.0, 3: 1.0}[config["x"]] + seed % 2}}
+    scales = {"smoke": {arm: {"data": "digits", "x": 1} for arm in "ab"}}
+    return Recipe("tuned", "", (), scales, run, {"score": "score"}, (("a", "b"),), grid=grid, **more)
+
+
+def test_compared_arms_have_the_same_grid_or_none():
+    _tuned({"a": {"x": (1, 2)}, "b": {"x": [1, 2]}})
+    for grid in ({"a": {"x": (1, 2)}}, {"a": {"x": (1, 2)}, "b": {"x": (1, 2, 3)}}, {"a": {"x": (1,)}, "b": {"y": (1,)}}):
+        with pytest.raises(ValueError, match="same grid, or none"):
+            _tuned(grid)
+    with pytest.raises(ValueError, match="`grid` names the arm 'c'"):
+        _tuned({"c": {"x": (1,)}})
+
+
+def test_settings_are_chosen_on_validation_and_the_table_says_so(tmp_path):
+    recipe = _tuned({arm: {"x": (1, 2, 3)} for arm in "ab"})
+    assert len(results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)) == 12
+    shown = results.rows(recipe, "smoke", tmp_path)
+    assert [(row["arm"], row["seed"], row["setting"], row["metrics"]["score"]) for row in shown] == [(arm, seed, {"x": 2}, 20.0 + seed) for arm in "ab" for seed in (0, 1)]
+    text = tables.report(recipe, tmp_path)
+    assert "over the same grid" in text and '{"x": [1, 2, 3]}' in text and 'a: {"x": 2}' in text and "left out" not in text and "| 20.50 ±" in " ".join(text.split())
+    next(tmp_path.rglob("b-seed*.json")).unlink()
+    results.run_recipe(recipe, "smoke", seeds=[5], arms=["a"], out=tmp_path)
+    by_arm = {arm: [row["seed"] for row in results.rows(recipe, "smoke", tmp_path) if row["arm"] == arm] for arm in "ab"}
+    assert by_arm["a"] == [0, 1, 5] and len(by_arm["b"]) in (1, 2)
+    for file in tmp_path.rglob("b-seed*.json"):
+        file.unlink()
+    results.run_recipe(_tuned({arm: {"x": (1, 2)} for arm in "ab"}), "smoke", seeds=2, arms=["b"], out=tmp_path)
+    assert "no seed has finished all settings of the grid, so nothing is chosen: b" in tables.report(recipe, tmp_path)
+
+
+# ---- the paper beside, two of anything, before it runs ----
+
+def test_papers_numbers_stand_beside_with_their_source(tmp_path):
+    recipe = _recipe(paper={"b": Published(90.41, 0.09, 6, "something large", "somebody, Table 2"), "a": Published(7.0, None, None, "no error given", "there")})
+    results.run_recipe(recipe, "smoke", out=tmp_path)
+    text = tables.report(recipe, tmp_path)
+    assert "90.41 ± 0.09" in text and "| 7.00 " in text and "at its own scale" in text and "- b: something large, 6 seeds (somebody, Table 2)" in text
+    first = results.recipes()["first-experiment"].paper
+    assert [(first[arm].mean, first[arm].se) for arm in ("ResNet BN", "ResNet BNN", "ViT LN", "ViT LNN")] == [(88.89, 0.07), (90.41, 0.09), (94.61, 0.31), (95.78, 0.21)]
+
+
+def test_compare_two_arms_and_two_folders(tmp_path, monkeypatch):
+    recipe = _recipe(lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed], "always": 1.0}})
+    for module in (results, tables):
+        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
+    results.run_recipe(recipe, "smoke", out=tmp_path / "one")
+    assert tables.differences(results.rows(recipe, "smoke", tmp_path / "one"), "a", "b", "score") == [1.0, 0.5, 1.5, 4.0]
+    text = tables.compare("known/a", "known/b", "smoke", tmp_path / "one")
+    d = np.subtract(KNOWN["b"], KNOWN["a"])
+    assert f"{d.mean():+.2f} ± {scipy.stats.sem(d):.2f}" in text and "seeds 0–3" in text and "Not among" not in text
+    assert f"{-d.mean():+.2f} ± " in tables.compare("known/b", "known/a", "smoke", tmp_path / "one")
+    assert "+0.00 ± 0.00" in tables.compare("known/a", "known/a", "smoke", tmp_path / "one")
+    with pytest.raises(ValueError, match="has the seeds none at scale book"):
+        tables.compare("known/a", "known/b", "book", tmp_path / "one")
+    other = _recipe(lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed] + 0.5 * (arm == "b" and seed > 1), "always": 1.0}})
+    results.run_recipe(other, "smoke", seeds=3, out=tmp_path / "two")
+    text = " ".join(tables.compare(str(tmp_path / "one"), str(tmp_path / "two")).split())
+    assert "6 common runs; only in one of them: 2 and 0" in text and "| a | 3 | 3 | score +0.000 ± 0.000 |" in text and "| b | 3 | 2 | score +0.167 ± 0.167 |" in text
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="no run in common"):
+        tables.compare(str(tmp_path / "one"), str(tmp_path / "none"))
+
+
+def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(tmp_path, monkeypatch):
+    recipe = _recipe(cost={"smoke": "a blink"})
+    for module in (results, tables):
+        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
+    assert "no run has finished, so there is no measured time; the recipe's own estimate: a blink" in tables.forecast("known", "smoke", out=tmp_path)
+    results.run_recipe(recipe, "smoke", seeds=2, arms=["a"], out=tmp_path)
+    for file in tmp_path.rglob("*.json"):
+        file.write_text(file.read_text().replace(f'"wall_seconds":{json.loads(file.read_text())["wall_seconds"]}', '"wall_seconds":120.0'))
+    job = results.plan(recipe, "smoke", [3], tmp_path, ["b"])[0]
+    job.checkpoint.parent.mkdir(exist_ok=True)
+    job.checkpoint.touch()
+    text = tables.forecast("known", "smoke", out=tmp_path)
+    assert "8 runs, 2 finished, 1 begun" in text and "about 4 min on one process for 2 of the 6 runs left" in text
+    line = next(line for line in tables.listing(tmp_path).splitlines() if "smoke" in line)
+    assert "a blink" in line and "2 min a seed (1 of 2 arms)" in line and "2 of 8" in line
+    monkeypatch.setattr(results, "data_hash", lambda name: (_ for _ in ()).throw(data.DataError(f"{name} lies elsewhere")))
+    assert "cannot be run here: digits lies elsewhere" in tables.forecast("known", "smoke", out=tmp_path)
+    with pytest.raises(ValueError, match="at least one run"):
+        tables.forecast("known", "smoke", seeds=0, out=tmp_path)
+
+
+def _printed(*arguments):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = cli.main([str(a) for a in arguments])
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_command_line(tmp_path, monkeypatch):
+    recipe = _recipe()
+    for module in (results, tables):
+        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
+    status, out, err = _printed("run", "known", "--seeds", 2, "--dry-run", "--out", tmp_path)
+    assert status == 0 and "4 runs, 0 finished" in out and not err and not list(tmp_path.iterdir())
+    status, out, err = _printed("run", "known", "--seeds", 2, "--out", tmp_path)
+    assert status == 0 and "| a " in out and "[4/4] known smoke b seed 1" in err
+    assert _printed("report", "known", "--out", tmp_path)[1] == out
+    assert "4 of 8" in _printed("list", "--out", tmp_path)[1]
+    assert _printed("compare", "known/a", "known/b", "--scale", "smoke", "--out", tmp_path)[0] == 0
+    status, out, err = _printed("compare", "known/a", "known/c", "--out", tmp_path)
+    assert status == 2 and not out and "known are a, b" in err
+    assert "[1/1] known smoke b seed 0: finished before" in _printed("run", "known", "--seeds", 1, "--arm", "b", "--out", tmp_path)[2]
+    (tmp_path / "file").touch()
+    status, out, err = _printed("run", "known", "--out", tmp_path / "file")
+    assert status == 2 and "normalnorm: " in err and "file" in err and "Traceback" not in err
+
+
+# ---- killed, doubled, starved ----
+
+def _networks(epochs=4):
+    def run(config, seed, arm, device, checkpoint, progress):
+        parts = {split: data.load("digits", split, 64) for split in data.SPLITS}
+        with seeded("weights", seed):
+            model = models.SmallResNet(width=2, stem_stride=1)
+        outcome = train(model, parts, Settings(epochs=epochs, batch=16, lr=0.02), seed, device, checkpoint, progress)
+        return {"metrics": {"test": outcome["last"]["test_accuracy"]}, "losses": [epoch["train_loss"] for epoch in outcome["history"]]}
+    return Recipe("networks", "", (), {"smoke": {arm: {"data": "digits", "arm": arm} for arm in "ab"}}, run, {"test": "test"})
+
+
+def test_full_disk_keeps_what_was_there_and_the_run_continues(tmp_path):
+    "Files may not grow beyond a size that a row fits into and a checkpoint does not, after the second epoch."
+    resource = pytest.importorskip("resource", reason="no limits on this system")
+    expected = results.run_recipe(_networks(), "smoke", seeds=1, arms=["a"], out=tmp_path / "whole")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def starve(line):
+        if line.startswith("epoch 2/"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(OSError, match="was not written, and what was there before is untouched.*start the same command again"):
+            results.run_recipe(_networks(), "smoke", seeds=1, arms=["a"], out=tmp_path / "full", progress=starve)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    kept, = (tmp_path / "full" / ".checkpoints").iterdir()
+    assert len(torch.load(kept, weights_only=True)["history"]) == 2
+    lines = []
+    found = results.run_recipe(_networks(), "smoke", seeds=1, arms=["a"], out=tmp_path / "full", progress=lines.append)
+    assert "continued after epoch 2" in " ".join(lines) and found[0]["losses"] == expected[0]["losses"] and found[0]["metrics"] == expected[0]["metrics"]
+
+
+def test_truncated_checkpoint_is_reported_and_stays(tmp_path):
+    job = results.plan(_networks(), "smoke", 1, tmp_path, ["a"])[0]
+    job.checkpoint.parent.mkdir(parents=True)
+    job.checkpoint.write_bytes(b"PK\x03\x04 half")
+    with pytest.raises(ValueError, match="cannot be read.*delete it to start the run again"):
+        results.run_recipe(_networks(), "smoke", 1, tmp_path, arms=["a"])
+    assert job.checkpoint.read_bytes() == b"PK\x03\x04 half" and not job.path.exists()
+
+
+def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(tmp_path):
+    "Where locks do not work: the first row stays."
+    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
+
+    def run(config, seed, arm, **_):
+        results.perform(job._replace(path=job.path, hash="another lock"))                # the other writer is faster
+        return {"metrics": {"score": 99.0}}
+    row = results.perform(job._replace(recipe=_recipe(run)))
+    assert row["metrics"] == {"score": 1.0} and json.loads(job.path.read_text())["metrics"] == {"score": 1.0}
+
+
+def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):
+    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
+    left = [path.with_name(f".{path.name}.99-abcdef01") for path in (job.path, job.checkpoint)]
+    other = job.checkpoint.with_name(".0123456789ab.pt.99-abcdef01")                         # of another job, which may be at work
+    for path in (*left, other):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    results.perform(job)
+    assert not any(path.exists() for path in left) and other.exists() and job.path.exists()
+
+
+def test_runs_without_metrics_are_refused(tmp_path):
+    for nothing in (None, {}, {"metrics": 3}):
+        with pytest.raises(ValueError, match="without `metrics`"):
+            results.run_recipe(_recipe(lambda *_, **__: nothing), "smoke", 1, tmp_path)        # noqa: B023
+    assert not list(tmp_path.rglob("*.json")) and not list((tmp_path / ".checkpoints").iterdir())
+
+
+FORKS = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from normalnorm.experiments import data, models, results
+from normalnorm.experiments.optimization import Settings
+from normalnorm.experiments.train import seeded, train
+
+class NoisyNorm(torch.nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x) + (0.3 * torch.randn_like(x) if self.training else 0)
+
+def run(config, seed, arm, device, checkpoint, progress):
+    parts = {split: data.load("digits", split, 96) for split in data.SPLITS}
+    with seeded("weights", seed):
+        model = models.SmallResNet(width=4, stem_stride=1, norm=NoisyNorm)
+    outcome = train(model, parts, Settings(epochs=8, batch=16, lr=0.02), seed, device, checkpoint, progress, augment=lambda x, y: (x + 0.1 * torch.randn(()), y))
+    with open(checkpoint.parents[1] / "performed", "a") as file:
+        file.write(f"{arm}{seed} ")
+    return {"metrics": {"test": outcome["last"]["test_accuracy"], "chosen": outcome["chosen"]["epoch"]}, "losses": [epoch["train_loss"] for epoch in outcome["history"]]}
+
+recipe = results.Recipe("forks", "", (), {"smoke": {arm: {"data": "digits", "arm": arm} for arm in "ab"}}, run, {"test": "test"})
+train(models.SmallResNet(width=2, stem_stride=1), {s: data.load("digits", s, 32) for s in data.SPLITS}, Settings(epochs=1, batch=16))      # imports what is imported late
+
+def child(out):
+    pid = os.fork()
+    if not pid:
+        try:
+            results.run_recipe(recipe, "smoke", seeds=3, out=out, device="cpu")
+        finally:
+            os._exit(0)
+    return pid
+
+start = time.perf_counter()
+os.waitpid(child(Path("whole")), 0)
+longest = (time.perf_counter() - start) / 11              # each kill also costs a start and a part of an epoch
+generator, kills, out = random.Random(0), 0, Path("kills")
+while kills < 20:
+    pid = child(out)
+    time.sleep(generator.uniform(0.0, longest))
+    if os.waitpid(pid, os.WNOHANG)[0]:
+        break
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    kills += 1
+    for file in out.rglob("*.json"):
+        json.loads(file.read_text())                    # complete at any time
+    for file in out.rglob("*.pt"):
+        torch.load(file, weights_only=True)
+unfinished = sum(job.state != "finished" for job in results.plan(recipe, "smoke", 3, out))
+os.waitpid(child(out), 0)
+for pid in [child(Path("two")), child(Path("two"))]:
+    os.waitpid(pid, 0)
+print(kills, unfinished)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_twenty_kills_and_two_at_once_change_nothing(tmp_path):
+    "kill −9 at random moments; two processes at one list. Both end with the rows of an undisturbed run, and nothing is done twice."
+    (tmp_path / "forks.py").write_text(FORKS)
+    done = subprocess.run([sys.executable, "forks.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kills, unfinished = map(int, done.stdout.split())
+    assert kills == 20 and unfinished > 0                           # every kill met a run
+    found = {mode: {p.name: json.loads(p.read_text()) for p in (tmp_path / mode).rglob("*.json")} for mode in ("whole", "kills", "two")}
+    assert len(found["whole"]) == 6
+    for mode in ("kills", "two"):
+        assert found[mode].keys() == found["whole"].keys()
+        for name, row in found[mode].items():
+            assert row["metrics"] == found["whole"][name]["metrics"] and row["losses"] == found["whole"][name]["losses"]
+        assert not [p.name for p in (tmp_path / mode / ".checkpoints").iterdir()], "leftovers"
+    assert sorted((tmp_path / "two" / "performed").read_text().split()) == sorted(f"{arm}{seed}" for arm in "ab" for seed in range(3))
+
+
+# ---- the first experiment ----
+
+def test_paper_scale_says_what_is_missing(tmp_path, monkeypatch):
+    hub = pytest.importorskip("normalnorm.experiments.hub")
+    pytest.importorskip("datasets", reason="without it the error says how to install it: tests/test_data.py")
+    monkeypatch.setattr(hub, "_reachable", lambda library: False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
+    with pytest.raises(data.DataError, match="cifar10 is not on this machine.*hf download"):
+        results.run_recipe("first-experiment", "paper", seeds=1, out=tmp_path)
+
+
+def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
+    lines = []
+    row, = results.run_recipe("first-experiment", "smoke", seeds=[7], arms=["ResNet BNN"], out=tmp_path, device="cpu", progress=lines.append)
+    again = json.loads(next(tmp_path.rglob("*.json")).read_text())
+    assert again == json.loads(json.dumps(row)) and row["seed"] == 7 and row["data_hash"] == data.data_hash("digits")
+    for key in ("schema", "config", "history", "metrics", "device", "torch", "python", "commit", "source", "wall_seconds", "threads"):
+        assert key in row
+    assert len(row["history"]) == row["config"]["train"]["epochs"] and any("epoch 2/2" in line for line in lines)
+    assert not list((tmp_path / ".checkpoints").iterdir())
+    assert row["gaussianity"]["before"].keys() == row["gaussianity"]["after"].keys() and "stem_norm" in row["gaussianity"]["after"]
+
+
+@pytest.mark.book
+def test_committed_rows_belong_to_the_present_recipe():
+    recipe = results.recipes()["first-experiment"]
+    files = sorted((ROOT / "results" / recipe.name / "book").glob("*.json"))
+    found = results.rows(recipe, "book", ROOT / "results")
+    assert files and len(found) == len(files)
+    for arm in recipe.scales["book"]:
+        assert sum(row["arm"] == arm for row in found) >= 3, arm
+    for row in found:
+        assert row["data_hash"] == data.data_hash("fashion") and row["schema"] == 1 and row["history"][-1]["epoch"] == row["config"]["train"]["epochs"]
