@@ -20,9 +20,7 @@ from normalnorm.experiments.statistics import detectable, detection_power, paire
 from normalnorm.experiments.train import (
     Bar,
     CheckpointError,
-    InMemory,
     TrainingDiverged,
-    batches,
     clear_leftovers,
     cross_entropy,
     evaluate,
@@ -320,8 +318,7 @@ def test_errors_of_a_set_arrive():
         def __getitem__(self, index):
             raise OSError("image 7 cannot be decoded")
     with pytest.raises(OSError, match="image 7"):
-        list(batches(Broken(SMALL["train"]), [torch.arange(3)], "cpu"))
-    assert [len(y) for _, y in batches(InMemory(*SMALL["train"]), torch.arange(5).split(2), "cpu")] == [2, 2, 1]
+        train(_model(), {**SMALL, "train": Broken(SMALL["train"])}, SHORT)
 
 
 class Endless:
@@ -365,6 +362,25 @@ def test_streams_go_on_where_they_were(tmp_path):
     x, y = (torch.cat(parts) for parts in zip(*Endless()))
     model = _model().eval()
     assert evaluate(model, Endless())[0] == evaluate(model, (x, y))[0]
+
+
+def test_streams_of_the_library_resume_too(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    from normalnorm.experiments.streams import Stream
+
+    def source():
+        opened = datasets.Dataset.from_dict({"pixels": SMALL["train"][0].flatten(1).tolist(), "label": SMALL["train"][1].tolist()}).to_iterable_dataset()
+        collate = lambda items: (torch.tensor([i["pixels"] for i in items]).view(-1, 1, 8, 8), torch.tensor([i["label"] for i in items]))
+        return Stream(opened, lambda number: True, lambda examples: [example for _, example in examples], collate, batch=10, block=50, seed=1)
+
+    def interrupt(line):
+        if line.startswith("epoch 2/"):
+            raise KeyboardInterrupt
+    settings = Settings(epochs=4, batch=10, steps=3)
+    expected = train(_model(), {**SMALL, "train": source()}, settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(_model(), {**SMALL, "train": source()}, settings, checkpoint=tmp_path / "c.pt", progress=interrupt)
+    assert _timeless(train(_model(), {**SMALL, "train": source()}, settings, checkpoint=tmp_path / "c.pt")) == _timeless(expected)
 
 
 def test_epochs_of_a_given_number_of_steps():

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ["pytest", "pytest-xdist", "hypothesis", "mpmath", "matplotlib"]
+TOOLS = ["pytest", "pytest-xdist", "hypothesis", "mpmath", "matplotlib", "lightning-fabric", "tqdm"]
 FREE = ("torch", "numpy", "scipy", "matplotlib")        # what `newest` takes without a pin; the book's tools keep theirs
 
 
@@ -43,7 +43,7 @@ def install(which: str) -> None:
         print("installing the newest releases: with CUDA's libraries, several GB", flush=True)
         loose = Path(sys.prefix) / "constraints.txt"
         loose.write_text(without_pins((ROOT / "constraints.txt").read_text()))
-        subprocess.run([*pip, "--upgrade", "--constraint", str(loose), "--editable", f"{ROOT}[dev,plots]", *FREE], check=True)
+        subprocess.run([*pip, "--upgrade", "--constraint", str(loose), "--editable", f"{ROOT}[dev,plots,experiments,ray]", *FREE], check=True)
         subprocess.run([sys.executable, "-m", "ipykernel", "install", "--sys-prefix"], check=True, capture_output=True)
 
 

@@ -91,7 +91,7 @@ def batches(split: Any, order: Iterable[Tensor], depth: int = 2) -> Iterator[tup
 class Stream:
     """Batches of a source that is read from front to back; one pass over `for x, y in stream` is an epoch.
 
-    `source`: an `IterableDataset` of the library `datasets`. `keep`: which of its examples belong to the split, by number. `unpack`: examples → items; `collate`: items → (x, y).
+    `source`: an `IterableDataset` of the library `datasets`. `keep`: which of its examples belong to the split, by number. `unpack`: pairs (number, example) → items; `collate`: items → (x, y).
     A `block` of examples is permuted if `seed` is given, otherwise everything comes in order. Of each block, the items that do not fill a `batch` are left out in
     shuffled streams; in others they come as a smaller batch.
 
