@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.book
+pytest.importorskip("yaml", reason="the book's tools are not installed")
 dialect = pytest.importorskip("tools.dialect", reason="the book's tools are not installed")
 from normalnorm.claims import ledger  # noqa: E402
 from tools import api  # noqa: E402
