@@ -103,4 +103,4 @@ def test_every_public_function_has_a_docstring():
 def test_committed_results_say_what_they_are():
     for path in (ROOT / "results").rglob("*.json"):
         row = json.loads(path.read_text(encoding="utf-8"))
-        assert {"python", "requirements"} <= set(row) or {"schema", "scale", "seed", "device", "torch", "data_hash", "config"} <= set(row), path.name
+        assert {"python", "versions", "ran", "summary"} <= set(row) or {"schema", "scale", "seed", "device", "torch", "data_hash", "config"} <= set(row), path.name
