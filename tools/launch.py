@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tools.chapters import ROOT, Chapter, chapters
 from tools.dialect import directives, without_directives
+from tools.plain import notebook, numbered_chapters
 
 BRANCH = "notebooks"
 BINDER, COLAB = "https://mybinder.org", "https://colab.research.google.com"
-APPENDIX = re.compile(r"9\d\d_")         # pages about the book, not to be run elsewhere
 
 
 def settings(root: Path = ROOT) -> configparser.SectionProxy:
@@ -32,21 +32,14 @@ def repository(root: Path = ROOT) -> str | None:
 
 def tutorials(root: Path = ROOT) -> list[Chapter]:
     "The chapters that are run elsewhere: all but the appendices."
-    return [c for c in chapters(root) if not APPENDIX.match(c.name)]
+    return [Chapter(name, root) for name in numbered_chapters(root)]
 
 
 # ---- notebooks ------------------------------------------------------------------------------------------------
 
 def download(chapter: Chapter) -> dict:
-    """The notebook that a page offers: without outputs, and in plain Markdown where `tools.plain` translates it.
-
-    An appendix stays as it is written, but for the directives of nbdev and Quarto.
-    """
-    try:
-        from tools.plain import notebook
-    except ImportError:
-        notebook = None
-    if notebook and not APPENDIX.match(chapter.name):
+    "The notebook that a page offers, without outputs: a chapter in plain Markdown, an appendix as it is written, but for the directives of nbdev and Quarto."
+    if chapter.name in numbered_chapters(chapter.root):
         return notebook(chapter)
     cells = []
     for cell in chapter.cells():
@@ -59,8 +52,8 @@ def download(chapter: Chapter) -> dict:
     return {"cells": cells, "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def text(notebook: dict) -> str:
-    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+def text(content: dict) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def requirement(repo: str, ref: str) -> str:
@@ -68,11 +61,11 @@ def requirement(repo: str, ref: str) -> str:
     return f"normalnorm[book] @ git+https://github.com/{repo}@{ref}"
 
 
-def with_install_cell(notebook: dict, repo: str, ref: str) -> dict:
+def with_install_cell(content: dict, repo: str, ref: str) -> dict:
     "A first cell that installs the package where it is missing: on Colab it is, on Binder and at home it is not."
     source = f"import importlib.util\n\nif importlib.util.find_spec(\"normalnorm\") is None:\n    %pip install --quiet \"{requirement(repo, ref)}\""
     cell = {"cell_type": "code", "id": "install", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
-    return {**notebook, "cells": [cell, *notebook["cells"]]}
+    return {**content, "cells": [cell, *content["cells"]]}
 
 
 # ---- the branch that Colab and Binder open ----------------------------------------------------------------------

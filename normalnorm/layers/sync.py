@@ -66,9 +66,12 @@ class SyncBatchNormalNorm(_BatchNormalNorm):
 
     def __init__(self, num_features: int, *args, process_group: dist.ProcessGroup | None = None, **options):
         super().__init__(num_features, *args, **options)
+        self.process_group = process_group
+        self._check_steps()
+
+    def _check_steps(self) -> None:
         if self.steps > 1:
             raise NotImplementedError(f"steps={self.steps} is not available across processes: use steps=1")
-        self.process_group = process_group
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` with the statistics of all processes; in training, update the running averages and add noise."
@@ -114,6 +117,7 @@ def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = No
         nn.Module.__init__(new)
         new.__dict__.update({k: v for k, v in module.__dict__.items()})
         new.process_group = process_group
+        new._check_steps()
         return new
     for name, child in module.named_children():
         converted = convert_sync(child, process_group)
