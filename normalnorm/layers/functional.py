@@ -6,11 +6,12 @@
 __all__ = ['update_running', 'column', 'check_channels', 'batch_normal_norm', 'instance_normal_norm', 'layer_normal_norm',
            'group_normal_norm']
 
-# %% ../../nbs/235_layers.functional.ipynb #7e983df1
+# %% ../../nbs/235_layers.functional.ipynb #96f3cd81
 import torch
 from torch import Tensor
 
-from .core import Statistics, check_input, normality_norm
+from .backends import normality_norm
+from .core import Statistics, check_input
 
 # %% ../../nbs/235_layers.functional.ipynb #aa2972ef
 def update_running(running: Tensor | None, value: Tensor, momentum: float | Tensor) -> None:
