@@ -65,9 +65,20 @@ inline V with_sign(V magnitude, V sign) {                       // magnitude ≥
     return (V)((I)magnitude | ((I)sign & (int32_t)0x80000000));
 #endif
 }
-inline V square_root(V x) {
+inline bool any(I mask) {                                       // lanes of all zeros or all ones
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+    return _mm512_movepi32_mask((__m512i)mask) != 0;
+#else
+    bool found = false;
+    for (int i = 0; i < VL; i++) found |= mask[i] != 0;
+    return found;
+#endif
+}
+inline V square_root(V x) {                                     // x ≥ 0, to 2 ulp
 #if defined(__AVX512F__)
-    return (V)_mm512_sqrt_ps((__m512)x);
+    x = (V)_mm512_max_ps((__m512)x, _mm512_set1_ps(1e-36f));
+    V y = (V)_mm512_rsqrt14_ps((__m512)x), root = x * y;
+    return (root * y - 1.0f) * (root * -0.5f) + root;
 #else
     V y;
     for (int i = 0; i < VL; i++) y[i] = __builtin_sqrtf(x[i]);
@@ -84,12 +95,49 @@ inline double total(V x) {
 #endif
 }
 
+// Two vectors side by side: a processor finds more to do at once in two chains of dependent steps than in one.
+struct V2 { V a, b; };
+struct I2 { I a, b; };
+#define BINARY(op)                                                                              \
+    inline V2 operator op(V2 x, V2 y) { return {x.a op y.a, x.b op y.b}; }                      \
+    inline V2 operator op(V2 x, V y) { return {x.a op y, x.b op y}; }                           \
+    inline V2 operator op(V2 x, float y) { return {x.a op y, x.b op y}; }                       \
+    inline V2 operator op(float x, V2 y) { return {x op y.a, x op y.b}; }
+BINARY(+) BINARY(-) BINARY(*) BINARY(/)
+#undef BINARY
+inline V2& operator+=(V2& x, V2 y) { return x = x + y; }
+inline I bits(V x) { return (I)x; }
+inline I2 bits(V2 x) { return {(I)x.a, (I)x.b}; }
+inline V floats(I x) { return (V)x; }
+inline V2 floats(I2 x) { return {(V)x.a, (V)x.b}; }
+inline V converted(I x) { return __builtin_convertvector(x, V); }
+inline V2 converted(I2 x) { return {converted(x.a), converted(x.b)}; }
+inline I2 operator-(I2 x, int y) { return {x.a - y, x.b - y}; }
+inline I2 operator-(int x, I2 y) { return {x - y.a, x - y.b}; }
+inline I2 operator+(I2 x, int y) { return {x.a + y, x.b + y}; }
+inline I2 operator>>(I2 x, int y) { return {x.a >> y, x.b >> y}; }
+inline I2 operator<<(I2 x, int y) { return {x.a << y, x.b << y}; }
+inline I2 operator&(I2 x, int y) { return {x.a & y, x.b & y}; }
+inline V2 absolute(V2 x) { return {absolute(x.a), absolute(x.b)}; }
+inline V2 with_sign(V2 x, V2 y) { return {with_sign(x.a, y.a), with_sign(x.b, y.b)}; }
+inline V2 fma(V2 x, V2 y, V2 z) { return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)}; }
+inline V2 fma(V2 x, V y, V2 z) { return {fma(x.a, y, z.a), fma(x.b, y, z.b)}; }
+inline I negative(V x) { return (I)x < 0; }
+inline I2 negative(V2 x) { return {(I)x.a < 0, (I)x.b < 0}; }
+inline V choose(I left, const V c[2]) { return left ? c[1] : c[0]; }
+inline V2 choose(I2 left, const V c[2]) { return {choose(left.a, c), choose(left.b, c)}; }
+inline void add(V& sum, V x) { sum += x; }
+inline void add(V& sum, V2 x) { sum += x.a + x.b; }
+inline void add(V& sum, V x, V y) { sum += x * y; }
+inline void add(V& sum, V2 x, V2 y) { sum += x.a * y.a, sum += x.b * y.b; }
+
 // log(1+a) for 0 ≤ a < 2^64: 1+a = 2^e (1+f) with 1+f in [√½, √2); f has one rounding, and none where e = 0.
-inline V log1p_of(V a) {
-    I e = ((I)(1.0f + a) - 0x3f3504f3) >> 23;
-    V scale = (V)(0x3f800000 - (e << 23));
-    V f = a * scale + (scale - 1.0f);
-    V p = f * -0.07621757593f + 0.1290441861f;
+template <class T>
+inline T log1p_of(T a) {
+    auto e = (bits(1.0f + a) - 0x3f3504f3) >> 23;
+    T scale = floats(0x3f800000 - (e << 23));
+    T f = a * scale + (scale - 1.0f);
+    T p = f * -0.07621757593f + 0.1290441861f;
     p = p * f - 0.132429888f;
     p = p * f + 0.1418182765f;
     p = p * f - 0.166090828f;
@@ -97,28 +145,33 @@ inline V log1p_of(V a) {
     p = p * f - 0.2500158295f;
     p = p * f + 0.3333332569f;
     p = p * f - 0.4999998835f;
-    return __builtin_convertvector(e, V) * 0.69314718056f + (f * f * p + f);
+    return converted(e) * 0.69314718056f + (f * f * p + f);
 }
 
-struct Exp { V m, scale; };          // exp(t) = scale (1+m), expm1(t) = scale m + (scale − 1), |t| ≤ 87
-inline Exp exp_of(V t) {
-    V n = t * 1.44269504089f + 12582912.0f;
-    V scale = (V)(((I)n << 23) + 0x3f800000);
-    n -= 12582912.0f;
-    V r = t - n * 0.693145752f;
-    r = r - n * 1.42860677e-6f;
-    V p = r * 0.001388252153f + 0.008366513932f;
+template <class T>
+struct Exp { T m, scale; };          // exp(t) = scale (1+m), expm1(t) = scale m + (scale − 1), for t = eta·ell + low·ell, |t| ≤ 87
+template <class T>
+inline Exp<T> exp_of(T eta, T low, T ell) {
+    T n = (eta * ell) * 1.44269504089f + 12582912.0f;
+    T scale = floats((bits(n) << 23) + 0x3f800000);
+    n = n - 12582912.0f;
+    T r = fma(eta, ell, n * -0.693145752f);         // this product is exact
+    r = fma(n, set(-1.42860677e-6f), low * ell + r);
+    T p = r * 0.001388252153f + 0.008366513932f;
     p = p * r + 0.04166719966f;
     p = p * r + 0.1666654367f;
     p = p * r + 0.4999999816f;
     return {r * r * p + r, scale};
 }
-inline V expm1_from(Exp x) { return x.m * x.scale + (x.scale - 1.0f); }
-inline V exp_from(Exp x) { return x.m * x.scale + x.scale; }
+template <class T>
+inline T expm1_from(Exp<T> x) { return x.m * x.scale + (x.scale - 1.0f); }
+template <class T>
+inline T exp_from(Exp<T> x) { return x.m * x.scale + x.scale; }
 
 // The power transform of one unit: constants for h ≥ 0 and h < 0.
 struct Power {
-    float lmbda, eta[2], low[2], inverse[2];
+    V eta[2], low[2], inverse[2];
+    float lmbda;
     bool identity, small;
     explicit Power(double l) {
         lmbda = (float)l;
@@ -127,26 +180,20 @@ struct Power {
         for (int side = 0; side < 2; side++) {
             double eta_ = side ? 2 - l : l;
             if (std::fabs(eta_) < 1e-20) eta_ = 1e-20;
-            eta[side] = (float)eta_;
-            low[side] = (float)(eta_ - eta[side]);
-            inverse[side] = (float)(1 / eta_);
+            eta[side] = set((float)eta_);
+            low[side] = set((float)(eta_ - (float)eta_));
+            inverse[side] = set((float)(1 / eta_));
         }
     }
 };
 
-inline V choose(I left, const float c[2]) { return left ? set(c[1]) : set(c[0]); }
-inline V choose(I left, const V c[2]) { return left ? c[1] : c[0]; }
-
-template <class Three>
-inline V transform(V h, V ell, const Three eta_[2], const Three low[2], const Three inverse[2]) {       // ψ(h), given ℓ = log1p|h|
-    I left = (I)h < 0;
-    V eta = choose(left, eta_), t = eta * ell;
-    V rest = fma(eta, ell, -t) + choose(left, low) * ell;       // the rounding errors of t and η
-    Exp x = exp_of(t);
-    V value = (expm1_from(x) + rest * exp_from(x)) * choose(left, inverse);
-    return with_sign(value, h);
+template <class T>
+inline T transform(T h, T ell, const V eta[2], const V low[2], const V inverse[2]) {        // ψ(h), given ℓ = log1p|h|
+    auto left = negative(h);
+    return with_sign(expm1_from(exp_of(choose(left, eta), choose(left, low), ell)) * choose(left, inverse), h);
 }
-inline V transform(V h, V ell, const Power& w) { return transform(h, ell, w.eta, w.low, w.inverse); }
+template <class T>
+inline T transform(T h, T ell, const Power& w) { return transform(h, ell, w.eta, w.low, w.inverse); }
 
 // ---- noise: Philox 4×32-10 with the element's index divided by four as counter, then Box–Muller ----
 
@@ -158,15 +205,22 @@ inline W multiply(W x, uint32_t m) { return (W)_mm256_mul_epu32((__m256i)x, _mm2
 inline W multiply(W x, uint32_t m) { return (x & 0xffffffffull) * (uint64_t)m; }
 #endif
 
+struct Keys {                                       // of the ten rounds
+    uint64_t k[20];
+    explicit Keys(uint64_t key) {
+        uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+        for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) k[2 * round] = k0, k[2 * round + 1] = k1;
+    }
+};
+
 struct Words { W x0, x1, x2, x3; };                 // 32-bit words in the lower halves of 64-bit lanes; the upper halves are not used
-inline void rounds(Words& s, uint64_t key) {
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+inline void rounds(Words& s, const Keys& keys) {
+#pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
         W p0 = multiply(s.x0, 0xD2511F53u), p1 = multiply(s.x2, 0xCD9E8D57u);
-        s.x0 = (p1 >> 32) ^ s.x1 ^ (uint64_t)k0;
-        s.x2 = (p0 >> 32) ^ s.x3 ^ (uint64_t)k1;
+        s.x0 = (p1 >> 32) ^ s.x1 ^ keys.k[2 * round];
+        s.x2 = (p0 >> 32) ^ s.x3 ^ keys.k[2 * round + 1];
         s.x1 = p1, s.x3 = p0;
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
     }
 }
 inline U both(W even, W odd) { return (U)((even & 0xffffffffull) | (odd << 32)); }
@@ -204,59 +258,65 @@ inline void box_muller(U a, U b, V& first, V& second) {
     first = radius * cosine, second = radius * sine;
 }
 
-constexpr int BATCH = 4 * VL;                       // normal numbers made at a time, from VL counters
-
 inline void interleave(V a, V b, V c, V d, float* z) {          // in each block of four lanes: a transpose
-    typedef I M;
-    M lo, hi;
-    for (int k = 0; k < VL / 4; k++)
-        for (int i = 0; i < 2; i++) {
-            lo[4 * k + 2 * i] = 4 * k + i, lo[4 * k + 2 * i + 1] = VL + 4 * k + i;
-            hi[4 * k + 2 * i] = 4 * k + 2 + i, hi[4 * k + 2 * i + 1] = VL + 4 * k + 2 + i;
-        }
-    V ab0 = __builtin_shuffle(a, b, lo), ab1 = __builtin_shuffle(a, b, hi), cd0 = __builtin_shuffle(c, d, lo), cd1 = __builtin_shuffle(c, d, hi);
-    M low, high;
-    for (int k = 0; k < VL / 4; k++)
-        for (int i = 0; i < 2; i++) {
-            low[4 * k + i] = 4 * k + i, low[4 * k + 2 + i] = VL + 4 * k + i;
-            high[4 * k + i] = 4 * k + 2 + i, high[4 * k + 2 + i] = VL + 4 * k + 2 + i;
-        }
-    store(z, __builtin_shuffle(ab0, cd0, low));
-    store(z + VL, __builtin_shuffle(ab0, cd0, high));
-    store(z + 2 * VL, __builtin_shuffle(ab1, cd1, low));
-    store(z + 3 * VL, __builtin_shuffle(ab1, cd1, high));
+#if defined(__AVX512F__)
+    __m512 ab = _mm512_unpacklo_ps((__m512)a, (__m512)b), cd = _mm512_unpacklo_ps((__m512)c, (__m512)d);
+    __m512 AB = _mm512_unpackhi_ps((__m512)a, (__m512)b), CD = _mm512_unpackhi_ps((__m512)c, (__m512)d);
+    store(z, (V)_mm512_unpacklo_pd((__m512d)ab, (__m512d)cd));
+    store(z + VL, (V)_mm512_unpackhi_pd((__m512d)ab, (__m512d)cd));
+    store(z + 2 * VL, (V)_mm512_unpacklo_pd((__m512d)AB, (__m512d)CD));
+    store(z + 3 * VL, (V)_mm512_unpackhi_pd((__m512d)AB, (__m512d)CD));
+#else
+    V from[4] = {a, b, c, d};
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < VL; l++) z[VL * i + l] = from[l % 4][l / 4 * 4 + i];
+#endif
 }
 
-inline void batch(uint64_t counter, uint64_t key, float* z) {   // z[4j+i] = number i of counter + j
+struct Lanes {                                      // lane 4b+i holds counter + (VL/4) i + b, so that the transposes come out in order
     W even, odd;
-    for (int j = 0; j < VL / 2; j++) {              // lane 4b+i holds counter + (VL/4) i + b, so that the transposes come out in order
-        int l = 2 * j, m = 2 * j + 1;
-        even[j] = VL / 4 * (l % 4) + l / 4, odd[j] = VL / 4 * (m % 4) + m / 4;
+    Lanes() {
+        for (int j = 0; j < VL / 2; j++) {
+            int l = 2 * j, m = 2 * j + 1;
+            even[j] = VL / 4 * (l % 4) + l / 4, odd[j] = VL / 4 * (m % 4) + m / 4;
+        }
     }
-    even += counter, odd += counter;
-    Words p{even, even >> 32, W{}, W{}}, q{odd, odd >> 32, W{}, W{}};
-    rounds(p, key), rounds(q, key);
-    V a, b, c, d;
-    box_muller(both(p.x0, q.x0), both(p.x1, q.x1), a, b);
-    box_muller(both(p.x2, q.x2), both(p.x3, q.x3), c, d);
-    interleave(a, b, c, d, z);
+};
+const Lanes lanes;
+
+// Batches of 4·VL numbers: z[4j+i] = number i of counter + j. First all words, then all numbers: two loops with more work in flight than one.
+constexpr int BATCH = 4 * VL, BATCHES = 8;
+void batches(uint64_t counter, int count, const Keys& keys, float* z) {
+    alignas(64) U words[BATCHES][4];
+    for (int b = 0; b < count; b++) {
+        W even = lanes.even + (counter + b * VL), odd = lanes.odd + (counter + b * VL);
+        Words p{even, even >> 32, W{}, W{}}, q{odd, odd >> 32, W{}, W{}};
+        rounds(p, keys), rounds(q, keys);
+        words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1), words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
+    }
+    for (int b = 0; b < count; b++) {
+        V m, n, o, p;
+        box_muller(words[b][0], words[b][1], m, n);
+        box_muller(words[b][2], words[b][3], o, p);
+        interleave(m, n, o, p, z + b * BATCH);
+    }
 }
 
-void normals(uint64_t start, i64 count, uint64_t key, float* z) {       // for elements start, start+1, …
-    alignas(64) float part[BATCH];
+void normals(uint64_t start, i64 count, const Keys& keys, float* z) {   // for elements start, start+1, …
+    alignas(64) float part[BATCHES * BATCH];
     uint64_t counter = start >> 2;
     int skip = (int)(start & 3);
     while (count > 0) {
-        if (!skip && count >= BATCH) {
-            batch(counter, key, z);
-            z += BATCH, count -= BATCH;
+        i64 wanted = (skip + count + BATCH - 1) / BATCH;
+        const int b = wanted < BATCHES ? (int)wanted : BATCHES;
+        i64 n = (i64)b * BATCH - skip < count ? (i64)b * BATCH - skip : count;
+        if (n == (i64)b * BATCH) {
+            batches(counter, b, keys, z);
         } else {
-            batch(counter, key, part);
-            i64 n = BATCH - skip < count ? BATCH - skip : count;
+            batches(counter, b, keys, part);
             std::memcpy(z, part + skip, 4 * n);
-            z += n, count -= n, skip = 0;
         }
-        counter += VL;
+        z += n, count -= n, skip = 0, counter += b * VL;
     }
 }
 
@@ -299,14 +359,18 @@ struct Scratch {                                    // memory of a thread, kept 
 };
 thread_local Scratch scratch;
 
+// f(position, lanes, type): two vectors at a time, then one, then a part of one
 template <class F>
-inline void each(i64 from, i64 to, F f) {           // f(position, number of lanes)
+inline void each(i64 from, i64 to, F f) {
     i64 j = from;
-    for (; j + VL <= to; j += VL) f(j, VL);
-    if (j < to) f(j, (int)(to - j));
+    for (; j + 2 * VL <= to; j += 2 * VL) f(j, 2 * VL, V2{});
+    for (; j + VL <= to; j += VL) f(j, VL, V{});
+    if (j < to) f(j, (int)(to - j), V{});
 }
-inline V get(const float* p, i64 j, int n, float fill) { return n == VL ? load(p + j) : load_part(p + j, n, fill); }
+inline V get(const float* p, i64 j, int n, float fill, V) { return n == VL ? load(p + j) : load_part(p + j, n, fill); }
+inline V2 get(const float* p, i64 j, int, float, V2) { return {load(p + j), load(p + j + VL)}; }
 inline void put(float* p, i64 j, int n, V v) { n == VL ? store(p + j, v) : store_part(p + j, n, v); }
+inline void put(float* p, i64 j, int, V2 v) { store(p + j, v.a), store(p + j + VL, v.b); }
 
 struct Unit {
     const Job& job;
@@ -330,7 +394,7 @@ struct Unit {
             V s{}, s2{}, s3{}, s4{};
             i64 j = b, end = b + BLOCK < n ? b + BLOCK : n;
             for (; j + 4 * VL <= end; j += 4 * VL) s += load(u + j), s2 += load(u + j + VL), s3 += load(u + j + 2 * VL), s4 += load(u + j + 3 * VL);
-            each(j, end, [&](i64 k, int m) { s += get(u, k, m, 0); });
+            each(j, end, [&](i64 k, int m, auto T) { add(s, get(u, k, m, 0, T)); });
             sum += total((s + s2) + (s3 + s4));
         }
         mean = sum / n;
@@ -343,7 +407,7 @@ struct Unit {
                 V c = load(u + j) - center, d = load(u + j + VL) - center;
                 s += c, q += c * c, s2 += d, q2 += d * d;
             }
-            each(j, end, [&](i64 k, int m) { V c = get(u, k, m, center) - center; s += c, q += c * c; });
+            each(j, end, [&](i64 k, int m, auto T) { auto c = get(u, k, m, center, T) - center; add(s, c), add(q, c, c); });
             off += total(s + s2), square += total(q + q2);
         }
         off /= n, square /= n;
@@ -376,17 +440,22 @@ struct Unit {
             return;
         }
         i64 run = job.columns ? job.run : job.length;
+        const Keys keys(job.seed);
         while (count > 0) {
             i64 m = run - from % run;
             if (m > count) m = count;
-            normals(index_of(from), m, job.seed, z);
+            normals(index_of(from), m, keys, z);
             z += m, from += m, count -= m;
         }
     }
 };
 
-inline double slow_power(double h, double l) {
+inline V2 first_lanes(V2 x, int) { return x; }
+
+inline double slow_power(double h, double l) {      // number by number, far from zero: kept where float can represent the result, as `representable` does
     double eta = h < 0 ? 2 - l : l, ell = std::log1p(std::fabs(h));
+    const double top = std::log((double)std::numeric_limits<float>::max()) - 0.7;
+    if (eta > 1 && std::isfinite(h) && eta * ell > top) ell = top / eta;
     return std::copysign(eta == 0 ? ell : std::expm1(eta * ell) / eta, h);
 }
 
@@ -398,7 +467,8 @@ inline V first_lanes(V x, int n) {                  // zeros from lane n on
 }
 
 // ℓ of h = ρk from ℓ of k, for 1−ρ small: log(1+ρa) = log(1+a) + log(1 − (1−ρ) a/(1+a))
-inline V nearby(V ell, V share) { return ell - share * (share * 0.5f + 1.0f); }
+template <class T>
+inline T nearby(T ell, T share) { return ell - share * (share * 0.5f + 1.0f); }
 
 struct Averages { double log, d, kd, dd, q, a, ell, inverse, ka, kl, ki, logd, logl, ll, ald; };
 
@@ -411,14 +481,14 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
     for (i64 b = 0; b < w.n; b += BLOCK) {
         V t[COUNT];
         for (int m = 0; m < COUNT; m++) t[m] = V{};
-        each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int m) {
-            V k = (get(u, j, m, 0) - w.center) * r + shift;
+        each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int m, auto T) {
+            auto k = (get(u, j, m, 0, T) - w.center) * r + shift;
             if (m < VL) k = first_lanes(k, m);
-            V a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k), g = a * ell + ell, d = g - a, inverse = 1.0f / (a + 1.0f);
-            t[0] += log, t[1] += d, t[2] += k * d, t[3] += d * d, t[4] += g * ell;
+            auto a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k), g = a * ell + ell, d = g - a, inverse = 1.0f / (a + 1.0f);
+            add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d), add(t[4], g, ell);
             if constexpr (KEEP) {
-                t[5] += a, t[6] += ell, t[7] += inverse, t[8] += a * k, t[9] += ell * k, t[10] += inverse * k;
-                t[11] += log * d, t[12] += log * ell, t[13] += ell * ell, t[14] += (g - ell) * d;
+                add(t[5], a), add(t[6], ell), add(t[7], inverse), add(t[8], a, k), add(t[9], ell, k), add(t[10], inverse, k);
+                add(t[11], log, d), add(t[12], log, ell), add(t[13], ell, ell), add(t[14], g - ell, d);
             }
             put(ell_of, j, m, CLOSE ? nearby(ell, a * inverse * gap) : log1p_of(a * rho));
         });
@@ -460,10 +530,11 @@ struct Affine {
             if (job.bias) bias = job.bias[k];
         }
     }
-    V operator()(V x, i64 j, int n) const {
+    template <class T>
+    T operator()(T x, i64 j, int n) const {
         if (weights || biases) {
-            if (weights) x *= get(weights, j, n, 0);
-            return biases ? x + get(biases, j, n, 0) : x;
+            if (weights) x = x * get(weights, j, n, 0, x);
+            return biases ? x + get(biases, j, n, 0, x) : x;
         }
         return x * weight + bias;
     }
@@ -481,60 +552,66 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
     const float rate = (float)w.rate, shift = (float)(-w.rest * w.rate);
     const Power power(lmbda);
     const bool noisy = job.noise != 0;
-    auto h_at = [&](i64 j, int n) { return (get(u, j, n, 0) - w.center) * rate + shift; };
-    double top = std::fmax(std::fabs(power.eta[0]), std::fabs(power.eta[1])) * std::log1p(std::sqrt((double)w.n));
+    auto h_at = [&](i64 j, int n, auto T) { return (get(u, j, n, 0, T) - w.center) * rate + shift; };
+    double top = std::fmax(std::fabs(power.eta[0][0]), std::fabs(power.eta[1][0])) * std::log1p(std::sqrt((double)w.n));
     const bool slow = !(top < 80), plain = !job.transform || power.identity;
-    auto x_at = [&](i64 j, int n) {
-        V h = h_at(j, n);
-        if (plain) return h;
-        if (!slow) return transform(h, get(ell_of, j, n, 0), power);
-        for (int k = 0; k < n; k++) h[k] = (float)slow_power(h[k], lmbda);
-        return h;
+    if (slow && !plain) {                           // λ̂ so far from 1 that exp_of could overflow: number by number, and finished as plain
+        for (i64 j = 0; j < w.n; j++) out[j] = (float)slow_power((double)(u[j] - w.center) * rate + shift, lmbda);
+        u = out;
+    }
+    auto x_at = [&](i64 j, int n, auto T) {
+        if (plain) return h_at(j, n, T);
+        return slow ? get(u, j, n, 0, T) : transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
     };
     if (!noisy) {
         parts(job, w.n, [&](i64 part, i64 from, i64 to) {
             Affine affine(job, w.i, part);
-            if (plain) each(from, to, [&](i64 j, int n) { put(out, j, n, affine(h_at(j, n), j, n)); });
-            else if (!slow && !affine.weights && !affine.biases) {
-                V weight = set(affine.weight), bias = set(affine.bias);
-                each(from, to, [&](i64 j, int n) { put(out, j, n, transform(h_at(j, n), get(ell_of, j, n, 0), power) * weight + bias); });
-            } else if (!slow) each(from, to, [&](i64 j, int n) { put(out, j, n, affine(transform(h_at(j, n), get(ell_of, j, n, 0), power), j, n)); });
-            else each(from, to, [&](i64 j, int n) { put(out, j, n, affine(x_at(j, n), j, n)); });
+            if (plain || slow) each(from, to, [&](i64 j, int n, auto T) { put(out, j, n, affine(x_at(j, n, T), j, n)); });
+            else if (affine.weights && affine.biases) {
+                const float *weights = affine.weights, *biases = affine.biases;
+                each(from, to, [&](i64 j, int n, auto T) { put(out, j, n, transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power) * get(weights, j, n, 0, T) + get(biases, j, n, 0, T)); });
+            } else if (!affine.weights && !affine.biases) {
+                const V weight = set(affine.weight), bias = set(affine.bias);
+                each(from, to, [&](i64 j, int n, auto T) { put(out, j, n, transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power) * weight + bias); });
+            } else each(from, to, [&](i64 j, int n, auto T) { put(out, j, n, affine(x_at(j, n, T), j, n)); });
         });
         return;
     }
-    double spread = job.kind == UNSCALED ? std::sqrt(2 / M_PI) : 0;
-    if (job.kind == SCALED) {
-        double sum = 0;
+    double spread = job.kind == UNSCALED ? std::sqrt(2 / M_PI) : 0, sum = 0;
+    auto fill = [&](auto x) {                       // x into `out`, and its sum
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
-            each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n) {
-                V x = x_at(j, n);
-                put(out, j, n, x);
-                s += n < VL ? first_lanes(x, n) : x;
+            each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n, auto T) {
+                auto y = x(j, n, T);
+                put(out, j, n, y);
+                add(s, n < VL ? first_lanes(y, n) : y);
             });
             sum += total(s);
         }
-        float mean = (float)(sum / w.n);
+    };
+    if (plain || slow) fill(x_at);
+    else fill([&](i64 j, int n, auto T) { return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power); });
+    if (job.kind == SCALED) {
+        const float mean = (float)(sum / w.n);
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
-            each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n) { s += absolute(get(out, j, n, mean) - mean); });
+            each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n, auto T) { add(s, absolute(get(out, j, n, mean, T) - mean)); });
             spread += total(s);
         }
         spread /= w.n;
-    } else
-        each(0, w.n, [&](i64 j, int n) { put(out, j, n, x_at(j, n)); });
+    }
     if (kept) kept[1] = (float)spread;
     const float amount = (float)(job.noise * (job.kind == DROPOUT ? 1 : spread));
+    const bool dropout = job.kind == DROPOUT;
     alignas(64) float z[BLOCK];
     parts(job, w.n, [&](i64 part, i64 from, i64 to) {
         Affine affine(job, w.i, part);
         for (i64 b = from; b < to; b += BLOCK) {
             i64 end = b + BLOCK < to ? b + BLOCK : to;
             w.noise_at(b, end - b, z);
-            each(b, end, [&](i64 j, int n) {
-                V x = get(out, j, n, 0), noise = load(z + (j - b)) * amount;
-                put(out, j, n, affine(job.kind == DROPOUT ? x * noise + x : x + noise, j, n));
+            each(b, end, [&](i64 j, int n, auto T) {
+                auto x = get(out, j, n, 0, T), noise = get(z, j - b, n, 0, T) * amount;
+                put(out, j, n, affine(dropout ? x * noise + x : x + noise, j, n));
             });
         }
     });
@@ -567,6 +644,9 @@ inline V slope_in_lambda(V ell, V t, V expo, V value, V inverse) {
     p = p * t + 0.5f;
     return absolute(t) < 1.0f ? ell * ell * p : (ell * expo - value) * inverse;
 }
+inline V2 slope_in_lambda(V2 ell, V2 t, V2 expo, V2 value, V2 inverse) {
+    return {slope_in_lambda(ell.a, t.a, expo.a, value.a, inverse.a), slope_in_lambda(ell.b, t.b, expo.b, value.b, inverse.b)};
+}
 
 struct Sums { double g = 0, gh = 0, slope = 0; };
 
@@ -587,45 +667,47 @@ void reduce(const Unit& w, const float* u, const float* grad, const Power& power
             i64 end = b + BLOCK < to ? b + BLOCK : to;
             if (noisy) w.noise_at(b, end - b, z);
             V s_g{}, s_gh{}, s_slope{}, s_weight{}, s_bias{};
-            each(b, end, [&](i64 j, int n) {
-                V g = get(grad, j, n, 0), k = (get(u, j, n, 0) - w.center) * r + shift;
+            each(b, end, [&](i64 j, int n, auto T) {
+                auto g = get(grad, j, n, 0, T), k = (get(u, j, n, 0, T) - w.center) * r + shift;
                 if (n < VL) k = first_lanes(k, n);
-                V upstream = g;
-                if (each_one) { if (affine.weights) upstream = g * get(affine.weights, j, n, 0); }
+                auto upstream = g;
+                if (each_one) { if (affine.weights) upstream = g * get(affine.weights, j, n, 0, T); }
                 else if (scaled) upstream = g * weight;
-                V noise = noisy ? load(z + (j - b)) * amount : V{};
+                auto noise = T;
+                if (noisy) noise = get(z, j - b, n, 0, T) * amount;
                 if (dropout) upstream += upstream * noise;
-                V x = k, of = upstream;
+                auto x = k, of = upstream;
                 if (transformed) {
-                    V a = absolute(k), ell_k = log1p_of(a), inverse = 1.0f / (a + 1.0f), ell = ell_k;
+                    auto a = absolute(k), ell_k = log1p_of(a), inverse = 1.0f / (a + 1.0f), ell = ell_k;
                     if constexpr (CLOSE) {
-                        V share = a * inverse * gap;
+                        auto share = a * inverse * gap;
                         ell = nearby(ell_k, share);
-                        inverse += inverse * (share * share + share);
+                        inverse = inverse * (share * share + share) + inverse;
                     } else {
-                        a *= rho;
+                        a = a * rho;
                         ell = log1p_of(a);
                         inverse = 1.0f / (a + 1.0f);
                     }
-                    I left = (I)k < 0;
-                    V t = choose(left, power.eta) * ell, by_eta = choose(left, power.inverse);
-                    Exp e = exp_of(t);
-                    V expo = exp_from(e), value = expm1_from(e) * by_eta;
+                    auto left = negative(k);
+                    auto eta = choose(left, power.eta), by_eta = choose(left, power.inverse);
+                    auto e = exp_of(eta, choose(left, power.low), ell);
+                    auto expo = exp_from(e), value = expm1_from(e) * by_eta;
                     of = upstream * expo * inverse;
-                    s_slope += upstream * (SMALL ? slope_in_lambda(ell, t, expo, value, by_eta) : (ell * expo - value) * by_eta);
+                    if constexpr (SMALL) add(s_slope, upstream, slope_in_lambda(ell, eta * ell, expo, value, by_eta));
+                    else add(s_slope, upstream, (ell * expo - value) * by_eta);
                     x = with_sign(value, k);
                     put(ell_of, j, n, ell_k);
                 }
-                s_g += of, s_gh += of * k;
+                add(s_g, of), add(s_gh, of, k);
                 put(of_h, j, n, of);
                 if (weight_grad) {
-                    V y = dropout ? x * noise + x : x + noise;
-                    if (each_one) put(weight_grad, j, n, get(weight_grad, j, n, 0) + g * y);
-                    else s_weight += g * y;
+                    auto y = dropout ? x * noise + x : x + noise;
+                    if (each_one) put(weight_grad, j, n, get(weight_grad, j, n, 0, T) + g * y);
+                    else add(s_weight, g, y);
                 }
                 if (bias_grad) {
-                    if (each_one) put(bias_grad, j, n, get(bias_grad, j, n, 0) + g);
-                    else s_bias += g;
+                    if (each_one) put(bias_grad, j, n, get(bias_grad, j, n, 0, T) + g);
+                    else add(s_bias, g);
                 }
             });
             sums.g += total(s_g), sums.gh += total(s_gh), sums.slope += total(s_slope), of_weight += total(s_weight), of_bias += total(s_bias);
@@ -655,9 +737,9 @@ void backward_unit(const Job& job, i64 i, const float* u, const float* grad, flo
     const float rate = (float)w.rate;
     if (!transformed) {
         const float shift = -w.rest * rate, c0 = (float)(-w.rate * m.g), c1 = (float)(-w.rate * m.gh);
-        each(0, w.n, [&](i64 j, int n) {
-            V h = (get(u, j, n, 0) - w.center) * rate + shift;
-            put(of_u, j, n, get(of_u, j, n, 0) * rate + (h * c1 + c0));
+        each(0, w.n, [&](i64 j, int n, auto T) {
+            auto h = (get(u, j, n, 0, T) - w.center) * rate + shift;
+            put(of_u, j, n, get(of_u, j, n, 0, T) * rate + (h * c1 + c0));
         });
         return;
     }
@@ -668,11 +750,11 @@ void backward_unit(const Job& job, i64 i, const float* u, const float* grad, flo
     const float c1 = (float)(-w.rate * m.gh * w.rate / w.bare - kappa * (kept[7] - ratio * kept[9]));
     const float of_p = (float)(kappa * (1 + 4 * ratio * kept[5])), of_inverse = (float)-kappa;
     const float of_d = (float)(-4 * kappa * ratio), of_log = (float)(kappa * ratio * (2 * kept[4] + 2)), of_ell = (float)(kappa * ratio);
-    each(0, w.n, [&](i64 j, int n) {
-        V k = (get(u, j, n, 0) - w.center) * r + shift, a = absolute(k), ell = get(ell_of, j, n, 0);
-        V g = a * ell + ell, d = g - a, p = d + (g - ell), inverse = 1.0f / (a + 1.0f);
-        V log = with_sign(ell, k), inner = d * of_d + (ell * of_ell + of_log);
-        put(of_u, j, n, get(of_u, j, n, 0) * rate + (k * c1 + c0) + (p * of_p + (inverse * of_inverse + log * inner)));
+    each(0, w.n, [&](i64 j, int n, auto T) {
+        auto k = (get(u, j, n, 0, T) - w.center) * r + shift, a = absolute(k), ell = get(ell_of, j, n, 0, T);
+        auto g = a * ell + ell, d = g - a, p = d + (g - ell), inverse = 1.0f / (a + 1.0f);
+        auto log = with_sign(ell, k), inner = d * of_d + (ell * of_ell + of_log);
+        put(of_u, j, n, get(of_u, j, n, 0, T) * rate + (k * c1 + c0) + (p * of_p + (inverse * of_inverse + log * inner)));
     });
 }
 
@@ -701,8 +783,9 @@ void scatter_columns(const Job& job, const float* from, i64 first, i64 count, i6
 }
 void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) {         // for runs of one element
     float line[GROUP];
+    const Keys keys(job.seed);
     for (i64 row = 0; row < n; row++) {
-        normals(job.offset + row * job.columns + first, count, job.seed, line);
+        normals(job.offset + row * job.columns + first, count, keys, line);
         for (i64 c = 0; c < count; c++) to[c * n + row] = line[c];
     }
 }
@@ -777,29 +860,32 @@ struct Channel {                                    // given statistics of a cha
         w.var = job.var[c], center = job.mean[c];
         w.set_rates();
         rate = std::isnan(w.var) ? NAN : (float)w.rate;
-        double eta = std::fmax(std::fmax(std::fabs(power.eta[0]), std::fabs(power.eta[1])), 2);
+        double eta = std::fmax(std::fmax(std::fabs(power.eta[0][0]), std::fabs(power.eta[1][0])), 2);
         far = power.identity ? std::numeric_limits<float>::infinity() : (float)std::expm1(80 / eta);
     }
     float slowly(float u) const { return (float)slow_power((u - center) * rate, power.lmbda) * weight + bias; }
 };
 
-void evaluate_run(const Channel& c, const float* u, float* out, i64 length) {
-    const V weight = set(c.weight), bias = set(c.bias);
+inline void largest(I& most, V a) { most = (I)a > most ? (I)a : most; }
+inline void largest(I& most, V2 a) { largest(most, a.a), largest(most, a.b); }
+
+void evaluate_run(const Channel& channel, const float* u, float* out, i64 length) {
+    const Channel c = channel;                      // its constants in registers
+    const V weight = set(c.weight), bias = set(c.bias), center = set(c.center), rate = set(c.rate);
     if (c.power.identity) {
-        each(0, length, [&](i64 j, int n) { put(out, j, n, (get(u, j, n, 0) - c.center) * c.rate * weight + bias); });
+        each(0, length, [&](i64 j, int n, auto T) { put(out, j, n, (get(u, j, n, 0, T) - center) * rate * weight + bias); });
         return;
     }
+    const I far = (I)set(c.far);
     for (i64 b = 0; b < length; b += BLOCK) {
         i64 end = b + BLOCK < length ? b + BLOCK : length;
-        I inside = I{} - 1;
-        each(b, end, [&](i64 j, int n) {
-            V h = (get(u, j, n, c.center) - c.center) * c.rate, a = absolute(h);
-            inside &= a < c.far;
+        I most{};                                   // of the bits of |h|, which are ordered as the numbers are, NaN above all
+        each(b, end, [&](i64 j, int n, auto T) {
+            auto h = (get(u, j, n, c.center, T) - center) * rate, a = absolute(h);
+            largest(most, a);
             put(out, j, n, transform(h, log1p_of(a), c.power) * weight + bias);
         });
-        bool all = true;
-        for (int k = 0; k < VL; k++) all &= inside[k] != 0;
-        if (!all)
+        if (any(most >= far))
             for (i64 j = b; j < end; j++) out[j] = c.slowly(u[j]);
     }
 }
@@ -807,24 +893,21 @@ void evaluate_run(const Channel& c, const float* u, float* out, i64 length) {
 void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last) {      // channels along the rows of a matrix
     for (i64 b = 0; b < job.columns; b += VL) {
         const int n = job.columns - b < VL ? (int)(job.columns - b) : VL;
-        V center{}, rate{}, far{}, weight{}, bias{}, eta[2]{}, low[2]{}, inverse[2]{};
+        V center{}, rate{}, far = set(1), weight{}, bias{}, eta[2]{}, low[2]{}, inverse[2]{};
         for (int k = 0; k < n; k++) {
             const Channel& c = channels[b + k];
             center[k] = c.center, rate[k] = c.rate, far[k] = c.far, weight[k] = c.weight, bias[k] = c.bias;
-            for (int side = 0; side < 2; side++) eta[side][k] = c.power.eta[side], low[side][k] = c.power.low[side], inverse[side][k] = c.power.inverse[side];
+            for (int side = 0; side < 2; side++) eta[side][k] = c.power.eta[side][0], low[side][k] = c.power.low[side][0], inverse[side][k] = c.power.inverse[side][0];
         }
         bool identity = true;
         for (int k = 0; k < n; k++) identity &= channels[b + k].power.identity;
         for (i64 row = first; row < last; row++) {
             i64 at = row * job.columns + b;
-            V h = (get(job.u, at, n, 0) - center) * rate, x = h;
+            V h = (get(job.u, at, n, 0, V{}) - center) * rate, x = h;
             if (!identity) {
                 V a = absolute(h);
                 x = transform(h, log1p_of(a), eta, low, inverse);
-                I inside = a < far;
-                bool all = true;
-                for (int k = 0; k < n; k++) all &= inside[k] != 0;
-                if (!all) {
+                if (any(~(a < far))) {
                     for (int k = 0; k < n; k++) job.out[at + k] = channels[b + k].slowly(job.u[at + k]);
                     continue;
                 }
@@ -876,5 +959,5 @@ void normalnorm_backward(const Job* job_) {
                        job.weight_grad ? job.weight_grad + p * n : nullptr, job.bias_grad ? job.bias_grad + p * n : nullptr);
 }
 
-void normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) { normals(start, count, key, z); }
+void normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) { normals(start, count, Keys(key), z); }
 }
