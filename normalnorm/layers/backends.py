@@ -70,7 +70,7 @@ def get_backend() -> str:
     "The chosen backend: \"auto\", \"eager\", \"compiled\" or \"native\"."
     return _chosen
 
-# %% ../../nbs/233_layers.backends.ipynb #faabb815
+# %% ../../nbs/233_layers.backends.ipynb #ed929ff8
 class _Native:
     "The kernel as forward and backward pass, for one plan."
 
@@ -119,18 +119,21 @@ class _Compiled:
         return _compiled(_eager_backward)(grad, ctx.saved_tensors, ctx.dim, ctx.settings, ctx.offset, ctx.bias_shape, tuple(ctx.needs_input_grad[:7]))
 
 
-class _Accelerated(core._NormalityNorm):
-    "The analytic function with an engine for its forward and first backward pass. Any other derivative is the definition's."
+class _Accelerated(torch.autograd.Function):
+    """The core's analytic function with an engine for its forward and first backward pass. Any other derivative is the definition's.
+
+    Forward pass and context in one method: PyTorch spends more time on the separate form than the kernel on a small layer.
+    """
 
     @staticmethod
-    def forward(u, weight, bias, seed, dim, settings, offset, engine):
-        return engine.forward(u, weight, bias, seed, dim, settings, offset)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        *inputs, ctx.engine = inputs
-        ctx.bias_dtype = None if inputs[2] is None else inputs[2].dtype
-        core._NormalityNorm.setup_context(ctx, inputs, output)
+    def forward(ctx, u, weight, bias, seed, dim, settings, offset, engine):
+        outputs = engine.forward(u, weight, bias, seed, dim, settings, offset)
+        ctx.dim, ctx.settings, ctx.offset, ctx.engine = dim, settings, offset, engine
+        ctx.bias_shape, ctx.bias_dtype = (None, None) if bias is None else (bias.shape, bias.dtype)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(outputs[4])
+        ctx.save_for_backward(u, weight, seed, *outputs[1:])
+        return outputs
 
     @staticmethod
     def backward(ctx, grad, *others):

@@ -771,22 +771,25 @@ struct Rows {                                       // a unit that consists of r
     }
 };
 
-constexpr i64 GROUP = 16;                           // columns that are taken together: a cache line
+// Columns are taken together: a cache line of each row, or, in small matrices, as many as one batch of noise holds.
+constexpr i64 MOST = 64;
+i64 group_of(const Job& job) { return job.run == 1 && job.length <= 8192 ? MOST : 16; }
+i64 pitch_of(i64 n) { return (n + VL - 1) / VL * VL + VL; }     // not a power of two, which would fill a few sets of the cache only
 
 void gather_columns(const Job& job, const float* from, i64 first, i64 count, i64 n, float* to) {
     for (i64 row = 0; row < n; row++)
-        for (i64 c = 0; c < count; c++) to[c * n + row] = from[row * job.columns + first + c];
+        for (i64 c = 0; c < count; c++) to[c * pitch_of(n) + row] = from[row * job.columns + first + c];
 }
 void scatter_columns(const Job& job, const float* from, i64 first, i64 count, i64 n, float* to) {
     for (i64 row = 0; row < n; row++)
-        for (i64 c = 0; c < count; c++) to[row * job.columns + first + c] = from[c * n + row];
+        for (i64 c = 0; c < count; c++) to[row * job.columns + first + c] = from[c * pitch_of(n) + row];
 }
 void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) {         // for runs of one element
-    float line[GROUP];
+    float line[MOST];
     const Keys keys(job.seed);
     for (i64 row = 0; row < n; row++) {
         normals(job.offset + row * job.columns + first, count, keys, line);
-        for (i64 c = 0; c < count; c++) to[c * n + row] = line[c];
+        for (i64 c = 0; c < count; c++) to[c * pitch_of(n) + row] = line[c];
     }
 }
 
@@ -798,11 +801,12 @@ void forward_piece(const Job& job, i64 first, i64 last) {
     if (job.columns) {
         const i64 count = last - first;
         const bool noisy = job.noise != 0 && job.run == 1;
-        float* memory = scratch.take((noisy ? 2 : 1) * count * n + room);
-        float *u = memory, *ell = memory + count * n, *noise = ell + room;
+        const i64 pitch = pitch_of(n), all = count * pitch;
+        float* memory = scratch.take((noisy ? 2 : 1) * all + room);
+        float *u = memory, *ell = memory + all, *noise = ell + room;
         gather_columns(job, job.u, first, count, n, u);
         if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) forward_unit(job, first + c, u + c * n, u + c * n, ell, noisy ? noise + c * n : nullptr);
+        for (i64 c = 0; c < count; c++) forward_unit(job, first + c, u + c * pitch, u + c * pitch, ell, noisy ? noise + c * pitch : nullptr);
         scatter_columns(job, u, first, count, n, job.out);
         return;
     }
@@ -824,11 +828,12 @@ void backward_piece(const Job& job, i64 first, i64 last, float* weight_grad, flo
     if (job.columns) {
         const i64 count = last - first;
         const bool noisy = job.noise != 0 && job.run == 1;
-        float* memory = scratch.take((noisy ? 3 : 2) * count * n + room);
-        float *u = memory, *g = u + count * n, *ell = g + count * n, *noise = ell + room;
+        const i64 pitch = pitch_of(n), all = count * pitch;
+        float* memory = scratch.take((noisy ? 3 : 2) * all + room);
+        float *u = memory, *g = u + all, *ell = g + all, *noise = ell + room;
         gather_columns(job, job.u, first, count, n, u), gather_columns(job, job.grad, first, count, n, g);
         if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) backward_unit(job, first + c, u + c * n, g + c * n, g + c * n, ell, noisy ? noise + c * n : nullptr, weight_grad, bias_grad);
+        for (i64 c = 0; c < count; c++) backward_unit(job, first + c, u + c * pitch, g + c * pitch, g + c * pitch, ell, noisy ? noise + c * pitch : nullptr, weight_grad, bias_grad);
         scatter_columns(job, g, first, count, n, job.out);
         return;
     }
@@ -847,7 +852,7 @@ void backward_piece(const Job& job, i64 first, i64 last, float* weight_grad, flo
 }
 
 i64 piece_size(const Job& job) {                    // does not depend on the number of threads, so that sums do not either
-    if (job.columns) return GROUP;
+    if (job.columns) return group_of(job);
     i64 n = job.segments * job.length, size = (job.units + 63) / 64, enough = (16384 + n - 1) / n;
     return size < enough ? enough : size > 512 ? 512 : size;
 }
