@@ -107,7 +107,7 @@ def lambert_w(x: Tensor) -> Tensor:
     check_real("lambert_w", x)
     return _LambertW.apply(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
-# %% ../../nbs/262_theory.lambert.ipynb #b2cbafb5
+# %% ../../nbs/262_theory.lambert.ipynb #ae920fc5
 def _tail(z: Tensor, delta: Tensor) -> Tensor:
     "T_δ(z), without gradient."
     d = delta.clamp(min=0)
@@ -138,9 +138,8 @@ class _TailTransform(torch.autograd.Function):
     def _slopes(ctx):
         z, delta = ctx.saved_tensors
         u = _TailTransform.apply(z, delta)
-        heavy, light = delta.clamp(min=0), (-delta).clamp(min=0)
-        w, b = heavy * u * u, light * z * z
         negative = delta < 0
+        w, b = torch.where(negative, 0.0, delta) * u * u, torch.where(negative, -delta, 0.0) * z * z
         return (torch.where(negative, torch.exp(b / 2) * (1 + b), torch.exp(-w / 2) / (1 + w)),
                 -0.5 * torch.where(negative, z * z * u, u * u * (u / (1 + w))))
 
@@ -173,7 +172,6 @@ def tail_transform(z: Tensor, delta: Tensor | float) -> Tensor:
     """
     check_real("tail_transform", z)
     compute = torch.promote_types(z.dtype, torch.float32)
-    delta = torch.as_tensor(delta, device=z.device)
-    if delta.is_complex():
+    if isinstance(delta, Tensor) and delta.is_complex():
         raise TypeError(f"tail_transform expects a real delta, not {delta.dtype}")
-    return _TailTransform.apply(z.to(compute), delta.to(compute)).to(z.dtype)
+    return _TailTransform.apply(z.to(compute), torch.as_tensor(delta, dtype=compute, device=z.device)).to(z.dtype)
