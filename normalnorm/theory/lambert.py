@@ -107,15 +107,15 @@ def lambert_w(x: Tensor) -> Tensor:
     check_real("lambert_w", x)
     return _LambertW.apply(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
-# %% ../../nbs/262_theory.lambert.ipynb #ae920fc5
+# %% ../../nbs/262_theory.lambert.ipynb #50ca094c
 def _tail(z: Tensor, delta: Tensor) -> Tensor:
     "T_δ(z), without gradient."
     d = delta.clamp(min=0)
     x = d * z * z
-    ordinary = (x > 0) & z.isfinite()
+    ordinary = (x > torch.finfo(x.dtype).eps) & z.isfinite()            # below, W(x) = x to half the digits, and half is enough for u
     log_x = torch.where(ordinary, torch.where(x.isinf(), d.log() + 2 * z.abs().log(), x.log()), 0.0)
     start = torch.where(x.isinf(), log_x - log_x.clamp(min=2).log(), _start(torch.where(ordinary & x.isfinite(), x, 1.0)))
-    w = torch.where(ordinary, _fritsch(log_x, start), 0.0)
+    w = torch.where(ordinary, _fritsch(log_x, start), x)
     u = torch.where(w > 1, torch.copysign((w / d).sqrt(), z), z * torch.exp(-w / 2))
     grown = z * torch.exp((-delta / 2).clamp(min=0) * z * z)
     return torch.where(delta < 0, grown, torch.where((delta == 0) | z.isinf(), z, torch.where(delta.isnan(), delta, u)))
