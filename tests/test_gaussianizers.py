@@ -67,7 +67,7 @@ def test_lambert_w_derivatives_to_fourth_order():
 @settings(max_examples=200, deadline=None)
 @given(st.floats(-1e8, 1e8), st.floats(-50, 50))
 def test_tail_transform_is_increasing_odd_and_inverted_by_its_negative(z, delta):
-    z = torch.tensor([z, z * (1 + 1e-9) + 1e-12], dtype=D)
+    z = torch.tensor([z, z * (1 + 1e-9) + 1e-12], dtype=D).sort().values
     x = tail_transform(z, abs(delta))
     assert x[0] <= x[1] and torch.equal(tail_transform(-z, abs(delta)), -x) and (x.abs() <= z.abs()).all()
     w = abs(delta) * x.square()

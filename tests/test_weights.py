@@ -110,8 +110,9 @@ def test_the_norm_of_v_does_not_fall_in_training():
     assert losses[-1] < losses[0] and all((b >= a - 1e-12).all() for a, b in zip(norms, norms[1:]))
 
 
-@pytest.mark.parametrize("call, words", [(lambda: normality_weight(nn.Linear(3, 2), "wait"), "no parameter 'wait'"), (lambda: normality_weight(nn.Linear(3, 2), "bias"), "at least two axes"),
-                                         (lambda: normality_weight(nn.Linear(3, 2), dim=2), "dim=2"), (lambda: normality_weight(nn.ReLU()), "no parameter")])
+@pytest.mark.parametrize("call, words", [
+    (lambda: normality_weight(nn.Linear(3, 2), "wait"), "no parameter 'wait'"), (lambda: normality_weight(nn.Linear(3, 2), "bias"), "at least two axes"),
+    (lambda: normality_weight(nn.Linear(3, 2), dim=2), "dim=2"), (lambda: normality_weight(nn.ReLU()), "no parameter")])
 def test_wrong_arguments(call, words):
     with pytest.raises(ValueError, match=words):
         call()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['check_real', 'lambert_w', 'tail_transform']
 
-# %% ../../nbs/262_theory.lambert.ipynb #a30ea8cb
+# %% ../../nbs/262_theory.lambert.ipynb #d2c148bf
 import math
 
 import torch
@@ -75,13 +75,21 @@ class _LambertW(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        w = _LambertW.apply(*ctx.saved_tensors)
+        w = _lambert(*ctx.saved_tensors)
         return grad * torch.exp(-w) / (1 + w)
+
+
+class _LambertWBothModes(_LambertW):
+    "With forward mode, which torch.compile refuses to see."
 
     @staticmethod
     def jvp(ctx, tangent):
-        w = _LambertW.apply(*ctx.saved_tensors)
+        w = _lambert(*ctx.saved_tensors)
         return tangent * torch.exp(-w) / (1 + w)
+
+
+def _lambert(x: Tensor) -> Tensor:
+    return (_LambertW if torch.compiler.is_compiling() else _LambertWBothModes).apply(x)
 
 
 def check_real(name: str, value: Tensor) -> None:
@@ -105,9 +113,9 @@ def lambert_w(x: Tensor) -> Tensor:
         tensor([0.0000, 0.5671, 1.0000])
     """
     check_real("lambert_w", x)
-    return _LambertW.apply(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+    return _lambert(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
-# %% ../../nbs/262_theory.lambert.ipynb #50ca094c
+# %% ../../nbs/262_theory.lambert.ipynb #303bca93
 def _tail(z: Tensor, delta: Tensor) -> Tensor:
     "T_δ(z), without gradient."
     d = delta.clamp(min=0)
@@ -137,7 +145,7 @@ class _TailTransform(torch.autograd.Function):
     @staticmethod
     def _slopes(ctx):
         z, delta = ctx.saved_tensors
-        u = _TailTransform.apply(z, delta)
+        u = _transform(z, delta)
         negative = delta < 0
         w, b = torch.where(negative, 0.0, delta) * u * u, torch.where(negative, -delta, 0.0) * z * z
         return (torch.where(negative, torch.exp(b / 2) * (1 + b), torch.exp(-w / 2) / (1 + w)),
@@ -150,10 +158,16 @@ class _TailTransform(torch.autograd.Function):
         return ((grad * in_z).sum_to_size(z.shape) if ctx.needs_input_grad[0] else None,
                 (grad * in_delta).sum_to_size(delta.shape) if ctx.needs_input_grad[1] else None)
 
+
+class _TailTransformBothModes(_TailTransform):
     @staticmethod
     def jvp(ctx, z_tangent, delta_tangent):
         in_z, in_delta = _TailTransform._slopes(ctx)
         return in_z * z_tangent + in_delta * delta_tangent
+
+
+def _transform(z: Tensor, delta: Tensor) -> Tensor:
+    return (_TailTransform if torch.compiler.is_compiling() else _TailTransformBothModes).apply(z, delta)
 
 
 def tail_transform(z: Tensor, delta: Tensor | float) -> Tensor:
@@ -168,10 +182,10 @@ def tail_transform(z: Tensor, delta: Tensor | float) -> Tensor:
     Example:
 
         >>> tail_transform(torch.tensor([-1.0, 0.0, 10.0]), 0.5)
-        tensor([-0.8388,  0.0000,  2.3902])
+        tensor([-0.8387,  0.0000,  2.3920])
     """
     check_real("tail_transform", z)
     compute = torch.promote_types(z.dtype, torch.float32)
     if isinstance(delta, Tensor) and delta.is_complex():
         raise TypeError(f"tail_transform expects a real delta, not {delta.dtype}")
-    return _TailTransform.apply(z.to(compute), torch.as_tensor(delta, dtype=compute, device=z.device)).to(z.dtype)
+    return _transform(z.to(compute), torch.as_tensor(delta, dtype=compute, device=z.device)).to(z.dtype)

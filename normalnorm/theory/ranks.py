@@ -70,7 +70,7 @@ def rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, c: float = 0.375, st
         return (k + (scores - k).detach()).to(x.dtype)
     return (scores + 0 * x.nan_to_num(0, 0, 0) if x.requires_grad else scores).to(x.dtype)
 
-# %% ../../nbs/260_theory.ranks.ipynb #88fff9ec
+# %% ../../nbs/260_theory.ranks.ipynb #2f967b9a
 def soft_rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, temperature: float = 0.1) -> Tensor:
     """Smoothed inverse normal scores √(1+τ²)·Φ⁻¹(p), p_i = mean_j Φ((k_i−k_j)/τ), of the standardized samples k along `dim`; τ is `temperature`.
 
@@ -79,8 +79,8 @@ def soft_rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, temperature: fl
 
     Example:
 
-        >>> soft_rank_scores(torch.tensor([0.1, 7.0, 0.2]), temperature=0.01)
-        tensor([-0.9675,  0.9675,  0.0010])
+        >>> soft_rank_scores(torch.tensor([0.0, 1.0, 2.0]), temperature=0.01)
+        tensor([-0.9675,  0.0000,  0.9675])
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be positive: for hard ranks use rank_scores")

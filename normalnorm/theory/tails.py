@@ -83,7 +83,7 @@ def newton_delta(h: Tensor, dim: int | tuple[int, ...], light: bool = False) -> 
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     return newton_delta_standardized(standardized_or_nan(h.to(torch.promote_types(h.dtype, torch.float32)), dims), dims, light).squeeze(dims)
 
-# %% ../../nbs/263_theory.tails.ipynb #d886ba87
+# %% ../../nbs/263_theory.tails.ipynb #c034196a
 def ratio_to_theta(rho: Tensor) -> Tensor:
     "θ in [0, ½) with (1−2θ)^¾/(1−θ) = ρ; 0 for ρ ≥ 1. Differentiable to third order."
     inside = rho < 1
@@ -122,8 +122,8 @@ def tail_delta(h: Tensor, dim: int | tuple[int, ...], steps: int = 0) -> Tensor:
 
     Example:
 
-        >>> tail_delta(torch.tensor([[-1.0, 1.0, -1.0, 1.0], [0.1, 1.0, -0.1, -9.0]]), -1)
-        tensor([0.0000, 0.1376])
+        >>> tail_delta(torch.tensor([[-1.0, 1.0, -1.0, 1.0, -1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 1.0, -1.0]]), -1)
+        tensor([0.0000, 1.1473])
     """
     check_real("tail_delta", h)
     if steps != int(steps) or steps < 0:
