@@ -111,6 +111,25 @@ def test_newton_schulz_of_singular_matrices_stays_finite(dtype):
         whitening_matrix(torch.eye(2), method="svd")
 
 
+def test_eigenvalues_that_rounding_has_made_negative():
+    "Below zero by less than the rounding of the trace: as zero, by both methods."
+    a = torch.diag(torch.tensor([1.0, 0.5, -2e-8]))
+    assert newton_schulz(a, 0.0, 60).isfinite().all() and newton_schulz(1e6 * a, 1e-5, 60).isfinite().all()
+    root, inverse = matrix_roots(a)
+    torch.testing.assert_close(root, torch.diag(torch.tensor([1.0, 0.5**0.5, 0.0])))
+    torch.testing.assert_close(inverse, torch.diag(torch.tensor([1.0, 2**0.5, 0.0])))
+    torch.testing.assert_close(matrix_roots(a, 0.25)[1][2, 2], torch.tensor(2.0), rtol=0, atol=0)
+
+
+def test_a_variance_that_overflows_leaves_its_whole_group_alone():
+    "In float64: the covariances with the other channels are finite, but a matrix of old and new entries need not be positive semidefinite."
+    torch.manual_seed(0)
+    layer, u = DecorrelatedBatchNorm1d(4, group_size=2, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
+    u[:, 1] *= 1e200
+    assert layer(u)[:, :2].isnan().all() and layer(u)[:, 2:].isfinite().all()
+    assert torch.equal(layer.running_covariance[:2], torch.eye(2, dtype=torch.float64)) and (layer.running_mean[:2] == 0).all() and (layer.running_mean[2:] != 0).all()
+
+
 def test_scales_of_channels_do_not_spoil_each_other():
     "Standard deviations from 1e-4 to 1e4, without ε: in float32, each channel is white to 1e-4."
     torch.manual_seed(0)
@@ -255,6 +274,18 @@ def test_vmap_over_models():
     torch.testing.assert_close(together, torch.stack([torch.func.grad(loss)(x) for x in u]))
 
 
+def test_forward_mode():
+    "jvp and the Hessian by forward over reverse, against reverse mode, at equal eigenvalues too."
+    torch.manual_seed(0)
+    signs = torch.from_numpy(scipy.linalg.hadamard(4)[:, 1:]).double()
+    for u in (torch.randn(6, 3, dtype=torch.float64), signs):
+        for f in (lambda x: decorrelated_batch_norm(x, training=True, eps=0.1), lambda x: decorrelated_batch_normal_norm(x, training=True, noise=0.0, eps=0.1)):
+            tangent, weight = torch.randn_like(u), torch.randn_like(u)
+            loss = lambda x: (weight * f(x)).sum()
+            torch.testing.assert_close(torch.func.jvp(loss, (u,), (tangent,))[1], (torch.func.grad(loss)(u) * tangent).sum())
+            torch.testing.assert_close(torch.func.hessian(loss)(u), torch.func.jacrev(torch.func.jacrev(loss))(u), rtol=1e-7, atol=1e-9)
+
+
 def test_running_averages_by_hand():
     torch.manual_seed(0)
     layer = DecorrelatedBatchNormalNorm2d(5, group_size=3, momentum=None, noise=0.0)
@@ -271,6 +302,9 @@ def test_running_averages_by_hand():
 
 def test_evaluation_uses_the_running_averages():
     torch.manual_seed(0)
+    mean, cov = torch.zeros(3), torch.eye(3)
+    decorrelated_batch_norm(torch.randn(9, 3) + 5, mean, cov, training=True)            # fewer channels than the group's size
+    assert (mean > 0.3).all() and (cov != torch.eye(3)).all()
     layer = DecorrelatedBatchNorm1d(4, momentum=1.0, dtype=torch.float64)
     u = skewed((30, 4), torch.float64)
     layer(u)

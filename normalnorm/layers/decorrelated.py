@@ -136,7 +136,7 @@ def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = 
                 torch.ones_like(mean) if used.lmbda is None else used.lmbda.flatten(), running_lambda)
     return out.to(input.dtype)
 
-# %% ../../nbs/252_layers.decorrelated.ipynb #ed7e3d28
+# %% ../../nbs/252_layers.decorrelated.ipynb #fb7ae5f8
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):
     "Groups, running covariance and checkpoints; the plain layer."
 
@@ -208,7 +208,7 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
     def _more(self) -> str:
         return ""
 
-
+# %% ../../nbs/252_layers.decorrelated.ipynb #ed3d6ea4
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
     """Decorrelated batch norm of (B, C) or (B, C, L) inputs: Huang et al. (2018). ZCA whitening of groups of channels, then an affine map.
 
@@ -221,7 +221,7 @@ class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
     with the root of the running covariance. Checkpoints of `torch.nn.BatchNorm1d` load. With `group_size=1` it is that layer. A group of a batch that is not finite
     leaves its running averages as they were.
 
-    The output has the shape and dtype of the input; covariances are summed in float64. Raises `ValueError` for wrong shapes, settings out of range, and one value per channel in training;
+    The output has the shape and dtype of the input; covariances are summed in float64, so that a float32 channel of any finite size is right unless u − μ overflows. Raises `ValueError` for wrong shapes, settings out of range, and one value per channel in training;
     `TypeError` for integer or complex input.
 
     Example:

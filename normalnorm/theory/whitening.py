@@ -43,7 +43,7 @@ def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor, roots: Tens
     blend = vectors @ ((s * moment + r * moment.mT) / (r + s)) @ vectors.mT
     return vectors / roots[..., None, :] @ (vectors.mT @ (grad - grad.mean(-1, keepdim=True) - blend @ white))
 
-# %% ../../nbs/250_theory.whitening.ipynb #1678f6b2
+# %% ../../nbs/250_theory.whitening.ipynb #35a573cb
 def wide(x: Tensor) -> Tensor:
     "`x` in float64, or in float32 on devices that have no float64."
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
@@ -60,6 +60,7 @@ class _Covariance(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx, grad):
@@ -78,11 +79,12 @@ class _Lyapunov(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(inputs[0], output, *inputs[2:])
+        ctx.save_for_forward(inputs[0], output, *inputs[2:])
 
     @staticmethod
     def backward(ctx, grad):
         root, x, vectors, roots = ctx.saved_tensors
-        z = _Lyapunov.apply(root, grad, vectors, roots)
+        z = _applied(_Lyapunov, root, grad, vectors, roots)
         return -(z @ x.mT + x.mT @ z), z, None, None
 
 
@@ -98,12 +100,45 @@ class _Roots(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*output, *inputs[1:])
+        ctx.save_for_forward(*output, *inputs[1:])
 
     @staticmethod
     def backward(ctx, of_root, of_inverse):
         root, inverse, vectors, roots = ctx.saved_tensors
         g = of_root - inverse @ of_inverse @ inverse
-        return _Lyapunov.apply(root, (g + g.mT) / 2, vectors, roots), None, None
+        return _applied(_Lyapunov, root, (g + g.mT) / 2, vectors, roots), None, None
+
+
+class _CovarianceBoth(_Covariance):
+    "The same with a derivative in forward mode; so the next two. torch.compile refuses to see functions that have one."
+    @staticmethod
+    def jvp(ctx, tangent):
+        x, = ctx.saved_tensors
+        product = wide(tangent) @ wide(x).mT / x.shape[-1]
+        return product + product.mT
+
+
+class _LyapunovBoth(_Lyapunov):
+    @staticmethod
+    def jvp(ctx, of_root, of_g, *_):
+        root, x, vectors, roots = ctx.saved_tensors
+        g = torch.zeros_like(x) if of_g is None else of_g
+        return _applied(_Lyapunov, root, g if of_root is None else g - of_root @ x - x @ of_root, vectors, roots)
+
+
+class _RootsBoth(_Roots):
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        root, inverse, vectors, roots = ctx.saved_tensors
+        of_root = _applied(_Lyapunov, root, tangent, vectors, roots)
+        return of_root, -inverse @ of_root @ inverse
+
+
+_BOTH = {_Covariance: _CovarianceBoth, _Lyapunov: _LyapunovBoth, _Roots: _RootsBoth}
+
+
+def _applied(function: type[Function], *arguments: Tensor):
+    return (function if torch.compiler.is_compiling() else _BOTH[function]).apply(*arguments)
 
 
 def covariance(centred: Tensor) -> Tensor:
@@ -111,11 +146,11 @@ def covariance(centred: Tensor) -> Tensor:
 
     Example: `covariance(torch.tensor([[-1.0, 1.0]]))` is 1.
     """
-    return _Covariance.apply(centred)
+    return _applied(_Covariance, centred)
 
 
 def matrix_roots(cov: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(Σ+εI)^{1/2} and (Σ+εI)^{-1/2} of positive semidefinite matrices, shape (…, d, d), by their eigenvalues. Differentiable to any order, where eigenvalues are equal too.
+    """(Σ+εI)^{1/2} and (Σ+εI)^{-1/2} of positive semidefinite matrices, shape (…, d, d), by their eigenvalues. Differentiable to any order, in reverse and forward mode, where eigenvalues are equal too.
 
     Eigenvalues below zero count as zero; with `eps` 0, directions of eigenvalue zero are mapped to zero by both. A matrix that is not finite gives NaN and leaves the others alone.
 
@@ -125,11 +160,11 @@ def matrix_roots(cov: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
         tensor([[0.5000, 0.0000],
                 [0.0000, 1.0000]])
     """
-    with torch.no_grad():
-        finite = cov.isfinite().all(-1).all(-1)[..., None]
-        values, vectors = torch.linalg.eigh(torch.where(finite[..., None], cov, torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)))
-        roots = torch.where(finite, (values.clamp(min=0) + eps).sqrt(), torch.nan)
-    return _Roots.apply(cov, vectors, roots)
+    constant = cov.detach()
+    finite = constant.isfinite().all(-1).all(-1)[..., None]
+    values, vectors = torch.linalg.eigh(torch.where(finite[..., None], constant, torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)))
+    roots = torch.where(finite, (values.clamp(min=0) + eps).sqrt(), torch.nan)
+    return _applied(_Roots, cov, vectors, roots)
 
 # %% ../../nbs/250_theory.whitening.ipynb #0ec205b4
 def newton_schulz_residual(share: float, iterations: int) -> float:

@@ -73,7 +73,7 @@ def cholesky(x, groups):
     return torch.cat(out).T
 
 
-@claim("nn-dbn", source="eftekhari2025, §5.3; huang2018", statement="decorrelated batch norm whitens groups of channels by Σ^{-1/2}: the covariance of the outputs is the identity", kind="algorithm", verdict="holds", evidence="numerical",
+@claim("nn-dbn", source="eftekhari2025, §5.3; huang2018", statement="decorrelated batch norm whitens groups of channels by Σ^{-1/2}: the covariance of the outputs is the identity, up to ε", kind="algorithm", verdict="holds", evidence="numerical",
        formula=lambda x, groups: decorrelated.decorrelated_batch_norm(x, training=True, group_size=groups), mutant=cholesky)
 def _(layer):
     "7 channels in groups of 3, 3, 1 and of 7, against numpy's eigendecomposition of D D^T = Σ + εI; correlations between groups stay."
