@@ -127,6 +127,9 @@ def test_a_variance_that_overflows_leaves_its_whole_group_alone():
     layer, u = DecorrelatedBatchNorm1d(4, group_size=2, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
     u[:, 1] *= 1e200
     assert layer(u)[:, :2].isnan().all() and layer(u)[:, 2:].isfinite().all()
+    half = DecorrelatedBatchNorm1d(4, group_size=2, dtype=torch.float16)
+    half(torch.randn(99, 4).mul(torch.tensor([1.0, 400.0, 1.0, 1.0])).half())                  # a variance of 1.6e5 is finite, but not in float16
+    assert torch.equal(half.running_covariance[:2], torch.eye(2).half()) and not torch.equal(half.running_covariance[2:], torch.eye(2).half())
     assert torch.equal(layer.running_covariance[:2], torch.eye(2, dtype=torch.float64)) and (layer.running_mean[:2] == 0).all() and (layer.running_mean[2:] != 0).all()
 
 
@@ -435,6 +438,8 @@ def test_noise_only_in_training_and_reproducible():
     torch.manual_seed(3)
     assert torch.equal(layer(u), first) and not torch.equal(layer(u), first)
     assert torch.equal(layer.eval()(u), layer(u))
+    given = (u, torch.zeros(5), torch.eye(5), torch.ones(5))
+    assert torch.equal(decorrelated_batch_normal_norm(*given, noise=0.4), decorrelated_batch_normal_norm(*given, noise=0.0))
 
 
 def test_meta_device_and_description():

@@ -60,7 +60,7 @@ def whiten_channels(input: Tensor, group_size: int, eps: float = 1e-5, method: s
     layout = torch.channels_last if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() else torch.contiguous_format
     return white.reshape(channels, x.shape[0], *x.shape[2:]).transpose(0, 1).contiguous(memory_format=layout), mean, cov, variance
 
-# %% ../../nbs/252_layers.decorrelated.ipynb #b2a63aed
+# %% ../../nbs/252_layers.decorrelated.ipynb #a6f7b261
 def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method: str, iterations: int, unit_rows: bool, running_mean: Tensor | None,
               running_covariance: Tensor | None, **per_channel: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "`whiten_channels` after the checks, with the running averages in evaluation."
@@ -81,9 +81,10 @@ def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method
 def _update(count: int, momentum: float | Tensor, mean: Tensor, cov: Tensor, running_mean: Tensor | None, running_covariance: Tensor | None,
             lmbda: Tensor | None = None, running_lambda: Tensor | None = None) -> None:
     "Running averages, group by group: a group that is not finite is left as it was, as a whole, so that its covariance stays positive semidefinite."
-    finite = cov.isfinite().all(1)
+    cov = cov * (count / (count - 1))
+    finite = (cov if running_covariance is None else cov.to(running_covariance.dtype)).isfinite().all(1)
     whole = torch.cat([finite[start:stop].reshape(-1, size).all(1).repeat_interleave(size) for start, stop, size in _blocks(*cov.shape)])
-    for running, value in ((running_mean, mean), (running_covariance, cov * (count / (count - 1))), (running_lambda, lmbda)):
+    for running, value in ((running_mean, mean), (running_covariance, cov), (running_lambda, lmbda)):
         if value is not None:
             value = value.detach().reshape(len(cov), -1)
             update_running(running, torch.where(whole[:, None], value, torch.nan), momentum)
