@@ -248,6 +248,19 @@ def test_channels_last_stays():
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 11])
+def test_positions_are_samples(length):
+    "(B, C, L) is (B·L, C), above and below the length where the layout in memory changes; gradients too."
+    torch.manual_seed(0)
+    u = skewed((6, 7, length), torch.float64).requires_grad_()
+    grad = torch.randn(6, 7, length, dtype=torch.float64)
+    for f in (decorrelated_batch_norm, lambda x, **o: decorrelated_batch_normal_norm(x, noise=0.0, **o)):
+        out = f(u, training=True, group_size=4)
+        flat = f(u.mT.flatten(0, 1), training=True, group_size=4).unflatten(0, (6, length)).mT
+        torch.testing.assert_close(out, flat)
+        torch.testing.assert_close(*(torch.autograd.grad(y, u, grad)[0] for y in (out, flat)))
+
+
 def test_strided_input(case):
     layer, shape = case
     layer, u = layer(), torch.randn(*shape[::-1]).permute(*range(len(shape))[::-1])

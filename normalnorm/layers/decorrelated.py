@@ -6,8 +6,9 @@
 __all__ = ['whiten_channels', 'decorrelated_batch_norm', 'decorrelated_batch_normal_norm', 'DecorrelatedBatchNorm1d',
            'DecorrelatedBatchNorm2d', 'DecorrelatedBatchNormalNorm1d', 'DecorrelatedBatchNormalNorm2d']
 
-# %% ../../nbs/252_layers.decorrelated.ipynb #159ab909
+# %% ../../nbs/252_layers.decorrelated.ipynb #24dcb44a
 import contextlib
+import math
 
 import torch
 from torch import Tensor, nn
@@ -41,24 +42,27 @@ def whiten_channels(input: Tensor, group_size: int, eps: float = 1e-5, method: s
         [[-1.0, 0.0], [1.0, 0.0]]
     """
     x = input.to(torch.promote_types(input.dtype, torch.float32))
-    channels, values = x.shape[1], x.transpose(0, 1).flatten(1)
-    mean = wide(values).mean(1) if running_mean is None else wide(running_mean)
-    centred = values - mean.to(x.dtype)[:, None]
+    batch, channels, *positions = x.shape
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    flat = last or math.prod(positions) < group_size            # one matrix (C, N); otherwise an image is a matrix (C, positions), and nothing needs to be copied
+    x = x.movedim(1, -1).reshape(1, -1, channels).mT if flat else x.reshape(batch, channels, -1)
+    mean = wide(x).mean((0, 2)) if running_mean is None else wide(running_mean)
+    centred = x - mean.to(x.dtype)[:, None]
     white, covs, variances = [], [], []
     with torch.autocast(x.device.type, enabled=False) if x.device.type != "meta" else contextlib.nullcontext():
         for start, stop, size in _blocks(channels, group_size):
-            c = centred[start:stop].reshape(-1, size, centred.shape[1])
-            cov = covariance(c) if running_covariance is None else wide(running_covariance[start:stop, :size]).reshape(-1, size, size)
+            c = centred[:, start:stop].unflatten(1, (-1, size))
+            cov = covariance(c).mean(0) if running_covariance is None else wide(running_covariance[start:stop, :size]).reshape(-1, size, size)
             w = whitening_matrix(cov, eps, method, iterations)
             if unit_rows:
                 square = w.square().sum(-1, keepdim=True)
                 w = w * torch.where(square == 0, 1.0, square).rsqrt()
-            white.append((w.to(x.dtype) @ c).flatten(0, 1))
+            white.append((w.to(x.dtype) @ c).flatten(1, 2))
             covs.append(pad(cov.flatten(0, 1), (0, group_size - size)))
             variances.append(((w @ cov) * w).sum(-1).flatten())
-    white, cov, variance = (t[0] if len(t) == 1 else torch.cat(t) for t in (white, covs, variances))
-    layout = torch.channels_last if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() else torch.contiguous_format
-    return white.reshape(channels, x.shape[0], *x.shape[2:]).transpose(0, 1).contiguous(memory_format=layout), mean, cov, variance
+    white, cov, variance = (t[0] if len(t) == 1 else torch.cat(t, dim) for t, dim in ((white, 1), (covs, 0), (variances, 0)))
+    white = white.mT.reshape(batch, *positions, channels).movedim(-1, 1) if flat else white.reshape(input.shape)
+    return white.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format), mean, cov, variance
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #a6f7b261
 def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method: str, iterations: int, unit_rows: bool, running_mean: Tensor | None,

@@ -43,7 +43,7 @@ def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor, roots: Tens
     blend = vectors @ ((s * moment + r * moment.mT) / (r + s)) @ vectors.mT
     return vectors / roots[..., None, :] @ (vectors.mT @ (grad - grad.mean(-1, keepdim=True) - blend @ white))
 
-# %% ../../nbs/250_theory.whitening.ipynb #35a573cb
+# %% ../../nbs/250_theory.whitening.ipynb #873b0d90
 def wide(x: Tensor) -> Tensor:
     "`x` in float64, or in float32 on devices that have no float64."
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
@@ -55,7 +55,8 @@ class _Covariance(Function):
 
     @staticmethod
     def forward(x):
-        return wide(x) @ wide(x).mT / x.shape[-1]
+        x = wide(x)
+        return x @ x.mT / x.shape[-1]
 
     @staticmethod
     def setup_context(ctx, inputs, output):
