@@ -1,4 +1,4 @@
-"Measure everything, or what is named, and write one row a line to results/benchmarks."
+"Measure everything, or what is named, and write one row a line to results/benchmarks/book."
 import argparse
 import json
 import os
@@ -13,26 +13,33 @@ ROOT = Path(__file__).resolve().parents[1]
 KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
 
 
+def processor() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
 def environment(threads: int) -> dict:
+    "Where and with what."
     import torch
 
     import normalnorm
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.processor()) if Path("/proc/cpuinfo").exists() else platform.processor()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return {"processor": model, "cores": os.cpu_count(), "threads": threads, "vectors": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(), "torch": torch.__version__,
-            "normalnorm": normalnorm.__version__, "commit": commit, "date": time.strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 1), "pages kept": "MALLOC_TOP_PAD_" in os.environ}
+    return {"processor": processor(), "cores": os.cpu_count(), "threads": threads, "vectors": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
+            "torch": torch.__version__, "normalnorm": normalnorm.__version__, "commit": commit, "date": time.strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 1),
+            "pages kept": "MALLOC_TOP_PAD_" in os.environ}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="layers, memory, models (default: all)")
+    parser.add_argument("parts", nargs="*", help="machine, layers, memory, models (default: all)")
     parser.add_argument("--threads", type=int, nargs="*", default=[1, os.cpu_count()], help="thread counts (default: 1 and the number of cores)")
     parser.add_argument("--pairs", type=int, default=40, help="interleaved pairs of timings for each row (default 40)")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "benchmarks", help="folder for the rows")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "benchmarks" / "book", help="folder for the rows")
     parser.add_argument("--quick", action="store_true", help="small shapes and few pairs: does everything run?")
     arguments = parser.parse_args()
     from benchmarks import measure
-    parts = {"layers": measure.layers, "memory": measure.memory, "models": measure.models}
+    parts = {"machine": measure.machine, "layers": measure.layers, "memory": measure.memory, "models": measure.models}
     if unknown := set(arguments.parts) - set(parts):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     if not any(k in os.environ for k in KEEP_PAGES):

@@ -74,6 +74,22 @@ def _input(name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return u.requires_grad_(), grad
 
 
+def machine(pairs: int, quick: bool) -> Iterator[dict]:
+    "What the processor can do: bytes a second from memory and from the cache, float32 operations a second in a matrix product, and PyTorch's functions in the cache."
+    def best(function: Callable, repeat: int) -> float:
+        function()
+        return min(seconds(lambda: [function() for _ in range(repeat)]) / repeat for _ in range(pairs))
+    for what, count, repeat in (("memory", 1 << 25, 1), ("cache", 1 << 14, 500)):
+        source, target = torch.ones(2, count).unbind(0)
+        yield {"what": f"copy in {what}, GB/s", "value": round(8e-9 * count / best(lambda s=source, t=target: t.copy_(s), repeat), 1)}
+    a, b = torch.ones(2, 1024, 1024).unbind(0)
+    yield {"what": "matrix product, float32 GFLOP/s", "value": round(2e-9 * 1024**3 / best(lambda: torch.mm(a, a, out=b), 1), 1)}
+    x, y = torch.rand(1 << 14), torch.empty(1 << 14)
+    for function in (torch.log1p, torch.expm1):
+        yield {"what": f"torch.{function.__name__} in cache, ns a value", "value": round(1e9 * best(lambda f=function: f(x, out=y), 200) / x.numel(), 3)}
+    yield {"what": "torch.randn, ns a value", "value": round(1e9 * best(lambda: y.normal_(), 50) / x.numel(), 3)}
+
+
 def layers(pairs: int, quick: bool) -> Iterator[dict]:
     "Forward and backward pass with and without noise, and evaluation: the native kernel against PyTorch's layer, torch.compile of the definition, the definition, and a copy."
     for name, ours, theirs, arguments, shape in QUICK if quick else LAYERS:
