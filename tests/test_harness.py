@@ -367,6 +367,62 @@ def test_relations_between_the_layers():
     torch.testing.assert_close(BatchNormalNorm1d(5, **plain)(u[0, :, :, 0]), LayerNormalNorm(6, **plain)(u[0, :, :, 0].T).T)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+@every_layer
+def test_at_lambda_1_it_is_the_plain_layer(row, dtype):
+    "Evaluation with λ = 1, up to 1e6 deviations out; in training, to rounding, units symmetric about 0."
+    plain, module = row.make(noise=0.0, alpha=0.0).to(dtype), row.make(noise=0.0).to(dtype)
+    set_affine(plain, module)
+    count = row.rows(np.zeros(row.shape))[0].shape[1]
+    pattern = np.resize([1.0, -1.0, 2.0, -2.0], count // 4 * 4)
+    rows, back = row.rows(np.zeros(row.shape))
+    u = torch.from_numpy(back(np.tile(np.pad(pattern, (0, count - len(pattern))), (len(rows), 1)))).to(dtype)
+    torch.testing.assert_close(module(u), plain(u), rtol=0, atol=1e-15 if dtype == torch.float64 else 5e-7)
+    if row.running:
+        with torch.no_grad():
+            module.running_lambda.fill_(1)
+            for name in ("running_mean", "running_var"):
+                getattr(plain, name).copy_(getattr(module, name))
+        for scale in (1.0, 1e3, 1e6):
+            v = (scale * skewed(row.shape)).clamp(max=6e4).to(dtype)
+            assert torch.equal(module.eval()(v), plain.eval()(v))
+
+
+@every_layer
+def test_far_outside_the_training_range(row):
+    "Evaluation 1e6 deviations out: ψ, and nothing else; it grows like the power η (chapter 210)."
+    if not row.running:
+        return
+    for lmbda in (-3.0, 0.0, 0.5, 2.0, 3.0, 5.0):
+        module = row.make(affine=False, eps=0.0, dtype=torch.float64).eval()
+        module.running_lambda.fill_(lmbda)
+        u = 1e6 * torch.randn(row.shape, dtype=torch.float64)
+        expected = torch.from_numpy(np.reshape([scipy.stats.yeojohnson(np.array([v]), lmbda)[0] for v in u.flatten().tolist()], row.shape))
+        torch.testing.assert_close(module(u), expected, rtol=1e-12, atol=1e-12)
+        single = row.make(affine=False, eps=0.0).eval()
+        single.running_lambda.fill_(lmbda)
+        torch.testing.assert_close(single(u.float()).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@every_layer
+def test_no_scale_makes_a_unit_run_away(row):
+    "The ε trap: from scales far below ε to far above it λ̂ does not move, the output goes to h, the gradient stays below a constant over √ε."
+    u, g = skewed(row.shape), torch.randn(row.shape, dtype=torch.float64)
+    lambdas, norms = [], []
+    for scale in 10.0 ** np.arange(-12, 4, 2):
+        module = row.make(noise=0.0, dtype=torch.float64, **(dict(momentum=1.0) if row.running else {}))
+        x = (scale * u).requires_grad_()
+        out = module(x)
+        norms.append(torch.autograd.grad(out, x, g)[0].norm().item())
+        if row.running:
+            lambdas.append(module.running_lambda)
+        if scale < 1e-6:
+            torch.testing.assert_close(out, row.make(noise=0.0, alpha=0.0, dtype=torch.float64)(x), rtol=1e-2, atol=1e-12)
+    for lmbda in lambdas:
+        torch.testing.assert_close(lmbda, lambdas[-1], rtol=1e-6, atol=1e-8)
+    assert max(norms) <= 3 * g.norm().item() / 1e-5**0.5
+
+
 # ---------------------------------------------------------------- gradients, memory
 
 
