@@ -203,6 +203,8 @@ def _(transform):
             assert worst_ulps(transform, 600, dtype) <= 8, dtype
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
+import math
+
 from normalnorm.theory.power_transform import representable
 
 
