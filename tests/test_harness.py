@@ -696,6 +696,32 @@ def test_error_in_low_precision(row, dtype):
             assert ours <= 2 * theirs + 1e-6, scale
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=lambda d: str(d)[6:])
+@every_layer
+def test_evaluation_is_finite_for_every_finite_input(row, dtype):
+    "Up to the largest number of the type and any λ within [−3, 5]; infinities are not hidden."
+    if not row.running:
+        return
+    for lmbda in (-3.0, 0.0, 1.0, 3.0, 5.0):
+        module = row.make().to(dtype).eval()
+        module.running_lambda.fill_(lmbda)
+        u = torch.finfo(dtype).max * torch.linspace(-1, 1, math.prod(row.shape), dtype=torch.float64).reshape(row.shape).clamp(-1, 1).to(dtype)
+        u.requires_grad_()
+        out = module(u)
+        assert out.isfinite().all() and torch.autograd.grad(out.double().sum(), u)[0].isfinite().all()
+    u = torch.full(row.shape, torch.inf, dtype=dtype)
+    assert module(u).isinf().all()
+
+
+def test_float16_saturates_in_training():
+    "A unit whose exact output exceeds 65504: two outliers, the smaller one on the side that is stretched."
+    u = torch.zeros(100_000, 1)
+    u[0], u[1] = 14.0, -316.0
+    exact = BatchNormalNorm1d(1, noise=0.0)(u)
+    half = BatchNormalNorm1d(1, noise=0.0)(u.half())
+    assert exact.max() > 1e5 and half.max() == 65504 and half.isfinite().all()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(LAYERS)), st.sampled_from((torch.float16, torch.bfloat16)), st.data())
 def test_half_precision_of_drawn_values(name, dtype, data):
