@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from .core import Statistics, affine, normality_norm
+from .backends import normality_norm
+from .core import Statistics, affine
 from .functional import check_channels, column, update_running
 from .normality import _ChannelNormalNorm
 from ..theory.whitening import METHODS, covariance, whitening_matrix, wide
@@ -91,7 +92,7 @@ def _update(count: int, momentum: float | Tensor, mean: Tensor, cov: Tensor, run
     for running, value in ((running_mean, mean), (running_covariance, cov), (running_lambda, lmbda)):
         if value is not None:
             value = value.detach().reshape(len(cov), -1)
-            update_running(running, torch.where(whole[:, None], value, torch.nan), momentum)
+            update_running((running,), (torch.where(whole[:, None], value, torch.nan),), momentum)
 
 
 def decorrelated_batch_norm(input: Tensor, running_mean: Tensor | None = None, running_covariance: Tensor | None = None, weight: Tensor | None = None,

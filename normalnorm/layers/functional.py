@@ -15,7 +15,7 @@ from .core import Statistics, affine, check_input
 
 # %% ../../nbs/235_layers.functional.ipynb #d1628214
 def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...], momentum: float | Tensor) -> None:
-    """running ← (1−momentum)·running + momentum·value, in place, for several averages of one shape; nothing where one of the new values is not finite.
+    """running ← (1−momentum)·running + momentum·value, in place, for several averages of one size; nothing where one of the new values is not finite.
 
     Results beyond the range of a buffer's dtype become its largest number.
     """
@@ -24,8 +24,8 @@ def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...
     for buffer, value in zip(running, values):
         if buffer is not None:
             largest = torch.finfo(buffer.dtype).max
-            new = (buffer + (value - buffer) * momentum).clamp(-largest, largest)
-            buffer.copy_(torch.where(finite, new, buffer))
+            new = (buffer + (value.view_as(buffer) - buffer) * momentum).clamp(-largest, largest)
+            buffer.copy_(torch.where(finite.view_as(buffer), new, buffer))
 
 
 def averages(used: Statistics, count: int) -> tuple[Tensor, Tensor, Tensor]:

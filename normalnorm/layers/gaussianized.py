@@ -107,8 +107,7 @@ class GaussianizedBatchNorm(nn.Module):
         if self.training and self.track_running_stats and count:
             self.num_batches_tracked.add_(1)
             momentum = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked
-            for running, value in zip(self._running(), (used.mean, used.var * (count / (count - 1)), *used.parameters)):
-                update_running(running, value, momentum)
+            update_running(tuple(self._running()), (used.mean, used.var * (count / (count - 1)), *used.parameters), momentum)
         return out
 
     def extra_repr(self) -> str:

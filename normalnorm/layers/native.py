@@ -21,7 +21,7 @@ from .compiler import CompilerError, load
 from .core import Settings, Statistics
 from .noise import NOISES
 
-# %% ../../nbs/232_layers.native.ipynb #ced0551a
+# %% ../../nbs/232_layers.native.ipynb #4fa3600e
 class Plan(NamedTuple):
     "Where the units of a tensor lie in memory, and which weight applies where: the fields of the kernel's `Job` of the same names."
     units: int
@@ -161,7 +161,7 @@ def _as(out: Tensor, u: Tensor) -> Tensor:
     if out.dtype == u.dtype and out.stride() == u.stride():
         return out
     like = torch.empty_like(u)
-    return out.to(u.dtype) if like.stride() == out.stride() else like.copy_(out)
+    return core.rounded(out, u.dtype) if like.stride() == out.stride() else like.copy_(core.rounded(out, u.dtype))
 
 
 def backward(p: Plan, grad: Tensor, u: Tensor, dim: tuple[int, ...], weight: Tensor | None, mean: Tensor, var: Tensor, lmbda: Tensor, kept: Tensor, settings: Settings,
