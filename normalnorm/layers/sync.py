@@ -47,7 +47,7 @@ class AcrossProcesses(Over):
     def size(self, x: Tensor) -> int:
         return self.count
 
-# %% ../../nbs/245_layers.sync.ipynb #ba1cd490
+# %% ../../nbs/245_layers.sync.ipynb #aab86ea9
 class SyncBatchNormalNorm(_BatchNormalNorm):
     """Batch normality normalization over the batches of all processes of a group, for inputs of shape (B, C, …); in place of `torch.nn.SyncBatchNorm`.
 
@@ -109,11 +109,15 @@ def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = No
     """`module` with each batch normality layer in it replaced by a `SyncBatchNormalNorm` that shares its parameters, buffers, settings and mode; others are left alone.
 
     PyTorch's `convert_sync_batchnorm` does not know these layers. Works in place, and returns the module (a new one where it is a batch layer itself).
+    Raises `NotImplementedError` for layers with `steps` > 1, and for subclasses with a forward of their own and no synchronized form.
 
     Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a `SyncBatchNormalNorm`.
     """
     if isinstance(module, _BatchNormalNorm) and not isinstance(module, SyncBatchNormalNorm):
-        new = SyncBatchNormalNorm.__new__(SyncBatchNormalNorm)
+        cls = getattr(type(module), "_synchronized", SyncBatchNormalNorm if type(module).forward is _BatchNormalNorm.forward else None)
+        if cls is None:
+            raise NotImplementedError(f"{type(module).__name__} computes something of its own, and has no synchronized form")
+        new = cls.__new__(cls)
         nn.Module.__init__(new)
         new.__dict__.update({k: v for k, v in module.__dict__.items()})
         new.process_group = process_group
