@@ -36,12 +36,19 @@ from normalnorm.layers.normality import (
 )
 from .sync import SyncBatchNormalNorm
 
-# %% ../../nbs/270_layers.conversion.ipynb #b1c91754
+# %% ../../nbs/270_layers.conversion.ipynb #d63f013c
+_AFTER = ("drop", "act", "activation")          # the children that fused layers apply, in this order
+
+
 class _ThenDropAndAct:
     "What fused layers do after normalizing."
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.act(self.drop(super().forward(input)))
+        out = super().forward(input)
+        for name in _AFTER:
+            if name in self._modules:
+                out = self._modules[name](out)
+        return out
 
 
 class LayerNormalNorm2d(LayerNormalNorm):
@@ -160,7 +167,7 @@ def _plain_class(module: nn.Module) -> type | None:
         return None
     return found
 
-# %% ../../nbs/270_layers.conversion.ipynb #583d4bde
+# %% ../../nbs/270_layers.conversion.ipynb #ada44269
 _USUAL = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters", "_apply_act"}
 
 
@@ -214,7 +221,7 @@ def _tried(module: nn.Module, base: type) -> type | None:
         if all(e is None for e in expected):
             return None
         for cls in reversed(_TWINS[base]):              # the fused ones first
-            if issubclass(cls, _ThenDropAndAct) and not (hasattr(model, "drop") and hasattr(model, "act")):
+            if issubclass(cls, _ThenDropAndAct) and not any(name in model._modules for name in _AFTER):
                 continue
             twin = copy.deepcopy(model)
             _gaussianize(twin, cls, dict(noise=0.0, noise_kind="scaled", alpha=0.0, steps=1, safeguard=False))
@@ -228,7 +235,7 @@ def _tried(module: nn.Module, base: type) -> type | None:
                 return cls
     return None
 
-# %% ../../nbs/270_layers.conversion.ipynb #467f7b6a
+# %% ../../nbs/270_layers.conversion.ipynb #8c203ca6
 def _unknown(module: nn.Module) -> str:
     "Why a module that is called a norm, and is none of PyTorch's classes, is left alone; \"\" for other modules."
     name = type(module).__name__
@@ -247,14 +254,14 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
     "The normality class that a module is to get, or None and the reason; the reason is \"\" for what is no normalizer."
     if isinstance(module, _NormalNorm):
         return None, "a normality layer already"
+    if isinstance(module, torch.jit.ScriptModule):
+        return None, "scripted: convert first, then script" if "norm" in module.original_name.lower() else ""
     cls = _original(module)
     base = next((c for c in cls.__mro__ if c in _TWINS), None)
     if isinstance(module, nn.modules.lazy.LazyModuleMixin) and (base is not None or "norm" in cls.__name__.lower()):
         return None, "lazy, and its size is not known yet: run the model on one batch, then convert"
     if base is None:
         return None, _unknown(module)
-    if isinstance(module, torch.jit.ScriptModule):
-        return None, "scripted: convert first, then script"
     if "forward" in module.__dict__:
         return None, "its forward was replaced on the object, and would go on calling the plain one"
     if getattr(module, "track_running_stats", False) and module.running_mean is None:
@@ -381,7 +388,7 @@ def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
             del module.__dict__["forward"]
     return [names[0] for names, module in layers if id(module) not in called]
 
-# %% ../../nbs/270_layers.conversion.ipynb #63485820
+# %% ../../nbs/270_layers.conversion.ipynb #06d9f8b2
 def _prepared(model: nn.Module, inplace: bool) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, given {type(model).__name__}")
@@ -416,7 +423,7 @@ def _convert(model: nn.Module, skip, steps: int) -> tuple[Report, list[tuple[nn.
         if cls is None:
             left.append(Row(name, before, before, reason))
         else:
-            after = next(c for c in cls.__mro__ if not c.__name__.startswith("_")).__name__ + (", drop, act" if issubclass(cls, _ThenDropAndAct) else "")
+            after = next(c for c in cls.__mro__ if not c.__name__.startswith("_")).__name__ + ("".join(f", {n}" for n in _AFTER if n in module._modules) * issubclass(cls, _ThenDropAndAct))
             replaced.append(Row(name, before, after))
             todo.append((module, cls))
     return Report(tuple(replaced), tuple(left)), todo
