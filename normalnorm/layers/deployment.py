@@ -6,7 +6,7 @@
 __all__ = ['update_bn', 'freeze', 'unfreeze', 'normalizer_types', 'no_weight_decay', 'parameter_groups', 'FoldedNormality',
            'fold', 'norm_layer']
 
-# %% ../../nbs/272_layers.deployment.ipynb #a9321728
+# %% ../../nbs/272_layers.deployment.ipynb #b2d528a7
 import copy
 import functools
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from ..claims import near
 from . import normality, sync
-from .conversion import LayerNormalNorm2d
+from .conversion import _AFTER, LayerNormalNorm2d, _ThenDropAndAct
 from .core import affine
 from .functional import column
 from .normality import GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm
@@ -74,7 +74,7 @@ def update_bn(loader: Iterable[Any], model: nn.Module, device: "int | torch.devi
         for module, training in modes:
             module.training = training
 
-# %% ../../nbs/272_layers.deployment.ipynb #02fde131
+# %% ../../nbs/272_layers.deployment.ipynb #22414614
 def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
     "`module.train(mode)` of a frozen layer: what is inside it follows, itself stays in evaluation mode."
     type(module).train(module, mode)
@@ -101,13 +101,15 @@ def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
             module.train(module.training)
             names.append(name)
             if parameters:
-                for parameter in module.parameters(recurse=False):
-                    parameter.requires_grad_(False)
+                turned = [n for n, p in module.named_parameters(recurse=False) if p.requires_grad]
+                module.__dict__["_turned_off"] = module.__dict__.get("_turned_off", []) + turned
+                for n in turned:
+                    module.get_parameter(n).requires_grad_(False)
     return names
 
 
 def unfreeze(model: nn.Module) -> list[str]:
-    """Undo `freeze`: the layers follow `model.train()` again, their parameters get gradients, and they take the mode of `model`; the names of the layers.
+    """Undo `freeze`: the layers follow `model.train()` again and take the mode of `model`, and parameters that `freeze` took out of training are back in it; the names of the layers.
 
     Example:
 
@@ -120,8 +122,8 @@ def unfreeze(model: nn.Module) -> list[str]:
         if _is_frozen(module):
             del module.__dict__["train"]
             names.append(name)
-            for parameter in module.parameters(recurse=False):
-                parameter.requires_grad_(True)
+            for n in module.__dict__.pop("_turned_off", []):
+                module.get_parameter(n).requires_grad_(True)
     for name in names:
         module = model.get_submodule(name)
         module.training = model.training or not name
@@ -169,7 +171,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 1e-2, biases: bool 
             (others if name in exempt or (not biases and name.rpartition(".")[2] == "bias") else decayed).append(parameter)
     return [g for g in ({"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}) if g["params"]]
 
-# %% ../../nbs/272_layers.deployment.ipynb #4a5fd45e
+# %% ../../nbs/272_layers.deployment.ipynb #67c6b8f0
 class FoldedNormality(nn.Module):
     """What remains of a batch normality layer whose standardization went into the layer before: x ↦ weight·ψ(x; λ) + bias, per channel on axis 1.
 
@@ -208,7 +210,7 @@ def _foldable(conv: nn.Module, norm: nn.Module) -> bool:
             and not any(getattr(m, hooks) for m in (conv, norm) for hooks in ("_forward_hooks", "_forward_pre_hooks")) and "forward" not in {*conv.__dict__, *norm.__dict__})
 
 
-_FORWARDS = (_BatchNormalNorm.forward, sync.SyncBatchNormalNorm.forward)
+_FORWARDS = (_BatchNormalNorm.forward, sync.SyncBatchNormalNorm.forward, _ThenDropAndAct.forward)
 
 
 class _Tracer(fx.Tracer):
@@ -284,6 +286,8 @@ def fold(model: nn.Module, tolerance: float = 0.0) -> nn.Module:
         conv.bias = nn.Parameter(shift.to(conv.weight.dtype), requires_grad=False)
         parent, _, child = name.rpartition(".")
         rest = FoldedNormality(lmbda, weight, bias, (2,) if linear else getattr(norm, "_axes", (2, 3, 4, 5))).eval()
+        if isinstance(norm, _ThenDropAndAct):
+            rest = nn.Sequential(rest, *(norm._modules[n] for n in _AFTER if n in norm._modules)).eval()
         setattr(model.get_submodule(parent), child, rest)
     return model
 
