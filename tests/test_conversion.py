@@ -1,4 +1,4 @@
-"Conversion beyond its chapter: everything that a layer has stays, what cannot be converted says why, checkpoints go both ways; timm, transformers and torchvision where they can be imported."
+"Conversion beyond its chapter: all that a layer has stays, what cannot be converted says why, checkpoints go both ways; timm, transformers, torchvision where they can be imported."
 import copy
 import importlib
 import io
@@ -104,9 +104,9 @@ def test_the_state_has_the_order_of_a_layer_made_by_its_constructor():
 @quiet
 def test_there_and_back(kind):
     layer, shape = kind
-    before, fields, text = {k: v.clone() for k, v in layer.state_dict().items()}, sorted(layer.__dict__), repr(layer)
     u = torch.randn(shape)
     expected = layer.eval()(u)
+    before, fields, text = {k: v.clone() for k, v in layer.state_dict().items()}, sorted(layer.__dict__), repr(layer)
     to_plain(to_normality(layer))
     assert sorted(layer.__dict__) == fields and repr(layer) == text and type(layer).__module__.startswith("torch.nn")
     assert list(layer.state_dict()) == list(before) and all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
@@ -114,7 +114,8 @@ def test_there_and_back(kind):
 
 
 @quiet
-@pytest.mark.parametrize("made", [normalnorm.BatchNormalNorm1d(3), normalnorm.GroupNormalNorm(1, 3), normalnorm.LayerNormalNorm(3, bias=False), normalnorm.SyncBatchNormalNorm(3),
+@pytest.mark.parametrize("made", [normalnorm.BatchNormalNorm1d(3), normalnorm.GroupNormalNorm(1, 3), normalnorm.LayerNormalNorm(3, bias=False),
+                                  normalnorm.SyncBatchNormalNorm(3),
                                   normalnorm.BatchNormalNorm2d(3, bias=False)])
 def test_a_layer_made_by_its_constructor_becomes_plain(made):
     plain = to_plain(copy.deepcopy(made))
@@ -221,8 +222,10 @@ class Named(nn.BatchNorm1d):
 
 @quiet
 @pytest.mark.parametrize("make, after, shape", [
-    (lambda: Act(5), "BatchNormalNorm2d, drop, act", (4, 5, 3, 2)), (lambda: Channels(5), "LayerNormalNorm2d", (4, 5, 3, 2)), (lambda: Either(5, "channels_first"), "LayerNormalNorm2d", (4, 5, 3, 2)),
-    (lambda: Either(5, "channels_last"), "LayerNormalNorm", (4, 3, 5)), (lambda: ActLast(2, 4), "GroupNormalNorm, activation", (3, 4, 5)), (lambda: Named(5), "BatchNormalNorm1d", (6, 5)),
+    (lambda: Act(5), "BatchNormalNorm2d, drop, act", (4, 5, 3, 2)), (lambda: Channels(5), "LayerNormalNorm2d", (4, 5, 3, 2)),
+    (lambda: Either(5, "channels_first"), "LayerNormalNorm2d", (4, 5, 3, 2)),
+    (lambda: Either(5, "channels_last"), "LayerNormalNorm", (4, 3, 5)), (lambda: ActLast(2, 4), "GroupNormalNorm, activation", (3, 4, 5)),
+    (lambda: Named(5), "BatchNormalNorm1d", (6, 5)),
     (lambda: Channels(2048), "LayerNormalNorm2d", (2, 2048, 1, 1)),
 ])
 def test_subclasses_are_tried_out(make, after, shape):
@@ -289,8 +292,9 @@ class T5LayerNorm(nn.Module):
 
 
 @pytest.mark.parametrize("make, words", [
-    (lambda: nn.LazyBatchNorm2d(), "lazy"), (lambda: nn.RMSNorm(3), "root-mean-square"), (FrozenBatchNorm2d, "constants"), (T5LayerNorm, "knows"), (lambda: nn.LocalResponseNorm(2), "knows"),
-    (lambda: Masked(1, 2), "x, mask"), (lambda: Plus(3), "something else"), (lambda: Chatty(3), "summary"), (lambda: Helper(3), "something else"), (untracked_by_hand, "taken away"), (wrapped, "replaced on the object"),
+    (lambda: nn.LazyBatchNorm2d(), "lazy"), (lambda: nn.RMSNorm(3), "root-mean-square"), (FrozenBatchNorm2d, "constants"), (T5LayerNorm, "knows"),
+    (lambda: nn.LocalResponseNorm(2), "knows"), (untracked_by_hand, "taken away"), (wrapped, "replaced on the object"),
+    (lambda: Masked(1, 2), "x, mask"), (lambda: Plus(3), "something else"), (lambda: Chatty(3), "summary"), (lambda: Helper(3), "something else"),
     (lambda: normalnorm.LayerNormalNorm(3), "already"),
     pytest.param(lambda: torch.jit.script(nn.BatchNorm1d(3)), "scripted", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning")),
 ])
@@ -330,8 +334,8 @@ def net():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)), nn.Flatten(), nn.LayerNorm(16))
 
 
-@pytest.mark.parametrize("skip, left", [("1", ["1"]), ("2", ["2.1", "2.2"]), ("2.*", ["2.1", "2.2"]), ("*.1", ["2.1"]), (nn.BatchNorm2d, ["1", "2.1"]), (lambda name, module: name == "4", ["4"]),
-                                        (["1", nn.GroupNorm], ["1", "2.2"]), (None, [])])
+@pytest.mark.parametrize("skip, left", [("1", ["1"]), ("2", ["2.1", "2.2"]), ("2.*", ["2.1", "2.2"]), ("*.1", ["2.1"]), (nn.BatchNorm2d, ["1", "2.1"]),
+                                        (lambda name, module: name == "4", ["4"]), (["1", nn.GroupNorm], ["1", "2.2"]), (None, [])])
 def test_skip(skip, left):
     report = to_normality(net(), skip=skip, return_report=True)[1]
     assert [r.name for r in report.left] == left and len(report.replaced) == 4 - len(left)
@@ -341,8 +345,8 @@ def test_skip(skip, left):
 def test_wrong_arguments_change_nothing_and_say_what_is_wrong():
     model = net()
     before = repr(model)
-    for error, words, options in ((ValueError, "did you mean|known are", {"skip": "2.7"}), (TypeError, "names, classes", {"skip": [3]}), (ValueError, "alpha", {"alpha": 2.0}), (ValueError, "noise", {"noise": -1.0}),
-                                  (ValueError, "noise_kind", {"noise_kind": "loud"}), (ValueError, "steps", {"steps": 0})):
+    for error, words, options in ((ValueError, "did you mean|known are", {"skip": "2.7"}), (TypeError, "names, classes", {"skip": [3]}),
+                                  (ValueError, "alpha", {"alpha": 2.0}), (ValueError, "noise", {"noise": -1.0}), (ValueError, "noise_kind", {"noise_kind": "loud"}), (ValueError, "steps", {"steps": 0})):
         with pytest.raises(error, match=words):
             to_normality(model, **options)
     with pytest.raises(TypeError, match="Module"):
@@ -544,8 +548,9 @@ def same_function(model, *inputs, replaced, **named):
 
 
 @pytest.mark.parametrize("name, replaced", [
-    ("resnet18", {("BatchNorm2d", "BatchNormalNorm2d")}), ("efficientnet_b0", {("BatchNormAct2d", "BatchNormalNorm2d, drop, act")}), ("convnext_atto", {("LayerNorm2d", "LayerNormalNorm2d")}),
-    ("resnetv2_50d_gn", {("GroupNormAct", "GroupNormalNorm, drop, act")}), ("poolformer_s12", {("GroupNorm1", "GroupNormalNorm"), ("LayerNorm2d", "LayerNormalNorm2d")}), ("resnetv2_50d_evos", set()),
+    ("resnet18", {("BatchNorm2d", "BatchNormalNorm2d")}), ("efficientnet_b0", {("BatchNormAct2d", "BatchNormalNorm2d, drop, act")}),
+    ("convnext_atto", {("LayerNorm2d", "LayerNormalNorm2d")}), ("resnetv2_50d_gn", {("GroupNormAct", "GroupNormalNorm, drop, act")}),
+    ("poolformer_s12", {("GroupNorm1", "GroupNormalNorm"), ("LayerNorm2d", "LayerNormalNorm2d")}), ("resnetv2_50d_evos", set()),
 ])
 def test_timm(name, replaced):
     timm = installed("timm")
@@ -561,7 +566,8 @@ def test_transformers():
     same_function(t.ViTModel(t.ViTConfig(image_size=32, patch_size=8, **small)), pixel_values=images, replaced={("LayerNorm", "LayerNormalNorm")})
     same_function(t.ConvNextModel(t.ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])), pixel_values=images,
                   replaced={("ConvNextLayerNorm", "LayerNormalNorm2d"), ("ConvNextLayerNorm", "LayerNormalNorm"), ("LayerNorm", "LayerNormalNorm")})
-    same_function(t.BitModel(t.BitConfig(embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], num_groups=4)), pixel_values=images, replaced={("BitGroupNormActivation", "GroupNormalNorm, activation")})
+    same_function(t.BitModel(t.BitConfig(embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], num_groups=4)), pixel_values=images,
+                  replaced={("BitGroupNormActivation", "GroupNormalNorm, activation")})
     report = same_function(t.LlamaModel(t.LlamaConfig(vocab_size=50, **small)), input_ids=ids, replaced=set())
     assert len(report.left) == 5
     report = same_function(t.NemotronModel(t.NemotronConfig(vocab_size=50, num_key_value_heads=2, **small)), input_ids=ids, replaced=set())
