@@ -95,7 +95,8 @@ def test_everything_is_kept(kind, dtype, training):
 
 
 def test_the_state_has_the_order_of_a_layer_made_by_its_constructor():
-    for plain, ours in ((nn.BatchNorm2d(3), normalnorm.BatchNormalNorm2d(3)), (nn.InstanceNorm1d(3, track_running_stats=True), normalnorm.InstanceNormalNorm1d(3, track_running_stats=True))):
+    for plain, ours in ((nn.BatchNorm2d(3), normalnorm.BatchNormalNorm2d(3)),
+                        (nn.InstanceNorm1d(3, track_running_stats=True), normalnorm.InstanceNormalNorm1d(3, track_running_stats=True))):
         converted = to_normality(plain)
         assert list(converted.state_dict()) == list(ours.state_dict()) and repr(converted) == repr(ours)
         assert set(converted.__dict__) == set(ours.__dict__)
@@ -346,7 +347,8 @@ def test_wrong_arguments_change_nothing_and_say_what_is_wrong():
     model = net()
     before = repr(model)
     for error, words, options in ((ValueError, "did you mean|known are", {"skip": "2.7"}), (TypeError, "names, classes", {"skip": [3]}),
-                                  (ValueError, "alpha", {"alpha": 2.0}), (ValueError, "noise", {"noise": -1.0}), (ValueError, "noise_kind", {"noise_kind": "loud"}), (ValueError, "steps", {"steps": 0})):
+                                  (ValueError, "alpha", {"alpha": 2.0}), (ValueError, "noise", {"noise": -1.0}),
+                                  (ValueError, "noise_kind", {"noise_kind": "loud"}), (ValueError, "steps", {"steps": 0})):
         with pytest.raises(error, match=words):
             to_normality(model, **options)
     with pytest.raises(TypeError, match="Module"):
@@ -490,9 +492,15 @@ def test_without_running_lambda_but_without_a_running_mean_too():
         ours.load_state_dict(state)
 
 
+class MakesATensor(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x) + torch.zeros(())
+
+
 def test_meta_and_uninitialized():
     with torch.device("meta"):
         model = to_normality(nn.Sequential(net(), Channels(4), Act(3)))
+        assert survey(MakesATensor(3)).replaced             # tried out on the CPU, also what it makes itself
     assert all(v.is_meta for v in model.state_dict().values()) and type(model[1]) is LayerNormalNorm2d
     source = to_normality(nn.Sequential(net(), Channels(4), Act(3)))
     model.load_state_dict(source.state_dict(), assign=True)
