@@ -532,6 +532,26 @@ def test_synchronization_keeps_what_fused_layers_do():
     assert isinstance(model[0], SyncBatchNormalNorm) and type(model[1]) is SyncBatchNormalNorm and torch.equal(model(u), expected)
 
 
+def test_synchronization_keeps_shared_and_parametrized_layers_and_changes_all_or_nothing():
+    class Positive(nn.Module):
+        def forward(self, x):
+            return F.softplus(x)
+
+    model = nn.Module()
+    model.a = model.b = normalnorm.BatchNormalNorm1d(3)
+    model.c = normalnorm.BatchNormalNorm1d(3)
+    nn.utils.parametrize.register_parametrization(model.c, "weight", Positive())
+    u = torch.randn(8, 3)
+    expected = model.c.eval()(u)
+    model.d = normalnorm.BatchNormalNorm1d(3, steps=2)
+    with pytest.raises(NotImplementedError, match="steps=2"):
+        convert_sync(model)
+    assert type(model.a) is normalnorm.BatchNormalNorm1d
+    del model.d
+    convert_sync(model)
+    assert model.a is model.b and isinstance(model.a, SyncBatchNormalNorm) and isinstance(model.c, SyncBatchNormalNorm) and torch.equal(model.c(u), expected)
+
+
 def installed(name):
     "The package, or a skipped test: torchvision without a build for this torch fails when it is imported."
     try:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Skip', 'LayerNormalNorm2d', 'Row', 'Report', 'bypassed', 'survey', 'to_normality', 'to_plain', 'plain_state_dict']
 
-# %% ../../nbs/270_layers.conversion.ipynb #d19c5d75
+# %% ../../nbs/270_layers.conversion.ipynb #09a61b40
 import copy
 import fnmatch
 import importlib
@@ -34,7 +34,7 @@ from normalnorm.layers.normality import (
     _BatchNormalNorm,
     _NormalNorm,
 )
-from .sync import SyncBatchNormalNorm
+from .sync import SyncBatchNormalNorm, _set_class
 
 # %% ../../nbs/270_layers.conversion.ipynb #d63f013c
 _AFTER = ("drop", "act", "activation")          # the children that fused layers apply, in this order
@@ -114,20 +114,13 @@ _TWINS = {
 }
 _PLAIN = {twins[0]: plain for plain, twins in _TWINS.items()}
 
-# %% ../../nbs/270_layers.conversion.ipynb #27c9a74f
+# %% ../../nbs/270_layers.conversion.ipynb #c86777f3
 _SETTINGS = ("noise", "noise_kind", "alpha", "steps", "safeguard")
 
 
 def _original(module: nn.Module) -> type:
     "The class of a module, without the one that a parametrization puts before it."
     return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
-
-
-def _set_class(module: nn.Module, cls: type) -> None:
-    if parametrize.is_parametrized(module):
-        own = {k: v for k, v in vars(type(module)).items() if k not in ("__module__", "__dict__", "__weakref__", "__doc__")}
-        cls = type(f"Parametrized{cls.__name__}", (cls,), own)
-    module.__class__ = cls
 
 
 def _gaussianize(module: nn.Module, cls: type, settings: dict) -> None:

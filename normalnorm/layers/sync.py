@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['AcrossProcesses', 'SyncBatchNormalNorm', 'convert_sync', 'compare_processes']
 
-# %% ../../nbs/245_layers.sync.ipynb #dcb0ec40
+# %% ../../nbs/245_layers.sync.ipynb #a63ae9b8
 import math
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from .core import normality_norm
 from .functional import check_channels, column, update_running
@@ -47,7 +48,7 @@ class AcrossProcesses(Over):
     def size(self, x: Tensor) -> int:
         return self.count
 
-# %% ../../nbs/245_layers.sync.ipynb #aab86ea9
+# %% ../../nbs/245_layers.sync.ipynb #b9ad8986
 class SyncBatchNormalNorm(_BatchNormalNorm):
     """Batch normality normalization over the batches of all processes of a group, for inputs of shape (B, C, …); in place of `torch.nn.SyncBatchNorm`.
 
@@ -105,28 +106,33 @@ class SyncBatchNormalNorm(_BatchNormalNorm):
         return out
 
 
-def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    """`module` with each batch normality layer in it replaced by a `SyncBatchNormalNorm` that shares its parameters, buffers, settings and mode; others are left alone.
+def _set_class(module: nn.Module, cls: type) -> None:
+    "Change the class of a module and keep the object; a parametrized one, whose class is made on the fly, gets a new one of the same making."
+    if parametrize.is_parametrized(module):
+        own = {k: v for k, v in vars(type(module)).items() if k not in ("__module__", "__dict__", "__weakref__", "__doc__")}
+        cls = type(f"Parametrized{cls.__name__}", (cls,), own)
+    module.__class__ = cls
 
-    PyTorch's `convert_sync_batchnorm` does not know these layers. Works in place, and returns the module (a new one where it is a batch layer itself).
-    Raises `NotImplementedError` for layers with `steps` > 1, and for subclasses with a forward of their own and no synchronized form.
+
+def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """`module` with each batch normality layer in it made a `SyncBatchNormalNorm`; the same objects, with their parameters, buffers, settings, hooks and mode; others are left alone.
+
+    PyTorch's `convert_sync_batchnorm` does not know these layers. Works in place, and returns the module.
+    Raises `NotImplementedError`, before anything is changed, for layers with `steps` > 1, and for subclasses with a forward of their own and no synchronized form.
 
     Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a `SyncBatchNormalNorm`.
     """
-    if isinstance(module, _BatchNormalNorm) and not isinstance(module, SyncBatchNormalNorm):
-        cls = getattr(type(module), "_synchronized", SyncBatchNormalNorm if type(module).forward is _BatchNormalNorm.forward else None)
-        if cls is None:
-            raise NotImplementedError(f"{type(module).__name__} computes something of its own, and has no synchronized form")
-        new = cls.__new__(cls)
-        nn.Module.__init__(new)
-        new.__dict__.update({k: v for k, v in module.__dict__.items()})
-        new.process_group = process_group
-        new._check_steps()
-        return new
-    for name, child in module.named_children():
-        converted = convert_sync(child, process_group)
-        if converted is not child:
-            setattr(module, name, converted)
+    found = []
+    for layer in module.modules():
+        if isinstance(layer, _BatchNormalNorm) and not isinstance(layer, SyncBatchNormalNorm):
+            cls = getattr(type(layer), "_synchronized", SyncBatchNormalNorm if type(layer).forward is _BatchNormalNorm.forward else None)
+            if cls is None:
+                raise NotImplementedError(f"{type(layer).__name__} computes something of its own, and has no synchronized form")
+            SyncBatchNormalNorm._check_steps(layer)
+            found.append((layer, cls))
+    for layer, cls in found:
+        _set_class(layer, cls)
+        layer.process_group = process_group
     return module
 
 # %% ../../nbs/245_layers.sync.ipynb #86455101
