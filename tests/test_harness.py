@@ -446,7 +446,7 @@ def test_gradients(row, training):
 @pytest.mark.parametrize("noise", (0.0, 0.7))
 @every_layer
 def test_the_input_is_kept_once(row, noise):
-    "Bytes that wait for the backward pass, each storage once: the input, the parameters, at most 40 bytes a unit."
+    "Bytes that wait for the backward pass, each storage once: the input, the parameters, at most 64 bytes a unit."
     shape = (*row.shape[:-1], 211) if row.shape[2:] and row.channels else row.shape
     module, u, found = row.make(noise=noise), skewed(shape, torch.float32).requires_grad_(), {}
 
@@ -457,7 +457,7 @@ def test_the_input_is_kept_once(row, noise):
         out = module(u)
     units = row.rows(u.detach().numpy())[0].shape[0]
     parameters = 4 * sum(p.numel() for p in module.parameters())
-    assert out.requires_grad and sum(found.values()) <= 4 * u.numel() + parameters + 40 * units + 16
+    assert out.requires_grad and sum(found.values()) <= 4 * u.numel() + parameters + 64 * units + 16
 
 
 # ---------------------------------------------------------------- layout, types, randomness

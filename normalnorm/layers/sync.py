@@ -9,6 +9,7 @@ __all__ = ['SyncBatchNormalNorm', 'convert_sync']
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from .core import Settings, Statistics, affine, rates
 from .functional import averages, check_channels, column, update_running
@@ -210,22 +211,31 @@ class SyncBatchNormalNorm(_BatchNormalNorm):
         return out
 
 
-def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    """`module` with each batch normality layer in it replaced by a `SyncBatchNormalNorm` that shares its parameters, buffers, settings and mode; others are left alone.
+def _set_class(module: nn.Module, cls: type) -> None:
+    "Change the class of a module and keep the object; a parametrized one, whose class is made on the fly, gets a new one of the same making."
+    if parametrize.is_parametrized(module):
+        own = {k: v for k, v in vars(type(module)).items() if k not in ("__module__", "__dict__", "__weakref__", "__doc__")}
+        cls = type(f"Parametrized{cls.__name__}", (cls,), own)
+    module.__class__ = cls
 
-    PyTorch's `convert_sync_batchnorm` does not know these layers. Works in place, and returns the module (a new one where it is a batch layer itself).
+
+def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """`module` with each batch normality layer in it made a `SyncBatchNormalNorm`; the same objects, with their parameters, buffers, settings, hooks and mode; others are left alone.
+
+    PyTorch's `convert_sync_batchnorm` does not know these layers. Works in place, and returns the module.
+    Raises `NotImplementedError`, before anything is changed, for layers with `steps` > 1, and for subclasses with a forward of their own and no synchronized form.
 
     Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a `SyncBatchNormalNorm`.
     """
-    if isinstance(module, _BatchNormalNorm) and not isinstance(module, SyncBatchNormalNorm):
-        new = SyncBatchNormalNorm.__new__(SyncBatchNormalNorm)
-        nn.Module.__init__(new)
-        new.__dict__.update({k: v for k, v in module.__dict__.items()})
-        new.process_group = process_group
-        new._check_steps()
-        return new
-    for name, child in module.named_children():
-        converted = convert_sync(child, process_group)
-        if converted is not child:
-            setattr(module, name, converted)
+    found = []
+    for layer in module.modules():
+        if isinstance(layer, _BatchNormalNorm) and not isinstance(layer, SyncBatchNormalNorm):
+            cls = getattr(type(layer), "_synchronized", SyncBatchNormalNorm if type(layer).forward is _BatchNormalNorm.forward else None)
+            if cls is None:
+                raise NotImplementedError(f"{type(layer).__name__} computes something of its own, and has no synchronized form")
+            SyncBatchNormalNorm._check_steps(layer)
+            found.append((layer, cls))
+    for layer, cls in found:
+        _set_class(layer, cls)
+        layer.process_group = process_group
     return module

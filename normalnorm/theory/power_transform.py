@@ -62,7 +62,8 @@ class _SignedLog1p(torch.autograd.Function):
 
     @staticmethod
     def forward(h):
-        return torch.copysign(h.abs().log1p(), h)
+        ell = h.abs().log1p()
+        return torch.where(h < 0, -ell, ell)         # copysign has no translation to ONNX
 
     @staticmethod
     def setup_context(ctx, inputs, output):
