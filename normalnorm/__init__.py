@@ -5,12 +5,22 @@ __version__ = "0.1.0"
 
 # %% auto #0
 __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'InstanceNormalNorm1d', 'InstanceNormalNorm2d',
-           'InstanceNormalNorm3d', 'GroupNormalNorm', 'LayerNormalNorm', 'SyncBatchNormalNorm', 'set_backend']
+           'InstanceNormalNorm3d', 'GroupNormalNorm', 'LayerNormalNorm', 'SyncBatchNormalNorm',
+           'DecorrelatedBatchNorm1d', 'DecorrelatedBatchNorm2d', 'DecorrelatedBatchNormalNorm1d',
+           'DecorrelatedBatchNormalNorm2d', 'to_normality', 'to_plain', 'set_backend']
 
 # %% ../nbs/index.ipynb #9e662a35
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from normalnorm.layers.backends import set_backend
+    from normalnorm.layers.conversion import to_normality, to_plain
+    from normalnorm.layers.decorrelated import (
+        DecorrelatedBatchNorm1d,
+        DecorrelatedBatchNorm2d,
+        DecorrelatedBatchNormalNorm1d,
+        DecorrelatedBatchNormalNorm2d,
+    )
     from normalnorm.layers.normality import (
         BatchNormalNorm1d,
         BatchNormalNorm2d,
@@ -21,11 +31,13 @@ if TYPE_CHECKING:
         GroupNormalNorm,
         LayerNormalNorm,
     )
-    from normalnorm.layers.backends import set_backend
     from normalnorm.layers.sync import SyncBatchNormalNorm
 
-_all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d", "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d", "GroupNormalNorm", "LayerNormalNorm", "SyncBatchNormalNorm", "set_backend"]
-_LAYERS = {name: "normalnorm.layers.normality" for name in _all_} | {"SyncBatchNormalNorm": "normalnorm.layers.sync", "set_backend": "normalnorm.layers.backends"}
+_all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d", "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d", "GroupNormalNorm", "LayerNormalNorm",
+         "SyncBatchNormalNorm", "DecorrelatedBatchNorm1d", "DecorrelatedBatchNorm2d", "DecorrelatedBatchNormalNorm1d", "DecorrelatedBatchNormalNorm2d",
+         "to_normality", "to_plain", "set_backend"]
+_PLACES = {"Sync": "sync", "Decorrelated": "decorrelated", "to_": "conversion", "set_backend": "backends"}
+_LAYERS = {name: "normalnorm.layers." + next((place for start, place in _PLACES.items() if name.startswith(start)), "normality") for name in _all_}
 
 
 def __getattr__(name: str):

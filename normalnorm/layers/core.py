@@ -207,7 +207,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
 
     λ̂ is estimated on (u−μ)/σ, and the transform applied to (u−μ)/√(σ²+ε): equal to Algorithm 1 up to O(ε/σ²).
 
-    Raises `TypeError` for integer or complex input, `ValueError` for settings out of range.
+    Raises `TypeError` for integer or complex input, `ValueError` for settings out of range, `RuntimeError` in ONNX's older exporter, which would write another function.
 
     Example:
 
@@ -216,6 +216,8 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
         (tensor([[-1.3857, -0.7964,  0.7429]]), tensor([[-0.3907]]))
     """
     check_input(u)
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+        raise RuntimeError("ONNX's older exporter traces this layer wrongly, without a word: use torch.onnx.export(…, dynamo=True)")
     settings = Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
     if not u.numel() and not isinstance(dim, Over):         # an empty share of a unit still takes part in its statistics
         return u.clone(), statistics
