@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['BACKENDS', 'set_backend', 'get_backend', 'normality_norm']
 
-# %% ../../nbs/233_layers.backends.ipynb #db2e2369
+# %% ../../nbs/233_layers.backends.ipynb #b2349812
 import functools
+import types
 import warnings
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ def get_backend() -> str:
     "The chosen backend: \"auto\", \"eager\", \"compiled\" or \"native\"."
     return _chosen
 
-# %% ../../nbs/233_layers.backends.ipynb #ed929ff8
+# %% ../../nbs/233_layers.backends.ipynb #55b8f9fb
 class _Native:
     "The kernel as forward and backward pass, for one plan."
 
@@ -105,18 +106,25 @@ def _eager_backward(grad, *saved):
 
 
 @functools.cache
-def _compiled(function):
-    return torch.compile(function, fullgraph=True)
+def _compiled(function, *case):
+    "Compiled for one case: a copy with a code object of its own, because torch.compile gives up after a few variants of one."
+    copy = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    return torch.compile(copy, fullgraph=True)
+
+
+def _case(dim: tuple[int, ...], settings: Settings, *tensors: Tensor | None) -> tuple:
+    return dim, settings, tuple(None if t is None else (t.ndim, t.dtype) for t in tensors)
 
 
 class _Compiled:
     "The definition's forward and backward pass, each fused by torch.compile."
 
-    def forward(self, *inputs):
-        return _compiled(_forward_pass)(*inputs)
+    def forward(self, u, weight, bias, seed, dim, settings, offset):
+        return _compiled(_forward_pass, _case(dim, settings, u, weight, bias))(u, weight, bias, seed, dim, settings, offset)
 
     def backward(self, ctx, grad):
-        return _compiled(_eager_backward)(grad, ctx.saved_tensors, ctx.dim, ctx.settings, ctx.offset, ctx.bias_shape, tuple(ctx.needs_input_grad[:7]))
+        needs = tuple(ctx.needs_input_grad[:7])
+        return _compiled(_eager_backward, _case(ctx.dim, ctx.settings, *ctx.saved_tensors[:2]), needs, ctx.bias_shape)(grad, ctx.saved_tensors, ctx.dim, ctx.settings, ctx.offset, ctx.bias_shape, needs)
 
 
 class _Accelerated(torch.autograd.Function):
