@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['mutual_information', 'excess_mutual_information', 'distance_correlation', 'unbiased_distance_correlation']
 
-# %% ../../nbs/144_analysis.dependence.ipynb #465a1bee
+# %% ../../nbs/144_analysis.dependence.ipynb #2315ebfb
 import math
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 def _points(x: Tensor, dim: int, coordinates: int | None, name: str) -> Tensor:
     "x as (…, N, d), in float64."
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{name} expects real floating-point tensors, not {getattr(x, 'dtype', type(x).__name__)}: convert it, e.g. with .float()")
+        raise TypeError(f"{name} expects real floating-point tensors, not {x.dtype if isinstance(x, Tensor) else type(x).__name__}: convert it, e.g. with .float()")
     if x.ndim < 1 + (coordinates is not None):
         raise ValueError(f"{name} expects an axis of observations{' and one of coordinates' if coordinates is not None else ''}, given a shape of {tuple(x.shape)}")
     x = x.detach().double()
@@ -78,7 +78,7 @@ def mutual_information(x: Tensor, y: Tensor, dim: int = -1, coordinates: int | N
 
     `x`, `y`: real floating-point, with as many observations along `dim`, at least `k` + 2; the other axes broadcast and number the pairs. Single numbers are
     observed, or, if `coordinates` names an axis, vectors along it (in both, of any length). Returns the shape of the pairs, in float64.
-    Every coordinate is divided by its standard deviation; shifts and scalings change nothing. `variant`: 1 (balls) or 2 (rectangles: less bias and more variance).
+    Every coordinate is divided by its standard deviation; shifts and scalings change nothing. `variant`: 1 (balls) or 2 (rectangles).
     `method`: "tree" (scipy, on the CPU, one pair after another), "direct" (all distances, on `x`'s device, `chunk` at a time), or "auto": tree on a CPU.
 
     NaN for a pair with a constant coordinate, a NaN or an infinity, or a value (or vector) of `x` or of `y` that occurs more than `k` times: the estimate is made
@@ -118,21 +118,22 @@ def _repeated(side: Tensor, k: int) -> Tensor:
         return (ordered[:, k:] == ordered[:, :-k]).any(-1)
     return torch.stack([points.unique(dim=0, return_counts=True)[1].max() > k for points in side]) if len(side) else torch.zeros(0, dtype=torch.bool, device=side.device)
 
-# %% ../../nbs/144_analysis.dependence.ipynb #635d89ee
+# %% ../../nbs/144_analysis.dependence.ipynb #d9f74e9c
 def excess_mutual_information(x: Tensor, y: Tensor, dim: int = -1, k: int = 3, variant: int = 1, method: str = "auto") -> Tensor:
     """Mutual information beyond correlation, in nats: the estimate of `mutual_information` plus ½ log(1 − r²), r the sample correlation.
 
     Arguments, errors and NaN as for `mutual_information`, of single numbers. For normal marginals what is estimated is not negative, and 0 for jointly
-    normal pairs only; for other marginals it can be negative. Source: Eftekhari & Papyan 2025, Appendix A.4.
+    normal pairs only; for other marginals it can be negative. It is too low where the correlation is near ±1, because strong dependence is
+    underestimated; NaN if 1 − r² is below 1e-12. Source: Eftekhari & Papyan 2025, Appendix A.4.
 
     Example: `excess_mutual_information(x, x + torch.randn(5000))` is near 0 for a normal `x` of 5000 values.
     """
     information = mutual_information(x, y, dim, None, k, variant, method)
     a, b, _, shape = _prepared(x, y, dim, None, k + 2, "excess_mutual_information")
     r = (a * b).mean((1, 2)).clamp(-1, 1).reshape(shape)
-    return information + 0.5 * torch.log1p(-r.square())
+    return information + 0.5 * torch.log1p(-torch.where(1 - r.square() < 1e-12, torch.nan, r).square())
 
-# %% ../../nbs/144_analysis.dependence.ipynb #649dc66c
+# %% ../../nbs/144_analysis.dependence.ipynb #5eb14345
 def _double_sum(x: Tensor, y: Tensor) -> Tensor:
     "Σ |xⱼ − xₖ||yⱼ − yₖ| over all ordered pairs of observations, for rows (m, N), by digits of the rank."
     m, n = x.shape
@@ -147,10 +148,10 @@ def _double_sum(x: Tensor, y: Tensor) -> Tensor:
     place, concordant, block = torch.arange(size, device=x.device).expand(m, -1), torch.zeros_like(total), size
     while block > 1:
         above = rank & (block >> 1) != 0
-        below = torch.where(above, 0.0, weight).reshape(4, m, -1, block).cumsum(-1).reshape(4, m, size)
+        below = torch.where(above, 0.0, weight).reshape(4, m, size // block, block).cumsum(-1).reshape(4, m, size)
         collected = weight[3] * below[0] - weight[1] * below[2] - weight[2] * below[1] + weight[0] * below[3]
         concordant += torch.where(above, collected, 0.0).sum(-1)
-        parts = [place[side].reshape(m, -1, block // 2) for side in (~above, above)]            # in their order; each is half of each block
+        parts = [place[side].reshape(m, size // block, block // 2) for side in (~above, above)]            # in their order; each is half of each block
         parted = torch.cat(parts, -1).reshape(m, size)
         rank, weight = rank.gather(-1, parted), weight.gather(-1, parted.expand(4, -1, -1))
         block >>= 1
@@ -171,7 +172,7 @@ def _sums(x: Tensor, y: Tensor, chunk: int) -> list[tuple[Tensor, Tensor, Tensor
     if x.shape[2] == y.shape[2] == 1:
         x, y = x[..., 0], y[..., 0]
         a, b = _row_sums(x), _row_sums(y)
-        double = [_double_sum(x, y)] + [2 * v.shape[-1] ** 2 * v.var(-1, correction=0) for v in (x, y)]
+        double = [_double_sum(x, y)] + [2 * v.shape[-1] * v.square().sum(-1) - 2 * v.sum(-1).square() for v in (x, y)]
     else:
         m, n, _ = x.shape
         a, b, double = torch.empty(m, n, dtype=x.dtype, device=x.device), torch.empty(m, n, dtype=x.dtype, device=x.device), [0.0, 0.0, 0.0]
@@ -190,8 +191,10 @@ def _quotient(x: Tensor, y: Tensor, dim: int, coordinates: int | None, chunk: in
     vectors = coordinates is not None and (x.shape[2] > 1 or y.shape[2] > 1)
     step = max(1, chunk // (n * n if vectors else 8 * n))
     for start in range(0, max(len(x), 1), step):
-        xy, xx, yy = (combine(n, *sums) for sums in _sums(x[start:start + step], y[start:start + step], chunk))
-        found.append(xy / (xx * yy).sqrt())
+        sums = _sums(x[start:start + step], y[start:start + step], chunk)
+        xy, xx, yy = (combine(n, *parts) for parts in sums)
+        varies = (xx > 1e-12 * sums[1][0] / n**2) & (yy > 1e-12 * sums[2][0] / n**2)           # else 0/0, up to rounding
+        found.append(torch.where(varies, xy / (xx * yy).sqrt(), torch.nan))
     return torch.where(good, torch.cat(found), torch.nan).reshape(shape)
 
 
@@ -210,7 +213,7 @@ def distance_correlation(x: Tensor, y: Tensor, dim: int = -1, coordinates: int |
 
         >>> x = torch.linspace(-1, 1, 101)
         >>> distance_correlation(x, torch.stack([3 - 2 * x, x.square()]))
-        tensor([1.0000, 0.4908], dtype=torch.float64)
+        tensor([1.0000, 0.4915], dtype=torch.float64)
     """
     plain = lambda n, s, rows, whole: (s / n**2 + whole / n**4 - 2 * rows / n**3).clamp(min=0)
     return _quotient(x, y, dim, coordinates, chunk, 2, "distance_correlation", plain).clamp(max=1).sqrt()
@@ -219,13 +222,14 @@ def distance_correlation(x: Tensor, y: Tensor, dim: int = -1, coordinates: int |
 def unbiased_distance_correlation(x: Tensor, y: Tensor, dim: int = -1, coordinates: int | None = None, chunk: int = 2**20) -> Tensor:
     """The *squared* distance correlation of `x` and `y` from unbiased estimates of its three parts; about 0, of either sign, for independent variables.
 
-    Arguments, errors and NaN as for `distance_correlation`, with at least 4 observations. NaN also if the estimated distance variance of either is not positive.
+    Arguments, errors and NaN as for `distance_correlation`, with at least 4 observations. NaN also where the estimated distance variance
+    of either is 0, as for values that are all equal but one.
     Source: Székely & Rizzo 2014.
 
     Example:
 
         >>> unbiased_distance_correlation(torch.arange(9.0), torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1, 0]))
-        tensor(-0.1250, dtype=torch.float64)
+        tensor(-0.1992, dtype=torch.float64)
     """
     unbiased = lambda n, s, rows, whole: (s - 2 * rows / (n - 2) + whole / ((n - 1) * (n - 2))) / (n * (n - 3))
     return _quotient(x, y, dim, coordinates, chunk, 4, "unbiased_distance_correlation", unbiased)

@@ -25,7 +25,7 @@ def normal_quantiles(n: int, device: torch.device | str | None = None) -> Tensor
     m[0] = 1 - m[-1]
     return torch.special.ndtri(m)
 
-# %% ../../nbs/140_analysis.gaussianity.ipynb #49948e65
+# %% ../../nbs/140_analysis.gaussianity.ipynb #04a07e83
 import math
 from collections.abc import Callable
 
@@ -44,7 +44,7 @@ def each_sample(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, dim
     Example: `each_sample(lambda rows: (rows.mean(-1),), x, dim=-1, least=2, name="skew")[0]` is how far each mean is from the middle of the range.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{name} expects a real floating-point tensor, not {getattr(x, 'dtype', type(x).__name__)}: convert it, e.g. with .float()")
+        raise TypeError(f"{name} expects a real floating-point tensor, not {x.dtype if isinstance(x, Tensor) else type(x).__name__}: convert it, e.g. with .float()")
     if x.ndim == 0 or x.shape[dim] < least:
         raise ValueError(f"{name} needs at least {least} elements along dim={dim}, given a shape of {tuple(x.shape)}")
     x = x.detach().movedim(dim, -1)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['henze_zirkler_null', 'henze_zirkler']
 
-# %% ../../nbs/143_analysis.joint_normality.ipynb #4a12dee8
+# %% ../../nbs/143_analysis.joint_normality.ipynb #ca2a9329
 import math
 
 import torch
@@ -57,7 +57,7 @@ def henze_zirkler(x: Tensor, dim: int = -2, coordinates: int = -1, chunk: int = 
     Example: `henze_zirkler(torch.randn(500, 3)).p` is a uniform random number; for `torch.rand(500, 3)` it is close to 0.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"henze_zirkler expects a real floating-point tensor, not {getattr(x, 'dtype', type(x).__name__)}: convert it, e.g. with .float()")
+        raise TypeError(f"henze_zirkler expects a real floating-point tensor, not {x.dtype if isinstance(x, Tensor) else type(x).__name__}: convert it, e.g. with .float()")
     if x.ndim < 2:
         raise ValueError(f"henze_zirkler expects points and coordinates on two axes, given a shape of {tuple(x.shape)}; add the second with unsqueeze")
     x = x.detach().movedim((dim, coordinates), (-2, -1))
