@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['negentropy']
 
-# %% ../../nbs/141_analysis.negentropy.ipynb #a7ee5628
+# %% ../../nbs/141_analysis.negentropy.ipynb #006c9891
 import math
 
 import torch
@@ -35,6 +35,7 @@ def negentropy(x: Tensor, dim: int = -1, m: int = 3) -> Tensor:
         low, high = (i - m).clamp(min=0), (i + m).clamp(max=n - 1)
         known = torch.digamma((high - low).double()).mean() - torch.digamma(torch.tensor(n + 1.0, dtype=torch.float64, device=c.device))
         entropy = (c[:, high] - c[:, low]).log().mean(-1) - known
-        return (0.5 * (math.log(2 * math.pi * math.e) + c.var(-1, correction=0).log()) - entropy,)
+        variance = (c - c.mean(-1, keepdim=True)).square().mean(-1)
+        return (0.5 * (math.log(2 * math.pi * math.e) + variance.log()) - entropy,)
 
     return each_sample(estimate, x, dim, 2 * m + 1, "negentropy")[0]

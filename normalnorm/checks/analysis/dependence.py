@@ -73,7 +73,7 @@ def _(information):
             assert abs(found.mean().item() - information(rho)) < 0.02 + 4 * found.std().item() / math.sqrt(12)
 
 # %% ../../../nbs/144_analysis.dependence.ipynb
-@claim("excess-information", source="textbook", statement="I(X;Y) = −½ log(1−ρ²) + J(X,Y) − J(X) − J(Y), J the negentropy",
+@claim("information-beyond-correlation", source="textbook", statement="I(X;Y) = −½ log(1−ρ²) + J(X,Y) − J(X) − J(Y), J the negentropy",
        kind="identity", verdict="holds", evidence="numerical", formula=(1, -1), mutant=(1, 1))
 def _(signs):
     "A mixture of two normal pairs on a grid: every entropy, and the mutual information from its own definition, ∫ f log(f/(f₁f₂))."
