@@ -153,8 +153,8 @@ def test_anderson_p_values_meet_the_tabulated_ones_and_each_other():
         i = np.searchsorted(corrected, joint)
         if 5 < i < len(p) - 5:
             assert abs(p[i - 5] - p[i + 5]) < 0.03
-    far = anderson_darling(torch.tensor([1e9] + [0.0] * 500) + 1e-9 * torch.randn(501))
-    assert far.statistic > 100 and 0 < far.p < 4e-24
+    far = anderson_darling(torch.tensor([1e9] + [0.0] * 5000) + 1e-9 * torch.randn(5001))
+    assert far.statistic > 1000 and 0 < far.p < 4e-24          # where the polynomial has long turned up again
 
 
 @pytest.mark.skipif(importlib.util.find_spec("statsmodels") is None, reason="statsmodels is not installed")
