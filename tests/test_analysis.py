@@ -128,8 +128,9 @@ def test_tests_equal_scipy(n):
         warnings.simplefilter("ignore")                     # scipy's on more than 5000 values
         expected = [scipy.stats.shapiro(v) for v in x]
     found = shapiro_wilk(torch.tensor(x))
-    np.testing.assert_allclose(found.statistic, [e.statistic for e in expected], rtol=0, atol=2e-8)
-    assert found.p.isnan().all() if n > 5000 else np.allclose(found.p, [e.pvalue for e in expected], rtol=1e-4, atol=1e-6)
+    single = tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 13)         # older ones compute W in single precision
+    np.testing.assert_allclose(found.statistic, [e.statistic for e in expected], rtol=0, atol=3e-4 if single else 2e-8)
+    assert found.p.isnan().all() if n > 5000 else np.allclose(found.p, [e.pvalue for e in expected], rtol=1e-2 if single else 1e-4, atol=1e-3 if single else 1e-6)
     if n >= 8:
         standard = np.sort((x - x.mean(1, keepdims=True)) / x.std(1, ddof=1, keepdims=True))
         logs = scipy.stats.norm.logcdf(standard) + scipy.stats.norm.logsf(standard[:, ::-1])
