@@ -107,6 +107,16 @@ def test_shape_layout_scale_and_inputs(instrument):
     torch.testing.assert_close(values(instrument(half, 1))[0].double(), values(instrument(half.double(), 1))[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_a_gpu_gives_the_same_numbers(instrument):
+    x = torch.randn(7, 500, 3).exp()
+    x[0, :, 0], x[1, 3, 1] = 1.5, math.nan
+    for found, expected in zip(values(instrument(x.cuda(), 1)), values(instrument(x, 1))):
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 def test_samples_are_sorted_and_span_the_range():
     seen = []
 

@@ -256,3 +256,14 @@ def test_inputs_stay_and_layout_does_not_matter(measure):
 def test_unknown_options_are_named(options):
     with pytest.raises(ValueError, match="expected k ≥ 1"):
         mutual_information(torch.randn(9), torch.randn(9), **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("measure", [*MEASURES, lambda x, y: henze_zirkler(torch.stack([x, y], -1)).statistic])
+def test_a_gpu_gives_the_same_numbers(measure):
+    x = torch.randn(6, 300)
+    y = torch.randn(6, 300) + x.square()
+    x[0] = 2.0
+    found = measure(x.cuda(), y.cuda())
+    assert found.is_cuda
+    torch.testing.assert_close(found.cpu(), measure(x, y), rtol=1e-9, atol=1e-9, equal_nan=True)

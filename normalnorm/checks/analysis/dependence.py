@@ -49,7 +49,7 @@ def _(estimate):
                     assert abs(found.item() - by_the_word(x, y, k, variant)) < 1e-10
 
 # %% ../../../nbs/144_analysis.dependence.ipynb
-@claim("ksg-independent", source="kraskov2004, §II", statement="for independent variables the nearest-neighbour estimate is unbiased at every sample size (seen in simulations; no proof is known)",
+@claim("ksg-independent", source="kraskov2004, §II", statement="for independent variables the nearest-neighbour estimate is unbiased at every sample size (seen in simulations; not proved here)",
        kind="estimate", verdict="open", evidence="experiment", formula=1, mutant=0)
 def _(offset):
     "Mean of 1500 estimates at N = 20 and 300 at N = 60, for normal, uniform and exponential pairs, within four standard errors of 0; the mutant has ψ(k) for another k."
