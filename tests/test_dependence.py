@@ -165,6 +165,16 @@ def test_information_beyond_correlation():
     assert two > 0 and 0.75 * math.log(1.5) + 0.25 * math.log(0.5) < -0.5 * math.log(0.75)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_value_may_occur_k_times_and_no_more(k):
+    for d in (1, 2):
+        x, y = torch.randn(2, 40, d), torch.randn(2, 40, d)
+        x[0, 5:5 + k], x[1, 5:6 + k] = 0.25, 0.25
+        for sides in ((x, y), (y, x)):
+            for method in ("tree", "direct"):
+                assert mutual_information(*sides, dim=1, coordinates=2, k=k, method=method).isnan().tolist() == [False, True]
+
+
 # ---- distance correlation ----
 
 @given(st.integers(4, 70), st.integers(1, 30), st.integers(0, 10**6))
