@@ -133,7 +133,8 @@ def test_samples_are_sorted_and_span_the_range():
 @pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 11, 12, 19, 20, 97, 5000, 5001, 40_000])
 def test_tests_equal_scipy(n):
     generator = np.random.default_rng(n)
-    x = np.stack([generator.normal(size=n), generator.random(n), generator.exponential(size=n) * 1e-5 + 3, generator.standard_cauchy(n), generator.integers(0, 3, n) + 0.5 * (np.arange(n) == 0)])
+    x = np.stack([generator.normal(size=n), generator.random(n), generator.exponential(size=n) * 1e-5 + 3, generator.standard_cauchy(n),
+                  generator.integers(0, 3, n) + 0.5 * (np.arange(n) == 0)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                     # scipy's on more than 5000 values
         expected = [scipy.stats.shapiro(v) for v in x]

@@ -216,6 +216,13 @@ def test_unbiased_is_centred_at_independence_and_plain_is_not():
     assert abs((found < 0).double().mean().item() - 0.5) < 0.12 and abs(found.median().item()) < 0.1 and plain.mean() > 0.4
 
 
+def test_an_estimated_distance_variance_of_zero_gives_nan_not_a_ratio_of_roundings():
+    x = torch.zeros(3, 37)
+    x[0, 4], x[1, 0], x[2, :2] = 0.1, -7.0, 0.3
+    assert unbiased_distance_correlation(x, torch.randn(3, 37)).isnan().tolist() == [True, True, False]
+    assert distance_correlation(x, torch.randn(3, 37)).isfinite().all()
+
+
 def test_vectors_equal_numbers_where_they_have_one_coordinate_and_broadcast():
     x = torch.randn(5, 1, 3, 40, dtype=torch.float64)
     y = torch.randn(4, 3, 40, dtype=torch.float64) + x[0].square()
