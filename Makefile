@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve pdf clean test-oldest test-newest
+.PHONY: help book test export lab serve pdf bench clean test-oldest test-newest
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -33,6 +33,9 @@ serve: book  ## render, then serve the book on localhost:8000
 
 pdf: book  ## print the book to _build/normalnorm.pdf (needs Chromium or Chrome)
 	@$(BIN)/python -m tools.pdf
+
+bench: $(VENV)/.ready  ## measure speed and memory of the layers, as ratios, into results/benchmarks (a quarter of an hour on a quiet machine)
+	@$(BIN)/python -m benchmarks
 
 clean:  ## remove what was built; the environment stays
 	rm -rf _build _docs build dist *.egg-info

@@ -36,7 +36,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=" + cfg["min_python"],
     packages=find_namespace_packages(include=["normalnorm", "normalnorm.*"]),
-    package_data={"": ["py.typed", "*.npz", "*.json", "*.jsonl", "*.md"]},
+    package_data={"": ["py.typed", "*.npz", "*.cpp", "*.json", "*.jsonl", "*.md"]},
     install_requires=cfg["requirements"].split(),
     extras_require=extras,
     entry_points={"console_scripts": cfg["console_scripts"].split()},

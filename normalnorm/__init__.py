@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 
 # %% auto #0
 __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'InstanceNormalNorm1d', 'InstanceNormalNorm2d',
-           'InstanceNormalNorm3d', 'GroupNormalNorm', 'LayerNormalNorm', 'SyncBatchNormalNorm']
+           'InstanceNormalNorm3d', 'GroupNormalNorm', 'LayerNormalNorm', 'SyncBatchNormalNorm', 'set_backend']
 
 # %% ../nbs/index.ipynb #9e662a35
 from typing import TYPE_CHECKING
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
         GroupNormalNorm,
         LayerNormalNorm,
     )
+    from normalnorm.layers.backends import set_backend
     from normalnorm.layers.sync import SyncBatchNormalNorm
 
-_all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d", "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d", "GroupNormalNorm", "LayerNormalNorm", "SyncBatchNormalNorm"]
-_LAYERS = {name: "normalnorm.layers.sync" if name.startswith("Sync") else "normalnorm.layers.normality" for name in _all_}
+_all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d", "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d", "GroupNormalNorm", "LayerNormalNorm", "SyncBatchNormalNorm", "set_backend"]
+_LAYERS = {name: "normalnorm.layers.normality" for name in _all_} | {"SyncBatchNormalNorm": "normalnorm.layers.sync", "set_backend": "normalnorm.layers.backends"}
 
 
 def __getattr__(name: str):
-    "Import a layer when it is first asked for (PEP 562), so that `import normalnorm` costs nothing."
+    "Import a name when it is first asked for (PEP 562), so that `import normalnorm` costs nothing."
     if name not in _LAYERS:
         raise AttributeError(f"module 'normalnorm' has no attribute {name!r}; the layers are {', '.join(_LAYERS)}")
     import importlib

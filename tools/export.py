@@ -16,7 +16,7 @@ from tools.chapters import ROOT, Chapter, chapters, table_of_contents
 from tools.dialect import directives, without_directives
 
 # The files of the package that are written by hand.
-HAND_WRITTEN = ("py.typed", "*.npz", "experiments/data_files/*")
+HAND_WRITTEN = ("py.typed", "*.npz", "*.cpp", "experiments/data_files/*")
 GENERATED = ("README.md", "_quarto.yml")
 
 

@@ -37,7 +37,7 @@ def _rounds(x: tuple[Tensor, ...], k: tuple[Tensor, ...]) -> tuple[Tensor, Tenso
         k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD
     return x0, x1, x2, x3
 
-# %% ../../nbs/228_layers.noise.ipynb #703a6ee6
+# %% ../../nbs/228_layers.noise.ipynb #044bf5ec
 _CHUNK = 1 << 14                # counters at a time: intermediate results stay in the cache
 
 
@@ -73,11 +73,13 @@ def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor, offset: int 
         raise ValueError(f"offset={offset} is the index of an element: it must not be negative")
     count = math.prod(shape)
     first, last = offset // 4, -(-(offset + count) // 4)
-    step = last - first if torch.compiler.is_compiling() else _CHUNK        # compiled code fuses; cutting would only lengthen it
-    parts = [_normals(i, min(i + step, last), seed) for i in range(first, last, max(step, 1))]
-    if not parts:
-        return torch.zeros(tuple(shape), device=seed.device)
-    flat = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    if torch.compiler.is_compiling():               # in one piece, for fused code and for any number of elements
+        flat = _normals(first, last, seed)
+    else:
+        parts = [_normals(i, min(i + _CHUNK, last), seed) for i in range(first, last, _CHUNK)]
+        if not parts:
+            return torch.zeros(tuple(shape), device=seed.device)
+        flat = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     return flat[..., offset - 4 * first:offset - 4 * first + count].reshape(tuple(shape))
 
 # %% ../../nbs/228_layers.noise.ipynb #70e3eefe

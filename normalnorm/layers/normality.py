@@ -37,7 +37,7 @@ class _NormalNorm(nn.Module):
     def _described(self) -> str:
         return f"noise={self.noise}, noise_kind={self.noise_kind}, alpha={self.alpha}, steps={self.steps}, safeguard={self.safeguard}"
 
-# %% ../../nbs/240_layers.normality.ipynb #22f40321
+# %% ../../nbs/240_layers.normality.ipynb #879202f0
 class _ChannelNormalNorm(_NormalNorm):
     "What batch and instance layers share; a subclass names the numbers of axes that it accepts."
     _axes: tuple[int, ...] = ()
@@ -80,11 +80,15 @@ class _ChannelNormalNorm(_NormalNorm):
         return 1
 
     def _momentum(self) -> float | Tensor:
-        return self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked
+        if self.momentum is not None:
+            return self.momentum
+        return 1.0 / self.num_batches_tracked.to(torch.promote_types(self.running_mean.dtype, torch.float32))
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        if self.track_running_stats and prefix + "running_lambda" not in state_dict and prefix + "running_mean" in state_dict:
-            state_dict[prefix + "running_lambda"] = torch.ones_like(self.running_lambda)     # a plain normalizer's checkpoint
+        mean = state_dict.get(prefix + "running_mean")
+        if self.track_running_stats and mean is not None:
+            state_dict.setdefault(prefix + "running_lambda", torch.ones_like(mean))                 # a plain normalizer's checkpoint
+            state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros((), dtype=torch.long, device=mean.device))     # one older than PyTorch 0.4.1
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

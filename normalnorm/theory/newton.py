@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .power_transform import power_transform_derivative, signed_log1p, yeo_johnson
 
-# %% ../../nbs/220_theory.newton.ipynb #4361f6bb
+# %% ../../nbs/220_theory.newton.ipynb #f8f2177e
 class Over:
     """Averages and extremes over the elements of a unit, which lie along the axes `dim`; these are kept with size 1.
 
@@ -136,11 +136,13 @@ def check_newton_arguments(alpha: float, steps: int) -> None:
         raise ValueError(f"steps={steps}: the number of Newton steps is a positive integer (for none, use alpha=0)")
 
 
-def _nll(k: Tensor, lmbda: Tensor, dim) -> Tensor:
-    "The likelihood's negative logarithm but for a constant, in float64 where the device has it; `dim` is kept."
+def _lowers(k: Tensor, lmbda: Tensor, move: Tensor, dim, first: bool) -> Tensor:
+    "Whether the likelihood's negative logarithm is smaller at λ + move than at λ, which is 1 for the first step; in float64 where the device has it."
     if k.device.type != "mps":
-        k, lmbda = k.double(), lmbda.double()
-    return 0.5 * over(dim).var_mean(yeo_johnson(k, lmbda))[0].log() - (lmbda - 1) * over(dim).mean(signed_log1p(k))
+        k, lmbda, move = k.double(), lmbda.double(), move.double()
+    unit = over(dim)
+    here, there = k if first else yeo_johnson(k, lmbda), yeo_johnson(k, lmbda + move)
+    return 0.5 * (unit.var_mean(there)[0].log() - unit.var_mean(here)[0].log()) < move * unit.mean(signed_log1p(k))
 
 
 def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: int = 1, safeguard: bool = False) -> tuple[Tensor, Tensor]:
@@ -158,8 +160,7 @@ def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: 
         move = -ratio
         if safeguard:
             with torch.no_grad():
-                here, there = (_nll(k, lmbda + m, dim) for m in (0.0, move))
-            newton = there < here
+                newton = _lowers(k, lmbda, move, dim, step == 0)
             move = torch.where(newton, move, guaranteed_step(ratio, k_range))
         lmbda = torch.where(varies, lmbda + move, lmbda)
     return 1 + alpha * (lmbda - 1), newton

@@ -1,0 +1,1 @@
+"Speed and memory of the layers, as ratios within one run. `make bench`, or `python -m benchmarks --help`."

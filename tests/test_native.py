@@ -1,0 +1,347 @@
+"The native kernel against float64 and against the definition: layouts, faults of the input, of the machine, and of the cache."
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import normalnorm
+from normalnorm.layers import backends, compiler, core, native
+from normalnorm.layers.backends import get_backend, normality_norm, set_backend
+from normalnorm.layers.core import Settings, Statistics
+from normalnorm.layers.noise import normal_noise
+
+ROOT = Path(normalnorm.__file__).parents[1]
+COLUMN = (1, 3, 1, 1)
+CASES = {"batch": ((8, 3, 5, 7), (0, 2, 3), COLUMN), "one image": ((1, 3, 5, 7), (0, 2, 3), COLUMN), "one channel": ((6, 1, 4, 4), (0, 2, 3), (1, 1, 1, 1)),
+         "one position": ((5, 3, 1, 1), (0, 2, 3), COLUMN), "instance": ((8, 3, 5, 7), (2, 3), COLUMN), "layer": ((8, 3, 5, 7), (1, 2, 3), (3, 5, 7)), "last axis": ((4, 3, 131), (-1,), (131,)),
+         "group": ((3, 2, 5, 4, 4), (2, 3, 4), (1, 2, 5, 1, 1)), "matrix": ((32, 37), (0,), (37,)), "volume": ((2, 3, 4, 5, 6), (0, 2, 3, 4), (1, 3, 1, 1, 1)),
+         "whole": ((50,), (0,), None), "rows": ((7, 11), (1,), (7, 1)), "two values": ((2, 19), (0,), None), "long": ((3, 5000), (1,), None), "shared weight": ((4, 6, 9), (0, 2), (1, 1, 1))}
+
+
+@pytest.fixture(autouse=True)
+def native_backend():
+    with set_backend("native"):
+        yield
+
+
+def derivatives(function, u, dim, shape, dtype=None, **options):
+    "Output, statistics and gradients; the weights, the upstream gradient and the seed are always the same."
+    generator = torch.Generator().manual_seed(3)
+    grad = torch.randn(u.shape, generator=generator)
+    leaves = [u.detach()] + ([] if shape is None else [torch.rand(shape, generator=generator) + 0.5, torch.randn(shape, generator=generator)])
+    leaves = [t.to(dtype or t.dtype).requires_grad_() for t in leaves]
+    out, used = function(leaves[0], dim, *leaves[1:], seed=torch.tensor(2**40 + 5), **options)
+    return [out.detach(), *(s.detach() for s in used if s is not None), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+def far(found, reference):
+    "The largest difference of each pair, relative to the largest value of the reference."
+    assert [f.shape for f in found] == [r.shape for r in reference]
+    return max(((f.double() - r).abs().max() / r.abs().max().clamp(min=1e-3)).item() for f, r in zip(found, reference))
+
+
+@pytest.mark.parametrize("options", [{}, {"noise": 0.4}, {"noise": 0.3, "noise_kind": "dropout"}, {"noise": 0.3, "noise_kind": "unscaled"}, {"alpha": 0.0, "noise": 0.2}, {"alpha": 0.5}, {"eps": 0.0}],
+                         ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_like_float64(case, options):
+    shape, dim, weight = CASES[case]
+    torch.manual_seed(0)
+    u = torch.randn(shape).exp()
+    assert native.find_plan(u, dim, *([None] * 2 if weight is None else [torch.ones(weight)] * 2)) is not None
+    found, reference = derivatives(normality_norm, u, dim, weight, **options), derivatives(core.normality_norm, u, dim, weight, torch.float64, **options)
+    if case == "two values":                # h is ±1 but for ε, so next to no gradient is left
+        found, reference = found[:-1], reference[:-1]
+    assert far(found, reference) < 2e-5
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-4, 1e3, 1e17])
+def test_any_scale(scale):
+    torch.manual_seed(0)
+    u = torch.randn(16, 3, 5, 5).exp() * scale
+    found, reference = (derivatives(f, u, (0, 2, 3), COLUMN, dtype) for f, dtype in ((normality_norm, None), (core.normality_norm, torch.float64)))
+    for f, r in zip(found, reference):
+        assert (f - r).abs().max() <= 1e-5 * r.abs().max()
+
+
+def test_mean_far_from_zero():
+    "Mean 1e4, deviation 1: as good as the same values without the mean, up to the rounding of the input."
+    torch.manual_seed(0)
+    u = torch.randn(4096, 3).exp() + 1e4
+    out, native_layer = normality_norm(u, (0,), alpha=0.0)[0], torch.nn.functional.batch_norm(u, None, None, training=True)
+    exact = core.normality_norm(u.double(), (0,), alpha=0.0)[0]
+    assert (out - exact).abs().max() <= (native_layer - exact).abs().max() + 1e-6 and (out - exact).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["channels last", "transposed", "every second", "misaligned", "expanded"])
+def test_layouts(layout):
+    "Any strides: the same numbers as for a contiguous copy; channels-last output for channels-last input."
+    torch.manual_seed(0)
+    base = torch.randn(8, 3, 10, 14).exp()
+    u = {"channels last": base.to(memory_format=torch.channels_last), "transposed": base.transpose(2, 3), "every second": base[:, :, ::2, ::2],
+         "misaligned": base.flatten()[3:3 + 8 * 3 * 9].view(8, 3, 3, 3), "expanded": base[:1].expand(4, 3, 10, 14)}[layout]
+    for dim, shape in (((0, 2, 3), COLUMN), ((2, 3), COLUMN), ((1, 2, 3), u.shape[1:])):
+        found, reference = (derivatives(normality_norm, x, dim, shape, noise=0.4) for x in (u, u.contiguous()))
+        assert far(found, [r.double() for r in reference]) < 1e-5
+        assert found[0].is_contiguous(memory_format=torch.channels_last) or layout != "channels last"
+        assert found[4].shape == u.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half(dtype):
+    torch.manual_seed(0)
+    u = torch.randn(8, 3, 5, 7).exp().to(dtype)
+    for shape in (COLUMN, None):
+        found, reference = (derivatives(f, x, (0, 2, 3), shape, d) for f, x, d in ((normality_norm, u, None), (core.normality_norm, u.float(), torch.float64)))
+        assert found[0].dtype == dtype and found[4].dtype == dtype and found[1].dtype == torch.float32
+        assert far([found[0], found[4]], [reference[0], reference[4]]) < 4 * torch.finfo(dtype).eps
+
+
+def test_same_bits():
+    "For one seed, whatever the number of threads."
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    try:
+        for shape, dim, weight in ((CASES["batch"]), ((300, 17), (1,), (17,)), ((300, 17), (0,), (17,))):
+            u = torch.randn(shape)
+            found = []
+            for n in (1, 2, 3, 1):
+                torch.set_num_threads(n)
+                found.append(derivatives(normality_norm, u, dim, weight, noise=0.4))
+            assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_noise_of_any_index():
+    "The generator's numbers, from any first index, 2³² and beyond included; in a layer too."
+    import ctypes
+    key = 987654321987654321
+    for start in (0, 1, 2, 3, 5, 2**31 - 3, 2**32 - 2, 2**34 + 1, 2**40):
+        for count in (1, 3, 63, 64, 65, 517, 1500):
+            z = torch.empty(count)
+            native.library().normalnorm_normals(ctypes.c_uint64(start), ctypes.c_int64(count), ctypes.c_uint64(key), ctypes.c_void_p(z.data_ptr()))
+            torch.testing.assert_close(z, normal_noise((count,), torch.tensor(key), start), rtol=2e-6, atol=2e-6)
+    u, seed = torch.randn(64, 8), torch.tensor(5)
+    for dim in ((0,), (1,)):
+        whole = [normality_norm(u, dim, noise=0.5, seed=seed, offset=offset)[0] for offset in (2**33 + 4, 2**33 + 6)]
+        again = [core.normality_norm(u, dim, noise=0.5, seed=seed, offset=offset)[0] for offset in (2**33 + 4, 2**33 + 6)]
+        torch.testing.assert_close(whole, again)
+        assert not torch.equal(*whole)
+
+
+def test_units_that_are_not_finite():
+    "A NaN, an infinity or an overflow spoils its own unit, forward and backward, and no other; as the definition."
+    for bad in (torch.nan, torch.inf, 1e38):
+        torch.manual_seed(0)
+        u = torch.randn(8, 5)
+        u[2, 3], u[4, 3] = bad, -bad
+        found, reference = (derivatives(f, u, (0,), (5,), noise=0.4) for f in (normality_norm, core.normality_norm))
+        for i in (0, 4, 5, 6):
+            column = found[i] if found[i].ndim == 1 else found[i][0] if i else found[i].isfinite().all(0)
+            assert i not in (0, 4) or (found[i].isfinite().all(0) == torch.tensor([True, True, True, False, True])).all(), column
+        for f, r in zip(found, reference):
+            assert torch.equal(f.isfinite(), r.isfinite())
+        torch.testing.assert_close(found[0][:, :3], reference[0][:, :3])
+
+
+def test_constant_units_and_tiny_ones():
+    "A constant unit gives exactly the bias; two values; denormals."
+    u = torch.full((16, 3), 7.25, requires_grad=True)
+    bias = torch.tensor([0.1, -2.0, 3.0])
+    out, used = normality_norm(u, (0,), torch.ones(3), bias, noise=0.5)
+    assert torch.equal(out, bias.expand(16, 3)) and torch.equal(used.lmbda, torch.ones(1, 3))
+    grad, = torch.autograd.grad(out.sum(), u)
+    assert torch.equal(grad, torch.zeros_like(grad))
+    tiny = torch.randn(8, 3) * 1e-41
+    assert normality_norm(tiny, (0,))[0].isfinite().all()
+    assert torch.equal(normality_norm(torch.zeros(4, 2), (0,), eps=0.0)[0], torch.zeros(4, 2))
+
+
+def test_identity_at_one():
+    "A symmetric unit has λ̂ = 1, and its values are those of the plain normalizer to the last bit; so in evaluation."
+    u = torch.linspace(-1, 1, 64)[:, None].repeat(1, 2)
+    out, used = normality_norm(u, (0,))
+    one = used.lmbda.flatten() == 1
+    given = Statistics(torch.zeros(1, 2), torch.full((1, 2), 0.5), torch.ones(1, 2))
+    assert torch.equal(normality_norm(u, (0,), statistics=given)[0], normality_norm(u, (0,), statistics=given._replace(lmbda=None))[0])
+    if one.any():
+        assert torch.equal(out[:, one], normality_norm(u, (0,), alpha=0.0)[0][:, one])
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (2, 3, 1, 1)])
+def test_given_statistics(shape):
+    torch.manual_seed(0)
+    per_channel = (1, shape[1], *(1,) * (len(shape) - 2))
+    statistics = Statistics(torch.randn(per_channel), torch.rand(per_channel) + 0.1, torch.rand(per_channel) * 6 - 2)
+    u, (weight, bias) = torch.randn(shape) * 3, torch.randn(2, *per_channel)
+    exact = core.normality_norm(u.double(), (0,), weight.double(), bias.double(), statistics=Statistics(*(s.double() for s in statistics)))[0]
+    for x in (u, u.to(memory_format=torch.channels_last)) if len(shape) == 4 else (u,):
+        out = native.evaluate(x, statistics, weight, bias, Settings())
+        assert out is not None and out.stride() == torch.empty_like(x).stride()
+        torch.testing.assert_close(out, exact.float(), rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(normality_norm(x, (0,), weight, bias, statistics=statistics)[0], out)
+    frozen = weight.clone().requires_grad_()
+    normality_norm(u, (0,), frozen, bias, statistics=statistics)[0].sum().backward()      # with gradients: the definition
+    assert frozen.grad.isfinite().all()
+
+
+def test_evaluation_far_outside():
+    "Values beyond what the fast exponential covers are computed number by number: as the definition, also NaN and infinity."
+    u = torch.tensor([0.0, 1.0, -1.0, 1e6, -1e6, 1e20, -1e20, 3e38, -3e38, torch.inf, -torch.inf, torch.nan] * 4)
+    for lmbda in (-3.0, 0.0, 0.5, 1.0, 2.0, 3.0, 5.0):
+        given = Statistics(torch.zeros(1, 1), torch.ones(1, 1), torch.full((1, 1), lmbda))
+        out = native.evaluate(u[:, None], given, None, None, Settings(eps=0.0))[:, 0]
+        usual = u.abs() <= 1e6
+        torch.testing.assert_close(out[usual], core.normality_norm(u[usual][:, None].double(), (0,), eps=0.0, statistics=Statistics(*(s.double() for s in given)))[0][:, 0].float(), rtol=3e-5, atol=0)
+        assert out[u.isnan()].isnan().all() and (out[~u.isnan()].sign() == u[~u.isnan()].sign()).all()
+        ordered = out[u.isfinite()][u[u.isfinite()].argsort()]
+        assert ordered.isfinite().all() and (ordered.diff() >= 0).all()
+
+
+def test_heavy_tails():
+    "λ̂ far outside [0, 2], small η, and a unit whose λ̂ leaves the fast exponential."
+    torch.manual_seed(0)
+    u = torch.cat([torch.randn(2000, 6).double().exp() ** torch.tensor([1.0, 2.0, 3.0, 4.0, 6.0, 8.0]), -torch.randn(2000, 2).double().exp() ** 3], 1).float()
+    found, reference = (derivatives(f, u, (0,), (8,), d) for f, d in ((normality_norm, None), (core.normality_norm, torch.float64)))
+    assert reference[3].min() < -1 and reference[3].max() > 2
+    for f, r in zip(found, reference):
+        assert ((f - r).abs().amax(0) <= 2e-4 * r.abs().amax(0) + 1e-6).all()
+
+
+def test_choices():
+    assert get_backend() == "native"
+    with set_backend("eager"):
+        assert get_backend() == "eager"
+        with pytest.raises(RuntimeError), set_backend("compiled"):
+            raise RuntimeError
+        assert get_backend() == "eager"
+    assert get_backend() == "native"
+    with pytest.raises(ValueError, match="did you mean 'native'|native"):
+        set_backend("nativ")
+    assert normalnorm.set_backend is set_backend
+
+
+def test_what_is_left_to_the_definition():
+    u = torch.randn(8, 3)
+    for dtype, options in ((torch.float64, {}), (torch.float32, {"safeguard": True}), (torch.float32, {"steps": 2})):
+        x = u.to(dtype)
+        assert torch.equal(normality_norm(x, (0,), **options)[0], core.normality_norm(x, (0,), **options)[0])
+    assert torch.func.vmap(lambda x: normality_norm(x, (0,))[0])(torch.randn(4, 8, 3)).shape == (4, 8, 3)
+    by_func, x = torch.func.grad(lambda x: normality_norm(x, (0,))[0].pow(3).sum())(u), u.clone().requires_grad_()
+    torch.testing.assert_close(by_func, torch.autograd.grad(normality_norm(x, (0,))[0].pow(3).sum(), x)[0], rtol=1e-4, atol=1e-4)
+    assert normality_norm(u[:0], (1,))[0].shape == (0, 3)
+
+
+def test_kept_for_backward():
+    "The input once, and a few numbers a unit."
+    u = torch.randn(16, 4, 12, 12, requires_grad=True)
+    weight = torch.ones(1, 4, 1, 1, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        normality_norm(u, (0, 2, 3), weight, weight, noise=0.4)
+    large = {t.data_ptr() for t in kept if t.numel() > 100}
+    assert large == {u.data_ptr()} and sum(t.numel() for t in kept if t.numel() <= 100) < 20 * 4 + 10
+
+
+@pytest.mark.parametrize("flags", [("-march=x86-64-v3",), ("-march=x86-64",)], ids=["AVX2", "no vector extensions"])
+def test_other_processors(flags, monkeypatch, tmp_path):
+    "The source compiled for older processors, which this one can run too."
+    import platform
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("the flags are for x86-64")
+    monkeypatch.setattr(compiler, "_PROCESSOR", (flags,))
+    monkeypatch.setenv("NORMALNORM_CACHE", str(tmp_path))
+    native._library.cache_clear()
+    try:
+        for case in ("batch", "matrix", "group", "last axis", "long"):
+            shape, dim, weight = CASES[case]
+            torch.manual_seed(0)
+            u = torch.randn(shape).exp()
+            assert far(derivatives(normality_norm, u, dim, weight, noise=0.4), derivatives(core.normality_norm, u, dim, weight, torch.float64, noise=0.4)) < 2e-5
+        test_given_statistics((8, 3, 5, 7))
+        test_given_statistics((32, 37))
+        test_evaluation_far_outside()
+    finally:
+        native._library.cache_clear()
+
+
+def process(code, **environment):
+    "Run code in a process of its own, with an empty PATH and without CXX unless given."
+    env = {k: v for k, v in os.environ.items() if k not in ("CXX", "NORMALNORM_CACHE")} | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+LAYER = """
+    import warnings, torch
+    from normalnorm import BatchNormalNorm1d
+    from normalnorm.layers import core
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        u = torch.randn(64, 3, requires_grad=True)
+        out = [BatchNormalNorm1d(3, noise=0.0)(u) for _ in range(3)][0]
+        out.square().sum().backward()
+    torch.testing.assert_close(out, core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
+    print(len([w for w in seen if "normalnorm" in str(w.message)]), *(str(w.message) for w in seen if "normalnorm" in str(w.message)))
+"""
+
+
+def test_no_compiler(tmp_path):
+    "One warning that says what to do; the right numbers; an error only where the kernel was asked for by name."
+    slow = process(LAYER, PATH=str(tmp_path), NORMALNORM_CACHE=str(tmp_path / "empty"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
+    asked = process("from normalnorm import set_backend; set_backend('native')", PATH=str(tmp_path), NORMALNORM_CACHE=str(tmp_path / "empty"))
+    out, err = slow.communicate(timeout=300)
+    assert slow.returncode == 0, err
+    assert out.startswith("1 ") and "no C++ compiler was found" in out and "apt-get install g++" in out
+    assert asked.wait(300) != 0 and "CompilerError: no C++ compiler was found" in asked.stderr.read()
+
+
+def test_cache(tmp_path, monkeypatch):
+    "Two processes at once; a folder that cannot be written; a damaged file."
+    folder = tmp_path / "cache"
+    both = [process(LAYER, NORMALNORM_CACHE=str(folder)) for _ in range(2)]
+    for one in both:
+        out, err = one.communicate(timeout=300)
+        assert one.returncode == 0 and out.startswith("0"), (out, err)
+    assert [p.suffix for p in folder.iterdir()] == [".so"]
+    kernel, = folder.iterdir()
+    kernel.write_bytes(b"damaged")
+    (tmp_path / "file").write_text("not a folder")
+    damaged, blocked = process(LAYER, NORMALNORM_CACHE=str(folder)), process(LAYER, NORMALNORM_CACHE=str(tmp_path / "file" / "cache"))
+    out, err = damaged.communicate(timeout=300)
+    assert damaged.returncode == 0 and out.startswith("0") and len(kernel.read_bytes()) > 10000, (out, err)
+    out, err = blocked.communicate(timeout=300)
+    assert blocked.returncode == 0 and out.startswith("1 ") and "cannot be written" in out, (out, err)
+
+
+def test_source_that_does_not_compile(tmp_path, monkeypatch):
+    monkeypatch.setenv("NORMALNORM_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "wrong.cpp"
+    source.write_text("int f( { }")
+    with pytest.raises(compiler.CompilerError, match="wrong.cpp could not be compiled"):
+        compiler.load(source)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_without_a_kernel(monkeypatch):
+    "Where the kernel fails, auto falls back once, and says so once."
+    error = compiler.CompilerError("no C++ compiler was found")
+    monkeypatch.setattr(native, "_library", lambda: error)
+    backends._without_native.cache_clear()
+    try:
+        with set_backend("auto"), warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            u = torch.randn(8, 3)
+            for _ in range(3):
+                torch.testing.assert_close(normality_norm(u, (0,))[0], core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
+            normality_norm(u, (0,), statistics=Statistics(torch.zeros(1, 3), torch.ones(1, 3), torch.ones(1, 3)))
+        assert sum("native kernel is not available" in str(w.message) for w in seen) == 1
+        with pytest.raises(compiler.CompilerError):
+            set_backend("native")
+    finally:
+        backends._without_native.cache_clear()
