@@ -16,7 +16,7 @@ from normalnorm.claims import claim
 
 
 def by_quadrature(x, nodes=120):
-    "The integral @eq-hz for points (n, d), d ≤ 2, with Gauss–Hermite nodes."
+    "The integral @eq-henze-zirkler for points (n, d), d ≤ 2, with Gauss–Hermite nodes."
     n, d = x.shape
     values, vectors = np.linalg.eigh(np.cov(x.T, bias=True).reshape(d, d))
     y = (x - x.mean(0)) @ vectors / np.sqrt(values)
