@@ -57,3 +57,21 @@ def _(increasing):
         torch.testing.assert_close(qq_r2(increasing(x)), qq_r2(x), rtol=1e-12, atol=0)
         best = max(best, qq_r2(x).item())
     assert abs(best - 2 / math.pi) < 2e-3
+
+# %% ../../../nbs/140_analysis.gaussianity.ipynb
+@claim("qq-r2-pooled", source="new", statement="Pooled and channel-wise R² do not bound each other: 1 against 2/π for channels of two values; below 1 against 1 for normal channels of unequal spread",
+       kind="theorem", verdict="holds", evidence="numerical", formula=lambda s1, s2: (s1**2 + s2**2) / 2, mutant=lambda s1, s2: (s1 + s2) ** 2 / 4)
+def _(pooled_variance):
+    "Quantiles of the laws instead of samples; the mixture's limit by quadrature of its quantile function, found by bisection."
+    from scipy.integrate import quad
+    from scipy.optimize import brentq
+    channels, size = 500, 400
+    q = normal_quantiles(2 * channels)[channels:, None]
+    two = torch.cat([q.expand(-1, size // 2), -q.expand(-1, size // 2)], 1)
+    assert qq_r2(two.flatten()) > 0.999 and (qq_r2(two) - 2 / math.pi).abs().max() < 4e-3
+    s1, s2 = 0.3, 1.4
+    normal = torch.cat([normal_quantiles(4000).expand(20, -1) * s1, normal_quantiles(4000).expand(20, -1) * s2])
+    phi = scipy.stats.norm
+    quantile = lambda z: brentq(lambda v: (phi.cdf(v / s1) + phi.cdf(v / s2)) / 2 - phi.cdf(z), -30, 30)
+    limit = (2 * quad(lambda z: quantile(z) * z * phi.pdf(z), 0, 6, epsabs=1e-7)[0]) ** 2 / pooled_variance(s1, s2)
+    assert abs(qq_r2(normal.flatten()).item() - limit) < 1e-3 and qq_r2(normal).min() > 1 - 1e-9 and limit < 0.95
