@@ -211,7 +211,7 @@ def bimodal(separation: float = 0.8, mean: float = 0.0, variance: float = 1.0) -
 FAMILIES: dict[str, Law] = {"normal": normal(), "uniform": uniform(), "Laplace": laplace(), "±1": points([-1, 1], [0.5, 0.5]), "exponential": exponential(),
                             "bimodal": bimodal(), "Student t, 5": student(5)}
 
-# %% ../../nbs/110_theory.information.ipynb #be5154ff
+# %% ../../nbs/110_theory.information.ipynb #712286c9
 from typing import NamedTuple
 
 
@@ -305,9 +305,10 @@ def differential_entropy(law: Law, step: float = 1e-3) -> Enclosure:
     edges = edges[np.append(True, np.diff(edges) > 1e-9 * width)]
     mass, blur = _cells(law, edges)
     top = float(-xlogy(mass, mass / np.diff(edges)).sum())
-    return Enclosure(top - blur / 2, blur / 2 + _truncation(max(0.0, 1 - mass.sum()), law.variance, top, _peak(law)) + _ROUNDING)
+    slack = _truncation(max(0.0, 1 - float(mass.sum())), law.variance, top, _peak(law))
+    return Enclosure(top - blur / 2, blur / 2 + slack + _ROUNDING)
 
-# %% ../../nbs/110_theory.information.ipynb #eea18b64
+# %% ../../nbs/110_theory.information.ipynb #8a356c97
 from fractions import Fraction
 
 from scipy.signal import fftconvolve
@@ -323,7 +324,7 @@ def _linear_piece(t: np.ndarray) -> np.ndarray:
 
 
 def _common_step(laws: tuple[Law, ...], step: float) -> float:
-    "A width not above `step` of which the lengths of all bounded supports are multiples, where such a width exists."
+    "A width not above `step` of which the lengths of all bounded supports are even multiples, where such a width exists."
     lengths = [b - a for law in laws for a, b in (part.support() for part in law.parts) if math.isfinite(b - a)]
     if not lengths:
         return step
@@ -332,7 +333,7 @@ def _common_step(laws: tuple[Law, ...], step: float) -> float:
         ratio = Fraction(length / base).limit_denominator(200)
         if abs(float(ratio) - length / base) < 1e-12:
             base /= ratio.denominator
-    return base / math.ceil(base / step)
+    return base / (2 * math.ceil(base / (2 * step)))
 
 
 def _lattice(law: Law, step: float) -> np.ndarray:
@@ -374,9 +375,9 @@ def entropy_of_sum(x: Law, z: Law, step: float = 1e-3) -> Enclosure:
     moved = float(np.sum(nodes * variation**2))
     error = blur_x + blur_z + math.sqrt(2 * blur_x * moved) + math.sqrt(2 * blur_z * moved) + floor * window * (1 + 2 * abs(math.log(floor)))
     error += _truncation(2 - inside_x - inside_z, x.variance + z.variance, value, min(_peak(x), _peak(z)))
-    return Enclosure(value, error + _ROUNDING)
+    return Enclosure(value, float(error) + _ROUNDING)
 
-# %% ../../nbs/110_theory.information.ipynb #e76ca6bb
+# %% ../../nbs/110_theory.information.ipynb #f4727481
 def _discrete_sum(x: Law, z: Law) -> float:
     "I of two laws of points, H(X+Z) − H(Z); sums that agree to nine digits are the same value."
     def merged(values, weights):
@@ -409,7 +410,7 @@ def mutual_information(x: Law, z: Law, tolerance: float = 1e-6, step: float = 1.
         if total.error + noise.error <= tolerance:
             break
         step /= 2
-    return Enclosure(total.value - noise.value, total.error + noise.error)
+    return Enclosure(float(total.value - noise.value), float(total.error + noise.error))
 
 # %% ../../nbs/110_theory.information.ipynb #dd0e4c9a
 class Capacity(NamedTuple):
