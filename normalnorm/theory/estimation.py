@@ -77,7 +77,7 @@ def mmse(law: Law, snr: float) -> float:
 # %% auto #0
 __all__ = ['posterior', 'mmse', 'noisy_information']
 
-# %% ../../nbs/120_theory.estimation.ipynb #7cc7d6b8
+# %% ../../nbs/120_theory.estimation.ipynb #984af718
 def noisy_information(x: Tensor, noise: float) -> Tensor:
     """I(X; X+Z) in nats of each unit of a sample, Z normal with standard deviation `noise`, X drawn from the sample itself.
 
@@ -93,16 +93,18 @@ def noisy_information(x: Tensor, noise: float) -> Tensor:
     finite = x.isfinite().all(0)
     x = torch.where(finite, x, 0.0)
     x = x - x.mean(0)
-    delta, reach = noise / 20, 160                      # bins of a twentieth of the noise; the kernel extends over eight deviations
-    low = float(x.min()) - delta
-    place = (x - low) / delta
+    delta, reach = noise / 20, 160                      # bins of a twentieth of the noise; its density is followed over eight deviations to each side
+    place = (x - x.min()) / delta + reach
     left = place.floor().long()
-    share = place - left
-    histogram = torch.zeros(x.shape[1], int(left.max()) + 2, dtype=torch.float64, device=x.device)
-    histogram.scatter_add_(1, left.T.contiguous(), (1 - share).T.contiguous())
-    histogram.scatter_add_(1, left.T.contiguous() + 1, share.T.contiguous())
+    share = (place - left).T.contiguous()
+    left = left.T.contiguous()
+    bins = int(left.max()) + reach + 2
+    histogram = torch.zeros(x.shape[1], bins, dtype=torch.float64, device=x.device)
+    histogram.scatter_add_(1, left, 1 - share)
+    histogram.scatter_add_(1, left + 1, share)
     kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64, device=x.device) / 20) ** 2)
-    mass = torch.nn.functional.conv1d(histogram[:, None] / len(x), (kernel / kernel.sum())[None, None], padding=reach)[:, 0]
+    wave = torch.fft.rfft(histogram / len(x), 2 * bins) * torch.fft.rfft(kernel / kernel.sum(), 2 * bins)
+    mass = torch.fft.irfft(wave, 2 * bins)[:, : bins + 2 * reach].clamp(min=0.0)
     entropy = math.log(delta) - torch.special.xlogy(mass, mass).sum(1)
     entropy = entropy - 0.5 * math.log(2 * math.pi * math.e * noise**2)
     return torch.where(finite, entropy.clamp(min=0.0), torch.nan)

@@ -308,7 +308,7 @@ def differential_entropy(law: Law, step: float = 1e-3) -> Enclosure:
     slack = _truncation(max(0.0, 1 - float(mass.sum())), law.variance, top, _peak(law))
     return Enclosure(top - blur / 2, blur / 2 + slack + _ROUNDING)
 
-# %% ../../nbs/110_theory.information.ipynb #8a356c97
+# %% ../../nbs/110_theory.information.ipynb #97533f3e
 from fractions import Fraction
 
 from scipy.signal import fftconvolve
@@ -368,7 +368,7 @@ def entropy_of_sum(x: Law, z: Law, step: float = 1e-3) -> Enclosure:
     floor = max(1e-13, noise)
     density = np.concatenate([[0.0], nodes / delta, [0.0]]) + floor
     middle, change = (density[1:] + density[:-1]) / 2, np.diff(density)
-    value = -delta * float(np.sum(middle * (np.log(middle) + _linear_piece(change / (2 * middle)))))
+    value = -float(delta * np.sum(middle * (np.log(middle) + _linear_piece(change / (2 * middle)))))
     slope = np.abs(change) / np.minimum(density[1:], density[:-1])
     drop = np.abs(np.diff(np.log(density)))                     # a second bound of the variation: better where the density falls to the floor
     variation = np.minimum(np.maximum(slope[1:], slope[:-1]) / 2, drop[1:] + drop[:-1])
