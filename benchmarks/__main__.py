@@ -1,4 +1,4 @@
-"Measure everything, or what is named, and write one row a line to results/benchmarks/book."
+"Measure everything, or what is named, and write one row a line to results/benchmarks."
 import argparse
 import json
 import os
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help="machine, layers, memory, models (default: all)")
     parser.add_argument("--threads", type=int, nargs="*", default=[1, os.cpu_count()], help="thread counts (default: 1 and the number of cores)")
     parser.add_argument("--pairs", type=int, default=40, help="interleaved pairs of timings for each row (default 40)")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "benchmarks" / "book", help="folder for the rows")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "benchmarks", help="folder for the rows")
     parser.add_argument("--quick", action="store_true", help="small shapes and few pairs: does everything run?")
     arguments = parser.parse_args()
     from benchmarks import measure
