@@ -9,7 +9,7 @@ __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'Insta
            'DecorrelatedBatchNorm1d', 'DecorrelatedBatchNorm2d', 'DecorrelatedBatchNormalNorm1d',
            'DecorrelatedBatchNormalNorm2d', 'to_normality', 'to_plain', 'set_backend']
 
-# %% ../nbs/index.ipynb #9e662a35
+# %% ../nbs/index.ipynb #aba012a3
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

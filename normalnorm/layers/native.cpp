@@ -372,12 +372,34 @@ inline V2 get(const float* p, i64 j, int, float, V2) { return {load(p + j), load
 inline void put(float* p, i64 j, int n, V v) { n == VL ? store(p + j, v) : store_part(p + j, n, v); }
 inline void put(float* p, i64 j, int, V2 v) { store(p + j, v.a), store(p + j + VL, v.b); }
 
+// Asks for the memory of the next unit while this one is computed: one line a vector, in the order in which it will be read.
+struct Ahead {
+    const float* next = nullptr;
+    i64 segments = 0, length = 0, stride = 0, segment = 0, at = 0;
+    inline void operator()(int lanes) {
+        if (!next) return;
+        for (int k = 0; k < lanes; k += VL) __builtin_prefetch(next + segment * stride + at + k, 0, 2);
+        at += lanes;
+        if (at >= length) {
+            at = 0;
+            if (++segment == segments) next = nullptr;
+        }
+    }
+};
+
 struct Unit {
     const Job& job;
     i64 i, n;                                       // number of the unit, of its elements
     double mean = 0, var = 0, rate = 0, bare = 0;   // rate = 1/√(σ²+ε), bare = 1/σ or 0
     float center = 0, rest = 0;                     // mean ≈ center + rest
     const float* own_noise = nullptr;               // noise made beforehand
+    Ahead u_ahead, grad_ahead;
+
+    void look_ahead(i64 next, i64 start) {          // to unit `next`, which begins at `start`
+        if (job.columns || next >= job.units) return;
+        u_ahead = {job.u + start, job.segments, job.length, job.stride};
+        if (job.grad) grad_ahead = {job.grad + start, job.segments, job.length, job.stride};
+    }
 
     Unit(const Job& job_, i64 i_) : job(job_), i(i_), n(job_.segments * job_.length) {}
 
@@ -475,6 +497,7 @@ struct Averages { double log, d, kd, dd, q, a, ell, inverse, ka, kl, ki, logd, l
 // Averages over k = (u−μ)/σ, the last ten only for a backward pass; ℓ of h for the transform
 template <bool KEEP, bool CLOSE>
 void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
+    Ahead ahead = w.u_ahead;
     constexpr int COUNT = KEEP ? 15 : 5;
     const float r = (float)w.bare, shift = -w.rest * r, rho = (float)(w.rate / w.bare), gap = (float)(1 - w.rate / w.bare);
     double s[15] = {0};
@@ -491,6 +514,7 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
                 add(t[11], log, d), add(t[12], log, ell), add(t[13], ell, ell), add(t[14], g - ell, d);
             }
             put(ell_of, j, m, CLOSE ? nearby(ell, a * inverse * gap) : log1p_of(a * rho));
+            ahead(m);
         });
         for (int m = 0; m < COUNT; m++) s[m] += total(t[m]);
     }
@@ -617,9 +641,12 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
     });
 }
 
-void forward_unit(const Job& job, i64 i, const float* u, float* out, float* ell_of, const float* noise) {
+i64 start_of(const Job& job, i64 i) { return (i / job.period) * job.outer + (i % job.period) * job.inner; }
+
+void forward_unit(const Job& job, i64 i, const float* u, float* out, float* ell_of, const float* noise, i64 next) {
     Unit w(job, i);
     w.own_noise = noise;
+    w.look_ahead(next, start_of(job, next));
     w.moments(u);
     float* kept = job.kept ? job.kept + KEPT * i : nullptr;
     if (kept) std::memset(kept, 0, 4 * KEPT), kept[0] = w.rest;
@@ -659,6 +686,7 @@ void reduce(const Unit& w, const float* u, const float* grad, const Power& power
     const float rho = (float)(w.rate / w.bare), gap = (float)(1 - w.rate / w.bare), amount = (float)(job.noise * (dropout ? 1 : spread));
     const bool noisy = job.noise != 0 && (weight_grad || dropout), each_one = job.weights < 0;
     alignas(64) float z[BLOCK];
+    Ahead u_ahead = w.u_ahead, grad_ahead = w.grad_ahead;
     parts(job, w.n, [&](i64 part, i64 from, i64 to) {
         Affine affine(job, w.i, part);
         const V weight = set(affine.weight);
@@ -700,6 +728,7 @@ void reduce(const Unit& w, const float* u, const float* grad, const Power& power
                 }
                 add(s_g, of), add(s_gh, of, k);
                 put(of_h, j, n, of);
+                u_ahead(n), grad_ahead(n);
                 if (weight_grad) {
                     auto y = dropout ? x * noise + x : x + noise;
                     if (each_one) put(weight_grad, j, n, get(weight_grad, j, n, 0, T) + g * y);
@@ -722,8 +751,9 @@ void reduce(const Unit& w, const float* u, const float* grad, const Power& power
     if (transformed) sums.gh *= w.rate / w.bare;
 }
 
-void backward_unit(const Job& job, i64 i, const float* u, const float* grad, float* of_u, float* ell_of, const float* noise, float* weight_grad, float* bias_grad) {
+void backward_unit(const Job& job, i64 i, const float* u, const float* grad, float* of_u, float* ell_of, const float* noise, float* weight_grad, float* bias_grad, i64 next) {
     Unit w(job, i);
+    w.look_ahead(next, start_of(job, next));
     const float* kept = job.kept + KEPT * i;
     w.own_noise = noise;
     w.center = job.mean[i], w.var = job.var[i], w.rest = kept[0];
@@ -762,7 +792,7 @@ void backward_unit(const Job& job, i64 i, const float* u, const float* grad, flo
 
 struct Rows {                                       // a unit that consists of runs
     const Job& job;
-    i64 start(i64 i) const { return (i / job.period) * job.outer + (i % job.period) * job.inner; }
+    i64 start(i64 i) const { return start_of(job, i); }
     void gather(const float* from, i64 i, float* to) const {
         for (i64 s = 0; s < job.segments; s++) std::memcpy(to + s * job.length, from + start(i) + s * job.stride, 4 * job.length);
     }
@@ -806,18 +836,19 @@ void forward_piece(const Job& job, i64 first, i64 last) {
         float *u = memory, *ell = memory + all, *noise = ell + room;
         gather_columns(job, job.u, first, count, n, u);
         if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) forward_unit(job, first + c, u + c * pitch, u + c * pitch, ell, noisy ? noise + c * pitch : nullptr);
+        for (i64 c = 0; c < count; c++) forward_unit(job, first + c, u + c * pitch, u + c * pitch, ell, noisy ? noise + c * pitch : nullptr, job.units);
         scatter_columns(job, u, first, count, n, job.out);
         return;
     }
     Rows rows{job};
     float* memory = scratch.take((job.segments > 1 ? 2 : 1) * room);
     for (i64 i = first; i < last; i++) {
+        const i64 next = i + 1 < last ? i + 1 : i + job.threads * (last - first);       // a guess, where other threads take pieces too
         if (job.segments == 1) {
-            forward_unit(job, i, job.u + rows.start(i), job.out + rows.start(i), memory, nullptr);
+            forward_unit(job, i, job.u + rows.start(i), job.out + rows.start(i), memory, nullptr, next);
         } else {
             rows.gather(job.u, i, memory + room);
-            forward_unit(job, i, memory + room, memory + room, memory, nullptr);
+            forward_unit(job, i, memory + room, memory + room, memory, nullptr, next);
             rows.scatter(memory + room, i, job.out);
         }
     }
@@ -833,19 +864,19 @@ void backward_piece(const Job& job, i64 first, i64 last, float* weight_grad, flo
         float *u = memory, *g = u + all, *ell = g + all, *noise = ell + room;
         gather_columns(job, job.u, first, count, n, u), gather_columns(job, job.grad, first, count, n, g);
         if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) backward_unit(job, first + c, u + c * pitch, g + c * pitch, g + c * pitch, ell, noisy ? noise + c * pitch : nullptr, weight_grad, bias_grad);
+        for (i64 c = 0; c < count; c++) backward_unit(job, first + c, u + c * pitch, g + c * pitch, g + c * pitch, ell, noisy ? noise + c * pitch : nullptr, weight_grad, bias_grad, job.units);
         scatter_columns(job, g, first, count, n, job.out);
         return;
     }
     Rows rows{job};
     float* memory = scratch.take((job.segments > 1 ? 3 : 1) * room);
     for (i64 i = first; i < last; i++) {
-        i64 start = rows.start(i);
+        const i64 start = rows.start(i), next = i + 1 < last ? i + 1 : i + job.threads * (last - first);
         if (job.segments == 1) {
-            backward_unit(job, i, job.u + start, job.grad + start, job.out + start, memory, nullptr, weight_grad, bias_grad);
+            backward_unit(job, i, job.u + start, job.grad + start, job.out + start, memory, nullptr, weight_grad, bias_grad, next);
         } else {
             rows.gather(job.u, i, memory + room), rows.gather(job.grad, i, memory + 2 * room);
-            backward_unit(job, i, memory + room, memory + 2 * room, memory + 2 * room, memory, nullptr, weight_grad, bias_grad);
+            backward_unit(job, i, memory + room, memory + 2 * room, memory + 2 * room, memory, nullptr, weight_grad, bias_grad, next);
             rows.scatter(memory + 2 * room, i, job.out);
         }
     }
