@@ -1,6 +1,6 @@
 "What is measured: pairs of timings, taken in turn; memory kept and peak memory."
 import math
-import resource
+import os
 import subprocess
 import sys
 import time
@@ -69,7 +69,7 @@ def evaluation(layer: nn.Module, u: Tensor) -> Callable:
 
 def _input(name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    u, grad = torch.randn(2, *shape).unbind(0)
+    u, grad = torch.randn(shape), torch.randn(shape)
     if "channels last" in name:
         u, grad = (t.to(memory_format=torch.channels_last) for t in (u, grad))
     return u.requires_grad_(), grad
@@ -117,22 +117,33 @@ def layers(pairs: int, quick: bool) -> Iterator[dict]:
         yield {**base, "work": "evaluation", "against": "PyTorch's layer", **ratio(evaluation(layer, u), evaluation(plain, u), pairs)}
 
 
-def _peak(layer_name: str, shape: tuple[int, ...]) -> int:
-    "The largest resident memory of a process that does one step, in bytes."
-    code = (f"import torch; torch.set_num_threads(1)\nfrom benchmarks import measure\nrow = next(r for r in measure.LAYERS if r[4] == {tuple(shape)!r} and r[0] in {layer_name!r})\n"
-            f"layer = row[{1 if layer_name.startswith('ours') else 2}](*row[3])\n"
-            f"small = torch.randn(4, *{tuple(shape)!r}[1:], requires_grad=True)\nmeasure.step(layer, small, torch.ones_like(small))()\n"
-            f"u, grad = measure._input(row[0], row[4])\nmeasure.step(layer, u, grad)()\nprint(measure.resident())")
-    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
-def resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def _peak(ours: bool, row: int) -> int:
+    "Bytes by which one step on a new input raises the largest resident memory of a process (Linux)."
+    code = f"""
+import re
+from pathlib import Path
+import torch
+from benchmarks import measure
+torch.set_num_threads(1)
+status = lambda what: 1024 * int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+name, ours, theirs, arguments, shape = measure.LAYERS[{row}]
+layer = {"ours" if ours else "theirs"}(*arguments)
+small = torch.randn(2, *shape[1:], requires_grad=True)
+measure.step(layer, small, torch.ones_like(small))()
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+u, grad = measure._input(name, shape)
+measure.step(layer, u, grad)()
+print(status("VmHWM") - before)
+"""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=plain).stdout.split()[-1])
 
 
 def memory(pairs: int, quick: bool) -> Iterator[dict]:
-    "Bytes kept for the backward pass, and peak memory of a process that does one step, in units of the input."
-    for name, ours, theirs, arguments, shape in QUICK[:1] if quick else [LAYERS[0], LAYERS[7]]:
+    "Bytes kept for the backward pass, and by how much a step raises the largest memory of a process, in units of the input (which is one of them, the upstream gradient another)."
+    for index in (3,) if quick else (0, 7):
+        name, ours, theirs, arguments, shape = LAYERS[index]
         u, grad = _input(name, shape)
         size = u.numel() * u.element_size()
         for who, layer in (("ours", ours(*arguments)), ("PyTorch's", theirs(*arguments))):
@@ -140,15 +151,9 @@ def memory(pairs: int, quick: bool) -> Iterator[dict]:
             with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.__setitem__(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) or t, lambda t: t):
                 layer(u)
             row = {"layer": name, "shape": list(shape), "whose": who, "kept for backward, in inputs": round(sum(kept.values()) / size, 4)}
-            if not quick:
-                row["peak memory, in inputs"] = round((_peak(f"{'ours' if who == 'ours' else 'theirs'} {name}", shape) - _peak_of_nothing()) / size, 2)
+            if not quick and sys.platform == "linux":
+                row["peak memory of a step, in inputs"] = round(_peak(who == "ours", index) / size, 2)
             yield row
-
-
-def _peak_of_nothing() -> int:
-    code = ("import torch; torch.set_num_threads(1)\nfrom benchmarks import measure\nfrom normalnorm import BatchNormalNorm1d\nu = torch.randn(64, 8, requires_grad=True)\n"
-            "measure.step(BatchNormalNorm1d(8), u, torch.ones_like(u))()\nprint(measure.resident())")
-    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
 def models(pairs: int, quick: bool) -> Iterator[dict]:
