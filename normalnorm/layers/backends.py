@@ -22,7 +22,7 @@ from .core import Settings, Statistics, check_input
 from .noise import draw_seed
 from ..theory.newton import Over
 
-# %% ../../nbs/233_layers.backends.ipynb #3fa2686a
+# %% ../../nbs/233_layers.backends.ipynb #b0df2fc8
 BACKENDS = ("auto", "eager", "compiled", "native")
 _chosen = "auto"
 
@@ -56,7 +56,8 @@ def set_backend(name: str) -> _Choice:
     Example:
 
         >>> with set_backend("eager"):
-        ...     out = layer(x)
+        ...     normality_norm(torch.tensor([[0.0, 1.0, 8.0]]), (1,))[1].lmbda
+        tensor([[-0.3907]])
     """
     global _chosen
     if name not in BACKENDS:

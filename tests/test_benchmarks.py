@@ -1,0 +1,46 @@
+"The benchmark's own arithmetic; what it measures is in results/benchmarks."
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks import measure
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_ratio_of_known_times():
+    "Twice as long a wait is a ratio of two, with quantiles in order and an interval round the median."
+    row = measure.ratio(lambda: time.sleep(0.008), lambda: time.sleep(0.004), 9)
+    assert 1.5 < row["p50"] < 2.5 and row["p20"] <= row["p50"] <= row["p80"] and row["low"] <= row["p50"] <= row["high"] and row["pairs"] == 9
+
+
+def test_memory_counts_the_input_once():
+    rows = list(measure.memory(1, quick=True))
+    assert [r["whose"] for r in rows] == ["ours", "PyTorch's"] and all(1 <= r["kept for backward, in inputs"] < 1.2 for r in rows)
+
+
+def test_step_is_a_whole_step():
+    layer, u = torch.nn.BatchNorm1d(3), torch.randn(8, 3, requires_grad=True)
+    assert [g.shape for g in measure.step(layer, u, torch.ones(8, 3))()] == [(8, 3), (3,), (3,)]
+
+
+def test_unknown_part():
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "layer"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown: layer; there are machine, layers, memory, models" in done.stderr
+
+
+def test_committed_rows_are_complete():
+    "Each shape has its three kinds of work against PyTorch's layer, from at least thirty pairs."
+    for path in (ROOT / "results" / "benchmarks").glob("cpu-*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        rows = [r for r in record["rows"] if r["part"] == "layers" and r["against"] == "PyTorch's layer"]
+        kinds = {(r["layer"], tuple(r["shape"])): set() for r in rows}
+        for r in rows:
+            kinds[r["layer"], tuple(r["shape"])].add(r["work"])
+            assert r["pairs"] >= 30 and 0 < r["low"] <= r["p50"] <= r["high"]
+        assert len(kinds) >= 8 and all(len(k) == 3 for k in kinds.values()) and record["environment"]["pages kept"]
+        assert {r["part"] for r in record["rows"]} == {"machine", "layers", "memory", "models"}
