@@ -2,6 +2,7 @@
 import pytest
 import torch
 import torch._dynamo.testing
+import torch._inductor.config
 from test_harness import LAYERS, skewed
 from torch import nn
 
@@ -59,3 +60,26 @@ def test_top_level_names():
     assert normalnorm.BatchNormalNorm2d is BatchNormalNorm2d and "LayerNormalNorm" in dir(normalnorm)
     with pytest.raises(AttributeError, match="the layers are"):
         _ = normalnorm.NoSuchLayer
+
+
+INDUCTOR = {"batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)), "layer": (lambda: normalnorm.LayerNormalNorm(19), (3, 7, 19)), "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (3, 6, 11)),
+            "instance": (lambda: normalnorm.InstanceNormalNorm1d(3), (5, 3, 23)), "decorrelated": (lambda: normalnorm.DecorrelatedBatchNormalNorm1d(4, method="newton_schulz"), (29, 4))}
+
+
+@pytest.mark.parametrize("name", INDUCTOR)
+def test_inductor(name):
+    "torch.compile with its own code generator, in one graph: output and gradients as without it; noise too, where the seed is PyTorch's (inductor has a generator of its own)."
+    make, shape = INDUCTOR[name]
+    if torch.__version__.split("+")[0] < "2.13":
+        pytest.skip("compilation needs torch 2.13")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer, u, found = make(), torch.randn(shape).exp(), []
+    for module in (layer, torch.compile(layer, fullgraph=True)):
+        v = u.clone().requires_grad_()
+        torch.manual_seed(5)
+        with normalnorm.set_backend("eager"), torch._inductor.config.patch(fallback_random=True):
+            out = module(v)
+        found.append((out.detach(), *torch.autograd.grad(out.square().sum() + out.sum(), [v, *layer.parameters()])))
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
