@@ -420,3 +420,17 @@ def test_committed_rows_belong_to_the_present_recipe():
         assert sum(row["arm"] == arm for row in found) >= 3, arm
     for row in found:
         assert row["data_hash"] == data.data_hash("fashion") and row["schema"] == 1 and row["history"][-1]["epoch"] == row["config"]["train"]["epochs"]
+
+
+def test_leftovers_of_a_process_that_died_after_its_row(tmp_path):
+    "Killed between writing the row and tidying up: the next pass over the list removes the lock and the checkpoint."
+    recipe = results.find("first-experiment")
+    job = results.plan(recipe, "smoke", 1, tmp_path)[0]
+    job.path.parent.mkdir(parents=True)
+    job.path.write_text('{"metrics": {}}')
+    job.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    job.checkpoint.write_text("left")
+    job.checkpoint.with_suffix(".lock").write_text("")
+    with contextlib.suppress(Exception):
+        results.perform(job)
+    assert not list(job.checkpoint.parent.iterdir()) and job.path.exists()

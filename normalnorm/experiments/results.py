@@ -345,9 +345,14 @@ def perform(job: Job, device: str = "cpu", progress: Callable[[str], None] | Non
 
     Raises what the recipe's function raises; `ValueError` where it returns no metrics.
     """
+    lock = job.checkpoint.with_suffix(".lock")
     if job.path.exists():
+        if lock.exists() or job.checkpoint.exists():    # its process died between the row and tidying up
+            with claim(lock) as mine:
+                if mine:
+                    job.checkpoint.unlink(missing_ok=True)
         return read_row(job.path)
-    with claim(job.checkpoint.with_suffix(".lock"), wait) as mine:
+    with claim(lock, wait) as mine:
         if not mine:
             return None
         if job.path.exists():                           # finished while we waited
