@@ -62,7 +62,8 @@ def test_top_level_names():
         _ = normalnorm.NoSuchLayer
 
 
-INDUCTOR = {"batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)), "layer": (lambda: normalnorm.LayerNormalNorm(19), (3, 7, 19)), "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (3, 6, 11)),
+INDUCTOR = {"batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)), "layer": (lambda: normalnorm.LayerNormalNorm(19), (3, 7, 19)),
+            "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (3, 6, 11)),
             "instance": (lambda: normalnorm.InstanceNormalNorm1d(3), (5, 3, 23)), "decorrelated": (lambda: normalnorm.DecorrelatedBatchNormalNorm1d(4, method="newton_schulz"), (29, 4))}
 
 
