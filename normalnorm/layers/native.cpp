@@ -24,8 +24,6 @@ typedef int32_t I __attribute__((vector_size(4 * VL)));
 typedef uint32_t U __attribute__((vector_size(4 * VL)));
 typedef uint64_t W __attribute__((vector_size(4 * VL)));
 typedef float Unaligned __attribute__((vector_size(4 * VL), aligned(4), may_alias));
-typedef float Half __attribute__((vector_size(2 * VL)));
-typedef double D __attribute__((vector_size(4 * VL)));
 typedef int64_t i64;
 
 inline V load(const float* p) { return *(const Unaligned*)p; }
@@ -956,8 +954,6 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last)
 }  // namespace
 
 extern "C" {
-
-int normalnorm_version() { return 1; }
 
 void normalnorm_forward(const Job* job_) {
     const Job& job = *job_;
