@@ -72,7 +72,7 @@ def get_backend() -> str:
     "The chosen backend: \"auto\", \"eager\", \"compiled\" or \"native\"."
     return _chosen
 
-# %% ../../nbs/233_layers.backends.ipynb #55b8f9fb
+# %% ../../nbs/233_layers.backends.ipynb #02b39f05
 class _Native:
     "The kernel as forward and backward pass, for one plan."
 
@@ -182,11 +182,7 @@ def _engine(u: Tensor, dim, weight: Tensor | None, bias: Tensor | None, settings
         return _Compiled()
     if settings.safeguard or (plan := native.find_plan(u, dim, weight, bias)) is None:
         return None
-    try:
-        native.library()
-    except CompilerError:
-        return _without_native()
-    return _Native(plan)
+    return _Native(plan) if _available() else _without_native()
 
 
 def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
