@@ -56,17 +56,22 @@ def worker(rank, folder, shares, synchronized):
     dist.destroy_process_group()
 
 
-def compare_processes(shares, synchronized=True):
-    "The largest differences between processes with `shares` rows each and one process with all of them, for each of the settings."
+def in_processes(count, call):
+    "What `count` processes save as `rank`.pt in their folder; `call`: code with {rank} and {folder} to fill in."
     with tempfile.TemporaryDirectory() as folder:
-        call = "from normalnorm.checks.layers.sync import worker; worker({}, {!r}, {}, {})"
-        processes = [subprocess.Popen([sys.executable, "-c", call.format(rank, folder, shares, synchronized)]) for rank in range(len(shares))]
+        processes = [subprocess.Popen([sys.executable, "-c", call.format(rank=rank, folder=folder)]) for rank in range(count)]
         try:
-            assert [process.wait(300) for process in processes] == [0] * len(shares), "a process failed"
+            assert [process.wait(300) for process in processes] == [0] * count, "a process failed"
         finally:
             for process in processes:
                 process.kill()
-        parts = [torch.load(f"{folder}/{rank}.pt") for rank in range(len(shares))]
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(count)]
+
+
+def compare_processes(shares, synchronized=True):
+    "The largest differences between processes with `shares` rows each and one process with all of them, for each of the settings."
+    call = f"from normalnorm.checks.layers.sync import worker; worker({{rank}}, '{{folder}}', {shares}, {synchronized})"
+    parts = in_processes(len(shares), call)
     for i, options in enumerate(OPTIONS):
         alone = one_step(BatchNormalNorm3d, options, *sample(sum(shares)))
         together = [*(torch.cat([p[i][j] for p in parts]) for j in (0, 1)), *(sum(p[i][j] for p in parts) for j in (2, 3))]
