@@ -22,12 +22,19 @@ OPTIONS = [*({"noise_kind": kind, "safeguard": safeguard} for kind, safeguard in
 NAMES = ("output", "input gradient", "weight gradient", "bias gradient", "running_mean", "running_var", "running_lambda")
 
 
+def overshooting(*shape):
+    "3 once, −5.3 ten times, otherwise 0: at 150 values and more Newton's step raises the negative log-likelihood, and the safeguard takes the other."
+    values = torch.zeros(shape, dtype=torch.float64).flatten()
+    values[0], values[len(values) // 20::len(values) // 10] = 3.0, -5.3
+    return values.reshape(shape)
+
+
 def sample(rows):
-    "A batch and an upstream gradient of shape (rows, 3, 4, 1, 1)."
+    "A batch and an upstream gradient of shape (rows, 3, 30, 1, 1)."
     torch.manual_seed(0)
-    u, g = torch.randn(2, rows, 3, 4, 1, 1, dtype=torch.float64)
+    u, g = torch.randn(2, rows, 3, 30, 1, 1, dtype=torch.float64)
     u = u.exp()
-    u[0, 1, 0], u[:, 2] = -9.0, u[:, 2] + 1e6
+    u[:, 1], u[:, 2] = overshooting(rows, 30, 1, 1), u[:, 2] + 1e6
     return u, g
 
 
