@@ -20,14 +20,14 @@ from .normality import _BatchNormalNorm
 from ..theory.newton import guaranteed_step
 from ..theory.power_transform import power_transform_derivative, signed_log1p, yeo_johnson
 
-# %% ../../nbs/245_layers.sync.ipynb #6339a9db
+# %% ../../nbs/245_layers.sync.ipynb #e47a32ee
 class _Shares:
     "Averages over the elements of each channel in all processes of a group. Made by the first exchange, which also gives seed and statistics of the whole batch."
 
-    def __init__(self, x: Tensor, group: dist.ProcessGroup | None):
+    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: float):
         self.dim, self.group = (0, *range(2, x.ndim)), group
         floats = self.statistics(x)
-        numbers = torch.stack([torch.tensor(x.numel() // x.shape[1], device=x.device), draw_seed(x.device)])
+        numbers = torch.stack([torch.tensor(x.numel() // x.shape[1], device=x.device), draw_seed(x.device) if noise else torch.tensor(0, device=x.device)])
         payload = torch.cat([numbers.view(torch.uint8), floats.view(torch.uint8)])
         numbers, floats = (part.clone().view(dtype) for part, dtype in zip(self.gather(payload).split((16, len(payload) - 16), 1), (torch.int64, floats.dtype)))
         counts = numbers[:, 0].tolist()
@@ -144,14 +144,14 @@ def _noisy(x: Tensor, noise: Tensor | None, kind: str, spread: Tensor) -> Tensor
         return x
     return x * (1 + noise) if kind == "dropout" else x + noise * column(spread, x.ndim)
 
-# %% ../../nbs/245_layers.sync.ipynb #f5ae1868
+# %% ../../nbs/245_layers.sync.ipynb #ca1a72c3
 class _AcrossProcesses(torch.autograd.Function):
     "Output, mean, variance, λ̂ and number of elements of the whole batch. First derivatives in reverse mode; the statistics carry none."
 
     @staticmethod
     def forward(ctx, u, weight, bias, settings, group):
         x = u.to(torch.promote_types(u.dtype, torch.float32))
-        shares, wide = _Shares(x, group), lambda v: column(v, u.ndim)
+        shares, wide = _Shares(x, group, settings.noise), lambda v: column(v, u.ndim)
         if shares.count < 2:
             raise ValueError(f"a batch statistic needs more than one value per channel when training, given {shares.count} in all processes together")
         rate, bare = rates(shares.var, settings.eps)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SyncDecorrelatedBatchNorm', 'SyncDecorrelatedBatchNormalNorm']
 
-# %% ../../nbs/254_layers.sync_decorrelated.ipynb #6d42c709
+# %% ../../nbs/254_layers.sync_decorrelated.ipynb #4ba341f5
 from typing import NamedTuple
 
 import torch
@@ -34,9 +34,9 @@ from ..theory.whitening import wide
 class _GroupShares(_Shares):
     "The shares of a batch as matrices (B, C, N), with the mean (C,) and the covariance (C, d) of the whole batch, in float64."
 
-    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, size: int):
+    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: float, size: int):
         self.size = size
-        super().__init__(x, group)
+        super().__init__(x, group, noise)
 
     def statistics(self, x: Tensor) -> Tensor:
         x = wide(x)
@@ -71,7 +71,7 @@ def _maps(cov: Tensor, eps: float, how: _How, dtype: torch.dtype) -> tuple[Tenso
         return w,
     return tuple(rate[..., None].to(w.dtype) * w for rate in rates(variance.to(dtype), eps))
 
-# %% ../../nbs/254_layers.sync_decorrelated.ipynb #29949a3a
+# %% ../../nbs/254_layers.sync_decorrelated.ipynb #444e802c
 class _Whitened(torch.autograd.Function):
     "Output, mean, covariance, λ̂ and number of elements of the whole batch. First derivatives in reverse mode; the statistics carry none."
 
@@ -80,7 +80,7 @@ class _Whitened(torch.autograd.Function):
         there, back = ctx.layout = _layout(u, how.size)
         x = there(u.to(torch.promote_types(u.dtype, torch.float32)))
         with _exact(x):
-            shares = _GroupShares(x, group, how.size)
+            shares = _GroupShares(x, group, settings.noise, how.size)
             if shares.count < 2:
                 raise ValueError(f"a batch statistic needs more than one value per channel when training, given {shares.count} in all processes together")
             with torch.enable_grad():
@@ -94,9 +94,10 @@ class _Whitened(torch.autograd.Function):
         x = yeo_johnson(values[1], column(lmbda, 3)) if settings.alpha else values[1]
         spread = _spread(x, settings, shares)
         ctx.save_for_backward(u, weight, bias, lmbda, spread, numbers)
-        out = affine(_noisy(x, _Whitened._arranged_noise(ctx, u, x.dtype), settings.noise_kind, spread), column(weight, 3), column(bias, 3))
+        out = back(_noisy(x, _Whitened._arranged_noise(ctx, u, x.dtype), settings.noise_kind, spread))
+        out = affine(out, column(weight, u.ndim), column(bias, u.ndim)).to(u.dtype)
         ctx.mark_non_differentiable(shares.mean, shares.covariance, lmbda)
-        return back(out).to(u.dtype), shares.mean, shares.covariance, lmbda, shares.count
+        return out.clone() if out._is_view() else out, shares.mean, shares.covariance, lmbda, shares.count       # a view could not be changed in place, e.g. by a ReLU
 
     @staticmethod
     def _values(ctx, x):
