@@ -3,11 +3,12 @@
 Processes are slow to start, so two of them compute everything (this file run as a script) and the tests look at what they saved.
 """
 import copy
-import importlib
 import io
+import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from normalnorm.layers.conversion import to_normality, to_plain
 from normalnorm.layers.sync import convert_sync
 
 SHARES = (3, 5)
+HERE = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(normalnorm.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
 RECENT = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 13)
 WRAPPERS = ("ddp", "fsdp2", "fsdp2 each", "fsdp1", "fsdp1 flat")
 
@@ -213,6 +215,58 @@ def main(rank, folder):
         found[check.__name__] = check(rank)
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+# --- what pytest runs
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    if not RECENT:
+        pytest.skip("fully_shard came with torch 2.6, on CPUs later; tried with 2.13")
+    folder = tmp_path_factory.mktemp("processes")
+    processes = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, str(rank), str(folder)], env=HERE, stderr=subprocess.PIPE, text=True) for rank in range(len(SHARES))]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(SHARES), errors
+    return [torch.load(folder / f"{rank}.pt") for rank in range(len(SHARES))]
+
+
+@pytest.mark.parametrize("how", WRAPPERS)
+def test_layers_see_their_share_as_without_the_wrapper(found, how):
+    "Exactly: outputs, parameters after two steps, state, loading, evaluation. The buffers of other processes than the first are not saved."
+    for rank, part in enumerate(found):
+        differences = dict(part[how, "against_its_own_share"])
+        if rank and how == "ddp":
+            assert differences.pop("loaded into a plain model") > 0
+        assert max(differences.values()) == 0, (rank, differences)
+
+
+@pytest.mark.parametrize("how", WRAPPERS)
+def test_synchronized_layers_see_the_whole_batch(found, how):
+    "Three and five images on two processes are eight on one, noise included."
+    for rank, part in enumerate(found):
+        assert max(part[how, "against_the_whole_batch"].values()) < 1e-9, (rank, part[how, "against_the_whole_batch"])
+
+
+def test_a_model_from_the_meta_device(found):
+    assert all(set(part["from_meta"].values()) == {0.0} and len(part["from_meta"]) == 3 for part in found)
+
+
+def test_statistics_stay_in_float32_under_mixed_precision(found):
+    for part in found:
+        assert part["low_precision"] == {"dtype": "torch.bfloat16", "buffers": ["torch.float32", "torch.int64"], "buffer difference": 0.0, "difference": 0.0}
+
+
+def test_conversion_of_sharded_models_is_refused_or_reported(found):
+    sharded = "sharded by itself (fully_shard): convert first, then shard"
+    for part in found:
+        said = part["conversions"]
+        assert said["left"] == [("1", "FSDPBatchNorm1d", "FSDPBatchNorm1d", sharded)] and said["left by to_plain"] == [sharded]
+        assert said["sync"].startswith("NotImplementedError: FSDPBatchNormalNorm1d is sharded by itself") and said["flat"].startswith("ValueError: (the model) is wrapped in FullyShardedDataParallel")
+        assert said["in a sharded parent"] == ("BatchNormalNorm1d", True, "DTensor")
 
 
 if __name__ == "__main__":

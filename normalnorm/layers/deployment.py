@@ -228,7 +228,7 @@ def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
         return f"a whitened group mixes channels that the convolution before it keeps apart (groups={conv.groups})"
     return ""
 
-# %% ../../nbs/272_layers.deployment.ipynb #a9fcd2cc
+# %% ../../nbs/272_layers.deployment.ipynb #fdac08e0
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         return isinstance(module, _NormalNorm) or not any(True for _ in module.children()) or super().is_leaf_module(module, name)
@@ -277,12 +277,12 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
                 reason = "it, or the map before it, is used in several places"
             reason = reason or _obstacle(model.get_submodule(before) if before else None, norm)
             if reason:
-                left.append(Row(name, _original(norm).__name__, "", reason))
+                left.append(Row(name, _original(norm).__name__.lstrip("_"), "", reason))
             else:
                 pairs.append((before, name))
     return pairs, left
 
-# %% ../../nbs/272_layers.deployment.ipynb #275f29b3
+# %% ../../nbs/272_layers.deployment.ipynb #fcedee2e
 def _inner(norm: nn.Module) -> tuple[list[Tensor], int]:
     "The matrices that standardize in evaluation, and their size."
     if isinstance(norm, _DecorrelatedBatchNorm):
@@ -343,7 +343,7 @@ def fold(model: nn.Module, tolerance: float = 0.0, *, return_report: bool = Fals
         rest = _folded(model.get_submodule(before), norm, tolerance)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, rest)
-        replaced.append(Row(name, _original(norm).__name__, f"{type(rest).__name__}, the rest in {before}"))
+        replaced.append(Row(name, _original(norm).__name__.lstrip("_"), f"{type(rest).__name__}, the rest in {before}"))
     return (model, Report(tuple(replaced), tuple(left))) if return_report else model
 
 # %% ../../nbs/272_layers.deployment.ipynb #44114291
