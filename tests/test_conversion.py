@@ -146,11 +146,12 @@ def test_decorrelated_layers_are_reported_and_newton_schulz_is_noted():
     class Doubled(normalnorm.DecorrelatedBatchNorm2d):
         def forward(self, input):
             return 2 * super().forward(input)
-    model = nn.Sequential(normalnorm.DecorrelatedBatchNorm2d(4), normalnorm.DecorrelatedBatchNorm2d(4, method="newton_schulz", iterations=2), normalnorm.DecorrelatedBatchNormalNorm2d(4), Calm(4),
-                          Centred(4, group_size=3), Doubled(4))
+    model = nn.Sequential(normalnorm.DecorrelatedBatchNorm2d(4), normalnorm.DecorrelatedBatchNorm2d(4, method="newton_schulz", iterations=2),
+                          normalnorm.DecorrelatedBatchNormalNorm2d(4), Calm(4), Centred(4, group_size=3), Doubled(4))
     u = torch.randn(5, 4, 3, 3).exp()
     model(u)
-    assert {r.name: r.reason for r in survey(model).left} == {"2": "a normality layer already", "5": "a subclass of DecorrelatedBatchNorm2d whose forward does something else, on random input"}
+    odd = "a subclass of DecorrelatedBatchNorm2d whose forward does something else, on random input"
+    assert {r.name: r.reason for r in survey(model).left} == {"2": "a normality layer already", "5": odd}
     exact = nn.Sequential(model[0], model[3]).eval()
     expected, rough = exact(u), model[1].eval()(u)
     _, report = to_normality(model, return_report=True)

@@ -392,7 +392,8 @@ def test_weights_of_a_swa_model_get_their_averages():
 
 def decorrelated(**options):
     torch.manual_seed(0)
-    return to_normality(nn.Sequential(nn.Conv2d(2, 6, 3), normalnorm.DecorrelatedBatchNorm2d(6, group_size=4), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5), normalnorm.DecorrelatedBatchNorm1d(5)), **options)
+    return to_normality(nn.Sequential(nn.Conv2d(2, 6, 3), normalnorm.DecorrelatedBatchNorm2d(6, group_size=4), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5),
+                                      normalnorm.DecorrelatedBatchNorm1d(5)), **options)
 
 
 def test_update_bn_averages_covariances():

@@ -72,7 +72,7 @@ def in_processes(count, call):
         finally:
             for process in processes:
                 process.kill()
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(count)]
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(count)]
 
 
 def compare_processes(shares, synchronized=True):

@@ -26,7 +26,7 @@ def by_sums(u, g, eps, with_k=True):
     h, k = ((c @ m.T).detach() for m in maps)
     lmbda = newton_lambda(k, 0)
     omega = (g * power_transform_derivative(h, lmbda, 1)).sum(0)
-    w, q = g * (1 + h.abs()) ** ((lmbda - 1) * h.sign()), n * newton_lambda_gradient(k, (0,), 1.0) / n
+    w, q = g * (1 + h.abs()) ** ((lmbda - 1) * h.sign()), newton_lambda_gradient(k, (0,), 1.0)
     sums = w.T @ c, omega[:, None] * (q.T @ c) / n * with_k
     s, = torch.autograd.grad(maps, cov, sums)
     return (w - w.mean(0)) @ maps[0].detach() + omega * q / n @ maps[1].detach() + c @ (s + s.T) / n
