@@ -334,7 +334,8 @@ LAYERS = {
     "batch2d": (lambda: normalnorm.BatchNormalNorm2d(3), (4, 3, 5, 7)), "batch1d": (lambda: normalnorm.BatchNormalNorm1d(3), (4, 3)),
     "layer": (lambda: normalnorm.LayerNormalNorm(7), (4, 5, 7)), "safeguard": (lambda: normalnorm.LayerNormalNorm(7, safeguard=True), (4, 5, 7)),
     "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (4, 6, 5)), "instance": (lambda: normalnorm.InstanceNormalNorm2d(3, affine=True), (4, 3, 5, 7)),
-    "fused": (lambda: fold(seen(nn.Sequential(nn.Conv2d(2, 3, 1), normalnorm.BatchNormalNorm2d(3)), (4, 2, 5, 7))), (4, 2, 5, 7)), "network": (net, (4, 2, 6, 6)),
+    "fused": (lambda: fold(seen(nn.Sequential(nn.Conv2d(2, 3, 1), normalnorm.BatchNormalNorm2d(3), nn.Conv2d(3, 4, 1), normalnorm.DecorrelatedBatchNormalNorm2d(4, group_size=3)),
+                                (4, 2, 5, 7))), (4, 2, 5, 7)), "network": (net, (4, 2, 6, 6)),
 }
 
 
