@@ -6,20 +6,28 @@
 __all__ = ['update_running', 'averages', 'normalized', 'raised', 'column', 'check_channels', 'batch_normal_norm',
            'instance_normal_norm', 'layer_normal_norm', 'group_normal_norm']
 
-# %% ../../nbs/235_layers.functional.ipynb #c4a17cda
+# %% ../../nbs/235_layers.functional.ipynb #e4cbbd48
+import math
+
 import torch
 from torch import Tensor
 
-from .backends import normality_norm
+from .backends import normality_norm, ordinary
 from .core import Statistics, affine, check_input
 
-# %% ../../nbs/235_layers.functional.ipynb #d1628214
+# %% ../../nbs/235_layers.functional.ipynb #a0a35c05
 def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...], momentum: float | Tensor) -> None:
     """running ← (1−momentum)·running + momentum·value, in place, for several averages of one size; nothing where one of the new values is not finite.
 
     Results beyond the range of a buffer's dtype become its largest number.
     """
     values = [value.detach().flatten() for value in values]
+    if not isinstance(momentum, Tensor) and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in (*running, *values)) and ordinary(*running, *values):
+        if all(math.isfinite(value.dot(value)) for value in values):
+            for buffer, value in zip(running, values):
+                if buffer is not None:
+                    buffer.lerp_(value.view_as(buffer), momentum)
+            return
     finite = torch.stack([value.isfinite() for value in values]).all(0)
     for buffer, value in zip(running, values):
         if buffer is not None:
