@@ -297,7 +297,7 @@ class Decoded(_Standardizing):
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
         return self.floats(self.bytes(index)), self.labels[index.cpu()].to(self.device)
 
-# %% ../../nbs/034_experiments.hub.ipynb #f95a810d
+# %% ../../nbs/034_experiments.hub.ipynb #5a5773ec
 @lru_cache(maxsize=4)
 def _small(name: str, source: str, folder: Path | None, partial: bool) -> tuple[Tensor, np.ndarray]:
     "All images of a set of small ones, and their labels."
@@ -309,7 +309,7 @@ def _small(name: str, source: str, folder: Path | None, partial: bool) -> tuple[
         pixels[index] = whole.bytes(index)
     return pixels, labels
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #957c1d0e
 def split(name: str, split: str, first: int | None = None, device: torch.device | str | None = None, folder: Path | str | None = None, size: int = 224,
           partial: bool = False) -> Images | Decoded:
     """One split of a set of the hub; see `dataset`.
