@@ -72,22 +72,7 @@ def _(factor):
         assert low <= values.min() and values.max() <= high
 
 # %% ../../../nbs/226_theory.overflow.ipynb
-class Law(Over):
-    "Units along the last axis whose elements stand for shares `weights` of `n` elements."
-
-    def __init__(self, weights, n):
-        super().__init__(-1)
-        self.weights, self.n = weights, n
-
-    def mean(self, x):
-        return (self.weights * x).sum(-1, keepdim=True)
-
-    def var_mean(self, x):
-        mean = self.mean(x)
-        return self.mean((x - mean).square()), mean
-
-    def size(self, x):
-        return self.n
+from normalnorm.theory.overflow import Law
 
 
 def far_and_far(n):
