@@ -13,7 +13,7 @@ from normalnorm.layers.core import normality_norm
 from normalnorm.theory.overflow import LARGEST_UNIT, Law
 
 
-@claim("saturates-in-training", source="new", statement="in training, units of more than 2³² elements and repeated steps give finite values; what saturates them changes no bit of ordinary data",
+@claim("saturates-in-training", source="new", statement="in training, values are kept representable in units of more than 2³² elements and after repeated steps; this changes no bit of ordinary data",
        kind="algorithm", verdict="holds", evidence="numerical", formula=LARGEST_UNIT, mutant=10**12)
 def _(limit):
     "A law of 10¹¹ elements; skewed units with the limit at 0, bit for bit. The mutant has a limit above the law's size."
