@@ -9,9 +9,9 @@ import torch
 
 from normalnorm.layers import core
 from normalnorm.layers.core import Settings, may_overflow, normality_norm, normality_norm_by_autograd
+from normalnorm.theory.curvature import Interval
 from normalnorm.theory.newton import newton_lambda_standardized, standardized
 from normalnorm.theory.overflow import LARGEST_UNIT, Law, _least_curvature, _phi_and_rho, exponent_bound
-from normalnorm.theory.curvature import Interval
 
 FLOAT32_LIMIT = math.log(torch.finfo(torch.float32).max)
 
