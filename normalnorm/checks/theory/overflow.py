@@ -73,6 +73,7 @@ def _(factor):
 
 # %% ../../../nbs/226_theory.overflow.ipynb
 from normalnorm.theory.overflow import Law
+from normalnorm.theory.power_transform import yeo_johnson
 
 
 def far_and_far(n):
