@@ -7,7 +7,8 @@ __version__ = "0.1.0"
 __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'InstanceNormalNorm1d', 'InstanceNormalNorm2d',
            'InstanceNormalNorm3d', 'GroupNormalNorm', 'LayerNormalNorm', 'SyncBatchNormalNorm',
            'DecorrelatedBatchNorm1d', 'DecorrelatedBatchNorm2d', 'DecorrelatedBatchNormalNorm1d',
-           'DecorrelatedBatchNormalNorm2d', 'to_normality', 'to_plain', 'set_backend']
+           'DecorrelatedBatchNormalNorm2d', 'SyncDecorrelatedBatchNorm', 'SyncDecorrelatedBatchNormalNorm',
+           'to_normality', 'to_plain', 'set_backend']
 
 # %% ../nbs/index.ipynb #aba012a3
 from typing import TYPE_CHECKING
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
         LayerNormalNorm,
     )
     from normalnorm.layers.sync import SyncBatchNormalNorm
+    from normalnorm.layers.sync_decorrelated import SyncDecorrelatedBatchNorm, SyncDecorrelatedBatchNormalNorm
 
 _all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d", "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d", "GroupNormalNorm", "LayerNormalNorm",
          "SyncBatchNormalNorm", "DecorrelatedBatchNorm1d", "DecorrelatedBatchNorm2d", "DecorrelatedBatchNormalNorm1d", "DecorrelatedBatchNormalNorm2d",
+         "SyncDecorrelatedBatchNorm", "SyncDecorrelatedBatchNormalNorm",
          "to_normality", "to_plain", "set_backend"]
-_PLACES = {"Sync": "sync", "Decorrelated": "decorrelated", "to_": "conversion", "set_backend": "backends"}
+_PLACES = {"SyncDecorrelated": "sync_decorrelated", "Sync": "sync", "Decorrelated": "decorrelated", "to_": "conversion", "set_backend": "backends"}
 _LAYERS = {name: "normalnorm.layers." + next((place for start, place in _PLACES.items() if name.startswith(start)), "normality") for name in _all_}
 
 

@@ -26,6 +26,10 @@ KINDS = {
     "layer": (lambda: nn.LayerNorm((3, 5), eps=1e-6), (7, 3, 5)),
     "layer-no-bias": (lambda: nn.LayerNorm(5, bias=False), (7, 3, 5)),
     "group": (lambda: nn.GroupNorm(3, 6), (5, 6, 7)),
+    "decorrelated1d": (lambda: normalnorm.DecorrelatedBatchNorm1d(3, eps=1e-3, group_size=2), (7, 3, 5)),
+    "decorrelated2d": (lambda: normalnorm.DecorrelatedBatchNorm2d(3, momentum=None, affine=False), (7, 3, 5, 2)),
+    "decorrelated-untracked": (lambda: normalnorm.DecorrelatedBatchNorm2d(3, track_running_stats=False, bias=False), (7, 3, 5, 2)),
+    "decorrelated-sync": (lambda: normalnorm.SyncDecorrelatedBatchNorm(3), (7, 3)),
 }
 quiet = pytest.mark.filterwarnings("ignore:the transform is dropped")
 
@@ -73,7 +77,7 @@ def test_everything_is_kept(kind, dtype, training):
     held, buffers = list(layer.parameters()), {k: id(v) for k, v in layer.named_buffers()}
     flags, names, eps = [p.requires_grad for p in held], list(layer.state_dict()), layer.eps
     assert to_normality(layer) is layer
-    assert type(layer).__module__.startswith("normalnorm")
+    assert type(layer).__module__.startswith("normalnorm") and "NormalNorm" in type(layer).__name__
     assert all(a is b for a, b in zip(layer.parameters(), held)) and [p.requires_grad for p in layer.parameters()] == flags
     assert {k: id(v) for k, v in layer.named_buffers() if k != "running_lambda"} == buffers
     assert layer.training == training and layer.mark == "mine" and layer.eps == eps
@@ -96,7 +100,9 @@ def test_everything_is_kept(kind, dtype, training):
 
 def test_the_state_has_the_order_of_a_layer_made_by_its_constructor():
     for plain, ours in ((nn.BatchNorm2d(3), normalnorm.BatchNormalNorm2d(3)),
-                        (nn.InstanceNorm1d(3, track_running_stats=True), normalnorm.InstanceNormalNorm1d(3, track_running_stats=True))):
+                        (nn.InstanceNorm1d(3, track_running_stats=True), normalnorm.InstanceNormalNorm1d(3, track_running_stats=True)),
+                        (normalnorm.DecorrelatedBatchNorm2d(3, num_groups=3), normalnorm.DecorrelatedBatchNormalNorm2d(3, num_groups=3)),
+                        (normalnorm.SyncDecorrelatedBatchNorm(3), normalnorm.SyncDecorrelatedBatchNormalNorm(3))):
         converted = to_normality(plain)
         assert list(converted.state_dict()) == list(ours.state_dict()) and repr(converted) == repr(ours)
         assert set(converted.__dict__) == set(ours.__dict__)
@@ -107,23 +113,88 @@ def test_there_and_back(kind):
     layer, shape = kind
     u = torch.randn(shape)
     expected = layer.eval()(u)
-    before, fields, text = {k: v.clone() for k, v in layer.state_dict().items()}, sorted(layer.__dict__), repr(layer)
-    to_plain(to_normality(layer))
-    assert sorted(layer.__dict__) == fields and repr(layer) == text and type(layer).__module__.startswith("torch.nn")
+    before, fields, text, cls = {k: v.clone() for k, v in layer.state_dict().items()}, sorted(layer.__dict__), repr(layer), type(layer)
+    assert type(to_normality(layer)) is not cls
+    to_plain(layer)
+    assert sorted(layer.__dict__) == fields and repr(layer) == text and type(layer) is cls
     assert list(layer.state_dict()) == list(before) and all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
     assert torch.equal(layer(u), expected)
 
 
 @quiet
 @pytest.mark.parametrize("made", [normalnorm.BatchNormalNorm1d(3), normalnorm.GroupNormalNorm(1, 3), normalnorm.LayerNormalNorm(3, bias=False),
-                                  normalnorm.SyncBatchNormalNorm(3),
+                                  normalnorm.SyncBatchNormalNorm(3), normalnorm.DecorrelatedBatchNormalNorm1d(3, group_size=2),
+                                  normalnorm.DecorrelatedBatchNormalNorm2d(3), normalnorm.SyncDecorrelatedBatchNormalNorm(3, bias=False),
                                   normalnorm.BatchNormalNorm2d(3, bias=False)])
 def test_a_layer_made_by_its_constructor_becomes_plain(made):
     plain = to_plain(copy.deepcopy(made))
-    assert type(plain) is getattr(nn, type(made).__name__.replace("NormalNorm", "Norm"))
-    u = torch.randn(4, 3, 2, 3)[(...,) if isinstance(plain, (nn.BatchNorm2d, nn.LayerNorm)) else (..., 0)]
+    name = type(made).__name__.replace("NormalNorm", "Norm")
+    assert type(plain) is getattr(normalnorm if "Decorrelated" in name else nn, name)
+    u = torch.randn(4, 3, 2, 3)[(...,) if isinstance(plain, (nn.BatchNorm2d, nn.LayerNorm, normalnorm.DecorrelatedBatchNorm2d)) else (..., 0)]
     made.alpha = 0.0
     torch.testing.assert_close(plain.eval()(u), made.eval()(u), rtol=1e-5, atol=1e-5)
+
+
+def test_decorrelated_layers_are_reported_and_newton_schulz_is_noted():
+    class Calm(normalnorm.DecorrelatedBatchNorm2d):
+        pass
+
+    class Centred(normalnorm.DecorrelatedBatchNorm2d):
+        def forward(self, input):
+            return super().forward(input)
+
+    class Doubled(normalnorm.DecorrelatedBatchNorm2d):
+        def forward(self, input):
+            return 2 * super().forward(input)
+    model = nn.Sequential(normalnorm.DecorrelatedBatchNorm2d(4), normalnorm.DecorrelatedBatchNorm2d(4, method="newton_schulz", iterations=2),
+                          normalnorm.DecorrelatedBatchNormalNorm2d(4), Calm(4), Centred(4, group_size=3), Doubled(4))
+    u = torch.randn(5, 4, 3, 3).exp()
+    model(u)
+    odd = "a subclass of DecorrelatedBatchNorm2d whose forward does something else, on random input"
+    assert {r.name: r.reason for r in survey(model).left} == {"2": "a normality layer already", "5": odd}
+    exact = nn.Sequential(model[0], model[3]).eval()
+    expected, rough = exact(u), model[1].eval()(u)
+    _, report = to_normality(model, return_report=True)
+    assert [(r.name, r.after) for r in report.replaced] == [(n, "DecorrelatedBatchNormalNorm2d") for n in "0134"]
+    assert report.notes == ("1 whitens approximately, by Newton–Schulz: the normality layer standardizes each channel besides",)
+    torch.testing.assert_close(exact(u), expected)                                      # λ is 1
+    assert (model[1](u) - rough).abs().max() > 0.1 and model[0].noise == 0.4
+    _, back = to_plain(model, return_report=True)
+    assert [(r.name, r.after) for r in back.replaced] == [(n, "DecorrelatedBatchNorm2d") for n in "012"]
+    assert all("is not installed" in r.reason for r in back.left) and [r.name for r in back.left] == ["3", "4"]      # classes inside a function cannot be imported
+    assert torch.equal(model[1](u), rough) and "1" in back.notes[0] and model[0].noise == model[0].alpha == 0.0
+
+
+def test_decorrelated_states_both_ways():
+    torch.manual_seed(0)
+    plain, u = nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(4, group_size=2)), torch.randn(9, 4).exp()
+    plain(u)
+    ours = to_normality(copy.deepcopy(plain))
+    fresh = to_normality(nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(4, group_size=2)))
+    fresh.load_state_dict(plain.state_dict())
+    assert torch.equal(fresh.eval()(u), ours.eval()(u)) and (fresh[0].running_lambda == 1).all()
+    ours.train()(u)
+    other = nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(4, group_size=2))
+    with pytest.raises(RuntimeError, match="running_lambda"):
+        other.load_state_dict(ours.state_dict())
+    other.load_state_dict(plain_state_dict(ours.state_dict()))
+    assert torch.equal(other[0].running_covariance, ours[0].running_covariance) and list(plain_state_dict(ours.state_dict())) == list(plain.state_dict())
+
+
+def test_synchronization_knows_decorrelated_layers():
+    class Own(normalnorm.DecorrelatedBatchNorm1d):
+        def forward(self, input):
+            return -super().forward(input)
+    model = nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(3), normalnorm.DecorrelatedBatchNormalNorm2d(3, noise=0.1), nn.LayerNorm(3), normalnorm.SyncDecorrelatedBatchNorm(3))
+    kept = list(model.state_dict())
+    convert_sync(model, "group")
+    assert [type(m).__name__ for m in model] == ["SyncDecorrelatedBatchNorm", "SyncDecorrelatedBatchNormalNorm", "LayerNorm", "SyncDecorrelatedBatchNorm"]
+    assert list(model.state_dict()) == kept and model[0].process_group == "group" and model[3].process_group is None and model[1].noise == 0.1
+    for wrong, words in ((Own(3), "something of its own"), (normalnorm.DecorrelatedBatchNormalNorm1d(3, steps=3), "steps=3")):
+        model = nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(3), wrong)
+        with pytest.raises(NotImplementedError, match=words):
+            convert_sync(model)
+        assert type(model[0]) is normalnorm.DecorrelatedBatchNorm1d
 
 
 def test_optimizers_go_on():

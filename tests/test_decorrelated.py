@@ -458,6 +458,18 @@ def test_checkpoints_of_batch_norm_load_and_others_are_refused():
         DecorrelatedBatchNorm2d(5, group_size=5).load_state_dict(DecorrelatedBatchNorm2d(5, group_size=2).state_dict())
 
 
+def test_old_checkpoints_and_the_order_of_the_state():
+    "A checkpoint older than PyTorch 0.4.1 has counted no batches; the state is in the order of the other layers'."
+    plain = nn.BatchNorm1d(3)
+    plain(torch.randn(9, 3))
+    state = {k: v for k, v in plain.state_dict().items() if k != "num_batches_tracked"}
+    for layer, more in ((DecorrelatedBatchNorm1d(3), []), (DecorrelatedBatchNormalNorm1d(3), ["running_lambda"])):
+        layer(torch.randn(9, 3))
+        layer.load_state_dict(state)
+        assert layer.num_batches_tracked == 0 and torch.equal(layer.running_covariance.diagonal(), plain.running_var)
+        assert list(layer.state_dict()) == ["weight", "bias", "running_mean", "running_covariance", *more, "num_batches_tracked"]
+
+
 def test_noise_only_in_training_and_reproducible():
     torch.manual_seed(0)
     layer, u = DecorrelatedBatchNormalNorm2d(5), skewed((3, 5, 7, 2))

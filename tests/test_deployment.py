@@ -327,7 +327,8 @@ LAYERS = {
     "batch2d": (lambda: normalnorm.BatchNormalNorm2d(3), (4, 3, 5, 7)), "batch1d": (lambda: normalnorm.BatchNormalNorm1d(3), (4, 3)),
     "layer": (lambda: normalnorm.LayerNormalNorm(7), (4, 5, 7)), "safeguard": (lambda: normalnorm.LayerNormalNorm(7, safeguard=True), (4, 5, 7)),
     "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (4, 6, 5)), "instance": (lambda: normalnorm.InstanceNormalNorm2d(3, affine=True), (4, 3, 5, 7)),
-    "fused": (lambda: fold(seen(nn.Sequential(nn.Conv2d(2, 3, 1), normalnorm.BatchNormalNorm2d(3)), (4, 2, 5, 7))), (4, 2, 5, 7)), "network": (net, (4, 2, 6, 6)),
+    "fused": (lambda: fold(seen(nn.Sequential(nn.Conv2d(2, 3, 1), normalnorm.BatchNormalNorm2d(3), nn.Conv2d(3, 4, 1), normalnorm.DecorrelatedBatchNormalNorm2d(4, group_size=3)),
+                                (4, 2, 5, 7))), (4, 2, 5, 7)), "network": (net, (4, 2, 6, 6)),
 }
 
 
@@ -379,3 +380,98 @@ def test_weights_of_a_swa_model_get_their_averages():
     inner = average.module
     first = [F.conv2d(b, inner[0].weight, inner[0].bias) for b in batches]
     torch.testing.assert_close(inner[1].running_mean, sum(u.mean((0, 2, 3)) for u in first) / 3, rtol=1e-4, atol=1e-4)
+
+
+# --- decorrelated layers
+
+def decorrelated(**options):
+    torch.manual_seed(0)
+    return to_normality(nn.Sequential(nn.Conv2d(2, 6, 3), normalnorm.DecorrelatedBatchNorm2d(6, group_size=4), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5),
+                                      normalnorm.DecorrelatedBatchNorm1d(5)), **options)
+
+
+def test_update_bn_averages_covariances():
+    batches = [torch.randn(n, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64) for n in (5, 9, 7)]
+    for layer in (normalnorm.DecorrelatedBatchNorm1d(4, momentum=0.3, dtype=torch.float64), normalnorm.DecorrelatedBatchNormalNorm1d(4, dtype=torch.float64)):
+        layer(batches[0])
+        update_bn(batches, nn.Sequential(layer))
+        torch.testing.assert_close(layer.running_covariance, torch.stack([b.T.cov() for b in batches]).mean(0))
+        torch.testing.assert_close(layer.running_mean, torch.stack([b.mean(0) for b in batches]).mean(0))
+        assert layer.num_batches_tracked == 3 and (layer.momentum == 0.3) == (type(layer) is normalnorm.DecorrelatedBatchNorm1d)
+
+
+def test_decorrelated_layers_freeze_and_are_exempt_from_weight_decay():
+    model = decorrelated()
+    model(torch.randn(7, 2, 6, 6))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    assert freeze(model, parameters=True) == ["1", "5"]
+    out = model.train()(torch.randn(7, 2, 6, 6))
+    out.sum().backward()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()) and model[1].weight.grad is None and not model[1].training
+    assert unfreeze(model) == ["1", "5"] and model[5].training and model[5].weight.requires_grad
+    assert no_weight_decay(model) == {"1.weight", "1.bias", "5.weight", "5.bias"} and isinstance(normalnorm.DecorrelatedBatchNorm1d(3), normalizer_types())
+
+
+DECORRELATED = {
+    "plain": lambda: [nn.Conv2d(3, 6, 3), normalnorm.DecorrelatedBatchNorm2d(6, group_size=4)],
+    "normality": lambda: [nn.Conv2d(3, 6, 3, bias=False), normalnorm.DecorrelatedBatchNormalNorm2d(6, num_groups=2)],
+    "normality-products": lambda: [nn.Conv2d(3, 6, 3), normalnorm.DecorrelatedBatchNormalNorm2d(6, group_size=4, method="newton_schulz", iterations=2)],
+    "plain-products": lambda: [nn.Conv2d(3, 6, 3), normalnorm.DecorrelatedBatchNorm2d(6, method="newton_schulz")],
+    "grouped": lambda: [nn.Conv2d(3, 6, 3, groups=3), normalnorm.DecorrelatedBatchNormalNorm2d(6, group_size=2)],
+    "synchronized": lambda: [nn.Conv2d(3, 6, 3), normalnorm.SyncDecorrelatedBatchNormalNorm(6, affine=False)],
+    "linear": lambda: [nn.Flatten(), nn.Linear(126, 5), normalnorm.DecorrelatedBatchNormalNorm1d(5, group_size=2)],
+    "one-dimensional": lambda: [nn.Flatten(2), nn.Conv1d(3, 5, 4), normalnorm.DecorrelatedBatchNorm1d(5, affine=False)],
+}
+
+
+@pytest.mark.parametrize("case", DECORRELATED)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_folded_decorrelated_layers_are_equal(case, dtype, tolerance):
+    torch.manual_seed(0)
+    model = seen(nn.Sequential(*DECORRELATED[case]()).to(dtype), (9, 3, 7, 6))
+    u = torch.randn(4, 3, 7, 6, dtype=dtype).exp()
+    folded, report = fold(model, return_report=True)
+    assert len(report.replaced) == 1 and not report.left and isinstance(folded[-1], FoldedNormality) and not any(isinstance(m, normalizer_types()) for m in folded.modules())
+    assert (folded[-1].lmbda is None) == (not hasattr(model[-1], "running_lambda"))
+    torch.testing.assert_close(folded(u), model(u), rtol=tolerance, atol=tolerance)
+    without = fold(model, tolerance=float("inf"))
+    assert without[-1].lmbda is None and without[-1].weight is None
+
+
+def test_what_is_not_folded_is_reported_with_the_reason():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.first, self.second = nn.Conv2d(2, 6, 3), normalnorm.DecorrelatedBatchNorm2d(6), normalnorm.BatchNormalNorm2d(6)
+            self.grouped, self.straddling = nn.Conv2d(6, 6, 3, groups=2), normalnorm.DecorrelatedBatchNormalNorm2d(6, group_size=4)
+            self.hooked_conv, self.hooked = nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4)
+            self.shared_conv, self.shared = nn.Conv2d(4, 4, 1), normalnorm.DecorrelatedBatchNorm2d(4)
+            self.untracked_conv, self.untracked = nn.Conv2d(4, 4, 1), normalnorm.DecorrelatedBatchNorm2d(4, track_running_stats=False)
+            self.good_conv, self.good = nn.Conv2d(4, 6, 1, groups=2), normalnorm.DecorrelatedBatchNorm2d(6, num_groups=2)
+            self.never = normalnorm.BatchNormalNorm2d(4)
+
+        def forward(self, x):
+            x = self.conv(x)
+            x = self.first(x) + self.second(x)
+            x = self.hooked(self.hooked_conv(self.straddling(self.grouped(x))))
+            x = self.shared(self.shared_conv(self.shared(self.shared_conv(x))))
+            return self.good(self.good_conv(self.untracked(self.untracked_conv(x))))
+    torch.manual_seed(0)
+    model = seen(Odd(), (5, 2, 8, 8))
+    model.hooked.register_forward_hook(lambda *a: None)
+    folded, report = fold(model, return_report=True)
+    assert [(r.name, r.before) for r in report.replaced] == [("good", "DecorrelatedBatchNorm2d")] and "good_conv" in report.replaced[0].after
+    reasons = {r.name: r.reason for r in report.left}
+    for name, words in {"first": "used elsewhere", "second": "used elsewhere", "straddling": "keeps apart (groups=2)", "hooked": "hooks", "shared": "called several times",
+                        "untracked": "statistics of the batch", "never": "directly before"}.items():
+        assert words in reasons.pop(name), name
+    assert not reasons
+    u = torch.randn(3, 2, 8, 8)
+    torch.testing.assert_close(folded(u), model(u), rtol=1e-5, atol=1e-5)
+
+
+def test_factories_of_decorrelated_layers():
+    for kind, cls in (("decorrelated", "DecorrelatedBatchNormalNorm2d"), ("decorrelated1", "DecorrelatedBatchNormalNorm1d"), ("sync_decorrelated", "SyncDecorrelatedBatchNormalNorm"),
+                      (normalnorm.DecorrelatedBatchNorm2d, "DecorrelatedBatchNorm2d")):
+        layer = pickle.loads(pickle.dumps(norm_layer(kind, group_size=2)))(4, eps=1e-3)
+        assert type(layer).__name__ == cls and layer.group_size == 2 and layer.eps == 1e-3

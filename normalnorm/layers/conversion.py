@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Skip', 'LayerNormalNorm2d', 'Row', 'Report', 'bypassed', 'survey', 'to_normality', 'to_plain', 'plain_state_dict']
 
-# %% ../../nbs/270_layers.conversion.ipynb #09a61b40
+# %% ../../nbs/270_layers.conversion.ipynb #6ea8dde7
 import copy
 import fnmatch
 import importlib
@@ -22,6 +22,7 @@ from torch.nn.utils import parametrize
 
 from ..claims import near
 from .core import Settings
+from .decorrelated import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNormalNorm1d, DecorrelatedBatchNormalNorm2d, _DecorrelatedBatchNorm
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
@@ -34,9 +35,10 @@ from normalnorm.layers.normality import (
     _BatchNormalNorm,
     _NormalNorm,
 )
-from .sync import SyncBatchNormalNorm, _set_class
+from .sync import SyncBatchNormalNorm, _AllProcesses, _set_class, _sharded
+from .sync_decorrelated import SyncDecorrelatedBatchNorm, SyncDecorrelatedBatchNormalNorm
 
-# %% ../../nbs/270_layers.conversion.ipynb #d63f013c
+# %% ../../nbs/270_layers.conversion.ipynb #91a4fe02
 _AFTER = ("drop", "act", "activation")          # the children that fused layers apply, in this order
 
 
@@ -71,7 +73,7 @@ class LayerNormalNorm2d(LayerNormalNorm):
         out = super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #612f2656
 class _SyncBatchNormalNormAct(_ThenDropAndAct, SyncBatchNormalNorm):
     pass
 
@@ -99,8 +101,8 @@ class _LayerNormalNormAct(_ThenDropAndAct, LayerNormalNorm):
 class _LayerNormalNormAct2d(_ThenDropAndAct, LayerNormalNorm2d):
     pass
 
-
-# PyTorch's layer, its twin, and what a subclass of PyTorch's layer may turn out to be
+# %% ../../nbs/270_layers.conversion.ipynb #7e16f21d
+# the plain layer, its twin, and what a subclass of the plain layer may turn out to be
 _TWINS = {
     nn.BatchNorm1d: (BatchNormalNorm1d, _BatchNormalNormAct1d),
     nn.BatchNorm2d: (BatchNormalNorm2d, _BatchNormalNormAct2d),
@@ -111,10 +113,17 @@ _TWINS = {
     nn.InstanceNorm3d: (InstanceNormalNorm3d,),
     nn.LayerNorm: (LayerNormalNorm, LayerNormalNorm2d, _LayerNormalNormAct, _LayerNormalNormAct2d),
     nn.GroupNorm: (GroupNormalNorm, _GroupNormalNormAct),
+    DecorrelatedBatchNorm1d: (DecorrelatedBatchNormalNorm1d,),
+    DecorrelatedBatchNorm2d: (DecorrelatedBatchNormalNorm2d,),
+    SyncDecorrelatedBatchNorm: (SyncDecorrelatedBatchNormalNorm,),
 }
 _PLAIN = {twins[0]: plain for plain, twins in _TWINS.items()}
 
-# %% ../../nbs/270_layers.conversion.ipynb #c86777f3
+
+def _is_normality(module: nn.Module) -> bool:
+    return isinstance(module, _NormalNorm) and not isinstance(module, tuple(_TWINS))
+
+# %% ../../nbs/270_layers.conversion.ipynb #537e3de0
 _SETTINGS = ("noise", "noise_kind", "alpha", "steps", "safeguard")
 
 
@@ -142,10 +151,12 @@ def _flatten(module: nn.Module, cls: type) -> None:
     "Make a normality layer a plain normalizer of class `cls`, in place."
     for name in (*_SETTINGS, "_plain"):
         module.__dict__.pop(name, None)
+    if issubclass(cls, _NormalNorm):            # a plain layer of this package: the settings that its constructor gives it
+        module.noise, module.noise_kind, module.alpha, module.steps, module.safeguard = 0.0, "scaled", 0.0, 1, False
     module._buffers.pop("running_lambda", None)
     _set_class(module, cls)
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #caf45e82
 def _plain_class(module: nn.Module) -> type | None:
     "The class that a normality layer had, or that its plain twin has; None where it is not known, or not installed any more."
     path = getattr(module, "_plain", None)
@@ -160,7 +171,7 @@ def _plain_class(module: nn.Module) -> type | None:
         return None
     return found
 
-# %% ../../nbs/270_layers.conversion.ipynb #ada44269
+# %% ../../nbs/270_layers.conversion.ipynb #5fdd4ef2
 _USUAL = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters", "_apply_act"}
 
 
@@ -170,17 +181,18 @@ def _own_methods(cls: type, base: type) -> list[str]:
     foreign = [c.__name__ for c in added if not issubclass(c, base)]
     return foreign + sorted({n for c in added for n, v in vars(c).items() if n not in _USUAL and (callable(v) or hasattr(v, "__get__")) and not (n.startswith("__") and n.endswith("__"))})
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #6d741f34
 def _shapes(module: nn.Module, base: type) -> list[tuple[int, ...]]:
     "Shapes on which to try a subclass of `base`; no axis has the size of another by accident."
     c = module.normalized_shape if base is nn.LayerNorm else (module.num_channels,) if base is nn.GroupNorm else (module.num_features,)
     a, b, d = [n for n in (2, 3, 5, 7, 11, 13) if n not in c][:3]
     if base is nn.LayerNorm:
         return [(a, *c), (a, b, *c), (a, b, d, *c)] + ([(a, *c, b, d)] if len(c) == 1 else [])
-    axes = {nn.BatchNorm1d: (0, 1), nn.InstanceNorm1d: (1,), nn.BatchNorm2d: (2,), nn.InstanceNorm2d: (2,), nn.BatchNorm3d: (3,), nn.InstanceNorm3d: (3,)}.get(base, (1, 2))
+    axes = {nn.BatchNorm1d: (0, 1), nn.InstanceNorm1d: (1,), nn.BatchNorm2d: (2,), nn.InstanceNorm2d: (2,), nn.BatchNorm3d: (3,), nn.InstanceNorm3d: (3,),
+            DecorrelatedBatchNorm1d: (0, 1), DecorrelatedBatchNorm2d: (2,)}.get(base, (1, 2))
     return [(4, *c, *(a, b, d)[:n]) for n in axes]
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #7326edd0
 def _tried(module: nn.Module, base: type) -> type | None:
     "The twin of `base` that does, without transform and noise, what `module` does on random parameters and inputs; None if there is none."
     generator = torch.Generator().manual_seed(0)
@@ -191,6 +203,8 @@ def _tried(module: nn.Module, base: type) -> type | None:
                 value.copy_(torch.rand(value.shape, generator=generator, dtype=torch.float32, device="cpu") + 0.5)
             else:
                 value.zero_()
+        if isinstance(model, _DecorrelatedBatchNorm) and model.running_mean is not None:
+            model.running_covariance.copy_(model._rows(model.running_mean))
         shapes = _shapes(model, base)
     except Exception:       # what cannot be copied cannot be tried
         return None
@@ -228,7 +242,7 @@ def _tried(module: nn.Module, base: type) -> type | None:
                 return cls
     return None
 
-# %% ../../nbs/270_layers.conversion.ipynb #8c203ca6
+# %% ../../nbs/270_layers.conversion.ipynb #1ef32f47
 def _unknown(module: nn.Module) -> str:
     "Why a module that is called a norm, and is none of PyTorch's classes, is left alone; \"\" for other modules."
     name = type(module).__name__
@@ -242,10 +256,10 @@ def _unknown(module: nn.Module) -> str:
         return "its statistics are constants"
     return f"not a normalizer that this library knows ({type(module).__module__}.{name})"
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #76e51d4c
 def _decide(module: nn.Module) -> tuple[type | None, str]:
     "The normality class that a module is to get, or None and the reason; the reason is \"\" for what is no normalizer."
-    if isinstance(module, _NormalNorm):
+    if _is_normality(module):
         return None, "a normality layer already"
     if isinstance(module, torch.jit.ScriptModule):
         return None, "scripted: convert first, then script" if "norm" in module.original_name.lower() else ""
@@ -255,6 +269,8 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
         return None, "lazy, and its size is not known yet: run the model on one batch, then convert"
     if base is None:
         return None, _unknown(module)
+    if _sharded(module):
+        return None, "sharded by itself (fully_shard): convert first, then shard"
     if "forward" in module.__dict__:
         return None, "its forward was replaced on the object, and would go on calling the plain one"
     if getattr(module, "track_running_stats", False) and module.running_mean is None:
@@ -272,7 +288,7 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
     found = _tried(module, base)
     return found, "" if found else f"a subclass of {base.__name__} whose forward does something else, on random input"
 
-# %% ../../nbs/270_layers.conversion.ipynb #bf020fb8
+# %% ../../nbs/270_layers.conversion.ipynb #5dc84eac
 class Row(NamedTuple):
     "One normalizer: its name in the model (names, where it is used in several places), its class before and after, and why it was left."
     name: str
@@ -298,7 +314,7 @@ class Report:
         return "\n".join(lines + [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  →  {c}" if not c.startswith("left") else f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
                          + [f"  {note}" for note in self.notes])
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #d12b9625
 Skip = str | type | Callable[[str, nn.Module], bool]
 
 
@@ -329,7 +345,7 @@ def _skipped(model: nn.Module, skip: Skip | Iterable[Skip] | None) -> Callable[[
         return isinstance(module, rule) if isinstance(rule, type) else bool(rule(name, module))
     return lambda names, module: any(applies(rule, name, module) for rule in rules for name in names)
 
-# %% ../../nbs/270_layers.conversion.ipynb #d2de135a
+# %% ../../nbs/270_layers.conversion.ipynb #e8bf58b5
 _FUSED = ((nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0), (nn.TransformerEncoder, "use_nested_tensor", False))
 
 
@@ -349,7 +365,7 @@ def _guard(model: nn.Module) -> list[str]:
                     setattr(module, field, module.__dict__.pop(kept))
     return off
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #dc618380
 def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
     """The names of the normality layers in `model` that `model(*inputs, **options)` does not call.
 
@@ -381,13 +397,13 @@ def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
             del module.__dict__["forward"]
     return [names[0] for names, module in layers if id(module) not in called]
 
-# %% ../../nbs/270_layers.conversion.ipynb #14fc8344
+# %% ../../nbs/270_layers.conversion.ipynb #861a45cb
 def _prepared(model: nn.Module, inplace: bool) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, given {type(model).__name__}")
-    wrapped = [n or "(the model)" for n, m in model.named_modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    wrapped = [(n or "(the model)", type(m).__name__) for n, m in model.named_modules() if type(m).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel")]
     if wrapped:
-        raise ValueError(f"{wrapped[0]} is wrapped in DistributedDataParallel, which has made its list of buffers: convert the module in it before it is wrapped")
+        raise ValueError(f"{wrapped[0][0]} is wrapped in {wrapped[0][1]}, which has made its list of buffers: convert the module in it before it is wrapped")
     return model if inplace else copy.deepcopy(model)
 
 
@@ -410,7 +426,7 @@ def _convert(model: nn.Module, skip, steps: int) -> tuple[Report, list[tuple[nn.
             continue
         if cls is not None and wanted(names, module):
             cls, reason = None, "skipped, as asked"
-        elif cls is not None and issubclass(cls, SyncBatchNormalNorm) and steps > 1:
+        elif cls is not None and issubclass(cls, _AllProcesses) and steps > 1:
             cls, reason = None, f"steps={steps} is not available across processes"
         name, before = " = ".join(names), _original(module).__name__
         if cls is None:
@@ -421,10 +437,10 @@ def _convert(model: nn.Module, skip, steps: int) -> tuple[Report, list[tuple[nn.
             todo.append((module, cls))
     return Report(tuple(replaced), tuple(left)), todo
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #d347a6f7
 def to_normality(model: nn.Module, noise: float | None = None, alpha: float = 1.0, steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", *,
                  skip: Skip | Iterable[Skip] | None = None, inplace: bool = True, return_report: bool = False) -> "nn.Module | tuple[nn.Module, Report]":
-    """Make every normalizer in `model` a normality layer: batch, instance, layer and group norms of torch.nn, and subclasses that do the same.
+    """Make every normalizer in `model` a normality layer: batch, instance, layer and group norms of torch.nn, decorrelated batch norms of this package, and subclasses that do the same.
 
     The layers stay the same objects and get another class: parameters (and the optimizers that hold them), buffers, device, dtype, mode, `requires_grad`, hooks,
     parametrizations, sharing and names stay as they are. Batch layers get a running λ of 1, with which evaluation gives what it gave before.
@@ -448,7 +464,10 @@ def to_normality(model: nn.Module, noise: float | None = None, alpha: float = 1.
     for module, cls in todo:
         default = 1.0 if issubclass(cls, LayerNormalNorm) else 0.4
         _gaussianize(module, cls, dict(noise=default if noise is None else noise, noise_kind=noise_kind, alpha=alpha, steps=steps, safeguard=safeguard))
-    report = Report(report.replaced, report.left, tuple(f"the fused evaluation path of {name} is off" for name in _guard(model)))
+    rough = [row.name or "(the model)" for row, (module, _) in zip(report.replaced, todo) if getattr(module, "method", "eigh") != "eigh"]
+    notes = (*(f"the fused evaluation path of {name} is off" for name in _guard(model)),
+             *(f"{name} whitens approximately, by Newton–Schulz: the normality layer standardizes each channel besides" for name in rough))
+    report = Report(report.replaced, report.left, notes)
     if return_report:
         return model, report
     others = [row for row in report.left if row.reason not in ("skipped, as asked", "a normality layer already")]
@@ -458,7 +477,7 @@ def to_normality(model: nn.Module, noise: float | None = None, alpha: float = 1.
         warnings.warn("the model has no normalizer, so nothing was replaced; functions such as torch.nn.functional.layer_norm cannot be", stacklevel=2)
     return model
 
-
+# %% ../../nbs/270_layers.conversion.ipynb #c35bb1fd
 def to_plain(model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None, inplace: bool = True, return_report: bool = False) -> "nn.Module | tuple[nn.Module, Report]":
     """Make every normality layer in `model` the plain normalizer that it was, or whose twin it is; the inverse of `to_normality`.
 
@@ -473,11 +492,13 @@ def to_plain(model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None, inp
     model = _prepared(model, inplace)
     replaced, left, todo, bent, wanted = [], [], [], [], _skipped(model, skip)
     for names, module in _walk(model):
-        if not isinstance(module, _NormalNorm):
+        if not _is_normality(module):
             continue
         cls, before, name = _plain_class(module), _original(module).__name__.lstrip("_"), " = ".join(names)
         if wanted(names, module):
             cls, reason = None, "skipped, as asked"
+        elif _sharded(module):
+            cls, reason = None, "sharded by itself (fully_shard): convert first, then shard"
         else:
             reason = f"its class {module._plain} is not installed" if getattr(module, "_plain", None) else "no plain normalizer is its twin"
         if cls is None:
@@ -486,7 +507,7 @@ def to_plain(model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None, inp
         replaced.append(Row(name, before, cls.__name__))
         todo.append((module, cls))
         lmbda = getattr(module, "running_lambda", None)
-        if module.alpha and not (lmbda is not None and not lmbda.is_meta and bool((lmbda == 1).all())):
+        if getattr(module, "method", "eigh") != "eigh" or module.alpha and not (lmbda is not None and not lmbda.is_meta and bool((lmbda == 1).all())):
             bent.append(name or "(the model)")
     for module, cls in todo:
         _flatten(module, cls)

@@ -6,9 +6,10 @@
 __all__ = ['whiten_channels', 'decorrelated_batch_norm', 'decorrelated_batch_normal_norm', 'DecorrelatedBatchNorm1d',
            'DecorrelatedBatchNorm2d', 'DecorrelatedBatchNormalNorm1d', 'DecorrelatedBatchNormalNorm2d']
 
-# %% ../../nbs/252_layers.decorrelated.ipynb #24dcb44a
+# %% ../../nbs/252_layers.decorrelated.ipynb #dcca66f3
 import contextlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,52 @@ def _blocks(channels: int, size: int) -> list[tuple[int, int, int]]:
     return [block for block in ((0, full, size), (full, channels, channels - full)) if block[1] > block[0]]
 
 
+def _layout(x: Tensor, group_size: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    "From the shape (B, C, …) of `x` to matrices of channels by samples, one for all or one for each image, whichever needs no copy; and back, to the memory format of `x`."
+    batch, channels, *positions = x.shape
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    memory = torch.channels_last if last else torch.contiguous_format
+    if last or math.prod(positions) < group_size:
+        return (lambda x: x.movedim(1, -1).reshape(1, -1, channels).mT,
+                lambda y: y.mT.reshape(batch, *positions, channels).movedim(-1, 1).contiguous(memory_format=memory))
+    return (lambda x: x.reshape(batch, channels, math.prod(positions)), lambda y: y.reshape(batch, channels, *positions).contiguous(memory_format=memory))
+
+
+def _grouped(x: Tensor, size: int) -> list[Tensor]:
+    "Matrices (B, C, N) group by group: (B, groups, d, N), once for the groups of full size and once for the rest."
+    return [x[:, start:stop].unflatten(1, (-1, d)) for start, stop, d in _blocks(x.shape[1], size)]
+
+
+def _product(matrices: list[Tensor], x: Tensor, size: int) -> Tensor:
+    "Each group of (B, C, N) times its matrix."
+    parts = [(m.to(x.dtype) @ c).flatten(1, 2) for m, c in zip(matrices, _grouped(x, size))]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _rows_of(matrices: list[Tensor], size: int) -> Tensor:
+    "A row for each channel, (C, d), from the matrices of the groups."
+    return torch.cat([pad(m.flatten(0, 1), (0, size - m.shape[-1])) for m in matrices])
+
+
+def _from_rows(rows: Tensor) -> list[Tensor]:
+    "The matrices of the groups from (C, d)."
+    return [rows[start:stop, :d].reshape(-1, d, d) for start, stop, d in _blocks(*rows.shape)]
+
+# %% ../../nbs/252_layers.decorrelated.ipynb #3fcb4015
+def _exact(x: Tensor):
+    "A context without autocast, which would round the products."
+    return torch.autocast(x.device.type, enabled=False) if x.device.type != "meta" else contextlib.nullcontext()
+
+
+def _whitening(cov: Tensor, eps: float, method: str, iterations: int, unit_rows: bool) -> tuple[Tensor, Tensor]:
+    "W, its rows scaled to length 1 if asked, and the variances that it gives to the channels."
+    w = whitening_matrix(cov, eps, method, iterations)
+    if unit_rows:
+        square = w.square().sum(-1, keepdim=True)
+        w = w * torch.where(square == 0, 1.0, square).rsqrt()
+    return w, ((w @ cov) * w).sum(-1)
+
+
 def whiten_channels(input: Tensor, group_size: int, eps: float = 1e-5, method: str = "eigh", iterations: int = 5, unit_rows: bool = False,
                     running_mean: Tensor | None = None, running_covariance: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Whiten groups of `group_size` channels of an input of shape (B, C, …); the last group has what is left.
@@ -42,30 +89,17 @@ def whiten_channels(input: Tensor, group_size: int, eps: float = 1e-5, method: s
         >>> whiten_channels(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), 1, eps=0.0)[0].tolist()
         [[-1.0, 0.0], [1.0, 0.0]]
     """
-    x = input.to(torch.promote_types(input.dtype, torch.float32))
-    batch, channels, *positions = x.shape
-    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    flat = last or math.prod(positions) < group_size            # one matrix (C, N); otherwise an image is a matrix (C, positions), and nothing needs to be copied
-    x = x.movedim(1, -1).reshape(1, -1, channels).mT if flat else x.reshape(batch, channels, -1)
+    there, back = _layout(input, group_size)
+    x = there(input.to(torch.promote_types(input.dtype, torch.float32)))
     mean = wide(x).mean((0, 2)) if running_mean is None else wide(running_mean)
-    centred = x - mean.to(x.dtype)[:, None]
-    white, covs, variances = [], [], []
-    with torch.autocast(x.device.type, enabled=False) if x.device.type != "meta" else contextlib.nullcontext():
-        for start, stop, size in _blocks(channels, group_size):
-            c = centred[:, start:stop].unflatten(1, (-1, size))
-            cov = covariance(c).mean(0) if running_covariance is None else wide(running_covariance[start:stop, :size]).reshape(-1, size, size)
-            w = whitening_matrix(cov, eps, method, iterations)
-            if unit_rows:
-                square = w.square().sum(-1, keepdim=True)
-                w = w * torch.where(square == 0, 1.0, square).rsqrt()
-            white.append((w.to(x.dtype) @ c).flatten(1, 2))
-            covs.append(pad(cov.flatten(0, 1), (0, group_size - size)))
-            variances.append(((w @ cov) * w).sum(-1).flatten())
-    white, cov, variance = (t[0] if len(t) == 1 else torch.cat(t, dim) for t, dim in ((white, 1), (covs, 0), (variances, 0)))
-    white = white.mT.reshape(batch, *positions, channels).movedim(-1, 1) if flat else white.reshape(input.shape)
-    return white.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format), mean, cov, variance
+    c = x - mean.to(x.dtype)[:, None]
+    with _exact(x):
+        covs = [covariance(group).mean(0) for group in _grouped(c, group_size)] if running_covariance is None else _from_rows(wide(running_covariance))
+        found = [_whitening(cov, eps, method, iterations, unit_rows) for cov in covs]
+        white = _product([w for w, _ in found], c, group_size)
+    return back(white), mean, _rows_of(covs, group_size), torch.cat([variance.flatten() for _, variance in found])
 
-# %% ../../nbs/252_layers.decorrelated.ipynb #a6f7b261
+# %% ../../nbs/252_layers.decorrelated.ipynb #2b9a255e
 def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method: str, iterations: int, unit_rows: bool, running_mean: Tensor | None,
               running_covariance: Tensor | None, **per_channel: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "`whiten_channels` after the checks, with the running averages in evaluation."
@@ -142,9 +176,10 @@ def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = 
                 torch.ones_like(mean) if used.lmbda is None else used.lmbda.flatten(), running_lambda)
     return out.to(input.dtype)
 
-# %% ../../nbs/252_layers.decorrelated.ipynb #fb7ae5f8
+# %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):
-    "Groups, running covariance and checkpoints; the plain layer."
+    "Groups, running covariance and checkpoints; the plain layer. Its form for several processes is named here and made in the next chapter."
+    _synchronized = "normalnorm.layers.sync_decorrelated:SyncDecorrelatedBatchNorm"
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
                  group_size: int | None = None, num_groups: int | None = None, method: str = "eigh", iterations: int = 5, device=None, dtype=None, *, bias: bool = True, **normality):
@@ -159,10 +194,8 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
         if method not in METHODS:
             raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
         self.method, self.iterations, self.track_running_stats = method, iterations, track_running_stats
-        del self.running_var
+        self._buffers.clear()
         buffers = dict(running_mean=(num_features,), running_covariance=(num_features, self.group_size), **({"running_lambda": (num_features,)} if normality else {}))
-        if not normality:
-            del self.running_lambda
         for name, shape in buffers.items():
             self.register_buffer(name, torch.empty(shape, device=device, dtype=dtype) if track_running_stats else None)
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device) if track_running_stats else None)
@@ -187,8 +220,10 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
             variance = state_dict.pop(prefix + "running_var")
             if variance.shape == self.running_mean.shape:                           # a batch norm's checkpoint; of another size, the missing key says so
                 state_dict[prefix + "running_covariance"] = self._rows(variance)
-        if self.track_running_stats and hasattr(self, "running_lambda") and prefix + "running_mean" in state_dict:
-            state_dict.setdefault(prefix + "running_lambda", torch.ones_like(self.running_lambda))
+        if self.track_running_stats and prefix + "running_mean" in state_dict:
+            if hasattr(self, "running_lambda"):
+                state_dict.setdefault(prefix + "running_lambda", torch.ones_like(self.running_lambda))
+            state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros_like(self.num_batches_tracked))       # one older than PyTorch 0.4.1
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
     def _options(self) -> dict:
@@ -214,7 +249,7 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
     def _more(self) -> str:
         return ""
 
-# %% ../../nbs/252_layers.decorrelated.ipynb #ed3d6ea4
+# %% ../../nbs/252_layers.decorrelated.ipynb #91eb7832
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
     """Decorrelated batch norm of (B, C) or (B, C, L) inputs: Huang et al. (2018). ZCA whitening of groups of channels, then an affine map.
 
@@ -251,6 +286,8 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
 
 
 class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
+    _synchronized = "normalnorm.layers.sync_decorrelated:SyncDecorrelatedBatchNormalNorm"
+
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
                  group_size: int | None = None, num_groups: int | None = None, method: str = "eigh", iterations: int = 5, noise: float = 0.4, alpha: float = 1.0,
                  steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", device=None, dtype=None, *, bias: bool = True):

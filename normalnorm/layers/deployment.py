@@ -6,7 +6,7 @@
 __all__ = ['update_bn', 'freeze', 'unfreeze', 'normalizer_types', 'no_weight_decay', 'parameter_groups', 'FoldedNormality',
            'fold', 'norm_layer']
 
-# %% ../../nbs/272_layers.deployment.ipynb #b2d528a7
+# %% ../../nbs/272_layers.deployment.ipynb #9f39d863
 import copy
 import functools
 from collections.abc import Callable, Iterable
@@ -16,20 +16,22 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..claims import near
-from . import normality, sync
-from .conversion import _AFTER, LayerNormalNorm2d, _ThenDropAndAct
+from . import decorrelated, normality, sync, sync_decorrelated
+from .conversion import _AFTER, LayerNormalNorm2d, Report, Row, _original, _ThenDropAndAct
 from .core import affine
+from .decorrelated import _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows, _product
 from .functional import column
 from .normality import GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm
 from ..theory.power_transform import yeo_johnson
+from ..theory.whitening import wide
 
-# %% ../../nbs/272_layers.deployment.ipynb #1313a533
+# %% ../../nbs/272_layers.deployment.ipynb #d1eeeafe
 def _is_frozen(module: nn.Module) -> bool:
     return isinstance(module.__dict__.get("train"), functools.partial) and module.__dict__["train"].func is _stay
 
 
 def update_bn(loader: Iterable[Any], model: nn.Module, device: "int | torch.device | str | None" = None, *, noise: bool = True) -> None:
-    """Replace the running averages of all batch layers by plain means over the batches of `loader`: mean, variance and λ.
+    """Replace the running averages of all batch layers by plain means over the batches of `loader`: mean, variance and λ; of decorrelated layers, covariances.
 
     In place of `torch.optim.swa_utils.update_bn`, which passes normality layers by; PyTorch's batch norms are updated as well. `loader`: batches, each a tensor or a list or tuple
     whose first element is the input. `device`: batches are moved there. `noise=False`: without the noise of the normality layers, as in evaluation. The model runs in
@@ -44,7 +46,7 @@ def update_bn(loader: Iterable[Any], model: nn.Module, device: "int | torch.devi
         >>> layer.running_mean, layer.momentum
         (tensor([3.]), 0.5)
     """
-    layers = [m for m in model.modules() if isinstance(m, (_BatchNormalNorm, nn.modules.batchnorm._BatchNorm)) and m.track_running_stats and not _is_frozen(m)]
+    layers = [m for m in model.modules() if isinstance(m, (_BatchNormalNorm, _DecorrelatedBatchNorm, nn.modules.batchnorm._BatchNorm)) and m.track_running_stats and not _is_frozen(m)]
     if not layers:
         return
     noisy = [] if noise else [m for m in model.modules() if isinstance(m, _NormalNorm)]
@@ -171,7 +173,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 1e-2, biases: bool 
             (others if name in exempt or (not biases and name.rpartition(".")[2] == "bias") else decayed).append(parameter)
     return [g for g in ({"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}) if g["params"]]
 
-# %% ../../nbs/272_layers.deployment.ipynb #67c6b8f0
+# %% ../../nbs/272_layers.deployment.ipynb #2cd85452
 class FoldedNormality(nn.Module):
     """What remains of a batch normality layer whose standardization went into the layer before: x ↦ weight·ψ(x; λ) + bias, per channel on axis 1.
 
@@ -198,60 +200,126 @@ class FoldedNormality(nn.Module):
         x = x if self.lmbda is None else yeo_johnson(x, column(self.lmbda, input.ndim).to(x.dtype))
         return affine(x, column(self.weight, input.ndim), column(self.bias, input.ndim)).to(input.dtype)
 
-
+# %% ../../nbs/272_layers.deployment.ipynb #cf0cb179
 _MAPS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_PLAIN_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_FORWARDS = {f.forward for f in (_BatchNormalNorm, sync.SyncBatchNormalNorm, _ThenDropAndAct, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, sync_decorrelated.SyncDecorrelatedBatchNorm)}
 
 
-def _foldable(conv: nn.Module, norm: nn.Module) -> bool:
-    "Whether a pair of modules can be folded: exact classes without hooks, with running averages, in evaluation mode, of fitting sizes."
-    batch = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) or (isinstance(norm, _BatchNormalNorm) and type(norm).forward in _FORWARDS)
-    return (type(conv) in _MAPS and batch and norm.running_mean is not None and not norm.training and not (isinstance(conv, nn.Linear) and getattr(norm, "_axes", (2,)) == (4,))
-            and (conv.out_features if isinstance(conv, nn.Linear) else conv.out_channels) == norm.num_features
-            and not any(getattr(m, hooks) for m in (conv, norm) for hooks in ("_forward_hooks", "_forward_pre_hooks")) and "forward" not in {*conv.__dict__, *norm.__dict__})
+def _is_batch_layer(module: nn.Module) -> bool:
+    return isinstance(module, (_BatchNormalNorm, _DecorrelatedBatchNorm, nn.modules.batchnorm._BatchNorm))
 
 
-_FORWARDS = (_BatchNormalNorm.forward, sync.SyncBatchNormalNorm.forward, _ThenDropAndAct.forward)
+def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
+    "Why a map and the batch layer after it cannot be folded; \"\" if they can."
+    if type(norm) not in _PLAIN_BATCH and type(norm).forward not in _FORWARDS or "forward" in norm.__dict__:
+        return "its forward is not known"
+    if norm.running_mean is None or norm.training:
+        return "it normalizes with the statistics of the batch"
+    if type(conv) not in _MAPS or "forward" in conv.__dict__:
+        return "there is no convolution or linear map directly before it"
+    size = conv.out_features if isinstance(conv, nn.Linear) else conv.out_channels
+    if size != norm.num_features or isinstance(conv, nn.Linear) and getattr(norm, "_axes", (2,)) == (4,):
+        return "it does not take the result of the map before it as channels"
+    if any(getattr(m, hooks) for m in (conv, norm) for hooks in ("_forward_hooks", "_forward_pre_hooks")):
+        return "it, or the map before it, has hooks"
+    each = size // getattr(conv, "groups", 1)
+    if isinstance(norm, _DecorrelatedBatchNorm) and any(first // each != (first + d - 1) // each for start, stop, d in _blocks(size, norm.group_size) for first in range(start, stop, d)):
+        return f"a whitened group mixes channels that the convolution before it keeps apart (groups={conv.groups})"
+    return ""
 
-
+# %% ../../nbs/272_layers.deployment.ipynb #fdac08e0
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         return isinstance(module, _NormalNorm) or not any(True for _ in module.children()) or super().is_leaf_module(module, name)
 
 
-def _pairs(model: nn.Module) -> list[tuple[str, str]]:
-    "Names of a map and of the batch layer that alone takes its result."
+def _before(model: nn.Module) -> dict[str, tuple[str, str]]:
+    "For each batch layer that is called: the name of the map whose result it alone takes, \"\" if there is none, and why there is none."
+    try:
+        nodes = list(_Tracer().trace(model).nodes)
+    except Exception:           # control flow that depends on values, foreign functions: many reasons, one consequence
+        found = {}
+        for name, module in model.named_modules():
+            if type(module) is nn.Sequential:
+                inside = [f"{name}.{i}" if name else i for i, _ in module.named_children()]
+                found |= {b: (a, "") for a, b in zip(inside, inside[1:])}
+        return found
+    calls: dict[str, int] = {}
+    for node in nodes:
+        if node.op == "call_module":
+            calls[node.target] = calls.get(node.target, 0) + 1
+    found = {}
+    for node in nodes:
+        if node.op == "call_module" and _is_batch_layer(model.get_submodule(node.target)):
+            source = node.args[0] if len(node.args) == 1 else None
+            before = source.target if isinstance(source, fx.Node) and source.op == "call_module" else ""
+            if calls[node.target] > 1 or calls.get(before, 0) > 1:
+                found[node.target] = "", "it, or the map before it, is called several times"
+            elif before and len(source.users) > 1:
+                found[node.target] = "", f"the result of {before} is used elsewhere, too"
+            else:
+                found[node.target] = before, ""
+    return found
+
+
+def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
+    "Names of a map and of the batch layer that alone takes its result; and the layers that cannot be folded, with the reason."
     names: dict[int, int] = {}
     for _, module in model.named_modules(remove_duplicate=False):
         names[id(module)] = names.get(id(module), 0) + 1
     single = lambda name: names[id(model.get_submodule(name))] == 1
-    try:
-        graph = _Tracer().trace(model)
-    except Exception:           # control flow that depends on values, foreign functions: many reasons, one consequence
-        found = []
-        for name, module in model.named_modules():
-            if type(module) is nn.Sequential:
-                inside = [f"{name}.{i}" if name else i for i, _ in module.named_children()]
-                found += [(a, b) for a, b in zip(inside, inside[1:]) if _foldable(model.get_submodule(a), model.get_submodule(b)) and single(a) and single(b)]
-        return found
-    calls: dict[str, int] = {}
-    for node in graph.nodes:
-        if node.op == "call_module":
-            calls[node.target] = calls.get(node.target, 0) + 1
-    found = []
-    for node in graph.nodes:
-        source = node.args[0] if node.op == "call_module" and len(node.args) == 1 else None
-        if isinstance(source, fx.Node) and source.op == "call_module" and len(source.users) == 1 and calls[node.target] == calls[source.target] == 1 \
-                and single(node.target) and single(source.target) and _foldable(model.get_submodule(source.target), model.get_submodule(node.target)):
-            found.append((source.target, node.target))
-    return found
+    found, pairs, left = _before(model), [], []
+    for name, norm in model.named_modules():
+        if _is_batch_layer(norm):
+            before, reason = found.get(name, ("", ""))
+            if not reason and not all(single(n) for n in (before, name) if n):
+                reason = "it, or the map before it, is used in several places"
+            reason = reason or _obstacle(model.get_submodule(before) if before else None, norm)
+            if reason:
+                left.append(Row(name, _original(norm).__name__.lstrip("_"), "", reason))
+            else:
+                pairs.append((before, name))
+    return pairs, left
+
+# %% ../../nbs/272_layers.deployment.ipynb #fcedee2e
+def _inner(norm: nn.Module) -> tuple[list[Tensor], int]:
+    "The matrices that standardize in evaluation, and their size."
+    if isinstance(norm, _DecorrelatedBatchNorm):
+        how = sync_decorrelated._How(norm.group_size, norm.method, norm.iterations, isinstance(norm, _DecorrelatedBatchNormalNorm))
+        return [sync_decorrelated._maps(cov, norm.eps, how, cov.dtype)[0] for cov in _from_rows(wide(norm.running_covariance))], norm.group_size
+    var = norm.running_var.double()
+    return [torch.where(var + norm.eps == 0, 0.0, (var + norm.eps).rsqrt())[:, None, None]], 1
 
 
-def fold(model: nn.Module, tolerance: float = 0.0) -> nn.Module:
-    """A copy of `model` for evaluation, in which batch layers are folded into the convolution or linear map before them; normality layers' and PyTorch's.
+def _folded(conv: nn.Module, norm: nn.Module, tolerance: float) -> nn.Module:
+    "Fold `norm` into `conv`, in place; what remains of it."
+    matrices, size = _inner(norm)
+    weight, bias = norm.weight, norm.bias
+    lmbda = norm.running_lambda if getattr(norm, "alpha", 0) else None
+    lmbda = None if lmbda is None or bool(((lmbda - 1).abs() <= tolerance).all()) else lmbda
+    shift = (0.0 if conv.bias is None else conv.bias.double()) - norm.running_mean.double()
+    both = _product(matrices, torch.cat([conv.weight.double().flatten(1), shift[:, None]], 1)[None], size)[0]
+    if lmbda is None:
+        both = both if weight is None else both * weight.double()[:, None]
+        both[:, -1] += 0.0 if bias is None else bias.double()
+        weight = bias = None
+    kernel, shift = both[:, :-1].reshape(conv.weight.shape), both[:, -1]
+    conv.bias = nn.Parameter(shift.to(conv.weight.dtype), requires_grad=False)
+    conv.weight = nn.Parameter(kernel.to(conv.weight.dtype), requires_grad=False)
+    rest = FoldedNormality(lmbda, weight, bias, (2,) if isinstance(conv, nn.Linear) else getattr(norm, "_axes", (2, 3, 4, 5))).eval()
+    if isinstance(norm, _ThenDropAndAct):
+        rest = nn.Sequential(rest, *(norm._modules[n] for n in _AFTER if n in norm._modules)).eval()
+    return rest
+
+
+def fold(model: nn.Module, tolerance: float = 0.0, *, return_report: bool = False) -> "nn.Module | tuple[nn.Module, Report]":
+    """A copy of `model` for evaluation, in which batch layers are folded into the convolution or linear map before them; normality layers', decorrelated ones' and PyTorch's.
 
     A plain batch norm, and a normality layer with |λ − 1| ≤ `tolerance` in all channels (or `alpha=0`), goes into the map as a whole; of others the transform and the affine map remain, as a
     `FoldedNormality`. Pairs are found by tracing the model, or in its `nn.Sequential` containers where it cannot be traced. Constants are computed in float64.
     The copy is not for training: what was folded has no running averages any more. The result differs from the model's by rounding (for `tolerance=0`).
+    `return_report`: return (copy, `Report`): which layers were folded, which not, and why.
 
     Raises `ValueError` for a model in training mode and for a negative `tolerance`.
 
@@ -268,30 +336,17 @@ def fold(model: nn.Module, tolerance: float = 0.0) -> nn.Module:
     if not tolerance >= 0:
         raise ValueError(f"tolerance={tolerance} must not be negative: 0 folds exactly")
     model = copy.deepcopy(model)
-    for before, name in _pairs(model):
-        conv, norm = model.get_submodule(before), model.get_submodule(name)
-        linear = isinstance(conv, nn.Linear)
-        mean, var = norm.running_mean.double(), norm.running_var.double()
-        rate = torch.where(var + norm.eps == 0, 0.0, (var + norm.eps).rsqrt())
-        weight, bias = norm.weight, norm.bias
-        lmbda = norm.running_lambda if getattr(norm, "alpha", 0) else None
-        lmbda = None if lmbda is None or bool(((lmbda - 1).abs() <= tolerance).all()) else lmbda
-        shift = -mean * rate if conv.bias is None else (conv.bias.double() - mean) * rate
-        if lmbda is None:
-            gamma = 1.0 if weight is None else weight.double()
-            rate, shift = gamma * rate, gamma * shift + (0.0 if bias is None else bias.double())
-            weight = bias = None
-        kernel = conv.weight.double() * rate.reshape(-1, *(1,) * (conv.weight.ndim - 1))
-        conv.weight = nn.Parameter(kernel.to(conv.weight.dtype), requires_grad=False)
-        conv.bias = nn.Parameter(shift.to(conv.weight.dtype), requires_grad=False)
+    pairs, left = _pairs(model)
+    replaced = []
+    for before, name in pairs:
+        norm = model.get_submodule(name)
+        rest = _folded(model.get_submodule(before), norm, tolerance)
         parent, _, child = name.rpartition(".")
-        rest = FoldedNormality(lmbda, weight, bias, (2,) if linear else getattr(norm, "_axes", (2, 3, 4, 5))).eval()
-        if isinstance(norm, _ThenDropAndAct):
-            rest = nn.Sequential(rest, *(norm._modules[n] for n in _AFTER if n in norm._modules)).eval()
         setattr(model.get_submodule(parent), child, rest)
-    return model
+        replaced.append(Row(name, _original(norm).__name__.lstrip("_"), f"{type(rest).__name__}, the rest in {before}"))
+    return (model, Report(tuple(replaced), tuple(left))) if return_report else model
 
-# %% ../../nbs/272_layers.deployment.ipynb #22a6d53d
+# %% ../../nbs/272_layers.deployment.ipynb #44114291
 def _group(num_channels: int, num_groups: int = 32, **options: Any) -> GroupNormalNorm:
     "A group layer whose first argument is the number of channels, as factories pass it."
     return GroupNormalNorm(num_groups, num_channels, **options)
@@ -299,7 +354,8 @@ def _group(num_channels: int, num_groups: int = 32, **options: Any) -> GroupNorm
 
 _NAMED: dict[str, Callable] = {
     **{f"{kind.lower()}{d or ''}": getattr(normality, f"{kind}NormalNorm{d or 2}d") for kind in ("Batch", "Instance") for d in (0, 1, 2, 3)},
-    "sync": sync.SyncBatchNormalNorm, "layer": normality.LayerNormalNorm, "layer2": LayerNormalNorm2d, "group": _group,
+    **{f"decorrelated{d}": decorrelated.DecorrelatedBatchNormalNorm1d if d == 1 else decorrelated.DecorrelatedBatchNormalNorm2d for d in ("", 1, 2)},
+    "sync": sync.SyncBatchNormalNorm, "sync_decorrelated": sync_decorrelated.SyncDecorrelatedBatchNormalNorm, "layer": normality.LayerNormalNorm, "layer2": LayerNormalNorm2d, "group": _group,
 }
 
 
@@ -307,7 +363,7 @@ def norm_layer(kind: "str | type | functools.partial" = "batch", **options: Any)
     """A factory of normality layers for builders that call it with the number of channels (`norm_layer=` of torchvision and timm, `norm=` of this package).
 
     `kind`: "batch", "instance" (for images; "batch1", "batch2", "batch3" for other numbers of spatial axes), "layer" (last axis), "layer2" (channels of images), "group" (32 groups, or
-    `num_groups=`), "sync"; or a class; or a partial, whose options are kept. `options` are those of the layer, e.g. `noise=`, `alpha=`, `eps=`; the builder's own come on top.
+    `num_groups=`), "sync", "decorrelated" (images; "decorrelated1"), "sync_decorrelated"; or a class; or a partial, whose options are kept. `options` are those of the layer, e.g. `noise=`, `alpha=`, `eps=`; the builder's own come on top.
     The result is a `functools.partial`; it can be pickled.
 
     Raises `ValueError` for an unknown name, with near ones, and `TypeError` for other things.

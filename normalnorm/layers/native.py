@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KEPT', 'Plan', 'library', 'plan', 'find_plan', 'forward', 'backward', 'given_plan', 'evaluate', 'evaluate_backward']
 
-# %% ../../nbs/232_layers.native.ipynb #89b76dc1
+# %% ../../nbs/232_layers.native.ipynb #fcc25641
 import ctypes
 import functools
 import math
@@ -21,8 +21,9 @@ from . import core
 from .compiler import CompilerError, load
 from .core import Settings, Statistics
 from .noise import NOISES
+from ..theory.overflow import LARGEST_UNIT
 
-# %% ../../nbs/232_layers.native.ipynb #9e3f1879
+# %% ../../nbs/232_layers.native.ipynb #84a87aca
 class Plan(NamedTuple):
     "Where the units of a tensor lie in memory, and which weight applies where: the fields of the kernel's `Job` of the same names."
     units: int
@@ -64,7 +65,8 @@ def library() -> ctypes.CDLL:
 
 @functools.lru_cache(maxsize=1024)
 def plan(shape: tuple[int, ...], dim: tuple[int, ...], weight: tuple[int, ...] | None, channels_last: bool = False) -> Plan | None:
-    """How the kernel visits a tensor of `shape`, whose units extend over `dim`, with a weight of shape `weight`; None for a pattern of axes that it does not know.
+    """How the kernel visits a tensor of `shape`, whose units extend over `dim`, with a weight of shape `weight`; None for a pattern of axes that it does not know,
+    and for units of more than 2³² elements, for which no theorem excludes an overflow (@thm-no-overflow).
 
     `channels_last`: the tensor is contiguous with its second axis last.
 
@@ -73,7 +75,7 @@ def plan(shape: tuple[int, ...], dim: tuple[int, ...], weight: tuple[int, ...] |
     ndim = len(shape)
     dims = {d % ndim for d in dim}
     weight_shape = (1,) * ndim if weight is None else (1,) * (ndim - len(weight)) + tuple(weight)
-    if len(weight_shape) > ndim or not all(w in (1, n) for w, n in zip(weight_shape, shape)):
+    if len(weight_shape) > ndim or not all(w in (1, n) for w, n in zip(weight_shape, shape)) or math.prod(shape[d] for d in dims) > LARGEST_UNIT:
         return None
     axes: list[list] = []                               # [letter, size]: k, r for kept and reduced axes that the weight follows, K, R for others
     for d, n in enumerate(shape):

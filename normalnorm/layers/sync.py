@@ -5,7 +5,9 @@
 # %% auto #0
 __all__ = ['SyncBatchNormalNorm', 'convert_sync']
 
-# %% ../../nbs/245_layers.sync.ipynb #0db2d70a
+# %% ../../nbs/245_layers.sync.ipynb #21ed7a47
+import importlib
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,19 +20,28 @@ from .normality import _BatchNormalNorm
 from ..theory.newton import guaranteed_step
 from ..theory.power_transform import power_transform_derivative, signed_log1p, yeo_johnson
 
-# %% ../../nbs/245_layers.sync.ipynb #4f8c70be
+# %% ../../nbs/245_layers.sync.ipynb #e47a32ee
 class _Shares:
-    "Averages over the elements of each channel in all processes of a group. Made by the first exchange, which also gives mean, variance and seed of the whole batch."
+    "Averages over the elements of each channel in all processes of a group. Made by the first exchange, which also gives seed and statistics of the whole batch."
 
-    def __init__(self, x: Tensor, group: dist.ProcessGroup | None):
+    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: float):
         self.dim, self.group = (0, *range(2, x.ndim)), group
-        mean, var = self.moments(x)
-        numbers = torch.stack([torch.tensor(x.numel() // x.shape[1], device=x.device), draw_seed(x.device)])
-        payload = torch.cat([numbers.view(torch.uint8), torch.cat([mean, var]).view(torch.uint8)])      # integers and floats in one message
-        numbers, floats = (part.clone().view(dtype) for part, dtype in zip(self.gather(payload).split((16, len(payload) - 16), 1), (torch.int64, x.dtype)))
+        floats = self.statistics(x)
+        numbers = torch.stack([torch.tensor(x.numel() // x.shape[1], device=x.device), draw_seed(x.device) if noise else torch.tensor(0, device=x.device)])
+        payload = torch.cat([numbers.view(torch.uint8), floats.view(torch.uint8)])
+        numbers, floats = (part.clone().view(dtype) for part, dtype in zip(self.gather(payload).split((16, len(payload) - 16), 1), (torch.int64, floats.dtype)))
         counts = numbers[:, 0].tolist()
-        self.count, self.before = sum(counts), sum(counts[:dist.get_rank(group)])
-        self.seed, self.share = numbers[0, 1], numbers[:, :1].to(x.dtype) / max(self.count, 1)
+        self.count, self.before, self.seed = sum(counts), sum(counts[:dist.get_rank(group)]), numbers[0, 1]
+        self.share = numbers[:, :1].to(floats.dtype) / max(self.count, 1)
+        self.merge(floats)
+        self.share = self.share.to(x.dtype)
+
+    def statistics(self, x: Tensor) -> Tensor:
+        "What this process tells of its share, in one row."
+        return torch.cat(self.moments(x))
+
+    def merge(self, floats: Tensor) -> None:
+        "The statistics of the whole, from a row for each process."
         self.mean, self.var = self.merged(*floats.chunk(2, 1))
 
     def gather(self, values: Tensor) -> Tensor:
@@ -56,7 +67,7 @@ class _Shares:
         "One exchange: means of the whole from several of this process's."
         return (self.share[..., None] * self.gather(torch.stack(local))).sum(0)
 
-# %% ../../nbs/245_layers.sync.ipynb #3b611aa2
+# %% ../../nbs/245_layers.sync.ipynb #0ab15683
 def _basis(k: Tensor) -> tuple[Tensor, ...]:
     "A₁, A₂, A₃, σ(k), and d, q of a standardized sample."
     a, log = k.abs(), signed_log1p(k)
@@ -66,9 +77,9 @@ def _basis(k: Tensor) -> tuple[Tensor, ...]:
 
 
 def _estimate(k: Tensor, shares: _Shares, alpha: float, safeguard: bool) -> tuple[Tensor, Tensor]:
-    "λ̂ and eleven numbers per channel for `_move`, in two tensors; one exchange, with the safeguard two."
+    "λ̂ and the numbers per channel that `_move` takes, in two tensors; one exchange, with the safeguard two."
     basis = _basis(k)
-    d, q, wide = basis[4], basis[5], lambda v: column(v, k.ndim)
+    d, q = basis[4:]
     local = [shares.local(x) for x in (*basis[:4], *(k * x for x in basis[:4]), q, k * d)]
     extremes = [x.amax(shares.dim) if k.numel() else x.new_full(x.shape[1:2], -torch.inf) for x in (k, -k)] if safeguard else []
     parts = shares.gather(torch.stack([*local, *shares.moments(d), *extremes]))
@@ -77,31 +88,36 @@ def _estimate(k: Tensor, shares: _Shares, alpha: float, safeguard: bool) -> tupl
     mean_log, mean_q, slope = means[3], means[8], means[9]
     first, second = slope - mean_log, 1 - mean_q + mean_d.square() + 2 * (var_d - slope.square())
     ratio = first / second
-    move, factor, at_extremes = -ratio, torch.ones_like(ratio), torch.zeros(4, *ratio.shape, dtype=k.dtype, device=k.device)
     if safeguard:
-        top, bottom = parts[:, 12].amax(0), -parts[:, 13].amax(0)
-        ties = [shares.local((k == wide(x)).to(k.dtype)) for x in (top, bottom)]
-        wider = lambda x: x if x.device.type == "mps" else x.double()
-        trials = [m.to(wider(k).dtype) for x in (k, yeo_johnson(wider(k), wider(wide(1 - ratio)))) for m in shares.moments(wider(x))]
-        parts = shares.gather(torch.stack([*map(wider, ties), *trials]))
-        ties = (wider(shares.share)[..., None] * parts[:, :2]).sum(0).to(k.dtype)
-        here, there = (shares.merged(parts[:, i], parts[:, i + 1])[1].log() / 2 for i in (2, 4))
-        newton = there + wider(ratio * mean_log) < here
-        size = 2 * (signed_log1p(top) - signed_log1p(bottom))
-        t, size_or_1 = size * ratio.abs(), torch.where(size > 0, size, 1.0)
-        move = torch.where(newton, move, guaranteed_step(ratio, size))
-        factor = torch.where(newton, 1.0, 1 / (1 + t))
-        by_range = torch.where(newton, 0.0, 2 * torch.sign(ratio) * (torch.log1p(t) - t / (1 + t)) / size_or_1.square())
-        at_extremes = torch.stack([top, bottom, alpha * by_range / (1 + top) / ties[0], -alpha * by_range / (1 - bottom) / ties[1]])
-        of_extremes = alpha * by_range * torch.stack([1 / (1 + top) - 1 / (1 - bottom), top / (1 + top) - bottom / (1 - bottom)])
+        move, factor, of_extremes, at_extremes = _safer(k, shares, alpha, ratio, mean_log, parts[:, 12].amax(0), -parts[:, 13].amax(0))
+    else:
+        move, factor, of_extremes, at_extremes = -ratio, 1.0, 0.0, ratio.new_zeros(4, *ratio.shape)
     scale = -alpha * factor / second
     coefficients = torch.stack([scale * (1 + 4 * ratio * slope), -scale, -scale * ratio, 2 * scale * ratio * mean_d])
-    averaged = torch.stack([(coefficients * means[:4]).sum(0), (coefficients * means[4:8]).sum(0)])
-    return 1 + alpha * move, torch.cat([coefficients, averaged + of_extremes if safeguard else averaged, at_extremes])
+    averaged = torch.stack([(coefficients * means[:4]).sum(0), (coefficients * means[4:8]).sum(0)]) + of_extremes
+    return 1 + alpha * move, torch.cat([coefficients, averaged, at_extremes])
 
+# %% ../../nbs/245_layers.sync.ipynb #c7bc51ec
+def _safer(k: Tensor, shares: _Shares, alpha: float, ratio: Tensor, mean_log: Tensor, top: Tensor, bottom: Tensor) -> tuple[Tensor, ...]:
+    "The safeguarded step; the factor of its derivative; the mean, and mean product with k, of the term on the extremes; the extremes and this term for each. One exchange."
+    wider = lambda x: x if x.device.type == "mps" else x.double()
+    bent = yeo_johnson(wider(k), wider(column(1 - ratio, k.ndim)))
+    ties = [shares.local((k == column(x, k.ndim)).to(k.dtype)) for x in (top, bottom)]
+    parts = shares.gather(torch.stack([*map(wider, ties), *shares.moments(wider(k)), *shares.moments(bent)]))
+    ties = (wider(shares.share)[..., None] * parts[:, :2]).sum(0).to(k.dtype)
+    here, there = (shares.merged(parts[:, i], parts[:, i + 1])[1].log() / 2 for i in (2, 4))
+    newton = there + wider(ratio * mean_log) < here
+    size = 2 * (signed_log1p(top) - signed_log1p(bottom))
+    t, size_or_1 = size * ratio.abs(), torch.where(size > 0, size, 1.0)
+    move = torch.where(newton, -ratio, guaranteed_step(ratio, size))
+    factor = torch.where(newton, 1.0, 1 / (1 + t))
+    by_range = alpha * torch.where(newton, 0.0, 2 * torch.sign(ratio) * (torch.log1p(t) - t / (1 + t)) / size_or_1.square())
+    of_extremes = by_range * torch.stack([1 / (1 + top) - 1 / (1 - bottom), top / (1 + top) - bottom / (1 - bottom)])
+    return move, factor, of_extremes, torch.stack([top, bottom, by_range / (1 + top) / ties[0], -by_range / (1 - bottom) / ties[1]])
 
+# %% ../../nbs/245_layers.sync.ipynb #7936de9e
 def _move(k: Tensor, numbers: Tensor, safeguard: bool) -> Tensor:
-    "N·P_k[∂λ̂/∂k], from the numbers that `_estimate` left; no exchange."
+    "N·P_k[∂λ̂/∂k], from the numbers that `_estimate` left."
     numbers = [column(v, k.ndim) for v in numbers]
     out = sum(c * x for c, x in zip(numbers, _basis(k)[:4]))
     if safeguard:
@@ -109,14 +125,33 @@ def _move(k: Tensor, numbers: Tensor, safeguard: bool) -> Tensor:
         out = out + at_top * (k == top) + at_bottom * (k == bottom)
     return out - numbers[4] - k * numbers[5]
 
-# %% ../../nbs/245_layers.sync.ipynb #f6a6a30a
+# %% ../../nbs/245_layers.sync.ipynb #e7002b7d
+def _noise(shape: torch.Size, settings: Settings, shares: _Shares, dtype: torch.dtype) -> Tensor | None:
+    "ξz for the elements of this share, of shape (B, C, …); None without noise."
+    return settings.noise * normal_noise(shape, shares.seed, shares.before * shape[1]).to(dtype) if settings.noise else None
+
+
+def _spread(x: Tensor, settings: Settings, shares: _Shares) -> Tensor:
+    "The scale of the noise: two exchanges for the mean of |x − mean x|, none for the other kinds."
+    if not settings.noise or settings.noise_kind != "scaled":
+        return x.new_full(x.shape[1:2], (2 / torch.pi) ** 0.5)
+    centre = shares.means(shares.local(x))[0]
+    return shares.means(shares.local((x - column(centre, x.ndim)).abs()))[0]
+
+
+def _noisy(x: Tensor, noise: Tensor | None, kind: str, spread: Tensor) -> Tensor:
+    if noise is None:
+        return x
+    return x * (1 + noise) if kind == "dropout" else x + noise * column(spread, x.ndim)
+
+# %% ../../nbs/245_layers.sync.ipynb #ca1a72c3
 class _AcrossProcesses(torch.autograd.Function):
     "Output, mean, variance, λ̂ and number of elements of the whole batch. First derivatives in reverse mode; the statistics carry none."
 
     @staticmethod
     def forward(ctx, u, weight, bias, settings, group):
         x = u.to(torch.promote_types(u.dtype, torch.float32))
-        shares, wide = _Shares(x, group), lambda v: column(v, u.ndim)
+        shares, wide = _Shares(x, group, settings.noise), lambda v: column(v, u.ndim)
         if shares.count < 2:
             raise ValueError(f"a batch statistic needs more than one value per channel when training, given {shares.count} in all processes together")
         rate, bare = rates(shares.var, settings.eps)
@@ -127,23 +162,12 @@ class _AcrossProcesses(torch.autograd.Function):
             x = yeo_johnson(x * wide(rate), wide(lmbda))
         else:
             x = x * wide(rate)
-        spread = torch.zeros_like(rate)
-        if settings.noise and settings.noise_kind == "scaled":
-            centre = shares.means(shares.local(x))
-            spread = shares.means(shares.local((x - wide(centre[0])).abs()))[0]
+        spread = _spread(x, settings, shares)
         ctx.shares, ctx.settings, ctx.bias = shares, settings, None if bias is None else bias.shape
         ctx.save_for_backward(u, weight, rate, bare, lmbda, spread, numbers)
-        out = affine(_AcrossProcesses._noisy(ctx, x, spread), weight, bias).to(u.dtype)
+        out = affine(_noisy(x, _noise(u.shape, settings, shares, x.dtype), settings.noise_kind, spread), weight, bias).to(u.dtype)
         ctx.mark_non_differentiable(shares.mean, shares.var, lmbda)
         return out, shares.mean, shares.var, lmbda, shares.count
-
-    @staticmethod
-    def _noisy(ctx, x, spread):
-        s = ctx.settings
-        if not s.noise:
-            return x
-        z = s.noise * normal_noise(x.shape, ctx.shares.seed, ctx.shares.before * x.shape[1]).to(x.dtype)
-        return x * (1 + z) if s.noise_kind == "dropout" else x + z * (column(spread, x.ndim) if s.noise_kind == "scaled" else (2 / torch.pi) ** 0.5)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -151,14 +175,14 @@ class _AcrossProcesses(torch.autograd.Function):
         u, weight, rate, bare, lmbda, spread, numbers = ctx.saved_tensors
         s, shares, wide = ctx.settings, ctx.shares, lambda v: column(v, u.ndim)
         c, g = u.to(rate.dtype) - wide(shares.mean), grad.to(rate.dtype)
-        h = c * wide(rate)
+        h, noise = c * wide(rate), _noise(u.shape, s, shares, rate.dtype) if s.noise_kind == "dropout" or ctx.needs_input_grad[1] else None
         of_bias = g.sum_to_size(ctx.bias).to(grad.dtype) if ctx.needs_input_grad[2] else None
         of_weight = None
         if ctx.needs_input_grad[1]:
-            of_weight = (g * _AcrossProcesses._noisy(ctx, yeo_johnson(h, wide(lmbda)) if s.alpha else h, spread)).sum_to_size(weight.shape).to(weight.dtype)
+            of_weight = (g * _noisy(yeo_johnson(h, wide(lmbda)) if s.alpha else h, noise, s.noise_kind, spread)).sum_to_size(weight.shape).to(weight.dtype)
         g = g if weight is None else g * weight
         if s.noise_kind == "dropout":
-            g = _AcrossProcesses._noisy(ctx, g, spread)
+            g = _noisy(g, noise, s.noise_kind, spread)
         w = g * torch.exp((wide(lmbda) - 1) * signed_log1p(h))
         of_lmbda = [g * power_transform_derivative(h, wide(lmbda), 1)] if s.alpha else []
         sums = torch.stack([x.sum(shares.dim) for x in (w, w * h, *of_lmbda)])
@@ -169,8 +193,25 @@ class _AcrossProcesses(torch.autograd.Function):
             of_u = of_u + means[2] * wide(bare) * _move(c * wide(bare), numbers, s.safeguard)
         return of_u.to(u.dtype), of_weight, of_bias, None, None
 
-# %% ../../nbs/245_layers.sync.ipynb #39abeeae
-class SyncBatchNormalNorm(_BatchNormalNorm):
+# %% ../../nbs/245_layers.sync.ipynb #ddb25d87
+class _AllProcesses:
+    "What synchronized layers share, before the layer in the list of parents: the group of processes, and when they exchange something."
+
+    def __init__(self, num_features: int, *args, process_group: dist.ProcessGroup | None = None, **options):
+        super().__init__(num_features, *args, **options)
+        self.process_group = process_group
+        self._check_steps()
+
+    def _check_steps(self) -> None:
+        if self.steps > 1:
+            raise NotImplementedError(f"steps={self.steps} is not available across processes: use steps=1")
+
+    def _exchanges(self) -> bool:
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size(self.process_group) > 1
+        return several and (self.training or self.running_mean is None)
+
+
+class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
     """Batch normality normalization over the batches of all processes of a group, for inputs of shape (B, C, …); in place of `torch.nn.SyncBatchNorm`.
 
     Arguments as for `BatchNormalNorm2d`, and `process_group` (default: all processes). In training with more than one process, statistics, λ and noise are those
@@ -186,31 +227,20 @@ class SyncBatchNormalNorm(_BatchNormalNorm):
     """
     _axes, _expected = (2, 3, 4, 5), "an input of shape (batch, channels, …)"
 
-    def __init__(self, num_features: int, *args, process_group: dist.ProcessGroup | None = None, **options):
-        super().__init__(num_features, *args, **options)
-        self.process_group = process_group
-        self._check_steps()
-
-    def _check_steps(self) -> None:
-        if self.steps > 1:
-            raise NotImplementedError(f"steps={self.steps} is not available across processes: use steps=1")
-
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` with the statistics of all processes; in training, update the running averages and add noise."
-        group = self.process_group
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
-        if not several or not (self.training or self.running_mean is None):
+        if not self._exchanges():
             return super().forward(input)
         self._check_shape(input)
         check_channels(input, "batch")
         out, mean, var, lmbda, count = _AcrossProcesses.apply(input, column(self.weight, input.ndim), column(self.bias, input.ndim),
-                                                              Settings(**self._arguments()).check(), group)
+                                                              Settings(**self._arguments()).check(), self.process_group)
         if self.training and self.track_running_stats:
             self.num_batches_tracked.add_(1)
             update_running((self.running_mean, self.running_var, self.running_lambda), averages(Statistics(mean, var, lmbda), count), self._momentum())
         return out
 
-
+# %% ../../nbs/245_layers.sync.ipynb #3267bf18
 def _set_class(module: nn.Module, cls: type) -> None:
     "Change the class of a module and keep the object; a parametrized one, whose class is made on the fly, gets a new one of the same making."
     if parametrize.is_parametrized(module):
@@ -219,22 +249,40 @@ def _set_class(module: nn.Module, cls: type) -> None:
     module.__class__ = cls
 
 
-def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    """`module` with each batch normality layer in it made a `SyncBatchNormalNorm`; the same objects, with their parameters, buffers, settings, hooks and mode; others are left alone.
+def _sharded(module: nn.Module) -> bool:
+    "Whether `fully_shard` has given the module a class of its own."
+    return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
-    PyTorch's `convert_sync_batchnorm` does not know these layers. Works in place, and returns the module.
-    Raises `NotImplementedError`, before anything is changed, for layers with `steps` > 1, and for subclasses with a forward of their own and no synchronized form.
+
+def _synchronized_class(layer: nn.Module) -> type | None:
+    "The class that a layer gets from `convert_sync`; None for what has no batch statistics, or is synchronized."
+    if isinstance(layer, _AllProcesses) or not (isinstance(layer, _BatchNormalNorm) or hasattr(type(layer), "_synchronized")):
+        return None
+    if _sharded(layer):
+        raise NotImplementedError(f"{type(layer).__name__} is sharded by itself: call convert_sync before fully_shard")
+    for cls in type(layer).__mro__:
+        found = SyncBatchNormalNorm if cls is _BatchNormalNorm else vars(cls).get("_synchronized")
+        if isinstance(found, str):
+            where, _, name = found.partition(":")
+            return getattr(importlib.import_module(where), name)
+        if found is not None:
+            return found
+        if "forward" in vars(cls):
+            raise NotImplementedError(f"{type(layer).__name__} computes something of its own, and has no synchronized form")
+
+
+def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """`module` with each batch normality layer in it made a `SyncBatchNormalNorm`, and each decorrelated layer its synchronized form; the same objects, with parameters, buffers, settings, hooks, mode.
+
+    Others are left alone. PyTorch's `convert_sync_batchnorm` does not know these layers. Works in place, and returns the module.
+    Raises `NotImplementedError`, before anything is changed, for layers with `steps` > 1, for subclasses with a forward of their own and no synchronized form, and for
+    layers that `fully_shard` was called on.
 
     Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a `SyncBatchNormalNorm`.
     """
-    found = []
-    for layer in module.modules():
-        if isinstance(layer, _BatchNormalNorm) and not isinstance(layer, SyncBatchNormalNorm):
-            cls = getattr(type(layer), "_synchronized", SyncBatchNormalNorm if type(layer).forward is _BatchNormalNorm.forward else None)
-            if cls is None:
-                raise NotImplementedError(f"{type(layer).__name__} computes something of its own, and has no synchronized form")
-            SyncBatchNormalNorm._check_steps(layer)
-            found.append((layer, cls))
+    found = [(layer, cls) for layer in module.modules() if (cls := _synchronized_class(layer)) is not None]
+    for layer, _ in found:
+        _AllProcesses._check_steps(layer)
     for layer, cls in found:
         _set_class(layer, cls)
         layer.process_group = process_group

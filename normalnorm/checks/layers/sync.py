@@ -22,12 +22,19 @@ OPTIONS = [*({"noise_kind": kind, "safeguard": safeguard} for kind, safeguard in
 NAMES = ("output", "input gradient", "weight gradient", "bias gradient", "running_mean", "running_var", "running_lambda")
 
 
+def overshooting(*shape):
+    "3 once, −5.3 ten times, otherwise 0: at 150 values and more Newton's step raises the negative log-likelihood, and the safeguard takes the other."
+    values = torch.zeros(shape, dtype=torch.float64).flatten()
+    values[0], values[len(values) // 20::len(values) // 10] = 3.0, -5.3
+    return values.reshape(shape)
+
+
 def sample(rows):
-    "A batch and an upstream gradient of shape (rows, 3, 4, 1, 1)."
+    "A batch and an upstream gradient of shape (rows, 3, 30, 1, 1)."
     torch.manual_seed(0)
-    u, g = torch.randn(2, rows, 3, 4, 1, 1, dtype=torch.float64)
+    u, g = torch.randn(2, rows, 3, 30, 1, 1, dtype=torch.float64)
     u = u.exp()
-    u[0, 1, 0], u[:, 2] = -9.0, u[:, 2] + 1e6
+    u[:, 1], u[:, 2] = overshooting(rows, 30, 1, 1), u[:, 2] + 1e6
     return u, g
 
 
@@ -56,17 +63,22 @@ def worker(rank, folder, shares, synchronized):
     dist.destroy_process_group()
 
 
-def compare_processes(shares, synchronized=True):
-    "The largest differences between processes with `shares` rows each and one process with all of them, for each of the settings."
+def in_processes(count, call):
+    "What `count` processes save as `rank`.pt in their folder; `call`: code with {rank} and {folder} to fill in."
     with tempfile.TemporaryDirectory() as folder:
-        call = "from normalnorm.checks.layers.sync import worker; worker({}, {!r}, {}, {})"
-        processes = [subprocess.Popen([sys.executable, "-c", call.format(rank, folder, shares, synchronized)]) for rank in range(len(shares))]
+        processes = [subprocess.Popen([sys.executable, "-c", call.format(rank=rank, folder=folder)]) for rank in range(count)]
         try:
-            assert [process.wait(300) for process in processes] == [0] * len(shares), "a process failed"
+            assert [process.wait(300) for process in processes] == [0] * count, "a process failed"
         finally:
             for process in processes:
                 process.kill()
-        parts = [torch.load(f"{folder}/{rank}.pt") for rank in range(len(shares))]
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(count)]
+
+
+def compare_processes(shares, synchronized=True):
+    "The largest differences between processes with `shares` rows each and one process with all of them, for each of the settings."
+    call = f"from normalnorm.checks.layers.sync import worker; worker({{rank}}, '{{folder}}', {shares}, {synchronized})"
+    parts = in_processes(len(shares), call)
     for i, options in enumerate(OPTIONS):
         alone = one_step(BatchNormalNorm3d, options, *sample(sum(shares)))
         together = [*(torch.cat([p[i][j] for p in parts]) for j in (0, 1)), *(sum(p[i][j] for p in parts) for j in (2, 3))]

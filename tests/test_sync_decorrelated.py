@@ -1,0 +1,245 @@
+"""The synchronized decorrelated layers beyond their chapter: four processes, precision, faults, groups of processes, errors.
+
+Processes are slow to start: three of them compute everything (this file run as a script), and the tests look at what they saved.
+"""
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import normalnorm
+from normalnorm.checks.layers.sync_decorrelated import CASES, compare_decorrelated
+from normalnorm.layers.normality import BatchNormalNorm1d
+from normalnorm.layers.sync import SyncBatchNormalNorm, convert_sync
+
+SINGLE = {"plain": normalnorm.DecorrelatedBatchNorm2d, "normality": normalnorm.DecorrelatedBatchNormalNorm2d}
+HERE = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(normalnorm.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+SHARES = (4, 0, 3)
+
+
+def test_four_processes_one_of_them_empty_are_one():
+    "All cases of the chapter, other shares: outputs, gradients, buffers, noise."
+    checked = 0
+    for case, found in compare_decorrelated([3, 0, 2, 1]):
+        assert max(found.values()) < 1e-6, (case, found)
+        checked += len(found)
+    assert checked > 6 * len(CASES)
+
+
+# --- what each of three processes does
+
+def skewed(rows, dtype=torch.float32):
+    torch.manual_seed(3)
+    u = torch.randn(rows, 5, 4, 3, dtype=torch.float64).exp()
+    return torch.einsum("bchw,cd->bdhw", u, torch.randn(5, 5, dtype=torch.float64)).to(dtype)
+
+
+def layers(name, **options):
+    "The layer for one process and its synchronized form, with parameters that are not those of fresh ones."
+    options = {"group_size": 3, **({"noise": 0.0} if name == "normality" else {}), **options}
+    single = SINGLE[name](5, **options)
+    with torch.no_grad():
+        for p in single.parameters():
+            p.copy_(torch.linspace(0.5, 1.5, 5))
+    return single, convert_sync(copy.deepcopy(single), options.pop("process_group", None))
+
+
+def run(layer, u, g):
+    u = u.clone().requires_grad_()
+    out = layer(u)
+    (out * g).sum().backward()
+    return out.detach(), u.grad
+
+
+def error(a, b):
+    return (a.double() - b.double()).abs().max().item() if a.numel() else 0.0
+
+
+def refusal(act):
+    try:
+        act()
+    except Exception as reason:
+        return f"{type(reason).__name__}: {reason}"
+    return "accepted"
+
+
+def everything(name, rank):
+    mine, found = slice(sum(SHARES[:rank]), sum(SHARES[:rank + 1])), {}
+    exact_u, g = skewed(sum(SHARES), torch.float64), torch.linspace(-1, 1, sum(SHARES) * 60).reshape(-1, 5, 4, 3).double()
+
+    # float32, far from zero: against float64, beside the error of one process
+    for shift in (0.0, 1e4):
+        u = (exact_u + shift).float()
+        truth = run(layers(name)[0].double(), u.double(), g)
+        alone, ours = (run(layer, x, y) for layer, x, y in zip(layers(name), (u, u[mine]), (g.float(), g[mine].float())))
+        found["float32", shift] = [(error(o, t[mine]), error(a, t)) for o, a, t in zip(ours, alone, truth)]
+
+    # autocast changes nothing; half precision is the rounded float32 result
+    u, h = exact_u[mine].float(), g[mine].float()
+    plain = layers(name)[1](u)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = run(layers(name)[1], u, h)
+    found["autocast"] = error(inside[0], plain), error(inside[1], run(layers(name)[1], u, h)[1])
+    half = u.bfloat16()
+    out = layers(name)[1](half)
+    found["bfloat16"] = str(out.dtype), error(out, layers(name)[1](half.float()).bfloat16())
+
+    # one value that is not finite, in the last process: its group, and only that, everywhere
+    spoilt = skewed(sum(SHARES), torch.float64)
+    spoilt[-1, 1, 0, 0] = torch.nan
+    layer = layers(name, dtype=torch.float64)[1]
+    out = layer(spoilt[mine])
+    clean = layers(name, dtype=torch.float64)[1](exact_u[mine])
+    kept, moved = bool((layer.running_covariance[:3] == torch.eye(3)).all()), bool((layer.running_mean[3:] != 0).all())
+    found["not finite"] = bool(out[:, :3].isnan().all()), error(out[:, 3:], clean[:, 3:]), kept, moved
+
+    # the result can be changed in place; the backward pass can be taken twice; second derivatives are refused
+    layer = nn.Sequential(layers(name, affine=False, dtype=torch.float64)[1], nn.ReLU(inplace=True))
+    x = exact_u[mine].clone().requires_grad_()
+    out = layer(x)
+    twice = [torch.autograd.grad(out, x, g[mine], retain_graph=True)[0] for _ in range(2)]
+    found["twice"] = torch.equal(*twice)
+    first, = torch.autograd.grad(layers(name, dtype=torch.float64)[1](x).square().sum(), x, create_graph=True)
+    found["second derivative"] = refusal(lambda: first.sum().backward())
+
+    # without noise no random number is drawn; with it, as many as in one process
+    drawn = []
+    for noise in (0.0, 0.3) if name == "normality" else (None,):
+        after = []
+        for layer, x in zip(layers(name, **({} if noise is None else {"noise": noise})), (exact_u.float(), exact_u[mine].float())):
+            torch.manual_seed(1)
+            before = torch.get_rng_state()
+            layer(x)
+            after.append(torch.get_rng_state())
+        drawn.append((torch.equal(before, after[0]), torch.equal(*after)))
+    found["generator"] = drawn
+
+    # evaluation exchanges nothing: the first process alone calls it
+    single, several = layers(name)
+    if rank == 0:
+        found["evaluation"] = error(several.eval()(u), single.eval()(u))
+
+    # a group of the first and the last process
+    pair = dist.new_group([0, 2])
+    if rank != 1:
+        layer = convert_sync(layers(name, dtype=torch.float64)[0], pair)
+        out, grad = run(layer, exact_u[mine][:3], g[mine][:3])
+        rows = torch.cat([exact_u[:3], exact_u[4:]]), torch.cat([g[:3], g[4:]])
+        expected = run(layers(name, dtype=torch.float64)[0], *rows)
+        part = slice(0, 3) if rank == 0 else slice(3, 6)
+        found["group"] = max(error(out, expected[0][part]), error(grad, expected[1][part]))
+
+    # errors, in all processes alike
+    flat = convert_sync(nn.Sequential({"plain": normalnorm.DecorrelatedBatchNorm1d, "normality": normalnorm.DecorrelatedBatchNormalNorm1d}[name](5)))
+    found["one value"] = refusal(lambda: flat(torch.randn(1 if rank == 0 else 0, 5)))
+    found["no value"] = refusal(lambda: flat(torch.randn(0, 5)))
+    found["counted"] = flat[0].num_batches_tracked.item()
+    found["axes"] = refusal(lambda: flat(torch.randn(3)))
+    found["integers"] = refusal(lambda: flat(torch.ones(3, 5, dtype=torch.int64)))
+    return found
+
+
+def draws_of_the_batch_layer(rank):
+    "The same promise for SyncBatchNormalNorm."
+    after = []
+    for layer in (SyncBatchNormalNorm(3, noise=0.0), BatchNormalNorm1d(3, noise=0.0)):
+        torch.manual_seed(2)
+        layer(torch.arange(12.0).reshape(4, 3))
+        after.append(torch.get_rng_state())
+    return torch.equal(*after)
+
+
+def main(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(SHARES))
+    torch.set_num_threads(1)
+    torch.save({**{name: everything(name, rank) for name in SINGLE}, "batch": draws_of_the_batch_layer(rank)}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+# --- what pytest looks at
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    processes = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, str(rank), str(folder)], env=HERE, stderr=subprocess.PIPE, text=True) for rank in range(len(SHARES))]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(SHARES), errors
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(SHARES))]
+
+
+@pytest.fixture(params=SINGLE)
+def found(saved, request):
+    return [part[request.param] for part in saved]
+
+
+def test_float32_is_as_good_as_one_process(found):
+    for part in found:
+        for shift in (0.0, 1e4):
+            for ours, alone in part["float32", shift]:
+                assert ours <= 2 * alone + 1e-5, (shift, ours, alone)
+
+
+def test_autocast_and_half_precision(found):
+    for part in found:
+        assert part["autocast"] == (0.0, 0.0) and part["bfloat16"] == ("torch.bfloat16", 0.0)
+
+
+def test_what_is_not_finite_stays_in_its_group_in_all_processes(found):
+    for part in found:
+        group_is_nan, others, kept, moved = part["not finite"]
+        assert group_is_nan and others < 1e-9 and kept and moved
+
+
+def test_in_place_and_derivatives(found):
+    for part in found:
+        assert part["twice"] and "once_differentiable" in part["second derivative"]
+
+
+def test_the_generator_moves_as_in_one_process(saved):
+    for part in saved:
+        assert part["plain"]["generator"] == [(True, True)] and part["normality"]["generator"] == [(True, True), (False, True)] and part["batch"]
+
+
+def test_evaluation_exchanges_nothing(found):
+    assert found[0]["evaluation"] == 0.0
+
+
+def test_a_group_of_processes(found):
+    assert "group" not in found[1] and max(found[0]["group"], found[2]["group"]) < 1e-9
+
+
+def test_errors_are_the_same_everywhere(found):
+    for part in found:
+        assert part["one value"].startswith("ValueError: a batch statistic needs more than one value per channel when training, given 1 in all") and "given 0 in all" in part["no value"]
+        assert part["counted"] == 0 and "batch, channels" in part["axes"] and part["integers"].startswith("TypeError")
+
+
+def test_alone_it_is_the_layer_for_one_process():
+    torch.manual_seed(0)
+    u = torch.randn(6, 5, 4).exp()
+    for ours, theirs in ((normalnorm.SyncDecorrelatedBatchNorm, normalnorm.DecorrelatedBatchNorm1d),
+                         (normalnorm.SyncDecorrelatedBatchNormalNorm, normalnorm.DecorrelatedBatchNormalNorm1d)):
+        found = []
+        for layer in (ours(5, num_groups=1), theirs(5, num_groups=1)):
+            torch.manual_seed(1)
+            found.append((layer(u), layer.running_covariance))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+        assert list(ours(5).state_dict()) == list(theirs(5).state_dict())
+        for size in ((4, 5), (4, 5, 3, 2), (4, 5, 3, 2, 2)):
+            assert ours(5)(torch.randn(size)).shape == size
+    with pytest.raises(NotImplementedError, match="steps=2"):
+        normalnorm.SyncDecorrelatedBatchNormalNorm(5, steps=2)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
