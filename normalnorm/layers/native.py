@@ -23,7 +23,7 @@ from .core import Settings, Statistics
 from .noise import NOISES
 from ..theory.overflow import LARGEST_UNIT
 
-# %% ../../nbs/232_layers.native.ipynb #84a87aca
+# %% ../../nbs/232_layers.native.ipynb #d89ddf5a
 class Plan(NamedTuple):
     "Where the units of a tensor lie in memory, and which weight applies where: the fields of the kernel's `Job` of the same names."
     units: int
@@ -66,7 +66,7 @@ def library() -> ctypes.CDLL:
 @functools.lru_cache(maxsize=1024)
 def plan(shape: tuple[int, ...], dim: tuple[int, ...], weight: tuple[int, ...] | None, channels_last: bool = False) -> Plan | None:
     """How the kernel visits a tensor of `shape`, whose units extend over `dim`, with a weight of shape `weight`; None for a pattern of axes that it does not know,
-    and for units of more than 2³² elements, for which no theorem excludes an overflow (@thm-no-overflow).
+    and for units of more than 2³² elements, for which no theorem excludes an overflow (`normalnorm.theory.overflow`).
 
     `channels_last`: the tensor is contiguous with its second axis last.
 
