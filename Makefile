@@ -11,7 +11,7 @@ help:  ## list the commands
 
 $(VENV)/.ready: constraints.txt settings.ini setup.py pyproject.toml tools/venv.sh
 	@sh tools/venv.sh $(PYTHON) $(VENV)
-	@echo "installing the pinned tools into $(VENV) (about a minute)"
+	@echo "installing the pinned tools into $(VENV) (about two minutes)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[dev,plots,experiments,ray]"
 	@$(BIN)/python -m ipykernel install --sys-prefix >/dev/null 2>&1
 	@touch $@

@@ -1,5 +1,4 @@
 "Measuring normality, and figures, beyond their chapters."
-import importlib.util
 import math
 import resource
 import warnings
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from peers import installed
 from torch import nn
 
 from normalnorm.analysis.gaussianity import each_sample, normal_quantiles, normalizers, pre_affine, qq_r2
@@ -169,9 +169,8 @@ def test_anderson_p_values_meet_the_tabulated_ones_and_each_other():
     assert far.statistic > 1000 and 0 < far.p < 4e-24          # where the polynomial has long turned up again
 
 
-@pytest.mark.skipif(importlib.util.find_spec("statsmodels") is None, reason="statsmodels is not installed")
 def test_anderson_equals_statsmodels():
-    from statsmodels.stats.diagnostic import normal_ad
+    normal_ad = installed("statsmodels.stats.diagnostic").normal_ad
     for draw in (np.random.default_rng(0).normal, np.random.default_rng(1).exponential, np.random.default_rng(2).random):
         for n in (8, 50, 3000):
             x = draw(size=n)

@@ -1,12 +1,12 @@
 "Conversion beyond its chapter: all that a layer has stays, what cannot be converted says why, checkpoints go both ways; timm, transformers, torchvision where they can be imported."
 import copy
-import importlib
 import io
 import pickle
 import warnings
 
 import pytest
 import torch
+from peers import installed
 from torch import nn
 from torch.nn import functional as F
 
@@ -621,14 +621,6 @@ def test_synchronization_keeps_shared_and_parametrized_layers_and_changes_all_or
     del model.d
     convert_sync(model)
     assert model.a is model.b and isinstance(model.a, SyncBatchNormalNorm) and isinstance(model.c, SyncBatchNormalNorm) and torch.equal(model.c(u), expected)
-
-
-def installed(name):
-    "The package, or a skipped test: torchvision without a build for this torch fails when it is imported."
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        pytest.skip(f"{name} cannot be imported: {type(error).__name__}")
 
 
 def same_function(model, *inputs, replaced, **named):

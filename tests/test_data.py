@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peers import installed
 
 from normalnorm.experiments import augmentation as aug
 from normalnorm.experiments import data, hub, idx, mnist1d, streams, text
@@ -137,8 +138,8 @@ def test_script_makes_the_fashion_file_byte_for_byte():
 
 
 @pytest.mark.book
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install scikit-learn")
 def test_script_makes_the_digits_file_byte_for_byte():
+    installed("sklearn")
     assert hashlib.sha256(_script().digits()).hexdigest() == data.data_hash("digits")
 
 

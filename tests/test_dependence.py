@@ -1,5 +1,4 @@
 "Joint normality and dependence, beyond their chapters: peers where they are installed, plain loops and tables where not, what is refused, what is kept."
-import importlib.util
 import math
 import resource
 
@@ -10,6 +9,7 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peers import installed
 
 from normalnorm.analysis.dependence import distance_correlation, excess_mutual_information, mutual_information, unbiased_distance_correlation
 from normalnorm.analysis.joint_normality import henze_zirkler, henze_zirkler_null
@@ -54,10 +54,9 @@ def test_henze_zirkler_equals_the_printed_formula(n, d, draw):
     assert abs(found.statistic.item() - t) < 1e-8 and abs(found.p.item() - p) < 1e-8
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pingouin") is None, reason="pingouin is not installed")
 @pytest.mark.parametrize("n, d", [(30, 2), (200, 5), (1500, 16)])
 def test_henze_zirkler_equals_pingouin(n, d):
-    import pingouin
+    pingouin = installed("pingouin")
     for draw in (np.random.default_rng(0).normal, np.random.default_rng(1).exponential):
         x = draw(size=(n, d))
         expected, found = pingouin.multivariate_normality(x), henze_zirkler(torch.tensor(x))
@@ -128,9 +127,8 @@ def test_mutual_information_equals_another_count(k):
                 assert abs(found - by_another_tree(x, y, k)) < 1e-9
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
 def test_mutual_information_equals_scikit_learn():
-    from sklearn.feature_selection import mutual_info_regression
+    mutual_info_regression = installed("sklearn.feature_selection").mutual_info_regression
     x, z = np.random.default_rng(0).normal(size=(2, 1500))
     for y in (x + z, np.sin(3 * x) + 0.1 * z):
         expected = mutual_info_regression(x[:, None], y, n_neighbors=4, random_state=0)[0]         # it adds noise of 1e-10, which may move a count
@@ -189,9 +187,9 @@ def test_the_fast_sum_equals_tables_whatever_the_ties(n, values, seed):
     assert math.isnan(found) and math.isnan(expected[1]) or abs(found - expected[1]) < 1e-7 * max(1, abs(expected[1]))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dcor") is None, reason="dcor is not installed")
-def test_distance_correlation_equals_dcor():
-    import dcor
+def test_distance_correlation_equals_dcor(monkeypatch):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")            # 2 seconds instead of 19: most of them compile what is called four times
+    dcor = installed("dcor")
     x, z = np.random.default_rng(0).normal(size=(2, 500))
     for y in (z, x**2 + z):
         assert abs(distance_correlation(torch.tensor(x), torch.tensor(y)).item() - dcor.distance_correlation(x, y)) < 1e-10

@@ -1,12 +1,12 @@
 "Around a converted model: running averages, freezing, weight decay, folding, factories, export; against hand computations, torch, timm, transformers and onnxruntime."
 import copy
 import functools
-import importlib
 import pickle
 import warnings
 
 import pytest
 import torch
+from peers import installed
 from torch import nn
 from torch.nn import functional as F
 
@@ -134,13 +134,6 @@ def test_parameter_groups():
     assert [len(g["params"]) for g in parameter_groups(nn.LayerNorm(3))] == [2]
     with pytest.raises(ValueError, match="negative"):
         parameter_groups(tied, -0.1)
-
-
-def installed(name):
-    try:
-        return importlib.import_module(name)
-    except Exception as error:          # torchvision without a build for this torch fails when it is imported
-        pytest.skip(f"{name} cannot be imported: {type(error).__name__}")
 
 
 def test_weight_decay_with_timm():

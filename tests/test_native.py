@@ -22,7 +22,8 @@ CASES = {"batch": ((8, 3, 5, 7), (0, 2, 3), COLUMN), "one image": ((1, 3, 5, 7),
          "last axis": ((4, 3, 131), (-1,), (131,)),
          "group": ((3, 2, 5, 4, 4), (2, 3, 4), (1, 2, 5, 1, 1)), "matrix": ((32, 37), (0,), (37,)), "volume": ((2, 3, 4, 5, 6), (0, 2, 3, 4), (1, 3, 1, 1, 1)),
          "whole": ((50,), (0,), None), "rows": ((7, 11), (1,), (7, 1)), "two values": ((2, 19), (0,), None),
-         "long": ((3, 5000), (1,), None), "shared weight": ((4, 6, 9), (0, 2), (1, 1, 1))}
+         "long": ((3, 5000), (1,), None), "sixteen": ((37, 3, 4, 4), (0, 2, 3), COLUMN), "runs of 192": ((7, 3, 12, 16), (0, 2, 3), COLUMN),
+         "large": ((24, 3, 14, 14), (0, 2, 3), COLUMN), "columns of four": ((70, 68), (0,), (68,)), "shared weight": ((4, 6, 9), (0, 2), (1, 1, 1))}
 
 
 @pytest.fixture(autouse=True)
@@ -183,13 +184,85 @@ def test_given_statistics(shape):
     u, (weight, bias) = torch.randn(shape) * 3, torch.randn(2, *per_channel)
     exact = core.normality_norm(u.double(), (0,), weight.double(), bias.double(), statistics=Statistics(*(s.double() for s in statistics)))[0]
     for x in (u, u.to(memory_format=torch.channels_last)) if len(shape) == 4 else (u,):
-        out = native.evaluate(x, statistics, weight, bias, Settings())
-        assert out is not None and out.stride() == torch.empty_like(x).stride()
+        out = native.evaluate(native.given_plan(x, statistics, weight, bias), x, statistics, weight, bias, Settings())
+        assert out.stride() == torch.empty_like(x).stride()
         torch.testing.assert_close(out, exact.float(), rtol=2e-5, atol=2e-5)
         torch.testing.assert_close(normality_norm(x, (0,), weight, bias, statistics=statistics)[0], out)
-    frozen = weight.clone().requires_grad_()
-    normality_norm(u, (0,), frozen, bias, statistics=statistics)[0].sum().backward()      # with gradients: the definition
-    assert frozen.grad.isfinite().all()
+    if statistics.lmbda.numel() > 1:
+        assert native.given_plan(u, statistics._replace(var=statistics.var[:, :1]), None, None) is None
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (40, 3, 16, 16)])
+def test_gradient_for_given_statistics(shape):
+    "A frozen layer: first derivatives by the kernel, for λ = 1, far values and values that `representable` moves too; second derivatives by the definition."
+    torch.manual_seed(0)
+    per_channel = (1, shape[1], *(1,) * (len(shape) - 2))
+    statistics = Statistics(torch.randn(per_channel), torch.rand(per_channel) + 0.1, torch.rand(per_channel) * 4 - 1)
+    statistics.lmbda[:, 0] = 1
+    for scale in (1.0, 1e4, 1e25):
+        leaves = [torch.randn(shape) * scale, torch.randn(per_channel), torch.randn(per_channel)]
+        grad, found = torch.randn(shape), []
+        for function, dtype in ((normality_norm, torch.float32), (core.normality_norm, torch.float64)):
+            for memory in (torch.contiguous_format, torch.channels_last) if len(shape) == 4 and dtype == torch.float32 else (torch.contiguous_format,):
+                u, weight, bias = (t.to(dtype).requires_grad_() for t in leaves)
+                out = function(u.to(memory_format=memory), (0,), weight, bias, statistics=Statistics(*(t.to(dtype) for t in statistics)))[0]
+                found.append([g.double() for g in torch.autograd.grad(out, (u, weight, bias), grad.to(dtype))])
+        *mine, exact = found
+        for of_u, of_weight, of_bias in mine:
+            torch.testing.assert_close(of_bias, exact[2], rtol=1e-5, atol=1e-4)
+            if scale < 1e20:
+                torch.testing.assert_close(of_u, exact[0], rtol=5e-5, atol=1e-7)
+                assert ((of_weight - exact[1]).abs() <= 1e-5 * exact[1].abs().max()).all()
+            else:                                                   # 0 where the value was moved, else as the definition
+                with set_backend("eager"):
+                    u = leaves[0].clone().requires_grad_()
+                    of_eager, = torch.autograd.grad(normality_norm(u, (0,), leaves[1], leaves[2], statistics=statistics)[0], u, grad)
+                torch.testing.assert_close(of_u.float(), of_eager, rtol=1e-4, atol=1e-37)
+    u = torch.randn(shape, requires_grad=True)
+    first, = torch.autograd.grad(normality_norm(u, (0,), leaves[1], None, statistics=statistics)[0].square().sum(), u, create_graph=True)
+    second, = torch.autograd.grad(first.square().sum(), u)
+    with set_backend("eager"):
+        expected, = torch.autograd.grad(normality_norm(u, (0,), leaves[1], None, statistics=statistics)[0].square().sum(), u, create_graph=True)
+        torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(second, torch.autograd.grad(expected.square().sum(), u)[0], rtol=1e-3, atol=1e-3)
+    var = statistics.var.clone().requires_grad_()                   # a derivative that the kernel does not have
+    assert torch.autograd.grad(normality_norm(u, (0,), statistics=statistics._replace(var=var))[0].sum(), var)[0].abs().min() > 0
+
+
+@pytest.mark.parametrize("lmbda", [-1.0, -0.3, 0.0, 1e-3, 0.5, 0.99, 1.001, 1.7, 2.0, 3.0])
+def test_by_pieces(lmbda):
+    "The table of polynomials: four units in the last place, at the borders of its pieces too; values beyond it, NaN and infinity by the other way."
+    borders = torch.cat([2.0**o * (1 + torch.arange(4) / 4) - 1 for o in range(4)])
+    h = torch.cat([torch.randn(4000), torch.logspace(-30, 1.2, 4000), borders, torch.nextafter(borders, torch.tensor(0.0)), torch.nextafter(borders, torch.tensor(9e9))])
+    h = torch.cat([h, -h])
+    given = Statistics(torch.zeros(1, 1, 1), torch.ones(1, 1, 1), torch.full((1, 1, 1), lmbda))
+
+    def evaluated(u):
+        return native.evaluate(native.given_plan(u, given, None, None), u, given, None, None, Settings(eps=0.0))
+
+    inside = h[h.abs() < 15]
+    l = torch.tensor(lmbda).double()
+    eta, ell = torch.where(inside < 0, 2 - l, l), inside.double().abs().log1p()
+    exact = torch.copysign(torch.where(eta == 0, ell, torch.expm1(eta * ell) / torch.where(eta == 0, 1.0, eta)), inside.double())
+    error = (evaluated(inside[None, None])[0, 0] - exact).abs() / 2.0 ** (exact.abs().clamp(min=2.0**-126).log2().floor() - 23)
+    assert error.max() < 4
+    mixed = torch.randn(3, 1, 700)
+    mixed[1, 0, 5:9] = torch.tensor([torch.nan, torch.inf, 16.5, -1e9])
+    out, usual = evaluated(mixed), mixed.abs() < 1e10
+    expected = core.normality_norm(mixed, (0, 2), eps=0.0, statistics=given)[0]
+    torch.testing.assert_close(out[usual], expected[usual], rtol=3e-5, atol=1e-7)
+    assert torch.equal(out.isfinite() | mixed.isinf(), usual | mixed.isinf())
+
+
+def test_large_unit_with_an_outlier():
+    "Beyond the table; and a first element far from the mean, or the mean far from the deviation."
+    for first, shift in ((40.0, 0.0), (1e4, 0.0), (0.0, 1e4)):
+        torch.manual_seed(0)
+        u = torch.randn(5, 2, 40, 40) + shift
+        u[0, :, 0, 0] += first
+        found, reference = (derivatives(f, u, (0, 2, 3), (1, 2, 1, 1), d) for f, d in ((normality_norm, None), (core.normality_norm, torch.float64)))
+        for f, r in zip(found, reference):
+            assert (f - r).abs().max() <= (2e-4 if first > 100 else 2e-5) * r.abs().max()
 
 
 def test_evaluation_far_outside():
@@ -197,7 +270,7 @@ def test_evaluation_far_outside():
     u = torch.tensor([0.0, 1.0, -1.0, 1e6, -1e6, 1e20, -1e20, 3e38, -3e38, torch.inf, -torch.inf, torch.nan] * 4)
     for lmbda in (-3.0, 0.0, 0.5, 1.0, 2.0, 3.0, 5.0):
         given = Statistics(torch.zeros(1, 1), torch.ones(1, 1), torch.full((1, 1), lmbda))
-        out = native.evaluate(u[:, None], given, None, None, Settings(eps=0.0))[:, 0]
+        out = native.evaluate(native.given_plan(u[:, None], given, None, None), u[:, None], given, None, None, Settings(eps=0.0))[:, 0]
         usual = u.abs() <= 1e6
         exact = core.normality_norm(u[usual][:, None].double(), (0,), eps=0.0, statistics=Statistics(*(s.double() for s in given)))[0][:, 0]
         torch.testing.assert_close(out[usual], exact.float(), rtol=3e-5, atol=0)
@@ -268,6 +341,7 @@ def test_other_processors(flags, monkeypatch, tmp_path):
             assert far(derivatives(normality_norm, u, dim, weight, noise=0.4), derivatives(core.normality_norm, u, dim, weight, torch.float64, noise=0.4)) < 2e-5
         test_given_statistics((8, 3, 5, 7))
         test_given_statistics((32, 37))
+        test_gradient_for_given_statistics((32, 37))
         test_evaluation_far_outside()
     finally:
         native._library.cache_clear()

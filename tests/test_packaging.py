@@ -36,7 +36,7 @@ def test_wheel(tmp_path):
 def test_import_is_light():
     "`import normalnorm` loads neither torch nor anything heavy; using a layer loads torch, but no development tool and no plotting."
     assert python("import sys, normalnorm; print('torch' in sys.modules, 'numpy' in sys.modules)") == "False False"
-    unwanted = ("nbdev", "fastcore", "matplotlib", "IPython", "nbformat", "pandas", "sklearn", "scipy")
+    unwanted = ("nbdev", "fastcore", "matplotlib", "IPython", "nbformat", "pandas", "sklearn", "scipy", "torchvision", "transformers", "timm", "statsmodels", "numba")
     loaded = python(f"import sys, torch; before = set(sys.modules); from normalnorm import BatchNormalNorm2d; "
                     f"print([m for m in {unwanted} if m in set(sys.modules) - before])")
     assert loaded == "[]"

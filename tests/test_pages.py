@@ -146,6 +146,30 @@ def test_a_new_style_reaches_the_pages(tmp_path):
         assert page.exists() == stays
 
 
+def test_a_renamed_chapter_leaves_nothing(tmp_path):
+    "Neither page nor copy; a chapter that is still listed, pages that are no notebooks, and what is nobody's stay."
+    (tmp_path / "_toc.yml").write_text("root: nbs/index\nparts:\n  - chapters:\n      - file: nbs/230_layers.core\n      - file: nbs/api\n", encoding="utf-8")
+    gone, stays = [], ["executed/notes.txt", "html/nbs/index.html", "html/nbs/api.html", "html/_sources/nbs/api.md", "html/genindex.html",
+                  "html/_static/230_old.html", "html/nbs/folder.html/x"]
+    for folder, suffixes in build.LEFT_BY_A_BUILD.items():
+        for suffix in suffixes:
+            gone += [f"{folder}/230_layers.functional{suffix}", f"{folder}/230_layers{suffix}"]
+            stays.append(f"{folder}/230_layers.core{suffix}")
+    for name in gone + stays:
+        path = tmp_path / "_build" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    assert sorted(build.remove_leftovers(tmp_path)) == sorted(gone)
+    left = {p.relative_to(tmp_path / "_build").as_posix() for p in (tmp_path / "_build").rglob("*") if p.is_file()}
+    assert left == set(stays) and build.remove_leftovers(tmp_path) == []
+
+
+def test_the_book_has_the_pages_of_its_contents_only(html):
+    toc = build.table_of_contents()
+    listed = {Path(file).name for file in (toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"]))}
+    assert {p.stem for p in (html / "nbs").glob("*.html")} == listed
+
+
 # ---- broken examples ------------------------------------------------------------------------------------------
 
 MATHJAX = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax/tex-chtml.js"

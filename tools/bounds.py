@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "mpmath", "matplotlib", "lightning-fabric", "tqdm"]
-FREE = ("torch", "numpy", "scipy", "matplotlib")        # what `newest` takes without a pin; the book's tools keep theirs
+FREE = ("torch", "torchvision", "numpy", "scipy", "matplotlib")        # what `newest` takes without a pin; the book's tools keep theirs
 
 
 def requirements() -> list[str]:

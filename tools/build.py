@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tools import export, run
-from tools.chapters import ROOT, chapters
+from tools.chapters import ROOT, chapters, table_of_contents
 
 HTML = ROOT / "_build" / "html" / "index.html"
 
@@ -42,8 +42,25 @@ def forget_pages_of_another_style(root: Path = ROOT) -> None:
             page.unlink()
 
 
+LEFT_BY_A_BUILD = {"executed": (".ipynb", ".json"), "html/nbs": (".html",), "html/_sources/nbs": (".ipynb", ".md"), ".doctrees/nbs": (".doctree",),
+                   "jupyter_execute/nbs": (".ipynb",)}
+
+
+def remove_leftovers(root: Path = ROOT) -> list[str]:
+    "A renamed or deleted chapter leaves its page, its executed copy and what Sphinx kept of it: they go, or the page would still be found and searched. Returns their names."
+    toc = table_of_contents(root)
+    listed = {Path(file).name for file in (toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"]))}
+    found = [path for folder, suffixes in LEFT_BY_A_BUILD.items() for path in sorted((root / "_build" / folder).glob("*"))
+             if path.suffix in suffixes and path.stem not in listed and path.is_file()]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return [path.relative_to(root / "_build").as_posix() for path in found]
+
+
 def render() -> bool:
     "Render with Jupyter Book; warnings are errors. Skipped where nothing changed since the last rendering."
+    if removed := remove_leftovers():
+        print(f"removed what earlier chapters left: {', '.join(removed)}", flush=True)
     executed = "".join(f"{c.name}{run.Run(c).record()}" for c in chapters())
     stamp = ROOT / "_build" / "rendered"
     key = run.digest((state("nbs", "_config.yml", "settings.ini", "_toc.yml", "_static", "references.bib", "tools", "normalnorm") + executed).encode())

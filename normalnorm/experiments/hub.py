@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .data import SPLITS, DataError, Info, check_split
 
-# %% ../../nbs/034_experiments.hub.ipynb #f5f394f8
+# %% ../../nbs/034_experiments.hub.ipynb #be49e9c5
 @dataclass(frozen=True)
 class Entry:
     "A set on the hub: where it is and what it must look like. `side`: of its images, None where they differ; `every`: each how-manieth training example is for validation."
@@ -45,7 +45,7 @@ class Entry:
     size: str = ""                                  # of the download
     held_out: float = field(default=0.0)            # of a set without a test part: the share that becomes one
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #dc58f30a
 def _numbers(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
@@ -68,7 +68,7 @@ ENTRIES = {
                   revision="refs/convert/parquet", size="2 GB"),
 }
 
-# %% ../../nbs/034_experiments.hub.ipynb #e7694219
+# %% ../../nbs/034_experiments.hub.ipynb #43898795
 def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
     """Which examples make up `split`: the hub's split that they lie in, and their positions among its `count` examples, ascending.
 
@@ -87,7 +87,7 @@ def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
     mine = np.arange(len(place)) % entry.every == entry.every - 1
     return source, place[mine if split == "validation" else ~mine]
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #83f162a2
 def about(name: str) -> Info:
     "What is known of the set `name` without loading it; `info` of the chapter on data asks here. Images of differing sizes come out with 224 pixels a side."
     entry = ENTRIES[name]
@@ -98,7 +98,7 @@ def about(name: str) -> Info:
     shape = (3, entry.side or 224, entry.side or 224) if entry.mean else (128,)
     return Info(name, entry.title, "", "", entry.classes, shape, 255 if entry.mean else 0, sizes, entry.licence, entry.mean, entry.std)
 
-# %% ../../nbs/034_experiments.hub.ipynb #a600347c
+# %% ../../nbs/034_experiments.hub.ipynb #dc67796c
 def _library() -> Any:
     try:
         import datasets
@@ -120,7 +120,7 @@ def _reachable(library: Any) -> bool:
         return False
     return True
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #b0c7964b
 def place(name: str, folder: Path | str | None = None) -> Path | None:
     """The folder with the files of the set `name`: the given one, or the one in `NORMALNORM_DATASETS`; None where the hub is to be asked.
 
@@ -144,7 +144,7 @@ def _cure(name: str) -> str:
     return (f"on a machine with a network (download {entry.size}): hf download --repo-type dataset {entry.repository}{options} --local-dir DIR/{name}; bring DIR here and set "
             f"NORMALNORM_DATASETS=DIR, or give folder=. The folder must hold {files} (columns {columns}), or what datasets' save_to_disk wrote{',' + images if images else ''}")
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #2a5bcd02
 def open_source(name: str, source: str, folder: Path | str | None = None, streaming: bool = False) -> Any:
     """The hub's split `source` of the set `name` as an object of the library `datasets`, unchecked; `streaming` without downloading all of it.
 
@@ -171,7 +171,7 @@ def open_source(name: str, source: str, folder: Path | str | None = None, stream
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise DataError(f"{name}: a file of {where or 'the hub'} is damaged or cut short ({reason}). Remove it, then: {_cure(name)}") from error
 
-# %% ../../nbs/034_experiments.hub.ipynb #5b22e001
+# %% ../../nbs/034_experiments.hub.ipynb #1ae20e90
 def _columns(name: str, features: Any) -> tuple[str, str]:
     library, entry = _library(), ENTRIES[name]
     chosen = [next((c for c in wanted if c in features), None) for wanted in ((entry.image, "image"), (entry.label, "label"))]
@@ -183,7 +183,7 @@ def _columns(name: str, features: Any) -> tuple[str, str]:
         raise DataError(f"{name}: the column {label} has {kind.num_classes} classes ({', '.join(kind.names[:4])}, …), expected {len(entry.classes)}: {_cure(name)}")
     return image, label
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #d4c2dd5c
 def _checked(name: str, source: str, folder: Path | None, partial: bool) -> tuple[Any, str, np.ndarray]:
     "The hub's split with undecoded images, the name of their column, and all labels."
     library, entry = _library(), ENTRIES[name]
@@ -202,7 +202,7 @@ def _checked(name: str, source: str, folder: Path | None, partial: bool) -> tupl
         raise DataError(f"{name}, {source}: the column {image} holds {found.features[image]}, expected encoded images: {_cure(name)}") from error
     return found, image, labels.astype(np.int64)
 
-# %% ../../nbs/034_experiments.hub.ipynb #da5abc32
+# %% ../../nbs/034_experiments.hub.ipynb #d679e444
 def decode(content: bytes, what: str, size: int | None = None, exact: int | None = None) -> np.ndarray:
     """An encoded image as an array of bytes, shape (3, height, width).
 
@@ -226,7 +226,7 @@ def decode(content: bytes, what: str, size: int | None = None, exact: int | None
         picture = picture.crop((left, top, left + size, top + size))
     return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #d728d42c
 class _Standardizing:
     "Bytes to floats: (pixel/255 − mean)/std by channel."
 
@@ -260,7 +260,7 @@ class Images(_Standardizing):
         other.pixels, other.labels, other.scale, other.shift = (t.to(other.device) for t in (self.pixels, self.labels, self.scale, self.shift))
         return other
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #55425766
 class Decoded(_Standardizing):
     """A split whose images are decoded when they are asked for: `x[index]` as with `Images`, with `size` pixels a side.
 
@@ -297,7 +297,7 @@ class Decoded(_Standardizing):
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
         return self.floats(self.bytes(index)), self.labels[index.cpu()].to(self.device)
 
-# %% ../../nbs/034_experiments.hub.ipynb #f95a810d
+# %% ../../nbs/034_experiments.hub.ipynb #5a5773ec
 @lru_cache(maxsize=4)
 def _small(name: str, source: str, folder: Path | None, partial: bool) -> tuple[Tensor, np.ndarray]:
     "All images of a set of small ones, and their labels."
@@ -309,7 +309,7 @@ def _small(name: str, source: str, folder: Path | None, partial: bool) -> tuple[
         pixels[index] = whole.bytes(index)
     return pixels, labels
 
-
+# %% ../../nbs/034_experiments.hub.ipynb #957c1d0e
 def split(name: str, split: str, first: int | None = None, device: torch.device | str | None = None, folder: Path | str | None = None, size: int = 224,
           partial: bool = False) -> Images | Decoded:
     """One split of a set of the hub; see `dataset`.

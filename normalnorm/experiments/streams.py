@@ -22,7 +22,7 @@ from .data import SPLITS, DataError, Tensors
 from .data import info as info_of
 from .text import Windows
 
-# %% ../../nbs/036_experiments.streams.ipynb #de774002
+# %% ../../nbs/036_experiments.streams.ipynb #cbdf8423
 _END = object()
 
 
@@ -71,7 +71,7 @@ def ahead(items: Iterable[Any], depth: int = 2) -> Iterator[Any]:
         stopped.set()
         thread.join()
 
-
+# %% ../../nbs/036_experiments.streams.ipynb #4769b3f6
 def batches(split: Any, order: Iterable[Tensor], depth: int = 2) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches `split[index]` for each `index` of `order`; prepared ahead by a thread where that saves time, directly where the split lies in memory.
 
@@ -84,10 +84,7 @@ def batches(split: Any, order: Iterable[Tensor], depth: int = 2) -> Iterator[tup
     found = (split[index] for index in order)
     return found if isinstance(split, (Tensors, hub.Images, Windows)) else ahead(found, depth)
 
-
-# First the equation, against an event-by-event calculation in which the thread may be two batches ahead: batch $i$ is begun when batch $i-1$ is read and a place is free, and used when it is read and the one before it is trained on.
-
-# %% ../../nbs/036_experiments.streams.ipynb #e533efb5
+# %% ../../nbs/036_experiments.streams.ipynb #f9642b8b
 class Stream:
     """Batches of a source that is read from front to back; one pass over `for x, y in stream` is an epoch.
 
@@ -167,7 +164,7 @@ class Stream:
             if pair is not None:
                 yield pair
 
-
+# %% ../../nbs/036_experiments.streams.ipynb #3525ca5d
 def _mine(entry: hub.Entry, split: str) -> tuple[str, Callable[[int], bool]]:
     source = list(entry.examples)[-1 if split == "test" else 0]
     if split == "test":
@@ -184,7 +181,7 @@ def _checked(name: str, split: str, kind: str) -> hub.Entry:
         raise ValueError(f"no split is called {split!r}: expected {', '.join(SPLITS)}")
     return entry
 
-
+# %% ../../nbs/036_experiments.streams.ipynb #61bcb6cc
 def images(name: str, split: str, batch: int, seed: int | None = None, folder: Path | str | None = None, size: int = 224, blocks: int = 16,
            device: torch.device | str | None = None) -> Stream:
     """Batches of decoded images of a set of the hub, read from front to back: float32 (B, 3, size, size), standardized, and int64 labels.
@@ -215,7 +212,7 @@ def images(name: str, split: str, batch: int, seed: int | None = None, folder: P
 
     return Stream(opened, keep, lambda examples: examples, collate, batch, blocks * batch, seed, name)
 
-
+# %% ../../nbs/036_experiments.streams.ipynb #2d6ee54e
 def text(name: str, split: str, batch: int, seed: int | None = None, folder: Path | str | None = None, length: int = 128, block: int = 4096,
          device: torch.device | str | None = None) -> Stream:
     """Batches of windows of a text of the hub: its bytes, a line feed after each line; inputs and next bytes, both int64 of shape (B, length).

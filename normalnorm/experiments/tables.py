@@ -17,7 +17,7 @@ from ..claims import near
 from .results import Recipe, UnknownName, default_out, find, plan, read_row, recipes, rows
 from .statistics import detectable, paired_test, summarize
 
-# %% ../../nbs/062_experiments.tables.ipynb #4150e664
+# %% ../../nbs/062_experiments.tables.ipynb #5758f7d3
 def _cells(header: list[str], body: list[list[str]]) -> str:
     width = [max(len(row[i]) for row in [header, *body]) for i in range(len(header))]
     lines = [header, ["-" * w for w in width], *body]
@@ -50,7 +50,7 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]], paper: bool = False
             body[-1].append("" if p is None else f"{p.mean:.2f}" if p.se is None else f"{p.mean:.2f} ± {p.se:.2f}")
     return _cells(["arm", "seeds", *recipe.columns.values(), *(["the paper's, at its own scale"] if paper and recipe.paper else [])], body)
 
-
+# %% ../../nbs/062_experiments.tables.ipynb #a074b8a8
 def caption(recipe: Recipe | str, scale: str, found: list[dict[str, Any]]) -> str:
     """What limits the meaning of a table of these rows: scale, data, seeds, devices, versions, time, tuning.
 
@@ -72,7 +72,7 @@ def caption(recipe: Recipe | str, scale: str, found: list[dict[str, Any]]) -> st
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± standard error over seeds. On {one_of('device')}, torch {one_of('torch')}, {minutes:.1f} min in all. "
             + tuning + (f"; not tuned: {', '.join(untuned)}" if untuned else "") + ".")
 
-# %% ../../nbs/062_experiments.tables.ipynb #4decb4b3
+# %% ../../nbs/062_experiments.tables.ipynb #f582fd03
 def differences(found: list[dict[str, Any]], first: str, second: str, metric: str) -> list[float]:
     "The metric of arm `second` minus that of arm `first`, for each seed that both have."
     a, b = _pairs(found, first, second, metric)
@@ -84,7 +84,7 @@ def _pairs(found: list[dict[str, Any]], first: str, second: str, metric: str) ->
     seeds = sorted({seed for arm, seed in by if arm == first} & {seed for arm, seed in by if arm == second})
     return [by[first, seed] for seed in seeds], [by[second, seed] for seed in seeds]
 
-
+# %% ../../nbs/062_experiments.tables.ipynb #935eaea9
 _COMPARED = ["paired difference", "of", "seeds", "mean ± SE", "95 % t interval", "excludes 0", "p (t)", "p (signs)", "seen in 80 %"]
 
 
@@ -110,7 +110,7 @@ def comparison(recipe: Recipe | str, found: list[dict[str, Any]], metrics: Itera
                 body.append(_compared(f"{second} − {first}", recipe.columns.get(metric, metric), a, b))
     return _cells(_COMPARED, body)
 
-
+# %% ../../nbs/062_experiments.tables.ipynb #466e2206
 def every_seed(recipe: Recipe | str, found: list[dict[str, Any]], metric: str) -> str:
     "The metric of each seed of each arm, as a table in Markdown: nothing is left out."
     seeds = sorted({row["seed"] for row in found})
@@ -158,7 +158,7 @@ def report(name: Recipe | str, out: Path | str | None = None) -> str:
         parts.append(f"no finished runs: normalnorm run {recipe.name} --scale smoke --seeds 3")
     return "\n\n".join(parts)
 
-# %% ../../nbs/062_experiments.tables.ipynb #28ab1c06
+# %% ../../nbs/062_experiments.tables.ipynb #791b219d
 def _arm(name: str) -> tuple[Recipe, str]:
     recipe, _, arm = name.partition("/")
     found = find(recipe)
@@ -194,7 +194,7 @@ def compare(first: str, second: str, scale: str = "book", out: Path | str | None
     return (f"Scale {scale}, seeds {_seeds(common)}, paired by seed." + ("" if planned else " Not among the recipe's planned comparisons: chosen after looking, p values mean less.")
             + ("" if one is two else " Arms of different recipes: equal seeds do not mean equal batches.") + "\n\n" + _cells(_COMPARED, text))
 
-
+# %% ../../nbs/062_experiments.tables.ipynb #77dde624
 def _compare_folders(first: Path, second: Path) -> str:
     sides = [{row["hash"]: row for path in sorted(folder.glob("*/*/*.json")) if (row := read_row(path))} for folder in (first, second)]
     common = [key for key in sides[0] if key in sides[1]]
@@ -214,7 +214,7 @@ def _compare_folders(first: Path, second: Path) -> str:
     apart = f"; only in one of them: {len(sides[0]) - len(common)} and {len(sides[1]) - len(common)}"
     return f"{second} minus {first}: {len(common)} common runs{apart}\n\n" + _cells(["recipe", "scale", "arm", "common runs", "equal to the last bit", "mean difference ± SE"], body)
 
-# %% ../../nbs/062_experiments.tables.ipynb #c2f3f1fe
+# %% ../../nbs/062_experiments.tables.ipynb #f6f716b9
 def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
@@ -223,7 +223,7 @@ def _medians(found: list[dict[str, Any]]) -> dict[str, float]:
     "Arm → median time of its runs, in seconds."
     return {arm: statistics.median(row["wall_seconds"] for row in found if row["arm"] == arm) for arm in dict.fromkeys(row["arm"] for row in found)}
 
-
+# %% ../../nbs/062_experiments.tables.ipynb #3a016c40
 def forecast(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int] | None = None, out: Path | str | None = None, arms: Iterable[str] | None = None) -> str:
     """What `run` would do with the same arguments: each job's state, an estimate from finished runs, and what stands in the way. Runs nothing.
 
@@ -250,7 +250,7 @@ def forecast(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int
     lines.append(_cells(["run", "state", "estimate"], [[job.label, job.state, _time(known[job.arm]) if job in left and job.arm in known else ""] for job in jobs]))
     return "\n\n".join(lines)
 
-
+# %% ../../nbs/062_experiments.tables.ipynb #b90393b9
 def listing(out: Path | str | None = None) -> str:
     "All recipes, with their scales, what they are about, their estimated and measured cost, and what has been run in `out`, as a table in Markdown."
     out, body = Path(out or default_out()), []

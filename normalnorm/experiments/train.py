@@ -75,7 +75,7 @@ def as_split(part: Any, device: torch.device | str) -> Split:
     part = Tensors(*part) if isinstance(part, (tuple, list)) else part
     return part.to(device) if hasattr(part, "to") else part
 
-# %% ../../nbs/050_experiments.train.ipynb #7de004b8
+# %% ../../nbs/050_experiments.train.ipynb #3d65b4d8
 def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
     """Cross-entropy of `scores` (B, K) with class numbers (B,) or class probabilities (B, K), or of (B, T, K) with class numbers (B, T).
 
@@ -98,7 +98,7 @@ def correct(scores: Tensor, targets: Tensor) -> Tensor:
     "How many predictions are right: the largest score stands at the class number, or at the largest probability."
     return (scores.argmax(-1) == (targets.argmax(-1) if targets.is_floating_point() else targets)).sum()
 
-
+# %% ../../nbs/050_experiments.train.ipynb #ffef723a
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor], batch: int = 500, device: torch.device | str | None = None) -> tuple[float, float]:
     """Accuracy in [0, 1] and mean cross-entropy (nats) of `model` in evaluation mode on a data set, or one pass of a stream; leaves the mode as it was.
@@ -141,7 +141,7 @@ class Average:
             else:
                 self.state[name].lerp_(value, weight)
 
-# %% ../../nbs/050_experiments.train.ipynb #666f468b
+# %% ../../nbs/050_experiments.train.ipynb #ae6c393f
 class TrainingDiverged(RuntimeError):
     "The loss or a weight is NaN or infinite; the message says when, and where the last good checkpoint is."
 
@@ -149,7 +149,7 @@ class TrainingDiverged(RuntimeError):
 class CheckpointError(ValueError):
     "A checkpoint that cannot be read, or belongs to another run."
 
-
+# %% ../../nbs/050_experiments.train.ipynb #d0228b37
 def write_atomically(path: Path, write: Callable[[Any], None], replace: bool = True) -> bool:
     """Let `write` fill a new binary file beside `path`, then give it that name: `path` is never half written.
 
@@ -192,7 +192,7 @@ def clear_leftovers(path: Path) -> None:
     for fresh in path.parent.glob(f".{path.name}.*-*"):
         fresh.unlink(missing_ok=True)
 
-
+# %% ../../nbs/050_experiments.train.ipynb #1866051c
 def _resume(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -204,7 +204,7 @@ def _resume(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"the checkpoint {path} belongs to another run ({differ}): delete it, or give another file")
     return state
 
-# %% ../../nbs/050_experiments.train.ipynb #7808320b
+# %% ../../nbs/050_experiments.train.ipynb #3590106c
 class Moment(NamedTuple):
     """Where training stands when a callback is called.
 
@@ -221,7 +221,7 @@ class Moment(NamedTuple):
     loss: Tensor
     record: dict[str, Any]
 
-
+# %% ../../nbs/050_experiments.train.ipynb #80fa5136
 def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true", devices: int = 1, strategy: str = "auto") -> Any:
     """Lightning's Fabric for a device ("cpu", "cuda", "cuda:1") or for several of its kind; for several, `train` is run under its `launch`.
 
@@ -236,7 +236,7 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true", 
     device = torch.device(device)
     return Fabric(accelerator=device.type, devices=devices if devices > 1 or device.index is None or device.type == "cpu" else [device.index], strategy=strategy, precision=precision)
 
-
+# %% ../../nbs/050_experiments.train.ipynb #9e545d01
 class Bar:
     """Progress on a terminal: a bar for the run with loss, accuracy, throughput and time left, and a line per epoch. Needs tqdm.
 
@@ -269,7 +269,7 @@ class Bar:
             self._bar.close()
             self._bar = None
 
-
+# %% ../../nbs/050_experiments.train.ipynb #707da49a
 def _finite(model: nn.Module) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in model.state_dict().values() if value.is_floating_point())
 
@@ -298,7 +298,7 @@ def _parts(split: Any, settings: Settings, seed: int, epoch: int, count: int, ra
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
 
-
+# %% ../../nbs/050_experiments.train.ipynb #a3fb2f1c
 def train(model: nn.Module, data: Data, settings: Settings, seed: int = 0, device: torch.device | str = "cpu",
           checkpoint: Path | str | None = None, progress: Callable[[str], None] | None = None, *,
           augment: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,

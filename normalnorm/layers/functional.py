@@ -6,20 +6,28 @@
 __all__ = ['update_running', 'averages', 'normalized', 'raised', 'column', 'check_channels', 'batch_normal_norm',
            'instance_normal_norm', 'layer_normal_norm', 'group_normal_norm']
 
-# %% ../../nbs/235_layers.functional.ipynb #c4a17cda
+# %% ../../nbs/235_layers.functional.ipynb #e4cbbd48
+import math
+
 import torch
 from torch import Tensor
 
-from .backends import normality_norm
+from .backends import normality_norm, ordinary
 from .core import Statistics, affine, check_input
 
-# %% ../../nbs/235_layers.functional.ipynb #d1628214
+# %% ../../nbs/235_layers.functional.ipynb #d251d33d
 def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...], momentum: float | Tensor) -> None:
     """running ← (1−momentum)·running + momentum·value, in place, for several averages of one size; nothing where one of the new values is not finite.
 
     Results beyond the range of a buffer's dtype become its largest number.
     """
     values = [value.detach().flatten() for value in values]
+    if not isinstance(momentum, Tensor) and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in (*running, *values)) and ordinary(*running, *values):
+        if all(math.isfinite(value.dot(value)) for value in values):
+            for buffer, value in zip(running, values):
+                if buffer is not None:
+                    buffer.lerp_(value.view_as(buffer), momentum)
+            return
     finite = torch.stack([value.isfinite() for value in values]).all(0)
     for buffer, value in zip(running, values):
         if buffer is not None:
@@ -32,7 +40,7 @@ def averages(used: Statistics, count: int) -> tuple[Tensor, Tensor, Tensor]:
     "What running averages follow: mean, unbiased variance of `count` elements, λ (1 without a transform)."
     return used.mean, used.var * (count / (count - 1)), torch.ones_like(used.mean) if used.lmbda is None else used.lmbda
 
-
+# %% ../../nbs/235_layers.functional.ipynb #c984a0ad
 def normalized(input: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, *settings, **options) -> tuple[Tensor, Statistics | None]:
     "`normality_norm`, and for an empty input an empty result that depends on weight and bias."
     if not input.numel():
@@ -46,7 +54,7 @@ def raised(input: Tensor) -> Tensor:
         return input.float()
     return input
 
-
+# %% ../../nbs/235_layers.functional.ipynb #40280cfc
 def column(value: Tensor | None, ndim: int) -> Tensor | None:
     "(C,) → (1, C, 1, …)."
     return None if value is None else value.reshape(1, -1, *(1,) * (ndim - 2))
@@ -71,7 +79,7 @@ def _running(input: Tensor, alpha: float, mean: Tensor | None, var: Tensor | Non
     compute = torch.promote_types(input.dtype, torch.float32)
     return Statistics(*(None if v is None else column(v, input.ndim).to(compute) for v in (mean, var, lmbda if alpha else None)))
 
-
+# %% ../../nbs/235_layers.functional.ipynb #05ccab77
 def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
                       running_lambda: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None,
                       training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5, noise: float = 0.4, alpha: float = 1.0,
@@ -97,7 +105,7 @@ def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None, running
         update_running((running_mean, running_var, running_lambda), averages(used, count), momentum)
     return out
 
-
+# %% ../../nbs/235_layers.functional.ipynb #3de0778d
 def instance_normal_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
                          running_lambda: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None,
                          use_input_stats: bool = True, momentum: float | Tensor = 0.1, eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
@@ -123,7 +131,7 @@ def instance_normal_norm(input: Tensor, running_mean: Tensor | None = None, runn
         update_running((running_mean, running_var, running_lambda), tuple(value.mean(0) for value in averages(used, count)), momentum)
     return out
 
-
+# %% ../../nbs/235_layers.functional.ipynb #70587162
 def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None,
                       eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled") -> Tensor:
     """Layer normality normalization over the last axes, of sizes `normalized_shape`: the functional form of `LayerNormalNorm`.
@@ -142,7 +150,7 @@ def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...], weight: 
             raise ValueError(f"{name} has the shape {tuple(value.shape)}, expected normalized_shape={shape}")
     return normalized(raised(input), tuple(range(-len(shape), 0)), weight, bias, eps, noise, alpha, steps, safeguard, noise_kind=noise_kind)[0]
 
-
+# %% ../../nbs/235_layers.functional.ipynb #407f3c08
 def group_normal_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
                       noise: float = 0.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled") -> Tensor:
     """Group normality normalization of an input of shape (B, C, …), over each of `num_groups` groups of channels of an image: the functional form of `GroupNormalNorm`.

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GaussianizedStatistics', 'gaussianized_norm', 'GaussianizedBatchNorm', 'GaussianizedLayerNorm']
 
-# %% ../../nbs/267_layers.gaussianized.ipynb #e3ebce14
+# %% ../../nbs/267_layers.gaussianized.ipynb #dca1da1c
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from .noise import add_noise, draw_seed
 from ..theory.gaussianizers import Gaussianizer, Power
 from ..theory.newton import Over, over
 
-
+# %% ../../nbs/267_layers.gaussianized.ipynb #3720b810
 class GaussianizedStatistics(NamedTuple):
     "What a set of elements shares: mean, biased variance, and the gaussianizer's parameters."
     mean: Tensor
@@ -57,7 +57,7 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
         x = add_noise(x, dim, noise, noise_kind, draw_seed(u.device) if seed is None else seed, offset)
     return affine(x, weight, bias).to(u.dtype), statistics
 
-# %% ../../nbs/267_layers.gaussianized.ipynb #4e9cf49e
+# %% ../../nbs/267_layers.gaussianized.ipynb #118131d6
 class GaussianizedBatchNorm(nn.Module):
     """Batch normalization of (B, C, …) inputs with any gaussianizer; with `Power()`, the default, `BatchNormalNorm1d`, `2d` and `3d` in one.
 
@@ -113,7 +113,7 @@ class GaussianizedBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.num_features}, {type(self.gaussianizer).__name__}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, noise={self.noise}"
 
-
+# %% ../../nbs/267_layers.gaussianized.ipynb #842b59e8
 class GaussianizedLayerNorm(nn.Module):
     """Layer normalization over the last axes, of sizes `normalized_shape`, with any gaussianizer; with `Power()`, the default, `LayerNormalNorm`.
 

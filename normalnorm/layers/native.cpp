@@ -5,8 +5,12 @@
 #include <cstring>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 #include <vector>
 #if defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"          // GCC 12 gives this one about its own headers
+#endif
 #include <immintrin.h>
 #endif
 
@@ -18,6 +22,11 @@ constexpr int VL = 16;
 constexpr int VL = 8;
 #else
 constexpr int VL = 4;
+#endif
+#if defined(__AVX512F__)
+constexpr bool PIECEWISE = true;                    // tables of 32 numbers are looked up in registers
+#else
+constexpr bool PIECEWISE = false;
 #endif
 typedef float V __attribute__((vector_size(4 * VL)));
 typedef int32_t I __attribute__((vector_size(4 * VL)));
@@ -50,9 +59,15 @@ inline V absolute(V x) { return (V)((I)x & 0x7fffffff); }
 inline V fma(V a, V b, V c) {                                   // a·b + c with one rounding, which the compiler may not simplify
 #if defined(__AVX512F__)
     return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#else
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
     V d;
     for (int i = 0; i < VL; i++) d[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return d;
+#else                                                           // no such instruction: in double the product is exact
+    V d;
+    for (int i = 0; i < VL; i++) d[i] = (float)((double)a[i] * b[i] + c[i]);
     return d;
 #endif
 }
@@ -83,6 +98,25 @@ inline V square_root(V x) {                                     // x ≥ 0, to 2
     return y;
 #endif
 }
+inline V exponent(V x) {                                        // e of a normal x = 2^e m > 0, 1 ≤ m < 2
+#if defined(__AVX512F__)
+    return (V)_mm512_maskz_getexp_ps(0xffff, (__m512)x);                          // like the plain one, of whose header GCC 12 warns
+#else
+    return __builtin_convertvector(((I)x >> 23) - 127, V);
+#endif
+}
+inline V lookup(const float table[16], I index) {               // the last four bits of the index count
+#if defined(__AVX512F__)
+    return (V)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, _mm512_load_ps(table));
+#elif defined(__AVX2__)
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(table), (__m256i)index), high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), (__m256i)index);
+    return (V)_mm256_blendv_ps(low, high, (__m256)(index << 28));
+#else
+    V found;
+    for (int i = 0; i < VL; i++) found[i] = table[index[i] & 15];
+    return found;
+#endif
+}
 inline double total(V x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)x);
@@ -91,6 +125,22 @@ inline double total(V x) {
     for (int i = 0; i < VL; i++) s += x[i];
     return s;
 #endif
+}
+
+// Sums of `count` vectors, added to s
+inline void totals(const V* t, int count, double* s) {
+    int m = 0;
+#if defined(__AVX512F__)
+    for (; m + 4 <= count; m += 4) {                // four at a time: halves are added while they are brought together
+        const __m512 *x = (const __m512*)(t + m);
+        __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1])), b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+        __m512 c = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+        __m256 d = _mm256_add_ps(_mm512_castps512_ps256(c), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(c), 1)));
+        __m128 e = _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
+        _mm256_storeu_pd(s + m, _mm256_add_pd(_mm256_loadu_pd(s + m), _mm256_cvtps_pd(e)));
+    }
+#endif
+    for (; m < count; m++) s[m] += total(t[m]);
 }
 
 // Two vectors side by side: a processor finds more to do at once in two chains of dependent steps than in one.
@@ -108,10 +158,10 @@ inline I bits(V x) { return (I)x; }
 inline I2 bits(V2 x) { return {(I)x.a, (I)x.b}; }
 inline V floats(I x) { return (V)x; }
 inline V2 floats(I2 x) { return {(V)x.a, (V)x.b}; }
-inline V converted(I x) { return __builtin_convertvector(x, V); }
-inline V2 converted(I2 x) { return {converted(x.a), converted(x.b)}; }
-inline I2 operator-(I2 x, int y) { return {x.a - y, x.b - y}; }
-inline I2 operator-(int x, I2 y) { return {x - y.a, x - y.b}; }
+inline V2 exponent(V2 x) { return {exponent(x.a), exponent(x.b)}; }
+inline V2 lookup(const float table[16], I2 index) { return {lookup(table, index.a), lookup(table, index.b)}; }
+inline I2 operator-(I2 x, I2 y) { return {x.a - y.a, x.b - y.b}; }
+inline I2 operator+(I2 x, I2 y) { return {x.a + y.a, x.b + y.b}; }
 inline I2 operator+(I2 x, int y) { return {x.a + y, x.b + y}; }
 inline I2 operator>>(I2 x, int y) { return {x.a >> y, x.b >> y}; }
 inline I2 operator<<(I2 x, int y) { return {x.a << y, x.b << y}; }
@@ -120,6 +170,7 @@ inline V2 absolute(V2 x) { return {absolute(x.a), absolute(x.b)}; }
 inline V2 with_sign(V2 x, V2 y) { return {with_sign(x.a, y.a), with_sign(x.b, y.b)}; }
 inline V2 fma(V2 x, V2 y, V2 z) { return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)}; }
 inline V2 fma(V2 x, V y, V2 z) { return {fma(x.a, y, z.a), fma(x.b, y, z.b)}; }
+inline V2 fma(V2 x, V2 y, V z) { return {fma(x.a, y.a, z), fma(x.b, y.b, z)}; }
 inline I negative(V x) { return (I)x < 0; }
 inline I2 negative(V2 x) { return {(I)x.a < 0, (I)x.b < 0}; }
 inline V choose(I left, const V c[2]) { return left ? c[1] : c[0]; }
@@ -129,69 +180,86 @@ inline void add(V& sum, V2 x) { sum += x.a + x.b; }
 inline void add(V& sum, V x, V y) { sum += x * y; }
 inline void add(V& sum, V2 x, V2 y) { sum += x.a * y.a, sum += x.b * y.b; }
 
-// log(1+a) for 0 ≤ a < 2^64: 1+a = 2^e (1+f) with 1+f in [√½, √2); f has one rounding, and none where e = 0.
-template <class T>
-inline T log1p_of(T a) {
-    auto e = (bits(1.0f + a) - 0x3f3504f3) >> 23;
-    T scale = floats(0x3f800000 - (e << 23));
-    T f = a * scale + (scale - 1.0f);
-    T p = f * -0.07621757593f + 0.1290441861f;
-    p = p * f - 0.132429888f;
-    p = p * f + 0.1418182765f;
-    p = p * f - 0.166090828f;
-    p = p * f + 0.200019738f;
-    p = p * f - 0.2500158295f;
-    p = p * f + 0.3333332569f;
-    p = p * f - 0.4999998835f;
-    return converted(e) * 0.69314718056f + (f * f * p + f);
+// Sixteen numbers c of 17 bits, each near 1/x in the middle of one of the intervals that divide [1, 2), and −log c. Among the neighbours those c are taken
+// whose −log c is a multiple of 2^-21, but for 2^-29. The float nearest to log 2 is one, too, and as near.
+alignas(64) const float inverses[16] = {             // 2^127 c
+    0x1p127f, 0x1.e526p126f, 0x1.cap126f, 0x1.b1cap126f, 0x1.9b9bp126f, 0x1.87dfp126f, 0x1.769dp126f, 0x1.678ap126f,
+    0x1.58c7p126f, 0x1.4aadp126f, 0x1.3e0fp126f, 0x1.333ep126f, 0x1.27e3p126f, 0x1.1e15p126f, 0x1.14bbp126f, 0x1.0c35p126f};
+alignas(64) const float logarithms[16] = {
+    0, 0x1.b94dp-5f, 0x1.c8858p-4f, 0x1.537d4p-3f, 0x1.befecp-3f, 0x1.11cf2p-2f, 0x1.3fedcp-2f, 0x1.69fc6p-2f,
+    0x1.94ea8p-2f, 0x1.bfadcp-2f, 0x1.e783ep-2f, 0x1.0578fp-1f, 0x1.18c11p-1f, 0x1.2a01fp-1f, 0x1.3b061p-1f, 0x1.4b0aap-1f};
+
+// log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c + log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.035.
+// The sum of the first two terms is exact below 8. f has one rounding, and none where e = 0 and c = 1.
+template <bool PLUS_ONE, class T>
+inline T logarithm(T a) {
+    T s = PLUS_ONE ? a * 1.03f + 1.03f : a * 1.03f;             // its leading bits say which c; because of the factor the interval of c = 1 extends to both sides of 1
+    auto which = bits(s) >> 19;
+    T scale = floats(bits(lookup(inverses, which)) - (bits(s) & 0x7f800000));           // 2^-e c
+    T f = PLUS_ONE ? fma(a, scale, scale - 1.0f) : fma(a, scale, set(-1.0f));
+    T p = f * -0.2447888851f + 0.3334292471f;
+    p = p * f - 0.5000022054f;
+    return (exponent(s) * 0.69314718056f + lookup(logarithms, which)) + (f * f * p + f);
 }
+template <class T>
+inline T log1p_of(T a) { return logarithm<true>(a); }
 
 template <class T>
-struct Exp { T m, scale; };          // exp(t) = scale (1+m), expm1(t) = scale m + (scale − 1), for t = eta·ell + low·ell, |t| ≤ 87
+struct Exp { T n, m; };              // exp(t) = 2^n (1+m), |t| ≤ 87; n comes with 1.5 · 2^23 added
+
+// t = η ell, with η/log 2 ≈ binary. What was rounded off, times 0.75 log 2, is `low`: it enters m = 2^r − 1, |r| ≤ ½, by its derivative 2^r log 2, and 2^r is taken to be
+// 0.75, as where r < 0 < n. There 2^n − 1 and 2^n m have opposite signs and no error to spare.
 template <class T>
-inline Exp<T> exp_of(T eta, T low, T ell) {
-    T n = (eta * ell) * 1.44269504089f + 12582912.0f;
-    T scale = floats((bits(n) << 23) + 0x3f800000);
-    n = n - 12582912.0f;
-    T r = fma(eta, ell, n * -0.693145752f);         // this product is exact
-    r = fma(n, set(-1.42860677e-6f), low * ell + r);
-    T p = r * 0.001388252153f + 0.008366513932f;
-    p = p * r + 0.04166719966f;
-    p = p * r + 0.1666654367f;
-    p = p * r + 0.4999999816f;
-    return {r * r * p + r, scale};
+inline Exp<T> exp_of(T binary, T low, T ell) {
+    T n = fma(binary, ell, set(12582912.0f));
+    T r = fma(binary, ell, 12582912.0f - n);                    // from the exact product
+    T p = r * 0.0001536608987f + 0.001338823442f;
+    p = p * r + 0.009618335292f;
+    p = p * r + 0.05550365615f;
+    p = p * r + 0.2402264938f;
+    return {n, fma(r, set(0.69314718056f), r * r * p + low * ell)};
 }
 template <class T>
-inline T expm1_from(Exp<T> x) { return x.m * x.scale + (x.scale - 1.0f); }
+inline T exp_from(Exp<T> x) {
+    T scale = floats((bits(x.n) << 23) + 0x3f800000);
+    return x.m * scale + scale;
+}
 template <class T>
-inline T exp_from(Exp<T> x) { return x.m * x.scale + x.scale; }
+inline T expm1_from(Exp<T> x, T factor) {                       // factor · expm1(t), with one rounding less than if it came last; 2^n factor may not underflow
+    T scaled = floats((bits(x.n) << 23) + bits(factor));
+    return fma(x.m, scaled, scaled - factor);
+}
 
 // The power transform of one unit: constants for h ≥ 0 and h < 0.
+// 1/η is rounded. An opposite error of t makes up for it, but for its size: exp turns a relative error of t into one of t eᵗ/expm1(t), which is 1 at t = 0, 1.7 at 1.2, 0.8 at −0.4.
 struct Power {
-    V eta[2], low[2], inverse[2];
-    float lmbda;
+    V binary[2], low[2], inverse[2];                // for exp_of; ±1/η with the sign of h
+    float lmbda, most;                              // `most`: the larger |η|
     bool identity, small;
     explicit Power(double l) {
         lmbda = (float)l;
+        most = (float)std::fmax(std::fabs(l), std::fabs(2 - l));
         identity = l == 1.0;
         small = std::fabs(l) < 0.25 || std::fabs(2 - l) < 0.25;
         for (int side = 0; side < 2; side++) {
-            double eta_ = side ? 2 - l : l;
-            if (std::fabs(eta_) < 1e-20) eta_ = 1e-20;
-            eta[side] = set((float)eta_);
-            low[side] = set((float)(eta_ - (float)eta_));
-            inverse[side] = set((float)(1 / eta_));
+            double eta = side ? 2 - l : l;
+            if (std::fabs(eta) < 1e-9) eta = 1e-9;
+            const float rounded = (float)(1 / eta);
+            const double wanted = eta * M_LOG2E, off = rounded * eta - 1;
+            binary[side] = set((float)wanted);
+            low[side] = set((float)((wanted - (float)wanted - (eta < 0 ? 1.05 : 0.6) * off * wanted) * (0.75 * M_LN2)));
+            inverse[side] = set(side ? -rounded : rounded);
         }
     }
 };
 
 template <class T>
-inline T transform(T h, T ell, const V eta[2], const V low[2], const V inverse[2]) {        // ψ(h), given ℓ = log1p|h|
+inline T transform(T h, T ell, const V binary[2], const V low[2], const V inverse[2]) {     // ψ(h), given ℓ = log1p|h|
     auto left = negative(h);
-    return with_sign(expm1_from(exp_of(choose(left, eta), choose(left, low), ell)) * choose(left, inverse), h);
+    return expm1_from(exp_of(choose(left, binary), choose(left, low), ell), choose(left, inverse));
 }
 template <class T>
-inline T transform(T h, T ell, const Power& w) { return transform(h, ell, w.eta, w.low, w.inverse); }
+inline T transform(T h, T ell, const Power& w) { return transform(h, ell, w.binary, w.low, w.inverse); }
 
 // ---- noise: Philox 4×32-10 with the element's index divided by four as counter, then Box–Muller ----
 
@@ -223,22 +291,9 @@ inline void rounds(Words& s, const Keys& keys) {
 }
 inline U both(W even, W odd) { return (U)((even & 0xffffffffull) | (odd << 32)); }
 
-inline V natural_log(V u) {                         // 2^-34 < u ≤ 1
-    I e = ((I)u - 0x3f3504f3) >> 23;
-    V f = (V)((I)u - (e << 23)) - 1.0f;
-    V p = f * 0.08734839204f - 0.1430751438f;
-    p = p * f + 0.1491797176f;
-    p = p * f - 0.1657050917f;
-    p = p * f + 0.1996207242f;
-    p = p * f - 0.2500175522f;
-    p = p * f + 0.3333395021f;
-    p = p * f - 0.4999999161f;
-    return __builtin_convertvector(e, V) * 0.69314718056f + (f * f * p + f);
-}
-
 inline void box_muller(U a, U b, V& first, V& second) {
     V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
-    V radius = square_root(natural_log(u) * -2.0f);
+    V radius = square_root(logarithm<false>(u) * -2.0f);
     U turned = b + 0x20000000u;                     // the angle in eighths of a turn, rounded to quarters: exact in integers
     V x = __builtin_convertvector((I)(turned & 0x3fffffffu) - 0x20000000, V) * 1.4629180792671596e-09f;         // 2π 2^-32
     V y = x * x;
@@ -282,15 +337,34 @@ struct Lanes {                                      // lane 4b+i holds counter +
 };
 const Lanes lanes;
 
-// Batches of 4·VL numbers: z[4j+i] = number i of counter + j. First all words, then all numbers: two loops with more work in flight than one.
+// Batches of 4·VL numbers: z[4j+i] = number i of counter j. First all words, then all numbers: two loops with more work in flight than one.
 constexpr int BATCH = 4 * VL, BATCHES = 8;
-void batches(uint64_t counter, int count, const Keys& keys, float* z) {
+struct Counters {                                   // of VL quadruples at a time, in runs of `run` quadruples that begin `run + jump` apart
+    W even, odd, even_at, odd_at;
+    const uint64_t run, jump;
+    Counters(uint64_t counter, uint64_t at, uint64_t run_, uint64_t jump_)
+        : even(lanes.even + counter), odd(lanes.odd + counter), even_at(lanes.even + at), odd_at(lanes.odd + at), run(run_), jump(jump_) { wrap(); }
+    void wrap() {
+        if (!jump) return;
+        for (uint64_t passed = 0; passed < VL; passed += run) {
+            W over = (W)(even_at >= run);
+            even += over & jump, even_at -= over & run;
+            over = (W)(odd_at >= run);
+            odd += over & jump, odd_at -= over & run;
+        }
+    }
+    void next() {
+        even += VL, odd += VL;
+        if (jump) even_at += VL, odd_at += VL, wrap();
+    }
+};
+void batches(Counters& counters, int count, const Keys& keys, float* z) {
     alignas(64) U words[BATCHES][4];
     for (int b = 0; b < count; b++) {
-        W even = lanes.even + (counter + b * VL), odd = lanes.odd + (counter + b * VL);
-        Words p{even, even >> 32, W{}, W{}}, q{odd, odd >> 32, W{}, W{}};
+        Words p{counters.even, counters.even >> 32, W{}, W{}}, q{counters.odd, counters.odd >> 32, W{}, W{}};
         rounds(p, keys), rounds(q, keys);
         words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1), words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
+        counters.next();
     }
     for (int b = 0; b < count; b++) {
         V m, n, o, p;
@@ -300,23 +374,120 @@ void batches(uint64_t counter, int count, const Keys& keys, float* z) {
     }
 }
 
-void normals(uint64_t start, i64 count, const Keys& keys, float* z) {   // for elements start, start+1, …
+void normals(Counters counters, int skip, i64 count, const Keys& keys, float* z) {     // `count` numbers, without the first `skip`
     alignas(64) float part[BATCHES * BATCH];
-    uint64_t counter = start >> 2;
-    int skip = (int)(start & 3);
     while (count > 0) {
         i64 wanted = (skip + count + BATCH - 1) / BATCH;
         const int b = wanted < BATCHES ? (int)wanted : BATCHES;
         i64 n = (i64)b * BATCH - skip < count ? (i64)b * BATCH - skip : count;
         if (n == (i64)b * BATCH) {
-            batches(counter, b, keys, z);
+            batches(counters, b, keys, z);
         } else {
-            batches(counter, b, keys, part);
+            batches(counters, b, keys, part);
             std::memcpy(z, part + skip, 4 * n);
         }
-        z += n, count -= n, skip = 0, counter += b * VL;
+        z += n, count -= n, skip = 0;
     }
 }
+void normals(uint64_t start, i64 count, const Keys& keys, float* z) {   // for elements start, start+1, …
+    normals(Counters(start >> 2, 0, 1, 0), (int)(start & 3), count, keys, z);
+}
+
+// ---- the transform as polynomials in pieces, for many elements of the same λ ----
+
+#if defined(__AVX512F__)
+// ψ(h)/h on four pieces of each octave of 1+|h| < 16, on either side of 0: polynomials of degree 5 in 1+|h| − (middle of the piece), looked up in registers.
+constexpr int TERMS = 6, PIECES = 32;
+struct Pieces {
+    alignas(64) float term[TERMS][PIECES];          // in powers of 1+|h| − middle, times the weight
+    static bool apply(const Power& p) { return !p.identity && p.most <= 3; }
+    void set(const Power& power, float weight);     // where it applies
+};
+struct Nodes {                                      // where ψ(h)/h is interpolated, and the solution of the interpolation
+    double ell[TERMS][PIECES], by_h[TERMS][PIECES], solve[TERMS][TERMS], scale[PIECES];
+    static int left(int piece) { return piece >= 16; }
+    Nodes() {
+        double x[TERMS], ahead[TERMS][2 * TERMS] = {};
+        for (int k = 0; k < TERMS; k++) {
+            x[k] = std::cos((k + 0.5) * M_PI / TERMS);
+            ahead[k][0] = 1, ahead[k][TERMS + k] = 1;
+            for (int m = 1; m < TERMS; m++) ahead[k][m] = ahead[k][m - 1] * x[k];
+        }
+        for (int k = 0; k < TERMS; k++) {           // Gauss–Jordan on Vandermonde's matrix
+            int best = k;
+            for (int i = k + 1; i < TERMS; i++) if (std::fabs(ahead[i][k]) > std::fabs(ahead[best][k])) best = i;
+            for (int m = 0; m < 2 * TERMS; m++) std::swap(ahead[k][m], ahead[best][m]);
+            for (int m = 2 * TERMS - 1; m >= k; m--) ahead[k][m] /= ahead[k][k];
+            for (int i = 0; i < TERMS; i++)
+                if (i != k) for (int m = 2 * TERMS - 1; m >= k; m--) ahead[i][m] -= ahead[i][k] * ahead[k][m];
+        }
+        for (int k = 0; k < TERMS; k++) for (int m = 0; m < TERMS; m++) solve[k][m] = ahead[k][TERMS + m];
+        for (int i = 0; i < PIECES; i++) {          // bits 21 … 24 of the float 1+|h|: two of the exponent, whose bias makes octave 0 the last, two of the mantissa
+            const double octave = (double)(1 << ((i / 4 + 1) % 4)), middle = octave * (1 + (i % 4 + 0.5) / 4), half = octave / 8;
+            scale[i] = 1 / half;
+            for (int k = 0; k < TERMS; k++) {
+                double h = middle + half * x[k] - 1;
+                ell[k][i] = std::log1p(h), by_h[k][i] = 1 / h;
+            }
+        }
+    }
+};
+const Nodes nodes;
+
+void Pieces::set(const Power& power, float weight) {
+    if (!apply(power)) return;
+    const double lmbda = power.lmbda;
+    double value[TERMS][PIECES], eta[PIECES], by_eta[PIECES];
+    for (int i = 0; i < PIECES; i++) {
+        eta[i] = Nodes::left(i) ? 2 - lmbda : lmbda;
+        if (std::fabs(eta[i]) < 1e-9) eta[i] = 1e-9;
+        by_eta[i] = weight / eta[i];
+    }
+    for (int k = 0; k < TERMS; k++)
+        for (int i = 0; i < PIECES; i++) {          // expm1 to about 1e-13, for |t| < 9
+            double t = eta[i] * nodes.ell[k][i], n = (t * 1.4426950408889634 + 0x1.8p52) - 0x1.8p52, r = t - n * 0.6931471805599453;
+            double p = 1.0 / 479001600;
+            p = p * r + 1.0 / 39916800;
+            p = p * r + 1.0 / 3628800;
+            p = p * r + 1.0 / 362880;
+            p = p * r + 1.0 / 40320;
+            p = p * r + 1.0 / 5040;
+            p = p * r + 1.0 / 720;
+            p = p * r + 1.0 / 120;
+            p = p * r + 1.0 / 24;
+            p = p * r + 1.0 / 6;
+            p = p * r + 0.5;
+            p = p * r * r + r;
+            union { i64 i; double d; } power = {((i64)n + 1023) << 52};
+            value[k][i] = (p * power.d + (power.d - 1)) * by_eta[i] * nodes.by_h[k][i];
+        }
+    double factor[PIECES];
+    for (int i = 0; i < PIECES; i++) factor[i] = 1;
+    for (int m = 0; m < TERMS; m++)
+        for (int i = 0; i < PIECES; i++) {
+            double sum = 0;
+            for (int k = 0; k < TERMS; k++) sum += nodes.solve[m][k] * value[k][i];
+            term[m][i] = (float)(sum * factor[i]);
+            factor[i] *= nodes.scale[i];
+        }
+}
+struct Lookup {                                     // a table in registers
+    __m512 low[TERMS], high[TERMS];
+    explicit Lookup(const Pieces& p) {
+        for (int m = 0; m < TERMS; m++) low[m] = _mm512_load_ps(p.term[m]), high[m] = _mm512_load_ps(p.term[m] + 16);
+    }
+    // ψ(h)·weight + bias; y = 1+|h|
+    inline V operator()(V h, V y, V bias) const {
+        const __m512i piece = _mm512_ternarylogic_epi32(_mm512_srli_epi32((__m512i)y, 21), _mm512_srli_epi32((__m512i)h, 27), _mm512_set1_epi32(16), 0xD8 /* mask ? h : y */);
+        const V from_middle = y - (V)_mm512_ternarylogic_epi32((__m512i)y, _mm512_set1_epi32(0x7fe00000), _mm512_set1_epi32(0x00100000), 0xEA /* y & mask | half */);
+        V p = (V)_mm512_permutex2var_ps(low[TERMS - 1], piece, high[TERMS - 1]);
+#pragma GCC unroll 8
+        for (int m = TERMS - 2; m >= 0; m--) p = p * from_middle + (V)_mm512_permutex2var_ps(low[m], piece, high[m]);
+        return p * h + bias;
+    }
+    inline V2 operator()(V2 h, V2 y, V bias) const { return {(*this)(h.a, y.a, bias), (*this)(h.b, y.b, bias)}; }
+};
+#endif
 
 // ---- a unit ----
 
@@ -336,8 +507,9 @@ struct Job {
     i64 columns, run;                               // columns > 0: units are the columns of a matrix; index: see `index_of`
     i64 weights;                                    // 0: none; 1: one a unit; −1: one an element; n: one for each of n equal parts of a unit
     i64 weight_period;                              // unit i takes weights (i % weight_period) · n, …
-    i64 given, transform, kind, threads;
+    i64 given, transform, kind;
     double eps, alpha, noise;
+    i64 threads;
     uint64_t seed, offset;
 };
 
@@ -385,82 +557,104 @@ struct Ahead {
     }
 };
 
+// f(position, count, offset): the elements from … to of a unit, run by run, with the place of each in memory
+template <class F>
+inline void runs(const Job& job, i64 from, i64 to, F f) {
+    i64 run = from / job.length, at = from - run * job.length;
+    while (from < to) {
+        i64 count = job.length - at < to - from ? job.length - at : to - from;
+        f(from, count, run * job.stride + at);
+        from += count, run++, at = 0;
+    }
+}
+
 struct Unit {
-    const Job& job;
+    const Job* job;
     i64 i, n;                                       // number of the unit, of its elements
     double mean = 0, var = 0, rate = 0, bare = 0;   // rate = 1/√(σ²+ε), bare = 1/σ or 0
     float center = 0, rest = 0;                     // mean ≈ center + rest
+    double largest = 0;                             // |k|, where ℓ is not kept
     const float* own_noise = nullptr;               // noise made beforehand
     Ahead u_ahead, grad_ahead;
 
-    void look_ahead(i64 next, i64 start) {          // to unit `next`, which begins at `start`
-        if (job.columns || next >= job.units) return;
-        u_ahead = {job.u + start, job.segments, job.length, job.stride};
-        if (job.grad) grad_ahead = {job.grad + start, job.segments, job.length, job.stride};
-    }
+    Unit(const Job& job_, i64 i_) : job(&job_), i(i_), n(job_.segments * job_.length) {}
 
-    Unit(const Job& job_, i64 i_) : job(job_), i(i_), n(job_.segments * job_.length) {}
+    void look_ahead(i64 start) {                    // to the unit that begins at `start`
+        u_ahead = {job->u + start, job->segments, job->length, job->stride};
+        if (job->grad) grad_ahead = {job->grad + start, job->segments, job->length, job->stride};
+    }
 
     void set_rates() {
         float v = (float)var;
         bool varies = v > std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
-        rate = v == 0 && job.eps == 0 ? 0 : std::isfinite(v) ? 1 / std::sqrt(var + job.eps) : NAN;
+        rate = v == 0 && job->eps == 0 ? 0 : std::isfinite(v) ? 1 / std::sqrt(var + job->eps) : NAN;
         bare = varies && std::isfinite(v) ? 1 / std::sqrt(var) : 0;
     }
 
-    void moments(const float* u) {
-        double sum = 0;
-        for (i64 b = 0; b < n; b += BLOCK) {
-            V s{}, s2{}, s3{}, s4{};
-            i64 j = b, end = b + BLOCK < n ? b + BLOCK : n;
-            for (; j + 4 * VL <= end; j += 4 * VL) s += load(u + j), s2 += load(u + j + VL), s3 += load(u + j + 2 * VL), s4 += load(u + j + 3 * VL);
-            each(j, end, [&](i64 k, int m, auto T) { add(s, get(u, k, m, 0, T)); });
-            sum += total((s + s2) + (s3 + s4));
-        }
-        mean = sum / n;
-        center = (float)mean;
-        double off = 0, square = 0;
-        for (i64 b = 0; b < n; b += BLOCK) {
-            V s{}, q{}, s2{}, q2{};
-            i64 j = b, end = b + BLOCK < n ? b + BLOCK : n;
-            for (; j + 2 * VL <= end; j += 2 * VL) {
-                V c = load(u + j) - center, d = load(u + j + VL) - center;
-                s += c, q += c * c, s2 += d, q2 += d * d;
-            }
-            each(j, end, [&](i64 k, int m, auto T) { auto c = get(u, k, m, center, T) - center; add(s, c), add(q, c, c); });
-            off += total(s + s2), square += total(q + q2);
-        }
-        off /= n, square /= n;
-        var = square - off * off;
-        if (!(square < 1e37)) {                     // the squares do not fit into float, or are not finite
-            off = 0, square = 0;
-            for (i64 j = 0; j < n; j++) off += (double)u[j] - center;
-            off /= n;
-            for (i64 j = 0; j < n; j++) square += ((double)u[j] - center - off) * ((double)u[j] - center - off);
-            var = square / n;
-        } else if (square < 1e-30) {                // nor do these
-            square = 0;
-            for (i64 j = 0; j < n; j++) square += ((double)u[j] - center - off) * ((double)u[j] - center - off);
-            var = square / n;
-        }
-        mean = center + off;
+    // Mean and variance of u, or of the runs that begin there, which are then copied to `copy`
+    void moments(const float* u, float* copy) {
+        about(u[0], u, copy);
+        if (copy) u = copy;
+        if (square_off > 4 * var) about((float)mean, u, nullptr);       // the first element is far from the mean
+        if (!(square < 1e37) || square < 1e-30) in_double(u);           // the squares do not fit into float
         center = (float)mean;
         rest = (float)(mean - center);
         set_rates();
     }
+    double square, square_off;
+    void about(float origin, const float* u, float* copy) {
+        double sum = 0;
+        square = 0;
+        for (i64 b = 0; b < n; b += BLOCK) {
+            V s{}, q{}, s2{}, q2{};
+            const i64 end = b + BLOCK < n ? b + BLOCK : n;
+            auto visit = [&](const float* from, float* to, i64 count) {
+                i64 j = 0;
+                for (; j + 2 * VL <= count; j += 2 * VL) {
+                    V v = load(from + j), w = load(from + j + VL), c = v - origin, d = w - origin;
+                    if (to) store(to + j, v), store(to + j + VL, w);
+                    s += c, q += c * c, s2 += d, q2 += d * d;
+                }
+                for (; j < count; j += VL) {
+                    const int m = count - j < VL ? (int)(count - j) : VL;
+                    V v = get(from, j, m, origin, V{}), c = v - origin;
+                    if (to) put(to, j, m, v);
+                    s += c, q += c * c;
+                }
+            };
+            if (copy) runs(*job, b, end, [&](i64 at, i64 count, i64 offset) { visit(u + offset, copy + at, count); });
+            else visit(u + b, nullptr, end - b);
+            sum += total(s + s2), square += total(q + q2);
+        }
+        const double off = sum / n;
+        square /= n, square_off = off * off;
+        mean = origin + off, var = square - square_off;
+    }
+    void in_double(const float* u) {
+        double sum = 0, squares = 0;
+        for (i64 j = 0; j < n; j++) sum += u[j];
+        mean = sum / n, sum = 0;
+        for (i64 j = 0; j < n; j++) sum += u[j] - mean, squares += (u[j] - mean) * (u[j] - mean);
+        mean += sum / n, var = squares / n - (sum / n) * (sum / n);
+    }
 
     // noise for positions from … from + count of the unit
     uint64_t index_of(i64 position) const {
-        if (job.columns) return job.offset + (position / job.run) * job.columns * job.run + i * job.run + position % job.run;
-        return job.offset + (i / job.period) * job.outer + (i % job.period) * job.inner + (position / job.length) * job.stride + position % job.length;
+        if (job->columns) return job->offset + (position / job->run) * job->columns * job->run + i * job->run + position % job->run;
+        return job->offset + (i / job->period) * job->outer + (i % job->period) * job->inner + (position / job->length) * job->stride + position % job->length;
     }
     void noise_at(i64 from, i64 count, float* z) const {
         if (own_noise) {
             std::memcpy(z, own_noise + from, 4 * count);
             return;
         }
-        i64 run = job.columns ? job.run : job.length;
-        const Keys keys(job.seed);
+        const i64 run = job->columns ? job->run : job->length, stride = job->columns ? job->columns * job->run : job->stride;
+        const Keys keys(job->seed);
+        const uint64_t start = index_of(from);
+        if (run < n && !((run | stride | from | (i64)start) & 3)) {
+            normals(Counters(start >> 2, from % run / 4, run / 4, (stride - run) / 4), 0, count, keys, z);
+            return;
+        }
         while (count > 0) {
             i64 m = run - from % run;
             if (m > count) m = count;
@@ -472,10 +666,10 @@ struct Unit {
 
 inline V2 first_lanes(V2 x, int) { return x; }
 
+const double TOP = std::log((double)std::numeric_limits<float>::max()) - 0.7;
 inline double slow_power(double h, double l) {      // number by number, far from zero: kept where float can represent the result, as `representable` does
     double eta = h < 0 ? 2 - l : l, ell = std::log1p(std::fabs(h));
-    const double top = std::log((double)std::numeric_limits<float>::max()) - 0.7;
-    if (eta > 1 && std::isfinite(h) && eta * ell > top) ell = top / eta;
+    if (eta > 1 && std::isfinite(h) && eta * ell > TOP) ell = TOP / eta;
     return std::copysign(eta == 0 ? ell : std::expm1(eta * ell) / eta, h);
 }
 
@@ -487,47 +681,64 @@ inline V first_lanes(V x, int n) {                  // zeros from lane n on
 }
 
 // ℓ of h = ρk from ℓ of k, for 1−ρ small: log(1+ρa) = log(1+a) + log(1 − (1−ρ) a/(1+a))
-template <class T>
-inline T nearby(T ell, T share) { return ell - share * (share * 0.5f + 1.0f); }
+enum Ell { NOT_KEPT, CLOSE, NEAR, DISTANT };        // of h: not wanted; by one, by two terms of a series; by a logarithm of its own
+inline Ell distance(double rho) { return 1 - rho < 1.2e-4 ? CLOSE : 1 - rho < 4e-3 ? NEAR : DISTANT; }
+template <Ell ELL, class T>
+inline T ell_of_h(T ell, T a, T inverse, V rho, V gap) {
+    if constexpr (ELL == DISTANT) return log1p_of(a * rho);
+    auto share = a * inverse;
+    if constexpr (ELL == CLOSE) return ell - share * gap;
+    share = share * gap;
+    return ell - share * (share * 0.5f + 1.0f);
+}
 
-struct Averages { double log, d, kd, dd, q, a, ell, inverse, ka, kl, ki, logd, logl, ll, ald; };
+inline void largest(I& most, V a) { most = (I)a > most ? (I)a : most; }
+inline void largest(I& most, V2 a) { largest(most, a.a), largest(most, a.b); }
+
+struct Averages { double log, d, kd, dd, q, a, ell, inverse, ka, kl, ki, logd, logl, ll, ald, largest; };
 
 // Averages over k = (u−μ)/σ, the last ten only for a backward pass; ℓ of h for the transform
-template <bool KEEP, bool CLOSE>
+template <bool KEEP, Ell ELL>
 void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
     Ahead ahead = w.u_ahead;
     constexpr int COUNT = KEEP ? 15 : 5;
-    const float r = (float)w.bare, shift = -w.rest * r, rho = (float)(w.rate / w.bare), gap = (float)(1 - w.rate / w.bare);
-    double s[15] = {0};
+    const float r = (float)w.bare, shift = -w.rest * r;
+    const V rho = set((float)(w.rate / w.bare)), gap = set((float)(1 - w.rate / w.bare));
+    double s[16] = {0};
+    I most{};                                       // of the bits of |k|
     for (i64 b = 0; b < w.n; b += BLOCK) {
-        V t[COUNT];
-        for (int m = 0; m < COUNT; m++) t[m] = V{};
+        V t[(COUNT + 3) & ~3]{};
         each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int m, auto T) {
             auto k = (get(u, j, m, 0, T) - w.center) * r + shift;
             if (m < VL) k = first_lanes(k, m);
-            auto a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k), g = a * ell + ell, d = g - a, inverse = 1.0f / (a + 1.0f);
+            auto a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k), g = a * ell + ell, d = g - a;
             add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d), add(t[4], g, ell);
+            if constexpr (ELL == NOT_KEPT) largest(most, a);
+            auto inverse = a;
+            if constexpr (KEEP || ELL == CLOSE || ELL == NEAR) inverse = 1.0f / (a + 1.0f);
             if constexpr (KEEP) {
                 add(t[5], a), add(t[6], ell), add(t[7], inverse), add(t[8], a, k), add(t[9], ell, k), add(t[10], inverse, k);
                 add(t[11], log, d), add(t[12], log, ell), add(t[13], ell, ell), add(t[14], g - ell, d);
             }
-            put(ell_of, j, m, CLOSE ? nearby(ell, a * inverse * gap) : log1p_of(a * rho));
+            if constexpr (ELL != NOT_KEPT) put(ell_of, j, m, ell_of_h<ELL>(ell, a, inverse, rho, gap));
             ahead(m);
         });
-        for (int m = 0; m < COUNT; m++) s[m] += total(t[m]);
+        totals(t, (COUNT + 3) & ~3, s);
     }
     s[7] -= (VL - w.n % VL) % VL;
     for (int m = 0; m < 15; m++) (&result.log)[m] = s[m] / w.n;
+    result.largest = 0;
+    for (int l = 0; l < VL; l++) result.largest = std::fmax(result.largest, ((V)most)[l]);
 }
 
 // λ̂, and for the backward pass the numbers in `kept`
-double estimate(const Unit& w, const float* u, float* ell_of, float* kept) {
+double estimate(Unit& w, const float* u, float* ell_of, float* kept) {
     Averages m;
-    bool close = 1 - w.rate / w.bare < 4e-3;
-    if (kept)
-        close ? averages<true, true>(w, u, ell_of, m) : averages<true, false>(w, u, ell_of, m);
-    else
-        close ? averages<false, true>(w, u, ell_of, m) : averages<false, false>(w, u, ell_of, m);
+    const Ell ell = ell_of ? distance(w.rate / w.bare) : NOT_KEPT;
+    auto visit = kept ? (ell == NOT_KEPT ? averages<true, NOT_KEPT> : ell == CLOSE ? averages<true, CLOSE> : ell == NEAR ? averages<true, NEAR> : averages<true, DISTANT>)
+                      : (ell == NOT_KEPT ? averages<false, NOT_KEPT> : ell == CLOSE ? averages<false, CLOSE> : ell == NEAR ? averages<false, NEAR> : averages<false, DISTANT>);
+    visit(w, u, ell_of, m);
+    w.largest = m.largest;
     double first = m.kd - m.log, second = 1 - m.q + m.d * m.d + 2 * (m.dd - m.d * m.d - m.kd * m.kd);
     if (kept) {                                     // p = d + aℓ = 2d + a − ℓ
         double p = 2 * m.d + m.a - m.ell, pk = 2 * m.kd + m.ka - m.kl, al = m.d + m.a - m.ell, all = m.q - m.ll;
@@ -536,7 +747,7 @@ double estimate(const Unit& w, const float* u, float* ell_of, float* kept) {
         kept[8] = (float)(4 * m.logd - (2 * m.d + 2) * m.log - m.logl - 4 * m.kd * p);
         kept[9] = (float)(4 * m.ald - (2 * m.d + 2) * al - all - 4 * m.kd * pk);
     }
-    return 1 - w.job.alpha * first / second;
+    return 1 - w.job->alpha * first / second;
 }
 
 // The weight and bias that apply to part `part` of a unit: numbers, or pointers to one number an element
@@ -568,56 +779,80 @@ void parts(const Job& job, i64 n, F f) {            // f(part, from, to)
     for (i64 p = 0; p < count; p++) f(p, p * length, (p + 1) * length);
 }
 
-// From u to the output, which may be the same memory
-void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, float* out, float* kept) {
-    const Job& job = w.job;
+// Where a unit's results go: contiguous, or in the runs of `job`
+struct Target {
+    const Job* job;                                 // null: contiguous
+    float* base;
+    template <class F>
+    void spans(i64 from, i64 to, F f) const {       // f(position, end, where the first of them goes)
+        if (job) runs(*job, from, to, [&](i64 at, i64 count, i64 offset) { f(at, at + count, base + offset); });
+        else f(from, to, base + from);
+    }
+};
+// Elements between two transfers of float sums to double: whole runs where results go to runs
+i64 block_of(const Job& job, bool direct) { return direct && job.length < BLOCK ? BLOCK / job.length * job.length : BLOCK; }
+
+// From u to the output; `temporary` may be u, and is the output where that is contiguous
+void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, float* temporary, const Target& target, float* kept) {
+    const Job& job = *w.job;
     const float rate = (float)w.rate, shift = (float)(-w.rest * w.rate);
     const Power power(lmbda);
-    const bool noisy = job.noise != 0;
+    const i64 block = block_of(job, target.job);
     auto h_at = [&](i64 j, int n, auto T) { return (get(u, j, n, 0, T) - w.center) * rate + shift; };
-    double top = std::fmax(std::fabs(power.eta[0][0]), std::fabs(power.eta[1][0])) * std::log1p(std::sqrt((double)w.n));
-    const bool slow = !(top < 80), plain = !job.transform || power.identity;
-    if (slow && !plain) {                           // λ̂ so far from 1 that exp_of could overflow: number by number, and finished as plain
-        for (i64 j = 0; j < w.n; j++) out[j] = (float)slow_power((double)(u[j] - w.center) * rate + shift, lmbda);
-        u = out;
-    }
-    auto x_at = [&](i64 j, int n, auto T) {
-        if (plain) return h_at(j, n, T);
-        return slow ? get(u, j, n, 0, T) : transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
+    const double most = power.most * (w.n < 512 ? 4.0 : std::log1p(std::sqrt((double)w.n)));
+    const bool plain = !job.transform || power.identity, slow = !plain && !(most < 80);
+    auto all = [&](auto f) {                        // f(x), where x(j, n, type) is the transformed value
+        if (plain) {
+            f(h_at);
+        } else if (slow) {                          // λ̂ so far from 1 that exp_of could overflow: number by number
+            for (i64 j = 0; j < w.n; j++) temporary[j] = (float)slow_power((double)(u[j] - w.center) * rate + shift, lmbda);
+            f([&](i64 j, int n, auto T) { return get(temporary, j, n, 0, T); });
+        } else if (ell_of) {
+            f([&](i64 j, int n, auto T) { return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power); });
+#if defined(__AVX512F__)
+        } else if (w.largest < 15 && Pieces::apply(power)) {
+            Pieces pieces;
+            pieces.set(power, 1);
+            const Lookup table(pieces);
+            f([&](i64 j, int n, auto T) { auto h = h_at(j, n, T); return table(h, absolute(h) + 1.0f, V{}); });
+#endif
+        } else {
+            f([&](i64 j, int n, auto T) { auto h = h_at(j, n, T); return transform(h, log1p_of(absolute(h)), power); });
+        }
     };
-    if (!noisy) {
-        parts(job, w.n, [&](i64 part, i64 from, i64 to) {
-            Affine affine(job, w.i, part);
-            if (plain || slow) each(from, to, [&](i64 j, int n, auto T) { put(out, j, n, affine(x_at(j, n, T), j, n)); });
-            else if (affine.weights && affine.biases) {
-                const float *weights = affine.weights, *biases = affine.biases;
-                each(from, to, [&](i64 j, int n, auto T) { put(out, j, n, transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power) * get(weights, j, n, 0, T) + get(biases, j, n, 0, T)); });
-            } else if (!affine.weights && !affine.biases) {
+    if (job.noise == 0) {
+        all([&](auto x) {
+            parts(job, w.n, [&](i64 part, i64 from, i64 to) {
+                Affine affine(job, w.i, part);
                 const V weight = set(affine.weight), bias = set(affine.bias);
-                each(from, to, [&](i64 j, int n, auto T) { put(out, j, n, transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power) * weight + bias); });
-            } else each(from, to, [&](i64 j, int n, auto T) { put(out, j, n, affine(x_at(j, n, T), j, n)); });
+                const float *weights = affine.weights, *biases = affine.biases;
+                target.spans(from, to, [&](i64 b, i64 end, float* out) {
+                    out -= b;
+                    if (!weights && !biases) each(b, end, [&](i64 j, int n, auto T) { put(out, j, n, x(j, n, T) * weight + bias); });
+                    else if (weights && biases) each(b, end, [&](i64 j, int n, auto T) { put(out, j, n, x(j, n, T) * get(weights, j, n, 0, T) + get(biases, j, n, 0, T)); });
+                    else each(b, end, [&](i64 j, int n, auto T) { put(out, j, n, affine(x(j, n, T), j, n)); });
+                });
+            });
         });
         return;
     }
     double spread = job.kind == UNSCALED ? std::sqrt(2 / M_PI) : 0, sum = 0;
-    auto fill = [&](auto x) {                       // x into `out`, and its sum
+    all([&](auto x) {                               // x into `temporary`, and its sum
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
             each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n, auto T) {
                 auto y = x(j, n, T);
-                put(out, j, n, y);
+                put(temporary, j, n, y);
                 add(s, n < VL ? first_lanes(y, n) : y);
             });
             sum += total(s);
         }
-    };
-    if (plain || slow) fill(x_at);
-    else fill([&](i64 j, int n, auto T) { return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power); });
+    });
     if (job.kind == SCALED) {
         const float mean = (float)(sum / w.n);
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
-            each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n, auto T) { add(s, absolute(get(out, j, n, mean, T) - mean)); });
+            each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n, auto T) { add(s, absolute(get(temporary, j, n, mean, T) - mean)); });
             spread += total(s);
         }
         spread /= w.n;
@@ -628,12 +863,14 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
     alignas(64) float z[BLOCK];
     parts(job, w.n, [&](i64 part, i64 from, i64 to) {
         Affine affine(job, w.i, part);
-        for (i64 b = from; b < to; b += BLOCK) {
-            i64 end = b + BLOCK < to ? b + BLOCK : to;
-            w.noise_at(b, end - b, z);
-            each(b, end, [&](i64 j, int n, auto T) {
-                auto x = get(out, j, n, 0, T), noise = get(z, j - b, n, 0, T) * amount;
-                put(out, j, n, affine(dropout ? x * noise + x : x + noise, j, n));
+        for (i64 start = from; start < to; start += block) {
+            i64 stop = start + block < to ? start + block : to;
+            w.noise_at(start, stop - start, z);
+            target.spans(start, stop, [&](i64 b, i64 end, float* out) {
+                each(b, end, [&](i64 j, int n, auto T) {
+                    auto x = get(temporary, j, n, 0, T), noise = get(z, j - start, n, 0, T) * amount;
+                    put(out - b, j, n, affine(dropout ? x * noise + x : x + noise, j, n));
+                });
             });
         }
     });
@@ -641,18 +878,21 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
 
 i64 start_of(const Job& job, i64 i) { return (i / job.period) * job.outer + (i % job.period) * job.inner; }
 
-void forward_unit(const Job& job, i64 i, const float* u, float* out, float* ell_of, const float* noise, i64 next) {
-    Unit w(job, i);
-    w.own_noise = noise;
-    w.look_ahead(next, start_of(job, next));
-    w.moments(u);
-    float* kept = job.kept ? job.kept + KEPT * i : nullptr;
+// λ̂ of a unit whose moments are known; writes down what is known of it
+double power_of(Unit& w, const float* u, float* ell_of) {
+    const Job& job = *w.job;
+    float* kept = job.kept ? job.kept + KEPT * w.i : nullptr;
     if (kept) std::memset(kept, 0, 4 * KEPT), kept[0] = w.rest;
     double lmbda = 1;
     if (job.transform && w.bare > 0) lmbda = (float)estimate(w, u, ell_of, kept);
     else if (std::isnan(w.var)) w.rate = NAN;
-    job.mean[i] = (float)w.mean, job.var[i] = (float)w.var, job.lmbda[i] = (float)lmbda;
-    finish(w, u, ell_of, lmbda, out, kept);
+    job.mean[w.i] = (float)w.mean, job.var[w.i] = (float)w.var, job.lmbda[w.i] = (float)lmbda;
+    return lmbda;
+}
+
+void forward_unit(Unit& w, const float* u, float* temporary, const Target& target, float* ell_of) {
+    const double lmbda = power_of(w, u, ell_of);
+    finish(w, u, ell_of, lmbda, temporary, target, w.job->kept ? w.job->kept + KEPT * w.i : nullptr);
 }
 
 
@@ -675,68 +915,79 @@ inline V2 slope_in_lambda(V2 ell, V2 t, V2 expo, V2 value, V2 inverse) {
 
 struct Sums { double g = 0, gh = 0, slope = 0; };
 
-// First visit of the backward pass: sums over the unit; g ∂x/∂h goes to `of_h`, ℓ of k to `ell_of`.
-template <bool CLOSE, bool SMALL>
-void reduce(const Unit& w, const float* u, const float* grad, const Power& power, float spread, float* of_h, float* ell_of, float* weight_grad, float* bias_grad, Sums& sums) {
-    const Job& job = w.job;
+struct Weights { float *weight, *bias; };           // where the gradients of weight and bias go, or null
+
+// First visit of the backward pass: sums over the unit. u and grad are contiguous, or (`direct`) the beginnings of runs.
+// k goes to `k_of`, g ∂x/∂h to `of_h`, ℓ of k to `ell_of`, all contiguous.
+template <Ell ELL, bool SMALL>
+void reduce(const Unit& w, bool direct, const float* u, const float* grad, const Power& power, float spread, float* k_of, float* of_h, float* ell_of, Weights weights, Sums& sums) {
+    const Job& job = *w.job;
     const bool transformed = job.transform && w.bare > 0, scaled = job.weights != 0 && job.weight, dropout = job.kind == DROPOUT && job.noise != 0;
     const float r = (float)(transformed ? w.bare : w.rate), shift = -w.rest * r;
-    const float rho = (float)(w.rate / w.bare), gap = (float)(1 - w.rate / w.bare), amount = (float)(job.noise * (dropout ? 1 : spread));
-    const bool noisy = job.noise != 0 && (weight_grad || dropout), each_one = job.weights < 0;
+    const V rho = set((float)(w.rate / w.bare)), gap = set((float)(1 - w.rate / w.bare));
+    const float amount = (float)(job.noise * (dropout ? 1 : spread));
+    const bool noisy = job.noise != 0 && (weights.weight || dropout), each_one = job.weights < 0;
+    const i64 block = block_of(job, direct);
+    float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
     alignas(64) float z[BLOCK];
     Ahead u_ahead = w.u_ahead, grad_ahead = w.grad_ahead;
     parts(job, w.n, [&](i64 part, i64 from, i64 to) {
         Affine affine(job, w.i, part);
         const V weight = set(affine.weight);
         double of_weight = 0, of_bias = 0;
-        for (i64 b = from; b < to; b += BLOCK) {
-            i64 end = b + BLOCK < to ? b + BLOCK : to;
+        for (i64 b = from; b < to; b += block) {
+            i64 end = b + block < to ? b + block : to;
             if (noisy) w.noise_at(b, end - b, z);
             V s_g{}, s_gh{}, s_slope{}, s_weight{}, s_bias{};
-            each(b, end, [&](i64 j, int n, auto T) {
-                auto g = get(grad, j, n, 0, T), k = (get(u, j, n, 0, T) - w.center) * r + shift;
-                if (n < VL) k = first_lanes(k, n);
-                auto upstream = g;
-                if (each_one) { if (affine.weights) upstream = g * get(affine.weights, j, n, 0, T); }
-                else if (scaled) upstream = g * weight;
-                auto noise = T;
-                if (noisy) noise = get(z, j - b, n, 0, T) * amount;
-                if (dropout) upstream += upstream * noise;
-                auto x = k, of = upstream;
-                if (transformed) {
-                    auto a = absolute(k), ell_k = log1p_of(a), inverse = 1.0f / (a + 1.0f), ell = ell_k;
-                    if constexpr (CLOSE) {
-                        auto share = a * inverse * gap;
-                        ell = nearby(ell_k, share);
-                        inverse = inverse * (share * share + share) + inverse;
-                    } else {
-                        a = a * rho;
-                        ell = log1p_of(a);
-                        inverse = 1.0f / (a + 1.0f);
+            auto visit = [&](i64 at, i64 count, i64 offset) {
+                const float *u_run = u + offset - at, *grad_run = grad + offset - at;
+                each(at, at + count, [&](i64 j, int n, auto T) {
+                    auto g = get(grad_run, j, n, 0, T), k = (get(u_run, j, n, 0, T) - w.center) * r + shift;
+                    if (n < VL) k = first_lanes(k, n);
+                    auto upstream = g;
+                    if (each_one) { if (affine.weights) upstream = g * get(affine.weights, j, n, 0, T); }
+                    else if (scaled) upstream = g * weight;
+                    auto noise = T;
+                    if (noisy) noise = get(z, j - b, n, 0, T) * amount;
+                    if (dropout) upstream += upstream * noise;
+                    auto x = k, of = upstream;
+                    if (transformed) {
+                        auto a = absolute(k), ell_k = log1p_of(a), inverse = 1.0f / (a + 1.0f), ell = ell_k;
+                        ell = ell_of_h<ELL>(ell_k, a, inverse, rho, gap);
+                        if constexpr (ELL == DISTANT) {
+                            inverse = 1.0f / (a * rho + 1.0f);
+                        } else {                    // 1/(1+ρa) from 1/(1+a)
+                            auto share = a * inverse * gap;
+                            if constexpr (ELL == CLOSE) inverse = inverse * share + inverse;
+                            else inverse = inverse * (share * share + share) + inverse;
+                        }
+                        auto left = negative(k);
+                        auto binary = choose(left, power.binary), by_eta = choose(left, power.inverse);
+                        auto e = exp_of(binary, choose(left, power.low), ell);
+                        auto expo = exp_from(e), log = with_sign(ell, k);
+                        x = expm1_from(e, by_eta);
+                        of = upstream * expo * inverse;
+                        if constexpr (SMALL) add(s_slope, upstream, slope_in_lambda(log, binary * ell * 0.69314718056f, expo, x, by_eta));
+                        else add(s_slope, upstream, (log * expo - x) * by_eta);
+                        put(ell_of, j, n, ell_k);
                     }
-                    auto left = negative(k);
-                    auto eta = choose(left, power.eta), by_eta = choose(left, power.inverse);
-                    auto e = exp_of(eta, choose(left, power.low), ell);
-                    auto expo = exp_from(e), value = expm1_from(e) * by_eta;
-                    of = upstream * expo * inverse;
-                    if constexpr (SMALL) add(s_slope, upstream, slope_in_lambda(ell, eta * ell, expo, value, by_eta));
-                    else add(s_slope, upstream, (ell * expo - value) * by_eta);
-                    x = with_sign(value, k);
-                    put(ell_of, j, n, ell_k);
-                }
-                add(s_g, of), add(s_gh, of, k);
-                put(of_h, j, n, of);
-                u_ahead(n), grad_ahead(n);
-                if (weight_grad) {
-                    auto y = dropout ? x * noise + x : x + noise;
-                    if (each_one) put(weight_grad, j, n, get(weight_grad, j, n, 0, T) + g * y);
-                    else add(s_weight, g, y);
-                }
-                if (bias_grad) {
-                    if (each_one) put(bias_grad, j, n, get(bias_grad, j, n, 0, T) + g);
-                    else add(s_bias, g);
-                }
-            });
+                    add(s_g, of), add(s_gh, of, k);
+                    put(of_h, j, n, of), put(k_of, j, n, k);
+                    u_ahead(n), grad_ahead(n);
+                    if (weight_grad) {
+                        auto y = x;
+                        if (noisy) y = dropout ? x * noise + x : x + noise;
+                        if (each_one) put(weight_grad, j, n, get(weight_grad, j, n, 0, T) + g * y);
+                        else add(s_weight, g, y);
+                    }
+                    if (bias_grad) {
+                        if (each_one) put(bias_grad, j, n, get(bias_grad, j, n, 0, T) + g);
+                        else add(s_bias, g);
+                    }
+                });
+            };
+            if (direct) runs(job, b, end, visit);
+            else visit(b, end - b, b);
             sums.g += total(s_g), sums.gh += total(s_gh), sums.slope += total(s_slope), of_weight += total(s_weight), of_bias += total(s_bias);
         }
         if (!each_one) {
@@ -749,79 +1000,145 @@ void reduce(const Unit& w, const float* u, const float* grad, const Power& power
     if (transformed) sums.gh *= w.rate / w.bare;
 }
 
-void backward_unit(const Job& job, i64 i, const float* u, const float* grad, float* of_u, float* ell_of, const float* noise, float* weight_grad, float* bias_grad, i64 next) {
+Unit known_unit(const Job& job, i64 i, const float* noise) {       // as the forward pass left it
     Unit w(job, i);
-    w.look_ahead(next, start_of(job, next));
-    const float* kept = job.kept + KEPT * i;
     w.own_noise = noise;
-    w.center = job.mean[i], w.var = job.var[i], w.rest = kept[0];
+    w.center = job.mean[i], w.var = job.var[i], w.rest = job.kept[KEPT * i];
     w.set_rates();
     if (std::isnan(w.var)) w.rate = NAN;
-    const Power power(job.lmbda[i]);
+    return w;
+}
+
+Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad, float* k_of, float* of_h, float* ell_of, Weights weights) {
+    const Power power(w.job->lmbda[w.i]);
     Sums m;
-    const bool transformed = job.transform && w.bare > 0, close = !transformed || 1 - w.rate / w.bare < 4e-3;
-    auto visit = power.small ? (close ? reduce<true, true> : reduce<false, true>) : (close ? reduce<true, false> : reduce<false, false>);
-    visit(w, u, grad, power, kept[1], of_u, ell_of, weight_grad, bias_grad, m);
+    const Ell ell = w.job->transform && w.bare > 0 ? distance(w.rate / w.bare) : CLOSE;
+    auto visit = ell == CLOSE ? (power.small ? reduce<CLOSE, true> : reduce<CLOSE, false>)
+               : ell == NEAR ? (power.small ? reduce<NEAR, true> : reduce<NEAR, false>) : (power.small ? reduce<DISTANT, true> : reduce<DISTANT, false>);
+    visit(w, direct, u, grad, power, w.job->kept[KEPT * w.i + 1], k_of, of_h, ell_of, weights, m);
+    return m;
+}
+
+// Second visit: the gradient of u, which may go where of_h is
+void gradient(const Unit& w, const Sums& m, const float* k_of, const float* of_h, const float* ell_of, const Target& target) {
+    const Job& job = *w.job;
+    const float* kept = job.kept + KEPT * w.i;
     const float rate = (float)w.rate;
-    if (!transformed) {
-        const float shift = -w.rest * rate, c0 = (float)(-w.rate * m.g), c1 = (float)(-w.rate * m.gh);
-        each(0, w.n, [&](i64 j, int n, auto T) {
-            auto h = (get(u, j, n, 0, T) - w.center) * rate + shift;
-            put(of_u, j, n, get(of_u, j, n, 0, T) * rate + (h * c1 + c0));
+    if (!(job.transform && w.bare > 0)) {
+        const float c0 = (float)(-w.rate * m.g), c1 = (float)(-w.rate * m.gh);
+        target.spans(0, w.n, [&](i64 b, i64 end, float* out) {
+            each(b, end, [&](i64 j, int n, auto T) { put(out - b, j, n, get(of_h, j, n, 0, T) * rate + (get(k_of, j, n, 0, T) * c1 + c0)); });
         });
         return;
     }
     // rate·(of_h − mean − h·mean(of_h h)) + κ·(v − mean v − k·mean(v k)), v = p − 1/(1+a) − ratio·q₂
     const double kappa = -job.alpha * m.slope * w.bare * kept[3], ratio = kept[2];
-    const float r = (float)w.bare, shift = -w.rest * r;
     const float c0 = (float)(-w.rate * m.g - kappa * (kept[6] - ratio * kept[8]));
     const float c1 = (float)(-w.rate * m.gh * w.rate / w.bare - kappa * (kept[7] - ratio * kept[9]));
     const float of_p = (float)(kappa * (1 + 4 * ratio * kept[5])), of_inverse = (float)-kappa;
     const float of_d = (float)(-4 * kappa * ratio), of_log = (float)(kappa * ratio * (2 * kept[4] + 2)), of_ell = (float)(kappa * ratio);
-    each(0, w.n, [&](i64 j, int n, auto T) {
-        auto k = (get(u, j, n, 0, T) - w.center) * r + shift, a = absolute(k), ell = get(ell_of, j, n, 0, T);
-        auto g = a * ell + ell, d = g - a, p = d + (g - ell), inverse = 1.0f / (a + 1.0f);
-        auto log = with_sign(ell, k), inner = d * of_d + (ell * of_ell + of_log);
-        put(of_u, j, n, get(of_u, j, n, 0, T) * rate + (k * c1 + c0) + (p * of_p + (inverse * of_inverse + log * inner)));
+    target.spans(0, w.n, [&](i64 b, i64 end, float* out) {
+        each(b, end, [&](i64 j, int n, auto T) {
+            auto k = get(k_of, j, n, 0, T), a = absolute(k), ell = get(ell_of, j, n, 0, T);
+            auto g = a * ell + ell, d = g - a, p = d + (g - ell), inverse = 1.0f / (a + 1.0f);
+            auto log = with_sign(ell, k), inner = d * of_d + (ell * of_ell + of_log);
+            put(out - b, j, n, get(of_h, j, n, 0, T) * rate + (k * c1 + c0) + (p * of_p + (inverse * of_inverse + log * inner)));
+        });
     });
 }
 
 // ---- units in memory ----
 
-struct Rows {                                       // a unit that consists of runs
-    const Job& job;
-    i64 start(i64 i) const { return start_of(job, i); }
-    void gather(const float* from, i64 i, float* to) const {
-        for (i64 s = 0; s < job.segments; s++) std::memcpy(to + s * job.length, from + start(i) + s * job.stride, 4 * job.length);
+constexpr i64 SHORT = 128;                          // shorter runs are collected first
+
+void copy_runs(const float* from, i64 from_stride, float* to, i64 to_stride, i64 length, i64 count) {
+    for (i64 s = 0; s < count; s++, from += from_stride, to += to_stride) {
+        i64 j = 0;
+        for (; j + VL <= length; j += VL) store(to + j, load(from + j));
+        if (j < length) store_part(to + j, (int)(length - j), load_part(from + j, (int)(length - j), 0));
     }
-    void scatter(const float* from, i64 i, float* to) const {
-        for (i64 s = 0; s < job.segments; s++) std::memcpy(to + start(i) + s * job.stride, from + s * job.length, 4 * job.length);
-    }
-};
+}
+void collect(const Job& job, const float* from, float* to) { copy_runs(from, job.stride, to, job.length, job.length, job.segments); }
+void distribute(const Job& job, const float* from, float* to) { copy_runs(from, job.length, to, job.stride, job.length, job.segments); }
 
 // Columns are taken together: a cache line of each row, or, in small matrices, as many as one batch of noise holds.
 constexpr i64 MOST = 64;
 i64 group_of(const Job& job) { return job.run == 1 && job.length <= 8192 ? MOST : 16; }
 i64 pitch_of(i64 n) { return (n + VL - 1) / VL * VL + VL; }     // not a power of two, which would fill a few sets of the cache only
 
-void gather_columns(const Job& job, const float* from, i64 first, i64 count, i64 n, float* to) {
-    for (i64 row = 0; row < n; row++)
-        for (i64 c = 0; c < count; c++) to[c * pitch_of(n) + row] = from[row * job.columns + first + c];
+#if defined(__AVX512F__)
+inline void transpose(__m512 r[16]) {
+    __m512 t[16];
+    for (int i = 0; i < 16; i += 2) t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    for (int i = 0; i < 16; i += 4)
+        for (int k = 0; k < 2; k++) {
+            r[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[i + k]), _mm512_castps_pd(t[i + k + 2])));
+            r[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[i + k]), _mm512_castps_pd(t[i + k + 2])));
+        }
+    for (int i = 0; i < 4; i++)                     // r[4j+i]: column i of each block of four, of rows 4j … 4j+3
+        for (int k = 0; k < 2; k++) {
+            t[4 * k + i] = _mm512_shuffle_f32x4(r[8 * k + i], r[8 * k + 4 + i], 0x88);
+            t[4 * k + i + 8] = _mm512_shuffle_f32x4(r[8 * k + i], r[8 * k + 4 + i], 0xdd);
+        }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88), r[8 + i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
+        r[4 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88), r[12 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
+    }
 }
-void scatter_columns(const Job& job, const float* from, i64 first, i64 count, i64 n, float* to) {
-    for (i64 row = 0; row < n; row++)
-        for (i64 c = 0; c < count; c++) to[row * job.columns + first + c] = from[c * pitch_of(n) + row];
+#endif
+// Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back; up to VL − 1 elements after a column may be overwritten.
+void to_columns(const float* from, i64 stride, i64 rows, i64 count, float* to, i64 pitch) {
+#if defined(__AVX512F__)
+    for (i64 row = 0; row < rows; row += 16)
+        for (i64 c = 0; c < count; c += 16) {
+            const int m = rows - row < 16 ? (int)(rows - row) : 16, n = count - c < 16 ? (int)(count - c) : 16;
+            __m512 r[16] = {};
+            const float* later = from + (row + 48 < rows ? row + 48 : row) * stride + c;       // far apart in memory: asked for in time
+            for (int i = 0; i < 16; i++) __builtin_prefetch(later + i * stride);
+            if (m == 16 && n == 16) for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(from + (row + i) * stride + c);
+            else for (int i = 0; i < m; i++) r[i] = (__m512)load_part(from + (row + i) * stride + c, n, 0);
+            transpose(r);
+            if (n == 16) for (int i = 0; i < 16; i++) _mm512_storeu_ps(to + (c + i) * pitch + row, r[i]);
+            else for (int i = 0; i < n; i++) _mm512_storeu_ps(to + (c + i) * pitch + row, r[i]);
+        }
+#else
+    for (i64 row = 0; row < rows; row++)
+        for (i64 c = 0; c < count; c++) to[c * pitch + row] = from[row * stride + c];
+#endif
+}
+void to_rows(const float* from, i64 pitch, i64 rows, i64 count, float* to, i64 stride) {
+#if defined(__AVX512F__)
+    for (i64 row = 0; row < rows; row += 16)
+        for (i64 c = 0; c < count; c += 16) {
+            const int m = rows - row < 16 ? (int)(rows - row) : 16, n = count - c < 16 ? (int)(count - c) : 16;
+            __m512 r[16] = {};
+            if (n == 16) for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(from + (c + i) * pitch + row);
+            else for (int i = 0; i < n; i++) r[i] = _mm512_loadu_ps(from + (c + i) * pitch + row);
+            transpose(r);
+            if (m == 16 && n == 16) for (int i = 0; i < 16; i++) _mm512_storeu_ps(to + (row + i) * stride + c, r[i]);
+            else for (int i = 0; i < m; i++) store_part(to + (row + i) * stride + c, n, (V)r[i]);
+        }
+#else
+    for (i64 row = 0; row < rows; row++)
+        for (i64 c = 0; c < count; c++) to[row * stride + c] = from[c * pitch + row];
+#endif
 }
 void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) {         // for runs of one element
-    float line[MOST];
+    alignas(64) float z[BLOCK];
     const Keys keys(job.seed);
-    for (i64 row = 0; row < n; row++) {
-        normals(job.offset + row * job.columns + first, count, keys, line);
-        for (i64 c = 0; c < count; c++) to[c * pitch_of(n) + row] = line[c];
+    const i64 rows = BLOCK / count;
+    for (i64 row = 0; row < n; row += rows) {
+        const i64 here = n - row < rows ? n - row : rows;
+        const uint64_t start = job.offset + row * job.columns + first;
+        if (!((start | count | job.columns) & 3)) normals(Counters(start >> 2, 0, count / 4, (job.columns - count) / 4), 0, here * count, keys, z);
+        else for (i64 k = 0; k < here; k++) normals(start + k * job.columns, count, keys, z + k * count);
+        to_columns(z, count, here, count, to + row, pitch_of(n));
     }
 }
 
 i64 padded(i64 n) { return (n + 2 * VL - 1) / VL * VL; }
+
+constexpr i64 LARGE = 4096;                         // units of which it pays to make a table
 
 // All units that thread-independent piece `piece` holds
 void forward_piece(const Job& job, i64 first, i64 last) {
@@ -832,27 +1149,46 @@ void forward_piece(const Job& job, i64 first, i64 last) {
         const i64 pitch = pitch_of(n), all = count * pitch;
         float* memory = scratch.take((noisy ? 2 : 1) * all + room);
         float *u = memory, *ell = memory + all, *noise = ell + room;
-        gather_columns(job, job.u, first, count, n, u);
+        to_columns(job.u + first, job.columns, n, count, u, pitch);
         if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) forward_unit(job, first + c, u + c * pitch, u + c * pitch, ell, noisy ? noise + c * pitch : nullptr, job.units);
-        scatter_columns(job, u, first, count, n, job.out);
+        for (i64 c = 0; c < count; c++) {
+            float* column = u + c * pitch;
+            Unit w(job, first + c);
+            if (noisy) w.own_noise = noise + c * pitch;
+            w.moments(column, nullptr);
+            forward_unit(w, column, column, {nullptr, column}, n < LARGE ? ell : nullptr);
+        }
+        to_rows(u, pitch, n, count, job.out + first, job.columns);
         return;
     }
-    Rows rows{job};
-    float* memory = scratch.take((job.segments > 1 ? 2 : 1) * room);
-    for (i64 i = first; i < last; i++) {
-        const i64 next = i + 1 < last ? i + 1 : i + job.threads * (last - first);       // a guess, where other threads take pieces too
-        if (job.segments == 1) {
-            forward_unit(job, i, job.u + rows.start(i), job.out + rows.start(i), memory, nullptr, next);
-        } else {
-            rows.gather(job.u, i, memory + room);
-            forward_unit(job, i, memory + room, memory + room, memory, nullptr, next);
-            rows.scatter(memory + room, i, job.out);
+    if (job.segments == 1) {                        // the moments of the next unit are computed while results of this one are waited for
+        float* ell = n < LARGE ? scratch.take(room) : nullptr;
+        Unit w(job, first);
+        w.moments(job.u + start_of(job, first), nullptr);
+        for (i64 i = first; i < last; i++) {
+            const i64 start = start_of(job, i);
+            const double lmbda = power_of(w, job.u + start, ell);
+            Unit next(job, i + 1);
+            if (i + 1 < last) next.moments(job.u + start_of(job, i + 1), nullptr);
+            finish(w, job.u + start, ell, lmbda, job.out + start, {nullptr, job.out + start}, job.kept ? job.kept + KEPT * i : nullptr);
+            w = next;
         }
+        return;
+    }
+    const bool brief = job.length < SHORT;
+    float *memory = scratch.take(2 * room), *u = memory + room;
+    for (i64 i = first; i < last; i++) {
+        const i64 start = start_of(job, i), next = i + 1 < last ? i + 1 : i + job.threads * (last - first);       // a guess, where other threads take pieces too
+        Unit w(job, i);
+        if (next < job.units) w.look_ahead(start_of(job, next));
+        if (brief) collect(job, job.u + start, u);
+        w.moments(brief ? u : job.u + start, brief ? nullptr : u);
+        forward_unit(w, u, u, brief ? Target{nullptr, u} : Target{&job, job.out + start}, n < LARGE ? memory : nullptr);
+        if (brief) distribute(job, u, job.out + start);
     }
 }
 
-void backward_piece(const Job& job, i64 first, i64 last, float* weight_grad, float* bias_grad) {
+void backward_piece(const Job& job, i64 first, i64 last, Weights weights) {
     const i64 n = job.segments * job.length, room = padded(n);
     if (job.columns) {
         const i64 count = last - first;
@@ -860,23 +1196,47 @@ void backward_piece(const Job& job, i64 first, i64 last, float* weight_grad, flo
         const i64 pitch = pitch_of(n), all = count * pitch;
         float* memory = scratch.take((noisy ? 3 : 2) * all + room);
         float *u = memory, *g = u + all, *ell = g + all, *noise = ell + room;
-        gather_columns(job, job.u, first, count, n, u), gather_columns(job, job.grad, first, count, n, g);
+        to_columns(job.u + first, job.columns, n, count, u, pitch), to_columns(job.grad + first, job.columns, n, count, g, pitch);
         if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) backward_unit(job, first + c, u + c * pitch, g + c * pitch, g + c * pitch, ell, noisy ? noise + c * pitch : nullptr, weight_grad, bias_grad, job.units);
-        scatter_columns(job, g, first, count, n, job.out);
+        for (i64 c = 0; c < count; c++) {
+            float *k = u + c * pitch, *of = g + c * pitch;
+            const Unit w = known_unit(job, first + c, noisy ? noise + c * pitch : nullptr);
+            const Sums sums = sums_of(w, false, k, of, k, of, ell, weights);
+            gradient(w, sums, k, of, ell, {nullptr, of});
+        }
+        to_rows(g, pitch, n, count, job.out + first, job.columns);
         return;
     }
-    Rows rows{job};
-    float* memory = scratch.take((job.segments > 1 ? 3 : 1) * room);
-    for (i64 i = first; i < last; i++) {
-        const i64 start = rows.start(i), next = i + 1 < last ? i + 1 : i + job.threads * (last - first);
-        if (job.segments == 1) {
-            backward_unit(job, i, job.u + start, job.grad + start, job.out + start, memory, nullptr, weight_grad, bias_grad, next);
-        } else {
-            rows.gather(job.u, i, memory + room), rows.gather(job.grad, i, memory + 2 * room);
-            backward_unit(job, i, memory + room, memory + 2 * room, memory + 2 * room, memory, nullptr, weight_grad, bias_grad, next);
-            rows.scatter(memory + 2 * room, i, job.out);
+    if (job.segments == 1) {                        // the first visit to the next unit begins before the second visit to this one
+        float* memory = scratch.take(4 * room);
+        auto visit = [&](const Unit& w, i64 i) {
+            const i64 start = start_of(job, i);
+            float* k = memory + (i & 1) * 2 * room;
+            return sums_of(w, false, job.u + start, job.grad + start, k, job.out + start, k + room, weights);
+        };
+        Unit w = known_unit(job, first, nullptr);
+        Sums sums = visit(w, first);
+        for (i64 i = first; i < last; i++) {
+            Unit next = w;
+            Sums sums_of_next;
+            if (i + 1 < last) next = known_unit(job, i + 1, nullptr), sums_of_next = visit(next, i + 1);
+            const float* k = memory + (i & 1) * 2 * room;
+            float* out = job.out + start_of(job, i);
+            gradient(w, sums, k, out, k + room, {nullptr, out});
+            w = next, sums = sums_of_next;
         }
+        return;
+    }
+    const bool brief = job.length < SHORT;
+    float *k = scratch.take(3 * room), *of = k + room, *ell = of + room;
+    for (i64 i = first; i < last; i++) {
+        const i64 start = start_of(job, i), next = i + 1 < last ? i + 1 : i + job.threads * (last - first);
+        Unit w = known_unit(job, i, nullptr);
+        if (next < job.units) w.look_ahead(start_of(job, next));
+        if (brief) collect(job, job.u + start, k), collect(job, job.grad + start, of);
+        const Sums sums = brief ? sums_of(w, false, k, of, k, of, ell, weights) : sums_of(w, true, job.u + start, job.grad + start, k, of, ell, weights);
+        gradient(w, sums, k, of, ell, brief ? Target{nullptr, of} : Target{&job, job.out + start});
+        if (brief) distribute(job, of, job.out + start);
     }
 }
 
@@ -894,14 +1254,46 @@ struct Channel {                                    // given statistics of a cha
         w.var = job.var[c], center = job.mean[c];
         w.set_rates();
         rate = std::isnan(w.var) ? NAN : (float)w.rate;
-        double eta = std::fmax(std::fmax(std::fabs(power.eta[0][0]), std::fabs(power.eta[1][0])), 2);
-        far = power.identity ? std::numeric_limits<float>::infinity() : (float)std::expm1(80 / eta);
+        double eta = std::fmax(power.most, 2);
+        far = power.identity ? std::numeric_limits<float>::infinity() : eta < 1000 ? (float)std::fmin(std::expm1(80 / eta), 2800) : 0;
     }
     float slowly(float u) const { return (float)slow_power((u - center) * rate, power.lmbda) * weight + bias; }
 };
 
-inline void largest(I& most, V a) { most = (I)a > most ? (I)a : most; }
-inline void largest(I& most, V2 a) { largest(most, a.a), largest(most, a.b); }
+// Gradients for given statistics: of the elements of a channel, and what they add to those of weight and bias
+void given_gradient(const Channel& channel, const float* u, const float* grad, float* out, i64 length, double& of_weight, double& of_bias) {
+    const Channel c = channel;
+    const V center = set(c.center), rate = set(c.rate), factor = set(c.rate * c.weight);
+    const I far = (I)set(c.far);
+    for (i64 b = 0; b < length; b += BLOCK) {
+        const i64 end = b + BLOCK < length ? b + BLOCK : length;
+        V s_weight{}, s_bias{};
+        I most{};
+        each(b, end, [&](i64 j, int n, auto T) {
+            auto g = get(grad, j, n, 0, T), h = (get(u, j, n, c.center, T) - center) * rate, x = h, slope = T + factor;
+            if (!c.power.identity) {
+                auto a = absolute(h), ell = log1p_of(a);
+                largest(most, a);
+                auto left = negative(h);
+                auto e = exp_of(choose(left, c.power.binary), choose(left, c.power.low), ell);
+                x = expm1_from(e, choose(left, c.power.inverse));
+                slope = exp_from(e) / (a + 1.0f) * factor;
+            }
+            put(out, j, n, g * slope);
+            add(s_weight, g, x), add(s_bias, g);
+        });
+        of_bias += total(s_bias);
+        if (c.power.identity || !any(most >= far)) {
+            of_weight += total(s_weight);
+            continue;
+        }
+        for (i64 j = b; j < end; j++) {
+            const double h = (u[j] - c.center) * c.rate, l = c.power.lmbda, eta = h < 0 ? 2 - l : l, ell = std::log1p(std::fabs(h));
+            out[j] = eta > 1 && eta * ell > TOP ? 0 : (float)(grad[j] * std::exp((eta - 1) * ell) * c.rate * c.weight);
+            of_weight += grad[j] * slow_power(h, l);
+        }
+    }
+}
 
 void evaluate_run(const Channel& channel, const float* u, float* out, i64 length) {
     const Channel c = channel;                      // its constants in registers
@@ -924,14 +1316,32 @@ void evaluate_run(const Channel& channel, const float* u, float* out, i64 length
     }
 }
 
+#if defined(__AVX512F__)
+void evaluate_by_pieces(const Channel& channel, const Pieces& pieces, const float* u, float* out, i64 length) {
+    const Lookup table(pieces);
+    const V bias = set(channel.bias), center = set(channel.center), rate = set(channel.rate);
+    for (i64 b = 0; b < length; b += BLOCK) {
+        i64 end = b + BLOCK < length ? b + BLOCK : length;
+        I most{};                                   // of the bits of 1+|h|
+        each(b, end, [&](i64 j, int n, auto T) {
+            auto h = (get(u, j, n, channel.center, T) - center) * rate, y = absolute(h) + 1.0f;
+            largest(most, y);
+            put(out, j, n, table(h, y, bias));
+        });
+        if (any(most >= 0x41800000)) evaluate_run(channel, u + b, out + b, end - b);        // 16
+    }
+}
+#endif
+
 void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last) {      // channels along the rows of a matrix
     for (i64 b = 0; b < job.columns; b += VL) {
         const int n = job.columns - b < VL ? (int)(job.columns - b) : VL;
-        V center{}, rate{}, far = set(1), weight{}, bias{}, eta[2]{}, low[2]{}, inverse[2]{};
+        V center{}, rate{}, far = set(1), weight{}, bias{};
+        Power power(1);
         for (int k = 0; k < n; k++) {
             const Channel& c = channels[b + k];
             center[k] = c.center, rate[k] = c.rate, far[k] = c.far, weight[k] = c.weight, bias[k] = c.bias;
-            for (int side = 0; side < 2; side++) eta[side][k] = c.power.eta[side][0], low[side][k] = c.power.low[side][0], inverse[side][k] = c.power.inverse[side][0];
+            for (int side = 0; side < 2; side++) power.binary[side][k] = c.power.binary[side][0], power.low[side][k] = c.power.low[side][0], power.inverse[side][k] = c.power.inverse[side][0];
         }
         bool identity = true;
         for (int k = 0; k < n; k++) identity &= channels[b + k].power.identity;
@@ -940,7 +1350,7 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last)
             V h = (get(job.u, at, n, 0, V{}) - center) * rate, x = h;
             if (!identity) {
                 V a = absolute(h);
-                x = transform(h, log1p_of(a), eta, low, inverse);
+                x = transform(h, log1p_of(a), power);
                 if (any(~(a < far))) {
                     for (int k = 0; k < n; k++) job.out[at + k] = channels[b + k].slowly(job.u[at + k]);
                     continue;
@@ -949,6 +1359,44 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last)
             put(job.out, at, n, x * weight + bias);
         }
     }
+}
+
+#if defined(__AVX512F__)
+inline void evaluate_channel(const Channel& channel, const Pieces& pieces, const float* u, float* out, i64 length) {
+    if (Pieces::apply(channel.power)) evaluate_by_pieces(channel, pieces, u, out, length);
+    else evaluate_run(channel, u, out, length);
+}
+#endif
+
+// A few channels at a time in each image, so that their tables stay in the cache and the memory is read in order.
+void evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
+#if defined(__AVX512F__)
+    const i64 count = job.weight_period, length = job.length, size = 16, groups = (count + size - 1) / size, most = (images * length + 8191) / 8192;
+    i64 slices = (4 * job.threads + groups - 1) / groups;
+    slices = slices > most ? most : slices;
+    slices = slices > images ? images : slices;
+#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
+    for (i64 item = 0; item < groups * slices; item++) {
+        const i64 first = item / slices * size, n = count - first < size ? count - first : size, slice = item % slices, last = images * (slice + 1) / slices;
+        Pieces pieces[size];
+        for (i64 c = 0; c < n; c++) pieces[c].set(channels[first + c].power, channels[first + c].weight);
+        const i64 together = length < 32 ? BLOCK / length : 1, stride = count * length;
+        alignas(64) float collected[BLOCK], result[BLOCK];
+        for (i64 image = images * slice / slices; image < last; image += together) {
+            const i64 here = last - image < together ? last - image : together;
+            for (i64 c = 0; c < n; c++) {
+                const i64 at = (image * count + first + c) * length;
+                if (together == 1) {
+                    evaluate_channel(channels[first + c], pieces[c], job.u + at, job.out + at, length);
+                    continue;
+                }
+                copy_runs(job.u + at, stride, collected, length, length, here);
+                evaluate_channel(channels[first + c], pieces[c], collected, result, here * length);
+                copy_runs(result, length, job.out + at, stride, length, here);
+            }
+        }
+    }
+#endif
 }
 
 }  // namespace
@@ -961,10 +1409,13 @@ void normalnorm_forward(const Job* job_) {
         std::vector<Channel> channels;
         channels.reserve(job.weight_period);
         for (i64 c = 0; c < job.weight_period; c++) channels.emplace_back(job, c);
+        const i64 images = job.units / job.weight_period;
         if (job.columns) {
             const i64 rows = job.units, step = 16384 / job.columns + 1, pieces = (rows + step - 1) / step;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
             for (i64 p = 0; p < pieces; p++) evaluate_rows(job, channels.data(), p * step, (p + 1) * step < rows ? (p + 1) * step : rows);
+        } else if (PIECEWISE && images * job.length >= 512) {
+            evaluate_in_groups(job, channels.data(), images);
         } else {
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
             for (i64 i = 0; i < job.units; i++) evaluate_run(channels[i % job.weight_period], job.u + i * job.length, job.out + i * job.length, job.length);
@@ -988,7 +1439,47 @@ void normalnorm_backward(const Job* job_) {
 #pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
     for (i64 p = 0; p < pieces; p++)
         backward_piece(job, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units,
-                       job.weight_grad ? job.weight_grad + p * n : nullptr, job.bias_grad ? job.bias_grad + p * n : nullptr);
+                       {job.weight_grad ? job.weight_grad + p * n : nullptr, job.bias_grad ? job.bias_grad + p * n : nullptr});
+}
+
+// Gradients for given statistics; `columns`: with the channels along the rows of a matrix of `units` rows
+void normalnorm_given_backward(const Job* job_) {
+    const Job& job = *job_;
+    const i64 count = job.weight_period, images = job.units / count;
+    if (!job.columns) {
+#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
+        for (i64 c = 0; c < count; c++) {
+            const Channel channel(job, c);
+            double of_weight = 0, of_bias = 0;
+            for (i64 image = 0; image < images; image++) {
+                const i64 at = (image * count + c) * job.length;
+                given_gradient(channel, job.u + at, job.grad + at, job.out + at, job.length, of_weight, of_bias);
+            }
+            if (job.weight_grad) job.weight_grad[c] = (float)of_weight;
+            if (job.bias_grad) job.bias_grad[c] = (float)of_bias;
+        }
+        return;
+    }
+    constexpr i64 rows = 128, size = 16;
+    const i64 pitch = pitch_of(rows);
+#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
+    for (i64 first = 0; first < count; first += size) {
+        const i64 n = count - first < size ? count - first : size;
+        float *u = scratch.take(3 * size * pitch), *grad = u + size * pitch, *out = grad + size * pitch;
+        std::vector<Channel> channels;
+        for (i64 c = 0; c < n; c++) channels.emplace_back(job, first + c);
+        double of_weight[size] = {}, of_bias[size] = {};
+        for (i64 row = 0; row < job.units; row += rows) {
+            const i64 here = job.units - row < rows ? job.units - row : rows, at = row * count + first;
+            to_columns(job.u + at, count, here, n, u, pitch), to_columns(job.grad + at, count, here, n, grad, pitch);
+            for (i64 c = 0; c < n; c++) given_gradient(channels[c], u + c * pitch, grad + c * pitch, out + c * pitch, here, of_weight[c], of_bias[c]);
+            to_rows(out, pitch, here, n, job.out + at, count);
+        }
+        for (i64 c = 0; c < n; c++) {
+            if (job.weight_grad) job.weight_grad[first + c] = (float)of_weight[c];
+            if (job.bias_grad) job.bias_grad[first + c] = (float)of_bias[c];
+        }
+    }
 }
 
 void normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) { normals(start, count, Keys(key), z); }

@@ -5,6 +5,32 @@
 __chapter__ = "230_layers.core"
 
 # %% ../../../nbs/230_layers.core.ipynb
+import torch
+
+from normalnorm.claims import claim
+from normalnorm.layers import core
+from normalnorm.layers.core import normality_norm
+from normalnorm.theory.overflow import LARGEST_UNIT, Law
+
+
+@claim("saturates-in-training", source="new", statement="in training, values are kept representable in units of more than 2³² elements and after repeated steps; this changes no bit of ordinary data",
+       kind="algorithm", verdict="holds", evidence="numerical", formula=LARGEST_UNIT, mutant=10**12)
+def _(limit):
+    "A law of 10¹¹ elements; skewed units with the limit at 0, bit for bit. The mutant has a limit above the law's size."
+    kept = core.LARGEST_UNIT
+    try:
+        core.LARGEST_UNIT = limit
+        assert normality_norm(torch.tensor([-1e5, 1e7, 0.0]), Law(torch.tensor([1e-11, 1e-11, 1 - 2e-11]), 10**11))[0].isfinite().all()
+        for power in (1, 3):
+            x = torch.randn(500, 4) ** power * 10.0 ** torch.arange(-2, 2)
+            core.LARGEST_UNIT = kept
+            one = normality_norm(x, (0,))[0]
+            core.LARGEST_UNIT = 0
+            assert torch.equal(one, normality_norm(x, (0,))[0])
+    finally:
+        core.LARGEST_UNIT = kept
+
+# %% ../../../nbs/230_layers.core.ipynb
 import mpmath as mp
 import numpy as np
 import torch

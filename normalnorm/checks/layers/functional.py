@@ -29,7 +29,7 @@ def _(instances):
     order = torch.randperm(7)
     close(instances(u[:, :, order]), instances(u)[:, :, order])
 
-
+# %% ../../../nbs/235_layers.functional.ipynb
 @claim("running-finite", source="new", statement="a batch with a NaN in one channel leaves that channel's running averages as they were, and the others right", kind="algorithm",
        verdict="holds", evidence="numerical", formula=functional.batch_normal_norm,
        mutant=lambda u, mean, var, lmbda, training: torch.nn.functional.batch_norm(u, mean, var, training=training))
