@@ -1,6 +1,7 @@
 "Joint normality and dependence, beyond their chapters: peers where they are installed, plain loops and tables where not, what is refused, what is kept."
 import math
 import resource
+import sys
 
 import numpy as np
 import pytest
@@ -188,7 +189,9 @@ def test_the_fast_sum_equals_tables_whatever_the_ties(n, values, seed):
 
 
 def test_distance_correlation_equals_dcor(monkeypatch):
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")            # 2 seconds instead of 19: most of them compile what is called four times
+    if "dcor" not in sys.modules:                           # as plain Python: to compile what is called four times takes 17 seconds
+        monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+        monkeypatch.setattr(installed("numba"), "guvectorize", lambda *signature, **options: lambda function: function)       # that switch forgets this one
     dcor = installed("dcor")
     x, z = np.random.default_rng(0).normal(size=(2, 500))
     for y in (z, x**2 + z):
