@@ -593,9 +593,10 @@ struct Unit {
 
     // Mean and variance of u, or of the runs that begin there, which are then copied to `copy`
     void moments(const float* u, float* copy) {
-        about(u[0], u, copy);
+        const i64 run = copy ? job->length : n;
+        about(0.25f * ((u[0] + u[run / 4]) + (u[run / 2] + u[3 * run / 4])), u, copy);
         if (copy) u = copy;
-        if (square_off > 4 * var) about((float)mean, u, nullptr);       // the first element is far from the mean
+        if (square_off > var) about((float)mean, u, nullptr);           // these four are far from the mean
         if (!(square < 1e37) || square < 1e-30) in_double(u);           // the squares do not fit into float
         center = (float)mean;
         rest = (float)(mean - center);
@@ -799,14 +800,10 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
     const Power power(lmbda);
     const i64 block = block_of(job, target.job);
     auto h_at = [&](i64 j, int n, auto T) { return (get(u, j, n, 0, T) - w.center) * rate + shift; };
-    const double most = power.most * (w.n < 512 ? 4.0 : std::log1p(std::sqrt((double)w.n)));
-    const bool plain = !job.transform || power.identity, slow = !plain && !(most < 80);
+    const bool plain = !job.transform || power.identity;
     auto all = [&](auto f) {                        // f(x), where x(j, n, type) is the transformed value
         if (plain) {
             f(h_at);
-        } else if (slow) {                          // λ̂ so far from 1 that exp_of could overflow: number by number
-            for (i64 j = 0; j < w.n; j++) temporary[j] = (float)slow_power((double)(u[j] - w.center) * rate + shift, lmbda);
-            f([&](i64 j, int n, auto T) { return get(temporary, j, n, 0, T); });
         } else if (ell_of) {
             f([&](i64 j, int n, auto T) { return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power); });
 #if defined(__AVX512F__)
