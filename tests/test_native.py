@@ -137,6 +137,26 @@ def test_noise_of_any_index():
         assert not torch.equal(*whole)
 
 
+def test_more_than_two_to_the_31_elements():
+    "Two units of 64 elements, the second from element 2³¹ on; of the memory between them nothing is touched, so it is only asked for."
+    half = 2**30 + 32
+    try:
+        u, grad = torch.empty(2, half), torch.empty(2, half)
+    except RuntimeError:
+        pytest.skip("17 GB of addresses are not to be had")
+    plan, settings, seed = native.Plan(2, 2, 0, 2**31, 1, 64, 0), Settings(noise=0.4), torch.tensor(3)
+    torch.manual_seed(0)
+    for x in (u, grad):
+        x.view(-1)[:64], x.view(-1)[2**31:] = torch.randn(2, 64).exp()
+    out, mean, var, lmbda, kept = native.forward(plan, u, (1,), None, None, settings, seed)
+    of_u, *_ = native.backward(plan, grad, u, (1,), None, mean, var, lmbda, kept, settings, seed)
+    for start in (0, 2**31):
+        part = u.view(-1)[start:start + 64].clone().requires_grad_()
+        expected, _ = core.normality_norm(part, (0,), noise=0.4, seed=seed, offset=start)
+        torch.testing.assert_close(out.view(-1)[start:start + 64], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(of_u.view(-1)[start:start + 64], torch.autograd.grad(expected, part, grad.view(-1)[start:start + 64])[0], rtol=1e-4, atol=1e-5)
+
+
 def test_units_that_are_not_finite():
     "A NaN, an infinity or an overflow spoils its own unit, forward and backward, and no other; as the definition."
     for bad in (torch.nan, torch.inf, 1e38):
