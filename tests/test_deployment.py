@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import normalnorm
 from normalnorm.experiments.models import SmallResNet, build
+from normalnorm.layers.backends import set_backend
 from normalnorm.layers.conversion import to_normality
 from normalnorm.layers.deployment import FoldedNormality, fold, freeze, no_weight_decay, norm_layer, normalizer_types, parameter_groups, unfreeze, update_bn
 from normalnorm.theory.newton import newton_lambda
@@ -341,7 +342,8 @@ def test_exported_for_any_batch_size(name):
     program = torch.export.export(model, (torch.randn(shape).exp(),), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},))
     for size in (2, 4, 11):
         u = torch.randn(size, *shape[1:]).exp()
-        torch.testing.assert_close(program.module()(u), model(u), rtol=1e-6, atol=1e-6)
+        with set_backend("eager"):          # what is exported; the kernel's rounding is its own
+            torch.testing.assert_close(program.module()(u), model(u), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", LAYERS)
