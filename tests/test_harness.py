@@ -107,7 +107,7 @@ LAYERS = {
     "batch1d": batch(BatchNormalNorm1d, nn.BatchNorm1d, (7, 3, 5)),
     "batch2d": batch(BatchNormalNorm2d, nn.BatchNorm2d, (3, 2, 5, 7)),
     "batch3d": batch(BatchNormalNorm3d, nn.BatchNorm3d, (2, 3, 2, 5, 3)),
-    "sync": batch(SyncBatchNormalNorm, nn.BatchNorm2d, (3, 2, 5, 7)),           # one process; several: test_layers.py
+    "sync": batch(SyncBatchNormalNorm, nn.BatchNorm2d, (3, 2, 5, 7)),           # one process; several: chapter 245, test_sync_decorrelated.py, test_fsdp.py
     "instance1d": instance(InstanceNormalNorm1d, nn.InstanceNorm1d, (2, 3, 11)),
     "instance2d": instance(InstanceNormalNorm2d, nn.InstanceNorm2d, (2, 3, 5, 7)),
     "instance3d": instance(InstanceNormalNorm3d, nn.InstanceNorm3d, (2, 3, 2, 5, 3)),

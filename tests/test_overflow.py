@@ -178,3 +178,14 @@ def test_a_law_is_a_sample():
     torch.testing.assert_close(x.repeat_interleave(counts), y)
     for a, b in zip(of_law, of_sample):
         torch.testing.assert_close(a, b)
+
+
+def test_units_over_several_processes_saturate_too():
+    "Beyond the bound a synchronized layer's values stop where float32 does; below it nothing is touched."
+    from types import SimpleNamespace
+
+    from normalnorm.layers.sync import _transformed
+    h, lmbda = torch.tensor([-1e9, -3.0, 0.5, 2e9]), torch.tensor(-3.5)
+    small, large = SimpleNamespace(count=2**32), SimpleNamespace(count=2**32 + 1)
+    assert torch.equal(_transformed(h, lmbda, small)[1:], _transformed(h, lmbda, large)[1:])
+    assert _transformed(h, lmbda, small)[0].isinf() and _transformed(h, lmbda, large).isfinite().all()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SyncBatchNormalNorm', 'convert_sync']
 
-# %% ../../nbs/245_layers.sync.ipynb #21ed7a47
+# %% ../../nbs/245_layers.sync.ipynb #96ff00ac
 import importlib
 
 import torch
@@ -18,7 +18,8 @@ from .functional import averages, check_channels, column, update_running
 from .noise import draw_seed, normal_noise
 from .normality import _BatchNormalNorm
 from ..theory.newton import guaranteed_step
-from ..theory.power_transform import power_transform_derivative, signed_log1p, yeo_johnson
+from ..theory.overflow import LARGEST_UNIT
+from ..theory.power_transform import power_transform_derivative, representable, signed_log1p, yeo_johnson
 
 # %% ../../nbs/245_layers.sync.ipynb #e47a32ee
 class _Shares:
@@ -125,7 +126,7 @@ def _move(k: Tensor, numbers: Tensor, safeguard: bool) -> Tensor:
         out = out + at_top * (k == top) + at_bottom * (k == bottom)
     return out - numbers[4] - k * numbers[5]
 
-# %% ../../nbs/245_layers.sync.ipynb #e7002b7d
+# %% ../../nbs/245_layers.sync.ipynb #a7ef9879
 def _noise(shape: torch.Size, settings: Settings, shares: _Shares, dtype: torch.dtype) -> Tensor | None:
     "ξz for the elements of this share, of shape (B, C, …); None without noise."
     return settings.noise * normal_noise(shape, shares.seed, shares.before * shape[1]).to(dtype) if settings.noise else None
@@ -139,12 +140,17 @@ def _spread(x: Tensor, settings: Settings, shares: _Shares) -> Tensor:
     return shares.means(shares.local((x - column(centre, x.ndim)).abs()))[0]
 
 
+def _transformed(h: Tensor, lmbda: Tensor, shares: _Shares) -> Tensor:
+    "ψ(h; λ); saturated in units so large that no theorem excludes an overflow, as in the core."
+    return yeo_johnson(representable(h, lmbda) if shares.count > LARGEST_UNIT else h, lmbda)
+
+
 def _noisy(x: Tensor, noise: Tensor | None, kind: str, spread: Tensor) -> Tensor:
     if noise is None:
         return x
     return x * (1 + noise) if kind == "dropout" else x + noise * column(spread, x.ndim)
 
-# %% ../../nbs/245_layers.sync.ipynb #ca1a72c3
+# %% ../../nbs/245_layers.sync.ipynb #9949b5e1
 class _AcrossProcesses(torch.autograd.Function):
     "Output, mean, variance, λ̂ and number of elements of the whole batch. First derivatives in reverse mode; the statistics carry none."
 
@@ -159,7 +165,7 @@ class _AcrossProcesses(torch.autograd.Function):
         x = x - wide(shares.mean)
         if settings.alpha:
             lmbda, numbers = _estimate(x * wide(bare), shares, settings.alpha, settings.safeguard)
-            x = yeo_johnson(x * wide(rate), wide(lmbda))
+            x = _transformed(x * wide(rate), wide(lmbda), shares)
         else:
             x = x * wide(rate)
         spread = _spread(x, settings, shares)
@@ -179,7 +185,7 @@ class _AcrossProcesses(torch.autograd.Function):
         of_bias = g.sum_to_size(ctx.bias).to(grad.dtype) if ctx.needs_input_grad[2] else None
         of_weight = None
         if ctx.needs_input_grad[1]:
-            of_weight = (g * _noisy(yeo_johnson(h, wide(lmbda)) if s.alpha else h, noise, s.noise_kind, spread)).sum_to_size(weight.shape).to(weight.dtype)
+            of_weight = (g * _noisy(_transformed(h, wide(lmbda), shares) if s.alpha else h, noise, s.noise_kind, spread)).sum_to_size(weight.shape).to(weight.dtype)
         g = g if weight is None else g * weight
         if s.noise_kind == "dropout":
             g = _noisy(g, noise, s.noise_kind, spread)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SyncDecorrelatedBatchNorm', 'SyncDecorrelatedBatchNormalNorm']
 
-# %% ../../nbs/254_layers.sync_decorrelated.ipynb #4ba341f5
+# %% ../../nbs/254_layers.sync_decorrelated.ipynb #3ebf4638
 from typing import NamedTuple
 
 import torch
@@ -26,8 +26,8 @@ from normalnorm.layers.decorrelated import (
     _whitening,
 )
 from .functional import check_channels, column
-from .sync import _AllProcesses, _estimate, _move, _noise, _noisy, _Shares, _spread
-from ..theory.power_transform import power_transform_derivative, signed_log1p, yeo_johnson
+from .sync import _AllProcesses, _estimate, _move, _noise, _noisy, _Shares, _spread, _transformed
+from ..theory.power_transform import power_transform_derivative, signed_log1p
 from ..theory.whitening import wide
 
 
@@ -71,7 +71,7 @@ def _maps(cov: Tensor, eps: float, how: _How, dtype: torch.dtype) -> tuple[Tenso
         return w,
     return tuple(rate[..., None].to(w.dtype) * w for rate in rates(variance.to(dtype), eps))
 
-# %% ../../nbs/254_layers.sync_decorrelated.ipynb #444e802c
+# %% ../../nbs/254_layers.sync_decorrelated.ipynb #dd31680f
 class _Whitened(torch.autograd.Function):
     "Output, mean, covariance, λ̂ and number of elements of the whole batch. First derivatives in reverse mode; the statistics carry none."
 
@@ -91,7 +91,7 @@ class _Whitened(torch.autograd.Function):
             lmbda, numbers = x.new_ones(x.shape[1]), None
             if settings.alpha:
                 lmbda, numbers = _estimate(values[2], shares, settings.alpha, settings.safeguard)
-        x = yeo_johnson(values[1], column(lmbda, 3)) if settings.alpha else values[1]
+        x = _transformed(values[1], column(lmbda, 3), shares) if settings.alpha else values[1]
         spread = _spread(x, settings, shares)
         ctx.save_for_backward(u, weight, bias, lmbda, spread, numbers)
         out = back(_noisy(x, _Whitened._arranged_noise(ctx, u, x.dtype), settings.noise_kind, spread))
@@ -122,7 +122,7 @@ class _Whitened(torch.autograd.Function):
             of_bias = g.sum((0, 2)).to(bias.dtype) if ctx.needs_input_grad[2] else None
             of_weight = None
             if ctx.needs_input_grad[1]:
-                of_weight = (g * _noisy(yeo_johnson(h, wide_lmbda) if s.alpha else h, noise, s.noise_kind, spread)).sum((0, 2)).to(weight.dtype)
+                of_weight = (g * _noisy(_transformed(h, wide_lmbda, shares) if s.alpha else h, noise, s.noise_kind, spread)).sum((0, 2)).to(weight.dtype)
             g = g if weight is None else g * column(weight, 3)
             if s.noise_kind == "dropout":
                 g = _noisy(g, noise, s.noise_kind, spread)

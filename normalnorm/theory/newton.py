@@ -12,11 +12,11 @@ from torch import Tensor
 
 from .power_transform import power_transform_derivative, signed_log1p, yeo_johnson
 
-# %% ../../nbs/220_theory.newton.ipynb #f8f2177e
+# %% ../../nbs/220_theory.newton.ipynb #971665a0
 class Over:
     """Averages and extremes over the elements of a unit, which lie along the axes `dim`; these are kept with size 1.
 
-    Wherever a function of this library takes `dim`, it takes such an object as well: a subclass can let a unit extend over several processes.
+    Wherever a function of this library takes `dim`, it takes such an object as well: a subclass can weight the elements, as `theory.overflow.Law` does.
     """
 
     def __init__(self, dim: int | tuple[int, ...]):
