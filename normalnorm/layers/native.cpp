@@ -180,25 +180,25 @@ inline void add(V& sum, V2 x) { sum += x.a + x.b; }
 inline void add(V& sum, V x, V y) { sum += x * y; }
 inline void add(V& sum, V2 x, V2 y) { sum += x.a * y.a, sum += x.b * y.b; }
 
-// Sixteen numbers c of 17 bits, each near 1/x in the middle of one of the intervals that divide [1, 2), and −log c. Among the neighbours those c are taken
-// whose −log c is a multiple of 2^-21, but for 2^-29. The float nearest to log 2 is one, too, and as near.
+// Sixteen numbers c of at most 18 bits, each near 1/x in the middle of one of the intervals that divide [1, 2), and −log c. Among its neighbours a c was taken
+// whose −log c is a multiple of 2^-21, but for 2^-31. The float nearest to log 2 is one, too, but for 2^-29.
 alignas(64) const float inverses[16] = {             // 2^127 c
-    0x1p127f, 0x1.e526p126f, 0x1.cap126f, 0x1.b1cap126f, 0x1.9b9bp126f, 0x1.87dfp126f, 0x1.769dp126f, 0x1.678ap126f,
-    0x1.58c7p126f, 0x1.4aadp126f, 0x1.3e0fp126f, 0x1.333ep126f, 0x1.27e3p126f, 0x1.1e15p126f, 0x1.14bbp126f, 0x1.0c35p126f};
+    0x1p127f, 0x1.e371p126f, 0x1.c6fep126f, 0x1.ad89p126f, 0x1.98458p126f, 0x1.85518p126f, 0x1.7327p126f, 0x1.635b8p126f,
+    0x1.5566p126f, 0x1.4793p126f, 0x1.3b6ep126f, 0x1.2fa38p126f, 0x1.254p126f, 0x1.1b41p126f, 0x1.1275p126f, 0x1.092a8p126f};
 alignas(64) const float logarithms[16] = {
-    0, 0x1.b94dp-5f, 0x1.c8858p-4f, 0x1.537d4p-3f, 0x1.befecp-3f, 0x1.11cf2p-2f, 0x1.3fedcp-2f, 0x1.69fc6p-2f,
-    0x1.94ea8p-2f, 0x1.bfadcp-2f, 0x1.e783ep-2f, 0x1.0578fp-1f, 0x1.18c11p-1f, 0x1.2a01fp-1f, 0x1.3b061p-1f, 0x1.4b0aap-1f};
+    0, 0x1.d62dp-5f, 0x1.e3828p-4f, 0x1.67acp-3f, 0x1.cfa6cp-3f, 0x1.18806p-2f, 0x1.496eep-2f, 0x1.75f72p-2f,
+    0x1.9f004p-2f, 0x1.c9542p-2f, 0x1.f003ap-2f, 0x1.0b835p-1f, 0x1.1d565p-1f, 0x1.2f182p-1f, 0x1.3f3f5p-1f, 0x1.50e14p-1f};
 
-// log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c + log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.035.
+// log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c + log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.042.
 // The sum of the first two terms is exact below 8. f has one rounding, and none where e = 0 and c = 1.
 template <bool PLUS_ONE, class T>
 inline T logarithm(T a) {
-    T s = PLUS_ONE ? a * 1.03f + 1.03f : a * 1.03f;             // its leading bits say which c; because of the factor the interval of c = 1 extends to both sides of 1
+    T s = PLUS_ONE ? a * 1.02f + 1.02f : a * 1.02f;             // its leading bits say which c; because of the factor the interval of c = 1 extends to both sides of 1
     auto which = bits(s) >> 19;
     T scale = floats(bits(lookup(inverses, which)) - (bits(s) & 0x7f800000));           // 2^-e c
     T f = PLUS_ONE ? fma(a, scale, scale - 1.0f) : fma(a, scale, set(-1.0f));
-    T p = f * -0.2447888851f + 0.3334292471f;
-    p = p * f - 0.5000022054f;
+    T p = f * -0.2406941801f + 0.3333307505f;
+    p = p * f - 0.5000025034f;
     return (exponent(s) * 0.69314718056f + lookup(logarithms, which)) + (f * f * p + f);
 }
 template <class T>
@@ -208,15 +208,15 @@ template <class T>
 struct Exp { T n, m; };              // exp(t) = 2^n (1+m), |t| ≤ 87; n comes with 1.5 · 2^23 added
 
 // t = η ell, with η/log 2 ≈ binary. What was rounded off, times 0.75 log 2, is `low`: it enters m = 2^r − 1, |r| ≤ ½, by its derivative 2^r log 2, and 2^r is taken to be
-// 0.75, as where r < 0 < n. There 2^n − 1 and 2^n m have opposite signs and no error to spare.
+// 0.75, about as where r < 0 < n. There 2^n − 1 and 2^n m have opposite signs and no error to spare.
 template <class T>
 inline Exp<T> exp_of(T binary, T low, T ell) {
     T n = fma(binary, ell, set(12582912.0f));
     T r = fma(binary, ell, 12582912.0f - n);                    // from the exact product
-    T p = r * 0.0001536608987f + 0.001338823442f;
-    p = p * r + 0.009618335292f;
-    p = p * r + 0.05550365615f;
-    p = p * r + 0.2402264938f;
+    T p = r * 0.0001525138359f + 0.001338921604f;
+    p = p * r + 0.009618672542f;
+    p = p * r + 0.05550363287f;
+    p = p * r + 0.2402264774f;
     return {n, fma(r, set(0.69314718056f), r * r * p + low * ell)};
 }
 template <class T>
@@ -230,13 +230,25 @@ inline T expm1_from(Exp<T> x, T factor) {                       // factor · exp
     return fma(x.m, scaled, scaled - factor);
 }
 
-// The power transform of one unit: constants for h ≥ 0 and h < 0.
-// 1/η is rounded. An opposite error of t makes up for it, but for its size: exp turns a relative error of t into one of t eᵗ/expm1(t), which is 1 at t = 0, 1.7 at 1.2, 0.8 at −0.4.
+// The float nearest to 1/η, or the second nearest where that spares 7/η (2^n/η − 1/η in expm1_from, n = 3) a rounding by half a unit in the last place.
+inline float chosen_inverse(double eta) {
+    const double exact = 1 / eta;
+    float found = (float)exact;
+    uint32_t word;
+    std::memcpy(&word, &found, 4);
+    if ((word & 0x7fffff) > 0x124924 && (word & 7) == 4)       // 7/η > 8 · 2^k, and 7 · 4 = 3 · 8 + 4
+        word += std::fabs((double)found) < std::fabs(exact) ? 1 : -1;
+    std::memcpy(&found, &word, 4);
+    return found;
+}
+
+// The power transform of one unit: constants for h ≥ 0 and h < 0. An opposite error of t makes up for what was rounded off 1/η, but for its size:
+// exp turns a relative error of t into one of t eᵗ/expm1(t), which is 1 at t = 0, 1.7 at 1.2, 0.8 at −0.4.
 struct Power {
     V binary[2], low[2], inverse[2];                // for exp_of; ±1/η with the sign of h
     float lmbda, most;                              // `most`: the larger |η|
     bool identity, small;
-    explicit Power(double l) {
+    explicit Power(double l, bool chosen = false) {  // `chosen`: with the better of two inverses, which takes 20 ns
         lmbda = (float)l;
         most = (float)std::fmax(std::fabs(l), std::fabs(2 - l));
         identity = l == 1.0;
@@ -244,10 +256,10 @@ struct Power {
         for (int side = 0; side < 2; side++) {
             double eta = side ? 2 - l : l;
             if (std::fabs(eta) < 1e-9) eta = 1e-9;
-            const float rounded = (float)(1 / eta);
+            const float rounded = chosen ? chosen_inverse(eta) : (float)(1 / eta);
             const double wanted = eta * M_LOG2E, off = rounded * eta - 1;
             binary[side] = set((float)wanted);
-            low[side] = set((float)((wanted - (float)wanted - (eta < 0 ? 1.05 : 0.6) * off * wanted) * (0.75 * M_LN2)));
+            low[side] = set((float)((wanted - (float)wanted - (eta < 0 ? 1.05 : 0.58) * off * wanted) * (0.75 * M_LN2)));
             inverse[side] = set(side ? -rounded : rounded);
         }
     }
@@ -1246,7 +1258,7 @@ i64 piece_size(const Job& job) {                    // does not depend on the nu
 struct Channel {                                    // given statistics of a channel
     float center, rate, far, weight, bias;          // `far`: where |h| could overflow exp_of, or log1p_of
     Power power;
-    Channel(const Job& job, i64 c) : weight(job.weight ? job.weight[c] : 1), bias(job.bias ? job.bias[c] : 0), power(job.transform ? job.lmbda[c] : 1) {
+    Channel(const Job& job, i64 c) : weight(job.weight ? job.weight[c] : 1), bias(job.bias ? job.bias[c] : 0), power(job.transform ? job.lmbda[c] : 1, true) {
         Unit w(job, c);
         w.var = job.var[c], center = job.mean[c];
         w.set_rates();
