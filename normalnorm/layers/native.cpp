@@ -1046,8 +1046,11 @@ void gradient(const Unit& w, const Sums& m, const float* k_of, const float* of_h
     const float c1 = (float)(-w.rate * m.gh * w.rate / w.bare - kappa * (kept[7] - ratio * kept[9]));
     const float of_p = (float)(kappa * (1 + 4 * ratio * kept[5])), of_inverse = (float)-kappa;
     const float of_d = (float)(-4 * kappa * ratio), of_log = (float)(kappa * ratio * (2 * kept[4] + 2)), of_ell = (float)(kappa * ratio);
+    const i64 later = target.job ? job.stride : 0;
     target.spans(0, w.n, [&](i64 b, i64 end, float* out) {
+        const float* next = out + (end + 1 < w.n ? later : 0) - b;
         each(b, end, [&](i64 j, int n, auto T) {
+            if (later) for (int l = 0; l < n; l += VL) __builtin_prefetch(next + j + l, 1, 2);
             auto k = get(k_of, j, n, 0, T), a = absolute(k), ell = get(ell_of, j, n, 0, T);
             auto g = a * ell + ell, d = g - a, p = d + (g - ell), inverse = 1.0f / (a + 1.0f);
             auto log = with_sign(ell, k), inner = d * of_d + (ell * of_ell + of_log);
@@ -1058,7 +1061,7 @@ void gradient(const Unit& w, const Sums& m, const float* k_of, const float* of_h
 
 // ---- units in memory ----
 
-constexpr i64 SHORT = 128;                          // shorter runs are collected first
+constexpr i64 SHORT = 64;                          // shorter runs are collected first
 
 void copy_runs(const float* from, i64 from_stride, float* to, i64 to_stride, i64 length, i64 count) {
     for (i64 s = 0; s < count; s++, from += from_stride, to += to_stride) {
@@ -1249,9 +1252,12 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights) {
     }
 }
 
-i64 piece_size(const Job& job) {                    // does not depend on the number of threads, so that sums do not either
+// With one weight an element this does not depend on the number of threads, for each piece sums the gradients of the weights; otherwise no sum crosses units.
+i64 piece_size(const Job& job) {
     if (job.columns) return group_of(job);
-    i64 n = job.segments * job.length, size = (job.units + 63) / 64, enough = (16384 + n - 1) / n;
+    if (job.segments > 1 && job.length >= 1024) return 1;          // runs of whole pages: neighbours in memory at the same time
+    i64 n = job.segments * job.length, pieces = job.weights < 0 ? 64 : 8 * job.threads;
+    i64 size = (job.units + pieces - 1) / pieces, enough = (16384 + n - 1) / n;
     return size < enough ? enough : size > 512 ? 512 : size;
 }
 
