@@ -1383,16 +1383,15 @@ inline void evaluate_channel(const Channel& channel, const Pieces& pieces, const
 }
 #endif
 
-// A few channels at a time in each image, so that their tables stay in the cache and the memory is read in order.
+// A few channels at a time in each image, so that their tables stay in the cache. Threads share out the images in order, as PyTorch's operations before and
+// after do, whose data are then in the cache of the same core; if there is too little for tables of their own, they share out the channels.
 void evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
 #if defined(__AVX512F__)
-    const i64 count = job.weight_period, length = job.length, size = 16, groups = (count + size - 1) / size, most = (images * length + 8191) / 8192;
-    i64 slices = (4 * job.threads + groups - 1) / groups;
-    slices = slices > most ? most : slices;
-    slices = slices > images ? images : slices;
-#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
+    const i64 count = job.weight_period, length = job.length, size = 16, groups = (count + size - 1) / size;
+    const i64 slices = images * length < 2048 * job.threads ? 1 : images < job.threads ? images : job.threads;
+#pragma omp parallel for num_threads((int)job.threads) schedule(static)
     for (i64 item = 0; item < groups * slices; item++) {
-        const i64 first = item / slices * size, n = count - first < size ? count - first : size, slice = item % slices, last = images * (slice + 1) / slices;
+        const i64 slice = item / groups, first = item % groups * size, n = count - first < size ? count - first : size, last = images * (slice + 1) / slices;
         Pieces pieces[size];
         for (i64 c = 0; c < n; c++) pieces[c].set(channels[first + c].power, channels[first + c].weight);
         const i64 together = length < 32 ? BLOCK / length : 1, stride = count * length;
