@@ -1261,6 +1261,21 @@ i64 piece_size(const Job& job) {
     return size < enough ? enough : size > 512 ? 512 : size;
 }
 
+// f(piece, first unit, last unit) by all threads. Rows of memory are shared out in order, as PyTorch's operations before and after do, whose data are then in the cache
+// of the same core.
+template <class F>
+void each_piece(const Job& job, F f) {
+    const i64 size = piece_size(job), pieces = (job.units + size - 1) / size;
+    auto piece = [&](i64 p) { f(p, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units); };
+    if (job.segments == 1 && !job.columns) {
+#pragma omp parallel for num_threads((int)job.threads) schedule(static)
+        for (i64 p = 0; p < pieces; p++) piece(p);
+    } else {
+#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
+        for (i64 p = 0; p < pieces; p++) piece(p);
+    }
+}
+
 struct Channel {                                    // given statistics of a channel
     float center, rate, far, weight, bias;          // `far`: where |h| could overflow exp_of, or log1p_of
     Power power;
@@ -1436,9 +1451,7 @@ void normalnorm_forward(const Job* job_) {
         }
         return;
     }
-    const i64 size = piece_size(job), pieces = (job.units + size - 1) / size;
-#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
-    for (i64 p = 0; p < pieces; p++) forward_piece(job, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units);
+    each_piece(job, [&](i64, i64 first, i64 last) { forward_piece(job, first, last); });
 }
 
 i64 normalnorm_pieces(const Job* job) {
@@ -1449,11 +1462,10 @@ i64 normalnorm_pieces(const Job* job) {
 // With one weight an element, weight_grad and bias_grad have a row for each piece, filled with zeros.
 void normalnorm_backward(const Job* job_) {
     const Job& job = *job_;
-    const i64 size = piece_size(job), pieces = (job.units + size - 1) / size, n = job.weights < 0 ? job.segments * job.length : 0;
-#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
-    for (i64 p = 0; p < pieces; p++)
-        backward_piece(job, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units,
-                       {job.weight_grad ? job.weight_grad + p * n : nullptr, job.bias_grad ? job.bias_grad + p * n : nullptr});
+    const i64 n = job.weights < 0 ? job.segments * job.length : 0;
+    each_piece(job, [&](i64 p, i64 first, i64 last) {
+        backward_piece(job, first, last, {job.weight_grad ? job.weight_grad + p * n : nullptr, job.bias_grad ? job.bias_grad + p * n : nullptr});
+    });
 }
 
 // Gradients for given statistics; `columns`: with the channels along the rows of a matrix of `units` rows
