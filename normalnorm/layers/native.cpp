@@ -554,7 +554,10 @@ inline V2 get(const float* p, i64 j, int, float, V2) { return {load(p + j), load
 inline void put(float* p, i64 j, int n, V v) { n == VL ? store(p + j, v) : store_part(p + j, n, v); }
 inline void put(float* p, i64 j, int, V2 v) { store(p + j, v.a), store(p + j + VL, v.b); }
 
-// Asks for the memory of the next unit while this one is computed: one line a vector, in the order in which it will be read.
+// Asks for the memory of the next unit while this one is computed, a line for each vector: what will be written, and what will be read, in the order in which it will be.
+inline void will_write(const float* p, int lanes) {
+    for (int k = 0; k < lanes; k += VL) __builtin_prefetch(p + k, 1, 2);
+}
 struct Ahead {
     const float* next = nullptr;
     i64 segments = 0, length = 0, stride = 0, segment = 0, at = 0;
@@ -811,6 +814,7 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
     const float rate = (float)w.rate, shift = (float)(-w.rest * w.rate);
     const Power power(lmbda);
     const i64 block = block_of(job, target.job);
+    const bool row = job.segments == 1 && !job.columns;             // the next unit's results follow in memory
     auto h_at = [&](i64 j, int n, auto T) { return (get(u, j, n, 0, T) - w.center) * rate + shift; };
     const bool plain = !job.transform || power.identity;
     auto all = [&](auto f) {                        // f(x), where x(j, n, type) is the transformed value
@@ -837,8 +841,8 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
                 const float *weights = affine.weights, *biases = affine.biases;
                 target.spans(from, to, [&](i64 b, i64 end, float* out) {
                     out -= b;
-                    if (!weights && !biases) each(b, end, [&](i64 j, int n, auto T) { put(out, j, n, x(j, n, T) * weight + bias); });
-                    else if (weights && biases) each(b, end, [&](i64 j, int n, auto T) { put(out, j, n, x(j, n, T) * get(weights, j, n, 0, T) + get(biases, j, n, 0, T)); });
+                    if (!weights && !biases) each(b, end, [&](i64 j, int n, auto T) { if (row) will_write(out + w.n + j, n); put(out, j, n, x(j, n, T) * weight + bias); });
+                    else if (weights && biases) each(b, end, [&](i64 j, int n, auto T) { will_write(out + w.n + j, n); put(out, j, n, x(j, n, T) * get(weights, j, n, 0, T) + get(biases, j, n, 0, T)); });
                     else each(b, end, [&](i64 j, int n, auto T) { put(out, j, n, affine(x(j, n, T), j, n)); });
                 });
             });
@@ -851,6 +855,7 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
             V s{};
             each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n, auto T) {
                 auto y = x(j, n, T);
+                if (row) will_write(temporary + w.n + j, n);
                 put(temporary, j, n, y);
                 add(s, n < VL ? first_lanes(y, n) : y);
             });
@@ -937,6 +942,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad, const
     const float amount = (float)(job.noise * (dropout ? 1 : spread));
     const bool noisy = job.noise != 0 && (weights.weight || dropout), each_one = job.weights < 0;
     const i64 block = block_of(job, direct);
+    const bool row = job.segments == 1 && !job.columns;
     float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
     alignas(64) float z[BLOCK];
     Ahead u_ahead = w.u_ahead, grad_ahead = w.grad_ahead;
@@ -981,6 +987,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad, const
                         put(ell_of, j, n, ell_k);
                     }
                     add(s_g, of), add(s_gh, of, k);
+                    if (row) will_write(of_h + w.n + j, n);
                     put(of_h, j, n, of), put(k_of, j, n, k);
                     u_ahead(n), grad_ahead(n);
                     if (weight_grad) {
@@ -1050,7 +1057,7 @@ void gradient(const Unit& w, const Sums& m, const float* k_of, const float* of_h
     target.spans(0, w.n, [&](i64 b, i64 end, float* out) {
         const float* next = out + (end + 1 < w.n ? later : 0) - b;
         each(b, end, [&](i64 j, int n, auto T) {
-            if (later) for (int l = 0; l < n; l += VL) __builtin_prefetch(next + j + l, 1, 2);
+            if (later) will_write(next + j, n);
             auto k = get(k_of, j, n, 0, T), a = absolute(k), ell = get(ell_of, j, n, 0, T);
             auto g = a * ell + ell, d = g - a, p = d + (g - ell), inverse = 1.0f / (a + 1.0f);
             auto log = with_sign(ell, k), inner = d * of_d + (ell * of_ell + of_log);
@@ -1179,6 +1186,7 @@ void forward_piece(const Job& job, i64 first, i64 last) {
         w.moments(job.u + start_of(job, first), nullptr);
         for (i64 i = first; i < last; i++) {
             const i64 start = start_of(job, i);
+            if (i + 2 < last) w.look_ahead(start_of(job, i + 2));
             const double lmbda = power_of(w, job.u + start, ell);
             Unit next(job, i + 1);
             if (i + 1 < last) next.moments(job.u + start_of(job, i + 1), nullptr);
@@ -1231,7 +1239,11 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights) {
         for (i64 i = first; i < last; i++) {
             Unit next = w;
             Sums sums_of_next;
-            if (i + 1 < last) next = known_unit(job, i + 1, nullptr), sums_of_next = visit(next, i + 1);
+            if (i + 1 < last) {
+                next = known_unit(job, i + 1, nullptr);
+                if (i + 2 < last) next.look_ahead(start_of(job, i + 2));
+                sums_of_next = visit(next, i + 1);
+            }
             const float* k = memory + (i & 1) * 2 * room;
             float* out = job.out + start_of(job, i);
             gradient(w, sums, k, out, k + room, {nullptr, out});
