@@ -333,6 +333,24 @@ def test_what_is_left_to_the_definition():
     assert normality_norm(u[:0], (1,))[0].shape == (0, 3)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batched_gradients(training):
+    "All rows of a Jacobian at once: `is_grads_batched`, `jacobian(vectorize=True)`, `jacrev`."
+    torch.manual_seed(0)
+    layer = normalnorm.BatchNormalNorm1d(3, noise=0.0, track_running_stats=not training).train(training)
+    if not training:
+        layer.running_lambda.fill_(0.4)
+    u = torch.randn(5, 3)
+    rows = torch.autograd.functional.jacobian(layer, u)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(layer, u, vectorize=True), rows, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(torch.func.jacrev(layer)(u), rows, rtol=1e-4, atol=1e-6)
+    x, weight = u.clone().requires_grad_(), layer.weight
+    grads = torch.randn(4, 5, 3)
+    for together, g in zip(zip(*torch.autograd.grad(layer(x), (x, weight), grads, is_grads_batched=True)), grads):
+        for found, expected in zip(together, torch.autograd.grad(layer(x), (x, weight), g)):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_kept_for_backward():
     "The input once, and a few numbers a unit."
     u = torch.randn(16, 4, 12, 12, requires_grad=True)

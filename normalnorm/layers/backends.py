@@ -72,7 +72,7 @@ def get_backend() -> str:
     "The chosen backend: \"auto\", \"eager\", \"compiled\" or \"native\"."
     return _chosen
 
-# %% ../../nbs/233_layers.backends.ipynb #d33cf2c1
+# %% ../../nbs/233_layers.backends.ipynb #a3653866
 class _Native:
     "The kernel as forward and backward pass, for one plan."
 
@@ -165,19 +165,20 @@ class _Given(torch.autograd.Function):
     def backward(ctx, grad):
         u, weight, bias, *statistics = ctx.saved_tensors
         statistics, needs = Statistics(*statistics), ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled() or not ordinary(grad):
-            out, _ = core.normality_norm(u, ctx.dim, weight, bias, ctx.settings.eps, statistics=statistics)
+        if (again := torch.is_grad_enabled()) or not ordinary(grad):
+            with torch.enable_grad():
+                out, _ = core.normality_norm(u, ctx.dim, weight, bias, ctx.settings.eps, statistics=statistics)
             wanted = [t for t, need in zip((u, weight, bias), needs) if need]
-            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
             return *(next(found) if need else None for need in needs), *(None,) * 6
         of_u, *of = native.evaluate_backward(ctx.plan, grad, u, statistics, weight, ctx.settings, *needs[1:])
         return of_u, *(None if g is None else g.reshape(p.shape).to(p.dtype) for g, p in zip(of, (weight, bias))), *(None,) * 6
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    "Tensors of PyTorch itself, outside of tracing, of torch.func and of forward-mode differentiation."
+    "Tensors of PyTorch itself with a memory of their own, outside of tracing, of torch.func, of batched gradients and of forward-mode differentiation."
     return (not torch.compiler.is_compiling() and not torch.jit.is_tracing() and forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
-            and all(t is None or type(t) in (Tensor, nn.Parameter) for t in tensors))
+            and all(t is None or type(t) in (Tensor, nn.Parameter) and not torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors))
 
 
 @functools.cache
