@@ -72,7 +72,7 @@ def get_backend() -> str:
     "The chosen backend: \"auto\", \"eager\", \"compiled\" or \"native\"."
     return _chosen
 
-# %% ../../nbs/233_layers.backends.ipynb #a3653866
+# %% ../../nbs/233_layers.backends.ipynb #7b60308e
 class _Native:
     "The kernel as forward and backward pass, for one plan."
 
@@ -189,8 +189,8 @@ def _without_native() -> _Compiled | None:
     except CompilerError as error:
         reason = str(error)
     try:
-        torch.compile(lambda x: x + 1)(torch.zeros(1))
         engine, name = _Compiled(), "torch.compile"
+        engine.forward(torch.ones(2, 3), None, None, None, (1,), Settings(), 0)         # older releases cannot follow the definition
     except Exception:                                           # whatever keeps torch.compile from working here
         engine, name = None, "PyTorch operations one by one, which takes tens of times as long as a plain normalizer"
     warnings.warn(f"normalnorm's native kernel is not available, so {name} is used instead. {reason}", stacklevel=5)
