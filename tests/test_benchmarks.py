@@ -34,13 +34,15 @@ def test_unknown_part():
 
 
 def test_committed_rows_are_complete():
-    "Each shape has its three kinds of work against PyTorch's layer, from at least thirty pairs."
+    "Each shape has its three kinds of work against PyTorch's layer, batch norms a fourth (frozen), and two against compiled code, from at least thirty pairs."
     for path in (ROOT / "results" / "benchmarks").glob("cpu-*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
         rows = [r for r in record["rows"] if r["part"] == "layers" and r["against"] == "PyTorch's layer"]
+        compiled = {(r["layer"], tuple(r["shape"]), r["work"]) for r in record["rows"] if r["part"] == "layers" and r["against"] == "compiled"}
         kinds = {(r["layer"], tuple(r["shape"])): set() for r in rows}
         for r in rows:
             kinds[r["layer"], tuple(r["shape"])].add(r["work"])
             assert r["pairs"] >= 30 and 0 < r["low"] <= r["p50"] <= r["high"]
-        assert len(kinds) >= 8 and all(len(k) == 3 for k in kinds.values()) and record["environment"]["pages kept"]
+        assert len(kinds) >= 8 and all(len(k) == 3 + name.startswith("BatchNorm") for (name, _), k in kinds.items()) and len(compiled) == 2 * len(kinds)
+        assert record["environment"]["pages kept"]
         assert {r["part"] for r in record["rows"]} == {"machine", "layers", "memory", "models"}
