@@ -5,7 +5,6 @@
 #include <cstring>
 #include <cstdlib>
 #include <limits>
-#include <utility>
 #include <vector>
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
@@ -419,21 +418,17 @@ struct Nodes {                                      // where ψ(h)/h is interpol
     double ell[TERMS][PIECES], by_h[TERMS][PIECES], solve[TERMS][TERMS], scale[PIECES];
     static int left(int piece) { return piece >= 16; }
     Nodes() {
-        double x[TERMS], ahead[TERMS][2 * TERMS] = {};
-        for (int k = 0; k < TERMS; k++) {
-            x[k] = std::cos((k + 0.5) * M_PI / TERMS);
-            ahead[k][0] = 1, ahead[k][TERMS + k] = 1;
-            for (int m = 1; m < TERMS; m++) ahead[k][m] = ahead[k][m - 1] * x[k];
+        double x[TERMS];
+        for (int k = 0; k < TERMS; k++) x[k] = std::cos((k + 0.5) * M_PI / TERMS);
+        for (int k = 0; k < TERMS; k++) {           // Lagrange's polynomial that is 1 at x[k] and 0 at the other nodes, multiplied out
+            double basis[TERMS] = {1}, there = 1;
+            for (int i = 0; i < TERMS; i++) {
+                if (i == k) continue;
+                for (int m = TERMS - 1; m >= 0; m--) basis[m] = (m ? basis[m - 1] : 0) - x[i] * basis[m];
+                there *= x[k] - x[i];
+            }
+            for (int m = 0; m < TERMS; m++) solve[m][k] = basis[m] / there;
         }
-        for (int k = 0; k < TERMS; k++) {           // Gauss–Jordan on Vandermonde's matrix
-            int best = k;
-            for (int i = k + 1; i < TERMS; i++) if (std::fabs(ahead[i][k]) > std::fabs(ahead[best][k])) best = i;
-            for (int m = 0; m < 2 * TERMS; m++) std::swap(ahead[k][m], ahead[best][m]);
-            for (int m = 2 * TERMS - 1; m >= k; m--) ahead[k][m] /= ahead[k][k];
-            for (int i = 0; i < TERMS; i++)
-                if (i != k) for (int m = 2 * TERMS - 1; m >= k; m--) ahead[i][m] -= ahead[i][k] * ahead[k][m];
-        }
-        for (int k = 0; k < TERMS; k++) for (int m = 0; m < TERMS; m++) solve[k][m] = ahead[k][TERMS + m];
         for (int i = 0; i < PIECES; i++) {          // bits 21 … 24 of the float 1+|h|: two of the exponent, whose bias makes octave 0 the last, two of the mantissa
             const double octave = (double)(1 << ((i / 4 + 1) % 4)), middle = octave * (1 + (i % 4 + 0.5) / 4), half = octave / 8;
             scale[i] = 1 / half;
