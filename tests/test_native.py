@@ -55,7 +55,7 @@ def test_like_float64(case, options):
     shape, dim, weight = CASES[case]
     torch.manual_seed(0)
     u = torch.randn(shape).exp()
-    assert native.find_plan(u, dim, *([None] * 2 if weight is None else [torch.ones(weight)] * 2)) is not None
+    assert native.prepare(u, dim, *([None] * 2 if weight is None else [torch.ones(weight)] * 2), Settings(**options)) is not None
     found, reference = derivatives(normality_norm, u, dim, weight, **options), derivatives(core.normality_norm, u, dim, weight, torch.float64, **options)
     if case == "two values":                # h is ±1 but for ε, so next to no gradient is left
         found, reference = found[:-1], reference[:-1]
@@ -144,15 +144,17 @@ def test_more_than_two_to_the_31_elements():
         u, grad = torch.empty(2, half), torch.empty(2, half)
     except RuntimeError:
         pytest.skip("17 GB of addresses are not to be had")
-    plan, settings, seed = native.Plan(2, 2, 0, 2**31, 1, 64, 0), Settings(noise=0.4), torch.tensor(3)
+    small = native.prepare(torch.empty(2, 64), (1,), None, None, Settings(noise=0.4))
+    plan = native.Plan(2, 2, 0, 2**31, 1, 64, 0)
+    call = small._replace(plan=plan, fixed=small.fixed.replace(native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)], native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
     torch.manual_seed(0)
     for x in (u, grad):
         x.view(-1)[:64], x.view(-1)[2**31:] = torch.randn(2, 64).exp()
-    out, mean, var, lmbda, kept = native.forward(plan, u, (1,), None, None, settings, seed)
-    of_u, *_ = native.backward(plan, grad, u, (1,), None, mean, var, lmbda, kept, settings, seed)
+    out, numbers = native.forward(call, u, seed=3)
+    of_u, *_ = native.backward(call, grad, u, None, None, numbers, seed=3)
     for start in (0, 2**31):
         part = u.view(-1)[start:start + 64].clone().requires_grad_()
-        expected, _ = core.normality_norm(part, (0,), noise=0.4, seed=seed, offset=start)
+        expected, _ = core.normality_norm(part, (0,), noise=0.4, seed=torch.tensor(3), offset=start)
         torch.testing.assert_close(out.view(-1)[start:start + 64], expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(of_u.view(-1)[start:start + 64], torch.autograd.grad(expected, part, grad.view(-1)[start:start + 64])[0], rtol=1e-4, atol=1e-5)
 
@@ -204,12 +206,13 @@ def test_given_statistics(shape):
     u, (weight, bias) = torch.randn(shape) * 3, torch.randn(2, *per_channel)
     exact = core.normality_norm(u.double(), (0,), weight.double(), bias.double(), statistics=Statistics(*(s.double() for s in statistics)))[0]
     for x in (u, u.to(memory_format=torch.channels_last)) if len(shape) == 4 else (u,):
-        out = native.evaluate(native.given_plan(x, statistics, weight, bias), x, statistics, weight, bias, Settings())
+        call = native.prepare(x, (0,), weight, bias, Settings(), statistics=statistics)
+        out, _ = native.forward(call, x, weight, bias, statistics=statistics)
         assert out.stride() == torch.empty_like(x).stride()
         torch.testing.assert_close(out, exact.float(), rtol=2e-5, atol=2e-5)
         torch.testing.assert_close(normality_norm(x, (0,), weight, bias, statistics=statistics)[0], out)
     if statistics.lmbda.numel() > 1:
-        assert native.given_plan(u, statistics._replace(var=statistics.var[:, :1]), None, None) is None
+        assert native.prepare(u, (0,), None, None, Settings(), statistics=statistics._replace(var=statistics.var[:, :1])) is None
 
 
 @pytest.mark.parametrize("shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (40, 3, 16, 16)])
@@ -258,7 +261,7 @@ def test_by_pieces(lmbda):
     given = Statistics(torch.zeros(1, 1, 1), torch.ones(1, 1, 1), torch.full((1, 1, 1), lmbda))
 
     def evaluated(u):
-        return native.evaluate(native.given_plan(u, given, None, None), u, given, None, None, Settings(eps=0.0))
+        return native.forward(native.prepare(u, (0,), None, None, Settings(eps=0.0), statistics=given), u, statistics=given)[0]
 
     inside = h[h.abs() < 15]
     l = torch.tensor(lmbda).double()
@@ -290,7 +293,7 @@ def test_evaluation_far_outside():
     u = torch.tensor([0.0, 1.0, -1.0, 1e6, -1e6, 1e20, -1e20, 3e38, -3e38, torch.inf, -torch.inf, torch.nan] * 4)
     for lmbda in (-3.0, 0.0, 0.5, 1.0, 2.0, 3.0, 5.0):
         given = Statistics(torch.zeros(1, 1), torch.ones(1, 1), torch.full((1, 1), lmbda))
-        out = native.evaluate(native.given_plan(u[:, None], given, None, None), u[:, None], given, None, None, Settings(eps=0.0))[:, 0]
+        out = native.forward(native.prepare(u[:, None], (0,), None, None, Settings(eps=0.0), statistics=given), u[:, None], statistics=given)[0][:, 0]
         usual = u.abs() <= 1e6
         exact = core.normality_norm(u[usual][:, None].double(), (0,), eps=0.0, statistics=Statistics(*(s.double() for s in given)))[0][:, 0]
         torch.testing.assert_close(out[usual], exact.float(), rtol=3e-5, atol=0)
@@ -349,6 +352,115 @@ def test_batched_gradients(training):
     for together, g in zip(zip(*torch.autograd.grad(layer(x), (x, weight), grads, is_grads_batched=True)), grads):
         for found, expected in zip(together, torch.autograd.grad(layer(x), (x, weight), g)):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+LAYERS = {"batch": (lambda **o: normalnorm.BatchNormalNorm2d(3, **o), (8, 3, 5, 7)), "batch of vectors": (lambda **o: normalnorm.BatchNormalNorm1d(3, **o), (16, 3)),
+          "instance": (lambda **o: normalnorm.InstanceNormalNorm2d(3, affine=True, **o), (4, 3, 5, 7)),
+          "instance with averages": (lambda **o: normalnorm.InstanceNormalNorm2d(3, affine=True, track_running_stats=True, **o), (4, 3, 5, 7)),
+          "layer": (lambda **o: normalnorm.LayerNormalNorm((5, 7), **o), (4, 3, 5, 7)), "group": (lambda **o: normalnorm.GroupNormalNorm(2, 6, **o), (4, 6, 5))}
+
+
+def layer_results(name, backend, training, dtype=torch.float32, second=False, **options):
+    "Output, gradients and buffers of a layer; `second`: gradients of a function of its gradients instead."
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    layer, u = make(**options), torch.randn(shape).exp().requires_grad_()
+    for parameter in layer.parameters():
+        torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    if getattr(layer, "running_lambda", None) is not None:
+        layer.running_lambda.fill_(0.6)
+    layer.train(training)
+    with set_backend(backend):
+        torch.manual_seed(1)
+        out = layer(u)
+        leaves = [u, *layer.parameters()]
+        grads = torch.autograd.grad(out.sin().sum(), leaves, create_graph=second)
+        if second:
+            grads = torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)
+    return [out.detach(), *grads, *(b.double() for b in layer.buffers())]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", [{}, {"noise": 0.0}, {"alpha": 0.0, "noise": 0.0}, {"noise": 0.3, "noise_kind": "dropout"}], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name, options, training):
+    "A layer's own way to the kernel: output, gradients, running averages, and second derivatives, as by the definition."
+    for second in (False, True):
+        found, expected = (layer_results(name, backend, training, second=second, **options) for backend in ("native", "eager"))
+        assert len(found) == len(expected)
+        for f, e in zip(found, expected):
+            assert f.dtype == e.dtype and f.shape == e.shape and f.stride() == e.stride()
+            assert (f - e).abs().max() <= (2e-3 if second else 2e-5) * e.abs().max().clamp(min=1e-2)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
+def test_running_averages(momentum):
+    "Moved by the kernel: a channel that is not finite stays as it was, all three averages of it; the third batch counts as much as the first without a momentum."
+    layers = [normalnorm.BatchNormalNorm2d(4, momentum=momentum, noise=0.0) for _ in range(2)]
+    for batch in range(3):
+        torch.manual_seed(batch)
+        u = torch.randn(6, 4, 5, 5).exp()
+        u[0, 1, 0, 0], u[1, 2, 3, 3] = torch.nan, 1e30
+        for layer, backend in zip(layers, ("native", "eager")):
+            with set_backend(backend):
+                layer(u)
+    for name in ("running_mean", "running_var", "running_lambda"):
+        mine, reference = (getattr(layer, name) for layer in layers)
+        torch.testing.assert_close(mine, reference, rtol=2e-6, atol=1e-7)
+        assert mine[1] == mine[2] == (0 if name == "running_mean" else 1) and (momentum == 0 or mine[0] != mine[1])
+
+
+def test_averages_that_the_kernel_does_not_move():
+    "In half precision, in a part of a larger tensor, made in inference mode; and without a mean or a λ."
+    torch.manual_seed(0)
+    u, reference = torch.randn(32, 3).exp(), [torch.zeros(3), torch.ones(3), torch.ones(3)]
+    normalnorm.layers.functional.batch_normal_norm(u, *reference, training=True, noise=0.0)
+    with torch.inference_mode():
+        made = [torch.zeros(3), torch.ones(3), torch.ones(3)]
+        normalnorm.layers.functional.batch_normal_norm(u, *made, training=True, noise=0.0)
+    half, wide = [r.half() for r in (torch.zeros(3), torch.ones(3), torch.ones(3))], list(torch.tensor([[0.0, 9], [1, 9], [1, 9]])[:, :1].expand(3, 3).contiguous().repeat(1, 2)[:, ::2])
+    for running in (half, wide):
+        normalnorm.layers.functional.batch_normal_norm(u, *running, training=True, noise=0.0)
+    for running, tolerance in ((made, 1e-6), (half, 1e-3), (wide, 1e-6)):
+        for mine, r in zip(running, reference):
+            torch.testing.assert_close(mine.float(), r, rtol=tolerance, atol=tolerance)
+    for missing in range(3):
+        running = [None if k == missing else r for k, r in enumerate((torch.zeros(3), torch.ones(3), torch.ones(3)))]
+        normalnorm.layers.functional.batch_normal_norm(u, *running, training=True, noise=0.0)
+        assert all(mine is None or torch.equal(mine, r) for mine, r in zip(running, reference))
+
+
+def test_averages_written_by_the_kernel_are_seen_to_change():
+    "A graph that needs the old averages must not take the new ones: an error, as for PyTorch's batch norm."
+    layer, u = normalnorm.BatchNormalNorm1d(3, noise=0.0).eval(), torch.randn(8, 3, requires_grad=True)
+    out = layer(u)
+    layer.train()(u.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_other_default_dtype():
+    "The kernel's own tensors are float32 whatever new tensors are by default."
+    expected = [layer_results(name, "native", training) for name in LAYERS for training in (True, False)]
+    u = torch.randn(4, 5)
+    statistics = normality_norm(u, (1,))[1]
+    given = Statistics(torch.zeros(1, 5), torch.ones(1, 5), torch.ones(1, 5))
+    evaluated = normality_norm(u, (0,), statistics=given)[0]
+    torch.set_default_dtype(torch.float64)
+    try:
+        for name in ("batch", "layer"):
+            make, shape = LAYERS[name]
+            layer, x = make(noise=0.0).float(), torch.randn(shape, dtype=torch.float32).requires_grad_()
+            with set_backend("eager"):
+                reference = torch.autograd.grad(layer(x).sin().sum(), [x, *layer.parameters()])
+            for mine, r in zip(torch.autograd.grad(layer(x).sin().sum(), [x, *layer.parameters()]), reference):
+                assert mine.dtype == torch.float32
+                torch.testing.assert_close(mine, r, rtol=1e-3, atol=2e-5)
+        assert all(torch.equal(a, b) for a, b in zip(normality_norm(u, (1,))[1], statistics)) and torch.equal(normality_norm(u, (0,), statistics=given)[0], evaluated)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    again = [layer_results(name, "native", training) for name in LAYERS for training in (True, False)]
+    assert all(torch.equal(a, b) for x, y in zip(expected, again) for a, b in zip(x, y))
 
 
 def test_kept_for_backward():

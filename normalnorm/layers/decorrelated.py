@@ -297,7 +297,7 @@ class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         "Whiten and gaussianize `input`; in training, update the running averages and add noise."
         self._count_batch(input)
-        return decorrelated_batch_normal_norm(input, running_lambda=self.running_lambda, **self._options(), **self._arguments())
+        return decorrelated_batch_normal_norm(input, running_lambda=self.running_lambda, **self._options(), **self._settings()._asdict())
 
     def _more(self) -> str:
         return ", " + self._described()

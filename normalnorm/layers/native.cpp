@@ -506,8 +506,9 @@ struct Job {
     const float *u, *grad;
     float* out;
     const float *weight, *bias;
-    float *mean, *var, *lmbda, *kept;               // per unit; `kept`: KEPT numbers each, or null in a forward pass that nothing follows
-    float *weight_grad, *bias_grad;                 // see below
+    float *mean, *var, *lmbda, *kept;               // per unit; `kept`: KEPT numbers each. Null in a forward pass that nothing follows
+    float *weight_grad, *bias_grad;                 // one for each weight, and, with one weight a unit, for each unit
+    float *running_mean, *running_var, *running_lambda;             // per unit, or null: averages that move towards those of this call
     i64 units;                                      // unit i starts at element (i / period) * outer + (i % period) * inner
     i64 period, outer, inner;
     i64 segments, length, stride;                   // and consists of `segments` runs of `length` elements, `stride` apart
@@ -518,6 +519,7 @@ struct Job {
     double eps, alpha, noise;
     i64 threads;
     uint64_t seed, offset;
+    double momentum;
 };
 
 struct Scratch {                                    // memory of a thread, kept between calls
@@ -532,9 +534,10 @@ struct Scratch {                                    // memory of a thread, kept 
         }
         return data;
     }
+    void release() { std::free(data), data = nullptr, size = 0; }
     ~Scratch() { std::free(data); }
 };
-thread_local Scratch scratch;
+thread_local Scratch scratch, all_sums[2];
 
 // f(position, lanes, type): two vectors at a time, then one, then a part of one
 template <class F>
@@ -895,7 +898,12 @@ double power_of(Unit& w, const float* u, float* ell_of) {
     double lmbda = 1;
     if (job.transform && w.bare > 0) lmbda = (float)estimate(w, u, ell_of, kept);
     else if (std::isnan(w.var)) w.rate = NAN;
-    job.mean[w.i] = (float)w.mean, job.var[w.i] = (float)w.var, job.lmbda[w.i] = (float)lmbda;
+    if (job.mean) job.mean[w.i] = (float)w.mean, job.var[w.i] = (float)w.var, job.lmbda[w.i] = (float)lmbda;
+    const float values[3] = {(float)w.mean, (float)(w.var * ((double)w.n / (w.n - 1))), (float)lmbda};
+    float* const running[3] = {job.running_mean, job.running_var, job.running_lambda};
+    if (std::isfinite(values[0]) && std::isfinite(values[1]) && std::isfinite(values[2]))         // all or none
+        for (int k = 0; k < 3; k++)
+            if (running[k]) running[k][w.i] += (float)(job.momentum * ((double)values[k] - running[k][w.i]));
     return lmbda;
 }
 
@@ -1461,18 +1469,31 @@ void normalnorm_forward(const Job* job_) {
     each_piece(job, [&](i64, i64 first, i64 last) { forward_piece(job, first, last); });
 }
 
-i64 normalnorm_pieces(const Job* job) {
-    i64 size = piece_size(*job);
-    return (job->units + size - 1) / size;
-}
-
-// With one weight an element, weight_grad and bias_grad have a row for each piece, filled with zeros.
 void normalnorm_backward(const Job* job_) {
     const Job& job = *job_;
-    const i64 n = job.weights < 0 ? job.segments * job.length : 0;
+    if (job.weights >= 0) {
+        each_piece(job, [&](i64, i64 first, i64 last) { backward_piece(job, first, last, {job.weight_grad, job.bias_grad}); });
+        return;
+    }
+    // One weight an element: each piece has sums of its own
+    const i64 n = job.segments * job.length, size = piece_size(job), pieces = (job.units + size - 1) / size;
+    float* sums[2];
+    for (int which = 0; which < 2; which++) sums[which] = (which ? job.bias_grad : job.weight_grad) ? all_sums[which].take(pieces * n) : nullptr;
     each_piece(job, [&](i64 p, i64 first, i64 last) {
-        backward_piece(job, first, last, {job.weight_grad ? job.weight_grad + p * n : nullptr, job.bias_grad ? job.bias_grad + p * n : nullptr});
+        for (float* of : sums) if (of) std::memset(of + p * n, 0, 4 * n);
+        backward_piece(job, first, last, {sums[0] ? sums[0] + p * n : nullptr, sums[1] ? sums[1] + p * n : nullptr});
     });
+    for (int which = 0; which < 2; which++) {
+        float* const to = which ? job.bias_grad : job.weight_grad;
+        for (i64 b = 0; to && b < n; b += BLOCK) {
+            const i64 count = n - b < BLOCK ? n - b : BLOCK;
+            double sum[BLOCK] = {};
+            for (i64 p = 0; p < pieces; p++)
+                for (i64 j = 0; j < count; j++) sum[j] += sums[which][p * n + b + j];
+            for (i64 j = 0; j < count; j++) to[b + j] = (float)sum[j];
+        }
+        if (pieces * n > (1 << 20)) all_sums[which].release();
+    }
 }
 
 // Gradients for given statistics; `columns`: with the channels along the rows of a matrix of `units` rows

@@ -6,14 +6,14 @@
 __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'InstanceNormalNorm1d', 'InstanceNormalNorm2d',
            'InstanceNormalNorm3d', 'LayerNormalNorm', 'GroupNormalNorm']
 
-# %% ../../nbs/240_layers.normality.ipynb #f0de589e
+# %% ../../nbs/240_layers.normality.ipynb #ed6de05a
 import torch
 from torch import Tensor, nn
 
 from .core import Settings
-from .functional import batch_normal_norm, group_normal_norm, instance_normal_norm, layer_normal_norm
+from .functional import batch_normalized, group_normal_norm, instance_normal_norm, layer_normalized
 
-# %% ../../nbs/240_layers.normality.ipynb #66a9c047
+# %% ../../nbs/240_layers.normality.ipynb #9fe45295
 class _NormalNorm(nn.Module):
     "Settings, affine parameters and description of all normality layers."
 
@@ -23,9 +23,9 @@ class _NormalNorm(nn.Module):
         for name, wanted in (("weight", weight), ("bias", bias)):
             self.register_parameter(name, nn.Parameter(torch.empty(sizes, device=device, dtype=dtype)) if wanted else None)
 
-    def _arguments(self) -> dict:
-        "The settings as keyword arguments of the functional forms: no noise in evaluation."
-        return dict(eps=self.eps, noise=self.noise if self.training else 0.0, alpha=self.alpha, steps=self.steps, safeguard=self.safeguard, noise_kind=self.noise_kind)
+    def _settings(self) -> Settings:
+        "Those of the next call: no noise in evaluation."
+        return Settings(self.eps, self.noise if self.training else 0.0, self.noise_kind, self.alpha, self.steps, self.safeguard)
 
     def reset_parameters(self) -> None:
         "Weight 1, bias 0."
@@ -37,7 +37,7 @@ class _NormalNorm(nn.Module):
     def _described(self) -> str:
         return f"noise={self.noise}, noise_kind={self.noise_kind}, alpha={self.alpha}, steps={self.steps}, safeguard={self.safeguard}"
 
-# %% ../../nbs/240_layers.normality.ipynb #879202f0
+# %% ../../nbs/240_layers.normality.ipynb #c242c401
 class _ChannelNormalNorm(_NormalNorm):
     "What batch and instance layers share; a subclass names the numbers of axes that it accepts."
     _axes: tuple[int, ...] = ()
@@ -102,8 +102,8 @@ class _BatchNormalNorm(_ChannelNormalNorm):
         self._check_shape(input)
         if self.training and self.track_running_stats:
             self.num_batches_tracked.add_(1)
-        return batch_normal_norm(input, self.running_mean, self.running_var, self.running_lambda, self.weight, self.bias,
-                                 training=self.training or self.running_mean is None, momentum=self._momentum() if self.track_running_stats else 0.0, **self._arguments())
+        return batch_normalized(input, (self.running_mean, self.running_var, self.running_lambda), self.weight, self.bias, self.training or self.running_mean is None,
+                                self._momentum() if self.track_running_stats else 0.0, self._settings())
 
 
 class BatchNormalNorm1d(_BatchNormalNorm):
@@ -160,7 +160,7 @@ class _InstanceNormalNorm(_ChannelNormalNorm):
         images = input.unsqueeze(0) if input.ndim == min(self._axes) else input
         own = self.training or not self.track_running_stats
         out = instance_normal_norm(images, self.running_mean, self.running_var, self.running_lambda, self.weight, self.bias,
-                                   use_input_stats=own, momentum=self.momentum or 0.0, **self._arguments())
+                                   use_input_stats=own, momentum=self.momentum or 0.0, **self._settings()._asdict())
         return out.reshape(input.shape)
 
     def _channel_axis(self, input: Tensor) -> int:
@@ -202,7 +202,7 @@ class InstanceNormalNorm3d(_InstanceNormalNorm):
     """
     _axes, _expected = (4, 5), "an input of shape (batch, channels, depth, height, width) or (channels, depth, height, width)"
 
-# %% ../../nbs/240_layers.normality.ipynb #750efdee
+# %% ../../nbs/240_layers.normality.ipynb #82aa8031
 class LayerNormalNorm(_NormalNorm):
     """Layer normality normalization over the last axes, of sizes `normalized_shape`: Eftekhari & Papyan (2025), Algorithm 1.
 
@@ -231,7 +231,7 @@ class LayerNormalNorm(_NormalNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` over its last axes; add noise in training."
-        return layer_normal_norm(input, self.normalized_shape, self.weight, self.bias, **self._arguments())
+        return layer_normalized(input, self.normalized_shape, self.weight, self.bias, self._settings())
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, " + self._described()
@@ -263,7 +263,7 @@ class GroupNormalNorm(_NormalNorm):
         "Normalize each group of each image; add noise in training."
         if input.ndim < 2 or input.shape[1] != self.num_channels:
             raise ValueError(f"GroupNormalNorm was made for num_channels={self.num_channels} channels on axis 1, given a shape of {tuple(input.shape)}")
-        return group_normal_norm(input, self.num_groups, self.weight, self.bias, **self._arguments())
+        return group_normal_norm(input, self.num_groups, self.weight, self.bias, **self._settings()._asdict())
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, " + self._described()

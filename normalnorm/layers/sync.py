@@ -240,7 +240,7 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
         self._check_shape(input)
         check_channels(input, "batch")
         out, mean, var, lmbda, count = _AcrossProcesses.apply(input, column(self.weight, input.ndim), column(self.bias, input.ndim),
-                                                              Settings(**self._arguments()).check(), self.process_group)
+                                                              self._settings().check(), self.process_group)
         if self.training and self.track_running_stats:
             self.num_batches_tracked.add_(1)
             update_running((self.running_mean, self.running_var, self.running_lambda), averages(Statistics(mean, var, lmbda), count), self._momentum())
