@@ -67,12 +67,11 @@ INDUCTOR = {"batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)), "l
             "instance": (lambda: normalnorm.InstanceNormalNorm1d(3), (5, 3, 23)), "decorrelated": (lambda: normalnorm.DecorrelatedBatchNormalNorm1d(4, method="newton_schulz"), (29, 4))}
 
 
+@FOLLOWS
 @pytest.mark.parametrize("name", INDUCTOR)
 def test_inductor(name):
     "torch.compile with its own code generator, in one graph: output and gradients as without it; noise too, where the seed is PyTorch's (inductor has a generator of its own)."
     make, shape = INDUCTOR[name]
-    if torch.__version__.split("+")[0] < "2.13":
-        pytest.skip("compilation needs torch 2.13")
     torch._dynamo.reset()
     torch.manual_seed(0)
     layer, u, found = make(), torch.randn(shape).exp(), []

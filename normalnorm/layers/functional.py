@@ -40,7 +40,7 @@ def averages(used: Statistics, count: int) -> tuple[Tensor, Tensor, Tensor]:
     "What running averages follow: mean, unbiased variance of `count` elements, λ (1 without a transform)."
     return used.mean, used.var * (count / (count - 1)), torch.ones_like(used.mean) if used.lmbda is None else used.lmbda
 
-# %% ../../nbs/235_layers.functional.ipynb #32597026
+# %% ../../nbs/235_layers.functional.ipynb #545ff7b7
 def with_statistics(input: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings, axis: int | None = None,
                     given: Statistics | None = None) -> tuple[Tensor, Statistics | None]:
     "`normality_norm`, and for an empty input an empty result that depends on weight and bias. `axis` as for `in_kernel`."
@@ -51,7 +51,8 @@ def with_statistics(input: Tensor, dim: tuple[int, ...], weight: Tensor | None, 
     if given is not None:
         compute = torch.promote_types(input.dtype, torch.float32)
         given = Statistics(*(None if v is None else column(v, input.ndim).to(compute) for v in given))
-    return normality_norm(input, dim, weight, bias, **settings._asdict(), statistics=given)
+    eps, noise, noise_kind, alpha, steps, safeguard = settings
+    return normality_norm(input, dim, weight, bias, eps, noise, alpha, steps, safeguard, given, noise_kind)
 
 
 def normalized(input: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings, axis: int | None = None, given: Statistics | None = None,
