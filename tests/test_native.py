@@ -1,5 +1,7 @@
 "The native kernel against float64 and against the definition: layouts, faults of the input, of the machine, and of the cache."
+import math
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -391,6 +393,77 @@ def test_layers(name, options, training):
         for f, e in zip(found, expected):
             assert f.dtype == e.dtype and f.shape == e.shape and f.stride() == e.stride()
             assert (f - e).abs().max() <= (2e-3 if second else 2e-5) * e.abs().max().clamp(min=1e-2)
+
+
+def random_case(seed):
+    "A layer, made anew at each call, and an input: any shape, layout and dtypes; some are refused."
+    choose = random.Random(seed)
+    ndim = choose.choice([2, 3, 4, 5])
+    shape = [choose.choice([1, 2, 3, 4, 5, 7, 8, 16, 17]) for _ in range(ndim)]
+    dtype = choose.choice([torch.float32] * 4 + [torch.bfloat16, torch.float16, torch.float64])
+    options = dict(noise=choose.choice([0.0, 0.3]), noise_kind=choose.choice(["scaled", "unscaled", "dropout"]), alpha=choose.choice([1.0, 0.0, 0.5]),
+                   eps=choose.choice([1e-5, 0.0, 1e-2]), dtype=choose.choice([dtype, torch.float32]) if dtype != torch.float64 else dtype)
+    affine, track, momentum = choose.random() < 0.7, choose.random() < 0.7, choose.choice([0.1, None])
+    axes, groups = choose.randrange(1, ndim), choose.choice([d for d in range(1, shape[1] + 1) if shape[1] % d == 0])
+    kind = choose.choice(["Batch", "Instance", "Layer", "Group"] if ndim > 2 else ["Batch", "Layer", "Group"])
+    layout = choose.choice(["contiguous", "contiguous", "channels last", "transposed", "every second"])
+    training, wanted = choose.random() < 0.7, choose.choice(["all", "input", "parameters", "nothing"])
+    elements = {"Batch": shape[:1] + shape[2:], "Instance": shape[2:], "Layer": shape[-axes:], "Group": [shape[1] // groups, *shape[2:]]}[kind]
+
+    def layer():
+        if kind == "Layer":
+            return normalnorm.LayerNormalNorm(shape[-axes:], elementwise_affine=affine, **options)
+        if kind == "Group":
+            return normalnorm.GroupNormalNorm(groups, shape[1], affine=affine, **options)
+        cls = getattr(normalnorm, f"{kind}NormalNorm{max(ndim - 2, 1)}d")
+        return cls(shape[1], affine=affine, track_running_stats=track, **({"momentum": momentum} if kind == "Batch" else {}), **options)
+
+    u = torch.randn(shape[:-1] + [2 * shape[-1]] if layout == "every second" else shape[:-2] + shape[:-3:-1] if layout == "transposed" and ndim > 2 else shape,
+                    generator=torch.Generator().manual_seed(seed)).exp().to(dtype)
+    if layout == "every second":
+        u = u[..., ::2]
+    elif layout == "transposed" and ndim > 2:
+        u = u.transpose(-1, -2)
+    elif layout == "channels last" and ndim > 3:
+        u = u.to(memory_format=torch.channels_last if ndim == 4 else torch.channels_last_3d)
+    precision = max(1e-12 if dtype == torch.float64 else 3e-4, *(4 * torch.finfo(d).eps for d in (dtype, options["dtype"]) if d.itemsize == 2), 0)
+    return layer, u, training, wanted, math.prod(elements), precision
+
+
+def test_random_layers(monkeypatch):
+    "What nobody thought of: 400 random cases by both backends."
+    calls, forward = [], native.forward
+    monkeypatch.setattr(native, "forward", lambda *args, **options: calls.append(1) or forward(*args, **options))
+    for seed in range(400):
+        make, base, training, wanted, elements, precision = random_case(seed)
+        both = []
+        for backend in ("native", "eager"):
+            torch.manual_seed(seed)
+            layer, u = make().train(training), base.detach().requires_grad_(wanted in ("all", "input"))
+            for parameter in layer.parameters():
+                torch.nn.init.uniform_(parameter, 0.5, 1.5).requires_grad_(wanted in ("all", "parameters"))
+            if getattr(layer, "running_lambda", None) is not None:
+                layer.running_lambda.uniform_(0.2, 1.7)
+            with set_backend(backend):
+                try:
+                    out = layer(u)
+                except ValueError as error:
+                    both.append(str(error))
+                    continue
+                leaves = [t for t in (u, *layer.parameters()) if t.requires_grad]
+                grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out.dtype)
+                grads = torch.autograd.grad(out, leaves, grad) if leaves else []
+            both.append([out.detach(), *layer.buffers(), torch.rand(1), *(grads if elements > 3 else [])])          # of two or three values next to no gradient is left
+        found, expected = both
+        if isinstance(expected, str):
+            assert found == expected, seed
+            continue
+        assert len(found) == len(expected)
+        for f, e in zip(found, expected):
+            assert f.dtype == e.dtype and f.shape == e.shape, seed
+            same = (f.double() - e.double()).abs().max() <= precision * e.double().abs().max().clamp(min=0.1) if e.numel() else True
+            assert same or torch.equal(f.isnan(), e.isnan()) and e.isnan().any(), (seed, make())
+    assert len(calls) > 200
 
 
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
