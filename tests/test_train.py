@@ -439,7 +439,7 @@ def test_averaged_weights_against_their_definition(tmp_path):
 
 
 def test_committed_rows_are_what_the_loop_gives():
-    "The first epoch of two committed runs. Another processor rounds otherwise; another order of images would move the loss by far more."
+    "The first epoch of four committed runs, with noise and without. Another processor rounds otherwise; another order of images would move the loss by far more."
     from normalnorm.experiments.recipes.first import build
     threads = torch.get_num_threads()
 
@@ -452,7 +452,7 @@ def test_committed_rows_are_what_the_loop_gives():
             raise Enough
     torch.set_num_threads(1)
     try:
-        for name in ("resnet-bn-seed0", "vit-ln-seed3"):
+        for name in ("resnet-bn-seed0", "vit-ln-seed3", "resnet-bnn-seed0", "vit-lnn-seed3"):
             path, = (ROOT / "results" / "first-experiment" / "book").glob(f"{name}-*.json")
             row, found = json.loads(path.read_text()), []
             config = row["config"]
