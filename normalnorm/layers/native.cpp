@@ -1564,7 +1564,7 @@ inline Logistic logistic(V x) {
     return {1.0f / (e + 2.0f), e};
 }
 
-// ϕ(x) and Q(x) = P(ξ > x) for x ≥ 0: the ratio Q/ϕ is a polynomial in w = 1/(1+x/3), to 4e-8; from 13.1 on, Q is that of 13.1, 3e-39
+// ϕ(x) and Q(x) = P(ξ > x) for x ≥ 0: the ratio Q/ϕ is a polynomial in w = 1/(1+x/3), to 7e-8; from 13.1 on, Q is that of 13.1, 3e-39
 struct Tail { V density, above; };
 inline Tail normal_tail(V x) {
     x = least(x, 13.1f);
@@ -1631,8 +1631,8 @@ void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
     for (int k = 0; k < VL; k++) ones[k] = (vectors - 1) * VL + k < job.count;
     const V last = load(ones);                      // which elements of the last vector count
     double sum = 0, squares = 0, derivative[4] = {};
-    for (i64 i = 0; i < vectors; i += 64) {
-        const i64 end = i + 64 < vectors ? i + 64 : vectors;
+    for (i64 i = 0; i < vectors; i += 16) {         // at most 16 vectors are added in float
+        const i64 end = i + 16 < vectors ? i + 16 : vectors;
         V s{};
         for (i64 k = i; k < end; k++) {
             const V node = load(job.nodes + k * VL);
@@ -1644,8 +1644,8 @@ void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
         sum += total(s);
     }
     const double middle = sum / job.count;
-    for (i64 i = 0; i < vectors; i += 64) {         // about the mean
-        const i64 end = i + 64 < vectors ? i + 64 : vectors;
+    for (i64 i = 0; i < vectors; i += 16) {         // about the mean
+        const i64 end = i + 16 < vectors ? i + 16 : vectors;
         V s{}, by_m{}, by_t{}, of_m{}, of_t{};
         for (i64 k = i; k < end; k++) {
             V x = load(values + k * VL) - (float)middle;
