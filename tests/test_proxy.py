@@ -65,14 +65,30 @@ def test_kernel_is_the_definition(name, samples):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_far_from_zero_and_saturated(name):
-    "The variance keeps its digits where the mean is large against it, as long as the definition in float64 has any."
-    location, spread = torch.tensor([1e6, -1e6, 300.0, 5.0, -5.0, 1.0, -1.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    var = proxy_statistics(spread, location, activation=name, negative_slope=0.3)[1].double()
-    exact = by_nodes(location.double(), spread.double(), BY_TORCH[name], quantile_nodes(200))[1]
-    some = exact > 1e-12
+    "The variance keeps its digits where the mean is large against it, as long as the definition in float64 has any; and no value is too large."
+    location = torch.tensor([1e6, -1e6, 300.0, 8.0, -8.0, 5.0, -5.0, 1.0, -1.0])
+    var = proxy_statistics(torch.ones(9), location, activation=name, negative_slope=0.3)[1].double()
+    exact = by_nodes(location.double(), torch.ones(9).double(), BY_TORCH[name], quantile_nodes(200))[1]
+    some = exact > 1e-20
     assert some.sum() >= 3
     torch.testing.assert_close(var[some], exact[some], rtol=2e-5, atol=0)
     assert (var[~some] < 1e-12).all()
+    huge = torch.tensor([1e33, -1e33, 3e38, -3e38])
+    leaves = [torch.ones(4, requires_grad=True), huge.clone().requires_grad_()]
+    mean, var = proxy_statistics(*leaves, activation=name, negative_slope=0.3)
+    torch.testing.assert_close(mean, BY_TORCH[name](huge.double()).float(), rtol=1e-6, atol=1e-12)
+    of_bias, = torch.autograd.grad(mean.sum(), leaves[1])
+    slope = {"identity": 1.0, "leaky_relu": 0.3}.get(name, 0.0)
+    torch.testing.assert_close(of_bias, torch.tensor([0.0, 0.0] * 2 if name == "tanh" else [1.0, slope] * 2), rtol=1e-6, atol=1e-12)
+
+
+def test_nodes():
+    for samples in (1, 2, 17, 200):
+        nodes = quantile_nodes(samples)
+        np.testing.assert_allclose(nodes, scipy.stats.norm.ppf((np.arange(samples) + 0.5) / samples), atol=1e-12)
+        assert torch.equal(nodes, -nodes.flip(0))
+        padded = proxy._kernel_nodes(samples)                       # the kernel reads whole vectors of up to 16
+        assert padded.numel() % 16 == 0 and torch.equal(padded[:samples], nodes.float())
 
 
 def test_no_spread():

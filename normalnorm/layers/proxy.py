@@ -55,7 +55,7 @@ def by_nodes(location: Tensor, spread: Tensor, function: Callable[[Tensor], Tens
     var, mean = torch.var_mean(values, dim=-1, correction=0)
     return mean, var
 
-# %% ../../nbs/310_layers.proxy.ipynb #1f743b09
+# %% ../../nbs/310_layers.proxy.ipynb #07f9b5bd
 def _tail(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     "For a ≥ 0 and a standard normal ξ: P(ξ > a), and mean and variance of max(ξ − a, 0), each to a small relative error."
     a = a.clamp(max=40.0)                                   # beyond, all three are 0 in float64 too
@@ -82,7 +82,7 @@ def piecewise_linear(location: Tensor, spread: Tensor, negative_slope: float = 0
     m, s = location.to(wide), spread.to(wide).abs()
     sign = torch.where(m < 0, -1.0, 1.0).to(m)
     fixed = s == 0
-    a = torch.where(fixed, torch.where(m == 0, 0.0, 40.0).to(m), sign * m / torch.where(fixed, 1.0, s))
+    a = torch.where(fixed, 0.0, sign * m / torch.where(fixed, 1.0, s))          # where s = 0, all that a enters is multiplied by s
     above, mean, var = _tail(a)
     small, small_var = s * mean, s.square() * var           # of the part beyond 0, on the other side than m
     large, large_var = sign * m + small, s.square() * (torch.erf(a / 2**0.5) + var)
