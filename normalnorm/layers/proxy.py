@@ -128,7 +128,7 @@ def _call(which: int, parameters, results, upstream, gradients, samples: int, nu
     tensors = (*parameters, _kernel_nodes(samples), *results, *upstream, *gradients)
     _functions()[which](_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors], parameters[0].numel(), samples, number, torch.get_num_threads(), slope))
 
-# %% ../../nbs/310_layers.proxy.ipynb #43b2da2f
+# %% ../../nbs/310_layers.proxy.ipynb #ad4b312a
 class _InKernel(torch.autograd.Function):
     "Mean and variance by the native kernel, with first derivatives; others are the definition's."
 
@@ -158,7 +158,7 @@ class _InKernel(torch.autograd.Function):
         _call(1, parameters, (None, None, jacobian), (of_mean.contiguous(), of_var.contiguous()), gradients, ctx.samples, ctx.kind.number, ctx.slope)
         return *gradients, None, None, None
 
-
+# %% ../../nbs/310_layers.proxy.ipynb #f6160855
 def _definition(weight, bias, proxy_mean, proxy_scale, kind: _Kind, slope: float, samples: int) -> tuple[Tensor, Tensor]:
     return by_nodes(*_location_and_spread(weight, bias, proxy_mean, proxy_scale), lambda y: kind.function(y, slope), quantile_nodes(samples))
 
