@@ -1538,3 +1538,168 @@ void normalnorm_given_backward(const Job* job_) {
 
 void normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) { normals(start, count, Keys(key), z); }
 }
+
+// ---- the statistics of a proxy: mean and variance of φ(m + tξ) over given nodes ξ, and their derivatives; derived and tested in the chapter "A proxy for the activations" ----
+
+namespace {
+
+struct ProxyJob {
+    const float *weight, *bias, *shift, *scale;     // m = bias + weight · shift, t = weight · (1 + scale), one each a channel; shift and scale may be null: 0
+    const float* nodes;                             // `count` of them, then any numbers up to a multiple of 16
+    float *mean, *var, *jacobian;                   // one a channel; the four derivatives of mean in m, t, of variance in m, t: four a channel, or null
+    const float *of_mean, *of_var;                  // upstream gradients
+    float *of_weight, *of_bias, *of_shift, *of_scale;           // may be null
+    i64 channels, count, kind, threads;
+    double slope;                                   // of the piecewise linear kind below 0
+};
+enum { LINEAR, GELU, GELU_TANH, SILU, TANH };
+struct Activated { V value, slope; };
+
+inline V least(V a, float b) { return a > b ? set(b) : a; }        // NaN stays
+
+// p = 1/(1+e^x) = 1/(2+E) for x ≥ 0, and E = expm1(x), from which tanh(x/2) = E p keeps its digits near 0
+struct Logistic { V p, expm1; };
+inline Logistic logistic(V x) {
+    V e = expm1_from(exp_of(set(1.44269502f), set(1.92596299e-8f * 0.519860386f), least(x, 80.0f)), set(1));
+    return {1.0f / (e + 2.0f), e};
+}
+
+// ϕ(x) and Q(x) = P(ξ > x) for x ≥ 0: the ratio Q/ϕ is a polynomial in w = 1/(1+x/3), to 7e-8; from 13.1 on, Q is that of 13.1, 3e-39
+struct Tail { V density, above; };
+inline Tail normal_tail(V x) {
+    x = least(x, 13.1f);
+    V square = x * x, lost = fma(x, x, -square);                // x² = square + lost
+    V e = exp_from(exp_of(set(-0.721347511f), set(-0.5f * 1.92596299e-8f * 0.519860386f), square));
+    V density = (e - e * lost * 0.5f) * 0.398942280f, w = 1.0f / (x * 0.333333333f + 1.0f);
+    V p = w * -0.0583937913f + 0.331181079f;
+    p = p * w - 0.692749977f;
+    p = p * w + 0.563007772f;
+    p = p * w - 0.143247634f;
+    p = p * w + 0.30446583f;
+    p = p * w + 0.280839443f;
+    p = p * w + 0.33495006f;
+    p = p * w + 0.3332614f;
+    return {density, density * p * w};
+}
+
+// φ at y = m + d less φ's value or limit on the side of m (`base`), and φ'(y). φ is L(y) = max(y, 0) + slope · min(y, 0) and a small rest, or it is bounded.
+struct Proxy {
+    V m, t, slope, above, below;                    // L(m+d) − L(m) is d + above where m + d > 0, else slope · d + below
+    V side;                                         // of tanh: ±1 where m is far from 0, else 0
+    double base;
+    Proxy(const ProxyJob& job, i64 c) {
+        const double weight = job.weight[c], m_ = job.bias[c] + weight * (job.shift ? job.shift[c] : 0.0), t_ = weight * (1.0 + (job.scale ? job.scale[c] : 0.0)), a = job.slope;
+        const float side_ = job.kind != TANH || std::fabs(m_) <= 1 ? 0 : m_ > 0 ? 1 : -1;
+        m = set((float)m_), t = set((float)t_), slope = set((float)a), side = set(side_);
+        above = set((float)(m_ > 0 ? 0.0 : (1 - a) * m_)), below = set((float)(m_ > 0 ? (a - 1) * m_ : 0.0));
+        base = job.kind == TANH ? side_ : m_ > 0 ? m_ : a * m_;
+    }
+};
+
+template <int KIND, bool SLOPE>
+inline Activated activated(const Proxy& c, V node) {
+    V d = c.t * node, y = c.m + d;
+    I right = y > 0.0f;
+    if (KIND == TANH) {
+        Logistic l = logistic(absolute(y) * 2.0f);
+        V one = right ? set(1) : set(-1), near = one * (l.expm1 * l.p) - c.side;
+        return {one * c.side > 0.0f ? l.p * -2.0f * one : near, SLOPE ? 4.0f * l.p * (1.0f - l.p) : V{}};
+    }
+    V kink = right ? d + c.above : fma(c.slope, d, c.below);
+    if (KIND == LINEAR) return {kink, right ? set(1) : c.slope};
+    V a = least(absolute(y), 200.0f), z = right ? a : -a;         // beyond, the rest is nothing
+    if (KIND == GELU) {
+        Tail n = normal_tail(a);
+        return {fma(-a, n.above, kink), SLOPE ? fma(z, n.density, right ? 1.0f - n.above : n.above) : V{}};
+    }
+    constexpr float R = 1.59576912f, K = 0.044715f;             // 2√(2/π): the argument of the logistic function is R (y + K y³)
+    Logistic l = logistic(KIND == SILU ? a : a * (R + R * K * a * a));
+    V rate = KIND == SILU ? z : z * (R + 3 * R * K * a * a), rest = 1.0f - l.p;
+    return {fma(-a, l.p, kink), SLOPE ? fma(rate, l.p * rest, right ? rest : l.p) : V{}};
+}
+
+template <int KIND>
+void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
+    const Proxy proxy(job, c);
+    if (!std::isfinite(proxy.m[0]) || !std::isfinite(proxy.t[0])) {
+        job.mean[c] = job.var[c] = std::numeric_limits<float>::quiet_NaN();
+        for (int k = 0; job.jacobian && k < 4; k++) job.jacobian[4 * c + k] = job.var[c];
+        return;
+    }
+    const i64 vectors = (job.count + VL - 1) / VL;
+    alignas(64) float ones[VL];
+    for (int k = 0; k < VL; k++) ones[k] = (vectors - 1) * VL + k < job.count;
+    const V last = load(ones);                      // which elements of the last vector count
+    double sum = 0, squares = 0, derivative[4] = {};
+    for (i64 i = 0; i < vectors; i += 16) {         // at most 16 vectors are added in float
+        const i64 end = i + 16 < vectors ? i + 16 : vectors;
+        V s{};
+        for (i64 k = i; k < end; k++) {
+            const V node = load(job.nodes + k * VL);
+            Activated x = job.jacobian ? activated<KIND, true>(proxy, node) : activated<KIND, false>(proxy, node);
+            store(values + k * VL, x.value);
+            if (job.jacobian) store(slopes + k * VL, x.slope);
+            s += k + 1 == vectors ? (last > 0.0f ? x.value : V{}) : x.value;
+        }
+        sum += total(s);
+    }
+    const double middle = sum / job.count;
+    for (i64 i = 0; i < vectors; i += 16) {         // about the mean
+        const i64 end = i + 16 < vectors ? i + 16 : vectors;
+        V s{}, by_m{}, by_t{}, of_m{}, of_t{};
+        for (i64 k = i; k < end; k++) {
+            V x = load(values + k * VL) - (float)middle;
+            if (k + 1 == vectors) x = last > 0.0f ? x : V{};
+            s += x * x;
+            if (!job.jacobian) continue;
+            V slope = load(slopes + k * VL);
+            if (k + 1 == vectors) slope = last > 0.0f ? slope : V{};
+            V along = slope * load(job.nodes + k * VL);
+            of_m += slope, of_t += along, by_m += slope * x, by_t += along * x;
+        }
+        squares += total(s);
+        if (job.jacobian) derivative[0] += total(of_m), derivative[1] += total(of_t), derivative[2] += 2 * total(by_m), derivative[3] += 2 * total(by_t);
+    }
+    job.mean[c] = (float)(proxy.base + middle);
+    job.var[c] = (float)(squares / job.count);
+    for (int k = 0; job.jacobian && k < 4; k++) job.jacobian[4 * c + k] = (float)(derivative[k] / job.count);
+}
+
+}  // namespace
+
+extern "C" {
+
+void normalnorm_proxy_forward(const ProxyJob* job_) {
+    const ProxyJob& job = *job_;
+    const i64 room = (job.count + VL - 1) / VL * VL, wanted = 1 + job.channels * job.count / 16384;
+    const int threads = (int)(wanted < job.threads ? wanted : job.threads);
+#pragma omp parallel num_threads(threads)
+    {
+        std::vector<float> memory(2 * room);
+        float *values = memory.data(), *slopes = values + room;
+#pragma omp for schedule(static)
+        for (i64 c = 0; c < job.channels; c++) {
+            switch (job.kind) {
+                case LINEAR: proxy_channel<LINEAR>(job, c, values, slopes); break;
+                case GELU: proxy_channel<GELU>(job, c, values, slopes); break;
+                case GELU_TANH: proxy_channel<GELU_TANH>(job, c, values, slopes); break;
+                case SILU: proxy_channel<SILU>(job, c, values, slopes); break;
+                default: proxy_channel<TANH>(job, c, values, slopes);
+            }
+        }
+    }
+}
+
+// From the derivatives in m and t, which the forward pass has kept
+void normalnorm_proxy_backward(const ProxyJob* job_) {
+    const ProxyJob& job = *job_;
+    for (i64 c = 0; c < job.channels; c++) {
+        const float *kept = job.jacobian + 4 * c, weight = job.weight[c], of_mean = job.of_mean[c], of_var = job.of_var[c];
+        const float of_m = of_mean * kept[0] + of_var * kept[2], of_t = of_mean * kept[1] + of_var * kept[3];
+        if (job.of_weight) job.of_weight[c] = of_m * (job.shift ? job.shift[c] : 0.0f) + of_t * (1.0f + (job.scale ? job.scale[c] : 0.0f));
+        if (job.of_bias) job.of_bias[c] = of_m;
+        if (job.of_shift) job.of_shift[c] = of_m * weight;
+        if (job.of_scale) job.of_scale[c] = of_t * weight;
+    }
+}
+}
