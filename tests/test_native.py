@@ -15,6 +15,7 @@ import normalnorm
 from normalnorm.layers import backends, compiler, core, native
 from normalnorm.layers.backends import get_backend, normality_norm, set_backend
 from normalnorm.layers.core import Settings, Statistics
+from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.noise import normal_noise
 
 ROOT = Path(normalnorm.__file__).parents[1]
@@ -487,19 +488,19 @@ def test_averages_that_the_kernel_does_not_move():
     "In half precision, in a part of a larger tensor, made in inference mode; and without a mean or a λ."
     torch.manual_seed(0)
     u, reference = torch.randn(32, 3).exp(), [torch.zeros(3), torch.ones(3), torch.ones(3)]
-    normalnorm.layers.functional.batch_normal_norm(u, *reference, training=True, noise=0.0)
+    batch_normal_norm(u, *reference, training=True, noise=0.0)
     with torch.inference_mode():
         made = [torch.zeros(3), torch.ones(3), torch.ones(3)]
-        normalnorm.layers.functional.batch_normal_norm(u, *made, training=True, noise=0.0)
+        batch_normal_norm(u, *made, training=True, noise=0.0)
     half, wide = [r.half() for r in (torch.zeros(3), torch.ones(3), torch.ones(3))], list(torch.tensor([[0.0, 9], [1, 9], [1, 9]])[:, :1].expand(3, 3).contiguous().repeat(1, 2)[:, ::2])
     for running in (half, wide):
-        normalnorm.layers.functional.batch_normal_norm(u, *running, training=True, noise=0.0)
+        batch_normal_norm(u, *running, training=True, noise=0.0)
     for running, tolerance in ((made, 1e-6), (half, 1e-3), (wide, 1e-6)):
         for mine, r in zip(running, reference):
             torch.testing.assert_close(mine.float(), r, rtol=tolerance, atol=tolerance)
     for missing in range(3):
         running = [None if k == missing else r for k, r in enumerate((torch.zeros(3), torch.ones(3), torch.ones(3)))]
-        normalnorm.layers.functional.batch_normal_norm(u, *running, training=True, noise=0.0)
+        batch_normal_norm(u, *running, training=True, noise=0.0)
         assert all(mine is None or torch.equal(mine, r) for mine, r in zip(running, reference))
 
 
@@ -534,6 +535,18 @@ def test_other_default_dtype():
         torch.set_default_dtype(torch.float32)
     again = [layer_results(name, "native", training) for name in LAYERS for training in (True, False)]
     assert all(torch.equal(a, b) for x, y in zip(expected, again) for a, b in zip(x, y))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_one_tensor_as_weight_and_bias(training):
+    "Each role has its own share of the gradient, by the kernel and by the definition that second derivatives take."
+    u, w, running = torch.randn(8, 3), torch.rand(3).requires_grad_(), (torch.zeros(3), torch.ones(3), torch.full((3,), 0.4))
+    norm = batch_normal_norm
+    parts = [w.detach().clone().requires_grad_() for _ in range(2)]
+    expected = sum(torch.autograd.grad(norm(u, *running, *parts, training, noise=0.0).exp().sum(), parts))
+    for again in (False, True):
+        found, = torch.autograd.grad(norm(u, *running, w, w, training, noise=0.0).exp().sum(), w, create_graph=again)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_kept_for_backward():

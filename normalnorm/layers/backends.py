@@ -225,7 +225,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
         return out, Statistics(mean, var, lmbda if alpha else None)
     return core.normality_norm(u, dim, weight, bias, eps, noise, alpha, steps, safeguard, statistics, noise_kind, seed, offset)
 
-# %% ../../nbs/233_layers.backends.ipynb #b5ce3dc9
+# %% ../../nbs/233_layers.backends.ipynb #af32870e
 def column(value: Tensor | None, ndim: int) -> Tensor | None:
     "(C,) → (1, C, 1, …)."
     return None if value is None else value.reshape(1, -1, *(1,) * (ndim - 2))
@@ -248,11 +248,11 @@ class _InKernel(torch.autograd.Function):
         u, weight, bias, seed, mean, var, lmbda, numbers = ctx.saved_tensors
         needs, given, call = ctx.needs_input_grad, Statistics(mean, var, lmbda), ctx.call
         if (again := _is_grad_enabled()) or not ordinary(grad):
-            wanted = [t for t, need in zip((u, weight, bias), needs) if need]
             with torch.enable_grad():
+                u, weight, bias = inputs = [None if t is None else t.view_as(t) for t in (u, weight, bias)]         # apart even where one tensor is given twice
                 weight, bias, *given = (t if t is None or ctx.axis is None else column(t, u.ndim) for t in (weight, bias, *given))
                 out, _ = core.normality_norm(u, call.dim, weight, bias, **ctx.settings._asdict(), statistics=Statistics(*given) if call.given else None, seed=seed)
-            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
+            found = iter(torch.autograd.grad(out, [t for t, need in zip(inputs, needs) if need], grad, create_graph=again))
             return *(next(found) if need else None for need in needs[:3]), *(None,) * 8
         return *native.backward(call, grad, u, weight, bias, given if call.given else numbers, seed=ctx.number, of_weight=needs[1], of_bias=needs[2]), *(None,) * 8
 
