@@ -299,3 +299,16 @@ def test_other_processors(flags, monkeypatch, tmp_path):
 def test_errors(arguments, options, error, words):
     with pytest.raises(error, match=words):
         proxy_statistics(*arguments, **options)
+
+
+def test_other_default_dtype():
+    "The kernel's nodes are float32 whatever new tensors are by default."
+    leaves = parameters(7)
+    expected = proxy_statistics(*leaves, "gelu", 33)
+    proxy._kernel_nodes.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert all(torch.equal(a, b) for a, b in zip(proxy_statistics(*leaves, "gelu", 33), expected))
+    finally:
+        torch.set_default_dtype(torch.float32)
+        proxy._kernel_nodes.cache_clear()

@@ -225,7 +225,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
         return out, Statistics(mean, var, lmbda if alpha else None)
     return core.normality_norm(u, dim, weight, bias, eps, noise, alpha, steps, safeguard, statistics, noise_kind, seed, offset)
 
-# %% ../../nbs/233_layers.backends.ipynb #af32870e
+# %% ../../nbs/233_layers.backends.ipynb #c90cf642
 def column(value: Tensor | None, ndim: int) -> Tensor | None:
     "(C,) → (1, C, 1, …)."
     return None if value is None else value.reshape(1, -1, *(1,) * (ndim - 2))
@@ -236,25 +236,26 @@ class _InKernel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, u, weight, bias, mean, var, lmbda, call, settings, axis, running, momentum):
-        seed = draw_seed(u.device) if settings.noise else None
-        ctx.number = _number(seed)
+        ctx.seed = _number(draw_seed(u.device)) if settings.noise else 0
         ctx.call, ctx.settings, ctx.axis = call, settings, axis
-        out, numbers = native.forward(call, u, weight, bias, statistics=(mean, var, lmbda), seed=ctx.number, running=running, momentum=momentum)
-        ctx.save_for_backward(u, weight, bias, seed, mean, var, lmbda, numbers)
+        given = (mean, var, lmbda) if call.given else ()
+        out, numbers = native.forward(call, u, weight, bias, statistics=given, seed=ctx.seed, running=running, momentum=momentum)
+        ctx.save_for_backward(u, weight, bias, *(given or (numbers,)))          # few: each costs a step forward and one backward
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        u, weight, bias, seed, mean, var, lmbda, numbers = ctx.saved_tensors
-        needs, given, call = ctx.needs_input_grad, Statistics(mean, var, lmbda), ctx.call
+        u, weight, bias, *numbers = ctx.saved_tensors
+        needs, call = ctx.needs_input_grad, ctx.call
         if (again := _is_grad_enabled()) or not ordinary(grad):
             with torch.enable_grad():
                 u, weight, bias = inputs = [None if t is None else t.view_as(t) for t in (u, weight, bias)]         # apart even where one tensor is given twice
-                weight, bias, *given = (t if t is None or ctx.axis is None else column(t, u.ndim) for t in (weight, bias, *given))
-                out, _ = core.normality_norm(u, call.dim, weight, bias, **ctx.settings._asdict(), statistics=Statistics(*given) if call.given else None, seed=seed)
+                weight, bias, *given = (t if t is None or ctx.axis is None else column(t, u.ndim) for t in (weight, bias, *(numbers if call.given else ())))
+                out, _ = core.normality_norm(u, call.dim, weight, bias, **ctx.settings._asdict(), statistics=Statistics(*given) if call.given else None, seed=torch.tensor(ctx.seed))
             found = iter(torch.autograd.grad(out, [t for t, need in zip(inputs, needs) if need], grad, create_graph=again))
             return *(next(found) if need else None for need in needs[:3]), *(None,) * 8
-        return *native.backward(call, grad, u, weight, bias, given if call.given else numbers, seed=ctx.number, of_weight=needs[1], of_bias=needs[2]), *(None,) * 8
+        found = native.backward(call, grad, u, weight, bias, numbers if call.given else numbers[0], seed=ctx.seed, of_weight=needs[1], of_bias=needs[2])
+        return *found, None, None, None, None, None, None, None, None
 
 
 _apply = super(torch.autograd.Function, _InKernel).apply            # without what Function.apply does for torch.func first: ordinary tensors do not need it

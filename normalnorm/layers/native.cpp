@@ -290,23 +290,37 @@ struct Keys {                                       // of the ten rounds
     }
 };
 
+inline W high(W product) {                          // the upper half of each lane brought to the lower one
+#if defined(__AVX512F__)
+    return (W)_mm512_shuffle_epi32((__m512i)product, (_MM_PERM_ENUM)0xf5);        // not a shift, which would wait for the multiplications' port
+#else
+    return product >> 32;
+#endif
+}
+
 struct Words { W x0, x1, x2, x3; };                 // 32-bit words in the lower halves of 64-bit lanes; the upper halves are not used
 inline void rounds(Words& s, const Keys& keys) {
 #pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
         W p0 = multiply(s.x0, 0xD2511F53u), p1 = multiply(s.x2, 0xCD9E8D57u);
-        s.x0 = (p1 >> 32) ^ s.x1 ^ keys.k[2 * round];
-        s.x2 = (p0 >> 32) ^ s.x3 ^ keys.k[2 * round + 1];
+        s.x0 = high(p1) ^ s.x1 ^ keys.k[2 * round];
+        s.x2 = high(p0) ^ s.x3 ^ keys.k[2 * round + 1];
         s.x1 = p1, s.x3 = p0;
     }
 }
-inline U both(W even, W odd) { return (U)((even & 0xffffffffull) | (odd << 32)); }
+inline U both(W even, W odd) {
+#if defined(__AVX512F__)
+    return (U)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd, (_MM_PERM_ENUM)0xa0);         // odd numbers from the lower halves of `odd`
+#else
+    return (U)((even & 0xffffffffull) | (odd << 32));
+#endif
+}
 
 inline void box_muller(U a, U b, V& first, V& second) {
     V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
     V radius = square_root(logarithm<false>(u) * -2.0f);
-    U turned = b + 0x20000000u;                     // the angle in eighths of a turn, rounded to quarters: exact in integers
-    V x = __builtin_convertvector((I)(turned & 0x3fffffffu) - 0x20000000, V) * 1.4629180792671596e-09f;         // 2π 2^-32
+    U turned = b + 0x20000000u;                     // its first two bits: the angle rounded to quarters of a turn
+    V x = __builtin_convertvector((I)(b << 2), V) * (1.4629180792671596e-09f / 4);          // what is left, exact in integers; 2π 2^-32
     V y = x * x;
     V s = y * -1.9515296e-4f + 8.3321609e-3f;
     s = s * y - 0.16666655f;
@@ -317,9 +331,8 @@ inline void box_muller(U a, U b, V& first, V& second) {
     c = c * y + 1.0f;
     I odd = (I)((turned & 0x40000000u) << 1) < 0;
     V cosine = odd ? s : c, sine = odd ? c : s;
-    cosine = (V)((U)cosine ^ ((turned ^ (turned << 1)) & 0x80000000u));
-    sine = (V)((U)sine ^ (turned & 0x80000000u));
-    first = radius * cosine, second = radius * sine;
+    radius = (V)((U)radius ^ (turned & 0x80000000u));
+    first = (V)((U)(radius * cosine) ^ ((turned << 1) & 0x80000000u)), second = radius * sine;
 }
 
 inline void interleave(V a, V b, V c, V d, float* z) {          // in each block of four lanes: a transpose
@@ -352,7 +365,8 @@ const Lanes lanes;
 constexpr int BATCH = 4 * VL, BATCHES = 8;
 struct Counters {                                   // of VL quadruples at a time, in runs of `run` quadruples that begin `run + jump` apart
     W even, odd, even_at, odd_at;
-    const uint64_t run, jump;
+    uint64_t run, jump;
+    bool low = false;                               // none that matters is 2^32 or more
     Counters(uint64_t counter, uint64_t at, uint64_t run_, uint64_t jump_)
         : even(lanes.even + counter), odd(lanes.odd + counter), even_at(lanes.even + at), odd_at(lanes.odd + at), run(run_), jump(jump_) { wrap(); }
     void wrap() {
@@ -369,14 +383,19 @@ struct Counters {                                   // of VL quadruples at a tim
         if (jump) even_at += VL, odd_at += VL, wrap();
     }
 };
-void batches(Counters& counters, int count, const Keys& keys, float* z) {
-    alignas(64) U words[BATCHES][4];
-    for (int b = 0; b < count; b++) {
-        Words p{counters.even, counters.even >> 32, W{}, W{}}, q{counters.odd, counters.odd >> 32, W{}, W{}};
+template <bool LOW>
+inline void philox(Counters& counters, int count, const Keys& keys, U words[][4]) {
+    for (int b = 0; b < count; b++) {               // with LOW the first two rounds have less to do
+        Words p{counters.even, LOW ? W{} : counters.even >> 32, W{}, W{}}, q{counters.odd, LOW ? W{} : counters.odd >> 32, W{}, W{}};
         rounds(p, keys), rounds(q, keys);
         words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1), words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
         counters.next();
     }
+}
+void batches(Counters& counters, int count, const Keys& keys, float* z) {
+    alignas(64) U words[BATCHES][4];
+    if (counters.low) philox<true>(counters, count, keys, words);
+    else philox<false>(counters, count, keys, words);
     for (int b = 0; b < count; b++) {
         V m, n, o, p;
         box_muller(words[b][0], words[b][1], m, n);
@@ -385,7 +404,7 @@ void batches(Counters& counters, int count, const Keys& keys, float* z) {
     }
 }
 
-void normals(Counters counters, int skip, i64 count, const Keys& keys, float* z) {     // `count` numbers, without the first `skip`
+void normals(Counters& counters, int skip, i64 count, const Keys& keys, float* z) {    // `count` numbers, without the first `skip`
     alignas(64) float part[BATCHES * BATCH];
     while (count > 0) {
         i64 wanted = (skip + count + BATCH - 1) / BATCH;
@@ -401,7 +420,9 @@ void normals(Counters counters, int skip, i64 count, const Keys& keys, float* z)
     }
 }
 void normals(uint64_t start, i64 count, const Keys& keys, float* z) {   // for elements start, start+1, …
-    normals(Counters(start >> 2, 0, 1, 0), (int)(start & 3), count, keys, z);
+    Counters counters(start >> 2, 0, 1, 0);
+    counters.low = (start + count) >> 34 == 0;
+    normals(counters, (int)(start & 3), count, keys, z);
 }
 
 // ---- the transform as polynomials in pieces, for many elements of the same λ ----
@@ -657,24 +678,36 @@ struct Unit {
         if (job->columns) return job->offset + (position / job->run) * job->columns * job->run + i * job->run + position % job->run;
         return job->offset + (i / job->period) * job->outer + (i % job->period) * job->inner + (position / job->length) * job->stride + position % job->length;
     }
-    void noise_at(i64 from, i64 count, float* z) const {
-        if (own_noise) {
-            std::memcpy(z, own_noise + from, 4 * count);
+};
+
+struct NoiseOf {                                    // a unit's noise, for one stretch of positions after another
+    const Unit& w;
+    const Keys keys;
+    Counters counters{0, 0, 1, 0};
+    i64 at = -1;                                    // the position at which `counters` stand
+    explicit NoiseOf(const Unit& w_) : w(w_), keys(w_.job->seed) {}
+    void operator()(i64 from, i64 count, float* z) {
+        if (w.own_noise) {
+            std::memcpy(z, w.own_noise + from, 4 * count);
             return;
         }
-        const i64 run = job->columns ? job->run : job->length, stride = job->columns ? job->columns * job->run : job->stride;
-        const Keys keys(job->seed);
-        const uint64_t start = index_of(from);
-        if (run < n && !((run | stride | from | (i64)start) & 3)) {
-            normals(Counters(start >> 2, from % run / 4, run / 4, (stride - run) / 4), 0, count, keys, z);
-            return;
+        const Job& job = *w.job;
+        const i64 run = job.columns ? job.run : job.length, stride = job.columns ? job.columns * job.run : job.stride;
+        if (from != at) {
+            const uint64_t start = w.index_of(from);
+            if ((run | (run < w.n ? stride : 0) | from | (i64)start) & 3) {         // quadruples of numbers that extend over two runs
+                while (count > 0) {
+                    const i64 left = run - from % run, m = left < count ? left : count;
+                    normals(w.index_of(from), m, keys, z);
+                    z += m, from += m, count -= m;
+                }
+                return;
+            }
+            counters = run < w.n ? Counters(start >> 2, from % run / 4, run / 4, (stride - run) / 4) : Counters(start >> 2, 0, 1, 0);
+            counters.low = w.index_of(w.n - 1) >> 34 == 0;
         }
-        while (count > 0) {
-            i64 m = run - from % run;
-            if (m > count) m = count;
-            normals(index_of(from), m, keys, z);
-            z += m, from += m, count -= m;
-        }
+        normals(counters, 0, count, keys, z);
+        at = count % BATCH ? -1 : from + count;
     }
 };
 
@@ -873,11 +906,12 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
     const float amount = (float)(job.noise * (job.kind == DROPOUT ? 1 : spread));
     const bool dropout = job.kind == DROPOUT;
     alignas(64) float z[BLOCK];
+    NoiseOf noise_of(w);
     parts(job, w.n, [&](i64 part, i64 from, i64 to) {
         Affine affine(job, w.i, part);
         for (i64 start = from; start < to; start += block) {
             i64 stop = start + block < to ? start + block : to;
-            w.noise_at(start, stop - start, z);
+            noise_of(start, stop - start, z);
             target.spans(start, stop, [&](i64 b, i64 end, float* out) {
                 each(b, end, [&](i64 j, int n, auto T) {
                     auto x = get(temporary, j, n, 0, T), noise = get(z, j - start, n, 0, T) * amount;
@@ -948,6 +982,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad, const
     const bool row = job.segments == 1 && !job.columns;
     float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
     alignas(64) float z[BLOCK];
+    NoiseOf noise_of(w);
     Ahead u_ahead = w.u_ahead, grad_ahead = w.grad_ahead;
     parts(job, w.n, [&](i64 part, i64 from, i64 to) {
         Affine affine(job, w.i, part);
@@ -955,7 +990,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad, const
         double of_weight = 0, of_bias = 0;
         for (i64 b = from; b < to; b += block) {
             i64 end = b + block < to ? b + block : to;
-            if (noisy) w.noise_at(b, end - b, z);
+            if (noisy) noise_of(b, end - b, z);
             V s_g{}, s_gh{}, s_slope{}, s_weight{}, s_bias{};
             auto visit = [&](i64 at, i64 count, i64 offset) {
                 const float *u_run = u + offset - at, *grad_run = grad + offset - at;
@@ -1152,8 +1187,11 @@ void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) { 
     for (i64 row = 0; row < n; row += rows) {
         const i64 here = n - row < rows ? n - row : rows;
         const uint64_t start = job.offset + row * job.columns + first;
-        if (!((start | count | job.columns) & 3)) normals(Counters(start >> 2, 0, count / 4, (job.columns - count) / 4), 0, here * count, keys, z);
-        else for (i64 k = 0; k < here; k++) normals(start + k * job.columns, count, keys, z + k * count);
+        if (!((start | count | job.columns) & 3)) {
+            Counters counters(start >> 2, 0, count / 4, (job.columns - count) / 4);
+            counters.low = (job.offset + n * job.columns) >> 34 == 0;
+            normals(counters, 0, here * count, keys, z);
+        } else for (i64 k = 0; k < here; k++) normals(start + k * job.columns, count, keys, z + k * count);
         to_columns(z, count, here, count, to + row, pitch_of(n));
     }
 }

@@ -22,7 +22,7 @@ from .compiler import CompilerError, load
 from .core import Settings, Statistics
 from .noise import NOISES
 
-# %% ../../nbs/232_layers.native.ipynb #35fc1956
+# %% ../../nbs/232_layers.native.ipynb #d88fee09
 class Plan(NamedTuple):
     "Where the units of a tensor lie in memory, and which weight applies where: the fields of the kernel's `Job` of the same names."
     units: int
@@ -118,6 +118,7 @@ class Call(NamedTuple):
     shape: tuple[int, ...]              # of the statistics
     layout: torch.memory_format         # in which the kernel reads the input
     ready: bool                         # it reads all tensors where they are
+    kept: Tensor                        # like the numbers that a forward pass keeps, without their memory
     given: bool                         # with given statistics
 
 
@@ -158,7 +159,8 @@ def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None, bias: tuple 
     alpha, dims = settings.alpha if statistics is None else float(statistics[2] is not None), {d % ndim for d in dim}
     fixed = _FIXED.pack(*found, statistics is not None, alpha > 0, 1 + NOISES.index(settings.noise_kind) if settings.noise else 0, settings.eps, alpha, settings.noise)
     ready = last is None and all(dtype == torch.float32 and dense for _, dtype, _, dense in kinds)
-    return Call(found, fixed, dim, tuple(1 if d in dims else n for d, n in enumerate(shape)), last or torch.contiguous_format, ready, statistics is not None)
+    kept = torch.empty(1, dtype=torch.float32, device="cpu").expand(KEPT * found.units)
+    return Call(found, fixed, dim, tuple(1 if d in dims else n for d, n in enumerate(shape)), last or torch.contiguous_format, ready, kept, statistics is not None)
 
 
 def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings, axis: int | None = None,
@@ -217,7 +219,7 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None, bias: Tensor | 
     values = u
     if not call.ready:
         values, weight, bias, statistics = _ready(u, call.layout), _ready(weight), _ready(bias), statistics and tuple(map(_ready, statistics))
-    out, numbers = _empty_like(values), values.new_empty(KEPT * call.plan.units) if keep and not call.given else None
+    out, numbers = _empty_like(values), _empty_like(call.kept) if keep and not call.given else None
     job = _job(call, (values, None, out, weight, bias), statistics if call.given else numbers, (None, None, *(running or (None, None, None))), seed, offset, momentum)
     library().normalnorm_forward(job)
     for average in running:
@@ -246,7 +248,7 @@ def backward(call: Call, grad: Tensor, u: Tensor, weight: Tensor | None, bias: T
     out = _empty_like(values)
     rows = 1 if p.weights < 0 or call.given else p.units // p.weight_period         # sets of units that share their weights: a row for each
     wanted = weight if of_weight else None, bias if of_bias else None
-    of = [None if t is None else values.new_empty((rows, *t.shape) if rows > 1 else t.shape) for t in wanted]
+    of = [None if t is None else values.new_empty((rows, *t.shape)) if rows > 1 else _empty_like(t) if call.ready else values.new_empty(t.shape) for t in wanted]
     job = _job(call, (values, upstream, out, factor, None), numbers, (*of, None, None, None), seed, offset)
     library().normalnorm_given_backward(job) if call.given else library().normalnorm_backward(job)
     if rows > 1:
