@@ -5,6 +5,7 @@
 #include <cstring>
 #include <cstdlib>
 #include <limits>
+#include <new>
 #include <vector>
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
@@ -558,7 +559,7 @@ struct Scratch {                                    // memory of a thread, kept 
     void release() { std::free(data), data = nullptr, size = 0; }
     ~Scratch() { std::free(data); }
 };
-thread_local Scratch scratch, all_sums[2];
+thread_local Scratch scratch, all_sums[2], given_memory[2];
 
 // f(position, lanes, type): two vectors at a time, then one, then a part of one
 template <class F>
@@ -1452,16 +1453,18 @@ inline void evaluate_channel(const Channel& channel, const Pieces& pieces, const
 #endif
 
 // A few channels at a time in each image, so that their tables stay in the cache. Threads share out the images in order, as PyTorch's operations before and
-// after do, whose data are then in the cache of the same core; if there is too little for tables of their own, they share out the channels.
+// after do, whose data are then in the cache of the same core; if there is too little, they share out the channels.
 void evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
 #if defined(__AVX512F__)
     const i64 count = job.weight_period, length = job.length, size = 16, groups = (count + size - 1) / size;
-    const i64 slices = images * length < 2048 * job.threads ? 1 : images < job.threads ? images : job.threads;
+    const i64 slices = images * length < 512 * job.threads ? 1 : images < job.threads ? images : job.threads;
+    Pieces* const tables = (Pieces*)given_memory[1].take(count * sizeof(Pieces) / 4);
+#pragma omp parallel for num_threads((int)job.threads) schedule(static)
+    for (i64 c = 0; c < count; c++) tables[c].set(channels[c].power, channels[c].weight);
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
     for (i64 item = 0; item < groups * slices; item++) {
         const i64 slice = item / groups, first = item % groups * size, n = count - first < size ? count - first : size, last = images * (slice + 1) / slices;
-        Pieces pieces[size];
-        for (i64 c = 0; c < n; c++) pieces[c].set(channels[first + c].power, channels[first + c].weight);
+        const Pieces* const pieces = tables + first;
         const i64 together = length < 32 ? BLOCK / length : 1, stride = count * length;
         alignas(64) float collected[BLOCK], result[BLOCK];
         for (i64 image = images * slice / slices; image < last; image += together) {
@@ -1488,16 +1491,16 @@ extern "C" {
 void normalnorm_forward(const Job* job_) {
     const Job& job = *job_;
     if (job.given) {
-        std::vector<Channel> channels;
-        channels.reserve(job.weight_period);
-        for (i64 c = 0; c < job.weight_period; c++) channels.emplace_back(job, c);
+        Channel* const channels = (Channel*)given_memory[0].take(job.weight_period * sizeof(Channel) / 4);
+#pragma omp parallel for num_threads((int)job.threads) schedule(static) if (job.weight_period > 64)
+        for (i64 c = 0; c < job.weight_period; c++) new (channels + c) Channel(job, c);
         const i64 images = job.units / job.weight_period;
         if (job.columns) {
             const i64 rows = job.units, step = 16384 / job.columns + 1, pieces = (rows + step - 1) / step;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
-            for (i64 p = 0; p < pieces; p++) evaluate_rows(job, channels.data(), p * step, (p + 1) * step < rows ? (p + 1) * step : rows);
+            for (i64 p = 0; p < pieces; p++) evaluate_rows(job, channels, p * step, (p + 1) * step < rows ? (p + 1) * step : rows);
         } else if (PIECEWISE && images * job.length >= 512) {
-            evaluate_in_groups(job, channels.data(), images);
+            evaluate_in_groups(job, channels, images);
         } else {
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
             for (i64 i = 0; i < job.units; i++) evaluate_run(channels[i % job.weight_period], job.u + i * job.length, job.out + i * job.length, job.length);
