@@ -238,7 +238,7 @@ def write(folder: Path, root: Path = ROOT) -> list[Path]:
         path = folder / f"{name}.ipynb"
         path.write_text(json.dumps(notebook(Chapter(name, root)), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         written.append(path)
-    for rows in sorted([*(root / "results").glob("*/book"), *(root / "results").glob("benchmarks")]):
+    for rows in sorted([*(root / "results").glob("**/book"), *(root / "results").glob("benchmarks")]):
         shutil.copytree(rows, folder / "results" / rows.relative_to(root / "results"), dirs_exist_ok=True)
     return written
 
