@@ -156,7 +156,7 @@ def instance_normal_norm(input: Tensor, running_mean: Tensor | None = None, runn
         update_running(running, tuple(value.mean(0) for value in averages(used, count)), momentum)
     return out
 
-# %% ../../nbs/235_layers.functional.ipynb #cb64c6e4
+# %% ../../nbs/235_layers.functional.ipynb #197e3d2e
 def layer_normalized(input: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings) -> Tensor:
     "`layer_normal_norm` for given settings."
     check_input(input)
@@ -165,7 +165,7 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...], weight: Tensor | Non
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None and value.shape != shape:
             raise ValueError(f"{name} has the shape {tuple(value.shape)}, expected normalized_shape={shape}")
-    return normalized(raised(input) if input.is_cuda else input, tuple(range(-len(shape), 0)), weight, bias, settings)
+    return normalized(raised(input), tuple(range(-len(shape), 0)), weight, bias, settings)
 
 
 def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None,

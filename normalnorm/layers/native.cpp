@@ -934,8 +934,9 @@ double power_of(Unit& w, const float* u, float* ell_of) {
     if (job.transform && w.bare > 0) lmbda = (float)estimate(w, u, ell_of, kept);
     else if (std::isnan(w.var)) w.rate = NAN;
     if (job.mean) job.mean[w.i] = (float)w.mean, job.var[w.i] = (float)w.var, job.lmbda[w.i] = (float)lmbda;
-    const float values[3] = {(float)w.mean, (float)(w.var * ((double)w.n / (w.n - 1))), (float)lmbda};
     float* const running[3] = {job.running_mean, job.running_var, job.running_lambda};
+    if (!running[0] && !running[1] && !running[2]) return lmbda;
+    const float values[3] = {(float)w.mean, (float)(w.var * ((double)w.n / (w.n - 1))), (float)lmbda};
     if (std::isfinite(values[0]) && std::isfinite(values[1]) && std::isfinite(values[2]))         // all or none
         for (int k = 0; k < 3; k++)
             if (running[k]) running[k][w.i] += (float)(job.momentum * ((double)values[k] - running[k][w.i]));
@@ -1716,8 +1717,7 @@ void normalnorm_proxy_forward(const ProxyJob* job_) {
     const int threads = (int)(wanted < job.threads ? wanted : job.threads);
 #pragma omp parallel num_threads(threads)
     {
-        std::vector<float> memory(2 * room);
-        float *values = memory.data(), *slopes = values + room;
+        float *values = scratch.take(2 * room), *slopes = values + room;
 #pragma omp for schedule(static)
         for (i64 c = 0; c < job.channels; c++) {
             switch (job.kind) {

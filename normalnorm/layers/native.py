@@ -22,7 +22,7 @@ from .compiler import CompilerError, load
 from .core import Settings, Statistics
 from .noise import NOISES
 
-# %% ../../nbs/232_layers.native.ipynb #d88fee09
+# %% ../../nbs/232_layers.native.ipynb #12ff4458
 class Plan(NamedTuple):
     "Where the units of a tensor lie in memory, and which weight applies where: the fields of the kernel's `Job` of the same names."
     units: int
@@ -49,6 +49,7 @@ def _library() -> ctypes.CDLL | CompilerError:
     except CompilerError as error:                      # remembered: the next call does not try again
         return error
     for name, arguments, result in (("forward", [ctypes.c_char_p], None), ("backward", [ctypes.c_char_p], None), ("given_backward", [ctypes.c_char_p], None),
+                                    ("proxy_forward", [ctypes.c_char_p], None), ("proxy_backward", [ctypes.c_char_p], None),          # of chapter 410
                                     ("normals", [ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p], None)):
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype = arguments, result

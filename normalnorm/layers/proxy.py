@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'quantile_nodes', 'by_nodes', 'piecewise_linear', 'proxy_statistics']
 
-# %% ../../nbs/410_layers.proxy.ipynb #6e4377aa
-import ctypes
+# %% ../../nbs/410_layers.proxy.ipynb #56fcef27
 import functools
 import struct
 from collections.abc import Callable
@@ -90,7 +89,7 @@ def piecewise_linear(location: Tensor, spread: Tensor, negative_slope: float = 0
     total, total_var = sign * (on * large - off * small), on.square() * large_var + off.square() * small_var + 2 * on * off * large * small
     return total.to(location.dtype), total_var.to(location.dtype)
 
-# %% ../../nbs/410_layers.proxy.ipynb #1f80cadb
+# %% ../../nbs/410_layers.proxy.ipynb #a97d782c
 class _Kind(NamedTuple):
     "A named activation: its function of a tensor and the slope below 0, its number in the kernel, and whether it is linear on both sides of 0."
     function: Callable[[Tensor, float], Tensor]
@@ -113,20 +112,11 @@ def _kernel_nodes(samples: int) -> Tensor:
     return nodes
 
 
-@functools.cache
-def _functions() -> tuple:
-    library, found = native.library(), []
-    for name in ("forward", "backward"):
-        function = getattr(library, f"normalnorm_proxy_{name}")
-        function.argtypes, function.restype = [ctypes.c_char_p], None
-        found.append(function)
-    return tuple(found)
-
-
 def _call(which: int, parameters, results, upstream, gradients, samples: int, number: int, slope: float) -> None:
     "The kernel's forward (0) or backward pass (1). All tensors are held here until it returns."
     tensors = (*parameters, _kernel_nodes(samples), *results, *upstream, *gradients)
-    _functions()[which](_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors], parameters[0].numel(), samples, number, torch.get_num_threads(), slope))
+    work = native.library().normalnorm_proxy_backward if which else native.library().normalnorm_proxy_forward
+    work(_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors], parameters[0].numel(), samples, number, torch.get_num_threads(), slope))
 
 # %% ../../nbs/410_layers.proxy.ipynb #ad4b312a
 class _InKernel(torch.autograd.Function):
