@@ -24,21 +24,25 @@ CASES = {
     "easy_curvature_bound": (curvature.easy_curvature_bound, dict(target=(1879, 10000), t=(3768, 10000), c=(6701, 10000)), dict(target=(1870, 10000))),
     "sharp_curvature_bound": (curvature.sharp_curvature_bound, dict(shift=0.0, spend=1.0, split=0.5), dict(shift=-1e-3)),
     "duality_gap": (lambda **o: game.duality_gap(LATTICE, P, Q, **o), dict(power=1.0, noise_power=1.0), dict(power=1.5), dict(noise_power=1.5)),
-    "mirror_play": (lambda **o: game.mirror_play(LATTICE, P, Q, **o).history, dict(power=1.0, noise_power=1.0, steps=1000, rate=1.0), dict(steps=900), dict(rate=0.5), dict(power=1.2), dict(noise_power=1.2)),
+    "mirror_play": (lambda **o: game.mirror_play(LATTICE, P, Q, **o).history,
+        dict(power=1.0, noise_power=1.0, steps=1000, rate=1.0), dict(steps=900), dict(rate=0.5), dict(power=1.2), dict(noise_power=1.2)),
     "Power": (lambda **o: gaussianizers.Power(**o)(U, 0), dict(alpha=1.0, steps=1, safeguard=False), dict(alpha=0.9), dict(steps=2)),
     "Tail": (lambda **o: gaussianizers.Tail(**o)(HEAVY, 0), dict(steps=0, method="deviation"), dict(steps=1), dict(method="newton")),
     "newton_lambda_gradient": (lambda **o: gradient.newton_lambda_gradient(K, (0,), **o), dict(alpha=1.0), dict(alpha=0.5)),
     "least_dependent": (lambda **o: independence.least_dependent([0, 1, 3], [0.5, 0.3, 0.2], [0, 1], [0.6, 0.4], 0.5, **o), dict(tolerance=1e-10), dict(tolerance=1e-3)),
-    "bimodal": (lambda **o: np.array([information.bimodal(**o).mean, information.bimodal(**o).pdf(0.3)]), dict(separation=0.8, mean=0.0, variance=1.0), dict(separation=0.7), dict(mean=1.0), dict(variance=2.0)),
+    "bimodal": (lambda **o: np.array([information.bimodal(**o).mean, information.bimodal(**o).pdf(0.3)]),
+        dict(separation=0.8, mean=0.0, variance=1.0), dict(separation=0.7), dict(mean=1.0), dict(variance=2.0)),
     **{law.__name__: (lambda law=law, **o: np.array([law(**o).mean, law(**o).variance]), dict(mean=0.0, variance=1.0), dict(mean=1.0), dict(variance=2.0))
        for law in (information.normal, information.uniform, information.laplace, information.exponential)},
     "affine": (lambda **o: np.array([(law := information.uniform(2.0).affine(**o)).mean, law.variance]), dict(scale=1.0, shift=0.0), dict(scale=2.0), dict(shift=1.0)),
     "differential_entropy": (lambda **o: information.differential_entropy(information.bimodal(), **o), dict(step=1e-3), dict(step=2e-3)),
     "entropy_of_sum": (lambda **o: information.entropy_of_sum(information.laplace(), information.normal(), **o), dict(step=1e-3), dict(step=2e-3)),
-    "mutual_information": (lambda **o: information.mutual_information(information.laplace(), information.normal(), **o), dict(tolerance=1e-6, step=1.5e-3), dict(step=9e-3, tolerance=1.0)),
+    "mutual_information": (lambda **o: information.mutual_information(information.laplace(), information.normal(), **o),
+        dict(tolerance=1e-6, step=1.5e-3), dict(step=9e-3, tolerance=1.0)),
     "blahut_arimoto": (lambda **o: information.blahut_arimoto(CHANNEL, **o)[:2], dict(budget=math.inf, tolerance=1e-6, iterations=10_000), dict(tolerance=1e-2), dict(iterations=2)),
     "random_rotation": (lambda **o: iterative.random_rotation(3, torch.Generator().manual_seed(1), **o), dict(dtype=torch.float64), dict(dtype=torch.float32)),
-    "IterativeGaussianizer": (lambda **o: iterative.IterativeGaussianizer(**o).fit_transform(WIDE), dict(rounds=10, rotation="random", seed=0, gaussianizer=gaussianizers.Chain()), dict(rounds=9), dict(rotation="pca"), dict(seed=1)),
+    "IterativeGaussianizer": (lambda **o: iterative.IterativeGaussianizer(**o).fit_transform(WIDE),
+        dict(rounds=10, rotation="random", seed=0, gaussianizer=gaussianizers.Chain()), dict(rounds=9), dict(rotation="pca"), dict(seed=1)),
     "igmm": (lambda **o: torch.stack(tuple(lambert.igmm(HEAVY, 0, **o))), dict(steps=12), dict(steps=1)),
     "newton_lambda": (lambda **o: newton.newton_lambda(U, 0, **o), dict(alpha=1.0, steps=1, safeguard=False), dict(alpha=0.9), dict(steps=2)),
     "newton_lambda_standardized": (lambda **o: newton.newton_lambda_standardized(K, (0,), **o), dict(alpha=1.0, steps=1, safeguard=False), dict(alpha=0.9), dict(steps=2)),
@@ -60,7 +64,8 @@ CASES = {
     "qq_r2": (lambda **o: gaussianity.qq_r2(U, **o), dict(dim=-1), dict(dim=0)),
     "henze_zirkler": (lambda **o: joint_normality.henze_zirkler(U, **o).statistic, dict(dim=-2, coordinates=-1)),
     "negentropy": (lambda **o: negentropy.negentropy(U.T, **o), dict(dim=-1, m=3), dict(m=2)),
-    **{test.__name__: (lambda test=test, **o: test(SQUARE, **o).statistic, dict(dim=-1), dict(dim=0)) for test in (normality_tests.shapiro_wilk, normality_tests.dagostino, normality_tests.anderson_darling)},
+    **{test.__name__: (lambda test=test, **o: test(SQUARE, **o).statistic, dict(dim=-1), dict(dim=0))
+       for test in (normality_tests.shapiro_wilk, normality_tests.dagostino, normality_tests.anderson_darling)},
 }
 
 
@@ -89,3 +94,8 @@ def test_gradients_of_the_transform_go_through_lambda_unless_it_is_given():
         expected, = torch.autograd.grad(power_transform.yeo_johnson((u - mean) * rate, lmbda if through else lmbda.detach()), u, g, retain_graph=True)
         found = gradient.gaussianized_gradient(*(x.detach() for x in (u, g, mean, rate, bare, lmbda)), (0,), **options)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_play_is_reported_at_the_first_steps_and_then_more_rarely():
+    steps = game.mirror_play(LATTICE, P, Q, steps=100).history[:, 0].astype(int).tolist()
+    assert steps[:6] == [1, 2, 3, 4, 5, 6] and steps[-1] == 100 and len(steps) < 25 and all(b - a <= max(1, 0.3 * a) for a, b in zip(steps, steps[1:]))
