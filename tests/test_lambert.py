@@ -170,3 +170,10 @@ def test_transforms_of_functions():
 def test_wrong_arguments_are_explained(given_, error, words):
     with pytest.raises(error, match=words):
         igmm(*given_)
+
+
+def test_the_start_from_the_kurtosis_saves_a_round():
+    "Goerg's (√(66γ − 162) − 6)/66 is near for moderate tails: two rounds leave 1e-6; with another sign in it three do."
+    torch.manual_seed(0)
+    y = torch.distributions.StudentT(torch.tensor(5.0, dtype=torch.float64)).sample((3000, 8))
+    torch.testing.assert_close(igmm(y, 0, 2).delta, igmm(y, 0, 40).delta, rtol=1e-5, atol=0)
