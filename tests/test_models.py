@@ -274,7 +274,8 @@ RESOLUTIONS = {
     **dict.fromkeys(["small_resnet", "small_resnet_v2", "small_resnext", "small_wrn", "small_wrn_skipless"], [28, 14, 7, 4]), "small_efficientnet": [28, 14, 7, 4],
 }
 # Positions that attention sees: patches, and one more for the class where there is a token. Dosovitskiy et al. 2021: 224/16 = 14, 14² + 1.
-POSITIONS = {"vit_b16": (224, 197), "vit": (32, 65), "small_vit": (28, 49), "gpt2": (1024, 1024), "gpt": (128, 128), "rnn": (128, 128), "mlp": (28, None), "small_mlp": (28, None), "mlp20": (28, None)}
+POSITIONS = {"vit_b16": (224, 197), "vit": (32, 65), "small_vit": (28, 49), "gpt2": (1024, 1024), "gpt": (128, 128), "rnn": (128, 128),
+             "mlp": (28, None), "small_mlp": (28, None), "mlp20": (28, None)}
 
 
 @pytest.mark.parametrize("name", models.names())
