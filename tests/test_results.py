@@ -305,9 +305,10 @@ def test_rows_of_the_first_schema_are_known_by_their_commit_or_by_what_lies_besi
     beside.write_text(json.dumps(entry) + "\n")
     assert len(results.rows("known", "smoke", known)) == 8
     assert list(results.codes(results.scan("known", "smoke", known).rows)) == ["one and the same"]
-    beside.write_text(json.dumps(entry | {"source": "other"}) + "\n")
-    with pytest.raises(ResultsError, match="different code"):
-        results.rows("known", "smoke", known)
+    for other in ({"source": "other"}, {"commits": ["a" * 40]}):                                  # not about these rows, or not about all
+        beside.write_text(json.dumps(entry | other) + "\n")
+        with pytest.raises(ResultsError, match="different code"):
+            results.rows("known", "smoke", known)
     for line in ("{", "[]", json.dumps({"source": "c0ffee"}), json.dumps(entry | {"commits": "a"})):
         beside.write_text(line + "\n")
         with pytest.raises(ResultsError, match="made-by.jsonl, line 1: expected a dictionary"):
