@@ -575,7 +575,7 @@ def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):
 
 
 def test_runs_without_metrics_are_refused(tmp_path):
-    for nothing in (None, {}, {"metrics": 3}):
+    for nothing in (None, {}, {"metrics": 3}, {"metrics": {}}):
         with pytest.raises(ValueError, match="without `metrics`"):
             results.run_recipe(_recipe(lambda *_, **__: nothing), "smoke", 1, tmp_path)        # noqa: B023
     for value in (float("nan"), float("inf"), "1.0", None, True, [1.0]):
