@@ -177,11 +177,11 @@ def _without_native() -> _Compiled | None:
     except CompilerError as error:
         reason = str(error)
     try:
-        engine, way = _Compiled(), "torch.compile"
+        engine, way = _Compiled(), "torch.compile instead"
         engine.forward(torch.ones(2, 3), None, None, None, (1,), Settings(), 0)         # older releases cannot follow the definition
     except Exception:                                           # whatever keeps torch.compile from working here
-        engine, way = None, "PyTorch operations one by one, which take tens of times as long as a plain normalizer"
-    warn_user(f"normalnorm's native kernel is not available here; its layers are computed by {way} instead. The reason: {reason}")
+        engine, way = None, "PyTorch operations one by one instead, which takes tens of times as long as a plain normalizer"
+    warn_user(f"normalnorm's native kernel is not available here; its layers are computed by {way}. The reason: {reason}")
     return engine
 
 

@@ -243,7 +243,7 @@ def _scratch(folder: Path | None) -> Iterator[Path]:
     for left in folder.glob("making-*") if folder else ():
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:
-                shutil.rmtree(left)
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
     place, mine = Path(tempfile.mkdtemp(prefix="making-" if folder else "normalnorm-", dir=folder)), os.getpid()
 
     def remove() -> None:
