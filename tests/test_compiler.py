@@ -456,6 +456,7 @@ def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
             stream.close()
         monkeypatch.setattr(sys, "stderr", stream)
         assert load(place).seven() == 7
+    assert capsys.readouterr() == ("", "")              # and not on the output instead
 
 
 def process(code, *arguments, **environment):
