@@ -46,7 +46,7 @@ KEPT = 13                        # numbers a unit that the forward pass leaves t
 @functools.cache
 def _library() -> ctypes.CDLL | CompilerError:
     try:
-        compiled = load(Path(core.__file__).with_name("native.cpp"))
+        compiled = load(Path(core.__file__).with_name("native.cpp"), [f"normalnorm_{name}" for name in ("forward", "backward", "given_backward", "normals", "refused", "path", "proxy_forward", "proxy_backward")])
     except CompilerError as error:                      # remembered: the next call does not try again
         return error
     return bound(compiled)
