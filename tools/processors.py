@@ -181,7 +181,7 @@ def build(folder: Path, command: list[str], options: list[str], link: list[str],
 
 
 def driven(program: list[str], warnings: list[str], folder: Path, extra: dict[str, str] | None = None) -> dict:
-    done = subprocess.run([*program, str(RECORDED)], capture_output=True, text=True, env={**os.environ, **(extra or {})})
+    done = subprocess.run([*program, str(RECORDED)], capture_output=True, text=True, env={**os.environ, "OMP_WAIT_POLICY": "passive", **(extra or {})})
     (folder / "output.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
     errors = done.stderr.replace(f"{ROOT}/", "").splitlines()
     reports = list(dict.fromkeys(line for line in errors if re.search(r"runtime error|ERROR: \w*Sanitizer|WARNING: ThreadSanitizer", line)))
@@ -324,15 +324,15 @@ def about() -> dict:
             "commit": output("git", "rev-parse", "HEAD") + (" and changes" if changed else ""), "native source": hashlib.sha256(KERNEL.read_bytes()).hexdigest()}
 
 
-def write_record(outcomes: dict[str, dict], file: Path = RECORD) -> None:
+def write_record(outcomes: dict[str, dict]) -> None:
     "All that is known of this state of the code; what the file held of `--whole` stays until that is run again."
     try:
-        whole = json.loads(file.read_text(encoding="utf-8")).get("whole", {})
+        whole = json.loads(RECORD.read_text(encoding="utf-8")).get("whole", {})
     except (OSError, ValueError):
         whole = {}
     for name in WHOLE:
         whole |= {name: found} if (found := stored(f"whole {name}", "any")) else {}
-    file.write_text(json.dumps(about() | {"parts": outcomes, "whole": whole}, indent=1) + "\n", encoding="utf-8")
+    RECORD.write_text(json.dumps(about() | {"parts": outcomes, "whole": whole}, indent=1) + "\n", encoding="utf-8")
 
 
 # ---- both commands whole ----
@@ -408,7 +408,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{len(failed)} of {len(chosen)} parts failed" + (f": {', '.join(failed)}" if failed else ""))
     if given.record:
         write_record(outcomes)
-        print(f"recorded in {RECORD.relative_to(ROOT)}")
+        print(f"recorded in {os.path.relpath(RECORD, ROOT)}")
     return bool(failed)
 
 
