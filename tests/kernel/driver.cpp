@@ -40,13 +40,14 @@ struct ProxyJob {
     i64 channels, count, kind, threads;
     double slope;
 };
-extern "C" {
-void normalnorm_forward(const Job*);
-void normalnorm_backward(const Job*);
-void normalnorm_given_backward(const Job*);
-void normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z);
-void normalnorm_proxy_forward(const ProxyJob*);
-void normalnorm_proxy_backward(const ProxyJob*);
+extern "C" {                                        // 0: done, 1: no memory, 2: an address that is null or of freed memory
+int normalnorm_path();
+int normalnorm_forward(const Job*);
+int normalnorm_backward(const Job*);
+int normalnorm_given_backward(const Job*);
+int normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z);
+int normalnorm_proxy_forward(const ProxyJob*);
+int normalnorm_proxy_backward(const ProxyJob*);
 }
 
 namespace {
@@ -163,6 +164,12 @@ void same_bits(const std::string& name, const std::vector<Floats>& found, const 
     }
 }
 
+void done(int returned, const char* function, int expected = 0) {
+    if (returned == expected) return;
+    failures++;
+    std::printf("WRONG %s returned %d, not %d\n", function, returned, expected);
+}
+
 // ---- layouts ----
 
 // (images, channels, length) to (images, length, channels), and back
@@ -216,11 +223,11 @@ void whole(const std::string& name, const std::string& layout, const std::string
         job.transform = 1, job.eps = 1e-5, job.alpha = 1, job.threads = threads;
         job.kind = kind == "noise" ? 1 : kind == "dropout" ? 3 : 0, job.noise = kind == "noise" ? 0.4 : kind == "dropout" ? 0.3 : 0;
         job.seed = (uint64_t)at("noise").q[0], job.offset = (uint64_t)at("noise").q[1];
-        normalnorm_forward(&job);
+        done(normalnorm_forward(&job), "normalnorm_forward");
         Job later = job;
         later.out = of_u.data(), later.grad = grad.data(), later.bias = nullptr, later.weight_grad = data(of_weight), later.bias_grad = data(of_bias);
         later.running_mean = later.running_var = later.running_lambda = nullptr;
-        normalnorm_backward(&later);
+        done(normalnorm_backward(&later), "normalnorm_backward");
         const std::vector<Floats> found = {out, numbers, of_u, of_weight, of_bias, running[0], running[1], running[2]};
         const std::string here = name + "/" + layout + "/" + kind;
         if (threads > 1) {
@@ -271,10 +278,10 @@ void given(const std::string& name, bool last, i64 times, i64 most) {
         job.u = u.data(), job.out = out.data(), job.weight = weight.data(), job.bias = bias.data(), job.mean = mean.data(), job.var = var.data(), job.lmbda = lmbda.data();
         job.units = images * (last ? length : channels), job.length = last ? 1 : length, job.columns = last ? channels : 0, job.weight_period = channels;
         job.period = job.segments = job.run = 1, job.given = job.transform = 1, job.eps = at(name + "/eps").d[0], job.alpha = 1, job.threads = threads;
-        normalnorm_forward(&job);
+        done(normalnorm_forward(&job), "normalnorm_forward");
         if (backward) {
             job.grad = grad.data(), job.out = of_u.data(), job.bias = nullptr, job.weight_grad = of_weight.data(), job.bias_grad = of_bias.data();
-            normalnorm_given_backward(&job);
+            done(normalnorm_given_backward(&job), "normalnorm_given_backward");
         }
         const std::vector<Floats> found = {out, of_u, of_weight, of_bias};
         const std::string here = name + (last ? "/channels last" : "/contiguous") + (times > 1 ? "/" + std::to_string(times) + " times" : "");
@@ -294,31 +301,33 @@ void given(const std::string& name, bool last, i64 times, i64 most) {
     }
 }
 
-// ψ(h; λ) in units in the last place, alone (n = 1) and as 512 or more values of one λ, where there are tables
+// ψ(h; λ) in units in the last place: few values of one λ at a time, and 512 or more, for which there are tables where the kernel has any
 void values(bool tables) {
     const Floats &h = floats("values/h"), &lambdas = floats("values/lmbda");
     const std::vector<double>& exact = at("values/out").d;
     size_t start = 0;
     for (size_t k = 0; k < lambdas.size(); k++) {
         const size_t count = (size_t)at("values/counts").q[k];
-        for (i64 times : {1, 4}) {
-            const Floats u = repeated(h, times);
+        for (size_t together : {(size_t)128, h.size(), 4 * h.size()}) {
+            const Floats u = repeated(h, together > h.size() ? (i64)(together / h.size()) : 1);
             Floats out(u.size()), mean(1, 0.0f), var(1, 1.0f), lmbda(1, lambdas[k]);
-            Job job{};
-            job.u = u.data(), job.out = out.data(), job.mean = mean.data(), job.var = var.data(), job.lmbda = lmbda.data();
-            job.units = job.weight_period = job.period = job.segments = job.run = 1, job.length = (i64)u.size();
-            job.given = job.transform = 1, job.alpha = 1, job.threads = 1;
-            normalnorm_forward(&job);
+            for (size_t from = 0; from < u.size(); from += together) {
+                Job job{};
+                job.u = u.data() + from, job.out = out.data() + from, job.mean = mean.data(), job.var = var.data(), job.lmbda = lmbda.data();
+                job.units = job.weight_period = job.period = job.segments = job.run = 1, job.length = (i64)together;
+                job.given = job.transform = 1, job.alpha = 1, job.threads = 1;
+                done(normalnorm_forward(&job), "normalnorm_forward");
+            }
             Floats found;
             std::vector<double> t;
             for (size_t i = k % 3; i < h.size(); i += 3) {
                 found.push_back(out[i]);
                 t.push_back((h[i] < 0 ? 2 - (double)lambdas[k] : (double)lambdas[k]) * std::log1p(std::fabs((double)h[i])));
             }
-            if (found.size() != count) stop("the array \"values/out\" does not fit \"values/h\"");
+            if (found.size() != count || h.size() % 128) stop("the array \"values/out\" does not fit \"values/h\"");
             char name[64];
-            std::snprintf(name, sizeof name, "values/%.4g/%zu together", (double)lambdas[k], u.size());
-            compare(name, tables && u.size() >= 512 ? "ulp by tables" : "ulp by logarithms", found.data(), exact.data() + start, count, nullptr, t.data());
+            std::snprintf(name, sizeof name, "values/%.4g/%zu together", (double)lambdas[k], together);
+            compare(name, tables && together >= 512 ? "ulp by tables" : "ulp by logarithms", found.data(), exact.data() + start, count, nullptr, t.data());
         }
         start += count;
     }
@@ -331,7 +340,7 @@ void normals() {
     for (size_t k = 0; k < starts.size(); k++)
         for (i64 count : {(i64)1, (i64)3, (i64)63, (i64)64, (i64)65, most}) {
             Floats z((size_t)count);
-            normalnorm_normals((uint64_t)starts[k], count, (uint64_t)integer("normals/key"), z.data());
+            done(normalnorm_normals((uint64_t)starts[k], count, (uint64_t)integer("normals/key"), z.data()), "normalnorm_normals");
             compare("normals/" + std::to_string(starts[k]) + "/" + std::to_string(count), "normals", z.data(), expected.data() + (i64)k * most, z.size());
         }
 }
@@ -351,10 +360,10 @@ void proxies(i64 most) {
             job.weight = weight.data(), job.bias = bias.data(), job.shift = shift.data(), job.scale = scale.data(), job.nodes = nodes.data();
             job.mean = found[0].data(), job.var = found[1].data(), job.jacobian = jacobian.data();
             job.channels = (i64)n, job.count = integer("proxy/samples"), job.kind = kind, job.threads = threads, job.slope = kind ? 0 : at("proxy/slope").d[0];
-            normalnorm_proxy_forward(&job);
+            done(normalnorm_proxy_forward(&job), "normalnorm_proxy_forward");
             job.of_mean = upstream.data(), job.of_var = upstream.data() + n;
             job.of_weight = found[2].data(), job.of_bias = found[3].data(), job.of_shift = found[4].data(), job.of_scale = found[5].data();
-            normalnorm_proxy_backward(&job);
+            done(normalnorm_proxy_backward(&job), "normalnorm_proxy_backward");
             if (threads > 1) {
                 same_bits(here + ", " + std::to_string(threads) + " threads", found, first);
                 continue;
@@ -368,17 +377,54 @@ void proxies(i64 most) {
     }
 }
 
+// An address of 0, where one is needed, or 1, which stands for freed memory: refused, and nothing is written
+void refused() {
+    const Floats u(12, 1.0f), weight(3, 1.0f);
+    Floats out(12, 7.0f), numbers(3 * (3 + KEPT), 7.0f);
+    float* const nowhere[] = {nullptr, (float*)1};
+    auto job = [&] {
+        Job made{};
+        made.u = made.grad = u.data(), made.out = out.data(), made.weight = made.bias = weight.data();
+        made.mean = numbers.data(), made.var = made.mean + 3, made.lmbda = made.var + 3, made.kept = made.lmbda + 3;
+        made.units = made.weight_period = 3, made.period = made.segments = made.run = made.weights = 1, made.outer = made.length = 4, made.transform = 1, made.alpha = 1, made.threads = 1;
+        return made;
+    };
+    auto with = [&](auto change, const char* function, int (*call)(const Job*), bool given) {
+        Job made = job();
+        made.given = given;
+        change(made);
+        done(call(&made), function, 2);
+    };
+    for (float* p : nowhere) {
+        for (bool given : {false, true}) {
+            with([&](Job& j) { j.u = p; }, "normalnorm_forward without an input", normalnorm_forward, given);
+            with([&](Job& j) { j.out = p; }, "normalnorm_forward without an output", normalnorm_forward, given);
+            with([&](Job& j) { j.lmbda = p; }, "normalnorm_forward without lambda", normalnorm_forward, given);
+        }
+        with([&](Job& j) { j.grad = p; }, "normalnorm_backward without a gradient", normalnorm_backward, false);
+        with([&](Job& j) { j.kept = p; }, "normalnorm_backward without what forward kept", normalnorm_backward, false);
+        with([&](Job& j) { j.grad = p; }, "normalnorm_given_backward without a gradient", normalnorm_given_backward, true);
+        with([&](Job& j) { j.var = p; }, "normalnorm_given_backward without a variance", normalnorm_given_backward, true);
+        done(normalnorm_normals(0, 12, 1, p), "normalnorm_normals without a place", 2);
+        ProxyJob proxy{};
+        proxy.weight = p, proxy.bias = proxy.nodes = u.data(), proxy.mean = proxy.var = out.data(), proxy.channels = proxy.count = 3, proxy.threads = 1;
+        done(normalnorm_proxy_forward(&proxy), "normalnorm_proxy_forward without a weight", 2);
+        proxy.weight = proxy.of_mean = proxy.of_var = u.data(), proxy.jacobian = p;
+        done(normalnorm_proxy_backward(&proxy), "normalnorm_proxy_backward without a jacobian", 2);
+    }
+    for (const Floats* x : {&out, &numbers})
+        for (float y : *x) if (y != 7) done(-1, "a refused call wrote something;");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
     if (count < 2) stop("usage: driver recorded.bin [most threads]");
     const i64 most = count > 2 ? std::atoi(arguments[2]) : 4;
     read(arguments[1]);
-#if defined(TABLES)
-    const bool tables = true;
-#else
-    const bool tables = false;
-#endif
+    const int path = normalnorm_path();
+    std::printf("kernel: vectors of %d numbers, %s, %s\n", path & 31, path & 32 ? "fused multiplication and addition" : "no fused multiplication and addition", path & 64 ? "tables" : "no tables");
+    const bool tables = path & 64;
     for (const char* name : {"batch", "runs", "layer", "instance", "group", "matrix", "long"})
         for (const char* layout : {"contiguous", "channels last"})
             for (const char* kind : {"no noise", "noise", "dropout"})
@@ -389,6 +435,7 @@ int main(int count, char** arguments) {
     values(tables);
     normals();
     proxies(most);
+    refused();
     for (const auto& [rule, w] : by_rule)
         std::printf("%-18s %4d arrays, worst %.2g of the tolerance (error %.3g) in %s\n", rule.c_str(), w.arrays, w.share, w.error, w.name.c_str());
     std::printf("%d arrays compared, by up to %d threads: %d wrong; worst %.2g of its tolerance in %s\n", arrays, (int)most, failures, worst, worst_name.c_str());
