@@ -17,8 +17,8 @@ from tests.kernel import record
 from tools import processors
 
 CHOSEN = [f"tests/test_native.py::{name}" for name in (
-    "test_by_pieces", "test_like_float64", "test_any_scale", "test_heavy_tails", "test_given_statistics", "test_gradient_for_given_statistics", "test_evaluation_far_outside",
-    "test_running_averages", "test_layouts", "test_noise_of_any_index", "test_same_bits")]
+    "test_by_pieces", "test_bound_of_the_logarithm", "test_like_float64", "test_any_scale", "test_heavy_tails", "test_given_statistics",
+    "test_gradient_for_given_statistics", "test_evaluation_far_outside", "test_running_averages", "test_layouts", "test_noise_of_any_index", "test_same_bits")]
 CHOSEN += [f"tests/test_proxy.py::{name}" for name in ("test_kernel_is_the_definition", "test_far_from_zero_and_saturated", "test_same_bits_for_any_number_of_threads")]
 OLDER = pytest.mark.parametrize("instructions", ["AVX2", "SSE2"])
 
@@ -40,6 +40,7 @@ def held(shared_folder):
 def test_chosen_tests_of_the_kernel(held, instructions):
     "The same tests with the same tolerances, by two threads."
     environment, _ = held(instructions)
+    processors.compiled(instructions, environment)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", *CHOSEN]
     done = subprocess.run(command, cwd=processors.ROOT, env=environment, capture_output=True, text=True)
     outcome = processors.tested(done.stdout, done.returncode)
@@ -51,7 +52,7 @@ def driver(held, tmp_path):
     "The driver, linked with the kernel that the package itself has compiled."
     def made(instructions: str) -> Path:
         environment, folder = held(instructions)
-        subprocess.run([sys.executable, "-c", "from normalnorm.layers import native; native.library()"], env=environment, check=True, capture_output=True)
+        processors.compiled(instructions, environment)
         kernel, = folder.glob("native-*.so")
         command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", str(processors.DRIVER), str(kernel), f"-Wl,-rpath,{kernel.parent}", "-fopenmp", "-o", str(tmp_path / "driver")]
         subprocess.run(command, check=True)
@@ -64,9 +65,11 @@ def outcome_of(program: Path, file: Path) -> subprocess.CompletedProcess:
 
 
 @OLDER
-def test_driver(driver, instructions, tmp_path):
+def test_driver(driver, held, instructions, tmp_path):
     "The recorded numbers come out; those that are changed, and tolerances that are, are refused by name."
     program, changed = driver(instructions), tmp_path / "changed"
+    with pytest.raises(processors.Failed, match="were asked for"):
+        processors.compiled("AVX-512", held(instructions)[0])
     done = outcome_of(program, processors.RECORDED)
     assert done.returncode == 0 and " 0 wrong" in done.stdout, done.stdout + done.stderr
     numbers = record.from_bytes(processors.RECORDED.read_bytes())
@@ -114,6 +117,15 @@ def test_what_a_processor_lacks():
     assert "avx512dq" in processors.lacking("AVX-512", ["avx512f"], "x86_64")
 
 
+def test_record_of_this_code():
+    "The committed outcomes: every part, passed or with the reason why it was skipped; of the book and every test, too."
+    recorded = json.loads(processors.RECORD.read_text(encoding="utf-8"))
+    assert list(recorded["parts"]) == [p.name for p in processors.parts()]
+    for name, outcome in (recorded["parts"] | {f"whole {k}": v for k, v in recorded["whole"].items()}).items():
+        assert outcome["passed"] or outcome["passed"] is None and outcome["summary"].startswith("skipped: "), name
+    assert set(recorded["whole"]) == set(processors.WHOLE) and re.fullmatch("[0-9a-f]{40}", recorded["commit"])
+
+
 def test_every_combination_is_a_part():
     names = [p.name for p in processors.parts()]
     assert len(names) == len({processors.slug(n) for n in names})
@@ -159,6 +171,35 @@ def test_resumed_and_recorded(monkeypatch, tmp_path, capsys):
     recorded = json.loads(processors.RECORD.read_text())
     assert {name: o["passed"] for name, o in recorded["parts"].items()} == {"good": True, "bad": False, "worse": False, "other": None}
     assert recorded["whole"]["avx2"] == {"passed": True} and len(recorded["native source"]) == 64 and recorded["compilers"]
+
+
+def test_both_commands_whole(monkeypatch, tmp_path, capsys):
+    "In a clone, held to the instruction set, the tests also where the book fails; the outcome goes to the record."
+    commands = []
+
+    def run(command, cwd=None, env=None, stdout=None, **_):
+        if command[:2] == ["git", "clone"]:
+            Path(command[-1]).mkdir()
+        elif "tools.build" in command or "pytest" in command:
+            commands.append((command[1:], Path(cwd), env))
+            stdout.write("  [1/2] index (3.0 s)\n  [2/2] 232_layers.native FAILED\n" if "tools.build" in command else "30 passed, 2 skipped in 4.00s\n")
+            return subprocess.CompletedProcess(command, 2 if "tools.build" in command else 0)
+        return subprocess.CompletedProcess(command, 0, stdout="", stderr="")
+
+    monkeypatch.setattr(processors.subprocess, "run", run)
+    monkeypatch.setattr(processors.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr(processors, "STATE", tmp_path / "state")
+    monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(processors, "lacking", lambda name: "")
+    assert processors.main(["--whole", "default", "--record"]) == 1
+    assert [c for c, *_ in commands] == [["-m", "tools.build"], ["-m", "pytest", "-n", "2", "tests"]]
+    for _, folder, env in commands:
+        assert folder == tmp_path / "clone" and env["PYTHONPATH"] == str(folder) and env["ATEN_CPU_CAPABILITY"] == "default" and env["CXX"] == "g++ -march=x86-64"
+        assert Path(env["NORMALNORM_CACHE"]) == tmp_path / "cache"
+    whole = json.loads((tmp_path / "record.json").read_text())["whole"]["default"]
+    assert not whole["passed"] and whole["book"]["failures"] == ["[2/2] 232_layers.native FAILED"] and whole["book"]["summary"] == "2 chapters run"
+    assert whole["tests"] | {"seconds": 0} == {"passed": True, "summary": "30 passed, 2 skipped", "failures": [], "seconds": 0}
+    assert "232_layers.native FAILED" in capsys.readouterr().out
 
 
 def test_what_pytest_said():

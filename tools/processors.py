@@ -40,14 +40,15 @@ class InstructionSet:
     "What a kernel is compiled for, what /proc/cpuinfo names where a processor has it, and what holds PyTorch's own kernels to it."
     march: str
     needs: tuple[str, ...]
+    way: tuple[int, bool, bool]                         # what the kernel then says of itself: lanes, fused multiplication and addition, tables
     torch: tuple[tuple[str, str], ...] = ()
 
 
 SETS = {
-    "AVX-512": InstructionSet("-march=native", ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd")),
-    "AVX2": InstructionSet("-march=x86-64-v3", ("avx2", "fma", "bmi2"),
+    "AVX-512": InstructionSet("-march=native", ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"), (16, True, True)),
+    "AVX2": InstructionSet("-march=x86-64-v3", ("avx2", "fma", "bmi2"), (8, True, False),
                            (("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"), ("MKL_ENABLE_INSTRUCTIONS", "AVX2"))),
-    "SSE2": InstructionSet("-march=x86-64", (),
+    "SSE2": InstructionSet("-march=x86-64", (), (4, False, False),
                            (("ATEN_CPU_CAPABILITY", "default"), ("ONEDNN_MAX_CPU_ISA", "SSE41"), ("MKL_ENABLE_INSTRUCTIONS", "SSE4_2"))),
 }
 WHOLE = {"avx2": "AVX2", "default": "SSE2"}
@@ -141,11 +142,24 @@ def tested(text: str, code: int) -> dict:
             "failures": [line[:300] for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]}
 
 
+def compiled(instructions: str, env: dict[str, str]) -> None:
+    "Have the package compile its kernel in this environment. Raises `Failed` where that is impossible or makes another kernel than was asked for."
+    code = "import torch; from normalnorm.layers import native; print(*map(int, native.way()), torch.backends.cpu.get_cpu_capability())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"there is no kernel: {(done.stderr.strip().splitlines() or ['?'])[-1][:300]}")
+    *way, torch_has = done.stdout.split()
+    wanted = dict(SETS[instructions].torch).get("ATEN_CPU_CAPABILITY", torch_has).upper()
+    if tuple(map(int, way)) != SETS[instructions].way or torch_has != wanted:
+        raise Failed(f"the kernel has lanes, fused, tables = {', '.join(way)} and PyTorch {torch_has}, where {SETS[instructions].way} and {wanted} were asked for")
+
+
 def run_tests(instructions: str, compiler: str, threads: int) -> Callable[[Path], dict]:
     def run(folder: Path) -> dict:
         cache_folder = folder.parent / f"kernel {compiler} {instructions}"          # one compilation for all numbers of threads
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", *TESTS]
-        done = subprocess.run(command, cwd=ROOT, env=environment(instructions, compiler, cache_folder, threads), capture_output=True, text=True)
+        command, env = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", *TESTS], environment(instructions, compiler, cache_folder, threads)
+        compiled(instructions, env)
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         (folder / "output.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
         return tested(done.stdout, done.returncode)
     return run
