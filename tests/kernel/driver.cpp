@@ -201,11 +201,20 @@ float* data(Floats& x) { return x.empty() ? nullptr : x.data(); }
 
 constexpr i64 KEPT = 10;
 
-// Output, statistics and gradients of units with statistics of their own, by 1 … `most` threads
-void whole(const std::string& name, const std::string& layout, const std::string& kind, i64 most) {
-    const std::vector<i64>& plan = at(name + "/plan/" + layout).q;
-    const i64 images = plan.at(11), channels = plan[12], length = plan[13];
-    auto laid = [&](const Floats& x) { return images ? channels_last(x, images, channels, length) : x; };
+// Output, statistics and gradients of units with statistics of their own, by 1 … `most` threads. `times`: as many copies of the tensor, one after the other, so that
+// there is work for several threads. They are more units, or longer ones with the same statistics; only their noise is another.
+void whole(const std::string& name, const std::string& layout, const std::string& kind, i64 most, i64 times) {
+    std::vector<i64> plan = at(name + "/plan/" + layout).q;
+    const i64 images = plan.at(11) * times, channels = plan[12], length = plan[13];
+    enum { UNITS, PERIOD, OUTER, INNER, SEGMENTS, LENGTH, STRIDE, COLUMNS };
+    const bool longer = plan[COLUMNS] || plan[SEGMENTS] > 1;
+    const i64 units = plan[UNITS];
+    plan[plan[COLUMNS] ? LENGTH : longer ? SEGMENTS : UNITS] *= times;
+    if (plan[PERIOD] == units) plan[PERIOD] = plan[UNITS];
+    const size_t size = floats(name + "/u").size();
+    const bool known = times == 1 || kind == "no noise";
+    auto last_copy = [&](const Floats& x) { return Floats(x.end() - (long)size, x.end()); };
+    auto laid = [&](const Floats& x) { return images ? channels_last(repeated(x, times), images, channels, length) : repeated(x, times); };
     auto back = [&](const Floats& x) { return images ? channels_last(x, images, channels, length, true) : x; };
     const bool affine = has(name + "/weight");
     const Floats u = laid(floats(name + "/u")), grad = laid(floats(name + "/grad"));
@@ -229,20 +238,21 @@ void whole(const std::string& name, const std::string& layout, const std::string
         later.running_mean = later.running_var = later.running_lambda = nullptr;
         done(normalnorm_backward(&later), "normalnorm_backward");
         const std::vector<Floats> found = {out, numbers, of_u, of_weight, of_bias, running[0], running[1], running[2]};
-        const std::string here = name + "/" + layout + "/" + kind;
+        const std::string here = name + "/" + layout + "/" + kind + (times > 1 ? "/" + std::to_string(times) + " times" : "");
         if (threads > 1) {
             same_bits(here + ", " + std::to_string(threads) + " threads", found, first);
             continue;
         }
         first = found;
+        if (!known) continue;
         const i64 step = integer(name + "/every");
         const std::string expected = name + "/" + kind;
-        compare(here + "/out", "train", every(back(out), step), floats(expected + "/out"));
-        compare(here + "/of u", "train", every(back(of_u), step), floats(expected + "/of u"));
+        compare(here + "/out", "train", every(last_copy(back(out)), step), floats(expected + "/out"));
+        compare(here + "/of u", "train", every(last_copy(back(of_u)), step), floats(expected + "/of u"));
         const float n = (float)(job.segments * job.length);
         for (int k = 0; k < 3; k++) {
             const char* names[] = {"mean", "var", "lmbda"};
-            const Floats& exact = floats(name + "/" + names[k]);
+            const Floats exact = repeated(floats(name + "/" + names[k]), longer ? 1 : times);
             compare(here + "/" + names[k], "train", Floats(numbers.begin() + k * job.units, numbers.begin() + (k + 1) * job.units), exact);
             Floats average;
             for (float x : exact) average.push_back((k ? 0.75f : 0) + 0.25f * (k == 1 ? x * (n / (n - 1)) : x));
@@ -250,12 +260,12 @@ void whole(const std::string& name, const std::string& layout, const std::string
         }
         for (int k = 0; affine && k < 2; k++) {     // the sets of units that share their weights
             const Floats& parts = k ? of_bias : of_weight;
-            const size_t size = parts.size() / (size_t)rows;
+            const size_t count = parts.size() / (size_t)rows;
             Floats sum;
-            for (size_t i = 0; i < size; i++) {
+            for (size_t i = 0; i < count; i++) {
                 double s = 0;
-                for (i64 row = 0; row < rows; row++) s += parts[(size_t)row * size + i];
-                sum.push_back((float)s);
+                for (i64 row = 0; row < rows; row++) s += parts[(size_t)row * count + i];
+                sum.push_back((float)(s / (double)times));
             }
             compare(here + (k ? "/of bias" : "/of weight"), "train", sum, floats(expected + (k ? "/of bias" : "/of weight")));
         }
@@ -425,10 +435,12 @@ int main(int count, char** arguments) {
     const int path = normalnorm_path();
     std::printf("kernel: vectors of %d numbers, %s, %s\n", path & 31, path & 32 ? "fused multiplication and addition" : "no fused multiplication and addition", path & 64 ? "tables" : "no tables");
     const bool tables = path & 64;
-    for (const char* name : {"batch", "runs", "layer", "instance", "group", "matrix", "long"})
+    const std::pair<const char*, i64> cases[] = {{"batch", 60}, {"runs", 100}, {"layer", 100}, {"instance", 150}, {"group", 100}, {"matrix", 260}, {"long", 6}};
+    for (const auto& [name, times] : cases)
         for (const char* layout : {"contiguous", "channels last"})
             for (const char* kind : {"no noise", "noise", "dropout"})
-                if (has(std::string(name) + "/plan/" + layout)) whole(name, layout, kind, most);
+                for (i64 copies : {(i64)1, times})
+                    if (has(std::string(name) + "/plan/" + layout)) whole(name, layout, kind, most, copies);
     for (const char* name : {"given", "given matrix", "far", "not finite"})
         for (bool last : {false, true})
             for (i64 times : {1, 60}) given(name, last, times, most);
