@@ -796,10 +796,24 @@ def test_random_layers(monkeypatch):
     assert len(calls) > 200
 
 
+def newton_and_condition(x):
+    """λ̂ = 1 − first/second of each row in float64, and how much of an error of its terms arrives: where each term of these sums, which cancel, has a
+    relative error of c, that of λ̂ is at most c times (Σ|terms of first| + |first/second| Σ|terms of second|)/second."""
+    k = (x - x.mean(1, keepdim=True)) / x.std(1, correction=0, keepdim=True)
+    a, log = k.abs(), k.abs().log1p().copysign(k)
+    q = (1 + a) * log.abs()
+    d = q - a
+    mean_d, mean_dd, mean_kd, mean_q = (v.mean(1) for v in (d, d * d, k * d, q * log.abs()))
+    first, second = mean_kd - log.mean(1), 1 - mean_q + mean_d**2 + 2 * (mean_dd - mean_d**2 - mean_kd**2)
+    terms = (k * d).abs().mean(1) + log.abs().mean(1) + (first / second).abs() * (1 + mean_q + 3 * mean_d**2 + 2 * mean_dd + 2 * mean_kd**2)
+    return 1 - first / second, terms / second
+
+
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
 def test_running_averages(momentum):
     "Moved by the kernel: a channel that is not finite stays as it was, all three averages of it; the third batch counts as much as the first without a momentum."
     layers = [normalnorm.BatchNormalNorm2d(4, momentum=momentum, noise=0.0) for _ in range(2)]
+    means, variances, lambdas, errors = (torch.full((2,), x, dtype=torch.float64) for x in (0.0, 1.0, 1.0, 0.0))
     for batch in range(3):
         torch.manual_seed(batch)
         u = torch.randn(6, 4, 5, 5).exp()
@@ -807,30 +821,28 @@ def test_running_averages(momentum):
         for layer, backend in zip(layers, ("native", "eager")):
             with set_backend(backend):
                 layer(u)
-    for name in ("running_mean", "running_var", "running_lambda"):
-        mine, reference = (getattr(layer, name) for layer in layers)
-        tolerance = dict(rtol=2e-6, atol=1e-7) if name != "running_lambda" else dict(rtol=0, atol=2 * 8 * UNIT * 20)         # each within 8·20 units: `test_error_of_lambda`, conditions below 20 here
-        torch.testing.assert_close(mine, reference, **tolerance)
-        assert mine[1] == mine[2] == (0 if name == "running_mean" else 1) and (momentum == 0 or mine[0] != mine[1])
+        x = u[:, ::3].double().transpose(0, 1).flatten(1)           # the channels that are finite
+        lmbda, condition = newton_and_condition(x)
+        share = 1 / (batch + 1) if momentum is None else momentum
+        for average, value in ((means, x.mean(1)), (variances, x.var(1)), (lambdas, lmbda), (errors, 8 * UNIT * condition)):
+            average += share * (value - average)
+    for layer in layers:
+        torch.testing.assert_close(layer.running_mean[::3].double(), means, rtol=2e-6, atol=1e-7)
+        torch.testing.assert_close(layer.running_var[::3].double(), variances, rtol=2e-6, atol=1e-7)
+        assert ((layer.running_lambda[::3].double() - lambdas).abs() <= errors + 4 * UNIT * (1 + lambdas.abs())).all()
+        for average, start in ((layer.running_mean, 0), (layer.running_var, 1), (layer.running_lambda, 1)):
+            assert average[1] == average[2] == start and (momentum == 0 or average[0] != start)
 
 
 @pytest.mark.parametrize("n", [20, 150, 1000])
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "cubed"])
 def test_error_of_lambda(kind, n):
-    """λ̂ = 1 − first/second is a quotient of sums that cancel. If each term has a relative error of c units of 2⁻²⁴, λ̂ has one of at most c times
-    (Σ|terms of first| + |first/second| Σ|terms of second|)/second: c is below 8 for the kernel and for the definition, and neither leans to one side."""
+    "Terms are off by less than 8 units of 2⁻²⁴, in the kernel and in the definition, and their errors have both signs."
     z = torch.randn(400, n, generator=torch.Generator().manual_seed(3))
     u = {"normal": z, "lognormal": z.exp(), "cubed": z**3}[kind]
-    x = u.double()
-    k = (x - x.mean(1, keepdim=True)) / x.std(1, correction=0, keepdim=True)
-    a, log = k.abs(), k.abs().log1p().copysign(k)
-    q = (1 + a) * log.abs()
-    d = q - a
-    mean_d, mean_dd, mean_kd, mean_q = (v.mean(1) for v in (d, d * d, k * d, q * log.abs()))
-    first, second = mean_kd - log.mean(1), 1 - mean_q + mean_d**2 + 2 * (mean_dd - mean_d**2 - mean_kd**2)
-    condition = ((k * d).abs().mean(1) + log.abs().mean(1) + (first / second).abs() * (1 + mean_q + 3 * mean_d**2 + 2 * mean_dd + 2 * mean_kd**2)) / second
+    lmbda, condition = newton_and_condition(u.double())
     for function in (normality_norm, core.normality_norm):
-        error = (function(u, (1,))[1].lmbda[:, 0].double() - (1 - first / second)) / condition / UNIT
+        error = (function(u, (1,))[1].lmbda[:, 0].double() - lmbda) / condition / UNIT
         assert error.abs().max() < 8 and error.mean().abs() < 0.6
 
 
