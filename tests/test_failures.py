@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from html import unescape
 
 import pytest
 
@@ -20,10 +21,11 @@ CHAPTERS = {        # name → the code of its third cell, and what its page and
     "020_silent": ("#| hide\nassert 2 < 1", "AssertionError: at assert 2 < 1"),
     "030_exits": ("import os\nos._exit(0)", "DeadKernel: the process that ran this cell ended"),
     "040_crashes": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "DeadKernel: the process that ran this cell ended"),
+    "045_writes": ("from IPython.display import display\ndisplay({'text/plain': 5}, raw=True)", "NotebookValidationError: "),
     "050_hangs": ("import signal, time\nsignal.signal(signal.SIGINT, lambda *_: None)\nwhile True: time.sleep(1)", "Timeout: the chapter was ended in this cell"),
 }
 GARBAGE = ("from IPython.display import display\ndisplay({'image/png': 'no base 64: é'}, raw=True)\ndisplay({'image/svg+xml': 'no svg'}, raw=True)\n"
-           "display({'text/plain': 5}, raw=True)\nprint('\\udcff \\x1b[1mbold\\x1b[0m')\nopen(__import__('os').environ['BOOK_RECORD'], 'w').write('{')\n7")
+           "print('\\udcff \\x1b[1mbold\\x1b[0m')\nopen(__import__('os').environ['BOOK_RECORD'], 'w').write('{')\n7")
 
 
 def cell(kind, source, number):
@@ -61,7 +63,7 @@ def make(root, named, code="2 + 2", more=""):
 
 
 def text_of(html):
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", html.read_text(encoding="utf-8")))
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", "", html.read_text(encoding="utf-8"))))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def book(tmp_path_factory):
     root = make(tmp_path_factory.mktemp("book"), {**{n: c for n, (c, _) in CHAPTERS.items()}, "060_unreadable": "1"})
     broken = root / "nbs" / "060_unreadable.ipynb"
     broken.write_text(broken.read_text()[:-30])
-    failures = run.run_all(chapters(root), limit=25)
+    failures = run.run_all(chapters(root), limit=20)
     ended, clean, said = build.sphinx(root)
     return root, failures, ended, clean, said
 
@@ -122,7 +124,7 @@ def test_a_failed_chapter_is_never_fresh(book):
 def test_the_last_lines_name_what_failed(book):
     root, failures, *_ = book
     lines = build.closing(failures, True, 7.0, root / "_build/html/index.html").split("\n")
-    assert lines[0] == "6 chapters failed; each page shows its error in place:" and lines[-1] == "(7 s)"
+    assert lines[0] == "7 chapters failed; each page shows its error in place:" and lines[-1] == "(7 s)"
     assert lines[-2] == f"The book: {root}/_build/html/index.html"
     for line, (name, (_, words)) in zip(lines[1:], CHAPTERS.items()):
         assert line.startswith(f"  {name}, cell 3: {words}")
@@ -143,33 +145,28 @@ def test_repaired(book, tmp_path):
 
 def test_what_sphinx_warns_of_does_not_take_the_book_away(tmp_path):
     "The warning is printed, twice if the book is made twice; the page is there. Outputs that no page can show are left out."
-    root = make(tmp_path / "", {"010_garbage": GARBAGE}, more=" @eq-nowhere") if not tmp_path.mkdir(exist_ok=True) else None
-    failures = run.run_all(chapters(root))
-    assert [f.line.split(":")[0] for f in failures] == []
+    root = make(tmp_path, {"010_garbage": GARBAGE}, more=" @eq-nowhere")
+    assert run.run_all(chapters(root)) == []
     for _ in range(2):
         ended, clean, said = build.sphinx(root)
         assert ended and not clean and "eq-nowhere" in said
-        for words in ("image/png that is not in base 64", "image/svg+xml without an svg element", "text/plain that is no text"):
+        for words in ("image/png that is not in base 64", "image/svg+xml without an svg element"):
             assert words in said, said
     text = text_of(root / "_build/html/nbs/010_garbage.html")
     assert "left out: image/png that is not in base 64" in text and "the end" in text and "bold" in text
 
 
-def test_a_page_that_cannot_be_parsed_is_shown_without_outputs(tmp_path, monkeypatch):
-    pytest.importorskip("myst_nb")
-    root = make(tmp_path, {"010_odd": "from IPython.display import display\ndisplay({'application/vnd.jupyter.widget-view+json': {}}, raw=True)"})
-    monkeypatch.setenv("BOOK_TEST_PARSER", "1")
-    for c in chapters(root):
-        run.execute(c)
-    extension = root / "broken.py"
-    extension.write_text("import myst_nb.core.render as r\n\ndef broken(self, *_):\n    raise RuntimeError('it broke')\n\n\n"
-                         "def setup(app):\n    r.NbElementRenderer.render_execute_result = lambda self, *a: broken(self) if '010_odd' in str(self.source) else []\n")
+def test_a_page_that_cannot_be_parsed_is_shown_without_outputs(tmp_path):
+    root = make(tmp_path, {"010_odd": "2 + 2"})
+    run.execute(Chapter("010_odd", root))
+    (root / "broken.py").write_text("from myst_nb.sphinx_ import Parser\n\nwhole = Parser.parse\n\n\ndef parse(self, text, document):\n    whole(self, text, document)\n"
+                                    "    if '\"text/plain\"' in text:\n        raise RuntimeError('it broke')\n\n\ndef setup(app):\n    Parser.parse = parse\n")
     config = root / "_config.yml"
     config.write_text(config.read_text().replace("    dialect: tools", "    dialect: tools\n    broken: ."))
     ended, clean, said = build.sphinx(root)
-    assert ended and not clean and "RuntimeError: it broke" in said
+    assert ended and not clean and [line for line in said.splitlines() if "RuntimeError: it broke" not in line] == [], said
     text = text_of(root / "_build/html/nbs/010_odd.html")
-    assert "This page failed" in text and "it broke" in text and "Section" in text
+    assert "This page failed" in text and "it broke" in text and text.count("A figure.") == 1 and "Section" in text
 
 
 # ---- the command ----------------------------------------------------------------------------------------------
@@ -191,7 +188,7 @@ def test_the_command_ends_with_one_where_anything_failed(monkeypatch, capsys, fa
 
 def test_forked_kernels_show_what_fresh_ones_show(tmp_path):
     "Outputs and dependencies are the same; torch is not imported again."
-    root = make(tmp_path, {"010_torch": "import sys, torch, normalnorm.own\n(torch.rand(1), __name__, sys.argv[0][-21:], 'normalnorm.own' in sys.modules, __import__('os').getcwd())"})
+    root = make(tmp_path, {"010_torch": "import sys, torch, normalnorm.own\n(torch.ones(1), __name__, sys.argv[0][-21:], 'normalnorm.own' in sys.modules, __import__('os').getcwd())"})
     (root / "normalnorm/__init__.py").write_text("")
     (root / "normalnorm/own.py").write_text("x = 1")
     c, seen = Chapter("010_torch", root), []

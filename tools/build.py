@@ -69,6 +69,9 @@ def remove_leftovers(root: Path = ROOT) -> list[str]:
 NAMED = re.compile(r"nbs[/\\\\]([\w.]+?)(?:\.(?:ipynb|md))?:(?:\d+:)? (?:WARNING|ERROR|CRITICAL)")
 
 
+LEVEL = re.compile(r"\b(WARNING|ERROR|CRITICAL|SEVERE)\b")
+
+
 def read_again(messages: str, root: Path = ROOT) -> None:
     "Sphinx says a warning once and keeps the page. So it must forget the pages that it warned of, or the next build would pass."
     kept = root / "_build" / ".doctrees"
@@ -86,9 +89,12 @@ def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
     command = [Path(sys.executable).parent / "jupyter-book", "build", ".", "--warningiserror", "--nitpick", "--keep-going", "--quiet"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), str(ROOT)]))}
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    ended, said = finished.exists(), run.ANSI.sub("", done.stdout + done.stderr)
     if done.returncode:
-        read_again(done.stdout + done.stderr, root)
-    return finished.exists(), not done.returncode, done.stdout[-6000:] + done.stderr[-6000:]
+        read_again(said, root)
+    if ended and (warnings := [line for line in said.splitlines() if LEVEL.search(line)]):
+        said = "\n".join(warnings)             # and not that jupyter-book ended with an error
+    return ended, not done.returncode, said[-12000:]
 
 
 def render() -> bool:

@@ -63,7 +63,7 @@ LABELS = re.compile(r"\{#((eq|fig|tbl|sec|exr|thm|lem|prp|cor|def|cnj|exm)-[\w-]
 def stand_in(path: Path, reason: str) -> dict:
     "A notebook in the place of a file that is none: it says so, and has the labels that can be found in the file, so that references from other chapters arrive."
     lost = "Lost: this page could not be read."
-    forms = {"eq": "$$ \\text{{lost}} $$ {{#{0}}}", "sec": "## Lost {{#{0}}}", "fig": "#| label: {0}\n#| fig-cap: " + lost}
+    forms = {"eq": "$$ \\text{{lost}} $$ {{#{0}}}", "sec": "## Lost {{#{0}}}", "fig": "#| label: {0}\n#| fig-cap: " + lost + "\n# lost"}
     cells = [{"cell_type": "markdown", "source": f"# {path.stem}\n\n> This file is not a notebook: {reason}."}]
     for match in dict.fromkeys(m.groups() for m in LABELS.finditer(path.read_text(encoding="utf-8", errors="replace"))):
         label, kind = match[0] or match[2], match[1] or match[3]

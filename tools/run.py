@@ -6,6 +6,7 @@ file of the repository that the chapter imported or opened in that run are what 
 A chapter that fails leaves its executed copy too, up to the cell that failed and with the error there, and a record that
 says so: the book shows that page as far as it came, and the chapter is run again the next time.
 """
+import asyncio
 import hashlib
 import json
 import os
@@ -203,7 +204,7 @@ def execute(chapter: Chapter, threads: int = 1, nursery: kernels.Nursery | None 
             client.km = kernels.manager(nursery)
             client.owns_km = True                           # so that nbclient ends the kernel
             client.km.transport, client.km.ip = "ipc", f"{folder}/k"    # no open ports, and no notice about them in the outputs
-            client.execute(cwd=str(chapter.root / "nbs"), env={**kernel_environment(chapter.root, threads), "BOOK_RECORD": str(report)})
+            asyncio.run(client.async_execute(cwd=str(chapter.root / "nbs"), env={**kernel_environment(chapter.root, threads), "BOOK_RECORD": str(report)}))
             known = json.loads(report.read_text())
         notebook.cells = notebook.cells[1:-1]
         root = f"{chapter.root.resolve()}{os.sep}"
