@@ -459,6 +459,7 @@ def safe_parser():
                 env = document.settings.env
                 words = f"{type(error).__name__}: {error}"
             logging.getLogger(__name__).warning("the outputs of this page could not be rendered: %s", words, location=env.docname)
+            env.app.emit("env-purge-doc", env, env.docname)
             env.clear_doc(env.docname)
             fresh = new_document(document["source"], document.settings)
             fresh.reporter = document.reporter

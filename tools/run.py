@@ -53,8 +53,10 @@ try:
 except ImportError:         # Windows
     cpu = sum(os.times()[:4])
 files = {getattr(m, "__file__", None) for m in list(sys.modules.values())} | sys._opened_files
+shown = getattr(sys.modules.get("normalnorm.claims"), "_SHOWN", {})
+claims = {name: {"outcome": o.outcome, "mutant": o.mutant, "seconds": round(o.seconds, 4)} for name, o in shown.items()}
 with open(os.environ["BOOK_RECORD"], "w") as out:
-    json.dump({"files": sorted({os.path.realpath(f) for f in files if f}), "cpu": cpu}, out)
+    json.dump({"claims": claims, "files": sorted({os.path.realpath(f) for f in files if f}), "cpu": cpu}, out)
 ''', {})"""
 
 
@@ -209,7 +211,7 @@ def execute(chapter: Chapter, threads: int = 1, nursery: kernels.Nursery | None 
         notebook.cells = notebook.cells[1:-1]
         root = f"{chapter.root.resolve()}{os.sep}"
         names = {os.path.relpath(f, root).replace(os.sep, "/") for f in known["files"] if f.startswith(root)} - {f"nbs/{chapter.name}.ipynb"}
-        record = {"key": key, "seconds": round(time.perf_counter() - start, 2), "cpu": round(known["cpu"], 2),
+        record = {"key": key, "seconds": round(time.perf_counter() - start, 2), "cpu": round(known["cpu"], 2), **({"claims": known["claims"]} if known["claims"] else {}),
                   "dependencies": {n: before[n] for n in sorted(names & set(before))}}
         text = nbformat.writes(notebook)
     except Exception as error:          # also what nobody thought of: the other chapters must go on
