@@ -6,6 +6,8 @@ __chapter__ = "245_layers.sync"
 
 # %% ../../../nbs/245_layers.sync.ipynb
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,15 +65,36 @@ def worker(rank, folder, shares, synchronized):
     dist.destroy_process_group()
 
 
+def start_all(calls):
+    "Code for one process that imports what all need, once, and forks a process for each of these calls; its status is 0 if theirs is."
+    return f"""
+import os
+import torch.distributed, normalnorm.checks.layers.sync
+children = []
+for call in {calls!r}:
+    children.append(os.fork())
+    if not children[-1]:
+        status = 1
+        try:
+            exec(call)
+            status = 0
+        finally:
+            os._exit(status)
+raise SystemExit(max(os.waitpid(child, 0)[1] != 0 for child in children))"""
+
+
 def in_processes(count, call):
     "What `count` processes save as `rank`.pt in their folder; `call`: code with {rank} and {folder} to fill in."
     with tempfile.TemporaryDirectory() as folder:
-        processes = [subprocess.Popen([sys.executable, "-c", call.format(rank=rank, folder=folder)]) for rank in range(count)]
+        calls = [call.format(rank=rank, folder=folder) for rank in range(count)]
+        started = [start_all(calls)] if sys.platform == "linux" else calls          # elsewhere forking is missing, or unsafe
+        processes = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for code in started]
         try:
-            assert [process.wait(300) for process in processes] == [0] * count, "a process failed"
+            assert [process.wait(300) for process in processes] == [0] * len(started), "a process failed"
         finally:
             for process in processes:
-                process.kill()
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
         return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(count)]
 
 
