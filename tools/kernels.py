@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 
-IMPORTED = ("numpy", "torch", "torch._dynamo", "scipy.stats", "matplotlib.pyplot", "ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell")
+IMPORTED = ("numpy", "torch", "torch._dynamo", "torch._inductor.compile_fx", "scipy.stats", "matplotlib.pyplot", "ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell")
 READY = 120.0           # seconds within which the process must have imported them
 
 
