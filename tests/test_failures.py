@@ -199,6 +199,9 @@ def test_forked_kernels_show_what_fresh_ones_show(tmp_path):
             done = run.execute(c, nursery=parent)
             cells = json.loads(done.notebook.read_text())["cells"]
             seen.append(([x.get("outputs") for x in cells], done.record()["dependencies"]))
+        nursery.process.kill()
+        nursery.process.wait()
+        run.execute(c, nursery=nursery)                                 # started on its own, then
     assert seen[0] == seen[1] == seen[2] and "normalnorm/own.py" in seen[0][1]
 
 

@@ -163,7 +163,10 @@ def manager(parent: Nursery | None):
     class Provisioner(LocalProvisioner):
         async def launch_kernel(self, cmd, **kwargs):
             arguments = cmd[cmd.index("-f"):]
-            self.process = parent.kernel(arguments, {k: str(v) for k, v in kwargs["env"].items()}, str(kwargs["cwd"]))
+            try:
+                self.process = parent.kernel(arguments, {k: str(v) for k, v in kwargs["env"].items()}, str(kwargs["cwd"]))
+            except (OSError, ValueError):               # the process that forks has died, for want of memory perhaps
+                return await super().launch_kernel(cmd, **kwargs)
             self.pid = self.pgid = self.process.pid
             self.cwd = kwargs["cwd"]
             return self.connection_info
