@@ -370,8 +370,8 @@ def run_whole(name: str) -> dict:
         with open(folder / f"{step}.txt", "w", encoding="utf-8") as log:
             code = subprocess.run([sys.executable, *command], cwd=clone, env=env, stdout=log, stderr=subprocess.STDOUT).returncode
         text = (folder / f"{step}.txt").read_text(encoding="utf-8", errors="replace")
-        result = tested(text, code) if step == "tests" else {"passed": code == 0, "failures": [line.strip() for line in text.splitlines() if "FAILED" in line],
-                                                              "summary": f"{len(re.findall(r'^ +\[', text, re.M))} chapters run"}
+        run, failed = re.findall(r"^ +\[", text, re.M), [line.strip() for line in text.splitlines() if "FAILED" in line]
+        result = tested(text, code) if step == "tests" else {"passed": code == 0, "failures": failed, "summary": f"{len(run)} chapters run"}
         outcome[step] = result | {"seconds": round(time.perf_counter() - began)}
         outcome["passed"] &= code == 0
         print(f"{step}: {WORDS[code == 0]} in {time.perf_counter() - began:.0f} s: {result['summary']}", *result["failures"], sep="\n  ", flush=True)
