@@ -86,7 +86,7 @@ def check_memory(*tensors: Tensor | None) -> None:
 
 def guarded(out: Tensor, *tensors: Tensor | None) -> Tensor:
     "`out`; before its backward pass the memory of `tensors` is checked, for results that PyTorch's own operations differentiate."
-    if out.grad_fn is not None and _unwatched():
+    if _unwatched() and out.grad_fn is not None:
         held = [weakref.ref(t) for t in tensors if type(t) in _PLAIN]
         out.grad_fn.register_prehook(lambda _: check_memory(*(t() for t in held)))
     return out
@@ -212,9 +212,13 @@ class _NormalityNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, grad_mean, grad_var, grad_lmbda, _):
-        saved = ctx.saved_tensors
+        saved = ctx.saved_tensors                       # once: each time unpacks again what a hook has packed
         if not torch.compiler.is_compiling():
             check_saved(saved, ctx.kinds)
+        return _NormalityNorm._gradients(ctx, saved, grad, grad_mean, grad_var, grad_lmbda)
+
+    @staticmethod
+    def _gradients(ctx, saved, grad, grad_mean, grad_var, grad_lmbda):
         u, weight, seed, mean, var, lmbda, newton = saved
         s, dim = ctx.settings, ctx.dim
         c, h, rate, bare, noisy = _NormalityNorm._parts(ctx, saved)
