@@ -150,6 +150,7 @@ def test_more_than_two_to_the_31_elements():
         pytest.skip("17 GB of addresses are not to be had")
     small = native.prepare(torch.empty(2, 64), (1,), None, None, Settings(noise=0.4))
     plan = native.Plan(2, 2, 0, 2**31, 1, 64, 0)
+    small = small._replace(saved=((u.shape, torch.float32, 4 * u.numel()), *small.saved[1:]))
     call = small._replace(plan=plan, fixed=small.fixed.replace(native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)], native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
     torch.manual_seed(0)
     for x in (u, grad):
@@ -810,7 +811,7 @@ def newton_and_condition(x):
 
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
 def test_running_averages(momentum):
-    "Moved by the kernel: a channel that is not finite stays as it was, all three averages of it; the third batch counts as much as the first without a momentum."
+    "Moved by the kernel: a channel that is not finite stays as it was, all three averages of it; without a momentum, where all channels share one number of batches, all do."
     layers = [normalnorm.BatchNormalNorm2d(4, momentum=momentum, noise=0.0) for _ in range(2)]
     means, variances, lambdas, errors = (torch.full((2,), x, dtype=torch.float64) for x in (0.0, 1.0, 1.0, 0.0))
     for batch in range(3):
@@ -822,7 +823,7 @@ def test_running_averages(momentum):
                 layer(u)
         x = u[:, ::3].double().transpose(0, 1).flatten(1)           # the channels that are finite
         lmbda, condition = newton_and_condition(x)
-        share = 1 / (batch + 1) if momentum is None else momentum
+        share = momentum or 0.0
         for average, value in ((means, x.mean(1)), (variances, x.var(1)), (lambdas, lmbda), (errors, 8 * UNIT * condition)):
             average += share * (value - average)
     for layer in layers:
@@ -830,7 +831,8 @@ def test_running_averages(momentum):
         torch.testing.assert_close(layer.running_var[::3].double(), variances, rtol=2e-6, atol=1e-7)
         assert ((layer.running_lambda[::3].double() - lambdas).abs() <= errors + 4 * UNIT * (1 + lambdas.abs())).all()
         for average, start in ((layer.running_mean, 0), (layer.running_var, 1), (layer.running_lambda, 1)):
-            assert average[1] == average[2] == start and (momentum == 0 or average[0] != start)
+            assert average[1] == average[2] == start and (average[0] != start) == bool(momentum)
+    assert layers[0].num_batches_tracked == layers[1].num_batches_tracked == (0 if momentum is None else 3)
 
 
 @pytest.mark.parametrize("n", [20, 150, 1000])
