@@ -339,18 +339,6 @@ def test_correction_for_the_rounded_inverse():
         assert abs(slope - (1 - factor * t * math.exp(t) / math.expm1(t))) < 0.04
 
 
-def test_chosen_inverse():
-    """7/η, the bracket of the exponential for n = 3, would be half a unit from a float where 1/η ends in the bits 100 and its last product
-    passes a power of two; the neighbour of 1/η is taken there. The mean error for ηℓ near 3 log 2, r = 0, is then as small as for other η."""
-    generator = torch.Generator().manual_seed(1)
-    eta = 0.3 + 2.6 * torch.rand(6000, generator=generator)
-    word = (1 / eta.double()).float().view(torch.int32)
-    at_half = ((word & 0x7FFFFF) > 0x124924) & ((word & 7) == 4)
-    h = torch.expm1((3 * math.log(2) + 0.01 * (torch.rand(200, 6000, generator=generator) - 0.5)) / eta)
-    error = (by_logarithm(h, eta) / transformed(h, eta)[0] - 1) / UNIT
-    print("chosen", error[:, at_half].square().mean().sqrt(), error[:, ~at_half].square().mean().sqrt())
-
-
 def slopes(lmbda, extreme, at, n):
     """∂ψ/∂λ at elements of a unit by the kernel's backward pass and in float64. With a huge α the gradient of the other elements is
     this slope times a vector that is the same for all: divided by that of a reference element, where the slope is known."""
