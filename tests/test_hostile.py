@@ -59,7 +59,8 @@ def test_the_harness_sees_what_is_wrong():
         def crash(layer, x): os.kill(os.getpid(), signal.SIGSEGV)
         def hang(layer, x): time.sleep(60)
         hostile.SECONDS = 2
-        hostile.S.update(crash=hostile.Situation(crash), hang=hostile.Situation(hang), silent=hostile.Situation(raises=True), twice=hostile.Situation(lambda layer, x: hostile.clean(layer, 2 * x)))
+        hostile.S.update(crash=hostile.Situation(crash), hang=hostile.Situation(hang), silent=hostile.Situation(raises=True),
+                         twice=hostile.Situation(lambda layer, x: hostile.clean(layer, 2 * x)))
         out = hostile.run_cases([("layer", "plain", s) for s in ("crash", "hang", "silent", "twice", "input: as it should be")])
         assert out["right"] == 1 and len(out["failures"]) == 4, out
         texts = list(out["failures"].values())
