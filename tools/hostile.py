@@ -167,7 +167,10 @@ def gathered(layer: nn.Module, x, out: Tensor, between: Callable = lambda out: N
         between(out)
         grads = torch.autograd.grad(out, list(wanted.values()), upstream(out), allow_unused=True)
         found |= {f"gradient of {name}": g.detach() for name, g in zip(wanted, grads) if g is not None}
-    return found | {name: b.detach().clone() for name, b in layer.named_buffers()}
+
+    def whole(b):                                       # a clone of memory that was freed or cut is a crash of PyTorch's own
+        return type(b) is not Tensor or b.is_meta or b.layout is not torch.strided or not b.is_contiguous() or b.untyped_storage().nbytes() >= b.nbytes
+    return found | {name: b.detach().clone() for name, b in layer.named_buffers() if whole(b)}
 
 
 def clean(layer: nn.Module, x) -> dict:
@@ -832,7 +835,7 @@ def case(name: str, variant: str, label: str) -> str:
         beyond = label.removeprefix("input: ") in BEYOND
         known, expected = expected_of(row, options, training, situation, run, values.float() if beyond else values)
         skipped = ("num_batches_tracked",) if not values.numel() and options == PLAIN else ("gradient",) if label.split(": ")[-1] in ("no_grad",
-            "inference") else ("running", "num") if "checkpoint" in label else ()
+            "inference") else ("running", "num") if "checkpoint" in label or label.endswith("fake") else ()
         expected = {k: v for k, v in expected.items() if not k.startswith(skipped)} if known == "result" and skipped else expected
         wrong = difference(found, expected, situation.loud) if known == "result" else f"a result where float64 gives {expected}"
         ways["result"] = "right" if wrong is None else f"wrong: {wrong}"
