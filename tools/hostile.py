@@ -773,6 +773,7 @@ for _name, _value in {"None": None, "0": 0.0, "1": 1.0, "np.float32": np.float32
 KNOWN: list[tuple[str, str, str, str]] = [
     ("", "input: no channels", "channels", "a wrong number of channels is refused, of an empty input too"),
     ("", "ε: NaN", "must not be negative", "ε = NaN is refused, with what was given and what is expected"),
+    ("decorrelated", "autocast", "gradient of", "PyTorch's products of matrices take half precision in a backward pass that runs inside autocast, which PyTorch advises against"),
     ("", "hook: cut", "the memory of a tensor", "PyTorch's layer reads beyond the end of a storage that was cut"),
     ("", "bias: of inference", "Inference tensors cannot be saved", "the definition needs the bias for second derivatives, so it is saved; PyTorch says what to do"),
     ("", "memory:", "the memory of a tensor", "PyTorch's layer reads beyond the end of a storage that was cut, or does not need the tensor"),
@@ -839,6 +840,8 @@ def case(name: str, variant: str, label: str) -> str:
     values = number(x)
     ways = {"result": None}
     kind, found = outcome(situation.run, made(row, options, training), x)
+    if kind == "error" and found.startswith("RuntimeError: no ") and " here" in found[:50]:
+        return f"not applicable: {found}"
     if kind != "result":
         theirs, what = theirs_in(row, training, situation)
     if kind == "internal":
@@ -992,9 +995,9 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         found, seed = {"cases": 0, "failures": {}}, given.seed
         while time.perf_counter() - start < 60 * given.minutes:
-            some = run_cases(sorted({drawn(s) for s in range(seed, seed + 200)}))
+            some = run_cases(sorted({drawn(s) for s in range(seed, seed + 60)}))
             found = {k: found.get(k, 0) + v if isinstance(v, int) else found[k] | v for k, v in some.items()}
-            seed += 200
+            seed += 60
         found["seeds"] = [given.seed, seed - 1]
     found |= {"date": date.today().isoformat(), "processor": processor(), "torch": torch.__version__, "seconds": round(time.perf_counter() - start, 1)}
     if given.record:
