@@ -38,6 +38,7 @@ from torch.utils.checkpoint import checkpoint
 import normalnorm
 from normalnorm.layers import functional, native
 from normalnorm.layers.backends import normality_norm, set_backend
+from normalnorm.layers.conversion import LayerNormalNorm2d
 from normalnorm.layers.gaussianized import GaussianizedBatchNorm, GaussianizedLayerNorm
 from normalnorm.layers.sync_decorrelated import SyncDecorrelatedBatchNormalNorm
 from normalnorm.theory.gaussianizers import Power
@@ -115,7 +116,7 @@ LAYERS = {
     "instance 3d": _module(normalnorm.InstanceNormalNorm3d, nn.InstanceNorm3d, (2, 4, 3, 2, 3), 4, **_track),
     "layer": _module(normalnorm.LayerNormalNorm, nn.LayerNorm, (4, 3, 8), 8),
     "layer over two axes": _module(normalnorm.LayerNormalNorm, nn.LayerNorm, (5, 3, 8), (3, 8)),
-    "layer 2d": Row(lambda o: normalnorm.LayerNormalNorm2d(4, **o), lambda: Last(4), (3, 4, 5, 6)),
+    "layer 2d": Row(lambda o: LayerNormalNorm2d(4, **o), lambda: Last(4), (3, 4, 5, 6)),
     "group": _module(normalnorm.GroupNormalNorm, nn.GroupNorm, (3, 4, 5, 6), 2, 4),
     "decorrelated 1d": _decorrelated(normalnorm.DecorrelatedBatchNormalNorm1d, nn.BatchNorm1d, (9, 4)),
     "decorrelated 2d": _decorrelated(normalnorm.DecorrelatedBatchNormalNorm2d, nn.BatchNorm2d, (3, 4, 5, 6)),
