@@ -192,7 +192,7 @@ def _channels_last(u: Tensor, dim: tuple[int, ...]) -> torch.memory_format | Non
 @functools.lru_cache(maxsize=1024)
 def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None, bias: tuple | None, settings: Settings, axis: int | None, statistics: tuple | None, last: torch.memory_format | None) -> Call | None:
     shape, ndim, kinds = u[0], len(u[0]), [kind for kind in (u, weight, bias, *(statistics or ())) if kind is not None]
-    if 0 in shape or settings.steps > 1 or settings.safeguard or not all(dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds):
+    if not shape or 0 in shape or settings.steps > 1 or settings.safeguard or not all(dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds):
         return None
     settings.check()
     per_channel = (1, *shape[1:2], *(1,) * (ndim - 2))
