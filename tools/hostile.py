@@ -68,10 +68,10 @@ class Last(nn.Module):
 
     def __init__(self, size):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size)), 1e-5
 
     def forward(self, x):
-        return F.layer_norm(x.permute(0, 2, 3, 1), self.weight.shape, self.weight, self.bias).permute(0, 3, 1, 2)
+        return F.layer_norm(x.permute(0, 2, 3, 1), self.weight.shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
 
 
 def _batch(m, x, o):
@@ -774,6 +774,8 @@ for _name, _value in {"None": None, "0": 0.0, "1": 1.0, "np.float32": np.float32
 KNOWN: list[tuple[str, str, str, str]] = [
     ("", "input: no channels", "channels", "a wrong number of channels is refused, of an empty input too"),
     ("", "ε: NaN", "must not be negative", "ε = NaN is refused, with what was given and what is expected"),
+    ("layer 2d", "vmap", "is_contiguous inside of vmap", "of issue 16"),
+    ("decorrelated", "vmap", "is_contiguous inside of vmap", "of issue 16"),
     ("decorrelated", "autocast", "gradient of", "PyTorch's products of matrices take half precision in a backward pass that runs inside autocast, which PyTorch advises against"),
     ("", "hook: cut", "the memory of a tensor", "PyTorch's layer reads beyond the end of a storage that was cut"),
     ("", "bias: of inference", "Inference tensors cannot be saved", "the definition needs the bias for second derivatives, so it is saved; PyTorch says what to do"),
@@ -871,6 +873,8 @@ def applies(name: str, variant: str, label: str) -> bool:
     row, situation = LAYERS[name], S[label]
     if variant == "with noise" and (situation.forwards > 1 or name == "gaussianized layer" and False):
         return False
+    if label.startswith(("ε", "momentum")) and ("functional" in name or name == "over axes"):
+        return False                                    # a function has no attributes
     if not situation.composed and not row.own:
         return False                                    # PyTorch's own operations do not ask either
     if variant == "in evaluation" and "batch" not in name and "averag" not in name:
