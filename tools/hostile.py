@@ -774,6 +774,9 @@ for _name, _value in {"None": None, "0": 0.0, "1": 1.0, "np.float32": np.float32
 KNOWN: list[tuple[str, str, str, str]] = [
     ("", "input: no channels", "channels", "a wrong number of channels is refused, of an empty input too"),
     ("", "ε: NaN", "must not be negative", "ε = NaN is refused, with what was given and what is expected"),
+    ("", "torch.func.grad", "would mutate a captured Tensor", "running averages cannot be written under torch.func; PyTorch's fused layer writes them unseen"),
+    ("", "jvp", "would mutate a captured Tensor", "as above"),
+    ("instance", "weight changed before backward", "modified by an inplace operation", "PyTorch's layer works on a copy of the weight"),
     ("layer 2d", "vmap", "is_contiguous inside of vmap", "of issue 16"),
     ("decorrelated", "vmap", "is_contiguous inside of vmap", "of issue 16"),
     ("decorrelated", "autocast", "gradient of", "PyTorch's products of matrices take half precision in a backward pass that runs inside autocast, which PyTorch advises against"),

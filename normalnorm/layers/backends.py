@@ -288,7 +288,7 @@ def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tens
     if _chosen not in ("auto", "native") or isinstance(dim, Over) or not ordinary(u, weight, bias, *running, *(statistics or ())):
         return None
     for average in running:
-        if average is not None and not (average.dtype is torch.float32 and average.is_cpu and average.is_contiguous() and not average.is_inference()):
+        if average is not None and not (average.dtype is torch.float32 and average.is_cpu and average.is_contiguous() and not average.is_inference() and not average.is_neg()):
             return None
     if not (type(settings.eps) is float and type(settings.noise) in _NUMBERS and type(settings.alpha) in _NUMBERS):
         settings = settings.check()                             # what may change later is used with its present value
