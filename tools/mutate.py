@@ -69,6 +69,10 @@ PRELOAD = """numpy scipy.stats scipy.special scipy.optimize scipy.integrate
 UNUSED = """test_appendices test_benchmarks test_book test_chapters test_figures
     test_fsdp test_lab test_mutate test_packaging test_pages test_peers
     test_processors test_spelling test_tools test_widget""".split()
+# These, and claims, may start processes, which load the mutant, too. What
+# those run is not seen: every line of the file of the same name is taken for
+# it, `sync_decorrelated` of this one.
+SEVERAL = ["tests/test_sync_decorrelated.py"]
 # A test that measures time or memory says nothing on a loaded machine.
 MEASURES = re.compile(r"perf_counter|monotonic\(|time\.time|process_time"
                       r"|getrusage|tracemalloc|ru_maxrss|time\.sleep")
@@ -554,13 +558,30 @@ class _Finder:
             name, self.path, loader=loader)
 
 
+_CUSTOMIZE = """
+import json, os
+from tools.mutate import install
+with open(os.path.join(os.path.dirname(__file__), "mutant.json")) as file:
+    install(*json.load(file))
+"""
+
+
+def install(name: str, path: str | Path, text: str) -> None:
+    "From now on the module `name` is imported from this text."
+    sys.meta_path.insert(0, _Finder(name, Path(path), text))
+
+
 def put_in_place(root: Path, mutant: Mutant, folder: Path) -> None:
     "From now on this process imports, or compiles, the mutant."
     source = (root / mutant.file).read_text(encoding="utf-8")
     if mutant.file.endswith(".py"):
         name = mutant.file.removesuffix(".py").replace("/", ".")
         path = root / mutant.file
-        sys.meta_path.insert(0, _Finder(name, path, mutant.of(source)))
+        install(name, path, mutant.of(source))
+        text = json.dumps([name, str(path), mutant.of(source)])
+        (folder / "mutant.json").write_text(text)
+        (folder / "sitecustomize.py").write_text(_CUSTOMIZE)
+        os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{root}"
         return
     changed = folder / Path(mutant.file).name
     changed.write_text(mutant.of(source), encoding="utf-8")
@@ -671,7 +692,7 @@ def meet(root: Path, chosen: list[tuple[str, float]], say: Callable) -> None:
         for name, seconds in claims:
             say("trying", f"claim {name}")
             alarm(patience(seconds))
-            outcome = book.run_claim(book._LEDGER[name], mutant=True)
+            outcome = book.run_claim(book._LEDGER[name], mutant=seconds < 5)
             if not outcome.ok:
                 return say("killed", f"claim {name}", (
                     outcome.message or f"mutant {outcome.mutant}")[:200])
@@ -696,11 +717,18 @@ class _Spawned(OSError):
     "A test that starts a process is of no use here."
 
 
+def computed() -> float:
+    "Seconds of computing by this process and those that it waited for."
+    times = os.times()
+    return sum(times[:4])
+
+
 class _Observer:
     "Of each test: seconds, whether it can be used, and the lines that it ran."
 
-    def __init__(self, root: Path, prefix: str):
+    def __init__(self, root: Path, prefix: str, several: bool = False):
         self.prefix, self.root = prefix, str(root) + "/"
+        self.several = several
         self.tests, self.hit, self.spawned = {}, {}, False
         sys.addaudithook(self.audit)
         signal.signal(signal.SIGPROF, self.late)
@@ -710,7 +738,8 @@ class _Observer:
         if self.on and event in ("subprocess.Popen", "os.fork", "os.system",
                                  "os.posix_spawn", "os.exec", "os.forkpty"):
             self.spawned = True
-            raise _Spawned(event)
+            if not self.several:
+                raise _Spawned(event)
 
     def late(self, *_):
         raise _Time(f"more than {SECONDS} s")
@@ -730,7 +759,7 @@ class _Observer:
 
     def watch(self, name: str, run: Callable) -> None:
         self.hit, self.spawned, self.on = {}, False, True
-        start = time.process_time()
+        start = computed()
         threading.settrace(self.trace)
         sys.settrace(self.trace)
         alarm(SECONDS)
@@ -745,8 +774,8 @@ class _Observer:
             alarm(0)
             self.on = False
         self.tests[name] = {
-            "seconds": round(time.process_time() - start, 4),
-            "good": good and not self.spawned, "lines": {
+            "seconds": round(computed() - start, 4), "spawned": self.spawned,
+            "good": good and (self.several or not self.spawned), "lines": {
                 path.removeprefix(self.root): sorted(lines)
                 for path, lines in self.hit.items()}}
 
@@ -899,7 +928,7 @@ class Project:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "mutants.jsonl"
         self.farm, self.loud = Farm(jobs, loud), loud
-        self.tests = self.lines = None
+        self.tests, self.texts = None, {}
         self.known = self.read()
 
     # mutants
@@ -1032,10 +1061,11 @@ class Project:
 
         def work(job, folder, say):
             name, path = job
+            claims = name.startswith("normalnorm/checks/")
             observer = _Observer(self.root, str(self.root / self.prefix())
-                                 + "/")
+                                 + "/", claims or name in SEVERAL)
             os.environ["NORMALNORM_CACHE"] = str(self.folder / "cache")
-            if name.startswith("normalnorm/checks/"):
+            if claims:
                 observe_claims(name, observer)
             else:
                 run_pytest(self.root, [name], observer)
@@ -1065,6 +1095,13 @@ class Project:
             self.tests[test] = row["seconds"]
             if "module" in row:
                 self.modules[test.removeprefix("claim:")] = row["module"]
+            if row.get("spawned"):
+                own = Path(name).stem.removeprefix("test_") + ".py"
+                for file in here:
+                    if Path(file).name == own and "/checks/" not in file:
+                        for line in range(len(self.text(file))):
+                            self.lines.setdefault((file, line + 1),
+                                                  set()).add(test)
             for file, lines in row["lines"].items():
                 for line in lines:
                     if file in moved:
@@ -1155,12 +1192,15 @@ class Project:
                     found |= tests
         return found
 
-    def row(self, file: str, line: int) -> str:
-        rows = self.__dict__.setdefault("rows", {})
-        if file not in rows:
+    def text(self, file: str) -> list[str]:
+        if file not in self.texts:
             path = self.root / file
-            rows[file] = path.read_text(encoding="utf-8").split("\n")
-        return rows[file][line - 1] if line <= len(rows[file]) else ""
+            self.texts[file] = path.read_text(encoding="utf-8").split("\n")
+        return self.texts[file]
+
+    def row(self, file: str, line: int) -> str:
+        rows = self.text(file)
+        return rows[line - 1] if line and line <= len(rows) else ""
 
     def touching_kernel(self, mutant: Mutant) -> set[str]:
         "The tests that call the kernel, or its proxies."
