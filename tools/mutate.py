@@ -72,7 +72,7 @@ UNUSED = """test_appendices test_benchmarks test_book test_chapters test_figures
 # These, and claims, may start processes, which load the mutant, too. What
 # those run is not seen: every line of the file of the same name is taken for
 # it, `sync_decorrelated` of this one.
-SEVERAL = ["tests/test_sync_decorrelated.py"]
+SEVERAL = ["tests/test_sync_decorrelated.py", "tests/test_compiler.py"]
 # A test that measures time or memory says nothing on a loaded machine.
 MEASURES = re.compile(r"perf_counter|monotonic\(|time\.time|process_time"
                       r"|getrusage|tracemalloc|ru_maxrss|time\.sleep")
@@ -138,10 +138,12 @@ TYPES = (ast.AnnAssign, ast.arg, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def changed_number(value: int | float) -> list[tuple[str, int | float]]:
-    "Other numbers for a constant: ±1, or 5 % more."
+    """Other numbers for a constant: ±1, or 5 % more; a thousand times as much
+    for a threshold that only means "next to nothing"."""
     if isinstance(value, int):
         return [("integer + 1", value + 1), ("integer - 1", value - 1)]
-    return [("constant", value * 1.05 if value else 0.01)]
+    factor = 1000 if abs(value) < 1e-6 else 1.05
+    return [("constant", value * factor if value else 0.01)]
 
 
 class _Sites(ast.NodeVisitor):
@@ -423,8 +425,8 @@ def number_variants(text: str) -> list[tuple[str, str]]:
     if re.fullmatch(r"0x[0-9a-fA-F]+", digits):
         return [("integer - 1", f"{hex(int(digits, 16) - 1)}{tail}")]
     value = float.fromhex(digits) if "p" in digits else float(digits)
-    value = value * 1.05 if value else 0.01
-    return [("constant", (value.hex() if "p" in digits else repr(value))
+    (operator, value), = changed_number(value)
+    return [(operator, (value.hex() if "p" in digits else repr(value))
              + tail)]
 
 
