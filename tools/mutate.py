@@ -73,6 +73,8 @@ UNUSED = """test_appendices test_benchmarks test_book test_chapters test_figures
 # those run is not seen: every line of the file of the same name is taken for
 # it, `sync_decorrelated` of this one.
 SEVERAL = ["tests/test_sync_decorrelated.py", "tests/test_compiler.py"]
+# Of a test with more parameters than this, every so many are used.
+PARAMETERS = 24
 # A test that measures time or memory says nothing on a loaded machine.
 MEASURES = re.compile(r"perf_counter|monotonic\(|time\.time|process_time"
                       r"|getrusage|tracemalloc|ru_maxrss|time\.sleep")
@@ -781,6 +783,17 @@ class _Observer:
                 path.removeprefix(self.root): sorted(lines)
                 for path, lines in self.hit.items()}}
 
+    def pytest_collection_modifyitems(self, items):
+        functions: dict[str, list] = {}
+        for item in items:
+            functions.setdefault(item.nodeid.split("[")[0], []).append(item)
+        kept = set()
+        for found in functions.values():
+            step = max(1.0, len(found) / PARAMETERS)
+            kept |= {found[int(k * step)].nodeid
+                     for k in range(min(PARAMETERS, len(found)))}
+        items[:] = [item for item in items if item.nodeid in kept]
+
     def pytest_collection_finish(self, session):
         self.tests[""] = {"seconds": round(time.process_time(), 2)}
 
@@ -852,6 +865,7 @@ class Farm:
             os.setpgid(0, 0)
             os.close(read)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if not self.loud:
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, 1), os.dup2(null, 2)
@@ -881,7 +895,8 @@ class Farm:
                 continue
             late = time.monotonic() >= child.until
             self.end(child)
-            _, status = os.waitpid(child.pid, 0)
+            _, status, used = os.wait4(child.pid, 0)
+            self.seconds = used.ru_utime + used.ru_stime
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status)
             how = "too long" if late or killed == signal.SIGPROF else \
                 signal.Signals(killed).name if killed else ""
@@ -912,7 +927,7 @@ class Farm:
                     return
                 yield from self.wait()
         finally:
-            for child in list(self.children):
+            for child in list(self.children):       # after an interrupt
                 child.until = 0
                 self.end(child)
                 os.waitpid(child.pid, 0)
@@ -1014,7 +1029,7 @@ class Project:
     def identity(self, name: str) -> str:
         "Digest of a file of tests and of what it takes from others."
         text = (self.root / name).read_text(encoding="utf-8")
-        near = ["conftest", *re.findall(r"^\s*from (\w+) import", text, re.M)]
+        near = re.findall(r"^\s*from (\w+) import", text, re.M)
         others = (self.root / "tests" / f"{n}.py" for n in near)
         return digest(text + "".join(p.read_text(encoding="utf-8")
                                      for p in others if p.exists()))
@@ -1335,11 +1350,12 @@ class Project:
         done, start, tally = 0, time.monotonic(), {}
         for mutant, said, how in self.farm.map(todo, work, 900):
             row = self.outcome(mutant, said, how, plans[mutant.id])
+            row["seconds"] = round(self.farm.seconds, 1)
             self.append({**row, "state": state})
             done += 1
             tally[row["outcome"]] = tally.get(row["outcome"], 0) + 1
             counts = ", ".join(f"{n} {o}" for o, n in sorted(tally.items()))
-            words = row.get("by", "")
+            words = f"{row.get('by', '')} {row['seconds']} s"
             if row["outcome"] in ("survived", "unfit") or self.loud:
                 words = f"{mutant.id} {mutant}"
             print(f"{done}/{len(todo)} {time.monotonic() - start:.0f} s "
@@ -1534,6 +1550,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(mutant.id, mutant)
         return 0
     start = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     if not given.survivors:
         preload(PRELOAD if "theory" in packages else ["pytest",
                                                       "hypothesis"])
