@@ -7,19 +7,22 @@ __all__ = ['parser', 'main']
 
 # %% ../nbs/070_cli.ipynb #9e2ac4d4
 import argparse
+import contextlib
 import json
+import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from . import claims
+from . import __version__, claims
 
 # %% ../nbs/070_cli.ipynb #0563bc40
+_SCALES = ("smoke", "book", "paper")
 _MARK = {"as recorded": "✓", "not as recorded": "✗", "skipped": "–"}
 
 
@@ -31,16 +34,24 @@ def _line(outcome: claims.Outcome) -> str:
 def _usable(device: str) -> str:
     "The device, if tensors can be made on it here; `ValueError` otherwise."
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"the device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        torch.ones(1, device=device).item()
+    except Exception as error:                          # each device has its own
+        raise ValueError(f"the device {device!r} cannot be used here: {_one_line(error)}") from error
     return device
+
+
+def _one_line(error: BaseException) -> str:
+    "What an error says, in one line."
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _verify(args: argparse.Namespace) -> int:
     "Run claims, print them, say in one line what came out."
     _usable(args.device)
-    selected = claims.select(args.part, args.identifier or args.named)
+    if None not in (args.identifier, args.named) and args.identifier != args.named:
+        raise ValueError(f"two claims are named, {args.identifier!r} and {args.named!r}: name one, or a part with --part")
+    selected = claims.select(args.part, args.named if args.identifier is None else args.identifier)
     outcomes = []
     for number, outcome in enumerate(claims.verify(selected, mutants=args.mutants, device=args.device), 1):
         outcomes.append(outcome)
@@ -74,9 +85,39 @@ def _progress(args: argparse.Namespace) -> Any:
     return lambda line: print(line, file=sys.stderr, flush=True)
 
 
+def _folder(given: Path | None, there: bool = True) -> Path:
+    "The folder of results, which can be one; where it is named by an option and only read, it must be `there`."
+    from normalnorm.experiments import results
+    folder = results.default_out() if given is None else given
+    place = next((p for p in (folder, *folder.absolute().parents) if os.path.lexists(p)), folder)
+    if not place.is_dir():
+        raise ValueError(f"{place} is not a folder, so there can be no results in {folder}: give another one with --out")
+    if there and given is not None and not folder.exists():
+        raise ValueError(f"there is no folder {folder}: expected a folder of results, as `normalnorm run --out` makes it")
+    return folder
+
+
+@contextlib.contextmanager
+def _no_empty_folders(out: Path, recipe: str) -> Iterator[None]:
+    "Removes folders that were made in vain, as far as they are new and empty."
+    made = [folder for folder in (out / ".checkpoints", *(out / recipe / scale for scale in _SCALES), out / recipe, out) if not folder.exists()]
+    try:
+        yield
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
 def _run(args: argparse.Namespace) -> int:
     "Run a recipe, or say what would be run, and print its report."
     from normalnorm.experiments import results, spread, tables, train
+    args.out = _folder(args.out, there=False)
+    if args.device is not None:
+        try:
+            torch.device(args.device)
+        except RuntimeError as error:
+            raise ValueError(f"{args.device!r} is no device: {_one_line(error)}") from error
     wanted = {"scale": args.scale, "seeds": args.seeds, "out": args.out, "arms": args.arm}
     if args.dry_run:
         print(tables.forecast(args.recipe, **wanted))
@@ -84,10 +125,11 @@ def _run(args: argparse.Namespace) -> int:
     wanted |= {"device": args.device and _usable(args.device), "progress": _progress(args)}
     failed = None
     try:
-        if args.jobs == 1 and not args.ray:
-            results.run_recipe(args.recipe, **wanted)
-        else:
-            spread.spread(args.recipe, jobs=args.jobs, ray=args.ray, **wanted)
+        with _no_empty_folders(args.out, results.find(args.recipe).name):
+            if args.jobs == 1 and not args.ray:
+                results.run_recipe(args.recipe, **wanted)
+            else:
+                spread.spread(args.recipe, jobs=args.jobs, ray=args.ray, **wanted)
     except (train.TrainingDiverged, spread.SpreadError) as error:
         failed = error
     print(tables.report(args.recipe, out=args.out))
@@ -99,29 +141,53 @@ def _run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     "Print the recipes and what has been run."
     from normalnorm.experiments import tables
-    print(tables.listing(args.out))
+    print(tables.listing(_folder(args.out)))
     return 0
 
 
 def _report(args: argparse.Namespace) -> int:
     "Print mean ± standard error over seeds of a recipe's recorded runs, beside the paper's numbers."
     from normalnorm.experiments import tables
-    print(tables.report(args.recipe, out=args.out))
+    print(tables.report(args.recipe, out=_folder(args.out)))
     return 0
+
+
+def _is_folder(side: str) -> bool:
+    "Whether one side of a comparison is a folder, or the arm of a recipe; `ValueError` where it is neither."
+    from normalnorm.experiments import results
+    if side and Path(side).is_dir():
+        return True
+    recipe, _, arm = side.partition("/")
+    said = f"{side!r} is neither a folder of results nor an arm of a recipe: expected a folder that is there, or RECIPE/ARM with a recipe that `normalnorm list` names"
+    if not recipe or not arm:
+        raise ValueError(said)
+    try:
+        results.find(recipe)
+    except results.UnknownName as error:
+        raise ValueError(f"{said}; {_one_line(error)}") from error
+    return False
 
 
 def _compare(args: argparse.Namespace) -> int:
     "Print the paired comparison of two arms, or of two folders of results."
     from normalnorm.experiments import tables
-    print(tables.compare(args.first, args.second, scale=args.scale, out=args.out))
+    out, kinds = _folder(args.out), [_is_folder(side) for side in (args.first, args.second)]
+    if kinds[0] != kinds[1]:
+        folder, arm = (args.first, args.second) if kinds[0] else (args.second, args.first)
+        raise ValueError(f"{folder!r} is a folder and {arm!r} an arm of a recipe: expected two folders of results, or two arms")
+    print(tables.compare(args.first, args.second, scale=args.scale, out=out))
     return 0
 
 # %% ../nbs/070_cli.ipynb #ad9ea6ca
 def _lab(args: argparse.Namespace) -> int:
     "Copy the chapters, say what was done, open JupyterLab."
     from normalnorm import lab
+    try:
+        options = shlex.split(args.jupyter)
+    except ValueError as error:
+        raise ValueError(f"--jupyter {args.jupyter!r} cannot be split into options ({error}): expected them as in a shell") from error
     done = lab.copy_chapters(args.to, fresh=args.fresh)
-    chapter = lab.find_chapter(args.chapter, lab.chapter_titles(done.folder)) if args.chapter else None
+    chapter = None if args.chapter is None else lab.find_chapter(args.chapter, lab.chapter_titles(done.folder))
     print(f"{len(done.written)} chapters copied to {done.folder}" + (f", {len(done.same)} were there" if done.same else ""))
     if done.yours:
         print(f"kept as they are, with other cells than the chapter's (--fresh puts them aside): {', '.join(done.yours)}")
@@ -129,25 +195,44 @@ def _lab(args: argparse.Namespace) -> int:
         print(f"put aside: {', '.join(done.aside)}")
     if args.copy:
         return 0
-    return lab.open_lab(done.folder, chapter, shlex.split(args.jupyter))
+    return lab.open_lab(done.folder, chapter, options)
 
 # %% ../nbs/070_cli.ipynb #602874da
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
+class _Parser(argparse.ArgumentParser):
+    "Says what is wrong in one line."
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"normalnorm: {' '.join(message.split())}; {self.prog} --help lists what is expected\n")
+
+
+def _number(least: int, most: int, what: str) -> Callable[[str], int]:
+    "A reader of whole numbers from `least` to `most`."
+    def read(text: str) -> int:
+        try:
+            if least <= (number := int(text)) <= most:
+                return number
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} was given, expected {what}")
+    return read
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} was given, expected a folder")
+    return Path(text)
 
 
 def parser() -> argparse.ArgumentParser:
     "The options of the `normalnorm` command."
-    main_parser = argparse.ArgumentParser(prog="normalnorm", description="Check the book's formulas, run its experiments.")
+    main_parser = _Parser(prog="normalnorm", description="Check the book's formulas, run its experiments.")
+    main_parser.add_argument("--version", action="version", version=f"normalnorm {__version__}")
     commands = main_parser.add_subparsers(dest="command", required=True)
 
     verify = commands.add_parser("verify", help="run the ledger of claims on this machine")
     verify.add_argument("identifier", nargs="?", help="one claim (default: all)")
     verify.add_argument("--identifier", "--id", dest="named", metavar="IDENTIFIER", help="the same, as an option")
-    verify.add_argument("--part", type=int, help="claims of one part of the book")
+    verify.add_argument("--part", type=_number(0, 99, "the number of a part of the book"), help="claims of one part of the book")
     verify.add_argument("--device", default="cpu", help="where tensors are made (default: cpu)")
     verify.add_argument("--mutants", action="store_true", help="also run each check on its wrong formula, which it must reject")
     verify.add_argument("--json", action="store_true", help="print a JSON list; progress goes to the error stream")
@@ -155,11 +240,11 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="run an experiment")
     run.add_argument("recipe", help="its name, see `normalnorm list`")
-    run.add_argument("--scale", choices=("smoke", "book", "paper"), default="smoke", help="seconds, minutes, or the paper's own configuration")
-    run.add_argument("--seeds", type=_positive, default=3, help="number of seeds (default: 3)")
+    run.add_argument("--scale", choices=_SCALES, default="smoke", help="seconds, minutes, or the paper's own configuration")
+    run.add_argument("--seeds", type=_number(1, 10_000, "a number of seeds from 1 to 10000"), default=3, help="number of seeds (default: 3)")
     run.add_argument("--arm", action="append", help="only this arm; may be given several times")
     run.add_argument("--device", help="default: a GPU where there is one")
-    run.add_argument("--jobs", type=int, default=1, help="runs at a time; 0: as many as cores or GPUs allow (default: 1)")
+    run.add_argument("--jobs", type=_number(0, 10_000, "a number of processes, or 0 for as many as cores or GPUs allow"), default=1, help="runs at a time; 0: as many as cores or GPUs allow (default: 1)")
     run.add_argument("--ray", action="store_true", help="hand the runs to Ray (RAY_ADDRESS, or this machine)")
     run.add_argument("--dry-run", action="store_true", help="say what would be run, and an estimate of its time")
     run.set_defaults(function=_run)
@@ -173,7 +258,7 @@ def parser() -> argparse.ArgumentParser:
 
     lab = commands.add_parser("lab", help="copy the book's chapters into a folder and open them in JupyterLab")
     lab.add_argument("chapter", nargs="?", help="the chapter to open: its number, file name or words of its title")
-    lab.add_argument("--to", type=Path, metavar="FOLDER", help="where to copy them (default: ./normalnorm-VERSION)")
+    lab.add_argument("--to", metavar="FOLDER", help="where to copy them (default: ./normalnorm-VERSION)")
     lab.add_argument("--copy", action="store_true", help="copy only, open nothing")
     lab.add_argument("--fresh", action="store_true", help="put changed notebooks aside and copy the chapters again")
     lab.add_argument("--jupyter", default="", metavar="OPTIONS", help='options for JupyterLab itself, such as --jupyter="--no-browser --port 9999"')
@@ -182,10 +267,10 @@ def parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="paired comparison of two arms (RECIPE/ARM), or of two folders of results")
     compare.add_argument("first", help='"RECIPE/ARM", or a folder of results')
     compare.add_argument("second", help="the same; differences are second minus first")
-    compare.add_argument("--scale", choices=("smoke", "book", "paper"), default="book", help="of the arms (default: book)")
+    compare.add_argument("--scale", choices=_SCALES, default="book", help="of the arms (default: book)")
     compare.set_defaults(function=_compare)
     for command in (run, listing, report, compare):
-        command.add_argument("--out", type=Path, help="folder of the results (default: ./results)")
+        command.add_argument("--out", type=_path, metavar="FOLDER", help="folder of the results (default: ./results)")
     return main_parser
 
 
@@ -194,11 +279,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Example: `main(["verify", "nn-yj"])`.
     """
+    for stream in (sys.stdout, sys.stderr):             # a terminal without ✓ shows ?
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     args = parser().parse_args(arguments)
     try:
         return args.function(args)
+    except BrokenPipeError:                             # `normalnorm list | head -1`: nobody reads the rest
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (KeyError, ValueError, OSError, ModuleNotFoundError, NotImplementedError) as error:
-        print(f"normalnorm: {error.args[0] if error.args and not isinstance(error, OSError) else error}", file=sys.stderr)
+        print(f"normalnorm: {_one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("normalnorm: interrupted; what was finished is kept", file=sys.stderr)

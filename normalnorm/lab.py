@@ -7,6 +7,7 @@ __all__ = ['LabError', 'shipped_chapters', 'chapter_titles', 'find_chapter', 'Co
 
 # %% ../nbs/068_lab.ipynb #a8cc19c4
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -51,15 +52,21 @@ def shipped_chapters() -> Iterator[Path]:
         yield Path(folder)
 
 # %% ../nbs/068_lab.ipynb #bf99ce03
+_NO_NOTEBOOK = ValueError, LookupError, TypeError, RecursionError
+
+
 def _cells(path: Path) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
 def chapter_titles(folder: Path) -> dict[str, str]:
-    "File name → title, in reading order, of the notebooks in a folder."
+    "File name → title, in reading order, of the notebooks in a folder; a file that is no notebook has its name as title."
     titles = {}
     for path in sorted(folder.glob("*.ipynb"), key=lambda p: (p.stem != "index", p.name)):
-        head = "".join(_cells(path)[0]["source"])
+        try:
+            head = "".join(_cells(path)[0]["source"])
+        except (OSError, *_NO_NOTEBOOK):
+            head = path.stem
         titles[path.name] = re.sub(r"\A#+ *", "", head.split("\n")[0])
     return titles
 
@@ -71,7 +78,9 @@ def find_chapter(wanted: str, titles: dict[str, str]) -> str:
 
     Example: `find_chapter("newton", {"220_theory.newton.ipynb": "11 · One Newton step"})` is "220_theory.newton.ipynb".
     """
-    text = wanted.lower().removesuffix(".ipynb")
+    text = wanted.strip().lower().removesuffix(".ipynb")
+    if not text:
+        raise LabError(f"the chapter is named {wanted!r}: expected its number, its file's name or words of its title")
     rules = (lambda file, title: file.removesuffix(".ipynb").lower() == text,
              lambda file, title: title.split(" · ")[0] == text,
              lambda file, title: file.lower().startswith(text + "_"),
@@ -98,7 +107,7 @@ def _sources(path: Path) -> str:
     "A hash of what the cells say, without outputs and metadata; empty for a file that is no notebook."
     try:
         text = json.dumps([[c["cell_type"], "".join(c["source"])] for c in _cells(path)])
-    except (ValueError, KeyError, TypeError):
+    except _NO_NOTEBOOK:
         return ""
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -108,11 +117,13 @@ def copy_chapters(folder: Path | str | None = None, fresh: bool = False) -> Copi
 
     A notebook that is there stays as it is. With `fresh`, one whose cells were changed is renamed first, to `NAME.mine.ipynb`, `NAME.mine2.ipynb`, …, and the chapter is copied again.
 
-    Raises `LabError` where the folder cannot be written.
+    Raises `LabError` where the folder has no name or cannot be written.
 
     Example: `copy_chapters("course").written`.
     """
-    target = Path(folder or f"normalnorm-{__version__}")
+    if folder is not None and not str(folder).strip():
+        raise LabError(f"the folder for the chapters is named {str(folder)!r}: expected a name, or . for the current folder")
+    target = Path(f"normalnorm-{__version__}" if folder is None else folder)
     done = Copied(target, [], [], [], [])
     with shipped_chapters() as source:
         try:
@@ -126,7 +137,7 @@ def copy_chapters(folder: Path | str | None = None, fresh: bool = False) -> Copi
                     done.yours.append(path.name)
                     continue
                 if there.exists():
-                    mine = next(p for n in ("", *range(2, 1000)) if not (p := target / f"{path.stem}.mine{n}.ipynb").exists())
+                    mine = next(p for n in itertools.chain([""], itertools.count(2)) if not (p := target / f"{path.stem}.mine{n}.ipynb").exists())
                     there.rename(mine)
                     done.aside.append(mine.name)
                 shutil.copyfile(path, there)

@@ -1,4 +1,5 @@
 "Two workers share two cores: one thread each. The checkout's root is importable, for the tests of tools."
+import os
 import platform
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
+os.environ["NORMALNORM_QUIET"] = "1"                    # no line of the kernel's compilation among the results
 
 
 @pytest.fixture(autouse=True)

@@ -1,24 +1,17 @@
-"The native kernel against float64 and against the definition: layouts, faults of the input, of the machine, and of the cache."
+"The native kernel against float64 and against the definition: layouts, and faults of the input."
 import math
-import os
 import random
-import subprocess
-import sys
-import textwrap
-import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 import normalnorm
-from normalnorm.layers import backends, compiler, core, native
+from normalnorm.layers import core, native
 from normalnorm.layers.backends import get_backend, normality_norm, set_backend
 from normalnorm.layers.core import Settings, Statistics
 from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.noise import normal_noise
 
-ROOT = Path(normalnorm.__file__).parents[1]
 COLUMN = (1, 3, 1, 1)
 CASES = {"batch": ((8, 3, 5, 7), (0, 2, 3), COLUMN), "one image": ((1, 3, 5, 7), (0, 2, 3), COLUMN), "one channel": ((6, 1, 4, 4), (0, 2, 3), (1, 1, 1, 1)),
          "one position": ((5, 3, 1, 1), (0, 2, 3), COLUMN), "instance": ((8, 3, 5, 7), (2, 3), COLUMN), "layer": ((8, 3, 5, 7), (1, 2, 3), (3, 5, 7)),
@@ -571,80 +564,3 @@ def test_other_processors(older_processor):
     test_given_statistics((32, 37))
     test_gradient_for_given_statistics((32, 37))
     test_evaluation_far_outside()
-
-
-def process(code, **environment):
-    "Run code in a process of its own, with an empty PATH and without CXX unless given."
-    env = {k: v for k, v in os.environ.items() if k not in ("CXX", "NORMALNORM_CACHE")} | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-LAYER = """
-    import warnings, torch
-    from normalnorm import BatchNormalNorm1d
-    from normalnorm.layers import core
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        torch.manual_seed(0)
-        u = torch.randn(64, 3, requires_grad=True)
-        out = [BatchNormalNorm1d(3, noise=0.0)(u) for _ in range(3)][0]
-        out.square().sum().backward()
-    torch.testing.assert_close(out, core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
-    print(len([w for w in seen if "normalnorm" in str(w.message)]), *(str(w.message) for w in seen if "normalnorm" in str(w.message)))
-"""
-
-
-def test_no_compiler(tmp_path):
-    "One warning that says what to do; the right numbers; an error only where the kernel was asked for by name."
-    slow = process(LAYER, PATH=str(tmp_path), NORMALNORM_CACHE=str(tmp_path / "empty"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
-    asked = process("from normalnorm import set_backend; set_backend('native')", PATH=str(tmp_path), NORMALNORM_CACHE=str(tmp_path / "empty"))
-    out, err = slow.communicate(timeout=300)
-    assert slow.returncode == 0, err
-    assert out.startswith("1 ") and "no C++ compiler was found" in out and "apt-get install g++" in out
-    assert asked.wait(300) != 0 and "CompilerError: no C++ compiler was found" in asked.stderr.read()
-
-
-def test_cache(tmp_path, monkeypatch):
-    "Two processes at once; a folder that cannot be written; a damaged file."
-    folder = tmp_path / "cache"
-    both = [process(LAYER, NORMALNORM_CACHE=str(folder)) for _ in range(2)]
-    for one in both:
-        out, err = one.communicate(timeout=300)
-        assert one.returncode == 0 and out.startswith("0"), (out, err)
-    assert [p.suffix for p in folder.iterdir()] == [".so"]
-    kernel, = folder.iterdir()
-    kernel.write_bytes(b"damaged")
-    (tmp_path / "file").write_text("not a folder")
-    damaged, blocked = process(LAYER, NORMALNORM_CACHE=str(folder)), process(LAYER, NORMALNORM_CACHE=str(tmp_path / "file" / "cache"))
-    out, err = damaged.communicate(timeout=300)
-    assert damaged.returncode == 0 and out.startswith("0") and len(kernel.read_bytes()) > 10000, (out, err)
-    out, err = blocked.communicate(timeout=300)
-    assert blocked.returncode == 0 and out.startswith("1 ") and "cannot be written" in out, (out, err)
-
-
-def test_source_that_does_not_compile(tmp_path, monkeypatch):
-    monkeypatch.setenv("NORMALNORM_CACHE", str(tmp_path / "cache"))
-    source = tmp_path / "wrong.cpp"
-    source.write_text("int f( { }")
-    with pytest.raises(compiler.CompilerError, match="wrong.cpp could not be compiled"):
-        compiler.load(source)
-    assert not list((tmp_path / "cache").iterdir())
-
-
-def test_without_a_kernel(monkeypatch):
-    "Where the kernel fails, auto falls back once, and says so once."
-    error = compiler.CompilerError("no C++ compiler was found")
-    monkeypatch.setattr(native, "_library", lambda: error)
-    backends._without_native.cache_clear()
-    try:
-        with set_backend("auto"), warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            u = torch.randn(8, 3)
-            for _ in range(3):
-                torch.testing.assert_close(normality_norm(u, (0,))[0], core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
-            normality_norm(u, (0,), statistics=Statistics(torch.zeros(1, 3), torch.ones(1, 3), torch.ones(1, 3)))
-        assert sum("native kernel is not available" in str(w.message) for w in seen) == 1
-        with pytest.raises(compiler.CompilerError):
-            set_backend("native")
-    finally:
-        backends._without_native.cache_clear()

@@ -124,6 +124,7 @@ def execute(chapter: Chapter, threads: int = 1) -> Run:
         client.km.transport, client.km.ip = "ipc", f"{folder}/k"    # no open ports, and no notice about them in the outputs
         env = {**os.environ, "BOOK_RECORD": str(report), "OMP_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0",
                "PYTHONWARNINGS": "ignore:IProgress not found",          # tqdm, imported by a library: of no use on a page
+               "NORMALNORM_QUIET": "1",                                 # the line that the kernel is being compiled: the same
                "PYTHONPATH": os.pathsep.join(filter(None, [str(chapter.root), os.environ.get("PYTHONPATH")]))}
         env.pop("MPLBACKEND", None)                     # figures vanish with it
         start = time.perf_counter()

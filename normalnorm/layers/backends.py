@@ -8,7 +8,6 @@ __all__ = ['BACKENDS', 'set_backend', 'get_backend', 'ordinary', 'normality_norm
 # %% ../../nbs/233_layers.backends.ipynb #b2349812
 import functools
 import types
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch.autograd import forward_ad
 
 from ..claims import near
 from . import core, native
-from .compiler import CompilerError
+from .compiler import CompilerError, warn_user
 from .core import Settings, Statistics, check_input
 from .noise import draw_seed
 from ..theory.newton import Over
@@ -178,11 +177,11 @@ def _without_native() -> _Compiled | None:
     except CompilerError as error:
         reason = str(error)
     try:
-        engine, name = _Compiled(), "torch.compile"
+        engine, way = _Compiled(), "torch.compile instead"
         engine.forward(torch.ones(2, 3), None, None, None, (1,), Settings(), 0)         # older releases cannot follow the definition
     except Exception:                                           # whatever keeps torch.compile from working here
-        engine, name = None, "PyTorch operations one by one, which takes tens of times as long as a plain normalizer"
-    warnings.warn(f"normalnorm's native kernel is not available, so {name} is used instead. {reason}", stacklevel=5)
+        engine, way = None, "PyTorch operations one by one instead, which takes tens of times as long as a plain normalizer"
+    warn_user(f"normalnorm's native kernel is not available here; its layers are computed by {way}. The reason: {reason}")
     return engine
 
 

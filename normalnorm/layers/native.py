@@ -45,7 +45,7 @@ KEPT = 13                        # numbers a unit that the forward pass leaves t
 @functools.cache
 def _library() -> ctypes.CDLL | CompilerError:
     try:
-        compiled = load(Path(core.__file__).with_name("native.cpp"))
+        compiled = load(Path(core.__file__).with_name("native.cpp"), [f"normalnorm_{name}" for name in ("forward", "backward", "given_backward", "proxy_forward", "proxy_backward", "normals")])
     except CompilerError as error:                      # remembered: the next call does not try again
         return error
     for name, arguments, result in (("forward", [ctypes.c_char_p], None), ("backward", [ctypes.c_char_p], None), ("given_backward", [ctypes.c_char_p], None),
