@@ -142,7 +142,7 @@ def test_more_than_two_to_the_31_elements():
         pytest.skip("17 GB of addresses are not to be had")
     small = native.prepare(torch.empty(2, 64), (1,), None, None, Settings(noise=0.4))
     plan = native.Plan(2, 2, 0, 2**31, 1, 64, 0)
-    call = small._replace(plan=plan, fixed=small.fixed.replace(native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)], native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
+    call = small._replace(plan=plan, saved=((u.shape, torch.float32, 4 * u.numel()), *small.saved[1:]), fixed=small.fixed.replace(native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)], native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
     torch.manual_seed(0)
     for x in (u, grad):
         x.view(-1)[:64], x.view(-1)[2**31:] = torch.randn(2, 64).exp()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from ..claims import near
 from . import core, native
@@ -144,27 +145,38 @@ class _Accelerated(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(outputs[4])
         ctx.save_for_backward(u, weight, seed, *outputs[1:])
+        ctx.kinds = core.kinds((u, weight, seed, *outputs[1:]))
         return outputs
 
     @staticmethod
     def backward(ctx, grad, *others):
-        plain = grad is None or _is_grad_enabled() or any(o is not None for o in others[:3]) or not ordinary(grad)
+        saved = ctx.saved_tensors
+        plain = grad is None or _is_grad_enabled() or any(o is not None for o in others[:3]) or not ordinary(grad, *saved)
         if plain:
             return *core._NormalityNorm.backward(ctx, grad, *others), None
+        core.check_saved(saved, ctx.kinds)
         return *ctx.engine.backward(ctx, grad), *(None,) * 5
 
 
 # Bound here: a module of PyTorch is a large dictionary, of which nothing is in the cache after a convolution.
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _is_compiling, _is_tracing, _in_functorch, _batched = torch.compiler.is_compiling, torch._C._is_tracing, torch._C._are_functorch_transforms_active, torch._C._functorch.is_legacy_batchedtensor
-_is_grad_enabled, _PLAIN = torch.is_grad_enabled, {Tensor, nn.Parameter}
+_is_grad_enabled, _PLAIN = torch.is_grad_enabled, {Tensor, nn.Parameter, type(None)}
+
+
+def _foreign_mode() -> bool:
+    "Whether a mode sees and may change each function's result; the default device's is none."
+    return any(type(mode) is not DeviceContext for mode in torch.overrides._get_current_function_mode_stack())
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    "Tensors of PyTorch itself with a memory of their own, outside of tracing, of torch.func, of batched gradients and of forward-mode differentiation."
-    if _is_compiling() or _is_tracing() or forward_ad._current_level >= 0 or _in_functorch():
+    "Tensors of PyTorch itself with a memory of their own, outside of tracing, of torch.func, of modes, of batched gradients and of forward-mode differentiation."
+    if _is_compiling() or _is_tracing() or forward_ad._current_level >= 0 or _in_functorch() or _dispatch_modes() or _function_modes() and _foreign_mode():
+        return False
+    if not _PLAIN.issuperset(map(type, tensors)):
         return False
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or _batched(t)):
+        if t is not None and _batched(t):
             return False
     return True
 
@@ -210,6 +222,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
     """
     check_input(u)
     settings = Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
+    eps, noise, _, alpha, *_ = settings
     if statistics is not None:
         out = in_kernel(u, dim, weight, bias, settings, statistics=statistics)
         if out is not None:
@@ -234,9 +247,10 @@ class _InKernel(torch.autograd.Function):
     "The result of a layer, by the kernel, with first derivatives; others are the definition's."
 
     @staticmethod
-    def forward(ctx, u, weight, bias, mean, var, lmbda, call, settings, axis, running, momentum):
-        ctx.seed = _number(draw_seed(u.device)) if settings.noise else 0
-        ctx.call, ctx.settings, ctx.axis = call, settings, axis
+    def forward(ctx, u, weight, bias, mean, var, lmbda, how):
+        ctx.call, ctx.settings, ctx.axis, running, momentum = how
+        call = ctx.call
+        ctx.seed = _number(draw_seed(u.device)) if ctx.settings.noise else 0
         given = (mean, var, lmbda) if call.given else ()
         out, numbers = native.forward(call, u, weight, bias, statistics=given, seed=ctx.seed, running=running, momentum=momentum)
         ctx.save_for_backward(u, weight, bias, *(given or (numbers,)))          # few: each costs a step forward and one backward
@@ -244,19 +258,21 @@ class _InKernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        u, weight, bias, *numbers = ctx.saved_tensors
+        saved = u, weight, bias, *numbers = ctx.saved_tensors
         needs, call = ctx.needs_input_grad, ctx.call
-        if (again := _is_grad_enabled()) or not ordinary(grad):
+        if (again := _is_grad_enabled()) or not _PLAIN.issuperset(map(type, saved)) or not ordinary(grad):
+            native.restored(call, u, weight, numbers)
             with torch.enable_grad():
                 u, weight, bias = inputs = [None if t is None else t.view_as(t) for t in (u, weight, bias)]         # apart even where one tensor is given twice
                 weight, bias, *given = (t if t is None or ctx.axis is None else column(t, u.ndim) for t in (weight, bias, *(numbers if call.given else ())))
                 out, _ = core.normality_norm(u, call.dim, weight, bias, **ctx.settings._asdict(), statistics=Statistics(*given) if call.given else None, seed=torch.tensor(ctx.seed))
             found = iter(torch.autograd.grad(out, [t for t, need in zip(inputs, needs) if need], grad, create_graph=again))
-            return *(next(found) if need else None for need in needs[:3]), *(None,) * 8
+            return *(next(found) if need else None for need in needs[:3]), None, None, None, None
         found = native.backward(call, grad, u, weight, bias, numbers if call.given else numbers[0], seed=ctx.seed, of_weight=needs[1], of_bias=needs[2])
-        return *found, None, None, None, None, None, None, None, None
+        return *found, None, None, None, None
 
 
+_NUMBERS = {float, int}
 _apply = super(torch.autograd.Function, _InKernel).apply            # without what Function.apply does for torch.func first: ordinary tensors do not need it
 
 
@@ -274,6 +290,8 @@ def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tens
     for average in running:
         if average is not None and not (average.dtype is torch.float32 and average.is_cpu and average.is_contiguous() and not average.is_inference()):
             return None
+    if not (type(settings.eps) is float and type(settings.noise) in _NUMBERS and type(settings.alpha) in _NUMBERS):
+        settings = settings.check()                             # what may change later is used with its present value
     call = native.prepare(u, tuple(dim), weight, bias, settings, axis, statistics)
     if call is None or not native.available():
         return None
@@ -282,6 +300,6 @@ def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tens
         if any(s is not None and s.requires_grad for s in given):
             return None
         if u.requires_grad or weight is not None and weight.requires_grad or bias is not None and bias.requires_grad:
-            return _apply(u, weight, bias, *given, call, settings, axis, running, float(momentum))
+            return _apply(u, weight, bias, *given, (call, settings, axis, running, float(momentum)))
     seed = _number(draw_seed(u.device)) if settings.noise else 0
     return native.forward(call, u, weight, bias, statistics=given, seed=seed, keep=False, running=running, momentum=float(momentum))[0]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .backends import normality_norm
-from .core import Statistics, affine
-from .functional import check_channels, column, update_running
+from .core import Settings, Statistics, affine, check_memory, guarded
+from .functional import check_channels, column, next_weight, update_running
 from .normality import _ChannelNormalNorm
 from ..theory.whitening import METHODS, covariance, whitening_matrix, wide
 
@@ -104,9 +104,10 @@ def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method
               running_covariance: Tensor | None, **per_channel: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "`whiten_channels` after the checks, with the running averages in evaluation."
     channels = check_channels(input, "decorrelated batch", running_mean=running_mean, **per_channel)
-    size = min(group_size, channels)
-    if size < 1 or iterations < 1 or not eps >= 0:
-        raise ValueError(f"group_size={group_size}, iterations={iterations}, eps={eps}: expected a group and a number of iterations of at least 1, and an ε that is not negative")
+    check_memory(input, running_mean, running_covariance, *per_channel.values())
+    size, eps = min(group_size, channels), Settings(eps).check().eps
+    if size < 1 or iterations < 1:
+        raise ValueError(f"group_size={group_size}, iterations={iterations}: expected a group and a number of iterations of at least 1")
     if running_covariance is not None and running_covariance.shape != (channels, size):
         raise ValueError(f"running_covariance has the shape {tuple(running_covariance.shape)}, expected ({channels}, {size}): a row for each channel, a column for each channel of its group")
     if training and input.numel() == channels:
@@ -117,11 +118,19 @@ def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method
     return whiten_channels(input, size, eps, method, iterations, unit_rows, **given)
 
 
-def _update(count: int, momentum: float | Tensor, mean: Tensor, cov: Tensor, running_mean: Tensor | None, running_covariance: Tensor | None,
-            lmbda: Tensor | None = None, running_lambda: Tensor | None = None) -> None:
-    "Running averages, group by group: a group that is not finite is left as it was, as a whole, so that its covariance stays positive semidefinite."
+def _update(count: int, momentum: float | Tensor | None, mean: Tensor, cov: Tensor, running_mean: Tensor | None, running_covariance: Tensor | None,
+            lmbda: Tensor | None = None, running_lambda: Tensor | None = None, batches: Tensor | None = None) -> None:
+    """Running averages, group by group: a group that is not finite is left as it was, as a whole, so that its covariance stays positive semidefinite.
+
+    `batches`, the number of batches, is counted; with `momentum=None` only those in which all groups are finite, see `next_weight`.
+    """
     cov = cov * (count / (count - 1))
-    finite = (cov if running_covariance is None else cov.to(running_covariance.dtype)).isfinite().all(1)
+    stored = cov if running_covariance is None else cov.to(running_covariance.dtype)
+    finite = stored.isfinite().all(1)
+    if momentum is None:
+        momentum = next_weight((stored,), (mean, stored, *(() if lmbda is None else (lmbda,))), batches)
+    elif batches is not None:
+        batches.add_(1)
     whole = torch.cat([finite[start:stop].reshape(-1, size).all(1).repeat_interleave(size) for start, stop, size in _blocks(*cov.shape)])
     for running, value in ((running_mean, mean), (running_covariance, cov), (running_lambda, lmbda)):
         if value is not None:
@@ -131,11 +140,12 @@ def _update(count: int, momentum: float | Tensor, mean: Tensor, cov: Tensor, run
 
 def decorrelated_batch_norm(input: Tensor, running_mean: Tensor | None = None, running_covariance: Tensor | None = None, weight: Tensor | None = None,
                             bias: Tensor | None = None, training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5, group_size: int = 16,
-                            method: str = "eigh", iterations: int = 5) -> Tensor:
+                            method: str = "eigh", iterations: int = 5, batches: Tensor | None = None) -> Tensor:
     """Decorrelated batch norm (Huang et al. 2018) of an input of shape (B, C, …): ZCA whitening of groups of channels. The functional form of `DecorrelatedBatchNorm1d`, `2d`.
 
     In training, the statistics are those of the batch, and the running averages are updated in place. Otherwise these are used. `weight`, `bias`, `running_mean` have shape (C,),
-    `running_covariance` (C, group_size), see `whiten_channels`. `method`: "eigh", or "newton_schulz" with `iterations`.
+    `running_covariance` (C, group_size), see `whiten_channels`. `method`: "eigh", or "newton_schulz" with `iterations`. `batches`: the number of batches seen, counted in place;
+    with it, `momentum=None` averages over all batches that are finite.
 
     Raises `ValueError` for one value per channel in training, missing running averages in evaluation, parameters of another shape, settings out of range.
 
@@ -145,14 +155,14 @@ def decorrelated_batch_norm(input: Tensor, running_mean: Tensor | None = None, r
         return input.clone()
     y, mean, cov, _ = _prepared(input, group_size, training, eps, method, iterations, False, running_mean, running_covariance, weight=weight, bias=bias)
     if training:
-        _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance)
-    return affine(y, column(weight, input.ndim), column(bias, input.ndim)).to(input.dtype)
+        _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance, batches=batches)
+    return guarded(affine(y, column(weight, input.ndim), column(bias, input.ndim)).to(input.dtype), input, weight, running_mean, running_covariance)
 
 
 def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = None, running_covariance: Tensor | None = None, running_lambda: Tensor | None = None,
                                    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5,
                                    group_size: int = 16, method: str = "eigh", iterations: int = 5, noise: float = 0.4, alpha: float = 1.0, steps: int = 1,
-                                   safeguard: bool = False, noise_kind: str = "scaled") -> Tensor:
+                                   safeguard: bool = False, noise_kind: str = "scaled", batches: Tensor | None = None) -> Tensor:
     """Decorrelated batch normality normalization: whitening as `decorrelated_batch_norm`, then power transform and noise per channel, as `batch_normal_norm`, then the affine map.
 
     With `alpha=0` and `noise=0`, and a converged root, it is `decorrelated_batch_norm`; in groups of one it is `batch_normal_norm`. Noise in training only.
@@ -173,8 +183,8 @@ def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = 
                                noise if training else 0.0, alpha, steps, safeguard, given, noise_kind)
     if training:
         _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance,
-                torch.ones_like(mean) if used.lmbda is None else used.lmbda.flatten(), running_lambda)
-    return out.to(input.dtype)
+                torch.ones_like(mean) if used.lmbda is None else used.lmbda.flatten(), running_lambda, batches)
+    return guarded(out.to(input.dtype), input, weight, running_mean, running_covariance, running_lambda)
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):
@@ -229,17 +239,12 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
     def _options(self) -> dict:
         "What both functional forms take."
         return dict(weight=self.weight, bias=self.bias, running_mean=self.running_mean, running_covariance=self.running_covariance,
-                    training=self.training or self.running_mean is None, momentum=self._momentum() if self.track_running_stats else 0.0,
-                    group_size=self.group_size, method=self.method, iterations=self.iterations)
-
-    def _count_batch(self, input: Tensor) -> None:
-        self._check_shape(input)
-        if self.training and self.track_running_stats:
-            self.num_batches_tracked.add_(1)
+                    training=self.training or self.running_mean is None, momentum=self.momentum if self.track_running_stats else 0.0,
+                    group_size=self.group_size, method=self.method, iterations=self.iterations, batches=self.num_batches_tracked if self.training else None)
 
     def forward(self, input: Tensor) -> Tensor:
         "Whiten `input`; in training, update the running averages."
-        self._count_batch(input)
+        self._check_shape(input)
         return decorrelated_batch_norm(input, eps=self.eps, **self._options())
 
     def extra_repr(self) -> str:
@@ -296,7 +301,7 @@ class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         "Whiten and gaussianize `input`; in training, update the running averages and add noise."
-        self._count_batch(input)
+        self._check_shape(input)
         return decorrelated_batch_normal_norm(input, running_lambda=self.running_lambda, **self._options(), **self._settings()._asdict())
 
     def _more(self) -> str:

@@ -6,13 +6,14 @@
 __all__ = ['GaussianizedStatistics', 'gaussianized_norm', 'GaussianizedBatchNorm', 'GaussianizedLayerNorm']
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #dca1da1c
+import numbers
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .core import Settings, affine, check_input, rates
-from .functional import check_channels, column, update_running
+from .core import Settings, affine, check_input, check_memory, guarded, rates
+from .functional import check_channels, column, next_weight, update_running
 from .noise import add_noise, draw_seed
 from ..theory.gaussianizers import Gaussianizer, Power
 from ..theory.newton import Over, over
@@ -39,8 +40,9 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
     Example: `gaussianized_norm(torch.randn(8, 5), (0,), Tail())[0].shape` is (8, 5).
     """
     check_input(u)
-    Settings(eps, noise, noise_kind).check()
+    eps, noise, *_ = Settings(eps, noise, noise_kind).check()
     gaussianizer = gaussianizer or Power()
+    check_memory(u, weight, bias, *(() if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)))
     if not u.numel() and not isinstance(dim, Over):
         return u.clone(), statistics
     x = u.to(torch.promote_types(u.dtype, torch.float32))
@@ -55,7 +57,8 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
     x = gaussianizer.apply(h, statistics.parameters)
     if noise:
         x = add_noise(x, dim, noise, noise_kind, draw_seed(u.device) if seed is None else seed, offset)
-    return affine(x, weight, bias).to(u.dtype), statistics
+    given = () if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)
+    return guarded(affine(x, weight, bias).to(u.dtype), u, weight, *given), statistics
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #118131d6
 class GaussianizedBatchNorm(nn.Module):
@@ -105,9 +108,12 @@ class GaussianizedBatchNorm(nn.Module):
         out, used = gaussianized_norm(input, (0, *range(2, input.ndim)), self.gaussianizer, column(self.weight, input.ndim), column(self.bias, input.ndim), self.eps,
                                       self.noise if self.training else 0.0, self.noise_kind, given)
         if self.training and self.track_running_stats and count:
-            self.num_batches_tracked.add_(1)
-            momentum = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked
-            update_running(tuple(self._running()), (used.mean, used.var * (count / (count - 1)), *used.parameters), momentum)
+            values, momentum = (used.mean, used.var * (count / (count - 1)), *used.parameters), self.momentum
+            if momentum is None:
+                momentum = next_weight(tuple(self._running()), values, self.num_batches_tracked)
+            else:
+                self.num_batches_tracked.add_(1)
+            update_running(tuple(self._running()), values, momentum)
         return out
 
     def extra_repr(self) -> str:
@@ -129,7 +135,7 @@ class GaussianizedLayerNorm(nn.Module):
     def __init__(self, normalized_shape: int | tuple[int, ...], gaussianizer: Gaussianizer | None = None, eps: float = 1e-5, elementwise_affine: bool = True, noise: float = 1.0,
                  noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
         if not self.normalized_shape or min(self.normalized_shape) < 1:
             raise ValueError(f"normalized_shape={normalized_shape}: expected one or more positive sizes, those of the input's last axes")
         Settings(eps, noise, noise_kind).check()

@@ -7,6 +7,8 @@ __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'Insta
            'InstanceNormalNorm3d', 'LayerNormalNorm', 'GroupNormalNorm']
 
 # %% ../../nbs/240_layers.normality.ipynb #ed6de05a
+import numbers
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,13 @@ class _NormalNorm(nn.Module):
     def _settings(self) -> Settings:
         "Those of the next call: no noise in evaluation."
         return Settings(self.eps, self.noise if self.training else 0.0, self.noise_kind, self.alpha, self.steps, self.safeguard)
+
+    def _affine(self) -> tuple[Tensor | None, Tensor | None]:
+        "Weight and bias, from where they usually are: a module looks for them with Python's slow search, and a small layer notices. Parametrized, pruned or replicated ones are elsewhere."
+        own = self._parameters
+        if "weight" in own and "bias" in own:
+            return own["weight"], own["bias"]
+        return self.weight, self.bias
 
     def reset_parameters(self) -> None:
         "Weight 1, bias 0."
@@ -79,10 +88,13 @@ class _ChannelNormalNorm(_NormalNorm):
     def _channel_axis(self, input: Tensor) -> int:
         return 1
 
-    def _momentum(self) -> float | Tensor:
-        if self.momentum is not None:
-            return self.momentum
-        return 1.0 / self.num_batches_tracked.to(torch.promote_types(self.running_mean.dtype, torch.float32))
+    def _running(self) -> tuple[Tensor | None, ...]:
+        "Running mean, variance, λ and the number of batches, as `_affine` finds its two."
+        try:
+            own = self._buffers
+            return own["running_mean"], own["running_var"], own["running_lambda"], own["num_batches_tracked"]
+        except KeyError:
+            return self.running_mean, self.running_var, self.running_lambda, self.num_batches_tracked
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         mean = state_dict.get(prefix + "running_mean")
@@ -100,10 +112,10 @@ class _BatchNormalNorm(_ChannelNormalNorm):
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input`; in training, update the running averages and add noise."
         self._check_shape(input)
-        if self.training and self.track_running_stats:
-            self.num_batches_tracked.add_(1)
-        return batch_normalized(input, (self.running_mean, self.running_var, self.running_lambda), self.weight, self.bias, self.training or self.running_mean is None,
-                                self._momentum() if self.track_running_stats else 0.0, self._settings())
+        *running, batches = self._running()
+        tracked = self.training and self.track_running_stats
+        return batch_normalized(input, tuple(running), *self._affine(), self.training or running[0] is None,
+                                self.momentum if self.track_running_stats else 0.0, self._settings(), batches if tracked else None)
 
 
 class BatchNormalNorm1d(_BatchNormalNorm):
@@ -222,7 +234,7 @@ class LayerNormalNorm(_NormalNorm):
                  bias: bool = True, noise: float = 1.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
                  noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
         if not self.normalized_shape or min(self.normalized_shape) < 1:
             raise ValueError(f"normalized_shape={normalized_shape}: expected one or more positive sizes, those of the input's last axes")
         self.elementwise_affine = elementwise_affine
@@ -231,7 +243,7 @@ class LayerNormalNorm(_NormalNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` over its last axes; add noise in training."
-        return layer_normalized(input, self.normalized_shape, self.weight, self.bias, self._settings())
+        return layer_normalized(input, self.normalized_shape, *self._affine(), self._settings())
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, " + self._described()
@@ -263,7 +275,7 @@ class GroupNormalNorm(_NormalNorm):
         "Normalize each group of each image; add noise in training."
         if input.ndim < 2 or input.shape[1] != self.num_channels:
             raise ValueError(f"GroupNormalNorm was made for num_channels={self.num_channels} channels on axis 1, given a shape of {tuple(input.shape)}")
-        return group_normal_norm(input, self.num_groups, self.weight, self.bias, **self._settings()._asdict())
+        return group_normal_norm(input, self.num_groups, *self._affine(), **self._settings()._asdict())
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, " + self._described()

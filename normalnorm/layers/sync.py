@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .core import Settings, Statistics, affine, rates
-from .functional import averages, check_channels, column, update_running
+from .functional import averages, check_channels, column, next_weight, update_running
 from .noise import draw_seed, normal_noise
 from .normality import _BatchNormalNorm
 from ..theory.newton import guaranteed_step
@@ -242,8 +242,13 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
         out, mean, var, lmbda, count = _AcrossProcesses.apply(input, column(self.weight, input.ndim), column(self.bias, input.ndim),
                                                               self._settings().check(), self.process_group)
         if self.training and self.track_running_stats:
-            self.num_batches_tracked.add_(1)
-            update_running((self.running_mean, self.running_var, self.running_lambda), averages(Statistics(mean, var, lmbda), count), self._momentum())
+            *running, batches = self._running()
+            values, momentum = averages(Statistics(mean, var, lmbda), count), self.momentum
+            if momentum is None:
+                momentum = next_weight(running, values, batches)
+            else:
+                batches.add_(1)
+            update_running(running, values, momentum)
         return out
 
 # %% ../../nbs/245_layers.sync.ipynb #3267bf18

@@ -158,8 +158,7 @@ class _SyncDecorrelated(_AllProcesses):
         how = _How(self.group_size, self.method, self.iterations, isinstance(self, _DecorrelatedBatchNormalNorm))
         out, mean, cov, lmbda, count = _Whitened.apply(input, self.weight, self.bias, self._settings().check(), how, self.process_group)
         if self.training and self.track_running_stats:
-            self.num_batches_tracked.add_(1)
-            _update(count, self._momentum(), mean, cov, self.running_mean, self.running_covariance, lmbda, getattr(self, "running_lambda", None))
+            _update(count, self.momentum, mean, cov, self.running_mean, self.running_covariance, lmbda, getattr(self, "running_lambda", None), self.num_batches_tracked)
         return out
 
 
