@@ -3,6 +3,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
+from normalnorm import claims
 from normalnorm.theory.curvature import Interval, easy_curvature_bound, require_positive, sharp_curvature_bound
 
 SHARP = 2 * (1 - np.log(2)) ** 2
@@ -79,3 +80,54 @@ def test_sweep_reports_the_place():
 def test_interval_log1p_refuses_negative_numbers():
     with pytest.raises(ValueError, match="nonnegative"):
         Interval(-0.5).log1p()
+
+
+class NoRounding(Interval):
+    @staticmethod
+    def ratio(p, q):
+        return Interval(p / q)
+
+
+class SquareOfEnds(Interval):
+    def square(self):
+        return Interval.outward(np.minimum(self.lo**2, self.hi**2), np.maximum(self.lo**2, self.hi**2))
+
+
+class SizeOfEnds(Interval):
+    def __abs__(self):
+        return Interval(np.minimum(abs(self.lo), abs(self.hi)), np.maximum(abs(self.lo), abs(self.hi)))
+
+
+class Turned(Interval):
+    def __rsub__(self, other):
+        return self - other
+
+
+class NotCut(Interval):
+    def positive_part(self):
+        return Interval(self.lo, np.maximum(self.hi, 0.0))
+
+
+class LikeDifference(Interval):
+    def __sub__(self, other):
+        return Interval.outward(self.lo - other.lo, self.hi - other.hi)
+
+
+class TrustingLogarithm(Interval):
+    def log1p(self):
+        return Interval(np.log1p(self.lo), np.log1p(self.hi))
+
+
+class Everything(Interval):
+    def __add__(self, other):
+        return Interval(np.full_like(self.lo, -np.inf), np.full_like(self.hi, np.inf))
+
+
+@pytest.mark.parametrize("wrong", [NoRounding, SquareOfEnds, SizeOfEnds, Turned, NotCut, LikeDifference, TrustingLogarithm, Everything])
+def test_the_check_of_the_intervals_rejects_each_wrong_operation(wrong):
+    "Each differs from the right class in one operation, some on wide intervals only."
+    check = claims.select(identifier="interval-sound")[0].check
+    np.random.seed(0)
+    check(Interval)
+    with pytest.raises(AssertionError):
+        check(wrong)

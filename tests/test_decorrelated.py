@@ -523,3 +523,16 @@ def test_memory_kept_for_the_backward_pass():
             layer(u)
         assert sum(kept.values()) < (allowed + 0.35) * u.numel() * 4, sum(kept.values()) / u.numel() / 4
     assert covariance(u.flatten(1)).dtype == torch.float64
+
+
+def test_defaults_of_the_functional_forms_are_those_of_the_layers():
+    "Groups of 16 channels, ε = 1e-5, the exact root; noise of 0.4: by values, not by names."
+    u = torch.randn(60, 40, dtype=torch.float64).exp()
+    torch.testing.assert_close(decorrelated_batch_norm(u, training=True), DecorrelatedBatchNorm1d(40, group_size=16, eps=1e-5, dtype=torch.float64)(u))
+    found = []
+    for function in (lambda: decorrelated_batch_normal_norm(u, training=True), lambda: decorrelated_batch_normal_norm(u, training=True, group_size=16, noise=0.4),
+                     lambda: DecorrelatedBatchNormalNorm1d(40, group_size=16, noise=0.4, dtype=torch.float64)(u), lambda: DecorrelatedBatchNormalNorm1d(40, dtype=torch.float64)(u)):
+        torch.manual_seed(0)
+        found.append(function())
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=0)

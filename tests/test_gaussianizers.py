@@ -120,6 +120,20 @@ def test_slope_in_delta_at_zero_is_that_of_both_sides():
         torch.testing.assert_close((tail_transform(z, side) - z) / side, -(z**3) / 2, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_forward_mode_of_lambert_w(dtype):
+    "The derivative along a direction against w'(x) = 1/(eʷ(1+w)) with scipy's w, and against reverse mode; from near −1/e to 1e30."
+    x = torch.tensor([-0.36, -0.1, -1e-12, 0.0, 1e-3, 0.7, 3.0, 1e5, 1e30], dtype=dtype)
+    direction = torch.linspace(-2, 3, len(x), dtype=dtype)
+    value, slope = torch.func.jvp(lambert_w, (x,), (direction,))
+    w = torch.tensor(scipy.special.lambertw(x.double().numpy()).real)
+    limit = dict(rtol=100 * torch.finfo(dtype).eps, atol=0)
+    torch.testing.assert_close(value.double(), w, **limit)
+    torch.testing.assert_close(slope.double(), direction.double() * torch.exp(-w) / (1 + w), **limit)
+    reverse, = torch.func.vjp(lambert_w, x)[1](direction)
+    assert torch.equal(slope, reverse)
+
+
 # -- estimates
 
 @settings(max_examples=100, deadline=None)
@@ -271,6 +285,37 @@ def test_power_and_chain_by_hand():
     torch.testing.assert_close(Chain().log_slope(k.detach(), found), slope.log())
 
 
+@pytest.mark.parametrize("delta", [-0.7, -0.05, -1e-9, 0.0, 1e-9, 0.3, 5.0])
+def test_log_slope_of_the_tail_transform_is_the_logarithm_of_its_derivative(delta):
+    "For either sign of δ, by autodiff; and by the closed form −½log of the inverse's slope at the image."
+    h = torch.linspace(-3, 3, 25, dtype=D, requires_grad=True)
+    parameters = torch.tensor([delta], dtype=D),
+    slope, = torch.autograd.grad(Tail().apply(h, parameters).sum(), h)
+    torch.testing.assert_close(Tail().log_slope(h.detach(), parameters), slope.log(), rtol=1e-12, atol=1e-14)
+    there = Tail().apply(h.detach(), parameters)
+    torch.testing.assert_close(Tail().log_slope(h.detach(), parameters), -Tail().log_slope(there, (-parameters[0],)), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("g", [Power(alpha=0.5), Tail(), Chain()], ids=lambda g: type(g).__name__)
+def test_layers_use_the_gaussianizer_that_they_are_given(g):
+    "Each layer is `gaussianized_norm` with that gaussianizer, and differs from the one with the default, in training and evaluation; without an argument it is `Power()`."
+    u = torch.randn(40, 6, dtype=D) ** 3 + torch.randn(40, 6, dtype=D).exp()
+    for make, dim in ((lambda *a: GaussianizedBatchNorm(6, *a, noise=0.0, affine=False, dtype=D), (0,)),
+                      (lambda *a: GaussianizedLayerNorm(6, *a, noise=0.0, elementwise_affine=False, dtype=D), (-1,))):
+        ours, default = make(g), make()
+        assert ours.gaussianizer is g and type(default.gaussianizer) is Power and type(g).__name__ in repr(ours)
+        expected, statistics = gaussianized_norm(u, dim, g)
+        torch.testing.assert_close(ours(u), expected)
+        torch.testing.assert_close(default(u), gaussianized_norm(u, dim, Power())[0])
+        assert (ours(u) - default(u)).abs().max() > 0.1
+        again = ours.eval()(u)
+        if dim == (-1,):
+            torch.testing.assert_close(again, expected)
+        else:
+            running = torch.stack([getattr(ours, f"running_{name}") for name in g.names])
+            assert running.shape == (len(g.names), 6) and (again - default.eval()(u)).abs().max() > 0.01
+
+
 def test_layers_of_other_gaussianizers():
     u = torch.randn(6, 5, 4, 3) ** 3
     for g in (Tail(), Chain()):
@@ -362,6 +407,25 @@ def test_likelihood_grows_with_rounds_of_a_maximum_likelihood_step():
     x = x.exp() + 0.2 * torch.randn(400, 3, dtype=D)
     values = [IterativeGaussianizer(r, Power(steps=8, safeguard=True)).fit(x).log_density(x).mean().item() for r in range(1, 7)]
     assert all(b > a - 1e-9 for a, b in zip(values, values[1:])) and values[-1] > values[0]
+
+
+@pytest.mark.parametrize("rotation", ["random", "pca"])
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_log_density_is_the_normal_one_moved_by_the_map(rotation, d):
+    "At the transformed points: log of the normal density, with its constant, and of the determinant of the Jacobian by autodiff; the density has mass 1."
+    torch.manual_seed(0)
+    x = torch.randn(200, d, dtype=D) @ torch.randn(d, d, dtype=D) + 0.3 * torch.randn(200, d, dtype=D) ** 3
+    for g in (None, Power(), Tail()):
+        flow = IterativeGaussianizer(3, g, rotation).fit(x)
+        points = torch.cat([x[:5], x[:2] * 1.5 + 1])
+        jacobian = torch.func.vmap(torch.func.jacrev(lambda p: flow.transform(p[None])[0]))(points)
+        expected = torch.distributions.Normal(0.0, 1.0).log_prob(flow.transform(points)).sum(-1) + torch.linalg.slogdet(jacobian)[1]
+        torch.testing.assert_close(flow.log_density(points), expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(flow.transform(points, log_det=True)[1], torch.linalg.slogdet(jacobian)[1], rtol=1e-10, atol=1e-10)
+    if d == 1:
+        flow = IterativeGaussianizer(3, Power(), rotation).fit(x)
+        grid = torch.linspace(float(x.min()) - 60, float(x.max()) + 60, 200_001, dtype=D)[:, None]
+        assert torch.trapezoid(flow.log_density(grid).exp(), grid[:, 0]).item() == pytest.approx(1, abs=1e-6)
 
 
 def test_scores_and_rotations_make_dependent_normal_units_independent():

@@ -44,11 +44,11 @@ def test_enclosures_contain_the_functions():
 def test_least_curvature_is_below_the_function_and_not_far():
     "Against a fine grid of a and of the slopes inside each cell."
     m = np.linspace(0, 11, 301)
-    found = _least_curvature(m[:-1], m[1:], 1e6, 600, Interval.ratio(2, 3))
+    found = _least_curvature(m[:-1], m[1:], 1e6, 600, Interval.ratio(1, 1))
     a = np.geomspace(1e-5, 1e8, 100_000)
     phi, rho = (1 + 1 / a) * np.log1p(a) - 1, 1 - (1 + a) * np.log1p(a) ** 2 / a**2
     for i in range(0, 300, 13):
-        exact = min((rho + 2 / 3 * (phi - slope) ** 2).min() for slope in np.linspace(m[i], m[i + 1], 5))
+        exact = min((rho + (phi - slope) ** 2).min() for slope in np.linspace(m[i], m[i + 1], 5))
         assert exact - 0.06 < found[i] <= exact + 1e-12
 
 
@@ -65,9 +65,9 @@ def test_bound_is_the_maximum_that_it_encloses():
     a = np.geomspace(1e-4, 4e5, 20_000)
     phi, rho = lambda a: (1 + 1 / a) * np.log1p(a) - 1, lambda a: 1 - (1 + a) * np.log1p(a) ** 2 / a**2
     m = np.linspace(0, float(phi(2.0**16)), 400)
-    least = np.array([(rho(a) + 2 / 3 * (phi(a) - slope) ** 2).min() for slope in m])
+    least = np.array([(rho(a) + (phi(a) - slope) ** 2).min() for slope in m])
     far = np.geomspace(1e-2, 2.0**16, 1500)
-    there = rho(far) + 2 / 3 * (phi(far) + m[:, None]) ** 2
+    there = rho(far) + (phi(far) + m[:, None]) ** 2
     curvature = np.maximum(c, least[:, None] + far**2 / n * (there - least[:, None]))
     high = ((1 + (m[:, None] + 0.5) / curvature) * np.log1p(far)).max()
     low = -(((m + 0.5) / np.maximum(c, least) - 1) * math.log1p(2.0**16)).max()

@@ -241,5 +241,17 @@ def test_alone_it_is_the_layer_for_one_process():
         normalnorm.SyncDecorrelatedBatchNormalNorm(5, steps=2)
 
 
+@pytest.mark.parametrize("shape", [(7, 3), (7, 3, 5), (7, 3, 5, 2), (4, 3, 2, 2, 3)])
+def test_synchronized_batch_norm_alone_takes_every_number_of_axes(shape):
+    "What the layer for one process gives, for (B, C), (B, C, L) and more; one axis or six are refused."
+    u = torch.randn(shape).exp()
+    ours, theirs = SyncBatchNormalNorm(3, noise=0.0), BatchNormalNorm1d(3, noise=0.0)
+    torch.testing.assert_close(ours(u), theirs(u.reshape(*shape[:2], -1)).reshape(shape))
+    torch.testing.assert_close(ours.running_lambda, theirs.running_lambda)
+    for wrong in (torch.randn(3), torch.randn(2, 3, 1, 1, 1, 2)):
+        with pytest.raises(ValueError, match="batch, channels"):
+            ours(wrong)
+
+
 if __name__ == "__main__":
     main(int(sys.argv[1]), sys.argv[2])

@@ -121,15 +121,15 @@ def rare_coincidence(rho: float, p: float) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/130_theory.independence.ipynb #fd9791c7
 def moment_bound(rho: float, fourth_moment: float) -> float:
-    """ρ⁴/(2(κ+1)²): a lower bound in nats of the information of two standardized variables with correlation `rho` and fourth moments at most `fourth_moment`.
+    """3ρ²/(2κ+4): a lower bound in nats of the information of two standardized variables with correlation `rho` and fourth moments at most `fourth_moment`.
 
     Raises `ValueError` for |rho| > 1, or a fourth moment below 1, which no standardized variable has.
 
     Example:
 
         >>> moment_bound(0.5, 3.0)
-        0.001953125
+        0.075
     """
     if not abs(rho) <= 1 or not fourth_moment >= 1:
         raise ValueError(f"expected |rho| ≤ 1 and a fourth moment of at least 1: given rho={rho}, fourth_moment={fourth_moment}")
-    return rho**4 / (2 * (fourth_moment + 1) ** 2)
+    return 3 * rho**2 / (2 * fourth_moment + 4)
