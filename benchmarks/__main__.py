@@ -2,7 +2,6 @@
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -13,21 +12,31 @@ ROOT = Path(__file__).resolve().parents[1]
 KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
 
 
-def processor() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
 def environment(threads: int) -> dict:
-    "Where and with what."
+    """Where and with what. `kernel` and `backend` are what computed the layers so far, so this
+    is asked when the measuring is done."""
     import torch
 
     import normalnorm
+    from normalnorm.experiments.results import provenance
+    made = provenance()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return {"processor": processor(), "cores": os.cpu_count(), "threads": threads, "vectors": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
-            "torch": torch.__version__, "normalnorm": normalnorm.__version__, "commit": commit, "date": time.strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 1),
-            "pages kept": "MALLOC_TOP_PAD_" in os.environ}
+    return {"processor": made["processor"], "cores": os.cpu_count(), "threads": threads, "vectors": made["instructions"], "kernel": made["kernel"], "backend": made["backend"],
+            "source": made["source"], "python": made["python"], "torch": torch.__version__, "normalnorm": normalnorm.__version__, "commit": commit,
+            "date": time.strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 1), "pages kept": "MALLOC_TOP_PAD_" in os.environ}
+
+
+def kept(target: Path, parts: list[str]) -> list[dict]:
+    """The rows of a file that stay when `parts` are measured again. One file has one environment: `SystemExit` where they were made
+    by other code or on another processor than these."""
+    old = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {"environment": {}, "rows": []}
+    stay, here = [r for r in old["rows"] if r["part"] not in parts], environment(0)
+    different = [f"{k}: {old['environment'].get(k, 'not recorded')} there, {here[k]} here" for k in ("source", "processor", "vectors", "torch")
+                 if old["environment"].get(k) != here[k]]
+    if stay and different:
+        raise SystemExit(f"{target} has rows that would stay ({', '.join(sorted({r['part'] for r in stay}))}) beside new ones, and another environment ({'; '.join(different)}): "
+                         "measure all parts, or give another --out")
+    return stay
 
 
 def main() -> None:
@@ -48,16 +57,14 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for threads in dict.fromkeys(arguments.threads):
         torch.set_num_threads(threads)
-        rows = []
-        where = environment(threads)
+        target, rows = arguments.out / f"cpu-{threads}-thread{'s' * (threads > 1)}.json", []
+        before = [] if arguments.quick else kept(target, arguments.parts or list(parts))
         for name in arguments.parts or parts:
             for row in parts[name](3 if arguments.quick else arguments.pairs, arguments.quick):
                 rows.append({"part": name, **row})
                 print(json.dumps(rows[-1]), flush=True)
         if not arguments.quick:
-            target = arguments.out / f"cpu-{threads}-thread{'s' * (threads > 1)}.json"
-            kept = [r for r in json.loads(target.read_text())["rows"] if r["part"] not in (arguments.parts or parts)] if target.exists() else []
-            text = json.dumps({"environment": where, "rows": kept + rows}, indent=1) + "\n"
+            text = json.dumps({"environment": environment(threads), "rows": before + rows}, indent=1) + "\n"
             target.with_suffix(".new").write_text(text)
             os.replace(target.with_suffix(".new"), target)
 

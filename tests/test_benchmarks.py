@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks import measure
@@ -26,6 +27,34 @@ def test_memory_counts_the_input_once():
 def test_step_is_a_whole_step():
     layer, u = torch.nn.BatchNorm1d(3), torch.randn(8, 3, requires_grad=True)
     assert [g.shape for g in measure.step(layer, u, torch.ones(8, 3))()] == [(8, 3), (3,), (3,)]
+
+
+def test_environment_says_what_measured():
+    "Processor, instruction set of PyTorch and of our kernel, backend, and a hash that counts native sources."
+    from benchmarks.__main__ import environment
+    from normalnorm.experiments import results
+    from normalnorm.layers import native
+    from normalnorm.layers.backends import normality_norm
+    normality_norm(torch.randn(5, 3), (0,))
+    found, made = environment(1), results.provenance()
+    assert found["source"] == results.source_hash() and found["processor"] == results.processor() and found["vectors"] == torch.backends.cpu.get_cpu_capability()
+    assert (found["backend"] == "native") == native.available() == bool(found["kernel"]) and found["kernel"] == made["kernel"]
+
+
+def test_parts_measured_elsewhere_do_not_stay_under_one_environment(tmp_path):
+    from benchmarks.__main__ import environment, kept
+    target, rows = tmp_path / "cpu-1-thread.json", [{"part": "machine"}, {"part": "layers"}]
+    assert kept(target, ["layers"]) == []
+    target.write_text(json.dumps({"environment": environment(1), "rows": rows}))
+    assert kept(target, ["layers"]) == [{"part": "machine"}] and kept(target, ["machine", "layers"]) == []
+    for key in ("source", "processor", "vectors", "torch"):
+        target.write_text(json.dumps({"environment": environment(1) | {key: "another"}, "rows": rows}))
+        assert kept(target, ["machine", "layers"]) == []
+        with pytest.raises(SystemExit, match=f"would stay .machine. .*{key}: another there"):
+            kept(target, ["layers"])
+    target.write_text(json.dumps({"environment": {}, "rows": rows}))
+    with pytest.raises(SystemExit, match="source: not recorded there"):
+        kept(target, ["layers"])
 
 
 def test_unknown_part():

@@ -267,7 +267,8 @@ class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
     with the root of the running covariance. Checkpoints of `torch.nn.BatchNorm1d` load. With `group_size=1` it is that layer. A group of a batch that is not finite
     leaves its running averages as they were.
 
-    The output has the shape and dtype of the input; covariances are summed in float64, so that a float32 channel of any finite size is right unless u − μ overflows. Raises `ValueError` for wrong shapes, settings out of range, and one value per channel in training;
+    The output has the shape and dtype of the input; covariances are summed and decomposed in float64, so that float32 channels
+    of any finite size are right unless u − μ overflows, or the standard deviations of a group, with ε, differ by a factor of more than 10⁶. Raises `ValueError` for wrong shapes, settings out of range, and one value per channel in training;
     `TypeError` for integer or complex input.
 
     Example:

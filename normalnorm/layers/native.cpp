@@ -1579,6 +1579,25 @@ void normalnorm_given_backward(const Job* job_) {
 }
 
 void normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) { normals(start, count, Keys(key), z); }
+
+const char* normalnorm_instructions() {                         // what this file was compiled for, for the record
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+    return "AVX-512";
+#elif defined(__AVX2__)
+    return
+#if defined(__FMA__)
+        "AVX2 with FMA";
+#else
+        "AVX2";
+#endif
+#elif defined(__x86_64__)
+    return "SSE2";
+#elif defined(__aarch64__)
+    return "NEON";
+#else
+    return "portable";
+#endif
+}
 }
 
 // ---- the statistics of a proxy: mean and variance of φ(m + tξ) over given nodes ξ, and their derivatives; derived and tested in the chapter "A proxy for the activations" ----
