@@ -34,6 +34,7 @@ import os
 import platform
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -501,7 +502,7 @@ def kernel_mutants(file: str, source: str, macros: set[str],
 
 def macros_of(flags: list[str]) -> set[str]:
     "What the compiler defines for a processor."
-    command = [os.environ.get("CXX", "g++"), *flags, "-fopenmp", "-dM", "-E",
+    command = [*shlex.split(os.environ.get("CXX", "g++")), *flags, "-fopenmp", "-dM", "-E",
                "-x", "c++", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {line.split()[1].split("(")[0] for line in done.stdout.splitlines()}
@@ -1534,6 +1535,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.chdir(root)
     sys.path[:] = [str(root), *(p for p in sys.path if p != str(root))]
     os.environ["PYTHONPATH"] = str(root)
+    os.environ["NORMALNORM_QUIET"] = "1"
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     project = Project(root, packages, given.jobs, given.seed,
