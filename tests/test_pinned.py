@@ -4,11 +4,15 @@ Found by `make mutants`; one group for each module. Each compares with something
 independent: a literal of the paper or of the documentation, another
 implementation, or a closed form.
 """
+import importlib
 import inspect
+import pkgutil
 
 import pytest
 import torch
+from torch import nn
 
+import normalnorm.layers
 from normalnorm.layers import decorrelated, gaussianized
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
@@ -17,6 +21,62 @@ from normalnorm.layers.normality import (
 )
 from normalnorm.layers.sync import SyncBatchNormalNorm
 from normalnorm.theory.gaussianizers import Power, Tail
+
+# ---- layers: defaults ----
+
+# As in the papers (one Newton step, all of it, no safeguard, scaled noise) and
+# in torch.nn; `None`: by the kind of layer, below.
+DEFAULTS = {
+    "eps": 1e-5, "alpha": 1.0, "steps": 1, "safeguard": False,
+    "noise_kind": "scaled", "offset": 0, "running": (), "bias": True,
+    "elementwise_affine": True, "inplace": True, "return_report": False,
+    "method": "eigh", "iterations": 5, "unit_rows": False, "training": False,
+    "group_size": 16, "parameters": False, "weight_decay": 0.01,
+    "biases": False, "tolerance": 0.0, "use_input_stats": True, "seed": 0,
+    "samples": 200, "activation": "relu", "dim": 0, "center": True,
+    "axes": (2, 3, 4, 5), "channels_last": False}
+TWINS = {"momentum", "affine", "track_running_stats"}       # as in torch.nn
+
+
+def public(module):
+    for name in getattr(module, "__all__", []):
+        thing = getattr(module, name)
+        if callable(thing) and thing.__module__ == module.__name__:
+            yield name, thing
+
+
+@pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(
+    normalnorm.layers.__path__)])
+def test_defaults(name):
+    "Of every public function and class; noise 0.4, over features 1, else 0."
+    module = importlib.import_module(f"normalnorm.layers.{name}")
+    for thing, made in public(module):
+        try:
+            found = inspect.signature(made).parameters
+        except ValueError:
+            continue
+        given = {n: p.default for n, p in found.items()
+                 if p.default not in (p.empty, None)}
+        for word, value in given.items():
+            if word in DEFAULTS:
+                assert value == DEFAULTS[word], (thing, word)
+                assert type(value) is type(DEFAULTS[word]), (thing, word)
+        if "noise" in given and thing != "update_bn":
+            layer = isinstance(made, type)
+            kinds = {"Layer": 1.0 * layer, "layer": 0.0, "Group": 0.4,
+                     "Batch": 0.4, "batch": 0.4}
+            wanted = next((v for k, v in kinds.items() if k in thing), 0.0)
+            assert given["noise"] == wanted, thing
+        if TWINS & set(given) and isinstance(made, type):
+            twin = nn.InstanceNorm1d if "Instance" in thing else nn.BatchNorm1d
+            of_twin = inspect.signature(twin).parameters
+            for word in TWINS & set(given):
+                assert given[word] == of_twin[word].default, (thing, word)
+        elif "momentum" in given:
+            # a step of the kernel moves nothing unless it is told to
+            wanted = 0.0 if "running" in given else 0.1
+            assert given["momentum"] == wanted, thing
+
 
 # ---- layers.gaussianized ----
 

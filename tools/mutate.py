@@ -863,7 +863,7 @@ class Farm:
                                        folder, job))
             return
         try:
-            os.setpgid(0, 0)
+            os.setsid()
             os.close(read)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
