@@ -54,7 +54,7 @@ PACKAGES = {name: [f"normalnorm/{name}/*.py", f"normalnorm/{name}/**/*.py"]
             for name in ("theory", "layers", "analysis", "experiments")}
 PACKAGES["kernel"] = [KERNEL]
 COUNTS = {"kernel": 60}                 # and a third as many for AVX2
-COUNT = 80
+COUNT = 60
 SEED = 15
 SECONDS = 30.0                          # of tests, for one mutant
 PROCESSORS = {"native": ["-march=native", "-mprefer-vector-width=512"],
