@@ -100,7 +100,7 @@ def _folder(given: Path | None, there: bool = True) -> Path:
 @contextlib.contextmanager
 def _no_empty_folders(out: Path, recipe: str) -> Iterator[None]:
     "Removes folders that were made in vain, as far as they are new and empty."
-    made = [folder for folder in (out / ".checkpoints", *(out / recipe / scale for scale in _SCALES), out / recipe, out) if not folder.exists()]
+    made = [folder for folder in (out / ".checkpoints", *(out / recipe / scale for scale in _SCALES), out / recipe, out, *out.parents) if not folder.exists()]
     try:
         yield
     finally:
