@@ -97,7 +97,8 @@ def test_the_error_bound_is_that_of_the_theorem():
     assert entropy_of_sum(x, z, step).error == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("law, low, high", [(exponential(), 0.0, 1.0), (exponential(), 0.0, 6.0), (normal(), -1.0, 9.0), (normal(), -9.0, 1.0), (laplace(), -2.0, 40.0), (student(6), -50.0, 0.5)],
+@pytest.mark.parametrize("law, low, high", [(exponential(), 0.0, 1.0), (exponential(), 0.0, 6.0),
+                                            (normal(), -1.0, 9.0), (normal(), -9.0, 1.0), (laplace(), -2.0, 40.0), (student(6), -50.0, 0.5)],
                          ids=["exponential", "exponential, little", "normal below", "normal above", "laplace below", "student above"])
 def test_what_lies_outside_of_the_window_is_in_the_bound(law, low, high):
     "Windows that cut off one side: the blur inside of them by quadrature is not above the bound, which exceeds it by the entropy that the outside can have."

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
-from normalnorm.theory.newton import mle_bracket, newton_lambda, nll_derivatives, nll_derivatives_at_one, standardized
+from normalnorm.theory.newton import Over, mle_bracket, newton_lambda, nll_derivatives, nll_derivatives_at_one, standardized
 from normalnorm.theory.power_transform import yeo_johnson_nll
 
 samples = arrays("float64", st.integers(2, 12), elements=st.floats(-100, 100)).map(torch.tensor)
@@ -107,3 +107,12 @@ def test_gradient_reaches_the_input_through_every_option():
 def test_bad_input(bad, error, words):
     with pytest.raises(error, match=words):
         bad()
+
+
+@pytest.mark.parametrize("dim, size", [(0, 3), (-1, 7), ((0, 2), 21), ((1, -1), 35), ((0, 1, 2), 105)])
+def test_size_of_a_unit_is_the_number_of_its_elements(dim, size):
+    "Also where another axis is empty; and the averages are over these elements."
+    unit = Over(dim)
+    x = torch.randn(3, 5, 7, dtype=torch.float64)
+    assert unit.size(x) == size == round((unit.sum(torch.ones_like(x)).max()).item())
+    torch.testing.assert_close(unit.sum(x), unit.mean(x) * size)

@@ -26,7 +26,7 @@ def _(divisors):
     for nu in (200, 1000):
         law = scipy.stats.t(nu)
         exact = 0.5 * math.log(2 * math.pi * math.e) + math.log(law.std()) - law.entropy()
-        assert abs((6 / (nu - 4)) ** 2 / divisors[1] / exact - 1) < 15 / nu
+        assert abs((6 / (nu - 4)) ** 2 / divisors[1] / exact - 1) < 7 / nu
 
 # %% ../../../nbs/141_analysis.negentropy.ipynb
 def from_gaps(mean_log):
