@@ -760,6 +760,7 @@ def test_augmentation_is_the_same_on_a_gpu(spec):
 @pytest.mark.parametrize("entry, message", [
     ("crops 4", "did you mean crop"), ("crop", "followed by 1 number"), ("crop -1", "not negative"), ("crop 2.5", "whole number"), ("flip x", "expected flip"),
     ("mixup 0", "expected mixup"), ("rotate nan", "expected rotate"), ("rotate 1 2", "expected rotate"), (["jitter"], "expected jitter"), (["either"], "not known"),
+    ("jitter 0.1 0.1 0.1", "expected jitter followed by 1 to 2 numbers"), ("flip 0.5 0.5", "expected flip followed by 0 to 1 number, "), ("randaugment 2 9 1", "0 to 2 numbers"),
     (["either", "crop x"], "expected crop"), ([], "not known"), (3, "not known"), ("", "not known"), ("centrecrop 0", "expected centrecrop")])
 def test_wrong_entries_are_refused(entry, message):
     with pytest.raises(ValueError, match=message):
@@ -864,6 +865,99 @@ def test_crops_come_from_every_place():
     padded = torch.nn.functional.pad(image, (2, 2, 2, 2), value=-1.0)
     every = {padded[0, 0, i:i + 5, j:j + 7].numpy().tobytes() for i in range(5) for j in range(5)}
     assert {crop.numpy().tobytes() for crop in crops[:, 0]} == every
+
+
+def test_resized_crops_show_their_rectangle_and_nothing_else():
+    """On images whose value is the row, and the column: a bilinear map of a linear function is exact, so pixel i of `size` is where the rectangle says,
+    top + (i + ½) height/size − ½, or at the edge of the image. The rectangles are those of the same seed. A cut-out resized by PyTorch says the same where pixels are not enlarged."""
+    h, w, size, count = 23, 31, 6, 400
+    rows, columns = torch.meshgrid(torch.arange(h, dtype=torch.float64), torch.arange(w, dtype=torch.float64), indexing="ij")
+    images = torch.stack([rows, columns, torch.rand(h, w, dtype=torch.float64)]).expand(count, 3, h, w)
+    torch.manual_seed(4)
+    boxes = aug.resized_crop_boxes(count, h, w)
+    torch.manual_seed(4)
+    crops, cut = aug.random_resized_crop(images, size), 0
+    for crop, (left, top, width, height) in zip(crops, boxes.long().tolist()):
+        middle = torch.arange(size, dtype=torch.float64) + 0.5
+        torch.testing.assert_close(crop[0], (top + middle * height / size - 0.5).clamp(0, h - 1)[:, None].expand(size, size), rtol=0, atol=1e-9)
+        torch.testing.assert_close(crop[1], (left + middle * width / size - 0.5).clamp(0, w - 1)[None].expand(size, size), rtol=0, atol=1e-9)
+        if min(width, height) >= size:
+            cut += 1
+            by_torch = torch.nn.functional.interpolate(images[:1, :, top:top + height, left:left + width], (size, size), mode="bilinear", align_corners=False)[0]
+            torch.testing.assert_close(crop, by_torch, rtol=0, atol=1e-9)
+    assert cut > 100 and boxes[:, 1].unique().numel() > 10
+
+
+@pytest.mark.parametrize("height, width", [(40, 3), (3, 40), (41, 4), (4, 41)])
+def test_where_no_rectangle_fits_the_middle_is_taken(height, width):
+    "All the area, in a ratio of sides that the image does not have: none of ten tries fits."
+    side, turned = min(height, width), height < width
+    expected = [(width - side) // 2, (height - side) // 2, side, side]
+    assert expected[not turned] in (18, 18 + (max(height, width) - side) % 2) and expected[turned] == 0
+    assert (aug.resized_crop_boxes(50, height, width, smallest=1.0) == torch.tensor(expected, dtype=torch.float64)).all()
+
+
+@pytest.mark.parametrize("height, width, size", [(9, 11, 5), (10, 10, 4), (28, 28, 24), (7, 20, 7), (12, 9, 2), (5, 5, 5), (8, 13, 3)])
+def test_the_middle_has_the_same_margin_on_both_sides(height, width, size):
+    "To a pixel where they cannot be the same; and where they can, kornia cuts the same."
+    kornia = pytest.importorskip("kornia")
+    x = torch.arange(float(height * width)).view(1, 1, height, width)
+    found = aug.centre_crop(x, size)
+    top, left = divmod(int(found[0, 0, 0, 0]), width)
+    assert torch.equal(found, x[:, :, top:top + size, left:left + size]) and found.shape == (1, 1, size, size)
+    assert abs(top - (height - size - top)) <= 1 and abs(left - (width - size - left)) <= 1
+    if (height - size) % 2 == (width - size) % 2 == 0:
+        torch.testing.assert_close(found, kornia.geometry.transform.center_crop(x, (size, size)))
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 9.0, 15.0, 30.0])
+def test_magnitudes_of_randaugment_are_thirtieths(magnitude, monkeypatch):
+    "As in the paper, which counts from 0 to 30: the operations get the share, with either sign, and `count` of them are done."
+    pytest.importorskip("kornia")
+    seen = []
+    monkeypatch.setattr(aug, "OPERATIONS", {name: lambda v, m: (seen.append(m), v)[1] for name in "abc"})
+    x = torch.rand(60, 3, 4, 5)
+    assert torch.equal(aug.rand_augment(x, 4, magnitude), x)
+    drawn = torch.cat(seen)
+    assert len(drawn) == 4 * 60 and torch.equal(drawn.abs(), torch.full_like(drawn, magnitude / 30)) and (magnitude == 0 or len(drawn.unique()) == 2)
+    seen.clear()
+    aug.rand_augment(x)
+    assert torch.equal(torch.cat(seen).abs(), torch.full((2 * 60,), 0.3))              # the defaults: twice, 9
+
+
+@pytest.mark.parametrize("entry, strength, hue", [("jitter 0.4", 0.4, 0.0), ("jitter 0.4 0.1", 0.4, 0.1), ("jitter 0.05 0.3", 0.05, 0.3)])
+def test_jitter_by_hand(entry, strength, hue):
+    "Brightness, contrast, saturation and hue written out, each with its own factor of the seed, in the seed's order."
+    kornia = pytest.importorskip("kornia")
+    x, y = _batch(torch.float64)
+    mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (COLOUR.mean, COLOUR.std))
+    torch.manual_seed(3)
+    found = aug.augmentation([entry], COLOUR)(x, y)[0]
+    torch.manual_seed(3)
+    v = x * std + mean
+    for which in torch.randperm(4 if hue else 3).tolist():
+        draw = (2 * torch.rand(len(x)) - 1).double()[:, None, None, None]
+        assert draw.abs().max() > 0.5
+        light = (0.299 * v[:, 0] + 0.587 * v[:, 1] + 0.114 * v[:, 2])[:, None]
+        if which == 0:
+            v = v * (1 + strength * draw)
+        elif which == 1:
+            average = light.mean((1, 2, 3), keepdim=True)
+            v = average + (1 + strength * draw) * (v - average)
+        elif which == 2:
+            v = light + (1 + strength * draw) * (v - light)
+        else:
+            v = kornia.enhance.adjust_hue(v, 2 * torch.pi * hue * draw[:, 0, 0, 0])
+        v = v.clamp(0, 1)
+    torch.testing.assert_close(found * std + mean, v, rtol=0, atol=2e-6)                  # the draws are float32 there
+
+
+@needs_datasets
+def test_text_comes_in_windows_of_the_length_that_the_small_models_read(tmp_path):
+    from normalnorm.experiments import models
+    length, = models.architecture("gpt").inputs
+    shapes = [tuple(part.shape) for pair in streams.text("lm1b", "train", 1, folder=_lm1b(tmp_path)) for part in pair]
+    assert len(shapes) > 2 and set(shapes) == {(1, length)} == {(1, 128)}
 
 
 def test_the_recipe_of_the_papers_is_understood():

@@ -181,6 +181,23 @@ def test_condition_1e12_in_float32(method, iterations):
 
 # the layers
 
+def test_defaults_are_those_of_the_papers_in_functions_and_layers():
+    "Groups of 16 channels (Huang et al. 2018), a noise factor of 0.4 (Eftekhari & Papyan 2025); by what comes out, on 20 channels."
+    x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) @ torch.randn(20, 20, generator=torch.Generator().manual_seed(1))
+
+    def out(function, **options):
+        torch.manual_seed(2)
+        return function(x, training=True, **options) if not isinstance(function, type) else function(20, **options)(x).detach()
+    plain, normal = out(decorrelated_batch_norm), out(decorrelated_batch_normal_norm)
+    assert torch.equal(plain, out(decorrelated_batch_norm, group_size=16)) and not torch.allclose(plain, out(decorrelated_batch_norm, group_size=17), atol=1e-3)
+    assert torch.equal(plain, out(decorrelated_batch_norm, eps=1e-5, momentum=0.1, method="eigh"))
+    assert torch.equal(normal, out(decorrelated_batch_normal_norm, group_size=16, noise=0.4, alpha=1.0, steps=1, safeguard=False, noise_kind="scaled"))
+    for other in ({"group_size": 17}, {"noise": 0.41}, {"noise": 0.0}, {"alpha": 0.0}):
+        assert not torch.allclose(normal, out(decorrelated_batch_normal_norm, **other), atol=1e-3), other
+    torch.testing.assert_close(out(DecorrelatedBatchNorm1d), plain)
+    torch.testing.assert_close(out(DecorrelatedBatchNormalNorm1d), normal)
+
+
 def test_groups_of_one_are_batch_norm_in_every_precision():
     torch.manual_seed(0)
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)):

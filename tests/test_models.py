@@ -260,6 +260,45 @@ def test_stems_divide_the_resolution(stem, divided):
         assert sizes == [((5, side, side), (4, side, side)), ((4, side, side), (6, side // 2, side // 2))]
 
 
+# Sides of what the normalizers see, in their order, without repetitions, for images of the side that stands first. He et al. 2016, Table 1 and §4.2; Xie et al. 2017, Table 1;
+# Zagoruyko & Komodakis 2016, Table 1; Tan & Le 2019, Table 1 (B0; B2 has the side of its publication, 260, and the same strides: halved five times, rounded up).
+RESOLUTIONS = {
+    **dict.fromkeys(["resnet18", "resnet34", "resnet50", "resnet101", "resnext50", "resnext101"], [224, 112, 56, 28, 14, 7]),
+    **dict.fromkeys(["resnet18_v2", "resnet34_v2", "resnet50_v2", "resnet101_v2", "resnext50_v2", "resnext101_v2"], [224, 56, 28, 14, 7]),
+    **dict.fromkeys([f"cifar_resnet{depth}{order}" for depth in (18, 34, 50, 101) for order in ("", "_v2")], [32, 32, 16, 8, 4]),
+    **dict.fromkeys([f"cifar_resnet{depth}{order}" for depth in (20, 32, 44, 56, 110) for order in ("", "_v2")], [32, 32, 16, 8]),
+    **dict.fromkeys([f"wrn{name}{kind}" for name in ("28-2", "28-10", "26-2", "26-10") for kind in ("", "_skipless")], [32, 32, 16, 8]),
+    **dict.fromkeys(["efficientnet_b0", "efficientnet_b0_grouped"], [224, 112, 56, 28, 14, 7]),
+    **dict.fromkeys(["efficientnet_b2", "efficientnet_b2_grouped"], [260, 130, 65, 33, 17, 9]),
+    "resnet9": [32, 32, 16, 8, 4], "small_resnet9": [28, 28, 14, 7, 3],
+    **dict.fromkeys(["small_resnet", "small_resnet_v2", "small_resnext", "small_wrn", "small_wrn_skipless"], [28, 14, 7, 4]), "small_efficientnet": [28, 14, 7, 4],
+}
+# Positions that attention sees: patches, and one more for the class where there is a token. Dosovitskiy et al. 2021: 224/16 = 14, 14² + 1.
+POSITIONS = {"vit_b16": (224, 197), "vit": (32, 65), "small_vit": (28, 49), "gpt2": (1024, 1024), "gpt": (128, 128), "rnn": (128, 128),
+             "mlp": (28, None), "small_mlp": (28, None), "mlp20": (28, None)}
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_sizes_and_strides_are_the_published(name):
+    "Numbers of parameters do not see them."
+    entry, sides = models.architecture(name), []
+    with torch.device("meta"):
+        model = models.build(name, norm=Probe)
+        model(torch.zeros(2, *entry.inputs, dtype=torch.int64 if len(entry.inputs) == 1 else torch.float32))
+    shapes = [shape for m in model.modules() if isinstance(m, Probe) for shape in m.shapes]
+    if name in POSITIONS:
+        size, positions = POSITIONS[name]
+        assert entry.inputs[-1] == size and (positions is None or {s[1] for s in shapes} <= {positions, 1})
+        assert positions is None or any(s[1] == positions for s in shapes) or name == "rnn"
+    else:
+        for shape in shapes:
+            assert shape[2] == shape[3]
+            if not sides or sides[-1] != shape[2]:
+                sides.append(shape[2])
+        assert [entry.inputs[-1], *dict.fromkeys(sides)] == RESOLUTIONS[name] and entry.inputs[-2] == entry.inputs[-1]
+    assert name in POSITIONS or name in RESOLUTIONS
+
+
 def test_channels_are_rounded_to_eights_and_lose_no_tenth():
     for channels in torch.linspace(1, 400, 3991).tolist():
         found = efficient.round_channels(channels)

@@ -32,6 +32,29 @@ def test_four_processes_one_of_them_empty_are_one():
     assert checked > 6 * len(CASES)
 
 
+@pytest.mark.parametrize("shape", [(11, 5), (4, 5, 7), (3, 5, 4, 3), (2, 5, 3, 2, 3)], ids=["(B, C)", "(B, C, L)", "(B, C, H, W)", "(B, C, D, H, W)"])
+@pytest.mark.parametrize("kind", [normalnorm.BatchNormalNorm2d, normalnorm.DecorrelatedBatchNorm2d, normalnorm.DecorrelatedBatchNormalNorm2d])
+def test_every_number_of_axes_through_the_exchange(kind, shape, tmp_path, monkeypatch):
+    "A group of one process that exchanges all the same: output, gradients and averages are those of the same batch with its positions in a row, by the layer for one process."
+    u, g = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    single = kind(5, dtype=torch.float64, **({} if kind is normalnorm.DecorrelatedBatchNorm2d else {"noise": 0.0}))
+    several = convert_sync(copy.deepcopy(single))
+    monkeypatch.setattr(type(several), "_exchanges", lambda self: True)
+    in_a_row = lambda x: x.transpose(0, 1).reshape(5, -1).T.reshape(-1, 5, 1, 1).contiguous()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        found = run(several, u, g)
+        for wrong in (u.reshape(5, -1)[:, 0], u.reshape(*shape, *(1,) * (6 - u.ndim))):
+            with pytest.raises(ValueError, match="batch, channels"):
+                several(wrong)
+    finally:
+        dist.destroy_process_group()
+    for mine, one in zip(found, run(single, in_a_row(u), in_a_row(g))):
+        torch.testing.assert_close(in_a_row(mine), one, rtol=1e-9, atol=1e-11)
+    for (name, mine), one in zip(several.named_buffers(), single.buffers()):
+        torch.testing.assert_close(mine, one, rtol=1e-9, atol=1e-11, msg=name)
+
+
 # --- what each of three processes does
 
 def skewed(rows, dtype=torch.float32):

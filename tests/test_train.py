@@ -569,6 +569,38 @@ def test_lines_and_bar_say_how_it_goes():
     assert "epoch 4/4, loss" in text and "12/12" in text and "examples/s" in text and "epoch 2/4  loss" in text
 
 
+def test_the_rate_of_a_continued_run_counts_what_this_process_did(monkeypatch):
+    "One step of 16 examples a second, from step 21 on: 16 examples/s. Neither the steps of the process before count, nor the first one here, whose time is not known."
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    from types import SimpleNamespace
+
+    from normalnorm.experiments import train as loop
+    clock, drawn = [100.0], io.StringIO()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    bar = Bar(file=drawn, interval=0.0)
+    for step in range(1, 6):
+        clock[0] += 1.0
+        bar.step(3, 4, step, 10, torch.tensor(2.0 * step), torch.tensor(8.0 * step), 16 * step)
+        assert step > 1 or "examples/s" not in drawn.getvalue()
+    text = drawn.getvalue()
+    assert "epoch 3/4, loss 2.0000, accuracy 50.00%, 16 examples/s" in text and "25/40" in text
+
+
+@pytest.mark.parametrize("number", ["EPERM", "ENOTSUP", "EMLINK"])
+def test_without_hard_links_a_row_that_is_there_stays(number, tmp_path, monkeypatch):
+    "Some network drives and exFAT know none."
+    import errno
+
+    def refused(*_):
+        raise OSError(getattr(errno, number), "no links here")
+    monkeypatch.setattr(os, "link", refused)
+    file = tmp_path / "row.json"
+    assert write_atomically(file, lambda out: out.write(b"first"), replace=False) is True and file.read_bytes() == b"first"
+    assert write_atomically(file, lambda out: out.write(b"second"), replace=False) is False and file.read_bytes() == b"first"
+    assert write_atomically(file, lambda out: out.write(b"third")) is True and file.read_bytes() == b"third"
+    assert [p.name for p in tmp_path.iterdir()] == ["row.json"]
+
+
 def test_leftovers_of_killed_writers_are_cleared(tmp_path):
     file = tmp_path / "c.pt"
     write_atomically(file, lambda out: out.write(b"whole"))

@@ -258,11 +258,13 @@ class Bar:
         done = (epoch - 1) * steps + step
         if self._bar is None:
             self._bar = self._tqdm(total=epochs * steps, initial=done - 1, unit="step", file=self.file, leave=False, dynamic_ncols=True)
-            self._start, self._first = time.perf_counter(), done - 1
+            self._start, self._first = time.perf_counter(), done          # the first step's own time is not known here
         if time.perf_counter() - self._looked >= self.interval or done == epochs * steps:
             self._looked = time.perf_counter()
-            rate = (done - self._first) * seen / step / (self._looked - self._start)
-            self._bar.set_postfix_str(f"epoch {epoch}/{epochs}, loss {total.item() / step:.4f}, accuracy {right.item() / seen:.2%}, {rate:.0f} examples/s", refresh=False)
+            spent, rate = self._looked - self._start, ""
+            if done > self._first and spent > 0:
+                rate = f", {(done - self._first) * seen / step / spent:.0f} examples/s"
+            self._bar.set_postfix_str(f"epoch {epoch}/{epochs}, loss {total.item() / step:.4f}, accuracy {right.item() / seen:.2%}{rate}", refresh=False)
             self._bar.n = done
             self._bar.refresh()
         if done == epochs * steps:

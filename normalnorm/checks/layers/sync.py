@@ -6,6 +6,7 @@ __chapter__ = "245_layers.sync"
 
 # %% ../../../nbs/245_layers.sync.ipynb
 import itertools
+import os
 import subprocess
 import sys
 import tempfile
@@ -63,12 +64,41 @@ def worker(rank, folder, shares, synchronized):
     dist.destroy_process_group()
 
 
+FORKS = """
+import os, signal, sys, traceback
+{imports}
+running = set()
+for call in {calls}:
+    pid = os.fork()
+    if pid:
+        running.add(pid)
+        continue
+    try:
+        exec(call)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+while running:
+    pid, status = os.wait()
+    running.discard(pid)
+    if status:                              # the others would wait for it
+        for other in running:
+            os.kill(other, signal.SIGKILL)
+        sys.exit("a process failed")
+"""
+
+
 def in_processes(count, call):
-    "What `count` processes save as `rank`.pt in their folder; `call`: code with {rank} and {folder} to fill in."
+    """What `count` processes save as `rank`.pt in their folder; `call`: an import, then code with {rank} and {folder} to fill in.
+    Importing takes longer than computing: one process does it, and forks the others, where the system can."""
+    imports = call.partition("; ")[0]
     with tempfile.TemporaryDirectory() as folder:
-        processes = [subprocess.Popen([sys.executable, "-c", call.format(rank=rank, folder=folder)]) for rank in range(count)]
+        calls = [call.format(rank=rank, folder=folder) for rank in range(count)]
+        programs = [FORKS.format(imports=imports, calls=calls)] if hasattr(os, "fork") else calls
+        processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
         try:
-            assert [process.wait(300) for process in processes] == [0] * count, "a process failed"
+            assert [process.wait(300) for process in processes] == [0] * len(processes), "a process failed"
         finally:
             for process in processes:
                 process.kill()
