@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <limits>
 #include <new>
-#include <vector>
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"          // GCC 12 gives this one about its own headers
@@ -14,19 +13,30 @@
 #include <immintrin.h>
 #endif
 
+#if defined(_OPENMP)
+extern "C" int omp_get_thread_num(void);            // not from omp.h, which a compiler can lack whose runtime is there
+#endif
+
 namespace {
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+// Which kernel this is: VL numbers a vector; TABLES of 32 numbers are looked up in registers; FUSED: a·b + c has an instruction
+#if defined(__AVX512F__)
+#define KERNEL_512                                  // needs the foundation of AVX-512 only
 constexpr int VL = 16;
-#elif defined(__AVX2__)
+constexpr bool TABLES = true;
+#else
+#if defined(__AVX2__)
+#define KERNEL_256
 constexpr int VL = 8;
 #else
 constexpr int VL = 4;
 #endif
-#if defined(__AVX512F__)
-constexpr bool PIECEWISE = true;                    // tables of 32 numbers are looked up in registers
+constexpr bool TABLES = false;
+#endif
+#if defined(KERNEL_512) || (defined(KERNEL_256) && defined(__FMA__)) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
+constexpr bool FUSED = true;
 #else
-constexpr bool PIECEWISE = false;
+constexpr bool FUSED = false;
 #endif
 typedef float V __attribute__((vector_size(4 * VL)));
 typedef int32_t I __attribute__((vector_size(4 * VL)));
@@ -40,7 +50,7 @@ inline void store(float* p, V v) { *(Unaligned*)p = v; }
 inline V set(float x) { return V{} + x; }
 
 inline V load_part(const float* p, int n, float fill) {        // the first n < VL values, then `fill`
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     return (V)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), p);
 #else
     V v = set(fill);
@@ -49,7 +59,7 @@ inline V load_part(const float* p, int n, float fill) {        // the first n < 
 #endif
 }
 inline void store_part(float* p, int n, V v) {
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
 #else
     for (int i = 0; i < n; i++) p[i] = v[i];
@@ -57,11 +67,11 @@ inline void store_part(float* p, int n, V v) {
 }
 inline V absolute(V x) { return (V)((I)x & 0x7fffffff); }
 inline V fma(V a, V b, V c) {                                   // a·b + c with one rounding, which the compiler may not simplify
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(KERNEL_256) && defined(__FMA__)
     return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__FP_FAST_FMAF)
+#elif defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
     V d;
     for (int i = 0; i < VL; i++) d[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return d;
@@ -72,15 +82,15 @@ inline V fma(V a, V b, V c) {                                   // a·b + c with
 #endif
 }
 inline V with_sign(V magnitude, V sign) {                       // magnitude ≥ 0
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     return (V)_mm512_ternarylogic_epi32((__m512i)magnitude, (__m512i)sign, _mm512_set1_epi32(0x7fffffff), 0xE4 /* mask ? a : b */);
 #else
     return (V)((I)magnitude | ((I)sign & (int32_t)0x80000000));
 #endif
 }
 inline bool any(I mask) {                                       // lanes of all zeros or all ones
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
-    return _mm512_movepi32_mask((__m512i)mask) != 0;
+#if defined(KERNEL_512)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #else
     bool found = false;
     for (int i = 0; i < VL; i++) found |= mask[i] != 0;
@@ -88,7 +98,7 @@ inline bool any(I mask) {                                       // lanes of all 
 #endif
 }
 inline V square_root(V x) {                                     // x ≥ 0, to 2 ulp
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     x = (V)_mm512_max_ps((__m512)x, _mm512_set1_ps(1e-36f));
     V y = (V)_mm512_rsqrt14_ps((__m512)x), root = x * y;
     return (root * y - 1.0f) * (root * -0.5f) + root;
@@ -99,16 +109,16 @@ inline V square_root(V x) {                                     // x ≥ 0, to 2
 #endif
 }
 inline V exponent(V x) {                                        // e of a normal x = 2^e m > 0, 1 ≤ m < 2
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     return (V)_mm512_maskz_getexp_ps(0xffff, (__m512)x);                          // like the plain one, of whose header GCC 12 warns
 #else
     return __builtin_convertvector(((I)x >> 23) - 127, V);
 #endif
 }
 inline V lookup(const float table[16], I index) {               // the last four bits of the index count
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     return (V)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, _mm512_load_ps(table));
-#elif defined(__AVX2__)
+#elif defined(KERNEL_256)
     __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(table), (__m256i)index), high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), (__m256i)index);
     return (V)_mm256_blendv_ps(low, high, (__m256)(index << 28));
 #else
@@ -118,7 +128,7 @@ inline V lookup(const float table[16], I index) {               // the last four
 #endif
 }
 inline double total(V x) {
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     return _mm512_reduce_add_ps((__m512)x);
 #else
     float s = 0;
@@ -130,7 +140,7 @@ inline double total(V x) {
 // Sums of `count` vectors, added to s
 inline void totals(const V* t, int count, double* s) {
     int m = 0;
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     for (; m + 4 <= count; m += 4) {                // four at a time: halves are added while they are brought together
         const __m512 *x = (const __m512*)(t + m);
         __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1])), b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
@@ -147,10 +157,10 @@ inline void totals(const V* t, int count, double* s) {
 struct V2 { V a, b; };
 struct I2 { I a, b; };
 #define BINARY(op)                                                                              \
-    inline V2 operator op(V2 x, V2 y) { return {x.a op y.a, x.b op y.b}; }                      \
-    inline V2 operator op(V2 x, V y) { return {x.a op y, x.b op y}; }                           \
-    inline V2 operator op(V2 x, float y) { return {x.a op y, x.b op y}; }                       \
-    inline V2 operator op(float x, V2 y) { return {x op y.a, x op y.b}; }
+    [[maybe_unused]] inline V2 operator op(V2 x, V2 y) { return {x.a op y.a, x.b op y.b}; }     \
+    [[maybe_unused]] inline V2 operator op(V2 x, V y) { return {x.a op y, x.b op y}; }          \
+    [[maybe_unused]] inline V2 operator op(V2 x, float y) { return {x.a op y, x.b op y}; }      \
+    [[maybe_unused]] inline V2 operator op(float x, V2 y) { return {x op y.a, x op y.b}; }
 BINARY(+) BINARY(-) BINARY(*) BINARY(/)
 #undef BINARY
 inline V2& operator+=(V2& x, V2 y) { return x = x + y; }
@@ -191,18 +201,25 @@ alignas(64) const float logarithms[16] = {
 
 // log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c + log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.042.
 // The sum of the first two terms is exact below 8. f has one rounding, and none where e = 0 and c = 1.
+template <class T>
+struct Log { T large, small; };      // their sum, which need not be a float
+
 template <bool PLUS_ONE, class T>
-inline T logarithm(T a) {
+inline Log<T> logarithm(T a) {
     T s = PLUS_ONE ? a * 1.02f + 1.02f : a * 1.02f;             // its leading bits say which c; because of the factor the interval of c = 1 extends to both sides of 1
     auto which = bits(s) >> 19;
     T scale = floats(bits(lookup(inverses, which)) - (bits(s) & 0x7f800000));           // 2^-e c
     T f = PLUS_ONE ? fma(a, scale, scale - 1.0f) : fma(a, scale, set(-1.0f));
     T p = f * -0.2406941801f + 0.3333307505f;
     p = p * f - 0.5000025034f;
-    return (exponent(s) * 0.69314718056f + lookup(logarithms, which)) + (f * f * p + f);
+    return {exponent(s) * 0.69314718056f + lookup(logarithms, which), f * f * p + f};
 }
 template <class T>
-inline T log1p_of(T a) { return logarithm<true>(a); }
+inline Log<T> log1p_in_parts(T a) { return logarithm<true>(a); }
+template <class T>
+inline T sum(Log<T> x) { return x.large + x.small; }
+template <class T>
+inline T log1p_of(T a) { return sum(log1p_in_parts(a)); }
 
 template <class T>
 struct Exp { T n, m; };              // exp(t) = 2^n (1+m), |t| ≤ 87; n comes with 1.5 · 2^23 added
@@ -210,14 +227,23 @@ struct Exp { T n, m; };              // exp(t) = 2^n (1+m), |t| ≤ 87; n comes 
 // t = η ell, with η/log 2 ≈ binary. What was rounded off, times 0.75 log 2, is `low`: it enters m = 2^r − 1, |r| ≤ ½, by its derivative 2^r log 2, and 2^r is taken to be
 // 0.75, about as where r < 0 < n. There 2^n − 1 and 2^n m have opposite signs and no error to spare.
 template <class T>
-inline Exp<T> exp_of(T binary, T low, T ell) {
-    T n = fma(binary, ell, set(12582912.0f));
-    T r = fma(binary, ell, 12582912.0f - n);                    // from the exact product
+inline Exp<T> exp_from_reduced(T n, T r, T rest) {
     T p = r * 0.0001525138359f + 0.001338921604f;
     p = p * r + 0.009618672542f;
     p = p * r + 0.05550363287f;
     p = p * r + 0.2402264774f;
-    return {n, fma(r, set(0.69314718056f), r * r * p + low * ell)};
+    return {n, fma(r, set(0.69314718056f), r * r * p + rest)};
+}
+template <class T>
+inline Exp<T> exp_of(T binary, T low, T ell) {
+    T n = fma(binary, ell, set(12582912.0f));
+    return exp_from_reduced(n, fma(binary, ell, 12582912.0f - n), low * ell);          // from the exact product
+}
+// The same for an ℓ in two parts: their sum would be rounded, and a large t = ηℓ would multiply that.
+template <class T>
+inline Exp<T> exp_of(T binary, T low, Log<T> parts) {
+    T ell = sum(parts), n = fma(binary, ell, set(12582912.0f));
+    return exp_from_reduced(n, fma(binary, parts.small, fma(binary, parts.large, 12582912.0f - n)), low * ell);
 }
 template <class T>
 inline T exp_from(Exp<T> x) {
@@ -265,19 +291,19 @@ struct Power {
     }
 };
 
-template <class T>
-inline T transform(T h, T ell, const V binary[2], const V low[2], const V inverse[2]) {     // ψ(h), given ℓ = log1p|h|
+template <class T, class L>
+inline T transform(T h, L ell, const V binary[2], const V low[2], const V inverse[2]) {     // ψ(h), given ℓ = log1p|h| in one part or in two
     auto left = negative(h);
     return expm1_from(exp_of(choose(left, binary), choose(left, low), ell), choose(left, inverse));
 }
-template <class T>
-inline T transform(T h, T ell, const Power& w) { return transform(h, ell, w.binary, w.low, w.inverse); }
+template <class T, class L>
+inline T transform(T h, L ell, const Power& w) { return transform(h, ell, w.binary, w.low, w.inverse); }
 
 // ---- noise: Philox 4×32-10 with the element's index divided by four as counter, then Box–Muller ----
 
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
 inline W multiply(W x, uint32_t m) { return (W)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(m)); }
-#elif defined(__AVX2__)
+#elif defined(KERNEL_256)
 inline W multiply(W x, uint32_t m) { return (W)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m)); }
 #else
 inline W multiply(W x, uint32_t m) { return (x & 0xffffffffull) * (uint64_t)m; }
@@ -292,7 +318,7 @@ struct Keys {                                       // of the ten rounds
 };
 
 inline W high(W product) {                          // the upper half of each lane brought to the lower one
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     return (W)_mm512_shuffle_epi32((__m512i)product, (_MM_PERM_ENUM)0xf5);        // not a shift, which would wait for the multiplications' port
 #else
     return product >> 32;
@@ -310,7 +336,7 @@ inline void rounds(Words& s, const Keys& keys) {
     }
 }
 inline U both(W even, W odd) {
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     return (U)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd, (_MM_PERM_ENUM)0xa0);         // odd numbers from the lower halves of `odd`
 #else
     return (U)((even & 0xffffffffull) | (odd << 32));
@@ -319,7 +345,7 @@ inline U both(W even, W odd) {
 
 inline void box_muller(U a, U b, V& first, V& second) {
     V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
-    V radius = square_root(logarithm<false>(u) * -2.0f);
+    V radius = square_root(sum(logarithm<false>(u)) * -2.0f);
     U turned = b + 0x20000000u;                     // its first two bits: the angle rounded to quarters of a turn
     V x = __builtin_convertvector((I)(b << 2), V) * (1.4629180792671596e-09f / 4);          // what is left, exact in integers; 2π 2^-32
     V y = x * x;
@@ -337,7 +363,7 @@ inline void box_muller(U a, U b, V& first, V& second) {
 }
 
 inline void interleave(V a, V b, V c, V d, float* z) {          // in each block of four lanes: a transpose
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     __m512 ab = _mm512_unpacklo_ps((__m512)a, (__m512)b), cd = _mm512_unpacklo_ps((__m512)c, (__m512)d);
     __m512 AB = _mm512_unpackhi_ps((__m512)a, (__m512)b), CD = _mm512_unpackhi_ps((__m512)c, (__m512)d);
     store(z, (V)_mm512_unpacklo_pd((__m512d)ab, (__m512d)cd));
@@ -428,7 +454,7 @@ void normals(uint64_t start, i64 count, const Keys& keys, float* z) {   // for e
 
 // ---- the transform as polynomials in pieces, for many elements of the same λ ----
 
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
 // ψ(h)/h on four pieces of each octave of 1+|h| < 16, on either side of 0: polynomials of degree 5 in 1+|h| − (middle of the piece), looked up in registers.
 constexpr int TERMS = 6, PIECES = 32;
 struct Pieces {
@@ -544,15 +570,26 @@ struct Job {
     double momentum;
 };
 
-struct Scratch {                                    // memory of a thread, kept between calls
+// What an exported function returns. All memory is asked for before anything is written, by the thread that calls; nothing here throws.
+enum { DONE, NO_MEMORY, NO_DATA };
+thread_local uint64_t refused = 0;                  // bytes that could not be had when NO_MEMORY was last returned
+
+// An address of 0 stands for a tensor that is not given, 1 for one whose memory has been freed
+inline bool freed(const void* p) { return (uintptr_t)p == 1; }
+template <class... P>
+inline bool any_freed(const P*... p) { return (... || freed(p)); }
+template <class... P>
+inline bool all_here(const P*... p) { return (... && ((uintptr_t)p > 1)); }
+
+struct Scratch {                                    // memory that the calling thread keeps between calls
     float* data = nullptr;
     size_t size = 0;
-    float* take(size_t n) {
+    float* take(size_t n) {                         // null where it cannot be had
         if (n > size) {
             std::free(data);
             size = (n + 1023) / 1024 * 1024;
             data = (float*)std::aligned_alloc(64, 4 * size);
-            if (!data) size = 0;
+            if (!data) refused = 4 * size, size = 0;
         }
         return data;
     }
@@ -560,6 +597,27 @@ struct Scratch {                                    // memory of a thread, kept 
     ~Scratch() { std::free(data); }
 };
 thread_local Scratch scratch, all_sums[2], given_memory[2];
+
+// Memory of `room` floats for each thread that takes one of `pieces` pieces of work, or of fewer threads where there are fewer pieces
+struct Shares {
+    float* memory;
+    size_t room;
+    bool by_number;
+    int taken = 0;
+    Shares(i64 room_, i64 threads, i64 pieces) : room((size_t)(room_ / 16 + 1) * 16), by_number(pieces >= threads) { memory = scratch.take(room * (by_number ? threads : pieces)); }
+    float* mine() {                                 // asked for once by a thread, before its first piece
+        int number = 0;
+#if defined(_OPENMP)
+        if (by_number) {
+            number = omp_get_thread_num();
+        } else {
+#pragma omp atomic capture
+            number = taken++;
+        }
+#endif
+        return memory + room * number;
+    }
+};
 
 // f(position, lanes, type): two vectors at a time, then one, then a part of one
 template <class F>
@@ -696,7 +754,7 @@ struct NoiseOf {                                    // a unit's noise, for one s
         const i64 run = job.columns ? job.run : job.length, stride = job.columns ? job.columns * job.run : job.stride;
         if (from != at) {
             const uint64_t start = w.index_of(from);
-            if ((run | (run < w.n ? stride : 0) | from | (i64)start) & 3) {         // quadruples of numbers that extend over two runs
+            if ((run | from | (i64)start) & 3) {    // quadruples of numbers that extend over two runs; a stride is a multiple of the run
                 while (count > 0) {
                     const i64 left = run - from % run, m = left < count ? left : count;
                     normals(w.index_of(from), m, keys, z);
@@ -775,8 +833,18 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
     }
     s[7] -= (VL - w.n % VL) % VL;
     for (int m = 0; m < 15; m++) (&result.log)[m] = s[m] / w.n;
-    result.largest = 0;
-    for (int l = 0; l < VL; l++) result.largest = std::fmax(result.largest, ((V)most)[l]);
+    // Of the bits, which are ordered as the numbers are, NaN above all. By way of memory: a reduction by fmax ends GCC 12 for ARM with an internal error.
+    alignas(64) float lanes_of[VL];
+    store(lanes_of, (V)most);
+    int32_t highest = 0;
+    for (int l = 0; l < VL; l++) {
+        int32_t word;
+        std::memcpy(&word, lanes_of + l, 4);
+        if (word > highest) highest = word;
+    }
+    float found;
+    std::memcpy(&found, &highest, 4);
+    result.largest = found;
 }
 
 // λ̂, and for the backward pass the numbers in `kept`
@@ -854,7 +922,7 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
             f(h_at);
         } else if (ell_of) {
             f([&](i64 j, int n, auto T) { return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power); });
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
         } else if (w.largest < 15 && Pieces::apply(power)) {
             Pieces pieces;
             pieces.set(power, 1);
@@ -862,7 +930,7 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
             f([&](i64 j, int n, auto T) { auto h = h_at(j, n, T); return table(h, absolute(h) + 1.0f, V{}); });
 #endif
         } else {
-            f([&](i64 j, int n, auto T) { auto h = h_at(j, n, T); return transform(h, log1p_of(absolute(h)), power); });
+            f([&](i64 j, int n, auto T) { auto h = h_at(j, n, T); return transform(h, log1p_in_parts(absolute(h)), power); });
         }
     };
     if (job.noise == 0) {
@@ -1125,7 +1193,7 @@ constexpr i64 MOST = 64;
 i64 group_of(const Job& job) { return job.run == 1 && job.length <= 8192 ? MOST : 16; }
 i64 pitch_of(i64 n) { return (n + VL - 1) / VL * VL + VL; }     // not a power of two, which would fill a few sets of the cache only
 
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
 inline void transpose(__m512 r[16]) {
     __m512 t[16];
     for (int i = 0; i < 16; i += 2) t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
@@ -1147,7 +1215,7 @@ inline void transpose(__m512 r[16]) {
 #endif
 // Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back; up to VL − 1 elements after a column may be overwritten.
 void to_columns(const float* from, i64 stride, i64 rows, i64 count, float* to, i64 pitch) {
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     for (i64 row = 0; row < rows; row += 16)
         for (i64 c = 0; c < count; c += 16) {
             const int m = rows - row < 16 ? (int)(rows - row) : 16, n = count - c < 16 ? (int)(count - c) : 16;
@@ -1166,7 +1234,7 @@ void to_columns(const float* from, i64 stride, i64 rows, i64 count, float* to, i
 #endif
 }
 void to_rows(const float* from, i64 pitch, i64 rows, i64 count, float* to, i64 stride) {
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
     for (i64 row = 0; row < rows; row += 16)
         for (i64 c = 0; c < count; c += 16) {
             const int m = rows - row < 16 ? (int)(rows - row) : 16, n = count - c < 16 ? (int)(count - c) : 16;
@@ -1202,14 +1270,25 @@ i64 padded(i64 n) { return (n + 2 * VL - 1) / VL * VL; }
 
 constexpr i64 LARGE = 4096;                         // units of which it pays to make a table
 
+// Floats of scratch memory that the pieces below need, for at most `count` units
+i64 forward_room(const Job& job, i64 count) {
+    const i64 n = job.segments * job.length, room = padded(n);
+    if (job.columns) return (job.noise != 0 && job.run == 1 ? 2 : 1) * count * pitch_of(n) + room;
+    return job.segments == 1 ? (n < LARGE ? room : 0) : 2 * room;
+}
+i64 backward_room(const Job& job, i64 count) {
+    const i64 n = job.segments * job.length, room = padded(n);
+    if (job.columns) return (job.noise != 0 && job.run == 1 ? 3 : 2) * count * pitch_of(n) + room;
+    return (job.segments == 1 ? 4 : 3) * room;
+}
+
 // All units that thread-independent piece `piece` holds
-void forward_piece(const Job& job, i64 first, i64 last) {
+void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
     const i64 n = job.segments * job.length, room = padded(n);
     if (job.columns) {
         const i64 count = last - first;
         const bool noisy = job.noise != 0 && job.run == 1;
         const i64 pitch = pitch_of(n), all = count * pitch;
-        float* memory = scratch.take((noisy ? 2 : 1) * all + room);
         float *u = memory, *ell = memory + all, *noise = ell + room;
         to_columns(job.u + first, job.columns, n, count, u, pitch);
         if (noisy) noise_of_columns(job, first, count, n, noise);
@@ -1224,7 +1303,7 @@ void forward_piece(const Job& job, i64 first, i64 last) {
         return;
     }
     if (job.segments == 1) {                        // the moments of the next unit are computed while results of this one are waited for
-        float* ell = n < LARGE ? scratch.take(room) : nullptr;
+        float* ell = n < LARGE ? memory : nullptr;
         Unit w(job, first);
         w.moments(job.u + start_of(job, first), nullptr);
         for (i64 i = first; i < last; i++) {
@@ -1239,7 +1318,7 @@ void forward_piece(const Job& job, i64 first, i64 last) {
         return;
     }
     const bool brief = job.length < SHORT;
-    float *memory = scratch.take(2 * room), *u = memory + room;
+    float* u = memory + room;
     for (i64 i = first; i < last; i++) {
         const i64 start = start_of(job, i), next = i + 1 < last ? i + 1 : i + job.threads * (last - first);       // a guess, where other threads take pieces too
         Unit w(job, i);
@@ -1251,13 +1330,12 @@ void forward_piece(const Job& job, i64 first, i64 last) {
     }
 }
 
-void backward_piece(const Job& job, i64 first, i64 last, Weights weights) {
+void backward_piece(const Job& job, i64 first, i64 last, Weights weights, float* memory) {
     const i64 n = job.segments * job.length, room = padded(n);
     if (job.columns) {
         const i64 count = last - first;
         const bool noisy = job.noise != 0 && job.run == 1;
         const i64 pitch = pitch_of(n), all = count * pitch;
-        float* memory = scratch.take((noisy ? 3 : 2) * all + room);
         float *u = memory, *g = u + all, *ell = g + all, *noise = ell + room;
         to_columns(job.u + first, job.columns, n, count, u, pitch), to_columns(job.grad + first, job.columns, n, count, g, pitch);
         if (noisy) noise_of_columns(job, first, count, n, noise);
@@ -1271,7 +1349,6 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights) {
         return;
     }
     if (job.segments == 1) {                        // the first visit to the next unit begins before the second visit to this one
-        float* memory = scratch.take(4 * room);
         auto visit = [&](const Unit& w, i64 i) {
             const i64 start = start_of(job, i);
             float* k = memory + (i & 1) * 2 * room;
@@ -1295,7 +1372,7 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights) {
         return;
     }
     const bool brief = job.length < SHORT;
-    float *k = scratch.take(3 * room), *of = k + room, *ell = of + room;
+    float *k = memory, *of = k + room, *ell = of + room;
     for (i64 i = first; i < last; i++) {
         const i64 start = start_of(job, i), next = i + 1 < last ? i + 1 : i + job.threads * (last - first);
         Unit w = known_unit(job, i, nullptr);
@@ -1316,31 +1393,51 @@ i64 piece_size(const Job& job) {
     return size < enough ? enough : size > 512 ? 512 : size;
 }
 
-// f(piece, first unit, last unit) by all threads. Rows of memory are shared out in order, as PyTorch's operations before and after do, whose data are then in the cache
+// f(piece, first unit, last unit, scratch memory of room(units of a piece)) by all threads; false, and nothing done, where there is no such memory. Rows of memory are shared out in order, as PyTorch's operations before and after do, whose data are then in the cache
 // of the same core.
 template <class F>
-void each_piece(const Job& job, F f) {
+bool each_piece(const Job& job, i64 room(const Job&, i64), F f) {
     const i64 size = piece_size(job), pieces = (job.units + size - 1) / size;
-    auto piece = [&](i64 p) { f(p, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units); };
-    if (job.segments == 1 && !job.columns) {
-#pragma omp parallel for num_threads((int)job.threads) schedule(static)
-        for (i64 p = 0; p < pieces; p++) piece(p);
-    } else {
-#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
-        for (i64 p = 0; p < pieces; p++) piece(p);
+    Shares shares(room(job, size < job.units ? size : job.units), job.threads, pieces);
+    if (!shares.memory) return false;
+    auto piece = [&](i64 p, float*& memory) {
+        if (!memory) memory = shares.mine();
+        f(p, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units, memory);
+    };
+    const bool in_order = job.segments == 1 && !job.columns;
+#pragma omp parallel num_threads((int)job.threads)
+    {
+        float* memory = nullptr;
+        if (in_order) {
+#pragma omp for schedule(static) nowait
+            for (i64 p = 0; p < pieces; p++) piece(p, memory);
+        } else {
+#pragma omp for schedule(dynamic, 1) nowait
+            for (i64 p = 0; p < pieces; p++) piece(p, memory);
+        }
     }
+    return true;
 }
 
 struct Channel {                                    // given statistics of a channel
     float center, rate, far, weight, bias;          // `far`: where |h| could overflow exp_of, or log1p_of
+    bool transform, table;                          // λ = 1 is a transform, too; whether coefficients times the weight can be represented
     Power power;
+    Channel() : power(1) {}
     Channel(const Job& job, i64 c) : weight(job.weight ? job.weight[c] : 1), bias(job.bias ? job.bias[c] : 0), power(job.transform ? job.lmbda[c] : 1, true) {
         Unit w(job, c);
         w.var = job.var[c], center = job.mean[c];
         w.set_rates();
         rate = std::isnan(w.var) ? NAN : (float)w.rate;
+        transform = job.transform;
+        table = weight == 0 || (std::fabs(weight) > 1e-20f && std::fabs(weight) < 1e20f);
         double eta = std::fmax(power.most, 2);
         far = power.identity ? std::numeric_limits<float>::infinity() : eta < 1000 ? (float)std::fmin(std::expm1(80 / eta), 2800) : 0;
+    }
+    // ψ'(h), as the definition has it: 0 where the value was moved; for an infinite h the limit, and NaN for λ = 1, where that is ∞ / ∞
+    double slope(double h) const {
+        const double l = power.lmbda, eta = h < 0 ? 2 - l : l, ell = std::log1p(std::fabs(h));
+        return eta > 1 && std::isfinite(h) && eta * ell > TOP ? 0 : std::exp((eta - 1) * ell);
     }
     float slowly(float u) const { return (float)slow_power((u - center) * rate, power.lmbda) * weight + bias; }
 };
@@ -1349,16 +1446,16 @@ struct Channel {                                    // given statistics of a cha
 void given_gradient(const Channel& channel, const float* u, const float* grad, float* out, i64 length, double& of_weight, double& of_bias) {
     const Channel c = channel;
     const V center = set(c.center), rate = set(c.rate), factor = set(c.rate * c.weight);
-    const I far = (I)set(c.far);
+    const I far = (I)set(c.far);                    // infinite for λ = 1
     for (i64 b = 0; b < length; b += BLOCK) {
         const i64 end = b + BLOCK < length ? b + BLOCK : length;
         V s_weight{}, s_bias{};
         I most{};
         each(b, end, [&](i64 j, int n, auto T) {
-            auto g = get(grad, j, n, 0, T), h = (get(u, j, n, c.center, T) - center) * rate, x = h, slope = T + factor;
+            auto g = get(grad, j, n, 0, T), h = (get(u, j, n, c.center, T) - center) * rate, a = absolute(h), x = h, slope = T + factor;
+            if (c.transform) largest(most, a);
             if (!c.power.identity) {
-                auto a = absolute(h), ell = log1p_of(a);
-                largest(most, a);
+                auto ell = log1p_in_parts(a);
                 auto left = negative(h);
                 auto e = exp_of(choose(left, c.power.binary), choose(left, c.power.low), ell);
                 x = expm1_from(e, choose(left, c.power.inverse));
@@ -1368,14 +1465,14 @@ void given_gradient(const Channel& channel, const float* u, const float* grad, f
             add(s_weight, g, x), add(s_bias, g);
         });
         of_bias += total(s_bias);
-        if (c.power.identity || !any(most >= far)) {
+        if (!any(most >= far)) {
             of_weight += total(s_weight);
             continue;
         }
         for (i64 j = b; j < end; j++) {
-            const double h = (u[j] - c.center) * c.rate, l = c.power.lmbda, eta = h < 0 ? 2 - l : l, ell = std::log1p(std::fabs(h));
-            out[j] = eta > 1 && eta * ell > TOP ? 0 : (float)(grad[j] * std::exp((eta - 1) * ell) * c.rate * c.weight);
-            of_weight += grad[j] * slow_power(h, l);
+            const double h = (u[j] - c.center) * c.rate;
+            out[j] = (float)(grad[j] * c.slope(h) * c.rate * c.weight);
+            of_weight += grad[j] * slow_power(h, c.power.lmbda);
         }
     }
 }
@@ -1394,14 +1491,14 @@ void evaluate_run(const Channel& channel, const float* u, float* out, i64 length
         each(b, end, [&](i64 j, int n, auto T) {
             auto h = (get(u, j, n, c.center, T) - center) * rate, a = absolute(h);
             largest(most, a);
-            put(out, j, n, transform(h, log1p_of(a), c.power) * weight + bias);
+            put(out, j, n, transform(h, log1p_in_parts(a), c.power) * weight + bias);
         });
         if (any(most >= far))
             for (i64 j = b; j < end; j++) out[j] = c.slowly(u[j]);
     }
 }
 
-#if defined(__AVX512F__)
+#if defined(KERNEL_512)
 void evaluate_by_pieces(const Channel& channel, const Pieces& pieces, const float* u, float* out, i64 length) {
     const Lookup table(pieces);
     const V bias = set(channel.bias), center = set(channel.center), rate = set(channel.rate);
@@ -1429,13 +1526,15 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last)
             for (int side = 0; side < 2; side++) power.binary[side][k] = c.power.binary[side][0], power.low[side][k] = c.power.low[side][0], power.inverse[side][k] = c.power.inverse[side][0];
         }
         bool identity = true;
-        for (int k = 0; k < n; k++) identity &= channels[b + k].power.identity;
+        I same{};                                   // channels of λ = 1 keep their values exactly, whatever their neighbours' λ
+        for (int k = 0; k < n; k++) identity &= channels[b + k].power.identity, same[k] = -channels[b + k].power.identity;
         for (i64 row = first; row < last; row++) {
             i64 at = row * job.columns + b;
             V h = (get(job.u, at, n, 0, V{}) - center) * rate, x = h;
             if (!identity) {
                 V a = absolute(h);
-                x = transform(h, log1p_of(a), power);
+                x = transform(h, log1p_in_parts(a), power);
+                x = same ? h : x;
                 if (any(~(a < far))) {
                     for (int k = 0; k < n; k++) job.out[at + k] = channels[b + k].slowly(job.u[at + k]);
                     continue;
@@ -1446,20 +1545,18 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last)
     }
 }
 
-#if defined(__AVX512F__)
+// A few channels at a time in each image, so that their tables stay in the cache. Threads share out the images in order, as PyTorch's operations before and
+// after do, whose data are then in the cache of the same core; if there is too little, they share out the channels. False where there is no memory for the tables.
+#if defined(KERNEL_512)
 inline void evaluate_channel(const Channel& channel, const Pieces& pieces, const float* u, float* out, i64 length) {
-    if (Pieces::apply(channel.power)) evaluate_by_pieces(channel, pieces, u, out, length);
+    if (channel.table && Pieces::apply(channel.power)) evaluate_by_pieces(channel, pieces, u, out, length);
     else evaluate_run(channel, u, out, length);
 }
-#endif
-
-// A few channels at a time in each image, so that their tables stay in the cache. Threads share out the images in order, as PyTorch's operations before and
-// after do, whose data are then in the cache of the same core; if there is too little, they share out the channels.
-void evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
-#if defined(__AVX512F__)
+bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
     const i64 count = job.weight_period, length = job.length, size = 16, groups = (count + size - 1) / size;
     const i64 slices = images * length < 512 * job.threads ? 1 : images < job.threads ? images : job.threads;
     Pieces* const tables = (Pieces*)given_memory[1].take(count * sizeof(Pieces) / 4);
+    if (!tables) return false;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
     for (i64 c = 0; c < count; c++) tables[c].set(channels[c].power, channels[c].weight);
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
@@ -1482,17 +1579,29 @@ void evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
             }
         }
     }
-#endif
+    return true;
 }
+#else                                               // never called where TABLES is false
+bool evaluate_in_groups(const Job&, const Channel*, i64) { return false; }
+#endif
 
 }  // namespace
 
 extern "C" {
 
-void normalnorm_forward(const Job* job_) {
+// Vectors of how many numbers, + 32 if a·b + c is one operation, + 64 if tables are looked up
+int normalnorm_path() { return VL + 32 * FUSED + 64 * TABLES; }
+
+uint64_t normalnorm_refused() { return refused; }
+
+int normalnorm_forward(const Job* job_) {
     const Job& job = *job_;
+    if (!all_here(job.u, job.out) || any_freed(job.weight, job.bias, job.running_mean, job.running_var, job.running_lambda)) return NO_DATA;
+    if (job.given || job.mean ? !all_here(job.mean, job.var) : false) return NO_DATA;
+    if (job.given ? job.transform && !all_here(job.lmbda) : job.mean && !all_here(job.lmbda, job.kept)) return NO_DATA;
     if (job.given) {
         Channel* const channels = (Channel*)given_memory[0].take(job.weight_period * sizeof(Channel) / 4);
+        if (!channels) return NO_MEMORY;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static) if (job.weight_period > 64)
         for (i64 c = 0; c < job.weight_period; c++) new (channels + c) Channel(job, c);
         const i64 images = job.units / job.weight_period;
@@ -1500,31 +1609,35 @@ void normalnorm_forward(const Job* job_) {
             const i64 rows = job.units, step = 16384 / job.columns + 1, pieces = (rows + step - 1) / step;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
             for (i64 p = 0; p < pieces; p++) evaluate_rows(job, channels, p * step, (p + 1) * step < rows ? (p + 1) * step : rows);
-        } else if (PIECEWISE && images * job.length >= 512) {
-            evaluate_in_groups(job, channels, images);
+        } else if (TABLES && images * job.length >= 512) {
+            return evaluate_in_groups(job, channels, images) ? DONE : NO_MEMORY;
         } else {
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
             for (i64 i = 0; i < job.units; i++) evaluate_run(channels[i % job.weight_period], job.u + i * job.length, job.out + i * job.length, job.length);
         }
-        return;
+        return DONE;
     }
-    each_piece(job, [&](i64, i64 first, i64 last) { forward_piece(job, first, last); });
+    return each_piece(job, forward_room, [&](i64, i64 first, i64 last, float* memory) { forward_piece(job, first, last, memory); }) ? DONE : NO_MEMORY;
 }
 
-void normalnorm_backward(const Job* job_) {
+int normalnorm_backward(const Job* job_) {
     const Job& job = *job_;
-    if (job.weights >= 0) {
-        each_piece(job, [&](i64, i64 first, i64 last) { backward_piece(job, first, last, {job.weight_grad, job.bias_grad}); });
-        return;
-    }
+    if (!all_here(job.u, job.grad, job.out, job.mean, job.var, job.lmbda, job.kept) || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad)) return NO_DATA;
+    if (job.weights >= 0)
+        return each_piece(job, backward_room, [&](i64, i64 first, i64 last, float* memory) { backward_piece(job, first, last, {job.weight_grad, job.bias_grad}, memory); }) ? DONE : NO_MEMORY;
     // One weight an element: each piece has sums of its own
     const i64 n = job.segments * job.length, size = piece_size(job), pieces = (job.units + size - 1) / size;
     float* sums[2];
-    for (int which = 0; which < 2; which++) sums[which] = (which ? job.bias_grad : job.weight_grad) ? all_sums[which].take(pieces * n) : nullptr;
-    each_piece(job, [&](i64 p, i64 first, i64 last) {
+    for (int which = 0; which < 2; which++) {
+        const bool wanted = which ? job.bias_grad : job.weight_grad;
+        sums[which] = wanted ? all_sums[which].take(pieces * n) : nullptr;
+        if (wanted && !sums[which]) return NO_MEMORY;
+    }
+    const bool done = each_piece(job, backward_room, [&](i64 p, i64 first, i64 last, float* memory) {
         for (float* of : sums) if (of) std::memset(of + p * n, 0, 4 * n);
-        backward_piece(job, first, last, {sums[0] ? sums[0] + p * n : nullptr, sums[1] ? sums[1] + p * n : nullptr});
+        backward_piece(job, first, last, {sums[0] ? sums[0] + p * n : nullptr, sums[1] ? sums[1] + p * n : nullptr}, memory);
     });
+    if (!done) return NO_MEMORY;
     for (int which = 0; which < 2; which++) {
         float* const to = which ? job.bias_grad : job.weight_grad;
         for (i64 b = 0; to && b < n; b += BLOCK) {
@@ -1536,11 +1649,13 @@ void normalnorm_backward(const Job* job_) {
         }
         if (pieces * n > (1 << 20)) all_sums[which].release();
     }
+    return DONE;
 }
 
 // Gradients for given statistics; `columns`: with the channels along the rows of a matrix of `units` rows
-void normalnorm_given_backward(const Job* job_) {
+int normalnorm_given_backward(const Job* job_) {
     const Job& job = *job_;
+    if (!all_here(job.u, job.grad, job.out, job.mean, job.var) || (job.transform && !all_here(job.lmbda)) || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad)) return NO_DATA;
     const i64 count = job.weight_period, images = job.units / count;
     if (!job.columns) {
 #pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
@@ -1554,16 +1669,17 @@ void normalnorm_given_backward(const Job* job_) {
             if (job.weight_grad) job.weight_grad[c] = (float)of_weight;
             if (job.bias_grad) job.bias_grad[c] = (float)of_bias;
         }
-        return;
+        return DONE;
     }
     constexpr i64 rows = 128, size = 16;
     const i64 pitch = pitch_of(rows);
-#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
-    for (i64 first = 0; first < count; first += size) {
+    Shares shares(3 * size * pitch, job.threads, (count + size - 1) / size);
+    if (!shares.memory) return NO_MEMORY;
+    auto group = [&](i64 first, float* memory) {
         const i64 n = count - first < size ? count - first : size;
-        float *u = scratch.take(3 * size * pitch), *grad = u + size * pitch, *out = grad + size * pitch;
-        std::vector<Channel> channels;
-        for (i64 c = 0; c < n; c++) channels.emplace_back(job, first + c);
+        float *u = memory, *grad = u + size * pitch, *out = grad + size * pitch;
+        Channel channels[size];
+        for (i64 c = 0; c < n; c++) channels[c] = Channel(job, first + c);
         double of_weight[size] = {}, of_bias[size] = {};
         for (i64 row = 0; row < job.units; row += rows) {
             const i64 here = job.units - row < rows ? job.units - row : rows, at = row * count + first;
@@ -1575,10 +1691,24 @@ void normalnorm_given_backward(const Job* job_) {
             if (job.weight_grad) job.weight_grad[first + c] = (float)of_weight[c];
             if (job.bias_grad) job.bias_grad[first + c] = (float)of_bias[c];
         }
+    };
+#pragma omp parallel num_threads((int)job.threads)
+    {
+        float* memory = nullptr;
+#pragma omp for schedule(dynamic, 1) nowait
+        for (i64 first = 0; first < count; first += size) {
+            if (!memory) memory = shares.mine();
+            group(first, memory);
+        }
     }
+    return DONE;
 }
 
-void normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) { normals(start, count, Keys(key), z); }
+int normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) {
+    if (!all_here(z)) return NO_DATA;
+    normals(start, count, Keys(key), z);
+    return DONE;
+}
 
 const char* normalnorm_instructions() {                         // what this file was compiled for, for the record
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
@@ -1730,13 +1860,16 @@ void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
 
 extern "C" {
 
-void normalnorm_proxy_forward(const ProxyJob* job_) {
+int normalnorm_proxy_forward(const ProxyJob* job_) {
     const ProxyJob& job = *job_;
+    if (!all_here(job.weight, job.bias, job.nodes, job.mean, job.var) || any_freed(job.shift, job.scale, job.jacobian)) return NO_DATA;
     const i64 room = (job.count + VL - 1) / VL * VL, wanted = 1 + job.channels * job.count / 16384;
     const int threads = (int)(wanted < job.threads ? wanted : job.threads);
+    Shares shares(2 * room, threads, threads);
+    if (!shares.memory) return NO_MEMORY;
 #pragma omp parallel num_threads(threads)
     {
-        float *values = scratch.take(2 * room), *slopes = values + room;
+        float *values = shares.mine(), *slopes = values + room;
 #pragma omp for schedule(static)
         for (i64 c = 0; c < job.channels; c++) {
             switch (job.kind) {
@@ -1748,11 +1881,13 @@ void normalnorm_proxy_forward(const ProxyJob* job_) {
             }
         }
     }
+    return DONE;
 }
 
 // From the derivatives in m and t, which the forward pass has kept
-void normalnorm_proxy_backward(const ProxyJob* job_) {
+int normalnorm_proxy_backward(const ProxyJob* job_) {
     const ProxyJob& job = *job_;
+    if (!all_here(job.weight, job.jacobian, job.of_mean, job.of_var) || any_freed(job.shift, job.scale, job.of_weight, job.of_bias, job.of_shift, job.of_scale)) return NO_DATA;
     for (i64 c = 0; c < job.channels; c++) {
         const float *kept = job.jacobian + 4 * c, weight = job.weight[c], of_mean = job.of_mean[c], of_var = job.of_var[c];
         const float of_m = of_mean * kept[0] + of_var * kept[2], of_t = of_mean * kept[1] + of_var * kept[3];
@@ -1761,5 +1896,6 @@ void normalnorm_proxy_backward(const ProxyJob* job_) {
         if (job.of_shift) job.of_shift[c] = of_m * weight;
         if (job.of_scale) job.of_scale[c] = of_t * weight;
     }
+    return DONE;
 }
 }
