@@ -142,7 +142,8 @@ def test_more_than_two_to_the_31_elements():
         pytest.skip("17 GB of addresses are not to be had")
     small = native.prepare(torch.empty(2, 64), (1,), None, None, Settings(noise=0.4))
     plan = native.Plan(2, 2, 0, 2**31, 1, 64, 0)
-    call = small._replace(plan=plan, saved=((u.shape, torch.float32, 4 * u.numel()), *small.saved[1:]), fixed=small.fixed.replace(native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)], native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
+    small = small._replace(saved=((u.shape, torch.float32, 4 * u.numel()), *small.saved[1:]))
+    call = small._replace(plan=plan, fixed=small.fixed.replace(native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)], native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
     torch.manual_seed(0)
     for x in (u, grad):
         x.view(-1)[:64], x.view(-1)[2**31:] = torch.randn(2, 64).exp()
@@ -462,7 +463,7 @@ def test_random_layers(monkeypatch):
 
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
 def test_running_averages(momentum):
-    "Moved by the kernel: a channel that is not finite stays as it was, all three averages of it; the third batch counts as much as the first without a momentum."
+    "Moved by the kernel: a channel that is not finite stays as it was, all three averages of it; without a momentum, where all channels share one number of batches, all do."
     layers = [normalnorm.BatchNormalNorm2d(4, momentum=momentum, noise=0.0) for _ in range(2)]
     for batch in range(3):
         torch.manual_seed(batch)
@@ -474,7 +475,8 @@ def test_running_averages(momentum):
     for name in ("running_mean", "running_var", "running_lambda"):
         mine, reference = (getattr(layer, name) for layer in layers)
         torch.testing.assert_close(mine, reference, rtol=2e-6, atol=1e-7)
-        assert mine[1] == mine[2] == (0 if name == "running_mean" else 1) and (momentum == 0 or mine[0] != mine[1])
+        assert mine[1] == mine[2] == (0 if name == "running_mean" else 1) and (mine[0] != mine[1]) == bool(momentum)
+    assert layers[0].num_batches_tracked == layers[1].num_batches_tracked == (0 if momentum is None else 3)
 
 
 def test_averages_that_the_kernel_does_not_move():

@@ -83,8 +83,8 @@ class _Native:
         out, numbers = native.forward(self.call, u, weight, bias, seed=_number(seed), offset=offset)
         return out, *native.statistics_of(self.call, numbers), numbers
 
-    def backward(self, ctx, grad):
-        u, weight, seed, *_, numbers = ctx.saved_tensors
+    def backward(self, ctx, saved, grad):
+        u, weight, seed, *_, numbers = saved
         return native.backward(self.call, grad, u, weight, ctx.bias, numbers, seed=_number(seed), offset=ctx.offset, of_weight=ctx.needs_input_grad[1], of_bias=ctx.needs_input_grad[2])
 
 
@@ -126,9 +126,9 @@ class _Compiled:
     def forward(self, u, weight, bias, seed, dim, settings, offset):
         return _compiled(_forward_pass, _case(dim, settings, u, weight, bias))(u, weight, bias, seed, dim, settings, offset)
 
-    def backward(self, ctx, grad):
+    def backward(self, ctx, saved, grad):
         needs = tuple(ctx.needs_input_grad[:7])
-        return _compiled(_eager_backward, _case(ctx.dim, ctx.settings, *ctx.saved_tensors[:2]), needs, ctx.bias_shape)(grad, ctx.saved_tensors, ctx.dim, ctx.settings, ctx.offset, ctx.bias_shape, needs)
+        return _compiled(_eager_backward, _case(ctx.dim, ctx.settings, *saved[:2]), needs, ctx.bias_shape)(grad, saved, ctx.dim, ctx.settings, ctx.offset, ctx.bias_shape, needs)
 
 
 class _Accelerated(torch.autograd.Function):
@@ -152,14 +152,14 @@ class _Accelerated(torch.autograd.Function):
     def backward(ctx, grad, *others):
         saved = ctx.saved_tensors
         plain = grad is None or _is_grad_enabled() or any(o is not None for o in others[:3]) or not ordinary(grad, *saved)
-        if plain:
-            return *core._NormalityNorm.backward(ctx, grad, *others), None
         core.check_saved(saved, ctx.kinds)
-        return *ctx.engine.backward(ctx, grad), *(None,) * 5
+        if plain:
+            return *core._NormalityNorm._gradients(ctx, saved, grad, *others[:3]), None
+        return *ctx.engine.backward(ctx, saved, grad), *(None,) * 5
 
 
 # Bound here: a module of PyTorch is a large dictionary, of which nothing is in the cache after a convolution.
-_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_functional, _dispatch_modes, _function_modes = torch._is_functional_tensor, torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _is_compiling, _is_tracing, _in_functorch, _batched = torch.compiler.is_compiling, torch._C._is_tracing, torch._C._are_functorch_transforms_active, torch._C._functorch.is_legacy_batchedtensor
 _is_grad_enabled, _PLAIN = torch.is_grad_enabled, {Tensor, nn.Parameter, type(None)}
 
@@ -176,7 +176,7 @@ def ordinary(*tensors: Tensor | None) -> bool:
     if not _PLAIN.issuperset(map(type, tensors)):
         return False
     for t in tensors:
-        if t is not None and _batched(t):
+        if t is not None and (_batched(t) or _functional(t)):
             return False
     return True
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .backends import column, in_kernel, normality_norm, ordinary
-from .core import Settings, Statistics, affine, check_input, check_memory
+from .core import Settings, Statistics, affine, check_input, check_memory, check_real
 
 # %% ../../nbs/235_layers.functional.ipynb #d251d33d
 def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...], momentum: float | Tensor) -> None:
@@ -64,6 +64,7 @@ def with_statistics(input: Tensor, dim: tuple[int, ...], weight: Tensor | None, 
     if not input.numel():
         return affine(input.clone(), weight, bias).to(input.dtype), None
     if given is not None:
+        check_real(running_mean=given.mean, running_var=given.var, running_lambda=given.lmbda)
         compute = torch.promote_types(input.dtype, torch.float32)
         given = Statistics(*(None if v is None else column(v, input.ndim).to(compute) for v in given))
     eps, noise, noise_kind, alpha, steps, safeguard = settings

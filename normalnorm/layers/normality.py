@@ -12,7 +12,7 @@ import numbers
 import torch
 from torch import Tensor, nn
 
-from .core import Settings
+from .core import Settings, check_input
 from .functional import batch_normalized, group_normal_norm, instance_normal_norm, layer_normalized
 
 # %% ../../nbs/240_layers.normality.ipynb #9fe45295
@@ -79,6 +79,8 @@ class _ChannelNormalNorm(_NormalNorm):
         super().reset_parameters()
 
     def _check_shape(self, input: Tensor) -> None:
+        if not isinstance(input, Tensor):
+            check_input(input)
         if input.ndim not in self._axes:
             raise ValueError(f"{type(self).__name__} expects {self._expected}, given {input.ndim} axes in a shape of {tuple(input.shape)}")
         axis = self._channel_axis(input)
@@ -273,6 +275,7 @@ class GroupNormalNorm(_NormalNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize each group of each image; add noise in training."
+        check_input(input)
         if input.ndim < 2 or input.shape[1] != self.num_channels:
             raise ValueError(f"GroupNormalNorm was made for num_channels={self.num_channels} channels on axis 1, given a shape of {tuple(input.shape)}")
         return group_normal_norm(input, self.num_groups, *self._affine(), **self._settings()._asdict())

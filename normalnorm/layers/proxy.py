@@ -18,6 +18,7 @@ from torch import Tensor
 from ..claims import near
 from . import native
 from .backends import get_backend, ordinary
+from .core import check_memory, check_saved, kinds
 
 # %% ../../nbs/410_layers.proxy.ipynb #a94e9023
 def quantile_nodes(samples: int) -> Tensor:
@@ -106,7 +107,7 @@ _FIELDS = struct.Struct("14P4qd")                           # the kernel's `Prox
 
 @functools.lru_cache(maxsize=32)
 def _kernel_nodes(samples: int) -> Tensor:
-    "As the kernel reads them: float32, and room up to a multiple of its longest vector."
+    "As the kernel reads them: float32, and room up to a multiple of its longest vector. Asked for where no mode is active, so that none of a mode's tensors is kept."
     nodes = torch.zeros((samples + 15) // 16 * 16, dtype=torch.float32, device="cpu")
     nodes[:samples] = quantile_nodes(samples)
     return nodes
@@ -115,6 +116,7 @@ def _kernel_nodes(samples: int) -> Tensor:
 def _call(which: int, parameters, results, upstream, gradients, samples: int, number: int, slope: float) -> None:
     "The kernel's forward (0) or backward pass (1). All tensors are held here until it returns."
     tensors = (*parameters, _kernel_nodes(samples), *results, *upstream, *gradients)
+    check_memory(*tensors)
     work = native.library().normalnorm_proxy_backward if which else native.library().normalnorm_proxy_forward
     work(_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors], parameters[0].numel(), samples, number, torch.get_num_threads(), slope))
 
@@ -124,18 +126,21 @@ class _InKernel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, weight, bias, proxy_mean, proxy_scale, kind, slope, samples):
+        check_memory(weight, bias, proxy_mean, proxy_scale)
         parameters = tuple(t if t is None or t.is_contiguous() else t.contiguous() for t in (weight, bias, proxy_mean, proxy_scale))
         mean, var, jacobian = torch.empty_like(parameters[0]), torch.empty_like(parameters[0]), weight.new_empty(4 * weight.numel())
         _call(0, parameters, (mean, var, jacobian), (None, None), (None,) * 4, samples, kind.number, slope)
         ctx.kind, ctx.slope, ctx.samples = kind, slope, samples
         ctx.save_for_backward(weight, bias, proxy_mean, proxy_scale, jacobian)
+        ctx.kinds = kinds((weight, bias, proxy_mean, proxy_scale, jacobian))
         return mean, var
 
     @staticmethod
     def backward(ctx, of_mean, of_var):
-        *parameters, jacobian = ctx.saved_tensors
+        saved = *parameters, jacobian = ctx.saved_tensors
+        check_saved(saved, ctx.kinds)
         needs = ctx.needs_input_grad[:4]
-        if (again := torch.is_grad_enabled()) or not ordinary(of_mean, of_var):
+        if (again := torch.is_grad_enabled()) or not ordinary(of_mean, of_var, *saved):
             with torch.enable_grad():
                 inputs = [None if t is None else t.view_as(t) for t in parameters]      # apart even where one tensor is given twice
                 if not again:
@@ -143,9 +148,10 @@ class _InKernel(torch.autograd.Function):
                 outputs = _definition(*inputs, ctx.kind, ctx.slope, ctx.samples)
             found = iter(torch.autograd.grad(outputs, [t for t, need in zip(inputs, needs) if need], (of_mean, of_var), create_graph=again, materialize_grads=True))
             return *(next(found) if need else None for need in needs), None, None, None
-        parameters = [None if t is None else t.contiguous() for t in parameters]
+        check_memory(of_mean, of_var)
+        parameters, jacobian = [None if t is None else t.resolve_neg().contiguous() for t in parameters], jacobian.resolve_neg().contiguous()
         gradients = [torch.empty_like(t) if need else None for t, need in zip(parameters, needs)]
-        _call(1, parameters, (None, None, jacobian), (of_mean.contiguous(), of_var.contiguous()), gradients, ctx.samples, ctx.kind.number, ctx.slope)
+        _call(1, parameters, (None, None, jacobian), (of_mean.resolve_neg().contiguous(), of_var.resolve_neg().contiguous()), gradients, ctx.samples, ctx.kind.number, ctx.slope)
         return *gradients, None, None, None
 
 # %% ../../nbs/410_layers.proxy.ipynb #f6160855
@@ -202,4 +208,5 @@ def proxy_statistics(weight: Tensor, bias: Tensor, proxy_mean: Tensor | None = N
     if get_backend() in ("auto", "native") and ordinary(*parameters) and all(t is None or t.dtype is torch.float32 and t.is_cpu and not t.is_neg() for t in parameters) \
             and weight.numel() and native.available():
         return _InKernel.apply(*parameters, kind, slope, samples)
+    check_memory(*parameters)
     return _definition(*parameters, kind, slope, samples)

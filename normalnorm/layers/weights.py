@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .core import check_memory, guarded
 from ..theory.gaussianizers import Gaussianizer, Power
 from ..theory.lambert import check_real
 from ..theory.ranks import standardized_or_nan
@@ -31,6 +32,7 @@ def gaussianized_direction(v: Tensor, dim: int | None = 0, gaussianizer: Gaussia
     Example: the rows of `gaussianized_direction(torch.randn(3, 5))` have norm 1.
     """
     check_real("gaussianized_direction", v)
+    check_memory(v)
     gaussianizer, axes = gaussianizer or Power(), _axes(v, dim)
     full = v.to(torch.promote_types(v.dtype, torch.float32))
     k = standardized_or_nan(full, axes)
@@ -42,7 +44,7 @@ def gaussianized_direction(v: Tensor, dim: int | None = 0, gaussianizer: Gaussia
         x = torch.where(k.detach().abs().amax(axes, keepdim=True) > 0, deviation * x + mean, scaled)
     norm = x.square().sum(axes, keepdim=True)
     norm = torch.where(norm == 0, 1.0, norm).sqrt()
-    return (x / norm).to(v.dtype)
+    return guarded((x / norm).to(v.dtype), v)
 
 
 class NormalityWeight(nn.Module):

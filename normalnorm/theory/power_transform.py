@@ -106,15 +106,14 @@ class _PowerTransform(torch.autograd.Function):
         ctx.save_for_forward(h, lmbda)
 
     @staticmethod
-    def _slopes(ctx):
-        h, lmbda = ctx.saved_tensors
+    def _slopes(k, h, lmbda):
         log = signed_log1p(h)
-        return lambda: log**ctx.k * torch.exp((lmbda - 1) * log), lambda: _transform(h, lmbda, ctx.k + 1)
+        return lambda: log**k * torch.exp((lmbda - 1) * log), lambda: _transform(h, lmbda, k + 1)
 
     @staticmethod
     def backward(ctx, grad):
-        in_h, in_lmbda = _PowerTransform._slopes(ctx)
-        h, lmbda = ctx.saved_tensors
+        h, lmbda = ctx.saved_tensors                    # once: each time unpacks again, which checkpointing refuses
+        in_h, in_lmbda = _PowerTransform._slopes(ctx.k, h, lmbda)
         return ((grad * in_h()).sum_to_size(h.shape) if ctx.needs_input_grad[0] else None,
                 (grad * in_lmbda()).sum_to_size(lmbda.shape) if ctx.needs_input_grad[1] else None, None)
 
@@ -122,7 +121,7 @@ class _PowerTransform(torch.autograd.Function):
 class _PowerTransformBothModes(_PowerTransform):
     @staticmethod
     def jvp(ctx, h_tangent, lmbda_tangent, _):
-        in_h, in_lmbda = _PowerTransform._slopes(ctx)
+        in_h, in_lmbda = _PowerTransform._slopes(ctx.k, *ctx.saved_tensors)
         return in_h() * h_tangent + in_lmbda() * lmbda_tangent
 
 

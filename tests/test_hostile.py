@@ -1,0 +1,236 @@
+"Every layer against every kind of tensor and mode: `tools.hostile`, whose table decides what is tried, and single guards, each of which has a test that fails without it."
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import normalnorm
+from normalnorm.layers import core, native
+from normalnorm.layers.backends import in_kernel, ordinary, set_backend
+from normalnorm.layers.core import Settings
+from normalnorm.layers.functional import batch_normal_norm
+from normalnorm.layers.gaussianized import GaussianizedBatchNorm, GaussianizedLayerNorm
+from normalnorm.layers.proxy import proxy_statistics
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = 6
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_crash_and_no_silent_number(part):
+    "A part of the table, in a process that has started nothing parallel; crashes are its children's."
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.hostile", "--part", f"{part}/{PARTS}", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    found = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else pytest.fail(done.stderr[-2000:])
+    assert not found["failures"], "\n".join(f"{name}: {text}" for name, text in found["failures"].items())
+    assert done.returncode == 0 and found["cases"] >= 170 and found["right"] > 0.4 * found["cases"] and found["refused"] > 10
+
+
+def test_the_table_is_large_enough_and_known_differences_are_few():
+    hostile = pytest.importorskip("tools.hostile")
+    chosen = [one for part in range(PARTS) for one in hostile.table(part, PARTS)]
+    assert len(chosen) == len(set(chosen)) >= 1000 and len(hostile.table(every=True)) > 5 * len(chosen)
+    assert {name for name, _, _ in chosen} == set(hostile.LAYERS) and {label for _, _, label in chosen} == set(hostile.S)
+    assert len(hostile.KNOWN) <= 20
+
+
+def test_the_harness_sees_what_is_wrong():
+    "A crash, a wrong number, a missing error, a hang are found, and named with the case."
+    hostile = pytest.importorskip("tools.hostile")
+    found = hostile.difference({"output": torch.ones(3)}, {"output": torch.ones(3) * 1.001}, False)
+    assert "off by" in found and hostile.difference({"output": torch.ones(3)}, {"output": torch.ones(3)}, False) is None
+    assert "NaN" in hostile.difference({"output": torch.tensor([torch.nan])}, {"output": torch.ones(1)}, False)
+    assert "no gradient" in hostile.difference({}, {"gradient of input": torch.ones(1)}, False)
+    code = """if True:
+        import os, signal, time
+        from tools import hostile
+        def crash(layer, x): os.kill(os.getpid(), signal.SIGSEGV)
+        def hang(layer, x): time.sleep(90)
+        hostile.SECONDS = 15
+        hostile.S.update(crash=hostile.Situation(crash), hang=hostile.Situation(hang), silent=hostile.Situation(raises=True), 
+                         twice=hostile.Situation(lambda layer, x: hostile.clean(layer, x + x.square())))
+        out = hostile.run_cases([("layer", "plain", s) for s in ("crash", "hang", "silent", "twice", "input: as it should be")])
+        assert out["right"] == 1 and len(out["failures"]) == 4, out
+        texts = list(out["failures"].values())
+        assert "SIGSEGV" in texts[0] and "no answer" in texts[1] and "no error" in texts[2] and "off by" in texts[3], texts
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# ---- batches that count -------------------------------------------------------------------------------------
+
+COUNTING = {
+    "batch": lambda **o: normalnorm.BatchNormalNorm1d(3, noise=0.0, **o),
+    "synchronized": lambda **o: normalnorm.SyncBatchNormalNorm(3, noise=0.0, **o),
+    "decorrelated": lambda **o: normalnorm.DecorrelatedBatchNormalNorm1d(3, group_size=2, noise=0.0, **o),
+    "decorrelated, plain": lambda **o: normalnorm.DecorrelatedBatchNorm1d(3, group_size=2, **o),
+    "gaussianized": lambda **o: GaussianizedBatchNorm(3, noise=0.0, **o),
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", COUNTING)
+def test_cumulative_average_is_that_of_the_batches_that_counted(name, backend):
+    "Against the mean in float64 of the batches that are finite in all channels; refused, empty and not finite ones leave no trace."
+    layer, batches = COUNTING[name](momentum=None), [torch.randn(8, 3).exp() + i for i in range(6)]
+    batches[0][0, 1], batches[3][2, 0] = torch.nan, torch.inf
+    bad = [torch.ones(8, 3, dtype=torch.int64), torch.randn(8, 4), torch.randn(1, 3)]
+    with set_backend(backend):
+        for i, x in enumerate(batches):
+            layer(x)
+            layer(x[:0])
+            with pytest.raises((TypeError, ValueError)):
+                layer(bad[i % 3])
+    counted = torch.stack([batches[i] for i in (1, 2, 4, 5)]).double()
+    torch.testing.assert_close(layer.running_mean.double(), counted.mean((0, 1)), rtol=1e-6, atol=1e-6)
+    if hasattr(layer, "running_var"):
+        torch.testing.assert_close(layer.running_var.double(), counted.var(1).mean(0), rtol=1e-5, atol=1e-6)
+    assert layer.num_batches_tracked == 4
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_a_number_as_momentum_counts_what_was_normalized(name):
+    layer = COUNTING[name]()
+    layer(torch.randn(8, 3))
+    layer(torch.randn(0, 3))
+    for bad in (torch.ones(8, 3, dtype=torch.int64), torch.randn(8, 4)):
+        with pytest.raises((TypeError, ValueError)):
+            layer(bad)
+    assert layer.num_batches_tracked == 1
+    with pytest.raises(ValueError, match="how many"):
+        batch_normal_norm(torch.randn(8, 3), torch.zeros(3), torch.ones(3), training=True, momentum=None)
+
+
+# ---- settings -----------------------------------------------------------------------------------------------
+
+
+def test_a_changed_epsilon_is_used():
+    for layer in (normalnorm.BatchNormalNorm1d(4), normalnorm.LayerNormalNorm(4), normalnorm.GroupNormalNorm(2, 4), GaussianizedLayerNorm(4)):
+        x, layer.noise, layer.eps = torch.randn(6, 4), 0.0, torch.tensor(1e-5)
+        first = layer(x)
+        layer.eps.fill_(3.0)
+        now = layer(x)
+        layer.eps = 3.0
+        assert torch.equal(now, layer(x)) and not torch.allclose(first, now)
+
+
+@pytest.mark.parametrize("eps", [np.float32(1e-3), np.float64(1e-3), torch.tensor(1e-3, dtype=torch.float64), 1])
+def test_numbers_of_any_kind(eps):
+    x = torch.randn(6, 4)
+    assert torch.equal(normalnorm.LayerNormalNorm(4, eps=eps, noise=0.0)(x), normalnorm.LayerNormalNorm(4, eps=float(eps), noise=0.0)(x))
+
+
+@pytest.mark.parametrize("eps", [np.array(1e-3), torch.ones(2), torch.tensor(1e-3, requires_grad=True), "1e-3", None, 1j, torch.tensor(1j)], ids=str)
+def test_what_is_no_number(eps):
+    for make in (normalnorm.LayerNormalNorm, normalnorm.BatchNormalNorm1d, normalnorm.DecorrelatedBatchNorm1d, GaussianizedBatchNorm):
+        with pytest.raises(TypeError, match="eps=.*a number is expected"):
+            make(4, eps=eps)
+    with pytest.raises(TypeError, match="a number is expected"):
+        in_kernel(torch.randn(8, 3), (0,), None, None, Settings(eps))
+
+
+def test_sizes_from_numpy():
+    for make in (normalnorm.LayerNormalNorm, GaussianizedLayerNorm, nn.LayerNorm):
+        assert make(np.int64(20)).normalized_shape == (20,)
+
+
+# ---- modes, memory, hooks -----------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_mode_is_kept():
+    "Calls of shapes that no other test has, first in a mode and then without; the proxy's nodes too."
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    layer, x = normalnorm.BatchNormalNorm2d(13), torch.randn(3, 13, 2, 7, requires_grad=True)
+    weight = torch.rand(13, requires_grad=True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert type(layer(x)).__name__ == "FakeTensor" and not ordinary(x)
+        proxy_statistics(weight, torch.zeros(13), activation="gelu", samples=37)
+    layer(x).sum().backward()
+    assert x.grad.isfinite().all() and type(x.grad) is torch.Tensor
+    assert all(v.isfinite().all() for v in proxy_statistics(weight, torch.zeros(13), activation="gelu", samples=37))
+    assert not any(isinstance(value, torch.Tensor) for value in native.prepare(x, (0, 2, 3), None, None, Settings()))
+
+
+@pytest.mark.parametrize(
+    "unpack, message",
+    [
+        (lambda t: t.double(), "float64.*expected"),
+        (lambda t: t.flatten()[:1], "shape.*expected"),
+        (lambda t: t.to("meta"), "on meta"),
+        (lambda t: t[None], "shape.*expected"),
+    ],
+)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        normalnorm.LayerNormalNorm(6),
+        normalnorm.BatchNormalNorm1d(6),
+        normalnorm.BatchNormalNorm1d(6).eval(),
+        normalnorm.BatchNormalNorm1d(6, safeguard=True),
+        normalnorm.LayerNormalNorm(6).double(),
+    ],
+    ids=["layer", "batch", "evaluation", "definition", "double"],
+)
+def test_what_a_hook_must_not_give_back(layer, unpack, message):
+    x = torch.randn(8, 6, dtype=layer.weight.dtype, requires_grad=True)
+    only = (lambda t: t.float()) if layer.weight.dtype == torch.float64 and "float64" in message else unpack
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: only(t) if t.is_floating_point() else t):
+        out = layer(x)
+    with pytest.raises(RuntimeError, match="came back with.*" + ("float32" if only is not unpack else message) + ".*hook"):
+        out.sum().backward()
+
+
+def test_what_a_hook_must_not_give_back_to_the_proxy():
+    weight = torch.rand(7, requires_grad=True)
+    for unpack in (lambda t: t.double(), lambda t: t[:1]):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            mean, _ = proxy_statistics(weight, torch.zeros(7), activation="gelu")
+        with pytest.raises(RuntimeError, match="came back"):
+            mean.sum().backward()
+
+
+def test_strides_of_a_hook_do_not_matter():
+    layer, grads = normalnorm.LayerNormalNorm((4, 6), noise=0.0), []
+    for unpack in (lambda t: t, lambda t: t.mT.contiguous().mT if t.ndim > 1 else torch.stack([t, t], 1)[:, 0]):
+        x = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            out = layer(x)
+        grads.append(torch.autograd.grad(out.sin().sum(), [x, layer.weight, layer.bias]))
+    for a, b in zip(*grads):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("rest", [0, 8])
+def test_memory_that_is_not_there(rest):
+    x = torch.randn(4, 3)
+    core.check_memory(x, x.T, x[:, 1:], x[:0], None, x.expand(5, 4, 3), x.to_sparse(), x.to("meta"))
+    part, turned = x[2:], x.T
+    x.untyped_storage().resize_(rest)
+    for t in (x, turned, part):
+        with pytest.raises(RuntimeError, match="not there.*bring it back"):
+            core.check_memory(t)
+        with pytest.raises(RuntimeError, match="not there"):
+            native.forward(native.prepare(torch.randn(t.shape), (0,), None, None, Settings()), t)
+
+
+def test_committed_outcome():
+    "The randomized run: at least three minutes, no failure."
+    found = json.loads((ROOT / "results" / "hostile.json").read_text())
+    assert found["failures"] == {} and found["cases"] > 100 and found["seconds"] >= 175 and found["processor"] and found["seeds"]
