@@ -139,16 +139,17 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    "Print the recipes and what has been run."
+    "Print the recipes and what has been run; status 1 where a file cannot be used."
     from normalnorm.experiments import tables
-    print(tables.listing(_folder(args.out)))
-    return 0
+    out = _folder(args.out)
+    print(tables.listing(out))
+    return 1 if tables.problems(out) else 0
 
 
 def _report(args: argparse.Namespace) -> int:
     "Print mean ± standard error over seeds of a recipe's recorded runs, beside the paper's numbers."
     from normalnorm.experiments import tables
-    print(tables.report(args.recipe, out=_folder(args.out)))
+    print(tables.report(args.recipe, out=_folder(args.out), any_code=args.any_code))
     return 0
 
 
@@ -175,7 +176,7 @@ def _compare(args: argparse.Namespace) -> int:
     if kinds[0] != kinds[1]:
         folder, arm = (args.first, args.second) if kinds[0] else (args.second, args.first)
         raise ValueError(f"{folder!r} is a folder and {arm!r} an arm of a recipe: expected two folders of results, or two arms")
-    print(tables.compare(args.first, args.second, scale=args.scale, out=out))
+    print(tables.compare(args.first, args.second, scale=args.scale, out=out, any_code=args.any_code))
     return 0
 
 # %% ../nbs/070_cli.ipynb #ad9ea6ca
@@ -244,7 +245,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--seeds", type=_number(1, 10_000, "a number of seeds from 1 to 10000"), default=3, help="number of seeds (default: 3)")
     run.add_argument("--arm", action="append", help="only this arm; may be given several times")
     run.add_argument("--device", help="default: a GPU where there is one")
-    run.add_argument("--jobs", type=_number(0, 10_000, "a number of processes, or 0 for as many as cores or GPUs allow"), default=1, help="runs at a time; 0: as many as cores or GPUs allow (default: 1)")
+    run.add_argument("--jobs", type=_number(0, 10_000, "a number of processes, or 0 for as many as cores or GPUs allow"), default=1,
+                     help="runs at a time; 0: as many as cores or GPUs allow (default: 1)")
     run.add_argument("--ray", action="store_true", help="hand the runs to Ray (RAY_ADDRESS, or this machine)")
     run.add_argument("--dry-run", action="store_true", help="say what would be run, and an estimate of its time")
     run.set_defaults(function=_run)
@@ -269,6 +271,8 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("second", help="the same; differences are second minus first")
     compare.add_argument("--scale", choices=_SCALES, default="book", help="of the arms (default: book)")
     compare.set_defaults(function=_compare)
+    for command in (report, compare):
+        command.add_argument("--any-code", action="store_true", help="also rows that different versions of the code have made")
     for command in (run, listing, report, compare):
         command.add_argument("--out", type=_path, metavar="FOLDER", help="folder of the results (default: ./results)")
     return main_parser

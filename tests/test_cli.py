@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import random
 import subprocess
@@ -154,6 +155,43 @@ def test_what_is_no_notebook_does_not_stop_the_others(place):
     assert printed("lab", "two steps", "--to", "copy", "--fresh")[0] == 0 and Path("copy", "001_chapter.mine.ipynb").exists()
     with pytest.raises(lab.LabError, match="named ''"):
         lab.copy_chapters("")
+
+
+def without(name):
+    return lambda row: {key: value for key, value in row.items() if key != name}
+
+
+DAMAGES = [
+    (without("wall_seconds"), "wall_seconds"), (without("metrics"), "metrics"), (lambda row: row | {"metrics": []}, "metrics"),
+    *((lambda row, value=value: row | {"metrics": {"score": value}}, "score") for value in ("high", None, [1.0], {}, float("nan"), float("inf"), True)),
+    (lambda row: [row], "row"), (lambda row: None, "row"), ("{", "JSON"), ("", "JSON"), (b"\xff\xfe", "row"),
+    ("[" * 100_000, "nested too deeply"), ('{"metrics":' * 50_000, "nested too deeply")]
+
+
+@pytest.mark.parametrize("damage, words", DAMAGES, ids=range(len(DAMAGES)))
+def test_a_damaged_row_is_named(place, damage, words):
+    "By each command that reads it; no traceback, no table with it, and `list` counts the others."
+    path = sorted(Path("rows").rglob("*-seed0-*.json"))[0]
+    path.write_bytes(damage if isinstance(damage, bytes) else damage.encode() if isinstance(damage, str) else json.dumps(damage(json.loads(path.read_text()))).encode())
+    for arguments in (["report", "known"], ["compare", "known/a", "known/b", "--scale", "smoke"]):
+        said = refused(place, *arguments, "--out", "rows")
+        assert str(path) in said and words in said, said
+    assert str(path) in refused(place, "compare", "rows", "rows")
+    status, out, err = printed("list", "--out", "rows")
+    assert status == 1 and not err and "7 of 8" in out and "1 files are not counted" in out and str(path) in out
+    status, out, err = printed("run", "known", "--dry-run", "--out", "rows")
+    assert status in (0, 2) and "Traceback" not in err and str(path) in out + err
+
+
+def test_rows_of_different_code_need_a_word(place):
+    for arguments in (["report", "known"], ["compare", "known/a", "known/b", "--scale", "smoke"]):
+        assert printed(*arguments, "--out", "rows", "--any-code")[:2] == printed(*arguments, "--out", "rows")[:2]
+        assert printed(*arguments, "--out", "rows")[0] == 0
+    path = sorted(Path("rows").rglob("*-seed0-*.json"))[0]
+    row = json.loads(path.read_text())
+    path.write_text(json.dumps(row | {"source": "0" * len(row["source"])}))
+    for arguments in (["report", "known"], ["compare", "known/a", "known/b", "--scale", "smoke"]):
+        assert "--any-code" in refused(place, *arguments, "--out", "rows") and printed(*arguments, "--out", "rows", "--any-code")[0] == 0
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(place, known, monkeypatch):

@@ -401,7 +401,7 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
                     return library
                 _recall(note)
             where = f"kept in {folder}" if writable else "for this process only"
-            _tell(f"compiling {source.name} for this processor with {' '.join(compiler.command)}, about {max(1, len(text) // 9000)} s, once; {where}")
+            _tell(f"compiling {source.name} for this processor with {' '.join(compiler.command)}, about {max(1, len(text) // 9000)} s or longer on a busy machine, once; {where}")
             try:
                 library, made, way = _build(source.absolute(), compiler, place, functions)
             except CompilerError as error:
