@@ -442,3 +442,15 @@ def test_constant_coordinate_and_nan():
     assert IterativeGaussianizer(3).fit_transform(x).isfinite().all()
     x[0, 0] = math.nan
     assert IterativeGaussianizer(3).fit_transform(x).isnan().any()
+
+
+def test_a_chain_names_its_parameters_part_by_part():
+    chain = Chain()
+    assert chain.names == ("lambda", "mean1", "deviation1", "delta1") and chain.neutral == (1.0, 0.0, 1.0, 0.0)
+    chain = Chain(Tail(), Power(), Tail())
+    assert chain.names == ("delta", "mean1", "deviation1", "lambda1", "mean2", "deviation2", "delta2") and chain.neutral == (0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0)
+    h = torch.linspace(-2, 2, 9, dtype=D)
+    neutral = tuple(torch.tensor([v], dtype=D) for v in chain.neutral)
+    torch.testing.assert_close(chain.apply(h, neutral), h)
+    torch.testing.assert_close(chain.inverse(h, neutral), h)
+    torch.testing.assert_close(chain.log_slope(h, neutral), torch.zeros_like(h))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
-from normalnorm.theory.newton import Over, mle_bracket, newton_lambda, nll_derivatives, nll_derivatives_at_one, standardized
+from normalnorm.theory.newton import Over, guaranteed_step, mle_bracket, newton_lambda, nll_derivatives, nll_derivatives_at_one, standardized
 from normalnorm.theory.power_transform import yeo_johnson_nll
 
 samples = arrays("float64", st.integers(2, 12), elements=st.floats(-100, 100)).map(torch.tensor)
@@ -116,3 +116,14 @@ def test_size_of_a_unit_is_the_number_of_its_elements(dim, size):
     x = torch.randn(3, 5, 7, dtype=torch.float64)
     assert unit.size(x) == size == round((unit.sum(torch.ones_like(x)).max()).item())
     torch.testing.assert_close(unit.sum(x), unit.mean(x) * size)
+
+
+def test_a_constant_sample_among_others_has_the_identity_and_no_gradient():
+    "With the safeguard too, whose step divides by the range of the sample; the bracket of its estimate is a point."
+    h = torch.tensor([[0.1, 0.1, 0.1], [0.0, 0.0, 9.0]], dtype=torch.float64, requires_grad=True)
+    assert torch.equal(guaranteed_step(torch.zeros(2), torch.tensor([0.0, 1.0])), torch.zeros(2))
+    for options in ({}, {"safeguard": True}, {"safeguard": True, "steps": 3}):
+        lmbda = newton_lambda(h, -1, **options)
+        gradient, = torch.autograd.grad(lmbda.sum(), h)
+        assert lmbda[0] == 1 and lmbda[1] != 1 and torch.equal(gradient[0], torch.zeros(3, dtype=torch.float64)) and gradient.isfinite().all()
+    assert [end[0].item() for end in mle_bracket(h.detach(), -1)] == [1.0, 1.0]
