@@ -142,7 +142,7 @@ def of_scales(orders, seed):
 
 def rounding_of(x):
     """What rounding may do to whitened values, and to their covariance, whatever the processor. Two parts. The covariance and its root are computed in float64, of a matrix
-    with an error E of norm 4dε‖Σ‖ at most (sums and eigendecomposition are backward stable): W(Σ + E)W = I, so covariance − I = −WEW, at most 4dεκ. The product is in float32:
+    with an error E of norm 4dε‖Σ‖ at most (sums and eigendecomposition are backward stable): W(Σ + E)W = I, so covariance − I = −W E W, at most 4dεκ. The product is in float32:
     a sum of d products, of a centred value that is rounded once, is off by (d + 2)u of the sum of their sizes.
     """
     c = (x.double() - x.double().mean(0)).T

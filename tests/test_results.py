@@ -164,11 +164,11 @@ def test_rows_that_cannot_be_opened_and_folders_that_are_files(known, tmp_path):
     file.mkdir()
     with pytest.raises(ResultsError, match="cannot be read"):
         results.read_row(file)
-    (tmp_path / "afile").touch()
-    for use in (lambda: tables.report("known", tmp_path / "afile"), lambda: tables.listing(tmp_path / "afile"), lambda: results.rows("known", "smoke", tmp_path / "afile")):
-        with pytest.raises(ResultsError, match="afile is a file: expected the folder of results"):
+    (tmp_path / "a-file").touch()
+    for use in (lambda: tables.report("known", tmp_path / "a-file"), lambda: tables.listing(tmp_path / "a-file"), lambda: results.rows("known", "smoke", tmp_path / "a-file")):
+        with pytest.raises(ResultsError, match="a-file is a file: expected the folder of results"):
             use()
-    for first in ("/nonexistent", "nowhere/", "", str(tmp_path / "afile"), str(known)):
+    for first in ("/nonexistent", "nowhere/", "", str(tmp_path / "a-file"), str(known)):
         with pytest.raises(UnknownName, match="two folders of results, or two arms"):
             tables.compare(first, "known/b", "smoke", known)
 
@@ -305,9 +305,10 @@ def test_rows_of_the_first_schema_are_known_by_their_commit_or_by_what_lies_besi
     beside.write_text(json.dumps(entry) + "\n")
     assert len(results.rows("known", "smoke", known)) == 8
     assert list(results.codes(results.scan("known", "smoke", known).rows)) == ["one and the same"]
-    beside.write_text(json.dumps(entry | {"source": "other"}) + "\n")
-    with pytest.raises(ResultsError, match="different code"):
-        results.rows("known", "smoke", known)
+    for other in ({"source": "other"}, {"commits": ["a" * 40]}):                                  # not about these rows, or not about all
+        beside.write_text(json.dumps(entry | other) + "\n")
+        with pytest.raises(ResultsError, match="different code"):
+            results.rows("known", "smoke", known)
     for line in ("{", "[]", json.dumps({"source": "c0ffee"}), json.dumps(entry | {"commits": "a"})):
         beside.write_text(line + "\n")
         with pytest.raises(ResultsError, match="made-by.jsonl, line 1: expected a dictionary"):
@@ -574,7 +575,7 @@ def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):
 
 
 def test_runs_without_metrics_are_refused(tmp_path):
-    for nothing in (None, {}, {"metrics": 3}):
+    for nothing in (None, {}, {"metrics": 3}, {"metrics": {}}):
         with pytest.raises(ValueError, match="without `metrics`"):
             results.run_recipe(_recipe(lambda *_, **__: nothing), "smoke", 1, tmp_path)        # noqa: B023
     for value in (float("nan"), float("inf"), "1.0", None, True, [1.0]):

@@ -87,6 +87,16 @@ def test_finished_runs_start_no_process_and_what_cannot_be_sent_is_said(spreadin
         spread.spread(spreading.recipe("other"), jobs=-1, out=tmp_path)
 
 
+def test_rows_of_other_code_are_told_before_runs_are_added(tmp_path, monkeypatch):
+    local, lines = Recipe("local", "", (), {"smoke": {"a": {"data": "digits"}}}, lambda *_, **__: {"metrics": {"m": 1.0}}, {}), []
+    with monkeypatch.context() as m:
+        m.setattr(results, "source_hash", lambda: "0" * 12)
+        results.run_recipe(local, seeds=1, out=tmp_path)
+    with pytest.raises(ValueError, match="cannot be sent"):
+        spread.spread(local, seeds=2, out=tmp_path, device="cpu", progress=lines.append)
+    assert lines[0] == "1 of 2 runs finished before" and "rows of other code (source 000000000000" in lines[1] and len(lines) == 2
+
+
 def test_threads_and_devices_are_divided(monkeypatch):
     monkeypatch.setattr(spread, "cores", lambda: 8)
     monkeypatch.setattr(spread.torch.cuda, "device_count", lambda: 2)

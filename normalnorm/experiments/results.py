@@ -643,7 +643,7 @@ def perform(job: Job, device: str = "cpu", progress: Callable[[str], None] | Non
         clear_leftovers(job.checkpoint)
         start = time.perf_counter()
         outcome = job.recipe.run(job.config, seed=job.seed, arm=job.arm, device=device, checkpoint=job.checkpoint, progress=progress or (lambda line: None))
-        if not isinstance(outcome, dict) or not isinstance(outcome.get("metrics"), dict):
+        if not isinstance(outcome, dict) or not isinstance(outcome.get("metrics"), dict) or not outcome["metrics"]:
             raise ValueError(f"the function of the recipe {job.recipe.name} returned {type(outcome).__name__} without `metrics`: expected a dictionary with name → number there")
         for name, value in outcome["metrics"].items():
             if not _number(value):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .results import Job, Recipe, default_device, perform, plan, read_row
+from .results import Job, Recipe, default_device, perform, plan, read_row, tell_other_code
 
 # %% ../../nbs/065_experiments.spread.ipynb #4c1e3567
 class SpreadError(RuntimeError):
@@ -189,6 +189,7 @@ def spread(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int] 
     left, tell = [job for job in todo if not job.path.exists()], progress or (lambda line: None)
     if len(left) < len(todo):
         tell(f"{len(todo) - len(left)} of {len(todo)} runs finished before")
+    tell_other_code(todo, tell)
     left, places = [job._replace(path=job.path.absolute()) for job in left], allotment(jobs, device, most=len(left))
     try:
         pickle.dumps(left)
