@@ -267,14 +267,6 @@ def test_parameters_that_need_no_gradient():
         assert [leaf.grad is not None for leaf in leaves] == [k == needed for k in range(4)]
 
 
-def test_other_processors(older_processor):
-    "The source compiled for older processors."
-    for name in ACTIVATIONS:
-        close_to_float64(name)
-        close_to_float64(name, 13)
-        test_far_from_zero_and_saturated(name)
-
-
 @pytest.mark.parametrize("arguments, options, error, words", [
     ((torch.ones(3), torch.ones(4)), {}, ValueError, r"bias has shape \(4,\), weight \(3,\)"),
     ((torch.ones(3), torch.ones(3), torch.ones(2)), {}, ValueError, "proxy_mean has shape"),

@@ -88,13 +88,15 @@ class Mutant:
     "One change of one file: `text` in place of the characters start … end."
     file: str
     function: str               # qualified name; "" at the top of the module
-    lines: tuple[int, int]      # of the statement, or of its first lines
+    lines: tuple[int, int]      # that are changed
     start: int
     end: int
     operator: str
     text: str
     before: str                 # the lines that change, without indentation
     after: str
+    # where a test must have been to notice it: lines, or else those around
+    around: tuple[tuple[int, int], ...] = ()
     names: tuple[str, ...] = ()  # what a statement outside functions binds
     processor: str = "native"   # for which the kernel is compiled
     content: str = ""           # digest of the file
@@ -149,12 +151,21 @@ def changed_number(value: int | float) -> list[tuple[str, int | float]]:
     return [("constant", value * factor if value else 0.01)]
 
 
+def header(node: ast.stmt) -> tuple[int, int]:
+    "The lines of a statement, without the block that belongs to it."
+    first = min([node.lineno, *(d.lineno for d in
+                                getattr(node, "decorator_list", []))])
+    body = getattr(node, "body", None)
+    return first, max(body[0].lineno - 1, first) if body else node.end_lineno
+
+
 class _Sites(ast.NodeVisitor):
     "All mutants of a module, in the order of its text."
 
     def __init__(self, file: str, source: str):
         self.file, self.source, self.content = file, source, digest(source)
         self.scope, self.statements, self.found = [], [], []
+        self.functions = []
         data = source.split("\n")
         self.rows, self.starts = data, [0]
         for row in data:
@@ -177,18 +188,25 @@ class _Sites(ast.NodeVisitor):
         after = self.source[left:start] + text + self.source[end:right]
         flat = (" ".join(s.split()) for s in (before, after))
         statement = self.statements[-1] if self.statements else node
-        names = ()
-        if not self.inside():
+        names, around = (), ()
+        if self.functions:
+            function = self.functions[-1]
+            if function is statement:           # a default
+                around = header(function),
+            else:
+                around = (first, last), header(statement)
+            around += (header(function)[0], function.end_lineno),
+        else:
             names = tuple(sorted({n.id for n in ast.walk(statement)
                                   if isinstance(n, ast.Name)
                                   and isinstance(n.ctx, ast.Store)}))
         self.found.append(Mutant(
             self.file, ".".join(self.scope), (first, last), start, end,
-            operator, text, *flat, names, content=self.content))
+            operator, text, *flat, around, names, content=self.content))
 
     def inside(self) -> bool:
         "Whether this is run by a call, not by an import."
-        return any(not s[:1].isupper() for s in self.scope)
+        return bool(self.functions)
 
     def variant(self, node: ast.AST, operator: str, **changes) -> None:
         other = copy.copy(node)
@@ -233,10 +251,12 @@ class _Sites(ast.NodeVisitor):
         for decorator in node.decorator_list:
             self.visit(decorator)
         self.scope.append(node.name)
+        self.functions.append(node)
         for default in [*node.args.defaults, *node.args.kw_defaults]:
             if default is not None:
                 self.visit(default)
         self.body(node)
+        self.functions.pop()
         self.scope.pop()
 
     def visit_ClassDef(self, node):
@@ -1193,22 +1213,25 @@ class Project:
         "The tests that run a line of the mutant."
         if mutant.file.endswith(".cpp"):
             return self.touching_kernel(mutant)
-        first, last = mutant.lines
+        for first, last in mutant.around:
+            found = set()
+            for line in range(first, last + 1):
+                found |= self.lines.get((mutant.file, line), set())
+            if found:
+                return found
+        if mutant.around:
+            return set()
+        # run by an import: the tests that use what is bound, or the module
         found = set()
-        for line in range(first, last + 1):
-            found |= self.lines.get((mutant.file, line), set())
-        if found or mutant.function and mutant.function.split(".")[-1].islower():
-            return found
         pattern = re.compile(r"\b(" + "|".join(mutant.names) + r")\b") \
             if mutant.names else None
+        first = mutant.lines[0]
         for (file, line), tests in self.lines.items():
-            if pattern and pattern.search(self.row(file, line)):
+            if pattern and pattern.search(self.row(file, line)) and (
+                    file, line) != (mutant.file, first):
                 found |= tests
-        if not found:
-            for (file, _), tests in self.lines.items():
-                if file == mutant.file:
-                    found |= tests
-        return found
+        return found or {test for (file, _), tests in self.lines.items()
+                         if file == mutant.file for test in tests}
 
     def text(self, file: str) -> list[str]:
         if file not in self.texts:

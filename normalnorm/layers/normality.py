@@ -131,7 +131,7 @@ class BatchNormalNorm1d(_BatchNormalNorm):
     - `running_lambda`: the running average of λ, used in evaluation, 1 at the start.
 
     The output has the shape and dtype of the input; statistics are in float32 at least. Checkpoints of `torch.nn.BatchNorm1d` load. A batch that is not finite
-    leaves the running averages of its channel as they were.
+    leaves the running averages of its channel as they were; with `momentum=None`, where all channels share the number of batches, those of all channels.
     Raises `ValueError` for wrong shapes, settings out of range, and one value per channel in training; `TypeError` for integer or complex input.
 
     Example:
