@@ -69,7 +69,7 @@ PRELOAD = """numpy scipy.stats scipy.special scipy.optimize scipy.integrate
 # What runs the book, a browser, other processes or other installations.
 UNUSED = """test_appendices test_benchmarks test_book test_chapters test_figures
     test_fsdp test_lab test_mutate test_packaging test_pages test_peers
-    test_processors test_spelling test_tools test_widget""".split()
+    test_cli test_processors test_spelling test_tools test_widget""".split()
 # These, and claims, may start processes, which load the mutant, too. What
 # those run is not seen: every line of the file of the same name is taken for
 # it, `sync_decorrelated` of this one.
