@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve pdf bench mutants clean test-oldest test-newest
+.PHONY: help book test export lab serve pdf bench mutants clean test-oldest test-newest test-processors
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -51,3 +51,6 @@ test-oldest:  ## the library's tests with the oldest supported torch, numpy, sci
 test-newest:  ## book and tests with the newest torch, numpy, scipy, matplotlib; PYTHON=python3.13 for another Python (not part of CI)
 	@sh tools/venv.sh $(PYTHON) .venv-newest
 	@.venv-newest/bin/python tools/bounds.py newest
+
+test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, for ARM by an emulator, under sanitizers (half an hour; not part of CI)
+	@$(BIN)/python -m tools.processors --install

@@ -48,10 +48,10 @@ def ratio(ours: Callable, theirs: Callable, pairs: int) -> dict:
         taken = {f: seconds(lambda f=f: [f() for _ in range(repeat)]) / repeat for f in order}
         times.append((taken[ours], taken[theirs]))
     ratios = sorted(a / b for a, b in times)
-    middle, spread = pairs / 2, 0.98 * math.sqrt(pairs)
+    outside = max(0, math.floor(pairs / 2 - 0.98 * math.sqrt(pairs)))          # ratios beyond either end of the interval
     at = lambda q: ratios[min(pairs - 1, max(0, round(q * (pairs - 1))))]
-    return {"p20": round(at(0.2), 3), "p50": round(at(0.5), 3), "p80": round(at(0.8), 3), "low": round(ratios[max(0, math.floor(middle - spread))], 3),
-            "high": round(ratios[min(pairs - 1, math.ceil(middle + spread))], 3), "ms": round(1e3 * sorted(a for a, _ in times)[pairs // 2], 4),
+    return {"p20": round(at(0.2), 3), "p50": round(at(0.5), 3), "p80": round(at(0.8), 3), "low": round(ratios[outside], 3),
+            "high": round(ratios[pairs - 1 - outside], 3), "ms": round(1e3 * sorted(a for a, _ in times)[pairs // 2], 4),
             "ms of the other": round(1e3 * sorted(b for _, b in times)[pairs // 2], 4), "pairs": pairs}
 
 

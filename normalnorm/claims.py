@@ -126,6 +126,7 @@ def run_claim(claim: Claim, mutant: bool = False, device: str = "cpu") -> Outcom
 
 # %% ../nbs/010_claims.ipynb #d2452026
 _LEDGER: dict[str, Claim] = {}
+_SHOWN: dict[str, Outcome] = {}     # in a notebook: what its checks said
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -165,7 +166,7 @@ def claim(id: str, *, source: str, statement: str, kind: str, verdict: str, evid
         if not interactive:
             _LEDGER[id] = entry
             return check
-        outcome = run_claim(entry, mutant=True)
+        outcome = _SHOWN[id] = run_claim(entry, mutant=True)
         if not outcome.ok:
             raise AssertionError(f"claim {id!r}: {outcome.outcome} {outcome.message}; mutant {outcome.mutant}")
         try:

@@ -60,7 +60,7 @@ def test_the_harness_sees_what_is_wrong():
         def crash(layer, x): os.kill(os.getpid(), signal.SIGSEGV)
         def hang(layer, x): time.sleep(90)
         hostile.SECONDS = 15
-        hostile.S.update(crash=hostile.Situation(crash), hang=hostile.Situation(hang), silent=hostile.Situation(raises=True), 
+        hostile.S.update(crash=hostile.Situation(crash), hang=hostile.Situation(hang), silent=hostile.Situation(raises=True),
                          twice=hostile.Situation(lambda layer, x: hostile.clean(layer, x + x.square())))
         out = hostile.run_cases([("layer", "plain", s) for s in ("crash", "hang", "silent", "twice", "input: as it should be")])
         assert out["right"] == 1 and len(out["failures"]) == 4, out

@@ -811,7 +811,7 @@ def test_running_averages(momentum):
                 layer(u)
         x = u[:, ::3].double().transpose(0, 1).flatten(1)           # the channels that are finite
         lmbda, condition = newton_and_condition(x)
-        share = momentum or 0.0        # without one, a batch with a channel that is not finite does not count
+        share = momentum or 0.0
         for average, value in ((means, x.mean(1)), (variances, x.var(1)), (lambdas, lmbda), (errors, 8 * UNIT * condition)):
             average += share * (value - average)
     for layer in layers:

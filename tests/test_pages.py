@@ -180,6 +180,11 @@ HEAD = f"""<!DOCTYPE html><html data-theme="light"><head><meta charset="utf-8">
 SVG = '<svg class="figure-svg" width="60" height="20"><path d="M0 0L60 20" style="stroke: {}"/><path d="M0 0" style="fill: none; stroke: var(--pst-color-text-base)"/></svg>'
 GOOD = "<p>Text and <span class='math'>\\(x^2\\)</span></p><div style='width: 60px; overflow-x: auto; border: 1px solid'><p style='white-space: nowrap'>long, but it scrolls</p></div>" \
     "<h1 style='color: #888'>large text</h1>" + SVG.format("red")
+# Boxes that reach out of what clips them, as the boxes of formulas do, with nothing painted there.
+NOMINAL = "<div style='overflow: hidden; height: 30px'><i style='float: left; height: 60px; width: 1px'></i><span class='math'>\\(x_2\\)</span></div>" \
+    "<p><span class='math' style='display: inline-block; overflow: auto hidden; padding-block: 9px; margin-block: -9px; line-height: 9px; scrollbar-width: none'>" \
+    "\\(x^2\\)<i style='display: inline-block; height: 50px; margin-bottom: -30px; width: 1px; vertical-align: top'></i></span></p>" \
+    "<div style='overflow: hidden; height: 16px; font: 20px/16px serif'>aceno</div>"
 BROKEN = {
     "scrolls sideways: 908 px: div": "<div style='width: 900px'>wide</div>",
     "TeX error": "<span class='math'>\\(\\nosuchcommand\\)</span>",
@@ -197,7 +202,10 @@ BROKEN = {
     "print from dark mode: text": "<p style='color: #eee; background: #111'>pale ink</p>",
     "print from light mode: text": "<style>@media print { .pale { color: #ddd } }</style><p class='pale'>pale on paper only</p>",
     "cut off: p": "<div style='width: 60px; overflow: hidden'><p style='white-space: nowrap'>much longer than its box</p></div>",
-    "cut below": "<div style='height: 12px; overflow: hidden'>one<br>two</div>",
+    "cut below: div": "<div style='height: 12px; overflow: hidden'>one<br>two</div>",
+    "cut below: mjx-math": "<p><span class='math' style='display: inline-block; overflow: auto hidden; height: 14px'>\\(\\displaystyle\\frac{x^2}{y_2}\\)</span></p>",
+    "cut above: mjx-math": "<div style='overflow: hidden; height: 90px'><p style='margin-top: -12px'><span class='math'>\\(\\displaystyle\\sum_i^n\\)</span></p></div>",
+    "cut below: p": "<div style='overflow: hidden; height: 22px; font: 20px/30px serif'><p style='margin: 0'>gjpqy</p></div>",
     "a scrollbar within a line": "<p>a <span style='display: inline-block; width: 60px; overflow-x: auto; overflow-y: hidden; white-space: nowrap'>long formula</span>, b</p>",
     "a scrollbar for 3 px": "<div style='height: 60px; overflow: auto'><div style='height: 63px'>high</div></div>",
     "an empty line": "<h2 style='width: 60px'>wide<a class='headerlink' style='display: block'>#</a></h2>",
@@ -208,12 +216,13 @@ BROKEN = {
 
 @needs_browser
 def test_a_broken_page_is_noticed(tmp_path):
-    examples = {tmp_path / "good.html": ""} | {tmp_path / f"broken{i}.html": words for i, words in enumerate(BROKEN)}
+    examples = {tmp_path / "good.html": "", tmp_path / "nominal.html": NOMINAL} | {tmp_path / f"broken{i}.html": words for i, words in enumerate(BROKEN)}
     for path, words in examples.items():
-        path.write_text(f"{HEAD}<body><article>{GOOD}{BROKEN.get(words, '')}</article></body></html>")
+        path.write_text(f"{HEAD}<body><article>{GOOD}{BROKEN.get(words, words)}</article></body></html>")
     found = browser.inspect(list(examples))
     good = found.pop(tmp_path / "good.html")
     assert good == {"equations": 1, "figures": 1, "problems": []}
+    assert found.pop(tmp_path / "nominal.html") == {"equations": 3, "figures": 1, "problems": []}
     for path, report in found.items():
         assert any(examples[path] in p for p in report["problems"]), f"{examples[path]}: {report}"
 

@@ -73,36 +73,74 @@ function wide(d) {          // what sticks out, unless a box around it scrolls o
   const out = [...d.body.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > %(width)d + 1 && !cut(e));
   return ["scrolls sideways: " + d.documentElement.scrollWidth + " px: " + out.slice(-3).map(name).join("; ")];
 }
-function leaves(root, d) {  // [element, its box] of what is read: texts, formulas, figures
+function leaves(root, d) {  // [element, its box, its text if it is one] of what is read: texts, formulas, figures
   const found = [], range = d.createRange(), walker = d.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const e = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || e.closest("svg, script, style, mjx-container, .headerlink, .visually-hidden, .sr-only") || !shown(e)) continue;
     range.selectNodeContents(walker.currentNode);
-    found.push([e, range.getBoundingClientRect()]);
+    found.push([e, range.getBoundingClientRect(), walker.currentNode]);
   }
   for (const e of root.querySelectorAll("mjx-container > mjx-math, svg.figure-svg, img")) if (shown(e)) found.push([e, e.getBoundingClientRect()]);
   return found;
 }
+// What is painted, not what boxes say: browsers differ in how far the boxes of a formula reach beyond its glyphs.
+function metrics(e, pseudo, text) {     // of a text in the font of an element: how far its ink, and the font, reach above and below the line
+  const s = getComputedStyle(e, pseudo), d = e.ownerDocument, pen = d.pen = d.pen || d.createElement("canvas").getContext("2d");
+  pen.font = [s.fontStyle, s.fontWeight, 16 * parseFloat(s.fontSize) + "px", s.fontFamily].join(" ");      // it rounds to whole pixels
+  const m = pen.measureText(text), of = side => [m["actualBoundingBox" + side], m["fontBoundingBox" + side]].map(v => v / 16);
+  return {ascent: of("Ascent"), descent: of("Descent")};
+}
+function glyph(e) {         // of MathJax: a character in a line of height 0, below the padding of its pseudo-element
+  const s = getComputedStyle(e, "::before"), text = /^"(.*)"$/.exec(s.content);
+  if (!text || !text[1].trim()) return [];
+  const m = metrics(e, "::before", text[1].replace(/\\\\(.)/g, "$1"));
+  const base = e.getBoundingClientRect().top + parseFloat(s.paddingTop) + (m.ascent[1] - m.descent[1]) / 2;
+  return [{top: base - m.ascent[0], bottom: base + m.descent[0]}];
+}
+function lines(e, node) {   // of a text: the height of its letters in each of its lines
+  const range = e.ownerDocument.createRange(), m = metrics(e, null, node.data);
+  range.selectNodeContents(node);
+  return [...range.getClientRects()].map(r => ({top: r.top + Math.max(0, m.ascent[1] - m.ascent[0]), bottom: r.bottom - Math.max(0, m.descent[1] - m.descent[0])}));
+}
+function ink(e, node) {     // [{top, bottom}] of what is painted of a leaf
+  if (node) return lines(e, node);
+  if (e.tagName != "MJX-MATH") return [e.getBoundingClientRect()];
+  const found = [];
+  for (const part of e.querySelectorAll("*")) {
+    if (part.parentElement.closest("mjx-stretchy-v, mjx-stretchy-h")) continue;
+    const s = getComputedStyle(part), r = part.getBoundingClientRect();
+    const text = [...part.childNodes].filter(n => n.nodeType == 3 && n.data.trim());
+    if (part.matches("mjx-stretchy-v, mjx-stretchy-h") || rgba(s.backgroundColor)[3] > 0) found.push(r);
+    if (parseFloat(s.borderTopWidth) > 0) found.push({top: r.top, bottom: r.top + parseFloat(s.borderTopWidth)});
+    if (parseFloat(s.borderBottomWidth) > 0) found.push({top: r.bottom - parseFloat(s.borderBottomWidth), bottom: r.bottom});
+    if (part.tagName == "MJX-C") found.push(...glyph(part));
+    for (const n of text) found.push(...lines(part, n));
+  }
+  return found;
+}
 function cut(d) {           // what a box cuts off without a scrollbar of its own, or what sticks out of a box that is seen
-  const bad = new Set();
+  const bad = new Set(), hides = o => o == "hidden" || o == "clip";
   for (const link of d.querySelectorAll("h1 .headerlink, h2 .headerlink, h3 .headerlink")) {
     const range = d.createRange(), r = link.getBoundingClientRect();
     range.selectNodeContents(link.parentElement); range.setEndBefore(link);
     if (r.width && r.top > range.getBoundingClientRect().bottom - 2) bad.add("an empty line, for the mark of a link only: " + name(link.parentElement));
   }
-  for (const [e, r] of leaves(d.querySelector("article") || d.body, d)) {
+  for (const [e, r, node] of leaves(d.querySelector("article") || d.body, d)) {
+    let painted = null;
     for (let a = e; a && a.tagName != "BODY"; a = a.parentElement) {
       const s = getComputedStyle(a), box = a.getBoundingClientRect();
       if (s.display == "inline" || s.display == "contents" || a.closest("mjx-math") || !box.width) continue;
-      const hides = o => o == "hidden" || o == "clip";
-      if (/auto|scroll/.test(s.overflowY) || /auto|scroll/.test(s.overflowX) && a.scrollWidth > a.clientWidth + 1) {
-        // a box that scrolls sideways must not hide part of its height
-        if (hides(s.overflowY) && a.scrollHeight > a.clientHeight + 3) bad.add("cut below, " + (a.scrollHeight - a.clientHeight) + " px: " + name(a));
-        break;
+      const scrollsY = /auto|scroll/.test(s.overflowY), scrollsX = /auto|scroll/.test(s.overflowX) && a.scrollWidth > a.clientWidth + 1;
+      if (hides(s.overflowY)) {         // also where it scrolls sideways: that must not hide part of its height
+        painted = painted || ink(e, node);
+        const top = box.top + a.clientTop, bottom = top + a.clientHeight;
+        const below = Math.max(0, ...painted.map(k => k.bottom - bottom)), above = Math.max(0, ...painted.map(k => top - k.top));
+        if (below > 1) { bad.add("cut below: " + name(e) + " in " + name(a) + ", " + below.toFixed(1) + " px"); break; }
+        if (above > 1) { bad.add("cut above: " + name(e) + " in " + name(a) + ", " + above.toFixed(1) + " px"); break; }
       }
+      if (scrollsY || scrollsX) break;
       if (hides(s.overflowX) && (r.right > box.right + 1 || r.left < box.left - 1)) { bad.add("cut off: " + name(e) + " in " + name(a)); break; }
-      if (hides(s.overflowY) && a.scrollHeight > a.clientHeight + 3) { bad.add("cut below, " + (a.scrollHeight - a.clientHeight) + " px: " + name(a)); break; }
       const seen = rgba(s.backgroundColor)[3] > 0 || parseFloat(s.borderRightWidth) > 0 && s.borderRightStyle != "none";
       if (seen && r.right > box.right + 1) { bad.add("sticks out of its box by " + Math.round(r.right - box.right) + " px: " + name(e) + " in " + name(a)); break; }
     }

@@ -1,5 +1,10 @@
-"""`python -m tools.build`: compare notebooks and package, run stale chapters, render the book, say where it is."""
+"""`python -m tools.build`: compare notebooks and package, run stale chapters, render the book, say where it is.
+
+A chapter that fails, and a page that Sphinx warns of, do not take the book away: everything is rendered, the last lines say
+what is wrong, and the command ends with status 1.
+"""
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +30,10 @@ def check_sync() -> bool:
     "Notebooks and generated files agree. Remembered, so that an unchanged checkout is not exported again."
     stamp, key = ROOT / "_build" / "synced", state("nbs", "normalnorm", "settings.ini", "_toc.yml", "_quarto.yml", "README.md", "tools")
     if unchanged(stamp, key):
+        return True
+    if unreadable := [c for c in chapters() if c.unreadable()]:
+        for c in unreadable:
+            print(f"nbs/{c.name}.ipynb is not a notebook ({c.unreadable()}): the package is not compared with the notebooks")
         return True
     print("comparing the notebooks with what is generated from them", flush=True)
     if not export.agree():
@@ -57,8 +66,39 @@ def remove_leftovers(root: Path = ROOT) -> list[str]:
     return [path.relative_to(root / "_build").as_posix() for path in found]
 
 
+NAMED = re.compile(r"nbs[/\\\\]([\w.]+?)(?:\.(?:ipynb|md))?:(?:\d+:)? (?:WARNING|ERROR|CRITICAL)")
+
+
+LEVEL = re.compile(r"\b(WARNING|ERROR|CRITICAL|SEVERE)\b")
+
+
+def read_again(messages: str, root: Path = ROOT) -> None:
+    "Sphinx says a warning once and keeps the page. So it must forget the pages that it warned of, or the next build would pass."
+    kept = root / "_build" / ".doctrees"
+    names = set(NAMED.findall(messages))
+    for name in names:
+        (kept / "nbs" / f"{name}.doctree").unlink(missing_ok=True)
+    if not names:
+        (kept / "environment.pickle").unlink(missing_ok=True)
+
+
+def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
+    "Render with Jupyter Book. Whether it came to its end, whether it warned of nothing, and what it said."
+    finished = root / "_build" / "finished"
+    finished.unlink(missing_ok=True)
+    command = [Path(sys.executable).parent / "jupyter-book", "build", ".", "--warningiserror", "--nitpick", "--keep-going", "--quiet"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), str(ROOT)]))}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    ended, said = finished.exists(), run.ANSI.sub("", done.stdout + done.stderr)
+    if done.returncode:
+        read_again(said, root)
+    if ended and (warnings := [line for line in said.splitlines() if LEVEL.search(line)]):
+        said = "\n".join(warnings)             # and not that jupyter-book ended with an error
+    return ended, not done.returncode, said[-12000:]
+
+
 def render() -> bool:
-    "Render with Jupyter Book; warnings are errors. Skipped where nothing changed since the last rendering."
+    "Render the book, or find that nothing changed since it was last rendered. Prints the warnings and returns False where there are any; the pages are there then, too."
     if removed := remove_leftovers():
         print(f"removed what earlier chapters left: {', '.join(removed)}", flush=True)
     executed = "".join(f"{c.name}{run.Run(c).record()}" for c in chapters())
@@ -69,14 +109,24 @@ def render() -> bool:
         return True
     print("rendering", flush=True)
     forget_pages_of_another_style()
-    command = [Path(sys.executable).parent / "jupyter-book", "build", ".", "--warningiserror", "--nitpick", "--keep-going", "--quiet"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    if done.returncode:
-        print(done.stdout[-6000:] + done.stderr[-6000:])
+    stamp.unlink(missing_ok=True)
+    ended, clean, said = sphinx()
+    if not clean:
+        print(said)
+        print("Sphinx warned; the pages are there." if ended else "Sphinx did not come to its end: the pages are missing, or those of an earlier build.")
         return False
     stamp.write_text(key)
     return True
+
+
+def closing(failures: list[run.ChapterFailed], clean: bool, seconds: float, page: Path = HTML) -> str:
+    "The last lines: what failed, and where the book is."
+    lines = []
+    if failures:
+        lines += [f"{len(failures)} {'chapter' if len(failures) == 1 else 'chapters'} failed; each page shows its error in place:", *(f"  {f.summary()}" for f in failures)]
+    if not clean:
+        lines.append("Rendering found something wrong: the messages are above.")
+    return "\n".join([*lines, f"The book: {page}" if page.exists() else "There is no book.", f"({seconds:.0f} s)"])
 
 
 def main() -> int:
@@ -87,12 +137,12 @@ def main() -> int:
     todo = [c for c, reason in reasons.items() if reason]
     print(f"running {len(todo)} of {len(reasons)} chapters" + (" (the others are unchanged)" if len(todo) < len(reasons) else ""), flush=True)
     failures = run.run_all(todo)
+    clean = render()
+    print(f"\nchapters and the time that each took when it was last run\n{run.timetable()}\n")
     for failure in failures:
-        print(f"\n{failure}")
-    if failures or not render():
-        return 1
-    print(f"\nchapters and the time that each took when it was last run\n{run.timetable()}\n\nThe book: {HTML}\n({time.perf_counter() - start:.0f} s)")
-    return 0
+        print(f"{failure}\n")
+    print(closing(failures, clean, time.perf_counter() - start))
+    return 0 if clean and not failures else 1
 
 
 if __name__ == "__main__":

@@ -26,10 +26,51 @@ class Chapter:
         return match.group(1) if match else self.name.split("_", 1)[-1]
 
     def cells(self) -> list[dict]:
-        return json.loads(self.path.read_text(encoding="utf-8"))["cells"]
+        "Its cells; those of a stand-in where the file is no notebook, so that one broken file does not stop what reads them all."
+        try:
+            return parse(self.path.read_bytes())["cells"]
+        except ValueError as error:
+            return stand_in(self.path, str(error))["cells"]
+
+    def unreadable(self) -> str:
+        "Why the file is no notebook, or an empty string."
+        try:
+            parse(self.path.read_bytes())
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def code_cells(self) -> list[str]:
         return ["".join(c["source"]) for c in self.cells() if c["cell_type"] == "code"]
+
+
+def parse(data: bytes) -> dict:
+    "A notebook as a dictionary. Raises `ValueError` with the reason where it is none."
+    notebook = json.loads(data.decode("utf-8"))             # both raise a ValueError
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    text = lambda source: isinstance(source, str) or isinstance(source, list) and all(isinstance(line, str) for line in source)
+    if not isinstance(cells, list):
+        raise ValueError("it has no list of cells")
+    for number, cell in enumerate(cells, 1):
+        if not (isinstance(cell, dict) and isinstance(cell.get("cell_type"), str) and text(cell.get("source")) and isinstance(cell.get("metadata", {}), dict)):
+            raise ValueError(f"cell {number} has no type, or no text")
+    return notebook
+
+
+LABELS = re.compile(r"\{#((eq|fig|tbl|sec|exr|thm|lem|prp|cor|def|cnj|exm)-[\w-]*\w)|#\| label: ((fig)-[\w-]*\w)")
+
+
+def stand_in(path: Path, reason: str) -> dict:
+    "A notebook in the place of a file that is none: it says so, and has the labels that can be found in the file, so that references from other chapters arrive."
+    lost = "Lost: this page could not be read."
+    forms = {"eq": "$$ \\text{{lost}} $$ {{#{0}}}", "sec": "## Lost {{#{0}}}", "fig": "#| label: {0}\n#| fig-cap: " + lost + "\n# lost"}
+    cells = [{"cell_type": "markdown", "source": f"# {path.stem}\n\n> This file is not a notebook: {reason}."}]
+    for match in dict.fromkeys(m.groups() for m in LABELS.finditer(path.read_text(encoding="utf-8", errors="replace"))):
+        label, kind = match[0] or match[2], match[1] or match[3]
+        cells.append({"cell_type": "code" if kind == "fig" else "markdown", "source": forms.get(kind, "::: {{#{0}}}\n" + lost + "\n:::").format(label)})
+    for i, cell in enumerate(cells):
+        cell |= {"id": f"lost{i}", "metadata": {}, **({"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {})}
+    return {"cells": cells, "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}, "nbformat": 4, "nbformat_minor": 5}
 
 
 def table_of_contents(root: Path = ROOT) -> dict:

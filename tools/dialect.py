@@ -3,6 +3,7 @@
 When Sphinx reads a notebook, its outputs are swapped in from the executed copy, nbdev's `#|` directives become cell tags, and
 Quarto's markdown becomes MyST. Nothing is written back. SVG figures are inlined, with their ink in the colour of the theme's text.
 """
+import binascii
 import hashlib
 import html
 import json
@@ -10,6 +11,8 @@ import re
 from pathlib import Path
 
 from tools import api
+from tools.chapters import Chapter, stand_in
+from tools.run import Run
 
 INK = "#101010"
 THEOREMS = {"thm": "theorem", "lem": "lemma", "prp": "proposition", "cor": "corollary", "def": "definition", "cnj": "conjecture", "exm": "example"}
@@ -170,7 +173,7 @@ def code_cell(cell: dict) -> None:
     source = "".join(cell["source"])
     found = directives(source)
     cell["source"] = without_directives(source)
-    cell["metadata"]["tags"] = cell_tags(found)
+    cell["metadata"]["tags"] = [] if cell["metadata"].pop("failed", False) else cell_tags(found)       # a hidden cell that failed is shown
     if not cell["source"] and "remove-cell" not in cell["metadata"]["tags"]:
         cell["metadata"]["tags"].append("remove-cell")
     caption = found.get("fig-cap")
@@ -275,10 +278,73 @@ def label_exports(cells: list[dict], entries: dict[str, list[api.Entry]]) -> lis
     return out
 
 
-def translate_notebook(notebook: dict, executed: dict | None, claims: set[str] = frozenset(), entries: dict | None = None) -> dict:
+# ---- a chapter that failed ------------------------------------------------------------------------------------
+
+NOT_DRAWN = (f'<svg width="300pt" height="40pt" viewBox="0 0 300 40" xmlns="http://www.w3.org/2000/svg">'
+             f'<text x="0" y="24" style="font: 12px sans-serif; fill: {INK}">not drawn: the cell did not come to its end</text></svg>')
+
+
+def has_image(cell: dict) -> bool:
+    return any(kind.startswith("image/") for output in cell["outputs"] for kind in output.get("data", {}))
+
+
+def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
+    "The cells of a chapter that failed, with what happened at the top, a mark above the cell, and a stand-in for each figure that others may refer to."
+    number = failed.get("cell", 0)
+    where = f"[Cell {number} of {failed.get('of')}](#failed-{name}) failed" if number else "It could not be run"
+    rest = " The cells above it show what they gave; those below were not run." if number else ""
+    top = f":::{{admonition}} This page failed\n:class: danger\n\n{where} when this book was made:\n\n~~~~~~~~text\n{failed.get('error', '')}\n~~~~~~~~\n{rest}\n:::"
+    made = []
+    for i, cell in enumerate(cells, 1):
+        if cell["cell_type"] == "code":
+            found = directives("".join(cell["source"]))
+            if i == number:
+                made.append({"cell_type": "markdown", "id": "failed-here", "metadata": {}, "source": f"(failed-{name})=\n:::{{div}} failed-cell\nThis cell failed.\n:::"})
+                cell["metadata"]["failed"] = True
+            if ("fig-cap" in found or "figure" in cell["metadata"].get("mystnb", {})) and not has_image(cell):
+                cell["outputs"] = [*cell["outputs"], {"output_type": "display_data", "metadata": {}, "data": {"image/svg+xml": NOT_DRAWN}}]
+        made.append(cell)
+        if i == 1:
+            made.append({"cell_type": "markdown", "id": "failed-page", "metadata": {}, "source": top})
+    return made
+
+
+BINARY = ("image/png", "image/jpeg", "image/gif", "application/pdf")
+
+
+def garbage(kind: str, data) -> str:
+    "What is wrong with an output of this kind, or an empty string. Sphinx would end at it without a book."
+    if kind.endswith("json") or "+json" in kind:
+        return ""
+    if not (isinstance(data, str) or isinstance(data, list) and all(isinstance(line, str) for line in data)):
+        return f"{kind} that is no text"
+    if kind in BINARY:
+        try:
+            binascii.a2b_base64("".join(data))
+        except ValueError:
+            return f"{kind} that is not in base 64"
+    if kind == "image/svg+xml" and "<svg" not in "".join(data):
+        return f"{kind} without an svg element"
+    return ""
+
+
+def without_garbage(output: dict) -> list[str]:
+    "Takes out of an output what no page can show, and says what it was; a line of text stands in its place."
+    data = output.get("data", {})
+    wrong = {kind: why for kind, content in data.items() if (why := garbage(kind, content))}
+    for kind in wrong:
+        del data[kind]
+    if wrong and not data:
+        data["text/plain"] = f"left out: {', '.join(wrong.values())}"
+    return list(wrong.values())
+
+
+def translate_notebook(notebook: dict, executed: dict | None, claims: set[str] = frozenset(), entries: dict | None = None,
+                       failed: dict | None = None, name: str = "") -> dict:
     """The notebook as Jupyter Book should see it: outputs from the executed copy, dialect translated.
 
-    `claims`: identifiers of the ledger that this chapter proves; `entries`: the API, by module.
+    `claims`: identifiers of the ledger that this chapter proves; `entries`: the API, by module; `failed`: what the record of
+    the chapter `name` says where its last run failed.
     """
     claims = set(claims)
     outputs = {}
@@ -295,6 +361,8 @@ def translate_notebook(notebook: dict, executed: dict | None, claims: set[str] =
             for output in cell["outputs"]:
                 show_doc(output)
                 link_claims(output, claims)
+    if failed:
+        notebook["cells"] = mark_failure(notebook["cells"], failed, name)
     notebook["cells"] = label_exports(notebook["cells"], entries or {})
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
@@ -305,6 +373,7 @@ def translate_notebook(notebook: dict, executed: dict | None, claims: set[str] =
 # ---- Sphinx ---------------------------------------------------------------------------------------------------
 
 def source_read(app, docname, source):
+    from sphinx.util import logging
     path, root = Path(app.env.doc2path(docname)), Path(app.srcdir)
     if path.name == "api.md":
         for file in api.files(root):
@@ -312,11 +381,17 @@ def source_read(app, docname, source):
         source[0] = source[0].replace(api.MARK, api.page(root))
     if path.suffix != ".ipynb":
         return
-    executed = root / "_build" / "executed" / path.name
-    app.env.note_dependency(str(executed))
-    copy = json.loads(executed.read_text(encoding="utf-8")) if executed.exists() else None
-    notebook = translate_notebook(json.loads(source[0]), copy, api.claims_of(root, path.stem), api.entries(root))
+    chapter = Chapter(path.stem, root)
+    run = Run(chapter)
+    for file in (run.notebook, run.record_file):
+        app.env.note_dependency(str(file))
+    copy = json.loads(run.notebook.read_text(encoding="utf-8")) if run.notebook.exists() else None
+    reason = chapter.unreadable()
+    read = stand_in(path, reason) if reason else json.loads(source[0])
+    notebook = translate_notebook(read, copy, api.claims_of(root, path.stem), api.entries(root), run.record().get("failed"), path.stem)
     for output in (output for cell in notebook["cells"] for output in cell.get("outputs", [])):
+        for wrong in without_garbage(output):
+            logging.getLogger(__name__).warning("an output was left out: %s", wrong, location=docname)
         for named in chapter_titles(output, path.parent):
             app.env.note_dependency(str(named))
     source[0] = json.dumps(notebook)
@@ -370,6 +445,41 @@ def keep_punctuation(doctree) -> None:
             parent.replace(after, nodes.Text(after[closes.end():]))
 
 
+def safe_parser():
+    "The parser of notebooks; what it cannot read is shown without its outputs, with a warning, and does not end the build."
+    from docutils.utils import new_document
+    from myst_nb.sphinx_ import Parser
+    from sphinx.util import logging
+
+    class SafeParser(Parser):
+        def parse(self, inputstring, document):
+            try:
+                return super().parse(inputstring, document)
+            except Exception as error:
+                env = document.settings.env
+                words = f"{type(error).__name__}: {error}"
+            logging.getLogger(__name__).warning("the outputs of this page could not be rendered: %s", words, location=env.docname)
+            env.app.emit("env-purge-doc", env, env.docname)
+            env.clear_doc(env.docname)
+            fresh = new_document(document["source"], document.settings)
+            fresh.reporter = document.reporter
+            document.__dict__.clear()
+            document.__dict__.update(fresh.__dict__)
+            notebook = json.loads(inputstring)
+            for cell in notebook["cells"]:
+                if cell["cell_type"] == "code":
+                    cell["outputs"] = []
+            notebook["cells"] = mark_failure(notebook["cells"], {"error": words}, env.docname.rsplit("/", 1)[-1])
+            return super().parse(json.dumps(notebook), document)
+    return SafeParser
+
+
+def finished(app, exception):
+    "Tells tools/build.py that Sphinx came to its end, with warnings or without."
+    if exception is None:
+        (Path(app.srcdir) / "_build" / "finished").write_text("")
+
+
 def no_network(app, pagename, templatename, context, doctree):
     "sphinx-thebe writes the address of a network into every page, used or not; and twice, which is an error in the page."
     if "script_files" in context:
@@ -380,6 +490,9 @@ def setup(app):
     app.connect("source-read", source_read)
     app.connect("doctree-resolved", inline_figures)
     app.connect("html-page-context", no_network, priority=900)         # after the extensions that add scripts
+    app.connect("build-finished", finished)
+    app.setup_extension("myst_nb")
+    app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
     own = "".join(Path(f).read_text(encoding="utf-8") for f in (__file__, api.__file__))
     return {"version": "1", "env_version": api.checksum(own), "parallel_read_safe": True, "parallel_write_safe": True}    # all pages are read again when this changes

@@ -80,7 +80,7 @@ def write(folder: Path, ref: str = "", root: Path = ROOT) -> list[Path]:
     files["binder/requirements.txt"] = f"--extra-index-url https://download.pytorch.org/whl/cpu\njupyterlab\n{requirement(repo, ref)}\n"
     files["binder/runtime.txt"] = "python-3.11\n"
     files["README.md"] = f"Written by tools/launch.py from https://github.com/{repo} at {ref}: the chapters as Colab and Binder open them. Changes are made there.\n"
-    files |= {f"nbs/{p.relative_to(root).as_posix()}": p.read_text(encoding="utf-8") for p in sorted((root / "results").glob("*/book/**/*")) if p.is_file()}
+    files |= {f"nbs/{p.relative_to(root).as_posix()}": p.read_text(encoding="utf-8") for p in sorted((root / "results").glob("**/book/**/*")) if p.is_file()}
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -212,11 +212,11 @@ def notebook(chapter: Chapter) -> dict:
     if chapter.name not in known:
         raise KeyError(f"{chapter.name} is not a chapter that can be run as a tutorial; those are {', '.join(known)}")
     translation = Translation(root, {f"{name}.ipynb" for name in known})
-    source = json.loads(chapter.path.read_text(encoding="utf-8"))
+    source = chapter.cells()
     exports = [directives(s).get("default_exp") for s in chapter.code_cells()]
     module = next((m for m in exports if m and m != "__init__"), "")
     cells = []
-    for cell in join_divs(source["cells"]):
+    for cell in join_divs(source):
         if cell["cell_type"] == "markdown":
             cells.append(markdown_cell(translation.markdown(text_of(cell)), cell["id"]))
         elif cell["cell_type"] == "code":

@@ -9,7 +9,6 @@ __all__ = ['SCHEMA', 'SCALES', 'NATIVE', 'UnknownName', 'ResultsError', 'Publish
            'tell_other_code', 'default_device', 'run_recipe']
 
 # %% ../../nbs/060_experiments.results.ipynb #62231cd2
-import ctypes
 import hashlib
 import importlib
 import itertools
@@ -198,9 +197,10 @@ def _computed(device: str) -> tuple[str | None, str | None]:
     loaded = native._library.cache_info().currsize > 0          # asked for, or failed
     kernel = None
     if loaded and native.available():
-        told = native.library().normalnorm_instructions
-        told.restype = ctypes.c_char_p
-        kernel = told().decode()
+        way = native.way()
+        parts = [f"vectors of {way.lanes}", "fused multiply-add" if way.fused else "",
+                 "tables" if way.tables else ""]
+        kernel = ", ".join(filter(None, parts))
     chosen = backends.get_backend()
     if chosen in ("eager", "compiled"):
         return chosen, kernel

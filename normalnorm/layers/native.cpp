@@ -171,10 +171,11 @@ inline V2 floats(I2 x) { return {(V)x.a, (V)x.b}; }
 inline V2 exponent(V2 x) { return {exponent(x.a), exponent(x.b)}; }
 inline V2 lookup(const float table[16], I2 index) { return {lookup(table, index.a), lookup(table, index.b)}; }
 inline I2 operator-(I2 x, I2 y) { return {x.a - y.a, x.b - y.b}; }
-inline I2 operator+(I2 x, I2 y) { return {x.a + y.a, x.b + y.b}; }
-inline I2 operator+(I2 x, int y) { return {x.a + y, x.b + y}; }
 inline I2 operator>>(I2 x, int y) { return {x.a >> y, x.b >> y}; }
-inline I2 operator<<(I2 x, int y) { return {x.a << y, x.b << y}; }
+// 2ⁿ · factor, for n with 1.5 · 2^23 added. Of far values n means nothing, and the sum goes round: without a sign, where that is allowed.
+inline V times_power(V factor, V n) { return (V)(((U)n << 23) + (U)factor); }
+inline V2 times_power(V2 factor, V2 n) { return {times_power(factor.a, n.a), times_power(factor.b, n.b)}; }
+inline V2 times_power(V factor, V2 n) { return {times_power(factor, n.a), times_power(factor, n.b)}; }
 inline I2 operator&(I2 x, int y) { return {x.a & y, x.b & y}; }
 inline V2 absolute(V2 x) { return {absolute(x.a), absolute(x.b)}; }
 inline V2 with_sign(V2 x, V2 y) { return {with_sign(x.a, y.a), with_sign(x.b, y.b)}; }
@@ -247,12 +248,12 @@ inline Exp<T> exp_of(T binary, T low, Log<T> parts) {
 }
 template <class T>
 inline T exp_from(Exp<T> x) {
-    T scale = floats((bits(x.n) << 23) + 0x3f800000);
+    T scale = times_power(set(1), x.n);
     return x.m * scale + scale;
 }
 template <class T>
 inline T expm1_from(Exp<T> x, T factor) {                       // factor · expm1(t), with one rounding less than if it came last; 2^n factor may not underflow
-    T scaled = floats((bits(x.n) << 23) + bits(factor));
+    T scaled = times_power(factor, x.n);
     return fma(x.m, scaled, scaled - factor);
 }
 
@@ -1708,25 +1709,6 @@ int normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) {
     if (!all_here(z)) return NO_DATA;
     normals(start, count, Keys(key), z);
     return DONE;
-}
-
-const char* normalnorm_instructions() {                         // what this file was compiled for, for the record
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
-    return "AVX-512";
-#elif defined(__AVX2__)
-    return
-#if defined(__FMA__)
-        "AVX2 with FMA";
-#else
-        "AVX2";
-#endif
-#elif defined(__x86_64__)
-    return "SSE2";
-#elif defined(__aarch64__)
-    return "NEON";
-#else
-    return "portable";
-#endif
 }
 }
 

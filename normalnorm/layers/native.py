@@ -46,7 +46,7 @@ KEPT = 13                        # numbers a unit that the forward pass leaves t
 @functools.cache
 def _library() -> ctypes.CDLL | CompilerError:
     try:
-        compiled = load(Path(core.__file__).with_name("native.cpp"), [f"normalnorm_{name}" for name in ("forward", "backward", "given_backward", "proxy_forward", "proxy_backward", "normals")])
+        compiled = load(Path(core.__file__).with_name("native.cpp"), [f"normalnorm_{name}" for name in ("forward", "backward", "given_backward", "normals", "refused", "path", "proxy_forward", "proxy_backward")])
     except CompilerError as error:                      # remembered: the next call does not try again
         return error
     return bound(compiled)
@@ -192,7 +192,7 @@ def _channels_last(u: Tensor, dim: tuple[int, ...]) -> torch.memory_format | Non
 @functools.lru_cache(maxsize=1024)
 def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None, bias: tuple | None, settings: Settings, axis: int | None, statistics: tuple | None, last: torch.memory_format | None) -> Call | None:
     shape, ndim, kinds = u[0], len(u[0]), [kind for kind in (u, weight, bias, *(statistics or ())) if kind is not None]
-    if 0 in shape or settings.steps > 1 or settings.safeguard or not all(dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds):
+    if not shape or 0 in shape or settings.steps > 1 or settings.safeguard or not all(dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds):
         return None
     settings.check()
     per_channel = (1, *shape[1:2], *(1,) * (ndim - 2))

@@ -7,6 +7,7 @@ __chapter__ = "245_layers.sync"
 # %% ../../../nbs/245_layers.sync.ipynb
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,13 +96,14 @@ def in_processes(count, call):
     imports = call.partition("; ")[0]
     with tempfile.TemporaryDirectory() as folder:
         calls = [call.format(rank=rank, folder=folder) for rank in range(count)]
-        programs = [FORKS.format(imports=imports, calls=calls)] if hasattr(os, "fork") else calls
-        processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
+        programs = [FORKS.format(imports=imports, calls=calls)] if sys.platform == "linux" else calls          # elsewhere forking is missing, or unsafe
+        processes = [subprocess.Popen([sys.executable, "-c", program], start_new_session=True) for program in programs]
         try:
             assert [process.wait(300) for process in processes] == [0] * len(processes), "a process failed"
         finally:
             for process in processes:
-                process.kill()
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
         return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(count)]
 
 
