@@ -115,7 +115,7 @@ def compare_processes(shares, synchronized=True):
         alone = one_step(BatchNormalNorm3d, options, *sample(sum(shares)))
         together = [*(torch.cat([p[i][j] for p in parts]) for j in (0, 1)), *(sum(p[i][j] for p in parts) for j in (2, 3))]
         yield options, {**{name: (a - b).abs().max().item() for name, a, b in zip(NAMES, together, alone)},
-                        **{name: max((p[i][j] - alone[j]).abs().max().item() for p in parts) for j, name in enumerate(NAMES) if j > 3}}
+                        **{name: torch.stack([(p[i][j] - alone[j]).abs().max() for p in parts]).max().item() for j, name in enumerate(NAMES) if j > 3}}
 
 
 @claim("sync-one-process", source="new", statement="processes with uneven, even empty, shares of a batch give the outputs, gradients and running averages of one process with all of it, noise included",
@@ -123,4 +123,4 @@ def compare_processes(shares, synchronized=True):
 def _(synchronized):
     "Two processes, one row and four rows; nine settings. The mutant does not exchange anything."
     for options, found in compare_processes([1, 4], synchronized):
-        assert max(found.values()) < 1e-8, (options, found)
+        assert all(v < 1e-8 for v in found.values()), (options, found)          # max() would pass over a NaN

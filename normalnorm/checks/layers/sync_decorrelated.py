@@ -104,7 +104,7 @@ def compare_decorrelated(shares, several=True):
         for name, expected in alone.items():
             values = [part[i][name] for part in parts]
             together = [torch.cat(values)] if name in ("output", "input gradient") else [sum(values)] if name.startswith("gradient") else values
-            found[name] = max(((v - expected).abs() / expected.abs().clamp(min=1)).max().item() for v in together)
+            found[name] = torch.stack([((v - expected).abs() / expected.abs().clamp(min=1)).max() for v in together]).max().item()
         yield (kind.__name__, options), found
 
 
@@ -113,4 +113,4 @@ def compare_decorrelated(shares, several=True):
 def _(several):
     "Two processes, one image and four; fifteen settings. The mutant does not exchange anything."
     for case, found in compare_decorrelated([1, 4], several):
-        assert max(found.values()) < 1e-6, (case, found)
+        assert all(v < 1e-6 for v in found.values()), (case, found)          # max() would pass over a NaN
