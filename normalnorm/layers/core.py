@@ -152,8 +152,12 @@ def gaussianize(x: Tensor, dim: tuple[int, ...], settings: Settings) -> tuple[Te
 def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     "x·weight + bias, each of which may be None. `TypeError` unless they are real floating-point tensors."
     check_real(weight=weight, bias=bias)
+    shape = x.shape
     x = x if weight is None else x * weight
-    return x if bias is None else x + bias
+    out = x if bias is None else x + bias
+    if out.shape != shape:
+        raise ValueError(f"weight or bias would enlarge the result to {tuple(out.shape)}; expected shapes that broadcast to that of the input, {tuple(shape)}")
+    return out
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -223,6 +227,7 @@ class _NormalityNorm(torch.autograd.Function):
         saved = ctx.saved_tensors                       # once: each time unpacks again what a hook has packed
         if not torch.compiler.is_compiling():
             check_saved(saved, ctx.kinds)
+            check_memory(grad)
         return _NormalityNorm._gradients(ctx, saved, grad, grad_mean, grad_var, grad_lmbda)
 
     @staticmethod
@@ -310,7 +315,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
     settings = Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
     eps, noise, _, alpha, *_ = settings
     if not u.numel():
-        return u.clone(), statistics
+        return rounded(affine(u.clone(), weight, bias), u.dtype), statistics
     check_memory(u, weight, bias, *(statistics or ()))
     if noise and seed is None:
         seed = draw_seed(u.device)

@@ -152,7 +152,7 @@ def decorrelated_batch_norm(input: Tensor, running_mean: Tensor | None = None, r
     Example: `decorrelated_batch_norm(torch.randn(8, 3), training=True).shape` is (8, 3).
     """
     if not input.numel():
-        return input.clone()
+        return affine(input.clone(), column(weight, input.ndim), column(bias, input.ndim)).to(input.dtype)
     y, mean, cov, _ = _prepared(input, group_size, training, eps, method, iterations, False, running_mean, running_covariance, weight=weight, bias=bias)
     if training:
         _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance, batches=batches)
@@ -172,7 +172,7 @@ def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = 
     Example: `decorrelated_batch_normal_norm(torch.randn(8, 3), training=True).shape` is (8, 3).
     """
     if not input.numel():
-        return input.clone()
+        return affine(input.clone(), column(weight, input.ndim), column(bias, input.ndim)).to(input.dtype)
     z, mean, cov, variance = _prepared(input, group_size, training, eps, method, iterations, True, running_mean, running_covariance,
                                        running_lambda=running_lambda, weight=weight, bias=bias)
     given = None

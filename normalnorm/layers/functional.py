@@ -105,6 +105,7 @@ def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
     for name, value in values.items():
         if value is not None and value.shape != (channels,):
             raise ValueError(f"the input has {channels} channels, in a shape of {tuple(input.shape)}, but {name} has the shape {tuple(value.shape)}; expected ({channels},)")
+    check_real(**values)
     return channels
 
 

@@ -44,7 +44,7 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
     gaussianizer = gaussianizer or Power()
     check_memory(u, weight, bias, *(() if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)))
     if not u.numel() and not isinstance(dim, Over):
-        return u.clone(), statistics
+        return affine(u.clone(), weight, bias).to(u.dtype), statistics
     x = u.to(torch.promote_types(u.dtype, torch.float32))
     if statistics is None:
         var, mean = over(dim).var_mean(x)
@@ -97,6 +97,8 @@ class GaussianizedBatchNorm(nn.Module):
         channels = check_channels(input, "batch")
         if channels != self.num_features:
             raise ValueError(f"GaussianizedBatchNorm was made for num_features={self.num_features} channels, given {channels} on axis 1 of a shape of {tuple(input.shape)}")
+        own = {f"running_{name}": getattr(self, f"running_{name}") for name in ("mean", "var", *self.gaussianizer.names)}
+        check_channels(input, "batch", weight=self.weight, bias=self.bias, **own)
         count = input.numel() // channels
         if self.training and count == 1:
             raise ValueError(f"a batch statistic needs more than one value per channel when training, given a shape of {tuple(input.shape)}: use a larger batch, or eval()")
