@@ -270,10 +270,12 @@ def parts() -> list[Part]:
 # ---- what has been done ----
 
 @cache
-def key() -> str:
-    "Of all that decides an outcome: the package, the tests and their record, this file, the compilers, PyTorch, the processor."
+def key(name: str) -> str:
+    "Of all that decides the outcome of a part: the kernel, the driver and its record, this file, the compilers, the processor; for tests, the package, the tests and PyTorch too."
     h = hashlib.sha256()
-    files = [*sorted((ROOT / "normalnorm").rglob("*.py")), KERNEL, DRIVER, RECORDED, ROOT / "tests" / "conftest.py", *(ROOT / t for t in TESTS), Path(__file__)]
+    files = [KERNEL, DRIVER, RECORDED, Path(__file__)]
+    if name.startswith("tests "):
+        files += [*sorted((ROOT / "normalnorm").rglob("*.py")), ROOT / "tests" / "conftest.py", *(ROOT / t for t in TESTS)]
     for file in files:
         h.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
     h.update(json.dumps([compilers(), version("torch"), sys.version, _cpuinfo().get("flags", "")]).encode())
@@ -295,13 +297,13 @@ def stored(name: str, wanted: str | None = None) -> dict | None:
         outcome = json.loads((STATE / f"{slug(name)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return outcome["outcome"] if outcome.get("key") == (wanted or key()) else None
+    return outcome["outcome"] if outcome.get("key") == (wanted or key(name)) else None
 
 
 def store(name: str, outcome: dict, of: str | None = None) -> None:
     STATE.mkdir(parents=True, exist_ok=True)
     target = STATE / f"{slug(name)}.json"
-    target.with_suffix(".new").write_text(json.dumps({"key": of or key(), "name": name, "outcome": outcome}, indent=1) + "\n", encoding="utf-8")
+    target.with_suffix(".new").write_text(json.dumps({"key": of or key(name), "name": name, "outcome": outcome}, indent=1) + "\n", encoding="utf-8")
     os.replace(target.with_suffix(".new"), target)
 
 
@@ -346,7 +348,8 @@ def write_record(outcomes: dict[str, dict]) -> None:
         whole = {}
     for name in WHOLE:
         whole |= {name: found} if (found := stored(f"whole {name}", "any")) else {}
-    RECORD.write_text(json.dumps(about() | {"parts": outcomes, "whole": whole}, indent=1) + "\n", encoding="utf-8")
+    missing = [p.name for p in parts() if p.name not in outcomes]
+    RECORD.write_text(json.dumps(about() | {"parts": outcomes, "not run": missing, "whole": whole}, indent=1) + "\n", encoding="utf-8")
 
 
 # ---- both commands whole ----
@@ -364,7 +367,7 @@ def run_whole(name: str) -> dict:
     env.pop("OMP_NUM_THREADS")                          # each process as it would be
     outcome = {"passed": True, "commit": commit, "date": time.strftime("%Y-%m-%d"), "processor": _cpuinfo().get("model name", ""),
                "environment": {k: env[k] for k in ("CXX", *dict(SETS[WHOLE[name]].torch))}}
-    of_the_record = "tests/test_processors.py::test_record_of_this_code"         # it asks for the outcome of this very run
+    of_the_record = "tests/test_processors.py::test_recorded_outcomes"         # it asks for the outcome of this very run
     for step, command in (("book", ["-m", "tools.build"]), ("tests", ["-m", "pytest", "-n", "2", "tests", "--deselect", of_the_record])):
         print(f"{step}: python {shlex.join(command)}, output in {folder / step}.txt", flush=True)
         began = time.perf_counter()
@@ -419,6 +422,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"  [{number}/{len(todo)}] {table({part.name: outcome})}", *outcome["failures"], sep="\n      ", flush=True)
     outcomes = {p.name: o for p in parts() if (o := stored(p.name))}
     print(f"\n{table({p.name: outcomes[p.name] for p in chosen})}")
+    if missing := [p.name for p in parts() if p.name not in outcomes]:
+        print(f"\n{len(missing)} other parts were not run for this state of the code")
     failed = [p.name for p in chosen if outcomes[p.name]["passed"] is False]
     print(f"\n{len(failed)} of {len(chosen)} parts failed" + (f": {', '.join(failed)}" if failed else ""))
     if given.record:
