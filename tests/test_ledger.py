@@ -1,5 +1,6 @@
 "One run of a claim serves: the chapter's, for as long as nothing that it depends on has changed."
 import json
+import os
 import shutil
 
 import pytest
@@ -87,3 +88,11 @@ def test_the_command_runs_everything(monkeypatch):
     claim = claims.Claim("toy", "s", "t", "identity", "holds", "numerical", calls.append, 1, 2)
     monkeypatch.setattr(ledger, "recorded", lambda root: {"toy": {"outcome": "as recorded", "mutant": "rejected", "seconds": 0.1}})
     assert [o.mutant for o in claims.verify([claim], mutants=True)] == ["survived"] and calls == [1, 2]
+
+
+def test_a_chapter_and_the_tests_see_the_same_environment(monkeypatch):
+    "What the runner sets for a kernel, and conftest for the tests, is no other choice of instructions: or every record would look old from there, and all would be run again."
+    from tools import run
+    monkeypatch.delenv("NORMALNORM_QUIET", raising=False)
+    assert not [name for name in run.kernel_environment(run.ROOT) if name not in os.environ and run.SWITCHES.fullmatch(name)]
+    assert [bool(run.SWITCHES.fullmatch(n)) for n in ("CXX", "ATEN_CPU_CAPABILITY", "NORMALNORM_QUIET", "NORMALNORM_CACHE", "NORMALNORM_TEST_THREADS")] == [True, True, False, False, False]

@@ -32,8 +32,8 @@ FEW = 3                 # chapters for which it does not pay to import everythin
 SECONDS = Path(__file__).with_name("seconds.json")      # what the long chapters took on some machine: an order for the first run, no more
 SKIPPED = (".git", ".ruff_cache", "_build", "_docs", "__pycache__", ".pytest_cache", ".hypothesis", "build", "dist")
 
-# These choose the instructions that torch and our kernel use: another choice is another run.
-SWITCHES = re.compile(r"ATEN_CPU_CAPABILITY|ONEDNN_MAX_CPU_ISA|MKL_ENABLE_INSTRUCTIONS|MKL_CBWR|CXX|NORMALNORM_(?!CACHE)\w+")
+# These choose the instructions that torch and our kernel use: another choice is another run. What the runner itself sets for a kernel, or the tests for themselves, is none.
+SWITCHES = re.compile(r"ATEN_CPU_CAPABILITY|ONEDNN_MAX_CPU_ISA|MKL_ENABLE_INSTRUCTIONS|MKL_CBWR|CXX|NORMALNORM_(?!CACHE|QUIET|TEST)\w+")
 
 # Runs inside the kernel before the first cell. An audit hook sees every open(); modules are read off at the end.
 RECORD = """exec('''
