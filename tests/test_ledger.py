@@ -95,4 +95,5 @@ def test_a_chapter_and_the_tests_see_the_same_environment(monkeypatch):
     from tools import run
     monkeypatch.delenv("NORMALNORM_QUIET", raising=False)
     assert not [name for name in run.kernel_environment(run.ROOT) if name not in os.environ and run.SWITCHES.fullmatch(name)]
-    assert [bool(run.SWITCHES.fullmatch(n)) for n in ("CXX", "ATEN_CPU_CAPABILITY", "NORMALNORM_QUIET", "NORMALNORM_CACHE", "NORMALNORM_TEST_THREADS")] == [True, True, False, False, False]
+    names = ("CXX", "ATEN_CPU_CAPABILITY", "NORMALNORM_QUIET", "NORMALNORM_CACHE", "NORMALNORM_TEST_THREADS")
+    assert [bool(run.SWITCHES.fullmatch(name)) for name in names] == [True, True, False, False, False]
