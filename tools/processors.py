@@ -157,7 +157,7 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
 def run_tests(instructions: str, compiler: str, threads: int) -> Callable[[Path], dict]:
     def run(folder: Path) -> dict:
         cache_folder = folder.parent / f"kernel {compiler} {instructions}"          # one compilation for all numbers of threads
-        command, env = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", *TESTS], environment(instructions, compiler, cache_folder, threads)
+        command, env = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", "--tb=short", *TESTS], environment(instructions, compiler, cache_folder, threads)
         compiled(instructions, env)
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         (folder / "output.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
