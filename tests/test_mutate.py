@@ -189,8 +189,8 @@ def test_killed_survived_timed_out_and_recorded(toy):
     known = toy / "results" / "mutation" / "equivalents.json"
     known.parent.mkdir(parents=True)
     known.write_text(json.dumps([dict(
-        file="toy/sums.py", function="endless", before="while n > 0:",
-        after="while n > 1:", argument="for the test's sake")]))
+        file="toy/sums.py", function="shift", before="if x > LIMIT:",
+        after="if (x >= LIMIT):", argument="for the test's sake")]))
     run(toy, "--record")
     rows = [json.loads(line) for line in
             (known.parent / "mutants.jsonl").read_text().splitlines()]
