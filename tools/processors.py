@@ -32,6 +32,7 @@ RECORD = ROOT / "results" / "processors.json"
 STATE = ROOT / "_build" / "processors"
 KERNEL, DRIVER = ROOT / "normalnorm" / "layers" / "native.cpp", ROOT / "tests" / "kernel" / "driver.cpp"
 RECORDED = DRIVER.with_name("recorded.bin")
+INDUCTOR = "tests/test_proxy.py::test_compiled"          # PyTorch's inductor takes $CXX for one word; it does not use the kernel
 TESTS = ("tests/test_native.py", "tests/test_proxy.py")
 
 
@@ -157,7 +158,8 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
 def run_tests(instructions: str, compiler: str, threads: int) -> Callable[[Path], dict]:
     def run(folder: Path) -> dict:
         cache_folder = folder.parent / f"kernel {compiler} {instructions}"          # one compilation for all numbers of threads
-        command, env = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", "--tb=short", *TESTS], environment(instructions, compiler, cache_folder, threads)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", "--tb=short", *TESTS, "--deselect", INDUCTOR]
+        env = environment(instructions, compiler, cache_folder, threads)
         compiled(instructions, env)
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         (folder / "output.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
@@ -365,8 +367,13 @@ def run_whole(name: str) -> dict:
     (clone / ".venv").symlink_to(sys.prefix)
     env = environment(WHOLE[name], "gcc", folder / "cache", 1) | {"PYTHONPATH": str(clone)}
     env.pop("OMP_NUM_THREADS")                          # each process as it would be
+    program, *flags = shlex.split(env["CXX"])           # as one word, for PyTorch's inductor
+    compiler = folder / "compiler"
+    compiler.write_text(f'#!/bin/sh\nexec {program} "$@" {shlex.join(flags)}\n')
+    compiler.chmod(0o755)
+    env["CXX"] = str(compiler)
     outcome = {"passed": True, "commit": commit, "date": time.strftime("%Y-%m-%d"), "processor": _cpuinfo().get("model name", ""),
-               "environment": {k: env[k] for k in ("CXX", *dict(SETS[WHOLE[name]].torch))}}
+               "environment": {"CXX": shlex.join([program, *flags]), **{k: env[k] for k in dict(SETS[WHOLE[name]].torch)}}}
     of_the_record = "tests/test_processors.py::test_recorded_outcomes"         # it asks for the outcome of this very run
     for step, command in (("book", ["-m", "tools.build"]), ("tests", ["-m", "pytest", "-n", "2", "tests", "--deselect", of_the_record])):
         print(f"{step}: python {shlex.join(command)}, output in {folder / step}.txt", flush=True)
