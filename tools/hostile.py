@@ -12,7 +12,6 @@ import io
 import json
 import os
 import pickle
-import platform
 import random
 import select
 import signal
@@ -37,6 +36,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import normalnorm
+from normalnorm.experiments.results import processor
 from normalnorm.layers import functional, native
 from normalnorm.layers.backends import normality_norm, set_backend
 from normalnorm.layers.conversion import LayerNormalNorm2d
@@ -1017,13 +1017,6 @@ def main(arguments: list[str] | None = None) -> int:
         RECORD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(json.dumps(found, ensure_ascii=False) if given.json else ", ".join(f"{k} {len(v) if isinstance(v, dict) else v}" for k, v in found.items()))
     return bool(found["failures"])
-
-
-def processor() -> str:
-    try:
-        return next(line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":
