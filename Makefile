@@ -20,7 +20,7 @@ book: $(VENV)/.ready  ## run the chapters that changed, render the book to _buil
 	@$(BIN)/python -m tools.build
 
 test: $(VENV)/.ready  ## run the chapters that changed and every test
-	@$(BIN)/python -m pytest -n 2 tests
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 export: $(VENV)/.ready  ## write normalnorm/, README.md and _quarto.yml from the notebooks; clean the notebooks
 	@$(BIN)/python -m tools.export

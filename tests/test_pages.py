@@ -35,27 +35,6 @@ def pages_of(html):
     return [p for p in links.pages(html) if p != html / "index.html"]        # that one only forwards to the landing page
 
 
-@needs_browser
-@pytest.mark.parametrize("width", [browser.WIDTH, 1280])
-def test_every_page_is_whole_without_a_network(html, width):
-    "Equations typeset, figures there, nothing on the console, no sideways scroll, nothing cut off; contrast in both modes and on paper, once, on the wide page that shows more."
-    found = browser.inspect(pages_of(html), width, colours=width > browser.WIDTH)
-    assert list(found) == pages_of(html)
-    assert {p.name: report["problems"] for p, report in found.items() if report["problems"]} == {}
-    assert sum(r["equations"] for r in found.values()) > 100 and sum(r["figures"] for r in found.values()) > 5
-
-
-LEGIBLE = """
-  return [...d.querySelectorAll("article svg.figure-svg")].map(e => e.getBoundingClientRect().width / parseFloat(e.style.getPropertyValue("--natural")) * 3 / 4);"""
-
-
-@needs_browser
-def test_figures_stay_legible_on_a_narrow_page(html):
-    "They do not shrink below 0.6 of their size, where text of 9.5 points is 6 points high; a wider one scrolls in its box."
-    found = browser.ask([p.as_uri() for p in pages_of(html) if "figure-svg" in p.read_text(encoding="utf-8")], LEGIBLE, width=browser.WIDTH)
-    assert found and {a.rsplit("/", 1)[-1]: scales for a, scales in found.items() if min(scales, default=1) < 0.6} == {}
-
-
 ASK = """
   let copied = null;
   const wrong = [], blocks = [...d.querySelectorAll("article .highlight pre")], href = selector => [...d.querySelectorAll(selector)].map(a => a.getAttribute("href"));
@@ -74,11 +53,34 @@ ASK = """
     search: d.querySelectorAll("form.bd-search").length};"""
 
 
-@pytest.fixture(scope="module")
-def asked(html):
-    "Page, in the order of the table of contents → what it says about its copy buttons and its navigation."
-    toc = [f"{file}.html" for _, listed in pdf.parts() for file in listed]
-    return dict(zip((Path(page).name for page in toc), browser.ask([(html / page).as_uri() for page in toc], ASK).values()))
+@pytest.fixture(scope="session")
+def seen(html, shared_folder):
+    "Page, in the order of the table of contents, then those outside it → what a browser saw at both widths. Each page is opened once, for all workers."
+    listed = [html / f"{file}.html" for _, listed in pdf.parts() for file in listed]
+    pages = listed + [p for p in pages_of(html) if p not in listed]
+    kept = shared_folder / "pages.json"
+    with open(shared_folder / "pages.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            found = browser.inspect(pages, (browser.WIDTH, 1280), ASK, seconds=900)
+            kept.write_text(json.dumps({p.relative_to(html).as_posix(): report for p, report in found.items()}), encoding="utf-8")
+    seen = json.loads(kept.read_text(encoding="utf-8"))
+    assert list(seen) == [p.relative_to(html).as_posix() for p in pages]
+    return seen
+
+
+@pytest.fixture
+def asked(seen):
+    "Page of the contents → what it says about its copy buttons and its navigation."
+    return {Path(file).name + ".html": seen[f"{file}.html"]["answer"] for _, listed in pdf.parts() for file in listed}
+
+
+@needs_browser
+def test_every_page_is_whole_without_a_network(seen):
+    """On a telephone and on a wide screen: equations typeset, figures there and large enough, nothing on the console, no sideways scroll,
+    nothing cut off; contrast in both modes and on paper."""
+    assert {page: report["problems"] for page, report in seen.items() if report["problems"]} == {}
+    assert sum(r["equations"] for r in seen.values()) > 100 and sum(r["figures"] for r in seen.values()) > 5
 
 
 @needs_browser
@@ -192,6 +194,7 @@ BROKEN = {
     "not typeset": "<span class='math'>no formula</span>",
     "figure missing": "<img src='nowhere.png'>",
     "figure missing: svg": "<svg class='figure-svg' style='display: none'></svg>",
+    "figure too small: 0.50 of its size": "<svg class='figure-svg' style='--natural: 90pt; width: 60px; height: 20px'></svg>",
     "console: Uncaught Error: oops": "<script>setTimeout(() => { throw new Error('oops') })</script>",
     "dark mode: text": "<p style='color: #111'>ink on a dark page</p>",
     "light mode: text": "<p style='background: black'>ink on a black box</p>",
@@ -219,7 +222,8 @@ def test_a_broken_page_is_noticed(tmp_path):
     examples = {tmp_path / "good.html": "", tmp_path / "nominal.html": NOMINAL} | {tmp_path / f"broken{i}.html": words for i, words in enumerate(BROKEN)}
     for path, words in examples.items():
         path.write_text(f"{HEAD}<body><article>{GOOD}{BROKEN.get(words, words)}</article></body></html>")
-    found = browser.inspect(list(examples))
+    found = browser.inspect(list(examples), (browser.WIDTH, 1280))
+    assert found[tmp_path / "broken0.html"]["problems"][0].startswith(f"{browser.WIDTH} px: ") and len(found[tmp_path / "broken0.html"]["problems"]) == 1
     good = found.pop(tmp_path / "good.html")
     assert good == {"equations": 1, "figures": 1, "problems": []}
     assert found.pop(tmp_path / "nominal.html") == {"equations": 3, "figures": 1, "problems": []}

@@ -16,14 +16,15 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--disable-dev-shm-usage", "--allow-file-access-from-files", "--hide-scrollbars")
 WIDTH = 380
+LEGIBLE = 0.6       # of its natural size is the least at which the text of a figure can be read
 CONTRAST = 4.5      # of text and formulas: level AA of the Web Content Accessibility Guidelines; large text and the ink of figures need 3
 MESSAGE = re.compile(r'CONSOLE[:(]\d+\)?\] "(.*?)", source: (\S*) \(\d+\)', re.S)
 # Chromium does not print a message's level: what the theme and the toggle buttons report of their doings is left out by its first words.
 IGNORED = re.compile(r"Slow network is detected|\[PST\]: |\[togglebutton\]: |Got invalid theme mode: \. ")
 
-WRAPPER = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><iframe id="frame" width="%(width)d" height="900" style="border:0"></iframe>
+WRAPPER = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><iframe id="frame" height="900" style="border:0"></iframe>
 <script>
-const pages = %(pages)s, frame = document.getElementById("frame"), wait = ms => new Promise(done => setTimeout(done, ms));
+const pages = %(pages)s, widths = %(widths)s, frame = document.getElementById("frame"), wait = ms => new Promise(done => setTimeout(done, ms));
 const luminance = c => { const [r, g, b] = c.map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
 const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
 const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3]));
@@ -64,13 +65,17 @@ function figures(d) {
     const r = e.getBoundingClientRect(), folded = e.closest("details:not([open]), .toggle-hidden");
     const there = e.tagName == "IMG" ? e.complete && e.naturalWidth : folded || r.width && r.height;
     if (!there) bad.push("figure missing: " + name(e) + " " + (e.getAttribute("src") || ""));
+    // of its own size: text of 9.5 points is then 6 points high; a wider one scrolls in its box
+    const natural = parseFloat(e.style.getPropertyValue("--natural")) * 4 / 3;
+    if (r.width && r.width < %(legible)s * natural) bad.push("figure too small: " + (r.width / natural).toFixed(2) + " of its size: " + name(e));
   }
   return [all.length, bad];
 }
 function wide(d) {          // what sticks out, unless a box around it scrolls or cuts it
-  if (d.documentElement.scrollWidth <= %(width)d) return [];
+  const width = Number(frame.width);
+  if (d.documentElement.scrollWidth <= width) return [];
   const cut = e => { for (let a = e.parentElement; a && a != d.body; a = a.parentElement) if (getComputedStyle(a).overflowX != "visible") return true; };
-  const out = [...d.body.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > %(width)d + 1 && !cut(e));
+  const out = [...d.body.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > width + 1 && !cut(e));
   return ["scrolls sideways: " + d.documentElement.scrollWidth + " px: " + out.slice(-3).map(name).join("; ")];
 }
 function leaves(root, d) {  // [element, its box, its text if it is one] of what is read: texts, formulas, figures
@@ -119,8 +124,15 @@ function ink(e, node) {     // [{top, bottom}] of what is painted of a leaf
   }
   return found;
 }
+function boxOf(a) {         // what may cut or frame its content; null if it is no box
+  const s = getComputedStyle(a), box = a.getBoundingClientRect(), hides = o => o == "hidden" || o == "clip";
+  if (s.display == "inline" || s.display == "contents" || a.closest("mjx-math") || !box.width) return null;
+  return {box, hidesX: hides(s.overflowX), hidesY: hides(s.overflowY), scrollsY: /auto|scroll/.test(s.overflowY),
+    scrollsX: /auto|scroll/.test(s.overflowX) && a.scrollWidth > a.clientWidth + 1,
+    seen: rgba(s.backgroundColor)[3] > 0 || parseFloat(s.borderRightWidth) > 0 && s.borderRightStyle != "none"};
+}
 function cut(d) {           // what a box cuts off without a scrollbar of its own, or what sticks out of a box that is seen
-  const bad = new Set(), hides = o => o == "hidden" || o == "clip";
+  const bad = new Set(), boxes = new Map();
   for (const link of d.querySelectorAll("h1 .headerlink, h2 .headerlink, h3 .headerlink")) {
     const range = d.createRange(), r = link.getBoundingClientRect();
     range.selectNodeContents(link.parentElement); range.setEndBefore(link);
@@ -129,10 +141,11 @@ function cut(d) {           // what a box cuts off without a scrollbar of its ow
   for (const [e, r, node] of leaves(d.querySelector("article") || d.body, d)) {
     let painted = null;
     for (let a = e; a && a.tagName != "BODY"; a = a.parentElement) {
-      const s = getComputedStyle(a), box = a.getBoundingClientRect();
-      if (s.display == "inline" || s.display == "contents" || a.closest("mjx-math") || !box.width) continue;
-      const scrollsY = /auto|scroll/.test(s.overflowY), scrollsX = /auto|scroll/.test(s.overflowX) && a.scrollWidth > a.clientWidth + 1;
-      if (hides(s.overflowY)) {         // also where it scrolls sideways: that must not hide part of its height
+      if (!boxes.has(a)) boxes.set(a, boxOf(a));
+      const b = boxes.get(a);
+      if (!b) continue;
+      const {box, scrollsX, scrollsY} = b;
+      if (b.hidesY) {         // also where it scrolls sideways: that must not hide part of its height
         painted = painted || ink(e, node);
         const top = box.top + a.clientTop, bottom = top + a.clientHeight;
         const below = Math.max(0, ...painted.map(k => k.bottom - bottom)), above = Math.max(0, ...painted.map(k => top - k.top));
@@ -140,9 +153,8 @@ function cut(d) {           // what a box cuts off without a scrollbar of its ow
         if (above > 1) { bad.add("cut above: " + name(e) + " in " + name(a) + ", " + above.toFixed(1) + " px"); break; }
       }
       if (scrollsY || scrollsX) break;
-      if (hides(s.overflowX) && (r.right > box.right + 1 || r.left < box.left - 1)) { bad.add("cut off: " + name(e) + " in " + name(a)); break; }
-      const seen = rgba(s.backgroundColor)[3] > 0 || parseFloat(s.borderRightWidth) > 0 && s.borderRightStyle != "none";
-      if (seen && r.right > box.right + 1) { bad.add("sticks out of its box by " + Math.round(r.right - box.right) + " px: " + name(e) + " in " + name(a)); break; }
+      if (b.hidesX && (r.right > box.right + 1 || r.left < box.left - 1)) { bad.add("cut off: " + name(e) + " in " + name(a)); break; }
+      if (b.seen && r.right > box.right + 1) { bad.add("sticks out of its box by " + Math.round(r.right - box.right) + " px: " + name(e) + " in " + name(a)); break; }
     }
   }
   for (const a of (d.querySelector("article") || d.body).querySelectorAll(":not(mjx-container *, svg, svg *, .highlight span)")) {
@@ -159,6 +171,16 @@ function wanted(e) {        // large text may have less contrast
   const s = getComputedStyle(e), size = parseFloat(s.fontSize);
   return size >= 24 || size >= 18.66 && Number(s.fontWeight) >= 700 ? Math.min(3, %(contrast)s) : %(contrast)s;
 }
+function coloured(d, paper) {       // the elements with text of their own, and the formulas, that are shown: the same in both modes
+  const kept = paper ? "onPaper" : "onScreen";
+  if (d[kept]) return d[kept];
+  const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT), texts = new Set();
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (walker.currentNode.data.trim() && !texts.has(e) && !e.closest("svg, script, style, noscript, mjx-container, .headerlink, .tooltip, :disabled")) texts.add(e);
+  }
+  return d[kept] = [[...texts].filter(shown), [...d.querySelectorAll("mjx-container")].filter(shown)];
+}
 function invisible(d, mode, paper) {
   d.documentElement.dataset.mode = d.documentElement.dataset.theme = mode;
   behindOf.clear(); opacityOf.clear();
@@ -173,14 +195,9 @@ function invisible(d, mode, paper) {
     if (ratio >= limit - 0.005 || bad.has(key)) return;
     bad.set(key, where + " mode: " + what + " " + colour + " on rgb(" + behind.map(Math.round) + "), contrast " + ratio.toFixed(2) + ": " + name(e));
   };
-  const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT), seen = new Set();
-  while (walker.nextNode()) {
-    const e = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || seen.has(e) || e.closest("svg, script, style, noscript, mjx-container, .headerlink, .tooltip, :disabled") || !shown(e)) continue;
-    seen.add(e);
-    tell(e, "text", getComputedStyle(e).color, wanted(e));
-  }
-  for (const e of d.querySelectorAll("mjx-container")) if (shown(e)) tell(e.closest(".math") || e, "formula", getComputedStyle(e).color, wanted(e));
+  const [texts, formulas] = coloured(d, paper);
+  for (const e of texts) tell(e, "text", getComputedStyle(e).color, wanted(e));
+  for (const e of formulas) tell(e.closest(".math") || e, "formula", getComputedStyle(e).color, wanted(e));
   for (const svg of d.querySelectorAll("svg.figure-svg")) {
     for (const e of svg.querySelectorAll("[style*='--pst-color-text-base']")) {
       const s = getComputedStyle(e), ink = s.fill != "none" && e.getAttribute("style").includes("fill: var") ? s.fill : s.stroke;
@@ -205,24 +222,37 @@ async function open(page) {
   await wait(50);
   return [w, d];
 }
-async function look(page) {
+async function look(page) {     // opened once, as wide as the first width, then made as wide as the others
   console.log("@page " + page);
-  const [w, d] = await open(page);
-  const [maths, badMaths] = equations(d), [drawn, badFigures] = figures(d);
+  frame.width = widths[0];
+  const [w, d] = await open(page), problems = [];
+  const [maths, badMaths] = equations(d), folds = [...d.querySelectorAll("details:not([open])")], hidden = [...d.querySelectorAll(".toggle-hidden")];
+  let drawn = 0;
+  for (const width of widths) {
+    if (frame.width != width) { frame.width = width; await wait(50); }
+    const [count, badFigures] = figures(d), found = [...badFigures, ...wide(d)];
+    folds.forEach(e => e.open = true);
+    hidden.forEach(e => e.classList.remove("toggle-hidden"));
+    found.push(...wide(d), ...cut(d));
+    problems.push(...found.map(p => width + " px: " + p));
+    drawn = count;
+    if (width == widths.at(-1)) continue;
+    folds.forEach(e => e.open = false);
+    hidden.forEach(e => e.classList.add("toggle-hidden"));
+  }
   const requested = w.performance.getEntriesByType("resource").map(r => r.name).filter(n => /^(https?|wss?):/.test(n)).map(n => "asks the network: " + n);
-  const problems = [...badMaths, ...badFigures, ...wide(d), ...requested];
-  d.querySelectorAll("details").forEach(e => e.open = true);
-  d.querySelectorAll(".toggle-hidden").forEach(e => e.classList.remove("toggle-hidden"));
-  problems.push(...wide(d), ...cut(d));
+  problems.push(...badMaths, ...requested);
+  const answer = await (async () => { %(script)s })();
   if (%(colours)s) {
     problems.push(...invisible(d, "light"), ...invisible(d, "dark"));
     onPaper(d);
     problems.push(...invisible(d, "light", true), ...invisible(d, "dark", true));
   }
-  console.log("@found " + JSON.stringify({equations: maths, figures: drawn, problems: [...new Set(problems)]}));
+  console.log("@found " + JSON.stringify({equations: maths, figures: drawn, answer, problems: [...new Set(problems)]}));
 }
 async function ask(page) {
   console.log("@page " + page);
+  frame.width = widths[0];
   const [w, d] = await open(page);
   console.log("@found " + JSON.stringify({answer: await (async () => { %(script)s })()}));
 }
@@ -285,13 +315,14 @@ def read_until_done(process: subprocess.Popen, seconds: float) -> str:
     return "".join(lines)
 
 
-def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH, seconds: float = 300, colours: bool = True) -> dict[str, dict]:
+def visit(addresses: list[str], what: str, script: str = "", widths: tuple[int, ...] = (WIDTH,), seconds: float = 300, colours: bool = True) -> dict[str, dict]:
     "Opens each address and does `what` there: `look` at it, or `ask` it by `script`. Address → what came out."
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         wrapper = Path(folder, "wrapper.html")
-        values = {"pages": json.dumps(addresses), "width": width, "contrast": CONTRAST, "what": what, "script": script, "colours": json.dumps(colours)}
+        values = {"pages": json.dumps(addresses), "widths": json.dumps(widths), "contrast": CONTRAST, "legible": LEGIBLE, "what": what, "script": script,
+                  "colours": json.dumps(colours)}
         wrapper.write_text(WRAPPER % values, encoding="utf-8")
-        line = command(chromium(), folder, "--enable-logging=stderr", f"--window-size={max(width, 800)},900", wrapper.as_uri())
+        line = command(chromium(), folder, "--enable-logging=stderr", f"--window-size={max(*widths, 800)},900", wrapper.as_uri())
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
         log = read_until_done(process, seconds)
     found = findings(log)
@@ -300,10 +331,13 @@ def visit(addresses: list[str], what: str, script: str = "", width: int = WIDTH,
     return found
 
 
-def inspect(pages: list[Path], width: int = WIDTH, seconds: float = 300, colours: bool = True) -> dict[Path, dict]:
-    "Opens each page, as wide as asked. A page → the number of its equations and figures, and its problems in words; contrast is measured if `colours`."
+def inspect(pages: list[Path], widths: tuple[int, ...] = (WIDTH,), script: str = "", seconds: float = 300, colours: bool = True) -> dict[Path, dict]:
+    """Opens each page once and looks at it as wide as each of `widths`; contrast is measured at the last, in both modes and on paper, if `colours`.
+
+    A page → the number of its equations and figures, its problems in words, and what `script` returns at the last width (see `ask`).
+    """
     addresses = {p.resolve().as_uri(): p for p in pages}
-    return {addresses[a]: report for a, report in visit(list(addresses), "look", width=width, seconds=seconds, colours=colours).items()}
+    return {addresses[a]: report for a, report in visit(list(addresses), "look", script, widths, seconds, colours).items()}
 
 
 def ask(addresses: list[str], script: str, width: int = 1280, seconds: float = 300) -> dict[str, object]:
@@ -311,7 +345,7 @@ def ask(addresses: list[str], script: str, width: int = 1280, seconds: float = 3
 
     `w` and `d` are the page's window and document, `wait(ms)` a pause. What the page writes to the console is an error here.
     """
-    found = visit(addresses, "ask", script, width, seconds)
+    found = visit(addresses, "ask", script, (width,), seconds)
     problems = {a: report["problems"] for a, report in found.items() if report["problems"]}
     if problems:
         raise RuntimeError(f"a page does not work: {problems}")
