@@ -1260,40 +1260,62 @@ class Project:
             else {t for t in self.tests if "/test_native.py" in t}
         return (found | named) & only
 
+    def file_of(self, test: str) -> str:
+        "Where a test, or the check of a claim, is written."
+        if "::" in test:
+            return test.split("::")[0]
+        file = self.modules[test.removeprefix("claim:")].replace(".", "/")
+        module = self.root / f"{file}.py"
+        return f"{file}.py" if module.exists() else f"{file}/__init__.py"
+
     def passing(self, processor: str) -> set[str]:
-        "The tests that pass with the kernel for this processor, unchanged."
-        name = f"passing-{processor}-{self.state()}.json"
-        path = self.folder / name
-        if path.exists():
-            return set(json.loads(path.read_text()))
-        self.precompile(processor)
+        """The tests that pass with the kernel for this processor, unchanged.
+
+        What is known of a file of tests holds until it or the kernel changes.
+        """
         callers = {t for (file, line), tests in self.lines.items()
                    if file.startswith("normalnorm/layers/")
                    and "normalnorm_" in self.row(file, line) for t in tests}
         callers |= {t for t in self.tests if "/test_native.py" in t
                     or "/test_proxy.py" in t}
-        files = sorted({t.split("::")[0] for t in callers})
+        kernel = digest((self.root / KERNEL).read_bytes())
+        kept = self.folder / "passing" / f"{processor}-{kernel}"
+        kept.mkdir(parents=True, exist_ok=True)
+        groups: dict[str, list[str]] = {}
+        for test in sorted(callers):
+            groups.setdefault(self.file_of(test), []).append(test)
+        places = {file: kept / f"{digest(file + self.identity(file))}.json"
+                  for file in groups}
+        wanted = [job for job, path in places.items() if not path.exists()]
+        if wanted:
+            self.precompile(processor)
 
         def work(job, folder, say):
             kernel_from(self.root / KERNEL, processor,
                         self.folder / "plain" / processor)
-            if job.startswith("claim:"):
+            if not job.startswith("tests/"):
                 from normalnorm import claims
-                importlib.import_module(self.modules[job[6:]])
-                if claims.run_claim(claims._LEDGER[job[6:]], True).ok:
-                    say("good", job)
-                return
+                for name in groups[job]:
+                    importlib.import_module(self.modules[name[6:]])
+                    if claims.run_claim(claims._LEDGER[name[6:]], True).ok:
+                        say("good", name)
+                return say("done")
 
-            class Plugin:
+            class Plugin(_Killer):
                 def pytest_runtest_logreport(self, report):
                     if report.when == "call" and report.passed:
                         say("good", report.nodeid)
-            run_pytest(self.root, [job], Plugin())
-        good = set()
-        for _, said, _ in self.farm.map(files, work, 1800):
-            good |= {words[1] for words in said if words[0] == "good"}
-        path.write_text(json.dumps(sorted(good & callers)))
-        return good & callers
+            chosen = {t: self.tests[t] for t in groups[job]}
+            run_pytest(self.root, [job], Plugin(chosen, say), stop=False)
+            return say("done")
+        for job, said, how in self.farm.map(wanted, work, 1800):
+            if ["done"] not in said:
+                print(f"  {processor}, {job}: ended by {how or 'itself'}")
+                continue
+            good = sorted(words[1] for words in said if words[0] == "good")
+            places[job].write_text(json.dumps(good))
+        return callers & {t for path in places.values() if path.exists()
+                          for t in json.loads(path.read_text())}
 
     def chosen(self, mutant: Mutant) -> list[tuple[str, float]]:
         """Claims and tests for a mutant, with their seconds: claims first,
