@@ -15,7 +15,7 @@ def test_the_bounds():
     assert sharp_curvature_bound(spend=0.1) == sharp_curvature_bound()
 
 
-@pytest.mark.parametrize("settings", [dict(shift=1e-3), dict(shift=1e-9), dict(spend=0.0), dict(split=0.7), dict(split=0.4)])
+@pytest.mark.parametrize("settings", [dict(shift=1e-3), dict(shift=1e-9), dict(spend=0.0), dict(spend=1.01), dict(spend=-0.01), dict(split=0.7), dict(split=0.4)])
 def test_mutants_of_the_sharp_proof(settings):
     with pytest.raises(AssertionError):
         sharp_curvature_bound(**settings)

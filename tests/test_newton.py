@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
-from normalnorm.theory.newton import Over, guaranteed_step, mle_bracket, newton_lambda, nll_derivatives, nll_derivatives_at_one, standardized
+from normalnorm.theory.newton import Over, guaranteed_step, mle_bracket, newton_estimate, newton_lambda, nll_derivatives, nll_derivatives_at_one, range_of_s, standardized
 from normalnorm.theory.power_transform import yeo_johnson_nll
 
 samples = arrays("float64", st.integers(2, 12), elements=st.floats(-100, 100)).map(torch.tensor)
@@ -53,6 +53,27 @@ def test_safeguarded_steps_reach_the_minimum(h):
     near, far = mle_bracket(h, -1)
     low, high = min(near, far), max(near, far)
     assert low - 1e-6 <= lmbda <= high + 1e-6
+
+
+def test_each_step_is_newtons_where_that_lowers_the_likelihood():
+    "The first and the later ones: scipy's likelihood on both sides of each step, λ from one step less."
+    torch.manual_seed(5)
+    decided = set()
+    heavy = torch.distributions.StudentT(torch.tensor(1.5, dtype=torch.float64)).sample((40, 30)).pow(3)
+    for h in (*heavy, *(torch.tensor([a, -1.0, *[0.0] * 998], dtype=torch.float64) for a in (2.0, 5.0, 10.0))):
+        k = standardized(h, -1)
+        value = lambda lmbda: -scipy.stats.yeojohnson_llf(float(lmbda), k.numpy()) / len(k)
+        for step in range(1, 5):
+            before = newton_estimate(k, (0,), steps=step - 1, safeguard=True)[0] if step > 1 else torch.ones(1, dtype=torch.float64)
+            first, second = nll_derivatives(k, before, 0)
+            change = value(before - first / second) - value(before)
+            if abs(change) > 1e-9:
+                after, newton = newton_estimate(k, (0,), steps=step, safeguard=True)
+                assert newton.item() == (change < 0)
+                move = -first / second if newton else guaranteed_step(first / second, range_of_s(k, 0))
+                torch.testing.assert_close(after - before, move, rtol=1e-9, atol=1e-9)
+                decided.add((step > 1, newton.item()))
+    assert len(decided) == 4
 
 
 def test_axes():
@@ -116,6 +137,12 @@ def test_size_of_a_unit_is_the_number_of_its_elements(dim, size):
     x = torch.randn(3, 5, 7, dtype=torch.float64)
     assert unit.size(x) == size == round((unit.sum(torch.ones_like(x)).max()).item())
     torch.testing.assert_close(unit.sum(x), unit.mean(x) * size)
+
+
+def test_the_bracket_of_a_constant_sample_has_no_gradient():
+    h = torch.tensor([[1.0, 1.0, 1.0], [0.0, 1.0, 2.1]], dtype=torch.float64, requires_grad=True)
+    grad = torch.autograd.grad(sum(x.sum() for x in mle_bracket(h, -1)), h)[0]
+    assert (grad[0] == 0).all() and grad[1].isfinite().all() and grad[1].abs().max() > 0
 
 
 def test_a_constant_sample_among_others_has_the_identity_and_no_gradient():

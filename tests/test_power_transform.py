@@ -68,6 +68,13 @@ def test_torch_func_agrees_with_nested_autograd(lmbda):
     torch.testing.assert_close(hessian[1][1], second[1])
     _, tangent = torch.func.jvp(yeo_johnson, (h, lmbda.repeat(4)), (torch.ones(4).double(), torch.zeros(4).double()))
     torch.testing.assert_close(tangent, torch.exp((lmbda - 1) * signed_log1p(h)))
+    for x_tangent, lmbda_tangent in ((0.0, 1.0), (1.0, 0.5)):
+        tangents = torch.full_like(h, x_tangent), torch.full_like(h, lmbda_tangent)
+        x = h.clamp(-0.3, 0.3)              # within the range of the transform for each λ
+        _, tangent_of_inverse = torch.func.jvp(yeo_johnson_inverse, (x, lmbda.repeat(4)), tangents)
+        back = yeo_johnson_inverse(x, lmbda)
+        slope = torch.exp((lmbda - 1) * signed_log1p(back))
+        torch.testing.assert_close(tangent_of_inverse, (x_tangent - lmbda_tangent * power_transform_derivative(back, lmbda, 1)) / slope)
     per_element = torch.func.vmap(torch.func.grad(yeo_johnson), in_dims=(0, None))(h, lmbda)
     torch.testing.assert_close(per_element, tangent)
 
