@@ -255,6 +255,19 @@ def damages(content):
         yield content[:at] + bytes([content[at] ^ 1]) + content[at + 1:]
 
 
+@pytest.mark.parametrize("hours, remembered", [(0.01, True), (23.9, True), (24.1, False), (-1.0, False)])
+def test_a_note_of_a_failure_counts_for_a_day(tmp_path, hours, remembered):
+    note = tmp_path / "note"
+    note.write_text("error: no such thing\n\nall that was said\n")
+    written = note.stat().st_mtime - 3600 * hours
+    os.utime(note, (written, written))
+    if remembered:
+        with pytest.raises(compiler.CompilerError, match=rf"no such thing. That was {60 * hours:.0f} min ago"):
+            compiler._recall(note)
+    else:
+        compiler._recall(note)
+
+
 def test_a_damaged_file_is_made_anew(place):
     "In children, which would die of it; what they make is whole again."
     load(place)

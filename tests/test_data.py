@@ -990,3 +990,62 @@ def test_state_of_copies_is_independent():
     change = aug.augmentation(["crop 1"], COLOUR)
     other = copy.deepcopy(change)
     assert str(other) == str(change) == "Augmentation(crop 1)"
+
+
+# ---- what is published about the sets -----------------------------------------------------------------------------
+
+PUBLISHED = {       # examples that train and those that test; classes; shape: from the pages of the sets
+    "cifar10": (50_000, 10_000, 10, (3, 32, 32)), "cifar100": (50_000, 10_000, 100, (3, 32, 32)), "svhn": (73_257, 26_032, 10, (3, 32, 32)),
+    "stl10": (5_000, 8_000, 10, (3, 96, 96)), "tinyimagenet": (100_000, 10_000, 200, (3, 64, 64)), "caltech101": (8_677, None, 101, None),
+    "food101": (75_750, 25_250, 101, None), "imagenet": (1_281_167, 50_000, 1000, None), "lm1b": (30_301_028, 306_688, 256, None)}
+
+
+@pytest.mark.parametrize("name", hub.ENTRIES)
+def test_sizes_and_classes_are_the_published_ones(name):
+    train, test, classes, shape = PUBLISHED[name]
+    entry, known = hub.ENTRIES[name], data.info(name)
+    assert list(entry.examples.values()) == [n for n in (train, test) if n] and len(known.classes) == classes
+    assert shape is None or known.shape == shape
+    parts = {split: len(hub.positions(entry, split, train if split != "test" or test is None else test)[1]) for split in data.SPLITS}
+    assert parts["train"] + parts["validation"] + (parts["test"] if test is None else 0) == train and parts["test"] == (test or parts["test"])
+
+
+def test_sets_without_a_hub_say_their_shape_and_range():
+    for name, shape, largest, sizes in (("fashion-mnist", (1, 28, 28), 255, (55_000, 5_000, 10_000)), ("fashion", (1, 28, 28), 255, (4000, 1000, 5000)),
+                                        ("digits", (1, 8, 8), 16, (1197, 300, 300)), ("mnist1d", (1, 40), 0, (3200, 800, 1000))):
+        known = data.info(name)
+        assert (known.shape, known.largest, tuple(known.sizes[s] for s in data.SPLITS)) == (shape, largest, sizes)
+
+
+def test_a_set_too_large_for_memory_is_not_loaded(monkeypatch):
+    "Four gigabytes of float32 are the limit: 2³⁰ numbers."
+    class Large:
+        def __init__(self, count):
+            self.count = count
+
+        def __len__(self):
+            return self.count
+
+        def __getitem__(self, index):
+            return torch.zeros(len(index), 1), index
+    shape = data.info("imagenet").shape
+    fits = 2**30 // math.prod(shape)
+    for count in (fits, fits + 1):
+        monkeypatch.setattr(data, "dataset", lambda *a, count=count, **o: Large(count))
+        if count == fits:
+            assert data.load("imagenet", "train")[1].tolist() == list(range(fits))
+        else:
+            with pytest.raises(data.DataError, match="4 GB as float32. Take fewer examples"):
+                data.load("imagenet", "train")
+
+
+@needs_datasets
+def test_the_identity_of_a_stream_is_that_of_its_first_examples(tmp_path):
+    hashes = []
+    for words in ("one", "two"):
+        folder = tmp_path / words
+        folder.mkdir()
+        for source in hub.ENTRIES["lm1b"].examples:
+            datasets.Dataset.from_dict({"text": [f"{words} {n}" for n in range(9)]}).to_parquet(folder / f"{source}-00000-of-00001.parquet")
+        hashes += [hub.fingerprint("lm1b", folder), hub.fingerprint("lm1b", folder)]
+    assert hashes[0] == hashes[1] != hashes[2] == hashes[3]

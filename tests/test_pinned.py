@@ -4,6 +4,7 @@ Found by `make mutants`; one group for each module. Each compares with something
 independent: a literal of the paper or of the documentation, another
 implementation, or a closed form.
 """
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -13,11 +14,20 @@ import torch
 from torch import nn
 
 import normalnorm.layers
-from normalnorm.layers import decorrelated, gaussianized
+from normalnorm.layers import (
+    conversion,
+    core,
+    decorrelated,
+    gaussianized,
+    native,
+)
+from normalnorm.layers.core import Settings
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
     BatchNormalNorm3d,
+    InstanceNormalNorm2d,
+    LayerNormalNorm,
 )
 from normalnorm.layers.sync import SyncBatchNormalNorm
 from normalnorm.theory.gaussianizers import Power, Tail
@@ -147,3 +157,76 @@ def test_defaults_of_the_functional_forms_are_those_of_the_layers():
     inside = torch.cov(white.T, correction=0)[:16, :16]
     torch.testing.assert_close(inside, torch.eye(16), rtol=0, atol=2e-3)
     assert torch.cov(white.T, correction=0)[:16, 16:].abs().max() > 0.1
+
+
+# ---- layers.normality ----
+
+def test_axes_of_size_one_are_axes():
+    "As in torch.nn: of one feature each value is its own mean."
+    torch.manual_seed(0)
+    u = torch.randn(5, 1, 4)
+    whole, last = LayerNormalNorm((1, 4), noise=0.0), LayerNormalNorm(4, noise=0.0)
+    torch.testing.assert_close(whole(u), last(u))
+    torch.testing.assert_close(LayerNormalNorm(1, noise=0.0)(u[..., :1]),
+                               torch.nn.LayerNorm(1)(u[..., :1]))
+    for wrong in (0, (4, 0), ()):
+        with pytest.raises(ValueError, match="positive sizes"):
+            LayerNormalNorm(wrong)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("alpha", 1.5), ("alpha", -0.5), ("steps", 0), ("eps", -1.0),
+    ("noise", -1.0), ("noise_kind", "loud")])
+@pytest.mark.parametrize("layer, shape", [
+    (BatchNormalNorm2d, (4, 3, 2, 2)), (LayerNormalNorm, (4, 3)),
+    (InstanceNormalNorm2d, (4, 3, 5, 5))])
+def test_settings_that_are_changed_later_are_checked(layer, shape, name,
+                                                     value):
+    made = layer(3)
+    setattr(made, name, value)
+    with pytest.raises(ValueError, match=name):
+        made(torch.randn(shape))
+
+
+# ---- layers.native ----
+
+@pytest.mark.skipif(not native.available(), reason="no compiler")
+@pytest.mark.parametrize("seed", [0, 5, -1, -2**63, 2**63 - 1])
+def test_every_seed_of_64_bits_is_told_apart(seed):
+    "The definition's noise for each; 0 where none is given."
+    torch.manual_seed(0)
+    u, settings = torch.randn(40, 6), Settings(noise=0.7)
+    call = native.prepare(u, (0,), None, None, settings)
+    expected = core.normality_norm(u, (0,), noise=0.7, seed=torch.tensor(seed))
+    found = native.forward(call, u, seed=seed)[0]
+    torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
+    if seed == 0:
+        assert torch.equal(native.forward(call, u)[0], found)
+
+
+# ---- layers.conversion ----
+
+class Described(nn.BatchNorm1d):
+    "Adds what is no method."
+    @property
+    def surprise(self):
+        return self.eps
+
+
+class Helped(nn.BatchNorm1d):
+    "Adds what is called, though no function of the class."
+    surprise = functools.partial(print, "surprise")
+
+
+class Annotated(nn.BatchNorm1d):
+    "Adds a plain value, which changes nothing."
+    surprise = 3
+
+
+@pytest.mark.parametrize("kind, refused", [
+    (Described, True), (Helped, True), (Annotated, False)])
+def test_what_a_subclass_adds_is_seen(kind, refused):
+    model, report = conversion.to_normality(nn.Sequential(kind(3)),
+                                            return_report=True)
+    assert (type(model[0]) is kind) == refused
+    assert ("surprise" in str(report)) == refused

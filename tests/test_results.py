@@ -46,6 +46,28 @@ def test_report_equals_known_answer(tmp_path):
         assert " | ".join(f"{v:.2f}" for v in values) in " ".join(text.split()).replace("  ", " ")
 
 
+def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
+    "An arm with one seed has a sentence and no line; a seed that an arm lacks is an empty place."
+    known = KNOWN | {"c": [7.0, 8.0, 9.0, 10.0]}
+    configs = {arm: {"data": "digits", "arm": arm} for arm in known}
+    recipe = Recipe("known", "known numbers", (), {"smoke": configs}, lambda config, seed, arm, **_: {"metrics": {"score": known[arm][seed]}}, {"score": "score"},
+                    (("a", "b"), ("a", "c")), seeds={"smoke": 4})
+    results.run_recipe(recipe, "smoke", out=tmp_path)
+    for path in tmp_path.rglob("*.json"):
+        row = json.loads(path.read_text())
+        if (row["arm"], row["seed"]) in {("b", 0), ("c", 1), ("c", 2), ("c", 3)}:
+            path.unlink()
+    text = " ".join(tables.report(recipe, tmp_path).split())
+    assert "one seed only, so no standard error and no line in the table: c " in text and "seeds 0–3 (a); 1–3 (b)" in text
+    assert "| score | seed 0 | seed 1 | seed 2 | seed 3 |" in text and "| a | 1.00 | 2.00 | 4.00 | 5.00 | | b | | 2.50 | 5.50 | 9.00 |" in text
+    for arm, values in (("a", known["a"]), ("b", known["b"][1:])):
+        assert f"| {arm} | {len(values)} | {np.mean(values):.2f} ± {scipy.stats.sem(values):.2f} |" in text
+    d = np.subtract(known["b"], known["a"])[1:]
+    assert f"| b − a | score | 3 | {d.mean():+.2f} ± {scipy.stats.sem(d):.2f} |" in text and "c − a" not in text
+    rows = results.rows(recipe, "smoke", tmp_path)
+    assert tables.differences(rows, "a", "b", "score") == d.tolist() == [-v for v in tables.differences(rows, "b", "a", "score")]
+
+
 def test_one_seed_makes_no_table(tmp_path):
     results.run_recipe(_recipe(), "smoke", seeds=1, out=tmp_path)
     text = tables.report(_recipe(), tmp_path)

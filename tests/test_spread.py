@@ -2,9 +2,12 @@
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,52 @@ def test_killed_workers_job_is_taken_up_again_and_failures_are_reported(spreadin
     assert rows["lives"]["threads"] == 3
     left = sorted(p.suffix for p in (tmp_path / "many" / ".checkpoints").iterdir())
     assert left == [".lock", ".pt"]                                         # of the job that dies always: its checkpoint waits for a cure
+
+
+class Threaded:
+    "A worker whose process is a thread: what it is given is kept, and `does` says what comes of it."
+    made, does = [], []
+
+    def __init__(self, *place):
+        self.pipe, self.far = multiprocessing.Pipe()
+        self.place, self.job, self.given, self.process = place, None, [], self
+        self.exitcode = -9
+        self.made.append(self)
+
+    def give(self, job, patient):
+        assert self.job is None, "it has a job"
+        self.job = job
+        self.given.append((job.label, patient))
+        threading.Thread(target=self.does[0], args=(self, job, patient), daemon=True).start()
+
+    def join(self, timeout=None):
+        return None
+
+    terminate = join
+
+
+def test_each_worker_has_a_job_and_one_that_dies_is_replaced(monkeypatch):
+    "Two workers meet in the middle of their jobs, so both are at work; the replacement takes up the job, the other does not."
+    jobs = [types.SimpleNamespace(label=label, hash=label, state="new") for label in ("a", "b", "held", "dies")]
+    together, deaths = threading.Barrier(2), []
+
+    def does(self, job, patient):
+        if job.label in "ab":
+            together.wait(20)
+        if job.label == "dies" and not deaths:
+            deaths.append(self)
+            return self.far.close()
+        self.far.send(("done", None if job.label == "held" and not patient else job.label))
+    monkeypatch.setattr(Threaded, "made", [])
+    monkeypatch.setattr(Threaded, "does", [does])
+    monkeypatch.setattr(spread, "_Worker", Threaded)
+    lines = []
+    assert spread._local(jobs, [("cpu", 1), ("cpu", 2)], lines.append, 2) == {}
+    first, second, third = Threaded.made
+    assert [w.given[0][0] for w in (first, second)] == ["a", "b"] and third.place == deaths[0].place
+    assert third.given[0] == ("dies", False) and sum(label == "held" for w in Threaded.made for label, _ in w.given) == 2
+    assert [label for w in Threaded.made for label, patient in w.given if patient] == ["held"]
+    assert sum("taken up again" in line for line in lines) == 1
 
 
 def test_finished_runs_start_no_process_and_what_cannot_be_sent_is_said(spreading, tmp_path, monkeypatch):

@@ -201,6 +201,13 @@ def test_wrong_settings_are_refused(wrong):
         Settings(**{"epochs": 1, **wrong})
 
 
+@pytest.mark.parametrize("least", [{"batch": 2}, {"steps": 0}, {"batch": 10, "accumulate": 10}, {"label_smoothing": 0.0}, {"average_decay": 0.0}, {"average_from": 1}, {"warmup": 0.0},
+                                   {"weight_decay": 0.0}, {"schedule": "cosine", "restart_factor": 1.0}, {"schedule": "cosine", "floor": 0.1, "lr": 0.1}, {"warmup_from": 1.0}])
+def test_settings_at_the_end_of_their_range_are_accepted(least):
+    made = Settings(**{"epochs": 1, **least})
+    assert {key: getattr(made, key) for key in least} == least
+
+
 def test_too_few_images_for_a_batch():
     with pytest.raises(ValueError, match="50 training images do not fill one batch of 64"):
         train(_model(), SMALL, Settings(epochs=1, batch=64))

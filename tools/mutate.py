@@ -386,6 +386,7 @@ FOR_SPEED = {
     r"images \* length|images \* job.length >= 512":
         "from which size on a table pays",
     r"^\s*(inline )?\w+ operator": "vector operations two by two",
+    r"in_order": "how pieces are shared out",
 }
 _TOKEN = re.compile(r"""
     (?P<skip>//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'
@@ -624,6 +625,14 @@ def kernel_from(source: Path, processor: str, cache: Path) -> None:
                              for f in compiler._COMMON)
     compiler._PROCESSOR = (tuple(PROCESSORS[processor]),)
     compiler._THREADS = compiler._THREADS[:1]
+    run = compiler._command
+
+    def for_this_processor(words, limit):
+        "Not without its flags, which is what the compiler tries next."
+        if str(source) in words and not {*PROCESSORS[processor]} <= {*words}:
+            raise compiler.CompilerError("error: not for this processor")
+        return run(words, limit)
+    compiler._command = for_this_processor
 
 
 # ---- tests in this process ----
@@ -762,6 +771,8 @@ class _Observer:
     def audit(self, event, arguments):
         if self.on and event in ("subprocess.Popen", "os.fork", "os.system",
                                  "os.posix_spawn", "os.exec", "os.forkpty"):
+            if Path(str(arguments[0])).name == "git":   # loads no mutant
+                return
             self.spawned = True
             if not self.several:
                 raise _Spawned(event)

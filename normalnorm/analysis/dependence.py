@@ -192,7 +192,7 @@ def _quotient(x: Tensor, y: Tensor, dim: int, coordinates: int | None, chunk: in
     step = max(1, chunk // (n * n if vectors else 8 * n))
     for start in range(0, max(len(x), 1), step):
         sums = _sums(x[start:start + step], y[start:start + step], chunk)
-        xy, xx, yy = (combine(n, *parts) for parts in sums)
+        xy, xx, yy = (combine(float(n), *parts) for parts in sums)           # n⁴ may be beyond 64 bits
         varies = (xx > 1e-12 * sums[1][0] / n**2) & (yy > 1e-12 * sums[2][0] / n**2)           # else 0/0, up to rounding
         found.append(torch.where(varies, xy / (xx * yy).sqrt(), torch.nan))
     return torch.where(good, torch.cat(found), torch.nan).reshape(shape)
