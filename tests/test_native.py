@@ -134,6 +134,11 @@ def test_noise_of_any_index():
             z = torch.empty(count)
             native.library().normalnorm_normals(ctypes.c_uint64(start), ctypes.c_int64(count), ctypes.c_uint64(key), ctypes.c_void_p(z.data_ptr()))
             torch.testing.assert_close(z, normal_noise((count,), torch.tensor(key), start), rtol=2e-6, atol=2e-6)
+    for counter, place, word in ((1_201_279_956, 2, 0), (1_836_782_499, 0, 1)):         # of 2³¹ words the smallest: the largest numbers, and no logarithm of 0
+        z = torch.empty(2)
+        native.library().normalnorm_normals(ctypes.c_uint64(4 * counter + place), ctypes.c_int64(2), ctypes.c_uint64(5), ctypes.c_void_p(z.data_ptr()))
+        assert z.square().sum().sqrt().item() == pytest.approx(math.sqrt(-2 * math.log((word + 0.5) * 2.0**-32)), rel=1e-6)
+        torch.testing.assert_close(z, normal_noise((2,), torch.tensor(5), 4 * counter + place), rtol=2e-6, atol=2e-6)
     seed = torch.tensor(5)                                              # counters have 32 bits below element 2³⁴
     for shape, dim in (((64, 8), (0,)), ((64, 8), (1,)), ((7, 4, 8), (0, 2)), ((7, 4, 80), (0, 2)), ((3, 4, 400), (0, 2))):
         u, offsets = torch.randn(shape), (2**33 + 4, 2**33 + 6, 2**34 - 64, 2**34 + 4, 2**35, 2**35 + 8, 2**36 + 4)
