@@ -75,7 +75,7 @@ UNUSED = """test_appendices test_benchmarks test_book test_chapters test_figures
 # it, `sync_decorrelated` of this one.
 SEVERAL = ["tests/test_sync_decorrelated.py", "tests/test_compiler.py"]
 # Of a test with more parameters than this, every so many are used.
-PARAMETERS = 24
+PARAMETERS = 60
 # A test that measures time or memory says nothing on a loaded machine.
 MEASURES = re.compile(r"perf_counter|monotonic\(|time\.time|process_time"
                       r"|getrusage|tracemalloc|ru_maxrss|time\.sleep")
@@ -159,13 +159,22 @@ def header(node: ast.stmt) -> tuple[int, int]:
     return first, max(body[0].lineno - 1, first) if body else node.end_lineno
 
 
+def bound(statement: ast.stmt) -> tuple[str, ...]:
+    "The names that a statement binds; not those within a comprehension."
+    inner = {id(n) for c in ast.walk(statement)
+             if isinstance(c, ast.comprehension) for n in ast.walk(c.target)}
+    return tuple(sorted({n.id for n in ast.walk(statement)
+                         if isinstance(n, ast.Name) and id(n) not in inner
+                         and isinstance(n.ctx, ast.Store)}))
+
+
 class _Sites(ast.NodeVisitor):
     "All mutants of a module, in the order of its text."
 
     def __init__(self, file: str, source: str):
         self.file, self.source, self.content = file, source, digest(source)
         self.scope, self.statements, self.found = [], [], []
-        self.functions = []
+        self.functions, self.lambdas = [], 0
         data = source.split("\n")
         self.rows, self.starts = data, [0]
         for row in data:
@@ -197,9 +206,8 @@ class _Sites(ast.NodeVisitor):
                 around = (first, last), header(statement)
             around += (header(function)[0], function.end_lineno),
         else:
-            names = tuple(sorted({n.id for n in ast.walk(statement)
-                                  if isinstance(n, ast.Name)
-                                  and isinstance(n.ctx, ast.Store)}))
+            names = bound(statement)
+            around = ((first, last),) * bool(self.lambdas)
         self.found.append(Mutant(
             self.file, ".".join(self.scope), (first, last), start, end,
             operator, text, *flat, around, names, content=self.content))
@@ -246,6 +254,11 @@ class _Sites(ast.NodeVisitor):
         self.visit(node.value)
         for target in node.targets:
             self.visit(target)
+
+    def visit_Lambda(self, node):
+        self.lambdas += 1
+        self.generic_visit(node)
+        self.lambdas -= 1
 
     def visit_FunctionDef(self, node):
         for decorator in node.decorator_list:
@@ -1230,7 +1243,7 @@ class Project:
                 found |= self.lines.get((mutant.file, line), set())
             if found:
                 return found
-        if mutant.around:
+        if mutant.around and not mutant.names:
             return set()
         # run by an import: the tests that use what is bound, or the module
         found = set()

@@ -375,7 +375,7 @@ def run_whole(name: str) -> dict:
     outcome = {"passed": True, "commit": commit, "date": time.strftime("%Y-%m-%d"), "processor": _cpuinfo().get("model name", ""),
                "environment": {"CXX": shlex.join([program, *flags]), **{k: env[k] for k in dict(SETS[WHOLE[name]].torch)}}}
     of_the_record = "tests/test_processors.py::test_recorded_outcomes"         # it asks for the outcome of this very run
-    for step, command in (("book", ["-m", "tools.build"]), ("tests", ["-m", "pytest", "-n", "2", "tests", "--deselect", of_the_record])):
+    for step, command in (("book", ["-m", "tools.build"]), ("tests", ["-m", "pytest", "-n", "2", "--dist", "worksteal", "tests", "--deselect", of_the_record])):
         print(f"{step}: python {shlex.join(command)}, output in {folder / step}.txt", flush=True)
         began = time.perf_counter()
         with open(folder / f"{step}.txt", "w", encoding="utf-8") as log:
