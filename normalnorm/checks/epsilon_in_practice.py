@@ -193,7 +193,7 @@ def _(factors):
     The mutant's first term is 2 % smaller.
     """
     of_step, of_first, of_second = factors
-    largest = {n: of_step * (1 - exponent_bound(n, 250)[0] / math.log1p(math.sqrt(n))) for n in (3, 40, 300)}
+    largest = {n: of_step * (1 - exponent_bound(n, 400)[0] / math.log1p(math.sqrt(n))) for n in (3, 40, 300)}
     for n in (3, 40, 300):
         for scale in 10.0 ** torch.arange(-8, 3, 2, dtype=torch.float64):
             u = (scale * skewed_units(n, 30)).requires_grad_()
