@@ -230,6 +230,52 @@ def test_memory_that_is_not_there(rest):
             native.forward(native.prepare(torch.randn(t.shape), (0,), None, None, Settings()), t)
 
 
+FREED = """if True:
+    import sys
+    import torch
+    from torch import nn
+    import normalnorm
+    from normalnorm.layers.gaussianized import GaussianizedBatchNorm
+    from normalnorm.layers.weights import gaussianized_direction
+
+    class Direction(nn.Module):
+        def forward(self, v):
+            return gaussianized_direction(v)
+
+    made = {
+        "given statistics": lambda: normalnorm.BatchNormalNorm1d(6).double().eval(),
+        "two steps": lambda: normalnorm.LayerNormalNorm(6, steps=2).double(),
+        "decorrelated, plain": lambda: normalnorm.DecorrelatedBatchNorm1d(6, group_size=2).double(),
+        "decorrelated": lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=2).double(),
+        "decorrelated, in evaluation": lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=2).double().eval(),
+        "gaussianized": lambda: GaussianizedBatchNorm(6).double(),
+        "gaussianized, in evaluation": lambda: GaussianizedBatchNorm(6).double().eval(),
+        "weights": Direction,
+    }
+    for name, make in made.items():
+        for which in ("input", "weight", "running_lambda"):
+            layer, x = make(), torch.randn(40, 6, dtype=torch.float64).exp().requires_grad_()
+            freed = x if which == "input" else getattr(layer, which, None)
+            if freed is None or which == "running_lambda" and layer.training:
+                continue
+            out = layer(x)
+            freed.untyped_storage().resize_(0)
+            print(f"{name}, {which}: ", end="", flush=True)
+            try:
+                out.sin().sum().backward()
+                print("no error")
+            except RuntimeError as error:
+                print("refused" if "bring it back" in str(error) else error, flush=True)
+"""
+
+
+def test_memory_freed_before_a_backward_pass_of_pytorch():
+    "Each place where PyTorch's own operations differentiate asks again; in a process of its own, which crashes where one of them does not."
+    done = subprocess.run([sys.executable, "-c", FREED], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 18 and all(line.endswith(": refused") for line in lines), (done.stdout, done.stderr[-500:])
+
+
 def test_committed_outcome():
     "The randomized run: at least three minutes, no failure."
     found = json.loads((ROOT / "results" / "hostile.json").read_text())
