@@ -206,6 +206,24 @@ def test_what_a_hook_must_not_give_back_to_the_proxy():
             mean.sum().backward()
 
 
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("change", [lambda t: t.double(), lambda t: t[:1], lambda t: t.to("meta")], ids=["dtype", "shape", "device"])
+def test_each_tensor_that_the_proxy_saves_is_looked_at(place, change):
+    "One of weight, bias, mean, scale and the kernel's derivatives comes back as another tensor."
+    leaves = [torch.rand(7, requires_grad=True) for _ in range(4)]
+    unpacked = []
+
+    def unpack(t):
+        unpacked.append(t)
+        return change(t) if len(unpacked) == place + 1 else t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        mean, var = proxy_statistics(*leaves, activation="gelu")
+    with pytest.raises(RuntimeError, match="came back"):
+        torch.autograd.grad((mean + var).sum(), leaves)
+    assert len(unpacked) == 5
+
+
 def test_strides_of_a_hook_do_not_matter():
     layer, grads = normalnorm.LayerNormalNorm((4, 6), noise=0.0), []
     for unpack in (lambda t: t, lambda t: t.mT.contiguous().mT if t.ndim > 1 else torch.stack([t, t], 1)[:, 0]):
@@ -274,6 +292,55 @@ def test_memory_freed_before_a_backward_pass_of_pytorch():
     done = subprocess.run([sys.executable, "-c", FREED], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == 18 and all(line.endswith(": refused") for line in lines), (done.stdout, done.stderr[-500:])
+
+
+FREED_FOR_THE_PROXY = """if True:
+    import torch
+    from normalnorm.layers.backends import set_backend
+    from normalnorm.layers.proxy import proxy_statistics
+
+    def freed(t):
+        t.untyped_storage().resize_(0)
+
+    def tried(name, act):
+        print(name, end=": ", flush=True)
+        try:
+            act()
+            print("no error")
+        except RuntimeError as error:
+            print("refused" if "bring it back" in str(error) else error, flush=True)
+
+    ways = {"kernel": {}, "definition": dict(backend="eager"), "closed form": dict(samples=None, activation="relu"), "function": dict(activation=torch.sin),
+            "half": dict(dtype=torch.bfloat16), "strided": dict(step=2), "float64": dict(dtype=torch.float64)}
+    for name, how in ways.items():
+        how = dict(how)
+        backend, dtype, step = how.pop("backend", "native"), how.pop("dtype", torch.float32), how.pop("step", 1)
+        how = {"activation": "gelu", **how}
+        for which in range(4):
+            for before in ("forward",) if name == "half" else ("forward", "backward"):      # half precision: what the backward pass reads is a copy
+                leaves = [torch.rand(64, dtype=dtype)[::step].requires_grad_() for _ in range(4)]
+                with set_backend(backend):
+                    if before == "forward":
+                        freed(leaves[which])
+                        tried(f"{name}, {which}, {before}", lambda: proxy_statistics(*leaves, **how))
+                    else:
+                        mean, var = proxy_statistics(*leaves, **how)
+                        freed(leaves[which])
+                        tried(f"{name}, {which}, {before}", lambda: (mean + var).sum().backward())
+    leaves = [torch.rand(4, requires_grad=True) for _ in range(2)]
+    for strided in (False, True):
+        for which in range(2):
+            results, upstream = proxy_statistics(*leaves, activation="gelu"), [torch.ones(8)[::2] if strided else torch.ones(4) for _ in range(2)]
+            freed(upstream[which])
+            tried(f"gradient {which}, {strided}", lambda: torch.autograd.grad(results, leaves, upstream))
+"""
+
+
+def test_memory_that_the_proxy_does_not_find():
+    "Each parameter freed before each pass, on each way; upstream gradients. In a process of its own, which may crash without the checks."
+    done = subprocess.run([sys.executable, "-c", FREED_FOR_THE_PROXY], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 56 and all(line.endswith(": refused") for line in lines), (done.stdout, done.stderr[-500:])
 
 
 def test_committed_outcome():
