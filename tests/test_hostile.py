@@ -13,8 +13,9 @@ from torch import nn
 
 import normalnorm
 from normalnorm.layers import core, native
-from normalnorm.layers.backends import in_kernel, ordinary, set_backend
+from normalnorm.layers.backends import in_kernel, normality_norm, ordinary, set_backend
 from normalnorm.layers.core import Settings
+from normalnorm.layers.decorrelated import decorrelated_batch_norm, decorrelated_batch_normal_norm
 from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.gaussianized import GaussianizedBatchNorm, GaussianizedLayerNorm
 from normalnorm.layers.proxy import proxy_statistics
@@ -115,6 +116,99 @@ def test_a_number_as_momentum_counts_what_was_normalized(name):
     assert layer.num_batches_tracked == 1
     with pytest.raises(ValueError, match="how many"):
         batch_normal_norm(torch.randn(8, 3), torch.zeros(3), torch.ones(3), training=True, momentum=None)
+
+
+# ---- parameters that are no real numbers --------------------------------------------------------------------
+
+
+def _functions():
+    x, f = torch.randn(6, 4, 3), normalnorm.layers.functional
+    for training in (True, False):
+        names = ("running_mean", "running_var", "running_lambda", "weight", "bias")
+        yield f"batch {training}", lambda p, t=training: f.batch_normal_norm(x, **p, training=t), names, (4,)
+        yield f"instance {training}", lambda p, t=training: f.instance_normal_norm(x, **p, use_input_stats=t), names, (4,)
+        names = ("running_mean", "running_covariance", "weight", "bias")
+        one = lambda p, t=training: decorrelated_batch_norm(x, **p, training=t, group_size=1)
+        yield f"decorrelated {training}", one, names, (4,)
+        names = (*names, "running_lambda")
+        yield f"decorrelated, normality {training}", lambda p, t=training: decorrelated_batch_normal_norm(x, **p, training=t, group_size=1), names, (4,)
+    yield "group", lambda p: f.group_normal_norm(x, 2, **p), ("weight", "bias"), (4,)
+    yield "layer", lambda p: f.layer_normal_norm(x, (3,), **p), ("weight", "bias"), (3,)
+    yield "axes", lambda p: core.normality_norm(x, (2,), **p), ("weight", "bias"), (3,)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64], ids=str)
+@pytest.mark.parametrize("function, names, shape", [case[1:] for case in _functions()], ids=[case[0] for case in _functions()])
+def test_parameters_and_averages_must_be_real(function, names, shape, dtype, backend):
+    "One of them at a time; the others are as they should be, and what was refused has changed none of them."
+    for wrong in names:
+        given = {name: torch.ones(4, 1) if name == "running_covariance" else torch.ones(shape) for name in names}
+        given[wrong] = given[wrong].to(dtype)
+        with set_backend(backend), pytest.raises(TypeError, match=f"{wrong} is a tensor of {dtype}.*real floating-point"):
+            function(given)
+        assert all((value == 1).all() for value in given.values()), wrong
+
+
+def test_given_statistics_must_be_real():
+    "Where nobody has asked before: `with_statistics` itself."
+    x = torch.randn(6, 4)
+    for place, name in enumerate(core.Statistics._fields):
+        given = [torch.ones(4)] * 3
+        given[place] = given[place].long()
+        with pytest.raises(TypeError, match=f"running_{name.replace('lmbda', 'lambda')} is a tensor of torch.int64"):
+            normalnorm.layers.functional.with_statistics(x, (0,), None, None, Settings(), 1, core.Statistics(*given))
+
+
+# ---- function modes -----------------------------------------------------------------------------------------
+
+
+class Named(torch.overrides.TorchFunctionMode):
+    "Sees the names of the functions called, and doubles what `exp` or `mul` return."
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, function, types, arguments=(), named=None):
+        self.names.append(getattr(function, "__name__", str(function)))
+        out = function(*arguments, **(named or {}))
+        return 2 * out if self.names[-1] in ("mul", "__mul__", "exp") else out
+
+
+FUNCTIONS = {
+    "layer": (normalnorm.LayerNormalNorm(6, noise=0.0), torch.randn(8, 6)),
+    "batch": (normalnorm.BatchNormalNorm1d(6, noise=0.0), torch.randn(8, 6)),
+    "evaluation": (normalnorm.BatchNormalNorm1d(6, noise=0.0).eval(), torch.randn(8, 6)),
+    "over axes": (lambda x: normality_norm(x, (1,))[0], torch.randn(8, 6)),
+    "proxy": (lambda x: proxy_statistics(x, torch.zeros(6), activation="gelu")[1], torch.rand(6)),
+}
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_mode_sees_the_definition(name, gradient):
+    "What a mode changes arrives in the result, as it does without the kernel."
+    function, x = FUNCTIONS[name]
+    found = {}
+    for backend in ("native", "eager"):
+        with set_backend(backend), Named() as mode:
+            found[backend] = function(x.clone().requires_grad_(gradient)).detach(), len(mode.names)
+    plain = function(x).detach()
+    assert torch.equal(found["native"][0], found["eager"][0]) and not torch.allclose(found["native"][0], plain, atol=1e-2)
+    assert found["native"][1] > 10 and abs(found["native"][1] - found["eager"][1]) < 4
+
+
+def test_the_default_device_is_no_foreign_mode():
+    "Under torch.device the kernel computes as it did."
+    x = torch.randn(8, 6)
+    if not native.available():
+        pytest.skip("needs the kernel")
+    assert ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is not None
+    with torch.device("cpu"):
+        assert ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is not None
+        with Named():
+            assert not ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is None
 
 
 # ---- settings -----------------------------------------------------------------------------------------------
