@@ -14,9 +14,10 @@ from hypothesis.extra.numpy import arrays
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.gaussianized import GaussianizedBatchNorm, GaussianizedLayerNorm, gaussianized_norm
 from normalnorm.layers.normality import BatchNormalNorm2d
+from normalnorm.layers.weights import gaussianized_direction
 from normalnorm.theory.gaussianizers import Chain, Gaussianizer, Power, Tail
 from normalnorm.theory.iterative import IterativeGaussianizer, random_rotation
-from normalnorm.theory.lambert import lambert_w, tail_transform
+from normalnorm.theory.lambert import igmm, lambert_w, tail_transform
 from normalnorm.theory.newton import Over, newton_lambda, standardized
 from normalnorm.theory.power_transform import yeo_johnson
 from normalnorm.theory.ranks import rank_scores, ranks, soft_rank_scores
@@ -454,3 +455,16 @@ def test_a_chain_names_its_parameters_part_by_part():
     torch.testing.assert_close(chain.apply(h, neutral), h)
     torch.testing.assert_close(chain.inverse(h, neutral), h)
     torch.testing.assert_close(chain.log_slope(h, neutral), torch.zeros_like(h))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool], ids=str)
+def test_only_real_numbers(dtype):
+    "Each function asks by itself, and names itself; a number of Python's is no tensor."
+    z = torch.ones(6, 3).to(dtype)
+    named = {"lambert_w": lambert_w, "tail_transform": lambda v: tail_transform(v, torch.tensor(0.1)), "igmm": lambda v: igmm(v, 0), "newton_delta": lambda v: newton_delta(v, 0),
+             "tail_delta": lambda v: tail_delta(v, 0), "Power": lambda v: Power()(v, 0), "Tail": lambda v: Tail()(v, 0), "Chain": lambda v: Chain()(v, 0),
+             "IterativeGaussianizer": lambda v: IterativeGaussianizer(1).fit(v), "gaussianized_direction": gaussianized_direction}
+    for name, function in named.items():
+        for bad, what in ((z, str(dtype)), (2.0, "float")):
+            with pytest.raises(TypeError, match=f"^{name} expects a real floating-point tensor, not {what}"):
+                function(bad)

@@ -13,8 +13,9 @@ from torch import nn
 
 import normalnorm
 from normalnorm.layers import core, native
-from normalnorm.layers.backends import in_kernel, ordinary, set_backend
+from normalnorm.layers.backends import in_kernel, normality_norm, ordinary, set_backend
 from normalnorm.layers.core import Settings
+from normalnorm.layers.decorrelated import decorrelated_batch_norm, decorrelated_batch_normal_norm
 from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.gaussianized import GaussianizedBatchNorm, GaussianizedLayerNorm
 from normalnorm.layers.proxy import proxy_statistics
@@ -117,6 +118,99 @@ def test_a_number_as_momentum_counts_what_was_normalized(name):
         batch_normal_norm(torch.randn(8, 3), torch.zeros(3), torch.ones(3), training=True, momentum=None)
 
 
+# ---- parameters that are no real numbers --------------------------------------------------------------------
+
+
+def _functions():
+    x, f = torch.randn(6, 4, 3), normalnorm.layers.functional
+    for training in (True, False):
+        names = ("running_mean", "running_var", "running_lambda", "weight", "bias")
+        yield f"batch {training}", lambda p, t=training: f.batch_normal_norm(x, **p, training=t), names, (4,)
+        yield f"instance {training}", lambda p, t=training: f.instance_normal_norm(x, **p, use_input_stats=t), names, (4,)
+        names = ("running_mean", "running_covariance", "weight", "bias")
+        one = lambda p, t=training: decorrelated_batch_norm(x, **p, training=t, group_size=1)
+        yield f"decorrelated {training}", one, names, (4,)
+        names = (*names, "running_lambda")
+        yield f"decorrelated, normality {training}", lambda p, t=training: decorrelated_batch_normal_norm(x, **p, training=t, group_size=1), names, (4,)
+    yield "group", lambda p: f.group_normal_norm(x, 2, **p), ("weight", "bias"), (4,)
+    yield "layer", lambda p: f.layer_normal_norm(x, (3,), **p), ("weight", "bias"), (3,)
+    yield "axes", lambda p: core.normality_norm(x, (2,), **p), ("weight", "bias"), (3,)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64], ids=str)
+@pytest.mark.parametrize("function, names, shape", [case[1:] for case in _functions()], ids=[case[0] for case in _functions()])
+def test_parameters_and_averages_must_be_real(function, names, shape, dtype, backend):
+    "One of them at a time; the others are as they should be, and what was refused has changed none of them."
+    for wrong in names:
+        given = {name: torch.ones(4, 1) if name == "running_covariance" else torch.ones(shape) for name in names}
+        given[wrong] = given[wrong].to(dtype)
+        with set_backend(backend), pytest.raises(TypeError, match=f"{wrong} is a tensor of {dtype}.*real floating-point"):
+            function(given)
+        assert all((value == 1).all() for value in given.values()), wrong
+
+
+def test_given_statistics_must_be_real():
+    "Where nobody has asked before: `with_statistics` itself."
+    x = torch.randn(6, 4)
+    for place, name in enumerate(core.Statistics._fields):
+        given = [torch.ones(4)] * 3
+        given[place] = given[place].long()
+        with pytest.raises(TypeError, match=f"running_{name.replace('lmbda', 'lambda')} is a tensor of torch.int64"):
+            normalnorm.layers.functional.with_statistics(x, (0,), None, None, Settings(), 1, core.Statistics(*given))
+
+
+# ---- function modes -----------------------------------------------------------------------------------------
+
+
+class Named(torch.overrides.TorchFunctionMode):
+    "Sees the names of the functions called, and doubles what `exp` or `mul` return."
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, function, types, arguments=(), named=None):
+        self.names.append(getattr(function, "__name__", str(function)))
+        out = function(*arguments, **(named or {}))
+        return 2 * out if self.names[-1] in ("mul", "__mul__", "exp") else out
+
+
+FUNCTIONS = {
+    "layer": (normalnorm.LayerNormalNorm(6, noise=0.0), torch.randn(8, 6)),
+    "batch": (normalnorm.BatchNormalNorm1d(6, noise=0.0), torch.randn(8, 6)),
+    "evaluation": (normalnorm.BatchNormalNorm1d(6, noise=0.0).eval(), torch.randn(8, 6)),
+    "over axes": (lambda x: normality_norm(x, (1,))[0], torch.randn(8, 6)),
+    "proxy": (lambda x: proxy_statistics(x, torch.zeros(6), activation="gelu")[1], torch.rand(6)),
+}
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_mode_sees_the_definition(name, gradient):
+    "What a mode changes arrives in the result, as it does without the kernel."
+    function, x = FUNCTIONS[name]
+    found = {}
+    for backend in ("native", "eager"):
+        with set_backend(backend), Named() as mode:
+            found[backend] = function(x.clone().requires_grad_(gradient)).detach(), len(mode.names)
+    plain = function(x).detach()
+    assert torch.equal(found["native"][0], found["eager"][0]) and not torch.allclose(found["native"][0], plain, atol=1e-2)
+    assert found["native"][1] > 10 and abs(found["native"][1] - found["eager"][1]) < 4
+
+
+def test_the_default_device_is_no_foreign_mode():
+    "Under torch.device the kernel computes as it did."
+    x = torch.randn(8, 6)
+    if not native.available():
+        pytest.skip("needs the kernel")
+    assert ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is not None
+    with torch.device("cpu"):
+        assert ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is not None
+        with Named():
+            assert not ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is None
+
+
 # ---- settings -----------------------------------------------------------------------------------------------
 
 
@@ -206,6 +300,24 @@ def test_what_a_hook_must_not_give_back_to_the_proxy():
             mean.sum().backward()
 
 
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("change", [lambda t: t.double(), lambda t: t[:1], lambda t: t.to("meta")], ids=["dtype", "shape", "device"])
+def test_each_tensor_that_the_proxy_saves_is_looked_at(place, change):
+    "One of weight, bias, mean, scale and the kernel's derivatives comes back as another tensor."
+    leaves = [torch.rand(7, requires_grad=True) for _ in range(4)]
+    unpacked = []
+
+    def unpack(t):
+        unpacked.append(t)
+        return change(t) if len(unpacked) == place + 1 else t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        mean, var = proxy_statistics(*leaves, activation="gelu")
+    with pytest.raises(RuntimeError, match="came back"):
+        torch.autograd.grad((mean + var).sum(), leaves)
+    assert len(unpacked) == 5
+
+
 def test_strides_of_a_hook_do_not_matter():
     layer, grads = normalnorm.LayerNormalNorm((4, 6), noise=0.0), []
     for unpack in (lambda t: t, lambda t: t.mT.contiguous().mT if t.ndim > 1 else torch.stack([t, t], 1)[:, 0]):
@@ -228,6 +340,101 @@ def test_memory_that_is_not_there(rest):
             core.check_memory(t)
         with pytest.raises(RuntimeError, match="not there"):
             native.forward(native.prepare(torch.randn(t.shape), (0,), None, None, Settings()), t)
+
+
+FREED = """if True:
+    import sys
+    import torch
+    from torch import nn
+    import normalnorm
+    from normalnorm.layers.gaussianized import GaussianizedBatchNorm
+    from normalnorm.layers.weights import gaussianized_direction
+
+    class Direction(nn.Module):
+        def forward(self, v):
+            return gaussianized_direction(v)
+
+    made = {
+        "given statistics": lambda: normalnorm.BatchNormalNorm1d(6).double().eval(),
+        "two steps": lambda: normalnorm.LayerNormalNorm(6, steps=2).double(),
+        "decorrelated, plain": lambda: normalnorm.DecorrelatedBatchNorm1d(6, group_size=2).double(),
+        "decorrelated": lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=2).double(),
+        "decorrelated, in evaluation": lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=2).double().eval(),
+        "gaussianized": lambda: GaussianizedBatchNorm(6).double(),
+        "gaussianized, in evaluation": lambda: GaussianizedBatchNorm(6).double().eval(),
+        "weights": Direction,
+    }
+    for name, make in made.items():
+        for which in ("input", "weight", "running_lambda"):
+            layer, x = make(), torch.randn(40, 6, dtype=torch.float64).exp().requires_grad_()
+            freed = x if which == "input" else getattr(layer, which, None)
+            if freed is None or which == "running_lambda" and layer.training:
+                continue
+            out = layer(x)
+            freed.untyped_storage().resize_(0)
+            print(f"{name}, {which}: ", end="", flush=True)
+            try:
+                out.sin().sum().backward()
+                print("no error")
+            except RuntimeError as error:
+                print("refused" if "bring it back" in str(error) else error, flush=True)
+"""
+
+
+def test_memory_freed_before_a_backward_pass_of_pytorch():
+    "Each place where PyTorch's own operations differentiate asks again; in a process of its own, which crashes where one of them does not."
+    done = subprocess.run([sys.executable, "-c", FREED], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 18 and all(line.endswith(": refused") for line in lines), (done.stdout, done.stderr[-500:])
+
+
+FREED_FOR_THE_PROXY = """if True:
+    import torch
+    from normalnorm.layers.backends import set_backend
+    from normalnorm.layers.proxy import proxy_statistics
+
+    def freed(t):
+        t.untyped_storage().resize_(0)
+
+    def tried(name, act):
+        print(name, end=": ", flush=True)
+        try:
+            act()
+            print("no error")
+        except RuntimeError as error:
+            print("refused" if "bring it back" in str(error) else error, flush=True)
+
+    ways = {"kernel": {}, "definition": dict(backend="eager"), "closed form": dict(samples=None, activation="relu"), "function": dict(activation=torch.sin),
+            "half": dict(dtype=torch.bfloat16), "strided": dict(step=2), "float64": dict(dtype=torch.float64)}
+    for name, how in ways.items():
+        how = dict(how)
+        backend, dtype, step = how.pop("backend", "native"), how.pop("dtype", torch.float32), how.pop("step", 1)
+        how = {"activation": "gelu", **how}
+        for which in range(4):
+            for before in ("forward",) if name == "half" else ("forward", "backward"):      # half precision: what the backward pass reads is a copy
+                leaves = [torch.rand(64, dtype=dtype)[::step].requires_grad_() for _ in range(4)]
+                with set_backend(backend):
+                    if before == "forward":
+                        freed(leaves[which])
+                        tried(f"{name}, {which}, {before}", lambda: proxy_statistics(*leaves, **how))
+                    else:
+                        mean, var = proxy_statistics(*leaves, **how)
+                        freed(leaves[which])
+                        tried(f"{name}, {which}, {before}", lambda: (mean + var).sum().backward())
+    leaves = [torch.rand(4, requires_grad=True) for _ in range(2)]
+    for strided in (False, True):
+        for which in range(2):
+            results, upstream = proxy_statistics(*leaves, activation="gelu"), [torch.ones(8)[::2] if strided else torch.ones(4) for _ in range(2)]
+            freed(upstream[which])
+            tried(f"gradient {which}, {strided}", lambda: torch.autograd.grad(results, leaves, upstream))
+"""
+
+
+def test_memory_that_the_proxy_does_not_find():
+    "Each parameter freed before each pass, on each way; upstream gradients. In a process of its own, which may crash without the checks."
+    done = subprocess.run([sys.executable, "-c", FREED_FOR_THE_PROXY], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 56 and all(line.endswith(": refused") for line in lines), (done.stdout, done.stderr[-500:])
 
 
 def test_committed_outcome():

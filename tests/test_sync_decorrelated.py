@@ -178,10 +178,32 @@ def draws_of_the_batch_layer(rank):
     return torch.equal(*after)
 
 
+COUNTED = {"batch": BatchNormalNorm1d, "plain": normalnorm.DecorrelatedBatchNorm1d, "normality": normalnorm.DecorrelatedBatchNormalNorm1d}
+
+
+def counting(kind, momentum, rank):
+    """Four batches, of which the second has a NaN in the last process's share; each followed by one that is refused, in the number of channels, and one that is empty.
+
+    The number of batches that counted; how far the mean is from that of the finite batches, and all averages from those of a layer for one process that is given whole batches.
+    """
+    options = {"momentum": momentum, "dtype": torch.float64, **({} if kind == "plain" else {"noise": 0.0}), **({} if kind == "batch" else {"group_size": 3})}
+    single, mine = COUNTED[kind](5, **options), slice(sum(SHARES[:rank]), sum(SHARES[:rank + 1]))
+    several = convert_sync(copy.deepcopy(single))
+    batches = [torch.randn(sum(SHARES), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(i)).exp() + i for i in range(4)]
+    batches[1][-1, 2] = torch.nan
+    for batch in batches:
+        several(batch[mine]), single(batch)
+        refused = refusal(lambda: several(torch.zeros(4, 6, dtype=torch.float64))), refusal(lambda: several(batch[:0]))
+    mean = torch.stack([batches[i] for i in (0, 2, 3)]).mean((0, 1))
+    return {"count": several.num_batches_tracked.item(), "refused": refused, "mean": error(several.running_mean, mean),
+            "one process": max(error(a, b) for a, b in zip(several.buffers(), single.buffers()))}
+
+
 def main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(SHARES))
     torch.set_num_threads(1)
-    torch.save({**{name: everything(name, rank) for name in SINGLE}, "batch": draws_of_the_batch_layer(rank)}, f"{folder}/{rank}.pt")
+    torch.save({**{name: everything(name, rank) for name in SINGLE}, "batch": draws_of_the_batch_layer(rank),
+                "counting": {(kind, momentum): counting(kind, momentum, rank) for kind in COUNTED for momentum in (None, 0.1)}}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -245,6 +267,15 @@ def test_errors_are_the_same_everywhere(found):
     for part in found:
         assert part["one value"].startswith("ValueError: a batch statistic needs more than one value per channel when training, given 1 in all") and "given 0 in all" in part["no value"]
         assert part["counted"] == 0 and "batch, channels" in part["axes"] and part["integers"].startswith("TypeError")
+
+
+def test_batches_that_count_in_all_processes(saved):
+    "With momentum=None the average is that of the batches that are finite everywhere, and their number is the same in each process; with a number, all that were normalized count."
+    for part in saved:
+        for (kind, momentum), found in part["counting"].items():
+            assert found["one process"] < 1e-12 and found["count"] == (3 if momentum is None else 4), (kind, momentum, found)
+            assert all(text.startswith("ValueError") for text in found["refused"]), found
+            assert momentum is not None or found["mean"] < 1e-12, (kind, found)
 
 
 def test_alone_it_is_the_layer_for_one_process():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .backends import normality_norm
-from .core import Settings, Statistics, affine, check_memory, guarded
+from .core import Settings, Statistics, affine, check_memory, check_real, guarded
 from .functional import check_channels, column, next_weight, update_running
 from .normality import _ChannelNormalNorm
 from ..theory.whitening import METHODS, covariance, whitening_matrix, wide
@@ -104,6 +104,7 @@ def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method
               running_covariance: Tensor | None, **per_channel: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "`whiten_channels` after the checks, with the running averages in evaluation."
     channels = check_channels(input, "decorrelated batch", running_mean=running_mean, **per_channel)
+    check_real(running_covariance=running_covariance)
     check_memory(input, running_mean, running_covariance, *per_channel.values())
     size, eps = min(group_size, channels), Settings(eps).check().eps
     if size < 1 or iterations < 1:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..claims import near
 from . import native
 from .backends import get_backend, ordinary
-from .core import check_memory, check_saved, kinds
+from .core import check_memory, check_saved, guarded, kinds
 
 # %% ../../nbs/410_layers.proxy.ipynb #a94e9023
 def quantile_nodes(samples: int) -> Tensor:
@@ -126,7 +126,6 @@ class _InKernel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, weight, bias, proxy_mean, proxy_scale, kind, slope, samples):
-        check_memory(weight, bias, proxy_mean, proxy_scale)
         parameters = tuple(t if t is None or t.is_contiguous() else t.contiguous() for t in (weight, bias, proxy_mean, proxy_scale))
         mean, var, jacobian = torch.empty_like(parameters[0]), torch.empty_like(parameters[0]), weight.new_empty(4 * weight.numel())
         _call(0, parameters, (mean, var, jacobian), (None, None), (None,) * 4, samples, kind.number, slope)
@@ -160,7 +159,7 @@ def _definition(weight, bias, proxy_mean, proxy_scale, kind: _Kind, slope: float
 
 
 def _checked(weight, bias, proxy_mean, proxy_scale, activation, samples) -> tuple[Tensor | None, ...]:
-    "The four parameters, half precision raised to float32."
+    "The four parameters, whose memory is there, half precision raised to float32."
     given = dict(weight=weight, bias=bias, proxy_mean=proxy_mean, proxy_scale=proxy_scale)
     for name, t in given.items():
         if t is None and name.startswith("proxy"):
@@ -176,7 +175,13 @@ def _checked(weight, bias, proxy_mean, proxy_scale, activation, samples) -> tupl
     if samples is None and (callable(activation) or not _KINDS[activation].linear):
         names = ", ".join(name for name, kind in _KINDS.items() if kind.linear)
         raise ValueError(f"there is no closed form for {activation!r}: there is one for {names}; give samples=200 for the others")
+    check_memory(*given.values())
     return tuple(t.float() if t is not None and t.dtype in (torch.float16, torch.bfloat16) else t for t in given.values())
+
+
+def _asking_again(results: tuple[Tensor, Tensor], parameters: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
+    "Mean and variance that PyTorch differentiates: whether the parameters' memory is there is asked again before the backward pass."
+    return guarded(results[0], *parameters), guarded(results[1], *parameters)
 
 
 def proxy_statistics(weight: Tensor, bias: Tensor, proxy_mean: Tensor | None = None, proxy_scale: Tensor | None = None,
@@ -201,12 +206,11 @@ def proxy_statistics(weight: Tensor, bias: Tensor, proxy_mean: Tensor | None = N
     """
     parameters = _checked(weight, bias, proxy_mean, proxy_scale, activation, samples)
     if callable(activation):
-        return by_nodes(*_location_and_spread(*parameters), activation, quantile_nodes(samples))
+        return _asking_again(by_nodes(*_location_and_spread(*parameters), activation, quantile_nodes(samples)), parameters)
     kind, slope = _KINDS[activation], {"identity": 1.0, "leaky_relu": float(negative_slope)}.get(activation, 0.0)
     if samples is None:
-        return piecewise_linear(*_location_and_spread(*parameters), slope)
+        return _asking_again(piecewise_linear(*_location_and_spread(*parameters), slope), parameters)
     if get_backend() in ("auto", "native") and ordinary(*parameters) and all(t is None or t.dtype is torch.float32 and t.is_cpu and not t.is_neg() for t in parameters) \
             and weight.numel() and native.available():
         return _InKernel.apply(*parameters, kind, slope, samples)
-    check_memory(*parameters)
-    return _definition(*parameters, kind, slope, samples)
+    return _asking_again(_definition(*parameters, kind, slope, samples), parameters)
