@@ -74,6 +74,8 @@ UNUSED = """test_appendices test_benchmarks test_book test_chapters test_figures
 # those run is not seen: every line of the file of the same name is taken for
 # it, `sync_decorrelated` of this one.
 SEVERAL = ["tests/test_sync_decorrelated.py", "tests/test_compiler.py"]
+# Written for mutants that other tests let through.
+PINNED = ["tests/test_pinned.py", "tests/test_theory_defaults.py"]
 # Of a test with more parameters than this, every so many are used.
 PARAMETERS = 60
 # A test that measures time or memory says nothing on a loaded machine.
@@ -1254,6 +1256,12 @@ class Project:
             if pattern and pattern.search(self.row(file, line)) and (
                     file, line) != (mutant.file, first):
                 found |= tests
+        if pattern:                     # tests that look at it themselves
+            using = {name for name in self.cost if name.startswith("tests/")
+                     and pattern.search((self.root / name).read_text(
+                         encoding="utf-8"))}
+            found |= {test for test in self.tests
+                      if test.split("::")[0] in using}
         return found or {test for (file, _), tests in self.lines.items()
                          if file == mutant.file for test in tests}
 
@@ -1357,7 +1365,7 @@ class Project:
             total[name] = total.get(name, 0) + 1
 
         def rank(name: str):
-            own = name == f"tests/test_{stem}.py"
+            own = name in (f"tests/test_{stem}.py", *PINNED)
             return (name != "claims", not own, name == "tests/test_harness.py",
                     -len(groups[name]) / total[name], name)
         found, left = [], SECONDS
