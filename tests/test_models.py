@@ -57,6 +57,20 @@ class Probe(nn.Module):
         return x
 
 
+def test_inputs_have_the_sizes_of_the_papers_sets():
+    "CIFAR, ImageNet (260 pixels for EfficientNet-B2), Fashion-MNIST."
+    found = {}
+    for name in models.names():
+        inputs = models.architecture(name).inputs
+        if len(inputs) == 3:
+            found.setdefault(inputs, []).append(name)
+    assert set(found) == {(3, 32, 32), (3, 224, 224), (3, 260, 260), (1, 28, 28)}
+    assert all("efficientnet_b2" in name for name in found[3, 260, 260])
+    assert {"resnet18", "resnet50_v2", "resnext50", "efficientnet_b0"} <= {*found[3, 224, 224]}
+    assert {"cifar_resnet18", "cifar_resnet110", "wrn28-10", "vit"} <= {*found[3, 32, 32]}
+    assert {"small_resnet", "small_vit"} <= {*found[1, 28, 28]}
+
+
 @pytest.mark.parametrize("name", models.names())
 def test_every_name_builds_runs_and_has_the_published_count(name):
     entry = models.architecture(name)
@@ -64,8 +78,6 @@ def test_every_name_builds_runs_and_has_the_published_count(name):
         plain, probed = models.build(name), models.build(name, norm=Probe)
         x = torch.zeros(2, *entry.inputs, dtype=torch.int64 if len(entry.inputs) == 1 else torch.float32)
         scores = probed(x)
-    if len(entry.inputs) == 3:              # of the papers, of EfficientNet-B2, of this book
-        assert entry.inputs in {(3, 32, 32), (3, 224, 224), (3, 260, 260), (1, 28, 28)}
     classes = plain.classifier.out_features
     assert scores.shape == ((2, classes) if len(entry.inputs) == 3 else (2, *entry.inputs, classes))
     probes = [m for m in probed.modules() if isinstance(m, Probe)]
