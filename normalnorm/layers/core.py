@@ -83,10 +83,11 @@ def _operator() -> Callable:
     "An operator of our own that says whether it was handed to a mode."
     try:
         library = torch.library.Library("normalnorm", "FRAGMENT")
-        library.define("seen() -> bool")
-        library.impl("seen", lambda: False, "CompositeExplicitAutograd")
-        library.impl("seen", lambda: True, "Python")            # the modes' key
-        seen = torch.ops.normalnorm.seen.default
+        name = f"seen_{id(_Old)}"           # another one in a module reloaded
+        library.define(f"{name}() -> bool")
+        library.impl(name, lambda: False, "CompositeExplicitAutograd")
+        library.impl(name, lambda: True, "Python")              # the modes' key
+        seen = getattr(torch.ops.normalnorm, name).default
         found = lambda kept=library: seen()
         with ThreadPoolExecutor(1) as alone:
             return alone.submit(_tells, found, _in_mode).result()
