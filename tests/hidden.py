@@ -69,17 +69,35 @@ def is_public(core: types.ModuleType, ours: str) -> bool:
     return getattr(core, ours).__qualname__ == public[ours]
 
 
+def converted() -> list:
+    "A model to normality layers and back, folded, and one with a hook, which cannot be folded."
+    import normalnorm
+    from normalnorm.layers.deployment import fold
+
+    x, model = torch.randn(4, 2, 3, 3), nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3))
+    model(x)
+    before, expected = list(model.state_dict()), model.eval()(x)
+    normalnorm.to_normality(model)
+    keys = [key.partition(".")[2] for key in model.state_dict()][4:]
+    normalnorm.to_plain(model)
+    same = [torch.allclose(f(x), expected, atol=1e-5) for f in (model, fold(model))]
+    model[1].register_forward_hook(lambda *_: None)
+    left = fold(model, return_report=True)[1].left
+    whitened = list(dict(normalnorm.DecorrelatedBatchNorm1d(4, group_size=2).named_buffers()))
+    return [keys, list(model.state_dict()) == before, *same, [row.reason for row in left], whitened]
+
+
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     for one in given["names"]:
         hide(one)
-    from tools import hostile
-
     from normalnorm.layers import backends, core
+    from tools import hostile
 
     x = torch.randn(8, 3)
     print(json.dumps({
         "public": [one for one, ours in CORE.items() if is_public(core, ours)],
         "short": getattr(backends._apply, "__func__", None) is None,
         "kernel": backends.in_kernel(x, (0,), None, None, core.Settings()) is not None,
+        "converted": converted(),
         **hostile.run_cases([tuple(case) for case in given["cases"]])}))
