@@ -65,7 +65,7 @@ def show() -> None:
 
 def is_public(core: types.ModuleType, ours: str) -> bool:
     "Whether `core` has bound the public form of a question."
-    public = {"in_transform": "_refused", "dispatch_modes": "<lambda>", "foreign_mode": "<lambda>", "in_dual_level": "_tangents"}
+    public = {"in_transform": "_refused", "dispatch_modes": "_seen", "foreign_mode": "<lambda>", "in_dual_level": "_tangents"}
     return getattr(core, ours).__qualname__ == public[ours]
 
 
@@ -87,6 +87,26 @@ def converted() -> list:
     return [keys, list(model.state_dict()) == before, *same, [row.reason for row in left], whitened]
 
 
+def ordinary_where() -> list:
+    "What `ordinary` says outside; in a transform, in two modes, with a tangent; and what a layer gives for a tensor in a mode that knows shapes only."
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.autograd import forward_ad
+
+    import normalnorm
+    from normalnorm.layers.backends import ordinary
+
+    x, layer = torch.randn(8, 3), normalnorm.BatchNormalNorm1d(3)
+    found = [ordinary(x, None)]
+    torch.func.vmap(lambda y: found.append(ordinary(x)) or y)(x)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found += [ordinary(x), type(layer(x)).__name__]
+    with torch.overrides.TorchFunctionMode():
+        found.append(ordinary(x))
+    with forward_ad.dual_level():
+        found.append(ordinary(x, forward_ad.make_dual(x, x)))
+    return found
+
+
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     for one in given["names"]:
@@ -99,5 +119,5 @@ if __name__ == "__main__":
         "public": [one for one, ours in CORE.items() if is_public(core, ours)],
         "short": getattr(backends._apply, "__func__", None) is None,
         "kernel": backends.in_kernel(x, (0,), None, None, core.Settings()) is not None,
-        "converted": converted(),
+        "converted": converted(), "ordinary": ordinary_where(),
         **hostile.run_cases([tuple(case) for case in given["cases"]])}))

@@ -164,6 +164,7 @@ def test_without(names):
     found = without(*names)
     assert not found["failures"], "\n".join(f"{name}: {text}" for name, text in found["failures"].items())
     assert set(found["public"]) == set(names) & set(HIDDEN) and found["short"] == ("autograd.Function" not in names) and found["kernel"]
+    assert found["ordinary"] == [True, False, False, "FakeTensor", False, False]
     assert found["converted"] == [["running_mean", "running_var", "running_lambda", "num_batches_tracked"], True, True, True,
                                   ["it, or the map before it, has hooks"], ["running_mean", "running_covariance", "num_batches_tracked"]]
 

@@ -95,6 +95,12 @@ def _operator() -> Callable:
         return lambda: True
 
 
+def _seen() -> bool:
+    if torch.overrides.has_torch_function((0,)) and foreign_mode():
+        return True                         # which would see the question too
+    return _operator()()
+
+
 def _in_mode(ask: Callable) -> None:
     _within(torch.autograd.graph.allow_mutation_on_saved_tensors(), ask)
 
@@ -119,8 +125,7 @@ in_transform = bound(
     lambda f: _tells(f, lambda ask: torch.func.vjp(ask, torch.ones(()))),
     _refused)
 dispatch_modes = bound(
-    "_C._len_torch_dispatch_stack", lambda f: _tells(f, _in_mode),
-    lambda: _operator()())
+    "_C._len_torch_dispatch_stack", lambda f: _tells(f, _in_mode), _seen)
 foreign_mode = bound(
     "overrides._get_current_function_mode_stack", _not_of_device, lambda: True)
 in_dual_level = bound(
