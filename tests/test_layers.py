@@ -72,7 +72,7 @@ INDUCTOR = {"batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)), "l
 def test_inductor(name):
     "torch.compile with its own code generator, in one graph: output and gradients as without it; noise too, where the seed is PyTorch's (inductor has a generator of its own)."
     make, shape = INDUCTOR[name]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(0)
     layer, u, found = make(), torch.randn(shape).exp(), []
     for module in (layer, torch.compile(layer, fullgraph=True)):

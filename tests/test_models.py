@@ -125,7 +125,7 @@ def test_forward_backward_and_state_round_trip(name):
 @pytest.mark.parametrize("name", ["SmallResNet", "wrn26-2_skipless", "gpt"])
 def test_compiles_as_one_graph(name):
     model, x = small(name).eval(), batch(name)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
 
 

@@ -199,7 +199,7 @@ def test_what_is_left_to_the_definition(name):
 
 
 def test_compiled():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     weight, bias = parameters(48)[:2]
     bias = bias.clamp(-3, 3)
     compiled = torch.compile(partial(proxy_statistics, activation="silu"), fullgraph=True)

@@ -145,7 +145,7 @@ def pre_affine(model: nn.Module, inputs: Tensor, by: str = "unit") -> dict[str, 
     for module in twin.modules():
         if hasattr(module, "noise"):
             module.noise = 0.0
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)):
             module.eval()
     found: dict[str, Tensor] = {}
 

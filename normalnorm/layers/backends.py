@@ -8,17 +8,16 @@ __all__ = ['BACKENDS', 'set_backend', 'get_backend', 'ordinary', 'normality_norm
 # %% ../../nbs/233_layers.backends.ipynb #b2349812
 import functools
 import types
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
 
 from ..claims import near
 from . import core, native
 from .compiler import CompilerError, warn_user
-from .core import Settings, Statistics, check_input
+from .core import Settings, Statistics, check_input, dispatch_modes, foreign_mode, in_dual_level, in_transform
 from .noise import draw_seed
 from ..theory.newton import Over
 
@@ -159,26 +158,26 @@ class _Accelerated(torch.autograd.Function):
 
 
 # Bound here: a module of PyTorch is a large dictionary, of which nothing is in the cache after a convolution.
-_functional, _dispatch_modes, _function_modes = torch._is_functional_tensor, torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_is_compiling, _is_tracing, _in_functorch, _batched = torch.compiler.is_compiling, torch._C._is_tracing, torch._C._are_functorch_transforms_active, torch._C._functorch.is_legacy_batchedtensor
-_is_grad_enabled, _PLAIN = torch.is_grad_enabled, {Tensor, nn.Parameter, type(None)}
-
-
-def _foreign_mode() -> bool:
-    "Whether a mode sees and may change each function's result; the default device's is none."
-    return any(type(mode) is not DeviceContext for mode in torch.overrides._get_current_function_mode_stack())
+_is_compiling, _is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
+_is_grad_enabled, _has_torch_function = torch.is_grad_enabled, torch.overrides.has_torch_function
+_PLAIN, _ANY = {Tensor, nn.Parameter, type(None)}, (0,)
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
     "Tensors of PyTorch itself with a memory of their own, outside of tracing, of torch.func, of modes, of batched gradients and of forward-mode differentiation."
-    if _is_compiling() or _is_tracing() or forward_ad._current_level >= 0 or _in_functorch() or _dispatch_modes() or _function_modes() and _foreign_mode():
+    if _is_compiling() or _is_tracing() or in_transform() or dispatch_modes():
+        return False
+    if _has_torch_function(_ANY) and foreign_mode():            # of a number: where a mode is
         return False
     if not _PLAIN.issuperset(map(type, tensors)):
         return False
-    for t in tensors:
-        if t is not None and (_batched(t) or _functional(t)):
-            return False
-    return True
+    try:
+        for t in tensors:                                       # one that was freed has its own too
+            if t is not None and not t.data_ptr() and t.untyped_storage().nbytes():
+                return False
+    except RuntimeError:                                        # a batch of gradients
+        return False
+    return not in_dual_level(tensors)
 
 
 @functools.cache
@@ -273,7 +272,22 @@ class _InKernel(torch.autograd.Function):
 
 
 _NUMBERS = {float, int}
-_apply = super(torch.autograd.Function, _InKernel).apply            # without what Function.apply does for torch.func first: ordinary tensors do not need it
+
+
+def _short(function: type) -> Callable:
+    "`_InKernel.apply` without what PyTorch does for torch.func first, which ordinary tensors do not need; raises where that is not how functions are made."
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+    out = super(function, Twice).apply(torch.ones((), requires_grad=True))
+    if out.item() != 2 or type(out.grad_fn).__name__ != "TwiceBackward":
+        raise NotImplementedError(f"{out} is not the result of a function")
+    return super(function, _InKernel).apply
+
+
+_apply = core.bound("autograd.Function", _short, _InKernel.apply)
 
 
 def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings, axis: int | None = None, statistics: Statistics | None = None,

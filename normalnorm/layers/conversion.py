@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..claims import near
-from .core import Settings, check_input
+from .core import Settings, check_input, family
 from .decorrelated import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNormalNorm1d, DecorrelatedBatchNormalNorm2d, _DecorrelatedBatchNorm
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
@@ -42,14 +42,19 @@ from .sync_decorrelated import SyncDecorrelatedBatchNorm, SyncDecorrelatedBatchN
 _AFTER = ("drop", "act", "activation")          # the children that fused layers apply, in this order
 
 
+def _after(module: nn.Module) -> dict[str, nn.Module]:
+    "The children of a fused layer that follow its normalizer."
+    found = {name: getattr(module, name, None) for name in _AFTER}
+    return {n: child for n, child in found.items() if isinstance(child, nn.Module)}
+
+
 class _ThenDropAndAct:
     "What fused layers do after normalizing."
 
     def forward(self, input: Tensor) -> Tensor:
         out = super().forward(input)
-        for name in _AFTER:
-            if name in self._modules:
-                out = self._modules[name](out)
+        for child in _after(self).values():
+            out = child(out)
         return out
 
 
@@ -140,11 +145,12 @@ def _gaussianize(module: nn.Module, cls: type, settings: dict) -> None:
         module._plain = f"{plain.__module__}:{plain.__qualname__}"
     for name, value in settings.items():
         setattr(module, name, value)
-    buffers = module._buffers
-    if "running_mean" in buffers:
-        counted = buffers.pop("num_batches_tracked")
-        buffers["running_lambda"] = None if buffers["running_mean"] is None else torch.ones_like(buffers["running_mean"])
-        buffers["num_batches_tracked"] = counted
+    if hasattr(module, "num_batches_tracked"):
+        mean, counted = module.running_mean, module.num_batches_tracked
+        saved = counted is None or "num_batches_tracked" in module.state_dict()
+        del module.num_batches_tracked                          # λ stands before it
+        module.register_buffer("running_lambda", None if mean is None else torch.ones_like(mean))
+        module.register_buffer("num_batches_tracked", counted, persistent=saved)
     _set_class(module, cls)
 
 
@@ -154,7 +160,8 @@ def _flatten(module: nn.Module, cls: type) -> None:
         module.__dict__.pop(name, None)
     if issubclass(cls, _NormalNorm):            # a plain layer of this package: the settings that its constructor gives it
         module.noise, module.noise_kind, module.alpha, module.steps, module.safeguard = 0.0, "scaled", 0.0, 1, False
-    module._buffers.pop("running_lambda", None)
+    if hasattr(module, "running_lambda"):
+        del module.running_lambda
     _set_class(module, cls)
 
 # %% ../../nbs/270_layers.conversion.ipynb #caf45e82
@@ -229,14 +236,14 @@ def _tried(module: nn.Module, base: type) -> type | None:
         if all(e is None for e in expected):
             return None
         for cls in reversed(_TWINS[base]):              # the fused ones first
-            if issubclass(cls, _ThenDropAndAct) and not any(name in model._modules for name in _AFTER):
+            if issubclass(cls, _ThenDropAndAct) and not _after(model):
                 continue
             twin = copy.deepcopy(model)
             _gaussianize(twin, cls, dict(noise=0.0, noise_kind="scaled", alpha=0.0, steps=1, safeguard=False))
             found = []
             for case in cases:
                 values = outcome(twin, *case)
-                if values is not None and "running_lambda" in twin._buffers and twin.running_mean is not None:
+                if values is not None and hasattr(twin, "running_lambda") and twin.running_mean is not None:
                     del values[1 + list(twin.state_dict()).index("running_lambda")]
                 found.append(values)
             if all(map(same, found, expected)):
@@ -244,12 +251,15 @@ def _tried(module: nn.Module, base: type) -> type | None:
     return None
 
 # %% ../../nbs/270_layers.conversion.ipynb #1ef32f47
+_CONVOLUTIONS = family(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
 def _unknown(module: nn.Module) -> str:
     "Why a module that is called a norm, and is none of PyTorch's classes, is left alone; \"\" for other modules."
     name = type(module).__name__
     if "norm" not in name.lower() or type(module).__module__.startswith("torch.nn.utils"):
         return ""
-    if any(isinstance(m, (nn.Linear, nn.modules.conv._ConvNd, *_TWINS, _NormalNorm)) or _unknown(m) for m in module.children()):
+    if any(isinstance(m, (nn.Linear, *_CONVOLUTIONS, *_TWINS, _NormalNorm)) or _unknown(m) for m in module.children()):
         return ""                               # a block that contains a normalizer, not one
     if re.search("rms", name, re.I):
         return "root-mean-square norms do not subtract the mean: there are no values of mean 0 and variance 1 to transform"
@@ -433,7 +443,7 @@ def _convert(model: nn.Module, skip, steps: int) -> tuple[Report, list[tuple[nn.
         if cls is None:
             left.append(Row(name, before, before, reason))
         else:
-            after = next(c for c in cls.__mro__ if not c.__name__.startswith("_")).__name__ + ("".join(f", {n}" for n in _AFTER if n in module._modules) * issubclass(cls, _ThenDropAndAct))
+            after = next(c for c in cls.__mro__ if not c.__name__.startswith("_")).__name__ + ("".join(f", {n}" for n in _after(module)) * issubclass(cls, _ThenDropAndAct))
             replaced.append(Row(name, before, after))
             todo.append((module, cls))
     return Report(tuple(replaced), tuple(left)), todo

@@ -205,7 +205,8 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
         if method not in METHODS:
             raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
         self.method, self.iterations, self.track_running_stats = method, iterations, track_running_stats
-        self._buffers.clear()
+        for name in ("running_mean", "running_var", "running_lambda", "num_batches_tracked"):
+            delattr(self, name)
         buffers = dict(running_mean=(num_features,), running_covariance=(num_features, self.group_size), **({"running_lambda": (num_features,)} if normality else {}))
         for name, shape in buffers.items():
             self.register_buffer(name, torch.empty(shape, device=device, dtype=dtype) if track_running_stats else None)

@@ -17,13 +17,16 @@ from torch import Tensor, fx, nn
 
 from ..claims import near
 from . import decorrelated, normality, sync, sync_decorrelated
-from .conversion import _AFTER, LayerNormalNorm2d, Report, Row, _original, _ThenDropAndAct
-from .core import affine
+from .conversion import LayerNormalNorm2d, Report, Row, _after, _original, _ThenDropAndAct
+from .core import affine, family
 from .decorrelated import _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows, _product
 from .functional import column
 from .normality import GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm
 from ..theory.power_transform import yeo_johnson
 from ..theory.whitening import wide
+
+_BATCH_NORMS = family(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_WITH_AVERAGES = family(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 # %% ../../nbs/272_layers.deployment.ipynb #d1eeeafe
 def _is_frozen(module: nn.Module) -> bool:
@@ -46,7 +49,7 @@ def update_bn(loader: Iterable[Any], model: nn.Module, device: "int | torch.devi
         >>> layer.running_mean, layer.momentum
         (tensor([3.]), 0.5)
     """
-    layers = [m for m in model.modules() if isinstance(m, (_BatchNormalNorm, _DecorrelatedBatchNorm, nn.modules.batchnorm._BatchNorm)) and m.track_running_stats and not _is_frozen(m)]
+    layers = [m for m in model.modules() if isinstance(m, (_BatchNormalNorm, _DecorrelatedBatchNorm, *_BATCH_NORMS)) and m.track_running_stats and not _is_frozen(m)]
     if not layers:
         return
     noisy = [] if noise else [m for m in model.modules() if isinstance(m, _NormalNorm)]
@@ -98,7 +101,7 @@ def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
     """
     names = []
     for name, module in model.named_modules():
-        if isinstance(module, (_ChannelNormalNorm, nn.modules.batchnorm._NormBase)) and module.running_mean is not None:
+        if isinstance(module, (_ChannelNormalNorm, *_WITH_AVERAGES)) and module.running_mean is not None:
             module.__dict__["train"] = functools.partial(_stay, module)
             module.train(module.training)
             names.append(name)
@@ -137,7 +140,7 @@ def normalizer_types() -> tuple[type, ...]:
 
     Example: `isinstance(nn.LayerNorm(3), normalizer_types())`.
     """
-    return (_NormalNorm, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    return (_NormalNorm, *_WITH_AVERAGES, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def no_weight_decay(model: nn.Module) -> set[str]:
@@ -207,7 +210,16 @@ _FORWARDS = {f.forward for f in (_BatchNormalNorm, sync.SyncBatchNormalNorm, _Th
 
 
 def _is_batch_layer(module: nn.Module) -> bool:
-    return isinstance(module, (_BatchNormalNorm, _DecorrelatedBatchNorm, nn.modules.batchnorm._BatchNorm))
+    return isinstance(module, (_BatchNormalNorm, _DecorrelatedBatchNorm, *_BATCH_NORMS))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    "Whether something is called before or after its forward: beside a hook of our own, whose handle knows the others."
+    for register in (module.register_forward_hook, module.register_forward_pre_hook):
+        with register(lambda *_: None) as handle:
+            if len(handle.hooks_dict_ref()) > 1:
+                return True
+    return False
 
 
 def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
@@ -221,7 +233,7 @@ def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
     size = conv.out_features if isinstance(conv, nn.Linear) else conv.out_channels
     if size != norm.num_features or isinstance(conv, nn.Linear) and getattr(norm, "_axes", (2,)) == (4,):
         return "it does not take the result of the map before it as channels"
-    if any(getattr(m, hooks) for m in (conv, norm) for hooks in ("_forward_hooks", "_forward_pre_hooks")):
+    if _has_hooks(conv) or _has_hooks(norm):
         return "it, or the map before it, has hooks"
     each = size // getattr(conv, "groups", 1)
     if isinstance(norm, _DecorrelatedBatchNorm) and any(first // each != (first + d - 1) // each for start, stop, d in _blocks(size, norm.group_size) for first in range(start, stop, d)):
@@ -309,7 +321,7 @@ def _folded(conv: nn.Module, norm: nn.Module, tolerance: float) -> nn.Module:
     conv.weight = nn.Parameter(kernel.to(conv.weight.dtype), requires_grad=False)
     rest = FoldedNormality(lmbda, weight, bias, (2,) if isinstance(conv, nn.Linear) else getattr(norm, "_axes", (2, 3, 4, 5))).eval()
     if isinstance(norm, _ThenDropAndAct):
-        rest = nn.Sequential(rest, *(norm._modules[n] for n in _AFTER if n in norm._modules)).eval()
+        rest = nn.Sequential(rest, *_after(norm).values()).eval()
     return rest
 
 

@@ -171,12 +171,15 @@ _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _empty_like, _get_num_threads, _FLOAT = torch.empty_like, torch.get_num_threads, torch.float32          # found in a small dictionary, not in PyTorch's large one: a step fetches each line of it anew
 
 
+_increment_version = torch.autograd.graph.increment_version
+
+
 def _increment_versions(tensors: list[Tensor]) -> None:
     try:
-        torch._C._increment_version(tensors)
+        _increment_version(tensors)
     except TypeError:                                   # releases before 2.6 take one at a time
         for tensor in tensors:
-            torch._C._increment_version(tensor)
+            _increment_version(tensor)
 
 
 def _kind(x: Tensor | None) -> tuple | None:

@@ -31,10 +31,11 @@ class _NormalNorm(nn.Module):
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
         "Weight and bias, from where they usually are: a module looks for them with Python's slow search, and a small layer notices. Parametrized, pruned or replicated ones are elsewhere."
-        own = self._parameters
-        if "weight" in own and "bias" in own:
+        try:
+            own = self._parameters
             return own["weight"], own["bias"]
-        return self.weight, self.bias
+        except (AttributeError, KeyError):
+            return self.weight, self.bias
 
     def reset_parameters(self) -> None:
         "Weight 1, bias 0."
@@ -95,7 +96,7 @@ class _ChannelNormalNorm(_NormalNorm):
         try:
             own = self._buffers
             return own["running_mean"], own["running_var"], own["running_lambda"], own["num_batches_tracked"]
-        except KeyError:
+        except (AttributeError, KeyError):
             return self.running_mean, self.running_var, self.running_lambda, self.num_batches_tracked
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:

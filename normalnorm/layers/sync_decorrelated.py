@@ -95,9 +95,11 @@ class _Whitened(torch.autograd.Function):
         spread = _spread(x, settings, shares)
         ctx.save_for_backward(u, weight, bias, lmbda, spread, numbers)
         out = back(_noisy(x, _Whitened._arranged_noise(ctx, u, x.dtype), settings.noise_kind, spread))
-        out = affine(out, column(weight, u.ndim), column(bias, u.ndim)).to(u.dtype)
+        out = affine(out, column(weight, u.ndim), column(bias, u.ndim))
+        fresh = weight is not None or bias is not None or out.dtype != u.dtype
+        out = out.to(u.dtype)
         ctx.mark_non_differentiable(shares.mean, shares.covariance, lmbda)
-        return out.clone() if out._is_view() else out, shares.mean, shares.covariance, lmbda, shares.count       # a view could not be changed in place, e.g. by a ReLU
+        return out if fresh else out.clone(), shares.mean, shares.covariance, lmbda, shares.count       # a view could not be changed in place, e.g. by a ReLU
 
     @staticmethod
     def _values(ctx, x):
