@@ -575,7 +575,7 @@ def test_out_of_memory():
 def test_nothing_is_thrown_across_c():
     "The compiled kernel does not call `operator new`, nor throw."
     native.library()                        # a file that was loaded when it had just been compiled has another name by now
-    mapped = {row.split()[-1] for row in Path("/proc/self/maps").read_text().splitlines() if re.search(r"/native-[^/]*\.so$", row)}
+    mapped = {row.split(maxsplit=5)[-1] for row in Path("/proc/self/maps").read_text().splitlines() if re.search(r"/native-[^/]*\.so$", row)}
     assert mapped
     for file in mapped:
         assert not {symbol for symbol in (b"_Znwm", b"_Znam", b"__cxa_throw", b"__cxa_allocate_exception") if symbol in Path(file).read_bytes()}
