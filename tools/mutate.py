@@ -1526,6 +1526,13 @@ def summary(project: Project, rows: dict[str, list[dict]],
             "limit": SECONDS, "packages": found}
 
 
+def committed(row: dict, root: Path) -> dict:
+    "A row without what only this machine knows."
+    places = "|".join(map(re.escape, (tempfile.gettempdir(), str(root))))
+    return {k: re.sub(rf"({places})(/mutant-\w+)?", "…", v)
+            if k == "message" else v for k, v in row.items() if k != "state"}
+
+
 def describe(row: dict) -> dict:
     names = ("id", "file", "line", "function", "operator", "processor",
              "before", "after")
@@ -1630,7 +1637,6 @@ def main(arguments: list[str] | None = None) -> int:
             for mutant in project.drawn(name, count(name)):
                 print(mutant.id, mutant)
         return 0
-    start = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     if not given.survivors:
         preload(PRELOAD if "theory" in packages else ["pytest",
@@ -1657,7 +1663,8 @@ def main(arguments: list[str] | None = None) -> int:
     rows = {name: [project.known[m.id]
                    for m in project.drawn(name, count(name))
                    if m.id in project.known] for name in wanted}
-    found = summary(project, rows, time.monotonic() - start)
+    used = sum(r["seconds"] for found in rows.values() for r in found)
+    found = summary(project, rows, used)
     print(report(found))
     if given.record:
         folder = root / "results" / "mutation"
@@ -1666,8 +1673,7 @@ def main(arguments: list[str] | None = None) -> int:
             json.dumps(found, indent=1, ensure_ascii=False) + "\n",
             encoding="utf-8")
         (folder / "mutants.jsonl").write_text("".join(
-            json.dumps({"package": name, **{k: v for k, v in row.items()
-                                            if k != "state"}},
+            json.dumps({"package": name, **committed(row, root)},
                        ensure_ascii=False) + "\n"
             for name, outcomes in rows.items() for row in outcomes),
             encoding="utf-8")
