@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .backends import normality_norm
-from .core import Settings, Statistics, affine, check_memory, guarded
+from .core import Settings, Statistics, affine, check_memory, guarded, size
 from .functional import check_channels, column, next_weight, update_running
 from .normality import _ChannelNormalNorm
 from ..theory.whitening import METHODS, covariance, whitening_matrix, wide
@@ -194,13 +194,14 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
                  group_size: int | None = None, num_groups: int | None = None, method: str = "eigh", iterations: int = 5, device=None, dtype=None, *, bias: bool = True, **normality):
         super().__init__(num_features, eps, momentum, affine, False, **(normality or dict(noise=0.0, alpha=0.0)), device=device, dtype=dtype, bias=bias)
+        num_features = self.num_features
+        group_size, num_groups = (None if v is None else size(n, v) for n, v in (("group_size", group_size), ("num_groups", num_groups)))
+        iterations = size("iterations", iterations)
         if group_size is not None and num_groups is not None:
             raise ValueError(f"group_size={group_size} and num_groups={num_groups}: give one of them")
-        if num_groups is not None and (num_groups < 1 or num_features % num_groups):
+        if num_groups is not None and num_features % num_groups:
             raise ValueError(f"num_features={num_features} channels do not divide into num_groups={num_groups}: choose a divisor, or give group_size, where the last group may be smaller")
         self.group_size = min(16 if group_size is None else group_size, num_features) if num_groups is None else num_features // num_groups
-        if self.group_size < 1 or iterations < 1:
-            raise ValueError(f"group_size={group_size}, iterations={iterations}: both must be at least 1")
         if method not in METHODS:
             raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
         self.method, self.iterations, self.track_running_stats = method, iterations, track_running_stats

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from ..claims import near
 from . import decorrelated, normality, sync, sync_decorrelated
 from .conversion import _AFTER, LayerNormalNorm2d, Report, Row, _original, _ThenDropAndAct
-from .core import affine
+from .core import affine, check_input
 from .decorrelated import _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows, _product
 from .functional import column
 from .normality import GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm
@@ -194,6 +194,7 @@ class FoldedNormality(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         "(B, C, …) → (B, C, …)."
+        check_input(input)
         if input.ndim not in self.axes:
             raise ValueError(f"this layer was folded for inputs with {' or '.join(map(str, self.axes))} axes, given a shape of {tuple(input.shape)}")
         x = input.to(torch.promote_types(input.dtype, torch.float32))

@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['update_running', 'next_weight', 'averages', 'with_statistics', 'normalized', 'raised', 'check_channels', 'quiet',
-           'batch_normalized', 'batch_normal_norm', 'instance_normal_norm', 'layer_normalized', 'layer_normal_norm',
-           'group_normal_norm']
+           'batch_normalized', 'batch_normal_norm', 'instance_normal_norm', 'by_parts', 'layer_normalized',
+           'layer_normal_norm', 'group_normal_norm']
 
 # %% ../../nbs/235_layers.functional.ipynb #e4e5a39f
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .backends import column, in_kernel, normality_norm, ordinary
-from .core import Settings, Statistics, affine, check_input, check_memory, check_real
+from .core import Settings, Statistics, affine, check_input, check_memory, check_real, number, size, sizes
 
 # %% ../../nbs/235_layers.functional.ipynb #d251d33d
 def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...], momentum: float | Tensor) -> None:
@@ -23,6 +24,8 @@ def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...
     Results beyond the range of a buffer's dtype become its largest number.
     """
     values = [value.detach().flatten() for value in values]
+    if type(momentum) is not float and not isinstance(momentum, Tensor):
+        momentum = number("momentum", momentum)
     check_memory(*running)
     if not isinstance(momentum, Tensor) and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in (*running, *values)) and ordinary(*running, *values):
         if all(math.isfinite(value.dot(value)) for value in values):
@@ -181,8 +184,23 @@ def instance_normal_norm(input: Tensor, running_mean: Tensor | None = None, runn
     return out
 
 # %% ../../nbs/235_layers.functional.ipynb #197e3d2e
+def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A nested tensor, each of whose parts is `function` of a part of `input`; the same, whatever lies beside what.
+
+    `function` acts on the last axes, is the same for all others, and keeps shapes. Jagged ones keep their offsets, so that results can be added to `input`.
+
+    Example: `by_parts(torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]), torch.exp)`.
+    """
+    if input.layout is not torch.jagged:
+        return torch.nested.as_nested_tensor([function(part) for part in input.unbind()])
+    ragged = next(i for i, n in enumerate(input.shape) if type(n) is not int)
+    return torch.nested.nested_tensor_from_jagged(function(input.values()), input.offsets(), input.lengths(), jagged_dim=ragged)
+
+
 def layer_normalized(input: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings) -> Tensor:
     "`layer_normal_norm` for given settings."
+    if isinstance(input, Tensor) and input.is_nested:
+        return by_parts(input, lambda x: layer_normalized(x, shape, weight, bias, settings))
     check_input(input)
     if not shape or input.shape[-len(shape):] != shape:
         raise ValueError(f"the input's last axes must be normalized_shape={shape}, given a shape of {tuple(input.shape)}")
@@ -201,7 +219,7 @@ def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...], weight: 
 
     Example: `layer_normal_norm(torch.randn(2, 5, 8), (8,), noise=1.0).shape` is (2, 5, 8).
     """
-    return layer_normalized(input, tuple(normalized_shape), weight, bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard))
+    return layer_normalized(input, sizes("normalized_shape", normalized_shape), weight, bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard))
 
 # %% ../../nbs/235_layers.functional.ipynb #0c905746
 def group_normal_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
@@ -216,6 +234,8 @@ def group_normal_norm(input: Tensor, num_groups: int, weight: Tensor | None = No
     Example: `group_normal_norm(torch.randn(2, 6, 5), 3).shape` is (2, 6, 5).
     """
     channels = check_channels(input, "group", weight=weight, bias=bias)
+    if type(num_groups) is not int:
+        num_groups = size("num_groups", num_groups)
     if num_groups < 1 or channels % num_groups:
         raise ValueError(f"{channels} channels do not divide into num_groups={num_groups}: choose a divisor of the number of channels")
     grouped = raised(input).reshape(input.shape[0], num_groups, channels // num_groups, *input.shape[2:])

@@ -6,14 +6,13 @@
 __all__ = ['GaussianizedStatistics', 'gaussianized_norm', 'GaussianizedBatchNorm', 'GaussianizedLayerNorm']
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #dca1da1c
-import numbers
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .core import Settings, affine, check_input, check_memory, guarded, rates
-from .functional import check_channels, column, next_weight, update_running
+from .core import Settings, affine, check_input, check_memory, guarded, number, rates, size, sizes
+from .functional import by_parts, check_channels, column, next_weight, update_running
 from .noise import add_noise, draw_seed
 from ..theory.gaussianizers import Gaussianizer, Power
 from ..theory.newton import Over, over
@@ -78,8 +77,9 @@ class GaussianizedBatchNorm(nn.Module):
     def __init__(self, num_features: int, gaussianizer: Gaussianizer | None = None, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, noise: float = 0.4, noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        if num_features < 1:
-            raise ValueError(f"num_features={num_features}: the number of channels must be positive")
+        num_features = size("num_features", num_features[0] if isinstance(num_features, (tuple, list)) and len(num_features) == 1 else num_features)
+        if momentum is not None:
+            number("momentum", momentum)
         Settings(eps, noise, noise_kind).check()
         self.num_features, self.gaussianizer, self.eps, self.momentum, self.noise, self.noise_kind = num_features, gaussianizer or Power(), eps, momentum, noise, noise_kind
         self.track_running_stats = track_running_stats
@@ -137,9 +137,7 @@ class GaussianizedLayerNorm(nn.Module):
     def __init__(self, normalized_shape: int | tuple[int, ...], gaussianizer: Gaussianizer | None = None, eps: float = 1e-5, elementwise_affine: bool = True, noise: float = 1.0,
                  noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        self.normalized_shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
-        if not self.normalized_shape or min(self.normalized_shape) < 1:
-            raise ValueError(f"normalized_shape={normalized_shape}: expected one or more positive sizes, those of the input's last axes")
+        self.normalized_shape = sizes("normalized_shape", normalized_shape)
         Settings(eps, noise, noise_kind).check()
         self.gaussianizer, self.eps, self.noise, self.noise_kind = gaussianizer or Power(), eps, noise, noise_kind
         self.weight = nn.Parameter(torch.ones(self.normalized_shape, device=device, dtype=dtype)) if elementwise_affine else None
@@ -147,6 +145,8 @@ class GaussianizedLayerNorm(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` over its last axes; add noise in training."
+        if isinstance(input, Tensor) and input.is_nested:
+            return by_parts(input, self.forward)
         check_input(input)
         if tuple(input.shape[-len(self.normalized_shape):]) != self.normalized_shape:
             raise ValueError(f"the input's last axes must be normalized_shape={self.normalized_shape}, given a shape of {tuple(input.shape)}")

@@ -91,8 +91,8 @@ def check_noise(noise: float, kind: str) -> None:
     "Raise `ValueError`, saying what is expected, for a negative or infinite factor and for an unknown kind."
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise={noise} scales a standard deviation: it must not be negative, nor infinite (0 switches the noise off)")
-    if kind not in NOISES:
-        raise ValueError(f"noise_kind={kind!r} is not known: {near(kind, NOISES)}")
+    if type(kind) is not str or kind not in NOISES:
+        raise ValueError(f"noise_kind={kind!r} is not known: {near(str(kind), NOISES)}")
 
 
 def mean_absolute_deviation(x: Tensor, dim: tuple[int, ...]) -> Tensor:
