@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Statistics', 'Settings', 'number', 'size', 'sizes', 'check_flag', 'check_real', 'check_memory', 'guarded', 'kinds',
-           'check_saved', 'check_input', 'rates', 'may_overflow', 'gaussianize', 'affine', 'rounded',
+           'check_saved', 'check_input', 'lies_last', 'rates', 'may_overflow', 'gaussianize', 'affine', 'rounded',
            'normality_norm_by_autograd', 'normality_norm']
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
@@ -14,7 +14,7 @@ import weakref
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from .noise import add_noise, check_noise, draw_seed, mean_absolute_deviation, normal_noise
 from ..theory.gradient import gaussianized_gradient, newton_lambda_gradient, project
@@ -161,6 +161,9 @@ _KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def check_input(u: Tensor) -> None:
     "Raise `TypeError` unless `u` is a dense tensor of float16, bfloat16, float32 or float64."
+    if isinstance(u, fx.Proxy):
+        raise TypeError("torch.fx takes a layer of this library as one module, and finds nothing to trace inside: "
+                        "trace a model that contains it, e.g. nn.Sequential(layer)")
     if not isinstance(u, Tensor):
         raise TypeError(f"a normalizer expects a real floating-point tensor, not {type(u).__name__}: make one, e.g. with torch.as_tensor(…)")
     if u.dtype not in _KNOWN:
@@ -170,10 +173,36 @@ def check_input(u: Tensor) -> None:
         raise TypeError(f"a normalizer expects a dense tensor, not a {given} one: give it {instead}")
 
 
+class _Leaf(nn.Module):
+    """A module that torch.fx takes as one, as those of torch.nn: tracers ask for the name of a module's package, and look into all others.
+
+    Example: `fx.symbolic_trace(nn.Sequential(layer))` calls the layer, and so does quantization's `prepare_fx`.
+    """
+
+    def __call__(self, *args, **kwargs):
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(first, fx.Proxy):
+            tracer = first.tracer
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+def lies_last(x: Tensor) -> bool:
+    "Whether `x`, of four axes, lies in memory with its channels last, and in no other order; no inside vmap, which does not say."
+    if x.ndim != 4 or x.is_contiguous():
+        return False
+    try:
+        return x.is_contiguous(memory_format=torch.channels_last)
+    except RuntimeError:
+        return False
+
+
 def rates(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     "1/√(σ²+ε) and 1/σ: NaN where the variance has overflowed, instead of a silent 0; the second is 0 for a constant unit."
     info = torch.finfo(var.dtype)
-    rate = torch.where((var == 0) & (eps == 0), 0.0, torch.where(var.isfinite(), (var + eps).rsqrt(), torch.nan))
+    rate = torch.where(var.isfinite(), (var + eps).rsqrt(), torch.nan)
+    if eps == 0:
+        rate = torch.where(var == 0, 0.0, rate)
     varies = var > info.tiny / info.eps
     return rate, torch.where(varies, torch.where(varies, var, 1.0).rsqrt(), 0.0)
 
@@ -373,7 +402,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
         x = x if statistics.lmbda is None else yeo_johnson(representable(x, statistics.lmbda), statistics.lmbda)
         out = rounded(affine(add_noise(x, dim, noise, noise_kind, seed, offset), weight, bias), u.dtype)
         return guarded(out, u, weight, *statistics), statistics
-    if steps > 1 or may_overflow(u, dim, settings):
+    if steps > 1 or may_overflow(u, dim, settings) or torch.jit.is_tracing():           # a trace cannot hold a function of Python's
         out, statistics = normality_norm_by_autograd(u, dim, weight, bias, settings, seed, offset)
         return guarded(out, u, weight), statistics
     function = _NormalityNorm if torch.compiler.is_compiling() else _NormalityNormBothModes

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .backends import normality_norm
-from .core import Settings, Statistics, affine, check_memory, guarded, size
-from .functional import check_channels, column, next_weight, update_running
+from .core import Settings, Statistics, affine, check_memory, guarded, lies_last, size
+from .functional import check_channels, column, kept, next_weight, update_running
 from .normality import _ChannelNormalNorm
 from ..theory.whitening import METHODS, covariance, whitening_matrix, wide
 
@@ -31,7 +31,7 @@ def _blocks(channels: int, size: int) -> list[tuple[int, int, int]]:
 def _layout(x: Tensor, group_size: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     "From the shape (B, C, …) of `x` to matrices of channels by samples, one for all or one for each image, whichever needs no copy; and back, to the memory format of `x`."
     batch, channels, *positions = x.shape
-    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    last = lies_last(x)
     memory = torch.channels_last if last else torch.contiguous_format
     if last or math.prod(positions) < group_size:
         return (lambda x: x.movedim(1, -1).reshape(1, -1, channels).mT,
@@ -114,7 +114,9 @@ def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method
         raise ValueError(f"a batch statistic needs more than one value per channel when training, given a shape of {tuple(input.shape)}: use a larger batch, or eval()")
     if not training and (running_mean is None or running_covariance is None):
         raise ValueError("evaluation needs running_mean and running_covariance; without them, pass training=True")
-    given = {} if training else dict(running_mean=running_mean, running_covariance=running_covariance)
+    if training and torch.jit.is_tracing():
+        raise RuntimeError("torch.jit.trace would lose the gradient of the whitening: trace a decorrelated layer in evaluation, after .eval()")
+    given = {} if training else dict(zip(("running_mean", "running_covariance"), kept(running_mean, running_covariance)))
     return whiten_channels(input, size, eps, method, iterations, unit_rows, **given)
 
 
@@ -177,7 +179,7 @@ def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = 
                                        running_lambda=running_lambda, weight=weight, bias=bias)
     given = None
     if not training:
-        lmbda = None if running_lambda is None or not alpha else column(running_lambda, input.ndim).to(z.dtype)
+        lmbda = None if running_lambda is None or not alpha else column(*kept(running_lambda), input.ndim).to(z.dtype)
         given = Statistics(torch.zeros_like(column(variance, input.ndim), dtype=z.dtype), column(variance, input.ndim).to(z.dtype), lmbda)
     out, used = normality_norm(z, (0, *range(2, input.ndim)), column(weight, input.ndim), column(bias, input.ndim), eps,
                                noise if training else 0.0, alpha, steps, safeguard, given, noise_kind)

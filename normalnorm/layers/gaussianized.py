@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .core import Settings, affine, check_input, check_memory, guarded, number, rates, size, sizes
-from .functional import by_parts, check_channels, column, next_weight, update_running
+from .core import _Leaf, Settings, affine, check_input, check_memory, guarded, number, rates, size, sizes
+from .functional import by_parts, check_channels, column, kept, next_weight, update_running
 from .noise import add_noise, draw_seed
 from ..theory.gaussianizers import Gaussianizer, Power
 from ..theory.newton import Over, over
@@ -60,7 +60,7 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
     return guarded(affine(x, weight, bias).to(u.dtype), u, weight, *given), statistics
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #118131d6
-class GaussianizedBatchNorm(nn.Module):
+class GaussianizedBatchNorm(_Leaf):
     """Batch normalization of (B, C, …) inputs with any gaussianizer; with `Power()`, the default, `BatchNormalNorm1d`, `2d` and `3d` in one.
 
     `num_features`, `eps`, `momentum`, `affine`, `track_running_stats` as for `torch.nn.BatchNorm2d`; `noise` (0.4) and `noise_kind` as for `BatchNormalNorm1d`. Running averages:
@@ -105,7 +105,7 @@ class GaussianizedBatchNorm(nn.Module):
         given = None
         if not self.training and self.track_running_stats:
             compute = torch.promote_types(input.dtype, torch.float32)
-            mean, var, *parameters = (column(v, input.ndim).to(compute) for v in self._running())
+            mean, var, *parameters = (column(v, input.ndim).to(compute) for v in kept(*self._running()))
             given = GaussianizedStatistics(mean, var, tuple(parameters))
         out, used = gaussianized_norm(input, (0, *range(2, input.ndim)), self.gaussianizer, column(self.weight, input.ndim), column(self.bias, input.ndim), self.eps,
                                       self.noise if self.training else 0.0, self.noise_kind, given)
@@ -122,7 +122,7 @@ class GaussianizedBatchNorm(nn.Module):
         return f"{self.num_features}, {type(self.gaussianizer).__name__}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, noise={self.noise}"
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #842b59e8
-class GaussianizedLayerNorm(nn.Module):
+class GaussianizedLayerNorm(_Leaf):
     """Layer normalization over the last axes, of sizes `normalized_shape`, with any gaussianizer; with `Power()`, the default, `LayerNormalNorm`.
 
     `eps`, `elementwise_affine` as for `torch.nn.LayerNorm`; `noise` (1.0) and `noise_kind` as for `LayerNormalNorm`. Raises `ValueError` where the input does not end in

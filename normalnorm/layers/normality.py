@@ -10,11 +10,11 @@ __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'Insta
 import torch
 from torch import Tensor, nn
 
-from .core import Settings, check_input, number, size, sizes
+from .core import _Leaf, Settings, check_input, number, size, sizes
 from .functional import batch_normalized, group_normal_norm, instance_normal_norm, layer_normalized
 
 # %% ../../nbs/240_layers.normality.ipynb #9fe45295
-class _NormalNorm(nn.Module):
+class _NormalNorm(_Leaf):
     "Settings, affine parameters and description of all normality layers."
 
     def _set_up(self, sizes: tuple[int, ...], weight: bool, bias: bool, settings: Settings, device, dtype) -> None:
