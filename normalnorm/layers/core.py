@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Statistics', 'Settings', 'number', 'size', 'sizes', 'check_flag', 'check_real', 'check_memory', 'guarded', 'kinds',
-           'check_saved', 'check_input', 'lies_last', 'rates', 'may_overflow', 'gaussianize', 'affine', 'rounded',
-           'normality_norm_by_autograd', 'normality_norm']
+           'check_saved', 'check_input', 'check_precision', 'lies_last', 'rates', 'may_overflow', 'gaussianize',
+           'affine', 'rounded', 'normality_norm_by_autograd', 'normality_norm']
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
 import numbers
@@ -171,6 +171,14 @@ def check_input(u: Tensor) -> None:
     if u.layout is not torch.strided or u.is_nested:
         given, instead = ("nested", "its parts, from .unbind(), or a padded one") if u.is_nested else (u.layout, "a dense one, from .to_dense()")
         raise TypeError(f"a normalizer expects a dense tensor, not a {given} one: give it {instead}")
+
+
+def check_precision(u: Tensor, **tensors: Tensor | None) -> None:
+    "Raise `TypeError` where a float64 input meets narrower parameters or averages: PyTorch's layers refuse it, and the result would not have the precision of its dtype."
+    if u.dtype is torch.float64:
+        for name, t in tensors.items():
+            if t is not None and t.is_floating_point() and t.dtype is not torch.float64:
+                raise TypeError(f"the input is torch.float64 and {name} {t.dtype}: expected one precision; give the input as .to({t.dtype}), or make the layer .double()")
 
 
 class _Leaf(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .backends import normality_norm
-from .core import Settings, Statistics, affine, check_memory, guarded, lies_last, size
+from .core import Settings, Statistics, affine, check_memory, guarded, lies_last, rounded, size
 from .functional import check_channels, column, kept, next_weight, update_running
 from .normality import _ChannelNormalNorm
 from ..theory.whitening import METHODS, covariance, whitening_matrix, wide
@@ -158,7 +158,8 @@ def decorrelated_batch_norm(input: Tensor, running_mean: Tensor | None = None, r
     y, mean, cov, _ = _prepared(input, group_size, training, eps, method, iterations, False, running_mean, running_covariance, weight=weight, bias=bias)
     if training:
         _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance, batches=batches)
-    return guarded(affine(y, column(weight, input.ndim), column(bias, input.ndim)).to(input.dtype), input, weight, running_mean, running_covariance)
+    out = rounded(affine(y, column(weight, input.ndim), column(bias, input.ndim)), input.dtype)
+    return guarded(out, input, weight, running_mean, running_covariance)
 
 
 def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = None, running_covariance: Tensor | None = None, running_lambda: Tensor | None = None,
@@ -186,7 +187,7 @@ def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = 
     if training:
         _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance,
                 torch.ones_like(mean) if used.lmbda is None else used.lmbda.flatten(), running_lambda, batches)
-    return guarded(out.to(input.dtype), input, weight, running_mean, running_covariance, running_lambda)
+    return guarded(rounded(out, input.dtype), input, weight, running_mean, running_covariance, running_lambda)
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from ..claims import near
 from . import decorrelated, normality, sync, sync_decorrelated
 from .conversion import _AFTER, LayerNormalNorm2d, Report, Row, _original, _ThenDropAndAct
-from .core import _Leaf, affine, check_input
+from .core import _Leaf, affine, check_input, rounded
 from .decorrelated import _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows, _product
 from .functional import column
 from .normality import GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm
@@ -199,7 +199,7 @@ class FoldedNormality(_Leaf):
             raise ValueError(f"this layer was folded for inputs with {' or '.join(map(str, self.axes))} axes, given a shape of {tuple(input.shape)}")
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         x = x if self.lmbda is None else yeo_johnson(x, column(self.lmbda, input.ndim).to(x.dtype))
-        return affine(x, column(self.weight, input.ndim), column(self.bias, input.ndim)).to(input.dtype)
+        return rounded(affine(x, column(self.weight, input.ndim), column(self.bias, input.ndim)), input.dtype)
 
 # %% ../../nbs/272_layers.deployment.ipynb #cf0cb179
 _MAPS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .backends import column, in_kernel, normality_norm, ordinary
-from .core import Settings, Statistics, affine, check_input, check_memory, check_real, number, size, sizes
+from .core import Settings, Statistics, affine, check_input, check_memory, check_precision, check_real, number, size, sizes
 
 # %% ../../nbs/235_layers.functional.ipynb #d251d33d
 def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...], momentum: float | Tensor) -> None:
@@ -115,6 +115,7 @@ def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
         if value is not None and value.shape != (channels,):
             raise ValueError(f"the input has {channels} channels, in a shape of {tuple(input.shape)}, but {name} has the shape {tuple(value.shape)}; expected ({channels},)")
     check_real(**values)
+    check_precision(input, **values)
     return channels
 
 
@@ -220,6 +221,7 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...], weight: Tensor | Non
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None and value.shape != shape:
             raise ValueError(f"{name} has the shape {tuple(value.shape)}, expected normalized_shape={shape}")
+    check_precision(input, weight=weight, bias=bias)
     return normalized(raised(input), tuple(range(-len(shape), 0)), weight, bias, settings)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .core import _Leaf, Settings, affine, check_input, check_memory, guarded, number, rates, size, sizes
+from .core import _Leaf, Settings, affine, check_input, check_memory, check_precision, guarded, number, rates, rounded, size, sizes
 from .functional import by_parts, check_channels, column, kept, next_weight, update_running
 from .noise import add_noise, draw_seed
 from ..theory.gaussianizers import Gaussianizer, Power
@@ -39,6 +39,7 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
     Example: `gaussianized_norm(torch.randn(8, 5), (0,), Tail())[0].shape` is (8, 5).
     """
     check_input(u)
+    check_precision(u, weight=weight, bias=bias)
     eps, noise, *_ = Settings(eps, noise, noise_kind).check()
     gaussianizer = gaussianizer or Power()
     check_memory(u, weight, bias, *(() if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)))
@@ -57,7 +58,7 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
     if noise:
         x = add_noise(x, dim, noise, noise_kind, draw_seed(u.device) if seed is None else seed, offset)
     given = () if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)
-    return guarded(affine(x, weight, bias).to(u.dtype), u, weight, *given), statistics
+    return guarded(rounded(affine(x, weight, bias), u.dtype), u, weight, *given), statistics
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #118131d6
 class GaussianizedBatchNorm(_Leaf):
