@@ -198,7 +198,7 @@ def test_sizes_that_torch_does_not_have(value):
     for options in ({"group_size": value}, {"num_groups": value}, {"iterations": value}):
         if value is None and "iterations" not in options:
             continue                                    # the default
-        with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))}=.*(expected|must be positive)"):
+        with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))}=.*(expected|must be at least 1)"):
             C["DecorrelatedBatchNorm1d"](4, **options)
     for call in (lambda: F.group_normal_norm(torch.randn(3, 4, 5), value), lambda: F.layer_normal_norm(torch.randn(3, 4), value)):
         with pytest.raises((TypeError, ValueError), match="num_groups|normalized_shape"):

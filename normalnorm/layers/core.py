@@ -78,7 +78,7 @@ def size(name: str, value) -> int:
     if found is None or isinstance(value, bool):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a positive integer is expected, such as 8")
     if found < 1:
-        raise ValueError(f"{name}={found} must be positive: it is a number of elements")
+        raise ValueError(f"{name}={found} must be at least 1")
     return found
 
 
@@ -91,9 +91,13 @@ def sizes(name: str, value) -> tuple[int, ...]:
     """
     one = isinstance(value, (bool, str, bytes)) or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0
     found = (value,) if one else tuple(value)
+    wrong = ValueError(f"{name}={value}: expected one or more positive sizes, those of the input's last axes")
     if not found:
-        raise ValueError(f"{name}={value} is empty; one or more positive sizes are expected, those of the input's last axes")
-    return tuple(size(name if one else f"an element of {name}", n) for n in found)
+        raise wrong
+    try:
+        return tuple(size(name if one else f"an element of {name}", n) for n in found)
+    except ValueError:
+        raise wrong from None
 
 
 def check_flag(name: str, value) -> None:
