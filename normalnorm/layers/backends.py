@@ -59,8 +59,8 @@ def set_backend(name: str) -> _Choice:
         tensor([[-0.3907]])
     """
     global _chosen
-    if name not in BACKENDS:
-        raise ValueError(f"backend {name!r} is not known: {near(name, BACKENDS)}")
+    if type(name) is not str or name not in BACKENDS:
+        raise ValueError(f"backend {name!r} is not known: {near(str(name), BACKENDS)}")
     if name == "native":
         native.library()
     before, _chosen = _chosen, name
@@ -310,10 +310,12 @@ def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tens
     if call is None or not native.available():
         return None
     given = (None,) * 3 if statistics is None else statistics
+    if type(momentum) is not float:
+        momentum = core.number("momentum", momentum)
     if _is_grad_enabled():
         if any(s is not None and s.requires_grad for s in given):
             return None
         if u.requires_grad or weight is not None and weight.requires_grad or bias is not None and bias.requires_grad:
-            return _apply(u, weight, bias, *given, (call, settings, axis, running, float(momentum)))
+            return _apply(u, weight, bias, *given, (call, settings, axis, running, momentum))
     seed = _number(draw_seed(u.device)) if settings.noise else 0
-    return native.forward(call, u, weight, bias, statistics=given, seed=seed, keep=False, running=running, momentum=float(momentum))[0]
+    return native.forward(call, u, weight, bias, statistics=given, seed=seed, keep=False, running=running, momentum=momentum)[0]

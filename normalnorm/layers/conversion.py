@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..claims import near
-from .core import Settings, check_input, family
+from .core import Settings, check_input, family, lies_last
 from .decorrelated import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNormalNorm1d, DecorrelatedBatchNormalNorm2d, _DecorrelatedBatchNorm
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
@@ -75,7 +75,7 @@ class LayerNormalNorm2d(LayerNormalNorm):
         check_input(input)
         if input.ndim != 4 or tuple(input.shape[1:2]) != self.normalized_shape:
             raise ValueError(f"{type(self).__name__} expects an input of shape (batch, {self.normalized_shape[0]}, height, width), given {tuple(input.shape)}")
-        last = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
+        last = lies_last(input)
         out = super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 

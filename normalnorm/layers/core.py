@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['in_transform', 'dispatch_modes', 'foreign_mode', 'in_dual_level', 'bound', 'family', 'Statistics', 'Settings',
-           'number', 'check_real', 'check_memory', 'guarded', 'kinds', 'check_saved', 'check_input', 'rates',
-           'may_overflow', 'gaussianize', 'affine', 'rounded', 'normality_norm_by_autograd', 'normality_norm']
+           'number', 'size', 'sizes', 'check_flag', 'check_real', 'check_memory', 'guarded', 'kinds', 'check_saved',
+           'check_input', 'check_precision', 'lies_last', 'rates', 'may_overflow', 'gaussianize', 'affine', 'rounded',
+           'normality_norm_by_autograd', 'normality_norm']
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
 import functools
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from .noise import add_noise, check_noise, draw_seed, mean_absolute_deviation, normal_noise
@@ -177,6 +178,8 @@ class Settings(NamedTuple):
             raise ValueError(f"eps={self.eps} is added to a variance: it must not be negative (torch's default is 1e-5)")
         check_noise(self.noise, self.noise_kind)
         check_newton_arguments(self.alpha, self.steps)
+        if type(self.safeguard) is not bool:
+            check_flag("safeguard", self.safeguard)
         return self
 
 
@@ -185,8 +188,50 @@ def number(name: str, value) -> float:
     one = isinstance(value, Tensor) and not value.ndim and not value.requires_grad and not value.is_complex() and value.device.type != "meta"
     if not one and not isinstance(value, numbers.Real):
         what = f"a tensor of shape {tuple(value.shape)}{' that requires a gradient' if value.requires_grad else ''}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise TypeError(f"{name}={value} is {what}; a number is expected: give a float, such as 1e-5")
+        raise TypeError(f"{name}={value} is {what}; a number is expected: give a float")
     return float(value)
+
+
+def size(name: str, value) -> int:
+    """A size as a Python integer: of whatever Python takes as an index, NumPy's integers and tensors of one integer too.
+
+    `TypeError` for anything else, bool and str too; `ValueError` unless it is positive.
+
+    Example: `size("num_groups", np.int64(4))` is 4.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a positive integer is expected, such as 8")
+    if found < 1:
+        raise ValueError(f"{name}={found} must be at least 1")
+    return found
+
+
+def sizes(name: str, value) -> tuple[int, ...]:
+    """Sizes of axes as Python integers: of one size, or of a list, tuple, `torch.Size`, array or tensor of one or more.
+
+    Errors as for `size`; `ValueError` for none.
+
+    Example: `sizes("normalized_shape", torch.Size([3, 4]))` is (3, 4).
+    """
+    one = isinstance(value, (bool, str, bytes)) or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0
+    found = (value,) if one else tuple(value)
+    wrong = ValueError(f"{name}={value}: expected one or more positive sizes, those of the input's last axes")
+    if not found:
+        raise wrong
+    try:
+        return tuple(size(name if one else f"an element of {name}", n) for n in found)
+    except ValueError:
+        raise wrong from None
+
+
+def check_flag(name: str, value) -> None:
+    "Raise `TypeError` unless `value` is True or False, or NumPy's, or 1 or 0: a word such as \"no\" would count as true."
+    if type(value).__name__ not in ("bool", "bool_") and not (type(value) is int and value in (0, 1)):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; True or False is expected")
 
 
 _PLAIN = {Tensor, nn.Parameter}
@@ -248,17 +293,61 @@ def check_saved(tensors: tuple[Tensor | None, ...], expected: tuple | None) -> N
     check_memory(*tensors)
 
 
+_KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
 def check_input(u: Tensor) -> None:
-    "Raise `TypeError` unless `u` is a real floating-point tensor."
-    if not isinstance(u, Tensor) or not u.is_floating_point():
-        given = u.dtype if isinstance(u, Tensor) else type(u).__name__
-        raise TypeError(f"a normalizer expects a real floating-point tensor, not {given}: convert it, e.g. with .float()")
+    "Raise `TypeError` unless `u` is a dense tensor of float16, bfloat16, float32 or float64."
+    if isinstance(u, fx.Proxy):
+        raise TypeError("torch.fx takes a layer of this library as one module, and finds nothing to trace inside: "
+                        "trace a model that contains it, e.g. nn.Sequential(layer)")
+    if not isinstance(u, Tensor):
+        raise TypeError(f"a normalizer expects a real floating-point tensor, not {type(u).__name__}: make one, e.g. with torch.as_tensor(…)")
+    if u.dtype not in _KNOWN:
+        raise TypeError(f"a normalizer expects a real floating-point tensor of 16, 32 or 64 bits, not {u.dtype}: convert it, e.g. with .float()")
+    if u.layout is not torch.strided or u.is_nested:
+        given, instead = ("nested", "its parts, from .unbind(), or a padded one") if u.is_nested else (u.layout, "a dense one, from .to_dense()")
+        raise TypeError(f"a normalizer expects a dense tensor, not a {given} one: give it {instead}")
+
+
+def check_precision(u: Tensor, **tensors: Tensor | None) -> None:
+    "Raise `TypeError` where a float64 input meets narrower parameters or averages: PyTorch's layers refuse it, and the result would not have the precision of its dtype."
+    if u.dtype is torch.float64:
+        for name, t in tensors.items():
+            if t is not None and t.is_floating_point() and t.dtype is not torch.float64:
+                raise TypeError(f"the input is torch.float64 and {name} {t.dtype}: expected one precision; give the input as .to({t.dtype}), or make the layer .double()")
+
+
+class _Leaf(nn.Module):
+    """A module that torch.fx takes as one, as those of torch.nn: tracers ask for the name of a module's package, and look into all others.
+
+    Example: `fx.symbolic_trace(nn.Sequential(layer))` calls the layer, and so does quantization's `prepare_fx`.
+    """
+
+    def __call__(self, *args, **kwargs):
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(first, fx.Proxy):
+            tracer = first.tracer
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+def lies_last(x: Tensor) -> bool:
+    "Whether `x`, of four axes, lies in memory with its channels last, and in no other order; no inside vmap, which does not say."
+    if x.ndim != 4 or x.is_contiguous():
+        return False
+    try:
+        return x.is_contiguous(memory_format=torch.channels_last)
+    except RuntimeError:
+        return False
 
 
 def rates(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     "1/√(σ²+ε) and 1/σ: NaN where the variance has overflowed, instead of a silent 0; the second is 0 for a constant unit."
     info = torch.finfo(var.dtype)
-    rate = torch.where((var == 0) & (eps == 0), 0.0, torch.where(var.isfinite(), (var + eps).rsqrt(), torch.nan))
+    rate = torch.where(var.isfinite(), (var + eps).rsqrt(), torch.nan)
+    if eps == 0:
+        rate = torch.where(var == 0, 0.0, rate)
     varies = var > info.tiny / info.eps
     return rate, torch.where(varies, torch.where(varies, var, 1.0).rsqrt(), 0.0)
 
@@ -458,7 +547,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
         x = x if statistics.lmbda is None else yeo_johnson(representable(x, statistics.lmbda), statistics.lmbda)
         out = rounded(affine(add_noise(x, dim, noise, noise_kind, seed, offset), weight, bias), u.dtype)
         return guarded(out, u, weight, *statistics), statistics
-    if steps > 1 or may_overflow(u, dim, settings):
+    if steps > 1 or may_overflow(u, dim, settings) or torch.jit.is_tracing():           # a trace cannot hold a function of Python's
         out, statistics = normality_norm_by_autograd(u, dim, weight, bias, settings, seed, offset)
         return guarded(out, u, weight), statistics
     function = _NormalityNorm if torch.compiler.is_compiling() else _NormalityNormBothModes

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .backends import normality_norm
-from .core import Settings, Statistics, affine, check_memory, check_real, guarded
-from .functional import check_channels, column, next_weight, update_running
+from .core import Settings, Statistics, affine, check_memory, check_real, guarded, lies_last, rounded, size
+from .functional import check_channels, column, kept, next_weight, update_running
 from .normality import _ChannelNormalNorm
 from ..theory.whitening import METHODS, covariance, whitening_matrix, wide
 
@@ -31,7 +31,7 @@ def _blocks(channels: int, size: int) -> list[tuple[int, int, int]]:
 def _layout(x: Tensor, group_size: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     "From the shape (B, C, …) of `x` to matrices of channels by samples, one for all or one for each image, whichever needs no copy; and back, to the memory format of `x`."
     batch, channels, *positions = x.shape
-    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    last = lies_last(x)
     memory = torch.channels_last if last else torch.contiguous_format
     if last or math.prod(positions) < group_size:
         return (lambda x: x.movedim(1, -1).reshape(1, -1, channels).mT,
@@ -115,7 +115,9 @@ def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method
         raise ValueError(f"a batch statistic needs more than one value per channel when training, given a shape of {tuple(input.shape)}: use a larger batch, or eval()")
     if not training and (running_mean is None or running_covariance is None):
         raise ValueError("evaluation needs running_mean and running_covariance; without them, pass training=True")
-    given = {} if training else dict(running_mean=running_mean, running_covariance=running_covariance)
+    if training and torch.jit.is_tracing():
+        raise RuntimeError("torch.jit.trace would lose the gradient of the whitening: trace a decorrelated layer in evaluation, after .eval()")
+    given = {} if training else dict(zip(("running_mean", "running_covariance"), kept(running_mean, running_covariance)))
     return whiten_channels(input, size, eps, method, iterations, unit_rows, **given)
 
 
@@ -157,7 +159,8 @@ def decorrelated_batch_norm(input: Tensor, running_mean: Tensor | None = None, r
     y, mean, cov, _ = _prepared(input, group_size, training, eps, method, iterations, False, running_mean, running_covariance, weight=weight, bias=bias)
     if training:
         _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance, batches=batches)
-    return guarded(affine(y, column(weight, input.ndim), column(bias, input.ndim)).to(input.dtype), input, weight, running_mean, running_covariance)
+    out = rounded(affine(y, column(weight, input.ndim), column(bias, input.ndim)), input.dtype)
+    return guarded(out, input, weight, running_mean, running_covariance)
 
 
 def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = None, running_covariance: Tensor | None = None, running_lambda: Tensor | None = None,
@@ -178,14 +181,14 @@ def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = 
                                        running_lambda=running_lambda, weight=weight, bias=bias)
     given = None
     if not training:
-        lmbda = None if running_lambda is None or not alpha else column(running_lambda, input.ndim).to(z.dtype)
+        lmbda = None if running_lambda is None or not alpha else column(*kept(running_lambda), input.ndim).to(z.dtype)
         given = Statistics(torch.zeros_like(column(variance, input.ndim), dtype=z.dtype), column(variance, input.ndim).to(z.dtype), lmbda)
     out, used = normality_norm(z, (0, *range(2, input.ndim)), column(weight, input.ndim), column(bias, input.ndim), eps,
                                noise if training else 0.0, alpha, steps, safeguard, given, noise_kind)
     if training:
         _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance,
                 torch.ones_like(mean) if used.lmbda is None else used.lmbda.flatten(), running_lambda, batches)
-    return guarded(out.to(input.dtype), input, weight, running_mean, running_covariance, running_lambda)
+    return guarded(rounded(out, input.dtype), input, weight, running_mean, running_covariance, running_lambda)
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):
@@ -195,13 +198,14 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
                  group_size: int | None = None, num_groups: int | None = None, method: str = "eigh", iterations: int = 5, device=None, dtype=None, *, bias: bool = True, **normality):
         super().__init__(num_features, eps, momentum, affine, False, **(normality or dict(noise=0.0, alpha=0.0)), device=device, dtype=dtype, bias=bias)
+        num_features = self.num_features
+        group_size, num_groups = (None if v is None else size(n, v) for n, v in (("group_size", group_size), ("num_groups", num_groups)))
+        iterations = size("iterations", iterations)
         if group_size is not None and num_groups is not None:
             raise ValueError(f"group_size={group_size} and num_groups={num_groups}: give one of them")
-        if num_groups is not None and (num_groups < 1 or num_features % num_groups):
+        if num_groups is not None and num_features % num_groups:
             raise ValueError(f"num_features={num_features} channels do not divide into num_groups={num_groups}: choose a divisor, or give group_size, where the last group may be smaller")
         self.group_size = min(16 if group_size is None else group_size, num_features) if num_groups is None else num_features // num_groups
-        if self.group_size < 1 or iterations < 1:
-            raise ValueError(f"group_size={group_size}, iterations={iterations}: both must be at least 1")
         if method not in METHODS:
             raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
         self.method, self.iterations, self.track_running_stats = method, iterations, track_running_stats

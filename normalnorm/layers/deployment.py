@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from ..claims import near
 from . import decorrelated, normality, sync, sync_decorrelated
 from .conversion import LayerNormalNorm2d, Report, Row, _after, _original, _ThenDropAndAct
-from .core import affine, family
+from .core import _Leaf, affine, check_input, family, rounded
 from .decorrelated import _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows, _product
 from .functional import column
 from .normality import GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm
@@ -177,7 +177,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 1e-2, biases: bool 
     return [g for g in ({"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}) if g["params"]]
 
 # %% ../../nbs/272_layers.deployment.ipynb #2cd85452
-class FoldedNormality(nn.Module):
+class FoldedNormality(_Leaf):
     """What remains of a batch normality layer whose standardization went into the layer before: x ↦ weight·ψ(x; λ) + bias, per channel on axis 1.
 
     `lmbda`, `weight`, `bias`: of shape (C,), or None for no transform, 1 and 0. `axes`: the numbers of axes that an input may have. Made by `fold`.
@@ -197,11 +197,12 @@ class FoldedNormality(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         "(B, C, …) → (B, C, …)."
+        check_input(input)
         if input.ndim not in self.axes:
             raise ValueError(f"this layer was folded for inputs with {' or '.join(map(str, self.axes))} axes, given a shape of {tuple(input.shape)}")
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         x = x if self.lmbda is None else yeo_johnson(x, column(self.lmbda, input.ndim).to(x.dtype))
-        return affine(x, column(self.weight, input.ndim), column(self.bias, input.ndim)).to(input.dtype)
+        return rounded(affine(x, column(self.weight, input.ndim), column(self.bias, input.ndim)), input.dtype)
 
 # %% ../../nbs/272_layers.deployment.ipynb #cf0cb179
 _MAPS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -330,6 +331,7 @@ def fold(model: nn.Module, tolerance: float = 0.0, *, return_report: bool = Fals
 
     A plain batch norm, and a normality layer with |λ − 1| ≤ `tolerance` in all channels (or `alpha=0`), goes into the map as a whole; of others the transform and the affine map remain, as a
     `FoldedNormality`. Pairs are found by tracing the model, or in its `nn.Sequential` containers where it cannot be traced. Constants are computed in float64.
+    `torch.nn.utils.fusion.fuse_conv_bn_eval` takes normality layers, too, and drops their λ without a word: it reads what a plain batch norm has, and nothing of that depends on λ.
     The copy is not for training: what was folded has no running averages any more. The result differs from the model's by rounding (for `tolerance=0`).
     `return_report`: return (copy, `Report`): which layers were folded, which not, and why.
 

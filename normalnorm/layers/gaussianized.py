@@ -6,14 +6,13 @@
 __all__ = ['GaussianizedStatistics', 'gaussianized_norm', 'GaussianizedBatchNorm', 'GaussianizedLayerNorm']
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #dca1da1c
-import numbers
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .core import Settings, affine, check_input, check_memory, guarded, rates
-from .functional import check_channels, column, next_weight, update_running
+from .core import _Leaf, Settings, affine, check_input, check_memory, check_precision, guarded, number, rates, rounded, size, sizes
+from .functional import by_parts, check_channels, column, kept, next_weight, update_running
 from .noise import add_noise, draw_seed
 from ..theory.gaussianizers import Gaussianizer, Power
 from ..theory.newton import Over, over
@@ -40,6 +39,7 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
     Example: `gaussianized_norm(torch.randn(8, 5), (0,), Tail())[0].shape` is (8, 5).
     """
     check_input(u)
+    check_precision(u, weight=weight, bias=bias)
     eps, noise, *_ = Settings(eps, noise, noise_kind).check()
     gaussianizer = gaussianizer or Power()
     check_memory(u, weight, bias, *(() if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)))
@@ -58,10 +58,10 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
     if noise:
         x = add_noise(x, dim, noise, noise_kind, draw_seed(u.device) if seed is None else seed, offset)
     given = () if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)
-    return guarded(affine(x, weight, bias).to(u.dtype), u, weight, *given), statistics
+    return guarded(rounded(affine(x, weight, bias), u.dtype), u, weight, *given), statistics
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #118131d6
-class GaussianizedBatchNorm(nn.Module):
+class GaussianizedBatchNorm(_Leaf):
     """Batch normalization of (B, C, …) inputs with any gaussianizer; with `Power()`, the default, `BatchNormalNorm1d`, `2d` and `3d` in one.
 
     `num_features`, `eps`, `momentum`, `affine`, `track_running_stats` as for `torch.nn.BatchNorm2d`; `noise` (0.4) and `noise_kind` as for `BatchNormalNorm1d`. Running averages:
@@ -78,8 +78,9 @@ class GaussianizedBatchNorm(nn.Module):
     def __init__(self, num_features: int, gaussianizer: Gaussianizer | None = None, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, noise: float = 0.4, noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        if num_features < 1:
-            raise ValueError(f"num_features={num_features}: the number of channels must be positive")
+        num_features = size("num_features", num_features[0] if isinstance(num_features, (tuple, list)) and len(num_features) == 1 else num_features)
+        if momentum is not None:
+            number("momentum", momentum)
         Settings(eps, noise, noise_kind).check()
         self.num_features, self.gaussianizer, self.eps, self.momentum, self.noise, self.noise_kind = num_features, gaussianizer or Power(), eps, momentum, noise, noise_kind
         self.track_running_stats = track_running_stats
@@ -105,7 +106,7 @@ class GaussianizedBatchNorm(nn.Module):
         given = None
         if not self.training and self.track_running_stats:
             compute = torch.promote_types(input.dtype, torch.float32)
-            mean, var, *parameters = (column(v, input.ndim).to(compute) for v in self._running())
+            mean, var, *parameters = (column(v, input.ndim).to(compute) for v in kept(*self._running()))
             given = GaussianizedStatistics(mean, var, tuple(parameters))
         out, used = gaussianized_norm(input, (0, *range(2, input.ndim)), self.gaussianizer, column(self.weight, input.ndim), column(self.bias, input.ndim), self.eps,
                                       self.noise if self.training else 0.0, self.noise_kind, given)
@@ -122,7 +123,7 @@ class GaussianizedBatchNorm(nn.Module):
         return f"{self.num_features}, {type(self.gaussianizer).__name__}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, noise={self.noise}"
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #842b59e8
-class GaussianizedLayerNorm(nn.Module):
+class GaussianizedLayerNorm(_Leaf):
     """Layer normalization over the last axes, of sizes `normalized_shape`, with any gaussianizer; with `Power()`, the default, `LayerNormalNorm`.
 
     `eps`, `elementwise_affine` as for `torch.nn.LayerNorm`; `noise` (1.0) and `noise_kind` as for `LayerNormalNorm`. Raises `ValueError` where the input does not end in
@@ -137,9 +138,7 @@ class GaussianizedLayerNorm(nn.Module):
     def __init__(self, normalized_shape: int | tuple[int, ...], gaussianizer: Gaussianizer | None = None, eps: float = 1e-5, elementwise_affine: bool = True, noise: float = 1.0,
                  noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        self.normalized_shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
-        if not self.normalized_shape or min(self.normalized_shape) < 1:
-            raise ValueError(f"normalized_shape={normalized_shape}: expected one or more positive sizes, those of the input's last axes")
+        self.normalized_shape = sizes("normalized_shape", normalized_shape)
         Settings(eps, noise, noise_kind).check()
         self.gaussianizer, self.eps, self.noise, self.noise_kind = gaussianizer or Power(), eps, noise, noise_kind
         self.weight = nn.Parameter(torch.ones(self.normalized_shape, device=device, dtype=dtype)) if elementwise_affine else None
@@ -147,6 +146,8 @@ class GaussianizedLayerNorm(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` over its last axes; add noise in training."
+        if isinstance(input, Tensor) and input.is_nested:
+            return by_parts(input, self.forward)
         check_input(input)
         if tuple(input.shape[-len(self.normalized_shape):]) != self.normalized_shape:
             raise ValueError(f"the input's last axes must be normalized_shape={self.normalized_shape}, given a shape of {tuple(input.shape)}")

@@ -246,7 +246,7 @@ def _as(out: Tensor, u: Tensor) -> Tensor:
     if out.dtype == u.dtype and out.stride() == u.stride():
         return out
     like = torch.empty_like(u)
-    return core.rounded(out, u.dtype) if like.stride() == out.stride() else like.copy_(core.rounded(out, u.dtype))
+    return out.to(u.dtype) if like.stride() == out.stride() else like.copy_(out)
 
 
 def _check_memory(*tensors: Tensor | None) -> None:
@@ -304,7 +304,7 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None, bias: Tensor | 
     library().normalnorm_forward(job)
     if running:
         _increment_versions([average for average in running if average is not None])            # written where PyTorch did not see it
-    return out if values is u else _as(out, u), numbers
+    return out if values is u else _as(core.rounded(out, u.dtype), u), numbers
 
 
 def statistics_of(call: Call, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,7 +73,7 @@ def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor, offset: int 
         raise ValueError(f"offset={offset} is the index of an element: it must not be negative")
     count = math.prod(shape)
     first, last = offset // 4, -(-(offset + count) // 4)
-    if torch.compiler.is_compiling():               # in one piece, for fused code and for any number of elements
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():         # in one piece, for fused code and for any number of elements
         flat = _normals(first, last, seed)
     else:
         parts = [_normals(i, min(i + _CHUNK, last), seed) for i in range(first, last, _CHUNK)]
@@ -91,14 +91,14 @@ def check_noise(noise: float, kind: str) -> None:
     "Raise `ValueError`, saying what is expected, for a negative or infinite factor and for an unknown kind."
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise={noise} scales a standard deviation: it must not be negative, nor infinite (0 switches the noise off)")
-    if kind not in NOISES:
-        raise ValueError(f"noise_kind={kind!r} is not known: {near(kind, NOISES)}")
+    if type(kind) is not str or kind not in NOISES:
+        raise ValueError(f"noise_kind={kind!r} is not known: {near(str(kind), NOISES)}")
 
 
 def mean_absolute_deviation(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     "The mean of |x − mean x| over `dim`, kept with size 1; carries no gradient."
-    with torch.no_grad():
-        return over(dim).mean((x - over(dim).mean(x)).abs())
+    x = x.detach()                                      # what torch.no_grad() would do, a trace forgets
+    return over(dim).mean((x - over(dim).mean(x)).abs())
 
 
 def add_noise(x: Tensor, dim: tuple[int, ...], noise: float, kind: str = "scaled", seed: Tensor | None = None, offset: int = 0) -> Tensor:

@@ -7,16 +7,14 @@ __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d', 'Insta
            'InstanceNormalNorm3d', 'LayerNormalNorm', 'GroupNormalNorm']
 
 # %% ../../nbs/240_layers.normality.ipynb #ed6de05a
-import numbers
-
 import torch
 from torch import Tensor, nn
 
-from .core import Settings, check_input
+from .core import _Leaf, Settings, check_input, number, size, sizes
 from .functional import batch_normalized, group_normal_norm, instance_normal_norm, layer_normalized
 
 # %% ../../nbs/240_layers.normality.ipynb #9fe45295
-class _NormalNorm(nn.Module):
+class _NormalNorm(_Leaf):
     "Settings, affine parameters and description of all normality layers."
 
     def _set_up(self, sizes: tuple[int, ...], weight: bool, bias: bool, settings: Settings, device, dtype) -> None:
@@ -57,8 +55,10 @@ class _ChannelNormalNorm(_NormalNorm):
                  noise: float = 0.4, alpha: float = 1.0, steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", device=None, dtype=None, *,
                  bias: bool = True):
         super().__init__()
-        if num_features < 1:
-            raise ValueError(f"num_features={num_features}: the number of channels must be positive")
+        listed = isinstance(num_features, (tuple, list)) and len(num_features) == 1         # PyTorch's batch norms take a shape, too
+        num_features = size("num_features", num_features[0] if listed else num_features)
+        if momentum is not None:
+            number("momentum", momentum)
         self.num_features, self.momentum, self.affine, self.track_running_stats = num_features, momentum, affine, track_running_stats
         self._set_up((num_features,), affine, affine and bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard), device, dtype)
         for name in ("running_mean", "running_var", "running_lambda"):
@@ -80,7 +80,7 @@ class _ChannelNormalNorm(_NormalNorm):
         super().reset_parameters()
 
     def _check_shape(self, input: Tensor) -> None:
-        if not isinstance(input, Tensor):
+        if not isinstance(input, Tensor) or input.is_nested:
             check_input(input)
         if input.ndim not in self._axes:
             raise ValueError(f"{type(self).__name__} expects {self._expected}, given {input.ndim} axes in a shape of {tuple(input.shape)}")
@@ -115,6 +115,8 @@ class _BatchNormalNorm(_ChannelNormalNorm):
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input`; in training, update the running averages and add noise."
         self._check_shape(input)
+        if input.is_mkldnn:
+            return _BatchNormalNorm.forward(self, input.to_dense()).to_mkldnn()
         *running, batches = self._running()
         tracked = self.training and self.track_running_stats
         return batch_normalized(input, tuple(running), *self._affine(), self.training or running[0] is None,
@@ -171,6 +173,7 @@ class _InstanceNormalNorm(_ChannelNormalNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize each image and channel; in training, update the running averages, where they are tracked, and add noise."
+        check_input(input)
         self._check_shape(input)
         images = input.unsqueeze(0) if input.ndim == min(self._axes) else input
         own = self.training or not self.track_running_stats
@@ -237,9 +240,7 @@ class LayerNormalNorm(_NormalNorm):
                  bias: bool = True, noise: float = 1.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
                  noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        self.normalized_shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
-        if not self.normalized_shape or min(self.normalized_shape) < 1:
-            raise ValueError(f"normalized_shape={normalized_shape}: expected one or more positive sizes, those of the input's last axes")
+        self.normalized_shape = sizes("normalized_shape", normalized_shape)
         self.elementwise_affine = elementwise_affine
         self._set_up(self.normalized_shape, elementwise_affine, elementwise_affine and bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard), device, dtype)
         self.reset_parameters()
@@ -268,7 +269,8 @@ class GroupNormalNorm(_NormalNorm):
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, noise: float = 0.4, alpha: float = 1.0,
                  steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", device=None, dtype=None, *, bias: bool = True):
         super().__init__()
-        if num_groups < 1 or num_channels < 1 or num_channels % num_groups:
+        num_groups, num_channels = size("num_groups", num_groups), size("num_channels", num_channels)
+        if num_channels % num_groups:
             raise ValueError(f"num_channels={num_channels} channels do not divide into num_groups={num_groups}: choose a divisor of the number of channels")
         self.num_groups, self.num_channels, self.affine = num_groups, num_channels, affine
         self._set_up((num_channels,), affine, affine and bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard), device, dtype)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .core import Settings, Statistics, affine, rates
+from .core import Settings, Statistics, affine, rates, rounded
 from .functional import averages, check_channels, column, next_weight, update_running
 from .noise import draw_seed, normal_noise
 from .normality import _BatchNormalNorm
@@ -171,7 +171,8 @@ class _AcrossProcesses(torch.autograd.Function):
         spread = _spread(x, settings, shares)
         ctx.shares, ctx.settings, ctx.bias = shares, settings, None if bias is None else bias.shape
         ctx.save_for_backward(u, weight, rate, bare, lmbda, spread, numbers)
-        out = affine(_noisy(x, _noise(u.shape, settings, shares, x.dtype), settings.noise_kind, spread), weight, bias).to(u.dtype)
+        out = affine(_noisy(x, _noise(u.shape, settings, shares, x.dtype), settings.noise_kind, spread), weight, bias)
+        out = rounded(out, u.dtype)
         ctx.mark_non_differentiable(shares.mean, shares.var, lmbda)
         return out, shares.mean, shares.var, lmbda, shares.count
 
@@ -238,7 +239,7 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
         if not self._exchanges():
             return super().forward(input)
         self._check_shape(input)
-        check_channels(input, "batch")
+        check_channels(input, "batch", weight=self.weight, bias=self.bias, running_mean=self.running_mean)
         out, mean, var, lmbda, count = _AcrossProcesses.apply(input, column(self.weight, input.ndim), column(self.bias, input.ndim),
                                                               self._settings().check(), self.process_group)
         if self.training and self.track_running_stats:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .core import Settings, affine, rates
+from .core import Settings, affine, rates, rounded
 from normalnorm.layers.decorrelated import (
     _DecorrelatedBatchNorm,
     _DecorrelatedBatchNormalNorm,
@@ -97,7 +97,7 @@ class _Whitened(torch.autograd.Function):
         out = back(_noisy(x, _Whitened._arranged_noise(ctx, u, x.dtype), settings.noise_kind, spread))
         out = affine(out, column(weight, u.ndim), column(bias, u.ndim))
         fresh = weight is not None or bias is not None or out.dtype != u.dtype
-        out = out.to(u.dtype)
+        out = rounded(out, u.dtype)
         ctx.mark_non_differentiable(shares.mean, shares.covariance, lmbda)
         return out if fresh else out.clone(), shares.mean, shares.covariance, lmbda, shares.count       # a view could not be changed in place, e.g. by a ReLU
 
@@ -156,7 +156,7 @@ class _SyncDecorrelated(_AllProcesses):
         if not self._exchanges():
             return super().forward(input)
         self._check_shape(input)
-        check_channels(input, "decorrelated batch")
+        check_channels(input, "decorrelated batch", weight=self.weight, bias=self.bias, running_mean=self.running_mean)
         how = _How(self.group_size, self.method, self.iterations, isinstance(self, _DecorrelatedBatchNormalNorm))
         out, mean, cov, lmbda, count = _Whitened.apply(input, self.weight, self.bias, self._settings().check(), how, self.process_group)
         if self.training and self.track_running_stats:

@@ -7,6 +7,9 @@ __all__ = ['Over', 'over', 'standardized', 'nll_derivatives_at_one', 'nll_deriva
            'newton_lambda', 'check_newton_arguments', 'newton_estimate', 'newton_lambda_standardized', 'mle_bracket']
 
 # %% ../../nbs/220_theory.newton.ipynb #51d41090
+import numbers
+import operator
+
 import torch
 from torch import Tensor
 
@@ -129,11 +132,19 @@ def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0, ste
 
 
 def check_newton_arguments(alpha: float, steps: int) -> None:
-    "Raise `ValueError` unless 0 ≤ alpha ≤ 1 and steps is a positive integer."
+    """Raise `ValueError` unless 0 ≤ alpha ≤ 1 and steps is a positive integer,
+    `TypeError` for an alpha that is no number."""
+    if type(alpha) not in (float, int) and not isinstance(alpha, (numbers.Real, Tensor)):
+        raise TypeError(f"alpha={alpha!r} is a {type(alpha).__name__}; a number in [0, 1] "
+                        "is expected: the part of the way from λ = 1 to the estimate")
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha} is the part of the way from λ = 1 to the estimate: it must lie in [0, 1]")
-    if steps != int(steps) or steps < 1:
-        raise ValueError(f"steps={steps}: the number of Newton steps is a positive integer (for none, use alpha=0)")
+    try:
+        whole = steps if type(steps) is int else operator.index(steps)
+    except TypeError:
+        whole = 0
+    if whole < 1:
+        raise ValueError(f"steps={steps!r}: the number of Newton steps is a positive integer (for none, use alpha=0)")
 
 
 def _lowers(k: Tensor, lmbda: Tensor, move: Tensor, dim, first: bool) -> Tensor:

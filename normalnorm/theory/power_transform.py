@@ -88,6 +88,8 @@ def signed_log1p(h: Tensor) -> Tensor:
 
     Example: `signed_log1p(torch.tensor([-1.0, 1.0]))` is ∓log 2.
     """
+    if torch.jit.is_tracing():                          # a trace cannot hold a function of Python's
+        return _SignedLog1p.forward(h)
     return (_SignedLog1p if torch.compiler.is_compiling() else _SignedLog1pBothModes).apply(h)
 
 
@@ -126,6 +128,8 @@ class _PowerTransformBothModes(_PowerTransform):
 
 
 def _transform(h: Tensor, lmbda: Tensor, k: int) -> Tensor:
+    if torch.jit.is_tracing():
+        return _PowerTransform.forward(h, lmbda, k)
     return (_PowerTransform if torch.compiler.is_compiling() else _PowerTransformBothModes).apply(h, lmbda, k)
 
 # %% ../../nbs/210_theory.power_transform.ipynb #2b8eb32f

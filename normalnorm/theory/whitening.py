@@ -139,6 +139,8 @@ _BOTH = {_Covariance: _CovarianceBoth, _Lyapunov: _LyapunovBoth, _Roots: _RootsB
 
 
 def _applied(function: type[Function], *arguments: Tensor):
+    if torch.jit.is_tracing() and not arguments[0].requires_grad:       # a trace that holds a function of Python's cannot be saved
+        return function.forward(*arguments)
     return (function if torch.compiler.is_compiling() else _BOTH[function]).apply(*arguments)
 
 

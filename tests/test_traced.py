@@ -1,0 +1,280 @@
+"""What is done to torch.nn's layers by PyTorch's own tools, done to ours: traced
+by `torch.jit` and `torch.fx`, prepared for quantization, mapped, fused.
+"""
+import copy
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from normalnorm import to_normality
+from normalnorm.layers.core import lies_last
+from normalnorm.layers.deployment import fold
+from tests.state.record import exported
+
+C = exported()
+TRACKED = dict(affine=True, track_running_stats=True)
+LAYERS = {
+    "batch": lambda: C["BatchNormalNorm2d"](4),
+    "synchronized": lambda: C["SyncBatchNormalNorm"](4),
+    "instance": lambda: C["InstanceNormalNorm2d"](4, **TRACKED),
+    "layer": lambda: C["LayerNormalNorm"](6),
+    "layer 2d": lambda: C["LayerNormalNorm2d"](4),
+    "group": lambda: C["GroupNormalNorm"](2, 4),
+    "decorrelated": lambda: C["DecorrelatedBatchNorm2d"](4, group_size=2),
+    "decorrelated normality": lambda: C["DecorrelatedBatchNormalNorm2d"](4, group_size=2),
+    "gaussianized batch": lambda: C["GaussianizedBatchNorm"](4),
+    "gaussianized layer": lambda: C["GaussianizedLayerNorm"](6),
+    "safeguard": lambda: C["LayerNormalNorm"](6, safeguard=True),
+    "steps": lambda: C["BatchNormalNorm2d"](4, steps=2),
+}
+EACH = pytest.mark.parametrize("name", LAYERS)
+AVERAGES = [n for n in LAYERS if hasattr(LAYERS[n](), "running_mean")]
+CLOSE = dict(rtol=1e-5, atol=1e-5)
+
+
+def images(batch=3) -> torch.Tensor:
+    return torch.randn(batch, 4, 5, 6).exp()
+
+
+def network(name) -> nn.Sequential:
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), LAYERS[name](), nn.ReLU())
+    model(images())
+    return model
+
+
+def again(function, *args):
+    torch.manual_seed(7)
+    return function(*args)
+
+
+# ---- torch.jit ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@EACH
+def test_a_network_is_traced(name):
+    "In evaluation, for any batch; from a file, too."
+    import io
+    model = network(name).eval()
+    traced, file = torch.jit.trace(model, (images(),)), io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    for batch in (3, 7):
+        u = images(batch)
+        with torch.no_grad():
+            for f in (traced, loaded):
+                torch.testing.assert_close(f(u), model(u), **CLOSE)
+    found = [torch.autograd.grad(f(u).sin().sum(), model.parameters()) for f in (traced, model)]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [n for n in LAYERS if "decorrelated" not in n])
+def test_a_layer_is_traced_in_training(name):
+    "For any batch: noise, statistics and averages are those of the batch that comes, not of the one that was traced."
+    layer = LAYERS[name]()
+    layer(images())
+    traced = torch.jit.trace(copy.deepcopy(layer), (images(),), check_trace=False)
+    traced.load_state_dict(layer.state_dict())
+    for batch in (7, 2):
+        u, found = images(batch), []
+        for module in (traced, layer):
+            out = again(module, u)
+            found.append([out, *torch.autograd.grad(out.sin().sum(), [*module.parameters()])])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+        u.requires_grad_()
+        found = [torch.autograd.grad(again(module, u).sin().sum(), u) for module in (traced, layer)]
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    for a, b in zip(traced.state_dict().values(), layer.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_converted_network_is_traced():
+    plain = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm(6), nn.InstanceNorm2d(4)).eval()
+    for model in (plain, to_normality(copy.deepcopy(plain)).eval()):
+        u = images(2)
+        torch.testing.assert_close(torch.jit.trace(model, (images(),))(u), model(u), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_that_would_lose_its_gradient_is_refused():
+    for name in ("decorrelated", "decorrelated normality"):
+        with pytest.raises(RuntimeError, match=r"gradient of the whitening.*\.eval\(\)"):
+            torch.jit.trace(LAYERS[name](), (images(),))
+
+
+# ---- torch.fx -------------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_fx_takes_a_layer_as_one(name):
+    model = network(name)
+    traced = fx.symbolic_trace(model)
+    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert calls == ["0", "1", "2"] and type(traced.get_submodule("1")) is type(model[1])
+    for training in (True, False):
+        u, other = images(), copy.deepcopy(model).train(training)
+        traced.load_state_dict(model.state_dict())
+        found = again(traced.train(training), u), again(other, u)
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+        for a, b in zip(traced.state_dict().values(), other.state_dict().values()):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_fx_takes_names_of_arguments_and_layers_with_activations():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.rest = C["LayerNormalNorm"](6), C["FoldedNormality"](torch.full((4,), 0.5))
+
+        def forward(self, x):
+            return self.rest(self.norm(input=x))
+    model, u = Model().eval(), images()
+    traced = fx.symbolic_trace(model)
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["norm", "rest"]
+    torch.testing.assert_close(traced(u), model(u))
+
+
+@EACH
+def test_fx_of_a_layer_alone_says_what_to_do(name):
+    with pytest.raises(TypeError, match="torch.fx takes a layer of this library as one module.*Sequential"):
+        fx.symbolic_trace(LAYERS[name]())
+
+
+@pytest.mark.filterwarnings("ignore")
+@EACH
+def test_quantization_prepares_a_network(name):
+    "Observers come round the layer, which stays what it is, and quantized-aware training reaches what is before it."
+    quantize = pytest.importorskip("torch.ao.quantization.quantize_fx")
+    from torch.ao.quantization import get_default_qat_qconfig_mapping, get_default_qconfig_mapping
+    u, model = images(), network(name)
+    ready = quantize.prepare_fx(copy.deepcopy(model).eval(), get_default_qconfig_mapping(), (u,))
+    torch.testing.assert_close(ready(u), model.eval()(u), **CLOSE)
+    aware = quantize.prepare_qat_fx(copy.deepcopy(model).train(), get_default_qat_qconfig_mapping(), (u,))
+    aware(u).square().sum().backward()
+    weights = [p for n, p in aware.named_parameters() if n == "0.weight"]
+    assert len(weights) == 1 and weights[0].grad.abs().sum() > 0
+    for prepared in (ready, aware):
+        assert type(prepared.get_submodule("1")) is type(model[1])
+
+
+# ---- evaluation, then training, then the backward passes ------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@EACH
+def test_a_training_step_does_not_change_an_earlier_gradient(name, dtype):
+    layer = LAYERS[name]().to(dtype)
+    layer.noise = 0.0
+    layer(images().to(dtype))
+    found = []
+    for between in (False, True):
+        twin, u = copy.deepcopy(layer), images().to(dtype).requires_grad_()
+        u.data.copy_(torch.linspace(-1, 2, u.numel()).view_as(u).sin())
+        out = twin.eval()(u)
+        if between:
+            twin.train()(3 * images().to(dtype))
+        found.append(torch.autograd.grad(out.sin().sum(), [u, *twin.parameters()]))
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+# ---- vmap -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", [False, True])
+@EACH
+def test_vmap(name, last):
+    "Over several batches: as one after the other; in training where no averages are kept."
+    layer = LAYERS[name]()
+    layer.noise = 0.0
+    layer(images())
+    several = torch.stack([images(), images() ** 2])
+    if last:
+        several = several.movedim(2, -1).contiguous().movedim(-1, 2)
+    cases = [layer.eval()]
+    if name in AVERAGES:
+        bare = copy.deepcopy(layer).train()
+        bare.track_running_stats = False
+        for key in bare._buffers:
+            bare._buffers[key] = None
+        cases.append(bare)
+    else:
+        cases.append(copy.deepcopy(layer).train())
+    for module in cases:
+        expected = torch.stack([module(u) for u in several])
+        torch.testing.assert_close(torch.func.vmap(module)(several), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_inside_vmap_are_refused(name):
+    "PyTorch's layers refuse them, too."
+    layer, several = LAYERS[name]().train(), torch.stack([images(), images()])
+    layer.noise = 0.0
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    with pytest.raises(RuntimeError, match="track_running_stats"):
+        torch.func.vmap(nn.BatchNorm2d(4))(several)
+    with pytest.raises(RuntimeError, match="vmap.*track_running_stats=False"):
+        torch.func.vmap(layer)(several)
+    for key, value in layer.state_dict().items():
+        if "running" in key:
+            assert torch.equal(value, before[key])
+
+
+def test_where_channels_lie():
+    x = torch.randn(2, 3, 4, 5)
+    assert not lies_last(x) and lies_last(x.contiguous(memory_format=torch.channels_last))
+    assert not lies_last(x[:, :, ::2]) and not lies_last(x[0]) and not lies_last(x[:, :1].contiguous())
+
+
+# ---- fusing ---------------------------------------------------------------------------------------------------
+
+
+def test_what_fuse_conv_bn_eval_reads():
+    """`fuse_conv_bn_eval` cannot be refused: what it reads of a layer is the same
+    for every λ, so nothing in it can know that a λ is dropped. To refuse, one of
+    these would have to raise where λ ≠ 1, for everybody who reads it."""
+    layer, read = C["BatchNormalNorm2d"](4).eval(), set()
+
+    class Watched:
+        def __getattr__(self, name):
+            read.add(name)
+            return getattr(layer, name)
+    fuse_conv_bn_eval(nn.Conv2d(4, 4, 1).eval(), Watched())
+    assert read == {"training", "running_mean", "running_var", "eps", "weight", "bias"}
+    before = {name: getattr(layer, name) for name in read}
+    layer.running_lambda.fill_(0.3)
+    assert all(getattr(layer, name) is value for name, value in before.items())
+
+
+def test_fusing_is_folding_where_lambda_is_1_and_fold_is_right_everywhere():
+    model = network("batch").eval()
+    fold_says = fold.__doc__
+    assert "fuse_conv_bn_eval" in fold_says and "drop" in fold_says
+    for neutral in (True, False):
+        if neutral:
+            saved = model[1].running_lambda.clone()
+            model[1].running_lambda.fill_(1.0)
+        else:
+            model[1].running_lambda.copy_(saved)
+        u = images()
+        fused, folded = fuse_conv_bn_eval(model[0], model[1])(u), fold(model)[:2](u)
+        expected = model[:2](u)
+        torch.testing.assert_close(folded, expected, **CLOSE)
+        assert torch.allclose(fused, expected, **CLOSE) == neutral
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_fusions_leave_the_layers_alone():
+    from torch.fx.experimental.optimization import fuse
+    quantization = pytest.importorskip("torch.ao.quantization")
+    model, u = network("batch").eval(), images()
+    fused = fuse(model)
+    assert type(fused.get_submodule("1")) is C["BatchNormalNorm2d"]
+    torch.testing.assert_close(fused(u), model(u), **CLOSE)
+    with pytest.raises((NotImplementedError, AssertionError), match="BatchNormalNorm2d"):
+        quantization.fuse_modules(model, [["0", "1"]])
