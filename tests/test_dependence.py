@@ -217,7 +217,7 @@ def test_unbiased_is_centred_at_independence_and_plain_is_not():
     assert abs((found < 0).double().mean().item() - 0.5) < 0.12 and abs(found.median().item()) < 0.1 and plain.mean() > 0.4
 
 
-def test_an_estimated_distance_variance_of_zero_gives_nan_not_a_ratio_of_roundings():
+def test_an_estimated_distance_variance_of_zero_gives_nan():
     x = torch.zeros(3, 37)
     x[0, 4], x[1, 0], x[2, :2] = 0.1, -7.0, 0.3
     assert unbiased_distance_correlation(x, torch.randn(3, 37)).isnan().tolist() == [True, True, False]

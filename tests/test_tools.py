@@ -183,6 +183,18 @@ def test_figures_get_number_caption_and_alternative_text():
     assert cell["source"] == "plot()"
 
 
+def test_a_long_caption_goes_on_in_indented_lines():
+    cell = {"source": '#| label: fig-a\n#| fig-cap: "The curve of $x$,\n'
+            '#|   see @eq-b."\n#| code-fold: true\nplot()', "metadata": {}}
+    found = dialect.directives(cell["source"])
+    assert found == {"label": "fig-a", "code-fold": "true",
+                     "fig-cap": "The curve of $x$, see @eq-b."}
+    dialect.code_cell(cell)
+    caption = cell["metadata"]["mystnb"]["figure"]["caption"]
+    assert caption == "The curve of $x$, see {eq}`eq-b`."
+    assert cell["source"] == "plot()"
+
+
 def test_outputs_come_from_the_executed_copy():
     source = notebook(("markdown", "# T\n\n> Lead."), ("code", "1"), ("code", "2"))
     executed = notebook(("code", "1"), ("code", "2"))

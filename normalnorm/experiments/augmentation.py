@@ -243,8 +243,8 @@ def _parsed(entry: Any) -> tuple[str, tuple[Any, ...]]:
     if not least <= len(numbers) <= most or not all(n >= 0 and math.isfinite(n) for n in numbers) or name in _WHOLE and numbers and numbers[0] != int(numbers[0]) \
             or name in ("mixup", "cutmix") and 0.0 in numbers or name in ("resize", "resizedcrop", "centrecrop") and numbers[0] < 1:
         whole = ", the first a whole number" if name in _WHOLE else ""
-        raise ValueError(f"augmentation {entry!r}: expected {name} followed by {least if least == most else f'{least} to {most}'} number{'s' * (most > 1)}, not negative{whole}, for example "
-                         f"{' '.join([name, *(['4'] if name in _WHOLE else ['0.1'])[:least]])!r}")
+        example = " ".join([name, *(["4"] if name in _WHOLE else ["0.1"])[:least]])
+        raise ValueError(f"augmentation {entry!r}: expected {name} followed by {least if least == most else f'{least} to {most}'} number{'s' * (most > 1)}, not negative{whole}, for example {example!r}")
     return name, (int(numbers[0]), *numbers[1:]) if name in _WHOLE and numbers else numbers
 
 

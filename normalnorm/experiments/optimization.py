@@ -90,7 +90,8 @@ class Settings:
                               ("restart ≥ 0", self.restart >= 0), ("restart_factor ≥ 1", self.restart_factor >= 1), ("0 ≤ floor ≤ lr", 0 <= self.floor <= self.lr),
                               ("no warmup with onecycle, which has its own", self.schedule != "onecycle" or not self.warmup)):
             if not holds:
-                raise ValueError(f"expected {wanted}; given {', '.join(f'{key}={value!r}' for key, value in asdict(self).items() if key in wanted)}")
+                given = ", ".join(f"{key}={value!r}" for key, value in asdict(self).items() if key in wanted)
+                raise ValueError(f"expected {wanted}; given {given}")
         for name in ("milestones", "betas", "no_decay"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 

@@ -149,7 +149,8 @@ def report(name: Recipe | str, out: Path | str | None = None, any_code: bool = F
             parts.append(f"scale {scale}: one seed only, so no standard error and no line in the table: {', '.join(single)}")
         if several:
             parts += [caption(recipe, scale, several), table(recipe, several, paper=True)]
-            chosen = [f"{arm}: {json.dumps(next(row['setting'] for row in several if row['arm'] == arm))}" for arm in counts if counts[arm] > 1 and recipe.grid.get(arm)]
+            setting = lambda arm: next(row["setting"] for row in several if row["arm"] == arm)
+            chosen = [f"{arm}: {json.dumps(setting(arm))}" for arm in counts if counts[arm] > 1 and recipe.grid.get(arm)]
             if chosen:
                 parts.append("chosen on validation: " + "; ".join(chosen))
             parts += [every_seed(recipe, several, metric) for metric in (recipe.compared or list(recipe.columns))]
@@ -268,8 +269,9 @@ def forecast(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int
     guess = [known[job.arm] for job in left if job.arm in known]
     lines = [f"{recipe.name}, scale {scale}: {len(jobs)} runs, {len(jobs) - len(left)} finished, {sum(job.state == 'begun' for job in left)} begun"]
     if left:
-        measured = f"about {_time(sum(guess))} on one process for {len(guess)} of the {len(left)} runs left, after the median of finished ones"
-        lines.append(f"{measured if guess else 'no run has finished, so there is no measured time'}; the recipe's own estimate: {recipe.cost.get(scale, 'none')}")
+        measured = f"about {_time(sum(guess))} on one process for {len(guess)} of the {len(left)} runs left, after the median of finished ones" if guess else (
+            "no run has finished, so there is no measured time")
+        lines.append(f"{measured}; the recipe's own estimate: {recipe.cost.get(scale, 'none')}")
     lines.append(_cells(["run", "state", "estimate"], [[job.label, job.state, _time(known[job.arm]) if job in left and job.arm in known else ""] for job in jobs]))
     return "\n\n".join(lines)
 

@@ -166,7 +166,8 @@ def _checked(weight, bias, proxy_mean, proxy_scale, activation, samples) -> tupl
         if t is None and name.startswith("proxy"):
             continue
         if not isinstance(t, Tensor) or not t.is_floating_point():
-            raise TypeError(f"{name} is {f'a tensor of {t.dtype}' if isinstance(t, Tensor) else repr(t)}: a floating-point tensor with one number a channel is needed")
+            what = f"a tensor of {t.dtype}" if isinstance(t, Tensor) else repr(t)
+            raise TypeError(f"{name} is {what}: a floating-point tensor with one number a channel is needed")
         if t.shape != weight.shape:
             raise ValueError(f"{name} has shape {tuple(t.shape)}, weight {tuple(weight.shape)}: all parameters need one number a channel")
     if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples < 2**24):
