@@ -46,5 +46,5 @@ def test_a_line_that_is_too_wide_is_noticed():
 def test_ruff_and_clang_format_know_the_width():
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     style = (ROOT / ".clang-format").read_text(encoding="utf-8")
-    assert re.search(rf"^line-length = {WIDTH}$", settings, re.M)
+    assert re.search(rf"^line-length = {WIDTH}\b", settings, re.M)
     assert re.search(rf"^ColumnLimit: {WIDTH}$", style, re.M)

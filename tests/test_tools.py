@@ -90,6 +90,8 @@ def test_what_nbdev_writes_is_brought_to_80_columns():
     assert api.chapter_of(made) == api.chapter_of(said) == (
         "270_layers.a_chapter_with_a_long_name")
     assert export.narrow(made) == made
+    after = export.narrow(f'__version__ = "1"\n"""{long}"""\n')
+    assert max(map(len, after.split("\n"))) <= 80
     short = '"""A module."""\n\n__all__ = []\nx = "' + "y" * 90 + '"\n'
     assert export.narrow(short) == short
 

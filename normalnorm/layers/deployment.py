@@ -375,8 +375,11 @@ def norm_layer(kind: "str | type | functools.partial" = "batch", **options: Any)
 
     Example:
 
-        >>> norm_layer("batch", noise=0.6)(8, eps=1e-3)
-        BatchNormalNorm2d(8, eps=0.001, momentum=0.1, affine=True, track_running_stats=True, noise=0.6, noise_kind=scaled, alpha=1.0, steps=1, safeguard=False)
+        >>> layer = norm_layer("batch", noise=0.6)(8, eps=1e-3)
+        >>> layer    # doctest: +NORMALIZE_WHITESPACE
+        BatchNormalNorm2d(8, eps=0.001, momentum=0.1, affine=True,
+            track_running_stats=True, noise=0.6, noise_kind=scaled,
+            alpha=1.0, steps=1, safeguard=False)
     """
     if isinstance(kind, str):
         found = _NAMED.get(kind) or next((c for c in _NAMED.values() if c.__name__ == kind), None)
