@@ -603,7 +603,7 @@ def test_synchronization_keeps_what_fused_layers_do():
     assert isinstance(model[0], SyncBatchNormalNorm) and type(model[1]) is SyncBatchNormalNorm and torch.equal(model(u), expected)
 
 
-def test_synchronization_keeps_shared_and_parametrized_layers_and_changes_all_or_nothing():
+def test_synchronization_keeps_shared_layers_and_changes_all_or_nothing():
     class Positive(nn.Module):
         def forward(self, x):
             return F.softplus(x)

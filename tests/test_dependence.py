@@ -217,7 +217,7 @@ def test_unbiased_is_centred_at_independence_and_plain_is_not():
     assert abs((found < 0).double().mean().item() - 0.5) < 0.12 and abs(found.median().item()) < 0.1 and plain.mean() > 0.4
 
 
-def test_distance_correlation_of_more_points_than_fit_into_four_factors_of_64_bits():
+def test_where_n_to_the_fourth_is_beyond_64_bits():
     "Of numbers with two values it is the size of the ordinary correlation; n⁴ of 70 000 points is no 64-bit integer."
     n = 70_000
     place = torch.arange(n)
@@ -227,7 +227,7 @@ def test_distance_correlation_of_more_points_than_fit_into_four_factors_of_64_bi
     torch.testing.assert_close(distance_correlation(x, y), r.abs(), rtol=1e-6, atol=1e-9)
 
 
-def test_an_estimated_distance_variance_of_zero_gives_nan_not_a_ratio_of_roundings():
+def test_an_estimated_distance_variance_of_zero_gives_nan():
     x = torch.zeros(3, 37)
     x[0, 4], x[1, 0], x[2, :2] = 0.1, -7.0, 0.3
     assert unbiased_distance_correlation(x, torch.randn(3, 37)).isnan().tolist() == [True, True, False]

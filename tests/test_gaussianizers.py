@@ -170,7 +170,7 @@ def test_light_tails_are_left_alone_unless_asked():
     assert newton_delta(u, -1) == 0 and newton_delta(u, -1, light=True) < -0.2 and tail_delta(u, -1, steps=3) == 0
 
 
-def test_a_step_that_would_raise_the_likelihoods_negative_logarithm_is_refused():
+def test_a_step_that_would_lower_the_likelihood_is_refused():
     k = standardized(torch.tensor([0.003, 0.001, 0.0, -0.113, -1.0], dtype=D), -1)         # found by search: the bare step raises it by 0.03
     before, after = (tail_nll(k, tail_delta(k, -1, steps=s), -1).item() for s in (0, 1))
     assert after <= before
@@ -181,7 +181,7 @@ def test_a_step_that_would_raise_the_likelihoods_negative_logarithm_is_refused()
 
 @settings(max_examples=50, deadline=None)
 @given(samples)
-def test_steps_of_the_tail_estimate_never_raise_the_likelihoods_negative_logarithm(h):
+def test_steps_of_the_tail_estimate_never_lower_the_likelihood(h):
     if not spread(h):
         return
     k = standardized(h, -1)

@@ -240,7 +240,8 @@ def test_broken_links_are_noticed(tmp_path):
         <a href="#here">1</a> <a href="b%20c.html#top">2</a> <a href="b%20c.html?q=1#old">3</a> <a href="#">4</a> <a href="mailto:x@example.org">5</a>
         <a href="https://example.org/">out</a> <a href="//example.org/cdn">out</a> <img src="data:image/png;base64,AA">
         <a href="gone.html">6</a> <a href="#gone">7</a> <a href="b%20c.html#gone">8</a> <a href="https://example.invalid/x">9</a>
-        <img src="gone.png"> <script src="https://example.org/x.js"></script>""")
+        <img src="gone.png">
+        <script src="https://example.org/x.js"></script>""")
     assert links.broken(tmp_path) == ["a.html: gone.html does not exist", "a.html: #gone has no such anchor", "a.html: b%20c.html#gone has no such anchor",
                                       "a.html: https://example.invalid/x is a placeholder", "a.html: gone.png does not exist"]
     assert list(links.external(tmp_path)) == ["https://example.org/", "https://example.org/cdn", "https://example.invalid/x", "https://example.org/x.js"]

@@ -122,7 +122,8 @@ def test_private_names_of_tools_tests_and_chapters():
     assert scanned("tests", "*.py") == {
         "test_analysis.py": {"_forward_hooks"}, "test_conversion.py": {"_metadata", "_register_state_dict_hook"},
         "test_decorrelated.py": {"_dynamo.testing.CompileCounterWithBackend"}, "test_hostile.py": {"_subclasses.fake_tensor.FakeTensorMode"},
-        "test_layers.py": {"_dynamo.testing", "_inductor.config"}, "test_models.py": {"utils._python_dispatch.TorchDispatchMode"}}
+        "test_layers.py": {"_dynamo.testing", "_inductor.config"}, "test_models.py": {"utils._python_dispatch.TorchDispatchMode"},
+            "test_traced.py": {"_buffers"}}
     assert not scanned("benchmarks", "*.py")
     chapters = scanned("nbs", "*.ipynb")
     for name, own in {"232_layers.native.ipynb": {"utils._python_dispatch.TorchDispatchMode", "utils._pytree.tree_leaves"}, "270_layers.conversion.ipynb": {"_forward_hooks"}}.items():

@@ -319,7 +319,7 @@ def _first_schema(folder, source, commits):
         file.write_text(json.dumps({key: value for key, value in row.items() if key not in results._SINCE_2}))
 
 
-def test_rows_of_the_first_schema_are_known_by_their_commit_or_by_what_lies_beside_them(known):
+def test_rows_of_the_first_schema_are_known_by_commit_or_what_lies_beside(known):
     _first_schema(known, "c0ffee", ["a" * 40] * 4 + ["b" * 40] * 4)
     with pytest.raises(ResultsError, match="commit aaaaaaaaaaaa: 4 rows(.|\n)*commit bbbbbbbbbbbb: 4 rows"):
         results.rows("known", "smoke", known)
@@ -600,10 +600,10 @@ def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):
 def test_runs_without_metrics_are_refused(tmp_path):
     for nothing in (None, {}, {"metrics": 3}, {"metrics": {}}):
         with pytest.raises(ValueError, match="without `metrics`"):
-            results.run_recipe(_recipe(lambda *_, **__: nothing), "smoke", 1, tmp_path)        # noqa: B023
+            results.run_recipe(_recipe(lambda *_, **__: nothing), "smoke", 1, tmp_path)
     for value in (float("nan"), float("inf"), "1.0", None, True, [1.0]):
         with pytest.raises(ValueError, match="for the metric `score`: expected a finite number"):
-            results.run_recipe(_recipe(lambda *_, **__: {"metrics": {"score": value}}), "smoke", 1, tmp_path)       # noqa: B023
+            results.run_recipe(_recipe(lambda *_, **__: {"metrics": {"score": value}}), "smoke", 1, tmp_path)
     assert not list(tmp_path.rglob("*.json")) and not list((tmp_path / ".checkpoints").iterdir())
 
 

@@ -181,7 +181,7 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path):
             train(_model(), SMALL, SHORT, seed=1, checkpoint=file)
 
 
-def test_validation_chooses_the_first_best_epoch_and_the_test_set_is_not_looked_at(monkeypatch):
+def test_validation_chooses_the_first_best_epoch_without_the_test_set(monkeypatch):
     looked = []
     import normalnorm.experiments.train as module
     real = module.evaluate

@@ -17,7 +17,10 @@ tools = pytest.importorskip("tools.run", reason="the book's tools are not instal
 from normalnorm import plots  # noqa: E402
 from normalnorm.analysis.gaussianity import qq_r2  # noqa: E402
 from normalnorm.experiments import data  # noqa: E402
-from normalnorm.theory.power_transform import yeo_johnson, yeo_johnson_nll  # noqa: E402
+from normalnorm.theory.power_transform import (  # noqa: E402
+    yeo_johnson,
+    yeo_johnson_nll,
+)
 from tools.chapters import chapter  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -170,7 +173,7 @@ def test_copies_on_a_page_do_not_meet_and_leave_no_global_name(tmp_path):
 
 
 @browser
-def test_without_a_script_the_still_figure_is_shown_and_the_page_does_not_scroll_sideways(tmp_path):
+def test_without_a_script_the_still_figure_is_shown_and_nothing_scrolls(tmp_path):
     script = """const show = name => getComputedStyle(document.querySelector(name)).display !== "none";
     return {live: show(".live"), still: show(".still"), size: document.querySelector(".still svg").getBoundingClientRect().height > 100,
     fits: [...document.querySelectorAll("body > div *:not(svg *)")].every(e => e.getBoundingClientRect().right <= 381)}"""

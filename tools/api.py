@@ -46,7 +46,7 @@ def dotted(path: Path, root: Path) -> str:
 
 def chapter_of(text: str) -> str | None:
     "The chapter that a generated module comes from."
-    match = re.search(r"File to edit: \S*nbs/(\S+)\.ipynb", text)
+    match = re.search(r"File to edit:\s(?:# )?\S*nbs/(\S+)\.ipynb", text)
     return match[1] if match else None
 
 

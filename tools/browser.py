@@ -55,7 +55,9 @@ function equations(d) {
   const all = [...d.querySelectorAll(".math")], bad = [];
   for (const e of all) if (!e.querySelector("mjx-container")) bad.push("not typeset: " + name(e));
   // MathJax shows an unknown command in red and calls it no error
-  for (const e of d.querySelectorAll("mjx-merror, mjx-container [mathcolor=red], mjx-container [style*='color: red']"))
+  const red = ["mjx-merror", "mjx-container [mathcolor=red]",
+               "mjx-container [style*='color: red']"].join(", ");
+  for (const e of d.querySelectorAll(red))
     bad.push("TeX error: " + name(e.closest(".math") || e) + " " + (e.getAttribute("data-mjx-error") || ""));
   return [all.length, bad];
 }
@@ -82,7 +84,10 @@ function leaves(root, d) {  // [element, its box, its text if it is one] of what
   const found = [], range = d.createRange(), walker = d.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const e = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || e.closest("svg, script, style, mjx-container, .headerlink, .visually-hidden, .sr-only") || !shown(e)) continue;
+    const aside = "svg, script, style, mjx-container, .headerlink, "
+                  + ".visually-hidden, .sr-only";
+    if (!walker.currentNode.data.trim() || e.closest(aside)) continue;
+    if (!shown(e)) continue;
     range.selectNodeContents(walker.currentNode);
     found.push([e, range.getBoundingClientRect(), walker.currentNode]);
   }
@@ -218,7 +223,8 @@ async function open(page) {
   const w = frame.contentWindow, d = frame.contentDocument;
   if (w.MathJax && w.MathJax.startup) await w.MathJax.startup.promise;
   await d.fonts.ready;
-  d.head.insertAdjacentHTML("beforeend", "<style>* { transition: none !important; animation: none !important }</style>");
+  d.head.insertAdjacentHTML("beforeend", "<style>* { transition: none "
+    + "!important; animation: none !important }</style>");
   await wait(50);
   return [w, d];
 }

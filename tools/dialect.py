@@ -139,13 +139,16 @@ def markdown(source: str) -> str:
 
 # ---- cells ----------------------------------------------------------------------------------------------------
 
+# A long value goes on in lines that are indented by two spaces or more, as in
+# YAML: `#| fig-cap: "The curve`, `#|   of the estimates."`.
 LEADING = re.compile(r"\A(?:\s*#\|.*(?:\n|\Z))+")
 
 
 def directives(source: str) -> dict[str, str]:
     "A cell's leading `#|` directives; those without a value have ''."
     head = LEADING.match(source)
-    found = re.finditer(r"^\s*#\|\s*([\w-]+):?[ \t]*(.*)$", head[0] if head else "", re.M)
+    text = re.sub(r"[ \t]*\n\s*#\|[ \t]{2,}", " ", head[0] if head else "")
+    found = re.finditer(r"^\s*#\|\s*([\w-]+):?[ \t]*(.*)$", text, re.M)
     return {m[1]: m[2].strip().strip("\"'") for m in found}
 
 

@@ -50,7 +50,8 @@ def violations(root: Path = ROOT) -> list[str]:
             for name in sorted(imported_modules(exported)):
                 other = name.split(".")[1] if "." in name else ""
                 if other in (set(ROOMS) | {"checks"}) - ROOMS[room] - {room}:
-                    found.append(f"{c.module} imports {name}: {room} may import {', '.join(sorted(ROOMS[room])) or 'nothing of the package'}")
+                    allowed = ", ".join(sorted(ROOMS[room]))
+                    found.append(f"{c.module} imports {name}: {room} may import {allowed or 'nothing of the package'}")
     return found
 
 

@@ -147,7 +147,8 @@ class ChapterFailed(Exception):
         return f"{self.chapter}{f', cell {self.cell}' if self.cell else ''}: {self.line}"
 
 
-PLACES = re.compile(r"""(?<![\w.:/~…])(?:/(?:[\w.+@~-]+/)+|[A-Za-z]:(?:\\[\w.+@~ -]+)+\\)([\w.+@~-]+)""")
+PLACES = re.compile(r"(?<![\w.:/~…])(?:/(?:[\w.+@~-]+/)+"
+                    r"|[A-Za-z]:(?:\\[\w.+@~ -]+)+\\)([\w.+@~-]+)")
 
 
 def without_machine(text: str, root: Path) -> str:

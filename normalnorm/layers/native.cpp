@@ -194,11 +194,14 @@ inline void add(V& sum, V2 x, V2 y) { sum += x.a * y.a, sum += x.b * y.b; }
 // Sixteen numbers c of at most 18 bits, each near 1/x in the middle of one of the intervals that divide [1, 2), and −log c. Among its neighbours a c was taken
 // whose −log c is a multiple of 2^-21, but for 2^-31. The float nearest to log 2 is one, too, but for 2^-29.
 alignas(64) const float inverses[16] = {             // 2^127 c
-    0x1p127f, 0x1.e371p126f, 0x1.c6fep126f, 0x1.ad89p126f, 0x1.98458p126f, 0x1.85518p126f, 0x1.7327p126f, 0x1.635b8p126f,
-    0x1.5566p126f, 0x1.4793p126f, 0x1.3b6ep126f, 0x1.2fa38p126f, 0x1.254p126f, 0x1.1b41p126f, 0x1.1275p126f, 0x1.092a8p126f};
-alignas(64) const float logarithms[16] = {
-    0, 0x1.d62dp-5f, 0x1.e3828p-4f, 0x1.67acp-3f, 0x1.cfa6cp-3f, 0x1.18806p-2f, 0x1.496eep-2f, 0x1.75f72p-2f,
-    0x1.9f004p-2f, 0x1.c9542p-2f, 0x1.f003ap-2f, 0x1.0b835p-1f, 0x1.1d565p-1f, 0x1.2f182p-1f, 0x1.3f3f5p-1f, 0x1.50e14p-1f};
+    0x1p127f, 0x1.e371p126f, 0x1.c6fep126f, 0x1.ad89p126f, 0x1.98458p126f,
+    0x1.85518p126f, 0x1.7327p126f, 0x1.635b8p126f, 0x1.5566p126f, 0x1.4793p126f,
+    0x1.3b6ep126f, 0x1.2fa38p126f, 0x1.254p126f, 0x1.1b41p126f, 0x1.1275p126f,
+    0x1.092a8p126f};
+alignas(64) const float logarithms[16] = {           // −log c of these
+    0, 0x1.d62dp-5f, 0x1.e3828p-4f, 0x1.67acp-3f, 0x1.cfa6cp-3f, 0x1.18806p-2f,
+    0x1.496eep-2f, 0x1.75f72p-2f, 0x1.9f004p-2f, 0x1.c9542p-2f, 0x1.f003ap-2f,
+    0x1.0b835p-1f, 0x1.1d565p-1f, 0x1.2f182p-1f, 0x1.3f3f5p-1f, 0x1.50e14p-1f};
 
 // log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c + log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.042.
 // The sum of the first two terms is exact below 8. f has one rounding, and none where e = 0 and c = 1.
