@@ -139,7 +139,7 @@ def _functions():
 
 @pytest.mark.parametrize("backend", ["native", "eager"])
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64], ids=str)
-@pytest.mark.parametrize("function, names, shape", [case[1:] for case in _functions()], ids=[case[0] for case in _functions()])
+@pytest.mark.parametrize("function, names, shape", [c[1:] for c in _functions()], ids=[c[0] for c in _functions()])
 def test_parameters_and_averages_must_be_real(function, names, shape, dtype, backend):
     "One of them at a time; the others are as they should be, and what was refused has changed none of them."
     for wrong in names:

@@ -179,10 +179,13 @@ function wanted(e) {        // large text may have less contrast
 function coloured(d, paper) {       // the elements with text of their own, and the formulas, that are shown: the same in both modes
   const kept = paper ? "onPaper" : "onScreen";
   if (d[kept]) return d[kept];
-  const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT), texts = new Set();
+  const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT);
+  const texts = new Set(), aside = "svg, script, style, noscript, "
+                                   + "mjx-container, .headerlink, .tooltip, :disabled";
   while (walker.nextNode()) {
     const e = walker.currentNode.parentElement;
-    if (walker.currentNode.data.trim() && !texts.has(e) && !e.closest("svg, script, style, noscript, mjx-container, .headerlink, .tooltip, :disabled")) texts.add(e);
+    if (!walker.currentNode.data.trim() || texts.has(e)) continue;
+    if (!e.closest(aside)) texts.add(e);
   }
   return d[kept] = [[...texts].filter(shown), [...d.querySelectorAll("mjx-container")].filter(shown)];
 }
