@@ -118,7 +118,7 @@ def test_private_names_of_tools_tests_and_chapters():
     "They are run with the pinned PyTorch; what makes modes, fake tensors and broken tensors, and looks into compilation, has no public name."
     assert scanned("tools", "*.py") == {
         "hostile.py": {"_dynamo", "_make_wrapper_subclass", "utils._python_dispatch.TorchDispatchMode", "_subclasses.fake_tensor.FakeTensorMode",
-                       "_to_functional_tensor", "_parameters", "utils._pytree.tree_map", "_buffers", "_neg_view"}, "kernels.py": {"_dynamo"}}
+                       "_to_functional_tensor", "_parameters", "utils._pytree.tree_map", "_buffers", "_neg_view"}, "kernels.py": {"_dynamo", "_inductor.compile_fx"}}
     assert scanned("tests", "*.py") == {
         "test_analysis.py": {"_forward_hooks"}, "test_conversion.py": {"_metadata", "_register_state_dict_hook"},
         "test_decorrelated.py": {"_dynamo.testing.CompileCounterWithBackend"}, "test_hostile.py": {"_subclasses.fake_tensor.FakeTensorMode"},

@@ -180,8 +180,9 @@ function coloured(d, paper) {       // the elements with text of their own, and 
   const kept = paper ? "onPaper" : "onScreen";
   if (d[kept]) return d[kept];
   const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT);
-  const texts = new Set(), aside = "svg, script, style, noscript, "
-                                   + "mjx-container, .headerlink, .tooltip, :disabled";
+  const texts = new Set();
+  const aside = "svg, script, style, noscript, mjx-container, "
+                + ".headerlink, .tooltip, :disabled";
   while (walker.nextNode()) {
     const e = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || texts.has(e)) continue;

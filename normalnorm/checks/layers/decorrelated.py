@@ -95,16 +95,16 @@ def cholesky(x, groups):
 def _(layer):
     "7 channels in groups of 3, 3, 1 and of 7, against numpy's eigendecomposition of D D^T = Σ + εI; correlations between groups stay."
     x = torch.randn(7, 7, dtype=torch.float64).mm(torch.randn(7, 400, dtype=torch.float64).exp()).T
-    for size in (3, 7):
-        y = layer(x, size)
+    for width in (3, 7):
+        y = layer(x, width)
         cov = y.T.cov(correction=0)
-        for start in range(0, 7, size):
-            block = slice(start, start + size)
+        for start in range(0, 7, width):
+            block = slice(start, start + width)
             c = (x[:, block] - x[:, block].mean(0)).numpy()
             values, vectors = np.linalg.eigh(c.T @ c / len(c) + 1e-5 * np.eye(c.shape[1]))
             np.testing.assert_allclose(y[:, block].numpy(), c @ vectors / np.sqrt(values) @ vectors.T, rtol=1e-8, atol=1e-8)
             np.testing.assert_allclose(cov[block, block].numpy(), np.eye(c.shape[1]), atol=1e-2)
-        assert size == 7 or (cov[:3, 3:6]).abs().max() > 0.05
+        assert width == 7 or (cov[:3, 3:6]).abs().max() > 0.05
 
 # %% ../../../nbs/252_layers.decorrelated.ipynb
 import scipy.stats
