@@ -12,34 +12,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 config = ConfigParser(delimiters=["="])
 config.read("settings.ini", encoding="utf-8")
 cfg = config["DEFAULT"]
-extras = {key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")}
+extras = {key.removesuffix("_requirements"): cfg[key].split() for key in cfg
+          if key.endswith("_requirements")}
 
 
 class BuildWithBook(build_py):
-    "A wheel carries the chapters that belong to it, as plain notebooks; an editable installation finds them in the checkout."
+    """A wheel carries the chapters that belong to it, as plain notebooks; an
+    editable installation finds them in the checkout.
+    """
 
     def run(self):
-        shutil.rmtree(self.build_lib, ignore_errors=True)       # nothing of an earlier build
+        # nothing of an earlier build
+        shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         if not self.editable_mode:
             from tools.plain import write
             write(Path(self.build_lib) / "normalnorm" / "book")
 
 
-setup(
-    name=cfg["lib_name"],
-    version=cfg["version"],
-    description=cfg["description"],
-    long_description=Path("README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    author=cfg["author"],
-    license="Apache-2.0",
-    python_requires=">=" + cfg["min_python"],
-    packages=find_namespace_packages(include=["normalnorm", "normalnorm.*"]),
-    package_data={"": ["py.typed", "*.npz", "*.cpp", "*.json", "*.jsonl", "*.md"]},
-    install_requires=cfg["requirements"].split(),
-    extras_require=extras,
-    entry_points={"console_scripts": cfg["console_scripts"].split()},
-    cmdclass={"build_py": BuildWithBook},
-    zip_safe=False,
-)
+setup(name=cfg["lib_name"],
+      version=cfg["version"],
+      description=cfg["description"],
+      long_description=Path("README.md").read_text(encoding="utf-8"),
+      long_description_content_type="text/markdown",
+      author=cfg["author"],
+      license="Apache-2.0",
+      python_requires=">=" + cfg["min_python"],
+      packages=find_namespace_packages(include=["normalnorm", "normalnorm.*"]),
+      package_data={"": ["py.typed", "*.npz", "*.cpp", "*.json", "*.jsonl",
+                         "*.md"]},
+      install_requires=cfg["requirements"].split(),
+      extras_require=extras,
+      entry_points={"console_scripts": cfg["console_scripts"].split()},
+      cmdclass={"build_py": BuildWithBook},
+      zip_safe=False)

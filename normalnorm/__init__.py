@@ -38,22 +38,35 @@ if TYPE_CHECKING:
         LayerNormalNorm,
     )
     from normalnorm.layers.sync import SyncBatchNormalNorm
-    from normalnorm.layers.sync_decorrelated import SyncDecorrelatedBatchNorm, SyncDecorrelatedBatchNormalNorm
+    from normalnorm.layers.sync_decorrelated import (
+        SyncDecorrelatedBatchNorm, SyncDecorrelatedBatchNormalNorm)
 
-_all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d", "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d", "GroupNormalNorm", "LayerNormalNorm",
-         "SyncBatchNormalNorm", "DecorrelatedBatchNorm1d", "DecorrelatedBatchNorm2d", "DecorrelatedBatchNormalNorm1d", "DecorrelatedBatchNormalNorm2d",
+_all_ = ["BatchNormalNorm1d", "BatchNormalNorm2d", "BatchNormalNorm3d",
+         "InstanceNormalNorm1d", "InstanceNormalNorm2d", "InstanceNormalNorm3d",
+         "GroupNormalNorm", "LayerNormalNorm", "SyncBatchNormalNorm",
+         "DecorrelatedBatchNorm1d", "DecorrelatedBatchNorm2d",
+         "DecorrelatedBatchNormalNorm1d", "DecorrelatedBatchNormalNorm2d",
          "SyncDecorrelatedBatchNorm", "SyncDecorrelatedBatchNormalNorm",
          "to_normality", "to_plain", "set_backend"]
-_PLACES = {"SyncDecorrelated": "sync_decorrelated", "Sync": "sync", "Decorrelated": "decorrelated", "to_": "conversion", "set_backend": "backends"}
-_LAYERS = {name: "normalnorm.layers." + next((place for start, place in _PLACES.items() if name.startswith(start)), "normality") for name in _all_}
+_PLACES = {"SyncDecorrelated": "sync_decorrelated", "Sync": "sync",
+           "Decorrelated": "decorrelated", "to_": "conversion",
+           "set_backend": "backends"}
+_LAYERS = {
+    name: "normalnorm.layers." + next(
+        (place for start, place in _PLACES.items() if name.startswith(start)),
+        "normality") for name in _all_}
 
 
 def __getattr__(name: str):
-    "Import a name when it is first asked for (PEP 562), so that `import normalnorm` costs nothing."
+    """Import a name when it is first asked for (PEP 562), so that
+    `import normalnorm` costs nothing.
+    """
     if name not in _LAYERS:
-        raise AttributeError(f"module 'normalnorm' has no attribute {name!r}; the layers are {', '.join(_LAYERS)}")
+        raise AttributeError(f"module 'normalnorm' has no attribute {name!r}; "
+                             f"the layers are {', '.join(_LAYERS)}")
     import importlib
-    value = globals()[name] = getattr(importlib.import_module(_LAYERS[name]), name)
+    value = globals()[name] = getattr(
+        importlib.import_module(_LAYERS[name]), name)
     return value
 
 

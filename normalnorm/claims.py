@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 # %% ../nbs/010_claims.ipynb #dc30c62e
-KINDS = ("identity", "inequality", "theorem", "definition", "algorithm", "estimate", "figure", "table", "empirical")
+KINDS = ("identity", "inequality", "theorem", "definition", "algorithm",
+         "estimate", "figure", "table", "empirical")
 VERDICTS = ("holds", "holds if", "misprinted", "fails", "open")
 EVIDENCE = ("proof", "symbolic", "numerical", "experiment")
 
@@ -48,13 +49,17 @@ class Claim:
 
     @property
     def part(self) -> int | None:
-        "The part of the book in which the claim is checked: the first digit of its chapter."
+        """The part of the book in which the claim is checked: the first digit
+        of its chapter.
+        """
         return int(self.chapter[0]) if self.chapter[:1].isdigit() else None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    "What came out when a claim was run: `as recorded`, `not as recorded` or `skipped`."
+    """What came out when a claim was run: `as recorded`, `not as recorded` or
+    `skipped`.
+    """
     claim: Claim
     outcome: str
     seconds: float
@@ -63,33 +68,46 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        "True unless the check, or its mutant, came out otherwise than recorded."
-        return self.outcome != "not as recorded" and self.mutant in ("not run", "rejected")
+        """True unless the check, or its mutant, came out otherwise than
+        recorded.
+        """
+        return (self.outcome != "not as recorded"
+                and self.mutant in ("not run", "rejected"))
 
     def to_dict(self) -> dict[str, Any]:
         "The row that `normalnorm verify --json` prints."
         c = self.claim
-        row = dict(id=c.id, source=c.source, statement=c.statement, kind=c.kind, verdict=c.verdict,
-                   evidence=c.evidence, outcome=self.outcome, seconds=round(self.seconds, 4))
-        return row if self.mutant == "not run" else {**row, "mutant": self.mutant}
+        row = dict(id=c.id, source=c.source, statement=c.statement, kind=c.kind,
+                   verdict=c.verdict, evidence=c.evidence, outcome=self.outcome,
+                   seconds=round(self.seconds, 4))
+        return row if self.mutant == "not run" else {
+            **row, "mutant": self.mutant}
 
     def _words(self) -> str:
-        c, mutant = self.claim, "" if self.mutant == "not run" else f", mutant {self.mutant}"
+        c, mutant = (
+            self.claim,
+            "" if self.mutant == "not run" else f", mutant {self.mutant}")
         condition = f" {c.condition}" if c.condition else ""
         return f"{c.verdict}{condition} ({c.evidence}{mutant})"
 
     def __repr__(self) -> str:
-        return f"[{self.claim.id}] {self.claim.statement} {self.outcome}: {self._words()}"
+        return (f"[{self.claim.id}] {self.claim.statement} {self.outcome}: "
+                f"{self._words()}")
 
     def _repr_html_(self) -> str:
         c = self.claim
-        return (f'<p class="claim claim-{c.verdict.replace(" ", "-")}"><code>{html.escape(c.id)}</code> '
-                f'<span class="claim-verdict">{html.escape(self._words())}</span> {html.escape(c.statement)} '
-                f'<span class="claim-source">{html.escape(c.source)}</span></p>')
+        return ('<p class="claim '
+                f'claim-{c.verdict.replace(" ", "-")}"><code>'
+                f'{html.escape(c.id)}</code> <span '
+                f'class="claim-verdict">{html.escape(self._words())}</span> '
+                f'{html.escape(c.statement)} <span '
+                f'class="claim-source">{html.escape(c.source)}</span></p>')
 
 # %% ../nbs/010_claims.ipynb #8f817b8e
 def _seeded(function: Callable, argument: Any, device: str) -> None:
-    "Run `function(argument)` with seeded generators, which are restored afterwards."
+    """Run `function(argument)` with seeded generators, which are restored
+    afterwards.
+    """
     state = np.random.get_state()
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
@@ -105,24 +123,32 @@ def _mutant_outcome(claim: Claim, device: str) -> str:
         _seeded(claim.check, claim.mutant, device)
     except AssertionError:
         return "rejected"
-    except Exception as error:      # a crash is not a rejection: the check never reached its comparison
+    except Exception as error:
+        # a crash is not a rejection: the check never reached its comparison
         return f"crashed ({type(error).__name__}: {error})"
     return "survived"
 
 
-def run_claim(claim: Claim, mutant: bool = False, device: str = "cpu") -> Outcome:
-    """Run one claim, and its mutant if `mutant`; never raises on a failing check.
+def run_claim(claim: Claim, mutant: bool = False,
+              device: str = "cpu") -> Outcome:
+    """Run one claim, and its mutant if `mutant`; never raises on a failing
+    check.
 
-    Returns an `Outcome`. A claim whose optional packages are missing is reported as skipped.
+    Returns an `Outcome`. A claim whose optional packages are missing is
+    reported as skipped.
     """
-    missing = [name for name in claim.requires if importlib.util.find_spec(name) is None]
+    missing = [name for name in claim.requires
+               if importlib.util.find_spec(name) is None]
     if missing:
-        return Outcome(claim, "skipped", 0.0, f"needs {', '.join(missing)}: pip install {' '.join(missing)}")
+        return Outcome(
+            claim, "skipped", 0.0,
+            f"needs {', '.join(missing)}: pip install {' '.join(missing)}")
     start = time.perf_counter()
     try:
         _seeded(claim.check, claim.formula, device)
         outcome, message = "as recorded", ""
-    except Exception as error:      # whatever a check raises, the ledger must be printed to its end
+    except Exception as error:
+        # whatever a check raises, the ledger must be printed to its end
         outcome, message = "not as recorded", f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - start
     rejected = _mutant_outcome(claim, device) if mutant else "not run"
@@ -135,23 +161,29 @@ _SHOWN: dict[str, Outcome] = {}     # in a notebook: what its checks said
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not known: choose one of {', '.join(allowed)}")
+        raise ValueError(f"{name}={value!r} is not known: choose one of "
+                         f"{', '.join(allowed)}")
 
 
-def claim(id: str, *, source: str, statement: str, kind: str, verdict: str, evidence: str, formula: Any, mutant: Any,
-          condition: str = "", requires: Iterable[str] = (), slow: bool = False) -> Callable:
-    """Register the decorated check as a claim; in a notebook, run it and its mutant too.
+def claim(id: str, *, source: str, statement: str, kind: str, verdict: str,
+          evidence: str, formula: Any, mutant: Any, condition: str = "",
+          requires: Iterable[str] = (), slow: bool = False) -> Callable:
+    """Register the decorated check as a claim; in a notebook, run it and its
+    mutant too.
 
-    The check takes one argument, `formula` or `mutant`, returns nothing and raises `AssertionError` when the
-    argument is wrong. `requires` names optional packages; `slow` marks a check of more than two seconds.
+    The check takes one argument, `formula` or `mutant`, returns nothing and
+    raises `AssertionError` when the argument is wrong. `requires` names
+    optional packages; `slow` marks a check of more than two seconds.
 
-    Raises `ValueError` for an unknown kind, verdict or evidence, for a verdict "holds if" without a condition, and
-    for an identifier that is taken.
+    Raises `ValueError` for an unknown kind, verdict or evidence, for a verdict
+    "holds if" without a condition, and for an identifier that is taken.
 
     Example:
 
-        @claim("log-product", source="textbook", statement="log ab = log a + log b", kind="identity",
-               verdict="holds", evidence="numerical", formula=math.log, mutant=math.sqrt)
+        @claim("log-product", source="textbook", statement="log ab = log a + log
+        b", kind="identity",
+               verdict="holds", evidence="numerical", formula=math.log,
+               mutant=math.sqrt)
         def _(log):
             assert math.isclose(log(6.0), log(2.0) + log(3.0))
     """
@@ -159,20 +191,25 @@ def claim(id: str, *, source: str, statement: str, kind: str, verdict: str, evid
     _one_of("verdict", verdict, VERDICTS)
     _one_of("evidence", evidence, EVIDENCE)
     if (verdict == "holds if") != bool(condition):
-        raise ValueError(f"claim {id!r}: a condition belongs to the verdict 'holds if', and to no other")
+        raise ValueError(f"claim {id!r}: a condition belongs to the verdict "
+                         "'holds if', and to no other")
 
     def register(check: Callable[[Any], None]) -> Callable[[Any], None]:
         interactive = check.__module__ == "__main__"
         if id in _LEDGER and not interactive:
-            raise ValueError(f"claim {id!r} is registered twice, in {_LEDGER[id].check.__module__} and in {check.__module__}")
-        entry = Claim(id, source, statement, kind, verdict, evidence, check, formula, mutant, condition, tuple(requires),
-                      slow, check.__globals__.get("__chapter__", ""))
+            raise ValueError(f"claim {id!r} is registered twice, in "
+                             f"{_LEDGER[id].check.__module__} and in "
+                             f"{check.__module__}")
+        entry = Claim(id, source, statement, kind, verdict, evidence, check,
+                      formula, mutant, condition, tuple(requires), slow,
+                      check.__globals__.get("__chapter__", ""))
         if not interactive:
             _LEDGER[id] = entry
             return check
         outcome = _SHOWN[id] = run_claim(entry, mutant=True)
         if not outcome.ok:
-            raise AssertionError(f"claim {id!r}: {outcome.outcome} {outcome.message}; mutant {outcome.mutant}")
+            raise AssertionError(f"claim {id!r}: {outcome.outcome} "
+                                 f"{outcome.message}; mutant {outcome.mutant}")
         try:
             from IPython.display import display
         except ImportError:         # `python -i` or a plain script
@@ -183,7 +220,10 @@ def claim(id: str, *, source: str, statement: str, kind: str, verdict: str, evid
 
 # %% ../nbs/010_claims.ipynb #c1919110
 def ledger() -> list[Claim]:
-    "All claims of the installed package, in the order of the book. Imports the checks of every chapter."
+    """All claims of the installed package, in the order of the book.
+
+    Imports the checks of every chapter.
+    """
     checks = importlib.import_module("normalnorm.checks")
     for module in pkgutil.walk_packages(checks.__path__, "normalnorm.checks."):
         importlib.import_module(module.name)
@@ -191,38 +231,52 @@ def ledger() -> list[Claim]:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    "The end of an error message: names like `name`, or all of them where none is like it."
+    """The end of an error message: names like `name`, or all of them where none
+    is like it.
+    """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or [k for k in known if name in k][:5]
+    close = (difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+             or [k for k in known if name in k][:5])
     if close:
         return f"did you mean {', '.join(close)}?"
-    return f"known are {', '.join(known[:20])}{', …' if len(known) > 20 else ''}" if known else "none is known"
+    return (
+        f"known are {', '.join(known[:20])}{', …' if len(known) > 20 else ''}"
+        if known else "none is known")
 
 
-def select(part: int | None = None, identifier: str | None = None) -> list[Claim]:
-    """The claims of one part of the book, or the one of that identifier, or all.
+def select(part: int | None = None,
+           identifier: str | None = None) -> list[Claim]:
+    """The claims of one part of the book, or the one of that identifier, or
+    all.
 
-    Raises `KeyError` for an unknown identifier or a part without claims, and names near matches.
+    Raises `KeyError` for an unknown identifier or a part without claims, and
+    names near matches.
     """
     claims = ledger()
     if identifier is not None:
         if identifier not in _LEDGER:
-            raise KeyError(f"no claim is called {identifier!r}: {near(identifier, _LEDGER)}")
+            raise KeyError(f"no claim is called {identifier!r}: "
+                           f"{near(identifier, _LEDGER)}")
         claims = [_LEDGER[identifier]]
     if part is not None:
         parts = sorted({c.part for c in claims if c.part is not None})
         claims = [c for c in claims if c.part == part]
         if not claims:
-            raise KeyError(f"part {part} has none of these claims: they are in parts {', '.join(map(str, parts))}")
+            raise KeyError(f"part {part} has none of these claims: they are in "
+                           f"parts {', '.join(map(str, parts))}")
     return claims
 
 
-def verify(claims: Iterable[Claim] | None = None, mutants: bool = False, device: str = "cpu") -> Iterator[Outcome]:
-    """Run claims (all by default) one after another and yield each outcome as it is known.
+def verify(claims: Iterable[Claim] | None = None, mutants: bool = False,
+           device: str = "cpu") -> Iterator[Outcome]:
+    """Run claims (all by default) one after another and yield each outcome as
+    it is known.
 
-    With `mutants`, each check is also run on its mutant, which it must reject. `device` is where tensors are made.
+    With `mutants`, each check is also run on its mutant, which it must reject.
+    `device` is where tensors are made.
 
-    Example: `[o.claim.id for o in verify(mutants=True) if not o.ok]` is the list of what did not come out as recorded.
+    Example: `[o.claim.id for o in verify(mutants=True) if not o.ok]` is the
+    list of what did not come out as recorded.
     """
     for entry in ledger() if claims is None else claims:
         yield run_claim(entry, mutant=mutants, device=device)

@@ -29,55 +29,71 @@ _MARK = {"as recorded": "✓", "not as recorded": "✗", "skipped": "–"}
 
 
 def _line(outcome: claims.Outcome) -> str:
-    c, mutant = outcome.claim, "" if outcome.mutant == "not run" else f"mutant {outcome.mutant}"
-    return f"{_MARK[outcome.outcome]} {c.id:26s} {c.verdict:12s} {c.evidence:10s} {outcome.seconds:6.2f} s  {mutant}".rstrip()
+    c, mutant = (
+        outcome.claim,
+        "" if outcome.mutant == "not run" else f"mutant {outcome.mutant}")
+    return (f"{_MARK[outcome.outcome]} {c.id:26s} {c.verdict:12s} "
+            f"{c.evidence:10s} {outcome.seconds:6.2f} s  {mutant}".rstrip())
 
 
 def _usable(device: str) -> str:
     "The device, if tensors can be made on it here; `ValueError` otherwise."
     try:
         torch.ones(1, device=device).item()
-    except Exception as error:                          # each device has its own
-        raise ValueError(f"the device {device!r} cannot be used here: {_one_line(error)}") from error
+    except Exception as error:  # each device has its own
+        raise ValueError(f"the device {device!r} cannot be used here: "
+                         f"{_one_line(error)}") from error
     return device
 
 
 def _one_line(error: BaseException) -> str:
     "What an error says, in one line."
-    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    text = str(
+        error.args[0] if isinstance(error, KeyError) and error.args else error)
     return " ".join(text.split()) or type(error).__name__
 
 
 def _verify(args: argparse.Namespace) -> int:
     "Run claims, print them, say in one line what came out."
     _usable(args.device)
-    if None not in (args.identifier, args.named) and args.identifier != args.named:
-        raise ValueError(f"two claims are named, {args.identifier!r} and {args.named!r}: name one, or a part with --part")
-    selected = claims.select(args.part, args.named if args.identifier is None else args.identifier)
+    if (None not in (args.identifier, args.named)
+            and args.identifier != args.named):
+        raise ValueError(f"two claims are named, {args.identifier!r} and "
+                         f"{args.named!r}: name one, or a part with --part")
+    selected = claims.select(
+        args.part, args.named if args.identifier is None else args.identifier)
     outcomes = []
-    for number, outcome in enumerate(claims.verify(selected, mutants=args.mutants, device=args.device), 1):
+    for number, outcome in enumerate(
+        claims.verify(selected, mutants=args.mutants, device=args.device), 1
+    ):
         outcomes.append(outcome)
         if args.json:
-            print(f"{number}/{len(selected)} {_line(outcome)}", file=sys.stderr, flush=True)
+            print(f"{number}/{len(selected)} {_line(outcome)}", file=sys.stderr,
+                  flush=True)
         else:
             print(_line(outcome), flush=True)
             if outcome.message:
                 print(f"    {outcome.message}", flush=True)
     if args.json:
-        print(json.dumps([o.to_dict() for o in outcomes], indent=1, ensure_ascii=False))
+        print(json.dumps([o.to_dict() for o in outcomes], indent=1,
+                         ensure_ascii=False))
     counts = Counter(o.outcome for o in outcomes)
     verdicts = Counter(o.claim.verdict for o in outcomes)
     failed = [o.claim.id for o in outcomes if not o.ok]
-    summary = (f"{len(outcomes)} claims ({', '.join(f'{n} {v}' for v, n in verdicts.items())}): "
-               + ", ".join(f"{n} {what}" for what, n in counts.items())
-               + (f"; {sum(o.mutant == 'rejected' for o in outcomes)} mutants rejected" if args.mutants else "")
+    summary = (f"{len(outcomes)} claims "
+               f"({', '.join(f'{n} {v}' for v, n in verdicts.items())}): "
+               + ", ".join(f"{n} {what}" for what, n in counts.items()) + (
+                   f"; {sum(o.mutant == 'rejected' for o in outcomes)} mutants "
+                   "rejected" if args.mutants else "")
                + (f"; not as recorded: {', '.join(failed)}" if failed else ""))
     print(summary, file=sys.stderr if args.json else sys.stdout)
     return 1 if failed else 0
 
 # %% ../nbs/070_cli.ipynb #ad3a26df
 def _progress(args: argparse.Namespace) -> Any:
-    "A bar on a terminal where tqdm is there, otherwise lines; both on the error stream."
+    """A bar on a terminal where tqdm is there, otherwise lines; both on the
+    error stream.
+    """
     from normalnorm.experiments import train
     if args.jobs == 1 and not args.ray and sys.stderr.isatty():
         try:
@@ -88,21 +104,30 @@ def _progress(args: argparse.Namespace) -> Any:
 
 
 def _folder(given: Path | None, there: bool = True) -> Path:
-    "The folder of results, which can be one; where it is named by an option and only read, it must be `there`."
+    """The folder of results, which can be one; where it is named by an option
+    and only read, it must be `there`.
+    """
     from normalnorm.experiments import results
     folder = results.default_out() if given is None else given
-    place = next((p for p in (folder, *folder.absolute().parents) if os.path.lexists(p)), folder)
+    place = next(
+        (p for p in (folder, *folder.absolute().parents) if os.path.lexists(p)),
+        folder)
     if not place.is_dir():
-        raise ValueError(f"{place} is not a folder, so there can be no results in {folder}: give another one with --out")
+        raise ValueError(f"{place} is not a folder, so there can be no results "
+                         f"in {folder}: give another one with --out")
     if there and given is not None and not folder.exists():
-        raise ValueError(f"there is no folder {folder}: expected a folder of results, as `normalnorm run --out` makes it")
+        raise ValueError(f"there is no folder {folder}: expected a folder of "
+                         "results, as `normalnorm run --out` makes it")
     return folder
 
 
 @contextlib.contextmanager
 def _no_empty_folders(out: Path, recipe: str) -> Iterator[None]:
     "Removes folders that were made in vain, as far as they are new and empty."
-    made = [folder for folder in (out / ".checkpoints", *(out / recipe / scale for scale in _SCALES), out / recipe, out, *out.parents) if not folder.exists()]
+    made = [folder for folder in (out / ".checkpoints",
+                                  *(out / recipe / scale for scale in _SCALES),
+                                  out / recipe, out, *out.parents)
+            if not folder.exists()]
     try:
         yield
     finally:
@@ -119,19 +144,23 @@ def _run(args: argparse.Namespace) -> int:
         try:
             torch.device(args.device)
         except RuntimeError as error:
-            raise ValueError(f"{args.device!r} is no device: {_one_line(error)}") from error
-    wanted = {"scale": args.scale, "seeds": args.seeds, "out": args.out, "arms": args.arm}
+            raise ValueError(
+                f"{args.device!r} is no device: {_one_line(error)}") from error
+    wanted = {"scale": args.scale, "seeds": args.seeds, "out": args.out,
+              "arms": args.arm}
     if args.dry_run:
         print(tables.forecast(args.recipe, **wanted))
         return 0
-    wanted |= {"device": args.device and _usable(args.device), "progress": _progress(args)}
+    wanted |= {"device": args.device and _usable(args.device),
+               "progress": _progress(args)}
     failed = None
     try:
         with _no_empty_folders(args.out, results.find(args.recipe).name):
             if args.jobs == 1 and not args.ray:
                 results.run_recipe(args.recipe, **wanted)
             else:
-                spread.spread(args.recipe, jobs=args.jobs, ray=args.ray, **wanted)
+                spread.spread(args.recipe, jobs=args.jobs, ray=args.ray,
+                              **wanted)
     except (train.TrainingDiverged, spread.SpreadError) as error:
         failed = error
     print(tables.report(args.recipe, out=args.out))
@@ -141,7 +170,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    "Print the recipes and what has been run; status 1 where a file cannot be used."
+    """Print the recipes and what has been run; status 1 where a file cannot be
+    used.
+    """
     from normalnorm.experiments import tables
     out = _folder(args.out)
     print(tables.listing(out))
@@ -149,19 +180,26 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    "Print mean ± standard error over seeds of a recipe's recorded runs, beside the paper's numbers."
+    """Print mean ± standard error over seeds of a recipe's recorded runs,
+    beside the paper's numbers.
+    """
     from normalnorm.experiments import tables
-    print(tables.report(args.recipe, out=_folder(args.out), any_code=args.any_code))
+    print(tables.report(args.recipe, out=_folder(args.out),
+                        any_code=args.any_code))
     return 0
 
 
 def _is_folder(side: str) -> bool:
-    "Whether one side of a comparison is a folder, or the arm of a recipe; `ValueError` where it is neither."
+    """Whether one side of a comparison is a folder, or the arm of a recipe;
+    `ValueError` where it is neither.
+    """
     from normalnorm.experiments import results
     if side and Path(side).is_dir():
         return True
     recipe, _, arm = side.partition("/")
-    said = f"{side!r} is neither a folder of results nor an arm of a recipe: expected a folder that is there, or RECIPE/ARM with a recipe that `normalnorm list` names"
+    said = (f"{side!r} is neither a folder of results nor an arm of a recipe: "
+            "expected a folder that is there, or RECIPE/ARM with a recipe "
+            "that `normalnorm list` names")
     if not recipe or not arm:
         raise ValueError(said)
     try:
@@ -174,11 +212,16 @@ def _is_folder(side: str) -> bool:
 def _compare(args: argparse.Namespace) -> int:
     "Print the paired comparison of two arms, or of two folders of results."
     from normalnorm.experiments import tables
-    out, kinds = _folder(args.out), [_is_folder(side) for side in (args.first, args.second)]
+    out, kinds = (_folder(args.out),
+                  [_is_folder(side) for side in (args.first, args.second)])
     if kinds[0] != kinds[1]:
-        folder, arm = (args.first, args.second) if kinds[0] else (args.second, args.first)
-        raise ValueError(f"{folder!r} is a folder and {arm!r} an arm of a recipe: expected two folders of results, or two arms")
-    print(tables.compare(args.first, args.second, scale=args.scale, out=out, any_code=args.any_code))
+        folder, arm = (args.first, args.second) if kinds[0] else (
+            args.second, args.first)
+        raise ValueError(f"{folder!r} is a folder and {arm!r} an arm of a "
+                         "recipe: expected two folders of results, or two "
+                         "arms")
+    print(tables.compare(args.first, args.second, scale=args.scale, out=out,
+                         any_code=args.any_code))
     return 0
 
 # %% ../nbs/070_cli.ipynb #ad9ea6ca
@@ -188,12 +231,17 @@ def _lab(args: argparse.Namespace) -> int:
     try:
         options = shlex.split(args.jupyter)
     except ValueError as error:
-        raise ValueError(f"--jupyter {args.jupyter!r} cannot be split into options ({error}): expected them as in a shell") from error
+        raise ValueError(f"--jupyter {args.jupyter!r} cannot be split into "
+                         f"options ({error}): expected them as in a "
+                         "shell") from error
     done = lab.copy_chapters(args.to, fresh=args.fresh)
-    chapter = None if args.chapter is None else lab.find_chapter(args.chapter, lab.chapter_titles(done.folder))
-    print(f"{len(done.written)} chapters copied to {done.folder}" + (f", {len(done.same)} were there" if done.same else ""))
+    chapter = None if args.chapter is None else lab.find_chapter(
+        args.chapter, lab.chapter_titles(done.folder))
+    print(f"{len(done.written)} chapters copied to {done.folder}" + (
+              f", {len(done.same)} were there" if done.same else ""))
     if done.yours:
-        print(f"kept as they are, with other cells than the chapter's (--fresh puts them aside): {', '.join(done.yours)}")
+        print("kept as they are, with other cells than the chapter's (--fresh "
+              f"puts them aside): {', '.join(done.yours)}")
     if done.aside:
         print(f"put aside: {', '.join(done.aside)}")
     if args.copy:
@@ -205,7 +253,9 @@ class _Parser(argparse.ArgumentParser):
     "Says what is wrong in one line."
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"normalnorm: {' '.join(message.split())}; {self.prog} --help lists what is expected\n")
+        self.exit(2,
+                  f"normalnorm: {' '.join(message.split())}; {self.prog} "
+                  "--help lists what is expected\n")
 
 
 def _number(least: int, most: int, what: str) -> Callable[[str], int]:
@@ -216,88 +266,138 @@ def _number(least: int, most: int, what: str) -> Callable[[str], int]:
                 return number
         except ValueError:
             pass
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} was given, expected {what}")
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} was given, expected {what}")
     return read
 
 
 def _path(text: str) -> Path:
     if not text.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} was given, expected a folder")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} was given, expected a folder")
     return Path(text)
 
 
 def parser() -> argparse.ArgumentParser:
     "The options of the `normalnorm` command."
-    main_parser = _Parser(prog="normalnorm", description="Check the book's formulas, run its experiments.")
-    main_parser.add_argument("--version", action="version", version=f"normalnorm {__version__}")
+    main_parser = _Parser(
+        prog="normalnorm",
+        description="Check the book's formulas, run its experiments.")
+    main_parser.add_argument(
+        "--version", action="version", version=f"normalnorm {__version__}")
     commands = main_parser.add_subparsers(dest="command", required=True)
 
-    verify = commands.add_parser("verify", help="run the ledger of claims on this machine")
-    verify.add_argument("identifier", nargs="?", help="one claim (default: all)")
-    verify.add_argument("--identifier", "--id", dest="named", metavar="IDENTIFIER", help="the same, as an option")
-    verify.add_argument("--part", type=_number(0, 99, "the number of a part of the book"), help="claims of one part of the book")
-    verify.add_argument("--device", default="cpu", help="where tensors are made (default: cpu)")
-    verify.add_argument("--mutants", action="store_true", help="also run each check on its wrong formula, which it must reject")
-    verify.add_argument("--json", action="store_true", help="print a JSON list; progress goes to the error stream")
+    verify = commands.add_parser(
+        "verify", help="run the ledger of claims on this machine")
+    verify.add_argument("identifier", nargs="?",
+                        help="one claim (default: all)")
+    verify.add_argument("--identifier", "--id", dest="named",
+                        metavar="IDENTIFIER", help="the same, as an option")
+    verify.add_argument("--part",
+                        type=_number(0, 99, "the number of a part of the book"),
+                        help="claims of one part of the book")
+    verify.add_argument("--device", default="cpu",
+                        help="where tensors are made (default: cpu)")
+    verify.add_argument(
+        "--mutants", action="store_true",
+        help="also run each check on its wrong formula, which it must reject")
+    verify.add_argument(
+        "--json", action="store_true",
+        help="print a JSON list; progress goes to the error stream")
     verify.set_defaults(function=_verify)
 
     run = commands.add_parser("run", help="run an experiment")
     run.add_argument("recipe", help="its name, see `normalnorm list`")
-    run.add_argument("--scale", choices=_SCALES, default="smoke", help="seconds, minutes, or the paper's own configuration")
-    run.add_argument("--seeds", type=_number(1, 10_000, "a number of seeds from 1 to 10000"), default=3, help="number of seeds (default: 3)")
-    run.add_argument("--arm", action="append", help="only this arm; may be given several times")
+    run.add_argument("--scale", choices=_SCALES, default="smoke",
+                     help="seconds, minutes, or the paper's own configuration")
+    run.add_argument(
+        "--seeds", type=_number(1, 10_000, "a number of seeds from 1 to 10000"),
+        default=3, help="number of seeds (default: 3)")
+    run.add_argument("--arm", action="append",
+                     help="only this arm; may be given several times")
     run.add_argument("--device", help="default: a GPU where there is one")
-    run.add_argument("--jobs", type=_number(0, 10_000, "a number of processes, or 0 for as many as cores or GPUs allow"), default=1,
-                     help="runs at a time; 0: as many as cores or GPUs allow (default: 1)")
-    run.add_argument("--ray", action="store_true", help="hand the runs to Ray (RAY_ADDRESS, or this machine)")
-    run.add_argument("--dry-run", action="store_true", help="say what would be run, and an estimate of its time")
+    run.add_argument(
+        "--jobs",
+        type=_number(
+            0, 10_000,
+            "a number of processes, or 0 for as many as cores or GPUs allow"),
+        default=1,
+        help="runs at a time; 0: as many as cores or GPUs allow (default: 1)")
+    run.add_argument("--ray", action="store_true",
+                     help="hand the runs to Ray (RAY_ADDRESS, or this machine)")
+    run.add_argument("--dry-run", action="store_true",
+                     help="say what would be run, and an estimate of its time")
     run.set_defaults(function=_run)
 
-    listing = commands.add_parser("list", help="the experiments, their scales and what has been run")
+    listing = commands.add_parser(
+        "list", help="the experiments, their scales and what has been run")
     listing.set_defaults(function=_list)
 
-    report = commands.add_parser("report", help="mean ± standard error of recorded runs")
+    report = commands.add_parser(
+        "report", help="mean ± standard error of recorded runs")
     report.add_argument("recipe")
     report.set_defaults(function=_report)
 
-    lab = commands.add_parser("lab", help="copy the book's chapters into a folder and open them in JupyterLab")
-    lab.add_argument("chapter", nargs="?", help="the chapter to open: its number, file name or words of its title")
-    lab.add_argument("--to", metavar="FOLDER", help="where to copy them (default: ./normalnorm-VERSION)")
-    lab.add_argument("--copy", action="store_true", help="copy only, open nothing")
-    lab.add_argument("--fresh", action="store_true", help="put changed notebooks aside and copy the chapters again")
-    lab.add_argument("--jupyter", default="", metavar="OPTIONS", help='options for JupyterLab itself, such as --jupyter="--no-browser --port 9999"')
+    lab = commands.add_parser("lab",
+                              help="copy the book's chapters into a folder and "
+                                   "open them in JupyterLab")
+    lab.add_argument(
+        "chapter", nargs="?",
+        help="the chapter to open: its number, file name or words of its title")
+    lab.add_argument("--to", metavar="FOLDER",
+                     help="where to copy them (default: ./normalnorm-VERSION)")
+    lab.add_argument("--copy", action="store_true",
+                     help="copy only, open nothing")
+    lab.add_argument(
+        "--fresh", action="store_true",
+        help="put changed notebooks aside and copy the chapters again")
+    lab.add_argument("--jupyter", default="", metavar="OPTIONS",
+                     help='options for JupyterLab itself, such as '
+                          '--jupyter="--no-browser --port 9999"')
     lab.set_defaults(function=_lab)
 
-    compare = commands.add_parser("compare", help="paired comparison of two arms (RECIPE/ARM), or of two folders of results")
+    compare = commands.add_parser(
+        "compare",
+        help="paired comparison of two arms (RECIPE/ARM), or of two folders of "
+             "results")
     compare.add_argument("first", help='"RECIPE/ARM", or a folder of results')
-    compare.add_argument("second", help="the same; differences are second minus first")
-    compare.add_argument("--scale", choices=_SCALES, default="book", help="of the arms (default: book)")
+    compare.add_argument("second",
+                         help="the same; differences are second minus first")
+    compare.add_argument("--scale", choices=_SCALES, default="book",
+                         help="of the arms (default: book)")
     compare.set_defaults(function=_compare)
     for command in (report, compare):
-        command.add_argument("--any-code", action="store_true", help="also rows that different versions of the code have made")
+        command.add_argument(
+            "--any-code", action="store_true",
+            help="also rows that different versions of the code have made")
     for command in (run, listing, report, compare):
-        command.add_argument("--out", type=_path, metavar="FOLDER", help="folder of the results (default: ./results)")
+        command.add_argument("--out", type=_path, metavar="FOLDER",
+                             help="folder of the results (default: ./results)")
     return main_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The `normalnorm` command; returns its exit status: 0, 1 where a claim did not come out as recorded or a run failed, 2 for unusable arguments.
+    """The `normalnorm` command; returns its exit status: 0, 1 where a claim did
+    not come out as recorded or a run failed, 2 for unusable arguments.
 
     Example: `main(["verify", "nn-yj"])`.
     """
-    for stream in (sys.stdout, sys.stderr):             # a terminal without ✓ shows ?
+    for stream in (sys.stdout, sys.stderr):  # a terminal without ✓ shows ?
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     args = parser().parse_args(arguments)
     try:
         return args.function(args)
-    except BrokenPipeError:                             # `normalnorm list | head -1`: nobody reads the rest
+    except BrokenPipeError:
+        # `normalnorm list | head -1`: nobody reads the rest
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (KeyError, ValueError, OSError, ModuleNotFoundError, NotImplementedError) as error:
+    except (KeyError, ValueError, OSError, ModuleNotFoundError,
+            NotImplementedError) as error:
         print(f"normalnorm: {_one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("normalnorm: interrupted; what was finished is kept", file=sys.stderr)
+        print("normalnorm: interrupted; what was finished is kept",
+              file=sys.stderr)
         return 130

@@ -29,16 +29,20 @@ from .claims import near
 
 # %% ../nbs/068_lab.ipynb #14e1c230
 class LabError(ValueError):
-    "The chapters cannot be found, copied or opened; the message says what to do."
+    """The chapters cannot be found, copied or opened; the message says what to
+    do.
+    """
 
 
 @contextmanager
 def shipped_chapters() -> Iterator[Path]:
-    """The folder with the chapters of this version, as plain notebooks, while the context lasts.
+    """The folder with the chapters of this version, as plain notebooks, while
+    the context lasts.
 
     Raises `LabError` where the package was installed without them.
 
-    Example: `with shipped_chapters() as folder: print(len(list(folder.glob("*.ipynb"))))`.
+    Example: `with shipped_chapters() as folder:
+    print(len(list(folder.glob("*.ipynb"))))`.
     """
     package = Path(normalnorm.__file__).resolve().parent
     if (package / "book").is_dir():
@@ -46,12 +50,17 @@ def shipped_chapters() -> Iterator[Path]:
         return
     checkout = package.parent
     if not (checkout / "tools" / "plain.py").exists():
-        raise LabError(f"this installation of normalnorm ({package}) came without the chapters: install it from a wheel, pip install --force-reinstall \"normalnorm[book]\"")
+        raise LabError(f"this installation of normalnorm ({package}) came "
+                       "without the chapters: install it from a wheel, pip "
+                       "install --force-reinstall \"normalnorm[book]\"")
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-m", "tools.plain", folder], cwd=checkout, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "tools.plain", folder],
+                              cwd=checkout, capture_output=True, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise LabError(f"the chapters of the checkout {checkout} could not be translated ({reason}): run `make book` once, it installs what is needed")
+            raise LabError(f"the chapters of the checkout {checkout} could not "
+                           f"be translated ({reason}): run `make book` once, "
+                           "it installs what is needed")
         yield Path(folder)
 
 # %% ../nbs/068_lab.ipynb #bf99ce03
@@ -63,9 +72,12 @@ def _cells(path: Path) -> list[dict]:
 
 
 def chapter_titles(folder: Path) -> dict[str, str]:
-    "File name → title, in reading order, of the notebooks in a folder; a file that is no notebook has its name as title."
+    """File name → title, in reading order, of the notebooks in a folder; a file
+    that is no notebook has its name as title.
+    """
     titles = {}
-    for path in sorted(folder.glob("*.ipynb"), key=lambda p: (p.stem != "index", p.name)):
+    for path in sorted(folder.glob("*.ipynb"),
+                       key=lambda p: (p.stem != "index", p.name)):
         try:
             head = "".join(_cells(path)[0]["source"])
         except (OSError, *_NO_NOTEBOOK):
@@ -75,15 +87,18 @@ def chapter_titles(folder: Path) -> dict[str, str]:
 
 
 def find_chapter(wanted: str, titles: dict[str, str]) -> str:
-    """The file that `wanted` names: a file's name or its beginning, the chapter's number, or words of its title.
+    """The file that `wanted` names: a file's name or its beginning, the
+    chapter's number, or words of its title.
 
     Raises `LabError` where it names none or several.
 
-    Example: `find_chapter("newton", {"220_theory.newton.ipynb": "11 · One Newton step"})` is "220_theory.newton.ipynb".
+    Example: `find_chapter("newton", {"220_theory.newton.ipynb": "11 · One
+    Newton step"})` is "220_theory.newton.ipynb".
     """
     text = wanted.strip().lower().removesuffix(".ipynb")
     if not text:
-        raise LabError(f"the chapter is named {wanted!r}: expected its number, its file's name or words of its title")
+        raise LabError(f"the chapter is named {wanted!r}: expected its number, "
+                       "its file's name or words of its title")
     rules = (lambda file, title: file.removesuffix(".ipynb").lower() == text,
              lambda file, title: title.split(" · ")[0] == text,
              lambda file, title: file.lower().startswith(text + "_"),
@@ -93,12 +108,18 @@ def find_chapter(wanted: str, titles: dict[str, str]) -> str:
         if len(found) == 1:
             return found[0]
         if found:
-            raise LabError(f"{wanted!r} names several chapters: {', '.join(found)}")
-    raise LabError(f"no chapter is called {wanted!r}: {near(wanted, [f.removesuffix('.ipynb') for f in titles])}")
+            raise LabError(
+                f"{wanted!r} names several chapters: {', '.join(found)}")
+    raise LabError(
+        f"no chapter is called {wanted!r}: "
+        f"{near(wanted, [f.removesuffix('.ipynb') for f in titles])}")
 
 # %% ../nbs/068_lab.ipynb #4e388a67
 class Copied(NamedTuple):
-    "What `copy_chapters` did: the folder, and the files that were written, were there with the same cells, were there with other cells, or were put aside."
+    """What `copy_chapters` did: the folder, and the files that were written,
+    were there with the same cells, were there with other cells, or were put
+    aside.
+    """
     folder: Path
     written: list[str]
     same: list[str]
@@ -107,25 +128,33 @@ class Copied(NamedTuple):
 
 
 def _sources(path: Path) -> str:
-    "A hash of what the cells say, without outputs and metadata; empty for a file that is no notebook."
+    """A hash of what the cells say, without outputs and metadata; empty for a
+    file that is no notebook.
+    """
     try:
-        text = json.dumps([[c["cell_type"], "".join(c["source"])] for c in _cells(path)])
+        text = json.dumps(
+            [[c["cell_type"], "".join(c["source"])] for c in _cells(path)])
     except _NO_NOTEBOOK:
         return ""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def copy_chapters(folder: Path | str | None = None, fresh: bool = False) -> Copied:
-    """Copy the chapters of this version, and the results that they show, into `folder`, by default `normalnorm-VERSION` in the current directory.
+def copy_chapters(folder: Path | str | None = None,
+                  fresh: bool = False) -> Copied:
+    """Copy the chapters of this version, and the results that they show, into
+    `folder`, by default `normalnorm-VERSION` in the current directory.
 
-    A notebook that is there stays as it is. With `fresh`, one whose cells were changed is renamed first, to `NAME.mine.ipynb`, `NAME.mine2.ipynb`, …, and the chapter is copied again.
+    A notebook that is there stays as it is. With `fresh`, one whose cells were
+    changed is renamed first, to `NAME.mine.ipynb`, `NAME.mine2.ipynb`, …, and
+    the chapter is copied again.
 
     Raises `LabError` where the folder has no name or cannot be written.
 
     Example: `copy_chapters("course").written`.
     """
     if folder is not None and not str(folder).strip():
-        raise LabError(f"the folder for the chapters is named {str(folder)!r}: expected a name, or . for the current folder")
+        raise LabError(f"the folder for the chapters is named {str(folder)!r}: "
+                       "expected a name, or . for the current folder")
     target = Path(f"normalnorm-{__version__}" if folder is None else folder)
     done = Copied(target, [], [], [], [])
     with shipped_chapters() as source:
@@ -140,25 +169,37 @@ def copy_chapters(folder: Path | str | None = None, fresh: bool = False) -> Copi
                     done.yours.append(path.name)
                     continue
                 if there.exists():
-                    mine = next(p for n in itertools.chain([""], itertools.count(2)) if not (p := target / f"{path.stem}.mine{n}.ipynb").exists())
+                    mine = next(
+                        p for n in itertools.chain([""], itertools.count(2))
+                        if not (p := target
+                                     / f"{path.stem}.mine{n}.ipynb").exists())
                     there.rename(mine)
                     done.aside.append(mine.name)
                 shutil.copyfile(path, there)
                 done.written.append(path.name)
-            if (source / "results").is_dir() and not (target / "results").exists():
+            if ((source / "results").is_dir()
+                    and not (target / "results").exists()):
                 shutil.copytree(source / "results", target / "results")
         except OSError as error:
-            raise LabError(f"cannot write the chapters to {target}: {error.strerror or error}; give another folder with --to") from error
+            raise LabError(f"cannot write the chapters to {target}: "
+                           f"{error.strerror or error}; give another folder "
+                           "with --to") from error
     return done
 
 # %% ../nbs/068_lab.ipynb #9a21dc9f
-def open_lab(folder: Path, chapter: str | None = None, options: Sequence[str] = ()) -> int:
-    """Open JupyterLab in `folder`, at one chapter, with further `options` of its own; returns its exit status when it is closed.
+def open_lab(folder: Path, chapter: str | None = None,
+             options: Sequence[str] = ()) -> int:
+    """Open JupyterLab in `folder`, at one chapter, with further `options` of
+    its own; returns its exit status when it is closed.
 
     Raises `LabError` where JupyterLab is not installed.
 
     Example: `open_lab(Path("normalnorm-0.1.0"), "220_theory.newton.ipynb")`.
     """
     if find_spec("jupyterlab") is None:
-        raise LabError(f"the chapters are in {folder}, but JupyterLab is not installed: pip install \"normalnorm[book]\", or open them in any notebook program")
-    return subprocess.run([sys.executable, "-m", "jupyterlab", *options, *([chapter] if chapter else [])], cwd=folder).returncode
+        raise LabError(f"the chapters are in {folder}, but JupyterLab is not "
+                       "installed: pip install \"normalnorm[book]\", or open "
+                       "them in any notebook program")
+    return subprocess.run([sys.executable, "-m", "jupyterlab", *options,
+                           *([chapter] if chapter else [])],
+                          cwd=folder).returncode

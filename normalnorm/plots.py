@@ -21,27 +21,36 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK = "#101010"         # text and axes: the rendered book replaces it by the colour of the page's text, so nothing else may use it
-PALETTE = ("#2f7fd1", "#d55e00", "#00926a", "#b5609c")          # for data, in this order: blue, vermilion, green, purple
+# text and axes: the rendered book replaces it by the colour of the page's text,
+# so nothing else may use it
+INK = "#101010"
+# for data, in this order: blue, vermilion, green, purple
+PALETTE = ("#2f7fd1", "#d55e00", "#00926a", "#b5609c")
 
 # %% ../nbs/020_plots.ipynb #8f14841f
 STYLE: dict[str, Any] = {
-    "svg.hashsalt": "normalnorm", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": 9.5,
-    "figure.facecolor": "none", "savefig.facecolor": "none", "axes.facecolor": "none", "legend.framealpha": 0.0,
-    "figure.figsize": (6.4, 3.4), "figure.dpi": 100.0,
-    "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "legend.labelcolor": INK,
-    "xtick.color": INK, "ytick.color": INK, "axes.titlesize": 9.5, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#808080", "grid.alpha": 0.35,
-    "lines.linewidth": 1.6, "errorbar.capsize": 3.0,
-}
-METADATA = {"Date": None, "Creator": None}                      # what not to write into a figure file
+    "svg.hashsalt": "normalnorm", "svg.fonttype": "path",
+    "font.family": ["DejaVu Sans"], "font.size": 9.5,
+    "figure.facecolor": "none", "savefig.facecolor": "none",
+    "axes.facecolor": "none", "legend.framealpha": 0.0,
+    "figure.figsize": (6.4, 3.4), "figure.dpi": 100.0, "text.color": INK,
+    "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.titlecolor": INK,
+    "legend.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.titlesize": 9.5, "legend.frameon": False, "axes.spines.top": False,
+    "axes.spines.right": False, "grid.color": "#808080", "grid.alpha": 0.35,
+    "lines.linewidth": 1.6, "errorbar.capsize": 3.0}
+# what not to write into a figure file
+METADATA = {"Date": None, "Creator": None}
 
 
 def book_style() -> None:
-    """Give matplotlib the book's style; in a notebook also make figures SVG with the same bytes at each build.
+    """Give matplotlib the book's style; in a notebook also make figures SVG
+    with the same bytes at each build.
 
-    Call once, in a chapter's first code cell. Four colours, then the same four dashed, then dotted. Outside a notebook only
-    `matplotlib.rcParams` changes. Raises `ImportError` with the command that installs matplotlib where it is missing.
+    Call once, in a chapter's first code cell. Four colours, then the same four
+    dashed, then dotted. Outside a notebook only `matplotlib.rcParams` changes.
+    Raises `ImportError` with the command that installs matplotlib where it is
+    missing.
 
     Example:
 
@@ -52,7 +61,8 @@ def book_style() -> None:
         import matplotlib
         from cycler import cycler
     except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'normalnorm[plots]'") from error
+        raise ImportError("figures need matplotlib: pip install "
+                          "'normalnorm[plots]'") from error
     cycle = cycler(linestyle=["-", "--", ":"]) * cycler(color=PALETTE)
     matplotlib.rcParams.update(STYLE | {"axes.prop_cycle": cycle})
     try:
@@ -65,7 +75,8 @@ def book_style() -> None:
 
 
 def svg(figure: "Figure") -> bytes:
-    """The figure as SVG: the same bytes for the same figure, whenever it is drawn (with one version of matplotlib).
+    """The figure as SVG: the same bytes for the same figure, whenever it is
+    drawn (with one version of matplotlib).
 
     Example: `Path("figure.svg").write_bytes(svg(fig))`.
     """
@@ -74,13 +85,18 @@ def svg(figure: "Figure") -> bytes:
     return buffer.getvalue()
 
 # %% ../nbs/020_plots.ipynb #3b3470d3
-def qq_plot(ax: "Axes", sample: Any, label: str | None = None, color: str | None = None, points: int | None = 400) -> float:
-    """Draw a normal Q–Q plot of `sample` with its line of best fit on `ax`; returns R² of that line.
+def qq_plot(ax: "Axes", sample: Any, label: str | None = None,
+            color: str | None = None, points: int | None = 400) -> float:
+    """Draw a normal Q–Q plot of `sample` with its line of best fit on `ax`;
+    returns R² of that line.
 
-    `sample`: at least three finite numbers, of any shape (a tensor, an array, a list). Of a larger sample only about `points` points are drawn,
-    evenly spaced in rank with both ends kept; the line and R² are of all. Raises `ValueError` for fewer than three values or non-finite ones.
+    `sample`: at least three finite numbers, of any shape (a tensor, an array, a
+    list). Of a larger sample only about `points` points are drawn, evenly
+    spaced in rank with both ends kept; the line and R² are of all. Raises
+    `ValueError` for fewer than three values or non-finite ones.
 
-    Example: `qq_plot(ax, torch.randn(1000))` draws points close to a line and returns a number near 1.
+    Example: `qq_plot(ax, torch.randn(1000))` draws points close to a line and
+    returns a number near 1.
     """
     import numpy as np
     from scipy.stats import probplot
@@ -89,10 +105,13 @@ def qq_plot(ax: "Axes", sample: Any, label: str | None = None, color: str | None
     sample = np.asarray(sample, dtype=float).ravel()
     if sample.size < 3 or not np.isfinite(sample).all():
         bad = int(sample.size - np.isfinite(sample).sum())
-        raise ValueError(f"a Q–Q plot needs at least 3 finite values: given {sample.size} values, {bad} of them NaN or infinite")
+        raise ValueError("a Q–Q plot needs at least 3 finite values: given "
+                         f"{sample.size} values, {bad} of them NaN or infinite")
     (theory, ordered), (slope, intercept, r) = probplot(sample)
-    shown = np.unique(np.linspace(0, sample.size - 1, min(points or sample.size, sample.size)).round().astype(int))
-    dots, = ax.plot(theory[shown], ordered[shown], ".", markersize=3, color=color, label=label)
+    shown = np.unique(np.linspace(0, sample.size - 1, min(
+        points or sample.size, sample.size)).round().astype(int))
+    dots, = ax.plot(theory[shown], ordered[shown], ".", markersize=3,
+                    color=color, label=label)
     ends = theory[[0, -1]]
     ax.plot(ends, intercept + slope * ends, "-", linewidth=1, color=INK)
     ax.set(xlabel="normal quantile", ylabel="ordered value")
@@ -100,50 +119,76 @@ def qq_plot(ax: "Axes", sample: Any, label: str | None = None, color: str | None
 
 
 def seed_dots(ax: "Axes", groups: dict[str, Any], unit: str) -> None:
-    """One column per group: each seed a dot, beside them mean ± standard error. `groups`: name → values, two or more each.
+    """One column per group: each seed a dot, beside them mean ± standard error.
 
-    Showing every seed keeps a reader from taking the bar for the spread: the standard error shrinks with more seeds, the spread does not.
+    `groups`: name → values, two or more each.
 
-    Example: `seed_dots(ax, {"BN": [88.1, 88.9, 88.4], "BNN": [88.8, 89.0, 89.3]}, unit="test accuracy (%)")`.
+    Showing every seed keeps a reader from taking the bar for the spread: the
+    standard error shrinks with more seeds, the spread does not.
+
+    Example: `seed_dots(ax, {"BN": [88.1, 88.9, 88.4], "BNN": [88.8, 89.0,
+    89.3]}, unit="test accuracy (%)")`.
     """
     import numpy as np
     for i, (name, values) in enumerate(groups.items()):
-        values, color = np.asarray(values, dtype=float), PALETTE[i % len(PALETTE)]
+        values, color = (np.asarray(values, dtype=float),
+                         PALETTE[i % len(PALETTE)])
         if values.size < 2:
-            raise ValueError(f"{name}: a standard error needs at least 2 seeds, given {values.size}")
-        ax.plot(np.full(values.size, i - 0.12), values, "o", markersize=3.5, color=color, alpha=0.75)
+            raise ValueError(f"{name}: a standard error needs at least 2 "
+                             f"seeds, given {values.size}")
+        ax.plot(np.full(values.size, i - 0.12), values, "o", markersize=3.5,
+                color=color, alpha=0.75)
         error = values.std(ddof=1) / np.sqrt(values.size)
-        ax.errorbar(i + 0.12, values.mean(), error, fmt="D", markersize=4.5, color=color)
+        ax.errorbar(i + 0.12, values.mean(), error, fmt="D", markersize=4.5,
+                    color=color)
     ax.set(ylabel=unit, xlim=(-0.5, len(groups) - 0.5))
     ax.set_xticks(range(len(groups)), list(groups))
 
 # %% ../nbs/020_plots.ipynb #2418886c
-def widget(markup: str, script: str, data: Any, fallback: "Figure", alt: str = "") -> str:
-    """An interactive figure as one fragment of HTML: no kernel, no network, and the still figure `fallback` in print and where no script runs.
+def widget(markup: str, script: str, data: Any, fallback: "Figure",
+           alt: str = "") -> str:
+    """An interactive figure as one fragment of HTML: no kernel, no network, and
+    the still figure `fallback` in print and where no script runs.
 
-    `markup`: HTML of the live figure. `script`: the body of a JavaScript function of `root`, the element that holds the markup, and `data`, which may be
-    anything that JSON can say. `alt`: what the still figure shows, in words.
-    A child `class="panels"` lays out its SVGs side by side where there is room, `class="controls"` a row of controls.
-    The same arguments give the same bytes; several fragments, and several copies of one, can be on a page.
+    `markup`: HTML of the live figure. `script`: the body of a JavaScript
+    function of `root`, the element that holds the markup, and `data`, which may
+    be anything that JSON can say. `alt`: what the still figure shows, in words.
+    A child `class="panels"` lays out its SVGs side by side where there is room,
+    `class="controls"` a row of controls.
+    The same arguments give the same bytes; several fragments, and several
+    copies of one, can be on a page.
 
-    Raises `ValueError` for data with NaN or infinite numbers, for an address of a network, and for `</script` or `<!--` within the script.
+    Raises `ValueError` for data with NaN or infinite numbers, for an address of
+    a network, and for `</script` or `<!--` within the script.
 
     Example:
 
         HTML(widget('<input type="range" aria-label="x"> <output></output>',
-                    'root.querySelector("input").oninput = e => { root.querySelector("output").value = data.unit + e.target.value }',
-                    {"unit": "€ "}, figure))
+                    'root.querySelector("input").oninput = e => {
+                    root.querySelector("output").value = data.unit +
+                    e.target.value }', {"unit": "€ "}, figure))
     """
-    numbers = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    numbers = json.dumps(data, ensure_ascii=False, allow_nan=False,
+                         separators=(",", ":")).replace("<", "\\u003c")
     text = svg(fallback).decode()
-    still = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"", "", text[text.index("<svg"):], flags=re.S)
-    still = still.replace(INK, "currentColor").replace("xlink:href", "href").strip()
-    head = lambda m: f'{m[1]} role="img" aria-label="{html.escape(alt)}" style="width:{m[2]}pt;max-width:100%;height:auto"'
-    still = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', head, still, count=1)
-    if re.search(r"</script|<!--", script, re.I) or re.search(r"https?:|url\(['\"]?//|(src|href)=['\"]?//", markup + script + numbers + still, re.I):
-        raise ValueError("a widget is self-contained: no address of a network, and neither </script nor <!-- in its script")
-    name = "w" + hashlib.sha256("\0".join((markup, script, numbers, still)).encode()).hexdigest()[:10]
-    # a browser ignores a clip path within what is not displayed, so the still figure shares its ids with no other figure of the page
+    still = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"",
+        "", text[text.index("<svg"):], flags=re.S)
+    still = (still.replace(INK, "currentColor")
+                 .replace("xlink:href", "href").strip())
+    head = (lambda m: f'{m[1]} role="img" aria-label="{html.escape(alt)}" '
+                      f'style="width:{m[2]}pt;max-width:100%;height:auto"')
+    still = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', head,
+                   still, count=1)
+    if (re.search(r"</script|<!--", script, re.I)
+            or re.search(r"https?:|url\(['\"]?//|(src|href)=['\"]?//",
+                         markup + script + numbers + still, re.I)):
+        raise ValueError("a widget is self-contained: no address of a network, "
+                         "and neither </script nor <!-- in its script")
+    name = "w" + hashlib.sha256(
+        "\0".join((markup, script, numbers, still)).encode()).hexdigest()[:10]
+    # a browser ignores a clip path within what is not displayed, so the still
+    # figure shares its ids with no other figure of the page
     still = re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", still)
     return f"""<div class="{name}">
 <style>
@@ -152,16 +197,25 @@ def widget(markup: str, script: str, data: Any, fallback: "Figure", alt: str = "
 .{name}.on .live {{ display: block; }}
 .{name}.on .still {{ display: none; }}
 .{name} .still * {{ stroke-linejoin: round; stroke-linecap: butt; }}
-@media print {{ .{name}.on .live {{ display: none; }} .{name}.on .still {{ display: block; }} }}
-.{name} .controls {{ display: flex; flex-wrap: wrap; gap: 0.3em 0.8em; align-items: center; margin: 0 0 0.5em; }}
-.{name} .controls label {{ display: flex; flex: 1 1 14em; gap: 0.5em; align-items: center; margin: 0; }}
+@media print {{ .{name}.on .live {{ display: none; }} .{name}.on .still {{
+    display: block; }} }}
+.{name} .controls {{ display: flex; flex-wrap: wrap; gap: 0.3em 0.8em;
+    align-items: center; margin: 0 0 0.5em; }}
+.{name} .controls label {{ display: flex; flex: 1 1 14em; gap: 0.5em;
+    align-items: center; margin: 0; }}
 .{name} .controls input {{ flex: 1; min-width: 0; accent-color: {PALETTE[0]}; }}
-.{name} .controls button {{ color: inherit; background: none; border: 1px solid currentColor; border-radius: 0.25em; padding: 0.1em 0.6em; font-size: 0.85em; cursor: pointer; }}
-.{name} .panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 14rem), 1fr)); gap: 0.5em; }}
-.{name} .panels > svg {{ display: block; width: 100%; height: auto; font-size: 14px; fill: currentColor; }}
+.{name} .controls button {{ color: inherit; background: none;
+    border: 1px solid currentColor; border-radius: 0.25em; padding: 0.1em 0.6em;
+font-size: 0.85em; cursor: pointer; }}
+.{name} .panels {{ display: grid; grid-template-columns: repeat(auto-fit,
+    minmax(min(100%, 14rem), 1fr)); gap: 0.5em; }}
+.{name} .panels > svg {{ display: block; width: 100%; height: auto;
+    font-size: 14px; fill: currentColor; }}
 .{name} .live p {{ margin: 0.2em 0; text-align: left; }}
 .{name} output {{ font-variant-numeric: tabular-nums; }}
-html[data-theme="dark"] .bd-content div.cell_output .text_html:not(:has(table.dataframe)):has(> .{name}) {{ background: none; color: inherit; padding: 0; }}
+html[data-theme="dark"] .bd-content div.cell_output .text_html:not(
+    :has(table.dataframe)):has(> .{name}) {{ background: none; color: inherit;
+    padding: 0; }}
 </style>
 <div class="live">{markup}</div>
 <div class="still">{still}</div>
@@ -171,7 +225,8 @@ const data = {numbers};
 const start = (root) => {{
 {script.strip()}
 }};
-for (const root of document.querySelectorAll(".{name}:not(.on)")) {{ start(root); root.classList.add("on"); }}
+for (const root of document.querySelectorAll(".{name}:not(.on)")) {{
+    start(root); root.classList.add("on"); }}
 }})();
 </script>
 </div>"""

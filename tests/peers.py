@@ -1,4 +1,6 @@
-"Other people's packages for the tests that compare with them: skipped where a package is missing, never where it is broken."
+"""Other people's packages for the tests that compare with them: skipped where a
+package is missing, never where it is broken.
+"""
 import contextlib
 import importlib
 import importlib.util
@@ -11,15 +13,21 @@ DECLARED = []           # keeps what declare_operators registered alive
 
 
 def declare_operators() -> None:
-    "What torchvision's compiled file declares and its import asks for. The file is built for CUDA and does not load beside a torch without it; the models need none of it."
+    """What torchvision's compiled file declares and its import asks for.
+
+    The file is built for CUDA and does not load beside a torch without it; the
+    models need none of it.
+    """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define(f"{operator}(Tensor dets, Tensor scores, float "
+                       "iou_threshold) -> Tensor")
     DECLARED.append(library)
 
 
 def import_torchvision():
-    with contextlib.suppress(RuntimeError):             # "operator torchvision::nms does not exist"
+    # "operator torchvision::nms does not exist"
+    with contextlib.suppress(RuntimeError):
         return importlib.import_module("torchvision")
     for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
         del sys.modules[name]
@@ -28,10 +36,14 @@ def import_torchvision():
 
 
 def installed(name: str):
-    "The module `name`, or a skipped test where its package is not installed. A package that is there and cannot be imported fails the test."
+    """The module `name`, or a skipped test where its package is not installed.
+
+    A package that is there and cannot be imported fails the test.
+    """
     package = name.split(".")[0]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    if package in ("timm", "torchvision", "transformers") and importlib.util.find_spec("torchvision") is not None:
-        import_torchvision()                            # timm and transformers import it too
+    if (package in ("timm", "torchvision", "transformers")
+            and importlib.util.find_spec("torchvision") is not None):
+        import_torchvision()  # timm and transformers import it too
     return importlib.import_module(name)

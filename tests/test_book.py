@@ -1,4 +1,6 @@
-"The book as a whole: package and notebooks agree, imports point backwards, notebooks are clean, lists are equal."
+"""The book as a whole: package and notebooks agree, imports point backwards,
+notebooks are clean, lists are equal.
+"""
 import ast
 import json
 import re
@@ -8,7 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.book
 yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
-export = pytest.importorskip("tools.export", reason="the book's tools are not installed")
+export = pytest.importorskip(
+    "tools.export", reason="the book's tools are not installed")
 from tools import order, run  # noqa: E402
 from tools.chapters import ROOT, chapters  # noqa: E402
 
@@ -23,12 +26,14 @@ def test_notebooks_are_clean():
 
 def test_every_notebook_is_in_the_table_of_contents_and_names_its_module():
     listed = [c.name for c in chapters()]
-    assert sorted(listed) == sorted(p.stem for p in (ROOT / "nbs").glob("*.ipynb"))
+    assert sorted(listed) == sorted(
+        p.stem for p in (ROOT / "nbs").glob("*.ipynb"))
     assert listed[1:] == sorted(listed[1:]) and listed[0] == "index"
     for c in chapters()[1:]:
         exports = any("#| export" in s for s in c.code_cells())
         assert re.fullmatch(r"\d{3}_[a-z_.0-9]+", c.name)
-        assert not exports or c.name.split("_", 1)[1] == c.module, f"{c.name} exports {c.module}"
+        assert not exports or c.name.split("_", 1)[1] == c.module, (
+            f"{c.name} exports {c.module}")
 
 
 def test_one_notebook_per_module():
@@ -38,7 +43,8 @@ def test_one_notebook_per_module():
 
 def test_quarto_lists_the_same_chapters():
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text())
-    assert [Path(f).stem for f in quarto["project"]["render"] if f.endswith(".ipynb")] == [c.name for c in chapters()]
+    assert [Path(f).stem for f in quarto["project"]["render"]
+            if f.endswith(".ipynb")] == [c.name for c in chapters()]
 
 
 def test_readme_is_the_landing_page():
@@ -50,7 +56,9 @@ def test_imports_point_backwards():
 
 
 def test_recorded_imports_point_backwards():
-    "What the chapters really imported when they were run, not only what their text says."
+    """What the chapters really imported when they were run, not only what their
+    text says.
+    """
     assert order.recorded_violations() == []
 
 
@@ -61,33 +69,46 @@ def test_every_equation_label_and_reference_is_unique_and_known():
             text = "".join(cell["source"])
             if cell["cell_type"] == "code":
                 for label in re.findall(r"^#\| label: ([\w-]+)", text, re.M):
-                    assert label not in labels, f"{label} in {c.name} and {labels[label]}"
+                    assert label not in labels, (
+                        f"{label} in {c.name} and {labels[label]}")
                     labels[label] = c.name
                 continue
             for label in re.findall(r"\{#([a-z]+-[\w-]+)", text):
-                assert label not in labels, f"{label} in {c.name} and {labels[label]}"
+                assert label not in labels, (
+                    f"{label} in {c.name} and {labels[label]}")
                 labels[label] = c.name
-            for reference in re.findall(r"(?<![\w`])@((?:eq|fig|sec|thm|lem|exr|tbl|prp|def|cor)-[\w-]*\w)", text):
+            for reference in re.findall(r"(?<![\w`])@((?:eq|fig|sec|thm|lem|"
+                                        r"exr|tbl|prp|def|cor)-[\w-]*\w)",
+                                        text):
                 references.setdefault(reference, c.name)
-    assert {r: where for r, where in references.items() if r not in labels} == {}
+    assert (
+        {r: where for r, where in references.items() if r not in labels} == {})
 
 
 def test_no_equation_without_a_check_nearby():
     "After a numbered equation, code follows within three cells."
     for c in chapters():
-        kinds = [(cell["cell_type"], "".join(cell["source"])) for cell in c.cells()]
+        kinds = [(cell["cell_type"], "".join(cell["source"]))
+                 for cell in c.cells()]
         for i, (kind, text) in enumerate(kinds):
             if kind == "markdown" and re.search(r"\{#eq-", text):
-                assert any(k == "code" for k, _ in kinds[i + 1:i + 4]), f"{c.name}, cell {i + 1}"
+                assert any(k == "code" for k, _ in kinds[i + 1:i + 4]), (
+                    f"{c.name}, cell {i + 1}")
 
 
 def test_no_machine_path_or_registry_host_in_any_file():
-    pattern = re.compile(r"(?:^|[^A-Za-z0-9_.~])/(?:home|root|tmp|mnt|srv|opt|work|Users)/[A-Za-z._-]|pypi\.org|registry\.npmjs|files\.pythonhosted")
+    pattern = re.compile(
+        r"(?:^|[^A-Za-z0-9_.~])/(?:home|root|tmp|mnt|srv|opt|work|Users)/"
+        r"[A-Za-z._-]|pypi\.org|registry\.npmjs|files\.pythonhosted")
     for path in ROOT.rglob("*"):
         parts = path.relative_to(ROOT).parts
-        if path.is_file() and path.suffix in (".py", ".ipynb", ".md", ".yml", ".ini", ".toml", ".txt", ".json", ".sh", ".css", "") and path.name != "test_book.py" \
-                and not any(map(run.skipped, parts)):
-            found = pattern.search(path.read_text(encoding="utf-8", errors="replace"))
+        if (path.is_file()
+                and path.suffix in (".py", ".ipynb", ".md", ".yml", ".ini",
+                                    ".toml", ".txt", ".json", ".sh", ".css", "")
+                and path.name != "test_book.py"
+                and not any(map(run.skipped, parts))):
+            found = pattern.search(
+                path.read_text(encoding="utf-8", errors="replace"))
             assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
 
 
@@ -96,7 +117,8 @@ def test_every_public_function_has_a_docstring():
         if "checks" in path.parts or path.name == "_modidx.py":
             continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            if (isinstance(node, (ast.FunctionDef, ast.ClassDef))
+                    and not node.name.startswith("_")):
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
@@ -104,11 +126,16 @@ def test_committed_results_say_what_they_are():
     for path in (ROOT / "results").rglob("*.json"):
         row = json.loads(path.read_text(encoding="utf-8"))
         if path.parent.name == "benchmarks":
-            assert {"processor", "threads", "torch", "commit", "date"} <= set(row["environment"]) and all({"part"} < set(r) for r in row["rows"]), path.name
+            assert ({"processor", "threads", "torch", "commit", "date"}
+                    <= set(row["environment"])
+                    and all({"part"} < set(r) for r in row["rows"])), path.name
             continue
-        if path.parent == ROOT / "results" and path.name in ("hostile.json", "processors.json"):
+        if (path.parent == ROOT / "results"
+                and path.name in ("hostile.json", "processors.json")):
             assert {"date", "processor", "torch"} <= set(row), path.name
             continue
         if path.parent.name == "mutation":
             continue                            # tests/test_mutate.py
-        assert {"python", "versions", "ran", "summary"} <= set(row) or {"schema", "scale", "seed", "device", "torch", "data_hash", "config"} <= set(row), path.name
+        assert ({"python", "versions", "ran", "summary"} <= set(row)
+                or {"schema", "scale", "seed", "device", "torch", "data_hash",
+                    "config"} <= set(row)), path.name

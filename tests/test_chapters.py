@@ -1,11 +1,16 @@
-"Every chapter runs. The executed copies are those of the book: what is fresh is not run again."
+"""Every chapter runs.
+
+The executed copies are those of the book: what is fresh is not run again.
+"""
 import warnings
 
 import pytest
 
 pytestmark = pytest.mark.book
-tools = pytest.importorskip("tools.run", reason="the book's tools are not installed")
-chapters = pytest.importorskip("tools.chapters", reason="the book's tools are not installed")
+tools = pytest.importorskip(
+    "tools.run", reason="the book's tools are not installed")
+chapters = pytest.importorskip(
+    "tools.chapters", reason="the book's tools are not installed")
 
 
 @pytest.mark.parametrize("name", [c.name for c in chapters.chapters()])
@@ -16,6 +21,11 @@ def test_chapter(name):
         pytest.fail(str(error), pytrace=False)
     assert run.stale() == ""
     seconds, cpu = run.record()["seconds"], run.record()["cpu"]
-    if seconds > tools.BUDGET:                  # a busy machine is no fault of the chapter; what it computes is
-        warnings.warn(f"chapter {name} took {seconds:.0f} s; its budget is {tools.BUDGET:.0f} s", stacklevel=1)
-    assert cpu <= tools.BUDGET, f"chapter {name} took {cpu:.0f} s of processor time; its budget is {tools.BUDGET:.0f} s"
+    # a busy machine is no fault of the chapter; what it computes is
+    if seconds > tools.BUDGET:
+        warnings.warn(f"chapter {name} took {seconds:.0f} s; its budget is "
+                      f"{tools.BUDGET:.0f} s",
+                      stacklevel=1)
+    assert cpu <= tools.BUDGET, (
+        f"chapter {name} took {cpu:.0f} s of processor time; its budget is "
+        f"{tools.BUDGET:.0f} s")

@@ -1,4 +1,6 @@
-"The cache of compiled kernels, the compilers behind it, and what is said where there is none: damage, kills, full disks, foreign flags."
+"""The cache of compiled kernels, the compilers behind it, and what is said
+where there is none: damage, kills, full disks, foreign flags.
+"""
 import errno
 import os
 import re
@@ -23,8 +25,13 @@ from normalnorm.layers.core import Statistics
 from normalnorm.layers.functional import layer_normal_norm
 
 ROOT = Path(normalnorm.__file__).parents[1]
-USUAL = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(os.name != "posix" or USUAL is None, reason="scripts stand in for compilers, processes are forked, and a compiler compiles")
+USUAL = next((path for name in ("g++", "clang++", "c++")
+              if (path := shutil.which(name))),
+             None)
+pytestmark = pytest.mark.skipif(
+    os.name != "posix" or USUAL is None,
+    reason="scripts stand in for compilers, processes are forked, and a "
+           "compiler compiles")
 SEVEN = """
 extern "C" int seven() { return 7; }
 extern "C" int threads(int n) { int count = 0;
@@ -50,16 +57,20 @@ def kernels(place):
 
 
 def program(place, name, before=""):
-    "A compiler that writes its arguments down, does `before`, and then what the usual one does."
+    """A compiler that writes its arguments down, does `before`, and then what
+    the usual one does.
+    """
     path = place / name
-    path.write_text(f'#!/bin/sh\necho "$@" >> "{place}/{name}.log"\n{before}\nexec {USUAL} "$@"\n')
+    path.write_text(f'#!/bin/sh\necho "$@" >> "{place}/{name}.log"\n{before}\n'
+                    f'exec {USUAL} "$@"\n')
     path.chmod(0o755)
     return str(path)
 
 
 def calls(place, name, word="seven.cpp"):
     log = place / f"{name}.log"
-    return [line for line in log.read_text().splitlines() if word in line] if log.exists() else []
+    return ([line for line in log.read_text().splitlines() if word in line]
+            if log.exists() else [])
 
 
 def load(place, *functions):
@@ -92,38 +103,51 @@ def seven(place):
     return load(place).seven() != 7
 
 
-# ---- $CXX -------------------------------------------------------------------------------------------------------
+# ---- $CXX -------------------------------------------------------------------
 
 @pytest.mark.parametrize("given, command, flags", [
-    ("{spy}", ["{spy}"], []), ("'{spaced}'", ["{spaced}"], []), ("{spaced}", ["{spaced}"], []), ("'{spaced}' -O1", ["{spaced}"], ["-O1"]),
-    ("env {spy}", ["/usr/bin/env", "{spy}"], []), ("env '{spaced}' -O1 -DA='b c'", ["/usr/bin/env", "{spaced}"], ["-O1", "-DA=b c"]),
-    ("-O1", None, ["-O1"]), ("{spy} -O1 -Dseven=eight -Useven", ["{spy}"], ["-O1", "-Dseven=eight", "-Useven"])])
+    ("{spy}", ["{spy}"], []), ("'{spaced}'", ["{spaced}"], []),
+    ("{spaced}", ["{spaced}"], []), ("'{spaced}' -O1", ["{spaced}"], ["-O1"]),
+    ("env {spy}", ["/usr/bin/env", "{spy}"], []),
+    ("env '{spaced}' -O1 -DA='b c'", ["/usr/bin/env", "{spaced}"],
+     ["-O1", "-DA=b c"]),
+    ("-O1", None, ["-O1"]),
+    ("{spy} -O1 -Dseven=eight -Useven", ["{spy}"],
+     ["-O1", "-Dseven=eight", "-Useven"])])
 def test_command_and_flags(place, monkeypatch, given, command, flags):
     names = {"spy": program(place, "spy"), "spaced": program(place, "a spy")}
     monkeypatch.setenv("CXX", given.format(**names))
     found = compiler._compiler()
     assert list(found.flags) == flags
     if command:
-        assert [Path(c).name for c in found.command] == [Path(c.format(**names)).name for c in command]
+        assert [Path(c).name for c in found.command] == [
+            Path(c.format(**names)).name for c in command]
     assert load(place).seven() == 7
     for line in calls(place, "spy") + calls(place, "a spy"):
-        assert not flags or line.index("-O3") < line.index("-march=") < line.index("-fopenmp") < line.index("-O1")
+        assert (not flags or line.index("-O3") < line.index("-march=")
+                             < line.index("-fopenmp") < line.index("-O1"))
 
 
 def test_flags_of_the_user_win(place, monkeypatch):
-    (place / "seven.cpp").write_text('extern "C" int seven() { return WANTED; }\n#ifdef __OPTIMIZE__\n#error optimized\n#endif\n')
+    (place / "seven.cpp").write_text(
+        'extern "C" int seven() { return WANTED; }\n#ifdef __OPTIMIZE__\n'
+        '#error optimized\n#endif\n')
     monkeypatch.setenv("CXX", f"{USUAL} -DWANTED=7 -O0")
     assert load(place).seven() == 7
     monkeypatch.setenv("CXX", f"{USUAL} -DWANTED=8 -O0")
     assert load(place).seven() == 8 and len(kernels(place)) == 2
 
 
-@pytest.mark.parametrize("given, words", [("no-such-compiler -O1", "no C++ compiler was found (looked for no-such-compiler)"), ("g++ 'half", "cannot be split into words"),
-                                          ("{spy} -fno-such-flag", "-fno-such-flag"), ("env no-such-compiler", "no-such-compiler")])
+@pytest.mark.parametrize("given, words", [
+    ("no-such-compiler -O1",
+     "no C++ compiler was found (looked for no-such-compiler)"),
+    ("g++ 'half", "cannot be split into words"),
+    ("{spy} -fno-such-flag", "-fno-such-flag"),
+    ("env no-such-compiler", "no-such-compiler")])
 def test_cxx_that_does_not_work(place, monkeypatch, given, words):
     monkeypatch.setenv("CXX", given.format(spy=program(place, "spy")))
     assert words in failure(place)
-    assert not calls(place, "spy")                      # found out by the empty function
+    assert not calls(place, "spy")  # found out by the empty function
 
 
 def test_ccache(place, monkeypatch):
@@ -147,30 +171,42 @@ def test_without_a_compiler_what_is_kept_is_used(place, monkeypatch):
     monkeypatch.setenv("PATH", str(place))
     assert load(place).seven() == 7
     (place / "seven.cpp").write_text(SEVEN + "\n")
-    assert "no C++ compiler was found (looked for g++, clang++, c++): install one, e.g." in failure(place)
+    assert ("no C++ compiler was found (looked for g++, clang++, c++): install "
+            "one, e.g." in failure(place))
 
 
-# ---- foreign compilers ---------------------------------------------------------------------------------------------
+# ---- foreign compilers ------------------------------------------------------
 
 def test_unknown_flags_do_not_cost_a_compilation(place, monkeypatch):
     "The source is compiled once, whichever flags are refused."
-    for name, refused in {"wide": "-mprefer*", "native": "-march=native|-mprefer*", "threads": "-fopenmp", "all": "-fopenmp|-m*"}.items():
-        monkeypatch.setenv("CXX", program(place, name, f'for a in "$@"; do case $a in {refused}) echo "error: unknown option $a"; exit 1;; esac; done'))
+    for name, refused in {"wide": "-mprefer*",
+                          "native": "-march=native|-mprefer*",
+                          "threads": "-fopenmp", "all": "-fopenmp|-m*"}.items():
+        monkeypatch.setenv("CXX", program(
+            place, name,
+            f'for a in "$@"; do case $a in {refused}) echo "error: unknown '
+            'option $a"; exit 1;; esac; done'))
         assert load(place).seven() == 7
         line, = (line for line in calls(place, name) if " -c " in line)
-        assert ("-fopenmp" in line) == ("fopenmp" not in refused) and ("-march" in line) == (name in ("wide", "threads"))
+        assert (("-fopenmp" in line) == ("fopenmp" not in refused)
+                and ("-march" in line) == (name in ("wide", "threads")))
 
 
 def test_without_threads_there_is_one_warning(place, monkeypatch):
-    monkeypatch.setenv("CXX", program(place, "spy", 'for a in "$@"; do case $a in -fopenmp) echo "error: unknown option $a"; exit 1;; esac; done'))
+    monkeypatch.setenv("CXX", program(
+        place, "spy",
+        'for a in "$@"; do case $a in -fopenmp) echo "error: unknown option '
+        '$a"; exit 1;; esac; done'))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     for _ in range(2):                                  # made, and kept
         compiler._warn_once.cache_clear()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            assert load(place, "threads").threads(2) == 1 and load(place, "threads").threads(2) == 1
+            assert (load(place, "threads").threads(2) == 1
+                    and load(place, "threads").threads(2) == 1)
         warning, = seen
-        assert "runs on one thread" in str(warning.message) and warning.filename == __file__
+        assert ("runs on one thread" in str(warning.message)
+                and warning.filename == __file__)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     compiler._warn_once.cache_clear()
     with warnings.catch_warnings():
@@ -179,49 +215,66 @@ def test_without_threads_there_is_one_warning(place, monkeypatch):
 
 
 def test_a_breakdown_is_not_repeated(place, monkeypatch):
-    for name, what, attempts in (("broken", "internal compiler error: in vect_transform_reduction", 1), ("killed", "fatal error: Killed signal terminated program cc1plus", 1),
-                                 ("refusing", "seven.cpp:2:1: error: expected unqualified-id", 2)):
-        monkeypatch.setenv("CXX", program(place, name, f'case "$*" in *seven*) echo "seven.cpp: note"; echo "{what}"; exit 1;; esac'))
+    for name, what, attempts in (
+        ("broken", "internal compiler error: in vect_transform_reduction", 1),
+        ("killed", "fatal error: Killed signal terminated program cc1plus", 1),
+        ("refusing", "seven.cpp:2:1: error: expected unqualified-id", 2)
+    ):
+        monkeypatch.setenv("CXX",
+                           program(place, name,
+                                   'case "$*" in *seven*) echo "seven.cpp: '
+                                   f'note"; echo "{what}"; exit 1;; esac'))
         told = failure(place)
-        assert len(calls(place, name)) == attempts and what in told and "seven.cpp could not be compiled with" in told
+        assert (len(calls(place, name)) == attempts and what in told
+                and "seven.cpp could not be compiled with" in told)
 
 
 def test_the_second_attempt_names_no_processor(place, monkeypatch):
-    monkeypatch.setenv("CXX", program(place, "spy", 'case "$*" in *march*seven*) echo "seven.cpp:3:1: error: no such intrinsic"; exit 1;; esac'))
+    monkeypatch.setenv("CXX", program(
+        place, "spy",
+        'case "$*" in *march*seven*) echo "seven.cpp:3:1: error: no such '
+        'intrinsic"; exit 1;; esac'))
     assert load(place).seven() == 7
-    assert ["-march=" in line for line in calls(place, "spy") if " -c " in line] == [True, False]
+    assert (["-march=" in line for line in calls(place, "spy")
+             if " -c " in line] == [True, False])
 
 
 @pytest.mark.parametrize("hangs", ["*empty*", "*seven*"])
 def test_a_compiler_that_hangs_is_ended(place, monkeypatch, hangs):
     monkeypatch.setattr(compiler, "_PROBE", 1.0 if "empty" in hangs else 30.0)
     monkeypatch.setattr(compiler, "_LIMIT", 2.0)
-    monkeypatch.setenv("CXX", program(place, "slow", f'case "$*" in {hangs}) (sleep 4; touch "{place}/alive") & wait; exit 1;; esac'))
+    monkeypatch.setenv("CXX",
+                       program(place, "slow",
+                               f'case "$*" in {hangs}) (sleep 4; touch '
+                               f'"{place}/alive") & wait; exit 1;; esac'))
     began = time.monotonic()
     told = failure(place)
     assert "took longer than" in told and time.monotonic() - began < 30
     time.sleep(4)
-    assert not (place / "alive").exists()               # what it had started is ended, too
+    assert not (place / "alive").exists()  # what it had started is ended, too
 
 
-# ---- what is kept --------------------------------------------------------------------------------------------------
+# ---- what is kept -----------------------------------------------------------
 
 def test_source_that_does_not_compile(place):
     (place / "seven.cpp").write_text("int f( { }")
     told = failure(place)
-    assert told.startswith("seven.cpp could not be compiled") and "error: expected" in told
+    assert (told.startswith("seven.cpp could not be compiled")
+            and "error: expected" in told)
     note, = (place / "cache").iterdir()
     assert note.suffix == ".failed" and "error: expected" in note.read_text()
 
 
 def test_a_failure_is_remembered(place, monkeypatch):
-    refuse = 'case "$*" in *seven*) [ -e "$0.fixed" ] || { echo "seven.cpp:1: error: no"; exit 1; };; esac'
+    refuse = ('case "$*" in *seven*) [ -e "$0.fixed" ] || { echo "seven.cpp:1: '
+              'error: no"; exit 1; };; esac')
     monkeypatch.setenv("CXX", program(place, "spy", refuse))
     first = failure(place)
     asked = len(calls(place, "spy", ""))
     second = failure(place)
     note, = (place / "cache").glob("*.failed")
-    assert second.startswith(first) and str(note) in second and "delete" in second and len(calls(place, "spy", "")) == asked
+    assert (second.startswith(first) and str(note) in second
+            and "delete" in second and len(calls(place, "spy", "")) == asked)
 
     def tried_again():
         nonlocal asked
@@ -231,7 +284,8 @@ def test_a_failure_is_remembered(place, monkeypatch):
     for damage in ("", "\n \n"):
         note.write_text(damage)
         assert tried_again() and not tried_again()
-    for seconds, expected in ((-80_000, False), (-90_000, True), (600, True)):          # less than a day ago, more, in the future
+    # less than a day ago, more, in the future
+    for seconds, expected in ((-80_000, False), (-90_000, True), (600, True)):
         os.utime(note, (time.time() + seconds,) * 2)
         assert tried_again() == expected
     (place / "seven.cpp").write_text(SEVEN + "\n")
@@ -248,21 +302,26 @@ def test_a_failure_is_remembered(place, monkeypatch):
 
 
 def damages(content):
-    yield from (content[:size] for size in (0, 1, 100, 4096, len(content) * 3 // 4, len(content) - 1))
-    yield from (b"damaged", bytes(len(content)), content + b"\0", content.replace(b"seven", b"eight"))
+    yield from (content[:size] for size in (
+                    0, 1, 100, 4096, len(content) * 3 // 4, len(content) - 1))
+    yield from (b"damaged", bytes(len(content)), content + b"\0",
+                content.replace(b"seven", b"eight"))
     for place in range(1, 8):
         at = len(content) * place // 8
         yield content[:at] + bytes([content[at] ^ 1]) + content[at + 1:]
 
 
-@pytest.mark.parametrize("hours, remembered", [(0.01, True), (23.9, True), (24.1, False), (-1.0, False)])
+@pytest.mark.parametrize("hours, remembered", [
+    (0.01, True), (23.9, True), (24.1, False), (-1.0, False)])
 def test_a_note_of_a_failure_counts_for_a_day(tmp_path, hours, remembered):
     note = tmp_path / "note"
     note.write_text("error: no such thing\n\nall that was said\n")
     written = note.stat().st_mtime - 3600 * hours
     os.utime(note, (written, written))
     if remembered:
-        with pytest.raises(compiler.CompilerError, match=rf"no such thing. That was {60 * hours:.0f} min ago"):
+        with pytest.raises(compiler.CompilerError,
+                           match=rf"no such thing. That was {60 * hours:.0f} "
+                                 rf"min ago"):
             compiler._recall(note)
     else:
         compiler._recall(note)
@@ -279,15 +338,20 @@ def test_a_damaged_file_is_made_anew(place):
         for path in kernels(place):
             path.unlink()
         kernel.write_bytes(damage)
-        assert ended(forked(seven, place)) == 0, f"{len(damage)} of {len(content)} bytes"
+        assert ended(forked(seven, place)) == 0, (
+            f"{len(damage)} of {len(content)} bytes")
         kept, = kernels(place)
-        assert compiler._digest(kept) == kept.stem[-32:] and b"seven" in kept.read_bytes()
-    with pytest.MonkeyPatch.context() as patch:         # none of these reaches the loader
+        assert (compiler._digest(kept) == kept.stem[-32:]
+                and b"seven" in kept.read_bytes())
+    # none of these reaches the loader
+    with pytest.MonkeyPatch.context() as patch:
         opened = []
-        patch.setattr(compiler.ctypes, "CDLL", lambda path, mode: opened.append(path))
+        patch.setattr(compiler.ctypes, "CDLL",
+                      lambda path, mode: opened.append(path))
         for damage in found:
             kernel.write_bytes(damage)
-            assert compiler._kept(place / "cache", "seven", kernel.name.split("-")[1], None, ()) is None
+            assert compiler._kept(place / "cache", "seven",
+                                  kernel.name.split("-")[1], None, ()) is None
         assert not opened
 
 
@@ -298,9 +362,12 @@ def test_a_file_without_the_functions(place):
     other = kernel.read_bytes().replace(b"seven", b"eight")
     kernel.unlink()
     (place / "other").write_bytes(other)
-    (place / "other").rename(kernel.with_name(f"{kernel.stem[:-32]}{compiler._digest(place / 'other')}.so"))
-    assert load(place).seven() == 7 and [p.name for p in kernels(place)] == [kernel.name]
-    with pytest.raises(compiler.CompilerError, match="has no function eight, nine"):
+    (place / "other").rename(kernel.with_name(
+        f"{kernel.stem[:-32]}{compiler._digest(place / 'other')}.so"))
+    assert (load(place).seven() == 7
+            and [p.name for p in kernels(place)] == [kernel.name])
+    with pytest.raises(compiler.CompilerError,
+                       match="has no function eight, nine"):
         load(place, "eight", "seven", "nine")
 
 
@@ -308,15 +375,20 @@ def test_a_file_for_another_loader_stays(place):
     "What cannot be loaded here may be good for somebody who shares the folder."
     load(place)
     kernel, = kernels(place)
-    foreign = kernel.with_name(f"{kernel.stem[:-34]}0-{compiler.hashlib.sha256(b'foreign').hexdigest()[:32]}.so")
+    foreign = kernel.with_name(
+        f"{kernel.stem[:-34]}0-"
+        f"{compiler.hashlib.sha256(b'foreign').hexdigest()[:32]}.so")
     foreign.write_bytes(b"foreign")
     assert load(place).seven() == 7 and foreign.exists() and kernel.exists()
     kernel.unlink()
-    assert ended(forked(seven, place)) == 0 and foreign.exists() and kernel.exists()
+    assert (ended(forked(seven, place)) == 0 and foreign.exists()
+            and kernel.exists())
 
 
 def test_killed_at_any_moment(place, monkeypatch):
-    "16 times during a compilation: the next process has a whole kernel, and an hour later nothing of the others is left."
+    """16 times during a compilation: the next process has a whole kernel, and
+    an hour later nothing of the others is left.
+    """
     monkeypatch.setenv("CXX", program(place, "spy"))
     began = time.monotonic()
     assert ended(forked(seven, place)) == 0
@@ -342,7 +414,8 @@ def test_killed_at_any_moment(place, monkeypatch):
 
 
 def test_two_at_once_compile_once(place, monkeypatch):
-    monkeypatch.setenv("CXX", program(place, "spy", 'case "$*" in *seven*) sleep 1;; esac'))
+    monkeypatch.setenv(
+        "CXX", program(place, "spy", 'case "$*" in *seven*) sleep 1;; esac'))
     children = [forked(seven, place) for _ in range(4)]
     assert [ended(child) for child in children] == [0] * 4
     assert len([line for line in calls(place, "spy") if " -c " in line]) == 1
@@ -350,7 +423,9 @@ def test_two_at_once_compile_once(place, monkeypatch):
 
 
 def test_full_disk(place):
-    "Files may not grow beyond a limit, from nothing to enough: an error or a kernel, which is whole, and the failure is not kept."
+    """Files may not grow beyond a limit, from nothing to enough: an error or a
+    kernel, which is whole, and the failure is not kept.
+    """
     resource = pytest.importorskip("resource")
     load(place)
     size = kernels(place)[0].stat().st_size
@@ -367,16 +442,20 @@ def test_full_disk(place):
         for path in kernels(place):
             path.unlink()
         outcomes.append(ended(forked(limited, limit)))
-        assert all(compiler._digest(path) == path.stem[-32:] for path in kernels(place))
+        assert all(compiler._digest(path) == path.stem[-32:]
+                   for path in kernels(place))
         assert not list((place / "cache").glob("*.failed")), outcomes
         assert ended(forked(seven, place)) == 0
-    assert outcomes[0] in (0, 3) and outcomes[3:] == [3, 3, 3, 0] and set(outcomes) <= {0, 3}
+    assert (outcomes[0] in (0, 3) and outcomes[3:] == [3, 3, 3, 0]
+            and set(outcomes) <= {0, 3})
 
 
-# ---- where nothing can be kept ---------------------------------------------------------------------------------------
+# ---- where nothing can be kept ----------------------------------------------
 
 def test_a_folder_that_cannot_be_written(place, monkeypatch):
-    "One warning, one compilation, no folder left; a child that is forked meanwhile does not remove its parent's."
+    """One warning, one compilation, no folder left; a child that is forked
+    meanwhile does not remove its parent's.
+    """
     (place / "file").touch()
     (place / "tmp").mkdir()
     monkeypatch.setenv("NORMALNORM_CACHE", str(place / "file" / "cache"))
@@ -386,8 +465,11 @@ def test_a_folder_that_cannot_be_written(place, monkeypatch):
         warnings.simplefilter("always")
         assert load(place).seven() == load(place).seven() == 7
     warning, = seen
-    assert "cannot be written" in str(warning.message) and "set NORMALNORM_CACHE" in str(warning.message) and warning.filename == __file__
-    assert len([line for line in calls(place, "spy") if " -c " in line]) == 1 and not list((place / "tmp").iterdir())
+    assert ("cannot be written" in str(warning.message)
+            and "set NORMALNORM_CACHE" in str(warning.message)
+            and warning.filename == __file__)
+    assert (len([line for line in calls(place, "spy") if " -c " in line]) == 1
+            and not list((place / "tmp").iterdir()))
 
     code = """
         import os, sys
@@ -395,7 +477,7 @@ def test_a_folder_that_cannot_be_written(place, monkeypatch):
         from normalnorm.layers import compiler
         with compiler._scratch(None) as place:
             if not os.fork():
-                sys.exit()              # runs what is registered for the end of the process
+                sys.exit()  # runs what is registered for the end of the process
             os.wait()
             print(place.exists())
             if sys.argv[1:]:
@@ -403,7 +485,8 @@ def test_a_folder_that_cannot_be_written(place, monkeypatch):
         print(place.exists())
     """
     for arguments, expected in (([], "True\nFalse\n"), (["leave"], "True\n")):
-        one = process("", "-c", textwrap.dedent(code), *arguments, TMPDIR=str(place / "tmp"))
+        one = process("", "-c", textwrap.dedent(code), *arguments,
+                      TMPDIR=str(place / "tmp"))
         out, err = one.communicate(timeout=300)
         assert out == expected and not list((place / "tmp").iterdir()), err
 
@@ -434,7 +517,8 @@ def test_read_only_with_a_kernel(place, monkeypatch):
         kernel.unlink()
         kernel.write_bytes(content[:4096])
         kernel.chmod(0o444)
-        assert ended(forked(as_another, 1)) == 0 and len(kernel.read_bytes()) == 4096
+        assert (ended(forked(as_another, 1)) == 0
+                and len(kernel.read_bytes()) == 4096)
     finally:
         (shared / "cache").chmod(0o755)
         subprocess.run(["rm", "-r", str(shared)], check=True)
@@ -443,15 +527,17 @@ def test_read_only_with_a_kernel(place, monkeypatch):
 def test_without_a_home(place, monkeypatch):
     monkeypatch.delenv("NORMALNORM_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(
+        RuntimeError("Could not determine home directory.")))
     with pytest.warns(UserWarning, match="cannot be written"):
         assert load(place).seven() == 7
     monkeypatch.setattr(compiler, "_for_this_process", {})
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: (_ for _ in ()).throw(FileNotFoundError(errno.ENOENT, "No usable temporary directory")))
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: (_ for _ in ()).throw(
+        FileNotFoundError(errno.ENOENT, "No usable temporary directory")))
     assert "No usable temporary directory" in failure(place)
 
 
-# ---- what is said ------------------------------------------------------------------------------------------------------
+# ---- what is said -----------------------------------------------------------
 
 def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
     load(place)
@@ -461,7 +547,10 @@ def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
         path.unlink()
     load(place), load(place)
     out, err = capsys.readouterr()
-    assert not out and re.fullmatch(r"normalnorm: compiling seven\.cpp for this processor with \S+, about 1 s or longer on a busy machine, once; kept in \S+/cache\n", err)
+    assert not out and re.fullmatch(
+        r"normalnorm: compiling seven\.cpp for this processor with \S+, about "
+        r"1 s or longer on a busy machine, once; kept in \S+/cache\n",
+        err)
     for stream in (None, open(os.devnull, "w")):
         for path in kernels(place):
             path.unlink()
@@ -469,13 +558,17 @@ def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
             stream.close()
         monkeypatch.setattr(sys, "stderr", stream)
         assert load(place).seven() == 7
-    assert capsys.readouterr() == ("", "")              # and not on the output instead
+    assert capsys.readouterr() == ("", "")  # and not on the output instead
 
 
 def process(code, *arguments, **environment):
     "Run code in a process of its own, without CXX unless given."
-    env = {k: v for k, v in os.environ.items() if k not in ("CXX", "NORMALNORM_CACHE", "NORMALNORM_QUIET")} | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.Popen([sys.executable, *(arguments or ("-c", textwrap.dedent(code)))], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    env = {k: v for k, v in os.environ.items()
+           if k not in ("CXX", "NORMALNORM_CACHE", "NORMALNORM_QUIET")} | {
+               "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.Popen(
+        [sys.executable, *(arguments or ("-c", textwrap.dedent(code)))],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 LAYER = """
@@ -488,37 +581,52 @@ LAYER = """
         u = torch.randn(64, 3, requires_grad=True)
         out = [BatchNormalNorm1d(3, noise=0.0)(u) for _ in range(3)][0]
         out.square().sum().backward()
-    torch.testing.assert_close(out, core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
-    print(len([w for w in seen if "normalnorm" in str(w.message)]), *(str(w.message) for w in seen if "normalnorm" in str(w.message)))
+    torch.testing.assert_close(
+        out, core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
+    print(len([w for w in seen if "normalnorm" in str(w.message)]),
+          *(str(w.message) for w in seen if "normalnorm" in str(w.message)))
 """
 
 
 def test_no_compiler(tmp_path):
-    "One warning that names the user's line and what to do; the right numbers; an error only where the kernel was asked for by name."
+    """One warning that names the user's line and what to do; the right numbers;
+    an error only where the kernel was asked for by name.
+    """
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent("""
         import torch
         from normalnorm import BatchNormalNorm1d
         from normalnorm.layers import core
-        model, u = torch.nn.Sequential(BatchNormalNorm1d(3, noise=0.0)), torch.randn(8, 3)
+        model, u = (torch.nn.Sequential(BatchNormalNorm1d(3, noise=0.0)),
+                    torch.randn(8, 3))
         for _ in range(3):
             out = model(u)
-            torch.testing.assert_close(out, core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                out, core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
             out.sum().backward()
     """))
-    nothing = {"PATH": str(tmp_path), "NORMALNORM_CACHE": str(tmp_path / "empty"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    scripted, asked = process("", str(script), **nothing), process("from normalnorm import set_backend; set_backend('native')", **nothing)
+    nothing = {"PATH": str(tmp_path),
+               "NORMALNORM_CACHE": str(tmp_path / "empty"),
+               "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    scripted, asked = process("", str(script), **nothing), process(
+        "from normalnorm import set_backend; set_backend('native')", **nothing)
     err = scripted.communicate(timeout=300)[1]
     assert scripted.returncode == 0 and err.count("UserWarning") == 1, err
-    assert f"{script}:7: UserWarning: normalnorm's native kernel is not available here; its layers are computed by" in err
-    assert "no C++ compiler was found (looked for g++, clang++, c++): install one, e.g. " in err and "apt-get install g++" in err
-    assert "CompilerError: no C++ compiler was found" in asked.communicate(timeout=300)[1] and asked.returncode != 0
+    assert (f"{script}:7: UserWarning: normalnorm's native kernel is not "
+            "available here; its layers are computed by" in err)
+    assert ("no C++ compiler was found (looked for g++, clang++, c++): install "
+            "one, e.g. " in err and "apt-get install g++" in err)
+    assert ("CompilerError: no C++ compiler was found"
+            in asked.communicate(timeout=300)[1] and asked.returncode != 0)
 
 
 def test_the_kernel_itself(tmp_path):
-    "Two processes at once compile it once; cut short, it is made anew; with a compiler that cannot, the next process is told at once."
+    """Two processes at once compile it once; cut short, it is made anew; with a
+    compiler that cannot, the next process is told at once.
+    """
     folder, quick = tmp_path / "cache", f"{USUAL} -O0"
-    both = [process(LAYER, NORMALNORM_CACHE=str(folder), CXX=quick) for _ in range(2)]
+    both = [process(LAYER, NORMALNORM_CACHE=str(folder), CXX=quick)
+            for _ in range(2)]
     told = ""
     for one in both:
         out, err = one.communicate(timeout=300)
@@ -528,35 +636,57 @@ def test_the_kernel_itself(tmp_path):
     kernel, = folder.iterdir()
     content = kernel.read_bytes()
     kernel.write_bytes(content[:100_000])
-    out, err = process(LAYER, NORMALNORM_CACHE=str(folder), CXX=quick).communicate(timeout=300)
-    assert out.startswith("0") and "compiling native.cpp" in err and [len(p.read_bytes()) for p in folder.iterdir()] == [len(content)]
+    out, err = process(LAYER, NORMALNORM_CACHE=str(folder),
+                       CXX=quick).communicate(timeout=300)
+    assert out.startswith("0") and "compiling native.cpp" in err and [
+        len(p.read_bytes()) for p in folder.iterdir()] == [len(content)]
 
-    broken, took = program(tmp_path, "broken", 'case "$*" in *native.cpp*) echo "internal compiler error: in averages"; exit 1;; esac'), []
+    broken, took = program(tmp_path, "broken",
+                           'case "$*" in *native.cpp*) echo "internal compiler '
+                           'error: in averages"; exit 1;; esac'), []
     for _ in range(2):
-        one = process("from normalnorm import set_backend; set_backend('native')", NORMALNORM_CACHE=str(folder), CXX=broken)
+        one = process(
+            "from normalnorm import set_backend; set_backend('native')",
+            NORMALNORM_CACHE=str(folder), CXX=broken)
         took.append(one.communicate(timeout=300)[1])
-        assert one.returncode == 1 and "CompilerError: native.cpp could not be compiled" in took[-1] and "internal compiler error: in averages" in took[-1]
-    assert "delete" not in took[0] and "to try now, delete" in took[1] and len(calls(tmp_path, "broken", "native.cpp")) == 1
+        assert (one.returncode == 1 and "CompilerError: native.cpp could not "
+                                        "be compiled" in took[-1]
+                and "internal compiler error: in averages" in took[-1])
+    assert "delete" not in took[0] and "to try now, delete" in took[1] and len(
+        calls(tmp_path, "broken", "native.cpp")) == 1
 
 
 def test_the_warning_names_the_users_line(monkeypatch):
-    "Through a layer, a function, a model of PyTorch's, a checkpointed one: never a line of ours or of PyTorch's."
+    """Through a layer, a function, a model of PyTorch's, a checkpointed one:
+    never a line of ours or of PyTorch's.
+    """
     error = compiler.CompilerError("no C++ compiler was found")
     monkeypatch.setattr(native, "_library", lambda: error)
-    monkeypatch.setattr(backends._Compiled, "forward", lambda *_: (_ for _ in ()).throw(RuntimeError("not here")))
+    monkeypatch.setattr(
+        backends._Compiled, "forward",
+        lambda *_: (_ for _ in ()).throw(RuntimeError("not here")))
     plain = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU())
-    converted, layer, u = normalnorm.to_normality(plain), normalnorm.BatchNormalNorm1d(3), torch.randn(8, 3)
-    ways = [lambda: layer(u), lambda: layer_normal_norm(u, (3,)), lambda: converted(u), lambda: torch.utils.checkpoint.checkpoint(converted, u.requires_grad_(), use_reentrant=False),
+    converted, layer, u = (normalnorm.to_normality(plain),
+                           normalnorm.BatchNormalNorm1d(3), torch.randn(8, 3))
+    ways = [lambda: layer(u), lambda: layer_normal_norm(u, (3,)),
+            lambda: converted(u),
+            lambda: torch.utils.checkpoint.checkpoint(
+                converted, u.requires_grad_(), use_reentrant=False),
             lambda: normality_norm(u, (0,))]
     try:
         for way in ways:
             backends._without_native.cache_clear()
-            with set_backend("auto"), warnings.catch_warnings(record=True) as seen:
+            with (set_backend("auto"),
+                  warnings.catch_warnings(record=True) as seen):
                 warnings.simplefilter("always")
                 way(), way()
             warning, = (w for w in seen if "native kernel" in str(w.message))
-            assert (warning.filename, warning.lineno) == (__file__, way.__code__.co_firstlineno)
-            assert "PyTorch operations one by one instead, which takes tens of times" in str(warning.message) and str(warning.message).endswith("The reason: no C++ compiler was found")
+            assert (warning.filename, warning.lineno) == (
+                __file__, way.__code__.co_firstlineno)
+            assert ("PyTorch operations one by one instead, which takes tens "
+                    "of times" in str(warning.message)
+                    and str(warning.message).endswith(
+                        "The reason: no C++ compiler was found"))
     finally:
         backends._without_native.cache_clear()
 
@@ -571,9 +701,13 @@ def test_without_a_kernel(monkeypatch):
             warnings.simplefilter("always")
             u = torch.randn(8, 3)
             for _ in range(3):
-                torch.testing.assert_close(normality_norm(u, (0,))[0], core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
-            normality_norm(u, (0,), statistics=Statistics(torch.zeros(1, 3), torch.ones(1, 3), torch.ones(1, 3)))
-        assert sum("native kernel is not available" in str(w.message) for w in seen) == 1
+                torch.testing.assert_close(
+                    normality_norm(u, (0,))[0], core.normality_norm(u, (0,))[0],
+                    rtol=1e-4, atol=1e-5)
+            normality_norm(u, (0,), statistics=Statistics(
+                torch.zeros(1, 3), torch.ones(1, 3), torch.ones(1, 3)))
+        assert sum("native kernel is not available" in str(w.message)
+                   for w in seen) == 1
         with pytest.raises(compiler.CompilerError):
             set_backend("native")
     finally:

@@ -1,4 +1,6 @@
-"The figures of the chapters: the same bytes whenever they are drawn, vector graphics, and only colours of the palette."
+"""The figures of the chapters: the same bytes whenever they are drawn, vector
+graphics, and only colours of the palette.
+"""
 import io
 import json
 import re
@@ -7,24 +9,30 @@ import shutil
 import pytest
 
 pytestmark = pytest.mark.book
-plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
-run = pytest.importorskip("tools.run", reason="the book's tools are not installed")
+plt = pytest.importorskip(
+    "matplotlib.pyplot", reason="matplotlib is not installed")
+run = pytest.importorskip(
+    "tools.run", reason="the book's tools are not installed")
 from normalnorm import plots  # noqa: E402
 from tools.chapters import ROOT, Chapter, chapter, chapters  # noqa: E402
 
 GREY = "#808080"        # grids and reference lines
-DRAWN_AGAIN = ("index", "020_plots")        # cheap ones: histograms and lines; dots, legends and clip paths
-COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b|\brgba?\([^)]*\)|(?<=: )(?:red|green|blue|black|white|gr[ae]y|orange|purple)\b")
+# cheap ones: histograms and lines; dots, legends and clip paths
+DRAWN_AGAIN = ("index", "020_plots")
+COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b|\brgba?\([^)]*\)|(?<=: "
+                    r")(?:red|green|blue|black|white|gr[ae]y|orange|purple)\b")
 
 
 def outputs(executed, kind):
     "All outputs of this kind in an executed notebook."
     cells = json.loads(executed.notebook.read_text(encoding="utf-8"))["cells"]
-    return ["".join(o["data"][kind]) for cell in cells for o in cell.get("outputs", []) if kind in o.get("data", {})]
+    return ["".join(o["data"][kind]) for cell in cells
+            for o in cell.get("outputs", []) if kind in o.get("data", {})]
 
 
 def stray_colours(svg):
-    return sorted({c.lower() for c in COLOUR.findall(svg)} - {plots.INK, GREY, *plots.PALETTE})
+    return sorted({c.lower() for c in COLOUR.findall(svg)} - {
+                      plots.INK, GREY, *plots.PALETTE})
 
 
 @pytest.mark.parametrize("name", DRAWN_AGAIN)
@@ -46,7 +54,8 @@ def test_figures_are_vector_graphics_in_the_colours_of_the_palette():
         executed = run.Run(c)
         if not executed.notebook.exists():
             continue
-        assert outputs(executed, "image/png") == [], f"{c.name}: call plots.book_style() before the first figure"
+        assert outputs(executed, "image/png") == [], (
+            f"{c.name}: call plots.book_style() before the first figure")
         for svg in outputs(executed, "image/svg+xml"):
             seen += 1
             assert stray_colours(svg) == [], c.name
@@ -63,5 +72,8 @@ def test_another_colour_and_a_random_id_are_noticed():
             fig.savefig(buffer, format="svg", metadata=plots.METADATA)
             plt.close(fig)
         return buffer.getvalue().decode()
-    assert stray_colours(draw(plots.PALETTE[0])) == [] and stray_colours(draw("#ff0000")) == ["#ff0000"]
-    assert draw("C0") == draw("C0") and draw("C0", **{"svg.hashsalt": None}) != draw("C0", **{"svg.hashsalt": None})
+    assert (stray_colours(draw(plots.PALETTE[0])) == []
+            and stray_colours(draw("#ff0000")) == ["#ff0000"])
+    assert (draw("C0") == draw("C0")
+            and draw("C0", **{"svg.hashsalt": None}) != draw(
+                "C0", **{"svg.hashsalt": None}))

@@ -1,4 +1,7 @@
-"Every layer against every kind of tensor and mode: `tools.hostile`, whose table decides what is tried, and single guards, each of which has a test that fails without it."
+"""Every layer against every kind of tensor and mode: `tools.hostile`, whose
+table decides what is tried, and single guards, each of which has a test that
+fails without it.
+"""
 
 import json
 import os
@@ -13,11 +16,22 @@ from torch import nn
 
 import normalnorm
 from normalnorm.layers import core, native
-from normalnorm.layers.backends import in_kernel, normality_norm, ordinary, set_backend
+from normalnorm.layers.backends import (
+    in_kernel,
+    normality_norm,
+    ordinary,
+    set_backend,
+)
 from normalnorm.layers.core import Settings
-from normalnorm.layers.decorrelated import decorrelated_batch_norm, decorrelated_batch_normal_norm
+from normalnorm.layers.decorrelated import (
+    decorrelated_batch_norm,
+    decorrelated_batch_normal_norm,
+)
 from normalnorm.layers.functional import batch_normal_norm
-from normalnorm.layers.gaussianized import GaussianizedBatchNorm, GaussianizedLayerNorm
+from normalnorm.layers.gaussianized import (
+    GaussianizedBatchNorm,
+    GaussianizedLayerNorm,
+)
 from normalnorm.layers.proxy import proxy_statistics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,72 +40,98 @@ PARTS = 2
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_crash_and_no_silent_number(part):
-    "A part of the table, in a process that has started nothing parallel; crashes are its children's."
+    """A part of the table, in a process that has started nothing parallel;
+    crashes are its children's.
+    """
     done = subprocess.run(
-        [sys.executable, "-m", "tools.hostile", "--part", f"{part}/{PARTS}", "--json"],
+        [sys.executable, "-m", "tools.hostile", "--part", f"{part}/{PARTS}",
+         "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=900,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    found = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else pytest.fail(done.stderr[-2000:])
-    assert not found["failures"], "\n".join(f"{name}: {text}" for name, text in found["failures"].items())
-    assert done.returncode == 0 and found["cases"] >= 170 and found["right"] > 0.4 * found["cases"] and found["refused"] > 10
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    found = (json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip()
+             else pytest.fail(done.stderr[-2000:]))
+    assert not found["failures"], "\n".join(
+        f"{name}: {text}" for name, text in found["failures"].items())
+    assert (done.returncode == 0 and found["cases"] >= 170
+            and found["right"] > 0.4 * found["cases"] and found["refused"] > 10)
 
 
 def test_the_table_is_large_enough_and_known_differences_are_few():
     hostile = pytest.importorskip("tools.hostile")
-    chosen = [one for part in range(PARTS) for one in hostile.table(part, PARTS)]
-    assert len(chosen) == len(set(chosen)) >= 1000 and len(hostile.table(every=True)) > 5 * len(chosen)
-    assert {name for name, _, _ in chosen} == set(hostile.LAYERS) and {label for _, _, label in chosen} == set(hostile.S)
+    chosen = [one for part in range(PARTS)
+              for one in hostile.table(part, PARTS)]
+    assert len(chosen) == len(set(chosen)) >= 1000 and len(
+        hostile.table(every=True)) > 5 * len(chosen)
+    assert {name for name, _, _ in chosen} == set(hostile.LAYERS) and {
+        label for _, _, label in chosen} == set(hostile.S)
     assert len(hostile.KNOWN) <= 24
 
 
 def test_the_harness_sees_what_is_wrong():
-    "A crash, a wrong number, a missing error, a hang are found, and named with the case."
+    """A crash, a wrong number, a missing error, a hang are found, and named
+    with the case.
+    """
     hostile = pytest.importorskip("tools.hostile")
-    found = hostile.difference({"output": torch.ones(3)}, {"output": torch.ones(3) * 1.001}, False)
-    assert "off by" in found and hostile.difference({"output": torch.ones(3)}, {"output": torch.ones(3)}, False) is None
-    assert "NaN" in hostile.difference({"output": torch.tensor([torch.nan])}, {"output": torch.ones(1)}, False)
-    assert "no gradient" in hostile.difference({}, {"gradient of input": torch.ones(1)}, False)
+    found = hostile.difference(
+        {"output": torch.ones(3)}, {"output": torch.ones(3) * 1.001}, False)
+    assert "off by" in found and hostile.difference(
+        {"output": torch.ones(3)}, {"output": torch.ones(3)}, False) is None
+    assert "NaN" in hostile.difference(
+        {"output": torch.tensor([torch.nan])}, {"output": torch.ones(1)}, False)
+    assert "no gradient" in hostile.difference(
+        {}, {"gradient of input": torch.ones(1)}, False)
     code = """if True:
         import os, signal, time
         from tools import hostile
         def crash(layer, x): os.kill(os.getpid(), signal.SIGSEGV)
         def hang(layer, x): time.sleep(90)
         hostile.SECONDS = 15
-        hostile.S.update(crash=hostile.Situation(crash), hang=hostile.Situation(hang), silent=hostile.Situation(raises=True),
-                         twice=hostile.Situation(lambda layer, x: hostile.clean(layer, x + x.square())))
-        out = hostile.run_cases([("layer", "plain", s) for s in ("crash", "hang", "silent", "twice", "input: as it should be")])
+        hostile.S.update(
+            crash=hostile.Situation(crash), hang=hostile.Situation(hang),
+            silent=hostile.Situation(raises=True),
+            twice=hostile.Situation(
+                lambda layer, x: hostile.clean(layer, x + x.square())))
+        out = hostile.run_cases([("layer", "plain", s)
+                                 for s in ("crash", "hang", "silent", "twice",
+                                           "input: as it should be")])
         assert out["right"] == 1 and len(out["failures"]) == 4, out
         texts = list(out["failures"].values())
-        assert "SIGSEGV" in texts[0] and "no answer" in texts[1] and "no error" in texts[2] and "off by" in texts[3], texts
+        assert ("SIGSEGV" in texts[0] and "no answer" in texts[1]
+                and "no error" in texts[2] and "off by" in texts[3]), texts
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT,
+                          capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-# ---- batches that count -------------------------------------------------------------------------------------
+# ---- batches that count -----------------------------------------------------
 
 COUNTING = {
     "batch": lambda **o: normalnorm.BatchNormalNorm1d(3, noise=0.0, **o),
-    "synchronized": lambda **o: normalnorm.SyncBatchNormalNorm(3, noise=0.0, **o),
-    "decorrelated": lambda **o: normalnorm.DecorrelatedBatchNormalNorm1d(3, group_size=2, noise=0.0, **o),
-    "decorrelated, plain": lambda **o: normalnorm.DecorrelatedBatchNorm1d(3, group_size=2, **o),
-    "gaussianized": lambda **o: GaussianizedBatchNorm(3, noise=0.0, **o),
-}
+    "synchronized": lambda **o:
+                        normalnorm.SyncBatchNormalNorm(3, noise=0.0, **o),
+    "decorrelated": lambda **o: normalnorm.DecorrelatedBatchNormalNorm1d(
+        3, group_size=2, noise=0.0, **o),
+    "decorrelated, plain":
+        lambda **o: normalnorm.DecorrelatedBatchNorm1d(3, group_size=2, **o),
+    "gaussianized": lambda **o: GaussianizedBatchNorm(3, noise=0.0, **o)}
 
 
 @pytest.mark.parametrize("backend", ["native", "eager"])
 @pytest.mark.parametrize("name", COUNTING)
 def test_cumulative_average_is_that_of_the_batches_that_counted(name, backend):
-    "Against the mean in float64 of the batches that are finite in all channels; refused, empty and not finite ones leave no trace."
-    layer, batches = COUNTING[name](momentum=None), [torch.randn(8, 3).exp() + i for i in range(6)]
+    """Against the mean in float64 of the batches that are finite in all
+    channels; refused, empty and not finite ones leave no trace.
+    """
+    layer, batches = (COUNTING[name](momentum=None),
+                      [torch.randn(8, 3).exp() + i for i in range(6)])
     batches[0][0, 1], batches[3][2, 0] = torch.nan, torch.inf
-    bad = [torch.ones(8, 3, dtype=torch.int64), torch.randn(8, 4), torch.randn(1, 3)]
+    bad = [torch.ones(8, 3, dtype=torch.int64), torch.randn(8, 4),
+           torch.randn(1, 3)]
     with set_backend(backend):
         for i, x in enumerate(batches):
             layer(x)
@@ -99,9 +139,11 @@ def test_cumulative_average_is_that_of_the_batches_that_counted(name, backend):
             with pytest.raises((TypeError, ValueError)):
                 layer(bad[i % 3])
     counted = torch.stack([batches[i] for i in (1, 2, 4, 5)]).double()
-    torch.testing.assert_close(layer.running_mean.double(), counted.mean((0, 1)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        layer.running_mean.double(), counted.mean((0, 1)), rtol=1e-6, atol=1e-6)
     if hasattr(layer, "running_var"):
-        torch.testing.assert_close(layer.running_var.double(), counted.var(1).mean(0), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(layer.running_var.double(),
+                                   counted.var(1).mean(0), rtol=1e-5, atol=1e-6)
     assert layer.num_batches_tracked == 4
 
 
@@ -115,37 +157,60 @@ def test_a_number_as_momentum_counts_what_was_normalized(name):
             layer(bad)
     assert layer.num_batches_tracked == 1
     with pytest.raises(ValueError, match="how many"):
-        batch_normal_norm(torch.randn(8, 3), torch.zeros(3), torch.ones(3), training=True, momentum=None)
+        batch_normal_norm(torch.randn(8, 3), torch.zeros(3), torch.ones(3),
+                          training=True, momentum=None)
 
 
-# ---- parameters that are no real numbers --------------------------------------------------------------------
+# ---- parameters that are no real numbers ------------------------------------
 
 
 def _functions():
     x, f = torch.randn(6, 4, 3), normalnorm.layers.functional
     for training in (True, False):
-        names = ("running_mean", "running_var", "running_lambda", "weight", "bias")
-        yield f"batch {training}", lambda p, t=training: f.batch_normal_norm(x, **p, training=t), names, (4,)
-        yield f"instance {training}", lambda p, t=training: f.instance_normal_norm(x, **p, use_input_stats=t), names, (4,)
+        names = ("running_mean", "running_var", "running_lambda", "weight",
+                 "bias")
+        (yield f"batch {training}",
+         lambda p, t=training: f.batch_normal_norm(x, **p, training=t), names,
+         (4,))
+        (yield f"instance {training}",
+         lambda p, t=training: f.instance_normal_norm(
+             x, **p, use_input_stats=t),
+         names, (4,))
         names = ("running_mean", "running_covariance", "weight", "bias")
-        one = lambda p, t=training: decorrelated_batch_norm(x, **p, training=t, group_size=1)
+        one = lambda p, t=training: decorrelated_batch_norm(
+            x, **p, training=t, group_size=1)
         yield f"decorrelated {training}", one, names, (4,)
         names = (*names, "running_lambda")
-        yield f"decorrelated, normality {training}", lambda p, t=training: decorrelated_batch_normal_norm(x, **p, training=t, group_size=1), names, (4,)
-    yield "group", lambda p: f.group_normal_norm(x, 2, **p), ("weight", "bias"), (4,)
-    yield "layer", lambda p: f.layer_normal_norm(x, (3,), **p), ("weight", "bias"), (3,)
-    yield "axes", lambda p: core.normality_norm(x, (2,), **p), ("weight", "bias"), (3,)
+        (yield f"decorrelated, normality {training}",
+         lambda p, t=training: decorrelated_batch_normal_norm(
+             x, **p, training=t, group_size=1),
+         names, (4,))
+    (yield "group", lambda p: f.group_normal_norm(x, 2, **p),
+     ("weight", "bias"), (4,))
+    (yield "layer", lambda p: f.layer_normal_norm(x, (3,), **p),
+     ("weight", "bias"), (3,))
+    (yield "axes", lambda p: core.normality_norm(x, (2,), **p),
+     ("weight", "bias"), (3,))
 
 
 @pytest.mark.parametrize("backend", ["native", "eager"])
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64], ids=str)
-@pytest.mark.parametrize("function, names, shape", [c[1:] for c in _functions()], ids=[c[0] for c in _functions()])
-def test_parameters_and_averages_must_be_real(function, names, shape, dtype, backend):
-    "One of them at a time; the others are as they should be, and what was refused has changed none of them."
+@pytest.mark.parametrize(
+    "function, names, shape", [c[1:] for c in _functions()],
+    ids=[c[0] for c in _functions()])
+def test_parameters_and_averages_must_be_real(
+    function, names, shape, dtype, backend
+):
+    """One of them at a time; the others are as they should be, and what was
+    refused has changed none of them.
+    """
     for wrong in names:
-        given = {name: torch.ones(4, 1) if name == "running_covariance" else torch.ones(shape) for name in names}
+        given = {name: torch.ones(4, 1) if name == "running_covariance"
+                       else torch.ones(shape) for name in names}
         given[wrong] = given[wrong].to(dtype)
-        with set_backend(backend), pytest.raises(TypeError, match=f"{wrong} is a tensor of {dtype}.*real floating-point"):
+        with (set_backend(backend), pytest.raises(
+            TypeError,
+            match=f"{wrong} is a tensor of {dtype}.*real floating-point")):
             function(given)
         assert all((value == 1).all() for value in given.values()), wrong
 
@@ -156,15 +221,20 @@ def test_given_statistics_must_be_real():
     for place, name in enumerate(core.Statistics._fields):
         given = [torch.ones(4)] * 3
         given[place] = given[place].long()
-        with pytest.raises(TypeError, match=f"running_{name.replace('lmbda', 'lambda')} is a tensor of torch.int64"):
-            normalnorm.layers.functional.with_statistics(x, (0,), None, None, Settings(), 1, core.Statistics(*given))
+        with pytest.raises(TypeError,
+                           match=f"running_{name.replace('lmbda', 'lambda')} "
+                                 "is a tensor of torch.int64"):
+            normalnorm.layers.functional.with_statistics(
+                x, (0,), None, None, Settings(), 1, core.Statistics(*given))
 
 
-# ---- function modes -----------------------------------------------------------------------------------------
+# ---- function modes ---------------------------------------------------------
 
 
 class Named(torch.overrides.TorchFunctionMode):
-    "Sees the names of the functions called, and doubles what `exp` or `mul` return."
+    """Sees the names of the functions called, and doubles what `exp` or `mul`
+    return.
+    """
 
     def __init__(self):
         super().__init__()
@@ -179,10 +249,12 @@ class Named(torch.overrides.TorchFunctionMode):
 FUNCTIONS = {
     "layer": (normalnorm.LayerNormalNorm(6, noise=0.0), torch.randn(8, 6)),
     "batch": (normalnorm.BatchNormalNorm1d(6, noise=0.0), torch.randn(8, 6)),
-    "evaluation": (normalnorm.BatchNormalNorm1d(6, noise=0.0).eval(), torch.randn(8, 6)),
+    "evaluation": (normalnorm.BatchNormalNorm1d(6, noise=0.0).eval(),
+                   torch.randn(8, 6)),
     "over axes": (lambda x: normality_norm(x, (1,))[0], torch.randn(8, 6)),
-    "proxy": (lambda x: proxy_statistics(x, torch.zeros(6), activation="gelu")[1], torch.rand(6)),
-}
+    "proxy": (
+        lambda x: proxy_statistics(x, torch.zeros(6), activation="gelu")[1],
+        torch.rand(6))}
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
@@ -193,10 +265,13 @@ def test_a_function_mode_sees_the_definition(name, gradient):
     found = {}
     for backend in ("native", "eager"):
         with set_backend(backend), Named() as mode:
-            found[backend] = function(x.clone().requires_grad_(gradient)).detach(), len(mode.names)
+            found[backend] = function(
+                x.clone().requires_grad_(gradient)).detach(), len(mode.names)
     plain = function(x).detach()
-    assert torch.equal(found["native"][0], found["eager"][0]) and not torch.allclose(found["native"][0], plain, atol=1e-2)
-    assert found["native"][1] > 10 and abs(found["native"][1] - found["eager"][1]) < 4
+    assert (torch.equal(found["native"][0], found["eager"][0])
+            and not torch.allclose(found["native"][0], plain, atol=1e-2))
+    assert found["native"][1] > 10 and abs(
+        found["native"][1] - found["eager"][1]) < 4
 
 
 def test_the_default_device_is_no_foreign_mode():
@@ -204,18 +279,23 @@ def test_the_default_device_is_no_foreign_mode():
     x = torch.randn(8, 6)
     if not native.available():
         pytest.skip("needs the kernel")
-    assert ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is not None
+    assert (
+        ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is not None)
     with torch.device("cpu"):
-        assert ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is not None
+        assert (ordinary(x)
+                and in_kernel(x, (0,), None, None, Settings()) is not None)
         with Named():
-            assert not ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is None
+            assert not ordinary(x) and in_kernel(
+                x, (0,), None, None, Settings()) is None
 
 
-# ---- settings -----------------------------------------------------------------------------------------------
+# ---- settings ---------------------------------------------------------------
 
 
 def test_a_changed_epsilon_is_used():
-    for layer in (normalnorm.BatchNormalNorm1d(4), normalnorm.LayerNormalNorm(4), normalnorm.GroupNormalNorm(2, 4), GaussianizedLayerNorm(4)):
+    for layer in (normalnorm.BatchNormalNorm1d(4),
+                  normalnorm.LayerNormalNorm(4),
+                  normalnorm.GroupNormalNorm(2, 4), GaussianizedLayerNorm(4)):
         x, layer.noise, layer.eps = torch.randn(6, 4), 0.0, torch.tensor(1e-5)
         first = layer(x)
         layer.eps.fill_(3.0)
@@ -224,15 +304,23 @@ def test_a_changed_epsilon_is_used():
         assert torch.equal(now, layer(x)) and not torch.allclose(first, now)
 
 
-@pytest.mark.parametrize("eps", [np.float32(1e-3), np.float64(1e-3), torch.tensor(1e-3, dtype=torch.float64), 1])
+@pytest.mark.parametrize("eps", [np.float32(1e-3), np.float64(1e-3),
+                                 torch.tensor(1e-3, dtype=torch.float64), 1])
 def test_numbers_of_any_kind(eps):
     x = torch.randn(6, 4)
-    assert torch.equal(normalnorm.LayerNormalNorm(4, eps=eps, noise=0.0)(x), normalnorm.LayerNormalNorm(4, eps=float(eps), noise=0.0)(x))
+    assert torch.equal(
+        normalnorm.LayerNormalNorm(4, eps=eps, noise=0.0)(x),
+        normalnorm.LayerNormalNorm(4, eps=float(eps), noise=0.0)(x))
 
 
-@pytest.mark.parametrize("eps", [np.array(1e-3), torch.ones(2), torch.tensor(1e-3, requires_grad=True), "1e-3", None, 1j, torch.tensor(1j)], ids=str)
+@pytest.mark.parametrize(
+    "eps",
+    [np.array(1e-3), torch.ones(2), torch.tensor(1e-3, requires_grad=True),
+     "1e-3", None, 1j, torch.tensor(1j)],
+    ids=str)
 def test_what_is_no_number(eps):
-    for make in (normalnorm.LayerNormalNorm, normalnorm.BatchNormalNorm1d, normalnorm.DecorrelatedBatchNorm1d, GaussianizedBatchNorm):
+    for make in (normalnorm.LayerNormalNorm, normalnorm.BatchNormalNorm1d,
+                 normalnorm.DecorrelatedBatchNorm1d, GaussianizedBatchNorm):
         with pytest.raises(TypeError, match="eps=.*a number is expected"):
             make(4, eps=eps)
     with pytest.raises(TypeError, match="a number is expected"):
@@ -240,26 +328,32 @@ def test_what_is_no_number(eps):
 
 
 def test_sizes_from_numpy():
-    for make in (normalnorm.LayerNormalNorm, GaussianizedLayerNorm, nn.LayerNorm):
+    for make in (normalnorm.LayerNormalNorm, GaussianizedLayerNorm,
+                 nn.LayerNorm):
         assert make(np.int64(20)).normalized_shape == (20,)
 
 
-# ---- modes, memory, hooks -----------------------------------------------------------------------------------
+# ---- modes, memory, hooks ---------------------------------------------------
 
 
 def test_nothing_of_a_mode_is_kept():
-    "Calls of shapes that no other test has, first in a mode and then without; the proxy's nodes too."
+    """Calls of shapes that no other test has, first in a mode and then without;
+    the proxy's nodes too.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    layer, x = normalnorm.BatchNormalNorm2d(13), torch.randn(3, 13, 2, 7, requires_grad=True)
+    layer, x = (normalnorm.BatchNormalNorm2d(13),
+                torch.randn(3, 13, 2, 7, requires_grad=True))
     weight = torch.rand(13, requires_grad=True)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert type(layer(x)).__name__ == "FakeTensor" and not ordinary(x)
         proxy_statistics(weight, torch.zeros(13), activation="gelu", samples=37)
     layer(x).sum().backward()
     assert x.grad.isfinite().all() and type(x.grad) is torch.Tensor
-    assert all(v.isfinite().all() for v in proxy_statistics(weight, torch.zeros(13), activation="gelu", samples=37))
-    assert not any(isinstance(value, torch.Tensor) for value in native.prepare(x, (0, 2, 3), None, None, Settings()))
+    assert all(v.isfinite().all() for v in proxy_statistics(
+                   weight, torch.zeros(13), activation="gelu", samples=37))
+    assert not any(isinstance(value, torch.Tensor) for value in native.prepare(
+                       x, (0, 2, 3), None, None, Settings()))
 
 
 @pytest.mark.parametrize(
@@ -284,10 +378,16 @@ def test_nothing_of_a_mode_is_kept():
 )
 def test_what_a_hook_must_not_give_back(layer, unpack, message):
     x = torch.randn(8, 6, dtype=layer.weight.dtype, requires_grad=True)
-    only = (lambda t: t.float()) if layer.weight.dtype == torch.float64 and "float64" in message else unpack
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: only(t) if t.is_floating_point() else t):
+    only = ((lambda t: t.float()) if layer.weight.dtype == torch.float64
+                                     and "float64" in message else unpack)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t, lambda t: only(t) if t.is_floating_point() else t
+    ):
         out = layer(x)
-    with pytest.raises(RuntimeError, match="came back with.*" + ("float32" if only is not unpack else message) + ".*hook"):
+    with pytest.raises(RuntimeError,
+                       match="came back with.*"
+                           + ("float32" if only is not unpack else message)
+                           + ".*hook"):
         out.sum().backward()
 
 
@@ -295,15 +395,20 @@ def test_what_a_hook_must_not_give_back_to_the_proxy():
     weight = torch.rand(7, requires_grad=True)
     for unpack in (lambda t: t.double(), lambda t: t[:1]):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
-            mean, _ = proxy_statistics(weight, torch.zeros(7), activation="gelu")
+            mean, _ = proxy_statistics(
+                weight, torch.zeros(7), activation="gelu")
         with pytest.raises(RuntimeError, match="came back"):
             mean.sum().backward()
 
 
 @pytest.mark.parametrize("place", range(5))
-@pytest.mark.parametrize("change", [lambda t: t.double(), lambda t: t[:1], lambda t: t.to("meta")], ids=["dtype", "shape", "device"])
+@pytest.mark.parametrize(
+    "change", [lambda t: t.double(), lambda t: t[:1], lambda t: t.to("meta")],
+    ids=["dtype", "shape", "device"])
 def test_each_tensor_that_the_proxy_saves_is_looked_at(place, change):
-    "One of weight, bias, mean, scale and the kernel's derivatives comes back as another tensor."
+    """One of weight, bias, mean, scale and the kernel's derivatives comes back
+    as another tensor.
+    """
     leaves = [torch.rand(7, requires_grad=True) for _ in range(4)]
     unpacked = []
 
@@ -320,11 +425,15 @@ def test_each_tensor_that_the_proxy_saves_is_looked_at(place, change):
 
 def test_strides_of_a_hook_do_not_matter():
     layer, grads = normalnorm.LayerNormalNorm((4, 6), noise=0.0), []
-    for unpack in (lambda t: t, lambda t: t.mT.contiguous().mT if t.ndim > 1 else torch.stack([t, t], 1)[:, 0]):
-        x = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    for unpack in (lambda t: t,
+                   lambda t: t.mT.contiguous().mT if t.ndim > 1
+                       else torch.stack([t, t], 1)[:, 0]):
+        x = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(1),
+                        requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
             out = layer(x)
-        grads.append(torch.autograd.grad(out.sin().sum(), [x, layer.weight, layer.bias]))
+        grads.append(
+            torch.autograd.grad(out.sin().sum(), [x, layer.weight, layer.bias]))
     for a, b in zip(*grads):
         assert torch.equal(a, b)
 
@@ -332,14 +441,17 @@ def test_strides_of_a_hook_do_not_matter():
 @pytest.mark.parametrize("rest", [0, 8])
 def test_memory_that_is_not_there(rest):
     x = torch.randn(4, 3)
-    core.check_memory(x, x.T, x[:, 1:], x[:0], None, x.expand(5, 4, 3), x.to_sparse(), x.to("meta"))
+    core.check_memory(x, x.T, x[:, 1:], x[:0], None, x.expand(5, 4, 3),
+                      x.to_sparse(), x.to("meta"))
     part, turned = x[2:], x.T
     x.untyped_storage().resize_(rest)
     for t in (x, turned, part):
         with pytest.raises(RuntimeError, match="not there.*bring it back"):
             core.check_memory(t)
         with pytest.raises(RuntimeError, match="not there"):
-            native.forward(native.prepare(torch.randn(t.shape), (0,), None, None, Settings()), t)
+            native.forward(native.prepare(torch.randn(t.shape), (0,), None,
+                                          None, Settings()),
+                           t)
 
 
 FREED = """if True:
@@ -355,18 +467,24 @@ FREED = """if True:
             return gaussianized_direction(v)
 
     made = {
-        "given statistics": lambda: normalnorm.BatchNormalNorm1d(6).double().eval(),
+        "given statistics": lambda:
+                                normalnorm.BatchNormalNorm1d(6).double().eval(),
         "two steps": lambda: normalnorm.LayerNormalNorm(6, steps=2).double(),
-        "decorrelated, plain": lambda: normalnorm.DecorrelatedBatchNorm1d(6, group_size=2).double(),
-        "decorrelated": lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=2).double(),
-        "decorrelated, in evaluation": lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=2).double().eval(),
+        "decorrelated, plain": lambda: normalnorm.DecorrelatedBatchNorm1d(
+            6, group_size=2).double(),
+        "decorrelated": lambda: normalnorm.DecorrelatedBatchNormalNorm1d(
+            6, group_size=2).double(),
+        "decorrelated, in evaluation":
+            lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=2)
+                        .double().eval(),
         "gaussianized": lambda: GaussianizedBatchNorm(6).double(),
-        "gaussianized, in evaluation": lambda: GaussianizedBatchNorm(6).double().eval(),
-        "weights": Direction,
-    }
+        "gaussianized, in evaluation":
+            lambda: GaussianizedBatchNorm(6).double().eval(),
+        "weights": Direction}
     for name, make in made.items():
         for which in ("input", "weight", "running_lambda"):
-            layer, x = make(), torch.randn(40, 6, dtype=torch.float64).exp().requires_grad_()
+            layer, x = make(), torch.randn(
+                40, 6, dtype=torch.float64).exp().requires_grad_()
             freed = x if which == "input" else getattr(layer, which, None)
             if freed is None or which == "running_lambda" and layer.training:
                 continue
@@ -377,15 +495,22 @@ FREED = """if True:
                 out.sin().sum().backward()
                 print("no error")
             except RuntimeError as error:
-                print("refused" if "bring it back" in str(error) else error, flush=True)
+                print("refused" if "bring it back" in str(error) else error,
+                      flush=True)
 """
 
 
 def test_memory_freed_before_a_backward_pass_of_pytorch():
-    "Each place where PyTorch's own operations differentiate asks again; in a process of its own, which crashes where one of them does not."
-    done = subprocess.run([sys.executable, "-c", FREED], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    """Each place where PyTorch's own operations differentiate asks again; in a
+    process of its own, which crashes where one of them does not.
+    """
+    done = subprocess.run([sys.executable, "-c", FREED], cwd=ROOT,
+                          capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
     lines = done.stdout.splitlines()
-    assert done.returncode == 0 and len(lines) == 18 and all(line.endswith(": refused") for line in lines), (done.stdout, done.stderr[-500:])
+    assert done.returncode == 0 and len(lines) == 18 and all(
+        line.endswith(": refused")
+        for line in lines), (done.stdout, done.stderr[-500:])
 
 
 FREED_FOR_THE_PROXY = """if True:
@@ -402,42 +527,64 @@ FREED_FOR_THE_PROXY = """if True:
             act()
             print("no error")
         except RuntimeError as error:
-            print("refused" if "bring it back" in str(error) else error, flush=True)
+            print("refused" if "bring it back" in str(error) else error,
+                  flush=True)
 
-    ways = {"kernel": {}, "definition": dict(backend="eager"), "closed form": dict(samples=None, activation="relu"), "function": dict(activation=torch.sin),
-            "half": dict(dtype=torch.bfloat16), "strided": dict(step=2), "float64": dict(dtype=torch.float64)}
+    ways = {"kernel": {}, "definition": dict(backend="eager"),
+            "closed form": dict(samples=None, activation="relu"),
+            "function": dict(activation=torch.sin),
+            "half": dict(dtype=torch.bfloat16), "strided": dict(step=2),
+            "float64": dict(dtype=torch.float64)}
     for name, how in ways.items():
         how = dict(how)
-        backend, dtype, step = how.pop("backend", "native"), how.pop("dtype", torch.float32), how.pop("step", 1)
+        backend, dtype, step = how.pop("backend", "native"), how.pop(
+            "dtype", torch.float32), how.pop("step", 1)
         how = {"activation": "gelu", **how}
         for which in range(4):
-            for before in ("forward",) if name == "half" else ("forward", "backward"):      # half precision: what the backward pass reads is a copy
-                leaves = [torch.rand(64, dtype=dtype)[::step].requires_grad_() for _ in range(4)]
+            # half precision: what the backward pass reads is a copy
+            for before in (("forward",) if name == "half"
+                           else ("forward", "backward")):
+                leaves = [torch.rand(64, dtype=dtype)[::step].requires_grad_()
+                          for _ in range(4)]
                 with set_backend(backend):
                     if before == "forward":
                         freed(leaves[which])
-                        tried(f"{name}, {which}, {before}", lambda: proxy_statistics(*leaves, **how))
+                        tried(f"{name}, {which}, {before}",
+                              lambda: proxy_statistics(*leaves, **how))
                     else:
                         mean, var = proxy_statistics(*leaves, **how)
                         freed(leaves[which])
-                        tried(f"{name}, {which}, {before}", lambda: (mean + var).sum().backward())
+                        tried(f"{name}, {which}, {before}",
+                              lambda: (mean + var).sum().backward())
     leaves = [torch.rand(4, requires_grad=True) for _ in range(2)]
     for strided in (False, True):
         for which in range(2):
-            results, upstream = proxy_statistics(*leaves, activation="gelu"), [torch.ones(8)[::2] if strided else torch.ones(4) for _ in range(2)]
+            results, upstream = proxy_statistics(*leaves, activation="gelu"), [
+                torch.ones(8)[::2] if strided else torch.ones(4)
+                for _ in range(2)]
             freed(upstream[which])
-            tried(f"gradient {which}, {strided}", lambda: torch.autograd.grad(results, leaves, upstream))
+            tried(f"gradient {which}, {strided}",
+                  lambda: torch.autograd.grad(results, leaves, upstream))
 """
 
 
 def test_memory_that_the_proxy_does_not_find():
-    "Each parameter freed before each pass, on each way; upstream gradients. In a process of its own, which may crash without the checks."
-    done = subprocess.run([sys.executable, "-c", FREED_FOR_THE_PROXY], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    """Each parameter freed before each pass, on each way; upstream gradients.
+
+    In a process of its own, which may crash without the checks.
+    """
+    done = subprocess.run([sys.executable, "-c", FREED_FOR_THE_PROXY], cwd=ROOT,
+                          capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
     lines = done.stdout.splitlines()
-    assert done.returncode == 0 and len(lines) == 56 and all(line.endswith(": refused") for line in lines), (done.stdout, done.stderr[-500:])
+    assert done.returncode == 0 and len(lines) == 56 and all(
+        line.endswith(": refused")
+        for line in lines), (done.stdout, done.stderr[-500:])
 
 
 def test_committed_outcome():
     "The randomized run: at least three minutes, no failure."
     found = json.loads((ROOT / "results" / "hostile.json").read_text())
-    assert found["failures"] == {} and found["cases"] > 100 and found["seconds"] >= 175 and found["processor"] and found["seeds"]
+    assert (
+        found["failures"] == {} and found["cases"] > 100
+        and found["seconds"] >= 175 and found["processor"] and found["seeds"])

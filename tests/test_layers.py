@@ -1,4 +1,6 @@
-"What the harness (test_harness.py) does not reach: compilation, export, parts of a batch, forms without parameters, several processes."
+"""What the harness (test_harness.py) does not reach: compilation, export, parts
+of a batch, forms without parameters, several processes.
+"""
 import pytest
 import torch
 import torch._dynamo.testing
@@ -11,22 +13,28 @@ from normalnorm.layers.core import normality_norm
 from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
 from normalnorm.layers.normality import BatchNormalNorm2d
 
-FOLLOWS = pytest.mark.skipif(tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 13), reason="torch 2.4 cannot follow these functions; tried with 2.13 and 2.15")
+FOLLOWS = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 13),
+    reason="torch 2.4 cannot follow these functions; tried with 2.13 and 2.15")
 
 
 @FOLLOWS
 @pytest.mark.parametrize("name, options, sizes", [
-    ("batch2d", {"momentum": None}, (7, 11, 13, 5)), ("layer1", {"safeguard": True}, (7,)), ("group", {"noise_kind": "dropout"}, (7,)),
-])
+    ("batch2d", {"momentum": None}, (7, 11, 13, 5)),
+    ("layer1", {"safeguard": True}, (7,)),
+    ("group", {"noise_kind": "dropout"}, (7,))])
 def test_compiles_without_breaks(name, options, sizes):
-    "aot_eager: traced as a whole, forward and backward, the same numbers as without; compiled for one batch size, then once more for all others."
+    """aot_eager: traced as a whole, forward and backward, the same numbers as
+    without; compiled for one batch size, then once more for all others.
+    """
     row = LAYERS[name]
     layer = row.make(**options)
     torch.compiler.reset()
     backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     for size in sizes:
-        u, found = skewed((size, *row.shape[1:]), torch.float32).requires_grad_(), []
+        u, found = (
+            skewed((size, *row.shape[1:]), torch.float32).requires_grad_(), [])
         for f in (layer, compiled):
             torch.manual_seed(0)
             out = f(u)
@@ -38,7 +46,8 @@ def test_compiles_without_breaks(name, options, sizes):
 def test_noise_is_that_of_the_whole_batch_in_its_parts():
     u, seed = torch.randn(6, 5, dtype=torch.float64), torch.tensor(9)
     whole, _ = normality_norm(u, (1,), noise=0.7, seed=seed)
-    parts = [normality_norm(u[i:i + 2], (1,), noise=0.7, seed=seed, offset=5 * i)[0] for i in (0, 2, 4)]
+    parts = [normality_norm(u[i:i + 2], (1,), noise=0.7, seed=seed,
+                            offset=5 * i)[0] for i in (0, 2, 4)]
     torch.testing.assert_close(torch.cat(parts), whole)
 
 
@@ -46,7 +55,8 @@ def test_noise_is_that_of_the_whole_batch_in_its_parts():
 @pytest.mark.parametrize("row", LAYERS.values(), ids=LAYERS)
 def test_export_in_evaluation(row):
     layer, u = row.make().eval(), torch.randn(row.shape)
-    torch.testing.assert_close(torch.export.export(layer, (u,)).module()(u), layer(u))
+    torch.testing.assert_close(
+        torch.export.export(layer, (u,)).module()(u), layer(u))
 
 
 def test_meta_device_and_zero_argument_forms():
@@ -57,20 +67,29 @@ def test_meta_device_and_zero_argument_forms():
 
 
 def test_top_level_names():
-    assert normalnorm.BatchNormalNorm2d is BatchNormalNorm2d and "LayerNormalNorm" in dir(normalnorm)
+    assert (normalnorm.BatchNormalNorm2d is BatchNormalNorm2d
+            and "LayerNormalNorm" in dir(normalnorm))
     with pytest.raises(AttributeError, match="the layers are"):
         _ = normalnorm.NoSuchLayer
 
 
-INDUCTOR = {"batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)), "layer": (lambda: normalnorm.LayerNormalNorm(19), (3, 7, 19)),
-            "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (3, 6, 11)),
-            "instance": (lambda: normalnorm.InstanceNormalNorm1d(3), (5, 3, 23)), "decorrelated": (lambda: normalnorm.DecorrelatedBatchNormalNorm1d(4, method="newton_schulz"), (29, 4))}
+INDUCTOR = {
+    "batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)),
+    "layer": (lambda: normalnorm.LayerNormalNorm(19), (3, 7, 19)),
+    "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (3, 6, 11)),
+    "instance": (lambda: normalnorm.InstanceNormalNorm1d(3), (5, 3, 23)),
+    "decorrelated": (lambda: normalnorm.DecorrelatedBatchNormalNorm1d(
+                         4, method="newton_schulz"),
+                     (29, 4))}
 
 
 @FOLLOWS
 @pytest.mark.parametrize("name", INDUCTOR)
 def test_inductor(name):
-    "torch.compile with its own code generator, in one graph: output and gradients as without it; noise too, where the seed is PyTorch's (inductor has a generator of its own)."
+    """torch.compile with its own code generator, in one graph: output and
+    gradients as without it; noise too, where the seed is PyTorch's (inductor
+    has a generator of its own).
+    """
     make, shape = INDUCTOR[name]
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -78,8 +97,10 @@ def test_inductor(name):
     for module in (layer, torch.compile(layer, fullgraph=True)):
         v = u.clone().requires_grad_()
         torch.manual_seed(5)
-        with normalnorm.set_backend("eager"), torch._inductor.config.patch(fallback_random=True):
+        with (normalnorm.set_backend("eager"),
+              torch._inductor.config.patch(fallback_random=True)):
             out = module(v)
-        found.append((out.detach(), *torch.autograd.grad(out.square().sum() + out.sum(), [v, *layer.parameters()])))
+        found.append((out.detach(), *torch.autograd.grad(
+            out.square().sum() + out.sum(), [v, *layer.parameters()])))
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

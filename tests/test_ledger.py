@@ -1,4 +1,6 @@
-"One run of a claim serves: the chapter's, for as long as nothing that it depends on has changed."
+"""One run of a claim serves: the chapter's, for as long as nothing that it
+depends on has changed.
+"""
 import json
 import os
 import shutil
@@ -6,7 +8,8 @@ import shutil
 import pytest
 
 pytestmark = pytest.mark.book
-ledger = pytest.importorskip("tools.ledger", reason="the book's tools are not installed")
+ledger = pytest.importorskip(
+    "tools.ledger", reason="the book's tools are not installed")
 from normalnorm import claims  # noqa: E402
 from tools import export, run  # noqa: E402
 from tools.chapters import ROOT, Chapter  # noqa: E402
@@ -15,8 +18,9 @@ CHECK = """#| check
 from normalnorm.claims import claim
 from normalnorm.sums import triangle
 
-@claim("toy-triangle", source="toy", statement="1 + 2 + ... + n is n(n+1)/2", kind="identity", verdict="holds", evidence="numerical",
-       formula=triangle, mutant=lambda n: n * n)
+@claim("toy-triangle", source="toy", statement="1 + 2 + ... + n is n(n+1)/2",
+       kind="identity", verdict="holds", evidence="numerical", formula=triangle,
+       mutant=lambda n: n * n)
 def _(f):
     assert f(7) == sum(range(8))"""
 
@@ -29,13 +33,25 @@ def book(tmp_path_factory):
         (root / folder).mkdir()
     for name in ("settings.ini", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, root / name)
-    (root / "_toc.yml").write_text("format: jb-book\nroot: nbs/index\nparts:\n  - caption: One\n    chapters:\n      - file: nbs/010_sums\n")
-    made = {"index": ["# Toy", "1"], "010_sums": ["# Sums", "#| default_exp sums", "#| export\ndef triangle(n):\n    'The sum to n.'\n    return n * (n + 1) // 2", CHECK]}
+    (root / "_toc.yml").write_text(
+        "format: jb-book\nroot: nbs/index\nparts:\n  - caption: One\n"
+        "    chapters:\n      - file: nbs/010_sums\n")
+    made = {"index": ["# Toy", "1"],
+            "010_sums": ["# Sums", "#| default_exp sums",
+                         "#| export\ndef triangle(n):\n    'The sum to n.'\n"
+                         "    return n * (n + 1) // 2",
+                         CHECK]}
     for name, cells in made.items():
-        notebook = {"cells": [{"cell_type": "code" if i else "markdown", "id": f"c{i}", "metadata": {}, "source": source, **({"outputs": [], "execution_count": None} if i else {})}
-                              for i, source in enumerate(cells)],
-                    "metadata": {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}, "nbformat": 4, "nbformat_minor": 5}
-        (root / "nbs" / f"{name}.ipynb").write_text(json.dumps(notebook, indent=1))
+        notebook = {"cells": [{"cell_type": "code" if i else "markdown",
+                               "id": f"c{i}", "metadata": {}, "source": source,
+                               **({"outputs": [], "execution_count": None} if i
+                                  else {})} for i, source in enumerate(cells)],
+                    "metadata": {"kernelspec": {"display_name": "python3",
+                                                "language": "python",
+                                                "name": "python3"}},
+                    "nbformat": 4, "nbformat_minor": 5}
+        (root / "nbs" / f"{name}.ipynb").write_text(
+            json.dumps(notebook, indent=1))
     export.generate(root)
     (root / "normalnorm" / "__init__.py").touch()
     shutil.copy(ROOT / "normalnorm/claims.py", root / "normalnorm/claims.py")
@@ -49,17 +65,21 @@ def known(root):
 
 
 def test_the_run_of_a_chapter_is_the_run_of_its_claims(book):
-    assert {name: (c["outcome"], c["mutant"]) for name, c in known(book).items()} == {"toy-triangle": ("as recorded", "rejected")}
+    assert {name: (c["outcome"], c["mutant"])
+            for name, c in known(book).items()} == {
+                "toy-triangle": ("as recorded", "rejected")}
 
 
 @pytest.mark.parametrize("file, old, new", [
-    ("normalnorm/sums.py", "n + 1", "n + 2"),                               # the formula
-    ("normalnorm/claims.py", "AssertionError", "Exception"),                # what runs the check
-    ("normalnorm/checks/sums.py", "f(7) ==", "f(7) !="),                    # the exported check
-    ("nbs/010_sums.ipynb", "f(7) ==", "f(8) =="),                           # the check
-    ("nbs/010_sums.ipynb", "lambda n: n * n", "lambda n: n"),               # the mutant
-    ("constraints.txt", "==", "==1."),                                      # the versions
-    ("_build/executed/010_sums.json", '"key"', '"failed": {}, "key"'),      # a run that failed
+    ("normalnorm/sums.py", "n + 1", "n + 2"),  # the formula
+    # what runs the check
+    ("normalnorm/claims.py", "AssertionError", "Exception"),
+    ("normalnorm/checks/sums.py", "f(7) ==", "f(7) !="),  # the exported check
+    ("nbs/010_sums.ipynb", "f(7) ==", "f(8) =="),  # the check
+    ("nbs/010_sums.ipynb", "lambda n: n * n", "lambda n: n"),  # the mutant
+    ("constraints.txt", "==", "==1."),  # the versions
+    # a run that failed
+    ("_build/executed/010_sums.json", '"key"', '"failed": {}, "key"'),
 ])
 def test_what_changed_is_run_again(book, tmp_path, file, old, new):
     root = tmp_path / "book"
@@ -75,25 +95,36 @@ def test_what_changed_is_run_again(book, tmp_path, file, old, new):
 
 def test_a_claim_without_a_record_is_run(monkeypatch):
     calls = []
-    claim = claims.Claim("toy", "s", "t", "identity", "holds", "numerical", calls.append, 1, 2)
+    claim = claims.Claim("toy", "s", "t", "identity", "holds", "numerical",
+                         calls.append, 1, 2)
     monkeypatch.setattr(ledger, "recorded", lambda root: {})
     assert ledger.outcome_of(claim).mutant == "survived" and calls == [1, 2]
-    monkeypatch.setattr(ledger, "recorded", lambda root: {"toy": {"outcome": "as recorded", "mutant": "rejected", "seconds": 0.1}})
+    monkeypatch.setattr(ledger, "recorded", lambda root: {"toy": {
+        "outcome": "as recorded", "mutant": "rejected", "seconds": 0.1}})
     assert ledger.outcome_of(claim).ok and calls == [1, 2]
 
 
 def test_the_command_runs_everything(monkeypatch):
     "`normalnorm verify` knows nothing of records."
     calls = []
-    claim = claims.Claim("toy", "s", "t", "identity", "holds", "numerical", calls.append, 1, 2)
-    monkeypatch.setattr(ledger, "recorded", lambda root: {"toy": {"outcome": "as recorded", "mutant": "rejected", "seconds": 0.1}})
-    assert [o.mutant for o in claims.verify([claim], mutants=True)] == ["survived"] and calls == [1, 2]
+    claim = claims.Claim("toy", "s", "t", "identity", "holds", "numerical",
+                         calls.append, 1, 2)
+    monkeypatch.setattr(ledger, "recorded", lambda root: {"toy": {
+        "outcome": "as recorded", "mutant": "rejected", "seconds": 0.1}})
+    assert ([o.mutant for o in claims.verify([claim], mutants=True)]
+            == ["survived"] and calls == [1, 2])
 
 
 def test_a_chapter_and_the_tests_see_the_same_environment(monkeypatch):
-    "What the runner sets for a kernel, and conftest for the tests, is no other choice of instructions: or every record would look old from there, and all would be run again."
+    """What the runner sets for a kernel, and conftest for the tests, is no
+    other choice of instructions: or every record would look old from there, and
+    all would be run again.
+    """
     from tools import run
     monkeypatch.delenv("NORMALNORM_QUIET", raising=False)
-    assert not [name for name in run.kernel_environment(run.ROOT) if name not in os.environ and run.SWITCHES.fullmatch(name)]
-    names = ("CXX", "ATEN_CPU_CAPABILITY", "NORMALNORM_QUIET", "NORMALNORM_CACHE", "NORMALNORM_TEST_THREADS")
-    assert [bool(run.SWITCHES.fullmatch(name)) for name in names] == [True, True, False, False, False]
+    assert not [name for name in run.kernel_environment(run.ROOT)
+                if name not in os.environ and run.SWITCHES.fullmatch(name)]
+    names = ("CXX", "ATEN_CPU_CAPABILITY", "NORMALNORM_QUIET",
+             "NORMALNORM_CACHE", "NORMALNORM_TEST_THREADS")
+    assert [bool(run.SWITCHES.fullmatch(name)) for name in names] == [
+        True, True, False, False, False]

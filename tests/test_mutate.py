@@ -206,8 +206,9 @@ def test_killed_survived_timed_out_and_recorded(toy):
     assert found["if x > LIMIT:", "if (x >= LIMIT):"] == "survived"
     assert found["return y * 7", "return (y / 7)"] == "survived"
     assert found["n -= 1", "pass"] == "timed out"
-    assert found["def shift(x: int = 2, *, up: bool = True) -> int:",
-                 "def shift(x: int = 3, *, up: bool = True) -> int:"] == "killed"
+    assert (
+        found["def shift(x: int = 2, *, up: bool = True) -> int:",
+              "def shift(x: int = 3, *, up: bool = True) -> int:"] == "killed")
     # a test that fails by itself, or starts a process, kills nothing
     assert not {r.get("by") for r in rows} & {
         "tests/test_sums.py::test_fails",
@@ -260,8 +261,8 @@ def test_survivors_meet_new_tests(toy):
 
 
 def test_recorded_outcome():
-    """What the summary says is what the rows say; survivors are named, equivalents
-    argued; 300 mutants, 95 of 100 killed in each package."""
+    """What the summary says is what the rows say; survivors are named,
+    equivalents argued; 300 mutants, 95 of 100 killed in each package."""
     folder = ROOT / "results" / "mutation"
     found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     rows = [json.loads(line) for line in

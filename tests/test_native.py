@@ -1,4 +1,6 @@
-"The native kernel against float64 and against the definition: layouts, and faults of the input."
+"""The native kernel against float64 and against the definition: layouts, and
+faults of the input.
+"""
 import math
 import os
 import random
@@ -22,13 +24,23 @@ from normalnorm.theory.power_transform import power_transform_derivative
 
 ROOT = Path(normalnorm.__file__).parents[1]
 COLUMN = (1, 3, 1, 1)
-CASES = {"batch": ((8, 3, 5, 7), (0, 2, 3), COLUMN), "one image": ((1, 3, 5, 7), (0, 2, 3), COLUMN), "one channel": ((6, 1, 4, 4), (0, 2, 3), (1, 1, 1, 1)),
-         "one position": ((5, 3, 1, 1), (0, 2, 3), COLUMN), "instance": ((8, 3, 5, 7), (2, 3), COLUMN), "layer": ((8, 3, 5, 7), (1, 2, 3), (3, 5, 7)),
+CASES = {"batch": ((8, 3, 5, 7), (0, 2, 3), COLUMN),
+         "one image": ((1, 3, 5, 7), (0, 2, 3), COLUMN),
+         "one channel": ((6, 1, 4, 4), (0, 2, 3), (1, 1, 1, 1)),
+         "one position": ((5, 3, 1, 1), (0, 2, 3), COLUMN),
+         "instance": ((8, 3, 5, 7), (2, 3), COLUMN),
+         "layer": ((8, 3, 5, 7), (1, 2, 3), (3, 5, 7)),
          "last axis": ((4, 3, 131), (-1,), (131,)),
-         "group": ((3, 2, 5, 4, 4), (2, 3, 4), (1, 2, 5, 1, 1)), "matrix": ((32, 37), (0,), (37,)), "volume": ((2, 3, 4, 5, 6), (0, 2, 3, 4), (1, 3, 1, 1, 1)),
-         "whole": ((50,), (0,), None), "rows": ((7, 11), (1,), (7, 1)), "two values": ((2, 19), (0,), None),
-         "long": ((3, 5000), (1,), None), "sixteen": ((37, 3, 4, 4), (0, 2, 3), COLUMN), "runs of 192": ((7, 3, 12, 16), (0, 2, 3), COLUMN),
-         "large": ((24, 3, 14, 14), (0, 2, 3), COLUMN), "columns of four": ((70, 68), (0,), (68,)), "shared weight": ((4, 6, 9), (0, 2), (1, 1, 1))}
+         "group": ((3, 2, 5, 4, 4), (2, 3, 4), (1, 2, 5, 1, 1)),
+         "matrix": ((32, 37), (0,), (37,)),
+         "volume": ((2, 3, 4, 5, 6), (0, 2, 3, 4), (1, 3, 1, 1, 1)),
+         "whole": ((50,), (0,), None), "rows": ((7, 11), (1,), (7, 1)),
+         "two values": ((2, 19), (0,), None), "long": ((3, 5000), (1,), None),
+         "sixteen": ((37, 3, 4, 4), (0, 2, 3), COLUMN),
+         "runs of 192": ((7, 3, 12, 16), (0, 2, 3), COLUMN),
+         "large": ((24, 3, 14, 14), (0, 2, 3), COLUMN),
+         "columns of four": ((70, 68), (0,), (68,)),
+         "shared weight": ((4, 6, 9), (0, 2), (1, 1, 1))}
 
 
 @pytest.fixture(autouse=True)
@@ -38,31 +50,50 @@ def native_backend():
 
 
 def derivatives(function, u, dim, shape, dtype=None, **options):
-    "Output, statistics and gradients; the weights, the upstream gradient and the seed are always the same."
+    """Output, statistics and gradients; the weights, the upstream gradient and
+    the seed are always the same.
+    """
     generator = torch.Generator().manual_seed(3)
     grad = torch.randn(u.shape, generator=generator)
-    leaves = [u.detach()] + ([] if shape is None else [torch.rand(shape, generator=generator) + 0.5, torch.randn(shape, generator=generator)])
+    leaves = [u.detach()] + ([] if shape is None
+                             else [torch.rand(shape, generator=generator) + 0.5,
+                                   torch.randn(shape, generator=generator)])
     leaves = [t.to(dtype or t.dtype).requires_grad_() for t in leaves]
-    out, used = function(leaves[0], dim, *leaves[1:], seed=torch.tensor(2**40 + 5), **options)
-    return [out.detach(), *(s.detach() for s in used if s is not None), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+    out, used = function(leaves[0], dim, *leaves[1:],
+                         seed=torch.tensor(2**40 + 5), **options)
+    return [out.detach(), *(s.detach() for s in used if s is not None),
+            *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
 
 def far(found, reference):
-    "The largest difference of each pair, relative to the largest value of the reference."
+    """The largest difference of each pair, relative to the largest value of the
+    reference.
+    """
     assert [f.shape for f in found] == [r.shape for r in reference]
-    return max(((f.double() - r).abs().max() / r.abs().max().clamp(min=1e-3)).item() for f, r in zip(found, reference))
+    return max(
+        ((f.double() - r).abs().max() / r.abs().max().clamp(min=1e-3)).item()
+        for f, r in zip(found, reference))
 
 
-@pytest.mark.parametrize("options", [{}, {"noise": 0.4}, {"noise": 0.3, "noise_kind": "dropout"}, {"noise": 0.3, "noise_kind": "unscaled"}, {"alpha": 0.0, "noise": 0.2}, {"alpha": 0.5},
-                                     {"eps": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"noise": 0.4}, {"noise": 0.3, "noise_kind": "dropout"},
+     {"noise": 0.3, "noise_kind": "unscaled"}, {"alpha": 0.0, "noise": 0.2},
+     {"alpha": 0.5}, {"eps": 0.0}],
+    ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_like_float64(case, options):
     shape, dim, weight = CASES[case]
     torch.manual_seed(0)
     u = torch.randn(shape).exp()
-    assert native.prepare(u, dim, *([None] * 2 if weight is None else [torch.ones(weight)] * 2), Settings(**options)) is not None
-    found, reference = derivatives(normality_norm, u, dim, weight, **options), derivatives(core.normality_norm, u, dim, weight, torch.float64, **options)
-    if case == "two values":                # h is ±1 but for ε, so next to no gradient is left
+    assert native.prepare(
+        u, dim, *([None] * 2 if weight is None else [torch.ones(weight)] * 2),
+        Settings(**options)) is not None
+    found, reference = (derivatives(normality_norm, u, dim, weight, **options),
+                        derivatives(core.normality_norm, u, dim, weight,
+                                    torch.float64, **options))
+    # h is ±1 but for ε, so next to no gradient is left
+    if case == "two values":
         found, reference = found[:-1], reference[:-1]
     assert far(found, reference) < 2e-5
 
@@ -71,31 +102,48 @@ def test_like_float64(case, options):
 def test_any_scale(scale):
     torch.manual_seed(0)
     u = torch.randn(16, 3, 5, 5).exp() * scale
-    found, reference = (derivatives(f, u, (0, 2, 3), COLUMN, dtype) for f, dtype in ((normality_norm, None), (core.normality_norm, torch.float64)))
+    found, reference = (derivatives(f, u, (0, 2, 3), COLUMN, dtype)
+                        for f, dtype in ((normality_norm, None),
+                                         (core.normality_norm, torch.float64)))
     for f, r in zip(found, reference):
         assert (f - r).abs().max() <= 1e-5 * r.abs().max()
 
 
 def test_mean_far_from_zero():
-    "Mean 1e4, deviation 1: as good as the same values without the mean, up to the rounding of the input."
+    """Mean 1e4, deviation 1: as good as the same values without the mean, up to
+    the rounding of the input.
+    """
     torch.manual_seed(0)
     u = torch.randn(4096, 3).exp() + 1e4
-    out, native_layer = normality_norm(u, (0,), alpha=0.0)[0], torch.nn.functional.batch_norm(u, None, None, training=True)
+    out, native_layer = (
+        normality_norm(u, (0,), alpha=0.0)[0],
+        torch.nn.functional.batch_norm(u, None, None, training=True))
     exact = core.normality_norm(u.double(), (0,), alpha=0.0)[0]
-    assert (out - exact).abs().max() <= (native_layer - exact).abs().max() + 1e-6 and (out - exact).abs().max() < 1e-5
+    assert (
+        (out - exact).abs().max() <= (native_layer - exact).abs().max() + 1e-6
+        and (out - exact).abs().max() < 1e-5)
 
 
-@pytest.mark.parametrize("layout", ["channels last", "transposed", "every second", "misaligned", "expanded"])
+@pytest.mark.parametrize("layout", [
+    "channels last", "transposed", "every second", "misaligned", "expanded"])
 def test_layouts(layout):
-    "Any strides: the same numbers as for a contiguous copy; channels-last output for channels-last input."
+    """Any strides: the same numbers as for a contiguous copy; channels-last
+    output for channels-last input.
+    """
     torch.manual_seed(0)
     base = torch.randn(8, 3, 10, 14).exp()
-    u = {"channels last": base.to(memory_format=torch.channels_last), "transposed": base.transpose(2, 3), "every second": base[:, :, ::2, ::2],
-         "misaligned": base.flatten()[3:3 + 8 * 3 * 9].view(8, 3, 3, 3), "expanded": base[:1].expand(4, 3, 10, 14)}[layout]
-    for dim, shape in (((0, 2, 3), COLUMN), ((2, 3), COLUMN), ((1, 2, 3), u.shape[1:])):
-        found, reference = (derivatives(normality_norm, x, dim, shape, noise=0.4) for x in (u, u.contiguous()))
+    u = {"channels last": base.to(memory_format=torch.channels_last),
+         "transposed": base.transpose(2, 3),
+         "every second": base[:, :, ::2, ::2],
+         "misaligned": base.flatten()[3:3 + 8 * 3 * 9].view(8, 3, 3, 3),
+         "expanded": base[:1].expand(4, 3, 10, 14)}[layout]
+    for dim, shape in (((0, 2, 3), COLUMN), ((2, 3), COLUMN),
+                       ((1, 2, 3), u.shape[1:])):
+        found, reference = (derivatives(normality_norm, x, dim, shape,
+                                        noise=0.4) for x in (u, u.contiguous()))
         assert far(found, [r.double() for r in reference]) < 1e-5
-        assert found[0].is_contiguous(memory_format=torch.channels_last) or layout != "channels last"
+        assert (found[0].is_contiguous(memory_format=torch.channels_last)
+                or layout != "channels last")
         assert found[4].shape == u.shape
 
 
@@ -104,9 +152,13 @@ def test_half(dtype):
     torch.manual_seed(0)
     u = torch.randn(8, 3, 5, 7).exp().to(dtype)
     for shape in (COLUMN, None):
-        found, reference = (derivatives(f, x, (0, 2, 3), shape, d) for f, x, d in ((normality_norm, u, None), (core.normality_norm, u.float(), torch.float64)))
-        assert found[0].dtype == dtype and found[4].dtype == dtype and found[1].dtype == torch.float32
-        assert far([found[0], found[4]], [reference[0], reference[4]]) < 4 * torch.finfo(dtype).eps
+        found, reference = (derivatives(f, x, (0, 2, 3), shape, d)
+                            for f, x, d in ((normality_norm, u, None), (
+                                core.normality_norm, u.float(), torch.float64)))
+        assert (found[0].dtype == dtype and found[4].dtype == dtype
+                and found[1].dtype == torch.float32)
+        assert (far([found[0], found[4]], [reference[0], reference[4]])
+                < 4 * torch.finfo(dtype).eps)
 
 
 def test_same_bits():
@@ -114,50 +166,77 @@ def test_same_bits():
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     try:
-        for shape, dim, weight in ((CASES["batch"]), ((300, 17), (1,), (17,)), ((300, 17), (0,), (17,))):
+        for shape, dim, weight in ((CASES["batch"]), ((300, 17), (1,), (17,)),
+                                   ((300, 17), (0,), (17,))):
             u = torch.randn(shape)
             found = []
             for n in (1, 2, 3, 1):
                 torch.set_num_threads(n)
-                found.append(derivatives(normality_norm, u, dim, weight, noise=0.4))
-            assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+                found.append(derivatives(normality_norm, u, dim, weight,
+                                         noise=0.4))
+            assert all(torch.equal(a, b) for other in found[1:]
+                       for a, b in zip(found[0], other))
     finally:
         torch.set_num_threads(threads)
 
 
 def test_noise_of_any_index():
-    "The generator's numbers, from any first index, 2³² and beyond included; in a layer too."
+    """The generator's numbers, from any first index, 2³² and beyond included;
+    in a layer too.
+    """
     import ctypes
     key = 987654321987654321
-    for start in (0, 1, 2, 3, 5, 2**31 - 3, 2**32 - 2, 2**34 - 8, 2**34 + 1, 2**35, 2**40):
+    for start in (0, 1, 2, 3, 5, 2**31 - 3, 2**32 - 2, 2**34 - 8, 2**34 + 1,
+                  2**35, 2**40):
         for count in (1, 3, 63, 64, 65, 517, 1500):
             z = torch.empty(count)
-            native.library().normalnorm_normals(ctypes.c_uint64(start), ctypes.c_int64(count), ctypes.c_uint64(key), ctypes.c_void_p(z.data_ptr()))
-            torch.testing.assert_close(z, normal_noise((count,), torch.tensor(key), start), rtol=2e-6, atol=2e-6)
-    for counter, place, word in ((1_201_279_956, 2, 0), (1_836_782_499, 0, 1)):         # of 2³¹ words the smallest: the largest numbers, and no logarithm of 0
+            native.library().normalnorm_normals(
+                ctypes.c_uint64(start), ctypes.c_int64(count),
+                ctypes.c_uint64(key), ctypes.c_void_p(z.data_ptr()))
+            torch.testing.assert_close(
+                z, normal_noise((count,), torch.tensor(key), start), rtol=2e-6,
+                atol=2e-6)
+    # of 2³¹ words the smallest: the largest numbers, and no logarithm of 0
+    for counter, place, word in ((1_201_279_956, 2, 0), (1_836_782_499, 0, 1)):
         z = torch.empty(2)
-        native.library().normalnorm_normals(ctypes.c_uint64(4 * counter + place), ctypes.c_int64(2), ctypes.c_uint64(5), ctypes.c_void_p(z.data_ptr()))
-        assert z.square().sum().sqrt().item() == pytest.approx(math.sqrt(-2 * math.log((word + 0.5) * 2.0**-32)), rel=1e-6)
-        torch.testing.assert_close(z, normal_noise((2,), torch.tensor(5), 4 * counter + place), rtol=2e-6, atol=2e-6)
-    seed = torch.tensor(5)                                              # counters have 32 bits below element 2³⁴
-    for shape, dim in (((64, 8), (0,)), ((64, 8), (1,)), ((7, 4, 8), (0, 2)), ((7, 4, 80), (0, 2)), ((3, 4, 400), (0, 2))):
-        u, offsets = torch.randn(shape), (2**33 + 4, 2**33 + 6, 2**34 - 64, 2**34 + 4, 2**35, 2**35 + 8, 2**36 + 4)
-        whole, again = ([f(u, dim, noise=0.5, seed=seed, offset=offset)[0] for offset in offsets] for f in (normality_norm, core.normality_norm))
+        native.library().normalnorm_normals(
+            ctypes.c_uint64(4 * counter + place), ctypes.c_int64(2),
+            ctypes.c_uint64(5), ctypes.c_void_p(z.data_ptr()))
+        assert z.square().sum().sqrt().item() == pytest.approx(
+            math.sqrt(-2 * math.log((word + 0.5) * 2.0**-32)), rel=1e-6)
+        torch.testing.assert_close(
+            z, normal_noise((2,), torch.tensor(5), 4 * counter + place),
+            rtol=2e-6, atol=2e-6)
+    seed = torch.tensor(5)  # counters have 32 bits below element 2³⁴
+    for shape, dim in (((64, 8), (0,)), ((64, 8), (1,)), ((7, 4, 8), (0, 2)),
+                       ((7, 4, 80), (0, 2)), ((3, 4, 400), (0, 2))):
+        u, offsets = torch.randn(shape), (
+            2**33 + 4, 2**33 + 6, 2**34 - 64, 2**34 + 4, 2**35, 2**35 + 8,
+            2**36 + 4)
+        whole, again = ([f(u, dim, noise=0.5, seed=seed, offset=offset)[0]
+                         for offset in offsets]
+                        for f in (normality_norm, core.normality_norm))
         torch.testing.assert_close(whole, again, rtol=1e-5, atol=1e-5)
         assert not any(torch.equal(a, b) for a, b in zip(whole, whole[1:]))
 
 
 def test_more_than_two_to_the_31_elements():
-    "Two units of 64 elements, the second from element 2³¹ on; of the memory between them nothing is touched, so it is only asked for."
+    """Two units of 64 elements, the second from element 2³¹ on; of the memory
+    between them nothing is touched, so it is only asked for.
+    """
     half = 2**30 + 32
     try:
         u, grad = torch.empty(2, half), torch.empty(2, half)
     except RuntimeError:
         pytest.skip("17 GB of addresses are not to be had")
-    small = native.prepare(torch.empty(2, 64), (1,), None, None, Settings(noise=0.4))
+    small = native.prepare(
+        torch.empty(2, 64), (1,), None, None, Settings(noise=0.4))
     plan = native.Plan(2, 2, 0, 2**31, 1, 64, 0)
-    small = small._replace(saved=((u.shape, torch.float32, 4 * u.numel()), *small.saved[1:]))
-    call = small._replace(plan=plan, fixed=small.fixed.replace(native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)], native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
+    small = small._replace(
+        saved=((u.shape, torch.float32, 4 * u.numel()), *small.saved[1:]))
+    call = small._replace(plan=plan, fixed=small.fixed.replace(
+        native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)],
+        native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
     torch.manual_seed(0)
     for x in (u, grad):
         x.view(-1)[:64], x.view(-1)[2**31:] = torch.randn(2, 64).exp()
@@ -165,21 +244,33 @@ def test_more_than_two_to_the_31_elements():
     of_u, *_ = native.backward(call, grad, u, None, None, numbers, seed=3)
     for start in (0, 2**31):
         part = u.view(-1)[start:start + 64].clone().requires_grad_()
-        expected, _ = core.normality_norm(part, (0,), noise=0.4, seed=torch.tensor(3), offset=start)
-        torch.testing.assert_close(out.view(-1)[start:start + 64], expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(of_u.view(-1)[start:start + 64], torch.autograd.grad(expected, part, grad.view(-1)[start:start + 64])[0], rtol=1e-4, atol=1e-5)
+        expected, _ = core.normality_norm(
+            part, (0,), noise=0.4, seed=torch.tensor(3), offset=start)
+        torch.testing.assert_close(
+            out.view(-1)[start:start + 64], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            of_u.view(-1)[start:start + 64],
+            torch.autograd.grad(expected, part,
+                                grad.view(-1)[start:start + 64])[0],
+            rtol=1e-4, atol=1e-5)
 
 
 def test_units_that_are_not_finite():
-    "A NaN, an infinity or an overflow spoils its own unit, forward and backward, and no other; as the definition."
+    """A NaN, an infinity or an overflow spoils its own unit, forward and
+    backward, and no other; as the definition.
+    """
     for bad in (torch.nan, torch.inf, 1e38):
         torch.manual_seed(0)
         u = torch.randn(8, 5)
         u[2, 3], u[4, 3] = bad, -bad
-        found, reference = (derivatives(f, u, (0,), (5,), noise=0.4) for f in (normality_norm, core.normality_norm))
+        found, reference = (derivatives(f, u, (0,), (5,), noise=0.4)
+                            for f in (normality_norm, core.normality_norm))
         for i in (0, 4, 5, 6):
-            column = found[i] if found[i].ndim == 1 else found[i][0] if i else found[i].isfinite().all(0)
-            assert i not in (0, 4) or (found[i].isfinite().all(0) == torch.tensor([True, True, True, False, True])).all(), column
+            column = (found[i] if found[i].ndim == 1 else found[i][0] if i
+                      else found[i].isfinite().all(0))
+            assert i not in (0, 4) or (
+                found[i].isfinite().all(0) == torch.tensor(
+                    [True, True, True, False, True])).all(), column
         for f, r in zip(found, reference):
             assert torch.equal(f.isfinite(), r.isfinite())
         torch.testing.assert_close(found[0][:, :3], reference[0][:, :3])
@@ -190,77 +281,126 @@ def test_constant_units_and_tiny_ones():
     u = torch.full((16, 3), 7.25, requires_grad=True)
     bias = torch.tensor([0.1, -2.0, 3.0])
     out, used = normality_norm(u, (0,), torch.ones(3), bias, noise=0.5)
-    assert torch.equal(out, bias.expand(16, 3)) and torch.equal(used.lmbda, torch.ones(1, 3))
+    assert torch.equal(out, bias.expand(16, 3)) and torch.equal(
+        used.lmbda, torch.ones(1, 3))
     grad, = torch.autograd.grad(out.sum(), u)
     assert torch.equal(grad, torch.zeros_like(grad))
     tiny = torch.randn(8, 3) * 1e-41
     assert normality_norm(tiny, (0,))[0].isfinite().all()
-    assert torch.equal(normality_norm(torch.zeros(4, 2), (0,), eps=0.0)[0], torch.zeros(4, 2))
+    assert torch.equal(normality_norm(torch.zeros(4, 2), (0,), eps=0.0)[0],
+                       torch.zeros(4, 2))
 
 
 def test_identity_at_one():
-    "A symmetric unit has λ̂ = 1, and its values are those of the plain normalizer to the last bit; so in evaluation."
+    """A symmetric unit has λ̂ = 1, and its values are those of the plain
+    normalizer to the last bit; so in evaluation.
+    """
     u = torch.linspace(-1, 1, 64)[:, None].repeat(1, 2)
     out, used = normality_norm(u, (0,))
     one = used.lmbda.flatten() == 1
-    given = Statistics(torch.zeros(1, 2), torch.full((1, 2), 0.5), torch.ones(1, 2))
-    assert torch.equal(normality_norm(u, (0,), statistics=given)[0], normality_norm(u, (0,), statistics=given._replace(lmbda=None))[0])
+    given = Statistics(torch.zeros(1, 2), torch.full((1, 2), 0.5),
+                       torch.ones(1, 2))
+    assert torch.equal(
+        normality_norm(u, (0,), statistics=given)[0],
+        normality_norm(u, (0,), statistics=given._replace(lmbda=None))[0])
     if one.any():
-        assert torch.equal(out[:, one], normality_norm(u, (0,), alpha=0.0)[0][:, one])
+        assert torch.equal(out[:, one],
+                           normality_norm(u, (0,), alpha=0.0)[0][:, one])
 
 
-@pytest.mark.parametrize("shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (2, 3, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (2, 3, 1, 1)])
 def test_given_statistics(shape):
     torch.manual_seed(0)
     per_channel = (1, shape[1], *(1,) * (len(shape) - 2))
-    statistics = Statistics(torch.randn(per_channel), torch.rand(per_channel) + 0.1, torch.rand(per_channel) * 6 - 2)
+    statistics = Statistics(
+        torch.randn(per_channel), torch.rand(per_channel) + 0.1,
+        torch.rand(per_channel) * 6 - 2)
     u, (weight, bias) = torch.randn(shape) * 3, torch.randn(2, *per_channel)
-    exact = core.normality_norm(u.double(), (0,), weight.double(), bias.double(), statistics=Statistics(*(s.double() for s in statistics)))[0]
-    for x in (u, u.to(memory_format=torch.channels_last)) if len(shape) == 4 else (u,):
-        call = native.prepare(x, (0,), weight, bias, Settings(), statistics=statistics)
+    exact = core.normality_norm(
+        u.double(), (0,), weight.double(), bias.double(),
+        statistics=Statistics(*(s.double() for s in statistics)))[0]
+    for x in ((u, u.to(memory_format=torch.channels_last)) if len(shape) == 4
+              else (u,)):
+        call = native.prepare(x, (0,), weight, bias, Settings(),
+                              statistics=statistics)
         out, _ = native.forward(call, x, weight, bias, statistics=statistics)
         assert out.stride() == torch.empty_like(x).stride()
         torch.testing.assert_close(out, exact.float(), rtol=2e-5, atol=2e-5)
-        torch.testing.assert_close(normality_norm(x, (0,), weight, bias, statistics=statistics)[0], out)
+        torch.testing.assert_close(
+            normality_norm(x, (0,), weight, bias, statistics=statistics)[0],
+            out)
     if statistics.lmbda.numel() > 1:
-        assert native.prepare(u, (0,), None, None, Settings(), statistics=statistics._replace(var=statistics.var[:, :1])) is None
+        assert native.prepare(
+            u, (0,), None, None, Settings(),
+            statistics=statistics._replace(var=statistics.var[:, :1])) is None
 
 
-@pytest.mark.parametrize("shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (40, 3, 16, 16)])
+@pytest.mark.parametrize(
+    "shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (40, 3, 16, 16)])
 def test_gradient_for_given_statistics(shape):
-    "A frozen layer: first derivatives by the kernel, for λ = 1, far values and values that `representable` moves too; second derivatives by the definition."
+    """A frozen layer: first derivatives by the kernel, for λ = 1, far values
+    and values that `representable` moves too; second derivatives by the
+    definition.
+    """
     torch.manual_seed(0)
     per_channel = (1, shape[1], *(1,) * (len(shape) - 2))
-    statistics = Statistics(torch.randn(per_channel), torch.rand(per_channel) + 0.1, torch.rand(per_channel) * 4 - 1)
+    statistics = Statistics(
+        torch.randn(per_channel), torch.rand(per_channel) + 0.1,
+        torch.rand(per_channel) * 4 - 1)
     statistics.lmbda[:, 0] = 1
     for scale in (1.0, 1e4, 1e25):
-        leaves = [torch.randn(shape) * scale, torch.randn(per_channel), torch.randn(per_channel)]
+        leaves = [torch.randn(shape) * scale, torch.randn(per_channel),
+                  torch.randn(per_channel)]
         grad, found = torch.randn(shape), []
-        for function, dtype in ((normality_norm, torch.float32), (core.normality_norm, torch.float64)):
-            for memory in (torch.contiguous_format, torch.channels_last) if len(shape) == 4 and dtype == torch.float32 else (torch.contiguous_format,):
+        for function, dtype in ((normality_norm, torch.float32),
+                                (core.normality_norm, torch.float64)):
+            for memory in ((torch.contiguous_format, torch.channels_last)
+                           if len(shape) == 4 and dtype == torch.float32
+                           else (torch.contiguous_format,)):
                 u, weight, bias = (t.to(dtype).requires_grad_() for t in leaves)
-                out = function(u.to(memory_format=memory), (0,), weight, bias, statistics=Statistics(*(t.to(dtype) for t in statistics)))[0]
-                found.append([g.double() for g in torch.autograd.grad(out, (u, weight, bias), grad.to(dtype))])
+                out = function(u.to(memory_format=memory), (0,), weight, bias,
+                               statistics=Statistics(
+                                   *(t.to(dtype) for t in statistics)))[0]
+                found.append([g.double() for g in torch.autograd.grad(
+                                  out, (u, weight, bias), grad.to(dtype))])
         *mine, exact = found
         for of_u, of_weight, of_bias in mine:
             torch.testing.assert_close(of_bias, exact[2], rtol=1e-5, atol=1e-4)
             if scale < 1e20:
                 torch.testing.assert_close(of_u, exact[0], rtol=5e-5, atol=1e-7)
-                assert ((of_weight - exact[1]).abs() <= 1e-5 * exact[1].abs().max()).all()
-            else:                                                   # 0 where the value was moved, else as the definition
+                assert ((of_weight - exact[1]).abs()
+                        <= 1e-5 * exact[1].abs().max()).all()
+            else:  # 0 where the value was moved, else as the definition
                 with set_backend("eager"):
                     u = leaves[0].clone().requires_grad_()
-                    of_eager, = torch.autograd.grad(normality_norm(u, (0,), leaves[1], leaves[2], statistics=statistics)[0], u, grad)
-                torch.testing.assert_close(of_u.float(), of_eager, rtol=1e-4, atol=1e-37)
+                    of_eager, = torch.autograd.grad(
+                        normality_norm(u, (0,), leaves[1], leaves[2],
+                                       statistics=statistics)[0],
+                        u, grad)
+                torch.testing.assert_close(
+                    of_u.float(), of_eager, rtol=1e-4, atol=1e-37)
     u = torch.randn(shape, requires_grad=True)
-    first, = torch.autograd.grad(normality_norm(u, (0,), leaves[1], None, statistics=statistics)[0].square().sum(), u, create_graph=True)
+    first, = torch.autograd.grad(
+        normality_norm(u, (0,), leaves[1], None,
+                       statistics=statistics)[0].square().sum(),
+        u, create_graph=True)
     second, = torch.autograd.grad(first.square().sum(), u)
     with set_backend("eager"):
-        expected, = torch.autograd.grad(normality_norm(u, (0,), leaves[1], None, statistics=statistics)[0].square().sum(), u, create_graph=True)
+        expected, = torch.autograd.grad(
+            normality_norm(u, (0,), leaves[1], None,
+                           statistics=statistics)[0].square().sum(),
+            u, create_graph=True)
         torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(second, torch.autograd.grad(expected.square().sum(), u)[0], rtol=1e-3, atol=1e-3)
-    var = statistics.var.clone().requires_grad_()                   # a derivative that the kernel does not have
-    assert torch.autograd.grad(normality_norm(u, (0,), statistics=statistics._replace(var=var))[0].sum(), var)[0].abs().min() > 0
+        torch.testing.assert_close(
+            second, torch.autograd.grad(expected.square().sum(), u)[0],
+            rtol=1e-3, atol=1e-3)
+    # a derivative that the kernel does not have
+    var = statistics.var.clone().requires_grad_()
+    assert torch.autograd.grad(
+        normality_norm(u, (0,),
+                       statistics=statistics._replace(var=var))[0].sum(),
+        var)[0].abs().min() > 0
 
 
 def transformed(h, lmbda):
@@ -268,7 +408,10 @@ def transformed(h, lmbda):
     x, l = h.double(), lmbda.double()
     eta, ell = torch.where(x < 0, 2 - l, l), x.abs().log1p()
     t = eta * ell
-    return torch.copysign(torch.where(eta == 0, ell, torch.expm1(t) / torch.where(eta == 0, 1.0, eta)), x), t
+    return torch.copysign(
+        torch.where(eta == 0, ell,
+                    torch.expm1(t) / torch.where(eta == 0, 1.0, eta)),
+        x), t
 
 
 def in_ulp(error, exact):
@@ -277,23 +420,38 @@ def in_ulp(error, exact):
 
 
 def by_logarithm(h, lmbda):
-    "The kernel's transform of the columns of a matrix, each with a λ of its own: by logarithm and exponential on every processor."
-    given = Statistics(torch.zeros(1, h.shape[1]), torch.ones(1, h.shape[1]), lmbda[None])
-    return native.forward(native.prepare(h, (0,), None, None, Settings(eps=0.0), statistics=given), h, statistics=given)[0]
+    """The kernel's transform of the columns of a matrix, each with a λ of its
+    own: by logarithm and exponential on every processor.
+    """
+    given = Statistics(torch.zeros(1, h.shape[1]), torch.ones(1, h.shape[1]),
+                       lmbda[None])
+    return native.forward(native.prepare(h, (0,), None, None, Settings(eps=0.0),
+                                         statistics=given),
+                          h, statistics=given)[0]
 
 
 def test_way():
-    "What the compiled kernel says of itself is one of the ways that the chapter lists."
+    """What the compiled kernel says of itself is one of the ways that the
+    chapter lists.
+    """
     lanes, fused, tables = native.way()
-    assert lanes in (4, 8, 16) and tables == (lanes == 16) and (fused or lanes < 16)
+    assert (lanes in (4, 8, 16) and tables == (lanes == 16)
+            and (fused or lanes < 16))
 
 
 def test_bound_of_the_logarithm():
-    """4 + |t|/2 units in the last place, t = ηℓ, on every processor: random and regular h, usual and extreme λ.
-    The worst found, in about a million numbers for each path: 3.5 for |t| < 2, and 0.43 |t| at t = 77."""
+    """4 + |t|/2 units in the last place, t = ηℓ, on every processor: random and
+    regular h, usual and extreme λ.
+
+    The worst found, in about a million numbers for each path: 3.5 for |t| < 2,
+    and 0.43 |t| at t = 77."""
     generator = torch.Generator().manual_seed(11)
-    size = torch.cat([torch.logspace(-29, 4, 3000), 8 * torch.rand(2000, generator=generator), torch.rand(1000, generator=generator)])
-    lmbda = torch.tensor([-12, -5, -3, -1.0, -0.5, -1e-9, 0, 1e-10, 1e-3, 0.1, 0.5, 0.9, 0.99, 1.001, 1.2, 1.7, 1.999, 2, 2.1, 3, 5, 14, *(4 * torch.rand(40, generator=generator) - 1)])
+    size = torch.cat([torch.logspace(-29, 4, 3000),
+                      8 * torch.rand(2000, generator=generator),
+                      torch.rand(1000, generator=generator)])
+    lmbda = torch.tensor([-12, -5, -3, -1.0, -0.5, -1e-9, 0, 1e-10, 1e-3, 0.1,
+                          0.5, 0.9, 0.99, 1.001, 1.2, 1.7, 1.999, 2, 2.1, 3, 5,
+                          14, *(4 * torch.rand(40, generator=generator) - 1)])
     h = torch.cat([size, -size])[:, None].expand(-1, len(lmbda)).contiguous()
     exact, t = transformed(h, lmbda)
     error = in_ulp(by_logarithm(h, lmbda) - exact, exact).abs()
@@ -301,12 +459,16 @@ def test_bound_of_the_logarithm():
 
 
 def test_floor_of_tiny_values():
-    """Where η = 0 is replaced by 10⁻⁹, t = 10⁻⁹h is below the normal numbers for |h| < 8·10⁻³⁰, and has an absolute error of half
-    their distance: 2⁻¹⁵⁰/(10⁻⁹ log₂e), 5·10⁻³⁷, twice that with both roundings. Others have no such floor."""
+    """Where η = 0 is replaced by 10⁻⁹, t = 10⁻⁹h is below the normal numbers
+    for |h| < 8·10⁻³⁰, and has an absolute error of half their distance:
+    2⁻¹⁵⁰/(10⁻⁹ log₂e), 5·10⁻³⁷, twice that with both roundings.
+
+    Others have no such floor."""
     h = torch.logspace(-38, -28, 2000)[:, None].expand(-1, 6).contiguous()
     lmbda = torch.tensor([0.0, 1e-10, 1e-6, 0.5, 1.5, 3.0])
     exact, _ = transformed(h, lmbda)
-    error, ulp = (by_logarithm(h, lmbda) - exact).abs(), 2.0 ** (exact.log2().floor().clamp(min=-126) - 23)
+    error, ulp = ((by_logarithm(h, lmbda) - exact).abs(),
+                  2.0 ** (exact.log2().floor().clamp(min=-126) - 23))
     floor = 2.0**-149 / lmbda.double().clamp(min=1e-9)
     assert (error <= 4 * ulp + floor).all()
     assert (error[h[:, 0] > 8e-30] <= 4 * ulp[h[:, 0] > 8e-30]).all()
@@ -316,82 +478,114 @@ UNIT = 2.0**-24
 
 
 def test_no_bias_of_the_polynomials():
-    """Roundings average out over neighbouring h; a wrong digit of a coefficient or of a table does not. In 400 windows of h, the mean
-    relative error is what the polynomials themselves leave: about one unit of 2⁻²⁴ in the logarithm (η → 0), and with the
-    exponential for η = ½, 2, −1, −2, where 1/η is exact, a little more or less."""
+    """Roundings average out over neighbouring h; a wrong digit of a coefficient
+    or of a table does not.
+
+    In 400 windows of h, the mean relative error is what the polynomials
+    themselves leave: about one unit of 2⁻²⁴ in the logarithm (η → 0), and with
+    the exponential for η = ½, 2, −1, −2, where 1/η is exact, a little more or
+    less."""
     generator = torch.Generator().manual_seed(0)
     window = torch.exp(torch.linspace(math.log(1e-3), math.log(2700), 400))
     h = window * (1 + 0.02 * torch.rand(400, 400, generator=generator))
-    for lmbda, most in ((0.0, 1.25), (0.5, 1.0), (2.0, 1.6), (-1.0, 0.95), (-2.0, 1.25)):
+    for lmbda, most in ((0.0, 1.25), (0.5, 1.0), (2.0, 1.6), (-1.0, 0.95),
+                        (-2.0, 1.25)):
         l = torch.full((400,), lmbda)
         exact, _ = transformed(h, l)
-        assert ((by_logarithm(h, l) / exact - 1).mean(0).abs() / UNIT).max() < most, lmbda
+        assert (((by_logarithm(h, l) / exact - 1).mean(0).abs() / UNIT).max()
+                < most), lmbda
 
 
 def test_correction_for_the_rounded_inverse():
-    """1/η is rounded by a relative `off`, for which t is given the opposite error times a factor, 0.58 or 1.05. Where the exponential's
-    derivative is taken to be what it is (2^r = ¾) the relative error of ψ is then off·(1 − factor · t eᵗ/expm1 t): regressed on 4000 λ."""
+    """1/η is rounded by a relative `off`, for which t is given the opposite
+    error times a factor, 0.58 or 1.05.
+
+    Where the exponential's derivative is taken to be what it is (2^r = ¾) the
+    relative error of ψ is then off·(1 − factor · t eᵗ/expm1 t): regressed on
+    4000 λ."""
     generator = torch.Generator().manual_seed(1)
-    for sign, t, factor in ((1, 1.5849625 * math.log(2), 0.58), (-1, -0.4150375 * math.log(2), 1.05)):
+    for sign, t, factor in ((1, 1.5849625 * math.log(2), 0.58),
+                            (-1, -0.4150375 * math.log(2), 1.05)):
         eta = sign * (0.3 + 2.6 * torch.rand(4000, generator=generator))
         inverse = (1 / eta.double()).float()
         word = inverse.view(torch.int32)
         usual = ~(((word & 0x7FFFFF) > 0x124924) & ((word & 7) == 4))
         off = inverse.double() * eta.double() - 1
-        h = torch.expm1((t + 0.02 * (torch.rand(200, 4000, generator=generator) - 0.5)) / eta)
+        h = torch.expm1(
+            (t + 0.02 * (torch.rand(200, 4000, generator=generator) - 0.5))
+            / eta)
         error = (by_logarithm(h, eta) / transformed(h, eta)[0] - 1).mean(0)
         error = error - error[usual].mean()
         slope = (off * error)[usual].sum() / off[usual].square().sum()
-        assert abs(slope - (1 - factor * t * math.exp(t) / math.expm1(t))) < 0.04
+        assert (
+            abs(slope - (1 - factor * t * math.exp(t) / math.expm1(t))) < 0.04)
 
 
 def slopes(lmbda, extreme, at, n):
-    """∂ψ/∂λ at elements of a unit by the kernel's backward pass and in float64. With a huge α the gradient of the other elements is
-    this slope times a vector that is the same for all: divided by that of a reference element, where the slope is known."""
+    """∂ψ/∂λ at elements of a unit by the kernel's backward pass and in float64.
+
+    With a huge α the gradient of the other elements is this slope times a
+    vector that is the same for all: divided by that of a reference element,
+    where the slope is known."""
     generator = torch.Generator().manual_seed(2)
     u = torch.randn(1, n, generator=generator)
     u[0, :len(extreme)] = torch.tensor(extreme)
-    numbers = native.forward(native.prepare(u, (1,), None, None, Settings(eps=0.0)), u)[1].clone()
+    numbers = native.forward(
+        native.prepare(u, (1,), None, None, Settings(eps=0.0)), u)[1].clone()
     numbers[2] = lmbda
     call, found = native.prepare(u, (1,), None, None, Settings(eps=0.0)), []
-    call = call._replace(fixed=call.fixed[:-16] + struct.pack("d", 1e9) + call.fixed[-8:])
+    call = call._replace(
+        fixed=call.fixed[:-16] + struct.pack("d", 1e9) + call.fixed[-8:])
     for j in at:
         grad = torch.zeros(1, n)
         grad[0, j] = 1
-        found.append(native.backward(call, grad, u, None, None, numbers)[0][0, len(extreme):].double())
+        found.append(native.backward(call, grad, u, None, None,
+                                     numbers)[0][0, len(extreme):].double())
     x = u[0].double()
     k = (x - x.mean()) / x.std(correction=0)
     expected = power_transform_derivative(k[list(at)], numbers[2].double(), 1)
     biggest = found[0].abs().argmax()
-    return torch.stack([f[biggest] / found[0][biggest] for f in found]), expected / expected[0], k[list(at)]
+    return (torch.stack([f[biggest] / found[0][biggest] for f in found]),
+            expected / expected[0], k[list(at)])
 
 
 @pytest.mark.parametrize("lmbda", [0.03, 1.97, -0.03, 0.2, 1.8])
 def test_slope_in_lambda_of_one_element(lmbda):
-    "By its series where η is small and |t| < 1, without which 2⁻²⁴/t is lost; by the formula where t is larger, up to which the series holds."
+    """By its series where η is small and |t| < 1, without which 2⁻²⁴/t is lost;
+    by the formula where t is larger, up to which the series holds.
+    """
     side = -1.0 if lmbda > 1 else 1.0
-    found, expected, k = slopes(lmbda, [side * x for x in (0.7, 0.3, 0.5, 1.1, 1.9)], range(5), 64)
+    found, expected, k = slopes(
+        lmbda, [side * x for x in (0.7, 0.3, 0.5, 1.1, 1.9)], range(5), 64)
     assert (k * side > 0).all()
     assert ((found / expected - 1).abs() < 12 * UNIT).all()
 
 
 def test_slope_in_lambda_beyond_its_series():
-    "An element at 700 σ of a million, with |t| = ηℓ up to 1.6: where ten terms of the series are not enough."
+    """An element at 700 σ of a million, with |t| = ηℓ up to 1.6: where ten
+    terms of the series are not enough.
+    """
     for lmbda, side in ((0.24, 1.0), (-0.24, 1.0), (1.76, -1.0)):
-        found, expected, k = slopes(lmbda, [side * x for x in (2e3, 7e3, 3e3)], range(3), 10**6)
+        found, expected, k = slopes(
+            lmbda, [side * x for x in (2e3, 7e3, 3e3)], range(3), 10**6)
         assert (k * side)[1] > 600
         assert ((found / expected - 1).abs() < 16 * UNIT).all()
 
 
 def test_logarithm_of_the_nearby_value():
-    "ℓ of h from ℓ of k by one term of a series, by two, or by a logarithm of its own: no bias of more than a unit and a half on either side of each border."
-    u = torch.arange(-31, 33).float()[None] / 16 + torch.tensor([0.0, 0.25]).repeat(32)[None]
+    """ℓ of h from ℓ of k by one term of a series, by two, or by a logarithm of
+    its own: no bias of more than a unit and a half on either side of each
+    border.
+    """
+    u = (torch.arange(-31, 33).float()[None] / 16
+         + torch.tensor([0.0, 0.25]).repeat(32)[None])
     u = torch.cat([u, 2 * u], 1)
     x = u.double()
     var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
     for gap in (1.1e-4, 1.3e-4, 1e-3, 3.9e-3, 4.1e-3, 1e-2, 3e-2):
         eps = (var / (1 - gap) ** 2 - var).item()
-        out, numbers = native.forward(native.prepare(u, (1,), None, None, Settings(eps=eps)), u)
+        out, numbers = native.forward(
+            native.prepare(u, (1,), None, None, Settings(eps=eps)), u)
         h = (x - mean) / (var + eps).sqrt()
         exact = transformed(h, numbers[2])[0]
         assert ((out / exact - 1)[h.abs() > 0.3].mean().abs() < 1.5 * UNIT), gap
@@ -399,7 +593,9 @@ def test_logarithm_of_the_nearby_value():
 
 @pytest.mark.parametrize("lmbda", [0.0, 0.5])
 def test_identity_among_others(lmbda):
-    "In a matrix, a column with λ = 1 keeps its values exactly though its neighbours are transformed."
+    """In a matrix, a column with λ = 1 keeps its values exactly though its
+    neighbours are transformed.
+    """
     h = torch.randn(50, 5)
     l = torch.tensor([1.0, lmbda, 1.0, lmbda, 1.0])
     assert torch.equal(by_logarithm(h, l)[:, ::2], h[:, ::2])
@@ -407,35 +603,54 @@ def test_identity_among_others(lmbda):
 
 @pytest.mark.parametrize("lmbda", [-12.0, -14.0, 14.0, 11.0, 30.0])
 def test_large_exponents(lmbda):
-    "|η| > 10, where t passes what the fast exponential covers long before ℓ does: up to the largest numbers, then as `representable`."
+    """|η| > 10, where t passes what the fast exponential covers long before ℓ
+    does: up to the largest numbers, then as `representable`.
+    """
     t = torch.cat([torch.linspace(1, 79, 200), torch.linspace(79, 90, 300)])
     eta = max(lmbda, 2 - lmbda)
     h = torch.copysign(torch.expm1(t / eta), torch.tensor(lmbda))[:, None]
-    for u in (h, h.t()[None].contiguous(), h.repeat(4, 1).t()[None].contiguous()):
-        given = Statistics(*(torch.full((1,) * u.ndim, x) for x in (0.0, 1.0, lmbda)))
-        out = native.forward(native.prepare(u, (0,), None, None, Settings(eps=0.0), statistics=given), u, statistics=given)[0].flatten()[:500]
-        exact = core.normality_norm(h.double(), (0,), eps=0.0, statistics=Statistics(*(torch.full((1, 1), x).double() for x in (0.0, 1.0, lmbda))))[0][:, 0]
+    for u in (h, h.t()[None].contiguous(),
+              h.repeat(4, 1).t()[None].contiguous()):
+        given = Statistics(
+            *(torch.full((1,) * u.ndim, x) for x in (0.0, 1.0, lmbda)))
+        out = native.forward(native.prepare(u, (0,), None, None,
+                                            Settings(eps=0.0),
+                                            statistics=given),
+                             u, statistics=given)[0].flatten()[:500]
+        exact = core.normality_norm(
+            h.double(), (0,), eps=0.0,
+            statistics=Statistics(*(torch.full((1, 1), x).double()
+                                    for x in (0.0, 1.0, lmbda))))[0][:, 0]
         top = math.log(torch.finfo(torch.float32).max) - 0.7
         limit = math.copysign(math.expm1(top) / eta, lmbda)
         exact = torch.where(exact.abs() > abs(limit), limit, exact)
-        assert (in_ulp(out - exact, exact).abs() <= 4 + t / 2 + 2 * eta).all()       # and h has a rounding, of which ηh/(1+h) arrives
+        # and h has a rounding, of which ηh/(1+h) arrives
+        assert (in_ulp(out - exact, exact).abs() <= 4 + t / 2 + 2 * eta).all()
 
 
 def test_tiny_variances():
-    """Without ε: variances down to the smallest normal number are computed in double, and λ̂ is 1 below 10⁻³¹ as in the definition
-    (in float32: a variance's own terms could not be represented there; in float64 the limit is 10⁻²⁹²)."""
+    """Without ε: variances down to the smallest normal number are computed in
+    double, and λ̂ is 1 below 10⁻³¹ as in the definition (in float32: a
+    variance's own terms could not be represented there; in float64 the limit is
+    10⁻²⁹²)."""
     torch.manual_seed(0)
     unit = torch.randn(64, 1).exp()
-    for scale, constant in ((1e-15, False), (4e-16, False), (1e-16, False), (5e-17, True), (1e-17, True), (1e-18, True), (3e-20, True)):
+    for scale, constant in ((1e-15, False), (4e-16, False), (1e-16, False),
+                            (5e-17, True), (1e-17, True), (1e-18, True),
+                            (3e-20, True)):
         u = unit * scale
-        found, reference = (derivatives(f, u / 1, (0,), None, eps=0.0) for f in (normality_norm, core.normality_norm))
+        found, reference = (derivatives(f, u / 1, (0,), None, eps=0.0)
+                            for f in (normality_norm, core.normality_norm))
         var = u.double().var(correction=0).item()
         assert (var < 2.0**-126 / 2.0**-23) == constant
-        assert (found[3].item() == 1) == (reference[3].item() == 1) == constant, scale
-        torch.testing.assert_close(found[2].double().item(), var, rtol=1e-6, atol=0)
+        assert ((found[3].item() == 1) == (reference[3].item() == 1)
+                == constant), scale
+        torch.testing.assert_close(
+            found[2].double().item(), var, rtol=1e-6, atol=0)
         for f, r in zip(found, reference):
             assert (f - r).abs().max() <= 2e-5 * r.abs().max(), scale
-    for s in (1.3e-22, 1.21e-20, 1.7e-20, 2.9e-20):                     # the square in float would have an error of up to 5 %
+    # the square in float would have an error of up to 5 %
+    for s in (1.3e-22, 1.21e-20, 1.7e-20, 2.9e-20):
         u = torch.tensor([s, -s] * 32)[:, None]
         out = normality_norm(u, (0,), eps=0.0)[0]
         torch.testing.assert_close(out, u.sign(), rtol=3e-7, atol=0)
@@ -446,76 +661,120 @@ def test_outlier_at_the_border_of_the_table():
     for value in (14.0, 14.9, 15.3, 15.9, 16.5):
         u = torch.randn(1, 20000, generator=torch.Generator().manual_seed(4))
         u[0, 0] = value * 1.0
-        found, reference = (derivatives(f, u, (1,), None, d) for f, d in ((normality_norm, None), (core.normality_norm, torch.float64)))
+        found, reference = (derivatives(f, u, (1,), None, d)
+                            for f, d in ((normality_norm, None),
+                                         (core.normality_norm, torch.float64)))
         for f, r in zip(found, reference):
             assert (f - r).abs().max() <= 1e-5 * r.abs().max()
 
 
-@pytest.mark.parametrize("layout", ["long", "matrix", "channels last", "mixed matrix"])
+@pytest.mark.parametrize(
+    "layout", ["long", "matrix", "channels last", "mixed matrix"])
 def test_frozen_layer_with_values_that_are_not_finite(layout):
-    "Given statistics: output and gradients are those of the definition, in NaN and infinities too, wherever one stands."
-    shape = {"long": (4, 3, 20, 20), "channels last": (4, 3, 5, 5)}.get(layout, (40, 3))
-    memory = torch.channels_last if layout == "channels last" else torch.contiguous_format
+    """Given statistics: output and gradients are those of the definition, in
+    NaN and infinities too, wherever one stands.
+    """
+    shape = {"long": (4, 3, 20, 20),
+             "channels last": (4, 3, 5, 5)}.get(layout, (40, 3))
+    memory = (torch.channels_last if layout == "channels last"
+              else torch.contiguous_format)
     column = (1, 3, *(1,) * (len(shape) - 2))
     at = (0, 1, *(0,) * (len(shape) - 2))
     for lmbda in (None, -12.0, 0.0, 0.5, 1.0, 2.0, 3.0):
         for value in (torch.nan, torch.inf, -torch.inf):
             for place in ("u", "grad", "mean", "var", "weight", "bias"):
                 torch.manual_seed(0)
-                tensors = {"u": torch.randn(shape).to(memory_format=memory), "grad": torch.randn(shape).to(memory_format=memory), "mean": torch.randn(column) / 10,
-                           "var": torch.rand(column) + 0.5, "weight": torch.rand(column) + 0.5, "bias": torch.randn(column)}
+                tensors = {"u": torch.randn(shape).to(memory_format=memory),
+                           "grad": torch.randn(shape).to(memory_format=memory),
+                           "mean": torch.randn(column) / 10,
+                           "var": torch.rand(column) + 0.5,
+                           "weight": torch.rand(column) + 0.5,
+                           "bias": torch.randn(column)}
                 l = None if lmbda is None else torch.full(column, lmbda)
                 if layout == "mixed matrix" and l is not None:
                     l[:, 0], l[:, 2] = 1, 0.3
                 tensors[place][at] = value
                 both = []
                 for backend in ("native", "eager"):
-                    leaves = [tensors[name].clone(memory_format=torch.preserve_format).requires_grad_() for name in ("u", "weight", "bias")]
+                    leaves = [
+                        tensors[name].clone(memory_format=torch.preserve_format)
+                            .requires_grad_()
+                        for name in ("u", "weight", "bias")]
                     with set_backend(backend):
-                        out = normality_norm(leaves[0], (0,), *leaves[1:], statistics=Statistics(tensors["mean"], tensors["var"], l))[0]
-                    both.append([out.detach(), *torch.autograd.grad(out, leaves, tensors["grad"])])
+                        out = normality_norm(leaves[0], (0,), *leaves[1:],
+                                             statistics=Statistics(
+                                                 tensors["mean"],
+                                                 tensors["var"], l))[0]
+                    both.append([out.detach(), *torch.autograd.grad(
+                                    out, leaves, tensors["grad"])])
                 for f, e in zip(*both):
                     usual = e.isfinite()
-                    assert torch.equal(torch.where(usual, 0, f).nan_to_num(9), torch.where(usual, 0, e).nan_to_num(9)) and f[usual].isfinite().all(), (lmbda, value, place)
-                    torch.testing.assert_close(f[usual], e[usual], rtol=1e-3, atol=1e-4)
+                    assert (
+                        torch.equal(torch.where(usual, 0, f).nan_to_num(9),
+                                    torch.where(usual, 0, e).nan_to_num(9))
+                        and f[usual].isfinite().all()), (lmbda, value, place)
+                    torch.testing.assert_close(
+                        f[usual], e[usual], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-30, 1e30, 3e38, -1e-38])
 def test_weights_of_any_size(weight):
-    "A table holds coefficients times the weight: not where these could not be represented."
-    u, statistics = torch.randn(2, 1, 600), Statistics(torch.zeros(1, 1, 1), torch.ones(1, 1, 1), torch.full((1, 1, 1), 0.5))
+    """A table holds coefficients times the weight: not where these could not be
+    represented.
+    """
+    u, statistics = torch.randn(2, 1, 600), Statistics(
+        torch.zeros(1, 1, 1), torch.ones(1, 1, 1), torch.full((1, 1, 1), 0.5))
     w = torch.full((1, 1, 1), weight)
-    found, expected = (f(u, (0, 2), w, None, statistics=statistics)[0] for f in (normality_norm, core.normality_norm))
+    found, expected = (f(u, (0, 2), w, None, statistics=statistics)[0]
+                       for f in (normality_norm, core.normality_norm))
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-45)
 
 
 def test_addresses_of_freed_memory():
-    "Each of the kernel's functions refuses an address of nothing that it needs, and 1, which marks an optional tensor without memory; then it has written nothing."
+    """Each of the kernel's functions refuses an address of nothing that it
+    needs, and 1, which marks an optional tensor without memory; then it has
+    written nothing.
+    """
     u, out = torch.randn(4, 3), torch.full((4, 3), 7.0)
     call = native.prepare(u, (0,), None, None, Settings())
     given = Statistics(torch.zeros(1, 3), torch.ones(1, 3), torch.ones(1, 3))
     frozen = native.prepare(u, (0,), None, None, Settings(), statistics=given)
     numbers, many = native.forward(call, u)[1], torch.zeros(64)
-    spots = [u.data_ptr(), u.data_ptr(), out.data_ptr(), 0, 0, *(numbers.data_ptr() + 12 * i for i in range(4)), *(0,) * 5]
+    spots = [u.data_ptr(), u.data_ptr(), out.data_ptr(), 0, 0,
+             *(numbers.data_ptr() + 12 * i for i in range(4)), *(0,) * 5]
 
     def job(which, spots):
-        return struct.pack("14P", *spots) + which.fixed + struct.pack("qQQd", 1, 0, 0, 0.5)
+        return (struct.pack("14P", *spots) + which.fixed
+                + struct.pack("qQQd", 1, 0, 0, 0.5))
 
     library, freed = native.library(), "its storage was freed"
-    for function, which, needed in ((library.normalnorm_forward, call, (0, 2)), (library.normalnorm_backward, call, (0, 1, 2, 5, 6, 7, 8)),
-                                    (library.normalnorm_forward, frozen, (0, 2, 5, 6, 7)), (library.normalnorm_given_backward, frozen, (0, 1, 2, 5, 6, 7))):
-        good = [many.data_ptr() if i >= 5 and which is frozen and i < 8 else x for i, x in enumerate(spots)]
+    for function, which, needed in (
+        (library.normalnorm_forward, call, (0, 2)),
+        (library.normalnorm_backward, call, (0, 1, 2, 5, 6, 7, 8)),
+        (library.normalnorm_forward, frozen, (0, 2, 5, 6, 7)),
+        (library.normalnorm_given_backward, frozen, (0, 1, 2, 5, 6, 7))
+    ):
+        good = [many.data_ptr() if i >= 5 and which is frozen and i < 8 else x
+                for i, x in enumerate(spots)]
         function(job(which, good))
-        optional = (3, 4, 11, 12, 13) if function is library.normalnorm_forward else (3, 9, 10)
-        for i, address in [(i, a) for i in needed for a in (0, 1)] + [(i, 1) for i in optional]:
+        optional = ((3, 4, 11, 12, 13) if function is library.normalnorm_forward
+                    else (3, 9, 10))
+        for i, address in ([(i, a) for i in needed for a in (0, 1)]
+                           + [(i, 1) for i in optional]):
             out.fill_(7)
             with pytest.raises(RuntimeError, match=freed):
-                function(job(which, [address if k == i else x for k, x in enumerate(good)]))
+                function(job(which, [address if k == i else x
+                                     for k, x in enumerate(good)]))
             assert (out == 7).all()
-    for function, needed in ((library.normalnorm_proxy_forward, (0, 1, 4, 5, 6)), (library.normalnorm_proxy_backward, (0, 7, 8, 9))):
+    for function, needed in ((library.normalnorm_proxy_forward,
+                              (0, 1, 4, 5, 6)),
+                             (library.normalnorm_proxy_backward, (0, 7, 8, 9))):
         for i in needed:
             with pytest.raises(RuntimeError, match=freed):
-                function(struct.pack("14P4qd", *[0 if k == i else many.data_ptr() for k in range(14)], 1, 1, 0, 1, 0.0))
+                function(struct.pack("14P4qd",
+                                     *[0 if k == i else many.data_ptr()
+                                       for k in range(14)],
+                                     1, 1, 0, 1, 0.0))
     with pytest.raises(RuntimeError, match=freed):
         library.normalnorm_normals(0, 4, 1, None)
 
@@ -525,17 +784,25 @@ MEMORY = """
     from normalnorm.layers import native
     native.library()
     def used():
-        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
+        return next(int(line.split()[1]) for line in open("/proc/self/status")
+                    if line.startswith("VmSize")) * 1024
     def limit(room):
-        resource.setrlimit(resource.RLIMIT_AS, (used() + room if room else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS,
+                           (used() + room if room else resource.RLIM_INFINITY,
+                            resource.RLIM_INFINITY))
     torch.set_num_threads(int(sys.argv[1]))
     x = torch.randn(2000, 64).matmul(torch.randn(64, 64)).requires_grad_()
-    out = normalnorm.LayerNormalNorm(64)(x)                         # threads and modules are there before the limit
+    # threads and modules are there before the limit
+    out = normalnorm.LayerNormalNorm(64)(x)
     torch.autograd.grad(out, x, torch.ones_like(out))
     n = 2_000_000
     refused = 0
-    for make, shape in ((lambda: normalnorm.LayerNormalNorm(n), (1, n)), (lambda: normalnorm.BatchNormalNorm1d(1), (n, 1)), (lambda: normalnorm.BatchNormalNorm2d(2), (2, 2, 1, n // 4)),
-                        (lambda: normalnorm.BatchNormalNorm1d(n).eval(), (1, n))):
+    for make, shape in (
+        (lambda: normalnorm.LayerNormalNorm(n), (1, n)),
+        (lambda: normalnorm.BatchNormalNorm1d(1), (n, 1)),
+        (lambda: normalnorm.BatchNormalNorm2d(2), (2, 2, 1, n // 4)),
+        (lambda: normalnorm.BatchNormalNorm1d(n).eval(), (1, n))
+    ):
         layer, u = make(), torch.randn(shape, requires_grad=True)
         grad = torch.ones(shape)
         for step in ("forward", "backward"):
@@ -546,13 +813,21 @@ MEMORY = """
             for room in (10_000_000, 19_000_000, 30_000_000, 60_000_000):
                 limit(room)
                 try:
-                    found = layer(u.detach()) if step == "forward" else torch.autograd.grad(out, u, grad, retain_graph=True)
-                except (RuntimeError, MemoryError) as error:            # the second is Python's own
+                    found = (layer(u.detach()) if step == "forward"
+                             else torch.autograd.grad(
+                                 out, u, grad, retain_graph=True))
+                except (RuntimeError, MemoryError) as error:
+                    # the second is Python's own
                     limit(0)
-                    assert isinstance(error, MemoryError) or "allocate" in str(error), error
+                    assert (isinstance(error, MemoryError)
+                            or "allocate" in str(error)), error
                     refused += "native kernel could not allocate" in str(error)
-                    own = [b for name, b in layer.named_buffers() if "tracked" not in name]
-                    assert all(torch.equal(a, b) for a, b in zip(own, [b for (name, _), b in zip(layer.named_buffers(), buffers) if "tracked" not in name])), "moved"
+                    own = [b for name, b in layer.named_buffers()
+                           if "tracked" not in name]
+                    assert all(torch.equal(a, b) for a, b in zip(own, [
+                                   b for (name, _), b in zip(
+                                       layer.named_buffers(), buffers)
+                                   if "tracked" not in name])), "moved"
                 else:
                     limit(0)
                     break
@@ -562,82 +837,132 @@ MEMORY = """
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space as Linux does")
+@pytest.mark.skipif(not sys.platform.startswith("linux"),
+                    reason="limits the address space as Linux does")
 def test_out_of_memory():
-    "With little memory left: an exception, no crash; no running average has moved; and the next call works."
-    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(MEMORY), "2"], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-2000:])
+    """With little memory left: an exception, no crash; no running average has
+    moved; and the next call works.
+    """
+    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {
+        "PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(MEMORY), "2"],
+                          env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (
+        done.returncode, done.stdout, done.stderr[-2000:])
     assert int(done.stdout.split()[-1]) >= 4, done.stdout
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of the files that a process has mapped")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(),
+                    reason="no list of the files that a process has mapped")
 def test_nothing_is_thrown_across_c():
     "The compiled kernel does not call `operator new`, nor throw."
-    native.library()                        # a file that was loaded when it had just been compiled has another name by now
-    mapped = {row.split(maxsplit=5)[-1] for row in Path("/proc/self/maps").read_text().splitlines() if re.search(r"/native-[^/]*\.so$", row)}
+    # a file that was loaded when it had just been compiled has another name by
+    # now
+    native.library()
+    mapped = {row.split(maxsplit=5)[-1]
+              for row in Path("/proc/self/maps").read_text().splitlines()
+              if re.search(r"/native-[^/]*\.so$", row)}
     assert mapped
     for file in mapped:
-        assert not {symbol for symbol in (b"_Znwm", b"_Znam", b"__cxa_throw", b"__cxa_allocate_exception") if symbol in Path(file).read_bytes()}
+        assert not {symbol for symbol in (b"_Znwm", b"_Znam", b"__cxa_throw",
+                                          b"__cxa_allocate_exception")
+                    if symbol in Path(file).read_bytes()}
 
 
-@pytest.mark.parametrize("lmbda", [-1.0, -0.3, 0.0, 1e-3, 0.5, 0.99, 1.001, 1.7, 2.0, 3.0])
+@pytest.mark.parametrize(
+    "lmbda", [-1.0, -0.3, 0.0, 1e-3, 0.5, 0.99, 1.001, 1.7, 2.0, 3.0])
 def test_by_pieces(lmbda):
-    """The table of polynomials: four units in the last place, at the borders of its pieces too. Values beyond it,
-    NaN and infinity go by the logarithm, and so does everything where there is no table, with the bound of that way."""
-    borders = torch.cat([2.0**o * (1 + torch.arange(4) / 4) - 1 for o in range(4)])
-    h = torch.cat([torch.randn(4000), torch.logspace(-30, 1.2, 4000), borders, torch.nextafter(borders, torch.tensor(0.0)), torch.nextafter(borders, torch.tensor(9e9))])
+    """The table of polynomials: four units in the last place, at the borders of
+    its pieces too.
+
+    Values beyond it, NaN and infinity go by the logarithm, and so does
+    everything where there is no table, with the bound of that way."""
+    borders = torch.cat(
+        [2.0**o * (1 + torch.arange(4) / 4) - 1 for o in range(4)])
+    h = torch.cat([torch.randn(4000), torch.logspace(-30, 1.2, 4000), borders,
+                   torch.nextafter(borders, torch.tensor(0.0)),
+                   torch.nextafter(borders, torch.tensor(9e9))])
     h = torch.cat([h, -h])
-    given = Statistics(torch.zeros(1, 1, 1), torch.ones(1, 1, 1), torch.full((1, 1, 1), lmbda))
+    given = Statistics(torch.zeros(1, 1, 1), torch.ones(1, 1, 1),
+                       torch.full((1, 1, 1), lmbda))
 
     def evaluated(u):
-        return native.forward(native.prepare(u, (0,), None, None, Settings(eps=0.0), statistics=given), u, statistics=given)[0]
+        return native.forward(native.prepare(u, (0,), None, None,
+                                             Settings(eps=0.0),
+                                             statistics=given),
+                              u, statistics=given)[0]
 
     inside = h[(h.abs() < 15) & (h.abs() > 1e-29)]
     exact, t = transformed(inside, torch.tensor(lmbda))
     bound = 4 if native.way().tables else 4 + t.abs() / 2
-    assert (in_ulp(evaluated(inside[None, None])[0, 0] - exact, exact).abs() < bound).all()
-    beyond = torch.cat([torch.linspace(14.9, 40, 600), -torch.linspace(14.9, 40, 600)])
+    assert (in_ulp(evaluated(inside[None, None])[0, 0] - exact, exact).abs()
+            < bound).all()
+    beyond = torch.cat(
+        [torch.linspace(14.9, 40, 600), -torch.linspace(14.9, 40, 600)])
     exact, t = transformed(beyond, torch.tensor(lmbda))
-    assert (in_ulp(evaluated(beyond[None, None])[0, 0] - exact, exact).abs() < 4 + t.abs() / 2).all()
+    assert (in_ulp(evaluated(beyond[None, None])[0, 0] - exact, exact).abs()
+            < 4 + t.abs() / 2).all()
     mixed = torch.randn(3, 1, 700)
     mixed[1, 0, 5:9] = torch.tensor([torch.nan, torch.inf, 16.5, -1e9])
     out, usual = evaluated(mixed), mixed.abs() < 1e10
     expected = core.normality_norm(mixed, (0, 2), eps=0.0, statistics=given)[0]
-    torch.testing.assert_close(out[usual], expected[usual], rtol=3e-5, atol=1e-7)
+    torch.testing.assert_close(
+        out[usual], expected[usual], rtol=3e-5, atol=1e-7)
     assert torch.equal(out.isfinite() | mixed.isinf(), usual | mixed.isinf())
 
 
 def test_large_unit_with_an_outlier():
-    "Beyond the table; and a first element far from the mean, or the mean far from the deviation."
+    """Beyond the table; and a first element far from the mean, or the mean far
+    from the deviation.
+    """
     for first, shift in ((40.0, 0.0), (1e4, 0.0), (0.0, 1e4)):
         torch.manual_seed(0)
         u = torch.randn(5, 2, 40, 40) + shift
         u[0, :, 0, 0] += first
-        found, reference = (derivatives(f, u, (0, 2, 3), (1, 2, 1, 1), d) for f, d in ((normality_norm, None), (core.normality_norm, torch.float64)))
+        found, reference = (derivatives(f, u, (0, 2, 3), (1, 2, 1, 1), d)
+                            for f, d in ((normality_norm, None),
+                                         (core.normality_norm, torch.float64)))
         for f, r in zip(found, reference):
-            assert (f - r).abs().max() <= (2e-4 if first > 100 else 2e-5) * r.abs().max()
+            assert ((f - r).abs().max()
+                    <= (2e-4 if first > 100 else 2e-5) * r.abs().max())
 
 
 def test_evaluation_far_outside():
-    "Values beyond what the fast exponential covers are computed number by number: as the definition, also NaN and infinity."
-    u = torch.tensor([0.0, 1.0, -1.0, 1e6, -1e6, 1e20, -1e20, 3e38, -3e38, torch.inf, -torch.inf, torch.nan] * 4)
+    """Values beyond what the fast exponential covers are computed number by
+    number: as the definition, also NaN and infinity.
+    """
+    u = torch.tensor([0.0, 1.0, -1.0, 1e6, -1e6, 1e20, -1e20, 3e38, -3e38,
+                      torch.inf, -torch.inf, torch.nan] * 4)
     for lmbda in (-3.0, 0.0, 0.5, 1.0, 2.0, 3.0, 5.0):
-        given = Statistics(torch.zeros(1, 1), torch.ones(1, 1), torch.full((1, 1), lmbda))
-        out = native.forward(native.prepare(u[:, None], (0,), None, None, Settings(eps=0.0), statistics=given), u[:, None], statistics=given)[0][:, 0]
+        given = Statistics(torch.zeros(1, 1), torch.ones(1, 1),
+                           torch.full((1, 1), lmbda))
+        out = native.forward(native.prepare(u[:, None], (0,), None, None,
+                                            Settings(eps=0.0),
+                                            statistics=given),
+                             u[:, None], statistics=given)[0][:, 0]
         usual = u.abs() <= 1e6
-        exact = core.normality_norm(u[usual][:, None].double(), (0,), eps=0.0, statistics=Statistics(*(s.double() for s in given)))[0][:, 0]
+        exact = core.normality_norm(
+            u[usual][:, None].double(), (0,), eps=0.0,
+            statistics=Statistics(*(s.double() for s in given)))[0][:, 0]
         torch.testing.assert_close(out[usual], exact.float(), rtol=3e-5, atol=0)
-        assert out[u.isnan()].isnan().all() and (out[~u.isnan()].sign() == u[~u.isnan()].sign()).all()
+        assert (out[u.isnan()].isnan().all()
+                and (out[~u.isnan()].sign() == u[~u.isnan()].sign()).all())
         ordered = out[u.isfinite()][u[u.isfinite()].argsort()]
         assert ordered.isfinite().all() and (ordered.diff() >= 0).all()
 
 
 def test_heavy_tails():
-    "λ̂ far outside [0, 2], small η, and a unit whose λ̂ leaves the fast exponential."
+    """λ̂ far outside [0, 2], small η, and a unit whose λ̂ leaves the fast
+    exponential.
+    """
     torch.manual_seed(0)
-    u = torch.cat([torch.randn(2000, 6).double().exp() ** torch.tensor([1.0, 2.0, 3.0, 4.0, 6.0, 8.0]), -torch.randn(2000, 2).double().exp() ** 3], 1).float()
-    found, reference = (derivatives(f, u, (0,), (8,), d) for f, d in ((normality_norm, None), (core.normality_norm, torch.float64)))
+    u = torch.cat([torch.randn(2000, 6).double().exp() ** torch.tensor(
+                       [1.0, 2.0, 3.0, 4.0, 6.0, 8.0]),
+                   -torch.randn(2000, 2).double().exp() ** 3],
+                  1).float()
+    found, reference = (derivatives(f, u, (0,), (8,), d)
+                        for f, d in ((normality_norm, None),
+                                     (core.normality_norm, torch.float64)))
     assert reference[3].min() < -1 and reference[3].max() > 2
     for f, r in zip(found, reference):
         assert ((f - r).abs().amax(0) <= 2e-4 * r.abs().amax(0) + 1e-6).all()
@@ -658,41 +983,73 @@ def test_choices():
 
 def test_what_is_left_to_the_definition():
     u = torch.randn(8, 3)
-    for dtype, options in ((torch.float64, {}), (torch.float32, {"safeguard": True}), (torch.float32, {"steps": 2})):
+    for dtype, options in ((torch.float64, {}),
+                           (torch.float32, {"safeguard": True}),
+                           (torch.float32, {"steps": 2})):
         x = u.to(dtype)
-        assert torch.equal(normality_norm(x, (0,), **options)[0], core.normality_norm(x, (0,), **options)[0])
-    assert torch.func.vmap(lambda x: normality_norm(x, (0,))[0])(torch.randn(4, 8, 3)).shape == (4, 8, 3)
-    by_func, x = torch.func.grad(lambda x: normality_norm(x, (0,))[0].pow(3).sum())(u), u.clone().requires_grad_()
-    torch.testing.assert_close(by_func, torch.autograd.grad(normality_norm(x, (0,))[0].pow(3).sum(), x)[0], rtol=1e-4, atol=1e-4)
+        assert torch.equal(normality_norm(x, (0,), **options)[0],
+                           core.normality_norm(x, (0,), **options)[0])
+    assert (torch.func.vmap(lambda x: normality_norm(x, (0,))[0])(
+                torch.randn(4, 8, 3)).shape == (4, 8, 3))
+    by_func, x = (
+        torch.func.grad(lambda x: normality_norm(x, (0,))[0].pow(3).sum())(u),
+        u.clone().requires_grad_())
+    torch.testing.assert_close(
+        by_func,
+        torch.autograd.grad(normality_norm(x, (0,))[0].pow(3).sum(), x)[0],
+        rtol=1e-4, atol=1e-4)
     assert normality_norm(u[:0], (1,))[0].shape == (0, 3)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batched_gradients(training):
-    "All rows of a Jacobian at once: `is_grads_batched`, `jacobian(vectorize=True)`, `jacrev`."
+    """All rows of a Jacobian at once: `is_grads_batched`,
+    `jacobian(vectorize=True)`, `jacrev`.
+    """
     torch.manual_seed(0)
-    layer = normalnorm.BatchNormalNorm1d(3, noise=0.0, track_running_stats=not training).train(training)
+    layer = normalnorm.BatchNormalNorm1d(
+        3, noise=0.0, track_running_stats=not training).train(training)
     if not training:
         layer.running_lambda.fill_(0.4)
     u = torch.randn(5, 3)
     rows = torch.autograd.functional.jacobian(layer, u)
-    torch.testing.assert_close(torch.autograd.functional.jacobian(layer, u, vectorize=True), rows, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(torch.func.jacrev(layer)(u), rows, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        torch.autograd.functional.jacobian(layer, u, vectorize=True), rows,
+        rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        torch.func.jacrev(layer)(u), rows, rtol=1e-4, atol=1e-6)
     x, weight = u.clone().requires_grad_(), layer.weight
     grads = torch.randn(4, 5, 3)
-    for together, g in zip(zip(*torch.autograd.grad(layer(x), (x, weight), grads, is_grads_batched=True)), grads):
-        for found, expected in zip(together, torch.autograd.grad(layer(x), (x, weight), g)):
+    for together, g in zip(zip(*torch.autograd.grad(layer(x), (x, weight),
+                                                    grads,
+                                                    is_grads_batched=True)),
+                           grads):
+        for found, expected in zip(together, torch.autograd.grad(
+            layer(x), (x, weight), g)):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-LAYERS = {"batch": (lambda **o: normalnorm.BatchNormalNorm2d(3, **o), (8, 3, 5, 7)), "batch of vectors": (lambda **o: normalnorm.BatchNormalNorm1d(3, **o), (16, 3)),
-          "instance": (lambda **o: normalnorm.InstanceNormalNorm2d(3, affine=True, **o), (4, 3, 5, 7)),
-          "instance with averages": (lambda **o: normalnorm.InstanceNormalNorm2d(3, affine=True, track_running_stats=True, **o), (4, 3, 5, 7)),
-          "layer": (lambda **o: normalnorm.LayerNormalNorm((5, 7), **o), (4, 3, 5, 7)), "group": (lambda **o: normalnorm.GroupNormalNorm(2, 6, **o), (4, 6, 5))}
+LAYERS = {
+    "batch": (lambda **o: normalnorm.BatchNormalNorm2d(3, **o), (8, 3, 5, 7)),
+    "batch of vectors": (lambda **o: normalnorm.BatchNormalNorm1d(3, **o),
+                         (16, 3)),
+    "instance": (
+        lambda **o: normalnorm.InstanceNormalNorm2d(3, affine=True, **o),
+        (4, 3, 5, 7)),
+    "instance with averages": (
+        lambda **o: normalnorm.InstanceNormalNorm2d(
+            3, affine=True, track_running_stats=True, **o),
+        (4, 3, 5, 7)),
+    "layer": (lambda **o: normalnorm.LayerNormalNorm((5, 7), **o),
+              (4, 3, 5, 7)),
+    "group": (lambda **o: normalnorm.GroupNormalNorm(2, 6, **o), (4, 6, 5))}
 
 
-def layer_results(name, backend, training, dtype=torch.float32, second=False, **options):
-    "Output, gradients and buffers of a layer; `second`: gradients of a function of its gradients instead."
+def layer_results(name, backend, training, dtype=torch.float32, second=False,
+                  **options):
+    """Output, gradients and buffers of a layer; `second`: gradients of a
+    function of its gradients instead.
+    """
     torch.manual_seed(0)
     make, shape = LAYERS[name]
     layer, u = make(**options), torch.randn(shape).exp().requires_grad_()
@@ -705,72 +1062,112 @@ def layer_results(name, backend, training, dtype=torch.float32, second=False, **
         torch.manual_seed(1)
         out = layer(u)
         leaves = [u, *layer.parameters()]
-        grads = torch.autograd.grad(out.sin().sum(), leaves, create_graph=second)
+        grads = torch.autograd.grad(
+            out.sin().sum(), leaves, create_graph=second)
         if second:
-            grads = torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)
+            grads = torch.autograd.grad(
+                sum(g.square().sum() for g in grads), leaves)
     return [out.detach(), *grads, *(b.double() for b in layer.buffers())]
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("options", [{}, {"noise": 0.0}, {"alpha": 0.0, "noise": 0.0}, {"noise": 0.3, "noise_kind": "dropout"}], ids=str)
+@pytest.mark.parametrize("options",
+                         [{}, {"noise": 0.0}, {"alpha": 0.0, "noise": 0.0},
+                          {"noise": 0.3, "noise_kind": "dropout"}],
+                         ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name, options, training):
-    "A layer's own way to the kernel: output, gradients, running averages, and second derivatives, as by the definition."
+    """A layer's own way to the kernel: output, gradients, running averages, and
+    second derivatives, as by the definition.
+    """
     for second in (False, True):
-        found, expected = (layer_results(name, backend, training, second=second, **options) for backend in ("native", "eager"))
+        found, expected = (
+            layer_results(name, backend, training, second=second, **options)
+            for backend in ("native", "eager"))
         assert len(found) == len(expected)
         for f, e in zip(found, expected):
-            assert f.dtype == e.dtype and f.shape == e.shape and f.stride() == e.stride()
-            assert (f - e).abs().max() <= (2e-3 if second else 2e-5) * e.abs().max().clamp(min=1e-2)
+            assert (f.dtype == e.dtype and f.shape == e.shape
+                    and f.stride() == e.stride())
+            assert ((f - e).abs().max() <= (2e-3 if second else 2e-5)
+                                           * e.abs().max().clamp(min=1e-2))
 
 
 def random_case(seed):
-    "A layer, made anew at each call, and an input: any shape, layout and dtypes; some are refused."
+    """A layer, made anew at each call, and an input: any shape, layout and
+    dtypes; some are refused.
+    """
     choose = random.Random(seed)
     ndim = choose.choice([2, 3, 4, 5])
     shape = [choose.choice([1, 2, 3, 4, 5, 7, 8, 16, 17]) for _ in range(ndim)]
-    dtype = choose.choice([torch.float32] * 4 + [torch.bfloat16, torch.float16, torch.float64])
-    options = dict(noise=choose.choice([0.0, 0.3]), noise_kind=choose.choice(["scaled", "unscaled", "dropout"]), alpha=choose.choice([1.0, 0.0, 0.5]),
-                   eps=choose.choice([1e-5, 0.0, 1e-2]), dtype=choose.choice([dtype, torch.float32]) if dtype != torch.float64 else dtype)
-    affine, track, momentum = choose.random() < 0.7, choose.random() < 0.7, choose.choice([0.1, None])
-    axes, groups = choose.randrange(1, ndim), choose.choice([d for d in range(1, shape[1] + 1) if shape[1] % d == 0])
-    kind = choose.choice(["Batch", "Instance", "Layer", "Group"] if ndim > 2 else ["Batch", "Layer", "Group"])
-    layout = choose.choice(["contiguous", "contiguous", "channels last", "transposed", "every second"])
-    training, wanted = choose.random() < 0.7, choose.choice(["all", "input", "parameters", "nothing"])
-    elements = {"Batch": shape[:1] + shape[2:], "Instance": shape[2:], "Layer": shape[-axes:], "Group": [shape[1] // groups, *shape[2:]]}[kind]
+    dtype = choose.choice(
+        [torch.float32] * 4 + [torch.bfloat16, torch.float16, torch.float64])
+    options = dict(noise=choose.choice([0.0, 0.3]),
+                   noise_kind=choose.choice(["scaled", "unscaled", "dropout"]),
+                   alpha=choose.choice([1.0, 0.0, 0.5]),
+                   eps=choose.choice([1e-5, 0.0, 1e-2]),
+                   dtype=choose.choice([dtype, torch.float32])
+                       if dtype != torch.float64 else dtype)
+    affine, track, momentum = (choose.random() < 0.7, choose.random() < 0.7,
+                               choose.choice([0.1, None]))
+    axes, groups = choose.randrange(1, ndim), choose.choice(
+        [d for d in range(1, shape[1] + 1) if shape[1] % d == 0])
+    kind = choose.choice(["Batch", "Instance", "Layer", "Group"] if ndim > 2
+                         else ["Batch", "Layer", "Group"])
+    layout = choose.choice(["contiguous", "contiguous", "channels last",
+                            "transposed", "every second"])
+    training, wanted = choose.random() < 0.7, choose.choice(
+        ["all", "input", "parameters", "nothing"])
+    elements = {"Batch": shape[:1] + shape[2:], "Instance": shape[2:],
+                "Layer": shape[-axes:],
+                "Group": [shape[1] // groups, *shape[2:]]}[kind]
 
     def layer():
         if kind == "Layer":
-            return normalnorm.LayerNormalNorm(shape[-axes:], elementwise_affine=affine, **options)
+            return normalnorm.LayerNormalNorm(
+                shape[-axes:], elementwise_affine=affine, **options)
         if kind == "Group":
-            return normalnorm.GroupNormalNorm(groups, shape[1], affine=affine, **options)
+            return normalnorm.GroupNormalNorm(
+                groups, shape[1], affine=affine, **options)
         cls = getattr(normalnorm, f"{kind}NormalNorm{max(ndim - 2, 1)}d")
-        return cls(shape[1], affine=affine, track_running_stats=track, **({"momentum": momentum} if kind == "Batch" else {}), **options)
+        return cls(shape[1], affine=affine, track_running_stats=track,
+                   **({"momentum": momentum} if kind == "Batch" else {}),
+                   **options)
 
-    u = torch.randn(shape[:-1] + [2 * shape[-1]] if layout == "every second" else shape[:-2] + shape[:-3:-1] if layout == "transposed" and ndim > 2 else shape,
-                    generator=torch.Generator().manual_seed(seed)).exp().to(dtype)
+    u = torch.randn(
+        shape[:-1] + [2 * shape[-1]] if layout == "every second"
+            else shape[:-2] + shape[:-3:-1]
+            if layout == "transposed" and ndim > 2 else shape,
+        generator=torch.Generator().manual_seed(seed)).exp().to(dtype)
     if layout == "every second":
         u = u[..., ::2]
     elif layout == "transposed" and ndim > 2:
         u = u.transpose(-1, -2)
     elif layout == "channels last" and ndim > 3:
-        u = u.to(memory_format=torch.channels_last if ndim == 4 else torch.channels_last_3d)
-    precision = max(1e-12 if dtype == torch.float64 else 3e-4, *(4 * torch.finfo(d).eps for d in (dtype, options["dtype"]) if d.itemsize == 2), 0)
+        u = u.to(memory_format=torch.channels_last if ndim == 4
+                 else torch.channels_last_3d)
+    precision = max(1e-12 if dtype == torch.float64 else 3e-4,
+                    *(4 * torch.finfo(d).eps for d in (dtype, options["dtype"])
+                      if d.itemsize == 2),
+                    0)
     return layer, u, training, wanted, math.prod(elements), precision
 
 
 def test_random_layers(monkeypatch):
     "What nobody thought of: 400 random cases by both backends."
     calls, forward = [], native.forward
-    monkeypatch.setattr(native, "forward", lambda *args, **options: calls.append(1) or forward(*args, **options))
+    monkeypatch.setattr(
+        native, "forward",
+        lambda *args, **options: calls.append(1) or forward(*args, **options))
     for seed in range(400):
         make, base, training, wanted, elements, precision = random_case(seed)
         both = []
         for backend in ("native", "eager"):
             torch.manual_seed(seed)
-            layer, u = make().train(training), base.detach().requires_grad_(wanted in ("all", "input"))
+            layer, u = make().train(training), base.detach().requires_grad_(
+                wanted in ("all", "input"))
             for parameter in layer.parameters():
-                torch.nn.init.uniform_(parameter, 0.5, 1.5).requires_grad_(wanted in ("all", "parameters"))
+                torch.nn.init.uniform_(parameter, 0.5, 1.5).requires_grad_(
+                    wanted in ("all", "parameters"))
             if getattr(layer, "running_lambda", None) is not None:
                 layer.running_lambda.uniform_(0.2, 1.7)
             with set_backend(backend):
@@ -779,10 +1176,15 @@ def test_random_layers(monkeypatch):
                 except ValueError as error:
                     both.append(str(error))
                     continue
-                leaves = [t for t in (u, *layer.parameters()) if t.requires_grad]
-                grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out.dtype)
+                leaves = [t for t in (u, *layer.parameters())
+                          if t.requires_grad]
+                grad = torch.randn(
+                    out.shape,
+                    generator=torch.Generator().manual_seed(3)).to(out.dtype)
                 grads = torch.autograd.grad(out, leaves, grad) if leaves else []
-            both.append([out.detach(), *layer.buffers(), torch.rand(1), *(grads if elements > 3 else [])])          # of two or three values next to no gradient is left
+            # of two or three values next to no gradient is left
+            both.append([out.detach(), *layer.buffers(), torch.rand(1),
+                         *(grads if elements > 3 else [])])
         found, expected = both
         if isinstance(expected, str):
             assert found == expected, seed
@@ -790,29 +1192,43 @@ def test_random_layers(monkeypatch):
         assert len(found) == len(expected)
         for f, e in zip(found, expected):
             assert f.dtype == e.dtype and f.shape == e.shape, seed
-            same = (f.double() - e.double()).abs().max() <= precision * e.double().abs().max().clamp(min=0.1) if e.numel() else True
-            assert same or torch.equal(f.isnan(), e.isnan()) and e.isnan().any(), (seed, make())
+            same = ((f.double() - e.double()).abs().max()
+                    <= precision * e.double().abs().max().clamp(min=0.1)
+                    if e.numel() else True)
+            assert (same or torch.equal(f.isnan(), e.isnan())
+                            and e.isnan().any()), (seed, make())
     assert len(calls) > 200
 
 
 def newton_and_condition(x):
-    """λ̂ = 1 − first/second of each row in float64, and how much of an error of its terms arrives: where each term of these sums, which cancel, has a
-    relative error of c, that of λ̂ is at most c times (Σ|terms of first| + |first/second| Σ|terms of second|)/second."""
+    """λ̂ = 1 − first/second of each row in float64, and how much of an error of
+    its terms arrives: where each term of these sums, which cancel, has a
+    relative error of c, that of λ̂ is at most c times (Σ|terms of first| +
+    |first/second| Σ|terms of second|)/second."""
     k = (x - x.mean(1, keepdim=True)) / x.std(1, correction=0, keepdim=True)
     a, log = k.abs(), k.abs().log1p().copysign(k)
     q = (1 + a) * log.abs()
     d = q - a
-    mean_d, mean_dd, mean_kd, mean_q = (v.mean(1) for v in (d, d * d, k * d, q * log.abs()))
-    first, second = mean_kd - log.mean(1), 1 - mean_q + mean_d**2 + 2 * (mean_dd - mean_d**2 - mean_kd**2)
-    terms = (k * d).abs().mean(1) + log.abs().mean(1) + (first / second).abs() * (1 + mean_q + 3 * mean_d**2 + 2 * mean_dd + 2 * mean_kd**2)
+    mean_d, mean_dd, mean_kd, mean_q = (
+        v.mean(1) for v in (d, d * d, k * d, q * log.abs()))
+    first, second = mean_kd - log.mean(1), 1 - mean_q + mean_d**2 + 2 * (
+        mean_dd - mean_d**2 - mean_kd**2)
+    terms = (
+        (k * d).abs().mean(1) + log.abs().mean(1) + (first / second).abs() * (
+            1 + mean_q + 3 * mean_d**2 + 2 * mean_dd + 2 * mean_kd**2))
     return 1 - first / second, terms / second
 
 
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
 def test_running_averages(momentum):
-    "Moved by the kernel: a channel that is not finite stays as it was, all three averages of it; without a momentum, where all channels share one number of batches, all do."
-    layers = [normalnorm.BatchNormalNorm2d(4, momentum=momentum, noise=0.0) for _ in range(2)]
-    means, variances, lambdas, errors = (torch.full((2,), x, dtype=torch.float64) for x in (0.0, 1.0, 1.0, 0.0))
+    """Moved by the kernel: a channel that is not finite stays as it was, all
+    three averages of it; without a momentum, where all channels share one
+    number of batches, all do.
+    """
+    layers = [normalnorm.BatchNormalNorm2d(4, momentum=momentum, noise=0.0)
+              for _ in range(2)]
+    means, variances, lambdas, errors = (
+        torch.full((2,), x, dtype=torch.float64) for x in (0.0, 1.0, 1.0, 0.0))
     for batch in range(3):
         torch.manual_seed(batch)
         u = torch.randn(6, 4, 5, 5).exp()
@@ -820,55 +1236,79 @@ def test_running_averages(momentum):
         for layer, backend in zip(layers, ("native", "eager")):
             with set_backend(backend):
                 layer(u)
-        x = u[:, ::3].double().transpose(0, 1).flatten(1)           # the channels that are finite
+        # the channels that are finite
+        x = u[:, ::3].double().transpose(0, 1).flatten(1)
         lmbda, condition = newton_and_condition(x)
         share = momentum or 0.0
-        for average, value in ((means, x.mean(1)), (variances, x.var(1)), (lambdas, lmbda), (errors, 8 * UNIT * condition)):
+        for average, value in ((means, x.mean(1)), (variances, x.var(1)),
+                               (lambdas, lmbda),
+                               (errors, 8 * UNIT * condition)):
             average += share * (value - average)
     for layer in layers:
-        torch.testing.assert_close(layer.running_mean[::3].double(), means, rtol=2e-6, atol=1e-7)
-        torch.testing.assert_close(layer.running_var[::3].double(), variances, rtol=2e-6, atol=1e-7)
-        assert ((layer.running_lambda[::3].double() - lambdas).abs() <= errors + 4 * UNIT * (1 + lambdas.abs())).all()
-        for average, start in ((layer.running_mean, 0), (layer.running_var, 1), (layer.running_lambda, 1)):
-            assert average[1] == average[2] == start and (average[0] != start) == bool(momentum)
-    assert layers[0].num_batches_tracked == layers[1].num_batches_tracked == (0 if momentum is None else 3)
+        torch.testing.assert_close(
+            layer.running_mean[::3].double(), means, rtol=2e-6, atol=1e-7)
+        torch.testing.assert_close(
+            layer.running_var[::3].double(), variances, rtol=2e-6, atol=1e-7)
+        assert ((layer.running_lambda[::3].double() - lambdas).abs()
+                <= errors + 4 * UNIT * (1 + lambdas.abs())).all()
+        for average, start in ((layer.running_mean, 0), (layer.running_var, 1),
+                               (layer.running_lambda, 1)):
+            assert (average[1] == average[2] == start
+                    and (average[0] != start) == bool(momentum))
+    assert layers[0].num_batches_tracked == layers[1].num_batches_tracked == (
+        0 if momentum is None else 3)
 
 
 @pytest.mark.parametrize("n", [20, 150, 1000])
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "cubed"])
 def test_error_of_lambda(kind, n):
-    "Terms are off by less than 8 units of 2⁻²⁴, in the kernel and in the definition, and their errors have both signs."
+    """Terms are off by less than 8 units of 2⁻²⁴, in the kernel and in the
+    definition, and their errors have both signs.
+    """
     z = torch.randn(400, n, generator=torch.Generator().manual_seed(3))
     u = {"normal": z, "lognormal": z.exp(), "cubed": z**3}[kind]
     lmbda, condition = newton_and_condition(u.double())
     for function in (normality_norm, core.normality_norm):
-        error = (function(u, (1,))[1].lmbda[:, 0].double() - lmbda) / condition / UNIT
+        error = ((function(u, (1,))[1].lmbda[:, 0].double() - lmbda) / condition
+                 / UNIT)
         assert error.abs().max() < 8 and error.mean().abs() < 0.6
 
 
 def test_averages_that_the_kernel_does_not_move():
-    "In half precision, in a part of a larger tensor, made in inference mode; and without a mean or a λ."
+    """In half precision, in a part of a larger tensor, made in inference mode;
+    and without a mean or a λ.
+    """
     torch.manual_seed(0)
-    u, reference = torch.randn(32, 3).exp(), [torch.zeros(3), torch.ones(3), torch.ones(3)]
+    u, reference = (torch.randn(32, 3).exp(),
+                    [torch.zeros(3), torch.ones(3), torch.ones(3)])
     batch_normal_norm(u, *reference, training=True, noise=0.0)
     with torch.inference_mode():
         made = [torch.zeros(3), torch.ones(3), torch.ones(3)]
         batch_normal_norm(u, *made, training=True, noise=0.0)
-    half, wide = [r.half() for r in (torch.zeros(3), torch.ones(3), torch.ones(3))], list(torch.tensor([[0.0, 9], [1, 9], [1, 9]])[:, :1].expand(3, 3).contiguous().repeat(1, 2)[:, ::2])
+    half, wide = (
+        [r.half() for r in (torch.zeros(3), torch.ones(3), torch.ones(3))],
+        list(torch.tensor([[0.0, 9], [1, 9], [1, 9]])[:, :1]
+                 .expand(3, 3).contiguous().repeat(1, 2)[:, ::2]))
     for running in (half, wide):
         batch_normal_norm(u, *running, training=True, noise=0.0)
     for running, tolerance in ((made, 1e-6), (half, 1e-3), (wide, 1e-6)):
         for mine, r in zip(running, reference):
-            torch.testing.assert_close(mine.float(), r, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                mine.float(), r, rtol=tolerance, atol=tolerance)
     for missing in range(3):
-        running = [None if k == missing else r for k, r in enumerate((torch.zeros(3), torch.ones(3), torch.ones(3)))]
+        running = [None if k == missing else r for k, r in enumerate(
+                       (torch.zeros(3), torch.ones(3), torch.ones(3)))]
         batch_normal_norm(u, *running, training=True, noise=0.0)
-        assert all(mine is None or torch.equal(mine, r) for mine, r in zip(running, reference))
+        assert all(mine is None or torch.equal(mine, r)
+                   for mine, r in zip(running, reference))
 
 
 def test_averages_written_by_the_kernel_are_seen_to_change():
-    "A graph that needs the old averages must not take the new ones: an error, as for PyTorch's batch norm."
-    layer, u = normalnorm.BatchNormalNorm1d(3, noise=0.0).eval(), torch.randn(8, 3, requires_grad=True)
+    """A graph that needs the old averages must not take the new ones: an error,
+    as for PyTorch's batch norm.
+    """
+    layer, u = (normalnorm.BatchNormalNorm1d(3, noise=0.0).eval(),
+                torch.randn(8, 3, requires_grad=True))
     out = layer(u)
     layer.train()(u.detach())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -877,7 +1317,8 @@ def test_averages_written_by_the_kernel_are_seen_to_change():
 
 def test_other_default_dtype():
     "The kernel's own tensors are float32 whatever new tensors are by default."
-    expected = [layer_results(name, "native", training) for name in LAYERS for training in (True, False)]
+    expected = [layer_results(name, "native", training) for name in LAYERS
+                for training in (True, False)]
     u = torch.randn(4, 5)
     statistics = normality_norm(u, (1,))[1]
     given = Statistics(torch.zeros(1, 5), torch.ones(1, 5), torch.ones(1, 5))
@@ -886,28 +1327,43 @@ def test_other_default_dtype():
     try:
         for name in ("batch", "layer"):
             make, shape = LAYERS[name]
-            layer, x = make(noise=0.0).float(), torch.randn(shape, dtype=torch.float32).requires_grad_()
+            layer, x = make(noise=0.0).float(), torch.randn(
+                shape, dtype=torch.float32).requires_grad_()
             with set_backend("eager"):
-                reference = torch.autograd.grad(layer(x).sin().sum(), [x, *layer.parameters()])
-            for mine, r in zip(torch.autograd.grad(layer(x).sin().sum(), [x, *layer.parameters()]), reference):
+                reference = torch.autograd.grad(
+                    layer(x).sin().sum(), [x, *layer.parameters()])
+            for mine, r in zip(torch.autograd.grad(layer(x).sin().sum(),
+                                                   [x, *layer.parameters()]),
+                               reference):
                 assert mine.dtype == torch.float32
                 torch.testing.assert_close(mine, r, rtol=1e-3, atol=2e-5)
-        assert all(torch.equal(a, b) for a, b in zip(normality_norm(u, (1,))[1], statistics)) and torch.equal(normality_norm(u, (0,), statistics=given)[0], evaluated)
+        assert (all(torch.equal(a, b)
+                    for a, b in zip(normality_norm(u, (1,))[1], statistics))
+                and torch.equal(normality_norm(u, (0,), statistics=given)[0],
+                                evaluated))
     finally:
         torch.set_default_dtype(torch.float32)
-    again = [layer_results(name, "native", training) for name in LAYERS for training in (True, False)]
-    assert all(torch.equal(a, b) for x, y in zip(expected, again) for a, b in zip(x, y))
+    again = [layer_results(name, "native", training) for name in LAYERS
+             for training in (True, False)]
+    assert all(torch.equal(a, b) for x, y in zip(expected, again)
+               for a, b in zip(x, y))
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_one_tensor_as_weight_and_bias(training):
-    "Each role has its own share of the gradient, by the kernel and by the definition that second derivatives take."
-    u, w, running = torch.randn(8, 3), torch.rand(3).requires_grad_(), (torch.zeros(3), torch.ones(3), torch.full((3,), 0.4))
+    """Each role has its own share of the gradient, by the kernel and by the
+    definition that second derivatives take.
+    """
+    u, w, running = (torch.randn(8, 3), torch.rand(3).requires_grad_(),
+                     (torch.zeros(3), torch.ones(3), torch.full((3,), 0.4)))
     norm = batch_normal_norm
     parts = [w.detach().clone().requires_grad_() for _ in range(2)]
-    expected = sum(torch.autograd.grad(norm(u, *running, *parts, training, noise=0.0).exp().sum(), parts))
+    expected = sum(torch.autograd.grad(
+        norm(u, *running, *parts, training, noise=0.0).exp().sum(), parts))
     for again in (False, True):
-        found, = torch.autograd.grad(norm(u, *running, w, w, training, noise=0.0).exp().sum(), w, create_graph=again)
+        found, = torch.autograd.grad(
+            norm(u, *running, w, w, training, noise=0.0).exp().sum(), w,
+            create_graph=again)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -916,7 +1372,10 @@ def test_kept_for_backward():
     u = torch.randn(16, 4, 12, 12, requires_grad=True)
     weight = torch.ones(1, 4, 1, 1, requires_grad=True)
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t) or t, lambda t: t
+    ):
         normality_norm(u, (0, 2, 3), weight, weight, noise=0.4)
     large = {t.data_ptr() for t in kept if t.numel() > 100}
-    assert large == {u.data_ptr()} and sum(t.numel() for t in kept if t.numel() <= 100) < 20 * 4 + 10
+    assert large == {u.data_ptr()} and sum(
+        t.numel() for t in kept if t.numel() <= 100) < 20 * 4 + 10

@@ -1,4 +1,7 @@
-"""No unit of up to 2³² elements overflows in training: the bound against arbitrary precision, searches and the library's own code; beyond it values saturate."""
+"""No unit of up to 2³² elements overflows in training: the bound against
+arbitrary precision, searches and the library's own code; beyond it values
+saturate.
+"""
 import math
 
 import mpmath as mp
@@ -8,23 +11,36 @@ import scipy.optimize
 import torch
 
 from normalnorm.layers import core
-from normalnorm.layers.core import Settings, may_overflow, normality_norm, normality_norm_by_autograd
+from normalnorm.layers.core import (
+    Settings,
+    may_overflow,
+    normality_norm,
+    normality_norm_by_autograd,
+)
 from normalnorm.theory.curvature import Interval
 from normalnorm.theory.newton import newton_lambda_standardized, standardized
-from normalnorm.theory.overflow import LARGEST_UNIT, Law, _least_curvature, _phi_and_rho, exponent_bound
+from normalnorm.theory.overflow import (
+    LARGEST_UNIT,
+    Law,
+    _least_curvature,
+    _phi_and_rho,
+    exponent_bound,
+)
 
 FLOAT32_LIMIT = math.log(torch.finfo(torch.float32).max)
 
 
 def exponents(k, lmbda, rho=1.0):
     "ηℓ of h = ρk."
-    return (1 + torch.where(k < 0, -1.0, 1.0) * (lmbda - 1)) * (rho * k.abs()).log1p()
+    return ((1 + torch.where(k < 0, -1.0, 1.0) * (lmbda - 1))
+            * (rho * k.abs()).log1p())
 
 
 def law_exponents(atoms, shares, n):
     "ηℓ of a law of n elements, with the library's own estimate, in float64."
     weights = torch.tensor(shares, dtype=torch.float64)
-    law, u = Law(weights / weights.sum(), n), torch.tensor(atoms, dtype=torch.float64)
+    law, u = (Law(weights / weights.sum(), n),
+              torch.tensor(atoms, dtype=torch.float64))
     var, mean = law.var_mean(u)
     k = (u - mean) / var.sqrt()
     return exponents(k, newton_lambda_standardized(k, law))
@@ -37,8 +53,10 @@ def test_enclosures_contain_the_functions():
     with mp.workdps(50):
         for i, x in enumerate(map(mp.mpf, a.tolist())):
             ell = mp.log1p(x)
-            assert mp.mpf(float(phi.lo[i])) <= ((1 + x) * ell - x) / x <= mp.mpf(float(phi.hi[i]))
-            assert mp.mpf(float(rho.lo[i])) <= 1 - (1 + x) * ell**2 / x**2 <= mp.mpf(float(rho.hi[i]))
+            assert (mp.mpf(float(phi.lo[i])) <= ((1 + x) * ell - x) / x
+                    <= mp.mpf(float(phi.hi[i])))
+            assert (mp.mpf(float(rho.lo[i])) <= 1 - (1 + x) * ell**2 / x**2
+                    <= mp.mpf(float(rho.hi[i])))
 
 
 def test_least_curvature_is_below_the_function_and_not_far():
@@ -46,75 +64,102 @@ def test_least_curvature_is_below_the_function_and_not_far():
     m = np.linspace(0, 11, 301)
     found = _least_curvature(m[:-1], m[1:], 1e6, 600, Interval.ratio(1, 1))
     a = np.geomspace(1e-5, 1e8, 100_000)
-    phi, rho = (1 + 1 / a) * np.log1p(a) - 1, 1 - (1 + a) * np.log1p(a) ** 2 / a**2
+    phi, rho = ((1 + 1 / a) * np.log1p(a) - 1,
+                1 - (1 + a) * np.log1p(a) ** 2 / a**2)
     for i in range(0, 300, 13):
-        exact = min((rho + (phi - slope) ** 2).min() for slope in np.linspace(m[i], m[i + 1], 5))
+        exact = min((rho + (phi - slope) ** 2).min()
+                    for slope in np.linspace(m[i], m[i + 1], 5))
         assert exact - 0.06 < found[i] <= exact + 1e-12
 
 
 def test_bound_grows_with_the_unit_and_falls_with_the_cells():
-    bounds = [exponent_bound(n, points=200) for n in (2, 10, 1000, 2**20, 2**29, 2**32, 10**12)]
+    bounds = [exponent_bound(n, points=200)
+              for n in (2, 10, 1000, 2**20, 2**29, 2**32, 10**12)]
     assert all(a[0] > b[0] and a[1] < b[1] for a, b in zip(bounds, bounds[1:]))
-    coarse, fine = exponent_bound(2**32, points=100), exponent_bound(2**32, points=900)
+    coarse, fine = (exponent_bound(2**32, points=100),
+                    exponent_bound(2**32, points=900))
     assert coarse[0] <= fine[0] and fine[1] <= coarse[1] < FLOAT32_LIMIT
 
 
 @pytest.mark.parametrize("n, share", ((2**32, 0.99), (1000, 0.98)))
 def test_bound_is_the_maximum_that_it_encloses(n, share):
-    "The function of @eq-exponent-bound on a grid of plain floats: not above the bound, and within one or two percent of it."
+    """The function of @eq-exponent-bound on a grid of plain floats: not above
+    the bound, and within one or two percent of it.
+    """
     c, largest = 2 * (1 - math.log(2)) ** 2, math.sqrt(n)
     a = np.geomspace(1e-4, 4e5, 20_000)
-    phi, rho = lambda a: (1 + 1 / a) * np.log1p(a) - 1, lambda a: 1 - (1 + a) * np.log1p(a) ** 2 / a**2
+    phi, rho = (lambda a: (1 + 1 / a) * np.log1p(a) - 1,
+                lambda a: 1 - (1 + a) * np.log1p(a) ** 2 / a**2)
     m = np.linspace(0, float(phi(largest)), 400)
     least = np.array([(rho(a) + (phi(a) - slope) ** 2).min() for slope in m])
     far = np.geomspace(1e-2, largest, 1500)
     there = rho(far) + (phi(far) + m[:, None]) ** 2
-    curvature = np.maximum(c, least[:, None] + far**2 / n * (there - least[:, None]))
+    curvature = np.maximum(
+        c, least[:, None] + far**2 / n * (there - least[:, None]))
     high = ((1 + (m[:, None] + 0.5) / curvature) * np.log1p(far)).max()
     low = -(((m + 0.5) / np.maximum(c, least) - 1) * math.log1p(largest)).max()
     proved = exponent_bound(n)
-    assert share * proved[1] < high <= proved[1] and share * proved[0] > low >= proved[0]
+    assert (share * proved[1] < high <= proved[1]
+            and share * proved[0] > low >= proved[0])
 
 
 @pytest.mark.parametrize("n", (2, 3, 5, 17, 200))
 def test_samples_stay_within_the_bound(n):
-    "Random samples of several shapes, both reflections, with and without the safeguard, parts of a step, ε."
+    """Random samples of several shapes, both reflections, with and without the
+    safeguard, parts of a step, ε.
+    """
     generator = torch.Generator().manual_seed(n)
     z = torch.randn(500, n, generator=generator, dtype=torch.float64)
     low, high = exponent_bound(n, points=200)
-    for u in (z, z**3, z.exp(), z**9, torch.where(torch.arange(n) == 0, 10 * z.abs(), -z.exp())):
+    for u in (z, z**3, z.exp(), z**9,
+              torch.where(torch.arange(n) == 0, 10 * z.abs(), -z.exp())):
         for sample in (u, -u):
             k = standardized(sample, -1)
             for options in ({}, {"alpha": 0.5}, {"safeguard": True}):
                 for rho in (1.0, 0.3):
-                    found = exponents(k, newton_lambda_standardized(k, (-1,), **options), rho)
+                    found = exponents(
+                        k, newton_lambda_standardized(k, (-1,), **options), rho)
                     assert low <= found.min() and found.max() <= high
 
 
 @pytest.mark.parametrize("n", (10**4, 10**7, LARGEST_UNIT, 10**11))
 def test_searches_stay_within_the_bound(n):
-    "Laws with four atoms, one of them a single element, moved by a minimizer to the largest and the smallest exponent. The bound is not far from what they find."
+    """Laws with four atoms, one of them a single element, moved by a minimizer
+    to the largest and the smallest exponent.
+
+    The bound is not far from what they find.
+    """
     low, high = exponent_bound(n)
     half = math.log(n) / 2
 
     def law(p):
         shares = [1, 1 + math.exp(p[2]), 0.3 * n, 0.3 * n]
-        return law_exponents([-math.exp(p[0]), math.exp(p[1]), p[3], 0.0], shares, n)
+        return law_exponents([-math.exp(p[0]), math.exp(p[1]), p[3], 0.0],
+                             shares, n)
 
     def objective(sign):
-        return lambda p: 1e3 if not (0 < p[0] < half and 0 < p[1] < half and -6 < p[2] < half and abs(p[3]) < 5) else -(sign * law(p)).max().item()
+        return (lambda p: 1e3 if not (0 < p[0] < half and 0 < p[1] < half
+                                      and -6 < p[2] < half and abs(p[3]) < 5)
+                    else -(sign * law(p)).max().item())
 
-    starts = [[0.6 * half, half - 0.1, -3.0, 0.01], [0.5 * half, 0.9 * half, -1.0, -0.3]]
-    largest = max(-scipy.optimize.minimize(objective(1), start, method="Nelder-Mead", options={"maxiter": 400}).fun for start in starts)
+    starts = [[0.6 * half, half - 0.1, -3.0, 0.01],
+              [0.5 * half, 0.9 * half, -1.0, -0.3]]
+    largest = max(-scipy.optimize.minimize(
+                      objective(1), start, method="Nelder-Mead",
+                      options={"maxiter": 400}).fun for start in starts)
     assert largest <= high
-    smallest = min(law_exponents([1.0, 0.0], [1, n - 1], n).min().item(), min(law(start).min().item() for start in starts))
+    smallest = min(law_exponents([1.0, 0.0], [1, n - 1], n).min().item(),
+                   min(law(start).min().item() for start in starts))
     assert low <= smallest
     if n > 10**6:
         assert largest > 0.65 * high and smallest < 0.65 * low
 
 
 def test_a_unit_of_1e11_elements_would_overflow():
-    "What the safeguard is there for: −1, 100 and zeros. With 2³² of them it does not."
+    """What the safeguard is there for: −1, 100 and zeros.
+
+    With 2³² of them it does not.
+    """
     for n, overflows in ((LARGEST_UNIT, False), (10**11, True)):
         found = law_exponents([-1.0, 100.0, 0.0], [1, 1, n - 2], n).max().item()
         assert (found > FLOAT32_LIMIT + 4) == overflows
@@ -123,22 +168,33 @@ def test_a_unit_of_1e11_elements_would_overflow():
 @pytest.mark.parametrize("sign", (1.0, -1.0))
 @pytest.mark.parametrize("noise", (0.0, 0.5))
 def test_units_beyond_the_theorem_saturate(noise, sign):
-    "The largest finite value of a law that would overflow; other atoms and smaller laws as without the safeguard."
+    """The largest finite value of a law that would overflow; other atoms and
+    smaller laws as without the safeguard.
+    """
     u = sign * torch.tensor([-1e5, 1e7, 0.0])
     law = Law(torch.tensor([1e-11, 1e-11, 1 - 2e-11]), 10**11)
-    out, statistics = normality_norm(u, law, noise=noise, noise_kind="unscaled", seed=torch.tensor(1))
+    out, statistics = normality_norm(
+        u, law, noise=noise, noise_kind="unscaled", seed=torch.tensor(1))
     assert out.isfinite().all() and out.abs().max() > 1e36
-    wide, of = normality_norm(u.double(), Law(law.weights.double(), 10**11), noise=noise, noise_kind="unscaled", seed=torch.tensor(1))
-    assert wide.abs().max() > torch.finfo(torch.float32).max                    # float64 holds it
+    wide, of = normality_norm(
+        u.double(), Law(law.weights.double(), 10**11), noise=noise,
+        noise_kind="unscaled", seed=torch.tensor(1))
+    assert wide.abs().max() > torch.finfo(torch.float32).max  # float64 holds it
     torch.testing.assert_close(out[1:].double(), wide[1:], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(statistics.lmbda.double(), of.lmbda, rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        statistics.lmbda.double(), of.lmbda, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("options", ({}, {"safeguard": True}, {"alpha": 0.3}, {"noise": 0.4}))
+@pytest.mark.parametrize(
+    "options", ({}, {"safeguard": True}, {"alpha": 0.3}, {"noise": 0.4}))
 def test_the_safeguard_changes_nothing_else(options, monkeypatch):
-    "Values bit for bit, gradients to rounding, of ordinary units with the limit at zero."
+    """Values bit for bit, gradients to rounding, of ordinary units with the
+    limit at zero.
+    """
     for power, scale in ((1, 1.0), (3, 100.0), (5, 1e-3)):
-        u = (scale * torch.randn(40, 6, generator=torch.Generator().manual_seed(power), dtype=torch.float64) ** power).requires_grad_()
+        u = (scale * torch.randn(40, 6,
+                                 generator=torch.Generator().manual_seed(power),
+                                 dtype=torch.float64) ** power).requires_grad_()
         g = torch.randn(40, 6, dtype=torch.float64)
         found = []
         for limit in (LARGEST_UNIT, 0):
@@ -146,33 +202,49 @@ def test_the_safeguard_changes_nothing_else(options, monkeypatch):
             out, _ = normality_norm(u, (0,), seed=torch.tensor(3), **options)
             found.append((out.detach(), torch.autograd.grad(out, u, g)[0]))
         assert torch.equal(found[0][0], found[1][0])
-        torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
 
 
 def test_who_may_overflow(monkeypatch):
     u, law = torch.randn(5, 3), Law(torch.ones(3) / 3, LARGEST_UNIT + 1)
-    assert not may_overflow(u, (0,), Settings()) and not may_overflow(u, Law(law.weights, LARGEST_UNIT), Settings())
-    assert may_overflow(u, law, Settings()) and may_overflow(u, (0,), Settings(steps=2))
-    assert not may_overflow(u, law, Settings(alpha=0.0)) and not may_overflow(u, (0,), Settings(alpha=0.0, steps=2))
+    assert not may_overflow(u, (0,), Settings()) and not may_overflow(
+        u, Law(law.weights, LARGEST_UNIT), Settings())
+    assert may_overflow(u, law, Settings()) and may_overflow(
+        u, (0,), Settings(steps=2))
+    assert not may_overflow(u, law, Settings(alpha=0.0)) and not may_overflow(
+        u, (0,), Settings(alpha=0.0, steps=2))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not may_overflow(u, law, Settings()) and may_overflow(u, (0,), Settings(steps=2))
+    assert not may_overflow(u, law, Settings()) and may_overflow(
+        u, (0,), Settings(steps=2))
 
 
 def test_repeated_steps_that_run_away_stay_finite():
-    "Newton's step repeated without a safeguard can go far off; values are finite wherever λ̂ is, and were not before."
+    """Newton's step repeated without a safeguard can go far off; values are
+    finite wherever λ̂ is, and were not before.
+    """
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(200, 5000, generator=generator) ** 3
     u = torch.where(torch.rand(u.shape, generator=generator) < 0.1, 30 * u, u)
-    out, statistics = normality_norm_by_autograd(u, (0,), settings=Settings(steps=3))
-    assert statistics.lmbda.isfinite().all() and statistics.lmbda.abs().max() > 30 and out.isfinite().all()
-    bare = core.yeo_johnson((u - statistics.mean) * core.rates(statistics.var, 1e-5)[0], statistics.lmbda)
-    ordinary = bare.abs().amax(0) < 1e30                    # values just below the limit are moved too
-    assert bare.isinf().any() and ordinary.sum() > 4000 and torch.equal(bare[:, ordinary], out[:, ordinary])
+    out, statistics = normality_norm_by_autograd(
+        u, (0,), settings=Settings(steps=3))
+    assert (statistics.lmbda.isfinite().all()
+            and statistics.lmbda.abs().max() > 30 and out.isfinite().all())
+    bare = core.yeo_johnson(
+        (u - statistics.mean) * core.rates(statistics.var, 1e-5)[0],
+        statistics.lmbda)
+    # values just below the limit are moved too
+    ordinary = bare.abs().amax(0) < 1e30
+    assert bare.isinf().any() and ordinary.sum() > 4000 and torch.equal(
+        bare[:, ordinary], out[:, ordinary])
 
 
 def test_a_law_is_a_sample():
-    "Weights in whole multiples of 1/n give what the sample with repeated values gives: statistics, λ̂, values."
-    counts, atoms = torch.tensor([3, 1, 6]), torch.tensor([0.2, 5.0, -1.0], dtype=torch.float64)
+    """Weights in whole multiples of 1/n give what the sample with repeated
+    values gives: statistics, λ̂, values.
+    """
+    counts, atoms = (torch.tensor([3, 1, 6]),
+                     torch.tensor([0.2, 5.0, -1.0], dtype=torch.float64))
     law, sample = Law(counts.double() / 10, 10), atoms.repeat_interleave(counts)
     x, of_law = normality_norm(atoms, law)
     y, of_sample = normality_norm(sample, (0,))
@@ -182,11 +254,16 @@ def test_a_law_is_a_sample():
 
 
 def test_units_over_several_processes_saturate_too():
-    "Beyond the bound a synchronized layer's values stop where float32 does; below it nothing is touched."
+    """Beyond the bound a synchronized layer's values stop where float32 does;
+    below it nothing is touched.
+    """
     from types import SimpleNamespace
 
     from normalnorm.layers.sync import _transformed
     h, lmbda = torch.tensor([-1e9, -3.0, 0.5, 2e9]), torch.tensor(-3.5)
-    small, large = SimpleNamespace(count=2**32), SimpleNamespace(count=2**32 + 1)
-    assert torch.equal(_transformed(h, lmbda, small)[1:], _transformed(h, lmbda, large)[1:])
-    assert _transformed(h, lmbda, small)[0].isinf() and _transformed(h, lmbda, large).isfinite().all()
+    small, large = (SimpleNamespace(count=2**32),
+                    SimpleNamespace(count=2**32 + 1))
+    assert torch.equal(_transformed(h, lmbda, small)[1:],
+                       _transformed(h, lmbda, large)[1:])
+    assert (_transformed(h, lmbda, small)[0].isinf()
+            and _transformed(h, lmbda, large).isfinite().all())

@@ -1,4 +1,6 @@
-"The rendered pages as a reader meets them: opened in a browser without a network, at the width of a telephone, in light and dark mode."
+"""The rendered pages as a reader meets them: opened in a browser without a
+network, at the width of a telephone, in light and dark mode.
+"""
 import fcntl
 import json
 import re
@@ -9,17 +11,24 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.book
-build = pytest.importorskip("tools.build", reason="the book's tools are not installed")
+build = pytest.importorskip(
+    "tools.build", reason="the book's tools are not installed")
 from tools import browser, launch, links, pdf, run  # noqa: E402
 from tools.chapters import ROOT, chapters  # noqa: E402
 
-needs_browser = pytest.mark.skipif(not browser.chromium(), reason="no Chromium on this machine: pages are not opened")
+needs_browser = pytest.mark.skipif(
+    not browser.chromium(),
+    reason="no Chromium on this machine: pages are not opened")
 HTML = ROOT / "_build" / "html"
 
 
 @pytest.fixture(scope="session")
 def html():
-    "The rendered book. Rendered now where that is out of date, by one of the test workers; chapters are not run here."
+    """The rendered book.
+
+    Rendered now where that is out of date, by one of the test workers; chapters
+    are not run here.
+    """
     stale = [c.name for c in chapters() if run.Run(c).stale()]
     if stale:
         pytest.skip(f"`make book` first: {', '.join(stale)} must run again")
@@ -29,41 +38,60 @@ def html():
     return HTML
 
 
-# ---- the book -------------------------------------------------------------------------------------------------
+# ---- the book ---------------------------------------------------------------
 
 def pages_of(html):
-    return [p for p in links.pages(html) if p != html / "index.html"]        # that one only forwards to the landing page
+    # that one only forwards to the landing page
+    return [p for p in links.pages(html) if p != html / "index.html"]
 
 
 ASK = """
   let copied = null;
-  const wrong = [], blocks = [...d.querySelectorAll("article .highlight pre")], href = selector => [...d.querySelectorAll(selector)].map(a => a.getAttribute("href"));
-  d.execCommand = () => { copied = d.activeElement.value; return true; };       // the page's scripts copy from a selected field
+  const wrong = [], blocks = [...d.querySelectorAll("article .highlight pre")],
+      href = selector => [...d.querySelectorAll(selector)].map(a =>
+      a.getAttribute("href"));
+  // the page's scripts copy from a selected field
+  d.execCommand = () => { copied = d.activeElement.value; return true; };
   d.querySelectorAll("details").forEach(e => e.open = true);
   for (const pre of blocks) {
-    const button = pre.parentElement.querySelector("button.copybtn"), all = pre.textContent;
+    const button = pre.parentElement.querySelector("button.copybtn"),
+        all = pre.textContent;
     if (!button) { wrong.push("no button: " + name(pre)); continue; }
     copied = null; button.click();
     for (let i = 0; i < 20 && copied === null; i++) await wait(1);
-    const prompts = all.split("\\n").filter(l => /^(>>> |\\.\\.\\. )/.test(l)).map(l => l.slice(4)).join("\\n");
-    if (copied === null || copied.trim() != (prompts || all).trim()) wrong.push("copies " + JSON.stringify(copied) + " from " + name(pre));
+    const prompts = all.split("\\n").filter(l => /^(>>> |\\.\\.\\. )/.test(
+        l)).map(l => l.slice(4)).join("\\n");
+    if (copied === null || copied.trim() != (prompts || all).trim()) wrong.push(
+        "copies " + JSON.stringify(copied) + " from " + name(pre));
   }
-  return {blocks: blocks.length, wrong, previous: href("a.left-prev"), next: href("a.right-next"), sections: d.querySelectorAll("article h2").length,
-    contents: href(".bd-sidebar-secondary a"), downloads: href("a.btn-download-source-button"), launch: href(".dropdown-launch-buttons a"),
+  return {blocks: blocks.length, wrong, previous: href("a.left-prev"),
+      next: href("a.right-next"),
+      sections: d.querySelectorAll("article h2").length,
+    contents: href(".bd-sidebar-secondary a"),
+        downloads: href("a.btn-download-source-button"),
+        launch: href(".dropdown-launch-buttons a"),
     search: d.querySelectorAll("form.bd-search").length};"""
 
 
 @pytest.fixture(scope="session")
 def seen(html, shared_folder):
-    "Page, in the order of the table of contents, then those outside it → what a browser saw at both widths. Each page is opened once, for all workers."
-    listed = [html / f"{file}.html" for _, listed in pdf.parts() for file in listed]
+    """Page, in the order of the table of contents, then those outside it → what
+    a browser saw at both widths.
+
+    Each page is opened once, for all workers.
+    """
+    listed = [html / f"{file}.html" for _, listed in pdf.parts()
+              for file in listed]
     pages = listed + [p for p in pages_of(html) if p not in listed]
     kept = shared_folder / "pages.json"
     with open(shared_folder / "pages.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            found = browser.inspect(pages, (browser.WIDTH, 1280), ASK, seconds=900)
-            kept.write_text(json.dumps({p.relative_to(html).as_posix(): report for p, report in found.items()}), encoding="utf-8")
+            found = browser.inspect(
+                pages, (browser.WIDTH, 1280), ASK, seconds=900)
+            kept.write_text(json.dumps({p.relative_to(html).as_posix(): report
+                                        for p, report in found.items()}),
+                            encoding="utf-8")
     seen = json.loads(kept.read_text(encoding="utf-8"))
     assert list(seen) == [p.relative_to(html).as_posix() for p in pages]
     return seen
@@ -71,60 +99,91 @@ def seen(html, shared_folder):
 
 @pytest.fixture
 def asked(seen):
-    "Page of the contents → what it says about its copy buttons and its navigation."
-    return {Path(file).name + ".html": seen[f"{file}.html"]["answer"] for _, listed in pdf.parts() for file in listed}
+    """Page of the contents → what it says about its copy buttons and its
+    navigation.
+    """
+    return {Path(file).name + ".html": seen[f"{file}.html"]["answer"]
+            for _, listed in pdf.parts() for file in listed}
 
 
 @needs_browser
 def test_every_page_is_whole_without_a_network(seen):
-    """On a telephone and on a wide screen: equations typeset, figures there and large enough, nothing on the console, no sideways scroll,
-    nothing cut off; contrast in both modes and on paper."""
-    assert {page: report["problems"] for page, report in seen.items() if report["problems"]} == {}
-    assert sum(r["equations"] for r in seen.values()) > 100 and sum(r["figures"] for r in seen.values()) > 5
+    """On a telephone and on a wide screen: equations typeset, figures there and
+    large enough, nothing on the console, no sideways scroll, nothing cut off;
+    contrast in both modes and on paper."""
+    assert {page: report["problems"] for page, report in seen.items()
+            if report["problems"]} == {}
+    assert sum(r["equations"] for r in seen.values()) > 100 and sum(
+        r["figures"] for r in seen.values()) > 5
 
 
 @needs_browser
 def test_copy_buttons_copy_the_code(asked):
-    "Each block of code has one; examples are copied without their prompts and output."
-    assert {name: report["wrong"] for name, report in asked.items() if report["wrong"]} == {}
+    """Each block of code has one; examples are copied without their prompts and
+    output.
+    """
+    assert {name: report["wrong"] for name, report in asked.items()
+            if report["wrong"]} == {}
     assert sum(report["blocks"] for report in asked.values()) > 300
 
 
 @needs_browser
 def test_navigation(asked):
-    "Previous and next follow the table of contents; each page has its sections beside it, search, and its notebook; no launch button without a repository."
+    """Previous and next follow the table of contents; each page has its
+    sections beside it, search, and its notebook; no launch button without a
+    repository.
+    """
     names = list(asked)
-    assert [r["next"] for r in asked.values()] == [[n] for n in names[1:]] + [[]]
-    assert [r["previous"] for r in asked.values()] == [[]] + [[n] for n in names[:-1]]
-    launched = {f"{c.name}.html" for c in launch.tutorials()} if launch.repository() else set()
+    assert (
+        [r["next"] for r in asked.values()] == [[n] for n in names[1:]] + [[]])
+    assert [r["previous"] for r in asked.values()] == [[]] + [
+        [n] for n in names[:-1]]
+    launched = ({f"{c.name}.html" for c in launch.tutorials()}
+                if launch.repository() else set())
     for name, r in asked.items():
         assert len(r["contents"]) >= r["sections"] and r["search"], name
-        assert [Path(link).stem for link in r["downloads"]] == [Path(name).stem], name
+        assert ([Path(link).stem for link in r["downloads"]]
+                == [Path(name).stem]), name
         assert len(r["launch"]) == (2 if name in launched else 0), name
 
 
 @needs_browser
-@pytest.mark.parametrize("words, page", [("Newton step", "220_theory.newton.html"), ("BatchNormalNorm2d", "240_layers.normality.html"), ("misprint", "920_errata.html")])
+@pytest.mark.parametrize("words, page", [
+    ("Newton step", "220_theory.newton.html"),
+    ("BatchNormalNorm2d", "240_layers.normality.html"),
+    ("misprint", "920_errata.html")])
 def test_search_finds(html, words, page):
     "Without a server and without a network."
-    script = """for (let i = 0; i < 100 && !/Search finished/.test(d.querySelector("#search-results").textContent); i++) await wait(50);
-        return [...d.querySelectorAll("#search-results li a")].map(a => a.getAttribute("href"));"""
+    script = """for (let i = 0; i < 100 &&
+    !/Search finished/.test(d.querySelector("#search-results").textContent);
+i++) await wait(50);
+        return [...d.querySelectorAll("#search-results li a")].map(a =>
+            a.getAttribute("href"));"""
     address = (html / "search.html").as_uri() + f"?q={words.replace(' ', '+')}"
-    assert any(page in result for result in browser.ask([address], script)[address])
+    assert any(page in result
+               for result in browser.ask([address], script)[address])
 
 
 def test_each_notebook_can_be_downloaded_and_run(html):
-    "The files that the pages offer: valid, without outputs and directives; code that Python can read."
+    """The files that the pages offer: valid, without outputs and directives;
+    code that Python can read.
+    """
     nbformat = pytest.importorskip("nbformat")
     for c in chapters():
-        notebook = nbformat.reads((html / "_sources" / "nbs" / f"{c.name}.ipynb").read_text(encoding="utf-8"), as_version=4)
+        notebook = nbformat.reads(
+            (html / "_sources" / "nbs" / f"{c.name}.ipynb").read_text(
+                encoding="utf-8"),
+            as_version=4)
         nbformat.validate(notebook)
         assert notebook == nbformat.from_dict(launch.download(c)), c.name
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        assert all(not cell.outputs and cell.execution_count is None for cell in code), c.name
+        assert all(not cell.outputs and cell.execution_count is None
+                   for cell in code), c.name
         for cell in code:
             assert not cell.source.startswith("#|"), c.name
-            compile(re.sub(r"^(\s*)[%!].*$", r"\1pass", cell.source, flags=re.M), c.name, "exec")
+            compile(
+                re.sub(r"^(\s*)[%!].*$", r"\1pass", cell.source, flags=re.M),
+                c.name, "exec")
 
 
 def test_internal_links_lead_somewhere(html):
@@ -136,7 +195,9 @@ def test_nothing_is_loaded_from_a_network(html):
 
 
 def test_a_new_style_reaches_the_pages(tmp_path):
-    "Sphinx alone would neither copy a changed style sheet nor write the pages again that refer to it."
+    """Sphinx alone would neither copy a changed style sheet nor write the pages
+    again that refer to it.
+    """
     for folder in ("_static", "_build/html/_static", "_build/html/nbs"):
         (tmp_path / folder).mkdir(parents=True)
     page = tmp_path / "_build/html/nbs/a.html"
@@ -149,106 +210,183 @@ def test_a_new_style_reaches_the_pages(tmp_path):
 
 
 def test_a_renamed_chapter_leaves_nothing(tmp_path):
-    "Neither page nor copy; a chapter that is still listed, pages that are no notebooks, and what is nobody's stay."
-    (tmp_path / "_toc.yml").write_text("root: nbs/index\nparts:\n  - chapters:\n      - file: nbs/230_layers.core\n      - file: nbs/api\n", encoding="utf-8")
-    gone, stays = [], ["executed/notes.txt", "html/nbs/index.html", "html/nbs/api.html", "html/_sources/nbs/api.md", "html/genindex.html",
-                  "html/_static/230_old.html", "html/nbs/folder.html/x"]
+    """Neither page nor copy; a chapter that is still listed, pages that are no
+    notebooks, and what is nobody's stay.
+    """
+    (tmp_path / "_toc.yml").write_text(
+        "root: nbs/index\nparts:\n  - chapters:\n"
+        "      - file: nbs/230_layers.core\n      - file: nbs/api\n",
+        encoding="utf-8")
+    gone, stays = [], ["executed/notes.txt", "html/nbs/index.html",
+                       "html/nbs/api.html", "html/_sources/nbs/api.md",
+                       "html/genindex.html", "html/_static/230_old.html",
+                       "html/nbs/folder.html/x"]
     for folder, suffixes in build.LEFT_BY_A_BUILD.items():
         for suffix in suffixes:
-            gone += [f"{folder}/230_layers.functional{suffix}", f"{folder}/230_layers{suffix}"]
+            gone += [f"{folder}/230_layers.functional{suffix}",
+                     f"{folder}/230_layers{suffix}"]
             stays.append(f"{folder}/230_layers.core{suffix}")
     for name in gone + stays:
         path = tmp_path / "_build" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     assert sorted(build.remove_leftovers(tmp_path)) == sorted(gone)
-    left = {p.relative_to(tmp_path / "_build").as_posix() for p in (tmp_path / "_build").rglob("*") if p.is_file()}
+    left = {p.relative_to(tmp_path / "_build").as_posix()
+            for p in (tmp_path / "_build").rglob("*") if p.is_file()}
     assert left == set(stays) and build.remove_leftovers(tmp_path) == []
 
 
 def test_the_book_has_the_pages_of_its_contents_only(html):
     toc = build.table_of_contents()
-    listed = {Path(file).name for file in (toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"]))}
+    listed = {Path(file).name for file in (toc["root"], *(
+                  entry["file"] for part in toc["parts"]
+                  for entry in part["chapters"]))}
     assert {p.stem for p in (html / "nbs").glob("*.html")} == listed
 
 
-# ---- broken examples ------------------------------------------------------------------------------------------
+# ---- broken examples --------------------------------------------------------
 
-MATHJAX = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax/tex-chtml.js"
+MATHJAX = (Path(find_spec("sphinx-mathjax-offline").origin).parent
+           / "static/mathjax/tex-chtml.js")
 HEAD = f"""<!DOCTYPE html><html data-theme="light"><head><meta charset="utf-8">
-<script>window.MathJax = {{options: {{processHtmlClass: "math"}}}}</script><script defer src="{MATHJAX.as_uri()}"></script>
-<style>:root {{ --pst-color-text-base: #111 }} body {{ color: var(--pst-color-text-base) }}
-[data-theme=dark] {{ background: #111; --pst-color-text-base: #eee }} @media print {{ [data-theme] {{ background: none; --pst-color-text-base: #111 }} }}</style></head>"""
-SVG = '<svg class="figure-svg" width="60" height="20"><path d="M0 0L60 20" style="stroke: {}"/><path d="M0 0" style="fill: none; stroke: var(--pst-color-text-base)"/></svg>'
-GOOD = "<p>Text and <span class='math'>\\(x^2\\)</span></p><div style='width: 60px; overflow-x: auto; border: 1px solid'><p style='white-space: nowrap'>long, but it scrolls</p></div>" \
-    "<h1 style='color: #888'>large text</h1>" + SVG.format("red")
-# Boxes that reach out of what clips them, as the boxes of formulas do, with nothing painted there.
-NOMINAL = "<div style='overflow: hidden; height: 30px'><i style='float: left; height: 60px; width: 1px'></i><span class='math'>\\(x_2\\)</span></div>" \
-    "<p><span class='math' style='display: inline-block; overflow: auto hidden; padding-block: 9px; margin-block: -9px; line-height: 9px; scrollbar-width: none'>" \
-    "\\(x^2\\)<i style='display: inline-block; height: 50px; margin-bottom: -30px; width: 1px; vertical-align: top'></i></span></p>" \
-    "<div style='overflow: hidden; height: 16px; font: 20px/16px serif'>aceno</div>"
+<script>window.MathJax = {{options: {{processHtmlClass: "math"}}}}</script>
+    <script defer src="{MATHJAX.as_uri()}"></script>
+<style>:root {{ --pst-color-text-base: #111 }} body {{
+    color: var(--pst-color-text-base) }}
+[data-theme=dark] {{ background: #111;
+    --pst-color-text-base: #eee }} @media print {{
+    [data-theme] {{ background: none; --pst-color-text-base: #111 }} }}</style>
+    </head>"""
+SVG = ('<svg class="figure-svg" width="60" height="20"><path d="M0 0L60 20" '
+       'style="stroke: {}"/><path d="M0 0" style="fill: none; stroke: '
+       'var(--pst-color-text-base)"/></svg>')
+GOOD = ("<p>Text and <span class='math'>\\(x^2\\)</span></p><div style='width: "
+        "60px; overflow-x: auto; border: 1px solid'><p style='white-space: "
+        "nowrap'>long, but it scrolls</p></div><h1 style='color: #888'>large "
+        "text</h1>" + SVG.format("red"))
+# Boxes that reach out of what clips them, as the boxes of formulas do, with
+# nothing painted there.
+NOMINAL = ("<div style='overflow: hidden; height: 30px'><i style='float: left; "
+           "height: 60px; width: 1px'></i><span "
+           "class='math'>\\(x_2\\)</span></div><p><span class='math' "
+           "style='display: inline-block; overflow: auto hidden; "
+           "padding-block: 9px; margin-block: -9px; line-height: 9px; "
+           "scrollbar-width: none'>\\(x^2\\)<i style='display: inline-block; "
+           "height: 50px; margin-bottom: -30px; width: 1px; vertical-align: "
+           "top'></i></span></p><div style='overflow: hidden; height: 16px; "
+           "font: 20px/16px serif'>aceno</div>")
 BROKEN = {
     "scrolls sideways: 908 px: div": "<div style='width: 900px'>wide</div>",
     "TeX error": "<span class='math'>\\(\\nosuchcommand\\)</span>",
     "Missing argument": "<span class='math'>\\(\\frac{1}\\)</span>",
     "not typeset": "<span class='math'>no formula</span>",
     "figure missing": "<img src='nowhere.png'>",
-    "figure missing: svg": "<svg class='figure-svg' style='display: none'></svg>",
-    "figure too small: 0.50 of its size": "<svg class='figure-svg' style='--natural: 90pt; width: 60px; height: 20px'></svg>",
-    "console: Uncaught Error: oops": "<script>setTimeout(() => { throw new Error('oops') })</script>",
+    "figure missing: svg": "<svg class='figure-svg' style='display: "
+                           "none'></svg>",
+    "figure too small: 0.50 of its size": "<svg class='figure-svg' "
+                                          "style='--natural: 90pt; width: "
+                                          "60px; height: 20px'></svg>",
+    "console: Uncaught Error: oops": "<script>setTimeout(() => { throw new "
+                                     "Error('oops') })</script>",
     "dark mode: text": "<p style='color: #111'>ink on a dark page</p>",
     "light mode: text": "<p style='background: black'>ink on a black box</p>",
-    "light mode: formula": "<p style='background: black'><span class='math'>\\(x\\)</span></p>",
-    "light mode: figure ink": "<div style='background: black'>" + SVG.format("red") + "</div>",
-    "light mode: text rgb(119, 119, 119)": "<p style='color: #777'>4.48 is not enough</p>",
-    "dark mode: text rgb(255, 255, 255)": "<p style='color: #fff; opacity: 0.4'>half transparent</p>",
-    "print from dark mode: text": "<p style='color: #eee; background: #111'>pale ink</p>",
-    "print from light mode: text": "<style>@media print { .pale { color: #ddd } }</style><p class='pale'>pale on paper only</p>",
-    "cut off: p": "<div style='width: 60px; overflow: hidden'><p style='white-space: nowrap'>much longer than its box</p></div>",
-    "cut below: div": "<div style='height: 12px; overflow: hidden'>one<br>two</div>",
-    "cut below: mjx-math": "<p><span class='math' style='display: inline-block; overflow: auto hidden; height: 14px'>\\(\\displaystyle\\frac{x^2}{y_2}\\)</span></p>",
-    "cut above: mjx-math": "<div style='overflow: hidden; height: 90px'><p style='margin-top: -12px'><span class='math'>\\(\\displaystyle\\sum_i^n\\)</span></p></div>",
-    "cut below: p": "<div style='overflow: hidden; height: 22px; font: 20px/30px serif'><p style='margin: 0'>gjpqy</p></div>",
-    "a scrollbar within a line": "<p>a <span style='display: inline-block; width: 60px; overflow-x: auto; overflow-y: hidden; white-space: nowrap'>long formula</span>, b</p>",
-    "a scrollbar for 3 px": "<div style='height: 60px; overflow: auto'><div style='height: 63px'>high</div></div>",
-    "an empty line": "<h2 style='width: 60px'>wide<a class='headerlink' style='display: block'>#</a></h2>",
-    "sticks out of its box": "<div style='width: 60px; border: 1px solid'><p style='white-space: nowrap'>much longer than its box</p></div>",
-    "asks the network": "<script>fetch('https://example.org/x').catch(() => 0)</script>",
-}
+    "light mode: formula": "<p style='background: black'><span "
+                           "class='math'>\\(x\\)</span></p>",
+    "light mode: figure ink":
+        "<div style='background: black'>" + SVG.format("red") + "</div>",
+    "light mode: text rgb(119, 119, 119)": "<p style='color: #777'>4.48 is not "
+                                           "enough</p>",
+    "dark mode: text rgb(255, 255, 255)": "<p style='color: #fff; opacity: "
+                                          "0.4'>half transparent</p>",
+    "print from dark mode: text": "<p style='color: #eee; background: "
+                                  "#111'>pale ink</p>",
+    "print from light mode: text": "<style>@media print { .pale { color: #ddd "
+                                   "} }</style><p class='pale'>pale on paper "
+                                   "only</p>",
+    "cut off: p": "<div style='width: 60px; overflow: hidden'><p "
+                  "style='white-space: nowrap'>much longer than its "
+                  "box</p></div>",
+    "cut below: div": "<div style='height: 12px; overflow: "
+                      "hidden'>one<br>two</div>",
+    "cut below: mjx-math":
+        "<p><span class='math' style='display: inline-block; overflow: auto "
+        "hidden; height: 14px'>\\(\\displaystyle\\frac{x^2}{y_2}\\)</span></p>",
+    "cut above: mjx-math":
+        "<div style='overflow: hidden; height: 90px'><p style='margin-top: "
+        "-12px'><span "
+        "class='math'>\\(\\displaystyle\\sum_i^n\\)</span></p></div>",
+    "cut below: p": "<div style='overflow: hidden; height: 22px; font: "
+                    "20px/30px serif'><p style='margin: 0'>gjpqy</p></div>",
+    "a scrollbar within a line": "<p>a <span style='display: inline-block; "
+                                 "width: 60px; overflow-x: auto; overflow-y: "
+                                 "hidden; white-space: nowrap'>long "
+                                 "formula</span>, b</p>",
+    "a scrollbar for 3 px": "<div style='height: 60px; overflow: auto'><div "
+                            "style='height: 63px'>high</div></div>",
+    "an empty line": "<h2 style='width: 60px'>wide<a class='headerlink' "
+                     "style='display: block'>#</a></h2>",
+    "sticks out of its box": "<div style='width: 60px; border: 1px solid'><p "
+                             "style='white-space: nowrap'>much longer than its "
+                             "box</p></div>",
+    "asks the network": "<script>fetch('https://example.org/x').catch(() => "
+                        "0)</script>"}
 
 
 @needs_browser
 def test_a_broken_page_is_noticed(tmp_path):
-    examples = {tmp_path / "good.html": "", tmp_path / "nominal.html": NOMINAL} | {tmp_path / f"broken{i}.html": words for i, words in enumerate(BROKEN)}
+    examples = ({tmp_path / "good.html": "", tmp_path / "nominal.html": NOMINAL}
+                | {tmp_path / f"broken{i}.html": words
+                   for i, words in enumerate(BROKEN)})
     for path, words in examples.items():
-        path.write_text(f"{HEAD}<body><article>{GOOD}{BROKEN.get(words, words)}</article></body></html>")
+        path.write_text(f"{HEAD}<body><article>{GOOD}"
+                        f"{BROKEN.get(words, words)}</article></body></html>")
     found = browser.inspect(list(examples), (browser.WIDTH, 1280))
-    assert found[tmp_path / "broken0.html"]["problems"][0].startswith(f"{browser.WIDTH} px: ") and len(found[tmp_path / "broken0.html"]["problems"]) == 1
+    assert found[tmp_path / "broken0.html"]["problems"][0].startswith(
+        f"{browser.WIDTH} px: ") and len(
+            found[tmp_path / "broken0.html"]["problems"]) == 1
     good = found.pop(tmp_path / "good.html")
     assert good == {"equations": 1, "figures": 1, "problems": []}
-    assert found.pop(tmp_path / "nominal.html") == {"equations": 3, "figures": 1, "problems": []}
+    assert found.pop(tmp_path / "nominal.html") == {
+        "equations": 3, "figures": 1, "problems": []}
     for path, report in found.items():
-        assert any(examples[path] in p for p in report["problems"]), f"{examples[path]}: {report}"
+        assert any(examples[path] in p
+                   for p in report["problems"]), f"{examples[path]}: {report}"
 
 
 def test_broken_links_are_noticed(tmp_path):
     (tmp_path / "_static").mkdir()
     (tmp_path / "_static/page.html").write_text("<a href='{{ template }}'>")
-    (tmp_path / "_static/a.css").write_text("@import url('https://example.org/font.css'); a { background: url(here.png) }")
+    (tmp_path / "_static/a.css").write_text(
+        "@import url('https://example.org/font.css'); a { background: "
+        "url(here.png) }")
     (tmp_path / "b c.html").write_text("<h1 id='top'>B</h1><a name='old'></a>")
-    (tmp_path / "a.html").write_text("""<link rel="next" href="b%20c.html"><link rel="stylesheet" href="_static/a.css"><p id="here">
-        <a href="#here">1</a> <a href="b%20c.html#top">2</a> <a href="b%20c.html?q=1#old">3</a> <a href="#">4</a> <a href="mailto:x@example.org">5</a>
-        <a href="https://example.org/">out</a> <a href="//example.org/cdn">out</a> <img src="data:image/png;base64,AA">
-        <a href="gone.html">6</a> <a href="#gone">7</a> <a href="b%20c.html#gone">8</a> <a href="https://example.invalid/x">9</a>
+    (tmp_path / "a.html").write_text("""<link rel="next" href="b%20c.html">
+    <link rel="stylesheet" href="_static/a.css"><p id="here">
+        <a href="#here">1</a> <a href="b%20c.html#top">2</a>
+            <a href="b%20c.html?q=1#old">3</a> <a href="#">4</a>
+            <a href="mailto:x@example.org">5</a>
+        <a href="https://example.org/">out</a>
+            <a href="//example.org/cdn">out</a>
+            <img src="data:image/png;base64,AA">
+        <a href="gone.html">6</a> <a href="#gone">7</a>
+            <a href="b%20c.html#gone">8</a>
+            <a href="https://example.invalid/x">9</a>
         <img src="gone.png">
         <script src="https://example.org/x.js"></script>""")
-    assert links.broken(tmp_path) == ["a.html: gone.html does not exist", "a.html: #gone has no such anchor", "a.html: b%20c.html#gone has no such anchor",
-                                      "a.html: https://example.invalid/x is a placeholder", "a.html: gone.png does not exist"]
-    assert list(links.external(tmp_path)) == ["https://example.org/", "https://example.org/cdn", "https://example.invalid/x", "https://example.org/x.js"]
-    assert links.loaded_from_network(tmp_path) == ["a.html: https://example.org/x.js", "_static/a.css: https://example.org/font.css"]
+    assert links.broken(tmp_path) == [
+        "a.html: gone.html does not exist", "a.html: #gone has no such anchor",
+        "a.html: b%20c.html#gone has no such anchor",
+        "a.html: https://example.invalid/x is a placeholder",
+        "a.html: gone.png does not exist"]
+    assert list(links.external(tmp_path)) == [
+        "https://example.org/", "https://example.org/cdn",
+        "https://example.invalid/x", "https://example.org/x.js"]
+    assert links.loaded_from_network(tmp_path) == [
+        "a.html: https://example.org/x.js",
+        "_static/a.css: https://example.org/font.css"]
 
 
-# ---- notebooks that leave the book ---------------------------------------------------------------------------------
+# ---- notebooks that leave the book ------------------------------------------
 
 @pytest.fixture
 def public(tmp_path):
@@ -259,16 +397,25 @@ def public(tmp_path):
     (tmp_path / "results/coins/book").mkdir(parents=True)
     (tmp_path / "results/coins/book/a.json").write_text("{}")
     settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
-    (tmp_path / "settings.ini").write_text(re.sub(r"(?m)^git_url = .*", "git_url = https://github.com/owner/re.po", settings), encoding="utf-8")
+    (tmp_path / "settings.ini").write_text(
+        re.sub(r"(?m)^git_url = .*", "git_url = https://github.com/owner/re.po",
+               settings),
+        encoding="utf-8")
     return tmp_path
 
 
 @pytest.mark.parametrize("address, repository", [
-    ("https://github.com/owner/repo", "owner/repo"), ("https://github.com/owner/repo.git", "owner/repo"), ("https://github.com/owner/repo/", "owner/repo"),
-    ("https://example.invalid/normalnorm", None), ("https://gitlab.com/owner/repo", None), ("https://github.com/owner", None), ("", None),
-])
-def test_the_repository_is_read_from_the_settings(tmp_path, address, repository):
-    (tmp_path / "settings.ini").write_text(f"[DEFAULT]\nversion = 1.2\ngit_url = {address}\n")
+    ("https://github.com/owner/repo", "owner/repo"),
+    ("https://github.com/owner/repo.git", "owner/repo"),
+    ("https://github.com/owner/repo/", "owner/repo"),
+    ("https://example.invalid/normalnorm", None),
+    ("https://gitlab.com/owner/repo", None), ("https://github.com/owner", None),
+    ("", None)])
+def test_the_repository_is_read_from_the_settings(
+    tmp_path, address, repository
+):
+    (tmp_path / "settings.ini").write_text(
+        f"[DEFAULT]\nversion = 1.2\ngit_url = {address}\n")
     assert launch.repository(tmp_path) == repository
     assert bool(launch.theme_options(tmp_path)) == bool(repository)
     if not repository:
@@ -277,54 +424,83 @@ def test_the_repository_is_read_from_the_settings(tmp_path, address, repository)
 
 
 def test_what_colab_and_binder_open(public, tmp_path):
-    "Each chapter with a cell that installs the package at the tag; Binder's requirements; no appendix."
+    """Each chapter with a cell that installs the package at the tag; Binder's
+    requirements; no appendix.
+    """
     written = launch.write(tmp_path / "out", root=public)
     names = {p.relative_to(tmp_path / "out").as_posix() for p in written}
-    others = {"binder/requirements.txt", "binder/runtime.txt", "README.md", "nbs/results/coins/book/a.json"}
-    assert names == {f"nbs/{c.name}.ipynb" for c in chapters() if not c.name.startswith("9")} | others
-    wanted = f"normalnorm[book] @ git+https://github.com/owner/re.po@v{launch.settings()['version']}"
-    assert wanted in (tmp_path / "out/binder/requirements.txt").read_text().splitlines()
-    first = json.loads((tmp_path / "out/nbs/220_theory.newton.ipynb").read_text())["cells"][0]
-    assert first["cell_type"] == "code" and f'%pip install --quiet "{wanted}"' in first["source"]
+    others = {"binder/requirements.txt", "binder/runtime.txt", "README.md",
+              "nbs/results/coins/book/a.json"}
+    assert names == {f"nbs/{c.name}.ipynb" for c in chapters()
+                     if not c.name.startswith("9")} | others
+    wanted = (
+        "normalnorm[book] @ "
+        f"git+https://github.com/owner/re.po@v{launch.settings()['version']}")
+    assert wanted in (
+        tmp_path / "out/binder/requirements.txt").read_text().splitlines()
+    first = json.loads(
+        (tmp_path / "out/nbs/220_theory.newton.ipynb").read_text())["cells"][0]
+    assert (first["cell_type"] == "code"
+            and f'%pip install --quiet "{wanted}"' in first["source"])
     launch.write(tmp_path / "out", "abc123", root=public)
-    assert "re.po@abc123" in (tmp_path / "out/binder/requirements.txt").read_text()
+    assert "re.po@abc123" in (
+        tmp_path / "out/binder/requirements.txt").read_text()
 
 
 class Page:
     "What the extension needs of Sphinx."
     def __init__(self, root):
-        self.srcdir, self.html_theme_options = str(root), {"navbar_persistent": []}
+        self.srcdir, self.html_theme_options = (
+            str(root), {"navbar_persistent": []})
 
 
-@pytest.mark.parametrize("page, launches", [("nbs/220_theory.newton", True), ("nbs/910_what_was_checked", False), ("nbs/api", False)])
-def test_launch_buttons_only_where_something_can_be_opened(public, page, launches):
+@pytest.mark.parametrize("page, launches", [
+    ("nbs/220_theory.newton", True), ("nbs/910_what_was_checked", False),
+    ("nbs/api", False)])
+def test_launch_buttons_only_where_something_can_be_opened(
+    public, page, launches
+):
     app = Page(public)
     launch.configure(app, app)
-    assert app.html_theme_options["repository_branch"] == "notebooks" and "colab_url" in app.html_theme_options["launch_buttons"]
-    context = {"header_buttons": [{"label": "launch-buttons", "buttons": []}, {"label": "download-buttons", "buttons": [{"label": "download-source-button", "text": ".ipynb"}]}]}
+    assert (app.html_theme_options["repository_branch"] == "notebooks"
+            and "colab_url" in app.html_theme_options["launch_buttons"])
+    context = {"header_buttons": [{"label": "launch-buttons", "buttons": []}, {
+        "label": "download-buttons",
+        "buttons": [{"label": "download-source-button", "text": ".ipynb"}]}]}
     launch.page_buttons(app, page, "", context, None)
-    assert [b["label"] for b in context["header_buttons"]] == ["launch-buttons"] * launches + ["download-buttons"]
+    assert ([b["label"] for b in context["header_buttons"]]
+            == ["launch-buttons"] * launches + ["download-buttons"])
     private = Page(ROOT)
     launch.configure(private, private)
-    assert launch.repository() or private.html_theme_options == {"navbar_persistent": []}
+    assert launch.repository() or private.html_theme_options == {
+        "navbar_persistent": []}
 
 
-# ---- the print ------------------------------------------------------------------------------------------------
+# ---- the print --------------------------------------------------------------
 
 @pytest.mark.parametrize("link, printed", [
-    ("#top", "#220_theory-newton--top"), ("b.html", "#b"), ("b.html#x", "#b--x"), ("../nbs/b.html", "#b"),
-    ("https://example.org/a", "https://example.org/a"), ("../_sources/nbs/b.ipynb", None), ("gone.html", None),
-])
+    ("#top", "#220_theory-newton--top"), ("b.html", "#b"),
+    ("b.html#x", "#b--x"), ("../nbs/b.html", "#b"),
+    ("https://example.org/a", "https://example.org/a"),
+    ("../_sources/nbs/b.ipynb", None), ("gone.html", None)])
 def test_links_of_the_print(link, printed):
-    assert pdf.relink(link, "nbs/220_theory.newton", {"nbs/220_theory.newton", "nbs/b"}) == printed
+    assert pdf.relink(link, "nbs/220_theory.newton",
+                      {"nbs/220_theory.newton", "nbs/b"}) == printed
 
 
 def test_anchors_of_the_print_do_not_meet():
-    soup = pytest.importorskip("bs4").BeautifulSoup("<svg><style>#s .a { fill: url(#g) }</style><g id='g' clip-path='url(#c)'/><use xlink:href='#g'/></svg>", "html.parser")
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<svg><style>#s .a { fill: url(#g) }</style><g id='g' "
+        "clip-path='url(#c)'/><use xlink:href='#g'/></svg>",
+        "html.parser")
     pdf.rename_anchors(soup, "nbs/b")
-    assert str(soup) == '<svg><style>#b--s .a { fill: url(#b--g) }</style><g clip-path="url(#b--c)" id="b--g"></g><use xlink:href="#b--g"></use></svg>'
+    assert (str(soup) == '<svg><style>#b--s .a { fill: url(#b--g) }</style><g '
+                         'clip-path="url(#b--c)" id="b--g"></g><use '
+                         'xlink:href="#b--g"></use></svg>')
 
 
 def test_page_numbers_are_read_from_the_print():
-    printed = b"%PDF\n7 0 obj\n<</Type /Page\n>>\n9 0 obj\n<</Type /Page\n>>\n5 0 obj\n<</b [9 0 R /XYZ 0 1 0]\n/b--x [9 0 R /XYZ 0 2 0]\n/a [7 0 R /XYZ 0 1 0]>>"
+    printed = (b"%PDF\n7 0 obj\n<</Type /Page\n>>\n9 0 obj\n<</Type /Page\n>>\n"
+               b"5 0 obj\n<</b [9 0 R /XYZ 0 1 0]\n/b--x [9 0 R /XYZ 0 2 0]\n"
+               b"/a [7 0 R /XYZ 0 1 0]>>")
     assert pdf.page_numbers(printed) == {"b": 2, "b--x": 2, "a": 1}

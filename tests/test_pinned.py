@@ -165,7 +165,8 @@ def test_axes_of_size_one_are_axes():
     "As in torch.nn: of one feature each value is its own mean."
     torch.manual_seed(0)
     u = torch.randn(5, 1, 4)
-    whole, last = LayerNormalNorm((1, 4), noise=0.0), LayerNormalNorm(4, noise=0.0)
+    whole, last = (LayerNormalNorm((1, 4), noise=0.0),
+                   LayerNormalNorm(4, noise=0.0))
     torch.testing.assert_close(whole(u), last(u))
     torch.testing.assert_close(LayerNormalNorm(1, noise=0.0)(u[..., :1]),
                                torch.nn.LayerNorm(1)(u[..., :1]))

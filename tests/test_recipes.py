@@ -1,5 +1,7 @@
-"""Recipes: what an arm is made of, at each scale. The committed rows say what was
-run, the authors' published configuration files what the paper's runs were."""
+"""Recipes: what an arm is made of, at each scale.
+
+The committed rows say what was run, the authors' published configuration files
+what the paper's runs were."""
 import json
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"How results are kept: killed, interrupted, doubled and starved of disk; tables with known answers; the command line."
+"""How results are kept: killed, interrupted, doubled and starved of disk;
+tables with known answers; the command line.
+"""
 import contextlib
 import io
 import json
@@ -16,56 +18,84 @@ import torch
 from normalnorm import cli
 from normalnorm.experiments import data, models, results, tables
 from normalnorm.experiments.optimization import Settings
-from normalnorm.experiments.results import Published, Recipe, ResultsError, UnknownName
+from normalnorm.experiments.results import (
+    Published,
+    Recipe,
+    ResultsError,
+    UnknownName,
+)
 from normalnorm.experiments.train import seeded, train
 
 ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ,
+               "PYTHONPATH": os.pathsep.join(
+                   [str(ROOT), os.environ.get("PYTHONPATH", "")]),
+               "OMP_NUM_THREADS": "1"}
 
 KNOWN = {"a": [1.0, 2.0, 4.0, 5.0], "b": [2.0, 2.5, 5.5, 9.0]}
 
 
 def _recipe(run=None, **more):
     configs = {arm: {"data": "digits", "arm": arm} for arm in KNOWN}
-    return Recipe("known", "known numbers", (), {"smoke": configs, "book": configs},
-                  run or (lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed]}}), {"score": "score"}, (("a", "b"),), seeds={"smoke": 4}, **more)
+    return Recipe("known", "known numbers", (),
+                  {"smoke": configs, "book": configs},
+                  run or (lambda config, seed, arm, **_: {
+                              "metrics": {"score": KNOWN[arm][seed]}}),
+                  {"score": "score"}, (("a", "b"),), seeds={"smoke": 4}, **more)
 
 
 def test_report_equals_known_answer(tmp_path):
     results.run_recipe(_recipe(), "smoke", out=tmp_path)
     text = tables.report(_recipe(), tmp_path)
     for arm, values in KNOWN.items():
-        assert f"{np.mean(values):.2f} ± {scipy.stats.sem(values):.2f}" in text, arm
+        assert (f"{np.mean(values):.2f} ± {scipy.stats.sem(values):.2f}"
+                in text), arm
     d = np.subtract(KNOWN["b"], KNOWN["a"])
-    low, high = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"]).confidence_interval()
-    assert f"| {d.mean():+.2f} ± {scipy.stats.sem(d):.2f} | {low:+.2f} … {high:+.2f} | no" in " ".join(text.split())
-    assert "Scale smoke: digits data, 8 runs, seeds 0–3" in text and "Scale book" not in text and "No arm was tuned" in text
+    low, high = (
+        scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"]).confidence_interval())
+    assert (f"| {d.mean():+.2f} ± {scipy.stats.sem(d):.2f} | {low:+.2f} … "
+            f"{high:+.2f} | no" in " ".join(text.split()))
+    assert ("Scale smoke: digits data, 8 runs, seeds 0–3" in text
+            and "Scale book" not in text and "No arm was tuned" in text)
     test = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"])
-    assert f"| {test.pvalue:.3f} | 0.125 |" in " ".join(text.split())                # all differences positive: 2 of 16 choices of signs
-    for values in KNOWN.values():                                                    # every seed is shown
-        assert " | ".join(f"{v:.2f}" for v in values) in " ".join(text.split()).replace("  ", " ")
+    # all differences positive: 2 of 16 choices of signs
+    assert f"| {test.pvalue:.3f} | 0.125 |" in " ".join(text.split())
+    for values in KNOWN.values():  # every seed is shown
+        assert (" | ".join(f"{v:.2f}" for v in values)
+                in " ".join(text.split()).replace("  ", " "))
 
 
 def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
-    "An arm with one seed has a sentence and no line; a seed that an arm lacks is an empty place."
+    """An arm with one seed has a sentence and no line; a seed that an arm lacks
+    is an empty place.
+    """
     known = KNOWN | {"c": [7.0, 8.0, 9.0, 10.0]}
     configs = {arm: {"data": "digits", "arm": arm} for arm in known}
-    recipe = Recipe("known", "known numbers", (), {"smoke": configs}, lambda config, seed, arm, **_: {"metrics": {"score": known[arm][seed]}}, {"score": "score"},
-                    (("a", "b"), ("a", "c")), seeds={"smoke": 4})
+    recipe = Recipe(
+        "known", "known numbers", (), {"smoke": configs},
+        lambda config, seed, arm, **_: {"metrics": {"score": known[arm][seed]}},
+        {"score": "score"}, (("a", "b"), ("a", "c")), seeds={"smoke": 4})
     results.run_recipe(recipe, "smoke", out=tmp_path)
     for path in tmp_path.rglob("*.json"):
         row = json.loads(path.read_text())
-        if (row["arm"], row["seed"]) in {("b", 0), ("c", 1), ("c", 2), ("c", 3)}:
+        if ((row["arm"], row["seed"])
+                in {("b", 0), ("c", 1), ("c", 2), ("c", 3)}):
             path.unlink()
     text = " ".join(tables.report(recipe, tmp_path).split())
-    assert "one seed only, so no standard error and no line in the table: c " in text and "seeds 0–3 (a); 1–3 (b)" in text
-    assert "| score | seed 0 | seed 1 | seed 2 | seed 3 |" in text and "| a | 1.00 | 2.00 | 4.00 | 5.00 | | b | | 2.50 | 5.50 | 9.00 |" in text
+    assert ("one seed only, so no standard error and no line in the table: c "
+            in text and "seeds 0–3 (a); 1–3 (b)" in text)
+    assert ("| score | seed 0 | seed 1 | seed 2 | seed 3 |" in text
+            and "| a | 1.00 | 2.00 | 4.00 | 5.00 | | b | | 2.50 | 5.50 | 9.00 |"
+                in text)
     for arm, values in (("a", known["a"]), ("b", known["b"][1:])):
-        assert f"| {arm} | {len(values)} | {np.mean(values):.2f} ± {scipy.stats.sem(values):.2f} |" in text
+        assert (f"| {arm} | {len(values)} | {np.mean(values):.2f} ± "
+                f"{scipy.stats.sem(values):.2f} |" in text)
     d = np.subtract(known["b"], known["a"])[1:]
-    assert f"| b − a | score | 3 | {d.mean():+.2f} ± {scipy.stats.sem(d):.2f} |" in text and "c − a" not in text
+    assert (f"| b − a | score | 3 | {d.mean():+.2f} ± {scipy.stats.sem(d):.2f} "
+            "|" in text and "c − a" not in text)
     rows = results.rows(recipe, "smoke", tmp_path)
-    assert tables.differences(rows, "a", "b", "score") == d.tolist() == [-v for v in tables.differences(rows, "b", "a", "score")]
+    assert tables.differences(rows, "a", "b", "score") == d.tolist() == [
+        -v for v in tables.differences(rows, "b", "a", "score")]
 
 
 def test_one_seed_makes_no_table(tmp_path):
@@ -95,9 +125,12 @@ def test_finished_runs_are_not_repeated_and_failed_ones_leave_nothing(tmp_path):
 def test_rows_of_other_configurations_leave_the_table(tmp_path):
     results.run_recipe(_recipe(), "smoke", out=tmp_path)
     changed = _recipe()
-    changed = Recipe(**{**changed.__dict__, "scales": {"smoke": {arm: {**config, "lr": 1} for arm, config in changed.scales["smoke"].items()}}})
+    changed = Recipe(**{**changed.__dict__, "scales": {
+        "smoke": {arm: {**config, "lr": 1}
+                  for arm, config in changed.scales["smoke"].items()}}})
     assert results.rows(changed, "smoke", tmp_path) == []
-    assert "8 rows of other configurations are left out" in tables.report(changed, tmp_path)
+    assert ("8 rows of other configurations are left out"
+            in tables.report(changed, tmp_path))
 
 
 def _changed(text, **fields):
@@ -114,30 +147,53 @@ BAD = {
     "binary": (lambda t: "\x00\x00", "not a row.*no JSON"),
     "list": (lambda t: "[]", "holds a list: expected a dictionary"),
     "deep": (lambda t: "[" * 200_000, "nested too deeply|no JSON"),
-    "deep and closed": (lambda t: '{"schema":' + "[" * 200_000 + "]" * 200_000 + "}", "nested too deeply|no JSON|`schema`"),
+    "deep and closed": (
+        lambda t: '{"schema":' + "[" * 200_000 + "]" * 200_000 + "}",
+        "nested too deeply|no JSON|`schema`"),
     "no schema": (lambda t: _changed(t, schema=None), "`schema` is nothing"),
     "schema true": (lambda t: _changed(t, schema=True), "`schema` is True"),
-    "newer": (lambda t: _changed(t, schema=results.SCHEMA + 1), "newer normalnorm .schema 3, this one knows 2.*upgrade"),
-    "only a name": (lambda t: '{"schema":1,"recipe":"known"}', "metrics.*wall_seconds missing"),
-    "no wall_seconds": (lambda t: _changed(t, wall_seconds=None), "wall_seconds missing"),
+    "newer": (lambda t: _changed(t, schema=results.SCHEMA + 1),
+              "newer normalnorm .schema 3, this one knows 2.*upgrade"),
+    "only a name": (lambda t: '{"schema":1,"recipe":"known"}',
+                    "metrics.*wall_seconds missing"),
+    "no wall_seconds": (lambda t: _changed(t, wall_seconds=None),
+                        "wall_seconds missing"),
     "no metrics": (lambda t: _changed(t, metrics=None), "metrics missing"),
-    "no backend": (lambda t: _changed(t, backend="remove").replace(', "backend": "remove"', ""), "backend missing"),
-    "wall_seconds as text": (lambda t: _changed(t, wall_seconds="20"), "`wall_seconds` is '20': expected a finite number"),
-    "wall_seconds nan": (lambda t: _changed(t, wall_seconds=float("nan")), "`wall_seconds` is nan"),
-    "wall_seconds below 0": (lambda t: _changed(t, wall_seconds=-1), "`wall_seconds` is -1"),
-    "metrics null": (lambda t: _changed(t, metrics=0).replace('"metrics": 0', '"metrics": null'), "`metrics` is None: expected a dictionary"),
-    "metrics a list": (lambda t: _changed(t, metrics=[1.0]), "`metrics` is .1.0.: expected a dictionary"),
+    "no backend": (lambda t: _changed(t, backend="remove").replace(
+                       ', "backend": "remove"', ""),
+                   "backend missing"),
+    "wall_seconds as text": (
+        lambda t: _changed(t, wall_seconds="20"),
+        "`wall_seconds` is '20': expected a finite number"),
+    "wall_seconds nan": (lambda t: _changed(t, wall_seconds=float("nan")),
+                         "`wall_seconds` is nan"),
+    "wall_seconds below 0": (
+        lambda t: _changed(t, wall_seconds=-1), "`wall_seconds` is -1"),
+    "metrics null": (lambda t: _changed(t, metrics=0).replace(
+                         '"metrics": 0', '"metrics": null'),
+                     "`metrics` is None: expected a dictionary"),
+    "metrics a list": (lambda t: _changed(t, metrics=[1.0]),
+                       "`metrics` is .1.0.: expected a dictionary"),
     "metrics empty": (lambda t: _changed(t, metrics={}), "`metrics` is empty"),
-    **{f"metric {value!r}": (lambda t, value=value: _changed(t, metrics={"score": value}), "the metric `score` is .*: expected a finite number")
+    **{f"metric {value!r}": (
+           lambda t, value=value: _changed(t, metrics={"score": value}),
+           "the metric `score` is .*: expected a finite number")
        for value in (None, "1.0", [1.0], True, float("nan"), float("inf"))},
-    "seed as text": (lambda t: _changed(t, seed="0"), "`seed` is '0': expected a whole number"),
-    "config a list": (lambda t: _changed(t, config=[]), "`config` is ..: expected a dictionary"),
-    "config without data": (lambda t: _changed(t, config={"arm": "a"}), "`data` in `config`"),
-    "other config": (lambda t: _changed(t, config={"data": "digits", "arm": "c"}), "`hash` is .* something was edited"),
-    "other arm": (lambda t: _changed(t, arm="b"), "`hash` is .* something was edited"),
-    "other seed": (lambda t: _changed(t, seed=5), "`hash` is .* something was edited"),
-    "other scale": (lambda t: _changed(t, scale="book"), "folder called known/book: it was moved"),
-}
+    "seed as text": (lambda t: _changed(t, seed="0"),
+                     "`seed` is '0': expected a whole number"),
+    "config a list": (lambda t: _changed(t, config=[]),
+                      "`config` is ..: expected a dictionary"),
+    "config without data": (
+        lambda t: _changed(t, config={"arm": "a"}), "`data` in `config`"),
+    "other config": (
+        lambda t: _changed(t, config={"data": "digits", "arm": "c"}),
+        "`hash` is .* something was edited"),
+    "other arm": (lambda t: _changed(t, arm="b"),
+                  "`hash` is .* something was edited"),
+    "other seed": (lambda t: _changed(t, seed=5),
+                   "`hash` is .* something was edited"),
+    "other scale": (lambda t: _changed(t, scale="book"),
+                    "folder called known/book: it was moved")}
 
 
 @pytest.fixture
@@ -151,7 +207,9 @@ def known(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("case", BAD)
 def test_unusable_rows_are_said_and_hide_no_others(case, known):
-    "Each kind of damage: file, field, given and expected; the list counts the others, the report refuses, nothing is overwritten."
+    """Each kind of damage: file, field, given and expected; the list counts the
+    others, the report refuses, nothing is overwritten.
+    """
     damage, message = BAD[case]
     file = sorted(known.rglob("*.json"))[0]
     content = damage(file.read_text())
@@ -159,10 +217,13 @@ def test_unusable_rows_are_said_and_hide_no_others(case, known):
     with pytest.raises(ResultsError, match=message) as error:
         results.read_row(file)
     assert str(file) in str(error.value) and len(str(error.value)) < 600
-    assert [str(problem) for problem in tables.problems(known)] == [str(error.value)]
+    assert ([str(problem) for problem in tables.problems(known)]
+            == [str(error.value)])
     text = tables.listing(known)
-    assert "7 of 8" in text and "1 files are not counted" in text and text.count(str(file)) == 1
-    for use in (lambda: tables.report("known", known), lambda: results.run_recipe("known", "smoke", out=known),
+    assert ("7 of 8" in text and "1 files are not counted" in text
+            and text.count(str(file)) == 1)
+    for use in (lambda: tables.report("known", known),
+                lambda: results.run_recipe("known", "smoke", out=known),
                 lambda: tables.compare("known/a", "known/b", "smoke", known)):
         with pytest.raises(ResultsError, match=message):
             use()
@@ -176,9 +237,11 @@ def test_all_bad_rows_are_named_at_once_and_a_copy_counts_once(known):
     b.write_text("{")
     with pytest.raises(ResultsError) as error:
         tables.report("known", known)
-    assert str(copy) in str(error.value) and str(b) in str(error.value) and f"belongs in a file called {a.name}" in str(error.value)
+    assert (str(copy) in str(error.value) and str(b) in str(error.value)
+            and f"belongs in a file called {a.name}" in str(error.value))
     found = results.scan("known", "smoke", known)
-    assert len(found.rows) == 7 and len(found.problems) == 2 and "7 of 8" in tables.listing(known)
+    assert (len(found.rows) == 7 and len(found.problems) == 2
+            and "7 of 8" in tables.listing(known))
 
 
 def test_rows_that_cannot_be_opened_and_folders_that_are_files(known, tmp_path):
@@ -188,30 +251,41 @@ def test_rows_that_cannot_be_opened_and_folders_that_are_files(known, tmp_path):
     with pytest.raises(ResultsError, match="cannot be read"):
         results.read_row(file)
     (tmp_path / "a-file").touch()
-    for use in (lambda: tables.report("known", tmp_path / "a-file"), lambda: tables.listing(tmp_path / "a-file"), lambda: results.rows("known", "smoke", tmp_path / "a-file")):
-        with pytest.raises(ResultsError, match="a-file is a file: expected the folder of results"):
+    for use in (lambda: tables.report("known", tmp_path / "a-file"),
+                lambda: tables.listing(tmp_path / "a-file"),
+                lambda: results.rows("known", "smoke", tmp_path / "a-file")):
+        with pytest.raises(ResultsError,
+                           match="a-file is a file: expected the folder of "
+                                 "results"):
             use()
-    for first in ("/nonexistent", "nowhere/", "", str(tmp_path / "a-file"), str(known)):
-        with pytest.raises(UnknownName, match="two folders of results, or two arms"):
+    for first in ("/nonexistent", "nowhere/", "", str(tmp_path / "a-file"),
+                  str(known)):
+        with pytest.raises(UnknownName,
+                           match="two folders of results, or two arms"):
             tables.compare(first, "known/b", "smoke", known)
 
 
 # ---- what made them ----
 
 def test_hash_of_the_package_counts_native_sources(tmp_path, monkeypatch):
-    "By hand, over the files of the package; another byte in the kernel is another code."
+    """By hand, over the files of the package; another byte in the kernel is
+    another code.
+    """
     import hashlib
     import shutil
     package = tmp_path / "normalnorm"
-    shutil.copytree(ROOT / "normalnorm", package, ignore=shutil.ignore_patterns("__pycache__", "data_files"))
-    monkeypatch.setattr(results, "__file__", str(package / "experiments" / "results.py"))
+    shutil.copytree(ROOT / "normalnorm", package,
+                    ignore=shutil.ignore_patterns("__pycache__", "data_files"))
+    monkeypatch.setattr(results, "__file__",
+                        str(package / "experiments" / "results.py"))
 
     def now():
         results.source_hash.cache_clear()
         return results.source_hash()
     by_hand = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
-        by_hand.update(str(path.relative_to(package)).replace(os.sep, "/").encode() + b"\0" + path.read_bytes())
+        by_hand.update(str(path.relative_to(package)).replace(os.sep, "/")
+                           .encode() + b"\0" + path.read_bytes())
     try:
         first = now()
         assert first == by_hand.hexdigest()[:12]
@@ -228,20 +302,24 @@ def test_hash_of_the_package_counts_native_sources(tmp_path, monkeypatch):
 
 
 def test_rows_say_what_computed_their_layers():
-    "In a process of its own: no layers, the definition, the kernel where there is one; looking loads nothing."
+    """In a process of its own: no layers, the definition, the kernel where
+    there is one; looking loads nothing.
+    """
     program = """
 import importlib, json, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from normalnorm.experiments import results
 seen = [results.provenance()]
-backends, native = (importlib.import_module(f"normalnorm.layers.{name}") for name in ("backends", "native"))
+backends, native = (importlib.import_module(f"normalnorm.layers.{name}")
+                    for name in ("backends", "native"))
 def look(device="cpu"):
     before = native._library.cache_info().currsize
     seen.append(results.provenance(device))
     assert native._library.cache_info().currsize == before
 look()
-backends.normality_norm(torch.randn(5, 3, dtype=torch.float64), (0,))          # float64: the kernel is not asked
+# float64: the kernel is not asked
+backends.normality_norm(torch.randn(5, 3, dtype=torch.float64), (0,))
 look()
 for chosen in ("eager", "compiled", "auto"):
     with backends.set_backend(chosen):
@@ -249,151 +327,238 @@ for chosen in ("eager", "compiled", "auto"):
             backends.normality_norm(torch.randn(5, 3), (0,))
         look()
 look("cuda")
-print(json.dumps([[s["backend"] for s in seen], seen[-2]["kernel"], native.available(), seen[-1]["instructions"], seen[-1]["processor"], seen[-1]["source"]]))
+print(json.dumps([[s["backend"] for s in seen], seen[-2]["kernel"],
+                  native.available(), seen[-1]["instructions"],
+                  seen[-1]["processor"], seen[-1]["source"]]))
 """
-    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT,
+                          capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
-    backends, kernel, native, instructions, processor, source = json.loads(done.stdout)
-    assert backends[:5] == [None, None, None, "eager", "compiled"] and (backends[5] == "native") == native and backends[6] == "eager"
-    assert re.fullmatch(r"vectors of (4|8|16)(, fused multiply-add)?(, tables)?", kernel) if native else kernel is None
-    assert instructions == torch.backends.cpu.get_cpu_capability() and processor and source == results.source_hash()
+    backends, kernel, native, instructions, processor, source = (
+        json.loads(done.stdout))
+    assert (backends[:5] == [None, None, None, "eager", "compiled"]
+            and (backends[5] == "native") == native and backends[6] == "eager")
+    assert (re.fullmatch(
+                r"vectors of (4|8|16)(, fused multiply-add)?(, tables)?",
+                kernel) if native else kernel is None)
+    assert (instructions == torch.backends.cpu.get_cpu_capability()
+            and processor and source == results.source_hash())
     information = Path("/proc/cpuinfo")
     if information.exists() and "model name" in information.read_text():
         assert f": {processor}\n" in information.read_text()
 
 
-def _made(monkeypatch, recipe, out, seeds, source, backend, arms=None, lines=None):
+def _made(monkeypatch, recipe, out, seeds, source, backend, arms=None,
+          lines=None):
     with monkeypatch.context() as m:
         m.setattr(results, "source_hash", lambda: source)
         m.setattr(results, "_computed", lambda device: (backend, None))
-        results.run_recipe(recipe, "smoke", seeds=seeds, out=out, arms=arms, progress=(lines if lines is not None else []).append)
+        results.run_recipe(recipe, "smoke", seeds=seeds, out=out, arms=arms,
+                           progress=(lines if lines is not None else []).append)
 
 
-@pytest.mark.parametrize("others", [("111111111111", "native"), ("000000000000", "eager")])
-def test_rows_of_different_code_make_no_table_unless_asked(others, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "others", [("111111111111", "native"), ("000000000000", "eager")])
+def test_rows_of_different_code_make_no_table_unless_asked(
+    others, tmp_path, monkeypatch
+):
     recipe, lines = _recipe(), []
     for module in (results, tables):
         monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    _made(monkeypatch, recipe, tmp_path, 2, "000000000000", "native", lines=lines)
+    _made(monkeypatch, recipe, tmp_path, 2, "000000000000", "native",
+          lines=lines)
     assert not any("other code" in line for line in lines)
     text = tables.report("known", tmp_path)
     _made(monkeypatch, recipe, tmp_path, 4, *others, lines=lines)
-    assert others[0] == "000000000000" or sum("rows of other code (source 000000000000, backend native: 4 rows)" in line for line in lines) == 1
-    for use in (lambda: results.rows("known", "smoke", tmp_path), lambda: results.rows("known", "smoke", tmp_path, every=True),
-                lambda: tables.report("known", tmp_path), lambda: tables.compare("known/a", "known/b", "smoke", tmp_path)):
+    assert others[0] == "000000000000" or sum(
+        "rows of other code (source 000000000000, backend native: 4 rows)"
+        in line for line in lines) == 1
+    for use in (lambda: results.rows("known", "smoke", tmp_path),
+                lambda: results.rows("known", "smoke", tmp_path, every=True),
+                lambda: tables.report("known", tmp_path),
+                lambda: tables.compare(
+                    "known/a", "known/b", "smoke", tmp_path)):
         with pytest.raises(ResultsError, match="different code") as error:
             use()
         assert "source 000000000000, backend native: 4 rows" in str(error.value)
-        assert f"source {others[0]}, backend {others[1]}: 4 rows" in str(error.value) and "any_code=True" in str(error.value)
-    with pytest.raises(ResultsError, match=r"a-seed0-\w+\.json(.|\n)*another folder"):
+        assert (f"source {others[0]}, backend {others[1]}: 4 rows"
+                in str(error.value) and "any_code=True" in str(error.value))
+    with pytest.raises(ResultsError,
+                       match=r"a-seed0-\w+\.json(.|\n)*another folder"):
         results.rows("known", "smoke", tmp_path)
-    assert len(results.rows("known", "smoke", tmp_path, any_code=True)) == 8 and "8 of 8" in tables.listing(tmp_path)
+    assert (len(results.rows("known", "smoke", tmp_path, any_code=True)) == 8
+            and "8 of 8" in tables.listing(tmp_path))
     mixed = tables.report("known", tmp_path, any_code=True)
-    assert "rows of 2 codes in one table: source 000000000000, backend native (4); " in mixed and "codes in one table" not in text
-    assert "seeds 0–3" in tables.compare("known/a", "known/b", "smoke", tmp_path, any_code=True)
+    assert ("rows of 2 codes in one table: source 000000000000, backend native "
+            "(4); " in mixed and "codes in one table" not in text)
+    assert "seeds 0–3" in tables.compare(
+        "known/a", "known/b", "smoke", tmp_path, any_code=True)
 
 
-def test_rows_without_a_backend_go_with_any_and_arms_of_one_code_compare(tmp_path, monkeypatch):
-    "A run that used no layer of ours cannot depend on the backend. Rows of other arms do not keep two arms from being compared."
+def test_rows_without_a_backend_go_with_any_and_arms_of_one_code_compare(
+    tmp_path, monkeypatch
+):
+    """A run that used no layer of ours cannot depend on the backend.
+
+    Rows of other arms do not keep two arms from being compared.
+    """
     recipe = _recipe()
     for module in (results, tables):
         monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
     _made(monkeypatch, recipe, tmp_path / "one", 4, "0" * 12, None, arms=["a"])
-    _made(monkeypatch, recipe, tmp_path / "one", 4, "0" * 12, "native", arms=["b"])
+    _made(monkeypatch, recipe, tmp_path / "one", 4, "0" * 12, "native",
+          arms=["b"])
     assert len(results.rows("known", "smoke", tmp_path / "one")) == 8
-    assert list(results.codes(results.scan("known", "smoke", tmp_path / "one").rows)) == ["source 000000000000, backend native"]
-    _made(monkeypatch, recipe, tmp_path / "two", 4, "0" * 12, "native", arms=["a"])
-    _made(monkeypatch, recipe, tmp_path / "two", 4, "1" * 12, "native", arms=["b"])
-    assert "seeds 0–3" in tables.compare("known/a", "known/a", "smoke", tmp_path / "two")
-    with pytest.raises(ResultsError, match="the two arms were made by different code"):
+    assert (list(results.codes(
+                     results.scan("known", "smoke", tmp_path / "one").rows))
+            == ["source 000000000000, backend native"])
+    _made(monkeypatch, recipe, tmp_path / "two", 4, "0" * 12, "native",
+          arms=["a"])
+    _made(monkeypatch, recipe, tmp_path / "two", 4, "1" * 12, "native",
+          arms=["b"])
+    assert "seeds 0–3" in tables.compare(
+        "known/a", "known/a", "smoke", tmp_path / "two")
+    with pytest.raises(ResultsError,
+                       match="the two arms were made by different code"):
         tables.compare("known/a", "known/b", "smoke", tmp_path / "two")
     text = tables.compare(str(tmp_path / "one"), str(tmp_path / "two"))
     assert f"{tmp_path / 'one'}: source 000000000000, backend native\n" in text
-    assert f"{tmp_path / 'two'}: source 000000000000, backend native; source 111111111111, backend native\n" in text
+    assert (f"{tmp_path / 'two'}: source 000000000000, backend native; source "
+            "111111111111, backend native\n" in text)
 
 
 def _first_schema(folder, source, commits):
-    "Turn rows into what was written before: schema 1, without what rows did not say then."
+    """Turn rows into what was written before: schema 1, without what rows did
+    not say then.
+    """
     for file, commit in zip(sorted(folder.rglob("*.json")), commits):
-        row = json.loads(file.read_text()) | {"schema": 1, "source": source, "commit": commit}
-        file.write_text(json.dumps({key: value for key, value in row.items() if key not in results._SINCE_2}))
+        row = json.loads(file.read_text()) | {
+            "schema": 1, "source": source, "commit": commit}
+        file.write_text(json.dumps({key: value for key, value in row.items()
+                                    if key not in results._SINCE_2}))
 
 
-def test_rows_of_the_first_schema_are_known_by_commit_or_what_lies_beside(known):
+def test_rows_of_the_first_schema_are_known_by_commit_or_what_lies_beside(
+    known
+):
     _first_schema(known, "c0ffee", ["a" * 40] * 4 + ["b" * 40] * 4)
-    with pytest.raises(ResultsError, match="commit aaaaaaaaaaaa: 4 rows(.|\n)*commit bbbbbbbbbbbb: 4 rows"):
+    with pytest.raises(ResultsError,
+                       match="commit aaaaaaaaaaaa: 4 rows(.|\n"
+                             ")*commit bbbbbbbbbbbb: 4 rows"):
         results.rows("known", "smoke", known)
     beside = known / "known" / "smoke" / "made-by.jsonl"
-    entry = {"source": "c0ffee", "commits": ["a" * 40, "b" * 40], "code": "one and the same", "known": "compared"}
+    entry = {"source": "c0ffee", "commits": ["a" * 40, "b" * 40],
+             "code": "one and the same", "known": "compared"}
     beside.write_text(json.dumps(entry) + "\n")
     assert len(results.rows("known", "smoke", known)) == 8
-    assert list(results.codes(results.scan("known", "smoke", known).rows)) == ["one and the same"]
-    for other in ({"source": "other"}, {"commits": ["a" * 40]}):                                  # not about these rows, or not about all
+    assert (list(results.codes(results.scan("known", "smoke", known).rows))
+            == ["one and the same"])
+    # not about these rows, or not about all
+    for other in ({"source": "other"}, {"commits": ["a" * 40]}):
         beside.write_text(json.dumps(entry | other) + "\n")
         with pytest.raises(ResultsError, match="different code"):
             results.rows("known", "smoke", known)
-    for line in ("{", "[]", json.dumps({"source": "c0ffee"}), json.dumps(entry | {"commits": "a"})):
+    for line in ("{", "[]", json.dumps({"source": "c0ffee"}),
+                 json.dumps(entry | {"commits": "a"})):
         beside.write_text(line + "\n")
-        with pytest.raises(ResultsError, match="made-by.jsonl, line 1: expected a dictionary"):
+        with pytest.raises(
+            ResultsError, match="made-by.jsonl, line 1: expected a dictionary"
+        ):
             results.rows("known", "smoke", known)
     beside.unlink()
     _first_schema(known, "c0ffee", [None] * 8)
-    assert list(results.codes(results.scan("known", "smoke", known).rows)) == ["code unknown (its Python files have the hash c0ffee)"]
+    assert list(results.codes(results.scan("known", "smoke", known).rows)) == [
+        "code unknown (its Python files have the hash c0ffee)"]
     results.run_recipe("known", "smoke", seeds=1, out=known / "new")
-    assert list(results.codes(results.scan("known", "smoke", known / "new").rows))[0].startswith(f"source {results.source_hash()}")
+    assert list(results.codes(
+        results.scan("known", "smoke",
+                     known / "new").rows))[0].startswith(
+                         f"source {results.source_hash()}")
 
 
 def _package(commit, suffixes):
-    "The hash of the package at a commit: files of these endings, as `source_hash` takes it. None without that commit (a shallow clone)."
+    """The hash of the package at a commit: files of these endings, as
+    `source_hash` takes it.
+
+    None without that commit (a shallow clone).
+    """
     import hashlib
     from pathlib import PurePosixPath
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", commit, "normalnorm"], capture_output=True, text=True)
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-tree", "-r",
+                             "--name-only", commit, "normalnorm"],
+                            capture_output=True, text=True)
     if listed.returncode:
         return None
     found = hashlib.sha256()
-    for path in sorted(PurePosixPath(name) for name in listed.stdout.split("\n") if name.endswith(suffixes)):
-        content = subprocess.run(["git", "-C", str(ROOT), "show", f"{commit}:{path}"], capture_output=True, check=True).stdout
-        found.update(path.relative_to("normalnorm").as_posix().encode() + b"\0" + content)
+    for path in sorted(PurePosixPath(name) for name in listed.stdout.split("\n")
+                       if name.endswith(suffixes)):
+        content = subprocess.run(
+            ["git", "-C", str(ROOT), "show", f"{commit}:{path}"],
+            capture_output=True, check=True).stdout
+        found.update(path.relative_to("normalnorm").as_posix().encode() + b"\0"
+                     + content)
     return found.hexdigest()[:12]
 
 
 @pytest.mark.book
 def test_what_is_said_of_committed_rows_is_in_the_repository():
-    "Two commits that are called the same hold the same package, kernel included, and the recorded Python hash; older rows lie unchanged in commits without a kernel."
+    """Two commits that are called the same hold the same package, kernel
+    included, and the recorded Python hash; older rows lie unchanged in commits
+    without a kernel.
+    """
     if _package("6305c1af1108", (".py",)) is None:
         pytest.skip("a clone without the history")
-    for folder in {path.parent for path in (ROOT / "results").rglob("made-by.jsonl")}:
+    for folder in {path.parent
+                   for path in (ROOT / "results").rglob("made-by.jsonl")}:
         for entry in results.made_by(folder):
             if entry["commits"] != [None]:
-                assert {_package(commit, (".py",)) for commit in entry["commits"]} == {entry["source"]}
-                assert len({_package(commit, (".py", ".cpp")) for commit in entry["commits"]}) == 1
+                assert {_package(commit, (".py",))
+                        for commit in entry["commits"]} == {entry["source"]}
+                assert len({_package(commit, (".py", ".cpp"))
+                            for commit in entry["commits"]}) == 1
     old = ROOT / "results" / "by-definition" / "first-experiment" / "book"
     git = ["git", "-C", str(ROOT)]
     for path in sorted(old.glob("*.json")):
-        there = subprocess.run([*git, "show", f"6dd0b09:results/first-experiment/book/{path.name}"], capture_output=True, check=True).stdout
+        there = subprocess.run(
+            [*git, "show",
+             f"6dd0b09:results/first-experiment/book/{path.name}"],
+            capture_output=True, check=True).stdout
         assert there == path.read_bytes(), path.name
     for commit in ("a7b0ff1", "6dd0b09"):
         assert _package(commit, (".py",)) != "2d24c86a7cd9"
-        names = subprocess.run([*git, "ls-tree", "-r", "--name-only", commit, "normalnorm"], capture_output=True, text=True, check=True).stdout
+        names = subprocess.run(
+            [*git, "ls-tree", "-r", "--name-only", commit, "normalnorm"],
+            capture_output=True, text=True, check=True).stdout
         assert names and ".cpp" not in names and "backends" not in names
-    kinds = {folder: list(results.codes(results.scan("first-experiment", "book", ROOT / "results" / folder).rows)) for folder in ("", "by-definition")}
-    assert all(len(kind) == 1 for kind in kinds.values()) and kinds[""] != kinds["by-definition"], kinds
+    kinds = {folder: list(results.codes(
+                              results.scan("first-experiment", "book",
+                                           ROOT / "results" / folder).rows))
+             for folder in ("", "by-definition")}
+    assert (all(len(kind) == 1 for kind in kinds.values())
+            and kinds[""] != kinds["by-definition"]), kinds
 
 
 def test_unknown_names_list_near_matches(tmp_path):
     with pytest.raises(UnknownName) as error:
         results.run_recipe("first-experimnt", out=tmp_path)
-    assert str(error.value) == "no recipe is called 'first-experimnt': did you mean first-experiment?"
+    assert (str(error.value) == "no recipe is called 'first-experimnt': did "
+                                "you mean first-experiment?")
     with pytest.raises(UnknownName, match="did you mean smoke"):
         results.run_recipe("first-experiment", scale="smok", out=tmp_path)
     with pytest.raises(UnknownName, match="did you mean.*ResNet BNN"):
-        results.run_recipe("first-experiment", arms=["ResNet BNM"], out=tmp_path)
+        results.run_recipe("first-experiment", arms=["ResNet BNM"],
+                           out=tmp_path)
     with pytest.raises(UnknownName, match="first-experiment"):
         tables.report("experiment", tmp_path)
-    with pytest.raises(UnknownName, match="did you mean ResNet BN, ResNet BNN.*two folders"):
-        tables.compare("first-experiment/ResNet BNM", "first-experiment/ResNet BN", out=tmp_path)
-    with pytest.raises(ValueError, match="`compare` names the arm 'c', which no scale has: known are a, b"):
-        Recipe("r", "", (), {"book": {"a": {}, "b": {}}}, print, {}, (("a", "c"),))
+    with pytest.raises(UnknownName,
+                       match="did you mean ResNet BN, ResNet BNN.*two folders"):
+        tables.compare("first-experiment/ResNet BNM",
+                       "first-experiment/ResNet BN", out=tmp_path)
+    with pytest.raises(ValueError,
+                       match="`compare` names the arm 'c', which no scale has: "
+                             "known are a, b"):
+        Recipe("r", "", (), {"book": {"a": {}, "b": {}}}, print, {},
+               (("a", "c"),))
     with pytest.raises(ValueError, match="at least one run"):
         results.run_recipe("first-experiment", seeds=0, out=tmp_path)
 
@@ -402,7 +567,8 @@ def test_results_folder_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("NORMALNORM_RESULTS", str(tmp_path / "here"))
     results.run_recipe(_recipe(), "smoke", seeds=1)
     assert len(list((tmp_path / "here").rglob("*.json"))) == 2
-    assert "first-experiment" in tables.listing() and "smoke" in tables.listing()
+    assert (
+        "first-experiment" in tables.listing() and "smoke" in tables.listing())
 
 
 # ---- grids ----
@@ -410,14 +576,20 @@ def test_results_folder_from_the_environment(tmp_path, monkeypatch):
 def _tuned(grid, **more):
     "Arm b is better in validation at x = 2, and in test at x = 3."
     def run(config, seed, arm, **_):
-        return {"metrics": {"score": float(config["x"] * 10 + seed), "validation_last": {1: 0.0, 2: 5.0, 3: 1.0}[config["x"]] + seed % 2}}
+        return {"metrics": {
+                    "score": float(config["x"] * 10 + seed),
+                    "validation_last":
+                        {1: 0.0, 2: 5.0, 3: 1.0}[config["x"]] + seed % 2}}
     scales = {"smoke": {arm: {"data": "digits", "x": 1} for arm in "ab"}}
-    return Recipe("tuned", "", (), scales, run, {"score": "score"}, (("a", "b"),), grid=grid, **more)
+    return Recipe("tuned", "", (), scales, run, {"score": "score"},
+                  (("a", "b"),), grid=grid, **more)
 
 
 def test_compared_arms_have_the_same_grid_or_none():
     _tuned({"a": {"x": (1, 2)}, "b": {"x": [1, 2]}})
-    for grid in ({"a": {"x": (1, 2)}}, {"a": {"x": (1, 2)}, "b": {"x": (1, 2, 3)}}, {"a": {"x": (1,)}, "b": {"y": (1,)}}):
+    for grid in ({"a": {"x": (1, 2)}},
+                 {"a": {"x": (1, 2)}, "b": {"x": (1, 2, 3)}},
+                 {"a": {"x": (1,)}, "b": {"y": (1,)}}):
         with pytest.raises(ValueError, match="same grid, or none"):
             _tuned(grid)
     with pytest.raises(ValueError, match="`grid` names the arm 'c'"):
@@ -425,82 +597,123 @@ def test_compared_arms_have_the_same_grid_or_none():
 
 
 def test_a_grid_that_comes_later_takes_in_what_was_run_before(tmp_path):
-    "Rows from before the grid have no setting; their configuration says which point they are."
+    """Rows from before the grid have no setting; their configuration says which
+    point they are.
+    """
     results.run_recipe(_tuned({}), "smoke", seeds=2, out=tmp_path)
     recipe = _tuned({arm: {"x": (1, 2)} for arm in "ab"})
-    assert len([job for job in results.plan(recipe, "smoke", 2, tmp_path) if job.state == "finished"]) == 4
+    assert len([job for job in results.plan(recipe, "smoke", 2, tmp_path)
+                if job.state == "finished"]) == 4
     results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)
-    assert {json.dumps(row["setting"]) for row in results.rows(recipe, "smoke", tmp_path)} == {'{"x": 2}'}
-    assert [row["setting"]["x"] for row in results.rows(recipe, "smoke", tmp_path, every=True)].count(1) == 4
+    assert {json.dumps(row["setting"])
+            for row in results.rows(recipe, "smoke", tmp_path)} == {'{"x": 2}'}
+    assert [row["setting"]["x"] for row in results.rows(
+                recipe, "smoke", tmp_path, every=True)].count(1) == 4
 
 
 def test_settings_are_chosen_on_validation_and_the_table_says_so(tmp_path):
     recipe = _tuned({arm: {"x": (1, 2, 3)} for arm in "ab"})
     assert len(results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)) == 12
     shown = results.rows(recipe, "smoke", tmp_path)
-    assert [(row["arm"], row["seed"], row["setting"], row["metrics"]["score"]) for row in shown] == [(arm, seed, {"x": 2}, 20.0 + seed) for arm in "ab" for seed in (0, 1)]
+    assert [(row["arm"], row["seed"], row["setting"], row["metrics"]["score"])
+            for row in shown] == [(arm, seed, {"x": 2}, 20.0 + seed)
+                                  for arm in "ab" for seed in (0, 1)]
     text = tables.report(recipe, tmp_path)
-    assert "over the same grid" in text and '{"x": [1, 2, 3]}' in text and 'a: {"x": 2}' in text and "left out" not in text and "| 20.50 ±" in " ".join(text.split())
+    assert ("over the same grid" in text and '{"x": [1, 2, 3]}' in text
+            and 'a: {"x": 2}' in text and "left out" not in text
+            and "| 20.50 ±" in " ".join(text.split()))
     next(tmp_path.rglob("b-seed*.json")).unlink()
     results.run_recipe(recipe, "smoke", seeds=[5], arms=["a"], out=tmp_path)
-    by_arm = {arm: [row["seed"] for row in results.rows(recipe, "smoke", tmp_path) if row["arm"] == arm] for arm in "ab"}
+    by_arm = {
+        arm: [row["seed"] for row in results.rows(recipe, "smoke", tmp_path)
+              if row["arm"] == arm] for arm in "ab"}
     assert by_arm["a"] == [0, 1, 5] and len(by_arm["b"]) in (1, 2)
     for file in tmp_path.rglob("b-seed*.json"):
         file.unlink()
-    results.run_recipe(_tuned({arm: {"x": (1, 2)} for arm in "ab"}), "smoke", seeds=2, arms=["b"], out=tmp_path)
-    assert "no seed has finished all settings of the grid, so nothing is chosen: b" in tables.report(recipe, tmp_path)
+    results.run_recipe(_tuned({arm: {"x": (1, 2)} for arm in "ab"}), "smoke",
+                       seeds=2, arms=["b"], out=tmp_path)
+    assert ("no seed has finished all settings of the grid, so nothing is "
+            "chosen: b" in tables.report(recipe, tmp_path))
 
 
 # ---- the paper beside, two of anything, before it runs ----
 
 def test_papers_numbers_stand_beside_with_their_source(tmp_path):
-    recipe = _recipe(paper={"b": Published(90.41, 0.09, 6, "something large", "somebody, Table 2"), "a": Published(7.0, None, None, "no error given", "there")})
+    recipe = _recipe(paper={
+        "b": Published(90.41, 0.09, 6, "something large", "somebody, Table 2"),
+        "a": Published(7.0, None, None, "no error given", "there")})
     results.run_recipe(recipe, "smoke", out=tmp_path)
     text = tables.report(recipe, tmp_path)
-    assert "90.41 ± 0.09" in text and "| 7.00 " in text and "at its own scale" in text and "- b: something large, 6 seeds (somebody, Table 2)" in text
+    assert ("90.41 ± 0.09" in text and "| 7.00 " in text
+            and "at its own scale" in text
+            and "- b: something large, 6 seeds (somebody, Table 2)" in text)
     first = results.recipes()["first-experiment"].paper
-    assert [(first[arm].mean, first[arm].se) for arm in ("ResNet BN", "ResNet BNN", "ViT LN", "ViT LNN")] == [(88.89, 0.07), (90.41, 0.09), (94.61, 0.31), (95.78, 0.21)]
+    assert [(first[arm].mean, first[arm].se)
+            for arm in ("ResNet BN", "ResNet BNN", "ViT LN", "ViT LNN")] == [
+                (88.89, 0.07), (90.41, 0.09), (94.61, 0.31), (95.78, 0.21)]
 
 
 def test_compare_two_arms_and_two_folders(tmp_path, monkeypatch):
-    recipe = _recipe(lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed], "always": 1.0}})
+    recipe = _recipe(lambda config, seed, arm, **_: {
+                         "metrics": {"score": KNOWN[arm][seed], "always": 1.0}})
     for module in (results, tables):
         monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
     results.run_recipe(recipe, "smoke", out=tmp_path / "one")
-    assert tables.differences(results.rows(recipe, "smoke", tmp_path / "one"), "a", "b", "score") == [1.0, 0.5, 1.5, 4.0]
+    assert (tables.differences(results.rows(recipe, "smoke", tmp_path / "one"),
+                               "a", "b", "score") == [1.0, 0.5, 1.5, 4.0])
     text = tables.compare("known/a", "known/b", "smoke", tmp_path / "one")
     d = np.subtract(KNOWN["b"], KNOWN["a"])
-    assert f"{d.mean():+.2f} ± {scipy.stats.sem(d):.2f}" in text and "seeds 0–3" in text and "Not among" not in text
-    assert f"{-d.mean():+.2f} ± " in tables.compare("known/b", "known/a", "smoke", tmp_path / "one")
-    assert "+0.00 ± 0.00" in tables.compare("known/a", "known/a", "smoke", tmp_path / "one")
+    assert (f"{d.mean():+.2f} ± {scipy.stats.sem(d):.2f}" in text
+            and "seeds 0–3" in text and "Not among" not in text)
+    assert f"{-d.mean():+.2f} ± " in tables.compare(
+        "known/b", "known/a", "smoke", tmp_path / "one")
+    assert "+0.00 ± 0.00" in tables.compare(
+        "known/a", "known/a", "smoke", tmp_path / "one")
     with pytest.raises(ValueError, match="has the seeds none at scale book"):
         tables.compare("known/a", "known/b", "book", tmp_path / "one")
-    other = _recipe(lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed] + 0.5 * (arm == "b" and seed > 1), "always": 1.0}})
+    other = _recipe(lambda config, seed, arm, **_: {
+        "metrics": {"score": KNOWN[arm][seed] + 0.5 * (arm == "b" and seed > 1),
+                    "always": 1.0}})
     results.run_recipe(other, "smoke", seeds=3, out=tmp_path / "two")
-    text = " ".join(tables.compare(str(tmp_path / "one"), str(tmp_path / "two")).split())
-    assert "6 common runs; only in one of them: 2 and 0" in text and "| a | 3 | 3 | score +0.000 ± 0.000 |" in text and "| b | 3 | 2 | score +0.167 ± 0.167 |" in text
+    text = " ".join(
+        tables.compare(str(tmp_path / "one"), str(tmp_path / "two")).split())
+    assert ("6 common runs; only in one of them: 2 and 0" in text
+            and "| a | 3 | 3 | score +0.000 ± 0.000 |" in text
+            and "| b | 3 | 2 | score +0.167 ± 0.167 |" in text)
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="no run in common"):
         tables.compare(str(tmp_path / "one"), str(tmp_path / "none"))
 
 
-def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(tmp_path, monkeypatch):
+def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
+    tmp_path, monkeypatch
+):
     recipe = _recipe(cost={"smoke": "a blink"})
     for module in (results, tables):
         monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    assert "no run has finished, so there is no measured time; the recipe's own estimate: a blink" in tables.forecast("known", "smoke", out=tmp_path)
+    assert (
+        "no run has finished, so there is no measured time; the recipe's own "
+        "estimate: a blink" in tables.forecast("known", "smoke", out=tmp_path))
     results.run_recipe(recipe, "smoke", seeds=2, arms=["a"], out=tmp_path)
     for file in tmp_path.rglob("*.json"):
-        file.write_text(file.read_text().replace(f'"wall_seconds":{json.loads(file.read_text())["wall_seconds"]}', '"wall_seconds":120.0'))
+        file.write_text(file.read_text().replace(
+            f'"wall_seconds":{json.loads(file.read_text())["wall_seconds"]}',
+            '"wall_seconds":120.0'))
     job = results.plan(recipe, "smoke", [3], tmp_path, ["b"])[0]
     job.checkpoint.parent.mkdir(exist_ok=True)
     job.checkpoint.touch()
     text = tables.forecast("known", "smoke", out=tmp_path)
-    assert "8 runs, 2 finished, 1 begun" in text and "about 4 min on one process for 2 of the 6 runs left" in text
-    line = next(line for line in tables.listing(tmp_path).splitlines() if "smoke" in line)
-    assert "a blink" in line and "2 min a seed (1 of 2 arms)" in line and "2 of 8" in line
-    monkeypatch.setattr(results, "data_hash", lambda name: (_ for _ in ()).throw(data.DataError(f"{name} lies elsewhere")))
-    assert "cannot be run here: digits lies elsewhere" in tables.forecast("known", "smoke", out=tmp_path)
+    assert ("8 runs, 2 finished, 1 begun" in text
+            and "about 4 min on one process for 2 of the 6 runs left" in text)
+    line = next(line for line in tables.listing(tmp_path).splitlines()
+                if "smoke" in line)
+    assert ("a blink" in line and "2 min a seed (1 of 2 arms)" in line
+            and "2 of 8" in line)
+    monkeypatch.setattr(results, "data_hash",
+                        lambda name: (_ for _ in ()).throw(
+                            data.DataError(f"{name} lies elsewhere")))
+    assert "cannot be run here: digits lies elsewhere" in tables.forecast(
+        "known", "smoke", out=tmp_path)
     with pytest.raises(ValueError, match="at least one run"):
         tables.forecast("known", "smoke", seeds=0, out=tmp_path)
 
@@ -516,19 +729,25 @@ def test_command_line(tmp_path, monkeypatch):
     recipe = _recipe()
     for module in (results, tables):
         monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    status, out, err = _printed("run", "known", "--seeds", 2, "--dry-run", "--out", tmp_path)
-    assert status == 0 and "4 runs, 0 finished" in out and not err and not list(tmp_path.iterdir())
+    status, out, err = _printed(
+        "run", "known", "--seeds", 2, "--dry-run", "--out", tmp_path)
+    assert (status == 0 and "4 runs, 0 finished" in out and not err
+            and not list(tmp_path.iterdir()))
     status, out, err = _printed("run", "known", "--seeds", 2, "--out", tmp_path)
     assert status == 0 and "| a " in out and "[4/4] known smoke b seed 1" in err
     assert _printed("report", "known", "--out", tmp_path)[1] == out
     assert "4 of 8" in _printed("list", "--out", tmp_path)[1]
-    assert _printed("compare", "known/a", "known/b", "--scale", "smoke", "--out", tmp_path)[0] == 0
-    status, out, err = _printed("compare", "known/a", "known/c", "--out", tmp_path)
+    assert _printed("compare", "known/a", "known/b", "--scale", "smoke",
+                    "--out", tmp_path)[0] == 0
+    status, out, err = _printed(
+        "compare", "known/a", "known/c", "--out", tmp_path)
     assert status == 2 and not out and "known are a, b" in err
-    assert "[1/1] known smoke b seed 0: finished before" in _printed("run", "known", "--seeds", 1, "--arm", "b", "--out", tmp_path)[2]
+    assert "[1/1] known smoke b seed 0: finished before" in _printed(
+        "run", "known", "--seeds", 1, "--arm", "b", "--out", tmp_path)[2]
     (tmp_path / "file").touch()
     status, out, err = _printed("run", "known", "--out", tmp_path / "file")
-    assert status == 2 and "normalnorm: " in err and "file" in err and "Traceback" not in err
+    assert (status == 2 and "normalnorm: " in err and "file" in err
+            and "Traceback" not in err)
 
 
 # ---- killed, doubled, starved ----
@@ -538,73 +757,105 @@ def _networks(epochs=4):
         parts = {split: data.load("digits", split, 64) for split in data.SPLITS}
         with seeded("weights", seed):
             model = models.SmallResNet(width=2, stem_stride=1)
-        outcome = train(model, parts, Settings(epochs=epochs, batch=16, lr=0.02), seed, device, checkpoint, progress)
-        return {"metrics": {"test": outcome["last"]["test_accuracy"]}, "losses": [epoch["train_loss"] for epoch in outcome["history"]]}
-    return Recipe("networks", "", (), {"smoke": {arm: {"data": "digits", "arm": arm} for arm in "ab"}}, run, {"test": "test"})
+        outcome = train(model, parts,
+                        Settings(epochs=epochs, batch=16, lr=0.02), seed,
+                        device, checkpoint, progress)
+        return {"metrics": {"test": outcome["last"]["test_accuracy"]},
+                "losses": [epoch["train_loss"] for epoch in outcome["history"]]}
+    return Recipe(
+        "networks", "", (),
+        {"smoke": {arm: {"data": "digits", "arm": arm} for arm in "ab"}}, run,
+        {"test": "test"})
 
 
 def test_full_disk_keeps_what_was_there_and_the_run_continues(tmp_path):
-    "Files may not grow beyond a size that a row fits into and a checkpoint does not, after the second epoch."
-    resource = pytest.importorskip("resource", reason="no limits on this system")
-    expected = results.run_recipe(_networks(), "smoke", seeds=1, arms=["a"], out=tmp_path / "whole")
+    """Files may not grow beyond a size that a row fits into and a checkpoint
+    does not, after the second epoch.
+    """
+    resource = pytest.importorskip(
+        "resource", reason="no limits on this system")
+    expected = results.run_recipe(
+        _networks(), "smoke", seeds=1, arms=["a"], out=tmp_path / "whole")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def starve(line):
         if line.startswith("epoch 2/"):
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
-        with pytest.raises(OSError, match="was not written, and what was there before is untouched.*start the same command again"):
-            results.run_recipe(_networks(), "smoke", seeds=1, arms=["a"], out=tmp_path / "full", progress=starve)
+        with pytest.raises(OSError,
+                           match="was not written, and what was there before "
+                                 "is untouched.*start the same command again"):
+            results.run_recipe(_networks(), "smoke", seeds=1, arms=["a"],
+                               out=tmp_path / "full", progress=starve)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     kept, = (tmp_path / "full" / ".checkpoints").iterdir()
     assert len(torch.load(kept, weights_only=True)["history"]) == 2
     lines = []
-    found = results.run_recipe(_networks(), "smoke", seeds=1, arms=["a"], out=tmp_path / "full", progress=lines.append)
-    assert "continued after epoch 2" in " ".join(lines) and found[0]["losses"] == expected[0]["losses"] and found[0]["metrics"] == expected[0]["metrics"]
+    found = results.run_recipe(_networks(), "smoke", seeds=1, arms=["a"],
+                               out=tmp_path / "full", progress=lines.append)
+    assert ("continued after epoch 2" in " ".join(lines)
+            and found[0]["losses"] == expected[0]["losses"]
+            and found[0]["metrics"] == expected[0]["metrics"])
 
 
 def test_truncated_checkpoint_is_reported_and_stays(tmp_path):
     job = results.plan(_networks(), "smoke", 1, tmp_path, ["a"])[0]
     job.checkpoint.parent.mkdir(parents=True)
     job.checkpoint.write_bytes(b"PK\x03\x04 half")
-    with pytest.raises(ValueError, match="cannot be read.*delete it to start the run again"):
+    with pytest.raises(
+        ValueError, match="cannot be read.*delete it to start the run again"
+    ):
         results.run_recipe(_networks(), "smoke", 1, tmp_path, arms=["a"])
-    assert job.checkpoint.read_bytes() == b"PK\x03\x04 half" and not job.path.exists()
+    assert (job.checkpoint.read_bytes() == b"PK\x03\x04 half"
+            and not job.path.exists())
 
 
-def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(tmp_path, monkeypatch):
+def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(
+    tmp_path, monkeypatch
+):
     "Where locks do not work: the first row stays."
     job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
 
-    monkeypatch.setattr(results, "claim", lambda path, wait=False: contextlib.nullcontext(True))
+    monkeypatch.setattr(results, "claim",
+                        lambda path, wait=False: contextlib.nullcontext(True))
 
     def run(config, seed, arm, **_):
-        results.perform(job)                                                            # the other writer is faster
+        results.perform(job)  # the other writer is faster
         return {"metrics": {"score": 99.0}}
     row = results.perform(job._replace(recipe=_recipe(run)))
-    assert row["metrics"] == {"score": 1.0} and json.loads(job.path.read_text())["metrics"] == {"score": 1.0}
+    assert (row["metrics"] == {"score": 1.0}
+            and json.loads(job.path.read_text())["metrics"] == {"score": 1.0})
 
 
 def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):
     job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
-    left = [path.with_name(f".{path.name}.99-abcdef01") for path in (job.path, job.checkpoint)]
-    other = job.checkpoint.with_name(".0123456789ab.pt.99-abcdef01")                         # of another job, which may be at work
+    left = [path.with_name(f".{path.name}.99-abcdef01")
+            for path in (job.path, job.checkpoint)]
+    # of another job, which may be at work
+    other = job.checkpoint.with_name(".0123456789ab.pt.99-abcdef01")
     for path in (*left, other):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
     results.perform(job)
-    assert not any(path.exists() for path in left) and other.exists() and job.path.exists()
+    assert (not any(path.exists() for path in left) and other.exists()
+            and job.path.exists())
 
 
 def test_runs_without_metrics_are_refused(tmp_path):
     for nothing in (None, {}, {"metrics": 3}, {"metrics": {}}):
         with pytest.raises(ValueError, match="without `metrics`"):
-            results.run_recipe(_recipe(lambda *_, **__: nothing), "smoke", 1, tmp_path)
+            results.run_recipe(_recipe(lambda *_, **__: nothing), "smoke", 1,
+                               tmp_path)
     for value in (float("nan"), float("inf"), "1.0", None, True, [1.0]):
-        with pytest.raises(ValueError, match="for the metric `score`: expected a finite number"):
-            results.run_recipe(_recipe(lambda *_, **__: {"metrics": {"score": value}}), "smoke", 1, tmp_path)
-    assert not list(tmp_path.rglob("*.json")) and not list((tmp_path / ".checkpoints").iterdir())
+        with pytest.raises(
+            ValueError, match="for the metric `score`: expected a finite number"
+        ):
+            results.run_recipe(
+                _recipe(lambda *_, **__: {"metrics": {"score": value}}),
+                "smoke", 1, tmp_path)
+    assert not list(tmp_path.rglob("*.json")) and not list(
+        (tmp_path / ".checkpoints").iterdir())
 
 
 FORKS = """
@@ -618,19 +869,30 @@ from normalnorm.experiments.train import seeded, train
 
 class NoisyNorm(torch.nn.BatchNorm2d):
     def forward(self, x):
-        return super().forward(x) + (0.3 * torch.randn_like(x) if self.training else 0)
+        return super().forward(x) + (
+            0.3 * torch.randn_like(x) if self.training else 0)
 
 def run(config, seed, arm, device, checkpoint, progress):
     parts = {split: data.load("digits", split, 96) for split in data.SPLITS}
     with seeded("weights", seed):
         model = models.SmallResNet(width=4, stem_stride=1, norm=NoisyNorm)
-    outcome = train(model, parts, Settings(epochs=8, batch=16, lr=0.02), seed, device, checkpoint, progress, augment=lambda x, y: (x + 0.1 * torch.randn(()), y))
+    outcome = train(model, parts, Settings(epochs=8, batch=16, lr=0.02), seed,
+                    device, checkpoint, progress,
+                    augment=lambda x, y: (x + 0.1 * torch.randn(()), y))
     with open(checkpoint.parents[1] / "performed", "a") as file:
         file.write(f"{arm}{seed} ")
-    return {"metrics": {"test": outcome["last"]["test_accuracy"], "chosen": outcome["chosen"]["epoch"]}, "losses": [epoch["train_loss"] for epoch in outcome["history"]]}
+    return {"metrics": {"test": outcome["last"]["test_accuracy"],
+                        "chosen": outcome["chosen"]["epoch"]},
+            "losses": [epoch["train_loss"] for epoch in outcome["history"]]}
 
-recipe = results.Recipe("forks", "", (), {"smoke": {arm: {"data": "digits", "arm": arm} for arm in "ab"}}, run, {"test": "test"})
-train(models.SmallResNet(width=2, stem_stride=1), {s: data.load("digits", s, 32) for s in data.SPLITS}, Settings(epochs=1, batch=16))      # imports what is imported late
+recipe = results.Recipe(
+    "forks", "", (),
+    {"smoke": {arm: {"data": "digits", "arm": arm} for arm in "ab"}}, run,
+    {"test": "test"})
+# imports what is imported late
+train(models.SmallResNet(width=2, stem_stride=1),
+      {s: data.load("digits", s, 32) for s in data.SPLITS},
+      Settings(epochs=1, batch=16))
 
 def child(out):
     pid = os.fork()
@@ -643,9 +905,12 @@ def child(out):
 
 start = time.perf_counter()
 os.waitpid(child(Path("whole")), 0)
-longest = (time.perf_counter() - start) / 11              # each kill also costs a start and a part of an epoch
+# each kill also costs a start and a part of an epoch
+longest = (time.perf_counter() - start) / 11
 generator = random.Random(0)
-for attempt in range(8):                                    # on a machine that has become faster the runs end before twenty kills: again, with half the time between them
+# on a machine that has become faster the runs end before twenty kills: again,
+# with half the time between them
+for attempt in range(8):
     kills, out = 0, Path(f"kills{attempt}")
     while kills < 20:
         pid = child(out)
@@ -656,10 +921,11 @@ for attempt in range(8):                                    # on a machine that 
         os.waitpid(pid, 0)
         kills += 1
         for file in out.rglob("*.json"):
-            json.loads(file.read_text())                    # complete at any time
+            json.loads(file.read_text())  # complete at any time
         for file in out.rglob("*.pt"):
             torch.load(file, weights_only=True)
-    unfinished = sum(job.state != "finished" for job in results.plan(recipe, "smoke", 3, out))
+    unfinished = sum(job.state != "finished"
+                     for job in results.plan(recipe, "smoke", 3, out))
     if kills == 20 and unfinished:
         break
     longest /= 2
@@ -673,45 +939,68 @@ print(kills, unfinished)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_twenty_kills_and_two_at_once_change_nothing(tmp_path):
-    "kill −9 at random moments; two processes at one list. Both end with the rows of an undisturbed run, and nothing is done twice."
+    """kill −9 at random moments; two processes at one list.
+
+    Both end with the rows of an undisturbed run, and nothing is done twice.
+    """
     (tmp_path / "forks.py").write_text(FORKS)
-    done = subprocess.run([sys.executable, "forks.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "forks.py"], cwd=tmp_path,
+                          env=ENVIRONMENT, capture_output=True, text=True,
+                          timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     kills, unfinished = map(int, done.stdout.split())
-    assert kills == 20 and unfinished > 0                           # every kill met a run
-    found = {mode: {p.name: json.loads(p.read_text()) for p in (tmp_path / mode).rglob("*.json")} for mode in ("whole", "kills", "two")}
+    assert kills == 20 and unfinished > 0  # every kill met a run
+    found = {mode: {p.name: json.loads(p.read_text())
+                    for p in (tmp_path / mode).rglob("*.json")}
+             for mode in ("whole", "kills", "two")}
     assert len(found["whole"]) == 6
     for mode in ("kills", "two"):
         assert found[mode].keys() == found["whole"].keys()
         for name, row in found[mode].items():
-            assert row["metrics"] == found["whole"][name]["metrics"] and row["losses"] == found["whole"][name]["losses"]
-        assert not [p.name for p in (tmp_path / mode / ".checkpoints").iterdir()], "leftovers"
-    assert sorted((tmp_path / "two" / "performed").read_text().split()) == sorted(f"{arm}{seed}" for arm in "ab" for seed in range(3))
+            assert (row["metrics"] == found["whole"][name]["metrics"]
+                    and row["losses"] == found["whole"][name]["losses"])
+        assert not [
+            p.name
+            for p in (tmp_path / mode / ".checkpoints").iterdir()], "leftovers"
+    assert (sorted((tmp_path / "two" / "performed").read_text().split())
+            == sorted(f"{arm}{seed}" for arm in "ab" for seed in range(3)))
 
 
 # ---- the first experiment ----
 
 def test_paper_scale_says_what_is_missing(tmp_path, monkeypatch):
     hub = pytest.importorskip("normalnorm.experiments.hub")
-    pytest.importorskip("datasets", reason="without it the error says how to install it: tests/test_data.py")
+    pytest.importorskip("datasets",
+                        reason="without it the error says how to install it: "
+                               "tests/test_data.py")
     monkeypatch.setattr(hub, "_reachable", lambda library: False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
-    with pytest.raises(data.DataError, match="cifar10 is not on this machine.*hf download"):
+    with pytest.raises(data.DataError,
+                       match="cifar10 is not on this machine.*hf download"):
         results.run_recipe("first-experiment", "paper", seeds=1, out=tmp_path)
 
 
 def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
     lines = []
-    row, = results.run_recipe("first-experiment", "smoke", seeds=[7], arms=["ResNet BNN"], out=tmp_path, device="cpu", progress=lines.append)
+    row, = results.run_recipe(
+        "first-experiment", "smoke", seeds=[7], arms=["ResNet BNN"],
+        out=tmp_path, device="cpu", progress=lines.append)
     again = json.loads(next(tmp_path.rglob("*.json")).read_text())
-    assert again == json.loads(json.dumps(row)) and row["seed"] == 7 and row["data_hash"] == data.data_hash("digits")
-    for key in ("schema", "config", "history", "metrics", "device", "torch", "python", "commit", "source", "wall_seconds", "threads", "processor", "instructions", "kernel", "backend"):
+    assert (again == json.loads(json.dumps(row)) and row["seed"] == 7
+            and row["data_hash"] == data.data_hash("digits"))
+    for key in ("schema", "config", "history", "metrics", "device", "torch",
+                "python", "commit", "source", "wall_seconds", "threads",
+                "processor", "instructions", "kernel", "backend"):
         assert key in row
-    assert row["schema"] == results.SCHEMA == 2 and row["source"] == results.source_hash()
-    assert len(row["history"]) == row["config"]["train"]["epochs"] and any("epoch 2/2" in line for line in lines)
+    assert (row["schema"] == results.SCHEMA == 2
+            and row["source"] == results.source_hash())
+    assert len(row["history"]) == row["config"]["train"]["epochs"] and any(
+        "epoch 2/2" in line for line in lines)
     assert not list((tmp_path / ".checkpoints").iterdir())
-    assert row["gaussianity"]["before"].keys() == row["gaussianity"]["after"].keys() and "stem_norm" in row["gaussianity"]["after"]
+    assert (row["gaussianity"]["before"].keys()
+            == row["gaussianity"]["after"].keys()
+            and "stem_norm" in row["gaussianity"]["after"])
 
 
 @pytest.mark.book
@@ -723,11 +1012,15 @@ def test_committed_rows_belong_to_the_present_recipe():
     for arm in recipe.scales["book"]:
         assert sum(row["arm"] == arm for row in found) >= 3, arm
     for row in found:
-        assert row["data_hash"] == data.data_hash("fashion") and row["schema"] == 1 and row["history"][-1]["epoch"] == row["config"]["train"]["epochs"]
+        assert (
+            row["data_hash"] == data.data_hash("fashion") and row["schema"] == 1
+            and row["history"][-1]["epoch"] == row["config"]["train"]["epochs"])
 
 
 def test_leftovers_of_a_process_that_died_after_its_row(tmp_path):
-    "Killed between writing the row and tidying up: the next pass over the list removes the lock and the checkpoint."
+    """Killed between writing the row and tidying up: the next pass over the
+    list removes the lock and the checkpoint.
+    """
     recipe = results.find("first-experiment")
     job = results.plan(recipe, "smoke", 1, tmp_path)[0]
     job.path.parent.mkdir(parents=True)

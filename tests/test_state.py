@@ -27,7 +27,8 @@ def saved(file: Path) -> dict:
 def test_every_exported_layer_has_a_file():
     files = {saved(file)["class"] for file in FILES}
     assert files == set(record.exported()), "python -m tests.state.record"
-    assert len(files) >= 20 and {file.stem for file in FILES} == set(record.CASES)
+    assert (
+        len(files) >= 20 and {file.stem for file in FILES} == set(record.CASES))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -39,7 +40,8 @@ def test_a_saved_state_loads_and_computes_the_same(file):
     assert any(not torch.equal(fresh[name], state[name]) for name in state)
     layer.load_state_dict(state, strict=True)
     for name, value in layer.state_dict().items():
-        assert value.dtype == state[name].dtype and torch.equal(value, state[name])
+        assert (value.dtype == state[name].dtype
+                and torch.equal(value, state[name]))
     assert found["input"].dtype == found["output"].dtype == torch.float64
     out = record.evaluated(layer, found["input"])
     torch.testing.assert_close(out, found["output"], **ROUNDING)
@@ -53,15 +55,19 @@ def test_the_files_say_what_was_saved(case):
         off = found["options"].get("alpha") == 0
         if name == "num_batches_tracked" or off and name == "running_lambda":
             continue                                    # not read in evaluation
-        layer = record.made(found["class"], found["arguments"], found["options"])
+        layer = record.made(found["class"], found["arguments"],
+                            found["options"])
         value = found["state"][name]
         factor = torch.linspace(0.5, 1.5, value.numel()).view(value.shape)
         layer.load_state_dict({**found["state"], name: value * factor})
         out = record.evaluated(layer, found["input"])
-        assert not torch.allclose(out, found["output"], rtol=1e-6, atol=1e-6), name
+        assert not torch.allclose(
+            out, found["output"], rtol=1e-6, atol=1e-6), name
 
 
-def test_the_script_writes_what_is_missing_and_nothing_else(tmp_path, monkeypatch, capsys):
+def test_the_script_writes_what_is_missing_and_nothing_else(
+    tmp_path, monkeypatch, capsys
+):
     old = tmp_path / "LayerNormalNorm.pt"
     old.write_text("as it was")
     monkeypatch.setattr(record, "FOLDER", tmp_path)
@@ -74,7 +80,7 @@ def test_the_script_writes_what_is_missing_and_nothing_else(tmp_path, monkeypatc
     assert record.main() == 1 and "GroupNormalNorm" in capsys.readouterr().err
 
 
-# ---- PyTorch's checkpoints ------------------------------------------------------------------------------------
+# ---- PyTorch's checkpoints --------------------------------------------------
 
 IMAGE, VOLUME = (2, 5, 3, 2), (2, 5, 1, 2, 3)
 TRACKED = dict(affine=True, track_running_stats=True)
@@ -90,21 +96,28 @@ PLAIN = {
     "batch 2d": twins("BatchNorm2d", "BatchNormalNorm2d", IMAGE),
     "batch 3d": twins("BatchNorm3d", "BatchNormalNorm3d", VOLUME),
     "bare": twins("BatchNorm2d", "BatchNormalNorm2d", IMAGE, affine=False),
-    "instance 1d": twins("InstanceNorm1d", "InstanceNormalNorm1d", (2, 5, 7), **TRACKED),
-    "instance 2d": twins("InstanceNorm2d", "InstanceNormalNorm2d", IMAGE, **TRACKED),
-    "instance 3d": twins("InstanceNorm3d", "InstanceNormalNorm3d", VOLUME, **TRACKED),
+    "instance 1d": twins("InstanceNorm1d", "InstanceNormalNorm1d", (2, 5, 7),
+                         **TRACKED),
+    "instance 2d": twins("InstanceNorm2d", "InstanceNormalNorm2d", IMAGE,
+                         **TRACKED),
+    "instance 3d": twins("InstanceNorm3d", "InstanceNormalNorm3d", VOLUME,
+                         **TRACKED),
     "synchronized": twins("BatchNorm2d", "SyncBatchNormalNorm", IMAGE),
     "decorrelated 1d": twins("BatchNorm1d", "DecorrelatedBatchNorm1d", (4, 5)),
     "decorrelated 2d": twins("BatchNorm2d", "DecorrelatedBatchNorm2d", IMAGE),
-    "decorrelated normality 1d": twins("BatchNorm1d", "DecorrelatedBatchNormalNorm1d", (4, 5)),
-    "decorrelated normality 2d": twins("BatchNorm2d", "DecorrelatedBatchNormalNorm2d", IMAGE),
-    "synchronized decorrelated": twins("BatchNorm2d", "SyncDecorrelatedBatchNorm", IMAGE),
-    "synchronized decorrelated normality": twins("BatchNorm2d", "SyncDecorrelatedBatchNormalNorm", IMAGE),
+    "decorrelated normality 1d": twins(
+        "BatchNorm1d", "DecorrelatedBatchNormalNorm1d", (4, 5)),
+    "decorrelated normality 2d": twins(
+        "BatchNorm2d", "DecorrelatedBatchNormalNorm2d", IMAGE),
+    "synchronized decorrelated": twins(
+        "BatchNorm2d", "SyncDecorrelatedBatchNorm", IMAGE),
+    "synchronized decorrelated normality": twins(
+        "BatchNorm2d", "SyncDecorrelatedBatchNormalNorm", IMAGE),
     "layer": twins("LayerNorm", "LayerNormalNorm", IMAGE, (3, 2)),
     "layer 2d": twins("LayerNorm", "LayerNormalNorm2d", IMAGE),
-    "gaussianized layer": twins("LayerNorm", "GaussianizedLayerNorm", IMAGE, (3, 2)),
-    "group": twins("GroupNorm", "GroupNormalNorm", IMAGE, 5, 5),
-}
+    "gaussianized layer": twins(
+        "LayerNorm", "GaussianizedLayerNorm", IMAGE, (3, 2)),
+    "group": twins("GroupNorm", "GroupNormalNorm", IMAGE, 5, 5)}
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -135,10 +148,11 @@ def test_a_plain_checkpoint_loads(name):
     else:
         expected = record.evaluated(plain, u)
     torch.testing.assert_close(record.evaluated(layer, u), expected, **ROUNDING)
-    if "decorrelated" in name:                          # a covariance is none of the plain layer's
+    if "decorrelated" in name:  # a covariance is none of the plain layer's
         return
     back = theirs(*arguments, **options)
-    back.load_state_dict(plain_state_dict(layer.float().state_dict()), strict=True)
+    back.load_state_dict(plain_state_dict(layer.float().state_dict()),
+                         strict=True)
     for key, value in back.state_dict().items():
         assert torch.equal(value, state[key]), key
 
@@ -148,15 +162,18 @@ def test_a_checkpoint_without_the_number_of_batches_loads(older):
     "As PyTorch wrote it before 0.4.1: without a version."
     state = dict(older(5, **TRACKED).state_dict())
     del state["num_batches_tracked"]
-    ours = dict(BatchNorm2d=normalnorm.BatchNormalNorm2d, InstanceNorm2d=normalnorm.InstanceNormalNorm2d)
+    ours = dict(BatchNorm2d=normalnorm.BatchNormalNorm2d,
+                InstanceNorm2d=normalnorm.InstanceNormalNorm2d)
     layer = ours[older.__name__](5, **TRACKED)
     layer.load_state_dict(state, strict=True)
-    assert layer.num_batches_tracked == 0 and torch.equal(layer.running_lambda, torch.ones(5))
+    assert layer.num_batches_tracked == 0 and torch.equal(
+        layer.running_lambda, torch.ones(5))
 
 
 def test_the_two_batch_layers_of_the_power_transform_share_their_states():
     "`GaussianizedBatchNorm` with its default, and `BatchNormalNorm1d`."
-    found = saved(next(file for file in FILES if file.stem == "GaussianizedBatchNorm"))
+    found = saved(
+        next(file for file in FILES if file.stem == "GaussianizedBatchNorm"))
     layer = normalnorm.BatchNormalNorm1d(5, eps=1e-3)
     layer.load_state_dict(found["state"], strict=True)
     out = record.evaluated(layer, found["input"])

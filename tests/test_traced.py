@@ -1,5 +1,5 @@
-"""What is done to torch.nn's layers by PyTorch's own tools, done to ours: traced
-by `torch.jit` and `torch.fx`, prepared for quantization, mapped, fused.
+"""What is done to torch.nn's layers by PyTorch's own tools, done to ours:
+traced by `torch.jit` and `torch.fx`, prepared for quantization, mapped, fused.
 """
 import copy
 
@@ -15,20 +15,19 @@ from tests.state.record import exported
 
 C = exported()
 TRACKED = dict(affine=True, track_running_stats=True)
-LAYERS = {
-    "batch": lambda: C["BatchNormalNorm2d"](4),
-    "synchronized": lambda: C["SyncBatchNormalNorm"](4),
-    "instance": lambda: C["InstanceNormalNorm2d"](4, **TRACKED),
-    "layer": lambda: C["LayerNormalNorm"](6),
-    "layer 2d": lambda: C["LayerNormalNorm2d"](4),
-    "group": lambda: C["GroupNormalNorm"](2, 4),
-    "decorrelated": lambda: C["DecorrelatedBatchNorm2d"](4, group_size=2),
-    "decorrelated normality": lambda: C["DecorrelatedBatchNormalNorm2d"](4, group_size=2),
-    "gaussianized batch": lambda: C["GaussianizedBatchNorm"](4),
-    "gaussianized layer": lambda: C["GaussianizedLayerNorm"](6),
-    "safeguard": lambda: C["LayerNormalNorm"](6, safeguard=True),
-    "steps": lambda: C["BatchNormalNorm2d"](4, steps=2),
-}
+LAYERS = {"batch": lambda: C["BatchNormalNorm2d"](4),
+          "synchronized": lambda: C["SyncBatchNormalNorm"](4),
+          "instance": lambda: C["InstanceNormalNorm2d"](4, **TRACKED),
+          "layer": lambda: C["LayerNormalNorm"](6),
+          "layer 2d": lambda: C["LayerNormalNorm2d"](4),
+          "group": lambda: C["GroupNormalNorm"](2, 4),
+          "decorrelated": lambda: C["DecorrelatedBatchNorm2d"](4, group_size=2),
+          "decorrelated normality":
+              lambda: C["DecorrelatedBatchNormalNorm2d"](4, group_size=2),
+          "gaussianized batch": lambda: C["GaussianizedBatchNorm"](4),
+          "gaussianized layer": lambda: C["GaussianizedLayerNorm"](6),
+          "safeguard": lambda: C["LayerNormalNorm"](6, safeguard=True),
+          "steps": lambda: C["BatchNormalNorm2d"](4, steps=2)}
 EACH = pytest.mark.parametrize("name", LAYERS)
 AVERAGES = [n for n in LAYERS if hasattr(LAYERS[n](), "running_mean")]
 CLOSE = dict(rtol=1e-5, atol=1e-5)
@@ -49,10 +48,11 @@ def again(function, *args):
     return function(*args)
 
 
-# ---- torch.jit ------------------------------------------------------------------------------------------------
+# ---- torch.jit --------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @EACH
 def test_a_network_is_traced(name):
     "In evaluation, for any batch; from a file, too."
@@ -67,61 +67,76 @@ def test_a_network_is_traced(name):
         with torch.no_grad():
             for f in (traced, loaded):
                 torch.testing.assert_close(f(u), model(u), **CLOSE)
-    found = [torch.autograd.grad(f(u).sin().sum(), model.parameters()) for f in (traced, model)]
+    found = [torch.autograd.grad(f(u).sin().sum(), model.parameters())
+             for f in (traced, model)]
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [n for n in LAYERS if "decorrelated" not in n])
 def test_a_layer_is_traced_in_training(name):
-    "For any batch: noise, statistics and averages are those of the batch that comes, not of the one that was traced."
+    """For any batch: noise, statistics and averages are those of the batch that
+    comes, not of the one that was traced.
+    """
     layer = LAYERS[name]()
     layer(images())
-    traced = torch.jit.trace(copy.deepcopy(layer), (images(),), check_trace=False)
+    traced = torch.jit.trace(
+        copy.deepcopy(layer), (images(),), check_trace=False)
     traced.load_state_dict(layer.state_dict())
     for batch in (7, 2):
         u, found = images(batch), []
         for module in (traced, layer):
             out = again(module, u)
-            found.append([out, *torch.autograd.grad(out.sin().sum(), [*module.parameters()])])
+            found.append([out, *torch.autograd.grad(
+                             out.sin().sum(), [*module.parameters()])])
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
         u.requires_grad_()
-        found = [torch.autograd.grad(again(module, u).sin().sum(), u) for module in (traced, layer)]
+        found = [torch.autograd.grad(again(module, u).sin().sum(), u)
+                 for module in (traced, layer)]
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    for a, b in zip(traced.state_dict().values(), layer.state_dict().values(), strict=True):
+    for a, b in zip(traced.state_dict().values(), layer.state_dict().values(),
+                    strict=True):
         torch.testing.assert_close(a, b, **CLOSE)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_converted_network_is_traced():
-    plain = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm(6), nn.InstanceNorm2d(4)).eval()
+    plain = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4),
+                          nn.GroupNorm(2, 4), nn.LayerNorm(6),
+                          nn.InstanceNorm2d(4)).eval()
     for model in (plain, to_normality(copy.deepcopy(plain)).eval()):
         u = images(2)
-        torch.testing.assert_close(torch.jit.trace(model, (images(),))(u), model(u), **CLOSE)
+        torch.testing.assert_close(
+            torch.jit.trace(model, (images(),))(u), model(u), **CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trace_that_would_lose_its_gradient_is_refused():
     for name in ("decorrelated", "decorrelated normality"):
-        with pytest.raises(RuntimeError, match=r"gradient of the whitening.*\.eval\(\)"):
+        with pytest.raises(RuntimeError,
+                           match=r"gradient of the whitening.*\.eval\(\)"):
             torch.jit.trace(LAYERS[name](), (images(),))
 
 
-# ---- torch.fx -------------------------------------------------------------------------------------------------
+# ---- torch.fx ---------------------------------------------------------------
 
 
 @EACH
 def test_fx_takes_a_layer_as_one(name):
     model = network(name)
     traced = fx.symbolic_trace(model)
-    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert calls == ["0", "1", "2"] and type(traced.get_submodule("1")) is type(model[1])
+    calls = [node.target for node in traced.graph.nodes
+             if node.op == "call_module"]
+    assert (calls == ["0", "1", "2"]
+            and type(traced.get_submodule("1")) is type(model[1]))
     for training in (True, False):
         u, other = images(), copy.deepcopy(model).train(training)
         traced.load_state_dict(model.state_dict())
         found = again(traced.train(training), u), again(other, u)
         torch.testing.assert_close(*found, rtol=0, atol=0)
-        for a, b in zip(traced.state_dict().values(), other.state_dict().values()):
+        for a, b in zip(traced.state_dict().values(),
+                        other.state_dict().values()):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
@@ -129,32 +144,43 @@ def test_fx_takes_names_of_arguments_and_layers_with_activations():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm, self.rest = C["LayerNormalNorm"](6), C["FoldedNormality"](torch.full((4,), 0.5))
+            self.norm, self.rest = (C["LayerNormalNorm"](6),
+                                    C["FoldedNormality"](torch.full((4,), 0.5)))
 
         def forward(self, x):
             return self.rest(self.norm(input=x))
     model, u = Model().eval(), images()
     traced = fx.symbolic_trace(model)
-    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["norm", "rest"]
+    assert ([n.target for n in traced.graph.nodes if n.op == "call_module"]
+            == ["norm", "rest"])
     torch.testing.assert_close(traced(u), model(u))
 
 
 @EACH
 def test_fx_of_a_layer_alone_says_what_to_do(name):
-    with pytest.raises(TypeError, match="torch.fx takes a layer of this library as one module.*Sequential"):
+    with pytest.raises(TypeError,
+                       match="torch.fx takes a layer of this library as one "
+                             "module.*Sequential"):
         fx.symbolic_trace(LAYERS[name]())
 
 
 @pytest.mark.filterwarnings("ignore")
 @EACH
 def test_quantization_prepares_a_network(name):
-    "Observers come round the layer, which stays what it is, and quantized-aware training reaches what is before it."
+    """Observers come round the layer, which stays what it is, and
+    quantized-aware training reaches what is before it.
+    """
     quantize = pytest.importorskip("torch.ao.quantization.quantize_fx")
-    from torch.ao.quantization import get_default_qat_qconfig_mapping, get_default_qconfig_mapping
+    from torch.ao.quantization import (
+        get_default_qat_qconfig_mapping,
+        get_default_qconfig_mapping,
+    )
     u, model = images(), network(name)
-    ready = quantize.prepare_fx(copy.deepcopy(model).eval(), get_default_qconfig_mapping(), (u,))
+    ready = quantize.prepare_fx(
+        copy.deepcopy(model).eval(), get_default_qconfig_mapping(), (u,))
     torch.testing.assert_close(ready(u), model.eval()(u), **CLOSE)
-    aware = quantize.prepare_qat_fx(copy.deepcopy(model).train(), get_default_qat_qconfig_mapping(), (u,))
+    aware = quantize.prepare_qat_fx(
+        copy.deepcopy(model).train(), get_default_qat_qconfig_mapping(), (u,))
     aware(u).square().sum().backward()
     weights = [p for n, p in aware.named_parameters() if n == "0.weight"]
     assert len(weights) == 1 and weights[0].grad.abs().sum() > 0
@@ -162,7 +188,7 @@ def test_quantization_prepares_a_network(name):
         assert type(prepared.get_submodule("1")) is type(model[1])
 
 
-# ---- evaluation, then training, then the backward passes ------------------------------------------------------
+# ---- evaluation, then training, then the backward passes --------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -178,18 +204,21 @@ def test_a_training_step_does_not_change_an_earlier_gradient(name, dtype):
         out = twin.eval()(u)
         if between:
             twin.train()(3 * images().to(dtype))
-        found.append(torch.autograd.grad(out.sin().sum(), [u, *twin.parameters()]))
+        found.append(
+            torch.autograd.grad(out.sin().sum(), [u, *twin.parameters()]))
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-# ---- vmap -----------------------------------------------------------------------------------------------------
+# ---- vmap -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("last", [False, True])
 @EACH
 def test_vmap(name, last):
-    "Over several batches: as one after the other; in training where no averages are kept."
+    """Over several batches: as one after the other; in training where no
+    averages are kept.
+    """
     layer = LAYERS[name]()
     layer.noise = 0.0
     layer(images())
@@ -207,7 +236,8 @@ def test_vmap(name, last):
         cases.append(copy.deepcopy(layer).train())
     for module in cases:
         expected = torch.stack([module(u) for u in several])
-        torch.testing.assert_close(torch.func.vmap(module)(several), expected, **CLOSE)
+        torch.testing.assert_close(
+            torch.func.vmap(module)(several), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("name", AVERAGES)
@@ -227,17 +257,21 @@ def test_averages_inside_vmap_are_refused(name):
 
 def test_where_channels_lie():
     x = torch.randn(2, 3, 4, 5)
-    assert not lies_last(x) and lies_last(x.contiguous(memory_format=torch.channels_last))
-    assert not lies_last(x[:, :, ::2]) and not lies_last(x[0]) and not lies_last(x[:, :1].contiguous())
+    assert not lies_last(x) and lies_last(
+        x.contiguous(memory_format=torch.channels_last))
+    assert (not lies_last(x[:, :, ::2]) and not lies_last(x[0])
+            and not lies_last(x[:, :1].contiguous()))
 
 
-# ---- fusing ---------------------------------------------------------------------------------------------------
+# ---- fusing -----------------------------------------------------------------
 
 
 def test_what_fuse_conv_bn_eval_reads():
-    """`fuse_conv_bn_eval` cannot be refused: what it reads of a layer is the same
-    for every λ, so nothing in it can know that a λ is dropped. To refuse, one of
-    these would have to raise where λ ≠ 1, for everybody who reads it."""
+    """`fuse_conv_bn_eval` cannot be refused: what it reads of a layer is the
+    same for every λ, so nothing in it can know that a λ is dropped.
+
+    To refuse, one of these would have to raise where λ ≠ 1, for everybody who
+    reads it."""
     layer, read = C["BatchNormalNorm2d"](4).eval(), set()
 
     class Watched:
@@ -245,7 +279,8 @@ def test_what_fuse_conv_bn_eval_reads():
             read.add(name)
             return getattr(layer, name)
     fuse_conv_bn_eval(nn.Conv2d(4, 4, 1).eval(), Watched())
-    assert read == {"training", "running_mean", "running_var", "eps", "weight", "bias"}
+    assert read == {"training", "running_mean", "running_var", "eps", "weight",
+                    "bias"}
     before = {name: getattr(layer, name) for name in read}
     layer.running_lambda.fill_(0.3)
     assert all(getattr(layer, name) is value for name, value in before.items())
@@ -262,7 +297,8 @@ def test_fusing_is_folding_where_lambda_is_1_and_fold_is_right_everywhere():
         else:
             model[1].running_lambda.copy_(saved)
         u = images()
-        fused, folded = fuse_conv_bn_eval(model[0], model[1])(u), fold(model)[:2](u)
+        fused, folded = (fuse_conv_bn_eval(model[0], model[1])(u),
+                         fold(model)[:2](u))
         expected = model[:2](u)
         torch.testing.assert_close(folded, expected, **CLOSE)
         assert torch.allclose(fused, expected, **CLOSE) == neutral
@@ -276,5 +312,6 @@ def test_other_fusions_leave_the_layers_alone():
     fused = fuse(model)
     assert type(fused.get_submodule("1")) is C["BatchNormalNorm2d"]
     torch.testing.assert_close(fused(u), model(u), **CLOSE)
-    with pytest.raises((NotImplementedError, AssertionError), match="BatchNormalNorm2d"):
+    with pytest.raises((NotImplementedError, AssertionError),
+                       match="BatchNormalNorm2d"):
         quantization.fuse_modules(model, [["0", "1"]])

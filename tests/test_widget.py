@@ -1,4 +1,6 @@
-"The interactive figures: self-contained, the same bytes at each build, and what a browser shows is what torch and scipy compute."
+"""The interactive figures: self-contained, the same bytes at each build, and
+what a browser shows is what torch and scipy compute.
+"""
 import html
 import json
 import os
@@ -12,8 +14,10 @@ import pytest
 import scipy.stats
 
 pytestmark = pytest.mark.book
-plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
-tools = pytest.importorskip("tools.run", reason="the book's tools are not installed")
+plt = pytest.importorskip(
+    "matplotlib.pyplot", reason="matplotlib is not installed")
+tools = pytest.importorskip(
+    "tools.run", reason="the book's tools are not installed")
 from normalnorm import plots  # noqa: E402
 from normalnorm.analysis.gaussianity import qq_r2  # noqa: E402
 from normalnorm.experiments import data  # noqa: E402
@@ -23,8 +27,11 @@ from normalnorm.theory.power_transform import (  # noqa: E402
 )
 from tools.chapters import chapter  # noqa: E402
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found: what the interactive figures show is not checked")
+CHROMIUM = (shutil.which("chromium") or shutil.which("chromium-browser")
+            or shutil.which("google-chrome"))
+browser = pytest.mark.skipif(CHROMIUM is None,
+                             reason="no Chromium found: what the interactive "
+                                    "figures show is not checked")
 LAMBDAS = (-1.0, -0.35, 0.0, 0.01, 0.58, 1.0, 1.5, 1.99, 2.0)
 FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 
@@ -32,44 +39,69 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 def fragment(name="210_theory.power_transform"):
     "The widget in the executed chapter."
     run = tools.ensure(chapter(name))
-    found = [text for cell in json.loads(run.notebook.read_text(encoding="utf-8"))["cells"] for output in cell.get("outputs", [])
-             if 'class="live"' in (text := "".join(output.get("data", {}).get("text/html", "")))]
+    found = [text for cell in json.loads(
+                 run.notebook.read_text(encoding="utf-8"))["cells"]
+             for output in cell.get("outputs", []) if 'class="live"' in (
+                 text := "".join(output.get("data", {}).get("text/html", "")))]
     assert len(found) == 1
     return found[0]
 
 
 def open_page(body, script, folder, *flags):
-    "The page's JSON report: what `script` returns, and the errors of all scripts."
+    """The page's JSON report: what `script` returns, and the errors of all
+    scripts.
+    """
     page = folder / "page.html"
-    report = f"<pre id='report'></pre><script>document.getElementById('report').textContent = JSON.stringify({{errors, value: (() => {{ {script} }})()}});</script>"
-    watch = "<script>const errors = []; addEventListener('error', e => errors.push(e.message)); const before = Object.keys(window);</script>"
-    page.write_text(f"<!doctype html><meta charset=utf-8><body>{watch}{body}{report}", encoding="utf-8")
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-               f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000", *flags, "--dump-dom", page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    answer = json.loads(html.unescape(re.search(r"<pre id=\"report\">(.*?)</pre>", dom, re.S)[1]))
+    report = ("<pre "
+              "id='report'></pre><script>document.getElementById('report')"
+              f".textContent = JSON.stringify({{errors, value: (() => {{ "
+              f"{script} }})()}});</script>")
+    watch = ("<script>const errors = []; addEventListener('error', e => "
+             "errors.push(e.message)); const before = "
+             "Object.keys(window);</script>")
+    page.write_text(
+        f"<!doctype html><meta charset=utf-8><body>{watch}{body}{report}",
+        encoding="utf-8")
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu",
+               "--no-first-run", "--disable-background-networking",
+               "--disable-component-update", "--disable-sync",
+               f"--user-data-dir={folder / 'profile'}",
+               "--virtual-time-budget=5000", *flags, "--dump-dom",
+               page.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120,
+                         check=True).stdout
+    answer = json.loads(html.unescape(
+        re.search(r"<pre id=\"report\">(.*?)</pre>", dom, re.S)[1]))
     assert answer["errors"] == []
     return answer["value"]
 
 
-DRAG = """const root = document.querySelector(".live"), slider = root.querySelector("input");
-const read = () => Object.fromEntries([...root.querySelectorAll("output")].map(o => [o.name, o.value]));
+DRAG = """const root = document.querySelector(".live"),
+    slider = root.querySelector("input");
+const read = () => Object.fromEntries([...root.querySelectorAll("output")].map(
+    o => [o.name, o.value]));
 const shown = LAMBDAS.map(lmbda => {
   slider.value = lmbda; slider.dispatchEvent(new Event("input"));
-  return {...read(), density: root.querySelector(".density svg path").getAttribute("d"), qq: root.querySelector(".qq svg path").getAttribute("d"),
-    text: slider.getAttribute("aria-valuetext"),    drawn: root.querySelector(".panels").innerHTML.length};
+  return {...read(), density:
+      root.querySelector(".density svg path").getAttribute("d"),
+      qq: root.querySelector(".qq svg path").getAttribute("d"),
+    text: slider.getAttribute("aria-valuetext"),
+        drawn: root.querySelector(".panels").innerHTML.length};
 });
 root.querySelector("button[data-to=best]").click();
 return [...shown, read()];"""
 
 
 def numbers(text):
-    return [float(n) for n in re.findall(r"[-−]?\d+\.\d+", text.replace("−", "-"))]
+    return [float(n)
+            for n in re.findall(r"[-−]?\d+\.\d+", text.replace("−", "-"))]
 
 
 def coordinates(d):
     "The points of an SVG path in the units of its panel."
-    return [tuple(map(float, pair.split())) for pair in d.lstrip("M").replace("h0", "").replace("M", "L").split("L")]
+    return [tuple(map(float, pair.split()))
+            for pair in d.lstrip("M")
+                            .replace("h0", "").replace("M", "L").split("L")]
 
 
 def sample():
@@ -81,27 +113,37 @@ def sample():
 
 
 def compare(shown):
-    "What the page shows against torch and scipy, to the digits shown (half a unit, and a tenth for the five digits that the page holds)."
+    """What the page shows against torch and scipy, to the digits shown (half a
+    unit, and a tenth for the five digits that the page holds).
+    """
     h = sample()
     best = scipy.stats.yeojohnson_normmax(h.numpy())
     assert len(shown) == len(LAMBDAS) + 1
     for lmbda, values in zip((*LAMBDAS, best), shown):
         assert abs(numbers(values["lmbda"])[0] - lmbda) <= 6e-4
         x = yeo_johnson(h, lmbda)
-        for name, expected in (("nll", yeo_johnson_nll(h, lmbda).item()), ("r2", qq_r2(x).item())):
-            assert abs(numbers(values[name])[0] - expected) <= 6e-5, (lmbda, name, values, expected)
+        for name, expected in (("nll", yeo_johnson_nll(h, lmbda).item()),
+                               ("r2", qq_r2(x).item())):
+            assert abs(numbers(values[name])[0] - expected) <= 6e-5, (
+                lmbda, name, values, expected)
         for name, i in (("low", 0), ("high", -1)):
             assert abs(numbers(values[name])[0] - h[i]) <= 6e-3
             expected = scipy.stats.yeojohnson(h.numpy(), lmbda)[i]
-            assert abs(numbers(values[name])[1] - expected) <= 6e-4, (lmbda, name, values, expected)
+            assert abs(numbers(values[name])[1] - expected) <= 6e-4, (
+                lmbda, name, values, expected)
 
 
 def test_chapters_figures_hold_no_address_and_no_random_id():
     for name in ("020_plots", "210_theory.power_transform"):
         text = fragment(name)
-        assert not re.search(r"https?:|@import|\b(?:src|srcset)=|fetch\(|XMLHttpRequest|import\(", text)
-        assert set(re.findall(r"\bid=\"(\w+?)-", text)) <= {re.search(r'class="(w[0-9a-f]{10})"', text)[1]}
-        assert plots.INK not in text and "@media print" in text and re.search(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', text.split('class="still"')[1])
+        assert not re.search(r"https?:|@import|\b(?:src|srcset)=|fetch\(|"
+                             r"XMLHttpRequest|import\(",
+                             text)
+        assert set(re.findall(r"\bid=\"(\w+?)-", text)) <= {
+            re.search(r'class="(w[0-9a-f]{10})"', text)[1]}
+        assert plots.INK not in text and "@media print" in text and re.search(
+            r'<svg [^>]*role="img" aria-label="[^"]{20,}"',
+            text.split('class="still"')[1])
 
 
 def test_two_processes_write_the_same_bytes():
@@ -113,15 +155,20 @@ from normalnorm import plots
 plots.book_style()
 fig, ax = plt.subplots()
 plots.qq_plot(ax, range(50))
-print(plots.widget("<p>x</p>", "root.title = data.a", {"a": 1.5, "b": [1, "λ"]}, fig))"""
-    run = lambda seed: subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"}).stdout
+print(plots.widget("<p>x</p>", "root.title = data.a", {"a": 1.5, "b": [1, "λ"]},
+                   fig))"""
+    run = lambda seed: subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"}).stdout
     first = run("1")
     assert first == run("2") and b'<div class="w' in first
 
 
 @pytest.mark.parametrize("markup, script, numbers", [
-    ("<img src='//example.org/x.png'>", "", {}), ("", "fetch('https://example.org')", {}), ("", "", {"a": "http://example.org"}),
-    ("", "x = '</script>'", {}), ("", "x = '<!--'", {}), ("", "", {"a": float("nan")})])
+    ("<img src='//example.org/x.png'>", "", {}),
+    ("", "fetch('https://example.org')", {}),
+    ("", "", {"a": "http://example.org"}), ("", "x = '</script>'", {}),
+    ("", "x = '<!--'", {}), ("", "", {"a": float("nan")})])
 def test_what_is_not_self_contained_is_refused(markup, script, numbers):
     fig, _ = plt.subplots()
     with pytest.raises(ValueError):
@@ -131,67 +178,98 @@ def test_what_is_not_self_contained_is_refused(markup, script, numbers):
 
 def test_data_cannot_close_the_script():
     fig, _ = plt.subplots()
-    assert "</script><b>" not in plots.widget("", "", {"a": "</script><b>"}, fig)
+    assert "</script><b>" not in plots.widget(
+        "", "", {"a": "</script><b>"}, fig)
     plt.close(fig)
 
 
 @browser
 def test_page_shows_what_torch_and_scipy_compute(tmp_path):
-    shown = open_page(fragment(), DRAG.replace("LAMBDAS", json.dumps(LAMBDAS)), tmp_path)
+    shown = open_page(fragment(), DRAG.replace("LAMBDAS", json.dumps(LAMBDAS)),
+                      tmp_path)
     compare(shown)
     h = sample()
     for lmbda, values in zip(LAMBDAS, shown):
         z = scipy.stats.yeojohnson(h.numpy(), lmbda)
         z = (z - z.mean()) / z.std()
-        heights = [0.62 * (150 - y) / 150 for _, y in coordinates(values["density"])][1:-1:2]
-        np.testing.assert_allclose(heights, np.histogram(z, np.linspace(-4, 4, 33))[0] / len(z) / 0.25, atol=5e-4)
+        heights = [0.62 * (150 - y) / 150
+                   for _, y in coordinates(values["density"])][1:-1:2]
+        np.testing.assert_allclose(
+            heights, np.histogram(z, np.linspace(-4, 4, 33))[0] / len(z) / 0.25,
+            atol=5e-4)
         q, y = np.array(coordinates(values["qq"])).T
         np.testing.assert_allclose(6.2 - 10.7 * y / 150, z, atol=5e-3)
-        np.testing.assert_allclose(6.4 * q / 258 - 3.2, scipy.stats.probplot(z)[0][0], atol=5e-3)
+        np.testing.assert_allclose(
+            6.4 * q / 258 - 3.2, scipy.stats.probplot(z)[0][0], atol=5e-3)
     for values in shown[:-1]:
         assert values["nll"] in values["text"] and values["drawn"] > 5000
 
 
 @browser
-@pytest.mark.parametrize("wrong", [FORMULA.replace("s * (eta", "(eta"), FORMULA.replace("eta * ell", "lmbda * ell"), FORMULA.replace("? ell", "? 1"),
-                                   FORMULA.replace("expm1", "exp")])
+@pytest.mark.parametrize("wrong", [
+    FORMULA.replace("s * (eta", "(eta"),
+    FORMULA.replace("eta * ell", "lmbda * ell"),
+    FORMULA.replace("? ell", "? 1"), FORMULA.replace("expm1", "exp")])
 def test_wrong_formula_in_the_script_is_noticed(wrong, tmp_path):
     text = fragment()
     assert text.count(FORMULA) == 1
-    shown = open_page(text.replace(FORMULA, wrong), DRAG.replace("LAMBDAS", json.dumps(LAMBDAS)), tmp_path)
+    shown = open_page(text.replace(FORMULA, wrong),
+                      DRAG.replace("LAMBDAS", json.dumps(LAMBDAS)), tmp_path)
     with pytest.raises((AssertionError, IndexError)):
         compare(shown)
 
 
 @browser
 def test_copies_on_a_page_do_not_meet_and_leave_no_global_name(tmp_path):
-    script = """const roots = [...document.querySelectorAll(".on")], value = r => r.querySelector("output").value, old = value(roots[1]);
-    const slider = roots[0].querySelector("input"); slider.value = 0.5; slider.dispatchEvent(new Event("input"));
-    return {copies: roots.length, first: value(roots[0]), same: value(roots[1]) === old, added: Object.keys(window).filter(k => !before.includes(k) && !/^\\d+$/.test(k))}"""
-    answer = open_page(fragment() + fragment() + fragment("020_plots"), script, tmp_path)
+    script = """const roots = [...document.querySelectorAll(".on")],
+    value = r => r.querySelector("output").value, old = value(roots[1]);
+    const slider = roots[0].querySelector("input"); slider.value = 0.5;
+    slider.dispatchEvent(new Event("input"));
+    return {copies: roots.length, first: value(roots[0]),
+        same: value(roots[1]) === old,
+        added: Object.keys(window).filter(k => !before.includes(k) &&
+        !/^\\d+$/.test(k))}"""
+    answer = open_page(fragment() + fragment() + fragment("020_plots"), script,
+                       tmp_path)
     assert answer == {"copies": 3, "first": "0.50", "same": True, "added": []}
 
 
 @browser
-def test_without_a_script_the_still_figure_is_shown_and_nothing_scrolls(tmp_path):
-    script = """const show = name => getComputedStyle(document.querySelector(name)).display !== "none";
-    return {live: show(".live"), still: show(".still"), size: document.querySelector(".still svg").getBoundingClientRect().height > 100,
-    fits: [...document.querySelectorAll("body > div *:not(svg *)")].every(e => e.getBoundingClientRect().right <= 381)}"""
+def test_without_a_script_the_still_figure_is_shown_and_nothing_scrolls(
+    tmp_path
+):
+    script = """const show = name => getComputedStyle(document.querySelector(
+    name)).display !== "none";
+    return {live: show(".live"), still: show(".still"),
+        size: document.querySelector(".still svg").getBoundingClientRect(
+        ).height > 100,
+    fits: [...document.querySelectorAll("body > div *:not(svg *)")].every(e =>
+        e.getBoundingClientRect().right <= 381)}"""
     narrow = lambda text: f"<div style='width:348px'>{text}</div>"
-    answer = open_page(narrow(fragment() + fragment("020_plots")), script, tmp_path)
+    answer = open_page(narrow(fragment() + fragment("020_plots")), script,
+                       tmp_path)
     assert answer == {"live": True, "still": False, "size": False, "fits": True}
     bare = re.sub(r"<script>.*?</script>", "", fragment(), flags=re.S)
-    assert open_page(narrow(bare), script, tmp_path) == {"live": False, "still": True, "size": True, "fits": True}
+    assert open_page(narrow(bare), script, tmp_path) == {
+        "live": False, "still": True, "size": True, "fits": True}
     printed = fragment().replace("@media print", "@media screen")
-    assert open_page(narrow(printed), script, tmp_path) == {"live": False, "still": True, "size": True, "fits": True}
+    assert open_page(narrow(printed), script, tmp_path) == {
+        "live": False, "still": True, "size": True, "fits": True}
 
 
 @browser
 def test_slider_and_buttons_are_labelled_and_reached_by_keyboard(tmp_path):
-    script = """const root = document.querySelector(".live"), slider = root.querySelector("input");
-    return {label: slider.labels[0].textContent.trim(), type: slider.type, buttons: [...root.querySelectorAll("button")].map(b => b.textContent),
-            focus: [slider, ...root.querySelectorAll("button")].every(e => { e.focus(); return document.activeElement === e; }),
-            named: [...root.querySelectorAll("svg[role=img]")].every(e => e.getAttribute("aria-label"))}"""
+    script = """const root = document.querySelector(".live"),
+    slider = root.querySelector("input");
+    return {label: slider.labels[0].textContent.trim(), type: slider.type,
+        buttons: [...root.querySelectorAll("button")].map(b => b.textContent),
+            focus: [slider, ...root.querySelectorAll("button")].every(e => {
+                e.focus(); return document.activeElement === e; }),
+            named: [...root.querySelectorAll("svg[role=img]")].every(e =>
+                e.getAttribute("aria-label"))}"""
     answer = open_page(fragment(), script, tmp_path)
     likely = scipy.stats.yeojohnson_normmax(sample().numpy())
-    assert answer == {"label": "λ", "type": "range", "buttons": ["λ = 1: unchanged", f"most likely: λ̂ = {likely:.3f}"], "focus": True, "named": True}
+    assert answer == {
+        "label": "λ", "type": "range",
+        "buttons": ["λ = 1: unchanged", f"most likely: λ̂ = {likely:.3f}"],
+        "focus": True, "named": True}

@@ -1,4 +1,7 @@
-"The API page, read from the package's source: nothing is imported. Docstrings are plain text with `names` and indented examples."
+"""The API page, read from the package's source: nothing is imported.
+
+Docstrings are plain text with `names` and indented examples.
+"""
 import ast
 import inspect
 import re
@@ -13,7 +16,9 @@ HIDDEN = ("_modidx.py",)
 
 @dataclass(frozen=True)
 class Entry:
-    "One public function or class: its module, name, signature, docstring, and (for a class) its public methods."
+    """One public function or class: its module, name, signature, docstring, and
+    (for a class) its public methods.
+    """
     module: str
     name: str
     kind: str
@@ -22,8 +27,13 @@ class Entry:
     methods: tuple[tuple[str, str], ...] = ()
 
     def target(self, prefix: str = "api") -> str:
-        "Its anchor. Targets have no case, and a class and a function may differ in case only."
-        return f"{prefix}-{'class-' if self.kind == 'class' else ''}{self.module}.{self.name}".lower()
+        """Its anchor.
+
+        Targets have no case, and a class and a function may differ in case
+        only.
+        """
+        return (f"{prefix}-{'class-' if self.kind == 'class' else ''}"
+                f"{self.module}.{self.name}".lower())
 
 
 def module_target(module: str) -> str:
@@ -37,11 +47,14 @@ def checksum(text: str) -> int:
 def files(root: Path) -> list[Path]:
     "The modules of the package; the checks are the ledger's business."
     folder = root / "normalnorm"
-    return [p for p in sorted(folder.rglob("*.py")) if "checks" not in p.relative_to(folder).parts and p.name not in HIDDEN]
+    return [
+        p for p in sorted(folder.rglob("*.py"))
+        if "checks" not in p.relative_to(folder).parts and p.name not in HIDDEN]
 
 
 def dotted(path: Path, root: Path) -> str:
-    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(
+        path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
 def chapter_of(text: str) -> str | None:
@@ -51,17 +64,23 @@ def chapter_of(text: str) -> str | None:
 
 
 def call(name: str, arguments: list[str], returns: str = "") -> str:
-    "A signature in one line, or in several where one would be too long to read."
+    """A signature in one line, or in several where one would be too long to
+    read.
+    """
     line = f"{name}({', '.join(arguments)}){returns}"
-    return line if len(line) <= 90 else f"{name}(\n" + "".join(f"    {a},\n" for a in arguments) + f"){returns}"
+    return line if len(line) <= 90 else f"{name}(\n" + "".join(
+        f"    {a},\n" for a in arguments) + f"){returns}"
 
 
 def signature(name: str, node: ast.FunctionDef, method: bool = False) -> str:
-    "The signature of a function as its source has it, without `self` for a method."
+    """The signature of a function as its source has it, without `self` for a
+    method.
+    """
     a = node.args
     plain = [*a.posonlyargs, *a.args]
     defaults = [None] * (len(plain) - len(a.defaults)) + list(a.defaults)
-    show = lambda x, default: ast.unparse(x) + (f" = {ast.unparse(default)}" if default is not None else "")
+    show = lambda x, default: ast.unparse(x) + (
+        f" = {ast.unparse(default)}" if default is not None else "")
     arguments = [show(x, d) for x, d in zip(plain, defaults)]
     if a.posonlyargs:
         arguments.insert(len(a.posonlyargs), "/")
@@ -72,14 +91,16 @@ def signature(name: str, node: ast.FunctionDef, method: bool = False) -> str:
         arguments.append(f"**{ast.unparse(a.kwarg)}")
     if method and arguments and arguments[0] in ("self", "cls"):
         arguments = arguments[1:]
-    return call(name, arguments, f" -> {ast.unparse(node.returns)}" if node.returns else "")
+    return call(name, arguments,
+                f" -> {ast.unparse(node.returns)}" if node.returns else "")
 
 
 def class_signature(node: ast.ClassDef) -> str:
     "The constructor's arguments, or the fields of a dataclass or named tuple."
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-            return signature(node.name, item, method=True).removesuffix(" -> None")
+            return signature(node.name, item,
+                             method=True).removesuffix(" -> None")
     fields = [ast.unparse(i) for i in node.body if isinstance(i, ast.AnnAssign)]
     return call(node.name, fields or [ast.unparse(b) for b in node.bases])
 
@@ -88,43 +109,62 @@ def public(text: str, module: str) -> list[Entry]:
     "The public functions and classes that a module defines, in its order."
     found = []
     for node in ast.parse(text).body:
-        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith("_"):
+        if (not isinstance(node, (ast.FunctionDef, ast.ClassDef))
+                or node.name.startswith("_")):
             continue
         doc = ast.get_docstring(node) or ""
         if isinstance(node, ast.FunctionDef):
-            found.append(Entry(module, node.name, "function", signature(node.name, node), doc))
+            found.append(Entry(module, node.name, "function",
+                               signature(node.name, node), doc))
         else:
-            methods = tuple((signature(m.name, m, method=True), ast.get_docstring(m)) for m in node.body
-                            if isinstance(m, ast.FunctionDef) and not m.name.startswith("_") and ast.get_docstring(m))
-            found.append(Entry(module, node.name, "class", class_signature(node), doc, methods))
+            methods = tuple(
+                (signature(m.name, m, method=True), ast.get_docstring(m))
+                for m in node.body
+                if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")
+                   and ast.get_docstring(m))
+            found.append(Entry(module, node.name, "class",
+                               class_signature(node), doc, methods))
     return found
 
 
 def entries(root: Path) -> dict[str, list[Entry]]:
-    "Module → its entries; modules that define nothing public are left out, as is the package's own `__init__`."
-    return _entries(root, tuple((str(p), p.stat().st_mtime_ns) for p in files(root)))
+    """Module → its entries; modules that define nothing public are left out, as
+    is the package's own `__init__`.
+    """
+    return _entries(root,
+                    tuple((str(p), p.stat().st_mtime_ns) for p in files(root)))
 
 
 @lru_cache(maxsize=4)
 def _entries(root: Path, state: tuple) -> dict[str, list[Entry]]:
-    found = {dotted(p, root): public(p.read_text(encoding="utf-8"), dotted(p, root)) for p in files(root)}
-    return {module: listed for module, listed in found.items() if listed and module != "normalnorm"}
+    found = {
+        dotted(p, root): public(p.read_text(encoding="utf-8"), dotted(p, root))
+        for p in files(root)}
+    return {module: listed for module, listed in found.items()
+            if listed and module != "normalnorm"}
 
 
 def defined_names(source: str) -> set[str]:
-    "The functions and classes that a cell defines; none for a cell that is no plain Python."
+    """The functions and classes that a cell defines; none for a cell that is no
+    plain Python.
+    """
     try:
         body = ast.parse(source).body
     except SyntaxError:
         return set()
-    return {n.name for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    return {n.name for n in body
+            if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
 
 
 def prose(text: str, links: dict[str, str]) -> str:
-    "Plain text as markdown: special characters stay what they are, `names` that the API has become links."
+    """Plain text as markdown: special characters stay what they are, `names`
+    that the API has become links.
+    """
     parts = re.split(r"(`[^`\n]+`)", text)
-    escaped = [p if i % 2 else re.sub(r"([\\*_\[\]<>{}$#|~@^])", r"\\\1", p) for i, p in enumerate(parts)]
-    return "".join(f"[{p}](#{links[p[1:-1]]})" if i % 2 and p[1:-1] in links else p for i, p in enumerate(escaped))
+    escaped = [p if i % 2 else re.sub(r"([\\*_\[\]<>{}$#|~@^])", r"\\\1", p)
+               for i, p in enumerate(parts)]
+    return "".join(f"[{p}](#{links[p[1:-1]]})" if i % 2 and p[1:-1] in links
+                   else p for i, p in enumerate(escaped))
 
 
 def markdown(doc: str, links: dict[str, str]) -> str:
@@ -134,12 +174,16 @@ def markdown(doc: str, links: dict[str, str]) -> str:
         lines = block.split("\n")
         if all(line.startswith("    ") for line in lines):
             code = "\n".join(line[4:] for line in lines)
-            if blocks and blocks[-1].startswith("```python"):       # an example with an empty line in it
-                blocks[-1] = blocks[-1].removesuffix("\n```") + f"\n\n{code}\n```"
+            # an example with an empty line in it
+            if blocks and blocks[-1].startswith("```python"):
+                blocks[-1] = (
+                    blocks[-1].removesuffix("\n```") + f"\n\n{code}\n```")
             else:
                 blocks.append(f"```python\n{code}\n```")
         else:
-            blocks.append(prose("\n".join(line if line.lstrip().startswith("- ") else line.strip() for line in lines), links))
+            blocks.append(prose("\n".join(line if line.lstrip().startswith("- ")
+                                          else line.strip() for line in lines),
+                                links))
     return "\n\n".join(blocks)
 
 
@@ -152,24 +196,36 @@ def page(root: Path) -> str:
         if module not in known:
             continue
         text = path.read_text(encoding="utf-8")
-        everywhere = {e.name: e.target() for listed in known.values() for e in listed}
+        everywhere = {e.name: e.target() for listed in known.values()
+                      for e in listed}
         links = everywhere | {e.name: e.target() for e in known[module]}
-        out += [f"({module_target(module)})=", "## " + prose(module.removeprefix("normalnorm."), {}), "", markdown(ast.get_docstring(ast.parse(text)) or "", links), ""]
+        out += [f"({module_target(module)})=",
+                "## " + prose(module.removeprefix("normalnorm."), {}), "",
+                markdown(ast.get_docstring(ast.parse(text)) or "", links), ""]
         chapter = chapter_of(text)
         if chapter:
             out += [f"Chapter: {{doc}}`{chapter}`.", ""]
         for e in known[module]:
-            derived = f"→ [where it is derived](#{e.target('code')})" if (module, e.name) in visible else ""
-            out += [f"({e.target()})=", "### " + prose(e.name, {}), "", f"```python\n{e.signature}\n```", "", markdown(e.doc, {k: v for k, v in links.items() if k != e.name}), ""]
+            derived = (f"→ [where it is derived](#{e.target('code')})"
+                       if (module, e.name) in visible else "")
+            out += [f"({e.target()})=", "### " + prose(e.name, {}), "",
+                    f"```python\n{e.signature}\n```", "",
+                    markdown(e.doc,
+                             {k: v for k, v in links.items() if k != e.name}),
+                    ""]
             for method, doc in e.methods:
-                out += [f"```python\n.{method}\n```" if "\n" in method else f"`.{method}`", "", markdown(doc, links), ""]
+                out += [f"```python\n.{method}\n```" if "\n" in method
+                            else f"`.{method}`",
+                        "", markdown(doc, links), ""]
             if derived:
                 out += [derived, ""]
     return "\n".join(out)
 
 
 def exported_names(root: Path) -> set[tuple[str, str]]:
-    "(module, name) of what visible cells of the listed chapters export: these have a label to link to."
+    """(module, name) of what visible cells of the listed chapters export: these
+    have a label to link to.
+    """
     from tools.chapters import chapters
     from tools.dialect import cell_tags, directives, without_directives
     found = set()
@@ -177,12 +233,15 @@ def exported_names(root: Path) -> set[tuple[str, str]]:
         for cell in chapter.code_cells():
             marks = directives(cell)
             if "export" in marks and "remove-cell" not in cell_tags(marks):
-                found |= {(f"normalnorm.{chapter.module}", name) for name in defined_names(without_directives(cell))}
+                found |= {(f"normalnorm.{chapter.module}", name)
+                          for name in defined_names(without_directives(cell))}
     return found
 
 
 def claims_of(root: Path, chapter: str) -> set[str]:
-    "The identifiers of the ledger's claims that a chapter checks, read from the source of normalnorm/checks."
+    """The identifiers of the ledger's claims that a chapter checks, read from
+    the source of normalnorm/checks.
+    """
     found = set()
     for path in (root / "normalnorm" / "checks").rglob("*.py"):
         text = path.read_text(encoding="utf-8")

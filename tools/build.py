@@ -1,7 +1,9 @@
-"""`python -m tools.build`: compare notebooks and package, run stale chapters, render the book, say where it is.
+"""`python -m tools.build`: compare notebooks and package, run stale chapters,
+render the book, say where it is.
 
-A chapter that fails, and a page that Sphinx warns of, do not take the book away: everything is rendered, the last lines say
-what is wrong, and the command ends with status 1.
+A chapter that fails, and a page that Sphinx warns of, do not take the book
+away: everything is rendered, the last lines say what is wrong, and the command
+ends with status 1.
 """
 import os
 import re
@@ -23,19 +25,27 @@ def unchanged(stamp: Path, key: str) -> bool:
 def state(*parts: str) -> str:
     "One hash of the files below these paths of the repository."
     files = run.snapshot(ROOT)
-    return run.digest("\0".join(f"{n} {h}" for n, h in sorted(files.items()) if n.startswith(parts)).encode())
+    return run.digest("\0".join(f"{n} {h}" for n, h in sorted(files.items())
+                                if n.startswith(parts)).encode())
 
 
 def check_sync() -> bool:
-    "Notebooks and generated files agree. Remembered, so that an unchanged checkout is not exported again."
-    stamp, key = ROOT / "_build" / "synced", state("nbs", "normalnorm", "settings.ini", "_toc.yml", "_quarto.yml", "README.md", "tools")
+    """Notebooks and generated files agree.
+
+    Remembered, so that an unchanged checkout is not exported again.
+    """
+    stamp, key = ROOT / "_build" / "synced", state(
+        "nbs", "normalnorm", "settings.ini", "_toc.yml", "_quarto.yml",
+        "README.md", "tools")
     if unchanged(stamp, key):
         return True
     if unreadable := [c for c in chapters() if c.unreadable()]:
         for c in unreadable:
-            print(f"nbs/{c.name}.ipynb is not a notebook ({c.unreadable()}): the package is not compared with the notebooks")
+            print(f"nbs/{c.name}.ipynb is not a notebook ({c.unreadable()}): "
+                  "the package is not compared with the notebooks")
         return True
-    print("comparing the notebooks with what is generated from them", flush=True)
+    print("comparing the notebooks with what is generated from them",
+          flush=True)
     if not export.agree():
         return False
     stamp.parent.mkdir(exist_ok=True)
@@ -44,36 +54,55 @@ def check_sync() -> bool:
 
 
 def forget_pages_of_another_style(root: Path = ROOT) -> None:
-    "Sphinx does not notice a change in _static alone, nor copy it. So the pages that refer to the old style sheets go; it writes them again."
+    """Sphinx does not notice a change in _static alone, nor copy it.
+
+    So the pages that refer to the old style sheets go; it writes them again.
+    """
     html = root / "_build" / "html"
-    if any(not (built := html / "_static" / p.name).exists() or built.read_bytes() != p.read_bytes() for p in (root / "_static").glob("*.*")):
+    if any(not (built := html / "_static" / p.name).exists()
+           or built.read_bytes() != p.read_bytes()
+           for p in (root / "_static").glob("*.*")):
         for page in (html / "nbs").glob("*.html"):
             page.unlink()
 
 
-LEFT_BY_A_BUILD = {"executed": (".ipynb", ".json"), "html/nbs": (".html",), "html/_sources/nbs": (".ipynb", ".md"), ".doctrees/nbs": (".doctree",),
+LEFT_BY_A_BUILD = {"executed": (".ipynb", ".json"), "html/nbs": (".html",),
+                   "html/_sources/nbs": (".ipynb", ".md"),
+                   ".doctrees/nbs": (".doctree",),
                    "jupyter_execute/nbs": (".ipynb",)}
 
 
 def remove_leftovers(root: Path = ROOT) -> list[str]:
-    "A renamed or deleted chapter leaves its page, its executed copy and what Sphinx kept of it: they go, or the page would still be found and searched. Returns their names."
+    """A renamed or deleted chapter leaves its page, its executed copy and what
+    Sphinx kept of it: they go, or the page would still be found and searched.
+
+    Returns their names.
+    """
     toc = table_of_contents(root)
-    listed = {Path(file).name for file in (toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"]))}
-    found = [path for folder, suffixes in LEFT_BY_A_BUILD.items() for path in sorted((root / "_build" / folder).glob("*"))
-             if path.suffix in suffixes and path.stem not in listed and path.is_file()]
+    listed = {Path(file).name for file in (toc["root"], *(
+                  entry["file"] for part in toc["parts"]
+                  for entry in part["chapters"]))}
+    found = [path for folder, suffixes in LEFT_BY_A_BUILD.items()
+             for path in sorted((root / "_build" / folder).glob("*"))
+             if path.suffix in suffixes and path.stem not in listed
+                and path.is_file()]
     for path in found:
         path.unlink(missing_ok=True)
     return [path.relative_to(root / "_build").as_posix() for path in found]
 
 
-NAMED = re.compile(r"nbs[/\\\\]([\w.]+?)(?:\.(?:ipynb|md))?:(?:\d+:)? (?:WARNING|ERROR|CRITICAL)")
+NAMED = re.compile(r"nbs[/\\\\]([\w.]+?)(?:\.(?:ipynb|md))?:(?:\d+:)? "
+                   r"(?:WARNING|ERROR|CRITICAL)")
 
 
 LEVEL = re.compile(r"\b(WARNING|ERROR|CRITICAL|SEVERE)\b")
 
 
 def read_again(messages: str, root: Path = ROOT) -> None:
-    "Sphinx says a warning once and keeps the page. So it must forget the pages that it warned of, or the next build would pass."
+    """Sphinx says a warning once and keeps the page.
+
+    So it must forget the pages that it warned of, or the next build would pass.
+    """
     kept = root / "_build" / ".doctrees"
     names = set(NAMED.findall(messages))
     for name in names:
@@ -83,27 +112,42 @@ def read_again(messages: str, root: Path = ROOT) -> None:
 
 
 def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
-    "Render with Jupyter Book. Whether it came to its end, whether it warned of nothing, and what it said."
+    """Render with Jupyter Book.
+
+    Whether it came to its end, whether it warned of nothing, and what it said.
+    """
     finished = root / "_build" / "finished"
     finished.unlink(missing_ok=True)
-    command = [Path(sys.executable).parent / "jupyter-book", "build", ".", "--warningiserror", "--nitpick", "--keep-going", "--quiet"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), str(ROOT)]))}
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    command = [Path(sys.executable).parent / "jupyter-book", "build", ".",
+               "--warningiserror", "--nitpick", "--keep-going", "--quiet"]
+    env = {**os.environ,
+           "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), str(ROOT)]))}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True,
+                          text=True)
     ended, said = finished.exists(), run.ANSI.sub("", done.stdout + done.stderr)
     if done.returncode:
         read_again(said, root)
-    if ended and (warnings := [line for line in said.splitlines() if LEVEL.search(line)]):
-        said = "\n".join(warnings)             # and not that jupyter-book ended with an error
+    if ended and (warnings := [line for line in said.splitlines()
+                               if LEVEL.search(line)]):
+        # and not that jupyter-book ended with an error
+        said = "\n".join(warnings)
     return ended, not done.returncode, said[-12000:]
 
 
 def render() -> bool:
-    "Render the book, or find that nothing changed since it was last rendered. Prints the warnings and returns False where there are any; the pages are there then, too."
+    """Render the book, or find that nothing changed since it was last rendered.
+
+    Prints the warnings and returns False where there are any; the pages are
+    there then, too.
+    """
     if removed := remove_leftovers():
-        print(f"removed what earlier chapters left: {', '.join(removed)}", flush=True)
+        print(f"removed what earlier chapters left: {', '.join(removed)}",
+              flush=True)
     executed = "".join(f"{c.name}{run.Run(c).record()}" for c in chapters())
     stamp = ROOT / "_build" / "rendered"
-    key = run.digest((state("nbs", "_config.yml", "settings.ini", "_toc.yml", "_static", "references.bib", "tools", "normalnorm") + executed).encode())
+    key = run.digest(
+        (state("nbs", "_config.yml", "settings.ini", "_toc.yml", "_static",
+               "references.bib", "tools", "normalnorm") + executed).encode())
     if HTML.exists() and unchanged(stamp, key):
         print("rendering: nothing changed", flush=True)
         return True
@@ -113,20 +157,28 @@ def render() -> bool:
     ended, clean, said = sphinx()
     if not clean:
         print(said)
-        print("Sphinx warned; the pages are there." if ended else "Sphinx did not come to its end: the pages are missing, or those of an earlier build.")
+        print("Sphinx warned; the pages are there." if ended
+              else "Sphinx did not come to its end: the pages are missing, or "
+                   "those of an earlier build.")
         return False
     stamp.write_text(key)
     return True
 
 
-def closing(failures: list[run.ChapterFailed], clean: bool, seconds: float, page: Path = HTML) -> str:
+def closing(failures: list[run.ChapterFailed], clean: bool, seconds: float,
+            page: Path = HTML) -> str:
     "The last lines: what failed, and where the book is."
     lines = []
     if failures:
-        lines += [f"{len(failures)} {'chapter' if len(failures) == 1 else 'chapters'} failed; each page shows its error in place:", *(f"  {f.summary()}" for f in failures)]
+        lines += [f"{len(failures)} "
+                  f"{'chapter' if len(failures) == 1 else 'chapters'} failed; "
+                  "each page shows its error in place:",
+                  *(f"  {f.summary()}" for f in failures)]
     if not clean:
         lines.append("Rendering found something wrong: the messages are above.")
-    return "\n".join([*lines, f"The book: {page}" if page.exists() else "There is no book.", f"({seconds:.0f} s)"])
+    return "\n".join(
+        [*lines, f"The book: {page}" if page.exists() else "There is no book.",
+         f"({seconds:.0f} s)"])
 
 
 def main() -> int:
@@ -135,10 +187,14 @@ def main() -> int:
         return 1
     reasons = {c: run.Run(c).stale() for c in chapters()}
     todo = [c for c, reason in reasons.items() if reason]
-    print(f"running {len(todo)} of {len(reasons)} chapters" + (" (the others are unchanged)" if len(todo) < len(reasons) else ""), flush=True)
+    print(
+        f"running {len(todo)} of {len(reasons)} chapters" + (
+            " (the others are unchanged)" if len(todo) < len(reasons) else ""),
+        flush=True)
     failures = run.run_all(todo)
     clean = render()
-    print(f"\nchapters and the time that each took when it was last run\n{run.timetable()}\n")
+    print("\nchapters and the time that each took when it was last run\n"
+          f"{run.timetable()}\n")
     for failure in failures:
         print(f"{failure}\n")
     print(closing(failures, clean, time.perf_counter() - start))

@@ -22,11 +22,14 @@ class Chapter:
     @property
     def module(self) -> str:
         "The dotted module that it exports, or its slug where it exports none."
-        match = re.search(r"^#\|\s*default_exp\s+(\S+)", "\n".join(self.code_cells()), re.M)
+        match  = re.search(r"^#\|\s*default_exp\s+(\S+)",
+                           "\n".join(self.code_cells()), re.M)
         return match.group(1) if match else self.name.split("_", 1)[-1]
 
     def cells(self) -> list[dict]:
-        "Its cells; those of a stand-in where the file is no notebook, so that one broken file does not stop what reads them all."
+        """Its cells; those of a stand-in where the file is no notebook, so that
+        one broken file does not stop what reads them all.
+        """
         try:
             return parse(self.path.read_bytes())["cells"]
         except ValueError as error:
@@ -41,36 +44,63 @@ class Chapter:
         return ""
 
     def code_cells(self) -> list[str]:
-        return ["".join(c["source"]) for c in self.cells() if c["cell_type"] == "code"]
+        return ["".join(c["source"]) for c in self.cells()
+                if c["cell_type"] == "code"]
 
 
 def parse(data: bytes) -> dict:
-    "A notebook as a dictionary. Raises `ValueError` with the reason where it is none."
-    notebook = json.loads(data.decode("utf-8"))             # both raise a ValueError
+    """A notebook as a dictionary.
+
+    Raises `ValueError` with the reason where it is none.
+    """
+    notebook = json.loads(data.decode("utf-8"))  # both raise a ValueError
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
-    text = lambda source: isinstance(source, str) or isinstance(source, list) and all(isinstance(line, str) for line in source)
+    text = (lambda source: isinstance(source, str)
+                or isinstance(source, list)
+                   and all(isinstance(line, str) for line in source))
     if not isinstance(cells, list):
         raise ValueError("it has no list of cells")
     for number, cell in enumerate(cells, 1):
-        if not (isinstance(cell, dict) and isinstance(cell.get("cell_type"), str) and text(cell.get("source")) and isinstance(cell.get("metadata", {}), dict)):
+        if not (isinstance(cell, dict) and isinstance(
+                    cell.get("cell_type"), str) and text(cell.get("source"))
+                and isinstance(cell.get("metadata", {}), dict)):
             raise ValueError(f"cell {number} has no type, or no text")
     return notebook
 
 
-LABELS = re.compile(r"\{#((eq|fig|tbl|sec|exr|thm|lem|prp|cor|def|cnj|exm)-[\w-]*\w)|#\| label: ((fig)-[\w-]*\w)")
+LABELS = re.compile(
+    r"\{#((eq|fig|tbl|sec|exr|thm|lem|prp|cor|def|cnj|exm)-[\w-]*\w)|#\| "
+    r"label: ((fig)-[\w-]*\w)")
 
 
 def stand_in(path: Path, reason: str) -> dict:
-    "A notebook in the place of a file that is none: it says so, and has the labels that can be found in the file, so that references from other chapters arrive."
+    """A notebook in the place of a file that is none: it says so, and has the
+    labels that can be found in the file, so that references from other chapters
+    arrive.
+    """
     lost = "Lost: this page could not be read."
-    forms = {"eq": "$$ \\text{{lost}} $$ {{#{0}}}", "sec": "## Lost {{#{0}}}", "fig": "#| label: {0}\n#| fig-cap: " + lost + "\n# lost"}
-    cells = [{"cell_type": "markdown", "source": f"# {path.stem}\n\n> This file is not a notebook: {reason}."}]
-    for match in dict.fromkeys(m.groups() for m in LABELS.finditer(path.read_text(encoding="utf-8", errors="replace"))):
+    forms = {"eq": "$$ \\text{{lost}} $$ {{#{0}}}", "sec": "## Lost {{#{0}}}",
+             "fig": "#| label: {0}\n#| fig-cap: " + lost + "\n# lost"}
+    cells = [{
+        "cell_type": "markdown",
+        "source": f"# {path.stem}\n\n> This file is not a notebook: {reason}."}]
+    for match in dict.fromkeys(m.groups() for m in LABELS.finditer(
+                                   path.read_text(encoding="utf-8",
+                                                  errors="replace"))):
         label, kind = match[0] or match[2], match[1] or match[3]
-        cells.append({"cell_type": "code" if kind == "fig" else "markdown", "source": forms.get(kind, "::: {{#{0}}}\n" + lost + "\n:::").format(label)})
+        cells.append({"cell_type": "code" if kind == "fig" else "markdown",
+                      "source": forms.get(
+                          kind,
+                          "::: {{#{0}}}\n" + lost + "\n:::").format(label)})
     for i, cell in enumerate(cells):
-        cell |= {"id": f"lost{i}", "metadata": {}, **({"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {})}
-    return {"cells": cells, "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}, "nbformat": 4, "nbformat_minor": 5}
+        cell |= {"id": f"lost{i}", "metadata": {},
+                 **({"outputs": [], "execution_count": None}
+                    if cell["cell_type"] == "code" else {})}
+    return {"cells": cells,
+            "metadata": {"kernelspec": {"display_name": "Python 3",
+                                        "language": "python",
+                                        "name": "python3"}},
+            "nbformat": 4, "nbformat_minor": 5}
 
 
 def table_of_contents(root: Path = ROOT) -> dict:
@@ -78,19 +108,26 @@ def table_of_contents(root: Path = ROOT) -> dict:
 
 
 def chapters(root: Path = ROOT) -> list[Chapter]:
-    "Every notebook of the table of contents, in reading order, the landing page first. Pages that are no notebooks are left out."
+    """Every notebook of the table of contents, in reading order, the landing
+    page first.
+
+    Pages that are no notebooks are left out.
+    """
     toc = table_of_contents(root)
-    files = [toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"])]
+    files = [toc["root"], *(
+        entry["file"] for part in toc["parts"] for entry in part["chapters"])]
     found = [Chapter(file.rsplit("/", 1)[-1], root) for file in files
              if not (root / f"{file}.md").exists()]
     missing = [c.name for c in found if not c.path.exists()]
     if missing:
-        raise FileNotFoundError(f"_toc.yml names chapters that do not exist: {', '.join(missing)}")
+        raise FileNotFoundError(
+            f"_toc.yml names chapters that do not exist: {', '.join(missing)}")
     return found
 
 
 def chapter(name: str, root: Path = ROOT) -> Chapter:
     by_name = {c.name: c for c in chapters(root)}
     if name not in by_name:
-        raise KeyError(f"no chapter is called {name!r}; _toc.yml has {', '.join(by_name)}")
+        raise KeyError(
+            f"no chapter is called {name!r}; _toc.yml has {', '.join(by_name)}")
     return by_name[name]

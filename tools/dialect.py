@@ -1,7 +1,10 @@
-"""The Sphinx extension: renders chapters written for nbdev and Quarto with Jupyter Book.
+"""The Sphinx extension: renders chapters written for nbdev and Quarto with
+Jupyter Book.
 
-When Sphinx reads a notebook, its outputs are swapped in from the executed copy, nbdev's `#|` directives become cell tags, and
-Quarto's markdown becomes MyST. Nothing is written back. SVG figures are inlined, with their ink in the colour of the theme's text.
+When Sphinx reads a notebook, its outputs are swapped in from the executed copy,
+nbdev's `#|` directives become cell tags, and Quarto's markdown becomes MyST.
+Nothing is written back. SVG figures are inlined, with their ink in the colour
+of the theme's text.
 """
 import binascii
 import hashlib
@@ -15,16 +18,22 @@ from tools.chapters import Chapter, stand_in
 from tools.run import Run
 
 INK = "#101010"
-THEOREMS = {"thm": "theorem", "lem": "lemma", "prp": "proposition", "cor": "corollary", "def": "definition", "cnj": "conjecture", "exm": "example"}
-REFERENCES = {"eq": "eq", "fig": "numref", "tbl": "numref", "sec": "numref", "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
-CALLOUTS = {"note": "note", "tip": "tip", "warning": "warning", "important": "important", "caution": "caution"}
+THEOREMS = {"thm": "theorem", "lem": "lemma", "prp": "proposition",
+            "cor": "corollary", "def": "definition", "cnj": "conjecture",
+            "exm": "example"}
+REFERENCES = {"eq": "eq", "fig": "numref", "tbl": "numref", "sec": "numref",
+              "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
+CALLOUTS = {"note": "note", "tip": "tip", "warning": "warning",
+            "important": "important", "caution": "caution"}
 FENCE = re.compile(r"^(```+|~~~+)")
 
 
-# ---- markdown -------------------------------------------------------------------------------------------------
+# ---- markdown ---------------------------------------------------------------
 
 def outside_code(source: str, translate) -> str:
-    "Apply `translate` to the parts of a markdown text that are not fenced code."
+    """Apply `translate` to the parts of a markdown text that are not fenced
+    code.
+    """
     parts, buffer, fence = [], [], ""
     for line in source.split("\n"):
         mark = FENCE.match(line)
@@ -42,7 +51,9 @@ def outside_code(source: str, translate) -> str:
 
 def outside_inline(source: str, translate) -> str:
     "Apply `translate` outside inline code and inline mathematics."
-    return "".join(p if i % 2 else translate(p) for i, p in enumerate(re.split(r"(`+[^`]*`+|\$\$.*?\$\$|\$[^$\n]+\$)", source, flags=re.S)))
+    return "".join(p if i % 2 else translate(p) for i, p in enumerate(
+                       re.split(r"(`+[^`]*`+|\$\$.*?\$\$|\$[^$\n]+\$)", source,
+                                flags=re.S)))
 
 
 def equations(source: str) -> str:
@@ -50,29 +61,41 @@ def equations(source: str) -> str:
     def block(match):
         label = f" ({match[2]})" if match[2] else ""
         return f"\n\n$$\n{match[1].strip()}\n$${label}\n\n"
-    text = re.sub(r"[ \t]*\n?[ \t]*\$\$(.+?)\$\$(?:[ \t]*\{#([\w-]+)\})?[ \t]*\n?", block, source, flags=re.S)
+    text = re.sub(
+        r"[ \t]*\n?[ \t]*\$\$(.+?)\$\$(?:[ \t]*\{#([\w-]+)\})?[ \t]*\n?", block,
+        source, flags=re.S)
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def citations(source: str) -> str:
-    "`[@a; @b, p. 3]` → {cite:p}, `@a` → {cite:t}; a remark behind the key is kept in the brackets."
+    """`[@a; @b, p. 3]` → {cite:p}, `@a` → {cite:t}; a remark behind the key is
+    kept in the brackets.
+    """
     def bracket(match):
-        entries = [re.fullmatch(r"\s*(-?)@([\w:-]+)(?:,\s*(.*))?\s*", e, flags=re.S) for e in match[1].split(";")]
+        entries = [re.fullmatch(r"\s*(-?)@([\w:-]+)(?:,\s*(.*))?\s*", e,
+                                flags=re.S) for e in match[1].split(";")]
         if not all(entries):
             return match[0]
-        return "{cite:p}`" + ",".join(e[2] + (f"{{{e[3].strip()}}}" if e[3] else "") for e in entries) + "`"
+        return ("{cite:p}`" + ",".join(e[2] + (f"{{{e[3].strip()}}}" if e[3]
+                                               else "") for e in entries) + "`")
     source = re.sub(r"\[([^\[\]]*@[^\[\]]*)\](?!\()", bracket, source)
-    return re.sub(r"(?<![\w`{@./])@([a-z]+\d{4}[a-z]?)\b", r"{cite:t}`\1`", source)
+    return re.sub(r"(?<![\w`{@./])@([a-z]+\d{4}[a-z]?)\b", r"{cite:t}`\1`",
+                  source)
 
 
 def references(source: str) -> str:
-    "`@eq-x`, `@fig-x`, `@sec-x`, `@thm-x`, … → MyST roles, across chapters too."
+    """`@eq-x`, `@fig-x`, `@sec-x`, `@thm-x`, … → MyST roles, across chapters
+    too.
+    """
     kinds = "|".join(REFERENCES)
-    return re.sub(rf"(?<![\w`{{])@(({kinds})-[\w-]*\w)", lambda m: f"{{{REFERENCES[m[2]]}}}`{m[1]}`", source)
+    return re.sub(rf"(?<![\w`{{])@(({kinds})-[\w-]*\w)",
+                  lambda m: f"{{{REFERENCES[m[2]]}}}`{m[1]}`", source)
 
 
 def opening(attributes: str) -> tuple[list[str], str] | None:
-    "The MyST lines that open a Quarto div, and whether its first heading is its title; None where the div is not ours."
+    """The MyST lines that open a Quarto div, and whether its first heading is
+    its title; None where the div is not ours.
+    """
     label = re.search(r"#([\w-]+)", attributes)
     classes = re.findall(r"\.([\w-]+)", attributes)
     kind = label.group(1).split("-")[0] if label else ""
@@ -87,13 +110,16 @@ def opening(attributes: str) -> tuple[list[str], str] | None:
     for c in classes:
         if c.startswith("callout-") and c[8:] in CALLOUTS:
             if 'collapse="true"' in attributes:
-                return [f"{{admonition}} {c[8:].title()}", f":class: {c[8:]} dropdown"], ""
+                return [f"{{admonition}} {c[8:].title()}",
+                        f":class: {c[8:]} dropdown"], ""
             return [f"{{{CALLOUTS[c[8:]]}}}"], "admonition"
     return None
 
 
 def divs(source: str) -> str:
-    "Quarto's `::: {…}` divs → MyST directives; outer fences get more colons than inner ones."
+    """Quarto's `::: {…}` divs → MyST directives; outer fences get more colons
+    than inner ones.
+    """
     lines, out, stack = source.split("\n"), [], []
     for line in lines:
         match = re.match(r"^(:{3,})\s*(?:\{([^}]*)\})?\s*$", line)
@@ -109,14 +135,18 @@ def divs(source: str) -> str:
                 body = out[start + 1:]
                 while body and not body[0].strip():
                     body.pop(0)
-                heading = re.match(r"^#+\s+(.*)", body[0]) if body and title else None
+                heading = (re.match(r"^#+\s+(.*)", body[0]) if body and title
+                           else None)
                 if heading:
                     body = body[1:]
-                    head = [f"{head[0]} {heading[1]}" if title == "title" else f"{{admonition}} {heading[1]}", *head[1:]]
+                    head = [f"{head[0]} {heading[1]}" if title == "title"
+                                else f"{{admonition}} {heading[1]}",
+                            *head[1:]]
                     if title == "admonition":
                         head.append(f":class: {opened[0][0].strip('{}')}")
                 colons = ":" * (3 + depth)
-                out[start:] = ["", colons + head[0], *head[1:], "", *body, colons, ""]
+                out[start:] = ["", colons + head[0], *head[1:], "", *body,
+                               colons, ""]
             else:
                 out.append(line)
         else:
@@ -126,7 +156,8 @@ def divs(source: str) -> str:
 
 def headings(source: str) -> str:
     "`## Title {#sec-x}` → a MyST target before the heading."
-    return re.sub(r"^(#+ .*?)[ \t]*\{#(sec-[\w-]+)\}[ \t]*$", r"(\2)=\n\1", source, flags=re.M)
+    return re.sub(r"^(#+ .*?)[ \t]*\{#(sec-[\w-]+)\}[ \t]*$", r"(\2)=\n\1",
+                  source, flags=re.M)
 
 
 def markdown(source: str) -> str:
@@ -137,7 +168,7 @@ def markdown(source: str) -> str:
     return outside_code(source, translate)
 
 
-# ---- cells ----------------------------------------------------------------------------------------------------
+# ---- cells ------------------------------------------------------------------
 
 # A long value goes on in lines that are indented by two spaces or more, as in
 # YAML: `#| fig-cap: "The curve`, `#|   of the estimates."`.
@@ -157,7 +188,9 @@ def without_directives(source: str) -> str:
 
 
 def cell_tags(found: dict[str, str]) -> list[str]:
-    "The tags of Jupyter Book that do what the directives of nbdev and Quarto ask for."
+    """The tags of Jupyter Book that do what the directives of nbdev and Quarto
+    ask for.
+    """
     off = lambda name: found.get(name, "").lower() == "false"
     tags = []
     if "hide" in found or off("include") or "default_exp" in found:
@@ -166,7 +199,8 @@ def cell_tags(found: dict[str, str]) -> list[str]:
         tags.append("remove-input")
     if off("output") or "hide_output" in found:
         tags.append("remove-output")
-    if found.get("code-fold", "").lower() == "true" or "collapse_input" in found or "collapse" in found:
+    if (found.get("code-fold", "").lower() == "true"
+            or "collapse_input" in found or "collapse" in found):
         tags.append("hide-input")
     return tags
 
@@ -176,7 +210,9 @@ def code_cell(cell: dict) -> None:
     source = "".join(cell["source"])
     found = directives(source)
     cell["source"] = without_directives(source)
-    cell["metadata"]["tags"] = [] if cell["metadata"].pop("failed", False) else cell_tags(found)       # a hidden cell that failed is shown
+    # a hidden cell that failed is shown
+    cell["metadata"]["tags"] = (
+        [] if cell["metadata"].pop("failed", False) else cell_tags(found))
     if not cell["source"] and "remove-cell" not in cell["metadata"]["tags"]:
         cell["metadata"]["tags"].append("remove-cell")
     caption = found.get("fig-cap")
@@ -184,24 +220,34 @@ def code_cell(cell: dict) -> None:
         figure = {"caption": markdown(caption)}
         if found.get("label", "").startswith("fig-"):
             figure["name"] = found["label"]
-        cell["metadata"]["mystnb"] = {"figure": figure, "image": {"alt": found.get("fig-alt") or re.sub(r"[$`@\\]", "", caption)}}
+        cell["metadata"]["mystnb"] = {"figure": figure, "image": {
+            "alt": found.get("fig-alt") or re.sub(r"[$`@\\]", "", caption)}}
 
 
 def title(cells: list[dict]) -> None:
-    "The description under the title, written as a quotation for nbdev, becomes the chapter's lead."
+    """The description under the title, written as a quotation for nbdev,
+    becomes the chapter's lead.
+    """
     if cells and cells[0]["cell_type"] == "markdown":
-        cells[0]["source"] = re.sub(r"\A(# .*\n+)> (.*)\Z", r"\1:::{div} lead\n\2\n:::\n", "".join(cells[0]["source"]).strip(), flags=re.S)
+        cells[0]["source"] = re.sub(
+            r"\A(# .*\n+)> (.*)\Z", r"\1:::{div} lead\n\2\n:::\n",
+            "".join(cells[0]["source"]).strip(), flags=re.S)
 
 
 def show_doc(output: dict) -> None:
-    "The output of nbdev's show_doc begins with a rule, which docutils refuses at the start of a section."
+    """The output of nbdev's show_doc begins with a rule, which docutils refuses
+    at the start of a section.
+    """
     data = output.get("data", {})
     if "text/markdown" in data:
-        data["text/markdown"] = re.sub(r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"]))
+        data["text/markdown"] = re.sub(
+            r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"]))
 
 
 def join_divs(cells: list[dict]) -> list[dict]:
-    "A div that opens in one markdown cell and closes in a later one: the code between stays visible, each part gets its own fence."
+    """A div that opens in one markdown cell and closes in a later one: the code
+    between stays visible, each part gets its own fence.
+    """
     depth, head = 0, ""
     for cell in cells:
         if cell["cell_type"] != "markdown":
@@ -224,13 +270,16 @@ CLAIM_LINE = re.compile(r'<p class="claim ([\w-]+)"><code>([^<]+)</code>')
 
 
 def link_claims(output: dict, known: set[str]) -> None:
-    "A verdict line gets an anchor, `claim-here-…`, and its identifier a link into the ledger; only for the ids in `known`, each once."
+    """A verdict line gets an anchor, `claim-here-…`, and its identifier a link
+    into the ledger; only for the ids in `known`, each once.
+    """
     def line(match):
         kind, name = match.groups()
         if name not in known:
             return match[0]
         known.discard(name)
-        return f'<p class="claim {kind}" id="claim-here-{name}"><a href="{CHECKED}#claim-{name}"><code>{name}</code></a>'
+        return (f'<p class="claim {kind}" id="claim-here-{name}"><a '
+                f'href="{CHECKED}#claim-{name}"><code>{name}</code></a>')
     data = output.get("data", {})
     if "text/html" in data:
         data["text/html"] = CLAIM_LINE.sub(line, "".join(data["text/html"]))
@@ -241,13 +290,18 @@ CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
 
 def title_of(path: Path) -> str:
     "The first heading of a notebook, or its name where there is none."
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
-    found = re.search(r"^# (.+)$", "".join(cells[0]["source"]) if cells else "", re.M)
+    cells = (json.loads(path.read_text(encoding="utf-8"))["cells"]
+             if path.exists() else [])
+    found = re.search(r"^# (.+)$", "".join(cells[0]["source"]) if cells else "",
+                      re.M)
     return found[1] if found else path.stem
 
 
 def chapter_titles(output: dict, folder: Path) -> set[Path]:
-    "Links to chapters that show the name of a file show the chapter's title. Returns the notebooks that were read for it."
+    """Links to chapters that show the name of a file show the chapter's title.
+
+    Returns the notebooks that were read for it.
+    """
     data, read = output.get("data", {}), set()
 
     def link(match):
@@ -258,57 +312,86 @@ def chapter_titles(output: dict, folder: Path) -> set[Path]:
     return read
 
 
-def export_label(source: str, module: str, entries: dict[str, list[api.Entry]]) -> dict | None:
-    "The small cell above exported code: its module, linked to the API; a target for each public name that the code defines."
+def export_label(source: str, module: str,
+                 entries: dict[str, list[api.Entry]]) -> dict | None:
+    """The small cell above exported code: its module, linked to the API; a
+    target for each public name that the code defines.
+    """
     full = f"normalnorm.{module}"
     if full not in entries:
         return None
     defined = api.defined_names(without_directives(source))
-    targets = [f"({e.target('code')})=" for e in entries[full] if e.name in defined]
-    text = "\n".join([*targets, ":::{div} module-label", f"[`{full}`](#{api.module_target(full)})", ":::"])
-    return {"cell_type": "markdown", "id": f"m{abs(api.checksum(source + module)):08x}", "metadata": {}, "source": text}
+    targets = [f"({e.target('code')})=" for e in entries[full]
+               if e.name in defined]
+    text = "\n".join([*targets, ":::{div} module-label",
+                      f"[`{full}`](#{api.module_target(full)})", ":::"])
+    return {"cell_type": "markdown",
+            "id": f"m{abs(api.checksum(source + module)):08x}", "metadata": {},
+            "source": text}
 
 
-def label_exports(cells: list[dict], entries: dict[str, list[api.Entry]]) -> list[dict]:
+def label_exports(cells: list[dict],
+                  entries: dict[str, list[api.Entry]]) -> list[dict]:
     "The cells, with a label above each visible cell that the library contains."
-    found = [directives("".join(c["source"])) if c["cell_type"] == "code" else {} for c in cells]
+    found = [directives("".join(c["source"])) if c["cell_type"] == "code"
+             else {} for c in cells]
     module = next((f["default_exp"] for f in found if "default_exp" in f), "")
     out = []
     for cell, marks in zip(cells, found):
-        if "export" in marks and "remove-cell" not in cell_tags(marks) and (label := export_label("".join(cell["source"]), module, entries)):
+        if "export" in marks and "remove-cell" not in cell_tags(marks) and (
+            label := export_label("".join(cell["source"]), module, entries)
+        ):
             out.append(label)
         out.append(cell)
     return out
 
 
-# ---- a chapter that failed ------------------------------------------------------------------------------------
+# ---- a chapter that failed --------------------------------------------------
 
-NOT_DRAWN = (f'<svg width="300pt" height="40pt" viewBox="0 0 300 40" xmlns="http://www.w3.org/2000/svg">'
-             f'<text x="0" y="24" style="font: 12px sans-serif; fill: {INK}">not drawn: the cell did not come to its end</text></svg>')
+NOT_DRAWN = ('<svg width="300pt" height="40pt" viewBox="0 0 300 40" '
+             'xmlns="http://www.w3.org/2000/svg"><text x="0" y="24" '
+             f'style="font: 12px sans-serif; fill: {INK}">not drawn: the cell '
+             'did not come to its end</text></svg>')
 
 
 def has_image(cell: dict) -> bool:
-    return any(kind.startswith("image/") for output in cell["outputs"] for kind in output.get("data", {}))
+    return any(kind.startswith("image/") for output in cell["outputs"]
+               for kind in output.get("data", {}))
 
 
 def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
-    "The cells of a chapter that failed, with what happened at the top, a mark above the cell, and a stand-in for each figure that others may refer to."
+    """The cells of a chapter that failed, with what happened at the top, a mark
+    above the cell, and a stand-in for each figure that others may refer to.
+    """
     number = failed.get("cell", 0)
-    where = f"[Cell {number} of {failed.get('of')}](#failed-{name}) failed" if number else "It could not be run"
-    rest = " The cells above it show what they gave; those below were not run." if number else ""
-    top = f":::{{admonition}} This page failed\n:class: danger\n\n{where} when this book was made:\n\n~~~~~~~~text\n{failed.get('error', '')}\n~~~~~~~~\n{rest}\n:::"
+    where = (f"[Cell {number} of {failed.get('of')}](#failed-{name}) failed"
+             if number else "It could not be run")
+    rest = (" The cells above it show what they gave; those below were not run."
+            if number else "")
+    top = (f":::{{admonition}} This page failed\n:class: danger\n\n"
+           f"{where} when this book was made:\n\n~~~~~~~~text\n"
+           f"{failed.get('error', '')}\n~~~~~~~~\n{rest}\n:::")
     made = []
     for i, cell in enumerate(cells, 1):
         if cell["cell_type"] == "code":
             found = directives("".join(cell["source"]))
             if i == number:
-                made.append({"cell_type": "markdown", "id": "failed-here", "metadata": {}, "source": f"(failed-{name})=\n:::{{div}} failed-cell\nThis cell failed.\n:::"})
+                made.append({"cell_type": "markdown", "id": "failed-here",
+                             "metadata": {},
+                             "source": f"(failed-{name})=\n"
+                                       f":::{{div}} failed-cell\n"
+                                       "This cell failed.\n:::"})
                 cell["metadata"]["failed"] = True
-            if ("fig-cap" in found or "figure" in cell["metadata"].get("mystnb", {})) and not has_image(cell):
-                cell["outputs"] = [*cell["outputs"], {"output_type": "display_data", "metadata": {}, "data": {"image/svg+xml": NOT_DRAWN}}]
+            if (("fig-cap" in found
+                 or "figure" in cell["metadata"].get("mystnb", {}))
+                    and not has_image(cell)):
+                cell["outputs"] = [*cell["outputs"], {
+                    "output_type": "display_data", "metadata": {},
+                    "data": {"image/svg+xml": NOT_DRAWN}}]
         made.append(cell)
         if i == 1:
-            made.append({"cell_type": "markdown", "id": "failed-page", "metadata": {}, "source": top})
+            made.append({"cell_type": "markdown", "id": "failed-page",
+                         "metadata": {}, "source": top})
     return made
 
 
@@ -316,10 +399,14 @@ BINARY = ("image/png", "image/jpeg", "image/gif", "application/pdf")
 
 
 def garbage(kind: str, data) -> str:
-    "What is wrong with an output of this kind, or an empty string. Sphinx would end at it without a book."
+    """What is wrong with an output of this kind, or an empty string.
+
+    Sphinx would end at it without a book.
+    """
     if kind.endswith("json") or "+json" in kind:
         return ""
-    if not (isinstance(data, str) or isinstance(data, list) and all(isinstance(line, str) for line in data)):
+    if not (isinstance(data, str) or isinstance(data, list) and all(
+                isinstance(line, str) for line in data)):
         return f"{kind} that is no text"
     if kind in BINARY:
         try:
@@ -332,9 +419,12 @@ def garbage(kind: str, data) -> str:
 
 
 def without_garbage(output: dict) -> list[str]:
-    "Takes out of an output what no page can show, and says what it was; a line of text stands in its place."
+    """Takes out of an output what no page can show, and says what it was; a
+    line of text stands in its place.
+    """
     data = output.get("data", {})
-    wrong = {kind: why for kind, content in data.items() if (why := garbage(kind, content))}
+    wrong = {kind: why for kind, content in data.items()
+             if (why := garbage(kind, content))}
     for kind in wrong:
         del data[kind]
     if wrong and not data:
@@ -342,18 +432,23 @@ def without_garbage(output: dict) -> list[str]:
     return list(wrong.values())
 
 
-def translate_notebook(notebook: dict, executed: dict | None, claims: set[str] = frozenset(), entries: dict | None = None,
-                       failed: dict | None = None, name: str = "") -> dict:
-    """The notebook as Jupyter Book should see it: outputs from the executed copy, dialect translated.
+def translate_notebook(notebook: dict, executed: dict | None,
+                       claims: set[str] = frozenset(),
+                       entries: dict | None = None, failed: dict | None = None,
+                       name: str = "") -> dict:
+    """The notebook as Jupyter Book should see it: outputs from the executed
+    copy, dialect translated.
 
-    `claims`: identifiers of the ledger that this chapter proves; `entries`: the API, by module; `failed`: what the record of
-    the chapter `name` says where its last run failed.
+    `claims`: identifiers of the ledger that this chapter proves; `entries`: the
+    API, by module; `failed`: what the record of the chapter `name` says where
+    its last run failed.
     """
     claims = set(claims)
     outputs = {}
     for cell in executed["cells"] if executed else []:
         if cell["cell_type"] == "code":
-            outputs.setdefault("".join(cell["source"]), []).append(cell["outputs"])
+            outputs.setdefault("".join(cell["source"]),
+                               []).append(cell["outputs"])
     title(notebook["cells"])
     for cell in join_divs(notebook["cells"]):
         if cell["cell_type"] == "markdown":
@@ -373,7 +468,7 @@ def translate_notebook(notebook: dict, executed: dict | None, claims: set[str] =
     return notebook
 
 
-# ---- Sphinx ---------------------------------------------------------------------------------------------------
+# ---- Sphinx -----------------------------------------------------------------
 
 def source_read(app, docname, source):
     from sphinx.util import logging
@@ -388,26 +483,42 @@ def source_read(app, docname, source):
     run = Run(chapter)
     for file in (run.notebook, run.record_file):
         app.env.note_dependency(str(file))
-    copy = json.loads(run.notebook.read_text(encoding="utf-8")) if run.notebook.exists() else None
+    copy = (json.loads(run.notebook.read_text(encoding="utf-8"))
+            if run.notebook.exists() else None)
     reason = chapter.unreadable()
     read = stand_in(path, reason) if reason else json.loads(source[0])
-    notebook = translate_notebook(read, copy, api.claims_of(root, path.stem), api.entries(root), run.record().get("failed"), path.stem)
-    for output in (output for cell in notebook["cells"] for output in cell.get("outputs", [])):
+    notebook = translate_notebook(
+        read, copy, api.claims_of(root, path.stem), api.entries(root),
+        run.record().get("failed"), path.stem)
+    for output in (output for cell in notebook["cells"]
+                   for output in cell.get("outputs", [])):
         for wrong in without_garbage(output):
-            logging.getLogger(__name__).warning("an output was left out: %s", wrong, location=docname)
+            logging.getLogger(__name__).warning(
+                "an output was left out: %s", wrong, location=docname)
         for named in chapter_titles(output, path.parent):
             app.env.note_dependency(str(named))
     source[0] = json.dumps(notebook)
 
 
 def inline_svg(text: str, alt: str) -> str:
-    "An SVG as part of the page: its ink takes the colour of the text, in light and dark mode."
+    """An SVG as part of the page: its ink takes the colour of the text, in
+    light and dark mode.
+    """
     svg = text[text.index("<svg"):]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(INK, "var(--pst-color-text-base)")
-    own = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]        # two figures of a page must not share names
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg).replace(">*{", ">.figure-svg *{")
-    svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"', r'\1 style="--natural: \2pt; width: \2pt; max-width: 100%; height: auto"', svg, count=1)
-    return svg.replace("<svg", f'<svg class="figure-svg" role="img" aria-label="{html.escape(alt, quote=True)}"', 1)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(
+        INK, "var(--pst-color-text-base)")
+    # two figures of a page must not share names
+    own = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg).replace(
+        ">*{", ">.figure-svg *{")
+    svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"',
+                 r'\1 style="--natural: \2pt; width: \2pt; max-width: 100%; '
+                 r'height: auto"',
+                 svg, count=1)
+    return svg.replace("<svg",
+                       '<svg class="figure-svg" role="img" '
+                       f'aria-label="{html.escape(alt, quote=True)}"',
+                       1)
 
 
 def inline_figures(app, doctree, docname):
@@ -418,24 +529,33 @@ def inline_figures(app, doctree, docname):
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
-            svg = inline_svg(path.read_text(encoding="utf-8"), image.get("alt", ""))
-            image.replace_self(nodes.raw("", f'<div class="figure-box">{svg}</div>', format="html"))
+            svg = inline_svg(path.read_text(encoding="utf-8"),
+                             image.get("alt", ""))
+            image.replace_self(nodes.raw(
+                "", f'<div class="figure-box">{svg}</div>', format="html"))
 
 
 OPENING, CLOSING = re.compile(r"[(\[“‘]+$"), re.compile(r"^[,.;:!?)\]”’%]+")
 
 
 def keep_punctuation(doctree) -> None:
-    "A browser may break a line between a formula and the comma behind it. So both go into a span that it does not break."
+    """A browser may break a line between a formula and the comma behind it.
+
+    So both go into a span that it does not break.
+    """
     from docutils import nodes
     for math in list(doctree.findall(nodes.math)):
-        if not isinstance(math.parent, nodes.Element) or "kept" in math.parent.get("classes", ()):
+        if (not isinstance(math.parent, nodes.Element)
+                or "kept" in math.parent.get("classes", ())):
             continue
         siblings = math.parent.children
         place = siblings.index(math)
-        before, after = (siblings[i] if 0 <= i < len(siblings) else None for i in (place - 1, place + 1))
-        opens = OPENING.search(before) if isinstance(before, nodes.Text) else None
-        closes = CLOSING.search(after) if isinstance(after, nodes.Text) else None
+        before, after = (siblings[i] if 0 <= i < len(siblings) else None
+                         for i in (place - 1, place + 1))
+        opens = (
+            OPENING.search(before) if isinstance(before, nodes.Text) else None)
+        closes = (
+            CLOSING.search(after) if isinstance(after, nodes.Text) else None)
         if not opens and not closes:
             continue
         parts = [nodes.Text(opens[0])] if opens else []
@@ -449,7 +569,9 @@ def keep_punctuation(doctree) -> None:
 
 
 def safe_parser():
-    "The parser of notebooks; what it cannot read is shown without its outputs, with a warning, and does not end the build."
+    """The parser of notebooks; what it cannot read is shown without its
+    outputs, with a warning, and does not end the build.
+    """
     from docutils.utils import new_document
     from myst_nb.sphinx_ import Parser
     from sphinx.util import logging
@@ -461,7 +583,9 @@ def safe_parser():
             except Exception as error:
                 env = document.settings.env
                 words = f"{type(error).__name__}: {error}"
-            logging.getLogger(__name__).warning("the outputs of this page could not be rendered: %s", words, location=env.docname)
+            logging.getLogger(__name__).warning(
+                "the outputs of this page could not be rendered: %s", words,
+                location=env.docname)
             env.app.emit("env-purge-doc", env, env.docname)
             env.clear_doc(env.docname)
             fresh = new_document(document["source"], document.settings)
@@ -472,30 +596,42 @@ def safe_parser():
             for cell in notebook["cells"]:
                 if cell["cell_type"] == "code":
                     cell["outputs"] = []
-            notebook["cells"] = mark_failure(notebook["cells"], {"error": words}, env.docname.rsplit("/", 1)[-1])
+            notebook["cells"] = mark_failure(
+                notebook["cells"], {"error": words},
+                env.docname.rsplit("/", 1)[-1])
             return super().parse(json.dumps(notebook), document)
     return SafeParser
 
 
 def finished(app, exception):
-    "Tells tools/build.py that Sphinx came to its end, with warnings or without."
+    """Tells tools/build.py that Sphinx came to its end, with warnings or
+    without.
+    """
     if exception is None:
         (Path(app.srcdir) / "_build" / "finished").write_text("")
 
 
 def no_network(app, pagename, templatename, context, doctree):
-    "sphinx-thebe writes the address of a network into every page, used or not; and twice, which is an error in the page."
+    """sphinx-thebe writes the address of a network into every page, used or
+    not; and twice, which is an error in the page.
+    """
     if "script_files" in context:
-        context["script_files"] = [f for f in context["script_files"] if "thebe" not in (str(f) + str(getattr(f, "attributes", ""))).lower()]
+        context["script_files"] = [
+            f for f in context["script_files"] if "thebe" not in (
+                str(f) + str(getattr(f, "attributes", ""))).lower()]
 
 
 def setup(app):
     app.connect("source-read", source_read)
     app.connect("doctree-resolved", inline_figures)
-    app.connect("html-page-context", no_network, priority=900)         # after the extensions that add scripts
+    # after the extensions that add scripts
+    app.connect("html-page-context", no_network, priority=900)
     app.connect("build-finished", finished)
     app.setup_extension("myst_nb")
     app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
-    own = "".join(Path(f).read_text(encoding="utf-8") for f in (__file__, api.__file__))
-    return {"version": "1", "env_version": api.checksum(own), "parallel_read_safe": True, "parallel_write_safe": True}    # all pages are read again when this changes
+    own = "".join(Path(f).read_text(encoding="utf-8")
+                  for f in (__file__, api.__file__))
+    # all pages are read again when this changes
+    return {"version": "1", "env_version": api.checksum(own),
+            "parallel_read_safe": True, "parallel_write_safe": True}

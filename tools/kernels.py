@@ -1,11 +1,15 @@
-"""Kernels for the chapters, forked from one process that has imported what nearly all of them import.
+"""Kernels for the chapters, forked from one process that has imported what
+nearly all of them import.
 
-A kernel of its own takes four seconds of processor time to import IPython, torch, scipy and matplotlib; for seventy
-chapters that is minutes. The process that forks has started no thread and imports nothing of the repository, so a
-forked kernel is what a fresh one is after these imports. Where it cannot be had (no Linux, a thread that some library
-started at its import), kernels are started one by one, as ever.
+A kernel of its own takes four seconds of processor time to import IPython,
+torch, scipy and matplotlib; for seventy chapters that is minutes. The process
+that forks has started no thread and imports nothing of the repository, so a
+forked kernel is what a fresh one is after these imports. Where it cannot be had
+(no Linux, a thread that some library started at its import), kernels are
+started one by one, as ever.
 
-`python tools/kernels.py FD` is that process: a line of JSON asks for a kernel, a line answers with its process id.
+`python tools/kernels.py FD` is that process: a line of JSON asks for a kernel,
+a line answers with its process id.
 """
 import atexit
 import contextlib
@@ -19,16 +23,22 @@ import subprocess
 import sys
 import threading
 
-IMPORTED = ("numpy", "torch", "torch._dynamo", "torch._inductor.compile_fx", "scipy.stats", "matplotlib.pyplot", "ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell")
-READY = 120.0           # seconds within which the process must have imported them
+IMPORTED = ("numpy", "torch", "torch._dynamo", "torch._inductor.compile_fx",
+            "scipy.stats", "matplotlib.pyplot", "ipykernel.kernelapp",
+            "ipykernel.ipkernel", "ipykernel.zmqshell")
+READY = 120.0  # seconds within which the process must have imported them
 
 
-# ---- the process that forks -----------------------------------------------------------------------------------
+# ---- the process that forks -------------------------------------------------
 
 def become_kernel(request: dict) -> None:
-    "In the forked child: environment, folder and arguments of a kernel, then the kernel itself. Does not return."
+    """In the forked child: environment, folder and arguments of a kernel, then
+    the kernel itself.
+
+    Does not return.
+    """
     os.setsid()
-    globals().pop("__file__", None)                 # the main module of a kernel has none
+    globals().pop("__file__", None)  # the main module of a kernel has none
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
@@ -37,19 +47,22 @@ def become_kernel(request: dict) -> None:
     import ipykernel_launcher
     sys.argv = [ipykernel_launcher.__file__, *request["arguments"]]
     known = set(sys.path)
-    sys.path[:0] = [p for p in request["env"].get("PYTHONPATH", "").split(os.pathsep) if p and p not in known]
+    sys.path[:0] = [p for p in request["env"].get("PYTHONPATH", "")
+                                   .split(os.pathsep) if p and p not in known]
     from ipykernel import kernelapp
     kernelapp.launch_new_instance()
 
 
 def serve(connection: socket.socket) -> None:
     "Fork a kernel for each request, until the other end is closed."
-    os.environ["JPY_PARENT_PID"] = str(os.getpid())         # read when ipykernel is imported: kernels end when this process has ended
+    # read when ipykernel is imported: kernels end when this process has ended
+    os.environ["JPY_PARENT_PID"] = str(os.getpid())
     for name in IMPORTED:
         with contextlib.suppress(ImportError):
             __import__(name)
     threads = len(os.listdir("/proc/self/task"))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # nobody waits for the children here
+    # nobody waits for the children here
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
@@ -76,7 +89,7 @@ def serve(connection: socket.socket) -> None:
         print(json.dumps({"pid": pid}), file=lines, flush=True)
 
 
-# ---- the side that asks ---------------------------------------------------------------------------------------
+# ---- the side that asks -----------------------------------------------------
 
 class Forked:
     "A kernel's process, with what jupyter_client uses of `subprocess.Popen`."
@@ -91,7 +104,8 @@ class Forked:
 
     def poll(self) -> int | None:
         "0 once the process has ended, however it did; None while it runs."
-        if self.returncode is None and select.select([self.descriptor], [], [], 0)[0]:
+        if (self.returncode is None
+                and select.select([self.descriptor], [], [], 0)[0]):
             os.close(self.descriptor)
             self.returncode = 0
         return self.returncode
@@ -113,28 +127,41 @@ class Forked:
 
 
 class Nursery:
-    "The process that forks, seen from here. `kernel` may be called from several threads."
+    """The process that forks, seen from here.
+
+    `kernel` may be called from several threads.
+    """
 
     def __init__(self, env: dict[str, str]):
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                            env={**env, "MPLBACKEND": "module://matplotlib_inline.backend_inline"}, start_new_session=True)
-        self.connection, self.lines, self.lock = ours, ours.makefile("rw", encoding="utf-8"), threading.Lock()
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env={**env,
+                     "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
+                start_new_session=True)
+        self.connection, self.lines, self.lock = (
+            ours, ours.makefile("rw", encoding="utf-8"), threading.Lock())
         ours.settimeout(READY)
         try:
-            self.threads = json.loads(self.lines.readline() or "{}").get("threads", 0)
+            self.threads = (
+                json.loads(self.lines.readline() or "{}").get("threads", 0))
         except OSError:                 # not ready in time
             self.threads = 0
         ours.settimeout(None)
 
-    def kernel(self, arguments: list[str], env: dict[str, str], cwd: str) -> Forked:
+    def kernel(self, arguments: list[str], env: dict[str, str],
+               cwd: str) -> Forked:
         with self.lock:
-            print(json.dumps({"arguments": arguments, "env": env, "cwd": cwd}), file=self.lines, flush=True)
+            print(json.dumps({"arguments": arguments, "env": env, "cwd": cwd}),
+                  file=self.lines, flush=True)
             return Forked(json.loads(self.lines.readline())["pid"])
 
     def close(self) -> None:
-        "End the process that forks; kernels that still run end when they notice."
+        """End the process that forks; kernels that still run end when they
+        notice.
+        """
         with contextlib.suppress(OSError):
             self.lines.close()
         self.connection.close()
@@ -144,7 +171,9 @@ class Nursery:
 
 @contextlib.contextmanager
 def nursery(env: dict[str, str]):
-    "A `Nursery`, or None where kernels cannot be forked: then each is started on its own."
+    """A `Nursery`, or None where kernels cannot be forked: then each is started
+    on its own.
+    """
     if not (sys.platform == "linux" and hasattr(os, "pidfd_open")):
         yield None
         return
@@ -156,7 +185,9 @@ def nursery(env: dict[str, str]):
 
 
 def manager(parent: Nursery | None):
-    "A kernel manager for nbclient whose kernels are forked from `parent`; started one by one where it is None."
+    """A kernel manager for nbclient whose kernels are forked from `parent`;
+    started one by one where it is None.
+    """
     from jupyter_client import AsyncKernelManager
     from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
@@ -164,8 +195,11 @@ def manager(parent: Nursery | None):
         async def launch_kernel(self, cmd, **kwargs):
             arguments = cmd[cmd.index("-f"):]
             try:
-                self.process = parent.kernel(arguments, {k: str(v) for k, v in kwargs["env"].items()}, str(kwargs["cwd"]))
-            except (OSError, ValueError):               # the process that forks has died, for want of memory perhaps
+                self.process = parent.kernel(
+                    arguments, {k: str(v) for k, v in kwargs["env"].items()},
+                    str(kwargs["cwd"]))
+            except (OSError, ValueError):
+                # the process that forks has died, for want of memory perhaps
                 return await super().launch_kernel(cmd, **kwargs)
             self.pid = self.pgid = self.process.pid
             self.cwd = kwargs["cwd"]
@@ -173,7 +207,8 @@ def manager(parent: Nursery | None):
 
     made = AsyncKernelManager(kernel_name="python3")
     if parent:
-        made.provisioner = Provisioner(kernel_id="", kernel_spec=made.kernel_spec, parent=made)
+        made.provisioner = Provisioner(
+            kernel_id="", kernel_spec=made.kernel_spec, parent=made)
     return made
 
 

@@ -1,9 +1,12 @@
-"""The ledger's outcomes, each made once: by the run of the chapter in which the claim stands.
+"""The ledger's outcomes, each made once: by the run of the chapter in which the
+claim stands.
 
-A chapter that is executed runs each of its checks, and its mutant; the record of the run keeps what came out. It holds as
-long as the run does: while the chapter's code and every file of the repository that it imported or read are what they were,
-and the module of `normalnorm.checks` is what the chapter exports. The appendix and the tests take the outcomes from here and
-run what is missing. `normalnorm verify` always runs everything.
+A chapter that is executed runs each of its checks, and its mutant; the record
+of the run keeps what came out. It holds as long as the run does: while the
+chapter's code and every file of the repository that it imported or read are
+what they were, and the module of `normalnorm.checks` is what the chapter
+exports. The appendix and the tests take the outcomes from here and run what is
+missing. `normalnorm verify` always runs everything.
 """
 from functools import lru_cache
 from pathlib import Path
@@ -13,19 +16,25 @@ from tools.run import Run
 
 
 def check_file(chapter) -> Path:
-    return (chapter.root / "normalnorm" / "checks").joinpath(*chapter.module.split(".")).with_suffix(".py")
+    return (chapter.root / "normalnorm" / "checks").joinpath(
+        *chapter.module.split(".")).with_suffix(".py")
 
 
 def exported(chapter) -> bool:
-    "Whether normalnorm/checks holds what the chapter says, so that the run of the chapter was a run of the module."
+    """Whether normalnorm/checks holds what the chapter says, so that the run of
+    the chapter was a run of the module.
+    """
     from tools.export import check_module
     file = check_file(chapter)
-    return file.exists() and file.read_text(encoding="utf-8") == check_module(chapter)
+    return (file.exists()
+            and file.read_text(encoding="utf-8") == check_module(chapter))
 
 
 @lru_cache(maxsize=4)
 def recorded(root: Path = ROOT) -> dict[str, dict]:
-    "Identifier of a claim → outcome, mutant, seconds, from all chapters whose run is up to date."
+    """Identifier of a claim → outcome, mutant, seconds, from all chapters whose
+    run is up to date.
+    """
     found = {}
     for chapter in chapters(root):
         run = Run(chapter)
@@ -41,7 +50,8 @@ def outcome_of(claim, root: Path = ROOT):
     known = recorded(root).get(claim.id)
     if known is None:
         return run_claim(claim, mutant=True)
-    return Outcome(claim, known["outcome"], known["seconds"], "", known["mutant"])
+    return Outcome(claim, known["outcome"], known["seconds"], "",
+                   known["mutant"])
 
 
 def outcomes(root: Path = ROOT) -> list:

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""Make the image data that normalnorm ships: a subset of Fashion-MNIST, and scikit-learn's digits.
+"""Make the image data that normalnorm ships: a subset of Fashion-MNIST, and
+scikit-learn's digits.
 
-    python tools/make_fashion_subset.py                     both files, into normalnorm/experiments/data_files/
-    python tools/make_fashion_subset.py --only fashion      one of them ("fashion" or "digits")
-    python tools/make_fashion_subset.py --out DIR           elsewhere
+    python tools/make_fashion_subset.py both files, into
+    normalnorm/experiments/data_files/ python tools/make_fashion_subset.py
+    --only fashion one of them ("fashion" or "digits") python
+    tools/make_fashion_subset.py --out DIR elsewhere
 
-Fashion-MNIST comes from Debian's package (apt-get install dataset-fashion-mnist), digits from an installed scikit-learn.
-The same input gives the same bytes: fixed indices, fixed time stamps in the archive, one compressor (LZMA, whose output does not
-depend on the zlib that this Python was built with). Prints the SHA-256 that normalnorm.experiments.data records.
+Fashion-MNIST comes from Debian's package (apt-get install
+dataset-fashion-mnist), digits from an installed scikit-learn.
+The same input gives the same bytes: fixed indices, fixed time stamps in the
+archive, one compressor (LZMA, whose output does not depend on the zlib that
+this Python was built with). Prints the SHA-256 that normalnorm.experiments.data
+records.
 """
 import argparse
 import gzip
@@ -20,41 +25,58 @@ from pathlib import Path
 import numpy as np
 
 SOURCE = Path("/usr/share/datasets/fashion-mnist")
-OUT = Path(__file__).resolve().parents[1] / "normalnorm" / "experiments" / "data_files"
+OUT = (Path(__file__).resolve().parents[1] / "normalnorm" / "experiments"
+       / "data_files")
 
-FASHION_NOTE = """Fashion-MNIST, a subset: images 0..4999 of the training file and 0..4999 of the test file (t10k), in their order.
-Of the training images the first 4000 are for training, the last 1000 for validation.
-Source: https://github.com/zalandoresearch/fashion-mnist, by way of Debian's dataset-fashion-mnist 0.0~git20200523.55506a9-1.
-H. Xiao, K. Rasul, R. Vollgraf: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, arXiv:1708.07747, 2017.
+FASHION_NOTE = """Fashion-MNIST, a subset: images 0..4999 of the training file \
+and 0..4999 of the test file (t10k), in their order.
+Of the training images the first 4000 are for training, the last 1000 for \
+validation.
+Source: https://github.com/zalandoresearch/fashion-mnist, by way of Debian's \
+dataset-fashion-mnist 0.0~git20200523.55506a9-1.
+H. Xiao, K. Rasul, R. Vollgraf: Fashion-MNIST: a Novel Image Dataset for \
+Benchmarking Machine Learning Algorithms, arXiv:1708.07747, 2017.
 Copyright 2017 Zalando SE. Licence: MIT (text in SOURCES.md beside this file).
 """
-DIGITS_NOTE = """Optical recognition of handwritten digits, the 1797 images of the data set's test file, as scikit-learn ships them, in their order.
-The first 1197 are for training, the next 300 for validation, the last 300 for testing. Values are 0..16.
-Source: E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49.
+DIGITS_NOTE = """Optical recognition of handwritten digits, the 1797 images of \
+the data set's test file, as scikit-learn ships them, in their order.
+The first 1197 are for training, the next 300 for validation, the last 300 for \
+testing. Values are 0..16.
+Source: E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI \
+Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49.
 Licence: Creative Commons Attribution 4.0.
 """
 
 
 def read_idx(path: Path) -> np.ndarray:
-    "An IDX file of unsigned bytes, gzipped: two zero bytes, type 8, the number of axes, their sizes (big-endian), the data."
+    """An IDX file of unsigned bytes, gzipped: two zero bytes, type 8, the
+    number of axes, their sizes (big-endian), the data.
+    """
     with gzip.open(path) as file:
         content = file.read()
     if content[:3] != b"\0\0\x08":
-        raise SystemExit(f"{path} is not an IDX file of unsigned bytes: it starts with {content[:4].hex(' ')}, expected 00 00 08")
+        raise SystemExit(f"{path} is not an IDX file of unsigned bytes: it "
+                         f"starts with {content[:4].hex(' ')}, expected 00 00 "
+                         "08")
     axes = content[3]
     shape = np.frombuffer(content, ">u4", axes, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 def archive(arrays: dict[str, np.ndarray]) -> bytes:
-    "An .npz archive (numpy.load reads it) whose bytes depend on the arrays only."
+    """An .npz archive (numpy.load reads it) whose bytes depend on the arrays
+    only.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         for name, array in arrays.items():
             member = io.BytesIO()
-            np.lib.format.write_array(member, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
-            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_LZMA, 3, 0o644 << 16
+            np.lib.format.write_array(member, np.ascontiguousarray(array),
+                                      version=(1, 0), allow_pickle=False)
+            info = zipfile.ZipInfo(
+                f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type, info.create_system, info.external_attr = (
+                zipfile.ZIP_LZMA, 3, 0o644 << 16)
             file.writestr(info, member.getvalue())
     return buffer.getvalue()
 
@@ -62,13 +84,18 @@ def archive(arrays: dict[str, np.ndarray]) -> bytes:
 def fashion(source: Path = SOURCE) -> bytes:
     "The subset of Fashion-MNIST: 5000 training and 5000 test images."
     if not (source / "train-images-idx3-ubyte.gz").exists():
-        raise SystemExit(f"no Fashion-MNIST in {source}: apt-get install dataset-fashion-mnist, or give its folder with --source")
+        raise SystemExit(f"no Fashion-MNIST in {source}: apt-get install "
+                         "dataset-fashion-mnist, or give its folder with "
+                         "--source")
     arrays = {}
     for split, prefix in (("train", "train"), ("test", "t10k")):
         index = np.arange(5000)
-        arrays[f"{split}_images"] = read_idx(source / f"{prefix}-images-idx3-ubyte.gz")[index]
-        arrays[f"{split}_labels"] = read_idx(source / f"{prefix}-labels-idx1-ubyte.gz")[index]
-    return archive(arrays | {"note": np.frombuffer(FASHION_NOTE.encode(), np.uint8)})
+        arrays[f"{split}_images"] = (
+            read_idx(source / f"{prefix}-images-idx3-ubyte.gz")[index])
+        arrays[f"{split}_labels"] = (
+            read_idx(source / f"{prefix}-labels-idx1-ubyte.gz")[index])
+    return archive(
+        arrays | {"note": np.frombuffer(FASHION_NOTE.encode(), np.uint8)})
 
 
 def digits() -> bytes:
@@ -76,27 +103,39 @@ def digits() -> bytes:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("digits come from scikit-learn: pip install scikit-learn") from None
+        raise SystemExit(
+            "digits come from scikit-learn: pip install scikit-learn") from None
     data = load_digits()
     images, labels = data.images.astype(np.uint8), data.target.astype(np.uint8)
     assert (images == data.images).all() and images.max() == 16
-    return archive({"train_images": images[:1497], "train_labels": labels[:1497], "test_images": images[1497:],
-                    "test_labels": labels[1497:], "note": np.frombuffer(DIGITS_NOTE.encode(), np.uint8)})
+    return archive({"train_images": images[:1497],
+                    "train_labels": labels[:1497], "test_images": images[1497:],
+                    "test_labels": labels[1497:],
+                    "note": np.frombuffer(DIGITS_NOTE.encode(), np.uint8)})
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT, help="folder to write to (default: %(default)s)")
-    parser.add_argument("--source", type=Path, default=SOURCE, help="folder of the Fashion-MNIST files (default: %(default)s)")
-    parser.add_argument("--only", choices=("fashion", "digits"), help="make one file only")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=OUT,
+                        help="folder to write to (default: %(default)s)")
+    parser.add_argument(
+        "--source", type=Path, default=SOURCE,
+        help="folder of the Fashion-MNIST files (default: %(default)s)")
+    parser.add_argument("--only", choices=("fashion", "digits"),
+                        help="make one file only")
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, make in (("fashion", lambda: fashion(options.source)), ("digits", digits)):
+    for name, make in (("fashion", lambda: fashion(options.source)),
+                       ("digits", digits)):
         if options.only in (None, name):
-            path = options.out / {"fashion": "fashion_mnist_subset.npz", "digits": "digits.npz"}[name]
+            path = options.out / {"fashion": "fashion_mnist_subset.npz",
+                                  "digits": "digits.npz"}[name]
             content = make()
             path.write_bytes(content)
-            print(f"{path}  {len(content) / 1e6:.2f} MB  sha256 {hashlib.sha256(content).hexdigest()}")
+            print(f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
+                  f"{hashlib.sha256(content).hexdigest()}")
     return 0
 
 

@@ -538,8 +538,8 @@ def kernel_mutants(file: str, source: str, macros: set[str],
 
 def macros_of(flags: list[str]) -> set[str]:
     "What the compiler defines for a processor."
-    command = [*shlex.split(os.environ.get("CXX", "g++")), *flags, "-fopenmp", "-dM", "-E",
-               "-x", "c++", os.devnull]
+    command = [*shlex.split(os.environ.get("CXX", "g++")), *flags, "-fopenmp",
+               "-dM", "-E", "-x", "c++", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {line.split()[1].split("(")[0] for line in done.stdout.splitlines()}
 

@@ -1,8 +1,12 @@
-"""`python -m tools.pdf`: the rendered book as one PDF, printed by Chromium. Contents, page numbers, bookmarks; solutions are opened, the
-folded code of figures is left out.
+"""`python -m tools.pdf`: the rendered book as one PDF, printed by Chromium.
 
-The articles of the pages become one page, `_build/pdf/book.html`. Each anchor gets the name of its page in front, so that links within the
-book stay links and nothing meets. Scripts are left out, but for MathJax: what is interactive shows its still picture.
+Contents, page numbers, bookmarks; solutions are opened, the folded code of
+figures is left out.
+
+The articles of the pages become one page, `_build/pdf/book.html`. Each anchor
+gets the name of its page in front, so that links within the book stay links and
+nothing meets. Scripts are left out, but for MathJax: what is interactive shows
+its still picture.
 """
 import html
 import re
@@ -22,27 +26,39 @@ SECONDS = 300
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
 PRINT = """
-@page { size: A4; margin: 18mm 16mm 20mm; @bottom-center { content: counter(page); font: 9pt sans-serif; color: #555; } }
+@page { size: A4; margin: 18mm 16mm 20mm;
+    @bottom-center { content: counter(page); font: 9pt sans-serif; color: #555;
+    } }
 @page :first { @bottom-center { content: none; } }
 html { font-size: 14px; } body { background: none; }
-.bd-article { padding: 0; max-width: none; } .bd-article, nav.contents { break-before: page; }
+.bd-article { padding: 0; max-width: none; } .bd-article, nav.contents {
+    break-before: page; }
 h1, h2, h3, h4, summary, .module-label { break-after: avoid; }
-figure, svg.figure-svg, img, div.math, p.claim, tr { break-inside: avoid; } .admonition-title { break-after: avoid; }
+figure, svg.figure-svg, img, div.math, p.claim, tr { break-inside: avoid;
+    } .admonition-title { break-after: avoid; }
 .bd-article pre { white-space: pre-wrap; overflow-wrap: break-word; }
 /* boxes that scroll or flex are not broken across pages */
-.bd-article :is(pre, .cell, .cell_input, .cell_output, .highlight, [class*=highlight-], .math, .math mjx-container, .admonition, table) {
+.bd-article :is(pre, .cell, .cell_input, .cell_output, .highlight,
+    [class*=highlight-], .math, .math mjx-container, .admonition, table) {
   overflow: visible !important; break-inside: auto !important;
 }
 .bd-article :is(.cell, .highlight, [class*=highlight-]) { display: block; }
-.bd-article table, .bd-article table.ledger { display: table; overflow: visible; overflow-wrap: break-word; } .bd-article table { font-size: 0.9em; }
-.bd-article table.ledger code, .verdict { white-space: normal; } .bd-article table.ledger td:nth-child(2) { min-width: 0; }
-.bd-article table.ledger.stacked { width: 100%; table-layout: fixed; } thead { break-after: avoid; } tr.chapter { break-after: avoid; }
-.bd-article table.ledger.stacked th:nth-child(1) { width: 19%; } .bd-article table.ledger.stacked th:nth-child(2) { width: 36%; }
-.bd-article table.ledger.stacked th:nth-child(3) { width: 17%; } .bd-article table.ledger.stacked th:nth-child(4) { width: 12%; }
+.bd-article table, .bd-article table.ledger { display: table; overflow: visible;
+    overflow-wrap: break-word; } .bd-article table { font-size: 0.9em; }
+.bd-article table.ledger code, .verdict { white-space: normal;
+    } .bd-article table.ledger td:nth-child(2) { min-width: 0; }
+.bd-article table.ledger.stacked { width: 100%; table-layout: fixed;
+    } thead { break-after: avoid; } tr.chapter { break-after: avoid; }
+.bd-article table.ledger.stacked th:nth-child(1) { width: 19%;
+    } .bd-article table.ledger.stacked th:nth-child(2) { width: 36%; }
+.bd-article table.ledger.stacked th:nth-child(3) { width: 17%;
+    } .bd-article table.ledger.stacked th:nth-child(4) { width: 12%; }
 svg.figure-svg { max-width: 100%; height: auto; max-height: 230mm; }
 nav.contents { background: none; border: none; box-shadow: none; padding: 0; }
 .front { text-align: center; padding-top: 80mm; } .front h1 { font-size: 3em; }
-nav.contents ul { list-style: none; padding-left: 0; } nav.contents ul ul { padding-left: 1.5em; font-size: 0.92em; } nav.contents a { color: inherit; text-decoration: none; }
+nav.contents ul { list-style: none; padding-left: 0; } nav.contents ul ul {
+    padding-left: 1.5em; font-size: 0.92em; } nav.contents a { color: inherit;
+text-decoration: none; }
 nav.contents .page { float: right; font-variant-numeric: tabular-nums; }
 nav.contents h2 { font-size: 1.1em; margin: 1em 0 0.2em; }
 """
@@ -51,7 +67,9 @@ nav.contents h2 { font-size: 1.1em; margin: 1em 0 0.2em; }
 def parts() -> list[tuple[str, list[str]]]:
     "(caption, pages) in reading order, the landing page first."
     toc = table_of_contents()
-    return [("", [toc["root"]]), *((part["caption"], [entry["file"] for entry in part["chapters"]]) for part in toc["parts"])]
+    return [("", [toc["root"]]),
+            *((part["caption"], [entry["file"] for entry in part["chapters"]])
+              for part in toc["parts"])]
 
 
 def anchor(page: str, name: str = "") -> str:
@@ -61,26 +79,38 @@ def anchor(page: str, name: str = "") -> str:
 
 
 def relink(link: str, page: str, known: set[str]) -> str | None:
-    "A link of a page as a link of the print; none for what is not printed, such as a download."
+    """A link of a page as a link of the print; none for what is not printed,
+    such as a download.
+    """
     if re.match(r"[a-z]+:|//", link):
         return link
     path, _, name = link.partition("#")
-    target = (Path("/", page).parent / path).resolve().as_posix().lstrip("/").removesuffix(".html") if path else page
+    target = (
+        (Path("/", page).parent / path).resolve()
+            .as_posix().lstrip("/").removesuffix(".html") if path else page)
     return f"#{anchor(target, name)}" if target in known else None
 
 
 def rename_anchors(article, page: str) -> None:
-    "Puts the page's name in front of every id and of what refers to one within a figure."
+    """Puts the page's name in front of every id and of what refers to one
+    within a figure.
+    """
     for e in article.find_all(True):
         for key, value in list(e.attrs.items()):
             if key in ("id", "for"):
                 e[key] = anchor(page, value)
-            elif key in ("xlink:href", "aria-labelledby", "aria-describedby") or (key == "href" and e.name == "use"):
-                e[key] = re.sub(r"^(#?)", lambda m: m[1] + anchor(page, "") + "--", value)
+            elif (key in ("xlink:href", "aria-labelledby", "aria-describedby")
+                  or (key == "href" and e.name == "use")):
+                e[key] = re.sub(r"^(#?)",
+                                lambda m: m[1] + anchor(page, "") + "--", value)
             elif isinstance(value, str) and "url(" in value:
-                e[key] = INNER.sub(lambda m: f"url(#{anchor(page, m[2])})", value)
+                e[key] = INNER.sub(lambda m: f"url(#{anchor(page, m[2])})",
+                                   value)
     for style in article.find_all("style"):
-        style.string = re.sub(r"#([A-Za-z][\w-]*)(?=[^{}]*\{)", lambda m: f"#{anchor(page, m[1])}", INNER.sub(lambda m: f"url(#{anchor(page, m[2])})", style.string or ""))
+        style.string = re.sub(r"#([A-Za-z][\w-]*)(?=[^{}]*\{)",
+                              lambda m: f"#{anchor(page, m[1])}",
+                              INNER.sub(lambda m: f"url(#{anchor(page, m[2])})",
+                                        style.string or ""))
 
 
 def relink_article(article, page: str, known: set[str]) -> None:
@@ -92,13 +122,15 @@ def relink_article(article, page: str, known: set[str]) -> None:
             a["href"] = target
     for image in article.find_all("img", src=True):
         if not image["src"].startswith("data:"):
-            image["src"] = (HTML / page).parent.joinpath(image["src"]).resolve().as_uri()
+            image["src"] = (
+                (HTML / page).parent.joinpath(image["src"]).resolve().as_uri())
 
 
 def article_of(page: str, known: set[str]):
     "The article of a rendered page, ready to stand among the others."
     from bs4 import BeautifulSoup
-    article = BeautifulSoup((HTML / f"{page}.html").read_text(encoding="utf-8"), "html.parser").select_one("article.bd-article")
+    article = BeautifulSoup((HTML / f"{page}.html").read_text(encoding="utf-8"),
+                            "html.parser").select_one("article.bd-article")
     for e in article.select("script, .headerlink, details.above-input"):
         e.decompose()
     for e in article.find_all("details"):
@@ -110,59 +142,97 @@ def article_of(page: str, known: set[str]):
 
 
 def title(heading) -> str:
-    "The inside of a heading, as a line of the contents: formulas and code stay, anchors and links do not."
+    """The inside of a heading, as a line of the contents: formulas and code
+    stay, anchors and links do not.
+    """
     copy = re.sub(r' id="[^"]*"|</?a\b[^>]*>', "", heading.decode_contents())
     return copy.strip()
 
 
 def line(heading, name: str, numbers: dict[str, int]) -> str:
-    "A line of the contents. Where the number of the page is not known yet, it has the width of one."
-    return f'<a href="#{name}"><span class="page">{numbers.get(name, "000")}</span>{title(heading)}</a>'
+    """A line of the contents.
+
+    Where the number of the page is not known yet, it has the width of one.
+    """
+    return (
+        f'<a href="#{name}"><span '
+        f'class="page">{numbers.get(name, "000")}</span>{title(heading)}</a>')
 
 
 def contents(articles: dict, numbers: dict[str, int]) -> str:
-    "The table of contents: parts, chapters, their sections, each a link with the number of its page."
+    """The table of contents: parts, chapters, their sections, each a link with
+    the number of its page.
+    """
     out = ['<nav class="contents"><h1>Contents</h1>']
     for caption, pages in parts():
-        out.append(f"<h2>{html.escape(caption)}</h2><ul>" if caption else "<ul>")
+        out.append(
+            f"<h2>{html.escape(caption)}</h2><ul>" if caption else "<ul>")
         for article in map(articles.get, pages):
-            sections = [(h, h.find_parent("section")["id"]) for h in article.find_all("h2") if h.find_parent("section")]
-            inner = "".join(f"<li>{line(h, name, numbers)}</li>" for h, name in sections)
-            out.append(f'<li>{line(article.find("h1"), article["id"], numbers)}<ul>{inner}</ul></li>')
+            sections = [(h, h.find_parent("section")["id"])
+                        for h in article.find_all("h2")
+                        if h.find_parent("section")]
+            inner = "".join(f"<li>{line(h, name, numbers)}</li>"
+                            for h, name in sections)
+            out.append(f'<li>{line(article.find("h1"), article["id"], numbers)}'
+                       f'<ul>{inner}</ul></li>')
         out.append("</ul>")
     return "\n".join([*out, "</nav>"])
 
 
 def head() -> str:
-    "The style sheets of the rendered book, the print's own, and MathJax with the book's settings."
-    page = (HTML / f"{table_of_contents()['root']}.html").read_text(encoding="utf-8")
-    sheets = dict.fromkeys(re.findall(r'<link[^>]*href="\.\./(_static/[^"?]*\.css)[^"]*"', page))
+    """The style sheets of the rendered book, the print's own, and MathJax with
+    the book's settings.
+    """
+    page = (HTML / f"{table_of_contents()['root']}.html").read_text(
+        encoding="utf-8")
+    sheets = dict.fromkeys(
+        re.findall(r'<link[^>]*href="\.\./(_static/[^"?]*\.css)[^"]*"', page))
     settings = re.search(r"<script>(window\.MathJax = .*?)</script>", page)
-    return "\n".join(['<meta charset="utf-8"><title>normalnorm</title>', *(f'<link rel="stylesheet" href="../html/{s}">' for s in sheets), f"<style>{PRINT}</style>",
-                      f"<script>{settings[1] if settings else ''}</script>", '<script defer src="../html/_static/mathjax/tex-chtml.js"></script>'])
+    return "\n".join(
+        ['<meta charset="utf-8"><title>normalnorm</title>',
+         *(f'<link rel="stylesheet" href="../html/{s}">' for s in sheets),
+         f"<style>{PRINT}</style>",
+         f"<script>{settings[1] if settings else ''}</script>",
+         '<script defer src="../html/_static/mathjax/tex-chtml.js"></script>'])
 
 
 def write_book(articles: dict, numbers: dict[str, int]) -> None:
     "Writes `_build/pdf/book.html`."
-    front = '<div class="front"><h1>normalnorm</h1><p>The book of the package, as it was rendered</p></div>'
-    body = "\n".join([front, contents(articles, numbers), *map(str, articles.values())])
+    front = ('<div class="front"><h1>normalnorm</h1><p>The book of the '
+             'package, as it was rendered</p></div>')
+    body = "\n".join([front, contents(articles, numbers),
+                      *map(str, articles.values())])
     BOOK.parent.mkdir(parents=True, exist_ok=True)
-    BOOK.write_text(f'<!DOCTYPE html><html lang="en" data-theme="light" data-mode="light"><head>{head()}</head><body>{body}</body></html>', encoding="utf-8")
+    BOOK.write_text(
+        '<!DOCTYPE html><html lang="en" data-theme="light" '
+        f'data-mode="light"><head>{head()}</head><body>{body}</body></html>',
+        encoding="utf-8")
 
 
 def page_numbers(pdf: bytes) -> dict[str, int]:
-    "Anchor → page, from the named destinations; Chromium writes these, and the pages in their order, as plain objects."
-    pages = {number: i for i, number in enumerate(re.findall(rb"\n(\d+) 0 obj\n<</Type /Page\n", pdf), 1)}
-    return {name.decode(): pages[page] for name, page in re.findall(rb"/([\w-]+) \[(\d+) 0 R /XYZ", pdf) if page in pages}
+    """Anchor → page, from the named destinations; Chromium writes these, and
+    the pages in their order, as plain objects.
+    """
+    pages = {number: i for i, number in enumerate(
+                 re.findall(rb"\n(\d+) 0 obj\n<</Type /Page\n", pdf), 1)}
+    return {name.decode(): pages[page] for name, page in re.findall(
+                rb"/([\w-]+) \[(\d+) 0 R /XYZ", pdf) if page in pages}
 
 
 def print_book() -> None:
-    "Chromium prints `book.html`. Virtual time stands still while scripts work, so that every formula is set before the page is printed."
+    """Chromium prints `book.html`.
+
+    Virtual time stands still while scripts work, so that every formula is set
+    before the page is printed.
+    """
     PDF.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        line = browser.command(browser.chromium(), folder, "--virtual-time-budget=60000", "--no-pdf-header-footer", "--generate-pdf-document-outline",
-                               f"--print-to-pdf={PDF}", BOOK.as_uri())
-        done = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+        line = browser.command(
+            browser.chromium(), folder, "--virtual-time-budget=60000",
+            "--no-pdf-header-footer", "--generate-pdf-document-outline",
+            f"--print-to-pdf={PDF}", BOOK.as_uri())
+        done = subprocess.run(line, capture_output=True, text=True,
+                              errors="replace", timeout=SECONDS)
     if not PDF.exists():
         raise RuntimeError(f"Chromium printed nothing\n{done.stderr[-2000:]}")
 
@@ -175,13 +245,14 @@ def main() -> int:
     pages = [page for _, listed in parts() for page in listed]
     articles = {page: article_of(page, set(pages)) for page in pages}
     numbers = {}
-    for _ in range(3):          # first without the numbers of the pages, then with them
+    for _ in range(3):  # first without the numbers of the pages, then with them
         write_book(articles, numbers)
         print_book()
         before, numbers = numbers, page_numbers(PDF.read_bytes())
         if numbers == before:
             break
-    print(f"The PDF: {PDF} ({PDF.stat().st_size / 1e6:.1f} MB, {time.perf_counter() - start:.0f} s)")
+    print(f"The PDF: {PDF} ({PDF.stat().st_size / 1e6:.1f} MB, "
+          f"{time.perf_counter() - start:.0f} s)")
     return 0
 
 

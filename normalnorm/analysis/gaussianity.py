@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 
-def normal_quantiles(n: int, device: torch.device | str | None = None) -> Tensor:
-    """The `n` normal quantiles at Filliben's plotting positions, increasing, in float64: the abscissae of a normal Q–Q plot.
+def normal_quantiles(n: int,
+                     device: torch.device | str | None = None) -> Tensor:
+    """The `n` normal quantiles at Filliben's plotting positions, increasing, in
+    float64: the abscissae of a normal Q–Q plot.
 
     Raises `ValueError` for `n` < 1. Source: Filliben, Technometrics 17 (1975).
 
@@ -34,52 +36,77 @@ import math
 from collections.abc import Callable
 
 
-def each_sample(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, dim: int, least: int, name: str, dtype: torch.dtype = torch.float64,
+def each_sample(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor,
+                dim: int, least: int, name: str,
+                dtype: torch.dtype = torch.float64,
                 chunk: int | None = None) -> tuple[Tensor, ...]:
-    """Apply `function` to each sample of `x` along `dim`, sorted and scaled into [−1, 1]; for measures that shift and scale do not change.
+    """Apply `function` to each sample of `x` along `dim`, sorted and scaled
+    into [−1, 1]; for measures that shift and scale do not change.
 
-    `function` takes rows of a 2-d tensor of `dtype`, each one sample in increasing order from −1 to 1, and returns a tuple of 1-d tensors, one number a row.
-    They come back in `x`'s shape without `dim`. A constant sample, and one that holds a NaN or an infinity, gives NaN whatever `function` says.
-    `least`: the smallest sample that makes sense; `name`: of the instrument, for messages. `chunk`: values that are in work at one time (by default 2¹⁸ on
-    a CPU, where they should fit into the cache, and 2²⁴ elsewhere); at least one sample is.
+    `function` takes rows of a 2-d tensor of `dtype`, each one sample in
+    increasing order from −1 to 1, and returns a tuple of 1-d tensors, one
+    number a row. They come back in `x`'s shape without `dim`. A constant
+    sample, and one that holds a NaN or an infinity, gives NaN whatever
+    `function` says. `least`: the smallest sample that makes sense; `name`: of
+    the instrument, for messages. `chunk`: values that are in work at one time
+    (by default 2¹⁸ on a CPU, where they should fit into the cache, and 2²⁴
+    elsewhere); at least one sample is.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for fewer than `least` elements along `dim`.
+    Raises `TypeError` for integer or complex input, `ValueError` for fewer than
+    `least` elements along `dim`.
 
-    Example: `each_sample(lambda rows: (rows.mean(-1),), x, dim=-1, least=2, name="skew")[0]` is how far each mean is from the middle of the range.
+    Example: `each_sample(lambda rows: (rows.mean(-1),), x, dim=-1, least=2,
+    name="skew")[0]` is how far each mean is from the middle of the range.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{name} expects a real floating-point tensor, not {x.dtype if isinstance(x, Tensor) else type(x).__name__}: convert it, e.g. with .float()")
+        raise TypeError(
+            f"{name} expects a real floating-point tensor, not "
+            f"{x.dtype if isinstance(x, Tensor) else type(x).__name__}: "
+            "convert it, e.g. with .float()")
     if x.ndim == 0 or x.shape[dim] < least:
-        raise ValueError(f"{name} needs at least {least} elements along dim={dim}, given a shape of {tuple(x.shape)}")
+        raise ValueError(f"{name} needs at least {least} elements along "
+                         f"dim={dim}, given a shape of {tuple(x.shape)}")
     x = x.detach().movedim(dim, -1)
     shape, n = x.shape[:-1], x.shape[-1]
     rows, count = x.reshape(-1, n), math.prod(shape)
     step = max(1, (chunk or (2**18 if x.device.type == "cpu" else 2**24)) // n)
-    found = [_finite(function, rows[start:start + step].to(dtype, memory_format=torch.contiguous_format, copy=True)) for start in range(0, max(count, 1), step)]
+    found = [_finite(function, rows[start:start + step].to(
+                 dtype, memory_format=torch.contiguous_format, copy=True))
+             for start in range(0, max(count, 1), step)]
     return tuple(torch.cat(parts).reshape(shape) for parts in zip(*found))
 
 
-def _finite(function: Callable[[Tensor], tuple[Tensor, ...]], rows: Tensor) -> tuple[Tensor, ...]:
+def _finite(function: Callable[[Tensor], tuple[Tensor, ...]],
+            rows: Tensor) -> tuple[Tensor, ...]:
     if rows.device.type == "cpu":
-        rows.numpy().sort(axis=-1)          # in place; several times faster than torch's
+        # in place; several times faster than torch's
+        rows.numpy().sort(axis=-1)
         ordered = rows
     else:
         ordered = rows.sort(-1).values
-    smallest, largest = ordered[:, :1], ordered[:, -1:]         # NaNs are sorted last, so both ends show what is not finite
+    # NaNs are sorted last, so both ends show what is not finite
+    smallest, largest = ordered[:, :1], ordered[:, -1:]
     varies = smallest.isfinite() & largest.isfinite() & (largest > smallest)
     spread = torch.where(varies, largest / 2 - smallest / 2, 1.0)
-    c = torch.where(varies, (ordered - smallest / 2 - largest / 2) / spread, 0.0)         # in [−1, 1]: squares cannot overflow
-    return tuple(torch.where(varies[:, 0], value, torch.nan) for value in function(c))
+    # in [−1, 1]: squares cannot overflow
+    c = torch.where(varies, (ordered - smallest / 2 - largest / 2) / spread,
+                    0.0)
+    return tuple(torch.where(varies[:, 0], value, torch.nan)
+                 for value in function(c))
 
 
 def qq_r2(x: Tensor, dim: int = -1) -> Tensor:
-    """R² of the line of best fit in the normal Q–Q plot of each sample along `dim`: 1 for a sample on the line.
+    """R² of the line of best fit in the normal Q–Q plot of each sample along
+    `dim`: 1 for a sample on the line.
 
-    `x`: real floating-point, any shape, at least 3 elements along `dim`. Returns `x`'s shape without `dim`, in its dtype (float32 for
-    half precision). Unchanged by shifts and non-zero scalings of a sample. A constant sample, and one that holds a NaN or an infinity, gives NaN.
-    Not differentiable on purpose: an instrument, not a loss.
+    `x`: real floating-point, any shape, at least 3 elements along `dim`.
+    Returns `x`'s shape without `dim`, in its dtype (float32 for half
+    precision). Unchanged by shifts and non-zero scalings of a sample. A
+    constant sample, and one that holds a NaN or an infinity, gives NaN. Not
+    differentiable on purpose: an instrument, not a loss.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for fewer than 3 elements (any 2 points lie on a line).
+    Raises `TypeError` for integer or complex input, `ValueError` for fewer than
+    3 elements (any 2 points lie on a line).
     Source: Eftekhari & Papyan 2025, Figures 5, 6; positions of Filliben 1975.
 
     Example:
@@ -90,9 +117,12 @@ def qq_r2(x: Tensor, dim: int = -1) -> Tensor:
     def r2(c: Tensor) -> tuple[Tensor]:
         c = c - c.mean(-1, keepdim=True)
         q = normal_quantiles(c.shape[-1], c.device).to(c.dtype)
-        return (((c * (q / q.norm())).sum(-1) / c.norm(dim=-1)).square().clamp(max=1),)
+        return (((c * (q / q.norm())).sum(-1) / c.norm(dim=-1)).square()
+                    .clamp(max=1),)
 
-    return each_sample(r2, x, dim, 3, "qq_r2", torch.promote_types(x.dtype, torch.float32) if isinstance(x, Tensor) else torch.float32)[0]
+    return each_sample(r2, x, dim, 3, "qq_r2",
+                       torch.promote_types(x.dtype, torch.float32)
+                           if isinstance(x, Tensor) else torch.float32)[0]
 
 # %% ../../nbs/140_analysis.gaussianity.ipynb #e9af18fb
 import copy
@@ -101,55 +131,79 @@ from torch import nn
 
 
 def _kind(module: nn.Module) -> str | None:
-    "Which normalizer a module is, by what torch calls its arguments; torch's and our instance layers have nothing else in common but a name."
+    """Which normalizer a module is, by what torch calls its arguments; torch's
+    and our instance layers have nothing else in common but a name.
+    """
     if any("InstanceN" in base.__name__ for base in type(module).__mro__):
         return "instance"
-    names = {"num_groups": "group", "normalized_shape": "layer", "num_features": "batch"}
-    return next((kind for name, kind in names.items() if hasattr(module, name)), None)
+    names = {"num_groups": "group", "normalized_shape": "layer",
+             "num_features": "batch"}
+    return next((kind for name, kind in names.items() if hasattr(module, name)),
+                None)
 
 
 def normalizers(model: nn.Module) -> dict[str, nn.Module]:
-    """The batch, instance, group and layer normalizers of `model` by name, in the order of registration: modules with `num_features`, `num_groups` or
+    """The batch, instance, group and layer normalizers of `model` by name, in
+    the order of registration: modules with `num_features`, `num_groups` or
     `normalized_shape`.
 
-    Example: `list(normalizers(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))))` is `["1"]`.
+    Example: `list(normalizers(nn.Sequential(nn.Linear(3, 4),
+    nn.LayerNorm(4))))` is `["1"]`.
     """
-    return {name: module for name, module in model.named_modules() if _kind(module)}
+    return {name: module for name, module in model.named_modules()
+            if _kind(module)}
 
 
 def _samples(module: nn.Module, x: Tensor, by: str) -> Tensor:
-    "The values `x` that a normalizer returned, as rows: one for each unit or for each channel."
-    kind, axes = _kind(module), len(tuple(getattr(module, "normalized_shape", ())))
+    """The values `x` that a normalizer returned, as rows: one for each unit or
+    for each channel.
+    """
+    kind, axes = (_kind(module),
+                  len(tuple(getattr(module, "normalized_shape", ()))))
     if kind == "layer":
-        return x.movedim(-axes, 0).flatten(1) if by == "channel" else x.flatten(-axes).flatten(0, -2)
+        return (x.movedim(-axes, 0).flatten(1) if by == "channel"
+                else x.flatten(-axes).flatten(0, -2))
     if kind == "batch" or by == "channel":
         return x.transpose(0, 1).flatten(1)
-    return x.reshape(x.shape[0] * (module.num_groups if kind == "group" else x.shape[1]), -1)
+    return x.reshape(
+        x.shape[0] * (module.num_groups if kind == "group" else x.shape[1]), -1)
 
 
 @torch.no_grad()
-def pre_affine(model: nn.Module, inputs: Tensor, by: str = "unit") -> dict[str, Tensor]:
-    """What each normalizer of `model` computes before noise and affine map, for one minibatch `inputs`: name → (samples, size of a sample).
+def pre_affine(model: nn.Module, inputs: Tensor,
+               by: str = "unit") -> dict[str, Tensor]:
+    """What each normalizer of `model` computes before noise and affine map, for
+    one minibatch `inputs`: name → (samples, size of a sample).
 
-    `by="unit"`: a sample is the set that shares its statistics, a channel over batch and positions (batch norm), the features of one position (layer
-    norm), a channel or a group of channels of one element of the batch (instance and group norm). `by="channel"`: a sample is a channel over batch and
-    positions, whatever the normalizer; the channels of a layer norm are the first axis of `normalized_shape`. The model is
-    copied, and not changed; the copy is in training mode with `noise` attributes set to 0 and dropout off. Layers that are not called are left out.
+    `by="unit"`: a sample is the set that shares its statistics, a channel over
+    batch and positions (batch norm), the features of one position (layer norm),
+    a channel or a group of channels of one element of the batch (instance and
+    group norm). `by="channel"`: a sample is a channel over batch and positions,
+    whatever the normalizer; the channels of a layer norm are the first axis of
+    `normalized_shape`. The model is copied, and not changed; the copy is in
+    training mode with `noise` attributes set to 0 and dropout off. Layers that
+    are not called are left out.
 
     Raises `ValueError` for a model without normalizers, or an unknown `by`.
 
-    Example: `pre_affine(nn.Sequential(nn.BatchNorm1d(4)), torch.randn(32, 4))["0"].shape` is (4, 32).
+    Example: `pre_affine(nn.Sequential(nn.BatchNorm1d(4)), torch.randn(32,
+    4))["0"].shape` is (4, 32).
     """
     if by not in ("unit", "channel"):
-        raise ValueError(f"by={by!r} is not known: expected 'unit' or 'channel'")
+        raise ValueError(
+            f"by={by!r} is not known: expected 'unit' or 'channel'")
     twin = copy.deepcopy(model).train()
     layers = normalizers(twin)
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no batch or layer normalizer: expected modules with num_features, num_groups or normalized_shape")
+        raise ValueError(f"{type(model).__name__} has no batch or layer "
+                         "normalizer: expected modules with num_features, "
+                         "num_groups or normalized_shape")
     for module in twin.modules():
         if hasattr(module, "noise"):
             module.noise = 0.0
-        if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)):
+        if isinstance(module,
+                      (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
+                       nn.AlphaDropout, nn.FeatureAlphaDropout)):
             module.eval()
     found: dict[str, Tensor] = {}
 
@@ -158,9 +212,11 @@ def pre_affine(model: nn.Module, inputs: Tensor, by: str = "unit") -> dict[str, 
 
         def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
             nonlocal again
-            if again:                       # the second call below comes through here too
+            if again:  # the second call below comes through here too
                 return
-            plain = {key: torch.ones_like(p) if key == "weight" else torch.zeros_like(p) for key, p in module.named_parameters(recurse=False)}
+            plain = {key: torch.ones_like(p) if key == "weight"
+                          else torch.zeros_like(p)
+                     for key, p in module.named_parameters(recurse=False)}
             again = True
             x = torch.func.functional_call(module, plain, args)
             again = False

@@ -19,16 +19,25 @@ from .gaussianity import each_sample
 
 
 def negentropy(x: Tensor, dim: int = -1, m: int = 3) -> Tensor:
-    """The negentropy of each sample along `dim`, in nats: an estimate from windows of `m` places to each side. Can be slightly negative.
+    """The negentropy of each sample along `dim`, in nats: an estimate from
+    windows of `m` places to each side.
 
-    `x`: real floating-point, any shape, at least 2·`m` + 1 elements along `dim`. Returns `x`'s shape without `dim`, in float64. Unchanged by shifts and non-zero
-    scalings. A constant sample, and one with a NaN or an infinity, gives NaN. A sample with 2·`m` + 1 equal values (near an end, fewer: `m` + 1) gives
-    infinity: a law with atoms has no density, and its differential entropy is −∞. Larger `m` has less variance and more bias.
+    Can be slightly negative.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for too few elements or `m` < 1.
-    Source: Vasicek 1976, with the exact mean of the logarithm of a gap in place of the logarithm of its mean.
+    `x`: real floating-point, any shape, at least 2·`m` + 1 elements along
+    `dim`. Returns `x`'s shape without `dim`, in float64. Unchanged by shifts
+    and non-zero scalings. A constant sample, and one with a NaN or an infinity,
+    gives NaN. A sample with 2·`m` + 1 equal values (near an end, fewer: `m` +
+    1) gives infinity: a law with atoms has no density, and its differential
+    entropy is −∞. Larger `m` has less variance and more bias.
 
-    Example: `negentropy(torch.randn(10_000))` is near 0, of `torch.rand(10_000)` near 0.1765.
+    Raises `TypeError` for integer or complex input, `ValueError` for too few
+    elements or `m` < 1.
+    Source: Vasicek 1976, with the exact mean of the logarithm of a gap in place
+    of the logarithm of its mean.
+
+    Example: `negentropy(torch.randn(10_000))` is near 0, of
+    `torch.rand(10_000)` near 0.1765.
     """
     if m < 1:
         raise ValueError(f"m={m}: a window has at least one place to each side")
@@ -37,9 +46,11 @@ def negentropy(x: Tensor, dim: int = -1, m: int = 3) -> Tensor:
         n = c.shape[-1]
         i = torch.arange(n, device=c.device)
         low, high = (i - m).clamp(min=0), (i + m).clamp(max=n - 1)
-        known = torch.digamma((high - low).double()).mean() - torch.digamma(torch.tensor(n + 1.0, dtype=torch.float64, device=c.device))
+        known = torch.digamma((high - low).double()).mean() - torch.digamma(
+            torch.tensor(n + 1.0, dtype=torch.float64, device=c.device))
         entropy = (c[:, high] - c[:, low]).log().mean(-1) - known
         variance = (c - c.mean(-1, keepdim=True)).square().mean(-1)
-        return (0.5 * (math.log(2 * math.pi * math.e) + variance.log()) - entropy,)
+        return (
+            0.5 * (math.log(2 * math.pi * math.e) + variance.log()) - entropy,)
 
     return each_sample(estimate, x, dim, 2 * m + 1, "negentropy")[0]

@@ -21,7 +21,11 @@ from .gaussianity import each_sample
 
 
 class NormalityTest(NamedTuple):
-    "What a test found, one number for each sample: its `statistic`, and `p`, the probability of one as extreme under normality. In float64."
+    """What a test found, one number for each sample: its `statistic`, and `p`,
+    the probability of one as extreme under normality.
+
+    In float64.
+    """
     statistic: Tensor
     p: Tensor
 
@@ -35,24 +39,32 @@ def _poly(coefficients: tuple[float, ...], x):
 
 
 def shapiro_weights(n: int, device: torch.device | str | None = None) -> Tensor:
-    """The `n` weights of the Shapiro–Wilk statistic in Royston's approximation: increasing, antisymmetric, of norm 1; in float64.
+    """The `n` weights of the Shapiro–Wilk statistic in Royston's approximation:
+    increasing, antisymmetric, of norm 1; in float64.
 
-    Raises `ValueError` for `n` < 3. Source: Royston, Applied Statistics 44 (1995), algorithm AS R94.
+    Raises `ValueError` for `n` < 3. Source: Royston, Applied Statistics 44
+    (1995), algorithm AS R94.
 
     Example: `shapiro_weights(3)` is (−0.7071, 0, 0.7071).
     """
     if n < 3:
-        raise ValueError(f"the Shapiro–Wilk statistic needs at least 3 values: n={n}")
-    m = torch.special.ndtri((torch.arange(1, n + 1, dtype=torch.float64, device=device) - 0.375) / (n + 0.25))
+        raise ValueError(
+            f"the Shapiro–Wilk statistic needs at least 3 values: n={n}")
+    m = torch.special.ndtri((torch.arange(1, n + 1, dtype=torch.float64,
+                                          device=device) - 0.375) / (n + 0.25))
     if n == 3:
         return m / m.norm()
     u, square = n**-0.5, m.square().sum()
-    ends = [m[-1] / square.sqrt() + _poly((0, 0.221157, -0.147981, -2.071190, 4.434685, -2.706056), u)]
+    ends = [m[-1] / square.sqrt() + _poly(
+                (0, 0.221157, -0.147981, -2.071190, 4.434685, -2.706056), u)]
     if n > 5:
-        ends.append(m[-2] / square.sqrt() + _poly((0, 0.042981, -0.293762, -1.752461, 5.682633, -3.582633), u))
+        ends.append(
+            m[-2] / square.sqrt() + _poly(
+                (0, 0.042981, -0.293762, -1.752461, 5.682633, -3.582633), u))
     ends = torch.stack(ends)
     k = len(ends)
-    a = m * ((1 - 2 * ends.square().sum()) / (square - 2 * m[n - k:].square().sum())).sqrt()
+    a = m * ((1 - 2 * ends.square().sum()) / (
+                 square - 2 * m[n - k:].square().sum())).sqrt()
     a[n - k:], a[:k] = ends.flip(0), -ends
     return a
 
@@ -60,48 +72,63 @@ def shapiro_weights(n: int, device: torch.device | str | None = None) -> Tensor:
 def _shapiro_p(log_miss: Tensor, n: int) -> Tensor:
     "Royston's p-value from log(1 − W)."
     if n == 3:
-        return (6 / math.pi * ((-log_miss.exp()).add(1).sqrt().asin() - math.asin(math.sqrt(0.75)))).clamp(0, 1)
+        return (6 / math.pi * ((-log_miss.exp()).add(1).sqrt().asin()
+                               - math.asin(math.sqrt(0.75)))).clamp(0, 1)
     if n > 5000:
         return torch.full_like(log_miss, torch.nan)
     if n <= 11:
         gamma = 0.459 * n - 2.273
-        y = -(gamma - log_miss).log()           # NaN at and beyond γ, where no normal sample can be expected
-        mean, std = _poly((0.5440, -0.39978, 0.025054, -6.714e-4), n), math.exp(_poly((1.3822, -0.77857, 0.062767, -0.0020322), n))
-        return torch.where(log_miss >= gamma, 0.0, torch.special.ndtr((mean - y) / std))
+        # NaN at and beyond γ, where no normal sample can be expected
+        y = -(gamma - log_miss).log()
+        mean, std = _poly((0.5440, -0.39978, 0.025054, -6.714e-4), n), math.exp(
+            _poly((1.3822, -0.77857, 0.062767, -0.0020322), n))
+        return torch.where(log_miss >= gamma, 0.0,
+                           torch.special.ndtr((mean - y) / std))
     log = math.log(n)
-    mean, std = _poly((-1.5861, -0.31082, -0.083751, 0.0038915), log), math.exp(_poly((-0.4803, -0.082676, 0.0030302), log))
+    mean, std = (_poly((-1.5861, -0.31082, -0.083751, 0.0038915), log),
+                 math.exp(_poly((-0.4803, -0.082676, 0.0030302), log)))
     return torch.special.ndtr((mean - log_miss) / std)
 
 
 def shapiro_wilk(x: Tensor, dim: int = -1) -> NormalityTest:
-    """The Shapiro–Wilk test of each sample along `dim`: `statistic` W in (0, 1], near 1 for a normal sample, and `p`.
+    """The Shapiro–Wilk test of each sample along `dim`: `statistic` W in (0,
+    1], near 1 for a normal sample, and `p`.
 
-    `x`: real floating-point, any shape, at least 3 elements along `dim`; both results have `x`'s shape without `dim`, in float64. `p` is NaN for more than 5000
-    elements, where its approximation was not made; W is right at any size. A constant sample, and one with a NaN or an infinity, gives NaN.
+    `x`: real floating-point, any shape, at least 3 elements along `dim`; both
+    results have `x`'s shape without `dim`, in float64. `p` is NaN for more than
+    5000 elements, where its approximation was not made; W is right at any size.
+    A constant sample, and one with a NaN or an infinity, gives NaN.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for fewer than 3 elements. Source: Shapiro & Wilk 1965, Royston 1995 (AS R94).
+    Raises `TypeError` for integer or complex input, `ValueError` for fewer than
+    3 elements. Source: Shapiro & Wilk 1965, Royston 1995 (AS R94).
 
     Example:
 
-        >>> [round(v.item(), 4) for v in shapiro_wilk(torch.tensor([0.1, 0.4, 0.5, 0.9, 5.0]))]
+        >>> [round(v.item(), 4)
+        ...  for v in shapiro_wilk(torch.tensor([0.1, 0.4, 0.5, 0.9, 5.0]))]
         [0.6827, 0.0063]
     """
     def test(c: Tensor) -> tuple[Tensor, Tensor]:
         n = c.shape[-1]
         c = c - c.mean(-1, keepdim=True)
-        delta = (c / c.norm(dim=-1, keepdim=True) - shapiro_weights(n, c.device)).square().sum(-1) / 2
+        delta = (c / c.norm(dim=-1, keepdim=True)
+                 - shapiro_weights(n, c.device)).square().sum(-1) / 2
         return (1 - delta).square(), _shapiro_p((delta * (2 - delta)).log(), n)
 
     return NormalityTest(*each_sample(test, x, dim, 3, "shapiro_wilk"))
 
 # %% ../../nbs/142_analysis.normality_tests.ipynb #b985ccf7
 def dagostino(x: Tensor, dim: int = -1) -> NormalityTest:
-    """The test of D'Agostino and Pearson of each sample along `dim`: `statistic` K², from skewness and kurtosis, and `p`.
+    """The test of D'Agostino and Pearson of each sample along `dim`:
+    `statistic` K², from skewness and kurtosis, and `p`.
 
-    `x`: real floating-point, any shape, at least 20 elements along `dim`, below which the approximation to the law of the kurtosis is poor; both results have
-    `x`'s shape without `dim`, in float64. A constant sample, and one with a NaN or an infinity, gives NaN.
+    `x`: real floating-point, any shape, at least 20 elements along `dim`, below
+    which the approximation to the law of the kurtosis is poor; both results
+    have `x`'s shape without `dim`, in float64. A constant sample, and one with
+    a NaN or an infinity, gives NaN.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for fewer than 20 elements. Source: D'Agostino & Pearson 1973, Anscombe & Glynn 1983.
+    Raises `TypeError` for integer or complex input, `ValueError` for fewer than
+    20 elements. Source: D'Agostino & Pearson 1973, Anscombe & Glynn 1983.
 
     Example:
 
@@ -112,15 +139,25 @@ def dagostino(x: Tensor, dim: int = -1) -> NormalityTest:
         n = c.shape[-1]
         c = c - c.mean(-1, keepdim=True)
         m2 = c.square().mean(-1)
-        b1, b2 = (c.square() * c).mean(-1) / m2.pow(1.5), c.square().square().mean(-1) / m2.square()
-        kurtosis = 3 * (n**2 + 27 * n - 70) * (n + 1) * (n + 3) / ((n - 2) * (n + 5) * (n + 7) * (n + 9))       # of b₁: matched by the arsinh
+        b1, b2 = ((c.square() * c).mean(-1) / m2.pow(1.5),
+                  c.square().square().mean(-1) / m2.square())
+        # of b₁: matched by the arsinh
+        kurtosis = 3 * (n**2 + 27 * n - 70) * (n + 1) * (n + 3) / (
+            (n - 2) * (n + 5) * (n + 7) * (n + 9))
         w2 = math.sqrt(2 * (kurtosis - 1)) - 1
-        z1 = (b1 * math.sqrt((n + 1) * (n + 3) / (6 * (n - 2)) * (w2 - 1) / 2)).asinh() / math.sqrt(math.log(w2) / 2)
-        standard = (b2 - 3 * (n - 1) / (n + 1)) / math.sqrt(24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5)))
-        skew = 6 * (n * n - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))       # of b₂
+        z1 = ((b1 * math.sqrt(
+                   (n + 1) * (n + 3) / (6 * (n - 2)) * (w2 - 1) / 2)).asinh()
+              / math.sqrt(math.log(w2) / 2))
+        standard = (b2 - 3 * (n - 1) / (n + 1)) / math.sqrt(
+            24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5)))
+        # of b₂
+        skew = 6 * (n * n - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(
+            6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
         a = 6 + 8 / skew * (2 / skew + math.sqrt(1 + 4 / skew**2))
-        ratio = (1 - 2 / a) / (1 + standard * math.sqrt(2 / (a - 4)))           # of a gamma variable to its mean, inverted
-        z2 = (1 - 2 / (9 * a) - ratio.sign() * ratio.abs().pow(1 / 3)) / math.sqrt(2 / (9 * a))
+        # of a gamma variable to its mean, inverted
+        ratio = (1 - 2 / a) / (1 + standard * math.sqrt(2 / (a - 4)))
+        z2 = ((1 - 2 / (9 * a) - ratio.sign() * ratio.abs().pow(1 / 3))
+              / math.sqrt(2 / (9 * a)))
         k2 = z1.square() + z2.square()
         return k2, (-k2 / 2).exp()
 
@@ -128,13 +165,19 @@ def dagostino(x: Tensor, dim: int = -1) -> NormalityTest:
 
 # %% ../../nbs/142_analysis.normality_tests.ipynb #59199b32
 def anderson_darling(x: Tensor, dim: int = -1) -> NormalityTest:
-    """The Anderson–Darling test of each sample along `dim` against a normal law of unknown mean and deviation: `statistic` A² and `p`.
+    """The Anderson–Darling test of each sample along `dim` against a normal law
+    of unknown mean and deviation: `statistic` A² and `p`.
 
-    `x`: real floating-point, any shape, at least 8 elements along `dim`; both results have `x`'s shape without `dim`, in float64. The fit to the p-values ends
-    at a corrected A² of 10; beyond, `p` stays at its value there, 4e-24, an upper bound. A constant sample, and one with a NaN or an infinity, gives NaN.
+    `x`: real floating-point, any shape, at least 8 elements along `dim`; both
+    results have `x`'s shape without `dim`, in float64. The fit to the p-values
+    ends at a corrected A² of 10; beyond, `p` stays at its value there, 4e-24,
+    an upper bound. A constant sample, and one with a NaN or an infinity, gives
+    NaN.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for fewer than 8 elements.
-    Source: Anderson & Darling 1954; p-values of Stephens in D'Agostino & Stephens 1986, table 4.9.
+    Raises `TypeError` for integer or complex input, `ValueError` for fewer than
+    8 elements.
+    Source: Anderson & Darling 1954; p-values of Stephens in D'Agostino &
+    Stephens 1986, table 4.9.
 
     Example:
 
@@ -146,9 +189,13 @@ def anderson_darling(x: Tensor, dim: int = -1) -> NormalityTest:
         c = c - c.mean(-1, keepdim=True)
         c = c / (c.norm(dim=-1, keepdim=True) / math.sqrt(n - 1))
         odd = torch.arange(1, 2 * n, 2, dtype=c.dtype, device=c.device)
-        a2 = -n - (odd * (torch.special.log_ndtr(c) + torch.special.log_ndtr(-c.flip(-1)))).sum(-1) / n
+        a2 = -n - (odd * (torch.special.log_ndtr(c)
+                          + torch.special.log_ndtr(-c.flip(-1)))).sum(-1) / n
         a = (a2 * (1 + 0.75 / n + 2.25 / n**2)).clamp(max=10)
-        p = torch.where(a < 0.2, 1 - _poly((-13.436, 101.14, -223.73), a).exp(), 1 - _poly((-8.318, 42.796, -59.938), a).exp())
-        return a2, torch.where(a < 0.34, p, torch.where(a < 0.6, _poly((0.9177, -4.279, -1.38), a), _poly((1.2937, -5.709, 0.0186), a)).exp())
+        p = torch.where(a < 0.2, 1 - _poly((-13.436, 101.14, -223.73), a).exp(),
+                        1 - _poly((-8.318, 42.796, -59.938), a).exp())
+        return a2, torch.where(a < 0.34, p, torch.where(
+            a < 0.6, _poly((0.9177, -4.279, -1.38), a),
+            _poly((1.2937, -5.709, 0.0186), a)).exp())
 
     return NormalityTest(*each_sample(test, x, dim, 8, "anderson_darling"))

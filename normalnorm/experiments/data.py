@@ -38,13 +38,16 @@ class DataError(ValueError):
 class Info:
     """What is known of a data set without loading it.
 
-    `shape`: of one example, (channels, height, width) of an image, (channels, length) of a signal, (length,) of a text. `classes`: names of the labels, or the
-    vocabulary of a text. `sizes`: examples per split. `mean`, `std`: of pixels between 0 and 1, by channel, what standardization used; empty where it has no meaning.
+    `shape`: of one example, (channels, height, width) of an image, (channels,
+    length) of a signal, (length,) of a text. `classes`: names of the labels, or
+    the vocabulary of a text. `sizes`: examples per split. `mean`, `std`: of
+    pixels between 0 and 1, by channel, what standardization used; empty where
+    it has no meaning.
     """
     name: str
     title: str
     file: str                               # of shipped files, otherwise ""
-    sha256: str                             # of what cannot differ between machines, otherwise ""
+    sha256: str  # of what cannot differ between machines, otherwise ""
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     largest: int                            # the value of a white pixel
@@ -55,61 +58,93 @@ class Info:
 
 
 SPLITS = ("train", "validation", "test")
-_SHIPPED = {info.name: info for info in (
-    Info("fashion", "Fashion-MNIST, subset", "fashion_mnist_subset.npz", "f5c91fc87bb1c84e734f8166672f86635d537bfe579687d91c6d5c35bf614757",
-         ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
-         (1, 28, 28), 255, {"train": 4000, "validation": 1000, "test": 5000}, "MIT", (0.2854938,), (0.3541420,)),
-    Info("digits", "UCI optical digits", "digits.npz", "eff68caa1beddc539709115a3868c668447f7ca887809daffe6b0f71d79b85d7",
-         tuple("0123456789"), (1, 8, 8), 16, {"train": 1197, "validation": 300, "test": 300}, "CC BY 4.0", (0.3063127,), (0.3754576,)),
-)}
+_SHIPPED = {
+    info.name: info for info in (
+        Info("fashion", "Fashion-MNIST, subset", "fashion_mnist_subset.npz",
+             "f5c91fc87bb1c84e734f8166672f86635d537bfe579687d91c6d5c35bf614757",
+             ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal",
+              "shirt", "sneaker", "bag", "ankle boot"),
+             (1, 28, 28), 255,
+             {"train": 4000, "validation": 1000, "test": 5000}, "MIT",
+             (0.2854938,), (0.3541420,)),
+        Info("digits", "UCI optical digits", "digits.npz",
+             "eff68caa1beddc539709115a3868c668447f7ca887809daffe6b0f71d79b85d7",
+             tuple("0123456789"), (1, 8, 8), 16,
+             {"train": 1197, "validation": 300, "test": 300}, "CC BY 4.0",
+             (0.3063127,), (0.3754576,)))}
 
 # %% ../../nbs/030_experiments.data.ipynb #4c8a93d2
 def data_folder() -> Path:
-    "Where the shipped files lie: beside this module, or the folder named by the environment variable NORMALNORM_DATA."
-    return Path(os.environ.get("NORMALNORM_DATA") or Path(__file__).parent / "data_files")
+    """Where the shipped files lie: beside this module, or the folder named by
+    the environment variable NORMALNORM_DATA.
+    """
+    return Path(os.environ.get("NORMALNORM_DATA")
+                or Path(__file__).parent / "data_files")
 
 
-def read_archive(path: Path, sha256: str, tool: str = "tools/make_fashion_subset.py") -> dict[str, np.ndarray]:
-    "The arrays of an .npz file whose SHA-256 must be as given; otherwise `DataError` says what is wrong and what to do. `tool` makes the file in a checkout."
-    cure = f"reinstall normalnorm (pip install --force-reinstall normalnorm), or in a checkout: python {tool}"
+def read_archive(
+    path: Path, sha256: str, tool: str = "tools/make_fashion_subset.py"
+) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file whose SHA-256 must be as given; otherwise
+    `DataError` says what is wrong and what to do.
+
+    `tool` makes the file in a checkout.
+    """
+    cure = ("reinstall normalnorm (pip install --force-reinstall normalnorm), "
+            f"or in a checkout: python {tool}")
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: {cure}") from None
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise DataError(f"{path} is damaged or another version: its {len(content)} bytes have the SHA-256 {found[:16]}…, expected {sha256[:16]}…: {cure}")
+        raise DataError(f"{path} is damaged or another version: its "
+                        f"{len(content)} bytes have the SHA-256 {found[:16]}…, "
+                        f"expected {sha256[:16]}…: {cure}")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
     except (RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be decompressed: {error}. This Python needs its lzma module (Debian: apt-get install liblzma-dev, then rebuild it)") from error
+        raise DataError(f"{path} cannot be decompressed: {error}. This Python "
+                        "needs its lzma module (Debian: apt-get install "
+                        "liblzma-dev, then rebuild it)") from error
 
 
 @lru_cache(maxsize=4)
-def _arrays(name: str, folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _arrays(name: str,
+            folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     about = _SHIPPED[name]
     arrays = read_archive(folder / about.file, about.sha256)
-    images, labels, cut = arrays["train_images"], arrays["train_labels"], about.sizes["train"]
-    splits = {"train": (images[:cut], labels[:cut]), "validation": (images[cut:], labels[cut:]),
+    images, labels, cut = (
+        arrays["train_images"], arrays["train_labels"], about.sizes["train"])
+    splits = {"train": (images[:cut], labels[:cut]),
+              "validation": (images[cut:], labels[cut:]),
               "test": (arrays["test_images"], arrays["test_labels"])}
     for split, (x, y) in splits.items():
-        if len(x) != about.sizes[split] or len(y) != len(x) or y.max() >= len(about.classes):
-            raise DataError(f"{name}, {split}: {len(x)} images, {len(y)} labels up to {y.max()}; expected {about.sizes[split]} and labels below {len(about.classes)}")
+        if (len(x) != about.sizes[split] or len(y) != len(x)
+                or y.max() >= len(about.classes)):
+            raise DataError(f"{name}, {split}: {len(x)} images, {len(y)} "
+                            f"labels up to {y.max()}; expected "
+                            f"{about.sizes[split]} and labels below "
+                            f"{len(about.classes)}")
     return splits
 
 # %% ../../nbs/030_experiments.data.ipynb #d1d1e213
-def _standardized(name: str, split: str, first: int | None) -> tuple[Tensor, Tensor]:
+def _standardized(name: str, split: str,
+                  first: int | None) -> tuple[Tensor, Tensor]:
     about, splits = _SHIPPED[name], _arrays(name, data_folder())
     train = splits["train"][0].astype(np.float64) / about.largest
     mean, std = train.mean(), train.std()
     images, labels = (array[:first] for array in splits[split])
-    x = torch.from_numpy(((images / about.largest - mean) / std).astype(np.float32)).unsqueeze(1)
+    x = torch.from_numpy(
+        ((images / about.largest - mean) / std).astype(np.float32)).unsqueeze(1)
     return x, torch.from_numpy(labels.astype(np.int64))
 
 # %% ../../nbs/030_experiments.data.ipynb #0e053e89
 class Split(Protocol):
-    "What a training loop needs: the number of examples, and a batch of them by an int64 tensor of positions."
+    """What a training loop needs: the number of examples, and a batch of them
+    by an int64 tensor of positions.
+    """
 
     def __len__(self) -> int: ...
 
@@ -128,7 +163,8 @@ class Tensors:
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         if len(inputs) != len(targets):
-            raise DataError(f"{len(inputs)} inputs and {len(targets)} targets: a split needs as many of both")
+            raise DataError(f"{len(inputs)} inputs and {len(targets)} targets: "
+                            "a split needs as many of both")
         self.inputs, self.targets = inputs, targets
 
     def __len__(self) -> int:
@@ -143,17 +179,22 @@ class Tensors:
         return Tensors(self.inputs.to(device), self.targets.to(device))
 
 # %% ../../nbs/030_experiments.data.ipynb #7931a46f
-_ELSEWHERE = {"mnist1d": "mnist1d", "stdlib": "text", "fashion-mnist": "idx"} | dict.fromkeys(
-    ("cifar10", "cifar100", "svhn", "stl10", "tinyimagenet", "caltech101", "food101", "imagenet", "lm1b"), "hub")
+_ELSEWHERE = ({"mnist1d": "mnist1d", "stdlib": "text", "fashion-mnist": "idx"}
+              | dict.fromkeys(("cifar10", "cifar100", "svhn", "stl10",
+                               "tinyimagenet", "caltech101", "food101",
+                               "imagenet", "lm1b"),
+                              "hub"))
 
 
 def names(everything: bool = False) -> tuple[str, ...]:
-    """The data sets that come with the package, files or procedures; with `everything` also those that must be installed or downloaded.
+    """The data sets that come with the package, files or procedures; with
+    `everything` also those that must be installed or downloaded.
 
     >>> names()
     ('fashion', 'digits', 'mnist1d', 'stdlib')
     """
-    return (*_SHIPPED, *_ELSEWHERE) if everything else (*_SHIPPED, "mnist1d", "stdlib")
+    return (*_SHIPPED, *_ELSEWHERE) if everything else (
+        *_SHIPPED, "mnist1d", "stdlib")
 
 
 def _module(name: str) -> ModuleType | None:
@@ -161,12 +202,14 @@ def _module(name: str) -> ModuleType | None:
     if name in _SHIPPED:
         return None
     if name not in _ELSEWHERE:
-        raise DataError(f"no data set is called {name!r}: {near(name, names(True))}")
+        raise DataError(
+            f"no data set is called {name!r}: {near(name, names(True))}")
     return importlib.import_module(f"normalnorm.experiments.{_ELSEWHERE[name]}")
 
 
 def info(name: str) -> Info:
-    """What is known of the data set `name`: classes, shape, sizes of its splits, licence, hash.
+    """What is known of the data set `name`: classes, shape, sizes of its
+    splits, licence, hash.
 
     Raises `DataError` for a name that is not known, with near matches.
 
@@ -177,24 +220,34 @@ def info(name: str) -> Info:
     return module.about(name) if module else _SHIPPED[name]
 
 
-def check_split(name: str, split: str, first: int | None, size: int | None) -> None:
-    "Raise `ValueError` for a split that is not one of the three, or more examples than the `size` there are."
+def check_split(name: str, split: str, first: int | None,
+                size: int | None) -> None:
+    """Raise `ValueError` for a split that is not one of the three, or more
+    examples than the `size` there are.
+    """
     if split not in SPLITS:
         raise ValueError(f"no split is called {split!r}: {near(split, SPLITS)}")
     if first is not None and (first < 1 or size is not None and first > size):
-        raise ValueError(f"first={first}: {name} has {size} {split} examples" if first > 0 else f"first={first}: expected 1 or more examples")
+        raise ValueError(
+            f"first={first}: {name} has {size} {split} examples" if first > 0
+            else f"first={first}: expected 1 or more examples")
 
 
-def dataset(name: str, split: str, first: int | None = None, device: torch.device | str | None = None, **options: Any) -> Any:
-    """One split of any data set as an object with `len` and `x[index] -> (inputs, targets)`.
+def dataset(name: str, split: str, first: int | None = None,
+            device: torch.device | str | None = None, **options: Any) -> Any:
+    """One split of any data set as an object with `len` and
+    `x[index] -> (inputs, targets)`.
 
-    `split`: "train", "validation" or "test". `first`: only that many examples, from the split's start. `device`: where the batches come out; sets that
-    fit into memory are kept there. `options`: what the set offers, such as `length=` of a text or `folder=` of a set from the hub (see its chapter).
+    `split`: "train", "validation" or "test". `first`: only that many examples,
+    from the split's start. `device`: where the batches come out; sets that fit
+    into memory are kept there. `options`: what the set offers, such as
+    `length=` of a text or `folder=` of a set from the hub (see its chapter).
 
     Inputs are float32, standardized; targets int64. Of a text both are int64.
 
-    Raises `DataError` for an unknown name, missing or damaged data, `ValueError` for an unknown split or more examples than there are, `TypeError` for
-    options that the set does not have.
+    Raises `DataError` for an unknown name, missing or damaged data,
+    `ValueError` for an unknown split or more examples than there are,
+    `TypeError` for options that the set does not have.
 
     >>> inputs, targets = dataset("digits", "train")[torch.tensor([5, 3])]
     >>> inputs.shape, targets.tolist()
@@ -209,32 +262,45 @@ def dataset(name: str, split: str, first: int | None = None, device: torch.devic
     return Tensors(*_standardized(name, split, first)).to(device)
 
 
-def load(name: str, split: str, first: int | None = None, device: torch.device | str | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one split as two tensors: of images float32 of shape (N, channels, height, width), and int64 of shape (N,).
+def load(name: str, split: str, first: int | None = None,
+         device: torch.device | str | None = None,
+         **options: Any) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one split as two tensors: of images float32 of
+    shape (N, channels, height, width), and int64 of shape (N,).
 
-    Pixels are standardized with the mean and standard deviation of the training split. `split` is "train", "validation" or "test", cut by
-    position in the file. `first`: only that many examples from the split's start. Arguments and errors are those of `dataset`; a set that is too large for
-    memory raises `DataError`, use `dataset` for it.
+    Pixels are standardized with the mean and standard deviation of the training
+    split. `split` is "train", "validation" or "test", cut by position in the
+    file. `first`: only that many examples from the split's start. Arguments and
+    errors are those of `dataset`; a set that is too large for memory raises
+    `DataError`, use `dataset` for it.
 
-    Example: `images, labels = load("digits", "train")` gives shapes (1197, 1, 8, 8) and (1197,).
+    Example: `images, labels = load("digits", "train")` gives shapes (1197, 1,
+    8, 8) and (1197,).
     """
     found = dataset(name, split, first, device, **options)
     if isinstance(found, Tensors):
         return found.inputs, found.targets
     size = len(found) * int(np.prod(info(name).shape)) * 4
     if size > 2 ** 32:
-        raise DataError(f"{name}, {split}: {size / 1e9:.0f} GB as float32. Take fewer examples with first=, or dataset({name!r}, {split!r}), which gives them batch by batch")
+        raise DataError(f"{name}, {split}: {size / 1e9:.0f} GB as float32. "
+                        "Take fewer examples with first=, or "
+                        f"dataset({name!r}, {split!r}), which gives them batch "
+                        "by batch")
     pieces = [found[index] for index in torch.arange(len(found)).split(1000)]
     return torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces])
 
 
 def data_hash(name: str, **options: Any) -> str:
-    """The identity of the data, part of every result row: 64 hexadecimal digits.
+    """The identity of the data, part of every result row: 64 hexadecimal
+    digits.
 
-    Of a shipped file its SHA-256, of a generated set the SHA-256 of its values, of a set from the hub a SHA-256 of labels and a sample of its content (see there).
+    Of a shipped file its SHA-256, of a generated set the SHA-256 of its values,
+    of a set from the hub a SHA-256 of labels and a sample of its content (see
+    there).
 
     >>> data_hash("digits")[:8]
     'eff68caa'
     """
     module = _module(name)
-    return module.fingerprint(name, **options) if module else _SHIPPED[name].sha256
+    return (module.fingerprint(name, **options) if module
+            else _SHIPPED[name].sha256)

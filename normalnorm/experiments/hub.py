@@ -31,11 +31,17 @@ from .data import SPLITS, DataError, Info, check_split
 # %% ../../nbs/034_experiments.hub.ipynb #be49e9c5
 @dataclass(frozen=True)
 class Entry:
-    "A set on the hub: where it is and what it must look like. `side`: of its images, None where they differ; `every`: each how-manieth training example is for validation."
+    """A set on the hub: where it is and what it must look like.
+
+    `side`: of its images, None where they differ; `every`: each how-manieth
+    training example is for validation.
+    """
     title: str
     repository: str
     classes: tuple[str, ...]
-    examples: dict[str, int]                        # the hub's split → its number of examples; the first is for training, the last for testing
+    # the hub's split → its number of examples; the first is for training, the
+    # last for testing
+    examples: dict[str, int]
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     side: int | None = None
@@ -46,34 +52,56 @@ class Entry:
     licence: str = "see its page on the hub"
     revision: str | None = None
     size: str = ""                                  # of the download
-    held_out: float = field(default=0.0)            # of a set without a test part: the share that becomes one
+    # of a set without a test part: the share that becomes one
+    held_out: float = field(default=0.0)
 
 # %% ../../nbs/034_experiments.hub.ipynb #dc58f30a
 def _numbers(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog",
+            "horse", "ship", "truck")
+_STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey",
+          "ship", "truck")
 ENTRIES = {
-    "cifar10": Entry("CIFAR-10", "uoft-cs/cifar10", _CIFAR10, {"train": 50_000, "test": 10_000}, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 32, None, "img",
-                     size="0.15 GB"),
-    "cifar100": Entry("CIFAR-100", "uoft-cs/cifar100", _numbers(100), {"train": 50_000, "test": 10_000}, (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2761), 32, None,
-                      "img", "fine_label", size="0.15 GB"),
-    "svhn": Entry("SVHN, cropped digits", "ufldl-stanford/svhn", _numbers(10), {"train": 73_257, "test": 26_032}, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), 32,
-                  "cropped_digits", size="0.2 GB"),
-    "stl10": Entry("STL-10, labelled part", "tanganke/stl10", _STL10, {"train": 5_000, "test": 8_000}, (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713), 96, size="0.25 GB"),
-    "tinyimagenet": Entry("TinyImageNet", "zh-plus/tiny-imagenet", _numbers(200), {"train": 100_000, "valid": 10_000}, side=64, size="0.15 GB"),
-    "caltech101": Entry("Caltech101", "flwrlabs/caltech101", _numbers(101), {"train": 8_677}, size="0.15 GB", held_out=0.15),
-    "food101": Entry("Food101", "ethz/food101", _numbers(101), {"train": 75_750, "validation": 25_250}, (0.5577, 0.4424, 0.3272), (0.2591, 0.2630, 0.2657), size="5 GB"),
-    "imagenet": Entry("ImageNet, 1000 classes", "ILSVRC/imagenet-1k", _numbers(1000), {"train": 1_281_167, "validation": 50_000}, every=50, size="150 GB, after accepting its terms"),
-    "lm1b": Entry("One Billion Word Benchmark", "billion-word-benchmark/lm1b", _numbers(256), {"train": 30_301_028, "test": 306_688}, (), (), None, "plain_text", "text", "", 500,
-                  revision="refs/convert/parquet", size="2 GB"),
-}
+    "cifar10": Entry("CIFAR-10", "uoft-cs/cifar10", _CIFAR10,
+                     {"train": 50_000, "test": 10_000},
+                     (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 32,
+                     None, "img", size="0.15 GB"),
+    "cifar100": Entry("CIFAR-100", "uoft-cs/cifar100", _numbers(100),
+                      {"train": 50_000, "test": 10_000},
+                      (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2761), 32,
+                      None, "img", "fine_label", size="0.15 GB"),
+    "svhn": Entry("SVHN, cropped digits", "ufldl-stanford/svhn", _numbers(10),
+                  {"train": 73_257, "test": 26_032}, (0.4377, 0.4438, 0.4728),
+                  (0.1980, 0.2010, 0.1970), 32, "cropped_digits",
+                  size="0.2 GB"),
+    "stl10": Entry("STL-10, labelled part", "tanganke/stl10", _STL10,
+                   {"train": 5_000, "test": 8_000}, (0.4467, 0.4398, 0.4066),
+                   (0.2603, 0.2566, 0.2713), 96, size="0.25 GB"),
+    "tinyimagenet": Entry("TinyImageNet", "zh-plus/tiny-imagenet",
+                          _numbers(200), {"train": 100_000, "valid": 10_000},
+                          side=64, size="0.15 GB"),
+    "caltech101": Entry("Caltech101", "flwrlabs/caltech101", _numbers(101),
+                        {"train": 8_677}, size="0.15 GB", held_out=0.15),
+    "food101": Entry("Food101", "ethz/food101", _numbers(101),
+                     {"train": 75_750, "validation": 25_250},
+                     (0.5577, 0.4424, 0.3272), (0.2591, 0.2630, 0.2657),
+                     size="5 GB"),
+    "imagenet": Entry("ImageNet, 1000 classes", "ILSVRC/imagenet-1k",
+                      _numbers(1000),
+                      {"train": 1_281_167, "validation": 50_000}, every=50,
+                      size="150 GB, after accepting its terms"),
+    "lm1b": Entry("One Billion Word Benchmark", "billion-word-benchmark/lm1b",
+                  _numbers(256), {"train": 30_301_028, "test": 306_688}, (), (),
+                  None, "plain_text", "text", "", 500,
+                  revision="refs/convert/parquet", size="2 GB")}
 
 # %% ../../nbs/034_experiments.hub.ipynb #43898795
 def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
-    """Which examples make up `split`: the hub's split that they lie in, and their positions among its `count` examples, ascending.
+    """Which examples make up `split`: the hub's split that they lie in, and
+    their positions among its `count` examples, ascending.
 
     >>> positions(ENTRIES["cifar10"], "validation", 30)
     ('train', array([ 9, 19, 29]))
@@ -81,8 +109,10 @@ def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
     source = list(entry.examples)[0 if split != "test" else -1]
     place = np.arange(count)
     if entry.held_out:
-        key = [hashlib.sha256(f"{entry.repository}/{i}".encode()).digest() for i in range(count)]
-        order = np.array(sorted(range(count), key=key.__getitem__), dtype=np.int64)
+        key = [hashlib.sha256(f"{entry.repository}/{i}".encode()).digest()
+               for i in range(count)]
+        order = np.array(sorted(range(count), key=key.__getitem__),
+                         dtype=np.int64)
         cut = round(entry.held_out * count)
         place = np.sort(order[:cut] if split == "test" else order[cut:])
     if split == "test":
@@ -92,46 +122,62 @@ def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
 
 # %% ../../nbs/034_experiments.hub.ipynb #83f162a2
 def about(name: str) -> Info:
-    "What is known of the set `name` without loading it; `info` of the chapter on data asks here. Images of differing sizes come out with 224 pixels a side."
+    """What is known of the set `name` without loading it; `info` of the chapter
+    on data asks here.
+
+    Images of differing sizes come out with 224 pixels a side.
+    """
     entry = ENTRIES[name]
-    count = {split: entry.examples[positions(entry, split, 1)[0]] for split in SPLITS}
+    count = {split: entry.examples[positions(entry, split, 1)[0]]
+             for split in SPLITS}
     held = round(entry.held_out * count["train"])
     rest = count["train"] - held
-    sizes = {"train": rest - rest // entry.every, "validation": rest // entry.every, "test": held or count["test"]}
+    sizes = {"train": rest - rest // entry.every,
+             "validation": rest // entry.every, "test": held or count["test"]}
     shape = (3, entry.side or 224, entry.side or 224) if entry.mean else (128,)
-    return Info(name, entry.title, "", "", entry.classes, shape, 255 if entry.mean else 0, sizes, entry.licence, entry.mean, entry.std)
+    return Info(name, entry.title, "", "", entry.classes, shape,
+                255 if entry.mean else 0, sizes, entry.licence, entry.mean,
+                entry.std)
 
 # %% ../../nbs/034_experiments.hub.ipynb #dc67796c
 def _library() -> Any:
     try:
         import datasets
     except ImportError:
-        raise DataError("sets from the hub are read by the library datasets, which is not installed: pip install normalnorm[experiments]") from None
+        raise DataError("sets from the hub are read by the library datasets, "
+                        "which is not installed: pip install "
+                        "normalnorm[experiments]") from None
     return datasets
 
 
 def _reachable(library: Any) -> bool:
-    "Whether the hub answers; asked first, because the library tries for half a minute."
+    """Whether the hub answers; asked first, because the library tries for half
+    a minute.
+    """
     if library.config.HF_HUB_OFFLINE:
         return False
-    if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True                                             # a proxy may reach what we cannot
+    if any(os.environ.get(key)
+           for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True  # a proxy may reach what we cannot
     address = urlparse(library.config.HF_ENDPOINT)
     try:
-        socket.create_connection((address.hostname, address.port or 443), timeout=5).close()
+        socket.create_connection(
+            (address.hostname, address.port or 443), timeout=5).close()
     except OSError:
         return False
     return True
 
 # %% ../../nbs/034_experiments.hub.ipynb #b0c7964b
 def place(name: str, folder: Path | str | None = None) -> Path | None:
-    """The folder with the files of the set `name`: the given one, or the one in `NORMALNORM_DATASETS`; None where the hub is to be asked.
+    """The folder with the files of the set `name`: the given one, or the one in
+    `NORMALNORM_DATASETS`; None where the hub is to be asked.
 
     Raises `DataError` for a given folder that does not exist.
     """
     if folder is None:
         above = os.environ.get("NORMALNORM_DATASETS")
-        return Path(above) / name if above and (Path(above) / name).is_dir() else None
+        return (Path(above) / name if above and (Path(above) / name).is_dir()
+                else None)
     if not Path(folder).is_dir():
         raise DataError(f"{name}: the folder {folder} does not exist")
     return Path(folder)
@@ -141,91 +187,137 @@ def _cure(name: str) -> str:
     entry = ENTRIES[name]
     files = " and ".join(f"{split}-*.parquet" for split in entry.examples)
     columns = " and ".join(filter(None, (entry.image, entry.label)))
-    images = " or one folder of images for each class in each of " + ", ".join(f"{split}/" for split in entry.examples) if entry.mean else ""
+    images = " or one folder of images for each class in each of " + ", ".join(
+        f"{split}/" for split in entry.examples) if entry.mean else ""
     options = f" --include '{entry.config}/*'" if entry.config else ""
     options += f" --revision {entry.revision}" if entry.revision else ""
-    return (f"on a machine with a network (download {entry.size}): hf download --repo-type dataset {entry.repository}{options} --local-dir DIR/{name}; bring DIR here and set "
-            f"NORMALNORM_DATASETS=DIR, or give folder=. The folder must hold {files} (columns {columns}), or what datasets' save_to_disk wrote{',' + images if images else ''}")
+    return (f"on a machine with a network (download {entry.size}): hf download "
+            f"--repo-type dataset {entry.repository}{options} --local-dir "
+            f"DIR/{name}; bring DIR here and set NORMALNORM_DATASETS=DIR, or "
+            f"give folder=. The folder must hold {files} (columns {columns}), "
+            "or what datasets' save_to_disk "
+            f"wrote{',' + images if images else ''}")
 
 # %% ../../nbs/034_experiments.hub.ipynb #2a5bcd02
-def open_source(name: str, source: str, folder: Path | str | None = None, streaming: bool = False) -> Any:
-    """The hub's split `source` of the set `name` as an object of the library `datasets`, unchecked; `streaming` without downloading all of it.
+def open_source(name: str, source: str, folder: Path | str | None = None,
+                streaming: bool = False) -> Any:
+    """The hub's split `source` of the set `name` as an object of the library
+    `datasets`, unchecked; `streaming` without downloading all of it.
 
-    Raises `DataError` where the files are missing or cannot be read, and says which files to put where.
+    Raises `DataError` where the files are missing or cannot be read, and says
+    which files to put where.
     """
     library, entry, where = _library(), ENTRIES[name], place(name, folder)
     if where is None:
-        kept = Path(library.config.HF_DATASETS_CACHE) / entry.repository.replace("/", "___")
+        kept = (Path(library.config.HF_DATASETS_CACHE)
+                / entry.repository.replace("/", "___"))
         if not kept.is_dir() and not _reachable(library):
-            raise DataError(f"{name} is not on this machine, and the hub cannot be reached: {_cure(name)}")
+            raise DataError(f"{name} is not on this machine, and the hub "
+                            f"cannot be reached: {_cure(name)}")
     try:
         if where is None:
-            return library.load_dataset(entry.repository, entry.config, split=source, revision=entry.revision, streaming=streaming)
+            return library.load_dataset(
+                entry.repository, entry.config, split=source,
+                revision=entry.revision, streaming=streaming)
         if (where / "dataset_dict.json").exists():
             found = library.load_from_disk(str(where))[source]
             return found.to_iterable_dataset() if streaming else found
         if entry.config and (where / entry.config).is_dir():
             where = where / entry.config
-        return library.load_dataset(str(where), split=source, streaming=streaming)
+        return library.load_dataset(
+            str(where), split=source, streaming=streaming)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error.__cause__ or error).split())[:300]
-        raise DataError(f"{name}: {where or 'the hub'} has no readable split {source!r} ({type(error).__name__}: {reason}). Remove what is damaged, then: {_cure(name)}") from error
+        raise DataError(f"{name}: {where or 'the hub'} has no readable split "
+                        f"{source!r} ({type(error).__name__}: {reason}). "
+                        "Remove what is damaged, then: "
+                        f"{_cure(name)}") from error
     except library.exceptions.DatasetGenerationError as error:
         reason = " ".join(str(error.__cause__ or error).split())[:300]
-        raise DataError(f"{name}: a file of {where or 'the hub'} is damaged or cut short ({reason}). Remove it, then: {_cure(name)}") from error
+        raise DataError(f"{name}: a file of {where or 'the hub'} is damaged or "
+                        f"cut short ({reason}). Remove it, then: "
+                        f"{_cure(name)}") from error
 
 # %% ../../nbs/034_experiments.hub.ipynb #1ae20e90
 def _columns(name: str, features: Any) -> tuple[str, str]:
     library, entry = _library(), ENTRIES[name]
-    chosen = [next((c for c in wanted if c in features), None) for wanted in ((entry.image, "image"), (entry.label, "label"))]
+    chosen = [next((c for c in wanted if c in features), None)
+              for wanted in ((entry.image, "image"), (entry.label, "label"))]
     if None in chosen:
-        raise DataError(f"{name}: the columns are {', '.join(features)}; expected {entry.image} and {entry.label}. This is another set, or another version of it: {_cure(name)}")
+        raise DataError(f"{name}: the columns are {', '.join(features)}; "
+                        f"expected {entry.image} and {entry.label}. This is "
+                        f"another set, or another version of it: {_cure(name)}")
     image, label = chosen
     kind = features[label]
-    if isinstance(kind, library.ClassLabel) and kind.num_classes != len(entry.classes):
-        raise DataError(f"{name}: the column {label} has {kind.num_classes} classes ({', '.join(kind.names[:4])}, …), expected {len(entry.classes)}: {_cure(name)}")
+    if (isinstance(kind, library.ClassLabel)
+            and kind.num_classes != len(entry.classes)):
+        raise DataError(f"{name}: the column {label} has {kind.num_classes} "
+                        f"classes ({', '.join(kind.names[:4])}, …), expected "
+                        f"{len(entry.classes)}: {_cure(name)}")
     return image, label
 
 # %% ../../nbs/034_experiments.hub.ipynb #d4c2dd5c
-def _checked(name: str, source: str, folder: Path | None, partial: bool) -> tuple[Any, str, np.ndarray]:
-    "The hub's split with undecoded images, the name of their column, and all labels."
+def _checked(name: str, source: str, folder: Path | None,
+             partial: bool) -> tuple[Any, str, np.ndarray]:
+    """The hub's split with undecoded images, the name of their column, and all
+    labels.
+    """
     library, entry = _library(), ENTRIES[name]
     found = open_source(name, source, folder)
     image, label = _columns(name, found.features)
     if len(found) != entry.examples[source] and not partial:
-        raise DataError(f"{name}, {source}: {len(found)} examples, expected {entry.examples[source]}: files are missing or of another version. {_cure(name)}. "
-                        "With partial=True a part is accepted, for a first try")
+        raise DataError(f"{name}, {source}: {len(found)} examples, expected "
+                        f"{entry.examples[source]}: files are missing or of "
+                        f"another version. {_cure(name)}. With partial=True a "
+                        "part is accepted, for a first try")
     labels = np.asarray(found.with_format("numpy", columns=[label])[:][label])
-    if labels.dtype.kind not in "iu" or len(labels) and not 0 <= labels.min() <= labels.max() < len(entry.classes):
-        span = f"{labels.dtype}" if labels.dtype.kind not in "iu" else f"{labels.min()} to {labels.max()}"
-        raise DataError(f"{name}, {source}: the labels in {label} are {span}, expected whole numbers 0 to {len(entry.classes) - 1}")
+    if (labels.dtype.kind not in "iu"
+            or len(labels)
+               and not 0 <= labels.min() <= labels.max() < len(entry.classes)):
+        span = (f"{labels.dtype}" if labels.dtype.kind not in "iu"
+                else f"{labels.min()} to {labels.max()}")
+        raise DataError(f"{name}, {source}: the labels in {label} are {span}, "
+                        f"expected whole numbers 0 to {len(entry.classes) - 1}")
     try:
         found = found.cast_column(image, library.Image(decode=False))
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{name}, {source}: the column {image} holds {found.features[image]}, expected encoded images: {_cure(name)}") from error
+        raise DataError(f"{name}, {source}: the column {image} holds "
+                        f"{found.features[image]}, expected encoded images: "
+                        f"{_cure(name)}") from error
     return found, image, labels.astype(np.int64)
 
 # %% ../../nbs/034_experiments.hub.ipynb #d679e444
-def decode(content: bytes, what: str, size: int | None = None, exact: int | None = None) -> np.ndarray:
+def decode(content: bytes, what: str, size: int | None = None,
+           exact: int | None = None) -> np.ndarray:
     """An encoded image as an array of bytes, shape (3, height, width).
 
-    `size`: resize the shorter side to 8/7 of it, bilinear, and cut out the middle `size` × `size`. `exact`: the side that the image must have. `what`: its name in errors.
+    `size`: resize the shorter side to 8/7 of it, bilinear, and cut out the
+    middle `size` × `size`. `exact`: the side that the image must have. `what`:
+    its name in errors.
 
-    Raises `DataError` for content that is no image, is cut short, or has another size than `exact`.
+    Raises `DataError` for content that is no image, is cut short, or has
+    another size than `exact`.
     """
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content)) as opened:
             picture = opened.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{what} cannot be decoded, it is damaged or cut short ({type(error).__name__}: {error}): get its file again") from error
+    except (OSError, SyntaxError, ValueError,
+            Image.DecompressionBombError) as error:
+        raise DataError(f"{what} cannot be decoded, it is damaged or cut short "
+                        f"({type(error).__name__}: {error}): get its file "
+                        "again") from error
     if exact is not None and picture.size != (exact, exact):
-        raise DataError(f"{what} has {picture.width} × {picture.height} pixels, expected {exact} × {exact}")
+        raise DataError(f"{what} has {picture.width} × {picture.height} "
+                        f"pixels, expected {exact} × {exact}")
     if size is not None:
         short, wanted = min(picture.size), round(size * 8 / 7)
-        picture = picture.resize(tuple(max(wanted, int(wanted * side / short)) for side in picture.size), Image.Resampling.BILINEAR)
-        left, top = round((picture.width - size) / 2), round((picture.height - size) / 2)
+        picture = picture.resize(tuple(max(wanted, int(wanted * side / short))
+                                       for side in picture.size),
+                                 Image.Resampling.BILINEAR)
+        left, top = (round((picture.width - size) / 2),
+                     round((picture.height - size) / 2))
         picture = picture.crop((left, top, left + size, top + size))
     return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
 
@@ -235,19 +327,26 @@ class _Standardizing:
 
     def __init__(self, known: Info, device: torch.device | str | None) -> None:
         self.device = torch.device(device or "cpu")
-        mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (known.mean, known.std))
-        self.scale, self.shift = (v.float().to(self.device) for v in (1 / (255 * std), -mean / std))
+        mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None]
+                     for v in (known.mean, known.std))
+        self.scale, self.shift = (
+            v.float().to(self.device) for v in (1 / (255 * std), -mean / std))
 
     def floats(self, pixels: Tensor) -> Tensor:
-        return pixels.to(self.device, non_blocking=True).float().mul_(self.scale).add_(self.shift)
+        return (pixels.to(self.device, non_blocking=True)
+                    .float().mul_(self.scale).add_(self.shift))
 
 
 class Images(_Standardizing):
-    "A split of small images, kept as bytes on `device`: `x[index]` gives float32 of shape (B, 3, side, side), standardized, and int64 labels."
+    """A split of small images, kept as bytes on `device`: `x[index]` gives
+    float32 of shape (B, 3, side, side), standardized, and int64 labels.
+    """
 
-    def __init__(self, pixels: Tensor, labels: Tensor, known: Info, device: torch.device | str | None = None) -> None:
+    def __init__(self, pixels: Tensor, labels: Tensor, known: Info,
+                 device: torch.device | str | None = None) -> None:
         super().__init__(known, device)
-        self.pixels, self.labels = pixels.to(self.device), labels.to(self.device)
+        self.pixels, self.labels = (
+            pixels.to(self.device), labels.to(self.device))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -260,74 +359,100 @@ class Images(_Standardizing):
         "The same split on `device`."
         other = object.__new__(Images)
         other.device = torch.device(device or "cpu")
-        other.pixels, other.labels, other.scale, other.shift = (t.to(other.device) for t in (self.pixels, self.labels, self.scale, self.shift))
+        other.pixels, other.labels, other.scale, other.shift = (
+            t.to(other.device)
+            for t in (self.pixels, self.labels, self.scale, self.shift))
         return other
 
 # %% ../../nbs/034_experiments.hub.ipynb #55425766
 class Decoded(_Standardizing):
-    """A split whose images are decoded when they are asked for: `x[index]` as with `Images`, with `size` pixels a side.
+    """A split whose images are decoded when they are asked for: `x[index]` as
+    with `Images`, with `size` pixels a side.
 
-    `examples`: a data set of the library `datasets` with undecoded images in the column `image`; `rows`: which of them; `labels`: those of all. Threads decode the images of a batch.
+    `examples`: a data set of the library `datasets` with undecoded images in
+    the column `image`; `rows`: which of them; `labels`: those of all. Threads
+    decode the images of a batch.
     """
 
-    def __init__(self, examples: Any, image: str, rows: np.ndarray, labels: np.ndarray, known: Info, size: int, device: torch.device | str | None = None,
+    def __init__(self, examples: Any, image: str, rows: np.ndarray,
+                 labels: np.ndarray, known: Info, size: int,
+                 device: torch.device | str | None = None,
                  exact: int | None = None) -> None:
         super().__init__(known, device)
-        self.examples, self.image, self.rows, self.size, self.exact, self.name = examples.select_columns([image]), image, rows, size, exact, known.name
+        (self.examples, self.image, self.rows, self.size, self.exact,
+         self.name) = (examples.select_columns([image]), image, rows, size,
+                       exact, known.name)
         self.labels = torch.from_numpy(labels[rows])
-        self._pool, self._lock = ThreadPoolExecutor(os.cpu_count() or 1), threading.Lock()
+        self._pool, self._lock = (
+            ThreadPoolExecutor(os.cpu_count() or 1), threading.Lock())
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def _one(self, row: int, record: dict[str, Any]) -> np.ndarray:
         content = record["bytes"]
-        what = f"{self.name}: the image in row {row}" + (f", {record['path']}," if record["path"] else "")
+        what = f"{self.name}: the image in row {row}" + (
+            f", {record['path']}," if record["path"] else "")
         if content is None:
             try:
                 content = Path(record["path"]).read_bytes()
             except OSError as error:
                 raise DataError(f"{what} cannot be read: {error}") from error
-        return decode(content, what, None if self.exact else self.size, self.exact)
+        return decode(content, what, None if self.exact else self.size,
+                      self.exact)
 
     def bytes(self, index: Tensor) -> Tensor:
-        "The images at `index`, not standardized: uint8 of shape (B, 3, size, size), on the CPU."
+        """The images at `index`, not standardized: uint8 of shape (B, 3, size,
+        size), on the CPU.
+        """
         rows = self.rows[index.cpu().numpy()]
-        with self._lock:                                        # the library's reader is not meant for several threads
+        # the library's reader is not meant for several threads
+        with self._lock:
             records = self.examples[rows.tolist()][self.image]
-        return torch.from_numpy(np.stack(list(self._pool.map(self._one, rows.tolist(), records))))
+        return torch.from_numpy(
+            np.stack(list(self._pool.map(self._one, rows.tolist(), records))))
 
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        return self.floats(self.bytes(index)), self.labels[index.cpu()].to(self.device)
+        return (self.floats(self.bytes(index)),
+                self.labels[index.cpu()].to(self.device))
 
 # %% ../../nbs/034_experiments.hub.ipynb #5a5773ec
 @lru_cache(maxsize=4)
-def _small(name: str, source: str, folder: Path | None, partial: bool) -> tuple[Tensor, np.ndarray]:
+def _small(name: str, source: str, folder: Path | None,
+           partial: bool) -> tuple[Tensor, np.ndarray]:
     "All images of a set of small ones, and their labels."
     entry = ENTRIES[name]
     examples, image, labels = _checked(name, source, folder, partial)
-    whole = Decoded(examples, image, np.arange(len(labels)), labels, about(name), entry.side, exact=entry.side)
-    pixels = torch.empty(len(labels), 3, entry.side, entry.side, dtype=torch.uint8)
+    whole = Decoded(examples, image, np.arange(len(labels)), labels,
+                    about(name), entry.side, exact=entry.side)
+    pixels = torch.empty(len(labels), 3, entry.side, entry.side,
+                         dtype=torch.uint8)
     for index in torch.arange(len(labels)).split(1000):
         pixels[index] = whole.bytes(index)
     return pixels, labels
 
 # %% ../../nbs/034_experiments.hub.ipynb #957c1d0e
-def split(name: str, split: str, first: int | None = None, device: torch.device | str | None = None, folder: Path | str | None = None, size: int = 224,
+def split(name: str, split: str, first: int | None = None,
+          device: torch.device | str | None = None,
+          folder: Path | str | None = None, size: int = 224,
           partial: bool = False) -> Images | Decoded:
     """One split of a set of the hub; see `dataset`.
 
-    `folder`: where its files are, by default `NORMALNORM_DATASETS`/name, else the hub. `size`: pixels a side of sets whose images differ in size.
+    `folder`: where its files are, by default `NORMALNORM_DATASETS`/name, else
+    the hub. `size`: pixels a side of sets whose images differ in size.
     `partial`: accept fewer examples than the set should have.
 
-    Raises `DataError` for missing, damaged or unexpected files; `lm1b` is text for streaming only.
+    Raises `DataError` for missing, damaged or unexpected files; `lm1b` is text
+    for streaming only.
 
     Example: `dataset("cifar10", "train", folder="data/cifar10")`.
     """
     entry = ENTRIES[name]
     check_split(name, split, None, None)
     if not entry.mean:
-        raise DataError(f"{name} is read as a stream: normalnorm.experiments.streams.text({name!r}, {split!r})")
+        raise DataError(f"{name} is read as a stream: "
+                        f"normalnorm.experiments.streams.text({name!r}, "
+                        f"{split!r})")
     source, where = positions(entry, split, 1)[0], place(name, folder)
     if entry.side:
         pixels, labels = _small(name, source, where, partial)
@@ -337,7 +462,8 @@ def split(name: str, split: str, first: int | None = None, device: torch.device 
     check_split(name, split, first, len(rows))
     rows = rows[:first]
     if entry.side:
-        return Images(pixels[torch.from_numpy(rows)], torch.from_numpy(labels[rows]), about(name), device)
+        return Images(pixels[torch.from_numpy(rows)],
+                      torch.from_numpy(labels[rows]), about(name), device)
     return Decoded(examples, image, rows, labels, about(name), size, device)
 
 # %% ../../nbs/034_experiments.hub.ipynb #fa343ac4
@@ -345,21 +471,32 @@ def split(name: str, split: str, first: int | None = None, device: torch.device 
 def _fingerprint(name: str, folder: Path | None, partial: bool) -> str:
     entry, found = ENTRIES[name], hashlib.sha256(name.encode())
     for source in entry.examples:
-        if not entry.mean or name == "imagenet":                # too large to visit: the first examples of the stream
-            for number, example in zip(range(64), open_source(name, source, folder, streaming=True)):
-                found.update(f"{source}/{number}/{example.get(entry.label)}/{example[entry.image] if not entry.mean else ''}\0".encode())
+        # too large to visit: the first examples of the stream
+        if not entry.mean or name == "imagenet":
+            for number, example in zip(range(64), open_source(
+                name, source, folder, streaming=True)):
+                found.update(f"{source}/{number}/{example.get(entry.label)}/"
+                             f"{example[entry.image] if not entry.mean else ''}"
+                             "\0".encode())
             continue
         examples, image, labels = _checked(name, source, folder, partial)
-        found.update(f"{source}/{len(labels)}".encode() + labels.astype("<i8").tobytes())
-        for row in sorted(set(np.linspace(0, len(labels) - 1, 64).round().astype(int).tolist())) if len(labels) else ():
+        found.update(
+            f"{source}/{len(labels)}".encode() + labels.astype("<i8").tobytes())
+        for row in (sorted(set(np.linspace(0, len(labels) - 1,
+                                           64).round().astype(int).tolist()))
+                    if len(labels) else ()):
             record = examples[row][image]
-            found.update(hashlib.sha256(record["bytes"] or Path(record["path"]).read_bytes()).digest())
+            found.update(hashlib.sha256(
+                record["bytes"] or Path(record["path"]).read_bytes()).digest())
     return found.hexdigest()
 
 
-def fingerprint(name: str, folder: Path | str | None = None, partial: bool = False) -> str:
-    """The identity of a set: SHA-256 of the sizes and labels of its splits and of the encoded bytes of 64 evenly spaced images of each.
+def fingerprint(name: str, folder: Path | str | None = None,
+                partial: bool = False) -> str:
+    """The identity of a set: SHA-256 of the sizes and labels of its splits and
+    of the encoded bytes of 64 evenly spaced images of each.
 
-    Of the sets that are streamed (ImageNet, LM1B) only the first 64 examples of each split enter: labels, or text.
+    Of the sets that are streamed (ImageNet, LM1B) only the first 64 examples of
+    each split enter: labels, or text.
     """
     return _fingerprint(name, place(name, folder), partial)

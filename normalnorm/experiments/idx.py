@@ -24,12 +24,16 @@ from .data import DataError, Info, Tensors, check_split
 from .data import info as info_of
 
 # %% ../../nbs/033_experiments.idx.ipynb #97b3e129
-def read_idx(path: Path | str, shape: tuple[int | None, ...] | None = None, cure: str = "get the file again") -> np.ndarray:
-    """The array in an IDX file of unsigned bytes, compressed by gzip where the name ends in .gz.
+def read_idx(path: Path | str, shape: tuple[int | None, ...] | None = None,
+             cure: str = "get the file again") -> np.ndarray:
+    """The array in an IDX file of unsigned bytes, compressed by gzip where the
+    name ends in .gz.
 
-    `shape`: what is expected; None for an axis of any length. `cure`: the end of each error message.
+    `shape`: what is expected; None for an axis of any length. `cure`: the end
+    of each error message.
 
-    Raises `DataError` for a file that is missing, cannot be decompressed, has another type, or whose size is not what its header says.
+    Raises `DataError` for a file that is missing, cannot be decompressed, has
+    another type, or whose size is not what its header says.
 
     Example: `read_idx("train-labels-idx1-ubyte.gz", (60000,))`.
     """
@@ -41,63 +45,99 @@ def read_idx(path: Path | str, shape: tuple[int | None, ...] | None = None, cure
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: {cure}") from None
     except (EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{path} cannot be read, it is damaged or cut short ({type(error).__name__}: {error}): {cure}") from error
+        raise DataError(f"{path} cannot be read, it is damaged or cut short "
+                        f"({type(error).__name__}: {error}): {cure}") from error
     if content[:3] != b"\0\0\x08" or len(content) < 4:
-        raise DataError(f"{path} is not an IDX file of unsigned bytes: it starts with {content[:4].hex(' ') or 'nothing'}, expected 00 00 08: {cure}")
+        raise DataError(f"{path} is not an IDX file of unsigned bytes: it "
+                        f"starts with {content[:4].hex(' ') or 'nothing'}, "
+                        f"expected 00 00 08: {cure}")
     axes = content[3]
     if len(content) < 4 + 4 * axes:
-        raise DataError(f"{path} ends within its header, {len(content)} bytes for {axes} axes: {cure}")
+        raise DataError(f"{path} ends within its header, {len(content)} bytes "
+                        f"for {axes} axes: {cure}")
     found = struct.unpack(f">{axes}I", content[4:4 + 4 * axes])
     promised = 4 + 4 * axes + prod(found)
     if len(content) != promised:
-        raise DataError(f"{path} says that it holds {' × '.join(map(str, found))} bytes and should have {promised}, but has {len(content)}: {cure}")
-    if shape is not None and (len(shape) != axes or any(want not in (None, is_) for want, is_ in zip(shape, found))):
-        raise DataError(f"{path} holds an array of {' × '.join(map(str, found))}, expected {' × '.join('any' if n is None else str(n) for n in shape)}: {cure}")
+        raise DataError(f"{path} says that it holds "
+                        f"{' × '.join(map(str, found))} bytes and should have "
+                        f"{promised}, but has {len(content)}: {cure}")
+    if shape is not None and (len(shape) != axes
+                              or any(want not in (None, is_)
+                                     for want, is_ in zip(shape, found))):
+        raise DataError(
+            f"{path} holds an array of {' × '.join(map(str, found))}, expected "
+            f"{' × '.join('any' if n is None else str(n) for n in shape)}: "
+            f"{cure}")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(found)
 
 # %% ../../nbs/033_experiments.idx.ipynb #26f091df
-_FILES = {"train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", 60_000), "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", 10_000)}
+_FILES = {
+    "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz",
+              60_000),
+    "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", 10_000)}
 _SHA256 = "ca3ab2a37f845e1b8ae23cab1b51749a3011ba3bf1d9016176d75cbaabac376f"
 _SIZES = {"train": 55_000, "validation": 5_000, "test": 10_000}
 
 
 def fashion_folder() -> Path:
-    "Where the four files of Fashion-MNIST are: `fashion-mnist` in the folder that NORMALNORM_DATASETS names if it is there, otherwise where Debian's package puts them."
+    """Where the four files of Fashion-MNIST are: `fashion-mnist` in the folder
+    that NORMALNORM_DATASETS names if it is there, otherwise where Debian's
+    package puts them.
+    """
     own = Path(os.environ.get("NORMALNORM_DATASETS", "")) / "fashion-mnist"
-    return own if os.environ.get("NORMALNORM_DATASETS") and own.is_dir() else Path("/usr/share/datasets/fashion-mnist")
+    return (own if os.environ.get("NORMALNORM_DATASETS") and own.is_dir()
+            else Path("/usr/share/datasets/fashion-mnist"))
 
 
 @lru_cache(maxsize=1)
 def _fashion(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    cure = f"apt-get install dataset-fashion-mnist, or put its four files into a folder `fashion-mnist` and name the folder above it in NORMALNORM_DATASETS (looked in {folder})"
+    cure = ("apt-get install dataset-fashion-mnist, or put its four files "
+            "into a folder `fashion-mnist` and name the folder above it in "
+            f"NORMALNORM_DATASETS (looked in {folder})")
     found, content = {}, hashlib.sha256()
     for part, (images, labels, count) in _FILES.items():
-        found[part] = (read_idx(folder / images, (count, 28, 28), cure), read_idx(folder / labels, (count,), cure))
+        found[part] = (read_idx(folder / images, (count, 28, 28), cure),
+                       read_idx(folder / labels, (count,), cure))
         for array in found[part]:
             content.update(array.tobytes())
         if found[part][1].max() > 9:
-            raise DataError(f"{folder / labels} has the label {found[part][1].max()}, expected 0 to 9: {cure}")
+            raise DataError(f"{folder / labels} has the label "
+                            f"{found[part][1].max()}, expected 0 to 9: {cure}")
     if content.hexdigest() != _SHA256:
-        raise DataError(f"{folder} holds other images or labels than the published ones (SHA-256 {content.hexdigest()[:16]}…, expected {_SHA256[:16]}…): {cure}")
+        raise DataError(f"{folder} holds other images or labels than the "
+                        f"published ones (SHA-256 {content.hexdigest()[:16]}…, "
+                        f"expected {_SHA256[:16]}…): {cure}")
     cut = _SIZES["train"]
     images, labels = found["train"]
-    return {"train": (images[:cut], labels[:cut]), "validation": (images[cut:], labels[cut:]), "test": found["test"]}
+    return {"train": (images[:cut], labels[:cut]),
+            "validation": (images[cut:], labels[cut:]), "test": found["test"]}
 
 
 def about(name: str) -> Info:
     "What is known of the set; `info` of the chapter on data asks here."
-    return Info("fashion-mnist", "Fashion-MNIST", "", _SHA256, info_of("fashion").classes, (1, 28, 28), 255, dict(_SIZES), "MIT", (0.2858173,), (0.3529372,))
+    return Info("fashion-mnist", "Fashion-MNIST", "", _SHA256,
+                info_of("fashion").classes, (1, 28, 28), 255, dict(_SIZES),
+                "MIT", (0.2858173,), (0.3529372,))
 
 
 def fingerprint(name: str) -> str:
-    "The SHA-256 of the decompressed images and labels, which is checked when they are loaded."
+    """The SHA-256 of the decompressed images and labels, which is checked when
+    they are loaded.
+    """
     return _SHA256
 
 
-def split(name: str, split: str, first: int | None = None, device: torch.device | str | None = None) -> Tensors:
-    "One split as `Tensors`: images float32 of shape (N, 1, 28, 28), standardized, labels int64; see `dataset`. Raises `DataError` where Debian's package is missing."
+def split(name: str, split: str, first: int | None = None,
+          device: torch.device | str | None = None) -> Tensors:
+    """One split as `Tensors`: images float32 of shape (N, 1, 28, 28),
+    standardized, labels int64; see `dataset`.
+
+    Raises `DataError` where Debian's package is missing.
+    """
     known = about(name)
     check_split(name, split, first, known.sizes.get(split))
-    images, labels = (array[:first] for array in _fashion(fashion_folder())[split])
-    x = torch.from_numpy(images.astype(np.float32)).div_(255).sub_(known.mean[0]).div_(known.std[0]).unsqueeze(1)
+    images, labels = (
+        array[:first] for array in _fashion(fashion_folder())[split])
+    x = (torch.from_numpy(images.astype(np.float32))
+             .div_(255).sub_(known.mean[0]).div_(known.std[0]).unsqueeze(1))
     return Tensors(x, torch.from_numpy(labels.astype(np.int64))).to(device)

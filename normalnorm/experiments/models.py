@@ -20,16 +20,21 @@ from torch import Tensor, nn
 
 from ..claims import near
 from .networks.efficient import EfficientNet, efficientnet
-from .networks.residual import Norm, ResNet, cifar_resnet, resnet, resnext, wide_resnet
+from .networks.residual import (
+    Norm, ResNet, cifar_resnet, resnet, resnext, wide_resnet)
 from .networks.simple import MLP, RecurrentNet, ResNet9
-from .networks.transformer import LanguageModel, VisionTransformer, keep
+from normalnorm.experiments.networks.transformer import (
+    LanguageModel, VisionTransformer, keep)
 
 
 class SmallResNet(ResNet):
-    """A residual network of three stages for small images: stem, stages of widths w, 2w, 4w, mean over positions, linear classifier.
+    """A residual network of three stages for small images: stem, stages of
+    widths w, 2w, 4w, mean over positions, linear classifier.
 
-    `norm`: channels → normalizer of (B, C, H, W). `width`: channels of the first stage. `blocks`: basic blocks in each stage.
-    `stem_stride`: 2 halves the resolution at once (28 pixels), 1 keeps it (8 pixels). `options`: those of `ResNet`. Works for images of any size.
+    `norm`: channels → normalizer of (B, C, H, W). `width`: channels of the
+    first stage. `blocks`: basic blocks in each stage.
+    `stem_stride`: 2 halves the resolution at once (28 pixels), 1 keeps it (8
+    pixels). `options`: those of `ResNet`. Works for images of any size.
 
     Source: He et al. (2016), reduced.
 
@@ -39,14 +44,20 @@ class SmallResNet(ResNet):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 1, width: int = 16, blocks: int = 1, stem_stride: int = 2, norm: Norm = nn.BatchNorm2d, **options: Any):
-        super().__init__([blocks] * 3, [width, 2 * width, 4 * width], classes, channels, stem_stride=stem_stride, norm=norm, **options)
+    def __init__(self, classes: int = 10, channels: int = 1, width: int = 16,
+                 blocks: int = 1, stem_stride: int = 2,
+                 norm: Norm = nn.BatchNorm2d, **options: Any):
+        super().__init__([blocks] * 3, [width, 2 * width, 4 * width], classes,
+                         channels, stem_stride=stem_stride, norm=norm,
+                         **options)
 
 
 class SmallViT(VisionTransformer):
-    """A vision transformer for small square images that takes the mean over positions, its weights as `torch.nn` draws them.
+    """A vision transformer for small square images that takes the mean over
+    positions, its weights as `torch.nn` draws them.
 
-    The arguments are those of `VisionTransformer`, with smaller defaults. Source: Dosovitskiy et al. (2021), reduced.
+    The arguments are those of `VisionTransformer`, with smaller defaults.
+    Source: Dosovitskiy et al. (2021), reduced.
 
     Example:
 
@@ -54,18 +65,25 @@ class SmallViT(VisionTransformer):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 1, image: int = 28, patch: int = 4, width: int = 64, depth: int = 4, heads: int = 4, hidden: int = 128,
-                 norm: Norm = nn.LayerNorm, **options: Any):
-        super().__init__(classes, channels, image, patch, width, depth, heads, hidden, norm=norm, **{"token": False, "init": keep, **options})
+    def __init__(self, classes: int = 10, channels: int = 1, image: int = 28,
+                 patch: int = 4, width: int = 64, depth: int = 4,
+                 heads: int = 4, hidden: int = 128, norm: Norm = nn.LayerNorm,
+                 **options: Any):
+        super().__init__(classes, channels, image, patch, width, depth, heads,
+                         hidden, norm=norm,
+                         **{"token": False, "init": keep, **options})
 
 # %% ../../nbs/048_experiments.models.ipynb #dd0130f8
 @dataclass(frozen=True)
 class Architecture:
-    """A network of the list: `make(**arguments)` builds it for inputs of shape `inputs`, (C, H, W) for images and (T,) for text.
+    """A network of the list: `make(**arguments)` builds it for inputs of shape
+    `inputs`, (C, H, W) for images and (T,) for text.
 
-    `source`: who described it, as a key of the bibliography. `published`: its number of parameters as printed elsewhere, "" where none is.
-    `norm`: PyTorch's own normalizer for it, called with the channels of (B, C, H, W) for `nn.BatchNorm2d`, the features of (B, C) for `nn.BatchNorm1d`, and the last axis for
-    `nn.LayerNorm`.
+    `source`: who described it, as a key of the bibliography. `published`: its
+    number of parameters as printed elsewhere, "" where none is. `norm`:
+    PyTorch's own normalizer for it, called with the channels of (B, C, H, W)
+    for `nn.BatchNorm2d`, the features of (B, C) for `nn.BatchNorm1d`, and the
+    last axis for `nn.LayerNorm`.
     """
     make: Callable[..., nn.Module]
     arguments: dict[str, Any]
@@ -81,62 +99,120 @@ _CIFAR, _IMAGENET, _FASHION = (3, 32, 32), (3, 224, 224), (1, 28, 28)
 def _residual() -> dict[str, Architecture]:
     "The residual networks of the papers; the second order has the suffix _v2."
     found = {}
-    for depth, published, published_v2, published_cifar in ((18, "11,689,512", "", "11,173,962"), (34, "21,797,672", "", "21,282,122"),
-                                                            (50, "25,557,032", "25,549,352", ""), (101, "44,549,160", "44,541,480", "")):
-        first, second = {"depth": depth}, {"depth": depth, "preactivation": True}
-        found[f"resnet{depth}"] = Architecture(resnet, first, _IMAGENET, "he2016", published)
-        found[f"resnet{depth}_v2"] = Architecture(resnet, second, _IMAGENET, "he2016b", published_v2)
-        found[f"cifar_resnet{depth}"] = Architecture(resnet, first | {"stem": "small", "classes": 10}, _CIFAR, "he2016", published_cifar)
-        found[f"cifar_resnet{depth}_v2"] = Architecture(resnet, second | {"stem": "small", "classes": 10}, _CIFAR, "he2016b")
-    for depth, published in ((20, "0.27 M"), (32, "0.46 M"), (44, "0.66 M"), (56, "0.85 M"), (110, "1.7 M")):
-        found[f"cifar_resnet{depth}"] = Architecture(cifar_resnet, {"depth": depth}, _CIFAR, "he2016", published)
-        found[f"cifar_resnet{depth}_v2"] = Architecture(cifar_resnet, {"depth": depth, "preactivation": True}, _CIFAR, "he2016b")
-    for depth, group_width, published in ((50, 4, "25,028,904"), (101, 8, "88,791,336")):
+    for depth, published, published_v2, published_cifar in (
+        (18, "11,689,512", "", "11,173,962"),
+        (34, "21,797,672", "", "21,282,122"),
+        (50, "25,557,032", "25,549,352", ""),
+        (101, "44,549,160", "44,541,480", "")
+    ):
+        first, second = ({"depth": depth},
+                         {"depth": depth, "preactivation": True})
+        found[f"resnet{depth}"] = Architecture(
+            resnet, first, _IMAGENET, "he2016", published)
+        found[f"resnet{depth}_v2"] = Architecture(
+            resnet, second, _IMAGENET, "he2016b", published_v2)
+        found[f"cifar_resnet{depth}"] = Architecture(
+            resnet, first | {"stem": "small", "classes": 10}, _CIFAR, "he2016",
+            published_cifar)
+        found[f"cifar_resnet{depth}_v2"] = Architecture(
+            resnet, second | {"stem": "small", "classes": 10}, _CIFAR,
+            "he2016b")
+    for depth, published in ((20, "0.27 M"), (32, "0.46 M"), (44, "0.66 M"),
+                             (56, "0.85 M"), (110, "1.7 M")):
+        found[f"cifar_resnet{depth}"] = Architecture(
+            cifar_resnet, {"depth": depth}, _CIFAR, "he2016", published)
+        found[f"cifar_resnet{depth}_v2"] = Architecture(
+            cifar_resnet, {"depth": depth, "preactivation": True}, _CIFAR,
+            "he2016b")
+    for depth, group_width, published in ((50, 4, "25,028,904"),
+                                          (101, 8, "88,791,336")):
         template = {"depth": depth, "groups": 32, "group_width": group_width}
-        found[f"resnext{depth}"] = Architecture(resnext, template, _IMAGENET, "xie2017", published)
-        found[f"resnext{depth}_v2"] = Architecture(resnext, template | {"preactivation": True}, _IMAGENET, "labatie2021")
-    for depth, k, source, published in ((28, 2, "eftekhari2025", ""), (28, 10, "zagoruyko2016", "36.5 M"), (26, 2, "rao2020", ""), (26, 10, "rao2020", "")):
-        found[f"wrn{depth}-{k}"] = Architecture(wide_resnet, {"depth": depth, "widening": k}, _CIFAR, source, published)
-        found[f"wrn{depth}-{k}_skipless"] = Architecture(wide_resnet, {"depth": depth, "widening": k, "shortcut": "none"}, _CIFAR, "rao2020")
+        found[f"resnext{depth}"] = Architecture(
+            resnext, template, _IMAGENET, "xie2017", published)
+        found[f"resnext{depth}_v2"] = Architecture(
+            resnext, template | {"preactivation": True}, _IMAGENET,
+            "labatie2021")
+    for depth, k, source, published in (
+        (28, 2, "eftekhari2025", ""), (28, 10, "zagoruyko2016", "36.5 M"),
+        (26, 2, "rao2020", ""), (26, 10, "rao2020", "")
+    ):
+        found[f"wrn{depth}-{k}"] = Architecture(
+            wide_resnet, {"depth": depth, "widening": k}, _CIFAR, source,
+            published)
+        found[f"wrn{depth}-{k}_skipless"] = Architecture(
+            wide_resnet, {"depth": depth, "widening": k, "shortcut": "none"},
+            _CIFAR, "rao2020")
     return found
 
 
 def _others() -> dict[str, Architecture]:
     "The other networks of the papers."
     small, large = (3, 224, 224), (3, 260, 260)
-    base = {"classes": 1000, "image": 224, "patch": 16, "depth": 12, "heads": 12, "hidden": 3072}
-    gpt2 = {"vocabulary": 50257, "length": 1024, "width": 768, "depth": 12, "heads": 12}
-    return {
-        "efficientnet_b0": Architecture(efficientnet, {"variant": 0}, small, "tan2019", "5,288,548"),
-        "efficientnet_b2": Architecture(efficientnet, {"variant": 2}, large, "tan2019", "9,109,994"),
-        "efficientnet_b0_grouped": Architecture(efficientnet, {"variant": 0, "grouped": True}, small, "labatie2021", "5.9 M"),
-        "efficientnet_b2_grouped": Architecture(efficientnet, {"variant": 2, "grouped": True}, large, "labatie2021", "9.5 M"),
-        "resnet9": Architecture(ResNet9, {}, _CIFAR, "a reviewer of eftekhari2025", "6,575,370"),
-        "vit": Architecture(VisionTransformer, {}, _CIFAR, "eftekhari2025", norm=nn.LayerNorm),
-        "vit_b16": Architecture(VisionTransformer, base, _IMAGENET, "dosovitskiy2021", "86,567,656", nn.LayerNorm),
-        "mlp": Architecture(MLP, {}, _FASHION, "eftekhari2025", norm=nn.BatchNorm1d),
-        "mlp20": Architecture(MLP, {"widths": [784] * 20}, _FASHION, "rao2020", norm=nn.BatchNorm1d),
-        "gpt2": Architecture(LanguageModel, gpt2, (1024,), "radford2019", "124,439,808", nn.LayerNorm),
-        "gpt": Architecture(LanguageModel, {}, (128,), "radford2019, reduced", norm=nn.LayerNorm),
-        "rnn": Architecture(RecurrentNet, {}, (128,), "ba2016", norm=nn.LayerNorm),
-    }
+    base = {"classes": 1000, "image": 224, "patch": 16, "depth": 12,
+            "heads": 12, "hidden": 3072}
+    gpt2 = {"vocabulary": 50257, "length": 1024, "width": 768, "depth": 12,
+            "heads": 12}
+    return {"efficientnet_b0": Architecture(
+                efficientnet, {"variant": 0}, small, "tan2019", "5,288,548"),
+            "efficientnet_b2": Architecture(
+                efficientnet, {"variant": 2}, large, "tan2019", "9,109,994"),
+            "efficientnet_b0_grouped": Architecture(
+                efficientnet, {"variant": 0, "grouped": True}, small,
+                "labatie2021", "5.9 M"),
+            "efficientnet_b2_grouped": Architecture(
+                efficientnet, {"variant": 2, "grouped": True}, large,
+                "labatie2021", "9.5 M"),
+            "resnet9": Architecture(ResNet9, {}, _CIFAR,
+                                    "a reviewer of eftekhari2025", "6,575,370"),
+            "vit": Architecture(VisionTransformer, {}, _CIFAR, "eftekhari2025",
+                                norm=nn.LayerNorm),
+            "vit_b16": Architecture(
+                VisionTransformer, base, _IMAGENET, "dosovitskiy2021",
+                "86,567,656", nn.LayerNorm),
+            "mlp": Architecture(MLP, {}, _FASHION, "eftekhari2025",
+                                norm=nn.BatchNorm1d),
+            "mlp20": Architecture(MLP, {"widths": [784] * 20}, _FASHION,
+                                  "rao2020", norm=nn.BatchNorm1d),
+            "gpt2": Architecture(LanguageModel, gpt2, (1024,), "radford2019",
+                                 "124,439,808", nn.LayerNorm),
+            "gpt": Architecture(LanguageModel, {}, (128,),
+                                "radford2019, reduced", norm=nn.LayerNorm),
+            "rnn": Architecture(RecurrentNet, {}, (128,), "ba2016",
+                                norm=nn.LayerNorm)}
 
 
 def _small() -> dict[str, Architecture]:
     "Networks for this book, on images of 28 pixels without colour."
     halved = {"channels": 1, "stem_stride": 2}
     stages = [[1, 3, 1, 8, 1], [4, 3, 2, 16, 2], [4, 5, 2, 24, 2]]
-    return {
-        "small_resnet": Architecture(SmallResNet, {}, _FASHION, "he2016, reduced"),
-        "small_resnet_v2": Architecture(SmallResNet, {"preactivation": True}, _FASHION, "he2016b, reduced"),
-        "small_resnext": Architecture(ResNet, {"blocks": [1] * 3, "widths": [16, 32, 64], "bottleneck": True, "groups": 4, "group_width": 16} | halved, _FASHION, "xie2017, reduced"),
-        "small_wrn": Architecture(wide_resnet, {"depth": 16} | halved, _FASHION, "zagoruyko2016, reduced"),
-        "small_wrn_skipless": Architecture(wide_resnet, {"depth": 16, "shortcut": "none"} | halved, _FASHION, "rao2020, reduced"),
-        "small_efficientnet": Architecture(EfficientNet, {"channels": 1, "stages": stages, "stem": 8, "head": 96}, _FASHION, "tan2019, reduced"),
-        "small_resnet9": Architecture(ResNet9, {"channels": 1, "width": 8}, _FASHION, "a reviewer of eftekhari2025, reduced"),
-        "small_vit": Architecture(SmallViT, {}, _FASHION, "dosovitskiy2021, reduced", norm=nn.LayerNorm),
-        "small_mlp": Architecture(MLP, {"widths": [128] * 3}, _FASHION, "eftekhari2025, reduced", norm=nn.BatchNorm1d),
-    }
+    return {"small_resnet": Architecture(
+                SmallResNet, {}, _FASHION, "he2016, reduced"),
+            "small_resnet_v2": Architecture(
+                SmallResNet, {"preactivation": True}, _FASHION,
+                "he2016b, reduced"),
+            "small_resnext": Architecture(
+                ResNet,
+                {"blocks": [1] * 3, "widths": [16, 32, 64], "bottleneck": True,
+                 "groups": 4, "group_width": 16} | halved,
+                _FASHION, "xie2017, reduced"),
+            "small_wrn": Architecture(wide_resnet, {"depth": 16} | halved,
+                                      _FASHION, "zagoruyko2016, reduced"),
+            "small_wrn_skipless": Architecture(
+                wide_resnet, {"depth": 16, "shortcut": "none"} | halved,
+                _FASHION, "rao2020, reduced"),
+            "small_efficientnet": Architecture(
+                EfficientNet,
+                {"channels": 1, "stages": stages, "stem": 8, "head": 96},
+                _FASHION, "tan2019, reduced"),
+            "small_resnet9": Architecture(
+                ResNet9, {"channels": 1, "width": 8}, _FASHION,
+                "a reviewer of eftekhari2025, reduced"),
+            "small_vit": Architecture(
+                SmallViT, {}, _FASHION, "dosovitskiy2021, reduced",
+                norm=nn.LayerNorm),
+            "small_mlp": Architecture(
+                MLP, {"widths": [128] * 3}, _FASHION, "eftekhari2025, reduced",
+                norm=nn.BatchNorm1d)}
 
 
 _MODELS = _residual() | _others() | _small()
@@ -166,13 +242,17 @@ def architecture(name: str) -> Architecture:
 
 
 def build(name: str, **arguments: Any) -> nn.Module:
-    """The network of that name; `arguments` replace those of the list, e.g. `classes=100`, `norm=nn.InstanceNorm2d`, `widths=[8, 16, 32, 64]`.
+    """The network of that name; `arguments` replace those of the list, e.g.
+    `classes=100`, `norm=nn.InstanceNorm2d`, `widths=[8, 16, 32, 64]`.
 
-    Weights are drawn from torch's global generator: seed it before. Raises `ValueError` for an unknown name, `TypeError` for an argument that the network does not take.
+    Weights are drawn from torch's global generator: seed it before. Raises
+    `ValueError` for an unknown name, `TypeError` for an argument that the
+    network does not take.
 
     Example:
 
-        >>> build("cifar_resnet20", classes=100)(torch.zeros(2, 3, 32, 32)).shape
+        >>> build("cifar_resnet20", classes=100)(
+        ...     torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 100])
     """
     entry = architecture(name)
@@ -180,7 +260,9 @@ def build(name: str, **arguments: Any) -> nn.Module:
 
 # %% ../../nbs/048_experiments.models.ipynb #2fcf9949
 class Cost(NamedTuple):
-    "Of a network and one input: parameters, multiply-accumulates of a forward pass, elements that pass through normalizers."
+    """Of a network and one input: parameters, multiply-accumulates of a forward
+    pass, elements that pass through normalizers.
+    """
     parameters: int
     macs: int
     normalized: int
@@ -193,11 +275,14 @@ class _Counter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen.append(x.numel())
-        return x                    # a normalizer keeps the shape, and its work is not counted
+        return x  # a normalizer keeps the shape, and its work is not counted
 
 
 def macs(model: nn.Module, inputs: Tensor) -> int:
-    """Multiply-accumulates of `model(inputs)` in convolutions, linear maps and attention; normalizers and activations are not counted. Works on the meta device.
+    """Multiply-accumulates of `model(inputs)` in convolutions, linear maps and
+    attention; normalizers and activations are not counted.
+
+    Works on the meta device.
 
     Example:
 
@@ -206,13 +291,17 @@ def macs(model: nn.Module, inputs: Tensor) -> int:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:       # fused attention is not counted on every device
+    # fused attention is not counted on every device
+    with (torch.no_grad(), sdpa_kernel(SDPBackend.MATH),
+          FlopCounterMode(display=False) as counter):
         model(inputs)
     return counter.get_total_flops() // 2
 
 
-def cost(name: str, inputs: tuple[int, ...] | None = None, **arguments: Any) -> Cost:
-    """What the network of that name costs for one input of shape `inputs` (default: the one of the list); nothing is computed.
+def cost(name: str, inputs: tuple[int, ...] | None = None,
+         **arguments: Any) -> Cost:
+    """What the network of that name costs for one input of shape `inputs`
+    (default: the one of the list); nothing is computed.
 
     `arguments` as in `build`; a `joint` part's elements are not counted.
 
@@ -224,8 +313,10 @@ def cost(name: str, inputs: tuple[int, ...] | None = None, **arguments: Any) -> 
     entry, seen = architecture(name), []
     norm = arguments.pop("norm", entry.norm)
     with torch.device("meta"):
-        model = build(name, norm=lambda size: _Counter(norm(size), seen), **arguments).eval()
+        model = build(name, norm=lambda size: _Counter(norm(size), seen),
+                      **arguments).eval()
         shape = (1, *(entry.inputs if inputs is None else inputs))
-        x = torch.zeros(shape) if len(shape) > 2 else torch.zeros(shape, dtype=torch.int64)
+        x = torch.zeros(shape) if len(shape) > 2 else torch.zeros(
+            shape, dtype=torch.int64)
     work = macs(model, x)
     return Cost(sum(p.numel() for p in model.parameters()), work, sum(seen))

@@ -25,31 +25,44 @@ from ..claims import near
 SCHEDULES = ("onecycle", "steps", "constant", "cosine", "exponential")
 OPTIMIZERS = ("sgd", "adamw", "rmsprop")
 AVERAGES = ("", "ema", "swa")
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true",
+              "64-true")
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to train: every number that the training loop reads, with defaults.
 
-    *Steps.* `epochs`; `steps` of the optimizer in each, 0 for as many as the training examples fill; `batch`, the examples
-    of one step of the optimizer, on all devices together; `accumulate`, the equal parts in which they pass through the network one after the other (a batch normalizer sees a part).
+    *Steps.* `epochs`; `steps` of the optimizer in each, 0 for as many as the
+    training examples fill; `batch`, the examples of one step of the optimizer,
+    on all devices together; `accumulate`, the equal parts in which they pass
+    through the network one after the other (a batch normalizer sees a part).
 
-    *Optimizer.* `optimizer`: "sgd" (with `momentum`, `nesterov`), "adamw" (with `betas`), "rmsprop" (with `momentum`, `rms_decay`); `eps`, PyTorch's
-    own by default. `weight_decay` applies to all parameters, as in the papers' code, but for those that `no_decay` names (see `parameter_groups`).
+    *Optimizer.* `optimizer`: "sgd" (with `momentum`, `nesterov`), "adamw" (with
+    `betas`), "rmsprop" (with `momentum`, `rms_decay`); `eps`, PyTorch's own by
+    default. `weight_decay` applies to all parameters, as in the papers' code,
+    but for those that `no_decay` names (see `parameter_groups`).
 
-    *Learning rate* (see `learning_rate`). `schedule`: "onecycle" over the whole run; "steps", the rate times `factor` at each epoch of `milestones`;
-    "exponential", times `factor` every `every` epochs; "cosine", from `lr` to `floor` over `restart` epochs (0: the rest of the run), then again over
-    `restart_factor` times as many, and so on; "constant". `warmup`: epochs in which the rate first rises linearly from `warmup_from` times `lr`.
+    *Learning rate* (see `learning_rate`). `schedule`: "onecycle" over the whole
+    run; "steps", the rate times `factor` at each epoch of `milestones`;
+    "exponential", times `factor` every `every` epochs; "cosine", from `lr` to
+    `floor` over `restart` epochs (0: the rest of the run), then again over
+    `restart_factor` times as many, and so on; "constant". `warmup`: epochs in
+    which the rate first rises linearly from `warmup_from` times `lr`.
 
-    *Loss.* `label_smoothing` in [0, 1): the share of each target that is spread evenly over the classes.
+    *Loss.* `label_smoothing` in [0, 1): the share of each target that is spread
+    evenly over the classes.
 
-    *Averaging.* `average`: "ema", the moving average of weights and buffers with `average_decay` a step; "swa", their plain mean over the
-    ends of the epochs from `average_from` on; "" for none. What averaged weights achieve is reported beside the last ones.
+    *Averaging.* `average`: "ema", the moving average of weights and buffers
+    with `average_decay` a step; "swa", their plain mean over the ends of the
+    epochs from `average_from` on; "" for none. What averaged weights achieve is
+    reported beside the last ones.
 
-    *Arithmetic.* `precision`: as Lightning Fabric names it; `compile`: the name of a backend of `torch.compile` ("inductor"), "" for none.
+    *Arithmetic.* `precision`: as Lightning Fabric names it; `compile`: the name
+    of a backend of `torch.compile` ("inductor"), "" for none.
 
-    Raises `ValueError` for names that are not known and for numbers out of range.
+    Raises `ValueError` for names that are not known and for numbers out of
+    range.
 
     Example: `Settings(epochs=25, lr=0.1)`.
     """
@@ -83,26 +96,43 @@ class Settings:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("average", AVERAGES), ("precision", PRECISIONS)):
+        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES),
+                            ("average", AVERAGES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not known: {near(getattr(self, name), known)}")
-        for wanted, holds in (("epochs ≥ 1", self.epochs >= 1), ("steps ≥ 0", self.steps >= 0), ("batch ≥ 2", self.batch >= 2),
-                              ("lr > 0", self.lr > 0), ("weight_decay ≥ 0", self.weight_decay >= 0),
-                              ("accumulate ≥ 1 and a divisor of batch", self.accumulate >= 1 and self.batch % max(self.accumulate, 1) == 0),
-                              ("0 ≤ label_smoothing < 1", 0 <= self.label_smoothing < 1), ("0 ≤ average_decay < 1", 0 <= self.average_decay < 1),
-                              ("1 ≤ average_from ≤ epochs", 1 <= self.average_from <= max(self.epochs, 1)), ("0 ≤ warmup < epochs", 0 <= self.warmup < max(self.epochs, 1)),
-                              ("0 < warmup_from ≤ 1", 0 < self.warmup_from <= 1), ("every > 0", self.every > 0), ("factor > 0", self.factor > 0),
-                              ("restart ≥ 0", self.restart >= 0), ("restart_factor ≥ 1", self.restart_factor >= 1), ("0 ≤ floor ≤ lr", 0 <= self.floor <= self.lr),
-                              ("no warmup with onecycle, which has its own", self.schedule != "onecycle" or not self.warmup)):
+                raise ValueError(f"{name}={getattr(self, name)!r} is not "
+                                 f"known: {near(getattr(self, name), known)}")
+        for wanted, holds in (
+            ("epochs ≥ 1", self.epochs >= 1), ("steps ≥ 0", self.steps >= 0),
+            ("batch ≥ 2", self.batch >= 2), ("lr > 0", self.lr > 0),
+            ("weight_decay ≥ 0", self.weight_decay >= 0),
+            ("accumulate ≥ 1 and a divisor of batch",
+             self.accumulate >= 1
+                 and self.batch % max(self.accumulate, 1) == 0),
+            ("0 ≤ label_smoothing < 1", 0 <= self.label_smoothing < 1),
+            ("0 ≤ average_decay < 1", 0 <= self.average_decay < 1),
+            ("1 ≤ average_from ≤ epochs",
+             1 <= self.average_from <= max(self.epochs, 1)),
+            ("0 ≤ warmup < epochs", 0 <= self.warmup < max(self.epochs, 1)),
+            ("0 < warmup_from ≤ 1", 0 < self.warmup_from <= 1),
+            ("every > 0", self.every > 0), ("factor > 0", self.factor > 0),
+            ("restart ≥ 0", self.restart >= 0),
+            ("restart_factor ≥ 1", self.restart_factor >= 1),
+            ("0 ≤ floor ≤ lr", 0 <= self.floor <= self.lr),
+            ("no warmup with onecycle, which has its own",
+             self.schedule != "onecycle" or not self.warmup)
+        ):
             if not holds:
-                given = ", ".join(f"{key}={value!r}" for key, value in asdict(self).items() if key in wanted)
+                given = ", ".join(
+                    f"{key}={value!r}" for key, value in asdict(self).items()
+                    if key in wanted)
                 raise ValueError(f"expected {wanted}; given {given}")
         for name in ("milestones", "betas", "no_decay"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
         "All fields as plain JSON values: lists for tuples."
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {key: list(value) if isinstance(value, tuple) else value
+                for key, value in asdict(self).items()}
 
 # %% ../../nbs/049_experiments.optimization.ipynb #4a4d2ac8
 def _between(start: float, end: float, part: float) -> float:
@@ -111,14 +141,17 @@ def _between(start: float, end: float, part: float) -> float:
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
-    """The learning rate of step `step` of `steps` in the whole run, counted from 0.
+    """The learning rate of step `step` of `steps` in the whole run, counted
+    from 0.
 
     Example: `learning_rate(Settings(epochs=1, lr=0.1), 0, 100)` is 0.004.
     """
     s = settings
     if s.schedule == "onecycle":
         top = 0.3 * steps - 1
-        return _between(s.lr / 25, s.lr, step / top) if step <= top else _between(s.lr, s.lr / 25e4, (step - top) / (steps - 1 - top))
+        return (_between(s.lr / 25, s.lr, step / top) if step <= top
+                else _between(s.lr, s.lr / 25e4,
+                              (step - top) / (steps - 1 - top)))
     time = step * s.epochs / steps
     if time < s.warmup:
         return s.lr * (s.warmup_from + (1 - s.warmup_from) * time / s.warmup)
@@ -126,7 +159,8 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
         epoch = step * s.epochs // steps
         return s.lr * s.factor ** sum(epoch >= m for m in s.milestones)
     if s.schedule == "exponential":
-        return s.lr * s.factor ** math.floor(time / s.every + 1e-9)            # 7.2 / 2.4 is a little less than 3 in floating point
+        # 7.2 / 2.4 is a little less than 3 in floating point
+        return s.lr * s.factor ** math.floor(time / s.every + 1e-9)
     if s.schedule == "cosine":
         since, length = time - s.warmup, s.restart or s.epochs - s.warmup
         while since >= length:
@@ -135,38 +169,55 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     return s.lr
 
 # %% ../../nbs/049_experiments.optimization.ipynb #9a34c5f3
-def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
-    """The parameters of `model` in groups for an optimizer: those that decay, and, where `no_decay` names any, those that do not.
+def parameter_groups(model: nn.Module,
+                     settings: Settings) -> list[dict[str, Any]]:
+    """The parameters of `model` in groups for an optimizer: those that decay,
+    and, where `no_decay` names any, those that do not.
 
-    A pattern matches a parameter's full name, with `*` and `?` as in file names; `1d` matches parameters with fewer than two axes; `!pattern`
-    takes an exception back. The last pattern that matches decides. Raises `ValueError` for a pattern that matches nothing: most likely a slip.
+    A pattern matches a parameter's full name, with `*` and `?` as in file
+    names; `1d` matches parameters with fewer than two axes; `!pattern` takes an
+    exception back. The last pattern that matches decides. Raises `ValueError`
+    for a pattern that matches nothing: most likely a slip.
 
     Example:
 
         >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-        >>> [len(group["params"]) for group in parameter_groups(model, Settings(epochs=1, no_decay=("1d", "!1.weight")))]
+        >>> [len(group["params"]) for group in parameter_groups(
+        ...      model, Settings(epochs=1, no_decay=("1d", "!1.weight")))]
         [2, 2]
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named = [(name, p) for name, p in model.named_parameters()
+             if p.requires_grad]
     decays = {name: True for name, _ in named}
     for pattern in settings.no_decay:
         plain = pattern.removeprefix("!")
-        hit = [name for name, p in named if (p.ndim < 2 if plain == "1d" else fnmatchcase(name, plain))]
+        hit = [name for name, p in named
+               if (p.ndim < 2 if plain == "1d" else fnmatchcase(name, plain))]
         if not hit:
-            raise ValueError(f"no_decay: the pattern {pattern!r} matches no parameter; there are {', '.join(name for name, _ in named[:8])}, …")
+            raise ValueError(f"no_decay: the pattern {pattern!r} matches no "
+                             "parameter; there are "
+                             f"{', '.join(name for name, _ in named[:8])}, …")
         decays.update(dict.fromkeys(hit, pattern.startswith("!")))
-    groups = [{"params": [p for name, p in named if decays[name] is decaying], "weight_decay": settings.weight_decay if decaying else 0.0} for decaying in (True, False)]
+    groups = [{"params": [p for name, p in named if decays[name] is decaying],
+               "weight_decay": settings.weight_decay if decaying else 0.0}
+              for decaying in (True, False)]
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module,
+                   settings: Settings) -> torch.optim.Optimizer:
     """PyTorch's optimizer of the settings' name over the parameters of `model`.
 
-    Example: `make_optimizer(SmallResNet(), Settings(epochs=1, optimizer="rmsprop", rms_decay=0.9, eps=1e-3))`.
+    Example: `make_optimizer(SmallResNet(), Settings(epochs=1,
+    optimizer="rmsprop", rms_decay=0.9, eps=1e-3))`.
     """
-    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop}[settings.optimizer]
-    options = {"sgd": {"momentum": settings.momentum, "nesterov": settings.nesterov}, "adamw": {"betas": settings.betas},
-               "rmsprop": {"momentum": settings.momentum, "alpha": settings.rms_decay}}[settings.optimizer]
+    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW,
+            "rmsprop": torch.optim.RMSprop}[settings.optimizer]
+    options = {
+        "sgd": {"momentum": settings.momentum, "nesterov": settings.nesterov},
+        "adamw": {"betas": settings.betas},
+        "rmsprop": {"momentum": settings.momentum,
+                    "alpha": settings.rms_decay}}[settings.optimizer]
     if settings.eps is not None and settings.optimizer != "sgd":
         options["eps"] = settings.eps
     return kind(parameter_groups(model, settings), lr=settings.lr, **options)

@@ -52,12 +52,15 @@ class UnknownName(KeyError):
 
 
 class ResultsError(ValueError):
-    """Results that cannot be used: the message says which file, which field, what is
-    given and what is expected, or which rows of a table were made by different code."""
+    """Results that cannot be used: the message says which file, which field,
+    what is given and what is expected, or which rows of a table were made by
+    different code."""
 
 
 class Published(NamedTuple):
-    "A number that a paper reports: mean, standard error (None where none is given), number of seeds, of what, and where it stands."
+    """A number that a paper reports: mean, standard error (None where none is
+    given), number of seeds, of what, and where it stands.
+    """
     mean: float
     se: float | None
     seeds: int | None
@@ -67,17 +70,27 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """An experiment. `scales`: scale → arm → configuration, plain JSON values with the data set's name under "data".
+    """An experiment.
 
-    `run(config, seed=, arm=, device=, checkpoint=, progress=)` performs one run and returns a dictionary with `metrics` (name → number), and
-    whatever else is worth keeping. `columns`: metric → heading with unit, for the table; `compare`: pairs of arms, the second minus the first;
-    `compared`: the metrics to compare, all by default; `claims`: what of the papers it is about; `paper`: arm → the paper's own number;
-    `seeds` and `cost`: the usual number and the rough time, for each scale.
+    `scales`: scale → arm → configuration, plain JSON values with the data set's
+    name under "data".
 
-    `grid`: arm → the values that are tried, by the place in the configuration: `{"BN": {"train.lr": (0.03, 0.1)}}`. All combinations are run with all seeds; tables
-    show the one with the best mean of the metric `choose` (of the validation split; the largest). Arms that are compared have the same grid, or none.
+    `run(config, seed=, arm=, device=, checkpoint=, progress=)` performs one run
+    and returns a dictionary with `metrics` (name → number), and whatever else
+    is worth keeping. `columns`: metric → heading with unit, for the table;
+    `compare`: pairs of arms, the second minus the first; `compared`: the
+    metrics to compare, all by default; `claims`: what of the papers it is
+    about; `paper`: arm → the paper's own number; `seeds` and `cost`: the usual
+    number and the rough time, for each scale.
 
-    Raises `ValueError` where compared arms differ in their grids, or where `compare`, `grid` or `paper` name an arm that is not there.
+    `grid`: arm → the values that are tried, by the place in the configuration:
+    `{"BN": {"train.lr": (0.03, 0.1)}}`. All combinations are run with all
+    seeds; tables show the one with the best mean of the metric `choose` (of the
+    validation split; the largest). Arms that are compared have the same grid,
+    or none.
+
+    Raises `ValueError` where compared arms differ in their grids, or where
+    `compare`, `grid` or `paper` name an arm that is not there.
     """
     name: str
     title: str
@@ -95,25 +108,42 @@ class Recipe:
 
     def __post_init__(self) -> None:
         known = {arm for arms in self.scales.values() for arm in arms}
-        for place, names in (("compare", {arm for pair in self.compare for arm in pair}), ("grid", set(self.grid)), ("paper", set(self.paper))):
+        for place, names in (
+            ("compare", {arm for pair in self.compare for arm in pair}),
+            ("grid", set(self.grid)), ("paper", set(self.paper))
+        ):
             for arm in sorted(names - known):
-                raise ValueError(f"the recipe {self.name}: `{place}` names the arm {arm!r}, which no scale has: {near(arm, known)}")
+                raise ValueError(f"the recipe {self.name}: `{place}` names the "
+                                 f"arm {arm!r}, which no scale has: "
+                                 f"{near(arm, known)}")
         for first, second in self.compare:
-            grids = [json.dumps(self.grid.get(arm, {}), sort_keys=True) for arm in (first, second)]
+            grids = [json.dumps(self.grid.get(arm, {}), sort_keys=True)
+                     for arm in (first, second)]
             if grids[0] != grids[1]:
-                raise ValueError(f"the recipe {self.name} compares {first!r}, tuned over {grids[0]}, with {second!r}, tuned over {grids[1]}: "
-                                 "the arm with more tries would win by that alone. Give both the same grid, or none")
+                raise ValueError(f"the recipe {self.name} compares {first!r}, "
+                                 f"tuned over {grids[0]}, with {second!r}, "
+                                 f"tuned over {grids[1]}: the arm with more "
+                                 "tries would win by that alone. Give both "
+                                 "the same grid, or none")
 
     def arms(self, scale: str) -> dict[str, dict[str, Any]]:
-        "Arm → configuration at `scale`; `UnknownName` for a scale that this recipe does not have."
+        """Arm → configuration at `scale`; `UnknownName` for a scale that this
+        recipe does not have.
+        """
         if scale not in self.scales:
-            raise UnknownName(f"the recipe {self.name} has no scale {scale!r}: {near(scale, self.scales)}")
+            raise UnknownName(f"the recipe {self.name} has no scale {scale!r}: "
+                              f"{near(scale, self.scales)}")
         return self.scales[scale]
 
-    def settings(self, scale: str, arm: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The points of the arm's grid, and for each the whole configuration as it is written to files (lists for tuples). One, {}, without a grid.
+    def settings(self, scale: str,
+                 arm: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The points of the arm's grid, and for each the whole configuration as
+        it is written to files (lists for tuples).
 
-        Raises `KeyError` where the grid names a place that the configuration does not have.
+        One, {}, without a grid.
+
+        Raises `KeyError` where the grid names a place that the configuration
+        does not have.
         """
         found = []
         grid = self.grid.get(arm, {})
@@ -129,12 +159,16 @@ class Recipe:
         return found
 
 # %% ../../nbs/060_experiments.results.ipynb #0e3de6c4
-def identity(recipe: str, arm: str, config: dict[str, Any], seed: int, data: str) -> str:
-    """The identity of a run: 12 hexadecimal digits of a SHA-256 of recipe, arm, configuration, seed and data hash.
+def identity(recipe: str, arm: str, config: dict[str, Any], seed: int,
+             data: str) -> str:
+    """The identity of a run: 12 hexadecimal digits of a SHA-256 of recipe, arm,
+    configuration, seed and data hash.
 
-    Example: `identity("r", "a", {"x": 1, "y": 2}, 0, "")` equals `identity("r", "a", {"y": 2, "x": 1}, 0, "")`.
+    Example: `identity("r", "a", {"x": 1, "y": 2}, 0, "")` equals
+    `identity("r", "a", {"y": 2, "x": 1}, 0, "")`.
     """
-    text = json.dumps([recipe, arm, config, seed, data], sort_keys=True, separators=(",", ":"))
+    text = json.dumps([recipe, arm, config, seed, data], sort_keys=True,
+                      separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -144,8 +178,8 @@ NATIVE = (".cpp", ".h", ".cu")
 
 @lru_cache(maxsize=1)
 def source_hash() -> str:
-    """12 hexadecimal digits of a SHA-256 of the package's files, names and content:
-    Python and native sources (`NATIVE`).
+    """12 hexadecimal digits of a SHA-256 of the package's files, names and
+    content: Python and native sources (`NATIVE`).
 
     Example: `source_hash() == row["source"]` for a row that this code made.
     """
@@ -160,7 +194,8 @@ def source_hash() -> str:
 def _told(*command: str) -> str | None:
     "What a command prints, None where it is not there or fails."
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True,
+                              timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
@@ -176,34 +211,39 @@ def _commit() -> str | None:
 
 @lru_cache(maxsize=1)
 def processor() -> str:
-    """The model of the processor, as the system names it; its architecture where it
-    names none.
+    """The model of the processor, as the system names it; its architecture
+    where it names none.
 
     Example: `processor()` may be "AMD EPYC 7763 64-Core Processor".
     """
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        text = Path("/proc/cpuinfo").read_text(
+            encoding="utf-8", errors="replace")
     except OSError:
         text = ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     if found:
         return found[1].strip()
-    name = _told("sysctl", "-n", "machdep.cpu.brand_string") if sys.platform == "darwin" else None
+    name = (_told("sysctl", "-n", "machdep.cpu.brand_string")
+            if sys.platform == "darwin" else None)
     return name or platform.processor() or platform.machine()
 
 
 def _computed(device: str) -> tuple[str | None, str | None]:
-    """What computed the normality layers of this process on a device, and what our kernel
-    was compiled for; None for what was not loaded. Loads nothing."""
+    """What computed the normality layers of this process on a device, and what
+    our kernel was compiled for; None for what was not loaded.
+
+    Loads nothing."""
     backends = sys.modules.get("normalnorm.layers.backends")
     native = sys.modules.get("normalnorm.layers.native")
     if backends is None or native is None:
         return None, None
-    loaded = native._library.cache_info().currsize > 0          # asked for, or failed
+    loaded = native._library.cache_info().currsize > 0  # asked for, or failed
     kernel = None
     if loaded and native.available():
         way = native.way()
-        parts = [f"vectors of {way.lanes}", "fused multiply-add" if way.fused else "",
+        parts = [f"vectors of {way.lanes}",
+                 "fused multiply-add" if way.fused else "",
                  "tables" if way.tables else ""]
         kernel = ", ".join(filter(None, parts))
     chosen = backends.get_backend()
@@ -211,7 +251,7 @@ def _computed(device: str) -> tuple[str | None, str | None]:
         return chosen, kernel
     if not device.startswith("cpu"):
         return "eager", kernel
-    if not loaded:                                              # no layer asked for it
+    if not loaded:  # no layer asked for it
         return None, None
     if kernel:
         return "native", kernel
@@ -219,38 +259,48 @@ def _computed(device: str) -> tuple[str | None, str | None]:
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:
-    """What made a result, beside its configuration: versions, hash of package and native
-    sources, commit of the checkout (None outside one), processor, instruction sets, and
-    the backend that computed the normality layers of this process so far (None if none
-    was computed).
+    """What made a result, beside its configuration: versions, hash of package
+    and native sources, commit of the checkout (None outside one), processor,
+    instruction sets, and the backend that computed the normality layers of this
+    process so far (None if none was computed).
 
     Example: `provenance()["instructions"]` may be "AVX2".
     """
     backend, kernel = _computed(device)
     return {"python": platform.python_version(), "torch": torch.__version__,
-            "source": source_hash(), "commit": _commit(), "processor": processor(),
+            "source": source_hash(), "commit": _commit(),
+            "processor": processor(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "kernel": kernel, "backend": backend}
 
 
 # %% ../../nbs/060_experiments.results.ipynb #02184b0b
 def default_out() -> Path:
-    "Where results go: the folder named by NORMALNORM_RESULTS, or `results` in the current directory."
+    """Where results go: the folder named by NORMALNORM_RESULTS, or `results` in
+    the current directory.
+    """
     return Path(os.environ.get("NORMALNORM_RESULTS") or "results")
 
 
 def book_results() -> Path:
-    """The folder with the rows that the book shows: `results` of the checkout that holds the current directory or the package, or the copy in an installed wheel.
+    """The folder with the rows that the book shows: `results` of the checkout
+    that holds the current directory or the package, or the copy in an installed
+    wheel.
 
     Raises `ResultsError` where there is neither, and says what to do.
     """
     package = Path(__file__).resolve().parents[1]
-    checkouts = [place / "results" for place in (Path.cwd(), *Path.cwd().parents, package.parent) if (place / "settings.ini").exists()]
+    checkouts = [place / "results"
+                 for place in (Path.cwd(), *Path.cwd().parents, package.parent)
+                 if (place / "settings.ini").exists()]
     for place in (*checkouts, package / "book" / "results"):
         if place.is_dir():
             return place
-    raise ResultsError(f"the book's committed results are neither in a checkout around the current directory ({Path.cwd()}) nor in the installed package ({package}): "
-                       "clone the repository, or make your own rows with `normalnorm run RECIPE --scale book`")
+    raise ResultsError("the book's committed results are neither in a "
+                       f"checkout around the current directory ({Path.cwd()}) "
+                       f"nor in the installed package ({package}): clone the "
+                       "repository, or make your own rows with `normalnorm "
+                       "run RECIPE --scale book`")
 
 
 def _slug(arm: str) -> str:
@@ -260,7 +310,8 @@ def _slug(arm: str) -> str:
 # %% ../../nbs/060_experiments.results.ipynb #a60c0de7
 def _number(value: Any) -> bool:
     "A finite number; True and False are none."
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)
+            and math.isfinite(value))
 
 
 def _whole(value: Any) -> bool:
@@ -274,10 +325,11 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "time": (lambda v: _number(v) and v >= 0, "a finite number, not below 0"),
     "dictionary": (lambda v: isinstance(v, dict), "a dictionary"),
 }
-_FIELDS = {"recipe": "text", "scale": "text", "arm": "text", "seed": "whole", "hash": "text",
-           "config": "dictionary", "data_hash": "text", "metrics": "dictionary",
-           "device": "text", "threads": "whole", "python": "text", "torch": "text",
-           "source": "text", "commit": "perhaps", "wall_seconds": "time"}
+_FIELDS = {"recipe": "text", "scale": "text", "arm": "text", "seed": "whole",
+           "hash": "text", "config": "dictionary", "data_hash": "text",
+           "metrics": "dictionary", "device": "text", "threads": "whole",
+           "python": "text", "torch": "text", "source": "text",
+           "commit": "perhaps", "wall_seconds": "time"}
 _SINCE_2 = {"processor": "text", "instructions": "text", "kernel": "perhaps",
             "backend": "perhaps"}
 
@@ -288,12 +340,15 @@ def _shown(value: Any) -> str:
 
 
 def _wrong(row: Any, path: Path) -> str | None:
-    "What keeps this from being the row that belongs in `path`; None where nothing does."
+    """What keeps this from being the row that belongs in `path`; None where
+    nothing does.
+    """
     if not isinstance(row, dict):
         return f"it holds a {type(row).__name__}: expected a dictionary"
     if not _whole(row.get("schema")) or row["schema"] < 1:
         given = _shown(row["schema"]) if "schema" in row else "nothing"
-        return f"`schema` is {given}: expected a whole number from 1 to {SCHEMA}"
+        return (
+            f"`schema` is {given}: expected a whole number from 1 to {SCHEMA}")
     fields = _FIELDS | (_SINCE_2 if row["schema"] > 1 else {})
     missing = [name for name in fields if name not in row]
     if missing:
@@ -309,14 +364,17 @@ def _wrong(row: Any, path: Path) -> str | None:
         return "`metrics` is empty: expected name → number"
     for name, value in row["metrics"].items():
         if not _number(value):
-            return f"the metric `{name}` is {_shown(value)}: expected a finite number"
-    due = identity(row["recipe"], row["arm"], row["config"], row["seed"], row["data_hash"])
+            return (f"the metric `{name}` is {_shown(value)}: expected a "
+                    "finite number")
+    due = identity(row["recipe"], row["arm"], row["config"], row["seed"],
+                   row["data_hash"])
     if row["hash"] != due:
-        return (f"`hash` is {row['hash']}, and recipe, arm, configuration, seed and data give "
-                f"{due}: something was edited")
+        return (f"`hash` is {row['hash']}, and recipe, arm, configuration, "
+                f"seed and data give {due}: something was edited")
     name = f"{_slug(row['arm'])}-seed{row['seed']}-{row['hash']}.json"
     if path.name != name:
-        return f"its content belongs in a file called {name}: it was copied or renamed"
+        return (f"its content belongs in a file called {name}: it was copied "
+                "or renamed")
     place = f"{row['recipe']}/{row['scale']}"
     if path.absolute().parts[-3:-1] != (row["recipe"], row["scale"]):
         return f"its content belongs in a folder called {place}: it was moved"
@@ -326,25 +384,28 @@ def _wrong(row: Any, path: Path) -> str | None:
 def read_row(path: Path) -> dict[str, Any]:
     """The row in a file.
 
-    Raises `ResultsError` where it cannot be read, is of a newer version, lacks a field, has
-    metrics that are no finite numbers, or is not what its name or its hash says; with the
-    file, the field, what is given and what is expected.
+    Raises `ResultsError` where it cannot be read, is of a newer version, lacks
+    a field, has metrics that are no finite numbers, or is not what its name or
+    its hash says; with the file, the field, what is given and what is expected.
     """
     def refuse(what: str) -> ResultsError:
         return ResultsError(f"{path} is not a row of results ({what}): "
                             "delete it and run its recipe again")
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(row, dict) and _whole(row.get("schema")) and row["schema"] > SCHEMA:
-            raise ResultsError(f"{path} was written by a newer normalnorm (schema {row['schema']}, "
-                               f"this one knows {SCHEMA}): pip install --upgrade normalnorm")
+        if (isinstance(row, dict) and _whole(row.get("schema"))
+                and row["schema"] > SCHEMA):
+            raise ResultsError(f"{path} was written by a newer normalnorm "
+                               f"(schema {row['schema']}, this one knows "
+                               f"{SCHEMA}): pip install --upgrade normalnorm")
         wrong = _wrong(row, path)
     except ResultsError:
         raise
     except RecursionError:
         raise refuse("it is nested too deeply") from None
     except OSError as error:
-        raise ResultsError(f"{path} cannot be read ({error.strerror or error})") from error
+        raise ResultsError(
+            f"{path} cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise refuse(f"it is no JSON: {error}") from error
     if wrong:
@@ -353,17 +414,21 @@ def read_row(path: Path) -> dict[str, Any]:
 
 
 class Scan(NamedTuple):
-    "What lies in a folder of results: the rows by their files, and what is wrong with the others."
+    """What lies in a folder of results: the rows by their files, and what is
+    wrong with the others.
+    """
     rows: dict[Path, dict[str, Any]]
     problems: list[ResultsError]
 
 
 def scan(recipe: str, scale: str, out: Path | str | None = None) -> Scan:
-    """All files of a recipe at a scale, read one by one: a bad one hides no other.
+    """All files of a recipe at a scale, read one by one: a bad one hides no
+    other.
 
     Raises `ResultsError` where `out` is a file.
 
-    Example: `scan("first-experiment", "book", book_results()).problems` is empty.
+    Example: `scan("first-experiment", "book", book_results()).problems` is
+    empty.
     """
     out = Path(out or default_out())
     if out.exists() and not out.is_dir():
@@ -379,9 +444,11 @@ def scan(recipe: str, scale: str, out: Path | str | None = None) -> Scan:
 
 # %% ../../nbs/060_experiments.results.ipynb #a60c0de9
 def made_by(folder: Path) -> list[dict[str, Any]]:
-    """What is known of rows of schema 1 in a folder: the lines of its `made-by.jsonl`, each
-    with `source` and `commits` of the rows it is about, the `code` that made them in words,
-    and `known`, how one knows. Empty where there is no such file.
+    """What is known of rows of schema 1 in a folder: the lines of its
+    `made-by.jsonl`, each with `source` and `commits` of the rows it is about,
+    the `code` that made them in words, and `known`, how one knows.
+
+    Empty where there is no such file.
 
     Raises `ResultsError` where a line is something else.
     """
@@ -389,21 +456,26 @@ def made_by(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(),
+                                  1):
         try:
             entry = json.loads(line)
             if not (isinstance(entry["commits"], list)
-                    and all(isinstance(entry[k], str) for k in ("source", "code", "known"))):
+                    and all(isinstance(entry[k], str)
+                            for k in ("source", "code", "known"))):
                 raise TypeError("`commits` is a list, the others are texts")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ResultsError(f"{path}, line {number}: expected a dictionary with source, "
-                               f"commits, code and known ({type(error).__name__}: {error})") from error
+            raise ResultsError(f"{path}, line {number}: expected a dictionary "
+                               "with source, commits, code and known "
+                               f"({type(error).__name__}: {error})") from error
         found.append(entry)
     return found
 
 
 def code_of(row: dict[str, Any], known: Iterable[dict[str, Any]] = ()) -> str:
-    """The code that made a row, in words: equal words, same code (the backend aside).
+    """The code that made a row, in words: equal words, same code (the backend
+    aside).
+
     `known`: what `made_by` says of its folder.
 
     Example: `code_of(row)` may be "source 0123456789ab".
@@ -411,7 +483,8 @@ def code_of(row: dict[str, Any], known: Iterable[dict[str, Any]] = ()) -> str:
     if row["schema"] > 1:
         return f"source {row['source']}"
     for entry in known:
-        if row["source"] == entry["source"] and row["commit"] in entry["commits"]:
+        if (row["source"] == entry["source"]
+                and row["commit"] in entry["commits"]):
             return entry["code"]
     if row["commit"]:
         return f"commit {row['commit'][:12]}"
@@ -419,13 +492,18 @@ def code_of(row: dict[str, Any], known: Iterable[dict[str, Any]] = ()) -> str:
 
 
 def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
-    """The files of rows by the code that made them, backend included. One entry: they may
-    stand in one table. A row without a backend goes with those of its source that have one.
+    """The files of rows by the code that made them, backend included.
 
-    Example: `codes(scan("first-experiment", "book", book_results()).rows).keys()`.
+    One entry: they may stand in one table. A row without a backend goes with
+    those of its source that have one.
+
+    Example: `codes(scan("first-experiment", "book",
+    book_results()).rows).keys()`.
     """
-    known = {folder: made_by(folder) for folder in {path.parent for path in found}}
-    told = {path: code_of(row, known[path.parent]) for path, row in found.items()}
+    known = {folder: made_by(folder)
+             for folder in {path.parent for path in found}}
+    told = {path: code_of(row, known[path.parent])
+            for path, row in found.items()}
     backends: dict[str, list[str]] = {}
     for path, row in found.items():
         of = backends.setdefault(told[path], [])
@@ -444,44 +522,59 @@ def _one_code(found: dict[Path, dict[str, Any]]) -> None:
     groups = codes(found)
     if len(groups) < 2:
         return
-    lines = [f"  {name}: {len(paths)} rows, {', '.join(p.name for p in paths[:3])}"
-             + (", …" if len(paths) > 3 else "") for name, paths in groups.items()]
+    lines = [
+        f"  {name}: {len(paths)} rows, {', '.join(p.name for p in paths[:3])}"
+        + (", …" if len(paths) > 3 else "") for name, paths in groups.items()]
     folders = ", ".join(sorted({str(path.parent) for path in found}))
-    raise ResultsError(f"{folders} holds rows of different code, which make no table:\n" + "\n".join(lines)
-                       + "\nMove those of one code to another folder and give it as --out (`normalnorm compare` "
-                       "compares two folders run by run), or make all anew with one code, or say "
-                       "that it does not matter: --any-code, in Python any_code=True")
+    raise ResultsError(
+        f"{folders} holds rows of different code, which make no table:\n"
+        + "\n".join(lines) + "\nMove those of one code to another folder and "
+                             "give it as --out (`normalnorm compare` compares "
+                             "two folders run by run), or make all anew with "
+                             "one code, or say that it does not matter: "
+                             "--any-code, in Python any_code=True")
 
 
 # %% ../../nbs/060_experiments.results.ipynb #a60c0dea
-def selected(recipe: "Recipe | str", found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the rows of arms with a grid, those of the setting with the best mean of the recipe's `choose`; rows of other arms as they are.
+def selected(recipe: "Recipe | str",
+             found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the rows of arms with a grid, those of the setting with the best mean
+    of the recipe's `choose`; rows of other arms as they are.
 
-    Only seeds that all settings of the arm have finished count for the choice; where there are none, nothing is chosen and the arm has no rows.
+    Only seeds that all settings of the arm have finished count for the choice;
+    where there are none, nothing is chosen and the arm has no rows.
     """
     recipe, kept = find(recipe), []
     for arm in dict.fromkeys(row["arm"] for row in found):
         mine = [row for row in found if row["arm"] == arm]
         if recipe.grid.get(arm):
-            points = {json.dumps(setting, sort_keys=True) for setting, _ in recipe.settings(mine[0]["scale"], arm)}
-            by = {point: {row["seed"]: row for row in mine if json.dumps(row["setting"], sort_keys=True) == point} for point in sorted(points)}
+            points = {json.dumps(setting, sort_keys=True)
+                      for setting, _ in recipe.settings(mine[0]["scale"], arm)}
+            by = {point: {row["seed"]: row for row in mine if json.dumps(
+                              row["setting"], sort_keys=True) == point}
+                  for point in sorted(points)}
             common = set.intersection(*(set(of) for of in by.values()))
-            best = max(by, key=lambda point: sum(by[point][seed]["metrics"][recipe.choose] for seed in common))
+            best = max(by, key=lambda point: sum(
+                by[point][seed]["metrics"][recipe.choose] for seed in common))
             mine = [row for seed, row in sorted(by[best].items()) if common]
         kept += mine
     return kept
 
 
-def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None, every: bool = False,
-         any_code: bool = False) -> list[dict[str, Any]]:
-    """The finished runs of a recipe at a scale, by arm and seed: those whose configuration is the recipe's present one.
+def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
+         every: bool = False, any_code: bool = False) -> list[dict[str, Any]]:
+    """The finished runs of a recipe at a scale, by arm and seed: those whose
+    configuration is the recipe's present one.
 
-    Of a tuned arm, the runs of the chosen setting (see `selected`), or of all with `every`.
+    Of a tuned arm, the runs of the chosen setting (see `selected`), or of all
+    with `every`.
 
-    Raises `UnknownName` for unknown names; `ResultsError` for files that cannot be used, all of
-    them named, and for rows of different code (see `codes`) unless `any_code` allows them.
+    Raises `UnknownName` for unknown names; `ResultsError` for files that cannot
+    be used, all of them named, and for rows of different code (see `codes`)
+    unless `any_code` allows them.
 
-    Example: `[row["metrics"] for row in rows("first-experiment", "book", book_results())]`.
+    Example: `[row["metrics"] for row in rows("first-experiment", "book",
+    book_results())]`.
     """
     recipe = find(recipe)
     recipe.arms(scale)
@@ -491,25 +584,36 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None, every:
     mine = current(recipe, scale, found.rows)
     if not any_code:
         _one_code(mine)
-    return list(mine.values()) if every else selected(recipe, list(mine.values()))
+    return list(mine.values()) if every else selected(
+        recipe, list(mine.values()))
 
 
-def current(recipe: Recipe, scale: str, found: dict[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
-    "Of rows by their files, those whose configuration is the recipe's present one, by arm and seed; with the `setting` of a grid."
+def current(recipe: Recipe, scale: str,
+            found: dict[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+    """Of rows by their files, those whose configuration is the recipe's present
+    one, by arm and seed; with the `setting` of a grid.
+    """
     order = list(recipe.arms(scale))
-    points = {arm: [(setting, json.dumps(config, sort_keys=True)) for setting, config in recipe.settings(scale, arm)] for arm in order}
+    points = {arm: [(setting, json.dumps(config, sort_keys=True))
+                    for setting, config in recipe.settings(scale, arm)]
+              for arm in order}
     kept = {}
     for path, row in found.items():
         config = json.dumps(row["config"], sort_keys=True)
-        setting = next((s for s, c in points.get(row["arm"], ()) if c == config), None)
-        if setting is not None:                     # also of a run that was made before there was a grid
+        setting = next(
+            (s for s, c in points.get(row["arm"], ()) if c == config), None)
+        # also of a run that was made before there was a grid
+        if setting is not None:
             kept[path] = {**row, "setting": setting} if setting else row
-    return dict(sorted(kept.items(), key=lambda item: (order.index(item[1]["arm"]), item[1]["seed"])))
+    return dict(sorted(kept.items(), key=lambda item: (
+                    order.index(item[1]["arm"]), item[1]["seed"])))
 
 
 # %% ../../nbs/060_experiments.results.ipynb #cd4df405
 def recipes() -> dict[str, Recipe]:
-    "All recipes by name, found by walking the package `normalnorm.experiments.recipes`."
+    """All recipes by name, found by walking the package
+    `normalnorm.experiments.recipes`.
+    """
     try:
         package = importlib.import_module("normalnorm.experiments.recipes")
     except ModuleNotFoundError as error:
@@ -517,7 +621,8 @@ def recipes() -> dict[str, Recipe]:
             raise
         return {}
     found: dict[str, Recipe] = {}
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    for module in (pkgutil.walk_packages(package.__path__,
+                                         package.__name__ + ".")):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, Recipe):
                 found[value.name] = value
@@ -525,7 +630,9 @@ def recipes() -> dict[str, Recipe]:
 
 
 def find(name: Recipe | str) -> Recipe:
-    "The recipe called `name` (a `Recipe` is returned as it is); `UnknownName` with near matches otherwise."
+    """The recipe called `name` (a `Recipe` is returned as it is); `UnknownName`
+    with near matches otherwise.
+    """
     if isinstance(name, Recipe):
         return name
     known = recipes()
@@ -535,7 +642,9 @@ def find(name: Recipe | str) -> Recipe:
 
 # %% ../../nbs/060_experiments.results.ipynb #f622cecd
 class Job(NamedTuple):
-    "One run to be done: recipe, scale, arm, point of the grid, whole configuration, seed, identity, data hash, and the file of its row."
+    """One run to be done: recipe, scale, arm, point of the grid, whole
+    configuration, seed, identity, data hash, and the file of its row.
+    """
     recipe: Recipe
     scale: str
     arm: str
@@ -554,47 +663,65 @@ class Job(NamedTuple):
     @property
     def label(self) -> str:
         "Recipe, scale, arm, setting and seed, for people."
-        return " ".join([self.recipe.name, self.scale, self.arm, *(f"{place.split('.')[-1]}={value}" for place, value in self.setting.items()), f"seed {self.seed}"])
+        return " ".join([self.recipe.name, self.scale, self.arm,
+                         *(f"{place.split('.')[-1]}={value}"
+                           for place, value in self.setting.items()),
+                         f"seed {self.seed}"])
 
     @property
     def state(self) -> str:
         "`finished`, `begun` (a checkpoint is there) or `to run`."
-        return "finished" if self.path.exists() else "begun" if self.checkpoint.exists() else "to run"
+        return ("finished" if self.path.exists() else "begun"
+                if self.checkpoint.exists() else "to run")
 
 
-def plan(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int] | None = None, out: Path | str | None = None, arms: Iterable[str] | None = None) -> list[Job]:
-    """The jobs of a recipe at a scale, finished or not, in the order in which they are done: seeds first, then arms, then settings of a grid.
+def plan(name: Recipe | str, scale: str = "smoke",
+         seeds: int | Iterable[int] | None = None,
+         out: Path | str | None = None,
+         arms: Iterable[str] | None = None) -> list[Job]:
+    """The jobs of a recipe at a scale, finished or not, in the order in which
+    they are done: seeds first, then arms, then settings of a grid.
 
     Arguments and errors as for `run_recipe`. Nothing is run or written.
 
-    Example: `[job.label for job in plan("first-experiment", "book") if job.state != "finished"]`.
+    Example: `[job.label for job in plan("first-experiment", "book") if
+    job.state != "finished"]`.
     """
     recipe = find(name)
     configs = recipe.arms(scale)
     if seeds is None:
         seeds = recipe.seeds.get(scale, 3)
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
+    chosen = (list(range(seeds)) if isinstance(seeds, int)
+              else list(dict.fromkeys(seeds)))
     if not chosen:
-        raise ValueError(f"seeds={seeds}: at least one run is needed, and two for a standard error")
+        raise ValueError(f"seeds={seeds}: at least one run is needed, and two "
+                         "for a standard error")
     arms = list(arms or configs)
     for arm in arms:
         if arm not in configs:
-            raise UnknownName(f"the recipe {recipe.name} has no arm {arm!r}: {near(arm, configs)}")
+            raise UnknownName(f"the recipe {recipe.name} has no arm {arm!r}: "
+                              f"{near(arm, configs)}")
     folder, jobs = Path(out or default_out()) / recipe.name / scale, []
-    prints = {name: data_hash(name) for name in dict.fromkeys(configs[arm]["data"] for arm in arms)}
+    prints = {name: data_hash(name)
+              for name in dict.fromkeys(configs[arm]["data"] for arm in arms)}
     for seed in chosen:
         for arm in arms:
             for setting, config in recipe.settings(scale, arm):
-                key = identity(recipe.name, arm, config, seed, prints[config["data"]])
-                jobs.append(Job(recipe, scale, arm, setting, config, seed, key, prints[config["data"]], folder / f"{_slug(arm)}-seed{seed}-{key}.json"))
+                key = identity(recipe.name, arm, config, seed,
+                               prints[config["data"]])
+                jobs.append(Job(recipe, scale, arm, setting, config, seed, key,
+                                prints[config["data"]],
+                                folder / f"{_slug(arm)}-seed{seed}-{key}.json"))
     return jobs
 
 
 @contextmanager
 def claim(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Inside, this process alone holds the lock on `path` (True), or another one does (False); with `wait` it is waited for.
+    """Inside, this process alone holds the lock on `path` (True), or another
+    one does (False); with `wait` it is waited for.
 
-    The operating system releases the lock of a process that dies. Where files cannot be locked (Windows), always True.
+    The operating system releases the lock of a process that dies. Where files
+    cannot be locked (Windows), always True.
 
     Example: `with claim(Path("x.lock")) as mine: …`.
     """
@@ -607,18 +734,20 @@ def claim(path: Path, wait: bool = False) -> Iterator[bool]:
     while True:
         with open(path, "w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(file,
+                            fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 yield False
                 return
-            except OSError:                             # a file system without locks
+            except OSError:  # a file system without locks
                 yield True
                 return
             try:
                 same = os.fstat(file.fileno()).st_ino == os.stat(path).st_ino
             except FileNotFoundError:
                 same = False
-            if not same:                                # its holder removed the file while we waited: lock the new one
+            # its holder removed the file while we waited: lock the new one
+            if not same:
                 continue
             try:
                 yield True
@@ -627,14 +756,20 @@ def claim(path: Path, wait: bool = False) -> Iterator[bool]:
             return
 
 
-def perform(job: Job, device: str = "cpu", progress: Callable[[str], None] | None = None, wait: bool = True) -> dict[str, Any] | None:
-    """Do one job, unless its row is there, and return the row. None where another process is at it and `wait` is False.
+def perform(job: Job, device: str = "cpu",
+            progress: Callable[[str], None] | None = None,
+            wait: bool = True) -> dict[str, Any] | None:
+    """Do one job, unless its row is there, and return the row.
 
-    Raises what the recipe's function raises; `ValueError` where it returns no metrics, or one that is no finite number.
+    None where another process is at it and `wait` is False.
+
+    Raises what the recipe's function raises; `ValueError` where it returns no
+    metrics, or one that is no finite number.
     """
     lock = job.checkpoint.with_suffix(".lock")
     if job.path.exists():
-        if lock.exists() or job.checkpoint.exists():    # its process died between the row and tidying up
+        # its process died between the row and tidying up
+        if lock.exists() or job.checkpoint.exists():
             with claim(lock) as mine:
                 if mine:
                     job.checkpoint.unlink(missing_ok=True)
@@ -642,39 +777,62 @@ def perform(job: Job, device: str = "cpu", progress: Callable[[str], None] | Non
     with claim(lock, wait) as mine:
         if not mine:
             return None
-        if job.path.exists():                           # finished while we waited
+        if job.path.exists():  # finished while we waited
             return read_row(job.path)
         clear_leftovers(job.path)
         clear_leftovers(job.checkpoint)
         start = time.perf_counter()
-        outcome = job.recipe.run(job.config, seed=job.seed, arm=job.arm, device=device, checkpoint=job.checkpoint, progress=progress or (lambda line: None))
-        if not isinstance(outcome, dict) or not isinstance(outcome.get("metrics"), dict) or not outcome["metrics"]:
-            raise ValueError(f"the function of the recipe {job.recipe.name} returned {type(outcome).__name__} without `metrics`: expected a dictionary with name → number there")
+        outcome = job.recipe.run(
+            job.config, seed=job.seed, arm=job.arm, device=device,
+            checkpoint=job.checkpoint, progress=progress or (lambda line: None))
+        if not isinstance(outcome, dict) or not isinstance(
+            outcome.get("metrics"), dict
+        ) or not outcome["metrics"]:
+            raise ValueError(f"the function of the recipe {job.recipe.name} "
+                             f"returned {type(outcome).__name__} without "
+                             "`metrics`: expected a dictionary with name → "
+                             "number there")
         for name, value in outcome["metrics"].items():
             if not _number(value):
-                raise ValueError(f"the function of the recipe {job.recipe.name} returned {_shown(value)} for the metric `{name}`: expected a finite number")
-        row = {"schema": SCHEMA, "recipe": job.recipe.name, "scale": job.scale, "arm": job.arm, **({"setting": job.setting} if job.setting else {}),
-               "seed": job.seed, "hash": job.hash, "config": job.config,
-               "data_hash": job.data_hash, "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
-               "threads": torch.get_num_threads(), **outcome, **provenance(device), "wall_seconds": round(time.perf_counter() - start, 2)}
+                raise ValueError("the function of the recipe "
+                                 f"{job.recipe.name} returned {_shown(value)} "
+                                 f"for the metric `{name}`: expected a finite "
+                                 "number")
+        row = {
+            "schema": SCHEMA, "recipe": job.recipe.name, "scale": job.scale,
+            "arm": job.arm, **({"setting": job.setting} if job.setting else {}),
+            "seed": job.seed, "hash": job.hash, "config": job.config,
+            "data_hash": job.data_hash,
+            "device": torch.cuda.get_device_name(device)
+                      if device.startswith("cuda") else device,
+            "threads": torch.get_num_threads(), **outcome, **provenance(device),
+            "wall_seconds": round(time.perf_counter() - start, 2)}
         text = json.dumps(row, allow_nan=True, separators=(",", ":"))
-        if not write_atomically(job.path, lambda file: file.write(text.encode() + b"\n"), replace=False):
+        if not write_atomically(job.path,
+                                lambda file: file.write(text.encode() + b"\n"),
+                                replace=False):
             row = read_row(job.path)
         job.checkpoint.unlink(missing_ok=True)
         return row
 
 
 def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
-    "Before new runs are added to rows of other code, say that these will make no table together."
+    """Before new runs are added to rows of other code, say that these will make
+    no table together.
+    """
     there = [job for job in jobs if job.path.exists()]
     if not there or len(there) == len(jobs):
         return
-    found = scan(jobs[0].recipe.name, jobs[0].scale, jobs[0].path.parents[2]).rows
-    other = {name: paths for name, paths in codes(found).items() if not name.startswith(f"source {source_hash()}")}
+    found = scan(jobs[0].recipe.name, jobs[0].scale,
+                 jobs[0].path.parents[2]).rows
+    other = {name: paths for name, paths in codes(found).items()
+             if not name.startswith(f"source {source_hash()}")}
     if other:
-        told = "; ".join(f"{name}: {len(paths)} rows" for name, paths in other.items())
-        tell(f"in {jobs[0].path.parent} there are rows of other code ({told}), which make no table with the new ones: "
-             "give another --out, or --any-code for the report")
+        told = "; ".join(f"{name}: {len(paths)} rows"
+                         for name, paths in other.items())
+        tell(f"in {jobs[0].path.parent} there are rows of other code ({told}), "
+             "which make no table with the new ones: give another --out, or "
+             "--any-code for the report")
 
 
 def default_device() -> str:
@@ -682,28 +840,42 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def run_recipe(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int] | None = None, out: Path | str | None = None,
-               device: str | None = None, progress: Callable[[str], None] | None = None, arms: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """Perform the runs of a recipe that are not finished yet, and return the rows of all that were asked for.
+def run_recipe(name: Recipe | str, scale: str = "smoke",
+               seeds: int | Iterable[int] | None = None,
+               out: Path | str | None = None, device: str | None = None,
+               progress: Callable[[str], None] | None = None,
+               arms: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """Perform the runs of a recipe that are not finished yet, and return the
+    rows of all that were asked for.
 
-    `seeds`: their number, counted from 0, or the seeds themselves; the recipe's own number by default. `arms`: some of them only. `device`:
-    a GPU where there is one, otherwise the CPU. `progress`: called with lines of text. A finished run is read, not repeated; an
-    interrupted one continues from its last epoch (checkpoints lie in `out/.checkpoints` until the run is finished); one that another process is at is waited for at the end.
+    `seeds`: their number, counted from 0, or the seeds themselves; the recipe's
+    own number by default. `arms`: some of them only. `device`: a GPU where
+    there is one, otherwise the CPU. `progress`: called with lines of text. A
+    finished run is read, not repeated; an interrupted one continues from its
+    last epoch (checkpoints lie in `out/.checkpoints` until the run is
+    finished); one that another process is at is waited for at the end.
 
-    Raises `UnknownName` for unknown recipes, scales and arms, `DataError` where the data of the scale cannot be loaded, `ValueError` for no seeds,
-    `OSError` for a full disk.
+    Raises `UnknownName` for unknown recipes, scales and arms, `DataError` where
+    the data of the scale cannot be loaded, `ValueError` for no seeds, `OSError`
+    for a full disk.
 
-    Example: `run_recipe("first-experiment", scale="smoke", seeds=3, progress=print)`.
+    Example: `run_recipe("first-experiment", scale="smoke", seeds=3,
+    progress=print)`.
     """
-    jobs, device, tell = plan(name, scale, seeds, out, arms), device or default_device(), progress or (lambda line: None)
+    jobs, device, tell = (plan(name, scale, seeds, out, arms),
+                          device or default_device(),
+                          progress or (lambda line: None))
     done: dict[int, dict[str, Any]] = {}
     tell_other_code(jobs, tell)
     for wait in (False, True):
         for number, job in enumerate(jobs):
             if number in done:
                 continue
-            before = {"finished": ": finished before", "begun": ": begun before"}.get(job.state, "")
-            tell(f"[{number + 1}/{len(jobs)}] {job.label}{': waiting for another process' if wait else before}")
+            before = {"finished": ": finished before",
+                      "begun": ": begun before"}.get(job.state, "")
+            tell(f"[{number + 1}/{len(jobs)}] "
+                 f"{job.label}"
+                 f"{': waiting for another process' if wait else before}")
             row = perform(job, device, progress, wait)
             if row is not None:
                 done[number] = row

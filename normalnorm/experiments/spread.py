@@ -21,32 +21,43 @@ from typing import Any
 
 import torch
 
-from .results import Job, Recipe, default_device, perform, plan, read_row, tell_other_code
+from .results import (
+    Job, Recipe, default_device, perform, plan, read_row, tell_other_code)
 
 # %% ../../nbs/065_experiments.spread.ipynb #4c1e3567
 class SpreadError(RuntimeError):
-    "Some runs failed or killed their process; the message names them. What was finished is kept."
+    """Some runs failed or killed their process; the message names them.
+
+    What was finished is kept.
+    """
 
 
 def cores() -> int:
     "The processor cores that this process may use."
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1)
 
 
-def allotment(jobs: int = 0, device: str | None = None, most: int | None = None) -> list[tuple[str, int]]:
-    """For each of `jobs` processes (0: as many as make sense), but at most `most`, its device and its number of threads.
+def allotment(jobs: int = 0, device: str | None = None,
+              most: int | None = None) -> list[tuple[str, int]]:
+    """For each of `jobs` processes (0: as many as make sense), but at most
+    `most`, its device and its number of threads.
 
-    On GPUs one process each, more only if asked for; on a CPU one for each core. Raises `ValueError` for a negative number.
+    On GPUs one process each, more only if asked for; on a CPU one for each
+    core. Raises `ValueError` for a negative number.
 
     Example: on four cores `allotment(2, "cpu")` is `[("cpu", 2), ("cpu", 2)]`.
     """
     device = device or default_device()
     if jobs < 0:
-        raise ValueError(f"jobs={jobs}: expected a number of processes, or 0 for as many as cores or GPUs allow")
-    devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
+        raise ValueError(f"jobs={jobs}: expected a number of processes, or 0 "
+                         "for as many as cores or GPUs allow")
+    devices = ([f"cuda:{i}" for i in range(torch.cuda.device_count())]
+               if device == "cuda" else [device])
     jobs = jobs or (cores() if device == "cpu" else len(devices))
     jobs = min(jobs, most or jobs)
-    return [(devices[i % len(devices)], max(1, cores() // jobs)) for i in range(jobs)]
+    return [(devices[i % len(devices)], max(1, cores() // jobs))
+            for i in range(jobs)]
 
 # %% ../../nbs/065_experiments.spread.ipynb #d31b75bc
 def _work(pipe: Connection, device: str, threads: int) -> None:
@@ -56,7 +67,9 @@ def _work(pipe: Connection, device: str, threads: int) -> None:
         while True:
             job, patient = pipe.recv()
             try:
-                pipe.send(("done", perform(job, device, lambda line: pipe.send(("line", line)), wait=patient)))
+                pipe.send(("done", perform(
+                    job, device, lambda line: pipe.send(("line", line)),
+                    wait=patient)))
             except Exception as error:
                 pipe.send(("failed", f"{type(error).__name__}: {error}"))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
@@ -70,7 +83,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         self.place, self.job, self.patient = (device, threads), None, False
-        self.process = context.Process(target=_work, args=(other, device, threads), daemon=True)
+        self.process = context.Process(
+            target=_work, args=(other, device, threads), daemon=True)
         self.process.start()
         other.close()
 
@@ -79,17 +93,23 @@ class _Worker:
         self.pipe.send((job, patient))
 
 
-def _local(jobs: list[Job], places: list[tuple[str, int]], tell: Callable[[str], None], attempts: int) -> dict[str, str]:
+def _local(jobs: list[Job], places: list[tuple[str, int]],
+           tell: Callable[[str], None], attempts: int) -> dict[str, str]:
     "Do the jobs in local processes; returns label → what went wrong."
     ahead, held, failures, deaths, finished = deque(jobs), deque(), {}, {}, 0
     workers: list[_Worker] = []
 
     def feed(worker: _Worker) -> None:
-        "The next job; those that a process elsewhere is at come last and are waited for."
+        """The next job; those that a process elsewhere is at come last and are
+        waited for.
+        """
         if ahead or held:
             patient = not ahead
             job = (ahead or held).popleft()
-            tell(f"[{finished + len(failures)}/{len(jobs)} finished] {job.label}: {'waiting for another process' if patient else job.state}, on {worker.place[0]}")
+            tell(f"[{finished + len(failures)}/{len(jobs)} finished] "
+                 f"{job.label}: "
+                 f"{'waiting for another process' if patient else job.state}, "
+                 f"on {worker.place[0]}")
             worker.give(job, patient)
 
     try:
@@ -106,7 +126,9 @@ def _local(jobs: list[Job], places: list[tuple[str, int]], tell: Callable[[str],
                     worker.process.join()
                     workers.remove(worker)
                     deaths[job.hash] = deaths.get(job.hash, 0) + 1
-                    told = f"its process ended with status {worker.process.exitcode} (a negative one is a signal)"
+                    told = ("its process ended with status "
+                            f"{worker.process.exitcode} (a negative one is a "
+                            "signal)")
                     if deaths[job.hash] < attempts:
                         tell(f"{job.label}: {told}; taken up again")
                         ahead.appendleft(job)
@@ -138,17 +160,25 @@ def _local(jobs: list[Job], places: list[tuple[str, int]], tell: Callable[[str],
     return failures
 
 # %% ../../nbs/065_experiments.spread.ipynb #0381b852
-def _over_ray(jobs: list[Job], places: list[tuple[str, int]], tell: Callable[[str], None], attempts: int) -> dict[str, str]:
-    "Do the jobs as tasks of Ray: a running cluster (RAY_ADDRESS or `ray.init` before), or one started here on this machine."
+def _over_ray(jobs: list[Job], places: list[tuple[str, int]],
+              tell: Callable[[str], None], attempts: int) -> dict[str, str]:
+    """Do the jobs as tasks of Ray: a running cluster (RAY_ADDRESS or `ray.init`
+    before), or one started here on this machine.
+    """
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError('Ray is not installed: pip install "normalnorm[ray]", or use local processes (--jobs)', name="ray") from error
+        raise ModuleNotFoundError(
+            'Ray is not installed: pip install "normalnorm[ray]", or use local '
+            'processes (--jobs)',
+            name="ray") from error
     device, threads = places[0][0].split(":")[0], places[0][1]
     own = not ray.is_initialized()
     if own:
         elsewhere = os.environ.get("RAY_ADDRESS")
-        ray.init(log_to_driver=False, **({} if elsewhere else {"num_cpus": len(places) * threads, "include_dashboard": False}))
+        ray.init(log_to_driver=False,
+                 **({} if elsewhere else {"num_cpus": len(places) * threads,
+                                          "include_dashboard": False}))
 
     def task(job: Job) -> str:
         torch.set_num_threads(threads)
@@ -158,7 +188,9 @@ def _over_ray(jobs: list[Job], places: list[tuple[str, int]], tell: Callable[[st
             return f"{type(error).__name__}: {error}"
         return ""
 
-    remote, failures = ray.remote(num_cpus=threads, num_gpus=int(device == "cuda"), max_retries=attempts - 1)(task), {}
+    remote, failures = ray.remote(
+        num_cpus=threads, num_gpus=int(device == "cuda"),
+        max_retries=attempts - 1)(task), {}
     try:
         waiting = {remote.remote(job): job for job in jobs}
         while waiting:
@@ -167,39 +199,59 @@ def _over_ray(jobs: list[Job], places: list[tuple[str, int]], tell: Callable[[st
                 try:
                     problem = ray.get(done)
                 except ray.exceptions.RayError as error:
-                    problem = f"its worker died {attempts} times ({type(error).__name__})"
+                    problem = (f"its worker died {attempts} times "
+                               f"({type(error).__name__})")
                 if problem:
                     failures[job.label] = problem
-                tell(f"[{len(jobs) - len(waiting)}/{len(jobs)}] {job.label}: {problem or 'finished'}")
+                tell(f"[{len(jobs) - len(waiting)}/{len(jobs)}] {job.label}: "
+                     f"{problem or 'finished'}")
     finally:
         if own:
             ray.shutdown()
     return failures
 
 
-def spread(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int] | None = None, out: Path | str | None = None, arms: Iterable[str] | None = None,
-           jobs: int = 0, device: str | None = None, progress: Callable[[str], None] | None = None, ray: bool = False, attempts: int = 3) -> list[dict[str, Any]]:
-    """Perform a recipe's runs in several processes at once; returns the rows of all that were asked for, as `run_recipe` does.
+def spread(name: Recipe | str, scale: str = "smoke",
+           seeds: int | Iterable[int] | None = None,
+           out: Path | str | None = None, arms: Iterable[str] | None = None,
+           jobs: int = 0, device: str | None = None,
+           progress: Callable[[str], None] | None = None, ray: bool = False,
+           attempts: int = 3) -> list[dict[str, Any]]:
+    """Perform a recipe's runs in several processes at once; returns the rows of
+    all that were asked for, as `run_recipe` does.
 
-    `jobs`: the number of processes, 0 for as many as cores or GPUs allow; `ray`: as tasks of Ray instead; `attempts`: how often a job is begun whose process dies. Other
-    arguments as for `run_recipe`. The recipe's function must be one that another process can import. A script that calls this keeps its own commands under `if __name__ == "__main__":`.
+    `jobs`: the number of processes, 0 for as many as cores or GPUs allow;
+    `ray`: as tasks of Ray instead; `attempts`: how often a job is begun whose
+    process dies. Other arguments as for `run_recipe`. The recipe's function
+    must be one that another process can import. A script that calls this keeps
+    its own commands under `if __name__ == "__main__":`.
 
-    Raises `SpreadError` after all other runs are done, where some failed; `ModuleNotFoundError` for Ray where it is not installed; `ValueError` for a recipe that
-    cannot be sent to another process; and what `plan` raises.
+    Raises `SpreadError` after all other runs are done, where some failed;
+    `ModuleNotFoundError` for Ray where it is not installed; `ValueError` for a
+    recipe that cannot be sent to another process; and what `plan` raises.
 
-    Example: `spread("first-experiment", "book", seeds=5, jobs=2, progress=print)`.
+    Example: `spread("first-experiment", "book", seeds=5, jobs=2,
+    progress=print)`.
     """
     todo = plan(name, scale, seeds, out, arms)
-    left, tell = [job for job in todo if not job.path.exists()], progress or (lambda line: None)
+    left, tell = ([job for job in todo if not job.path.exists()],
+                  progress or (lambda line: None))
     if len(left) < len(todo):
         tell(f"{len(todo) - len(left)} of {len(todo)} runs finished before")
     tell_other_code(todo, tell)
-    left, places = [job._replace(path=job.path.absolute()) for job in left], allotment(jobs, device, most=len(left))
+    left, places = ([job._replace(path=job.path.absolute()) for job in left],
+                    allotment(jobs, device, most=len(left)))
     try:
         pickle.dumps(left)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(f"the recipe {todo[0].recipe.name} cannot be sent to another process ({error}): define its function in a module, or run it in this process") from error
-    failures = (_over_ray if ray else _local)(left, places, tell, attempts) if left else {}
+        raise ValueError(f"the recipe {todo[0].recipe.name} cannot be sent to "
+                         f"another process ({error}): define its function in a "
+                         "module, or run it in this process") from error
+    failures = ((_over_ray if ray else _local)(left, places, tell, attempts)
+                if left else {})
     if failures:
-        raise SpreadError(f"{len(failures)} of {len(todo)} runs failed, the others are finished: " + "; ".join(f"{label}: {what}" for label, what in failures.items()))
+        raise SpreadError(
+            f"{len(failures)} of {len(todo)} runs failed, the others are "
+            "finished: " + "; ".join(
+                f"{label}: {what}" for label, what in failures.items()))
     return [read_row(job.path) for job in todo]

@@ -20,7 +20,11 @@ from scipy import stats
 
 # %% ../../nbs/055_experiments.statistics.ipynb #d0c9af98
 class Summary(NamedTuple):
-    "Mean over seeds, its standard error, the number of seeds, and Student's interval for the mean. NaN where one seed says nothing."
+    """Mean over seeds, its standard error, the number of seeds, and Student's
+    interval for the mean.
+
+    NaN where one seed says nothing.
+    """
     mean: float
     se: float
     n: int
@@ -31,13 +35,15 @@ class Summary(NamedTuple):
 def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
     """Mean, standard error and t interval of the results of independent seeds.
 
-    Raises `ValueError` for no values. One value has a mean, and NaN for all else.
+    Raises `ValueError` for no values. One value has a mean, and NaN for all
+    else.
 
     Example: `summarize([1.0, 2.0, 3.0]).se` is 1/√3.
     """
     n = len(values)
     if not n:
-        raise ValueError("summarize needs the result of one seed at least, better of five; given none")
+        raise ValueError("summarize needs the result of one seed at least, "
+                         "better of five; given none")
     mean = math.fsum(values) / n
     if n == 1:
         return Summary(mean, math.nan, 1, math.nan, math.nan)
@@ -47,39 +53,56 @@ def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
 
 
 class PairedTest(NamedTuple):
-    """The paired comparison of two arms: the differences' `summary`; `p`, of Student's paired t test, two-sided; `p_signs`, of the exact test over
-    all choices of signs, which needs no normal distribution; `spread`, the standard deviation of the differences. NaN for a single pair."""
+    """The paired comparison of two arms: the differences' `summary`; `p`, of
+    Student's paired t test, two-sided; `p_signs`, of the exact test over all
+    choices of signs, which needs no normal distribution; `spread`, the standard
+    deviation of the differences.
+
+    NaN for a single pair."""
     summary: Summary
     p: float
     p_signs: float
     spread: float
 
 
-def paired_test(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> PairedTest:
-    """Compare two arms seed by seed: `second` minus `first`, in the order of the seeds.
+def paired_test(first: Sequence[float], second: Sequence[float],
+                level: float = 0.95) -> PairedTest:
+    """Compare two arms seed by seed: `second` minus `first`, in the order of
+    the seeds.
 
-    The exact test asks how often differences of these sizes with signs drawn at random have a mean at least as large in size. All 2ⁿ choices are tried
-    up to 16 pairs, beyond that 100 000 drawn ones (with a fixed seed). Raises `ValueError` for unequal numbers of values.
+    The exact test asks how often differences of these sizes with signs drawn at
+    random have a mean at least as large in size. All 2ⁿ choices are tried up to
+    16 pairs, beyond that 100 000 drawn ones (with a fixed seed). Raises
+    `ValueError` for unequal numbers of values.
 
-    Example: `paired_test([1.0, 2.0, 4.0], [2.0, 2.5, 5.5]).p_signs` is 0.25, the least that three pairs can give.
+    Example: `paired_test([1.0, 2.0, 4.0], [2.0, 2.5, 5.5]).p_signs` is 0.25,
+    the least that three pairs can give.
     """
     if len(first) != len(second):
-        raise ValueError(f"a paired test needs one value of each arm for each seed; given {len(first)} and {len(second)}")
-    d = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
+        raise ValueError("a paired test needs one value of each arm for each "
+                         f"seed; given {len(first)} and {len(second)}")
+    d = np.asarray(second, dtype=np.float64) - np.asarray(
+        first, dtype=np.float64)
     summary, n = summarize(d.tolist(), level), len(d)
     if n == 1:
         return PairedTest(summary, math.nan, math.nan, math.nan)
     spread = float(d.std(ddof=1))
-    p = float(2 * stats.t.sf(abs(summary.mean) / summary.se, n - 1)) if summary.se > 0 else float(summary.mean == 0)
-    signs = np.array(list(itertools.product((1, -1), repeat=n))) if n <= 16 else np.random.default_rng(0).choice((1, -1), size=(100_000, n))
+    p = (float(2 * stats.t.sf(abs(summary.mean) / summary.se, n - 1))
+         if summary.se > 0 else float(summary.mean == 0))
+    signs = (np.array(list(itertools.product((1, -1), repeat=n))) if n <= 16
+             else np.random.default_rng(0).choice((1, -1), size=(100_000, n)))
     means = np.abs(signs @ d) / n
-    return PairedTest(summary, p, float((means >= abs(summary.mean) * (1 - 1e-12)).mean()), spread)
+    return PairedTest(summary, p,
+                      float((means >= abs(summary.mean) * (1 - 1e-12)).mean()),
+                      spread)
 
 
 def detection_power(n: int, ratio: float, level: float = 0.95) -> float:
-    """The probability that the t interval of `n` paired differences excludes 0, when their mean is `ratio` times their standard deviation.
+    """The probability that the t interval of `n` paired differences excludes 0,
+    when their mean is `ratio` times their standard deviation.
 
-    From Student's non-central t distribution. Raises `ValueError` for fewer than two seeds.
+    From Student's non-central t distribution. Raises `ValueError` for fewer
+    than two seeds.
 
     Example: `detection_power(5, 2.0)` is about 0.91.
     """
@@ -91,7 +114,8 @@ def detection_power(n: int, ratio: float, level: float = 0.95) -> float:
 
 
 def seeds_needed(ratio: float, power: float = 0.8, level: float = 0.95) -> int:
-    """The smallest number of seeds with which `detection_power` reaches `power`.
+    """The smallest number of seeds with which `detection_power` reaches
+    `power`.
 
     Raises `ValueError` for a ratio of 0, or more than 100 000 seeds.
 
@@ -100,11 +124,13 @@ def seeds_needed(ratio: float, power: float = 0.8, level: float = 0.95) -> int:
     for n in [*range(2, 200), *range(200, 100_000, 50)]:
         if detection_power(n, abs(ratio), level) >= power:
             return n
-    raise ValueError(f"a difference of {ratio} standard deviations needs more than 100 000 seeds")
+    raise ValueError(f"a difference of {ratio} standard deviations needs more "
+                     "than 100 000 seeds")
 
 
 def detectable(n: int, power: float = 0.8, level: float = 0.95) -> float:
-    """The smallest difference, in standard deviations of the paired differences, that `n` seeds detect with probability `power`.
+    """The smallest difference, in standard deviations of the paired
+    differences, that `n` seeds detect with probability `power`.
 
     Example: `detectable(5)` is about 1.7.
     """
@@ -113,5 +139,6 @@ def detectable(n: int, power: float = 0.8, level: float = 0.95) -> float:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if detection_power(n, middle, level) < power else (low, middle)
+        low, high = ((middle, high) if detection_power(n, middle, level) < power
+                     else (low, middle))
     return high

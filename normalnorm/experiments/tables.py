@@ -19,154 +19,230 @@ from pathlib import Path
 from typing import Any
 
 from ..claims import near
-from .results import Recipe, ResultsError, UnknownName, codes, current, default_out, find, plan, read_row, recipes, rows, scan
+from normalnorm.experiments.results import (
+    Recipe, ResultsError, UnknownName, codes, current, default_out, find, plan,
+    read_row, recipes, rows, scan)
 from .statistics import detectable, paired_test, summarize
 
 # %% ../../nbs/062_experiments.tables.ipynb #5758f7d3
 def _cells(header: list[str], body: list[list[str]]) -> str:
-    width = [max(len(row[i]) for row in [header, *body]) for i in range(len(header))]
+    width = [max(len(row[i]) for row in [header, *body])
+             for i in range(len(header))]
     lines = [header, ["-" * w for w in width], *body]
-    return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(line, width)) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, width)) + " |"
+        for line in lines)
 
 
 def _seeds(seeds: Iterable[int]) -> str:
     "The seeds in short: 0–4, 7."
     found = sorted(set(seeds))
-    runs = [[seed for _, seed in run] for _, run in itertools.groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
-    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    runs = [[seed for _, seed in run] for _, run in itertools.groupby(
+                enumerate(found), lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}"
+                     for run in runs)
 
 
-def table(recipe: Recipe | str, found: list[dict[str, Any]], paper: bool = False) -> str:
-    """Mean ± standard error over seeds for each arm, as a table in Markdown; with `paper`, the paper's own number beside them.
+def table(recipe: Recipe | str, found: list[dict[str, Any]],
+          paper: bool = False) -> str:
+    """Mean ± standard error over seeds for each arm, as a table in Markdown;
+    with `paper`, the paper's own number beside them.
 
     Raises `ValueError` where an arm has a single seed.
 
-    Example: `print(table("first-experiment", rows("first-experiment", "book", book_results())))`.
+    Example: `print(table("first-experiment", rows("first-experiment", "book",
+    book_results())))`.
     """
     recipe, body = find(recipe), []
     for arm in dict.fromkeys(row["arm"] for row in found):
         mine = [row for row in found if row["arm"] == arm]
         if len(mine) < 2:
-            raise ValueError(f"{arm} has one seed, and no standard error: run more seeds")
-        cells = [summarize([row["metrics"][metric] for row in mine]) for metric in recipe.columns]
-        body.append([arm, str(len(mine)), *(f"{s.mean:.2f} ± {s.se:.2f}" for s in cells)])
+            raise ValueError(
+                f"{arm} has one seed, and no standard error: run more seeds")
+        cells = [summarize([row["metrics"][metric] for row in mine])
+                 for metric in recipe.columns]
+        body.append([arm, str(len(mine)),
+                     *(f"{s.mean:.2f} ± {s.se:.2f}" for s in cells)])
         if paper and recipe.paper:
             p = recipe.paper.get(arm)
-            body[-1].append("" if p is None else f"{p.mean:.2f}" if p.se is None else f"{p.mean:.2f} ± {p.se:.2f}")
-    return _cells(["arm", "seeds", *recipe.columns.values(), *(["the paper's, at its own scale"] if paper and recipe.paper else [])], body)
+            body[-1].append("" if p is None else f"{p.mean:.2f}" if p.se is None
+                            else f"{p.mean:.2f} ± {p.se:.2f}")
+    return _cells(["arm", "seeds", *recipe.columns.values(),
+                   *(["the paper's, at its own scale"] if paper and recipe.paper
+                     else [])],
+                  body)
 
 # %% ../../nbs/062_experiments.tables.ipynb #a074b8a8
-def caption(recipe: Recipe | str, scale: str, found: list[dict[str, Any]]) -> str:
-    """What limits the meaning of a table of these rows: scale, data, seeds, devices, versions, time, tuning.
+def caption(recipe: Recipe | str, scale: str,
+            found: list[dict[str, Any]]) -> str:
+    """What limits the meaning of a table of these rows: scale, data, seeds,
+    devices, versions, time, tuning.
 
-    Example: `caption("first-experiment", "book", rows("first-experiment", "book", book_results()))`.
+    Example: `caption("first-experiment", "book", rows("first-experiment",
+    "book", book_results()))`.
     """
     recipe, by = find(recipe), {}
     for row in found:
         by.setdefault(row["arm"], set()).add(row["seed"])
     told = {_seeds(seeds) for seeds in by.values()}
-    seeds = f"seeds {told.pop()}" if len(told) == 1 else "seeds " + "; ".join(f"{_seeds(seeds)} ({arm})" for arm, seeds in by.items())
-    one_of = lambda key: ", ".join(sorted({str(row.get(key, "unknown")) for row in found}))
+    seeds = f"seeds {told.pop()}" if len(told) == 1 else "seeds " + "; ".join(
+        f"{_seeds(seeds)} ({arm})" for arm, seeds in by.items())
+    one_of = lambda key: ", ".join(
+        sorted({str(row.get(key, "unknown")) for row in found}))
     data = ", ".join(sorted({row["config"]["data"] for row in found}))
-    grids = {json.dumps(recipe.grid[arm], sort_keys=True) for arm in by if recipe.grid.get(arm)}
+    grids = {json.dumps(recipe.grid[arm], sort_keys=True) for arm in by
+             if recipe.grid.get(arm)}
     tuning = "No arm was tuned"
     if grids:
-        tuning = f"Tuned on the validation split, by the mean of {recipe.choose}, over the same grid in arms that are compared: {'; '.join(sorted(grids))}"
+        tuning = ("Tuned on the validation split, by the mean of "
+                  f"{recipe.choose}, over the same grid in arms that are "
+                  f"compared: {'; '.join(sorted(grids))}")
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
-    return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± standard error over seeds. On {one_of('device')}, torch {one_of('torch')}, {minutes:.1f} min in all. "
-            + tuning + (f"; not tuned: {', '.join(untuned)}" if untuned else "") + ".")
+    return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "
+            f"standard error over seeds. On {one_of('device')}, torch "
+            f"{one_of('torch')}, {minutes:.1f} min in all. " + tuning
+            + (f"; not tuned: {', '.join(untuned)}" if untuned else "") + ".")
 
 # %% ../../nbs/062_experiments.tables.ipynb #f582fd03
-def differences(found: list[dict[str, Any]], first: str, second: str, metric: str) -> list[float]:
-    "The metric of arm `second` minus that of arm `first`, for each seed that both have."
+def differences(found: list[dict[str, Any]], first: str, second: str,
+                metric: str) -> list[float]:
+    """The metric of arm `second` minus that of arm `first`, for each seed that
+    both have.
+    """
     a, b = _pairs(found, first, second, metric)
     return [y - x for x, y in zip(a, b)]
 
 
-def _pairs(found: list[dict[str, Any]], first: str, second: str, metric: str) -> tuple[list[float], list[float]]:
-    by = {(row["arm"], row["seed"]): row["metrics"][metric] for row in found if row["arm"] in (first, second)}
-    seeds = sorted({seed for arm, seed in by if arm == first} & {seed for arm, seed in by if arm == second})
-    return [by[first, seed] for seed in seeds], [by[second, seed] for seed in seeds]
+def _pairs(found: list[dict[str, Any]], first: str, second: str,
+           metric: str) -> tuple[list[float], list[float]]:
+    by = {(row["arm"], row["seed"]): row["metrics"][metric] for row in found
+          if row["arm"] in (first, second)}
+    seeds = sorted({seed for arm, seed in by if arm == first} & {
+                       seed for arm, seed in by if arm == second})
+    return ([by[first, seed] for seed in seeds],
+            [by[second, seed] for seed in seeds])
 
 # %% ../../nbs/062_experiments.tables.ipynb #935eaea9
-_COMPARED = ["paired difference", "of", "seeds", "mean ± SE", "95 % t interval", "excludes 0", "p (t)", "p (signs)", "seen in 80 %"]
+_COMPARED = ["paired difference", "of", "seeds", "mean ± SE", "95 % t interval",
+             "excludes 0", "p (t)", "p (signs)", "seen in 80 %"]
 
 
-def _compared(what: str, metric: str, first: list[float], second: list[float]) -> list[str]:
+def _compared(what: str, metric: str, first: list[float],
+              second: list[float]) -> list[str]:
     test = paired_test(first, second)
     s = test.summary
-    d = 2 if max(map(abs, first + second)) > 2 else 4                     # decimals: percentages, or shares
-    return [what, metric, str(s.n), f"{s.mean:+.{d}f} ± {s.se:.{d}f}", f"{s.low:+.{d}f} … {s.high:+.{d}f}", "no" if s.low <= 0 <= s.high else "yes",
-            f"{test.p:.3f}", f"{test.p_signs:.3f}", f"{detectable(s.n) * test.spread:.{d}f}"]
+    # decimals: percentages, or shares
+    d = 2 if max(map(abs, first + second)) > 2 else 4
+    return [what, metric, str(s.n), f"{s.mean:+.{d}f} ± {s.se:.{d}f}",
+            f"{s.low:+.{d}f} … {s.high:+.{d}f}",
+            "no" if s.low <= 0 <= s.high else "yes", f"{test.p:.3f}",
+            f"{test.p_signs:.3f}", f"{detectable(s.n) * test.spread:.{d}f}"]
 
 
-def comparison(recipe: Recipe | str, found: list[dict[str, Any]], metrics: Iterable[str] | None = None) -> str:
-    """The recipe's comparisons: mean paired difference ± its standard error, 95 % t interval, p values, as a table in Markdown.
+def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
+               metrics: Iterable[str] | None = None) -> str:
+    """The recipe's comparisons: mean paired difference ± its standard error, 95
+    % t interval, p values, as a table in Markdown.
 
-    The last column, "seen in 80 %", is the difference that this number of seeds detects with probability 0.8, at the spread observed. `metrics`: which of them, by default
-    those that the recipe says. Comparisons with fewer than two common seeds are left out.
+    The last column, "seen in 80 %", is the difference that this number of seeds
+    detects with probability 0.8, at the spread observed. `metrics`: which of
+    them, by default those that the recipe says. Comparisons with fewer than two
+    common seeds are left out.
     """
     recipe, body = find(recipe), []
     for first, second in recipe.compare:
         for metric in metrics or recipe.compared or recipe.columns:
             a, b = _pairs(found, first, second, metric)
             if len(a) > 1:
-                body.append(_compared(f"{second} − {first}", recipe.columns.get(metric, metric), a, b))
+                body.append(_compared(f"{second} − {first}",
+                                      recipe.columns.get(metric, metric), a, b))
     return _cells(_COMPARED, body)
 
 # %% ../../nbs/062_experiments.tables.ipynb #466e2206
-def every_seed(recipe: Recipe | str, found: list[dict[str, Any]], metric: str) -> str:
-    "The metric of each seed of each arm, as a table in Markdown: nothing is left out."
+def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
+               metric: str) -> str:
+    """The metric of each seed of each arm, as a table in Markdown: nothing is
+    left out.
+    """
     seeds = sorted({row["seed"] for row in found})
-    by = {(row["arm"], row["seed"]): f"{row['metrics'][metric]:.2f}" for row in found}
-    return _cells([find(recipe).columns.get(metric, metric), *(f"seed {seed}" for seed in seeds)],
-                  [[arm, *(by.get((arm, seed), "") for seed in seeds)] for arm in dict.fromkeys(row["arm"] for row in found)])
+    by = {(row["arm"], row["seed"]): f"{row['metrics'][metric]:.2f}"
+          for row in found}
+    return _cells([find(recipe).columns.get(metric, metric),
+                   *(f"seed {seed}" for seed in seeds)],
+                  [[arm, *(by.get((arm, seed), "") for seed in seeds)]
+                   for arm in dict.fromkeys(row["arm"] for row in found)])
 
 # %% ../../nbs/062_experiments.tables.ipynb #ecc19046
-def report(name: Recipe | str, out: Path | str | None = None, any_code: bool = False) -> str:
-    """What a recipe's finished runs say, scale by scale: mean ± standard error beside the paper's numbers, each seed, paired tests.
+def report(name: Recipe | str, out: Path | str | None = None,
+           any_code: bool = False) -> str:
+    """What a recipe's finished runs say, scale by scale: mean ± standard error
+    beside the paper's numbers, each seed, paired tests.
 
-    Raises `UnknownName` for an unknown recipe; `ResultsError` for files that cannot be used, and for
-    rows of different code; with `any_code` these make a table, and the codes stand above it.
+    Raises `UnknownName` for an unknown recipe; `ResultsError` for files that
+    cannot be used, and for rows of different code; with `any_code` these make a
+    table, and the codes stand above it.
 
     Example: `print(report("first-experiment"))`.
     """
     recipe = find(name)
     out = Path(out or default_out())
-    parts = [f"{recipe.name}: {recipe.title}", f"results in {out}, mean ± standard error over seeds"]
+    parts = [f"{recipe.name}: {recipe.title}",
+             f"results in {out}, mean ± standard error over seeds"]
     for scale in recipe.scales:
-        found, every = (rows(recipe, scale, out, every=all_of, any_code=any_code) for all_of in (False, True))
-        several_codes = codes(current(recipe, scale, scan(recipe.name, scale, out).rows)) if any_code else {}
+        found, every = (rows(recipe, scale, out, every=all_of,
+                             any_code=any_code) for all_of in (False, True))
+        several_codes = (
+            codes(current(recipe, scale, scan(recipe.name, scale, out).rows))
+            if any_code else {})
         if len(several_codes) > 1:
-            parts.append(f"scale {scale}: rows of {len(several_codes)} codes in one table: "
-                         + "; ".join(f"{name} ({len(paths)})" for name, paths in several_codes.items()))
+            parts.append(f"scale {scale}: rows of {len(several_codes)} codes "
+                         "in one table: " + "; ".join(
+                             f"{name} ({len(paths)})"
+                             for name, paths in several_codes.items()))
         files = len(list((out / recipe.name / scale).glob("*.json")))
         if files > len(every):
-            parts.append(f"scale {scale}: {files - len(every)} rows of other configurations are left out")
-        unchosen = [arm for arm in dict.fromkeys(row["arm"] for row in every) if arm not in {row["arm"] for row in found}]
+            parts.append(f"scale {scale}: {files - len(every)} rows of other "
+                         "configurations are left out")
+        unchosen = [arm for arm in dict.fromkeys(row["arm"] for row in every)
+                    if arm not in {row["arm"] for row in found}]
         if unchosen:
-            parts.append(f"scale {scale}: no seed has finished all settings of the grid, so nothing is chosen: {', '.join(unchosen)}")
-        counts = {arm: sum(row["arm"] == arm for row in found) for arm in recipe.scales[scale]}
+            parts.append(f"scale {scale}: no seed has finished all settings of "
+                         "the grid, so nothing is chosen: "
+                         f"{', '.join(unchosen)}")
+        counts = {arm: sum(row["arm"] == arm for row in found)
+                  for arm in recipe.scales[scale]}
         several = [row for row in found if counts[row["arm"]] > 1]
         single = [arm for arm, count in counts.items() if count == 1]
         if single:
-            parts.append(f"scale {scale}: one seed only, so no standard error and no line in the table: {', '.join(single)}")
+            parts.append(f"scale {scale}: one seed only, so no standard error "
+                         f"and no line in the table: {', '.join(single)}")
         if several:
-            parts += [caption(recipe, scale, several), table(recipe, several, paper=True)]
-            setting = lambda arm: next(row["setting"] for row in several if row["arm"] == arm)
-            chosen = [f"{arm}: {json.dumps(setting(arm))}" for arm in counts if counts[arm] > 1 and recipe.grid.get(arm)]
+            parts += [caption(recipe, scale, several),
+                      table(recipe, several, paper=True)]
+            setting = lambda arm: next(
+                row["setting"] for row in several if row["arm"] == arm)
+            chosen = [f"{arm}: {json.dumps(setting(arm))}" for arm in counts
+                      if counts[arm] > 1 and recipe.grid.get(arm)]
             if chosen:
                 parts.append("chosen on validation: " + "; ".join(chosen))
-            parts += [every_seed(recipe, several, metric) for metric in (recipe.compared or list(recipe.columns))]
+            parts += [every_seed(recipe, several, metric)
+                      for metric in (recipe.compared or list(recipe.columns))]
             compared = comparison(recipe, several)
             if compared.count("\n") > 1:
-                parts += [compared, f"Scale {scale}, paired by seed. Comparisons: {compared.count(chr(10)) - 1}. Of 20 without any difference one excludes 0 on average."]
+                parts += [compared,
+                          f"Scale {scale}, paired by seed. Comparisons: "
+                          f"{compared.count(chr(10)) - 1}. Of 20 without any "
+                          "difference one excludes 0 on average."]
     if recipe.paper and len(parts) > 2:
-        parts.append("The paper's numbers, which no other scale reproduces:\n" + "\n".join(
-            f"- {arm}: {p.what}" + (f", {p.seeds} seeds" if p.seeds else "") + f" ({p.source})" for arm, p in recipe.paper.items()))
+        parts.append(
+            "The paper's numbers, which no other scale reproduces:\n"
+            + "\n".join(
+                f"- {arm}: {p.what}" + (f", {p.seeds} seeds" if p.seeds else "")
+                + f" ({p.source})" for arm, p in recipe.paper.items()))
     if len(parts) == 2:
-        parts.append(f"no finished runs: normalnorm run {recipe.name} --scale smoke --seeds 3")
+        parts.append(f"no finished runs: normalnorm run {recipe.name} --scale "
+                     "smoke --seeds 3")
     return "\n\n".join(parts)
 
 # %% ../../nbs/062_experiments.tables.ipynb #791b219d
@@ -174,87 +250,145 @@ def _together(found: dict[Path, dict[str, Any]]) -> None:
     "Raises `ResultsError` for rows of different code."
     groups = codes(found)
     if len(groups) > 1:
-        raise ResultsError("the two arms were made by different code: " + "; ".join(f"{name}: {len(paths)} rows" for name, paths in groups.items())
-                           + ". Make both anew with one code, or say that it does not matter: --any-code, in Python any_code=True")
+        raise ResultsError(
+            "the two arms were made by different code: " + "; ".join(
+                f"{name}: {len(paths)} rows" for name, paths in groups.items())
+            + ". Make both anew with one code, or say that it does not matter: "
+              "--any-code, in Python any_code=True")
 
 
 def _arm(name: str) -> tuple[Recipe, str]:
     recipe, _, arm = name.partition("/")
     if not recipe or not arm or Path(name).exists():
-        what = "is a file" if Path(name).is_file() else "is a folder" if Path(name).is_dir() else "is no folder"
-        raise UnknownName(f"{name!r} {what}, and no RECIPE/ARM: expected two folders of results, or two arms such as 'first-experiment/ResNet BN'")
+        what = ("is a file" if Path(name).is_file() else "is a folder"
+                if Path(name).is_dir() else "is no folder")
+        raise UnknownName(f"{name!r} {what}, and no RECIPE/ARM: expected two "
+                          "folders of results, or two arms such as "
+                          "'first-experiment/ResNet BN'")
     found = find(recipe)
     known = {a for arms in found.scales.values() for a in arms}
     if arm not in known:
-        raise UnknownName(f"{name!r}: the recipe {found.name} has no arm {arm!r}: {near(arm, known)} (two arms are given as RECIPE/ARM, two folders of results by their paths)")
+        raise UnknownName(f"{name!r}: the recipe {found.name} has no arm "
+                          f"{arm!r}: {near(arm, known)} (two arms are given as "
+                          "RECIPE/ARM, two folders of results by their paths)")
     return found, arm
 
 
-def compare(first: str, second: str, scale: str = "book", out: Path | str | None = None, any_code: bool = False) -> str:
-    """The paired comparison of two arms at a scale, given as "recipe/arm", or of two folders of results, run by run.
+def compare(first: str, second: str, scale: str = "book",
+            out: Path | str | None = None, any_code: bool = False) -> str:
+    """The paired comparison of two arms at a scale, given as "recipe/arm", or
+    of two folders of results, run by run.
 
-    Arms are paired by seed, and compared in every metric that both rows have. Folders are paired by the identity of the runs, at all scales: for each recipe, scale and arm the
-    number of common runs, how many agree in every metric to the last bit (times apart), and the mean difference of each compared metric.
+    Arms are paired by seed, and compared in every metric that both rows have.
+    Folders are paired by the identity of the runs, at all scales: for each
+    recipe, scale and arm the number of common runs, how many agree in every
+    metric to the last bit (times apart), and the mean difference of each
+    compared metric.
 
-    Two folders may hold rows of different code: what made each side is said. Rows of one arm, or of two, are of one code, unless `any_code` allows others.
+    Two folders may hold rows of different code: what made each side is said.
+    Rows of one arm, or of two, are of one code, unless `any_code` allows
+    others.
 
-    Raises `UnknownName` for unknown names, `ValueError` where fewer than two seeds or no runs are in common, `ResultsError` for rows that cannot be used.
+    Raises `UnknownName` for unknown names, `ValueError` where fewer than two
+    seeds or no runs are in common, `ResultsError` for rows that cannot be used.
 
-    Example: `print(compare("first-experiment/ResNet BN", "first-experiment/ResNet BNN", "book"))`.
+    Example: `print(compare("first-experiment/ResNet BN",
+    "first-experiment/ResNet BNN", "book"))`.
     """
     if Path(first).is_dir() and Path(second).is_dir():
         return _compare_folders(Path(first), Path(second))
     (one, a), (two, b) = _arm(first), _arm(second)
     if not any_code:
         _together({path: row for recipe, arm in {(one.name, a), (two.name, b)}
-                   for path, row in current(find(recipe), scale, scan(recipe, scale, out).rows).items() if row["arm"] == arm})
-    lines, text = [rows(recipe, scale, out, any_code=True) for recipe in (one, two)], []
-    mine = [[row | {"arm": side} for row in found if row["arm"] == arm] for side, arm, found in zip(("first", "second"), (a, b), lines)]
-    common = sorted({row["seed"] for row in mine[0]} & {row["seed"] for row in mine[1]})
+                   for path, row in current(
+                       find(recipe), scale,
+                       scan(recipe, scale, out).rows).items()
+                   if row["arm"] == arm})
+    lines, text = (
+        [rows(recipe, scale, out, any_code=True) for recipe in (one, two)], [])
+    mine = [[row | {"arm": side} for row in found if row["arm"] == arm]
+            for side, arm, found in zip(("first", "second"), (a, b), lines)]
+    common = sorted(
+        {row["seed"] for row in mine[0]} & {row["seed"] for row in mine[1]})
     if len(common) < 2:
-        raise ValueError(f"{first} has the seeds {_seeds(row['seed'] for row in mine[0]) or 'none'} at scale {scale}, {second} {_seeds(row['seed'] for row in mine[1]) or 'none'}: "
-                         f"a comparison needs two in common. Run them: normalnorm run {one.name} --scale {scale}")
-    metrics = [metric for metric in mine[0][0]["metrics"] if metric in mine[1][0]["metrics"] and metric != "seconds"]
+        raise ValueError(f"{first} has the seeds "
+                         f"{_seeds(row['seed'] for row in mine[0]) or 'none'} "
+                         f"at scale {scale}, {second} "
+                         f"{_seeds(row['seed'] for row in mine[1]) or 'none'}: "
+                         "a comparison needs two in common. Run them: "
+                         f"normalnorm run {one.name} --scale {scale}")
+    metrics = [metric for metric in mine[0][0]["metrics"]
+               if metric in mine[1][0]["metrics"] and metric != "seconds"]
     for metric in metrics:
-        text.append(_compared(f"{b} − {a}", one.columns.get(metric, metric), *_pairs(mine[0] + mine[1], "first", "second", metric)))
+        text.append(
+            _compared(f"{b} − {a}", one.columns.get(metric, metric),
+                      *_pairs(mine[0] + mine[1], "first", "second", metric)))
     planned = one is two and ((a, b) in one.compare or (b, a) in one.compare)
-    return (f"Scale {scale}, seeds {_seeds(common)}, paired by seed." + ("" if planned else " Not among the recipe's planned comparisons: chosen after looking, p values mean less.")
-            + ("" if one is two else " Arms of different recipes: equal seeds do not mean equal batches.") + "\n\n" + _cells(_COMPARED, text))
+    return (f"Scale {scale}, seeds {_seeds(common)}, paired by seed." + (
+                "" if planned else " Not among the recipe's planned "
+                                   "comparisons: chosen after looking, p "
+                                   "values mean less.")
+            + ("" if one is two else " Arms of different recipes: equal seeds "
+                                     "do not mean equal batches.") + "\n\n"
+            + _cells(_COMPARED, text))
 
 # %% ../../nbs/062_experiments.tables.ipynb #77dde624
 def _compare_folders(first: Path, second: Path) -> str:
-    read = [{path: read_row(path) for path in sorted(folder.glob("*/*/*.json"))} for folder in (first, second)]
+    read = [{path: read_row(path) for path in sorted(folder.glob("*/*/*.json"))}
+            for folder in (first, second)]
     sides = [{row["hash"]: row for row in files.values()} for files in read]
     common = [key for key in sides[0] if key in sides[1]]
     if not common:
-        raise ValueError(f"{first} ({len(sides[0])} runs) and {second} ({len(sides[1])} runs) have no run in common")
+        raise ValueError(f"{first} ({len(sides[0])} runs) and {second} "
+                         f"({len(sides[1])} runs) have no run in common")
     groups: dict[tuple[str, str, str], list[str]] = {}
     for key in common:
-        groups.setdefault(tuple(sides[0][key][part] for part in ("recipe", "scale", "arm")), []).append(key)
+        groups.setdefault(
+            tuple(sides[0][key][part] for part in ("recipe", "scale", "arm")),
+            []).append(key)
     body = []
     for (recipe, scale, arm), keys in groups.items():
         a, b = ([side[key]["metrics"] for key in keys] for side in sides)
         metrics = [metric for metric in a[0] if metric != "seconds"]
-        same = sum(all(x[metric] == y.get(metric) for metric in metrics) for x, y in zip(a, b))
-        shown = [metric for metric in metrics if metric.startswith("test")] or metrics[:1]
-        moved = [summarize([y[metric] - x[metric] for x, y in zip(a, b)]) for metric in shown]
-        body.append([recipe, scale, arm, str(len(keys)), str(same), "; ".join(f"{metric} {m.mean:+.3f}" + (f" ± {m.se:.3f}" if m.n > 1 else "") for metric, m in zip(shown, moved))])
-    apart = f"; only in one of them: {len(sides[0]) - len(common)} and {len(sides[1]) - len(common)}"
-    made = "".join(f"\n{folder}: {'; '.join(codes(files))}" for folder, files in zip((first, second), read))
-    return f"{second} minus {first}: {len(common)} common runs{apart}{made}\n\n" + _cells(["recipe", "scale", "arm", "common runs", "equal to the last bit", "mean difference ± SE"], body)
+        same = sum(all(x[metric] == y.get(metric) for metric in metrics)
+                   for x, y in zip(a, b))
+        shown = ([metric for metric in metrics if metric.startswith("test")]
+                 or metrics[:1])
+        moved = [summarize([y[metric] - x[metric] for x, y in zip(a, b)])
+                 for metric in shown]
+        body.append([recipe, scale, arm, str(len(keys)), str(same), "; ".join(
+            f"{metric} {m.mean:+.3f}" + (f" ± {m.se:.3f}" if m.n > 1 else "")
+            for metric, m in zip(shown, moved))])
+    apart = (f"; only in one of them: {len(sides[0]) - len(common)} and "
+             f"{len(sides[1]) - len(common)}")
+    made = "".join(f"\n{folder}: {'; '.join(codes(files))}"
+                   for folder, files in zip((first, second), read))
+    return (f"{second} minus {first}: {len(common)} common runs{apart}{made}\n"
+            "\n" + _cells(["recipe", "scale", "arm", "common runs",
+                           "equal to the last bit", "mean difference ± SE"],
+                          body))
 
 # %% ../../nbs/062_experiments.tables.ipynb #f6f716b9
 def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return (f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+            if seconds < 5400 else f"{seconds / 3600:.1f} h")
 
 
 def _medians(found: list[dict[str, Any]]) -> dict[str, float]:
     "Arm → median time of its runs, in seconds."
-    return {arm: statistics.median(row["wall_seconds"] for row in found if row["arm"] == arm) for arm in dict.fromkeys(row["arm"] for row in found)}
+    return {arm: statistics.median(
+                row["wall_seconds"] for row in found if row["arm"] == arm)
+            for arm in dict.fromkeys(row["arm"] for row in found)}
 
 # %% ../../nbs/062_experiments.tables.ipynb #3a016c40
-def forecast(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int] | None = None, out: Path | str | None = None, arms: Iterable[str] | None = None) -> str:
-    """What `run` would do with the same arguments: each job's state, an estimate from finished runs, and what stands in the way. Runs nothing.
+def forecast(name: Recipe | str, scale: str = "smoke",
+             seeds: int | Iterable[int] | None = None,
+             out: Path | str | None = None,
+             arms: Iterable[str] | None = None) -> str:
+    """What `run` would do with the same arguments: each job's state, an
+    estimate from finished runs, and what stands in the way.
+
+    Runs nothing.
 
     Raises `UnknownName` for unknown names, `ValueError` for no seeds.
 
@@ -272,42 +406,64 @@ def forecast(name: Recipe | str, scale: str = "smoke", seeds: int | Iterable[int
     known = _medians(rows(recipe, scale, out, every=True, any_code=True))
     left = [job for job in jobs if job.state != "finished"]
     guess = [known[job.arm] for job in left if job.arm in known]
-    lines = [f"{recipe.name}, scale {scale}: {len(jobs)} runs, {len(jobs) - len(left)} finished, {sum(job.state == 'begun' for job in left)} begun"]
+    lines = [f"{recipe.name}, scale {scale}: {len(jobs)} runs, "
+             f"{len(jobs) - len(left)} finished, "
+             f"{sum(job.state == 'begun' for job in left)} begun"]
     if left:
-        measured = f"about {_time(sum(guess))} on one process for {len(guess)} of the {len(left)} runs left, after the median of finished ones" if guess else (
-            "no run has finished, so there is no measured time")
-        lines.append(f"{measured}; the recipe's own estimate: {recipe.cost.get(scale, 'none')}")
-    lines.append(_cells(["run", "state", "estimate"], [[job.label, job.state, _time(known[job.arm]) if job in left and job.arm in known else ""] for job in jobs]))
+        measured = (f"about {_time(sum(guess))} on one process for "
+                    f"{len(guess)} of the {len(left)} runs left, after the "
+                    "median of finished ones" if guess
+                    else ("no run has finished, so there is no measured time"))
+        lines.append(f"{measured}; the recipe's own estimate: "
+                     f"{recipe.cost.get(scale, 'none')}")
+    lines.append(_cells(["run", "state", "estimate"], [
+        [job.label, job.state,
+         _time(known[job.arm]) if job in left and job.arm in known else ""]
+        for job in jobs]))
     return "\n\n".join(lines)
 
 # %% ../../nbs/062_experiments.tables.ipynb #b90393b9
 def listing(out: Path | str | None = None) -> str:
-    """All recipes, with their scales, what they are about, their estimated and measured cost, and what has been run in `out`, as a table in Markdown.
+    """All recipes, with their scales, what they are about, their estimated and
+    measured cost, and what has been run in `out`, as a table in Markdown.
 
-    Below it, the files that cannot be used: they are not counted, and hide no others. `problems` gives them alone.
+    Below it, the files that cannot be used: they are not counted, and hide no
+    others. `problems` gives them alone.
 
     Raises `ResultsError` where `out` is a file.
     """
     out, body = Path(out or default_out()), []
     for recipe in recipes().values():
         for scale in recipe.scales:
-            found = list(current(recipe, scale, scan(recipe.name, scale, out).rows).values())
+            found = list(current(recipe, scale,
+                                 scan(recipe.name, scale, out).rows).values())
             known, arms = _medians(found), recipe.arms(scale)
             points = {arm: len(recipe.settings(scale, arm)) for arm in arms}
-            measured = f"{_time(sum(known[arm] * points[arm] for arm in known))} a seed" if known else ""
-            measured += f" ({len(known)} of {len(arms)} arms)" if 0 < len(known) < len(arms) else ""
+            measured = (
+                f"{_time(sum(known[arm] * points[arm] for arm in known))} a "
+                "seed" if known else "")
+            measured += (f" ({len(known)} of {len(arms)} arms)"
+                         if 0 < len(known) < len(arms) else "")
             wanted = recipe.seeds.get(scale, 3) * sum(points.values())
-            body.append([recipe.name, scale, ", ".join(recipe.claims), recipe.cost.get(scale, ""), measured, f"{len(found)} of {wanted}"])
+            body.append([recipe.name, scale, ", ".join(recipe.claims),
+                         recipe.cost.get(scale, ""), measured,
+                         f"{len(found)} of {wanted}"])
     bad = [f"- {problem}" for problem in problems(out)]
-    return "\n\n".join([_cells(["recipe", "scale", "about", "estimated cost", "measured", f"runs in {out}"], body),
-                        *([f"{len(bad)} files are not counted:\n" + "\n".join(bad)] if bad else [])])
+    return "\n\n".join(
+        [_cells(["recipe", "scale", "about", "estimated cost", "measured",
+                 f"runs in {out}"],
+                body),
+         *([f"{len(bad)} files are not counted:\n" + "\n".join(bad)] if bad
+           else [])])
 
 
 def problems(out: Path | str | None = None) -> list[ResultsError]:
-    """What is wrong with files in a folder of results, of any recipe and scale; empty where all can be used.
+    """What is wrong with files in a folder of results, of any recipe and scale;
+    empty where all can be used.
 
     Example: `problems(book_results())` is empty.
     """
     out = Path(out or default_out())
     folders = sorted({path.parent for path in out.glob("*/*/*.json")})
-    return [problem for folder in folders for problem in scan(folder.parent.name, folder.name, out).problems]
+    return [problem for folder in folders
+            for problem in scan(folder.parent.name, folder.name, out).problems]

@@ -17,14 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data import DataError, Info, check_split, data_folder, read_archive
+from .data import (
+    DataError, Info, check_split, data_folder, read_archive)
 
 # %% ../../nbs/032_experiments.text.ipynb #6c76393c
 VOCABULARY = ("\n", *map(chr, range(32, 127)))
 
 
 def encode(text: str) -> Tensor:
-    r"""The numbers of the characters of `text`, int64: 0 for a line feed, 1 to 95 for the printable characters of ASCII.
+    r"""The numbers of the characters of `text`, int64: 0 for a line feed, 1 to
+    95 for the printable characters of ASCII.
 
     Raises `DataError` for other characters, naming the first.
 
@@ -35,7 +37,10 @@ def encode(text: str) -> Tensor:
     numbers = torch.where(codes == 10, 0, codes - 31)
     wrong = ((codes != 10) & ((codes < 32) | (codes > 126))).nonzero()
     if len(wrong):
-        raise DataError(f"character {int(wrong[0])} is {text[int(wrong[0])]!r}: the vocabulary is the line feed and printable ASCII, {len(VOCABULARY)} characters")
+        raise DataError(f"character {int(wrong[0])} is "
+                        f"{text[int(wrong[0])]!r}: the vocabulary is the line "
+                        f"feed and printable ASCII, {len(VOCABULARY)} "
+                        "characters")
     return numbers
 
 
@@ -48,20 +53,24 @@ def decode(numbers: Tensor) -> str:
     return "".join(VOCABULARY[n] for n in numbers.tolist())
 
 
-_CUTS = {"train": (0, 900_000), "validation": (900_000, 950_000), "test": (950_000, 1_000_000)}
+_CUTS = {"train": (0, 900_000), "validation": (900_000, 950_000),
+         "test": (950_000, 1_000_000)}
 _SHA256 = "c1c04dc060ea298bd1101cc31721c490aba1e25d73b49435e6f040fc62498203"
 
 
 @lru_cache(maxsize=2)
 def _tokens(folder: Path) -> Tensor:
-    text = torch.from_numpy(read_archive(folder / "stdlib.npz", _SHA256, "tools/make_stdlib_text.py")["text"])
+    text = torch.from_numpy(read_archive(
+        folder / "stdlib.npz", _SHA256, "tools/make_stdlib_text.py")["text"])
     return torch.where(text == 10, 0, text - 31).to(torch.uint8)
 
 
 def tokens(split: str) -> Tensor:
-    """The characters of one part of the shipped text as numbers, uint8 of shape (900000,) or (50000,).
+    """The characters of one part of the shipped text as numbers, uint8 of shape
+    (900000,) or (50000,).
 
-    Raises `DataError` for a missing or damaged file, `ValueError` for an unknown split.
+    Raises `DataError` for a missing or damaged file, `ValueError` for an
+    unknown split.
 
     Example: `decode(tokens("train")[:40])`.
     """
@@ -71,9 +80,12 @@ def tokens(split: str) -> Tensor:
 
 # %% ../../nbs/032_experiments.text.ipynb #6323bb2a
 class Windows:
-    """Consecutive windows of a sequence: `x[index]` gives inputs and the next tokens, both int64 of shape (B, length).
+    """Consecutive windows of a sequence: `x[index]` gives inputs and the next
+    tokens, both int64 of shape (B, length).
 
-    `tokens`: integers of shape (N,); kept as they are, one byte a character for the shipped text. Raises `DataError` for a sequence that does not fill one window.
+    `tokens`: integers of shape (N,); kept as they are, one byte a character for
+    the shipped text. Raises `DataError` for a sequence that does not fill one
+    window.
 
     >>> inputs, targets = Windows(torch.arange(10), 3)[torch.tensor([1])]
     >>> inputs.tolist(), targets.tolist()
@@ -82,17 +94,22 @@ class Windows:
 
     def __init__(self, tokens: Tensor, length: int) -> None:
         if length < 1 or len(tokens) <= length:
-            raise DataError(f"{len(tokens)} tokens do not fill one window of length={length} and its next token")
+            raise DataError(f"{len(tokens)} tokens do not fill one window of "
+                            f"length={length} and its next token")
         self.tokens, self.length = tokens, length
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.length
 
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        if len(index) and not -len(self) <= int(index.min()) <= int(index.max()) < len(self):
-            raise IndexError(f"windows {int(index.min())} to {int(index.max())} of {len(self)}")
+        if (len(index) and not -len(self) <= int(index.min())
+                               <= int(index.max()) < len(self)):
+            raise IndexError(f"windows {int(index.min())} to "
+                             f"{int(index.max())} of {len(self)}")
         start = (index % len(self)).to(self.tokens.device) * self.length
-        both = self.tokens[start[:, None] + torch.arange(self.length + 1, device=self.tokens.device)].long()
+        both = self.tokens[start[:, None] + torch.arange(
+                               self.length + 1,
+                               device=self.tokens.device)].long()
         return both[:, :-1], both[:, 1:]
 
     def to(self, device: torch.device | str | None) -> "Windows":
@@ -101,9 +118,15 @@ class Windows:
 
 
 def about(name: str) -> Info:
-    "What is known of the text; `info` of the chapter on data asks here. Sizes are windows of 128."
-    sizes = {split: (end - start - 1) // 128 for split, (start, end) in _CUTS.items()}
-    return Info("stdlib", "sources of the Python standard library", "stdlib.npz", _SHA256, VOCABULARY, (128,), 0, sizes, "PSF License Agreement")
+    """What is known of the text; `info` of the chapter on data asks here.
+
+    Sizes are windows of 128.
+    """
+    sizes = {split: (end - start - 1) // 128
+             for split, (start, end) in _CUTS.items()}
+    return Info("stdlib", "sources of the Python standard library",
+                "stdlib.npz", _SHA256, VOCABULARY, (128,), 0, sizes,
+                "PSF License Agreement")
 
 
 def fingerprint(name: str) -> str:
@@ -111,9 +134,16 @@ def fingerprint(name: str) -> str:
     return _SHA256
 
 
-def split(name: str, split: str, first: int | None = None, device: torch.device | str | None = None, length: int = 128) -> Windows:
-    "One part of the shipped text as `Windows` of `length` characters; see `dataset`. `first`: only that many windows."
+def split(name: str, split: str, first: int | None = None,
+          device: torch.device | str | None = None,
+          length: int = 128) -> Windows:
+    """One part of the shipped text as `Windows` of `length` characters; see
+    `dataset`.
+
+    `first`: only that many windows.
+    """
     part = tokens(split)
     windows = Windows(part, length)
     check_split(name, split, first, len(windows))
-    return (windows if first is None else Windows(part[:first * length + 1], length)).to(device)
+    return (windows if first is None
+            else Windows(part[:first * length + 1], length)).to(device)

@@ -28,21 +28,27 @@ import torch
 from torch import Tensor, nn
 
 from .data import Tensors
-from .optimization import Settings, learning_rate, make_optimizer
+from .optimization import (
+    Settings, learning_rate, make_optimizer)
 from .streams import batches
 
 # %% ../../nbs/050_experiments.train.ipynb #5a9fb00b
 def stream(purpose: str, seed: int, epoch: int = 0) -> int:
-    """The seed of the random numbers for one `purpose` in one `epoch` of the run `seed`: unrelated for any two arguments.
+    """The seed of the random numbers for one `purpose` in one `epoch` of the
+    run `seed`: unrelated for any two arguments.
 
     Example: `stream("order", 0, 1) != stream("noise", 0, 1)`.
     """
-    return int.from_bytes(hashlib.sha256(f"{purpose}/{seed}/{epoch}".encode()).digest()[:7], "big")
+    return int.from_bytes(
+        hashlib.sha256(f"{purpose}/{seed}/{epoch}".encode()).digest()[:7],
+        "big")
 
 
 @contextmanager
-def seeded(purpose: str, seed: int, epoch: int = 0, device: torch.device | str = "cpu"):
-    """Inside, torch's generators have the seed `stream(purpose, seed, epoch)`; afterwards they are as before.
+def seeded(purpose: str, seed: int, epoch: int = 0,
+           device: torch.device | str = "cpu"):
+    """Inside, torch's generators have the seed `stream(purpose, seed, epoch)`;
+    afterwards they are as before.
 
     Example: `with seeded("weights", 3): model = SmallResNet()`.
     """
@@ -54,7 +60,9 @@ def seeded(purpose: str, seed: int, epoch: int = 0, device: torch.device | str =
 
 # %% ../../nbs/050_experiments.train.ipynb #f95d8452
 class Split(Protocol):
-    "What the loop needs of a data set: its length, and a batch by an int64 tensor of positions."
+    """What the loop needs of a data set: its length, and a batch by an int64
+    tensor of positions.
+    """
 
     def __len__(self) -> int: ...
 
@@ -62,7 +70,9 @@ class Split(Protocol):
 
 
 class Stream(Protocol):
-    "A set read from front to back: iteration yields the remaining batches of a pass; `state_dict` is the position after the last one handed out."
+    """A set read from front to back: iteration yields the remaining batches of
+    a pass; `state_dict` is the position after the last one handed out.
+    """
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
 
@@ -75,46 +85,71 @@ Data = dict[str, Split | Stream | tuple[Tensor, Tensor]]
 
 
 def as_split(part: Any, device: torch.device | str) -> Split:
-    "A pair of tensors as `Tensors` on `device`; anything else as it is, after its own `.to(device)` where it has one."
+    """A pair of tensors as `Tensors` on `device`; anything else as it is, after
+    its own `.to(device)` where it has one.
+    """
     part = Tensors(*part) if isinstance(part, (tuple, list)) else part
     return part.to(device) if hasattr(part, "to") else part
 
 # %% ../../nbs/050_experiments.train.ipynb #3d65b4d8
-def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of `scores` (B, K) with class numbers (B,) or class probabilities (B, K), or of (B, T, K) with class numbers (B, T).
+def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
+                  reduction: str = "mean") -> Tensor:
+    """Cross-entropy of `scores` (B, K) with class numbers (B,) or class
+    probabilities (B, K), or of (B, T, K) with class numbers (B, T).
 
-    Raises `ValueError` where a class number is not below K (on the CPU) or the shapes do not belong together.
+    Raises `ValueError` where a class number is not below K (on the CPU) or the
+    shapes do not belong together.
 
     Example: `cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))` is log 4.
     """
     if not targets.is_floating_point():
         if scores.shape[:-1] != targets.shape:
-            raise ValueError(f"scores of shape {tuple(scores.shape)} and class numbers of shape {tuple(targets.shape)}: expected (B, K) with (B,), or (B, T, K) with (B, T)")
-        if targets.device.type == "cpu" and targets.numel() and not 0 <= (low := int(targets.min())) <= (high := int(targets.max())) < scores.shape[-1]:
-            raise ValueError(f"class numbers from {low} to {high}, and a model with {scores.shape[-1]} classes: give the model classes={high + 1} or more")
+            raise ValueError(f"scores of shape {tuple(scores.shape)} and class "
+                             f"numbers of shape {tuple(targets.shape)}: "
+                             "expected (B, K) with (B,), or (B, T, K) with "
+                             "(B, T)")
+        if targets.device.type == "cpu" and targets.numel() and not 0 <= (
+            low := int(targets.min())
+        ) <= (high := int(targets.max())) < scores.shape[-1]:
+            raise ValueError(f"class numbers from {low} to {high}, and a model "
+                             f"with {scores.shape[-1]} classes: give the model "
+                             f"classes={high + 1} or more")
         scores, targets = scores.flatten(0, -2), targets.flatten()
     elif scores.shape != targets.shape:
-        raise ValueError(f"scores of shape {tuple(scores.shape)} and class probabilities of shape {tuple(targets.shape)}: expected the same")
-    return nn.functional.cross_entropy(scores, targets, label_smoothing=smoothing, reduction=reduction)
+        raise ValueError(f"scores of shape {tuple(scores.shape)} and class "
+                         f"probabilities of shape {tuple(targets.shape)}: "
+                         "expected the same")
+    return nn.functional.cross_entropy(
+        scores, targets, label_smoothing=smoothing, reduction=reduction)
 
 
 def correct(scores: Tensor, targets: Tensor) -> Tensor:
-    "How many predictions are right: the largest score stands at the class number, or at the largest probability."
-    return (scores.argmax(-1) == (targets.argmax(-1) if targets.is_floating_point() else targets)).sum()
+    """How many predictions are right: the largest score stands at the class
+    number, or at the largest probability.
+    """
+    return (scores.argmax(-1) == (
+                targets.argmax(-1) if targets.is_floating_point()
+                else targets)).sum()
 
 # %% ../../nbs/050_experiments.train.ipynb #ffef723a
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor], batch: int = 500, device: torch.device | str | None = None) -> tuple[float, float]:
-    """Accuracy in [0, 1] and mean cross-entropy (nats) of `model` in evaluation mode on a data set, or one pass of a stream; leaves the mode as it was.
+def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor],
+             batch: int = 500,
+             device: torch.device | str | None = None) -> tuple[float, float]:
+    """Accuracy in [0, 1] and mean cross-entropy (nats) of `model` in evaluation
+    mode on a data set, or one pass of a stream; leaves the mode as it was.
 
     `device`: where the model is, by default that of the data.
 
     Example: `accuracy, loss = evaluate(model, load("digits", "test"))`.
     """
-    training, split = model.training, Tensors(*data) if isinstance(data, (tuple, list)) else data
+    training, split = (
+        model.training,
+        Tensors(*data) if isinstance(data, (tuple, list)) else data)
     model.eval()
     right, loss, count = 0, 0.0, 0
-    whole = batches(split, torch.arange(len(split)).split(batch)) if hasattr(split, "__getitem__") else split
+    whole = (batches(split, torch.arange(len(split)).split(batch))
+             if hasattr(split, "__getitem__") else split)
     for x, y in whole:
         x, y = x.to(device or x.device), y.to(device or y.device)
         scores = model(x)
@@ -126,9 +161,12 @@ def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor], bat
 
 # %% ../../nbs/050_experiments.train.ipynb #a5099956
 class Average:
-    """A mean of a model's weights and buffers along training. `decay`: of the moving average; None for the plain mean.
+    """A mean of a model's weights and buffers along training.
 
-    Example: `average = Average(); average.update(model); model.load_state_dict(average.state)`.
+    `decay`: of the moving average; None for the plain mean.
+
+    Example: `average = Average(); average.update(model);
+    model.load_state_dict(average.state)`.
     """
 
     def __init__(self, decay: float | None = None):
@@ -136,7 +174,10 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        "Take the present weights and buffers in. Numbers that are no floats (counters) are copied."
+        """Take the present weights and buffers in.
+
+        Numbers that are no floats (counters) are copied.
+        """
         self.count += 1
         weight = 1 / self.count if self.decay is None else 1 - self.decay
         for name, value in model.state_dict().items():
@@ -147,18 +188,23 @@ class Average:
 
 # %% ../../nbs/050_experiments.train.ipynb #ae6c393f
 class TrainingDiverged(RuntimeError):
-    "The loss or a weight is NaN or infinite; the message says when, and where the last good checkpoint is."
+    """The loss or a weight is NaN or infinite; the message says when, and where
+    the last good checkpoint is.
+    """
 
 
 class CheckpointError(ValueError):
     "A checkpoint that cannot be read, or belongs to another run."
 
 # %% ../../nbs/050_experiments.train.ipynb #d0228b37
-def write_atomically(path: Path, write: Callable[[Any], None], replace: bool = True) -> bool:
-    """Let `write` fill a new binary file beside `path`, then give it that name: `path` is never half written.
+def write_atomically(path: Path, write: Callable[[Any], None],
+                     replace: bool = True) -> bool:
+    """Let `write` fill a new binary file beside `path`, then give it that name:
+    `path` is never half written.
 
-    `replace=False`: a file that is there already stays, and the answer is False. Raises `OSError`, with what is kept and what to do, where the
-    disk is full or the folder cannot be written to; the old file is untouched then.
+    `replace=False`: a file that is there already stays, and the answer is
+    False. Raises `OSError`, with what is kept and what to do, where the disk is
+    full or the folder cannot be written to; the old file is untouched then.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
@@ -174,25 +220,34 @@ def write_atomically(path: Path, write: Callable[[Any], None], replace: bool = T
             os.link(fresh, path)
         except FileExistsError:
             return False
-        except OSError:                                 # a file system without links: the window between question and answer is small
+        except OSError:
+            # a file system without links: the window between question and
+            # answer is small
             if path.exists():
                 return False
             os.replace(fresh, path)
         return True
     except (OSError, RuntimeError) as error:
-        cause: BaseException | None = error             # torch.save hides the disk's error behind one of its own
+        # torch.save hides the disk's error behind one of its own
+        cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
         if cause is None:
             raise
-        raise OSError(cause.errno, f"{cause.strerror or cause}: {path} was not written, and what was there before is untouched. Make room, or give another folder, "
-                                   "and start the same command again: it continues from what is kept") from error
+        raise OSError(cause.errno,
+                      f"{cause.strerror or cause}: {path} was not written, and "
+                      "what was there before is untouched. Make room, or give "
+                      "another folder, and start the same command again: it "
+                      "continues from what is kept") from error
     finally:
         fresh.unlink(missing_ok=True)
 
 
 def clear_leftovers(path: Path) -> None:
-    "Remove the hidden files that killed writers of `path` left. Only for the one process that may write `path`."
+    """Remove the hidden files that killed writers of `path` left.
+
+    Only for the one process that may write `path`.
+    """
     for fresh in path.parent.glob(f".{path.name}.*-*"):
         fresh.unlink(missing_ok=True)
 
@@ -201,21 +256,32 @@ def _resume(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         written = state["run"]
-    except (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read ({type(error).__name__}): delete it to start the run again") from error
+    except (RuntimeError, EOFError, KeyError, TypeError, ValueError,
+            pickle.UnpicklingError) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read "
+                              f"({type(error).__name__}): delete it to start "
+                              "the run again") from error
     if written != expected:
-        differ = ", ".join(f"{key}={written.get(key)} there, {expected.get(key)} here" for key in sorted({*written, *expected}) if written.get(key) != expected.get(key))
-        raise CheckpointError(f"the checkpoint {path} belongs to another run ({differ}): delete it, or give another file")
+        differ = ", ".join(
+            f"{key}={written.get(key)} there, {expected.get(key)} here"
+            for key in sorted({*written, *expected})
+            if written.get(key) != expected.get(key))
+        raise CheckpointError(f"the checkpoint {path} belongs to another run "
+                              f"({differ}): delete it, or give another file")
     return state
 
 # %% ../../nbs/050_experiments.train.ipynb #3590106c
 class Moment(NamedTuple):
     """Where training stands when a callback is called.
 
-    `when`: "start", once, before the first step of this process; "gradient", in each step when all gradients are there and the weights are still the
-    old ones (under "16-mixed" gradients are multiplied by the loss scale); "step", after the optimizer's step; "epoch", after validation, before the checkpoint; "end", once, with the last weights.
-    `epoch` counts from 1, `step` is the number of optimizer steps done in the whole run, `loss` that of the present step as a tensor on the
-    device (NaN outside a step), `record` the epoch's entry in the history (empty within an epoch).
+    `when`: "start", once, before the first step of this process; "gradient", in
+    each step when all gradients are there and the weights are still the old
+    ones (under "16-mixed" gradients are multiplied by the loss scale); "step",
+    after the optimizer's step; "epoch", after validation, before the
+    checkpoint; "end", once, with the last weights. `epoch` counts from 1,
+    `step` is the number of optimizer steps done in the whole run, `loss` that
+    of the present step as a tensor on the device (NaN outside a step), `record`
+    the epoch's entry in the history (empty within an epoch).
     """
     when: str
     model: nn.Module
@@ -226,49 +292,75 @@ class Moment(NamedTuple):
     record: dict[str, Any]
 
 # %% ../../nbs/050_experiments.train.ipynb #80fa5136
-def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true", devices: int = 1, strategy: str = "auto") -> Any:
-    """Lightning's Fabric for a device ("cpu", "cuda", "cuda:1") or for several of its kind; for several, `train` is run under its `launch`.
+def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
+                devices: int = 1, strategy: str = "auto") -> Any:
+    """Lightning's Fabric for a device ("cpu", "cuda", "cuda:1") or for several
+    of its kind; for several, `train` is run under its `launch`.
 
-    Raises `ModuleNotFoundError` where Lightning Fabric is not installed, and says how to install it.
+    Raises `ModuleNotFoundError` where Lightning Fabric is not installed, and
+    says how to install it.
 
     Example: `make_fabric("cuda", "bf16-mixed", devices=4, strategy="ddp")`.
     """
     try:
         from lightning_fabric import Fabric
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError('training needs Lightning Fabric: pip install "normalnorm[experiments]"', name="lightning_fabric") from error
+        raise ModuleNotFoundError('training needs Lightning Fabric: pip '
+                                  'install "normalnorm[experiments]"',
+                                  name="lightning_fabric") from error
     device = torch.device(device)
-    return Fabric(accelerator=device.type, devices=devices if devices > 1 or device.index is None or device.type == "cpu" else [device.index], strategy=strategy, precision=precision)
+    return Fabric(
+        accelerator=device.type,
+        devices=devices if devices > 1 or device.index is None
+                           or device.type == "cpu" else [device.index],
+        strategy=strategy, precision=precision)
 
 # %% ../../nbs/050_experiments.train.ipynb #9e545d01
 class Bar:
-    """Progress on a terminal: a bar for the run with loss, accuracy, throughput and time left, and a line per epoch. Needs tqdm.
+    """Progress on a terminal: a bar for the run with loss, accuracy, throughput
+    and time left, and a line per epoch.
 
-    Given to `train` as `progress`. `file`: where it is drawn, the error stream by default; `interval`: seconds between looks at the loss, which make a GPU wait.
+    Needs tqdm.
+
+    Given to `train` as `progress`. `file`: where it is drawn, the error stream
+    by default; `interval`: seconds between looks at the loss, which make a GPU
+    wait.
 
     Example: `train(model, data, settings, progress=Bar())`.
     """
 
     def __init__(self, file: Any = None, interval: float = 0.5):
         from tqdm import tqdm
-        self._tqdm, self._bar, self.file, self.interval, self._looked = tqdm, None, file or sys.stderr, interval, 0.0
+        self._tqdm, self._bar, self.file, self.interval, self._looked = (
+            tqdm, None, file or sys.stderr, interval, 0.0)
 
     def __call__(self, line: str) -> None:
         "Print a line above the bar."
         self._tqdm.write(line, file=self.file)
 
-    def step(self, epoch: int, epochs: int, step: int, steps: int, total: Tensor, right: Tensor, seen: int) -> None:
-        "Called after step `step` of an epoch of `steps`, with the sum of its losses so far, the number of right predictions, and of predictions."
+    def step(self, epoch: int, epochs: int, step: int, steps: int,
+             total: Tensor, right: Tensor, seen: int) -> None:
+        """Called after step `step` of an epoch of `steps`, with the sum of its
+        losses so far, the number of right predictions, and of predictions.
+        """
         done = (epoch - 1) * steps + step
         if self._bar is None:
-            self._bar = self._tqdm(total=epochs * steps, initial=done - 1, unit="step", file=self.file, leave=False, dynamic_ncols=True)
-            self._start, self._first = time.perf_counter(), done          # the first step's own time is not known here
-        if time.perf_counter() - self._looked >= self.interval or done == epochs * steps:
+            self._bar = self._tqdm(
+                total=epochs * steps, initial=done - 1, unit="step",
+                file=self.file, leave=False, dynamic_ncols=True)
+            # the first step's own time is not known here
+            self._start, self._first = time.perf_counter(), done
+        if (time.perf_counter() - self._looked >= self.interval
+                or done == epochs * steps):
             self._looked = time.perf_counter()
             spent, rate = self._looked - self._start, ""
             if done > self._first and spent > 0:
-                rate = f", {(done - self._first) * seen / step / spent:.0f} examples/s"
-            self._bar.set_postfix_str(f"epoch {epoch}/{epochs}, loss {total.item() / step:.4f}, accuracy {right.item() / seen:.2%}{rate}", refresh=False)
+                rate = (f", {(done - self._first) * seen / step / spent:.0f} "
+                        "examples/s")
+            self._bar.set_postfix_str(
+                f"epoch {epoch}/{epochs}, loss {total.item() / step:.4f}, "
+                f"accuracy {right.item() / seen:.2%}{rate}",
+                refresh=False)
             self._bar.n = done
             self._bar.refresh()
         if done == epochs * steps:
@@ -277,19 +369,29 @@ class Bar:
 
 # %% ../../nbs/050_experiments.train.ipynb #707da49a
 def _finite(model: nn.Module) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in model.state_dict().values() if value.is_floating_point())
+    return all(bool(torch.isfinite(value).all())
+               for value in model.state_dict().values()
+               if value.is_floating_point())
 
 
-def _parts(split: Any, settings: Settings, seed: int, epoch: int, count: int, rank: int, world: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    "The parts of the epoch's `count` batches that go to device `rank` of `world`: `accumulate` parts for each step."
+def _parts(split: Any, settings: Settings, seed: int, epoch: int, count: int,
+           rank: int, world: int,
+           device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """The parts of the epoch's `count` batches that go to device `rank` of
+    `world`: `accumulate` parts for each step.
+    """
     if not hasattr(split, "__getitem__"):
         left = count
         while left:
             before = left
             for x, y in split:
                 if len(y) != settings.batch:
-                    raise ValueError(f"the training stream yields batches of {len(y)}, and the settings say {settings.batch}")
-                yield from zip(*(tensor.to(device)[rank::world].chunk(settings.accumulate) for tensor in (x, y)))
+                    raise ValueError("the training stream yields batches of "
+                                     f"{len(y)}, and the settings say "
+                                     f"{settings.batch}")
+                yield from zip(
+                    *(tensor.to(device)[rank::world].chunk(settings.accumulate)
+                      for tensor in (x, y)))
                 left -= 1
                 if not left:
                     return
@@ -297,7 +399,10 @@ def _parts(split: Any, settings: Settings, seed: int, epoch: int, count: int, ra
                 raise ValueError("the training stream yields no batches")
     with seeded("order", seed, epoch):
         order = torch.randperm(len(split))
-    parts = [part for step in range(count) for part in order[step * settings.batch:(step + 1) * settings.batch][rank::world].chunk(settings.accumulate)]
+    parts = [
+        part for step in range(count)
+        for part in order[step * settings.batch:(step + 1) * settings.batch][
+            rank::world].chunk(settings.accumulate)]
     yield from ((x.to(device), y.to(device)) for x, y in batches(split, parts))
 
 
@@ -305,49 +410,77 @@ def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
 
 # %% ../../nbs/050_experiments.train.ipynb #a3fb2f1c
-def train(model: nn.Module, data: Data, settings: Settings, seed: int = 0, device: torch.device | str = "cpu",
-          checkpoint: Path | str | None = None, progress: Callable[[str], None] | None = None, *,
-          augment: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-          callbacks: Iterable[Callable[[Moment], None]] = (), fabric: Any = None) -> dict[str, Any]:
-    """Train `model` in place on `data["train"]` with cross-entropy; returns what was measured.
+def train(
+    model: nn.Module, data: Data, settings: Settings, seed: int = 0,
+    device: torch.device | str = "cpu", checkpoint: Path | str | None = None,
+    progress: Callable[[str], None] | None = None, *,
+    augment: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    callbacks: Iterable[Callable[[Moment], None]] = (), fabric: Any = None
+) -> dict[str, Any]:
+    """Train `model` in place on `data["train"]` with cross-entropy; returns
+    what was measured.
 
-    `data`: split → a pair of tensors, a `Split` or a `Stream`, for the splits "train", "validation", "test". The last incomplete batch of an epoch is left out. A training
-    stream has batches of `settings.batch` and epochs of `settings.steps`. `checkpoint`:
-    a file written after each epoch; where it exists the run continues after its epoch. `progress`: called with one line per epoch; where it has a
-    method `step`, that is called in each epoch's course (see `Bar`). `augment`: changes each training batch, on its device. `callbacks`: see `Moment`. `fabric`: a launched
-    Fabric for several devices, instead of `device`; its precision counts.
+    `data`: split → a pair of tensors, a `Split` or a `Stream`, for the splits
+    "train", "validation", "test". The last incomplete batch of an epoch is left
+    out. A training stream has batches of `settings.batch` and epochs of
+    `settings.steps`. `checkpoint`: a file written after each epoch; where it
+    exists the run continues after its epoch. `progress`: called with one line
+    per epoch; where it has a method `step`, that is called in each epoch's
+    course (see `Bar`). `augment`: changes each training batch, on its device.
+    `callbacks`: see `Moment`. `fabric`: a launched Fabric for several devices,
+    instead of `device`; its precision counts.
 
-    Returns a dictionary: `history`, for each epoch its `epoch` (from 1), `train_loss`, `train_accuracy` (both as met in training, with noise, augmentation and
-    label smoothing), `validation_accuracy`, `validation_loss`, `seconds`, and what callbacks added; `last` and `chosen` with `epoch`, `validation_accuracy` and
-    `test_accuracy`, of the last epoch and of the first one with the highest validation accuracy; `averaged`, the same of averaged weights if there are any;
-    `train_accuracy` of the last weights in evaluation mode (for a stream, of the last epoch as met in
-    training); `seconds`. The model ends with the last weights. The caller's random state is not touched.
+    Returns a dictionary: `history`, for each epoch its `epoch` (from 1),
+    `train_loss`, `train_accuracy` (both as met in training, with noise,
+    augmentation and label smoothing), `validation_accuracy`, `validation_loss`,
+    `seconds`, and what callbacks added; `last` and `chosen` with `epoch`,
+    `validation_accuracy` and `test_accuracy`, of the last epoch and of the
+    first one with the highest validation accuracy; `averaged`, the same of
+    averaged weights if there are any; `train_accuracy` of the last weights in
+    evaluation mode (for a stream, of the last epoch as met in training);
+    `seconds`. The model ends with the last weights. The caller's random state
+    is not touched.
 
-    Raises `TrainingDiverged` for a loss or weights that are not finite, `CheckpointError` for a checkpoint of another run, `ValueError` for fewer
-    examples than one batch or class numbers that the model does not have, `OSError` for a full disk, `ModuleNotFoundError` without Lightning Fabric.
+    Raises `TrainingDiverged` for a loss or weights that are not finite,
+    `CheckpointError` for a checkpoint of another run, `ValueError` for fewer
+    examples than one batch or class numbers that the model does not have,
+    `OSError` for a full disk, `ModuleNotFoundError` without Lightning Fabric.
 
     Example:
 
         data = {split: load("digits", split) for split in SPLITS}
-        train(SmallResNet(stem_stride=1), data, Settings(epochs=5), progress=print)
+        train(SmallResNet(stem_stride=1), data, Settings(epochs=5),
+        progress=print)
     """
     fabric = fabric or make_fabric(device, settings.precision)
     device, rank, world = fabric.device, fabric.global_rank, fabric.world_size
     streaming = not hasattr(data["train"], "__getitem__")
-    examples = 0 if streaming else len(data["train"][1] if isinstance(data["train"], (tuple, list)) else data["train"])
+    examples = 0 if streaming else len(
+        data["train"][1] if isinstance(data["train"], (tuple, list))
+        else data["train"])
     count = settings.steps or examples // settings.batch
     if not count:
-        raise ValueError("a training stream has no length: give the steps of an epoch, Settings(steps=…)" if streaming else
-                         f"{examples} training images do not fill one batch of {settings.batch}: use a smaller batch")
+        raise ValueError("a training stream has no length: give the steps of "
+                         "an epoch, Settings(steps=…)" if streaming
+                         else f"{examples} training images do not fill one "
+                              f"batch of {settings.batch}: use a smaller batch")
     if not streaming and count * settings.batch > examples:
-        raise ValueError(f"{examples} training images do not fill steps={count} batches of {settings.batch}: use fewer")
+        raise ValueError(f"{examples} training images do not fill "
+                         f"steps={count} batches of {settings.batch}: use "
+                         "fewer")
     if settings.batch % (world * settings.accumulate):
-        raise ValueError(f"a batch of {settings.batch} cannot be cut into equal parts for {world} devices × {settings.accumulate} accumulated parts")
+        raise ValueError(f"a batch of {settings.batch} cannot be cut into "
+                         f"equal parts for {world} devices × "
+                         f"{settings.accumulate} accumulated parts")
     model.to(device)
     data = {split: as_split(part, device) for split, part in data.items()}
     optimizer = make_optimizer(model, settings)
-    network, stepper = fabric.setup(torch.compile(model, backend=settings.compile) if settings.compile else model, optimizer)
-    average = Average(settings.average_decay if settings.average == "ema" else None)
+    network, stepper = fabric.setup(
+        torch.compile(model, backend=settings.compile) if settings.compile
+            else model,
+        optimizer)
+    average = Average(
+        settings.average_decay if settings.average == "ema" else None)
     run = settings.to_dict() | {"seed": seed}
     history: list[dict[str, Any]] = []
     best: dict[str, Any] = {"epoch": 0, "validation_accuracy": -1.0}
@@ -361,32 +494,45 @@ def train(model: nn.Module, data: Data, settings: Settings, seed: int = 0, devic
         fabric.strategy.precision.load_state_dict(state["precision"])
         if streaming:
             data["train"].load_state_dict(state["stream"])
-        average.count, average.state = state["average"]["count"], {name: value.to(device) for name, value in state["average"]["state"].items()}
+        average.count, average.state = state["average"]["count"], {
+            name: value.to(device)
+            for name, value in state["average"]["state"].items()}
         if progress and history:
             progress(f"continued after epoch {len(history)} from {path}")
-    own = "" if rank == 0 else f"/{rank}"                             # noise and augmentation differ between devices
-    look_every = 1 if device.type == "cpu" else 50                    # reading a loss makes the GPU wait
-    callbacks, steps, nothing = tuple(callbacks), settings.epochs * count, torch.tensor(math.nan)
+    # noise and augmentation differ between devices
+    own = "" if rank == 0 else f"/{rank}"
+    # reading a loss makes the GPU wait
+    look_every = 1 if device.type == "cpu" else 50
+    callbacks, steps, nothing = (
+        tuple(callbacks), settings.epochs * count, torch.tensor(math.nan))
 
-    def call(when: str, epoch: int, step: int, loss: Tensor = nothing, record: dict[str, Any] | None = None) -> None:
+    def call(when: str, epoch: int, step: int, loss: Tensor = nothing,
+             record: dict[str, Any] | None = None) -> None:
         training = model.training
         with seeded(f"callback {when}", seed, step, device):
             for callback in callbacks:
-                callback(Moment(when, model, epoch, step, optimizer, loss, {} if record is None else record))
+                callback(Moment(when, model, epoch, step, optimizer, loss,
+                                {} if record is None else record))
         model.train(training)
 
     def diverged(what: str, step: int, epoch: int) -> TrainingDiverged:
-        kept = f"the checkpoint of epoch {len(history)} is kept in {path}" if path and history else "no checkpoint was written"
-        return TrainingDiverged(f"{what} at step {step + 1} of epoch {epoch}, learning rate {learning_rate(settings, (epoch - 1) * count + step, steps):.3g}; "
-                                f"{kept}. Try a smaller learning rate, or look for the first module whose output is not finite")
+        kept = (f"the checkpoint of epoch {len(history)} is kept in {path}"
+                if path and history else "no checkpoint was written")
+        return TrainingDiverged(
+            f"{what} at step {step + 1} of epoch {epoch}, learning rate "
+            f"{learning_rate(settings, (epoch - 1) * count + step, steps):.3g};"
+            f" {kept}. Try a smaller learning rate, or look for the first "
+            "module whose output is not finite")
 
     if callbacks:
         call("start", len(history) + 1, len(history) * count)
     for epoch in range(len(history) + 1, settings.epochs + 1):
         start = time.perf_counter()
         network.train()
-        fetched = _parts(data["train"], settings, seed, epoch, count, rank, world, device)
-        total, right, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
+        fetched = _parts(data["train"], settings, seed, epoch, count, rank,
+                         world, device)
+        total, right, seen = (torch.zeros((), device=device),
+                              torch.zeros((), device=device), 0)
         with seeded(f"noise{own}", seed, epoch, device):
             for step in range(count):
                 now = (epoch - 1) * count + step
@@ -394,24 +540,34 @@ def train(model: nn.Module, data: Data, settings: Settings, seed: int = 0, devic
                     group["lr"] = learning_rate(settings, now, steps)
                 optimizer.zero_grad(set_to_none=True)
                 loss = torch.zeros((), device=device)
-                with seeded(f"augmentation{own}", seed, now, device) if augment else nullcontext():
-                    micro = [augment(*next(fetched)) if augment else next(fetched) for _ in range(settings.accumulate)]
+                with (seeded(f"augmentation{own}", seed, now, device) if augment
+                      else nullcontext()):
+                    micro = [
+                        augment(*next(fetched)) if augment else next(fetched)
+                        for _ in range(settings.accumulate)]
                 for number, (x, y) in enumerate(micro, 1):
-                    with fabric.no_backward_sync(network, enabled=number < settings.accumulate):
+                    with fabric.no_backward_sync(
+                        network, enabled=number < settings.accumulate
+                    ):
                         scores = network(x)
-                        if look_every > 1 and now == len(history) * count:              # a GPU does not say which class number is too large
+                        # a GPU does not say which class number is too large
+                        if look_every > 1 and now == len(history) * count:
                             cross_entropy(scores.detach().cpu(), y.cpu())
-                        share = cross_entropy(scores, y, settings.label_smoothing)
-                        share = share if settings.accumulate == 1 else share / settings.accumulate
+                        share = cross_entropy(scores, y,
+                                              settings.label_smoothing)
+                        share = (share if settings.accumulate == 1
+                                 else share / settings.accumulate)
                         fabric.backward(share)
                     loss += share.detach()
                     right += correct(scores.detach(), y)
                     seen += len(y) if y.is_floating_point() else y.numel()
                 total += loss
                 if step % look_every == 0 or step == count - 1:
-                    shared = total if world == 1 else fabric.all_reduce(total.clone())
+                    shared = (total if world == 1
+                              else fabric.all_reduce(total.clone()))
                     if not math.isfinite(shared.item()):
-                        raise diverged(f"the loss is {loss.item()}", step, epoch)
+                        raise diverged(f"the loss is {loss.item()}", step,
+                                       epoch)
                 if callbacks:
                     call("gradient", epoch, now, loss)
                 stepper.step()
@@ -420,46 +576,73 @@ def train(model: nn.Module, data: Data, settings: Settings, seed: int = 0, devic
                 if callbacks:
                     call("step", epoch, now + 1, loss)
                 if hasattr(progress, "step"):
-                    progress.step(epoch, settings.epochs, step + 1, count, total, right, seen)
+                    progress.step(epoch, settings.epochs, step + 1, count,
+                                  total, right, seen)
         if not _finite(model):
-            raise diverged("a weight or a buffer is not finite", count - 1, epoch)
+            raise diverged("a weight or a buffer is not finite", count - 1,
+                           epoch)
         if settings.average == "swa" and epoch >= settings.average_from:
             average.update(model)
-        accuracy, validation_loss = evaluate(network, data["validation"], device=device)
+        accuracy, validation_loss = evaluate(
+            network, data["validation"], device=device)
         seconds = time.perf_counter() - start
         if world > 1:
-            total, right, seen = fabric.all_reduce(total), fabric.all_reduce(right, reduce_op="sum"), seen * world
-        history.append({"epoch": epoch, "train_loss": total.item() / count, "train_accuracy": right.item() / seen,
-                        "validation_accuracy": accuracy, "validation_loss": validation_loss, "seconds": seconds})
+            total, right, seen = fabric.all_reduce(total), fabric.all_reduce(
+                right, reduce_op="sum"), seen * world
+        history.append({"epoch": epoch, "train_loss": total.item() / count,
+                        "train_accuracy": right.item() / seen,
+                        "validation_accuracy": accuracy,
+                        "validation_loss": validation_loss, "seconds": seconds})
         if callbacks:
             call("epoch", epoch, epoch * count, record=history[-1])
         if accuracy > best["validation_accuracy"]:
-            best = {"epoch": epoch, "validation_accuracy": accuracy, "state": _copy(model.state_dict())}
+            best = {"epoch": epoch, "validation_accuracy": accuracy,
+                    "state": _copy(model.state_dict())}
         if path is not None and rank == 0:
-            saved = {"run": run, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "history": history, "best": best,
-                     "average": {"count": average.count, "state": average.state}, "precision": fabric.strategy.precision.state_dict(),
-                     "stream": data["train"].state_dict() if streaming else None}
+            saved = {
+                "run": run, "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(), "history": history,
+                "best": best,
+                "average": {"count": average.count, "state": average.state},
+                "precision": fabric.strategy.precision.state_dict(),
+                "stream": data["train"].state_dict() if streaming else None}
             write_atomically(path, lambda file: torch.save(saved, file))
         if progress:
             left = seconds * (settings.epochs - epoch)
-            progress(f"epoch {epoch}/{settings.epochs}  loss {history[-1]['train_loss']:.4f}  accuracy {history[-1]['train_accuracy']:.2%}  validation {accuracy:.2%}  "
-                     f"{count * settings.batch / seconds:.0f} examples/s  {left:.0f} s left")
+            progress(f"epoch {epoch}/{settings.epochs}  loss "
+                     f"{history[-1]['train_loss']:.4f}  accuracy "
+                     f"{history[-1]['train_accuracy']:.2%}  validation "
+                     f"{accuracy:.2%}  {count * settings.batch / seconds:.0f} "
+                     f"examples/s  {left:.0f} s left")
     if callbacks:
         call("end", settings.epochs, steps)
-    last = {key: history[-1][key] for key in ("epoch", "validation_accuracy")} | {"test_accuracy": evaluate(network, data["test"], device=device)[0]}
-    outcome = {"history": history, "last": last, "seconds": sum(h["seconds"] for h in history),
-               "train_accuracy": history[-1]["train_accuracy"] if streaming else evaluate(network, data["train"], device=device)[0]}
+    last = (
+        {key: history[-1][key] for key in ("epoch", "validation_accuracy")} | {
+            "test_accuracy": evaluate(network, data["test"], device=device)[0]})
+    outcome = {"history": history, "last": last,
+               "seconds": sum(h["seconds"] for h in history),
+               "train_accuracy": history[-1]["train_accuracy"] if streaming
+                                 else evaluate(network, data["train"],
+                                               device=device)[0]}
     final = _copy(model.state_dict())
     model.load_state_dict(best["state"])
-    outcome["chosen"] = {"epoch": best["epoch"], "validation_accuracy": best["validation_accuracy"], "test_accuracy": evaluate(network, data["test"], device=device)[0]}
+    outcome["chosen"] = {
+        "epoch": best["epoch"],
+        "validation_accuracy": best["validation_accuracy"],
+        "test_accuracy": evaluate(network, data["test"], device=device)[0]}
     if average.count:
         model.load_state_dict(average.state)
-        if settings.average == "swa":                     # the buffers of a plain mean belong to no network: estimate them again
+        # the buffers of a plain mean belong to no network: estimate them again
+        if settings.average == "swa":
             network.train()
             with torch.no_grad(), seeded(f"averaging{own}", seed, 0, device):
-                for x, _ in _parts(data["train"], settings, seed, 0, count, 0, 1, device):
+                for x, _ in _parts(data["train"], settings, seed, 0, count, 0,
+                                   1, device):
                     network(x)
-        outcome["averaged"] = {"epoch": settings.epochs, "validation_accuracy": evaluate(network, data["validation"], device=device)[0],
-                               "test_accuracy": evaluate(network, data["test"], device=device)[0]}
+        outcome["averaged"] = {
+            "epoch": settings.epochs,
+            "validation_accuracy":
+                evaluate(network, data["validation"], device=device)[0],
+            "test_accuracy": evaluate(network, data["test"], device=device)[0]}
     model.load_state_dict(final)
     return outcome

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from ..claims import near
 from . import core, native
 from .compiler import CompilerError, warn_user
-from .core import Settings, Statistics, check_input, dispatch_modes, foreign_mode, in_dual_level, in_transform
+from .core import (
+    Settings, Statistics, check_input, dispatch_modes, foreign_mode,
+    in_dual_level, in_transform)
 from .noise import draw_seed
 from ..theory.newton import Over
 
@@ -30,7 +32,9 @@ _chosen = "auto"
 
 
 class _Choice:
-    "What `set_backend` returns: as a context manager it restores the choice before."
+    """What `set_backend` returns: as a context manager it restores the choice
+    before.
+    """
 
     def __init__(self, before: str):
         self._before = before
@@ -44,16 +48,23 @@ class _Choice:
 
 
 def set_backend(name: str) -> _Choice:
-    """Choose how the normality layers are computed, from now on, or inside a `with` statement.
+    """Choose how the normality layers are computed, from now on, or inside a
+    `with` statement.
 
-    - "auto" (at the start): the native kernel for float32 and half precision on a CPU; where it cannot be compiled, with one warning, "compiled" or else "eager"; "eager" on other devices;
+    - "auto" (at the start): the native kernel for float32 and half precision on
+      a CPU; where it cannot be compiled, with one warning, "compiled" or else
+      "eager"; "eager" on other devices;
     - "eager": PyTorch operations, one by one: the definition;
-    - "compiled": the same, fused by `torch.compile`; first derivatives are fused too;
+    - "compiled": the same, fused by `torch.compile`; first derivatives are
+      fused too;
     - "native": as "auto", but an error where the kernel cannot be compiled.
 
-    What a backend does not cover (float64 and `safeguard` in the native kernel, `steps` > 1, derivatives of second order, forward mode, torch.func, processes together) is computed by "eager".
+    What a backend does not cover (float64 and `safeguard` in the native kernel,
+    `steps` > 1, derivatives of second order, forward mode, torch.func,
+    processes together) is computed by "eager".
 
-    Raises `ValueError` for an unknown name; "native" raises `CompilerError` where there is no compiler.
+    Raises `ValueError` for an unknown name; "native" raises `CompilerError`
+    where there is no compiler.
 
     Example:
 
@@ -63,7 +74,8 @@ def set_backend(name: str) -> _Choice:
     """
     global _chosen
     if type(name) is not str or name not in BACKENDS:
-        raise ValueError(f"backend {name!r} is not known: {near(str(name), BACKENDS)}")
+        raise ValueError(
+            f"backend {name!r} is not known: {near(str(name), BACKENDS)}")
     if name == "native":
         native.library()
     before, _chosen = _chosen, name
@@ -82,12 +94,16 @@ class _Native:
         self.call = call
 
     def forward(self, u, weight, bias, seed, dim, settings, offset):
-        out, numbers = native.forward(self.call, u, weight, bias, seed=_number(seed), offset=offset)
+        out, numbers = native.forward(
+            self.call, u, weight, bias, seed=_number(seed), offset=offset)
         return out, *native.statistics_of(self.call, numbers), numbers
 
     def backward(self, ctx, saved, grad):
         u, weight, seed, *_, numbers = saved
-        return native.backward(self.call, grad, u, weight, ctx.bias, numbers, seed=_number(seed), offset=ctx.offset, of_weight=ctx.needs_input_grad[1], of_bias=ctx.needs_input_grad[2])
+        return native.backward(
+            self.call, grad, u, weight, ctx.bias, numbers, seed=_number(seed),
+            offset=ctx.offset, of_weight=ctx.needs_input_grad[1],
+            of_bias=ctx.needs_input_grad[2])
 
 
 def _number(seed: Tensor | None) -> int:
@@ -104,7 +120,9 @@ class _Saved(NamedTuple):
     needs_input_grad: tuple[bool, ...]
 
 
-_forward_pass, _backward_pass = core._NormalityNorm.forward, core._NormalityNorm.backward          # functions: torch.compile treats the methods otherwise
+# functions: torch.compile treats the methods otherwise
+_forward_pass, _backward_pass = (
+    core._NormalityNorm.forward, core._NormalityNorm.backward)
 
 
 def _eager_backward(grad, *saved):
@@ -113,36 +131,51 @@ def _eager_backward(grad, *saved):
 
 @functools.cache
 def _compiled(function, *case):
-    "Compiled for one case: a copy with a code object of its own, because torch.compile gives up after a few variants of one."
-    copy = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    """Compiled for one case: a copy with a code object of its own, because
+    torch.compile gives up after a few variants of one.
+    """
+    copy = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__,
+        function.__defaults__, function.__closure__)
     return torch.compile(copy, fullgraph=True)
 
 
-def _case(dim: tuple[int, ...], settings: Settings, *tensors: Tensor | None) -> tuple:
-    return dim, settings, tuple(None if t is None else (t.ndim, t.dtype) for t in tensors)
+def _case(dim: tuple[int, ...], settings: Settings,
+          *tensors: Tensor | None) -> tuple:
+    return (dim, settings,
+            tuple(None if t is None else (t.ndim, t.dtype) for t in tensors))
 
 
 class _Compiled:
     "The definition's forward and backward pass, each fused by torch.compile."
 
     def forward(self, u, weight, bias, seed, dim, settings, offset):
-        return _compiled(_forward_pass, _case(dim, settings, u, weight, bias))(u, weight, bias, seed, dim, settings, offset)
+        return _compiled(_forward_pass, _case(dim, settings, u, weight, bias))(
+            u, weight, bias, seed, dim, settings, offset)
 
     def backward(self, ctx, saved, grad):
         needs = tuple(ctx.needs_input_grad[:7])
-        return _compiled(_eager_backward, _case(ctx.dim, ctx.settings, *saved[:2]), needs, ctx.bias_shape)(grad, saved, ctx.dim, ctx.settings, ctx.offset, ctx.bias_shape, needs)
+        return _compiled(_eager_backward,
+                         _case(ctx.dim, ctx.settings, *saved[:2]), needs,
+                         ctx.bias_shape)(grad, saved, ctx.dim, ctx.settings,
+                                         ctx.offset, ctx.bias_shape, needs)
 
 
 class _Accelerated(torch.autograd.Function):
-    """The core's analytic function with an engine for its forward and first backward pass. Any other derivative is the definition's.
+    """The core's analytic function with an engine for its forward and first
+    backward pass.
 
-    Forward pass and context in one method: PyTorch spends more time on the separate form than the kernel on a small layer.
+    Any other derivative is the definition's.
+
+    Forward pass and context in one method: PyTorch spends more time on the
+    separate form than the kernel on a small layer.
     """
 
     @staticmethod
     def forward(ctx, u, weight, bias, seed, dim, settings, offset, engine):
         outputs = engine.forward(u, weight, bias, seed, dim, settings, offset)
-        ctx.dim, ctx.settings, ctx.offset, ctx.engine, ctx.bias = dim, settings, offset, engine, bias
+        ctx.dim, ctx.settings, ctx.offset, ctx.engine, ctx.bias = (
+            dim, settings, offset, engine, bias)
         ctx.bias_shape = None if bias is None else bias.shape
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(outputs[4])
@@ -153,55 +186,72 @@ class _Accelerated(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, *others):
         saved = ctx.saved_tensors
-        plain = grad is None or _is_grad_enabled() or any(o is not None for o in others[:3]) or not ordinary(grad, *saved)
+        plain = grad is None or _is_grad_enabled() or any(
+            o is not None for o in others[:3]) or not ordinary(grad, *saved)
         core.check_saved(saved, ctx.kinds)
         if plain:
-            return *core._NormalityNorm._gradients(ctx, saved, grad, *others[:3]), None
+            return *core._NormalityNorm._gradients(
+                ctx, saved, grad, *others[:3]), None
         return *ctx.engine.backward(ctx, saved, grad), *(None,) * 5
 
 
-# Bound here: a module of PyTorch is a large dictionary, of which nothing is in the cache after a convolution.
+# Bound here: a module of PyTorch is a large dictionary, of which nothing is in
+# the cache after a convolution.
 _is_compiling, _is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
-_is_grad_enabled, _has_torch_function = torch.is_grad_enabled, torch.overrides.has_torch_function
+_is_grad_enabled, _has_torch_function = (
+    torch.is_grad_enabled, torch.overrides.has_torch_function)
 _PLAIN, _ANY = {Tensor, nn.Parameter, type(None)}, (0,)
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    "Tensors of PyTorch itself with a memory of their own, outside of tracing, of torch.func, of modes, of batched gradients and of forward-mode differentiation."
+    """Tensors of PyTorch itself with a memory of their own, outside of tracing,
+    of torch.func, of modes, of batched gradients and of forward-mode
+    differentiation.
+    """
     if _is_compiling() or _is_tracing() or in_transform() or dispatch_modes():
         return False
-    if _has_torch_function(_ANY) and foreign_mode():            # of a number: where a mode is
+    # of a number: where a mode is
+    if _has_torch_function(_ANY) and foreign_mode():
         return False
     if not _PLAIN.issuperset(map(type, tensors)):
         return False
     try:
-        for t in tensors:                                       # one that was freed has its own too
-            if t is not None and not t.data_ptr() and t.untyped_storage().nbytes():
+        for t in tensors:  # one that was freed has its own too
+            if (t is not None and not t.data_ptr()
+                    and t.untyped_storage().nbytes()):
                 return False
-    except RuntimeError:                                        # a batch of gradients
+    except RuntimeError:  # a batch of gradients
         return False
     return not in_dual_level(tensors)
 
 
 @functools.cache
 def _without_native() -> _Compiled | None:
-    "What stands in for the native kernel here, with one warning; None for the definition."
+    """What stands in for the native kernel here, with one warning; None for the
+    definition.
+    """
     try:
         native.library()
     except CompilerError as error:
         reason = str(error)
     try:
         engine, way = _Compiled(), "torch.compile instead"
-        engine.forward(torch.ones(2, 3), None, None, None, (1,), Settings(), 0)         # older releases cannot follow the definition
-    except Exception:                                           # whatever keeps torch.compile from working here
-        engine, way = None, "PyTorch operations one by one instead, which takes tens of times as long as a plain normalizer"
-    warn_user(f"normalnorm's native kernel is not available here; its layers are computed by {way}. The reason: {reason}")
+        # older releases cannot follow the definition
+        engine.forward(torch.ones(2, 3), None, None, None, (1,), Settings(), 0)
+    except Exception:  # whatever keeps torch.compile from working here
+        engine, way = (None,
+                       "PyTorch operations one by one instead, which takes "
+                       "tens of times as long as a plain normalizer")
+    warn_user("normalnorm's native kernel is not available here; its layers "
+              f"are computed by {way}. The reason: {reason}")
     return engine
 
 
-def _engine(u: Tensor, dim, weight: Tensor | None, bias: Tensor | None, settings: Settings) -> _Native | _Compiled | None:
+def _engine(u: Tensor, dim, weight: Tensor | None, bias: Tensor | None,
+            settings: Settings) -> _Native | _Compiled | None:
     "What computes this; None for the definition."
-    if _chosen == "eager" or settings.steps > 1 or isinstance(dim, Over) or not u.numel():
+    if (_chosen == "eager" or settings.steps > 1 or isinstance(dim, Over)
+            or not u.numel()):
         return None
     if _chosen == "compiled":
         return _Compiled()
@@ -210,12 +260,18 @@ def _engine(u: Tensor, dim, weight: Tensor | None, bias: Tensor | None, settings
     return _Native(call) if native.available() else _without_native()
 
 
-def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-                   noise: float = 0.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
-                   statistics: Statistics | None = None, noise_kind: str = "scaled", seed: Tensor | None = None, offset: int = 0) -> tuple[Tensor, Statistics | None]:
-    """As `normalnorm.layers.core.normality_norm`, computed by the chosen backend (`set_backend`).
+def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
+                   weight: Tensor | None = None, bias: Tensor | None = None,
+                   eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
+                   steps: int = 1, safeguard: bool = False,
+                   statistics: Statistics | None = None,
+                   noise_kind: str = "scaled", seed: Tensor | None = None,
+                   offset: int = 0) -> tuple[Tensor, Statistics | None]:
+    """As `normalnorm.layers.core.normality_norm`, computed by the chosen
+    backend (`set_backend`).
 
-    Arguments, results and errors are the same. Backends agree to rounding, and each repeats its own bits for the same seed.
+    Arguments, results and errors are the same. Backends agree to rounding, and
+    each repeats its own bits for the same seed.
 
     Example:
 
@@ -229,15 +285,20 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
         out = in_kernel(u, dim, weight, bias, settings, statistics=statistics)
         if out is not None:
             return out, statistics
-    elif ordinary(u, weight, bias, seed) and (engine := _engine(u, dim, weight, bias, settings)) is not None:
+    elif (ordinary(u, weight, bias, seed)
+          and (engine := _engine(u, dim, weight, bias, settings)) is not None):
         if noise and seed is None:
             seed = draw_seed(u.device)
-        if _is_grad_enabled() and any(t is not None and t.requires_grad for t in (u, weight, bias)):
-            out, mean, var, lmbda, _ = _Accelerated.apply(u, weight, bias, seed, tuple(dim), settings, offset, engine)
+        if _is_grad_enabled() and any(t is not None and t.requires_grad
+                                      for t in (u, weight, bias)):
+            out, mean, var, lmbda, _ = _Accelerated.apply(
+                u, weight, bias, seed, tuple(dim), settings, offset, engine)
         else:
-            out, mean, var, lmbda, _ = engine.forward(u, weight, bias, seed, tuple(dim), settings, offset)
+            out, mean, var, lmbda, _ = engine.forward(
+                u, weight, bias, seed, tuple(dim), settings, offset)
         return out, Statistics(mean, var, lmbda if alpha else None)
-    return core.normality_norm(u, dim, weight, bias, eps, noise, alpha, steps, safeguard, statistics, noise_kind, seed, offset)
+    return core.normality_norm(u, dim, weight, bias, eps, noise, alpha, steps,
+                               safeguard, statistics, noise_kind, seed, offset)
 
 # %% ../../nbs/233_layers.backends.ipynb #c90cf642
 def column(value: Tensor | None, ndim: int) -> Tensor | None:
@@ -246,7 +307,9 @@ def column(value: Tensor | None, ndim: int) -> Tensor | None:
 
 
 class _InKernel(torch.autograd.Function):
-    "The result of a layer, by the kernel, with first derivatives; others are the definition's."
+    """The result of a layer, by the kernel, with first derivatives; others are
+    the definition's.
+    """
 
     @staticmethod
     def forward(ctx, u, weight, bias, mean, var, lmbda, how):
@@ -254,23 +317,40 @@ class _InKernel(torch.autograd.Function):
         call = ctx.call
         ctx.seed = _number(draw_seed(u.device)) if ctx.settings.noise else 0
         given = (mean, var, lmbda) if call.given else ()
-        out, numbers = native.forward(call, u, weight, bias, statistics=given, seed=ctx.seed, running=running, momentum=momentum)
-        ctx.save_for_backward(u, weight, bias, *(given or (numbers,)))          # few: each costs a step forward and one backward
+        out, numbers = native.forward(
+            call, u, weight, bias, statistics=given, seed=ctx.seed,
+            running=running, momentum=momentum)
+        # few: each costs a step forward and one backward
+        ctx.save_for_backward(u, weight, bias, *(given or (numbers,)))
         return out
 
     @staticmethod
     def backward(ctx, grad):
         saved = u, weight, bias, *numbers = ctx.saved_tensors
         needs, call = ctx.needs_input_grad, ctx.call
-        if (again := _is_grad_enabled()) or not _PLAIN.issuperset(map(type, saved)) or not ordinary(grad):
+        if ((again := _is_grad_enabled())
+                or not _PLAIN.issuperset(map(type, saved))
+                or not ordinary(grad)):
             native.restored(call, u, weight, numbers)
             with torch.enable_grad():
-                u, weight, bias = inputs = [None if t is None else t.view_as(t) for t in (u, weight, bias)]         # apart even where one tensor is given twice
-                weight, bias, *given = (t if t is None or ctx.axis is None else column(t, u.ndim) for t in (weight, bias, *(numbers if call.given else ())))
-                out, _ = core.normality_norm(u, call.dim, weight, bias, **ctx.settings._asdict(), statistics=Statistics(*given) if call.given else None, seed=torch.tensor(ctx.seed))
-            found = iter(torch.autograd.grad(out, [t for t, need in zip(inputs, needs) if need], grad, create_graph=again))
-            return *(next(found) if need else None for need in needs[:3]), None, None, None, None
-        found = native.backward(call, grad, u, weight, bias, numbers if call.given else numbers[0], seed=ctx.seed, of_weight=needs[1], of_bias=needs[2])
+                # apart even where one tensor is given twice
+                u, weight, bias = inputs = [None if t is None else t.view_as(t)
+                                            for t in (u, weight, bias)]
+                weight, bias, *given = (
+                    t if t is None or ctx.axis is None else column(t, u.ndim)
+                    for t in (weight, bias, *(numbers if call.given else ())))
+                out, _ = core.normality_norm(
+                    u, call.dim, weight, bias, **ctx.settings._asdict(),
+                    statistics=Statistics(*given) if call.given else None,
+                    seed=torch.tensor(ctx.seed))
+            found = iter(torch.autograd.grad(
+                             out, [t for t, need in zip(inputs, needs) if need],
+                             grad, create_graph=again))
+            return (*(next(found) if need else None for need in needs[:3]),
+                    None, None, None, None)
+        found = native.backward(
+            call, grad, u, weight, bias, numbers if call.given else numbers[0],
+            seed=ctx.seed, of_weight=needs[1], of_bias=needs[2])
         return *found, None, None, None, None
 
 
@@ -278,7 +358,10 @@ _NUMBERS = {float, int}
 
 
 def _short(function: type) -> Callable:
-    "`_InKernel.apply` without what PyTorch does for torch.func first, which ordinary tensors do not need; raises where that is not how functions are made."
+    """`_InKernel.apply` without what PyTorch does for torch.func first, which
+    ordinary tensors do not need; raises where that is not how functions are
+    made.
+    """
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -293,23 +376,37 @@ def _short(function: type) -> Callable:
 _apply = core.bound("autograd.Function", _short, _InKernel.apply)
 
 
-def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings, axis: int | None = None, statistics: Statistics | None = None,
-              running: tuple[Tensor | None, ...] = (), momentum: float | Tensor = 0.0) -> Tensor | None:
-    """What a layer wants: the result of `normality_norm`, by the native kernel; None where that does not apply, or was not chosen.
+def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
+              bias: Tensor | None, settings: Settings, axis: int | None = None,
+              statistics: Statistics | None = None,
+              running: tuple[Tensor | None, ...] = (),
+              momentum: float | Tensor = 0.0) -> Tensor | None:
+    """What a layer wants: the result of `normality_norm`, by the native kernel;
+    None where that does not apply, or was not chosen.
 
-    `axis`: 1 for a weight, a bias and given `statistics` of shape (C,), for channels on axis 1; None where they broadcast with `u`. `running`: averages of mean, unbiased variance
-    and λ̂, one a unit, that move by `momentum`, where the new values are finite.
+    `axis`: 1 for a weight, a bias and given `statistics` of shape (C,), for
+    channels on axis 1; None where they broadcast with `u`. `running`: averages
+    of mean, unbiased variance and λ̂, one a unit, that move by `momentum`,
+    where the new values are finite.
 
     Example: `in_kernel(torch.randn(8, 3), (0,), None, None, Settings())`.
     """
-    if _chosen not in ("auto", "native") or isinstance(dim, Over) or not ordinary(u, weight, bias, *running, *(statistics or ())):
+    if (_chosen not in ("auto", "native") or isinstance(dim, Over)
+            or not ordinary(u, weight, bias, *running, *(statistics or ()))):
         return None
     for average in running:
-        if average is not None and not (average.dtype is torch.float32 and average.is_cpu and average.is_contiguous() and not average.is_inference() and not average.is_neg()):
+        if average is not None and not (
+            average.dtype is torch.float32 and average.is_cpu
+            and average.is_contiguous() and not average.is_inference()
+            and not average.is_neg()
+        ):
             return None
-    if not (type(settings.eps) is float and type(settings.noise) in _NUMBERS and type(settings.alpha) in _NUMBERS):
-        settings = settings.check()                             # what may change later is used with its present value
-    call = native.prepare(u, tuple(dim), weight, bias, settings, axis, statistics)
+    if not (type(settings.eps) is float and type(settings.noise) in _NUMBERS
+            and type(settings.alpha) in _NUMBERS):
+        # what may change later is used with its present value
+        settings = settings.check()
+    call = native.prepare(u, tuple(dim), weight, bias, settings, axis,
+                          statistics)
     if call is None or not native.available():
         return None
     given = (None,) * 3 if statistics is None else statistics
@@ -318,7 +415,10 @@ def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tens
     if _is_grad_enabled():
         if any(s is not None and s.requires_grad for s in given):
             return None
-        if u.requires_grad or weight is not None and weight.requires_grad or bias is not None and bias.requires_grad:
-            return _apply(u, weight, bias, *given, (call, settings, axis, running, momentum))
+        if (u.requires_grad or weight is not None and weight.requires_grad
+                or bias is not None and bias.requires_grad):
+            return _apply(u, weight, bias, *given,
+                          (call, settings, axis, running, momentum))
     seed = _number(draw_seed(u.device)) if settings.noise else 0
-    return native.forward(call, u, weight, bias, statistics=given, seed=seed, keep=False, running=running, momentum=momentum)[0]
+    return native.forward(call, u, weight, bias, statistics=given, seed=seed,
+                          keep=False, running=running, momentum=momentum)[0]

@@ -34,11 +34,14 @@ import normalnorm
 
 # %% ../../nbs/231_layers.compiler.ipynb #5b1c0a01
 class CompilerError(RuntimeError):
-    "A C++ source could not be compiled or loaded here; the message says what was tried, and what to do."
+    """A C++ source could not be compiled or loaded here; the message says what
+    was tried, and what to do.
+    """
 
 
 def cache_folder() -> Path:
-    """Where compiled sources are kept: `$NORMALNORM_CACHE`, else `normalnorm` in the user's cache folder.
+    """Where compiled sources are kept: `$NORMALNORM_CACHE`, else `normalnorm`
+    in the user's cache folder.
 
     For a user without a home, a place that cannot be written.
 
@@ -47,22 +50,28 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("NORMALNORM_CACHE"):
         return Path(chosen)
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normalnorm"
+        return (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+                / "normalnorm")
     except RuntimeError:
         return Path(os.devnull, "normalnorm")
 
 
 def warn_user(message: str) -> None:
-    """A warning that names the first line outside this package and PyTorch: the one that its reader has written.
+    """A warning that names the first line outside this package and PyTorch: the
+    one that its reader has written.
 
     Example: `warn_user("two layers share a weight")`.
     """
-    inside = tuple(os.path.join(os.path.dirname(m.__file__), "") for m in (normalnorm, torch))
+    inside = tuple(os.path.join(os.path.dirname(m.__file__), "")
+                   for m in (normalnorm, torch))
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+    while (frame.f_back is not None
+           and frame.f_code.co_filename.startswith(inside)):
         frame = frame.f_back
-    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "__main__"),
-                           frame.f_globals.setdefault("__warningregistry__", {}))
+    warnings.warn_explicit(
+        message, UserWarning, frame.f_code.co_filename, frame.f_lineno,
+        frame.f_globals.get("__name__", "__main__"),
+        frame.f_globals.setdefault("__warningregistry__", {}))
 
 
 _warn_once = functools.cache(warn_user)
@@ -71,42 +80,59 @@ _warn_once = functools.cache(warn_user)
 def _tell(text: str) -> None:
     "A line on the error stream, unless `$NORMALNORM_QUIET` is set."
     if sys.stderr is not None and not os.environ.get("NORMALNORM_QUIET"):
-        with suppress(OSError, ValueError):                # nobody reads it any more
+        with suppress(OSError, ValueError):  # nobody reads it any more
             print(f"normalnorm: {text}", file=sys.stderr, flush=True)
 
 # %% ../../nbs/231_layers.compiler.ipynb #5b1c0a03
-_COMMON = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w")
-_PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
-_THREADS = ((("-fopenmp",), ()), (("-fopenmp",), ("-fopenmp",)), ((), ()))       # flags of the compiler, of the linker
+_COMMON = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno",
+           "-fno-trapping-math", "-ffp-contract=fast", "-w")
+_PROCESSOR = (("-march=native", "-mprefer-vector-width=512"),
+              ("-march=native",), ())
+# flags of the compiler, of the linker
+_THREADS = ((("-fopenmp",), ()), (("-fopenmp",), ("-fopenmp",)), ((), ()))
 
 
 class _Compiler(NamedTuple):
     command: tuple[str, ...]
     flags: tuple[str, ...]              # of $CXX; they come after ours
-    identity: str                       # changes when another program stands behind the command
+    identity: str  # changes when another program stands behind the command
 
 
 def _words(text: str) -> list[str]:
     if shutil.which(text):              # a path with spaces and without quotes
         return [text]
     try:
-        return [w.strip('"') for w in shlex.split(text, posix=False)] if os.name == "nt" else shlex.split(text)
+        return ([w.strip('"') for w in shlex.split(text, posix=False)]
+                if os.name == "nt" else shlex.split(text))
     except ValueError as error:
-        raise CompilerError(f"CXX is {text!r}, which cannot be split into words ({error}): expected a command and flags, such as CXX=\"ccache g++ -O2\"") from error
+        raise CompilerError(f"CXX is {text!r}, which cannot be split into "
+                            f"words ({error}): expected a command and flags, "
+                            "such as CXX=\"ccache g++ -O2\"") from error
 
 
 def _compiler() -> _Compiler:
     "What compiles here. Raises `CompilerError` where nothing does."
     words = _words(os.environ.get("CXX") or "")
-    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    first = next((i for i, word in enumerate(words) if word.startswith("-")),
+                 len(words))
     given, flags = words[:first], words[first:]
-    found = next((path for name in given[:1] or ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
+    found = next((path for name in given[:1] or ("g++", "clang++", "c++")
+                  if (path := shutil.which(name))),
+                 None)
     if found is None:
-        advice = {"darwin": "xcode-select --install", "win32": "MinGW-w64's g++, with which the kernel was never tried"}.get(sys.platform, "apt-get install g++ or apk add g++")
-        raise CompilerError(f"no C++ compiler was found (looked for {given[0] if given else 'g++, clang++, c++'}): install one, e.g. {advice}, or set CXX")
-    programs = [found, *(path for word in given[1:] if (path := shutil.which(word)))]
-    known = [(path, s.st_size, s.st_mtime_ns) for path, s in ((p, os.stat(p)) for p in programs)]
-    return _Compiler((found, *given[1:]), tuple(flags), hashlib.sha256(repr(known).encode()).hexdigest()[:8])
+        advice = {"darwin": "xcode-select --install",
+                  "win32": "MinGW-w64's g++, with which the kernel was never "
+                           "tried"}.get(sys.platform,
+                                        "apt-get install g++ or apk add g++")
+        raise CompilerError("no C++ compiler was found (looked for "
+                            f"{given[0] if given else 'g++, clang++, c++'}): "
+                            f"install one, e.g. {advice}, or set CXX")
+    programs = [found,
+                *(path for word in given[1:] if (path := shutil.which(word)))]
+    known = [(path, s.st_size, s.st_mtime_ns)
+             for path, s in ((p, os.stat(p)) for p in programs)]
+    return _Compiler((found, *given[1:]), tuple(flags),
+                     hashlib.sha256(repr(known).encode()).hexdigest()[:8])
 
 
 def _threads() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
@@ -115,84 +141,113 @@ def _threads() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
         return _THREADS
     shared = Path(torch.__file__).parent / "lib" / "libomp.dylib"
     link = (str(shared), f"-Wl,-rpath,{shared.parent}")
-    return ((("-fopenmp",), link), (("-Xpreprocessor", "-fopenmp"), link), ((), ())) if shared.exists() else (((), ()),)
+    return ((("-fopenmp",), link), (("-Xpreprocessor", "-fopenmp"), link),
+            ((), ())) if shared.exists() else (((), ()),)
 
 
 @functools.cache
 def _processor() -> str:
     "What code for this processor may rely on."
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+        lines = Path("/proc/cpuinfo").read_text(
+            encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(sorted({line for line in lines if line.startswith(
+                                     ("model name", "flags", "Features"))}))
     except OSError:
         pass
     if sys.platform == "darwin":
         with suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, timeout=10).stdout
+            return subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"],
+                                  capture_output=True, text=True,
+                                  timeout=10).stdout
     return platform.processor()
 
 
 def _system() -> str:
-    "Which libraries the loader gives; `platform.platform()` says more and takes 40 ms."
+    """Which libraries the loader gives; `platform.platform()` says more and
+    takes 40 ms.
+    """
     with suppress(AttributeError, ValueError, OSError):
-        return f"{sys.platform} {platform.machine()} {sys.maxsize} {os.confstr('CS_GNU_LIBC_VERSION')}"
+        return (f"{sys.platform} {platform.machine()} {sys.maxsize} "
+                f"{os.confstr('CS_GNU_LIBC_VERSION')}")
     return f"{sys.platform} {platform.machine()} {sys.maxsize}"
 
 # %% ../../nbs/231_layers.compiler.ipynb #5b1c0a05
-_LIMIT = 300.0                                          # seconds that all attempts may take together
+_LIMIT = 300.0  # seconds that all attempts may take together
 _PROBE = 60.0                                           # for an empty function
-_FINAL = re.compile("internal compiler error|[Kk]illed|terminated|out of memory|took longer|could not be run|No space|[Ff]ile too large|[Ff]ile size limit|quota")
-_PASSING = re.compile("No space|[Ff]ile too large|[Ff]ile size limit|quota")         # of the disk, not of the compiler
+_FINAL = re.compile("internal compiler error|[Kk]illed|terminated|out of "
+                    "memory|took longer|could not be run|No space|[Ff]ile too "
+                    "large|[Ff]ile size limit|quota")
+# of the disk, not of the compiler
+_PASSING = re.compile("No space|[Ff]ile too large|[Ff]ile size limit|quota")
 
 
 def _end(process: subprocess.Popen) -> None:
     "Kill a compiler and what it has started."
     with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL) if os.name == "posix" else process.kill()
+        (os.killpg(process.pid, signal.SIGKILL) if os.name == "posix"
+         else process.kill())
     process.communicate()
 
 
 def _command(words: Sequence[str], limit: float) -> None:
     "Run a compiler or linker. Raises `CompilerError` with what it said."
     try:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                   env=os.environ | {"LC_ALL": "C"}, start_new_session=os.name == "posix")
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
+            env=os.environ | {"LC_ALL": "C"},
+            start_new_session=os.name == "posix")
     except OSError as error:
         raise CompilerError(f"{words[0]} could not be run: {error}") from error
     try:
         said = process.communicate(timeout=limit)[0].strip()
     except subprocess.TimeoutExpired as error:
         _end(process)
-        raise CompilerError(f"{words[0]} took longer than {limit:.0f} s") from error
+        raise CompilerError(
+            f"{words[0]} took longer than {limit:.0f} s") from error
     except BaseException:
         _end(process)
         raise
     if process.returncode:
-        raise CompilerError(said[-4000:] or f"{words[0]} ended with status {process.returncode} and said nothing")
+        raise CompilerError(said[-4000:] or f"{words[0]} ended with status "
+                                            f"{process.returncode} and said "
+                                            "nothing")
 
 
 def _first_error(text: str) -> str:
     "The line of a compiler's message that says what is wrong."
     lines = text.splitlines()
-    return next((line for line in lines if re.search("error|cannot|not found", line, re.I)), lines[-1]).strip()[:400]
+    return next((line for line in lines
+                 if re.search("error|cannot|not found", line, re.I)),
+                lines[-1]).strip()[:400]
 
 
-def _accepted(compiler: _Compiler, place: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    "The flags for the processor, and those for threads, that this compiler knows."
+def _accepted(compiler: _Compiler,
+              place: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The flags for the processor, and those for threads, that this compiler
+    knows.
+    """
     (place / "empty.cpp").write_text("int normalnorm_empty() { return 0; }\n")
 
     def problem(*flags: str) -> CompilerError | None:
         try:
-            _command([*compiler.command, *_COMMON, *flags, *compiler.flags, "-c", str(place / "empty.cpp"), "-o", str(place / "empty.o")], _PROBE)
+            _command([*compiler.command, *_COMMON, *flags, *compiler.flags,
+                      "-c", str(place / "empty.cpp"), "-o",
+                      str(place / "empty.o")],
+                     _PROBE)
         except CompilerError as error:
             if _FINAL.search(str(error)):
                 raise
             return error
         return None
     processor = next((flags for flags in _PROCESSOR if not problem(*flags)), ())
-    threads = [flags for flags in dict.fromkeys(flags for flags, _ in _threads()) if not problem(*processor, *flags)]
+    threads = [flags
+               for flags in dict.fromkeys(flags for flags, _ in _threads())
+               if not problem(*processor, *flags)]
     if not threads:
-        raise CompilerError(f"it does not compile an empty function: {problem()}")
+        raise CompilerError(
+            f"it does not compile an empty function: {problem()}")
     return processor, threads
 
 # %% ../../nbs/231_layers.compiler.ipynb #5b1c0a07
@@ -204,22 +259,31 @@ def _digest(path: Path) -> str:
 
 
 def _open(path: Path, functions: Sequence[str]) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path), mode=getattr(os, "RTLD_NOW", ctypes.DEFAULT_MODE))        # Windows has no such mode
+    # Windows has no such mode
+    library = ctypes.CDLL(str(path),
+                          mode=getattr(os, "RTLD_NOW", ctypes.DEFAULT_MODE))
     if missing := [name for name in functions if not hasattr(library, name)]:
-        raise CompilerError(f"error: the compiled file has no function {', '.join(missing)}")
+        raise CompilerError(
+            f"error: the compiled file has no function {', '.join(missing)}")
     return library
 
 
 def _one_thread(source: str, way: int) -> None:
     if not _threads()[way][0] and torch.get_num_threads() > 1:
-        _warn_once(f"normalnorm's kernel {source!r} was compiled without OpenMP and runs on one thread: no OpenMP was found that this compiler can use; g++, or clang++ with libomp, can")
+        _warn_once(f"normalnorm's kernel {source!r} was compiled without "
+                   "OpenMP and runs on one thread: no OpenMP was found that "
+                   "this compiler can use; g++, or clang++ with libomp, can")
 
 
-def _kept(folder: Path, source: str, key: str, identity: str | None, functions: Sequence[str]) -> ctypes.CDLL | None:
+def _kept(folder: Path, source: str, key: str, identity: str | None,
+          functions: Sequence[str]) -> ctypes.CDLL | None:
     "What an earlier process has left, if it is whole and can be loaded."
-    pattern = re.compile(rf"{re.escape(source)}-{key}-({identity or '[0-9a-f]{8}'})-(\d)-([0-9a-f]{{32}})\.so")
+    pattern = (
+        re.compile(rf"{re.escape(source)}-{key}-("
+                   rf"{identity or '[0-9a-f]{8}'})-(\d)-([0-9a-f]{{32}})\.so"))
     try:
-        found = sorted((int(m[2]), m[3], folder / m[0]) for m in map(pattern.fullmatch, os.listdir(folder)) if m)
+        found = sorted((int(m[2]), m[3], folder / m[0])
+                       for m in map(pattern.fullmatch, os.listdir(folder)) if m)
     except OSError:
         return None
     for way, digest, path in found:
@@ -230,7 +294,7 @@ def _kept(folder: Path, source: str, key: str, identity: str | None, functions: 
                 library = _open(path, functions)
                 _one_thread(source, way)
                 return library
-        except OSError:                                 # not readable, or made for another loader
+        except OSError:  # not readable, or made for another loader
             continue
         except CompilerError:
             pass
@@ -241,12 +305,15 @@ def _kept(folder: Path, source: str, key: str, identity: str | None, functions: 
 
 @contextmanager
 def _scratch(folder: Path | None) -> Iterator[Path]:
-    "A folder to work in, removed by the process that has made it, at the latest when that ends; what killed processes have left goes first."
+    """A folder to work in, removed by the process that has made it, at the
+    latest when that ends; what killed processes have left goes first.
+    """
     for left in folder.glob("making-*") if folder else ():
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-    place, mine = Path(tempfile.mkdtemp(prefix="making-" if folder else "normalnorm-", dir=folder)), os.getpid()
+    place, mine = Path(tempfile.mkdtemp(
+        prefix="making-" if folder else "normalnorm-", dir=folder)), os.getpid()
 
     def remove() -> None:
         if os.getpid() == mine:                         # not in a forked child
@@ -256,13 +323,15 @@ def _scratch(folder: Path | None) -> Iterator[Path]:
         yield place
     finally:
         remove()
-        if not place.exists():                          # Windows keeps what is loaded
+        if not place.exists():  # Windows keeps what is loaded
             atexit.unregister(remove)
 
 
 @contextmanager
 def _alone(path: Path, source: str) -> Iterator[None]:
-    "While another process makes the same, wait, as long as that may take; the system frees the lock of one that dies."
+    """While another process makes the same, wait, as long as that may take; the
+    system frees the lock of one that dies.
+    """
     try:
         import fcntl
     except ModuleNotFoundError:                         # Windows: both compile
@@ -282,18 +351,20 @@ def _alone(path: Path, source: str) -> Iterator[None]:
                 waited = time.monotonic() - begun
                 if waited < _LIMIT:
                     if waited > 2 and not told:
-                        _tell(f"another process is compiling {source}; waiting for it")
+                        _tell(f"another process is compiling {source}; waiting "
+                              "for it")
                         told = True
                     time.sleep(0.05)
                     continue
-            except OSError:                             # a file system without locks
+            except OSError:  # a file system without locks
                 pass
             else:
                 try:
-                    same = os.fstat(file.fileno()).st_ino == os.stat(path).st_ino
+                    same = (
+                        os.fstat(file.fileno()).st_ino == os.stat(path).st_ino)
                 except FileNotFoundError:
                     same = False
-                if not same:                            # its holder has removed it meanwhile
+                if not same:  # its holder has removed it meanwhile
                     continue
             try:
                 yield
@@ -306,12 +377,16 @@ def _alone(path: Path, source: str) -> Iterator[None]:
 def _recall(note: Path) -> None:
     "Raise the failure that was written down less than a day ago."
     try:
-        age, text = time.time() - note.stat().st_mtime, note.read_text(encoding="utf-8", errors="replace").strip()
+        age, text = (time.time() - note.stat().st_mtime,
+                     note.read_text(encoding="utf-8", errors="replace").strip())
     except OSError:
         return
     if text and 0 <= age < _DAY:
-        raise CompilerError(f"{text.splitlines()[0]}. That was {age / 60:.0f} min ago and is tried again after a day, or when the source, CXX or the compiler changes; "
-                            f"to try now, delete {note}, which has the compiler's whole message")
+        raise CompilerError(f"{text.splitlines()[0]}. That was {age / 60:.0f} "
+                            "min ago and is tried again after a day, or when "
+                            "the source, CXX or the compiler changes; to try "
+                            f"now, delete {note}, which has the compiler's "
+                            "whole message")
 
 
 def _write_down(note: Path, short: str, whole: str) -> None:
@@ -322,33 +397,43 @@ def _write_down(note: Path, short: str, whole: str) -> None:
         os.replace(name, note)
 
 # %% ../../nbs/231_layers.compiler.ipynb #5b1c0a08
-def _build(source: Path, compiler: _Compiler, place: Path, functions: Sequence[str]) -> tuple[ctypes.CDLL, Path, int]:
-    "Compile, link and load; returns the library, its file, and which way of using threads it has."
+def _build(source: Path, compiler: _Compiler, place: Path,
+           functions: Sequence[str]) -> tuple[ctypes.CDLL, Path, int]:
+    """Compile, link and load; returns the library, its file, and which way of
+    using threads it has.
+    """
     end, object_file = time.monotonic() + _LIMIT, place / "source.o"
     processor, accepted = _accepted(compiler, place)
     problem = None
     for chosen in dict.fromkeys((processor, ())):
         for flags in accepted:
             try:
-                _command([*compiler.command, *_COMMON, *chosen, *flags, *compiler.flags, "-c", str(source), "-o", str(object_file)], max(1.0, end - time.monotonic()))
+                _command([*compiler.command, *_COMMON, *chosen, *flags,
+                          *compiler.flags, "-c", str(source), "-o",
+                          str(object_file)],
+                         max(1.0, end - time.monotonic()))
             except CompilerError as error:
                 if _FINAL.search(str(error)):
                     raise
                 problem = problem or error
-                break                                   # without threads it would be the same
+                break  # without threads it would be the same
             for way, (needed, link) in enumerate(_threads()):
                 if needed != flags:
                     continue
-                made = place / f"library{way}.so"       # a name of its own: the loader knows files by their names
+                # a name of its own: the loader knows files by their names
+                made = place / f"library{way}.so"
                 try:
-                    _command([*compiler.command, "-shared", str(object_file), "-o", str(made), *link, *compiler.flags], max(1.0, end - time.monotonic()))
+                    _command([*compiler.command, "-shared", str(object_file),
+                              "-o", str(made), *link, *compiler.flags],
+                             max(1.0, end - time.monotonic()))
                     return _open(made, functions), made, way
                 except CompilerError as error:
                     if _FINAL.search(str(error)):
                         raise
                     problem = error
-                except OSError as error:                # a runtime that is not there
-                    problem = CompilerError(f"error: it was compiled, but cannot be loaded: {error}")
+                except OSError as error:  # a runtime that is not there
+                    problem = CompilerError("error: it was compiled, but "
+                                            f"cannot be loaded: {error}")
     raise problem
 
 
@@ -365,26 +450,39 @@ _for_this_process: dict[str, ctypes.CDLL] = {}
 
 
 def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
-    """The shared library of a C++ `source` with a C interface: from the cache, or compiled now for this processor and kept, with one line on the error stream that says so.
+    """The shared library of a C++ `source` with a C interface: from the cache,
+    or compiled now for this processor and kept, with one line on the error
+    stream that says so.
 
-    `functions` are names that it must have. `$CXX` chooses the compiler, as a command and flags that come after ours ("clang++", "ccache g++", "g++ -O1"). Threads are those of PyTorch's own OpenMP runtime where
-    the loader can find it. A library is known by its source, flags, compiler, processor and system, and verified before it is loaded. Several processes may do this at once. Where the cache cannot be written, the
-    library is made for this process only, with a warning. `$NORMALNORM_QUIET` silences the line.
+    `functions` are names that it must have. `$CXX` chooses the compiler, as a
+    command and flags that come after ours ("clang++", "ccache g++", "g++ -O1").
+    Threads are those of PyTorch's own OpenMP runtime where the loader can find
+    it. A library is known by its source, flags, compiler, processor and system,
+    and verified before it is loaded. Several processes may do this at once.
+    Where the cache cannot be written, the library is made for this process
+    only, with a warning. `$NORMALNORM_QUIET` silences the line.
 
-    Raises `CompilerError` where there is no compiler, or the source does not compile or load, after 5 minutes at the latest (and as long a wait for another process that is at it). A failure is remembered for a day.
+    Raises `CompilerError` where there is no compiler, or the source does not
+    compile or load, after 5 minutes at the latest (and as long a wait for
+    another process that is at it). A failure is remembered for a day.
 
     Example: `load(Path("kernel.cpp"), ["my_function"]).my_function(1)`
     """
     try:
         text = source.read_bytes()
     except OSError as error:
-        raise CompilerError(f"{source} cannot be read ({error.strerror}): install the package again") from error
+        raise CompilerError(f"{source} cannot be read ({error.strerror}): "
+                            "install the package again") from error
     try:
         compiler, missing = _compiler(), None
     except CompilerError as error:
         compiler, missing = None, error
-    facts = [text, repr((_COMMON, _PROCESSOR, _threads(), os.environ.get("CXX"))).encode(), _processor().encode(), _system().encode()]
-    folder, name, key = cache_folder(), source.stem, hashlib.sha256(bytes(1).join(facts)).hexdigest()[:20]
+    facts = [
+        text,
+        repr((_COMMON, _PROCESSOR, _threads(), os.environ.get("CXX"))).encode(),
+        _processor().encode(), _system().encode()]
+    folder, name, key = (cache_folder(), source.stem,
+                         hashlib.sha256(bytes(1).join(facts)).hexdigest()[:20])
     identity = compiler and compiler.identity
     if (library := _kept(folder, name, key, identity, functions)) is not None:
         return library
@@ -397,32 +495,46 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
     _recall(note)
     writable = _writable(folder)
     try:
-        with _alone(folder / f"{start}.lock", source.name), _scratch(folder if writable else None) as place:
-            if writable:                                # another process may have been faster
-                if (library := _kept(folder, name, key, identity, functions)) is not None:
+        with (_alone(folder / f"{start}.lock", source.name),
+              _scratch(folder if writable else None) as place):
+            if writable:  # another process may have been faster
+                if ((library := _kept(folder, name, key, identity, functions))
+                        is not None):
                     return library
                 _recall(note)
             where = f"kept in {folder}" if writable else "for this process only"
-            _tell(f"compiling {source.name} for this processor with {' '.join(compiler.command)}, about {max(1, len(text) // 9000)} s or longer on a busy machine, once; {where}")
+            _tell(f"compiling {source.name} for this processor with "
+                  f"{' '.join(compiler.command)}, about "
+                  f"{max(1, len(text) // 9000)} s or longer on a busy machine, "
+                  f"once; {where}")
             try:
-                library, made, way = _build(source.absolute(), compiler, place, functions)
+                library, made, way = _build(
+                    source.absolute(), compiler, place, functions)
             except CompilerError as error:
-                short = f"{source.name} could not be compiled with {' '.join(compiler.command)}, or not loaded: {_first_error(str(error))}"
+                short = (f"{source.name} could not be compiled with "
+                         f"{' '.join(compiler.command)}, or not loaded: "
+                         f"{_first_error(str(error))}")
                 if _PASSING.search(str(error)):
-                    raise CompilerError(f"{short}. Make room in {place.parent}, or set NORMALNORM_CACHE to another folder") from error
+                    raise CompilerError(
+                        f"{short}. Make room in {place.parent}, or set "
+                        "NORMALNORM_CACHE to another folder") from error
                 if writable and "could not be run" not in str(error):
                     _write_down(note, short, str(error))
                 raise CompilerError(short) from error
             if writable:
                 with suppress(OSError):                 # it is loaded already
-                    os.replace(made, folder / f"{start}-{way}-{_digest(made)}.so")
+                    os.replace(made,
+                               folder / f"{start}-{way}-{_digest(made)}.so")
                     note.unlink(missing_ok=True)
             else:
                 _for_this_process[start] = library
     except OSError as error:
-        raise CompilerError(f"{source.name} could not be compiled: {error}") from error
+        raise CompilerError(
+            f"{source.name} could not be compiled: {error}") from error
     if not writable:
-        _warn_once(f"{folder} cannot be written, so normalnorm's {source.name} was compiled for this process only, and each further process compiles it again: "
-                   "set NORMALNORM_CACHE to a folder that can be written")
+        _warn_once(f"{folder} cannot be written, so normalnorm's {source.name} "
+                   "was compiled for this process only, and each further "
+                   "process compiles it again: set NORMALNORM_CACHE to a "
+                   "folder that can be written")
     _one_thread(name, way)
     return library

@@ -27,7 +27,10 @@ from torch.nn.utils import parametrize
 
 from ..claims import near
 from .core import Settings, check_input, family, lies_last
-from .decorrelated import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNormalNorm1d, DecorrelatedBatchNormalNorm2d, _DecorrelatedBatchNorm
+from normalnorm.layers.decorrelated import (
+    DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d,
+    DecorrelatedBatchNormalNorm1d, DecorrelatedBatchNormalNorm2d,
+    _DecorrelatedBatchNorm)
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
@@ -40,17 +43,21 @@ from normalnorm.layers.normality import (
     _BatchNormalNorm,
     _NormalNorm,
 )
-from .sync import SyncBatchNormalNorm, _AllProcesses, _set_class, _sharded
-from .sync_decorrelated import SyncDecorrelatedBatchNorm, SyncDecorrelatedBatchNormalNorm
+from .sync import (
+    SyncBatchNormalNorm, _AllProcesses, _set_class, _sharded)
+from .sync_decorrelated import (
+    SyncDecorrelatedBatchNorm, SyncDecorrelatedBatchNormalNorm)
 
 # %% ../../nbs/270_layers.conversion.ipynb #91a4fe02
-_AFTER = ("drop", "act", "activation")          # the children that fused layers apply, in this order
+# the children that fused layers apply, in this order
+_AFTER = ("drop", "act", "activation")
 
 
 def _after(module: nn.Module) -> dict[str, nn.Module]:
     "The children of a fused layer that follow its normalizer."
     found = {name: getattr(module, name, None) for name in _AFTER}
-    return {n: child for n, child in found.items() if isinstance(child, nn.Module)}
+    return {n: child for n, child in found.items()
+            if isinstance(child, nn.Module)}
 
 
 class _ThenDropAndAct:
@@ -64,10 +71,13 @@ class _ThenDropAndAct:
 
 
 class LayerNormalNorm2d(LayerNormalNorm):
-    """Layer normality normalization of the channels of (B, C, H, W) at each position, in place of the `LayerNorm2d` of timm and torchvision.
+    """Layer normality normalization of the channels of (B, C, H, W) at each
+    position, in place of the `LayerNorm2d` of timm and torchvision.
 
-    Arguments, noise and checkpoints as for `LayerNormalNorm`; the output has the shape and dtype of the input, and its layout where that is contiguous or channels last.
-    Raises `ValueError` for inputs that do not have four axes, or another number of channels.
+    Arguments, noise and checkpoints as for `LayerNormalNorm`; the output has
+    the shape and dtype of the input, and its layout where that is contiguous or
+    channels last. Raises `ValueError` for inputs that do not have four axes, or
+    another number of channels.
 
     Example:
 
@@ -79,10 +89,13 @@ class LayerNormalNorm2d(LayerNormalNorm):
         "Normalize the channels at each position; add noise in training."
         check_input(input)
         if input.ndim != 4 or tuple(input.shape[1:2]) != self.normalized_shape:
-            raise ValueError(f"{type(self).__name__} expects an input of shape (batch, {self.normalized_shape[0]}, height, width), given {tuple(input.shape)}")
+            raise ValueError(f"{type(self).__name__} expects an input of shape "
+                             f"(batch, {self.normalized_shape[0]}, height, "
+                             f"width), given {tuple(input.shape)}")
         last = lies_last(input)
         out = super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        return out.contiguous(memory_format=torch.channels_last if last
+                              else torch.contiguous_format)
 
 # %% ../../nbs/270_layers.conversion.ipynb #612f2656
 class _SyncBatchNormalNormAct(_ThenDropAndAct, SyncBatchNormalNorm):
@@ -113,34 +126,38 @@ class _LayerNormalNormAct2d(_ThenDropAndAct, LayerNormalNorm2d):
     pass
 
 # %% ../../nbs/270_layers.conversion.ipynb #7e16f21d
-# the plain layer, its twin, and what a subclass of the plain layer may turn out to be
-_TWINS = {
-    nn.BatchNorm1d: (BatchNormalNorm1d, _BatchNormalNormAct1d),
-    nn.BatchNorm2d: (BatchNormalNorm2d, _BatchNormalNormAct2d),
-    nn.BatchNorm3d: (BatchNormalNorm3d, _BatchNormalNormAct3d),
-    nn.SyncBatchNorm: (SyncBatchNormalNorm, _SyncBatchNormalNormAct),
-    nn.InstanceNorm1d: (InstanceNormalNorm1d,),
-    nn.InstanceNorm2d: (InstanceNormalNorm2d,),
-    nn.InstanceNorm3d: (InstanceNormalNorm3d,),
-    nn.LayerNorm: (LayerNormalNorm, LayerNormalNorm2d, _LayerNormalNormAct, _LayerNormalNormAct2d),
-    nn.GroupNorm: (GroupNormalNorm, _GroupNormalNormAct),
-    DecorrelatedBatchNorm1d: (DecorrelatedBatchNormalNorm1d,),
-    DecorrelatedBatchNorm2d: (DecorrelatedBatchNormalNorm2d,),
-    SyncDecorrelatedBatchNorm: (SyncDecorrelatedBatchNormalNorm,),
-}
+# the plain layer, its twin, and what a subclass of the plain layer may turn out
+# to be
+_TWINS = {nn.BatchNorm1d: (BatchNormalNorm1d, _BatchNormalNormAct1d),
+          nn.BatchNorm2d: (BatchNormalNorm2d, _BatchNormalNormAct2d),
+          nn.BatchNorm3d: (BatchNormalNorm3d, _BatchNormalNormAct3d),
+          nn.SyncBatchNorm: (SyncBatchNormalNorm, _SyncBatchNormalNormAct),
+          nn.InstanceNorm1d: (InstanceNormalNorm1d,),
+          nn.InstanceNorm2d: (InstanceNormalNorm2d,),
+          nn.InstanceNorm3d: (InstanceNormalNorm3d,),
+          nn.LayerNorm: (LayerNormalNorm, LayerNormalNorm2d,
+                         _LayerNormalNormAct, _LayerNormalNormAct2d),
+          nn.GroupNorm: (GroupNormalNorm, _GroupNormalNormAct),
+          DecorrelatedBatchNorm1d: (DecorrelatedBatchNormalNorm1d,),
+          DecorrelatedBatchNorm2d: (DecorrelatedBatchNormalNorm2d,),
+          SyncDecorrelatedBatchNorm: (SyncDecorrelatedBatchNormalNorm,)}
 _PLAIN = {twins[0]: plain for plain, twins in _TWINS.items()}
 
 
 def _is_normality(module: nn.Module) -> bool:
-    return isinstance(module, _NormalNorm) and not isinstance(module, tuple(_TWINS))
+    return (isinstance(module, _NormalNorm)
+            and not isinstance(module, tuple(_TWINS)))
 
 # %% ../../nbs/270_layers.conversion.ipynb #537e3de0
 _SETTINGS = ("noise", "noise_kind", "alpha", "steps", "safeguard")
 
 
 def _original(module: nn.Module) -> type:
-    "The class of a module, without the one that a parametrization puts before it."
-    return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
+    """The class of a module, without the one that a parametrization puts before
+    it.
+    """
+    return (type(module).__bases__[0] if parametrize.is_parametrized(module)
+            else type(module))
 
 
 def _gaussianize(module: nn.Module, cls: type, settings: dict) -> None:
@@ -153,8 +170,9 @@ def _gaussianize(module: nn.Module, cls: type, settings: dict) -> None:
     if hasattr(module, "num_batches_tracked"):
         mean, counted = module.running_mean, module.num_batches_tracked
         saved = counted is None or "num_batches_tracked" in module.state_dict()
-        del module.num_batches_tracked                          # λ stands before it
-        module.register_buffer("running_lambda", None if mean is None else torch.ones_like(mean))
+        del module.num_batches_tracked  # λ stands before it
+        module.register_buffer(
+            "running_lambda", None if mean is None else torch.ones_like(mean))
         module.register_buffer("num_batches_tracked", counted, persistent=saved)
     _set_class(module, cls)
 
@@ -163,15 +181,19 @@ def _flatten(module: nn.Module, cls: type) -> None:
     "Make a normality layer a plain normalizer of class `cls`, in place."
     for name in (*_SETTINGS, "_plain"):
         module.__dict__.pop(name, None)
-    if issubclass(cls, _NormalNorm):            # a plain layer of this package: the settings that its constructor gives it
-        module.noise, module.noise_kind, module.alpha, module.steps, module.safeguard = 0.0, "scaled", 0.0, 1, False
+    # a plain layer of this package: the settings that its constructor gives it
+    if issubclass(cls, _NormalNorm):
+        (module.noise, module.noise_kind, module.alpha, module.steps,
+         module.safeguard) = 0.0, "scaled", 0.0, 1, False
     if hasattr(module, "running_lambda"):
         del module.running_lambda
     _set_class(module, cls)
 
 # %% ../../nbs/270_layers.conversion.ipynb #caf45e82
 def _plain_class(module: nn.Module) -> type | None:
-    "The class that a normality layer had, or that its plain twin has; None where it is not known, or not installed any more."
+    """The class that a normality layer had, or that its plain twin has; None
+    where it is not known, or not installed any more.
+    """
     path = getattr(module, "_plain", None)
     if path is None:
         return _PLAIN.get(_original(module))
@@ -185,38 +207,56 @@ def _plain_class(module: nn.Module) -> type | None:
     return found
 
 # %% ../../nbs/270_layers.conversion.ipynb #5fdd4ef2
-_USUAL = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters", "_apply_act"}
+_USUAL = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters",
+          "_apply_act"}
 
 
 def _own_methods(cls: type, base: type) -> list[str]:
-    "Methods and properties that the classes between `cls` and `base` add, beside the usual ones; and foreign parents."
+    """Methods and properties that the classes between `cls` and `base` add,
+    beside the usual ones; and foreign parents.
+    """
     added = [c for c in cls.__mro__ if not issubclass(base, c)]
     foreign = [c.__name__ for c in added if not issubclass(c, base)]
-    return foreign + sorted({n for c in added for n, v in vars(c).items() if n not in _USUAL and (callable(v) or hasattr(v, "__get__")) and not (n.startswith("__") and n.endswith("__"))})
+    return foreign + sorted(
+        {n for c in added for n, v in vars(c).items()
+         if n not in _USUAL and (callable(v) or hasattr(v, "__get__"))
+            and not (n.startswith("__") and n.endswith("__"))})
 
 # %% ../../nbs/270_layers.conversion.ipynb #6d741f34
 def _shapes(module: nn.Module, base: type) -> list[tuple[int, ...]]:
-    "Shapes on which to try a subclass of `base`; no axis has the size of another by accident."
-    c = module.normalized_shape if base is nn.LayerNorm else (module.num_channels,) if base is nn.GroupNorm else (module.num_features,)
+    """Shapes on which to try a subclass of `base`; no axis has the size of
+    another by accident.
+    """
+    c = (module.normalized_shape if base is nn.LayerNorm
+         else (module.num_channels,) if base is nn.GroupNorm
+         else (module.num_features,))
     a, b, d = [n for n in (2, 3, 5, 7, 11, 13) if n not in c][:3]
     if base is nn.LayerNorm:
-        return [(a, *c), (a, b, *c), (a, b, d, *c)] + ([(a, *c, b, d)] if len(c) == 1 else [])
-    axes = {nn.BatchNorm1d: (0, 1), nn.InstanceNorm1d: (1,), nn.BatchNorm2d: (2,), nn.InstanceNorm2d: (2,), nn.BatchNorm3d: (3,), nn.InstanceNorm3d: (3,),
-            DecorrelatedBatchNorm1d: (0, 1), DecorrelatedBatchNorm2d: (2,)}.get(base, (1, 2))
+        return [(a, *c), (a, b, *c), (a, b, d, *c)] + (
+            [(a, *c, b, d)] if len(c) == 1 else [])
+    axes = {nn.BatchNorm1d: (0, 1), nn.InstanceNorm1d: (1,),
+            nn.BatchNorm2d: (2,), nn.InstanceNorm2d: (2,), nn.BatchNorm3d: (3,),
+            nn.InstanceNorm3d: (3,), DecorrelatedBatchNorm1d: (0, 1),
+            DecorrelatedBatchNorm2d: (2,)}.get(base, (1, 2))
     return [(4, *c, *(a, b, d)[:n]) for n in axes]
 
 # %% ../../nbs/270_layers.conversion.ipynb #7326edd0
 def _tried(module: nn.Module, base: type) -> type | None:
-    "The twin of `base` that does, without transform and noise, what `module` does on random parameters and inputs; None if there is none."
+    """The twin of `base` that does, without transform and noise, what `module`
+    does on random parameters and inputs; None if there is none.
+    """
     generator = torch.Generator().manual_seed(0)
     try:
-        model = copy.deepcopy(module).to_empty(device="cpu").float().requires_grad_(False)
+        model = (copy.deepcopy(module)
+                     .to_empty(device="cpu").float().requires_grad_(False))
         for value in (*model.parameters(), *model.buffers()):
             if value.is_floating_point():
-                value.copy_(torch.rand(value.shape, generator=generator, dtype=torch.float32, device="cpu") + 0.5)
+                value.copy_(torch.rand(value.shape, generator=generator,
+                                       dtype=torch.float32, device="cpu") + 0.5)
             else:
                 value.zero_()
-        if isinstance(model, _DecorrelatedBatchNorm) and model.running_mean is not None:
+        if (isinstance(model, _DecorrelatedBatchNorm)
+                and model.running_mean is not None):
             model.running_covariance.copy_(model._rows(model.running_mean))
         shapes = _shapes(model, base)
     except Exception:       # what cannot be copied cannot be tried
@@ -227,15 +267,20 @@ def _tried(module: nn.Module, base: type) -> type | None:
         layer = copy.deepcopy(layer).eval()
         layer.training = training
         try:
-            u = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32, device="cpu") * 2 + 1
+            u = torch.randn(shape, generator=torch.Generator().manual_seed(1),
+                            dtype=torch.float32, device="cpu") * 2 + 1
             return [type(layer).forward(layer, u), *layer.state_dict().values()]
         except Exception:
             return None
 
     def same(a, b):
-        return (a is None) == (b is None) and (a is None or all(x.shape == y.shape and torch.allclose(x, y, rtol=1e-4, atol=1e-4) for x, y in zip(a, b)))
+        return (a is None) == (b is None) and (
+            a is None or all(x.shape == y.shape
+                             and torch.allclose(x, y, rtol=1e-4, atol=1e-4)
+                             for x, y in zip(a, b)))
 
-    cases = [(training, shape) for training in (True, False) for shape in shapes]
+    cases = [(training, shape) for training in (True, False)
+             for shape in shapes]
     with torch.no_grad(), torch.device("cpu"):
         expected = [outcome(model, *case) for case in cases]
         if all(e is None for e in expected):
@@ -244,69 +289,101 @@ def _tried(module: nn.Module, base: type) -> type | None:
             if issubclass(cls, _ThenDropAndAct) and not _after(model):
                 continue
             twin = copy.deepcopy(model)
-            _gaussianize(twin, cls, dict(noise=0.0, noise_kind="scaled", alpha=0.0, steps=1, safeguard=False))
+            _gaussianize(twin, cls, dict(noise=0.0, noise_kind="scaled",
+                                         alpha=0.0, steps=1, safeguard=False))
             found = []
             for case in cases:
                 values = outcome(twin, *case)
-                if values is not None and hasattr(twin, "running_lambda") and twin.running_mean is not None:
-                    del values[1 + list(twin.state_dict()).index("running_lambda")]
+                if (values is not None and hasattr(twin, "running_lambda")
+                        and twin.running_mean is not None):
+                    del values[
+                        1 + list(twin.state_dict()).index("running_lambda")]
                 found.append(values)
             if all(map(same, found, expected)):
                 return cls
     return None
 
 # %% ../../nbs/270_layers.conversion.ipynb #1ef32f47
-_CONVOLUTIONS = family(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = family(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d,
+                       nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def _unknown(module: nn.Module) -> str:
-    "Why a module that is called a norm, and is none of PyTorch's classes, is left alone; \"\" for other modules."
+    """Why a module that is called a norm, and is none of PyTorch's classes, is
+    left alone; "" for other modules.
+    """
     name = type(module).__name__
-    if "norm" not in name.lower() or type(module).__module__.startswith("torch.nn.utils"):
+    if ("norm" not in name.lower()
+            or type(module).__module__.startswith("torch.nn.utils")):
         return ""
-    if any(isinstance(m, (nn.Linear, *_CONVOLUTIONS, *_TWINS, _NormalNorm)) or _unknown(m) for m in module.children()):
-        return ""                               # a block that contains a normalizer, not one
+    if any(isinstance(m, (nn.Linear, *_CONVOLUTIONS, *_TWINS, _NormalNorm))
+           or _unknown(m) for m in module.children()):
+        return ""  # a block that contains a normalizer, not one
     if re.search("rms", name, re.I):
-        return "root-mean-square norms do not subtract the mean: there are no values of mean 0 and variance 1 to transform"
+        return ("root-mean-square norms do not subtract the mean: there are no "
+                "values of mean 0 and variance 1 to transform")
     if re.search("frozen", name, re.I):
         return "its statistics are constants"
-    return f"not a normalizer that this library knows ({type(module).__module__}.{name})"
+    return ("not a normalizer that this library knows "
+            f"({type(module).__module__}.{name})")
 
 # %% ../../nbs/270_layers.conversion.ipynb #76e51d4c
 def _decide(module: nn.Module) -> tuple[type | None, str]:
-    "The normality class that a module is to get, or None and the reason; the reason is \"\" for what is no normalizer."
+    """The normality class that a module is to get, or None and the reason; the
+    reason is "" for what is no normalizer.
+    """
     if _is_normality(module):
         return None, "a normality layer already"
     if isinstance(module, torch.jit.ScriptModule):
-        return None, "scripted: convert first, then script" if "norm" in module.original_name.lower() else ""
+        return (None,
+                "scripted: convert first, then script"
+                    if "norm" in module.original_name.lower() else "")
     cls = _original(module)
     base = next((c for c in cls.__mro__ if c in _TWINS), None)
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and (base is not None or "norm" in cls.__name__.lower()):
-        return None, "lazy, and its size is not known yet: run the model on one batch, then convert"
+    if (isinstance(module, nn.modules.lazy.LazyModuleMixin)
+            and (base is not None or "norm" in cls.__name__.lower())):
+        return (None,
+                "lazy, and its size is not known yet: run the model on one "
+                "batch, then convert")
     if base is None:
         return None, _unknown(module)
     if _sharded(module):
-        return None, "sharded by itself (fully_shard): convert first, then shard"
+        return (None,
+                "sharded by itself (fully_shard): convert first, then shard")
     if "forward" in module.__dict__:
-        return None, "its forward was replaced on the object, and would go on calling the plain one"
-    if getattr(module, "track_running_stats", False) and module.running_mean is None:
-        return None, "track_running_stats is True, but its running averages were taken away"
+        return (None,
+                "its forward was replaced on the object, and would go on "
+                "calling the plain one")
+    if (getattr(module, "track_running_stats", False)
+            and module.running_mean is None):
+        return (None,
+                "track_running_stats is True, but its running averages were "
+                "taken away")
     if cls is base:
         return _TWINS[base][0], ""
     own = _own_methods(cls, base)
     if own:
-        return None, f"a subclass of {base.__name__} with something of its own: {', '.join(own[:4])}"
+        return (None,
+                f"a subclass of {base.__name__} with something of its own: "
+                f"{', '.join(own[:4])}")
     if cls.forward is base.forward:
         return _TWINS[base][0], ""
     parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
     if len(parameters) != 1:
-        return None, f"its forward takes {len(parameters)} arguments, {', '.join(p.name for p in parameters)}; {base.__name__}'s takes one"
+        return (None,
+                f"its forward takes {len(parameters)} arguments, "
+                f"{', '.join(p.name for p in parameters)}; {base.__name__}'s "
+                "takes one")
     found = _tried(module, base)
-    return found, "" if found else f"a subclass of {base.__name__} whose forward does something else, on random input"
+    return (found,
+            "" if found else f"a subclass of {base.__name__} whose forward "
+                             "does something else, on random input")
 
 # %% ../../nbs/270_layers.conversion.ipynb #5dc84eac
 class Row(NamedTuple):
-    "One normalizer: its name in the model (names, where it is used in several places), its class before and after, and why it was left."
+    """One normalizer: its name in the model (names, where it is used in several
+    places), its class before and after, and why it was left.
+    """
     name: str
     before: str
     after: str
@@ -315,7 +392,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion did: `replaced` and `left`, rows of name, class before, class after, reason; and `notes`. Prints as a table.
+    """What a conversion did: `replaced` and `left`, rows of name, class before,
+    class after, reason; and `notes`.
+
+    Prints as a table.
 
     Example: `print(to_normality(model, return_report=True)[1])`.
     """
@@ -324,11 +404,17 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        rows = [(r.name or "(the model)", r.before, r.after) for r in self.replaced] + [(r.name or "(the model)", r.before, f"left: {r.reason}") for r in self.left]
+        rows = [(r.name or "(the model)", r.before, r.after)
+                for r in self.replaced] + [
+                    (r.name or "(the model)", r.before, f"left: {r.reason}")
+                    for r in self.left]
         widths = [max((len(r[i]) for r in rows), default=0) for i in (0, 1)]
         lines = [f"{len(self.replaced)} replaced, {len(self.left)} left"]
-        return "\n".join(lines + [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  →  {c}" if not c.startswith("left") else f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
-                         + [f"  {note}" for note in self.notes])
+        return "\n".join(lines + [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  →  "
+                                  f"{c}" if not c.startswith("left")
+                                  else f"  {a:<{widths[0]}}  {b:<{widths[1]}}  "
+                                       f"{c}" for a, b, c in rows] + [
+                                           f"  {note}" for note in self.notes])
 
 # %% ../../nbs/270_layers.conversion.ipynb #d12b9625
 Skip = str | type | Callable[[str, nn.Module], bool]
@@ -344,29 +430,44 @@ def _walk(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
     return [(names[i], module) for i, module in modules.items()]
 
 
-def _skipped(model: nn.Module, skip: Skip | Iterable[Skip] | None) -> Callable[[list[str], nn.Module], bool]:
-    "Whether a module with these names is to be skipped; `ValueError` for a name that matches nothing."
-    rules = [] if skip is None else [skip] if isinstance(skip, (str, type)) or callable(skip) else list(skip)
+def _skipped(
+    model: nn.Module, skip: Skip | Iterable[Skip] | None
+) -> Callable[[list[str], nn.Module], bool]:
+    """Whether a module with these names is to be skipped; `ValueError` for a
+    name that matches nothing.
+    """
+    rules = ([] if skip is None else [skip]
+             if isinstance(skip, (str, type)) or callable(skip) else list(skip))
     known = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    inside = lambda name, pattern: any(fnmatch.fnmatchcase(part, pattern) for part in (name, *(name[:m.start()] for m in re.finditer(r"\.", name))))
+    inside = lambda name, pattern: any(
+        fnmatch.fnmatchcase(part, pattern) for part in (
+            name, *(name[:m.start()] for m in re.finditer(r"\.", name))))
     for rule in rules:
-        if isinstance(rule, str) and not any(inside(name, rule) for name in known):
-            raise ValueError(f"skip={rule!r} matches no module of the model: {near(rule, known)}")
+        if (isinstance(rule, str)
+                and not any(inside(name, rule) for name in known)):
+            raise ValueError(f"skip={rule!r} matches no module of the model: "
+                             f"{near(rule, known)}")
         if not isinstance(rule, str) and not callable(rule):
-            raise TypeError(f"skip takes names, classes and functions of (name, module), not {type(rule).__name__}")
+            raise TypeError("skip takes names, classes and functions of "
+                            f"(name, module), not {type(rule).__name__}")
 
     def applies(rule, name, module):
         if isinstance(rule, str):
             return inside(name, rule)
-        return isinstance(module, rule) if isinstance(rule, type) else bool(rule(name, module))
-    return lambda names, module: any(applies(rule, name, module) for rule in rules for name in names)
+        return (isinstance(module, rule) if isinstance(rule, type)
+                else bool(rule(name, module)))
+    return lambda names, module: any(
+        applies(rule, name, module) for rule in rules for name in names)
 
 # %% ../../nbs/270_layers.conversion.ipynb #e8bf58b5
-_FUSED = ((nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0), (nn.TransformerEncoder, "use_nested_tensor", False))
+_FUSED = ((nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
+          (nn.TransformerEncoder, "use_nested_tensor", False))
 
 
 def _guard(model: nn.Module) -> list[str]:
-    "Switch off the fused path of each encoder layer whose norms are normality layers, on that of all others; the names of those switched off."
+    """Switch off the fused path of each encoder layer whose norms are normality
+    layers, on that of all others; the names of those switched off.
+    """
     off = []
     for name, module in model.named_modules():
         for cls, field, value in _FUSED:
@@ -383,21 +484,25 @@ def _guard(model: nn.Module) -> list[str]:
 
 # %% ../../nbs/270_layers.conversion.ipynb #dc618380
 def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
-    """The names of the normality layers in `model` that `model(*inputs, **options)` does not call.
+    """The names of the normality layers in `model` that
+    `model(*inputs, **options)` does not call.
 
-    Some blocks read the parameters of a norm and compute it themselves, `nn.TransformerEncoderLayer` in evaluation among them. Runs without gradient, in the mode the
-    model is in: call it for both, for the running averages move in training.
+    Some blocks read the parameters of a norm and compute it themselves,
+    `nn.TransformerEncoderLayer` in evaluation among them. Runs without
+    gradient, in the mode the model is in: call it for both, for the running
+    averages move in training.
 
     Example:
 
         >>> bypassed(nn.Sequential(LayerNormalNorm(4)), torch.randn(2, 4))
         []
     """
-    layers = [(names, module) for names, module in _walk(model) if isinstance(module, _NormalNorm)]
+    layers = [(names, module) for names, module in _walk(model)
+              if isinstance(module, _NormalNorm)]
     called = set()
 
     def watch(module):
-        forward = module.forward        # not a hook: hooks switch the fused path off
+        forward = module.forward  # not a hook: hooks switch the fused path off
 
         def watched(*args, **kwargs):
             called.add(id(module))
@@ -416,25 +521,34 @@ def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
 # %% ../../nbs/270_layers.conversion.ipynb #861a45cb
 def _prepared(model: nn.Module, inplace: bool) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, given {type(model).__name__}")
-    wrapped = [(n or "(the model)", type(m).__name__) for n, m in model.named_modules() if type(m).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel")]
+        raise TypeError(
+            f"expected a torch.nn.Module, given {type(model).__name__}")
+    wrapped = [(n or "(the model)", type(m).__name__)
+               for n, m in model.named_modules() if type(m).__name__ in (
+                   "DistributedDataParallel", "FullyShardedDataParallel")]
     if wrapped:
-        raise ValueError(f"{wrapped[0][0]} is wrapped in {wrapped[0][1]}, which has made its list of buffers: convert the module in it before it is wrapped")
+        raise ValueError(f"{wrapped[0][0]} is wrapped in {wrapped[0][1]}, "
+                         "which has made its list of buffers: convert the "
+                         "module in it before it is wrapped")
     return model if inplace else copy.deepcopy(model)
 
 
-def survey(model: nn.Module, skip: Skip | Iterable[Skip] | None = None, steps: int = 1) -> Report:
-    """What `to_normality(model, skip=skip, steps=steps)` would replace and what not, and why; the model is not changed.
+def survey(model: nn.Module, skip: Skip | Iterable[Skip] | None = None,
+           steps: int = 1) -> Report:
+    """What `to_normality(model, skip=skip, steps=steps)` would replace and what
+    not, and why; the model is not changed.
 
     Example:
 
-        >>> print(survey(nn.Sequential(nn.BatchNorm1d(4), nn.RMSNorm(4))).left[0].name)
+        >>> print(survey(nn.Sequential(nn.BatchNorm1d(4),
+        ...                            nn.RMSNorm(4))).left[0].name)
         1
     """
     return _convert(model, skip, steps)[0]
 
 
-def _convert(model: nn.Module, skip, steps: int) -> tuple[Report, list[tuple[nn.Module, type]]]:
+def _convert(model: nn.Module, skip,
+             steps: int) -> tuple[Report, list[tuple[nn.Module, type]]]:
     replaced, left, todo, wanted = [], [], [], _skipped(model, skip)
     for names, module in _walk(model):
         cls, reason = _decide(module)
@@ -443,62 +557,104 @@ def _convert(model: nn.Module, skip, steps: int) -> tuple[Report, list[tuple[nn.
         if cls is not None and wanted(names, module):
             cls, reason = None, "skipped, as asked"
         elif cls is not None and issubclass(cls, _AllProcesses) and steps > 1:
-            cls, reason = None, f"steps={steps} is not available across processes"
+            cls, reason = (None,
+                           f"steps={steps} is not available across processes")
         name, before = " = ".join(names), _original(module).__name__
         if cls is None:
             left.append(Row(name, before, before, reason))
         else:
-            after = next(c for c in cls.__mro__ if not c.__name__.startswith("_")).__name__ + ("".join(f", {n}" for n in _after(module)) * issubclass(cls, _ThenDropAndAct))
+            after = next(c for c in cls.__mro__
+                         if not c.__name__.startswith("_")).__name__ + (
+                             "".join(f", {n}" for n in _after(module))
+                             * issubclass(cls, _ThenDropAndAct))
             replaced.append(Row(name, before, after))
             todo.append((module, cls))
     return Report(tuple(replaced), tuple(left)), todo
 
 # %% ../../nbs/270_layers.conversion.ipynb #d347a6f7
-def to_normality(model: nn.Module, noise: float | None = None, alpha: float = 1.0, steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", *,
-                 skip: Skip | Iterable[Skip] | None = None, inplace: bool = True, return_report: bool = False) -> "nn.Module | tuple[nn.Module, Report]":
-    """Make every normalizer in `model` a normality layer: batch, instance, layer and group norms of torch.nn, decorrelated batch norms of this package, and subclasses that do the same.
+def to_normality(
+    model: nn.Module, noise: float | None = None, alpha: float = 1.0,
+    steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", *,
+    skip: Skip | Iterable[Skip] | None = None, inplace: bool = True,
+    return_report: bool = False
+) -> "nn.Module | tuple[nn.Module, Report]":
+    """Make every normalizer in `model` a normality layer: batch, instance,
+    layer and group norms of torch.nn, decorrelated batch norms of this package,
+    and subclasses that do the same.
 
-    The layers stay the same objects and get another class: parameters (and the optimizers that hold them), buffers, device, dtype, mode, `requires_grad`, hooks,
-    parametrizations, sharing and names stay as they are. Batch layers get a running λ of 1, with which evaluation gives what it gave before.
+    The layers stay the same objects and get another class: parameters (and the
+    optimizers that hold them), buffers, device, dtype, mode, `requires_grad`,
+    hooks, parametrizations, sharing and names stay as they are. Batch layers
+    get a running λ of 1, with which evaluation gives what it gave before.
 
-    - `noise`: the noise factor ξ; None is 1.0 for layer norms and 0.4 for others. `alpha`, `steps`, `safeguard`, `noise_kind`: as for `BatchNormalNorm1d`;
-    - `skip`: names of modules (with wildcards; what is inside them is skipped too), classes, functions of (name, module), or several of these;
+    - `noise`: the noise factor ξ; None is 1.0 for layer norms and 0.4 for
+      others. `alpha`, `steps`, `safeguard`, `noise_kind`: as for
+      `BatchNormalNorm1d`;
+    - `skip`: names of modules (with wildcards; what is inside them is skipped
+      too), classes, functions of (name, module), or several of these;
     - `inplace`: False converts a copy;
-    - `return_report`: return (model, `Report`): what was replaced, what not, why. Otherwise normalizers that are left, and not by `skip`, are a warning.
+    - `return_report`: return (model, `Report`): what was replaced, what not,
+      why. Otherwise normalizers that are left, and not by `skip`, are a
+      warning.
 
-    The fused evaluation path of `nn.TransformerEncoderLayer`, which never calls its norms, is switched off where they are converted.
-    Convert before wrapping in DistributedDataParallel or compiling. Raises `ValueError` for settings out of range and for a name in `skip` that is no module's.
+    The fused evaluation path of `nn.TransformerEncoderLayer`, which never calls
+    its norms, is switched off where they are converted.
+    Convert before wrapping in DistributedDataParallel or compiling. Raises
+    `ValueError` for settings out of range and for a name in `skip` that is no
+    module's.
 
     Example:
 
-        >>> to_normality(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))[1].running_lambda
+        >>> to_normality(nn.Sequential(nn.Linear(3, 4),
+        ...                            nn.BatchNorm1d(4)))[1].running_lambda
         tensor([1., 1., 1., 1.])
     """
-    Settings(1e-5, 0.0 if noise is None else noise, noise_kind, alpha, steps, safeguard).check()
+    Settings(1e-5, 0.0 if noise is None else noise, noise_kind, alpha, steps,
+             safeguard).check()
     model = _prepared(model, inplace)
     report, todo = _convert(model, skip, steps)
     for module, cls in todo:
         default = 1.0 if issubclass(cls, LayerNormalNorm) else 0.4
-        _gaussianize(module, cls, dict(noise=default if noise is None else noise, noise_kind=noise_kind, alpha=alpha, steps=steps, safeguard=safeguard))
-    rough = [row.name or "(the model)" for row, (module, _) in zip(report.replaced, todo) if getattr(module, "method", "eigh") != "eigh"]
-    notes = (*(f"the fused evaluation path of {name} is off" for name in _guard(model)),
-             *(f"{name} whitens approximately, by Newton–Schulz: the normality layer standardizes each channel besides" for name in rough))
+        _gaussianize(module, cls, dict(
+            noise=default if noise is None else noise, noise_kind=noise_kind,
+            alpha=alpha, steps=steps, safeguard=safeguard))
+    rough = [row.name or "(the model)"
+             for row, (module, _) in zip(report.replaced, todo)
+             if getattr(module, "method", "eigh") != "eigh"]
+    notes = (*(f"the fused evaluation path of {name} is off"
+               for name in _guard(model)),
+             *(f"{name} whitens approximately, by Newton–Schulz: the normality "
+               "layer standardizes each channel besides" for name in rough))
     report = Report(report.replaced, report.left, notes)
     if return_report:
         return model, report
-    others = [row for row in report.left if row.reason not in ("skipped, as asked", "a normality layer already")]
+    others = [row for row in report.left if row.reason not in (
+                  "skipped, as asked", "a normality layer already")]
     if others:
-        warnings.warn("normalizers that were left as they are:\n" + "\n".join(f"  {r.name or '(the model)'} ({r.before}): {r.reason}" for r in others), stacklevel=2)
+        warnings.warn("normalizers that were left as they are:\n" + "\n".join(
+                          f"  {r.name or '(the model)'} ({r.before}): "
+                          f"{r.reason}" for r in others),
+                      stacklevel=2)
     elif not report.replaced and not report.left:
-        warnings.warn("the model has no normalizer, so nothing was replaced; functions such as torch.nn.functional.layer_norm cannot be", stacklevel=2)
+        warnings.warn("the model has no normalizer, so nothing was replaced; "
+                      "functions such as torch.nn.functional.layer_norm cannot "
+                      "be",
+                      stacklevel=2)
     return model
 
 # %% ../../nbs/270_layers.conversion.ipynb #c35bb1fd
-def to_plain(model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None, inplace: bool = True, return_report: bool = False) -> "nn.Module | tuple[nn.Module, Report]":
-    """Make every normality layer in `model` the plain normalizer that it was, or whose twin it is; the inverse of `to_normality`.
+def to_plain(
+    model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None,
+    inplace: bool = True, return_report: bool = False
+) -> "nn.Module | tuple[nn.Module, Report]":
+    """Make every normality layer in `model` the plain normalizer that it was,
+    or whose twin it is; the inverse of `to_normality`.
 
-    What is kept, `skip`, `inplace` and `return_report` are as there. Transform, noise and running λ are dropped: the function stays the same only for `alpha=0`, and for batch layers in
-    evaluation whose λ is 1; otherwise this is a warning (a note in the report). Classes that are neither PyTorch's nor installed, and layers without a plain twin, are left.
+    What is kept, `skip`, `inplace` and `return_report` are as there. Transform,
+    noise and running λ are dropped: the function stays the same only for
+    `alpha=0`, and for batch layers in evaluation whose λ is 1; otherwise this
+    is a warning (a note in the report). Classes that are neither PyTorch's nor
+    installed, and layers without a plain twin, are left.
 
     Example:
 
@@ -510,25 +666,35 @@ def to_plain(model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None, inp
     for names, module in _walk(model):
         if not _is_normality(module):
             continue
-        cls, before, name = _plain_class(module), _original(module).__name__.lstrip("_"), " = ".join(names)
+        cls, before, name = (_plain_class(module),
+                             _original(module).__name__.lstrip("_"),
+                             " = ".join(names))
         if wanted(names, module):
             cls, reason = None, "skipped, as asked"
         elif _sharded(module):
-            cls, reason = None, "sharded by itself (fully_shard): convert first, then shard"
+            cls, reason = (
+                None,
+                "sharded by itself (fully_shard): convert first, then shard")
         else:
-            reason = f"its class {module._plain} is not installed" if getattr(module, "_plain", None) else "no plain normalizer is its twin"
+            reason = f"its class {module._plain} is not installed" if getattr(
+                module, "_plain", None) else "no plain normalizer is its twin"
         if cls is None:
             left.append(Row(name, before, before, reason))
             continue
         replaced.append(Row(name, before, cls.__name__))
         todo.append((module, cls))
         lmbda = getattr(module, "running_lambda", None)
-        if getattr(module, "method", "eigh") != "eigh" or module.alpha and not (lmbda is not None and not lmbda.is_meta and bool((lmbda == 1).all())):
+        if getattr(module, "method", "eigh") != "eigh" or module.alpha and not (
+            lmbda is not None and not lmbda.is_meta and bool((lmbda == 1).all())
+        ):
             bent.append(name or "(the model)")
     for module, cls in todo:
         _flatten(module, cls)
     _guard(model)
-    note = f"the transform is dropped, and with it what the model computes in evaluation, in {', '.join(bent[:5])}{f' and {len(bent) - 5} more' if len(bent) > 5 else ''}"
+    note = ("the transform is dropped, and with it what the model computes in "
+            "evaluation, in "
+            f"{', '.join(bent[:5])}"
+            f"{f' and {len(bent) - 5} more' if len(bent) > 5 else ''}")
     report = Report(tuple(replaced), tuple(left), (note,) if bent else ())
     if return_report:
         return model, report
@@ -536,22 +702,34 @@ def to_plain(model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None, inp
         warnings.warn(note, stacklevel=2)
     others = [row for row in left if row.reason != "skipped, as asked"]
     if others:
-        warnings.warn("normality layers that were left as they are:\n" + "\n".join(f"  {r.name or '(the model)'} ({r.before}): {r.reason}" for r in others), stacklevel=2)
+        warnings.warn(
+            "normality layers that were left as they are:\n" + "\n".join(
+                f"  {r.name or '(the model)'} ({r.before}): {r.reason}"
+                for r in others),
+            stacklevel=2)
     return model
 
 # %% ../../nbs/270_layers.conversion.ipynb #a35ce2f2
 def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state for plain normalizers from that of normality layers: without the running λ. A new dictionary with the same tensors.
+    """A state for plain normalizers from that of normality layers: without the
+    running λ.
 
-    The other direction needs nothing: normality layers load plain states, with λ = 1. Dropping λ changes what the model computes, unless it is 1.
+    A new dictionary with the same tensors.
+
+    The other direction needs nothing: normality layers load plain states, with
+    λ = 1. Dropping λ changes what the model computes, unless it is 1.
 
     Example:
 
-        >>> list(plain_state_dict(BatchNormalNorm1d(2, affine=False).state_dict()))
+        >>> list(plain_state_dict(
+        ...          BatchNormalNorm1d(2, affine=False).state_dict()))
         ['running_mean', 'running_var', 'num_batches_tracked']
     """
-    ours = {name for name in state if name.rpartition(".")[2] == "running_lambda" and name.removesuffix("lambda") + "mean" in state}
-    kept = type(state)((name, value) for name, value in state.items() if name not in ours)
+    ours = {name for name in state
+            if name.rpartition(".")[2] == "running_lambda"
+               and name.removesuffix("lambda") + "mean" in state}
+    kept = type(state)(
+        (name, value) for name, value in state.items() if name not in ours)
     metadata = getattr(state, "_metadata", None)
     if metadata is not None:
         kept._metadata = metadata

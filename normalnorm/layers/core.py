@@ -26,11 +26,15 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
-from .noise import add_noise, check_noise, draw_seed, mean_absolute_deviation, normal_noise
-from ..theory.gradient import gaussianized_gradient, newton_lambda_gradient, project
-from ..theory.newton import Over, check_newton_arguments, newton_estimate, over
+from .noise import (
+    add_noise, check_noise, draw_seed, mean_absolute_deviation, normal_noise)
+from ..theory.gradient import (
+    gaussianized_gradient, newton_lambda_gradient, project)
+from ..theory.newton import (
+    Over, check_newton_arguments, newton_estimate, over)
 from ..theory.overflow import LARGEST_UNIT
-from ..theory.power_transform import power_transform_derivative, representable, signed_log1p, yeo_johnson
+from ..theory.power_transform import (
+    power_transform_derivative, representable, signed_log1p, yeo_johnson)
 
 # %% ../../nbs/230_layers.core.ipynb #d7b25c94
 def bound(name: str, use: Callable, public: Callable) -> Callable:
@@ -147,7 +151,8 @@ def family(*classes: type) -> tuple[type, ...]:
 
     Example:
 
-        >>> isinstance(nn.SyncBatchNorm(3), family(nn.BatchNorm1d, nn.BatchNorm2d))
+        >>> isinstance(nn.SyncBatchNorm(3),
+        ...            family(nn.BatchNorm1d, nn.BatchNorm2d))
         True
     """
     shared = [c for c in classes[0].__mro__
@@ -157,14 +162,18 @@ def family(*classes: type) -> tuple[type, ...]:
 
 # %% ../../nbs/230_layers.core.ipynb #a7ae3ca9
 class Statistics(NamedTuple):
-    "What a set of elements shares: mean, biased variance, and the power transform's λ (None for no transform)."
+    """What a set of elements shares: mean, biased variance, and the power
+    transform's λ (None for no transform).
+    """
     mean: Tensor
     var: Tensor
     lmbda: Tensor | None
 
 
 class Settings(NamedTuple):
-    "How a unit is normalized: ε; the factor and kind of the noise; how λ is estimated, as for `newton_lambda`."
+    """How a unit is normalized: ε; the factor and kind of the noise; how λ is
+    estimated, as for `newton_lambda`.
+    """
     eps: float = 1e-5
     noise: float = 0.0
     noise_kind: str = "scaled"
@@ -173,14 +182,20 @@ class Settings(NamedTuple):
     safeguard: bool = False
 
     def check(self) -> "Settings":
-        """Itself, with the present values of ε, noise and α as Python numbers: as tensors they could be changed later.
+        """Itself, with the present values of ε, noise and α as Python numbers:
+        as tensors they could be changed later.
 
-        `ValueError`, saying what was given and what is expected, for settings that no normality layer has; `TypeError` for what is no number.
+        `ValueError`, saying what was given and what is expected, for settings
+        that no normality layer has; `TypeError` for what is no number.
         """
-        if not all(type(x) in (float, int) for x in (self.eps, self.noise, self.alpha)):
-            return self._replace(**{name: number(name, getattr(self, name)) for name in ("eps", "noise", "alpha")}).check()
+        if not all(type(x) in (float, int)
+                   for x in (self.eps, self.noise, self.alpha)):
+            return self._replace(
+                **{name: number(name, getattr(self, name))
+                   for name in ("eps", "noise", "alpha")}).check()
         if not self.eps >= 0:
-            raise ValueError(f"eps={self.eps} is added to a variance: it must not be negative (torch's default is 1e-5)")
+            raise ValueError(f"eps={self.eps} is added to a variance: it must "
+                             "not be negative (torch's default is 1e-5)")
         check_noise(self.noise, self.noise_kind)
         check_newton_arguments(self.alpha, self.steps)
         if type(self.safeguard) is not bool:
@@ -189,18 +204,30 @@ class Settings(NamedTuple):
 
 
 def number(name: str, value) -> float:
-    "The present value of a setting as a Python number: of a number of Python's or NumPy's, or of a tensor of one element without gradient. `TypeError` for anything else."
-    one = isinstance(value, Tensor) and not value.ndim and not value.requires_grad and not value.is_complex() and value.device.type != "meta"
+    """The present value of a setting as a Python number: of a number of
+    Python's or NumPy's, or of a tensor of one element without gradient.
+
+    `TypeError` for anything else.
+    """
+    one = (
+        isinstance(value, Tensor) and not value.ndim and not value.requires_grad
+        and not value.is_complex() and value.device.type != "meta")
     if not one and not isinstance(value, numbers.Real):
-        what = f"a tensor of shape {tuple(value.shape)}{' that requires a gradient' if value.requires_grad else ''}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise TypeError(f"{name}={value} is {what}; a number is expected: give a float")
+        what = ("a tensor of shape "
+                f"{tuple(value.shape)}"
+                f"{' that requires a gradient' if value.requires_grad else ''}"
+                if isinstance(value, Tensor) else f"a {type(value).__name__}")
+        raise TypeError(
+            f"{name}={value} is {what}; a number is expected: give a float")
     return float(value)
 
 
 def size(name: str, value) -> int:
-    """A size as a Python integer: of whatever Python takes as an index, NumPy's integers and tensors of one integer too.
+    """A size as a Python integer: of whatever Python takes as an index, NumPy's
+    integers and tensors of one integer too.
 
-    `TypeError` for anything else, bool and str too; `ValueError` unless it is positive.
+    `TypeError` for anything else, bool and str too; `ValueError` unless it is
+    positive.
 
     Example: `size("num_groups", np.int64(4))` is 4.
     """
@@ -209,34 +236,43 @@ def size(name: str, value) -> int:
     except TypeError:
         found = None
     if found is None or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a positive integer is expected, such as 8")
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a "
+                        "positive integer is expected, such as 8")
     if found < 1:
         raise ValueError(f"{name}={found} must be at least 1")
     return found
 
 
 def sizes(name: str, value) -> tuple[int, ...]:
-    """Sizes of axes as Python integers: of one size, or of a list, tuple, `torch.Size`, array or tensor of one or more.
+    """Sizes of axes as Python integers: of one size, or of a list, tuple,
+    `torch.Size`, array or tensor of one or more.
 
     Errors as for `size`; `ValueError` for none.
 
     Example: `sizes("normalized_shape", torch.Size([3, 4]))` is (3, 4).
     """
-    one = isinstance(value, (bool, str, bytes)) or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0
+    one = (isinstance(value, (bool, str, bytes))
+           or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0)
     found = (value,) if one else tuple(value)
-    wrong = ValueError(f"{name}={value}: expected one or more positive sizes, those of the input's last axes")
+    wrong = ValueError(f"{name}={value}: expected one or more positive sizes, "
+                       "those of the input's last axes")
     if not found:
         raise wrong
     try:
-        return tuple(size(name if one else f"an element of {name}", n) for n in found)
+        return tuple(size(name if one else f"an element of {name}", n)
+                     for n in found)
     except ValueError:
         raise wrong from None
 
 
 def check_flag(name: str, value) -> None:
-    "Raise `TypeError` unless `value` is True or False, or NumPy's, or 1 or 0: a word such as \"no\" would count as true."
-    if type(value).__name__ not in ("bool", "bool_") and not (type(value) is int and value in (0, 1)):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; True or False is expected")
+    """Raise `TypeError` unless `value` is True or False, or NumPy's, or 1 or 0:
+    a word such as "no" would count as true.
+    """
+    if (type(value).__name__ not in ("bool", "bool_")
+            and not (type(value) is int and value in (0, 1))):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; True "
+                        "or False is expected")
 
 
 _PLAIN = {Tensor, nn.Parameter}
@@ -249,52 +285,82 @@ def _unwatched() -> bool:
 
 
 def check_real(**tensors: Tensor | None) -> None:
-    "Raise `TypeError` for parameters and averages that are not real floating-point tensors: a complex one would lose a part, an integer one has no gradient."
+    """Raise `TypeError` for parameters and averages that are not real
+    floating-point tensors: a complex one would lose a part, an integer one has
+    no gradient.
+    """
     for name, t in tensors.items():
         if t is not None and not t.is_floating_point():
-            raise TypeError(f"{name} is a tensor of {t.dtype}; a real floating-point tensor is expected: convert it, e.g. with .float()")
+            raise TypeError(f"{name} is a tensor of {t.dtype}; a real "
+                            "floating-point tensor is expected: convert it, "
+                            "e.g. with .float()")
 
 
 def check_memory(*tensors: Tensor | None) -> None:
-    """Raise `RuntimeError` where the storage of a tensor is smaller than the tensor: freed by `untyped_storage().resize_(0)`, as sharding does between two uses, or cut.
+    """Raise `RuntimeError` where the storage of a tensor is smaller than the
+    tensor: freed by `untyped_storage().resize_(0)`, as sharding does between
+    two uses, or cut.
 
-    PyTorch's operations element by element do not ask and read what lies at the address. What has no memory of its own (meta, sparse, subclasses) is passed over.
+    PyTorch's operations element by element do not ask and read what lies at the
+    address. What has no memory of its own (meta, sparse, subclasses) is passed
+    over.
     """
     if not _unwatched():
         return
     for x in tensors:
-        if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_meta or not x.numel():
+        if (type(x) not in _PLAIN or x.layout is not torch.strided or x.is_meta
+                or not x.numel()):
             continue
         try:
             there = x.untyped_storage().nbytes()
-        except RuntimeError:                                    # a batch of gradients
+        except RuntimeError:  # a batch of gradients
             continue
-        needed = x.element_size() * (x.storage_offset() + 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())))
+        needed = x.element_size() * (
+            x.storage_offset() + 1 + sum(
+                (n - 1) * step for n, step in zip(x.shape, x.stride())))
         if there < needed:
-            raise RuntimeError(f"the memory of a tensor of shape {tuple(x.shape)} is not there: it reaches to byte {needed} of a storage of {there}. "
-                               "It was freed (resize_(0), as sharding does) or cut: bring it back before the layer's forward, and before its backward pass")
+            raise RuntimeError("the memory of a tensor of shape "
+                               f"{tuple(x.shape)} is not there: it reaches to "
+                               f"byte {needed} of a storage of {there}. It was "
+                               "freed (resize_(0), as sharding does) or cut: "
+                               "bring it back before the layer's forward, and "
+                               "before its backward pass")
 
 
 def guarded(out: Tensor, *tensors: Tensor | None) -> Tensor:
-    "`out`; before its backward pass the memory of `tensors` is checked, for results that PyTorch's own operations differentiate."
+    """`out`; before its backward pass the memory of `tensors` is checked, for
+    results that PyTorch's own operations differentiate.
+    """
     if _unwatched() and out.grad_fn is not None:
         held = [weakref.ref(t) for t in tensors if type(t) in _PLAIN]
-        out.grad_fn.register_prehook(lambda _: check_memory(*(t() for t in held)))
+        out.grad_fn.register_prehook(
+            lambda _: check_memory(*(t() for t in held)))
     return out
 
 
 def kinds(tensors: tuple[Tensor | None, ...]) -> tuple | None:
-    "Shape, dtype and device of each, for `check_saved`; None where the operations are watched."
-    return tuple(None if t is None else (t.shape, t.dtype, t.device) for t in tensors) if _unwatched() else None
+    """Shape, dtype and device of each, for `check_saved`; None where the
+    operations are watched.
+    """
+    return tuple(None if t is None else (t.shape, t.dtype, t.device)
+                 for t in tensors) if _unwatched() else None
 
 
-def check_saved(tensors: tuple[Tensor | None, ...], expected: tuple | None) -> None:
-    "Raise `RuntimeError` unless the tensors that the forward pass saved come back as what they were, which a saved-tensor hook decides; strides may differ."
+def check_saved(tensors: tuple[Tensor | None, ...],
+                expected: tuple | None) -> None:
+    """Raise `RuntimeError` unless the tensors that the forward pass saved come
+    back as what they were, which a saved-tensor hook decides; strides may
+    differ.
+    """
     for x, kind in zip(tensors, expected or ()):
         if x is not None and (x.shape, x.dtype, x.device) != kind:
             shape, dtype, device = kind
-            raise RuntimeError(f"a tensor saved for the backward pass came back with shape {tuple(x.shape)}, {x.dtype}, on {x.device}; expected {tuple(shape)}, {dtype}, on {device}: "
-                               "the unpack function of a saved-tensor hook must return what its pack function was given")
+            raise RuntimeError("a tensor saved for the backward pass came "
+                               f"back with shape {tuple(x.shape)}, {x.dtype}, "
+                               f"on {x.device}; expected {tuple(shape)}, "
+                               f"{dtype}, on {device}: the unpack function of "
+                               "a saved-tensor hook must return what its pack "
+                               "function was given")
     check_memory(*tensors)
 
 
@@ -302,43 +368,65 @@ _KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_input(u: Tensor) -> None:
-    "Raise `TypeError` unless `u` is a dense tensor of float16, bfloat16, float32 or float64."
+    """Raise `TypeError` unless `u` is a dense tensor of float16, bfloat16,
+    float32 or float64.
+    """
     if isinstance(u, fx.Proxy):
-        raise TypeError("torch.fx takes a layer of this library as one module, and finds nothing to trace inside: "
-                        "trace a model that contains it, e.g. nn.Sequential(layer)")
+        raise TypeError("torch.fx takes a layer of this library as one module, "
+                        "and finds nothing to trace inside: trace a model that "
+                        "contains it, e.g. nn.Sequential(layer)")
     if not isinstance(u, Tensor):
-        raise TypeError(f"a normalizer expects a real floating-point tensor, not {type(u).__name__}: make one, e.g. with torch.as_tensor(…)")
+        raise TypeError("a normalizer expects a real floating-point tensor, "
+                        f"not {type(u).__name__}: make one, e.g. with "
+                        "torch.as_tensor(…)")
     if u.dtype not in _KNOWN:
-        raise TypeError(f"a normalizer expects a real floating-point tensor of 16, 32 or 64 bits, not {u.dtype}: convert it, e.g. with .float()")
+        raise TypeError("a normalizer expects a real floating-point tensor of "
+                        f"16, 32 or 64 bits, not {u.dtype}: convert it, e.g. "
+                        "with .float()")
     if u.layout is not torch.strided or u.is_nested:
-        given, instead = ("nested", "its parts, from .unbind(), or a padded one") if u.is_nested else (u.layout, "a dense one, from .to_dense()")
-        raise TypeError(f"a normalizer expects a dense tensor, not a {given} one: give it {instead}")
+        given, instead = (
+            ("nested", "its parts, from .unbind(), or a padded one")
+            if u.is_nested else (u.layout, "a dense one, from .to_dense()"))
+        raise TypeError(f"a normalizer expects a dense tensor, not a {given} "
+                        f"one: give it {instead}")
 
 
 def check_precision(u: Tensor, **tensors: Tensor | None) -> None:
-    "Raise `TypeError` where a float64 input meets narrower parameters or averages: PyTorch's layers refuse it, and the result would not have the precision of its dtype."
+    """Raise `TypeError` where a float64 input meets narrower parameters or
+    averages: PyTorch's layers refuse it, and the result would not have the
+    precision of its dtype.
+    """
     if u.dtype is torch.float64:
         for name, t in tensors.items():
-            if t is not None and t.is_floating_point() and t.dtype is not torch.float64:
-                raise TypeError(f"the input is torch.float64 and {name} {t.dtype}: expected one precision; give the input as .to({t.dtype}), or make the layer .double()")
+            if (t is not None and t.is_floating_point()
+                    and t.dtype is not torch.float64):
+                raise TypeError(f"the input is torch.float64 and {name} "
+                                f"{t.dtype}: expected one precision; give the "
+                                f"input as .to({t.dtype}), or make the layer "
+                                ".double()")
 
 
 class _Leaf(nn.Module):
-    """A module that torch.fx takes as one, as those of torch.nn: tracers ask for the name of a module's package, and look into all others.
+    """A module that torch.fx takes as one, as those of torch.nn: tracers ask
+    for the name of a module's package, and look into all others.
 
-    Example: `fx.symbolic_trace(nn.Sequential(layer))` calls the layer, and so does quantization's `prepare_fx`.
+    Example: `fx.symbolic_trace(nn.Sequential(layer))` calls the layer, and so
+    does quantization's `prepare_fx`.
     """
 
     def __call__(self, *args, **kwargs):
         first = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(first, fx.Proxy):
             tracer = first.tracer
-            return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+            return tracer.create_proxy(
+                "call_module", tracer.path_of_module(self), args, kwargs)
         return super().__call__(*args, **kwargs)
 
 
 def lies_last(x: Tensor) -> bool:
-    "Whether `x`, of four axes, lies in memory with its channels last, and in no other order; no inside vmap, which does not say."
+    """Whether `x`, of four axes, lies in memory with its channels last, and in
+    no other order; no inside vmap, which does not say.
+    """
     if x.ndim != 4 or x.is_contiguous():
         return False
     try:
@@ -348,7 +436,9 @@ def lies_last(x: Tensor) -> bool:
 
 
 def rates(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    "1/√(σ²+ε) and 1/σ: NaN where the variance has overflowed, instead of a silent 0; the second is 0 for a constant unit."
+    """1/√(σ²+ε) and 1/σ: NaN where the variance has overflowed, instead of a
+    silent 0; the second is 0 for a constant unit.
+    """
     info = torch.finfo(var.dtype)
     rate = torch.where(var.isfinite(), (var + eps).rsqrt(), torch.nan)
     if eps == 0:
@@ -358,65 +448,99 @@ def rates(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def may_overflow(x: Tensor, dim: tuple[int, ...], settings: Settings) -> bool:
-    "Whether no theorem keeps ψ(h; λ̂) finite in float32: repeated steps may lead anywhere, one step in more than `LARGEST_UNIT` elements. Sizes are not asked while compiling."
-    return settings.alpha > 0 and (settings.steps > 1 or (not torch.compiler.is_compiling() and over(dim).size(x) > LARGEST_UNIT))
+    """Whether no theorem keeps ψ(h; λ̂) finite in float32: repeated steps may
+    lead anywhere, one step in more than `LARGEST_UNIT` elements.
+
+    Sizes are not asked while compiling.
+    """
+    return settings.alpha > 0 and (
+        settings.steps > 1 or (not torch.compiler.is_compiling()
+                               and over(dim).size(x) > LARGEST_UNIT))
 
 
-def gaussianize(x: Tensor, dim: tuple[int, ...], settings: Settings) -> tuple[Tensor, Statistics, Tensor | None]:
-    """Standardize and transform: the values, the statistics, and where λ̂ is Newton's step (None without a transform). The definition, for automatic differentiation.
+def gaussianize(x: Tensor, dim: tuple[int, ...],
+                settings: Settings) -> tuple[Tensor, Statistics, Tensor | None]:
+    """Standardize and transform: the values, the statistics, and where λ̂ is
+    Newton's step (None without a transform).
 
-    λ̂ is estimated on (u−μ)/σ, without ε, so that it depends on the shape of the unit and not on its scale; 1 for constant units.
+    The definition, for automatic differentiation.
+
+    λ̂ is estimated on (u−μ)/σ, without ε, so that it depends on the shape of
+    the unit and not on its scale; 1 for constant units.
     """
     var, mean = over(dim).var_mean(x)
     rate, bare = rates(var, settings.eps)
     c = x - mean
     if not settings.alpha:
         return c * rate, Statistics(mean, var, None), None
-    lmbda, newton = newton_estimate(c * bare, dim, settings.alpha, settings.steps, settings.safeguard)
-    h = representable(c * rate, lmbda.detach()) if may_overflow(x, dim, settings) else c * rate
+    lmbda, newton = newton_estimate(
+        c * bare, dim, settings.alpha, settings.steps, settings.safeguard)
+    h = (representable(c * rate, lmbda.detach())
+         if may_overflow(x, dim, settings) else c * rate)
     return yeo_johnson(h, lmbda), Statistics(mean, var, lmbda), newton
 
 
 def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    "x·weight + bias, each of which may be None. `TypeError` unless they are real floating-point tensors."
+    """x·weight + bias, each of which may be None.
+
+    `TypeError` unless they are real floating-point tensors.
+    """
     check_real(weight=weight, bias=bias)
     shape = x.shape
     x = x if weight is None else x * weight
     out = x if bias is None else x + bias
     if out.shape != shape:
-        raise ValueError(f"weight or bias would enlarge the result to {tuple(out.shape)}; expected shapes that broadcast to that of the input, {tuple(shape)}")
+        raise ValueError("weight or bias would enlarge the result to "
+                         f"{tuple(out.shape)}; expected shapes that broadcast "
+                         f"to that of the input, {tuple(shape)}")
     return out
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    "`x` in `dtype`; a finite number beyond the range of float16 becomes its largest, infinities and NaN stay."
+    """`x` in `dtype`; a finite number beyond the range of float16 becomes its
+    largest, infinities and NaN stay.
+    """
     if dtype == torch.float16:
-        x = torch.where(x.isinf(), x, x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max))
+        x = torch.where(x.isinf(), x, x.clamp(
+            -torch.finfo(dtype).max, torch.finfo(dtype).max))
     return x.to(dtype)
 
 
-def normality_norm_by_autograd(u: Tensor, dim: tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None, settings: Settings = Settings(),
-                               seed: Tensor | None = None, offset: int = 0) -> tuple[Tensor, Statistics]:
-    "The definition: as `normality_norm`, differentiated by PyTorch operation by operation."
-    x, statistics, _ = gaussianize(u.to(torch.promote_types(u.dtype, torch.float32)), dim, settings)
+def normality_norm_by_autograd(
+    u: Tensor, dim: tuple[int, ...], weight: Tensor | None = None,
+    bias: Tensor | None = None, settings: Settings = Settings(),
+    seed: Tensor | None = None, offset: int = 0
+) -> tuple[Tensor, Statistics]:
+    """The definition: as `normality_norm`, differentiated by PyTorch operation
+    by operation.
+    """
+    x, statistics, _ = gaussianize(
+        u.to(torch.promote_types(u.dtype, torch.float32)), dim, settings)
     x = add_noise(x, dim, settings.noise, settings.noise_kind, seed, offset)
     return rounded(affine(x, weight, bias), u.dtype), statistics
 
 # %% ../../nbs/230_layers.core.ipynb #080d3911
 class _NormalityNorm(torch.autograd.Function):
-    """Output, mean, variance, λ̂ and (a mask without gradient) where λ̂ is Newton's step. Keeps the input, weight and seed, and the per-unit outputs.
+    """Output, mean, variance, λ̂ and (a mask without gradient) where λ̂ is
+    Newton's step.
 
-    Without forward mode, which torch.compile refuses to see; that is in the subclass.
+    Keeps the input, weight and seed, and the per-unit outputs.
+
+    Without forward mode, which torch.compile refuses to see; that is in the
+    subclass.
     """
     generate_vmap_rule = True
 
     @staticmethod
     def forward(u, weight, bias, seed, dim, settings, offset):
-        x, (mean, var, lmbda), newton = gaussianize(u.to(torch.promote_types(u.dtype, torch.float32)), dim, settings)
+        x, (mean, var, lmbda), newton = gaussianize(
+            u.to(torch.promote_types(u.dtype, torch.float32)), dim, settings)
         x = add_noise(x, dim, settings.noise, settings.noise_kind, seed, offset)
         if lmbda is None:
-            lmbda, newton = torch.ones_like(mean), torch.ones_like(mean, dtype=torch.bool)
-        return rounded(affine(x, weight, bias), u.dtype), mean, var, lmbda, newton
+            lmbda, newton = (torch.ones_like(mean),
+                             torch.ones_like(mean, dtype=torch.bool))
+        return (rounded(affine(x, weight, bias), u.dtype), mean, var, lmbda,
+                newton)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -431,7 +555,9 @@ class _NormalityNorm(torch.autograd.Function):
 
     @staticmethod
     def _parts(ctx, saved):
-        "Centred input, h, 1/√(σ²+ε), 1/σ, and the transformed values with their noise, if something asks for them."
+        """Centred input, h, 1/√(σ²+ε), 1/σ, and the transformed values with
+        their noise, if something asks for them.
+        """
         u, _, seed, mean, var, lmbda, _ = saved
         c = u.to(var.dtype) - mean
         rate, bare = rates(var, ctx.settings.eps)
@@ -439,7 +565,8 @@ class _NormalityNorm(torch.autograd.Function):
 
         def noisy():
             x = yeo_johnson(h, lmbda) if ctx.settings.alpha else h
-            return add_noise(x, ctx.dim, ctx.settings.noise, ctx.settings.noise_kind, seed, ctx.offset)
+            return add_noise(x, ctx.dim, ctx.settings.noise,
+                             ctx.settings.noise_kind, seed, ctx.offset)
         return c, h, rate, bare, noisy
 
     @staticmethod
@@ -447,16 +574,19 @@ class _NormalityNorm(torch.autograd.Function):
         "∂y/∂x: 1, or 1 + ξz in Gaussian dropout."
         s = ctx.settings
         if s.noise and s.noise_kind == "dropout":
-            return 1 + s.noise * normal_noise(like.shape, seed, ctx.offset).to(like.dtype)
+            return 1 + s.noise * normal_noise(
+                like.shape, seed, ctx.offset).to(like.dtype)
         return 1.0
 
     @staticmethod
     def backward(ctx, grad, grad_mean, grad_var, grad_lmbda, _):
-        saved = ctx.saved_tensors                       # once: each time unpacks again what a hook has packed
+        # once: each time unpacks again what a hook has packed
+        saved = ctx.saved_tensors
         if not torch.compiler.is_compiling():
             check_saved(saved, ctx.kinds)
             check_memory(grad)
-        return _NormalityNorm._gradients(ctx, saved, grad, grad_mean, grad_var, grad_lmbda)
+        return _NormalityNorm._gradients(
+            ctx, saved, grad, grad_mean, grad_var, grad_lmbda)
 
     @staticmethod
     def _gradients(ctx, saved, grad, grad_mean, grad_var, grad_lmbda):
@@ -468,15 +598,23 @@ class _NormalityNorm(torch.autograd.Function):
         if grad is not None:
             g = grad.to(var.dtype)
             if ctx.needs_input_grad[1]:
-                of_weight = (g * noisy()).sum_to_size(weight.shape).to(weight.dtype)
+                of_weight = (
+                    (g * noisy()).sum_to_size(weight.shape).to(weight.dtype))
             if ctx.needs_input_grad[2]:
                 of_bias = g.sum_to_size(ctx.bias_shape)
             if ctx.needs_input_grad[0]:
-                g = (g if weight is None else g * weight) * _NormalityNorm._factor(ctx, seed, h)
-                of_u = gaussianized_gradient(u.to(var.dtype), g, mean, rate, bare, lmbda, dim, s.alpha, newton if s.safeguard else None)
+                g = ((g if weight is None else g * weight)
+                     * _NormalityNorm._factor(ctx, seed, h))
+                of_u = gaussianized_gradient(
+                    u.to(var.dtype), g, mean, rate, bare, lmbda, dim, s.alpha,
+                    newton if s.safeguard else None)
         if ctx.needs_input_grad[0]:
-            for upstream, slope in ((grad_mean, lambda: 1.0), (grad_var, lambda: 2 * c),
-                                    (grad_lmbda if s.alpha else None, lambda: bare * newton_lambda_gradient(c * bare, dim, s.alpha, newton if s.safeguard else None))):
+            for upstream, slope in ((grad_mean, lambda: 1.0),
+                                    (grad_var, lambda: 2 * c),
+                                    (grad_lmbda if s.alpha else None,
+                                     lambda: bare * newton_lambda_gradient(
+                                         c * bare, dim, s.alpha,
+                                         newton if s.safeguard else None))):
                 if upstream is not None:
                     term = (upstream * slope() / count).expand(c.shape)
                     of_u = term if of_u is None else of_u + term
@@ -494,14 +632,20 @@ class _NormalityNormBothModes(_NormalityNorm):
         s, dim = ctx.settings, ctx.dim
         c, h, rate, bare, noisy = _NormalityNorm._parts(ctx, saved)
         out = torch.zeros_like(h)
-        of_mean, of_var, of_lmbda = torch.zeros_like(mean), torch.zeros_like(var), torch.zeros_like(lmbda)
+        of_mean, of_var, of_lmbda = (
+            torch.zeros_like(mean), torch.zeros_like(var),
+            torch.zeros_like(lmbda))
         if u_tangent is not None:
             t = u_tangent.to(var.dtype)
             of_mean, of_var = over(dim).mean(t), 2 * over(dim).mean(c * t)
             out = project(t, h, dim) * rate
             if s.alpha:
-                of_lmbda = over(dim).mean(newton_lambda_gradient(c * bare, dim, s.alpha, newton if s.safeguard else None) * t) * bare
-                out = out * torch.exp((lmbda - 1) * signed_log1p(h)) + power_transform_derivative(h, lmbda, 1) * of_lmbda
+                of_lmbda = over(dim).mean(
+                    newton_lambda_gradient(
+                        c * bare, dim, s.alpha, newton if s.safeguard else None)
+                    * t) * bare
+                out = (out * torch.exp((lmbda - 1) * signed_log1p(h))
+                       + power_transform_derivative(h, lmbda, 1) * of_lmbda)
             out = out * _NormalityNorm._factor(ctx, seed, h)
             out = out if weight is None else out * weight
         if weight_tangent is not None:
@@ -511,25 +655,42 @@ class _NormalityNormBothModes(_NormalityNorm):
         return out.to(u.dtype), of_mean, of_var, of_lmbda, None
 
 
-def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-                   noise: float = 0.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
-                   statistics: Statistics | None = None, noise_kind: str = "scaled", seed: Tensor | None = None, offset: int = 0) -> tuple[Tensor, Statistics | None]:
-    """Normalize, gaussianize, add noise, map affinely: Algorithm 1 of Eftekhari & Papyan (2025), over the axes `dim`.
+def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
+                   weight: Tensor | None = None, bias: Tensor | None = None,
+                   eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
+                   steps: int = 1, safeguard: bool = False,
+                   statistics: Statistics | None = None,
+                   noise_kind: str = "scaled", seed: Tensor | None = None,
+                   offset: int = 0) -> tuple[Tensor, Statistics | None]:
+    """Normalize, gaussianize, add noise, map affinely: Algorithm 1 of Eftekhari
+    & Papyan (2025), over the axes `dim`.
 
-    `u`: tensor of any floating-point dtype; elements that differ only along `dim` share mean, variance and λ. `weight`, `bias`:
-    broadcast with `u`, or None. `noise` is the factor ξ, `noise_kind`, `seed`, `offset` as for `add_noise`; `alpha`, `steps`, `safeguard` as for `newton_lambda`;
-    with `alpha=0` and `noise=0` this is the plain normalizer. `statistics`: given ones (running averages) instead of those of `u`; with a λ of
-    None no transform is applied.
+    `u`: tensor of any floating-point dtype; elements that differ only along
+    `dim` share mean, variance and λ. `weight`, `bias`: broadcast with `u`, or
+    None. `noise` is the factor ξ, `noise_kind`, `seed`, `offset` as for
+    `add_noise`; `alpha`, `steps`, `safeguard` as for `newton_lambda`; with
+    `alpha=0` and `noise=0` this is the plain normalizer. `statistics`: given
+    ones (running averages) instead of those of `u`; with a λ of None no
+    transform is applied.
 
-    Returns the result, in the shape and dtype of `u`, and the statistics used, in float32 at least, with size 1 along `dim`.
-    Half precision is computed in float32, and what float16 cannot hold becomes its largest number. Values that float32 cannot hold, which takes a unit of more than 2³²
-    elements, `steps` > 1 or given `statistics`, saturate (`representable`). A constant unit gives exactly `bias`. A float32 unit whose variance overflows gives NaN.
-    An empty input gives an empty result and no statistics. Differentiable to any order, in reverse and forward mode, the statistics too.
-    For the backward pass the input is kept once and a few numbers a unit (with `steps` > 1, given `statistics` or such a unit, what automatic differentiation keeps).
+    Returns the result, in the shape and dtype of `u`, and the statistics used,
+    in float32 at least, with size 1 along `dim`.
+    Half precision is computed in float32, and what float16 cannot hold becomes
+    its largest number. Values that float32 cannot hold, which takes a unit of
+    more than 2³² elements, `steps` > 1 or given `statistics`, saturate
+    (`representable`). A constant unit gives exactly `bias`. A float32 unit
+    whose variance overflows gives NaN. An empty input gives an empty result and
+    no statistics. Differentiable to any order, in reverse and forward mode, the
+    statistics too. For the backward pass the input is kept once and a few
+    numbers a unit (with `steps` > 1, given `statistics` or such a unit, what
+    automatic differentiation keeps).
 
-    λ̂ is estimated on (u−μ)/σ, and the transform applied to (u−μ)/√(σ²+ε): equal to Algorithm 1 up to O(ε/σ²).
+    λ̂ is estimated on (u−μ)/σ, and the transform applied to (u−μ)/√(σ²+ε):
+    equal to Algorithm 1 up to O(ε/σ²).
 
-    Raises `TypeError` for integer or complex input, `ValueError` for settings out of range, `RuntimeError` in ONNX's older exporter, which would write another function.
+    Raises `TypeError` for integer or complex input, `ValueError` for settings
+    out of range, `RuntimeError` in ONNX's older exporter, which would write
+    another function.
 
     Example:
 
@@ -539,7 +700,9 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
     """
     check_input(u)
     if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
-        raise RuntimeError("ONNX's older exporter traces this layer wrongly, without a word: use torch.onnx.export(…, dynamo=True)")
+        raise RuntimeError("ONNX's older exporter traces this layer wrongly, "
+                           "without a word: use torch.onnx.export(…, "
+                           "dynamo=True)")
     settings = Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
     eps, noise, _, alpha, *_ = settings
     if not u.numel():
@@ -548,13 +711,21 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None
     if noise and seed is None:
         seed = draw_seed(u.device)
     if statistics is not None:
-        x = (u.to(statistics.mean.dtype) - statistics.mean) * rates(statistics.var, eps)[0]
-        x = x if statistics.lmbda is None else yeo_johnson(representable(x, statistics.lmbda), statistics.lmbda)
-        out = rounded(affine(add_noise(x, dim, noise, noise_kind, seed, offset), weight, bias), u.dtype)
+        x = ((u.to(statistics.mean.dtype) - statistics.mean)
+             * rates(statistics.var, eps)[0])
+        x = x if statistics.lmbda is None else yeo_johnson(
+            representable(x, statistics.lmbda), statistics.lmbda)
+        out = rounded(affine(add_noise(x, dim, noise, noise_kind, seed, offset),
+                             weight, bias),
+                      u.dtype)
         return guarded(out, u, weight, *statistics), statistics
-    if steps > 1 or may_overflow(u, dim, settings) or torch.jit.is_tracing():           # a trace cannot hold a function of Python's
-        out, statistics = normality_norm_by_autograd(u, dim, weight, bias, settings, seed, offset)
+    # a trace cannot hold a function of Python's
+    if steps > 1 or may_overflow(u, dim, settings) or torch.jit.is_tracing():
+        out, statistics = normality_norm_by_autograd(
+            u, dim, weight, bias, settings, seed, offset)
         return guarded(out, u, weight), statistics
-    function = _NormalityNorm if torch.compiler.is_compiling() else _NormalityNormBothModes
-    out, mean, var, lmbda, _ = function.apply(u, weight, bias, seed, dim, settings, offset)
+    function = (_NormalityNorm if torch.compiler.is_compiling()
+                else _NormalityNormBothModes)
+    out, mean, var, lmbda, _ = function.apply(
+        u, weight, bias, seed, dim, settings, offset)
     return out, Statistics(mean, var, lmbda if alpha else None)

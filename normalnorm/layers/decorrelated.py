@@ -21,57 +21,82 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .backends import normality_norm
-from .core import Settings, Statistics, affine, check_memory, check_real, guarded, lies_last, rounded, size
-from .functional import check_channels, column, kept, next_weight, update_running
+from normalnorm.layers.core import (
+    Settings, Statistics, affine, check_memory, check_real, guarded, lies_last,
+    rounded, size)
+from .functional import (
+    check_channels, column, kept, next_weight, update_running)
 from .normality import _ChannelNormalNorm
-from ..theory.whitening import METHODS, covariance, whitening_matrix, wide
+from ..theory.whitening import (
+    METHODS, covariance, whitening_matrix, wide)
 
 
 def _blocks(channels: int, size: int) -> list[tuple[int, int, int]]:
-    "First channel, last channel + 1 and size of a group, for the groups of full size together and for the rest."
+    """First channel, last channel + 1 and size of a group, for the groups of
+    full size together and for the rest.
+    """
     full = channels - channels % size
-    return [block for block in ((0, full, size), (full, channels, channels - full)) if block[1] > block[0]]
+    return [block
+            for block in ((0, full, size), (full, channels, channels - full))
+            if block[1] > block[0]]
 
 
-def _layout(x: Tensor, group_size: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    "From the shape (B, C, …) of `x` to matrices of channels by samples, one for all or one for each image, whichever needs no copy; and back, to the memory format of `x`."
+def _layout(x: Tensor, group_size: int) -> tuple[
+    Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """From the shape (B, C, …) of `x` to matrices of channels by samples, one
+    for all or one for each image, whichever needs no copy; and back, to the
+    memory format of `x`.
+    """
     batch, channels, *positions = x.shape
     last = lies_last(x)
     memory = torch.channels_last if last else torch.contiguous_format
     if last or math.prod(positions) < group_size:
         return (lambda x: x.movedim(1, -1).reshape(1, -1, channels).mT,
-                lambda y: y.mT.reshape(batch, *positions, channels).movedim(-1, 1).contiguous(memory_format=memory))
-    return (lambda x: x.reshape(batch, channels, math.prod(positions)), lambda y: y.reshape(batch, channels, *positions).contiguous(memory_format=memory))
+                lambda y: y.mT.reshape(batch, *positions, channels)
+                              .movedim(-1, 1).contiguous(memory_format=memory))
+    return (lambda x: x.reshape(batch, channels, math.prod(positions)),
+            lambda y: y.reshape(batch, channels,
+                                *positions).contiguous(memory_format=memory))
 
 
 def _grouped(x: Tensor, size: int) -> list[Tensor]:
-    "Matrices (B, C, N) group by group: (B, groups, d, N), once for the groups of full size and once for the rest."
-    return [x[:, start:stop].unflatten(1, (-1, d)) for start, stop, d in _blocks(x.shape[1], size)]
+    """Matrices (B, C, N) group by group: (B, groups, d, N), once for the groups
+    of full size and once for the rest.
+    """
+    return [x[:, start:stop].unflatten(1, (-1, d))
+            for start, stop, d in _blocks(x.shape[1], size)]
 
 
 def _product(matrices: list[Tensor], x: Tensor, size: int) -> Tensor:
     "Each group of (B, C, N) times its matrix."
-    parts = [(m.to(x.dtype) @ c).flatten(1, 2) for m, c in zip(matrices, _grouped(x, size))]
+    parts = [(m.to(x.dtype) @ c).flatten(1, 2)
+             for m, c in zip(matrices, _grouped(x, size))]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def _rows_of(matrices: list[Tensor], size: int) -> Tensor:
     "A row for each channel, (C, d), from the matrices of the groups."
-    return torch.cat([pad(m.flatten(0, 1), (0, size - m.shape[-1])) for m in matrices])
+    return torch.cat(
+        [pad(m.flatten(0, 1), (0, size - m.shape[-1])) for m in matrices])
 
 
 def _from_rows(rows: Tensor) -> list[Tensor]:
     "The matrices of the groups from (C, d)."
-    return [rows[start:stop, :d].reshape(-1, d, d) for start, stop, d in _blocks(*rows.shape)]
+    return [rows[start:stop, :d].reshape(-1, d, d)
+            for start, stop, d in _blocks(*rows.shape)]
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #3fcb4015
 def _exact(x: Tensor):
     "A context without autocast, which would round the products."
-    return torch.autocast(x.device.type, enabled=False) if x.device.type != "meta" else contextlib.nullcontext()
+    return (torch.autocast(x.device.type, enabled=False)
+            if x.device.type != "meta" else contextlib.nullcontext())
 
 
-def _whitening(cov: Tensor, eps: float, method: str, iterations: int, unit_rows: bool) -> tuple[Tensor, Tensor]:
-    "W, its rows scaled to length 1 if asked, and the variances that it gives to the channels."
+def _whitening(cov: Tensor, eps: float, method: str, iterations: int,
+               unit_rows: bool) -> tuple[Tensor, Tensor]:
+    """W, its rows scaled to length 1 if asked, and the variances that it gives
+    to the channels.
+    """
     w = whitening_matrix(cov, eps, method, iterations)
     if unit_rows:
         square = w.square().sum(-1, keepdim=True)
@@ -79,19 +104,28 @@ def _whitening(cov: Tensor, eps: float, method: str, iterations: int, unit_rows:
     return w, ((w @ cov) * w).sum(-1)
 
 
-def whiten_channels(input: Tensor, group_size: int, eps: float = 1e-5, method: str = "eigh", iterations: int = 5, unit_rows: bool = False,
-                    running_mean: Tensor | None = None, running_covariance: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Whiten groups of `group_size` channels of an input of shape (B, C, …); the last group has what is left.
+def whiten_channels(
+    input: Tensor, group_size: int, eps: float = 1e-5, method: str = "eigh",
+    iterations: int = 5, unit_rows: bool = False,
+    running_mean: Tensor | None = None, running_covariance: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whiten groups of `group_size` channels of an input of shape (B, C, …);
+    the last group has what is left.
 
-    `method`, `iterations`: how the root is found, see `whitening_matrix`. `unit_rows`: scale the rows of W to length 1. With `running_mean`, (C,), and
-    `running_covariance`, (C, group_size), these are used instead of the statistics of the input.
+    `method`, `iterations`: how the root is found, see `whitening_matrix`.
+    `unit_rows`: scale the rows of W to length 1. With `running_mean`, (C,), and
+    `running_covariance`, (C, group_size), these are used instead of the
+    statistics of the input.
 
-    Returns the values, in the shape and layout of the input and in float32 at least; mean (C,) and biased covariance (C, group_size) that were used; and the variance (C,) that
-    these statistics give to the values. A group that is not finite is NaN and leaves the others alone.
+    Returns the values, in the shape and layout of the input and in float32 at
+    least; mean (C,) and biased covariance (C, group_size) that were used; and
+    the variance (C,) that these statistics give to the values. A group that is
+    not finite is NaN and leaves the others alone.
 
     Example:
 
-        >>> whiten_channels(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), 1, eps=0.0)[0].tolist()
+        >>> whiten_channels(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), 1,
+        ...                 eps=0.0)[0].tolist()
         [[-1.0, 0.0], [1.0, 0.0]]
     """
     there, back = _layout(input, group_size)
@@ -99,159 +133,280 @@ def whiten_channels(input: Tensor, group_size: int, eps: float = 1e-5, method: s
     mean = wide(x).mean((0, 2)) if running_mean is None else wide(running_mean)
     c = x - mean.to(x.dtype)[:, None]
     with _exact(x):
-        covs = [covariance(group).mean(0) for group in _grouped(c, group_size)] if running_covariance is None else _from_rows(wide(running_covariance))
-        found = [_whitening(cov, eps, method, iterations, unit_rows) for cov in covs]
+        covs = ([covariance(group).mean(0) for group in _grouped(c, group_size)]
+                if running_covariance is None
+                else _from_rows(wide(running_covariance)))
+        found = [_whitening(cov, eps, method, iterations, unit_rows)
+                 for cov in covs]
         white = _product([w for w, _ in found], c, group_size)
-    return back(white), mean, _rows_of(covs, group_size), torch.cat([variance.flatten() for _, variance in found])
+    return (back(white), mean, _rows_of(covs, group_size),
+            torch.cat([variance.flatten() for _, variance in found]))
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #2b9a255e
-def _prepared(input: Tensor, group_size: int, training: bool, eps: float, method: str, iterations: int, unit_rows: bool, running_mean: Tensor | None,
-              running_covariance: Tensor | None, **per_channel: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    "`whiten_channels` after the checks, with the running averages in evaluation."
-    channels = check_channels(input, "decorrelated batch", running_mean=running_mean, **per_channel)
+def _prepared(
+    input: Tensor, group_size: int, training: bool, eps: float, method: str,
+    iterations: int, unit_rows: bool, running_mean: Tensor | None,
+    running_covariance: Tensor | None, **per_channel: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`whiten_channels` after the checks, with the running averages in
+    evaluation.
+    """
+    channels = check_channels(
+        input, "decorrelated batch", running_mean=running_mean, **per_channel)
     check_real(running_covariance=running_covariance)
     check_memory(input, running_mean, running_covariance, *per_channel.values())
     size, eps = min(group_size, channels), Settings(eps).check().eps
     if size < 1 or iterations < 1:
-        raise ValueError(f"group_size={group_size}, iterations={iterations}: expected a group and a number of iterations of at least 1")
-    if running_covariance is not None and running_covariance.shape != (channels, size):
-        raise ValueError(f"running_covariance has the shape {tuple(running_covariance.shape)}, expected ({channels}, {size}): a row for each channel, a column for each channel of its group")
+        raise ValueError(f"group_size={group_size}, iterations={iterations}: "
+                         "expected a group and a number of iterations of at "
+                         "least 1")
+    if (running_covariance is not None
+            and running_covariance.shape != (channels, size)):
+        raise ValueError("running_covariance has the shape "
+                         f"{tuple(running_covariance.shape)}, expected "
+                         f"({channels}, {size}): a row for each channel, a "
+                         "column for each channel of its group")
     if training and input.numel() == channels:
-        raise ValueError(f"a batch statistic needs more than one value per channel when training, given a shape of {tuple(input.shape)}: use a larger batch, or eval()")
+        raise ValueError("a batch statistic needs more than one value per "
+                         "channel when training, given a shape of "
+                         f"{tuple(input.shape)}: use a larger batch, or eval()")
     if not training and (running_mean is None or running_covariance is None):
-        raise ValueError("evaluation needs running_mean and running_covariance; without them, pass training=True")
+        raise ValueError("evaluation needs running_mean and "
+                         "running_covariance; without them, pass training=True")
     if training and torch.jit.is_tracing():
-        raise RuntimeError("torch.jit.trace would lose the gradient of the whitening: trace a decorrelated layer in evaluation, after .eval()")
-    given = {} if training else dict(zip(("running_mean", "running_covariance"), kept(running_mean, running_covariance)))
-    return whiten_channels(input, size, eps, method, iterations, unit_rows, **given)
+        raise RuntimeError("torch.jit.trace would lose the gradient of the "
+                           "whitening: trace a decorrelated layer in "
+                           "evaluation, after .eval()")
+    given = {} if training else dict(
+        zip(("running_mean", "running_covariance"),
+            kept(running_mean, running_covariance)))
+    return whiten_channels(
+        input, size, eps, method, iterations, unit_rows, **given)
 
 
-def _update(count: int, momentum: float | Tensor | None, mean: Tensor, cov: Tensor, running_mean: Tensor | None, running_covariance: Tensor | None,
-            lmbda: Tensor | None = None, running_lambda: Tensor | None = None, batches: Tensor | None = None) -> None:
-    """Running averages, group by group: a group that is not finite is left as it was, as a whole, so that its covariance stays positive semidefinite.
+def _update(count: int, momentum: float | Tensor | None, mean: Tensor,
+            cov: Tensor, running_mean: Tensor | None,
+            running_covariance: Tensor | None, lmbda: Tensor | None = None,
+            running_lambda: Tensor | None = None,
+            batches: Tensor | None = None) -> None:
+    """Running averages, group by group: a group that is not finite is left as
+    it was, as a whole, so that its covariance stays positive semidefinite.
 
-    `batches`, the number of batches, is counted; with `momentum=None` only those in which all groups are finite, see `next_weight`.
+    `batches`, the number of batches, is counted; with `momentum=None` only
+    those in which all groups are finite, see `next_weight`.
     """
     cov = cov * (count / (count - 1))
-    stored = cov if running_covariance is None else cov.to(running_covariance.dtype)
+    stored = cov if running_covariance is None else cov.to(
+        running_covariance.dtype)
     finite = stored.isfinite().all(1)
     if momentum is None:
-        momentum = next_weight((stored,), (mean, stored, *(() if lmbda is None else (lmbda,))), batches)
+        momentum = next_weight(
+            (stored,), (mean, stored, *(() if lmbda is None else (lmbda,))),
+            batches)
     elif batches is not None:
         batches.add_(1)
-    whole = torch.cat([finite[start:stop].reshape(-1, size).all(1).repeat_interleave(size) for start, stop, size in _blocks(*cov.shape)])
-    for running, value in ((running_mean, mean), (running_covariance, cov), (running_lambda, lmbda)):
+    whole = torch.cat(
+        [finite[start:stop].reshape(-1, size).all(1).repeat_interleave(size)
+         for start, stop, size in _blocks(*cov.shape)])
+    for running, value in ((running_mean, mean), (running_covariance, cov),
+                           (running_lambda, lmbda)):
         if value is not None:
             value = value.detach().reshape(len(cov), -1)
-            update_running((running,), (torch.where(whole[:, None], value, torch.nan),), momentum)
+            update_running((running,),
+                           (torch.where(whole[:, None], value, torch.nan),),
+                           momentum)
 
 
-def decorrelated_batch_norm(input: Tensor, running_mean: Tensor | None = None, running_covariance: Tensor | None = None, weight: Tensor | None = None,
-                            bias: Tensor | None = None, training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5, group_size: int = 16,
-                            method: str = "eigh", iterations: int = 5, batches: Tensor | None = None) -> Tensor:
-    """Decorrelated batch norm (Huang et al. 2018) of an input of shape (B, C, …): ZCA whitening of groups of channels. The functional form of `DecorrelatedBatchNorm1d`, `2d`.
+def decorrelated_batch_norm(
+    input: Tensor, running_mean: Tensor | None = None,
+    running_covariance: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False,
+    momentum: float | Tensor = 0.1, eps: float = 1e-5, group_size: int = 16,
+    method: str = "eigh", iterations: int = 5, batches: Tensor | None = None
+) -> Tensor:
+    """Decorrelated batch norm (Huang et al. 2018) of an input of shape (B, C,
+    …): ZCA whitening of groups of channels.
 
-    In training, the statistics are those of the batch, and the running averages are updated in place. Otherwise these are used. `weight`, `bias`, `running_mean` have shape (C,),
-    `running_covariance` (C, group_size), see `whiten_channels`. `method`: "eigh", or "newton_schulz" with `iterations`. `batches`: the number of batches seen, counted in place;
-    with it, `momentum=None` averages over all batches that are finite.
+    The functional form of `DecorrelatedBatchNorm1d`, `2d`.
 
-    Raises `ValueError` for one value per channel in training, missing running averages in evaluation, parameters of another shape, settings out of range.
+    In training, the statistics are those of the batch, and the running averages
+    are updated in place. Otherwise these are used. `weight`, `bias`,
+    `running_mean` have shape (C,), `running_covariance` (C, group_size), see
+    `whiten_channels`. `method`: "eigh", or "newton_schulz" with `iterations`.
+    `batches`: the number of batches seen, counted in place; with it,
+    `momentum=None` averages over all batches that are finite.
 
-    Example: `decorrelated_batch_norm(torch.randn(8, 3), training=True).shape` is (8, 3).
+    Raises `ValueError` for one value per channel in training, missing running
+    averages in evaluation, parameters of another shape, settings out of range.
+
+    Example: `decorrelated_batch_norm(torch.randn(8, 3), training=True).shape`
+    is (8, 3).
     """
     if not input.numel():
-        return affine(input.clone(), column(weight, input.ndim), column(bias, input.ndim)).to(input.dtype)
-    y, mean, cov, _ = _prepared(input, group_size, training, eps, method, iterations, False, running_mean, running_covariance, weight=weight, bias=bias)
+        return affine(input.clone(), column(weight, input.ndim),
+                      column(bias, input.ndim)).to(input.dtype)
+    y, mean, cov, _ = _prepared(
+        input, group_size, training, eps, method, iterations, False,
+        running_mean, running_covariance, weight=weight, bias=bias)
     if training:
-        _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance, batches=batches)
-    out = rounded(affine(y, column(weight, input.ndim), column(bias, input.ndim)), input.dtype)
+        _update(input.numel() // input.shape[1], momentum, mean, cov,
+                running_mean, running_covariance, batches=batches)
+    out = rounded(
+        affine(y, column(weight, input.ndim), column(bias, input.ndim)),
+        input.dtype)
     return guarded(out, input, weight, running_mean, running_covariance)
 
 
-def decorrelated_batch_normal_norm(input: Tensor, running_mean: Tensor | None = None, running_covariance: Tensor | None = None, running_lambda: Tensor | None = None,
-                                   weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5,
-                                   group_size: int = 16, method: str = "eigh", iterations: int = 5, noise: float = 0.4, alpha: float = 1.0, steps: int = 1,
-                                   safeguard: bool = False, noise_kind: str = "scaled", batches: Tensor | None = None) -> Tensor:
-    """Decorrelated batch normality normalization: whitening as `decorrelated_batch_norm`, then power transform and noise per channel, as `batch_normal_norm`, then the affine map.
+def decorrelated_batch_normal_norm(
+    input: Tensor, running_mean: Tensor | None = None,
+    running_covariance: Tensor | None = None,
+    running_lambda: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False,
+    momentum: float | Tensor = 0.1, eps: float = 1e-5, group_size: int = 16,
+    method: str = "eigh", iterations: int = 5, noise: float = 0.4,
+    alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
+    noise_kind: str = "scaled", batches: Tensor | None = None
+) -> Tensor:
+    """Decorrelated batch normality normalization: whitening as
+    `decorrelated_batch_norm`, then power transform and noise per channel, as
+    `batch_normal_norm`, then the affine map.
 
-    With `alpha=0` and `noise=0`, and a converged root, it is `decorrelated_batch_norm`; in groups of one it is `batch_normal_norm`. Noise in training only.
+    With `alpha=0` and `noise=0`, and a converged root, it is
+    `decorrelated_batch_norm`; in groups of one it is `batch_normal_norm`. Noise
+    in training only.
 
     Raises `ValueError` as `decorrelated_batch_norm`.
 
-    Example: `decorrelated_batch_normal_norm(torch.randn(8, 3), training=True).shape` is (8, 3).
+    Example: `decorrelated_batch_normal_norm(torch.randn(8, 3),
+    training=True).shape` is (8, 3).
     """
     if not input.numel():
-        return affine(input.clone(), column(weight, input.ndim), column(bias, input.ndim)).to(input.dtype)
-    z, mean, cov, variance = _prepared(input, group_size, training, eps, method, iterations, True, running_mean, running_covariance,
-                                       running_lambda=running_lambda, weight=weight, bias=bias)
+        return affine(input.clone(), column(weight, input.ndim),
+                      column(bias, input.ndim)).to(input.dtype)
+    z, mean, cov, variance = _prepared(
+        input, group_size, training, eps, method, iterations, True,
+        running_mean, running_covariance, running_lambda=running_lambda,
+        weight=weight, bias=bias)
     given = None
     if not training:
-        lmbda = None if running_lambda is None or not alpha else column(*kept(running_lambda), input.ndim).to(z.dtype)
-        given = Statistics(torch.zeros_like(column(variance, input.ndim), dtype=z.dtype), column(variance, input.ndim).to(z.dtype), lmbda)
-    out, used = normality_norm(z, (0, *range(2, input.ndim)), column(weight, input.ndim), column(bias, input.ndim), eps,
-                               noise if training else 0.0, alpha, steps, safeguard, given, noise_kind)
+        lmbda = (None if running_lambda is None or not alpha
+                 else column(*kept(running_lambda), input.ndim).to(z.dtype))
+        given = Statistics(
+            torch.zeros_like(column(variance, input.ndim), dtype=z.dtype),
+            column(variance, input.ndim).to(z.dtype), lmbda)
+    out, used = normality_norm(
+        z, (0, *range(2, input.ndim)), column(weight, input.ndim),
+        column(bias, input.ndim), eps, noise if training else 0.0, alpha, steps,
+        safeguard, given, noise_kind)
     if training:
-        _update(input.numel() // input.shape[1], momentum, mean, cov, running_mean, running_covariance,
-                torch.ones_like(mean) if used.lmbda is None else used.lmbda.flatten(), running_lambda, batches)
-    return guarded(rounded(out, input.dtype), input, weight, running_mean, running_covariance, running_lambda)
+        _update(input.numel() // input.shape[1], momentum, mean, cov,
+                running_mean, running_covariance,
+                torch.ones_like(mean) if used.lmbda is None
+                    else used.lmbda.flatten(),
+                running_lambda, batches)
+    return guarded(rounded(out, input.dtype), input, weight, running_mean,
+                   running_covariance, running_lambda)
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):
-    "Groups, running covariance and checkpoints; the plain layer. Its form for several processes is named here and made in the next chapter."
-    _synchronized = "normalnorm.layers.sync_decorrelated:SyncDecorrelatedBatchNorm"
+    """Groups, running covariance and checkpoints; the plain layer.
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
-                 group_size: int | None = None, num_groups: int | None = None, method: str = "eigh", iterations: int = 5, device=None, dtype=None, *, bias: bool = True, **normality):
-        super().__init__(num_features, eps, momentum, affine, False, **(normality or dict(noise=0.0, alpha=0.0)), device=device, dtype=dtype, bias=bias)
+    Its form for several processes is named here and made in the next chapter.
+    """
+    _synchronized = (
+        "normalnorm.layers.sync_decorrelated:SyncDecorrelatedBatchNorm")
+
+    def __init__(self, num_features: int, eps: float = 1e-5,
+                 momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True,
+                 group_size: int | None = None, num_groups: int | None = None,
+                 method: str = "eigh", iterations: int = 5, device=None,
+                 dtype=None, *, bias: bool = True, **normality):
+        super().__init__(num_features, eps, momentum, affine, False,
+                         **(normality or dict(noise=0.0, alpha=0.0)),
+                         device=device, dtype=dtype, bias=bias)
         num_features = self.num_features
-        group_size, num_groups = (None if v is None else size(n, v) for n, v in (("group_size", group_size), ("num_groups", num_groups)))
+        group_size, num_groups = (
+            None if v is None else size(n, v) for n, v in (
+                ("group_size", group_size), ("num_groups", num_groups)))
         iterations = size("iterations", iterations)
         if group_size is not None and num_groups is not None:
-            raise ValueError(f"group_size={group_size} and num_groups={num_groups}: give one of them")
+            raise ValueError(f"group_size={group_size} and "
+                             f"num_groups={num_groups}: give one of them")
         if num_groups is not None and num_features % num_groups:
-            raise ValueError(f"num_features={num_features} channels do not divide into num_groups={num_groups}: choose a divisor, or give group_size, where the last group may be smaller")
-        self.group_size = min(16 if group_size is None else group_size, num_features) if num_groups is None else num_features // num_groups
+            raise ValueError(f"num_features={num_features} channels do not "
+                             f"divide into num_groups={num_groups}: choose a "
+                             "divisor, or give group_size, where the last "
+                             "group may be smaller")
+        self.group_size = (
+            min(16 if group_size is None else group_size, num_features)
+            if num_groups is None else num_features // num_groups)
         if method not in METHODS:
-            raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
-        self.method, self.iterations, self.track_running_stats = method, iterations, track_running_stats
-        for name in ("running_mean", "running_var", "running_lambda", "num_batches_tracked"):
+            raise ValueError(f"method={method!r} is not known: choose one of "
+                             f"{', '.join(METHODS)}")
+        self.method, self.iterations, self.track_running_stats = (
+            method, iterations, track_running_stats)
+        for name in ("running_mean", "running_var", "running_lambda",
+                     "num_batches_tracked"):
             delattr(self, name)
-        buffers = dict(running_mean=(num_features,), running_covariance=(num_features, self.group_size), **({"running_lambda": (num_features,)} if normality else {}))
+        buffers = dict(
+            running_mean=(num_features,),
+            running_covariance=(num_features, self.group_size),
+            **({"running_lambda": (num_features,)} if normality else {}))
         for name, shape in buffers.items():
-            self.register_buffer(name, torch.empty(shape, device=device, dtype=dtype) if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device) if track_running_stats else None)
+            self.register_buffer(name,
+                                 torch.empty(shape, device=device, dtype=dtype)
+                                     if track_running_stats else None)
+        self.register_buffer("num_batches_tracked",
+                             torch.tensor(0, dtype=torch.long, device=device)
+                                 if track_running_stats else None)
         self.reset_running_stats()
 
     def _rows(self, variance: Tensor) -> Tensor:
         "A diagonal covariance as rows per channel."
-        place = torch.arange(self.num_features, device=variance.device) % self.group_size
-        return variance[:, None] * (place[:, None] == torch.arange(self.group_size, device=variance.device))
+        place = (torch.arange(self.num_features, device=variance.device)
+                 % self.group_size)
+        return variance[:, None] * (
+            place[:, None] == torch.arange(
+                self.group_size, device=variance.device))
 
     def reset_running_stats(self) -> None:
         "Mean 0, covariance the identity, λ 1, no batch seen."
         if self.track_running_stats:
             self.running_mean.zero_()
-            self.running_covariance.copy_(self._rows(torch.ones_like(self.running_mean)))
+            self.running_covariance.copy_(
+                self._rows(torch.ones_like(self.running_mean)))
             if hasattr(self, "running_lambda"):
                 self.running_lambda.fill_(1)
             self.num_batches_tracked.zero_()
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        if self.track_running_stats and prefix + "running_var" in state_dict and prefix + "running_covariance" not in state_dict:
+        if (self.track_running_stats and prefix + "running_var" in state_dict
+                and prefix + "running_covariance" not in state_dict):
             variance = state_dict.pop(prefix + "running_var")
-            if variance.shape == self.running_mean.shape:                           # a batch norm's checkpoint; of another size, the missing key says so
+            # a batch norm's checkpoint; of another size, the missing key says
+            # so
+            if variance.shape == self.running_mean.shape:
                 state_dict[prefix + "running_covariance"] = self._rows(variance)
         if self.track_running_stats and prefix + "running_mean" in state_dict:
             if hasattr(self, "running_lambda"):
-                state_dict.setdefault(prefix + "running_lambda", torch.ones_like(self.running_lambda))
-            state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros_like(self.num_batches_tracked))       # one older than PyTorch 0.4.1
+                state_dict.setdefault(prefix + "running_lambda",
+                                      torch.ones_like(self.running_lambda))
+            # one older than PyTorch 0.4.1
+            state_dict.setdefault(prefix + "num_batches_tracked",
+                                  torch.zeros_like(self.num_batches_tracked))
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
     def _options(self) -> dict:
         "What both functional forms take."
-        return dict(weight=self.weight, bias=self.bias, running_mean=self.running_mean, running_covariance=self.running_covariance,
-                    training=self.training or self.running_mean is None, momentum=self.momentum if self.track_running_stats else 0.0,
-                    group_size=self.group_size, method=self.method, iterations=self.iterations, batches=self.num_batches_tracked if self.training else None)
+        return dict(weight=self.weight, bias=self.bias,
+                    running_mean=self.running_mean,
+                    running_covariance=self.running_covariance,
+                    training=self.training or self.running_mean is None,
+                    momentum=self.momentum if self.track_running_stats else 0.0,
+                    group_size=self.group_size, method=self.method,
+                    iterations=self.iterations,
+                    batches=self.num_batches_tracked if self.training else None)
 
     def forward(self, input: Tensor) -> Tensor:
         "Whiten `input`; in training, update the running averages."
@@ -259,72 +414,110 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
         return decorrelated_batch_norm(input, eps=self.eps, **self._options())
 
     def extra_repr(self) -> str:
-        return (f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}, "
-                f"group_size={self.group_size}, method={self.method}, iterations={self.iterations}" + self._more())
+        return (f"{self.num_features}, eps={self.eps}, "
+                f"momentum={self.momentum}, affine={self.affine}, "
+                f"track_running_stats={self.track_running_stats}, "
+                f"group_size={self.group_size}, method={self.method}, "
+                f"iterations={self.iterations}" + self._more())
 
     def _more(self) -> str:
         return ""
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #91eb7832
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
-    """Decorrelated batch norm of (B, C) or (B, C, L) inputs: Huang et al. (2018). ZCA whitening of groups of channels, then an affine map.
+    """Decorrelated batch norm of (B, C) or (B, C, L) inputs: Huang et al.
+    (2018).
+
+    ZCA whitening of groups of channels, then an affine map.
 
     Arguments as for `torch.nn.BatchNorm1d`, and
 
-    - `group_size` (16, or all channels where there are fewer): channels whitened together; the last group may be smaller. Or `num_groups`, which must divide the channels;
-    - `method` ("eigh"): exact; "newton_schulz": `iterations` (5) products of matrices, see `normalnorm.theory.whitening.newton_schulz`.
+    - `group_size` (16, or all channels where there are fewer): channels
+      whitened together; the last group may be smaller. Or `num_groups`, which
+      must divide the channels;
+    - `method` ("eigh"): exact; "newton_schulz": `iterations` (5) products of
+      matrices, see `normalnorm.theory.whitening.newton_schulz`.
 
-    Buffers: `running_mean`; `running_covariance`, shape (C, group_size): the unbiased covariances of a channel with those of its group; `num_batches_tracked`. Evaluation whitens
-    with the root of the running covariance. Checkpoints of `torch.nn.BatchNorm1d` load. With `group_size=1` it is that layer. A group of a batch that is not finite
-    leaves its running averages as they were.
+    Buffers: `running_mean`; `running_covariance`, shape (C, group_size): the
+    unbiased covariances of a channel with those of its group;
+    `num_batches_tracked`. Evaluation whitens with the root of the running
+    covariance. Checkpoints of `torch.nn.BatchNorm1d` load. With `group_size=1`
+    it is that layer. A group of a batch that is not finite leaves its running
+    averages as they were.
 
-    The output has the shape and dtype of the input; covariances are summed and decomposed in float64, so that float32 channels
-    of any finite size are right unless u − μ overflows, or the standard deviations of a group, with ε, differ by a factor of more than 10⁶. Raises `ValueError` for wrong shapes, settings out of range, and one value per channel in training;
-    `TypeError` for integer or complex input.
+    The output has the shape and dtype of the input; covariances are summed and
+    decomposed in float64, so that float32 channels of any finite size are right
+    unless u − μ overflows, or the standard deviations of a group, with ε,
+    differ by a factor of more than 10⁶. Raises `ValueError` for wrong shapes,
+    settings out of range, and one value per channel in training; `TypeError`
+    for integer or complex input.
 
     Example:
 
         >>> layer = DecorrelatedBatchNorm1d(3)
-        >>> torch.cov(layer(torch.randn(50, 3)).T, correction=0).detach().allclose(torch.eye(3), atol=1e-3)
+        >>> torch.cov(layer(torch.randn(50, 3)).T,
+        ...           correction=0).detach().allclose(torch.eye(3), atol=1e-3)
         True
     """
-    _axes, _expected = (2, 3), "an input of shape (batch, channels) or (batch, channels, length)"
+    _axes, _expected = (
+        (2, 3),
+        "an input of shape (batch, channels) or (batch, channels, length)")
 
 
 class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
-    """Decorrelated batch norm of (B, C, H, W) inputs; as `DecorrelatedBatchNorm1d`, in place of `torch.nn.BatchNorm2d`.
+    """Decorrelated batch norm of (B, C, H, W) inputs; as
+    `DecorrelatedBatchNorm1d`, in place of `torch.nn.BatchNorm2d`.
 
     Example:
 
         >>> DecorrelatedBatchNorm2d(3)(torch.randn(2, 3, 4, 4)).shape
         torch.Size([2, 3, 4, 4])
     """
-    _axes, _expected = (4,), "an input of shape (batch, channels, height, width)"
+    _axes, _expected = ((4,),
+                        "an input of shape (batch, channels, height, width)")
 
 
 class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
-    _synchronized = "normalnorm.layers.sync_decorrelated:SyncDecorrelatedBatchNormalNorm"
+    _synchronized = (
+        "normalnorm.layers.sync_decorrelated:SyncDecorrelatedBatchNormalNorm")
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
-                 group_size: int | None = None, num_groups: int | None = None, method: str = "eigh", iterations: int = 5, noise: float = 0.4, alpha: float = 1.0,
-                 steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", device=None, dtype=None, *, bias: bool = True):
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, group_size, num_groups, method, iterations, device, dtype, bias=bias,
-                         noise=noise, alpha=alpha, steps=steps, safeguard=safeguard, noise_kind=noise_kind)
+    def __init__(self, num_features: int, eps: float = 1e-5,
+                 momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True,
+                 group_size: int | None = None, num_groups: int | None = None,
+                 method: str = "eigh", iterations: int = 5, noise: float = 0.4,
+                 alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
+                 noise_kind: str = "scaled", device=None, dtype=None, *,
+                 bias: bool = True):
+        super().__init__(num_features, eps, momentum, affine,
+                         track_running_stats, group_size, num_groups, method,
+                         iterations, device, dtype, bias=bias, noise=noise,
+                         alpha=alpha, steps=steps, safeguard=safeguard,
+                         noise_kind=noise_kind)
 
     def forward(self, input: Tensor) -> Tensor:
-        "Whiten and gaussianize `input`; in training, update the running averages and add noise."
+        """Whiten and gaussianize `input`; in training, update the running
+        averages and add noise.
+        """
         self._check_shape(input)
-        return decorrelated_batch_normal_norm(input, running_lambda=self.running_lambda, **self._options(), **self._settings()._asdict())
+        return decorrelated_batch_normal_norm(
+            input, running_lambda=self.running_lambda, **self._options(),
+            **self._settings()._asdict())
 
     def _more(self) -> str:
         return ", " + self._described()
 
 
 class DecorrelatedBatchNormalNorm1d(_DecorrelatedBatchNormalNorm):
-    """Decorrelated batch normality normalization of (B, C) or (B, C, L) inputs: whitening as `DecorrelatedBatchNorm1d`, then power transform and noise as `BatchNormalNorm1d`.
+    """Decorrelated batch normality normalization of (B, C) or (B, C, L) inputs:
+    whitening as `DecorrelatedBatchNorm1d`, then power transform and noise as
+    `BatchNormalNorm1d`.
 
-    Arguments of both layers, `noise` (0.4), `noise_kind`, `alpha`, `steps`, `safeguard` after those of the whitening; one more buffer, `running_lambda`. In groups of one it is
-    `BatchNormalNorm1d`; with `alpha=0`, `noise=0` and a converged root, `DecorrelatedBatchNorm1d`, whose checkpoints load, as do those of `torch.nn.BatchNorm1d`.
+    Arguments of both layers, `noise` (0.4), `noise_kind`, `alpha`, `steps`,
+    `safeguard` after those of the whitening; one more buffer, `running_lambda`.
+    In groups of one it is `BatchNormalNorm1d`; with `alpha=0`, `noise=0` and a
+    converged root, `DecorrelatedBatchNorm1d`, whose checkpoints load, as do
+    those of `torch.nn.BatchNorm1d`.
 
     Source: Eftekhari & Papyan (2025), §5.3.
 
@@ -333,15 +526,19 @@ class DecorrelatedBatchNormalNorm1d(_DecorrelatedBatchNormalNorm):
         >>> DecorrelatedBatchNormalNorm1d(3)(torch.randn(8, 3)).shape
         torch.Size([8, 3])
     """
-    _axes, _expected = (2, 3), "an input of shape (batch, channels) or (batch, channels, length)"
+    _axes, _expected = (
+        (2, 3),
+        "an input of shape (batch, channels) or (batch, channels, length)")
 
 
 class DecorrelatedBatchNormalNorm2d(_DecorrelatedBatchNormalNorm):
-    """Decorrelated batch normality normalization of (B, C, H, W) inputs; as `DecorrelatedBatchNormalNorm1d`, in place of `torch.nn.BatchNorm2d`.
+    """Decorrelated batch normality normalization of (B, C, H, W) inputs; as
+    `DecorrelatedBatchNormalNorm1d`, in place of `torch.nn.BatchNorm2d`.
 
     Example:
 
         >>> DecorrelatedBatchNormalNorm2d(3)(torch.randn(2, 3, 4, 4)).shape
         torch.Size([2, 3, 4, 4])
     """
-    _axes, _expected = (4,), "an input of shape (batch, channels, height, width)"
+    _axes, _expected = ((4,),
+                        "an input of shape (batch, channels, height, width)")

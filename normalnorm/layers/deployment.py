@@ -22,46 +22,69 @@ from torch import Tensor, fx, nn
 
 from ..claims import near
 from . import decorrelated, normality, sync, sync_decorrelated
-from .conversion import LayerNormalNorm2d, Report, Row, _after, _original, _ThenDropAndAct
+from .conversion import (
+    LayerNormalNorm2d, Report, Row, _after, _original, _ThenDropAndAct)
 from .core import _Leaf, affine, check_input, family, rounded
-from .decorrelated import _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows, _product
+from normalnorm.layers.decorrelated import (
+    _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows,
+    _product)
 from .functional import column
-from .normality import GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm
+from .normality import (
+    GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm)
 from ..theory.power_transform import yeo_johnson
 from ..theory.whitening import wide
 
-_BATCH_NORMS = family(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_WITH_AVERAGES = family(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_BATCH_NORMS = family(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+                      nn.SyncBatchNorm)
+_WITH_AVERAGES = family(
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 # %% ../../nbs/272_layers.deployment.ipynb #d1eeeafe
 def _is_frozen(module: nn.Module) -> bool:
-    return isinstance(module.__dict__.get("train"), functools.partial) and module.__dict__["train"].func is _stay
+    return (isinstance(module.__dict__.get("train"), functools.partial)
+            and module.__dict__["train"].func is _stay)
 
 
-def update_bn(loader: Iterable[Any], model: nn.Module, device: "int | torch.device | str | None" = None, *, noise: bool = True) -> None:
-    """Replace the running averages of all batch layers by plain means over the batches of `loader`: mean, variance and λ; of decorrelated layers, covariances.
+def update_bn(loader: Iterable[Any], model: nn.Module,
+              device: "int | torch.device | str | None" = None, *,
+              noise: bool = True) -> None:
+    """Replace the running averages of all batch layers by plain means over the
+    batches of `loader`: mean, variance and λ; of decorrelated layers,
+    covariances.
 
-    In place of `torch.optim.swa_utils.update_bn`, which passes normality layers by; PyTorch's batch norms are updated as well. `loader`: batches, each a tensor or a list or tuple
-    whose first element is the input. `device`: batches are moved there. `noise=False`: without the noise of the normality layers, as in evaluation. The model runs in
-    training mode, without gradient, and is put back into the mode it was in; frozen layers keep their averages.
+    In place of `torch.optim.swa_utils.update_bn`, which passes normality layers
+    by; PyTorch's batch norms are updated as well. `loader`: batches, each a
+    tensor or a list or tuple whose first element is the input. `device`:
+    batches are moved there. `noise=False`: without the noise of the normality
+    layers, as in evaluation. The model runs in training mode, without gradient,
+    and is put back into the mode it was in; frozen layers keep their averages.
 
-    Raises `ValueError` for an empty `loader`: the averages would be those of no batch.
+    Raises `ValueError` for an empty `loader`: the averages would be those of no
+    batch.
 
     Example:
 
         >>> layer = normality.BatchNormalNorm1d(1, momentum=0.5)
-        >>> update_bn([torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [6.0]])], layer)
+        >>> update_bn(
+        ...     [torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [6.0]])],
+        ...     layer)
         >>> layer.running_mean, layer.momentum
         (tensor([3.]), 0.5)
     """
-    layers = [m for m in model.modules() if isinstance(m, (_BatchNormalNorm, _DecorrelatedBatchNorm, *_BATCH_NORMS)) and m.track_running_stats and not _is_frozen(m)]
+    layers = [m for m in model.modules()
+              if isinstance(
+                  m, (_BatchNormalNorm, _DecorrelatedBatchNorm, *_BATCH_NORMS))
+                 and m.track_running_stats and not _is_frozen(m)]
     if not layers:
         return
-    noisy = [] if noise else [m for m in model.modules() if isinstance(m, _NormalNorm)]
+    noisy = [] if noise else [
+        m for m in model.modules() if isinstance(m, _NormalNorm)]
     loader = iter(loader)
     first = next(loader, None)
     if first is None:
-        raise ValueError("loader is empty: running averages cannot be made from no batch")
+        raise ValueError(
+            "loader is empty: running averages cannot be made from no batch")
     modes = [(m, m.training) for m in model.modules()]
     before = [(m, m.momentum) for m in layers], [(m, m.noise) for m in noisy]
     model.train()
@@ -86,44 +109,56 @@ def update_bn(loader: Iterable[Any], model: nn.Module, device: "int | torch.devi
 
 # %% ../../nbs/272_layers.deployment.ipynb #22414614
 def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
-    "`module.train(mode)` of a frozen layer: what is inside it follows, itself stays in evaluation mode."
+    """`module.train(mode)` of a frozen layer: what is inside it follows, itself
+    stays in evaluation mode.
+    """
     type(module).train(module, mode)
     module.training = False
     return module
 
 
 def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
-    """Make all batch and instance layers with running averages stay in evaluation mode, also after `model.train()`; the names of the layers.
+    """Make all batch and instance layers with running averages stay in
+    evaluation mode, also after `model.train()`; the names of the layers.
 
-    For normality layers and PyTorch's. Running averages, λ included, stay as they are, and no noise is added. `parameters`: weight and bias get no gradient either.
-    Frozen models can be copied, pickled, saved and converted. `unfreeze` is the inverse.
+    For normality layers and PyTorch's. Running averages, λ included, stay as
+    they are, and no noise is added. `parameters`: weight and bias get no
+    gradient either. Frozen models can be copied, pickled, saved and converted.
+    `unfreeze` is the inverse.
 
     Example:
 
-        >>> model = nn.Sequential(nn.Linear(2, 3), normality.BatchNormalNorm1d(3))
+        >>> model = nn.Sequential(nn.Linear(2, 3),
+        ...                       normality.BatchNormalNorm1d(3))
         >>> freeze(model), model.train()[1].training
         (['1'], False)
     """
     names = []
     for name, module in model.named_modules():
-        if isinstance(module, (_ChannelNormalNorm, *_WITH_AVERAGES)) and module.running_mean is not None:
+        if (isinstance(module, (_ChannelNormalNorm, *_WITH_AVERAGES))
+                and module.running_mean is not None):
             module.__dict__["train"] = functools.partial(_stay, module)
             module.train(module.training)
             names.append(name)
             if parameters:
-                turned = [n for n, p in module.named_parameters(recurse=False) if p.requires_grad]
-                module.__dict__["_turned_off"] = module.__dict__.get("_turned_off", []) + turned
+                turned = [n for n, p in module.named_parameters(recurse=False)
+                          if p.requires_grad]
+                module.__dict__["_turned_off"] = (
+                    module.__dict__.get("_turned_off", []) + turned)
                 for n in turned:
                     module.get_parameter(n).requires_grad_(False)
     return names
 
 
 def unfreeze(model: nn.Module) -> list[str]:
-    """Undo `freeze`: the layers follow `model.train()` again and take the mode of `model`, and parameters that `freeze` took out of training are back in it; the names of the layers.
+    """Undo `freeze`: the layers follow `model.train()` again and take the mode
+    of `model`, and parameters that `freeze` took out of training are back in
+    it; the names of the layers.
 
     Example:
 
-        >>> model = nn.Sequential(nn.Linear(2, 3), normality.BatchNormalNorm1d(3))
+        >>> model = nn.Sequential(nn.Linear(2, 3),
+        ...                       normality.BatchNormalNorm1d(3))
         >>> freeze(model) == unfreeze(model), model[1].training
         (True, True)
     """
@@ -141,35 +176,49 @@ def unfreeze(model: nn.Module) -> list[str]:
 
 # %% ../../nbs/272_layers.deployment.ipynb #043880aa
 def normalizer_types() -> tuple[type, ...]:
-    """The classes of normalizers, this library's and PyTorch's: for functions that take types, such as transformers' `get_parameter_names`.
+    """The classes of normalizers, this library's and PyTorch's: for functions
+    that take types, such as transformers' `get_parameter_names`.
 
     Example: `isinstance(nn.LayerNorm(3), normalizer_types())`.
     """
-    return (_NormalNorm, *_WITH_AVERAGES, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    return (_NormalNorm, *_WITH_AVERAGES, nn.LayerNorm, nn.GroupNorm,
+            nn.RMSNorm)
 
 
 def no_weight_decay(model: nn.Module) -> set[str]:
-    """The names of the parameters of all normalizers in `model`: those that are usually exempt from weight decay. Each name of a tied parameter.
+    """The names of the parameters of all normalizers in `model`: those that are
+    usually exempt from weight decay.
 
-    For timm's `param_groups_weight_decay(model, no_weight_decay_list=…)`, and as the method `no_weight_decay` that its models have.
+    Each name of a tied parameter.
+
+    For timm's `param_groups_weight_decay(model, no_weight_decay_list=…)`, and
+    as the method `no_weight_decay` that its models have.
 
     Example:
 
-        >>> sorted(no_weight_decay(nn.Sequential(nn.Linear(2, 3), normality.LayerNormalNorm(3))))
+        >>> sorted(no_weight_decay(nn.Sequential(nn.Linear(2, 3),
+        ...                                      normality.LayerNormalNorm(3))))
         ['1.bias', '1.weight']
     """
-    inside = {id(p) for m in model.modules() if isinstance(m, normalizer_types()) for p in m.parameters(recurse=False)}
-    return {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in inside}
+    inside = {id(p) for m in model.modules()
+              if isinstance(m, normalizer_types())
+              for p in m.parameters(recurse=False)}
+    return {name for name, p in model.named_parameters(remove_duplicate=False)
+            if id(p) in inside}
 
 
-def parameter_groups(model: nn.Module, weight_decay: float = 1e-2, biases: bool = False) -> list[dict[str, Any]]:
-    """Two groups for an optimizer: with `weight_decay`, and without it the parameters of normalizers and, unless `biases`, all biases.
+def parameter_groups(model: nn.Module, weight_decay: float = 1e-2,
+                     biases: bool = False) -> list[dict[str, Any]]:
+    """Two groups for an optimizer: with `weight_decay`, and without it the
+    parameters of normalizers and, unless `biases`, all biases.
 
-    Parameters without gradient are left out; a group without parameters too. Raises `ValueError` for a negative `weight_decay`.
+    Parameters without gradient are left out; a group without parameters too.
+    Raises `ValueError` for a negative `weight_decay`.
 
     Example:
 
-        >>> [len(g["params"]) for g in parameter_groups(nn.Sequential(nn.Linear(2, 3), normality.LayerNormalNorm(3)))]
+        >>> [len(g["params"]) for g in parameter_groups(
+        ...      nn.Sequential(nn.Linear(2, 3), normality.LayerNormalNorm(3)))]
         [1, 3]
     """
     if not weight_decay >= 0:
@@ -178,15 +227,20 @@ def parameter_groups(model: nn.Module, weight_decay: float = 1e-2, biases: bool 
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (others if name in exempt or (not biases and name.rpartition(".")[2] == "bias") else decayed).append(parameter)
-    return [g for g in ({"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}) if g["params"]]
+            (others if name in exempt
+                       or (not biases and name.rpartition(".")[2] == "bias")
+             else decayed).append(parameter)
+    return [g for g in ({"params": decayed, "weight_decay": weight_decay},
+                        {"params": others, "weight_decay": 0.0}) if g["params"]]
 
 # %% ../../nbs/272_layers.deployment.ipynb #2cd85452
 class FoldedNormality(_Leaf):
-    """What remains of a batch normality layer whose standardization went into the layer before: x ↦ weight·ψ(x; λ) + bias, per channel on axis 1.
+    """What remains of a batch normality layer whose standardization went into
+    the layer before: x ↦ weight·ψ(x; λ) + bias, per channel on axis 1.
 
-    `lmbda`, `weight`, `bias`: of shape (C,), or None for no transform, 1 and 0. `axes`: the numbers of axes that an input may have. Made by `fold`.
-    Raises `ValueError` for an input with another number of axes.
+    `lmbda`, `weight`, `bias`: of shape (C,), or None for no transform, 1 and 0.
+    `axes`: the numbers of axes that an input may have. Made by `fold`. Raises
+    `ValueError` for an input with another number of axes.
 
     Example:
 
@@ -194,34 +248,51 @@ class FoldedNormality(_Leaf):
         tensor([[2.]])
     """
 
-    def __init__(self, lmbda: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None, axes: tuple[int, ...] = (2, 3, 4, 5)):
+    def __init__(self, lmbda: Tensor | None, weight: Tensor | None = None,
+                 bias: Tensor | None = None,
+                 axes: tuple[int, ...] = (2, 3, 4, 5)):
         super().__init__()
         self.axes = axes
-        for name, value in (("lmbda", lmbda), ("weight", weight), ("bias", bias)):
-            self.register_buffer(name, None if value is None else value.detach().clone())
+        for name, value in (("lmbda", lmbda), ("weight", weight),
+                            ("bias", bias)):
+            self.register_buffer(
+                name, None if value is None else value.detach().clone())
 
     def forward(self, input: Tensor) -> Tensor:
         "(B, C, …) → (B, C, …)."
         check_input(input)
         if input.ndim not in self.axes:
-            raise ValueError(f"this layer was folded for inputs with {' or '.join(map(str, self.axes))} axes, given a shape of {tuple(input.shape)}")
+            raise ValueError("this layer was folded for inputs with "
+                             f"{' or '.join(map(str, self.axes))} axes, given "
+                             f"a shape of {tuple(input.shape)}")
         x = input.to(torch.promote_types(input.dtype, torch.float32))
-        x = x if self.lmbda is None else yeo_johnson(x, column(self.lmbda, input.ndim).to(x.dtype))
-        return rounded(affine(x, column(self.weight, input.ndim), column(self.bias, input.ndim)), input.dtype)
+        x = x if self.lmbda is None else yeo_johnson(
+            x, column(self.lmbda, input.ndim).to(x.dtype))
+        return rounded(affine(x, column(self.weight, input.ndim),
+                              column(self.bias, input.ndim)),
+                       input.dtype)
 
 # %% ../../nbs/272_layers.deployment.ipynb #cf0cb179
 _MAPS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-_PLAIN_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_FORWARDS = {f.forward for f in (_BatchNormalNorm, sync.SyncBatchNormalNorm, _ThenDropAndAct, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, sync_decorrelated.SyncDecorrelatedBatchNorm)}
+_PLAIN_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+                nn.SyncBatchNorm)
+_FORWARDS = {f.forward for f in (_BatchNormalNorm, sync.SyncBatchNormalNorm,
+                                 _ThenDropAndAct, _DecorrelatedBatchNorm,
+                                 _DecorrelatedBatchNormalNorm,
+                                 sync_decorrelated.SyncDecorrelatedBatchNorm)}
 
 
 def _is_batch_layer(module: nn.Module) -> bool:
-    return isinstance(module, (_BatchNormalNorm, _DecorrelatedBatchNorm, *_BATCH_NORMS))
+    return isinstance(module,
+                      (_BatchNormalNorm, _DecorrelatedBatchNorm, *_BATCH_NORMS))
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    "Whether something is called before or after its forward: beside a hook of our own, whose handle knows the others."
-    for register in (module.register_forward_hook, module.register_forward_pre_hook):
+    """Whether something is called before or after its forward: beside a hook of
+    our own, whose handle knows the others.
+    """
+    for register in (module.register_forward_hook,
+                     module.register_forward_pre_hook):
         with register(lambda *_: None) as handle:
             if len(handle.hooks_dict_ref()) > 1:
                 return True
@@ -230,37 +301,51 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
     "Why a map and the batch layer after it cannot be folded; \"\" if they can."
-    if type(norm) not in _PLAIN_BATCH and type(norm).forward not in _FORWARDS or "forward" in norm.__dict__:
+    if (type(norm) not in _PLAIN_BATCH and type(norm).forward not in _FORWARDS
+            or "forward" in norm.__dict__):
         return "its forward is not known"
     if norm.running_mean is None or norm.training:
         return "it normalizes with the statistics of the batch"
     if type(conv) not in _MAPS or "forward" in conv.__dict__:
         return "there is no convolution or linear map directly before it"
-    size = conv.out_features if isinstance(conv, nn.Linear) else conv.out_channels
-    if size != norm.num_features or isinstance(conv, nn.Linear) and getattr(norm, "_axes", (2,)) == (4,):
+    size = (
+        conv.out_features if isinstance(conv, nn.Linear) else conv.out_channels)
+    if (size != norm.num_features or isinstance(conv, nn.Linear)
+                                     and getattr(norm, "_axes", (2,)) == (4,)):
         return "it does not take the result of the map before it as channels"
     if _has_hooks(conv) or _has_hooks(norm):
         return "it, or the map before it, has hooks"
     each = size // getattr(conv, "groups", 1)
-    if isinstance(norm, _DecorrelatedBatchNorm) and any(first // each != (first + d - 1) // each for start, stop, d in _blocks(size, norm.group_size) for first in range(start, stop, d)):
-        return f"a whitened group mixes channels that the convolution before it keeps apart (groups={conv.groups})"
+    if (isinstance(norm, _DecorrelatedBatchNorm)
+            and any(first // each != (first + d - 1) // each
+                    for start, stop, d in _blocks(size, norm.group_size)
+                    for first in range(start, stop, d))):
+        return ("a whitened group mixes channels that the convolution before "
+                f"it keeps apart (groups={conv.groups})")
     return ""
 
 # %% ../../nbs/272_layers.deployment.ipynb #fdac08e0
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return isinstance(module, _NormalNorm) or not any(True for _ in module.children()) or super().is_leaf_module(module, name)
+        return (isinstance(module, _NormalNorm)
+                or not any(True for _ in module.children())
+                or super().is_leaf_module(module, name))
 
 
 def _before(model: nn.Module) -> dict[str, tuple[str, str]]:
-    "For each batch layer that is called: the name of the map whose result it alone takes, \"\" if there is none, and why there is none."
+    """For each batch layer that is called: the name of the map whose result it
+    alone takes, "" if there is none, and why there is none.
+    """
     try:
         nodes = list(_Tracer().trace(model).nodes)
-    except Exception:           # control flow that depends on values, foreign functions: many reasons, one consequence
+    except Exception:
+        # control flow that depends on values, foreign functions: many reasons,
+        # one consequence
         found = {}
         for name, module in model.named_modules():
             if type(module) is nn.Sequential:
-                inside = [f"{name}.{i}" if name else i for i, _ in module.named_children()]
+                inside = [f"{name}.{i}" if name else i
+                          for i, _ in module.named_children()]
                 found |= {b: (a, "") for a, b in zip(inside, inside[1:])}
         return found
     calls: dict[str, int] = {}
@@ -269,20 +354,26 @@ def _before(model: nn.Module) -> dict[str, tuple[str, str]]:
             calls[node.target] = calls.get(node.target, 0) + 1
     found = {}
     for node in nodes:
-        if node.op == "call_module" and _is_batch_layer(model.get_submodule(node.target)):
+        if (node.op == "call_module"
+                and _is_batch_layer(model.get_submodule(node.target))):
             source = node.args[0] if len(node.args) == 1 else None
-            before = source.target if isinstance(source, fx.Node) and source.op == "call_module" else ""
+            before = (source.target if isinstance(source, fx.Node)
+                                       and source.op == "call_module" else "")
             if calls[node.target] > 1 or calls.get(before, 0) > 1:
-                found[node.target] = "", "it, or the map before it, is called several times"
+                found[node.target] = (
+                    "", "it, or the map before it, is called several times")
             elif before and len(source.users) > 1:
-                found[node.target] = "", f"the result of {before} is used elsewhere, too"
+                found[node.target] = (
+                    "", f"the result of {before} is used elsewhere, too")
             else:
                 found[node.target] = before, ""
     return found
 
 
 def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
-    "Names of a map and of the batch layer that alone takes its result; and the layers that cannot be folded, with the reason."
+    """Names of a map and of the batch layer that alone takes its result; and
+    the layers that cannot be folded, with the reason.
+    """
     names: dict[int, int] = {}
     for _, module in model.named_modules(remove_duplicate=False):
         names[id(module)] = names.get(id(module), 0) + 1
@@ -293,9 +384,11 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
             before, reason = found.get(name, ("", ""))
             if not reason and not all(single(n) for n in (before, name) if n):
                 reason = "it, or the map before it, is used in several places"
-            reason = reason or _obstacle(model.get_submodule(before) if before else None, norm)
+            reason = reason or _obstacle(
+                model.get_submodule(before) if before else None, norm)
             if reason:
-                left.append(Row(name, _original(norm).__name__.lstrip("_"), "", reason))
+                left.append(Row(name, _original(norm).__name__.lstrip("_"), "",
+                                reason))
             else:
                 pairs.append((before, name))
     return pairs, left
@@ -304,10 +397,15 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
 def _inner(norm: nn.Module) -> tuple[list[Tensor], int]:
     "The matrices that standardize in evaluation, and their size."
     if isinstance(norm, _DecorrelatedBatchNorm):
-        how = sync_decorrelated._How(norm.group_size, norm.method, norm.iterations, isinstance(norm, _DecorrelatedBatchNormalNorm))
-        return [sync_decorrelated._maps(cov, norm.eps, how, cov.dtype)[0] for cov in _from_rows(wide(norm.running_covariance))], norm.group_size
+        how = sync_decorrelated._How(
+            norm.group_size, norm.method, norm.iterations,
+            isinstance(norm, _DecorrelatedBatchNormalNorm))
+        return ([sync_decorrelated._maps(cov, norm.eps, how, cov.dtype)[0]
+                 for cov in _from_rows(wide(norm.running_covariance))],
+                norm.group_size)
     var = norm.running_var.double()
-    return [torch.where(var + norm.eps == 0, 0.0, (var + norm.eps).rsqrt())[:, None, None]], 1
+    return [torch.where(var + norm.eps == 0, 0.0,
+                        (var + norm.eps).rsqrt())[:, None, None]], 1
 
 
 def _folded(conv: nn.Module, norm: nn.Module, tolerance: float) -> nn.Module:
@@ -315,45 +413,67 @@ def _folded(conv: nn.Module, norm: nn.Module, tolerance: float) -> nn.Module:
     matrices, size = _inner(norm)
     weight, bias = norm.weight, norm.bias
     lmbda = norm.running_lambda if getattr(norm, "alpha", 0) else None
-    lmbda = None if lmbda is None or bool(((lmbda - 1).abs() <= tolerance).all()) else lmbda
-    shift = (0.0 if conv.bias is None else conv.bias.double()) - norm.running_mean.double()
-    both = _product(matrices, torch.cat([conv.weight.double().flatten(1), shift[:, None]], 1)[None], size)[0]
+    lmbda = None if lmbda is None or bool(
+        ((lmbda - 1).abs() <= tolerance).all()) else lmbda
+    shift = ((0.0 if conv.bias is None else conv.bias.double())
+             - norm.running_mean.double())
+    both = _product(
+        matrices,
+        torch.cat([conv.weight.double().flatten(1), shift[:, None]], 1)[None],
+        size)[0]
     if lmbda is None:
         both = both if weight is None else both * weight.double()[:, None]
         both[:, -1] += 0.0 if bias is None else bias.double()
         weight = bias = None
     kernel, shift = both[:, :-1].reshape(conv.weight.shape), both[:, -1]
     conv.bias = nn.Parameter(shift.to(conv.weight.dtype), requires_grad=False)
-    conv.weight = nn.Parameter(kernel.to(conv.weight.dtype), requires_grad=False)
-    rest = FoldedNormality(lmbda, weight, bias, (2,) if isinstance(conv, nn.Linear) else getattr(norm, "_axes", (2, 3, 4, 5))).eval()
+    conv.weight = nn.Parameter(
+        kernel.to(conv.weight.dtype), requires_grad=False)
+    rest = FoldedNormality(lmbda, weight, bias,
+                           (2,) if isinstance(conv, nn.Linear)
+                               else getattr(norm, "_axes", (2, 3, 4, 5))).eval()
     if isinstance(norm, _ThenDropAndAct):
         rest = nn.Sequential(rest, *_after(norm).values()).eval()
     return rest
 
 
-def fold(model: nn.Module, tolerance: float = 0.0, *, return_report: bool = False) -> "nn.Module | tuple[nn.Module, Report]":
-    """A copy of `model` for evaluation, in which batch layers are folded into the convolution or linear map before them; normality layers', decorrelated ones' and PyTorch's.
+def fold(model: nn.Module, tolerance: float = 0.0, *,
+         return_report: bool = False) -> "nn.Module | tuple[nn.Module, Report]":
+    """A copy of `model` for evaluation, in which batch layers are folded into
+    the convolution or linear map before them; normality layers', decorrelated
+    ones' and PyTorch's.
 
-    A plain batch norm, and a normality layer with |λ − 1| ≤ `tolerance` in all channels (or `alpha=0`), goes into the map as a whole; of others the transform and the affine map remain, as a
-    `FoldedNormality`. Pairs are found by tracing the model, or in its `nn.Sequential` containers where it cannot be traced. Constants are computed in float64.
-    `torch.nn.utils.fusion.fuse_conv_bn_eval` takes normality layers, too, and drops their λ without a word: it reads what a plain batch norm has, and nothing of that depends on λ.
-    The copy is not for training: what was folded has no running averages any more. The result differs from the model's by rounding (for `tolerance=0`).
-    `return_report`: return (copy, `Report`): which layers were folded, which not, and why.
+    A plain batch norm, and a normality layer with |λ − 1| ≤ `tolerance` in all
+    channels (or `alpha=0`), goes into the map as a whole; of others the
+    transform and the affine map remain, as a `FoldedNormality`. Pairs are found
+    by tracing the model, or in its `nn.Sequential` containers where it cannot
+    be traced. Constants are computed in float64.
+    `torch.nn.utils.fusion.fuse_conv_bn_eval` takes normality layers, too, and
+    drops their λ without a word: it reads what a plain batch norm has, and
+    nothing of that depends on λ. The copy is not for training: what was folded
+    has no running averages any more. The result differs from the model's by
+    rounding (for `tolerance=0`). `return_report`: return (copy, `Report`):
+    which layers were folded, which not, and why.
 
-    Raises `ValueError` for a model in training mode and for a negative `tolerance`.
+    Raises `ValueError` for a model in training mode and for a negative
+    `tolerance`.
 
     Example:
 
-        >>> fold(nn.Sequential(nn.Linear(2, 3), normality.BatchNormalNorm1d(3)).eval())
+        >>> fold(nn.Sequential(nn.Linear(2, 3),
+        ...                    normality.BatchNormalNorm1d(3)).eval())
         Sequential(
           (0): Linear(in_features=2, out_features=3, bias=True)
           (1): FoldedNormality()
         )
     """
     if model.training:
-        raise ValueError("the model is in training mode, where batch layers use the statistics of the batch and nothing can be folded: call model.eval() first")
+        raise ValueError("the model is in training mode, where batch layers "
+                         "use the statistics of the batch and nothing can be "
+                         "folded: call model.eval() first")
     if not tolerance >= 0:
-        raise ValueError(f"tolerance={tolerance} must not be negative: 0 folds exactly")
+        raise ValueError(
+            f"tolerance={tolerance} must not be negative: 0 folds exactly")
     model = copy.deepcopy(model)
     pairs, left = _pairs(model)
     replaced = []
@@ -362,30 +482,49 @@ def fold(model: nn.Module, tolerance: float = 0.0, *, return_report: bool = Fals
         rest = _folded(model.get_submodule(before), norm, tolerance)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, rest)
-        replaced.append(Row(name, _original(norm).__name__.lstrip("_"), f"{type(rest).__name__}, the rest in {before}"))
-    return (model, Report(tuple(replaced), tuple(left))) if return_report else model
+        replaced.append(Row(name, _original(norm).__name__.lstrip("_"),
+                            f"{type(rest).__name__}, the rest in {before}"))
+    return ((model, Report(tuple(replaced), tuple(left))) if return_report
+            else model)
 
 # %% ../../nbs/272_layers.deployment.ipynb #44114291
-def _group(num_channels: int, num_groups: int = 32, **options: Any) -> GroupNormalNorm:
-    "A group layer whose first argument is the number of channels, as factories pass it."
+def _group(num_channels: int, num_groups: int = 32,
+           **options: Any) -> GroupNormalNorm:
+    """A group layer whose first argument is the number of channels, as
+    factories pass it.
+    """
     return GroupNormalNorm(num_groups, num_channels, **options)
 
 
 _NAMED: dict[str, Callable] = {
-    **{f"{kind.lower()}{d or ''}": getattr(normality, f"{kind}NormalNorm{d or 2}d") for kind in ("Batch", "Instance") for d in (0, 1, 2, 3)},
-    **{f"decorrelated{d}": decorrelated.DecorrelatedBatchNormalNorm1d if d == 1 else decorrelated.DecorrelatedBatchNormalNorm2d for d in ("", 1, 2)},
-    "sync": sync.SyncBatchNormalNorm, "sync_decorrelated": sync_decorrelated.SyncDecorrelatedBatchNormalNorm, "layer": normality.LayerNormalNorm, "layer2": LayerNormalNorm2d, "group": _group,
-}
+    **{f"{kind.lower()}{d or ''}": getattr(
+           normality, f"{kind}NormalNorm{d or 2}d")
+       for kind in ("Batch", "Instance") for d in (0, 1, 2, 3)},
+    **{f"decorrelated{d}": decorrelated.DecorrelatedBatchNormalNorm1d if d == 1
+                           else decorrelated.DecorrelatedBatchNormalNorm2d
+       for d in ("", 1, 2)},
+    "sync": sync.SyncBatchNormalNorm,
+    "sync_decorrelated": sync_decorrelated.SyncDecorrelatedBatchNormalNorm,
+    "layer": normality.LayerNormalNorm, "layer2": LayerNormalNorm2d,
+    "group": _group}
 
 
-def norm_layer(kind: "str | type | functools.partial" = "batch", **options: Any) -> functools.partial:
-    """A factory of normality layers for builders that call it with the number of channels (`norm_layer=` of torchvision and timm, `norm=` of this package).
+def norm_layer(kind: "str | type | functools.partial" = "batch",
+               **options: Any) -> functools.partial:
+    """A factory of normality layers for builders that call it with the number
+    of channels (`norm_layer=` of torchvision and timm, `norm=` of this
+    package).
 
-    `kind`: "batch", "instance" (for images; "batch1", "batch2", "batch3" for other numbers of spatial axes), "layer" (last axis), "layer2" (channels of images), "group" (32 groups, or
-    `num_groups=`), "sync", "decorrelated" (images; "decorrelated1"), "sync_decorrelated"; or a class; or a partial, whose options are kept. `options` are those of the layer, e.g. `noise=`, `alpha=`, `eps=`; the builder's own come on top.
-    The result is a `functools.partial`; it can be pickled.
+    `kind`: "batch", "instance" (for images; "batch1", "batch2", "batch3" for
+    other numbers of spatial axes), "layer" (last axis), "layer2" (channels of
+    images), "group" (32 groups, or `num_groups=`), "sync", "decorrelated"
+    (images; "decorrelated1"), "sync_decorrelated"; or a class; or a partial,
+    whose options are kept. `options` are those of the layer, e.g. `noise=`,
+    `alpha=`, `eps=`; the builder's own come on top. The result is a
+    `functools.partial`; it can be pickled.
 
-    Raises `ValueError` for an unknown name, with near ones, and `TypeError` for other things.
+    Raises `ValueError` for an unknown name, with near ones, and `TypeError` for
+    other things.
 
     Example:
 
@@ -396,12 +535,16 @@ def norm_layer(kind: "str | type | functools.partial" = "batch", **options: Any)
             alpha=1.0, steps=1, safeguard=False)
     """
     if isinstance(kind, str):
-        found = _NAMED.get(kind) or next((c for c in _NAMED.values() if c.__name__ == kind), None)
+        found = _NAMED.get(kind) or next(
+            (c for c in _NAMED.values() if c.__name__ == kind), None)
         if found is None or kind == "_group":
-            raise ValueError(f"no normality layer is called {kind!r}: {near(kind, _NAMED)}")
+            raise ValueError(
+                f"no normality layer is called {kind!r}: {near(kind, _NAMED)}")
         return functools.partial(found, **options)
     if kind is GroupNormalNorm:
         return functools.partial(_group, **options)
-    if isinstance(kind, functools.partial) or (isinstance(kind, type) and issubclass(kind, nn.Module)):
+    if (isinstance(kind, functools.partial)
+            or (isinstance(kind, type) and issubclass(kind, nn.Module))):
         return functools.partial(kind, **options)
-    raise TypeError(f"norm_layer takes a name, a class of layers or a partial, not {type(kind).__name__}")
+    raise TypeError("norm_layer takes a name, a class of layers or a partial, "
+                    f"not {type(kind).__name__}")

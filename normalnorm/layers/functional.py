@@ -20,12 +20,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .backends import column, in_kernel, normality_norm, ordinary
-from .core import Settings, Statistics, affine, check_input, check_memory, check_precision, check_real, number, size, sizes
+from .backends import (
+    column, in_kernel, normality_norm, ordinary)
+from .core import (
+    Settings, Statistics, affine, check_input, check_memory, check_precision,
+    check_real, number, size, sizes)
 
 # %% ../../nbs/235_layers.functional.ipynb #d251d33d
-def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...], momentum: float | Tensor) -> None:
-    """running ← (1−momentum)·running + momentum·value, in place, for several averages of one size; nothing where one of the new values is not finite.
+def update_running(running: tuple[Tensor | None, ...],
+                   values: tuple[Tensor, ...],
+                   momentum: float | Tensor) -> None:
+    """running ← (1−momentum)·running + momentum·value, in place, for several
+    averages of one size; nothing where one of the new values is not finite.
 
     Results beyond the range of a buffer's dtype become its largest number.
     """
@@ -33,7 +39,10 @@ def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...
     if type(momentum) is not float and not isinstance(momentum, Tensor):
         momentum = number("momentum", momentum)
     check_memory(*running)
-    if not isinstance(momentum, Tensor) and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in (*running, *values)) and ordinary(*running, *values):
+    if not isinstance(momentum, Tensor) and all(
+        t is None or t.is_cpu and t.dtype == torch.float32
+        for t in (*running, *values)
+    ) and ordinary(*running, *values):
         if all(math.isfinite(value.dot(value)) for value in values):
             for buffer, value in zip(running, values):
                 if buffer is not None:
@@ -43,91 +52,144 @@ def update_running(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...
     for buffer, value in zip(running, values):
         if buffer is not None:
             largest = torch.finfo(buffer.dtype).max
-            new = (buffer + (value.view_as(buffer) - buffer) * momentum).clamp(-largest, largest)
+            new = (buffer + (value.view_as(buffer) - buffer) * momentum).clamp(
+                -largest, largest)
             new = torch.where(finite.view_as(buffer), new, buffer)
             try:
                 buffer.copy_(new)
             except RuntimeError as error:
                 if "vmap" not in str(error):
                     raise
-                raise RuntimeError("running averages cannot follow several batches at once, inside vmap: use track_running_stats=False, or eval()") from error
+                raise RuntimeError("running averages cannot follow several "
+                                   "batches at once, inside vmap: use "
+                                   "track_running_stats=False, or "
+                                   "eval()") from error
 
 
-def next_weight(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...], batches: Tensor) -> Tensor:
-    """The weight of a new batch in a cumulative average (`momentum=None`), 1/(number of batches), and count it in `batches`: an int64 scalar, changed in place.
+def next_weight(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...],
+                batches: Tensor) -> Tensor:
+    """The weight of a new batch in a cumulative average (`momentum=None`),
+    1/(number of batches), and count it in `batches`: an int64 scalar, changed
+    in place.
 
-    A batch counts where all its `values` are finite; otherwise its weight is 0. All channels share one number, as in PyTorch: so each average is that of the batches that counted.
+    A batch counts where all its `values` are finite; otherwise its weight is 0.
+    All channels share one number, as in PyTorch: so each average is that of the
+    batches that counted.
     """
     if batches is None:
-        raise ValueError("momentum=None, the average of all batches, needs to know how many there were: use the layer, or give 1/(number of batches)")
-    whole = torch.stack([value.detach().isfinite().all() for value in values]).all()
+        raise ValueError("momentum=None, the average of all batches, needs to "
+                         "know how many there were: use the layer, or give "
+                         "1/(number of batches)")
+    whole = torch.stack(
+        [value.detach().isfinite().all() for value in values]).all()
     batches.add_(whole)
-    dtype = next((average.dtype for average in running if average is not None), torch.float32)
-    return whole / batches.clamp(min=1).to(torch.promote_types(dtype, torch.float32))
+    dtype = next((average.dtype for average in running if average is not None),
+                 torch.float32)
+    return whole / batches.clamp(min=1).to(
+        torch.promote_types(dtype, torch.float32))
 
 
 def averages(used: Statistics, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    "What running averages follow: mean, unbiased variance of `count` elements, λ (1 without a transform)."
-    return used.mean, used.var * (count / (count - 1)), torch.ones_like(used.mean) if used.lmbda is None else used.lmbda
+    """What running averages follow: mean, unbiased variance of `count`
+    elements, λ (1 without a transform).
+    """
+    return (used.mean, used.var * (count / (count - 1)),
+            torch.ones_like(used.mean) if used.lmbda is None else used.lmbda)
 
 # %% ../../nbs/235_layers.functional.ipynb #545ff7b7
-def with_statistics(input: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings, axis: int | None = None,
-                    given: Statistics | None = None) -> tuple[Tensor, Statistics | None]:
-    "`normality_norm`, and for an empty input an empty result that depends on weight and bias. `axis` as for `in_kernel`."
+def with_statistics(
+    input: Tensor, dim: tuple[int, ...], weight: Tensor | None,
+    bias: Tensor | None, settings: Settings, axis: int | None = None,
+    given: Statistics | None = None
+) -> tuple[Tensor, Statistics | None]:
+    """`normality_norm`, and for an empty input an empty result that depends on
+    weight and bias.
+
+    `axis` as for `in_kernel`.
+    """
     if axis is not None:
         weight, bias = column(weight, input.ndim), column(bias, input.ndim)
     if not input.numel():
         return affine(input.clone(), weight, bias).to(input.dtype), None
     if given is not None:
-        check_real(running_mean=given.mean, running_var=given.var, running_lambda=given.lmbda)
+        check_real(running_mean=given.mean, running_var=given.var,
+                   running_lambda=given.lmbda)
         compute = torch.promote_types(input.dtype, torch.float32)
-        given = Statistics(*(None if v is None else column(v, input.ndim).to(compute) for v in given))
+        given = Statistics(
+            *(None if v is None else column(v, input.ndim).to(compute)
+              for v in given))
     eps, noise, noise_kind, alpha, steps, safeguard = settings
-    return normality_norm(input, dim, weight, bias, eps, noise, alpha, steps, safeguard, given, noise_kind)
+    return normality_norm(input, dim, weight, bias, eps, noise, alpha, steps,
+                          safeguard, given, noise_kind)
 
 
-def normalized(input: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings, axis: int | None = None, given: Statistics | None = None,
-               running: tuple[Tensor | None, ...] = (), momentum: float | Tensor | None = 0.0, count: int = 0, batches: Tensor | None = None) -> Tensor:
-    """The result alone; `running`: averages that follow those of the units, one channel each, of `count` elements. Other arguments as for `in_kernel`.
+def normalized(input: Tensor, dim: tuple[int, ...], weight: Tensor | None,
+               bias: Tensor | None, settings: Settings, axis: int | None = None,
+               given: Statistics | None = None,
+               running: tuple[Tensor | None, ...] = (),
+               momentum: float | Tensor | None = 0.0, count: int = 0,
+               batches: Tensor | None = None) -> Tensor:
+    """The result alone; `running`: averages that follow those of the units, one
+    channel each, of `count` elements.
 
-    `batches`: the number of batches seen, counted where the input is not empty; with `momentum=None`, only those that are averaged (`next_weight`).
+    Other arguments as for `in_kernel`.
+
+    `batches`: the number of batches seen, counted where the input is not empty;
+    with `momentum=None`, only those that are averaged (`next_weight`).
     """
     cumulative = momentum is None and count > 0
-    out = None if cumulative else in_kernel(input, dim, weight, bias, settings, axis, given, running, momentum or 0.0)
+    out = None if cumulative else in_kernel(
+        input, dim, weight, bias, settings, axis, given, running,
+        momentum or 0.0)
     if out is None:
-        out, used = with_statistics(input, dim, weight, bias, settings, axis, given)
+        out, used = with_statistics(
+            input, dim, weight, bias, settings, axis, given)
         if running and count:
             values = averages(used, count)
-            update_running(running, values, next_weight(running, values, batches) if cumulative else momentum)
+            update_running(running, values,
+                           next_weight(running, values, batches) if cumulative
+                               else momentum)
     if batches is not None and count and not cumulative:
         batches.add_(1)
     return out
 
 
 def raised(input: Tensor) -> Tensor:
-    "In float32 under autocast on a CUDA device, as PyTorch's layer and group norms; otherwise `input` itself."
-    if input.is_cuda and input.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled("cuda"):
+    """In float32 under autocast on a CUDA device, as PyTorch's layer and group
+    norms; otherwise `input` itself.
+    """
+    if (input.is_cuda and input.dtype in (torch.float16, torch.bfloat16)
+            and torch.is_autocast_enabled("cuda")):
         return input.float()
     return input
 
 # %% ../../nbs/235_layers.functional.ipynb #ba721b24
 def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
-    "The number of channels; `ValueError` where the input has none, or a parameter does not fit."
+    """The number of channels; `ValueError` where the input has none, or a
+    parameter does not fit.
+    """
     check_input(input)
     if input.ndim < 2:
-        raise ValueError(f"{what} normality normalization expects a shape (batch, channels, …), given {tuple(input.shape)}")
+        raise ValueError(f"{what} normality normalization expects a shape "
+                         f"(batch, channels, …), given {tuple(input.shape)}")
     channels = input.shape[1]
     for name, value in values.items():
         if value is not None and value.shape != (channels,):
-            raise ValueError(f"the input has {channels} channels, in a shape of {tuple(input.shape)}, but {name} has the shape {tuple(value.shape)}; expected ({channels},)")
+            raise ValueError(f"the input has {channels} channels, in a shape "
+                             f"of {tuple(input.shape)}, but {name} has the "
+                             f"shape {tuple(value.shape)}; expected "
+                             f"({channels},)")
     check_real(**values)
     check_precision(input, **values)
     return channels
 
 
 def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
-    "Copies where there may be a backward pass: a training step before it changes running averages in place."
-    if torch.jit.is_tracing() or not torch.is_grad_enabled():           # a traced network must not depend on the latter
+    """Copies where there may be a backward pass: a training step before it
+    changes running averages in place.
+    """
+    # a traced network must not depend on the latter
+    if torch.jit.is_tracing() or not torch.is_grad_enabled():
         return averages
     return tuple(a if a is None else a.clone() for a in averages)
 
@@ -137,120 +199,198 @@ def quiet(settings: Settings) -> Settings:
     return settings._replace(noise=0.0) if settings.noise else settings
 
 
-def _given(alpha: float, mean: Tensor | None, var: Tensor | None, lmbda: Tensor | None) -> Statistics:
+def _given(alpha: float, mean: Tensor | None, var: Tensor | None,
+           lmbda: Tensor | None) -> Statistics:
     "Running averages as the statistics of an input."
     if mean is None or var is None:
-        raise ValueError("evaluation needs running_mean and running_var; without them, pass training=True (use_input_stats=True for instances)")
+        raise ValueError("evaluation needs running_mean and running_var; "
+                         "without them, pass training=True "
+                         "(use_input_stats=True for instances)")
     return Statistics(*kept(mean, var, lmbda if alpha else None))
 
 # %% ../../nbs/235_layers.functional.ipynb #2390330d
-def batch_normalized(input: Tensor, running: tuple[Tensor | None, Tensor | None, Tensor | None], weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float | Tensor | None,
-                     settings: Settings, batches: Tensor | None = None) -> Tensor:
-    "`batch_normal_norm`, with running mean, variance and λ together and the settings; with `batches`, the number of batches seen, `momentum` may be None."
+def batch_normalized(
+    input: Tensor, running: tuple[Tensor | None, Tensor | None, Tensor | None],
+    weight: Tensor | None, bias: Tensor | None, training: bool,
+    momentum: float | Tensor | None, settings: Settings,
+    batches: Tensor | None = None
+) -> Tensor:
+    """`batch_normal_norm`, with running mean, variance and λ together and the
+    settings; with `batches`, the number of batches seen, `momentum` may be
+    None.
+    """
     mean, var, lmbda = running
-    channels = check_channels(input, "batch", running_mean=mean, running_var=var, running_lambda=lmbda, weight=weight, bias=bias)
+    channels = check_channels(
+        input, "batch", running_mean=mean, running_var=var,
+        running_lambda=lmbda, weight=weight, bias=bias)
     dim = (0, *range(2, input.ndim))
     if not training:
-        return normalized(input, dim, weight, bias, quiet(settings), 1, _given(settings.alpha, *running))
+        return normalized(input, dim, weight, bias, quiet(settings), 1,
+                          _given(settings.alpha, *running))
     count = input.numel() // max(channels, 1)
     if count == 1:
-        raise ValueError(f"a batch statistic needs more than one value per channel when training, given a shape of {tuple(input.shape)}: use a larger batch, or eval()")
-    return normalized(input, dim, weight, bias, settings, 1, None, running, momentum, count, batches)
+        raise ValueError("a batch statistic needs more than one value per "
+                         "channel when training, given a shape of "
+                         f"{tuple(input.shape)}: use a larger batch, or eval()")
+    return normalized(input, dim, weight, bias, settings, 1, None, running,
+                      momentum, count, batches)
 
 
-def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
-                      running_lambda: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None,
-                      training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5, noise: float = 0.4, alpha: float = 1.0,
-                      steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled") -> Tensor:
-    """Batch normality normalization of an input of shape (B, C, …), per channel: the functional form of `BatchNormalNorm1d`, `2d`, `3d`.
+def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
+                      running_var: Tensor | None = None,
+                      running_lambda: Tensor | None = None,
+                      weight: Tensor | None = None, bias: Tensor | None = None,
+                      training: bool = False, momentum: float | Tensor = 0.1,
+                      eps: float = 1e-5, noise: float = 0.4, alpha: float = 1.0,
+                      steps: int = 1, safeguard: bool = False,
+                      noise_kind: str = "scaled") -> Tensor:
+    """Batch normality normalization of an input of shape (B, C, …), per
+    channel: the functional form of `BatchNormalNorm1d`, `2d`, `3d`.
 
-    In training, the statistics are those of the batch, the running averages are updated in place (where they stay finite), and noise is added.
-    Otherwise the running averages are used, without noise. `weight`, `bias` and the running averages have shape (C,).
+    In training, the statistics are those of the batch, the running averages are
+    updated in place (where they stay finite), and noise is added. Otherwise the
+    running averages are used, without noise. `weight`, `bias` and the running
+    averages have shape (C,).
 
-    Raises `ValueError` for one value per channel in training, for missing running averages in evaluation, and for a
-    number of channels other than that of the parameters.
+    Raises `ValueError` for one value per channel in training, for missing
+    running averages in evaluation, and for a number of channels other than that
+    of the parameters.
 
-    Example: `batch_normal_norm(torch.randn(8, 3), training=True).shape` is (8, 3).
+    Example: `batch_normal_norm(torch.randn(8, 3), training=True).shape` is (8,
+    3).
     """
-    return batch_normalized(input, (running_mean, running_var, running_lambda), weight, bias, training, momentum, Settings(eps, noise, noise_kind, alpha, steps, safeguard))
+    return batch_normalized(
+        input, (running_mean, running_var, running_lambda), weight, bias,
+        training, momentum,
+        Settings(eps, noise, noise_kind, alpha, steps, safeguard))
 
 # %% ../../nbs/235_layers.functional.ipynb #f60cb6a8
-def instance_normal_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
-                         running_lambda: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None,
-                         use_input_stats: bool = True, momentum: float | Tensor = 0.1, eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
-                         steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled") -> Tensor:
-    """Instance normality normalization of an input of shape (B, C, L, …), per image and channel: the functional form of `InstanceNormalNorm1d`, `2d`, `3d`.
+def instance_normal_norm(
+    input: Tensor, running_mean: Tensor | None = None,
+    running_var: Tensor | None = None, running_lambda: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None,
+    use_input_stats: bool = True, momentum: float | Tensor = 0.1,
+    eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0, steps: int = 1,
+    safeguard: bool = False, noise_kind: str = "scaled"
+) -> Tensor:
+    """Instance normality normalization of an input of shape (B, C, L, …), per
+    image and channel: the functional form of `InstanceNormalNorm1d`, `2d`,
+    `3d`.
 
-    `use_input_stats`: normalize with the statistics of each instance, and update the running averages, where they are given, with their mean over the
-    batch; otherwise with the running averages. `weight`, `bias` and the running averages have shape (C,). `noise` is 0 by default, for a function does not know
-    whether it is training.
+    `use_input_stats`: normalize with the statistics of each instance, and
+    update the running averages, where they are given, with their mean over the
+    batch; otherwise with the running averages. `weight`, `bias` and the running
+    averages have shape (C,). `noise` is 0 by default, for a function does not
+    know whether it is training.
 
-    Raises `ValueError` for inputs without, or with a single, value per instance, and for parameters of another shape.
+    Raises `ValueError` for inputs without, or with a single, value per
+    instance, and for parameters of another shape.
 
-    Example: `instance_normal_norm(torch.randn(2, 3, 5, 7)).shape` is (2, 3, 5, 7).
+    Example: `instance_normal_norm(torch.randn(2, 3, 5, 7)).shape` is (2, 3, 5,
+    7).
     """
-    channels = check_channels(input, "instance", running_mean=running_mean, running_var=running_var, running_lambda=running_lambda, weight=weight, bias=bias)
+    channels = check_channels(
+        input, "instance", running_mean=running_mean, running_var=running_var,
+        running_lambda=running_lambda, weight=weight, bias=bias)
     count = input.numel() // max(input.shape[0] * channels, 1)
     if input.ndim < 3 or (use_input_stats and count == 1):
-        raise ValueError(f"an instance statistic needs more than one value per image and channel, given a shape of {tuple(input.shape)}")
-    settings, dim, running = Settings(eps, noise, noise_kind, alpha, steps, safeguard), tuple(range(2, input.ndim)), (running_mean, running_var, running_lambda)
+        raise ValueError("an instance statistic needs more than one value per "
+                         "image and channel, given a shape of "
+                         f"{tuple(input.shape)}")
+    settings, dim, running = (
+        Settings(eps, noise, noise_kind, alpha, steps, safeguard),
+        tuple(range(2, input.ndim)),
+        (running_mean, running_var, running_lambda))
     if not use_input_stats:
-        return normalized(input, dim, weight, bias, settings, 1, _given(alpha, *running))
+        return normalized(input, dim, weight, bias, settings, 1,
+                          _given(alpha, *running))
     if all(average is None for average in running):
         return normalized(input, dim, weight, bias, settings, 1)
     out, used = with_statistics(input, dim, weight, bias, settings, 1)
     if input.numel():
-        update_running(running, tuple(value.mean(0) for value in averages(used, count)), momentum)
+        update_running(running,
+                       tuple(value.mean(0) for value in averages(used, count)),
+                       momentum)
     return out
 
 # %% ../../nbs/235_layers.functional.ipynb #197e3d2e
 def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """A nested tensor, each of whose parts is `function` of a part of `input`; the same, whatever lies beside what.
+    """A nested tensor, each of whose parts is `function` of a part of `input`;
+    the same, whatever lies beside what.
 
-    `function` acts on the last axes, is the same for all others, and keeps shapes. Jagged ones keep their offsets, so that results can be added to `input`.
+    `function` acts on the last axes, is the same for all others, and keeps
+    shapes. Jagged ones keep their offsets, so that results can be added to
+    `input`.
 
-    Example: `by_parts(torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]), torch.exp)`.
+    Example: `by_parts(torch.nested.nested_tensor([torch.ones(2, 4),
+    torch.ones(3, 4)]), torch.exp)`.
     """
     if input.layout is not torch.jagged:
-        return torch.nested.as_nested_tensor([function(part) for part in input.unbind()])
+        return torch.nested.as_nested_tensor(
+            [function(part) for part in input.unbind()])
     ragged = next(i for i, n in enumerate(input.shape) if type(n) is not int)
-    return torch.nested.nested_tensor_from_jagged(function(input.values()), input.offsets(), input.lengths(), jagged_dim=ragged)
+    return torch.nested.nested_tensor_from_jagged(
+        function(input.values()), input.offsets(), input.lengths(),
+        jagged_dim=ragged)
 
 
-def layer_normalized(input: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings) -> Tensor:
+def layer_normalized(input: Tensor, shape: tuple[int, ...],
+                     weight: Tensor | None, bias: Tensor | None,
+                     settings: Settings) -> Tensor:
     "`layer_normal_norm` for given settings."
     if isinstance(input, Tensor) and input.is_nested:
-        return by_parts(input, lambda x: layer_normalized(x, shape, weight, bias, settings))
+        return by_parts(
+            input, lambda x: layer_normalized(x, shape, weight, bias, settings))
     check_input(input)
     if not shape or input.shape[-len(shape):] != shape:
-        raise ValueError(f"the input's last axes must be normalized_shape={shape}, given a shape of {tuple(input.shape)}")
+        raise ValueError("the input's last axes must be "
+                         f"normalized_shape={shape}, given a shape of "
+                         f"{tuple(input.shape)}")
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None and value.shape != shape:
-            raise ValueError(f"{name} has the shape {tuple(value.shape)}, expected normalized_shape={shape}")
+            raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
+                             f"expected normalized_shape={shape}")
     check_precision(input, weight=weight, bias=bias)
-    return normalized(raised(input), tuple(range(-len(shape), 0)), weight, bias, settings)
+    return normalized(raised(input), tuple(range(-len(shape), 0)), weight, bias,
+                      settings)
 
 
-def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None,
-                      eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled") -> Tensor:
-    """Layer normality normalization over the last axes, of sizes `normalized_shape`: the functional form of `LayerNormalNorm`.
+def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
+                      weight: Tensor | None = None, bias: Tensor | None = None,
+                      eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
+                      steps: int = 1, safeguard: bool = False,
+                      noise_kind: str = "scaled") -> Tensor:
+    """Layer normality normalization over the last axes, of sizes
+    `normalized_shape`: the functional form of `LayerNormalNorm`.
 
-    `noise` is 0 by default, for a function does not know whether it is training. Raises `ValueError` where the input does not end
-    in `normalized_shape`, or the parameters do not have that shape. Float32 results under autocast on CUDA devices, as PyTorch's.
+    `noise` is 0 by default, for a function does not know whether it is
+    training. Raises `ValueError` where the input does not end in
+    `normalized_shape`, or the parameters do not have that shape. Float32
+    results under autocast on CUDA devices, as PyTorch's.
 
-    Example: `layer_normal_norm(torch.randn(2, 5, 8), (8,), noise=1.0).shape` is (2, 5, 8).
+    Example: `layer_normal_norm(torch.randn(2, 5, 8), (8,), noise=1.0).shape` is
+    (2, 5, 8).
     """
-    return layer_normalized(input, sizes("normalized_shape", normalized_shape), weight, bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard))
+    return layer_normalized(
+        input, sizes("normalized_shape", normalized_shape), weight, bias,
+        Settings(eps, noise, noise_kind, alpha, steps, safeguard))
 
 # %% ../../nbs/235_layers.functional.ipynb #0c905746
-def group_normal_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-                      noise: float = 0.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled") -> Tensor:
-    """Group normality normalization of an input of shape (B, C, …), over each of `num_groups` groups of channels of an image: the functional form of `GroupNormalNorm`.
+def group_normal_norm(input: Tensor, num_groups: int,
+                      weight: Tensor | None = None, bias: Tensor | None = None,
+                      eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
+                      steps: int = 1, safeguard: bool = False,
+                      noise_kind: str = "scaled") -> Tensor:
+    """Group normality normalization of an input of shape (B, C, …), over each
+    of `num_groups` groups of channels of an image: the functional form of
+    `GroupNormalNorm`.
 
-    `weight` and `bias` have shape (C,). `noise` is 0 by default, for a function does not know whether it is training. Float32 results under autocast
-    on CUDA devices, as PyTorch's.
+    `weight` and `bias` have shape (C,). `noise` is 0 by default, for a function
+    does not know whether it is training. Float32 results under autocast on CUDA
+    devices, as PyTorch's.
 
-    Raises `ValueError` where the channels do not divide into the groups, for one value per group, and for parameters of another shape.
+    Raises `ValueError` where the channels do not divide into the groups, for
+    one value per group, and for parameters of another shape.
 
     Example: `group_normal_norm(torch.randn(2, 6, 5), 3).shape` is (2, 6, 5).
     """
@@ -258,9 +398,18 @@ def group_normal_norm(input: Tensor, num_groups: int, weight: Tensor | None = No
     if type(num_groups) is not int:
         num_groups = size("num_groups", num_groups)
     if num_groups < 1 or channels % num_groups:
-        raise ValueError(f"{channels} channels do not divide into num_groups={num_groups}: choose a divisor of the number of channels")
-    grouped = raised(input).reshape(input.shape[0], num_groups, channels // num_groups, *input.shape[2:])
+        raise ValueError(f"{channels} channels do not divide into "
+                         f"num_groups={num_groups}: choose a divisor of the "
+                         "number of channels")
+    grouped = raised(input).reshape(
+        input.shape[0], num_groups, channels // num_groups, *input.shape[2:])
     if input.numel() and input.numel() == input.shape[0] * num_groups:
-        raise ValueError(f"a group statistic needs more than one value, given a shape of {tuple(input.shape)} in {num_groups} groups")
-    weight, bias = (None if v is None else v.reshape(1, num_groups, -1, *(1,) * (input.ndim - 2)) for v in (weight, bias))
-    return normalized(grouped, tuple(range(2, grouped.ndim)), weight, bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard)).reshape(input.shape)
+        raise ValueError("a group statistic needs more than one value, given "
+                         f"a shape of {tuple(input.shape)} in {num_groups} "
+                         "groups")
+    weight, bias = (None if v is None
+                    else v.reshape(1, num_groups, -1, *(1,) * (input.ndim - 2))
+                    for v in (weight, bias))
+    return normalized(grouped, tuple(range(2, grouped.ndim)), weight, bias,
+                      Settings(eps, noise, noise_kind, alpha, steps,
+                               safeguard)).reshape(input.shape)

@@ -15,38 +15,57 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .core import _Leaf, Settings, affine, check_input, check_memory, check_precision, guarded, number, rates, rounded, size, sizes
-from .functional import by_parts, check_channels, column, kept, next_weight, update_running
+from .core import (
+    _Leaf, Settings, affine, check_input, check_memory, check_precision,
+    guarded, number, rates, rounded, size, sizes)
+from .functional import (
+    by_parts, check_channels, column, kept, next_weight, update_running)
 from .noise import add_noise, draw_seed
 from ..theory.gaussianizers import Gaussianizer, Power
 from ..theory.newton import Over, over
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #3720b810
 class GaussianizedStatistics(NamedTuple):
-    "What a set of elements shares: mean, biased variance, and the gaussianizer's parameters."
+    """What a set of elements shares: mean, biased variance, and the
+    gaussianizer's parameters.
+    """
     mean: Tensor
     var: Tensor
     parameters: tuple[Tensor, ...]
 
 
-def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaussianizer | None = None, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-                      noise: float = 0.0, noise_kind: str = "scaled", statistics: GaussianizedStatistics | None = None, seed: Tensor | None = None,
-                      offset: int = 0) -> tuple[Tensor, GaussianizedStatistics | None]:
-    """Normalize over the axes `dim`, transform by `gaussianizer`, add noise, map affinely; `normality_norm` with any transform, differentiated by PyTorch.
+def gaussianized_norm(
+    u: Tensor, dim: tuple[int, ...] | Over,
+    gaussianizer: Gaussianizer | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5, noise: float = 0.0,
+    noise_kind: str = "scaled",
+    statistics: GaussianizedStatistics | None = None,
+    seed: Tensor | None = None, offset: int = 0
+) -> tuple[Tensor, GaussianizedStatistics | None]:
+    """Normalize over the axes `dim`, transform by `gaussianizer`, add noise,
+    map affinely; `normality_norm` with any transform, differentiated by
+    PyTorch.
 
-    Arguments and results as for `normalnorm.layers.core.normality_norm`, which this equals with `Power()` (the default). `statistics`: given ones, instead of those of `u`.
-    The parameters are estimated on (u−μ)/σ and applied to (u−μ)/√(σ²+ε). A constant unit gives exactly `bias`; half precision is computed in float32; an empty
-    input gives an empty result and the given statistics.
+    Arguments and results as for `normalnorm.layers.core.normality_norm`, which
+    this equals with `Power()` (the default). `statistics`: given ones, instead
+    of those of `u`. The parameters are estimated on (u−μ)/σ and applied to
+    (u−μ)/√(σ²+ε). A constant unit gives exactly `bias`; half precision is
+    computed in float32; an empty input gives an empty result and the given
+    statistics.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for settings out of range.
+    Raises `TypeError` for integer or complex input, `ValueError` for settings
+    out of range.
 
-    Example: `gaussianized_norm(torch.randn(8, 5), (0,), Tail())[0].shape` is (8, 5).
+    Example: `gaussianized_norm(torch.randn(8, 5), (0,), Tail())[0].shape` is
+    (8, 5).
     """
     check_input(u)
     check_precision(u, weight=weight, bias=bias)
     eps, noise, *_ = Settings(eps, noise, noise_kind).check()
     gaussianizer = gaussianizer or Power()
-    check_memory(u, weight, bias, *(() if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)))
+    check_memory(u, weight, bias, *(
+        () if statistics is None
+        else (statistics.mean, statistics.var, *statistics.parameters)))
     if not u.numel() and not isinstance(dim, Over):
         return affine(u.clone(), weight, bias).to(u.dtype), statistics
     x = u.to(torch.promote_types(u.dtype, torch.float32))
@@ -54,23 +73,32 @@ def gaussianized_norm(u: Tensor, dim: tuple[int, ...] | Over, gaussianizer: Gaus
         var, mean = over(dim).var_mean(x)
         rate, bare = rates(var, eps)
         c = x - mean
-        statistics = GaussianizedStatistics(mean, var, gaussianizer.estimate(c * bare, dim))
+        statistics = GaussianizedStatistics(
+            mean, var, gaussianizer.estimate(c * bare, dim))
         h = c * rate
     else:
         h = (x - statistics.mean) * rates(statistics.var, eps)[0]
     x = gaussianizer.apply(h, statistics.parameters)
     if noise:
-        x = add_noise(x, dim, noise, noise_kind, draw_seed(u.device) if seed is None else seed, offset)
-    given = () if statistics is None else (statistics.mean, statistics.var, *statistics.parameters)
-    return guarded(rounded(affine(x, weight, bias), u.dtype), u, weight, *given), statistics
+        x = add_noise(x, dim, noise, noise_kind,
+                      draw_seed(u.device) if seed is None else seed, offset)
+    given = () if statistics is None else (
+        statistics.mean, statistics.var, *statistics.parameters)
+    return guarded(rounded(affine(x, weight, bias), u.dtype), u, weight,
+                   *given), statistics
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #118131d6
 class GaussianizedBatchNorm(_Leaf):
-    """Batch normalization of (B, C, …) inputs with any gaussianizer; with `Power()`, the default, `BatchNormalNorm1d`, `2d` and `3d` in one.
+    """Batch normalization of (B, C, …) inputs with any gaussianizer; with
+    `Power()`, the default, `BatchNormalNorm1d`, `2d` and `3d` in one.
 
-    `num_features`, `eps`, `momentum`, `affine`, `track_running_stats` as for `torch.nn.BatchNorm2d`; `noise` (0.4) and `noise_kind` as for `BatchNormalNorm1d`. Running averages:
-    `running_mean`, `running_var` and, for each parameter of the gaussianizer, `running_` with its name, which begins at the neutral value; where they would become
-    infinite or NaN they stay as they are. Raises `ValueError` for wrong shapes and one value per channel in training, `TypeError` for integer or complex input.
+    `num_features`, `eps`, `momentum`, `affine`, `track_running_stats` as for
+    `torch.nn.BatchNorm2d`; `noise` (0.4) and `noise_kind` as for
+    `BatchNormalNorm1d`. Running averages: `running_mean`, `running_var` and,
+    for each parameter of the gaussianizer, `running_` with its name, which
+    begins at the neutral value; where they would become infinite or NaN they
+    stay as they are. Raises `ValueError` for wrong shapes and one value per
+    channel in training, `TypeError` for integer or complex input.
 
     Example:
 
@@ -79,59 +107,98 @@ class GaussianizedBatchNorm(_Leaf):
         torch.Size([8, 3, 5])
     """
 
-    def __init__(self, num_features: int, gaussianizer: Gaussianizer | None = None, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True, noise: float = 0.4, noise_kind: str = "scaled", device=None, dtype=None):
+    def __init__(self, num_features: int,
+                 gaussianizer: Gaussianizer | None = None, eps: float = 1e-5,
+                 momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, noise: float = 0.4,
+                 noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
-        num_features = size("num_features", num_features[0] if isinstance(num_features, (tuple, list)) and len(num_features) == 1 else num_features)
+        num_features = size(
+            "num_features",
+            num_features[0] if isinstance(num_features, (tuple, list))
+                               and len(num_features) == 1 else num_features)
         if momentum is not None:
             number("momentum", momentum)
         Settings(eps, noise, noise_kind).check()
-        self.num_features, self.gaussianizer, self.eps, self.momentum, self.noise, self.noise_kind = num_features, gaussianizer or Power(), eps, momentum, noise, noise_kind
+        (self.num_features, self.gaussianizer, self.eps, self.momentum,
+         self.noise, self.noise_kind) = (num_features, gaussianizer or Power(),
+                                         eps, momentum, noise, noise_kind)
         self.track_running_stats = track_running_stats
-        self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
-        for name, value in (("mean", 0.0), ("var", 1.0), *zip(self.gaussianizer.names, self.gaussianizer.neutral)):
-            self.register_buffer(f"running_{name}", torch.full((num_features,), value, device=device, dtype=dtype) if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device) if track_running_stats else None)
+        self.weight = (
+            nn.Parameter(torch.ones(num_features, device=device, dtype=dtype))
+            if affine else None)
+        self.bias = (nn.Parameter(torch.zeros(num_features, device=device,
+                                              dtype=dtype)) if affine else None)
+        for name, value in (("mean", 0.0), ("var", 1.0), *zip(
+            self.gaussianizer.names, self.gaussianizer.neutral)):
+            self.register_buffer(
+                f"running_{name}",
+                torch.full((num_features,), value, device=device, dtype=dtype)
+                    if track_running_stats else None)
+        self.register_buffer("num_batches_tracked",
+                             torch.tensor(0, dtype=torch.long, device=device)
+                                 if track_running_stats else None)
 
     def _running(self) -> list[Tensor]:
-        return [getattr(self, f"running_{name}") for name in ("mean", "var", *self.gaussianizer.names)]
+        return [getattr(self, f"running_{name}")
+                for name in ("mean", "var", *self.gaussianizer.names)]
 
     def forward(self, input: Tensor) -> Tensor:
-        "Normalize `input`; in training, update the running averages and add noise."
+        """Normalize `input`; in training, update the running averages and add
+        noise.
+        """
         channels = check_channels(input, "batch")
         if channels != self.num_features:
-            raise ValueError(f"GaussianizedBatchNorm was made for num_features={self.num_features} channels, given {channels} on axis 1 of a shape of {tuple(input.shape)}")
-        own = {f"running_{name}": getattr(self, f"running_{name}") for name in ("mean", "var", *self.gaussianizer.names)}
-        check_channels(input, "batch", weight=self.weight, bias=self.bias, **own)
+            raise ValueError("GaussianizedBatchNorm was made for "
+                             f"num_features={self.num_features} channels, "
+                             f"given {channels} on axis 1 of a shape of "
+                             f"{tuple(input.shape)}")
+        own = {f"running_{name}": getattr(self, f"running_{name}")
+               for name in ("mean", "var", *self.gaussianizer.names)}
+        check_channels(input, "batch", weight=self.weight, bias=self.bias,
+                       **own)
         count = input.numel() // channels
         if self.training and count == 1:
-            raise ValueError(f"a batch statistic needs more than one value per channel when training, given a shape of {tuple(input.shape)}: use a larger batch, or eval()")
+            raise ValueError("a batch statistic needs more than one value per "
+                             "channel when training, given a shape of "
+                             f"{tuple(input.shape)}: use a larger batch, or "
+                             "eval()")
         given = None
         if not self.training and self.track_running_stats:
             compute = torch.promote_types(input.dtype, torch.float32)
-            mean, var, *parameters = (column(v, input.ndim).to(compute) for v in kept(*self._running()))
+            mean, var, *parameters = (column(v, input.ndim).to(compute)
+                                      for v in kept(*self._running()))
             given = GaussianizedStatistics(mean, var, tuple(parameters))
-        out, used = gaussianized_norm(input, (0, *range(2, input.ndim)), self.gaussianizer, column(self.weight, input.ndim), column(self.bias, input.ndim), self.eps,
-                                      self.noise if self.training else 0.0, self.noise_kind, given)
+        out, used = gaussianized_norm(
+            input, (0, *range(2, input.ndim)), self.gaussianizer,
+            column(self.weight, input.ndim), column(self.bias, input.ndim),
+            self.eps, self.noise if self.training else 0.0, self.noise_kind,
+            given)
         if self.training and self.track_running_stats and count:
-            values, momentum = (used.mean, used.var * (count / (count - 1)), *used.parameters), self.momentum
+            values, momentum = (used.mean, used.var * (count / (count - 1)),
+                                *used.parameters), self.momentum
             if momentum is None:
-                momentum = next_weight(tuple(self._running()), values, self.num_batches_tracked)
+                momentum = next_weight(
+                    tuple(self._running()), values, self.num_batches_tracked)
             else:
                 self.num_batches_tracked.add_(1)
             update_running(tuple(self._running()), values, momentum)
         return out
 
     def extra_repr(self) -> str:
-        return f"{self.num_features}, {type(self.gaussianizer).__name__}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, noise={self.noise}"
+        return (f"{self.num_features}, {type(self.gaussianizer).__name__}, "
+                f"eps={self.eps}, momentum={self.momentum}, "
+                f"affine={self.weight is not None}, noise={self.noise}")
 
 # %% ../../nbs/267_layers.gaussianized.ipynb #842b59e8
 class GaussianizedLayerNorm(_Leaf):
-    """Layer normalization over the last axes, of sizes `normalized_shape`, with any gaussianizer; with `Power()`, the default, `LayerNormalNorm`.
+    """Layer normalization over the last axes, of sizes `normalized_shape`, with
+    any gaussianizer; with `Power()`, the default, `LayerNormalNorm`.
 
-    `eps`, `elementwise_affine` as for `torch.nn.LayerNorm`; `noise` (1.0) and `noise_kind` as for `LayerNormalNorm`. Raises `ValueError` where the input does not end in
-    `normalized_shape`, `TypeError` for integer or complex input.
+    `eps`, `elementwise_affine` as for `torch.nn.LayerNorm`; `noise` (1.0) and
+    `noise_kind` as for `LayerNormalNorm`. Raises `ValueError` where the input
+    does not end in `normalized_shape`, `TypeError` for integer or complex
+    input.
 
     Example:
 
@@ -139,24 +206,37 @@ class GaussianizedLayerNorm(_Leaf):
         torch.Size([2, 5, 8])
     """
 
-    def __init__(self, normalized_shape: int | tuple[int, ...], gaussianizer: Gaussianizer | None = None, eps: float = 1e-5, elementwise_affine: bool = True, noise: float = 1.0,
+    def __init__(self, normalized_shape: int | tuple[int, ...],
+                 gaussianizer: Gaussianizer | None = None, eps: float = 1e-5,
+                 elementwise_affine: bool = True, noise: float = 1.0,
                  noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
         Settings(eps, noise, noise_kind).check()
-        self.gaussianizer, self.eps, self.noise, self.noise_kind = gaussianizer or Power(), eps, noise, noise_kind
-        self.weight = nn.Parameter(torch.ones(self.normalized_shape, device=device, dtype=dtype)) if elementwise_affine else None
-        self.bias = nn.Parameter(torch.zeros(self.normalized_shape, device=device, dtype=dtype)) if elementwise_affine else None
+        self.gaussianizer, self.eps, self.noise, self.noise_kind = (
+            gaussianizer or Power(), eps, noise, noise_kind)
+        self.weight = (nn.Parameter(torch.ones(self.normalized_shape,
+                                               device=device, dtype=dtype))
+                       if elementwise_affine else None)
+        self.bias = (nn.Parameter(torch.zeros(self.normalized_shape,
+                                              device=device, dtype=dtype))
+                     if elementwise_affine else None)
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` over its last axes; add noise in training."
         if isinstance(input, Tensor) and input.is_nested:
             return by_parts(input, self.forward)
         check_input(input)
-        if tuple(input.shape[-len(self.normalized_shape):]) != self.normalized_shape:
-            raise ValueError(f"the input's last axes must be normalized_shape={self.normalized_shape}, given a shape of {tuple(input.shape)}")
-        return gaussianized_norm(input, tuple(range(-len(self.normalized_shape), 0)), self.gaussianizer, self.weight, self.bias, self.eps,
-                                 self.noise if self.training else 0.0, self.noise_kind)[0]
+        if (tuple(input.shape[-len(self.normalized_shape):])
+                != self.normalized_shape):
+            raise ValueError("the input's last axes must be "
+                             f"normalized_shape={self.normalized_shape}, given "
+                             f"a shape of {tuple(input.shape)}")
+        return gaussianized_norm(
+            input, tuple(range(-len(self.normalized_shape), 0)),
+            self.gaussianizer, self.weight, self.bias, self.eps,
+            self.noise if self.training else 0.0, self.noise_kind)[0]
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, {type(self.gaussianizer).__name__}, eps={self.eps}, noise={self.noise}"
+        return (f"{self.normalized_shape}, {type(self.gaussianizer).__name__}, "
+                f"eps={self.eps}, noise={self.noise}")

@@ -1,5 +1,7 @@
-// Normality normalization of float32 units in one visit each; derived and tested in the chapter "A kernel in C++".
-// A unit is gathered into contiguous scratch memory that stays in the cache; sums run in float for 64 vectors at most, then in double.
+// Normality normalization of float32 units in one visit each; derived and
+// tested in the chapter "A kernel in C++". A unit is gathered into contiguous
+// scratch memory that stays in the cache; sums run in float for 64 vectors at
+// most, then in double.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -8,20 +10,23 @@
 #include <new>
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"          // GCC 12 gives this one about its own headers
+#pragma GCC diagnostic ignored \
+    "-Wmaybe-uninitialized"  // GCC 12 gives this one about its own headers
 #endif
 #include <immintrin.h>
 #endif
 
 #if defined(_OPENMP)
-extern "C" int omp_get_thread_num(void);            // not from omp.h, which a compiler can lack whose runtime is there
+// not from omp.h, which a compiler can lack whose runtime is there
+extern "C" int omp_get_thread_num(void);
 #endif
 
 namespace {
 
-// Which kernel this is: VL numbers a vector; TABLES of 32 numbers are looked up in registers; FUSED: a·b + c has an instruction
+// Which kernel this is: VL numbers a vector; TABLES of 32 numbers are looked up
+// in registers; FUSED: a·b + c has an instruction
 #if defined(__AVX512F__)
-#define KERNEL_512                                  // needs the foundation of AVX-512 only
+#define KERNEL_512  // needs the foundation of AVX-512 only
 constexpr int VL = 16;
 constexpr bool TABLES = true;
 #else
@@ -33,7 +38,8 @@ constexpr int VL = 4;
 #endif
 constexpr bool TABLES = false;
 #endif
-#if defined(KERNEL_512) || (defined(KERNEL_256) && defined(__FMA__)) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
+#if defined(KERNEL_512) || (defined(KERNEL_256) && defined(__FMA__)) \
+    || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
 constexpr bool FUSED = true;
 #else
 constexpr bool FUSED = false;
@@ -42,16 +48,19 @@ typedef float V __attribute__((vector_size(4 * VL)));
 typedef int32_t I __attribute__((vector_size(4 * VL)));
 typedef uint32_t U __attribute__((vector_size(4 * VL)));
 typedef uint64_t W __attribute__((vector_size(4 * VL)));
-typedef float Unaligned __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef float Unaligned
+    __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef int64_t i64;
 
 inline V load(const float* p) { return *(const Unaligned*)p; }
 inline void store(float* p, V v) { *(Unaligned*)p = v; }
 inline V set(float x) { return V{} + x; }
 
-inline V load_part(const float* p, int n, float fill) {        // the first n < VL values, then `fill`
+// the first n < VL values, then `fill`
+inline V load_part(const float* p, int n, float fill) {
 #if defined(KERNEL_512)
-    return (V)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), p);
+    return (V)_mm512_mask_loadu_ps(_mm512_set1_ps(fill),
+                                   (__mmask16)((1u << n) - 1), p);
 #else
     V v = set(fill);
     for (int i = 0; i < n; i++) v[i] = p[i];
@@ -66,7 +75,8 @@ inline void store_part(float* p, int n, V v) {
 #endif
 }
 inline V absolute(V x) { return (V)((I)x & 0x7fffffff); }
-inline V fma(V a, V b, V c) {                                   // a·b + c with one rounding, which the compiler may not simplify
+// a·b + c with one rounding, which the compiler may not simplify
+inline V fma(V a, V b, V c) {
 #if defined(KERNEL_512)
     return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(KERNEL_256) && defined(__FMA__)
@@ -75,7 +85,7 @@ inline V fma(V a, V b, V c) {                                   // a·b + c with
     V d;
     for (int i = 0; i < VL; i++) d[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return d;
-#else                                                           // no such instruction: in double the product is exact
+#else  // no such instruction: in double the product is exact
     V d;
     for (int i = 0; i < VL; i++) d[i] = (float)((double)a[i] * b[i] + c[i]);
     return d;
@@ -83,12 +93,14 @@ inline V fma(V a, V b, V c) {                                   // a·b + c with
 }
 inline V with_sign(V magnitude, V sign) {                       // magnitude ≥ 0
 #if defined(KERNEL_512)
-    return (V)_mm512_ternarylogic_epi32((__m512i)magnitude, (__m512i)sign, _mm512_set1_epi32(0x7fffffff), 0xE4 /* mask ? a : b */);
+    return (V)_mm512_ternarylogic_epi32((__m512i)magnitude, (__m512i)sign,
+                                        _mm512_set1_epi32(0x7fffffff),
+                                        0xE4 /* mask ? a : b */);
 #else
     return (V)((I)magnitude | ((I)sign & (int32_t)0x80000000));
 #endif
 }
-inline bool any(I mask) {                                       // lanes of all zeros or all ones
+inline bool any(I mask) {  // lanes of all zeros or all ones
 #if defined(KERNEL_512)
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #else
@@ -97,7 +109,7 @@ inline bool any(I mask) {                                       // lanes of all 
     return found;
 #endif
 }
-inline V square_root(V x) {                                     // x ≥ 0, to 2 ulp
+inline V square_root(V x) {  // x ≥ 0, to 2 ulp
 #if defined(KERNEL_512)
     x = (V)_mm512_max_ps((__m512)x, _mm512_set1_ps(1e-36f));
     V y = (V)_mm512_rsqrt14_ps((__m512)x), root = x * y;
@@ -108,18 +120,24 @@ inline V square_root(V x) {                                     // x ≥ 0, to 2
     return y;
 #endif
 }
-inline V exponent(V x) {                                        // e of a normal x = 2^e m > 0, 1 ≤ m < 2
+inline V exponent(V x) {  // e of a normal x = 2^e m > 0, 1 ≤ m < 2
 #if defined(KERNEL_512)
-    return (V)_mm512_maskz_getexp_ps(0xffff, (__m512)x);                          // like the plain one, of whose header GCC 12 warns
+    // like the plain one, of whose header GCC 12 warns
+    return (V)_mm512_maskz_getexp_ps(0xffff, (__m512)x);
 #else
     return __builtin_convertvector(((I)x >> 23) - 127, V);
 #endif
 }
-inline V lookup(const float table[16], I index) {               // the last four bits of the index count
+// the last four bits of the index count
+inline V lookup(const float table[16], I index) {
 #if defined(KERNEL_512)
-    return (V)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, _mm512_load_ps(table));
+    return (V)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index,
+                                          _mm512_load_ps(table));
 #elif defined(KERNEL_256)
-    __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(table), (__m256i)index), high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), (__m256i)index);
+    __m256 low =
+               _mm256_permutevar8x32_ps(_mm256_load_ps(table), (__m256i)index),
+           high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8),
+                                           (__m256i)index);
     return (V)_mm256_blendv_ps(low, high, (__m256)(index << 28));
 #else
     V found;
@@ -141,26 +159,44 @@ inline double total(V x) {
 inline void totals(const V* t, int count, double* s) {
     int m = 0;
 #if defined(KERNEL_512)
-    for (; m + 4 <= count; m += 4) {                // four at a time: halves are added while they are brought together
+    // four at a time: halves are added while they are brought together
+    for (; m + 4 <= count; m += 4) {
         const __m512 *x = (const __m512*)(t + m);
-        __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1])), b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-        __m512 c = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-        __m256 d = _mm256_add_ps(_mm512_castps512_ps256(c), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(c), 1)));
-        __m128 e = _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
-        _mm256_storeu_pd(s + m, _mm256_add_pd(_mm256_loadu_pd(s + m), _mm256_cvtps_pd(e)));
+        __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]),
+                                 _mm512_unpackhi_ps(x[0], x[1])),
+               b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]),
+                                 _mm512_unpackhi_ps(x[2], x[3]));
+        __m512 c = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44),
+                                 _mm512_shuffle_ps(a, b, 0xee));
+        __m256 d = _mm256_add_ps(
+            _mm512_castps512_ps256(c),
+            _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(c), 1)));
+        __m128 e =
+            _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
+        _mm256_storeu_pd(
+            s + m, _mm256_add_pd(_mm256_loadu_pd(s + m), _mm256_cvtps_pd(e)));
     }
 #endif
     for (; m < count; m++) s[m] += total(t[m]);
 }
 
-// Two vectors side by side: a processor finds more to do at once in two chains of dependent steps than in one.
+// Two vectors side by side: a processor finds more to do at once in two chains
+// of dependent steps than in one.
 struct V2 { V a, b; };
 struct I2 { I a, b; };
-#define BINARY(op)                                                                              \
-    [[maybe_unused]] inline V2 operator op(V2 x, V2 y) { return {x.a op y.a, x.b op y.b}; }     \
-    [[maybe_unused]] inline V2 operator op(V2 x, V y) { return {x.a op y, x.b op y}; }          \
-    [[maybe_unused]] inline V2 operator op(V2 x, float y) { return {x.a op y, x.b op y}; }      \
-    [[maybe_unused]] inline V2 operator op(float x, V2 y) { return {x op y.a, x op y.b}; }
+#define BINARY(op)                                          \
+    [[maybe_unused]] inline V2 operator op(V2 x, V2 y) {    \
+        return {x.a op y.a, x.b op y.b};                    \
+    }                                                       \
+    [[maybe_unused]] inline V2 operator op(V2 x, V y) {     \
+        return {x.a op y, x.b op y};                        \
+    }                                                       \
+    [[maybe_unused]] inline V2 operator op(V2 x, float y) { \
+        return {x.a op y, x.b op y};                        \
+    }                                                       \
+    [[maybe_unused]] inline V2 operator op(float x, V2 y) { \
+        return {x op y.a, x op y.b};                        \
+    }
 BINARY(+) BINARY(-) BINARY(*) BINARY(/)
 #undef BINARY
 inline V2& operator+=(V2& x, V2 y) { return x = x + y; }
@@ -169,30 +205,45 @@ inline I2 bits(V2 x) { return {(I)x.a, (I)x.b}; }
 inline V floats(I x) { return (V)x; }
 inline V2 floats(I2 x) { return {(V)x.a, (V)x.b}; }
 inline V2 exponent(V2 x) { return {exponent(x.a), exponent(x.b)}; }
-inline V2 lookup(const float table[16], I2 index) { return {lookup(table, index.a), lookup(table, index.b)}; }
+inline V2 lookup(const float table[16], I2 index) {
+    return {lookup(table, index.a), lookup(table, index.b)};
+}
 inline I2 operator-(I2 x, I2 y) { return {x.a - y.a, x.b - y.b}; }
 inline I2 operator>>(I2 x, int y) { return {x.a >> y, x.b >> y}; }
-// 2ⁿ · factor, for n with 1.5 · 2^23 added. Of far values n means nothing, and the sum goes round: without a sign, where that is allowed.
+// 2ⁿ · factor, for n with 1.5 · 2^23 added. Of far values n means nothing, and
+// the sum goes round: without a sign, where that is allowed.
 inline V times_power(V factor, V n) { return (V)(((U)n << 23) + (U)factor); }
-inline V2 times_power(V2 factor, V2 n) { return {times_power(factor.a, n.a), times_power(factor.b, n.b)}; }
-inline V2 times_power(V factor, V2 n) { return {times_power(factor, n.a), times_power(factor, n.b)}; }
+inline V2 times_power(V2 factor, V2 n) {
+    return {times_power(factor.a, n.a), times_power(factor.b, n.b)};
+}
+inline V2 times_power(V factor, V2 n) {
+    return {times_power(factor, n.a), times_power(factor, n.b)};
+}
 inline I2 operator&(I2 x, int y) { return {x.a & y, x.b & y}; }
 inline V2 absolute(V2 x) { return {absolute(x.a), absolute(x.b)}; }
-inline V2 with_sign(V2 x, V2 y) { return {with_sign(x.a, y.a), with_sign(x.b, y.b)}; }
-inline V2 fma(V2 x, V2 y, V2 z) { return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)}; }
+inline V2 with_sign(V2 x, V2 y) {
+    return {with_sign(x.a, y.a), with_sign(x.b, y.b)};
+}
+inline V2 fma(V2 x, V2 y, V2 z) {
+    return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)};
+}
 inline V2 fma(V2 x, V y, V2 z) { return {fma(x.a, y, z.a), fma(x.b, y, z.b)}; }
 inline V2 fma(V2 x, V2 y, V z) { return {fma(x.a, y.a, z), fma(x.b, y.b, z)}; }
 inline I negative(V x) { return (I)x < 0; }
 inline I2 negative(V2 x) { return {(I)x.a < 0, (I)x.b < 0}; }
 inline V choose(I left, const V c[2]) { return left ? c[1] : c[0]; }
-inline V2 choose(I2 left, const V c[2]) { return {choose(left.a, c), choose(left.b, c)}; }
+inline V2 choose(I2 left, const V c[2]) {
+    return {choose(left.a, c), choose(left.b, c)};
+}
 inline void add(V& sum, V x) { sum += x; }
 inline void add(V& sum, V2 x) { sum += x.a + x.b; }
 inline void add(V& sum, V x, V y) { sum += x * y; }
 inline void add(V& sum, V2 x, V2 y) { sum += x.a * y.a, sum += x.b * y.b; }
 
-// Sixteen numbers c of at most 18 bits, each near 1/x in the middle of one of the intervals that divide [1, 2), and −log c. Among its neighbours a c was taken
-// whose −log c is a multiple of 2^-21, but for 2^-31. The float nearest to log 2 is one, too, but for 2^-29.
+// Sixteen numbers c of at most 18 bits, each near 1/x in the middle of one of
+// the intervals that divide [1, 2), and −log c. Among its neighbours a c was
+// taken whose −log c is a multiple of 2^-21, but for 2^-31. The float nearest
+// to log 2 is one, too, but for 2^-29.
 alignas(64) const float inverses[16] = {             // 2^127 c
     0x1p127f, 0x1.e371p126f, 0x1.c6fep126f, 0x1.ad89p126f, 0x1.98458p126f,
     0x1.85518p126f, 0x1.7327p126f, 0x1.635b8p126f, 0x1.5566p126f, 0x1.4793p126f,
@@ -203,20 +254,26 @@ alignas(64) const float logarithms[16] = {           // −log c of these
     0x1.496eep-2f, 0x1.75f72p-2f, 0x1.9f004p-2f, 0x1.c9542p-2f, 0x1.f003ap-2f,
     0x1.0b835p-1f, 0x1.1d565p-1f, 0x1.2f182p-1f, 0x1.3f3f5p-1f, 0x1.50e14p-1f};
 
-// log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c + log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.042.
-// The sum of the first two terms is exact below 8. f has one rounding, and none where e = 0 and c = 1.
+// log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c +
+// log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.042. The sum of the
+// first two terms is exact below 8. f has one rounding, and none where e = 0
+// and c = 1.
 template <class T>
 struct Log { T large, small; };      // their sum, which need not be a float
 
 template <bool PLUS_ONE, class T>
 inline Log<T> logarithm(T a) {
-    T s = PLUS_ONE ? a * 1.02f + 1.02f : a * 1.02f;             // its leading bits say which c; because of the factor the interval of c = 1 extends to both sides of 1
+    // its leading bits say which c; because of the factor the interval of c = 1
+    // extends to both sides of 1
+    T s = PLUS_ONE ? a * 1.02f + 1.02f : a * 1.02f;
     auto which = bits(s) >> 19;
-    T scale = floats(bits(lookup(inverses, which)) - (bits(s) & 0x7f800000));           // 2^-e c
+    // 2^-e c
+    T scale = floats(bits(lookup(inverses, which)) - (bits(s) & 0x7f800000));
     T f = PLUS_ONE ? fma(a, scale, scale - 1.0f) : fma(a, scale, set(-1.0f));
     T p = f * -0.2406941801f + 0.3333307505f;
     p = p * f - 0.5000025034f;
-    return {exponent(s) * 0.69314718056f + lookup(logarithms, which), f * f * p + f};
+    return {exponent(s) * 0.69314718056f + lookup(logarithms, which),
+            f * f * p + f};
 }
 template <class T>
 inline Log<T> log1p_in_parts(T a) { return logarithm<true>(a); }
@@ -225,11 +282,14 @@ inline T sum(Log<T> x) { return x.large + x.small; }
 template <class T>
 inline T log1p_of(T a) { return sum(log1p_in_parts(a)); }
 
+// exp(t) = 2^n (1+m), |t| ≤ 87; n comes with 1.5 · 2^23 added
 template <class T>
-struct Exp { T n, m; };              // exp(t) = 2^n (1+m), |t| ≤ 87; n comes with 1.5 · 2^23 added
+struct Exp { T n, m; };
 
-// t = η ell, with η/log 2 ≈ binary. What was rounded off, times 0.75 log 2, is `low`: it enters m = 2^r − 1, |r| ≤ ½, by its derivative 2^r log 2, and 2^r is taken to be
-// 0.75, about as where r < 0 < n. There 2^n − 1 and 2^n m have opposite signs and no error to spare.
+// t = η ell, with η/log 2 ≈ binary. What was rounded off, times 0.75 log 2, is
+// `low`: it enters m = 2^r − 1, |r| ≤ ½, by its derivative 2^r log 2, and 2^r
+// is taken to be 0.75, about as where r < 0 < n. There 2^n − 1 and 2^n m have
+// opposite signs and no error to spare.
 template <class T>
 inline Exp<T> exp_from_reduced(T n, T r, T rest) {
     T p = r * 0.0001525138359f + 0.001338921604f;
@@ -241,44 +301,55 @@ inline Exp<T> exp_from_reduced(T n, T r, T rest) {
 template <class T>
 inline Exp<T> exp_of(T binary, T low, T ell) {
     T n = fma(binary, ell, set(12582912.0f));
-    return exp_from_reduced(n, fma(binary, ell, 12582912.0f - n), low * ell);          // from the exact product
+    // from the exact product
+    return exp_from_reduced(n, fma(binary, ell, 12582912.0f - n), low * ell);
 }
-// The same for an ℓ in two parts: their sum would be rounded, and a large t = ηℓ would multiply that.
+// The same for an ℓ in two parts: their sum would be rounded, and a large t =
+// ηℓ would multiply that.
 template <class T>
 inline Exp<T> exp_of(T binary, T low, Log<T> parts) {
     T ell = sum(parts), n = fma(binary, ell, set(12582912.0f));
-    return exp_from_reduced(n, fma(binary, parts.small, fma(binary, parts.large, 12582912.0f - n)), low * ell);
+    return exp_from_reduced(
+        n, fma(binary, parts.small, fma(binary, parts.large, 12582912.0f - n)),
+        low * ell);
 }
 template <class T>
 inline T exp_from(Exp<T> x) {
     T scale = times_power(set(1), x.n);
     return x.m * scale + scale;
 }
+// factor · expm1(t), with one rounding less than if it came last; 2^n factor
+// may not underflow
 template <class T>
-inline T expm1_from(Exp<T> x, T factor) {                       // factor · expm1(t), with one rounding less than if it came last; 2^n factor may not underflow
+inline T expm1_from(Exp<T> x, T factor) {
     T scaled = times_power(factor, x.n);
     return fma(x.m, scaled, scaled - factor);
 }
 
-// The float nearest to 1/η, or the second nearest where that spares 7/η (2^n/η − 1/η in expm1_from, n = 3) a rounding by half a unit in the last place.
+// The float nearest to 1/η, or the second nearest where that spares 7/η (2^n/η
+// − 1/η in expm1_from, n = 3) a rounding by half a unit in the last place.
 inline float chosen_inverse(double eta) {
     const double exact = 1 / eta;
     float found = (float)exact;
     uint32_t word;
     std::memcpy(&word, &found, 4);
-    if ((word & 0x7fffff) > 0x124924 && (word & 7) == 4)       // 7/η > 8 · 2^k, and 7 · 4 = 3 · 8 + 4
+    // 7/η > 8 · 2^k, and 7 · 4 = 3 · 8 + 4
+    if ((word & 0x7fffff) > 0x124924 && (word & 7) == 4)
         word += std::fabs((double)found) < std::fabs(exact) ? 1 : -1;
     std::memcpy(&found, &word, 4);
     return found;
 }
 
-// The power transform of one unit: constants for h ≥ 0 and h < 0. An opposite error of t makes up for what was rounded off 1/η, but for its size:
-// exp turns a relative error of t into one of t eᵗ/expm1(t), which is 1 at t = 0, 1.7 at 1.2, 0.8 at −0.4.
+// The power transform of one unit: constants for h ≥ 0 and h < 0. An opposite
+// error of t makes up for what was rounded off 1/η, but for its size: exp turns
+// a relative error of t into one of t eᵗ/expm1(t), which is 1 at t = 0, 1.7 at
+// 1.2, 0.8 at −0.4.
 struct Power {
-    V binary[2], low[2], inverse[2];                // for exp_of; ±1/η with the sign of h
+    V binary[2], low[2], inverse[2];  // for exp_of; ±1/η with the sign of h
     float lmbda, most;                              // `most`: the larger |η|
     bool identity, small;
-    explicit Power(double l, bool chosen = false) {  // `chosen`: with the better of two inverses, which takes 20 ns
+    // `chosen`: with the better of two inverses, which takes 20 ns
+    explicit Power(double l, bool chosen = false) {
         lmbda = (float)l;
         most = (float)std::fmax(std::fabs(l), std::fabs(2 - l));
         identity = l == 1.0;
@@ -286,29 +357,41 @@ struct Power {
         for (int side = 0; side < 2; side++) {
             double eta = side ? 2 - l : l;
             if (std::fabs(eta) < 1e-9) eta = 1e-9;
-            const float rounded = chosen ? chosen_inverse(eta) : (float)(1 / eta);
+            const float rounded =
+                chosen ? chosen_inverse(eta) : (float)(1 / eta);
             const double wanted = eta * M_LOG2E, off = rounded * eta - 1;
             binary[side] = set((float)wanted);
-            low[side] = set((float)((wanted - (float)wanted - (eta < 0 ? 1.05 : 0.58) * off * wanted) * (0.75 * M_LN2)));
+            low[side] = set((float)((wanted - (float)wanted
+                                     - (eta < 0 ? 1.05 : 0.58) * off * wanted)
+                                    * (0.75 * M_LN2)));
             inverse[side] = set(side ? -rounded : rounded);
         }
     }
 };
 
+// ψ(h), given ℓ = log1p|h| in one part or in two
 template <class T, class L>
-inline T transform(T h, L ell, const V binary[2], const V low[2], const V inverse[2]) {     // ψ(h), given ℓ = log1p|h| in one part or in two
+inline T transform(T h, L ell, const V binary[2], const V low[2],
+                   const V inverse[2]) {
     auto left = negative(h);
-    return expm1_from(exp_of(choose(left, binary), choose(left, low), ell), choose(left, inverse));
+    return expm1_from(exp_of(choose(left, binary), choose(left, low), ell),
+                      choose(left, inverse));
 }
-template <class T, class L>
-inline T transform(T h, L ell, const Power& w) { return transform(h, ell, w.binary, w.low, w.inverse); }
+template <class T, class L> inline T transform(T h, L ell, const Power& w) {
+    return transform(h, ell, w.binary, w.low, w.inverse);
+}
 
-// ---- noise: Philox 4×32-10 with the element's index divided by four as counter, then Box–Muller ----
+// ---- noise: Philox 4×32-10 with the element's index divided by four as
+// counter, then Box–Muller
 
 #if defined(KERNEL_512)
-inline W multiply(W x, uint32_t m) { return (W)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(m)); }
+inline W multiply(W x, uint32_t m) {
+    return (W)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(m));
+}
 #elif defined(KERNEL_256)
-inline W multiply(W x, uint32_t m) { return (W)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m)); }
+inline W multiply(W x, uint32_t m) {
+    return (W)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m));
+}
 #else
 inline W multiply(W x, uint32_t m) { return (x & 0xffffffffull) * (uint64_t)m; }
 #endif
@@ -317,19 +400,25 @@ struct Keys {                                       // of the ten rounds
     uint64_t k[20];
     explicit Keys(uint64_t key) {
         uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-        for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) k[2 * round] = k0, k[2 * round + 1] = k1;
+        for (int round = 0; round < 10;
+             round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
+            k[2 * round] = k0, k[2 * round + 1] = k1;
     }
 };
 
-inline W high(W product) {                          // the upper half of each lane brought to the lower one
+// the upper half of each lane brought to the lower one
+inline W high(W product) {
 #if defined(KERNEL_512)
-    return (W)_mm512_shuffle_epi32((__m512i)product, (_MM_PERM_ENUM)0xf5);        // not a shift, which would wait for the multiplications' port
+    // not a shift, which would wait for the multiplications' port
+    return (W)_mm512_shuffle_epi32((__m512i)product, (_MM_PERM_ENUM)0xf5);
 #else
     return product >> 32;
 #endif
 }
 
-struct Words { W x0, x1, x2, x3; };                 // 32-bit words in the lower halves of 64-bit lanes; the upper halves are not used
+// 32-bit words in the lower halves of 64-bit lanes; the upper halves are not
+// used
+struct Words { W x0, x1, x2, x3; };
 inline void rounds(Words& s, const Keys& keys) {
 #pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
@@ -341,7 +430,9 @@ inline void rounds(Words& s, const Keys& keys) {
 }
 inline U both(W even, W odd) {
 #if defined(KERNEL_512)
-    return (U)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd, (_MM_PERM_ENUM)0xa0);         // odd numbers from the lower halves of `odd`
+    // odd numbers from the lower halves of `odd`
+    return (U)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd,
+                                        (_MM_PERM_ENUM)0xa0);
 #else
     return (U)((even & 0xffffffffull) | (odd << 32));
 #endif
@@ -350,8 +441,11 @@ inline U both(W even, W odd) {
 inline void box_muller(U a, U b, V& first, V& second) {
     V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
     V radius = square_root(sum(logarithm<false>(u)) * -2.0f);
-    U turned = b + 0x20000000u;                     // its first two bits: the angle rounded to quarters of a turn
-    V x = __builtin_convertvector((I)(b << 2), V) * (1.4629180792671596e-09f / 4);          // what is left, exact in integers; 2π 2^-32
+    // its first two bits: the angle rounded to quarters of a turn
+    U turned = b + 0x20000000u;
+    // what is left, exact in integers; 2π 2^-32
+    V x =
+        __builtin_convertvector((I)(b << 2), V) * (1.4629180792671596e-09f / 4);
     V y = x * x;
     V s = y * -1.9515296e-4f + 8.3321609e-3f;
     s = s * y - 0.16666655f;
@@ -363,13 +457,17 @@ inline void box_muller(U a, U b, V& first, V& second) {
     I odd = (I)((turned & 0x40000000u) << 1) < 0;
     V cosine = odd ? s : c, sine = odd ? c : s;
     radius = (V)((U)radius ^ (turned & 0x80000000u));
-    first = (V)((U)(radius * cosine) ^ ((turned << 1) & 0x80000000u)), second = radius * sine;
+    first = (V)((U)(radius * cosine) ^ ((turned << 1) & 0x80000000u)),
+    second = radius * sine;
 }
 
-inline void interleave(V a, V b, V c, V d, float* z) {          // in each block of four lanes: a transpose
+// in each block of four lanes: a transpose
+inline void interleave(V a, V b, V c, V d, float* z) {
 #if defined(KERNEL_512)
-    __m512 ab = _mm512_unpacklo_ps((__m512)a, (__m512)b), cd = _mm512_unpacklo_ps((__m512)c, (__m512)d);
-    __m512 AB = _mm512_unpackhi_ps((__m512)a, (__m512)b), CD = _mm512_unpackhi_ps((__m512)c, (__m512)d);
+    __m512 ab = _mm512_unpacklo_ps((__m512)a, (__m512)b),
+           cd = _mm512_unpacklo_ps((__m512)c, (__m512)d);
+    __m512 AB = _mm512_unpackhi_ps((__m512)a, (__m512)b),
+           CD = _mm512_unpackhi_ps((__m512)c, (__m512)d);
     store(z, (V)_mm512_unpacklo_pd((__m512d)ab, (__m512d)cd));
     store(z + VL, (V)_mm512_unpackhi_pd((__m512d)ab, (__m512d)cd));
     store(z + 2 * VL, (V)_mm512_unpacklo_pd((__m512d)AB, (__m512d)CD));
@@ -381,25 +479,35 @@ inline void interleave(V a, V b, V c, V d, float* z) {          // in each block
 #endif
 }
 
-struct Lanes {                                      // lane 4b+i holds counter + (VL/4) i + b, so that the transposes come out in order
+// lane 4b+i holds counter + (VL/4) i + b, so that the transposes come out in
+// order
+struct Lanes {
     W even, odd;
     Lanes() {
         for (int j = 0; j < VL / 2; j++) {
             int l = 2 * j, m = 2 * j + 1;
-            even[j] = VL / 4 * (l % 4) + l / 4, odd[j] = VL / 4 * (m % 4) + m / 4;
+            even[j] = VL / 4 * (l % 4) + l / 4,
+            odd[j] = VL / 4 * (m % 4) + m / 4;
         }
     }
 };
 const Lanes lanes;
 
-// Batches of 4·VL numbers: z[4j+i] = number i of counter j. First all words, then all numbers: two loops with more work in flight than one.
+// Batches of 4·VL numbers: z[4j+i] = number i of counter j. First all words,
+// then all numbers: two loops with more work in flight than one.
 constexpr int BATCH = 4 * VL, BATCHES = 8;
-struct Counters {                                   // of VL quadruples at a time, in runs of `run` quadruples that begin `run + jump` apart
+// of VL quadruples at a time, in runs of `run` quadruples that begin `run +
+// jump` apart
+struct Counters {
     W even, odd, even_at, odd_at;
     uint64_t run, jump;
-    bool low = false;                               // none that matters is 2^32 or more
+    bool low = false;  // none that matters is 2^32 or more
     Counters(uint64_t counter, uint64_t at, uint64_t run_, uint64_t jump_)
-        : even(lanes.even + counter), odd(lanes.odd + counter), even_at(lanes.even + at), odd_at(lanes.odd + at), run(run_), jump(jump_) { wrap(); }
+        : even(lanes.even + counter), odd(lanes.odd + counter),
+          even_at(lanes.even + at), odd_at(lanes.odd + at), run(run_),
+          jump(jump_) {
+        wrap();
+    }
     void wrap() {
         if (!jump) return;
         for (uint64_t passed = 0; passed < VL; passed += run) {
@@ -415,11 +523,15 @@ struct Counters {                                   // of VL quadruples at a tim
     }
 };
 template <bool LOW>
-inline void philox(Counters& counters, int count, const Keys& keys, U words[][4]) {
-    for (int b = 0; b < count; b++) {               // with LOW the first two rounds have less to do
-        Words p{counters.even, LOW ? W{} : counters.even >> 32, W{}, W{}}, q{counters.odd, LOW ? W{} : counters.odd >> 32, W{}, W{}};
+inline void philox(Counters& counters, int count, const Keys& keys,
+                   U words[][4]) {
+    // with LOW the first two rounds have less to do
+    for (int b = 0; b < count; b++) {
+        Words p{counters.even, LOW ? W{} : counters.even >> 32, W{}, W{}},
+            q{counters.odd, LOW ? W{} : counters.odd >> 32, W{}, W{}};
         rounds(p, keys), rounds(q, keys);
-        words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1), words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
+        words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1),
+        words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
         counters.next();
     }
 }
@@ -435,7 +547,9 @@ void batches(Counters& counters, int count, const Keys& keys, float* z) {
     }
 }
 
-void normals(Counters& counters, int skip, i64 count, const Keys& keys, float* z) {    // `count` numbers, without the first `skip`
+// `count` numbers, without the first `skip`
+void normals(Counters& counters, int skip, i64 count, const Keys& keys,
+             float* z) {
     alignas(64) float part[BATCHES * BATCH];
     while (count > 0) {
         i64 wanted = (skip + count + BATCH - 1) / BATCH;
@@ -450,39 +564,53 @@ void normals(Counters& counters, int skip, i64 count, const Keys& keys, float* z
         z += n, count -= n, skip = 0;
     }
 }
-void normals(uint64_t start, i64 count, const Keys& keys, float* z) {   // for elements start, start+1, …
+// for elements start, start+1, …
+void normals(uint64_t start, i64 count, const Keys& keys, float* z) {
     Counters counters(start >> 2, 0, 1, 0);
     counters.low = (start + count) >> 34 == 0;
     normals(counters, (int)(start & 3), count, keys, z);
 }
 
-// ---- the transform as polynomials in pieces, for many elements of the same λ ----
+// ---- the transform as polynomials in pieces, for many elements of the same λ
 
 #if defined(KERNEL_512)
-// ψ(h)/h on four pieces of each octave of 1+|h| < 16, on either side of 0: polynomials of degree 5 in 1+|h| − (middle of the piece), looked up in registers.
+// ψ(h)/h on four pieces of each octave of 1+|h| < 16, on either side of 0:
+// polynomials of degree 5 in 1+|h| − (middle of the piece), looked up in
+// registers.
 constexpr int TERMS = 6, PIECES = 32;
 struct Pieces {
-    alignas(64) float term[TERMS][PIECES];          // in powers of 1+|h| − middle, times the weight
+    // in powers of 1+|h| − middle, times the weight
+    alignas(64) float term[TERMS][PIECES];
     static bool apply(const Power& p) { return !p.identity && p.most <= 3; }
     void set(const Power& power, float weight);     // where it applies
 };
-struct Nodes {                                      // where ψ(h)/h is interpolated, and the solution of the interpolation
-    double ell[TERMS][PIECES], by_h[TERMS][PIECES], solve[TERMS][TERMS], scale[PIECES];
+// where ψ(h)/h is interpolated, and the solution of the interpolation
+struct Nodes {
+    double ell[TERMS][PIECES], by_h[TERMS][PIECES], solve[TERMS][TERMS],
+        scale[PIECES];
     static int left(int piece) { return piece >= 16; }
     Nodes() {
         double x[TERMS];
-        for (int k = 0; k < TERMS; k++) x[k] = std::cos((k + 0.5) * M_PI / TERMS);
-        for (int k = 0; k < TERMS; k++) {           // Lagrange's polynomial that is 1 at x[k] and 0 at the other nodes, multiplied out
+        for (int k = 0; k < TERMS; k++)
+            x[k] = std::cos((k + 0.5) * M_PI / TERMS);
+        // Lagrange's polynomial that is 1 at x[k] and 0 at the other nodes,
+        // multiplied out
+        for (int k = 0; k < TERMS; k++) {
             double basis[TERMS] = {1}, there = 1;
             for (int i = 0; i < TERMS; i++) {
                 if (i == k) continue;
-                for (int m = TERMS - 1; m >= 0; m--) basis[m] = (m ? basis[m - 1] : 0) - x[i] * basis[m];
+                for (int m = TERMS - 1; m >= 0; m--)
+                    basis[m] = (m ? basis[m - 1] : 0) - x[i] * basis[m];
                 there *= x[k] - x[i];
             }
             for (int m = 0; m < TERMS; m++) solve[m][k] = basis[m] / there;
         }
-        for (int i = 0; i < PIECES; i++) {          // bits 21 … 24 of the float 1+|h|: two of the exponent, whose bias makes octave 0 the last, two of the mantissa
-            const double octave = (double)(1 << ((i / 4 + 1) % 4)), middle = octave * (1 + (i % 4 + 0.5) / 4), half = octave / 8;
+        // bits 21 … 24 of the float 1+|h|: two of the exponent, whose bias
+        // makes octave 0 the last, two of the mantissa
+        for (int i = 0; i < PIECES; i++) {
+            const double octave = (double)(1 << ((i / 4 + 1) % 4)),
+                         middle = octave * (1 + (i % 4 + 0.5) / 4),
+                         half = octave / 8;
             scale[i] = 1 / half;
             for (int k = 0; k < TERMS; k++) {
                 double h = middle + half * x[k] - 1;
@@ -503,8 +631,10 @@ void Pieces::set(const Power& power, float weight) {
         by_eta[i] = weight / eta[i];
     }
     for (int k = 0; k < TERMS; k++)
-        for (int i = 0; i < PIECES; i++) {          // expm1 to about 1e-13, for |t| < 9
-            double t = eta[i] * nodes.ell[k][i], n = (t * 1.4426950408889634 + 0x1.8p52) - 0x1.8p52, r = t - n * 0.6931471805599453;
+        for (int i = 0; i < PIECES; i++) {  // expm1 to about 1e-13, for |t| < 9
+            double t = eta[i] * nodes.ell[k][i],
+                   n = (t * 1.4426950408889634 + 0x1.8p52) - 0x1.8p52,
+                   r = t - n * 0.6931471805599453;
             double p = 1.0 / 479001600;
             p = p * r + 1.0 / 39916800;
             p = p * r + 1.0 / 3628800;
@@ -518,14 +648,16 @@ void Pieces::set(const Power& power, float weight) {
             p = p * r + 0.5;
             p = p * r * r + r;
             union { i64 i; double d; } power = {((i64)n + 1023) << 52};
-            value[k][i] = (p * power.d + (power.d - 1)) * by_eta[i] * nodes.by_h[k][i];
+            value[k][i] =
+                (p * power.d + (power.d - 1)) * by_eta[i] * nodes.by_h[k][i];
         }
     double factor[PIECES];
     for (int i = 0; i < PIECES; i++) factor[i] = 1;
     for (int m = 0; m < TERMS; m++)
         for (int i = 0; i < PIECES; i++) {
             double sum = 0;
-            for (int k = 0; k < TERMS; k++) sum += nodes.solve[m][k] * value[k][i];
+            for (int k = 0; k < TERMS; k++)
+                sum += nodes.solve[m][k] * value[k][i];
             term[m][i] = (float)(sum * factor[i]);
             factor[i] *= nodes.scale[i];
         }
@@ -533,40 +665,64 @@ void Pieces::set(const Power& power, float weight) {
 struct Lookup {                                     // a table in registers
     __m512 low[TERMS], high[TERMS];
     explicit Lookup(const Pieces& p) {
-        for (int m = 0; m < TERMS; m++) low[m] = _mm512_load_ps(p.term[m]), high[m] = _mm512_load_ps(p.term[m] + 16);
+        for (int m = 0; m < TERMS; m++)
+            low[m] = _mm512_load_ps(p.term[m]),
+            high[m] = _mm512_load_ps(p.term[m] + 16);
     }
     // ψ(h)·weight + bias; y = 1+|h|
     inline V operator()(V h, V y, V bias) const {
-        const __m512i piece = _mm512_ternarylogic_epi32(_mm512_srli_epi32((__m512i)y, 21), _mm512_srli_epi32((__m512i)h, 27), _mm512_set1_epi32(16), 0xD8 /* mask ? h : y */);
-        const V from_middle = y - (V)_mm512_ternarylogic_epi32((__m512i)y, _mm512_set1_epi32(0x7fe00000), _mm512_set1_epi32(0x00100000), 0xEA /* y & mask | half */);
+        const __m512i piece = _mm512_ternarylogic_epi32(
+            _mm512_srli_epi32((__m512i)y, 21),
+            _mm512_srli_epi32((__m512i)h, 27), _mm512_set1_epi32(16),
+            0xD8 /* mask ? h : y */);
+        const V from_middle =
+            y
+            - (V)_mm512_ternarylogic_epi32(
+                (__m512i)y, _mm512_set1_epi32(0x7fe00000),
+                _mm512_set1_epi32(0x00100000), 0xEA /* y & mask | half */);
         V p = (V)_mm512_permutex2var_ps(low[TERMS - 1], piece, high[TERMS - 1]);
 #pragma GCC unroll 8
-        for (int m = TERMS - 2; m >= 0; m--) p = p * from_middle + (V)_mm512_permutex2var_ps(low[m], piece, high[m]);
+        for (int m = TERMS - 2; m >= 0; m--)
+            p = p * from_middle
+                + (V)_mm512_permutex2var_ps(low[m], piece, high[m]);
         return p * h + bias;
     }
-    inline V2 operator()(V2 h, V2 y, V bias) const { return {(*this)(h.a, y.a, bias), (*this)(h.b, y.b, bias)}; }
+    inline V2 operator()(V2 h, V2 y, V bias) const {
+        return {(*this)(h.a, y.a, bias), (*this)(h.b, y.b, bias)};
+    }
 };
 #endif
 
 // ---- a unit ----
 
-constexpr i64 BLOCK = 64 * VL;                      // elements between two transfers of float sums to double
-constexpr int KEPT = 10;                            // numbers per unit, beside mean, variance and λ, that the backward pass needs
+// elements between two transfers of float sums to double
+constexpr i64 BLOCK = 64 * VL;
+// numbers per unit, beside mean, variance and λ, that the backward pass needs
+constexpr int KEPT = 10;
 enum Noise { NONE, SCALED, UNSCALED, DROPOUT };
 
 struct Job {
     const float *u, *grad;
     float* out;
     const float *weight, *bias;
-    float *mean, *var, *lmbda, *kept;               // per unit; `kept`: KEPT numbers each. Null in a forward pass that nothing follows
-    float *weight_grad, *bias_grad;                 // one for each weight, and, with one weight a unit, for each unit
-    float *running_mean, *running_var, *running_lambda;             // per unit, or null: averages that move towards those of this call
-    i64 units;                                      // unit i starts at element (i / period) * outer + (i % period) * inner
+    // per unit; `kept`: KEPT numbers each. Null in a forward pass that nothing
+    // follows
+    float *mean, *var, *lmbda, *kept;
+    // one for each weight, and, with one weight a unit, for each unit
+    float *weight_grad, *bias_grad;
+    // per unit, or null: averages that move towards those of this call
+    float *running_mean, *running_var, *running_lambda;
+    // unit i starts at element (i / period) * outer + (i % period) * inner
+    i64 units;
     i64 period, outer, inner;
-    i64 segments, length, stride;                   // and consists of `segments` runs of `length` elements, `stride` apart
-    i64 columns, run;                               // columns > 0: units are the columns of a matrix; index: see `index_of`
-    i64 weights;                                    // 0: none; 1: one a unit; −1: one an element; n: one for each of n equal parts of a unit
-    i64 weight_period;                              // unit i takes weights (i % weight_period) · n, …
+    // and consists of `segments` runs of `length` elements, `stride` apart
+    i64 segments, length, stride;
+    // columns > 0: units are the columns of a matrix; index: see `index_of`
+    i64 columns, run;
+    // 0: none; 1: one a unit; −1: one an element; n: one for each of n equal
+    // parts of a unit
+    i64 weights;
+    i64 weight_period;  // unit i takes weights (i % weight_period) · n, …
     i64 given, transform, kind;
     double eps, alpha, noise;
     i64 threads;
@@ -574,21 +730,24 @@ struct Job {
     double momentum;
 };
 
-// What an exported function returns. All memory is asked for before anything is written, by the thread that calls; nothing here throws.
+// What an exported function returns. All memory is asked for before anything is
+// written, by the thread that calls; nothing here throws.
 enum { DONE, NO_MEMORY, NO_DATA };
-thread_local uint64_t refused = 0;                  // bytes that could not be had when NO_MEMORY was last returned
+// bytes that could not be had when NO_MEMORY was last returned
+thread_local uint64_t refused = 0;
 
-// An address of 0 stands for a tensor that is not given, 1 for one whose memory has been freed
+// An address of 0 stands for a tensor that is not given, 1 for one whose memory
+// has been freed
 inline bool freed(const void* p) { return (uintptr_t)p == 1; }
 template <class... P>
 inline bool any_freed(const P*... p) { return (... || freed(p)); }
 template <class... P>
 inline bool all_here(const P*... p) { return (... && ((uintptr_t)p > 1)); }
 
-struct Scratch {                                    // memory that the calling thread keeps between calls
+struct Scratch {  // memory that the calling thread keeps between calls
     float* data = nullptr;
     size_t size = 0;
-    float* take(size_t n) {                         // null where it cannot be had
+    float* take(size_t n) {  // null where it cannot be had
         if (n > size) {
             std::free(data);
             size = (n + 1023) / 1024 * 1024;
@@ -602,14 +761,18 @@ struct Scratch {                                    // memory that the calling t
 };
 thread_local Scratch scratch, all_sums[2], given_memory[2];
 
-// Memory of `room` floats for each thread that takes one of `pieces` pieces of work, or of fewer threads where there are fewer pieces
+// Memory of `room` floats for each thread that takes one of `pieces` pieces of
+// work, or of fewer threads where there are fewer pieces
 struct Shares {
     float* memory;
     size_t room;
     bool by_number;
     int taken = 0;
-    Shares(i64 room_, i64 threads, i64 pieces) : room((size_t)(room_ / 16 + 1) * 16), by_number(pieces >= threads) { memory = scratch.take(room * (by_number ? threads : pieces)); }
-    float* mine() {                                 // asked for once by a thread, before its first piece
+    Shares(i64 room_, i64 threads, i64 pieces)
+        : room((size_t)(room_ / 16 + 1) * 16), by_number(pieces >= threads) {
+        memory = scratch.take(room * (by_number ? threads : pieces));
+    }
+    float* mine() {  // asked for once by a thread, before its first piece
         int number = 0;
 #if defined(_OPENMP)
         if (by_number) {
@@ -631,12 +794,22 @@ inline void each(i64 from, i64 to, F f) {
     for (; j + VL <= to; j += VL) f(j, VL, V{});
     if (j < to) f(j, (int)(to - j), V{});
 }
-inline V get(const float* p, i64 j, int n, float fill, V) { return n == VL ? load(p + j) : load_part(p + j, n, fill); }
-inline V2 get(const float* p, i64 j, int, float, V2) { return {load(p + j), load(p + j + VL)}; }
-inline void put(float* p, i64 j, int n, V v) { n == VL ? store(p + j, v) : store_part(p + j, n, v); }
-inline void put(float* p, i64 j, int, V2 v) { store(p + j, v.a), store(p + j + VL, v.b); }
+inline V get(const float* p, i64 j, int n, float fill, V) {
+    return n == VL ? load(p + j) : load_part(p + j, n, fill);
+}
+inline V2 get(const float* p, i64 j, int, float, V2) {
+    return {load(p + j), load(p + j + VL)};
+}
+inline void put(float* p, i64 j, int n, V v) {
+    n == VL ? store(p + j, v) : store_part(p + j, n, v);
+}
+inline void put(float* p, i64 j, int, V2 v) {
+    store(p + j, v.a), store(p + j + VL, v.b);
+}
 
-// Asks for the memory of the next unit while this one is computed, a line for each vector: what will be written, and what will be read, in the order in which it will be.
+// Asks for the memory of the next unit while this one is computed, a line for
+// each vector: what will be written, and what will be read, in the order in
+// which it will be.
 inline void will_write(const float* p, int lanes) {
     for (int k = 0; k < lanes; k += VL) __builtin_prefetch(p + k, 1, 2);
 }
@@ -645,7 +818,8 @@ struct Ahead {
     i64 segments = 0, length = 0, stride = 0, segment = 0, at = 0;
     inline void operator()(int lanes) {
         if (!next) return;
-        for (int k = 0; k < lanes; k += VL) __builtin_prefetch(next + segment * stride + at + k, 0, 2);
+        for (int k = 0; k < lanes; k += VL)
+            __builtin_prefetch(next + segment * stride + at + k, 0, 2);
         at += lanes;
         if (at >= length) {
             at = 0;
@@ -654,7 +828,8 @@ struct Ahead {
     }
 };
 
-// f(position, count, offset): the elements from … to of a unit, run by run, with the place of each in memory
+// f(position, count, offset): the elements from … to of a unit, run by run,
+// with the place of each in memory
 template <class F>
 inline void runs(const Job& job, i64 from, i64 to, F f) {
     i64 run = from / job.length, at = from - run * job.length;
@@ -667,34 +842,45 @@ inline void runs(const Job& job, i64 from, i64 to, F f) {
 
 struct Unit {
     const Job* job;
-    i64 i, n;                                       // number of the unit, of its elements
-    double mean = 0, var = 0, rate = 0, bare = 0;   // rate = 1/√(σ²+ε), bare = 1/σ or 0
+    i64 i, n;  // number of the unit, of its elements
+    // rate = 1/√(σ²+ε), bare = 1/σ or 0
+    double mean = 0, var = 0, rate = 0, bare = 0;
     float center = 0, rest = 0;                     // mean ≈ center + rest
     double largest = 0;                             // |k|, where ℓ is not kept
     const float* own_noise = nullptr;               // noise made beforehand
     Ahead u_ahead, grad_ahead;
 
-    Unit(const Job& job_, i64 i_) : job(&job_), i(i_), n(job_.segments * job_.length) {}
+    Unit(const Job& job_, i64 i_)
+        : job(&job_), i(i_), n(job_.segments * job_.length) {}
 
-    void look_ahead(i64 start) {                    // to the unit that begins at `start`
+    void look_ahead(i64 start) {  // to the unit that begins at `start`
         u_ahead = {job->u + start, job->segments, job->length, job->stride};
-        if (job->grad) grad_ahead = {job->grad + start, job->segments, job->length, job->stride};
+        if (job->grad)
+            grad_ahead = {job->grad + start, job->segments, job->length,
+                          job->stride};
     }
 
     void set_rates() {
         float v = (float)var;
-        bool varies = v > std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
-        rate = v == 0 && job->eps == 0 ? 0 : std::isfinite(v) ? 1 / std::sqrt(var + job->eps) : NAN;
+        bool varies = v > std::numeric_limits<float>::min()
+                              / std::numeric_limits<float>::epsilon();
+        rate = v == 0 && job->eps == 0 ? 0
+               : std::isfinite(v)      ? 1 / std::sqrt(var + job->eps)
+                                       : NAN;
         bare = varies && std::isfinite(v) ? 1 / std::sqrt(var) : 0;
     }
 
-    // Mean and variance of u, or of the runs that begin there, which are then copied to `copy`
+    // Mean and variance of u, or of the runs that begin there, which are then
+    // copied to `copy`
     void moments(const float* u, float* copy) {
         const i64 run = copy ? job->length : n;
-        about(0.25f * ((u[0] + u[run / 4]) + (u[run / 2] + u[3 * run / 4])), u, copy);
+        about(0.25f * ((u[0] + u[run / 4]) + (u[run / 2] + u[3 * run / 4])), u,
+              copy);
         if (copy) u = copy;
-        if (square_off > var) about((float)mean, u, nullptr);           // these four are far from the mean
-        if (!(square < 1e37) || square < 1e-30) in_double(u);           // the squares do not fit into float
+        // these four are far from the mean
+        if (square_off > var) about((float)mean, u, nullptr);
+        // the squares do not fit into float
+        if (!(square < 1e37) || square < 1e-30) in_double(u);
         center = (float)mean;
         rest = (float)(mean - center);
         set_rates();
@@ -709,7 +895,8 @@ struct Unit {
             auto visit = [&](const float* from, float* to, i64 count) {
                 i64 j = 0;
                 for (; j + 2 * VL <= count; j += 2 * VL) {
-                    V v = load(from + j), w = load(from + j + VL), c = v - origin, d = w - origin;
+                    V v = load(from + j), w = load(from + j + VL),
+                      c = v - origin, d = w - origin;
                     if (to) store(to + j, v), store(to + j + VL, w);
                     s += c, q += c * c, s2 += d, q2 += d * d;
                 }
@@ -720,7 +907,10 @@ struct Unit {
                     s += c, q += c * c;
                 }
             };
-            if (copy) runs(*job, b, end, [&](i64 at, i64 count, i64 offset) { visit(u + offset, copy + at, count); });
+            if (copy)
+                runs(*job, b, end, [&](i64 at, i64 count, i64 offset) {
+                    visit(u + offset, copy + at, count);
+                });
             else visit(u + b, nullptr, end - b);
             sum += total(s + s2), square += total(q + q2);
         }
@@ -732,22 +922,28 @@ struct Unit {
         double sum = 0, squares = 0;
         for (i64 j = 0; j < n; j++) sum += u[j];
         mean = sum / n, sum = 0;
-        for (i64 j = 0; j < n; j++) sum += u[j] - mean, squares += (u[j] - mean) * (u[j] - mean);
+        for (i64 j = 0; j < n; j++)
+            sum += u[j] - mean, squares += (u[j] - mean) * (u[j] - mean);
         mean += sum / n, var = squares / n - (sum / n) * (sum / n);
     }
 
     // noise for positions from … from + count of the unit
     uint64_t index_of(i64 position) const {
-        if (job->columns) return job->offset + (position / job->run) * job->columns * job->run + i * job->run + position % job->run;
-        return job->offset + (i / job->period) * job->outer + (i % job->period) * job->inner + (position / job->length) * job->stride + position % job->length;
+        if (job->columns)
+            return job->offset + (position / job->run) * job->columns * job->run
+                   + i * job->run + position % job->run;
+        return job->offset + (i / job->period) * job->outer
+               + (i % job->period) * job->inner
+               + (position / job->length) * job->stride
+               + position % job->length;
     }
 };
 
-struct NoiseOf {                                    // a unit's noise, for one stretch of positions after another
+struct NoiseOf {  // a unit's noise, for one stretch of positions after another
     const Unit& w;
     const Keys keys;
     Counters counters{0, 0, 1, 0};
-    i64 at = -1;                                    // the position at which `counters` stand
+    i64 at = -1;  // the position at which `counters` stand
     explicit NoiseOf(const Unit& w_) : w(w_), keys(w_.job->seed) {}
     void operator()(i64 from, i64 count, float* z) {
         if (w.own_noise) {
@@ -755,18 +951,24 @@ struct NoiseOf {                                    // a unit's noise, for one s
             return;
         }
         const Job& job = *w.job;
-        const i64 run = job.columns ? job.run : job.length, stride = job.columns ? job.columns * job.run : job.stride;
+        const i64 run = job.columns ? job.run : job.length,
+                  stride = job.columns ? job.columns * job.run : job.stride;
         if (from != at) {
             const uint64_t start = w.index_of(from);
-            if ((run | from | (i64)start) & 3) {    // quadruples of numbers that extend over two runs; a stride is a multiple of the run
+            // quadruples of numbers that extend over two runs; a stride is a
+            // multiple of the run
+            if ((run | from | (i64)start) & 3) {
                 while (count > 0) {
-                    const i64 left = run - from % run, m = left < count ? left : count;
+                    const i64 left = run - from % run,
+                              m = left < count ? left : count;
                     normals(w.index_of(from), m, keys, z);
                     z += m, from += m, count -= m;
                 }
                 return;
             }
-            counters = run < w.n ? Counters(start >> 2, from % run / 4, run / 4, (stride - run) / 4) : Counters(start >> 2, 0, 1, 0);
+            counters = run < w.n ? Counters(start >> 2, from % run / 4, run / 4,
+                                            (stride - run) / 4)
+                                 : Counters(start >> 2, 0, 1, 0);
             counters.low = w.index_of(w.n - 1) >> 34 == 0;
         }
         normals(counters, 0, count, keys, z);
@@ -777,7 +979,9 @@ struct NoiseOf {                                    // a unit's noise, for one s
 inline V2 first_lanes(V2 x, int) { return x; }
 
 const double TOP = std::log((double)std::numeric_limits<float>::max()) - 0.7;
-inline double slow_power(double h, double l) {      // number by number, far from zero: kept where float can represent the result, as `representable` does
+// number by number, far from zero: kept where float can represent the result,
+// as `representable` does
+inline double slow_power(double h, double l) {
     double eta = h < 0 ? 2 - l : l, ell = std::log1p(std::fabs(h));
     if (eta > 1 && std::isfinite(h) && eta * ell > TOP) ell = TOP / eta;
     return std::copysign(eta == 0 ? ell : std::expm1(eta * ell) / eta, h);
@@ -790,9 +994,13 @@ inline V first_lanes(V x, int n) {                  // zeros from lane n on
     return lane < n ? x : V{};
 }
 
-// ℓ of h = ρk from ℓ of k, for 1−ρ small: log(1+ρa) = log(1+a) + log(1 − (1−ρ) a/(1+a))
-enum Ell { NOT_KEPT, CLOSE, NEAR, DISTANT };        // of h: not wanted; by one, by two terms of a series; by a logarithm of its own
-inline Ell distance(double rho) { return 1 - rho < 1.2e-4 ? CLOSE : 1 - rho < 4e-3 ? NEAR : DISTANT; }
+// ℓ of h = ρk from ℓ of k, for 1−ρ small: log(1+ρa) = log(1+a) + log(1 − (1−ρ)
+// a/(1+a))
+// of h: not wanted; by one, by two terms of a series; by a logarithm of its own
+enum Ell { NOT_KEPT, CLOSE, NEAR, DISTANT };
+inline Ell distance(double rho) {
+    return 1 - rho < 1.2e-4 ? CLOSE : 1 - rho < 4e-3 ? NEAR : DISTANT;
+}
 template <Ell ELL, class T>
 inline T ell_of_h(T ell, T a, T inverse, V rho, V gap) {
     if constexpr (ELL == DISTANT) return log1p_of(a * rho);
@@ -805,15 +1013,20 @@ inline T ell_of_h(T ell, T a, T inverse, V rho, V gap) {
 inline void largest(I& most, V a) { most = (I)a > most ? (I)a : most; }
 inline void largest(I& most, V2 a) { largest(most, a.a), largest(most, a.b); }
 
-struct Averages { double log, d, kd, dd, q, a, ell, inverse, ka, kl, ki, logd, logl, ll, ald, largest; };
+struct Averages {
+    double log, d, kd, dd, q, a, ell, inverse, ka, kl, ki, logd, logl, ll, ald,
+        largest;
+};
 
-// Averages over k = (u−μ)/σ, the last ten only for a backward pass; ℓ of h for the transform
+// Averages over k = (u−μ)/σ, the last ten only for a backward pass; ℓ of h for
+// the transform
 template <bool KEEP, Ell ELL>
 void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
     Ahead ahead = w.u_ahead;
     constexpr int COUNT = KEEP ? 15 : 5;
     const float r = (float)w.bare, shift = -w.rest * r;
-    const V rho = set((float)(w.rate / w.bare)), gap = set((float)(1 - w.rate / w.bare));
+    const V rho = set((float)(w.rate / w.bare)),
+            gap = set((float)(1 - w.rate / w.bare));
     double s[16] = {0};
     I most{};                                       // of the bits of |k|
     for (i64 b = 0; b < w.n; b += BLOCK) {
@@ -821,23 +1034,31 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
         each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int m, auto T) {
             auto k = (get(u, j, m, 0, T) - w.center) * r + shift;
             if (m < VL) k = first_lanes(k, m);
-            auto a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k), g = a * ell + ell, d = g - a;
-            add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d), add(t[4], g, ell);
+            auto a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k),
+                 g = a * ell + ell, d = g - a;
+            add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
+                add(t[4], g, ell);
             if constexpr (ELL == NOT_KEPT) largest(most, a);
             auto inverse = a;
-            if constexpr (KEEP || ELL == CLOSE || ELL == NEAR) inverse = 1.0f / (a + 1.0f);
+            if constexpr (KEEP || ELL == CLOSE || ELL == NEAR)
+                inverse = 1.0f / (a + 1.0f);
             if constexpr (KEEP) {
-                add(t[5], a), add(t[6], ell), add(t[7], inverse), add(t[8], a, k), add(t[9], ell, k), add(t[10], inverse, k);
-                add(t[11], log, d), add(t[12], log, ell), add(t[13], ell, ell), add(t[14], g - ell, d);
+                add(t[5], a), add(t[6], ell), add(t[7], inverse),
+                    add(t[8], a, k), add(t[9], ell, k), add(t[10], inverse, k);
+                add(t[11], log, d), add(t[12], log, ell), add(t[13], ell, ell),
+                    add(t[14], g - ell, d);
             }
-            if constexpr (ELL != NOT_KEPT) put(ell_of, j, m, ell_of_h<ELL>(ell, a, inverse, rho, gap));
+            if constexpr (ELL != NOT_KEPT)
+                put(ell_of, j, m, ell_of_h<ELL>(ell, a, inverse, rho, gap));
             ahead(m);
         });
         totals(t, (COUNT + 3) & ~3, s);
     }
     s[7] -= (VL - w.n % VL) % VL;
     for (int m = 0; m < 15; m++) (&result.log)[m] = s[m] / w.n;
-    // Of the bits, which are ordered as the numbers are, NaN above all. By way of memory: a reduction by fmax ends GCC 12 for ARM with an internal error.
+    // Of the bits, which are ordered as the numbers are, NaN above all. By way
+    // of memory: a reduction by fmax ends GCC 12 for ARM with an internal
+    // error.
     alignas(64) float lanes_of[VL];
     store(lanes_of, (V)most);
     int32_t highest = 0;
@@ -855,22 +1076,33 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
 double estimate(Unit& w, const float* u, float* ell_of, float* kept) {
     Averages m;
     const Ell ell = ell_of ? distance(w.rate / w.bare) : NOT_KEPT;
-    auto visit = kept ? (ell == NOT_KEPT ? averages<true, NOT_KEPT> : ell == CLOSE ? averages<true, CLOSE> : ell == NEAR ? averages<true, NEAR> : averages<true, DISTANT>)
-                      : (ell == NOT_KEPT ? averages<false, NOT_KEPT> : ell == CLOSE ? averages<false, CLOSE> : ell == NEAR ? averages<false, NEAR> : averages<false, DISTANT>);
+    auto visit = kept ? (ell == NOT_KEPT ? averages<true, NOT_KEPT>
+                         : ell == CLOSE  ? averages<true, CLOSE>
+                         : ell == NEAR   ? averages<true, NEAR>
+                                         : averages<true, DISTANT>)
+                      : (ell == NOT_KEPT ? averages<false, NOT_KEPT>
+                         : ell == CLOSE  ? averages<false, CLOSE>
+                         : ell == NEAR   ? averages<false, NEAR>
+                                         : averages<false, DISTANT>);
     visit(w, u, ell_of, m);
     w.largest = m.largest;
-    double first = m.kd - m.log, second = 1 - m.q + m.d * m.d + 2 * (m.dd - m.d * m.d - m.kd * m.kd);
+    double first = m.kd - m.log,
+           second = 1 - m.q + m.d * m.d + 2 * (m.dd - m.d * m.d - m.kd * m.kd);
     if (kept) {                                     // p = d + aℓ = 2d + a − ℓ
-        double p = 2 * m.d + m.a - m.ell, pk = 2 * m.kd + m.ka - m.kl, al = m.d + m.a - m.ell, all = m.q - m.ll;
-        kept[2] = (float)(first / second), kept[3] = (float)(1 / second), kept[4] = (float)m.d, kept[5] = (float)m.kd;
+        double p = 2 * m.d + m.a - m.ell, pk = 2 * m.kd + m.ka - m.kl,
+               al = m.d + m.a - m.ell, all = m.q - m.ll;
+        kept[2] = (float)(first / second), kept[3] = (float)(1 / second),
+        kept[4] = (float)m.d, kept[5] = (float)m.kd;
         kept[6] = (float)(p - m.inverse), kept[7] = (float)(pk - m.ki);
-        kept[8] = (float)(4 * m.logd - (2 * m.d + 2) * m.log - m.logl - 4 * m.kd * p);
+        kept[8] =
+            (float)(4 * m.logd - (2 * m.d + 2) * m.log - m.logl - 4 * m.kd * p);
         kept[9] = (float)(4 * m.ald - (2 * m.d + 2) * al - all - 4 * m.kd * pk);
     }
     return 1 - w.job->alpha * first / second;
 }
 
-// The weight and bias that apply to part `part` of a unit: numbers, or pointers to one number an element
+// The weight and bias that apply to part `part` of a unit: numbers, or pointers
+// to one number an element
 struct Affine {
     float weight = 1, bias = 0;
     const float *weights = nullptr, *biases = nullptr;
@@ -903,38 +1135,60 @@ void parts(const Job& job, i64 n, F f) {            // f(part, from, to)
 struct Target {
     const Job* job;                                 // null: contiguous
     float* base;
+    // f(position, end, where the first of them goes)
     template <class F>
-    void spans(i64 from, i64 to, F f) const {       // f(position, end, where the first of them goes)
-        if (job) runs(*job, from, to, [&](i64 at, i64 count, i64 offset) { f(at, at + count, base + offset); });
+    void spans(i64 from, i64 to, F f) const {
+        if (job)
+            runs(*job, from, to, [&](i64 at, i64 count, i64 offset) {
+                f(at, at + count, base + offset);
+            });
         else f(from, to, base + from);
     }
 };
-// Elements between two transfers of float sums to double: whole runs where results go to runs
-i64 block_of(const Job& job, bool direct) { return direct && job.length < BLOCK ? BLOCK / job.length * job.length : BLOCK; }
+// Elements between two transfers of float sums to double: whole runs where
+// results go to runs
+i64 block_of(const Job& job, bool direct) {
+    return direct && job.length < BLOCK ? BLOCK / job.length * job.length
+                                        : BLOCK;
+}
 
-// From u to the output; `temporary` may be u, and is the output where that is contiguous
-void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, float* temporary, const Target& target, float* kept) {
+// From u to the output; `temporary` may be u, and is the output where that is
+// contiguous
+void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
+            float* temporary, const Target& target, float* kept) {
     const Job& job = *w.job;
     const float rate = (float)w.rate, shift = (float)(-w.rest * w.rate);
     const Power power(lmbda);
     const i64 block = block_of(job, target.job);
-    const bool row = job.segments == 1 && !job.columns;             // the next unit's results follow in memory
-    auto h_at = [&](i64 j, int n, auto T) { return (get(u, j, n, 0, T) - w.center) * rate + shift; };
+    // the next unit's results follow in memory
+    const bool row = job.segments == 1 && !job.columns;
+    auto h_at = [&](i64 j, int n, auto T) {
+        return (get(u, j, n, 0, T) - w.center) * rate + shift;
+    };
     const bool plain = !job.transform || power.identity;
-    auto all = [&](auto f) {                        // f(x), where x(j, n, type) is the transformed value
+    // f(x), where x(j, n, type) is the transformed value
+    auto all = [&](auto f) {
         if (plain) {
             f(h_at);
         } else if (ell_of) {
-            f([&](i64 j, int n, auto T) { return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power); });
+            f([&](i64 j, int n, auto T) {
+                return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
+            });
 #if defined(KERNEL_512)
         } else if (w.largest < 15 && Pieces::apply(power)) {
             Pieces pieces;
             pieces.set(power, 1);
             const Lookup table(pieces);
-            f([&](i64 j, int n, auto T) { auto h = h_at(j, n, T); return table(h, absolute(h) + 1.0f, V{}); });
+            f([&](i64 j, int n, auto T) {
+                auto h = h_at(j, n, T);
+                return table(h, absolute(h) + 1.0f, V{});
+            });
 #endif
         } else {
-            f([&](i64 j, int n, auto T) { auto h = h_at(j, n, T); return transform(h, log1p_in_parts(absolute(h)), power); });
+            f([&](i64 j, int n, auto T) {
+                auto h = h_at(j, n, T);
+                return transform(h, log1p_in_parts(absolute(h)), power);
+            });
         }
     };
     if (job.noise == 0) {
@@ -945,24 +1199,38 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
                 const float *weights = affine.weights, *biases = affine.biases;
                 target.spans(from, to, [&](i64 b, i64 end, float* out) {
                     out -= b;
-                    if (!weights && !biases) each(b, end, [&](i64 j, int n, auto T) { if (row) will_write(out + w.n + j, n); put(out, j, n, x(j, n, T) * weight + bias); });
-                    else if (weights && biases) each(b, end, [&](i64 j, int n, auto T) { will_write(out + w.n + j, n); put(out, j, n, x(j, n, T) * get(weights, j, n, 0, T) + get(biases, j, n, 0, T)); });
-                    else each(b, end, [&](i64 j, int n, auto T) { put(out, j, n, affine(x(j, n, T), j, n)); });
+                    if (!weights && !biases)
+                        each(b, end, [&](i64 j, int n, auto T) {
+                            if (row) will_write(out + w.n + j, n);
+                            put(out, j, n, x(j, n, T) * weight + bias);
+                        });
+                    else if (weights && biases)
+                        each(b, end, [&](i64 j, int n, auto T) {
+                            will_write(out + w.n + j, n);
+                            put(out, j, n,
+                                x(j, n, T) * get(weights, j, n, 0, T)
+                                    + get(biases, j, n, 0, T));
+                        });
+                    else
+                        each(b, end, [&](i64 j, int n, auto T) {
+                            put(out, j, n, affine(x(j, n, T), j, n));
+                        });
                 });
             });
         });
         return;
     }
     double spread = job.kind == UNSCALED ? std::sqrt(2 / M_PI) : 0, sum = 0;
-    all([&](auto x) {                               // x into `temporary`, and its sum
+    all([&](auto x) {  // x into `temporary`, and its sum
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
-            each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n, auto T) {
-                auto y = x(j, n, T);
-                if (row) will_write(temporary + w.n + j, n);
-                put(temporary, j, n, y);
-                add(s, n < VL ? first_lanes(y, n) : y);
-            });
+            each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
+                 [&](i64 j, int n, auto T) {
+                     auto y = x(j, n, T);
+                     if (row) will_write(temporary + w.n + j, n);
+                     put(temporary, j, n, y);
+                     add(s, n < VL ? first_lanes(y, n) : y);
+                 });
             sum += total(s);
         }
     });
@@ -970,13 +1238,17 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
         const float mean = (float)(sum / w.n);
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
-            each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int n, auto T) { add(s, absolute(get(temporary, j, n, mean, T) - mean)); });
+            each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
+                 [&](i64 j, int n, auto T) {
+                     add(s, absolute(get(temporary, j, n, mean, T) - mean));
+                 });
             spread += total(s);
         }
         spread /= w.n;
     }
     if (kept) kept[1] = (float)spread;
-    const float amount = (float)(job.noise * (job.kind == DROPOUT ? 1 : spread));
+    const float amount =
+        (float)(job.noise * (job.kind == DROPOUT ? 1 : spread));
     const bool dropout = job.kind == DROPOUT;
     alignas(64) float z[BLOCK];
     NoiseOf noise_of(w);
@@ -987,15 +1259,19 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda, fl
             noise_of(start, stop - start, z);
             target.spans(start, stop, [&](i64 b, i64 end, float* out) {
                 each(b, end, [&](i64 j, int n, auto T) {
-                    auto x = get(temporary, j, n, 0, T), noise = get(z, j - start, n, 0, T) * amount;
-                    put(out - b, j, n, affine(dropout ? x * noise + x : x + noise, j, n));
+                    auto x = get(temporary, j, n, 0, T),
+                         noise = get(z, j - start, n, 0, T) * amount;
+                    put(out - b, j, n,
+                        affine(dropout ? x * noise + x : x + noise, j, n));
                 });
             });
         }
     });
 }
 
-i64 start_of(const Job& job, i64 i) { return (i / job.period) * job.outer + (i % job.period) * job.inner; }
+i64 start_of(const Job& job, i64 i) {
+    return (i / job.period) * job.outer + (i % job.period) * job.inner;
+}
 
 // λ̂ of a unit whose moments are known; writes down what is known of it
 double power_of(Unit& w, const float* u, float* ell_of) {
@@ -1003,21 +1279,34 @@ double power_of(Unit& w, const float* u, float* ell_of) {
     float* kept = job.kept ? job.kept + KEPT * w.i : nullptr;
     if (kept) std::memset(kept, 0, 4 * KEPT), kept[0] = w.rest;
     double lmbda = 1;
-    if (job.transform && w.bare > 0) lmbda = (float)estimate(w, u, ell_of, kept);
+    if (job.transform && w.bare > 0)
+        lmbda = (float)estimate(w, u, ell_of, kept);
     else if (std::isnan(w.var)) w.rate = NAN;
-    if (job.mean) job.mean[w.i] = (float)w.mean, job.var[w.i] = (float)w.var, job.lmbda[w.i] = (float)lmbda;
-    float* const running[3] = {job.running_mean, job.running_var, job.running_lambda};
+    if (job.mean)
+        job.mean[w.i] = (float)w.mean, job.var[w.i] = (float)w.var,
+        job.lmbda[w.i] = (float)lmbda;
+    float* const running[3] = {job.running_mean, job.running_var,
+                               job.running_lambda};
     if (!running[0] && !running[1] && !running[2]) return lmbda;
-    const float values[3] = {(float)w.mean, (float)(w.var * ((double)w.n / (w.n - 1))), (float)lmbda};
-    if (std::isfinite(values[0]) && std::isfinite(values[1]) && std::isfinite(values[2]))         // all or none
+    const float values[3] = {(float)w.mean,
+                             (float)(w.var * ((double)w.n / (w.n - 1))),
+                             (float)lmbda};
+    // all or none
+    if (std::isfinite(values[0]) && std::isfinite(values[1])
+        && std::isfinite(values[2]))
         for (int k = 0; k < 3; k++)
-            if (running[k]) running[k][w.i] += (float)(job.momentum * ((double)values[k] - running[k][w.i]));
+            if (running[k])
+                running[k][w.i] +=
+                    (float)(job.momentum
+                            * ((double)values[k] - running[k][w.i]));
     return lmbda;
 }
 
-void forward_unit(Unit& w, const float* u, float* temporary, const Target& target, float* ell_of) {
+void forward_unit(Unit& w, const float* u, float* temporary,
+                  const Target& target, float* ell_of) {
     const double lmbda = power_of(w, u, ell_of);
-    finish(w, u, ell_of, lmbda, temporary, target, w.job->kept ? w.job->kept + KEPT * w.i : nullptr);
+    finish(w, u, ell_of, lmbda, temporary, target,
+           w.job->kept ? w.job->kept + KEPT * w.i : nullptr);
 }
 
 
@@ -1035,23 +1324,32 @@ inline V slope_in_lambda(V ell, V t, V expo, V value, V inverse) {
     return absolute(t) < 1.0f ? ell * ell * p : (ell * expo - value) * inverse;
 }
 inline V2 slope_in_lambda(V2 ell, V2 t, V2 expo, V2 value, V2 inverse) {
-    return {slope_in_lambda(ell.a, t.a, expo.a, value.a, inverse.a), slope_in_lambda(ell.b, t.b, expo.b, value.b, inverse.b)};
+    return {slope_in_lambda(ell.a, t.a, expo.a, value.a, inverse.a),
+            slope_in_lambda(ell.b, t.b, expo.b, value.b, inverse.b)};
 }
 
 struct Sums { double g = 0, gh = 0, slope = 0; };
 
-struct Weights { float *weight, *bias; };           // where the gradients of weight and bias go, or null
+// where the gradients of weight and bias go, or null
+struct Weights { float *weight, *bias; };
 
-// First visit of the backward pass: sums over the unit. u and grad are contiguous, or (`direct`) the beginnings of runs.
-// k goes to `k_of`, g ∂x/∂h to `of_h`, ℓ of k to `ell_of`, all contiguous.
+// First visit of the backward pass: sums over the unit. u and grad are
+// contiguous, or (`direct`) the beginnings of runs. k goes to `k_of`, g ∂x/∂h
+// to `of_h`, ℓ of k to `ell_of`, all contiguous.
 template <Ell ELL, bool SMALL>
-void reduce(const Unit& w, bool direct, const float* u, const float* grad, const Power& power, float spread, float* k_of, float* of_h, float* ell_of, Weights weights, Sums& sums) {
+void reduce(const Unit& w, bool direct, const float* u, const float* grad,
+            const Power& power, float spread, float* k_of, float* of_h,
+            float* ell_of, Weights weights, Sums& sums) {
     const Job& job = *w.job;
-    const bool transformed = job.transform && w.bare > 0, scaled = job.weights != 0 && job.weight, dropout = job.kind == DROPOUT && job.noise != 0;
+    const bool transformed = job.transform && w.bare > 0,
+               scaled = job.weights != 0 && job.weight,
+               dropout = job.kind == DROPOUT && job.noise != 0;
     const float r = (float)(transformed ? w.bare : w.rate), shift = -w.rest * r;
-    const V rho = set((float)(w.rate / w.bare)), gap = set((float)(1 - w.rate / w.bare));
+    const V rho = set((float)(w.rate / w.bare)),
+            gap = set((float)(1 - w.rate / w.bare));
     const float amount = (float)(job.noise * (dropout ? 1 : spread));
-    const bool noisy = job.noise != 0 && (weights.weight || dropout), each_one = job.weights < 0;
+    const bool noisy = job.noise != 0 && (weights.weight || dropout),
+               each_one = job.weights < 0;
     const i64 block = block_of(job, direct);
     const bool row = job.segments == 1 && !job.columns;
     float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
@@ -1067,34 +1365,47 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad, const
             if (noisy) noise_of(b, end - b, z);
             V s_g{}, s_gh{}, s_slope{}, s_weight{}, s_bias{};
             auto visit = [&](i64 at, i64 count, i64 offset) {
-                const float *u_run = u + offset - at, *grad_run = grad + offset - at;
+                const float *u_run = u + offset - at,
+                            *grad_run = grad + offset - at;
                 each(at, at + count, [&](i64 j, int n, auto T) {
-                    auto g = get(grad_run, j, n, 0, T), k = (get(u_run, j, n, 0, T) - w.center) * r + shift;
+                    auto g = get(grad_run, j, n, 0, T),
+                         k = (get(u_run, j, n, 0, T) - w.center) * r + shift;
                     if (n < VL) k = first_lanes(k, n);
                     auto upstream = g;
-                    if (each_one) { if (affine.weights) upstream = g * get(affine.weights, j, n, 0, T); }
-                    else if (scaled) upstream = g * weight;
+                    if (each_one) {
+                        if (affine.weights)
+                            upstream = g * get(affine.weights, j, n, 0, T);
+                    } else if (scaled) upstream = g * weight;
                     auto noise = T;
                     if (noisy) noise = get(z, j - b, n, 0, T) * amount;
                     if (dropout) upstream += upstream * noise;
                     auto x = k, of = upstream;
                     if (transformed) {
-                        auto a = absolute(k), ell_k = log1p_of(a), inverse = 1.0f / (a + 1.0f), ell = ell_k;
+                        auto a = absolute(k), ell_k = log1p_of(a),
+                             inverse = 1.0f / (a + 1.0f), ell = ell_k;
                         ell = ell_of_h<ELL>(ell_k, a, inverse, rho, gap);
                         if constexpr (ELL == DISTANT) {
                             inverse = 1.0f / (a * rho + 1.0f);
                         } else {                    // 1/(1+ρa) from 1/(1+a)
                             auto share = a * inverse * gap;
-                            if constexpr (ELL == CLOSE) inverse = inverse * share + inverse;
-                            else inverse = inverse * (share * share + share) + inverse;
+                            if constexpr (ELL == CLOSE)
+                                inverse = inverse * share + inverse;
+                            else
+                                inverse =
+                                    inverse * (share * share + share) + inverse;
                         }
                         auto left = negative(k);
-                        auto binary = choose(left, power.binary), by_eta = choose(left, power.inverse);
+                        auto binary = choose(left, power.binary),
+                             by_eta = choose(left, power.inverse);
                         auto e = exp_of(binary, choose(left, power.low), ell);
                         auto expo = exp_from(e), log = with_sign(ell, k);
                         x = expm1_from(e, by_eta);
                         of = upstream * expo * inverse;
-                        if constexpr (SMALL) add(s_slope, upstream, slope_in_lambda(log, binary * ell * 0.69314718056f, expo, x, by_eta));
+                        if constexpr (SMALL)
+                            add(s_slope, upstream,
+                                slope_in_lambda(log,
+                                                binary * ell * 0.69314718056f,
+                                                expo, x, by_eta));
                         else add(s_slope, upstream, (log * expo - x) * by_eta);
                         put(ell_of, j, n, ell_k);
                     }
@@ -1105,18 +1416,24 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad, const
                     if (weight_grad) {
                         auto y = x;
                         if (noisy) y = dropout ? x * noise + x : x + noise;
-                        if (each_one) put(weight_grad, j, n, get(weight_grad, j, n, 0, T) + g * y);
+                        if (each_one)
+                            put(weight_grad, j, n,
+                                get(weight_grad, j, n, 0, T) + g * y);
                         else add(s_weight, g, y);
                     }
                     if (bias_grad) {
-                        if (each_one) put(bias_grad, j, n, get(bias_grad, j, n, 0, T) + g);
+                        if (each_one)
+                            put(bias_grad, j, n,
+                                get(bias_grad, j, n, 0, T) + g);
                         else add(s_bias, g);
                     }
                 });
             };
             if (direct) runs(job, b, end, visit);
             else visit(b, end - b, b);
-            sums.g += total(s_g), sums.gh += total(s_gh), sums.slope += total(s_slope), of_weight += total(s_weight), of_bias += total(s_bias);
+            sums.g += total(s_g), sums.gh += total(s_gh),
+                sums.slope += total(s_slope), of_weight += total(s_weight),
+                of_bias += total(s_bias);
         }
         if (!each_one) {
             i64 k = w.i * (job.weights > 1 ? job.weights : 1) + part;
@@ -1128,7 +1445,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad, const
     if (transformed) sums.gh *= w.rate / w.bare;
 }
 
-Unit known_unit(const Job& job, i64 i, const float* noise) {       // as the forward pass left it
+// as the forward pass left it
+Unit known_unit(const Job& job, i64 i, const float* noise) {
     Unit w(job, i);
     w.own_noise = noise;
     w.center = job.mean[i], w.var = job.var[i], w.rest = job.kept[KEPT * i];
@@ -1137,124 +1455,195 @@ Unit known_unit(const Job& job, i64 i, const float* noise) {       // as the for
     return w;
 }
 
-Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad, float* k_of, float* of_h, float* ell_of, Weights weights) {
+Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
+             float* k_of, float* of_h, float* ell_of, Weights weights) {
     const Power power(w.job->lmbda[w.i]);
     Sums m;
-    const Ell ell = w.job->transform && w.bare > 0 ? distance(w.rate / w.bare) : CLOSE;
-    auto visit = ell == CLOSE ? (power.small ? reduce<CLOSE, true> : reduce<CLOSE, false>)
-               : ell == NEAR ? (power.small ? reduce<NEAR, true> : reduce<NEAR, false>) : (power.small ? reduce<DISTANT, true> : reduce<DISTANT, false>);
-    visit(w, direct, u, grad, power, w.job->kept[KEPT * w.i + 1], k_of, of_h, ell_of, weights, m);
+    const Ell ell =
+        w.job->transform && w.bare > 0 ? distance(w.rate / w.bare) : CLOSE;
+    auto visit =
+        ell == CLOSE
+            ? (power.small ? reduce<CLOSE, true> : reduce<CLOSE, false>)
+        : ell == NEAR
+            ? (power.small ? reduce<NEAR, true> : reduce<NEAR, false>)
+            : (power.small ? reduce<DISTANT, true> : reduce<DISTANT, false>);
+    visit(w, direct, u, grad, power, w.job->kept[KEPT * w.i + 1], k_of, of_h,
+          ell_of, weights, m);
     return m;
 }
 
 // Second visit: the gradient of u, which may go where of_h is
-void gradient(const Unit& w, const Sums& m, const float* k_of, const float* of_h, const float* ell_of, const Target& target) {
+void gradient(const Unit& w, const Sums& m, const float* k_of,
+              const float* of_h, const float* ell_of, const Target& target) {
     const Job& job = *w.job;
     const float* kept = job.kept + KEPT * w.i;
     const float rate = (float)w.rate;
     if (!(job.transform && w.bare > 0)) {
         const float c0 = (float)(-w.rate * m.g), c1 = (float)(-w.rate * m.gh);
         target.spans(0, w.n, [&](i64 b, i64 end, float* out) {
-            each(b, end, [&](i64 j, int n, auto T) { put(out - b, j, n, get(of_h, j, n, 0, T) * rate + (get(k_of, j, n, 0, T) * c1 + c0)); });
+            each(b, end, [&](i64 j, int n, auto T) {
+                put(out - b, j, n,
+                    get(of_h, j, n, 0, T) * rate
+                        + (get(k_of, j, n, 0, T) * c1 + c0));
+            });
         });
         return;
     }
-    // rate·(of_h − mean − h·mean(of_h h)) + κ·(v − mean v − k·mean(v k)), v = p − 1/(1+a) − ratio·q₂
-    const double kappa = -job.alpha * m.slope * w.bare * kept[3], ratio = kept[2];
-    const float c0 = (float)(-w.rate * m.g - kappa * (kept[6] - ratio * kept[8]));
-    const float c1 = (float)(-w.rate * m.gh * w.rate / w.bare - kappa * (kept[7] - ratio * kept[9]));
-    const float of_p = (float)(kappa * (1 + 4 * ratio * kept[5])), of_inverse = (float)-kappa;
-    const float of_d = (float)(-4 * kappa * ratio), of_log = (float)(kappa * ratio * (2 * kept[4] + 2)), of_ell = (float)(kappa * ratio);
+    // rate·(of_h − mean − h·mean(of_h h)) + κ·(v − mean v − k·mean(v k)), v = p
+    // − 1/(1+a) − ratio·q₂
+    const double kappa = -job.alpha * m.slope * w.bare * kept[3],
+                 ratio = kept[2];
+    const float c0 =
+        (float)(-w.rate * m.g - kappa * (kept[6] - ratio * kept[8]));
+    const float c1 = (float)(-w.rate * m.gh * w.rate / w.bare
+                             - kappa * (kept[7] - ratio * kept[9]));
+    const float of_p = (float)(kappa * (1 + 4 * ratio * kept[5])),
+                of_inverse = (float)-kappa;
+    const float of_d = (float)(-4 * kappa * ratio),
+                of_log = (float)(kappa * ratio * (2 * kept[4] + 2)),
+                of_ell = (float)(kappa * ratio);
     const i64 later = target.job ? job.stride : 0;
     target.spans(0, w.n, [&](i64 b, i64 end, float* out) {
         const float* next = out + (end + 1 < w.n ? later : 0) - b;
         each(b, end, [&](i64 j, int n, auto T) {
             if (later) will_write(next + j, n);
-            auto k = get(k_of, j, n, 0, T), a = absolute(k), ell = get(ell_of, j, n, 0, T);
-            auto g = a * ell + ell, d = g - a, p = d + (g - ell), inverse = 1.0f / (a + 1.0f);
-            auto log = with_sign(ell, k), inner = d * of_d + (ell * of_ell + of_log);
-            put(out - b, j, n, get(of_h, j, n, 0, T) * rate + (k * c1 + c0) + (p * of_p + (inverse * of_inverse + log * inner)));
+            auto k = get(k_of, j, n, 0, T), a = absolute(k),
+                 ell = get(ell_of, j, n, 0, T);
+            auto g = a * ell + ell, d = g - a, p = d + (g - ell),
+                 inverse = 1.0f / (a + 1.0f);
+            auto log = with_sign(ell, k),
+                 inner = d * of_d + (ell * of_ell + of_log);
+            put(out - b, j, n,
+                get(of_h, j, n, 0, T) * rate + (k * c1 + c0)
+                    + (p * of_p + (inverse * of_inverse + log * inner)));
         });
     });
 }
 
 // ---- units in memory ----
 
-constexpr i64 SHORT = 64;                          // shorter runs are collected first
+constexpr i64 SHORT = 64;  // shorter runs are collected first
 
-void copy_runs(const float* from, i64 from_stride, float* to, i64 to_stride, i64 length, i64 count) {
+void copy_runs(const float* from, i64 from_stride, float* to, i64 to_stride,
+               i64 length, i64 count) {
     for (i64 s = 0; s < count; s++, from += from_stride, to += to_stride) {
         i64 j = 0;
         for (; j + VL <= length; j += VL) store(to + j, load(from + j));
-        if (j < length) store_part(to + j, (int)(length - j), load_part(from + j, (int)(length - j), 0));
+        if (j < length)
+            store_part(to + j, (int)(length - j),
+                       load_part(from + j, (int)(length - j), 0));
     }
 }
-void collect(const Job& job, const float* from, float* to) { copy_runs(from, job.stride, to, job.length, job.length, job.segments); }
-void distribute(const Job& job, const float* from, float* to) { copy_runs(from, job.length, to, job.stride, job.length, job.segments); }
+void collect(const Job& job, const float* from, float* to) {
+    copy_runs(from, job.stride, to, job.length, job.length, job.segments);
+}
+void distribute(const Job& job, const float* from, float* to) {
+    copy_runs(from, job.length, to, job.stride, job.length, job.segments);
+}
 
-// Columns are taken together: a cache line of each row, or, in small matrices, as many as one batch of noise holds.
+// Columns are taken together: a cache line of each row, or, in small matrices,
+// as many as one batch of noise holds.
 constexpr i64 MOST = 64;
-i64 group_of(const Job& job) { return job.run == 1 && job.length <= 8192 ? MOST : 16; }
-i64 pitch_of(i64 n) { return (n + VL - 1) / VL * VL + VL; }     // not a power of two, which would fill a few sets of the cache only
+i64 group_of(const Job& job) {
+    return job.run == 1 && job.length <= 8192 ? MOST : 16;
+}
+// not a power of two, which would fill a few sets of the cache only
+i64 pitch_of(i64 n) { return (n + VL - 1) / VL * VL + VL; }
 
 #if defined(KERNEL_512)
 inline void transpose(__m512 r[16]) {
     __m512 t[16];
-    for (int i = 0; i < 16; i += 2) t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    for (int i = 0; i < 16; i += 2)
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]),
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
     for (int i = 0; i < 16; i += 4)
         for (int k = 0; k < 2; k++) {
-            r[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[i + k]), _mm512_castps_pd(t[i + k + 2])));
-            r[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[i + k]), _mm512_castps_pd(t[i + k + 2])));
+            r[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(
+                _mm512_castps_pd(t[i + k]), _mm512_castps_pd(t[i + k + 2])));
+            r[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(
+                _mm512_castps_pd(t[i + k]), _mm512_castps_pd(t[i + k + 2])));
         }
-    for (int i = 0; i < 4; i++)                     // r[4j+i]: column i of each block of four, of rows 4j … 4j+3
+    // r[4j+i]: column i of each block of four, of rows 4j … 4j+3
+    for (int i = 0; i < 4; i++)
         for (int k = 0; k < 2; k++) {
-            t[4 * k + i] = _mm512_shuffle_f32x4(r[8 * k + i], r[8 * k + 4 + i], 0x88);
-            t[4 * k + i + 8] = _mm512_shuffle_f32x4(r[8 * k + i], r[8 * k + 4 + i], 0xdd);
+            t[4 * k + i] =
+                _mm512_shuffle_f32x4(r[8 * k + i], r[8 * k + 4 + i], 0x88);
+            t[4 * k + i + 8] =
+                _mm512_shuffle_f32x4(r[8 * k + i], r[8 * k + 4 + i], 0xdd);
         }
     for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88), r[8 + i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
-        r[4 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88), r[12 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
+        r[i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88),
+        r[8 + i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
+        r[4 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88),
+              r[12 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
     }
 }
 #endif
-// Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back; up to VL − 1 elements after a column may be overwritten.
-void to_columns(const float* from, i64 stride, i64 rows, i64 count, float* to, i64 pitch) {
+// Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back;
+// up to VL − 1 elements after a column may be overwritten.
+void to_columns(const float* from, i64 stride, i64 rows, i64 count, float* to,
+                i64 pitch) {
 #if defined(KERNEL_512)
     for (i64 row = 0; row < rows; row += 16)
         for (i64 c = 0; c < count; c += 16) {
-            const int m = rows - row < 16 ? (int)(rows - row) : 16, n = count - c < 16 ? (int)(count - c) : 16;
+            const int m = rows - row < 16 ? (int)(rows - row) : 16,
+                      n = count - c < 16 ? (int)(count - c) : 16;
             __m512 r[16] = {};
-            const float* later = from + (row + 48 < rows ? row + 48 : row) * stride + c;       // far apart in memory: asked for in time
+            // far apart in memory: asked for in time
+            const float* later =
+                from + (row + 48 < rows ? row + 48 : row) * stride + c;
             for (int i = 0; i < 16; i++) __builtin_prefetch(later + i * stride);
-            if (m == 16 && n == 16) for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(from + (row + i) * stride + c);
-            else for (int i = 0; i < m; i++) r[i] = (__m512)load_part(from + (row + i) * stride + c, n, 0);
+            if (m == 16 && n == 16)
+                for (int i = 0; i < 16; i++)
+                    r[i] = _mm512_loadu_ps(from + (row + i) * stride + c);
+            else
+                for (int i = 0; i < m; i++)
+                    r[i] =
+                        (__m512)load_part(from + (row + i) * stride + c, n, 0);
             transpose(r);
-            if (n == 16) for (int i = 0; i < 16; i++) _mm512_storeu_ps(to + (c + i) * pitch + row, r[i]);
-            else for (int i = 0; i < n; i++) _mm512_storeu_ps(to + (c + i) * pitch + row, r[i]);
+            if (n == 16)
+                for (int i = 0; i < 16; i++)
+                    _mm512_storeu_ps(to + (c + i) * pitch + row, r[i]);
+            else
+                for (int i = 0; i < n; i++)
+                    _mm512_storeu_ps(to + (c + i) * pitch + row, r[i]);
         }
 #else
     for (i64 row = 0; row < rows; row++)
-        for (i64 c = 0; c < count; c++) to[c * pitch + row] = from[row * stride + c];
+        for (i64 c = 0; c < count; c++)
+            to[c * pitch + row] = from[row * stride + c];
 #endif
 }
-void to_rows(const float* from, i64 pitch, i64 rows, i64 count, float* to, i64 stride) {
+void to_rows(const float* from, i64 pitch, i64 rows, i64 count, float* to,
+             i64 stride) {
 #if defined(KERNEL_512)
     for (i64 row = 0; row < rows; row += 16)
         for (i64 c = 0; c < count; c += 16) {
-            const int m = rows - row < 16 ? (int)(rows - row) : 16, n = count - c < 16 ? (int)(count - c) : 16;
+            const int m = rows - row < 16 ? (int)(rows - row) : 16,
+                      n = count - c < 16 ? (int)(count - c) : 16;
             __m512 r[16] = {};
-            if (n == 16) for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(from + (c + i) * pitch + row);
-            else for (int i = 0; i < n; i++) r[i] = _mm512_loadu_ps(from + (c + i) * pitch + row);
+            if (n == 16)
+                for (int i = 0; i < 16; i++)
+                    r[i] = _mm512_loadu_ps(from + (c + i) * pitch + row);
+            else
+                for (int i = 0; i < n; i++)
+                    r[i] = _mm512_loadu_ps(from + (c + i) * pitch + row);
             transpose(r);
-            if (m == 16 && n == 16) for (int i = 0; i < 16; i++) _mm512_storeu_ps(to + (row + i) * stride + c, r[i]);
-            else for (int i = 0; i < m; i++) store_part(to + (row + i) * stride + c, n, (V)r[i]);
+            if (m == 16 && n == 16)
+                for (int i = 0; i < 16; i++)
+                    _mm512_storeu_ps(to + (row + i) * stride + c, r[i]);
+            else
+                for (int i = 0; i < m; i++)
+                    store_part(to + (row + i) * stride + c, n, (V)r[i]);
         }
 #else
     for (i64 row = 0; row < rows; row++)
-        for (i64 c = 0; c < count; c++) to[row * stride + c] = from[c * pitch + row];
+        for (i64 c = 0; c < count; c++)
+            to[row * stride + c] = from[c * pitch + row];
 #endif
 }
-void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) {         // for runs of one element
+// for runs of one element
+void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) {
     alignas(64) float z[BLOCK];
     const Keys keys(job.seed);
     const i64 rows = BLOCK / count;
@@ -1262,27 +1651,35 @@ void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) { 
         const i64 here = n - row < rows ? n - row : rows;
         const uint64_t start = job.offset + row * job.columns + first;
         if (!((start | count | job.columns) & 3)) {
-            Counters counters(start >> 2, 0, count / 4, (job.columns - count) / 4);
+            Counters counters(start >> 2, 0, count / 4,
+                              (job.columns - count) / 4);
             counters.low = (job.offset + n * job.columns) >> 34 == 0;
             normals(counters, 0, here * count, keys, z);
-        } else for (i64 k = 0; k < here; k++) normals(start + k * job.columns, count, keys, z + k * count);
+        } else
+            for (i64 k = 0; k < here; k++)
+                normals(start + k * job.columns, count, keys, z + k * count);
         to_columns(z, count, here, count, to + row, pitch_of(n));
     }
 }
 
 i64 padded(i64 n) { return (n + 2 * VL - 1) / VL * VL; }
 
-constexpr i64 LARGE = 4096;                         // units of which it pays to make a table
+constexpr i64 LARGE = 4096;  // units of which it pays to make a table
 
-// Floats of scratch memory that the pieces below need, for at most `count` units
+// Floats of scratch memory that the pieces below need, for at most `count`
+// units
 i64 forward_room(const Job& job, i64 count) {
     const i64 n = job.segments * job.length, room = padded(n);
-    if (job.columns) return (job.noise != 0 && job.run == 1 ? 2 : 1) * count * pitch_of(n) + room;
+    if (job.columns)
+        return (job.noise != 0 && job.run == 1 ? 2 : 1) * count * pitch_of(n)
+               + room;
     return job.segments == 1 ? (n < LARGE ? room : 0) : 2 * room;
 }
 i64 backward_room(const Job& job, i64 count) {
     const i64 n = job.segments * job.length, room = padded(n);
-    if (job.columns) return (job.noise != 0 && job.run == 1 ? 3 : 2) * count * pitch_of(n) + room;
+    if (job.columns)
+        return (job.noise != 0 && job.run == 1 ? 3 : 2) * count * pitch_of(n)
+               + room;
     return (job.segments == 1 ? 4 : 3) * room;
 }
 
@@ -1301,12 +1698,15 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
             Unit w(job, first + c);
             if (noisy) w.own_noise = noise + c * pitch;
             w.moments(column, nullptr);
-            forward_unit(w, column, column, {nullptr, column}, n < LARGE ? ell : nullptr);
+            forward_unit(w, column, column, {nullptr, column},
+                         n < LARGE ? ell : nullptr);
         }
         to_rows(u, pitch, n, count, job.out + first, job.columns);
         return;
     }
-    if (job.segments == 1) {                        // the moments of the next unit are computed while results of this one are waited for
+    // the moments of the next unit are computed while results of this one are
+    // waited for
+    if (job.segments == 1) {
         float* ell = n < LARGE ? memory : nullptr;
         Unit w(job, first);
         w.moments(job.u + start_of(job, first), nullptr);
@@ -1315,8 +1715,11 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
             if (i + 2 < last) w.look_ahead(start_of(job, i + 2));
             const double lmbda = power_of(w, job.u + start, ell);
             Unit next(job, i + 1);
-            if (i + 1 < last) next.moments(job.u + start_of(job, i + 1), nullptr);
-            finish(w, job.u + start, ell, lmbda, job.out + start, {nullptr, job.out + start}, job.kept ? job.kept + KEPT * i : nullptr);
+            if (i + 1 < last)
+                next.moments(job.u + start_of(job, i + 1), nullptr);
+            finish(w, job.u + start, ell, lmbda, job.out + start,
+                   {nullptr, job.out + start},
+                   job.kept ? job.kept + KEPT * i : nullptr);
             w = next;
         }
         return;
@@ -1324,39 +1727,50 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
     const bool brief = job.length < SHORT;
     float* u = memory + room;
     for (i64 i = first; i < last; i++) {
-        const i64 start = start_of(job, i), next = i + 1 < last ? i + 1 : i + job.threads * (last - first);       // a guess, where other threads take pieces too
+        // a guess, where other threads take pieces too
+        const i64 start = start_of(job, i),
+                  next =
+                      i + 1 < last ? i + 1 : i + job.threads * (last - first);
         Unit w(job, i);
         if (next < job.units) w.look_ahead(start_of(job, next));
         if (brief) collect(job, job.u + start, u);
         w.moments(brief ? u : job.u + start, brief ? nullptr : u);
-        forward_unit(w, u, u, brief ? Target{nullptr, u} : Target{&job, job.out + start}, n < LARGE ? memory : nullptr);
+        forward_unit(w, u, u,
+                     brief ? Target{nullptr, u} : Target{&job, job.out + start},
+                     n < LARGE ? memory : nullptr);
         if (brief) distribute(job, u, job.out + start);
     }
 }
 
-void backward_piece(const Job& job, i64 first, i64 last, Weights weights, float* memory) {
+void backward_piece(const Job& job, i64 first, i64 last, Weights weights,
+                    float* memory) {
     const i64 n = job.segments * job.length, room = padded(n);
     if (job.columns) {
         const i64 count = last - first;
         const bool noisy = job.noise != 0 && job.run == 1;
         const i64 pitch = pitch_of(n), all = count * pitch;
         float *u = memory, *g = u + all, *ell = g + all, *noise = ell + room;
-        to_columns(job.u + first, job.columns, n, count, u, pitch), to_columns(job.grad + first, job.columns, n, count, g, pitch);
+        to_columns(job.u + first, job.columns, n, count, u, pitch),
+            to_columns(job.grad + first, job.columns, n, count, g, pitch);
         if (noisy) noise_of_columns(job, first, count, n, noise);
         for (i64 c = 0; c < count; c++) {
             float *k = u + c * pitch, *of = g + c * pitch;
-            const Unit w = known_unit(job, first + c, noisy ? noise + c * pitch : nullptr);
+            const Unit w =
+                known_unit(job, first + c, noisy ? noise + c * pitch : nullptr);
             const Sums sums = sums_of(w, false, k, of, k, of, ell, weights);
             gradient(w, sums, k, of, ell, {nullptr, of});
         }
         to_rows(g, pitch, n, count, job.out + first, job.columns);
         return;
     }
-    if (job.segments == 1) {                        // the first visit to the next unit begins before the second visit to this one
+    // the first visit to the next unit begins before the second visit to this
+    // one
+    if (job.segments == 1) {
         auto visit = [&](const Unit& w, i64 i) {
             const i64 start = start_of(job, i);
             float* k = memory + (i & 1) * 2 * room;
-            return sums_of(w, false, job.u + start, job.grad + start, k, job.out + start, k + room, weights);
+            return sums_of(w, false, job.u + start, job.grad + start, k,
+                           job.out + start, k + room, weights);
         };
         Unit w = known_unit(job, first, nullptr);
         Sums sums = visit(w, first);
@@ -1378,35 +1792,49 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights, float*
     const bool brief = job.length < SHORT;
     float *k = memory, *of = k + room, *ell = of + room;
     for (i64 i = first; i < last; i++) {
-        const i64 start = start_of(job, i), next = i + 1 < last ? i + 1 : i + job.threads * (last - first);
+        const i64 start = start_of(job, i),
+                  next =
+                      i + 1 < last ? i + 1 : i + job.threads * (last - first);
         Unit w = known_unit(job, i, nullptr);
         if (next < job.units) w.look_ahead(start_of(job, next));
-        if (brief) collect(job, job.u + start, k), collect(job, job.grad + start, of);
-        const Sums sums = brief ? sums_of(w, false, k, of, k, of, ell, weights) : sums_of(w, true, job.u + start, job.grad + start, k, of, ell, weights);
-        gradient(w, sums, k, of, ell, brief ? Target{nullptr, of} : Target{&job, job.out + start});
+        if (brief)
+            collect(job, job.u + start, k), collect(job, job.grad + start, of);
+        const Sums sums = brief
+                              ? sums_of(w, false, k, of, k, of, ell, weights)
+                              : sums_of(w, true, job.u + start,
+                                        job.grad + start, k, of, ell, weights);
+        gradient(w, sums, k, of, ell,
+                 brief ? Target{nullptr, of} : Target{&job, job.out + start});
         if (brief) distribute(job, of, job.out + start);
     }
 }
 
-// With one weight an element this does not depend on the number of threads, for each piece sums the gradients of the weights; otherwise no sum crosses units.
+// With one weight an element this does not depend on the number of threads, for
+// each piece sums the gradients of the weights; otherwise no sum crosses units.
 i64 piece_size(const Job& job) {
     if (job.columns) return group_of(job);
-    if (job.segments > 1 && job.length >= 1024) return 1;          // runs of whole pages: neighbours in memory at the same time
-    i64 n = job.segments * job.length, pieces = job.weights < 0 ? 64 : 8 * job.threads;
+    // runs of whole pages: neighbours in memory at the same time
+    if (job.segments > 1 && job.length >= 1024) return 1;
+    i64 n = job.segments * job.length,
+        pieces = job.weights < 0 ? 64 : 8 * job.threads;
     i64 size = (job.units + pieces - 1) / pieces, enough = (16384 + n - 1) / n;
     return size < enough ? enough : size > 512 ? 512 : size;
 }
 
-// f(piece, first unit, last unit, scratch memory of room(units of a piece)) by all threads; false, and nothing done, where there is no such memory. Rows of memory are shared out in order, as PyTorch's operations before and after do, whose data are then in the cache
-// of the same core.
+// f(piece, first unit, last unit, scratch memory of room(units of a piece)) by
+// all threads; false, and nothing done, where there is no such memory. Rows of
+// memory are shared out in order, as PyTorch's operations before and after do,
+// whose data are then in the cache of the same core.
 template <class F>
 bool each_piece(const Job& job, i64 room(const Job&, i64), F f) {
     const i64 size = piece_size(job), pieces = (job.units + size - 1) / size;
-    Shares shares(room(job, size < job.units ? size : job.units), job.threads, pieces);
+    Shares shares(room(job, size < job.units ? size : job.units), job.threads,
+                  pieces);
     if (!shares.memory) return false;
     auto piece = [&](i64 p, float*& memory) {
         if (!memory) memory = shares.mine();
-        f(p, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units, memory);
+        f(p, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units,
+          memory);
     };
     const bool in_order = job.segments == 1 && !job.columns;
 #pragma omp parallel num_threads((int)job.threads)
@@ -1423,45 +1851,68 @@ bool each_piece(const Job& job, i64 room(const Job&, i64), F f) {
     return true;
 }
 
-struct Channel {                                    // given statistics of a channel
-    float center, rate, far, weight, bias;          // `far`: where |h| could overflow exp_of, or log1p_of
-    bool transform, table;                          // λ = 1 is a transform, too; whether coefficients times the weight can be represented
+struct Channel {  // given statistics of a channel
+    // `far`: where |h| could overflow exp_of, or log1p_of
+    float center, rate, far, weight, bias;
+    // λ = 1 is a transform, too; whether coefficients times the weight can be
+    // represented
+    bool transform, table;
     Power power;
     Channel() : power(1) {}
-    Channel(const Job& job, i64 c) : weight(job.weight ? job.weight[c] : 1), bias(job.bias ? job.bias[c] : 0), power(job.transform ? job.lmbda[c] : 1, true) {
+    Channel(const Job& job, i64 c)
+        : weight(job.weight ? job.weight[c] : 1),
+          bias(job.bias ? job.bias[c] : 0),
+          power(job.transform ? job.lmbda[c] : 1, true) {
         Unit w(job, c);
         w.var = job.var[c], center = job.mean[c];
         w.set_rates();
         rate = std::isnan(w.var) ? NAN : (float)w.rate;
         transform = job.transform;
-        table = weight == 0 || (std::fabs(weight) > 1e-20f && std::fabs(weight) < 1e20f);
+        table = weight == 0
+                || (std::fabs(weight) > 1e-20f && std::fabs(weight) < 1e20f);
         double eta = std::fmax(power.most, 2);
-        far = power.identity ? std::numeric_limits<float>::infinity() : eta < 1000 ? (float)std::fmin(std::expm1(80 / eta), 2800) : 0;
+        far = power.identity ? std::numeric_limits<float>::infinity()
+              : eta < 1000   ? (float)std::fmin(std::expm1(80 / eta), 2800)
+                             : 0;
     }
-    // ψ'(h), as the definition has it: 0 where the value was moved; for an infinite h the limit, and NaN for λ = 1, where that is ∞ / ∞
+    // ψ'(h), as the definition has it: 0 where the value was moved; for an
+    // infinite h the limit, and NaN for λ = 1, where that is ∞ / ∞
     double slope(double h) const {
-        const double l = power.lmbda, eta = h < 0 ? 2 - l : l, ell = std::log1p(std::fabs(h));
-        return eta > 1 && std::isfinite(h) && eta * ell > TOP ? 0 : std::exp((eta - 1) * ell);
+        const double l = power.lmbda, eta = h < 0 ? 2 - l : l,
+                     ell = std::log1p(std::fabs(h));
+        return eta > 1 && std::isfinite(h) && eta * ell > TOP
+                   ? 0
+                   : std::exp((eta - 1) * ell);
     }
-    float slowly(float u) const { return (float)slow_power((u - center) * rate, power.lmbda) * weight + bias; }
+    float slowly(float u) const {
+        return (float)slow_power((u - center) * rate, power.lmbda) * weight
+               + bias;
+    }
 };
 
-// Gradients for given statistics: of the elements of a channel, and what they add to those of weight and bias
-void given_gradient(const Channel& channel, const float* u, const float* grad, float* out, i64 length, double& of_weight, double& of_bias) {
+// Gradients for given statistics: of the elements of a channel, and what they
+// add to those of weight and bias
+void given_gradient(const Channel& channel, const float* u, const float* grad,
+                    float* out, i64 length, double& of_weight,
+                    double& of_bias) {
     const Channel c = channel;
-    const V center = set(c.center), rate = set(c.rate), factor = set(c.rate * c.weight);
+    const V center = set(c.center), rate = set(c.rate),
+            factor = set(c.rate * c.weight);
     const I far = (I)set(c.far);                    // infinite for λ = 1
     for (i64 b = 0; b < length; b += BLOCK) {
         const i64 end = b + BLOCK < length ? b + BLOCK : length;
         V s_weight{}, s_bias{};
         I most{};
         each(b, end, [&](i64 j, int n, auto T) {
-            auto g = get(grad, j, n, 0, T), h = (get(u, j, n, c.center, T) - center) * rate, a = absolute(h), x = h, slope = T + factor;
+            auto g = get(grad, j, n, 0, T),
+                 h = (get(u, j, n, c.center, T) - center) * rate,
+                 a = absolute(h), x = h, slope = T + factor;
             if (c.transform) largest(most, a);
             if (!c.power.identity) {
                 auto ell = log1p_in_parts(a);
                 auto left = negative(h);
-                auto e = exp_of(choose(left, c.power.binary), choose(left, c.power.low), ell);
+                auto e = exp_of(choose(left, c.power.binary),
+                                choose(left, c.power.low), ell);
                 x = expm1_from(e, choose(left, c.power.inverse));
                 slope = exp_from(e) / (a + 1.0f) * factor;
             }
@@ -1481,21 +1932,30 @@ void given_gradient(const Channel& channel, const float* u, const float* grad, f
     }
 }
 
-void evaluate_run(const Channel& channel, const float* u, float* out, i64 length) {
-    const Channel c = channel;                      // its constants in registers
-    const V weight = set(c.weight), bias = set(c.bias), center = set(c.center), rate = set(c.rate);
+void evaluate_run(const Channel& channel, const float* u, float* out,
+                  i64 length) {
+    const Channel c = channel;  // its constants in registers
+    const V weight = set(c.weight), bias = set(c.bias), center = set(c.center),
+            rate = set(c.rate);
     if (c.power.identity) {
-        each(0, length, [&](i64 j, int n, auto T) { put(out, j, n, (get(u, j, n, 0, T) - center) * rate * weight + bias); });
+        each(0, length, [&](i64 j, int n, auto T) {
+            put(out, j, n,
+                (get(u, j, n, 0, T) - center) * rate * weight + bias);
+        });
         return;
     }
     const I far = (I)set(c.far);
     for (i64 b = 0; b < length; b += BLOCK) {
         i64 end = b + BLOCK < length ? b + BLOCK : length;
-        I most{};                                   // of the bits of |h|, which are ordered as the numbers are, NaN above all
+        // of the bits of |h|, which are ordered as the numbers are, NaN above
+        // all
+        I most{};
         each(b, end, [&](i64 j, int n, auto T) {
-            auto h = (get(u, j, n, c.center, T) - center) * rate, a = absolute(h);
+            auto h = (get(u, j, n, c.center, T) - center) * rate,
+                 a = absolute(h);
             largest(most, a);
-            put(out, j, n, transform(h, log1p_in_parts(a), c.power) * weight + bias);
+            put(out, j, n,
+                transform(h, log1p_in_parts(a), c.power) * weight + bias);
         });
         if (any(most >= far))
             for (i64 j = b; j < end; j++) out[j] = c.slowly(u[j]);
@@ -1503,35 +1963,50 @@ void evaluate_run(const Channel& channel, const float* u, float* out, i64 length
 }
 
 #if defined(KERNEL_512)
-void evaluate_by_pieces(const Channel& channel, const Pieces& pieces, const float* u, float* out, i64 length) {
+void evaluate_by_pieces(const Channel& channel, const Pieces& pieces,
+                        const float* u, float* out, i64 length) {
     const Lookup table(pieces);
-    const V bias = set(channel.bias), center = set(channel.center), rate = set(channel.rate);
+    const V bias = set(channel.bias), center = set(channel.center),
+            rate = set(channel.rate);
     for (i64 b = 0; b < length; b += BLOCK) {
         i64 end = b + BLOCK < length ? b + BLOCK : length;
         I most{};                                   // of the bits of 1+|h|
         each(b, end, [&](i64 j, int n, auto T) {
-            auto h = (get(u, j, n, channel.center, T) - center) * rate, y = absolute(h) + 1.0f;
+            auto h = (get(u, j, n, channel.center, T) - center) * rate,
+                 y = absolute(h) + 1.0f;
             largest(most, y);
             put(out, j, n, table(h, y, bias));
         });
-        if (any(most >= 0x41800000)) evaluate_run(channel, u + b, out + b, end - b);        // 16
+        // 16
+        if (any(most >= 0x41800000))
+            evaluate_run(channel, u + b, out + b, end - b);
     }
 }
 #endif
 
-void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last) {      // channels along the rows of a matrix
+// channels along the rows of a matrix
+void evaluate_rows(const Job& job, const Channel* channels, i64 first,
+                   i64 last) {
     for (i64 b = 0; b < job.columns; b += VL) {
         const int n = job.columns - b < VL ? (int)(job.columns - b) : VL;
         V center{}, rate{}, far = set(1), weight{}, bias{};
         Power power(1);
         for (int k = 0; k < n; k++) {
             const Channel& c = channels[b + k];
-            center[k] = c.center, rate[k] = c.rate, far[k] = c.far, weight[k] = c.weight, bias[k] = c.bias;
-            for (int side = 0; side < 2; side++) power.binary[side][k] = c.power.binary[side][0], power.low[side][k] = c.power.low[side][0], power.inverse[side][k] = c.power.inverse[side][0];
+            center[k] = c.center, rate[k] = c.rate, far[k] = c.far,
+            weight[k] = c.weight, bias[k] = c.bias;
+            for (int side = 0; side < 2; side++)
+                power.binary[side][k] = c.power.binary[side][0],
+                power.low[side][k] = c.power.low[side][0],
+                power.inverse[side][k] = c.power.inverse[side][0];
         }
         bool identity = true;
-        I same{};                                   // channels of λ = 1 keep their values exactly, whatever their neighbours' λ
-        for (int k = 0; k < n; k++) identity &= channels[b + k].power.identity, same[k] = -channels[b + k].power.identity;
+        // channels of λ = 1 keep their values exactly, whatever their
+        // neighbours' λ
+        I same{};
+        for (int k = 0; k < n; k++)
+            identity &= channels[b + k].power.identity,
+                same[k] = -channels[b + k].power.identity;
         for (i64 row = first; row < last; row++) {
             i64 at = row * job.columns + b;
             V h = (get(job.u, at, n, 0, V{}) - center) * rate, x = h;
@@ -1540,7 +2015,8 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last)
                 x = transform(h, log1p_in_parts(a), power);
                 x = same ? h : x;
                 if (any(~(a < far))) {
-                    for (int k = 0; k < n; k++) job.out[at + k] = channels[b + k].slowly(job.u[at + k]);
+                    for (int k = 0; k < n; k++)
+                        job.out[at + k] = channels[b + k].slowly(job.u[at + k]);
                     continue;
                 }
             }
@@ -1549,43 +2025,59 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first, i64 last)
     }
 }
 
-// A few channels at a time in each image, so that their tables stay in the cache. Threads share out the images in order, as PyTorch's operations before and
-// after do, whose data are then in the cache of the same core; if there is too little, they share out the channels. False where there is no memory for the tables.
+// A few channels at a time in each image, so that their tables stay in the
+// cache. Threads share out the images in order, as PyTorch's operations before
+// and after do, whose data are then in the cache of the same core; if there is
+// too little, they share out the channels. False where there is no memory for
+// the tables.
 #if defined(KERNEL_512)
-inline void evaluate_channel(const Channel& channel, const Pieces& pieces, const float* u, float* out, i64 length) {
-    if (channel.table && Pieces::apply(channel.power)) evaluate_by_pieces(channel, pieces, u, out, length);
+inline void evaluate_channel(const Channel& channel, const Pieces& pieces,
+                             const float* u, float* out, i64 length) {
+    if (channel.table && Pieces::apply(channel.power))
+        evaluate_by_pieces(channel, pieces, u, out, length);
     else evaluate_run(channel, u, out, length);
 }
 bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
-    const i64 count = job.weight_period, length = job.length, size = 16, groups = (count + size - 1) / size;
-    const i64 slices = images * length < 512 * job.threads ? 1 : images < job.threads ? images : job.threads;
-    Pieces* const tables = (Pieces*)given_memory[1].take(count * sizeof(Pieces) / 4);
+    const i64 count = job.weight_period, length = job.length, size = 16,
+              groups = (count + size - 1) / size;
+    const i64 slices = images * length < 512 * job.threads ? 1
+                       : images < job.threads              ? images
+                                                           : job.threads;
+    Pieces* const tables =
+        (Pieces*)given_memory[1].take(count * sizeof(Pieces) / 4);
     if (!tables) return false;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
-    for (i64 c = 0; c < count; c++) tables[c].set(channels[c].power, channels[c].weight);
+    for (i64 c = 0; c < count; c++)
+        tables[c].set(channels[c].power, channels[c].weight);
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
     for (i64 item = 0; item < groups * slices; item++) {
-        const i64 slice = item / groups, first = item % groups * size, n = count - first < size ? count - first : size, last = images * (slice + 1) / slices;
+        const i64 slice = item / groups, first = item % groups * size,
+                  n = count - first < size ? count - first : size,
+                  last = images * (slice + 1) / slices;
         const Pieces* const pieces = tables + first;
-        const i64 together = length < 32 ? BLOCK / length : 1, stride = count * length;
+        const i64 together = length < 32 ? BLOCK / length : 1,
+                  stride = count * length;
         alignas(64) float collected[BLOCK], result[BLOCK];
-        for (i64 image = images * slice / slices; image < last; image += together) {
+        for (i64 image = images * slice / slices; image < last;
+             image += together) {
             const i64 here = last - image < together ? last - image : together;
             for (i64 c = 0; c < n; c++) {
                 const i64 at = (image * count + first + c) * length;
                 if (together == 1) {
-                    evaluate_channel(channels[first + c], pieces[c], job.u + at, job.out + at, length);
+                    evaluate_channel(channels[first + c], pieces[c], job.u + at,
+                                     job.out + at, length);
                     continue;
                 }
                 copy_runs(job.u + at, stride, collected, length, length, here);
-                evaluate_channel(channels[first + c], pieces[c], collected, result, here * length);
+                evaluate_channel(channels[first + c], pieces[c], collected,
+                                 result, here * length);
                 copy_runs(result, length, job.out + at, stride, length, here);
             }
         }
     }
     return true;
 }
-#else                                               // never called where TABLES is false
+#else  // never called where TABLES is false
 bool evaluate_in_groups(const Job&, const Channel*, i64) { return false; }
 #endif
 
@@ -1593,54 +2085,91 @@ bool evaluate_in_groups(const Job&, const Channel*, i64) { return false; }
 
 extern "C" {
 
-// Vectors of how many numbers, + 32 if a·b + c is one operation, + 64 if tables are looked up
+// Vectors of how many numbers, + 32 if a·b + c is one operation, + 64 if tables
+// are looked up
 int normalnorm_path() { return VL + 32 * FUSED + 64 * TABLES; }
 
 uint64_t normalnorm_refused() { return refused; }
 
 int normalnorm_forward(const Job* job_) {
     const Job& job = *job_;
-    if (!all_here(job.u, job.out) || any_freed(job.weight, job.bias, job.running_mean, job.running_var, job.running_lambda)) return NO_DATA;
-    if (job.given || job.mean ? !all_here(job.mean, job.var) : false) return NO_DATA;
-    if (job.given ? job.transform && !all_here(job.lmbda) : job.mean && !all_here(job.lmbda, job.kept)) return NO_DATA;
+    if (!all_here(job.u, job.out)
+        || any_freed(job.weight, job.bias, job.running_mean, job.running_var,
+                     job.running_lambda))
+        return NO_DATA;
+    if (job.given || job.mean ? !all_here(job.mean, job.var) : false)
+        return NO_DATA;
+    if (job.given ? job.transform && !all_here(job.lmbda)
+                  : job.mean && !all_here(job.lmbda, job.kept))
+        return NO_DATA;
     if (job.given) {
-        Channel* const channels = (Channel*)given_memory[0].take(job.weight_period * sizeof(Channel) / 4);
+        Channel* const channels = (Channel*)given_memory[0].take(
+            job.weight_period * sizeof(Channel) / 4);
         if (!channels) return NO_MEMORY;
-#pragma omp parallel for num_threads((int)job.threads) schedule(static) if (job.weight_period > 64)
-        for (i64 c = 0; c < job.weight_period; c++) new (channels + c) Channel(job, c);
+#pragma omp parallel for num_threads((int)job.threads) \
+    schedule(static) if (job.weight_period > 64)
+        for (i64 c = 0; c < job.weight_period; c++)
+            new (channels + c) Channel(job, c);
         const i64 images = job.units / job.weight_period;
         if (job.columns) {
-            const i64 rows = job.units, step = 16384 / job.columns + 1, pieces = (rows + step - 1) / step;
+            const i64 rows = job.units, step = 16384 / job.columns + 1,
+                      pieces = (rows + step - 1) / step;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
-            for (i64 p = 0; p < pieces; p++) evaluate_rows(job, channels, p * step, (p + 1) * step < rows ? (p + 1) * step : rows);
+            for (i64 p = 0; p < pieces; p++)
+                evaluate_rows(job, channels, p * step,
+                              (p + 1) * step < rows ? (p + 1) * step : rows);
         } else if (TABLES && images * job.length >= 512) {
             return evaluate_in_groups(job, channels, images) ? DONE : NO_MEMORY;
         } else {
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
-            for (i64 i = 0; i < job.units; i++) evaluate_run(channels[i % job.weight_period], job.u + i * job.length, job.out + i * job.length, job.length);
+            for (i64 i = 0; i < job.units; i++)
+                evaluate_run(channels[i % job.weight_period],
+                             job.u + i * job.length, job.out + i * job.length,
+                             job.length);
         }
         return DONE;
     }
-    return each_piece(job, forward_room, [&](i64, i64 first, i64 last, float* memory) { forward_piece(job, first, last, memory); }) ? DONE : NO_MEMORY;
+    return each_piece(job, forward_room,
+                      [&](i64, i64 first, i64 last, float* memory) {
+                          forward_piece(job, first, last, memory);
+                      })
+               ? DONE
+               : NO_MEMORY;
 }
 
 int normalnorm_backward(const Job* job_) {
     const Job& job = *job_;
-    if (!all_here(job.u, job.grad, job.out, job.mean, job.var, job.lmbda, job.kept) || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad)) return NO_DATA;
+    if (!all_here(job.u, job.grad, job.out, job.mean, job.var, job.lmbda,
+                  job.kept)
+        || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad))
+        return NO_DATA;
     if (job.weights >= 0)
-        return each_piece(job, backward_room, [&](i64, i64 first, i64 last, float* memory) { backward_piece(job, first, last, {job.weight_grad, job.bias_grad}, memory); }) ? DONE : NO_MEMORY;
+        return each_piece(job, backward_room,
+                          [&](i64, i64 first, i64 last, float* memory) {
+                              backward_piece(job, first, last,
+                                             {job.weight_grad, job.bias_grad},
+                                             memory);
+                          })
+                   ? DONE
+                   : NO_MEMORY;
     // One weight an element: each piece has sums of its own
-    const i64 n = job.segments * job.length, size = piece_size(job), pieces = (job.units + size - 1) / size;
+    const i64 n = job.segments * job.length, size = piece_size(job),
+              pieces = (job.units + size - 1) / size;
     float* sums[2];
     for (int which = 0; which < 2; which++) {
         const bool wanted = which ? job.bias_grad : job.weight_grad;
         sums[which] = wanted ? all_sums[which].take(pieces * n) : nullptr;
         if (wanted && !sums[which]) return NO_MEMORY;
     }
-    const bool done = each_piece(job, backward_room, [&](i64 p, i64 first, i64 last, float* memory) {
-        for (float* of : sums) if (of) std::memset(of + p * n, 0, 4 * n);
-        backward_piece(job, first, last, {sums[0] ? sums[0] + p * n : nullptr, sums[1] ? sums[1] + p * n : nullptr}, memory);
-    });
+    const bool done = each_piece(
+        job, backward_room, [&](i64 p, i64 first, i64 last, float* memory) {
+            for (float* of : sums)
+                if (of) std::memset(of + p * n, 0, 4 * n);
+            backward_piece(job, first, last,
+                           {sums[0] ? sums[0] + p * n : nullptr,
+                            sums[1] ? sums[1] + p * n : nullptr},
+                           memory);
+        });
     if (!done) return NO_MEMORY;
     for (int which = 0; which < 2; which++) {
         float* const to = which ? job.bias_grad : job.weight_grad;
@@ -1648,7 +2177,8 @@ int normalnorm_backward(const Job* job_) {
             const i64 count = n - b < BLOCK ? n - b : BLOCK;
             double sum[BLOCK] = {};
             for (i64 p = 0; p < pieces; p++)
-                for (i64 j = 0; j < count; j++) sum[j] += sums[which][p * n + b + j];
+                for (i64 j = 0; j < count; j++)
+                    sum[j] += sums[which][p * n + b + j];
             for (i64 j = 0; j < count; j++) to[b + j] = (float)sum[j];
         }
         if (pieces * n > (1 << 20)) all_sums[which].release();
@@ -1656,10 +2186,14 @@ int normalnorm_backward(const Job* job_) {
     return DONE;
 }
 
-// Gradients for given statistics; `columns`: with the channels along the rows of a matrix of `units` rows
+// Gradients for given statistics; `columns`: with the channels along the rows
+// of a matrix of `units` rows
 int normalnorm_given_backward(const Job* job_) {
     const Job& job = *job_;
-    if (!all_here(job.u, job.grad, job.out, job.mean, job.var) || (job.transform && !all_here(job.lmbda)) || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad)) return NO_DATA;
+    if (!all_here(job.u, job.grad, job.out, job.mean, job.var)
+        || (job.transform && !all_here(job.lmbda))
+        || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad))
+        return NO_DATA;
     const i64 count = job.weight_period, images = job.units / count;
     if (!job.columns) {
 #pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
@@ -1668,7 +2202,8 @@ int normalnorm_given_backward(const Job* job_) {
             double of_weight = 0, of_bias = 0;
             for (i64 image = 0; image < images; image++) {
                 const i64 at = (image * count + c) * job.length;
-                given_gradient(channel, job.u + at, job.grad + at, job.out + at, job.length, of_weight, of_bias);
+                given_gradient(channel, job.u + at, job.grad + at, job.out + at,
+                               job.length, of_weight, of_bias);
             }
             if (job.weight_grad) job.weight_grad[c] = (float)of_weight;
             if (job.bias_grad) job.bias_grad[c] = (float)of_bias;
@@ -1686,13 +2221,18 @@ int normalnorm_given_backward(const Job* job_) {
         for (i64 c = 0; c < n; c++) channels[c] = Channel(job, first + c);
         double of_weight[size] = {}, of_bias[size] = {};
         for (i64 row = 0; row < job.units; row += rows) {
-            const i64 here = job.units - row < rows ? job.units - row : rows, at = row * count + first;
-            to_columns(job.u + at, count, here, n, u, pitch), to_columns(job.grad + at, count, here, n, grad, pitch);
-            for (i64 c = 0; c < n; c++) given_gradient(channels[c], u + c * pitch, grad + c * pitch, out + c * pitch, here, of_weight[c], of_bias[c]);
+            const i64 here = job.units - row < rows ? job.units - row : rows,
+                      at = row * count + first;
+            to_columns(job.u + at, count, here, n, u, pitch),
+                to_columns(job.grad + at, count, here, n, grad, pitch);
+            for (i64 c = 0; c < n; c++)
+                given_gradient(channels[c], u + c * pitch, grad + c * pitch,
+                               out + c * pitch, here, of_weight[c], of_bias[c]);
             to_rows(out, pitch, here, n, job.out + at, count);
         }
         for (i64 c = 0; c < n; c++) {
-            if (job.weight_grad) job.weight_grad[first + c] = (float)of_weight[c];
+            if (job.weight_grad)
+                job.weight_grad[first + c] = (float)of_weight[c];
             if (job.bias_grad) job.bias_grad[first + c] = (float)of_bias[c];
         }
     };
@@ -1715,38 +2255,52 @@ int normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z) {
 }
 }
 
-// ---- the statistics of a proxy: mean and variance of φ(m + tξ) over given nodes ξ, and their derivatives; derived and tested in the chapter "A proxy for the activations" ----
+// ---- the statistics of a proxy: mean and variance of φ(m + tξ) over given
+// nodes ξ, and their derivatives; derived and tested in the chapter "A proxy
+// for the activations"
 
 namespace {
 
 struct ProxyJob {
-    const float *weight, *bias, *shift, *scale;     // m = bias + weight · shift, t = weight · (1 + scale), one each a channel; shift and scale may be null: 0
-    const float* nodes;                             // `count` of them, then any numbers up to a multiple of 16
-    float *mean, *var, *jacobian;                   // one a channel; the four derivatives of mean in m, t, of variance in m, t: four a channel, or null
+    // m = bias + weight · shift, t = weight · (1 + scale), one each a channel;
+    // shift and scale may be null: 0
+    const float *weight, *bias, *shift, *scale;
+    // `count` of them, then any numbers up to a multiple of 16
+    const float* nodes;
+    // one a channel; the four derivatives of mean in m, t, of variance in m, t:
+    // four a channel, or null
+    float *mean, *var, *jacobian;
     const float *of_mean, *of_var;                  // upstream gradients
     float *of_weight, *of_bias, *of_shift, *of_scale;           // may be null
     i64 channels, count, kind, threads;
-    double slope;                                   // of the piecewise linear kind below 0
+    double slope;  // of the piecewise linear kind below 0
 };
 enum { LINEAR, GELU, GELU_TANH, SILU, TANH };
 struct Activated { V value, slope; };
 
 inline V least(V a, float b) { return a > b ? set(b) : a; }        // NaN stays
 
-// p = 1/(1+e^x) = 1/(2+E) for x ≥ 0, and E = expm1(x), from which tanh(x/2) = E p keeps its digits near 0
+// p = 1/(1+e^x) = 1/(2+E) for x ≥ 0, and E = expm1(x), from which tanh(x/2) = E
+// p keeps its digits near 0
 struct Logistic { V p, expm1; };
 inline Logistic logistic(V x) {
-    V e = expm1_from(exp_of(set(1.44269502f), set(1.92596299e-8f * 0.519860386f), least(x, 80.0f)), set(1));
+    V e =
+        expm1_from(exp_of(set(1.44269502f), set(1.92596299e-8f * 0.519860386f),
+                          least(x, 80.0f)),
+                   set(1));
     return {1.0f / (e + 2.0f), e};
 }
 
-// ϕ(x) and Q(x) = P(ξ > x) for x ≥ 0: the ratio Q/ϕ is a polynomial in w = 1/(1+x/3), to 7e-8; from 13.1 on, Q is that of 13.1, 3e-39
+// ϕ(x) and Q(x) = P(ξ > x) for x ≥ 0: the ratio Q/ϕ is a polynomial in w =
+// 1/(1+x/3), to 7e-8; from 13.1 on, Q is that of 13.1, 3e-39
 struct Tail { V density, above; };
 inline Tail normal_tail(V x) {
     x = least(x, 13.1f);
-    V square = x * x, lost = fma(x, x, -square);                // x² = square + lost
-    V e = exp_from(exp_of(set(-0.721347511f), set(-0.5f * 1.92596299e-8f * 0.519860386f), square));
-    V density = (e - e * lost * 0.5f) * 0.398942280f, w = 1.0f / (x * 0.333333333f + 1.0f);
+    V square = x * x, lost = fma(x, x, -square);  // x² = square + lost
+    V e = exp_from(exp_of(set(-0.721347511f),
+                          set(-0.5f * 1.92596299e-8f * 0.519860386f), square));
+    V density = (e - e * lost * 0.5f) * 0.398942280f,
+      w = 1.0f / (x * 0.333333333f + 1.0f);
     V p = w * -0.0583937913f + 0.331181079f;
     p = p * w - 0.692749977f;
     p = p * w + 0.563007772f;
@@ -1758,16 +2312,26 @@ inline Tail normal_tail(V x) {
     return {density, density * p * w};
 }
 
-// φ at y = m + d less φ's value or limit on the side of m (`base`), and φ'(y). φ is L(y) = max(y, 0) + slope · min(y, 0) and a small rest, or it is bounded.
+// φ at y = m + d less φ's value or limit on the side of m (`base`), and φ'(y).
+// φ is L(y) = max(y, 0) + slope · min(y, 0) and a small rest, or it is bounded.
 struct Proxy {
-    V m, t, slope, above, below;                    // L(m+d) − L(m) is d + above where m + d > 0, else slope · d + below
-    V side;                                         // of tanh: ±1 where m is far from 0, else 0
+    // L(m+d) − L(m) is d + above where m + d > 0, else slope · d + below
+    V m, t, slope, above, below;
+    V side;  // of tanh: ±1 where m is far from 0, else 0
     double base;
     Proxy(const ProxyJob& job, i64 c) {
-        const double weight = job.weight[c], m_ = job.bias[c] + weight * (job.shift ? job.shift[c] : 0.0), t_ = weight * (1.0 + (job.scale ? job.scale[c] : 0.0)), a = job.slope;
-        const float side_ = job.kind != TANH || std::fabs(m_) <= 1 ? 0 : m_ > 0 ? 1 : -1;
-        m = set((float)m_), t = set((float)t_), slope = set((float)a), side = set(side_);
-        above = set((float)(m_ > 0 ? 0.0 : (1 - a) * m_)), below = set((float)(m_ > 0 ? (a - 1) * m_ : 0.0));
+        const double weight = job.weight[c],
+                     m_ = job.bias[c]
+                          + weight * (job.shift ? job.shift[c] : 0.0),
+                     t_ = weight * (1.0 + (job.scale ? job.scale[c] : 0.0)),
+                     a = job.slope;
+        const float side_ = job.kind != TANH || std::fabs(m_) <= 1 ? 0
+                            : m_ > 0                               ? 1
+                                                                   : -1;
+        m = set((float)m_), t = set((float)t_), slope = set((float)a),
+        side = set(side_);
+        above = set((float)(m_ > 0 ? 0.0 : (1 - a) * m_)),
+        below = set((float)(m_ > 0 ? (a - 1) * m_ : 0.0));
         base = job.kind == TANH ? side_ : m_ > 0 ? m_ : a * m_;
     }
 };
@@ -1779,19 +2343,25 @@ inline Activated activated(const Proxy& c, V node) {
     if (KIND == TANH) {
         Logistic l = logistic(absolute(y) * 2.0f);
         V one = right ? set(1) : set(-1), near = one * (l.expm1 * l.p) - c.side;
-        return {one * c.side > 0.0f ? l.p * -2.0f * one : near, SLOPE ? 4.0f * l.p * (1.0f - l.p) : V{}};
+        return {one * c.side > 0.0f ? l.p * -2.0f * one : near,
+                SLOPE ? 4.0f * l.p * (1.0f - l.p) : V{}};
     }
     V kink = right ? d + c.above : fma(c.slope, d, c.below);
     if (KIND == LINEAR) return {kink, right ? set(1) : c.slope};
-    V a = least(absolute(y), 200.0f), z = right ? a : -a;         // beyond, the rest is nothing
+    // beyond, the rest is nothing
+    V a = least(absolute(y), 200.0f), z = right ? a : -a;
     if (KIND == GELU) {
         Tail n = normal_tail(a);
-        return {fma(-a, n.above, kink), SLOPE ? fma(z, n.density, right ? 1.0f - n.above : n.above) : V{}};
+        return {
+            fma(-a, n.above, kink),
+            SLOPE ? fma(z, n.density, right ? 1.0f - n.above : n.above) : V{}};
     }
-    constexpr float R = 1.59576912f, K = 0.044715f;             // 2√(2/π): the argument of the logistic function is R (y + K y³)
+    // 2√(2/π): the argument of the logistic function is R (y + K y³)
+    constexpr float R = 1.59576912f, K = 0.044715f;
     Logistic l = logistic(KIND == SILU ? a : a * (R + R * K * a * a));
     V rate = KIND == SILU ? z : z * (R + 3 * R * K * a * a), rest = 1.0f - l.p;
-    return {fma(-a, l.p, kink), SLOPE ? fma(rate, l.p * rest, right ? rest : l.p) : V{}};
+    return {fma(-a, l.p, kink),
+            SLOPE ? fma(rate, l.p * rest, right ? rest : l.p) : V{}};
 }
 
 template <int KIND>
@@ -1799,20 +2369,23 @@ void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
     const Proxy proxy(job, c);
     if (!std::isfinite(proxy.m[0]) || !std::isfinite(proxy.t[0])) {
         job.mean[c] = job.var[c] = std::numeric_limits<float>::quiet_NaN();
-        for (int k = 0; job.jacobian && k < 4; k++) job.jacobian[4 * c + k] = job.var[c];
+        for (int k = 0; job.jacobian && k < 4; k++)
+            job.jacobian[4 * c + k] = job.var[c];
         return;
     }
     const i64 vectors = (job.count + VL - 1) / VL;
     alignas(64) float ones[VL];
     for (int k = 0; k < VL; k++) ones[k] = (vectors - 1) * VL + k < job.count;
-    const V last = load(ones);                      // which elements of the last vector count
+    const V last = load(ones);  // which elements of the last vector count
     double sum = 0, squares = 0, derivative[4] = {};
-    for (i64 i = 0; i < vectors; i += 16) {         // at most 16 vectors are added in float
+    // at most 16 vectors are added in float
+    for (i64 i = 0; i < vectors; i += 16) {
         const i64 end = i + 16 < vectors ? i + 16 : vectors;
         V s{};
         for (i64 k = i; k < end; k++) {
             const V node = load(job.nodes + k * VL);
-            Activated x = job.jacobian ? activated<KIND, true>(proxy, node) : activated<KIND, false>(proxy, node);
+            Activated x = job.jacobian ? activated<KIND, true>(proxy, node)
+                                       : activated<KIND, false>(proxy, node);
             store(values + k * VL, x.value);
             if (job.jacobian) store(slopes + k * VL, x.slope);
             s += k + 1 == vectors ? (last > 0.0f ? x.value : V{}) : x.value;
@@ -1834,11 +2407,15 @@ void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
             of_m += slope, of_t += along, by_m += slope * x, by_t += along * x;
         }
         squares += total(s);
-        if (job.jacobian) derivative[0] += total(of_m), derivative[1] += total(of_t), derivative[2] += 2 * total(by_m), derivative[3] += 2 * total(by_t);
+        if (job.jacobian)
+            derivative[0] += total(of_m), derivative[1] += total(of_t),
+                derivative[2] += 2 * total(by_m),
+                derivative[3] += 2 * total(by_t);
     }
     job.mean[c] = (float)(proxy.base + middle);
     job.var[c] = (float)(squares / job.count);
-    for (int k = 0; job.jacobian && k < 4; k++) job.jacobian[4 * c + k] = (float)(derivative[k] / job.count);
+    for (int k = 0; job.jacobian && k < 4; k++)
+        job.jacobian[4 * c + k] = (float)(derivative[k] / job.count);
 }
 
 }  // namespace
@@ -1847,8 +2424,11 @@ extern "C" {
 
 int normalnorm_proxy_forward(const ProxyJob* job_) {
     const ProxyJob& job = *job_;
-    if (!all_here(job.weight, job.bias, job.nodes, job.mean, job.var) || any_freed(job.shift, job.scale, job.jacobian)) return NO_DATA;
-    const i64 room = (job.count + VL - 1) / VL * VL, wanted = 1 + job.channels * job.count / 16384;
+    if (!all_here(job.weight, job.bias, job.nodes, job.mean, job.var)
+        || any_freed(job.shift, job.scale, job.jacobian))
+        return NO_DATA;
+    const i64 room = (job.count + VL - 1) / VL * VL,
+              wanted = 1 + job.channels * job.count / 16384;
     const int threads = (int)(wanted < job.threads ? wanted : job.threads);
     Shares shares(2 * room, threads, threads);
     if (!shares.memory) return NO_MEMORY;
@@ -1858,11 +2438,13 @@ int normalnorm_proxy_forward(const ProxyJob* job_) {
 #pragma omp for schedule(static)
         for (i64 c = 0; c < job.channels; c++) {
             switch (job.kind) {
-                case LINEAR: proxy_channel<LINEAR>(job, c, values, slopes); break;
-                case GELU: proxy_channel<GELU>(job, c, values, slopes); break;
-                case GELU_TANH: proxy_channel<GELU_TANH>(job, c, values, slopes); break;
-                case SILU: proxy_channel<SILU>(job, c, values, slopes); break;
-                default: proxy_channel<TANH>(job, c, values, slopes);
+            case LINEAR: proxy_channel<LINEAR>(job, c, values, slopes); break;
+            case GELU: proxy_channel<GELU>(job, c, values, slopes); break;
+            case GELU_TANH:
+                proxy_channel<GELU_TANH>(job, c, values, slopes);
+                break;
+            case SILU: proxy_channel<SILU>(job, c, values, slopes); break;
+            default: proxy_channel<TANH>(job, c, values, slopes);
             }
         }
     }
@@ -1872,11 +2454,19 @@ int normalnorm_proxy_forward(const ProxyJob* job_) {
 // From the derivatives in m and t, which the forward pass has kept
 int normalnorm_proxy_backward(const ProxyJob* job_) {
     const ProxyJob& job = *job_;
-    if (!all_here(job.weight, job.jacobian, job.of_mean, job.of_var) || any_freed(job.shift, job.scale, job.of_weight, job.of_bias, job.of_shift, job.of_scale)) return NO_DATA;
+    if (!all_here(job.weight, job.jacobian, job.of_mean, job.of_var)
+        || any_freed(job.shift, job.scale, job.of_weight, job.of_bias,
+                     job.of_shift, job.of_scale))
+        return NO_DATA;
     for (i64 c = 0; c < job.channels; c++) {
-        const float *kept = job.jacobian + 4 * c, weight = job.weight[c], of_mean = job.of_mean[c], of_var = job.of_var[c];
-        const float of_m = of_mean * kept[0] + of_var * kept[2], of_t = of_mean * kept[1] + of_var * kept[3];
-        if (job.of_weight) job.of_weight[c] = of_m * (job.shift ? job.shift[c] : 0.0f) + of_t * (1.0f + (job.scale ? job.scale[c] : 0.0f));
+        const float *kept = job.jacobian + 4 * c, weight = job.weight[c],
+                    of_mean = job.of_mean[c], of_var = job.of_var[c];
+        const float of_m = of_mean * kept[0] + of_var * kept[2],
+                    of_t = of_mean * kept[1] + of_var * kept[3];
+        if (job.of_weight)
+            job.of_weight[c] =
+                of_m * (job.shift ? job.shift[c] : 0.0f)
+                + of_t * (1.0f + (job.scale ? job.scale[c] : 0.0f));
         if (job.of_bias) job.of_bias[c] = of_m;
         if (job.of_shift) job.of_shift[c] = of_m * weight;
         if (job.of_scale) job.of_scale[c] = of_t * weight;

@@ -28,7 +28,9 @@ from .noise import NOISES
 
 # %% ../../nbs/232_layers.native.ipynb #12ff4458
 class Plan(NamedTuple):
-    "Where the units of a tensor lie in memory, and which weight applies where: the fields of the kernel's `Job` of the same names."
+    """Where the units of a tensor lie in memory, and which weight applies
+    where: the fields of the kernel's `Job` of the same names.
+    """
     units: int
     period: int = 1
     outer: int = 0
@@ -43,49 +45,67 @@ class Plan(NamedTuple):
 
 
 LARGEST = 2**28                  # elements of a unit
-KEPT = 13                        # numbers a unit that the forward pass leaves to the backward pass: mean, variance, λ̂ and ten more
+# numbers a unit that the forward pass leaves to the backward pass: mean,
+# variance, λ̂ and ten more
+KEPT = 13
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | CompilerError:
     try:
-        compiled = load(Path(core.__file__).with_name("native.cpp"), [f"normalnorm_{name}" for name in ("forward", "backward", "given_backward", "normals", "refused", "path", "proxy_forward", "proxy_backward")])
-    except CompilerError as error:                      # remembered: the next call does not try again
+        compiled = load(Path(core.__file__).with_name("native.cpp"), [
+            f"normalnorm_{name}"
+            for name in ("forward", "backward", "given_backward", "normals",
+                         "refused", "path", "proxy_forward", "proxy_backward")])
+    except CompilerError as error:
+        # remembered: the next call does not try again
         return error
     return bound(compiled)
 
 
 def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
-    """A kernel whose functions know their arguments, and raise where one of them says that it has done nothing.
+    """A kernel whose functions know their arguments, and raise where one of
+    them says that it has done nothing.
 
     `RuntimeError`: the kernel's own memory could not be had, or the memory of a
-    tensor is gone. Then nothing has been written that counts: no running average.
+    tensor is gone. Then nothing has been written that counts: no running
+    average.
     """
     refused = compiled.normalnorm_refused
     refused.argtypes, refused.restype = [], ctypes.c_uint64
 
     def check(status: int, *_) -> None:
         if status == 1:
-            raise RuntimeError(f"the native kernel could not allocate {refused()} "
-                               "bytes of memory to work in: free some, or use a smaller batch "
-                               "or fewer threads (torch.set_num_threads)")
+            raise RuntimeError("the native kernel could not allocate "
+                               f"{refused()} bytes of memory to work in: free "
+                               "some, or use a smaller batch or fewer threads "
+                               "(torch.set_num_threads)")
         if status:
-            raise RuntimeError("a tensor of this layer has elements, but its data is not allocated "
-                               "yet, or no longer: its storage was freed, as by "
-                               "untyped_storage().resize_(0). Bring it back before the layer runs, "
-                               "and keep what a backward pass needs until then")
+            raise RuntimeError(
+                "a tensor of this layer has elements, but its data is not "
+                "allocated yet, or no longer: its storage was freed, as by "
+                "untyped_storage().resize_(0). Bring it back before the layer "
+                "runs, and keep what a backward pass needs until then")
 
-    one, start = [ctypes.c_char_p], [ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p]
-    for name, arguments in (("forward", one), ("backward", one), ("given_backward", one), ("normals", start),
-                            ("proxy_forward", one), ("proxy_backward", one)):               # of chapter 410
+    one, start = [ctypes.c_char_p], [
+        ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p]
+    # of chapter 410
+    for name, arguments in (("forward", one), ("backward", one),
+                            ("given_backward", one), ("normals", start),
+                            ("proxy_forward", one), ("proxy_backward", one)):
         function = getattr(compiled, f"normalnorm_{name}")
-        function.argtypes, function.restype, function.errcheck = arguments, ctypes.c_int, check
-    compiled.normalnorm_path.argtypes, compiled.normalnorm_path.restype = [], ctypes.c_int
+        function.argtypes, function.restype, function.errcheck = (
+            arguments, ctypes.c_int, check)
+    (compiled.normalnorm_path.argtypes,
+     compiled.normalnorm_path.restype) = [], ctypes.c_int
     return compiled
 
 
 def library() -> ctypes.CDLL:
-    "The compiled kernel, compiled when it is first asked for. Raises `CompilerError` where it cannot be had."
+    """The compiled kernel, compiled when it is first asked for.
+
+    Raises `CompilerError` where it cannot be had.
+    """
     compiled = _library()
     if isinstance(compiled, CompilerError):
         raise compiled
@@ -100,34 +120,47 @@ def available() -> bool:
 class Way(NamedTuple):
     "What the compiled kernel computes with; its errors depend on it."
     lanes: int                          # numbers in a vector
-    fused: bool                         # a·b + c is one operation with one rounding
-    tables: bool                        # polynomials are looked up for many elements of one λ
+    fused: bool  # a·b + c is one operation with one rounding
+    tables: bool  # polynomials are looked up for many elements of one λ
 
 
 def way() -> Way:
-    """Which kernel the compiler has made for this processor. Raises `CompilerError` where there is none.
+    """Which kernel the compiler has made for this processor.
 
-    Example: `way()` is `(16, True, True)` with AVX-512, `(8, True, False)` with AVX2, `(4, False, False)` with SSE2.
+    Raises `CompilerError` where there is none.
+
+    Example: `way()` is `(16, True, True)` with AVX-512, `(8, True, False)` with
+    AVX2, `(4, False, False)` with SSE2.
     """
     code = library().normalnorm_path()
     return Way(code % 32, bool(code & 32), bool(code & 64))
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(shape: tuple[int, ...], dim: tuple[int, ...], weight: tuple[int, ...] | None, channels_last: bool = False) -> Plan | None:
-    """How the kernel visits a tensor of `shape`, whose units extend over `dim`, with a weight of shape `weight`; None for a pattern of axes that it does not know,
-    and for units of more than 2²⁸ elements, in which an exponent could leave what the kernel's exponential covers (`normalnorm.theory.overflow`).
+def plan(shape: tuple[int, ...], dim: tuple[int, ...],
+         weight: tuple[int, ...] | None,
+         channels_last: bool = False) -> Plan | None:
+    """How the kernel visits a tensor of `shape`, whose units extend over `dim`,
+    with a weight of shape `weight`; None for a pattern of axes that it does not
+    know, and for units of more than 2²⁸ elements, in which an exponent could
+    leave what the kernel's exponential covers (`normalnorm.theory.overflow`).
 
     `channels_last`: the tensor is contiguous with its second axis last.
 
-    Example: `plan((2, 3, 4, 4), (0, 2, 3), None)` has 3 units, of 2 runs of 16 elements each.
+    Example: `plan((2, 3, 4, 4), (0, 2, 3), None)` has 3 units, of 2 runs of 16
+    elements each.
     """
     ndim = len(shape)
     dims = {d % ndim for d in dim}
-    weight_shape = (1,) * ndim if weight is None else (1,) * (ndim - len(weight)) + tuple(weight)
-    if len(weight_shape) > ndim or not all(w in (1, n) for w, n in zip(weight_shape, shape)) or math.prod(shape[d] for d in dims) > LARGEST:
+    weight_shape = ((1,) * ndim if weight is None
+                    else (1,) * (ndim - len(weight)) + tuple(weight))
+    if len(weight_shape) > ndim or not all(
+        w in (1, n) for w, n in zip(weight_shape, shape)
+    ) or math.prod(shape[d] for d in dims) > LARGEST:
         return None
-    axes: list[list] = []                               # [letter, size]: k, r for kept and reduced axes that the weight follows, K, R for others
+    # [letter, size]: k, r for kept and reduced axes that the weight follows, K,
+    # R for others
+    axes: list[list] = []
     for d, n in enumerate(shape):
         if n == 1:
             continue
@@ -143,35 +176,48 @@ def plan(shape: tuple[int, ...], dim: tuple[int, ...], weight: tuple[int, ...] |
         after = axes[2][1] if len(axes) == 3 else 1
         period = channels if one and letters[1] == "k" else 1
         if after == 1 or channels_last:
-            return Plan(channels, length=before * after, columns=channels, run=after, weights=one, weight_period=period)
-        return Plan(channels, channels, 0, after, before, after, channels * after, weights=one, weight_period=period)
-    if channels_last or not re.fullmatch("K?k?r?R?", letters) or not {"r", "R"} & set(letters):
+            return Plan(channels, length=before * after, columns=channels,
+                        run=after, weights=one, weight_period=period)
+        return Plan(channels, channels, 0, after, before, after,
+                    channels * after, weights=one, weight_period=period)
+    if (channels_last or not re.fullmatch("K?k?r?R?", letters)
+            or not {"r", "R"} & set(letters)):
         return None
     k, r, rest = size.get("k", 1), size.get("r", 1), size.get("R", 1)
     if "r" in letters and "R" not in letters and k > 1:
-        return None                                     # one weight for each element of the tensor
+        return None  # one weight for each element of the tensor
     units = size.get("K", 1) * k
     weights = (-1 if "R" not in letters else r) if "r" in letters else one
-    return Plan(units, units, 0, r * rest, 1, r * rest, 0, weights=weights, weight_period=k)
+    return Plan(units, units, 0, r * rest, 1, r * rest, 0, weights=weights,
+                weight_period=k)
 
 
 class Call(NamedTuple):
-    "What calls with tensors of the same shapes, dtypes and layouts have in common; from `prepare`."
+    """What calls with tensors of the same shapes, dtypes and layouts have in
+    common; from `prepare`.
+    """
     plan: Plan
-    fixed: bytes                        # the fields of the kernel's `Job` that stay the same
+    fixed: bytes  # the fields of the kernel's `Job` that stay the same
     dim: tuple[int, ...]
     shape: tuple[int, ...]              # of the statistics
     layout: torch.memory_format         # in which the kernel reads the input
     ready: bool                         # it reads all tensors where they are
     kept: int                           # how many numbers a forward pass keeps
     given: bool                         # with given statistics
-    saved: tuple                        # shape, dtype and size as float32 of the input, the weight, and the statistics or the numbers kept, as a backward pass must find them
+    # shape, dtype and size as float32 of the input, the weight, and the
+    # statistics or the numbers kept, as a backward pass must find them
+    saved: tuple
 
 
-# The kernel's `Job` is three groups of eight-byte fields: addresses; what stays the same from call to call; threads, seed and offset of the noise, momentum.
-_ADDRESSES, _FIXED, _VARYING = struct.Struct("14P"), struct.Struct(f"{len(Plan._fields) + 3}q3d"), struct.Struct("qQQd")
+# The kernel's `Job` is three groups of eight-byte fields: addresses; what stays
+# the same from call to call; threads, seed and offset of the noise, momentum.
+_ADDRESSES, _FIXED, _VARYING = struct.Struct("14P"), struct.Struct(
+    f"{len(Plan._fields) + 3}q3d"), struct.Struct("qQQd")
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
-_empty_like, _get_num_threads, _FLOAT = torch.empty_like, torch.get_num_threads, torch.float32          # found in a small dictionary, not in PyTorch's large one: a step fetches each line of it anew
+# found in a small dictionary, not in PyTorch's large one: a step fetches each
+# line of it anew
+_empty_like, _get_num_threads, _FLOAT = (
+    torch.empty_like, torch.get_num_threads, torch.float32)
 
 
 _increment_version = torch.autograd.graph.increment_version
@@ -180,68 +226,108 @@ _increment_version = torch.autograd.graph.increment_version
 def _increment_versions(tensors: list[Tensor]) -> None:
     try:
         _increment_version(tensors)
-    except TypeError:                                   # releases before 2.6 take one at a time
+    except TypeError:  # releases before 2.6 take one at a time
         for tensor in tensors:
             _increment_version(tensor)
 
 
 def _kind(x: Tensor | None) -> tuple | None:
-    return None if x is None else (x.shape, x.dtype, x.is_cpu, x.is_contiguous() and not x.is_neg())
+    return None if x is None else (
+        x.shape, x.dtype, x.is_cpu, x.is_contiguous() and not x.is_neg())
 
 
-def _channels_last(u: Tensor, dim: tuple[int, ...]) -> torch.memory_format | None:
-    "The memory format of a tensor with channels last, if the kernel reads it so for units over `dim`."
+def _channels_last(u: Tensor,
+                   dim: tuple[int, ...]) -> torch.memory_format | None:
+    """The memory format of a tensor with channels last, if the kernel reads it
+    so for units over `dim`.
+    """
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(u.ndim)
-    return last if last is not None and {d % u.ndim for d in dim} == {0, *range(2, u.ndim)} and u.is_contiguous(memory_format=last) else None
+    return (last if last is not None
+                    and {d % u.ndim for d in dim} == {0, *range(2, u.ndim)}
+                    and u.is_contiguous(memory_format=last) else None)
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None, bias: tuple | None, settings: Settings, axis: int | None, statistics: tuple | None, last: torch.memory_format | None) -> Call | None:
-    shape, ndim, kinds = u[0], len(u[0]), [kind for kind in (u, weight, bias, *(statistics or ())) if kind is not None]
-    if not shape or 0 in shape or settings.steps > 1 or settings.safeguard or not all(dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds):
+def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None,
+              bias: tuple | None, settings: Settings, axis: int | None,
+              statistics: tuple | None,
+              last: torch.memory_format | None) -> Call | None:
+    shape, ndim, kinds = u[0], len(u[0]), [
+        kind for kind in (u, weight, bias, *(statistics or ()))
+        if kind is not None]
+    if (not shape or 0 in shape or settings.steps > 1 or settings.safeguard
+            or not all(dtype in _DTYPES and is_cpu
+                       for _, dtype, is_cpu, _ in kinds)):
         return None
     settings.check()
     per_channel = (1, *shape[1:2], *(1,) * (ndim - 2))
-    shapes = {(1, *kind[0], *per_channel[2:]) if axis == 1 else tuple(kind[0]) for kind in (weight, bias, *(statistics or ())) if kind is not None}
+    shapes = {(1, *kind[0], *per_channel[2:]) if axis == 1 else tuple(kind[0])
+              for kind in (weight, bias, *(statistics or ()))
+              if kind is not None}
     if statistics is None:
-        found = plan(shape, dim, *(shapes or {None}), last is not None) if len(shapes) < 2 else None
+        found = (plan(shape, dim, *(shapes or {None}), last is not None)
+                 if len(shapes) < 2 else None)
     elif settings.noise or ndim < 2 or shapes != {per_channel}:
         found = None
     elif last is not None or math.prod(shape[2:]) == 1:
-        found = Plan(math.prod(shape) // shape[1], columns=shape[1], weight_period=shape[1])
+        found = Plan(math.prod(shape) // shape[1], columns=shape[1],
+                     weight_period=shape[1])
     else:
-        found = Plan(shape[0] * shape[1], length=math.prod(shape[2:]), weight_period=shape[1])
+        found = Plan(shape[0] * shape[1], length=math.prod(shape[2:]),
+                     weight_period=shape[1])
     if found is None:
         return None
-    alpha, dims = settings.alpha if statistics is None else float(statistics[2] is not None), {d % ndim for d in dim}
-    fixed = _FIXED.pack(*found, statistics is not None, alpha > 0, 1 + NOISES.index(settings.noise_kind) if settings.noise else 0, settings.eps, alpha, settings.noise)
-    ready = last is None and all(dtype == torch.float32 and dense for _, dtype, _, dense in kinds)
+    alpha, dims = settings.alpha if statistics is None else float(
+        statistics[2] is not None), {d % ndim for d in dim}
+    fixed = _FIXED.pack(
+        *found, statistics is not None, alpha > 0,
+        1 + NOISES.index(settings.noise_kind) if settings.noise else 0,
+        settings.eps, alpha, settings.noise)
+    ready = last is None and all(
+        dtype == torch.float32 and dense for _, dtype, _, dense in kinds)
     kept = KEPT * found.units
-    saved = tuple(kind and (*kind[:2], 4 * math.prod(kind[0])) for kind in (u, weight, *(statistics or [(torch.Size([kept]), torch.float32)])))
-    return Call(found, fixed, dim, tuple(1 if d in dims else n for d, n in enumerate(shape)), last or torch.contiguous_format, ready, kept, statistics is not None, saved)
+    saved = tuple(kind and (*kind[:2], 4 * math.prod(kind[0])) for kind in (
+                      u, weight,
+                      *(statistics or [(torch.Size([kept]), torch.float32)])))
+    return Call(found, fixed, dim,
+                tuple(1 if d in dims else n for d, n in enumerate(shape)),
+                last or torch.contiguous_format, ready, kept,
+                statistics is not None, saved)
 
 
-def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, settings: Settings, axis: int | None = None,
+def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
+            bias: Tensor | None, settings: Settings, axis: int | None = None,
             statistics: Statistics | None = None) -> Call | None:
-    """What `forward` and `backward` need for these tensors; None where the kernel does not apply: another device or dtype, an unknown pattern of axes, a weight and a bias of
-    different shapes, settings that it does not have, or given `statistics` that are not one a channel.
+    """What `forward` and `backward` need for these tensors; None where the
+    kernel does not apply: another device or dtype, an unknown pattern of axes,
+    a weight and a bias of different shapes, settings that it does not have, or
+    given `statistics` that are not one a channel.
 
-    `axis`: 1 for a weight, a bias and statistics of shape (C,), for channels on axis 1 of `u`; None where they broadcast with `u`.
+    `axis`: 1 for a weight, a bias and statistics of shape (C,), for channels on
+    axis 1 of `u`; None where they broadcast with `u`.
 
-    Example: `prepare(torch.ones(2, 3, 4, 4), (0, 2, 3), None, None, Settings()).plan` has 3 units, of 2 runs of 16 elements each.
+    Example: `prepare(torch.ones(2, 3, 4, 4), (0, 2, 3), None, None,
+    Settings()).plan` has 3 units, of 2 runs of 16 elements each.
     """
     given, kind = None, _kind(u)
     if statistics is not None:
         dim, given = (0, *range(2, u.ndim)), tuple(map(_kind, statistics))
-    return _prepared(kind, dim, _kind(weight), _kind(bias), settings, axis, given, None if kind[3] else _channels_last(u, dim))
+    return _prepared(kind, dim, _kind(weight), _kind(bias), settings, axis,
+                     given, None if kind[3] else _channels_last(u, dim))
 
 
-def _ready(x: Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> Tensor | None:
-    "As the kernel reads it: in float32, dense in `layout`, without a sign that is still to be applied."
-    if x is None or x.dtype is _FLOAT and x.is_contiguous(memory_format=layout) and not x.is_neg():
-        return x                                        # its memory is measured with its address
+def _ready(
+    x: Tensor | None, layout: torch.memory_format = torch.contiguous_format
+) -> Tensor | None:
+    """As the kernel reads it: in float32, dense in `layout`, without a sign
+    that is still to be applied.
+    """
+    if (x is None or x.dtype is _FLOAT and x.is_contiguous(memory_format=layout)
+                     and not x.is_neg()):
+        return x  # its memory is measured with its address
     core.check_memory(x)
-    return x.detach().resolve_neg().to(torch.float32).contiguous(memory_format=layout)
+    return (x.detach().resolve_neg()
+                .to(torch.float32).contiguous(memory_format=layout))
 
 
 def _as(out: Tensor, u: Tensor) -> Tensor:
@@ -253,30 +339,46 @@ def _as(out: Tensor, u: Tensor) -> Tensor:
 
 
 def _check_memory(*tensors: Tensor | None) -> None:
-    "`RuntimeError` where the storage of one of them, float32 and dense, is smaller than the tensor: as `core.check_memory`, in a third of its time."
+    """`RuntimeError` where the storage of one of them, float32 and dense, is
+    smaller than the tensor: as `core.check_memory`, in a third of its time.
+    """
     for x in tensors:
-        if x is not None and x.untyped_storage().nbytes() < 4 * (x.storage_offset() + x.numel()):
+        if (x is not None and x.untyped_storage().nbytes()
+                              < 4 * (x.storage_offset() + x.numel())):
             core.check_memory(x)
 
 
-def restored(call: Call, u: Tensor, weight: Tensor | None, numbers: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """What the forward pass saved, as the kernel reads it: in float32 and dense, whatever strides it has now.
+def restored(call: Call, u: Tensor, weight: Tensor | None,
+             numbers: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """What the forward pass saved, as the kernel reads it: in float32 and
+    dense, whatever strides it has now.
 
-    Raises `RuntimeError` unless each tensor has come back with its shape and dtype, on the CPU, with all its memory: a saved-tensor hook may return anything, and a storage be freed in between.
+    Raises `RuntimeError` unless each tensor has come back with its shape and
+    dtype, on the CPU, with all its memory: a saved-tensor hook may return
+    anything, and a storage be freed in between.
     """
     found = [u, weight, *numbers]
     for i, x in enumerate(found):
         if x is not None:
             shape, dtype, size = call.saved[i]
-            if x.dtype is dtype is _FLOAT and x.shape == shape and x.is_contiguous() and x.is_cpu and not x.is_neg() and x.untyped_storage().nbytes() >= size + 4 * x.storage_offset():
-                continue                                # as almost always: in one visit, for a small layer notices each question
+            if (x.dtype is dtype is _FLOAT and x.shape == shape
+                    and x.is_contiguous() and x.is_cpu and not x.is_neg()
+                    and x.untyped_storage().nbytes()
+                        >= size + 4 * x.storage_offset()):
+                # as almost always: in one visit, for a small layer notices each
+                # question
+                continue
             core.check_saved((x,), ((shape, dtype, torch.device("cpu")),))
             found[i] = _ready(x, torch.contiguous_format if i else call.layout)
     return found
 
 
-def _job(call: Call, tensors: tuple[Tensor | None, ...], numbers: Tensor | Statistics | None, others: tuple[Tensor | None, ...], seed: int, offset: int, momentum: float = 0.0) -> bytes:
-    "The kernel's `Job`: `tensors` are the five before the numbers of the units, `others` the five after them."
+def _job(call: Call, tensors: tuple[Tensor | None, ...],
+         numbers: Tensor | Statistics | None, others: tuple[Tensor | None, ...],
+         seed: int, offset: int, momentum: float = 0.0) -> bytes:
+    """The kernel's `Job`: `tensors` are the five before the numbers of the
+    units, `others` the five after them.
+    """
     if call.given:
         tensors, places = (*tensors, *numbers, None), ()
     elif numbers is None:
@@ -284,59 +386,95 @@ def _job(call: Call, tensors: tuple[Tensor | None, ...], numbers: Tensor | Stati
     else:
         start, step = numbers.data_ptr(), 4 * call.plan.units
         places = start, start + step, start + 2 * step, start + 3 * step
-    return (_ADDRESSES.pack(*[0 if x is None else x.data_ptr() for x in tensors], *places, *[0 if x is None else x.data_ptr() for x in others])
-            + call.fixed + _VARYING.pack(_get_num_threads(), seed & 2**64 - 1, offset, momentum))
+    return (_ADDRESSES.pack(
+                *[0 if x is None else x.data_ptr() for x in tensors], *places,
+                *[0 if x is None else x.data_ptr() for x in others])
+            + call.fixed + _VARYING.pack(
+                _get_num_threads(), seed & 2**64 - 1, offset, momentum))
 
 
-def forward(call: Call, u: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, statistics: Statistics | None = None, seed: int = 0, offset: int = 0,
-            keep: bool = True, running: tuple[Tensor | None, ...] = (), momentum: float = 0.0) -> tuple[Tensor, Tensor | None]:
-    """The output of `normality_norm`, in one step by the kernel; and, if `keep`, numbers of each unit, in one piece: mean, variance and λ̂ (1 without a transform) of all units
-    first, then what `backward` needs. None in their place for given statistics.
+def forward(call: Call, u: Tensor, weight: Tensor | None = None,
+            bias: Tensor | None = None, *, statistics: Statistics | None = None,
+            seed: int = 0, offset: int = 0, keep: bool = True,
+            running: tuple[Tensor | None, ...] = (),
+            momentum: float = 0.0) -> tuple[Tensor, Tensor | None]:
+    """The output of `normality_norm`, in one step by the kernel; and, if
+    `keep`, numbers of each unit, in one piece: mean, variance and λ̂ (1 without
+    a transform) of all units first, then what `backward` needs.
 
-    `call`: from `prepare`, for these tensors. `running`: averages of mean, unbiased variance and λ̂, one a unit, that move by `momentum` towards those of each unit where
-    these are finite; float32 and contiguous.
+    None in their place for given statistics.
+
+    `call`: from `prepare`, for these tensors. `running`: averages of mean,
+    unbiased variance and λ̂, one a unit, that move by `momentum` towards those
+    of each unit where these are finite; float32 and contiguous.
 
     Example: `forward(prepare(u, (0,), None, None, Settings()), u)[0]`.
     """
     values = u
     if not call.ready:
-        values, weight, bias, statistics = _ready(u, call.layout), _ready(weight), _ready(bias), statistics and tuple(map(_ready, statistics))
-    out, numbers = _empty_like(values), values.new_empty(call.kept) if keep and not call.given else None
+        values, weight, bias, statistics = (
+            _ready(u, call.layout), _ready(weight), _ready(bias),
+            statistics and tuple(map(_ready, statistics)))
+    out, numbers = (
+        _empty_like(values),
+        values.new_empty(call.kept) if keep and not call.given else None)
     _check_memory(values, weight, bias, *running, *(statistics or ()))
-    job = _job(call, (values, None, out, weight, bias), statistics if call.given else numbers, (None, None, *(running or (None, None, None))), seed, offset, momentum)
+    job = _job(call, (values, None, out, weight, bias),
+               statistics if call.given else numbers,
+               (None, None, *(running or (None, None, None))), seed, offset,
+               momentum)
     library().normalnorm_forward(job)
     if running:
-        _increment_versions([average for average in running if average is not None])            # written where PyTorch did not see it
+        # written where PyTorch did not see it
+        _increment_versions(
+            [average for average in running if average is not None])
     return out if values is u else _as(core.rounded(out, u.dtype), u), numbers
 
 
 def statistics_of(call: Call, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    "Mean, variance and λ̂ among what `forward` returned, with size 1 along the axes of a unit."
-    return tuple(t.clone() for t in numbers[:3 * call.plan.units].view(3, *call.shape))
+    """Mean, variance and λ̂ among what `forward` returned, with size 1 along
+    the axes of a unit.
+    """
+    return tuple(t.clone()
+                 for t in numbers[:3 * call.plan.units].view(3, *call.shape))
 
 
-def backward(call: Call, grad: Tensor, u: Tensor, weight: Tensor | None, bias: Tensor | None, numbers: Tensor | Statistics, *, seed: int = 0, offset: int = 0,
-             of_weight: bool = True, of_bias: bool = True) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients with respect to the input, to the weight and to the bias, each like the tensor itself (None where not asked for, or where there is none).
+def backward(
+    call: Call, grad: Tensor, u: Tensor, weight: Tensor | None,
+    bias: Tensor | None, numbers: Tensor | Statistics, *, seed: int = 0,
+    offset: int = 0, of_weight: bool = True, of_bias: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients with respect to the input, to the weight and to the bias, each
+    like the tensor itself (None where not asked for, or where there is none).
 
-    `numbers`: what `forward` returned, or the given statistics; the other arguments as for `forward`.
+    `numbers`: what `forward` returned, or the given statistics; the other
+    arguments as for `forward`.
 
-    Raises `RuntimeError` where a tensor has another shape or dtype than in the forward pass (a saved-tensor hook may return what it likes), or its memory was freed.
+    Raises `RuntimeError` where a tensor has another shape or dtype than in the
+    forward pass (a saved-tensor hook may return what it likes), or its memory
+    was freed.
 
     Example: `backward(call, grad, u, None, None, forward(call, u)[1])[0]`.
     """
     p = call.plan
-    values, factor, *own = restored(call, u, weight, numbers if call.given else (numbers,))
+    values, factor, *own = restored(
+        call, u, weight, numbers if call.given else (numbers,))
     upstream, numbers = _ready(grad, call.layout), own if call.given else own[0]
     out = _empty_like(values)
-    rows = 1 if p.weights < 0 or call.given else p.units // p.weight_period         # sets of units that share their weights: a row for each
+    # sets of units that share their weights: a row for each
+    rows = 1 if p.weights < 0 or call.given else p.units // p.weight_period
     wanted = weight if of_weight else None, bias if of_bias else None
-    of = [None if t is None else values.new_empty((rows, *t.shape)) if rows > 1 else values.new_empty(t.shape) if factor is None else _empty_like(factor) for t in wanted]
+    of = [None if t is None else values.new_empty((rows, *t.shape)) if rows > 1
+          else values.new_empty(t.shape) if factor is None
+          else _empty_like(factor) for t in wanted]
     _check_memory(upstream)
-    job = _job(call, (values, upstream, out, factor, None), numbers, (*of, None, None, None), seed, offset)
-    library().normalnorm_given_backward(job) if call.given else library().normalnorm_backward(job)
+    job = _job(call, (values, upstream, out, factor, None), numbers,
+               (*of, None, None, None), seed, offset)
+    (library().normalnorm_given_backward(job) if call.given
+     else library().normalnorm_backward(job))
     if rows > 1:
         of = [None if t is None else t.sum(0) for t in of]
     if not call.ready:
-        of = [None if t is None else t.to(like.dtype) for t, like in zip(of, wanted)]
+        of = [None if t is None else t.to(like.dtype)
+              for t, like in zip(of, wanted)]
     return out if values is u else _as(out, u), *of

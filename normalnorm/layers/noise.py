@@ -22,33 +22,44 @@ from ..theory.newton import over
 _WORD = 0xFFFFFFFF
 
 
-def philox(counter: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox 4×32-10 of Salmon et al. (2011): four words of 32 bits, as int64 tensors, for each 64-bit `counter` under a 64-bit `key`.
+def philox(counter: Tensor,
+           key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox 4×32-10 of Salmon et al. (2011): four words of 32 bits, as int64
+    tensors, for each 64-bit `counter` under a 64-bit `key`.
 
-    `counter` and `key` are int64 tensors that broadcast; the upper half of the 128-bit counter is 0.
+    `counter` and `key` are int64 tensors that broadcast; the upper half of the
+    128-bit counter is 0.
 
-    Example: `[hex(w) for w in philox(torch.tensor(0), torch.tensor(0))]` begins with 0x6627e8d5.
+    Example: `[hex(w) for w in philox(torch.tensor(0), torch.tensor(0))]` begins
+    with 0x6627e8d5.
     """
-    return _rounds((counter & _WORD, (counter >> 32) & _WORD, torch.zeros_like(counter), torch.zeros_like(counter)), (key & _WORD, (key >> 32) & _WORD))
+    return _rounds((counter & _WORD, (counter >> 32) & _WORD,
+                    torch.zeros_like(counter), torch.zeros_like(counter)),
+                   (key & _WORD, (key >> 32) & _WORD))
 
 
-def _rounds(x: tuple[Tensor, ...], k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _rounds(x: tuple[Tensor, ...],
+            k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x0, x1, x2, x3 = x
     k0, k1 = k
     for _ in range(10):
         p0, p1 = x0 * 0xD2511F53, x2 * 0xCD9E8D57
-        x0, x1, x2, x3 = (p1 >> 32 & _WORD) ^ x1 ^ k0, p1 & _WORD, (p0 >> 32 & _WORD) ^ x3 ^ k1, p0 & _WORD
+        x0, x1, x2, x3 = ((p1 >> 32 & _WORD) ^ x1 ^ k0, p1 & _WORD,
+                          (p0 >> 32 & _WORD) ^ x3 ^ k1, p0 & _WORD)
         k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD
     return x0, x1, x2, x3
 
 # %% ../../nbs/228_layers.noise.ipynb #044bf5ec
-_CHUNK = 1 << 14                # counters at a time: intermediate results stay in the cache
+_CHUNK = 1 << 14  # counters at a time: intermediate results stay in the cache
 
 
 def draw_seed(device: torch.device | str | None = None) -> Tensor:
-    """A seed from PyTorch's generator: an int64 scalar on `device`. The only random draw of a layer's forward pass.
+    """A seed from PyTorch's generator: an int64 scalar on `device`.
 
-    Example: `torch.manual_seed(0); normal_noise((2, 3), draw_seed())` repeats after the same `manual_seed`.
+    The only random draw of a layer's forward pass.
+
+    Example: `torch.manual_seed(0); normal_noise((2, 3), draw_seed())` repeats
+    after the same `manual_seed`.
     """
     return torch.randint(1 << 62, (), device=device)
 
@@ -64,27 +75,36 @@ def _normals(first: int, last: int, seed: Tensor) -> Tensor:
     return torch.stack(out, -1).flatten(-2)
 
 
-def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor, offset: int = 0) -> Tensor:
-    """Standard normal numbers, float32 and contiguous, on the seed's device; a function of `seed` and of each element's index alone.
+def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor,
+                 offset: int = 0) -> Tensor:
+    """Standard normal numbers, float32 and contiguous, on the seed's device; a
+    function of `seed` and of each element's index alone.
 
-    `offset`: the index of the first element, for a part of a larger tensor. Elements count in the logical order of the axes, the last one fastest.
+    `offset`: the index of the first element, for a part of a larger tensor.
+    Elements count in the logical order of the axes, the last one fastest.
 
     Raises `ValueError` for a negative offset.
 
-    Example: `normal_noise((4, 5), seed)[1:]` equals `normal_noise((3, 5), seed, offset=5)`.
+    Example: `normal_noise((4, 5), seed)[1:]` equals
+    `normal_noise((3, 5), seed, offset=5)`.
     """
     if offset < 0:
-        raise ValueError(f"offset={offset} is the index of an element: it must not be negative")
+        raise ValueError(f"offset={offset} is the index of an element: it must "
+                         "not be negative")
     count = math.prod(shape)
     first, last = offset // 4, -(-(offset + count) // 4)
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():         # in one piece, for fused code and for any number of elements
+    # in one piece, for fused code and for any number of elements
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         flat = _normals(first, last, seed)
     else:
-        parts = [_normals(i, min(i + _CHUNK, last), seed) for i in range(first, last, _CHUNK)]
+        parts = [_normals(i, min(i + _CHUNK, last), seed)
+                 for i in range(first, last, _CHUNK)]
         if not parts:
             return torch.zeros(tuple(shape), device=seed.device)
         flat = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-    return flat[..., offset - 4 * first:offset - 4 * first + count].reshape(tuple(shape))
+    return flat[
+        ...,
+        offset - 4 * first:offset - 4 * first + count].reshape(tuple(shape))
 
 # %% ../../nbs/228_layers.noise.ipynb #70e3eefe
 NOISES = ("scaled", "unscaled", "dropout")
@@ -92,33 +112,48 @@ _HALF_NORMAL = math.sqrt(2 / math.pi)
 
 
 def check_noise(noise: float, kind: str) -> None:
-    "Raise `ValueError`, saying what is expected, for a negative or infinite factor and for an unknown kind."
+    """Raise `ValueError`, saying what is expected, for a negative or infinite
+    factor and for an unknown kind.
+    """
     if not 0 <= noise < math.inf:
-        raise ValueError(f"noise={noise} scales a standard deviation: it must not be negative, nor infinite (0 switches the noise off)")
+        raise ValueError(f"noise={noise} scales a standard deviation: it must "
+                         "not be negative, nor infinite (0 switches the noise "
+                         "off)")
     if type(kind) is not str or kind not in NOISES:
-        raise ValueError(f"noise_kind={kind!r} is not known: {near(str(kind), NOISES)}")
+        raise ValueError(
+            f"noise_kind={kind!r} is not known: {near(str(kind), NOISES)}")
 
 
 def mean_absolute_deviation(x: Tensor, dim: tuple[int, ...]) -> Tensor:
-    "The mean of |x − mean x| over `dim`, kept with size 1; carries no gradient."
-    x = x.detach()                                      # what torch.no_grad() would do, a trace forgets
+    """The mean of |x − mean x| over `dim`, kept with size 1; carries no
+    gradient.
+    """
+    x = x.detach()  # what torch.no_grad() would do, a trace forgets
     return over(dim).mean((x - over(dim).mean(x)).abs())
 
 
-def add_noise(x: Tensor, dim: tuple[int, ...], noise: float, kind: str = "scaled", seed: Tensor | None = None, offset: int = 0) -> Tensor:
-    """`x` with Gaussian noise of factor `noise`, for units that extend over `dim`: Eftekhari & Papyan (2025), §4.2 and §5.6.
+def add_noise(x: Tensor, dim: tuple[int, ...], noise: float,
+              kind: str = "scaled", seed: Tensor | None = None,
+              offset: int = 0) -> Tensor:
+    """`x` with Gaussian noise of factor `noise`, for units that extend over
+    `dim`: Eftekhari & Papyan (2025), §4.2 and §5.6.
 
-    `kind`: "scaled", the paper's, by each unit's mean absolute deviation; "unscaled", by √(2/π); "dropout", by the value itself (Gaussian dropout).
-    `seed`: from `draw_seed`, by default a new one; `offset` as for `normal_noise`. Result in the shape and dtype of `x`.
+    `kind`: "scaled", the paper's, by each unit's mean absolute deviation;
+    "unscaled", by √(2/π); "dropout", by the value itself (Gaussian dropout).
+    `seed`: from `draw_seed`, by default a new one; `offset` as for
+    `normal_noise`. Result in the shape and dtype of `x`.
 
     Raises `ValueError` for a negative factor or an unknown kind.
 
-    Example: `add_noise(torch.zeros(3, 8), (0,), 0.4)` is 0, for the units have no spread.
+    Example: `add_noise(torch.zeros(3, 8), (0,), 0.4)` is 0, for the units have
+    no spread.
     """
     check_noise(noise, kind)
     if not noise:
         return x
-    z = normal_noise(x.shape, draw_seed(x.device) if seed is None else seed, offset).to(x.dtype)
+    z = normal_noise(x.shape, draw_seed(x.device) if seed is None else seed,
+                     offset).to(x.dtype)
     if kind == "dropout":
         return x * (1 + noise * z)
-    return x + z * (noise * (mean_absolute_deviation(x, dim) if kind == "scaled" else _HALF_NORMAL))
+    return x + z * (noise * (mean_absolute_deviation(x, dim) if kind == "scaled"
+                             else _HALF_NORMAL))

@@ -14,25 +14,37 @@ __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d',
 import torch
 from torch import Tensor, nn
 
-from .core import _Leaf, Settings, check_input, number, size, sizes
-from .functional import batch_normalized, group_normal_norm, instance_normal_norm, layer_normalized
+from .core import (
+    _Leaf, Settings, check_input, number, size, sizes)
+from .functional import (
+    batch_normalized, group_normal_norm, instance_normal_norm, layer_normalized)
 
 # %% ../../nbs/240_layers.normality.ipynb #9fe45295
 class _NormalNorm(_Leaf):
     "Settings, affine parameters and description of all normality layers."
 
-    def _set_up(self, sizes: tuple[int, ...], weight: bool, bias: bool, settings: Settings, device, dtype) -> None:
+    def _set_up(self, sizes: tuple[int, ...], weight: bool, bias: bool,
+                settings: Settings, device, dtype) -> None:
         settings.check()
-        self.eps, self.noise, self.noise_kind, self.alpha, self.steps, self.safeguard = settings
+        (self.eps, self.noise, self.noise_kind, self.alpha, self.steps,
+         self.safeguard) = settings
         for name, wanted in (("weight", weight), ("bias", bias)):
-            self.register_parameter(name, nn.Parameter(torch.empty(sizes, device=device, dtype=dtype)) if wanted else None)
+            self.register_parameter(
+                name,
+                nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
+                    if wanted else None)
 
     def _settings(self) -> Settings:
         "Those of the next call: no noise in evaluation."
-        return Settings(self.eps, self.noise if self.training else 0.0, self.noise_kind, self.alpha, self.steps, self.safeguard)
+        return Settings(self.eps, self.noise if self.training else 0.0,
+                        self.noise_kind, self.alpha, self.steps, self.safeguard)
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
-        "Weight and bias, from where they usually are: a module looks for them with Python's slow search, and a small layer notices. Parametrized, pruned or replicated ones are elsewhere."
+        """Weight and bias, from where they usually are: a module looks for them
+        with Python's slow search, and a small layer notices.
+
+        Parametrized, pruned or replicated ones are elsewhere.
+        """
         try:
             own = self._parameters
             return own["weight"], own["bias"]
@@ -47,27 +59,46 @@ class _NormalNorm(_Leaf):
             nn.init.zeros_(self.bias)
 
     def _described(self) -> str:
-        return f"noise={self.noise}, noise_kind={self.noise_kind}, alpha={self.alpha}, steps={self.steps}, safeguard={self.safeguard}"
+        return (f"noise={self.noise}, noise_kind={self.noise_kind}, "
+                f"alpha={self.alpha}, steps={self.steps}, "
+                f"safeguard={self.safeguard}")
 
 # %% ../../nbs/240_layers.normality.ipynb #c242c401
 class _ChannelNormalNorm(_NormalNorm):
-    "What batch and instance layers share; a subclass names the numbers of axes that it accepts."
+    """What batch and instance layers share; a subclass names the numbers of
+    axes that it accepts.
+    """
     _axes: tuple[int, ...] = ()
     _expected = ""
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
-                 noise: float = 0.4, alpha: float = 1.0, steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", device=None, dtype=None, *,
+    def __init__(self, num_features: int, eps: float = 1e-5,
+                 momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, noise: float = 0.4,
+                 alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
+                 noise_kind: str = "scaled", device=None, dtype=None, *,
                  bias: bool = True):
         super().__init__()
-        listed = isinstance(num_features, (tuple, list)) and len(num_features) == 1         # PyTorch's batch norms take a shape, too
-        num_features = size("num_features", num_features[0] if listed else num_features)
+        # PyTorch's batch norms take a shape, too
+        listed = (
+            isinstance(num_features, (tuple, list)) and len(num_features) == 1)
+        num_features = size("num_features",
+                            num_features[0] if listed else num_features)
         if momentum is not None:
             number("momentum", momentum)
-        self.num_features, self.momentum, self.affine, self.track_running_stats = num_features, momentum, affine, track_running_stats
-        self._set_up((num_features,), affine, affine and bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard), device, dtype)
+        (self.num_features, self.momentum, self.affine,
+         self.track_running_stats) = (
+             num_features, momentum, affine, track_running_stats)
+        self._set_up((num_features,), affine, affine and bias,
+                     Settings(eps, noise, noise_kind, alpha, steps, safeguard),
+                     device, dtype)
         for name in ("running_mean", "running_var", "running_lambda"):
-            self.register_buffer(name, torch.empty(num_features, device=device, dtype=dtype) if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device) if track_running_stats else None)
+            self.register_buffer(
+                name,
+                torch.empty(num_features, device=device, dtype=dtype)
+                    if track_running_stats else None)
+        self.register_buffer("num_batches_tracked",
+                             torch.tensor(0, dtype=torch.long, device=device)
+                                 if track_running_stats else None)
         self.reset_parameters()
 
     def reset_running_stats(self) -> None:
@@ -87,112 +118,158 @@ class _ChannelNormalNorm(_NormalNorm):
         if not isinstance(input, Tensor) or input.is_nested:
             check_input(input)
         if input.ndim not in self._axes:
-            raise ValueError(f"{type(self).__name__} expects {self._expected}, given {input.ndim} axes in a shape of {tuple(input.shape)}")
+            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
+                             f"given {input.ndim} axes in a shape of "
+                             f"{tuple(input.shape)}")
         axis = self._channel_axis(input)
         if input.shape[axis] != self.num_features:
-            raise ValueError(f"{type(self).__name__} was made for num_features={self.num_features} channels, given {input.shape[axis]} on axis {axis} of a shape of {tuple(input.shape)}")
+            raise ValueError(f"{type(self).__name__} was made for "
+                             f"num_features={self.num_features} channels, "
+                             f"given {input.shape[axis]} on axis {axis} of a "
+                             f"shape of {tuple(input.shape)}")
 
     def _channel_axis(self, input: Tensor) -> int:
         return 1
 
     def _running(self) -> tuple[Tensor | None, ...]:
-        "Running mean, variance, λ and the number of batches, as `_affine` finds its two."
+        """Running mean, variance, λ and the number of batches, as `_affine`
+        finds its two.
+        """
         try:
             own = self._buffers
-            return own["running_mean"], own["running_var"], own["running_lambda"], own["num_batches_tracked"]
+            return (own["running_mean"], own["running_var"],
+                    own["running_lambda"], own["num_batches_tracked"])
         except (AttributeError, KeyError):
-            return self.running_mean, self.running_var, self.running_lambda, self.num_batches_tracked
+            return (self.running_mean, self.running_var, self.running_lambda,
+                    self.num_batches_tracked)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         mean = state_dict.get(prefix + "running_mean")
         if self.track_running_stats and mean is not None:
-            state_dict.setdefault(prefix + "running_lambda", torch.ones_like(mean))                 # a plain normalizer's checkpoint
-            state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros((), dtype=torch.long, device=mean.device))     # one older than PyTorch 0.4.1
+            # a plain normalizer's checkpoint
+            state_dict.setdefault(prefix + "running_lambda",
+                                  torch.ones_like(mean))
+            # one older than PyTorch 0.4.1
+            state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros(
+                (), dtype=torch.long, device=mean.device))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        return (f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}, "
+        return (f"{self.num_features}, eps={self.eps}, "
+                f"momentum={self.momentum}, affine={self.affine}, "
+                f"track_running_stats={self.track_running_stats}, "
                 + self._described())
 
 
 class _BatchNormalNorm(_ChannelNormalNorm):
     def forward(self, input: Tensor) -> Tensor:
-        "Normalize `input`; in training, update the running averages and add noise."
+        """Normalize `input`; in training, update the running averages and add
+        noise.
+        """
         self._check_shape(input)
         if input.is_mkldnn:
             return _BatchNormalNorm.forward(self, input.to_dense()).to_mkldnn()
         *running, batches = self._running()
         tracked = self.training and self.track_running_stats
-        return batch_normalized(input, tuple(running), *self._affine(), self.training or running[0] is None,
-                                self.momentum if self.track_running_stats else 0.0, self._settings(), batches if tracked else None)
+        return batch_normalized(
+            input, tuple(running), *self._affine(),
+            self.training or running[0] is None,
+            self.momentum if self.track_running_stats else 0.0,
+            self._settings(), batches if tracked else None)
 
 
 class BatchNormalNorm1d(_BatchNormalNorm):
-    """Batch normality normalization of (B, C) or (B, C, L) inputs: Eftekhari & Papyan (2025), Algorithm 1.
+    """Batch normality normalization of (B, C) or (B, C, L) inputs: Eftekhari &
+    Papyan (2025), Algorithm 1.
 
-    Arguments and buffers as for `torch.nn.BatchNorm1d`, with five more arguments and one more buffer:
+    Arguments and buffers as for `torch.nn.BatchNorm1d`, with five more
+    arguments and one more buffer:
 
-    - `noise` (0.4): the noise factor ξ; in training, noise of standard deviation ξ times the unit's mean absolute deviation is added;
-      `noise_kind` ("scaled"): other kinds, see `normalnorm.layers.noise.add_noise`;
-    - `alpha` (1.0), `steps` (1), `safeguard` (False): how λ is estimated, see `normalnorm.theory.newton.newton_lambda`;
-    - `running_lambda`: the running average of λ, used in evaluation, 1 at the start.
+    - `noise` (0.4): the noise factor ξ; in training, noise of standard
+      deviation ξ times the unit's mean absolute deviation is added;
+      `noise_kind` ("scaled"): other kinds, see
+      `normalnorm.layers.noise.add_noise`;
+    - `alpha` (1.0), `steps` (1), `safeguard` (False): how λ is estimated, see
+      `normalnorm.theory.newton.newton_lambda`;
+    - `running_lambda`: the running average of λ, used in evaluation, 1 at the
+      start.
 
-    The output has the shape and dtype of the input; statistics are in float32 at least. Checkpoints of `torch.nn.BatchNorm1d` load. A batch that is not finite
-    leaves the running averages of its channel as they were; with `momentum=None`, where all channels share the number of batches, those of all channels.
-    Raises `ValueError` for wrong shapes, settings out of range, and one value per channel in training; `TypeError` for integer or complex input.
+    The output has the shape and dtype of the input; statistics are in float32
+    at least. Checkpoints of `torch.nn.BatchNorm1d` load. A batch that is not
+    finite leaves the running averages of its channel as they were; with
+    `momentum=None`, where all channels share the number of batches, those of
+    all channels. Raises `ValueError` for wrong shapes, settings out of range,
+    and one value per channel in training; `TypeError` for integer or complex
+    input.
 
     Example:
 
         >>> BatchNormalNorm1d(3)(torch.randn(8, 3)).shape
         torch.Size([8, 3])
     """
-    _axes, _expected = (2, 3), "an input of shape (batch, channels) or (batch, channels, length)"
+    _axes, _expected = (
+        (2, 3),
+        "an input of shape (batch, channels) or (batch, channels, length)")
 
 
 class BatchNormalNorm2d(_BatchNormalNorm):
-    """Batch normality normalization of (B, C, H, W) inputs; as `BatchNormalNorm1d`, in place of `torch.nn.BatchNorm2d`.
+    """Batch normality normalization of (B, C, H, W) inputs; as
+    `BatchNormalNorm1d`, in place of `torch.nn.BatchNorm2d`.
 
     Example:
 
         >>> BatchNormalNorm2d(3)(torch.randn(2, 3, 4, 4)).shape
         torch.Size([2, 3, 4, 4])
     """
-    _axes, _expected = (4,), "an input of shape (batch, channels, height, width)"
+    _axes, _expected = ((4,),
+                        "an input of shape (batch, channels, height, width)")
 
 
 class BatchNormalNorm3d(_BatchNormalNorm):
-    """Batch normality normalization of (B, C, D, H, W) inputs; as `BatchNormalNorm1d`, in place of `torch.nn.BatchNorm3d`.
+    """Batch normality normalization of (B, C, D, H, W) inputs; as
+    `BatchNormalNorm1d`, in place of `torch.nn.BatchNorm3d`.
 
     Example:
 
         >>> BatchNormalNorm3d(3)(torch.randn(2, 3, 2, 4, 4)).shape
         torch.Size([2, 3, 2, 4, 4])
     """
-    _axes, _expected = (5,), "an input of shape (batch, channels, depth, height, width)"
+    _axes, _expected = (
+        (5,), "an input of shape (batch, channels, depth, height, width)")
 
 
 class _InstanceNormalNorm(_ChannelNormalNorm):
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False, track_running_stats: bool = False, *args, **options):
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, *args, **options)
+    def __init__(self, num_features: int, eps: float = 1e-5,
+                 momentum: float | None = 0.1, affine: bool = False,
+                 track_running_stats: bool = False, *args, **options):
+        super().__init__(num_features, eps, momentum, affine,
+                         track_running_stats, *args, **options)
 
     def forward(self, input: Tensor) -> Tensor:
-        "Normalize each image and channel; in training, update the running averages, where they are tracked, and add noise."
+        """Normalize each image and channel; in training, update the running
+        averages, where they are tracked, and add noise.
+        """
         check_input(input)
         self._check_shape(input)
         images = input.unsqueeze(0) if input.ndim == min(self._axes) else input
         own = self.training or not self.track_running_stats
-        out = instance_normal_norm(images, self.running_mean, self.running_var, self.running_lambda, self.weight, self.bias,
-                                   use_input_stats=own, momentum=self.momentum or 0.0, **self._settings()._asdict())
+        out = instance_normal_norm(
+            images, self.running_mean, self.running_var, self.running_lambda,
+            self.weight, self.bias, use_input_stats=own,
+            momentum=self.momentum or 0.0, **self._settings()._asdict())
         return out.reshape(input.shape)
 
     def _channel_axis(self, input: Tensor) -> int:
-        return input.ndim - min(self._axes)         # an image may come without a batch axis
+        # an image may come without a batch axis
+        return input.ndim - min(self._axes)
 
 
 class InstanceNormalNorm1d(_InstanceNormalNorm):
-    """Instance normality normalization of (B, C, L) or (C, L) inputs, in place of `torch.nn.InstanceNorm1d`: each image and channel is a unit.
+    """Instance normality normalization of (B, C, L) or (C, L) inputs, in place
+    of `torch.nn.InstanceNorm1d`: each image and channel is a unit.
 
-    Arguments as for `torch.nn.InstanceNorm1d` (so `affine` and `track_running_stats` are off by default), and those of `BatchNormalNorm1d`.
+    Arguments as for `torch.nn.InstanceNorm1d` (so `affine` and
+    `track_running_stats` are off by default), and those of `BatchNormalNorm1d`.
     Raises `ValueError` for wrong shapes and for a single value per instance.
 
     Example:
@@ -200,39 +277,52 @@ class InstanceNormalNorm1d(_InstanceNormalNorm):
         >>> InstanceNormalNorm1d(3)(torch.randn(2, 3, 9)).shape
         torch.Size([2, 3, 9])
     """
-    _axes, _expected = (2, 3), "an input of shape (batch, channels, length) or (channels, length)"
+    _axes, _expected = (
+        (2, 3),
+        "an input of shape (batch, channels, length) or (channels, length)")
 
 
 class InstanceNormalNorm2d(_InstanceNormalNorm):
-    """Instance normality normalization of (B, C, H, W) or (C, H, W) inputs; as `InstanceNormalNorm1d`, in place of `torch.nn.InstanceNorm2d`.
+    """Instance normality normalization of (B, C, H, W) or (C, H, W) inputs; as
+    `InstanceNormalNorm1d`, in place of `torch.nn.InstanceNorm2d`.
 
     Example:
 
         >>> InstanceNormalNorm2d(3)(torch.randn(3, 4, 4)).shape
         torch.Size([3, 4, 4])
     """
-    _axes, _expected = (3, 4), "an input of shape (batch, channels, height, width) or (channels, height, width)"
+    _axes, _expected = ((3, 4),
+                        "an input of shape (batch, channels, height, width) or "
+                        "(channels, height, width)")
 
 
 class InstanceNormalNorm3d(_InstanceNormalNorm):
-    """Instance normality normalization of (B, C, D, H, W) or (C, D, H, W) inputs; as `InstanceNormalNorm1d`, in place of `torch.nn.InstanceNorm3d`.
+    """Instance normality normalization of (B, C, D, H, W) or (C, D, H, W)
+    inputs; as `InstanceNormalNorm1d`, in place of `torch.nn.InstanceNorm3d`.
 
     Example:
 
         >>> InstanceNormalNorm3d(3)(torch.randn(2, 3, 2, 4, 4)).shape
         torch.Size([2, 3, 2, 4, 4])
     """
-    _axes, _expected = (4, 5), "an input of shape (batch, channels, depth, height, width) or (channels, depth, height, width)"
+    _axes, _expected = ((4, 5),
+                        "an input of shape (batch, channels, depth, height, "
+                        "width) or (channels, depth, height, width)")
 
 # %% ../../nbs/240_layers.normality.ipynb #82aa8031
 class LayerNormalNorm(_NormalNorm):
-    """Layer normality normalization over the last axes, of sizes `normalized_shape`: Eftekhari & Papyan (2025), Algorithm 1.
+    """Layer normality normalization over the last axes, of sizes
+    `normalized_shape`: Eftekhari & Papyan (2025), Algorithm 1.
 
-    Arguments as for `torch.nn.LayerNorm` (`eps`, `elementwise_affine`, `bias`), and `noise` (1.0), `noise_kind`, `alpha`, `steps`, `safeguard`
-    as for `BatchNormalNorm1d`. Noise is added in training only; λ is computed from each sample, in evaluation too.
+    Arguments as for `torch.nn.LayerNorm` (`eps`, `elementwise_affine`, `bias`),
+    and `noise` (1.0), `noise_kind`, `alpha`, `steps`, `safeguard` as for
+    `BatchNormalNorm1d`. Noise is added in training only; λ is computed from
+    each sample, in evaluation too.
 
-    The output has the shape and dtype of the input. Checkpoints of `torch.nn.LayerNorm` load and are written.
-    Raises `ValueError` where the input does not end in `normalized_shape`, `TypeError` for integer or complex input.
+    The output has the shape and dtype of the input. Checkpoints of
+    `torch.nn.LayerNorm` load and are written.
+    Raises `ValueError` where the input does not end in `normalized_shape`,
+    `TypeError` for integer or complex input.
 
     Example:
 
@@ -240,29 +330,41 @@ class LayerNormalNorm(_NormalNorm):
         torch.Size([2, 5, 8])
     """
 
-    def __init__(self, normalized_shape: int | list[int] | torch.Size, eps: float = 1e-5, elementwise_affine: bool = True,
-                 bias: bool = True, noise: float = 1.0, alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
+    def __init__(self, normalized_shape: int | list[int] | torch.Size,
+                 eps: float = 1e-5, elementwise_affine: bool = True,
+                 bias: bool = True, noise: float = 1.0, alpha: float = 1.0,
+                 steps: int = 1, safeguard: bool = False,
                  noise_kind: str = "scaled", device=None, dtype=None):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
         self.elementwise_affine = elementwise_affine
-        self._set_up(self.normalized_shape, elementwise_affine, elementwise_affine and bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard), device, dtype)
+        self._set_up(self.normalized_shape, elementwise_affine,
+                     elementwise_affine and bias,
+                     Settings(eps, noise, noise_kind, alpha, steps, safeguard),
+                     device, dtype)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` over its last axes; add noise in training."
-        return layer_normalized(input, self.normalized_shape, *self._affine(), self._settings())
+        return layer_normalized(
+            input, self.normalized_shape, *self._affine(), self._settings())
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, " + self._described()
+        return (f"{self.normalized_shape}, eps={self.eps}, "
+                f"elementwise_affine={self.elementwise_affine}, "
+                + self._described())
 
 
 class GroupNormalNorm(_NormalNorm):
-    """Group normality normalization of (B, C, …) inputs, in place of `torch.nn.GroupNorm`: each group of channels of an image is a unit.
+    """Group normality normalization of (B, C, …) inputs, in place of
+    `torch.nn.GroupNorm`: each group of channels of an image is a unit.
 
-    Arguments as for `torch.nn.GroupNorm` (`num_groups`, `num_channels`, `eps`, `affine`), and `noise` (0.4), `noise_kind`, `alpha`, `steps`, `safeguard` as for
-    `BatchNormalNorm1d`. Checkpoints of `torch.nn.GroupNorm` load and are written.
-    Raises `ValueError` where the channels do not divide into the groups, for wrong shapes and for one value per group.
+    Arguments as for `torch.nn.GroupNorm` (`num_groups`, `num_channels`, `eps`,
+    `affine`), and `noise` (0.4), `noise_kind`, `alpha`, `steps`, `safeguard` as
+    for `BatchNormalNorm1d`. Checkpoints of `torch.nn.GroupNorm` load and are
+    written.
+    Raises `ValueError` where the channels do not divide into the groups, for
+    wrong shapes and for one value per group.
 
     Example:
 
@@ -270,22 +372,35 @@ class GroupNormalNorm(_NormalNorm):
         torch.Size([2, 6, 5])
     """
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, noise: float = 0.4, alpha: float = 1.0,
-                 steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", device=None, dtype=None, *, bias: bool = True):
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5,
+                 affine: bool = True, noise: float = 0.4, alpha: float = 1.0,
+                 steps: int = 1, safeguard: bool = False,
+                 noise_kind: str = "scaled", device=None, dtype=None, *,
+                 bias: bool = True):
         super().__init__()
-        num_groups, num_channels = size("num_groups", num_groups), size("num_channels", num_channels)
+        num_groups, num_channels = (
+            size("num_groups", num_groups), size("num_channels", num_channels))
         if num_channels % num_groups:
-            raise ValueError(f"num_channels={num_channels} channels do not divide into num_groups={num_groups}: choose a divisor of the number of channels")
-        self.num_groups, self.num_channels, self.affine = num_groups, num_channels, affine
-        self._set_up((num_channels,), affine, affine and bias, Settings(eps, noise, noise_kind, alpha, steps, safeguard), device, dtype)
+            raise ValueError(f"num_channels={num_channels} channels do not "
+                             f"divide into num_groups={num_groups}: choose a "
+                             "divisor of the number of channels")
+        self.num_groups, self.num_channels, self.affine = (
+            num_groups, num_channels, affine)
+        self._set_up((num_channels,), affine, affine and bias,
+                     Settings(eps, noise, noise_kind, alpha, steps, safeguard),
+                     device, dtype)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize each group of each image; add noise in training."
         check_input(input)
         if input.ndim < 2 or input.shape[1] != self.num_channels:
-            raise ValueError(f"GroupNormalNorm was made for num_channels={self.num_channels} channels on axis 1, given a shape of {tuple(input.shape)}")
-        return group_normal_norm(input, self.num_groups, *self._affine(), **self._settings()._asdict())
+            raise ValueError("GroupNormalNorm was made for "
+                             f"num_channels={self.num_channels} channels on "
+                             f"axis 1, given a shape of {tuple(input.shape)}")
+        return group_normal_norm(input, self.num_groups, *self._affine(),
+                                 **self._settings()._asdict())
 
     def extra_repr(self) -> str:
-        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, " + self._described()
+        return (f"{self.num_groups}, {self.num_channels}, eps={self.eps}, "
+                f"affine={self.affine}, " + self._described())

@@ -25,43 +25,56 @@ from .core import check_memory, check_saved, guarded, kinds
 
 # %% ../../nbs/410_layers.proxy.ipynb #a94e9023
 def quantile_nodes(samples: int) -> Tensor:
-    """The paper's nodes: Φ⁻¹((i+½)/samples), i = 0, …, samples−1, of a standard normal variable, increasing, in float64.
+    """The paper's nodes: Φ⁻¹((i+½)/samples), i = 0, …, samples−1, of a standard
+    normal variable, increasing, in float64.
 
     Example:
 
         >>> quantile_nodes(2)
         tensor([-0.6745,  0.6745], dtype=torch.float64)
     """
-    z = torch.special.ndtri((torch.arange(samples, dtype=torch.float64, device="cpu") + 0.5) / samples)
-    return (z - z.flip(0)) / 2                              # symmetric to the last bit
+    z = torch.special.ndtri((torch.arange(samples, dtype=torch.float64,
+                                          device="cpu") + 0.5) / samples)
+    return (z - z.flip(0)) / 2  # symmetric to the last bit
 
 
-def _location_and_spread(weight: Tensor, bias: Tensor, proxy_mean: Tensor | None, proxy_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def _location_and_spread(weight: Tensor, bias: Tensor,
+                         proxy_mean: Tensor | None,
+                         proxy_scale: Tensor | None) -> tuple[Tensor, Tensor]:
     "m and t of m + tξ, the proxy's value before the activation."
-    return bias if proxy_mean is None else bias + weight * proxy_mean, weight if proxy_scale is None else weight * (1 + proxy_scale)
+    return (bias if proxy_mean is None else bias + weight * proxy_mean,
+            weight if proxy_scale is None else weight * (1 + proxy_scale))
 
 
-def by_nodes(location: Tensor, spread: Tensor, function: Callable[[Tensor], Tensor], nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of `function(location + spread · node)` over equally weighted `nodes`; `location` and `spread` have one shape, which the results share.
+def by_nodes(location: Tensor, spread: Tensor,
+             function: Callable[[Tensor], Tensor],
+             nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of `function(location + spread · node)` over equally
+    weighted `nodes`; `location` and `spread` have one shape, which the results
+    share.
 
     Raises `ValueError` where `function` changes the shape.
 
     Example:
 
-        >>> by_nodes(torch.tensor([1.0]), torch.tensor([2.0]), torch.relu, torch.tensor([-1.0, 1.0]))
+        >>> by_nodes(torch.tensor([1.0]), torch.tensor([2.0]), torch.relu,
+        ...          torch.tensor([-1.0, 1.0]))
         (tensor([1.5000]), tensor([2.2500]))
     """
     y = location.unsqueeze(-1) + spread.unsqueeze(-1) * nodes.to(location)
     values = function(y)
     if values.shape != y.shape:
-        raise ValueError(f"the activation made shape {tuple(values.shape)} of {tuple(y.shape)}: it must act element by element")
+        raise ValueError(f"the activation made shape {tuple(values.shape)} of "
+                         f"{tuple(y.shape)}: it must act element by element")
     var, mean = torch.var_mean(values, dim=-1, correction=0)
     return mean, var
 
 # %% ../../nbs/410_layers.proxy.ipynb #07f9b5bd
 def _tail(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    "For a ≥ 0 and a standard normal ξ: P(ξ > a), and mean and variance of max(ξ − a, 0), each to a small relative error."
-    a = a.clamp(max=40.0)                                   # beyond, all three are 0 in float64 too
+    """For a ≥ 0 and a standard normal ξ: P(ξ > a), and mean and variance of
+    max(ξ − a, 0), each to a small relative error.
+    """
+    a = a.clamp(max=40.0)  # beyond, all three are 0 in float64 too
     mills = (torch.pi / 2) ** 0.5 * torch.special.erfcx(a / 2**0.5)
     first = 1 / mills - a
     second = (1 / first - a) / 2
@@ -70,11 +83,15 @@ def _tail(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return above, mean, 2 * mean * second - mean.square()
 
 
-def piecewise_linear(location: Tensor, spread: Tensor, negative_slope: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Mean and variance of φ(Y) in closed form, for φ(y) = y where y > 0 and `negative_slope`·y elsewhere, and Y ~ N(location, spread²).
+def piecewise_linear(location: Tensor, spread: Tensor,
+                     negative_slope: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Mean and variance of φ(Y) in closed form, for φ(y) = y where y > 0 and
+    `negative_slope`·y elsewhere, and Y ~ N(location, spread²).
 
-    `negative_slope`: 0 for ReLU, 1 for the identity, −1 for the absolute value. The sign of `spread` does not matter; it may be 0. Differentiable to any order. Neither a mean far from 0 nor one deep in a
-    tail costs the variance its digits. Computed in float64 where the device has it.
+    `negative_slope`: 0 for ReLU, 1 for the identity, −1 for the absolute value.
+    The sign of `spread` does not matter; it may be 0. Differentiable to any
+    order. Neither a mean far from 0 nor one deep in a tail costs the variance
+    its digits. Computed in float64 where the device has it.
 
     Example:
 
@@ -85,53 +102,87 @@ def piecewise_linear(location: Tensor, spread: Tensor, negative_slope: float = 0
     m, s = location.to(wide), spread.to(wide).abs()
     sign = torch.where(m < 0, -1.0, 1.0).to(m)
     fixed = s == 0
-    a = torch.where(fixed, 0.0, sign * m / torch.where(fixed, 1.0, s))          # where s = 0, all that a enters is multiplied by s
+    # where s = 0, all that a enters is multiplied by s
+    a = torch.where(fixed, 0.0, sign * m / torch.where(fixed, 1.0, s))
     above, mean, var = _tail(a)
-    small, small_var = s * mean, s.square() * var           # of the part beyond 0, on the other side than m
-    large, large_var = sign * m + small, s.square() * (torch.erf(a / 2**0.5) + var)
-    on, off = (torch.where(m < 0, x, y).to(m) for x, y in ((negative_slope, 1.0), (1.0, negative_slope)))       # slopes on the side of m, on the other
-    total, total_var = sign * (on * large - off * small), on.square() * large_var + off.square() * small_var + 2 * on * off * large * small
+    # of the part beyond 0, on the other side than m
+    small, small_var = s * mean, s.square() * var
+    large, large_var = (sign * m + small,
+                        s.square() * (torch.erf(a / 2**0.5) + var))
+    # slopes on the side of m, on the other
+    on, off = (torch.where(m < 0, x, y).to(m)
+               for x, y in ((negative_slope, 1.0), (1.0, negative_slope)))
+    total, total_var = (sign * (on * large - off * small),
+                        on.square() * large_var + off.square() * small_var
+                            + 2 * on * off * large * small)
     return total.to(location.dtype), total_var.to(location.dtype)
 
 # %% ../../nbs/410_layers.proxy.ipynb #a97d782c
 class _Kind(NamedTuple):
-    "A named activation: its function of a tensor and the slope below 0, its number in the kernel, and whether it is linear on both sides of 0."
+    """A named activation: its function of a tensor and the slope below 0, its
+    number in the kernel, and whether it is linear on both sides of 0.
+    """
     function: Callable[[Tensor, float], Tensor]
     number: int
     linear: bool = False
 
 
-_KINDS = {"identity": _Kind(lambda y, slope: y, 0, True), "relu": _Kind(lambda y, slope: torch.relu(y), 0, True), "leaky_relu": _Kind(F.leaky_relu, 0, True),
-          "gelu": _Kind(lambda y, slope: F.gelu(y), 1), "gelu_tanh": _Kind(lambda y, slope: F.gelu(y, approximate="tanh"), 2),
-          "silu": _Kind(lambda y, slope: F.silu(y), 3), "tanh": _Kind(lambda y, slope: torch.tanh(y), 4)}
+_KINDS = {"identity": _Kind(lambda y, slope: y, 0, True),
+          "relu": _Kind(lambda y, slope: torch.relu(y), 0, True),
+          "leaky_relu": _Kind(F.leaky_relu, 0, True),
+          "gelu": _Kind(lambda y, slope: F.gelu(y), 1),
+          "gelu_tanh": _Kind(lambda y, slope: F.gelu(y, approximate="tanh"), 2),
+          "silu": _Kind(lambda y, slope: F.silu(y), 3),
+          "tanh": _Kind(lambda y, slope: torch.tanh(y), 4)}
 ACTIVATIONS = tuple(_KINDS)
-_FIELDS = struct.Struct("14P4qd")                           # the kernel's `ProxyJob`
+_FIELDS = struct.Struct("14P4qd")  # the kernel's `ProxyJob`
 
 
 @functools.lru_cache(maxsize=32)
 def _kernel_nodes(samples: int) -> Tensor:
-    "As the kernel reads them: float32, and room up to a multiple of its longest vector. Asked for where no mode is active, so that none of a mode's tensors is kept."
-    nodes = torch.zeros((samples + 15) // 16 * 16, dtype=torch.float32, device="cpu")
+    """As the kernel reads them: float32, and room up to a multiple of its
+    longest vector.
+
+    Asked for where no mode is active, so that none of a mode's tensors is kept.
+    """
+    nodes = torch.zeros((samples + 15) // 16 * 16, dtype=torch.float32,
+                        device="cpu")
     nodes[:samples] = quantile_nodes(samples)
     return nodes
 
 
-def _call(which: int, parameters, results, upstream, gradients, samples: int, number: int, slope: float) -> None:
-    "The kernel's forward (0) or backward pass (1). All tensors are held here until it returns."
-    tensors = (*parameters, _kernel_nodes(samples), *results, *upstream, *gradients)
+def _call(which: int, parameters, results, upstream, gradients, samples: int,
+          number: int, slope: float) -> None:
+    """The kernel's forward (0) or backward pass (1).
+
+    All tensors are held here until it returns.
+    """
+    tensors = (*parameters, _kernel_nodes(samples), *results, *upstream,
+               *gradients)
     check_memory(*tensors)
-    work = native.library().normalnorm_proxy_backward if which else native.library().normalnorm_proxy_forward
-    work(_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors], parameters[0].numel(), samples, number, torch.get_num_threads(), slope))
+    work = (native.library().normalnorm_proxy_backward if which
+            else native.library().normalnorm_proxy_forward)
+    work(_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors],
+                      parameters[0].numel(), samples, number,
+                      torch.get_num_threads(), slope))
 
 # %% ../../nbs/410_layers.proxy.ipynb #ad4b312a
 class _InKernel(torch.autograd.Function):
-    "Mean and variance by the native kernel, with first derivatives; others are the definition's."
+    """Mean and variance by the native kernel, with first derivatives; others
+    are the definition's.
+    """
 
     @staticmethod
-    def forward(ctx, weight, bias, proxy_mean, proxy_scale, kind, slope, samples):
-        parameters = tuple(t if t is None or t.is_contiguous() else t.contiguous() for t in (weight, bias, proxy_mean, proxy_scale))
-        mean, var, jacobian = torch.empty_like(parameters[0]), torch.empty_like(parameters[0]), weight.new_empty(4 * weight.numel())
-        _call(0, parameters, (mean, var, jacobian), (None, None), (None,) * 4, samples, kind.number, slope)
+    def forward(ctx, weight, bias, proxy_mean, proxy_scale, kind, slope,
+                samples):
+        parameters = tuple(
+            t if t is None or t.is_contiguous() else t.contiguous()
+            for t in (weight, bias, proxy_mean, proxy_scale))
+        mean, var, jacobian = (
+            torch.empty_like(parameters[0]), torch.empty_like(parameters[0]),
+            weight.new_empty(4 * weight.numel()))
+        _call(0, parameters, (mean, var, jacobian), (None, None), (None,) * 4,
+              samples, kind.number, slope)
         ctx.kind, ctx.slope, ctx.samples = kind, slope, samples
         ctx.save_for_backward(weight, bias, proxy_mean, proxy_scale, jacobian)
         ctx.kinds = kinds((weight, bias, proxy_mean, proxy_scale, jacobian))
@@ -142,79 +193,142 @@ class _InKernel(torch.autograd.Function):
         saved = *parameters, jacobian = ctx.saved_tensors
         check_saved(saved, ctx.kinds)
         needs = ctx.needs_input_grad[:4]
-        if (again := torch.is_grad_enabled()) or not ordinary(of_mean, of_var, *saved):
+        if ((again := torch.is_grad_enabled())
+                or not ordinary(of_mean, of_var, *saved)):
             with torch.enable_grad():
-                inputs = [None if t is None else t.view_as(t) for t in parameters]      # apart even where one tensor is given twice
+                # apart even where one tensor is given twice
+                inputs = [None if t is None else t.view_as(t)
+                          for t in parameters]
                 if not again:
-                    inputs = [None if t is None else t.detach().requires_grad_(need) for t, need in zip(inputs, needs)]
+                    inputs = [
+                        None if t is None else t.detach().requires_grad_(need)
+                        for t, need in zip(inputs, needs)]
                 outputs = _definition(*inputs, ctx.kind, ctx.slope, ctx.samples)
-            found = iter(torch.autograd.grad(outputs, [t for t, need in zip(inputs, needs) if need], (of_mean, of_var), create_graph=again, materialize_grads=True))
-            return *(next(found) if need else None for need in needs), None, None, None
+            found = iter(torch.autograd.grad(
+                outputs, [t for t, need in zip(inputs, needs) if need],
+                (of_mean, of_var), create_graph=again, materialize_grads=True))
+            return (*(next(found) if need else None for need in needs), None,
+                    None, None)
         check_memory(of_mean, of_var)
-        parameters, jacobian = [None if t is None else t.resolve_neg().contiguous() for t in parameters], jacobian.resolve_neg().contiguous()
-        gradients = [torch.empty_like(t) if need else None for t, need in zip(parameters, needs)]
-        _call(1, parameters, (None, None, jacobian), (of_mean.resolve_neg().contiguous(), of_var.resolve_neg().contiguous()), gradients, ctx.samples, ctx.kind.number, ctx.slope)
+        parameters, jacobian = [
+            None if t is None else t.resolve_neg().contiguous()
+            for t in parameters], jacobian.resolve_neg().contiguous()
+        gradients = [torch.empty_like(t) if need else None
+                     for t, need in zip(parameters, needs)]
+        _call(1, parameters, (None, None, jacobian),
+              (of_mean.resolve_neg().contiguous(),
+               of_var.resolve_neg().contiguous()),
+              gradients, ctx.samples, ctx.kind.number, ctx.slope)
         return *gradients, None, None, None
 
 # %% ../../nbs/410_layers.proxy.ipynb #f6160855
-def _definition(weight, bias, proxy_mean, proxy_scale, kind: _Kind, slope: float, samples: int) -> tuple[Tensor, Tensor]:
-    return by_nodes(*_location_and_spread(weight, bias, proxy_mean, proxy_scale), lambda y: kind.function(y, slope), quantile_nodes(samples))
+def _definition(weight, bias, proxy_mean, proxy_scale, kind: _Kind,
+                slope: float, samples: int) -> tuple[Tensor, Tensor]:
+    return by_nodes(
+        *_location_and_spread(weight, bias, proxy_mean, proxy_scale),
+        lambda y: kind.function(y, slope), quantile_nodes(samples))
 
 
-def _checked(weight, bias, proxy_mean, proxy_scale, activation, samples) -> tuple[Tensor | None, ...]:
-    "The four parameters, whose memory is there, half precision raised to float32."
-    given = dict(weight=weight, bias=bias, proxy_mean=proxy_mean, proxy_scale=proxy_scale)
+def _checked(weight, bias, proxy_mean, proxy_scale, activation,
+             samples) -> tuple[Tensor | None, ...]:
+    """The four parameters, whose memory is there, half precision raised to
+    float32.
+    """
+    given = dict(weight=weight, bias=bias, proxy_mean=proxy_mean,
+                 proxy_scale=proxy_scale)
     for name, t in given.items():
         if t is None and name.startswith("proxy"):
             continue
         if not isinstance(t, Tensor) or not t.is_floating_point():
-            what = f"a tensor of {t.dtype}" if isinstance(t, Tensor) else repr(t)
-            raise TypeError(f"{name} is {what}: a floating-point tensor with one number a channel is needed")
+            what = (
+                f"a tensor of {t.dtype}" if isinstance(t, Tensor) else repr(t))
+            raise TypeError(f"{name} is {what}: a floating-point tensor with "
+                            "one number a channel is needed")
         if t.shape != weight.shape:
-            raise ValueError(f"{name} has shape {tuple(t.shape)}, weight {tuple(weight.shape)}: all parameters need one number a channel")
-    if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples < 2**24):
-        raise ValueError(f"samples={samples!r}: give a positive number of quantiles, such as 200, or None for the closed form")
+            raise ValueError(f"{name} has shape {tuple(t.shape)}, weight "
+                             f"{tuple(weight.shape)}: all parameters need one "
+                             "number a channel")
+    if (samples is not None
+            and (isinstance(samples, bool) or not isinstance(samples, int)
+                 or not 0 < samples < 2**24)):
+        raise ValueError(f"samples={samples!r}: give a positive number of "
+                         "quantiles, such as 200, or None for the closed form")
     if not callable(activation) and activation not in _KINDS:
-        raise ValueError(f"activation {activation!r} is not known: {near(str(activation), ACTIVATIONS)}; or give a function of a tensor that acts element by element")
-    if samples is None and (callable(activation) or not _KINDS[activation].linear):
+        raise ValueError(f"activation {activation!r} is not known: "
+                         f"{near(str(activation), ACTIVATIONS)}; or give a "
+                         "function of a tensor that acts element by element")
+    if (samples is None
+            and (callable(activation) or not _KINDS[activation].linear)):
         names = ", ".join(name for name, kind in _KINDS.items() if kind.linear)
-        raise ValueError(f"there is no closed form for {activation!r}: there is one for {names}; give samples=200 for the others")
+        raise ValueError(f"there is no closed form for {activation!r}: there "
+                         f"is one for {names}; give samples=200 for the others")
     check_memory(*given.values())
-    return tuple(t.float() if t is not None and t.dtype in (torch.float16, torch.bfloat16) else t for t in given.values())
+    return tuple(t.float()
+                 if t is not None and t.dtype in (torch.float16, torch.bfloat16)
+                 else t for t in given.values())
 
 
-def _asking_again(results: tuple[Tensor, Tensor], parameters: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
-    "Mean and variance that PyTorch differentiates: whether the parameters' memory is there is asked again before the backward pass."
+def _asking_again(
+    results: tuple[Tensor, Tensor], parameters: tuple[Tensor | None, ...]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance that PyTorch differentiates: whether the parameters'
+    memory is there is asked again before the backward pass.
+    """
     return guarded(results[0], *parameters), guarded(results[1], *parameters)
 
 
-def proxy_statistics(weight: Tensor, bias: Tensor, proxy_mean: Tensor | None = None, proxy_scale: Tensor | None = None,
-                     activation: str | Callable[[Tensor], Tensor] = "relu", samples: int | None = 200, negative_slope: float = 0.01) -> tuple[Tensor, Tensor]:
-    """Mean and variance of φ(weight·Y + bias), Y ~ N(proxy_mean, (1 + proxy_scale)²), for each channel: the statistics of proxy normalization (Labatie et al. 2021, Equation 7).
+def proxy_statistics(weight: Tensor, bias: Tensor,
+                     proxy_mean: Tensor | None = None,
+                     proxy_scale: Tensor | None = None,
+                     activation: str | Callable[[Tensor], Tensor] = "relu",
+                     samples: int | None = 200,
+                     negative_slope: float = 0.01) -> tuple[Tensor, Tensor]:
+    """Mean and variance of φ(weight·Y + bias), Y ~ N(proxy_mean, (1 +
+    proxy_scale)²), for each channel: the statistics of proxy normalization
+    (Labatie et al. 2021, Equation 7).
 
-    - `weight`, `bias`: γ and β of the affine map, of shape (C,), or of any other shape, which the results share; `proxy_mean`, `proxy_scale`: β̃ and γ̃, or None for 0.
-    - `activation`: φ, one of `ACTIVATIONS` or a function of a tensor that acts element by element.
-    - `samples`: how many quantiles stand for Y (the paper: 200; the variance comes out about one percent low), or None for the closed form, which "relu", "leaky_relu" and "identity" have.
+    - `weight`, `bias`: γ and β of the affine map, of shape (C,), or of any
+      other shape, which the results share; `proxy_mean`, `proxy_scale`: β̃ and
+      γ̃, or None for 0.
+    - `activation`: φ, one of `ACTIVATIONS` or a function of a tensor that acts
+      element by element.
+    - `samples`: how many quantiles stand for Y (the paper: 200; the variance
+      comes out about one percent low), or None for the closed form, which
+      "relu", "leaky_relu" and "identity" have.
     - `negative_slope`: of "leaky_relu", below 0.
 
-    Gradients flow to all four tensors. Half precision is computed, and returned, in float32. For float32 on a CPU and a named activation the native kernel computes the quantile rule and
-    its first derivatives, where `set_backend` allows it; all else is PyTorch operations.
+    Gradients flow to all four tensors. Half precision is computed, and
+    returned, in float32. For float32 on a CPU and a named activation the native
+    kernel computes the quantile rule and its first derivatives, where
+    `set_backend` allows it; all else is PyTorch operations.
 
-    Raises `TypeError` for parameters that are no floating-point tensors, `ValueError` for shapes that differ, an unknown activation, one without a closed form where `samples` is None, and
-    `samples` < 1.
+    Raises `TypeError` for parameters that are no floating-point tensors,
+    `ValueError` for shapes that differ, an unknown activation, one without a
+    closed form where `samples` is None, and `samples` < 1.
 
     Example:
 
-        >>> proxy_statistics(torch.ones(2), torch.tensor([0.0, 1.0]), samples=None)
+        >>> proxy_statistics(torch.ones(2), torch.tensor([0.0, 1.0]),
+        ...                  samples=None)
         (tensor([0.3989, 1.0833]), tensor([0.3408, 0.7511]))
     """
-    parameters = _checked(weight, bias, proxy_mean, proxy_scale, activation, samples)
+    parameters = _checked(weight, bias, proxy_mean, proxy_scale, activation,
+                          samples)
     if callable(activation):
-        return _asking_again(by_nodes(*_location_and_spread(*parameters), activation, quantile_nodes(samples)), parameters)
-    kind, slope = _KINDS[activation], {"identity": 1.0, "leaky_relu": float(negative_slope)}.get(activation, 0.0)
+        return _asking_again(by_nodes(*_location_and_spread(*parameters),
+                                      activation, quantile_nodes(samples)),
+                             parameters)
+    kind, slope = _KINDS[activation], {
+        "identity": 1.0,
+        "leaky_relu": float(negative_slope)}.get(activation, 0.0)
     if samples is None:
-        return _asking_again(piecewise_linear(*_location_and_spread(*parameters), slope), parameters)
-    if get_backend() in ("auto", "native") and ordinary(*parameters) and all(t is None or t.dtype is torch.float32 and t.is_cpu and not t.is_neg() for t in parameters) \
-            and weight.numel() and native.available():
+        return _asking_again(
+            piecewise_linear(*_location_and_spread(*parameters), slope),
+            parameters)
+    if get_backend() in ("auto", "native") and ordinary(*parameters) and all(
+        t is None or t.dtype is torch.float32 and t.is_cpu and not t.is_neg()
+        for t in parameters
+    ) and weight.numel() and native.available():
         return _InKernel.apply(*parameters, kind, slope, samples)
-    return _asking_again(_definition(*parameters, kind, slope, samples), parameters)
+    return _asking_again(_definition(*parameters, kind, slope, samples),
+                         parameters)

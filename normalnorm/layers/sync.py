@@ -17,25 +17,39 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .core import Settings, Statistics, affine, rates, rounded
-from .functional import averages, check_channels, column, next_weight, update_running
+from .functional import (
+    averages, check_channels, column, next_weight, update_running)
 from .noise import draw_seed, normal_noise
 from .normality import _BatchNormalNorm
 from ..theory.newton import guaranteed_step
 from ..theory.overflow import LARGEST_UNIT
-from ..theory.power_transform import power_transform_derivative, representable, signed_log1p, yeo_johnson
+from ..theory.power_transform import (
+    power_transform_derivative, representable, signed_log1p, yeo_johnson)
 
 # %% ../../nbs/245_layers.sync.ipynb #e47a32ee
 class _Shares:
-    "Averages over the elements of each channel in all processes of a group. Made by the first exchange, which also gives seed and statistics of the whole batch."
+    """Averages over the elements of each channel in all processes of a group.
 
-    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: float):
+    Made by the first exchange, which also gives seed and statistics of the
+    whole batch.
+    """
+
+    def __init__(self, x: Tensor, group: dist.ProcessGroup | None,
+                 noise: float):
         self.dim, self.group = (0, *range(2, x.ndim)), group
         floats = self.statistics(x)
-        numbers = torch.stack([torch.tensor(x.numel() // x.shape[1], device=x.device), draw_seed(x.device) if noise else torch.tensor(0, device=x.device)])
-        payload = torch.cat([numbers.view(torch.uint8), floats.view(torch.uint8)])
-        numbers, floats = (part.clone().view(dtype) for part, dtype in zip(self.gather(payload).split((16, len(payload) - 16), 1), (torch.int64, floats.dtype)))
+        numbers = torch.stack([
+            torch.tensor(x.numel() // x.shape[1], device=x.device),
+            draw_seed(x.device) if noise else torch.tensor(0, device=x.device)])
+        payload = torch.cat(
+            [numbers.view(torch.uint8), floats.view(torch.uint8)])
+        numbers, floats = (
+            part.clone().view(dtype) for part, dtype in zip(
+                self.gather(payload).split((16, len(payload) - 16), 1),
+                (torch.int64, floats.dtype)))
         counts = numbers[:, 0].tolist()
-        self.count, self.before, self.seed = sum(counts), sum(counts[:dist.get_rank(group)]), numbers[0, 1]
+        self.count, self.before, self.seed = (
+            sum(counts), sum(counts[:dist.get_rank(group)]), numbers[0, 1])
         self.share = numbers[:, :1].to(floats.dtype) / max(self.count, 1)
         self.merge(floats)
         self.share = self.share.to(x.dtype)
@@ -50,17 +64,21 @@ class _Shares:
 
     def gather(self, values: Tensor) -> Tensor:
         "One exchange: the values of all processes, along a new first axis."
-        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]
+        parts = [torch.empty_like(values)
+                 for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(parts, values.contiguous(), group=self.group)
         return torch.stack(parts)
 
     def local(self, x: Tensor) -> Tensor:
-        "This process's mean, per channel; 0 for an empty share, which has weight 0."
+        """This process's mean, per channel; 0 for an empty share, which has
+        weight 0.
+        """
         return x.mean(self.dim) if x.numel() else x.new_zeros(x.shape[1])
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         "This process's mean and biased variance."
-        return torch.var_mean(x, self.dim, correction=0)[::-1] if x.numel() else (x.new_zeros(x.shape[1]),) * 2
+        return (torch.var_mean(x, self.dim, correction=0)[::-1] if x.numel()
+                else (x.new_zeros(x.shape[1]),) * 2)
 
     def merged(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
         "Mean and variance of the whole from those of the processes."
@@ -77,47 +95,76 @@ def _basis(k: Tensor) -> tuple[Tensor, ...]:
     a, log = k.abs(), signed_log1p(k)
     ell = log.abs()
     d = (1 + a) * ell - a
-    return d + a * ell, 1 / (1 + a), log * (4 * d - 2 - ell), log, d, (1 + a) * ell.square()
+    return (d + a * ell, 1 / (1 + a), log * (4 * d - 2 - ell), log, d,
+            (1 + a) * ell.square())
 
 
-def _estimate(k: Tensor, shares: _Shares, alpha: float, safeguard: bool) -> tuple[Tensor, Tensor]:
-    "λ̂ and the numbers per channel that `_move` takes, in two tensors; one exchange, with the safeguard two."
+def _estimate(k: Tensor, shares: _Shares, alpha: float,
+              safeguard: bool) -> tuple[Tensor, Tensor]:
+    """λ̂ and the numbers per channel that `_move` takes, in two tensors; one
+    exchange, with the safeguard two.
+    """
     basis = _basis(k)
     d, q = basis[4:]
-    local = [shares.local(x) for x in (*basis[:4], *(k * x for x in basis[:4]), q, k * d)]
-    extremes = [x.amax(shares.dim) if k.numel() else x.new_full(x.shape[1:2], -torch.inf) for x in (k, -k)] if safeguard else []
+    local = [shares.local(x)
+             for x in (*basis[:4], *(k * x for x in basis[:4]), q, k * d)]
+    extremes = ([x.amax(shares.dim) if k.numel()
+                 else x.new_full(x.shape[1:2], -torch.inf) for x in (k, -k)]
+                if safeguard else [])
     parts = shares.gather(torch.stack([*local, *shares.moments(d), *extremes]))
     means = (shares.share[..., None] * parts[:, :10]).sum(0)
     mean_d, var_d = shares.merged(parts[:, 10], parts[:, 11])
     mean_log, mean_q, slope = means[3], means[8], means[9]
-    first, second = slope - mean_log, 1 - mean_q + mean_d.square() + 2 * (var_d - slope.square())
+    first, second = slope - mean_log, 1 - mean_q + mean_d.square() + 2 * (
+        var_d - slope.square())
     ratio = first / second
     if safeguard:
-        move, factor, of_extremes, at_extremes = _safer(k, shares, alpha, ratio, mean_log, parts[:, 12].amax(0), -parts[:, 13].amax(0))
+        move, factor, of_extremes, at_extremes = _safer(
+            k, shares, alpha, ratio, mean_log, parts[:, 12].amax(0),
+            -parts[:, 13].amax(0))
     else:
-        move, factor, of_extremes, at_extremes = -ratio, 1.0, 0.0, ratio.new_zeros(4, *ratio.shape)
+        move, factor, of_extremes, at_extremes = (
+            -ratio, 1.0, 0.0, ratio.new_zeros(4, *ratio.shape))
     scale = -alpha * factor / second
-    coefficients = torch.stack([scale * (1 + 4 * ratio * slope), -scale, -scale * ratio, 2 * scale * ratio * mean_d])
-    averaged = torch.stack([(coefficients * means[:4]).sum(0), (coefficients * means[4:8]).sum(0)]) + of_extremes
+    coefficients = torch.stack([scale * (1 + 4 * ratio * slope), -scale,
+                                -scale * ratio, 2 * scale * ratio * mean_d])
+    averaged = (torch.stack([(coefficients * means[:4]).sum(0),
+                             (coefficients * means[4:8]).sum(0)]) + of_extremes)
     return 1 + alpha * move, torch.cat([coefficients, averaged, at_extremes])
 
 # %% ../../nbs/245_layers.sync.ipynb #c7bc51ec
-def _safer(k: Tensor, shares: _Shares, alpha: float, ratio: Tensor, mean_log: Tensor, top: Tensor, bottom: Tensor) -> tuple[Tensor, ...]:
-    "The safeguarded step; the factor of its derivative; the mean, and mean product with k, of the term on the extremes; the extremes and this term for each. One exchange."
+def _safer(k: Tensor, shares: _Shares, alpha: float, ratio: Tensor,
+           mean_log: Tensor, top: Tensor, bottom: Tensor) -> tuple[Tensor, ...]:
+    """The safeguarded step; the factor of its derivative; the mean, and mean
+    product with k, of the term on the extremes; the extremes and this term for
+    each.
+
+    One exchange.
+    """
     wider = lambda x: x if x.device.type == "mps" else x.double()
     bent = yeo_johnson(wider(k), wider(column(1 - ratio, k.ndim)))
-    ties = [shares.local((k == column(x, k.ndim)).to(k.dtype)) for x in (top, bottom)]
-    parts = shares.gather(torch.stack([*map(wider, ties), *shares.moments(wider(k)), *shares.moments(bent)]))
+    ties = [shares.local((k == column(x, k.ndim)).to(k.dtype))
+            for x in (top, bottom)]
+    parts = shares.gather(torch.stack(
+        [*map(wider, ties), *shares.moments(wider(k)), *shares.moments(bent)]))
     ties = (wider(shares.share)[..., None] * parts[:, :2]).sum(0).to(k.dtype)
-    here, there = (shares.merged(parts[:, i], parts[:, i + 1])[1].log() / 2 for i in (2, 4))
+    here, there = (shares.merged(parts[:, i], parts[:, i + 1])[1].log() / 2
+                   for i in (2, 4))
     newton = there + wider(ratio * mean_log) < here
     size = 2 * (signed_log1p(top) - signed_log1p(bottom))
     t, size_or_1 = size * ratio.abs(), torch.where(size > 0, size, 1.0)
     move = torch.where(newton, -ratio, guaranteed_step(ratio, size))
     factor = torch.where(newton, 1.0, 1 / (1 + t))
-    by_range = alpha * torch.where(newton, 0.0, 2 * torch.sign(ratio) * (torch.log1p(t) - t / (1 + t)) / size_or_1.square())
-    of_extremes = by_range * torch.stack([1 / (1 + top) - 1 / (1 - bottom), top / (1 + top) - bottom / (1 - bottom)])
-    return move, factor, of_extremes, torch.stack([top, bottom, by_range / (1 + top) / ties[0], -by_range / (1 - bottom) / ties[1]])
+    by_range = alpha * torch.where(
+        newton, 0.0,
+        2 * torch.sign(ratio) * (torch.log1p(t) - t / (1 + t))
+            / size_or_1.square())
+    of_extremes = by_range * torch.stack(
+        [1 / (1 + top) - 1 / (1 - bottom),
+         top / (1 + top) - bottom / (1 - bottom)])
+    return (move, factor, of_extremes,
+            torch.stack([top, bottom, by_range / (1 + top) / ties[0],
+                         -by_range / (1 - bottom) / ties[1]]))
 
 # %% ../../nbs/245_layers.sync.ipynb #7936de9e
 def _move(k: Tensor, numbers: Tensor, safeguard: bool) -> Tensor:
@@ -130,13 +177,18 @@ def _move(k: Tensor, numbers: Tensor, safeguard: bool) -> Tensor:
     return out - numbers[4] - k * numbers[5]
 
 # %% ../../nbs/245_layers.sync.ipynb #a7ef9879
-def _noise(shape: torch.Size, settings: Settings, shares: _Shares, dtype: torch.dtype) -> Tensor | None:
+def _noise(shape: torch.Size, settings: Settings, shares: _Shares,
+           dtype: torch.dtype) -> Tensor | None:
     "ξz for the elements of this share, of shape (B, C, …); None without noise."
-    return settings.noise * normal_noise(shape, shares.seed, shares.before * shape[1]).to(dtype) if settings.noise else None
+    return (settings.noise * normal_noise(
+                shape, shares.seed, shares.before * shape[1]).to(dtype)
+            if settings.noise else None)
 
 
 def _spread(x: Tensor, settings: Settings, shares: _Shares) -> Tensor:
-    "The scale of the noise: two exchanges for the mean of |x − mean x|, none for the other kinds."
+    """The scale of the noise: two exchanges for the mean of |x − mean x|, none
+    for the other kinds.
+    """
     if not settings.noise or settings.noise_kind != "scaled":
         return x.new_full(x.shape[1:2], (2 / torch.pi) ** 0.5)
     centre = shares.means(shares.local(x))[0]
@@ -144,37 +196,52 @@ def _spread(x: Tensor, settings: Settings, shares: _Shares) -> Tensor:
 
 
 def _transformed(h: Tensor, lmbda: Tensor, shares: _Shares) -> Tensor:
-    "ψ(h; λ); saturated in units so large that no theorem excludes an overflow, as in the core."
-    return yeo_johnson(representable(h, lmbda) if shares.count > LARGEST_UNIT else h, lmbda)
+    """ψ(h; λ); saturated in units so large that no theorem excludes an
+    overflow, as in the core.
+    """
+    return yeo_johnson(
+        representable(h, lmbda) if shares.count > LARGEST_UNIT else h, lmbda)
 
 
-def _noisy(x: Tensor, noise: Tensor | None, kind: str, spread: Tensor) -> Tensor:
+def _noisy(x: Tensor, noise: Tensor | None, kind: str,
+           spread: Tensor) -> Tensor:
     if noise is None:
         return x
-    return x * (1 + noise) if kind == "dropout" else x + noise * column(spread, x.ndim)
+    return (x * (1 + noise) if kind == "dropout"
+            else x + noise * column(spread, x.ndim))
 
 # %% ../../nbs/245_layers.sync.ipynb #9949b5e1
 class _AcrossProcesses(torch.autograd.Function):
-    "Output, mean, variance, λ̂ and number of elements of the whole batch. First derivatives in reverse mode; the statistics carry none."
+    """Output, mean, variance, λ̂ and number of elements of the whole batch.
+
+    First derivatives in reverse mode; the statistics carry none.
+    """
 
     @staticmethod
     def forward(ctx, u, weight, bias, settings, group):
         x = u.to(torch.promote_types(u.dtype, torch.float32))
-        shares, wide = _Shares(x, group, settings.noise), lambda v: column(v, u.ndim)
+        shares, wide = (_Shares(x, group, settings.noise),
+                        lambda v: column(v, u.ndim))
         if shares.count < 2:
-            raise ValueError(f"a batch statistic needs more than one value per channel when training, given {shares.count} in all processes together")
+            raise ValueError("a batch statistic needs more than one value per "
+                             f"channel when training, given {shares.count} in "
+                             "all processes together")
         rate, bare = rates(shares.var, settings.eps)
         lmbda, numbers = torch.ones_like(rate), None
         x = x - wide(shares.mean)
         if settings.alpha:
-            lmbda, numbers = _estimate(x * wide(bare), shares, settings.alpha, settings.safeguard)
+            lmbda, numbers = _estimate(
+                x * wide(bare), shares, settings.alpha, settings.safeguard)
             x = _transformed(x * wide(rate), wide(lmbda), shares)
         else:
             x = x * wide(rate)
         spread = _spread(x, settings, shares)
-        ctx.shares, ctx.settings, ctx.bias = shares, settings, None if bias is None else bias.shape
+        ctx.shares, ctx.settings, ctx.bias = (
+            shares, settings, None if bias is None else bias.shape)
         ctx.save_for_backward(u, weight, rate, bare, lmbda, spread, numbers)
-        out = affine(_noisy(x, _noise(u.shape, settings, shares, x.dtype), settings.noise_kind, spread), weight, bias)
+        out = affine(_noisy(x, _noise(u.shape, settings, shares, x.dtype),
+                            settings.noise_kind, spread),
+                     weight, bias)
         out = rounded(out, u.dtype)
         ctx.mark_non_differentiable(shares.mean, shares.var, lmbda)
         return out, shares.mean, shares.var, lmbda, shares.count
@@ -185,50 +252,70 @@ class _AcrossProcesses(torch.autograd.Function):
         u, weight, rate, bare, lmbda, spread, numbers = ctx.saved_tensors
         s, shares, wide = ctx.settings, ctx.shares, lambda v: column(v, u.ndim)
         c, g = u.to(rate.dtype) - wide(shares.mean), grad.to(rate.dtype)
-        h, noise = c * wide(rate), _noise(u.shape, s, shares, rate.dtype) if s.noise_kind == "dropout" or ctx.needs_input_grad[1] else None
-        of_bias = g.sum_to_size(ctx.bias).to(grad.dtype) if ctx.needs_input_grad[2] else None
+        h, noise = (c * wide(rate),
+                    _noise(u.shape, s, shares, rate.dtype)
+                        if s.noise_kind == "dropout" or ctx.needs_input_grad[1]
+                        else None)
+        of_bias = (g.sum_to_size(ctx.bias).to(grad.dtype)
+                   if ctx.needs_input_grad[2] else None)
         of_weight = None
         if ctx.needs_input_grad[1]:
-            of_weight = (g * _noisy(_transformed(h, wide(lmbda), shares) if s.alpha else h, noise, s.noise_kind, spread)).sum_to_size(weight.shape).to(weight.dtype)
+            of_weight = (
+                g * _noisy(
+                    _transformed(h, wide(lmbda), shares) if s.alpha else h,
+                    noise, s.noise_kind, spread)).sum_to_size(weight.shape).to(
+                        weight.dtype)
         g = g if weight is None else g * weight
         if s.noise_kind == "dropout":
             g = _noisy(g, noise, s.noise_kind, spread)
         w = g * torch.exp((wide(lmbda) - 1) * signed_log1p(h))
-        of_lmbda = [g * power_transform_derivative(h, wide(lmbda), 1)] if s.alpha else []
+        of_lmbda = ([g * power_transform_derivative(h, wide(lmbda), 1)]
+                    if s.alpha else [])
         sums = torch.stack([x.sum(shares.dim) for x in (w, w * h, *of_lmbda)])
         dist.all_reduce(sums, group=shares.group)
         means = [wide(v) for v in sums / shares.count]
         of_u = (w - means[0] - h * means[1]) * wide(rate)
         if s.alpha:
-            of_u = of_u + means[2] * wide(bare) * _move(c * wide(bare), numbers, s.safeguard)
+            of_u = of_u + means[2] * wide(bare) * _move(
+                c * wide(bare), numbers, s.safeguard)
         return of_u.to(u.dtype), of_weight, of_bias, None, None
 
 # %% ../../nbs/245_layers.sync.ipynb #ddb25d87
 class _AllProcesses:
-    "What synchronized layers share, before the layer in the list of parents: the group of processes, and when they exchange something."
+    """What synchronized layers share, before the layer in the list of parents:
+    the group of processes, and when they exchange something.
+    """
 
-    def __init__(self, num_features: int, *args, process_group: dist.ProcessGroup | None = None, **options):
+    def __init__(self, num_features: int, *args,
+                 process_group: dist.ProcessGroup | None = None, **options):
         super().__init__(num_features, *args, **options)
         self.process_group = process_group
         self._check_steps()
 
     def _check_steps(self) -> None:
         if self.steps > 1:
-            raise NotImplementedError(f"steps={self.steps} is not available across processes: use steps=1")
+            raise NotImplementedError(f"steps={self.steps} is not available "
+                                      "across processes: use steps=1")
 
     def _exchanges(self) -> bool:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size(self.process_group) > 1
+        several = (dist.is_available() and dist.is_initialized()
+                   and dist.get_world_size(self.process_group) > 1)
         return several and (self.training or self.running_mean is None)
 
 
 class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
-    """Batch normality normalization over the batches of all processes of a group, for inputs of shape (B, C, …); in place of `torch.nn.SyncBatchNorm`.
+    """Batch normality normalization over the batches of all processes of a
+    group, for inputs of shape (B, C, …); in place of `torch.nn.SyncBatchNorm`.
 
-    Arguments as for `BatchNormalNorm2d`, and `process_group` (default: all processes). In training with more than one process, statistics, λ and noise are those
-    of the whole batch, in whatever shares, and so are output, gradients and running averages; parameters get the gradients of their own process's share,
-    as DistributedDataParallel expects. In evaluation, and with one process, it is the batch layer. First derivatives only, in reverse mode.
+    Arguments as for `BatchNormalNorm2d`, and `process_group` (default: all
+    processes). In training with more than one process, statistics, λ and noise
+    are those of the whole batch, in whatever shares, and so are output,
+    gradients and running averages; parameters get the gradients of their own
+    process's share, as DistributedDataParallel expects. In evaluation, and with
+    one process, it is the batch layer. First derivatives only, in reverse mode.
 
-    Raises `ValueError` for wrong shapes and one value per channel in all processes together, `NotImplementedError` for `steps` > 1.
+    Raises `ValueError` for wrong shapes and one value per channel in all
+    processes together, `NotImplementedError` for `steps` > 1.
 
     Example:
 
@@ -238,16 +325,22 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
     _axes, _expected = (2, 3, 4, 5), "an input of shape (batch, channels, …)"
 
     def forward(self, input: Tensor) -> Tensor:
-        "Normalize `input` with the statistics of all processes; in training, update the running averages and add noise."
+        """Normalize `input` with the statistics of all processes; in training,
+        update the running averages and add noise.
+        """
         if not self._exchanges():
             return super().forward(input)
         self._check_shape(input)
-        check_channels(input, "batch", weight=self.weight, bias=self.bias, running_mean=self.running_mean)
-        out, mean, var, lmbda, count = _AcrossProcesses.apply(input, column(self.weight, input.ndim), column(self.bias, input.ndim),
-                                                              self._settings().check(), self.process_group)
+        check_channels(input, "batch", weight=self.weight, bias=self.bias,
+                       running_mean=self.running_mean)
+        out, mean, var, lmbda, count = _AcrossProcesses.apply(
+            input, column(self.weight, input.ndim),
+            column(self.bias, input.ndim), self._settings().check(),
+            self.process_group)
         if self.training and self.track_running_stats:
             *running, batches = self._running()
-            values, momentum = averages(Statistics(mean, var, lmbda), count), self.momentum
+            values, momentum = (averages(Statistics(mean, var, lmbda), count),
+                                self.momentum)
             if momentum is None:
                 momentum = next_weight(running, values, batches)
             else:
@@ -257,9 +350,12 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
 
 # %% ../../nbs/245_layers.sync.ipynb #3267bf18
 def _set_class(module: nn.Module, cls: type) -> None:
-    "Change the class of a module and keep the object; a parametrized one, whose class is made on the fly, gets a new one of the same making."
+    """Change the class of a module and keep the object; a parametrized one,
+    whose class is made on the fly, gets a new one of the same making.
+    """
     if parametrize.is_parametrized(module):
-        own = {k: v for k, v in vars(type(module)).items() if k not in ("__module__", "__dict__", "__weakref__", "__doc__")}
+        own = {k: v for k, v in vars(type(module)).items()
+               if k not in ("__module__", "__dict__", "__weakref__", "__doc__")}
         cls = type(f"Parametrized{cls.__name__}", (cls,), own)
     module.__class__ = cls
 
@@ -270,32 +366,48 @@ def _sharded(module: nn.Module) -> bool:
 
 
 def _synchronized_class(layer: nn.Module) -> type | None:
-    "The class that a layer gets from `convert_sync`; None for what has no batch statistics, or is synchronized."
-    if isinstance(layer, _AllProcesses) or not (isinstance(layer, _BatchNormalNorm) or hasattr(type(layer), "_synchronized")):
+    """The class that a layer gets from `convert_sync`; None for what has no
+    batch statistics, or is synchronized.
+    """
+    if (isinstance(layer, _AllProcesses)
+            or not (isinstance(layer, _BatchNormalNorm)
+                    or hasattr(type(layer), "_synchronized"))):
         return None
     if _sharded(layer):
-        raise NotImplementedError(f"{type(layer).__name__} is sharded by itself: call convert_sync before fully_shard")
+        raise NotImplementedError(
+            f"{type(layer).__name__} is sharded by itself: call convert_sync "
+            "before fully_shard")
     for cls in type(layer).__mro__:
-        found = SyncBatchNormalNorm if cls is _BatchNormalNorm else vars(cls).get("_synchronized")
+        found = (SyncBatchNormalNorm if cls is _BatchNormalNorm
+                 else vars(cls).get("_synchronized"))
         if isinstance(found, str):
             where, _, name = found.partition(":")
             return getattr(importlib.import_module(where), name)
         if found is not None:
             return found
         if "forward" in vars(cls):
-            raise NotImplementedError(f"{type(layer).__name__} computes something of its own, and has no synchronized form")
+            raise NotImplementedError(
+                f"{type(layer).__name__} computes something of its own, and "
+                "has no synchronized form")
 
 
-def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    """`module` with each batch normality layer in it made a `SyncBatchNormalNorm`, and each decorrelated layer its synchronized form; the same objects, with parameters, buffers, settings, hooks, mode.
+def convert_sync(module: nn.Module,
+                 process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """`module` with each batch normality layer in it made a
+    `SyncBatchNormalNorm`, and each decorrelated layer its synchronized form;
+    the same objects, with parameters, buffers, settings, hooks, mode.
 
-    Others are left alone. PyTorch's `convert_sync_batchnorm` does not know these layers. Works in place, and returns the module.
-    Raises `NotImplementedError`, before anything is changed, for layers with `steps` > 1, for subclasses with a forward of their own and no synchronized form, and for
-    layers that `fully_shard` was called on.
+    Others are left alone. PyTorch's `convert_sync_batchnorm` does not know
+    these layers. Works in place, and returns the module.
+    Raises `NotImplementedError`, before anything is changed, for layers with
+    `steps` > 1, for subclasses with a forward of their own and no synchronized
+    form, and for layers that `fully_shard` was called on.
 
-    Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a `SyncBatchNormalNorm`.
+    Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a
+    `SyncBatchNormalNorm`.
     """
-    found = [(layer, cls) for layer in module.modules() if (cls := _synchronized_class(layer)) is not None]
+    found = [(layer, cls) for layer in module.modules()
+             if (cls := _synchronized_class(layer)) is not None]
     for layer, _ in found:
         _AllProcesses._check_steps(layer)
     for layer, cls in found:

@@ -30,54 +30,82 @@ from normalnorm.layers.decorrelated import (
     _whitening,
 )
 from .functional import check_channels, column
-from .sync import _AllProcesses, _estimate, _move, _noise, _noisy, _Shares, _spread, _transformed
-from ..theory.power_transform import power_transform_derivative, signed_log1p
+from .sync import (_AllProcesses, _estimate, _move, _noise,
+                                    _noisy, _Shares, _spread, _transformed)
+from ..theory.power_transform import (
+    power_transform_derivative, signed_log1p)
 from ..theory.whitening import wide
 
 
 class _GroupShares(_Shares):
-    "The shares of a batch as matrices (B, C, N), with the mean (C,) and the covariance (C, d) of the whole batch, in float64."
+    """The shares of a batch as matrices (B, C, N), with the mean (C,) and the
+    covariance (C, d) of the whole batch, in float64.
+    """
 
-    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: float, size: int):
+    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: float,
+                 size: int):
         self.size = size
         super().__init__(x, group, noise)
 
     def statistics(self, x: Tensor) -> Tensor:
         x = wide(x)
         mean = self.local(x)
-        return torch.cat([mean[:, None], _moment_rows(x - mean[:, None], x - mean[:, None], self.size) / max(x.numel() // x.shape[1], 1)], 1).flatten()
+        return (torch.cat(
+                    [mean[:, None],
+                     _moment_rows(x - mean[:, None], x - mean[:, None],
+                                  self.size) / max(x.numel() // x.shape[1], 1)],
+                    1).flatten())
 
     def merge(self, floats: Tensor) -> None:
-        means, rows = floats.unflatten(1, (-1, self.size + 1)).split((1, self.size), 2)
+        means, rows = (
+            floats.unflatten(1, (-1, self.size + 1)).split((1, self.size), 2))
         self.mean = (self.share[..., None] * means).sum(0)[:, 0]
-        off = (means[..., 0] - self.mean)[..., None]                # processes, channels, 1 value
-        between = [self.share[..., None, None] * (d @ d.mT) for d in (part.squeeze(-1)[..., None] for part in _grouped(off, self.size))]
-        self.covariance = (self.share[..., None] * rows).sum(0) + _rows_of([b.sum(0) for b in between], self.size)
+        # processes, channels, 1 value
+        off = (means[..., 0] - self.mean)[..., None]
+        between = [self.share[..., None, None] * (d @ d.mT)
+                   for d in (part.squeeze(-1)[..., None]
+                             for part in _grouped(off, self.size))]
+        self.covariance = (self.share[..., None] * rows).sum(0) + _rows_of(
+            [b.sum(0) for b in between], self.size)
 
 
 def _moment_rows(a: Tensor, b: Tensor, size: int) -> Tensor:
     "Σ a bᵀ over the elements, within groups, as rows (C, d)."
-    return _rows_of([(x @ y.mT).sum(0) for x, y in zip(_grouped(a, size), _grouped(b, size))], size)
+    return _rows_of([(x @ y.mT).sum(0)
+                     for x, y in zip(_grouped(a, size), _grouped(b, size))],
+                    size)
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #21db464c
 class _How(NamedTuple):
-    "How groups of channels are whitened: size, method, iterations; `normality`: followed by the standardization of each channel."
+    """How groups of channels are whitened: size, method, iterations;
+    `normality`: followed by the standardization of each channel.
+    """
     size: int
     method: str
     iterations: int
     normality: bool
 
 
-def _maps(cov: Tensor, eps: float, how: _How, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    "H and K from the covariance matrices of groups; of the plain layer W alone. `dtype`: that in which the layer for one process has its variances."
-    w, variance = _whitening(cov, eps, how.method, how.iterations, how.normality)
+def _maps(cov: Tensor, eps: float, how: _How,
+          dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """H and K from the covariance matrices of groups; of the plain layer W
+    alone.
+
+    `dtype`: that in which the layer for one process has its variances.
+    """
+    w, variance = _whitening(
+        cov, eps, how.method, how.iterations, how.normality)
     if not how.normality:
         return w,
-    return tuple(rate[..., None].to(w.dtype) * w for rate in rates(variance.to(dtype), eps))
+    return tuple(rate[..., None].to(w.dtype) * w
+                 for rate in rates(variance.to(dtype), eps))
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #dd31680f
 class _Whitened(torch.autograd.Function):
-    "Output, mean, covariance, λ̂ and number of elements of the whole batch. First derivatives in reverse mode; the statistics carry none."
+    """Output, mean, covariance, λ̂ and number of elements of the whole batch.
+
+    First derivatives in reverse mode; the statistics carry none.
+    """
 
     @staticmethod
     def forward(ctx, u, weight, bias, settings, how, group):
@@ -86,30 +114,40 @@ class _Whitened(torch.autograd.Function):
         with _exact(x):
             shares = _GroupShares(x, group, settings.noise, how.size)
             if shares.count < 2:
-                raise ValueError(f"a batch statistic needs more than one value per channel when training, given {shares.count} in all processes together")
+                raise ValueError("a batch statistic needs more than one value "
+                                 "per channel when training, given "
+                                 f"{shares.count} in all processes together")
             with torch.enable_grad():
-                ctx.covs = [cov.requires_grad_() for cov in _from_rows(shares.covariance)]
-                ctx.maps = [_maps(cov, settings.eps, how, x.dtype) for cov in ctx.covs]
+                ctx.covs = [cov.requires_grad_()
+                            for cov in _from_rows(shares.covariance)]
+                ctx.maps = [_maps(cov, settings.eps, how, x.dtype)
+                            for cov in ctx.covs]
             ctx.shares, ctx.settings, ctx.how = shares, settings, how
             values = _Whitened._values(ctx, x)
             lmbda, numbers = x.new_ones(x.shape[1]), None
             if settings.alpha:
-                lmbda, numbers = _estimate(values[2], shares, settings.alpha, settings.safeguard)
-        x = _transformed(values[1], column(lmbda, 3), shares) if settings.alpha else values[1]
+                lmbda, numbers = _estimate(
+                    values[2], shares, settings.alpha, settings.safeguard)
+        x = (_transformed(values[1], column(lmbda, 3), shares) if settings.alpha
+             else values[1])
         spread = _spread(x, settings, shares)
         ctx.save_for_backward(u, weight, bias, lmbda, spread, numbers)
-        out = back(_noisy(x, _Whitened._arranged_noise(ctx, u, x.dtype), settings.noise_kind, spread))
+        out = back(_noisy(x, _Whitened._arranged_noise(ctx, u, x.dtype),
+                          settings.noise_kind, spread))
         out = affine(out, column(weight, u.ndim), column(bias, u.ndim))
         fresh = weight is not None or bias is not None or out.dtype != u.dtype
         out = rounded(out, u.dtype)
         ctx.mark_non_differentiable(shares.mean, shares.covariance, lmbda)
-        return out if fresh else out.clone(), shares.mean, shares.covariance, lmbda, shares.count       # a view could not be changed in place, e.g. by a ReLU
+        # a view could not be changed in place, e.g. by a ReLU
+        return (out if fresh else out.clone(), shares.mean, shares.covariance,
+                lmbda, shares.count)
 
     @staticmethod
     def _values(ctx, x):
         "c, h and, where there is a λ̂, k."
         c = (wide(x) - ctx.shares.mean[:, None]).to(x.dtype)
-        return c, *(_product([m.detach() for m in matrices], c, ctx.how.size) for matrices in zip(*ctx.maps))
+        return c, *(_product([m.detach() for m in matrices], c, ctx.how.size)
+                    for matrices in zip(*ctx.maps))
 
     @staticmethod
     def _arranged_noise(ctx, u, dtype):
@@ -120,35 +158,52 @@ class _Whitened(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad, *_):
         u, weight, bias, lmbda, spread, numbers = ctx.saved_tensors
-        s, shares, size, (there, back) = ctx.settings, ctx.shares, ctx.how.size, ctx.layout
+        s, shares, size, (there, back) = (
+            ctx.settings, ctx.shares, ctx.how.size, ctx.layout)
         g, wide_lmbda = there(grad.to(lmbda.dtype)), column(lmbda, 3)
         with _exact(g):
             c, h, *k = _Whitened._values(ctx, there(u.to(g.dtype)))
-            noise = _Whitened._arranged_noise(ctx, u, g.dtype) if s.noise_kind == "dropout" or ctx.needs_input_grad[1] else None
-            of_bias = g.sum((0, 2)).to(bias.dtype) if ctx.needs_input_grad[2] else None
+            noise = (_Whitened._arranged_noise(ctx, u, g.dtype)
+                     if s.noise_kind == "dropout" or ctx.needs_input_grad[1]
+                     else None)
+            of_bias = (g.sum((0, 2)).to(bias.dtype) if ctx.needs_input_grad[2]
+                       else None)
             of_weight = None
             if ctx.needs_input_grad[1]:
-                of_weight = (g * _noisy(_transformed(h, wide_lmbda, shares) if s.alpha else h, noise, s.noise_kind, spread)).sum((0, 2)).to(weight.dtype)
+                of_weight = (g * _noisy(_transformed(h, wide_lmbda, shares)
+                                            if s.alpha else h,
+                                        noise, s.noise_kind,
+                                        spread)).sum((0, 2)).to(weight.dtype)
             g = g if weight is None else g * column(weight, 3)
             if s.noise_kind == "dropout":
                 g = _noisy(g, noise, s.noise_kind, spread)
-            w = g * torch.exp((wide_lmbda - 1) * signed_log1p(h)) if s.alpha else g
+            w = (g * torch.exp((wide_lmbda - 1) * signed_log1p(h)) if s.alpha
+                 else g)
             sums = [w.sum((0, 2))[:, None], _moment_rows(w, c, size)]
             if s.alpha:
                 q = _move(k[0], numbers, s.safeguard)
-                sums += [(g * power_transform_derivative(h, wide_lmbda, 1)).sum((0, 2))[:, None], _moment_rows(q, c, size)]
+                sums += [(g * power_transform_derivative(
+                              h, wide_lmbda, 1)).sum((0, 2))[:, None],
+                         _moment_rows(q, c, size)]
             sums = torch.cat(sums, 1)
             dist.all_reduce(sums, group=shares.group)
             # from here on @eq-sync-gradient, each process by itself
-            upstream, direct = [_from_rows(sums[:, 1:size + 1])], [w - column(sums[:, 0] / shares.count, 3)]
+            upstream, direct = ([_from_rows(sums[:, 1:size + 1])],
+                                [w - column(sums[:, 0] / shares.count, 3)])
             if s.alpha:
                 omega = sums[:, size + 1:size + 2] / shares.count
-                upstream, direct = [*upstream, _from_rows(omega * sums[:, size + 2:])], [*direct, omega * q]
+                upstream, direct = [*upstream, _from_rows(
+                    omega * sums[:, size + 2:])], [*direct, omega * q]
             used = [tuple(maps[:len(direct)]) for maps in ctx.maps]
-            grads = torch.autograd.grad([m for maps in used for m in maps], ctx.covs, [m.to(ctx.covs[0].dtype) for grads in zip(*upstream) for m in grads], retain_graph=True)
+            grads = torch.autograd.grad(
+                [m for maps in used for m in maps], ctx.covs,
+                [m.to(ctx.covs[0].dtype) for grads in zip(*upstream)
+                 for m in grads],
+                retain_graph=True)
             of_u = _product([(g + g.mT) / shares.count for g in grads], c, size)
             for matrices, values in zip(zip(*used), direct):
-                of_u = of_u + _product([m.detach().mT for m in matrices], values, size)
+                of_u = of_u + _product(
+                    [m.detach().mT for m in matrices], values, size)
         return back(of_u).to(u.dtype), of_weight, of_bias, None, None, None
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #7502b2ac
@@ -156,26 +211,41 @@ class _SyncDecorrelated(_AllProcesses):
     _axes, _expected = (2, 3, 4, 5), "an input of shape (batch, channels, …)"
 
     def forward(self, input: Tensor) -> Tensor:
-        "Whiten `input` with the statistics of all processes; in training, update the running averages."
+        """Whiten `input` with the statistics of all processes; in training,
+        update the running averages.
+        """
         if not self._exchanges():
             return super().forward(input)
         self._check_shape(input)
-        check_channels(input, "decorrelated batch", weight=self.weight, bias=self.bias, running_mean=self.running_mean)
-        how = _How(self.group_size, self.method, self.iterations, isinstance(self, _DecorrelatedBatchNormalNorm))
-        out, mean, cov, lmbda, count = _Whitened.apply(input, self.weight, self.bias, self._settings().check(), how, self.process_group)
+        check_channels(input, "decorrelated batch", weight=self.weight,
+                       bias=self.bias, running_mean=self.running_mean)
+        how = _How(self.group_size, self.method, self.iterations,
+                   isinstance(self, _DecorrelatedBatchNormalNorm))
+        out, mean, cov, lmbda, count = _Whitened.apply(
+            input, self.weight, self.bias, self._settings().check(), how,
+            self.process_group)
         if self.training and self.track_running_stats:
-            _update(count, self.momentum, mean, cov, self.running_mean, self.running_covariance, lmbda, getattr(self, "running_lambda", None), self.num_batches_tracked)
+            _update(count, self.momentum, mean, cov, self.running_mean,
+                    self.running_covariance, lmbda,
+                    getattr(self, "running_lambda", None),
+                    self.num_batches_tracked)
         return out
 
 
 class SyncDecorrelatedBatchNorm(_SyncDecorrelated, _DecorrelatedBatchNorm):
-    """Decorrelated batch norm over the batches of all processes of a group, for inputs of shape (B, C, …).
+    """Decorrelated batch norm over the batches of all processes of a group, for
+    inputs of shape (B, C, …).
 
-    Arguments and buffers as for `DecorrelatedBatchNorm2d`, and `process_group` (default: all processes). In training with more than one process, means and covariances are
-    those of the whole batch, in whatever shares, and so are output, gradients and running averages; parameters get the gradients of their own process's share, as
-    DistributedDataParallel expects. In evaluation, and with one process, it is the layer for one process. First derivatives only, in reverse mode.
+    Arguments and buffers as for `DecorrelatedBatchNorm2d`, and `process_group`
+    (default: all processes). In training with more than one process, means and
+    covariances are those of the whole batch, in whatever shares, and so are
+    output, gradients and running averages; parameters get the gradients of
+    their own process's share, as DistributedDataParallel expects. In
+    evaluation, and with one process, it is the layer for one process. First
+    derivatives only, in reverse mode.
 
-    Raises `ValueError` for wrong shapes and one value per channel in all processes together.
+    Raises `ValueError` for wrong shapes and one value per channel in all
+    processes together.
 
     Example:
 
@@ -184,12 +254,17 @@ class SyncDecorrelatedBatchNorm(_SyncDecorrelated, _DecorrelatedBatchNorm):
     """
 
 
-class SyncDecorrelatedBatchNormalNorm(_SyncDecorrelated, _DecorrelatedBatchNormalNorm):
-    """Decorrelated batch normality normalization over the batches of all processes of a group: `SyncDecorrelatedBatchNorm`, then power transform and noise.
+class SyncDecorrelatedBatchNormalNorm(_SyncDecorrelated,
+                                      _DecorrelatedBatchNormalNorm):
+    """Decorrelated batch normality normalization over the batches of all
+    processes of a group: `SyncDecorrelatedBatchNorm`, then power transform and
+    noise.
 
-    Arguments and buffers as for `DecorrelatedBatchNormalNorm2d`, and `process_group`. λ and noise are those of the whole batch, too.
+    Arguments and buffers as for `DecorrelatedBatchNormalNorm2d`, and
+    `process_group`. λ and noise are those of the whole batch, too.
 
-    Raises `ValueError` as `SyncDecorrelatedBatchNorm`, `NotImplementedError` for `steps` > 1.
+    Raises `ValueError` as `SyncDecorrelatedBatchNorm`, `NotImplementedError`
+    for `steps` > 1.
 
     Example:
 

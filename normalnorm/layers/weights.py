@@ -22,17 +22,27 @@ from ..theory.ranks import standardized_or_nan
 def _axes(v: Tensor, dim: int | None) -> tuple[int, ...]:
     "All axes but `dim`."
     if v.ndim < 2 or (dim is not None and not -v.ndim <= dim < v.ndim):
-        raise ValueError(f"a weight of at least two axes is needed, and dim among them, given a shape of {tuple(v.shape)} and dim={dim}")
+        raise ValueError("a weight of at least two axes is needed, and dim "
+                         f"among them, given a shape of {tuple(v.shape)} and "
+                         f"dim={dim}")
     return tuple(d for d in range(v.ndim) if dim is None or d != dim % v.ndim)
 
 
-def gaussianized_direction(v: Tensor, dim: int | None = 0, gaussianizer: Gaussianizer | None = None, center: bool = True) -> Tensor:
-    """x/‖x‖ with x the standardized and transformed elements of `v` that share an index on axis `dim` (all of them for None); with `center=False`, x plus mean/deviation of `v`.
+def gaussianized_direction(v: Tensor, dim: int | None = 0,
+                           gaussianizer: Gaussianizer | None = None,
+                           center: bool = True) -> Tensor:
+    """x/‖x‖ with x the standardized and transformed elements of `v` that share
+    an index on axis `dim` (all of them for None); with `center=False`, x plus
+    mean/deviation of `v`.
 
-    Unchanged where such a group of elements is multiplied by a positive number. A group that is constant gives zeros (with `center=False`, its own direction); one that is not finite gives NaN.
-    Shape and dtype as `v`. Raises `TypeError` for integer or complex input, `ValueError` for fewer than two axes.
+    Unchanged where such a group of elements is multiplied by a positive number.
+    A group that is constant gives zeros (with `center=False`, its own
+    direction); one that is not finite gives NaN. Shape and dtype as `v`. Raises
+    `TypeError` for integer or complex input, `ValueError` for fewer than two
+    axes.
 
-    Example: the rows of `gaussianized_direction(torch.randn(3, 5))` have norm 1.
+    Example: the rows of `gaussianized_direction(torch.randn(3, 5))` have norm
+    1.
     """
     check_real("gaussianized_direction", v)
     check_memory(v)
@@ -43,53 +53,79 @@ def gaussianized_direction(v: Tensor, dim: int | None = 0, gaussianizer: Gaussia
     if not center:
         largest = full.detach().abs().amax(axes, keepdim=True)
         scaled = full / torch.where(largest > 0, largest, 1.0)
-        mean, deviation = scaled.mean(axes, keepdim=True), (scaled * k).mean(axes, keepdim=True)      # the latter is sd(v): k has mean 0 and variance 1
-        x = torch.where(k.detach().abs().amax(axes, keepdim=True) > 0, deviation * x + mean, scaled)
+        # the latter is sd(v): k has mean 0 and variance 1
+        mean, deviation = (scaled.mean(axes, keepdim=True),
+                           (scaled * k).mean(axes, keepdim=True))
+        x = torch.where(k.detach().abs().amax(axes, keepdim=True) > 0,
+                        deviation * x + mean, scaled)
     norm = x.square().sum(axes, keepdim=True)
     norm = torch.where(norm == 0, 1.0, norm).sqrt()
     return guarded((x / norm).to(v.dtype), v)
 
 
 class NormalityWeight(nn.Module):
-    """The parametrization w = g·x/‖x‖, x the gaussianized v: weight normalization with normality. Used by `normality_weight`.
+    """The parametrization w = g·x/‖x‖, x the gaussianized v: weight
+    normalization with normality.
 
-    Example: `NormalityWeight()(torch.ones(3, 1), torch.randn(3, 5)).norm(dim=1)` is 1.
+    Used by `normality_weight`.
+
+    Example: `NormalityWeight()(torch.ones(3, 1), torch.randn(3,
+    5)).norm(dim=1)` is 1.
     """
 
-    def __init__(self, dim: int | None = 0, gaussianizer: Gaussianizer | None = None, center: bool = True):
+    def __init__(self, dim: int | None = 0,
+                 gaussianizer: Gaussianizer | None = None, center: bool = True):
         super().__init__()
-        self.dim, self.gaussianizer, self.center = dim, gaussianizer or Power(), center
+        self.dim, self.gaussianizer, self.center = (
+            dim, gaussianizer or Power(), center)
 
     def forward(self, g: Tensor, v: Tensor) -> Tensor:
         "g times the gaussianized direction of v."
-        return g * gaussianized_direction(v, self.dim, self.gaussianizer, self.center)
+        return g * gaussianized_direction(
+            v, self.dim, self.gaussianizer, self.center)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        "Length and direction from which a given weight starts; the transform changes its direction, unless λ̂ = 1."
+        """Length and direction from which a given weight starts; the transform
+        changes its direction, unless λ̂ = 1.
+        """
         axes = _axes(weight, self.dim)
         return weight.square().sum(axes, keepdim=True).sqrt(), weight
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, gaussianizer={type(self.gaussianizer).__name__}, center={self.center}"
+        return (f"dim={self.dim}, "
+                f"gaussianizer={type(self.gaussianizer).__name__}, "
+                f"center={self.center}")
 
 
-def normality_weight(module: nn.Module, name: str = "weight", dim: int | None = 0, gaussianizer: Gaussianizer | None = None, center: bool = True) -> nn.Module:
-    """Let the parameter `name` of `module` be w = g·x/‖x‖, x the gaussianized v, computed from new parameters g (length) and v; returns `module`.
+def normality_weight(module: nn.Module, name: str = "weight",
+                     dim: int | None = 0,
+                     gaussianizer: Gaussianizer | None = None,
+                     center: bool = True) -> nn.Module:
+    """Let the parameter `name` of `module` be w = g·x/‖x‖, x the gaussianized
+    v, computed from new parameters g (length) and v; returns `module`.
 
-    As `torch.nn.utils.parametrizations.weight_norm`, whose place it takes: `dim` is the axis of the output units, None for one length of the whole tensor. `gaussianizer`: the power
-    transform with one Newton step by default (`Power(alpha=0)` for none). The weight changes at once, by the transform; its norms do not.
-    `torch.nn.utils.parametrize.remove_parametrizations` makes the present value an ordinary parameter again.
+    As `torch.nn.utils.parametrizations.weight_norm`, whose place it takes:
+    `dim` is the axis of the output units, None for one length of the whole
+    tensor. `gaussianizer`: the power transform with one Newton step by default
+    (`Power(alpha=0)` for none). The weight changes at once, by the transform;
+    its norms do not. `torch.nn.utils.parametrize.remove_parametrizations` makes
+    the present value an ordinary parameter again.
 
-    Raises `ValueError` where there is no such parameter or it has fewer than two axes.
+    Raises `ValueError` where there is no such parameter or it has fewer than
+    two axes.
 
     Example:
 
         >>> layer = normality_weight(nn.Linear(5, 3))
-        >>> layer(torch.randn(2, 5)).shape, [p.shape for p in layer.parametrizations.weight.parameters()]
+        >>> (layer(torch.randn(2, 5)).shape,
+        ...  [p.shape for p in layer.parametrizations.weight.parameters()])
         (torch.Size([2, 3]), [torch.Size([3, 1]), torch.Size([3, 5])])
     """
     if not isinstance(getattr(module, name, None), nn.Parameter):
-        raise ValueError(f"{type(module).__name__} has no parameter {name!r}: it has {[n for n, _ in module.named_parameters(recurse=False)]}")
+        raise ValueError(
+            f"{type(module).__name__} has no parameter {name!r}: it has "
+            f"{[n for n, _ in module.named_parameters(recurse=False)]}")
     _axes(getattr(module, name), dim)
-    parametrize.register_parametrization(module, name, NormalityWeight(dim, gaussianizer, center), unsafe=True)
+    parametrize.register_parametrization(
+        module, name, NormalityWeight(dim, gaussianizer, center), unsafe=True)
     return module

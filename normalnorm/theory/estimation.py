@@ -20,44 +20,62 @@ from .information import Law, _jumps
 
 
 def _nodes(law: Law, width: float) -> tuple[np.ndarray, np.ndarray]:
-    "Points and probabilities that stand for a law in smooth integrals: itself if discrete, else Gauss–Legendre panels of at most `width`, cut at jumps."
+    """Points and probabilities that stand for a law in smooth integrals: itself
+    if discrete, else Gauss–Legendre panels of at most `width`, cut at jumps.
+    """
     if law.discrete:
         return np.array(law.parts), np.array(law.weights)
-    tails = [1e-9 if p.dist.name == "t" else 1e-14 for p in law.parts]              # a power law reaches too far to follow it to the last digit
-    low = min(end if math.isfinite(end := p.support()[0]) else p.ppf(tail) for p, tail in zip(law.parts, tails))
-    high = max(end if math.isfinite(end := p.support()[1]) else p.isf(tail) for p, tail in zip(law.parts, tails))
+    # a power law reaches too far to follow it to the last digit
+    tails = [1e-9 if p.dist.name == "t" else 1e-14 for p in law.parts]
+    low = min(end if math.isfinite(end := p.support()[0]) else p.ppf(tail)
+              for p, tail in zip(law.parts, tails))
+    high = max(end if math.isfinite(end := p.support()[1]) else p.isf(tail)
+               for p, tail in zip(law.parts, tails))
     width = min(width, min(math.sqrt(float(p.var())) for p in law.parts))
     breaks = np.unique(np.clip([low, high, *_jumps(law)], low, high))
-    edges = np.unique(np.concatenate([np.linspace(a, b, math.ceil((b - a) / width) + 1) for a, b in zip(breaks, breaks[1:])]))
+    edges = np.unique(
+        np.concatenate([np.linspace(a, b, math.ceil((b - a) / width) + 1)
+                        for a, b in zip(breaks, breaks[1:])]))
     node, weight = np.polynomial.legendre.leggauss(12)
-    x = (edges[1:] + edges[:-1])[:, None] / 2 + np.diff(edges)[:, None] / 2 * node
+    x = ((edges[1:] + edges[:-1])[:, None] / 2
+         + np.diff(edges)[:, None] / 2 * node)
     mass = (np.diff(edges)[:, None] / 2 * weight * law.pdf(x)).ravel()
     return x.ravel(), mass / mass.sum()
 
 
-def posterior(law: Law, snr: float, y: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For Y = √snr·X + N, N standard normal: the density of Y at `y`, E[X|Y=y] and Var(X|Y=y), arrays like `y`.
+def posterior(law: Law, snr: float,
+              y: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For Y = √snr·X + N, N standard normal: the density of Y at `y`, E[X|Y=y]
+    and Var(X|Y=y), arrays like `y`.
 
-    Far out, where the density underflows, mean and variance are NaN. Raises `ValueError` for an snr that is not positive and finite.
+    Far out, where the density underflows, mean and variance are NaN. Raises
+    `ValueError` for an snr that is not positive and finite.
 
-    Example: `posterior(points([-1, 1], [0.5, 0.5]), 1.0, [0.3])[1]` is tanh(0.3).
+    Example: `posterior(points([-1, 1], [0.5, 0.5]), 1.0, [0.3])[1]` is
+    tanh(0.3).
     """
     if not 0 < snr < math.inf:
         raise ValueError(f"snr must be positive and finite: given {snr}")
     y = np.asarray(y, dtype=np.float64)
     x, mass = _nodes(law, 1 / math.sqrt(snr))
-    kernel = np.exp(-0.5 * (y.reshape(-1, 1) - math.sqrt(snr) * x) ** 2) * (mass / math.sqrt(2 * math.pi))
+    kernel = np.exp(-0.5 * (y.reshape(-1, 1) - math.sqrt(snr) * x) ** 2) * (
+        mass / math.sqrt(2 * math.pi))
     density = kernel.sum(1)
     with np.errstate(invalid="ignore"):
         mean = kernel @ x / density
         variance = (kernel * (x - mean[:, None]) ** 2).sum(1) / density
-    return density.reshape(y.shape), mean.reshape(y.shape), variance.reshape(y.shape)
+    return (density.reshape(y.shape), mean.reshape(y.shape),
+            variance.reshape(y.shape))
 
 
 def mmse(law: Law, snr: float) -> float:
-    """Least mean squared error of an estimate of X from √snr·X + N, N standard normal. At snr = 0 the variance of X.
+    """Least mean squared error of an estimate of X from √snr·X + N, N standard
+    normal.
 
-    Accurate to about 1e-7 for the families of chapter 110. Raises `ValueError` for a negative or infinite snr, or NaN.
+    At snr = 0 the variance of X.
+
+    Accurate to about 1e-7 for the families of chapter 110. Raises `ValueError`
+    for a negative or infinite snr, or NaN.
 
     Example:
 
@@ -73,9 +91,11 @@ def mmse(law: Law, snr: float) -> float:
     low, high = math.sqrt(snr) * x.min() - 9, math.sqrt(snr) * x.max() + 9
     y = np.linspace(low, high, math.ceil((high - low) / 0.2) + 1)
     total = 0.0
-    for part in np.array_split(y, math.ceil(len(y) * len(x) / 4e6)):        # in parts, to bound the memory
+    # in parts, to bound the memory
+    for part in np.array_split(y, math.ceil(len(y) * len(x) / 4e6)):
         density, _, variance = posterior(law, snr, part)
-        total += float(np.sum(np.where(density > 0, density * np.nan_to_num(variance), 0.0)))
+        total += float(np.sum(np.where(density > 0,
+                                       density * np.nan_to_num(variance), 0.0)))
     return total * float(y[1] - y[0])
 
 # %% auto #0
@@ -83,31 +103,43 @@ __all__ = ['posterior', 'mmse', 'noisy_information']
 
 # %% ../../nbs/120_theory.estimation.ipynb #984af718
 def noisy_information(x: Tensor, noise: float) -> Tensor:
-    """I(X; X+Z) in nats of each unit of a sample, Z normal with standard deviation `noise`, X drawn from the sample itself.
+    """I(X; X+Z) in nats of each unit of a sample, Z normal with standard
+    deviation `noise`, X drawn from the sample itself.
 
-    `x`: (samples, units), real floating-point. Returns (units,) in float64, detached. Units with a NaN or an infinity give NaN, constant units 0.
-    A plug-in estimate: too small by about the number of noise widths in the range of X divided by twice the sample's size. Raises `ValueError` for a noise that is not positive,
-    fewer than two samples or another number of axes.
+    `x`: (samples, units), real floating-point. Returns (units,) in float64,
+    detached. Units with a NaN or an infinity give NaN, constant units 0. A
+    plug-in estimate: too small by about the number of noise widths in the range
+    of X divided by twice the sample's size. Raises `ValueError` for a noise
+    that is not positive, fewer than two samples or another number of axes.
 
-    Example: `noisy_information(torch.randn(10_000, 3), 1.0)` is near ½·log 2 for each unit.
+    Example: `noisy_information(torch.randn(10_000, 3), 1.0)` is near ½·log 2
+    for each unit.
     """
     if x.ndim != 2 or len(x) < 2 or not 0 < noise < math.inf:
-        raise ValueError(f"expected (samples, units) with at least two samples and a positive noise: given shape {tuple(x.shape)}, noise={noise}")
+        raise ValueError("expected (samples, units) with at least two samples "
+                         f"and a positive noise: given shape {tuple(x.shape)}, "
+                         f"noise={noise}")
     x = x.detach().double()
     finite = x.isfinite().all(0)
     x = torch.where(finite, x, 0.0)
     x = x - x.mean(0)
-    delta, reach = noise / 20, 160                      # bins of a twentieth of the noise; its density is followed over eight deviations to each side
+    # bins of a twentieth of the noise; its density is followed over eight
+    # deviations to each side
+    delta, reach = noise / 20, 160
     place = (x - x.min()) / delta + reach
     left = place.floor().long()
     share = (place - left).T.contiguous()
     left = left.T.contiguous()
     bins = int(left.max()) + reach + 2
-    histogram = torch.zeros(x.shape[1], bins, dtype=torch.float64, device=x.device)
+    histogram = torch.zeros(
+        x.shape[1], bins, dtype=torch.float64, device=x.device)
     histogram.scatter_add_(1, left, 1 - share)
     histogram.scatter_add_(1, left + 1, share)
-    kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64, device=x.device) / 20) ** 2)
-    wave = torch.fft.rfft(histogram / len(x), 2 * bins) * torch.fft.rfft(kernel / kernel.sum(), 2 * bins)
+    kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1,
+                                            dtype=torch.float64,
+                                            device=x.device) / 20) ** 2)
+    wave = torch.fft.rfft(histogram / len(x), 2 * bins) * torch.fft.rfft(
+        kernel / kernel.sum(), 2 * bins)
     mass = torch.fft.irfft(wave, 2 * bins)[:, : bins + 2 * reach].clamp(min=0.0)
     entropy = math.log(delta) - torch.special.xlogy(mass, mass).sum(1)
     entropy = entropy - 0.5 * math.log(2 * math.pi * math.e * noise**2)

@@ -19,7 +19,9 @@ from .information import _tilt
 
 
 class Play(NamedTuple):
-    """A run of `mirror_play`: the last and the averaged laws of both players, and `history`, rows of (step, low, high, low of the last laws, high of the last laws).
+    """A run of `mirror_play`: the last and the averaged laws of both players,
+    and `history`, rows of (step, low, high, low of the last laws, high of the
+    last laws).
 
     Example: `mirror_play(np.arange(-5.0, 6), p, q).history[-1]`.
     """
@@ -30,27 +32,37 @@ class Play(NamedTuple):
     history: np.ndarray
 
 
-def lattice_game(signal: ArrayLike, noise: ArrayLike) -> tuple[float, np.ndarray, np.ndarray]:
-    """I(X; X+Z) in nats of two laws on the same lattice, and its derivatives with respect to both (up to a constant).
+def lattice_game(signal: ArrayLike,
+                 noise: ArrayLike) -> tuple[float, np.ndarray, np.ndarray]:
+    """I(X; X+Z) in nats of two laws on the same lattice, and its derivatives
+    with respect to both (up to a constant).
 
-    `signal`, `noise`: probabilities on the same evenly spaced points. Raises `ValueError` for different lengths.
+    `signal`, `noise`: probabilities on the same evenly spaced points. Raises
+    `ValueError` for different lengths.
 
     Example:
 
-        >>> round(lattice_game([0.5, 0.5], [1.0, 0.0])[0], 6)        # no noise: one bit
+        >>> # no noise: one bit
+        ... round(lattice_game([0.5, 0.5], [1.0, 0.0])[0], 6)
         0.693147
     """
-    p, q = np.asarray(signal, dtype=np.float64), np.asarray(noise, dtype=np.float64)
+    p, q = (np.asarray(signal, dtype=np.float64),
+            np.asarray(noise, dtype=np.float64))
     if p.ndim != 1 or p.shape != q.shape:
-        raise ValueError(f"signal and noise are laws on the same points: given shapes {p.shape} and {q.shape}")
+        raise ValueError("signal and noise are laws on the same points: given "
+                         f"shapes {p.shape} and {q.shape}")
     output = np.convolve(p, q)
     surprise = -np.log(np.maximum(output, 1e-300))
     value = float(-xlogy(output, output).sum() + xlogy(q, q).sum())
-    return value, np.correlate(surprise, q, "valid"), np.correlate(surprise, p, "valid") + np.log(np.maximum(q, 1e-300))
+    return (value, np.correlate(surprise, q, "valid"),
+            np.correlate(surprise, p, "valid") + np.log(np.maximum(q, 1e-300)))
 
 
-def _linear_best(gradient: np.ndarray, cost: np.ndarray, budget: float) -> float:
-    "An upper bound of max g·p over laws with mean cost ≤ budget: the dual, by golden sections; every multiplier gives a valid one."
+def _linear_best(gradient: np.ndarray, cost: np.ndarray,
+                 budget: float) -> float:
+    """An upper bound of max g·p over laws with mean cost ≤ budget: the dual, by
+    golden sections; every multiplier gives a valid one.
+    """
     low, high = 0.0, 1.0 + 10 * float(np.ptp(gradient)) / budget
     dual = lambda s: float((gradient - s * (cost - budget)).max())
     ratio = (5**0.5 - 1) / 2
@@ -60,43 +72,68 @@ def _linear_best(gradient: np.ndarray, cost: np.ndarray, budget: float) -> float
     return min(dual(low), dual(high))
 
 
-def duality_gap(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike, power: float = 1.0, noise_power: float = 1.0) -> tuple[float, float]:
-    """Two numbers between which the value of the lattice game lies, from the laws that two players propose.
+def duality_gap(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
+                power: float = 1.0,
+                noise_power: float = 1.0) -> tuple[float, float]:
+    """Two numbers between which the value of the lattice game lies, from the
+    laws that two players propose.
 
-    `lattice`: the points. What the noise cannot go below, and the signal not above, by linearization; both are the value at the equilibrium.
-    Raises `ValueError` for shapes that differ.
+    `lattice`: the points. What the noise cannot go below, and the signal not
+    above, by linearization; both are the value at the equilibrium. Raises
+    `ValueError` for shapes that differ.
 
-    Example: `duality_gap(x, p, p)` with p ∝ exp(−x²/2) on `x = np.arange(-6.0, 7)` encloses ½·log 2.
+    Example: `duality_gap(x, p, p)` with p ∝ exp(−x²/2) on
+    `x = np.arange(-6.0, 7)` encloses ½·log 2.
     """
     cost = np.asarray(lattice, dtype=np.float64) ** 2
     value, up, down = lattice_game(signal, noise)
     if cost.shape != up.shape:
-        raise ValueError(f"each law has one probability for each of {cost.size} points: given {up.size}")
-    return value + float(down @ -np.asarray(noise)) - _linear_best(-down, cost, noise_power), value - float(up @ np.asarray(signal)) + _linear_best(up, cost, power)
+        raise ValueError("each law has one probability for each of "
+                         f"{cost.size} points: given {up.size}")
+    return (
+        value + float(down @ -np.asarray(noise)) - _linear_best(
+            -down, cost, noise_power),
+        value - float(up @ np.asarray(signal)) + _linear_best(up, cost, power))
 
 
-def mirror_play(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike, power: float = 1.0, noise_power: float = 1.0, steps: int = 1000, rate: float = 1.0) -> Play:
-    """Averaged mirror descent–ascent in the mutual-information game on a lattice, from positive weights `signal` and `noise`.
+def mirror_play(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
+                power: float = 1.0, noise_power: float = 1.0, steps: int = 1000,
+                rate: float = 1.0) -> Play:
+    """Averaged mirror descent–ascent in the mutual-information game on a
+    lattice, from positive weights `signal` and `noise`.
 
-    Both players move at once: probabilities times exp(±rate · gradient), then a tilt exp(−s·x²) back to second moments of `power` and `noise_power`.
-    Raises `ValueError` for weights that are not positive, or a rate or number of steps that is not.
+    Both players move at once: probabilities times exp(±rate · gradient), then a
+    tilt exp(−s·x²) back to second moments of `power` and `noise_power`. Raises
+    `ValueError` for weights that are not positive, or a rate or number of steps
+    that is not.
 
-    Example: `mirror_play(np.arange(-5.0, 6), np.ones(11), np.ones(11), steps=100).average_noise`.
+    Example: `mirror_play(np.arange(-5.0, 6), np.ones(11), np.ones(11),
+    steps=100).average_noise`.
     """
     x = np.asarray(lattice, dtype=np.float64)
-    cost, weights = x**2, [np.asarray(w, dtype=np.float64) for w in (signal, noise)]
-    if not all(w.shape == x.shape and np.all(w > 0) for w in weights) or not rate > 0 or steps < 1:
-        raise ValueError(f"expected positive weights for {x.size} points, a positive rate and at least one step: given rate={rate}, steps={steps}")
-    (p, s), (q, t) = (_tilt(np.log(w), cost, budget) for w, budget in zip(weights, (power, noise_power)))
-    total_p, total_q, history, report = np.zeros_like(p), np.zeros_like(q), [], 1
+    cost, weights = (x**2,
+                     [np.asarray(w, dtype=np.float64) for w in (signal, noise)])
+    if (not all(w.shape == x.shape and np.all(w > 0) for w in weights)
+            or not rate > 0 or steps < 1):
+        raise ValueError(f"expected positive weights for {x.size} points, a "
+                         "positive rate and at least one step: given "
+                         f"rate={rate}, steps={steps}")
+    (p, s), (q, t) = (_tilt(np.log(w), cost, budget)
+                      for w, budget in zip(weights, (power, noise_power)))
+    total_p, total_q, history, report = (
+        np.zeros_like(p), np.zeros_like(q), [], 1)
     for step in range(1, steps + 1):
         total_p, total_q = total_p + p, total_q + q
         if step >= report or step == steps:
-            history.append((step, *duality_gap(x, total_p / step, total_q / step, power, noise_power), *duality_gap(x, p, q, power, noise_power)))
+            history.append((step,
+                            *duality_gap(x, total_p / step, total_q / step,
+                                         power, noise_power),
+                            *duality_gap(x, p, q, power, noise_power)))
             report = max(report + 1, int(report * 1.3))
         _, up, down = lattice_game(p, q)
         p, s = _tilt(np.log(np.maximum(p, 1e-300)) + rate * up, cost, power, s)
-        q, t = _tilt(np.log(np.maximum(q, 1e-300)) - rate * down, cost, noise_power, t)
+        q, t = _tilt(np.log(np.maximum(q, 1e-300)) - rate * down, cost,
+                     noise_power, t)
     return Play(p, q, total_p / steps, total_q / steps, np.array(history))
 
 # %% auto #0

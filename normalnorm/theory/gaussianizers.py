@@ -14,24 +14,34 @@ import torch
 from torch import Tensor
 
 from .lambert import check_real, tail_transform
-from .newton import Over, check_newton_arguments, newton_lambda_standardized, over
-from .power_transform import signed_log1p, yeo_johnson, yeo_johnson_inverse
+from .newton import (
+    Over, check_newton_arguments, newton_lambda_standardized, over)
+from .power_transform import (
+    signed_log1p, yeo_johnson, yeo_johnson_inverse)
 from .ranks import standardized_or_nan
-from .tails import newton_delta_standardized, tail_delta_standardized
+from .tails import (
+    newton_delta_standardized, tail_delta_standardized)
 
 
 class Gaussianizer:
-    """An increasing transform with parameters that a unit determines. Subclasses give `names`, `neutral`, and the four methods below.
+    """An increasing transform with parameters that a unit determines.
 
-    `names`: of the parameters; `neutral`: their values at which the transform is the identity. Called with a sample and axes, it standardizes, estimates and applies.
+    Subclasses give `names`, `neutral`, and the four methods below.
+
+    `names`: of the parameters; `neutral`: their values at which the transform
+    is the identity. Called with a sample and axes, it standardizes, estimates
+    and applies.
 
     Example: `Power()(torch.randn(8, 3), 0).shape` is (8, 3).
     """
     names: tuple[str, ...] = ()
     neutral: tuple[float, ...] = ()
 
-    def estimate(self, k: Tensor, dim: int | tuple[int, ...] | Over) -> tuple[Tensor, ...]:
-        "The parameters of units `k` that are standardized along `dim` (or constant 0); `dim` is kept with size 1."
+    def estimate(self, k: Tensor,
+                 dim: int | tuple[int, ...] | Over) -> tuple[Tensor, ...]:
+        """The parameters of units `k` that are standardized along `dim` (or
+        constant 0); `dim` is kept with size 1.
+        """
         raise NotImplementedError
 
     def apply(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
@@ -47,26 +57,36 @@ class Gaussianizer:
         raise NotImplementedError
 
     def __call__(self, u: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-        "Standardize `u` along `dim` without ε, estimate, apply; in the dtype of `u`, computed in float32 at least. A constant unit gives 0."
+        """Standardize `u` along `dim` without ε, estimate, apply; in the dtype
+        of `u`, computed in float32 at least.
+
+        A constant unit gives 0.
+        """
         check_real(type(self).__name__, u)
         dims = (dim,) if isinstance(dim, int) else tuple(dim)
-        k = standardized_or_nan(u.to(torch.promote_types(u.dtype, torch.float32)), dims)
+        k = standardized_or_nan(
+            u.to(torch.promote_types(u.dtype, torch.float32)), dims)
         return self.apply(k, self.estimate(k, dims)).to(u.dtype)
 
 
 class Power(Gaussianizer):
-    """The power transform of Yeo and Johnson, λ by Newton steps: `alpha`, `steps`, `safeguard` as for `newton_lambda`. Corrects asymmetry.
+    """The power transform of Yeo and Johnson, λ by Newton steps: `alpha`,
+    `steps`, `safeguard` as for `newton_lambda`.
+
+    Corrects asymmetry.
 
     Example: `Power(steps=3)(torch.randn(100, 5).exp(), 0)`.
     """
     names, neutral = ("lambda",), (1.0,)
 
-    def __init__(self, alpha: float = 1.0, steps: int = 1, safeguard: bool = False):
+    def __init__(self, alpha: float = 1.0, steps: int = 1,
+                 safeguard: bool = False):
         check_newton_arguments(alpha, steps)
         self.alpha, self.steps, self.safeguard = alpha, steps, safeguard
 
     def estimate(self, k, dim):
-        return newton_lambda_standardized(k, dim, self.alpha, self.steps, self.safeguard),
+        return newton_lambda_standardized(
+            k, dim, self.alpha, self.steps, self.safeguard),
 
     def apply(self, h, parameters):
         return yeo_johnson(h, parameters[0])
@@ -79,7 +99,10 @@ class Power(Gaussianizer):
 
 
 class Tail(Gaussianizer):
-    """The Lambert W transform, which shortens both tails. `method` "deviation": δ from the mean absolute deviation and `steps` Newton steps; "newton": one Newton step from 0.
+    """The Lambert W transform, which shortens both tails.
+
+    `method` "deviation": δ from the mean absolute deviation and `steps` Newton
+    steps; "newton": one Newton step from 0.
 
     Example: `Tail()(torch.distributions.StudentT(3.0).sample((100, 5)), 0)`.
     """
@@ -87,13 +110,18 @@ class Tail(Gaussianizer):
 
     def __init__(self, steps: int = 0, method: str = "deviation"):
         if method not in ("deviation", "newton"):
-            raise ValueError(f"method={method!r} must be 'deviation' or 'newton'")
+            raise ValueError(
+                f"method={method!r} must be 'deviation' or 'newton'")
         if steps != int(steps) or steps < 0 or (steps and method == "newton"):
-            raise ValueError(f"steps={steps}: an integer, 0 or more, and 0 with method='newton', which is a single step from 0")
+            raise ValueError(f"steps={steps}: an integer, 0 or more, and 0 "
+                             "with method='newton', which is a single step "
+                             "from 0")
         self.steps, self.method = steps, method
 
     def estimate(self, k, dim):
-        return tail_delta_standardized(k, dim, self.steps) if self.method == "deviation" else newton_delta_standardized(k, dim),
+        return (tail_delta_standardized(k, dim, self.steps)
+                if self.method == "deviation"
+                else newton_delta_standardized(k, dim),)
 
     def apply(self, h, parameters):
         return tail_transform(h, parameters[0])
@@ -104,14 +132,17 @@ class Tail(Gaussianizer):
     def log_slope(self, h, parameters):
         delta, = parameters
         u = tail_transform(h, delta)
-        w, b = torch.where(delta >= 0, delta, 0.0) * u * u, torch.where(delta < 0, -delta, 0.0) * h * h
+        w, b = (torch.where(delta >= 0, delta, 0.0) * u * u,
+                torch.where(delta < 0, -delta, 0.0) * h * h)
         return -w / 2 - w.log1p() + b / 2 + b.log1p()
 
 # %% ../../nbs/264_theory.gaussianizers.ipynb #3da31022
 class Chain(Gaussianizer):
-    """Gaussianizers one after the other, standardized in between: by default `Power()`, then `Tail()`.
+    """Gaussianizers one after the other, standardized in between: by default
+    `Power()`, then `Tail()`.
 
-    Parameters: those of the first, then for each further one a mean, a deviation, and its own. Raises `ValueError` for an empty chain.
+    Parameters: those of the first, then for each further one a mean, a
+    deviation, and its own. Raises `ValueError` for an empty chain.
 
     Example: `Chain().names` is ("lambda", "mean1", "deviation1", "delta1").
     """
@@ -120,7 +151,8 @@ class Chain(Gaussianizer):
         self.parts = parts or (Power(), Tail())
         self.names, self.neutral = self.parts[0].names, self.parts[0].neutral
         for i, part in enumerate(self.parts[1:], 1):
-            self.names += (f"mean{i}", f"deviation{i}", *(f"{name}{i}" for name in part.names))
+            self.names += (f"mean{i}", f"deviation{i}",
+                           *(f"{name}{i}" for name in part.names))
             self.neutral += (0.0, 1.0, *part.neutral)
 
     def estimate(self, k, dim):
@@ -128,7 +160,8 @@ class Chain(Gaussianizer):
         x = self.parts[0].apply(k, found)
         for part in self.parts[1:]:
             var, mean = over(dim).var_mean(x)
-            deviation = torch.where(var > 0, torch.where(var > 0, var, 1.0).sqrt(), 1.0)
+            deviation = torch.where(
+                var > 0, torch.where(var > 0, var, 1.0).sqrt(), 1.0)
             x = (x - mean) / deviation
             own = part.estimate(x, dim)
             found, x = (*found, mean, deviation, *own), part.apply(x, own)
@@ -140,7 +173,8 @@ class Chain(Gaussianizer):
         yield first, None, None, parameters[:at]
         for part in self.parts[1:]:
             end = at + 2 + len(part.names)
-            yield part, parameters[at], parameters[at + 1], parameters[at + 2:end]
+            (yield part, parameters[at], parameters[at + 1],
+             parameters[at + 2:end])
             at = end
 
     def apply(self, h, parameters):
@@ -149,7 +183,8 @@ class Chain(Gaussianizer):
         return h
 
     def inverse(self, x, parameters):
-        for part, mean, deviation, own in reversed(list(self._pieces(parameters))):
+        for part, mean, deviation, own in reversed(list(
+            self._pieces(parameters))):
             x = part.inverse(x, own)
             x = x if mean is None else x * deviation + mean
         return x

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from .newton import over
-from .power_transform import power_transform_derivative, signed_log1p
+from .power_transform import (
+    power_transform_derivative, signed_log1p)
 
 
 def project(w: Tensor, v: Tensor, dim: tuple[int, ...]) -> Tensor:
-    """P_v[w] = w − mean w − v·mean(w v), averages over `dim`: √(σ²+ε) times the gradient of Σ w·v with respect to u, for v = (u−μ)/√(σ²+ε).
+    """P_v[w] = w − mean w − v·mean(w v), averages over `dim`: √(σ²+ε) times the
+    gradient of Σ w·v with respect to u, for v = (u−μ)/√(σ²+ε).
 
     Example: `project(v, v, (0,))` is 0 for a `v` with mean 0 and mean square 1.
     """
@@ -25,25 +27,33 @@ def project(w: Tensor, v: Tensor, dim: tuple[int, ...]) -> Tensor:
     return w - mean(w) - v * mean(w * v)
 
 # %% ../../nbs/227_theory.gradient.ipynb #26dd3bdf
-def _extremes_gradient(k: Tensor, dim: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    "K = 2(σ(max k) − σ(min k)) and its gradient, shared evenly among equal extremes."
+def _extremes_gradient(k: Tensor,
+                       dim: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """K = 2(σ(max k) − σ(min k)) and its gradient, shared evenly among equal
+    extremes.
+    """
     unit = over(dim)
     top, bottom = unit.amax(k), -unit.amax(-k)
     at_top, at_bottom = (k == top).to(k.dtype), (k == bottom).to(k.dtype)
     range_ = 2 * (signed_log1p(top) - signed_log1p(bottom))
-    gradient = 2 * (at_top / unit.sum(at_top) / (1 + top.abs()) - at_bottom / unit.sum(at_bottom) / (1 + bottom.abs()))
+    gradient = 2 * (at_top / unit.sum(at_top) / (1 + top.abs())
+                    - at_bottom / unit.sum(at_bottom) / (1 + bottom.abs()))
     return range_, gradient
 
 
-def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, newton: Tensor | None = None) -> Tensor:
-    """N·P_k[∂λ̂/∂k] for the estimate of `newton_lambda_standardized` with one step: N·σ times the gradient of λ̂ with respect to u.
+def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
+                           newton: Tensor | None = None) -> Tensor:
+    """N·P_k[∂λ̂/∂k] for the estimate of `newton_lambda_standardized` with one
+    step: N·σ times the gradient of λ̂ with respect to u.
 
-    `k`: units along `dim`, standardized without ε; a constant unit, k = 0, gives 0. `newton`: for the safeguarded estimate, of size 1 along `dim`, True
+    `k`: units along `dim`, standardized without ε; a constant unit, k = 0,
+    gives 0. `newton`: for the safeguarded estimate, of size 1 along `dim`, True
     where Newton's step was taken. Shape and dtype of `k`; differentiable.
 
     Source: the quotient rule on Eftekhari & Papyan (2025), Eq. 5.
 
-    Example: the result has mean 0 and no component along `k`, because λ̂ depends neither on location nor on scale.
+    Example: the result has mean 0 and no component along `k`, because λ̂
+    depends neither on location nor on scale.
     """
     mean = over(dim).mean
     a, log = k.abs(), signed_log1p(k)
@@ -51,7 +61,8 @@ def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, 
     d = (1 + a) * ell - a
     mean_d, slope = mean(d), mean(k * d)
     first = slope - mean(log)
-    second = 1 - mean((1 + a) * ell.square()) + mean_d.square() + 2 * (mean((d - mean_d).square()) - slope.square())
+    second = 1 - mean((1 + a) * ell.square()) + mean_d.square() + 2 * (
+        mean((d - mean_d).square()) - slope.square())
     ratio = first / second
     of_product = d + a * ell
     in_first = of_product - 1 / (1 + a)
@@ -62,24 +73,35 @@ def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, 
         range_, of_range = _extremes_gradient(k, dim)
         t = range_ * ratio.abs()
         size = torch.where(range_ > 0, range_, 1.0)
-        by_range = torch.sign(ratio) * (torch.log1p(t) - t / (1 + t)) / size.square()
-        move = torch.where(newton, move, -of_ratio / (1 + t) + over(dim).size(k) * by_range * of_range)
+        by_range = (
+            torch.sign(ratio) * (torch.log1p(t) - t / (1 + t)) / size.square())
+        move = torch.where(
+            newton, move,
+            -of_ratio / (1 + t) + over(dim).size(k) * by_range * of_range)
     return project(alpha * move, k, dim)
 
 
-def gaussianized_gradient(u: Tensor, grad: Tensor, mean: Tensor, rate: Tensor, rate_without_eps: Tensor, lmbda: Tensor, dim: tuple[int, ...],
-                          alpha: float = 1.0, newton: Tensor | None = None, through_lambda: bool = True) -> Tensor:
-    """The gradient of Σ grad·ψ(h; λ̂) with respect to `u`, for h = (u−μ)/√(σ²+ε) and λ̂ estimated on k = (u−μ)/σ, per unit along `dim`.
+def gaussianized_gradient(u: Tensor, grad: Tensor, mean: Tensor, rate: Tensor,
+                          rate_without_eps: Tensor, lmbda: Tensor,
+                          dim: tuple[int, ...], alpha: float = 1.0,
+                          newton: Tensor | None = None,
+                          through_lambda: bool = True) -> Tensor:
+    """The gradient of Σ grad·ψ(h; λ̂) with respect to `u`, for h =
+    (u−μ)/√(σ²+ε) and λ̂ estimated on k = (u−μ)/σ, per unit along `dim`.
 
-    `mean`, `rate` = 1/√(σ²+ε), `rate_without_eps` = 1/σ (0 for a constant unit) and `lmbda` = λ̂ are per-unit values, of size 1 along `dim`;
-    `alpha`, `newton` as for `newton_lambda_gradient`. `through_lambda=False` leaves out the term through λ̂. Shape and dtype of `u`.
+    `mean`, `rate` = 1/√(σ²+ε), `rate_without_eps` = 1/σ (0 for a constant unit)
+    and `lmbda` = λ̂ are per-unit values, of size 1 along `dim`; `alpha`,
+    `newton` as for `newton_lambda_gradient`. `through_lambda=False` leaves out
+    the term through λ̂. Shape and dtype of `u`.
 
     Example: with λ̂ = 1, α = 0 it is the backward pass of a batch norm.
     """
     c = u - mean
     h = c * rate
-    out = project(grad * torch.exp((lmbda - 1) * signed_log1p(h)), h, dim) * rate
+    out = (
+        project(grad * torch.exp((lmbda - 1) * signed_log1p(h)), h, dim) * rate)
     if not through_lambda or not alpha:
         return out
     upstream = over(dim).mean(grad * power_transform_derivative(h, lmbda, 1))
-    return out + upstream * rate_without_eps * newton_lambda_gradient(c * rate_without_eps, dim, alpha, newton)
+    return out + upstream * rate_without_eps * newton_lambda_gradient(
+        c * rate_without_eps, dim, alpha, newton)

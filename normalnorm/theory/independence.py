@@ -19,7 +19,8 @@ from .information import Enclosure, Law, differential_entropy
 
 
 def negentropy(law: Law) -> Enclosure:
-    """h(X*) − h(X) in nats, X* normal with the variance of X: the divergence from the nearest normal law, with a bound on its error.
+    """h(X*) − h(X) in nats, X* normal with the variance of X: the divergence
+    from the nearest normal law, with a bound on its error.
 
     Infinite for a law of points.
 
@@ -30,7 +31,8 @@ def negentropy(law: Law) -> Enclosure:
         0.176485
     """
     h = differential_entropy(law)
-    return Enclosure(0.5 * math.log(2 * math.pi * math.e * law.variance) - h.value, h.error)
+    return Enclosure(
+        0.5 * math.log(2 * math.pi * math.e * law.variance) - h.value, h.error)
 
 # %% auto #0
 __all__ = ['negentropy', 'gaussian_information', 'least_dependent',
@@ -38,13 +40,16 @@ __all__ = ['negentropy', 'gaussian_information', 'least_dependent',
 
 # %% ../../nbs/130_theory.independence.ipynb #8ce9eb4d
 def gaussian_information(correlation: ArrayLike) -> float:
-    """Mutual information in nats of jointly normal variables: −½·log(1 − ρ²) for a number ρ, −½·log det R for a correlation matrix R.
+    """Mutual information in nats of jointly normal variables: −½·log(1 − ρ²)
+    for a number ρ, −½·log det R for a correlation matrix R.
 
-    Infinite where |ρ| = 1 or R is singular. Raises `ValueError` for |ρ| > 1, NaN, or what is not a correlation matrix.
+    Infinite where |ρ| = 1 or R is singular. Raises `ValueError` for |ρ| > 1,
+    NaN, or what is not a correlation matrix.
 
     Example:
 
-        >>> round(gaussian_information(0.5), 6), round(gaussian_information([[1.0, 0.5], [0.5, 1.0]]), 6)
+        >>> (round(gaussian_information(0.5), 6),
+        ...  round(gaussian_information([[1.0, 0.5], [0.5, 1.0]]), 6))
         (0.143841, 0.143841)
     """
     r = np.asarray(correlation, dtype=np.float64)
@@ -52,35 +57,53 @@ def gaussian_information(correlation: ArrayLike) -> float:
         if not abs(r) <= 1:
             raise ValueError(f"a correlation is between −1 and 1: given {r}")
         return -0.5 * math.log1p(-float(r) ** 2) if abs(r) < 1 else math.inf
-    if r.ndim != 2 or r.shape[0] != r.shape[1] or not np.allclose(r, r.T, atol=1e-9) or not np.allclose(np.diag(r), 1, atol=1e-9) or np.linalg.eigvalsh(r)[0] < -1e-9:
-        raise ValueError(f"expected a correlation matrix: square, symmetric, 1 on the diagonal, no negative eigenvalue; given shape {r.shape}")
+    if (r.ndim != 2 or r.shape[0] != r.shape[1]
+            or not np.allclose(r, r.T, atol=1e-9)
+            or not np.allclose(np.diag(r), 1, atol=1e-9)
+            or np.linalg.eigvalsh(r)[0] < -1e-9):
+        raise ValueError("expected a correlation matrix: square, symmetric, 1 "
+                         "on the diagonal, no negative eigenvalue; given "
+                         f"shape {r.shape}")
     sign, logarithm = np.linalg.slogdet(r)
     return -0.5 * float(logarithm) if sign > 0 else math.inf
 
 # %% ../../nbs/130_theory.independence.ipynb #d12e5838
-def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike, rho: float, tolerance: float = 1e-10) -> np.ndarray:
-    """The joint law of least mutual information with marginals `p` on points `x` and `q` on points `y`, and correlation `rho`: a table (len(x), len(y)).
+def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike,
+                    rho: float, tolerance: float = 1e-10) -> np.ndarray:
+    """The joint law of least mutual information with marginals `p` on points
+    `x` and `q` on points `y`, and correlation `rho`: a table (len(x), len(y)).
 
-    Sinkhorn's iteration inside a search for θ in exp(θxy). Source: the theorem of chapter 130; Sinkhorn 1967.
-    Raises `ValueError` for what are not laws, a `rho` outside (−1, 1), or one that these marginals do not reach (the search ends at |θ| = 200).
+    Sinkhorn's iteration inside a search for θ in exp(θxy). Source: the theorem
+    of chapter 130; Sinkhorn 1967.
+    Raises `ValueError` for what are not laws, a `rho` outside (−1, 1), or one
+    that these marginals do not reach (the search ends at |θ| = 200).
 
     Example:
 
-        >>> table = least_dependent([-1, 1], [0.5, 0.5], [-1, 1], [0.5, 0.5], 0.5)
+        >>> table = least_dependent(
+        ...     [-1, 1], [0.5, 0.5], [-1, 1], [0.5, 0.5], 0.5)
         >>> np.round(table, 6).tolist()
         [[0.375, 0.125], [0.125, 0.375]]
     """
     laws = []
     for values, weights in ((x, p), (y, q)):
-        values, weights = np.asarray(values, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-        if values.ndim != 1 or values.shape != weights.shape or not np.all(weights > 0) or not abs(weights.sum() - 1) < 1e-9 or not np.ptp(values) > 0:
-            raise ValueError(f"expected distinct points with positive probabilities of sum 1: given shapes {values.shape} and {weights.shape}, sum {weights.sum()}")
+        values, weights = (np.asarray(values, dtype=np.float64),
+                           np.asarray(weights, dtype=np.float64))
+        if (values.ndim != 1 or values.shape != weights.shape
+                or not np.all(weights > 0) or not abs(weights.sum() - 1) < 1e-9
+                or not np.ptp(values) > 0):
+            raise ValueError("expected distinct points with positive "
+                             "probabilities of sum 1: given shapes "
+                             f"{values.shape} and {weights.shape}, sum "
+                             f"{weights.sum()}")
         values = values - weights @ values
         laws.append((values / math.sqrt(weights @ values**2), weights))
     (u, p), (v, q) = laws
     if not abs(rho) < 1:
-        raise ValueError(f"a correlation strictly between −1 and 1 is needed: given {rho}")
-    turn = -1.0 if rho < 0 else 1.0         # a negative correlation of (X, Y) is a positive one of (X, −Y)
+        raise ValueError(
+            f"a correlation strictly between −1 and 1 is needed: given {rho}")
+    # a negative correlation of (X, Y) is a positive one of (X, −Y)
+    turn = -1.0 if rho < 0 else 1.0
     cost, b = (u[:, None] - turn * v[None, :]) ** 2 / 2, np.ones(len(q))
 
     def table(theta: float) -> np.ndarray:
@@ -99,14 +122,18 @@ def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike, rho:
     while correlation(table(high)) < target:
         low, high = high, 2 * high
         if high > 200:
-            raise ValueError(f"these marginals do not reach a correlation of {rho}")
-    return table(float(brentq(lambda theta: correlation(table(theta)) - target, low, high, xtol=1e-11, rtol=1e-12)))
+            raise ValueError(
+                f"these marginals do not reach a correlation of {rho}")
+    return table(float(brentq(lambda theta: correlation(table(theta)) - target,
+                              low, high, xtol=1e-11, rtol=1e-12)))
 
 # %% ../../nbs/130_theory.independence.ipynb #44985c02
 def rare_coincidence(rho: float, p: float) -> tuple[np.ndarray, np.ndarray]:
-    """A law with correlation `rho` and little information: values (4,) of both variables, and the table (4, 4) of their joint probabilities.
+    """A law with correlation `rho` and little information: values (4,) of both
+    variables, and the table (4, 4) of their joint probabilities.
 
-    With probability `p` both are the same far value ±√(|ρ|/p), otherwise independent ±√((1−|ρ|)/(1−p)). The information is H(p, 1−p) + p·log 2.
+    With probability `p` both are the same far value ±√(|ρ|/p), otherwise
+    independent ±√((1−|ρ|)/(1−p)). The information is H(p, 1−p) + p·log 2.
     Raises `ValueError` unless 0 < p < 1, |rho| < 1 and p ≠ |rho|.
 
     Example:
@@ -117,7 +144,8 @@ def rare_coincidence(rho: float, p: float) -> tuple[np.ndarray, np.ndarray]:
     """
     size = abs(rho)
     if not 0 < p < 1 or not size < 1 or p == size:
-        raise ValueError(f"expected 0 < p < 1, |rho| < 1, p ≠ |rho|: given p={p}, rho={rho}")
+        raise ValueError(
+            f"expected 0 < p < 1, |rho| < 1, p ≠ |rho|: given p={p}, rho={rho}")
     far, near = math.sqrt(size / p), math.sqrt((1 - size) / (1 - p))
     table = np.zeros((4, 4))
     table[[0, 3], [0, 3] if rho >= 0 else [3, 0]] = p / 2
@@ -126,9 +154,11 @@ def rare_coincidence(rho: float, p: float) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/130_theory.independence.ipynb #fd9791c7
 def moment_bound(rho: float, fourth_moment: float) -> float:
-    """3ρ²/(2κ+4): a lower bound in nats of the information of two standardized variables with correlation `rho` and fourth moments at most `fourth_moment`.
+    """3ρ²/(2κ+4): a lower bound in nats of the information of two standardized
+    variables with correlation `rho` and fourth moments at most `fourth_moment`.
 
-    Raises `ValueError` for |rho| > 1, or a fourth moment below 1, which no standardized variable has.
+    Raises `ValueError` for |rho| > 1, or a fourth moment below 1, which no
+    standardized variable has.
 
     Example:
 
@@ -136,5 +166,6 @@ def moment_bound(rho: float, fourth_moment: float) -> float:
         0.075
     """
     if not abs(rho) <= 1 or not fourth_moment >= 1:
-        raise ValueError(f"expected |rho| ≤ 1 and a fourth moment of at least 1: given rho={rho}, fourth_moment={fourth_moment}")
+        raise ValueError("expected |rho| ≤ 1 and a fourth moment of at least "
+                         f"1: given rho={rho}, fourth_moment={fourth_moment}")
     return 3 * rho**2 / (2 * fourth_moment + 4)

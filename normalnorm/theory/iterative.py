@@ -21,7 +21,9 @@ from .lambert import check_real
 
 
 class Round(NamedTuple):
-    "One round: mean and deviation of each coordinate, the parameters, mean and deviation of the transformed coordinates, and the rotation (as columns)."
+    """One round: mean and deviation of each coordinate, the parameters, mean
+    and deviation of the transformed coordinates, and the rotation (as columns).
+    """
     mean: Tensor
     deviation: Tensor
     parameters: tuple[Tensor, ...]
@@ -30,12 +32,16 @@ class Round(NamedTuple):
     rotation: Tensor
 
 
-def random_rotation(d: int, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
-    """An orthogonal matrix of size d, uniformly distributed (Haar): QR of a normal matrix, with the signs of R's diagonal.
+def random_rotation(d: int, generator: torch.Generator | None = None,
+                    dtype: torch.dtype = torch.float64,
+                    device: torch.device | str | None = None) -> Tensor:
+    """An orthogonal matrix of size d, uniformly distributed (Haar): QR of a
+    normal matrix, with the signs of R's diagonal.
 
     Example: `random_rotation(3)` times its transpose is the identity.
     """
-    q, r = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))
+    q, r = torch.linalg.qr(
+        torch.randn(d, d, generator=generator, dtype=torch.float64))
     return (q * torch.sign(r.diagonal())).to(dtype=dtype, device=device)
 
 
@@ -43,16 +49,22 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     "Mean and deviation of each coordinate; 1 for a constant one."
     var, mean = torch.var_mean(x, 0, correction=0, keepdim=True)
     varies = var > 0
-    return mean, torch.where(varies, torch.where(varies, var, 1.0).sqrt(), torch.where(var.isnan(), var, 1.0))
+    return mean, torch.where(varies, torch.where(varies, var, 1.0).sqrt(),
+                             torch.where(var.isnan(), var, 1.0))
 
 
 class IterativeGaussianizer:
-    """Makes a sample in d dimensions jointly normal: marginal gaussianization and rotation in turn (Chen & Gopinath 2000; Laparra et al. 2011).
+    """Makes a sample in d dimensions jointly normal: marginal gaussianization
+    and rotation in turn (Chen & Gopinath 2000; Laparra et al. 2011).
 
-    `rounds`: how many. `gaussianizer`: for the marginals, by default `Chain()`. `rotation`: "random" or "pca", principal axes, which are treated as constant in the
-    gradient. `seed`: of the random rotations. `fit` stores the rounds in `.rounds`; `transform`, `inverse` and `log_density` then use them on any points.
+    `rounds`: how many. `gaussianizer`: for the marginals, by default `Chain()`.
+    `rotation`: "random" or "pca", principal axes, which are treated as constant
+    in the gradient. `seed`: of the random rotations. `fit` stores the rounds in
+    `.rounds`; `transform`, `inverse` and `log_density` then use them on any
+    points.
 
-    Raises `ValueError` for an unknown rotation, fewer than one round, or use before fitting.
+    Raises `ValueError` for an unknown rotation, fewer than one round, or use
+    before fitting.
 
     Example:
 
@@ -62,19 +74,26 @@ class IterativeGaussianizer:
         True
     """
 
-    def __init__(self, rounds: int = 10, gaussianizer: Gaussianizer | None = None, rotation: str = "random", seed: int = 0):
+    def __init__(self, rounds: int = 10,
+                 gaussianizer: Gaussianizer | None = None,
+                 rotation: str = "random", seed: int = 0):
         if rounds < 1:
             raise ValueError(f"rounds={rounds}: at least one")
         if rotation not in ("random", "pca"):
             raise ValueError(f"rotation={rotation!r} must be 'random' or 'pca'")
-        self.count, self.gaussianizer, self.rotation, self.seed = rounds, gaussianizer or Chain(), rotation, seed
+        self.count, self.gaussianizer, self.rotation, self.seed = (
+            rounds, gaussianizer or Chain(), rotation, seed)
         self.rounds: list[Round] = []
 
     def fit_transform(self, x: Tensor) -> Tensor:
-        "Fit to the sample `x` of shape (n, d) and return its transform, in float32 at least; differentiable with respect to `x`, through all estimates but the rotations."
+        """Fit to the sample `x` of shape (n, d) and return its transform, in
+        float32 at least; differentiable with respect to `x`, through all
+        estimates but the rotations.
+        """
         check_real("IterativeGaussianizer", x)
         if x.ndim != 2 or not x.shape[0]:
-            raise ValueError(f"a sample has shape (n, d) with n > 0, given {tuple(x.shape)}")
+            raise ValueError(
+                f"a sample has shape (n, d) with n > 0, given {tuple(x.shape)}")
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         generator, self.rounds = torch.Generator().manual_seed(self.seed), []
         for _ in range(self.count):
@@ -89,7 +108,9 @@ class IterativeGaussianizer:
             else:
                 turn = torch.linalg.eigh(x.detach().T @ x.detach()).eigenvectors
             x = x @ turn
-            self.rounds.append(Round(mean.detach(), deviation.detach(), tuple(p.detach() for p in parameters), *(a.detach() for a in after), turn))
+            self.rounds.append(Round(mean.detach(), deviation.detach(),
+                                     tuple(p.detach() for p in parameters),
+                                     *(a.detach() for a in after), turn))
         return x
 
     def fit(self, x: Tensor) -> "IterativeGaussianizer":
@@ -100,29 +121,39 @@ class IterativeGaussianizer:
 
     def _fitted(self, x: Tensor) -> Tensor:
         if not self.rounds:
-            raise ValueError("this IterativeGaussianizer is not fitted: call fit(x) first")
+            raise ValueError(
+                "this IterativeGaussianizer is not fitted: call fit(x) first")
         return x.to(self.rounds[0].mean.dtype)
 
-    def transform(self, x: Tensor, log_det: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        "The stored map at points (n, d); with `log_det` also the logarithm of its Jacobian determinant."
+    def transform(self, x: Tensor,
+                  log_det: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """The stored map at points (n, d); with `log_det` also the logarithm of
+        its Jacobian determinant.
+        """
         x = self._fitted(x)
         total = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
         for r in self.rounds:
             k = (x - r.mean) / r.deviation
             if log_det:
-                total = total + (self.gaussianizer.log_slope(k, r.parameters) - r.deviation.log() - r.deviation_after.log()).sum(-1)
-            x = (self.gaussianizer.apply(k, r.parameters) - r.mean_after) / r.deviation_after @ r.rotation
+                total = total + (
+                    self.gaussianizer.log_slope(k, r.parameters)
+                    - r.deviation.log() - r.deviation_after.log()).sum(-1)
+            x = ((self.gaussianizer.apply(k, r.parameters) - r.mean_after)
+                 / r.deviation_after @ r.rotation)
         return (x, total) if log_det else x
 
     def inverse(self, y: Tensor) -> Tensor:
         "The points whose transform is `y`; NaN outside the range of the map."
         y = self._fitted(y)
         for r in reversed(self.rounds):
-            k = self.gaussianizer.inverse(y @ r.rotation.T * r.deviation_after + r.mean_after, r.parameters)
+            k = self.gaussianizer.inverse(
+                y @ r.rotation.T * r.deviation_after + r.mean_after,
+                r.parameters)
             y = k * r.deviation + r.mean
         return y
 
     def log_density(self, x: Tensor) -> Tensor:
         "The logarithm of the fitted density at points (n, d)."
         y, total = self.transform(x, log_det=True)
-        return total - 0.5 * (y * y).sum(-1) - 0.5 * y.shape[1] * math.log(2 * math.pi)
+        return (total - 0.5 * (y * y).sum(-1)
+                - 0.5 * y.shape[1] * math.log(2 * math.pi))

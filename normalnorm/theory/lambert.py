@@ -19,18 +19,25 @@ from .ranks import standardized_or_nan
 
 
 def _branch_series(count: int) -> tuple[float, ...]:
-    "Coefficients of W in powers of p = √(2(1+ex)), highest first: Corless et al. (1996), Eqs. 4.23, 4.24."
+    """Coefficients of W in powers of p = √(2(1+ex)), highest first: Corless et
+    al. (1996), Eqs.
+
+    4.23, 4.24.
+    """
     mu, alpha = [-1.0, 1.0], [2.0, -1.0]
     for k in range(2, count):
         alpha.append(sum(mu[j] * mu[k + 1 - j] for j in range(2, k)))
-        mu.append((k - 1) / (k + 1) * (mu[k - 2] / 2 + alpha[k - 2] / 4) - alpha[k] / 2 - mu[k - 1] / (k + 1))
+        mu.append((k - 1) / (k + 1) * (mu[k - 2] / 2 + alpha[k - 2] / 4)
+                  - alpha[k] / 2 - mu[k - 1] / (k + 1))
     return tuple(reversed(mu))
 
 
 _SERIES = {torch.float32: _branch_series(17), torch.float64: _branch_series(37)}
-_NEAR = -0.338                                      # below, p < 0.41, and the series is as good as the arithmetic
+_NEAR = -0.338  # below, p < 0.41, and the series is as good as the arithmetic
 _INVERSE_E = math.exp(-1)
-_SPLIT = {torch.float32: (0.36787945032119751, -9.1490317553e-09), torch.float64: (_INVERSE_E, -1.2428753672788363e-17)}     # 1/e in two pieces
+# 1/e in two pieces
+_SPLIT = {torch.float32: (0.36787945032119751, -9.1490317553e-09),
+          torch.float64: (_INVERSE_E, -1.2428753672788363e-17)}
 
 
 def _start(x: Tensor) -> Tensor:
@@ -60,7 +67,8 @@ def _w(x: Tensor) -> Tensor:
         f = w * grow - middle
         w = w - f / (grow * (w + 1) - (w + 2) * f / (2 * w + 2))
     high, low = _SPLIT[x.dtype]
-    p = (2 * math.e * ((torch.where(near, x, 0.0) + high) + low)).sqrt()        # NaN below −1/e
+    # NaN below −1/e
+    p = (2 * math.e * ((torch.where(near, x, 0.0) + high) + low)).sqrt()
     value_near = torch.zeros_like(p)
     for coefficient in _SERIES[x.dtype]:
         value_near = value_near * p + coefficient
@@ -95,21 +103,28 @@ class _LambertWBothModes(_LambertW):
 
 
 def _lambert(x: Tensor) -> Tensor:
-    return (_LambertW if torch.compiler.is_compiling() else _LambertWBothModes).apply(x)
+    return (_LambertW if torch.compiler.is_compiling()
+            else _LambertWBothModes).apply(x)
 
 
 def check_real(name: str, value: Tensor) -> None:
     "Raise `TypeError` unless `value` is a real floating-point tensor."
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        given = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} expects a real floating-point tensor, not {given}: convert it, e.g. with .float()")
+        given = (
+            value.dtype if isinstance(value, Tensor) else type(value).__name__)
+        raise TypeError(f"{name} expects a real floating-point tensor, not "
+                        f"{given}: convert it, e.g. with .float()")
 
 
 def lambert_w(x: Tensor) -> Tensor:
-    """Lambert's function, principal branch, element by element: the w ≥ −1 with w·eʷ = x.
+    """Lambert's function, principal branch, element by element: the w ≥ −1 with
+    w·eʷ = x.
 
-    `x`: real floating-point of any shape. The result has its shape and dtype; half precision is computed in float32. Differentiable to any order, in
-    reverse and forward mode. NaN below −1/e, infinity at infinity. Error at most 4 units in the last place. Raises `TypeError` for integer or complex input.
+    `x`: real floating-point of any shape. The result has its shape and dtype;
+    half precision is computed in float32. Differentiable to any order, in
+    reverse and forward mode. NaN below −1/e, infinity at infinity. Error at
+    most 4 units in the last place. Raises `TypeError` for integer or complex
+    input.
 
     Source: Corless et al., Adv. Comput. Math. 5 (1996).
 
@@ -119,24 +134,33 @@ def lambert_w(x: Tensor) -> Tensor:
         tensor([0.0000, 0.5671, 1.0000])
     """
     check_real("lambert_w", x)
-    return _lambert(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+    return (
+        _lambert(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype))
 
 # %% ../../nbs/262_theory.lambert.ipynb #303bca93
 def _tail(z: Tensor, delta: Tensor) -> Tensor:
     "T_δ(z), without gradient."
     d = delta.clamp(min=0)
     x = d * z * z
-    ordinary = (x > torch.finfo(x.dtype).eps) & z.isfinite()            # below, W(x) = x to half the digits, and half is enough for u
-    log_x = torch.where(ordinary, torch.where(x.isinf(), d.log() + 2 * z.abs().log(), x.log()), 0.0)
-    start = torch.where(x.isinf(), log_x - log_x.clamp(min=2).log(), _start(torch.where(ordinary & x.isfinite(), x, 1.0)))
+    # below, W(x) = x to half the digits, and half is enough for u
+    ordinary = (x > torch.finfo(x.dtype).eps) & z.isfinite()
+    log_x = torch.where(
+        ordinary, torch.where(x.isinf(), d.log() + 2 * z.abs().log(), x.log()),
+        0.0)
+    start = torch.where(x.isinf(), log_x - log_x.clamp(min=2).log(),
+                        _start(torch.where(ordinary & x.isfinite(), x, 1.0)))
     w = torch.where(ordinary, _fritsch(log_x, start), x)
-    u = torch.where(w > 1, torch.copysign((w / d).sqrt(), z), z * torch.exp(-w / 2))
+    u = torch.where(w > 1, torch.copysign((w / d).sqrt(), z),
+                    z * torch.exp(-w / 2))
     grown = z * torch.exp((-delta / 2).clamp(min=0) * z * z)
-    return torch.where(delta < 0, grown, torch.where((delta == 0) | z.isinf(), z, torch.where(delta.isnan(), delta, u)))
+    return torch.where(delta < 0, grown, torch.where(
+        (delta == 0) | z.isinf(), z, torch.where(delta.isnan(), delta, u)))
 
 
 class _TailTransform(torch.autograd.Function):
-    "T_δ(z) of two tensors of one dtype that broadcast; differentiable to any order."
+    """T_δ(z) of two tensors of one dtype that broadcast; differentiable to any
+    order.
+    """
     generate_vmap_rule = True
 
     @staticmethod
@@ -153,16 +177,20 @@ class _TailTransform(torch.autograd.Function):
         z, delta = ctx.saved_tensors
         u = _transform(z, delta)
         negative = delta < 0
-        w, b = torch.where(negative, 0.0, delta) * u * u, torch.where(negative, -delta, 0.0) * z * z
-        return (torch.where(negative, torch.exp(b / 2) * (1 + b), torch.exp(-w / 2) / (1 + w)),
+        w, b = (torch.where(negative, 0.0, delta) * u * u,
+                torch.where(negative, -delta, 0.0) * z * z)
+        return (torch.where(negative, torch.exp(b / 2) * (1 + b),
+                            torch.exp(-w / 2) / (1 + w)),
                 -0.5 * torch.where(negative, z * z * u, u * u * (u / (1 + w))))
 
     @staticmethod
     def backward(ctx, grad):
         in_z, in_delta = _TailTransform._slopes(ctx)
         z, delta = ctx.saved_tensors
-        return ((grad * in_z).sum_to_size(z.shape) if ctx.needs_input_grad[0] else None,
-                (grad * in_delta).sum_to_size(delta.shape) if ctx.needs_input_grad[1] else None)
+        return ((grad * in_z).sum_to_size(z.shape) if ctx.needs_input_grad[0]
+                    else None,
+                (grad * in_delta).sum_to_size(delta.shape)
+                    if ctx.needs_input_grad[1] else None)
 
 
 class _TailTransformBothModes(_TailTransform):
@@ -173,17 +201,24 @@ class _TailTransformBothModes(_TailTransform):
 
 
 def _transform(z: Tensor, delta: Tensor) -> Tensor:
-    return (_TailTransform if torch.compiler.is_compiling() else _TailTransformBothModes).apply(z, delta)
+    return (_TailTransform if torch.compiler.is_compiling()
+            else _TailTransformBothModes).apply(z, delta)
 
 
 def tail_transform(z: Tensor, delta: Tensor | float) -> Tensor:
-    """T_δ(z) = sign(z)·√(W(δz²)/δ) for δ ≥ 0, z·exp(−δz²/2) for δ < 0: shortens both tails for positive δ, lengthens them for negative δ.
+    """T_δ(z) = sign(z)·√(W(δz²)/δ) for δ ≥ 0, z·exp(−δz²/2) for δ < 0: shortens
+    both tails for positive δ, lengthens them for negative δ.
 
-    `z`: real floating-point of any shape; `delta`: a number, or a tensor that broadcasts with `z`. The result has the broadcast shape and the dtype of `z`; half
-    precision is computed in float32. Odd and strictly increasing in `z`; the identity, exactly, at δ = 0; `tail_transform(·, −δ)` is the inverse. Differentiable
-    to any order in `z`, and in δ on either side of 0 (once across it). Infinite `z` stays infinite, NaN stays NaN; for δ < 0 a result too large for the dtype is infinite.
+    `z`: real floating-point of any shape; `delta`: a number, or a tensor that
+    broadcasts with `z`. The result has the broadcast shape and the dtype of
+    `z`; half precision is computed in float32. Odd and strictly increasing in
+    `z`; the identity, exactly, at δ = 0; `tail_transform(·, −δ)` is the
+    inverse. Differentiable to any order in `z`, and in δ on either side of 0
+    (once across it). Infinite `z` stays infinite, NaN stays NaN; for δ < 0 a
+    result too large for the dtype is infinite.
 
-    Raises `TypeError` for integer or complex input. Source: Goerg, Sci. World J. 2015; for δ < 0 our extension.
+    Raises `TypeError` for integer or complex input. Source: Goerg, Sci. World
+    J. 2015; for δ < 0 our extension.
 
     Example:
 
@@ -193,37 +228,57 @@ def tail_transform(z: Tensor, delta: Tensor | float) -> Tensor:
     check_real("tail_transform", z)
     compute = torch.promote_types(z.dtype, torch.float32)
     if isinstance(delta, Tensor) and delta.is_complex():
-        raise TypeError(f"tail_transform expects a real delta, not {delta.dtype}")
-    return _transform(z.to(compute), torch.as_tensor(delta, dtype=compute, device=z.device)).to(z.dtype)
+        raise TypeError(
+            f"tail_transform expects a real delta, not {delta.dtype}")
+    return _transform(z.to(compute), torch.as_tensor(
+        delta, dtype=compute, device=z.device)).to(z.dtype)
 
 # %% ../../nbs/262_theory.lambert.ipynb #65792e74
 class LambertFit(NamedTuple):
-    "Location, scale and δ of Goerg's model: `tail_transform((h − mean)/deviation, delta)` has mean 0, variance 1 and, if δ > 0, kurtosis 3."
+    """Location, scale and δ of Goerg's model:
+    `tail_transform((h − mean)/deviation, delta)` has mean 0, variance 1 and, if
+    δ > 0, kurtosis 3.
+    """
     mean: Tensor
     deviation: Tensor
     delta: Tensor
 
 
-def _moment_equations(x: Tensor, a: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
-    "v̄ and f of @eq-igmm-two for v = T_a(x), their derivatives in the centre and in log a, and the mean square of v."
+def _moment_equations(x: Tensor, a: Tensor,
+                      dims: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """v̄ and f of @eq-igmm-two for v = T_a(x), their derivatives in the centre
+    and in log a, and the mean square of v.
+    """
     mean = lambda w: w.mean(dims, keepdim=True)
     v = _transform(x, a)
     square = v * v
     s = 1 / (1 + a * square)
-    in_centre, in_log_a = -torch.exp(-a * square / 2) * s, -0.5 * a * square * v * s
+    in_centre, in_log_a = (
+        -torch.exp(-a * square / 2) * s, -0.5 * a * square * v * s)
     m2, m4 = mean(square), mean(square * square)
-    of_f = lambda change: 4 * (mean(square * v * change) / m4 - mean(v * change) / m2)
-    return mean(v), (m4 / (3 * m2 * m2)).log(), mean(in_centre), mean(in_log_a), of_f(in_centre), of_f(in_log_a), m2
+    of_f = lambda change: 4 * (
+        mean(square * v * change) / m4 - mean(v * change) / m2)
+    return (mean(v), (m4 / (3 * m2 * m2)).log(), mean(in_centre),
+            mean(in_log_a), of_f(in_centre), of_f(in_log_a), m2)
 
 
 def igmm(h: Tensor, dim: int | tuple[int, ...], steps: int = 12) -> LambertFit:
-    """Goerg's iterative generalized method of moments: location, scale and δ ≥ 0 such that the values transformed back have mean 0, variance 1 and kurtosis 3.
+    """Goerg's iterative generalized method of moments: location, scale and δ ≥
+    0 such that the values transformed back have mean 0, variance 1 and kurtosis
+    3.
 
-    `h`: samples along `dim`, of any location and scale. Returns three tensors without `dim`, in float32 for half precision, else in the dtype of `h`; differentiable (to third
-    order where the rounds have converged). A sample whose kurtosis is at most 3 has δ = 0, and its own mean and deviation; so has a constant one. One that is not finite gives NaN.
-    `steps`: rounds of one Newton step in each unknown; two joint ones follow. If no more than a third of the values is away from the centre, no δ solves the equations, and the last round counts.
+    `h`: samples along `dim`, of any location and scale. Returns three tensors
+    without `dim`, in float32 for half precision, else in the dtype of `h`;
+    differentiable (to third order where the rounds have converged). A sample
+    whose kurtosis is at most 3 has δ = 0, and its own mean and deviation; so
+    has a constant one. One that is not finite gives NaN. `steps`: rounds of one
+    Newton step in each unknown; two joint ones follow. If no more than a third
+    of the values is away from the centre, no δ solves the equations, and the
+    last round counts.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for an empty sample or `steps` < 1. Source: Goerg, Sci. World J. 2015, section 4.2; fixed points as there, found otherwise.
+    Raises `TypeError` for integer or complex input, `ValueError` for an empty
+    sample or `steps` < 1. Source: Goerg, Sci. World J. 2015, section 4.2; fixed
+    points as there, found otherwise.
 
     Example:
 
@@ -233,10 +288,12 @@ def igmm(h: Tensor, dim: int | tuple[int, ...], steps: int = 12) -> LambertFit:
     """
     check_real("igmm", h)
     if steps != int(steps) or steps < 1:
-        raise ValueError(f"steps={steps}: the number of rounds is a positive integer")
+        raise ValueError(
+            f"steps={steps}: the number of rounds is a positive integer")
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     if 0 in (h.shape[d] for d in dims):
-        raise ValueError(f"igmm needs at least one element along dim={dim}, given a shape of {tuple(h.shape)}")
+        raise ValueError(f"igmm needs at least one element along dim={dim}, "
+                         f"given a shape of {tuple(h.shape)}")
     h = h.to(torch.promote_types(h.dtype, torch.float32))
     k = standardized_or_nan(h, dims)
     mean = h.mean(dims, keepdim=True)
@@ -244,20 +301,31 @@ def igmm(h: Tensor, dim: int | tuple[int, ...], steps: int = 12) -> LambertFit:
     with torch.no_grad():
         kurtosis = k.square().square().mean(dims, keepdim=True)
         heavy = kurtosis > 3
-        start = (((66 * kurtosis - 162).clamp(min=36).sqrt() - 6) / 66).clamp(1e-6, 0.45)
-        log_a, centre = torch.where(heavy, start * (1 - 2 * start) ** -1.5, 1.0).log(), torch.zeros_like(kurtosis)
+        start = (((66 * kurtosis - 162).clamp(min=36).sqrt() - 6)
+                 / 66).clamp(1e-6, 0.45)
+        log_a, centre = torch.where(heavy, start * (1 - 2 * start) ** -1.5,
+                                    1.0).log(), torch.zeros_like(kurtosis)
         sample = torch.where(heavy, k, 1.0)
         for _ in range(steps):
-            v, f, v_centre, _, _, f_log_a, _ = _moment_equations(sample - centre, log_a.exp(), dims)
-            log_a = torch.where(heavy, log_a - (f / f_log_a).clamp(-1.5, 1.5), log_a)
-            centre = torch.where(heavy, centre - (v / v_centre).clamp(-0.5, 0.5), centre)
+            v, f, v_centre, _, _, f_log_a, _ = _moment_equations(
+                sample - centre, log_a.exp(), dims)
+            log_a = torch.where(heavy, log_a - (f / f_log_a).clamp(-1.5, 1.5),
+                                log_a)
+            centre = torch.where(
+                heavy, centre - (v / v_centre).clamp(-0.5, 0.5), centre)
     sample = torch.where(heavy, k, 1.0)
     for _ in range(2):
-        v, f, v_centre, v_log_a, f_centre, f_log_a, _ = _moment_equations(sample - centre, log_a.exp(), dims)
-        determinant = torch.where(heavy, v_centre * f_log_a - v_log_a * f_centre, 1.0)
-        log_a = log_a - ((v_centre * f - f_centre * v) / determinant).clamp(-1.0, 1.0)
-        centre = centre - ((f_log_a * v - v_log_a * f) / determinant).clamp(-0.5, 0.5)
+        v, f, v_centre, v_log_a, f_centre, f_log_a, _ = _moment_equations(
+            sample - centre, log_a.exp(), dims)
+        determinant = torch.where(
+            heavy, v_centre * f_log_a - v_log_a * f_centre, 1.0)
+        log_a = log_a - (
+            (v_centre * f - f_centre * v) / determinant).clamp(-1.0, 1.0)
+        centre = centre - (
+            (f_log_a * v - v_log_a * f) / determinant).clamp(-0.5, 0.5)
     square = _moment_equations(sample - centre, log_a.exp(), dims)[-1]
-    delta = torch.where(heavy, log_a.exp() * square, torch.where(kurtosis.isnan(), torch.nan, 0.0))
-    found = torch.where(heavy, mean + deviation * centre, mean), torch.where(heavy, deviation * square.sqrt(), deviation), delta
+    delta = torch.where(heavy, log_a.exp() * square,
+                        torch.where(kurtosis.isnan(), torch.nan, 0.0))
+    found = (torch.where(heavy, mean + deviation * centre, mean),
+             torch.where(heavy, deviation * square.sqrt(), deviation), delta)
     return LambertFit(*(x.squeeze(dims) for x in found))

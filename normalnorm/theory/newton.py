@@ -18,13 +18,16 @@ import operator
 import torch
 from torch import Tensor
 
-from .power_transform import power_transform_derivative, signed_log1p, yeo_johnson
+from .power_transform import (
+    power_transform_derivative, signed_log1p, yeo_johnson)
 
 # %% ../../nbs/220_theory.newton.ipynb #971665a0
 class Over:
-    """Averages and extremes over the elements of a unit, which lie along the axes `dim`; these are kept with size 1.
+    """Averages and extremes over the elements of a unit, which lie along the
+    axes `dim`; these are kept with size 1.
 
-    Wherever a function of this library takes `dim`, it takes such an object as well: a subclass can weight the elements, as `theory.overflow.Law` does.
+    Wherever a function of this library takes `dim`, it takes such an object as
+    well: a subclass can weight the elements, as `theory.overflow.Law` does.
     """
 
     def __init__(self, dim: int | tuple[int, ...]):
@@ -45,7 +48,8 @@ class Over:
 
     def size(self, x: Tensor) -> int:
         "The number of elements of a unit."
-        return x[tuple(slice(None) if d in {e % x.ndim for e in self.dim} else slice(0, 1) for d in range(x.ndim))].numel()
+        return x[tuple(slice(None) if d in {e % x.ndim for e in self.dim}
+                       else slice(0, 1) for d in range(x.ndim))].numel()
 
 
 def over(dim: "int | tuple[int, ...] | Over") -> Over:
@@ -54,9 +58,11 @@ def over(dim: "int | tuple[int, ...] | Over") -> Over:
 
 
 def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """The sample along `dim` with mean 0 and biased variance exactly 1, without ε; zeros where it is constant.
+    """The sample along `dim` with mean 0 and biased variance exactly 1, without
+    ε; zeros where it is constant.
 
-    Two passes, scaled by the largest deviation first: right for any finite scale of the dtype. The gradient at a constant sample is 0.
+    Two passes, scaled by the largest deviation first: right for any finite
+    scale of the dtype. The gradient at a constant sample is 0.
 
     Example: `standardized(torch.tensor([1.0, 3.0]), -1)` is (−1, 1).
     """
@@ -66,13 +72,17 @@ def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     c = c - c.mean(dim, keepdim=True)
     variance = c.square().mean(dim, keepdim=True)
     varies = variance > 0
-    return torch.where(varies, c * torch.where(varies, variance, 1.0).rsqrt(), 0.0)
+    return torch.where(varies, c * torch.where(varies, variance, 1.0).rsqrt(),
+                       0.0)
 
 
-def nll_derivatives_at_one(k: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """L'(1) and L''(1) of the power transform's likelihood, for `k` standardized along `dim`, which is kept with size 1.
+def nll_derivatives_at_one(k: Tensor,
+                           dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """L'(1) and L''(1) of the power transform's likelihood, for `k`
+    standardized along `dim`, which is kept with size 1.
 
-    Six averages: Eftekhari & Papyan 2025, Appendix D, simplified. L''(1) ≥ 0.188 unless the sample is constant.
+    Six averages: Eftekhari & Papyan 2025, Appendix D, simplified. L''(1) ≥
+    0.188 unless the sample is constant.
 
     Example: of the sample ±1, L'(1) = 0 and L''(1) = 2(1 − log 2)².
     """
@@ -82,45 +92,63 @@ def nll_derivatives_at_one(k: Tensor, dim: int | tuple[int, ...]) -> tuple[Tenso
     d = g - a
     mean_d, slope = mean(d), mean(k * d)
     residual = mean((d - mean_d).square()) - slope.square()
-    return slope - mean(log), 1 - mean(g * log.abs()) + mean_d.square() + 2 * residual
+    return (slope - mean(log),
+            1 - mean(g * log.abs()) + mean_d.square() + 2 * residual)
 
 
-def nll_derivatives(h: Tensor, lmbda: Tensor | float, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """L'(λ) and L''(λ) of `yeo_johnson_nll` for any sample and any λ (of size 1 along `dim`, which is kept).
+def nll_derivatives(h: Tensor, lmbda: Tensor | float,
+                    dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """L'(λ) and L''(λ) of `yeo_johnson_nll` for any sample and any λ (of size 1
+    along `dim`, which is kept).
 
-    Example: the two derivatives at the maximum-likelihood estimate are 0 and positive.
+    Example: the two derivatives at the maximum-likelihood estimate are 0 and
+    positive.
     """
     mean = over(dim).mean
-    x, first, second = (power_transform_derivative(h, lmbda, k) for k in range(3))
+    x, first, second = (
+        power_transform_derivative(h, lmbda, k) for k in range(3))
     x, first = x - mean(x), first - mean(first)
     variance = mean(x * x)
     ratio = mean(x * first) / variance
-    return ratio - mean(signed_log1p(h)), (mean(first * first) + mean(x * second)) / variance - 2 * ratio.square()
+    return ratio - mean(signed_log1p(h)), (
+        mean(first * first) + mean(x * second)) / variance - 2 * ratio.square()
 
 
 def range_of_s(k: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    "K = 2(σ(max k) − σ(min k)), the length of the range of S = σ(t)+σ(t'): |L'''| ≤ K·L''. `dim` is kept."
+    """K = 2(σ(max k) − σ(min k)), the length of the range of S = σ(t)+σ(t'):
+    |L'''| ≤ K·L''.
+
+    `dim` is kept.
+    """
     log = signed_log1p(k)
     return 2 * (over(dim).amax(log) + over(dim).amax(-log))
 
 
 def guaranteed_step(ratio: Tensor, k_range: Tensor) -> Tensor:
-    "−sign(δ)·log1p(K|δ|)/K for δ = L'/L'': a step that never overshoots the minimum, so never raises L."
+    """−sign(δ)·log1p(K|δ|)/K for δ = L'/L'': a step that never overshoots the
+    minimum, so never raises L.
+    """
     size = torch.where(k_range > 0, k_range, 1.0)
     return -torch.sign(ratio) * torch.log1p(size * ratio.abs()) / size
 
 
-def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0, steps: int = 1, safeguard: bool = False) -> Tensor:
-    """λ̂ = 1 − α·L'(1)/L''(1): Newton's estimate of the power transform's parameter (Eftekhari & Papyan 2025, Eqs. 5, 6).
+def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0,
+                  steps: int = 1, safeguard: bool = False) -> Tensor:
+    """λ̂ = 1 − α·L'(1)/L''(1): Newton's estimate of the power transform's
+    parameter (Eftekhari & Papyan 2025, Eqs. 5, 6).
 
-    `h`: samples along `dim`, of any location and scale: they are standardized here, without ε. Returns λ̂ without `dim`, in
-    float32 for half precision, else in the dtype of `h`; differentiable. A constant sample gives 1.
+    `h`: samples along `dim`, of any location and scale: they are standardized
+    here, without ε. Returns λ̂ without `dim`, in float32 for half precision,
+    else in the dtype of `h`; differentiable. A constant sample gives 1.
 
-    `alpha` in [0, 1] is the part of the way from 1 to the estimate. `steps` > 1 repeats Newton's step from
-    where it arrived; four or five reach the maximum-likelihood estimate from most samples. Without `safeguard`, repeated steps can diverge and one can
-    raise the likelihood's negative logarithm; with it, a step that would is replaced by one that cannot.
+    `alpha` in [0, 1] is the part of the way from 1 to the estimate. `steps` > 1
+    repeats Newton's step from where it arrived; four or five reach the
+    maximum-likelihood estimate from most samples. Without `safeguard`, repeated
+    steps can diverge and one can raise the likelihood's negative logarithm;
+    with it, a step that would is replaced by one that cannot.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for an empty sample, `alpha` outside [0, 1] or `steps` < 1.
+    Raises `TypeError` for integer or complex input, `ValueError` for an empty
+    sample, `alpha` outside [0, 1] or `steps` < 1.
 
     Example:
 
@@ -128,50 +156,68 @@ def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0, ste
         tensor([ 1.0000, -0.5894])
     """
     if not isinstance(h, Tensor) or not h.is_floating_point():
-        raise TypeError(f"newton_lambda expects a real floating-point tensor, not {getattr(h, 'dtype', type(h).__name__)}: convert it, e.g. with .float()")
+        raise TypeError("newton_lambda expects a real floating-point tensor, "
+                        f"not {getattr(h, 'dtype', type(h).__name__)}: convert "
+                        "it, e.g. with .float()")
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     if 0 in (h.shape[d] for d in dims):
-        raise ValueError(f"newton_lambda needs at least one element along dim={dim}, given a shape of {tuple(h.shape)}")
+        raise ValueError("newton_lambda needs at least one element along "
+                         f"dim={dim}, given a shape of {tuple(h.shape)}")
     k = standardized(h.to(torch.promote_types(h.dtype, torch.float32)), dims)
-    return newton_lambda_standardized(k, dims, alpha, steps, safeguard).squeeze(dims)
+    return newton_lambda_standardized(
+        k, dims, alpha, steps, safeguard).squeeze(dims)
 
 
 def check_newton_arguments(alpha: float, steps: int) -> None:
     """Raise `ValueError` unless 0 ≤ alpha ≤ 1 and steps is a positive integer,
     `TypeError` for an alpha that is no number."""
-    if type(alpha) not in (float, int) and not isinstance(alpha, (numbers.Real, Tensor)):
-        raise TypeError(f"alpha={alpha!r} is a {type(alpha).__name__}; a number in [0, 1] "
-                        "is expected: the part of the way from λ = 1 to the estimate")
+    if (type(alpha) not in (float, int)
+            and not isinstance(alpha, (numbers.Real, Tensor))):
+        raise TypeError(f"alpha={alpha!r} is a {type(alpha).__name__}; a "
+                        "number in [0, 1] is expected: the part of the way "
+                        "from λ = 1 to the estimate")
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha={alpha} is the part of the way from λ = 1 to the estimate: it must lie in [0, 1]")
+        raise ValueError(f"alpha={alpha} is the part of the way from λ = 1 to "
+                         "the estimate: it must lie in [0, 1]")
     try:
         whole = steps if type(steps) is int else operator.index(steps)
     except TypeError:
         whole = 0
     if whole < 1:
-        raise ValueError(f"steps={steps!r}: the number of Newton steps is a positive integer (for none, use alpha=0)")
+        raise ValueError(f"steps={steps!r}: the number of Newton steps is a "
+                         "positive integer (for none, use alpha=0)")
 
 
 def _lowers(k: Tensor, lmbda: Tensor, move: Tensor, dim, first: bool) -> Tensor:
-    "Whether the likelihood's negative logarithm is smaller at λ + move than at λ, which is 1 for the first step; in float64 where the device has it."
+    """Whether the likelihood's negative logarithm is smaller at λ + move than
+    at λ, which is 1 for the first step; in float64 where the device has it.
+    """
     if k.device.type != "mps":
         k, lmbda, move = k.double(), lmbda.double(), move.double()
     unit = over(dim)
-    here, there = k if first else yeo_johnson(k, lmbda), yeo_johnson(k, lmbda + move)
-    return 0.5 * (unit.var_mean(there)[0].log() - unit.var_mean(here)[0].log()) < move * unit.mean(signed_log1p(k))
+    here, there = (k if first else yeo_johnson(k, lmbda),
+                   yeo_johnson(k, lmbda + move))
+    return (0.5 * (unit.var_mean(there)[0].log() - unit.var_mean(here)[0].log())
+            < move * unit.mean(signed_log1p(k)))
 
 
-def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: int = 1, safeguard: bool = False) -> tuple[Tensor, Tensor]:
-    """λ̂ of a sample that is standardized already (mean 0 and variance 1, or constant 0), and whether the last step was Newton's: always, without `safeguard`.
+def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
+                    steps: int = 1,
+                    safeguard: bool = False) -> tuple[Tensor, Tensor]:
+    """λ̂ of a sample that is standardized already (mean 0 and variance 1, or
+    constant 0), and whether the last step was Newton's: always, without
+    `safeguard`.
 
     `dim` is kept with size 1 in both.
     """
     check_newton_arguments(alpha, steps)
     varies = over(dim).amax(k.detach().abs()) > 0
     k_range = range_of_s(k, dim) if safeguard else None
-    lmbda, newton = torch.ones_like(varies, dtype=k.dtype), torch.ones_like(varies)
+    lmbda, newton = (torch.ones_like(varies, dtype=k.dtype),
+                     torch.ones_like(varies))
     for step in range(steps):
-        first, second = nll_derivatives_at_one(k, dim) if step == 0 else nll_derivatives(k, lmbda, dim)
+        first, second = (nll_derivatives_at_one(k, dim) if step == 0
+                         else nll_derivatives(k, lmbda, dim))
         ratio = first / torch.where(varies, second, 1.0)
         move = -ratio
         if safeguard:
@@ -182,18 +228,26 @@ def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: 
     return 1 + alpha * (lmbda - 1), newton
 
 
-def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0, steps: int = 1, safeguard: bool = False) -> Tensor:
-    "`newton_lambda` for a sample that is standardized already (mean 0 and variance 1, or constant 0); `dim` is kept."
+def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...],
+                               alpha: float = 1.0, steps: int = 1,
+                               safeguard: bool = False) -> Tensor:
+    """`newton_lambda` for a sample that is standardized already (mean 0 and
+    variance 1, or constant 0); `dim` is kept.
+    """
     return newton_estimate(k, dim, alpha, steps, safeguard)[0]
 
 # %% ../../nbs/220_theory.newton.ipynb #80c117c7
 def mle_bracket(h: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Two numbers between which the maximum-likelihood λ provably lies, from the derivatives at 1 and the extremes of the sample.
+    """Two numbers between which the maximum-likelihood λ provably lies, from
+    the derivatives at 1 and the extremes of the sample.
 
-    With δ = L'(1)/L''(1) and K = 2(σ(max) − σ(min)) of the standardized sample, the distance of the MLE from 1 is between
-    log1p(K|δ|)/K and −log1p(−K|δ|)/K (infinite if K|δ| ≥ 1), on the side of −δ. Returns (nearer to 1, farther), without `dim`.
+    With δ = L'(1)/L''(1) and K = 2(σ(max) − σ(min)) of the standardized sample,
+    the distance of the MLE from 1 is between log1p(K|δ|)/K and −log1p(−K|δ|)/K
+    (infinite if K|δ| ≥ 1), on the side of −δ. Returns (nearer to 1, farther),
+    without `dim`.
 
-    Example: `mle_bracket(torch.tensor([-1.0, 1.0]), -1)` is (1, 1), for the sample is symmetric.
+    Example: `mle_bracket(torch.tensor([-1.0, 1.0]), -1)` is (1, 1), for the
+    sample is symmetric.
     """
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     k = standardized(h, dims)
@@ -202,5 +256,8 @@ def mle_bracket(h: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
     ratio = first / torch.where(k_range > 0, second, 1.0)
     near = guaranteed_step(ratio, k_range)
     scaled = (k_range * ratio.abs()).clamp(max=1)
-    far = torch.where(k_range > 0, torch.sign(ratio) * torch.log1p(-scaled) / torch.where(k_range > 0, k_range, 1.0), 0.0)
+    far = torch.where(k_range > 0,
+                      torch.sign(ratio) * torch.log1p(-scaled) / torch.where(
+                          k_range > 0, k_range, 1.0),
+                      0.0)
     return (1 + near).squeeze(dims), (1 + far).squeeze(dims)

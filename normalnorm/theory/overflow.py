@@ -20,27 +20,41 @@ LARGEST_UNIT = 2**32
 
 
 def _phi_and_rho(a):
-    "Enclosures of φ = d/a and ρ = 1 − (1+a)ℓ²/a² at floating-point numbers a > 0."
+    """Enclosures of φ = d/a and ρ = 1 − (1+a)ℓ²/a² at floating-point numbers a
+    > 0.
+    """
     ell, inverse = Interval(a).log1p(), Interval.ratio(1.0, a)
-    return (1 + inverse) * ell - 1, 1 - (1 + Interval(a)) * (ell * inverse).square()
+    return ((1 + inverse) * ell - 1,
+            1 - (1 + Interval(a)) * (ell * inverse).square())
 
 
 def _least_curvature(m0, m1, far: float, points: int, factor: Interval):
-    "Lower ends of the minimum of ρ(a) + factor·(φ(a) − m)² over a ≥ 0 and m in [m0, m1]."
+    """Lower ends of the minimum of ρ(a) + factor·(φ(a) − m)² over a ≥ 0 and m
+    in [m0, m1].
+    """
     phi, rho = _phi_and_rho(np.geomspace(1e-3, far, points))
-    low, high = np.append(0.0, phi.lo), np.append(phi.hi, np.inf)                       # cells [0, a₁], [a₁, a₂], …, [a_last, ∞)
-    apart = np.maximum((Interval(low) - m1[:, None]).lo, (m0[:, None] - Interval(high)).lo).clip(min=0)
-    return (Interval(np.append(0.0, rho.lo.clip(min=0))) + factor * Interval(apart).square()).lo.min(1)
+    # cells [0, a₁], [a₁, a₂], …, [a_last, ∞)
+    low, high = np.append(0.0, phi.lo), np.append(phi.hi, np.inf)
+    apart = np.maximum((Interval(low) - m1[:, None]).lo,
+                       (m0[:, None] - Interval(high)).lo).clip(min=0)
+    return (Interval(np.append(0.0, rho.lo.clip(min=0)))
+            + factor * Interval(apart).square()).lo.min(1)
 
 
-def exponent_bound(n: int, points: int = 600, factor: tuple[int, int] = (1, 1)) -> tuple[float, float]:
-    """Prove low ≤ ηℓ ≤ high for every element of every standardized sample of at most `n`, where λ̂ is Newton's step from 1 (or a part of it); returns (low, high).
+def exponent_bound(n: int, points: int = 600,
+                   factor: tuple[int, int] = (1, 1)) -> tuple[float, float]:
+    """Prove low ≤ ηℓ ≤ high for every element of every standardized sample of
+    at most `n`, where λ̂ is Newton's step from 1 (or a part of it); returns
+    (low, high).
 
-    ψ(h; λ̂) is finite in float32 if high < 88.7. `points`: cells in each direction; more are sharper and slower. `factor`, as a quotient, is that of (φ − s·m)² in @eq-weighted, to see what the check makes of another one.
+    ψ(h; λ̂) is finite in float32 if high < 88.7. `points`: cells in each
+    direction; more are sharper and slower. `factor`, as a quotient, is that of
+    (φ − s·m)² in @eq-weighted, to see what the check makes of another one.
 
     Example: `exponent_bound(2**32)` is about (−106.6, 76.5).
     """
-    factor, c = Interval.ratio(*factor), 2 * (1 - Interval(1.0).log1p()).square()
+    factor, c = (Interval.ratio(*factor),
+                 2 * (1 - Interval(1.0).log1p()).square())
     root = np.nextafter(math.sqrt(n), np.inf)
     slopes = np.linspace(0, _phi_and_rho(root)[0].hi, points)
     m0, m1 = slopes[:-1], slopes[1:]
@@ -48,14 +62,19 @@ def exponent_bound(n: int, points: int = 600, factor: tuple[int, int] = (1, 1)) 
     largest = np.geomspace(1, root, points)
     largest[-1] = root
     phi, rho = (np.append(0.0, x.lo[:-1]) for x in _phi_and_rho(largest))
-    share = Interval(np.append(0.0, largest[:-1])).square() * Interval.ratio(1.0, n)
+    share = (Interval(np.append(0.0, largest[:-1])).square()
+             * Interval.ratio(1.0, n))
     there = Interval(rho) + factor * (Interval(phi) + m0[:, None]).square()
-    beside = least[:, None] + share * Interval((there - least[:, None]).lo.clip(min=0))
+    beside = least[:, None] + share * Interval(
+        (there - least[:, None]).lo.clip(min=0))
     top, curvature = (Interval(m1) + 0.5).hi, np.maximum(beside.lo, c.lo)
-    none = Interval.ratio(0.5, c.lo)                                                    # δ where m ≤ 0
+    none = Interval.ratio(0.5, c.lo)  # δ where m ≤ 0
     far, ell = Interval(root).log1p(), Interval(largest).log1p()
-    high = max(((1 + Interval.ratio(top[:, None], curvature)) * ell).hi.max(), ((1 + none) * far).hi)
-    low = max(((Interval.ratio(top, np.maximum(least, c.lo)) - 1) * far).hi.max(), ((none - 1) * far).hi)
+    high = max(((1 + Interval.ratio(top[:, None], curvature)) * ell).hi.max(),
+               ((1 + none) * far).hi)
+    low = max(
+        ((Interval.ratio(top, np.maximum(least, c.lo)) - 1) * far).hi.max(),
+        ((none - 1) * far).hi)
     return -float(low), float(high)
 
 # %% ../../nbs/226_theory.overflow.ipynb #c77b306d
@@ -63,9 +82,13 @@ from .newton import Over
 
 
 class Law(Over):
-    """Units along the last axis that are laws: each entry stands for the share in `weights` (positive, with sum 1) of `n` elements. To be given as `dim`.
+    """Units along the last axis that are laws: each entry stands for the share
+    in `weights` (positive, with sum 1) of `n` elements.
 
-    Example: `newton_lambda_standardized(k, Law(torch.tensor([0.5, 0.5]), 10**6))` is λ̂ of a sample half of which is at each of two values.
+    To be given as `dim`.
+
+    Example: `newton_lambda_standardized(k, Law(torch.tensor([0.5, 0.5]),
+    10**6))` is λ̂ of a sample half of which is at each of two values.
     """
 
     def __init__(self, weights: Tensor, n: int):

@@ -17,15 +17,21 @@ from torch import Tensor
 
 # %% ../../nbs/210_theory.power_transform.ipynb #16f59836
 def _taylor(k: int, precision: float) -> tuple[float, ...]:
-    "Coefficients 1/(j!(k+j+1)) of φ_k, highest first, enough for |t| < (k+1)/2 at a relative precision."
+    """Coefficients 1/(j!(k+j+1)) of φ_k, highest first, enough for |t| <
+    (k+1)/2 at a relative precision.
+    """
     radius, coefficients = (k + 1) / 2, []
-    while not coefficients or coefficients[-1] * radius ** (len(coefficients) - 1) > precision / (8 * (k + 1)):
+    while (not coefficients
+           or coefficients[-1] * radius ** (len(coefficients) - 1)
+              > precision / (8 * (k + 1))):
         j = len(coefficients)
         coefficients.append(1 / (math.factorial(j) * (k + j + 1)))
     return tuple(reversed(coefficients))
 
 
-_SERIES = {(k, precision): _taylor(k, precision) for k in range(6) for precision in (2.0**-23, 2.0**-52)}      # looked up, also by torch.compile
+# looked up, also by torch.compile
+_SERIES = {(k, precision): _taylor(k, precision) for k in range(6)
+           for precision in (2.0**-23, 2.0**-52)}
 
 
 def _phi(k: int, t: Tensor) -> Tensor:
@@ -67,7 +73,8 @@ class _SignedLog1p(torch.autograd.Function):
     @staticmethod
     def forward(h):
         ell = h.abs().log1p()
-        return torch.where(h < 0, -ell, ell)         # copysign has no translation to ONNX
+        # copysign has no translation to ONNX
+        return torch.where(h < 0, -ell, ell)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -88,17 +95,21 @@ class _SignedLog1pBothModes(_SignedLog1p):
 
 
 def signed_log1p(h: Tensor) -> Tensor:
-    """σ(h) = sign(h)·log(1+|h|), the logarithm of ∂ψ/∂h divided by λ−1; its gradient at 0 is 1.
+    """σ(h) = sign(h)·log(1+|h|), the logarithm of ∂ψ/∂h divided by λ−1; its
+    gradient at 0 is 1.
 
     Example: `signed_log1p(torch.tensor([-1.0, 1.0]))` is ∓log 2.
     """
-    if torch.jit.is_tracing():                          # a trace cannot hold a function of Python's
+    if torch.jit.is_tracing():  # a trace cannot hold a function of Python's
         return _SignedLog1p.forward(h)
-    return (_SignedLog1p if torch.compiler.is_compiling() else _SignedLog1pBothModes).apply(h)
+    return (_SignedLog1p if torch.compiler.is_compiling()
+            else _SignedLog1pBothModes).apply(h)
 
 
 class _PowerTransform(torch.autograd.Function):
-    "∂ᵏψ/∂λᵏ of two tensors of one dtype that broadcast; differentiable to any order."
+    """∂ᵏψ/∂λᵏ of two tensors of one dtype that broadcast; differentiable to any
+    order.
+    """
     generate_vmap_rule = True
 
     @staticmethod
@@ -114,14 +125,19 @@ class _PowerTransform(torch.autograd.Function):
     @staticmethod
     def _slopes(k, h, lmbda):
         log = signed_log1p(h)
-        return lambda: log**k * torch.exp((lmbda - 1) * log), lambda: _transform(h, lmbda, k + 1)
+        return (lambda: log**k * torch.exp((lmbda - 1) * log),
+                lambda: _transform(h, lmbda, k + 1))
 
     @staticmethod
     def backward(ctx, grad):
-        h, lmbda = ctx.saved_tensors                    # once: each time unpacks again, which checkpointing refuses
+        # once: each time unpacks again, which checkpointing refuses
+        h, lmbda = ctx.saved_tensors
         in_h, in_lmbda = _PowerTransform._slopes(ctx.k, h, lmbda)
-        return ((grad * in_h()).sum_to_size(h.shape) if ctx.needs_input_grad[0] else None,
-                (grad * in_lmbda()).sum_to_size(lmbda.shape) if ctx.needs_input_grad[1] else None, None)
+        return ((grad * in_h()).sum_to_size(h.shape) if ctx.needs_input_grad[0]
+                    else None,
+                (grad * in_lmbda()).sum_to_size(lmbda.shape)
+                    if ctx.needs_input_grad[1] else None,
+                None)
 
 
 class _PowerTransformBothModes(_PowerTransform):
@@ -134,21 +150,31 @@ class _PowerTransformBothModes(_PowerTransform):
 def _transform(h: Tensor, lmbda: Tensor, k: int) -> Tensor:
     if torch.jit.is_tracing():
         return _PowerTransform.forward(h, lmbda, k)
-    return (_PowerTransform if torch.compiler.is_compiling() else _PowerTransformBothModes).apply(h, lmbda, k)
+    return (_PowerTransform if torch.compiler.is_compiling()
+            else _PowerTransformBothModes).apply(h, lmbda, k)
 
 # %% ../../nbs/210_theory.power_transform.ipynb #2b8eb32f
 def _result_dtype(value: Tensor, lmbda: Tensor | float) -> torch.dtype:
-    "torch.result_type for a floating-point `value`, in a form that torch.compile can follow."
-    if not isinstance(lmbda, Tensor) or not lmbda.is_floating_point() or (value.ndim and not lmbda.ndim):
+    """torch.result_type for a floating-point `value`, in a form that
+    torch.compile can follow.
+    """
+    if (not isinstance(lmbda, Tensor) or not lmbda.is_floating_point()
+            or (value.ndim and not lmbda.ndim)):
         return value.dtype
-    return lmbda.dtype if lmbda.ndim and not value.ndim else torch.promote_types(value.dtype, lmbda.dtype)
+    return (lmbda.dtype if lmbda.ndim and not value.ndim
+            else torch.promote_types(value.dtype, lmbda.dtype))
 
 
-def _prepare(name: str, value: Tensor, lmbda: Tensor | float) -> tuple[Tensor, Tensor, torch.dtype]:
-    "Both arguments in float32 or float64, not broadcast, so that the result lies in memory as `value` does; and the dtype of the result."
+def _prepare(name: str, value: Tensor,
+             lmbda: Tensor | float) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Both arguments in float32 or float64, not broadcast, so that the result
+    lies in memory as `value` does; and the dtype of the result.
+    """
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        given = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} expects a real floating-point tensor, not {given}: convert it, e.g. with .float()")
+        given = (
+            value.dtype if isinstance(value, Tensor) else type(value).__name__)
+        raise TypeError(f"{name} expects a real floating-point tensor, not "
+                        f"{given}: convert it, e.g. with .float()")
     if isinstance(lmbda, Tensor) and lmbda.is_complex():
         raise TypeError(f"{name} expects a real lmbda, not {lmbda.dtype}")
     dtype = _result_dtype(value, lmbda)
@@ -158,14 +184,19 @@ def _prepare(name: str, value: Tensor, lmbda: Tensor | float) -> tuple[Tensor, T
 
 
 def yeo_johnson(h: Tensor, lmbda: Tensor | float) -> Tensor:
-    """The power transform ψ(h; λ) of Yeo and Johnson (Eftekhari & Papyan 2025, Eq. 3), element by element.
+    """The power transform ψ(h; λ) of Yeo and Johnson (Eftekhari & Papyan 2025,
+    Eq. 3), element by element.
 
-    `h`: tensor of any shape and floating-point dtype. `lmbda`: number or tensor that broadcasts with `h`. The
-    result has the broadcast shape and torch's result type of the two; half precision is computed in float32 and rounded once.
+    `h`: tensor of any shape and floating-point dtype. `lmbda`: number or tensor
+    that broadcasts with `h`. The result has the broadcast shape and torch's
+    result type of the two; half precision is computed in float32 and rounded
+    once.
 
-    Strictly increasing in `h`; the identity, exactly, at λ = 1. Differentiable to any order in λ and twice
-    continuously in `h`, with the right limits at h = 0 and at λ = 0 and 2. The error is at most 8·(1+|ηℓ|) units in the last
-    place, ℓ = log(1+|h|), η = λ for h ≥ 0 and 2−λ for h < 0. Infinite `h` gives the limit, NaN gives NaN; a result too large for the dtype is infinite.
+    Strictly increasing in `h`; the identity, exactly, at λ = 1. Differentiable
+    to any order in λ and twice continuously in `h`, with the right limits at h
+    = 0 and at λ = 0 and 2. The error is at most 8·(1+|ηℓ|) units in the last
+    place, ℓ = log(1+|h|), η = λ for h ≥ 0 and 2−λ for h < 0. Infinite `h` gives
+    the limit, NaN gives NaN; a result too large for the dtype is infinite.
 
     Raises `TypeError` for integer, boolean or complex input.
 
@@ -178,12 +209,15 @@ def yeo_johnson(h: Tensor, lmbda: Tensor | float) -> Tensor:
     return _transform(h, lmbda, 0).to(dtype)
 
 
-def power_transform_derivative(h: Tensor, lmbda: Tensor | float, k: int = 1) -> Tensor:
-    """The k-th derivative of `yeo_johnson` with respect to λ, as a differentiable function of both arguments.
+def power_transform_derivative(h: Tensor, lmbda: Tensor | float,
+                               k: int = 1) -> Tensor:
+    """The k-th derivative of `yeo_johnson` with respect to λ, as a
+    differentiable function of both arguments.
 
     Shapes, dtypes and errors as for `yeo_johnson`, which is k = 0.
 
-    Example: `power_transform_derivative(torch.tensor(1.0), 0.0)` is ½·log(2)², 0.2402.
+    Example: `power_transform_derivative(torch.tensor(1.0), 0.0)` is ½·log(2)²,
+    0.2402.
     """
     if k < 0:
         raise ValueError(f"the order k of a derivative is at least 0, not {k}")
@@ -192,26 +226,37 @@ def power_transform_derivative(h: Tensor, lmbda: Tensor | float, k: int = 1) -> 
 
 # %% ../../nbs/210_theory.power_transform.ipynb #aaaf67bb
 def representable(h: Tensor, lmbda: Tensor | float) -> Tensor:
-    """`h`, moved to where ψ(h; λ) can still be represented: the nearest number with ηℓ ≤ T, T = log(largest number of the dtype) − 0.7, where η > 1.
+    """`h`, moved to where ψ(h; λ) can still be represented: the nearest number
+    with ηℓ ≤ T, T = log(largest number of the dtype) − 0.7, where η > 1.
 
-    Changes nothing for |h| ≤ exp(T/η) − 1, T = 88 in float32 and 709 in float64; nothing for λ = 1; infinite `h` and NaN stay, so that they are seen. Half
-    precision is taken as float32, in which it is computed. Broadcast shape, and the dtype in which `yeo_johnson` computes; differentiable almost everywhere.
+    Changes nothing for |h| ≤ exp(T/η) − 1, T = 88 in float32 and 709 in
+    float64; nothing for λ = 1; infinite `h` and NaN stay, so that they are
+    seen. Half precision is taken as float32, in which it is computed. Broadcast
+    shape, and the dtype in which `yeo_johnson` computes; differentiable almost
+    everywhere.
 
-    Example: `yeo_johnson(representable(torch.tensor(1e30), 3.0), 3.0)` is 5.6e37, where `yeo_johnson(torch.tensor(1e30), 3.0)` is infinite.
+    Example: `yeo_johnson(representable(torch.tensor(1e30), 3.0), 3.0)` is
+    5.6e37, where `yeo_johnson(torch.tensor(1e30), 3.0)` is infinite.
     """
     h, lmbda, _ = _prepare("representable", h, lmbda)
     top = math.log(torch.finfo(h.dtype).max) - 0.7
-    high = torch.where(lmbda > 1, torch.expm1(top / lmbda.clamp(min=1)), torch.inf)
-    low = torch.where(lmbda < 1, -torch.expm1(top / (2 - lmbda).clamp(min=1)), -torch.inf)
+    high = torch.where(lmbda > 1, torch.expm1(top / lmbda.clamp(min=1)),
+                       torch.inf)
+    low = torch.where(lmbda < 1, -torch.expm1(top / (2 - lmbda).clamp(min=1)),
+                      -torch.inf)
     return torch.where(h.isinf(), h, torch.minimum(torch.maximum(h, low), high))
 
 # %% ../../nbs/210_theory.power_transform.ipynb #a756fb03
 def _product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
-    "a·b − product, exactly, for moderate a, b: Dekker's splitting into halves of the significand."
+    """a·b − product, exactly, for moderate a, b: Dekker's splitting into halves
+    of the significand.
+    """
     factor = 2.0 ** (27 if a.dtype == torch.float64 else 12) + 1
-    a_high, b_high = a * factor - (a * factor - a), b * factor - (b * factor - b)
+    a_high, b_high = (a * factor - (a * factor - a),
+                      b * factor - (b * factor - b))
     a_low, b_low = a - a_high, b - b_high
-    return a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+    return a_low * b_low - (
+        ((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
 
 
 class _PowerInverse(torch.autograd.Function):
@@ -223,9 +268,12 @@ class _PowerInverse(torch.autograd.Function):
         eta, size = torch.where(x < 0, 2 - lmbda, lmbda), x.abs()
         w = eta * size
         near, end = w.abs() < 1, (w < -0.5) & (w >= -1)
-        ratio = torch.where(w == 0, 1.0, w.log1p() / torch.where(w == 0, 1.0, w))
-        ell = torch.where(near, size * ratio, w.log1p() / torch.where(near, 1.0, eta))
-        rest = 1 + torch.where(end, w, -0.5) + torch.where(end, _product_error(eta, size, w), 0.0)
+        ratio = torch.where(w == 0, 1.0,
+                            w.log1p() / torch.where(w == 0, 1.0, w))
+        ell = torch.where(near, size * ratio,
+                          w.log1p() / torch.where(near, 1.0, eta))
+        rest = 1 + torch.where(end, w, -0.5) + torch.where(
+            end, _product_error(eta, size, w), 0.0)
         ell = torch.where(end, rest.log() / torch.where(end, eta, 1.0), ell)
         value = torch.copysign(ell.expm1(), x)
         return torch.where((lmbda == 1) | (size.isinf() & (eta == 0)), x, value)
@@ -246,7 +294,8 @@ class _PowerInverse(torch.autograd.Function):
     def backward(ctx, grad):
         in_x, in_lmbda = _PowerInverse._slopes(ctx)
         x, lmbda = ctx.saved_tensors
-        return (grad * in_x).sum_to_size(x.shape), (grad * in_lmbda).sum_to_size(lmbda.shape)
+        return ((grad * in_x).sum_to_size(x.shape),
+                (grad * in_lmbda).sum_to_size(lmbda.shape))
 
     @staticmethod
     def jvp(ctx, x_tangent, lmbda_tangent):
@@ -257,13 +306,16 @@ class _PowerInverse(torch.autograd.Function):
 def yeo_johnson_inverse(x: Tensor, lmbda: Tensor | float) -> Tensor:
     """The h with ψ(h; λ) = x, element by element: the inverse of `yeo_johnson`.
 
-    Shapes, dtypes, differentiability and errors as for `yeo_johnson`. Where η (λ for x ≥ 0, 2−λ for x < 0) is negative the transform
-    is bounded by 1/|η|: an `x` at the bound gives ±infinity, one beyond it gives NaN, for it has no preimage. Within 1 unit in the
-    last place in float32 and half precision, and within 8·(1+ℓ+|ηℓ|) in float64, ℓ = log(1+|result|).
+    Shapes, dtypes, differentiability and errors as for `yeo_johnson`. Where η
+    (λ for x ≥ 0, 2−λ for x < 0) is negative the transform is bounded by 1/|η|:
+    an `x` at the bound gives ±infinity, one beyond it gives NaN, for it has no
+    preimage. Within 1 unit in the last place in float32 and half precision, and
+    within 8·(1+ℓ+|ηℓ|) in float64, ℓ = log(1+|result|).
 
     Example:
 
-        >>> yeo_johnson_inverse(yeo_johnson(torch.tensor([-1.0, 2.0]), 0.5), 0.5)
+        >>> yeo_johnson_inverse(yeo_johnson(torch.tensor([-1.0, 2.0]), 0.5),
+        ...                     0.5)
         tensor([-1.,  2.])
     """
     x, lmbda, dtype = _prepare("yeo_johnson_inverse", x, lmbda)
@@ -272,18 +324,26 @@ def yeo_johnson_inverse(x: Tensor, lmbda: Tensor | float) -> Tensor:
     return _PowerInverse.apply(x, lmbda).to(dtype)
 
 # %% ../../nbs/210_theory.power_transform.ipynb #3c98d7e3
-def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float, dim: int | tuple[int, ...] = -1) -> Tensor:
-    """The negative log likelihood of λ, in nats per element, maximized over mean and variance of the normal model.
+def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float,
+                    dim: int | tuple[int, ...] = -1) -> Tensor:
+    """The negative log likelihood of λ, in nats per element, maximized over
+    mean and variance of the normal model.
 
-    L(h; λ) = ½(log 2π + 1) + ½ log Var ψ(h; λ) − (λ−1)·mean σ(h), with σ(h) = sign(h) log(1+|h|) and the biased
-    variance: Eftekhari & Papyan 2025, Eq. 4, completed for negative h. It is convex in λ.
+    L(h; λ) = ½(log 2π + 1) + ½ log Var ψ(h; λ) − (λ−1)·mean σ(h), with σ(h) =
+    sign(h) log(1+|h|) and the biased variance: Eftekhari & Papyan 2025, Eq. 4,
+    completed for negative h. It is convex in λ.
 
-    `h`: samples along `dim` (default: the last); `lmbda`: a number, or a tensor that broadcasts with `h` and has size 1 along `dim`
-    of the broadcast shape (so that `lmbda` of shape (G, 1) and `h` of shape (N,) give G values). Returns the broadcast shape
-    without `dim`, in torch's result type of the two, computed in float64 where the device has it. A constant sample gives −infinity.
-    Meant for standardized samples: where all elements lie far from 0 on the side that the transform flattens, digits are lost.
+    `h`: samples along `dim` (default: the last); `lmbda`: a number, or a tensor
+    that broadcasts with `h` and has size 1 along `dim` of the broadcast shape
+    (so that `lmbda` of shape (G, 1) and `h` of shape (N,) give G values).
+    Returns the broadcast shape without `dim`, in torch's result type of the
+    two, computed in float64 where the device has it. A constant sample gives
+    −infinity.
+    Meant for standardized samples: where all elements lie far from 0 on the
+    side that the transform flattens, digits are lost.
 
-    Raises `TypeError` for integer or complex input and `ValueError` for an empty sample or a λ that varies along `dim`.
+    Raises `TypeError` for integer or complex input and `ValueError` for an
+    empty sample or a λ that varies along `dim`.
 
     Example:
 
@@ -293,14 +353,20 @@ def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float, dim: int | tuple[int, ...]
     """
     h, lmbda, dtype = _prepare("yeo_johnson_nll", h, lmbda)
     h, lmbda = torch.broadcast_tensors(h, lmbda)
-    dims = [d % h.ndim for d in ((dim,) if isinstance(dim, int) else dim)] if h.ndim else []
+    dims = ([d % h.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
+            if h.ndim else [])
     if not dims or 0 in (h.shape[d] for d in dims):
-        raise ValueError(f"yeo_johnson_nll needs at least one element along dim={dim}, given a shape of {tuple(h.shape)}")
+        raise ValueError("yeo_johnson_nll needs at least one element along "
+                         f"dim={dim}, given a shape of {tuple(h.shape)}")
     if any(h.shape[d] > 1 and lmbda.stride(d) != 0 for d in dims):
-        raise ValueError(f"lmbda must not vary along dim={dim} of {tuple(h.shape)}: give it size 1 there, e.g. lmbda[..., None]")
+        raise ValueError(f"lmbda must not vary along dim={dim} of "
+                         f"{tuple(h.shape)}: give it size 1 there, e.g. "
+                         "lmbda[..., None]")
     if h.device.type != "mps":              # which has no float64
         h, lmbda = h.double(), lmbda.double()
     x = _transform(h, lmbda, 0)
-    variance = (x - x.detach().amin(dims, keepdim=True)).var(dims, correction=0)       # exactly 0 for a constant sample
+    # exactly 0 for a constant sample
+    variance = (x - x.detach().amin(dims, keepdim=True)).var(dims, correction=0)
     tilt = ((lmbda - 1) * signed_log1p(h)).mean(dims)
-    return (0.5 * (math.log(2 * math.pi) + 1) + 0.5 * variance.log() - tilt).to(dtype)
+    return (0.5 * (math.log(2 * math.pi) + 1) + 0.5 * variance.log()
+            - tilt).to(dtype)

@@ -18,44 +18,68 @@ from .newton import standardized
 def standardized_or_nan(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """`standardized`, but NaN throughout a sample that is not finite.
 
-    Example: `standardized_or_nan(torch.tensor([[1.0, 3.0], [1.0, float("nan")]]), -1)` is (−1, 1) and (NaN, NaN).
+    Example: `standardized_or_nan(torch.tensor([[1.0, 3.0], [1.0,
+    float("nan")]]), -1)` is (−1, 1) and (NaN, NaN).
     """
-    return torch.where(x.detach().abs().amax(dim, keepdim=True).isfinite(), standardized(x, dim), torch.nan)
+    return torch.where(x.detach().abs().amax(dim, keepdim=True).isfinite(),
+                       standardized(x, dim), torch.nan)
 
 
-def _last(name: str, x: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], torch.Size]:
-    "The samples as rows of the last axis, in float32 at least; the axes; the shape with these axes last."
+def _last(
+    name: str, x: Tensor, dim: int | tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...], torch.Size]:
+    """The samples as rows of the last axis, in float32 at least; the axes; the
+    shape with these axes last.
+    """
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{name} expects a real floating-point tensor, not {getattr(x, 'dtype', type(x).__name__)}: convert it, e.g. with .float()")
+        raise TypeError(f"{name} expects a real floating-point tensor, not "
+                        f"{getattr(x, 'dtype', type(x).__name__)}: convert it, "
+                        "e.g. with .float()")
     dims = tuple(d % x.ndim for d in ((dim,) if isinstance(dim, int) else dim))
-    moved = x.to(torch.promote_types(x.dtype, torch.float32)).movedim(dims, tuple(range(-len(dims), 0)))
+    moved = x.to(torch.promote_types(x.dtype, torch.float32)).movedim(
+        dims, tuple(range(-len(dims), 0)))
     if 0 in moved.shape[-len(dims):]:
-        raise ValueError(f"{name} needs at least one element along dim={dim}, given a shape of {tuple(x.shape)}")
+        raise ValueError(f"{name} needs at least one element along dim={dim}, "
+                         f"given a shape of {tuple(x.shape)}")
     return moved.flatten(-len(dims)).contiguous(), dims, moved.shape
 
 
 def ranks(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
-    """The rank of each element in its sample along `dim`, 1 for the smallest; equal elements share the mean of their ranks. NaN throughout a sample with a NaN.
+    """The rank of each element in its sample along `dim`, 1 for the smallest;
+    equal elements share the mean of their ranks.
 
-    Shape as `x`, in float32 for half precision, else in the dtype of `x`. No gradient. Raises `TypeError` for integer or complex input, `ValueError` for empty samples.
+    NaN throughout a sample with a NaN.
+
+    Shape as `x`, in float32 for half precision, else in the dtype of `x`. No
+    gradient. Raises `TypeError` for integer or complex input, `ValueError` for
+    empty samples.
 
     Example: `ranks(torch.tensor([3.0, 1.0, 3.0]))` is (2.5, 1, 2.5).
     """
-    rows, dims, shape = _last("ranks", x.detach() if isinstance(x, Tensor) else x, dim)
+    rows, dims, shape = _last(
+        "ranks", x.detach() if isinstance(x, Tensor) else x, dim)
     ordered = rows.sort(-1).values.contiguous()
-    below, upto = (torch.searchsorted(ordered, rows, right=right) for right in (False, True))
+    below, upto = (torch.searchsorted(ordered, rows, right=right)
+                   for right in (False, True))
     value = (below + upto + 1).to(rows.dtype) / 2
-    value = torch.where(ordered[..., -1:].isnan(), torch.nan, value)            # a NaN is sorted last
+    # a NaN is sorted last
+    value = torch.where(ordered[..., -1:].isnan(), torch.nan, value)
     return value.reshape(shape).movedim(tuple(range(-len(dims), 0)), dims)
 
 
-def rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, c: float = 0.375, straight_through: bool = False) -> Tensor:
-    """Inverse normal scores Φ⁻¹((r−c)/(n+1−2c)) of the ranks r of each sample along `dim`: c = 3/8 after Blom, 0 after van der Waerden.
+def rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, c: float = 0.375,
+                straight_through: bool = False) -> Tensor:
+    """Inverse normal scores Φ⁻¹((r−c)/(n+1−2c)) of the ranks r of each sample
+    along `dim`: c = 3/8 after Blom, 0 after van der Waerden.
 
-    Shape and dtype as `x`; computed in float32 at least. Equal elements have equal scores; a constant sample, and one of a single element, gives 0; infinities are the
-    first and last. The gradient is zero, as the derivative is; with `straight_through` it is that of the standardization of the sample, which is not a derivative of this function.
+    Shape and dtype as `x`; computed in float32 at least. Equal elements have
+    equal scores; a constant sample, and one of a single element, gives 0;
+    infinities are the first and last. The gradient is zero, as the derivative
+    is; with `straight_through` it is that of the standardization of the sample,
+    which is not a derivative of this function.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for empty samples and for `c` outside [0, 1).
+    Raises `TypeError` for integer or complex input, `ValueError` for empty
+    samples and for `c` outside [0, 1).
 
     Example:
 
@@ -63,7 +87,8 @@ def rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, c: float = 0.375, st
         tensor([-0.6745,  0.6745,  0.0000])
     """
     if not 0 <= c < 1:
-        raise ValueError(f"c={c} must lie in [0, 1): common choices are 0, 1/3, 3/8 and 1/2")
+        raise ValueError(
+            f"c={c} must lie in [0, 1): common choices are 0, 1/3, 3/8 and 1/2")
     r = ranks(x, dim)
     n = r.numel() // max(r.amax(dim).numel(), 1)
     scores = torch.special.ndtri((r - c) / (n + 1 - 2 * c))
@@ -71,14 +96,21 @@ def rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, c: float = 0.375, st
     if straight_through:
         k = standardized_or_nan(x.to(scores.dtype), dim)
         return (k + (scores - k).detach()).to(x.dtype)
-    return (scores + 0 * x.nan_to_num(0, 0, 0) if x.requires_grad else scores).to(x.dtype)
+    return (scores + 0 * x.nan_to_num(0, 0, 0) if x.requires_grad
+            else scores).to(x.dtype)
 
 # %% ../../nbs/260_theory.ranks.ipynb #2f967b9a
-def soft_rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, temperature: float = 0.1) -> Tensor:
-    """Smoothed inverse normal scores √(1+τ²)·Φ⁻¹(p), p_i = mean_j Φ((k_i−k_j)/τ), of the standardized samples k along `dim`; τ is `temperature`.
+def soft_rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1,
+                     temperature: float = 0.1) -> Tensor:
+    """Smoothed inverse normal scores √(1+τ²)·Φ⁻¹(p), p_i = mean_j
+    Φ((k_i−k_j)/τ), of the standardized samples k along `dim`; τ is
+    `temperature`.
 
-    Shape and dtype as `x`; computed in float32 at least. Differentiable. Time and memory grow with the square of the sample's size. A constant sample gives 0; a sample
-    that is not finite gives NaN. Raises `TypeError` for integer or complex input, `ValueError` for empty samples and temperatures that are not positive.
+    Shape and dtype as `x`; computed in float32 at least. Differentiable. Time
+    and memory grow with the square of the sample's size. A constant sample
+    gives 0; a sample that is not finite gives NaN. Raises `TypeError` for
+    integer or complex input, `ValueError` for empty samples and temperatures
+    that are not positive.
 
     Example:
 
@@ -86,9 +118,12 @@ def soft_rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, temperature: fl
         tensor([-0.9675,  0.0000,  0.9675])
     """
     if not temperature > 0:
-        raise ValueError(f"temperature={temperature} must be positive: for hard ranks use rank_scores")
+        raise ValueError(f"temperature={temperature} must be positive: for "
+                         "hard ranks use rank_scores")
     rows, dims, shape = _last("soft_rank_scores", x, dim)
     k = standardized_or_nan(rows, -1)
-    p = torch.special.ndtr((k[..., :, None] - k[..., None, :]) / temperature).mean(-1)
+    p = torch.special.ndtr(
+        (k[..., :, None] - k[..., None, :]) / temperature).mean(-1)
     y = (1 + temperature**2) ** 0.5 * torch.special.ndtri(p)
-    return y.reshape(shape).movedim(tuple(range(-len(dims), 0)), dims).to(x.dtype)
+    return (
+        y.reshape(shape).movedim(tuple(range(-len(dims), 0)), dims).to(x.dtype))

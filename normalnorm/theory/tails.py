@@ -22,24 +22,34 @@ from .newton import Over, over
 from .ranks import standardized_or_nan
 
 
-def tail_nll(k: Tensor, delta: Tensor | float, dim: int | tuple[int, ...] | Over) -> Tensor:
-    """The negative log likelihood of δ in nats per element, for samples along `dim` that are centred; minimized over the variance of the normal model.
+def tail_nll(k: Tensor, delta: Tensor | float,
+             dim: int | tuple[int, ...] | Over) -> Tensor:
+    """The negative log likelihood of δ in nats per element, for samples along
+    `dim` that are centred; minimized over the variance of the normal model.
 
-    `delta`: a number, or of size 1 along `dim`, which is kept. A sample of zeros gives −infinity. Differentiable.
+    `delta`: a number, or of size 1 along `dim`, which is kept. A sample of
+    zeros gives −infinity. Differentiable.
 
-    Example: `tail_nll(torch.tensor([-1.0, 1.0]), 0.0, -1)` is ½·log(2πe), 1.4189.
+    Example: `tail_nll(torch.tensor([-1.0, 1.0]), 0.0, -1)` is ½·log(2πe),
+    1.4189.
     """
     mean = over(dim).mean
     u = tail_transform(k, delta)
     delta = torch.as_tensor(delta, dtype=u.dtype, device=u.device)
-    w, b = torch.where(delta >= 0, delta, 0.0) * u * u, torch.where(delta < 0, -delta, 0.0) * k * k
-    return 0.5 * math.log(2 * math.pi * math.e) + 0.5 * mean(u * u).log() + mean(w / 2 + w.log1p() - b / 2 - b.log1p())
+    w, b = (torch.where(delta >= 0, delta, 0.0) * u * u,
+            torch.where(delta < 0, -delta, 0.0) * k * k)
+    return (0.5 * math.log(2 * math.pi * math.e) + 0.5 * mean(u * u).log()
+            + mean(w / 2 + w.log1p() - b / 2 - b.log1p()))
 
 
-def tail_nll_derivatives(k: Tensor, delta: Tensor | float, dim: int | tuple[int, ...] | Over) -> tuple[Tensor, Tensor]:
-    """The first and second derivative of `tail_nll` in δ; at δ = 0 those from the right, the second of which differs from the one from the left.
+def tail_nll_derivatives(
+    k: Tensor, delta: Tensor | float, dim: int | tuple[int, ...] | Over
+) -> tuple[Tensor, Tensor]:
+    """The first and second derivative of `tail_nll` in δ; at δ = 0 those from
+    the right, the second of which differs from the one from the left.
 
-    Example: for a standardized sample the first derivative at 0 is (3 − kurtosis)/2.
+    Example: for a standardized sample the first derivative at 0 is (3 −
+    kurtosis)/2.
     """
     mean = over(dim).mean
     delta = torch.as_tensor(delta, dtype=k.dtype, device=k.device)
@@ -49,7 +59,8 @@ def tail_nll_derivatives(k: Tensor, delta: Tensor | float, dim: int | tuple[int,
     m, a = mean(v), mean(v * v * s)
     m = torch.where(m > 0, m, 1.0)
     heavy = (0.5 * mean((3 + w) * v * s * s) - 0.5 * a / m,
-             0.5 * mean((3 + 2 * w) * (v * s) ** 3) / m - 0.5 * (a / m) ** 2 - 0.5 * mean((8 + 5 * w + w * w) * (v * s * s) ** 2))
+             0.5 * mean((3 + 2 * w) * (v * s) ** 3) / m - 0.5 * (a / m) ** 2
+                 - 0.5 * mean((8 + 5 * w + w * w) * (v * s * s) ** 2))
     square = k * k
     b = (-delta).clamp(min=0)
     weight = square * torch.exp(b * (square - over(dim).amax(square.detach())))
@@ -57,84 +68,122 @@ def tail_nll_derivatives(k: Tensor, delta: Tensor | float, dim: int | tuple[int,
     total = torch.where(total > 0, total, 1.0)
     first = mean(weight * square) / total
     light = (0.5 * mean(square) + mean(square / (1 + b * square)) - 0.5 * first,
-             0.5 * mean(weight * (square - first).square()) / total + mean((square / (1 + b * square)).square()))
-    return torch.where(delta < 0, light[0], heavy[0]), torch.where(delta < 0, light[1], heavy[1])
+             0.5 * mean(weight * (square - first).square()) / total + mean(
+                 (square / (1 + b * square)).square()))
+    return (torch.where(delta < 0, light[0], heavy[0]),
+            torch.where(delta < 0, light[1], heavy[1]))
 
 # %% ../../nbs/263_theory.tails.ipynb #1dbdb87d
-def newton_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over, light: bool = False) -> Tensor:
-    "`newton_delta` for a sample that is standardized already (or constant 0); `dim` is kept."
+def newton_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
+                              light: bool = False) -> Tensor:
+    """`newton_delta` for a sample that is standardized already (or constant 0);
+    `dim` is kept.
+    """
     mean = over(dim).mean
     square = k * k
     m4 = mean(square * square)
-    step = (m4 - 3) / (mean(square * (square - m4) ** 2) + 2 * torch.where(m4 > 0, m4, 1.0))
+    step = (m4 - 3) / (
+        mean(square * (square - m4) ** 2) + 2 * torch.where(m4 > 0, m4, 1.0))
     step = torch.where(m4 == 0, 0.0, step)
     return step if light else step.clamp(min=0)
 
 
-def newton_delta(h: Tensor, dim: int | tuple[int, ...], light: bool = False) -> Tensor:
-    """One Newton step for the parameter of the tail transform, from δ = 0: (m₄−3)/(m₆−m₄²+2m₄), with the moments of the standardized sample.
+def newton_delta(h: Tensor, dim: int | tuple[int, ...],
+                 light: bool = False) -> Tensor:
+    """One Newton step for the parameter of the tail transform, from δ = 0:
+    (m₄−3)/(m₆−m₄²+2m₄), with the moments of the standardized sample.
 
-    `h`: samples along `dim`, of any location and scale. Returns δ̂ without `dim`, in float32 for half precision; differentiable; 0 for a constant sample, NaN for one that is not finite. Less
-    than ½, and at least −1; without `light`, tails lighter than normal give 0, for lengthening them can throw an outlier very far.
+    `h`: samples along `dim`, of any location and scale. Returns δ̂ without
+    `dim`, in float32 for half precision; differentiable; 0 for a constant
+    sample, NaN for one that is not finite. Less than ½, and at least −1;
+    without `light`, tails lighter than normal give 0, for lengthening them can
+    throw an outlier very far.
 
     Raises `TypeError` for integer or complex input.
 
     Example:
 
-        >>> newton_delta(torch.tensor([[-1.0, 1.0, -1.0, 1.0], [0.0, 1.0, 0.0, -1.0]]), -1, light=True)
+        >>> newton_delta(
+        ...     torch.tensor([[-1.0, 1.0, -1.0, 1.0], [0.0, 1.0, 0.0, -1.0]]),
+        ...     -1, light=True)
         tensor([-1.0000, -0.2500])
     """
     check_real("newton_delta", h)
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    return newton_delta_standardized(standardized_or_nan(h.to(torch.promote_types(h.dtype, torch.float32)), dims), dims, light).squeeze(dims)
+    return newton_delta_standardized(
+        standardized_or_nan(h.to(torch.promote_types(h.dtype, torch.float32)),
+                            dims),
+        dims, light).squeeze(dims)
 
 # %% ../../nbs/263_theory.tails.ipynb #c034196a
 def ratio_to_theta(rho: Tensor) -> Tensor:
-    "θ in [0, ½) with (1−2θ)^¾/(1−θ) = ρ; 0 for ρ ≥ 1. Differentiable to third order."
+    """θ in [0, ½) with (1−2θ)^¾/(1−θ) = ρ; 0 for ρ ≥ 1.
+
+    Differentiable to third order.
+    """
     inside = rho < 1
     r = torch.where(inside, rho, 1.0)
     s = r.detach() ** (1 / 3)
     for i in range(7):
-        r_here = r.detach() if i < 5 else r         # the last two steps carry the gradient
-        s = s - (r_here * (s**4 + 1) - 2 * s**3) / (4 * r_here * s**3 - 6 * s * s)
-    return torch.where(inside, (1 - s**4) / 2, torch.where(rho.isnan(), rho, 0.0))
+        # the last two steps carry the gradient
+        r_here = r.detach() if i < 5 else r
+        s = s - (r_here * (s**4 + 1) - 2 * s**3) / (
+            4 * r_here * s**3 - 6 * s * s)
+    return torch.where(inside, (1 - s**4) / 2,
+                       torch.where(rho.isnan(), rho, 0.0))
 
 
-def tail_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over, steps: int = 0) -> Tensor:
-    "`tail_delta` for a sample that is standardized already (or constant 0); `dim` is kept."
+def tail_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
+                            steps: int = 0) -> Tensor:
+    """`tail_delta` for a sample that is standardized already (or constant 0);
+    `dim` is kept.
+    """
     absolute = over(dim).mean(k.abs())
-    theta = ratio_to_theta(torch.where(absolute == 0, 1.0, absolute * math.sqrt(math.pi / 2)))
+    theta = ratio_to_theta(
+        torch.where(absolute == 0, 1.0, absolute * math.sqrt(math.pi / 2)))
     for _ in range(steps):
         rest = 1 - 2 * theta
         first, second = tail_nll_derivatives(k, theta * rest**-1.5, dim)
         slope, bend = (1 + theta) * rest**-2.5, (6 + 3 * theta) * rest**-3.5
         curvature = (second * slope.square() + first * bend).abs()
         move = -first * slope / torch.where(curvature > 0, curvature, 1.0)
-        new = torch.minimum(torch.maximum(theta + move, theta / 2), theta / 2 + 0.25)
+        new = torch.minimum(torch.maximum(theta + move, theta / 2),
+                            theta / 2 + 0.25)
         with torch.no_grad():
-            better = tail_nll(k, new * (1 - 2 * new) ** -1.5, dim) < tail_nll(k, theta * rest**-1.5, dim)
+            better = tail_nll(k, new * (1 - 2 * new) ** -1.5, dim) < tail_nll(
+                k, theta * rest**-1.5, dim)
         theta = torch.where(better & (theta > 0), new, theta)
     return theta * (1 - 2 * theta) ** -1.5
 
 
 def tail_delta(h: Tensor, dim: int | tuple[int, ...], steps: int = 0) -> Tensor:
-    """The tail transform's parameter δ̂ ≥ 0 from the mean absolute deviation, followed by `steps` safeguarded Newton steps on the likelihood.
+    """The tail transform's parameter δ̂ ≥ 0 from the mean absolute deviation,
+    followed by `steps` safeguarded Newton steps on the likelihood.
 
-    `h`: samples along `dim`, of any location and scale. Returns δ̂ without `dim`, for the standardized sample; in float32 for half precision, else in the dtype of `h`;
-    differentiable. 0 for samples that are constant or whose tails are, by this measure, not heavier than normal; NaN if the sample is not finite.
+    `h`: samples along `dim`, of any location and scale. Returns δ̂ without
+    `dim`, for the standardized sample; in float32 for half precision, else in
+    the dtype of `h`; differentiable. 0 for samples that are constant or whose
+    tails are, by this measure, not heavier than normal; NaN if the sample is
+    not finite.
 
-    Raises `TypeError` for integer or complex input, `ValueError` for an empty sample or `steps` < 0.
+    Raises `TypeError` for integer or complex input, `ValueError` for an empty
+    sample or `steps` < 0.
 
     Example:
 
-        >>> tail_delta(torch.tensor([[-1.0, 1.0, -1.0, 1.0, -1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 1.0, -1.0]]), -1)
+        >>> tail_delta(torch.tensor([[-1.0, 1.0, -1.0, 1.0, -1.0, 1.0],
+        ...                          [0.0, 0.0, 0.0, 0.0, 1.0, -1.0]]),
+        ...            -1)
         tensor([0.0000, 1.1473])
     """
     check_real("tail_delta", h)
     if steps != int(steps) or steps < 0:
-        raise ValueError(f"steps={steps}: the number of Newton steps is an integer, 0 or more")
+        raise ValueError(f"steps={steps}: the number of Newton steps is an "
+                         "integer, 0 or more")
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     if 0 in (h.shape[d] for d in dims):
-        raise ValueError(f"tail_delta needs at least one element along dim={dim}, given a shape of {tuple(h.shape)}")
-    k = standardized_or_nan(h.to(torch.promote_types(h.dtype, torch.float32)), dims)
+        raise ValueError("tail_delta needs at least one element along "
+                         f"dim={dim}, given a shape of {tuple(h.shape)}")
+    k = standardized_or_nan(
+        h.to(torch.promote_types(h.dtype, torch.float32)), dims)
     return tail_delta_standardized(k, dims, steps).squeeze(dims)

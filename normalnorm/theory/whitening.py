@@ -19,34 +19,44 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-def inverse_root_derivative(vectors: Tensor, roots: Tensor, direction: Tensor) -> Tensor:
-    """The derivative of A^{-1/2} at A = V diag(r²) V^T along a matrix: V [−(V^T D V)_ij / (r_i r_j (r_i + r_j))] V^T.
+def inverse_root_derivative(vectors: Tensor, roots: Tensor,
+                            direction: Tensor) -> Tensor:
+    """The derivative of A^{-1/2} at A = V diag(r²) V^T along a matrix: V [−(V^T
+    D V)_ij / (r_i r_j (r_i + r_j))] V^T.
 
-    `vectors`: V, shape (…, d, d); `roots`: r > 0, shape (…, d); `direction`: D, shape (…, d, d). Harmless where eigenvalues are equal.
+    `vectors`: V, shape (…, d, d); `roots`: r > 0, shape (…, d); `direction`: D,
+    shape (…, d, d). Harmless where eigenvalues are equal.
 
-    Source: the theorem of Daleckii and Krein, with the divided difference of λ^{-1/2} written without a difference.
+    Source: the theorem of Daleckii and Krein, with the divided difference of
+    λ^{-1/2} written without a difference.
 
     Example:
 
-        >>> inverse_root_derivative(torch.eye(2), torch.ones(2), torch.ones(2, 2))
+        >>> inverse_root_derivative(
+        ...     torch.eye(2), torch.ones(2), torch.ones(2, 2))
         tensor([[-0.5000, -0.5000],
                 [-0.5000, -0.5000]])
     """
     r, s = roots[..., :, None], roots[..., None, :]
-    return vectors @ (-(vectors.mT @ direction @ vectors) / (r * s * (r + s))) @ vectors.mT
+    return (vectors @ (-(vectors.mT @ direction @ vectors) / (r * s * (r + s)))
+            @ vectors.mT)
 
 # %% ../../nbs/250_theory.whitening.ipynb #35932af3
-def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor, roots: Tensor) -> Tensor:
-    """The gradient of Σ grad·Y with respect to the input of a whitening, Y = W (U − mean U), W = (Σ+εI)^{-1/2} = V diag(1/r) V^T: W (G − mean G − B Y).
+def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor,
+                       roots: Tensor) -> Tensor:
+    """The gradient of Σ grad·Y with respect to the input of a whitening, Y = W
+    (U − mean U), W = (Σ+εI)^{-1/2} = V diag(1/r) V^T: W (G − mean G − B Y).
 
-    `white`, `grad`: Y and G, channels × samples, shape (…, d, N); `vectors`, `roots`: V and r = √(λ+ε). Returns the shape of `white`.
+    `white`, `grad`: Y and G, channels × samples, shape (…, d, N); `vectors`,
+    `roots`: V and r = √(λ+ε). Returns the shape of `white`.
 
     Example: for a single channel it is the backward pass of a batch norm.
     """
     moment = vectors.mT @ (grad @ white.mT / white.shape[-1]) @ vectors
     r, s = roots[..., :, None], roots[..., None, :]
     blend = vectors @ ((s * moment + r * moment.mT) / (r + s)) @ vectors.mT
-    return vectors / roots[..., None, :] @ (vectors.mT @ (grad - grad.mean(-1, keepdim=True) - blend @ white))
+    return vectors / roots[..., None, :] @ (
+        vectors.mT @ (grad - grad.mean(-1, keepdim=True) - blend @ white))
 
 # %% ../../nbs/250_theory.whitening.ipynb #873b0d90
 def wide(x: Tensor) -> Tensor:
@@ -80,7 +90,9 @@ class _Lyapunov(Function):
 
     @staticmethod
     def forward(root, g, vectors, roots):
-        return vectors @ (vectors.mT @ g @ vectors / (roots[..., :, None] + roots[..., None, :])) @ vectors.mT
+        return (vectors
+                @ (vectors.mT @ g @ vectors / (
+                       roots[..., :, None] + roots[..., None, :])) @ vectors.mT)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -95,13 +107,17 @@ class _Lyapunov(Function):
 
 
 class _Roots(Function):
-    "R = V diag(r) V^T and its inverse, as functions of the symmetric matrix R² − εI."
+    """R = V diag(r) V^T and its inverse, as functions of the symmetric matrix
+    R² − εI.
+    """
     generate_vmap_rule = True
 
     @staticmethod
     def forward(matrix, vectors, roots):
-        inverse = torch.where(roots == 0, 0.0, 1 / torch.where(roots == 0, 1.0, roots))
-        return vectors * roots[..., None, :] @ vectors.mT, vectors * inverse[..., None, :] @ vectors.mT
+        inverse = torch.where(roots == 0, 0.0,
+                              1 / torch.where(roots == 0, 1.0, roots))
+        return (vectors * roots[..., None, :] @ vectors.mT,
+                vectors * inverse[..., None, :] @ vectors.mT)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -112,11 +128,14 @@ class _Roots(Function):
     def backward(ctx, of_root, of_inverse):
         root, inverse, vectors, roots = ctx.saved_tensors
         g = of_root - inverse @ of_inverse @ inverse
-        return _applied(_Lyapunov, root, (g + g.mT) / 2, vectors, roots), None, None
+        return (_applied(_Lyapunov, root, (g + g.mT) / 2, vectors, roots), None,
+                None)
 
 
 class _CovarianceBoth(_Covariance):
-    "The same with a derivative in forward mode; so the next two. torch.compile refuses to see functions that have one."
+    """The same with a derivative in forward mode; so the next two.
+    torch.compile refuses to see functions that have one.
+    """
     @staticmethod
     def jvp(ctx, tangent):
         x, = ctx.saved_tensors
@@ -129,7 +148,9 @@ class _LyapunovBoth(_Lyapunov):
     def jvp(ctx, of_root, of_g, *_):
         root, x, vectors, roots = ctx.saved_tensors
         g = torch.zeros_like(x) if of_g is None else of_g
-        return _applied(_Lyapunov, root, g if of_root is None else g - of_root @ x - x @ of_root, vectors, roots)
+        return _applied(_Lyapunov, root,
+                        g if of_root is None else g - of_root @ x - x @ of_root,
+                        vectors, roots)
 
 
 class _RootsBoth(_Roots):
@@ -140,17 +161,23 @@ class _RootsBoth(_Roots):
         return of_root, -inverse @ of_root @ inverse
 
 
-_BOTH = {_Covariance: _CovarianceBoth, _Lyapunov: _LyapunovBoth, _Roots: _RootsBoth}
+_BOTH = {_Covariance: _CovarianceBoth, _Lyapunov: _LyapunovBoth,
+         _Roots: _RootsBoth}
 
 
 def _applied(function: type[Function], *arguments: Tensor):
-    if torch.jit.is_tracing() and not arguments[0].requires_grad:       # a trace that holds a function of Python's cannot be saved
+    # a trace that holds a function of Python's cannot be saved
+    if torch.jit.is_tracing() and not arguments[0].requires_grad:
         return function.forward(*arguments)
-    return (function if torch.compiler.is_compiling() else _BOTH[function]).apply(*arguments)
+    return (function if torch.compiler.is_compiling()
+            else _BOTH[function]).apply(*arguments)
 
 
 def covariance(centred: Tensor) -> Tensor:
-    """X X^T/N of samples of mean zero, channels × samples, shape (…, d, N); the result, (…, d, d), is in float64. Differentiable to any order.
+    """X X^T/N of samples of mean zero, channels × samples, shape (…, d, N); the
+    result, (…, d, d), is in float64.
+
+    Differentiable to any order.
 
     Example: `covariance(torch.tensor([[-1.0, 1.0]]))` is 1.
     """
@@ -158,9 +185,15 @@ def covariance(centred: Tensor) -> Tensor:
 
 
 def matrix_roots(cov: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(Σ+εI)^{1/2} and (Σ+εI)^{-1/2} of positive semidefinite matrices, shape (…, d, d), by their eigenvalues. Differentiable to any order, in reverse and forward mode, where eigenvalues are equal too.
+    """(Σ+εI)^{1/2} and (Σ+εI)^{-1/2} of positive semidefinite matrices, shape
+    (…, d, d), by their eigenvalues.
 
-    Eigenvalues below zero count as zero; with `eps` 0, directions of eigenvalue zero are mapped to zero by both. A matrix that is not finite gives NaN and leaves the others alone.
+    Differentiable to any order, in reverse and forward mode, where eigenvalues
+    are equal too.
+
+    Eigenvalues below zero count as zero; with `eps` 0, directions of eigenvalue
+    zero are mapped to zero by both. A matrix that is not finite gives NaN and
+    leaves the others alone.
 
     Example:
 
@@ -170,17 +203,23 @@ def matrix_roots(cov: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     """
     constant = cov.detach()
     finite = constant.isfinite().all(-1).all(-1)[..., None]
-    values, vectors = torch.linalg.eigh(torch.where(finite[..., None], constant, torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)))
+    values, vectors = torch.linalg.eigh(torch.where(
+        finite[..., None], constant,
+        torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)))
     roots = torch.where(finite, (values.clamp(min=0) + eps).sqrt(), torch.nan)
     return _applied(_Roots, cov, vectors, roots)
 
 # %% ../../nbs/250_theory.whitening.ipynb #0ec205b4
 def newton_schulz_residual(share: float, iterations: int) -> float:
-    """e = 1 − λw² that the iteration leaves in a direction of eigenvalue λ, where it finds the gain w instead of λ^{-1/2}. `share`: λ over the trace.
+    """e = 1 − λw² that the iteration leaves in a direction of eigenvalue λ,
+    where it finds the gain w instead of λ^{-1/2}.
+
+    `share`: λ over the trace.
 
     Example:
 
-        >>> newton_schulz_residual(0.25, 5) < 1e-5 < 0.9 < newton_schulz_residual(0.001, 5)
+        >>> (newton_schulz_residual(0.25, 5) < 1e-5 < 0.9
+        ...  < newton_schulz_residual(0.001, 5))
         True
     """
     e = 1.0 - share
@@ -189,10 +228,13 @@ def newton_schulz_residual(share: float, iterations: int) -> float:
     return e
 
 
-def newton_schulz_iterations(condition: float, size: int, tolerance: float = 1e-6) -> int:
-    """Enough iterations for every matrix of that size and condition number: the residual of each direction is at most `tolerance`.
+def newton_schulz_iterations(condition: float, size: int,
+                             tolerance: float = 1e-6) -> int:
+    """Enough iterations for every matrix of that size and condition number: the
+    residual of each direction is at most `tolerance`.
 
-    Raises `ValueError` for a condition number or size below 1, or a tolerance that is not positive.
+    Raises `ValueError` for a condition number or size below 1, or a tolerance
+    that is not positive.
 
     Example:
 
@@ -200,9 +242,13 @@ def newton_schulz_iterations(condition: float, size: int, tolerance: float = 1e-
         13
     """
     if not 1 <= condition < math.inf or size < 1 or not tolerance > 0:
-        raise ValueError(f"condition={condition}, size={size}, tolerance={tolerance}: expected a finite condition number and a size of at least 1, and a positive tolerance")
-    smallest, count, e = 1 / (1 + (size - 1) * condition), 0, 0.0       # the trace is at most λ_min (1 + (d−1)κ)
-    w = 1.0                                                             # 1 − e = z w²: with the gain, no cancellation for small shares
+        raise ValueError(f"condition={condition}, size={size}, "
+                         f"tolerance={tolerance}: expected a finite condition "
+                         "number and a size of at least 1, and a positive "
+                         "tolerance")
+    # the trace is at most λ_min (1 + (d−1)κ)
+    smallest, count, e = 1 / (1 + (size - 1) * condition), 0, 0.0
+    w = 1.0  # 1 − e = z w²: with the gain, no cancellation for small shares
     e = 1 - smallest
     while e > tolerance:
         w *= 1 + e / 2
@@ -212,10 +258,15 @@ def newton_schulz_iterations(condition: float, size: int, tolerance: float = 1e-
 
 # %% ../../nbs/250_theory.whitening.ipynb #10a35869
 def newton_schulz(cov: Tensor, eps: float = 0.0, iterations: int = 5) -> Tensor:
-    """An approximation of (Σ+εI)^{-1/2}, shape (…, d, d), by the coupled Newton–Schulz iteration on the matrix over its trace. Differentiable.
+    """An approximation of (Σ+εI)^{-1/2}, shape (…, d, d), by the coupled
+    Newton–Schulz iteration on the matrix over its trace.
 
-    A direction of eigenvalue λ gets the gain w with 1 − λw² = `newton_schulz_residual(λ/trace, iterations)`, so at most 1.5^iterations/√trace: few iterations whiten the large
-    eigenvalues and leave the small ones small. ε is at least the rounding of the trace.
+    Differentiable.
+
+    A direction of eigenvalue λ gets the gain w with 1 − λw² =
+    `newton_schulz_residual(λ/trace, iterations)`, so at most
+    1.5^iterations/√trace: few iterations whiten the large eigenvalues and leave
+    the small ones small. ε is at least the rounding of the trace.
 
     Example:
 
@@ -238,13 +289,19 @@ def newton_schulz(cov: Tensor, eps: float = 0.0, iterations: int = 5) -> Tensor:
 METHODS = ("eigh", "newton_schulz")
 
 
-def whitening_matrix(cov: Tensor, eps: float = 1e-5, method: str = "eigh", iterations: int = 5) -> Tensor:
-    """(Σ+εI)^{-1/2} of covariance matrices, shape (…, d, d): ZCA whitening. `method`: "eigh", exact, or "newton_schulz", approximate with that many `iterations`.
+def whitening_matrix(cov: Tensor, eps: float = 1e-5, method: str = "eigh",
+                     iterations: int = 5) -> Tensor:
+    """(Σ+εI)^{-1/2} of covariance matrices, shape (…, d, d): ZCA whitening.
+
+    `method`: "eigh", exact, or "newton_schulz", approximate with that many
+    `iterations`.
 
     Raises `ValueError` for another method.
 
     Example: with Σ = I and ε = 0, the identity.
     """
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
-    return matrix_roots(cov, eps)[1] if method == "eigh" else newton_schulz(cov, eps, iterations)
+        raise ValueError(f"method={method!r} is not known: choose one of "
+                         f"{', '.join(METHODS)}")
+    return (matrix_roots(cov, eps)[1] if method == "eigh"
+            else newton_schulz(cov, eps, iterations))

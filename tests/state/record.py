@@ -25,7 +25,7 @@ from normalnorm.theory import gaussianizers
 FOLDER = Path(__file__).parent
 NORMALITY = dict(eps=1e-3, noise=0.3, alpha=0.7)
 TRACKED = dict(affine=True, track_running_stats=True)
-GROUPS = dict(eps=1e-3, group_size=2)                   # of 5 channels: the last is smaller
+GROUPS = dict(eps=1e-3, group_size=2)  # of 5 channels: the last is smaller
 CHANNELS, IMAGE, VOLUME = (4, 5), (2, 5, 2, 3), (2, 5, 1, 2, 3)
 # name of the file, up to a hyphen that of the class: arguments, options, shape
 CASES = {
@@ -42,7 +42,8 @@ CASES = {
     "GroupNormalNorm": ((2, 6), NORMALITY, (2, 6, 5)),
     "SyncBatchNormalNorm": ((5,), NORMALITY, IMAGE),
     "DecorrelatedBatchNorm1d": ((5,), GROUPS, (7, 5)),
-    "DecorrelatedBatchNorm2d": ((5,), dict(GROUPS, method="newton_schulz"), IMAGE),
+    "DecorrelatedBatchNorm2d": (
+        (5,), dict(GROUPS, method="newton_schulz"), IMAGE),
     "DecorrelatedBatchNormalNorm1d": ((5,), dict(NORMALITY, **GROUPS), (7, 5)),
     "DecorrelatedBatchNormalNorm2d": ((6,), dict(num_groups=2), (2, 6, 2, 3)),
     "SyncDecorrelatedBatchNorm": ((5,), GROUPS, IMAGE),
@@ -51,8 +52,7 @@ CASES = {
     "GaussianizedBatchNorm-chain": ((5, "Chain"), {}, CHANNELS),
     "GaussianizedLayerNorm": ((7, "Tail"), dict(noise=0.3), (2, 3, 7)),
     "FoldedNormality": (("lmbda", "weight", "bias"), {}, IMAGE),
-    "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS),
-}
+    "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS)}
 
 
 def exported() -> dict[str, type]:
@@ -68,13 +68,16 @@ def exported() -> dict[str, type]:
 
 
 def made(name: str, arguments: tuple, options: dict) -> nn.Module:
-    "A new layer of the class `name`; a name among the arguments is that of a gaussianizer, or of a tensor of 5."
+    """A new layer of the class `name`; a name among the arguments is that of a
+    gaussianizer, or of a tensor of 5.
+    """
     known = {n: getattr(gaussianizers, n) for n in ("Power", "Tail", "Chain")}
     known |= dict.fromkeys(("lmbda", "weight", "bias"), lambda: torch.ones(5))
     arguments = [known[a]() if isinstance(a, str) else a for a in arguments]
-    if name == "NormalityWeight":                       # a part of another layer
+    if name == "NormalityWeight":  # a part of another layer
         dim, gaussianizer = arguments
-        return normality_weight(nn.Linear(5, 3), "weight", dim, gaussianizer, **options)
+        return normality_weight(
+            nn.Linear(5, 3), "weight", dim, gaussianizer, **options)
     return exported()[name](*arguments, **options)
 
 
@@ -94,8 +97,10 @@ def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     kept = {}
     for dtype in {t.dtype for t in tensors.values()}:
         own = {name: t for name, t in tensors.items() if t.dtype == dtype}
-        parts = torch.cat([t.flatten() for t in own.values()]).split([t.numel() for t in own.values()])
-        kept |= {name: part.view(t.shape) for part, (name, t) in zip(parts, own.items())}
+        parts = torch.cat([t.flatten() for t in own.values()]).split(
+            [t.numel() for t in own.values()])
+        kept |= {name: part.view(t.shape)
+                 for part, (name, t) in zip(parts, own.items())}
     return {name: kept[name] for name in tensors}
 
 
@@ -120,16 +125,16 @@ def record(case: str) -> dict:
     tensors = together(tensors)
     for n in state:
         state[n] = tensors[n]
-    return {
-        "class": name, "arguments": arguments, "options": options, "state": state,
-        "input": tensors[" input"], "output": tensors[" output"], "torch": str(torch.__version__),
-    }
+    return {"class": name, "arguments": arguments, "options": options,
+            "state": state, "input": tensors[" input"],
+            "output": tensors[" output"], "torch": str(torch.__version__)}
 
 
 def main() -> int:
     missing = set(exported()) - {case.partition("-")[0] for case in CASES}
     if missing:
-        print(f"no case for {', '.join(sorted(missing))}: give one in CASES", file=sys.stderr)
+        print(f"no case for {', '.join(sorted(missing))}: give one in CASES",
+              file=sys.stderr)
         return 1
     for case in CASES:
         file = FOLDER / f"{case}.pt"

@@ -16,63 +16,109 @@ from normalnorm.analysis.gaussianity import normal_quantiles, qq_r2
 from normalnorm.claims import claim
 
 
-@claim("nn-qq-r2", source="eftekhari2025, Figs. 5, 6", statement="R² of the line of best fit in a normal Q–Q plot, as scipy.stats.probplot computes it",
-       kind="definition", verdict="holds", evidence="numerical", formula=qq_r2, mutant=lambda x, dim=-1: qq_r2(x, dim).sqrt())
+@claim("nn-qq-r2", source="eftekhari2025, Figs. 5, 6",
+       statement="R² of the line of best fit in a normal Q–Q plot, as "
+                 "scipy.stats.probplot computes it",
+       kind="definition", verdict="holds", evidence="numerical", formula=qq_r2,
+       mutant=lambda x, dim=-1: qq_r2(x, dim).sqrt())
 def _(r2):
-    "Against scipy.stats.probplot on samples of prime sizes, several laws and scales, along each axis."
+    """Against scipy.stats.probplot on samples of prime sizes, several laws and
+    scales, along each axis.
+    """
     generator = np.random.default_rng(0)
-    for draw in (generator.normal, generator.exponential, generator.standard_cauchy, generator.random):
+    for draw in (generator.normal, generator.exponential,
+                 generator.standard_cauchy, generator.random):
         x = draw(size=(5, 7, 11)) * 1e-3 + 4
         for dim in range(3):
-            expected = np.apply_along_axis(lambda v: scipy.stats.probplot(v)[1][2] ** 2, dim, x)
-            np.testing.assert_allclose(r2(torch.tensor(x, device="cpu"), dim).numpy(), expected, atol=1e-10, rtol=0)
+            expected = np.apply_along_axis(
+                lambda v: scipy.stats.probplot(v)[1][2] ** 2, dim, x)
+            np.testing.assert_allclose(
+                r2(torch.tensor(x, device="cpu"), dim).numpy(), expected,
+                atol=1e-10, rtol=0)
 
 # %% ../../../nbs/140_analysis.gaussianity.ipynb
-@claim("qq-r2-limits", source="new", statement="R² tends to 3/π for a uniform law and to 2/π for two equally likely values",
-       kind="identity", verdict="holds", evidence="numerical", formula=lambda c: c / math.pi, mutant=lambda c: math.sqrt(c / math.pi))
+@claim("qq-r2-limits", source="new",
+       statement="R² tends to 3/π for a uniform law and to 2/π for two equally "
+                 "likely values",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=lambda c: c / math.pi, mutant=lambda c: math.sqrt(c / math.pi))
 def _(limit):
-    "On the law's own quantiles at n = 200 001 and 200 000 (no sampling error); the remainder is O(1/n) up to a logarithm."
-    for c, x in ((3, torch.linspace(0, 1, 200_001)), (2, torch.arange(200_000) % 2)):
+    """On the law's own quantiles at n = 200 001 and 200 000 (no sampling
+    error); the remainder is O(1/n) up to a logarithm.
+    """
+    for c, x in ((3, torch.linspace(0, 1, 200_001)),
+                 (2, torch.arange(200_000) % 2)):
         assert abs(qq_r2(x.double()).item() - limit(c)) < 1e-4
 
 
-@claim("qq-r2-wasserstein", source="new", statement="r = 1 − W₂²/2, W₂ the distance between the standardized law and the normal one",
-       kind="identity", verdict="holds", evidence="numerical", formula=lambda w2: (1 - w2 / 2) ** 2, mutant=lambda w2: 1 - w2 / 2)
+@claim("qq-r2-wasserstein", source="new",
+       statement="r = 1 − W₂²/2, W₂ the distance between the standardized law "
+                 "and the normal one",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=lambda w2: (1 - w2 / 2) ** 2, mutant=lambda w2: 1 - w2 / 2)
 def _(r2):
-    "W₂ by quadrature of the squared difference of quantile functions; R² on the law's own quantiles at n = 400 000."
+    """W₂ by quadrature of the squared difference of quantile functions; R² on
+    the law's own quantiles at n = 400 000.
+    """
     from scipy.integrate import quad
-    for law in (scipy.stats.expon(), scipy.stats.laplace(), scipy.stats.uniform(), scipy.stats.gamma(2)):
+    for law in (scipy.stats.expon(), scipy.stats.laplace(),
+                scipy.stats.uniform(), scipy.stats.gamma(2)):
         mean, std = law.mean(), law.std()
-        w2 = quad(lambda z: ((law.ppf(scipy.stats.norm.cdf(z)) - mean) / std - z) ** 2 * scipy.stats.norm.pdf(z), -8, 8, limit=200)[0]
-        sample = torch.tensor(law.ppf((np.arange(400_000) + 0.5) / 400_000), device="cpu")
+        w2 = quad(
+            lambda z: ((law.ppf(scipy.stats.norm.cdf(z)) - mean) / std - z) ** 2
+                * scipy.stats.norm.pdf(z),
+            -8, 8, limit=200)[0]
+        sample = torch.tensor(law.ppf((np.arange(400_000) + 0.5) / 400_000),
+                              device="cpu")
         assert abs(qq_r2(sample).item() - r2(w2)) < 2e-4, law.dist.name
 
 # %% ../../../nbs/140_analysis.gaussianity.ipynb
-@claim("qq-r2-two-values", source="new", statement="No strictly increasing map changes R² of a sample with two values; nor does it make it larger than 2/π in the limit",
-       kind="theorem", verdict="holds", evidence="proof", formula=lambda x: torch.expm1(2 * x), mutant=lambda x: torch.expm1(2 * x) + 0.1 * torch.randn_like(x))
+@claim("qq-r2-two-values", source="new",
+       statement="No strictly increasing map changes R² of a sample with two "
+                 "values; nor does it make it larger than 2/π in the limit",
+       kind="theorem", verdict="holds", evidence="proof",
+       formula=lambda x: torch.expm1(2 * x),
+       mutant=lambda x: torch.expm1(2 * x) + 0.1 * torch.randn_like(x))
 def _(increasing):
-    "Two values are moved to two values, and R² does not change under affine maps. The largest R² over all splits is at one half."
+    """Two values are moved to two values, and R² does not change under affine
+    maps.
+
+    The largest R² over all splits is at one half.
+    """
     best = 0.0
     for count in (1, 37, 250, 500, 850):
         x = (torch.arange(1000, dtype=torch.float64) < count).double() * 2 - 1
-        torch.testing.assert_close(qq_r2(increasing(x)), qq_r2(x), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            qq_r2(increasing(x)), qq_r2(x), rtol=1e-12, atol=0)
         best = max(best, qq_r2(x).item())
     assert abs(best - 2 / math.pi) < 2e-3
 
 # %% ../../../nbs/140_analysis.gaussianity.ipynb
-@claim("qq-r2-pooled", source="new", statement="Pooled and channel-wise R² do not bound each other: 1 against 2/π for channels of two values; below 1 against 1 for normal channels of unequal spread",
-       kind="theorem", verdict="holds", evidence="numerical", formula=lambda s1, s2: (s1**2 + s2**2) / 2, mutant=lambda s1, s2: (s1 + s2) ** 2 / 4)
+@claim("qq-r2-pooled", source="new",
+       statement="Pooled and channel-wise R² do not bound each other: 1 "
+                 "against 2/π for channels of two values; below 1 against 1 "
+                 "for normal channels of unequal spread",
+       kind="theorem", verdict="holds", evidence="numerical",
+       formula=lambda s1, s2: (s1**2 + s2**2) / 2,
+       mutant=lambda s1, s2: (s1 + s2) ** 2 / 4)
 def _(pooled_variance):
-    "Quantiles of the laws instead of samples; the mixture's limit by quadrature of its quantile function, found by bisection."
+    """Quantiles of the laws instead of samples; the mixture's limit by
+    quadrature of its quantile function, found by bisection.
+    """
     from scipy.integrate import quad
     from scipy.optimize import brentq
     channels, size = 500, 400
     q = normal_quantiles(2 * channels)[channels:, None]
     two = torch.cat([q.expand(-1, size // 2), -q.expand(-1, size // 2)], 1)
-    assert qq_r2(two.flatten()) > 0.999 and (qq_r2(two) - 2 / math.pi).abs().max() < 4e-3
+    assert (qq_r2(two.flatten()) > 0.999
+            and (qq_r2(two) - 2 / math.pi).abs().max() < 4e-3)
     s1, s2 = 0.3, 1.4
-    normal = torch.cat([normal_quantiles(4000).expand(20, -1) * s1, normal_quantiles(4000).expand(20, -1) * s2])
+    normal = torch.cat([normal_quantiles(4000).expand(20, -1) * s1,
+                        normal_quantiles(4000).expand(20, -1) * s2])
     phi = scipy.stats.norm
-    quantile = lambda z: brentq(lambda v: (phi.cdf(v / s1) + phi.cdf(v / s2)) / 2 - phi.cdf(z), -30, 30)
-    limit = (2 * quad(lambda z: quantile(z) * z * phi.pdf(z), 0, 6, epsabs=1e-7)[0]) ** 2 / pooled_variance(s1, s2)
-    assert abs(qq_r2(normal.flatten()).item() - limit) < 1e-3 and qq_r2(normal).min() > 1 - 1e-9 and limit < 0.95
+    quantile = lambda z: brentq(
+        lambda v: (phi.cdf(v / s1) + phi.cdf(v / s2)) / 2 - phi.cdf(z), -30, 30)
+    limit = (2 * quad(lambda z: quantile(z) * z * phi.pdf(z), 0, 6,
+                      epsabs=1e-7)[0]) ** 2 / pooled_variance(s1, s2)
+    assert (abs(qq_r2(normal.flatten()).item() - limit) < 1e-3
+            and qq_r2(normal).min() > 1 - 1e-9 and limit < 0.95)

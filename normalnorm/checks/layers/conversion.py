@@ -14,9 +14,14 @@ from normalnorm.layers.conversion import to_normality, to_plain
 
 
 def network():
-    "Each kind of layer, with running averages and parameters that are not those of a fresh one."
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
-                          nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 5), nn.BatchNorm1d(5)).double()
+    """Each kind of layer, with running averages and parameters that are not
+    those of a fresh one.
+    """
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4),
+        nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 5),
+        nn.BatchNorm1d(5)).double()
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -0.5, 1)
     for _ in range(2):
@@ -24,8 +29,12 @@ def network():
     return model
 
 
-@claim("conversion-alpha-zero", source="new", statement="to_normality(model, noise=0, alpha=0) changes neither outputs nor gradients nor running averages",
-       kind="identity", verdict="holds", evidence="numerical", formula=lambda model: to_normality(model, noise=0.0, alpha=0.0), mutant=lambda model: to_normality(model, noise=0.0, alpha=0.01))
+@claim("conversion-alpha-zero", source="new",
+       statement="to_normality(model, noise=0, alpha=0) changes neither "
+                 "outputs nor gradients nor running averages",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=lambda model: to_normality(model, noise=0.0, alpha=0.0),
+       mutant=lambda model: to_normality(model, noise=0.0, alpha=0.01))
 def _(convert):
     model = network()
     import copy
@@ -36,37 +45,53 @@ def _(convert):
         for net in (model.train(training), twin.train(training)):
             x = u.clone().requires_grad_()
             out = net(x)
-            found.append((out, torch.autograd.grad(out.square().sum(), [x, *net.parameters()])))
+            found.append((out, torch.autograd.grad(
+                             out.square().sum(), [x, *net.parameters()])))
         torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-8)
     for name, value in model.state_dict().items():
-        torch.testing.assert_close(twin.state_dict()[name], value, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            twin.state_dict()[name], value, rtol=1e-9, atol=1e-9)
 
 
-@claim("conversion-evaluation", source="new", statement="converted batch layers compute in evaluation what they computed before, until they are trained",
-       kind="identity", verdict="holds if", condition="the layers keep running averages", evidence="proof", formula=lambda net: net, mutant=lambda net: net.train())
+@claim("conversion-evaluation", source="new",
+       statement="converted batch layers compute in evaluation what they "
+                 "computed before, until they are trained",
+       kind="identity", verdict="holds if",
+       condition="the layers keep running averages", evidence="proof",
+       formula=lambda net: net, mutant=lambda net: net.train())
 def _(after):
-    batch = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5)).double()
+    batch = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(),
+                          nn.Linear(64, 5), nn.BatchNorm1d(5)).double()
     u = torch.randn(7, 2, 6, 6, dtype=torch.float64).exp()
     batch(u)
     expected = batch.eval()(u)
-    torch.testing.assert_close(after(to_normality(batch))(u), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        after(to_normality(batch))(u), expected, rtol=0, atol=1e-13)
 
 
-@claim("conversion-round-trip", source="new", statement="to_plain(to_normality(model)) is the model: classes, attributes, state and its order, outputs",
-       kind="identity", verdict="holds", evidence="numerical", formula=lambda model: to_plain(to_normality(model)),
+@claim("conversion-round-trip", source="new",
+       statement="to_plain(to_normality(model)) is the model: classes, "
+                 "attributes, state and its order, outputs",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=lambda model: to_plain(to_normality(model)),
        mutant=lambda model: to_plain(to_normality(model, skip="1"), skip="3"))
 def _(there_and_back):
     import warnings
     model = network().eval()
-    described, state, fields = repr(model), {k: v.clone() for k, v in model.state_dict().items()}, [sorted(m.__dict__) for m in model.modules()]
+    described, state, fields = (
+        repr(model), {k: v.clone() for k, v in model.state_dict().items()},
+        [sorted(m.__dict__) for m in model.modules()])
     u = torch.randn(7, 2, 6, 6, dtype=torch.float64)
     expected = model(u)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")         # that the transform is dropped is the point
+        # that the transform is dropped is the point
+        warnings.simplefilter("ignore")
         if repr(to_normality(model)) == described:
             raise AssertionError("nothing was converted")
         model = to_plain(model)
         model = there_and_back(model)
-    assert repr(model) == described and [sorted(m.__dict__) for m in model.modules()] == fields
-    assert list(model.state_dict()) == list(state) and all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert repr(model) == described and [
+        sorted(m.__dict__) for m in model.modules()] == fields
+    assert list(model.state_dict()) == list(state) and all(
+        torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert torch.equal(model(u), expected)

@@ -18,14 +18,22 @@ from normalnorm.layers.conversion import to_normality
 
 def small(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 2, bias=False), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 9, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),
+                         nn.Conv2d(4, 5, 2, bias=False), nn.BatchNorm2d(5),
+                         nn.Flatten(), nn.Linear(5 * 9, 6), nn.BatchNorm1d(6),
+                         nn.Linear(6, 3)).double()
 
 
-@claim("update-bn", source="new", statement="update_bn of a converted model with alpha=0, noise=0 gives the averages of PyTorch's update_bn; and λ the mean of λ̂ over batches",
-       kind="identity", verdict="holds", evidence="numerical", formula=deployment.update_bn, mutant=torch.optim.swa_utils.update_bn)
+@claim("update-bn", source="new",
+       statement="update_bn of a converted model with alpha=0, noise=0 gives "
+                 "the averages of PyTorch's update_bn; and λ the mean of λ̂ "
+                 "over batches",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=deployment.update_bn, mutant=torch.optim.swa_utils.update_bn)
 def _(update):
     plain = small()
-    batches = [(torch.randn(n, 2, 6, 6, dtype=torch.float64).exp(), None) for n in (7, 7, 3)]
+    batches = [(torch.randn(n, 2, 6, 6, dtype=torch.float64).exp(), None)
+               for n in (7, 7, 3)]
     twin = to_normality(plain, noise=0.0, alpha=0.0, inplace=False)
     torch.optim.swa_utils.update_bn(batches, plain)
     update(batches, twin)
@@ -33,9 +41,12 @@ def _(update):
         torch.testing.assert_close(twin.state_dict()[name], value)
     from normalnorm.layers.normality import BatchNormalNorm1d
     from normalnorm.theory.newton import newton_lambda
-    layer, rows = BatchNormalNorm1d(2, dtype=torch.float64), [torch.randn(9, 2, dtype=torch.float64).exp() for _ in range(3)]
+    layer, rows = BatchNormalNorm1d(2, dtype=torch.float64), [
+        torch.randn(9, 2, dtype=torch.float64).exp() for _ in range(3)]
     update(rows, layer)
-    torch.testing.assert_close(layer.running_lambda, sum(newton_lambda(r, 0).flatten() for r in rows) / 3)
+    torch.testing.assert_close(
+        layer.running_lambda,
+        sum(newton_lambda(r, 0).flatten() for r in rows) / 3)
 
 # %% ../../../nbs/272_layers.deployment.ipynb
 def trained():
@@ -52,10 +63,16 @@ def fold_as_batch_norm(model):
     return deployment.fold(model, tolerance=float("inf"))
 
 
-@claim("fold-evaluation", source="new", statement="γψ((u−μ)r; λ)+β with u = W∗x+b is γψ(rW∗x+r(b−μ); λ)+β: the standardization of an evaluated batch layer folds, the rest only at λ = 1",
-       kind="identity", verdict="holds", evidence="proof", formula=deployment.fold, mutant=fold_as_batch_norm)
+@claim("fold-evaluation", source="new",
+       statement="γψ((u−μ)r; λ)+β with u = W∗x+b is γψ(rW∗x+r(b−μ); λ)+β: the "
+                 "standardization of an evaluated batch layer folds, the rest "
+                 "only at λ = 1",
+       kind="identity", verdict="holds", evidence="proof",
+       formula=deployment.fold, mutant=fold_as_batch_norm)
 def _(fold):
-    "Two convolutions and a linear map, with and without a bias; then PyTorch's layers, which fold as a whole."
+    """Two convolutions and a linear map, with and without a bias; then
+    PyTorch's layers, which fold as a whole.
+    """
     from normalnorm.layers.conversion import to_plain
     model, u = trained(), torch.randn(5, 2, 6, 6, dtype=torch.float64).exp()
     folded = fold(copy.deepcopy(model))

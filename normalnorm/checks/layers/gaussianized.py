@@ -10,16 +10,25 @@ import torch
 from torch import nn
 
 from normalnorm.claims import claim
-from normalnorm.layers.gaussianized import GaussianizedBatchNorm, GaussianizedLayerNorm, gaussianized_norm
+from normalnorm.layers.gaussianized import (
+    GaussianizedBatchNorm, GaussianizedLayerNorm, gaussianized_norm)
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
 from normalnorm.theory.gaussianizers import Chain, Power, Tail
 
 
-@claim("gaussianized-is-normality", source="new", statement="with the power transform the general layer equals the normality layer: output, noise, gradient, running averages", kind="identity",
-       verdict="holds", evidence="numerical", formula=1.0, mutant=0.9)
+@claim("gaussianized-is-normality", source="new",
+       statement="with the power transform the general layer equals the "
+                 "normality layer: output, noise, gradient, running averages",
+       kind="identity", verdict="holds", evidence="numerical", formula=1.0,
+       mutant=0.9)
 def _(alpha):
-    "Batch and layer forms in training and evaluation; the mutant transforms a little less."
-    for make, twin, shape in ((lambda: GaussianizedBatchNorm(5, Power(alpha)), BatchNormalNorm2d(5), (7, 5, 3, 2)), (lambda: GaussianizedLayerNorm(6, Power(alpha)), LayerNormalNorm(6), (4, 6))):
+    """Batch and layer forms in training and evaluation; the mutant transforms a
+    little less.
+    """
+    for make, twin, shape in ((lambda: GaussianizedBatchNorm(5, Power(alpha)),
+                               BatchNormalNorm2d(5), (7, 5, 3, 2)),
+                              (lambda: GaussianizedLayerNorm(6, Power(alpha)),
+                               LayerNormalNorm(6), (4, 6))):
         layer, twin = make().double(), twin.double()
         u = torch.randn(shape, dtype=torch.float64).exp()
         found = []
@@ -28,6 +37,7 @@ def _(alpha):
             torch.manual_seed(1)
             out = module(v)
             out.sin().sum().backward()
-            found.append([out, v.grad, module.eval()(u), *module.state_dict().values()])
+            found.append([out, v.grad, module.eval()(u),
+                          *module.state_dict().values()])
         for a, b in zip(*found):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)

@@ -19,13 +19,19 @@ from normalnorm.claims import claim
 from normalnorm.layers.normality import BatchNormalNorm3d
 from normalnorm.layers.sync import SyncBatchNormalNorm
 
-OPTIONS = [*({"noise_kind": kind, "safeguard": safeguard} for kind, safeguard in itertools.product(("scaled", "unscaled", "dropout"), (False, True))),
-           {"alpha": 0.5, "noise": 0.0}, {"alpha": 0.0}, {"affine": False, "momentum": None}]
-NAMES = ("output", "input gradient", "weight gradient", "bias gradient", "running_mean", "running_var", "running_lambda")
+OPTIONS = [*({"noise_kind": kind, "safeguard": safeguard}
+             for kind, safeguard in itertools.product(
+                 ("scaled", "unscaled", "dropout"), (False, True))),
+           {"alpha": 0.5, "noise": 0.0}, {"alpha": 0.0},
+           {"affine": False, "momentum": None}]
+NAMES = ("output", "input gradient", "weight gradient", "bias gradient",
+         "running_mean", "running_var", "running_lambda")
 
 
 def overshooting(*shape):
-    "3 once, −5.3 ten times, otherwise 0: at 150 values and more Newton's step raises the negative log-likelihood, and the safeguard takes the other."
+    """3 once, −5.3 ten times, otherwise 0: at 150 values and more Newton's step
+    raises the negative log-likelihood, and the safeguard takes the other.
+    """
     values = torch.zeros(shape, dtype=torch.float64).flatten()
     values[0], values[len(values) // 20::len(values) // 10] = 3.0, -5.3
     return values.reshape(shape)
@@ -48,20 +54,28 @@ def one_step(kind, options, u, g):
     with torch.no_grad():
         for p in parameters:
             p.copy_(torch.linspace(0.5, 1.5, 3))
-    torch.manual_seed(5 + (dist.get_rank() if dist.is_initialized() else 0))        # only the first process's generator matters
+    # only the first process's generator matters
+    torch.manual_seed(5 + (dist.get_rank() if dist.is_initialized() else 0))
     out = layer(mine)
     (out * g).sum().backward()
     gradients = [p.grad for p in parameters] or [torch.zeros(3)] * 2
-    return [t.detach() for t in (out, mine.grad, *gradients, layer.running_mean, layer.running_var, layer.running_lambda)]
+    return [t.detach() for t in (out, mine.grad, *gradients, layer.running_mean,
+                                 layer.running_var, layer.running_lambda)]
 
 
 def worker(rank, folder, shares, synchronized):
-    "One process of the comparison: its share, for each of the settings, saved in the folder."
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(shares))
+    """One process of the comparison: its share, for each of the settings, saved
+    in the folder.
+    """
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
+                            rank=rank, world_size=len(shares))
     torch.set_num_threads(1)
     mine = slice(sum(shares[:rank]), sum(shares[:rank + 1]))
     u, g = sample(sum(shares))
-    torch.save([one_step(SyncBatchNormalNorm if synchronized else BatchNormalNorm3d, options, u[mine], g[mine]) for options in OPTIONS], f"{folder}/{rank}.pt")
+    torch.save(
+        [one_step(SyncBatchNormalNorm if synchronized else BatchNormalNorm3d,
+                  options, u[mine], g[mine]) for options in OPTIONS],
+        f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -91,36 +105,61 @@ while running:
 
 
 def in_processes(count, call):
-    """What `count` processes save as `rank`.pt in their folder; `call`: an import, then code with {rank} and {folder} to fill in.
-    Importing takes longer than computing: one process does it, and forks the others, where the system can."""
+    """What `count` processes save as `rank`.pt in their folder; `call`: an
+    import, then code with {rank} and {folder} to fill in.
+
+    Importing takes longer than computing: one process does it, and forks the
+    others, where the system can."""
     imports = call.partition("; ")[0]
     with tempfile.TemporaryDirectory() as folder:
         calls = [call.format(rank=rank, folder=folder) for rank in range(count)]
-        programs = [FORKS.format(imports=imports, calls=calls)] if sys.platform == "linux" else calls          # elsewhere forking is missing, or unsafe
-        processes = [subprocess.Popen([sys.executable, "-c", program], start_new_session=True) for program in programs]
+        # elsewhere forking is missing, or unsafe
+        programs = ([FORKS.format(imports=imports, calls=calls)]
+                    if sys.platform == "linux" else calls)
+        processes = [subprocess.Popen([sys.executable, "-c", program],
+                                      start_new_session=True)
+                     for program in programs]
         try:
-            assert [process.wait(300) for process in processes] == [0] * len(processes), "a process failed"
+            assert ([process.wait(300) for process in processes]
+                    == [0] * len(processes)), "a process failed"
         finally:
             for process in processes:
                 if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
-        return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(count)]
+                    (os.killpg(process.pid, signal.SIGKILL)
+                     if hasattr(os, "killpg") else process.kill())
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=True)
+                for rank in range(count)]
 
 
 def compare_processes(shares, synchronized=True):
-    "The largest differences between processes with `shares` rows each and one process with all of them, for each of the settings."
-    call = f"from normalnorm.checks.layers.sync import worker; worker({{rank}}, '{{folder}}', {shares}, {synchronized})"
+    """The largest differences between processes with `shares` rows each and one
+    process with all of them, for each of the settings.
+    """
+    call = ("from normalnorm.checks.layers.sync import worker; "
+            f"worker({{rank}}, '{{folder}}', {shares}, {synchronized})")
     parts = in_processes(len(shares), call)
     for i, options in enumerate(OPTIONS):
         alone = one_step(BatchNormalNorm3d, options, *sample(sum(shares)))
-        together = [*(torch.cat([p[i][j] for p in parts]) for j in (0, 1)), *(sum(p[i][j] for p in parts) for j in (2, 3))]
-        yield options, {**{name: (a - b).abs().max().item() for name, a, b in zip(NAMES, together, alone)},
-                        **{name: torch.stack([(p[i][j] - alone[j]).abs().max() for p in parts]).max().item() for j, name in enumerate(NAMES) if j > 3}}
+        together = [*(torch.cat([p[i][j] for p in parts]) for j in (0, 1)),
+                    *(sum(p[i][j] for p in parts) for j in (2, 3))]
+        yield options, {**{name: (a - b).abs().max().item()
+                           for name, a, b in zip(NAMES, together, alone)},
+                        **{name: torch.stack([(p[i][j] - alone[j]).abs().max()
+                                              for p in parts]).max().item()
+                           for j, name in enumerate(NAMES) if j > 3}}
 
 
-@claim("sync-one-process", source="new", statement="processes with uneven, even empty, shares of a batch give the outputs, gradients and running averages of one process with all of it, noise included",
-       kind="identity", verdict="holds", evidence="numerical", formula=True, mutant=False, slow=True)
+@claim("sync-one-process", source="new",
+       statement="processes with uneven, even empty, shares of a batch give "
+                 "the outputs, gradients and running averages of one process "
+                 "with all of it, noise included",
+       kind="identity", verdict="holds", evidence="numerical", formula=True,
+       mutant=False, slow=True)
 def _(synchronized):
-    "Two processes, one row and four rows; nine settings. The mutant does not exchange anything."
+    """Two processes, one row and four rows; nine settings.
+
+    The mutant does not exchange anything.
+    """
     for options, found in compare_processes([1, 4], synchronized):
-        assert all(v < 1e-8 for v in found.values()), (options, found)          # max() would pass over a NaN
+        # max() would pass over a NaN
+        assert all(v < 1e-8 for v in found.values()), (options, found)

@@ -12,12 +12,15 @@ from normalnorm.claims import claim
 from normalnorm.layers.decorrelated import DecorrelatedBatchNormalNorm1d
 from normalnorm.theory.gradient import newton_lambda_gradient
 from normalnorm.theory.newton import newton_lambda
-from normalnorm.theory.power_transform import power_transform_derivative, yeo_johnson
+from normalnorm.theory.power_transform import (
+    power_transform_derivative, yeo_johnson)
 from normalnorm.theory.whitening import whitening_matrix
 
 
 def by_sums(u, g, eps, with_k=True):
-    "The gradient of the sum of g times the layer's output, without its affine map, from sums over elements; one group."
+    """The gradient of the sum of g times the layer's output, without its affine
+    map, from sums over elements; one group.
+    """
     c, n = u - u.mean(0), len(u)
     cov = (c.T @ c / n).requires_grad_()
     w = whitening_matrix(cov, eps)
@@ -27,21 +30,34 @@ def by_sums(u, g, eps, with_k=True):
     h, k = ((c @ m.T).detach() for m in maps)
     lmbda = newton_lambda(k, 0)
     omega = (g * power_transform_derivative(h, lmbda, 1)).sum(0)
-    w, q = g * (1 + h.abs()) ** ((lmbda - 1) * h.sign()), newton_lambda_gradient(k, (0,), 1.0)
+    w, q = (g * (1 + h.abs()) ** ((lmbda - 1) * h.sign()),
+            newton_lambda_gradient(k, (0,), 1.0))
     sums = w.T @ c, omega[:, None] * (q.T @ c) / n * with_k
     s, = torch.autograd.grad(maps, cov, sums)
-    return (w - w.mean(0)) @ maps[0].detach() + omega * q / n @ maps[1].detach() + c @ (s + s.T) / n
+    return ((w - w.mean(0)) @ maps[0].detach()
+            + omega * q / n @ maps[1].detach() + c @ (s + s.T) / n)
 
 
-@claim("sync-dbn-gradient", source="new", statement="the gradient of decorrelated batch normality normalization is H^T(w − mean w) + K^T(ωq)/n + (S + S^T)c/n, from the sums of w, ω, wc^T and qc^T over elements",
-       kind="identity", verdict="holds", evidence="proof", formula=by_sums, mutant=lambda u, g, eps: by_sums(u, g, eps, False))
+@claim("sync-dbn-gradient", source="new",
+       statement="the gradient of decorrelated batch normality normalization "
+                 "is H^T(w − mean w) + K^T(ωq)/n + (S + S^T)c/n, from the sums "
+                 "of w, ω, wc^T and qc^T over elements",
+       kind="identity", verdict="holds", evidence="proof", formula=by_sums,
+       mutant=lambda u, g, eps: by_sums(u, g, eps, False))
 def _(gradient):
-    "Mixtures of log-normal sources, four channels; ε small, and as large as the variances."
+    """Mixtures of log-normal sources, four channels; ε small, and as large as
+    the variances.
+    """
     for eps in (1e-5, 1.0):
-        u = (torch.randn(30, 4, dtype=torch.float64).exp() @ torch.randn(4, 4, dtype=torch.float64)).requires_grad_()
+        u = (torch.randn(30, 4, dtype=torch.float64).exp() @ torch.randn(
+                 4, 4, dtype=torch.float64)).requires_grad_()
         g = torch.randn(30, 4, dtype=torch.float64)
-        expected, = torch.autograd.grad(DecorrelatedBatchNormalNorm1d(4, eps, affine=False, noise=0.0, dtype=torch.float64)(u), u, g)
-        torch.testing.assert_close(gradient(u.detach(), g, eps), expected, rtol=1e-7, atol=1e-7)
+        expected, = torch.autograd.grad(
+            DecorrelatedBatchNormalNorm1d(
+                4, eps, affine=False, noise=0.0, dtype=torch.float64)(u),
+            u, g)
+        torch.testing.assert_close(
+            gradient(u.detach(), g, eps), expected, rtol=1e-7, atol=1e-7)
 
 # %% ../../../nbs/254_layers.sync_decorrelated.ipynb
 import itertools
@@ -49,27 +65,46 @@ import itertools
 import torch.distributed as dist
 
 from normalnorm.checks.layers.sync import in_processes, overshooting
-from normalnorm.layers.decorrelated import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNormalNorm2d
+from normalnorm.layers.decorrelated import (
+    DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d,
+    DecorrelatedBatchNormalNorm2d)
 from normalnorm.layers.sync import convert_sync
 
-CASES = [*((DecorrelatedBatchNorm2d, {"method": method, "group_size": size}) for method, size in itertools.product(("eigh", "newton_schulz"), (3, 7))), (DecorrelatedBatchNorm1d, {}),
-         *((DecorrelatedBatchNormalNorm2d, {"group_size": 3, "noise_kind": kind, "safeguard": safeguard}) for kind, safeguard in itertools.product(("scaled", "unscaled", "dropout"), (False, True))),
-         (DecorrelatedBatchNormalNorm2d, {"group_size": 3, "noise": 0.0, "method": "newton_schulz"}), (DecorrelatedBatchNormalNorm1d, {"group_size": 2}),
-         (DecorrelatedBatchNormalNorm2d, {"group_size": 3, "alpha": 0.0}), (DecorrelatedBatchNormalNorm2d, {"group_size": 4, "affine": False, "momentum": None, "alpha": 0.5})]
+CASES = [
+    *((DecorrelatedBatchNorm2d, {"method": method, "group_size": size})
+      for method, size in itertools.product(("eigh", "newton_schulz"), (3, 7))),
+    (DecorrelatedBatchNorm1d, {}),
+    *((DecorrelatedBatchNormalNorm2d,
+       {"group_size": 3, "noise_kind": kind, "safeguard": safeguard})
+      for kind, safeguard in itertools.product(
+          ("scaled", "unscaled", "dropout"), (False, True))),
+    (DecorrelatedBatchNormalNorm2d,
+     {"group_size": 3, "noise": 0.0, "method": "newton_schulz"}),
+    (DecorrelatedBatchNormalNorm1d, {"group_size": 2}),
+    (DecorrelatedBatchNormalNorm2d, {"group_size": 3, "alpha": 0.0}),
+    (DecorrelatedBatchNormalNorm2d,
+     {"group_size": 4, "affine": False, "momentum": None, "alpha": 0.5})]
 
 
 def decorrelated_sample(rows, kind, last):
-    "A batch and an upstream gradient: channels that are mixtures, of shape (30 rows, 7), or (rows, 7, 6, 5)."
+    """A batch and an upstream gradient: channels that are mixtures, of shape
+    (30 rows, 7), or (rows, 7, 6, 5).
+    """
     torch.manual_seed(0)
     shape = (rows, 7, 6, 5) if kind._axes == (4,) else (30 * rows, 7)
     u, g = torch.randn(2, *shape, dtype=torch.float64)
-    u = torch.einsum("bc...,cd->bd...", u.exp(), torch.randn(7, 7, dtype=torch.float64))
-    u[:len(u) // 5, 3], u[:, 5], u[:, 6] = 0.5, u[:, 5] + 1e6, overshooting(shape[0], *shape[2:])
-    return tuple(x.contiguous(memory_format=torch.channels_last) if last and x.ndim == 4 else x for x in (u, g))
+    u = torch.einsum("bc...,cd->bd...", u.exp(),
+                     torch.randn(7, 7, dtype=torch.float64))
+    u[:len(u) // 5, 3], u[:, 5], u[:, 6] = (
+        0.5, u[:, 5] + 1e6, overshooting(shape[0], *shape[2:]))
+    return tuple(x.contiguous(memory_format=torch.channels_last)
+                 if last and x.ndim == 4 else x for x in (u, g))
 
 
 def decorrelated_step(kind, options, u, g, several):
-    "Forward and backward: output, gradients of input and parameters, buffers, each by its name."
+    """Forward and backward: output, gradients of input and parameters, buffers,
+    each by its name.
+    """
     mine, layer = u.clone().requires_grad_(), kind(7, dtype=u.dtype, **options)
     if several:
         layer = convert_sync(layer)
@@ -80,38 +115,64 @@ def decorrelated_step(kind, options, u, g, several):
     out = layer(mine)
     (out * g).sum().backward()
     assert out.stride() == u.stride() or not u.numel() or u.shape[0] == 1
-    return {"output": out.detach(), "input gradient": mine.grad, **{f"gradient of {n}": p.grad for n, p in layer.named_parameters()}, **dict(layer.named_buffers())}
+    return {"output": out.detach(), "input gradient": mine.grad,
+            **{f"gradient of {n}": p.grad for n, p in layer.named_parameters()},
+            **dict(layer.named_buffers())}
 
 
 def decorrelated_worker(rank, folder, shares, several):
-    "One process of the comparison: its share, for each case, saved in the folder."
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(shares))
+    """One process of the comparison: its share, for each case, saved in the
+    folder.
+    """
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
+                            rank=rank, world_size=len(shares))
     torch.set_num_threads(1)
     found = []
     for i, (kind, options) in enumerate(CASES):
         u, g = decorrelated_sample(sum(shares), kind, i % 2)
         each = len(u) // sum(shares)
         mine = slice(each * sum(shares[:rank]), each * sum(shares[:rank + 1]))
-        found.append(decorrelated_step(kind, options, u[mine], g[mine], several))
+        found.append(
+            decorrelated_step(kind, options, u[mine], g[mine], several))
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 def compare_decorrelated(shares, several=True):
-    "The largest differences between processes with these shares and one process with all of them, for each case; relative where a value is above 1."
-    parts = in_processes(len(shares), f"from normalnorm.checks.layers.sync_decorrelated import decorrelated_worker; decorrelated_worker({{rank}}, '{{folder}}', {shares}, {several})")
+    """The largest differences between processes with these shares and one
+    process with all of them, for each case; relative where a value is above 1.
+    """
+    parts = in_processes(len(shares),
+                         "from normalnorm.checks.layers.sync_decorrelated "
+                         "import decorrelated_worker; "
+                         f"decorrelated_worker({{rank}}, '{{folder}}', "
+                         f"{shares}, {several})")
     for i, (kind, options) in enumerate(CASES):
-        alone, found = decorrelated_step(kind, options, *decorrelated_sample(sum(shares), kind, i % 2), False), {}
+        alone, found = decorrelated_step(
+            kind, options, *decorrelated_sample(sum(shares), kind, i % 2),
+            False), {}
         for name, expected in alone.items():
             values = [part[i][name] for part in parts]
-            together = [torch.cat(values)] if name in ("output", "input gradient") else [sum(values)] if name.startswith("gradient") else values
-            found[name] = torch.stack([((v - expected).abs() / expected.abs().clamp(min=1)).max() for v in together]).max().item()
+            together = (
+                [torch.cat(values)] if name in ("output", "input gradient")
+                else [sum(values)] if name.startswith("gradient") else values)
+            found[name] = torch.stack(
+                [((v - expected).abs() / expected.abs().clamp(min=1)).max()
+                 for v in together]).max().item()
         yield (kind.__name__, options), found
 
 
-@claim("sync-dbn-one-process", source="new", statement="decorrelated layers on processes with uneven, even empty, shares of a batch give the outputs, gradients and buffers of one process with all of it, noise included",
-       kind="identity", verdict="holds", evidence="numerical", formula=True, mutant=False, slow=True)
+@claim("sync-dbn-one-process", source="new",
+       statement="decorrelated layers on processes with uneven, even empty, "
+                 "shares of a batch give the outputs, gradients and buffers of "
+                 "one process with all of it, noise included",
+       kind="identity", verdict="holds", evidence="numerical", formula=True,
+       mutant=False, slow=True)
 def _(several):
-    "Two processes, one image and four; fifteen settings. The mutant does not exchange anything."
+    """Two processes, one image and four; fifteen settings.
+
+    The mutant does not exchange anything.
+    """
     for case, found in compare_decorrelated([1, 4], several):
-        assert all(v < 1e-6 for v in found.values()), (case, found)          # max() would pass over a NaN
+        # max() would pass over a NaN
+        assert all(v < 1e-6 for v in found.values()), (case, found)

@@ -12,10 +12,15 @@ from normalnorm.claims import claim
 from normalnorm.theory.gradient import project
 
 
-@claim("gradient-standardization", source="ioffe2015, §3", statement="the gradient of Σ w·(u−μ)/√(σ²+ε) is P[w]/√(σ²+ε), for ε = 0 too", kind="identity",
-       verdict="holds", evidence="numerical", formula=project, mutant=lambda w, v, dim: w - w.mean(dim, keepdim=True))
+@claim("gradient-standardization", source="ioffe2015, §3",
+       statement="the gradient of Σ w·(u−μ)/√(σ²+ε) is P[w]/√(σ²+ε), for ε = 0 "
+                 "too",
+       kind="identity", verdict="holds", evidence="numerical", formula=project,
+       mutant=lambda w, v, dim: w - w.mean(dim, keepdim=True))
 def _(projection):
-    "Automatic differentiation at two scales, with and without ε, and torch's own batch norm."
+    """Automatic differentiation at two scales, with and without ε, and torch's
+    own batch norm.
+    """
     for scale in (1.0, 1e-3):
         u, w = torch.randn(2, 7, 3, dtype=torch.float64)
         u = (scale * u.exp()).requires_grad_()
@@ -23,15 +28,20 @@ def _(projection):
             rate = (u.var(0, correction=0, keepdim=True) + eps).rsqrt()
             v = (u - u.mean(0, keepdim=True)) * rate
             expected, = torch.autograd.grad((w * v).sum(), u)
-            torch.testing.assert_close(projection(w, v, (0,)) * rate, expected, rtol=1e-10, atol=1e-12)
-        theirs, = torch.autograd.grad((w * torch.nn.functional.batch_norm(u, None, None, training=True, eps=1e-5)).sum(), u)
+            torch.testing.assert_close(
+                projection(w, v, (0,)) * rate, expected, rtol=1e-10, atol=1e-12)
+        theirs, = torch.autograd.grad(
+            (w * torch.nn.functional.batch_norm(
+                 u, None, None, training=True, eps=1e-5)).sum(),
+            u)
         torch.testing.assert_close(expected, theirs, rtol=1e-9, atol=1e-12)
 
 # %% ../../../nbs/227_theory.gradient.ipynb
 import mpmath as mp
 
 from normalnorm.theory import gradient
-from normalnorm.theory.newton import newton_lambda_standardized, nll_derivatives_at_one, standardized
+from normalnorm.theory.newton import (
+    newton_lambda_standardized, nll_derivatives_at_one, standardized)
 from normalnorm.theory.power_transform import signed_log1p
 
 
@@ -39,11 +49,15 @@ def without_curvature(k, dim, alpha=1.0):
     "The mutant: L'' as a constant."
     a, ell = k.abs(), signed_log1p(k).abs()
     d = (1 + a) * ell - a
-    return project(-alpha * (d + a * ell - 1 / (1 + a)) / nll_derivatives_at_one(k, dim)[1], k, dim)
+    return project(-alpha * (d + a * ell - 1 / (1 + a))
+                       / nll_derivatives_at_one(k, dim)[1],
+                   k, dim)
 
 
 def estimate(u):
-    "λ̂ of a list of numbers, in the precision of mpmath: derivatives of the likelihood in λ by central differences."
+    """λ̂ of a list of numbers, in the precision of mpmath: derivatives of the
+    likelihood in λ by central differences.
+    """
     n = len(u)
     mean = mp.fsum(u) / n
     scale = mp.sqrt(mp.fsum((v - mean) ** 2 for v in u) / n)
@@ -56,49 +70,78 @@ def estimate(u):
     def nll(lmbda):
         x = [transform(v, lmbda) for v in k]
         m = mp.fsum(x) / n
-        return mp.log(mp.fsum((v - m) ** 2 for v in x) / n) / 2 - (lmbda - 1) * mp.fsum(mp.sign(v) * mp.log1p(abs(v)) for v in k) / n
+        return (mp.log(mp.fsum((v - m) ** 2 for v in x) / n) / 2
+                - (lmbda - 1) * mp.fsum(
+                    mp.sign(v) * mp.log1p(abs(v)) for v in k) / n)
 
     e = mp.mpf(10) ** -12
     down, here, up = nll(1 - e), nll(mp.mpf(1)), nll(1 + e)
     return 1 - (up - down) / (2 * e) / ((up - 2 * here + down) / e**2)
 
 
-@claim("gradient-lambda", source="new (eftekhari2025, Eq. 5, by the quotient rule)", statement="N·P_k[∂λ̂/∂k] = −α·P_k[q⁽¹⁾ − δ·q⁽²⁾]/L''", kind="identity",
-       verdict="holds", evidence="numerical", formula=gradient.newton_lambda_gradient, mutant=without_curvature)
+@claim("gradient-lambda",
+       source="new (eftekhari2025, Eq. 5, by the quotient rule)",
+       statement="N·P_k[∂λ̂/∂k] = −α·P_k[q⁽¹⁾ − δ·q⁽²⁾]/L''", kind="identity",
+       verdict="holds", evidence="numerical",
+       formula=gradient.newton_lambda_gradient, mutant=without_curvature)
 def _(formula):
-    "Differences of λ̂ in 50 digits, for one unit of five; automatic differentiation for 40 units of 3 to 50."
+    """Differences of λ̂ in 50 digits, for one unit of five; automatic
+    differentiation for 40 units of 3 to 50.
+    """
     u = [0.3, -1.0, 2.5, 0.1, -0.4]
     with mp.workdps(60):
         step = mp.mpf(10) ** -9
-        slopes = [(estimate([mp.mpf(v) + (step if i == j else 0) for j, v in enumerate(u)]) - estimate([mp.mpf(v) - (step if i == j else 0) for j, v in enumerate(u)])) / (2 * step)
+        slopes = [(estimate([mp.mpf(v) + (step if i == j else 0)
+                             for j, v in enumerate(u)]) - estimate(
+                                 [mp.mpf(v) - (step if i == j else 0)
+                                  for j, v in enumerate(u)])) / (2 * step)
                   for i in range(len(u))]
     t = torch.tensor(u, dtype=torch.float64)
     ours = formula(standardized(t, 0), (0,)) / (len(u) * t.std(correction=0))
-    torch.testing.assert_close(ours, torch.tensor([float(s) for s in slopes], dtype=torch.float64), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        ours, torch.tensor([float(s) for s in slopes], dtype=torch.float64),
+        rtol=1e-7, atol=1e-9)
     for n in (3, 5, 50):
         u = torch.randn(n, 40, dtype=torch.float64).exp().requires_grad_()
-        k = (u - u.mean(0, keepdim=True)) * u.var(0, correction=0, keepdim=True).rsqrt()
-        expected, = torch.autograd.grad(newton_lambda_standardized(k, (0,), 0.7).sum(), u)
-        torch.testing.assert_close(formula(k.detach(), (0,), 0.7) / (n * u.detach().std(0, correction=0)), expected, rtol=1e-9, atol=1e-11)
+        k = (u - u.mean(0, keepdim=True)) * u.var(
+            0, correction=0, keepdim=True).rsqrt()
+        expected, = torch.autograd.grad(
+            newton_lambda_standardized(k, (0,), 0.7).sum(), u)
+        torch.testing.assert_close(formula(k.detach(), (0,), 0.7) / (
+                                       n * u.detach().std(0, correction=0)),
+                                   expected, rtol=1e-9, atol=1e-11)
 
 
-@claim("gradient-guarded", source="new", statement="the guarded step has the slopes −1/(1+K|δ|) in δ and sign δ·(log(1+t) − t/(1+t))/K² in K, t = K|δ|", kind="identity",
-       verdict="holds", evidence="numerical", formula=gradient.newton_lambda_gradient,
-       mutant=lambda k, dim, alpha, newton: torch.where(newton, gradient.newton_lambda_gradient(k, dim, alpha), 0.5 * gradient.newton_lambda_gradient(k, dim, alpha)))
+@claim("gradient-guarded", source="new",
+       statement="the guarded step has the slopes −1/(1+K|δ|) in δ and sign "
+                 "δ·(log(1+t) − t/(1+t))/K² in K, t = K|δ|",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=gradient.newton_lambda_gradient,
+       mutant=lambda k, dim, alpha, newton: torch.where(
+           newton, gradient.newton_lambda_gradient(k, dim, alpha),
+           0.5 * gradient.newton_lambda_gradient(k, dim, alpha)))
 def _(formula):
-    "Central differences of the estimate, on samples where Newton's step raises the NLL (both kinds of step must occur)."
-    outlier = torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10, dtype=torch.float64)
+    """Central differences of the estimate, on samples where Newton's step
+    raises the NLL (both kinds of step must occur).
+    """
+    outlier = torch.tensor(
+        [3.0] + [0.0] * 139 + [-5.3] * 10, dtype=torch.float64)
     torch.manual_seed(0)
-    u = torch.stack([outlier, torch.randn(150, dtype=torch.float64).exp()], 1) + 0.01 * torch.randn(150, 2, dtype=torch.float64)
+    u = (torch.stack([outlier, torch.randn(150, dtype=torch.float64).exp()], 1)
+         + 0.01 * torch.randn(150, 2, dtype=torch.float64))
     k = standardized(u, (0,))
-    newton = (newton_lambda_standardized(k, (0,)) - newton_lambda_standardized(k, (0,), safeguard=True)).abs() < 1e-12
+    newton = (newton_lambda_standardized(k, (0,)) - newton_lambda_standardized(
+                  k, (0,), safeguard=True)).abs() < 1e-12
     assert newton.flatten().tolist() == [False, True]
     ours = formula(k, (0,), 1.0, newton) / (150 * u.std(0, correction=0))
     for i in (0, 3, int(u[:, 0].argmax()), int(u[:, 0].argmin())):
         e = torch.zeros_like(u)
         e[i] = 1e-6
-        up, down = (newton_lambda_standardized(standardized(u + s * e, (0,)), (0,), safeguard=True) for s in (1, -1))
-        torch.testing.assert_close(ours[i], ((up - down) / 2e-6).flatten(), rtol=2e-5, atol=1e-8)
+        up, down = (newton_lambda_standardized(
+                        standardized(u + s * e, (0,)), (0,), safeguard=True)
+                    for s in (1, -1))
+        torch.testing.assert_close(
+            ours[i], ((up - down) / 2e-6).flatten(), rtol=2e-5, atol=1e-8)
 
 # %% ../../../nbs/227_theory.gradient.ipynb
 from normalnorm.theory.power_transform import yeo_johnson
@@ -108,18 +151,28 @@ def unit_gradient(u, g, eps, **options):
     "The formula, with the per-unit values that a forward pass leaves behind."
     var, mean = torch.var_mean(u, (0,), correction=0, keepdim=True)
     lmbda = newton_lambda_standardized((u - mean) * var.rsqrt(), (0,))
-    return gradient.gaussianized_gradient(u, g, mean, (var + eps).rsqrt(), var.rsqrt(), lmbda, (0,), **options)
+    return gradient.gaussianized_gradient(
+        u, g, mean, (var + eps).rsqrt(), var.rsqrt(), lmbda, (0,), **options)
 
 
-@claim("nn-gradient-free-lambda", source="eftekhari2025, §4.1 (implied)", statement="gradients flow through λ̂ as through μ̂ and σ̂: ∂Loss/∂u = P_h[g·∂ψ/∂h]/√(σ²+ε) + Γ·P_k[∂λ̂/∂k]/σ", kind="identity",
-       verdict="holds", evidence="numerical", formula=unit_gradient, mutant=lambda u, g, eps: unit_gradient(u, g, eps, through_lambda=False))
+@claim("nn-gradient-free-lambda", source="eftekhari2025, §4.1 (implied)",
+       statement="gradients flow through λ̂ as through μ̂ and σ̂: ∂Loss/∂u = "
+                 "P_h[g·∂ψ/∂h]/√(σ²+ε) + Γ·P_k[∂λ̂/∂k]/σ",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=unit_gradient,
+       mutant=lambda u, g, eps: unit_gradient(u, g, eps, through_lambda=False))
 def _(formula):
-    "Automatic differentiation of the chain, to 1e-12 of the largest gradient of a unit, at four scales."
+    """Automatic differentiation of the chain, to 1e-12 of the largest gradient
+    of a unit, at four scales.
+    """
     for scale in (1e2, 1.0, 1e-2, 1e-5):
         u, g = torch.randn(2, 31, 20, dtype=torch.float64)
         u = (scale * u.exp()).requires_grad_()
         var, mean = torch.var_mean(u, (0,), correction=0, keepdim=True)
         lmbda = newton_lambda_standardized((u - mean) * var.rsqrt(), (0,))
-        expected, = torch.autograd.grad((g * yeo_johnson((u - mean) * (var + 1e-5).rsqrt(), lmbda)).sum(), u)
-        error = (formula(u.detach(), g, 1e-5) - expected).abs().amax(0) / expected.abs().amax(0)
+        expected, = torch.autograd.grad(
+            (g * yeo_johnson((u - mean) * (var + 1e-5).rsqrt(), lmbda)).sum(),
+            u)
+        error = ((formula(u.detach(), g, 1e-5) - expected).abs().amax(0)
+                 / expected.abs().amax(0))
         assert error.max() < 1e-12, (scale, error.max())

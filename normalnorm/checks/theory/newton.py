@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from normalnorm.claims import claim
-from normalnorm.theory.power_transform import power_transform_derivative, signed_log1p, yeo_johnson, yeo_johnson_nll
+from normalnorm.theory.power_transform import (
+    power_transform_derivative, signed_log1p, yeo_johnson, yeo_johnson_nll)
 
 
 def standard(h):
@@ -23,15 +24,20 @@ def standard(h):
 
 
 def mp_derivatives(sample, at=1):
-    "First and second derivative of the profile NLL, from the four printed branches, numerically in 50 digits."
+    """First and second derivative of the profile NLL, from the four printed
+    branches, numerically in 50 digits.
+    """
     def nll(lmbda):
-        x = [((1 + t) ** lmbda - 1) / lmbda if t >= 0 else -((1 - t) ** (2 - lmbda) - 1) / (2 - lmbda) for t in sample]
+        x = [((1 + t) ** lmbda - 1) / lmbda if t >= 0
+             else -((1 - t) ** (2 - lmbda) - 1) / (2 - lmbda) for t in sample]
         mean = mp.fsum(x) / len(x)
         variance = mp.fsum((v - mean) ** 2 for v in x) / len(x)
-        return mp.log(variance) / 2 - (lmbda - 1) * mp.fsum(mp.sign(t) * mp.log1p(abs(t)) for t in sample) / len(x)
+        return mp.log(variance) / 2 - (lmbda - 1) * mp.fsum(
+            mp.sign(t) * mp.log1p(abs(t)) for t in sample) / len(x)
     with mp.workdps(50):
         sample = [mp.mpf(t) for t in sample]
-        return tuple(float(mp.diff(nll, mp.mpf(at), k, h=mp.mpf(10) ** -12)) for k in (1, 2))
+        return tuple(float(mp.diff(nll, mp.mpf(at), k, h=mp.mpf(10) ** -12))
+                     for k in (1, 2))
 
 
 def terms(h):
@@ -48,10 +54,13 @@ def first_at_one(h):
 
 def second_at_one(h, factor=2.0):
     _, _, d, d2 = terms(h)
-    return (h * d2).mean() + ((d - d.mean()) ** 2).mean() - factor * (h * d).mean() ** 2
+    return ((h * d2).mean() + ((d - d.mean()) ** 2).mean()
+            - factor * (h * d).mean() ** 2)
 
 
-@claim("nn-l1", source="eftekhari2025, App. D", statement="for standardized h: L'(1) = mean(h·d) − mean(s·ℓ), d = (1+a)ℓ − a",
+@claim("nn-l1", source="eftekhari2025, App. D",
+       statement="for standardized h: L'(1) = mean(h·d) − mean(s·ℓ), d = "
+                 "(1+a)ℓ − a",
        kind="identity", verdict="holds", evidence="proof", formula=first_at_one,
        mutant=lambda h: first_at_one(h) + 2 * signed_log1p(h).mean())
 def _(derivative):
@@ -62,8 +71,10 @@ def _(derivative):
 
 
 @claim("nn-l2", source="eftekhari2025, App. D",
-       statement="for standardized h: L''(1) = mean(h·d2) + mean((d − mean d)²) − 2·mean(h·d)²", kind="identity",
-       verdict="holds", evidence="proof", formula=second_at_one, mutant=lambda h: second_at_one(h, 1.0))
+       statement="for standardized h: L''(1) = mean(h·d2) + mean((d − mean "
+                 "d)²) − 2·mean(h·d)²",
+       kind="identity", verdict="holds", evidence="proof",
+       formula=second_at_one, mutant=lambda h: second_at_one(h, 1.0))
 def _(derivative):
     "Against numerical differentiation of the printed likelihood in 50 digits."
     for n in (3, 17, 61):
@@ -79,9 +90,11 @@ def curvature(h, residual=2.0):
     return 1 - q.mean(-1) + mean_d**2 + residual * r
 
 
-@claim("nn-l2-simplified", source="new", statement="for standardized h: L''(1) = 1 − mean q + (mean d)² + 2R, q = (1+a)ℓ², "
-       "R the residual variance of d regressed on h", kind="identity", verdict="holds", evidence="proof",
-       formula=curvature, mutant=lambda h: curvature(h, residual=1.0))
+@claim("nn-l2-simplified", source="new",
+       statement="for standardized h: L''(1) = 1 − mean q + (mean d)² + 2R, q "
+                 "= (1+a)ℓ², R the residual variance of d regressed on h",
+       kind="identity", verdict="holds", evidence="proof", formula=curvature,
+       mutant=lambda h: curvature(h, residual=1.0))
 def _(simplified):
     "R by least squares (numpy), L'' by numerical differentiation in 50 digits."
     for n in (3, 17, 61):
@@ -92,46 +105,62 @@ def _(simplified):
         residual = d - design @ np.linalg.lstsq(design, d, rcond=None)[0]
         _, log, mean_d = h.abs(), signed_log1p(h), d.mean()
         q = ((1 + h.abs()) * log**2).mean().item()
-        assert abs(simplified(h).item() - (1 - q + mean_d**2 + 2 * (residual**2).mean())) < 1e-12
+        assert abs(simplified(h).item() - (
+                       1 - q + mean_d**2 + 2 * (residual**2).mean())) < 1e-12
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def pair_variance(h, lmbda, factor=0.5):
-    "½·Var(S) under the tilted measure: Gauss–Legendre quadrature over the squares of all pairs."
+    """½·Var(S) under the tilted measure: Gauss–Legendre quadrature over the
+    squares of all pairs.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(24)
     moments = np.zeros(3)
     for low, high in [(x, y) for i, x in enumerate(h) for y in h[i + 1:]]:
         low, high = min(low, high), max(low, high)
         pieces = [(low, 0.0), (0.0, high)] if low < 0 < high else [(low, high)]
-        t = np.concatenate([(p + r) / 2 + (r - p) / 2 * nodes for p, r in pieces])
+        t = np.concatenate(
+            [(p + r) / 2 + (r - p) / 2 * nodes for p, r in pieces])
         w = np.concatenate([(r - p) / 2 * weights for p, r in pieces])
         sigma = np.copysign(np.log1p(np.abs(t)), t)
         w = w * np.exp((lmbda - 1) * sigma)
         one = [np.sum(w * sigma**k) for k in range(3)]
-        moments += [one[0] ** 2, 2 * one[0] * one[1], 2 * one[0] * one[2] + 2 * one[1] ** 2]
+        moments += [one[0] ** 2, 2 * one[0] * one[1],
+                    2 * one[0] * one[2] + 2 * one[1] ** 2]
     mean, square = moments[1:] / moments[0]
     return factor * (square - mean**2)
 
 
-@claim("nn-curvature-variance", source="new", statement="L''(λ) = ½·Var(σ(t)+σ(t')) under the tilted measure on pairs",
-       kind="identity", verdict="holds", evidence="proof", formula=pair_variance,
+@claim("nn-curvature-variance", source="new",
+       statement="L''(λ) = ½·Var(σ(t)+σ(t')) under the tilted measure on pairs",
+       kind="identity", verdict="holds", evidence="proof",
+       formula=pair_variance,
        mutant=lambda h, lmbda: pair_variance(h, lmbda, factor=1.0))
 def _(quadrature):
-    "Quadrature over pairs against numerical differentiation of the printed likelihood."
-    h = standard(torch.tensor([-1.3, 0.2, 0.4, 2.0, 0.1], dtype=torch.float64)).tolist()
+    """Quadrature over pairs against numerical differentiation of the printed
+    likelihood.
+    """
+    h = standard(
+        torch.tensor([-1.3, 0.2, 0.4, 2.0, 0.1], dtype=torch.float64)).tolist()
     for lmbda in (-1.5, 0.5, 1.0, 2.5):
-        assert abs(quadrature(h, lmbda) - mp_derivatives(h, lmbda)[1]) < 1e-12, lmbda
+        assert (abs(quadrature(h, lmbda) - mp_derivatives(h, lmbda)[1])
+                < 1e-12), lmbda
 
 
-@claim("nn-nll-convex", source="eftekhari2025, §4.1; yeo2000", statement="L(h; λ) is convex in λ for every sample",
-       kind="theorem", verdict="holds", evidence="proof", formula=yeo_johnson_nll,
-       mutant=lambda h, lmbda: yeo_johnson_nll(h, lmbda) + 0.75 * torch.cos(lmbda.squeeze(-1) - 2))
+@claim("nn-nll-convex", source="eftekhari2025, §4.1; yeo2000",
+       statement="L(h; λ) is convex in λ for every sample", kind="theorem",
+       verdict="holds", evidence="proof", formula=yeo_johnson_nll,
+       mutant=lambda h, lmbda: yeo_johnson_nll(h, lmbda)
+              + 0.75 * torch.cos(lmbda.squeeze(-1) - 2))
 def _(nll):
-    "Second differences on random few-atom samples, λ from −4 to 6; the proof is the pair integral."
+    """Second differences on random few-atom samples, λ from −4 to 6; the proof
+    is the pair integral.
+    """
     lmbda = torch.linspace(-4, 6, 101, dtype=torch.float64)[:, None, None]
     h = standard(torch.randn(300, 6, dtype=torch.float64) ** 3)
     values = nll(h, lmbda)
     second = values[2:] - 2 * values[1:-1] + values[:-2]
-    assert (second > -1e-12).all(), f"second difference {second.min().item():.3g}"
+    assert (second > -1e-12).all(), (
+        f"second difference {second.min().item():.3g}")
 
 # %% ../../../nbs/220_theory.newton.ipynb
 import scipy.stats
@@ -139,10 +168,14 @@ import scipy.stats
 from normalnorm.theory.newton import newton_lambda, nll_derivatives_at_one
 
 
-@claim("nn-newton", source="eftekhari2025, Eq. 5", statement="λ̂ = 1 − L'(1)/L''(1)", kind="algorithm", verdict="holds",
-       evidence="numerical", formula=newton_lambda, mutant=lambda h, dim: 2 - newton_lambda(h, dim))
+@claim("nn-newton", source="eftekhari2025, Eq. 5",
+       statement="λ̂ = 1 − L'(1)/L''(1)", kind="algorithm", verdict="holds",
+       evidence="numerical", formula=newton_lambda,
+       mutant=lambda h, dim: 2 - newton_lambda(h, dim))
 def _(estimate):
-    "Against numerical differentiation of the printed likelihood in 50 digits, over two axes at once too."
+    """Against numerical differentiation of the printed likelihood in 50 digits,
+    over two axes at once too.
+    """
     h = torch.randn(4, 5, 3, dtype=torch.float64).exp()
     for j in range(5):
         first, second = mp_derivatives(standard(h[:, j].flatten()).tolist())
@@ -157,23 +190,31 @@ def eps_in_step(u, eps=1e-5):
 
 
 @claim("nn-eps-trap", source="eftekhari2025, Algorithm 1",
-       statement="h = (u−μ)/√(σ²+ε) can be put into the formulas for L'(1), L''(1) whatever the variance of the unit",
-       kind="algorithm", verdict="fails", evidence="numerical", formula=eps_in_step,
-       mutant=lambda u: newton_lambda(u, -1).item())
+       statement="h = (u−μ)/√(σ²+ε) can be put into the formulas for L'(1), "
+                 "L''(1) whatever the variance of the unit",
+       kind="algorithm", verdict="fails", evidence="numerical",
+       formula=eps_in_step, mutant=lambda u: newton_lambda(u, -1).item())
 def _(estimate):
-    "λ̂ of a log-normal unit of scale 1e-5 leaves [−10, 10]; estimated without ε it does not depend on the scale, and is what Algorithm 1 gives for a unit of scale 1e4."
+    """λ̂ of a log-normal unit of scale 1e-5 leaves [−10, 10]; estimated without
+    ε it does not depend on the scale, and is what Algorithm 1 gives for a unit
+    of scale 1e4.
+    """
     unit = standard(torch.randn(4096, dtype=torch.float64).exp())
     assert abs(estimate(1e4 * unit) - newton_lambda(unit, -1).item()) < 1e-9
     assert abs(estimate(1e-5 * unit)) > 10, "the trap did not close"
-    estimates = [newton_lambda(scale * unit, -1).item() for scale in (1.0, 1e-4, 1e-150)]
+    estimates = [newton_lambda(scale * unit, -1).item()
+                 for scale in (1.0, 1e-4, 1e-150)]
     assert max(estimates) - min(estimates) < 1e-10
 
 
 @claim("nn-expansion-unbiased", source="eftekhari2025, §4.1",
-       statement="expanding at λ₀ = 1 favours neither side: λ̂(−h) = 2 − λ̂(h)", kind="identity", verdict="holds",
-       evidence="proof", formula=1.0, mutant=0.5)
+       statement="expanding at λ₀ = 1 favours neither side: λ̂(−h) = 2 − λ̂(h)",
+       kind="identity", verdict="holds", evidence="proof", formula=1.0,
+       mutant=0.5)
 def _(expand_at):
-    "One Newton step of the general derivatives from λ₀; from λ₀ = ½ (the mutant) the reflection is lost."
+    """One Newton step of the general derivatives from λ₀; from λ₀ = ½ (the
+    mutant) the reflection is lost.
+    """
     from normalnorm.theory.newton import nll_derivatives
     h = standard(torch.randn(40, 25, dtype=torch.float64).exp())
     def step(sample):
@@ -182,42 +223,63 @@ def _(expand_at):
     torch.testing.assert_close(step(-h), 2 - step(h), rtol=1e-10, atol=1e-10)
 
 
-@claim("nn-symmetric-fixed", source="new", statement="a sample symmetric about its mean has λ̂ = MLE = 1: its tails and modes are not touched",
-       kind="identity", verdict="holds", evidence="proof", formula=lambda h: torch.cat([h, -h]),
+@claim("nn-symmetric-fixed", source="new",
+       statement="a sample symmetric about its mean has λ̂ = MLE = 1: its "
+                 "tails and modes are not touched",
+       kind="identity", verdict="holds", evidence="proof",
+       formula=lambda h: torch.cat([h, -h]),
        mutant=lambda h: torch.cat([h, -h / 2]))
 def _(symmetrize):
     "Heavy-tailed and bimodal halves; the MLE by scipy."
-    for half in (torch.randn(200).double() ** 3, 2 + 0.3 * torch.randn(200).double()):
+    for half in (torch.randn(200).double() ** 3,
+                 2 + 0.3 * torch.randn(200).double()):
         sample = symmetrize(half)
         assert abs(newton_lambda(sample, -1).item() - 1) < 1e-12
-        assert abs(scipy.stats.yeojohnson_normmax(standard(sample).cpu().numpy()) - 1) < 1e-6
+        assert (abs(scipy.stats.yeojohnson_normmax(
+                        standard(sample).cpu().numpy()) - 1) < 1e-6)
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def several(h, steps=30):
     return newton_lambda(h, -1, steps=steps, safeguard=True)
 
 
-@claim("nn-newton-vs-mle", source="eftekhari2025, App. E", statement="one Newton step from λ = 1 is close to the MLE",
-       kind="empirical", verdict="fails", evidence="numerical", formula=lambda h: newton_lambda(h, -1), mutant=several)
+@claim("nn-newton-vs-mle", source="eftekhari2025, App. E",
+       statement="one Newton step from λ = 1 is close to the MLE",
+       kind="empirical", verdict="fails", evidence="numerical",
+       formula=lambda h: newton_lambda(h, -1), mutant=several)
 def _(estimate):
-    "Log-normal, N = 20 000: further than ½ from scipy's MLE; close (0.02) for a Gaussian sample."
-    skewed, normal = standard(torch.randn(20_000, dtype=torch.float64).exp()), torch.randn(20_000, dtype=torch.float64)
+    """Log-normal, N = 20 000: further than ½ from scipy's MLE; close (0.02) for
+    a Gaussian sample.
+    """
+    skewed, normal = (standard(torch.randn(20_000, dtype=torch.float64).exp()),
+                      torch.randn(20_000, dtype=torch.float64))
     mle = scipy.stats.yeojohnson_normmax(skewed.cpu().numpy())
-    assert abs(estimate(skewed).item() - mle) > 0.5, "close to the MLE after all"
-    assert abs(estimate(normal).item() - scipy.stats.yeojohnson_normmax(standard(normal).cpu().numpy())) < 0.02
+    assert abs(estimate(skewed).item() - mle) > 0.5, (
+        "close to the MLE after all")
+    assert abs(estimate(normal).item() - scipy.stats.yeojohnson_normmax(
+                   standard(normal).cpu().numpy())) < 0.02
 
 
-@claim("nn-alpha-mle", source="eftekhari2025, §5.7", statement="α = 1 corresponds to the MLE", kind="identity",
-       verdict="fails", evidence="numerical", formula=lambda h: newton_lambda(h, -1, alpha=1.0), mutant=several)
+@claim("nn-alpha-mle", source="eftekhari2025, §5.7",
+       statement="α = 1 corresponds to the MLE", kind="identity",
+       verdict="fails", evidence="numerical",
+       formula=lambda h: newton_lambda(h, -1, alpha=1.0), mutant=several)
 def _(estimate):
-    "The NLL of a Pareto(3) sample at α = 1 is above its minimum by more than 0.1 nats."
-    h = standard(torch.distributions.Pareto(torch.tensor(1.0), torch.tensor(3.0)).sample((5000,)).double())
-    minimum = -scipy.stats.yeojohnson_llf(scipy.stats.yeojohnson_normmax(h.cpu().numpy()), h.cpu().numpy()) / 5000 + 0.5 * (np.log(2 * np.pi) + 1)
+    """The NLL of a Pareto(3) sample at α = 1 is above its minimum by more than
+    0.1 nats.
+    """
+    h = standard(torch.distributions.Pareto(
+        torch.tensor(1.0), torch.tensor(3.0)).sample((5000,)).double())
+    minimum = (-scipy.stats.yeojohnson_llf(
+                   scipy.stats.yeojohnson_normmax(h.cpu().numpy()),
+                   h.cpu().numpy()) / 5000 + 0.5 * (np.log(2 * np.pi) + 1))
     assert yeo_johnson_nll(h, estimate(h)).item() - minimum > 0.1
 
 
-@claim("nn-alpha", source="eftekhari2025, Eq. 6", statement="λ̂ = 1 − α·L'(1)/L''(1): linear in α, the identity at α = 0",
-       kind="algorithm", verdict="holds", evidence="proof", formula=lambda h, alpha: newton_lambda(h, -1, alpha=alpha),
+@claim("nn-alpha", source="eftekhari2025, Eq. 6",
+       statement="λ̂ = 1 − α·L'(1)/L''(1): linear in α, the identity at α = 0",
+       kind="algorithm", verdict="holds", evidence="proof",
+       formula=lambda h, alpha: newton_lambda(h, -1, alpha=alpha),
        mutant=lambda h, alpha: newton_lambda(h, -1, alpha=alpha**2))
 def _(estimate):
     h = torch.randn(5, 30, dtype=torch.float64).exp()
@@ -227,28 +289,42 @@ def _(estimate):
 
 
 @claim("nn-newton-quadratic", source="eftekhari2025, §4.1",
-       statement="the step reaches the minimum of the quadratic model at once; gradient steps on it diverge for a rate above 2/L''", kind="identity",
-       verdict="holds", evidence="proof", formula=2.0, mutant=1.99)
+       statement="the step reaches the minimum of the quadratic model at once; "
+                 "gradient steps on it diverge for a rate above 2/L''",
+       kind="identity", verdict="holds", evidence="proof", formula=2.0,
+       mutant=1.99)
 def _(limit):
-    "A scalar minimizer on the quadratic; gradient steps with rates 0.05 percent below and above limit/L''."
+    """A scalar minimizer on the quadratic; gradient steps with rates 0.05
+    percent below and above limit/L''.
+    """
     import scipy.optimize
     h = standard(torch.randn(300, dtype=torch.float64).exp())
     first, second = (float(x) for x in nll_derivatives_at_one(h, -1))
-    found = scipy.optimize.minimize_scalar(lambda x: first * (x - 1) + 0.5 * second * (x - 1) ** 2)
+    found = scipy.optimize.minimize_scalar(
+        lambda x: first * (x - 1) + 0.5 * second * (x - 1) ** 2)
     assert abs(found.x - newton_lambda(h, -1).item()) < 1e-6
-    for rate, converges in ((0.9995 * limit / second, True), (1.0005 * limit / second, False)):
+    for rate, converges in ((0.9995 * limit / second, True),
+                            (1.0005 * limit / second, False)):
         lmbda = 1.0
         for _ in range(20_000):
             lmbda -= rate * (first + second * (lmbda - 1))
-        assert (abs(lmbda - found.x) < 1e-3) == converges, f"rate {rate * second:.3f}/L''"
+        assert (abs(lmbda - found.x) < 1e-3) == converges, (
+            f"rate {rate * second:.3f}/L''")
 
 # %% ../../../nbs/220_theory.newton.ipynb
-@claim("nn-newton-decreases", source="eftekhari2025, App. E (implied)", statement="L(h; λ̂) ≤ L(h; 1): a Newton step never raises the NLL",
-       kind="inequality", verdict="fails", evidence="numerical", formula=lambda h: newton_lambda(h, -1),
+@claim("nn-newton-decreases", source="eftekhari2025, App. E (implied)",
+       statement="L(h; λ̂) ≤ L(h; 1): a Newton step never raises the NLL",
+       kind="inequality", verdict="fails", evidence="numerical",
+       formula=lambda h: newton_lambda(h, -1),
        mutant=lambda h: newton_lambda(h, -1, safeguard=True))
 def _(estimate):
-    "scipy's likelihood of {3 once, 0 139 times, −5.3 ten times} is lower after the step. The mutant is the safeguarded step."
-    h = standard(torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10, dtype=torch.float64))
+    """scipy's likelihood of {3 once, 0 139 times, −5.3 ten times} is lower
+    after the step.
+
+    The mutant is the safeguarded step.
+    """
+    h = standard(
+        torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10, dtype=torch.float64))
     llf = lambda lmbda: scipy.stats.yeojohnson_llf(lmbda, h.cpu().numpy()) / 150
     assert llf(estimate(h).item()) < llf(1.0) - 0.05
 
@@ -257,11 +333,13 @@ from normalnorm.theory.newton import guaranteed_step, mle_bracket, range_of_s
 
 
 def interval_terms(h, lmbda, order):
-    "∂ᵏψ/∂λᵏ for k = 0…order of one element, as intervals (mpmath.iv); η must not contain 0."
+    """∂ᵏψ/∂λᵏ for k = 0…order of one element, as intervals (mpmath.iv); η must
+    not contain 0.
+    """
     iv, s = mp.iv, 1 if h >= 0 else -1
     ell, eta = iv.log(1 + abs(iv.mpf(h))), (lmbda if h >= 0 else 2 - lmbda)
     power, values = iv.exp(eta * ell), []
-    value = (power - 1) / eta                                # ∫ e^{ηv}, then ∫ vᵏ e^{ηv} by parts
+    value = (power - 1) / eta  # ∫ e^{ηv}, then ∫ vᵏ e^{ηv} by parts
     for k in range(order + 1):
         if k:
             value = (ell**k * power - k * value) / eta
@@ -270,7 +348,9 @@ def interval_terms(h, lmbda, order):
 
 
 def interval_derivatives(sample, lmbda):
-    "Enclosures of L', L⁽³⁾ and L⁽⁴⁾ over the interval λ, from the derivatives of V and those of ½ log V."
+    """Enclosures of L', L⁽³⁾ and L⁽⁴⁾ over the interval λ, from the derivatives
+    of V and those of ½ log V.
+    """
     iv, n = mp.iv, len(sample)
     columns = list(zip(*[interval_terms(h, lmbda, 4) for h in sample]))
     mean = lambda xs: sum(xs, iv.mpf(0)) / n
@@ -278,32 +358,42 @@ def interval_derivatives(sample, lmbda):
     cov = lambda i, j: mean([x * y for x, y in zip(centred[i], centred[j])])
     v = cov(0, 0)
     r1, r2 = 2 * cov(0, 1) / v, 2 * (cov(1, 1) + cov(0, 2)) / v
-    r3, r4 = 2 * (3 * cov(1, 2) + cov(0, 3)) / v, 2 * (4 * cov(1, 3) + 3 * cov(2, 2) + cov(0, 4)) / v
-    tilt = mean([(1 if h >= 0 else -1) * iv.log(1 + abs(iv.mpf(h))) for h in sample])
+    r3, r4 = (2 * (3 * cov(1, 2) + cov(0, 3)) / v,
+              2 * (4 * cov(1, 3) + 3 * cov(2, 2) + cov(0, 4)) / v)
+    tilt = mean([(1 if h >= 0 else -1) * iv.log(1 + abs(iv.mpf(h)))
+                 for h in sample])
     fourth = r4 - 4 * r1 * r3 - 3 * r2**2 + 12 * r1**2 * r2 - 6 * r1**4
     return r1 / 2 - tilt, (r3 - 3 * r1 * r2 + 2 * r1**3) / 2, fourth / 2
 
 
 def law_derivatives(atoms, weights, lmbda):
-    "L (without its constant) and its three derivatives at λ, of the law with these atoms and weights, in the precision of mpmath."
+    """L (without its constant) and its three derivatives at λ, of the law with
+    these atoms and weights, in the precision of mpmath.
+    """
     columns = []
     for h in atoms:
         ell, eta = mp.log1p(abs(h)), (lmbda if h >= 0 else 2 - lmbda)
         power, column = mp.exp(eta * ell), [mp.expm1(eta * ell) / eta]
         for k in (1, 2, 3):
             column.append((ell**k * power - k * column[-1]) / eta)
-        columns.append([x if h >= 0 or k % 2 else -x for k, x in enumerate(column)])
+        columns.append(
+            [x if h >= 0 or k % 2 else -x for k, x in enumerate(column)])
     mean = lambda xs: mp.fsum(w * x for w, x in zip(weights, xs))
     columns = [[x - mean(c) for x in c] for c in zip(*columns)]
     cov = lambda i, j: mean([x * y for x, y in zip(columns[i], columns[j])])
     v, tilt = cov(0, 0), mean([mp.sign(h) * mp.log1p(abs(h)) for h in atoms])
-    r1, r2, r3 = 2 * cov(0, 1) / v, 2 * (cov(1, 1) + cov(0, 2)) / v, 2 * (3 * cov(1, 2) + cov(0, 3)) / v
-    return mp.log(v) / 2 - (lmbda - 1) * tilt, r1 / 2 - tilt, (r2 - r1**2) / 2, (r3 - 3 * r1 * r2 + 2 * r1**3) / 2
+    r1, r2, r3 = (2 * cov(0, 1) / v, 2 * (cov(1, 1) + cov(0, 2)) / v,
+                  2 * (3 * cov(1, 2) + cov(0, 3)) / v)
+    return (mp.log(v) / 2 - (lmbda - 1) * tilt, r1 / 2 - tilt, (r2 - r1**2) / 2,
+            (r3 - 3 * r1 * r2 + 2 * r1**3) / 2)
 
 
 def far_law(share, far=10**6):
-    "Two values that carry the variance and one at e^far, which has of the variance the part share/K: atoms and weights, standardized, and K."
-    atoms, weights = [-mp.sqrt(mp.mpf(7) / 3), mp.sqrt(mp.mpf(3) / 7), mp.exp(far)], [mp.mpf(3) / 10, mp.mpf(7) / 10]
+    """Two values that carry the variance and one at e^far, which has of the
+    variance the part share/K: atoms and weights, standardized, and K.
+    """
+    atoms, weights = [-mp.sqrt(mp.mpf(7) / 3), mp.sqrt(mp.mpf(3) / 7),
+                      mp.exp(far)], [mp.mpf(3) / 10, mp.mpf(7) / 10]
     rare = mp.mpf(share) / (2 * far) * mp.exp(-2 * far)
     weights = [*(w * (1 - rare) for w in weights), rare]
     mean = lambda xs: mp.fsum(w * x for w, x in zip(weights, xs))
@@ -314,21 +404,32 @@ def far_law(share, far=10**6):
 
 
 def thirds_over_seconds(h, weights):
-    "|L⁽³⁾(1)|/L''(1) of the laws with atoms `h` and these weights along the last axis."
+    """|L⁽³⁾(1)|/L''(1) of the laws with atoms `h` and these weights along the
+    last axis.
+    """
     x = torch.stack([power_transform_derivative(h, 1.0, k) for k in range(4)])
     x = x - (weights * x).sum(-1, keepdim=True)
     cov = lambda i, j: (weights * x[i] * x[j]).sum(-1)
-    r1, r2, r3 = (2 * c / cov(0, 0) for c in (cov(0, 1), cov(1, 1) + cov(0, 2), 3 * cov(1, 2) + cov(0, 3)))
+    r1, r2, r3 = (2 * c / cov(0, 0) for c in (cov(0, 1), cov(1, 1) + cov(0, 2),
+                                              3 * cov(1, 2) + cov(0, 3)))
     return (r3 - 3 * r1 * r2 + 2 * r1**3).abs() / (r2 - r1**2)
 
 
-@claim("newton-range", source="new", statement="|L⁽³⁾(λ)| ≤ K·L''(λ) with K = 2(σ(max h) − σ(min h)), and no smaller multiple of K does for all laws",
-       kind="theorem", verdict="holds", evidence="proof", formula=range_of_s, mutant=lambda h, dim: 0.99 * range_of_s(h, dim))
+@claim("newton-range", source="new",
+       statement="|L⁽³⁾(λ)| ≤ K·L''(λ) with K = 2(σ(max h) − σ(min h)), and no "
+                 "smaller multiple of K does for all laws",
+       kind="theorem", verdict="holds", evidence="proof", formula=range_of_s,
+       mutant=lambda h, dim: 0.99 * range_of_s(h, dim))
 def _(length):
-    "Random laws of two to five values, of which some reach 0.6 of K; the law with a far value, which reaches all of it. The mutant is one percent too short."
+    """Random laws of two to five values, of which some reach 0.6 of K; the law
+    with a far value, which reaches all of it.
+
+    The mutant is one percent too short.
+    """
     most = 0.0
     for n in (2, 3, 5):
-        h, weights = torch.randn(20_000, n, dtype=torch.float64), 10 ** (-6 * torch.rand(20_000, n, dtype=torch.float64))
+        h, weights = (torch.randn(20_000, n, dtype=torch.float64),
+                      10 ** (-6 * torch.rand(20_000, n, dtype=torch.float64)))
         weights = weights / weights.sum(-1, keepdim=True)
         h = h * 10 ** (3 * torch.rand_like(h))
         h = h - (weights * h).sum(-1, keepdim=True)
@@ -341,45 +442,72 @@ def _(length):
         atoms, weights, _ = far_law(0.5)
         for lmbda in (1, 1 + mp.mpf(10) ** -6, 1 - mp.mpf(10) ** -6):
             _, _, second, third = law_derivatives(atoms, weights, mp.mpf(lmbda))
-            # float64 holds no e^(10⁶): the length of the range is additive in σ, so it is put together from elements that it does hold
-            ends = [torch.tensor([float(atoms[0]), 0.0, math.expm1(500)], dtype=torch.float64), torch.tensor([0.0, math.expm1(500)], dtype=torch.float64)]
-            whole = length(ends[0], -1).item() + (mp.log1p(atoms[2]) / 500 - 1) * length(ends[1], -1).item()
-            assert 0.9999 * whole < abs(third) / second <= whole * (1 + mp.mpf(10) ** -12), mp.nstr(third / second / whole, 8)
+            # float64 holds no e^(10⁶): the length of the range is additive in
+            # σ, so it is put together from elements that it does hold
+            ends = [torch.tensor([float(atoms[0]), 0.0, math.expm1(500)],
+                                 dtype=torch.float64),
+                    torch.tensor([0.0, math.expm1(500)], dtype=torch.float64)]
+            whole = (length(ends[0], -1).item() + (mp.log1p(atoms[2]) / 500 - 1)
+                                                  * length(ends[1], -1).item())
+            assert 0.9999 * whole < abs(third) / second <= whole * (
+                1 + mp.mpf(10) ** -12), mp.nstr(third / second / whole, 8)
 
 
-@claim("newton-bracket", source="new", statement="the MLE is between 1 ∓ log1p(K|δ|)/K and 1 ± log1p(−K|δ|)/K, δ = L'(1)/L''(1); each end is reached",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0, mutant=0.98)
+@claim("newton-bracket", source="new",
+       statement="the MLE is between 1 ∓ log1p(K|δ|)/K and 1 ± log1p(−K|δ|)/K, "
+                 "δ = L'(1)/L''(1); each end is reached",
+       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
+       mutant=0.98)
 def _(factor):
-    "The law that uses all of K has its MLE at the near or at the far end; signs of L' at both ends in interval arithmetic, scipy's MLE inside. The mutant has 0.98 K."
+    """The law that uses all of K has its MLE at the near or at the far end;
+    signs of L' at both ends in interval arithmetic, scipy's MLE inside.
+
+    The mutant has 0.98 K.
+    """
     with mp.workdps(40):
-        for share, end in ((0.03, "near"), (0.3, "near"), (2.0, "far"), (3.0, "far")):
+        for share, end in ((0.03, "near"), (0.3, "near"), (2.0, "far"),
+                           (3.0, "far")):
             atoms, weights, k = far_law(share)
             _, first, second, _ = law_derivatives(atoms, weights, mp.mpf(1))
             k, delta = factor * k, first / second
-            near, far = -mp.sign(delta) * mp.log1p(k * abs(delta)) / k, mp.sign(delta) * mp.log1p(-k * abs(delta)) / k if k * abs(delta) < 1 else -mp.sign(delta) * mp.inf
+            near, far = (
+                -mp.sign(delta) * mp.log1p(k * abs(delta)) / k,
+                mp.sign(delta) * mp.log1p(-k * abs(delta)) / k
+                    if k * abs(delta) < 1 else -mp.sign(delta) * mp.inf)
             slope = lambda t: law_derivatives(atoms, weights, 1 + t / k)[1]
             mle = mp.findroot(slope, near * k) / k
-            assert abs(near) <= abs(mle) * (1 + mp.mpf(10) ** -9) and abs(mle) <= abs(far) * (1 + mp.mpf(10) ** -9), (share, mp.nstr([near / mle, far / mle], 8))
-            assert abs((near if end == "near" else far) / mle - 1) < 1e-4, (share, mp.nstr([near / mle, far / mle], 8))
-    h = standard(torch.tensor([5.339] + [0.36] * 1100 + [-2.688] * 149, dtype=torch.float64))
+            assert (abs(near) <= abs(mle) * (1 + mp.mpf(10) ** -9)
+                    and abs(mle) <= abs(far) * (1 + mp.mpf(10) ** -9)), (
+                        share, mp.nstr([near / mle, far / mle], 8))
+            assert abs((near if end == "near" else far) / mle - 1) < 1e-4, (
+                share, mp.nstr([near / mle, far / mle], 8))
+    h = standard(torch.tensor([5.339] + [0.36] * 1100 + [-2.688] * 149,
+                              dtype=torch.float64))
     first, second = (float(x) for x in nll_derivatives_at_one(h, -1))
     k = factor * range_of_s(h, -1).item()
-    assert 1 < 1 + np.log1p(-k * first / second) / k < scipy.stats.yeojohnson_normmax(h.cpu().numpy())
+    assert (1 < 1 + np.log1p(-k * first / second) / k
+            < scipy.stats.yeojohnson_normmax(h.cpu().numpy()))
     found = 0
     for seed in range(12):
         torch.manual_seed(seed)
-        h = standard(torch.randn(12, dtype=torch.float64) + 0.4 * torch.rand(12, dtype=torch.float64) ** 4)
+        h = standard(torch.randn(12, dtype=torch.float64)
+                     + 0.4 * torch.rand(12, dtype=torch.float64) ** 4)
         first, second = (float(x) for x in nll_derivatives_at_one(h, -1))
         k, ratio = factor * range_of_s(h, -1).item(), first / second
         if k * abs(ratio) > 0.95 or abs(ratio) < 1e-3:
             continue
-        near, far = 1 - np.sign(ratio) * np.log1p(k * abs(ratio)) / k, 1 + np.sign(ratio) * np.log1p(-k * abs(ratio)) / k
-        ends = [interval_derivatives(h.tolist(), mp.iv.mpf(end))[0] for end in (near, far)]
-        assert np.sign(ratio) * ends[0] > 0 and np.sign(ratio) * ends[1] < 0, (seed, near, far)
+        near, far = (1 - np.sign(ratio) * np.log1p(k * abs(ratio)) / k,
+                     1 + np.sign(ratio) * np.log1p(-k * abs(ratio)) / k)
+        ends = [interval_derivatives(h.tolist(), mp.iv.mpf(end))[0]
+                for end in (near, far)]
+        assert (np.sign(ratio) * ends[0] > 0
+                and np.sign(ratio) * ends[1] < 0), (seed, near, far)
         mle = scipy.stats.yeojohnson_normmax(h.cpu().numpy())
         assert min(near, far) - 1e-6 <= mle <= max(near, far) + 1e-6
         if factor == 1:
-            torch.testing.assert_close(torch.stack(mle_bracket(h, -1)).cpu(), torch.tensor([near, far], dtype=torch.float64))
+            torch.testing.assert_close(
+                torch.stack(mle_bracket(h, -1)).cpu(),
+                torch.tensor([near, far], dtype=torch.float64))
         found += 1
     assert found >= 4
 
@@ -387,90 +515,137 @@ def _(factor):
 from functools import cache
 
 
-@cache                  # the formula and its mutant are compared with the same enclosures
+@cache  # the formula and its mutant are compared with the same enclosures
 def error_enclosure(sample, mle, pieces=60):
-    "Interval that contains λ̂ − λ_MLE, and the bound: L⁽³⁾ in mean-value form on short pieces, against the exact weight of each."
+    """Interval that contains λ̂ − λ_MLE, and the bound: L⁽³⁾ in mean-value form
+    on short pieces, against the exact weight of each.
+    """
     iv, ends = mp.iv, np.linspace(1.0, mle, pieces + 1)
     total, bound = iv.mpf(0), 0.0
     for x, y in zip(ends[:-1], ends[1:]):
         piece, middle = iv.mpf([min(x, y), max(x, y)]), iv.mpf((x + y) / 2)
-        third = interval_derivatives(sample, middle)[1] + interval_derivatives(sample, piece)[2] * (piece - middle)
+        third = (interval_derivatives(sample, middle)[1]
+                 + interval_derivatives(sample, piece)[2] * (piece - middle))
         total += third * ((iv.mpf(mle) - x) ** 2 - (iv.mpf(mle) - y) ** 2) / 2
         bound = max(bound, abs(float(third.a)), abs(float(third.b)))
-    second = nll_derivatives_at_one(torch.tensor(sample, dtype=torch.float64), -1)[1].item()
+    second = nll_derivatives_at_one(
+        torch.tensor(sample, dtype=torch.float64), -1)[1].item()
     return total / second, bound * (mle - 1) ** 2 / (2 * second)
 
 
 def moderate_sample(seed):
-    "A standardized sample of 12 gamma variables whose MLE is a moderate distance from 1, and that MLE."
+    """A standardized sample of 12 gamma variables whose MLE is a moderate
+    distance from 1, and that MLE.
+    """
     while True:
         torch.manual_seed(seed)
-        h = standard(torch.distributions.Gamma(torch.tensor(4.0), torch.tensor(1.0)).sample((12,)).double())
+        h = standard(torch.distributions.Gamma(
+            torch.tensor(4.0), torch.tensor(1.0)).sample((12,)).double())
         mle = newton_lambda(h, -1, steps=30, safeguard=True).item()
         if 0.55 < mle < 1.6 and abs(mle - 1) > 0.2:
             return h, mle
         seed += 1
 
 
-@claim("newton-error", source="new", statement="λ̂ − λ_MLE = ∫(λ_MLE − λ)·L⁽³⁾(λ)dλ / L''(1), so |λ̂ − λ_MLE| ≤ max|L⁽³⁾|·(λ_MLE − 1)²/(2L''(1))",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0, mutant=1.001, slow=True)
+@claim("newton-error", source="new",
+       statement="λ̂ − λ_MLE = ∫(λ_MLE − λ)·L⁽³⁾(λ)dλ / L''(1), so |λ̂ − "
+                 "λ_MLE| ≤ max|L⁽³⁾|·(λ_MLE − 1)²/(2L''(1))",
+       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
+       mutant=1.001, slow=True)
 def _(factor):
-    "The actual error lies in the interval enclosure and below the bound, and is the integral by Gauss's rule in 40 digits to 1e-12; the mutant has 1.001 times the integral."
+    """The actual error lies in the interval enclosure and below the bound, and
+    is the integral by Gauss's rule in 40 digits to 1e-12; the mutant has 1.001
+    times the integral.
+    """
     nodes, gauss = np.polynomial.legendre.leggauss(30)
     for seed in (0, 20):
         h, mle = moderate_sample(seed)
         error = newton_lambda(h, -1).item() - mle
         enclosure, bound = error_enclosure(tuple(h.tolist()), mle)
-        assert factor * enclosure.a - 1e-12 <= error <= factor * enclosure.b + 1e-12, (seed, error, enclosure)
+        assert (factor * enclosure.a - 1e-12 <= error
+                <= factor * enclosure.b + 1e-12), (seed, error, enclosure)
         assert abs(error) <= bound
         with mp.workdps(40):
-            atoms, weights = [mp.mpf(x) for x in h.tolist()], [mp.mpf(1) / len(h)] * len(h)
-            thirds = [law_derivatives(atoms, weights, 1 + (mle - 1) * mp.mpf(1 + x) / 2)[3] for x in nodes]
-            integral = mp.fsum(g * (mle - 1) ** 2 / 4 * (1 - x) * third for x, g, third in zip(nodes, gauss, thirds))
-            assert abs(factor * integral / law_derivatives(atoms, weights, mp.mpf(1))[2] - error) < 1e-11
+            atoms, weights = ([mp.mpf(x) for x in h.tolist()],
+                              [mp.mpf(1) / len(h)] * len(h))
+            thirds = [law_derivatives(atoms, weights,
+                                      1 + (mle - 1) * mp.mpf(1 + x) / 2)[3]
+                      for x in nodes]
+            integral = mp.fsum(g * (mle - 1) ** 2 / 4 * (1 - x) * third
+                               for x, g, third in zip(nodes, gauss, thirds))
+            assert abs(factor * integral / law_derivatives(
+                           atoms, weights, mp.mpf(1))[2] - error) < 1e-11
 
 # %% ../../../nbs/220_theory.newton.ipynb
-@claim("nn-newton-safe", source="new", statement="the step −sign(δ)·log1p(K|δ|)/K lowers the NLL of every sample, by at least |L'||τ| − L''·(e^{K|τ|} − K|τ| − 1)/K², which is reached",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0, mutant=0.98)
+@claim("nn-newton-safe", source="new",
+       statement="the step −sign(δ)·log1p(K|δ|)/K lowers the NLL of every "
+                 "sample, by at least |L'||τ| − L''·(e^{K|τ|} − K|τ| − 1)/K², "
+                 "which is reached",
+       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
+       mutant=0.98)
 def _(factor):
-    "The law that uses all of K gains the bound and no more; random three-valued samples with outliers, and the two on which Newton's step fails. The mutant has 0.98 K."
+    """The law that uses all of K gains the bound and no more; random
+    three-valued samples with outliers, and the two on which Newton's step
+    fails.
+
+    The mutant has 0.98 K.
+    """
     with mp.workdps(40):
         for share in (0.03, 0.3):
             atoms, weights, k = far_law(share)
             here, first, second, _ = law_derivatives(atoms, weights, mp.mpf(1))
             k = factor * k
             tau = -mp.sign(first) * mp.log1p(k * abs(first / second)) / k
-            gain, bound = here - law_derivatives(atoms, weights, 1 + tau)[0], abs(first * tau) - second * (mp.expm1(k * abs(tau)) - k * abs(tau)) / k**2
-            assert 0 < bound <= gain < 1.0001 * bound, (share, mp.nstr(gain / bound, 8))
-    samples = [torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10), torch.tensor([5.339] + [0.36] * 1100 + [-2.688] * 149)]
+            gain, bound = (here - law_derivatives(atoms, weights, 1 + tau)[0],
+                           abs(first * tau) - second * (
+                               mp.expm1(k * abs(tau)) - k * abs(tau)) / k**2)
+            assert 0 < bound <= gain < 1.0001 * bound, (
+                share, mp.nstr(gain / bound, 8))
+    samples = [torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10),
+               torch.tensor([5.339] + [0.36] * 1100 + [-2.688] * 149)]
     for _ in range(300):
         values = torch.randn(3) * 10 ** (2 * torch.rand(3) - 1)
-        samples.append(torch.cat([values[0].expand(1), values[1].expand(100 + int(torch.randint(900, ()))), values[2].expand(20)]))
+        samples.append(
+            torch.cat([values[0].expand(1),
+                       values[1].expand(100 + int(torch.randint(900, ()))),
+                       values[2].expand(20)]))
     for h in samples:
         h = standard(h.double())
         first, second = nll_derivatives_at_one(h, -1)
         k = factor * range_of_s(h, -1)
         tau = guaranteed_step(first / second, k)
         gain = yeo_johnson_nll(h, 1.0) - yeo_johnson_nll(h, 1.0 + tau.squeeze())
-        bound = first.abs() * tau.abs() - second * (torch.expm1(k * tau.abs()) - k * tau.abs()) / k**2
-        assert gain >= bound - 1e-12 and gain >= -1e-12, (gain.item(), bound.item())
+        bound = (first.abs() * tau.abs()
+                 - second * (torch.expm1(k * tau.abs()) - k * tau.abs()) / k**2)
+        assert gain >= bound - 1e-12 and gain >= -1e-12, (
+            gain.item(), bound.item())
 
 # %% ../../../nbs/220_theory.newton.ipynb
 @claim("nn-post-not-standard", source="eftekhari2025, Algorithm 1 (implied)",
-       statement="after the transform the sample has neither mean 0 nor variance 1 unless λ̂ = 1", kind="identity", verdict="holds",
-       evidence="proof", formula=lambda h: yeo_johnson(h, newton_lambda(h, -1)), mutant=lambda h: standard(yeo_johnson(h, newton_lambda(h, -1))))
+       statement="after the transform the sample has neither mean 0 nor "
+                 "variance 1 unless λ̂ = 1",
+       kind="identity", verdict="holds", evidence="proof",
+       formula=lambda h: yeo_johnson(h, newton_lambda(h, -1)),
+       mutant=lambda h: standard(yeo_johnson(h, newton_lambda(h, -1))))
 def _(transform):
-    "Exponential: mean and deviation against quadrature with the population's λ̂; the mutant standardizes again."
+    """Exponential: mean and deviation against quadrature with the population's
+    λ̂; the mutant standardizes again.
+    """
     import scipy.integrate
-    integrate = lambda f: scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 0, 1)[0] + scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 1, 80)[0]
+    integrate = (
+        lambda f: scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 0, 1)[0]
+            + scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 1, 80)[0])
     log = lambda h: np.copysign(np.log1p(abs(h)), h)
     d = lambda h: (1 + abs(h)) * np.log1p(abs(h)) - abs(h)
     slope, mean_d = integrate(lambda h: h * d(h)), integrate(d)
-    second = 1 - integrate(lambda h: (1 + abs(h)) * log(h) ** 2) + mean_d**2 + 2 * (integrate(lambda h: d(h) ** 2) - mean_d**2 - slope**2)
+    second = (1 - integrate(lambda h: (1 + abs(h)) * log(h) ** 2) + mean_d**2
+              + 2 * (integrate(lambda h: d(h) ** 2) - mean_d**2 - slope**2))
     lmbda = 1 - (slope - integrate(log)) / second
     psi = lambda h: scipy.stats.yeojohnson(np.array([h]), lmbda)[0]
     mean = integrate(psi)
     deviation = (integrate(lambda h: psi(h) ** 2) - mean**2) ** 0.5
-    x = transform(standard(torch.distributions.Exponential(torch.tensor(1.0)).sample((200_000,)).double()))
-    assert abs(x.mean().item() - mean) < 0.01 and abs(x.std().item() - deviation) < 0.01, (x.mean(), x.std(), mean, deviation)
+    x = transform(standard(torch.distributions.Exponential(torch.tensor(1.0))
+                               .sample((200_000,)).double()))
+    assert abs(x.mean().item() - mean) < 0.01 and abs(
+        x.std().item() - deviation) < 0.01, (x.mean(), x.std(), mean, deviation)
     assert mean < -0.2 and deviation < 0.9

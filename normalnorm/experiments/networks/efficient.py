@@ -18,41 +18,55 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .residual import Activation, DropPath, Norm, Parts, fan_out_normal
+from .residual import (
+    Activation, DropPath, Norm, Parts, fan_out_normal)
 
 
 class SqueezeExcite(nn.Module):
-    "Weight each channel by a number in (0, 1) computed from the means of all channels over positions."
+    """Weight each channel by a number in (0, 1) computed from the means of all
+    channels over positions.
+    """
 
     def __init__(self, channels: int, squeezed: int, activation: Activation):
         super().__init__()
-        self.reduce, self.act, self.expand = nn.Conv2d(channels, squeezed, 1), activation(), nn.Conv2d(squeezed, channels, 1)
+        self.reduce, self.act, self.expand = (
+            nn.Conv2d(channels, squeezed, 1), activation(),
+            nn.Conv2d(squeezed, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         "(B, C, H, W) → (B, C, H, W)."
-        return x * self.expand(self.act(self.reduce(x.mean((2, 3), keepdim=True)))).sigmoid()
+        return x * self.expand(
+            self.act(self.reduce(x.mean((2, 3), keepdim=True)))).sigmoid()
 
 
 class InvertedBottleneck(nn.Module):
-    """1 × 1 convolution to `expansion` times the channels, `kernel` × `kernel` in groups of `group_size`, squeeze-and-excitation, 1 × 1 to `channels`.
+    """1 × 1 convolution to `expansion` times the channels, `kernel` × `kernel`
+    in groups of `group_size`, squeeze-and-excitation, 1 × 1 to `channels`.
 
     The input is added where stride is 1 and the channels stay.
 
     Raises `ValueError` where `group_size` does not divide the widened channels.
     """
 
-    def __init__(self, channels_in: int, channels: int, expansion: int, kernel: int, stride: int, group_size: int, parts: Parts, drop_path: float = 0.0):
+    def __init__(self, channels_in: int, channels: int, expansion: int,
+                 kernel: int, stride: int, group_size: int, parts: Parts,
+                 drop_path: float = 0.0):
         super().__init__()
         wide = expansion * channels_in
         if wide % group_size:
-            raise ValueError(f"group_size={group_size} must divide the {wide} channels of a block ({expansion} × {channels_in})")
-        self.expand, self.norm1, self.act1 = nn.Identity(), nn.Identity(), nn.Identity()
+            raise ValueError(f"group_size={group_size} must divide the {wide} "
+                             f"channels of a block ({expansion} × "
+                             f"{channels_in})")
+        self.expand, self.norm1, self.act1 = (
+            nn.Identity(), nn.Identity(), nn.Identity())
         if expansion != 1:
             self.expand = parts.convolution(channels_in, wide, 1)
             self.norm1, self.act1 = parts.pair(wide)
-        self.conv = parts.convolution(wide, wide, kernel, stride, wide // group_size)
+        self.conv = parts.convolution(
+            wide, wide, kernel, stride, wide // group_size)
         self.norm2, self.act2 = parts.pair(wide)
-        self.squeeze = SqueezeExcite(wide, max(1, channels_in // 4), parts.activation)
+        self.squeeze = SqueezeExcite(
+            wide, max(1, channels_in // 4), parts.activation)
         self.project = parts.convolution(wide, channels, 1)
         self.norm3 = parts.norm(channels)
         self.adds = stride == 1 and channels_in == channels
@@ -66,57 +80,84 @@ class InvertedBottleneck(nn.Module):
         return self.drop_path(y) + x if self.adds else y
 
 # %% ../../../nbs/042_experiments.networks.efficient.ipynb #6399fc39
-STAGES = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))
+STAGES = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2),
+          (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),
+          (6, 3, 1, 320, 1))
 
 
 def round_channels(channels: float) -> int:
-    """The multiple of 8 nearest to `channels` (halves up, at least 8), or the next one where that is less than 90 % of it.
+    """The multiple of 8 nearest to `channels` (halves up, at least 8), or the
+    next one where that is less than 90 % of it.
 
-    Example: `round_channels(1.1 * 24)` is 24, `round_channels(1.1 * 32)` is 32, `round_channels(1.1 * 80)` is 88.
+    Example: `round_channels(1.1 * 24)` is 24, `round_channels(1.1 * 32)` is 32,
+    `round_channels(1.1 * 80)` is 88.
     """
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
 
 
 def fan_out_per_group(model: nn.Module) -> None:
-    "Draw all kernels from a normal law of variance 2/fan-out, counting the output channels of one group."
+    """Draw all kernels from a normal law of variance 2/fan-out, counting the
+    output channels of one group.
+    """
     fan_out_normal(model, per_group=True)
 
 
 class EfficientNet(nn.Module):
-    """EfficientNet: stem, stages of inverted bottlenecks, 1 × 1 convolution, mean over positions, linear classifier.
+    """EfficientNet: stem, stages of inverted bottlenecks, 1 × 1 convolution,
+    mean over positions, linear classifier.
 
-    `stages`: for each (expansion, kernel, stride, channels, repetitions), scaled by `width` and `depth`. `group_size`: channels in a group of the k × k
-    convolutions, 1 for depthwise ones; `expansion`: replaces the expansions of the table that are not 1. `stem`, `head`: channels before
-    and after the stages, scaled too; `stem_stride`.
-    `dropout` before the classifier; `drop_path`: stochastic depth, growing linearly from 0 with the block.
-    `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with the model at the end and draws its weights.
+    `stages`: for each (expansion, kernel, stride, channels, repetitions),
+    scaled by `width` and `depth`. `group_size`: channels in a group of the k ×
+    k convolutions, 1 for depthwise ones; `expansion`: replaces the expansions
+    of the table that are not 1. `stem`, `head`: channels before and after the
+    stages, scaled too; `stem_stride`.
+    `dropout` before the classifier; `drop_path`: stochastic depth, growing
+    linearly from 0 with the block.
+    `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with
+    the model at the end and draws its weights.
 
-    Raises `ValueError` for sizes < 1, and where `group_size` does not divide the channels of a block. Source: Tan & Le (2019); in groups: Masters et al. (2021).
+    Raises `ValueError` for sizes < 1, and where `group_size` does not divide
+    the channels of a block. Source: Tan & Le (2019); in groups: Masters et al.
+    (2021).
 
     Example:
 
-        >>> EfficientNet(classes=7, width=0.25, depth=0.1)(torch.zeros(2, 3, 32, 32)).shape
+        >>> EfficientNet(classes=7, width=0.25,
+        ...              depth=0.1)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 7])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 3, *, width: float = 1.0, depth: float = 1.0, group_size: int = 1, expansion: int | None = None,
-                 stages: Sequence[Sequence[int]] = STAGES, stem: int = 32, head: int = 1280, stem_stride: int = 2, dropout: float = 0.0, drop_path: float = 0.0,
-                 norm: Norm = nn.BatchNorm2d, activation: Activation = nn.SiLU, joint: Norm | None = None, conv: Callable[..., nn.Module] = nn.Conv2d,
+    def __init__(self, classes: int = 10, channels: int = 3, *,
+                 width: float = 1.0, depth: float = 1.0, group_size: int = 1,
+                 expansion: int | None = None,
+                 stages: Sequence[Sequence[int]] = STAGES, stem: int = 32,
+                 head: int = 1280, stem_stride: int = 2, dropout: float = 0.0,
+                 drop_path: float = 0.0, norm: Norm = nn.BatchNorm2d,
+                 activation: Activation = nn.SiLU, joint: Norm | None = None,
+                 conv: Callable[..., nn.Module] = nn.Conv2d,
                  init: Callable[[nn.Module], None] = fan_out_per_group):
         super().__init__()
-        if min(classes, channels, group_size, stem, head, stem_stride) < 1 or min(width, depth) <= 0 or not stages:
-            raise ValueError(f"EfficientNet needs positive sizes and at least one stage, given classes={classes}, channels={channels}, width={width}, depth={depth}, "
-                             f"group_size={group_size}, stem={stem}, head={head}, stem_stride={stem_stride}, {len(stages)} stages")
+        if (min(classes, channels, group_size, stem, head, stem_stride) < 1
+                or min(width, depth) <= 0 or not stages):
+            raise ValueError(
+                "EfficientNet needs positive sizes and at least one stage, "
+                f"given classes={classes}, channels={channels}, width={width}, "
+                f"depth={depth}, group_size={group_size}, stem={stem}, "
+                f"head={head}, stem_stride={stem_stride}, {len(stages)} stages")
         parts = Parts(norm, activation, joint, conv)
         inside = round_channels(width * stem)
         self.stem = parts.convolution(channels, inside, 3, stem_stride)
         self.stem_norm, self.stem_act = parts.pair(inside)
-        rows = [(e if e == 1 or expansion is None else expansion, k, s if first else 1, round_channels(width * c))
-                for e, k, s, c, r in stages for first in [True] + [False] * (math.ceil(depth * r) - 1)]
+        rows = [(e if e == 1 or expansion is None else expansion, k,
+                 s if first else 1, round_channels(width * c))
+                for e, k, s, c, r in stages
+                for first in [True] + [False] * (math.ceil(depth * r) - 1)]
         blocks = []
         for i, (e, k, s, c) in enumerate(rows):
-            blocks.append(InvertedBottleneck(inside, c, e, k, s, group_size, parts, drop_path * i / max(len(rows) - 1, 1)))
+            blocks.append(InvertedBottleneck(
+                              inside, c, e, k, s, group_size, parts,
+                              drop_path * i / max(len(rows) - 1, 1)))
             inside = c
         self.stages = nn.Sequential(*blocks)
         outside = round_channels(width * head)
@@ -133,14 +174,22 @@ class EfficientNet(nn.Module):
         return self.classifier(self.dropout(x.mean((2, 3))))
 
 
-def efficientnet(variant: int, grouped: bool = False, **options: Any) -> EfficientNet:
-    """EfficientNet-B0 or B2 (`variant` 0 or 2) for images of 224 or 260 pixels; `grouped`: convolutions in groups of 16 and expansion 4, in place of depthwise ones and 6.
+def efficientnet(variant: int, grouped: bool = False,
+                 **options: Any) -> EfficientNet:
+    """EfficientNet-B0 or B2 (`variant` 0 or 2) for images of 224 or 260 pixels;
+    `grouped`: convolutions in groups of 16 and expansion 4, in place of
+    depthwise ones and 6.
 
-    `options`: those of `EfficientNet`. Raises `ValueError` for other variants. Source: Tan & Le (2019), Masters et al. (2021).
+    `options`: those of `EfficientNet`. Raises `ValueError` for other variants.
+    Source: Tan & Le (2019), Masters et al. (2021).
 
     Example: `efficientnet(0, grouped=True)`.
     """
-    scales = {0: {"width": 1.0, "depth": 1.0, "dropout": 0.2}, 2: {"width": 1.1, "depth": 1.2, "dropout": 0.3}}
+    scales = {0: {"width": 1.0, "depth": 1.0, "dropout": 0.2},
+              2: {"width": 1.1, "depth": 1.2, "dropout": 0.3}}
     if variant not in scales:
-        raise ValueError(f"variant={variant!r}: this book has EfficientNet-B0 and B2, so 0 or 2")
-    return EfficientNet(**{"classes": 1000, **scales[variant], **({"group_size": 16, "expansion": 4} if grouped else {}), **options})
+        raise ValueError(f"variant={variant!r}: this book has EfficientNet-B0 "
+                         "and B2, so 0 or 2")
+    return EfficientNet(**{
+        "classes": 1000, **scales[variant],
+        **({"group_size": 16, "expansion": 4} if grouped else {}), **options})

@@ -28,8 +28,10 @@ Activation = Callable[[], nn.Module]
 class Parts(NamedTuple):
     """What convolutional networks are built from: functions that make modules.
 
-    `norm`: channels → normalizer of (B, C, H, W). `activation`: nothing → activation. `joint`: channels → one module for a normalizer and the
-    activation after it, in place of both wherever they meet. `conv`: makes convolutions from the arguments of `nn.Conv2d`.
+    `norm`: channels → normalizer of (B, C, H, W). `activation`: nothing →
+    activation. `joint`: channels → one module for a normalizer and the
+    activation after it, in place of both wherever they meet. `conv`: makes
+    convolutions from the arguments of `nn.Conv2d`.
 
     Example:
 
@@ -41,31 +43,41 @@ class Parts(NamedTuple):
     joint: Norm | None = None
     conv: Callable[..., nn.Module] = nn.Conv2d
 
-    def convolution(self, channels_in: int, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
-        "A convolution without bias that keeps the resolution, or divides it by `stride`."
-        return self.conv(channels_in, channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    def convolution(self, channels_in: int, channels: int, kernel: int,
+                    stride: int = 1, groups: int = 1) -> nn.Module:
+        """A convolution without bias that keeps the resolution, or divides it
+        by `stride`.
+        """
+        return self.conv(channels_in, channels, kernel, stride,
+                         padding=kernel // 2, groups=groups, bias=False)
 
     def pair(self, channels: int) -> tuple[nn.Module, nn.Module]:
         "A normalizer and the activation that follows it."
-        return (self.norm(channels), self.activation()) if self.joint is None else (self.joint(channels), nn.Identity())
+        return ((self.norm(channels), self.activation()) if self.joint is None
+                else (self.joint(channels), nn.Identity()))
 
 # %% ../../../nbs/040_experiments.networks.residual.ipynb #ada34141
 _TORCH = Parts()                # PyTorch's own parts
 
 
 class DropPath(nn.Dropout):
-    "In training, multiply each element of the batch by 0 with probability `p`, else by 1/(1−p): stochastic depth."
+    """In training, multiply each element of the batch by 0 with probability
+    `p`, else by 1/(1−p): stochastic depth.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         "(B, …) → (B, …)."
         if not self.training or not self.p:
             return x
-        keep = torch.rand(len(x), *(1,) * (x.ndim - 1), device=x.device) >= self.p
+        keep = (
+            torch.rand(len(x), *(1,) * (x.ndim - 1), device=x.device) >= self.p)
         return x * (keep / (1 - self.p)).to(x.dtype)
 
 
 class Pad(nn.Module):
-    "A shortcut without parameters: every `stride`-th row and column, and channels of zeros appended."
+    """A shortcut without parameters: every `stride`-th row and column, and
+    channels of zeros appended.
+    """
 
     def __init__(self, stride: int, extra: int):
         super().__init__()
@@ -73,27 +85,40 @@ class Pad(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         "(B, C, H, W) → (B, C + extra, ⌈H/stride⌉, ⌈W/stride⌉)."
-        return F.pad(x[..., ::self.stride, ::self.stride], (0, 0, 0, 0, 0, self.extra))
+        return F.pad(x[..., ::self.stride, ::self.stride],
+                     (0, 0, 0, 0, 0, self.extra))
 
 
 class Block(nn.Module):
-    """Two 3 × 3 convolutions, or a bottleneck of 1 × 1, 3 × 3 and 1 × 1, with normalizers and activations, added to the input.
+    """Two 3 × 3 convolutions, or a bottleneck of 1 × 1, 3 × 3 and 1 × 1, with
+    normalizers and activations, added to the input.
 
-    `width`: channels between the convolutions. `preactivation`: normalizer and activation before each convolution, not after it. The first 3 × 3 convolution strides;
-    the 3 × 3 convolutions are in `groups`. `shortcut`: "projection", "pad" or "none".
+    `width`: channels between the convolutions. `preactivation`: normalizer and
+    activation before each convolution, not after it. The first 3 × 3
+    convolution strides; the 3 × 3 convolutions are in `groups`. `shortcut`:
+    "projection", "pad" or "none".
     """
 
-    def __init__(self, channels_in: int, width: int, channels: int, stride: int = 1, parts: Parts = _TORCH, preactivation: bool = False,
-                 bottleneck: bool = False, groups: int = 1, shortcut: str = "projection", drop_path: float = 0.0):
+    def __init__(self, channels_in: int, width: int, channels: int,
+                 stride: int = 1, parts: Parts = _TORCH,
+                 preactivation: bool = False, bottleneck: bool = False,
+                 groups: int = 1, shortcut: str = "projection",
+                 drop_path: float = 0.0):
         super().__init__()
-        sizes = [(channels_in, width, 1), (width, width, 3), (width, channels, 1)] if bottleneck else [(channels_in, width, 3), (width, channels, 3)]
+        sizes = [(channels_in, width, 1), (width, width, 3),
+                 (width, channels, 1)] if bottleneck else [
+                     (channels_in, width, 3), (width, channels, 3)]
         self.preactivation, self.convolutions = preactivation, len(sizes)
         for i, (before, after, kernel) in enumerate(sizes, 1):
-            conv = parts.convolution(before, after, kernel, stride if i == len(sizes) - 1 else 1, groups if kernel == 3 else 1)
+            conv = parts.convolution(
+                before, after, kernel, stride if i == len(sizes) - 1 else 1,
+                groups if kernel == 3 else 1)
             if preactivation:
                 norm, act = parts.pair(before)
             else:
-                norm, act = parts.pair(after) if i < len(sizes) else (parts.norm(after), parts.activation())      # the last one waits for the sum
+                # the last one waits for the sum
+                norm, act = parts.pair(after) if i < len(sizes) else (
+                    parts.norm(after), parts.activation())
             self.add_module(f"conv{i}", conv)
             self.add_module(f"norm{i}", norm)
             self.add_module(f"act{i}", act)
@@ -105,15 +130,18 @@ class Block(nn.Module):
             self.shortcut = Pad(stride, channels - channels_in)
         elif not same:
             conv = parts.convolution(channels_in, channels, 1, stride)
-            self.shortcut = conv if preactivation else nn.Sequential(conv, parts.norm(channels))
-        self.activated = preactivation and shortcut == "projection" and not same       # this shortcut takes φ(N₁(x)), the others take x
+            self.shortcut = conv if preactivation else nn.Sequential(
+                conv, parts.norm(channels))
+        # this shortcut takes φ(N₁(x)), the others take x
+        self.activated = preactivation and shortcut == "projection" and not same
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         "(B, channels_in, H, W) → (B, channels, ⌈H/stride⌉, ⌈W/stride⌉)."
         y, carried = x, x
         for i in range(1, self.convolutions + 1):
-            conv, norm, act = (getattr(self, f"{part}{i}") for part in ("conv", "norm", "act"))
+            conv, norm, act = (
+                getattr(self, f"{part}{i}") for part in ("conv", "norm", "act"))
             if self.preactivation:
                 y = act(norm(y))
                 carried = y if self.activated and i == 1 else carried
@@ -123,45 +151,63 @@ class Block(nn.Module):
                 y = act(y) if i < self.convolutions else y
         if self.shortcut is not None:
             y = self.drop_path(y) + self.shortcut(carried)
-        return y if self.preactivation else getattr(self, f"act{self.convolutions}")(y)
+        return (y if self.preactivation
+                else getattr(self, f"act{self.convolutions}")(y))
 
 # %% ../../../nbs/040_experiments.networks.residual.ipynb #1dc64daa
 def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
-    """Draw the kernels of all 2-d convolutions from a normal law of variance 2/fan-out, fan-out = output channels × kernel area (`per_group`: of one group).
+    """Draw the kernels of all 2-d convolutions from a normal law of variance
+    2/fan-out, fan-out = output channels × kernel area (`per_group`: of one
+    group).
 
     The other parameters keep their values. Source: He et al. (2015).
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             if per_group and module.groups > 1:
-                nn.init.normal_(module.weight, std=(2 * module.groups / (module.out_channels * module.weight[0, 0].numel())) ** 0.5)
+                nn.init.normal_(module.weight,
+                                std=(2 * module.groups / (
+                                         module.out_channels
+                                         * module.weight[0, 0].numel())) ** 0.5)
             else:
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.kaiming_normal_(
+                    module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def fan_in_truncated(model: nn.Module, gain: float = 1.0) -> None:
-    """Draw the weights of all convolutions and linear maps from a normal law cut at two standard deviations, scaled to variance `gain`/fan-in.
+    """Draw the weights of all convolutions and linear maps from a normal law
+    cut at two standard deviations, scaled to variance `gain`/fan-in.
 
     Source: Labatie et al. (2021), Appendix A.1, whose constant is not given.
     """
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
-            std = (gain / module.weight[0].numel()) ** 0.5 / 0.87962566103423978        # the cut law has this standard deviation
+            # the cut law has this standard deviation
+            std = (gain / module.weight[0].numel()) ** 0.5 / 0.87962566103423978
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
 
 
 class ResNet(nn.Module):
-    """Residual networks for images: stem, stages of blocks, mean over positions, linear classifier.
+    """Residual networks for images: stem, stages of blocks, mean over
+    positions, linear classifier.
 
-    `blocks` and `widths`: for each stage the number of blocks and their width; a bottleneck block puts out four times its width. `preactivation`: the second order
-    of He et al. `groups`, `group_width`: width inside a bottleneck is groups · ⌊width · group_width / 64⌋. `shortcut`: "projection", "pad" (zeros for new
-    channels), "none" (no sums: no residual network at all). `stem`: "small", 3 × 3 with `stem_stride`; or "large", 7 × 7 and a maximum, dividing the resolution by 4
-    (by 2 without `stem_pool`); with `stem_width` channels (default: the first width). `dropout` before the classifier; `drop_path`: rate of stochastic
-    depth in the last block, growing linearly from 0.
-    `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with the model at the end and draws its weights.
+    `blocks` and `widths`: for each stage the number of blocks and their width;
+    a bottleneck block puts out four times its width. `preactivation`: the
+    second order of He et al. `groups`, `group_width`: width inside a bottleneck
+    is groups · ⌊width · group_width / 64⌋. `shortcut`: "projection", "pad"
+    (zeros for new channels), "none" (no sums: no residual network at all).
+    `stem`: "small", 3 × 3 with `stem_stride`; or "large", 7 × 7 and a maximum,
+    dividing the resolution by 4 (by 2 without `stem_pool`); with `stem_width`
+    channels (default: the first width). `dropout` before the classifier;
+    `drop_path`: rate of stochastic depth in the last block, growing linearly
+    from 0.
+    `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with
+    the model at the end and draws its weights.
 
-    Images may have any size. Raises `ValueError` for lists of different lengths, sizes < 1, unknown names, and `drop_path` without shortcuts.
-    Source: He et al. (2016), both papers; Xie et al. (2017); Zagoruyko & Komodakis (2016).
+    Images may have any size. Raises `ValueError` for lists of different
+    lengths, sizes < 1, unknown names, and `drop_path` without shortcuts.
+    Source: He et al. (2016), both papers; Xie et al. (2017); Zagoruyko &
+    Komodakis (2016).
 
     Example:
 
@@ -169,33 +215,60 @@ class ResNet(nn.Module):
         torch.Size([2, 7])
     """
 
-    def __init__(self, blocks: Sequence[int], widths: Sequence[int], classes: int = 10, channels: int = 3, *, preactivation: bool = False, bottleneck: bool = False,
-                 groups: int = 1, group_width: int = 64, shortcut: str = "projection", stem: str = "small", stem_width: int | None = None, stem_stride: int = 1,
-                 stem_pool: bool = True, dropout: float = 0.0, drop_path: float = 0.0, norm: Norm = nn.BatchNorm2d, activation: Activation = nn.ReLU, joint: Norm | None = None,
-                 conv: Callable[..., nn.Module] = nn.Conv2d, init: Callable[[nn.Module], None] = fan_out_normal):
+    def __init__(self, blocks: Sequence[int], widths: Sequence[int],
+                 classes: int = 10, channels: int = 3, *,
+                 preactivation: bool = False, bottleneck: bool = False,
+                 groups: int = 1, group_width: int = 64,
+                 shortcut: str = "projection", stem: str = "small",
+                 stem_width: int | None = None, stem_stride: int = 1,
+                 stem_pool: bool = True, dropout: float = 0.0,
+                 drop_path: float = 0.0, norm: Norm = nn.BatchNorm2d,
+                 activation: Activation = nn.ReLU, joint: Norm | None = None,
+                 conv: Callable[..., nn.Module] = nn.Conv2d,
+                 init: Callable[[nn.Module], None] = fan_out_normal):
         super().__init__()
         stem_width = widths[0] if stem_width is None and widths else stem_width
-        if len(blocks) != len(widths) or not blocks or min(*blocks, *widths, classes, channels, stem_width, stem_stride, groups, group_width) < 1:
-            raise ValueError(f"{type(self).__name__} needs positive sizes and one width a stage, given blocks={list(blocks)}, widths={list(widths)}, classes={classes}, "
-                             f"channels={channels}, stem_width={stem_width}, stem_stride={stem_stride}, groups={groups}, group_width={group_width}")
-        for name, value, known in (("shortcut", shortcut, ("projection", "pad", "none")), ("stem", stem, ("small", "large"))):
+        if (len(blocks) != len(widths) or not blocks
+                or min(*blocks, *widths, classes, channels, stem_width,
+                       stem_stride, groups, group_width) < 1):
+            raise ValueError(f"{type(self).__name__} needs positive sizes and "
+                             f"one width a stage, given blocks={list(blocks)}, "
+                             f"widths={list(widths)}, classes={classes}, "
+                             f"channels={channels}, stem_width={stem_width}, "
+                             f"stem_stride={stem_stride}, groups={groups}, "
+                             f"group_width={group_width}")
+        for name, value, known in (("shortcut", shortcut,
+                                    ("projection", "pad", "none")),
+                                   ("stem", stem, ("small", "large"))):
             if value not in known:
-                raise ValueError(f"{name}={value!r} is not known: {near(str(value), known)}")
+                raise ValueError(
+                    f"{name}={value!r} is not known: {near(str(value), known)}")
         if shortcut == "none" and drop_path:
-            raise ValueError(f"drop_path={drop_path} leaves out branches, and without shortcuts nothing would remain: use drop_path=0")
+            raise ValueError(f"drop_path={drop_path} leaves out branches, and "
+                             "without shortcuts nothing would remain: use "
+                             "drop_path=0")
         parts = Parts(norm, activation, joint, conv)
-        self.stem = parts.convolution(channels, stem_width, 3, stem_stride) if stem == "small" else parts.convolution(channels, stem_width, 7, 2)
-        self.stem_norm, self.stem_act = (nn.Identity(), nn.Identity()) if preactivation else parts.pair(stem_width)
-        self.pool = nn.MaxPool2d(3, 2, padding=1) if stem == "large" and stem_pool else nn.Identity()
+        self.stem = (parts.convolution(channels, stem_width, 3, stem_stride)
+                     if stem == "small"
+                     else parts.convolution(channels, stem_width, 7, 2))
+        self.stem_norm, self.stem_act = (
+            (nn.Identity(), nn.Identity()) if preactivation
+            else parts.pair(stem_width))
+        self.pool = (nn.MaxPool2d(3, 2, padding=1)
+                     if stem == "large" and stem_pool else nn.Identity())
         stages, inside, depth = [], stem_width, sum(blocks)
         for stage, (count, width) in enumerate(zip(blocks, widths)):
-            inner, outside = (groups * (width * group_width // 64), 4 * width) if bottleneck else (width, width)
+            inner, outside = ((groups * (width * group_width // 64), 4 * width)
+                              if bottleneck else (width, width))
             for block in range(count):
-                stages.append(Block(inside, inner, outside, 2 if stage and not block else 1, parts, preactivation, bottleneck, groups, shortcut,
-                                    drop_path * len(stages) / max(depth - 1, 1)))
+                stages.append(Block(
+                    inside, inner, outside, 2 if stage and not block else 1,
+                    parts, preactivation, bottleneck, groups, shortcut,
+                    drop_path * len(stages) / max(depth - 1, 1)))
                 inside = outside
         self.stages = nn.Sequential(*stages)
-        self.norm, self.act = parts.pair(inside) if preactivation else (nn.Identity(), nn.Identity())
+        self.norm, self.act = parts.pair(inside) if preactivation else (
+            nn.Identity(), nn.Identity())
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(inside, classes)
         init(self)
@@ -208,52 +281,72 @@ class ResNet(nn.Module):
 
 # %% ../../../nbs/040_experiments.networks.residual.ipynb #e1376d70
 def cifar_resnet(depth: int, **options: Any) -> ResNet:
-    """He et al.'s network of `depth` = 6n + 2 layers for images of 32 pixels: three stages of n basic blocks, shortcuts without parameters.
+    """He et al.'s network of `depth` = 6n + 2 layers for images of 32 pixels:
+    three stages of n basic blocks, shortcuts without parameters.
 
-    `options`: those of `ResNet`. Raises `ValueError` for other depths. Source: He et al. (2016), §4.2.
+    `options`: those of `ResNet`. Raises `ValueError` for other depths. Source:
+    He et al. (2016), §4.2.
 
     Example: `cifar_resnet(20)`.
     """
     if depth < 8 or depth % 6 != 2:
-        raise ValueError(f"depth={depth}: these networks have 6n + 2 layers, e.g. 20, 32, 44, 56, 110")
-    return ResNet(**{"blocks": [depth // 6] * 3, "widths": [16, 32, 64], "shortcut": "pad", **options})
+        raise ValueError(f"depth={depth}: these networks have 6n + 2 layers, "
+                         "e.g. 20, 32, 44, 56, 110")
+    return ResNet(**{"blocks": [depth // 6] * 3, "widths": [16, 32, 64],
+                     "shortcut": "pad", **options})
 
 
-_STAGES = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
+_STAGES = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3],
+           101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
 
 
 def resnet(depth: int, **options: Any) -> ResNet:
-    """ResNet-18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) for images of about 224 pixels; with `stem="small"` for about 32.
+    """ResNet-18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) for images of
+    about 224 pixels; with `stem="small"` for about 32.
 
-    `options`: those of `ResNet`; `preactivation=True` is "v2". Raises `ValueError` for other depths. Source: He et al. (2016), Table 1.
+    `options`: those of `ResNet`; `preactivation=True` is "v2". Raises
+    `ValueError` for other depths. Source: He et al. (2016), Table 1.
 
     Example: `resnet(18, stem="small", classes=10)`.
     """
     if depth not in _STAGES:
-        raise ValueError(f"depth={depth}: known are {', '.join(map(str, _STAGES))}")
-    return ResNet(**{"blocks": _STAGES[depth], "widths": [64, 128, 256, 512], "stem": "large", "classes": 1000, "bottleneck": depth >= 50, **options})
+        raise ValueError(
+            f"depth={depth}: known are {', '.join(map(str, _STAGES))}")
+    return ResNet(**{"blocks": _STAGES[depth], "widths": [64, 128, 256, 512],
+                     "stem": "large", "classes": 1000,
+                     "bottleneck": depth >= 50, **options})
 
 
-def resnext(depth: int, groups: int = 32, group_width: int = 4, **options: Any) -> ResNet:
-    """ResNeXt of `depth` 50, 101 or 152, template `groups` × `group_width`d. `options`: those of `ResNet`.
+def resnext(depth: int, groups: int = 32, group_width: int = 4,
+            **options: Any) -> ResNet:
+    """ResNeXt of `depth` 50, 101 or 152, template `groups` × `group_width`d.
+
+    `options`: those of `ResNet`.
 
     Raises `ValueError` for other depths. Source: Xie et al. (2017).
 
     Example: `resnext(101, 32, 8)`.
     """
     if depth < 50:
-        raise ValueError(f"depth={depth}: a ResNeXt has bottlenecks, so 50, 101 or 152 layers")
+        raise ValueError(f"depth={depth}: a ResNeXt has bottlenecks, so 50, "
+                         "101 or 152 layers")
     return resnet(depth, groups=groups, group_width=group_width, **options)
 
 
 def wide_resnet(depth: int, widening: int = 1, **options: Any) -> ResNet:
-    """Wide residual network: three stages of n pre-activation blocks, widths 16, 32, 64 times `widening`.
+    """Wide residual network: three stages of n pre-activation blocks, widths
+    16, 32, 64 times `widening`.
 
-    `depth` is 6n + 4 as in the paper, or 6n + 2, not counting the projections. `options`: those of `ResNet`; `shortcut="none"` leaves out the shortcuts.
+    `depth` is 6n + 4 as in the paper, or 6n + 2, not counting the projections.
+    `options`: those of `ResNet`; `shortcut="none"` leaves out the shortcuts.
     Raises `ValueError` for other depths. Source: Zagoruyko & Komodakis (2016).
 
     Example: `wide_resnet(28, 10)`.
     """
     if depth < 8 or depth % 6 not in (2, 4):
-        raise ValueError(f"depth={depth}: wide residual networks have 6n + 4 layers (6n + 2 without the projections), e.g. 10, 16, 22, 28, 40")
-    return ResNet(**{"blocks": [(depth - 2) // 6] * 3, "widths": [16 * widening, 32 * widening, 64 * widening], "preactivation": True, "stem_width": 16, **options})
+        raise ValueError(f"depth={depth}: wide residual networks have 6n + 4 "
+                         "layers (6n + 2 without the projections), e.g. 10, "
+                         "16, 22, 28, 40")
+    return ResNet(**{"blocks": [(depth - 2) // 6] * 3,
+                     "widths": [16 * widening, 32 * widening, 64 * widening],
+                     "preactivation": True, "stem_width": 16, **options})

@@ -19,12 +19,17 @@ from .transformer import keep
 
 
 class MLP(nn.Module):
-    """Fully connected: for each of `widths` a linear map, a normalizer and an activation; then a linear classifier.
+    """Fully connected: for each of `widths` a linear map, a normalizer and an
+    activation; then a linear classifier.
 
-    `inputs`: numbers in one input, whatever its shape. `norm`: features → normalizer of (B, C). `joint`: normalizer and activation in one; `linear`: makes the linear
-    maps but the last from the arguments of `nn.Linear`. `init`: is called with the model at the end; by default the weights stay as `torch.nn` draws them.
+    `inputs`: numbers in one input, whatever its shape. `norm`: features →
+    normalizer of (B, C). `joint`: normalizer and activation in one; `linear`:
+    makes the linear maps but the last from the arguments of `nn.Linear`.
+    `init`: is called with the model at the end; by default the weights stay as
+    `torch.nn` draws them.
 
-    Raises `ValueError` for sizes < 1. Source: Eftekhari & Papyan (2025), Rao & Sohl-Dickstein (2020).
+    Raises `ValueError` for sizes < 1. Source: Eftekhari & Papyan (2025), Rao &
+    Sohl-Dickstein (2020).
 
     Example:
 
@@ -32,14 +37,21 @@ class MLP(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, inputs: int = 784, widths: Sequence[int] = (784, 784), norm: Norm = nn.BatchNorm1d, activation: Activation = nn.ReLU,
-                 joint: Norm | None = None, linear: Callable[..., nn.Module] = nn.Linear, init: Callable[[nn.Module], None] = keep):
+    def __init__(self, classes: int = 10, inputs: int = 784,
+                 widths: Sequence[int] = (784, 784),
+                 norm: Norm = nn.BatchNorm1d, activation: Activation = nn.ReLU,
+                 joint: Norm | None = None,
+                 linear: Callable[..., nn.Module] = nn.Linear,
+                 init: Callable[[nn.Module], None] = keep):
         super().__init__()
         if min(classes, inputs, *widths) < 1:
-            raise ValueError(f"MLP needs positive sizes, given classes={classes}, inputs={inputs}, widths={list(widths)}")
+            raise ValueError("MLP needs positive sizes, given "
+                             f"classes={classes}, inputs={inputs}, "
+                             f"widths={list(widths)}")
         parts, layers = Parts(norm, activation, joint), []
         for before, after in zip((inputs, *widths), widths):
-            layers.append(nn.Sequential(linear(before, after), *parts.pair(after)))
+            layers.append(
+                nn.Sequential(linear(before, after), *parts.pair(after)))
         self.layers = nn.Sequential(*layers)
         self.classifier = nn.Linear((inputs, *widths)[-1], classes)
         init(self)
@@ -50,18 +62,26 @@ class MLP(nn.Module):
 
 # %% ../../../nbs/046_experiments.networks.simple.ipynb #8a6ef212
 class ConvUnit(nn.Sequential):
-    "A 3 × 3 convolution with a bias, a normalizer, an activation, and with `pool` the maximum over 2 × 2."
+    """A 3 × 3 convolution with a bias, a normalizer, an activation, and with
+    `pool` the maximum over 2 × 2.
+    """
 
-    def __init__(self, channels_in: int, channels: int, parts: Parts, pool: bool = False):
+    def __init__(self, channels_in: int, channels: int, parts: Parts,
+                 pool: bool = False):
         conv = parts.conv(channels_in, channels, 3, padding=1)
-        super().__init__(conv, *parts.pair(channels), nn.MaxPool2d(2) if pool else nn.Identity())
+        super().__init__(conv, *parts.pair(channels),
+                         nn.MaxPool2d(2) if pool else nn.Identity())
 
 
 class ResNet9(nn.Module):
-    """The nine-layer residual network that a reviewer of Eftekhari & Papyan (2025) ran on CIFAR-10.
+    """The nine-layer residual network that a reviewer of Eftekhari & Papyan
+    (2025) ran on CIFAR-10.
 
-    `width`: channels of the first convolution, 64 in the review. For images of at least 8 pixels; before the classifier the maximum over all positions is taken,
-    which are 4 × 4 for images of 32 pixels. `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: called at the end; by default weights stay as `torch.nn` draws them.
+    `width`: channels of the first convolution, 64 in the review. For images of
+    at least 8 pixels; before the classifier the maximum over all positions is
+    taken, which are 4 × 4 for images of 32 pixels. `norm`, `activation`,
+    `joint`, `conv`: see `Parts`. `init`: called at the end; by default weights
+    stay as `torch.nn` draws them.
 
     Raises `ValueError` for sizes < 1.
 
@@ -71,16 +91,25 @@ class ResNet9(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 3, width: int = 64, norm: Norm = nn.BatchNorm2d, activation: Activation = nn.ReLU, joint: Norm | None = None,
-                 conv: Callable[..., nn.Module] = nn.Conv2d, init: Callable[[nn.Module], None] = keep):
+    def __init__(self, classes: int = 10, channels: int = 3, width: int = 64,
+                 norm: Norm = nn.BatchNorm2d, activation: Activation = nn.ReLU,
+                 joint: Norm | None = None,
+                 conv: Callable[..., nn.Module] = nn.Conv2d,
+                 init: Callable[[nn.Module], None] = keep):
         super().__init__()
         if min(classes, channels, width) < 1:
-            raise ValueError(f"ResNet9 needs positive sizes, given classes={classes}, channels={channels}, width={width}")
+            raise ValueError("ResNet9 needs positive sizes, given "
+                             f"classes={classes}, channels={channels}, "
+                             f"width={width}")
         parts, w = Parts(norm, activation, joint, conv), width
-        self.conv1, self.conv2 = ConvUnit(channels, w, parts), ConvUnit(w, 2 * w, parts, pool=True)
-        self.res1 = nn.Sequential(ConvUnit(2 * w, 2 * w, parts), ConvUnit(2 * w, 2 * w, parts))
-        self.conv3, self.conv4 = ConvUnit(2 * w, 4 * w, parts, pool=True), ConvUnit(4 * w, 8 * w, parts, pool=True)
-        self.res2 = nn.Sequential(ConvUnit(8 * w, 8 * w, parts), ConvUnit(8 * w, 8 * w, parts))
+        self.conv1, self.conv2 = (
+            ConvUnit(channels, w, parts), ConvUnit(w, 2 * w, parts, pool=True))
+        self.res1 = nn.Sequential(
+            ConvUnit(2 * w, 2 * w, parts), ConvUnit(2 * w, 2 * w, parts))
+        self.conv3, self.conv4 = (ConvUnit(2 * w, 4 * w, parts, pool=True),
+                                  ConvUnit(4 * w, 8 * w, parts, pool=True))
+        self.res2 = nn.Sequential(
+            ConvUnit(8 * w, 8 * w, parts), ConvUnit(8 * w, 8 * w, parts))
         self.classifier = nn.Linear(8 * w, classes)
         init(self)
 
@@ -93,10 +122,13 @@ class ResNet9(nn.Module):
 
 # %% ../../../nbs/046_experiments.networks.simple.ipynb #c6a8e6bc
 class RecurrentNet(nn.Module):
-    """A recurrent network for text: integers (B, T) → scores (B, T, vocabulary) of what comes next at each position.
+    """A recurrent network for text: integers (B, T) → scores (B, T, vocabulary)
+    of what comes next at each position.
 
-    `width`: features; `depth`: layers, each with one normalizer that all time steps share. `norm`: features → normalizer of (B, C). `activation`: tanh by default.
-    `init`: called at the end; by default the weights stay as `torch.nn` draws them, but the recurrent maps, which are orthogonal.
+    `width`: features; `depth`: layers, each with one normalizer that all time
+    steps share. `norm`: features → normalizer of (B, C). `activation`: tanh by
+    default. `init`: called at the end; by default the weights stay as
+    `torch.nn` draws them, but the recurrent maps, which are orthogonal.
 
     Raises `ValueError` for sizes < 1. Source: Ba et al. (2016), §3.
 
@@ -106,16 +138,23 @@ class RecurrentNet(nn.Module):
         torch.Size([2, 5, 65])
     """
 
-    def __init__(self, vocabulary: int = 256, width: int = 128, depth: int = 1, norm: Norm = nn.LayerNorm, activation: Activation = nn.Tanh, joint: Norm | None = None,
+    def __init__(self, vocabulary: int = 256, width: int = 128, depth: int = 1,
+                 norm: Norm = nn.LayerNorm, activation: Activation = nn.Tanh,
+                 joint: Norm | None = None,
                  init: Callable[[nn.Module], None] = keep):
         super().__init__()
         if min(vocabulary, width, depth) < 1:
-            raise ValueError(f"RecurrentNet needs positive sizes, given vocabulary={vocabulary}, width={width}, depth={depth}")
+            raise ValueError("RecurrentNet needs positive sizes, given "
+                             f"vocabulary={vocabulary}, width={width}, "
+                             f"depth={depth}")
         parts = Parts(norm, activation, joint)
         self.embedding = nn.Embedding(vocabulary, width)
-        self.inputs = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.recurrent = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
-        self.steps = nn.ModuleList(nn.Sequential(*parts.pair(width)) for _ in range(depth))
+        self.inputs = nn.ModuleList(
+            nn.Linear(width, width) for _ in range(depth))
+        self.recurrent = nn.ModuleList(
+            nn.Linear(width, width, bias=False) for _ in range(depth))
+        self.steps = nn.ModuleList(
+            nn.Sequential(*parts.pair(width)) for _ in range(depth))
         self.classifier = nn.Linear(width, vocabulary)
         for layer in self.recurrent:
             nn.init.orthogonal_(layer.weight)
@@ -124,9 +163,11 @@ class RecurrentNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         "Integers (B, T) → scores (B, T, vocabulary)."
         x = self.embedding(x)
-        for inputs, recurrent, step in zip(self.inputs, self.recurrent, self.steps):
+        for inputs, recurrent, step in zip(self.inputs, self.recurrent,
+                                           self.steps):
             h, states = x.new_zeros(len(x), x.shape[2]), []
-            for now in inputs(x).unbind(1):              # the map of the inputs is the same at each step: once for all
+            # the map of the inputs is the same at each step: once for all
+            for now in inputs(x).unbind(1):
                 h = step(now + recurrent(h))
                 states.append(h)
             x = torch.stack(states, 1)

@@ -21,7 +21,9 @@ from .residual import Activation, Norm
 
 
 class Attention(nn.Module):
-    "Multi-head self-attention over the second axis of (B, T, C); `causal`: each position sees itself and what is before it."
+    """Multi-head self-attention over the second axis of (B, T, C); `causal`:
+    each position sees itself and what is before it.
+    """
 
     def __init__(self, width: int, heads: int, causal: bool = False):
         super().__init__()
@@ -32,19 +34,25 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         "(B, T, C) → (B, T, C)."
         b, t, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).reshape(b, t, c))
+        q, k, v = self.qkv(x).reshape(
+            b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        return self.out(F.scaled_dot_product_attention(
+            q, k, v, is_causal=self.causal).transpose(1, 2).reshape(b, t, c))
 
 
 class TransformerBlock(nn.Module):
-    "Attention and a perceptron, each behind a normalizer and added to its input."
+    """Attention and a perceptron, each behind a normalizer and added to its
+    input.
+    """
 
-    def __init__(self, width: int, heads: int, hidden: int, norm: Norm, activation: Activation = nn.GELU, causal: bool = False):
+    def __init__(self, width: int, heads: int, hidden: int, norm: Norm,
+                 activation: Activation = nn.GELU, causal: bool = False):
         super().__init__()
         self.norm1 = norm(width)
         self.attention = Attention(width, heads, causal)
         self.norm2 = norm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, hidden), activation(), nn.Linear(hidden, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, hidden), activation(), nn.Linear(hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
         "(B, T, C) → (B, T, C)."
@@ -59,8 +67,10 @@ def keep(model: nn.Module) -> None:
 def vit_weights(model: nn.Module) -> None:
     """Draw the weights of a `VisionTransformer` as torchvision does.
 
-    Patches: normal law of variance 1/fan-in, cut at ±2, which is many deviations away; attention and perceptrons: Glorot's uniform law, biases of the perceptrons with deviation 1e-6,
-    those of attention zero; the map out of attention as `nn.Linear` does; the classifier zero.
+    Patches: normal law of variance 1/fan-in, cut at ±2, which is many
+    deviations away; attention and perceptrons: Glorot's uniform law, biases of
+    the perceptrons with deviation 1e-6, those of attention zero; the map out of
+    attention as `nn.Linear` does; the classifier zero.
     """
     fan_in = model.patches.weight[0].numel()
     nn.init.trunc_normal_(model.patches.weight, std=fan_in**-0.5)
@@ -77,29 +87,45 @@ def vit_weights(model: nn.Module) -> None:
 
 
 class VisionTransformer(nn.Module):
-    """A vision transformer for square images: patches, learned positions, pre-norm blocks, last normalizer, linear classifier.
+    """A vision transformer for square images: patches, learned positions,
+    pre-norm blocks, last normalizer, linear classifier.
 
-    `image` and `patch`: sides in pixels, `image` a multiple of `patch`. `width`: features, a multiple of `heads`; `hidden`: width of the perceptrons.
-    `token`: read out a class token; otherwise the mean over positions. `norm`: features → normalizer over the last axis of (B, T, C). `init`: is called with the
-    model at the end and draws its weights. The defaults are those of Eftekhari & Papyan (2025) for images of 32 pixels.
+    `image` and `patch`: sides in pixels, `image` a multiple of `patch`.
+    `width`: features, a multiple of `heads`; `hidden`: width of the
+    perceptrons. `token`: read out a class token; otherwise the mean over
+    positions. `norm`: features → normalizer over the last axis of (B, T, C).
+    `init`: is called with the model at the end and draws its weights. The
+    defaults are those of Eftekhari & Papyan (2025) for images of 32 pixels.
 
-    Raises `ValueError` where a size does not divide as it must, and for images of another size than `image`. Source: Dosovitskiy et al. (2021).
+    Raises `ValueError` where a size does not divide as it must, and for images
+    of another size than `image`. Source: Dosovitskiy et al. (2021).
 
     Example:
 
-        >>> VisionTransformer(width=16, depth=1, heads=2, hidden=8)(torch.zeros(2, 3, 32, 32)).shape
+        >>> VisionTransformer(width=16, depth=1, heads=2,
+        ...                   hidden=8)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 3, image: int = 32, patch: int = 4, width: int = 768, depth: int = 8, heads: int = 8, hidden: int = 2304,
-                 token: bool = True, norm: Norm = nn.LayerNorm, activation: Activation = nn.GELU, init: Callable[[nn.Module], None] = vit_weights):
+    def __init__(self, classes: int = 10, channels: int = 3, image: int = 32,
+                 patch: int = 4, width: int = 768, depth: int = 8,
+                 heads: int = 8, hidden: int = 2304, token: bool = True,
+                 norm: Norm = nn.LayerNorm, activation: Activation = nn.GELU,
+                 init: Callable[[nn.Module], None] = vit_weights):
         super().__init__()
-        if min(classes, channels, image, patch, width, depth, heads, hidden) < 1 or image % patch or width % heads:
-            raise ValueError(f"{type(self).__name__}: sizes must be positive, image={image} must be a multiple of patch={patch}, and width={width} one of heads={heads}")
+        if (min(classes, channels, image, patch, width, depth, heads, hidden)
+            < 1 or image % patch or width % heads):
+            raise ValueError(f"{type(self).__name__}: sizes must be positive, "
+                             f"image={image} must be a multiple of "
+                             f"patch={patch}, and width={width} one of "
+                             f"heads={heads}")
         self.patches = nn.Conv2d(channels, width, patch, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width)) if token else None
-        self.position = nn.Parameter(0.02 * torch.randn(1, (image // patch) ** 2 + token, width))
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, hidden, norm, activation) for _ in range(depth)))
+        self.position = nn.Parameter(
+            0.02 * torch.randn(1, (image // patch) ** 2 + token, width))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, hidden, norm, activation)
+              for _ in range(depth)))
         self.norm = norm(width)
         self.classifier = nn.Linear(width, classes)
         init(self)
@@ -110,47 +136,70 @@ class VisionTransformer(nn.Module):
         if self.token is not None:
             x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
         if x.shape[1] != self.position.shape[1]:
-            patches, has = self.position.shape[1] - (self.token is not None), x.shape[1] - (self.token is not None)
-            raise ValueError(f"{type(self).__name__} was made for {patches} patches, and the image has {has}: give image= its side")
+            patches, has = (self.position.shape[1] - (self.token is not None),
+                            x.shape[1] - (self.token is not None))
+            raise ValueError(f"{type(self).__name__} was made for {patches} "
+                             f"patches, and the image has {has}: give image= "
+                             "its side")
         x = self.norm(self.blocks(x + self.position))
         return self.classifier(x.mean(1) if self.token is None else x[:, 0])
 
 # %% ../../../nbs/044_experiments.networks.transformer.ipynb #492a430d
 def gpt_weights(model: nn.Module) -> None:
-    "Draw the weights of a `LanguageModel` as GPT-2 does: deviation 0.02, in maps back into the stream divided by the square root of their number; biases zero."
-    into_stream = {layer for block in model.blocks for layer in (block.attention.out, block.mlp[2])}
+    """Draw the weights of a `LanguageModel` as GPT-2 does: deviation 0.02, in
+    maps back into the stream divided by the square root of their number; biases
+    zero.
+    """
+    into_stream = {layer for block in model.blocks
+                   for layer in (block.attention.out, block.mlp[2])}
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02 / math.sqrt(len(into_stream)) if module in into_stream else 0.02)
+            nn.init.normal_(module.weight,
+                            std=0.02 / math.sqrt(len(into_stream))
+                                if module in into_stream else 0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     nn.init.normal_(model.position, std=0.02)
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only transformer: integers (B, T) → scores (B, T, vocabulary) of what comes next at each position.
+    """A decoder-only transformer: integers (B, T) → scores (B, T, vocabulary)
+    of what comes next at each position.
 
-    `length`: longest sequence. `width`: features, a multiple of `heads`; `hidden`: width of the perceptrons, 4 · `width` by default. `tied`: the scores use the
-    embedding's vectors. `norm`: features → normalizer over the last axis of (B, T, C). `init`: is called with the model at the end and draws its weights.
+    `length`: longest sequence. `width`: features, a multiple of `heads`;
+    `hidden`: width of the perceptrons, 4 · `width` by default. `tied`: the
+    scores use the embedding's vectors. `norm`: features → normalizer over the
+    last axis of (B, T, C). `init`: is called with the model at the end and
+    draws its weights.
 
-    Raises `ValueError` where a size does not divide as it must, and for sequences longer than `length`. Source: Radford et al. (2019).
+    Raises `ValueError` where a size does not divide as it must, and for
+    sequences longer than `length`. Source: Radford et al. (2019).
 
     Example:
 
-        >>> LanguageModel(65, 8, 16, 1, 2)(torch.zeros(2, 5, dtype=torch.int64)).shape
+        >>> LanguageModel(65, 8, 16, 1, 2)(
+        ...     torch.zeros(2, 5, dtype=torch.int64)).shape
         torch.Size([2, 5, 65])
     """
 
-    def __init__(self, vocabulary: int = 256, length: int = 128, width: int = 128, depth: int = 4, heads: int = 4, hidden: int | None = None, tied: bool = True,
-                 dropout: float = 0.0, norm: Norm = nn.LayerNorm, activation: Activation = nn.GELU, init: Callable[[nn.Module], None] = gpt_weights):
+    def __init__(self, vocabulary: int = 256, length: int = 128,
+                 width: int = 128, depth: int = 4, heads: int = 4,
+                 hidden: int | None = None, tied: bool = True,
+                 dropout: float = 0.0, norm: Norm = nn.LayerNorm,
+                 activation: Activation = nn.GELU,
+                 init: Callable[[nn.Module], None] = gpt_weights):
         super().__init__()
         hidden = 4 * width if hidden is None else hidden
-        if min(vocabulary, length, width, depth, heads, hidden) < 1 or width % heads:
-            raise ValueError(f"{type(self).__name__}: sizes must be positive, and width={width} a multiple of heads={heads}")
+        if (min(vocabulary, length, width, depth, heads, hidden) < 1
+                or width % heads):
+            raise ValueError(f"{type(self).__name__}: sizes must be positive, "
+                             f"and width={width} a multiple of heads={heads}")
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.zeros(1, length, width))
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, hidden, norm, activation, causal=True) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, hidden, norm, activation,
+                               causal=True) for _ in range(depth)))
         self.norm = norm(width)
         self.classifier = nn.Linear(width, vocabulary, bias=False)
         if tied:
@@ -160,6 +209,9 @@ class LanguageModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         "Integers (B, T) → scores (B, T, vocabulary)."
         if x.shape[1] > self.position.shape[1]:
-            raise ValueError(f"{type(self).__name__} was made for at most {self.position.shape[1]} positions, and the input has {x.shape[1]}: give length=, or shorter pieces")
+            raise ValueError(f"{type(self).__name__} was made for at most "
+                             f"{self.position.shape[1]} positions, and the "
+                             f"input has {x.shape[1]}: give length=, or "
+                             "shorter pieces")
         x = self.dropout(self.embedding(x) + self.position[:, :x.shape[1]])
         return self.classifier(self.norm(self.blocks(x)))

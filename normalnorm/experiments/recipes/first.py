@@ -28,28 +28,40 @@ from ...layers.normality import BatchNormalNorm2d, LayerNormalNorm
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #ceb65725
 def make_norm(kind: str, transform: bool, noise: float) -> Norm:
-    """A function from channels ("batch") or features ("layer") to a normalizer; PyTorch's own one where there is neither transform nor noise.
+    """A function from channels ("batch") or features ("layer") to a normalizer;
+    PyTorch's own one where there is neither transform nor noise.
 
-    Example: `make_norm("batch", True, 0.4)(16)` is `BatchNormalNorm2d(16, noise=0.4)`.
+    Example: `make_norm("batch", True, 0.4)(16)` is
+    `BatchNormalNorm2d(16, noise=0.4)`.
     """
-    plain, normality = {"batch": (nn.BatchNorm2d, BatchNormalNorm2d), "layer": (nn.LayerNorm, LayerNormalNorm)}[kind]
+    plain, normality = {"batch": (nn.BatchNorm2d, BatchNormalNorm2d),
+                        "layer": (nn.LayerNorm, LayerNormalNorm)}[kind]
     if not transform and not noise:
         return plain
-    return lambda size: normality(size, noise=noise, alpha=1.0 if transform else 0.0)
+    return lambda size: normality(
+        size, noise=noise, alpha=1.0 if transform else 0.0)
 
 
 def build(config: dict[str, Any], seed: int) -> nn.Module:
-    "The model of a configuration, with the initial weights of `seed`; these do not depend on the normalizer."
+    """The model of a configuration, with the initial weights of `seed`; these
+    do not depend on the normalizer.
+    """
     with seeded("weights", seed):
-        return models.build(config["model"], norm=make_norm(**config["norm"]), **config["model_arguments"])
+        return models.build(config["model"], norm=make_norm(**config["norm"]),
+                            **config["model_arguments"])
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #cbccfcc8
-def gaussianity(model: nn.Module, images: Tensor, batch: int = 100, points: int = 41) -> dict[str, Any]:
-    """R² of normal Q–Q plots in each normalizer of `model`, between transform and noise: averages, and one plot a layer.
+def gaussianity(model: nn.Module, images: Tensor, batch: int = 100,
+                points: int = 41) -> dict[str, Any]:
+    """R² of normal Q–Q plots in each normalizer of `model`, between transform
+    and noise: averages, and one plot a layer.
 
-    `images` are cut into minibatches of `batch`, each normalized with its own statistics. Returns, for each layer by name: `r2`, the mean over
-    units and minibatches; `constant`, the share of units without spread, which have no R²; `size` of a sample; and `qq`, `points` ordered values, evenly
-    spaced in rank from first to last, of the sample whose R² is the median in the first minibatch.
+    `images` are cut into minibatches of `batch`, each normalized with its own
+    statistics. Returns, for each layer by name: `r2`, the mean over units and
+    minibatches; `constant`, the share of units without spread, which have no
+    R²; `size` of a sample; and `qq`, `points` ordered values, evenly spaced in
+    rank from first to last, of the sample whose R² is the median in the first
+    minibatch.
     """
     per_layer: dict[str, list[Tensor]] = {}
     found: dict[str, Any] = {}
@@ -59,51 +71,87 @@ def gaussianity(model: nn.Module, images: Tensor, batch: int = 100, points: int 
             if name not in per_layer:
                 value = r2.nanmedian()
                 unit = int((r2 - value).abs().nan_to_num(torch.inf).argmin())
-                rank = torch.linspace(0, samples.shape[1] - 1, points).round().long()
-                found[name] = {"size": samples.shape[1], "qq": [round(v, 3) for v in samples[unit].sort().values.cpu()[rank].tolist()]}
+                rank = torch.linspace(0, samples.shape[1] - 1,
+                                      points).round().long()
+                found[name] = {"size": samples.shape[1], "qq": [
+                    round(v, 3)
+                    for v in samples[unit].sort().values.cpu()[rank].tolist()]}
             per_layer.setdefault(name, []).append(r2)
     for name, values in per_layer.items():
         r2 = torch.cat(values)
-        found[name] |= {"r2": round(r2.nanmean().item(), 5), "constant": round(r2.isnan().double().mean().item(), 5)}
+        found[name] |= {"r2": round(r2.nanmean().item(), 5),
+                        "constant": round(r2.isnan().double().mean().item(), 5)}
     return found
 
 
-def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu", checkpoint=None, progress=None) -> dict[str, Any]:
+def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
+        checkpoint=None, progress=None) -> dict[str, Any]:
     """One run: build, measure Gaussianity, train, measure again.
 
-    On a CPU with one thread, whatever the machine has: another number of threads takes sums in another order, and training makes
-    another run of that. Returns `metrics` (accuracies in percent, mean R² over layers before and after), `history` by epoch, `gaussianity` by layer.
+    On a CPU with one thread, whatever the machine has: another number of
+    threads takes sums in another order, and training makes another run of that.
+    Returns `metrics` (accuracies in percent, mean R² over layers before and
+    after), `history` by epoch, `gaussianity` by layer.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
     try:
-        return _run(config, seed, device, checkpoint, progress) | {"threads": torch.get_num_threads()}
+        return _run(config, seed, device, checkpoint, progress) | {
+            "threads": torch.get_num_threads()}
     finally:
         torch.set_num_threads(threads)
 
 
-def _run(config: dict[str, Any], seed: int, device: str, checkpoint, progress) -> dict[str, Any]:
-    data = {split: load(config["data"], split, config["images"] if split == "train" else None) for split in SPLITS}
+def _run(config: dict[str, Any], seed: int, device: str, checkpoint,
+         progress) -> dict[str, Any]:
+    data = {split: load(config["data"], split,
+                        config["images"] if split == "train" else None)
+            for split in SPLITS}
     model = build(config, seed).to(device)
     probe = data["validation"][0].to(device)
     before = gaussianity(model, probe)
-    outcome = train(model, data, Settings(**config["train"]), seed, device, checkpoint, progress, augment=augmentation(config["augmentation"], info(config["data"])) if config.get("augmentation") else None)
+    outcome = train(
+        model, data, Settings(**config["train"]), seed, device, checkpoint,
+        progress,
+        augment=augmentation(config["augmentation"], info(config["data"]))
+            if config.get("augmentation") else None)
     after = gaussianity(model, probe)
-    mean = {when: sum(layer["r2"] for layer in layers.values()) / len(layers) for when, layers in (("before", before), ("after", after))}
-    metrics = {"test_last": 100 * outcome["last"]["test_accuracy"], "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
-               "chosen_epoch": outcome["chosen"]["epoch"], "validation_last": 100 * outcome["last"]["validation_accuracy"],
-               "train_last": 100 * outcome["train_accuracy"], "r2_before": mean["before"], "r2_after": mean["after"], "seconds": outcome["seconds"]}
-    history = [{key: round(value, 5) for key, value in epoch.items()} for epoch in outcome["history"]]
-    return {"metrics": {key: round(value, 5) for key, value in metrics.items()}, "history": history,
-            "gaussianity": {"before": {name: layer["r2"] for name, layer in before.items()}, "after": after}}
+    mean = {when: sum(layer["r2"] for layer in layers.values()) / len(layers)
+            for when, layers in (("before", before), ("after", after))}
+    metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
+               "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
+               "chosen_epoch": outcome["chosen"]["epoch"],
+               "validation_last": 100 * outcome["last"]["validation_accuracy"],
+               "train_last": 100 * outcome["train_accuracy"],
+               "r2_before": mean["before"], "r2_after": mean["after"],
+               "seconds": outcome["seconds"]}
+    history = [{key: round(value, 5) for key, value in epoch.items()}
+               for epoch in outcome["history"]]
+    return {"metrics": {key: round(value, 5) for key, value in metrics.items()},
+            "history": history,
+            "gaussianity": {
+                "before": {name: layer["r2"] for name, layer in before.items()},
+                "after": after}}
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #aca56473
-def arms(data: str, images: int | None, resnet: dict[str, Any], vit: dict[str, Any], batch_noise: float = 0.4, layer_noise: float = 1.0) -> dict[str, dict[str, Any]]:
-    "The eight arms: for each model, transform off and on, noise off and on. `resnet`, `vit`: model, model_arguments, train."
+def arms(data: str, images: int | None, resnet: dict[str, Any],
+         vit: dict[str, Any], batch_noise: float = 0.4,
+         layer_noise: float = 1.0) -> dict[str, dict[str, Any]]:
+    """The eight arms: for each model, transform off and on, noise off and on.
+
+    `resnet`, `vit`: model, model_arguments, train.
+    """
     found = {}
-    for model, plain, full, kind, noise, config in (("ResNet", "BN", "BNN", "batch", batch_noise, resnet), ("ViT", "LN", "LNN", "layer", layer_noise, vit)):
-        for name, transform, xi in ((plain, False, 0.0), (full, True, noise), (f"{full} without noise", True, 0.0), (f"{plain} with noise", False, noise)):
-            found[f"{model} {name}"] = {"data": data, "images": images, **config, "norm": {"kind": kind, "transform": transform, "noise": xi}}
+    for model, plain, full, kind, noise, config in (
+        ("ResNet", "BN", "BNN", "batch", batch_noise, resnet),
+        ("ViT", "LN", "LNN", "layer", layer_noise, vit)
+    ):
+        for name, transform, xi in ((plain, False, 0.0), (full, True, noise),
+                                    (f"{full} without noise", True, 0.0),
+                                    (f"{plain} with noise", False, noise)):
+            found[f"{model} {name}"] = {
+                "data": data, "images": images, **config,
+                "norm": {"kind": kind, "transform": transform, "noise": xi}}
     return found
 
 
@@ -113,28 +161,54 @@ first_experiment = Recipe(
     claims=("nn-table1", "nn-table2", "nn-fig5", "nn-fig6", "nn-fig9"),
     scales={
         "smoke": arms("digits", 256,
-                      {"model": "SmallResNet", "model_arguments": {"width": 4, "stem_stride": 1}, "train": {"epochs": 2, "batch": 32}},
-                      {"model": "SmallViT", "model_arguments": {"image": 8, "patch": 2, "width": 16, "depth": 1, "heads": 2, "hidden": 32},
-                       "train": {"epochs": 2, "batch": 32, "optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.05}}),
+                      {"model": "SmallResNet",
+                       "model_arguments": {"width": 4, "stem_stride": 1},
+                       "train": {"epochs": 2, "batch": 32}},
+                      {"model": "SmallViT",
+                       "model_arguments": {"image": 8, "patch": 2, "width": 16,
+                                           "depth": 1, "heads": 2,
+                                           "hidden": 32},
+                       "train": {"epochs": 2, "batch": 32, "optimizer": "adamw",
+                                 "lr": 3e-3, "weight_decay": 0.05}}),
         "book": arms("fashion", 2000,
-                     {"model": "SmallResNet", "model_arguments": {"width": 16}, "train": {"epochs": 30, "batch": 128, "lr": 0.1, "weight_decay": 5e-4}},
-                     {"model": "SmallViT", "model_arguments": {"patch": 7, "width": 48, "depth": 3, "heads": 4, "hidden": 96},
-                      "train": {"epochs": 40, "batch": 64, "optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.05}}),
-        "paper": arms("cifar10", None,
-                      {"model": "cifar_resnet18", "model_arguments": {},
-                       "train": {"epochs": 200, "batch": 128, "lr": 0.1, "weight_decay": 5e-4, "schedule": "steps", "milestones": [60, 120, 180]}},
-                      {"model": "vit", "model_arguments": {},
-                       "data": "svhn", "train": {"epochs": 200, "batch": 32, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05, "schedule": "steps", "milestones": [60, 120, 180]},
-                       "augmentation": ["translate 0.1", "rotate 15"]}),
-    },
+                     {"model": "SmallResNet", "model_arguments": {"width": 16},
+                      "train": {"epochs": 30, "batch": 128, "lr": 0.1,
+                                "weight_decay": 5e-4}},
+                     {"model": "SmallViT",
+                      "model_arguments": {"patch": 7, "width": 48, "depth": 3,
+                                          "heads": 4, "hidden": 96},
+                      "train": {"epochs": 40, "batch": 64, "optimizer": "adamw",
+                                "lr": 3e-3, "weight_decay": 0.05}}),
+        "paper": arms(
+            "cifar10", None,
+            {"model": "cifar_resnet18", "model_arguments": {}, "train": {
+                "epochs": 200, "batch": 128, "lr": 0.1, "weight_decay": 5e-4,
+                "schedule": "steps", "milestones": [60, 120, 180]}},
+            {"model": "vit", "model_arguments": {}, "data": "svhn",
+             "train": {"epochs": 200, "batch": 32, "optimizer": "adamw",
+                       "lr": 1e-3, "weight_decay": 0.05, "schedule": "steps",
+                       "milestones": [60, 120, 180]},
+             "augmentation": ["translate 0.1", "rotate 15"]})},
     run=run,
-    columns={"test_last": "test accuracy, last epoch (%)", "test_chosen": "test accuracy, epoch chosen on validation (%)", "train_last": "training accuracy (%)"},
-    compare=tuple((f"{model} {a}", f"{model} {b}") for model, plain, full in (("ResNet", "BN", "BNN"), ("ViT", "LN", "LNN"))
-                  for a, b in ((plain, full), (plain, f"{full} without noise"), (plain, f"{plain} with noise"), (f"{plain} with noise", full))),
+    columns={"test_last": "test accuracy, last epoch (%)",
+             "test_chosen": "test accuracy, epoch chosen on validation (%)",
+             "train_last": "training accuracy (%)"},
+    compare=tuple((f"{model} {a}", f"{model} {b}") for model, plain, full in (
+                      ("ResNet", "BN", "BNN"), ("ViT", "LN", "LNN"))
+                  for a, b in ((plain, full), (plain, f"{full} without noise"),
+                               (plain, f"{plain} with noise"),
+                               (f"{plain} with noise", full))),
     compared=("test_last", "test_chosen"),
     seeds={"smoke": 3, "book": 10, "paper": 6},
-    paper={arm: Published(mean, se, 6, what, f"eftekhari2025, Table {table}; the epoch is the best on the data reported, in the published code") for arm, mean, se, what, table in (
-        ("ResNet BN", 88.89, 0.07, "ResNet-18, CIFAR-10, no augmentation", 2), ("ResNet BNN", 90.41, 0.09, "ResNet-18, CIFAR-10, no augmentation", 2),
-        ("ViT LN", 94.61, 0.31, "ViT, SVHN, augmented", 1), ("ViT LNN", 95.78, 0.21, "ViT, SVHN, augmented", 1))},
-    cost={"smoke": "seconds", "book": "about 3 CPU minutes a seed for all arms", "paper": "GPU days"},
-)
+    paper={arm: Published(mean, se, 6, what,
+                          f"eftekhari2025, Table {table}; the epoch is the "
+                          "best on the data reported, in the published code")
+           for arm, mean, se, what, table in (
+               ("ResNet BN", 88.89, 0.07,
+                "ResNet-18, CIFAR-10, no augmentation", 2),
+               ("ResNet BNN", 90.41, 0.09,
+                "ResNet-18, CIFAR-10, no augmentation", 2),
+               ("ViT LN", 94.61, 0.31, "ViT, SVHN, augmented", 1),
+               ("ViT LNN", 95.78, 0.21, "ViT, SVHN, augmented", 1))},
+    cost={"smoke": "seconds", "book": "about 3 CPU minutes a seed for all arms",
+          "paper": "GPU days"})

@@ -26,32 +26,57 @@ def of_law(law, n=20_000):
 
 
 def by_scipy(h):
-    "R² before and after, by scipy: Newton's step from differences of its log-likelihood, its transform, its Q–Q plot."
+    """R² before and after, by scipy: Newton's step from differences of its
+    log-likelihood, its transform, its Q–Q plot.
+    """
     x, e = scipy.stats.zscore(h.numpy()), 1e-3
-    below, there, above = (scipy.stats.yeojohnson_llf(1 + step, x) / len(x) for step in (-e, 0, e))
-    bent = scipy.stats.yeojohnson(x, 1 - e / 2 * (above - below) / (above - 2 * there + below))
+    below, there, above = (
+        scipy.stats.yeojohnson_llf(1 + step, x) / len(x) for step in (-e, 0, e))
+    bent = scipy.stats.yeojohnson(
+        x, 1 - e / 2 * (above - below) / (above - 2 * there + below))
     return [scipy.stats.probplot(y)[1][2] ** 2 for y in (x, bent)]
 
 
-@claim("nn-qq-r2-up", source="eftekhari2025, §5.5", statement="the transform with one Newton step raises R² of a skewed sample: from 0.816 to 0.960 (exponential), 0.587 to 0.900 (log-normal), 0.899 to 0.987 (gamma(2)), 0.693 to 0.897 (χ²₁)",
-       kind="inequality", verdict="holds if", condition="the law is one of exponential, log-normal, gamma(2), χ²₁ (those tried); it is not implied by the likelihood",
-       evidence="numerical", formula=newton_lambda, mutant=lambda h, dim: 1 + 1.05 * (newton_lambda(h, dim) - 1))
+@claim("nn-qq-r2-up", source="eftekhari2025, §5.5",
+       statement="the transform with one Newton step raises R² of a skewed "
+                 "sample: from 0.816 to 0.960 (exponential), 0.587 to 0.900 "
+                 "(log-normal), 0.899 to 0.987 (gamma(2)), 0.693 to 0.897 "
+                 "(χ²₁)",
+       kind="inequality", verdict="holds if",
+       condition="the law is one of exponential, log-normal, gamma(2), χ²₁ "
+                 "(those tried); it is not implied by the likelihood",
+       evidence="numerical", formula=newton_lambda,
+       mutant=lambda h, dim: 1 + 1.05 * (newton_lambda(h, dim) - 1))
 def _(estimate):
-    "On 20 000 quantiles of each law, which have no sampling error: to three digits, and against scipy. The mutant's step is 5 % longer."
-    three = {"expon": ("0.816", "0.960"), "lognorm": ("0.587", "0.900"), "gamma": ("0.899", "0.987"), "chi2": ("0.693", "0.897")}
-    for law in (scipy.stats.expon(), scipy.stats.lognorm(1), scipy.stats.gamma(2), scipy.stats.chi2(1)):
+    """On 20 000 quantiles of each law, which have no sampling error: to three
+    digits, and against scipy.
+
+    The mutant's step is 5 % longer.
+    """
+    three = {"expon": ("0.816", "0.960"), "lognorm": ("0.587", "0.900"),
+             "gamma": ("0.899", "0.987"), "chi2": ("0.693", "0.897")}
+    for law in (scipy.stats.expon(), scipy.stats.lognorm(1),
+                scipy.stats.gamma(2), scipy.stats.chi2(1)):
         h = of_law(law)
         found = [qq_r2(h).item(), qq_r2(transformed(h, estimate)).item()]
-        np.testing.assert_allclose(found, by_scipy(h), rtol=0, atol=1e-5, err_msg=law.dist.name)
-        assert tuple(f"{value:.3f}" for value in found) == three[law.dist.name], (law.dist.name, found)
+        np.testing.assert_allclose(
+            found, by_scipy(h), rtol=0, atol=1e-5, err_msg=law.dist.name)
+        assert (tuple(f"{value:.3f}" for value in found)
+                == three[law.dist.name]), (law.dist.name, found)
 
 
-@claim("nn-bimodal-limit", source="eftekhari2025, §5.5 (implied)", statement="two-valued samples keep their R², and symmetric bimodal ones keep λ̂ = 1: neither is gaussianized",
-       kind="identity", verdict="holds", evidence="numerical", formula=newton_lambda, mutant=lambda h, dim: newton_lambda(h, dim) - 0.3)
+@claim("nn-bimodal-limit", source="eftekhari2025, §5.5 (implied)",
+       statement="two-valued samples keep their R², and symmetric bimodal ones "
+                 "keep λ̂ = 1: neither is gaussianized",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=newton_lambda, mutant=lambda h, dim: newton_lambda(h, dim) - 0.3)
 def _(estimate):
-    "Two values in several proportions; a symmetric mixture of two normal laws, made exactly symmetric."
+    """Two values in several proportions; a symmetric mixture of two normal
+    laws, made exactly symmetric.
+    """
     for count in (3, 150, 500):
         h = (torch.arange(1000, dtype=torch.float64) < count).double()
-        torch.testing.assert_close(qq_r2(transformed(h, estimate)), qq_r2(h), rtol=1e-9, atol=0)
+        torch.testing.assert_close(
+            qq_r2(transformed(h, estimate)), qq_r2(h), rtol=1e-9, atol=0)
     half = torch.randn(2000, dtype=torch.float64, device="cpu") * 0.3 + 2
     assert abs(estimate(torch.cat([half, -half]), -1).item() - 1) < 1e-12
