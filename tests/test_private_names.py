@@ -2,6 +2,7 @@
 each of them the layers do what they did.
 """
 import ast
+import importlib.util
 import functools
 import json
 import operator
@@ -47,8 +48,13 @@ def in_torch(path: str) -> bool:
     try:
         operator.attrgetter(path)(torch)
     except (AttributeError, ValueError):
+        pass                            # or a module that nobody has imported
+    else:
+        return True
+    try:
+        return importlib.util.find_spec(f"torch.{path}") is not None
+    except (ImportError, ValueError):
         return False
-    return True
 
 
 def private_names(text: str) -> set[str]:
