@@ -2,8 +2,8 @@
 each of them the layers do what they did.
 """
 import ast
-import importlib.util
 import functools
+import importlib.util
 import json
 import operator
 import os
