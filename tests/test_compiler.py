@@ -405,7 +405,7 @@ def test_killed_at_any_moment(place, monkeypatch):
         assert ended(forked(seven, place)) == 0
         assert len(kernels(place)) == 1
     left = list((place / "cache").glob("making-*"))
-    assert died >= 10 and left                          # some had begun
+    assert died >= 6 and left                           # some had begun
     for folder in left:
         os.utime(folder, (time.time() - 3700,) * 2)
     (place / "seven.cpp").write_text(SEVEN + "\n")
@@ -612,7 +612,7 @@ def test_no_compiler(tmp_path):
         "from normalnorm import set_backend; set_backend('native')", **nothing)
     err = scripted.communicate(timeout=300)[1]
     assert scripted.returncode == 0 and err.count("UserWarning") == 1, err
-    assert (f"{script}:7: UserWarning: normalnorm's native kernel is not "
+    assert (f"{script}:8: UserWarning: normalnorm's native kernel is not "
             "available here; its layers are computed by" in err)
     assert ("no C++ compiler was found (looked for g++, clang++, c++): install "
             "one, e.g. " in err and "apt-get install g++" in err)

@@ -112,7 +112,7 @@ def code_of(path: Path) -> str:
     if path.suffix == ".py":
         return path.read_text()
     cells = json.loads(path.read_text())["cells"]
-    return "\n".join(re.sub(r"(?m)^[%!].*$", "", "".join(c["source"]))
+    return "\n".join(re.sub(r"(?m)^[%!][%\w].*$", "", "".join(c["source"]))
                      for c in cells if c["cell_type"] == "code")
 
 

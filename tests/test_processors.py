@@ -156,8 +156,10 @@ def test_record_is_reproduced():
         else:
             # rounded to float32 at the end; noise is float32 from the beginning
             largest = np.abs(y[np.isfinite(y)]).max(initial=0)
+            # far out values end where the definition has its limit, whose
+            # exponent, near 88, has a rounding of its own
             np.testing.assert_allclose(
-                x, y, rtol=2.0**-23,
+                x, y, rtol=2.0**-23 * (88 if name.startswith("far/") else 1),
                 atol=(1e-6 if {"normals", "noise", "dropout"}
                               & set(name.split("/")) else 1e-12) * largest,
                 err_msg=name)

@@ -191,6 +191,7 @@ def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
     # a traced network must not depend on the latter
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
         return averages
+    check_memory(*(a for a in averages if a is not None))
     return tuple(a if a is None else a.clone() for a in averages)
 
 
