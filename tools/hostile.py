@@ -1040,8 +1040,8 @@ KNOWN: list[tuple[str, str, str, str]] = [
     ("", "overlapping", "single memory location", "as above"),
     ("", "ε: negative", "must not be negative", "a negative ε is refused"),
     ("", "evaluation, training, backward", "gradient is off",
-     "PyTorch's layer gives the gradient for the averages as they are now; ours "
-     "that for the averages of its forward pass, which tests/test_traced.py "
+     "PyTorch's layer gives the gradient for the averages as they are now; "
+     "ours for the averages of its forward pass, which tests/test_traced.py "
      "compares with an untouched layer")]
 
 # ---- one case ---------------------------------------------------------------
