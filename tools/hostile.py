@@ -1005,6 +1005,17 @@ for _name, _value in {"None": None, "0": 0.0, "1": 1.0,
 KNOWN: list[tuple[str, str, str, str]] = [
     ("", "input: no channels", "channels",
      "a wrong number of channels is refused, of an empty input too"),
+    ("decorrelated 1d", "nothing in an image", "channels",
+     "of (N, C, 0) nothing is left but a wrong number of channels, as above"),
+    ("group", "nothing in an image", "has NaN in other places",
+     "of no elements PyTorch's layer gives a gradient of NaN, ours 0"),
+    ("group", "broken hook: one more axis", "came back with shape",
+     "what comes back must be what was saved; PyTorch's layer takes the data"),
+    ("instance", "complex", "a real floating-point tensor is expected",
+     "a complex average is refused; PyTorch's layer drops a part of it"),
+    ("", "input: functional", "RegisterFunctionalization",
+     "running averages that are no functional tensors cannot be written: an "
+     "assertion of PyTorch's"),
     ("", "int64", "a real floating-point tensor is expected",
      "an integer average is refused; PyTorch's layer reads and rounds it"),
     ("", "one more axis", "expected (4,)",
@@ -1175,6 +1186,8 @@ def applies(name: str, variant: str, label: str) -> bool:
         # averages of other shapes than PyTorch's, or no layer of PyTorch's; a
         # weight (1, 8) is one that broadcasts
         return False
+    if label == "four threads" and variant == "with noise":
+        return False  # which thread draws which seed is not determined
     if not situation.composed and not row.own:
         return False  # PyTorch's own operations do not ask either
     if (variant == "in evaluation" and "batch" not in name

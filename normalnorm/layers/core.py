@@ -328,13 +328,14 @@ def check_memory(*tensors: Tensor | None) -> None:
 
 
 def guarded(out: Tensor, *tensors: Tensor | None) -> Tensor:
-    """`out`; before its backward pass the memory of `tensors` is checked, for
-    results that PyTorch's own operations differentiate.
+    """`out`; before its backward pass the memory of `tensors`, and of the
+    gradient, is checked, for results that PyTorch's own operations
+    differentiate.
     """
     if _unwatched() and out.grad_fn is not None:
         held = [weakref.ref(t) for t in tensors if type(t) in _PLAIN]
         out.grad_fn.register_prehook(
-            lambda _: check_memory(*(t() for t in held)))
+            lambda grads: check_memory(*grads, *(t() for t in held)))
     return out
 
 
