@@ -454,9 +454,22 @@ def test_memory_that_is_not_there(rest):
                            t)
 
 
-FREED = """if True:
-    import sys
+TRIED = """if True:
     import torch
+
+    def freed(t):
+        t.untyped_storage().resize_(0)
+
+    def tried(name, act):
+        print(name, end=": ", flush=True)
+        try:
+            act()
+            print("no error")
+        except RuntimeError as error:
+            print("refused" if "bring it back" in str(error) else error,
+                  flush=True)
+"""
+FREED = TRIED + """
     from torch import nn
     import normalnorm
     from normalnorm.layers.gaussianized import GaussianizedBatchNorm
@@ -485,30 +498,16 @@ FREED = """if True:
         for which in ("input", "weight", "running_lambda"):
             layer, x = make(), torch.randn(
                 40, 6, dtype=torch.float64).exp().requires_grad_()
-            freed = x if which == "input" else getattr(layer, which, None)
-            if freed is None or which == "running_lambda" and layer.training:
+            lost = x if which == "input" else getattr(layer, which, None)
+            if lost is None or which == "running_lambda" and layer.training:
                 continue
             out = layer(x)
-            freed.untyped_storage().resize_(0)
-            print(f"{name}, {which}: ", end="", flush=True)
-            try:
-                out.sin().sum().backward()
-                print("no error")
-            except RuntimeError as error:
-                print("refused" if "bring it back" in str(error) else error,
-                      flush=True)
-    for name, make in made.items():
-        x = torch.randn(40, 6, dtype=torch.float64).exp().requires_grad_()
-        out = make()(x)
+            freed(lost)
+            tried(f"{name}, {which}", lambda: out.sin().sum().backward())
+        out = make()(torch.randn(40, 6, dtype=torch.float64).requires_grad_())
         gradient = torch.ones_like(out)
-        gradient.untyped_storage().resize_(0)
-        print(f"{name}, gradient: ", end="", flush=True)
-        try:
-            out.backward(gradient)
-            print("no error")
-        except RuntimeError as error:
-            known = "bring it back" in str(error)
-            print("refused" if known else error, flush=True)
+        freed(gradient)
+        tried(f"{name}, gradient", lambda: out.backward(gradient))
 """
 
 
@@ -527,22 +526,9 @@ def test_memory_freed_before_a_backward_pass_of_pytorch():
         for line in lines), (done.stdout, done.stderr[-500:])
 
 
-FREED_FOR_THE_PROXY = """if True:
-    import torch
+FREED_FOR_THE_PROXY = TRIED + """
     from normalnorm.layers.backends import set_backend
     from normalnorm.layers.proxy import proxy_statistics
-
-    def freed(t):
-        t.untyped_storage().resize_(0)
-
-    def tried(name, act):
-        print(name, end=": ", flush=True)
-        try:
-            act()
-            print("no error")
-        except RuntimeError as error:
-            print("refused" if "bring it back" in str(error) else error,
-                  flush=True)
 
     ways = {"kernel": {}, "definition": dict(backend="eager"),
             "closed form": dict(samples=None, activation="relu"),

@@ -205,8 +205,7 @@ WHERE = {
         "hook: of inference", "broken hook: float64",
         "memory: weight freed before backward", "backward twice"),
     "nn.Module": ("input: as it should be", "called three times",
-                  "weight is bias", "running_mean: bfloat16", "pickled",
-                  "evaluation, training, backward")}
+                  "weight is bias", "running_mean: bfloat16", "pickled")}
 
 
 def without(*names: str) -> dict:

@@ -956,15 +956,6 @@ def _own(layer, x):
             if x.shape[-1:] == layer.weight.shape else clean(layer, x))
 
 
-@_run("evaluation, training, backward")
-def _switched(layer, x):
-    x = leaf(x)
-    out = layer.eval()(x)
-    layer.train()(x.detach() + 1)
-    return {"output": out.detach(),
-            "gradient": torch.autograd.grad(out, x, upstream(out))[0]}
-
-
 def _setting(name: str, value) -> Callable:
     def run(layer, x):
         if not hasattr(layer, name):
@@ -1049,11 +1040,7 @@ KNOWN: list[tuple[str, str, str, str]] = [
      "averages whose elements share their memory cannot be written; PyTorch's "
      "layer writes them all the same"),
     ("", "overlapping", "single memory location", "as above"),
-    ("", "ε: negative", "must not be negative", "a negative ε is refused"),
-    ("", "evaluation, training, backward", "gradient is off",
-     "PyTorch's layer gives the gradient for the averages as they are now; "
-     "ours for the averages of its forward pass, which tests/test_traced.py "
-     "compares with an untouched layer")]
+    ("", "ε: negative", "must not be negative", "a negative ε is refused")]
 
 # ---- one case ---------------------------------------------------------------
 
@@ -1179,13 +1166,9 @@ def applies(name: str, variant: str, label: str) -> bool:
     if (label.startswith(("ε", "momentum"))
             and ("functional" in name or name == "over axes")):
         return False  # a function has no attributes
-    if (name.startswith(("decorrelated", "gaussianized batch"))
-        and label == "evaluation, training, backward"
-            or name == "over axes"
-               and label in ("weight: one more axis", "bias: one more axis")):
-        # averages of other shapes than PyTorch's, or no layer of PyTorch's; a
-        # weight (1, 8) is one that broadcasts
-        return False
+    if (name == "over axes"
+            and label in ("weight: one more axis", "bias: one more axis")):
+        return False  # a weight (1, 8) is one that broadcasts
     if label == "four threads" and variant == "with noise":
         return False  # which thread draws which seed is not determined
     if not situation.composed and not row.own:

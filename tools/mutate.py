@@ -1258,8 +1258,7 @@ class Project:
                 found |= tests
         if pattern:                     # tests that look at it themselves
             using = {name for name in self.cost if name.startswith("tests/")
-                     and pattern.search((self.root / name).read_text(
-                         encoding="utf-8"))}
+                     and any(map(pattern.search, self.text(name)))}
             found |= {test for test in self.tests
                       if test.split("::")[0] in using}
         if len(found) < 20:             # used by what an import runs, perhaps

@@ -155,15 +155,7 @@ def _(layer):
 # %% ../../../nbs/252_layers.decorrelated.ipynb
 import scipy.stats
 
-
-def gaussianized_by_scipy(x, e=1e-3):
-    """Newton's step from differences of scipy's log-likelihood, and scipy's
-    transform, for a standardized sample.
-    """
-    below, there, above = (
-        scipy.stats.yeojohnson_llf(1 + step, x) for step in (-e, 0, e))
-    return scipy.stats.yeojohnson(
-        x, 1 - e / 2 * (above - below) / (above - 2 * there + below))
+from normalnorm.checks.layers.functional import step_by_scipy
 
 
 @claim("nn-dbnn-not-white", source="eftekhari2025, §5.3 (implied)",
@@ -187,7 +179,8 @@ def _(alpha):
     bent = decorrelated.decorrelated_batch_normal_norm(
         x, training=True, eps=0.0, noise=0.0, alpha=alpha)
     expected = torch.tensor(np.corrcoef(
-        [gaussianized_by_scipy(channel) for channel in white.T.cpu().numpy()]))
+        [scipy.stats.yeojohnson(channel, step_by_scipy(channel))
+         for channel in white.T.cpu().numpy()]))
     torch.testing.assert_close(
         bent.T.corrcoef().cpu(), expected, rtol=0, atol=1e-6)
     assert 0.05 < expected[off.cpu()].abs().max() < 0.2

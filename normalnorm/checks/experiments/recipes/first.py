@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 
 from normalnorm.analysis.gaussianity import qq_r2
+from normalnorm.checks.layers.functional import step_by_scipy
 from normalnorm.claims import claim
 from normalnorm.theory.newton import newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
@@ -26,14 +27,9 @@ def of_law(law, n=20_000):
 
 
 def by_scipy(h):
-    """R² before and after, by scipy: Newton's step from differences of its
-    log-likelihood, its transform, its Q–Q plot.
-    """
-    x, e = scipy.stats.zscore(h.numpy()), 1e-3
-    below, there, above = (
-        scipy.stats.yeojohnson_llf(1 + step, x) / len(x) for step in (-e, 0, e))
-    bent = scipy.stats.yeojohnson(
-        x, 1 - e / 2 * (above - below) / (above - 2 * there + below))
+    "R² before and after, by scipy: step, transform and Q–Q plot."
+    x = scipy.stats.zscore(h.numpy())
+    bent = scipy.stats.yeojohnson(x, step_by_scipy(x))
     return [scipy.stats.probplot(y)[1][2] ** 2 for y in (x, bent)]
 
 
