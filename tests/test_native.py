@@ -1,6 +1,7 @@
 """The native kernel against float64 and against the definition: layouts, and
 faults of the input.
 """
+import ctypes.util
 import math
 import os
 import random
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -233,7 +235,9 @@ def test_more_than_two_to_the_31_elements():
         torch.empty(2, 64), (1,), None, None, Settings(noise=0.4))
     plan = native.Plan(2, 2, 0, 2**31, 1, 64, 0)
     small = small._replace(
-        saved=((u.shape, torch.float32, 4 * u.numel()), *small.saved[1:]))
+        saved=((u.shape, torch.float32), *small.saved[1:]),
+        kinds=small.kinds.replace(struct.pack("4q", 2, 0, 2, 64),
+                                  struct.pack("4q", 2, 0, 2, half)))
     call = small._replace(plan=plan, fixed=small.fixed.replace(
         native._FIXED.pack(*small.plan, *(0,) * 6)[:8 * len(plan)],
         native._FIXED.pack(*plan, *(0,) * 6)[:8 * len(plan)]))
@@ -241,7 +245,7 @@ def test_more_than_two_to_the_31_elements():
     for x in (u, grad):
         x.view(-1)[:64], x.view(-1)[2**31:] = torch.randn(2, 64).exp()
     out, numbers = native.forward(call, u, seed=3)
-    of_u, *_ = native.backward(call, grad, u, None, None, numbers, seed=3)
+    of_u, *_ = native.backward(call, grad, (u, None, numbers), seed=3)
     for start in (0, 2**31):
         part = u.view(-1)[start:start + 64].clone().requires_grad_()
         expected, _ = core.normality_norm(
@@ -539,8 +543,8 @@ def slopes(lmbda, extreme, at, n):
     for j in at:
         grad = torch.zeros(1, n)
         grad[0, j] = 1
-        found.append(native.backward(call, grad, u, None, None,
-                                     numbers)[0][0, len(extreme):].double())
+        found.append(native.backward(
+            call, grad, (u, None, numbers))[0][0, len(extreme):].double())
     x = u[0].double()
     k = (x - x.mean()) / x.std(correction=0)
     expected = power_transform_derivative(k[list(at)], numbers[2].double(), 1)
@@ -1381,3 +1385,84 @@ def test_kept_for_backward():
     large = {t.data_ptr() for t in kept if t.numel() > 100}
     assert large == {u.data_ptr()} and sum(
         t.numel() for t in kept if t.numel() <= 100) < 20 * 4 + 10
+
+
+def test_the_kernel_asks_the_tensors():
+    "Shape, strides, dtype, storage: one thing wrong, and nothing is written."
+    torch.manual_seed(0)
+    u, weight = torch.randn(4, 3, 5, 6), torch.ones(3)
+    running = [torch.zeros(3) for _ in range(3)]
+    call = native.prepare(u, (0, 2, 3), weight, weight, Settings(), 1)
+    numbers = native.forward(
+        call, u, weight, weight, running=running, momentum=0.5)[1]
+    before, short = [r.clone() for r in running], u.clone()
+    short.untyped_storage().resize_(4 * u.numel() - 1)
+    last = u.contiguous(memory_format=torch.channels_last)
+    for wrong in (last, u.double(), u[:3], u.view(-1), u[..., :5],
+                  u[:, :1].expand(4, 3, 5, 6), u.transpose(2, 3), short):
+        with pytest.raises(RuntimeError) as raised:
+            native.forward(call, wrong, weight, weight, running=running,
+                           momentum=0.5)
+        assert ((type(raised.value) is native.Different)
+                == (wrong is not short)), str(raised.value)
+    for wrong in (torch.zeros(4), torch.zeros(3).double(), torch.zeros(6)[::2],
+                  torch.zeros(1).expand(3), torch.zeros(3, 1)):
+        for place in range(3):
+            averages = [*running[:place], wrong, *running[place + 1:]]
+            with pytest.raises(native.Different):
+                native.forward(call, u, weight, weight, momentum=0.5,
+                               running=averages)
+        with pytest.raises(native.Different):
+            native.forward(call, u, wrong, weight)
+    assert all(map(torch.equal, running, before))
+    # a part of a larger storage is right
+    native.forward(call, torch.randn(361)[1:].view(u.shape), weight, weight)
+    # a backward pass brings into form what it finds
+    grad = torch.randn_like(u)
+    expected = native.backward(call, grad, (u, weight, numbers))
+    for found in (
+            native.backward(call, grad, (last, weight, numbers)),
+            native.backward(call, grad, (-torch._neg_view(u), weight, numbers)),
+            native.backward(
+                call, grad, (torch._neg_view(-u), weight, numbers))):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_the_kernel_asks_tensors_with_channels_last():
+    torch.manual_seed(0)
+    u = torch.randn(4, 3, 5, 6).contiguous(memory_format=torch.channels_last)
+    call = native.prepare(u, (0, 2, 3), None, None, Settings(), 1)
+    expected = native.forward(call, u)[0]
+    # given otherwise, it is brought into form
+    torch.testing.assert_close(
+        native.forward(call, u.contiguous())[0], expected, rtol=0, atol=0)
+    for wrong in (u[:3], u[..., :5], u[:, :2], u.transpose(2, 3)):
+        with pytest.raises(native.Different):
+            native.forward(call, wrong)
+    short = u.clone()
+    short.untyped_storage().resize_(4 * u.numel() - 1)
+    with pytest.raises(RuntimeError, match="not there"):
+        native.forward(call, short)
+
+
+@pytest.mark.parametrize("what", ["no interface", "no place", "other tensors"])
+def test_a_pytorch_that_the_kernel_does_not_know(what, monkeypatch):
+    compiled = native.library()
+    if what == "no interface":
+        monkeypatch.setattr(torch._C, "__file__", ctypes.util.find_library("m"))
+    else:
+        x = torch.arange(6.0)
+        made = types.SimpleNamespace(_cdata=x._cdata)
+        if what == "no place":
+            del made._cdata
+        call = native.prepare(x.view(2, 3), (0,), None, None, Settings())
+        monkeypatch.setattr(native, "prepare", lambda *_: call)
+        x.view = x.double = lambda *_: made
+        made.view, made.T, made.double = lambda *_: made, made, lambda: made
+        monkeypatch.setattr(torch, "arange", lambda *_, **__: x)
+    try:
+        with pytest.raises(native.CompilerError, match="this PyTorch"):
+            native._ask(compiled)
+    finally:
+        monkeypatch.undo()
+        native._ask(compiled)

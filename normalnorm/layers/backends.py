@@ -101,7 +101,7 @@ class _Native:
     def backward(self, ctx, saved, grad):
         u, weight, seed, *_, numbers = saved
         return native.backward(
-            self.call, grad, u, weight, ctx.bias, numbers, seed=_number(seed),
+            self.call, grad, (u, weight, numbers), seed=_number(seed),
             offset=ctx.offset, of_weight=ctx.needs_input_grad[1],
             of_bias=ctx.needs_input_grad[2])
 
@@ -174,8 +174,8 @@ class _Accelerated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, u, weight, bias, seed, dim, settings, offset, engine):
         outputs = engine.forward(u, weight, bias, seed, dim, settings, offset)
-        ctx.dim, ctx.settings, ctx.offset, ctx.engine, ctx.bias = (
-            dim, settings, offset, engine, bias)
+        ctx.dim, ctx.settings, ctx.offset, ctx.engine = (
+            dim, settings, offset, engine)
         ctx.bias_shape = None if bias is None else bias.shape
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(outputs[4])
@@ -313,34 +313,38 @@ class _InKernel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, u, weight, bias, mean, var, lmbda, how):
-        ctx.call, ctx.settings, ctx.axis, running, momentum = how
-        call = ctx.call
-        ctx.seed = _number(draw_seed(u.device)) if ctx.settings.noise else 0
+        ctx.how, running, momentum = how
+        call, settings, _ = ctx.how
+        ctx.seed = _number(draw_seed(u.device)) if settings.noise else 0
         given = (mean, var, lmbda) if call.given else ()
         out, numbers = native.forward(
             call, u, weight, bias, statistics=given, seed=ctx.seed,
             running=running, momentum=momentum)
         # few: each costs a step forward and one backward
-        ctx.save_for_backward(u, weight, bias, *(given or (numbers,)))
+        ctx.save_for_backward(u, weight, *(given or (numbers,)))
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        saved = u, weight, bias, *numbers = ctx.saved_tensors
-        needs, call = ctx.needs_input_grad, ctx.call
+        saved, needs, (call, settings, axis) = (
+            ctx.saved_tensors, ctx.needs_input_grad, ctx.how)
         if ((again := _is_grad_enabled())
                 or not _PLAIN.issuperset(map(type, saved))
                 or not ordinary(grad)):
-            native.restored(call, u, weight, numbers)
+            native.restored(call, *saved)
+            u, weight, *numbers = saved
             with torch.enable_grad():
+                # any bias has the same derivatives
+                bias = call.bias and torch.zeros(
+                    call.bias[0], dtype=call.bias[1], requires_grad=True)
                 # apart even where one tensor is given twice
                 u, weight, bias = inputs = [None if t is None else t.view_as(t)
                                             for t in (u, weight, bias)]
                 weight, bias, *given = (
-                    t if t is None or ctx.axis is None else column(t, u.ndim)
+                    t if t is None or axis is None else column(t, u.ndim)
                     for t in (weight, bias, *(numbers if call.given else ())))
                 out, _ = core.normality_norm(
-                    u, call.dim, weight, bias, **ctx.settings._asdict(),
+                    u, call.dim, weight, bias, **settings._asdict(),
                     statistics=Statistics(*given) if call.given else None,
                     seed=torch.tensor(ctx.seed))
             found = iter(torch.autograd.grad(
@@ -349,8 +353,8 @@ class _InKernel(torch.autograd.Function):
             return (*(next(found) if need else None for need in needs[:3]),
                     None, None, None, None)
         found = native.backward(
-            call, grad, u, weight, bias, numbers if call.given else numbers[0],
-            seed=ctx.seed, of_weight=needs[1], of_bias=needs[2])
+            call, grad, saved, seed=ctx.seed, of_weight=needs[1],
+            of_bias=needs[2])
         return *found, None, None, None, None
 
 
@@ -389,17 +393,19 @@ def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
     of mean, unbiased variance and λ̂, one a unit, that move by `momentum`,
     where the new values are finite.
 
+    What is not a tensor that the kernel takes, or has not the shape (C,), is
+    not refused here: the result is None, and the caller, which has a name for
+    it, asks then.
+
     Example: `in_kernel(torch.randn(8, 3), (0,), None, None, Settings())`.
     """
     if (_chosen not in ("auto", "native") or isinstance(dim, Over)
             or not ordinary(u, weight, bias, *running, *(statistics or ()))):
         return None
     for average in running:
-        if average is not None and not (
-            average.dtype is torch.float32 and average.is_cpu
-            and average.is_contiguous() and not average.is_inference()
-            and not average.is_neg()
-        ):
+        if average is not None and (
+                average.dtype is not torch.float32 or average.is_inference()
+                or average.is_neg()):
             return None
     if not (type(settings.eps) is float and type(settings.noise) in _NUMBERS
             and type(settings.alpha) in _NUMBERS):
@@ -412,13 +418,18 @@ def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
     given = (None,) * 3 if statistics is None else statistics
     if type(momentum) is not float:
         momentum = core.number("momentum", momentum)
-    if _is_grad_enabled():
-        if any(s is not None and s.requires_grad for s in given):
-            return None
-        if (u.requires_grad or weight is not None and weight.requires_grad
-                or bias is not None and bias.requires_grad):
-            return _apply(u, weight, bias, *given,
-                          (call, settings, axis, running, momentum))
-    seed = _number(draw_seed(u.device)) if settings.noise else 0
-    return native.forward(call, u, weight, bias, statistics=given, seed=seed,
-                          keep=False, running=running, momentum=momentum)[0]
+    try:
+        if _is_grad_enabled():
+            if statistics is not None and any(
+                    s is not None and s.requires_grad for s in statistics):
+                return None
+            if (u.requires_grad or weight is not None and weight.requires_grad
+                    or bias is not None and bias.requires_grad):
+                return _apply(u, weight, bias, *given,
+                              ((call, settings, axis), running, momentum))
+        seed = _number(draw_seed(u.device)) if settings.noise else 0
+        return native.forward(
+            call, u, weight, bias, statistics=given, seed=seed, keep=False,
+            running=running, momentum=momentum)[0]
+    except native.Different:                # averages of another shape, say
+        return None

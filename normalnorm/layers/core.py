@@ -416,11 +416,12 @@ class _Leaf(nn.Module):
     """
 
     def __call__(self, *args, **kwargs):
-        first = args[0] if args else next(iter(kwargs.values()), None)
-        if isinstance(first, fx.Proxy):
-            tracer = first.tracer
-            return tracer.create_proxy(
-                "call_module", tracer.path_of_module(self), args, kwargs)
+        if not args or type(args[0]) is not Tensor:
+            first = args[0] if args else next(iter(kwargs.values()), None)
+            if isinstance(first, fx.Proxy):
+                tracer = first.tracer
+                return tracer.create_proxy(
+                    "call_module", tracer.path_of_module(self), args, kwargs)
         return super().__call__(*args, **kwargs)
 
 

@@ -128,7 +128,8 @@ def normalized(input: Tensor, dim: tuple[int, ...], weight: Tensor | None,
                given: Statistics | None = None,
                running: tuple[Tensor | None, ...] = (),
                momentum: float | Tensor | None = 0.0, count: int = 0,
-               batches: Tensor | None = None) -> Tensor:
+               batches: Tensor | None = None,
+               check: Callable[[], object] | None = None) -> Tensor:
     """The result alone; `running`: averages that follow those of the units, one
     channel each, of `count` elements.
 
@@ -136,12 +137,16 @@ def normalized(input: Tensor, dim: tuple[int, ...], weight: Tensor | None,
 
     `batches`: the number of batches seen, counted where the input is not empty;
     with `momentum=None`, only those that are averaged (`next_weight`).
+    `check` refuses wrong arguments, with their names; the kernel asks no less
+    once for all tensors of the same kinds, so it is called without one only.
     """
     cumulative = momentum is None and count > 0
     out = None if cumulative else in_kernel(
         input, dim, weight, bias, settings, axis, given, running,
         momentum or 0.0)
     if out is None:
+        if check is not None:
+            check()
         out, used = with_statistics(
             input, dim, weight, bias, settings, axis, given)
         if running and count:
@@ -220,21 +225,26 @@ def batch_normalized(
     settings; with `batches`, the number of batches seen, `momentum` may be
     None.
     """
-    mean, var, lmbda = running
-    channels = check_channels(
-        input, "batch", running_mean=mean, running_var=var,
-        running_lambda=lmbda, weight=weight, bias=bias)
+    def check():
+        mean, var, lmbda = running
+        check_channels(
+            input, "batch", running_mean=mean, running_var=var,
+            running_lambda=lmbda, weight=weight, bias=bias)
+
+    if (not training or not isinstance(input, Tensor) or input.ndim < 2
+            or input.layout is not torch.strided):
+        check()
     dim = (0, *range(2, input.ndim))
     if not training:
         return normalized(input, dim, weight, bias, quiet(settings), 1,
                           _given(settings.alpha, *running))
-    count = input.numel() // max(channels, 1)
+    count = input.numel() // max(input.shape[1], 1)
     if count == 1:
         raise ValueError("a batch statistic needs more than one value per "
                          "channel when training, given a shape of "
                          f"{tuple(input.shape)}: use a larger batch, or eval()")
     return normalized(input, dim, weight, bias, settings, 1, None, running,
-                      momentum, count, batches)
+                      momentum, count, batches, check)
 
 
 def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
@@ -342,7 +352,13 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
     if isinstance(input, Tensor) and input.is_nested:
         return by_parts(
             input, lambda x: layer_normalized(x, shape, weight, bias, settings))
-    check_input(input)
+
+    def check():
+        check_input(input)
+        check_precision(input, weight=weight, bias=bias)
+
+    if not isinstance(input, Tensor) or input.layout is not torch.strided:
+        check()
     if not shape or input.shape[-len(shape):] != shape:
         raise ValueError("the input's last axes must be "
                          f"normalized_shape={shape}, given a shape of "
@@ -351,9 +367,8 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
         if value is not None and value.shape != shape:
             raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
                              f"expected normalized_shape={shape}")
-    check_precision(input, weight=weight, bias=bias)
     return normalized(raised(input), tuple(range(-len(shape), 0)), weight, bias,
-                      settings)
+                      settings, check=check)
 
 
 def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],

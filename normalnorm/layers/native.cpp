@@ -3,6 +3,7 @@
 // scratch memory that stays in the cache; sums run in float for 64 vectors at
 // most, then in double.
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <cstdlib>
@@ -261,8 +262,17 @@ alignas(64) const float logarithms[16] = {           // −log c of these
 template <class T>
 struct Log { T large, small; };      // their sum, which need not be a float
 
-template <bool PLUS_ONE, class T>
-inline Log<T> logarithm(T a) {
+struct Parts {
+    template <class T>
+    Log<T> operator()(T large, T small) const { return {large, small}; }
+};
+struct Sum {  // apart from the other: GCC keeps a Log in memory
+    template <class T>
+    T operator()(T large, T small) const { return large + small; }
+};
+
+template <bool PLUS_ONE, class Join, class T>
+inline auto logarithm(T a) {
     // its leading bits say which c; because of the factor the interval of c = 1
     // extends to both sides of 1
     T s = PLUS_ONE ? a * 1.02f + 1.02f : a * 1.02f;
@@ -272,15 +282,13 @@ inline Log<T> logarithm(T a) {
     T f = PLUS_ONE ? fma(a, scale, scale - 1.0f) : fma(a, scale, set(-1.0f));
     T p = f * -0.2406941801f + 0.3333307505f;
     p = p * f - 0.5000025034f;
-    return {exponent(s) * 0.69314718056f + lookup(logarithms, which),
-            f * f * p + f};
+    return Join()(exponent(s) * 0.69314718056f + lookup(logarithms, which),
+                  f * f * p + f);
 }
 template <class T>
-inline Log<T> log1p_in_parts(T a) { return logarithm<true>(a); }
+inline Log<T> log1p_in_parts(T a) { return logarithm<true, Parts>(a); }
 template <class T>
-inline T sum(Log<T> x) { return x.large + x.small; }
-template <class T>
-inline T log1p_of(T a) { return sum(log1p_in_parts(a)); }
+inline T log1p_of(T a) { return logarithm<true, Sum>(a); }
 
 // exp(t) = 2^n (1+m), |t| ≤ 87; n comes with 1.5 · 2^23 added
 template <class T>
@@ -308,7 +316,7 @@ inline Exp<T> exp_of(T binary, T low, T ell) {
 // ηℓ would multiply that.
 template <class T>
 inline Exp<T> exp_of(T binary, T low, Log<T> parts) {
-    T ell = sum(parts), n = fma(binary, ell, set(12582912.0f));
+    T ell = parts.large + parts.small, n = fma(binary, ell, set(12582912.0f));
     return exp_from_reduced(
         n, fma(binary, parts.small, fma(binary, parts.large, 12582912.0f - n)),
         low * ell);
@@ -440,7 +448,7 @@ inline U both(W even, W odd) {
 
 inline void box_muller(U a, U b, V& first, V& second) {
     V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
-    V radius = square_root(sum(logarithm<false>(u)) * -2.0f);
+    V radius = square_root(logarithm<false, Sum>(u) * -2.0f);
     // its first two bits: the angle rounded to quarters of a turn
     U turned = b + 0x20000000u;
     // what is left, exact in integers; 2π 2^-32
@@ -732,7 +740,7 @@ struct Job {
 
 // What an exported function returns. All memory is asked for before anything is
 // written, by the thread that calls; nothing here throws.
-enum { DONE, NO_MEMORY, NO_DATA };
+enum { DONE, NO_MEMORY, NO_DATA, DIFFERENT };
 // bytes that could not be had when NO_MEMORY was last returned
 thread_local uint64_t refused = 0;
 
@@ -2473,4 +2481,90 @@ int normalnorm_proxy_backward(const ProxyJob* job_) {
     }
     return DONE;
 }
+}
+
+// ---- tensors: what they are is asked at the moment of reading ----
+
+namespace {
+
+// Functions of PyTorch's C interface, which stays as it is from release to
+// release; each takes a reference to a tensor and returns 0
+struct Torch {
+    int (*device)(const void*, int32_t*);
+    int (*dtype)(const void*, int32_t*);
+    int (*ndim)(const void*, i64*);
+    int (*sizes)(const void*, i64**);
+    int (*strides)(const void*, i64**);
+    int (*storage)(const void*, i64*);
+    int (*offset)(const void*, i64*);
+    int (*data)(const void*, void**);
+} torch;
+int32_t cpu, float32;  // PyTorch's codes
+
+// The address of the elements of a tensor of float32 on the CPU, dense, with
+// all its memory; null for any other. `kind`: the number of axes that it must
+// have, 1 where channels lie last, and its sizes; or −1 for a tensor that was
+// made for this call, and has only to be found.
+void* elements(const void* tensor, const i64* kind) {
+    const void* const reference = &tensor;  // no more than its place
+    void* data = nullptr;
+    if (kind[0] >= 0) {
+        int32_t device, dtype;
+        i64 ndim, storage, offset, *sizes, *strides, count = 1;
+        if (torch.device(reference, &device) || device != cpu
+            || torch.dtype(reference, &dtype) || dtype != float32
+            || torch.ndim(reference, &ndim) || ndim != kind[0]
+            || torch.sizes(reference, &sizes)
+            || torch.strides(reference, &strides)
+            || torch.storage(reference, &storage)
+            || torch.offset(reference, &offset))
+            return nullptr;
+        for (i64 k = 0; k < ndim; k++) {
+            // from the innermost: the last axis, or channels, on axis 1
+            i64 d = ndim - 1 - k;
+            if (kind[1] && k + 1 < ndim) d = k ? ndim - k : 1;
+            if (sizes[d] != kind[2 + d]
+                || (sizes[d] != 1 && strides[d] != count))
+                return nullptr;
+            count *= sizes[d];
+        }
+        if (storage < 4 * (offset + count)) return nullptr;
+    }
+    return torch.data(reference, &data) ? nullptr : data;
+}
+
+}  // namespace
+
+extern "C" {
+
+void normalnorm_torch(const void* functions, int cpu_, int float32_) {
+    std::memcpy((void*)&torch, functions, sizeof torch);
+    cpu = cpu_, float32 = float32_;
+}
+
+// forward, backward or given_backward, of tensors: in the job stands a tensor
+// for each address, or 0, and `kinds` says what it must be, one after another.
+// DIFFERENT, and nothing is done, where one is not. What a forward pass keeps
+// is one tensor, in the place of `mean`.
+int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds) {
+    Job job = *job_;
+    void* places[offsetof(Job, units) / sizeof(void*)];
+    std::memcpy(places, (const void*)&job, sizeof places);
+    for (void*& place : places) {
+        if (place) {
+            place = elements(place, kinds);
+            if (!place) return DIFFERENT;
+        }
+        kinds += 2 + (kinds[0] > 0 ? kinds[0] : 0);
+    }
+    std::memcpy((void*)&job, places, sizeof places);
+    if (!job.given && job.mean) {
+        job.var = job.mean + job.units, job.lmbda = job.var + job.units;
+        job.kept = job.lmbda + job.units;
+    }
+    return which == 0   ? normalnorm_forward(&job)
+           : which == 1 ? normalnorm_backward(&job)
+                        : normalnorm_given_backward(&job);
+}
+
 }
