@@ -2,6 +2,7 @@
 notebooks are clean, lists are equal.
 """
 import ast
+import csv
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,13 @@ yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
 export = pytest.importorskip(
     "tools.export", reason="the book's tools are not installed")
 from tools import order, run  # noqa: E402
-from tools.chapters import ROOT, chapters  # noqa: E402
+from tools.chapters import (  # noqa: E402
+    ROOT,
+    WORKSHOP,
+    chapters,
+    renamed,
+    table_of_contents,
+)
 
 
 def test_package_and_generated_files_agree_with_the_notebooks():
@@ -36,6 +43,45 @@ def test_every_notebook_is_in_the_table_of_contents_and_names_its_module():
             f"{c.name} exports {c.module}")
 
 
+def test_a_chapter_s_number_begins_with_its_part():
+    for part in table_of_contents()["parts"]:
+        number = re.match(r"Part (\d) · ", part["caption"])
+        listed = [c for entry in part["chapters"] for c in chapters()
+                  if entry["file"] == f"nbs/{c.name}"]
+        assert {c.part for c in listed} == {int(number[1]) if number else 9}
+
+
+def test_the_workshop_is_the_last_part():
+    captions = [part["caption"] for part in table_of_contents()["parts"]]
+    assert captions[-2:] == [f"Part {WORKSHOP} · How this book is made",
+                             "Appendices"]
+
+
+def test_the_table_of_renamed_chapters():
+    """Each old name once, no chapter under one, none of them named anywhere
+    else; each new one is a chapter with the same module.
+    """
+    with (ROOT / "nbs" / "renamed.csv").open(encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["old", "new"] and len(renamed()) == len(rows) - 1 > 20
+    names, slug = {c.name for c in chapters()}, lambda n: n.split("_", 1)[1]
+    for old, new in renamed().items():
+        assert old not in names and new in names and slug(old) == slug(new)
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "(nbs/renamed.csv)" in text
+    old = re.compile(r"(?<![\w.])(?:" + "|".join(map(re.escape, renamed()))
+                     + r")(?!\w)")
+    for path in ROOT.rglob("*"):
+        parts = path.relative_to(ROOT).parts
+        if (path.suffix in (".py", ".ipynb", ".md", ".yml", ".csv", ".json",
+                            ".jsonl", ".ini", ".toml", ".cpp")
+                and path.name != "renamed.csv"
+                and not any(map(run.skipped, parts))):
+            found = old.search(path.read_text(encoding="utf-8",
+                                              errors="replace"))
+            assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
 def test_one_notebook_per_module():
     modules = [c.module for c in chapters()]
     assert len(modules) == len(set(modules))
@@ -52,6 +98,7 @@ def test_readme_is_the_landing_page():
 
 
 def test_imports_point_backwards():
+    "Into earlier chapters or the workshop; those of the workshop, into itself."
     assert order.violations() == []
 
 

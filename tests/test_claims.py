@@ -54,7 +54,7 @@ def test_registering_twice(ledger):
 def test_ledger_is_in_the_order_of_the_book_and_has_no_part_missing():
     chapters = [c.chapter for c in claims.ledger()]
     assert chapters == sorted(chapters) and all(chapters)
-    assert {c.part for c in claims.ledger()} >= {0, 2}
+    assert {c.part for c in claims.ledger()} >= {1, 2, 7}
 
 
 @pytest.mark.parametrize("claim", claims.ledger(), ids=lambda c: c.id)

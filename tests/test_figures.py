@@ -18,7 +18,7 @@ from tools.chapters import ROOT, Chapter, chapter, chapters  # noqa: E402
 
 GREY = "#808080"        # grids and reference lines
 # cheap ones: histograms and lines; dots, legends and clip paths
-DRAWN_AGAIN = ("index", "020_plots")
+DRAWN_AGAIN = ("index", "720_plots")
 COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b|\brgba?\([^)]*\)|(?<=: "
                     r")(?:red|green|blue|black|white|gr[ae]y|orange|purple)\b")
 

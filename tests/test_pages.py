@@ -5,6 +5,7 @@ import fcntl
 import json
 import re
 import shutil
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.book
 build = pytest.importorskip(
     "tools.build", reason="the book's tools are not installed")
 from tools import browser, launch, links, pdf, run  # noqa: E402
-from tools.chapters import ROOT, chapters  # noqa: E402
+from tools.chapters import ROOT, chapters, renamed  # noqa: E402
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -41,8 +42,10 @@ def html():
 # ---- the book ---------------------------------------------------------------
 
 def pages_of(html):
-    # that one only forwards to the landing page
-    return [p for p in links.pages(html) if p != html / "index.html"]
+    # these only forward: to the landing page, or from an old name to a new one
+    forwarding = {html / "index.html",
+                  *(html / "nbs" / f"{old}.html" for old in renamed())}
+    return [p for p in links.pages(html) if p not in forwarding]
 
 
 ASK = """
@@ -242,7 +245,53 @@ def test_the_book_has_the_pages_of_its_contents_only(html):
     listed = {Path(file).name for file in (toc["root"], *(
                   entry["file"] for part in toc["parts"]
                   for entry in part["chapters"]))}
-    assert {p.stem for p in (html / "nbs").glob("*.html")} == listed
+    assert ({p.stem for p in (html / "nbs").glob("*.html")}
+            == listed | set(renamed()))
+
+
+def test_old_names_lead_to_the_new_pages(html):
+    for old, new in renamed().items():
+        page = html / "nbs" / f"{old}.html"
+        assert set(links.read(page).links) == {f"{new}.html"}
+        assert not links.missing(page, f"{new}.html")
+
+
+def test_a_page_under_an_old_name(tmp_path):
+    """It is written over what an earlier build left there, and stays; it leads
+    to the chapter with scripts and without.
+    """
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "nbs" / "renamed.csv").write_text(
+        "old,new\n230_layers.old,240_layers.core\n")
+    (tmp_path / "_toc.yml").write_text(
+        "root: nbs/index\nparts:\n  - chapters:\n"
+        "      - file: nbs/240_layers.core\n", encoding="utf-8")
+    build.write_redirects(tmp_path)         # before the first build: nothing
+    page = tmp_path / "_build/html/nbs/230_layers.old.html"
+    assert not page.exists()
+    page.parent.mkdir(parents=True)
+    page.write_text("the chapter, as an earlier build rendered it")
+    assert build.remove_leftovers(tmp_path) == ["html/nbs/230_layers.old.html"]
+    for _ in range(2):
+        build.write_redirects(tmp_path)
+        assert build.remove_leftovers(tmp_path) == []
+    (page.parent / "240_layers.core.html").write_text("<i id='sec-a'></i>")
+    assert links.broken(tmp_path / "_build/html") == []
+    (page.parent / "240_layers.core.html").unlink()
+    assert len(links.broken(tmp_path / "_build/html")) == 1
+
+
+@needs_browser
+def test_an_old_address_arrives_at_its_place(tmp_path):
+    (tmp_path / "old.html").write_text(build.REDIRECT.format(new="new"))
+    (tmp_path / "new.html").write_text(
+        "<!DOCTYPE html><p>The new page</p><i id='sec-a'></i>"
+        "<script>document.body.append(' at ' + location.hash)</script>")
+    found = subprocess.run(
+        browser.command(browser.chromium(), tmp_path / "profile", "--dump-dom",
+                        (tmp_path / "old.html").as_uri() + "#sec-a"),
+        capture_output=True, text=True, timeout=120).stdout
+    assert "The new page" in found and " at #sec-a" in found
 
 
 # ---- broken examples --------------------------------------------------------

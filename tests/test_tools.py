@@ -13,7 +13,7 @@ dialect = pytest.importorskip(
 export = pytest.importorskip(
     "tools.export", reason="the book's tools are not installed")
 from tools import api, order, run  # noqa: E402
-from tools.chapters import ROOT, chapter, chapters  # noqa: E402
+from tools.chapters import ROOT, build_order, chapter, chapters  # noqa: E402
 
 # ---- a small checkout -------------------------------------------------------
 
@@ -149,6 +149,71 @@ def test_order(checkout):
          "from normalnorm.layers.x import f")
     assert any("theory may import nothing" in v
                for v in order.violations(checkout))
+
+
+@pytest.fixture
+def workshop(checkout):
+    "The same with two chapters of the workshop behind them, and an appendix."
+    with (checkout / "_toc.yml").open("a") as toc:
+        toc.write("  - caption: Part 7\n    chapters:\n"
+                  "      - file: nbs/710_bench\n      - file: nbs/720_vice\n"
+                  "  - caption: Appendices\n    chapters:\n"
+                  "      - file: nbs/905_end\n")
+    for name, module in (("710_bench", "bench"), ("720_vice", "vice"),
+                         ("905_end", "end")):
+        (checkout / "nbs" / f"{name}.ipynb").write_text(json.dumps(notebook(
+            ("markdown", "# Title\n\n> Lead."),
+            ("code", f"#| default_exp {module}"),
+            ("code", "#| export\nfound = 1")), indent=1))
+    return checkout
+
+
+def test_the_workshop_is_built_first_and_read_late(workshop):
+    assert [c.name for c in chapters(workshop)] == [
+        "index", "010_first", "020_theory.second", "710_bench", "720_vice",
+        "905_end"]
+    assert [c.name for c in build_order(workshop)] == [
+        "index", "710_bench", "720_vice", "010_first", "020_theory.second",
+        "905_end"]
+    assert [c.part for c in chapters(workshop)] == [None, 0, 0, 7, 7, 9]
+
+
+@pytest.mark.parametrize("importer, module, wrong", [
+    # what the order allows: the workshop everywhere, and what came before
+    ("010_first", "vice", ""),
+    ("020_theory.second", "bench", ""),
+    ("905_end", "vice", ""),
+    ("905_end", "first", ""),
+    ("720_vice", "bench", ""),
+    # and what it refuses
+    ("010_first", "theory.second", "a later chapter"),
+    ("020_theory.second", "end", "a later chapter"),
+    ("710_bench", "first", "a chapter that is not of the workshop"),
+    ("720_vice", "theory.second", "a chapter that is not of the workshop"),
+    ("710_bench", "end", "a chapter that is not of the workshop"),
+    ("710_bench", "vice", "a later chapter"),
+])
+def test_who_imports_whom(workshop, importer, module, wrong):
+    """As the text says it and, apart from that, as the run recorded it: a
+    chapter imports from earlier chapters or from the workshop, the workshop
+    only from itself.
+    """
+    record = workshop / "_build" / "executed" / f"{importer}.json"
+    record.parent.mkdir(parents=True)
+    file = f"normalnorm/{module.replace('.', '/')}.py"
+    record.write_text(json.dumps({"dependencies": {file: "0"}}))
+    assert order.violations(workshop) == []
+    loaded = order.recorded_violations(workshop)
+    record.unlink()
+    edit(workshop, importer, "#| export\\n", "#| export\\nimport normalnorm."
+         f"{module}\\n")
+    imported = order.violations(workshop)
+    assert order.recorded_violations(workshop) == []
+    if not wrong:
+        assert loaded == imported == []
+        return
+    assert loaded == [f"{importer} loaded normalnorm.{module} of {wrong}"]
+    assert imported == [f"{importer} imports normalnorm.{module} of {wrong}"]
 
 
 def test_relative_imports_are_resolved():
@@ -328,13 +393,13 @@ def test_show_doc_output_loses_its_rule():
 
 
 def test_a_chapter_over_its_budget_is_named(monkeypatch):
-    seconds = {c.name: 1.0 for c in chapters()} | {"010_claims": run.BUDGET + 1}
+    seconds = {c.name: 1.0 for c in chapters()} | {"710_claims": run.BUDGET + 1}
     monkeypatch.setattr(run.Run, "record",
                         lambda self: {"seconds": seconds[self.chapter.name]})
     assert (run.timetable().splitlines()[-1]
-            == f"over the budget of {run.BUDGET:.0f} s a chapter: 010_claims "
+            == f"over the budget of {run.BUDGET:.0f} s a chapter: 710_claims "
                f"({run.BUDGET + 1:.0f} s)")
-    monkeypatch.setitem(seconds, "010_claims", 1.0)
+    monkeypatch.setitem(seconds, "710_claims", 1.0)
     assert "budget" not in run.timetable()
 
 

@@ -134,7 +134,7 @@ def compare(shown):
 
 
 def test_chapters_figures_hold_no_address_and_no_random_id():
-    for name in ("020_plots", "210_theory.power_transform"):
+    for name in ("720_plots", "210_theory.power_transform"):
         text = fragment(name)
         assert not re.search(r"https?:|@import|\b(?:src|srcset)=|fetch\(|"
                              r"XMLHttpRequest|import\(",
@@ -229,7 +229,7 @@ def test_copies_on_a_page_do_not_meet_and_leave_no_global_name(tmp_path):
         same: value(roots[1]) === old,
         added: Object.keys(window).filter(k => !before.includes(k) &&
         !/^\\d+$/.test(k))}"""
-    answer = open_page(fragment() + fragment() + fragment("020_plots"), script,
+    answer = open_page(fragment() + fragment() + fragment("720_plots"), script,
                        tmp_path)
     assert answer == {"copies": 3, "first": "0.50", "same": True, "added": []}
 
@@ -246,7 +246,7 @@ def test_without_a_script_the_still_figure_is_shown_and_nothing_scrolls(
     fits: [...document.querySelectorAll("body > div *:not(svg *)")].every(e =>
         e.getBoundingClientRect().right <= 381)}"""
     narrow = lambda text: f"<div style='width:348px'>{text}</div>"
-    answer = open_page(narrow(fragment() + fragment("020_plots")), script,
+    answer = open_page(narrow(fragment() + fragment("720_plots")), script,
                        tmp_path)
     assert answer == {"live": True, "still": False, "size": False, "fits": True}
     bare = re.sub(r"<script>.*?</script>", "", fragment(), flags=re.S)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from tools import export, run
-from tools.chapters import ROOT, chapters, table_of_contents
+from tools.chapters import ROOT, chapters, renamed, table_of_contents
 
 HTML = ROOT / "_build" / "html" / "index.html"
 
@@ -66,6 +66,30 @@ def forget_pages_of_another_style(root: Path = ROOT) -> None:
             page.unlink()
 
 
+REDIRECT = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{new}</title>
+<link rel="canonical" href="{new}.html"><meta name="robots" content="noindex">
+<script>location.replace("{new}.html" + location.hash)</script>
+<noscript><meta http-equiv="refresh" content="0; url={new}.html"></noscript>
+</head><body><p>This page is now <a href="{new}.html">{new}</a>.</p></body>
+</html>
+"""
+
+
+def redirects(root: Path = ROOT) -> dict[Path, str]:
+    "The pages under old names; each leads to where its chapter is now."
+    folder = root / "_build" / "html" / "nbs"
+    return {folder / f"{old}.html": REDIRECT.format(new=new)
+            for old, new in renamed(root).items()}
+
+
+def write_redirects(root: Path = ROOT) -> None:
+    "Links of readers to pages that were renamed do not break."
+    for path, text in redirects(root).items():
+        if path.parent.is_dir():
+            path.write_text(text, encoding="utf-8")
+
+
 LEFT_BY_A_BUILD = {"executed": (".ipynb", ".json"), "html/nbs": (".html",),
                    "html/_sources/nbs": (".ipynb", ".md"),
                    ".doctrees/nbs": (".doctree",),
@@ -76,16 +100,19 @@ def remove_leftovers(root: Path = ROOT) -> list[str]:
     """A renamed or deleted chapter leaves its page, its executed copy and what
     Sphinx kept of it: they go, or the page would still be found and searched.
 
-    Returns their names.
+    Pages that lead from an old name to the new one stay. Returns the names of
+    what went.
     """
     toc = table_of_contents(root)
     listed = {Path(file).name for file in (toc["root"], *(
                   entry["file"] for part in toc["parts"]
                   for entry in part["chapters"]))}
+    kept = redirects(root)
     found = [path for folder, suffixes in LEFT_BY_A_BUILD.items()
              for path in sorted((root / "_build" / folder).glob("*"))
              if path.suffix in suffixes and path.stem not in listed
-                and path.is_file()]
+                and path.is_file() and kept.get(path) != path.read_text(
+                    encoding="utf-8", errors="replace")]
     for path in found:
         path.unlink(missing_ok=True)
     return [path.relative_to(root / "_build").as_posix() for path in found]
@@ -149,12 +176,14 @@ def render() -> bool:
         (state("nbs", "_config.yml", "settings.ini", "_toc.yml", "_static",
                "references.bib", "tools", "normalnorm") + executed).encode())
     if HTML.exists() and unchanged(stamp, key):
+        write_redirects()
         print("rendering: nothing changed", flush=True)
         return True
     print("rendering", flush=True)
     forget_pages_of_another_style()
     stamp.unlink(missing_ok=True)
     ended, clean, said = sphinx()
+    write_redirects()
     if not clean:
         print(said)
         print("Sphinx warned; the pages are there." if ended

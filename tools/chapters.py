@@ -1,4 +1,5 @@
 "The list of chapters, read from _toc.yml: the only place where it is written."
+import csv
 import json
 import re
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+WORKSHOP = 7        # the part whose chapters every other chapter may import
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Chapter:
         match  = re.search(r"^#\|\s*default_exp\s+(\S+)",
                            "\n".join(self.code_cells()), re.M)
         return match.group(1) if match else self.name.split("_", 1)[-1]
+
+    @property
+    def part(self) -> int | None:
+        "The first digit of its number; None for the landing page."
+        return int(self.name[0]) if self.name[:1].isdigit() else None
 
     def cells(self) -> list[dict]:
         """Its cells; those of a stand-in where the file is no notebook, so that
@@ -123,6 +130,23 @@ def chapters(root: Path = ROOT) -> list[Chapter]:
         raise FileNotFoundError(
             f"_toc.yml names chapters that do not exist: {', '.join(missing)}")
     return found
+
+
+def build_order(root: Path = ROOT) -> list[Chapter]:
+    """The chapters in the order in which one builds on another: the landing
+    page, the workshop, then the others, each in reading order.
+    """
+    return sorted(chapters(root),
+                  key=lambda c: (c.part is not None, c.part != WORKSHOP))
+
+
+def renamed(root: Path = ROOT) -> dict[str, str]:
+    "Old name → new name of the chapters that once had another number."
+    table = root / "nbs" / "renamed.csv"
+    if not table.exists():
+        return {}
+    with table.open(encoding="utf-8", newline="") as file:
+        return {row["old"]: row["new"] for row in csv.DictReader(file)}
 
 
 def chapter(name: str, root: Path = ROOT) -> Chapter:

@@ -1,10 +1,14 @@
-"""Chapters import only from chapters before them, and the rooms of the package
-point one way.
+"""A chapter imports only from chapters before it or from the workshop, the
+workshop only from itself, and the rooms of the package point one way.
+
+So there are two orders: the reader's, which is the table of contents, and that
+of building, in which the workshop comes first and every import points
+backwards, within the workshop too.
 """
 import ast
 from pathlib import Path
 
-from tools.chapters import ROOT, Chapter, chapters
+from tools.chapters import ROOT, WORKSHOP, Chapter, build_order
 from tools.run import Run
 
 # These chapters find later modules by name, at run time.
@@ -46,23 +50,32 @@ def code_of(chapter: Chapter) -> str:
                      for line in lines)
 
 
-def modules(root: Path = ROOT) -> dict[str, int]:
-    "Module → position of the chapter that exports it."
-    return {f"normalnorm.{c.module}": i for i, c in enumerate(chapters(root))
-            if i}
+def against_the_order(names: dict[str, set[str]], verb: str,
+                      root: Path = ROOT) -> list[str]:
+    """What is wrong with the imports of chapters, `names` by the chapter's
+    name, where each may import what comes before it in the order of building.
+    """
+    order = build_order(root)[1:]           # the landing page is exempt
+    position = {f"normalnorm.{c.module}": i for i, c in enumerate(order)}
+    found = []
+    for i, c in enumerate(order):
+        for name in sorted(names.get(c.name, ())):
+            if (at := position.get(name, -1)) > i:
+                outside = WORKSHOP == c.part != order[at].part
+                found.append(f"{c.name} {verb} {name} of " + (
+                    "a chapter that is not of the workshop" if outside
+                    else "a later chapter"))
+    return found
 
 
 def violations(root: Path = ROOT) -> list[str]:
-    """Imports in the chapters' text of what only a later chapter exports, and
-    imports between rooms against the arrows.
+    """Imports in the chapters' text against the order, and between rooms
+    against the arrows.
     """
-    position, found = modules(root), []
-    for i, c in enumerate(chapters(root)):
-        if not i:
-            continue                # the landing page is exempt
-        names = imported_modules(code_of(c))
-        found += [f"{c.name} imports {name} of a later chapter"
-                  for name in sorted(names) if position.get(name, -1) > i]
+    listed = build_order(root)[1:]
+    found = against_the_order(
+        {c.name: imported_modules(code_of(c)) for c in listed}, "imports", root)
+    for c in listed:
         room = c.module.split(".")[0]
         if room in ROOMS:
             exported = "\n".join(s for s in c.code_cells() if "#| export" in s)
@@ -80,11 +93,8 @@ def recorded_violations(root: Path = ROOT) -> list[str]:
     """The same from the record of each chapter's last run: the modules that
     really were loaded.
     """
-    position, found = modules(root), []
-    for i, c in enumerate(chapters(root)):
-        for file in Run(c).record().get("dependencies", {}):
-            name = (file.removesuffix(".py")
-                        .replace("/", ".").removesuffix(".__init__"))
-            if i and position.get(name, -1) > i and c.module not in BY_NAME:
-                found.append(f"{c.name} loaded {name} of a later chapter")
-    return found
+    loaded = {c.name: {file.removesuffix(".py")
+                           .replace("/", ".").removesuffix(".__init__")
+                       for file in Run(c).record().get("dependencies", {})}
+              for c in build_order(root) if c.module not in BY_NAME}
+    return against_the_order(loaded, "loaded", root)
