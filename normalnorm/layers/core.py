@@ -707,11 +707,13 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
                            "dynamo=True)")
     settings = Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
     eps, noise, _, alpha, *_ = settings
-    if not u.numel():
+    unit = over(dim)
+    if not u.numel() and not unit.apart:
         return rounded(affine(u.clone(), weight, bias), u.dtype), statistics
     check_memory(u, weight, bias, *(statistics or ()))
     if noise and seed is None:
-        seed = draw_seed(u.device)
+        seed, offset = ((draw_seed(u.device), offset) if unit.seed is None
+                        else (unit.seed, unit.offset))
     if statistics is not None:
         x = ((u.to(statistics.mean.dtype) - statistics.mean)
              * rates(statistics.var, eps)[0])
@@ -721,8 +723,10 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
                              weight, bias),
                       u.dtype)
         return guarded(out, u, weight, *statistics), statistics
-    # a trace cannot hold a function of Python's
-    if steps > 1 or may_overflow(u, dim, settings) or torch.jit.is_tracing():
+    # a trace cannot hold a function of Python's; what lies in other processes
+    # is not differentiated operation by operation
+    if not unit.apart and (steps > 1 or may_overflow(u, dim, settings)
+                           or torch.jit.is_tracing()):
         out, statistics = normality_norm_by_autograd(
             u, dim, weight, bias, settings, seed, offset)
         return guarded(out, u, weight), statistics
