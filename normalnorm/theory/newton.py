@@ -26,6 +26,11 @@ class Over:
     """Averages and extremes over the elements of a unit, which lie along the
     axes `dim`; these are kept with size 1.
 
+    `centre`: other axes, for the mean that is subtracted: the unit is then what
+    shares a scale and λ. Either may be empty: `Over((1, 2, 3), ())` is not
+    centred, and has the mean square as its variance; `Over((), (0, 2, 3))` is
+    only centred.
+
     Wherever a function of this library takes `dim`, it takes such an object as
     well. A subclass can weight the elements, as `theory.overflow.Law` does, or
     have them in several processes, as `layers.sync.Across`; then each call is
@@ -38,10 +43,14 @@ class Over:
     offset = 0
     apart = False                       # in several processes
 
-    def __init__(self, dim: int | tuple[int, ...]):
+    def __init__(self, dim: int | tuple[int, ...],
+                 centre: tuple[int, ...] | None = None):
         self.dim = (dim,) if isinstance(dim, int) else tuple(dim)
+        self.centre = None if centre is None else tuple(centre)
 
     def means(self, *values: Tensor, name: str = "") -> tuple[Tensor, ...]:
+        if not self.dim:                # where PyTorch would take all axes
+            return values
         return tuple(x.mean(self.dim, keepdim=True) for x in values)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -49,8 +58,18 @@ class Over:
 
     def var_means(self, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
         "Biased variance and mean of each, without a difference of squares."
-        return [torch.var_mean(x, self.dim, correction=0, keepdim=True)
-                for x in values]
+        if self.centre is None:
+            return [torch.var_mean(x, self.dim, correction=0, keepdim=True)
+                    for x in values]
+        found = []
+        for x in values:
+            one = x.new_ones((1,) * x.ndim)
+            mean = x.mean(self.centre, keepdim=True) if self.centre else 0 * one
+            var = (one if not self.dim else self.mean(x.square())
+                   if not self.centre else torch.var(
+                       x - mean, self.dim, correction=0, keepdim=True))
+            found.append((var, mean))
+        return found
 
     def var_mean(self, x: Tensor) -> tuple[Tensor, Tensor]:
         "Biased variance and mean."
@@ -58,6 +77,8 @@ class Over:
 
     def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         "The largest and the smallest."
+        if not self.dim:
+            return x, x
         return x.amax(self.dim, keepdim=True), x.amin(self.dim, keepdim=True)
 
     def size(self, x: Tensor) -> int:
