@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .core import (
     _Leaf, Settings, affine, check_input, check_memory, check_precision,
     guarded, number, rates, rounded, size, sizes)
+from .families import register
 from .functional import (
     by_parts, check_channels, column, kept, next_weight, update_running)
 from .noise import add_noise, draw_seed
@@ -129,15 +130,24 @@ class GaussianizedBatchNorm(_Leaf):
             if affine else None)
         self.bias = (nn.Parameter(torch.zeros(num_features, device=device,
                                               dtype=dtype)) if affine else None)
-        for name, value in (("mean", 0.0), ("var", 1.0), *zip(
-            self.gaussianizer.names, self.gaussianizer.neutral)):
+        for name in ("mean", "var", *self.gaussianizer.names):
             self.register_buffer(
                 f"running_{name}",
-                torch.full((num_features,), value, device=device, dtype=dtype)
+                torch.empty(num_features, device=device, dtype=dtype)
                     if track_running_stats else None)
         self.register_buffer("num_batches_tracked",
                              torch.tensor(0, dtype=torch.long, device=device)
                                  if track_running_stats else None)
+        self.reset_running_stats()
+
+    def reset_running_stats(self) -> None:
+        "Mean 0, variance 1, neutral parameters, no batch seen."
+        if self.track_running_stats:
+            for average, value in zip(self._running(), (
+                0.0, 1.0, *self.gaussianizer.neutral
+            )):
+                average.fill_(value)
+            self.num_batches_tracked.zero_()
 
     def _running(self) -> list[Tensor]:
         return [getattr(self, f"running_{name}")
@@ -190,6 +200,9 @@ class GaussianizedBatchNorm(_Leaf):
                 f"eps={self.eps}, momentum={self.momentum}, "
                 f"affine={self.weight is not None}, noise={self.noise}")
 
+
+register(GaussianizedBatchNorm, "gaussianized", axes="B C …", unit="C")
+
 # %% ../../nbs/267_layers.gaussianized.ipynb #842b59e8
 class GaussianizedLayerNorm(_Leaf):
     """Layer normalization over the last axes, of sizes `normalized_shape`, with
@@ -240,3 +253,6 @@ class GaussianizedLayerNorm(_Leaf):
     def extra_repr(self) -> str:
         return (f"{self.normalized_shape}, {type(self.gaussianizer).__name__}, "
                 f"eps={self.eps}, noise={self.noise}")
+
+
+register(GaussianizedLayerNorm, "gaussianized_layer", axes="B … C", unit="B …")
