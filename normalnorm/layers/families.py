@@ -12,6 +12,7 @@ __all__ = ['Family', 'family_of', 'is_layer', 'twins', 'classes', 'rows',
 # %% ../../nbs/238_layers.families.ipynb #f2380009
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -136,6 +137,14 @@ def named(name: str) -> Family:
         name, [n for row in _TABLE.values() for n in row.names]))
 
 # %% ../../nbs/238_layers.families.ipynb #f2380013
+def _buffers(cls: type, make: Callable) -> set[str]:
+    "The names of the buffers of a new layer, with running averages if it can."
+    options = ({"track_running_stats": True} if "track_running_stats"
+               in inspect.signature(cls).parameters else {})
+    with torch.device("meta"):
+        return {name for name, _ in make(32, **options).named_buffers()}
+
+
 def _check(row: Family) -> None:
     "`ValueError` for a row that contradicts itself, its class or another row."
     def refuse(problem: str):
@@ -163,13 +172,9 @@ def _check(row: Family) -> None:
         if not same and {*other.names} & {*row.names}:
             refuse(f"has names={row.names}, of which "
                    f"{other.layer.__name__} has {other.names}: choose another")
-    tracked = {"track_running_stats": True} if row.beyond else {}
-    with torch.device("meta"):
-        own = {name for name, _ in row.make(32, **tracked).named_buffers()}
-        if row.plain and own:
-            theirs = {n for n, _ in row.plain(32, **tracked).named_buffers()}
-        else:
-            theirs = own - set(row.beyond)
+    own = _buffers(row.layer, row.make)
+    theirs = (_buffers(row.plain, row.plain) if row.plain and own
+              else own - set(row.beyond))
     if ("running_mean" in own and row.over_batch()
             and not hasattr(row.layer, "reset_running_stats")):
         refuse("is that of running averages over the batch, and the class has "
