@@ -24,17 +24,17 @@ def accepted(cls: type) -> set[str]:
 
 
 class Last(nn.Module):
-    "A plain layer of the last axis, over the channels on axis 1."
+    "PyTorch's layer norm over the channels of images."
 
-    def __init__(self, plain: nn.Module):
+    def __init__(self, plain: nn.LayerNorm):
         super().__init__()
-        self.weight, self.bias, self.plain = plain.weight, plain.bias, plain
-        self.eps = plain.eps
+        self.weight, self.bias, self.eps = plain.weight, plain.bias, plain.eps
+        self.normalized_shape = plain.normalized_shape
 
     def forward(self, x):
         return nn.functional.layer_norm(
-            x.movedim(1, -1), self.weight.shape, self.weight, self.bias,
-            self.eps).movedim(-1, 1)
+            x.permute(0, 2, 3, 1), self.normalized_shape, self.weight,
+            self.bias, self.eps).permute(0, 3, 1, 2)
 
 
 class Trial(NamedTuple):

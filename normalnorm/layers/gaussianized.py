@@ -245,6 +245,11 @@ class GaussianizedLayerNorm(_Leaf):
             raise ValueError("the input's last axes must be "
                              f"normalized_shape={self.normalized_shape}, given "
                              f"a shape of {tuple(input.shape)}")
+        for name, value in (("weight", self.weight), ("bias", self.bias)):
+            if value is not None and value.shape != self.normalized_shape:
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
+                                 "expected normalized_shape="
+                                 f"{self.normalized_shape}")
         return gaussianized_norm(
             input, tuple(range(-len(self.normalized_shape), 0)),
             self.gaussianizer, self.weight, self.bias, self.eps,
