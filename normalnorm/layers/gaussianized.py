@@ -157,6 +157,8 @@ class GaussianizedBatchNorm(_Leaf):
         """Normalize `input`; in training, update the running averages and add
         noise.
         """
+        if isinstance(input, Tensor) and input.is_mkldnn:
+            return self.forward(input.to_dense()).to_mkldnn()
         channels = check_channels(input, "batch")
         if channels != self.num_features:
             raise ValueError("GaussianizedBatchNorm was made for "
