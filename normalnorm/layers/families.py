@@ -137,7 +137,7 @@ def named(name: str) -> Family:
         name, [n for row in _TABLE.values() for n in row.names]))
 
 # %% ../../nbs/238_layers.families.ipynb #f2380013
-def _buffers(cls: type, make: Callable) -> set[str]:
+def _new_buffers(cls: type, make: Callable) -> set[str]:
     "The names of the buffers of a new layer, with running averages if it can."
     options = ({"track_running_stats": True} if "track_running_stats"
                in inspect.signature(cls).parameters else {})
@@ -172,8 +172,8 @@ def _check(row: Family) -> None:
         if not same and {*other.names} & {*row.names}:
             refuse(f"has names={row.names}, of which "
                    f"{other.layer.__name__} has {other.names}: choose another")
-    own = _buffers(row.layer, row.make)
-    theirs = (_buffers(row.plain, row.plain) if row.plain and own
+    own = _new_buffers(row.layer, row.make)
+    theirs = (_new_buffers(row.plain, row.plain) if row.plain and own
               else own - set(row.beyond))
     if ("running_mean" in own and row.over_batch()
             and not hasattr(row.layer, "reset_running_stats")):
@@ -205,11 +205,15 @@ def register(layer: type[nn.Module], names: str = "",
     row = row._replace(layer=layer, names=tuple(names.split()), plain=plain,
                        **cells)
     _check(row)
-    _TABLE[layer.__qualname__] = _ROWS[layer] = row
+    _ROWS[layer], key = row, layer.__qualname__
+    if layer.__module__ != "__main__" or key not in _TABLE or (
+        _TABLE[key].layer.__module__ == "__main__"
+    ):
+        _TABLE[key] = row
     for c in plain.__mro__ if plain else ():
         if c is plain or (c.__name__.startswith("_")
                           and c.__module__ == plain.__module__):
-            _PLAIN.setdefault(c, layer.__qualname__)
+            _PLAIN.setdefault(c, key)
     layer._axes = tuple(sorted({len(kind.split()) for kind in row.inputs()}))
     layer._expected = "an input of shape " + " or ".join(
         f"({', '.join(_WORDS[letter] for letter in kind.split())})"
