@@ -470,7 +470,7 @@ def test_update_bn_without_noise_reaches_gaussianized_layers():
         torch.manual_seed(seed)
         update_bn(batches(), model, noise=False)
         found.append(model[3].running_mean)
-    assert torch.equal(*found)
+    assert torch.equal(*found) and found[0].abs().max() > 0
 
 
 def test_gaussianized_layers_do_not_decay():
@@ -511,3 +511,11 @@ def test_the_fused_path_of_an_encoder_is_off_for_gaussianized_layers():
     assert bypassed(encoder, torch.randn(2, 5, 8)) == ["norm1", "norm2"]
     to_normality(encoder)
     assert bypassed(encoder, torch.randn(2, 5, 8)) == []
+
+
+def test_what_stands_in_for_a_subclass_has_no_twin_of_its_own():
+    "A layer for images, made as such, is no plain layer norm."
+    layer = normalnorm.LayerNormalNorm2d(3, alpha=0.0)
+    _, report = to_plain(layer, return_report=True)
+    assert report.left[0].reason == "no plain normalizer is its twin"
+    assert type(layer) is normalnorm.LayerNormalNorm2d

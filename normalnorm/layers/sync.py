@@ -414,7 +414,7 @@ def convert_sync(module: nn.Module,
     found = [(layer, cls) for layer in module.modules()
              if (cls := _synchronized_class(layer)) is not None]
     for layer, cls in found:
-        if issubclass(cls, _AllProcesses):
+        if hasattr(cls, "_check_steps"):
             cls._check_steps(layer)
     for layer, cls in found:
         _set_class(layer, cls)
