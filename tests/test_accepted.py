@@ -14,6 +14,7 @@ from normalnorm.layers.backends import get_backend, set_backend
 from normalnorm.theory.gaussianizers import Power
 from normalnorm.theory.newton import newton_lambda
 from tests.state.record import exported
+from tools.rows import trials
 
 C = exported()
 PLAIN, ROUNDING = dict(alpha=0.0, noise=0.0), dict(rtol=1e-5, atol=1e-5)
@@ -33,18 +34,14 @@ def plainly(name: str):
     return make
 
 
-# ours, PyTorch's, the shape of an input
-BATCH = [
-    ("BatchNormalNorm1d", nn.BatchNorm1d, ROWS),
-    ("BatchNormalNorm2d", nn.BatchNorm2d, IMAGES),
-    ("SyncBatchNormalNorm", nn.BatchNorm2d, IMAGES),
-    ("GaussianizedBatchNorm", nn.BatchNorm1d, ROWS),
-    ("DecorrelatedBatchNorm1d", nn.BatchNorm1d, ROWS),
-    ("DecorrelatedBatchNormalNorm2d", nn.BatchNorm2d, IMAGES),
-    ("InstanceNormalNorm2d", nn.InstanceNorm2d, IMAGES),
-]
-LAST = [("LayerNormalNorm", nn.LayerNorm, ROWS),
-        ("GaussianizedLayerNorm", nn.LayerNorm, ROWS)]
+# ours, PyTorch's, the shape of an input: the rows of the table that are made
+# from a number of channels, or from the sizes of the last axes
+BATCH, LAST = (
+    [(t.row.layer.__name__, type(t.theirs()), shape) for t in trials()
+     if t.kind == kind and not t.row.maker and t.name != "layer2"]
+    for kind, shape in (("B C", ROWS), ("B L C", ROWS)))
+BATCH += [(t.row.layer.__name__, type(t.theirs()), IMAGES) for t in trials()
+          if t.kind == "B C H W" and not t.row.maker and t.name != "layer2"]
 BOTH = pytest.mark.parametrize("name, theirs, shape", [*BATCH, *LAST],
                                ids=lambda v: v if isinstance(v, str) else "")
 

@@ -23,9 +23,9 @@ FOLLOWS = pytest.mark.skipif(
 
 @FOLLOWS
 @pytest.mark.parametrize("name, options, sizes", [
-    ("batch2d", {"momentum": None}, (7, 11, 13, 5)),
-    ("layer1", {"safeguard": True}, (7,)),
-    ("group", {"noise_kind": "dropout"}, (7,))])
+    ("batch2 B C H W", {"momentum": None}, (7, 11, 13, 5)),
+    ("layer B L C", {"safeguard": True}, (7,)),
+    ("group B C H W", {"noise_kind": "dropout"}, (7,))])
 def test_compiles_without_breaks(name, options, sizes):
     """aot_eager: traced as a whole, forward and backward, the same numbers as
     without; compiled for one batch size, then once more for all others.

@@ -68,7 +68,7 @@ def test_defaults(name):
         given = {n: p.default for n, p in found.items()
                  if p.default not in (p.empty, None)}
         for word, value in given.items():
-            if word in DEFAULTS:
+            if word in DEFAULTS and thing != "Family":     # a row's cells
                 assert value == DEFAULTS[word], (thing, word)
                 assert type(value) is type(DEFAULTS[word]), (thing, word)
         if "noise" in given and thing != "update_bn":

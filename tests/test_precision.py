@@ -17,13 +17,9 @@ from tests.state.record import exported
 C = exported()
 LARGEST = torch.finfo(torch.float16).max
 EVERY = {**LAYERS,
-         "decorrelated, synchronized":
-             lambda: C["SyncDecorrelatedBatchNorm"](4, group_size=2),
-         "decorrelated normality, synchronized":
-             lambda: C["SyncDecorrelatedBatchNormalNorm"](4, group_size=2),
          "folded": lambda: C["FoldedNormality"](
              torch.full((4,), 0.9), torch.ones(4), torch.ones(4))}
-SYNCHRONIZED = [n for n in EVERY if "synchronized" in n]
+SYNCHRONIZED = [n for n in EVERY if n.startswith("sync")]
 
 
 @pytest.fixture
@@ -88,7 +84,7 @@ def test_infinities_and_nan_stay(name):
         layer.bias[0], layer.bias[1] = torch.inf, torch.nan
     u = images().half()
     out = layer(u)
-    axis = -1 if name in ("layer", "gaussianized layer", "safeguard") else 1
+    axis = -1 if name in ("layer", "gaussianized_layer", "safeguard") else 1
     assert (
         out.select(axis, 0).isinf().all() and out.select(axis, 1).isnan().all()
         and out.select(axis, 2).isfinite().all())

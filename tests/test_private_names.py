@@ -191,7 +191,7 @@ def test_private_names_of_tools_tests_and_chapters():
 
 # ---- without them -----------------------------------------------------------
 
-LAYERS = ("batch 2d", "layer")
+LAYERS = ("batch2", "layer")
 WHERE = {
     # what asks for each name
     "_C._are_functorch_transforms_active": (
@@ -216,7 +216,7 @@ def without(*names: str) -> dict:
     every = [label for name in names for label in WHERE[name]] or [
         "input: as it should be"]
     cases = [(layer, "full", label) for label in every for layer in LAYERS
-             if layer == "batch 2d" or not label.startswith("running")]
+             if layer == "batch2" or not label.startswith("running")]
     done = subprocess.run(
         [sys.executable, "tests/hidden.py",
          json.dumps({"names": names, "cases": cases})],

@@ -12,24 +12,17 @@ from normalnorm import to_normality
 from normalnorm.layers.core import lies_last
 from normalnorm.layers.deployment import fold
 from tests.state.record import exported
+from tools.rows import trials
 
 C = exported()
-TRACKED = dict(affine=True, track_running_stats=True)
-LAYERS = {"batch": lambda: C["BatchNormalNorm2d"](4),
-          "synchronized": lambda: C["SyncBatchNormalNorm"](4),
-          "instance": lambda: C["InstanceNormalNorm2d"](4, **TRACKED),
-          "layer": lambda: C["LayerNormalNorm"](6),
-          "layer 2d": lambda: C["LayerNormalNorm2d"](4),
-          "group": lambda: C["GroupNormalNorm"](2, 4),
-          "decorrelated": lambda: C["DecorrelatedBatchNorm2d"](4, group_size=2),
-          "decorrelated normality":
-              lambda: C["DecorrelatedBatchNormalNorm2d"](4, group_size=2),
-          "gaussianized batch": lambda: C["GaussianizedBatchNorm"](4),
-          "gaussianized layer": lambda: C["GaussianizedLayerNorm"](6),
-          "safeguard": lambda: C["LayerNormalNorm"](6, safeguard=True),
-          "steps": lambda: C["BatchNormalNorm2d"](4, steps=2)}
+# every row of the table that takes images, or their last axis
+LAYERS = {t.name: (t._replace(shape=(3, 5, 6)) if t.kind == "B L C" else t).ours
+          for t in trials() if t.kind in ("B C H W", "B L C")}
+LAYERS |= {"safeguard": lambda: C["LayerNormalNorm"](6, safeguard=True),
+           "steps": lambda: C["BatchNormalNorm2d"](4, steps=2)}
 EACH = pytest.mark.parametrize("name", LAYERS)
-AVERAGES = [n for n in LAYERS if hasattr(LAYERS[n](), "running_mean")]
+AVERAGES = [n for n in LAYERS
+            if getattr(LAYERS[n](), "running_mean", None) is not None]
 CLOSE = dict(rtol=1e-5, atol=1e-5)
 
 
@@ -113,7 +106,7 @@ def test_a_converted_network_is_traced():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trace_that_would_lose_its_gradient_is_refused():
-    for name in ("decorrelated", "decorrelated normality"):
+    for name in [n for n in LAYERS if "decorrelated" in n]:
         with pytest.raises(RuntimeError,
                            match=r"gradient of the whitening.*\.eval\(\)"):
             torch.jit.trace(LAYERS[name](), (images(),))
@@ -287,7 +280,7 @@ def test_what_fuse_conv_bn_eval_reads():
 
 
 def test_fusing_is_folding_where_lambda_is_1_and_fold_is_right_everywhere():
-    model = network("batch").eval()
+    model = network("batch2").eval()
     fold_says = fold.__doc__
     assert "fuse_conv_bn_eval" in fold_says and "drop" in fold_says
     for neutral in (True, False):
@@ -308,7 +301,7 @@ def test_fusing_is_folding_where_lambda_is_1_and_fold_is_right_everywhere():
 def test_other_fusions_leave_the_layers_alone():
     from torch.fx.experimental.optimization import fuse
     quantization = pytest.importorskip("torch.ao.quantization")
-    model, u = network("batch").eval(), images()
+    model, u = network("batch2").eval(), images()
     fused = fuse(model)
     assert type(fused.get_submodule("1")) is C["BatchNormalNorm2d"]
     torch.testing.assert_close(fused(u), model(u), **CLOSE)

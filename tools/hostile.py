@@ -31,7 +31,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -39,17 +38,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-import normalnorm
 from normalnorm.experiments.results import processor
 from normalnorm.layers import functional, native
 from normalnorm.layers.backends import normality_norm, set_backend
-from normalnorm.layers.conversion import LayerNormalNorm2d
-from normalnorm.layers.gaussianized import (
-    GaussianizedBatchNorm,
-    GaussianizedLayerNorm,
-)
-from normalnorm.layers.sync_decorrelated import SyncDecorrelatedBatchNormalNorm
-from normalnorm.theory.gaussianizers import Power
+from tools.rows import Trial, trials
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "hostile.json"
 PLAIN, SECONDS = dict(alpha=0.0, noise=0.0), 60
@@ -76,21 +68,6 @@ class Function(nn.Module):
         return self.call(self, x)
 
 
-class Last(nn.Module):
-    "PyTorch's layer norm over the channels."
-
-    def __init__(self, size):
-        super().__init__()
-        self.weight, self.bias, self.eps = (
-            nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size)),
-            1e-5)
-
-    def forward(self, x):
-        return F.layer_norm(x.permute(0, 2, 3, 1), self.weight.shape,
-                            self.weight, self.bias,
-                            self.eps).permute(0, 3, 1, 2)
-
-
 def _batch(m, x, o):
     return functional.batch_normal_norm(
         x, m.running_mean, m.running_var, m.running_lambda, m.weight, m.bias,
@@ -114,88 +91,80 @@ class Row(NamedTuple):
     own: bool = True
 
 
-def _module(ours, theirs, shape, *args, own=True, **options):
-    return Row(lambda o: ours(*args, **options, **o),
-               lambda: theirs(*args, **options), shape, own)
+def _by_own(layer: nn.Module, shape: tuple) -> bool:
+    "Whether only functions of our own keep tensors for a layer's derivatives."
+    with set_backend("eager"):
+        out = layer(torch.ones(shape, requires_grad=True))
+    todo, seen, own = [out.grad_fn], set(), False
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [parent for parent, _ in node.next_functions]
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            own = True
+        elif any(isinstance(getattr(node, kept), Tensor) for kept in dir(node)
+                 if kept.startswith("_saved_")):
+            return False
+    return own
 
 
-def _decorrelated(ours, theirs, shape, keep=True):
-    return Row(lambda o: ours(4, group_size=1 if o == PLAIN else 2,
-                              **(o if keep else {})),
-               lambda: theirs(4), shape, False)
+def _tried(trial: Trial, shape: tuple | None = None, **options) -> Row:
+    shape = shape or trial.shape
+    return Row(lambda o: trial.ours(**options, **o),
+               lambda: trial.theirs(**options), shape,
+               _by_own(trial.ours(**options), shape))
 
 
-def _gaussianizer(o):
-    return dict(gaussianizer=Power(alpha=o.get("alpha", 1.0)),
-                noise=o.get("noise", 0.0))
+def _function(size, theirs, shape, call, running=False) -> Row:
+    return Row(
+        lambda o: Function(size, lambda m, x: call(m, x, o), running), theirs,
+        shape)
 
 
-_track = dict(affine=True, track_running_stats=True)
-LAYERS = {
-    "batch 1d": _module(normalnorm.BatchNormalNorm1d, nn.BatchNorm1d, (9, 4),
-                        4),
-    "batch 1d with length": _module(
-        normalnorm.BatchNormalNorm1d, nn.BatchNorm1d, (5, 4, 6), 4),
-    "batch 2d": _module(normalnorm.BatchNormalNorm2d, nn.BatchNorm2d,
-                        (3, 4, 5, 6), 4),
-    "batch 3d": _module(normalnorm.BatchNormalNorm3d, nn.BatchNorm3d,
-                        (2, 4, 3, 2, 3), 4),
-    "batch, no averages": _module(normalnorm.BatchNormalNorm2d, nn.BatchNorm2d,
-                                  (3, 4, 5, 6), 4, track_running_stats=False),
-    "batch, cumulative": _module(normalnorm.BatchNormalNorm2d, nn.BatchNorm2d,
-                                 (3, 4, 5, 6), 4, momentum=None),
-    "synchronized": _module(
-        normalnorm.SyncBatchNormalNorm, nn.BatchNorm2d, (3, 4, 5, 6), 4),
-    "instance 1d": _module(normalnorm.InstanceNormalNorm1d, nn.InstanceNorm1d,
-                           (3, 4, 7), 4, **_track),
-    "instance 2d": _module(normalnorm.InstanceNormalNorm2d, nn.InstanceNorm2d,
-                           (3, 4, 5, 6), 4, affine=True),
-    "instance 3d": _module(normalnorm.InstanceNormalNorm3d, nn.InstanceNorm3d,
-                           (2, 4, 3, 2, 3), 4, **_track),
-    "layer": _module(normalnorm.LayerNormalNorm, nn.LayerNorm, (4, 3, 8), 8),
-    "layer over two axes": _module(
-        normalnorm.LayerNormalNorm, nn.LayerNorm, (5, 3, 8), (3, 8)),
-    "layer 2d": Row(lambda o: LayerNormalNorm2d(4, **o), lambda: Last(4),
-                    (3, 4, 5, 6)),
-    "group": _module(normalnorm.GroupNormalNorm, nn.GroupNorm, (3, 4, 5, 6), 2,
-                     4),
-    "decorrelated 1d": _decorrelated(
-        normalnorm.DecorrelatedBatchNormalNorm1d, nn.BatchNorm1d, (9, 4)),
-    "decorrelated 2d": _decorrelated(
-        normalnorm.DecorrelatedBatchNormalNorm2d, nn.BatchNorm2d, (3, 4, 5, 6)),
-    "decorrelated, plain": _decorrelated(
-        normalnorm.DecorrelatedBatchNorm2d, nn.BatchNorm2d, (3, 4, 5, 6),
-        False),
-    "decorrelated, synchronized": _decorrelated(
-        SyncDecorrelatedBatchNormalNorm, nn.BatchNorm2d, (3, 4, 5, 6)),
-    "gaussianized batch": Row(
-        lambda o: GaussianizedBatchNorm(4, **_gaussianizer(o)),
-        lambda: nn.BatchNorm2d(4), (3, 4, 5, 6), False),
-    "gaussianized layer": Row(
-        lambda o: GaussianizedLayerNorm(8, **_gaussianizer(o)),
-        lambda: nn.LayerNorm(8), (4, 3, 8), False),
-    "two steps": Row(lambda o: normalnorm.LayerNormalNorm(8, steps=2, **o),
-                     lambda: nn.LayerNorm(8), (4, 3, 8), False),
-    "safeguarded": Row(
-        lambda o: normalnorm.BatchNormalNorm2d(4, safeguard=True, **o),
-        lambda: nn.BatchNorm2d(4), (3, 4, 5, 6)),
-    "batch, functional": Row(
-        lambda o: Function(4, lambda m, x: _batch(m, x, o), True),
-        lambda: nn.BatchNorm1d(4), (5, 4, 6)),
-    "instance, functional": Row(
-        lambda o: Function(4, lambda m, x: _instance(m, x, o), True),
-        lambda: nn.InstanceNorm1d(4, **_track), (3, 4, 7)),
-    "layer, functional": Row(
-        lambda o: Function(8, lambda m, x: functional.layer_normal_norm(
-            x, (8,), m.weight, m.bias, **o)),
-        lambda: nn.LayerNorm(8), (4, 3, 8)),
-    "group, functional": Row(
-        lambda o: Function(4, lambda m, x: functional.group_normal_norm(
-            x, 2, m.weight, m.bias, **o)),
-        lambda: nn.GroupNorm(2, 4), (3, 4, 5, 6)),
-    "over axes": Row(lambda o: Function(8, lambda m, x: normality_norm(
-                         x, (-1,), m.weight, m.bias, **o)[0]),
-                     lambda: nn.LayerNorm(8), (4, 3, 8))}
+def layers() -> dict[str, Row]:
+    """Every row of the table of layers, some of them with other settings, and
+    the functional forms.
+    """
+    found = trials({"B": 3, "C": 4, "L": 6, "D": 3, "H": 5, "W": 6})
+    several = {t.name for t in found
+               if sum(t.name == other.name for other in found) > 1}
+    out = {f"{t.name} {t.kind}" if t.name in several else t.name: _tried(t)
+           for t in found}
+    of = {t.name: t for t in found}
+    batch, layer = of["batch2"], of["layer"]
+    two = layer._replace(shape=(5, 3, 8))
+    out |= {
+        "batch2, no averages": _tried(batch, track_running_stats=False),
+        "batch2, cumulative": _tried(batch, momentum=None),
+        "batch2, safeguarded": _tried(batch, safeguard=True),
+        "layer, two steps": _tried(layer, steps=2),
+        "layer over two axes": Row(
+            lambda o: two.row.layer((3, 8), **o),
+            lambda: nn.LayerNorm((3, 8)), two.shape),
+        "batch, functional": _function(
+            4, lambda: nn.BatchNorm1d(4), (5, 4, 6), _batch, True),
+        "instance, functional": _function(
+            4, lambda: nn.InstanceNorm1d(
+                4, affine=True, track_running_stats=True),
+            (3, 4, 7), _instance, True),
+        "layer, functional": _function(
+            8, lambda: nn.LayerNorm(8), (4, 3, 8),
+            lambda m, x, o: functional.layer_normal_norm(
+                x, (8,), m.weight, m.bias, **o)),
+        "group, functional": _function(
+            4, lambda: nn.GroupNorm(2, 4), (3, 4, 5, 6),
+            lambda m, x, o: functional.group_normal_norm(
+                x, 2, m.weight, m.bias, **o)),
+        "over axes": _function(
+            8, lambda: nn.LayerNorm(8), (4, 3, 8),
+            lambda m, x, o: normality_norm(
+                x, (-1,), m.weight, m.bias, **o)[0])}
+    return out
+
+
+LAYERS = layers()
 VARIANTS = {"plain": (PLAIN, True), "full": (dict(noise=0.0), True),
             "in evaluation": (dict(noise=0.0), False),
             "with noise": (dict(noise=0.3), True)}
@@ -384,8 +353,9 @@ def _into(x: Tensor, big: Tensor) -> Tensor:
 
 
 def _misaligned(x: Tensor) -> Tensor:
-    return torch.frombuffer(bytearray(4 * x.numel() + 1), dtype=torch.float32,
-                            offset=1).view(x.shape).copy_(x)
+    return torch.frombuffer(
+        bytearray(x.element_size() * x.numel() + 1), dtype=x.dtype,
+        offset=1).view(x.shape).copy_(x)
 
 
 def _fake(x: Tensor) -> Tensor:
@@ -996,7 +966,7 @@ for _name, _value in {"None": None, "0": 0.0, "1": 1.0,
 KNOWN: list[tuple[str, str, str, str]] = [
     ("", "input: no channels", "channels",
      "a wrong number of channels is refused, of an empty input too"),
-    ("decorrelated 1d", "nothing in an image", "channels",
+    ("decorrelated1", "nothing in an image", "channels",
      "of (N, C, 0) nothing is left but a wrong number of channels, as above"),
     ("group", "nothing in an image", "has NaN in other places",
      "of no elements PyTorch's layer gives a gradient of NaN, ours 0"),
@@ -1021,7 +991,7 @@ KNOWN: list[tuple[str, str, str, str]] = [
     ("instance", "weight changed before backward",
      "modified by an inplace operation",
      "PyTorch's layer works on a copy of the weight"),
-    ("layer 2d", "vmap", "is_contiguous inside of vmap", "of issue 16"),
+    ("layer2", "vmap", "is_contiguous inside of vmap", "of issue 16"),
     ("decorrelated", "vmap", "is_contiguous inside of vmap", "of issue 16"),
     ("decorrelated", "autocast", "gradient of",
      "PyTorch's products of matrices take half precision in a backward pass "
@@ -1040,7 +1010,11 @@ KNOWN: list[tuple[str, str, str, str]] = [
      "averages whose elements share their memory cannot be written; PyTorch's "
      "layer writes them all the same"),
     ("", "overlapping", "single memory location", "as above"),
-    ("", "ε: negative", "must not be negative", "a negative ε is refused")]
+    ("", "ε: negative", "must not be negative", "a negative ε is refused"),
+    ("safeguarded, in evaluation", "1e30 in float16",
+     "gradient of input is off",
+     "of issue 16: where float16 saturates, the definition's gradient is 0 and "
+     "the kernel's is not")]
 
 # ---- one case ---------------------------------------------------------------
 
@@ -1160,15 +1134,15 @@ def case(name: str, variant: str, label: str) -> str:
 
 def applies(name: str, variant: str, label: str) -> bool:
     row, situation = LAYERS[name], S[label]
-    if variant == "with noise" and (situation.forwards > 1
-                                    or name == "gaussianized layer" and False):
+    if variant == "with noise" and situation.forwards > 1:
         return False
     if (label.startswith(("ε", "momentum"))
             and ("functional" in name or name == "over axes")):
         return False  # a function has no attributes
     if (name == "over axes"
-            and label in ("weight: one more axis", "bias: one more axis")):
-        return False  # a weight (1, 8) is one that broadcasts
+            and label.endswith((": one more axis", ": fewer"))
+            and label.startswith(("weight", "bias"))):
+        return False  # a weight (1, 8), or (1,), is one that broadcasts
     if label == "four threads" and variant == "with noise":
         return False  # which thread draws which seed is not determined
     if not situation.composed and not row.own:

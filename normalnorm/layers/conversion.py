@@ -27,26 +27,14 @@ from torch.nn.utils import parametrize
 
 from ..claims import near
 from .core import Settings, check_input, family, lies_last
-from normalnorm.layers.decorrelated import (
-    DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d,
-    DecorrelatedBatchNormalNorm1d, DecorrelatedBatchNormalNorm2d,
-    _DecorrelatedBatchNorm)
-from normalnorm.layers.normality import (
-    BatchNormalNorm1d,
-    BatchNormalNorm2d,
-    BatchNormalNorm3d,
-    GroupNormalNorm,
-    InstanceNormalNorm1d,
-    InstanceNormalNorm2d,
-    InstanceNormalNorm3d,
-    LayerNormalNorm,
-    _BatchNormalNorm,
-    _NormalNorm,
-)
+from .decorrelated import _DecorrelatedBatchNorm
+from .families import (
+    classes, family_of, is_layer, register, rows, twins)
+from .normality import (
+    BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d, GroupNormalNorm,
+    LayerNormalNorm, _NormalNorm)
 from .sync import (
     SyncBatchNormalNorm, _AllProcesses, _set_class, _sharded)
-from .sync_decorrelated import (
-    SyncDecorrelatedBatchNorm, SyncDecorrelatedBatchNormalNorm)
 
 # %% ../../nbs/270_layers.conversion.ipynb #91a4fe02
 # the children that fused layers apply, in this order
@@ -97,21 +85,25 @@ class LayerNormalNorm2d(LayerNormalNorm):
         return out.contiguous(memory_format=torch.channels_last if last
                               else torch.contiguous_format)
 
+
+register(LayerNormalNorm2d, "layer2", nn.LayerNorm, axes="B C H W",
+         unit="B H W")
+
 # %% ../../nbs/270_layers.conversion.ipynb #612f2656
 class _SyncBatchNormalNormAct(_ThenDropAndAct, SyncBatchNormalNorm):
     pass
 
 
 class _BatchNormalNormAct1d(_ThenDropAndAct, BatchNormalNorm1d):
-    _synchronized = _SyncBatchNormalNormAct
+    pass
 
 
 class _BatchNormalNormAct2d(_ThenDropAndAct, BatchNormalNorm2d):
-    _synchronized = _SyncBatchNormalNormAct
+    pass
 
 
 class _BatchNormalNormAct3d(_ThenDropAndAct, BatchNormalNorm3d):
-    _synchronized = _SyncBatchNormalNormAct
+    pass
 
 
 class _GroupNormalNormAct(_ThenDropAndAct, GroupNormalNorm):
@@ -125,28 +117,22 @@ class _LayerNormalNormAct(_ThenDropAndAct, LayerNormalNorm):
 class _LayerNormalNormAct2d(_ThenDropAndAct, LayerNormalNorm2d):
     pass
 
+
+for _fused in _ThenDropAndAct.__subclasses__():
+    _row = family_of(_fused)
+    register(_fused, plain=_row.plain,
+             synchronized=_row.synchronized and _SyncBatchNormalNormAct)
+
 # %% ../../nbs/270_layers.conversion.ipynb #7e16f21d
-# the plain layer, its twin, and what a subclass of the plain layer may turn out
-# to be
-_TWINS = {nn.BatchNorm1d: (BatchNormalNorm1d, _BatchNormalNormAct1d),
-          nn.BatchNorm2d: (BatchNormalNorm2d, _BatchNormalNormAct2d),
-          nn.BatchNorm3d: (BatchNormalNorm3d, _BatchNormalNormAct3d),
-          nn.SyncBatchNorm: (SyncBatchNormalNorm, _SyncBatchNormalNormAct),
-          nn.InstanceNorm1d: (InstanceNormalNorm1d,),
-          nn.InstanceNorm2d: (InstanceNormalNorm2d,),
-          nn.InstanceNorm3d: (InstanceNormalNorm3d,),
-          nn.LayerNorm: (LayerNormalNorm, LayerNormalNorm2d,
-                         _LayerNormalNormAct, _LayerNormalNormAct2d),
-          nn.GroupNorm: (GroupNormalNorm, _GroupNormalNormAct),
-          DecorrelatedBatchNorm1d: (DecorrelatedBatchNormalNorm1d,),
-          DecorrelatedBatchNorm2d: (DecorrelatedBatchNormalNorm2d,),
-          SyncDecorrelatedBatchNorm: (SyncDecorrelatedBatchNormalNorm,)}
-_PLAIN = {twins[0]: plain for plain, twins in _TWINS.items()}
+def _twin(layer: type) -> type | None:
+    "The plain class whose twin a layer is; None for what has none."
+    row = family_of(layer)
+    return (row.plain if row and row.plain and row.layer is layer
+                         and twins(row.plain)[0].layer is layer else None)
 
 
 def _is_normality(module: nn.Module) -> bool:
-    return (isinstance(module, _NormalNorm)
-            and not isinstance(module, tuple(_TWINS)))
+    return is_layer(module) and not twins(family_of(module).layer)
 
 # %% ../../nbs/270_layers.conversion.ipynb #537e3de0
 _SETTINGS = ("noise", "noise_kind", "alpha", "steps", "safeguard")
@@ -163,30 +149,32 @@ def _original(module: nn.Module) -> type:
 def _gaussianize(module: nn.Module, cls: type, settings: dict) -> None:
     "Make a plain normalizer a normality layer of class `cls`, in place."
     plain = _original(module)
-    if _PLAIN.get(cls) is not plain:
+    if _twin(cls) is not plain:
         module._plain = f"{plain.__module__}:{plain.__qualname__}"
     for name, value in settings.items():
         setattr(module, name, value)
-    if hasattr(module, "num_batches_tracked"):
-        mean, counted = module.running_mean, module.num_batches_tracked
-        saved = counted is None or "num_batches_tracked" in module.state_dict()
-        del module.num_batches_tracked  # λ stands before it
+    for name, value in family_of(cls).beyond.items():
+        mean = module.running_mean
         module.register_buffer(
-            "running_lambda", None if mean is None else torch.ones_like(mean))
+            name, None if mean is None else torch.full_like(mean, value))
+    if hasattr(module, "num_batches_tracked"):
+        counted = module.num_batches_tracked
+        saved = counted is None or "num_batches_tracked" in module.state_dict()
+        del module.num_batches_tracked              # it stands behind them
         module.register_buffer("num_batches_tracked", counted, persistent=saved)
     _set_class(module, cls)
 
 
 def _flatten(module: nn.Module, cls: type) -> None:
     "Make a normality layer a plain normalizer of class `cls`, in place."
+    for name in family_of(module).beyond:
+        delattr(module, name)
     for name in (*_SETTINGS, "_plain"):
         module.__dict__.pop(name, None)
     # a plain layer of this package: the settings that its constructor gives it
     if issubclass(cls, _NormalNorm):
         (module.noise, module.noise_kind, module.alpha, module.steps,
          module.safeguard) = 0.0, "scaled", 0.0, 1, False
-    if hasattr(module, "running_lambda"):
-        del module.running_lambda
     _set_class(module, cls)
 
 # %% ../../nbs/270_layers.conversion.ipynb #caf45e82
@@ -196,7 +184,7 @@ def _plain_class(module: nn.Module) -> type | None:
     """
     path = getattr(module, "_plain", None)
     if path is None:
-        return _PLAIN.get(_original(module))
+        return _twin(_original(module))
     where, _, name = path.partition(":")
     try:
         found = importlib.import_module(where)
@@ -227,18 +215,19 @@ def _shapes(module: nn.Module, base: type) -> list[tuple[int, ...]]:
     """Shapes on which to try a subclass of `base`; no axis has the size of
     another by accident.
     """
-    c = (module.normalized_shape if base is nn.LayerNorm
-         else (module.num_channels,) if base is nn.GroupNorm
-         else (module.num_features,))
-    a, b, d = [n for n in (2, 3, 5, 7, 11, 13) if n not in c][:3]
-    if base is nn.LayerNorm:
-        return [(a, *c), (a, b, *c), (a, b, d, *c)] + (
-            [(a, *c, b, d)] if len(c) == 1 else [])
-    axes = {nn.BatchNorm1d: (0, 1), nn.InstanceNorm1d: (1,),
-            nn.BatchNorm2d: (2,), nn.InstanceNorm2d: (2,), nn.BatchNorm3d: (3,),
-            nn.InstanceNorm3d: (3,), DecorrelatedBatchNorm1d: (0, 1),
-            DecorrelatedBatchNorm2d: (2,)}.get(base, (1, 2))
-    return [(4, *c, *(a, b, d)[:n]) for n in axes]
+    channels = tuple(getattr(module, "normalized_shape", ())) or (
+        getattr(module, "num_channels", 0) or module.num_features,)
+    free = [n for n in (2, 3, 5, 7, 11, 13) if n not in channels]
+    size = {letter: (n,) for letter, n in zip("BHWDL", [*free, 17, 19])}
+    size["C"] = channels
+    kinds = dict.fromkeys(
+        kind for row in twins(base) for kind in row.inputs()
+        if (len(kind.split()) < 5 or "…" not in row.axes)
+           # a unit of a single value is refused
+           and set(kind.split()) - set(row.unit.replace("G", "C").split()))
+    return [sum((size[letter] for letter in kind.split()), ())
+            for kind in kinds
+            if "B" in kind and (len(channels) == 1 or kind.endswith("C"))]
 
 # %% ../../nbs/270_layers.conversion.ipynb #7326edd0
 def _tried(module: nn.Module, base: type) -> type | None:
@@ -285,7 +274,8 @@ def _tried(module: nn.Module, base: type) -> type | None:
         expected = [outcome(model, *case) for case in cases]
         if all(e is None for e in expected):
             return None
-        for cls in reversed(_TWINS[base]):              # the fused ones first
+        for row in reversed(twins(base)):               # the fused ones first
+            cls = row.layer
             if issubclass(cls, _ThenDropAndAct) and not _after(model):
                 continue
             twin = copy.deepcopy(model)
@@ -294,10 +284,10 @@ def _tried(module: nn.Module, base: type) -> type | None:
             found = []
             for case in cases:
                 values = outcome(twin, *case)
-                if (values is not None and hasattr(twin, "running_lambda")
-                        and twin.running_mean is not None):
-                    del values[
-                        1 + list(twin.state_dict()).index("running_lambda")]
+                if values is not None:
+                    values = values[:1] + [
+                        v for name, v in zip(twin.state_dict(), values[1:])
+                        if name not in row.beyond]
                 found.append(values)
             if all(map(same, found, expected)):
                 return cls
@@ -316,7 +306,7 @@ def _unknown(module: nn.Module) -> str:
     if ("norm" not in name.lower()
             or type(module).__module__.startswith("torch.nn.utils")):
         return ""
-    if any(isinstance(m, (nn.Linear, *_CONVOLUTIONS, *_TWINS, _NormalNorm))
+    if any(isinstance(m, (nn.Linear, *_CONVOLUTIONS, *classes()))
            or _unknown(m) for m in module.children()):
         return ""  # a block that contains a normalizer, not one
     if re.search("rms", name, re.I):
@@ -339,7 +329,7 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
                 "scripted: convert first, then script"
                     if "norm" in module.original_name.lower() else "")
     cls = _original(module)
-    base = next((c for c in cls.__mro__ if c in _TWINS), None)
+    base = next((c for c in cls.__mro__ if twins(c)), None)
     if (isinstance(module, nn.modules.lazy.LazyModuleMixin)
             and (base is not None or "norm" in cls.__name__.lower())):
         return (None,
@@ -360,14 +350,14 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
                 "track_running_stats is True, but its running averages were "
                 "taken away")
     if cls is base:
-        return _TWINS[base][0], ""
+        return twins(base)[0].layer, ""
     own = _own_methods(cls, base)
     if own:
         return (None,
                 f"a subclass of {base.__name__} with something of its own: "
                 f"{', '.join(own[:4])}")
     if cls.forward is base.forward:
-        return _TWINS[base][0], ""
+        return twins(base)[0].layer, ""
     parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
     if len(parameters) != 1:
         return (None,
@@ -472,7 +462,7 @@ def _guard(model: nn.Module) -> list[str]:
     for name, module in model.named_modules():
         for cls, field, value in _FUSED:
             if isinstance(module, cls) and hasattr(module, field):
-                ours = any(isinstance(m, _NormalNorm) for m in module.modules())
+                ours = any(is_layer(m) for m in module.modules())
                 kept = f"_plain_{field}"
                 if ours and kept not in module.__dict__:
                     module.__dict__[kept] = getattr(module, field)
@@ -498,7 +488,7 @@ def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
         []
     """
     layers = [(names, module) for names, module in _walk(model)
-              if isinstance(module, _NormalNorm)]
+              if is_layer(module)]
     called = set()
 
     def watch(module):
@@ -572,6 +562,13 @@ def _convert(model: nn.Module, skip,
     return Report(tuple(replaced), tuple(left)), todo
 
 # %% ../../nbs/270_layers.conversion.ipynb #d347a6f7
+def _usual_noise(cls: type) -> float:
+    "The noise factor that a layer has unless another one is given."
+    signatures = [inspect.signature(c.__init__).parameters
+                  for c in cls.__mro__ if "__init__" in vars(c)]
+    return next(s["noise"].default for s in signatures if "noise" in s)
+
+
 def to_normality(
     model: nn.Module, noise: float | None = None, alpha: float = 1.0,
     steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", *,
@@ -614,9 +611,9 @@ def to_normality(
     model = _prepared(model, inplace)
     report, todo = _convert(model, skip, steps)
     for module, cls in todo:
-        default = 1.0 if issubclass(cls, LayerNormalNorm) else 0.4
         _gaussianize(module, cls, dict(
-            noise=default if noise is None else noise, noise_kind=noise_kind,
+            noise=_usual_noise(cls) if noise is None else noise,
+            noise_kind=noise_kind,
             alpha=alpha, steps=steps, safeguard=safeguard))
     rough = [row.name or "(the model)"
              for row, (module, _) in zip(report.replaced, todo)
@@ -643,6 +640,15 @@ def to_normality(
     return model
 
 # %% ../../nbs/270_layers.conversion.ipynb #c35bb1fd
+def _neutral(module: nn.Module) -> bool:
+    "Whether what a layer has beyond its twin leaves the twin's result."
+    beyond = [(getattr(module, name), value)
+              for name, value in family_of(module).beyond.items()]
+    return bool(beyond) and all(
+        t is not None and not t.is_meta and bool((t == value).all())
+        for t, value in beyond)
+
+
 def to_plain(
     model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None,
     inplace: bool = True, return_report: bool = False
@@ -683,10 +689,8 @@ def to_plain(
             continue
         replaced.append(Row(name, before, cls.__name__))
         todo.append((module, cls))
-        lmbda = getattr(module, "running_lambda", None)
-        if getattr(module, "method", "eigh") != "eigh" or module.alpha and not (
-            lmbda is not None and not lmbda.is_meta and bool((lmbda == 1).all())
-        ):
+        if (getattr(module, "method", "eigh") != "eigh"
+                or module.alpha and not _neutral(module)):
             bent.append(name or "(the model)")
     for module, cls in todo:
         _flatten(module, cls)
@@ -725,9 +729,10 @@ def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
         ...          BatchNormalNorm1d(2, affine=False).state_dict()))
         ['running_mean', 'running_var', 'num_batches_tracked']
     """
+    beyond = {name for row in rows() for name in row.beyond}
     ours = {name for name in state
-            if name.rpartition(".")[2] == "running_lambda"
-               and name.removesuffix("lambda") + "mean" in state}
+            if name.rpartition(".")[2] in beyond
+               and name[:name.rfind(".") + 1] + "running_mean" in state}
     kept = type(state)(
         (name, value) for name, value in state.items() if name not in ours)
     metadata = getattr(state, "_metadata", None)

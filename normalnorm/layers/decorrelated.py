@@ -24,6 +24,7 @@ from .backends import normality_norm
 from normalnorm.layers.core import (
     Settings, Statistics, affine, check_memory, check_real, guarded, lies_last,
     rounded, size)
+from .families import register
 from .functional import (
     check_channels, column, kept, next_weight, update_running)
 from .normality import _ChannelNormalNorm
@@ -309,12 +310,7 @@ def decorrelated_batch_normal_norm(
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):
-    """Groups, running covariance and checkpoints; the plain layer.
-
-    Its form for several processes is named here and made in the next chapter.
-    """
-    _synchronized = (
-        "normalnorm.layers.sync_decorrelated:SyncDecorrelatedBatchNorm")
+    "Groups, running covariance and checkpoints; the plain layer."
 
     def __init__(self, num_features: int, eps: float = 1e-5,
                  momentum: float | None = 0.1, affine: bool = True,
@@ -459,9 +455,6 @@ class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
         ...           correction=0).detach().allclose(torch.eye(3), atol=1e-3)
         True
     """
-    _axes, _expected = (
-        (2, 3),
-        "an input of shape (batch, channels) or (batch, channels, length)")
 
 
 class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
@@ -473,14 +466,9 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
         >>> DecorrelatedBatchNorm2d(3)(torch.randn(2, 3, 4, 4)).shape
         torch.Size([2, 3, 4, 4])
     """
-    _axes, _expected = ((4,),
-                        "an input of shape (batch, channels, height, width)")
 
 
 class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
-    _synchronized = (
-        "normalnorm.layers.sync_decorrelated:SyncDecorrelatedBatchNormalNorm")
-
     def __init__(self, num_features: int, eps: float = 1e-5,
                  momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True,
@@ -526,9 +514,6 @@ class DecorrelatedBatchNormalNorm1d(_DecorrelatedBatchNormalNorm):
         >>> DecorrelatedBatchNormalNorm1d(3)(torch.randn(8, 3)).shape
         torch.Size([8, 3])
     """
-    _axes, _expected = (
-        (2, 3),
-        "an input of shape (batch, channels) or (batch, channels, length)")
 
 
 class DecorrelatedBatchNormalNorm2d(_DecorrelatedBatchNormalNorm):
@@ -540,5 +525,17 @@ class DecorrelatedBatchNormalNorm2d(_DecorrelatedBatchNormalNorm):
         >>> DecorrelatedBatchNormalNorm2d(3)(torch.randn(2, 3, 4, 4)).shape
         torch.Size([2, 3, 4, 4])
     """
-    _axes, _expected = ((4,),
-                        "an input of shape (batch, channels, height, width)")
+
+
+# a set of statistics for each group of channels
+_SYNC = "normalnorm.layers.sync_decorrelated:Sync"
+_PLAIN = dict(unit="G", folds=True,
+              synchronized=_SYNC + "DecorrelatedBatchNorm")
+_NORMAL = dict(_PLAIN, synchronized=_SYNC + "DecorrelatedBatchNormalNorm",
+               beyond={"running_lambda": 1.0})
+register(DecorrelatedBatchNorm1d, axes="B C | B C L", **_PLAIN)
+register(DecorrelatedBatchNorm2d, axes="B C H W", **_PLAIN)
+register(DecorrelatedBatchNormalNorm1d, "decorrelated1",
+         DecorrelatedBatchNorm1d, axes="B C | B C L", **_NORMAL)
+register(DecorrelatedBatchNormalNorm2d, "decorrelated2 decorrelated",
+         DecorrelatedBatchNorm2d, axes="B C H W", **_NORMAL)

@@ -21,26 +21,26 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..claims import near
-from . import decorrelated, normality, sync, sync_decorrelated
+from . import normality, sync_decorrelated
 from .conversion import (
-    LayerNormalNorm2d, Report, Row, _after, _original, _ThenDropAndAct)
-from .core import _Leaf, affine, check_input, family, rounded
+    Report, Row, _after, _original, _ThenDropAndAct)
+from .core import _Leaf, affine, check_input, rounded
 from normalnorm.layers.decorrelated import (
     _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows,
     _product)
+from .families import (
+    classes, family_of, is_layer, named, twins)
 from .functional import column
-from .normality import (
-    GroupNormalNorm, _BatchNormalNorm, _ChannelNormalNorm, _NormalNorm)
 from ..theory.power_transform import yeo_johnson
 from ..theory.whitening import wide
 
-_BATCH_NORMS = family(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
-                      nn.SyncBatchNorm)
-_WITH_AVERAGES = family(
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-
 # %% ../../nbs/272_layers.deployment.ipynb #d1eeeafe
+def _is_batch_layer(module: nn.Module) -> bool:
+    "Whether a normalizer's statistics reach over the batch."
+    row = family_of(module)
+    return row is not None and row.over_batch()
+
+
 def _is_frozen(module: nn.Module) -> bool:
     return (isinstance(module.__dict__.get("train"), functools.partial)
             and module.__dict__["train"].func is _stay)
@@ -73,13 +73,12 @@ def update_bn(loader: Iterable[Any], model: nn.Module,
         (tensor([3.]), 0.5)
     """
     layers = [m for m in model.modules()
-              if isinstance(
-                  m, (_BatchNormalNorm, _DecorrelatedBatchNorm, *_BATCH_NORMS))
-                 and m.track_running_stats and not _is_frozen(m)]
+              if _is_batch_layer(m) and not _is_frozen(m)
+                 and getattr(m, "track_running_stats",
+                             hasattr(m, "running_mean"))]
     if not layers:
         return
-    noisy = [] if noise else [
-        m for m in model.modules() if isinstance(m, _NormalNorm)]
+    noisy = [] if noise else [m for m in model.modules() if is_layer(m)]
     loader = iter(loader)
     first = next(loader, None)
     if first is None:
@@ -135,8 +134,8 @@ def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
     """
     names = []
     for name, module in model.named_modules():
-        if (isinstance(module, (_ChannelNormalNorm, *_WITH_AVERAGES))
-                and module.running_mean is not None):
+        if (family_of(module) is not None
+                and getattr(module, "running_mean", None) is not None):
             module.__dict__["train"] = functools.partial(_stay, module)
             module.train(module.training)
             names.append(name)
@@ -181,8 +180,7 @@ def normalizer_types() -> tuple[type, ...]:
 
     Example: `isinstance(nn.LayerNorm(3), normalizer_types())`.
     """
-    return (_NormalNorm, *_WITH_AVERAGES, nn.LayerNorm, nn.GroupNorm,
-            nn.RMSNorm)
+    return (*classes(), nn.RMSNorm)
 
 
 def no_weight_decay(model: nn.Module) -> set[str]:
@@ -274,17 +272,6 @@ class FoldedNormality(_Leaf):
 
 # %% ../../nbs/272_layers.deployment.ipynb #cf0cb179
 _MAPS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-_PLAIN_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
-                nn.SyncBatchNorm)
-_FORWARDS = {f.forward for f in (_BatchNormalNorm, sync.SyncBatchNormalNorm,
-                                 _ThenDropAndAct, _DecorrelatedBatchNorm,
-                                 _DecorrelatedBatchNormalNorm,
-                                 sync_decorrelated.SyncDecorrelatedBatchNorm)}
-
-
-def _is_batch_layer(module: nn.Module) -> bool:
-    return isinstance(module,
-                      (_BatchNormalNorm, _DecorrelatedBatchNorm, *_BATCH_NORMS))
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -301,7 +288,10 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
     "Why a map and the batch layer after it cannot be folded; \"\" if they can."
-    if (type(norm) not in _PLAIN_BATCH and type(norm).forward not in _FORWARDS
+    row = family_of(norm)
+    if not row.folds:
+        return "it is no affine map before the power transform"
+    if (not twins(type(norm)) and type(norm).forward is not row.layer.forward
             or "forward" in norm.__dict__):
         return "its forward is not known"
     if norm.running_mean is None or norm.training:
@@ -327,7 +317,7 @@ def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
 # %% ../../nbs/272_layers.deployment.ipynb #fdac08e0
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return (isinstance(module, _NormalNorm)
+        return (is_layer(module)
                 or not any(True for _ in module.children())
                 or super().is_leaf_module(module, name))
 
@@ -488,40 +478,20 @@ def fold(model: nn.Module, tolerance: float = 0.0, *,
             else model)
 
 # %% ../../nbs/272_layers.deployment.ipynb #44114291
-def _group(num_channels: int, num_groups: int = 32,
-           **options: Any) -> GroupNormalNorm:
-    """A group layer whose first argument is the number of channels, as
-    factories pass it.
-    """
-    return GroupNormalNorm(num_groups, num_channels, **options)
-
-
-_NAMED: dict[str, Callable] = {
-    **{f"{kind.lower()}{d or ''}": getattr(
-           normality, f"{kind}NormalNorm{d or 2}d")
-       for kind in ("Batch", "Instance") for d in (0, 1, 2, 3)},
-    **{f"decorrelated{d}": decorrelated.DecorrelatedBatchNormalNorm1d if d == 1
-                           else decorrelated.DecorrelatedBatchNormalNorm2d
-       for d in ("", 1, 2)},
-    "sync": sync.SyncBatchNormalNorm,
-    "sync_decorrelated": sync_decorrelated.SyncDecorrelatedBatchNormalNorm,
-    "layer": normality.LayerNormalNorm, "layer2": LayerNormalNorm2d,
-    "group": _group}
-
-
 def norm_layer(kind: "str | type | functools.partial" = "batch",
                **options: Any) -> functools.partial:
     """A factory of normality layers for builders that call it with the number
     of channels (`norm_layer=` of torchvision and timm, `norm=` of this
     package).
 
-    `kind`: "batch", "instance" (for images; "batch1", "batch2", "batch3" for
-    other numbers of spatial axes), "layer" (last axis), "layer2" (channels of
-    images), "group" (32 groups, or `num_groups=`), "sync", "decorrelated"
-    (images; "decorrelated1"), "sync_decorrelated"; or a class; or a partial,
-    whose options are kept. `options` are those of the layer, e.g. `noise=`,
-    `alpha=`, `eps=`; the builder's own come on top. The result is a
-    `functools.partial`; it can be pickled.
+    `kind`: a name of the table of layers: "batch", "instance" (for images;
+    "batch1", "batch2", "batch3" for other numbers of spatial axes), "layer"
+    (last axis), "layer2" (channels of images), "group" (32 groups, or
+    `num_groups=`), "sync", "decorrelated" (images; "decorrelated1"),
+    "sync_decorrelated", "gaussianized", "gaussianized_layer", or that of a
+    class; or a class; or a partial, whose options are kept. `options` are those
+    of the layer, e.g. `noise=`, `alpha=`, `eps=`; the builder's own come on
+    top. The result is a `functools.partial`; it can be pickled.
 
     Raises `ValueError` for an unknown name, with near ones, and `TypeError` for
     other things.
@@ -535,16 +505,12 @@ def norm_layer(kind: "str | type | functools.partial" = "batch",
             alpha=1.0, steps=1, safeguard=False)
     """
     if isinstance(kind, str):
-        found = _NAMED.get(kind) or next(
-            (c for c in _NAMED.values() if c.__name__ == kind), None)
-        if found is None or kind == "_group":
-            raise ValueError(
-                f"no normality layer is called {kind!r}: {near(kind, _NAMED)}")
-        return functools.partial(found, **options)
-    if kind is GroupNormalNorm:
-        return functools.partial(_group, **options)
-    if (isinstance(kind, functools.partial)
-            or (isinstance(kind, type) and issubclass(kind, nn.Module))):
+        return functools.partial(named(kind).make, **options)
+    if isinstance(kind, functools.partial):
         return functools.partial(kind, **options)
+    if isinstance(kind, type) and issubclass(kind, nn.Module):
+        row = family_of(kind)
+        make = row.make if row and row.layer is kind else kind
+        return functools.partial(make, **options)
     raise TypeError("norm_layer takes a name, a class of layers or a partial, "
                     f"not {type(kind).__name__}")

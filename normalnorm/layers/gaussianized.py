@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .core import (
     _Leaf, Settings, affine, check_input, check_memory, check_precision,
     guarded, number, rates, rounded, size, sizes)
+from .families import register
 from .functional import (
     by_parts, check_channels, column, kept, next_weight, update_running)
 from .noise import add_noise, draw_seed
@@ -129,15 +130,24 @@ class GaussianizedBatchNorm(_Leaf):
             if affine else None)
         self.bias = (nn.Parameter(torch.zeros(num_features, device=device,
                                               dtype=dtype)) if affine else None)
-        for name, value in (("mean", 0.0), ("var", 1.0), *zip(
-            self.gaussianizer.names, self.gaussianizer.neutral)):
+        for name in ("mean", "var", *self.gaussianizer.names):
             self.register_buffer(
                 f"running_{name}",
-                torch.full((num_features,), value, device=device, dtype=dtype)
+                torch.empty(num_features, device=device, dtype=dtype)
                     if track_running_stats else None)
         self.register_buffer("num_batches_tracked",
                              torch.tensor(0, dtype=torch.long, device=device)
                                  if track_running_stats else None)
+        self.reset_running_stats()
+
+    def reset_running_stats(self) -> None:
+        "Mean 0, variance 1, neutral parameters, no batch seen."
+        if self.track_running_stats:
+            for average, value in zip(self._running(), (
+                0.0, 1.0, *self.gaussianizer.neutral
+            )):
+                average.fill_(value)
+            self.num_batches_tracked.zero_()
 
     def _running(self) -> list[Tensor]:
         return [getattr(self, f"running_{name}")
@@ -147,6 +157,8 @@ class GaussianizedBatchNorm(_Leaf):
         """Normalize `input`; in training, update the running averages and add
         noise.
         """
+        if isinstance(input, Tensor) and input.is_mkldnn:
+            return self.forward(input.to_dense()).to_mkldnn()
         channels = check_channels(input, "batch")
         if channels != self.num_features:
             raise ValueError("GaussianizedBatchNorm was made for "
@@ -190,6 +202,9 @@ class GaussianizedBatchNorm(_Leaf):
                 f"eps={self.eps}, momentum={self.momentum}, "
                 f"affine={self.weight is not None}, noise={self.noise}")
 
+
+register(GaussianizedBatchNorm, "gaussianized", axes="B C …", unit="C")
+
 # %% ../../nbs/267_layers.gaussianized.ipynb #842b59e8
 class GaussianizedLayerNorm(_Leaf):
     """Layer normalization over the last axes, of sizes `normalized_shape`, with
@@ -232,6 +247,11 @@ class GaussianizedLayerNorm(_Leaf):
             raise ValueError("the input's last axes must be "
                              f"normalized_shape={self.normalized_shape}, given "
                              f"a shape of {tuple(input.shape)}")
+        for name, value in (("weight", self.weight), ("bias", self.bias)):
+            if value is not None and value.shape != self.normalized_shape:
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
+                                 "expected normalized_shape="
+                                 f"{self.normalized_shape}")
         return gaussianized_norm(
             input, tuple(range(-len(self.normalized_shape), 0)),
             self.gaussianizer, self.weight, self.bias, self.eps,
@@ -240,3 +260,6 @@ class GaussianizedLayerNorm(_Leaf):
     def extra_repr(self) -> str:
         return (f"{self.normalized_shape}, {type(self.gaussianizer).__name__}, "
                 f"eps={self.eps}, noise={self.noise}")
+
+
+register(GaussianizedLayerNorm, "gaussianized_layer", axes="B … C", unit="B …")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .core import (
     _Leaf, Settings, check_input, number, size, sizes)
+from .families import register
 from .functional import (
     batch_normalized, group_normal_norm, instance_normal_norm, layer_normalized)
 
@@ -65,11 +66,9 @@ class _NormalNorm(_Leaf):
 
 # %% ../../nbs/240_layers.normality.ipynb #c242c401
 class _ChannelNormalNorm(_NormalNorm):
-    """What batch and instance layers share; a subclass names the numbers of
-    axes that it accepts.
+    """What batch and instance layers share; a layer's row in the table says
+    which numbers of axes it accepts.
     """
-    _axes: tuple[int, ...] = ()
-    _expected = ""
 
     def __init__(self, num_features: int, eps: float = 1e-5,
                  momentum: float | None = 0.1, affine: bool = True,
@@ -210,9 +209,6 @@ class BatchNormalNorm1d(_BatchNormalNorm):
         >>> BatchNormalNorm1d(3)(torch.randn(8, 3)).shape
         torch.Size([8, 3])
     """
-    _axes, _expected = (
-        (2, 3),
-        "an input of shape (batch, channels) or (batch, channels, length)")
 
 
 class BatchNormalNorm2d(_BatchNormalNorm):
@@ -224,8 +220,6 @@ class BatchNormalNorm2d(_BatchNormalNorm):
         >>> BatchNormalNorm2d(3)(torch.randn(2, 3, 4, 4)).shape
         torch.Size([2, 3, 4, 4])
     """
-    _axes, _expected = ((4,),
-                        "an input of shape (batch, channels, height, width)")
 
 
 class BatchNormalNorm3d(_BatchNormalNorm):
@@ -237,8 +231,6 @@ class BatchNormalNorm3d(_BatchNormalNorm):
         >>> BatchNormalNorm3d(3)(torch.randn(2, 3, 2, 4, 4)).shape
         torch.Size([2, 3, 2, 4, 4])
     """
-    _axes, _expected = (
-        (5,), "an input of shape (batch, channels, depth, height, width)")
 
 
 class _InstanceNormalNorm(_ChannelNormalNorm):
@@ -280,9 +272,6 @@ class InstanceNormalNorm1d(_InstanceNormalNorm):
         >>> InstanceNormalNorm1d(3)(torch.randn(2, 3, 9)).shape
         torch.Size([2, 3, 9])
     """
-    _axes, _expected = (
-        (2, 3),
-        "an input of shape (batch, channels, length) or (channels, length)")
 
 
 class InstanceNormalNorm2d(_InstanceNormalNorm):
@@ -294,9 +283,6 @@ class InstanceNormalNorm2d(_InstanceNormalNorm):
         >>> InstanceNormalNorm2d(3)(torch.randn(3, 4, 4)).shape
         torch.Size([3, 4, 4])
     """
-    _axes, _expected = ((3, 4),
-                        "an input of shape (batch, channels, height, width) or "
-                        "(channels, height, width)")
 
 
 class InstanceNormalNorm3d(_InstanceNormalNorm):
@@ -308,9 +294,23 @@ class InstanceNormalNorm3d(_InstanceNormalNorm):
         >>> InstanceNormalNorm3d(3)(torch.randn(2, 3, 2, 4, 4)).shape
         torch.Size([2, 3, 2, 4, 4])
     """
-    _axes, _expected = ((4, 5),
-                        "an input of shape (batch, channels, depth, height, "
-                        "width) or (channels, depth, height, width)")
+
+# %% ../../nbs/240_layers.normality.ipynb #24f00002
+_AVERAGED = dict(beyond={"running_lambda": 1.0})
+_BATCH = dict(unit="C", folds=True, **_AVERAGED,
+              synchronized="normalnorm.layers.sync:SyncBatchNormalNorm")
+register(BatchNormalNorm1d, "batch1", nn.BatchNorm1d, axes="B C | B C L",
+         **_BATCH)
+register(BatchNormalNorm2d, "batch2 batch", nn.BatchNorm2d, axes="B C H W",
+         **_BATCH)
+register(BatchNormalNorm3d, "batch3", nn.BatchNorm3d, axes="B C D H W",
+         **_BATCH)
+register(InstanceNormalNorm1d, "instance1", nn.InstanceNorm1d,
+         axes="B C L | C L", unit="B C", **_AVERAGED)
+register(InstanceNormalNorm2d, "instance2 instance", nn.InstanceNorm2d,
+         axes="B C H W | C H W", unit="B C", **_AVERAGED)
+register(InstanceNormalNorm3d, "instance3", nn.InstanceNorm3d,
+         axes="B C D H W | C D H W", unit="B C", **_AVERAGED)
 
 # %% ../../nbs/240_layers.normality.ipynb #82aa8031
 class LayerNormalNorm(_NormalNorm):
@@ -407,3 +407,14 @@ class GroupNormalNorm(_NormalNorm):
     def extra_repr(self) -> str:
         return (f"{self.num_groups}, {self.num_channels}, eps={self.eps}, "
                 f"affine={self.affine}, " + self._described())
+
+# %% ../../nbs/240_layers.normality.ipynb #24f00003
+def _in_groups(cls: type, num_channels: int, num_groups: int = 32,
+               **options) -> GroupNormalNorm:
+    "A group layer, made as the others are: from a number of channels."
+    return cls(num_groups, num_channels, **options)
+
+
+register(LayerNormalNorm, "layer", nn.LayerNorm, axes="B … C", unit="B …")
+register(GroupNormalNorm, "group", nn.GroupNorm, axes="B C …", unit="B G",
+         maker=_in_groups)

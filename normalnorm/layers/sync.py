@@ -10,7 +10,6 @@ __all__ = ['Across', 'SyncBatchNormalNorm', 'convert_sync']
 
 # %% ../../nbs/245_layers.sync.ipynb #96ff00ac
 import functools
-import importlib
 from collections.abc import Callable
 
 import torch
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .families import family_of, is_layer, register
 from .noise import draw_seed
 from .normality import _BatchNormalNorm
 from ..theory.newton import Over
@@ -191,13 +191,17 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
         >>> SyncBatchNormalNorm(3)(torch.randn(2, 3, 4, 4)).shape
         torch.Size([2, 3, 4, 4])
     """
-    _axes, _expected = (2, 3, 4, 5), "an input of shape (batch, channels, …)"
 
     def _across(self) -> Callable[[Tensor], Across] | None:
         "Statistics are those of all processes, where there are several."
         return functools.partial(
             Across, group=self.process_group,
             noise=self._settings().noise > 0) if self._exchanges() else None
+
+
+register(SyncBatchNormalNorm, "sync", nn.SyncBatchNorm, axes="B C …", unit="C",
+         synchronized=SyncBatchNormalNorm, folds=True,
+         beyond={"running_lambda": 1.0})
 
 # %% ../../nbs/245_layers.sync.ipynb #3267bf18
 def _set_class(module: nn.Module, cls: type) -> None:
@@ -220,47 +224,50 @@ def _synchronized_class(layer: nn.Module) -> type | None:
     """The class that a layer gets from `convert_sync`; None for what has no
     batch statistics, or is synchronized.
     """
-    if (isinstance(layer, _AllProcesses)
-            or not (isinstance(layer, _BatchNormalNorm)
-                    or hasattr(type(layer), "_synchronized"))):
+    row = family_of(layer)
+    if row is None or not (is_layer(layer) and row.over_batch()):
+        return None
+    name, cls = type(layer).__name__, row.across()
+    if cls is None:
+        raise NotImplementedError(
+            f"{name} normalizes over the batch and has no synchronized form: "
+            "give convert_sync the parts of the model without it, or put a "
+            "layer that has one in its place, such as BatchNormalNorm2d")
+    if isinstance(layer, cls):
         return None
     if _sharded(layer):
         raise NotImplementedError(
-            f"{type(layer).__name__} is sharded by itself: call convert_sync "
-            "before fully_shard")
-    for cls in type(layer).__mro__:
-        found = (SyncBatchNormalNorm if cls is _BatchNormalNorm
-                 else vars(cls).get("_synchronized"))
-        if isinstance(found, str):
-            where, _, name = found.partition(":")
-            return getattr(importlib.import_module(where), name)
-        if found is not None:
-            return found
-        if "forward" in vars(cls):
-            raise NotImplementedError(
-                f"{type(layer).__name__} computes something of its own, and "
-                "has no synchronized form")
+            f"{name} is sharded by itself: call convert_sync before "
+            "fully_shard")
+    if type(layer).forward is not row.layer.forward:
+        raise NotImplementedError(
+            f"{name} computes something of its own, and has no synchronized "
+            "form")
+    return cls
 
 
 def convert_sync(module: nn.Module,
                  process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    """`module` with each batch normality layer in it made a
-    `SyncBatchNormalNorm`, and each decorrelated layer its synchronized form;
-    the same objects, with parameters, buffers, settings, hooks, mode.
+    """`module` with each layer of this package that normalizes over the batch
+    made its synchronized form, a batch normality layer a
+    `SyncBatchNormalNorm`; the same objects, with parameters, buffers, settings,
+    hooks, mode.
 
     Others are left alone. PyTorch's `convert_sync_batchnorm` does not know
     these layers. Works in place, and returns the module.
-    Raises `NotImplementedError`, before anything is changed, for layers with
-    `steps` > 1, for subclasses with a forward of their own and no synchronized
-    form, and for layers that `fully_shard` was called on.
+    Raises `NotImplementedError`, before anything is changed, for layers without
+    a synchronized form (`GaussianizedBatchNorm`), with `steps` > 1, for
+    subclasses with a forward of their own, and for layers that `fully_shard`
+    was called on.
 
     Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a
     `SyncBatchNormalNorm`.
     """
     found = [(layer, cls) for layer in module.modules()
              if (cls := _synchronized_class(layer)) is not None]
-    for layer, _ in found:
-        _AllProcesses._check_steps(layer)
+    for layer, cls in found:
+        if hasattr(cls, "_check_steps"):
+            cls._check_steps(layer)
     for layer, cls in found:
         _set_class(layer, cls)
         layer.process_group = process_group

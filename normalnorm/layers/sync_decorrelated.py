@@ -28,6 +28,7 @@ from normalnorm.layers.decorrelated import (
     _update,
     _whitening,
 )
+from .families import register
 from .functional import check_channels, column
 from .sync import Across, _AllProcesses
 from ..theory.whitening import wide
@@ -138,8 +139,6 @@ def _raised(u: Tensor) -> Tensor:
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #7502b2ac
 class _SyncDecorrelated(_AllProcesses):
-    _axes, _expected = (2, 3, 4, 5), "an input of shape (batch, channels, …)"
-
     def forward(self, input: Tensor) -> Tensor:
         """Whiten `input` with the statistics of all processes; in training,
         update the running averages.
@@ -214,3 +213,11 @@ class SyncDecorrelatedBatchNormalNorm(_SyncDecorrelated,
         >>> SyncDecorrelatedBatchNormalNorm(3)(torch.randn(2, 3, 4, 4)).shape
         torch.Size([2, 3, 4, 4])
     """
+
+
+_FORM = dict(axes="B C …", unit="G", folds=True)
+register(SyncDecorrelatedBatchNorm, **_FORM,
+         synchronized=SyncDecorrelatedBatchNorm)
+register(SyncDecorrelatedBatchNormalNorm, "sync_decorrelated",
+         SyncDecorrelatedBatchNorm, beyond={"running_lambda": 1.0}, **_FORM,
+         synchronized=SyncDecorrelatedBatchNormalNorm)

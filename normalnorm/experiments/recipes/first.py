@@ -24,21 +24,21 @@ from ..models import Norm
 from ..optimization import Settings
 from ..results import Published, Recipe
 from ..train import seeded, train
-from ...layers.normality import BatchNormalNorm2d, LayerNormalNorm
+from ...layers.families import named
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #ceb65725
 def make_norm(kind: str, transform: bool, noise: float) -> Norm:
-    """A function from channels ("batch") or features ("layer") to a normalizer;
-    PyTorch's own one where there is neither transform nor noise.
+    """A function from channels ("batch") or features ("layer", or another name
+    of the table of layers) to a normalizer; PyTorch's own one where there is
+    neither transform nor noise.
 
     Example: `make_norm("batch", True, 0.4)(16)` is
     `BatchNormalNorm2d(16, noise=0.4)`.
     """
-    plain, normality = {"batch": (nn.BatchNorm2d, BatchNormalNorm2d),
-                        "layer": (nn.LayerNorm, LayerNormalNorm)}[kind]
+    row = named(kind)
     if not transform and not noise:
-        return plain
-    return lambda size: normality(
+        return row.plain
+    return lambda size: row.make(
         size, noise=noise, alpha=1.0 if transform else 0.0)
 
 

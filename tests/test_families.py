@@ -1,0 +1,521 @@
+"""The table of layers: what each row says is what its layer does, and all that
+is derived from a row works for a layer that is defined here, by one class and
+one row.
+"""
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import normalnorm
+from normalnorm.experiments import models
+from normalnorm.experiments.recipes.first import make_norm
+from normalnorm.layers import families
+from normalnorm.layers.conversion import (
+    bypassed,
+    plain_state_dict,
+    survey,
+    to_normality,
+    to_plain,
+)
+from normalnorm.layers.deployment import (
+    fold,
+    freeze,
+    no_weight_decay,
+    norm_layer,
+    normalizer_types,
+    parameter_groups,
+    unfreeze,
+    update_bn,
+)
+from normalnorm.layers.families import family_of, is_layer, register
+from normalnorm.layers.gaussianized import (
+    GaussianizedBatchNorm,
+    GaussianizedLayerNorm,
+)
+from normalnorm.layers.sync import convert_sync
+from normalnorm.theory.gaussianizers import Chain
+from normalnorm.theory.newton import newton_lambda
+from normalnorm.theory.power_transform import yeo_johnson
+from tools import hostile, rows
+
+TRIALS = rows.trials()
+every_trial = pytest.mark.parametrize(
+    "trial", TRIALS, ids=[f"{t.name} {t.kind}" for t in TRIALS])
+
+
+# ---- a layer that somebody else has written, and its normality form ---------
+
+
+class Spread(nn.Module):
+    "Centre each channel and divide by its mean absolute deviation."
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, device=None):
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.weight = nn.Parameter(torch.ones(num_features, device=device))
+        self.bias = nn.Parameter(torch.zeros(num_features, device=device))
+        for name in ("mean", "spread"):
+            self.register_buffer(
+                f"running_{name}", torch.empty(num_features, device=device))
+        self.register_buffer(
+            "num_batches_tracked", torch.tensor(0, device=device))
+        self.reset_running_stats()
+
+    def reset_running_stats(self):
+        self.running_mean.zero_()
+        self.running_spread.fill_(1)
+        self.num_batches_tracked.zero_()
+
+    def follow(self, **values):
+        "Running averages: of all batches, with momentum None."
+        self.num_batches_tracked += 1
+        weight = (1 / self.num_batches_tracked if self.momentum is None
+                  else self.momentum)
+        for name, value in values.items():
+            average = getattr(self, f"running_{name}")
+            average.lerp_(value.detach().flatten().to(average), weight)
+
+    def standardized(self, x):
+        if not self.training:
+            return ((x - self.wide(self.running_mean, x))
+                    / (self.wide(self.running_spread, x) + self.eps))
+        axes = (0, *range(2, x.ndim))
+        mean = x.mean(axes, keepdim=True)
+        spread = (x - mean).abs().mean(axes, keepdim=True)
+        self.follow(mean=mean, spread=spread)
+        return (x - mean) / (spread + self.eps)
+
+    def wide(self, values, x):
+        return values.reshape(1, -1, *(1,) * (x.ndim - 2))
+
+    def forward(self, input):
+        return (self.standardized(input) * self.wide(self.weight, input)
+                + self.wide(self.bias, input))
+
+
+class SpreadNormalNorm(Spread):
+    "The toy: one class …"
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, noise=0.25,
+                 alpha=1.0, steps=1, safeguard=False, noise_kind="scaled",
+                 device=None):
+        super().__init__(num_features, eps, momentum, device)
+        self.noise, self.alpha, self.steps = noise, alpha, steps
+        self.safeguard, self.noise_kind = safeguard, noise_kind
+        counted = self.num_batches_tracked
+        del self.num_batches_tracked
+        self.register_buffer("running_lambda", torch.ones_like(self.weight))
+        self.register_buffer("num_batches_tracked", counted)
+
+    def reset_running_stats(self):
+        super().reset_running_stats()
+        if hasattr(self, "running_lambda"):
+            self.running_lambda.fill_(1)
+
+    def forward(self, input):
+        h = self.standardized(input)
+        if not self.training:
+            x = yeo_johnson(h, self.wide(self.running_lambda, h))
+        else:
+            lmbda = newton_lambda(h, (0, *range(2, h.ndim)), alpha=self.alpha,
+                                  steps=self.steps, safeguard=self.safeguard)
+            self.running_lambda.lerp_(
+                lmbda.detach().flatten().to(self.running_lambda),
+                1 / self.num_batches_tracked if self.momentum is None
+                else self.momentum)
+            x = yeo_johnson(h, self.wide(lmbda, h))
+            x = x + self.noise * torch.randn_like(x)
+        return (x * self.wide(self.weight, h) + self.wide(self.bias, h))
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    "… and one row."
+    for table in ("_TABLE", "_ROWS", "_PLAIN"):
+        monkeypatch.setattr(families, table, dict(getattr(families, table)))
+    return register(SpreadNormalNorm, "spread", Spread, axes="B C | B C L",
+                    unit="C", beyond={"running_lambda": 1.0})
+
+
+def batches(n=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(16, 3, generator=generator).exp() for _ in range(n)]
+
+
+def network(norm):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), norm(4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_a_toy_is_converted_and_back(toy):
+    plain = network(Spread)
+    for x in batches():
+        plain(x)
+    state = copy.deepcopy(plain.state_dict())
+    x = batches(1, seed=9)[0]
+    same = to_normality(copy.deepcopy(plain), alpha=0.0, noise=0.0)
+    assert type(same[1]) is SpreadNormalNorm and same[1].noise == 0.0
+    twin = copy.deepcopy(plain)
+    for training in (True, False):
+        torch.testing.assert_close(same.train(training)(x),
+                                   twin.train(training)(x))
+    model, report = to_normality(
+        copy.deepcopy(plain), return_report=True)
+    assert [(r.name, r.before, r.after) for r in report.replaced] == [
+        ("1", "Spread", "SpreadNormalNorm")] and not report.left
+    assert model[1].noise == 0.25                     # asked from the class
+    assert list(model.state_dict()) == list(network(
+        SpreadNormalNorm).state_dict())
+    torch.testing.assert_close(model.eval()(x), plain.eval()(x))
+    assert not torch.equal(model.train()(x), plain.train()(x))
+    network(Spread).load_state_dict(plain_state_dict(model.state_dict()))
+    network(SpreadNormalNorm).load_state_dict(model.state_dict())
+
+    plain.load_state_dict(state)
+    back = to_plain(to_normality(copy.deepcopy(plain)))
+    assert type(back[1]) is Spread and "noise" not in vars(back[1])
+    assert list(back.state_dict()) == list(state)
+    torch.testing.assert_close(back.eval()(x), plain.eval()(x))
+    with pytest.warns(UserWarning, match="transform is dropped, .* in 1"):
+        to_plain(model)
+
+
+def test_a_toy_is_surveyed(toy):
+    assert [r.after for r in survey(network(Spread)).replaced] == [
+        "SpreadNormalNorm"]
+    report = survey(network(SpreadNormalNorm))
+    assert [(r.name, r.reason) for r in report.left] == [
+        ("1", "a normality layer already")]
+    assert bypassed(network(SpreadNormalNorm), batches()[0]) == []
+
+
+def test_a_toy_has_a_name_in_factories_and_networks(toy):
+    layer = norm_layer("spread", noise=0.5)(4, eps=1e-3)
+    assert (type(layer), layer.noise, layer.eps) == (
+        SpreadNormalNorm, 0.5, 1e-3)
+    assert pickle.loads(pickle.dumps(norm_layer("spread")))(4).noise == 0.25
+    assert type(norm_layer("SpreadNormalNorm")(4)) is SpreadNormalNorm
+    with pytest.raises(ValueError, match="did you mean spread"):
+        norm_layer("spreed")
+    assert type(make_norm("spread", True, 0.4)(4)) is SpreadNormalNorm
+    assert make_norm("spread", False, 0.0) is Spread
+    name = next(name for name, entry in models._MODELS.items()
+                if entry.norm is nn.BatchNorm1d)
+    built = models.build(name, norm=norm_layer("spread"))
+    assert any(type(m) is SpreadNormalNorm for m in built.modules())
+
+
+def test_a_toy_stands_still_and_gets_new_averages(toy):
+    for norm in (SpreadNormalNorm, Spread):
+        model, data = network(norm), batches()
+        assert freeze(model) == ["1"] and not model.train()[1].training
+        before = copy.deepcopy(model.state_dict())
+        update_bn(data, model)
+        model(data[0])
+        assert all(torch.equal(v, before[k])
+                   for k, v in model.state_dict().items())
+        assert unfreeze(model) == ["1"] and model[1].training
+        update_bn(data, model, noise=False)
+        h = [model[0](x) for x in data]
+        torch.testing.assert_close(
+            model[1].running_mean, torch.stack([x.mean(0) for x in h]).mean(0))
+        assert model[1].momentum == 0.1 and model[1].num_batches_tracked == 3
+    assert network(SpreadNormalNorm)[1].noise == 0.25
+
+
+def test_a_toy_does_not_decay(toy):
+    for norm in (SpreadNormalNorm, Spread):
+        model = network(norm)
+        assert no_weight_decay(model) == {"1.weight", "1.bias"}
+        assert [len(g["params"]) for g in parameter_groups(model)] == [2, 4]
+        assert isinstance(model[1], normalizer_types())
+
+
+def test_a_toy_without_a_synchronized_form_is_refused_as_a_whole(toy):
+    model = nn.Sequential(normalnorm.BatchNormalNorm1d(3), SpreadNormalNorm(3))
+    with pytest.raises(NotImplementedError,
+                       match="SpreadNormalNorm .*no synchronized form: give"):
+        convert_sync(model)
+    assert type(model[0]) is normalnorm.BatchNormalNorm1d
+    families._TABLE["SpreadNormalNorm"] = families._ROWS[SpreadNormalNorm] = (
+        toy._replace(synchronized=f"{__name__}:Synchronized"))
+    converted = convert_sync(model)[1]
+    assert type(converted) is Synchronized is not SpreadNormalNorm
+
+
+class Synchronized(SpreadNormalNorm):
+    "A form for several processes, in name."
+
+
+def test_a_toy_is_not_folded_for_nobody_said_that_it_can(toy):
+    model, report = fold(network(SpreadNormalNorm).eval(), return_report=True)
+    assert type(model[1]) is SpreadNormalNorm
+    assert "no affine map before" in report.left[0].reason
+
+
+def test_a_toy_is_among_what_is_tried(toy):
+    "The hostile table has it, with the plain layer that its row names."
+    tried = hostile.layers()
+    mine = [name for name in tried if name.startswith("spread")]
+    assert mine == ["spread B C", "spread B C L"]
+    assert type(tried[mine[0]].theirs()) is Spread
+    assert set(tried) - set(mine) == set(hostile.LAYERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hostile, "LAYERS", tried)
+        for label in ("input: as it should be", "input: transposed",
+                      "input: flipped", "bias: expanded"):
+            for variant in ("plain", "full", "in evaluation"):
+                found = hostile.case(mine[1], variant, label)
+                assert found.split(":")[0] in ("right", "refused"), (
+                    label, variant, found)
+
+
+# ---- rows that are not true -------------------------------------------------
+
+
+class Bare(nn.Module):
+    "Statistics within an element, no buffers."
+
+    def __init__(self, num_channels):
+        super().__init__()
+        self.num_channels = num_channels
+
+
+class Stuck(Bare):
+    "Averages that cannot begin anew."
+
+    def __init__(self, num_channels):
+        super().__init__(num_channels)
+        self.register_buffer("running_mean", torch.zeros(num_channels))
+
+
+GOOD = dict(axes="B C L", unit="B C")
+
+
+@pytest.mark.parametrize("layer, cells, words", [
+    (Bare, dict(GOOD, axes="B X L"), "axes='B X L': expected .*letters"),
+    (Bare, dict(GOOD, axes="B L"), "each with C, such as"),
+    (Bare, dict(axes="", unit="C"), "axes='': expected"),
+    (Bare, dict(GOOD, unit=""), "unit='': expected axes of 'B C L'"),
+    (Bare, dict(GOOD, unit="B H"), "unit='B H': expected axes"),
+    (Bare, dict(GOOD, synchronized=Bare), "synchronized form and unit='B C'"),
+    (Bare, dict(GOOD, names="mine batch"),
+     "'batch'.*BatchNormalNorm2d has .*choose another"),
+    (Bare, dict(GOOD, beyond={"running_lambda": 1.0}),
+     r"beyond=\['running_lambda'\], but a new layer has \[\]"),
+    (Stuck, dict(axes="B C", unit="C"), "no reset_running_stats.*give it one"),
+    (SpreadNormalNorm, dict(axes="B C", unit="C", plain=Spread),
+     r"beyond=\[\], but a new layer has \['running_lambda'\] beyond"),
+    (SpreadNormalNorm, dict(axes="B C", unit="C", plain=Spread,
+                            beyond={"running_mean": 0.0}),
+     r"has beyond=\['running_mean'\].*name these"),
+    (type("BatchNormalNorm2d", (Bare,), {"__qualname__": "BatchNormalNorm2d",
+                                         "__module__": "elsewhere"}),
+     GOOD, "beside that of normalnorm.*another name")])
+def test_a_row_that_is_not_true_is_refused(monkeypatch, layer, cells, words):
+    tables = [dict(getattr(families, t)) for t in ("_TABLE", "_ROWS", "_PLAIN")]
+    with pytest.raises(ValueError, match=f"the row of .*{words}"):
+        register(layer, cells.get("names", ""), cells.get("plain"),
+                 **{k: v for k, v in cells.items()
+                    if k not in ("names", "plain")})
+    assert tables == [
+        getattr(families, t) for t in ("_TABLE", "_ROWS", "_PLAIN")]
+
+
+def test_a_class_that_is_defined_again_replaces_its_row(toy):
+    again = type("SpreadNormalNorm", (SpreadNormalNorm,), dict(
+        __qualname__="SpreadNormalNorm", __module__=__name__))
+    before = list(families._TABLE)
+    register(again, "spread", Spread)
+    assert list(families._TABLE) == before
+    assert families.named("spread").layer is again
+    assert is_layer(SpreadNormalNorm(3))              # an object of the old one
+
+
+def test_a_subclass_has_the_row_of_its_layer(toy):
+    class Mine(SpreadNormalNorm):
+        pass
+    assert family_of(Mine(3)) is toy and is_layer(Mine(3))
+    assert family_of(Spread(3)) is toy and not is_layer(Spread(3))
+    assert family_of(nn.Linear(3, 3)) is None
+
+
+# ---- every row is true ------------------------------------------------------
+
+
+@every_trial
+def test_a_unit_is_what_shares_statistics(trial):
+    "One element changes: which outputs change?"
+    torch.manual_seed(0)
+    letters, groups = trial.kind.split(), "G" in trial.row.unit
+    layer = trial.ours(noise=0.0).double()
+    u = torch.randn(trial.shape, dtype=torch.float64)
+    bumped, first = u.clone(), (0,) * u.ndim
+    bumped[first] += 1
+    changed = layer(u) != layer(bumped)
+    expected = torch.zeros(trial.shape, dtype=torch.bool)
+    unit = trial.row.unit.split()
+    if "…" in unit:
+        unit += set(letters) - {"B", "C"}
+    expected[tuple(
+        slice(0, 1) if letter in unit else
+        slice(0, trial.channels // 2) if letter == "C" and groups else
+        slice(None) for letter in letters)] = True
+    assert torch.equal(changed, expected)
+
+
+@every_trial
+def test_without_transform_and_noise_it_is_the_plain_layer(trial):
+    torch.manual_seed(0)
+    ours = trial.ours(alpha=0.0, noise=0.0).double()
+    theirs = trial.theirs().double()
+    for training in (True, True, False):
+        u = torch.randn(trial.shape, dtype=torch.float64)
+        torch.testing.assert_close(ours.train(training)(u),
+                                   theirs.train(training)(u),
+                                   rtol=1e-5, atol=1e-5)
+
+
+@every_trial
+def test_every_layer_is_seen(trial):
+    "By freezing, averages, weight decay, survey, synchronization."
+    layer = trial.ours(noise=0.0)
+    model = nn.Sequential(layer)
+    averaged = getattr(layer, "running_mean", None) is not None
+    assert freeze(model) == ["0"] * averaged == unfreeze(model)
+    assert no_weight_decay(model) == {
+        f"0.{name}" for name, _ in layer.named_parameters()}
+    report = survey(model)
+    plain = bool(families.twins(type(layer)))
+    assert len(report.replaced) == plain and len(report.left) == (not plain)
+    x = torch.randn(trial.shape) + 5
+    if trial.row.over_batch():
+        update_bn([x, x + 2], model)
+        at = [x.movedim(1, 0).flatten(1).mean(1) + n for n in (0, 2)]
+        torch.testing.assert_close(layer.running_mean, sum(at) / 2,
+                                   rtol=1e-4, atol=1e-4)
+        assert layer.num_batches_tracked == 2
+        if trial.row.synchronized is None:
+            with pytest.raises(NotImplementedError, match="no synchronized"):
+                convert_sync(model)
+        else:
+            assert type(convert_sync(model)[0]) is trial.row.across()
+    else:
+        assert type(convert_sync(model)[0]) is trial.row.layer
+
+
+def test_exports_are_the_rows():
+    found = {row.layer.__name__ for row in families.rows()
+             if row.layer.__module__.startswith("normalnorm.")
+             and not row.layer.__name__.startswith("_")}
+    functions = {"to_normality", "to_plain", "set_backend"}
+    assert set(normalnorm.__all__) == found | functions
+    assert set(normalnorm.__all__) <= set(dir(normalnorm))
+    space = {}
+    exec("from normalnorm import *", space)
+    assert set(normalnorm.__all__) <= set(space)
+    assert space["GaussianizedBatchNorm"] is GaussianizedBatchNorm
+
+
+def test_each_name_makes_its_layer_from_a_number_of_channels():
+    for row in families.rows():
+        for name in row.names:
+            assert type(norm_layer(name)(32)) is row.layer
+            assert type(norm_layer(row.layer)(32)) is row.layer
+
+
+# ---- what was invisible -----------------------------------------------------
+
+
+def gaussianized():
+    return nn.Sequential(GaussianizedBatchNorm(3, Chain()), nn.Linear(3, 4),
+                         GaussianizedLayerNorm(4))
+
+
+def test_gaussianized_layers_stand_still():
+    model = gaussianized()
+    assert freeze(model, parameters=True) == ["0"]
+    before = copy.deepcopy(model.train().state_dict())
+    model(batches()[0])
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not model[0].weight.requires_grad and model[2].weight.requires_grad
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_gaussianized_layers_get_new_averages(noise):
+    model, data = gaussianized(), batches()
+    model(data[2] * 100)
+    update_bn(data, model, noise=noise)
+    torch.testing.assert_close(
+        model[0].running_mean, torch.stack([x.mean(0) for x in data]).mean(0))
+    own = model[0].gaussianizer.estimate
+    for i, name in enumerate(model[0].gaussianizer.names):
+        values = [own((x - x.mean(0)) / x.std(0, correction=0), (0,))[i][0]
+                  for x in data]
+        torch.testing.assert_close(getattr(model[0], f"running_{name}"),
+                                   torch.stack(values).mean(0))
+    assert model[0].num_batches_tracked == 3 and model[0].momentum == 0.1
+    assert model[0].noise == 0.4 and model[2].noise == 1.0
+
+
+def test_update_bn_without_noise_reaches_gaussianized_layers():
+    "What the second layer sees does not depend on the seed."
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(7)
+        model = nn.Sequential(*gaussianized(), GaussianizedBatchNorm(4))
+        torch.manual_seed(seed)
+        update_bn(batches(), model, noise=False)
+        found.append(model[3].running_mean)
+    assert torch.equal(*found) and found[0].abs().max() > 0
+
+
+def test_gaussianized_layers_do_not_decay():
+    assert no_weight_decay(gaussianized()) == {
+        "0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_gaussianized_layers_are_normality_layers_to_the_survey(recwarn):
+    report = survey(gaussianized())
+    assert [(r.name, r.reason) for r in report.left] == [
+        (name, "a normality layer already") for name in ("0", "2")]
+    to_normality(gaussianized())
+    assert not recwarn.list
+    model, report = to_plain(gaussianized(), return_report=True)
+    assert [(r.name, r.reason) for r in report.left] == [
+        (name, "no plain normalizer is its twin") for name in ("0", "2")]
+
+
+def test_gaussianized_layers_are_not_passed_over_by_synchronization():
+    with pytest.raises(NotImplementedError, match=(
+        "GaussianizedBatchNorm normalizes over the batch and has no "
+        "synchronized form: give convert_sync .*BatchNormalNorm2d")):
+        convert_sync(gaussianized())
+    convert_sync(gaussianized()[1:])                  # nothing over the batch
+
+
+def test_gaussianized_layers_are_named_by_fold():
+    model = nn.Sequential(nn.Linear(3, 3), GaussianizedBatchNorm(3)).eval()
+    _, report = fold(model, return_report=True)
+    assert [(r.name, r.before) for r in report.left] == [
+        ("1", "GaussianizedBatchNorm")]
+
+
+def test_the_fused_path_of_an_encoder_is_off_for_gaussianized_layers():
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    encoder.norm1 = GaussianizedLayerNorm(8)
+    encoder.norm2 = GaussianizedLayerNorm(8)
+    assert bypassed(encoder, torch.randn(2, 5, 8)) == ["norm1", "norm2"]
+    to_normality(encoder)
+    assert bypassed(encoder, torch.randn(2, 5, 8)) == []
+
+
+def test_what_stands_in_for_a_subclass_has_no_twin_of_its_own():
+    "A layer for images, made as such, is no plain layer norm."
+    layer = normalnorm.LayerNormalNorm2d(3, alpha=0.0)
+    _, report = to_plain(layer, return_report=True)
+    assert report.left[0].reason == "no plain normalizer is its twin"
+    assert type(layer) is normalnorm.LayerNormalNorm2d

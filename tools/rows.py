@@ -1,0 +1,114 @@
+"""The table of layers as things to try: each row with an input, made in the
+same way for all, and the plain layer beside it that it is compared with.
+
+`tools.hostile` and the tests take their layers from here: a new row is tried
+without another word.
+"""
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import nn
+
+from normalnorm.layers import families
+from normalnorm.layers.families import Family
+from normalnorm.theory.gaussianizers import Power
+
+SIZES = {"B": 3, "C": 4, "L": 6, "D": 3, "H": 5, "W": 6}
+
+
+def accepted(cls: type) -> set[str]:
+    "The names of the arguments that a class or its parents take."
+    return {name for c in cls.__mro__ if "__init__" in vars(c)
+            for name in inspect.signature(c.__init__).parameters}
+
+
+class Last(nn.Module):
+    "PyTorch's layer norm over the channels of images."
+
+    def __init__(self, plain: nn.LayerNorm):
+        super().__init__()
+        self.weight, self.bias, self.eps = plain.weight, plain.bias, plain.eps
+        self.normalized_shape = plain.normalized_shape
+
+    def forward(self, x):
+        return nn.functional.layer_norm(
+            x.permute(0, 2, 3, 1), self.normalized_shape, self.weight,
+            self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+class Trial(NamedTuple):
+    """A row with one kind of its inputs, such as "B C L".
+
+    `ours` and `theirs` make the layer and the plain one with the same options;
+    what one of them does not have is left out.
+    """
+    row: Family
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        row = self.row
+        return (row.names[0] if row.names else
+                families.twins(row.layer)[0].names[0] + ", plain"
+                    if families.twins(row.layer) else row.layer.__name__)
+
+    @property
+    def channels(self) -> int:
+        return self.shape[self.kind.split().index("C")]
+
+    def ours(self, **options) -> nn.Module:
+        return _made(self.row.make, self.row.layer, self.channels, options)
+
+    def theirs(self, **options) -> nn.Module:
+        """The twin, if somebody else has written it; otherwise that of the
+        first row with the same kind of input and units, of which groups of one
+        channel are channels.
+        """
+        unit = self.row.unit.replace("G", "C") if self.row.over_batch() else (
+            self.row.unit)
+        row = next(row for row in (
+            *(families.twins(self.row.plain)[:1] if self.row.plain else ()),
+            *families.rows())
+            if row.plain and not row.plain.__module__.startswith("normalnorm")
+            and row.synchronized is not row.layer
+            and (row is self.row or row.unit == unit
+                 and self.kind in row.inputs()
+                 or row.plain is self.row.plain))
+        plain = _made(lambda n, **o: (
+                          row.plain(o.pop("num_groups"), n, **o)
+                          if "num_groups" in o else row.plain(n, **o)),
+                      row.plain, self.channels,
+                      {k: v for k, v in options.items() if k != "noise"})
+        return plain if self.kind in row.inputs() else Last(plain)
+
+
+def _made(make: Callable, cls: type, channels: int, options: dict) -> nn.Module:
+    known, given = accepted(cls), dict(options)
+    plain = given.get("alpha") == 0 and given.get("noise") == 0
+    given = {"affine": True, "track_running_stats": True, "num_groups": 2,
+             "group_size": 1 if plain else 2, **given}
+    if "gaussianizer" in known:
+        given["gaussianizer"] = Power(alpha=given.get("alpha", 1.0))
+    if "group_size" in known:
+        del given["num_groups"]
+    return make(channels, **{k: v for k, v in given.items() if k in known})
+
+
+def trials(sizes: dict[str, int] = SIZES) -> list[Trial]:
+    """Every public row with each kind of its inputs, or, where it takes any
+    number of axes, with images, and with sequences where channels come last.
+    """
+    found = []
+    for row in families.rows():
+        if row.layer.__name__.startswith("_"):
+            continue
+        kinds = row.inputs() if "…" not in row.axes else [
+            "B L C" if row.axes.endswith("C") else "B C H W"]
+        for kind in kinds:
+            letters = kind.split()
+            if "B" in letters:
+                size = sizes | ({"B": 3 * sizes["B"]} if kind == "B C" else {})
+                found.append(Trial(row, kind, tuple(map(size.get, letters))))
+    return found
