@@ -10,8 +10,8 @@ checks of shapes.
 __all__ = ['update_running', 'next_weight', 'averages', 'with_statistics',
            'normalized', 'raised', 'check_channels', 'kept', 'quiet',
            'batch_normalized', 'batch_normal_norm', 'instance_normal_norm',
-           'by_parts', 'layer_normalized', 'layer_normal_norm',
-           'group_normal_norm']
+           'by_parts', 'check_elementwise', 'layer_normalized',
+           'layer_normal_norm', 'group_normal_norm']
 
 # %% ../../nbs/235_layers.functional.ipynb #e4e5a39f
 import math
@@ -351,6 +351,15 @@ def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         jagged_dim=ragged)
 
 
+def check_elementwise(shape: tuple[int, ...], weight: Tensor | None,
+                      bias: Tensor | None) -> None:
+    "`ValueError` unless weight and bias have the `shape` of a unit."
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None and value.shape != shape:
+            raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
+                             f"expected normalized_shape={shape}")
+
+
 def layer_normalized(input: Tensor, shape: tuple[int, ...],
                      weight: Tensor | None, bias: Tensor | None,
                      settings: Settings) -> Tensor:
@@ -369,10 +378,7 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
         raise ValueError("the input's last axes must be "
                          f"normalized_shape={shape}, given a shape of "
                          f"{tuple(input.shape)}")
-    for name, value in (("weight", weight), ("bias", bias)):
-        if value is not None and value.shape != shape:
-            raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
-                             f"expected normalized_shape={shape}")
+    check_elementwise(shape, weight, bias)
     return normalized(raised(input), tuple(range(-len(shape), 0)), weight, bias,
                       settings, check=check)
 

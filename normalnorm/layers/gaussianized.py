@@ -19,8 +19,9 @@ from .core import (
     _Leaf, Settings, affine, check_input, check_memory, check_precision,
     guarded, number, rates, rounded, size, sizes)
 from .families import register
-from .functional import (
-    by_parts, check_channels, column, kept, next_weight, update_running)
+from normalnorm.layers.functional import (
+    by_parts, check_channels, check_elementwise, column, kept, next_weight,
+    update_running)
 from .noise import add_noise, draw_seed
 from ..theory.gaussianizers import Gaussianizer, Power
 from ..theory.newton import Over, over
@@ -247,11 +248,7 @@ class GaussianizedLayerNorm(_Leaf):
             raise ValueError("the input's last axes must be "
                              f"normalized_shape={self.normalized_shape}, given "
                              f"a shape of {tuple(input.shape)}")
-        for name, value in (("weight", self.weight), ("bias", self.bias)):
-            if value is not None and value.shape != self.normalized_shape:
-                raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
-                                 "expected normalized_shape="
-                                 f"{self.normalized_shape}")
+        check_elementwise(self.normalized_shape, self.weight, self.bias)
         return gaussianized_norm(
             input, tuple(range(-len(self.normalized_shape), 0)),
             self.gaussianizer, self.weight, self.bias, self.eps,
