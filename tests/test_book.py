@@ -27,6 +27,22 @@ def test_package_and_generated_files_agree_with_the_notebooks():
     assert export.differences() == []
 
 
+def test_each_piece_of_cpp_follows_what_it_does():
+    "In words; a long one is folded, and none is a chapter of its own."
+    seen = 0
+    for c in chapters():
+        cells = c.cells()
+        for i, cell in enumerate(cells):
+            if cell["cell_type"] == "raw":
+                source, seen = "".join(cell["source"]), seen + 1
+                lines = source.count("\n")
+                assert cells[i - 1]["cell_type"] == "markdown", (c.name, i + 1)
+                assert lines <= 120, (c.name, i + 1, lines)
+                assert ("#| code-fold: true" in source) == (lines > 41), (
+                    c.name, i + 1, lines)
+    assert seen > 50
+
+
 def test_notebooks_are_clean():
     assert export.noise() == []
 

@@ -13,7 +13,9 @@ OTHERS = ("_modidx.py",)
 
 
 def sources():
-    "(name, text) of every source: files and the code cells of chapters."
+    """(name, text) of every source: files and the cells of chapters, raw ones
+    too, which are C++.
+    """
     for folder in ("normalnorm", "tests", "tools", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".cpp") and path.name not in OTHERS:
@@ -22,7 +24,7 @@ def sources():
     for path in sorted((ROOT / "nbs").glob("*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for number, cell in enumerate(notebook["cells"], 1):
-            if cell["cell_type"] == "code":
+            if cell["cell_type"] != "markdown":
                 yield f"{path.name}, cell {number}", "".join(cell["source"])
 
 

@@ -11,7 +11,10 @@ from torch import nn
 import normalnorm
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
+from normalnorm.layers.noise import add_noise
 from normalnorm.layers.normality import BatchNormalNorm2d
+from normalnorm.theory.newton import Over, newton_lambda
+from normalnorm.theory.power_transform import yeo_johnson
 
 FOLLOWS = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 13),
@@ -104,3 +107,60 @@ def test_inductor(name):
             out.square().sum() + out.sum(), [v, *layer.parameters()])))
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_centre_over_one_set_and_scale_over_another():
+    """Any pair, either of which may be empty: against PyTorch's root mean
+    square norm and formulas written out, in value and gradient.
+    """
+    torch.manual_seed(0)
+    u = torch.randn(8, 6, 5, 5, dtype=torch.float64).exp().requires_grad_()
+    upstream = torch.randn(8, 6, 5, 5, dtype=torch.float64)
+    layer, batch, eps = (1, 2, 3), (0, 2, 3), 1e-3
+    mean = lambda x, dim: x.mean(dim, keepdim=True)
+    std = lambda x, dim: (x.var(dim, correction=0, keepdim=True) + eps).sqrt()
+    without = lambda x, dim: x - mean(x, dim)
+    for pair, expected in (
+            (Over(layer, batch), without(u, batch)
+                                 / std(without(u, batch), layer)),
+            (Over(batch, layer), without(u, layer)
+                                 / std(without(u, layer), batch)),
+            (Over(layer, ()), torch.nn.functional.rms_norm(
+                u, (6, 5, 5), eps=eps)),
+            (Over((2, 3), ()), u / (mean(u.square(), (2, 3)) + eps).sqrt()),
+            (Over((), batch), without(u, batch)), (Over((), ()), u),
+            (Over(batch, batch), normality_norm(u, batch, alpha=0, eps=eps)[0]),
+            (Over(batch), normality_norm(u, batch, alpha=0, eps=eps)[0])):
+        found, used = normality_norm(u, pair, alpha=0, eps=eps)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found, u, upstream, retain_graph=True),
+            torch.autograd.grad(expected, u, upstream, retain_graph=True))
+        # the statistics serve another input as they served this one
+        again, _ = normality_norm(
+            u.detach(), pair, alpha=0, eps=eps, statistics=used)
+        torch.testing.assert_close(again, expected.detach())
+        half, _ = normality_norm(u.detach().half(), pair, alpha=0, eps=eps)
+        assert half.dtype == torch.float16
+        torch.testing.assert_close(half.double(), expected.detach(), rtol=4e-3,
+                                   atol=4e-3)
+
+
+def test_lambda_and_noise_belong_to_the_set_of_the_scale():
+    torch.manual_seed(0)
+    u = torch.randn(8, 6, 5, 5, dtype=torch.float64).exp()
+    layer, batch = (1, 2, 3), (0, 2, 3)
+    for pair, values in ((Over(layer, batch), u - u.mean(batch, keepdim=True)),
+                         (Over(layer, ()), u)):
+        out, used = normality_norm(u, pair, eps=0.0)
+        torch.testing.assert_close(used.lmbda.flatten(),
+                                   newton_lambda(values, layer))
+        bent = yeo_johnson((values / used.var.sqrt()), used.lmbda)
+        torch.testing.assert_close(out, bent)
+        seed = torch.tensor(5)
+        noisy, _ = normality_norm(u, pair, eps=0.0, noise=0.5, seed=seed)
+        torch.testing.assert_close(
+            noisy, add_noise(bent, layer, 0.5, "scaled", seed))
+    # a unit of one element has no spread: neither transform nor noise
+    plain, _ = normality_norm(u, Over((), batch), noise=0.5)
+    torch.testing.assert_close(plain, u - u.mean(batch, keepdim=True))

@@ -178,9 +178,17 @@ def test_size_of_a_unit_is_the_number_of_its_elements(dim, size):
     """
     unit = Over(dim)
     x = torch.randn(3, 5, 7, dtype=torch.float64)
-    assert unit.size(x) == size == round(
-        (unit.sum(torch.ones_like(x)).max()).item())
-    torch.testing.assert_close(unit.sum(x), unit.mean(x) * size)
+    assert unit.size(x) == size == x.numel() // unit.mean(x).numel()
+    total = x.sum(unit.dim, keepdim=True)
+    torch.testing.assert_close(unit.mean(x) * size, total)
+    for mean, several in zip(unit.means(x, x.abs()), (x, x.abs())):
+        assert torch.equal(mean, unit.mean(several))
+    (variance, mean), _ = unit.var_means(x, x + 1)
+    torch.testing.assert_close(variance, unit.mean((x - mean).square()))
+    largest, smallest = unit.extremes(x)
+    for one in (x - smallest, largest - x):
+        assert one.min() == 0 and torch.equal(
+            one.amin(unit.dim), torch.zeros_like(mean.squeeze(unit.dim)))
 
 
 def test_the_bracket_of_a_constant_sample_has_no_gradient():

@@ -330,6 +330,29 @@ def export_label(source: str, module: str,
             "source": text}
 
 
+KERNEL = "normalnorm/layers/native.cpp"
+
+
+def native_cells(cells: list[dict]) -> list[dict]:
+    """The cells, those of C++ as code cells with a tag that says so, by which
+    `colour_native` knows them, and with the name of their file above.
+    """
+    out = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "raw" and "export-cpp" in directives(source):
+            out.append({"cell_type": "markdown", "id": f"{cell['id']}-f",
+                        "metadata": {}, "source": ":::{div} module-label\n"
+                                                  f"`{KERNEL}`\n:::"})
+            cell = {"cell_type": "code", "id": cell["id"], "outputs": [],
+                    "execution_count": None,
+                    "metadata": {"tags": ["cpp", *cell_tags(
+                        directives(source))]},
+                    "source": without_directives(source)}
+        out.append(cell)
+    return out
+
+
 def label_exports(cells: list[dict],
                   entries: dict[str, list[api.Entry]]) -> list[dict]:
     "The cells, with a label above each visible cell that the library contains."
@@ -465,6 +488,7 @@ def translate_notebook(notebook: dict, executed: dict | None,
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             code_cell(cell)
+    notebook["cells"] = native_cells(notebook["cells"])
     return notebook
 
 
@@ -533,6 +557,15 @@ def inline_figures(app, doctree, docname):
                              image.get("alt", ""))
             image.replace_self(nodes.raw(
                 "", f'<div class="figure-box">{svg}</div>', format="html"))
+
+
+def colour_native(app, doctree):
+    "Cells of C++ are coloured as such, not as the notebook's Python."
+    from docutils import nodes
+    for cell in doctree.findall(nodes.container):
+        if "tag_cpp" in cell["classes"]:
+            for block in cell.findall(nodes.literal_block):
+                block["language"] = "cpp"
 
 
 OPENING, CLOSING = re.compile(r"[(\[“‘]+$"), re.compile(r"^[,.;:!?)\]”’%]+")
@@ -623,6 +656,7 @@ def no_network(app, pagename, templatename, context, doctree):
 
 def setup(app):
     app.connect("source-read", source_read)
+    app.connect("doctree-read", colour_native)
     app.connect("doctree-resolved", inline_figures)
     # after the extensions that add scripts
     app.connect("html-page-context", no_network, priority=900)

@@ -1,9 +1,11 @@
 """Writes what is generated: normalnorm/ from the notebooks (by nbdev), its
-checks, README.md, _quarto.yml.
+checks, its C++, README.md, _quarto.yml.
 
 `python -m tools.export` writes; `python -m tools.export --check` only compares
-and says what differs.
+and says what differs; `python -m tools.export --cells` takes the other way for
+C++: what was changed in native.cpp goes into the cells.
 """
+import difflib
 import json
 import re
 import shutil
@@ -16,10 +18,10 @@ from pathlib import Path
 import yaml
 
 from tools.chapters import ROOT, Chapter, chapters, table_of_contents
-from tools.dialect import directives, without_directives
+from tools.dialect import KERNEL, LEADING, directives, without_directives
 
 # The files of the package that are written by hand.
-HAND_WRITTEN = ("py.typed", "*.npz", "*.cpp", "experiments/data_files/*")
+HAND_WRITTEN = ("py.typed", "*.npz", "experiments/data_files/*")
 GENERATED = ("README.md", "_quarto.yml")
 
 
@@ -54,6 +56,71 @@ def write_checks(root: Path) -> None:
             if parent == folder.parent:
                 break
             (parent / "__init__.py").touch()
+
+
+def kernel_cells(root: Path) -> list[tuple[Chapter, int, str]]:
+    """The pieces of native.cpp, each with its chapter and the number of its
+    cell: raw cells that begin with `#| export-cpp`, without their directives,
+    else as they are; in the order of chapters and cells, those that say
+    `#| export-cpp: last` behind the others.
+    """
+    found = [(c, i, "".join(cell["source"])) for c in chapters(root)
+             for i, cell in enumerate(c.cells()) if cell["cell_type"] == "raw"]
+    found = [(c, i, s) for c, i, s in found if "export-cpp" in directives(s)]
+    found.sort(key=lambda piece: directives(piece[2])["export-cpp"] == "last")
+    return [(c, i, LEADING.sub("", s)) for c, i, s in found]
+
+
+def kernel_source(pieces: list[str]) -> str:
+    "The text of native.cpp: its pieces with an empty line between."
+    return "\n\n".join(pieces) + "\n"
+
+
+def kernel_to_cells(root: Path = ROOT) -> list[str]:
+    """Write into the cells what was changed in native.cpp, as by clang-format;
+    returns the cells that are new.
+
+    Raises `ValueError` where a change goes over the end of a cell.
+    """
+    cells, text = kernel_cells(root), (root / KERNEL).read_text("utf-8")
+    owner, before = [], []
+    for number, (_, _, piece) in enumerate(cells):
+        lines = piece.split("\n")
+        before += [*lines, ""]
+        owner += [*[number] * len(lines), None]     # None: between two cells
+    after, made = text.split("\n"), [[] for _ in cells]
+    for what, i, j, k, m in difflib.SequenceMatcher(
+        None, before, after, autojunk=False
+    ).get_opcodes():
+        if what == "equal":
+            for of, line in zip(owner[i:j], after[k:m]):
+                if of is not None:
+                    made[of].append(line)
+            continue
+        # what is only new belongs to the line before, or else behind
+        of = set(owner[i:j] or [n for n in (owner[max(i - 1, 0)], owner[i])
+                                if n is not None][:1])
+        if len(of) != 1 or None in of:
+            raise ValueError(f"{KERNEL}, line {k + 1}: the change goes over "
+                             "the end of a cell; make it in the chapters")
+        made[of.pop()] += after[k:m]
+    pieces = ["\n".join(lines) for lines in made]
+    if kernel_source(pieces) != text:
+        raise ValueError(f"{KERNEL} cannot be cut at the ends of its cells; "
+                         "make the change in the chapters")
+    changed = []
+    for (chapter, i, old), new in zip(cells, pieces):
+        if old == new:
+            continue
+        notebook = json.loads(chapter.path.read_text(encoding="utf-8"))
+        source = "".join(notebook["cells"][i]["source"])
+        head = LEADING.match(source)[0]
+        notebook["cells"][i]["source"] = (head + new).splitlines(keepends=True)
+        chapter.path.write_text(
+            json.dumps(notebook, indent=1, ensure_ascii=False) + "\n",
+            encoding="utf-8")
+        changed.append(f"{chapter.name}, cell {i + 1}")
+    return changed
 
 
 def readme(root: Path) -> str:
@@ -169,6 +236,10 @@ def run_nbdev(root: Path, command: str) -> None:
 def generate(root: Path) -> None:
     "Write everything that is generated into a checkout whose package is empty."
     write_checks(root)
+    if pieces := [piece for *_, piece in kernel_cells(root)]:
+        path = root / KERNEL
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(kernel_source(pieces), encoding="utf-8")
     run_nbdev(root, "export")
     for path in (root / "normalnorm").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
@@ -235,7 +306,8 @@ def export(root: Path = ROOT) -> None:
 
 def noise(root: Path = ROOT) -> list[str]:
     """Notebooks that are committed with outputs, execution counts or cell
-    metadata, or without stable identifiers.
+    metadata, or without stable identifiers, and cells of C++ that are not what
+    they must be.
     """
     found = []
     for path in sorted((root / "nbs").glob("*.ipynb")):
@@ -246,6 +318,10 @@ def noise(root: Path = ROOT) -> list[str]:
                          ("an execution count", cell.get("execution_count")),
                          ("metadata", cell["metadata"]),
                          ("no id", "id" not in cell)) if there]
+            native = "export-cpp" in directives("".join(cell["source"]))
+            if native != (cell["cell_type"] == "raw"):
+                extra.append("`#| export-cpp` in a cell that is not raw"
+                             if native else "raw text that is not exported")
             if extra:
                 found.append(
                     f"{path.name}, cell {number}: has {', '.join(extra)}")
@@ -269,6 +345,13 @@ def agree() -> bool:
 def main() -> int:
     if "--check" in sys.argv:
         return 0 if agree() else 1
+    if "--cells" in sys.argv:
+        try:
+            print(*kernel_to_cells(), sep="\n")
+        except ValueError as error:
+            print(error)
+            return 1
+        return 0
     run_nbdev(ROOT, "clean")
     export()
     return 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from tools.chapters import ROOT, Chapter, table_of_contents
 from tools.dialect import (
     CALLOUTS,
+    KERNEL,
     THEOREMS,
     cell_tags,
     directives,
@@ -274,6 +275,17 @@ def code_cell(cell: dict, module: str, translation: Translation) -> list[dict]:
         number + translation.markdown(caption), f"{cell['id']}-c")]
 
 
+def native_cell(cell: dict) -> dict:
+    "C++, which a notebook of Python does not run: folded where the book does."
+    source = text_of(cell)
+    block = f"```cpp\n{without_directives(source)}\n```"
+    if cell_tags(directives(source)):
+        block = ("<details>\n"
+                 f"<summary><code>{KERNEL}</code></summary>\n\n"
+                 f"{block}\n\n</details>")
+    return markdown_cell(block, cell["id"])
+
+
 def notebook(chapter: Chapter) -> dict:
     "One chapter, translated; the dictionary of a notebook in format 4.5."
     root = chapter.root
@@ -292,6 +304,8 @@ def notebook(chapter: Chapter) -> dict:
                 markdown_cell(translation.markdown(text_of(cell)), cell["id"]))
         elif cell["cell_type"] == "code":
             cells += code_cell(cell, module, translation)
+        elif "export-cpp" in directives(text_of(cell)):
+            cells.append(native_cell(cell))
     if number := known[chapter.name]:
         cells[0]["source"] = re.sub(
             r"\A# ", f"# {number} · ", cells[0]["source"])

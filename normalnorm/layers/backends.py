@@ -403,9 +403,10 @@ def in_kernel(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
             or not ordinary(u, weight, bias, *running, *(statistics or ()))):
         return None
     for average in running:
+        # before a seed is drawn; the kernel asks for the rest
         if average is not None and (
                 average.dtype is not torch.float32 or average.is_inference()
-                or average.is_neg()):
+                or average.is_neg() or not average.is_contiguous()):
             return None
     if not (type(settings.eps) is float and type(settings.noise) in _NUMBERS
             and type(settings.alpha) in _NUMBERS):

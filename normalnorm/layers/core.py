@@ -31,7 +31,7 @@ from .noise import (
 from ..theory.gradient import (
     gaussianized_gradient, newton_lambda_gradient, project)
 from ..theory.newton import (
-    Over, check_newton_arguments, newton_estimate, over)
+    Over, check_newton_arguments, newton_estimate, over, standardized)
 from ..theory.overflow import LARGEST_UNIT
 from ..theory.power_transform import (
     power_transform_derivative, representable, signed_log1p, yeo_johnson)
@@ -470,13 +470,18 @@ def gaussianize(x: Tensor, dim: tuple[int, ...],
     λ̂ is estimated on (u−μ)/σ, without ε, so that it depends on the shape of
     the unit and not on its scale; 1 for constant units.
     """
-    var, mean = over(dim).var_mean(x)
+    unit = over(dim)
+    var, mean = unit.var_mean(x)
+    if not unit.dim:                    # centred only: the rate is to be 1
+        var = var - settings.eps
     rate, bare = rates(var, settings.eps)
     c = x - mean
     if not settings.alpha:
         return c * rate, Statistics(mean, var, None), None
+    k = (c * bare if unit.centre is None else standardized(c, unit.dim)
+         if unit.dim else torch.zeros_like(c))
     lmbda, newton = newton_estimate(
-        c * bare, dim, settings.alpha, settings.steps, settings.safeguard)
+        k, dim, settings.alpha, settings.steps, settings.safeguard)
     h = (representable(c * rate, lmbda.detach())
          if may_overflow(x, dim, settings) else c * rate)
     return yeo_johnson(h, lmbda), Statistics(mean, var, lmbda), newton
@@ -668,7 +673,8 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
     & Papyan (2025), over the axes `dim`.
 
     `u`: tensor of any floating-point dtype; elements that differ only along
-    `dim` share mean, variance and λ. `weight`, `bias`: broadcast with `u`, or
+    `dim` share mean, variance and λ (`Over(dim, centre)`: variance and λ, and
+    those along `centre` the mean). `weight`, `bias`: broadcast with `u`, or
     None. `noise` is the factor ξ, `noise_kind`, `seed`, `offset` as for
     `add_noise`; `alpha`, `steps`, `safeguard` as for `newton_lambda`; with
     `alpha=0` and `noise=0` this is the plain normalizer. `statistics`: given
@@ -707,11 +713,13 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
                            "dynamo=True)")
     settings = Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
     eps, noise, _, alpha, *_ = settings
-    if not u.numel():
+    unit = over(dim)
+    if not u.numel() and not unit.apart:
         return rounded(affine(u.clone(), weight, bias), u.dtype), statistics
     check_memory(u, weight, bias, *(statistics or ()))
     if noise and seed is None:
-        seed = draw_seed(u.device)
+        seed, offset = ((draw_seed(u.device), offset) if unit.seed is None
+                        else (unit.seed, unit.offset))
     if statistics is not None:
         x = ((u.to(statistics.mean.dtype) - statistics.mean)
              * rates(statistics.var, eps)[0])
@@ -721,8 +729,11 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
                              weight, bias),
                       u.dtype)
         return guarded(out, u, weight, *statistics), statistics
-    # a trace cannot hold a function of Python's
-    if steps > 1 or may_overflow(u, dim, settings) or torch.jit.is_tracing():
+    # a trace cannot hold a function of Python's; what lies in other processes
+    # is not differentiated operation by operation
+    if not unit.apart and (steps > 1 or unit.centre is not None
+                           or may_overflow(u, dim, settings)
+                           or torch.jit.is_tracing()):
         out, statistics = normality_norm_by_autograd(
             u, dim, weight, bias, settings, seed, offset)
         return guarded(out, u, weight), statistics

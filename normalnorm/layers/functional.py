@@ -25,6 +25,7 @@ from .backends import (
 from .core import (
     Settings, Statistics, affine, check_input, check_memory, check_precision,
     check_real, number, size, sizes)
+from ..theory.newton import Over, over
 
 # %% ../../nbs/235_layers.functional.ipynb #d251d33d
 def update_running(running: tuple[Tensor | None, ...],
@@ -98,7 +99,7 @@ def averages(used: Statistics, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 # %% ../../nbs/235_layers.functional.ipynb #545ff7b7
 def with_statistics(
-    input: Tensor, dim: tuple[int, ...], weight: Tensor | None,
+    input: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None,
     bias: Tensor | None, settings: Settings, axis: int | None = None,
     given: Statistics | None = None
 ) -> tuple[Tensor, Statistics | None]:
@@ -109,7 +110,7 @@ def with_statistics(
     """
     if axis is not None:
         weight, bias = column(weight, input.ndim), column(bias, input.ndim)
-    if not input.numel():
+    if not input.numel() and not over(dim).apart:
         return affine(input.clone(), weight, bias).to(input.dtype), None
     if given is not None:
         check_real(running_mean=given.mean, running_var=given.var,
@@ -123,9 +124,9 @@ def with_statistics(
                           safeguard, given, noise_kind)
 
 
-def normalized(input: Tensor, dim: tuple[int, ...], weight: Tensor | None,
-               bias: Tensor | None, settings: Settings, axis: int | None = None,
-               given: Statistics | None = None,
+def normalized(input: Tensor, dim: tuple[int, ...] | Over,
+               weight: Tensor | None, bias: Tensor | None, settings: Settings,
+               axis: int | None = None, given: Statistics | None = None,
                running: tuple[Tensor | None, ...] = (),
                momentum: float | Tensor | None = 0.0, count: int = 0,
                batches: Tensor | None = None,
@@ -219,11 +220,15 @@ def batch_normalized(
     input: Tensor, running: tuple[Tensor | None, Tensor | None, Tensor | None],
     weight: Tensor | None, bias: Tensor | None, training: bool,
     momentum: float | Tensor | None, settings: Settings,
-    batches: Tensor | None = None
+    batches: Tensor | None = None,
+    across: Callable[[Tensor], Over] | None = None
 ) -> Tensor:
     """`batch_normal_norm`, with running mean, variance and λ together and the
     settings; with `batches`, the number of batches seen, `momentum` may be
     None.
+
+    `across`: makes of an input, after the checks, the `Over` that says which
+    elements share statistics, where these are not those of the batch.
     """
     def check():
         mean, var, lmbda = running
@@ -231,14 +236,15 @@ def batch_normalized(
             input, "batch", running_mean=mean, running_var=var,
             running_lambda=lmbda, weight=weight, bias=bias)
 
-    if (not training or not isinstance(input, Tensor) or input.ndim < 2
-            or input.layout is not torch.strided):
+    if (not training or across is not None or not isinstance(input, Tensor)
+            or input.ndim < 2 or input.layout is not torch.strided):
         check()
-    dim = (0, *range(2, input.ndim))
+    dim = (0, *range(2, input.ndim)) if across is None else across(input)
     if not training:
         return normalized(input, dim, weight, bias, quiet(settings), 1,
                           _given(settings.alpha, *running))
-    count = input.numel() // max(input.shape[1], 1)
+    count = (input.numel() // max(input.shape[1], 1) if across is None
+             else dim.size(input))
     if count == 1:
         raise ValueError("a batch statistic needs more than one value per "
                          "channel when training, given a shape of "

@@ -15,7 +15,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -272,15 +272,20 @@ _empty_like, _get_num_threads, _FLOAT = (
     torch.empty_like, torch.get_num_threads, torch.float32)
 
 
-_increment_version = torch.autograd.graph.increment_version
+def _together(increment: Callable) -> Callable:
+    "`increment` if it takes several tensors; it raises where it does not."
+    increment([torch.zeros(()), torch.zeros(())])
+    return increment
 
 
-def _increment_versions(tensors: list[Tensor]) -> None:
-    try:
-        _increment_version(tensors)
-    except TypeError:  # releases before 2.6 take one at a time
-        for tensor in tensors:
-            _increment_version(tensor)
+def _one_by_one(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)
+
+
+# releases before 2.6 take one at a time
+_increment_versions = core.bound(
+    "autograd.graph.increment_version", _together, _one_by_one)
 
 
 def _kind(x: Tensor | None) -> tuple | None:

@@ -129,7 +129,8 @@ def mean_absolute_deviation(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     gradient.
     """
     x = x.detach()  # what torch.no_grad() would do, a trace forgets
-    return over(dim).mean((x - over(dim).mean(x)).abs())
+    centre, = over(dim).means(x, name="centre of the noise")
+    return over(dim).means((x - centre).abs(), name="scale of the noise")[0]
 
 
 def add_noise(x: Tensor, dim: tuple[int, ...], noise: float,

@@ -174,7 +174,10 @@ class _BatchNormalNorm(_ChannelNormalNorm):
             input, tuple(running), *self._affine(),
             self.training or running[0] is None,
             self.momentum if self.track_running_stats else 0.0,
-            self._settings(), batches if tracked else None)
+            self._settings(), batches if tracked else None, self._across())
+
+    def _across(self) -> None:
+        "Statistics are those of the batch that a layer is given."
 
 
 class BatchNormalNorm1d(_BatchNormalNorm):

@@ -10,13 +10,12 @@ gradient.
 __all__ = ['SyncDecorrelatedBatchNorm', 'SyncDecorrelatedBatchNormalNorm']
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #3ebf4638
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .core import Settings, affine, rates, rounded
+from .backends import normality_norm
+from .core import affine, rounded
 from normalnorm.layers.decorrelated import (
     _DecorrelatedBatchNorm,
     _DecorrelatedBatchNormalNorm,
@@ -31,43 +30,49 @@ from normalnorm.layers.decorrelated import (
 )
 from .families import register
 from .functional import check_channels, column
-from .sync import (_AllProcesses, _estimate, _move, _noise,
-                                    _noisy, _Shares, _spread, _transformed)
-from ..theory.power_transform import (
-    power_transform_derivative, signed_log1p)
+from .sync import Across, _AllProcesses
 from ..theory.whitening import wide
 
 
-class _GroupShares(_Shares):
+class _AcrossGroups(Across):
     """The shares of a batch as matrices (B, C, N), with the mean (C,) and the
     covariance (C, d) of the whole batch, in float64.
     """
 
-    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: float,
+    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: bool,
                  size: int):
-        self.size = size
-        super().__init__(x, group, noise)
+        self.groups = size
+        super().__init__(x, group, noise, (0, 2))
 
     def statistics(self, x: Tensor) -> Tensor:
         x = wide(x)
-        mean = self.local(x)
+        mean = self.of(x)
         return (torch.cat(
-                    [mean[:, None],
-                     _moment_rows(x - mean[:, None], x - mean[:, None],
-                                  self.size) / max(x.numel() // x.shape[1], 1)],
+                    [mean[0],
+                     _moment_rows(x - mean, x - mean, self.groups)
+                         / max(x.numel() // x.shape[1], 1)],
                     1).flatten())
 
-    def merge(self, floats: Tensor) -> None:
+    def merge(self, floats: Tensor, x: Tensor) -> None:
+        size = self.groups
         means, rows = (
-            floats.unflatten(1, (-1, self.size + 1)).split((1, self.size), 2))
-        self.mean = (self.share[..., None] * means).sum(0)[:, 0]
+            floats.unflatten(1, (-1, size + 1)).split((1, size), 2))
+        self.mean = self.weighted(means)[:, 0]
         # processes, channels, 1 value
         off = (means[..., 0] - self.mean)[..., None]
-        between = [self.share[..., None, None] * (d @ d.mT)
+        between = [self.weighted(d @ d.mT)
                    for d in (part.squeeze(-1)[..., None]
-                             for part in _grouped(off, self.size))]
-        self.covariance = (self.share[..., None] * rows).sum(0) + _rows_of(
-            [b.sum(0) for b in between], self.size)
+                             for part in _grouped(off, size))]
+        self.covariance = self.weighted(rows) + _rows_of(between, size)
+
+    def whitened(self, z: Tensor, variance: Tensor) -> "_AcrossGroups":
+        """The same elements after whitening, of shape (B, C, …), with mean 0
+        and variances that are known.
+        """
+        self.dim = (0, *range(2, z.ndim))
+        variance = column(variance, z.ndim).to(z.dtype)
+        self.whole = variance, torch.zeros_like(variance)
+        return self
 
 
 def _moment_rows(a: Tensor, b: Tensor, size: int) -> Tensor:
@@ -76,136 +81,61 @@ def _moment_rows(a: Tensor, b: Tensor, size: int) -> Tensor:
                      for x, y in zip(_grouped(a, size), _grouped(b, size))],
                     size)
 
-# %% ../../nbs/254_layers.sync_decorrelated.ipynb #21db464c
-class _How(NamedTuple):
-    """How groups of channels are whitened: size, method, iterations;
-    `normality`: followed by the standardization of each channel.
-    """
-    size: int
-    method: str
-    iterations: int
-    normality: bool
-
-
-def _maps(cov: Tensor, eps: float, how: _How,
-          dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """H and K from the covariance matrices of groups; of the plain layer W
-    alone.
-
-    `dtype`: that in which the layer for one process has its variances.
-    """
-    w, variance = _whitening(
-        cov, eps, how.method, how.iterations, how.normality)
-    if not how.normality:
-        return w,
-    return tuple(rate[..., None].to(w.dtype) * w
-                 for rate in rates(variance.to(dtype), eps))
-
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #dd31680f
 class _Whitened(torch.autograd.Function):
-    """Output, mean, covariance, λ̂ and number of elements of the whole batch.
+    """Groups of channels whitened with the covariance of all processes; and the
+    variances that it gives to the channels, without gradient.
 
-    First derivatives in reverse mode; the statistics carry none.
+    First derivatives in reverse mode.
     """
 
     @staticmethod
-    def forward(ctx, u, weight, bias, settings, how, group):
-        there, back = ctx.layout = _layout(u, how.size)
-        x = there(u.to(torch.promote_types(u.dtype, torch.float32)))
+    def forward(ctx, u, across, *how):
+        there, back = ctx.layout = _layout(u, across.groups)
+        x, ctx.across = there(_raised(u)), across
         with _exact(x):
-            shares = _GroupShares(x, group, settings.noise, how.size)
-            if shares.count < 2:
-                raise ValueError("a batch statistic needs more than one value "
-                                 "per channel when training, given "
-                                 f"{shares.count} in all processes together")
             with torch.enable_grad():
                 ctx.covs = [cov.requires_grad_()
-                            for cov in _from_rows(shares.covariance)]
-                ctx.maps = [_maps(cov, settings.eps, how, x.dtype)
-                            for cov in ctx.covs]
-            ctx.shares, ctx.settings, ctx.how = shares, settings, how
-            values = _Whitened._values(ctx, x)
-            lmbda, numbers = x.new_ones(x.shape[1]), None
-            if settings.alpha:
-                lmbda, numbers = _estimate(
-                    values[2], shares, settings.alpha, settings.safeguard)
-        x = (_transformed(values[1], column(lmbda, 3), shares) if settings.alpha
-             else values[1])
-        spread = _spread(x, settings, shares)
-        ctx.save_for_backward(u, weight, bias, lmbda, spread, numbers)
-        out = back(_noisy(x, _Whitened._arranged_noise(ctx, u, x.dtype),
-                          settings.noise_kind, spread))
-        out = affine(out, column(weight, u.ndim), column(bias, u.ndim))
-        fresh = weight is not None or bias is not None or out.dtype != u.dtype
-        out = rounded(out, u.dtype)
-        ctx.mark_non_differentiable(shares.mean, shares.covariance, lmbda)
-        # a view could not be changed in place, e.g. by a ReLU
-        return (out if fresh else out.clone(), shares.mean, shares.covariance,
-                lmbda, shares.count)
+                            for cov in _from_rows(across.covariance)]
+                ctx.maps, variances = zip(
+                    *(_whitening(cov, *how) for cov in ctx.covs))
+            ctx.save_for_backward(u)
+            variance = torch.cat([v.detach().flatten() for v in variances])
+            ctx.mark_non_differentiable(variance)
+            return back(_product([m.detach() for m in ctx.maps],
+                                 _Whitened._centred(ctx, x),
+                                 across.groups)), variance
 
     @staticmethod
-    def _values(ctx, x):
-        "c, h and, where there is a λ̂, k."
-        c = (wide(x) - ctx.shares.mean[:, None]).to(x.dtype)
-        return c, *(_product([m.detach() for m in matrices], c, ctx.how.size)
-                    for matrices in zip(*ctx.maps))
-
-    @staticmethod
-    def _arranged_noise(ctx, u, dtype):
-        noise = _noise(u.shape, ctx.settings, ctx.shares, dtype)
-        return None if noise is None else ctx.layout[0](noise)
+    def _centred(ctx, x):
+        return (wide(x) - ctx.across.mean[:, None]).to(x.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad, *_):
-        u, weight, bias, lmbda, spread, numbers = ctx.saved_tensors
-        s, shares, size, (there, back) = (
-            ctx.settings, ctx.shares, ctx.how.size, ctx.layout)
-        g, wide_lmbda = there(grad.to(lmbda.dtype)), column(lmbda, 3)
-        with _exact(g):
-            c, h, *k = _Whitened._values(ctx, there(u.to(g.dtype)))
-            noise = (_Whitened._arranged_noise(ctx, u, g.dtype)
-                     if s.noise_kind == "dropout" or ctx.needs_input_grad[1]
-                     else None)
-            of_bias = (g.sum((0, 2)).to(bias.dtype) if ctx.needs_input_grad[2]
-                       else None)
-            of_weight = None
-            if ctx.needs_input_grad[1]:
-                of_weight = (g * _noisy(_transformed(h, wide_lmbda, shares)
-                                            if s.alpha else h,
-                                        noise, s.noise_kind,
-                                        spread)).sum((0, 2)).to(weight.dtype)
-            g = g if weight is None else g * column(weight, 3)
-            if s.noise_kind == "dropout":
-                g = _noisy(g, noise, s.noise_kind, spread)
-            w = (g * torch.exp((wide_lmbda - 1) * signed_log1p(h)) if s.alpha
-                 else g)
-            sums = [w.sum((0, 2))[:, None], _moment_rows(w, c, size)]
-            if s.alpha:
-                q = _move(k[0], numbers, s.safeguard)
-                sums += [(g * power_transform_derivative(
-                              h, wide_lmbda, 1)).sum((0, 2))[:, None],
-                         _moment_rows(q, c, size)]
-            sums = torch.cat(sums, 1)
-            dist.all_reduce(sums, group=shares.group)
+    def backward(ctx, grad, _):
+        u, = ctx.saved_tensors
+        across, (there, back) = ctx.across, ctx.layout
+        size, count = across.groups, across.count
+        w = there(grad)
+        with _exact(w):
+            c = _Whitened._centred(ctx, there(_raised(u)))
+            sums = torch.cat([w.sum((0, 2))[:, None],
+                              _moment_rows(w, c, size)], 1)
+            dist.all_reduce(sums, group=across.group)
             # from here on @eq-sync-gradient, each process by itself
-            upstream, direct = ([_from_rows(sums[:, 1:size + 1])],
-                                [w - column(sums[:, 0] / shares.count, 3)])
-            if s.alpha:
-                omega = sums[:, size + 1:size + 2] / shares.count
-                upstream, direct = [*upstream, _from_rows(
-                    omega * sums[:, size + 2:])], [*direct, omega * q]
-            used = [tuple(maps[:len(direct)]) for maps in ctx.maps]
             grads = torch.autograd.grad(
-                [m for maps in used for m in maps], ctx.covs,
-                [m.to(ctx.covs[0].dtype) for grads in zip(*upstream)
-                 for m in grads],
+                ctx.maps, ctx.covs,
+                [m.to(v.dtype)
+                 for m, v in zip(_from_rows(sums[:, 1:]), ctx.maps)],
                 retain_graph=True)
-            of_u = _product([(g + g.mT) / shares.count for g in grads], c, size)
-            for matrices, values in zip(zip(*used), direct):
-                of_u = of_u + _product(
-                    [m.detach().mT for m in matrices], values, size)
-        return back(of_u).to(u.dtype), of_weight, of_bias, None, None, None
+            of_u = _product([m.detach().mT for m in ctx.maps],
+                            w - column(sums[:, 0] / count, 3), size) + _product(
+                [(g + g.mT) / count for g in grads], c, size)
+        return back(of_u).to(u.dtype), *(None,) * 5
+
+
+def _raised(u: Tensor) -> Tensor:
+    return u.to(torch.promote_types(u.dtype, torch.float32))
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #7502b2ac
 class _SyncDecorrelated(_AllProcesses):
@@ -218,17 +148,30 @@ class _SyncDecorrelated(_AllProcesses):
         self._check_shape(input)
         check_channels(input, "decorrelated batch", weight=self.weight,
                        bias=self.bias, running_mean=self.running_mean)
-        how = _How(self.group_size, self.method, self.iterations,
-                   isinstance(self, _DecorrelatedBatchNormalNorm))
-        out, mean, cov, lmbda, count = _Whitened.apply(
-            input, self.weight, self.bias, self._settings().check(), how,
-            self.process_group)
+        settings = self._settings().check()
+        normality = isinstance(self, _DecorrelatedBatchNormalNorm)
+        x = _layout(input, self.group_size)[0](_raised(input))
+        with _exact(x):
+            across = _AcrossGroups(
+                x, self.process_group, settings.noise > 0, self.group_size)
+        z, variance = _Whitened.apply(input, across, settings.eps, self.method,
+                                      self.iterations, normality)
+        weight, bias = (column(v, input.ndim) for v in (self.weight, self.bias))
+        lmbda = torch.ones_like(across.mean)
+        if normality:
+            out, used = normality_norm(z, across.whitened(z, variance), weight,
+                                       bias, **settings._asdict())
+            if used.lmbda is not None:
+                lmbda = used.lmbda.flatten()
+        else:
+            # a view could not be changed in place, e.g. by a ReLU
+            out = affine(z if weight is not None else z.clone(), weight, bias)
         if self.training and self.track_running_stats:
-            _update(count, self.momentum, mean, cov, self.running_mean,
-                    self.running_covariance, lmbda,
+            _update(across.count, self.momentum, across.mean, across.covariance,
+                    self.running_mean, self.running_covariance, lmbda,
                     getattr(self, "running_lambda", None),
                     self.num_batches_tracked)
-        return out
+        return rounded(out, input.dtype)
 
 
 class SyncDecorrelatedBatchNorm(_SyncDecorrelated, _DecorrelatedBatchNorm):

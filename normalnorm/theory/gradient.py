@@ -23,22 +23,51 @@ def project(w: Tensor, v: Tensor, dim: tuple[int, ...]) -> Tensor:
 
     Example: `project(v, v, (0,))` is 0 for a `v` with mean 0 and mean square 1.
     """
-    mean = over(dim).mean
-    return w - mean(w) - v * mean(w * v)
+    mean, slope = over(dim).means(w, w * v)
+    return w - mean - v * slope
 
 # %% ../../nbs/227_theory.gradient.ipynb #26dd3bdf
 def _extremes_gradient(k: Tensor,
                        dim: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """K = 2(σ(max k) − σ(min k)) and its gradient, shared evenly among equal
-    extremes.
+    """K = 2(σ(max k) − σ(min k)) and N times its gradient, shared evenly among
+    equal extremes.
     """
     unit = over(dim)
-    top, bottom = unit.amax(k), -unit.amax(-k)
+    top, bottom = unit.extremes(k)
     at_top, at_bottom = (k == top).to(k.dtype), (k == bottom).to(k.dtype)
+    many, few = unit.means(at_top, at_bottom)
     range_ = 2 * (signed_log1p(top) - signed_log1p(bottom))
-    gradient = 2 * (at_top / unit.sum(at_top) / (1 + top.abs())
-                    - at_bottom / unit.sum(at_bottom) / (1 + bottom.abs()))
+    gradient = 2 * (at_top / many / (1 + top.abs())
+                    - at_bottom / few / (1 + bottom.abs()))
     return range_, gradient
+
+
+def _lambda_gradient(k: Tensor, dim, alpha: float,
+                     newton: Tensor | None) -> Tensor:
+    "N·∂λ̂/∂k, which is still to be projected."
+    a, log = k.abs(), signed_log1p(k)
+    ell = log.abs()
+    d = (1 + a) * ell - a
+    # those of the estimate
+    mean_d, slope, mean_log, mean_q, square = over(dim).means(
+        d, k * d, log, (1 + a) * ell.square(), d.square(), name="at one")
+    first = slope - mean_log
+    second = 1 - mean_q + mean_d.square() + 2 * (
+        square - mean_d.square() - slope.square())
+    ratio = first / second
+    of_product = d + a * ell
+    in_first = of_product - 1 / (1 + a)
+    in_second = log * (4 * d - 2 * mean_d - 2 - ell) - 4 * slope * of_product
+    move = (ratio * in_second - in_first) / second
+    if newton is not None:
+        range_, of_range = _extremes_gradient(k, dim)
+        t = range_ * ratio.abs()
+        size = torch.where(range_ > 0, range_, 1.0)
+        by_range = (
+            torch.sign(ratio) * (torch.log1p(t) - t / (1 + t)) / size.square())
+        move = torch.where(
+            newton, move, move / (1 + t) + by_range * of_range)
+    return alpha * move
 
 
 def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
@@ -55,30 +84,7 @@ def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
     Example: the result has mean 0 and no component along `k`, because λ̂
     depends neither on location nor on scale.
     """
-    mean = over(dim).mean
-    a, log = k.abs(), signed_log1p(k)
-    ell = log.abs()
-    d = (1 + a) * ell - a
-    mean_d, slope = mean(d), mean(k * d)
-    first = slope - mean(log)
-    second = 1 - mean((1 + a) * ell.square()) + mean_d.square() + 2 * (
-        mean((d - mean_d).square()) - slope.square())
-    ratio = first / second
-    of_product = d + a * ell
-    in_first = of_product - 1 / (1 + a)
-    in_second = log * (4 * d - 2 * mean_d - 2 - ell) - 4 * slope * of_product
-    of_ratio = (in_first - ratio * in_second) / second
-    move = -of_ratio
-    if newton is not None:
-        range_, of_range = _extremes_gradient(k, dim)
-        t = range_ * ratio.abs()
-        size = torch.where(range_ > 0, range_, 1.0)
-        by_range = (
-            torch.sign(ratio) * (torch.log1p(t) - t / (1 + t)) / size.square())
-        move = torch.where(
-            newton, move,
-            -of_ratio / (1 + t) + over(dim).size(k) * by_range * of_range)
-    return project(alpha * move, k, dim)
+    return project(_lambda_gradient(k, dim, alpha, newton), k, dim)
 
 
 def gaussianized_gradient(u: Tensor, grad: Tensor, mean: Tensor, rate: Tensor,
@@ -98,10 +104,14 @@ def gaussianized_gradient(u: Tensor, grad: Tensor, mean: Tensor, rate: Tensor,
     """
     c = u - mean
     h = c * rate
-    out = (
-        project(grad * torch.exp((lmbda - 1) * signed_log1p(h)), h, dim) * rate)
+    w = grad * torch.exp((lmbda - 1) * signed_log1p(h))
     if not through_lambda or not alpha:
-        return out
-    upstream = over(dim).mean(grad * power_transform_derivative(h, lmbda, 1))
-    return out + upstream * rate_without_eps * newton_lambda_gradient(
-        c * rate_without_eps, dim, alpha, newton)
+        return project(w, h, dim) * rate
+    k = c * rate_without_eps
+    move = _lambda_gradient(k, dim, alpha, newton)
+    # both projections and the upstream gradient of λ̂, together
+    mean_w, mean_wh, upstream, mean_move, mean_k = over(dim).means(
+        w, w * h, grad * power_transform_derivative(h, lmbda, 1), move,
+        move * k)
+    return (w - mean_w - h * mean_wh) * rate + upstream * rate_without_eps * (
+        move - mean_move - k * mean_k)

@@ -26,25 +26,60 @@ class Over:
     """Averages and extremes over the elements of a unit, which lie along the
     axes `dim`; these are kept with size 1.
 
-    Wherever a function of this library takes `dim`, it takes such an object as
-    well: a subclass can weight the elements, as `theory.overflow.Law` does.
-    """
+    `centre`: other axes, for the mean that is subtracted: the unit is then what
+    shares a scale and λ. Either may be empty: `Over((1, 2, 3), ())` is not
+    centred, and has the mean square as its variance; `Over((), (0, 2, 3))` is
+    only centred.
 
-    def __init__(self, dim: int | tuple[int, ...]):
+    Wherever a function of this library takes `dim`, it takes such an object as
+    well. A subclass can weight the elements, as `theory.overflow.Law` does, or
+    have them in several processes, as `layers.sync.Across`; then each call is
+    an exchange, so what is needed together is asked for together, and what is
+    asked for again, in a backward pass, has a `name` by which a subclass may
+    remember it. Noise is drawn from `seed`, if there is one, from the number of
+    element `offset` on.
+    """
+    seed: Tensor | None = None
+    offset = 0
+    apart = False                       # in several processes
+
+    def __init__(self, dim: int | tuple[int, ...],
+                 centre: tuple[int, ...] | None = None):
         self.dim = (dim,) if isinstance(dim, int) else tuple(dim)
+        self.centre = None if centre is None else tuple(centre)
+
+    def means(self, *values: Tensor, name: str = "") -> tuple[Tensor, ...]:
+        if not self.dim:                # where PyTorch would take all axes
+            return values
+        return tuple(x.mean(self.dim, keepdim=True) for x in values)
 
     def mean(self, x: Tensor) -> Tensor:
-        return x.mean(self.dim, keepdim=True)
+        return self.means(x)[0]
+
+    def var_means(self, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
+        "Biased variance and mean of each, without a difference of squares."
+        if self.centre is None:
+            return [torch.var_mean(x, self.dim, correction=0, keepdim=True)
+                    for x in values]
+        found = []
+        for x in values:
+            one = x.new_ones((1,) * x.ndim)
+            mean = x.mean(self.centre, keepdim=True) if self.centre else 0 * one
+            var = (one if not self.dim else self.mean(x.square())
+                   if not self.centre else torch.var(
+                       x - mean, self.dim, correction=0, keepdim=True))
+            found.append((var, mean))
+        return found
 
     def var_mean(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        "Biased variance and mean, without a difference of squares."
-        return torch.var_mean(x, self.dim, correction=0, keepdim=True)
+        "Biased variance and mean."
+        return self.var_means(x)[0]
 
-    def amax(self, x: Tensor) -> Tensor:
-        return x.amax(self.dim, keepdim=True)
-
-    def sum(self, x: Tensor) -> Tensor:
-        return x.sum(self.dim, keepdim=True)
+    def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        "The largest and the smallest."
+        if not self.dim:
+            return x, x
+        return x.amax(self.dim, keepdim=True), x.amin(self.dim, keepdim=True)
 
     def size(self, x: Tensor) -> int:
         "The number of elements of a unit."
@@ -76,6 +111,18 @@ def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
                        0.0)
 
 
+def _at_one(k: Tensor, dim) -> tuple[Tensor, Tensor, Tensor]:
+    "`nll_derivatives_at_one`; the mean of d², 0 for a constant sample only."
+    a, log = k.abs(), signed_log1p(k)
+    g = (1 + a) * log.abs()
+    d = g - a
+    mean_d, slope, mean_log, mean_q, square = over(dim).means(
+        d, k * d, log, g * log.abs(), d.square(), name="at one")
+    residual = square - mean_d.square() - slope.square()
+    return (slope - mean_log, 1 - mean_q + mean_d.square() + 2 * residual,
+            square)
+
+
 def nll_derivatives_at_one(k: Tensor,
                            dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """L'(1) and L''(1) of the power transform's likelihood, for `k`
@@ -86,14 +133,7 @@ def nll_derivatives_at_one(k: Tensor,
 
     Example: of the sample ±1, L'(1) = 0 and L''(1) = 2(1 − log 2)².
     """
-    mean = over(dim).mean
-    a, log = k.abs(), signed_log1p(k)
-    g = (1 + a) * log.abs()
-    d = g - a
-    mean_d, slope = mean(d), mean(k * d)
-    residual = mean((d - mean_d).square()) - slope.square()
-    return (slope - mean(log),
-            1 - mean(g * log.abs()) + mean_d.square() + 2 * residual)
+    return _at_one(k, dim)[:2]
 
 
 def nll_derivatives(h: Tensor, lmbda: Tensor | float,
@@ -120,8 +160,8 @@ def range_of_s(k: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
     `dim` is kept.
     """
-    log = signed_log1p(k)
-    return 2 * (over(dim).amax(log) + over(dim).amax(-log))
+    top, bottom = over(dim).extremes(k)
+    return 2 * (signed_log1p(top) - signed_log1p(bottom))
 
 
 def guaranteed_step(ratio: Tensor, k_range: Tensor) -> Tensor:
@@ -195,10 +235,10 @@ def _lowers(k: Tensor, lmbda: Tensor, move: Tensor, dim, first: bool) -> Tensor:
     if k.device.type != "mps":
         k, lmbda, move = k.double(), lmbda.double(), move.double()
     unit = over(dim)
-    here, there = (k if first else yeo_johnson(k, lmbda),
-                   yeo_johnson(k, lmbda + move))
-    return (0.5 * (unit.var_mean(there)[0].log() - unit.var_mean(here)[0].log())
-            < move * unit.mean(signed_log1p(k)))
+    (here, _), (there, _), (_, mean_log) = unit.var_means(
+        k if first else yeo_johnson(k, lmbda), yeo_johnson(k, lmbda + move),
+        signed_log1p(k))
+    return 0.5 * (there.log() - here.log()) < move * mean_log
 
 
 def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
@@ -211,13 +251,14 @@ def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
     `dim` is kept with size 1 in both.
     """
     check_newton_arguments(alpha, steps)
-    varies = over(dim).amax(k.detach().abs()) > 0
     k_range = range_of_s(k, dim) if safeguard else None
-    lmbda, newton = (torch.ones_like(varies, dtype=k.dtype),
-                     torch.ones_like(varies))
     for step in range(steps):
-        first, second = (nll_derivatives_at_one(k, dim) if step == 0
-                         else nll_derivatives(k, lmbda, dim))
+        if step == 0:
+            first, second, square = _at_one(k, dim)
+            varies = square.detach() > 0
+            lmbda, newton = torch.ones_like(second), torch.ones_like(varies)
+        else:
+            first, second = nll_derivatives(k, lmbda, dim)
         ratio = first / torch.where(varies, second, 1.0)
         move = -ratio
         if safeguard:

@@ -95,12 +95,12 @@ class Law(Over):
         super().__init__(-1)
         self.weights, self.n = weights, n
 
-    def mean(self, x: Tensor) -> Tensor:
-        return (self.weights * x).sum(-1, keepdim=True)
+    def means(self, *values: Tensor, name: str = "") -> tuple[Tensor, ...]:
+        return tuple((self.weights * x).sum(-1, keepdim=True) for x in values)
 
-    def var_mean(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = self.mean(x)
-        return self.mean((x - mean).square()), mean
+    def var_means(self, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(self.mean((x - mean).square()), mean)
+                for x, mean in zip(values, self.means(*values))]
 
     def size(self, x: Tensor) -> int:
         return self.n

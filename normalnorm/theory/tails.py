@@ -63,7 +63,8 @@ def tail_nll_derivatives(
                  - 0.5 * mean((8 + 5 * w + w * w) * (v * s * s) ** 2))
     square = k * k
     b = (-delta).clamp(min=0)
-    weight = square * torch.exp(b * (square - over(dim).amax(square.detach())))
+    largest, _ = over(dim).extremes(square.detach())
+    weight = square * torch.exp(b * (square - largest))
     total = mean(weight)
     total = torch.where(total > 0, total, 1.0)
     first = mean(weight * square) / total

@@ -154,6 +154,73 @@ def _(axes):
         assert changed == np.prod([sizes[x] for x in letters]), kind
 
 # %% ../../../nbs/230_layers.core.ipynb
+from normalnorm.theory.newton import Over
+
+
+def of_table_1(mean_of_layer):
+    """The cross with the mean of the batch, or of the layer, element by
+    element, in plain Python.
+    """
+    def norm(u, eps):
+        b, c, n = u.shape
+        batch = [[float(u[i, j, k]) for i in range(b) for k in range(n)]
+                 for j in range(c)]
+        layer = [[float(v) for v in u[i].flatten()] for i in range(b)]
+        mean = lambda values: sum(values) / len(values)
+        out = torch.empty_like(u)
+        for i in range(b):
+            for j in range(c):
+                for k in range(n):
+                    out[i, j, k] = float(u[i, j, k]) - mean(
+                        layer[i] if mean_of_layer else batch[j])
+        centred = out.clone()
+        for i in range(b):
+            for j in range(c):
+                share = [float(v) for v in (
+                    centred[:, j] if mean_of_layer else centred[i]).flatten()]
+                centre = mean(share)
+                out[i, j] /= (mean([(v - centre) ** 2 for v in share])
+                              + eps) ** 0.5
+        return out
+    return norm
+
+
+def pair(scale, centre):
+    return lambda u, eps: core.normality_norm(
+        u, Over(scale, centre), alpha=0, eps=eps)[0]
+
+
+def as_in_table_1(norm, mean_of_layer):
+    u = torch.randn(4, 3, 5, dtype=torch.float64).exp()
+    for eps in (0.0, 0.1):
+        torch.testing.assert_close(
+            norm(u, eps), of_table_1(mean_of_layer)(u, eps), rtol=1e-12,
+            atol=1e-12)
+
+
+@claim("bnu-table1-bmlv", source="rao2020, Table 1",
+       statement="batch mean, layer variance: (z − μ^B)/σ^i, where σ^i is the "
+                 "standard deviation, over a layer, of what it divides",
+       kind="definition", verdict="holds", evidence="numerical",
+       formula=pair((1, 2), (0, 2)), mutant=pair((0, 2), (1, 2)))
+def _(norm):
+    """Loops over elements, two values of ε.
+
+    The paper does not say whether the deviation is that of z or of z − μ^B.
+    """
+    as_in_table_1(norm, mean_of_layer=False)
+
+
+@claim("bnu-table1-lmbv", source="rao2020, Table 1",
+       statement="layer mean, batch variance: (z − μ^i)/σ^B, where σ^B is the "
+                 "standard deviation, over the batch, of what it divides",
+       kind="definition", verdict="holds", evidence="numerical",
+       formula=pair((0, 2), (1, 2)), mutant=pair((1, 2), (0, 2)))
+def _(norm):
+    "Loops over elements, two values of ε; as for BMLV."
+    as_in_table_1(norm, mean_of_layer=True)
+
+# %% ../../../nbs/230_layers.core.ipynb
 def gradients(function, u, weight, bias, g, order):
     """Gradients of a nonlinear loss, differentiated `order` times along a fixed
     direction.

@@ -9,55 +9,41 @@ __chapter__ = "254_layers.sync_decorrelated"
 import torch
 
 from normalnorm.claims import claim
-from normalnorm.layers.decorrelated import DecorrelatedBatchNormalNorm1d
-from normalnorm.theory.gradient import newton_lambda_gradient
-from normalnorm.theory.newton import newton_lambda
-from normalnorm.theory.power_transform import (
-    power_transform_derivative, yeo_johnson)
+from normalnorm.layers.decorrelated import whiten_channels
 from normalnorm.theory.whitening import whitening_matrix
 
 
-def by_sums(u, g, eps, with_k=True):
-    """The gradient of the sum of g times the layer's output, without its affine
-    map, from sums over elements; one group.
+def by_sums(u, w, eps, unit_rows, with_root=True):
+    """The gradient of the sum of w times the whitened values, from sums over
+    elements; one group.
     """
     c, n = u - u.mean(0), len(u)
     cov = (c.T @ c / n).requires_grad_()
-    w = whitening_matrix(cov, eps)
-    v = w / w.norm(dim=1, keepdim=True)
-    var = (v @ cov @ v.T).diagonal()
-    maps = v / (var + eps).sqrt()[:, None], v / var.sqrt()[:, None]
-    h, k = ((c @ m.T).detach() for m in maps)
-    lmbda = newton_lambda(k, 0)
-    omega = (g * power_transform_derivative(h, lmbda, 1)).sum(0)
-    w, q = (g * (1 + h.abs()) ** ((lmbda - 1) * h.sign()),
-            newton_lambda_gradient(k, (0,), 1.0))
-    sums = w.T @ c, omega[:, None] * (q.T @ c) / n * with_k
-    s, = torch.autograd.grad(maps, cov, sums)
-    return ((w - w.mean(0)) @ maps[0].detach()
-            + omega * q / n @ maps[1].detach() + c @ (s + s.T) / n)
+    v = whitening_matrix(cov, eps)
+    v = v / v.norm(dim=1, keepdim=True) if unit_rows else v
+    s, = torch.autograd.grad(v, cov, w.T @ c * with_root)
+    return (w - w.mean(0)) @ v.detach() + c @ (s + s.T) / n
 
 
 @claim("sync-dbn-gradient", source="new",
-       statement="the gradient of decorrelated batch normality normalization "
-                 "is H^T(w − mean w) + K^T(ωq)/n + (S + S^T)c/n, from the sums "
-                 "of w, ω, wc^T and qc^T over elements",
+       statement="the gradient of whitening is V^T(w − mean w) + (S + S^T)c/n, "
+                 "S the gradient for the covariance, from the sums of w and "
+                 "wc^T over elements",
        kind="identity", verdict="holds", evidence="proof", formula=by_sums,
-       mutant=lambda u, g, eps: by_sums(u, g, eps, False))
+       mutant=lambda u, w, eps, rows: by_sums(u, w, eps, rows, False))
 def _(gradient):
     """Mixtures of log-normal sources, four channels; ε small, and as large as
-    the variances.
+    the variances; rows as they are and of length 1.
     """
     for eps in (1e-5, 1.0):
-        u = (torch.randn(30, 4, dtype=torch.float64).exp() @ torch.randn(
-                 4, 4, dtype=torch.float64)).requires_grad_()
-        g = torch.randn(30, 4, dtype=torch.float64)
-        expected, = torch.autograd.grad(
-            DecorrelatedBatchNormalNorm1d(
-                4, eps, affine=False, noise=0.0, dtype=torch.float64)(u),
-            u, g)
-        torch.testing.assert_close(
-            gradient(u.detach(), g, eps), expected, rtol=1e-7, atol=1e-7)
+        for unit_rows in (False, True):
+            u = (torch.randn(30, 4, dtype=torch.float64).exp() @ torch.randn(
+                     4, 4, dtype=torch.float64)).requires_grad_()
+            w = torch.randn(30, 4, dtype=torch.float64)
+            expected, = torch.autograd.grad(
+                whiten_channels(u, 4, eps, unit_rows=unit_rows)[0], u, w)
+            torch.testing.assert_close(gradient(u.detach(), w, eps, unit_rows),
+                                       expected, rtol=1e-7, atol=1e-7)
 
 # %% ../../../nbs/254_layers.sync_decorrelated.ipynb
 import itertools
@@ -67,7 +53,7 @@ import torch.distributed as dist
 from normalnorm.checks.layers.sync import in_processes, overshooting
 from normalnorm.layers.decorrelated import (
     DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d,
-    DecorrelatedBatchNormalNorm2d)
+    DecorrelatedBatchNormalNorm1d, DecorrelatedBatchNormalNorm2d)
 from normalnorm.layers.sync import convert_sync
 
 CASES = [

@@ -87,8 +87,8 @@ class Weighted(Over):
         super().__init__(-1)
         self.weights = weights
 
-    def mean(self, x):
-        return (self.weights * x).sum(-1, keepdim=True)
+    def means(self, *values, name=""):
+        return tuple((self.weights * x).sum(-1, keepdim=True) for x in values)
 
 
 @claim("no-overflow-in-training", source="new",
