@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..claims import near
-from . import normality, sync_decorrelated
+from . import normality
 from .conversion import (
     Report, Row, _after, _original, _ThenDropAndAct)
-from .core import _Leaf, affine, check_input, rounded
+from .core import (
+    _Leaf, affine, check_input, rates, rounded)
 from normalnorm.layers.decorrelated import (
     _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows,
-    _product)
+    _product, _whitening)
 from .families import (
     classes, family_of, is_layer, named, twins)
 from .functional import column
@@ -387,12 +388,13 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
 def _inner(norm: nn.Module) -> tuple[list[Tensor], int]:
     "The matrices that standardize in evaluation, and their size."
     if isinstance(norm, _DecorrelatedBatchNorm):
-        how = sync_decorrelated._How(
-            norm.group_size, norm.method, norm.iterations,
-            isinstance(norm, _DecorrelatedBatchNormalNorm))
-        return ([sync_decorrelated._maps(cov, norm.eps, how, cov.dtype)[0]
-                 for cov in _from_rows(wide(norm.running_covariance))],
-                norm.group_size)
+        normality, found = isinstance(norm, _DecorrelatedBatchNormalNorm), []
+        for cov in _from_rows(wide(norm.running_covariance)):
+            w, variance = _whitening(
+                cov, norm.eps, norm.method, norm.iterations, normality)
+            found.append(rates(variance, norm.eps)[0][..., None] * w
+                         if normality else w)
+        return found, norm.group_size
     var = norm.running_var.double()
     return [torch.where(var + norm.eps == 0, 0.0,
                         (var + norm.eps).rsqrt())[:, None, None]], 1
