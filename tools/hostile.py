@@ -1145,9 +1145,14 @@ def applies(name: str, variant: str, label: str) -> bool:
             and label.endswith((": one more axis", ": fewer"))
             and label.startswith(("weight", "bias"))):
         return False  # a weight (1, 8), or (1,), is one that broadcasts
+    if label.startswith("running_lambda") and ", plain" in name:
+        return False  # the plain layer has none
+    if label == "gradient: expanded" and "decorrelated" in name:
+        return False  # a constant one, of which whitening leaves rounding only
     if label == "four threads" and variant == "with noise":
         return False  # which thread draws which seed is not determined
-    if not situation.composed and not row.own:
+    own = row.own and not ("safeguarded" in name and variant == "in evaluation")
+    if not situation.composed and not own:
         return False  # PyTorch's own operations do not ask either
     if (variant == "in evaluation" and "batch" not in name
             and "averag" not in name):
