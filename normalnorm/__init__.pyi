@@ -11,10 +11,6 @@ from normalnorm.layers.decorrelated import (
     DecorrelatedBatchNormalNorm1d,
     DecorrelatedBatchNormalNorm2d,
 )
-from normalnorm.layers.gaussianized import (
-    GaussianizedBatchNorm,
-    GaussianizedLayerNorm,
-)
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
@@ -41,8 +37,6 @@ __all__ = [
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNormalNorm1d",
     "DecorrelatedBatchNormalNorm2d",
-    "GaussianizedBatchNorm",
-    "GaussianizedLayerNorm",
     "BatchNormalNorm1d",
     "BatchNormalNorm2d",
     "BatchNormalNorm3d",

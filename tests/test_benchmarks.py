@@ -54,7 +54,7 @@ def test_environment_says_what_measured():
     """
     from benchmarks.__main__ import environment
     from normalnorm.experiments import results
-    from normalnorm.layers import native
+    from normalnorm.layers.engines import native
     from normalnorm.layers.backends import normality_norm
     normality_norm(torch.randn(5, 3), (0,))
     found, made = environment(1), results.provenance()

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 import normalnorm
-from normalnorm.layers import backends, compiler, core, native
+from normalnorm.layers import backends, core
+from normalnorm.layers.engines import compiled, compiler, native
 from normalnorm.layers.backends import normality_norm, set_backend
 from normalnorm.layers.core import Statistics
 from normalnorm.layers.functional import layer_normal_norm
@@ -474,7 +475,7 @@ def test_a_folder_that_cannot_be_written(place, monkeypatch):
     code = """
         import os, sys
         from pathlib import Path
-        from normalnorm.layers import compiler
+        from normalnorm.layers.engines import compiler
         with compiler._scratch(None) as place:
             if not os.fork():
                 sys.exit()  # runs what is registered for the end of the process

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import normalnorm
-from normalnorm.layers import core, native
+from normalnorm.layers import core
+from normalnorm.layers.engines import native
 from normalnorm.layers.backends import (
     in_kernel,
     normality_norm,

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import normalnorm
-from normalnorm.layers import core, native
+from normalnorm.layers import core
+from normalnorm.layers.engines import native
 from normalnorm.layers.backends import get_backend, normality_norm, set_backend
 from normalnorm.layers.core import Settings, Statistics
 from normalnorm.layers.functional import batch_normal_norm
@@ -785,7 +786,7 @@ def test_addresses_of_freed_memory():
 
 MEMORY = """
     import resource, sys, torch, normalnorm
-    from normalnorm.layers import native
+    from normalnorm.layers.engines import native
     native.library()
     def used():
         return next(int(line.split()[1]) for line in open("/proc/self/status")

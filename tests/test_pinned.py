@@ -189,7 +189,7 @@ def test_settings_that_are_changed_later_are_checked(layer, shape, name,
         made(torch.randn(shape))
 
 
-# ---- layers.native ----
+# ---- layers.engines.native ----
 
 @pytest.mark.skipif(not native.available(), reason="no compiler")
 @pytest.mark.parametrize("seed", [0, 5, -1, -2**63, 2**63 - 1])

@@ -26,7 +26,7 @@ HIDDEN = ["_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack",
 LIBRARY = {
     "layers/core.py": set(HIDDEN),
     # without them there is no kernel (`native._ask`), which has a test
-    "layers/native.py": {"_C", "_cdata"},
+    "layers/engines/native.py": {"_C", "_cdata"},
     "layers/normality.py": {"_parameters", "_buffers", "_load_from_state_dict"},
     "layers/decorrelated.py": {"_load_from_state_dict"},
     "layers/conversion.py": {"_metadata"}}
@@ -179,7 +179,7 @@ def test_private_names_of_tools_tests_and_chapters():
     assert not scanned("benchmarks", "*.py")
     chapters = scanned("nbs", "*.ipynb")
     for name, own in {
-        "232_layers.native.ipynb": {"utils._python_dispatch.TorchDispatchMode",
+        "282_layers.engines.native.ipynb": {"utils._python_dispatch.TorchDispatchMode",
                                     "utils._pytree.tree_leaves"},
         "270_layers.conversion.ipynb": {"_forward_hooks"}
     }.items():

@@ -10,7 +10,8 @@ import scipy.stats
 import torch
 import torch.nn.functional as F
 
-from normalnorm.layers import compiler, native, proxy
+from normalnorm.layers import proxy
+from normalnorm.layers.engines import compiler, native
 from normalnorm.layers.backends import set_backend
 from normalnorm.layers.proxy import (
     ACTIVATIONS,

@@ -289,7 +289,7 @@ def test_hash_of_the_package_counts_native_sources(tmp_path, monkeypatch):
     try:
         first = now()
         assert first == by_hand.hexdigest()[:12]
-        for name in ("layers/native.cpp", "layers/core.py"):
+        for name in ("layers/engines/native.cpp", "layers/core.py"):
             with open(package / name, "a") as file:
                 file.write("\n")
             first, before = now(), first

@@ -133,7 +133,7 @@ def test_noise_is_found(checkout):
 
 # ---- C++ --------------------------------------------------------------------
 
-NATIVE = "normalnorm/layers/native.cpp"
+NATIVE = "normalnorm/layers/engines/native.cpp"
 PIECES = {"010_first": ["#| export-cpp\nint one() { return 1; }",
                         "#| export-cpp: last\n// the last\nint four();",
                         "#| export-cpp\n#| code-fold: true\n\nint two();\n"],

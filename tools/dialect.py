@@ -330,7 +330,7 @@ def export_label(source: str, module: str,
             "source": text}
 
 
-KERNEL = "normalnorm/layers/native.cpp"
+KERNEL = "normalnorm/layers/engines/native.cpp"
 
 
 def native_cells(cells: list[dict]) -> list[dict]:

@@ -39,7 +39,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from normalnorm.experiments.results import processor
-from normalnorm.layers import functional, native
+from normalnorm.layers import functional
+from normalnorm.layers.engines import native
 from normalnorm.layers.backends import normality_norm, set_backend
 from tools.rows import Trial, trials
 

@@ -49,7 +49,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNEL = "normalnorm/layers/native.cpp"
+KERNEL = "normalnorm/layers/engines/native.cpp"
 PACKAGES = {name: [f"normalnorm/{name}/*.py", f"normalnorm/{name}/**/*.py"]
             for name in ("theory", "layers", "analysis", "experiments")}
 PACKAGES["kernel"] = [KERNEL]
@@ -632,7 +632,7 @@ def put_in_place(root: Path, mutant: Mutant, folder: Path) -> None:
 def kernel_from(source: Path, processor: str, cache: Path) -> None:
     "The package's compiler makes the kernel from `source`, for `processor`."
     os.environ["NORMALNORM_CACHE"] = str(cache)
-    from normalnorm.layers import compiler
+    from normalnorm.layers.engines import compiler
     load = compiler.load
     compiler.load = lambda path, *a, **k: load(
         source if Path(path).name == source.name else path, *a, **k)
@@ -1228,7 +1228,7 @@ class Project:
                 cache = self.folder / "plain" / job
                 kernel_from(self.root / KERNEL, job, cache)
             os.environ["NORMALNORM_CACHE"] = str(cache)
-            from normalnorm.layers import native
+            from normalnorm.layers.engines import native
             native.library()
             say("done")
         for job, said, how in self.farm.map(["package", processor], work, 900):
@@ -1414,7 +1414,7 @@ class Project:
         def work(mutant, folder, say):
             put_in_place(self.root, mutant, folder)
             if mutant.file.endswith(".cpp"):
-                from normalnorm.layers import native
+                from normalnorm.layers.engines import native
                 say("trying", "the compiler")
                 if not native.available():
                     return say("unfit", str(native._library())[-200:])

@@ -13,7 +13,7 @@ from tools.run import Run
 
 # These chapters find later modules by name, at run time.
 BY_NAME = {"cli", "experiments.results", "experiments.spread",
-           "experiments.tables"}
+           "experiments.tables", "layers.backends"}
 # A module of the room on the left may import modules of the rooms on the right
 # (and of its own), claims and plots aside.
 ROOMS = {"theory": set(), "layers": {"theory"},

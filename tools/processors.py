@@ -36,7 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "processors.json"
 STATE = ROOT / "_build" / "processors"
-KERNEL, DRIVER = (ROOT / "normalnorm" / "layers" / "native.cpp",
+KERNEL, DRIVER = (ROOT / "normalnorm/layers/engines/native.cpp",
                   ROOT / "tests" / "kernel" / "driver.cpp")
 RECORDED = DRIVER.with_name("recorded.bin")
 # PyTorch's inductor takes $CXX for one word; it does not use the kernel
@@ -192,7 +192,7 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
     Raises `Failed` where that is impossible or makes another kernel than was
     asked for.
     """
-    code = ("import torch; from normalnorm.layers import native; "
+    code = ("import torch; from normalnorm.layers.engines import native; "
             "print(*map(int, native.way()), "
             "torch.backends.cpu.get_cpu_capability())")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env,
@@ -228,7 +228,7 @@ def run_tests(instructions: str, compiler: str,
 
 def flags() -> list[str]:
     "The package's own, with its warnings."
-    from normalnorm.layers import compiler
+    from normalnorm.layers.engines import compiler
     return [f for f in compiler._COMMON if f not in ("-w", "-fPIC")]
 
 

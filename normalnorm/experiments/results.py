@@ -235,7 +235,7 @@ def _computed(device: str) -> tuple[str | None, str | None]:
 
     Loads nothing."""
     backends = sys.modules.get("normalnorm.layers.backends")
-    native = sys.modules.get("normalnorm.layers.native")
+    native = sys.modules.get("normalnorm.layers.engines.native")
     if backends is None or native is None:
         return None, None
     loaded = native._library.cache_info().currsize > 0  # asked for, or failed
@@ -255,7 +255,8 @@ def _computed(device: str) -> tuple[str | None, str | None]:
         return None, None
     if kernel:
         return "native", kernel
-    return ("compiled" if backends._without_native() else "eager"), None
+    instead = backends._instead.get("native")
+    return instead.name if instead else "eager", None
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..claims import near
-from .core import Settings, check_input, family, lies_last
+from .core import Rule, check_input, family, lies_last
 from .decorrelated import _DecorrelatedBatchNorm
 from .families import (
     classes, family_of, is_layer, register, rows, twins)
@@ -35,6 +35,7 @@ from .normality import (
     LayerNormalNorm, _NormalNorm)
 from .sync import (
     SyncBatchNormalNorm, _AllProcesses, _set_class, _sharded)
+from ..theory.gradient import Gaussianizer, Identity
 
 # %% ../../nbs/270_layers.conversion.ipynb #91a4fe02
 # the children that fused layers apply, in this order
@@ -135,9 +136,6 @@ def _is_normality(module: nn.Module) -> bool:
     return is_layer(module) and not twins(family_of(module).layer)
 
 # %% ../../nbs/270_layers.conversion.ipynb #537e3de0
-_SETTINGS = ("noise", "noise_kind", "alpha", "steps", "safeguard")
-
-
 def _original(module: nn.Module) -> type:
     """The class of a module, without the one that a parametrization puts before
     it.
@@ -146,36 +144,49 @@ def _original(module: nn.Module) -> type:
             else type(module))
 
 
-def _gaussianize(module: nn.Module, cls: type, settings: dict) -> None:
-    "Make a plain normalizer a normality layer of class `cls`, in place."
+def _gaussianize(module: nn.Module, cls: type, rule: Rule) -> None:
+    """Make a plain normalizer a normality layer of class `cls`, in place; its ε
+    stays.
+    """
     plain = _original(module)
     if _twin(cls) is not plain:
         module._plain = f"{plain.__module__}:{plain.__qualname__}"
-    for name, value in settings.items():
-        setattr(module, name, value)
-    for name, value in family_of(cls).beyond.items():
-        mean = module.running_mean
-        module.register_buffer(
-            name, None if mean is None else torch.full_like(mean, value))
+    rule = rule._replace(eps=module.eps)
+    module.__dict__.pop("eps", None)    # a part of the rule from now on
+    if family_of(cls).beyond:
+        mean, power = module.running_mean, rule.gaussianizer
+        for name, value in zip(power.names, power.neutral):
+            module.register_buffer(f"running_{name}", None if mean is None
+                                   else torch.full_like(mean, value))
     if hasattr(module, "num_batches_tracked"):
         counted = module.num_batches_tracked
         saved = counted is None or "num_batches_tracked" in module.state_dict()
         del module.num_batches_tracked              # it stands behind them
         module.register_buffer("num_batches_tracked", counted, persistent=saved)
     _set_class(module, cls)
+    module._adopt(rule)
+
+
+def _beyond(module: nn.Module) -> dict[str, float]:
+    """The averages that a normality layer has and its plain twin lacks, with
+    the values at which nothing changes.
+    """
+    return module._neutral() if hasattr(module, "_neutral") else {}
 
 
 def _flatten(module: nn.Module, cls: type) -> None:
     "Make a normality layer a plain normalizer of class `cls`, in place."
-    for name in family_of(module).beyond:
+    eps = module.eps
+    for name in _beyond(module):
         delattr(module, name)
-    for name in (*_SETTINGS, "_plain"):
+    for name in ("_rule", "_quiet", "_averages", "_plain"):
         module.__dict__.pop(name, None)
-    # a plain layer of this package: the settings that its constructor gives it
-    if issubclass(cls, _NormalNorm):
-        (module.noise, module.noise_kind, module.alpha, module.steps,
-         module.safeguard) = 0.0, "scaled", 0.0, 1, False
     _set_class(module, cls)
+    # a plain layer of this package: the rule that its constructor gives it
+    if issubclass(cls, _NormalNorm):
+        module._adopt(Rule(eps, gaussianizer=Identity()))
+    else:
+        module.eps = eps
 
 # %% ../../nbs/270_layers.conversion.ipynb #caf45e82
 def _plain_class(module: nn.Module) -> type | None:
@@ -279,8 +290,7 @@ def _tried(module: nn.Module, base: type) -> type | None:
             if issubclass(cls, _ThenDropAndAct) and not _after(model):
                 continue
             twin = copy.deepcopy(model)
-            _gaussianize(twin, cls, dict(noise=0.0, noise_kind="scaled",
-                                         alpha=0.0, steps=1, safeguard=False))
+            _gaussianize(twin, cls, Rule.of(alpha=0.0))
             found = []
             for case in cases:
                 values = outcome(twin, *case)
@@ -524,9 +534,10 @@ def _prepared(model: nn.Module, inplace: bool) -> nn.Module:
 
 
 def survey(model: nn.Module, skip: Skip | Iterable[Skip] | None = None,
-           steps: int = 1) -> Report:
-    """What `to_normality(model, skip=skip, steps=steps)` would replace and what
-    not, and why; the model is not changed.
+           steps: int = 1, gaussianizer: Gaussianizer | None = None) -> Report:
+    """What `to_normality(model, skip=skip, steps=steps,
+    gaussianizer=gaussianizer)` would replace and what not, and why; the model
+    is not changed.
 
     Example:
 
@@ -534,11 +545,13 @@ def survey(model: nn.Module, skip: Skip | Iterable[Skip] | None = None,
         ...                            nn.RMSNorm(4))).left[0].name)
         1
     """
-    return _convert(model, skip, steps)[0]
+    return _convert(
+        model, skip, Rule.of(steps=steps, gaussianizer=gaussianizer))[0]
 
 
 def _convert(model: nn.Module, skip,
-             steps: int) -> tuple[Report, list[tuple[nn.Module, type]]]:
+             rule: Rule) -> tuple[Report, list[tuple[nn.Module, type]]]:
+    power = rule.gaussianizer
     replaced, left, todo, wanted = [], [], [], _skipped(model, skip)
     for names, module in _walk(model):
         cls, reason = _decide(module)
@@ -546,9 +559,9 @@ def _convert(model: nn.Module, skip,
             continue
         if cls is not None and wanted(names, module):
             cls, reason = None, "skipped, as asked"
-        elif cls is not None and issubclass(cls, _AllProcesses) and steps > 1:
-            cls, reason = (None,
-                           f"steps={steps} is not available across processes")
+        elif (cls is not None and issubclass(cls, _AllProcesses)
+              and not power.reduced().closed(None)):
+            cls, reason = None, f"{power} is not available across processes"
         name, before = " = ".join(names), _original(module).__name__
         if cls is None:
             left.append(Row(name, before, before, reason))
@@ -572,6 +585,7 @@ def _usual_noise(cls: type) -> float:
 def to_normality(
     model: nn.Module, noise: float | None = None, alpha: float = 1.0,
     steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", *,
+    gaussianizer: Gaussianizer | None = None,
     skip: Skip | Iterable[Skip] | None = None, inplace: bool = True,
     return_report: bool = False
 ) -> "nn.Module | tuple[nn.Module, Report]":
@@ -585,8 +599,8 @@ def to_normality(
     get a running λ of 1, with which evaluation gives what it gave before.
 
     - `noise`: the noise factor ξ; None is 1.0 for layer norms and 0.4 for
-      others. `alpha`, `steps`, `safeguard`, `noise_kind`: as for
-      `BatchNormalNorm1d`;
+      others. `alpha`, `steps`, `safeguard`, `noise_kind`, `gaussianizer`: as
+      for `BatchNormalNorm1d`;
     - `skip`: names of modules (with wildcards; what is inside them is skipped
       too), classes, functions of (name, module), or several of these;
     - `inplace`: False converts a copy;
@@ -606,15 +620,13 @@ def to_normality(
         ...                            nn.BatchNorm1d(4)))[1].running_lambda
         tensor([1., 1., 1., 1.])
     """
-    Settings(1e-5, 0.0 if noise is None else noise, noise_kind, alpha, steps,
-             safeguard).check()
+    rule = Rule.of(1e-5, 0.0 if noise is None else noise, alpha, steps,
+                   safeguard, noise_kind, gaussianizer)
     model = _prepared(model, inplace)
-    report, todo = _convert(model, skip, steps)
+    report, todo = _convert(model, skip, rule)
     for module, cls in todo:
-        _gaussianize(module, cls, dict(
-            noise=_usual_noise(cls) if noise is None else noise,
-            noise_kind=noise_kind,
-            alpha=alpha, steps=steps, safeguard=safeguard))
+        _gaussianize(module, cls, rule if noise is not None
+                     else rule._replace(noise=_usual_noise(cls)))
     rough = [row.name or "(the model)"
              for row, (module, _) in zip(report.replaced, todo)
              if getattr(module, "method", "eigh") != "eigh"]
@@ -643,7 +655,7 @@ def to_normality(
 def _neutral(module: nn.Module) -> bool:
     "Whether what a layer has beyond its twin leaves the twin's result."
     beyond = [(getattr(module, name), value)
-              for name, value in family_of(module).beyond.items()]
+              for name, value in _beyond(module).items()]
     return bool(beyond) and all(
         t is not None and not t.is_meta and bool((t == value).all())
         for t, value in beyond)
@@ -690,7 +702,8 @@ def to_plain(
         replaced.append(Row(name, before, cls.__name__))
         todo.append((module, cls))
         if (getattr(module, "method", "eigh") != "eigh"
-                or module.alpha and not _neutral(module)):
+                or not isinstance(module.gaussianizer.reduced(), Identity)
+                and not _neutral(module)):
             bent.append(name or "(the model)")
     for module, cls in todo:
         _flatten(module, cls)

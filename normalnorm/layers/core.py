@@ -7,15 +7,14 @@ axes, from which every layer is made.
 
 # %% auto #0
 __all__ = ['in_transform', 'dispatch_modes', 'foreign_mode', 'in_dual_level',
-           'bound', 'family', 'Statistics', 'Settings', 'number', 'size',
-           'sizes', 'check_flag', 'check_real', 'check_memory', 'guarded',
-           'kinds', 'check_saved', 'check_input', 'check_precision',
-           'lies_last', 'rates', 'may_overflow', 'gaussianize', 'affine',
-           'rounded', 'normality_norm_by_autograd', 'normality_norm']
+           'bound', 'family', 'Statistics', 'Rule', 'size', 'sizes',
+           'check_real', 'check_memory', 'guarded', 'kinds', 'check_saved',
+           'check_input', 'check_precision', 'lies_last', 'rates', 'closed',
+           'gaussianize', 'affine', 'rounded', 'by_autograd', 'normalize',
+           'normality_norm']
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
 import functools
-import numbers
 import operator
 import weakref
 from collections.abc import Callable
@@ -29,12 +28,8 @@ from torch.autograd import forward_ad
 from .noise import (
     add_noise, check_noise, draw_seed, mean_absolute_deviation, normal_noise)
 from ..theory.gradient import (
-    gaussianized_gradient, newton_lambda_gradient, project)
-from ..theory.newton import (
-    Over, check_newton_arguments, newton_estimate, over, standardized)
-from ..theory.overflow import LARGEST_UNIT
-from ..theory.power_transform import (
-    power_transform_derivative, representable, signed_log1p, yeo_johnson)
+    Gaussianizer, Identity, Power, gaussianized_gradient, project)
+from ..theory.newton import Over, number, over, raised, standardized
 
 # %% ../../nbs/230_layers.core.ipynb #d7b25c94
 def bound(name: str, use: Callable, public: Callable) -> Callable:
@@ -162,64 +157,71 @@ def family(*classes: type) -> tuple[type, ...]:
 
 # %% ../../nbs/230_layers.core.ipynb #a7ae3ca9
 class Statistics(NamedTuple):
-    """What a set of elements shares: mean, biased variance, and the power
-    transform's λ (None for no transform).
+    """What a set of elements shares: mean, biased variance, and the parameters
+    of the transform (none, where it has some: no transform).
     """
     mean: Tensor
     var: Tensor
-    lmbda: Tensor | None
+    parameters: tuple[Tensor, ...] = ()
+
+    @property
+    def lmbda(self) -> Tensor | None:
+        "The first parameter, λ of the power transform; None without one."
+        return self.parameters[0] if self.parameters else None
 
 
-class Settings(NamedTuple):
-    """How a unit is normalized: ε; the factor and kind of the noise; how λ is
-    estimated, as for `newton_lambda`.
+class Rule(NamedTuple):
+    """What happens to a unit: ε, the transform of the standardized values, the
+    factor and kind of the noise.
+
+    Example: `Rule(gaussianizer=Identity())` is the plain normalizer.
     """
     eps: float = 1e-5
     noise: float = 0.0
     noise_kind: str = "scaled"
-    alpha: float = 1.0
-    steps: int = 1
-    safeguard: bool = False
+    gaussianizer: Gaussianizer = Power()
 
-    def check(self) -> "Settings":
-        """Itself, with the present values of ε, noise and α as Python numbers:
-        as tensors they could be changed later.
+    @classmethod
+    def of(cls, eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
+           steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled",
+           gaussianizer: Gaussianizer | None = None) -> "Rule":
+        """The rule of a layer's settings, checked; `alpha`, `steps` and
+        `safeguard` are those of the power transform, where no `gaussianizer`
+        is given.
 
         `ValueError`, saying what was given and what is expected, for settings
-        that no normality layer has; `TypeError` for what is no number.
+        that no layer has; `TypeError` for what is no number, or no gaussianizer.
         """
-        if not all(type(x) in (float, int)
-                   for x in (self.eps, self.noise, self.alpha)):
-            return self._replace(
-                **{name: number(name, getattr(self, name))
-                   for name in ("eps", "noise", "alpha")}).check()
-        if not self.eps >= 0:
-            raise ValueError(f"eps={self.eps} is added to a variance: it must "
+        if gaussianizer is None:
+            gaussianizer = Power(alpha, steps, safeguard)
+        elif not isinstance(gaussianizer, Gaussianizer):
+            raise TypeError(
+                f"gaussianizer={gaussianizer!r} is a "
+                f"{type(gaussianizer).__name__}; a Gaussianizer is expected, "
+                "such as Power(), Tail() or Identity()")
+        elif (alpha, steps, safeguard) != (1.0, 1, False):
+            raise ValueError(
+                f"alpha={alpha}, steps={steps}, safeguard={safeguard} are the "
+                "power transform's, and gaussianizer="
+                f"{type(gaussianizer).__name__} was given too: set them there, "
+                "as in gaussianizer=Power(alpha=0.5)")
+        return cls(eps, noise, noise_kind, gaussianizer).check()
+
+    def check(self) -> "Rule":
+        """Itself, with the present values of ε and the noise as Python numbers:
+        as tensors they could be changed later. Errors as for `of`.
+        """
+        rule = self._replace(eps=number("eps", self.eps),
+                             noise=number("noise", self.noise))
+        if not rule.eps >= 0:
+            raise ValueError(f"eps={rule.eps} is added to a variance: it must "
                              "not be negative (torch's default is 1e-5)")
-        check_noise(self.noise, self.noise_kind)
-        check_newton_arguments(self.alpha, self.steps)
-        if type(self.safeguard) is not bool:
-            check_flag("safeguard", self.safeguard)
-        return self
+        check_noise(rule.noise, rule.noise_kind)
+        return rule
 
-
-def number(name: str, value) -> float:
-    """The present value of a setting as a Python number: of a number of
-    Python's or NumPy's, or of a tensor of one element without gradient.
-
-    `TypeError` for anything else.
-    """
-    one = (
-        isinstance(value, Tensor) and not value.ndim and not value.requires_grad
-        and not value.is_complex() and value.device.type != "meta")
-    if not one and not isinstance(value, numbers.Real):
-        what = ("a tensor of shape "
-                f"{tuple(value.shape)}"
-                f"{' that requires a gradient' if value.requires_grad else ''}"
-                if isinstance(value, Tensor) else f"a {type(value).__name__}")
-        raise TypeError(
-            f"{name}={value} is {what}; a number is expected: give a float")
-    return float(value)
+    def quiet(self) -> "Rule":
+        "Without noise."
+        return self._replace(noise=0.0) if self.noise else self
 
 
 def size(name: str, value) -> int:
@@ -263,16 +265,6 @@ def sizes(name: str, value) -> tuple[int, ...]:
                      for n in found)
     except ValueError:
         raise wrong from None
-
-
-def check_flag(name: str, value) -> None:
-    """Raise `TypeError` unless `value` is True or False, or NumPy's, or 1 or 0:
-    a word such as "no" would count as true.
-    """
-    if (type(value).__name__ not in ("bool", "bool_")
-            and not (type(value) is int and value in (0, 1))):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; True "
-                        "or False is expected")
 
 
 _PLAIN = {Tensor, nn.Parameter}
@@ -449,42 +441,41 @@ def rates(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return rate, torch.where(varies, torch.where(varies, var, 1.0).rsqrt(), 0.0)
 
 
-def may_overflow(x: Tensor, dim: tuple[int, ...], settings: Settings) -> bool:
-    """Whether no theorem keeps ψ(h; λ̂) finite in float32: repeated steps may
-    lead anywhere, one step in more than `LARGEST_UNIT` elements.
-
-    Sizes are not asked while compiling.
+def closed(gaussianizer: Gaussianizer, x: Tensor,
+           dim: tuple[int, ...] | Over) -> bool:
+    """Whether the transform of `x` has its gradient in closed form, and cannot
+    overflow. Sizes are not asked while compiling.
     """
-    return settings.alpha > 0 and (
-        settings.steps > 1 or (not torch.compiler.is_compiling()
-                               and over(dim).size(x) > LARGEST_UNIT))
+    return gaussianizer.closed(None if torch.compiler.is_compiling()
+                               else over(dim).size(x))
 
 
-def gaussianize(x: Tensor, dim: tuple[int, ...],
-                settings: Settings) -> tuple[Tensor, Statistics, Tensor | None]:
-    """Standardize and transform: the values, the statistics, and where λ̂ is
-    Newton's step (None without a transform).
+def gaussianize(x: Tensor, dim: tuple[int, ...] | Over,
+                rule: Rule) -> tuple[Tensor, Statistics, Tensor | None]:
+    """Standardize and transform: the values, the statistics, and what the
+    gaussianizer has to remember of its estimate, if anything.
 
     The definition, for automatic differentiation.
 
-    λ̂ is estimated on (u−μ)/σ, without ε, so that it depends on the shape of
-    the unit and not on its scale; 1 for constant units.
+    Parameters are estimated on (u−μ)/σ, without ε, so that they depend on the
+    shape of the unit and not on its scale.
     """
-    unit = over(dim)
-    var, mean = unit.var_mean(x)
+    unit, gaussianizer = over(dim), rule.gaussianizer.reduced()
+    var, mean = unit.var_mean(x, name="input")
     if not unit.dim:                    # centred only: the rate is to be 1
-        var = var - settings.eps
-    rate, bare = rates(var, settings.eps)
+        var = var - rule.eps
+    rate, bare = rates(var, rule.eps)
     c = x - mean
-    if not settings.alpha:
-        return c * rate, Statistics(mean, var, None), None
+    h = c * rate
+    if isinstance(gaussianizer, Identity):
+        return h, Statistics(mean, var), None
     k = (c * bare if unit.centre is None else standardized(c, unit.dim)
          if unit.dim else torch.zeros_like(c))
-    lmbda, newton = newton_estimate(
-        k, dim, settings.alpha, settings.steps, settings.safeguard)
-    h = (representable(c * rate, lmbda.detach())
-         if may_overflow(x, dim, settings) else c * rate)
-    return yeo_johnson(h, lmbda), Statistics(mean, var, lmbda), newton
+    parameters, fitted = gaussianizer.fit(k, dim)
+    if not closed(gaussianizer, x, dim):
+        h = gaussianizer.limited(h, parameters)
+    return (gaussianizer.apply(h, parameters),
+            Statistics(mean, var, parameters), fitted)
 
 
 def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -513,23 +504,22 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def normality_norm_by_autograd(
-    u: Tensor, dim: tuple[int, ...], weight: Tensor | None = None,
-    bias: Tensor | None = None, settings: Settings = Settings(),
+def by_autograd(
+    u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
+    weight: Tensor | None = None, bias: Tensor | None = None,
     seed: Tensor | None = None, offset: int = 0
 ) -> tuple[Tensor, Statistics]:
-    """The definition: as `normality_norm`, differentiated by PyTorch operation
-    by operation.
+    """The definition: as `normalize`, differentiated by PyTorch operation by
+    operation.
     """
-    x, statistics, _ = gaussianize(
-        u.to(torch.promote_types(u.dtype, torch.float32)), dim, settings)
-    x = add_noise(x, dim, settings.noise, settings.noise_kind, seed, offset)
+    x, statistics, _ = gaussianize(raised(u), dim, rule)
+    x = add_noise(x, dim, rule.noise, rule.noise_kind, seed, offset)
     return rounded(affine(x, weight, bias), u.dtype), statistics
 
 # %% ../../nbs/230_layers.core.ipynb #080d3911
-class _NormalityNorm(torch.autograd.Function):
-    """Output, mean, variance, λ̂ and (a mask without gradient) where λ̂ is
-    Newton's step.
+class _Normalized(torch.autograd.Function):
+    """Output, mean, variance, parameters and what the gaussianizer remembers of
+    its estimate, if anything (without gradient).
 
     Keeps the input, weight and seed, and the per-unit outputs.
 
@@ -539,22 +529,19 @@ class _NormalityNorm(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(u, weight, bias, seed, dim, settings, offset):
-        x, (mean, var, lmbda), newton = gaussianize(
-            u.to(torch.promote_types(u.dtype, torch.float32)), dim, settings)
-        x = add_noise(x, dim, settings.noise, settings.noise_kind, seed, offset)
-        if lmbda is None:
-            lmbda, newton = (torch.ones_like(mean),
-                             torch.ones_like(mean, dtype=torch.bool))
-        return (rounded(affine(x, weight, bias), u.dtype), mean, var, lmbda,
-                newton)
+    def forward(u, weight, bias, seed, dim, rule, offset):
+        x, (mean, var, parameters), fitted = gaussianize(raised(u), dim, rule)
+        x = add_noise(x, dim, rule.noise, rule.noise_kind, seed, offset)
+        return (rounded(affine(x, weight, bias), u.dtype), mean, var,
+                *parameters, *(() if fitted is None else (fitted,)))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        u, weight, bias, seed, ctx.dim, ctx.settings, ctx.offset = inputs
+        u, weight, bias, seed, ctx.dim, ctx.rule, ctx.offset = inputs
         ctx.bias_shape = None if bias is None else bias.shape
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[4])
+        ctx.mark_non_differentiable(*output[
+            3 + len(ctx.rule.gaussianizer.reduced().names):])
         ctx.save_for_backward(u, weight, seed, *output[1:])
         ctx.save_for_forward(u, weight, seed, *output[1:])
         if not torch.compiler.is_compiling():
@@ -562,45 +549,47 @@ class _NormalityNorm(torch.autograd.Function):
 
     @staticmethod
     def _parts(ctx, saved):
-        """Centred input, h, 1/√(σ²+ε), 1/σ, and the transformed values with
-        their noise, if something asks for them.
+        """The gaussianizer, its parameters, what it remembers; centred input,
+        h, 1/√(σ²+ε), 1/σ; and the transformed values with their noise, if
+        something asks for them.
         """
-        u, _, seed, mean, var, lmbda, _ = saved
+        (u, _, seed, mean, var, *rest), rule = saved, ctx.rule
+        gaussianizer = rule.gaussianizer.reduced()
+        n = len(gaussianizer.names)
+        parameters, fitted = tuple(rest[:n]), rest[n] if rest[n:] else None
         c = u.to(var.dtype) - mean
-        rate, bare = rates(var, ctx.settings.eps)
+        rate, bare = rates(var, rule.eps)
         h = c * rate
 
         def noisy():
-            x = yeo_johnson(h, lmbda) if ctx.settings.alpha else h
-            return add_noise(x, ctx.dim, ctx.settings.noise,
-                             ctx.settings.noise_kind, seed, ctx.offset)
-        return c, h, rate, bare, noisy
+            return add_noise(gaussianizer.apply(h, parameters), ctx.dim,
+                             rule.noise, rule.noise_kind, seed, ctx.offset)
+        return gaussianizer, parameters, fitted, c, h, rate, bare, noisy
 
     @staticmethod
     def _factor(ctx, seed, like):
         "∂y/∂x: 1, or 1 + ξz in Gaussian dropout."
-        s = ctx.settings
-        if s.noise and s.noise_kind == "dropout":
-            return 1 + s.noise * normal_noise(
+        rule = ctx.rule
+        if rule.noise and rule.noise_kind == "dropout":
+            return 1 + rule.noise * normal_noise(
                 like.shape, seed, ctx.offset).to(like.dtype)
         return 1.0
 
     @staticmethod
-    def backward(ctx, grad, grad_mean, grad_var, grad_lmbda, _):
+    def backward(ctx, *grads):
         # once: each time unpacks again what a hook has packed
         saved = ctx.saved_tensors
         if not torch.compiler.is_compiling():
             check_saved(saved, ctx.kinds)
-            check_memory(grad)
-        return _NormalityNorm._gradients(
-            ctx, saved, grad, grad_mean, grad_var, grad_lmbda)
+            check_memory(grads[0])
+        return _Normalized._gradients(ctx, saved, *grads)
 
     @staticmethod
-    def _gradients(ctx, saved, grad, grad_mean, grad_var, grad_lmbda):
-        u, weight, seed, mean, var, lmbda, newton = saved
-        s, dim = ctx.settings, ctx.dim
-        c, h, rate, bare, noisy = _NormalityNorm._parts(ctx, saved)
-        count = over(dim).size(u)
+    def _gradients(ctx, saved, grad, grad_mean=None, grad_var=None, *others):
+        u, weight, seed, mean, var, *_ = saved
+        dim = ctx.dim
+        gaussianizer, parameters, fitted, c, h, rate, bare, noisy = (
+            _Normalized._parts(ctx, saved))
         of_u = of_weight = of_bias = None
         if grad is not None:
             g = grad.to(var.dtype)
@@ -611,55 +600,111 @@ class _NormalityNorm(torch.autograd.Function):
                 of_bias = g.sum_to_size(ctx.bias_shape)
             if ctx.needs_input_grad[0]:
                 g = ((g if weight is None else g * weight)
-                     * _NormalityNorm._factor(ctx, seed, h))
+                     * _Normalized._factor(ctx, seed, h))
                 of_u = gaussianized_gradient(
-                    u.to(var.dtype), g, mean, rate, bare, lmbda, dim, s.alpha,
-                    newton if s.safeguard else None)
+                    u.to(var.dtype), g, mean, rate, bare, parameters, dim,
+                    gaussianizer, fitted)
         if ctx.needs_input_grad[0]:
-            for upstream, slope in ((grad_mean, lambda: 1.0),
-                                    (grad_var, lambda: 2 * c),
-                                    (grad_lmbda if s.alpha else None,
-                                     lambda: bare * newton_lambda_gradient(
-                                         c * bare, dim, s.alpha,
-                                         newton if s.safeguard else None))):
+            terms = [(grad_mean, 1.0), (grad_var, 2 * c)]
+            if any(upstream is not None for upstream in others[:len(parameters)]):
+                k = c * bare
+                terms += [(upstream, bare * project(move, k, dim))
+                          for upstream, move in zip(
+                              others, gaussianizer.jacobian(k, dim, fitted))]
+            for upstream, slope in terms:
                 if upstream is not None:
-                    term = (upstream * slope() / count).expand(c.shape)
+                    term = (upstream * slope / over(dim).size(u)).expand(
+                        c.shape)
                     of_u = term if of_u is None else of_u + term
             of_u = None if of_u is None else of_u.to(u.dtype)
         return of_u, of_weight, of_bias, None, None, None, None
 
 
-class _NormalityNormBothModes(_NormalityNorm):
+class _NormalizedBothModes(_Normalized):
     "The same with a derivative in forward mode."
 
     @staticmethod
     def jvp(ctx, u_tangent, weight_tangent, bias_tangent, *_):
         saved = ctx.saved_tensors
-        u, weight, seed, mean, var, lmbda, newton = saved
-        s, dim = ctx.settings, ctx.dim
-        c, h, rate, bare, noisy = _NormalityNorm._parts(ctx, saved)
+        u, weight, seed, mean, var, *_ = saved
+        dim = ctx.dim
+        gaussianizer, parameters, fitted, c, h, rate, bare, noisy = (
+            _Normalized._parts(ctx, saved))
         out = torch.zeros_like(h)
-        of_mean, of_var, of_lmbda = (
-            torch.zeros_like(mean), torch.zeros_like(var),
-            torch.zeros_like(lmbda))
+        of_mean, of_var, *of_parameters = (
+            torch.zeros_like(t) for t in (mean, var, *parameters))
         if u_tangent is not None:
-            t = u_tangent.to(var.dtype)
+            t, k = u_tangent.to(var.dtype), c * bare
             of_mean, of_var = over(dim).mean(t), 2 * over(dim).mean(c * t)
             out = project(t, h, dim) * rate
-            if s.alpha:
-                of_lmbda = over(dim).mean(
-                    newton_lambda_gradient(
-                        c * bare, dim, s.alpha, newton if s.safeguard else None)
-                    * t) * bare
-                out = (out * torch.exp((lmbda - 1) * signed_log1p(h))
-                       + power_transform_derivative(h, lmbda, 1) * of_lmbda)
-            out = out * _NormalityNorm._factor(ctx, seed, h)
+            if not isinstance(gaussianizer, Identity):
+                out = out * torch.exp(gaussianizer.log_slope(h, parameters))
+            of_parameters = [
+                over(dim).mean(project(move, k, dim) * t) * bare
+                for move in gaussianizer.jacobian(k, dim, fitted)]
+            for slope, change in zip(
+                    gaussianizer.by_parameters(h, parameters), of_parameters):
+                out = out + slope * change
+            out = out * _Normalized._factor(ctx, seed, h)
             out = out if weight is None else out * weight
         if weight_tangent is not None:
             out = out + weight_tangent * noisy()
         if bias_tangent is not None:
             out = out + bias_tangent
-        return out.to(u.dtype), of_mean, of_var, of_lmbda, None
+        return (out.to(u.dtype), of_mean, of_var, *of_parameters,
+                *(() if fitted is None else (None,)))
+
+
+def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
+              weight: Tensor | None = None, bias: Tensor | None = None,
+              statistics: Statistics | None = None, seed: Tensor | None = None,
+              offset: int = 0) -> tuple[Tensor, Statistics | None]:
+    """`normality_norm` for a rule, which is not checked again.
+
+    Example: `normalize(torch.randn(8, 3), (0,), Rule(eps=1e-3))[0].shape` is
+    (8, 3).
+    """
+    check_input(u)
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+        raise RuntimeError("ONNX's older exporter traces this layer wrongly, "
+                           "without a word: use torch.onnx.export(…, "
+                           "dynamo=True)")
+    unit, given = over(dim), ()
+    if statistics is not None:
+        if not isinstance(statistics.parameters, (tuple, list)):
+            raise TypeError(
+                "statistics.parameters is a "
+                f"{type(statistics.parameters).__name__}; a tuple of tensors "
+                "is expected: Statistics(mean, var, (lmbda,))")
+        given = (statistics.mean, statistics.var, *statistics.parameters)
+    if not u.numel() and not unit.apart:
+        return rounded(affine(u.clone(), weight, bias), u.dtype), statistics
+    check_memory(u, weight, bias, *given)
+    offset += unit.offset
+    if rule.noise and seed is None:
+        seed = draw_seed(u.device) if unit.seed is None else unit.seed
+    if statistics is not None:
+        mean, var, *parameters = given
+        x = (u.to(mean.dtype) - mean) * rates(var, rule.eps)[0]
+        if parameters or not rule.gaussianizer.names:
+            x = rule.gaussianizer.apply(
+                rule.gaussianizer.limited(x, parameters), parameters)
+        x = add_noise(x, dim, rule.noise, rule.noise_kind, seed, offset)
+        return guarded(rounded(affine(x, weight, bias), u.dtype), u, weight,
+                       *given), statistics
+    # a trace cannot hold a function of Python's; what lies in other processes
+    # is not differentiated operation by operation
+    if not unit.apart and (
+            unit.centre is not None or torch.jit.is_tracing()
+            or not closed(rule.gaussianizer.reduced(), u, dim)):
+        out, statistics = by_autograd(u, dim, rule, weight, bias, seed, offset)
+        return guarded(out, u, weight), statistics
+    function = (_Normalized if torch.compiler.is_compiling()
+                else _NormalizedBothModes)
+    out, mean, var, *rest = function.apply(
+        u, weight, bias, seed, dim, rule, offset)
+    return out, Statistics(
+        mean, var, tuple(rest[:len(rule.gaussianizer.reduced().names)]))
 
 
 def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
@@ -668,7 +713,9 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
                    steps: int = 1, safeguard: bool = False,
                    statistics: Statistics | None = None,
                    noise_kind: str = "scaled", seed: Tensor | None = None,
-                   offset: int = 0) -> tuple[Tensor, Statistics | None]:
+                   offset: int = 0, gaussianizer: Gaussianizer | None = None,
+                   *, compute: Callable = normalize
+                   ) -> tuple[Tensor, Statistics | None]:
     """Normalize, gaussianize, add noise, map affinely: Algorithm 1 of Eftekhari
     & Papyan (2025), over the axes `dim`.
 
@@ -677,9 +724,10 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
     those along `centre` the mean). `weight`, `bias`: broadcast with `u`, or
     None. `noise` is the factor ξ, `noise_kind`, `seed`, `offset` as for
     `add_noise`; `alpha`, `steps`, `safeguard` as for `newton_lambda`; with
-    `alpha=0` and `noise=0` this is the plain normalizer. `statistics`: given
-    ones (running averages) instead of those of `u`; with a λ of None no
-    transform is applied.
+    `alpha=0` and `noise=0` this is the plain normalizer. `gaussianizer`:
+    another transform than the power transform. `statistics`: given ones
+    (running averages) instead of those of `u`; without parameters no transform
+    is applied. `compute`: by what, given a `Rule`.
 
     Returns the result, in the shape and dtype of `u`, and the statistics used,
     in float32 at least, with size 1 along `dim`.
@@ -688,10 +736,10 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
     more than 2³² elements, `steps` > 1 or given `statistics`, saturate
     (`representable`). A constant unit gives exactly `bias`. A float32 unit
     whose variance overflows gives NaN. An empty input gives an empty result and
-    no statistics. Differentiable to any order, in reverse and forward mode, the
-    statistics too. For the backward pass the input is kept once and a few
-    numbers a unit (with `steps` > 1, given `statistics` or such a unit, what
-    automatic differentiation keeps).
+    the given statistics. Differentiable to any order, in reverse and forward
+    mode, the statistics too. For the backward pass the input is kept once and a
+    few numbers a unit (with `steps` > 1, given `statistics`, such a unit, or
+    another transform, what automatic differentiation keeps).
 
     λ̂ is estimated on (u−μ)/σ, and the transform applied to (u−μ)/√(σ²+ε):
     equal to Algorithm 1 up to O(ε/σ²).
@@ -706,39 +754,6 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
         >>> out, stats.lmbda
         (tensor([[-1.3857, -0.7964,  0.7429]]), tensor([[-0.3907]]))
     """
-    check_input(u)
-    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
-        raise RuntimeError("ONNX's older exporter traces this layer wrongly, "
-                           "without a word: use torch.onnx.export(…, "
-                           "dynamo=True)")
-    settings = Settings(eps, noise, noise_kind, alpha, steps, safeguard).check()
-    eps, noise, _, alpha, *_ = settings
-    unit = over(dim)
-    if not u.numel() and not unit.apart:
-        return rounded(affine(u.clone(), weight, bias), u.dtype), statistics
-    check_memory(u, weight, bias, *(statistics or ()))
-    if noise and seed is None:
-        seed, offset = ((draw_seed(u.device), offset) if unit.seed is None
-                        else (unit.seed, unit.offset))
-    if statistics is not None:
-        x = ((u.to(statistics.mean.dtype) - statistics.mean)
-             * rates(statistics.var, eps)[0])
-        x = x if statistics.lmbda is None else yeo_johnson(
-            representable(x, statistics.lmbda), statistics.lmbda)
-        out = rounded(affine(add_noise(x, dim, noise, noise_kind, seed, offset),
-                             weight, bias),
-                      u.dtype)
-        return guarded(out, u, weight, *statistics), statistics
-    # a trace cannot hold a function of Python's; what lies in other processes
-    # is not differentiated operation by operation
-    if not unit.apart and (steps > 1 or unit.centre is not None
-                           or may_overflow(u, dim, settings)
-                           or torch.jit.is_tracing()):
-        out, statistics = normality_norm_by_autograd(
-            u, dim, weight, bias, settings, seed, offset)
-        return guarded(out, u, weight), statistics
-    function = (_NormalityNorm if torch.compiler.is_compiling()
-                else _NormalityNormBothModes)
-    out, mean, var, lmbda, _ = function.apply(
-        u, weight, bias, seed, dim, settings, offset)
-    return out, Statistics(mean, var, lmbda if alpha else None)
+    rule = Rule.of(
+        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
+    return compute(u, dim, rule, weight, bias, statistics, seed, offset)

@@ -6,7 +6,8 @@ in evaluation, and what gaussianizing adds to it and takes from it.
 # ../../nbs/252_layers.decorrelated.ipynb.
 
 # %% auto #0
-__all__ = ['whiten_channels', 'decorrelated_batch_norm',
+__all__ = ['whiten_channels', 'Whitening', 'whitens_only', 'follow', 'finished',
+           'whitened_norm', 'decorrelated_batch_norm',
            'decorrelated_batch_normal_norm', 'DecorrelatedBatchNorm1d',
            'DecorrelatedBatchNorm2d', 'DecorrelatedBatchNormalNorm1d',
            'DecorrelatedBatchNormalNorm2d']
@@ -15,19 +16,24 @@ __all__ = ['whiten_channels', 'decorrelated_batch_norm',
 import contextlib
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from .backends import normality_norm
+from .backends import column, normalize
 from normalnorm.layers.core import (
-    Settings, Statistics, affine, check_memory, check_real, guarded, lies_last,
+    Rule, Statistics, affine, check_memory, check_real, guarded, lies_last,
     rounded, size)
 from .families import register
-from .functional import (
-    check_channels, column, kept, next_weight, update_running)
-from .normality import _ChannelNormalNorm
+from normalnorm.layers.functional import (
+    all_averages, average_names, check_channels, kept, next_weight,
+    update_running)
+from .noise import add_noise
+from .normality import _ChannelNormalNorm, _features
+from ..theory.gradient import Gaussianizer, Identity
+from ..theory.newton import Over, over, raised
 from ..theory.whitening import (
     METHODS, covariance, whitening_matrix, wide)
 
@@ -130,7 +136,7 @@ def whiten_channels(
         [[-1.0, 0.0], [1.0, 0.0]]
     """
     there, back = _layout(input, group_size)
-    x = there(input.to(torch.promote_types(input.dtype, torch.float32)))
+    x = there(raised(input))
     mean = wide(x).mean((0, 2)) if running_mean is None else wide(running_mean)
     c = x - mean.to(x.dtype)[:, None]
     with _exact(x):
@@ -144,19 +150,32 @@ def whiten_channels(
             torch.cat([variance.flatten() for _, variance in found]))
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #2b9a255e
+class Whitening(NamedTuple):
+    """How channels are whitened: in groups of how many, by which `method`, see
+    `whitening_matrix`.
+    """
+    group_size: int = 16
+    method: str = "eigh"
+    iterations: int = 5
+
+
 def _prepared(
-    input: Tensor, group_size: int, training: bool, eps: float, method: str,
-    iterations: int, unit_rows: bool, running_mean: Tensor | None,
-    running_covariance: Tensor | None, **per_channel: Tensor | None
+    input: Tensor, whitening: Whitening, training: bool, rule: Rule,
+    running: tuple[Tensor | None, ...], weight: Tensor | None,
+    bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`whiten_channels` after the checks, with the running averages in
     evaluation.
     """
+    running_mean, running_covariance, *parameters = running
     channels = check_channels(
-        input, "decorrelated batch", running_mean=running_mean, **per_channel)
+        input, "decorrelated batch", running_mean=running_mean, weight=weight,
+        bias=bias, **dict(zip(average_names(rule.gaussianizer.names)[2:],
+                              parameters)))
     check_real(running_covariance=running_covariance)
-    check_memory(input, running_mean, running_covariance, *per_channel.values())
-    size, eps = min(group_size, channels), Settings(eps).check().eps
+    check_memory(input, *running, weight, bias)
+    group_size, method, iterations = whitening
+    size = min(group_size, channels)
     if size < 1 or iterations < 1:
         raise ValueError(f"group_size={group_size}, iterations={iterations}: "
                          "expected a group and a number of iterations of at "
@@ -181,41 +200,93 @@ def _prepared(
     given = {} if training else dict(
         zip(("running_mean", "running_covariance"),
             kept(running_mean, running_covariance)))
-    return whiten_channels(
-        input, size, eps, method, iterations, unit_rows, **given)
+    return whiten_channels(input, size, rule.eps, method, iterations,
+                           not whitens_only(rule), **given)
 
 
-def _update(count: int, momentum: float | Tensor | None, mean: Tensor,
-            cov: Tensor, running_mean: Tensor | None,
-            running_covariance: Tensor | None, lmbda: Tensor | None = None,
-            running_lambda: Tensor | None = None,
-            batches: Tensor | None = None) -> None:
-    """Running averages, group by group: a group that is not finite is left as
-    it was, as a whole, so that its covariance stays positive semidefinite.
+def whitens_only(rule: Rule) -> bool:
+    "Whether nothing is to be made of the whitened values but noise."
+    return isinstance(rule.gaussianizer, Identity)
 
+
+def follow(count: int, momentum: float | Tensor | None, mean: Tensor,
+           cov: Tensor, used: Statistics | None, rule: Rule,
+           running: tuple[Tensor | None, ...],
+           batches: Tensor | None = None) -> None:
+    """Running averages of mean, unbiased covariance and parameters, group by
+    group: a group that is not finite is left as it was, as a whole, so that its
+    covariance stays positive semidefinite.
+
+    `used`: the statistics of the whitened values, None without a transform.
     `batches`, the number of batches, is counted; with `momentum=None` only
     those in which all groups are finite, see `next_weight`.
     """
     cov = cov * (count / (count - 1))
-    stored = cov if running_covariance is None else cov.to(
-        running_covariance.dtype)
+    stored = cov if running[1] is None else cov.to(running[1].dtype)
     finite = stored.isfinite().all(1)
+    parameters = ([p.flatten() for p in used.parameters]
+                  if used is not None and used.parameters
+                  else [torch.full_like(mean, value)
+                        for value in rule.gaussianizer.neutral])
     if momentum is None:
-        momentum = next_weight(
-            (stored,), (mean, stored, *(() if lmbda is None else (lmbda,))),
-            batches)
+        momentum = next_weight((stored,), (mean, stored, *parameters), batches)
     elif batches is not None:
         batches.add_(1)
     whole = torch.cat(
         [finite[start:stop].reshape(-1, size).all(1).repeat_interleave(size)
          for start, stop, size in _blocks(*cov.shape)])
-    for running, value in ((running_mean, mean), (running_covariance, cov),
-                           (running_lambda, lmbda)):
-        if value is not None:
-            value = value.detach().reshape(len(cov), -1)
-            update_running((running,),
-                           (torch.where(whole[:, None], value, torch.nan),),
-                           momentum)
+    for average, value in zip(running, (mean, cov, *parameters)):
+        value = value.detach().reshape(len(cov), -1)
+        update_running((average,),
+                       (torch.where(whole[:, None], value, torch.nan),),
+                       momentum)
+
+
+def finished(z: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
+             weight: Tensor | None, bias: Tensor | None,
+             given: Statistics | None = None
+             ) -> tuple[Tensor, Statistics | None]:
+    """What becomes of whitened values: noise and the affine map, and before
+    these, unless nothing but whitening is asked for, what a normality layer
+    does.
+    """
+    weight, bias = column(weight, z.ndim), column(bias, z.ndim)
+    if not whitens_only(rule):
+        return normalize(z, dim, rule, weight, bias, given)
+    unit = over(dim)
+    x = add_noise(z, dim, rule.noise, rule.noise_kind, unit.seed, unit.offset)
+    return affine(x, weight, bias), None
+
+
+def whitened_norm(
+    input: Tensor, running: tuple[Tensor | None, ...], weight: Tensor | None,
+    bias: Tensor | None, training: bool, momentum: float | Tensor | None,
+    rule: Rule, whitening: Whitening, batches: Tensor | None = None
+) -> Tensor:
+    """Whitening, then a rule: `decorrelated_batch_norm` where the rule's
+    transform is the identity, otherwise `decorrelated_batch_normal_norm`.
+
+    `running`: averages of mean, covariance and the transform's parameters.
+    """
+    if not input.numel():
+        return affine(input.clone(), column(weight, input.ndim),
+                      column(bias, input.ndim)).to(input.dtype)
+    z, mean, cov, variance = _prepared(
+        input, whitening, training, rule, running, weight, bias)
+    given, dim = None, (0, *range(2, input.ndim))
+    if not training:
+        rule, variance = rule.quiet(), column(variance, input.ndim).to(z.dtype)
+        parameters = running[2:]
+        if (not rule.gaussianizer.reduced().names
+                or any(p is None for p in parameters)):
+            parameters = ()
+        given = Statistics(torch.zeros_like(variance), variance, tuple(
+            column(p, input.ndim).to(z.dtype) for p in kept(*parameters)))
+    out, used = finished(z, dim, rule, weight, bias, given)
+    if training:
+        follow(input.numel() // input.shape[1], momentum, mean, cov, used, rule,
+               running, batches)
+    return guarded(rounded(out, input.dtype), input, weight, *running)
 
 
 def decorrelated_batch_norm(
@@ -243,30 +314,22 @@ def decorrelated_batch_norm(
     Example: `decorrelated_batch_norm(torch.randn(8, 3), training=True).shape`
     is (8, 3).
     """
-    if not input.numel():
-        return affine(input.clone(), column(weight, input.ndim),
-                      column(bias, input.ndim)).to(input.dtype)
-    y, mean, cov, _ = _prepared(
-        input, group_size, training, eps, method, iterations, False,
-        running_mean, running_covariance, weight=weight, bias=bias)
-    if training:
-        _update(input.numel() // input.shape[1], momentum, mean, cov,
-                running_mean, running_covariance, batches=batches)
-    out = rounded(
-        affine(y, column(weight, input.ndim), column(bias, input.ndim)),
-        input.dtype)
-    return guarded(out, input, weight, running_mean, running_covariance)
+    return whitened_norm(
+        input, (running_mean, running_covariance), weight, bias, training,
+        momentum, Rule.of(eps, gaussianizer=Identity()),
+        Whitening(group_size, method, iterations), batches)
 
 
 def decorrelated_batch_normal_norm(
     input: Tensor, running_mean: Tensor | None = None,
     running_covariance: Tensor | None = None,
-    running_lambda: Tensor | None = None, weight: Tensor | None = None,
-    bias: Tensor | None = None, training: bool = False,
-    momentum: float | Tensor = 0.1, eps: float = 1e-5, group_size: int = 16,
-    method: str = "eigh", iterations: int = 5, noise: float = 0.4,
-    alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
-    noise_kind: str = "scaled", batches: Tensor | None = None
+    running_lambda: Tensor | tuple[Tensor, ...] | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None,
+    training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5,
+    group_size: int = 16, method: str = "eigh", iterations: int = 5,
+    noise: float = 0.4, alpha: float = 1.0, steps: int = 1,
+    safeguard: bool = False, noise_kind: str = "scaled",
+    batches: Tensor | None = None, gaussianizer: Gaussianizer | None = None
 ) -> Tensor:
     """Decorrelated batch normality normalization: whitening as
     `decorrelated_batch_norm`, then power transform and noise per channel, as
@@ -274,58 +337,47 @@ def decorrelated_batch_normal_norm(
 
     With `alpha=0` and `noise=0`, and a converged root, it is
     `decorrelated_batch_norm`; in groups of one it is `batch_normal_norm`. Noise
-    in training only.
+    in training only. `gaussianizer`, `running_lambda` as for
+    `batch_normal_norm`.
 
     Raises `ValueError` as `decorrelated_batch_norm`.
 
     Example: `decorrelated_batch_normal_norm(torch.randn(8, 3),
     training=True).shape` is (8, 3).
     """
-    if not input.numel():
-        return affine(input.clone(), column(weight, input.ndim),
-                      column(bias, input.ndim)).to(input.dtype)
-    z, mean, cov, variance = _prepared(
-        input, group_size, training, eps, method, iterations, True,
-        running_mean, running_covariance, running_lambda=running_lambda,
-        weight=weight, bias=bias)
-    given = None
-    if not training:
-        lmbda = (None if running_lambda is None or not alpha
-                 else column(*kept(running_lambda), input.ndim).to(z.dtype))
-        given = Statistics(
-            torch.zeros_like(column(variance, input.ndim), dtype=z.dtype),
-            column(variance, input.ndim).to(z.dtype), lmbda)
-    out, used = normality_norm(
-        z, (0, *range(2, input.ndim)), column(weight, input.ndim),
-        column(bias, input.ndim), eps, noise if training else 0.0, alpha, steps,
-        safeguard, given, noise_kind)
-    if training:
-        _update(input.numel() // input.shape[1], momentum, mean, cov,
-                running_mean, running_covariance,
-                torch.ones_like(mean) if used.lmbda is None
-                    else used.lmbda.flatten(),
-                running_lambda, batches)
-    return guarded(rounded(out, input.dtype), input, weight, running_mean,
-                   running_covariance, running_lambda)
+    rule = Rule.of(
+        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
+    return whitened_norm(
+        input,
+        all_averages(rule, running_mean, running_covariance, running_lambda),
+        weight, bias, training, momentum, rule,
+        Whitening(group_size, method, iterations), batches)
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):
     "Groups, running covariance and checkpoints; the plain layer."
+    _spread = "covariance"
 
     def __init__(self, num_features: int, eps: float = 1e-5,
                  momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True,
                  group_size: int | None = None, num_groups: int | None = None,
                  method: str = "eigh", iterations: int = 5, device=None,
-                 dtype=None, *, bias: bool = True, **normality):
-        super().__init__(num_features, eps, momentum, affine, False,
-                         **(normality or dict(noise=0.0, alpha=0.0)),
-                         device=device, dtype=dtype, bias=bias)
-        num_features = self.num_features
+                 dtype=None, *, bias: bool = True):
+        nn.Module.__init__(self)
+        self._set_up_groups(num_features, group_size, num_groups, method,
+                            iterations)
+        self._set_up_channels(num_features, momentum, affine,
+                              track_running_stats, bias,
+                              Rule.of(eps, gaussianizer=Identity()), device,
+                              dtype)
+
+    def _set_up_groups(self, num_features, group_size, num_groups, method,
+                       iterations) -> None:
+        num_features = _features(num_features)
         group_size, num_groups = (
             None if v is None else size(n, v) for n, v in (
                 ("group_size", group_size), ("num_groups", num_groups)))
-        iterations = size("iterations", iterations)
         if group_size is not None and num_groups is not None:
             raise ValueError(f"group_size={group_size} and "
                              f"num_groups={num_groups}: give one of them")
@@ -334,29 +386,17 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
                              f"divide into num_groups={num_groups}: choose a "
                              "divisor, or give group_size, where the last "
                              "group may be smaller")
-        self.group_size = (
-            min(16 if group_size is None else group_size, num_features)
-            if num_groups is None else num_features // num_groups)
         if method not in METHODS:
             raise ValueError(f"method={method!r} is not known: choose one of "
                              f"{', '.join(METHODS)}")
-        self.method, self.iterations, self.track_running_stats = (
-            method, iterations, track_running_stats)
-        for name in ("running_mean", "running_var", "running_lambda",
-                     "num_batches_tracked"):
-            delattr(self, name)
-        buffers = dict(
-            running_mean=(num_features,),
-            running_covariance=(num_features, self.group_size),
-            **({"running_lambda": (num_features,)} if normality else {}))
-        for name, shape in buffers.items():
-            self.register_buffer(name,
-                                 torch.empty(shape, device=device, dtype=dtype)
-                                     if track_running_stats else None)
-        self.register_buffer("num_batches_tracked",
-                             torch.tensor(0, dtype=torch.long, device=device)
-                                 if track_running_stats else None)
-        self.reset_running_stats()
+        self.group_size = (
+            min(16 if group_size is None else group_size, num_features)
+            if num_groups is None else num_features // num_groups)
+        self.method, self.iterations = method, size("iterations", iterations)
+
+    def _size_of(self, average: str) -> tuple[int, ...]:
+        return (self.num_features, self.group_size)[
+            :2 if average == "running_covariance" else 1]
 
     def _rows(self, variance: Tensor) -> Tensor:
         "A diagonal covariance as rows per channel."
@@ -366,15 +406,9 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
             place[:, None] == torch.arange(
                 self.group_size, device=variance.device))
 
-    def reset_running_stats(self) -> None:
-        "Mean 0, covariance the identity, λ 1, no batch seen."
-        if self.track_running_stats:
-            self.running_mean.zero_()
-            self.running_covariance.copy_(
-                self._rows(torch.ones_like(self.running_mean)))
-            if hasattr(self, "running_lambda"):
-                self.running_lambda.fill_(1)
-            self.num_batches_tracked.zero_()
+    def _reset_spread(self) -> None:
+        self.running_covariance.copy_(
+            self._rows(torch.ones_like(self.running_mean)))
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         if (self.track_running_stats and prefix + "running_var" in state_dict
@@ -384,30 +418,23 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
             # so
             if variance.shape == self.running_mean.shape:
                 state_dict[prefix + "running_covariance"] = self._rows(variance)
-        if self.track_running_stats and prefix + "running_mean" in state_dict:
-            if hasattr(self, "running_lambda"):
-                state_dict.setdefault(prefix + "running_lambda",
-                                      torch.ones_like(self.running_lambda))
-            # one older than PyTorch 0.4.1
-            state_dict.setdefault(prefix + "num_batches_tracked",
-                                  torch.zeros_like(self.num_batches_tracked))
-        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _options(self) -> dict:
-        "What both functional forms take."
-        return dict(weight=self.weight, bias=self.bias,
-                    running_mean=self.running_mean,
-                    running_covariance=self.running_covariance,
-                    training=self.training or self.running_mean is None,
-                    momentum=self.momentum if self.track_running_stats else 0.0,
-                    group_size=self.group_size, method=self.method,
-                    iterations=self.iterations,
-                    batches=self.num_batches_tracked if self.training else None)
+    def _whitening(self) -> Whitening:
+        return Whitening(self.group_size, self.method, self.iterations)
 
     def forward(self, input: Tensor) -> Tensor:
-        "Whiten `input`; in training, update the running averages."
+        """Whiten and transform `input`; in training, update the running
+        averages and add noise.
+        """
         self._check_shape(input)
-        return decorrelated_batch_norm(input, eps=self.eps, **self._options())
+        *running, batches = self._running()
+        return whitened_norm(
+            input, tuple(running), *self._affine(),
+            self.training or running[0] is None,
+            self.momentum if self.track_running_stats else 0.0,
+            self._present(), self._whitening(),
+            batches if self.training else None)
 
     def extra_repr(self) -> str:
         return (f"{self.num_features}, eps={self.eps}, "
@@ -476,21 +503,14 @@ class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
                  method: str = "eigh", iterations: int = 5, noise: float = 0.4,
                  alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
                  noise_kind: str = "scaled", device=None, dtype=None, *,
-                 bias: bool = True):
-        super().__init__(num_features, eps, momentum, affine,
-                         track_running_stats, group_size, num_groups, method,
-                         iterations, device, dtype, bias=bias, noise=noise,
-                         alpha=alpha, steps=steps, safeguard=safeguard,
-                         noise_kind=noise_kind)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Whiten and gaussianize `input`; in training, update the running
-        averages and add noise.
-        """
-        self._check_shape(input)
-        return decorrelated_batch_normal_norm(
-            input, running_lambda=self.running_lambda, **self._options(),
-            **self._settings()._asdict())
+                 bias: bool = True, gaussianizer: Gaussianizer | None = None):
+        nn.Module.__init__(self)
+        self._set_up_groups(num_features, group_size, num_groups, method,
+                            iterations)
+        self._set_up_channels(
+            num_features, momentum, affine, track_running_stats, bias,
+            Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
+                    gaussianizer), device, dtype)
 
     def _more(self) -> str:
         return ", " + self._described()

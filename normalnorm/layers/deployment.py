@@ -27,11 +27,13 @@ from .conversion import (
 from .core import (
     _Leaf, affine, check_input, rates, rounded)
 from normalnorm.layers.decorrelated import (
-    _blocks, _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _from_rows,
-    _product, _whitening)
+    _blocks, _DecorrelatedBatchNorm, _from_rows, _product, _whitening,
+    whitens_only)
 from .families import (
     classes, family_of, is_layer, named, twins)
-from .functional import column
+from .backends import column
+from ..theory.gradient import Identity, Power
+from ..theory.newton import raised
 from ..theory.power_transform import yeo_johnson
 from ..theory.whitening import wide
 
@@ -264,7 +266,7 @@ class FoldedNormality(_Leaf):
             raise ValueError("this layer was folded for inputs with "
                              f"{' or '.join(map(str, self.axes))} axes, given "
                              f"a shape of {tuple(input.shape)}")
-        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        x = raised(input)
         x = x if self.lmbda is None else yeo_johnson(
             x, column(self.lmbda, input.ndim).to(x.dtype))
         return rounded(affine(x, column(self.weight, input.ndim),
@@ -290,7 +292,8 @@ def _has_hooks(module: nn.Module) -> bool:
 def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
     "Why a map and the batch layer after it cannot be folded; \"\" if they can."
     row = family_of(norm)
-    if not row.folds:
+    if (not row.folds or is_layer(norm)
+            and type(norm.gaussianizer) not in (Power, Identity)):
         return "it is no affine map before the power transform"
     if (not twins(type(norm)) and type(norm).forward is not row.layer.forward
             or "forward" in norm.__dict__):
@@ -388,7 +391,7 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
 def _inner(norm: nn.Module) -> tuple[list[Tensor], int]:
     "The matrices that standardize in evaluation, and their size."
     if isinstance(norm, _DecorrelatedBatchNorm):
-        normality, found = isinstance(norm, _DecorrelatedBatchNormalNorm), []
+        normality, found = not whitens_only(norm._rule), []
         for cov in _from_rows(wide(norm.running_covariance)):
             w, variance = _whitening(
                 cov, norm.eps, norm.method, norm.iterations, normality)
@@ -404,7 +407,8 @@ def _folded(conv: nn.Module, norm: nn.Module, tolerance: float) -> nn.Module:
     "Fold `norm` into `conv`, in place; what remains of it."
     matrices, size = _inner(norm)
     weight, bias = norm.weight, norm.bias
-    lmbda = norm.running_lambda if getattr(norm, "alpha", 0) else None
+    lmbda = (norm.running_lambda
+             if is_layer(norm) and norm.gaussianizer.reduced().names else None)
     lmbda = None if lmbda is None or bool(
         ((lmbda - 1).abs() <= tolerance).all()) else lmbda
     shift = ((0.0 if conv.bias is None else conv.bias.double())
@@ -490,10 +494,9 @@ def norm_layer(kind: "str | type | functools.partial" = "batch",
     "batch1", "batch2", "batch3" for other numbers of spatial axes), "layer"
     (last axis), "layer2" (channels of images), "group" (32 groups, or
     `num_groups=`), "sync", "decorrelated" (images; "decorrelated1"),
-    "sync_decorrelated", "gaussianized", "gaussianized_layer", or that of a
-    class; or a class; or a partial, whose options are kept. `options` are those
-    of the layer, e.g. `noise=`, `alpha=`, `eps=`; the builder's own come on
-    top. The result is a `functools.partial`; it can be pickled.
+    "sync_decorrelated", or that of a class; or a class; or a partial, whose
+    options are kept. `options` are those of the layer, e.g. `noise=`,
+    `gaussianizer=`, `eps=`; the builder's own come on top. The result is a `functools.partial`; it can be pickled.
 
     Raises `ValueError` for an unknown name, with near ones, and `TypeError` for
     other things.

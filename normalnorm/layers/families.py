@@ -141,7 +141,8 @@ def _new_buffers(cls: type, make: Callable) -> set[str]:
     "The names of the buffers of a new layer, with running averages if it can."
     options = ({"track_running_stats": True} if "track_running_stats"
                in inspect.signature(cls).parameters else {})
-    with torch.device("meta"):
+    # not on the meta device, whose first arithmetic imports half of PyTorch
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         return {name for name, _ in make(32, **options).named_buffers()}
 
 

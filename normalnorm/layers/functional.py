@@ -8,12 +8,14 @@ checks of shapes.
 
 # %% auto #0
 __all__ = ['update_running', 'next_weight', 'averages', 'with_statistics',
-           'normalized', 'raised', 'check_channels', 'kept', 'quiet',
-           'batch_normalized', 'batch_normal_norm', 'instance_normal_norm',
-           'by_parts', 'check_elementwise', 'layer_normalized',
-           'layer_normal_norm', 'group_normal_norm']
+           'normalized', 'autocast', 'check_channels', 'kept', 'average_names',
+           'all_averages', 'batch_normalized', 'batch_normal_norm',
+           'instance_normal_norm', 'instance_normalized', 'by_parts',
+           'check_elementwise', 'layer_normalized', 'layer_normal_norm',
+           'group_normal_norm', 'group_normalized']
 
 # %% ../../nbs/235_layers.functional.ipynb #e4e5a39f
+import functools
 import math
 from collections.abc import Callable
 
@@ -21,11 +23,12 @@ import torch
 from torch import Tensor
 
 from .backends import (
-    column, in_kernel, normality_norm, ordinary)
+    Normalization, column, compute, normalize, ordinary)
 from .core import (
-    Settings, Statistics, affine, check_input, check_memory, check_precision,
-    check_real, number, size, sizes)
-from ..theory.newton import Over, over
+    Rule, Statistics, affine, check_input, check_memory, check_precision,
+    check_real, size, sizes)
+from ..theory.gradient import Gaussianizer
+from ..theory.newton import Over, number, over
 
 # %% ../../nbs/235_layers.functional.ipynb #d251d33d
 def update_running(running: tuple[Tensor | None, ...],
@@ -90,42 +93,41 @@ def next_weight(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...],
         torch.promote_types(dtype, torch.float32))
 
 
-def averages(used: Statistics, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def averages(used: Statistics, count: int, rule: Rule) -> tuple[Tensor, ...]:
     """What running averages follow: mean, unbiased variance of `count`
-    elements, λ (1 without a transform).
+    elements, the parameters (neutral ones without a transform).
     """
     return (used.mean, used.var * (count / (count - 1)),
-            torch.ones_like(used.mean) if used.lmbda is None else used.lmbda)
+            *(used.parameters or (torch.full_like(used.mean, value)
+                                  for value in rule.gaussianizer.neutral)))
 
 # %% ../../nbs/235_layers.functional.ipynb #545ff7b7
 def with_statistics(
     input: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None,
-    bias: Tensor | None, settings: Settings, axis: int | None = None,
+    bias: Tensor | None, rule: Rule, axis: int | None = None,
     given: Statistics | None = None
 ) -> tuple[Tensor, Statistics | None]:
-    """`normality_norm`, and for an empty input an empty result that depends on
+    """`normalize`, and for an empty input an empty result that depends on
     weight and bias.
 
-    `axis` as for `in_kernel`.
+    `axis` as for `Normalization`.
     """
     if axis is not None:
         weight, bias = column(weight, input.ndim), column(bias, input.ndim)
     if not input.numel() and not over(dim).apart:
         return affine(input.clone(), weight, bias).to(input.dtype), None
     if given is not None:
-        check_real(running_mean=given.mean, running_var=given.var,
-                   running_lambda=given.lmbda)
-        compute = torch.promote_types(input.dtype, torch.float32)
-        given = Statistics(
-            *(None if v is None else column(v, input.ndim).to(compute)
-              for v in given))
-    eps, noise, noise_kind, alpha, steps, safeguard = settings
-    return normality_norm(input, dim, weight, bias, eps, noise, alpha, steps,
-                          safeguard, given, noise_kind)
+        values = (given.mean, given.var, *given.parameters)
+        check_real(**dict(zip(average_names(rule.gaussianizer.names), values)))
+        dtype = torch.promote_types(input.dtype, torch.float32)
+        mean, var, *parameters = (
+            column(v, input.ndim).to(dtype) for v in values)
+        given = Statistics(mean, var, tuple(parameters))
+    return normalize(input, dim, rule, weight, bias, given)
 
 
 def normalized(input: Tensor, dim: tuple[int, ...] | Over,
-               weight: Tensor | None, bias: Tensor | None, settings: Settings,
+               weight: Tensor | None, bias: Tensor | None, rule: Rule,
                axis: int | None = None, given: Statistics | None = None,
                running: tuple[Tensor | None, ...] = (),
                momentum: float | Tensor | None = 0.0, count: int = 0,
@@ -134,24 +136,23 @@ def normalized(input: Tensor, dim: tuple[int, ...] | Over,
     """The result alone; `running`: averages that follow those of the units, one
     channel each, of `count` elements.
 
-    Other arguments as for `in_kernel`.
+    Other arguments as for `Normalization`.
 
     `batches`: the number of batches seen, counted where the input is not empty;
     with `momentum=None`, only those that are averaged (`next_weight`).
-    `check` refuses wrong arguments, with their names; the kernel asks no less
+    `check` refuses wrong arguments, with their names; an engine asks no less
     once for all tensors of the same kinds, so it is called without one only.
     """
     cumulative = momentum is None and count > 0
-    out = None if cumulative else in_kernel(
-        input, dim, weight, bias, settings, axis, given, running,
-        momentum or 0.0)
+    out = None if cumulative else compute(Normalization(
+        input, dim, rule, weight, bias, axis, given, running, momentum or 0.0))
     if out is None:
         if check is not None:
             check()
         out, used = with_statistics(
-            input, dim, weight, bias, settings, axis, given)
+            input, dim, weight, bias, rule, axis, given)
         if running and count:
-            values = averages(used, count)
+            values = averages(used, count, rule)
             update_running(running, values,
                            next_weight(running, values, batches) if cumulative
                                else momentum)
@@ -160,7 +161,7 @@ def normalized(input: Tensor, dim: tuple[int, ...] | Over,
     return out
 
 
-def raised(input: Tensor) -> Tensor:
+def autocast(input: Tensor) -> Tensor:
     """In float32 under autocast on a CUDA device, as PyTorch's layer and group
     norms; otherwise `input` itself.
     """
@@ -201,73 +202,103 @@ def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(a if a is None else a.clone() for a in averages)
 
 
-def quiet(settings: Settings) -> Settings:
-    "Without noise."
-    return settings._replace(noise=0.0) if settings.noise else settings
+@functools.cache
+def average_names(parameters: tuple[str, ...],
+                  spread: str = "var") -> tuple[str, ...]:
+    """The names of a layer's running averages, in their order: mean, spread,
+    parameters of the transform.
+
+    Example: `average_names(("lambda",))` is ("running_mean", "running_var",
+    "running_lambda").
+    """
+    return tuple(f"running_{name}" for name in ("mean", spread, *parameters))
 
 
-def _given(alpha: float, mean: Tensor | None, var: Tensor | None,
-           lmbda: Tensor | None) -> Statistics:
+def all_averages(rule: Rule, mean: Tensor | None, var: Tensor | None,
+                 parameters: Tensor | tuple[Tensor, ...] | None
+                 ) -> tuple[Tensor | None, ...]:
+    """Those that a function was given, in one tuple; of the parameters one
+    tensor, one for each, or None.
+    """
+    names = rule.gaussianizer.names
+    found = (parameters if isinstance(parameters, (tuple, list))
+             else (None,) * len(names) if parameters is None
+             else (parameters,))
+    if len(found) != len(names):
+        raise ValueError(f"running_lambda has {len(found)} tensors; "
+                         f"{type(rule.gaussianizer).__name__} has "
+                         f"{len(names)} parameters {names}: give one average "
+                         "for each")
+    return (mean, var, *found)
+
+
+def _given(rule: Rule, mean: Tensor | None, var: Tensor | None,
+           *parameters: Tensor | None) -> Statistics:
     "Running averages as the statistics of an input."
     if mean is None or var is None:
         raise ValueError("evaluation needs running_mean and running_var; "
                          "without them, pass training=True "
                          "(use_input_stats=True for instances)")
-    return Statistics(*kept(mean, var, lmbda if alpha else None))
+    if (not rule.gaussianizer.reduced().names or not parameters
+            or parameters[0] is None):
+        return Statistics(*kept(mean, var))
+    mean, var, *parameters = kept(mean, var, *parameters)
+    return Statistics(mean, var, tuple(parameters))
 
 # %% ../../nbs/235_layers.functional.ipynb #2390330d
 def batch_normalized(
-    input: Tensor, running: tuple[Tensor | None, Tensor | None, Tensor | None],
+    input: Tensor, running: tuple[Tensor | None, ...],
     weight: Tensor | None, bias: Tensor | None, training: bool,
-    momentum: float | Tensor | None, settings: Settings,
+    momentum: float | Tensor | None, rule: Rule,
     batches: Tensor | None = None,
     across: Callable[[Tensor], Over] | None = None
 ) -> Tensor:
-    """`batch_normal_norm`, with running mean, variance and λ together and the
-    settings; with `batches`, the number of batches seen, `momentum` may be
+    """`batch_normal_norm`, with running mean, variance and parameters together
+    and a rule; with `batches`, the number of batches seen, `momentum` may be
     None.
 
     `across`: makes of an input, after the checks, the `Over` that says which
     elements share statistics, where these are not those of the batch.
     """
     def check():
-        mean, var, lmbda = running
-        check_channels(
-            input, "batch", running_mean=mean, running_var=var,
-            running_lambda=lmbda, weight=weight, bias=bias)
+        names = average_names(rule.gaussianizer.names)
+        check_channels(input, "batch", weight=weight, bias=bias,
+                       **dict(zip(names, running)))
 
-    if (not training or across is not None or not isinstance(input, Tensor)
+    if (across is not None or not isinstance(input, Tensor)
             or input.ndim < 2 or input.layout is not torch.strided):
         check()
     dim = (0, *range(2, input.ndim)) if across is None else across(input)
     if not training:
-        return normalized(input, dim, weight, bias, quiet(settings), 1,
-                          _given(settings.alpha, *running))
+        return normalized(input, dim, weight, bias, rule.quiet(), 1,
+                          _given(rule, *running), check=check)
     count = (input.numel() // max(input.shape[1], 1) if across is None
              else dim.size(input))
     if count == 1:
         raise ValueError("a batch statistic needs more than one value per "
                          "channel when training, given a shape of "
                          f"{tuple(input.shape)}: use a larger batch, or eval()")
-    return normalized(input, dim, weight, bias, settings, 1, None, running,
+    return normalized(input, dim, weight, bias, rule, 1, None, running,
                       momentum, count, batches, check)
 
 
 def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
                       running_var: Tensor | None = None,
-                      running_lambda: Tensor | None = None,
+                      running_lambda: Tensor | tuple[Tensor, ...] | None = None,
                       weight: Tensor | None = None, bias: Tensor | None = None,
                       training: bool = False, momentum: float | Tensor = 0.1,
                       eps: float = 1e-5, noise: float = 0.4, alpha: float = 1.0,
                       steps: int = 1, safeguard: bool = False,
-                      noise_kind: str = "scaled") -> Tensor:
+                      noise_kind: str = "scaled",
+                      gaussianizer: Gaussianizer | None = None) -> Tensor:
     """Batch normality normalization of an input of shape (B, C, …), per
     channel: the functional form of `BatchNormalNorm1d`, `2d`, `3d`.
 
     In training, the statistics are those of the batch, the running averages are
     updated in place (where they stay finite), and noise is added. Otherwise the
     running averages are used, without noise. `weight`, `bias` and the running
-    averages have shape (C,).
+    averages have shape (C,). With another `gaussianizer`, `running_lambda` is a
+    tuple of the averages of its parameters.
 
     Raises `ValueError` for one value per channel in training, for missing
     running averages in evaluation, and for a number of channels other than that
@@ -276,19 +307,22 @@ def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
     Example: `batch_normal_norm(torch.randn(8, 3), training=True).shape` is (8,
     3).
     """
+    rule = Rule.of(
+        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
     return batch_normalized(
-        input, (running_mean, running_var, running_lambda), weight, bias,
-        training, momentum,
-        Settings(eps, noise, noise_kind, alpha, steps, safeguard))
+        input, all_averages(rule, running_mean, running_var, running_lambda),
+        weight, bias, training, momentum, rule)
 
 # %% ../../nbs/235_layers.functional.ipynb #f60cb6a8
 def instance_normal_norm(
     input: Tensor, running_mean: Tensor | None = None,
-    running_var: Tensor | None = None, running_lambda: Tensor | None = None,
+    running_var: Tensor | None = None,
+    running_lambda: Tensor | tuple[Tensor, ...] | None = None,
     weight: Tensor | None = None, bias: Tensor | None = None,
     use_input_stats: bool = True, momentum: float | Tensor = 0.1,
     eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0, steps: int = 1,
-    safeguard: bool = False, noise_kind: str = "scaled"
+    safeguard: bool = False, noise_kind: str = "scaled",
+    gaussianizer: Gaussianizer | None = None
 ) -> Tensor:
     """Instance normality normalization of an input of shape (B, C, L, …), per
     image and channel: the functional form of `InstanceNormalNorm1d`, `2d`,
@@ -297,8 +331,9 @@ def instance_normal_norm(
     `use_input_stats`: normalize with the statistics of each instance, and
     update the running averages, where they are given, with their mean over the
     batch; otherwise with the running averages. `weight`, `bias` and the running
-    averages have shape (C,). `noise` is 0 by default, for a function does not
-    know whether it is training.
+    averages have shape (C,), `running_lambda` and `gaussianizer` as for
+    `batch_normal_norm`. `noise` is 0 by default, for a function does not know
+    whether it is training.
 
     Raises `ValueError` for inputs without, or with a single, value per
     instance, and for parameters of another shape.
@@ -306,28 +341,39 @@ def instance_normal_norm(
     Example: `instance_normal_norm(torch.randn(2, 3, 5, 7)).shape` is (2, 3, 5,
     7).
     """
+    rule = Rule.of(
+        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
+    return instance_normalized(
+        input, all_averages(rule, running_mean, running_var, running_lambda),
+        weight, bias, use_input_stats, momentum, rule)
+
+
+def instance_normalized(
+    input: Tensor, running: tuple[Tensor | None, ...], weight: Tensor | None,
+    bias: Tensor | None, use_input_stats: bool, momentum: float | Tensor,
+    rule: Rule
+) -> Tensor:
+    "`instance_normal_norm`, with running averages together and a rule."
     channels = check_channels(
-        input, "instance", running_mean=running_mean, running_var=running_var,
-        running_lambda=running_lambda, weight=weight, bias=bias)
+        input, "instance", weight=weight, bias=bias,
+        **dict(zip(average_names(rule.gaussianizer.names), running)))
     count = input.numel() // max(input.shape[0] * channels, 1)
     if input.ndim < 3 or (use_input_stats and count == 1):
         raise ValueError("an instance statistic needs more than one value per "
                          "image and channel, given a shape of "
                          f"{tuple(input.shape)}")
-    settings, dim, running = (
-        Settings(eps, noise, noise_kind, alpha, steps, safeguard),
-        tuple(range(2, input.ndim)),
-        (running_mean, running_var, running_lambda))
+    dim = tuple(range(2, input.ndim))
     if not use_input_stats:
-        return normalized(input, dim, weight, bias, settings, 1,
-                          _given(alpha, *running))
+        return normalized(input, dim, weight, bias, rule, 1,
+                          _given(rule, *running))
     if all(average is None for average in running):
-        return normalized(input, dim, weight, bias, settings, 1)
-    out, used = with_statistics(input, dim, weight, bias, settings, 1)
+        return normalized(input, dim, weight, bias, rule, 1)
+    out, used = with_statistics(input, dim, weight, bias, rule, 1)
     if input.numel():
-        update_running(running,
-                       tuple(value.mean(0) for value in averages(used, count)),
-                       momentum)
+        update_running(
+            running,
+            tuple(value.mean(0) for value in averages(used, count, rule)),
+            momentum)
     return out
 
 # %% ../../nbs/235_layers.functional.ipynb #197e3d2e
@@ -362,11 +408,11 @@ def check_elementwise(shape: tuple[int, ...], weight: Tensor | None,
 
 def layer_normalized(input: Tensor, shape: tuple[int, ...],
                      weight: Tensor | None, bias: Tensor | None,
-                     settings: Settings) -> Tensor:
-    "`layer_normal_norm` for given settings."
+                     rule: Rule) -> Tensor:
+    "`layer_normal_norm` for a rule."
     if isinstance(input, Tensor) and input.is_nested:
         return by_parts(
-            input, lambda x: layer_normalized(x, shape, weight, bias, settings))
+            input, lambda x: layer_normalized(x, shape, weight, bias, rule))
 
     def check():
         check_input(input)
@@ -379,15 +425,16 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
                          f"normalized_shape={shape}, given a shape of "
                          f"{tuple(input.shape)}")
     check_elementwise(shape, weight, bias)
-    return normalized(raised(input), tuple(range(-len(shape), 0)), weight, bias,
-                      settings, check=check)
+    return normalized(autocast(input), tuple(range(-len(shape), 0)), weight,
+                      bias, rule, check=check)
 
 
 def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
                       weight: Tensor | None = None, bias: Tensor | None = None,
                       eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
                       steps: int = 1, safeguard: bool = False,
-                      noise_kind: str = "scaled") -> Tensor:
+                      noise_kind: str = "scaled",
+                      gaussianizer: Gaussianizer | None = None) -> Tensor:
     """Layer normality normalization over the last axes, of sizes
     `normalized_shape`: the functional form of `LayerNormalNorm`.
 
@@ -401,14 +448,15 @@ def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
     """
     return layer_normalized(
         input, sizes("normalized_shape", normalized_shape), weight, bias,
-        Settings(eps, noise, noise_kind, alpha, steps, safeguard))
+        Rule.of(eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer))
 
 # %% ../../nbs/235_layers.functional.ipynb #0c905746
 def group_normal_norm(input: Tensor, num_groups: int,
                       weight: Tensor | None = None, bias: Tensor | None = None,
                       eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
                       steps: int = 1, safeguard: bool = False,
-                      noise_kind: str = "scaled") -> Tensor:
+                      noise_kind: str = "scaled",
+                      gaussianizer: Gaussianizer | None = None) -> Tensor:
     """Group normality normalization of an input of shape (B, C, …), over each
     of `num_groups` groups of channels of an image: the functional form of
     `GroupNormalNorm`.
@@ -422,6 +470,14 @@ def group_normal_norm(input: Tensor, num_groups: int,
 
     Example: `group_normal_norm(torch.randn(2, 6, 5), 3).shape` is (2, 6, 5).
     """
+    return group_normalized(
+        input, num_groups, weight, bias,
+        Rule.of(eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer))
+
+
+def group_normalized(input: Tensor, num_groups: int, weight: Tensor | None,
+                     bias: Tensor | None, rule: Rule) -> Tensor:
+    "`group_normal_norm` for a rule."
     channels = check_channels(input, "group", weight=weight, bias=bias)
     if type(num_groups) is not int:
         num_groups = size("num_groups", num_groups)
@@ -429,7 +485,7 @@ def group_normal_norm(input: Tensor, num_groups: int,
         raise ValueError(f"{channels} channels do not divide into "
                          f"num_groups={num_groups}: choose a divisor of the "
                          "number of channels")
-    grouped = raised(input).reshape(
+    grouped = autocast(input).reshape(
         input.shape[0], num_groups, channels // num_groups, *input.shape[2:])
     if input.numel() and input.numel() == input.shape[0] * num_groups:
         raise ValueError("a group statistic needs more than one value, given "
@@ -439,5 +495,4 @@ def group_normal_norm(input: Tensor, num_groups: int,
                     else v.reshape(1, num_groups, -1, *(1,) * (input.ndim - 2))
                     for v in (weight, bias))
     return normalized(grouped, tuple(range(2, grouped.ndim)), weight, bias,
-                      Settings(eps, noise, noise_kind, alpha, steps,
-                               safeguard)).reshape(input.shape)
+                      rule).reshape(input.shape)

@@ -11,34 +11,66 @@ __all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d',
            'InstanceNormalNorm3d', 'LayerNormalNorm', 'GroupNormalNorm']
 
 # %% ../../nbs/240_layers.normality.ipynb #ed6de05a
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
-from .core import (
-    _Leaf, Settings, check_input, number, size, sizes)
+from .core import _Leaf, Rule, check_input, size, sizes
 from .families import register
-from .functional import (
-    batch_normalized, group_normal_norm, instance_normal_norm, layer_normalized)
+from normalnorm.layers.functional import (
+    average_names, batch_normalized, group_normalized, instance_normalized,
+    layer_normalized)
+from ..theory.gradient import Gaussianizer, Power
+from ..theory.newton import number
 
 # %% ../../nbs/240_layers.normality.ipynb #9fe45295
+def _setting(name: str) -> property:
+    "A part of the rule, or of its power transform, checked when it is set."
+    def change(self, value) -> None:
+        rule = self._rule
+        self._adopt(rule._replace(**{name: value}) if name in rule._fields
+                    else rule._replace(gaussianizer=dataclasses.replace(
+                        rule.gaussianizer, **{name: value})))
+
+    return property(lambda self: getattr(
+        self._rule if name in Rule._fields else self._rule.gaussianizer, name),
+        change)
+
+
 class _NormalNorm(_Leaf):
-    "Settings, affine parameters and description of all normality layers."
+    "Rule, affine parameters and description of all normality layers."
+    eps, noise, noise_kind = map(_setting, ("eps", "noise", "noise_kind"))
+    alpha, steps, safeguard = map(_setting, ("alpha", "steps", "safeguard"))
+
+    @property
+    def gaussianizer(self) -> Gaussianizer:
+        "The transform; one with other parameters needs another layer."
+        return self._rule.gaussianizer
+
+    def _adopt(self, rule: Rule) -> None:
+        self._rule = rule.check()
+        self._quiet = rule.quiet()
 
     def _set_up(self, sizes: tuple[int, ...], weight: bool, bias: bool,
-                settings: Settings, device, dtype) -> None:
-        settings.check()
-        (self.eps, self.noise, self.noise_kind, self.alpha, self.steps,
-         self.safeguard) = settings
+                rule: Rule, device, dtype) -> None:
+        self._adopt(rule)
         for name, wanted in (("weight", weight), ("bias", bias)):
             self.register_parameter(
                 name,
                 nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
                     if wanted else None)
 
-    def _settings(self) -> Settings:
-        "Those of the next call: no noise in evaluation."
-        return Settings(self.eps, self.noise if self.training else 0.0,
-                        self.noise_kind, self.alpha, self.steps, self.safeguard)
+    def _present(self) -> Rule:
+        "That of the next call: no noise in evaluation."
+        return self._rule if self.training else self._quiet
+
+    def __setstate__(self, state: dict) -> None:
+        names = ("eps", "noise", "alpha", "steps", "safeguard", "noise_kind")
+        if "_rule" not in state and "eps" in state:     # of an older pickle
+            state = dict(state)
+            self._adopt(Rule.of(*(state.pop(name) for name in names)))
+        super().__setstate__(state)
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
         """Weight and bias, from where they usually are: a module looks for them
@@ -60,11 +92,19 @@ class _NormalNorm(_Leaf):
             nn.init.zeros_(self.bias)
 
     def _described(self) -> str:
-        return (f"noise={self.noise}, noise_kind={self.noise_kind}, "
-                f"alpha={self.alpha}, steps={self.steps}, "
-                f"safeguard={self.safeguard}")
+        power = self.gaussianizer
+        return f"noise={self.noise}, noise_kind={self.noise_kind}, " + (
+            f"alpha={power.alpha}, steps={power.steps}, "
+            f"safeguard={power.safeguard}" if type(power) is Power
+            else f"gaussianizer={power}")
 
 # %% ../../nbs/240_layers.normality.ipynb #c242c401
+def _features(value) -> int:
+    "A number of channels; PyTorch's batch norms take a shape, too."
+    listed = isinstance(value, (tuple, list)) and len(value) == 1
+    return size("num_features", value[0] if listed else value)
+
+
 class _ChannelNormalNorm(_NormalNorm):
     """What batch and instance layers share; a layer's row in the table says
     which numbers of axes it accepts.
@@ -75,38 +115,61 @@ class _ChannelNormalNorm(_NormalNorm):
                  track_running_stats: bool = True, noise: float = 0.4,
                  alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
                  noise_kind: str = "scaled", device=None, dtype=None, *,
-                 bias: bool = True):
+                 bias: bool = True, gaussianizer: Gaussianizer | None = None):
         super().__init__()
-        # PyTorch's batch norms take a shape, too
-        listed = (
-            isinstance(num_features, (tuple, list)) and len(num_features) == 1)
-        num_features = size("num_features",
-                            num_features[0] if listed else num_features)
+        self._set_up_channels(
+            num_features, momentum, affine, track_running_stats, bias,
+            Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
+                    gaussianizer), device, dtype)
+
+    _spread = "var"                     # of the second running average
+
+    def _adopt(self, rule: Rule) -> None:
+        super()._adopt(rule)
+        self._averages = average_names(rule.gaussianizer.names, self._spread)
+
+    def _set_up_channels(
+            self, num_features: int, momentum: float | None, affine: bool,
+            track_running_stats: bool, bias: bool, rule: Rule, device, dtype
+    ) -> None:
+        num_features = _features(num_features)
         if momentum is not None:
             number("momentum", momentum)
         (self.num_features, self.momentum, self.affine,
          self.track_running_stats) = (
              num_features, momentum, affine, track_running_stats)
-        self._set_up((num_features,), affine, affine and bias,
-                     Settings(eps, noise, noise_kind, alpha, steps, safeguard),
-                     device, dtype)
-        for name in ("running_mean", "running_var", "running_lambda"):
+        self._set_up((num_features,), affine, affine and bias, rule, device,
+                     dtype)
+        for name in self._averages:
             self.register_buffer(
                 name,
-                torch.empty(num_features, device=device, dtype=dtype)
+                torch.empty(self._size_of(name), device=device, dtype=dtype)
                     if track_running_stats else None)
         self.register_buffer("num_batches_tracked",
                              torch.tensor(0, dtype=torch.long, device=device)
                                  if track_running_stats else None)
         self.reset_parameters()
 
+    def _size_of(self, average: str) -> tuple[int, ...]:
+        return (self.num_features,)
+
+    def _neutral(self) -> dict[str, float]:
+        "What the averages of the parameters begin with."
+        return dict(zip(self._averages[2:], self.gaussianizer.neutral))
+
     def reset_running_stats(self) -> None:
-        "Mean 0, variance 1, λ 1, no batch seen."
+        """Mean 0, variance 1, parameters at which the transform is the
+        identity, no batch seen.
+        """
         if self.track_running_stats:
             self.running_mean.zero_()
-            self.running_var.fill_(1)
-            self.running_lambda.fill_(1)
+            self._reset_spread()
+            for name, value in self._neutral().items():
+                getattr(self, name).fill_(value)
             self.num_batches_tracked.zero_()
+
+    def _reset_spread(self) -> None:
+        self.running_var.fill_(1)
 
     def reset_parameters(self) -> None:
         "Weight 1, bias 0, and fresh running averages."
@@ -130,24 +193,24 @@ class _ChannelNormalNorm(_NormalNorm):
     def _channel_axis(self, input: Tensor) -> int:
         return 1
 
-    def _running(self) -> tuple[Tensor | None, ...]:
-        """Running mean, variance, λ and the number of batches, as `_affine`
-        finds its two.
+    def _running(self) -> list[Tensor | None]:
+        """The running averages and the number of batches, as `_affine` finds
+        its two.
         """
+        names = (*self._averages, "num_batches_tracked")
         try:
             own = self._buffers
-            return (own["running_mean"], own["running_var"],
-                    own["running_lambda"], own["num_batches_tracked"])
+            return [own[name] for name in names]
         except (AttributeError, KeyError):
-            return (self.running_mean, self.running_var, self.running_lambda,
-                    self.num_batches_tracked)
+            return [getattr(self, name) for name in names]
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         mean = state_dict.get(prefix + "running_mean")
         if self.track_running_stats and mean is not None:
             # a plain normalizer's checkpoint
-            state_dict.setdefault(prefix + "running_lambda",
-                                  torch.ones_like(mean))
+            for name, value in self._neutral().items():
+                state_dict.setdefault(
+                    prefix + name, torch.full_like(mean, value))
             # one older than PyTorch 0.4.1
             state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros(
                 (), dtype=torch.long, device=mean.device))
@@ -174,7 +237,7 @@ class _BatchNormalNorm(_ChannelNormalNorm):
             input, tuple(running), *self._affine(),
             self.training or running[0] is None,
             self.momentum if self.track_running_stats else 0.0,
-            self._settings(), batches if tracked else None, self._across())
+            self._present(), batches if tracked else None, self._across())
 
     def _across(self) -> None:
         "Statistics are those of the batch that a layer is given."
@@ -193,8 +256,10 @@ class BatchNormalNorm1d(_BatchNormalNorm):
       `normalnorm.layers.noise.add_noise`;
     - `alpha` (1.0), `steps` (1), `safeguard` (False): how λ is estimated, see
       `normalnorm.theory.newton.newton_lambda`;
+    - `gaussianizer` (None): another transform instead, such as
+      `Chain()`; with `Identity()` this is the plain layer, with noise;
     - `running_lambda`: the running average of λ, used in evaluation, 1 at the
-      start.
+      start; with another transform `running_` with the name of each parameter.
 
     The output has the shape and dtype of the input; statistics are in float32
     at least. Checkpoints of `torch.nn.BatchNorm1d` load. A batch that is not
@@ -248,10 +313,9 @@ class _InstanceNormalNorm(_ChannelNormalNorm):
         self._check_shape(input)
         images = input.unsqueeze(0) if input.ndim == min(self._axes) else input
         own = self.training or not self.track_running_stats
-        out = instance_normal_norm(
-            images, self.running_mean, self.running_var, self.running_lambda,
-            self.weight, self.bias, use_input_stats=own,
-            momentum=self.momentum or 0.0, **self._settings()._asdict())
+        out = instance_normalized(
+            images, tuple(self._running()[:-1]), *self._affine(), own,
+            self.momentum or 0.0, self._present())
         return out.reshape(input.shape)
 
     def _channel_axis(self, input: Tensor) -> int:
@@ -318,8 +382,8 @@ class LayerNormalNorm(_NormalNorm):
     `normalized_shape`: Eftekhari & Papyan (2025), Algorithm 1.
 
     Arguments as for `torch.nn.LayerNorm` (`eps`, `elementwise_affine`, `bias`),
-    and `noise` (1.0), `noise_kind`, `alpha`, `steps`, `safeguard` as for
-    `BatchNormalNorm1d`. Noise is added in training only; λ is computed from
+    and `noise` (1.0), `noise_kind`, `alpha`, `steps`, `safeguard`,
+    `gaussianizer` as for `BatchNormalNorm1d`. Noise is added in training only; λ is computed from
     each sample, in evaluation too.
 
     The output has the shape and dtype of the input. Checkpoints of
@@ -337,20 +401,21 @@ class LayerNormalNorm(_NormalNorm):
                  eps: float = 1e-5, elementwise_affine: bool = True,
                  bias: bool = True, noise: float = 1.0, alpha: float = 1.0,
                  steps: int = 1, safeguard: bool = False,
-                 noise_kind: str = "scaled", device=None, dtype=None):
+                 noise_kind: str = "scaled", device=None, dtype=None, *,
+                 gaussianizer: Gaussianizer | None = None):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
         self.elementwise_affine = elementwise_affine
         self._set_up(self.normalized_shape, elementwise_affine,
                      elementwise_affine and bias,
-                     Settings(eps, noise, noise_kind, alpha, steps, safeguard),
-                     device, dtype)
+                     Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
+                             gaussianizer), device, dtype)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` over its last axes; add noise in training."
         return layer_normalized(
-            input, self.normalized_shape, *self._affine(), self._settings())
+            input, self.normalized_shape, *self._affine(), self._present())
 
     def extra_repr(self) -> str:
         return (f"{self.normalized_shape}, eps={self.eps}, "
@@ -363,8 +428,8 @@ class GroupNormalNorm(_NormalNorm):
     `torch.nn.GroupNorm`: each group of channels of an image is a unit.
 
     Arguments as for `torch.nn.GroupNorm` (`num_groups`, `num_channels`, `eps`,
-    `affine`), and `noise` (0.4), `noise_kind`, `alpha`, `steps`, `safeguard` as
-    for `BatchNormalNorm1d`. Checkpoints of `torch.nn.GroupNorm` load and are
+    `affine`), and `noise` (0.4), `noise_kind`, `alpha`, `steps`, `safeguard`,
+    `gaussianizer` as for `BatchNormalNorm1d`. Checkpoints of `torch.nn.GroupNorm` load and are
     written.
     Raises `ValueError` where the channels do not divide into the groups, for
     wrong shapes and for one value per group.
@@ -379,7 +444,7 @@ class GroupNormalNorm(_NormalNorm):
                  affine: bool = True, noise: float = 0.4, alpha: float = 1.0,
                  steps: int = 1, safeguard: bool = False,
                  noise_kind: str = "scaled", device=None, dtype=None, *,
-                 bias: bool = True):
+                 bias: bool = True, gaussianizer: Gaussianizer | None = None):
         super().__init__()
         num_groups, num_channels = (
             size("num_groups", num_groups), size("num_channels", num_channels))
@@ -390,8 +455,8 @@ class GroupNormalNorm(_NormalNorm):
         self.num_groups, self.num_channels, self.affine = (
             num_groups, num_channels, affine)
         self._set_up((num_channels,), affine, affine and bias,
-                     Settings(eps, noise, noise_kind, alpha, steps, safeguard),
-                     device, dtype)
+                     Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
+                             gaussianizer), device, dtype)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -401,8 +466,8 @@ class GroupNormalNorm(_NormalNorm):
             raise ValueError("GroupNormalNorm was made for "
                              f"num_channels={self.num_channels} channels on "
                              f"axis 1, given a shape of {tuple(input.shape)}")
-        return group_normal_norm(input, self.num_groups, *self._affine(),
-                                 **self._settings()._asdict())
+        return group_normalized(
+            input, self.num_groups, *self._affine(), self._present())
 
     def extra_repr(self) -> str:
         return (f"{self.num_groups}, {self.num_channels}, eps={self.eps}, "

@@ -6,7 +6,7 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'quantile_nodes', 'by_nodes', 'piecewise_linear',
-           'proxy_statistics']
+           'ProxyMoments', 'proxy_statistics']
 
 # %% ../../nbs/410_layers.proxy.ipynb #56fcef27
 import functools
@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..claims import near
-from . import native
-from .backends import get_backend, ordinary
+from .backends import compute
 from .core import check_memory, check_saved, guarded, kinds
+from .engines import native
 
 # %% ../../nbs/410_layers.proxy.ipynb #a94e9023
 def quantile_nodes(samples: int) -> Tensor:
@@ -167,59 +167,74 @@ def _call(which: int, parameters, results, upstream, gradients, samples: int,
                       torch.get_num_threads(), slope))
 
 # %% ../../nbs/410_layers.proxy.ipynb #ad4b312a
-class _InKernel(torch.autograd.Function):
-    """Mean and variance by the native kernel, with first derivatives; others
-    are the definition's.
+class ProxyMoments(NamedTuple):
+    """A problem for the engines: what `proxy_statistics` computes by the
+    quantile rule, for a named activation.
     """
+    weight: Tensor
+    bias: Tensor
+    proxy_mean: Tensor | None
+    proxy_scale: Tensor | None
+    kind: _Kind
+    slope: float
+    samples: int
 
-    @staticmethod
-    def forward(ctx, weight, bias, proxy_mean, proxy_scale, kind, slope,
-                samples):
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        return self[:4]
+
+    tensors = inputs
+
+
+class _ByKernel(NamedTuple):
+    "Mean and variance by the native kernel, as a `Work`."
+    kind: _Kind
+    slope: float
+    samples: int
+
+    def forward(self, problem: ProxyMoments, keep: bool) -> tuple:
         parameters = tuple(
             t if t is None or t.is_contiguous() else t.contiguous()
-            for t in (weight, bias, proxy_mean, proxy_scale))
-        mean, var, jacobian = (
-            torch.empty_like(parameters[0]), torch.empty_like(parameters[0]),
-            weight.new_empty(4 * weight.numel()))
+            for t in problem.inputs())
+        weight = parameters[0]
+        mean, var, jacobian = (torch.empty_like(weight),
+                               torch.empty_like(weight),
+                               weight.new_empty(4 * weight.numel()))
         _call(0, parameters, (mean, var, jacobian), (None, None), (None,) * 4,
-              samples, kind.number, slope)
-        ctx.kind, ctx.slope, ctx.samples = kind, slope, samples
-        ctx.save_for_backward(weight, bias, proxy_mean, proxy_scale, jacobian)
-        ctx.kinds = kinds((weight, bias, proxy_mean, proxy_scale, jacobian))
-        return mean, var
+              self.samples, self.kind.number, self.slope)
+        saved = (*problem.inputs(), jacobian)
+        return (mean, var), saved, kinds(saved)
 
-    @staticmethod
-    def backward(ctx, of_mean, of_var):
-        saved = *parameters, jacobian = ctx.saved_tensors
-        check_saved(saved, ctx.kinds)
-        needs = ctx.needs_input_grad[:4]
-        if ((again := torch.is_grad_enabled())
-                or not ordinary(of_mean, of_var, *saved)):
-            with torch.enable_grad():
-                # apart even where one tensor is given twice
-                inputs = [None if t is None else t.view_as(t)
-                          for t in parameters]
-                if not again:
-                    inputs = [
-                        None if t is None else t.detach().requires_grad_(need)
-                        for t, need in zip(inputs, needs)]
-                outputs = _definition(*inputs, ctx.kind, ctx.slope, ctx.samples)
-            found = iter(torch.autograd.grad(
-                outputs, [t for t, need in zip(inputs, needs) if need],
-                (of_mean, of_var), create_graph=again, materialize_grads=True))
-            return (*(next(found) if need else None for need in needs), None,
-                    None, None)
-        check_memory(of_mean, of_var)
-        parameters, jacobian = [
-            None if t is None else t.resolve_neg().contiguous()
-            for t in parameters], jacobian.resolve_neg().contiguous()
+    def backward(self, state, saved, grads, needs):
+        check_saved(saved, state)
+        check_memory(*grads)
+        *parameters, jacobian = (None if t is None
+                                 else t.resolve_neg().contiguous()
+                                 for t in saved)
+        upstream = tuple(torch.zeros_like(parameters[0]) if grad is None
+                         else grad.resolve_neg().contiguous()
+                         for grad in grads)
         gradients = [torch.empty_like(t) if need else None
                      for t, need in zip(parameters, needs)]
-        _call(1, parameters, (None, None, jacobian),
-              (of_mean.resolve_neg().contiguous(),
-               of_var.resolve_neg().contiguous()),
-              gradients, ctx.samples, ctx.kind.number, ctx.slope)
-        return *gradients, None, None, None
+        _call(1, parameters, (None, None, jacobian), upstream, gradients,
+              self.samples, self.kind.number, self.slope)
+        return gradients
+
+    def definition(self, state, saved):
+        check_saved(saved, state)
+        # apart even where one tensor is given twice
+        inputs = [None if t is None else t.view_as(t) for t in saved[:4]]
+        return inputs, _definition(*inputs, *self)
+
+
+def _offer(problem: ProxyMoments) -> _ByKernel | None:
+    covered = problem.weight.numel() and all(
+        t is None or t.dtype is torch.float32 and t.is_cpu and not t.is_neg()
+        for t in problem.inputs())
+    return (_ByKernel(problem.kind, problem.slope, problem.samples)
+            if covered and native.available() else None)
+
+
+native.ENGINE.offers[ProxyMoments] = _offer
 
 # %% ../../nbs/410_layers.proxy.ipynb #f6160855
 def _definition(weight, bias, proxy_mean, proxy_scale, kind: _Kind,
@@ -325,10 +340,8 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
         return _asking_again(
             piecewise_linear(*_location_and_spread(*parameters), slope),
             parameters)
-    if get_backend() in ("auto", "native") and ordinary(*parameters) and all(
-        t is None or t.dtype is torch.float32 and t.is_cpu and not t.is_neg()
-        for t in parameters
-    ) and weight.numel() and native.available():
-        return _InKernel.apply(*parameters, kind, slope, samples)
+    found = compute(ProxyMoments(*parameters, kind, slope, samples))
+    if found is not None:
+        return found
     return _asking_again(_definition(*parameters, kind, slope, samples),
                          parameters)

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from .families import family_of, is_layer, register
 from .noise import draw_seed
 from .normality import _BatchNormalNorm
-from ..theory.newton import Over
+from ..theory.newton import Over, raised
 
 # %% ../../nbs/245_layers.sync.ipynb #e47a32ee
 class _Exchange(torch.autograd.Function):
@@ -47,9 +47,10 @@ class Across(Over):
     of shape (B, C, …), is this process's share.
 
     Made by the first exchange, which every process of the group must take part
-    in, as in each that follows; so `var_mean` is that of `x`. Averages with a
-    `name` are remembered. First derivatives only, of the core's formula:
-    `RuntimeError` where an exchange would have to be differentiated.
+    in, as in each that follows. It brings variance and mean of `x`, which are
+    remembered as those of the "input", as is whatever is asked for by a `name`:
+    so one such object serves one input. First derivatives only, of the core's
+    formula: `RuntimeError` where an exchange would have to be differentiated.
 
     `noise`: a seed is drawn in each process, and the first one's is used.
     Raises `ValueError` where there are fewer than two elements a channel in all
@@ -63,7 +64,7 @@ class Across(Over):
                  noise: bool, dim: tuple[int, ...] | None = None):
         super().__init__((0, *range(2, x.ndim)) if dim is None else dim)
         self.group, self.known = group, {}
-        x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        x = raised(x.detach())
         elements, floats = x.numel() // x.shape[1], self.statistics(x)
         numbers = torch.stack([
             torch.tensor(elements, device=x.device),
@@ -75,7 +76,7 @@ class Across(Over):
                 self.gather(payload).split((16, len(payload) - 16), 1),
                 (torch.int64, floats.dtype)))
         counts = numbers[:, 0].tolist()
-        self.count, self.seed = sum(counts), numbers[0, 1]
+        self.count, self.seed = sum(counts), numbers[0, 1] if noise else None
         self.offset = sum(counts[:dist.get_rank(group)]) * x.shape[1]
         if self.count < 2:
             raise ValueError("a batch statistic needs more than one value per "
@@ -90,7 +91,7 @@ class Across(Over):
 
     def merge(self, floats: Tensor, x: Tensor) -> None:
         "The statistics of the whole, from a row for each process."
-        self.whole = self.merged(
+        self.known["input"] = self.merged(
             *floats.view(len(floats), 2, *self.of(x).shape).unbind(1))
 
     def gather(self, values: Tensor) -> Tensor:
@@ -135,9 +136,8 @@ class Across(Over):
             [torch.stack(self.moments(x)) for x in values]))
         return [self.merged(*part.unbind(1)) for part in parts.unbind(1)]
 
-    def var_mean(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        "Those of the first exchange."
-        return self.whole
+    def var_mean(self, x: Tensor, name: str = "") -> tuple[Tensor, Tensor]:
+        return self.known.get(name) or self.var_means(x)[0]
 
     def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         local = (torch.stack([x.amax(self.dim, keepdim=True),
@@ -159,12 +159,14 @@ class _AllProcesses:
                  process_group: dist.ProcessGroup | None = None, **options):
         super().__init__(num_features, *args, **options)
         self.process_group = process_group
-        self._check_steps()
+        self._check_rule()
 
-    def _check_steps(self) -> None:
-        if self.steps > 1:
-            raise NotImplementedError(f"steps={self.steps} is not available "
-                                      "across processes: use steps=1")
+    def _check_rule(self) -> None:
+        if not self.gaussianizer.reduced().closed(None):
+            raise NotImplementedError(
+                f"gaussianizer={self.gaussianizer} is not available across "
+                "processes, where only gradients in closed form can be had: "
+                "use Power(steps=1), or Identity()")
 
     def _exchanges(self) -> bool:
         several = (dist.is_available() and dist.is_initialized()
@@ -196,7 +198,7 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
         "Statistics are those of all processes, where there are several."
         return functools.partial(
             Across, group=self.process_group,
-            noise=self._settings().noise > 0) if self._exchanges() else None
+            noise=self._present().noise > 0) if self._exchanges() else None
 
 
 register(SyncBatchNormalNorm, "sync", nn.SyncBatchNorm, axes="B C …", unit="C",
@@ -256,9 +258,9 @@ def convert_sync(module: nn.Module,
     Others are left alone. PyTorch's `convert_sync_batchnorm` does not know
     these layers. Works in place, and returns the module.
     Raises `NotImplementedError`, before anything is changed, for layers without
-    a synchronized form (`GaussianizedBatchNorm`), with `steps` > 1, for
-    subclasses with a forward of their own, and for layers that `fully_shard`
-    was called on.
+    a synchronized form, with `steps` > 1 or a transform whose gradient is not
+    known in closed form, for subclasses with a forward of their own, and for
+    layers that `fully_shard` was called on.
 
     Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a
     `SyncBatchNormalNorm`.
@@ -266,8 +268,8 @@ def convert_sync(module: nn.Module,
     found = [(layer, cls) for layer in module.modules()
              if (cls := _synchronized_class(layer)) is not None]
     for layer, cls in found:
-        if hasattr(cls, "_check_steps"):
-            cls._check_steps(layer)
+        if hasattr(cls, "_check_rule"):
+            cls._check_rule(layer)
     for layer, cls in found:
         _set_class(layer, cls)
         layer.process_group = process_group

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .backends import normality_norm
-from .core import affine, rounded
+from .backends import column
+from .core import rounded
 from normalnorm.layers.decorrelated import (
     _DecorrelatedBatchNorm,
     _DecorrelatedBatchNormalNorm,
@@ -25,12 +25,15 @@ from normalnorm.layers.decorrelated import (
     _layout,
     _product,
     _rows_of,
-    _update,
     _whitening,
+    finished,
+    follow,
+    whitens_only,
 )
 from .families import register
-from .functional import check_channels, column
+from .functional import check_channels
 from .sync import Across, _AllProcesses
+from ..theory.newton import raised
 from ..theory.whitening import wide
 
 
@@ -71,7 +74,7 @@ class _AcrossGroups(Across):
         """
         self.dim = (0, *range(2, z.ndim))
         variance = column(variance, z.ndim).to(z.dtype)
-        self.whole = variance, torch.zeros_like(variance)
+        self.known["input"] = variance, torch.zeros_like(variance)
         return self
 
 
@@ -92,7 +95,7 @@ class _Whitened(torch.autograd.Function):
     @staticmethod
     def forward(ctx, u, across, *how):
         there, back = ctx.layout = _layout(u, across.groups)
-        x, ctx.across = there(_raised(u)), across
+        x, ctx.across = there(raised(u)), across
         with _exact(x):
             with torch.enable_grad():
                 ctx.covs = [cov.requires_grad_()
@@ -118,7 +121,7 @@ class _Whitened(torch.autograd.Function):
         size, count = across.groups, across.count
         w = there(grad)
         with _exact(w):
-            c = _Whitened._centred(ctx, there(_raised(u)))
+            c = _Whitened._centred(ctx, there(raised(u)))
             sums = torch.cat([w.sum((0, 2))[:, None],
                               _moment_rows(w, c, size)], 1)
             dist.all_reduce(sums, group=across.group)
@@ -134,9 +137,6 @@ class _Whitened(torch.autograd.Function):
         return back(of_u).to(u.dtype), *(None,) * 5
 
 
-def _raised(u: Tensor) -> Tensor:
-    return u.to(torch.promote_types(u.dtype, torch.float32))
-
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #7502b2ac
 class _SyncDecorrelated(_AllProcesses):
     def forward(self, input: Tensor) -> Tensor:
@@ -148,29 +148,22 @@ class _SyncDecorrelated(_AllProcesses):
         self._check_shape(input)
         check_channels(input, "decorrelated batch", weight=self.weight,
                        bias=self.bias, running_mean=self.running_mean)
-        settings = self._settings().check()
-        normality = isinstance(self, _DecorrelatedBatchNormalNorm)
-        x = _layout(input, self.group_size)[0](_raised(input))
+        rule, plain = self._present(), whitens_only(self._rule)
+        x = _layout(input, self.group_size)[0](raised(input))
         with _exact(x):
             across = _AcrossGroups(
-                x, self.process_group, settings.noise > 0, self.group_size)
-        z, variance = _Whitened.apply(input, across, settings.eps, self.method,
-                                      self.iterations, normality)
-        weight, bias = (column(v, input.ndim) for v in (self.weight, self.bias))
-        lmbda = torch.ones_like(across.mean)
-        if normality:
-            out, used = normality_norm(z, across.whitened(z, variance), weight,
-                                       bias, **settings._asdict())
-            if used.lmbda is not None:
-                lmbda = used.lmbda.flatten()
-        else:
+                x, self.process_group, rule.noise > 0, self.group_size)
+        z, variance = _Whitened.apply(input, across, rule.eps, self.method,
+                                      self.iterations, not plain)
+        if plain and self.weight is None and not rule.noise:
             # a view could not be changed in place, e.g. by a ReLU
-            out = affine(z if weight is not None else z.clone(), weight, bias)
+            z = z.clone()
+        out, used = finished(z, across.whitened(z, variance), rule,
+                             self.weight, self.bias)
         if self.training and self.track_running_stats:
-            _update(across.count, self.momentum, across.mean, across.covariance,
-                    self.running_mean, self.running_covariance, lmbda,
-                    getattr(self, "running_lambda", None),
-                    self.num_batches_tracked)
+            *running, batches = self._running()
+            follow(across.count, self.momentum, across.mean, across.covariance,
+                   used, rule, tuple(running), batches)
         return rounded(out, input.dtype)
 
 

@@ -7,97 +7,22 @@ transform, and one after the other.
 # ../../nbs/264_theory.gaussianizers.ipynb.
 
 # %% auto #0
-__all__ = ['Gaussianizer', 'Power', 'Tail', 'Chain']
+__all__ = ['Tail', 'Chain']
 
 # %% ../../nbs/264_theory.gaussianizers.ipynb #538f9e2d
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from .lambert import check_real, tail_transform
-from .newton import (
-    Over, check_newton_arguments, newton_lambda_standardized, over)
-from .power_transform import (
-    signed_log1p, yeo_johnson, yeo_johnson_inverse)
-from .ranks import standardized_or_nan
+from .gradient import Gaussianizer, Power
+from .lambert import tail_transform
+from .newton import over
 from .tails import (
     newton_delta_standardized, tail_delta_standardized)
 
 
-class Gaussianizer:
-    """An increasing transform with parameters that a unit determines.
-
-    Subclasses give `names`, `neutral`, and the four methods below.
-
-    `names`: of the parameters; `neutral`: their values at which the transform
-    is the identity. Called with a sample and axes, it standardizes, estimates
-    and applies.
-
-    Example: `Power()(torch.randn(8, 3), 0).shape` is (8, 3).
-    """
-    names: tuple[str, ...] = ()
-    neutral: tuple[float, ...] = ()
-
-    def estimate(self, k: Tensor,
-                 dim: int | tuple[int, ...] | Over) -> tuple[Tensor, ...]:
-        """The parameters of units `k` that are standardized along `dim` (or
-        constant 0); `dim` is kept with size 1.
-        """
-        raise NotImplementedError
-
-    def apply(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        "The transform of standardized values."
-        raise NotImplementedError
-
-    def inverse(self, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        "The values whose transform is `x`."
-        raise NotImplementedError
-
-    def log_slope(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        "The logarithm of the transform's derivative."
-        raise NotImplementedError
-
-    def __call__(self, u: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-        """Standardize `u` along `dim` without ε, estimate, apply; in the dtype
-        of `u`, computed in float32 at least.
-
-        A constant unit gives 0.
-        """
-        check_real(type(self).__name__, u)
-        dims = (dim,) if isinstance(dim, int) else tuple(dim)
-        k = standardized_or_nan(
-            u.to(torch.promote_types(u.dtype, torch.float32)), dims)
-        return self.apply(k, self.estimate(k, dims)).to(u.dtype)
-
-
-class Power(Gaussianizer):
-    """The power transform of Yeo and Johnson, λ by Newton steps: `alpha`,
-    `steps`, `safeguard` as for `newton_lambda`.
-
-    Corrects asymmetry.
-
-    Example: `Power(steps=3)(torch.randn(100, 5).exp(), 0)`.
-    """
-    names, neutral = ("lambda",), (1.0,)
-
-    def __init__(self, alpha: float = 1.0, steps: int = 1,
-                 safeguard: bool = False):
-        check_newton_arguments(alpha, steps)
-        self.alpha, self.steps, self.safeguard = alpha, steps, safeguard
-
-    def estimate(self, k, dim):
-        return newton_lambda_standardized(
-            k, dim, self.alpha, self.steps, self.safeguard),
-
-    def apply(self, h, parameters):
-        return yeo_johnson(h, parameters[0])
-
-    def inverse(self, x, parameters):
-        return yeo_johnson_inverse(x, parameters[0])
-
-    def log_slope(self, h, parameters):
-        return (parameters[0] - 1) * signed_log1p(h)
-
-
+@dataclass(frozen=True)
 class Tail(Gaussianizer):
     """The Lambert W transform, which shortens both tails.
 
@@ -106,9 +31,13 @@ class Tail(Gaussianizer):
 
     Example: `Tail()(torch.distributions.StudentT(3.0).sample((100, 5)), 0)`.
     """
-    names, neutral = ("delta",), (0.0,)
+    steps: int = 0
+    method: str = "deviation"
+    names = ("delta",)
+    neutral = (0.0,)
 
-    def __init__(self, steps: int = 0, method: str = "deviation"):
+    def __post_init__(self):
+        steps, method = self.steps, self.method
         if method not in ("deviation", "newton"):
             raise ValueError(
                 f"method={method!r} must be 'deviation' or 'newton'")
@@ -116,7 +45,6 @@ class Tail(Gaussianizer):
             raise ValueError(f"steps={steps}: an integer, 0 or more, and 0 "
                              "with method='newton', which is a single step "
                              "from 0")
-        self.steps, self.method = steps, method
 
     def estimate(self, k, dim):
         return (tail_delta_standardized(k, dim, self.steps)
@@ -154,6 +82,9 @@ class Chain(Gaussianizer):
             self.names += (f"mean{i}", f"deviation{i}",
                            *(f"{name}{i}" for name in part.names))
             self.neutral += (0.0, 1.0, *part.neutral)
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(repr, self.parts))})"
 
     def estimate(self, k, dim):
         found = self.parts[0].estimate(k, dim)

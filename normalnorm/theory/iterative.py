@@ -16,8 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gaussianizers import Chain, Gaussianizer
-from .lambert import check_real
+from .gaussianizers import Chain
+from .gradient import Gaussianizer
+from .newton import check_real, raised
 
 
 class Round(NamedTuple):
@@ -94,7 +95,7 @@ class IterativeGaussianizer:
         if x.ndim != 2 or not x.shape[0]:
             raise ValueError(
                 f"a sample has shape (n, d) with n > 0, given {tuple(x.shape)}")
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = raised(x)
         generator, self.rounds = torch.Generator().manual_seed(self.seed), []
         for _ in range(self.count):
             mean, deviation = _moments(x)

@@ -17,9 +17,9 @@ import math
 import torch
 from torch import Tensor
 
-from .lambert import check_real, tail_transform
-from .newton import Over, over
-from .ranks import standardized_or_nan
+from .lambert import tail_transform
+from .newton import (
+    Over, check_real, over, raised, standardized_or_nan)
 
 
 def tail_nll(k: Tensor, delta: Tensor | float,
@@ -112,8 +112,7 @@ def newton_delta(h: Tensor, dim: int | tuple[int, ...],
     check_real("newton_delta", h)
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     return newton_delta_standardized(
-        standardized_or_nan(h.to(torch.promote_types(h.dtype, torch.float32)),
-                            dims),
+        standardized_or_nan(raised(h), dims),
         dims, light).squeeze(dims)
 
 # %% ../../nbs/263_theory.tails.ipynb #c034196a
@@ -185,6 +184,5 @@ def tail_delta(h: Tensor, dim: int | tuple[int, ...], steps: int = 0) -> Tensor:
     if 0 in (h.shape[d] for d in dims):
         raise ValueError("tail_delta needs at least one element along "
                          f"dim={dim}, given a shape of {tuple(h.shape)}")
-    k = standardized_or_nan(
-        h.to(torch.promote_types(h.dtype, torch.float32)), dims)
+    k = standardized_or_nan(raised(h), dims)
     return tail_delta_standardized(k, dims, steps).squeeze(dims)

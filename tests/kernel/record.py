@@ -13,7 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from normalnorm.layers import core, native
+from normalnorm.layers import core
+from normalnorm.layers.engines import native
 from normalnorm.layers.core import Statistics
 from normalnorm.layers.noise import normal_noise
 from normalnorm.layers.proxy import by_nodes, quantile_nodes

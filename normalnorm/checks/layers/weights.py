@@ -11,7 +11,8 @@ from torch import nn
 
 from normalnorm.claims import claim
 from normalnorm.layers.weights import gaussianized_direction, normality_weight
-from normalnorm.theory.gaussianizers import Chain, Power, Tail
+from normalnorm.theory.gaussianizers import Chain, Tail
+from normalnorm.theory.gradient import Power
 
 
 @claim("nn-weight-gaussianize", source="eftekhari2025, §6",

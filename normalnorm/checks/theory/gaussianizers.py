@@ -11,7 +11,8 @@ import scipy.stats
 import torch
 
 from normalnorm.claims import claim
-from normalnorm.theory.gaussianizers import Chain, Power, Tail
+from normalnorm.theory.gaussianizers import Chain, Tail
+from normalnorm.theory.gradient import Power
 from normalnorm.theory.newton import newton_lambda, standardized
 from normalnorm.theory.power_transform import yeo_johnson_nll
 

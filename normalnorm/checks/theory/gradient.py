@@ -152,7 +152,8 @@ def unit_gradient(u, g, eps, **options):
     var, mean = torch.var_mean(u, (0,), correction=0, keepdim=True)
     lmbda = newton_lambda_standardized((u - mean) * var.rsqrt(), (0,))
     return gradient.gaussianized_gradient(
-        u, g, mean, (var + eps).rsqrt(), var.rsqrt(), lmbda, (0,), **options)
+        u, g, mean, (var + eps).rsqrt(), var.rsqrt(), (lmbda,), (0,),
+        **options)
 
 
 @claim("nn-gradient-free-lambda", source="eftekhari2025, §4.1 (implied)",
@@ -160,7 +161,8 @@ def unit_gradient(u, g, eps, **options):
                  "P_h[g·∂ψ/∂h]/√(σ²+ε) + Γ·P_k[∂λ̂/∂k]/σ",
        kind="identity", verdict="holds", evidence="numerical",
        formula=unit_gradient,
-       mutant=lambda u, g, eps: unit_gradient(u, g, eps, through_lambda=False))
+       mutant=lambda u, g, eps: unit_gradient(
+           u, g, eps, through_parameters=False))
 def _(formula):
     """Automatic differentiation of the chain, to 1e-12 of the largest gradient
     of a unit, at four scales.

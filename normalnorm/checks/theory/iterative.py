@@ -11,7 +11,8 @@ import math
 import torch
 
 from normalnorm.claims import claim
-from normalnorm.theory.gaussianizers import Chain, Power, Tail
+from normalnorm.theory.gaussianizers import Chain, Tail
+from normalnorm.theory.gradient import Power
 from normalnorm.theory.iterative import IterativeGaussianizer
 
 
