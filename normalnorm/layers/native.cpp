@@ -705,17 +705,18 @@ struct Lookup {                                     // a table in registers
 
 // elements between two transfers of float sums to double
 constexpr i64 BLOCK = 64 * VL;
-// numbers per unit, beside mean, variance and λ, that the backward pass needs
-constexpr int KEPT = 10;
+// numbers per unit that the backward pass needs: beside mean, variance and λ,
+// and in all
+constexpr int BESIDE = 10, KEPT = 3 + BESIDE;
 enum Noise { NONE, SCALED, UNSCALED, DROPOUT };
 
 struct Job {
     const float *u, *grad;
     float* out;
     const float *weight, *bias;
-    // per unit; `kept`: KEPT numbers each. Null in a forward pass that nothing
-    // follows
-    float *mean, *var, *lmbda, *kept;
+    // per unit; `beside`: BESIDE numbers each. Null in a forward pass that
+    // nothing follows
+    float *mean, *var, *lmbda, *beside;
     // one for each weight, and, with one weight a unit, for each unit
     float *weight_grad, *bias_grad;
     // per unit, or null: averages that move towards those of this call
@@ -1284,8 +1285,8 @@ i64 start_of(const Job& job, i64 i) {
 // λ̂ of a unit whose moments are known; writes down what is known of it
 double power_of(Unit& w, const float* u, float* ell_of) {
     const Job& job = *w.job;
-    float* kept = job.kept ? job.kept + KEPT * w.i : nullptr;
-    if (kept) std::memset(kept, 0, 4 * KEPT), kept[0] = w.rest;
+    float* kept = job.beside ? job.beside + BESIDE * w.i : nullptr;
+    if (kept) std::memset(kept, 0, 4 * BESIDE), kept[0] = w.rest;
     double lmbda = 1;
     if (job.transform && w.bare > 0)
         lmbda = (float)estimate(w, u, ell_of, kept);
@@ -1314,7 +1315,7 @@ void forward_unit(Unit& w, const float* u, float* temporary,
                   const Target& target, float* ell_of) {
     const double lmbda = power_of(w, u, ell_of);
     finish(w, u, ell_of, lmbda, temporary, target,
-           w.job->kept ? w.job->kept + KEPT * w.i : nullptr);
+           w.job->beside ? w.job->beside + BESIDE * w.i : nullptr);
 }
 
 
@@ -1457,7 +1458,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
 Unit known_unit(const Job& job, i64 i, const float* noise) {
     Unit w(job, i);
     w.own_noise = noise;
-    w.center = job.mean[i], w.var = job.var[i], w.rest = job.kept[KEPT * i];
+    w.center = job.mean[i], w.var = job.var[i],
+    w.rest = job.beside[BESIDE * i];
     w.set_rates();
     if (std::isnan(w.var)) w.rate = NAN;
     return w;
@@ -1475,8 +1477,8 @@ Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
         : ell == NEAR
             ? (power.small ? reduce<NEAR, true> : reduce<NEAR, false>)
             : (power.small ? reduce<DISTANT, true> : reduce<DISTANT, false>);
-    visit(w, direct, u, grad, power, w.job->kept[KEPT * w.i + 1], k_of, of_h,
-          ell_of, weights, m);
+    visit(w, direct, u, grad, power, w.job->beside[BESIDE * w.i + 1], k_of,
+          of_h, ell_of, weights, m);
     return m;
 }
 
@@ -1484,7 +1486,7 @@ Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
 void gradient(const Unit& w, const Sums& m, const float* k_of,
               const float* of_h, const float* ell_of, const Target& target) {
     const Job& job = *w.job;
-    const float* kept = job.kept + KEPT * w.i;
+    const float* kept = job.beside + BESIDE * w.i;
     const float rate = (float)w.rate;
     if (!(job.transform && w.bare > 0)) {
         const float c0 = (float)(-w.rate * m.g), c1 = (float)(-w.rate * m.gh);
@@ -1727,7 +1729,7 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
                 next.moments(job.u + start_of(job, i + 1), nullptr);
             finish(w, job.u + start, ell, lmbda, job.out + start,
                    {nullptr, job.out + start},
-                   job.kept ? job.kept + KEPT * i : nullptr);
+                   job.beside ? job.beside + BESIDE * i : nullptr);
             w = next;
         }
         return;
@@ -2097,6 +2099,8 @@ extern "C" {
 // are looked up
 int normalnorm_path() { return VL + 32 * FUSED + 64 * TABLES; }
 
+int normalnorm_kept() { return KEPT; }
+
 uint64_t normalnorm_refused() { return refused; }
 
 int normalnorm_forward(const Job* job_) {
@@ -2108,7 +2112,7 @@ int normalnorm_forward(const Job* job_) {
     if (job.given || job.mean ? !all_here(job.mean, job.var) : false)
         return NO_DATA;
     if (job.given ? job.transform && !all_here(job.lmbda)
-                  : job.mean && !all_here(job.lmbda, job.kept))
+                  : job.mean && !all_here(job.lmbda, job.beside))
         return NO_DATA;
     if (job.given) {
         Channel* const channels = (Channel*)given_memory[0].take(
@@ -2148,7 +2152,7 @@ int normalnorm_forward(const Job* job_) {
 int normalnorm_backward(const Job* job_) {
     const Job& job = *job_;
     if (!all_here(job.u, job.grad, job.out, job.mean, job.var, job.lmbda,
-                  job.kept)
+                  job.beside)
         || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad))
         return NO_DATA;
     if (job.weights >= 0)
@@ -2560,7 +2564,7 @@ int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds) {
     std::memcpy((void*)&job, places, sizeof places);
     if (!job.given && job.mean) {
         job.var = job.mean + job.units, job.lmbda = job.var + job.units;
-        job.kept = job.lmbda + job.units;
+        job.beside = job.lmbda + job.units;
     }
     return which == 0   ? normalnorm_forward(&job)
            : which == 1 ? normalnorm_backward(&job)

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 LARGEST = 2**28                  # elements of a unit
 # numbers a unit that the forward pass leaves to the backward pass: mean,
-# variance, λ̂ and ten more
+# variance, λ̂ and ten more; `bound` asks the kernel whether it is so
 KEPT = 13
 
 
@@ -58,10 +58,14 @@ def _library() -> ctypes.CDLL | CompilerError:
             f"normalnorm_{name}"
             for name in ("forward", "backward", "given_backward", "normals",
                          "refused", "path", "proxy_forward", "proxy_backward",
-                         "torch", "of_tensors")]))
+                         "torch", "of_tensors", "kept")]))
     except CompilerError as error:
         # remembered: the next call does not try again
         return error
+
+
+_APART = ("native.py and native.cpp do not belong together: install the "
+          "package again")
 
 
 class Different(RuntimeError):
@@ -110,10 +114,13 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
     `RuntimeError`: the kernel's own memory could not be had, or the memory of a
     tensor is gone. `Different`: a tensor is not what it must be. Then nothing
     has been written that counts: no running average. `CompilerError`: the
-    kernel does not understand this PyTorch.
+    kernel does not understand this PyTorch, or keeps other numbers of a unit.
     """
+    for name, result in (("refused", ctypes.c_uint64), ("path", ctypes.c_int),
+                         ("kept", ctypes.c_int)):
+        function = getattr(compiled, f"normalnorm_{name}")
+        function.argtypes, function.restype = [], result
     refused = compiled.normalnorm_refused
-    refused.argtypes, refused.restype = [], ctypes.c_uint64
 
     def check(status: int, *_) -> None:
         if status == 1:
@@ -142,10 +149,12 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype, function.errcheck = (
             arguments, ctypes.c_int, check)
-    (compiled.normalnorm_path.argtypes,
-     compiled.normalnorm_path.restype) = [], ctypes.c_int
     compiled.normalnorm_torch.argtypes, compiled.normalnorm_torch.restype = (
         [ctypes.c_char_p, ctypes.c_int, ctypes.c_int], None)
+    if (kept := compiled.normalnorm_kept()) != KEPT:
+        raise CompilerError(f"the compiled kernel keeps {kept} numbers of a "
+                            f"unit, where Python has room for {KEPT}: "
+                            f"{_APART}")
     _ask(compiled)
     return compiled
 
