@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <limits>
 #include <new>
+#include <type_traits>
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored \
@@ -738,6 +739,50 @@ struct Job {
     uint64_t seed, offset;
     double momentum;
 };
+
+template <class T>
+constexpr const char* kind_of = std::is_pointer_v<T>          ? "address"
+                                : std::is_floating_point_v<T> ? "double"
+                                : std::is_signed_v<T>         ? "int64"
+                                                              : "uint64";
+
+// What a structure has where, as text: "name: kind, 8 bytes at 40" for each
+// field, and "sizeof: 280 bytes". Written by the compiler, which refuses a text
+// that is longer than its room.
+struct Layout {
+    char text[2048] = {};
+    int end = 0;
+    constexpr Layout& operator<<(const char* words) {
+        for (; *words; words++) text[end++] = *words;
+        return *this;
+    }
+    constexpr Layout& operator<<(size_t number) {
+        if (number > 9) *this << number / 10;
+        text[end++] = (char)('0' + number % 10);
+        return *this;
+    }
+    template <class T>
+    constexpr Layout& field(const char* name, size_t offset) {
+        return *this << name << ": " << kind_of<T> << ", " << sizeof(T)
+                     << " bytes at " << offset << "\n";
+    }
+    constexpr Layout& size(size_t all) {
+        return *this << "sizeof: " << all << " bytes\n";
+    }
+};
+#define FIELD(name) .field<decltype(Here::name)>(#name, offsetof(Here, name))
+constexpr Layout job_layout = [] {
+    using Here = Job;
+    return Layout() FIELD(u) FIELD(grad) FIELD(out) FIELD(weight) FIELD(bias)
+        FIELD(mean) FIELD(var) FIELD(lmbda) FIELD(beside) FIELD(weight_grad)
+        FIELD(bias_grad) FIELD(running_mean) FIELD(running_var)
+        FIELD(running_lambda) FIELD(units) FIELD(period) FIELD(outer)
+        FIELD(inner) FIELD(segments) FIELD(length) FIELD(stride) FIELD(columns)
+        FIELD(run) FIELD(weights) FIELD(weight_period) FIELD(given)
+        FIELD(transform) FIELD(kind) FIELD(eps) FIELD(alpha) FIELD(noise)
+        FIELD(threads) FIELD(seed) FIELD(offset) FIELD(momentum)
+        .size(sizeof(Job));
+}();
 
 // What an exported function returns. All memory is asked for before anything is
 // written, by the thread that calls; nothing here throws.
@@ -2101,6 +2146,8 @@ int normalnorm_path() { return VL + 32 * FUSED + 64 * TABLES; }
 
 int normalnorm_kept() { return KEPT; }
 
+const char* normalnorm_layout() { return job_layout.text; }
+
 uint64_t normalnorm_refused() { return refused; }
 
 int normalnorm_forward(const Job* job_) {
@@ -2287,6 +2334,15 @@ struct ProxyJob {
     i64 channels, count, kind, threads;
     double slope;  // of the piecewise linear kind below 0
 };
+constexpr Layout proxy_layout = [] {
+    using Here = ProxyJob;
+    return Layout() FIELD(weight) FIELD(bias) FIELD(shift) FIELD(scale)
+        FIELD(nodes) FIELD(mean) FIELD(var) FIELD(jacobian) FIELD(of_mean)
+        FIELD(of_var) FIELD(of_weight) FIELD(of_bias) FIELD(of_shift)
+        FIELD(of_scale) FIELD(channels) FIELD(count) FIELD(kind) FIELD(threads)
+        FIELD(slope).size(sizeof(ProxyJob));
+}();
+#undef FIELD
 enum { LINEAR, GELU, GELU_TANH, SILU, TANH };
 struct Activated { V value, slope; };
 
@@ -2433,6 +2489,8 @@ void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
 }  // namespace
 
 extern "C" {
+
+const char* normalnorm_proxy_layout() { return proxy_layout.text; }
 
 int normalnorm_proxy_forward(const ProxyJob* job_) {
     const ProxyJob& job = *job_;
