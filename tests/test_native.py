@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import normalnorm
-from normalnorm.layers import core
-from normalnorm.layers.engines import native
+from normalnorm.layers import core, proxy
+from normalnorm.layers.engines import compiler, native
 from normalnorm.layers.backends import get_backend, normality_norm, set_backend
 from normalnorm.layers.core import Settings, Statistics
 from normalnorm.layers.functional import batch_normal_norm
@@ -749,8 +749,8 @@ def test_addresses_of_freed_memory():
              *(numbers.data_ptr() + 12 * i for i in range(4)), *(0,) * 5]
 
     def job(which, spots):
-        return (struct.pack("14P", *spots) + which.fixed
-                + struct.pack("qQQd", 1, 0, 0, 0.5))
+        return (native._ADDRESSES.pack(*spots) + which.fixed
+                + native._VARYING.pack(1, 0, 0, 0.5))
 
     library, freed = native.library(), "its storage was freed"
     for function, which, needed in (
@@ -776,10 +776,9 @@ def test_addresses_of_freed_memory():
                              (library.normalnorm_proxy_backward, (0, 7, 8, 9))):
         for i in needed:
             with pytest.raises(RuntimeError, match=freed):
-                function(struct.pack("14P4qd",
-                                     *[0 if k == i else many.data_ptr()
-                                       for k in range(14)],
-                                     1, 1, 0, 1, 0.0))
+                function(proxy._FIELDS.pack(
+                    *[0 if k == i else many.data_ptr() for k in range(14)],
+                    1, 1, 0, 1, 0.0))
     with pytest.raises(RuntimeError, match=freed):
         library.normalnorm_normals(0, 4, 1, None)
 
@@ -1467,3 +1466,98 @@ def test_a_pytorch_that_the_kernel_does_not_know(what, monkeypatch):
     finally:
         monkeypatch.undo()
         native._ask(compiled)
+
+
+# what is changed in native.cpp; which structure and field are named, what
+# Python packs, and what the kernel has
+APART = {
+    "swapped": ({"*mean, *var, *lmbda": "*var, *mean, *lmbda"}, "Job.mean",
+                "address, 8 bytes at 40", "address, 8 bytes at 48"),
+    "another sign": ({"uint64_t seed, offset": "i64 seed, offset"}, "Job.seed",
+                     "uint64, 8 bytes at 256", "int64, 8 bytes at 256"),
+    "another size": ({"double momentum": "float momentum"}, "Job.momentum",
+                     "double, 8 bytes at 272", "double, 4 bytes at 272"),
+    "one more": ({"double momentum": "double more, momentum",
+                  " FIELD(momentum)": " FIELD(more) FIELD(momentum)"},
+                 "Job.momentum", "double, 8 bytes at 272",
+                 "double, 8 bytes at 280"),
+    "one more that is not told": (
+        {"double momentum;": "double momentum, more;"},
+        "Job.sizeof", "280 bytes", "288 bytes"),
+    "one less": ({" FIELD(momentum)": ""}, "Job.momentum",
+                 "double, 8 bytes at 272", "nothing"),
+    "of a proxy": ({"*of_shift, *of_scale;": "*of_scale, *of_shift;"},
+                   "ProxyJob.of_shift", "address, 8 bytes at 96",
+                   "address, 8 bytes at 104")}
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    "A kernel of its own from a changed source, not optimized."
+    monkeypatch.setenv("NORMALNORM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", f"{os.environ.get('CXX', '')} -O0")
+
+    def built(changes):
+        text = Path(native.__file__).with_name("native.cpp").read_text("utf-8")
+        for old, new in changes.items():
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        source = tmp_path / "native.cpp"
+        source.write_text(text, "utf-8")
+        return compiler.load(source)
+    return built
+
+
+def test_a_kernel_that_agrees(changed):
+    "Compiled as the others below: it is bound, and computes."
+    kernel = native.bound(changed({}))
+    x = torch.randn(4, 3)
+    call, outs = native.prepare(x, (0,), None, None, Settings()), []
+    for one in (kernel, native.library()):
+        outs.append(torch.zeros(4, 3))
+        native._run(0, call, (x, None, outs[-1],
+                              *(None,) * (len(native._JOB[0]) - 3)),
+                    kernel=one)
+    torch.testing.assert_close(*outs)
+
+
+@pytest.mark.parametrize("what", APART)
+def test_a_kernel_that_reads_a_job_otherwise(changed, what):
+    "It is refused; the message names the field and both layouts."
+    changes, field, packed, has = APART[what]
+    with pytest.raises(native.CompilerError) as raised:
+        native.bound(changed(changes))
+    assert str(raised.value).startswith(
+        f"{field}: Python packs {packed}; the compiled kernel has {has}. ")
+
+
+def test_a_kernel_that_keeps_other_numbers(changed):
+    with pytest.raises(native.CompilerError,
+                       match="keeps 14 numbers of a unit, where .* for 13"):
+        native.bound(changed({"BESIDE = 10": "BESIDE = 11"}))
+
+
+@pytest.mark.parametrize("table", ["_JOB", "_PROXY_JOB"])
+def test_each_field_of_a_job_is_compared(monkeypatch, table):
+    """Left out of Python's table, in another place or of another kind: with
+    each field and each pair of neighbours, there is no kernel.
+    """
+    groups = getattr(native, table)
+    for number, group in enumerate(groups):
+        fields = list(group.items())
+        others = [fields[:i] + fields[i + 1:] for i in range(len(fields))]
+        others += [fields[:i] + fields[i:i + 2][::-1] + fields[i + 2:]
+                   for i in range(len(fields) - 1)]
+        others += [fields[:i] + [(name, other)] + fields[i + 1:]
+                   for i, (name, kind) in enumerate(fields)
+                   for other in native._LETTERS if other != kind]
+        others.append([*fields, ("more", "double")])
+        for other in map(dict, others):
+            monkeypatch.setattr(native, table, (
+                *groups[:number], other, *groups[number + 1:]))
+            error = native._library.__wrapped__()
+            assert isinstance(error, native.CompilerError) and re.match(
+                rf"{'Proxy' * (table != '_JOB')}Job\.\w+: Python packs ",
+                str(error)), (other, error)
+    monkeypatch.undo()
+    assert native.bound(native.library())

@@ -10,7 +10,6 @@ __all__ = ['ACTIVATIONS', 'quantile_nodes', 'by_nodes', 'piecewise_linear',
 
 # %% ../../nbs/410_layers.proxy.ipynb #56fcef27
 import functools
-import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -135,7 +134,7 @@ _KINDS = {"identity": _Kind(lambda y, slope: y, 0, True),
           "silu": _Kind(lambda y, slope: F.silu(y), 3),
           "tanh": _Kind(lambda y, slope: torch.tanh(y), 4)}
 ACTIVATIONS = tuple(_KINDS)
-_FIELDS = struct.Struct("14P4qd")  # the kernel's `ProxyJob`
+_FIELDS = native._packer(*native._PROXY_JOB)
 
 
 @functools.lru_cache(maxsize=32)

@@ -25,7 +25,7 @@ struct Job {
     const float *u, *grad;
     float* out;
     const float *weight, *bias;
-    float *mean, *var, *lmbda, *kept;
+    float *mean, *var, *lmbda, *beside;
     float *weight_grad, *bias_grad;
     float *running_mean, *running_var, *running_lambda;
     i64 units, period, outer, inner, segments, length, stride, columns, run,
@@ -47,6 +47,7 @@ struct ProxyJob {
 // 0: done, 1: no memory, 2: an address that is null or of freed memory
 extern "C" {
 int normalnorm_path();
+int normalnorm_kept();
 int normalnorm_forward(const Job*);
 int normalnorm_backward(const Job*);
 int normalnorm_given_backward(const Job*);
@@ -236,7 +237,7 @@ float* data(Floats& x) { return x.empty() ? nullptr : x.data(); }
 
 // ---- what is compared ----
 
-constexpr i64 KEPT = 10;
+const i64 KEPT = normalnorm_kept();     // numbers of a unit
 
 // Output, statistics and gradients of units with statistics of their own, by 1
 // … `most` threads. `times`: as many copies of the tensor, one after the other,
@@ -276,7 +277,7 @@ void whole(const std::string& name, const std::string& layout,
         std::memcpy(&job.units, plan.data(), 11 * sizeof(i64));
         const i64 rows = job.weights < 0 ? 1 : job.units / job.weight_period;
         Floats out(u.size()), of_u(u.size()),
-            numbers((size_t)(job.units * (3 + KEPT))),
+            numbers((size_t)(job.units * KEPT)),
             of_weight(weight.size() * (size_t)rows),
             of_bias(bias.size() * (size_t)rows);
         Floats running[3] = {Floats((size_t)job.units, 0.0f),
@@ -285,7 +286,7 @@ void whole(const std::string& name, const std::string& layout,
         job.u = u.data(), job.out = out.data(), job.weight = data(weight),
         job.bias = data(bias);
         job.mean = numbers.data(), job.var = job.mean + job.units,
-        job.lmbda = job.var + job.units, job.kept = job.lmbda + job.units;
+        job.lmbda = job.var + job.units, job.beside = job.lmbda + job.units;
         job.running_mean = running[0].data(),
         job.running_var = running[1].data(),
         job.running_lambda = running[2].data(), job.momentum = 0.25;
@@ -534,14 +535,14 @@ void proxies(i64 most) {
 // refused, and nothing is written
 void refused() {
     const Floats u(12, 1.0f), weight(3, 1.0f);
-    Floats out(12, 7.0f), numbers(3 * (3 + KEPT), 7.0f);
+    Floats out(12, 7.0f), numbers((size_t)(3 * KEPT), 7.0f);
     float* const nowhere[] = {nullptr, (float*)1};
     auto job = [&] {
         Job made{};
         made.u = made.grad = u.data(), made.out = out.data(),
         made.weight = made.bias = weight.data();
         made.mean = numbers.data(), made.var = made.mean + 3,
-        made.lmbda = made.var + 3, made.kept = made.lmbda + 3;
+        made.lmbda = made.var + 3, made.beside = made.lmbda + 3;
         made.units = made.weight_period = 3,
         made.period = made.segments = made.run = made.weights = 1,
         made.outer = made.length = 4, made.transform = 1, made.alpha = 1,
@@ -570,7 +571,7 @@ void refused() {
         with([&](Job& j) { j.grad = p; },
              "normalnorm_backward without a gradient", normalnorm_backward,
              false);
-        with([&](Job& j) { j.kept = p; },
+        with([&](Job& j) { j.beside = p; },
              "normalnorm_backward without what forward kept",
              normalnorm_backward, false);
         with([&](Job& j) { j.grad = p; },

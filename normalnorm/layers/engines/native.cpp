@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <limits>
 #include <new>
+#include <type_traits>
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored \
@@ -705,17 +706,18 @@ struct Lookup {                                     // a table in registers
 
 // elements between two transfers of float sums to double
 constexpr i64 BLOCK = 64 * VL;
-// numbers per unit, beside mean, variance and λ, that the backward pass needs
-constexpr int KEPT = 10;
+// numbers per unit that the backward pass needs: beside mean, variance and λ,
+// and in all
+constexpr int BESIDE = 10, KEPT = 3 + BESIDE;
 enum Noise { NONE, SCALED, UNSCALED, DROPOUT };
 
 struct Job {
     const float *u, *grad;
     float* out;
     const float *weight, *bias;
-    // per unit; `kept`: KEPT numbers each. Null in a forward pass that nothing
-    // follows
-    float *mean, *var, *lmbda, *kept;
+    // per unit; `beside`: BESIDE numbers each. Null in a forward pass that
+    // nothing follows
+    float *mean, *var, *lmbda, *beside;
     // one for each weight, and, with one weight a unit, for each unit
     float *weight_grad, *bias_grad;
     // per unit, or null: averages that move towards those of this call
@@ -737,6 +739,50 @@ struct Job {
     uint64_t seed, offset;
     double momentum;
 };
+
+template <class T>
+constexpr const char* kind_of = std::is_pointer_v<T>          ? "address"
+                                : std::is_floating_point_v<T> ? "double"
+                                : std::is_signed_v<T>         ? "int64"
+                                                              : "uint64";
+
+// What a structure has where, as text: "name: kind, 8 bytes at 40" for each
+// field, and "sizeof: 280 bytes". Written by the compiler, which refuses a text
+// that is longer than its room.
+struct Layout {
+    char text[2048] = {};
+    int end = 0;
+    constexpr Layout& operator<<(const char* words) {
+        for (; *words; words++) text[end++] = *words;
+        return *this;
+    }
+    constexpr Layout& operator<<(size_t number) {
+        if (number > 9) *this << number / 10;
+        text[end++] = (char)('0' + number % 10);
+        return *this;
+    }
+    template <class T>
+    constexpr Layout& field(const char* name, size_t offset) {
+        return *this << name << ": " << kind_of<T> << ", " << sizeof(T)
+                     << " bytes at " << offset << "\n";
+    }
+    constexpr Layout& size(size_t all) {
+        return *this << "sizeof: " << all << " bytes\n";
+    }
+};
+#define FIELD(name) .field<decltype(Here::name)>(#name, offsetof(Here, name))
+constexpr Layout job_layout = [] {
+    using Here = Job;
+    return Layout() FIELD(u) FIELD(grad) FIELD(out) FIELD(weight) FIELD(bias)
+        FIELD(mean) FIELD(var) FIELD(lmbda) FIELD(beside) FIELD(weight_grad)
+        FIELD(bias_grad) FIELD(running_mean) FIELD(running_var)
+        FIELD(running_lambda) FIELD(units) FIELD(period) FIELD(outer)
+        FIELD(inner) FIELD(segments) FIELD(length) FIELD(stride) FIELD(columns)
+        FIELD(run) FIELD(weights) FIELD(weight_period) FIELD(given)
+        FIELD(transform) FIELD(kind) FIELD(eps) FIELD(alpha) FIELD(noise)
+        FIELD(threads) FIELD(seed) FIELD(offset) FIELD(momentum)
+        .size(sizeof(Job));
+}();
 
 // What an exported function returns. All memory is asked for before anything is
 // written, by the thread that calls; nothing here throws.
@@ -1284,8 +1330,8 @@ i64 start_of(const Job& job, i64 i) {
 // λ̂ of a unit whose moments are known; writes down what is known of it
 double power_of(Unit& w, const float* u, float* ell_of) {
     const Job& job = *w.job;
-    float* kept = job.kept ? job.kept + KEPT * w.i : nullptr;
-    if (kept) std::memset(kept, 0, 4 * KEPT), kept[0] = w.rest;
+    float* kept = job.beside ? job.beside + BESIDE * w.i : nullptr;
+    if (kept) std::memset(kept, 0, 4 * BESIDE), kept[0] = w.rest;
     double lmbda = 1;
     if (job.transform && w.bare > 0)
         lmbda = (float)estimate(w, u, ell_of, kept);
@@ -1314,7 +1360,7 @@ void forward_unit(Unit& w, const float* u, float* temporary,
                   const Target& target, float* ell_of) {
     const double lmbda = power_of(w, u, ell_of);
     finish(w, u, ell_of, lmbda, temporary, target,
-           w.job->kept ? w.job->kept + KEPT * w.i : nullptr);
+           w.job->beside ? w.job->beside + BESIDE * w.i : nullptr);
 }
 
 
@@ -1457,7 +1503,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
 Unit known_unit(const Job& job, i64 i, const float* noise) {
     Unit w(job, i);
     w.own_noise = noise;
-    w.center = job.mean[i], w.var = job.var[i], w.rest = job.kept[KEPT * i];
+    w.center = job.mean[i], w.var = job.var[i],
+    w.rest = job.beside[BESIDE * i];
     w.set_rates();
     if (std::isnan(w.var)) w.rate = NAN;
     return w;
@@ -1475,8 +1522,8 @@ Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
         : ell == NEAR
             ? (power.small ? reduce<NEAR, true> : reduce<NEAR, false>)
             : (power.small ? reduce<DISTANT, true> : reduce<DISTANT, false>);
-    visit(w, direct, u, grad, power, w.job->kept[KEPT * w.i + 1], k_of, of_h,
-          ell_of, weights, m);
+    visit(w, direct, u, grad, power, w.job->beside[BESIDE * w.i + 1], k_of,
+          of_h, ell_of, weights, m);
     return m;
 }
 
@@ -1484,7 +1531,7 @@ Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
 void gradient(const Unit& w, const Sums& m, const float* k_of,
               const float* of_h, const float* ell_of, const Target& target) {
     const Job& job = *w.job;
-    const float* kept = job.kept + KEPT * w.i;
+    const float* kept = job.beside + BESIDE * w.i;
     const float rate = (float)w.rate;
     if (!(job.transform && w.bare > 0)) {
         const float c0 = (float)(-w.rate * m.g), c1 = (float)(-w.rate * m.gh);
@@ -1727,7 +1774,7 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
                 next.moments(job.u + start_of(job, i + 1), nullptr);
             finish(w, job.u + start, ell, lmbda, job.out + start,
                    {nullptr, job.out + start},
-                   job.kept ? job.kept + KEPT * i : nullptr);
+                   job.beside ? job.beside + BESIDE * i : nullptr);
             w = next;
         }
         return;
@@ -2097,6 +2144,10 @@ extern "C" {
 // are looked up
 int normalnorm_path() { return VL + 32 * FUSED + 64 * TABLES; }
 
+int normalnorm_kept() { return KEPT; }
+
+const char* normalnorm_layout() { return job_layout.text; }
+
 uint64_t normalnorm_refused() { return refused; }
 
 int normalnorm_forward(const Job* job_) {
@@ -2108,7 +2159,7 @@ int normalnorm_forward(const Job* job_) {
     if (job.given || job.mean ? !all_here(job.mean, job.var) : false)
         return NO_DATA;
     if (job.given ? job.transform && !all_here(job.lmbda)
-                  : job.mean && !all_here(job.lmbda, job.kept))
+                  : job.mean && !all_here(job.lmbda, job.beside))
         return NO_DATA;
     if (job.given) {
         Channel* const channels = (Channel*)given_memory[0].take(
@@ -2148,7 +2199,7 @@ int normalnorm_forward(const Job* job_) {
 int normalnorm_backward(const Job* job_) {
     const Job& job = *job_;
     if (!all_here(job.u, job.grad, job.out, job.mean, job.var, job.lmbda,
-                  job.kept)
+                  job.beside)
         || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad))
         return NO_DATA;
     if (job.weights >= 0)
@@ -2283,6 +2334,15 @@ struct ProxyJob {
     i64 channels, count, kind, threads;
     double slope;  // of the piecewise linear kind below 0
 };
+constexpr Layout proxy_layout = [] {
+    using Here = ProxyJob;
+    return Layout() FIELD(weight) FIELD(bias) FIELD(shift) FIELD(scale)
+        FIELD(nodes) FIELD(mean) FIELD(var) FIELD(jacobian) FIELD(of_mean)
+        FIELD(of_var) FIELD(of_weight) FIELD(of_bias) FIELD(of_shift)
+        FIELD(of_scale) FIELD(channels) FIELD(count) FIELD(kind) FIELD(threads)
+        FIELD(slope).size(sizeof(ProxyJob));
+}();
+#undef FIELD
 enum { LINEAR, GELU, GELU_TANH, SILU, TANH };
 struct Activated { V value, slope; };
 
@@ -2430,6 +2490,8 @@ void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
 
 extern "C" {
 
+const char* normalnorm_proxy_layout() { return proxy_layout.text; }
+
 int normalnorm_proxy_forward(const ProxyJob* job_) {
     const ProxyJob& job = *job_;
     if (!all_here(job.weight, job.bias, job.nodes, job.mean, job.var)
@@ -2560,7 +2622,7 @@ int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds) {
     std::memcpy((void*)&job, places, sizeof places);
     if (!job.given && job.mean) {
         job.var = job.mean + job.units, job.lmbda = job.var + job.units;
-        job.kept = job.lmbda + job.units;
+        job.beside = job.lmbda + job.units;
     }
     return which == 0   ? normalnorm_forward(&job)
            : which == 1 ? normalnorm_backward(&job)

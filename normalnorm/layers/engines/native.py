@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 LARGEST = 2**28                  # elements of a unit
 # numbers a unit that the forward pass leaves to the backward pass: mean,
-# variance, λ̂ and ten more
+# variance, λ̂ and ten more; `bound` asks the kernel whether it is so
 KEPT = 13
 
 
@@ -63,10 +63,14 @@ def _library() -> ctypes.CDLL | CompilerError:
             f"normalnorm_{name}"
             for name in ("forward", "backward", "given_backward", "normals",
                          "refused", "path", "proxy_forward", "proxy_backward",
-                         "torch", "of_tensors")]))
+                         "torch", "of_tensors", "kept", "layout",
+                         "proxy_layout")]))
     except CompilerError as error:
         # remembered: the next call does not try again
         return error
+
+
+_APART = "They do not belong together: install the package again"
 
 
 class Different(Declined):
@@ -96,7 +100,8 @@ def _ask(compiled: ctypes.CDLL) -> None:
         found = []
         for u in (x, x.double(), x.view(3, 2), x.view(3, 2).T):
             try:
-                _run(0, call, (u, None, out, *(None,) * 11), kernel=compiled)
+                _run(0, call, (u, None, out, *(None,) * (len(_JOB[0]) - 3)),
+                     kernel=compiled)
                 found.append(out.sum(0).abs().max().item() < 1e-5 < out.max())
             except Different:
                 found.append(None)
@@ -108,6 +113,29 @@ def _ask(compiled: ctypes.CDLL) -> None:
                             f"this PyTorch ({torch.__version__}): {found}")
 
 
+def _compare(structure: str, groups: Sequence[dict[str, str]],
+             told: bytes) -> None:
+    """The fields that Python packs against what the kernel tells of its
+    structure.
+
+    Raises `CompilerError` that names the first field that differs.
+    """
+    packed, at = {}, 0
+    for group in groups:
+        for field, kind in group.items():
+            size = struct.calcsize(_LETTERS[kind])
+            packed[field] = f"{kind}, {size} bytes at {at}"
+            at += size
+    packed["sizeof"] = f"{at} bytes"
+    has = dict(line.split(": ") for line in told.decode().splitlines())
+    for field in packed | has:
+        if packed.get(field) != has.get(field):
+            raise CompilerError(
+                f"{structure}.{field}: Python packs "
+                f"{packed.get(field, 'nothing')}; the compiled kernel has "
+                f"{has.get(field, 'nothing')}. {_APART}")
+
+
 def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
     """A kernel whose functions know their arguments, and raise where one of
     them says that it has done nothing.
@@ -115,10 +143,15 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
     `RuntimeError`: the kernel's own memory could not be had, or the memory of a
     tensor is gone. `Different`: a tensor is not what it must be. Then nothing
     has been written that counts: no running average. `CompilerError`: the
-    kernel does not understand this PyTorch.
+    kernel does not understand this PyTorch, or it and Python do not agree on
+    what a job is or how many numbers of a unit are kept.
     """
+    for name, result in (("refused", ctypes.c_uint64), ("path", ctypes.c_int),
+                         ("kept", ctypes.c_int), ("layout", ctypes.c_char_p),
+                         ("proxy_layout", ctypes.c_char_p)):
+        function = getattr(compiled, f"normalnorm_{name}")
+        function.argtypes, function.restype = [], result
     refused = compiled.normalnorm_refused
-    refused.argtypes, refused.restype = [], ctypes.c_uint64
 
     def check(status: int, *_) -> None:
         if status == 1:
@@ -147,10 +180,14 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype, function.errcheck = (
             arguments, ctypes.c_int, check)
-    (compiled.normalnorm_path.argtypes,
-     compiled.normalnorm_path.restype) = [], ctypes.c_int
     compiled.normalnorm_torch.argtypes, compiled.normalnorm_torch.restype = (
         [ctypes.c_char_p, ctypes.c_int, ctypes.c_int], None)
+    _compare("Job", _JOB, compiled.normalnorm_layout())
+    _compare("ProxyJob", _PROXY_JOB, compiled.normalnorm_proxy_layout())
+    if (kept := compiled.normalnorm_kept()) != KEPT:
+        raise CompilerError(f"the compiled kernel keeps {kept} numbers of a "
+                            f"unit, where Python has room for {KEPT}. "
+                            f"{_APART}")
     _ask(compiled)
     return compiled
 
@@ -315,11 +352,32 @@ def _triple(given: Statistics) -> tuple[Tensor | None, ...]:
     return mean, var, parameters[0] if parameters else None
 
 
-# The kernel's `Job` is three groups of eight-byte fields: addresses, here those
-# of tensors; what stays the same from call to call; threads, seed and offset of
-# the noise, momentum.
-_ADDRESSES, _FIXED, _VARYING = struct.Struct("14P"), struct.Struct(
-    f"{len(Plan._fields) + 3}q3d"), struct.Struct("qQQd")
+_LETTERS = {"address": "P", "int64": "q", "uint64": "Q", "double": "d"}
+
+
+def _group(**names: str) -> dict[str, str]:
+    "Fields that are packed together, in order, and the kind of each."
+    return {name: kind for kind, row in names.items() for name in row.split()}
+
+
+def _packer(group: dict[str, str]) -> struct.Struct:
+    return struct.Struct("".join(_LETTERS[kind] for kind in group.values()))
+
+
+# The kernel's `Job`: addresses, here those of tensors; what stays the same from
+# call to call; what does not. And its `ProxyJob`, of chapter 410. They stand
+# together because `bound` compares both with the kernel's own.
+_JOB = (
+    _group(address="u grad out weight bias mean var lmbda beside weight_grad "
+                   "bias_grad running_mean running_var running_lambda"),
+    _group(int64=" ".join(Plan._fields) + " given transform kind",
+           double="eps alpha noise"),
+    _group(int64="threads", uint64="seed offset", double="momentum"))
+_PROXY_JOB = (
+    _group(address="weight bias shift scale nodes mean var jacobian of_mean "
+                   "of_var of_weight of_bias of_shift of_scale",
+           int64="channels count kind threads", double="slope"),)
+_ADDRESSES, _FIXED, _VARYING = map(_packer, _JOB)
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # found in a small dictionary, not in PyTorch's large one: a step fetches each
 # line of it anew
