@@ -190,7 +190,8 @@ class Rule(NamedTuple):
         is given.
 
         `ValueError`, saying what was given and what is expected, for settings
-        that no layer has; `TypeError` for what is no number, or no gaussianizer.
+        that no layer has; `TypeError` for what is no number, or no
+        gaussianizer.
         """
         if gaussianizer is None:
             gaussianizer = Power(alpha, steps, safeguard)
@@ -606,7 +607,8 @@ class _Normalized(torch.autograd.Function):
                     gaussianizer, fitted)
         if ctx.needs_input_grad[0]:
             terms = [(grad_mean, 1.0), (grad_var, 2 * c)]
-            if any(upstream is not None for upstream in others[:len(parameters)]):
+            others = others[:len(parameters)]
+            if any(upstream is not None for upstream in others):
                 k = c * bare
                 terms += [(upstream, bare * project(move, k, dim))
                           for upstream, move in zip(

@@ -496,7 +496,8 @@ def norm_layer(kind: "str | type | functools.partial" = "batch",
     `num_groups=`), "sync", "decorrelated" (images; "decorrelated1"),
     "sync_decorrelated", or that of a class; or a class; or a partial, whose
     options are kept. `options` are those of the layer, e.g. `noise=`,
-    `gaussianizer=`, `eps=`; the builder's own come on top. The result is a `functools.partial`; it can be pickled.
+    `gaussianizer=`, `eps=`; the builder's own come on top. The result is a
+    `functools.partial`; it can be pickled.
 
     Raises `ValueError` for an unknown name, with near ones, and `TypeError` for
     other things.

@@ -383,8 +383,8 @@ class LayerNormalNorm(_NormalNorm):
 
     Arguments as for `torch.nn.LayerNorm` (`eps`, `elementwise_affine`, `bias`),
     and `noise` (1.0), `noise_kind`, `alpha`, `steps`, `safeguard`,
-    `gaussianizer` as for `BatchNormalNorm1d`. Noise is added in training only; λ is computed from
-    each sample, in evaluation too.
+    `gaussianizer` as for `BatchNormalNorm1d`. Noise is added in training only;
+    λ is computed from each sample, in evaluation too.
 
     The output has the shape and dtype of the input. Checkpoints of
     `torch.nn.LayerNorm` load and are written.
@@ -429,8 +429,8 @@ class GroupNormalNorm(_NormalNorm):
 
     Arguments as for `torch.nn.GroupNorm` (`num_groups`, `num_channels`, `eps`,
     `affine`), and `noise` (0.4), `noise_kind`, `alpha`, `steps`, `safeguard`,
-    `gaussianizer` as for `BatchNormalNorm1d`. Checkpoints of `torch.nn.GroupNorm` load and are
-    written.
+    `gaussianizer` as for `BatchNormalNorm1d`. Checkpoints of
+    `torch.nn.GroupNorm` load and are written.
     Raises `ValueError` where the channels do not divide into the groups, for
     wrong shapes and for one value per group.
 

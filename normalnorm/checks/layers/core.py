@@ -10,6 +10,7 @@ import torch
 from normalnorm.claims import claim
 from normalnorm.layers import core
 from normalnorm.layers.core import normality_norm
+from normalnorm.theory import gradient
 from normalnorm.theory.overflow import LARGEST_UNIT, Law
 from normalnorm.theory.power_transform import yeo_johnson
 
@@ -34,13 +35,13 @@ def _(limit):
     infinite without it. Skewed units bit for bit, whatever the limit. The
     mutant's limit is 5 % higher.
     """
-    kept = core.LARGEST_UNIT
+    kept = gradient.LARGEST_UNIT
     try:
-        core.LARGEST_UNIT = limit
+        gradient.LARGEST_UNIT = limit
         atoms, weights = (torch.tensor([-1e5, 1e7, 0.0]),
                           torch.tensor([1e-11, 1e-11, 1 - 2e-11]))
-        assert [core.may_overflow(atoms, Law(weights, n), core.Settings())
-                for n in (2**32, 2**32 + 1)] == [False, True]
+        assert [core.closed(gradient.Power(), atoms, Law(weights, n))
+                for n in (2**32, 2**32 + 1)] == [True, False]
         sample = torch.cat([torch.tensor([-1.0, 10.0]), torch.zeros(198)])
         for u, dim, steps in ((atoms, Law(weights, 10**11), 1),
                               (sample, (0,), 3)):
@@ -51,12 +52,12 @@ def _(limit):
             assert torch.equal(x[bare.isfinite()], bare[bare.isfinite()])
         for power, steps, anywhere in ((1, 1, kept), (3, 1, kept), (1, 1, 0),
                                        (3, 1, 0), (1, 3, kept), (3, 2, kept)):
-            core.LARGEST_UNIT = anywhere
+            gradient.LARGEST_UNIT = anywhere
             u = torch.randn(500, 4) ** power * 10.0 ** torch.arange(-2, 2)
             x, statistics = normality_norm(u, (0,), steps=steps)
             assert torch.equal(x, without_saturation(u, (0,), statistics))
     finally:
-        core.LARGEST_UNIT = kept
+        gradient.LARGEST_UNIT = kept
 
 # %% ../../../nbs/230_layers.core.ipynb
 import mpmath as mp
@@ -236,20 +237,17 @@ def gradients(function, u, weight, bias, g, order):
     return found
 
 
-def analytic(u, dim, weight, bias, settings, seed):
-    return core.normality_norm(
-        u, dim, weight, bias, settings.eps, settings.noise, settings.alpha, 1,
-        settings.safeguard, None, settings.noise_kind, seed)[0]
+def analytic(u, dim, weight, bias, rule, seed):
+    return core.normalize(u, dim, rule, weight, bias, seed=seed)[0]
 
 
-def statistics_without_gradient(u, dim, weight, bias, settings, seed):
+def statistics_without_gradient(u, dim, weight, bias, rule, seed):
     "The mutant: λ̂ as a constant."
-    x, (mean, var, lmbda), _ = core.gaussianize(u, dim, settings)
-    h = (u - mean) * core.rates(var, settings.eps)[0]
-    return core.affine(core.add_noise(core.yeo_johnson(h, lmbda.detach()), dim,
-                                      settings.noise, settings.noise_kind,
-                                      seed),
-                       weight, bias)
+    _, used, _ = core.gaussianize(u, dim, rule)
+    h = (u - used.mean) * core.rates(used.var, rule.eps)[0]
+    x = rule.gaussianizer.apply(h, (used.lmbda.detach(),))
+    return core.affine(
+        core.add_noise(x, dim, rule.noise, rule.noise_kind, seed), weight, bias)
 
 
 @claim("nn-backward", source="eftekhari2025, Algorithm 1 (implied)",
@@ -266,19 +264,19 @@ def _(function):
     for dim, shape, kind, safeguard in (((0, 2), (1, 3, 1), "scaled", False),
                                         ((1, 2), (3, 2), "dropout", False),
                                         ((0, 2), (1, 3, 1), "unscaled", True)):
-        settings = core.Settings(
-            noise=0.4, noise_kind=kind, safeguard=safeguard)
+        rule = core.Rule.of(noise=0.4, noise_kind=kind, safeguard=safeguard)
         u = torch.randn(7, 3, 2, dtype=torch.float64).exp().requires_grad_()
         weight, bias = (
             torch.randn(2, *shape, dtype=torch.float64).requires_grad_())
         g = torch.randn(7, 3, 2, dtype=torch.float64)
         for order, tolerance in ((1, 1e-12), (2, 1e-10), (3, 1e-8), (4, 1e-6)):
             ours = gradients(
-                lambda *a: function(a[0], dim, *a[1:], settings, seed), u,
-                weight, bias, g, order)
-            theirs = gradients(lambda *a: core.normality_norm_by_autograd(
-                                   a[0], dim, *a[1:], settings, seed)[0],
-                               u, weight, bias, g, order)
+                lambda *a: function(a[0], dim, *a[1:], rule, seed), u, weight,
+                bias, g, order)
+            theirs = gradients(
+                lambda *a: core.by_autograd(
+                    a[0], dim, rule, *a[1:], seed)[0],
+                u, weight, bias, g, order)
             for x, y in zip(ours, theirs):
                 assert ((x - y).abs().max()
                         <= tolerance * y.abs().max()), (order, kind)
@@ -293,8 +291,8 @@ def kept_bytes(function, u, **options):
         return tensor
     weight, bias = torch.ones(u.shape[1]), torch.ones(u.shape[1])
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = function(u.requires_grad_(), (0,), weight.requires_grad_(),
-                       bias.requires_grad_(), **options)[0]
+        out = function(u.requires_grad_(), (0,), weight=weight.requires_grad_(),
+                       bias=bias.requires_grad_(), **options)[0]
     assert out.requires_grad
     # what a function keeps beside the saved tensors
     for tensor in getattr(out.grad_fn, "__dict__", {}).values():
@@ -304,13 +302,13 @@ def kept_bytes(function, u, **options):
 
 
 @claim("kept-for-backward", source="new",
-       statement="the backward pass keeps the input once and, in float32, 17 "
-                 "bytes a unit: weight, mean, variance, λ̂ and a flag; with "
-                 "noise 8 more for all units, the seed",
+       statement="the backward pass keeps the input once and, in float32, 16 "
+                 "bytes a unit: weight, mean, variance and λ̂; with noise 8 "
+                 "more for all units, the seed",
        kind="identity", verdict="holds", evidence="numerical",
        formula=lambda u, noise: kept_bytes(core.normality_norm, u, noise=noise),
-       mutant=lambda u, noise: kept_bytes(core.normality_norm_by_autograd, u,
-                                          settings=core.Settings(noise=noise)))
+       mutant=lambda u, noise: kept_bytes(core.by_autograd, u,
+                                          rule=core.Rule(noise=noise)))
 def _(count):
     """Bytes by saved-tensor hooks, to the last one, for three shapes.
 
@@ -320,7 +318,7 @@ def _(count):
         for noise in (0.0, 0.4):
             u = torch.randn(size, units)
             assert (
-                count(u, noise) == 4 * u.numel() + 17 * units + 8 * (noise > 0))
+                count(u, noise) == 4 * u.numel() + 16 * units + 8 * (noise > 0))
 
 # %% ../../../nbs/230_layers.core.ipynb
 @claim(

@@ -178,3 +178,57 @@ def _(formula):
         error = ((formula(u.detach(), g, 1e-5) - expected).abs().amax(0)
                  / expected.abs().amax(0))
         assert error.max() < 1e-12, (scale, error.max())
+
+# %% ../../../nbs/227_theory.gradient.ipynb
+from normalnorm.theory.gradient import Gaussianizer
+
+
+class TwoParameters(Gaussianizer):
+    "ψ = e^{p₂}·h + p₁·tanh h, with moments of |k| as parameters."
+    names, neutral = ("p1", "p2"), (0.0, 0.0)
+
+    def estimate(self, k, dim):
+        return tuple(0.1 * (k.abs() ** n).mean(dim, keepdim=True)
+                     for n in (3, 1))
+
+    def apply(self, h, parameters):
+        return parameters[1].exp() * h + parameters[0] * h.tanh()
+
+    def log_slope(self, h, parameters):
+        return (parameters[1].exp()
+                + parameters[0] * (1 - h.tanh().square())).log()
+
+    def by_parameters(self, h, parameters):
+        return h.tanh(), parameters[1].exp() * h
+
+    def jacobian(self, k, dim, fitted):
+        return 0.3 * k * k.abs(), 0.1 * k.sign()
+
+
+class WithoutTheSecond(TwoParameters):
+    "The mutant."
+
+    def jacobian(self, k, dim, fitted):
+        return 0.3 * k * k.abs(), torch.zeros_like(k)
+
+
+@claim("any-gradient", source="new",
+       statement="the gradient of a unit transformed with several estimated "
+                 "parameters is P_h[g·∂ψ/∂h]/√(σ²+ε) + Σ Γ_j·P_k[∂p_j/∂k]/σ",
+       kind="identity", verdict="holds", evidence="numerical",
+       formula=TwoParameters(), mutant=WithoutTheSecond())
+def _(transform):
+    "Automatic differentiation of a transform with two, at three scales."
+    for scale in (1e2, 1.0, 1e-2):
+        u, g = torch.randn(2, 31, 20, dtype=torch.float64)
+        u = (scale * u.exp()).requires_grad_()
+        var, mean = torch.var_mean(u, (0,), correction=0, keepdim=True)
+        rate, bare = (var + 1e-5).rsqrt(), var.rsqrt()
+        found = transform.estimate((u - mean) * bare, (0,))
+        expected, = torch.autograd.grad(
+            transform.apply((u - mean) * rate, found), u, g)
+        formula = gradient.gaussianized_gradient(
+            *(x.detach() for x in (u, g, mean, rate, bare)),
+            tuple(p.detach() for p in found), (0,), transform)
+        error = (formula - expected).abs().amax(0) / expected.abs().amax(0)
+        assert error.max() < 1e-12, (scale, error.max())

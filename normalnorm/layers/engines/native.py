@@ -27,6 +27,7 @@ from .. import core
 from ..backends import (
     Declined, Engine, Normalization, Unavailable, by_definition, register)
 from ..core import Rule, Statistics
+from . import compiler
 from .compiler import CompilerError, load
 from ..noise import NOISES, draw_seed
 from ...theory.gradient import Identity, Power
@@ -59,7 +60,7 @@ KEPT = 13
 @functools.cache
 def _library() -> ctypes.CDLL | CompilerError:
     try:
-        return bound(load(Path(__file__).with_name("native.cpp"), [
+        return bound(load(Path(compiler.__file__).with_name("native.cpp"), [
             f"normalnorm_{name}"
             for name in ("forward", "backward", "given_backward", "normals",
                          "refused", "path", "proxy_forward", "proxy_backward",
