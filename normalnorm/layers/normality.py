@@ -21,7 +21,7 @@ from .families import register
 from normalnorm.layers.functional import (
     average_names, batch_normalized, group_normalized, instance_normalized,
     layer_normalized)
-from ..theory.gradient import Gaussianizer, Power
+from ..theory.gradient import Gaussianizer, Identity, Power
 from ..theory.newton import number
 
 # %% ../../nbs/240_layers.normality.ipynb #9fe45295
@@ -69,7 +69,11 @@ class _NormalNorm(_Leaf):
         names = ("eps", "noise", "alpha", "steps", "safeguard", "noise_kind")
         if "_rule" not in state and "eps" in state:     # of an older pickle
             state = dict(state)
-            self._adopt(Rule.of(*(state.pop(name) for name in names)))
+            rule = Rule.of(*(state.pop(name) for name in names))
+            averages = state["_buffers"]
+            if "running_mean" in averages and "running_lambda" not in averages:
+                rule = rule._replace(gaussianizer=Identity())
+            self._adopt(rule)
         super().__setstate__(state)
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
@@ -247,7 +251,7 @@ class BatchNormalNorm1d(_BatchNormalNorm):
     """Batch normality normalization of (B, C) or (B, C, L) inputs: Eftekhari &
     Papyan (2025), Algorithm 1.
 
-    Arguments and buffers as for `torch.nn.BatchNorm1d`, with five more
+    Arguments and buffers as for `torch.nn.BatchNorm1d`, with six more
     arguments and one more buffer:
 
     - `noise` (0.4): the noise factor ξ; in training, noise of standard
