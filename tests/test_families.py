@@ -31,12 +31,8 @@ from normalnorm.layers.deployment import (
     update_bn,
 )
 from normalnorm.layers.families import family_of, is_layer, register
-from normalnorm.layers.gaussianized import (
-    GaussianizedBatchNorm,
-    GaussianizedLayerNorm,
-)
 from normalnorm.layers.sync import convert_sync
-from normalnorm.theory.gaussianizers import Chain
+from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.newton import newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
 from tools import hostile, rows
@@ -417,7 +413,8 @@ def test_exports_are_the_rows():
     space = {}
     exec("from normalnorm import *", space)
     assert set(normalnorm.__all__) <= set(space)
-    assert space["GaussianizedBatchNorm"] is GaussianizedBatchNorm
+    assert space["BatchNormalNorm2d"] is normalnorm.BatchNormalNorm2d
+    assert not any("Gaussianized" in name for name in dir(normalnorm))
 
 
 def test_each_name_makes_its_layer_from_a_number_of_channels():
@@ -427,12 +424,13 @@ def test_each_name_makes_its_layer_from_a_number_of_channels():
             assert type(norm_layer(row.layer)(32)) is row.layer
 
 
-# ---- what was invisible -----------------------------------------------------
+# ---- with another gaussianizer ----------------------------------------------
 
 
 def gaussianized():
-    return nn.Sequential(GaussianizedBatchNorm(3, Chain()), nn.Linear(3, 4),
-                         GaussianizedLayerNorm(4))
+    return nn.Sequential(
+        normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain()), nn.Linear(3, 4),
+        normalnorm.LayerNormalNorm(4, gaussianizer=Tail()))
 
 
 def test_gaussianized_layers_stand_still():
@@ -466,7 +464,8 @@ def test_update_bn_without_noise_reaches_gaussianized_layers():
     found = []
     for seed in (0, 1):
         torch.manual_seed(7)
-        model = nn.Sequential(*gaussianized(), GaussianizedBatchNorm(4))
+        model = nn.Sequential(*gaussianized(), normalnorm.BatchNormalNorm1d(
+            4, gaussianizer=Chain()))
         torch.manual_seed(seed)
         update_bn(batches(), model, noise=False)
         found.append(model[3].running_mean)
@@ -484,30 +483,33 @@ def test_gaussianized_layers_are_normality_layers_to_the_survey(recwarn):
         (name, "a normality layer already") for name in ("0", "2")]
     to_normality(gaussianized())
     assert not recwarn.list
-    model, report = to_plain(gaussianized(), return_report=True)
-    assert [(r.name, r.reason) for r in report.left] == [
-        (name, "no plain normalizer is its twin") for name in ("0", "2")]
+    with pytest.warns(UserWarning, match="transform is dropped"):
+        model, report = to_plain(gaussianized(), return_report=True)
+    assert [(r.name, r.after) for r in report.replaced] == [
+        ("0", "BatchNorm1d"), ("2", "LayerNorm")] and not report.left
+    assert [type(m) for m in model] == [nn.BatchNorm1d, nn.Linear, nn.LayerNorm]
 
 
 def test_gaussianized_layers_are_not_passed_over_by_synchronization():
-    with pytest.raises(NotImplementedError, match=(
-        "GaussianizedBatchNorm normalizes over the batch and has no "
-        "synchronized form: give convert_sync .*BatchNormalNorm2d")):
+    "What cannot be had across processes is refused, and named."
+    with pytest.raises((NotImplementedError, ValueError), match="Chain"):
         convert_sync(gaussianized())
     convert_sync(gaussianized()[1:])                  # nothing over the batch
 
 
 def test_gaussianized_layers_are_named_by_fold():
-    model = nn.Sequential(nn.Linear(3, 3), GaussianizedBatchNorm(3)).eval()
+    model = nn.Sequential(nn.Linear(3, 3), normalnorm.BatchNormalNorm1d(
+        3, gaussianizer=Chain())).eval()
     _, report = fold(model, return_report=True)
     assert [(r.name, r.before) for r in report.left] == [
-        ("1", "GaussianizedBatchNorm")]
+        ("1", "BatchNormalNorm1d")]
 
 
 def test_the_fused_path_of_an_encoder_is_off_for_gaussianized_layers():
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    encoder.norm1 = GaussianizedLayerNorm(8)
-    encoder.norm2 = GaussianizedLayerNorm(8)
+    for name in ("norm1", "norm2"):
+        setattr(encoder, name,
+                normalnorm.LayerNormalNorm(8, gaussianizer=Tail()))
     assert bypassed(encoder, torch.randn(2, 5, 8)) == ["norm1", "norm2"]
     to_normality(encoder)
     assert bypassed(encoder, torch.randn(2, 5, 8)) == []
