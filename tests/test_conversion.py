@@ -24,6 +24,7 @@ from normalnorm.layers.conversion import (
     to_plain,
 )
 from normalnorm.layers.sync import SyncBatchNormalNorm, convert_sync
+from normalnorm.theory.gradient import Identity
 
 KINDS = {
     "batch1d": (lambda: nn.BatchNorm1d(3), (7, 3, 5)),

@@ -2,7 +2,10 @@
 written at the time (tests/state, one file a layer, `tests.state.record`), and
 checkpoints of PyTorch's layers.
 """
+import copy
+import gzip
 import io
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from torch import nn
 
 import normalnorm
 from normalnorm.layers.conversion import LayerNormalNorm2d, plain_state_dict
+from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.gradient import Power
 from tests.state import record
 
@@ -81,6 +85,68 @@ def test_the_script_writes_what_is_missing_and_nothing_else(
     cases = {n: c for n, c in record.CASES.items() if n != "GroupNormalNorm"}
     monkeypatch.setattr(record, "CASES", cases)
     assert record.main() == 1 and "GroupNormalNorm" in capsys.readouterr().err
+
+
+# ---- whole modules ----------------------------------------------------------
+
+# Pickled before a layer kept its settings as one rule: each with an input, its
+# outputs in evaluation and, after torch.manual_seed(1), in training, its text.
+PICKLED = ("batch1", "batch2", "bare", "instance", "layer", "layer2", "group",
+           "sync", "plain", "syncplain", "decorrelated", "converted")
+
+
+def pickled() -> dict[str, dict]:
+    file = Path(__file__).parent / "state" / "modules.pickle.gz"
+    return pickle.loads(gzip.decompress(file.read_bytes()))
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_an_old_pickle_of_a_module_computes_the_same(name):
+    """Settings, text, results in both modes; and it can be copied, changed and
+    pickled again.
+    """
+    found = pickled()
+    assert set(found) == set(PICKLED)
+    found = found[name]
+    layer, x = found["module"], found["input"]
+    close = dict(rtol=1e-4, atol=1e-5)
+    for one in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert repr(one) == found["text"] and not one.training
+        torch.testing.assert_close(one(x), found["evaluation"], **close)
+        assert list(one.state_dict()) == list(layer.state_dict())
+        one.load_state_dict(layer.state_dict())
+        assert one.train()(x).isfinite().all()
+    for one in layer.modules():
+        if hasattr(one, "noise"):
+            assert not {"eps", "noise", "alpha", "steps"} & set(vars(one))
+            one.noise, one.eps = 0.25, 0.5
+            assert (one.noise, one.eps) == (0.25, 0.5)
+    assert not torch.allclose(layer(x), found["evaluation"], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_an_old_pickle_trains_as_it_did(name):
+    """From the averages and with the random numbers that it had; the averages
+    have moved by that batch when it was pickled, which a batch does not see.
+    """
+    found = pickled()[name]
+    torch.manual_seed(1)
+    torch.testing.assert_close(
+        found["module"].train()(found["input"]), found["training"],
+        rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make, shape", [
+    (lambda: normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain()), (8, 3)),
+    (lambda: normalnorm.LayerNormalNorm(3, alpha=0.5, steps=2), (8, 3)),
+    (lambda: normalnorm.DecorrelatedBatchNorm1d(3), (8, 3))])
+def test_a_new_pickle_of_a_module_computes_the_same(make, shape):
+    layer = make()
+    layer(torch.randn(shape))
+    again = pickle.loads(pickle.dumps(layer.eval()))
+    x = torch.randn(shape)
+    assert torch.equal(again(x), layer(x)) and repr(again) == repr(layer)
+    assert str(again.gaussianizer) == str(layer.gaussianizer)
 
 
 # ---- PyTorch's checkpoints --------------------------------------------------
