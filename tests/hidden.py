@@ -137,7 +137,7 @@ if __name__ == "__main__":
     print(json.dumps(
         {"public": [one for one, ours in CORE.items() if is_public(core, ours)],
          "short": getattr(backends._apply, "__func__", None) is None,
-         "kernel": backends.in_kernel(x, (0,), None, None, core.Settings())
+         "kernel": backends.compute(backends.Normalization(x, (0,)))
                    is not None,
          "converted": converted(), "ordinary": ordinary_where(),
          **hostile.run_cases([tuple(case) for case in given["cases"]])}))

@@ -11,7 +11,6 @@ from torch import nn
 
 from normalnorm.layers import functional as F
 from normalnorm.layers.backends import get_backend, set_backend
-from normalnorm.theory.gaussianizers import Power
 from normalnorm.theory.newton import newton_lambda
 from tests.state.record import exported
 from tools.rows import trials
@@ -25,9 +24,6 @@ IMAGES, ROWS = (3, 4, 5, 6), (6, 4)
 def plainly(name: str):
     "The class `name` without what plain layers do not have."
     def make(*args, **kwargs):
-        if name.startswith("Gaussianized"):
-            return C[name](*args, gaussianizer=Power(alpha=0.0), noise=0.0,
-                           **kwargs)
         if "Decorrelated" in name:
             kwargs["group_size"] = 1
         return C[name](*args, **kwargs, **(PLAIN if "Normal" in name else {}))

@@ -24,6 +24,7 @@ from normalnorm.layers.conversion import (
     to_plain,
 )
 from normalnorm.layers.sync import SyncBatchNormalNorm, convert_sync
+from normalnorm.theory.gradient import Identity
 
 KINDS = {
     "batch1d": (lambda: nn.BatchNorm1d(3), (7, 3, 5)),
@@ -227,7 +228,8 @@ def test_decorrelated_layers_are_reported_and_newton_schulz_is_noted():
     assert all("is not installed" in r.reason for r in back.left) and [
         r.name for r in back.left] == ["3", "4"]
     assert (torch.equal(model[1](u), rough) and "1" in back.notes[0]
-            and model[0].noise == model[0].alpha == 0.0)
+            and model[0].noise == 0.0
+            and model[0].gaussianizer == Identity())
 
 
 def test_decorrelated_states_both_ways():

@@ -161,6 +161,18 @@ def test_import_loads_no_optional_library():
                               check=True).stdout.strip() == "[]", module
 
 
+def test_conversion_and_deployment_load_no_slow_library():
+    """What converts and deploys a model needs no engine, no symbolic algebra
+    and no compiler.
+    """
+    code = ("import sys, normalnorm.layers.{0}; print([m for m in ('sympy', "
+            "'torch._dynamo') if m in sys.modules])")
+    for module in ("conversion", "deployment"):
+        assert subprocess.run([sys.executable, "-c", code.format(module)],
+                              capture_output=True, text=True,
+                              check=True).stdout.strip() == "[]", module
+
+
 # ---- the scripts that make the files ----
 
 def _script(name="make_fashion_subset"):

@@ -18,6 +18,8 @@ from normalnorm.layers.decorrelated import (
     decorrelated_batch_normal_norm,
 )
 from normalnorm.layers.normality import BatchNormalNorm1d, BatchNormalNorm2d
+from normalnorm.layers.sync_decorrelated import SyncDecorrelatedBatchNorm
+from normalnorm.theory.gradient import Power
 from normalnorm.theory.whitening import (
     covariance,
     matrix_roots,
@@ -795,3 +797,16 @@ def test_defaults_of_the_functional_forms_are_those_of_the_layers():
         found.append(function())
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layer", [
+    DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d,
+    SyncDecorrelatedBatchNorm], ids=lambda layer: layer.__name__)
+@pytest.mark.parametrize("setting", [
+    {"noise": 0.4}, {"noise": 0.0}, {"alpha": 0.0}, {"steps": 1},
+    {"safeguard": False}, {"noise_kind": "scaled"},
+    {"gaussianizer": Power()}], ids=lambda setting: next(iter(setting)))
+def test_the_plain_layer_has_no_settings_of_normality(layer, setting):
+    "Neither transform nor noise: refused, whatever the value."
+    with pytest.raises(TypeError, match=next(iter(setting))):
+        layer(4, group_size=2, **setting)

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
 from normalnorm.layers.core import normality_norm
-from normalnorm.layers.gaussianized import (
-    GaussianizedBatchNorm,
-    GaussianizedLayerNorm,
-    gaussianized_norm,
+from normalnorm.layers.normality import (
+    BatchNormalNorm1d,
+    BatchNormalNorm2d,
+    LayerNormalNorm,
 )
-from normalnorm.layers.normality import BatchNormalNorm2d
 from normalnorm.layers.weights import gaussianized_direction
-from normalnorm.theory.gaussianizers import Chain, Gaussianizer, Power, Tail
+from normalnorm.theory.gaussianizers import Chain, Tail
+from normalnorm.theory.gradient import Gaussianizer, Power
 from normalnorm.theory.iterative import IterativeGaussianizer, random_rotation
 from normalnorm.theory.lambert import igmm, lambert_w, tail_transform
 from normalnorm.theory.newton import Over, newton_lambda, standardized
@@ -395,24 +395,25 @@ def test_log_slope_of_the_tail_transform_is_the_logarithm_of_its_derivative(
 @pytest.mark.parametrize(
     "g", [Power(alpha=0.5), Tail(), Chain()], ids=lambda g: type(g).__name__)
 def test_layers_use_the_gaussianizer_that_they_are_given(g):
-    """Each layer is `gaussianized_norm` with that gaussianizer, and differs
-    from the one with the default, in training and evaluation; without an
-    argument it is `Power()`.
+    """Each layer is `normality_norm` with that gaussianizer, and differs from
+    the one with the default, in training and evaluation; without an argument it
+    is `Power()`.
     """
     u = torch.randn(40, 6, dtype=D) ** 3 + torch.randn(40, 6, dtype=D).exp()
-    for make, dim in ((lambda *a: GaussianizedBatchNorm(
-                           6, *a, noise=0.0, affine=False, dtype=D),
+    for make, dim in ((lambda **o: BatchNormalNorm1d(
+                           6, noise=0.0, affine=False, dtype=D, **o),
                        (0,)),
-                      (lambda *a: GaussianizedLayerNorm(
-                           6, *a, noise=0.0, elementwise_affine=False, dtype=D),
+                      (lambda **o: LayerNormalNorm(
+                           6, noise=0.0, elementwise_affine=False, dtype=D,
+                           **o),
                        (-1,))):
-        ours, default = make(g), make()
+        ours, default = make(gaussianizer=g), make()
         assert (ours.gaussianizer is g and type(default.gaussianizer) is Power
-                and type(g).__name__ in repr(ours))
-        expected, statistics = gaussianized_norm(u, dim, g)
+                and (f"alpha={g.alpha}" if type(g) is Power
+                     else type(g).__name__) in repr(ours))
+        expected, _ = normality_norm(u, dim, gaussianizer=g)
         torch.testing.assert_close(ours(u), expected)
-        torch.testing.assert_close(
-            default(u), gaussianized_norm(u, dim, Power())[0])
+        torch.testing.assert_close(default(u), normality_norm(u, dim)[0])
         assert (ours(u) - default(u)).abs().max() > 0.1
         again = ours.eval()(u)
         if dim == (-1,):
@@ -427,12 +428,13 @@ def test_layers_use_the_gaussianizer_that_they_are_given(g):
 def test_layers_of_other_gaussianizers():
     u = torch.randn(6, 5, 4, 3) ** 3
     for g in (Tail(), Chain()):
-        layer = GaussianizedBatchNorm(5, g, momentum=None, noise=0.0)
+        layer = BatchNormalNorm2d(
+            5, momentum=None, noise=0.0, gaussianizer=g)
         found = []
         for part in u.split(2):
             layer(part)
-            found.append(gaussianized_norm(part, (0, 2, 3),
-                                           g)[1].parameters[-1].flatten())
+            found.append(normality_norm(
+                part, (0, 2, 3), gaussianizer=g)[1].parameters[-1].flatten())
         torch.testing.assert_close(getattr(layer, f"running_{g.names[-1]}"),
                                    torch.stack(found).mean(0))
         torch.testing.assert_close(layer.running_var, torch.stack(
@@ -441,8 +443,9 @@ def test_layers_of_other_gaussianizers():
         layer.eval()
         # evaluation does not look at the batch
         assert torch.equal(layer(u[:2]), layer(u)[:2])
-    out, stats = gaussianized_norm(
-        u, (0,), Power(), eps=1e-3, noise=0.4, seed=torch.tensor(3))
+    out, stats = normality_norm(
+        u, (0,), eps=1e-3, noise=0.4, seed=torch.tensor(3),
+        gaussianizer=Power())
     expected, reference = normality_norm(
         u, (0,), eps=1e-3, noise=0.4, seed=torch.tensor(3))
     torch.testing.assert_close(out, expected)
@@ -450,7 +453,8 @@ def test_layers_of_other_gaussianizers():
 
 
 def test_checkpoints_of_the_normality_layer_load_and_back():
-    ours, theirs = GaussianizedBatchNorm(5), BatchNormalNorm2d(5)
+    ours, theirs = (BatchNormalNorm2d(5, gaussianizer=Power()),
+                    BatchNormalNorm2d(5))
     theirs(torch.randn(4, 5, 3, 3).exp())
     ours.load_state_dict(theirs.state_dict())
     u = torch.randn(4, 5, 3, 3).exp()
@@ -462,7 +466,7 @@ def test_checkpoints_of_the_normality_layer_load_and_back():
     tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 13),
     reason="torch 2.4 cannot follow these functions")
 def test_compiles_without_breaks():
-    layer, u = (GaussianizedBatchNorm(4, Chain(), noise=0.0),
+    layer, u = (BatchNormalNorm1d(4, noise=0.0, gaussianizer=Chain()),
                 torch.randn(8, 4).exp().requires_grad_())
     torch.compiler.reset()
     found = []
@@ -474,8 +478,8 @@ def test_compiles_without_breaks():
 
 def test_bfloat16_and_channels_of_layers():
     u = torch.randn(8, 6, 5).exp().bfloat16()
-    for layer in (GaussianizedBatchNorm(6, Chain(), noise=0.0),
-                  GaussianizedLayerNorm(5, Chain(), noise=0.0)):
+    for layer in (BatchNormalNorm1d(6, noise=0.0, gaussianizer=Chain()),
+                  LayerNormalNorm(5, noise=0.0, gaussianizer=Chain())):
         out = layer(u)
         assert out.dtype == torch.bfloat16 and torch.equal(
             out, layer(u.float()).bfloat16())
@@ -494,10 +498,19 @@ def test_bfloat16_and_channels_of_layers():
     (lambda: IterativeGaussianizer().transform(torch.randn(3, 2)),
      "not fitted"),
     (lambda: IterativeGaussianizer().fit(torch.randn(3)), r"\(3,\)"),
-    (lambda: GaussianizedBatchNorm(3)(torch.randn(4, 2)), "num_features=3"),
-    (lambda: GaussianizedBatchNorm(0), "num_features=0"),
-    (lambda: GaussianizedLayerNorm(3)(torch.randn(4, 2)), "normalized_shape"),
-    (lambda: GaussianizedBatchNorm(3, noise=-1.0), "noise")])
+    (lambda: BatchNormalNorm1d(3, gaussianizer=Tail())(torch.randn(4, 2)),
+     "num_features=3"),
+    (lambda: BatchNormalNorm1d(0, gaussianizer=Tail()), "num_features=0"),
+    (lambda: LayerNormalNorm(3, gaussianizer=Tail())(torch.randn(4, 2)),
+     "normalized_shape"),
+    (lambda: BatchNormalNorm1d(3, noise=-1.0, gaussianizer=Tail()), "noise"),
+    (lambda: BatchNormalNorm1d(3, alpha=0.5, gaussianizer=Tail()),
+     "alpha=0.5.*gaussianizer=Tail was given too: set them there"),
+    (lambda: LayerNormalNorm(3, steps=2, gaussianizer=Power()),
+     "steps=2.*gaussianizer=Power was given too"),
+    (lambda: normality_norm(torch.randn(4, 2), (0,), safeguard=True,
+                            gaussianizer=Chain()),
+     "safeguard=True.*gaussianizer=Chain")])
 def test_wrong_arguments_say_what_is_expected(call, words):
     with pytest.raises(ValueError, match=words):
         call()

@@ -3,6 +3,7 @@ table decides what is tried, and single guards, each of which has a test that
 fails without it.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -18,22 +19,20 @@ import normalnorm
 from normalnorm.layers import core
 from normalnorm.layers.engines import native
 from normalnorm.layers.backends import (
-    in_kernel,
+    Normalization,
+    compute,
     normality_norm,
     ordinary,
     set_backend,
 )
-from normalnorm.layers.core import Settings
+from normalnorm.layers.core import Rule
 from normalnorm.layers.decorrelated import (
     decorrelated_batch_norm,
     decorrelated_batch_normal_norm,
 )
 from normalnorm.layers.functional import batch_normal_norm
-from normalnorm.layers.gaussianized import (
-    GaussianizedBatchNorm,
-    GaussianizedLayerNorm,
-)
 from normalnorm.layers.proxy import proxy_statistics
+from normalnorm.theory.gaussianizers import Chain
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = 2
@@ -119,7 +118,8 @@ COUNTING = {
         3, group_size=2, noise=0.0, **o),
     "decorrelated, plain":
         lambda **o: normalnorm.DecorrelatedBatchNorm1d(3, group_size=2, **o),
-    "gaussianized": lambda **o: GaussianizedBatchNorm(3, noise=0.0, **o)}
+    "gaussianized": lambda **o: normalnorm.BatchNormalNorm1d(
+        3, noise=0.0, gaussianizer=Chain(), **o)}
 
 
 @pytest.mark.parametrize("backend", ["native", "eager"])
@@ -219,14 +219,14 @@ def test_parameters_and_averages_must_be_real(
 def test_given_statistics_must_be_real():
     "Where nobody has asked before: `with_statistics` itself."
     x = torch.randn(6, 4)
-    for place, name in enumerate(core.Statistics._fields):
+    for place, name in enumerate(("mean", "var", "lambda")):
         given = [torch.ones(4)] * 3
         given[place] = given[place].long()
-        with pytest.raises(TypeError,
-                           match=f"running_{name.replace('lmbda', 'lambda')} "
-                                 "is a tensor of torch.int64"):
+        with pytest.raises(TypeError, match=f"running_{name} is a tensor of "
+                                            "torch.int64"):
             normalnorm.layers.functional.with_statistics(
-                x, (0,), None, None, Settings(), 1, core.Statistics(*given))
+                x, (0,), None, None, Rule(), 1,
+                core.Statistics(*given[:2], (given[2],)))
 
 
 # ---- function modes ---------------------------------------------------------
@@ -280,26 +280,31 @@ def test_the_default_device_is_no_foreign_mode():
     x = torch.randn(8, 6)
     if not native.available():
         pytest.skip("needs the kernel")
-    assert (
-        ordinary(x) and in_kernel(x, (0,), None, None, Settings()) is not None)
+    by_kernel = lambda: compute(Normalization(x, (0,))) is not None
+    assert ordinary(x) and by_kernel()
     with torch.device("cpu"):
-        assert (ordinary(x)
-                and in_kernel(x, (0,), None, None, Settings()) is not None)
+        assert ordinary(x) and by_kernel()
         with Named():
-            assert not ordinary(x) and in_kernel(
-                x, (0,), None, None, Settings()) is None
+            assert not ordinary(x) and not by_kernel()
 
 
 # ---- settings ---------------------------------------------------------------
 
 
 def test_a_changed_epsilon_is_used():
+    """A tensor gives its value when it is set: what is done to it later does
+    nothing until then.
+    """
     for layer in (normalnorm.BatchNormalNorm1d(4),
                   normalnorm.LayerNormalNorm(4),
-                  normalnorm.GroupNormalNorm(2, 4), GaussianizedLayerNorm(4)):
-        x, layer.noise, layer.eps = torch.randn(6, 4), 0.0, torch.tensor(1e-5)
+                  normalnorm.GroupNormalNorm(2, 4),
+                  normalnorm.LayerNormalNorm(4, gaussianizer=Chain())):
+        x, eps = torch.randn(6, 4), torch.tensor(1e-5)
+        layer.noise, layer.eps = 0.0, eps
         first = layer(x)
-        layer.eps.fill_(3.0)
+        eps.fill_(3.0)
+        assert type(layer.eps) is float and torch.equal(first, layer(x))
+        layer.eps = eps
         now = layer(x)
         layer.eps = 3.0
         assert torch.equal(now, layer(x)) and not torch.allclose(first, now)
@@ -321,16 +326,19 @@ def test_numbers_of_any_kind(eps):
     ids=str)
 def test_what_is_no_number(eps):
     for make in (normalnorm.LayerNormalNorm, normalnorm.BatchNormalNorm1d,
-                 normalnorm.DecorrelatedBatchNorm1d, GaussianizedBatchNorm):
+                 normalnorm.DecorrelatedBatchNorm1d,
+                 functools.partial(normalnorm.BatchNormalNorm1d,
+                                   gaussianizer=Chain())):
         with pytest.raises(TypeError, match="eps=.*a number is expected"):
             make(4, eps=eps)
-    with pytest.raises(TypeError, match="a number is expected"):
-        in_kernel(torch.randn(8, 3), (0,), None, None, Settings(eps))
+    for ask in (lambda: Rule(eps).check(),
+                lambda: normality_norm(torch.randn(8, 3), (0,), eps=eps)):
+        with pytest.raises(TypeError, match="a number is expected"):
+            ask()
 
 
 def test_sizes_from_numpy():
-    for make in (normalnorm.LayerNormalNorm, GaussianizedLayerNorm,
-                 nn.LayerNorm):
+    for make in (normalnorm.LayerNormalNorm, nn.LayerNorm):
         assert make(np.int64(20)).normalized_shape == (20,)
 
 
@@ -354,7 +362,7 @@ def test_nothing_of_a_mode_is_kept():
     assert all(v.isfinite().all() for v in proxy_statistics(
                    weight, torch.zeros(13), activation="gelu", samples=37))
     assert not any(isinstance(value, torch.Tensor) for value in native.prepare(
-                       x, (0, 2, 3), None, None, Settings()))
+                       x, (0, 2, 3), None, None, Rule()))
 
 
 @pytest.mark.parametrize(
@@ -451,7 +459,7 @@ def test_memory_that_is_not_there(rest):
             core.check_memory(t)
         with pytest.raises(RuntimeError, match="not there"):
             native.forward(native.prepare(torch.randn(t.shape), (0,), None,
-                                          None, Settings()),
+                                          None, Rule()),
                            t)
 
 
@@ -473,7 +481,7 @@ TRIED = """if True:
 FREED = TRIED + """
     from torch import nn
     import normalnorm
-    from normalnorm.layers.gaussianized import GaussianizedBatchNorm
+    from normalnorm.theory.gaussianizers import Chain
     from normalnorm.layers.weights import gaussianized_direction
 
     class Direction(nn.Module):
@@ -491,9 +499,10 @@ FREED = TRIED + """
         "decorrelated, in evaluation":
             lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=2)
                         .double().eval(),
-        "gaussianized": lambda: GaussianizedBatchNorm(6).double(),
-        "gaussianized, in evaluation":
-            lambda: GaussianizedBatchNorm(6).double().eval(),
+        "gaussianized": lambda: normalnorm.BatchNormalNorm1d(
+            6, gaussianizer=Chain()).double(),
+        "gaussianized, in evaluation": lambda: normalnorm.BatchNormalNorm1d(
+            6, gaussianizer=Chain()).double().eval(),
         "weights": Direction}
     for name, make in made.items():
         for which in ("input", "weight", "running_lambda"):

@@ -20,7 +20,7 @@ import normalnorm
 from normalnorm.layers import core, proxy
 from normalnorm.layers.engines import compiler, native
 from normalnorm.layers.backends import get_backend, normality_norm, set_backend
-from normalnorm.layers.core import Settings, Statistics
+from normalnorm.layers.core import Rule, Statistics
 from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.noise import normal_noise
 from normalnorm.theory.power_transform import power_transform_derivative
@@ -52,6 +52,15 @@ def native_backend():
         yield
 
 
+def values(statistics):
+    "Mean, variance and λ, where there is one."
+    return statistics.mean, statistics.var, *statistics.parameters
+
+
+def statistics_from(mean, var, lmbda=None):
+    return Statistics(mean, var, () if lmbda is None else (lmbda,))
+
+
 def derivatives(function, u, dim, shape, dtype=None, **options):
     """Output, statistics and gradients; the weights, the upstream gradient and
     the seed are always the same.
@@ -64,7 +73,7 @@ def derivatives(function, u, dim, shape, dtype=None, **options):
     leaves = [t.to(dtype or t.dtype).requires_grad_() for t in leaves]
     out, used = function(leaves[0], dim, *leaves[1:],
                          seed=torch.tensor(2**40 + 5), **options)
-    return [out.detach(), *(s.detach() for s in used if s is not None),
+    return [out.detach(), *(s.detach() for s in values(used)),
             *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
 
@@ -91,7 +100,7 @@ def test_like_float64(case, options):
     u = torch.randn(shape).exp()
     assert native.prepare(
         u, dim, *([None] * 2 if weight is None else [torch.ones(weight)] * 2),
-        Settings(**options)) is not None
+        Rule.of(**options)) is not None
     found, reference = (derivatives(normality_norm, u, dim, weight, **options),
                         derivatives(core.normality_norm, u, dim, weight,
                                     torch.float64, **options))
@@ -233,7 +242,7 @@ def test_more_than_two_to_the_31_elements():
     except RuntimeError:
         pytest.skip("17 GB of addresses are not to be had")
     small = native.prepare(
-        torch.empty(2, 64), (1,), None, None, Settings(noise=0.4))
+        torch.empty(2, 64), (1,), None, None, Rule(noise=0.4))
     plan = native.Plan(2, 2, 0, 2**31, 1, 64, 0)
     small = small._replace(
         saved=((u.shape, torch.float32), *small.saved[1:]),
@@ -304,10 +313,10 @@ def test_identity_at_one():
     out, used = normality_norm(u, (0,))
     one = used.lmbda.flatten() == 1
     given = Statistics(torch.zeros(1, 2), torch.full((1, 2), 0.5),
-                       torch.ones(1, 2))
+                       (torch.ones(1, 2),))
     assert torch.equal(
         normality_norm(u, (0,), statistics=given)[0],
-        normality_norm(u, (0,), statistics=given._replace(lmbda=None))[0])
+        normality_norm(u, (0,), statistics=given._replace(parameters=()))[0])
     if one.any():
         assert torch.equal(out[:, one],
                            normality_norm(u, (0,), alpha=0.0)[0][:, one])
@@ -318,16 +327,17 @@ def test_identity_at_one():
 def test_given_statistics(shape):
     torch.manual_seed(0)
     per_channel = (1, shape[1], *(1,) * (len(shape) - 2))
-    statistics = Statistics(
+    statistics = statistics_from(
         torch.randn(per_channel), torch.rand(per_channel) + 0.1,
         torch.rand(per_channel) * 6 - 2)
     u, (weight, bias) = torch.randn(shape) * 3, torch.randn(2, *per_channel)
     exact = core.normality_norm(
         u.double(), (0,), weight.double(), bias.double(),
-        statistics=Statistics(*(s.double() for s in statistics)))[0]
+        statistics=statistics_from(
+            *(s.double() for s in values(statistics))))[0]
     for x in ((u, u.to(memory_format=torch.channels_last)) if len(shape) == 4
               else (u,)):
-        call = native.prepare(x, (0,), weight, bias, Settings(),
+        call = native.prepare(x, (0,), weight, bias, Rule(),
                               statistics=statistics)
         out, _ = native.forward(call, x, weight, bias, statistics=statistics)
         assert out.stride() == torch.empty_like(x).stride()
@@ -337,7 +347,7 @@ def test_given_statistics(shape):
             out)
     if statistics.lmbda.numel() > 1:
         assert native.prepare(
-            u, (0,), None, None, Settings(),
+            u, (0,), None, None, Rule(),
             statistics=statistics._replace(var=statistics.var[:, :1])) is None
 
 
@@ -350,7 +360,7 @@ def test_gradient_for_given_statistics(shape):
     """
     torch.manual_seed(0)
     per_channel = (1, shape[1], *(1,) * (len(shape) - 2))
-    statistics = Statistics(
+    statistics = statistics_from(
         torch.randn(per_channel), torch.rand(per_channel) + 0.1,
         torch.rand(per_channel) * 4 - 1)
     statistics.lmbda[:, 0] = 1
@@ -365,8 +375,8 @@ def test_gradient_for_given_statistics(shape):
                            else (torch.contiguous_format,)):
                 u, weight, bias = (t.to(dtype).requires_grad_() for t in leaves)
                 out = function(u.to(memory_format=memory), (0,), weight, bias,
-                               statistics=Statistics(
-                                   *(t.to(dtype) for t in statistics)))[0]
+                               statistics=statistics_from(*(
+                                   t.to(dtype) for t in values(statistics))))[0]
                 found.append([g.double() for g in torch.autograd.grad(
                                   out, (u, weight, bias), grad.to(dtype))])
         *mine, exact = found
@@ -429,8 +439,8 @@ def by_logarithm(h, lmbda):
     own: by logarithm and exponential on every processor.
     """
     given = Statistics(torch.zeros(1, h.shape[1]), torch.ones(1, h.shape[1]),
-                       lmbda[None])
-    return native.forward(native.prepare(h, (0,), None, None, Settings(eps=0.0),
+                       (lmbda[None],))
+    return native.forward(native.prepare(h, (0,), None, None, Rule(eps=0.0),
                                          statistics=given),
                           h, statistics=given)[0]
 
@@ -536,9 +546,9 @@ def slopes(lmbda, extreme, at, n):
     u = torch.randn(1, n, generator=generator)
     u[0, :len(extreme)] = torch.tensor(extreme)
     numbers = native.forward(
-        native.prepare(u, (1,), None, None, Settings(eps=0.0)), u)[1].clone()
+        native.prepare(u, (1,), None, None, Rule(eps=0.0)), u)[1].clone()
     numbers[2] = lmbda
-    call, found = native.prepare(u, (1,), None, None, Settings(eps=0.0)), []
+    call, found = native.prepare(u, (1,), None, None, Rule(eps=0.0)), []
     call = call._replace(
         fixed=call.fixed[:-16] + struct.pack("d", 1e9) + call.fixed[-8:])
     for j in at:
@@ -590,7 +600,7 @@ def test_logarithm_of_the_nearby_value():
     for gap in (1.1e-4, 1.3e-4, 1e-3, 3.9e-3, 4.1e-3, 1e-2, 3e-2):
         eps = (var / (1 - gap) ** 2 - var).item()
         out, numbers = native.forward(
-            native.prepare(u, (1,), None, None, Settings(eps=eps)), u)
+            native.prepare(u, (1,), None, None, Rule(eps=eps)), u)
         h = (x - mean) / (var + eps).sqrt()
         exact = transformed(h, numbers[2])[0]
         assert ((out / exact - 1)[h.abs() > 0.3].mean().abs() < 1.5 * UNIT), gap
@@ -616,16 +626,17 @@ def test_large_exponents(lmbda):
     h = torch.copysign(torch.expm1(t / eta), torch.tensor(lmbda))[:, None]
     for u in (h, h.t()[None].contiguous(),
               h.repeat(4, 1).t()[None].contiguous()):
-        given = Statistics(
+        given = statistics_from(
             *(torch.full((1,) * u.ndim, x) for x in (0.0, 1.0, lmbda)))
         out = native.forward(native.prepare(u, (0,), None, None,
-                                            Settings(eps=0.0),
+                                            Rule(eps=0.0),
                                             statistics=given),
                              u, statistics=given)[0].flatten()[:500]
         exact = core.normality_norm(
             h.double(), (0,), eps=0.0,
-            statistics=Statistics(*(torch.full((1, 1), x).double()
-                                    for x in (0.0, 1.0, lmbda))))[0][:, 0]
+            statistics=statistics_from(
+                *(torch.full((1, 1), x).double()
+                  for x in (0.0, 1.0, lmbda))))[0][:, 0]
         top = math.log(torch.finfo(torch.float32).max) - 0.7
         limit = math.copysign(math.expm1(top) / eta, lmbda)
         exact = torch.where(exact.abs() > abs(limit), limit, exact)
@@ -707,7 +718,7 @@ def test_frozen_layer_with_values_that_are_not_finite(layout):
                         for name in ("u", "weight", "bias")]
                     with set_backend(backend):
                         out = normality_norm(leaves[0], (0,), *leaves[1:],
-                                             statistics=Statistics(
+                                             statistics=statistics_from(
                                                  tensors["mean"],
                                                  tensors["var"], l))[0]
                     both.append([out.detach(), *torch.autograd.grad(
@@ -727,7 +738,7 @@ def test_weights_of_any_size(weight):
     """A table holds coefficients times the weight: not where these could not be
     represented.
     """
-    u, statistics = torch.randn(2, 1, 600), Statistics(
+    u, statistics = torch.randn(2, 1, 600), statistics_from(
         torch.zeros(1, 1, 1), torch.ones(1, 1, 1), torch.full((1, 1, 1), 0.5))
     w = torch.full((1, 1, 1), weight)
     found, expected = (f(u, (0, 2), w, None, statistics=statistics)[0]
@@ -741,9 +752,9 @@ def test_addresses_of_freed_memory():
     written nothing.
     """
     u, out = torch.randn(4, 3), torch.full((4, 3), 7.0)
-    call = native.prepare(u, (0,), None, None, Settings())
-    given = Statistics(torch.zeros(1, 3), torch.ones(1, 3), torch.ones(1, 3))
-    frozen = native.prepare(u, (0,), None, None, Settings(), statistics=given)
+    call = native.prepare(u, (0,), None, None, Rule())
+    given = Statistics(torch.zeros(1, 3), torch.ones(1, 3), (torch.ones(1, 3),))
+    frozen = native.prepare(u, (0,), None, None, Rule(), statistics=given)
     numbers, many = native.forward(call, u)[1], torch.zeros(64)
     spots = [u.data_ptr(), u.data_ptr(), out.data_ptr(), 0, 0,
              *(numbers.data_ptr() + 12 * i for i in range(4)), *(0,) * 5]
@@ -889,11 +900,11 @@ def test_by_pieces(lmbda):
                    torch.nextafter(borders, torch.tensor(9e9))])
     h = torch.cat([h, -h])
     given = Statistics(torch.zeros(1, 1, 1), torch.ones(1, 1, 1),
-                       torch.full((1, 1, 1), lmbda))
+                       (torch.full((1, 1, 1), lmbda),))
 
     def evaluated(u):
         return native.forward(native.prepare(u, (0,), None, None,
-                                             Settings(eps=0.0),
+                                             Rule(eps=0.0),
                                              statistics=given),
                               u, statistics=given)[0]
 
@@ -940,15 +951,16 @@ def test_evaluation_far_outside():
                       torch.inf, -torch.inf, torch.nan] * 4)
     for lmbda in (-3.0, 0.0, 0.5, 1.0, 2.0, 3.0, 5.0):
         given = Statistics(torch.zeros(1, 1), torch.ones(1, 1),
-                           torch.full((1, 1), lmbda))
+                           (torch.full((1, 1), lmbda),))
         out = native.forward(native.prepare(u[:, None], (0,), None, None,
-                                            Settings(eps=0.0),
+                                            Rule(eps=0.0),
                                             statistics=given),
                              u[:, None], statistics=given)[0][:, 0]
         usual = u.abs() <= 1e6
         exact = core.normality_norm(
             u[usual][:, None].double(), (0,), eps=0.0,
-            statistics=Statistics(*(s.double() for s in given)))[0][:, 0]
+            statistics=statistics_from(
+                *(s.double() for s in values(given))))[0][:, 0]
         torch.testing.assert_close(out[usual], exact.float(), rtol=3e-5, atol=0)
         assert (out[u.isnan()].isnan().all()
                 and (out[~u.isnan()].sign() == u[~u.isnan()].sign()).all())
@@ -1314,7 +1326,7 @@ def test_averages_written_by_the_kernel_are_seen_to_change():
     """
     u = torch.randn(8, 3, requires_grad=True)
     averages = torch.zeros(3), torch.ones(3), torch.full((3,), 0.7)
-    statistics = Statistics(*(a[None] for a in averages))
+    statistics = statistics_from(*(a[None] for a in averages))
     out = normality_norm(u, (0,), statistics=statistics)[0]
     batch_normal_norm(u.detach(), *averages, training=True, noise=0.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -1327,7 +1339,8 @@ def test_other_default_dtype():
                 for training in (True, False)]
     u = torch.randn(4, 5)
     statistics = normality_norm(u, (1,))[1]
-    given = Statistics(torch.zeros(1, 5), torch.ones(1, 5), torch.ones(1, 5))
+    given = Statistics(torch.zeros(1, 5), torch.ones(1, 5),
+                       (torch.ones(1, 5),))
     evaluated = normality_norm(u, (0,), statistics=given)[0]
     torch.set_default_dtype(torch.float64)
     try:
@@ -1344,7 +1357,8 @@ def test_other_default_dtype():
                 assert mine.dtype == torch.float32
                 torch.testing.assert_close(mine, r, rtol=1e-3, atol=2e-5)
         assert (all(torch.equal(a, b)
-                    for a, b in zip(normality_norm(u, (1,))[1], statistics))
+                    for a, b in zip(values(normality_norm(u, (1,))[1]),
+                                    values(statistics)))
                 and torch.equal(normality_norm(u, (0,), statistics=given)[0],
                                 evaluated))
     finally:
@@ -1392,7 +1406,7 @@ def test_the_kernel_asks_the_tensors():
     torch.manual_seed(0)
     u, weight = torch.randn(4, 3, 5, 6), torch.ones(3)
     running = [torch.zeros(3) for _ in range(3)]
-    call = native.prepare(u, (0, 2, 3), weight, weight, Settings(), 1)
+    call = native.prepare(u, (0, 2, 3), weight, weight, Rule(), 1)
     numbers = native.forward(
         call, u, weight, weight, running=running, momentum=0.5)[1]
     before, short = [r.clone() for r in running], u.clone()
@@ -1431,7 +1445,7 @@ def test_the_kernel_asks_the_tensors():
 def test_the_kernel_asks_tensors_with_channels_last():
     torch.manual_seed(0)
     u = torch.randn(4, 3, 5, 6).contiguous(memory_format=torch.channels_last)
-    call = native.prepare(u, (0, 2, 3), None, None, Settings(), 1)
+    call = native.prepare(u, (0, 2, 3), None, None, Rule(), 1)
     expected = native.forward(call, u)[0]
     # given otherwise, it is brought into form
     torch.testing.assert_close(
@@ -1455,7 +1469,7 @@ def test_a_pytorch_that_the_kernel_does_not_know(what, monkeypatch):
         made = types.SimpleNamespace(_cdata=x._cdata)
         if what == "no place":
             del made._cdata
-        call = native.prepare(x.view(2, 3), (0,), None, None, Settings())
+        call = native.prepare(x.view(2, 3), (0,), None, None, Rule())
         monkeypatch.setattr(native, "prepare", lambda *_: call)
         x.view = x.double = lambda *_: made
         made.view, made.T, made.double = lambda *_: made, made, lambda: made
@@ -1512,7 +1526,7 @@ def test_a_kernel_that_agrees(changed):
     "Compiled as the others below: it is bound, and computes."
     kernel = native.bound(changed({}))
     x = torch.randn(4, 3)
-    call, outs = native.prepare(x, (0,), None, None, Settings()), []
+    call, outs = native.prepare(x, (0,), None, None, Rule()), []
     for one in (kernel, native.library()):
         outs.append(torch.zeros(4, 3))
         native._run(0, call, (x, None, outs[-1],

@@ -12,12 +12,14 @@ import torch
 
 from normalnorm.layers import core
 from normalnorm.layers.core import (
-    Settings,
-    may_overflow,
+    Rule,
+    by_autograd,
+    closed,
     normality_norm,
-    normality_norm_by_autograd,
 )
+from normalnorm.theory import gradient
 from normalnorm.theory.curvature import Interval
+from normalnorm.theory.gradient import Power
 from normalnorm.theory.newton import newton_lambda_standardized, standardized
 from normalnorm.theory.overflow import (
     LARGEST_UNIT,
@@ -26,6 +28,7 @@ from normalnorm.theory.overflow import (
     _phi_and_rho,
     exponent_bound,
 )
+from normalnorm.theory.power_transform import yeo_johnson
 
 FLOAT32_LIMIT = math.log(torch.finfo(torch.float32).max)
 
@@ -198,7 +201,7 @@ def test_the_safeguard_changes_nothing_else(options, monkeypatch):
         g = torch.randn(40, 6, dtype=torch.float64)
         found = []
         for limit in (LARGEST_UNIT, 0):
-            monkeypatch.setattr(core, "LARGEST_UNIT", limit)
+            monkeypatch.setattr(gradient, "LARGEST_UNIT", limit)
             out, _ = normality_norm(u, (0,), seed=torch.tensor(3), **options)
             found.append((out.detach(), torch.autograd.grad(out, u, g)[0]))
         assert torch.equal(found[0][0], found[1][0])
@@ -208,15 +211,13 @@ def test_the_safeguard_changes_nothing_else(options, monkeypatch):
 
 def test_who_may_overflow(monkeypatch):
     u, law = torch.randn(5, 3), Law(torch.ones(3) / 3, LARGEST_UNIT + 1)
-    assert not may_overflow(u, (0,), Settings()) and not may_overflow(
-        u, Law(law.weights, LARGEST_UNIT), Settings())
-    assert may_overflow(u, law, Settings()) and may_overflow(
-        u, (0,), Settings(steps=2))
-    assert not may_overflow(u, law, Settings(alpha=0.0)) and not may_overflow(
-        u, (0,), Settings(alpha=0.0, steps=2))
+    assert closed(Power(), u, (0,)) and closed(
+        Power(), u, Law(law.weights, LARGEST_UNIT))
+    assert not closed(Power(), u, law) and not closed(Power(steps=2), u, (0,))
+    assert closed(Power(alpha=0.0).reduced(), u, law) and closed(
+        Power(alpha=0.0, steps=2).reduced(), u, (0,))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not may_overflow(u, law, Settings()) and may_overflow(
-        u, (0,), Settings(steps=2))
+    assert closed(Power(), u, law) and not closed(Power(steps=2), u, (0,))
 
 
 def test_repeated_steps_that_run_away_stay_finite():
@@ -226,11 +227,10 @@ def test_repeated_steps_that_run_away_stay_finite():
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(200, 5000, generator=generator) ** 3
     u = torch.where(torch.rand(u.shape, generator=generator) < 0.1, 30 * u, u)
-    out, statistics = normality_norm_by_autograd(
-        u, (0,), settings=Settings(steps=3))
+    out, statistics = by_autograd(u, (0,), Rule(gaussianizer=Power(steps=3)))
     assert (statistics.lmbda.isfinite().all()
             and statistics.lmbda.abs().max() > 30 and out.isfinite().all())
-    bare = core.yeo_johnson(
+    bare = yeo_johnson(
         (u - statistics.mean) * core.rates(statistics.var, 1e-5)[0],
         statistics.lmbda)
     # values just below the limit are moved too
@@ -251,6 +251,7 @@ def test_a_law_is_a_sample():
     torch.testing.assert_close(x.repeat_interleave(counts), y)
     for a, b in zip(of_law, of_sample):
         torch.testing.assert_close(a, b)
+    assert len(of_law.parameters) == 1
 
 
 def test_units_over_several_processes_saturate_too():
@@ -266,4 +267,4 @@ def test_units_over_several_processes_saturate_too():
     known, expected = core.normality_norm(u.detach(), Law(law.weights, law.n))
     assert torch.equal(out, known) and torch.equal(found.lmbda, expected.lmbda)
     assert out.isfinite().all() and out.abs().max() > 1e30
-    assert "NormalityNorm" in type(out.grad_fn).__name__
+    assert "_Normalized" in type(out.grad_fn).__name__

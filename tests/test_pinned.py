@@ -18,10 +18,10 @@ from normalnorm.layers import (
     conversion,
     core,
     decorrelated,
-    gaussianized,
-    native,
+    engines,
 )
-from normalnorm.layers.core import Settings
+from normalnorm.layers.core import Rule
+from normalnorm.layers.engines import native
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
@@ -30,7 +30,8 @@ from normalnorm.layers.normality import (
     LayerNormalNorm,
 )
 from normalnorm.layers.sync import SyncBatchNormalNorm
-from normalnorm.theory.gaussianizers import Power, Tail
+from normalnorm.theory.gaussianizers import Tail
+from normalnorm.theory.gradient import Power
 
 # ---- layers: defaults ----
 
@@ -45,6 +46,8 @@ DEFAULTS = {
     "biases": False, "tolerance": 0.0, "use_input_stats": True, "seed": 0,
     "samples": 200, "activation": "relu", "dim": 0, "center": True,
     "axes": (2, 3, 4, 5), "channels_last": False}
+# a row's cells, what a unit has
+OWN = {("Family", "axes"), ("Statistics", "parameters")}
 TWINS = {"momentum", "affine", "track_running_stats"}       # as in torch.nn
 
 
@@ -56,7 +59,8 @@ def public(module):
 
 
 @pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(
-    normalnorm.layers.__path__)])
+    normalnorm.layers.__path__) if not m.ispkg] + [
+        f"engines.{m.name}" for m in pkgutil.iter_modules(engines.__path__)])
 def test_defaults(name):
     "Of every public function and class; noise 0.4, over features 1, else 0."
     module = importlib.import_module(f"normalnorm.layers.{name}")
@@ -68,7 +72,7 @@ def test_defaults(name):
         given = {n: p.default for n, p in found.items()
                  if p.default not in (p.empty, None)}
         for word, value in given.items():
-            if word in DEFAULTS and thing != "Family":     # a row's cells
+            if word in DEFAULTS and (thing, word) not in OWN:
                 assert value == DEFAULTS[word], (thing, word)
                 assert type(value) is type(DEFAULTS[word]), (thing, word)
         if "noise" in given and thing != "update_bn":
@@ -77,18 +81,19 @@ def test_defaults(name):
                      "Batch": 0.4, "batch": 0.4}
             wanted = next((v for k, v in kinds.items() if k in thing), 0.0)
             assert given["noise"] == wanted, thing
-        if TWINS & set(given) and isinstance(made, type):
+        if (TWINS & set(given) and isinstance(made, type)
+                and issubclass(made, nn.Module)):
             twin = nn.InstanceNorm1d if "Instance" in thing else nn.BatchNorm1d
             of_twin = inspect.signature(twin).parameters
             for word in TWINS & set(given):
                 assert given[word] == of_twin[word].default, (thing, word)
         elif "momentum" in given:
-            # a step of the kernel moves nothing unless it is told to
+            # nothing is moved by a step that is not told to
             wanted = 0.0 if "running" in given else 0.1
             assert given["momentum"] == wanted, thing
 
 
-# ---- layers.gaussianized ----
+# ---- layers with another gaussianizer ----
 
 
 @pytest.mark.parametrize("gaussianizer", [Tail(), Power(alpha=0.5), None])
@@ -96,8 +101,8 @@ def test_layer_form_uses_the_gaussianizer_that_it_is_given(gaussianizer):
     "By hand: standardize, estimate, apply; Power() where none is given."
     torch.manual_seed(0)
     u = torch.randn(5, 4, 30, dtype=torch.float64).exp()
-    layer = gaussianized.GaussianizedLayerNorm(
-        30, gaussianizer, eps=0.0, noise=0.0, dtype=torch.float64)
+    layer = LayerNormalNorm(30, eps=0.0, noise=0.0, dtype=torch.float64,
+                            gaussianizer=gaussianizer)
     k = (u - u.mean(-1, keepdim=True)) / u.var(-1, correction=0,
                                               keepdim=True).sqrt()
     used = gaussianizer or Power()
@@ -184,9 +189,11 @@ def test_axes_of_size_one_are_axes():
 def test_settings_that_are_changed_later_are_checked(layer, shape, name,
                                                      value):
     made = layer(3)
-    setattr(made, name, value)
+    before = getattr(made, name)
     with pytest.raises(ValueError, match=name):
-        made(torch.randn(shape))
+        setattr(made, name, value)
+    assert getattr(made, name) == before
+    made(torch.randn(shape))
 
 
 # ---- layers.engines.native ----
@@ -196,8 +203,8 @@ def test_settings_that_are_changed_later_are_checked(layer, shape, name,
 def test_every_seed_of_64_bits_is_told_apart(seed):
     "The definition's noise for each; 0 where none is given."
     torch.manual_seed(0)
-    u, settings = torch.randn(40, 6), Settings(noise=0.7)
-    call = native.prepare(u, (0,), None, None, settings)
+    u, rule = torch.randn(40, 6), Rule(noise=0.7)
+    call = native.prepare(u, (0,), None, None, rule)
     expected = core.normality_norm(u, (0,), noise=0.7, seed=torch.tensor(seed))
     found = native.forward(call, u, seed=seed)[0]
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)

@@ -12,11 +12,14 @@ from torch import nn
 
 from normalnorm.layers import functional as F
 from normalnorm.layers.backends import set_backend
+from normalnorm.theory.gaussianizers import Chain, Tail
 from tests.state.record import exported
 
 C = exported()
 LARGEST = torch.finfo(torch.float16).max
 EVERY = {**LAYERS,
+         "chain": lambda: C["BatchNormalNorm2d"](4, gaussianizer=Chain()),
+         "tails": lambda: C["LayerNormalNorm"](6, gaussianizer=Tail()),
          "folded": lambda: C["FoldedNormality"](
              torch.full((4,), 0.9), torch.ones(4), torch.ones(4))}
 SYNCHRONIZED = [n for n in EVERY if n.startswith("sync")]
@@ -84,7 +87,7 @@ def test_infinities_and_nan_stay(name):
         layer.bias[0], layer.bias[1] = torch.inf, torch.nan
     u = images().half()
     out = layer(u)
-    axis = -1 if name in ("layer", "gaussianized_layer", "safeguard") else 1
+    axis = -1 if name in ("layer", "tails", "safeguard") else 1
     assert (
         out.select(axis, 0).isinf().all() and out.select(axis, 1).isnan().all()
         and out.select(axis, 2).isfinite().all())
@@ -115,7 +118,8 @@ PLAIN = {"batch": (lambda **o: nn.BatchNorm2d(4, **o),
              lambda **o: nn.BatchNorm2d(4, **o),
              lambda **o: C["DecorrelatedBatchNormalNorm2d"](4, **o)),
          "gaussianized": (lambda **o: nn.BatchNorm2d(4, **o),
-                          lambda **o: C["GaussianizedBatchNorm"](4, **o)),
+                          lambda **o: C["BatchNormalNorm2d"](
+                              4, gaussianizer=Chain(), **o)),
          "instance": (lambda **o: nn.InstanceNorm2d(4, **o),
                       lambda **o: C["InstanceNormalNorm2d"](4, **o)),
          "group": (lambda **o: nn.GroupNorm(2, 4, **o),
@@ -123,7 +127,8 @@ PLAIN = {"batch": (lambda **o: nn.BatchNorm2d(4, **o),
          "layer": (lambda **o: nn.LayerNorm(6, **o),
                    lambda **o: C["LayerNormalNorm"](6, **o)),
          "gaussianized layer": (lambda **o: nn.LayerNorm(6, **o),
-                                lambda **o: C["GaussianizedLayerNorm"](6, **o))}
+                                lambda **o: C["LayerNormalNorm"](
+                                    6, gaussianizer=Tail(), **o))}
 OPTIONS = [{}, {"affine": False}, {"affine": True, "track_running_stats": True},
            {"affine": False, "track_running_stats": False},
            {"elementwise_affine": False}]

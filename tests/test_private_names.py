@@ -179,8 +179,9 @@ def test_private_names_of_tools_tests_and_chapters():
     assert not scanned("benchmarks", "*.py")
     chapters = scanned("nbs", "*.ipynb")
     for name, own in {
-        "282_layers.engines.native.ipynb": {"utils._python_dispatch.TorchDispatchMode",
-                                    "utils._pytree.tree_leaves"},
+        "282_layers.engines.native.ipynb": {
+            "utils._python_dispatch.TorchDispatchMode",
+            "utils._pytree.tree_leaves"},
         "270_layers.conversion.ipynb": {"_forward_hooks"}
     }.items():
         assert own <= chapters[name]

@@ -267,7 +267,8 @@ def test_both_commands_whole(monkeypatch, tmp_path, capsys):
         elif "tools.build" in command or "pytest" in command:
             commands.append((command[1:], Path(cwd), env))
             stdout.write(
-                "  [1/2] index (3.0 s)\n  [2/2] 282_layers.engines.native FAILED\n"
+                "  [1/2] index (3.0 s)\n"
+                "  [2/2] 282_layers.engines.native FAILED\n"
                 if "tools.build" in command
                 else "30 passed, 2 skipped in 4.00s\n")
             return subprocess.CompletedProcess(
@@ -294,7 +295,8 @@ def test_both_commands_whole(monkeypatch, tmp_path, capsys):
     whole = (
         json.loads((tmp_path / "record.json").read_text())["whole"]["default"])
     assert (not whole["passed"]
-            and whole["book"]["failures"] == ["[2/2] 282_layers.engines.native FAILED"]
+            and whole["book"]["failures"] == [
+                "[2/2] 282_layers.engines.native FAILED"]
             and whole["book"]["summary"] == "2 chapters run")
     assert whole["tests"] | {"seconds": 0} == {
         "passed": True, "summary": "30 passed, 2 skipped", "failures": [],

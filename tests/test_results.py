@@ -312,7 +312,7 @@ import torch
 from normalnorm.experiments import results
 seen = [results.provenance()]
 backends, native = (importlib.import_module(f"normalnorm.layers.{name}")
-                    for name in ("backends", "native"))
+                    for name in ("backends", "engines.native"))
 def look(device="cpu"):
     before = native._library.cache_info().currsize
     seen.append(results.provenance(device))

@@ -199,15 +199,16 @@ def test_gradients_of_the_transform_go_through_lambda_unless_it_is_given():
     rate, bare = (var + 1e-3).rsqrt(), var.rsqrt()
     lmbda = newton.newton_lambda(u, 0)[None]
     for options, through in (({}, True),
-                             (dict(alpha=1.0, through_lambda=True), True),
-                             (dict(through_lambda=False), False)):
+                             (dict(gaussianizer=gradient.Power(), fitted=None,
+                                   through_parameters=True), True),
+                             (dict(through_parameters=False), False)):
         expected, = torch.autograd.grad(
             power_transform.yeo_johnson(
                 (u - mean) * rate, lmbda if through else lmbda.detach()),
             u, g, retain_graph=True)
         found = gradient.gaussianized_gradient(
-            *(x.detach() for x in (u, g, mean, rate, bare, lmbda)), (0,),
-            **options)
+            *(x.detach() for x in (u, g, mean, rate, bare)),
+            (lmbda.detach(),), (0,), **options)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 

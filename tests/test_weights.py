@@ -15,7 +15,8 @@ from normalnorm.layers.weights import (
     gaussianized_direction,
     normality_weight,
 )
-from normalnorm.theory.gaussianizers import Chain, Power, Tail
+from normalnorm.theory.gaussianizers import Chain, Tail
+from normalnorm.theory.gradient import Power
 from normalnorm.theory.newton import newton_lambda, standardized
 from normalnorm.theory.power_transform import yeo_johnson
 

@@ -42,6 +42,7 @@ from normalnorm.experiments.results import processor
 from normalnorm.layers import functional
 from normalnorm.layers.engines import native
 from normalnorm.layers.backends import normality_norm, set_backend
+from normalnorm.theory.gaussianizers import Chain, Tail
 from tools.rows import Trial, trials
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "hostile.json"
@@ -141,6 +142,8 @@ def layers() -> dict[str, Row]:
         "batch2, cumulative": _tried(batch, momentum=None),
         "batch2, safeguarded": _tried(batch, safeguard=True),
         "layer, two steps": _tried(layer, steps=2),
+        "batch2, both transforms": _tried(batch, gaussianizer=Chain()),
+        "layer, tails": _tried(layer, gaussianizer=Tail()),
         "layer over two axes": Row(
             lambda o: two.row.layer((3, 8), **o),
             lambda: nn.LayerNorm((3, 8)), two.shape),
@@ -939,9 +942,10 @@ def _setting(name: str, value) -> Callable:
 def _moving_eps(layer, x):
     if not hasattr(layer, "eps"):
         return clean(layer, x)
-    layer.eps = torch.tensor(1e-5, dtype=torch.float64)
+    eps = torch.tensor(1e-5, dtype=torch.float64)
+    layer.eps = eps
     layer(x)
-    layer.eps.fill_(2.0)
+    layer.eps = eps.fill_(2.0)      # ours take the value when they are told
     return clean(layer, x)
 
 

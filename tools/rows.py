@@ -12,15 +12,23 @@ from torch import nn
 
 from normalnorm.layers import families
 from normalnorm.layers.families import Family
-from normalnorm.theory.gaussianizers import Power
+from normalnorm.theory.gradient import Identity
 
 SIZES = {"B": 3, "C": 4, "L": 6, "D": 3, "H": 5, "W": 6}
 
 
 def accepted(cls: type) -> set[str]:
-    "The names of the arguments that a class or its parents take."
-    return {name for c in cls.__mro__ if "__init__" in vars(c)
-            for name in inspect.signature(c.__init__).parameters}
+    """The names of the arguments that a class takes, and those of a parent to
+    which it passes on what it does not name.
+    """
+    found = set()
+    for c in cls.__mro__:
+        if "__init__" in vars(c):
+            own = inspect.signature(c.__init__).parameters
+            found |= set(own)
+            if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+                break
+    return found
 
 
 class Last(nn.Module):
@@ -89,8 +97,9 @@ def _made(make: Callable, cls: type, channels: int, options: dict) -> nn.Module:
     plain = given.get("alpha") == 0 and given.get("noise") == 0
     given = {"affine": True, "track_running_stats": True, "num_groups": 2,
              "group_size": 1 if plain else 2, **given}
-    if "gaussianizer" in known:
-        given["gaussianizer"] = Power(alpha=given.get("alpha", 1.0))
+    if "gaussianizer" in given and "alpha" in given:
+        alpha = given.pop("alpha")
+        given["gaussianizer"] = given["gaussianizer"] if alpha else Identity()
     if "group_size" in known:
         del given["num_groups"]
     return make(channels, **{k: v for k, v in given.items() if k in known})

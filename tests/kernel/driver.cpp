@@ -1,6 +1,7 @@
-// Runs the kernel (normalnorm/layers/engines/native.cpp, linked to this) on recorded
-// inputs and compares with recorded outputs; see record.py. Needs neither
-// Python nor PyTorch, so that it runs under an emulator and under sanitizers.
+// Runs the kernel (normalnorm/layers/engines/native.cpp, linked to this) on
+// recorded inputs and compares with recorded outputs; see record.py. Needs
+// neither Python nor PyTorch, so that it runs under an emulator and under
+// sanitizers.
 //
 //     driver recorded.bin [most threads]
 //

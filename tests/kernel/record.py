@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from normalnorm.layers import core
-from normalnorm.layers.engines import native
 from normalnorm.layers.core import Statistics
+from normalnorm.layers.engines import native
 from normalnorm.layers.noise import normal_noise
 from normalnorm.layers.proxy import by_nodes, quantile_nodes
 from normalnorm.theory.power_transform import representable, yeo_johnson
@@ -129,7 +129,8 @@ def whole(record: dict, numbers: Numbers) -> None:
             found = torch.autograd.grad(out, wide, grad.double())
             if kind == "no noise":
                 record |= {f"{name}/{k}": flat(s).astype(np.float32)
-                           for k, s in zip(("mean", "var", "lmbda"), used)}
+                           for k, s in (("mean", used.mean), ("var", used.var),
+                                        ("lmbda", used.lmbda))}
             record[f"{name}/{kind}/out"] = flat(out)[::every].astype(np.float32)
             record |= {f"{name}/{kind}/of {k}": flat(g)[
                            ::every if k == "u" else 1].astype(np.float32)
@@ -171,7 +172,8 @@ def given_statistics(record: dict, numbers: Numbers) -> None:
         lmbda[:1] = 1 if not plain else lmbda[:1]
         mean, var = (np.zeros(channels), np.ones(channels)) if plain else (
             numbers.normal(channels), numbers.uniform(channels) + 0.1)
-        given = Statistics(*(single(s).view(shape) for s in (mean, var, lmbda)))
+        mean, var, lmbda = (single(s).view(shape) for s in (mean, var, lmbda))
+        given = Statistics(mean, var, (lmbda,))
         weight, bias = ((single(np.ones(channels)), single(np.zeros(channels)))
                         if plain else (single(numbers.normal(channels)),
                                        single(numbers.normal(channels))))

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import normalnorm.layers
 from normalnorm.layers.weights import normality_weight
-from normalnorm.theory import gaussianizers
+from normalnorm.theory.gaussianizers import Chain, Tail
+from normalnorm.theory.gradient import Identity, Power
 
 FOLDER = Path(__file__).parent
 NORMALITY = dict(eps=1e-3, noise=0.3, alpha=0.7)
@@ -48,11 +49,22 @@ CASES = {
     "DecorrelatedBatchNormalNorm2d": ((6,), dict(num_groups=2), (2, 6, 2, 3)),
     "SyncDecorrelatedBatchNorm": ((5,), GROUPS, IMAGE),
     "SyncDecorrelatedBatchNormalNorm": ((5,), GROUPS, IMAGE),
+    "BatchNormalNorm2d-chain": ((5,), dict(gaussianizer="Chain"), IMAGE),
+    "InstanceNormalNorm1d-tail": (
+        (5,), dict(gaussianizer="Tail", **TRACKED), (2, 5, 7)),
+    "DecorrelatedBatchNormalNorm1d-chain": (
+        (5,), dict(gaussianizer="Chain", **GROUPS), (7, 5)),
+    "SyncBatchNormalNorm-identity": (
+        (5,), dict(gaussianizer="Identity"), IMAGE),
     "GaussianizedBatchNorm": ((5,), dict(eps=1e-3, noise=0.3), CHANNELS),
     "GaussianizedBatchNorm-chain": ((5, "Chain"), {}, CHANNELS),
     "GaussianizedLayerNorm": ((7, "Tail"), dict(noise=0.3), (2, 3, 7)),
     "FoldedNormality": (("lmbda", "weight", "bias"), {}, IMAGE),
     "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS)}
+# classes that were part of the package once, whose states others load now: the
+# second argument was the gaussianizer
+GONE = {"GaussianizedBatchNorm": "BatchNormalNorm1d",
+        "GaussianizedLayerNorm": "LayerNormalNorm"}
 
 
 def exported() -> dict[str, type]:
@@ -60,7 +72,7 @@ def exported() -> dict[str, type]:
     found = {}
     for place in pkgutil.iter_modules(normalnorm.layers.__path__):
         module = importlib.import_module(f"normalnorm.layers.{place.name}")
-        for name in module.__all__:
+        for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
             if inspect.isclass(value) and issubclass(value, nn.Module):
                 found[name] = value
@@ -68,12 +80,19 @@ def exported() -> dict[str, type]:
 
 
 def made(name: str, arguments: tuple, options: dict) -> nn.Module:
-    """A new layer of the class `name`; a name among the arguments is that of a
-    gaussianizer, or of a tensor of 5.
+    """A new layer of the class `name`, or of what took its place; a name among
+    the arguments, or as `gaussianizer`, is that of a gaussianizer, or of a
+    tensor of 5.
     """
-    known = {n: getattr(gaussianizers, n) for n in ("Power", "Tail", "Chain")}
+    known = {"Power": Power, "Identity": Identity, "Tail": Tail, "Chain": Chain}
     known |= dict.fromkeys(("lmbda", "weight", "bias"), lambda: torch.ones(5))
     arguments = [known[a]() if isinstance(a, str) else a for a in arguments]
+    options = {k: known[v]() if k == "gaussianizer" else v
+               for k, v in options.items()}
+    if name in GONE:
+        name, options = GONE[name], options | dict(
+            zip(["gaussianizer"], arguments[1:]))
+        del arguments[1:]
     if name == "NormalityWeight":  # a part of another layer
         dim, gaussianizer = arguments
         return normality_weight(

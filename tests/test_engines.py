@@ -1,0 +1,181 @@
+"""An engine is one file in a folder: it is found, chosen by its name, asked for
+what it covers, and second derivatives are the definition's.
+"""
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import normalnorm
+from normalnorm.layers import backends
+
+ROOT = Path(normalnorm.__file__).parents[1]
+
+# Of rows of two axes: the plain normalizer, by hand.
+TOY = '''
+import torch
+from normalnorm.layers.backends import (
+    Engine, Normalization, by_definition, register)
+from normalnorm.theory.gradient import Identity
+
+CALLS = []
+
+
+class Rows:
+    def forward(self, problem, keep):
+        CALLS.append("forward")
+        u = problem.u
+        var, mean = torch.var_mean(u, 1, correction=0, keepdim=True)
+        out = (u - mean) * (var + problem.rule.eps).rsqrt()
+        results = (out, mean, var) if problem.wanted else out
+        return results, (u,) if keep else (), problem.rule
+
+    def backward(self, state, saved, grads, needs):
+        if grads[0] is None or any(g is not None for g in grads[1:]):
+            return None
+        CALLS.append("backward")
+        (u,), g = saved, grads[0]
+        var, mean = torch.var_mean(u, 1, correction=0, keepdim=True)
+        rate = (var + state.eps).rsqrt()
+        h = (u - mean) * rate
+        return (rate * (g - g.mean(1, keepdim=True)
+                        - h * (g * h).mean(1, keepdim=True)), None, None)
+
+    def definition(self, state, saved):
+        CALLS.append("definition")
+        inputs = [saved[0].view_as(saved[0]), None, None]
+        return inputs, by_definition(inputs, (1,), state, None, None, None, 0)
+
+
+class Toy(Engine):
+    name = "toy"
+
+
+def offer(problem):
+    rule = problem.rule
+    return Rows() if (
+        problem.u.ndim == 2 and tuple(problem.dim) in ((1,), (-1,))
+        and problem.weight is None and problem.bias is None
+        and problem.statistics is None and not problem.running
+        and not rule.noise
+        and isinstance(rule.gaussianizer.reduced(), Identity)) else None
+
+
+register(Toy()).offers[Normalization] = offer
+'''
+
+USED = """
+    import json, sys, torch
+    import normalnorm.layers.engines as engines
+    engines.__path__.append(sys.argv[1])
+    import normalnorm
+    from normalnorm.layers.backends import (
+        engines as known, get_backend, normality_norm, set_backend)
+
+    def both(u, **options):
+        "Results, statistics, first and second derivatives."
+        found = []
+        for backend in ("toy", "eager"):
+            x = u.clone().requires_grad_()
+            with set_backend(backend):
+                out, used = normality_norm(x, (1,), **options)
+                first, = torch.autograd.grad(
+                    out.sin().sum(), x, retain_graph=True)
+                again, = torch.autograd.grad(
+                    out.sin().sum(), x, create_graph=True)
+                second, = torch.autograd.grad(again.square().sum(), x,
+                                              retain_graph=True)
+                of_var, = torch.autograd.grad(used.var.sum(), x)
+            found.append([out, used.mean, used.var, first, again, second,
+                          of_var])
+        return [(a - b).abs().max().item() for a, b in zip(*found)]
+
+    torch.manual_seed(0)
+    before = get_backend()
+    set_backend("toy")
+    calls = sys.modules["normalnorm.layers.engines.toy"].CALLS
+    chosen, u = get_backend(), torch.randn(5, 40, dtype=torch.float64)
+    answer = {"before": before, "chosen": chosen, "known": list(known()),
+              "off": both(u, alpha=0.0)}
+    answer["calls"] = list(calls)
+    calls.clear()
+    answer["covered"] = [
+        max(both(u)), max(both(u, alpha=0.0, noise=0.4,
+                               seed=torch.tensor(3))), list(calls)]
+    with set_backend("toy"):
+        layer = normalnorm.LayerNormalNorm(
+            40, noise=0.0, alpha=0.0, elementwise_affine=False)
+        layer(u.float())
+    answer["layer"] = list(calls)
+    calls.clear()
+    with set_backend("auto"):
+        layer(u.float())
+        normality_norm(u, (1,), alpha=0.0)
+    answer["auto"] = list(calls)
+    print(json.dumps(answer))
+"""
+
+
+def test_one_file_is_an_engine(tmp_path):
+    (tmp_path / "toy.py").write_text(TOY)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(USED), str(tmp_path)], cwd=ROOT,
+        capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["before"], found["chosen"]) == ("auto", "toy")
+    assert {"native", "compiled", "toy"} <= set(found["known"])
+    assert len(found["off"]) == 7 and max(found["off"]) < 1e-12
+    # its own are the first pass, and what a second one sends back through the
+    # output; with a graph, and of a statistic, they are the definition's
+    assert found["calls"] == ["forward", "backward", "definition", "backward",
+                              "definition"]
+    assert found["covered"][0] == 0 and found["covered"][1] == 0
+    assert found["covered"][2] == []                    # what it does not cover
+    assert found["layer"] == ["forward"]
+    assert found["auto"] == []                          # it is not automatic
+
+
+def test_an_engine_has_a_name_of_its_own(monkeypatch):
+    monkeypatch.setattr(backends, "_known", dict(backends._known))
+    for name in ("", "auto", "eager"):
+        engine = backends.Engine()
+        engine.name = name
+        with pytest.raises(ValueError, match="a name of its own"):
+            backends.register(engine)
+    engine = backends.Engine()
+    engine.name = "nothing"
+    assert backends.register(engine) is engine
+    u = torch.randn(4, 3)
+    with backends.set_backend("nothing"):               # it covers nothing
+        assert backends.compute(backends.Normalization(u, (0,))) is None
+    with pytest.raises(ValueError, match="'anything' is not known"):
+        backends.set_backend("anything")
+    again = backends.Engine()
+    again.name = "nothing"
+    backends.register(again)
+    assert backends.engines()["nothing"] is again
+
+
+COMPILED_FIRST = """
+    import torch, normalnorm
+    u = torch.randn(8, 4)
+    layer = normalnorm.LayerNormalNorm(4, noise=0.0)
+    found = torch.compile(layer, fullgraph=True, backend="eager")(u)
+    torch.testing.assert_close(found, layer(u))
+"""
+
+
+def test_a_layer_is_compiled_before_any_other_call():
+    "In a process in which no engine has been asked for yet."
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(COMPILED_FIRST)], cwd=ROOT,
+        capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
