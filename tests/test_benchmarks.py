@@ -54,8 +54,8 @@ def test_environment_says_what_measured():
     """
     from benchmarks.__main__ import environment
     from normalnorm.experiments import results
-    from normalnorm.layers.engines import native
     from normalnorm.layers.backends import normality_norm
+    from normalnorm.layers.engines import native
     normality_norm(torch.randn(5, 3), (0,))
     found, made = environment(1), results.provenance()
     assert (found["source"] == results.source_hash()

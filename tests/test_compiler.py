@@ -20,9 +20,9 @@ from torch import nn
 
 import normalnorm
 from normalnorm.layers import backends, core
-from normalnorm.layers.engines import compiled, compiler, native
 from normalnorm.layers.backends import normality_norm, set_backend
 from normalnorm.layers.core import Statistics
+from normalnorm.layers.engines import compiled, compiler, native
 from normalnorm.layers.functional import layer_normal_norm
 
 ROOT = Path(normalnorm.__file__).parents[1]

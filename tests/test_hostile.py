@@ -17,7 +17,6 @@ from torch import nn
 
 import normalnorm
 from normalnorm.layers import core
-from normalnorm.layers.engines import native
 from normalnorm.layers.backends import (
     Normalization,
     compute,
@@ -30,6 +29,7 @@ from normalnorm.layers.decorrelated import (
     decorrelated_batch_norm,
     decorrelated_batch_normal_norm,
 )
+from normalnorm.layers.engines import native
 from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.proxy import proxy_statistics
 from normalnorm.theory.gaussianizers import Chain

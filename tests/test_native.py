@@ -18,9 +18,9 @@ import torch
 
 import normalnorm
 from normalnorm.layers import core, proxy
-from normalnorm.layers.engines import compiler, native
 from normalnorm.layers.backends import get_backend, normality_norm, set_backend
 from normalnorm.layers.core import Rule, Statistics
+from normalnorm.layers.engines import compiler, native
 from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.noise import normal_noise
 from normalnorm.theory.power_transform import power_transform_derivative

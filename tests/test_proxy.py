@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from normalnorm.layers import proxy
-from normalnorm.layers.engines import compiler, native
 from normalnorm.layers.backends import set_backend
+from normalnorm.layers.engines import compiler, native
 from normalnorm.layers.proxy import (
     ACTIVATIONS,
     by_nodes,

@@ -40,8 +40,8 @@ from torch.utils.checkpoint import checkpoint
 
 from normalnorm.experiments.results import processor
 from normalnorm.layers import functional
-from normalnorm.layers.engines import native
 from normalnorm.layers.backends import normality_norm, set_backend
+from normalnorm.layers.engines import native
 from normalnorm.theory.gaussianizers import Chain, Tail
 from tools.rows import Trial, trials
 

@@ -29,13 +29,13 @@ from ..claims import near
 from .core import Rule, check_input, family, lies_last
 from .decorrelated import _DecorrelatedBatchNorm
 from .families import (
-    classes, family_of, is_layer, register, rows, twins)
+    _new_buffers, classes, family_of, is_layer, register, rows, twins)
 from .normality import (
     BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d, GroupNormalNorm,
     LayerNormalNorm, _NormalNorm)
 from .sync import (
     SyncBatchNormalNorm, _AllProcesses, _set_class, _sharded)
-from ..theory.gradient import Gaussianizer, Identity
+from ..theory.gradient import Gaussianizer, Identity, Power
 
 # %% ../../nbs/270_layers.conversion.ipynb #91a4fe02
 # the children that fused layers apply, in this order
@@ -151,27 +151,45 @@ def _gaussianize(module: nn.Module, cls: type, rule: Rule) -> None:
     plain = _original(module)
     if _twin(cls) is not plain:
         module._plain = f"{plain.__module__}:{plain.__qualname__}"
-    rule = rule._replace(eps=module.eps)
-    module.__dict__.pop("eps", None)    # a part of the rule from now on
-    if family_of(cls).beyond:
-        mean, power = module.running_mean, rule.gaussianizer
-        for name, value in zip(power.names, power.neutral):
-            module.register_buffer(f"running_{name}", None if mean is None
-                                   else torch.full_like(mean, value))
+    ours, power = issubclass(cls, _NormalNorm), rule.gaussianizer
+    beyond = family_of(cls).beyond
+    if ours and beyond:
+        beyond = {f"running_{name}": value
+                  for name, value in zip(power.names, power.neutral)}
+    for name, value in beyond.items():
+        mean = module.running_mean
+        module.register_buffer(
+            name, None if mean is None else torch.full_like(mean, value))
+    if ours:
+        rule = rule._replace(eps=module.eps)
+        module.__dict__.pop("eps", None)        # a part of the rule from now on
+    else:                                       # a layer from elsewhere
+        for name, value in _settings(rule).items():
+            setattr(module, name, value)
     if hasattr(module, "num_batches_tracked"):
         counted = module.num_batches_tracked
         saved = counted is None or "num_batches_tracked" in module.state_dict()
         del module.num_batches_tracked              # it stands behind them
         module.register_buffer("num_batches_tracked", counted, persistent=saved)
     _set_class(module, cls)
-    module._adopt(rule)
+    if ours:
+        module._adopt(rule)
+
+
+def _settings(rule: Rule) -> dict:
+    "A rule as attributes of a layer that does not keep one."
+    power = rule.gaussianizer
+    return dict(noise=rule.noise, noise_kind=rule.noise_kind,
+                **(vars(power) if type(power) is Power
+                   else {"gaussianizer": power}))
 
 
 def _beyond(module: nn.Module) -> dict[str, float]:
     """The averages that a normality layer has and its plain twin lacks, with
     the values at which nothing changes.
     """
-    return module._neutral() if hasattr(module, "_neutral") else {}
+    return (module._neutral() if hasattr(module, "_neutral")
+            else family_of(module).beyond)
 
 
 def _flatten(module: nn.Module, cls: type) -> None:
@@ -179,7 +197,8 @@ def _flatten(module: nn.Module, cls: type) -> None:
     eps = module.eps
     for name in _beyond(module):
         delattr(module, name)
-    for name in ("_rule", "_quiet", "_averages", "_plain"):
+    for name in ("_rule", "_quiet", "_averages", "_plain",
+                 *_settings(Rule()), "gaussianizer"):
         module.__dict__.pop(name, None)
     _set_class(module, cls)
     # a plain layer of this package: the rule that its constructor gives it
@@ -652,6 +671,13 @@ def to_normality(
     return model
 
 # %% ../../nbs/270_layers.conversion.ipynb #c35bb1fd
+def _transforms(module: nn.Module) -> bool:
+    "Whether a normality layer has a transform that does something."
+    if not isinstance(module, _NormalNorm):             # a layer from elsewhere
+        return bool(getattr(module, "alpha", 1.0))
+    return not isinstance(module.gaussianizer.reduced(), Identity)
+
+
 def _neutral(module: nn.Module) -> bool:
     "Whether what a layer has beyond its twin leaves the twin's result."
     beyond = [(getattr(module, name), value)
@@ -702,8 +728,7 @@ def to_plain(
         replaced.append(Row(name, before, cls.__name__))
         todo.append((module, cls))
         if (getattr(module, "method", "eigh") != "eigh"
-                or not isinstance(module.gaussianizer.reduced(), Identity)
-                and not _neutral(module)):
+                or _transforms(module) and not _neutral(module)):
             bent.append(name or "(the model)")
     for module, cls in todo:
         _flatten(module, cls)
@@ -729,7 +754,7 @@ def to_plain(
 # %% ../../nbs/270_layers.conversion.ipynb #a35ce2f2
 def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state for plain normalizers from that of normality layers: without the
-    running λ.
+    running λ, or whatever parameters the transform has.
 
     A new dictionary with the same tensors.
 
@@ -742,10 +767,17 @@ def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
         ...          BatchNormalNorm1d(2, affine=False).state_dict()))
         ['running_mean', 'running_var', 'num_batches_tracked']
     """
-    beyond = {name for row in rows() for name in row.beyond}
-    ours = {name for name in state
-            if name.rpartition(".")[2] in beyond
-               and name[:name.rfind(".") + 1] + "running_mean" in state}
+    table = [row for row in rows() if row.beyond and row.plain]
+    beyond = {name for row in table for name in row.beyond}
+    plain = {name for row in table
+             for name in _new_buffers(row.plain, row.plain)}
+
+    def of_a_transform(name: str) -> bool:
+        prefix, _, last = name.rpartition(".")
+        return prefix + "." * bool(prefix) + "running_mean" in state and (
+            last in beyond or last.startswith("running_") and last not in plain)
+
+    ours = set(filter(of_a_transform, state))
     kept = type(state)(
         (name, value) for name, value in state.items() if name not in ours)
     metadata = getattr(state, "_metadata", None)

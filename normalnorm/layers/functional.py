@@ -15,7 +15,6 @@ __all__ = ['update_running', 'next_weight', 'averages', 'with_statistics',
            'group_normal_norm', 'group_normalized']
 
 # %% ../../nbs/235_layers.functional.ipynb #e4e5a39f
-import functools
 import math
 from collections.abc import Callable
 
@@ -202,7 +201,6 @@ def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(a if a is None else a.clone() for a in averages)
 
 
-@functools.cache
 def average_names(parameters: tuple[str, ...],
                   spread: str = "var") -> tuple[str, ...]:
     """The names of a layer's running averages, in their order: mean, spread,

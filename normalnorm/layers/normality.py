@@ -29,9 +29,13 @@ def _setting(name: str) -> property:
     "A part of the rule, or of its power transform, checked when it is set."
     def change(self, value) -> None:
         rule = self._rule
-        self._adopt(rule._replace(**{name: value}) if name in rule._fields
-                    else rule._replace(gaussianizer=dataclasses.replace(
-                        rule.gaussianizer, **{name: value})))
+        if name in rule._fields:
+            return self._adopt(rule._replace(**{name: value}))
+        if type(rule.gaussianizer) is not Power:
+            raise AttributeError(f"{name} is the power transform's; this layer "
+                                 f"has gaussianizer={rule.gaussianizer}")
+        self._adopt(rule._replace(gaussianizer=dataclasses.replace(
+            rule.gaussianizer, **{name: value})))
 
     return property(lambda self: getattr(
         self._rule if name in Rule._fields else self._rule.gaussianizer, name),
@@ -50,7 +54,7 @@ class _NormalNorm(_Leaf):
 
     def _adopt(self, rule: Rule) -> None:
         self._rule = rule.check()
-        self._quiet = rule.quiet()
+        self._quiet = self._rule.quiet()
 
     def _set_up(self, sizes: tuple[int, ...], weight: bool, bias: bool,
                 rule: Rule, device, dtype) -> None:

@@ -86,6 +86,12 @@ class Chain(Gaussianizer):
     def __repr__(self) -> str:
         return f"Chain({', '.join(map(repr, self.parts))})"
 
+    def __eq__(self, other) -> bool:
+        return type(other) is type(self) and other.parts == self.parts
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.parts))
+
     def estimate(self, k, dim):
         found = self.parts[0].estimate(k, dim)
         x = self.parts[0].apply(k, found)

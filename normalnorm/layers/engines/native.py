@@ -432,7 +432,7 @@ def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None,
             or not all(dtype in _DTYPES and is_cpu
                        for _, dtype, is_cpu, _ in kinds)):
         return None
-    rule.check()
+    rule = rule.check()
     per_channel = (1, *shape[1:2], *(1,) * (ndim - 2))
     shapes = {tuple(kind[0]) for kind in (weight, bias, *(statistics or ()))
               if kind is not None}
