@@ -77,6 +77,8 @@ class Engine:
 
     `offers`: for each kind of problem, a function of a problem that returns a
     `Work`, None where the engine does not cover it, or raises `Unavailable`.
+    `traced`: the same for what `torch.compile` reads: a function of a problem
+    that returns the results, as operators that the compiler knows, or None.
     """
     name = ""
     automatic = False
@@ -84,6 +86,7 @@ class Engine:
 
     def __init__(self):
         self.offers: dict[type, Callable] = {}
+        self.traced: dict[type, Callable] = {}
 
     def covers(self, problem) -> Work | None:
         offer = self.offers.get(type(problem))
@@ -382,6 +385,34 @@ def _short(function: type) -> Callable:
 _apply = core.bound("autograd.Function", _short, _ByEngine.apply)
 
 
+# older releases do not tell torch.export from torch.compile
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
+
+
+@torch.compiler.assume_constant_result
+def _at_hand() -> bool:
+    "Whether the engines that would be asked can be had; decided once a trace."
+    try:
+        for engine in _engines_asked():
+            engine.require()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _traced(problem):
+    "The same while `torch.compile` reads the code."
+    if (_is_exporting() or _chosen == "eager" or in_transform()
+            or not _at_hand()):
+        return None
+    for name, engine in _known.items():
+        if name == _chosen or _chosen == "auto" and engine.automatic:
+            take = engine.traced.get(type(problem))
+            if take is not None:
+                return take(problem)
+    return None
+
+
 def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
     """The results of a problem, by the first engine that covers it; None where
     the definition is to be used.
@@ -391,6 +422,8 @@ def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
 
     Example: `compute(Normalization(torch.randn(8, 3), (0,)))`.
     """
+    if _is_compiling():
+        return _traced(problem)
     asked, tensors = _asked, problem.tensors()
     if asked is None:
         asked = _engines_asked()

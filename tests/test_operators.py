@@ -1,0 +1,226 @@
+"""The kernel's operators inside torch.compile: against PyTorch's own checks of
+an operator, against the definition in float64, against the layers uncompiled.
+"""
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from normalnorm.layers import core
+from normalnorm.layers.backends import set_backend
+from normalnorm.layers.engines import native, operators
+from normalnorm.layers.functional import layer_normal_norm
+from normalnorm.layers.normality import (
+    BatchNormalNorm2d, GroupNormalNorm, InstanceNormalNorm2d, LayerNormalNorm)
+from normalnorm.theory.gaussianizers import Chain
+from normalnorm.theory.gradient import Identity, Power
+
+pytestmark = pytest.mark.skipif(
+    not native.available(), reason="the kernel cannot be compiled here")
+SEED = torch.tensor(7)
+CASES = {  # shape, axes, shape of the weight, axis
+    "layer": ((3, 5, 8), (-1,), (8,), None),
+    "batch": ((4, 3, 5), (0, 2), (3,), 1),
+    "no weight": ((6, 3), (0,), None, 1),
+    "a pattern without a plan": ((3, 4, 5, 2), (0, 2), None, None)}
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    "PyTorch compiles one function for at most eight cases."
+    torch.compiler.reset()
+
+
+def arguments(case, alpha=1.0, noise=0.4, kind="scaled", dtype=torch.float32):
+    shape, dim, of, axis = CASES[case]
+    torch.manual_seed(0)
+    u = torch.randn(shape, dtype=dtype).exp().requires_grad_()
+    weight, bias = (None if of is None else
+                    torch.randn(of, dtype=dtype).requires_grad_()
+                    for _ in range(2))
+    return (u, weight, bias, SEED if noise else None, list(dim), axis, 1e-5,
+            noise, kind, alpha, 3)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("alpha, noise, kind", [
+    (1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")])
+def test_pytorch_accepts_the_operator(case, alpha, noise, kind):
+    """Schema, fake kernel, derivative, and what AOT autograd makes of it, by
+    `torch.library.opcheck`.
+    """
+    torch.library.opcheck(torch.ops.normalnorm.normalize.default,
+                          arguments(case, alpha, noise, kind))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("alpha, noise, kind", [
+    (1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")])
+def test_the_operator_against_the_definition(case, alpha, noise, kind):
+    "Result, statistics and gradients, in float64, from the same seed."
+    given = arguments(case, alpha, noise, kind)
+    u, weight, bias, seed, dim, axis, eps, *_, offset = given
+    out, numbers = torch.ops.normalnorm.normalize(*given)
+    leaves = [t for t in (u, weight, bias) if t is not None]
+    g = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves, g)
+    exact = [t if t is None else t.detach().double().requires_grad_()
+             for t in (u, weight, bias)]
+    wide = [exact[0], *(
+        t if t is None or axis is None else t.view(1, -1, *[1] * (u.ndim - 2))
+        for t in exact[1:])]
+    rule = core.Rule(eps, noise, kind, Power(alpha) if alpha else Identity())
+    reference, used = core.by_autograd(
+        wide[0], tuple(dim), rule, *wide[1:], seed, offset)
+    torch.testing.assert_close(
+        out.double(), reference, rtol=2e-4, atol=2e-5)
+    expected = torch.autograd.grad(
+        reference, [t for t in exact if t is not None], g.double())
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a.double(), b, rtol=2e-3, atol=2e-4)
+    n = used.mean.numel()
+    for a, b in zip(numbers.split(n), (used.mean, used.var,
+                                       *used.parameters)):
+        torch.testing.assert_close(
+            a.double(), b.flatten(), rtol=1e-4, atol=1e-5)
+
+
+LAYERS = {
+    "layer": (lambda **o: LayerNormalNorm(8, **o), (4, 5, 8)),
+    "layer, no affine": (lambda **o: LayerNormalNorm(
+        8, elementwise_affine=False, **o), (4, 8)),
+    "batch": (lambda **o: BatchNormalNorm2d(3, **o), (4, 3, 5, 5)),
+    "batch, cumulative": (lambda **o: BatchNormalNorm2d(
+        3, momentum=None, **o), (4, 3, 5, 5)),
+    "batch, safeguard": (lambda **o: BatchNormalNorm2d(
+        3, safeguard=True, **o), (4, 3, 5, 5)),
+    "group": (lambda **o: GroupNormalNorm(2, 4, **o), (3, 4, 5, 5)),
+    "instance": (lambda **o: InstanceNormalNorm2d(
+        3, affine=True, track_running_stats=True, **o), (4, 3, 5, 5)),
+    "identity": (lambda **o: BatchNormalNorm2d(
+        3, gaussianizer=Identity(), **o), (4, 3, 5, 5)),
+    "chain": (lambda **o: LayerNormalNorm(
+        8, gaussianizer=Chain(), **o), (4, 8))}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_compiled_layer_is_the_layer(name):
+    """Output, gradients and buffers, in training, then in evaluation, without
+    a graph break.
+    """
+    make, shape = LAYERS[name]
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        layer, u = make(noise=0.0), torch.randn(shape).exp().requires_grad_()
+        run = torch.compile(layer, fullgraph=True) if compiled else layer
+        run(u).sin().sum().backward()
+        values = [u.grad, *(p.grad for p in layer.parameters())]
+        layer.eval()
+        found.append([*values, run(u).detach(), *layer.state_dict().values()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def graph_of(function, *inputs):
+    "What torch.compile reads, as text."
+    read = []
+
+    def keep(module, _):
+        read.append(str(module.graph))
+        return module.forward
+    torch.compile(function, backend=keep, fullgraph=True)(*inputs)
+    return "\n".join(read)
+
+
+def test_who_gets_the_operator():
+    """What the kernel covers; not the eager backend, transforms of torch.func,
+    float64, other settings, or layers in evaluation.
+    """
+    u = torch.randn(4, 8)
+    layer = LayerNormalNorm(8)
+    assert "normalnorm.normalize" in graph_of(layer, u)
+    for chosen in ("eager", "compiled"):
+        with set_backend(chosen):
+            assert "normalnorm.normalize" not in graph_of(layer, u)
+    assert "normalnorm.normalize" not in graph_of(layer.double(), u.double())
+    for options in (dict(steps=2), dict(safeguard=True),
+                    dict(gaussianizer=Chain())):
+        assert "normalnorm.normalize" not in graph_of(
+            LayerNormalNorm(8, **options), u)
+    assert "normalnorm.normalize" not in graph_of(
+        BatchNormalNorm2d(8).eval(), u[..., None, None])
+    plain = LayerNormalNorm(8, noise=0.0)
+    slope = lambda v: torch.func.grad(lambda w: plain(w).sin().sum())(v)
+    torch.testing.assert_close(
+        torch.compile(slope, fullgraph=True)(u), slope(u))
+
+
+def test_no_operator_leaves_in_an_exported_program():
+    for strict in (True, False):
+        program = torch.export.export(
+            nn.Sequential(nn.Linear(8, 8), LayerNormalNorm(8)).eval(),
+            (torch.randn(4, 8),), strict=strict)
+        assert "normalnorm" not in str(program.graph)
+
+
+def test_the_noise_of_a_compiled_layer():
+    "Repeats after the same seed, and differs from step to step."
+    layer, u = LayerNormalNorm(64), torch.randn(32, 64)
+    run = torch.compile(layer, fullgraph=True)
+    torch.manual_seed(3)
+    first, second = run(u), run(u)
+    torch.manual_seed(3)
+    assert torch.equal(run(u), first) and not torch.equal(first, second)
+    noise = (first - layer.eval()(u)).detach()
+    scale = layer(u).sub(layer(u).mean(-1, keepdim=True)).abs().mean(-1)
+    assert 0.9 < (noise / scale[:, None]).std() < 1.1
+
+
+def test_any_number_of_rows():
+    "One program for several sizes, and shapes that the kernel refuses."
+    run = torch.compile(
+        lambda x: layer_normal_norm(x, (8,)), dynamic=True, fullgraph=True)
+    for rows in (4, 5, 19):
+        u = torch.randn(rows, 8)
+        torch.testing.assert_close(run(u), layer_normal_norm(u, (8,)))
+    layer = torch.compile(BatchNormalNorm2d(3))
+    layer(torch.randn(4, 3, 2, 2))
+    with pytest.raises(Exception, match="num_features=3"):
+        layer(torch.randn(4, 5, 2, 2))
+
+
+def test_channels_last_and_half_precision():
+    "The result lies as the input, whatever the compiler was told of it."
+    for u in (torch.randn(4, 6, 5, 5).to(memory_format=torch.channels_last),
+              torch.randn(4, 6, 5, 5, dtype=torch.bfloat16),
+              torch.randn(6, 4, 5, 5).transpose(0, 1)):
+        layer = BatchNormalNorm2d(6, noise=0.0).to(u.dtype)
+        out = torch.compile(layer, fullgraph=True)(u)
+        expected = layer(u)
+        assert out.dtype == expected.dtype
+        torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_without_a_compiler_the_definition_is_read():
+    "A layer is compiled in a process that cannot have the kernel."
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", """
+import torch
+from normalnorm.layers.engines import compiler, native
+error = compiler.CompilerError("none")
+native._library = lambda: error
+from normalnorm.layers.normality import LayerNormalNorm
+layer = LayerNormalNorm(8, noise=0.0)
+u = torch.randn(4, 8)
+torch.testing.assert_close(
+    torch.compile(layer, fullgraph=True, backend="aot_eager")(u), layer(u))
+"""], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_fakes_tell_what_is_kept():
+    out, numbers = operators._normalize._opoverload(*arguments("batch"))
+    assert numbers.shape == (native.KEPT * 3,) and out.shape == (4, 3, 5)
