@@ -1,6 +1,7 @@
 """An engine is one file in a folder: it is found, chosen by its name, asked for
 what it covers, and second derivatives are the definition's.
 """
+import ast
 import json
 import os
 import subprocess
@@ -179,3 +180,26 @@ def test_a_layer_is_compiled_before_any_other_call():
         capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+FUNCTIONS = {  # of autograd in the layer room, each with its reason
+    "core.py": {"_Normalized",  # the operation
+                "_NormalizedBothModes",     # torch.compile refuses its jvp
+                "_Old"},                    # asks whether torch.func is active
+    "backends.py": {"_ByEngine",            # torch.func's form costs too much
+                    "Twice"},               # tries that out
+    "sync.py": {"_Exchange"},               # refuses to be differentiated
+    "sync_decorrelated.py": {"_Whitened"}}  # whitening of all processes
+
+
+def test_one_autograd_function_for_the_operation_and_one_for_engines():
+    found = {}
+    room = ROOT / "normalnorm" / "layers"
+    for path in room.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and any(
+                    name in ast.unparse(base) for base in node.bases
+                    for name in ("Function", "_Normalized")):
+                found.setdefault(str(path.relative_to(room)), set()).add(
+                    node.name)
+    assert found == FUNCTIONS

@@ -13,7 +13,11 @@ from normalnorm.layers.backends import set_backend
 from normalnorm.layers.engines import native, operators
 from normalnorm.layers.functional import layer_normal_norm
 from normalnorm.layers.normality import (
-    BatchNormalNorm2d, GroupNormalNorm, InstanceNormalNorm2d, LayerNormalNorm)
+    BatchNormalNorm2d,
+    GroupNormalNorm,
+    InstanceNormalNorm2d,
+    LayerNormalNorm,
+)
 from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.gradient import Identity, Power
 

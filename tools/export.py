@@ -206,11 +206,11 @@ def narrow(text: str, width: int = 80) -> str:
         return (match[1] or "") + "\n".join(lines) + '\n"""'
 
     def names(match):
-        lines = textwrap.wrap(" ".join(match[1].split()), width,
+        lines = textwrap.wrap(" ".join(match[1].split()) + "]", width,
                               initial_indent="__all__ = [",
                               subsequent_indent=" " * 11,
                               break_long_words=False)
-        return "\n".join(lines) + "]"
+        return "\n".join(lines)
 
     def chapter(match):
         line = f"{match[1]} {match[2]}"

@@ -7,7 +7,8 @@ autograd function, and what an engine must bring.
 # %% auto #0
 __all__ = ['Unavailable', 'Declined', 'Work', 'Engine', 'register', 'engines',
            'set_backend', 'get_backend', 'warn_user', 'column', 'Normalization',
-           'by_definition', 'ordinary', 'compute', 'normalize', 'normality_norm']
+           'by_definition', 'ordinary', 'compute', 'normalize',
+           'normality_norm']
 
 # %% ../../nbs/233_layers.backends.ipynb #b2349812
 import functools
@@ -117,13 +118,25 @@ def register(engine: Engine) -> Engine:
     return engine
 
 
+_broken: set[str] = set()
+
+
 def engines() -> dict[str, Engine]:
     """Those that are registered, by name: every module in the folder
-    `normalnorm/engines` is imported first, and registers its own.
+    `normalnorm/layers/engines` is imported first, and registers its own.
+
+    One that cannot be imported is left out, with one warning.
     """
     package = importlib.import_module("normalnorm.layers.engines")
     for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+        name = f"{package.__name__}.{module.name}"
+        if name not in _broken:
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # whatever its author did not foresee
+                _broken.add(name)
+                warn_user(f"{name} is left out: it cannot be imported here "
+                          f"({type(error).__name__}: {error})")
     return _known
 
 
@@ -389,7 +402,6 @@ _apply = core.bound("autograd.Function", _short, _ByEngine.apply)
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
 
 
-@torch.compiler.assume_constant_result
 def _at_hand() -> bool:
     "Whether the engines that would be asked can be had; decided once a trace."
     try:
@@ -398,6 +410,10 @@ def _at_hand() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+# as torch.compiler.assume_constant_result, which imports the compiler for it
+_at_hand._dynamo_marked_constant = True
 
 
 def _traced(problem):

@@ -694,10 +694,12 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
         x = add_noise(x, dim, rule.noise, rule.noise_kind, seed, offset)
         return guarded(rounded(affine(x, weight, bias), u.dtype), u, weight,
                        *given), statistics
-    # a trace cannot hold a function of Python's; what lies in other processes
-    # is not differentiated operation by operation
+    # a trace cannot hold a function of Python's, and torch.compile loses its
+    # gradient in a transform of torch.func; what lies in other processes is not
+    # differentiated operation by operation
     if not unit.apart and (
             unit.centre is not None or torch.jit.is_tracing()
+            or torch.compiler.is_compiling() and in_transform()
             or not closed(rule.gaussianizer.reduced(), u, dim)):
         out, statistics = by_autograd(u, dim, rule, weight, bias, seed, offset)
         return guarded(out, u, weight), statistics
