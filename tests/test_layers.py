@@ -164,3 +164,25 @@ def test_lambda_and_noise_belong_to_the_set_of_the_scale():
     # a unit of one element has no spread: neither transform nor noise
     plain, _ = normality_norm(u, Over((), batch), noise=0.5)
     torch.testing.assert_close(plain, u - u.mean(batch, keepdim=True))
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"safeguard": True}, {"alpha": 0.0},
+    {"alpha": 0.5, "noise": 0.4, "noise_kind": "unscaled"},
+    {"noise": 0.4, "noise_kind": "dropout"}], ids=str)
+def test_derivatives_of_result_and_statistics(options):
+    """Against finite differences: the result and each statistic, with respect
+    to input, weight and bias, in reverse and in forward mode.
+    """
+    torch.manual_seed(1)
+    u = torch.randn(7, 3, dtype=torch.float64).exp().requires_grad_()
+    weight, bias = torch.randn(2, 3, dtype=torch.float64).requires_grad_()
+
+    def everything(u, weight, bias):
+        out, used = normality_norm(
+            u, (0,), weight, bias, seed=torch.tensor(9), **options)
+        return out, used.mean, used.var, *used.parameters
+
+    assert torch.autograd.gradcheck(
+        everything, (u, weight, bias), check_forward_ad=True, eps=1e-6,
+        atol=1e-6)
