@@ -20,8 +20,10 @@ from normalnorm.checks.layers.sync_decorrelated import (
     CASES,
     compare_decorrelated,
 )
+from normalnorm.layers import sync
 from normalnorm.layers.normality import BatchNormalNorm1d
 from normalnorm.layers.sync import SyncBatchNormalNorm, convert_sync
+from normalnorm.theory.newton import Over
 
 SINGLE = {"plain": normalnorm.DecorrelatedBatchNorm2d,
           "normality": normalnorm.DecorrelatedBatchNormalNorm2d}
@@ -405,3 +407,21 @@ def test_synchronized_batch_norm_alone_takes_every_number_of_axes(shape):
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), sys.argv[2])
+
+
+def test_an_over_of_all_processes_tells_inputs_apart(monkeypatch):
+    """Variance and mean are those of what is asked for, not of the input it was
+    made of, unless that is asked for by name; one process, without exchange.
+    """
+    monkeypatch.setattr(sync.dist, "get_rank", lambda group=None: 0)
+    monkeypatch.setattr(
+        sync.Across, "gather", lambda self, values: values[None])
+    torch.manual_seed(0)
+    x = torch.randn(9, 3)
+    unit = sync.Across(x, None, noise=False)
+    for value, name in ((x, "input"), (x.exp(), ""), (3 * x + 1, "other")):
+        for found, expected in zip(unit.var_mean(value, name=name),
+                                   Over((0,)).var_mean(value)):
+            torch.testing.assert_close(found, expected)
+    assert unit.seed is None and sync.Across(
+        x, None, noise=True).seed.dtype is torch.int64
