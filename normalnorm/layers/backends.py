@@ -7,7 +7,7 @@ autograd function, and what an engine must bring.
 # %% auto #0
 __all__ = ['Unavailable', 'Declined', 'Work', 'Engine', 'register', 'engines',
            'set_backend', 'get_backend', 'warn_user', 'column', 'Normalization',
-           'by_definition', 'ordinary', 'compute', 'normalize',
+           'apart', 'by_definition', 'ordinary', 'compute', 'normalize',
            'normality_norm']
 
 # %% ../../nbs/233_layers.backends.ipynb #b2349812
@@ -26,9 +26,9 @@ from torch import Tensor, nn
 import normalnorm
 from ..claims import near
 from . import core
-from normalnorm.layers.core import (
-    Rule, Statistics, check_input, dispatch_modes, foreign_mode, in_dual_level,
-    in_transform)
+from .core import (
+    Rule, Statistics, check_input, check_statistics, dispatch_modes,
+    foreign_mode, in_dual_level, in_transform)
 from ..theory.newton import Over
 
 # %% ../../nbs/233_layers.backends.ipynb #b0df2fc8
@@ -199,13 +199,15 @@ def get_backend() -> str:
     return _chosen
 
 
+def _answers(engine: Engine) -> bool:
+    "Whether the present choice asks it; \"eager\" asks none."
+    return engine.name == _chosen or _chosen == "auto" and engine.automatic
+
+
 def _engines_asked() -> tuple[Engine, ...]:
     global _asked
     if _asked is None:
-        known = engines()
-        _asked = (() if _chosen == "eager"
-                  else tuple(e for e in known.values() if e.automatic)
-                  if _chosen == "auto" else (known[_chosen],))
+        _asked = tuple(filter(_answers, engines().values()))
     return _asked
 
 
@@ -295,20 +297,31 @@ class Normalization(NamedTuple):
         return (u, weight, bias, seed, *running, mean, var, *parameters)
 
 
+def apart(*tensors: Tensor | None) -> list[Tensor | None]:
+    "Each as a tensor of its own, even where one is given twice."
+    return [None if t is None else t.view_as(t) for t in tensors]
+
+
 def by_definition(
-    inputs: tuple[Tensor | None, ...], dim: tuple[int, ...], rule: Rule,
-    axis: int | None, given: Statistics | None, seed: Tensor | None,
-    offset: int
-) -> tuple[Tensor, ...]:
-    "The results of a `Normalization`, statistics too, by PyTorch's operations."
-    u, weight, bias = inputs
+    u: Tensor, weight: Tensor | None, bias: tuple | None,
+    dim: tuple[int, ...], rule: Rule, axis: int | None = None,
+    given: Statistics | None = None, seed: Tensor | None = None,
+    offset: int = 0
+) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
+    """What a `Work` answers for a `Normalization`: its inputs, apart, and the
+    results of these, statistics too, by PyTorch's operations.
+
+    `bias`: its shape and dtype, or None; any has the same derivatives.
+    """
+    inputs = u, weight, bias = apart(u, weight, bias and torch.zeros(
+        bias[0], dtype=bias[1], device=u.device, requires_grad=True))
     if axis is not None:
         weight, bias = column(weight, u.ndim), column(bias, u.ndim)
         given = given and Statistics(
             column(given.mean, u.ndim), column(given.var, u.ndim),
             tuple(column(p, u.ndim) for p in given.parameters))
     out, used = core.normalize(u, dim, rule, weight, bias, given, seed, offset)
-    return out, used.mean, used.var, *used.parameters
+    return inputs, (out, used.mean, used.var, *used.parameters)
 
 # %% ../../nbs/233_layers.backends.ipynb #c90cf642
 # Bound here: a module of PyTorch is a large dictionary, of which nothing is in
@@ -418,11 +431,10 @@ _at_hand._dynamo_marked_constant = True
 
 def _traced(problem):
     "The same while `torch.compile` reads the code."
-    if (_is_exporting() or _chosen == "eager" or in_transform()
-            or not _at_hand()):
+    if _is_exporting() or in_transform() or not _at_hand():
         return None
-    for name, engine in _known.items():
-        if name == _chosen or _chosen == "auto" and engine.automatic:
+    for engine in _known.values():
+        if _answers(engine):
             take = engine.traced.get(type(problem))
             if take is not None:
                 return take(problem)
@@ -474,6 +486,7 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
               offset: int = 0) -> tuple[Tensor, Statistics | None]:
     "As `core.normalize`, by the chosen backend."
     check_input(u)
+    check_statistics(statistics)
     found = compute(Normalization(
         u, dim, rule, weight, bias, None, statistics, (), 0.0, seed, offset,
         statistics is None))

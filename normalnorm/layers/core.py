@@ -9,9 +9,9 @@ axes, from which every layer is made.
 __all__ = ['in_transform', 'dispatch_modes', 'foreign_mode', 'in_dual_level',
            'bound', 'family', 'Statistics', 'Rule', 'size', 'sizes',
            'check_real', 'check_memory', 'guarded', 'kinds', 'check_saved',
-           'check_input', 'check_precision', 'lies_last', 'rates', 'closed',
-           'gaussianize', 'affine', 'rounded', 'by_autograd', 'normalize',
-           'normality_norm']
+           'check_input', 'check_precision', 'lies_last', 'rates',
+           'check_statistics', 'closed', 'gaussianize', 'affine', 'rounded',
+           'by_autograd', 'normalize', 'normality_norm']
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
 import functools
@@ -442,6 +442,14 @@ def rates(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return rate, torch.where(varies, torch.where(varies, var, 1.0).rsqrt(), 0.0)
 
 
+def check_statistics(given: Statistics | None) -> None:
+    "`TypeError` unless the parameters are several tensors, not one."
+    if given is not None and not isinstance(given.parameters, (tuple, list)):
+        raise TypeError(
+            f"statistics.parameters is a {type(given.parameters).__name__}; a "
+            "tuple of tensors is expected: Statistics(mean, var, (lmbda,))")
+
+
 def closed(gaussianizer: Gaussianizer, x: Tensor,
            dim: tuple[int, ...] | Over) -> bool:
     """Whether the transform of `x` has its gradient in closed form, and cannot
@@ -673,11 +681,7 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
                            "dynamo=True)")
     unit, given = over(dim), ()
     if statistics is not None:
-        if not isinstance(statistics.parameters, (tuple, list)):
-            raise TypeError(
-                "statistics.parameters is a "
-                f"{type(statistics.parameters).__name__}; a tuple of tensors "
-                "is expected: Statistics(mean, var, (lmbda,))")
+        check_statistics(statistics)
         given = (statistics.mean, statistics.var, *statistics.parameters)
     if not u.numel() and not unit.apart:
         return rounded(affine(u.clone(), weight, bias), u.dtype), statistics

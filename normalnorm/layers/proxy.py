@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..claims import near
-from .backends import compute
+from .backends import apart, compute
 from .core import check_memory, check_saved, guarded, kinds
 from .engines import native
 
@@ -220,8 +220,7 @@ class _ByKernel(NamedTuple):
 
     def definition(self, state, saved):
         check_saved(saved, state)
-        # apart even where one tensor is given twice
-        inputs = [None if t is None else t.view_as(t) for t in saved[:4]]
+        inputs = apart(*saved[:4])
         return inputs, _definition(*inputs, *self)
 
 

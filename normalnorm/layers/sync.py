@@ -137,7 +137,12 @@ class Across(Over):
         return [self.merged(*part.unbind(1)) for part in parts.unbind(1)]
 
     def var_mean(self, x: Tensor, name: str = "") -> tuple[Tensor, Tensor]:
-        return self.known.get(name) or self.var_means(x)[0]
+        if name not in self.known:
+            found, = self.var_means(x)
+            if not name:
+                return found
+            self.known[name] = found
+        return self.known[name]
 
     def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         local = (torch.stack([x.amax(self.dim, keepdim=True),

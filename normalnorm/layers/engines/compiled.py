@@ -94,13 +94,8 @@ class Fused(NamedTuple):
         offset, bias, kinds = state
         core.check_saved(saved, kinds)
         u, weight, seed, *_ = saved
-        # any bias has the same derivatives
-        bias = bias and torch.zeros(bias[0], dtype=bias[1], device=u.device,
-                                    requires_grad=True)
-        inputs = [None if t is None else t.view_as(t)
-                  for t in (u, weight, bias)]
-        return inputs, by_definition(
-            inputs, self.dim, self.rule, None, None, seed, offset)
+        return by_definition(
+            u, weight, bias, self.dim, self.rule, seed=seed, offset=offset)
 
 
 class _Compiled(Engine):

@@ -334,16 +334,10 @@ class Call(NamedTuple):
     def definition(self, state, saved):
         restored(self, *saved)
         u, weight, *numbers = saved
-        # any bias has the same derivatives
-        bias = self.bias and torch.zeros(
-            self.bias[0], dtype=self.bias[1], requires_grad=True)
-        # apart even where one tensor is given twice
-        inputs = [None if t is None else t.view_as(t)
-                  for t in (u, weight, bias)]
         given = Statistics(*numbers[:2], tuple(
             t for t in numbers[2:] if t is not None)) if self.given else None
-        return inputs, by_definition(
-            inputs, self.dim, self.rule, self.axis, given,
+        return by_definition(
+            u, weight, self.bias, self.dim, self.rule, self.axis, given,
             torch.tensor(state[0]), state[1])
 
 

@@ -93,7 +93,8 @@ def _normalize_backward(grad, u, weight, bias, numbers, seed, dim, axis, eps,
                          if axis is not None else (weight, bias))
         saved = (u, factor, seed, *of_units)
         found = core._Normalized._gradients(
-            _Saved(saved, dim, rule, offset, shift is not None and shift.shape,
+            _Saved(saved, dim, rule, offset,
+                   None if shift is None else shift.shape,
                    (True, of_weight, of_bias)), saved, grad)[:3]
         found = [None if g is None else g.view_as(t)
                  for g, t in zip(found, (u, weight, bias))]
