@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from normalnorm.layers import backends, core
 from normalnorm.layers import functional as F
 from normalnorm.layers.backends import get_backend, set_backend
 from normalnorm.theory.newton import newton_lambda
@@ -347,3 +348,12 @@ def test_backends_that_are_none(name):
     with pytest.raises(ValueError, match="backend .* is not known: .*native"):
         set_backend(name)
     assert get_backend() == before
+
+
+def test_statistics_of_the_form_before():
+    "λ as a tensor, where a tuple of parameters is expected, by every road."
+    mean, var, lmbda = torch.zeros(3), torch.ones(3), torch.ones(3)
+    x, given = torch.randn(4, 3), core.Statistics(mean, var, lmbda)
+    for function in (core.normality_norm, backends.normality_norm):
+        with pytest.raises(TypeError, match=r"\(mean, var, \(lmbda,\)\)"):
+            function(x, (0,), statistics=given)

@@ -99,7 +99,7 @@ class Engine:
     def try_out(self) -> None:
         "Raise where it does not work here, before it stands in."
 
-
+# %% ../../nbs/233_layers.backends.ipynb #b0df2f0c
 _known: dict[str, Engine] = {}
 _chosen = "auto"
 _asked: tuple[Engine, ...] | None = None        # by the present choice
@@ -139,7 +139,7 @@ def engines() -> dict[str, Engine]:
                           f"({type(error).__name__}: {error})")
     return _known
 
-
+# %% ../../nbs/233_layers.backends.ipynb #b0df2f1c
 class _Choice:
     """What `set_backend` returns: as a context manager it restores the choice
     before.
@@ -210,7 +210,7 @@ def _engines_asked() -> tuple[Engine, ...]:
         _asked = tuple(filter(_answers, engines().values()))
     return _asked
 
-
+# %% ../../nbs/233_layers.backends.ipynb #b0df2f2c
 def warn_user(message: str) -> None:
     """A warning that names the first line outside this package and PyTorch: the
     one that its reader has written.
@@ -353,7 +353,7 @@ def ordinary(*tensors: Tensor | None) -> bool:
         return False
     return not in_dual_level(tensors)
 
-
+# %% ../../nbs/233_layers.backends.ipynb #c90cf60c
 class _ByEngine(torch.autograd.Function):
     """The results of a problem by an engine, with first derivatives; others are
     the definition's.
@@ -391,7 +391,7 @@ class _ByEngine(torch.autograd.Function):
             materialize_grads=True))
         return None, None, *(next(found) if need else None for need in needs)
 
-
+# %% ../../nbs/233_layers.backends.ipynb #c90cf61c
 def _short(function: type) -> Callable:
     """`_ByEngine.apply` without what PyTorch does for torch.func first, which
     ordinary tensors do not need; raises where that is not how functions are
@@ -410,7 +410,7 @@ def _short(function: type) -> Callable:
 
 _apply = core.bound("autograd.Function", _short, _ByEngine.apply)
 
-
+# %% ../../nbs/233_layers.backends.ipynb #c90cf62c
 # older releases do not tell torch.export from torch.compile
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
 
@@ -440,7 +440,7 @@ def _traced(problem):
                 return take(problem)
     return None
 
-
+# %% ../../nbs/233_layers.backends.ipynb #c90cf63c
 def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
     """The results of a problem, by the first engine that covers it; None where
     the definition is to be used.
