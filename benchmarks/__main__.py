@@ -16,7 +16,7 @@ from benchmarks import files, sets
 
 PARTS = ("machine", "layers", "engines", "memory", "models", "compiled", "sync")
 WORK = files.ROOT / "_build" / "benchmarks"
-PAIRS = 40
+PAIRS = 30
 
 
 def main() -> int:

@@ -406,7 +406,7 @@ def cells():
         source = "".join(cell["source"])
         if cell["cell_type"] == "code" and "#| label" not in source:
             exec(source, names)
-        if "def missed_table" in source:
+        if "def in_short" in source:
             return names
 
 
@@ -517,16 +517,21 @@ def test_bounds_of_networks(cells):
 @pytest.mark.book
 def test_missed_goals_are_listed_with_their_bound(cells, monkeypatch):
     missed, met = row(3.0, 3.1, 3.2), row(1.0, 1.1, 1.2, shape=[64, 197, 384])
-    run = toy("AVX2", 1, [missed, met])
-    monkeypatch.setitem(cells["counts"], "X", {
-        ("AVX2", 1): cells["works"]("AVX2", False)})
-    text = cells["missed_table"]("X", {("AVX2", 1): run})
-    assert text.startswith("X: 1 rows miss their goal or are open; for 1 the "
-                           "bound is above the goal")
-    assert "| missed | 3.10 [3.00, 3.20] |" in text and "197" in text
-    assert "(64, 197, 384)" not in text
-    assert cells["missed_table"]("X", {("AVX2", 1): toy(
-        "AVX2", 1, [met])}) == "X: every goal that has rows is met."
+    key, work = ("AVX2", 1), cells["works"]("AVX2", False)
+    monkeypatch.setitem(cells["counts"], "X", {key: work})
+    run = toy(*key, [missed, met])
+    (what, words), = cells["missed"](run, work)
+    least, by = cells["bound_of"](run, work, missed)
+    assert what == ("LayerNorm (8, 197, 384)", "no noise")
+    assert words == f"missed: 3.10, goal 2.2; least {least:.2f}, {by}"
+    assert dict(cells["by_goal"](run, work)) == {
+        ("layer norm", "no noise"): "≤ 2.2; met 1, missed 1: 3.10 [3.00, 3.20]"}
+    assert cells["in_short"]("X", {key: run}) == (
+        "X: of 2 rows with a goal, 1 miss it or are open; for 1 of them the "
+        f"bound is above the goal, and they take {3.1 / least:.1f} to "
+        f"{3.1 / least:.1f} times the bound.")
+    assert cells["in_short"]("X", {key: toy(*key, [met])}) == (
+        "X: of 1 rows with a goal, 0 miss it or are open.")
 
 
 @pytest.mark.book
