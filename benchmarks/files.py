@@ -75,10 +75,14 @@ def name(environment: dict) -> str:
             f"{threads}-thread{'s' * (threads > 1)}.json")
 
 
+def nothing() -> dict:
+    return {"environment": {}, "parts": {}, "rows": []}
+
+
 def read(path: Path) -> dict:
     "What a file holds; of one that is not there, nothing."
     if not path.exists():
-        return {"environment": {}, "parts": {}, "rows": []}
+        return nothing()
     return {"parts": {}} | json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -45,11 +45,14 @@ def measure(parts: dict[str, Callable], asked: list[str], threads: int,
     todo = asked or list(parts)
     if not quick:
         todo = files.due(record, here, asked, list(parts), pairs, again)
+        if not asked and files.differences(record["environment"], here):
+            record = files.nothing()                    # all is measured anew
         files.staying(path, record, here, todo)         # refuses a mixture
         out.mkdir(parents=True, exist_ok=True)
     if not todo:
         tell(f"{path.name} has all parts, of this code and {pairs} pairs; "
              "--again measures them anew")
+    order = {part: place for place, part in enumerate(parts)}
     for number, part in enumerate(todo, 1):
         tell(f"{path.stem}: {part}, part {number} of {len(todo)}")
         begun, rows = time.perf_counter(), []
@@ -73,7 +76,8 @@ def measure(parts: dict[str, Callable], asked: list[str], threads: int,
                       if key in kept} | {
                 part: {"pairs": pairs, "seconds": round(lasted),
                        "others": others, "date": time.strftime("%Y-%m-%d")}},
-            "rows": stay + rows}
+            "rows": sorted(stay + rows, key=lambda row: order.get(
+                row["part"], len(order)))}
         files.write(path, record)
 
 
