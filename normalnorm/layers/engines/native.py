@@ -53,8 +53,8 @@ class Plan(NamedTuple):
 
 LARGEST = 2**28                  # elements of a unit
 # numbers a unit that the forward pass leaves to the backward pass: mean,
-# variance, λ̂ and ten more; `bound` asks the kernel whether it is so
-KEPT = 13
+# variance, λ̂ and six more; `bound` asks the kernel whether it is so
+KEPT = 9
 
 
 @functools.cache
@@ -95,7 +95,8 @@ def _ask(compiled: ctypes.CDLL) -> None:
                     "device_type", "dtype", "dim", "sizes", "strides",
                     "storage_size", "storage_offset", "data_ptr"))),
             interface.aoti_torch_device_type_cpu(),
-            interface.aoti_torch_dtype_float32())
+            interface.aoti_torch_dtype_float32(),
+            interface.aoti_torch_dtype_bfloat16())
         x = torch.arange(6.0, device="cpu", dtype=torch.float32).view(2, 3)
         call, out = prepare(x, (0,), None, None, Rule()), torch.zeros(2, 3)
         found = []
@@ -182,7 +183,7 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
         function.argtypes, function.restype, function.errcheck = (
             arguments, ctypes.c_int, check)
     compiled.normalnorm_torch.argtypes, compiled.normalnorm_torch.restype = (
-        [ctypes.c_char_p, ctypes.c_int, ctypes.c_int], None)
+        [ctypes.c_char_p, *[ctypes.c_int] * 3], None)
     _compare("Job", _JOB, compiled.normalnorm_layout())
     _compare("ProxyJob", _PROXY_JOB, compiled.normalnorm_proxy_layout())
     if (kept := compiled.normalnorm_kept()) != KEPT:
@@ -221,7 +222,7 @@ def way() -> Way:
 
     Raises `CompilerError` where there is none.
 
-    Example: `way()` is `(16, True, True)` with AVX-512, `(8, True, False)` with
+    Example: `way()` is `(16, True, True)` with AVX-512, `(8, True, True)` with
     AVX2, `(4, False, False)` with SSE2.
     """
     code = library().normalnorm_path()
@@ -294,6 +295,7 @@ class Call(NamedTuple):
     dim: tuple[int, ...]
     shape: tuple[int, ...]              # of the statistics
     layout: torch.memory_format         # in which the kernel reads the input
+    dtype: torch.dtype                  # and which it has then
     ready: bool                         # it reads all tensors where they are
     kept: int                           # how many numbers a forward pass keeps
     given: bool                         # with given statistics
@@ -365,7 +367,7 @@ def _packer(group: dict[str, str]) -> struct.Struct:
 _JOB = (
     _group(address="u grad out weight bias mean var lmbda beside weight_grad "
                    "bias_grad running_mean running_var running_lambda"),
-    _group(int64=" ".join(Plan._fields) + " given transform kind",
+    _group(int64=" ".join(Plan._fields) + " given transform kind half",
            double="eps alpha noise"),
     _group(int64="threads", uint64="seed offset", double="momentum"))
 _PROXY_JOB = (
@@ -449,13 +451,15 @@ def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None,
         return None
     alpha = (float(statistics[2] is not None) if statistics is not None
              else transform.alpha if transform.names else 0.0)
-    dims = {d % ndim for d in dim}
+    dims, half = {d % ndim for d in dim}, u[1] == torch.bfloat16
+    read = torch.bfloat16 if half else torch.float32
     fixed = _FIXED.pack(
         *found, statistics is not None, alpha > 0,
-        1 + NOISES.index(rule.noise_kind) if rule.noise else 0,
+        1 + NOISES.index(rule.noise_kind) if rule.noise else 0, half,
         rule.eps, alpha, rule.noise)
     ready = last is None and all(
-        dtype == torch.float32 and dense for _, dtype, _, dense in kinds)
+        dense and dtype == (read if i == 0 else torch.float32)
+        for i, (_, dtype, _, dense) in enumerate(kinds))
     kept = KEPT * found.units
     saved = tuple(kind and kind[:2] for kind in (
         u, weight, *(statistics or [(torch.Size([kept]), torch.float32)])))
@@ -465,10 +469,10 @@ def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None,
               *[shape[1:2]] * 3]
     expected = [n for i, sizes in enumerate(places) for n in (
         (-1, 0) if sizes is None
-        else (len(sizes), i < 2 and last is not None, *sizes))]
+        else (len(sizes), (i < 2) * ((last is not None) + 2 * half), *sizes))]
     return Call(found, fixed, struct.pack(f"{len(expected)}q", *expected), dim,
                 tuple(1 if d in dims else n for d, n in enumerate(shape)),
-                last or torch.contiguous_format, ready, kept,
+                last or torch.contiguous_format, read, ready, kept,
                 statistics is not None, bias and bias[:2], saved, rule, axis)
 
 
@@ -495,17 +499,18 @@ def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
 
 
 def _ready(
-    x: Tensor | None, layout: torch.memory_format = torch.contiguous_format
+    x: Tensor | None, layout: torch.memory_format = torch.contiguous_format,
+    dtype: torch.dtype = _FLOAT
 ) -> Tensor | None:
-    """As the kernel reads it: in float32, dense in `layout`, without a sign
+    """As the kernel reads it: in `dtype`, dense in `layout`, without a sign
     that is still to be applied.
     """
-    if (x is None or x.dtype is _FLOAT and x.is_contiguous(memory_format=layout)
+    if (x is None or x.dtype is dtype and x.is_contiguous(memory_format=layout)
                      and not x.is_neg()):
         return x  # its memory is measured with its address
     core.check_memory(x)
     return (x.detach().resolve_neg()
-                .to(torch.float32).contiguous(memory_format=layout))
+                .to(dtype).contiguous(memory_format=layout))
 
 
 def _as(out: Tensor, u: Tensor) -> Tensor:
@@ -517,8 +522,8 @@ def _as(out: Tensor, u: Tensor) -> Tensor:
 
 
 def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
-    """What the forward pass saved, as the kernel reads it: in float32 and
-    dense, whatever strides it has now.
+    """What the forward pass saved, as the kernel reads it: dense, whatever
+    strides it has now, and all but an input of bfloat16 in float32.
 
     Raises `RuntimeError` unless each tensor has come back with its shape and
     dtype, on the CPU, with all its memory: a saved-tensor hook may return
@@ -526,7 +531,8 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
     """
     core.check_saved(saved, [
         kind and (*kind, torch.device("cpu")) for kind in call.saved])
-    return [_ready(saved[0], call.layout), *map(_ready, saved[1:])]
+    return [_ready(saved[0], call.layout, call.dtype),
+            *map(_ready, saved[1:])]
 
 
 _NONE = (None,) * 3
@@ -571,11 +577,12 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
     values, given = u, _triple(statistics) if call.given else ()
     if not call.ready:
         values, weight, bias, given = (
-            _ready(u, call.layout), _ready(weight), _ready(bias),
+            _ready(u, call.layout, call.dtype), _ready(weight), _ready(bias),
             tuple(map(_ready, given)))
     out, numbers = (
         _empty_like(values),
-        values.new_empty(call.kept) if keep and not call.given else None)
+        values.new_empty(call.kept, dtype=_FLOAT)
+        if keep and not call.given else None)
     try:
         _run(0, call, (values, None, out, weight, bias,
                        *(given or (numbers, None, None)),
@@ -603,14 +610,15 @@ def _gradients(
     call: Call, upstream: Tensor, saved: Sequence[Tensor | None], seed: int,
     offset: int, of_weight: bool, of_bias: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    "In float32, of tensors as the kernel reads them."
+    "Of tensors as the kernel reads them: like the input, and in float32."
     values, factor, *numbers = saved
     p, out = call.plan, _empty_like(values)
     # sets of units that share their weights: a row for each
     rows = 1 if p.weights < 0 or call.given else p.units // p.weight_period
-    of = [None if t is None else values.new_empty((rows, *t[0])) if rows > 1
-          else values.new_empty(t[0]) if factor is None
-          else _empty_like(factor)
+    of = [None if t is None
+          else _empty_like(factor) if rows == 1 and factor is not None
+          else values.new_empty((rows, *t[0]) if rows > 1 else t[0],
+                                dtype=_FLOAT)
           for t in (call.saved[1] if of_weight else None,
                     call.bias if of_bias else None)]
     _run(2 if call.given else 1, call,
@@ -638,7 +646,7 @@ def backward(
 
     Example: `backward(call, grad, (u, None, forward(call, u)[1]))[0]`.
     """
-    upstream, found = _ready(grad, call.layout), None
+    upstream, found = _ready(grad, call.layout, call.dtype), None
     # almost always all is as it was; the kernel does not see a sign that is
     # still to be applied
     if call.ready and not any([x is not None and x.is_neg() for x in saved]):
