@@ -24,46 +24,20 @@ def python(code: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def once(shared_folder):
-    """What is made at the first call, in a folder of that name; who comes
-    second waits for it.
-    """
-    def made(name: str, make) -> Path:
-        fcntl = pytest.importorskip("fcntl")
-        folder = shared_folder / name
-        with open(shared_folder / f"{name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.exists():
-                making = shared_folder / f"{name} in the making"
-                making.mkdir(exist_ok=True)
-                make(making)
-                making.rename(folder)
-        return folder
-    return made
-
-
-@pytest.fixture(scope="session")
-def plain(once):
-    "The wheel that anybody makes."
-    wheel, = once("plain wheel", packing.plain).glob("*.whl")
-    return wheel
-
-
-@pytest.fixture(scope="session")
-def carrying(once, plain):
+def carrying(once, plain_wheel):
     "The wheel of `make wheel`."
     if not compiler._levels() or not shutil.which("g++"):
         pytest.skip("the kernel is carried for Linux on x86-64, made by g++")
-    wheel, = once("carrying wheel",
-                  lambda folder: packing.carrying(plain, folder)).glob("*.whl")
+    folder = once("carrying wheel", lambda making: packing.carrying(
+        plain_wheel, making))
+    wheel, = folder.glob("*.whl")
     return wheel
 
 
 @pytest.mark.book
-def test_wheel(plain):
-    wheel = plain
-    assert wheel.name.endswith("-py3-none-any.whl")
-    with zipfile.ZipFile(wheel) as archive:
+def test_wheel(plain_wheel):
+    assert plain_wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(plain_wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(
             next(n for n in names if n.endswith("METADATA"))).decode()
@@ -82,11 +56,12 @@ def test_wheel(plain):
 
 
 @pytest.mark.book
-def test_wheel_that_carries(plain, carrying):
+def test_wheel_that_carries(plain_wheel, carrying):
     """The same and three files, each for a level and of this very source, with
     the names of an OpenMP runtime left open; the tag is that of the platform.
     """
-    with (zipfile.ZipFile(plain) as before, zipfile.ZipFile(carrying) as after):
+    with (zipfile.ZipFile(plain_wheel) as before,
+          zipfile.ZipFile(carrying) as after):
         own = "normalnorm/layers/engines/carried/"
         files = {n: after.read(n) for n in after.namelist() if own in n}
         about = {n for n in before.namelist()
@@ -194,9 +169,9 @@ def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
 
 
 @pytest.mark.book
-def test_make_wheel(monkeypatch, tmp_path, plain, capsys):
+def test_make_wheel(monkeypatch, tmp_path, plain_wheel, capsys):
     "What it says where it cannot be made; `make help` knows it."
-    monkeypatch.setattr(packing, "plain", lambda folder: plain)
+    monkeypatch.setattr(packing, "plain", lambda folder: plain_wheel)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert packing.main([str(tmp_path / "dist")]) == 1
