@@ -58,7 +58,7 @@ class InstructionSet:
 
 
 SETS = {"AVX-512": InstructionSet(
-            "-march=native",
+            "-march=x86-64-v4",
             ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"),
             (16, True, True)),
         "AVX2": InstructionSet(

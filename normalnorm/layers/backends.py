@@ -161,12 +161,12 @@ def set_backend(name: str) -> _Choice:
     `with` statement.
 
     - "auto" (at the start): the native kernel for float32 and half precision on
-      a CPU; where it cannot be compiled, with one warning, "compiled" or else
+      a CPU; where it cannot be had, with one warning, "compiled" or else
       "eager"; "eager" on other devices;
     - "eager": PyTorch operations, one by one: the definition;
     - "compiled": the same, fused by `torch.compile`; first derivatives are
       fused too;
-    - "native": as "auto", but an error where the kernel cannot be compiled;
+    - "native": as "auto", but an error where the kernel cannot be had;
     - the name of another engine that was registered.
 
     What an engine does not cover (float64, `safeguard` and other transforms
@@ -175,7 +175,7 @@ def set_backend(name: str) -> _Choice:
     "eager".
 
     Raises `ValueError` for an unknown name; "native" raises `CompilerError`
-    where there is no compiler.
+    where the wheel carries no kernel and there is no compiler.
 
     Example:
 
@@ -230,6 +230,9 @@ def warn_user(message: str) -> None:
 
 
 _instead: dict[str, Engine | None] = {}         # of those that cannot be had
+# forward and backward pass by the definition, in times of the kernel: smallest
+# and largest of the rows in results/benchmarks, to one digit
+_SLOWER = (20, 80)
 
 
 def _stand_in(engine: Engine, reason: str) -> Engine | None:
@@ -238,8 +241,8 @@ def _stand_in(engine: Engine, reason: str) -> Engine | None:
     """
     if engine.name not in _instead:
         _instead[engine.name], way = None, (
-            "PyTorch operations one by one instead, which takes tens of times "
-            "as long as a plain normalizer")
+            "PyTorch operations one by one instead, which takes about "
+            f"{_SLOWER[0]} to {_SLOWER[1]} times as long in training")
         for other in engines().values():
             if other.stands_in:
                 try:
