@@ -1830,19 +1830,27 @@ inline void transpose(__m256 r[8]) {
 #endif
 // Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back;
 // up to VL − 1 elements after a column may be overwritten.
+// f(row, column) for blocks of VL × VL, those first that fill a line of a column
+template <class F> INLINED inline void each_block(i64 rows, i64 count, F f) {
+    for (i64 top = 0; top < rows; top += LINE)
+        for (i64 c = 0; c < count; c += VL)
+            for (i64 row = top; row < rows && row < top + LINE; row += VL)
+                f(row, c);
+}
 template <class E>
 void to_columns(const E* from, i64 stride, i64 rows, i64 count, float* to,
                 i64 pitch) {
 #if defined(KERNEL_512) || defined(KERNEL_256)
-    for (i64 row = 0; row < rows; row += VL)
-        for (i64 c = 0; c < count; c += VL) {
+    each_block(rows, count, [&](i64 row, i64 c) INLINED {
             const int m = rows - row < VL ? (int)(rows - row) : VL,
                       n = count - c < VL ? (int)(count - c) : VL;
             Register r[VL] = {};
-            // far apart in memory: asked for in time
+            // far apart in memory: asked for in time, a line of each row
             const E* later =
                 from + (row + 48 < rows ? row + 48 : row) * stride + c;
-            for (int i = 0; i < VL; i++) __builtin_prefetch(later + i * stride);
+            if (c % LINE == 0)
+                for (int i = 0; i < VL; i++)
+                    __builtin_prefetch(later + i * stride);
             if (m == VL && n == VL)
                 for (int i = 0; i < VL; i++)
                     r[i] = (Register)load(from + (row + i) * stride + c);
@@ -1857,7 +1865,7 @@ void to_columns(const E* from, i64 stride, i64 rows, i64 count, float* to,
             else
                 for (int i = 0; i < n; i++)
                     store(to + (c + i) * pitch + row, (V)r[i]);
-        }
+    });
 #else
     for (i64 row = 0; row < rows; row++)
         for (i64 c = 0; c < count; c++)
@@ -1868,8 +1876,7 @@ template <class E>
 void to_rows(const float* from, i64 pitch, i64 rows, i64 count, E* to,
              i64 stride) {
 #if defined(KERNEL_512) || defined(KERNEL_256)
-    for (i64 row = 0; row < rows; row += VL)
-        for (i64 c = 0; c < count; c += VL) {
+    each_block(rows, count, [&](i64 row, i64 c) INLINED {
             const int m = rows - row < VL ? (int)(rows - row) : VL,
                       n = count - c < VL ? (int)(count - c) : VL;
             Register r[VL] = {};
@@ -1886,7 +1893,7 @@ void to_rows(const float* from, i64 pitch, i64 rows, i64 count, E* to,
             else
                 for (int i = 0; i < m; i++)
                     store_part(to + (row + i) * stride + c, n, (V)r[i]);
-        }
+    });
 #else
     for (i64 row = 0; row < rows; row++)
         for (i64 c = 0; c < count; c++)
