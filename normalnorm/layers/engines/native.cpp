@@ -2423,7 +2423,7 @@ int normalnorm_forward(const Job* job_) {
                     evaluate_rows(job, job.u, job.out, channels, p * step,
                                   last);
             }
-        } else if (TABLES && images * job.length >= 512) {
+        } else if (TABLES && images * job.length >= 1024) {
             return evaluate_in_groups(job, channels, images) ? DONE : NO_MEMORY;
         } else {
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
