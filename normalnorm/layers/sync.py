@@ -128,7 +128,9 @@ class Across(Over):
 
     def merged(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
         "Variance and mean of the whole from those of the processes."
-        mean = self.weighted(means)
+        # about the largest share's, so that equal means stay what they are
+        origin = means[int(self.share.argmax())]
+        mean = origin + self.weighted(means - origin)
         return self.weighted(variances + (means - mean).square()), mean
 
     def learn(self, own: Callable[[], Tensor], name: str = "") -> Tensor:

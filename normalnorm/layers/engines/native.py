@@ -264,6 +264,8 @@ def plan(shape: tuple[int, ...], dim: tuple[int, ...],
             axes[-1][1] *= n
         else:
             axes.append([letter, n])
+    if channels_last and axes and axes[0][0] in "kK":   # a batch of one
+        axes.insert(0, ["R", 1])
     letters, size = "".join(a for a, _ in axes), dict(axes)
     one = 0 if weight is None else 1
     if re.fullmatch("R[kK]R?", letters):                # batch
@@ -681,15 +683,29 @@ _MERGED, _AT_ONE, _FARTHEST, _MIDDLE, _SPREAD, _ROWS = (
     slice(2), slice(2, 7), 7, slice(8, 9), slice(9, 10), 10)
 
 
+def _stage(which: int, call: Call, table: Tensor, count: int,
+           tensors: tuple[Tensor | None, ...], *varying: float) -> None:
+    """One stage, for units of `count` elements in all processes; `table`:
+    float64, a row for each number of a unit.
+    """
+    try:
+        _run(which, call, tensors, *varying, table=table.data_ptr(),
+             count=count)
+    except Different:
+        core.check_memory(*(x for x in tensors if x is not None))
+        raise
+
+
 class _Local(NamedTuple):
     "Mean and variance of this process's elements, as a `Work`."
     call: Call
 
     def forward(self, problem: Moments, keep: bool) -> tuple:
-        u, call = _ready(problem.u, self.call.layout, self.call.dtype), self.call
+        call = self.call
+        u = _ready(problem.u, call.layout, call.dtype)
         table = torch.empty(2, call.plan.units, dtype=torch.float64)
-        _run(_MOMENTS, call, (u, *(None,) * (len(_JOB[0]) - 1)),
-             table=table.data_ptr())
+        _stage(_MOMENTS, call, table, 0,
+               (u, *(None,) * (len(_JOB[0]) - 1)))
         return table, (), None
 
 
@@ -712,6 +728,8 @@ class Staged(NamedTuple):
         if rule.noise:
             seed = unit.seed if seed is None else seed
             drawn = int(draw_seed(u.device) if seed is None else seed)
+        if type(momentum) is not float:
+            momentum = number("momentum", momentum)
         values = _ready(u, call.layout, call.dtype)
         factor, shift = _ready(weight), _ready(bias)
         table = torch.full((_ROWS, units), math.inf, dtype=torch.float64)
@@ -719,11 +737,10 @@ class Staged(NamedTuple):
         numbers = values.new_empty(call.kept, dtype=_FLOAT)
 
         def stage(which: int, out: Tensor | None = None) -> None:
-            _run(which, call, (values, None, out, factor, shift, numbers, None,
-                               None, None, None, None,
-                               *(*running, *_NONE)[:3]),
-                 drawn, unit.offset + offset, float(momentum),
-                 table=table.data_ptr(), count=unit.count)
+            _stage(which, call, table, unit.count,
+                   (values, None, out, factor, shift, numbers, *_NONE, None,
+                    None, *(*running, *_NONE)[:3]),
+                   drawn, unit.offset + offset, momentum)
 
         def learn(rows: slice, which: int, name: str) -> None:
             def own() -> Tensor:
@@ -760,10 +777,9 @@ class Staged(NamedTuple):
               for like, need in zip((call.saved[1], call.bias), needs[1:])]
 
         def stage(which: int, out: Tensor | None, *of: Tensor | None) -> None:
-            _run(which, call, (values, grad, out, factor, None, numbers, None,
-                               None, None, *of, *_NONE),
-                 drawn, unit.offset + offset, table=table.data_ptr(),
-                 count=unit.count)
+            _stage(which, call, table, unit.count,
+                   (values, grad, out, factor, None, numbers, *_NONE, *of,
+                    *_NONE), drawn, unit.offset + offset)
 
         stage(_SUMS, None, *of)
         of_u = None
