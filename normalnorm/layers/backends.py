@@ -172,8 +172,7 @@ def set_backend(name: str) -> _Choice:
 
     What an engine does not cover (float64, `safeguard` and other transforms
     than the power transform in the native kernel, `steps` > 1, derivatives of
-    second order, forward mode, torch.func, processes together) is computed by
-    "eager".
+    second order, forward mode, torch.func) is computed by "eager".
 
     Raises `ValueError` for an unknown name; "native" raises `CompilerError`
     where the wheel carries no kernel and there is no compiler.

@@ -676,7 +676,7 @@ def backward(
         None if t is None else t.to(like[1])
         for t, like in zip(of, (call.saved[1], call.bias))]
 
-
+# %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000a
 _MOMENTS, _AVERAGES, _CENTRE, _SCALE, _OUTPUT, _SUMS, _GRADIENT = range(3, 10)
 # rows of a table: mean, variance; averages for λ̂; farthest; middle; spread
 _MERGED, _AT_ONE, _FARTHEST, _MIDDLE, _SPREAD, _ROWS = (
