@@ -7,7 +7,8 @@ autograd function, and what an engine must bring.
 # %% auto #0
 __all__ = ['Unavailable', 'Declined', 'Work', 'Engine', 'register', 'engines',
            'set_backend', 'get_backend', 'warn_user', 'column', 'Normalization',
-           'apart', 'by_definition', 'ordinary', 'compute', 'normalize',
+           'NormalizationAcross', 'Moments', 'problem_of', 'apart',
+           'by_definition', 'ordinary', 'compute', 'normalize',
            'normality_norm']
 
 # %% ../../nbs/233_layers.backends.ipynb #b2349812
@@ -171,8 +172,7 @@ def set_backend(name: str) -> _Choice:
 
     What an engine does not cover (float64, `safeguard` and other transforms
     than the power transform in the native kernel, `steps` > 1, derivatives of
-    second order, forward mode, torch.func, processes together) is computed by
-    "eager".
+    second order, forward mode, torch.func) is computed by "eager".
 
     Raises `ValueError` for an unknown name; "native" raises `CompilerError`
     where the wheel carries no kernel and there is no compiler.
@@ -298,6 +298,40 @@ class Normalization(NamedTuple):
             return (u, weight, bias, seed, *running)
         mean, var, parameters = given
         return (u, weight, bias, seed, *running, mean, var, *parameters)
+
+
+class NormalizationAcross(Normalization):
+    """The same where `dim` is an `Over` whose elements lie in several processes
+    (`layers.sync.Across`): another kind of problem, for engines that exchange
+    what the definition exchanges.
+    """
+    __slots__ = ()
+
+    def tensors(self) -> tuple[Tensor | None, ...] | None:
+        return (self.u, self.weight, self.bias, self.seed, *self.running)
+
+
+class Moments(NamedTuple):
+    """A problem: mean and biased variance over `dim` in float64, flat, in one
+    tensor of two rows.
+    """
+    u: Tensor
+    dim: tuple[int, ...]
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        return self.u,
+
+    tensors = inputs
+
+
+def problem_of(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
+               weight: Tensor | None, bias: Tensor | None, axis: int | None,
+               given: Statistics | None, *rest) -> Normalization:
+    "Of the kind that `dim` asks for; arguments as for `Normalization`."
+    kind = (NormalizationAcross
+            if isinstance(dim, Over) and dim.apart and given is None
+            else Normalization)
+    return kind(u, dim, rule, weight, bias, axis, given, *rest)
 
 
 def apart(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -490,7 +524,7 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
     "As `core.normalize`, by the chosen backend."
     check_input(u)
     check_statistics(statistics)
-    found = compute(Normalization(
+    found = compute(problem_of(
         u, dim, rule, weight, bias, None, statistics, (), 0.0, seed, offset,
         statistics is None))
     if found is None:

@@ -1268,7 +1268,15 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
     result.largest = found;
 }
 
-// λ̂, and for the backward pass the numbers in `kept`
+// λ̂ from averages, and for the backward pass the numbers in `kept`
+double newton(const Job& job, const Averages& m, float* kept) {
+    double first = m.kd - m.log,
+           second = 1 - m.q + m.d * m.d + 2 * (m.dd - m.d * m.d - m.kd * m.kd);
+    if (kept)
+        kept[2] = (float)(first / second), kept[3] = (float)(1 / second),
+        kept[4] = (float)m.d, kept[5] = (float)m.kd;
+    return 1 - job.alpha * first / second;
+}
 double estimate(Unit& w, const float* u, float* ell_of, float* kept) {
     Averages m;
     const Ell ell = ell_of ? distance(w.rate / w.bare) : NOT_KEPT;
@@ -1277,12 +1285,7 @@ double estimate(Unit& w, const float* u, float* ell_of, float* kept) {
                                  : averages<DISTANT>;
     visit(w, u, ell_of, m);
     w.largest = m.largest;
-    double first = m.kd - m.log,
-           second = 1 - m.q + m.d * m.d + 2 * (m.dd - m.d * m.d - m.kd * m.kd);
-    if (kept)
-        kept[2] = (float)(first / second), kept[3] = (float)(1 / second),
-        kept[4] = (float)m.d, kept[5] = (float)m.kd;
-    return 1 - w.job->alpha * first / second;
+    return newton(*w.job, m, kept);
 }
 
 // The weight and bias that apply to part `part` of a unit: numbers, or pointers
@@ -1336,48 +1339,85 @@ i64 block_of(const Job& job, bool direct) {
                                         : BLOCK;
 }
 
-// From u to the output; `temporary` may be u, and is the output where that is
-// contiguous
-void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
-            float* temporary, const Target& target, float* kept) {
-    const Job& job = *w.job;
+// f(x), where x(j, n, type) is the transformed value of element j of u
+template <class F>
+INLINED inline void with_values(const Unit& w, const float* u,
+                                const float* ell_of, double lmbda, F f) {
     const float rate = (float)w.rate, shift = (float)(-w.rest * w.rate);
     const Power power(lmbda);
-    const i64 block = block_of(job, target.job);
-    // the next unit's results follow in memory
-    const bool row = job.segments == 1 && !job.columns;
     const V center = set(w.center);
     auto h_at = [&, center](i64 j, int n, auto T) INLINED {
         return (get(u, j, n, 0, T) - center) * rate + shift;
     };
-    const bool plain = !job.transform || power.identity;
-    // f(x), where x(j, n, type) is the transformed value
-    auto all = [&](auto f) {
-        if (plain) {
-            f(h_at);
-        } else if (ell_of) {
-            f([&](i64 j, int n, auto T) INLINED {
-                return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
-            });
+    if (!w.job->transform || power.identity) {
+        f(h_at);
+    } else if (ell_of) {
+        f([&](i64 j, int n, auto T) INLINED {
+            return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
+        });
 #if defined(KERNEL_TABLES)
-        } else if (w.largest < 15 && Pieces::apply(power)) {
-            Pieces pieces;
-            pieces.set(power, 1);
-            const Lookup table(pieces);
-            f([&](i64 j, int n, auto T) INLINED {
-                auto h = h_at(j, n, T);
-                return table(h, absolute(h), V{});
-            });
+    } else if (w.largest < 15 && Pieces::apply(power)) {
+        Pieces pieces;
+        pieces.set(power, 1);
+        const Lookup table(pieces);
+        f([&](i64 j, int n, auto T) INLINED {
+            auto h = h_at(j, n, T);
+            return table(h, absolute(h), V{});
+        });
 #endif
-        } else {
-            f([&](i64 j, int n, auto T) INLINED {
-                auto h = h_at(j, n, T);
-                return transform(h, log1p_in_parts(absolute(h)), power);
-            });
+    } else {
+        f([&](i64 j, int n, auto T) INLINED {
+            auto h = h_at(j, n, T);
+            return transform(h, log1p_in_parts(absolute(h)), power);
+        });
+    }
+}
+
+// The transformed values into `temporary`, and their sum
+double values_of(const Unit& w, const float* u, const float* ell_of,
+                 double lmbda, float* temporary) {
+    // the next unit's results follow in memory
+    const bool row = w.job->segments == 1 && !w.job->columns;
+    double sum = 0;
+    with_values(w, u, ell_of, lmbda, [&](auto x) {
+        for (i64 b = 0; b < w.n; b += BLOCK) {
+            V s{};
+            each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
+                 [&](i64 j, int n, auto T) INLINED {
+                     auto y = x(j, n, T);
+                     if (row) will_write(temporary + w.n + j, n);
+                     put(temporary, j, n, y);
+                     add(s, n < VL ? first_lanes(y, n) : y);
+                 });
+            sum += total(s);
         }
-    };
+    });
+    return sum;
+}
+// Σ |value − mean|
+double deviation_of(const Unit& w, const float* values, float mean) {
+    double sum = 0;
+    for (i64 b = 0; b < w.n; b += BLOCK) {
+        V s{};
+        each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
+             [&](i64 j, int n, auto T) INLINED {
+                 add(s, absolute(get(values, j, n, mean, T) - mean));
+             });
+        sum += total(s);
+    }
+    return sum;
+}
+
+// From u to the output; `temporary` may be u, and is the output where that is
+// contiguous. `given`: the spread of the values, where more than these count
+void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
+            float* temporary, const Target& target, float* kept,
+            const double* given = nullptr) {
+    const Job& job = *w.job;
+    const i64 block = block_of(job, target.job);
+    const bool row = job.segments == 1 && !job.columns;
     if (job.noise == 0) {
-        all([&](auto x) {
+        with_values(w, u, ell_of, lmbda, [&](auto x) {
             parts(job, w.n, [&](i64 part, i64 from, i64 to) {
                 Affine affine(job, w.i, part);
                 const V weight = set(affine.weight), bias = set(affine.bias);
@@ -1405,32 +1445,13 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
         });
         return;
     }
-    double spread = job.kind == UNSCALED ? std::sqrt(2 / M_PI) : 0, sum = 0;
-    all([&](auto x) {  // x into `temporary`, and its sum
-        for (i64 b = 0; b < w.n; b += BLOCK) {
-            V s{};
-            each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
-                 [&](i64 j, int n, auto T) INLINED {
-                     auto y = x(j, n, T);
-                     if (row) will_write(temporary + w.n + j, n);
-                     put(temporary, j, n, y);
-                     add(s, n < VL ? first_lanes(y, n) : y);
-                 });
-            sum += total(s);
-        }
-    });
-    if (job.kind == SCALED) {
-        const float mean = (float)(sum / w.n);
-        for (i64 b = 0; b < w.n; b += BLOCK) {
-            V s{};
-            each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
-                 [&](i64 j, int n, auto T) INLINED {
-                     add(s, absolute(get(temporary, j, n, mean, T) - mean));
-                 });
-            spread += total(s);
-        }
-        spread /= w.n;
-    }
+    const double sum = values_of(w, u, ell_of, lmbda, temporary),
+                 spread =
+                     job.kind == UNSCALED ? std::sqrt(2 / M_PI)
+                     : job.kind != SCALED ? 0
+                     : given
+                         ? *given
+                         : deviation_of(w, temporary, (float)(sum / w.n)) / w.n;
     if (kept) kept[1] = (float)spread;
     const float amount =
         (float)(job.noise * (job.kind == DROPOUT ? 1 : spread));
@@ -1458,14 +1479,14 @@ i64 start_of(const Job& job, i64 i) {
     return (i / job.period) * job.outer + (i % job.period) * job.inner;
 }
 
-// λ̂ of a unit whose moments are known; writes down what is known of it
-double power_of(Unit& w, const float* u, float* ell_of) {
+// λ̂ of a unit of `count` elements whose moments are known, by `find` of what
+// will be kept; writes down what is known of the unit
+template <class F> double power_by(Unit& w, i64 count, F find) {
     const Job& job = *w.job;
     float* kept = job.beside ? job.beside + BESIDE * w.i : nullptr;
     if (kept) std::memset(kept, 0, 4 * BESIDE), kept[0] = w.rest;
     double lmbda = 1;
-    if (job.transform && w.bare > 0)
-        lmbda = (float)estimate(w, u, ell_of, kept);
+    if (job.transform && w.bare > 0) lmbda = (float)find(kept);
     else if (std::isnan(w.var)) w.rate = NAN;
     if (job.mean)
         job.mean[w.i] = (float)w.mean, job.var[w.i] = (float)w.var,
@@ -1474,7 +1495,7 @@ double power_of(Unit& w, const float* u, float* ell_of) {
                                job.running_lambda};
     if (!running[0] && !running[1] && !running[2]) return lmbda;
     const float values[3] = {(float)w.mean,
-                             (float)(w.var * ((double)w.n / (w.n - 1))),
+                             (float)(w.var * ((double)count / (count - 1))),
                              (float)lmbda};
     // all or none
     if (std::isfinite(values[0]) && std::isfinite(values[1])
@@ -1485,6 +1506,10 @@ double power_of(Unit& w, const float* u, float* ell_of) {
                     (float)(job.momentum
                             * ((double)values[k] - running[k][w.i]));
     return lmbda;
+}
+double power_of(Unit& w, const float* u, float* ell_of) {
+    return power_by(w, w.n,
+                    [&](float* kept) { return estimate(w, u, ell_of, kept); });
 }
 
 void forward_unit(Unit& w, const float* u, float* temporary,
@@ -2126,6 +2151,139 @@ bool each_piece(const Job& job, i64 room(const Job&, i64), F f) {
     return true;
 }
 
+// ---- units that extend over several processes: a stage between two exchanges
+
+// One visit each to this process's elements, and the rows of a table, of
+// numbers in double, that it reads and that it finds
+enum Stage { MOMENTS, AVERAGES, CENTRE, SCALE, OUTPUT, SUMS, GRADIENT };
+enum { MEAN, VAR, D, KD, LOG, Q, DD, FARTHEST, MIDDLE, SPREAD, FORWARD_ROWS };
+enum { OF_X, OF_X_H, OF_LAMBDA, MOVE, MOVE_K, BACKWARD_ROWS };
+
+struct Table {  // rows of one number a unit
+    double* first;
+    i64 units, count;  // of the elements of a unit in all processes
+    double& operator()(int row, i64 i) const { return first[row * units + i]; }
+};
+
+// A unit whose moments are those of all processes
+Unit merged_unit(const Job& job, i64 i, const float* noise, const Table& t) {
+    Unit w(job, i);
+    w.own_noise = noise, w.mean = t(MEAN, i), w.var = t(VAR, i);
+    w.center = (float)w.mean, w.rest = (float)(w.mean - w.center);
+    w.set_rates();
+    if (std::isnan(w.var)) w.rate = NAN;
+    return w;
+}
+
+// Forward: u, contiguous, may be `temporary`
+void forward_stage(int stage, const Job& job, i64 i, const float* u,
+                   float* temporary, const Target& target, const float* noise,
+                   const float* next, const Table& t) {
+    if (stage == MOMENTS) {
+        Unit w(job, i);
+        w.moments(u, nullptr);
+        t(MEAN, i) = w.mean, t(VAR, i) = w.var;
+        return;
+    }
+    Unit w = merged_unit(job, i, noise, t);
+    if (stage == AVERAGES) {
+        Averages m{};
+        if (next) w.u_ahead = {next, job.segments, job.length, job.stride};
+        if (w.bare > 0) averages<NOT_KEPT>(w, u, nullptr, m);
+        t(D, i) = m.d, t(KD, i) = m.kd, t(LOG, i) = m.log, t(Q, i) = m.q,
+             t(DD, i) = m.dd, t(FARTHEST, i) = m.largest;
+        return;
+    }
+    const double lmbda = power_by(w, t.count, [&](float* kept) {
+        return newton(job, {t(LOG, i), t(D, i), t(KD, i), t(DD, i), t(Q, i), 0},
+                      kept);
+    });
+    w.largest = w.n < LARGE ? INFINITY : t(FARTHEST, i);
+    if (stage == OUTPUT)
+        return finish(w, u, nullptr, lmbda, temporary, target,
+                      job.beside + BESIDE * i, &t(SPREAD, i));
+    const double sum = values_of(w, u, nullptr, lmbda, temporary);
+    if (stage == CENTRE) t(MIDDLE, i) = sum / w.n;
+    else t(SPREAD, i) = deviation_of(w, temporary, (float)t(MIDDLE, i)) / w.n;
+}
+
+// Backward: k, g ∂x/∂h and v to k_of, of_h and v_of, the first two of which may
+// be u and grad
+void backward_stage(int stage, const Unit& w, bool direct, const float* u,
+                    const float* grad, float* k_of, float* of_h, float* v_of,
+                    const Target& target, const Table& t) {
+    const Job& job = *w.job;
+    const i64 i = w.i;
+    Sums m = sums_of(w, direct, u, grad, k_of, of_h, v_of,
+                     {job.weight_grad, job.bias_grad});
+    // ∂λ̂/∂k of an element is −α/L'' v
+    const double factor = -job.alpha * job.beside[BESIDE * i + 3];
+    if (stage == SUMS) {
+        t(OF_X, i) = m.g, t(OF_X_H, i) = m.gh, t(OF_LAMBDA, i) = m.slope,
+                t(MOVE, i) = factor * m.v, t(MOVE_K, i) = factor * m.vk;
+        return;
+    }
+    m.g = t(OF_X, i), m.gh = t(OF_X_H, i), m.slope = t(OF_LAMBDA, i);
+    m.v = t(MOVE, i) / factor, m.vk = t(MOVE_K, i) / factor;
+    gradient(w, m, k_of, of_h, v_of, target);
+}
+
+i64 stage_room(const Job& job, i64 count) {
+    const i64 n = job.segments * job.length;
+    return job.columns ? 3 * count * pitch_of(n) + padded(n) : 3 * padded(n);
+}
+
+void stage_piece(int stage, const Job& job, i64 first, i64 last, float* memory,
+                 const Table& t) {
+    const i64 n = job.segments * job.length, room = padded(n);
+    const bool back = stage >= SUMS,
+               writes = stage == OUTPUT || stage == GRADIENT;
+    if (job.columns) {
+        const i64 count = last - first;
+        const bool noisy =
+            job.noise != 0 && job.run == 1 && (stage == OUTPUT || back);
+        const i64 pitch = pitch_of(n), all = count * pitch;
+        float *u = memory, *g = u + all, *noise = g + all, *v = noise + all;
+        columns_from(job, job.u, first, n, count, u, pitch);
+        if (back) columns_from(job, job.grad, first, n, count, g, pitch);
+        if (noisy) noise_of_columns(job, first, count, n, noise);
+        for (i64 c = 0; c < count; c++) {
+            float *k = u + c * pitch, *of = g + c * pitch;
+            const float* own = noisy ? noise + c * pitch : nullptr;
+            if (back)
+                backward_stage(stage, known_unit(job, first + c, own), false, k,
+                               of, k, of, v, {nullptr, of}, t);
+            else
+                forward_stage(stage, job, first + c, k, k, {nullptr, k}, own,
+                              nullptr, t);
+        }
+        if (writes)
+            columns_to(job, back ? g : u, pitch, n, count, job.out, first);
+        return;
+    }
+    const bool brief = collected(job);
+    float *u = memory, *of = u + room, *v = of + room;
+    for (i64 i = first; i < last; i++) {
+        const i64 start = start_of(job, i);
+        const bool more = i + 1 < last && !job.half;
+        if (brief || !back) collect(job, job.u, start, u);
+        const Target target =
+            brief ? Target{nullptr, back ? of : u}
+                  : Target{&job, writes ? job.out + start : nullptr};
+        if (back) {
+            Unit w = known_unit(job, i, nullptr);
+            if (more) w.look_ahead(start_of(job, i + 1));
+            if (brief) collect(job, job.grad, start, of);
+            backward_stage(stage, w, !brief, brief ? u : job.u + start,
+                           brief ? of : job.grad + start, u, of, v, target, t);
+        } else {
+            forward_stage(stage, job, i, u, u, target, nullptr,
+                          more ? job.u + start_of(job, i + 1) : nullptr, t);
+        }
+        if (brief && writes) distribute(job, back ? of : u, job.out, start);
+    }
+}
+
 struct Channel {  // given statistics of a channel
     // `far`: where |h| could overflow exp_of, or log1p_of
     float center, rate, far, weight, bias;
@@ -2491,6 +2649,28 @@ int normalnorm_backward(const Job* job_) {
         if (pieces * n > (1 << 20)) all_sums[which].release();
     }
     return DONE;
+}
+
+// One stage of a unit in several processes: `table` has its rows, of `units`
+// numbers, and `count` is that of a unit's elements in all processes
+int normalnorm_stage(int stage, const Job* job_, double* table, i64 count) {
+    Job job = *job_;
+    if (stage != OUTPUT)  // averages move once
+        job.running_mean = job.running_var = job.running_lambda = nullptr;
+    if (!all_here(job.u, table)
+        || any_freed(job.weight, job.bias, job.running_mean, job.running_var,
+                     job.running_lambda, job.weight_grad, job.bias_grad)
+        || (stage > AVERAGES && !all_here(job.mean))
+        || (stage >= SUMS && !all_here(job.grad))
+        || ((stage == OUTPUT || stage == GRADIENT) && !all_here(job.out)))
+        return NO_DATA;
+    const Table t{table, job.units, count};
+    return each_piece(job, stage_room,
+                      [&](i64, i64 first, i64 last, float* memory) {
+                          stage_piece(stage, job, first, last, memory, t);
+                      })
+               ? DONE
+               : NO_MEMORY;
 }
 
 // Gradients for given statistics; `columns`: with the channels along the rows
@@ -2865,11 +3045,13 @@ void normalnorm_torch(const void* functions, int cpu_, int float32_,
     cpu = cpu_, float32 = float32_, bfloat16 = bfloat16_;
 }
 
-// forward, backward or given_backward, of tensors: in the job stands a tensor
-// for each address, or 0, and `kinds` says what it must be, one after another.
-// DIFFERENT, and nothing is done, where one is not. What a forward pass keeps
-// is one tensor, in the place of `mean`.
-int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds) {
+// forward, backward or given_backward, of tensors, or from 3 on a stage, with
+// its table: in the job stands a tensor for each address, or 0, and `kinds`
+// says what it must be, one after another. DIFFERENT, and nothing is done,
+// where one is not. What a forward pass keeps is one tensor, in the place of
+// `mean`.
+int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds,
+                          double* table, i64 count) {
     Job job = *job_;
     void* places[offsetof(Job, units) / sizeof(void*)];
     std::memcpy(places, (const void*)&job, sizeof places);
@@ -2887,7 +3069,8 @@ int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds) {
     }
     return which == 0   ? normalnorm_forward(&job)
            : which == 1 ? normalnorm_backward(&job)
-                        : normalnorm_given_backward(&job);
+           : which == 2 ? normalnorm_given_backward(&job)
+                        : normalnorm_stage(which - 3, &job, table, count);
 }
 
 }

@@ -8,7 +8,7 @@ its backward pass, on units that stay in the cache.
 # %% auto #0
 __all__ = ['LARGEST', 'KEPT', 'ENGINE', 'Plan', 'Different', 'bound', 'library',
            'available', 'Way', 'way', 'plan', 'Call', 'prepare', 'restored',
-           'forward', 'statistics_of', 'backward']
+           'forward', 'statistics_of', 'backward', 'Staged']
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #89b76dc1
 import ctypes
@@ -24,14 +24,15 @@ import torch
 from torch import Tensor
 
 from .. import core
-from ..backends import (
-    Declined, Engine, Normalization, Unavailable, by_definition, register)
+from normalnorm.layers.backends import (
+    Declined, Engine, Moments, Normalization, NormalizationAcross, Unavailable,
+    by_definition, register)
 from ..core import Rule, Statistics
 from . import compiler
 from .compiler import CompilerError, load
 from ..noise import NOISES, draw_seed
 from ...theory.gradient import Identity, Power
-from ...theory.newton import number
+from ...theory.newton import Over, number
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #12ff4458
 class Plan(NamedTuple):
@@ -175,7 +176,8 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
         ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p]
     # of chapter 410
     for name, arguments in (("of_tensors",
-                             [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p]),
+                             [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p,
+                              ctypes.c_void_p, ctypes.c_int64]),
                             ("forward", one), ("backward", one),
                             ("given_backward", one), ("normals", start),
                             ("proxy_forward", one), ("proxy_backward", one)):
@@ -262,6 +264,8 @@ def plan(shape: tuple[int, ...], dim: tuple[int, ...],
             axes[-1][1] *= n
         else:
             axes.append([letter, n])
+    if channels_last and axes and axes[0][0] in "kK":   # a batch of one
+        axes.insert(0, ["R", 1])
     letters, size = "".join(a for a, _ in axes), dict(axes)
     one = 0 if weight is None else 1
     if re.fullmatch("R[kK]R?", letters):                # batch
@@ -540,10 +544,12 @@ _NONE = (None,) * 3
 
 def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
          seed: int = 0, offset: int = 0, momentum: float = 0.0,
-         kernel: ctypes.CDLL | None = None) -> None:
-    """Forward (0) or backward pass (1; 2 with given statistics): `tensors` are
-    those of the kernel's `Job`, with what a forward pass keeps in the place of
-    the mean.
+         kernel: ctypes.CDLL | None = None, table: int | None = None,
+         count: int = 0) -> None:
+    """Forward (0) or backward pass (1; 2 with given statistics), or a stage,
+    with the address of its table and the number of a unit's elements:
+    `tensors` are those of the kernel's `Job`, with what a forward pass keeps in
+    the place of the mean.
 
     Raises `Different` where one is not as `call` says. The kernel asks the
     tensors themselves: asked from here, a small layer would notice each
@@ -554,7 +560,7 @@ def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
         _ADDRESSES.pack(*[0 if x is None else x._cdata for x in tensors])
             + call.fixed + _VARYING.pack(
                 _get_num_threads(), seed & 2**64 - 1, offset, momentum),
-        call.kinds)
+        call.kinds, table, count)
 
 
 def forward(call: Call, u: Tensor, weight: Tensor | None = None,
@@ -670,6 +676,130 @@ def backward(
         None if t is None else t.to(like[1])
         for t, like in zip(of, (call.saved[1], call.bias))]
 
+# %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000a
+_MOMENTS, _AVERAGES, _CENTRE, _SCALE, _OUTPUT, _SUMS, _GRADIENT = range(3, 10)
+# rows of a table: mean, variance; averages for λ̂; farthest; middle; spread
+_MERGED, _AT_ONE, _FARTHEST, _MIDDLE, _SPREAD, _ROWS = (
+    slice(2), slice(2, 7), 7, slice(8, 9), slice(9, 10), 10)
+
+
+def _stage(which: int, call: Call, table: Tensor, count: int,
+           tensors: tuple[Tensor | None, ...], *varying: float) -> None:
+    """One stage, for units of `count` elements in all processes; `table`:
+    float64, a row for each number of a unit.
+    """
+    try:
+        _run(which, call, tensors, *varying, table=table.data_ptr(),
+             count=count)
+    except Different:
+        core.check_memory(*(x for x in tensors if x is not None))
+        raise
+
+
+class _Local(NamedTuple):
+    "Mean and variance of this process's elements, as a `Work`."
+    call: Call
+
+    def forward(self, problem: Moments, keep: bool) -> tuple:
+        call = self.call
+        u = _ready(problem.u, call.layout, call.dtype)
+        table = torch.empty(2, call.plan.units, dtype=torch.float64)
+        _stage(_MOMENTS, call, table, 0,
+               (u, *(None,) * (len(_JOB[0]) - 1)))
+        return table, (), None
+
+
+class Staged(NamedTuple):
+    """A `Work` for units that extend over several processes: between two
+    exchanges, a visit to this process's elements.
+
+    What is exchanged, in what order and under which names is what the
+    definition exchanges. So each process may compute by either, and change
+    from one to the other where it has arrived.
+    """
+    call: Call
+    across: Over
+
+    def forward(self, problem: NormalizationAcross, keep: bool) -> tuple:
+        (u, unit, rule, weight, bias, _, _, running, momentum, seed, offset,
+         wanted) = problem
+        call = self.call
+        units, shape, drawn = call.plan.units, call.shape, 0
+        if rule.noise:
+            seed = unit.seed if seed is None else seed
+            drawn = int(draw_seed(u.device) if seed is None else seed)
+        if type(momentum) is not float:
+            momentum = number("momentum", momentum)
+        values = _ready(u, call.layout, call.dtype)
+        factor, shift = _ready(weight), _ready(bias)
+        table = torch.full((_ROWS, units), math.inf, dtype=torch.float64)
+        table[:2] = torch.stack(unit.known["input"][::-1]).view(2, units)
+        numbers = values.new_empty(call.kept, dtype=_FLOAT)
+
+        def stage(which: int, out: Tensor | None = None) -> None:
+            _stage(which, call, table, unit.count,
+                   (values, None, out, factor, shift, numbers, *_NONE, None,
+                    None, *(*running, *_NONE)[:3]),
+                   drawn, unit.offset + offset, momentum)
+
+        def learn(rows: slice, which: int, name: str) -> None:
+            def own() -> Tensor:
+                stage(which)
+                return table[rows].view(-1, *shape)
+            table[rows] = unit.learn(own, name).view(-1, units)
+
+        if rule.gaussianizer.reduced().names:
+            learn(_AT_ONE, _AVERAGES, "at one")
+        if rule.noise and rule.noise_kind == "scaled":
+            learn(_MIDDLE, _CENTRE, "centre of the noise")
+            learn(_SPREAD, _SCALE, "scale of the noise")
+        out = _empty_like(values)
+        stage(_OUTPUT, out)
+        if running:
+            _increment_versions(
+                [average for average in running if average is not None])
+        out = out if values is u else _as(core.rounded(out, u.dtype), u)
+        if wanted:
+            out = (out, *statistics_of(call, numbers)[
+                :2 + len(rule.gaussianizer.reduced().names)])
+        return out, (u, weight, numbers) if keep else (), (drawn, offset)
+
+    def backward(self, state, saved, grads, needs):
+        if grads[0] is None or any([g is not None for g in grads[1:]]):
+            return None
+        call, unit, (drawn, offset) = self.call, self.across, state
+        grad = _ready(grads[0], call.layout, call.dtype)
+        values, factor, numbers = restored(call, *saved)
+        rows = 5 if call.rule.gaussianizer.reduced().names else 2
+        table = torch.empty(5, call.plan.units, dtype=torch.float64)
+        of = [None if like is None or not need
+              else values.new_empty(like[0], dtype=_FLOAT)
+              for like, need in zip((call.saved[1], call.bias), needs[1:])]
+
+        def stage(which: int, out: Tensor | None, *of: Tensor | None) -> None:
+            _stage(which, call, table, unit.count,
+                   (values, grad, out, factor, None, numbers, *_NONE, *of,
+                    *_NONE), drawn, unit.offset + offset)
+
+        stage(_SUMS, None, *of)
+        of_u = None
+        if needs[0]:
+            table[:rows] = unit.learn(
+                lambda: table[:rows].view(rows, *call.shape)
+            ).view(rows, -1)
+            out = _empty_like(values)
+            stage(_GRADIENT, out, None, None)
+            of_u = _as(out, saved[0])
+        return of_u, *[None if t is None else t.to(like[1])
+                       for t, like in zip(of, (call.saved[1], call.bias))]
+
+    def definition(self, state, saved):
+        call = self.call
+        restored(call, *saved)
+        return by_definition(
+            saved[0], saved[1], call.bias, self.across, call.rule, call.axis,
+            None, torch.tensor(state[0]), state[1])
+
 
 class _Native(Engine):
     name, automatic = "native", True
@@ -678,19 +808,49 @@ class _Native(Engine):
         library()
 
 
-def _offer(problem: Normalization) -> Call | None:
-    u, dim, rule, weight, bias, axis, given, running, *_ = problem
-    for average in running:
-        # before a seed is drawn; the kernel asks for the rest
-        if average is not None and (
-                average.dtype is not torch.float32 or average.is_inference()
-                or average.is_neg() or not average.is_contiguous()):
-            return None
-    call = prepare(u, tuple(dim), weight, bias, rule, axis, given)
+def _here(call: Call | None) -> Call | None:
     if call is not None and not available():
         raise Unavailable(str(_library()))
     return call
 
 
+def _movable(running: tuple[Tensor | None, ...]) -> bool:
+    "Averages that the kernel can move; it asks for the rest."
+    for average in running:
+        if average is not None and (
+                average.dtype is not torch.float32 or average.is_inference()
+                or average.is_neg() or not average.is_contiguous()):
+            return False
+    return True
+
+
+def _offer(problem: Normalization) -> Call | None:
+    u, dim, rule, weight, bias, axis, given, running, *_ = problem
+    if not _movable(running):           # before a seed is drawn
+        return None
+    return _here(prepare(u, tuple(dim), weight, bias, rule, axis, given))
+
+
+def _by_channel(u: Tensor, dim: tuple[int, ...]) -> bool:
+    return u.ndim > 1 and {d % u.ndim for d in dim} == {0, *range(2, u.ndim)}
+
+
+def _offer_across(problem: NormalizationAcross) -> Staged | None:
+    u, unit, rule, weight, bias, axis, _, running, *_ = problem
+    if (not _by_channel(u, unit.dim) or unit.centre is not None
+            or unit.count > LARGEST or not _movable(running)):
+        return None
+    call = _here(prepare(u, unit.dim, weight, bias, rule, axis))
+    return None if call is None else Staged(call, unit)
+
+
+def _offer_moments(problem: Moments) -> _Local | None:
+    if not _by_channel(*problem):
+        return None
+    call = _here(prepare(*problem, None, None, Rule()))
+    return None if call is None else _Local(call)
+
+
 ENGINE = register(_Native())
-ENGINE.offers[Normalization] = _offer
+ENGINE.offers.update({Normalization: _offer, Moments: _offer_moments,
+                      NormalizationAcross: _offer_across})
