@@ -34,7 +34,7 @@ serve: book  ## render, then serve the book on localhost:8000
 pdf: book  ## print the book to _build/normalnorm.pdf (needs Chromium or Chrome)
 	@$(BIN)/python -m tools.pdf
 
-bench: $(VENV)/.ready  ## measure speed and memory of the layers, as ratios, into results/benchmarks (a quarter of an hour on a quiet machine)
+bench: $(VENV)/.ready  ## measure speed and memory of the layers, as ratios, for each instruction set and 1 thread or all, into results/benchmarks (half an hour on a quiet machine; goes on where it was interrupted)
 	@$(BIN)/python -m benchmarks
 
 wheel: $(VENV)/.ready  ## a wheel for Linux on x86-64 with the compiled kernel in it, for machines without a compiler, into dist (a minute)

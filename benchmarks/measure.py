@@ -1,14 +1,22 @@
-"""What is measured: pairs of timings, taken in turn; memory kept and peak
-memory.
+"""What is measured: timings taken in turn, as ratios; memory kept and peak
+memory; what the processor can do.
 """
+import ctypes
+import json
 import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,32 +26,89 @@ from normalnorm import (
     GroupNormalNorm,
     InstanceNormalNorm2d,
     LayerNormalNorm,
+    SyncBatchNormalNorm,
     set_backend,
 )
 
-# name, our layer, PyTorch's layer, shape
-LAYERS = [
-    ("BatchNorm2d", BatchNormalNorm2d, nn.BatchNorm2d, (64,),
-     (128, 64, 32, 32)),
-    ("BatchNorm2d", BatchNormalNorm2d, nn.BatchNorm2d, (256,),
-     (64, 256, 14, 14)),
-    ("BatchNorm2d", BatchNormalNorm2d, nn.BatchNorm2d, (512,), (32, 512, 7, 7)),
-    ("BatchNorm2d", BatchNormalNorm2d, nn.BatchNorm2d, (16,), (8, 16, 8, 8)),
-    ("BatchNorm2d, channels last", BatchNormalNorm2d, nn.BatchNorm2d, (64,),
-     (32, 64, 32, 32)),
-    ("BatchNorm1d", BatchNormalNorm1d, nn.BatchNorm1d, (512,), (256, 512)),
-    ("BatchNorm1d", BatchNormalNorm1d, nn.BatchNorm1d, (64,), (32, 64)),
-    ("LayerNorm", LayerNormalNorm, nn.LayerNorm, (384,), (64, 197, 384)),
-    ("LayerNorm", LayerNormalNorm, nn.LayerNorm, (768,), (32, 128, 768)),
-    ("LayerNorm", LayerNormalNorm, nn.LayerNorm, (64,), (16, 17, 64)),
-    ("GroupNorm", GroupNormalNorm, nn.GroupNorm, (8, 64), (64, 64, 16, 16)),
-    ("InstanceNorm2d", InstanceNormalNorm2d, nn.InstanceNorm2d, (64,),
-     (64, 64, 16, 16))]
-# also against the definition
-EAGER = {("BatchNorm2d", (64, 256, 14, 14)), ("BatchNorm1d", (256, 512)),
-         ("LayerNorm", (64, 197, 384)), ("LayerNorm", (16, 17, 64))}
-QUICK = [row for row in LAYERS if math.prod(row[4]) < 1 << 18]
 
+class Layer(NamedTuple):
+    "A layer of ours, PyTorch's, the arguments of both, and an input."
+    name: str
+    ours: type
+    theirs: type
+    arguments: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def make(self, ours: bool, **settings) -> nn.Module:
+        if self.theirs is nn.InstanceNorm2d:
+            settings["affine"] = True
+        if "bfloat16" in self.name:
+            settings["dtype"] = torch.bfloat16
+        return (self.ours if ours else self.theirs)(*self.arguments, **settings)
+
+    def input(self) -> tuple[Tensor, Tensor]:
+        "Values and an upstream gradient."
+        torch.manual_seed(0)
+        u, grad = torch.randn(self.shape), torch.randn(self.shape)
+        if "channels last" in self.name:
+            u, grad = (
+                t.to(memory_format=torch.channels_last) for t in (u, grad))
+        if "bfloat16" in self.name:
+            u, grad = u.bfloat16(), grad.bfloat16()
+        return u.requires_grad_(), grad
+
+    @property
+    def noise(self) -> float:
+        "As much as the papers add."
+        return 1.0 if self.ours is LayerNormalNorm else 0.4
+
+    @property
+    def row(self) -> dict:
+        return {"layer": self.name, "shape": list(self.shape)}
+
+
+BATCH, ROWS = ((BatchNormalNorm2d, nn.BatchNorm2d),
+               (LayerNormalNorm, nn.LayerNorm))
+LAYERS = [
+    Layer("BatchNorm2d", *BATCH, (64,), (128, 64, 32, 32)),
+    Layer("BatchNorm2d", *BATCH, (256,), (64, 256, 14, 14)),
+    Layer("BatchNorm2d, channels last", *BATCH, (256,), (64, 256, 14, 14)),
+    Layer("BatchNorm2d", *BATCH, (512,), (64, 512, 7, 7)),
+    Layer("BatchNorm2d", *BATCH, (16,), (8, 16, 8, 8)),
+    Layer("BatchNorm1d", BatchNormalNorm1d, nn.BatchNorm1d, (512,), (256, 512)),
+    Layer("BatchNorm1d", BatchNormalNorm1d, nn.BatchNorm1d, (64,), (32, 64)),
+    Layer("LayerNorm", *ROWS, (384,), (64, 197, 384)),
+    Layer("LayerNorm", *ROWS, (768,), (32, 128, 768)),
+    Layer("LayerNorm", *ROWS, (384,), (8, 197, 384)),
+    Layer("LayerNorm", *ROWS, (64,), (16, 17, 64)),
+    Layer("LayerNorm, bfloat16", *ROWS, (384,), (64, 197, 384)),
+    Layer("GroupNorm", GroupNormalNorm, nn.GroupNorm, (8, 64),
+          (64, 64, 16, 16)),
+    Layer("InstanceNorm2d", InstanceNormalNorm2d, nn.InstanceNorm2d, (64,),
+          (64, 64, 16, 16))]
+QUICK = [layer for layer in LAYERS if math.prod(layer.shape) < 1 << 16]
+
+
+def chosen(*wanted: tuple[str, tuple[int, ...]]) -> list[Layer]:
+    "Layers by name and shape."
+    return [next(layer for layer in LAYERS if (layer.name, layer.shape) == one)
+            for one in wanted]
+
+
+# also against the definition, and the definition fused by torch.compile
+ENGINES = chosen(("BatchNorm2d", (64, 256, 14, 14)),
+                 ("LayerNorm", (8, 197, 384)))
+MEMORY = chosen(("BatchNorm2d", (128, 64, 32, 32)),
+                ("LayerNorm", (64, 197, 384)))
+# inside torch.compile
+COMPILED = chosen(("BatchNorm2d", (64, 256, 14, 14)),
+                  ("LayerNorm", (64, 197, 384)), ("BatchNorm1d", (32, 64)))
+SHARED = chosen(("BatchNorm2d", (64, 256, 14, 14)))
+# pairs that a row has at least, however long they take
+FEWEST = 15
+
+
+# ---- times ----
 
 def seconds(function: Callable) -> float:
     began = time.perf_counter()
@@ -51,33 +116,118 @@ def seconds(function: Callable) -> float:
     return time.perf_counter() - began
 
 
-def ratio(ours: Callable, theirs: Callable, pairs: int) -> dict:
-    """Quantiles of the ratio of two times taken in turn, an interval for its
-    median that covers it 19 times in 20 (order statistics), and the median
-    times.
+def best(function: Callable, times: int, repeat: int = 0) -> float:
+    """The shortest of some times of a call; of `repeat` calls in a row, which
+    last 2 ms where their number is not given.
     """
-    for function in (ours, theirs) * 3:
+    function()
+    repeat = repeat or max(1, round(2e-3 / max(seconds(function), 1e-7)))
+    return min(seconds(lambda: [function() for _ in range(repeat)])
+               for _ in range(times)) / repeat
+
+
+class Busy:
+    "What part of the processors' time other programs take while we measure."
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.others = self.lasted = 0.0
+
+    @staticmethod
+    def _elsewhere() -> float | None:
+        "Seconds of all processors so far, without this process's."
+        try:
+            line = Path("/proc/stat").read_text().splitlines()[0].split()
+        except OSError:
+            return None
+        ticks = [int(word) for word in line[1:9]]
+        # all but idle and waiting; the last is what the machine's host took
+        busy = (sum(ticks[:3]) + sum(ticks[5:])) / os.sysconf("SC_CLK_TCK")
+        return busy - sum(os.times()[:2])
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        before, began = self._elsewhere(), time.perf_counter()
+        yield
+        if before is not None:
+            self.others += self._elsewhere() - before
+            self.lasted += time.perf_counter() - began
+
+    def share(self) -> float | None:
+        "None where the system does not tell, or nothing was measured."
+        if not self.lasted:
+            return None
+        share = self.others / self.lasted / (os.cpu_count() or 1)
+        return round(max(0.0, share), 3)
+
+
+BUSY = Busy()
+
+
+class Alone:
+    "One process, which waits for no other."
+
+    def meet(self) -> None:
+        pass
+
+    def agreed(self, numbers: list[int]) -> list[int]:
+        return numbers
+
+
+def ratios(ours: dict[str, Callable], theirs: Callable, pairs: int,
+           limit: float = math.inf, fewest: int = FEWEST,
+           processes: Alone = Alone()) -> dict[str, dict]:  # noqa: B008
+    """For each of `ours` the quantiles of the ratio of its time to that of
+    `theirs`, all taken in turn, an interval for the median that covers it 19
+    times in 20 (order statistics), and the median times.
+
+    Rounds beyond `fewest` that would take longer than `limit` seconds are left
+    out. `processes` begin each timing together, and do it as often.
+    """
+    work = [*ours.values(), theirs]
+    for function in work * 3:
         function()
+    once = [seconds(function) for function in work]
     # small work is repeated: at least 2 ms a timing
-    repeat = max(1,
-                 round(2e-3 / max(min(seconds(ours), seconds(theirs)), 1e-7)))
+    repeats = [max(1, round(2e-3 / max(t, 1e-7))) for t in once]
+    lasts = sum(t * n for t, n in zip(once, repeats))
+    affordable = math.floor(min(pairs, limit / max(lasts, 1e-9)))
+    rounds, *repeats = processes.agreed(
+        [max(min(pairs, fewest), affordable), *repeats])
     times = []
-    for k in range(pairs):
-        order = (ours, theirs) if k % 2 else (theirs, ours)
-        taken = {f: seconds(lambda f=f: [f() for _ in range(repeat)]) / repeat
-                 for f in order}
-        times.append((taken[ours], taken[theirs]))
-    ratios = sorted(a / b for a, b in times)
+    with BUSY.watched():
+        for k in range(rounds):
+            order = [(k // 2 + i) % len(work) for i in range(len(work))]
+            taken = [0.0] * len(work)
+            for i in order if k % 2 else order[::-1]:
+                processes.meet()
+                taken[i] = seconds(
+                    lambda: [work[i]() for _ in range(repeats[i])]) / repeats[i]
+            times.append(taken)
+    return {name: summary([(t[i], t[-1]) for t in times])
+            for i, name in enumerate(ours)}
+
+
+def summary(times: list[tuple[float, float]]) -> dict:
+    "Of pairs of times."
+    pairs = len(times)
+    found = sorted(a / b for a, b in times)
     # ratios beyond either end of the interval
     outside = max(0, math.floor(pairs / 2 - 0.98 * math.sqrt(pairs)))
-    at = lambda q: ratios[min(pairs - 1, max(0, round(q * (pairs - 1))))]
+    at = lambda q: found[min(pairs - 1, max(0, round(q * (pairs - 1))))]
+    middle = lambda side: round(
+        1e3 * sorted(t[side] for t in times)[pairs // 2], 4)
     return {"p20": round(at(0.2), 3), "p50": round(at(0.5), 3),
-            "p80": round(at(0.8), 3), "low": round(ratios[outside], 3),
-            "high": round(ratios[pairs - 1 - outside], 3),
-            "ms": round(1e3 * sorted(a for a, _ in times)[pairs // 2], 4),
-            "ms of the other": round(
-                1e3 * sorted(b for _, b in times)[pairs // 2], 4),
-            "pairs": pairs}
+            "p80": round(at(0.8), 3), "low": round(found[outside], 3),
+            "high": round(found[pairs - 1 - outside], 3), "ms": middle(0),
+            "ms of the other": middle(1), "pairs": pairs}
+
+
+def ratio(ours: Callable, theirs: Callable, pairs: int, **settings) -> dict:
+    "Of two functions alone."
+    return ratios({"": ours}, theirs, pairs, **settings)[""]
 
 
 def step(layer: nn.Module, u: Tensor, grad: Tensor) -> Callable:
@@ -92,85 +242,141 @@ def evaluation(layer: nn.Module, u: Tensor) -> Callable:
     return run
 
 
-def _input(name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(0)
-    u, grad = torch.randn(shape), torch.randn(shape)
-    if "channels last" in name:
-        u, grad = (t.to(memory_format=torch.channels_last) for t in (u, grad))
-    return u.requires_grad_(), grad
+def settled(model: nn.Module) -> nn.Module:
+    "In evaluation, with averages as training leaves them: none of λ is 1."
+    for layer in model.modules():
+        if getattr(layer, "running_lambda", None) is not None:
+            layer.running_lambda.uniform_(0.3, 1.7)
+    return model.eval()
+
+
+# ---- the processor ----
+
+class _Nothing(torch.autograd.Function):
+    "The tensors of a layer, and no work."
+
+    @staticmethod
+    def forward(ctx, u, weight, bias):
+        ctx.save_for_backward(u, weight)
+        return torch.empty_like(u)
+
+    @staticmethod
+    def backward(ctx, grad):
+        u, weight = ctx.saved_tensors
+        return (torch.empty_like(u), torch.empty_like(weight),
+                torch.empty_like(weight))
+
+
+class Nothing(nn.LayerNorm):
+    "What a layer costs whose work is done by a function of Python."
+
+    def forward(self, u):
+        if self.training:
+            return _Nothing.apply(u, self.weight, self.bias)
+        return torch.empty_like(u)
+
+
+RATES = {"multiplications, also fused with an addition, G/s": [0],
+         "operations of all kinds, G/s": [0, 1, 2, 3],
+         "divisions, G/s": [4]}
 
 
 def machine(pairs: int, quick: bool) -> Iterator[dict]:
     """What the processor can do: bytes a second from memory and from the cache,
-    float32 operations a second in a matrix product, and PyTorch's functions in
-    the cache.
+    operations on float32 a second by kind and in a matrix product, PyTorch's
+    functions in the cache, and a layer that does nothing.
     """
-    def best(function: Callable, repeat: int) -> float:
-        function()
-        return min(seconds(lambda: [function() for _ in range(repeat)]) / repeat
-                   for _ in range(pairs))
-    for what, count, repeat in (("memory", 1 << 25, 1),
-                                ("cache", 1 << 14, 500)):
+    from normalnorm.layers.engines.compiler import load
+    pairs, threads = max(pairs, 10), torch.get_num_threads()
+    of = lambda function, count, repeat=0: (
+        best(function, pairs, repeat) / count * 1e9)
+    # PyTorch gives a thread 2^15 numbers at least
+    for what, count in ("memory", 1 << 25), ("cache", threads << 15):
         source, target = torch.ones(2, count).unbind(0)
         yield {"what": f"copy in {what}, GB/s", "value": round(
-            8e-9 * count / best(lambda s=source, t=target: t.copy_(s), repeat),
-            1)}
+            8 / of(lambda s=source, t=target: t.copy_(s), count), 1)}
     a, b = torch.ones(2, 1024, 1024).unbind(0)
     yield {"what": "matrix product, float32 GFLOP/s", "value": round(
-        2e-9 * 1024**3 / best(lambda: torch.mm(a, a, out=b), 1), 1)}
+        2 / of(lambda: torch.mm(a, a, out=b), 1024**3, 1), 1)}
+    run = load(Path(__file__).with_name("rates.cpp"),
+               ["benchmarks_run"]).benchmarks_run
+    run.restype = ctypes.c_int64
+    run.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    for what, kinds in RATES.items():
+        calls = [lambda kind=kind: run(kind, threads, 100_000)
+                 for kind in kinds]
+        yield {"what": what, "value": round(
+            max(1 / of(call, call(), 1) for call in calls), 1)}
     x, y = torch.rand(1 << 14), torch.empty(1 << 14)
     for function in (torch.log1p, torch.expm1):
         yield {"what": f"torch.{function.__name__} in cache, ns a value",
-               "value": round(
-                   1e9 * best(lambda f=function: f(x, out=y), 200) / x.numel(),
-                   3)}
+               "value": round(of(lambda f=function: f(x, out=y), x.numel()), 3)}
     yield {"what": "torch.randn, ns a value",
-           "value": round(1e9 * best(lambda: y.normal_(), 50) / x.numel(), 3)}
+           "value": round(of(lambda: y.normal_(), x.numel()), 3)}
+    u, layer = torch.randn(2, 8, requires_grad=True), Nothing(8)
+    yield {"what": "a layer that does nothing, forward and backward, µs",
+           "value": round(of(step(layer, u, torch.ones(2, 8)), 1000), 2)}
+    yield {"what": "a layer that does nothing, evaluation, µs",
+           "value": round(of(evaluation(layer.eval(), u), 1000), 2)}
 
+
+# ---- layers ----
 
 def layers(pairs: int, quick: bool) -> Iterator[dict]:
-    """Forward and backward pass with and without noise, and evaluation: the
-    native kernel against PyTorch's layer, torch.compile of the definition, the
-    definition, and a copy.
+    """Forward and backward pass with and without noise, evaluation, and forward
+    and backward pass in evaluation: against PyTorch's layer; and a copy.
     """
-    for name, ours, theirs, arguments, shape in QUICK if quick else LAYERS:
-        u, grad = _input(name, shape)
-        plain = theirs(*arguments, **(
-            {"affine": True} if theirs is nn.InstanceNorm2d else {}))
-        base = {"layer": name, "shape": list(shape)}
-        for noise in (0.0, 1.0 if ours is LayerNormalNorm else 0.4):
-            layer = ours(*arguments, noise=noise, **(
-                {"affine": True} if theirs is nn.InstanceNorm2d else {}))
-            work = f"forward and backward, noise {noise}"
-            yield {**base, "work": work, "against": "PyTorch's layer",
-                   **ratio(step(layer, u, grad), step(plain, u, grad), pairs)}
-            for backend in (("compiled", "eager") if (name, shape) in EAGER
-                            else () if quick else ("compiled",)):
-                fast = step(layer, u, grad)
+    for layer in QUICK if quick else LAYERS:
+        u, grad = layer.input()
+        plain, target = layer.make(False), torch.empty_like(u)
+        copying = lambda u=u, target=target: target.copy_(u.detach())
+        noisy = layer.make(True, noise=layer.noise)
+        training = {0.0: step(layer.make(True, noise=0.0), u, grad),
+                    layer.noise: step(noisy, u, grad)}
+        works = {f"forward and backward, noise {noise}": work
+                 for noise, work in training.items()}
+        of = "PyTorch's layer"
+        for work, row in ratios(
+            works, step(plain, u, grad), pairs, limit=4
+        ).items():
+            yield {**layer.row, "work": work, "against": of, **row}
+        yield {**layer.row, "work": work, "against": "a copy of the input",
+               **ratio(training[layer.noise], copying, pairs, limit=1),
+               "ms of a copy alone": round(1e3 * best(copying, pairs), 4)}
+        settled(noisy), plain.eval()
+        yield {**layer.row, "work": "evaluation", "against": of, **ratio(
+            evaluation(noisy, u), evaluation(plain, u), pairs, limit=2)}
+        if getattr(noisy, "running_lambda", None) is not None:
+            yield {**layer.row,
+                   "work": "frozen: forward and backward in evaluation",
+                   "against": of, **ratio(step(noisy, u, grad),
+                                          step(plain, u, grad), pairs,
+                                          limit=2)}
 
-                def slow(layer=layer, backend=backend):
+
+def engines(pairs: int, quick: bool) -> Iterator[dict]:
+    """The native kernel against torch.compile of the definition and against the
+    definition itself.
+    """
+    for layer in chosen(("LayerNorm", (16, 17, 64))) if quick else ENGINES:
+        u, grad = layer.input()
+        for noise in (0.0, layer.noise):
+            fast = layer.make(True, noise=noise)
+            for backend in ("eager",) if quick else ("compiled", "eager"):
+                def slow(layer=fast, backend=backend):
                     with set_backend(backend):
                         torch.autograd.grad(layer(u), [u, *layer.parameters()],
                                             grad)
-                yield {**base, "work": work, "against": backend,
-                       **ratio(fast, slow, pairs)}
-        target = torch.empty_like(u)
-        yield {**base, "work": work, "against": "a copy of the input", **ratio(
-            step(layer, u, grad),
-            lambda target=target, u=u: target.copy_(u.detach()), pairs)}
-        layer, plain = layer.eval(), plain.eval()
-        if (hasattr(layer, "running_lambda")
-                and layer.running_lambda is not None):
-            layer.running_lambda.uniform_(0.3, 1.7)
-        yield {**base, "work": "evaluation", "against": "PyTorch's layer",
-               **ratio(evaluation(layer, u), evaluation(plain, u), pairs)}
-        if getattr(layer, "running_lambda", None) is not None:
-            yield {**base, "work": "frozen: forward and backward in evaluation",
-                   "against": "PyTorch's layer",
-                   **ratio(step(layer, u, grad), step(plain, u, grad), pairs)}
+                yield {**layer.row,
+                       "work": f"forward and backward, noise {noise}",
+                       "against": backend,
+                       **ratio(step(fast, u, grad), slow, pairs, limit=2,
+                               fewest=6)}
 
 
-def _peak(ours: bool, row: int) -> int:
+# ---- memory ----
+
+def _peak(ours: bool, layer: int) -> int:
     """Bytes by which one step on a new input raises the largest resident memory
     of a process (Linux).
     """
@@ -182,14 +388,14 @@ from benchmarks import measure
 torch.set_num_threads(1)
 status = lambda what: 1024 * int(re.search(what + r":\\s+(\\d+)", \
 Path("/proc/self/status").read_text())[1])
-name, ours, theirs, arguments, shape = measure.LAYERS[{row}]
-layer = {"ours" if ours else "theirs"}(*arguments)
-small = torch.randn(2, *shape[1:], requires_grad=True)
-measure.step(layer, small, torch.ones_like(small))()
+layer = measure.MEMORY[{layer}]
+made = layer.make({ours})
+small = torch.randn(2, *layer.shape[1:], requires_grad=True)
+measure.step(made, small, torch.ones_like(small))()
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-u, grad = measure._input(name, shape)
-measure.step(layer, u, grad)()
+u, grad = layer.input()
+measure.step(made, u, grad)()
 print(status("VmHWM") - before)
 """
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
@@ -203,64 +409,204 @@ def memory(pairs: int, quick: bool) -> Iterator[dict]:
     largest memory of a process, in units of the input (which is one of them,
     the upstream gradient another).
     """
-    for index in (3,) if quick else (0, 7):
-        name, ours, theirs, arguments, shape = LAYERS[index]
-        u, grad = _input(name, shape)
+    for index, layer in enumerate(
+        chosen(("BatchNorm2d", (8, 16, 8, 8))) if quick else MEMORY
+    ):
+        u, _ = layer.input()
         size = u.numel() * u.element_size()
-        for who, layer in (("ours", ours(*arguments)),
-                           ("PyTorch's", theirs(*arguments))):
-            kept: dict[int, int] = {}
+        for ours in (True, False):
+            made, kept = layer.make(ours), {}
             with torch.autograd.graph.saved_tensors_hooks(
                 lambda t: kept.__setitem__(t.untyped_storage().data_ptr(),
                                            t.untyped_storage().nbytes()) or t,
                 lambda t: t
             ):
-                layer(u)
-            row = {"layer": name, "shape": list(shape), "whose": who,
+                made(u)
+            row = {**layer.row, "whose": "ours" if ours else "PyTorch's",
                    "kept for backward, in inputs": round(
                        sum(kept.values()) / size, 4)}
             if not quick and sys.platform == "linux":
                 row["peak memory of a step, in inputs"] = round(
-                    _peak(who == "ours", index) / size, 2)
+                    _peak(ours, index) / size, 2)
             yield row
+
+
+# ---- whole networks ----
+
+class Network(NamedTuple):
+    "A network by name, the shape of a batch, and its normalizers."
+    name: str
+    batch: tuple[int, ...]
+    architecture: str
+    settings: dict
+    ours: type
+    theirs: type
+    noise: float
+
+    def make(self, norm: Callable[..., nn.Module]) -> nn.Module:
+        from normalnorm.experiments.models import build
+        torch.manual_seed(0)
+        return build(self.architecture, norm=norm, **self.settings)
+
+    def ours_with(self, noise: float) -> nn.Module:
+        return self.make(lambda *a, **k: self.ours(*a, **{"noise": noise, **k}))
+
+    def step(self, model: nn.Module) -> Callable:
+        "The gradients of a loss."
+        torch.manual_seed(1)
+        x, y = torch.randn(self.batch), torch.randint(10, self.batch[:1])
+        parameters = list(model.parameters())
+        return lambda: torch.autograd.grad(
+            F.cross_entropy(model(x), y), parameters)
+
+
+NETWORKS = [
+    Network("ResNet-18 (CIFAR), batch 32", (32, 3, 32, 32), "cifar_resnet18",
+            {}, *BATCH, 0.4),
+    Network("ViT 6×384, batch 8", (8, 3, 64, 64), "vit",
+            {"image": 64, "patch": 8, "width": 384, "depth": 6, "heads": 6,
+             "hidden": 1536}, *ROWS, 1.0)]
+TINY = Network("ViT 1×32, batch 2", (2, 3, 16, 16), "vit",
+               {"image": 16, "patch": 8, "width": 32, "depth": 1, "heads": 2,
+                "hidden": 64}, *ROWS, 1.0)
 
 
 def models(pairs: int, quick: bool) -> Iterator[dict]:
     """A training step and an evaluation of a ResNet-18 (CIFAR) and of a ViT of
-    6 layers of width 384, with our layers and with PyTorch's.
+    6 layers of width 384, with our layers and with PyTorch's; and a training
+    step without any normalizer.
     """
-    from normalnorm.experiments.models import build
-    cases = [("ResNet-18 (CIFAR), batch 32", (32, 3, 32, 32),
-              lambda norm: build("cifar_resnet18", norm=norm),
-              BatchNormalNorm2d, nn.BatchNorm2d),
-             ("ViT 6×384, batch 8", (8, 3, 64, 64),
-              lambda norm: build("vit", norm=norm, image=64, patch=8, width=384,
-                                 depth=6, heads=6, hidden=1536),
-              LayerNormalNorm, nn.LayerNorm)]
-    for name, shape, make, ours, theirs in cases:
-        x, y = torch.randn(shape), torch.randint(10, shape[:1])
-        for noise in (0.0, 1.0 if ours is LayerNormalNorm else 0.4):
-            work = []
-            for norm in (lambda *a, **k: ours(*a, **{"noise": noise, **k}),
-                         theirs):
-                torch.manual_seed(0)
-                model = make(norm)
-                parameters = list(model.parameters())
-                work.append(lambda model=model, parameters=parameters:
-                                torch.autograd.grad(
-                                    F.cross_entropy(model(x), y), parameters))
-            yield {"model": name, "work": f"training step, noise {noise}",
-                   "against": "PyTorch's layers", **ratio(*work, pairs)}
-            if quick:
-                return
-        evaluations = []
-        for norm in (ours, theirs):
-            torch.manual_seed(0)
-            model = make(norm).eval()
-            for layer in model.modules():
-                if getattr(layer, "running_lambda", None) is not None:
-                    layer.running_lambda.uniform_(0.3, 1.7)
-            evaluations.append(evaluation(model, x))
+    for network in [TINY] if quick else NETWORKS:
+        steps = {f"training step, noise {noise}":
+                     network.step(network.ours_with(noise))
+                 for noise in (0.0, network.noise)}
+        steps["training step, no normalizer"] = network.step(
+            network.make(lambda *a, **k: nn.Identity()))
+        plain = network.make(network.theirs)
+        base = {"model": network.name, "against": "PyTorch's layers"}
+        for work, row in ratios(
+            steps, network.step(plain), pairs, limit=25
+        ).items():
+            yield {**base, "work": work, **row}
+        x = torch.randn(network.batch)
         # short, so more of them
-        yield {"model": name, "work": "evaluation",
-               "against": "PyTorch's layers", **ratio(*evaluations, 4 * pairs)}
+        yield {**base, "work": "evaluation", **ratio(
+            evaluation(settled(network.ours_with(0.0)), x),
+            evaluation(plain.eval(), x), 3 * pairs, limit=8)}
+
+
+def compiled(pairs: int, quick: bool) -> Iterator[dict]:
+    """Inside torch.compile: a layer against the same layer outside; and, with a
+    thread for each core, the training steps of `models`, both sides compiled.
+
+    The time of compilation is left out. For the networks it is minutes, the
+    first time; what was compiled is kept.
+    """
+    def inside(module: nn.Module) -> nn.Module:
+        # the compiler counts how many variants of a function it has made
+        torch.compiler.reset()
+        return torch.compile(module, dynamic=False)
+    for layer in chosen(("BatchNorm1d", (32, 64))) if quick else COMPILED:
+        u, grad = layer.input()
+        base = {**layer.row, "compiled": True,
+                "against": "the same layer, not compiled"}
+        for noise in (0.0,) if quick else (0.0, layer.noise):
+            one = layer.make(True, noise=noise)
+            yield {**base, "work": f"forward and backward, noise {noise}",
+                   **ratio(step(inside(one), u, grad), step(one, u, grad),
+                           pairs, limit=3)}
+        if not quick:
+            settled(one)
+            yield {**base, "work": "evaluation", **ratio(
+                evaluation(inside(one), u), evaluation(one, u), pairs,
+                limit=2)}
+    if quick or torch.get_num_threads() < (os.cpu_count() or 1):
+        return
+    for network in NETWORKS:
+        plain = network.step(inside(network.make(network.theirs)))
+        steps = {f"training step, noise {noise}":
+                     network.step(torch.compile(network.ours_with(noise),
+                                                dynamic=False))
+                 for noise in (0.0, network.noise)}
+        for work, row in ratios(steps, plain, pairs, limit=25).items():
+            yield {"model": network.name, "compiled": True, "work": work,
+                   "against": "PyTorch's layers", **row}
+
+
+# ---- several processes ----
+
+class Together(Alone):
+    "Processes of a group that start each timing at the same moment."
+
+    def meet(self) -> None:
+        dist.barrier()
+
+    def agreed(self, numbers: list[int]) -> list[int]:
+        "Those of the first process."
+        told = torch.tensor(numbers)
+        dist.broadcast(told, 0)
+        return told.tolist()
+
+
+def share(rank: int, count: int, folder: str, pairs: int,
+          quick: bool) -> None:
+    """One process of `sync`: its rows of the batch, forward and backward, by
+    the synchronized layer and by two that do not exchange anything. The first
+    one prints what it has measured.
+    """
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
+                            rank=rank, world_size=count,
+                            timeout=timedelta(seconds=60))
+    for layer in chosen(("BatchNorm2d", (8, 16, 8, 8))) if quick else SHARED:
+        layer = layer._replace(
+            shape=(layer.shape[0] // count, *layer.shape[1:]))
+        u, grad = layer.input()
+        for noise in (0.0, layer.noise):
+            synchronized = SyncBatchNormalNorm(*layer.arguments, noise=noise)
+            others = {"PyTorch's layer, not synchronized": layer.make(False),
+                      "our layer, not synchronized":
+                          layer.make(True, noise=noise)}
+            for against, other in others.items():
+                found = ratio(step(synchronized, u, grad),
+                              step(other, u, grad), pairs, limit=2, fewest=6,
+                              processes=Together())
+                if not rank:
+                    print(json.dumps({
+                        "layer": "SyncBatchNorm", "processes": count,
+                        "shape": list(layer.shape),
+                        "work": f"forward and backward, noise {noise}",
+                        "against": against, **found}), flush=True)
+    dist.destroy_process_group()
+
+
+def sync(pairs: int, quick: bool) -> Iterator[dict]:
+    """A batch that is shared out over one process and, where each has as many
+    threads of its own, over two (gloo): the synchronized layer against layers
+    that normalize each share by itself. `shape` is that of a share; the time
+    is the first process's, which waits for the others.
+    """
+    for count in (1, 2):
+        if count > 1 and count * torch.get_num_threads() > os.cpu_count():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            processes = [subprocess.Popen(
+                [sys.executable, "-c",
+                 "import torch; from benchmarks import measure; "
+                 f"torch.set_num_threads({torch.get_num_threads()}); "
+                 f"measure.share({rank}, {count}, {folder!r}, {pairs}, "
+                 f"{quick})"],
+                stdout=subprocess.PIPE if not rank else subprocess.DEVNULL,
+                text=True) for rank in range(count)]
+            try:
+                told, _ = processes[0].communicate(timeout=600)
+                if any(process.wait(60) for process in processes):
+                    raise RuntimeError("a process of the synchronized layer "
+                                       "failed")
+            finally:
+                for process in processes:
+                    process.kill()
+        yield from map(json.loads, told.splitlines())
+
+
+PARTS = {part.__name__: part for part in (
+             machine, layers, engines, memory, models, compiled, sync)}

@@ -190,6 +190,8 @@ def test_every_public_function_has_a_docstring():
 def test_committed_results_say_what_they_are():
     for path in (ROOT / "results").rglob("*.json"):
         row = json.loads(path.read_text(encoding="utf-8"))
+        if path.name == "goals.json":           # tests/test_benchmarks.py
+            continue
         if path.parent.name == "benchmarks":
             assert ({"processor", "threads", "torch", "commit", "date"}
                     <= set(row["environment"])

@@ -1,0 +1,85 @@
+"""One set of instructions for both sides: our kernel, PyTorch's own kernels and
+the libraries below them, and what torch.compile writes.
+"""
+import os
+import shlex
+from pathlib import Path
+
+from tools import processors
+
+# as an option is called; "own": what a processor has that has neither
+SETS = {"avx512": "AVX-512", "avx2": "AVX2", "own": None}
+# Large results in fresh pages cost more than computing them. Both sides of a
+# pair get memory that has been touched: glibc keeps what is freed.
+KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+              "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+              "MALLOC_TOP_PAD_": str(1 << 28)}
+
+
+def lacking(name: str) -> str:
+    "Why this processor does not have the set; empty where it does."
+    return "" if SETS[name] is None else processors.lacking(SETS[name])
+
+
+def here() -> list[str]:
+    "The sets that are measured where none is named."
+    return [name for name in ("avx512", "avx2") if not lacking(name)] or ["own"]
+
+
+def _compiler(folder: Path, march: str) -> str:
+    "A program that compiles for the set: inductor takes $CXX for one word."
+    command = os.environ.get("CXX") or "g++"
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "compiler"
+    text = f'#!/bin/sh\nexec {command} "$@" {march}\n'
+    # a new file would be another compiler, and the kernel compiled again
+    if not program.exists() or program.read_text() != text:
+        program.write_text(text)
+        program.chmod(0o755)
+    return str(program)
+
+
+def environment(name: str, threads: int, folder: Path) -> dict[str, str]:
+    """For a process that is held to the set; compiled code is kept in `folder`.
+    """
+    switches = {key for s in processors.SETS.values() for key, _ in s.torch}
+    usual = {key: value for key, value in os.environ.items()
+             if key not in switches | {"MKL_NUM_THREADS"}}
+    folder = folder / name
+    wanted = {"OMP_NUM_THREADS": str(threads),
+              "NORMALNORM_CACHE": str(folder / "kernel"),
+              "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    if name == "avx2":
+        wanted |= dict(processors.SETS["AVX2"].torch) | {
+            "CXX": _compiler(folder, processors.SETS["AVX2"].march)}
+    return usual | KEEP_PAGES | wanted
+
+
+def problem(name: str) -> str:
+    """What this process uses instead of the set, on either side; empty where
+    both sides are held to it.
+    """
+    import torch
+
+    from normalnorm.layers.engines import native
+    if not native.available():
+        return f"there is no kernel: {native._library()}"
+    if SETS[name] is None:
+        return ""
+    lanes = processors.SETS[SETS[name]].way[0]
+    capability = {"avx512": "AVX512", "avx2": "AVX2"}[name]
+    found = []
+    if (has := torch.backends.cpu.get_cpu_capability()) != capability:
+        found.append(f"PyTorch has {has}")
+    if (has := native.way().lanes) != lanes:
+        found.append(f"the kernel has vectors of {has}")
+    if found:
+        found.append(f"asked for were {capability} and vectors of {lanes}")
+    return "; ".join(found)
+
+
+def words(environment: dict[str, str]) -> str:
+    "What holds a process to its set, as one would type it."
+    keys = ["CXX", *dict(processors.SETS["AVX2"].torch)]
+    return " ".join(f"{key}={shlex.quote(environment[key])}" for key in keys
+                    if key in environment)
