@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve pdf bench mutants clean test-oldest test-newest test-processors
+.PHONY: help book test export lab serve pdf bench wheel mutants clean test-oldest test-newest test-processors
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -36,6 +36,9 @@ pdf: book  ## print the book to _build/normalnorm.pdf (needs Chromium or Chrome)
 
 bench: $(VENV)/.ready  ## measure speed and memory of the layers, as ratios, for each instruction set and 1 thread or all, into results/benchmarks (half an hour on a quiet machine; goes on where it was interrupted)
 	@$(BIN)/python -m benchmarks
+
+wheel: $(VENV)/.ready  ## a wheel for Linux on x86-64 with the compiled kernel in it, for machines without a compiler, into dist (a minute)
+	@$(BIN)/python -m tools.wheel
 
 mutants: $(VENV)/.ready  ## wrong versions of the library, of which the tests must notice nearly all; the outcome into results/mutation (about an hour; not part of CI)
 	@$(BIN)/python -m tools.mutate --record

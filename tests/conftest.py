@@ -31,3 +31,30 @@ def shared_folder(tmp_path_factory):
               / "shared")
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def once(shared_folder):
+    """What is made at the first call, in a folder of that name; who comes
+    second waits for it.
+    """
+    def made(name: str, make) -> Path:
+        fcntl = pytest.importorskip("fcntl")
+        folder = shared_folder / name
+        with open(shared_folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                making = shared_folder / f"{name} in the making"
+                making.mkdir(exist_ok=True)
+                make(making)
+                making.rename(folder)
+        return folder
+    return made
+
+
+@pytest.fixture(scope="session")
+def plain_wheel(once):
+    "The wheel that anybody makes."
+    from tools import wheel as packing
+    wheel, = once("plain wheel", packing.plain).glob("*.whl")
+    return wheel

@@ -2,6 +2,7 @@
 where there is none: damage, kills, full disks, foreign flags.
 """
 import errno
+import json
 import os
 import re
 import shutil
@@ -180,9 +181,9 @@ def test_without_a_compiler_what_is_kept_is_used(place, monkeypatch):
 
 def test_unknown_flags_do_not_cost_a_compilation(place, monkeypatch):
     "The source is compiled once, whichever flags are refused."
-    for name, refused in {"wide": "-mprefer*",
-                          "native": "-march=native|-mprefer*",
-                          "threads": "-fopenmp", "all": "-fopenmp|-m*"}.items():
+    for name, refused in {"wide": "-mprefer*", "levels": "-march=x86-64*",
+                          "march": "-march=*", "threads": "-fopenmp",
+                          "all": "-fopenmp|-m*"}.items():
         monkeypatch.setenv("CXX", program(
             place, name,
             f'for a in "$@"; do case $a in {refused}) echo "error: unknown '
@@ -190,7 +191,8 @@ def test_unknown_flags_do_not_cost_a_compilation(place, monkeypatch):
         assert load(place).seven() == 7
         line, = (line for line in calls(place, name) if " -c " in line)
         assert (("-fopenmp" in line) == ("fopenmp" not in refused)
-                and ("-march" in line) == (name in ("wide", "threads")))
+                and ("-march" in line) == (name not in ("march", "all"))
+                and ("-march=native" in line or name != "levels"))
 
 
 def test_without_threads_there_is_one_warning(place, monkeypatch):
@@ -451,6 +453,166 @@ def test_full_disk(place):
             and set(outcomes) <= {0, 3})
 
 
+# ---- what is carried --------------------------------------------------------
+
+V3 = ("fpu cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3 abm avx avx2 bmi1 bmi2 "
+      "f16c fma movbe").split()
+V4 = V3 + "avx512f avx512bw avx512cd avx512dq avx512vl".split()
+LEVELS = ["x86-64", "x86-64-v3", "x86-64-v4"]
+
+
+@pytest.mark.parametrize("number, lines", [
+    (1, [["fpu", "sse2"]]), (1, [V3[:7]]), (2, [V3]), (3, [V4]), (3, [V4, V4]),
+    (2, [V4, V3]), (1, [V3 + V4[-5:-1], ["fpu"]]),
+    *((1, [[f for f in V4 if f != lacking]]) for lacking in V3[1:]),
+    *((2, [[f for f in V4 if f != lacking]]) for lacking in V4[-5:])])
+def test_levels(monkeypatch, number, lines):
+    "By all that a level has; of several kinds of cores, what each has."
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compiler, "_processor", lambda: "\n".join(
+        ["model name\t: avx512f",
+         *(f"flags\t\t: {' '.join(x)}" for x in lines)]))
+    assert compiler._levels() == LEVELS[:number]
+    assert compiler._options()[0] == compiler._flags(LEVELS[number - 1])
+    for patch in ((sys, "platform", "darwin"),
+                  (compiler.platform, "machine", lambda: "aarch64"),
+                  (sys, "maxsize", 2**31 - 1),
+                  (compiler, "_processor", lambda: "Features : fp asimd")):
+        with pytest.MonkeyPatch.context() as other:
+            other.setattr(*patch)
+            assert (compiler._levels() == []
+                    and compiler._options() == compiler._PROCESSOR)
+
+
+def test_levels_of_this_processor_are_the_loaders():
+    "As the C library's loader names them, which asks the processor itself."
+    loader = Path("/lib64/ld-linux-x86-64.so.2")
+    if not loader.exists():
+        pytest.skip("no loader of the C library for x86-64")
+    told = subprocess.run([loader, "--help"], capture_output=True, text=True)
+    if "x86-64-v4" not in told.stdout:
+        pytest.skip("this loader knows no levels")
+    assert [level for level in LEVELS[1:]
+            if f"{level} (supported" in told.stdout] == compiler._levels()[1:]
+
+
+@pytest.fixture
+def carried(place, monkeypatch):
+    """The files of the small source, a cache that is not to be used, and no
+    compiler.
+    """
+    if not compiler._levels() or "clang" in Path(USUAL).resolve().name:
+        pytest.skip("what is carried is made by g++, on Linux on x86-64")
+    files = compiler.carry(place / "seven.cpp", ["seven", "threads"])
+    monkeypatch.delenv("NORMALNORM_QUIET")
+    monkeypatch.setenv("PATH", str(place))
+    return files
+
+
+def test_carried(place, carried, capsys):
+    """Without a compiler, a word or a cache; for each level its own file, which
+    is loaded by nothing but its name.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        library = load(place, "seven", "threads")
+    assert library.seven() == 7 and library.threads(2) == 2
+    assert library._name == str(carried[len(compiler._levels()) - 1])
+    assert not (place / "cache").exists() and capsys.readouterr() == ("", "")
+    assert {p.name for p in (place / "carried").iterdir()} == {
+        p.name for p in carried}
+    for number, level in enumerate(compiler._levels(), 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiler, "_levels", lambda n=number: LEVELS[:n])
+            assert load(place)._name == str(carried[number - 1])
+            assert f"-{level}-0-" in carried[number - 1].name
+
+
+def test_carried_flags_are_those_of_load(place, monkeypatch):
+    "Compiled with the same words, but for the names of files."
+    if not compiler._levels() or "clang" in Path(USUAL).resolve().name:
+        pytest.skip("what is carried is made by g++, on Linux on x86-64")
+    words = {}
+    run = compiler._command
+    for which in ("carry", *compiler._levels()):
+        told = words.setdefault(which, [])
+        monkeypatch.setattr(compiler, "_command", lambda w, limit: (
+            told.append([x for x in w if str(place) not in x]), run(w, limit)))
+        if which == "carry":
+            compiler.carry(place / "seven.cpp")
+            shutil.rmtree(place / "carried")
+        else:
+            monkeypatch.setattr(compiler, "_levels", lambda: [which])
+            load(place)
+            # all but the two that try the flags
+            assert told[-2:] == [t for t in words["carry"]
+                                 if f"-march={which}" in t] + [
+                [w for w in words["carry"] if "-shared" in w][0]]
+    assert len(words["carry"]) == 6
+
+
+@pytest.mark.parametrize("what", [
+    "cut", "changed", "foreign", "source", "flags", "function", "level",
+    "unreadable"])
+def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
+    "The compiler is looked for as if there was nothing, and nothing is said."
+    best = carried[len(compiler._levels()) - 1]
+    content, functions = best.read_bytes(), ["seven"]
+    if what in ("cut", "changed"):
+        best.write_bytes(content[:-1] if what == "cut"
+                         else content.replace(b"seven", b"eight"))
+    elif what == "foreign":
+        best.write_bytes(b"foreign")
+        best = best.rename(best.with_name(
+            f"{best.stem[:-32]}{compiler._digest(best)}.so"))
+    elif what == "source":
+        (place / "seven.cpp").write_text(SEVEN + "\n")
+    elif what == "flags":
+        monkeypatch.setattr(compiler, "_COMMON", (*compiler._COMMON, "-w"))
+    elif what == "function":
+        functions = ["seven", "eight"]
+    elif what == "level":
+        best.unlink()
+    else:
+        best.unlink()
+        best.mkdir()
+    with pytest.raises(compiler.CompilerError,
+                       match="no C\\+\\+ compiler was found"):
+        load(place, *functions)
+    if what != "level":
+        assert best.exists()                    # the wheel's files stay
+    if what != "function":
+        monkeypatch.setenv("PATH", os.path.dirname(USUAL))
+        monkeypatch.setenv("NORMALNORM_QUIET", "1")
+        assert load(place).seven() == 7 and len(kernels(place)) == 1
+
+
+def test_carried_and_cxx(place, carried, monkeypatch):
+    "Whoever names a compiler gets what it compiles; an empty word names none."
+    monkeypatch.setenv("CXX", "")
+    load(place)
+    assert not (place / "cache").exists()
+    monkeypatch.setenv("PATH", os.path.dirname(USUAL))
+    monkeypatch.setenv("CXX", program(place, "spy"))
+    monkeypatch.setenv("NORMALNORM_QUIET", "1")
+    assert load(place).seven() == 7
+    assert len(calls(place, "spy")) == 1 == len(kernels(place))
+
+
+def test_nothing_to_carry(place, monkeypatch):
+    monkeypatch.setattr(compiler, "_levels", lambda: [])
+    with pytest.raises(compiler.CompilerError, match="Linux on x86-64"):
+        compiler.carry(place / "seven.cpp")
+    monkeypatch.setattr(compiler, "_levels", lambda: LEVELS)
+    monkeypatch.setenv("CXX", program(
+        place, "old", 'for a in "$@"; do case $a in -march=x86-64-v*) echo '
+        '"error: bad value for $a"; exit 1;; esac; done'))
+    with pytest.raises(compiler.CompilerError, match="bad value"):
+        compiler.carry(place / "seven.cpp")
+    assert not list((place / "carried").iterdir())
+
+
 # ---- where nothing can be kept ----------------------------------------------
 
 def test_a_folder_that_cannot_be_written(place, monkeypatch):
@@ -684,12 +846,24 @@ def test_the_warning_names_the_users_line(monkeypatch):
             warning, = (w for w in seen if "native kernel" in str(w.message))
             assert (warning.filename, warning.lineno) == (
                 __file__, way.__code__.co_firstlineno)
-            assert ("PyTorch operations one by one instead, which takes tens "
-                    "of times" in str(warning.message)
+            assert ("PyTorch operations one by one instead, which takes about "
+                    f"{backends._SLOWER[0]} to {backends._SLOWER[1]} times as "
+                    "long in training" in str(warning.message)
                     and str(warning.message).endswith(
                         "The reason: no C++ compiler was found"))
     finally:
         backends._instead.clear()
+
+
+def test_what_it_costs_is_what_was_measured():
+    "The numbers of the warning, from the committed rows, to one digit."
+    taken = [row["ms of the other"] / row["ms"]
+             for path in (ROOT / "results" / "benchmarks").glob("*.json")
+             for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+             if row["part"] == "layers" and row["against"] == "eager"
+             and row["work"].startswith("forward and backward")]
+    assert taken and backends._SLOWER == tuple(
+        int(float(f"{extreme:.0e}")) for extreme in (min(taken), max(taken)))
 
 
 def test_without_a_kernel(monkeypatch):

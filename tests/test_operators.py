@@ -45,7 +45,7 @@ def arguments(case, alpha=1.0, noise=0.4, kind="scaled", dtype=torch.float32):
                     torch.randn(of, dtype=dtype).requires_grad_()
                     for _ in range(2))
     return (u, weight, bias, SEED if noise else None, list(dim), axis, 1e-5,
-            noise, kind, alpha, 3)
+            noise, kind, alpha, 3, native.KEPT)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -65,7 +65,7 @@ def test_pytorch_accepts_the_operator(case, alpha, noise, kind):
 def test_the_operator_against_the_definition(case, alpha, noise, kind):
     "Result, statistics and gradients, in float64, from the same seed."
     given = arguments(case, alpha, noise, kind)
-    u, weight, bias, seed, dim, axis, eps, *_, offset = given
+    u, weight, bias, seed, dim, axis, eps, *_, offset, _ = given
     out, numbers = torch.ops.normalnorm.normalize(*given)
     leaves = [t for t in (u, weight, bias) if t is not None]
     g = torch.randn_like(out)

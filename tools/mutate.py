@@ -638,7 +638,7 @@ def kernel_from(source: Path, processor: str, cache: Path) -> None:
         source if Path(path).name == source.name else path, *a, **k)
     compiler._COMMON = tuple("-O1" if f == "-O3" else f
                              for f in compiler._COMMON)
-    compiler._PROCESSOR = (tuple(PROCESSORS[processor]),)
+    compiler._options = lambda: (tuple(PROCESSORS[processor]),)
     compiler._THREADS = compiler._THREADS[:1]
     run = compiler._command
 

@@ -58,11 +58,11 @@ class InstructionSet:
 
 
 SETS = {"AVX-512": InstructionSet(
-            "-march=native",
+            "-march=x86-64-v4",
             ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"),
             (16, True, True)),
         "AVX2": InstructionSet(
-            "-march=x86-64-v3", ("avx2", "fma", "bmi2"), (8, True, False),
+            "-march=x86-64-v3", ("avx2", "fma", "bmi2"), (8, True, True),
             (("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"),
              ("MKL_ENABLE_INSTRUCTIONS", "AVX2"))),
         "SSE2": InstructionSet("-march=x86-64", (), (4, False, False), (

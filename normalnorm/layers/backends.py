@@ -7,7 +7,8 @@ autograd function, and what an engine must bring.
 # %% auto #0
 __all__ = ['Unavailable', 'Declined', 'Work', 'Engine', 'register', 'engines',
            'set_backend', 'get_backend', 'warn_user', 'column', 'Normalization',
-           'apart', 'by_definition', 'ordinary', 'compute', 'normalize',
+           'NormalizationAcross', 'Moments', 'problem_of', 'apart',
+           'by_definition', 'ordinary', 'compute', 'normalize',
            'normality_norm']
 
 # %% ../../nbs/233_layers.backends.ipynb #b2349812
@@ -161,21 +162,20 @@ def set_backend(name: str) -> _Choice:
     `with` statement.
 
     - "auto" (at the start): the native kernel for float32 and half precision on
-      a CPU; where it cannot be compiled, with one warning, "compiled" or else
+      a CPU; where it cannot be had, with one warning, "compiled" or else
       "eager"; "eager" on other devices;
     - "eager": PyTorch operations, one by one: the definition;
     - "compiled": the same, fused by `torch.compile`; first derivatives are
       fused too;
-    - "native": as "auto", but an error where the kernel cannot be compiled;
+    - "native": as "auto", but an error where the kernel cannot be had;
     - the name of another engine that was registered.
 
     What an engine does not cover (float64, `safeguard` and other transforms
     than the power transform in the native kernel, `steps` > 1, derivatives of
-    second order, forward mode, torch.func, processes together) is computed by
-    "eager".
+    second order, forward mode, torch.func) is computed by "eager".
 
     Raises `ValueError` for an unknown name; "native" raises `CompilerError`
-    where there is no compiler.
+    where the wheel carries no kernel and there is no compiler.
 
     Example:
 
@@ -230,6 +230,9 @@ def warn_user(message: str) -> None:
 
 
 _instead: dict[str, Engine | None] = {}         # of those that cannot be had
+# forward and backward pass by the definition, in times of the kernel: smallest
+# and largest of the rows in results/benchmarks, to one digit
+_SLOWER = (20, 80)
 
 
 def _stand_in(engine: Engine, reason: str) -> Engine | None:
@@ -238,8 +241,8 @@ def _stand_in(engine: Engine, reason: str) -> Engine | None:
     """
     if engine.name not in _instead:
         _instead[engine.name], way = None, (
-            "PyTorch operations one by one instead, which takes tens of times "
-            "as long as a plain normalizer")
+            "PyTorch operations one by one instead, which takes about "
+            f"{_SLOWER[0]} to {_SLOWER[1]} times as long in training")
         for other in engines().values():
             if other.stands_in:
                 try:
@@ -295,6 +298,40 @@ class Normalization(NamedTuple):
             return (u, weight, bias, seed, *running)
         mean, var, parameters = given
         return (u, weight, bias, seed, *running, mean, var, *parameters)
+
+
+class NormalizationAcross(Normalization):
+    """The same where `dim` is an `Over` whose elements lie in several processes
+    (`layers.sync.Across`): another kind of problem, for engines that exchange
+    what the definition exchanges.
+    """
+    __slots__ = ()
+
+    def tensors(self) -> tuple[Tensor | None, ...] | None:
+        return (self.u, self.weight, self.bias, self.seed, *self.running)
+
+
+class Moments(NamedTuple):
+    """A problem: mean and biased variance over `dim` in float64, flat, in one
+    tensor of two rows.
+    """
+    u: Tensor
+    dim: tuple[int, ...]
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        return self.u,
+
+    tensors = inputs
+
+
+def problem_of(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
+               weight: Tensor | None, bias: Tensor | None, axis: int | None,
+               given: Statistics | None, *rest) -> Normalization:
+    "Of the kind that `dim` asks for; arguments as for `Normalization`."
+    kind = (NormalizationAcross
+            if isinstance(dim, Over) and dim.apart and given is None
+            else Normalization)
+    return kind(u, dim, rule, weight, bias, axis, given, *rest)
 
 
 def apart(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -487,7 +524,7 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
     "As `core.normalize`, by the chosen backend."
     check_input(u)
     check_statistics(statistics)
-    found = compute(Normalization(
+    found = compute(problem_of(
         u, dim, rule, weight, bias, None, statistics, (), 0.0, seed, offset,
         statistics is None))
     if found is None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .backends import (
-    Normalization, column, compute, normalize, ordinary)
+    column, compute, normalize, ordinary, problem_of)
 from .core import (
     Rule, Statistics, affine, check_input, check_memory, check_precision,
     check_real, size, sizes)
@@ -143,7 +143,7 @@ def normalized(input: Tensor, dim: tuple[int, ...] | Over,
     once for all tensors of the same kinds, so it is called without one only.
     """
     cumulative = momentum is None and count > 0
-    out = None if cumulative else compute(Normalization(
+    out = None if cumulative else compute(problem_of(
         input, dim, rule, weight, bias, axis, given, running, momentum or 0.0))
     if check is not None and (out is None or torch.compiler.is_compiling()):
         check()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .backends import Moments, compute
 from .families import family_of, is_layer, register
 from .noise import draw_seed
 from .normality import _BatchNormalNorm
@@ -42,6 +43,11 @@ class _Exchange(torch.autograd.Function):
                            "use the layer for one process")
 
 
+def _wide(x: Tensor) -> Tensor:
+    "As averages are exchanged: in float64, where the device has it."
+    return x if x.device.type == "mps" else x.double()
+
+
 class Across(Over):
     """The elements of each channel in all processes of a group, of which `x`,
     of shape (B, C, …), is this process's share.
@@ -63,8 +69,7 @@ class Across(Over):
     def __init__(self, x: Tensor, group: dist.ProcessGroup | None,
                  noise: bool, dim: tuple[int, ...] | None = None):
         super().__init__((0, *range(2, x.ndim)) if dim is None else dim)
-        self.group, self.known = group, {}
-        x = raised(x.detach())
+        self.group, self.known, x = group, {}, x.detach()
         elements, floats = x.numel() // x.shape[1], self.statistics(x)
         numbers = torch.stack([
             torch.tensor(elements, device=x.device),
@@ -87,25 +92,29 @@ class Across(Over):
 
     def statistics(self, x: Tensor) -> Tensor:
         "What this process tells of its share, in one row."
-        return torch.cat([v.flatten() for v in self.moments(x)])
+        found = compute(Moments(x, self.dim)) if x.numel() else None
+        return torch.cat([_wide(v).flatten() for v in (
+            self.moments(raised(x)) if found is None else found)])
 
     def merge(self, floats: Tensor, x: Tensor) -> None:
         "The statistics of the whole, from a row for each process."
         self.known["input"] = self.merged(
-            *floats.view(len(floats), 2, *self.of(x).shape).unbind(1))
+            *floats.view(len(floats), 2, *self.shape(x)).unbind(1))
 
     def gather(self, values: Tensor) -> Tensor:
         "One exchange: the values of all processes, along a new first axis."
         return _Exchange.apply(values, self.group)
 
+    def shape(self, x: Tensor) -> list[int]:
+        "That of an average."
+        dims = {d % x.ndim for d in self.dim}
+        return [1 if d in dims else n for d, n in enumerate(x.shape)]
+
     def of(self, x: Tensor) -> Tensor:
         """This process's mean; 0 for an empty share, which has weight 0.
         """
-        if x.numel():
-            return x.mean(self.dim, keepdim=True)
-        dims = {d % x.ndim for d in self.dim}
-        return x.new_zeros([1 if d in dims else n
-                            for d, n in enumerate(x.shape)])
+        return (x.mean(self.dim, keepdim=True) if x.numel()
+                else x.new_zeros(self.shape(x)))
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         "This process's mean and biased variance."
@@ -119,17 +128,27 @@ class Across(Over):
 
     def merged(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
         "Variance and mean of the whole from those of the processes."
-        mean = self.weighted(means)
+        # about the largest share's, so that equal means stay what they are
+        origin = means[int(self.share.argmax())]
+        mean = origin + self.weighted(means - origin)
         return self.weighted(variances + (means - mean).square()), mean
 
+    def learn(self, own: Callable[[], Tensor], name: str = "") -> Tensor:
+        """One exchange: averages over all processes, from this process's own,
+        in float64; none for what is known by that `name`.
+        """
+        if name in self.known:
+            return self.known[name]
+        found = self.weighted(self.gather(_wide(own())))
+        if name:
+            self.known[name] = found
+        return found
+
     def means(self, *values: Tensor, name: str = "") -> tuple[Tensor, ...]:
-        if name not in self.known:
-            found = self.weighted(
-                self.gather(torch.stack([self.of(x) for x in values])))
-            if not name:
-                return tuple(found)
-            self.known[name] = tuple(found)
-        return self.known[name]
+        found = self.learn(
+            lambda: torch.stack([self.of(x) for x in values]), name)
+        return tuple(mean.to(x.dtype) for mean, x in zip(
+            found.view(len(values), *self.shape(values[0])), values))
 
     def var_means(self, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
         parts = self.gather(torch.stack(
@@ -142,7 +161,7 @@ class Across(Over):
             if not name:
                 return found
             self.known[name] = found
-        return self.known[name]
+        return tuple(t.to(x.dtype) for t in self.known[name])
 
     def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         local = (torch.stack([x.amax(self.dim, keepdim=True),

@@ -31,7 +31,7 @@ struct Job {
     float *running_mean, *running_var, *running_lambda;
     i64 units, period, outer, inner, segments, length, stride, columns, run,
         weights, weight_period;
-    i64 given, transform, kind;
+    i64 given, transform, kind, half;
     double eps, alpha, noise;
     i64 threads;
     uint64_t seed, offset;

@@ -23,14 +23,16 @@
 extern "C" int omp_get_thread_num(void);
 #endif
 
+// lambdas that GCC would call, once for each vector
+#define INLINED __attribute__((always_inline))
+
 namespace {
 
-// Which kernel this is: VL numbers a vector; TABLES of 32 numbers are looked up
-// in registers; FUSED: a·b + c has an instruction
+// Which kernel this is: VL numbers a vector; TABLES are looked up in registers;
+// FUSED: a·b + c has an instruction
 #if defined(__AVX512F__)
 #define KERNEL_512  // needs the foundation of AVX-512 only
 constexpr int VL = 16;
-constexpr bool TABLES = true;
 #else
 #if defined(__AVX2__)
 #define KERNEL_256
@@ -38,6 +40,11 @@ constexpr int VL = 8;
 #else
 constexpr int VL = 4;
 #endif
+#endif
+#if defined(KERNEL_512) || defined(KERNEL_256)
+#define KERNEL_TABLES
+constexpr bool TABLES = true;
+#else
 constexpr bool TABLES = false;
 #endif
 #if defined(KERNEL_512) || (defined(KERNEL_256) && defined(__FMA__)) \
@@ -52,17 +59,23 @@ typedef uint32_t U __attribute__((vector_size(4 * VL)));
 typedef uint64_t W __attribute__((vector_size(4 * VL)));
 typedef float Unaligned
     __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef float Aligned __attribute__((vector_size(4 * VL), may_alias));
 typedef int64_t i64;
 
 inline V load(const float* p) { return *(const Unaligned*)p; }
 inline void store(float* p, V v) { *(Unaligned*)p = v; }
 inline V set(float x) { return V{} + x; }
 
-// the first n < VL values, then `fill`
+// the first n ≤ VL values, then `fill`
 inline V load_part(const float* p, int n, float fill) {
 #if defined(KERNEL_512)
     return (V)_mm512_mask_loadu_ps(_mm512_set1_ps(fill),
                                    (__mmask16)((1u << n) - 1), p);
+#elif defined(KERNEL_256)
+    const __m256i wanted = _mm256_cmpgt_epi32(
+        _mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return (V)_mm256_blendv_ps(_mm256_set1_ps(fill),
+                               _mm256_maskload_ps(p, wanted), (__m256)wanted);
 #else
     V v = set(fill);
     for (int i = 0; i < n; i++) v[i] = p[i];
@@ -72,9 +85,68 @@ inline V load_part(const float* p, int n, float fill) {
 inline void store_part(float* p, int n, V v) {
 #if defined(KERNEL_512)
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+#elif defined(KERNEL_256)
+    if (n == VL) return store(p, v);
+    // not by a mask, which takes some processors twenty steps
+    __m128 rest = _mm256_castps256_ps128((__m256)v);
+    if (n & 4) {
+        _mm_storeu_ps(p, rest), p += 4;
+        rest = _mm256_extractf128_ps((__m256)v, 1);
+    }
+    if (n & 2) {
+        _mm_storel_pi((__m64*)p, rest), p += 2;
+        rest = _mm_movehl_ps(rest, rest);
+    }
+    if (n & 1) _mm_store_ss(p, rest);
 #else
     for (int i = 0; i < n; i++) p[i] = v[i];
 #endif
+}
+// Numbers of bfloat16, the upper halves of floats, rounded to even. Such an
+// address stands where that of floats would.
+typedef uint16_t Half;
+inline const Half* halves(const float* p) { return (const Half*)p; }
+inline Half* halves(float* p) { return (Half*)p; }
+inline V load(const Half* p) {
+#if defined(KERNEL_512)
+    return (V)_mm512_slli_epi32(
+        _mm512_maskz_cvtepu16_epi32(0xffff,
+                                    _mm256_loadu_si256((const __m256i*)p)),
+        16);
+#elif defined(KERNEL_256)
+    return (V)_mm256_slli_epi32(
+        _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
+    U v;
+    for (int i = 0; i < VL; i++) v[i] = (uint32_t)p[i] << 16;
+    return (V)v;
+#endif
+}
+inline void store(Half* p, V v) {
+    U w = (U)v;
+    w = (U)((w & 0x7fffffff) > 0x7f800000 ? U{} + 0x7fc0  // NaN
+                                          : (w + 0x7fff + (w >> 16 & 1)) >> 16);
+#if defined(KERNEL_512)
+    _mm256_storeu_si256((__m256i*)p,
+                        _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)w));
+#elif defined(KERNEL_256)
+    const __m256i packed = _mm256_packus_epi32((__m256i)w, (__m256i)w);
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(
+                                      _mm256_permute4x64_epi64(packed, 0x08)));
+#else
+    for (int i = 0; i < VL; i++) p[i] = (Half)w[i];
+#endif
+}
+inline V load_part(const Half* p, int n, float fill) {
+    Half part[VL];
+    store(part, set(fill));
+    std::memcpy(part, p, sizeof(Half) * n);
+    return load(part);
+}
+inline void store_part(Half* p, int n, V v) {
+    Half part[VL];
+    store(part, v);
+    std::memcpy(p, part, sizeof(Half) * n);
 }
 inline V absolute(V x) { return (V)((I)x & 0x7fffffff); }
 // a·b + c with one rounding, which the compiler may not simplify
@@ -93,6 +165,32 @@ inline V fma(V a, V b, V c) {
     return d;
 #endif
 }
+// A polynomial, highest power first; each coefficient in all lanes, so that an
+// operation can take it from memory. GCC would bring it to a register first, of
+// which AVX2 has 16.
+template <int N> struct Polynomial {
+    alignas(4 * VL) float lanes_of[N][VL] = {};
+    template <class... C> constexpr Polynomial(C... c) {
+        const double all[] = {c...};
+        for (int k = 0; k < N; k++)
+            for (int l = 0; l < VL; l++) lanes_of[k][l] = (float)all[k];
+    }
+    V operator()(V x) const {
+        V p = *(const Aligned*)lanes_of[0];
+#pragma GCC unroll 10
+        for (int k = 1; k < N; k++) {
+            const Aligned& c = *(const Aligned*)lanes_of[k];
+#if defined(KERNEL_256) && defined(__FMA__)
+            asm("vfmadd213ps %2, %1, %0" : "+x"(p) : "x"(x), "m"(c));
+#else
+            p = p * x + c;
+#endif
+        }
+        return p;
+    }
+};
+template <class... C> Polynomial(C...) -> Polynomial<sizeof...(C)>;
+
 inline V with_sign(V magnitude, V sign) {                       // magnitude ≥ 0
 #if defined(KERNEL_512)
     return (V)_mm512_ternarylogic_epi32((__m512i)magnitude, (__m512i)sign,
@@ -105,6 +203,8 @@ inline V with_sign(V magnitude, V sign) {                       // magnitude ≥
 inline bool any(I mask) {  // lanes of all zeros or all ones
 #if defined(KERNEL_512)
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(KERNEL_256)
+    return _mm256_movemask_ps((__m256)mask) != 0;
 #else
     bool found = false;
     for (int i = 0; i < VL; i++) found |= mask[i] != 0;
@@ -120,6 +220,16 @@ inline V square_root(V x) {  // x ≥ 0, to 2 ulp
     V y;
     for (int i = 0; i < VL; i++) y[i] = __builtin_sqrtf(x[i]);
     return y;
+#endif
+}
+// where the sign bit of `which` is 0: a, else b
+inline V by_sign(V which, V a, V b) {
+#if defined(KERNEL_256)
+    // GCC 12 would compare with 0 first
+    asm("vblendvps %3, %2, %1, %0" : "=x"(a) : "x"(a), "x"(b), "x"(which));
+    return a;
+#else
+    return (I)which < 0 ? b : a;
 #endif
 }
 inline V exponent(V x) {  // e of a normal x = 2^e m > 0, 1 ≤ m < 2
@@ -140,7 +250,7 @@ inline V lookup(const float table[16], I index) {
                _mm256_permutevar8x32_ps(_mm256_load_ps(table), (__m256i)index),
            high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8),
                                            (__m256i)index);
-    return (V)_mm256_blendv_ps(low, high, (__m256)(index << 28));
+    return by_sign((V)(index << 28), (V)low, (V)high);
 #else
     V found;
     for (int i = 0; i < VL; i++) found[i] = table[index[i] & 15];
@@ -150,6 +260,11 @@ inline V lookup(const float table[16], I index) {
 inline double total(V x) {
 #if defined(KERNEL_512)
     return _mm512_reduce_add_ps((__m512)x);
+#elif defined(KERNEL_256)
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128((__m256)x),
+                          _mm256_extractf128_ps((__m256)x, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 #else
     float s = 0;
     for (int i = 0; i < VL; i++) s += x[i];
@@ -231,12 +346,14 @@ inline V2 fma(V2 x, V2 y, V2 z) {
 }
 inline V2 fma(V2 x, V y, V2 z) { return {fma(x.a, y, z.a), fma(x.b, y, z.b)}; }
 inline V2 fma(V2 x, V2 y, V z) { return {fma(x.a, y.a, z), fma(x.b, y.b, z)}; }
-inline I negative(V x) { return (I)x < 0; }
-inline I2 negative(V2 x) { return {(I)x.a < 0, (I)x.b < 0}; }
-inline V choose(I left, const V c[2]) { return left ? c[1] : c[0]; }
-inline V2 choose(I2 left, const V c[2]) {
-    return {choose(left.a, c), choose(left.b, c)};
+inline V choose(V h, const V c[2]) { return by_sign(h, c[0], c[1]); }
+inline V2 choose(V2 h, const V c[2]) {
+    return {choose(h.a, c), choose(h.b, c)};
 }
+template <int N> inline V2 of(const Polynomial<N>& p, V2 x) {
+    return {p(x.a), p(x.b)};
+}
+template <int N> inline V of(const Polynomial<N>& p, V x) { return p(x); }
 inline void add(V& sum, V x) { sum += x; }
 inline void add(V& sum, V2 x) { sum += x.a + x.b; }
 inline void add(V& sum, V x, V y) { sum += x * y; }
@@ -272,6 +389,8 @@ struct Sum {  // apart from the other: GCC keeps a Log in memory
     T operator()(T large, T small) const { return large + small; }
 };
 
+constexpr Polynomial of_log(-0.2406941801, 0.3333307505, -0.5000025034);
+
 template <bool PLUS_ONE, class Join, class T>
 inline auto logarithm(T a) {
     // its leading bits say which c; because of the factor the interval of c = 1
@@ -281,10 +400,8 @@ inline auto logarithm(T a) {
     // 2^-e c
     T scale = floats(bits(lookup(inverses, which)) - (bits(s) & 0x7f800000));
     T f = PLUS_ONE ? fma(a, scale, scale - 1.0f) : fma(a, scale, set(-1.0f));
-    T p = f * -0.2406941801f + 0.3333307505f;
-    p = p * f - 0.5000025034f;
     return Join()(exponent(s) * 0.69314718056f + lookup(logarithms, which),
-                  f * f * p + f);
+                  f * f * of(of_log, f) + f);
 }
 template <class T>
 inline Log<T> log1p_in_parts(T a) { return logarithm<true, Parts>(a); }
@@ -299,13 +416,11 @@ struct Exp { T n, m; };
 // `low`: it enters m = 2^r − 1, |r| ≤ ½, by its derivative 2^r log 2, and 2^r
 // is taken to be 0.75, about as where r < 0 < n. There 2^n − 1 and 2^n m have
 // opposite signs and no error to spare.
+constexpr Polynomial of_exp(0.0001525138359, 0.001338921604, 0.009618672542,
+                            0.05550363287, 0.2402264774);
 template <class T>
 inline Exp<T> exp_from_reduced(T n, T r, T rest) {
-    T p = r * 0.0001525138359f + 0.001338921604f;
-    p = p * r + 0.009618672542f;
-    p = p * r + 0.05550363287f;
-    p = p * r + 0.2402264774f;
-    return {n, fma(r, set(0.69314718056f), r * r * p + rest)};
+    return {n, fma(r, set(0.69314718056f), r * r * of(of_exp, r) + rest)};
 }
 template <class T>
 inline Exp<T> exp_of(T binary, T low, T ell) {
@@ -382,9 +497,8 @@ struct Power {
 template <class T, class L>
 inline T transform(T h, L ell, const V binary[2], const V low[2],
                    const V inverse[2]) {
-    auto left = negative(h);
-    return expm1_from(exp_of(choose(left, binary), choose(left, low), ell),
-                      choose(left, inverse));
+    return expm1_from(exp_of(choose(h, binary), choose(h, low), ell),
+                      choose(h, inverse));
 }
 template <class T, class L> inline T transform(T h, L ell, const Power& w) {
     return transform(h, ell, w.binary, w.low, w.inverse);
@@ -442,10 +556,16 @@ inline U both(W even, W odd) {
     // odd numbers from the lower halves of `odd`
     return (U)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd,
                                         (_MM_PERM_ENUM)0xa0);
+#elif defined(KERNEL_256)
+    return (U)_mm256_blend_epi32((__m256i)even, (__m256i)(odd << 32), 0xaa);
 #else
     return (U)((even & 0xffffffffull) | (odd << 32));
 #endif
 }
+
+constexpr Polynomial of_sine(-1.9515296e-4, 8.3321609e-3, -0.16666655);
+constexpr Polynomial of_cosine(2.443315711809948e-5, -1.388731625493765e-3,
+                               4.166664568298827e-2, -0.5, 1.0);
 
 inline void box_muller(U a, U b, V& first, V& second) {
     V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
@@ -455,16 +575,9 @@ inline void box_muller(U a, U b, V& first, V& second) {
     // what is left, exact in integers; 2π 2^-32
     V x =
         __builtin_convertvector((I)(b << 2), V) * (1.4629180792671596e-09f / 4);
-    V y = x * x;
-    V s = y * -1.9515296e-4f + 8.3321609e-3f;
-    s = s * y - 0.16666655f;
-    s = s * y * x + x;
-    V c = y * 2.443315711809948e-5f - 1.388731625493765e-3f;
-    c = c * y + 4.166664568298827e-2f;
-    c = c * y - 0.5f;
-    c = c * y + 1.0f;
-    I odd = (I)((turned & 0x40000000u) << 1) < 0;
-    V cosine = odd ? s : c, sine = odd ? c : s;
+    V y = x * x, s = of_sine(y) * y * x + x, c = of_cosine(y);
+    V odd = (V)(turned << 1);  // its sign
+    V cosine = by_sign(odd, c, s), sine = by_sign(odd, s, c);
     radius = (V)((U)radius ^ (turned & 0x80000000u));
     first = (V)((U)(radius * cosine) ^ ((turned << 1) & 0x80000000u)),
     second = radius * sine;
@@ -481,6 +594,15 @@ inline void interleave(V a, V b, V c, V d, float* z) {
     store(z + VL, (V)_mm512_unpackhi_pd((__m512d)ab, (__m512d)cd));
     store(z + 2 * VL, (V)_mm512_unpacklo_pd((__m512d)AB, (__m512d)CD));
     store(z + 3 * VL, (V)_mm512_unpackhi_pd((__m512d)AB, (__m512d)CD));
+#elif defined(KERNEL_256)
+    __m256 ab = _mm256_unpacklo_ps((__m256)a, (__m256)b),
+           cd = _mm256_unpacklo_ps((__m256)c, (__m256)d);
+    __m256 AB = _mm256_unpackhi_ps((__m256)a, (__m256)b),
+           CD = _mm256_unpackhi_ps((__m256)c, (__m256)d);
+    store(z, (V)_mm256_unpacklo_pd((__m256d)ab, (__m256d)cd));
+    store(z + VL, (V)_mm256_unpackhi_pd((__m256d)ab, (__m256d)cd));
+    store(z + 2 * VL, (V)_mm256_unpacklo_pd((__m256d)AB, (__m256d)CD));
+    store(z + 3 * VL, (V)_mm256_unpackhi_pd((__m256d)AB, (__m256d)CD));
 #else
     V from[4] = {a, b, c, d};
     for (int i = 0; i < 4; i++)
@@ -582,11 +704,17 @@ void normals(uint64_t start, i64 count, const Keys& keys, float* z) {
 
 // ---- the transform as polynomials in pieces, for many elements of the same λ
 
+#if defined(KERNEL_TABLES)
+// ψ(h)/h on pieces of each octave of 1+|h| < 16, on either side of 0:
+// polynomials in 1+|h| − (middle of the piece), looked up in registers. Where
+// one instruction finds one of 32 numbers, four pieces an octave and degree 5;
+// where it finds one of 8, whole octaves and degree 9.
 #if defined(KERNEL_512)
-// ψ(h)/h on four pieces of each octave of 1+|h| < 16, on either side of 0:
-// polynomials of degree 5 in 1+|h| − (middle of the piece), looked up in
-// registers.
-constexpr int TERMS = 6, PIECES = 32;
+constexpr int SPLIT = 4, TERMS = 6;
+#else
+constexpr int SPLIT = 1, TERMS = 10;
+#endif
+constexpr int PIECES = 8 * SPLIT;
 struct Pieces {
     // in powers of 1+|h| − middle, times the weight
     alignas(64) float term[TERMS][PIECES];
@@ -597,7 +725,7 @@ struct Pieces {
 struct Nodes {
     double ell[TERMS][PIECES], by_h[TERMS][PIECES], solve[TERMS][TERMS],
         scale[PIECES];
-    static int left(int piece) { return piece >= 16; }
+    static int left(int piece) { return piece >= PIECES / 2; }
     Nodes() {
         double x[TERMS];
         for (int k = 0; k < TERMS; k++)
@@ -615,12 +743,15 @@ struct Nodes {
             for (int m = 0; m < TERMS; m++) solve[m][k] = basis[m] / there;
         }
         // bits 21 … 24 of the float 1+|h|: two of the exponent, whose bias
-        // makes octave 0 the last, two of the mantissa
+        // makes octave 0 the last, two of the mantissa; or bits 23, 24 of
+        // 2+2|h|, whose bit 25 is 0
         for (int i = 0; i < PIECES; i++) {
-            const double octave = (double)(1 << ((i / 4 + 1) % 4)),
-                         middle = octave * (1 + (i % 4 + 0.5) / 4),
-                         half = octave / 8;
-            scale[i] = 1 / half;
+            const int e = i / SPLIT % 4;
+            const double octave = (double)(1 << (SPLIT == 1 ? e : (e + 1) % 4)),
+                         middle = octave * (1 + (i % SPLIT + 0.5) / SPLIT),
+                         half = octave / (2 * SPLIT);
+            // from_middle is a number of the octave, or of [1, 2)
+            scale[i] = SPLIT == 1 ? 2 : 1 / half;
             for (int k = 0; k < TERMS; k++) {
                 double h = middle + half * x[k] - 1;
                 ell[k][i] = std::log1p(h), by_h[k][i] = 1 / h;
@@ -671,6 +802,7 @@ void Pieces::set(const Power& power, float weight) {
             factor[i] *= nodes.scale[i];
         }
 }
+#if defined(KERNEL_512)
 struct Lookup {                                     // a table in registers
     __m512 low[TERMS], high[TERMS];
     explicit Lookup(const Pieces& p) {
@@ -678,8 +810,9 @@ struct Lookup {                                     // a table in registers
             low[m] = _mm512_load_ps(p.term[m]),
             high[m] = _mm512_load_ps(p.term[m] + 16);
     }
-    // ψ(h)·weight + bias; y = 1+|h|
-    inline V operator()(V h, V y, V bias) const {
+    // ψ(h)·weight + bias, a = |h| < 15
+    inline V operator()(V h, V a, V bias) const {
+        const V y = a + 1.0f;
         const __m512i piece = _mm512_ternarylogic_epi32(
             _mm512_srli_epi32((__m512i)y, 21),
             _mm512_srli_epi32((__m512i)h, 27), _mm512_set1_epi32(16),
@@ -696,10 +829,33 @@ struct Lookup {                                     // a table in registers
                 + (V)_mm512_permutex2var_ps(low[m], piece, high[m]);
         return p * h + bias;
     }
-    inline V2 operator()(V2 h, V2 y, V bias) const {
-        return {(*this)(h.a, y.a, bias), (*this)(h.b, y.b, bias)};
+    inline V2 operator()(V2 h, V2 a, V bias) const {
+        return {(*this)(h.a, a.a, bias), (*this)(h.b, a.b, bias)};
     }
 };
+#else
+struct Lookup {
+    __m256 term[TERMS];
+    explicit Lookup(const Pieces& p) {
+        for (int m = 0; m < TERMS; m++) term[m] = _mm256_load_ps(p.term[m]);
+    }
+    // as above; its terms are those of half of 2+2|h|, as a number of [1, 2)
+    inline V operator()(V h, V a, V bias) const {
+        const I y = (I)(a * 2.0f + 2.0f);
+        const __m256i piece =
+            (__m256i)((y >> 23) | (I)by_sign(h, V{}, (V)(I{} + 4)));
+        const V from_middle = (V)((y & 0x007fffff) | 0x3f800000) - 1.5f;
+        V p = (V)_mm256_permutevar8x32_ps(term[TERMS - 1], piece);
+#pragma GCC unroll 10
+        for (int m = TERMS - 2; m >= 0; m--)
+            p = p * from_middle + (V)_mm256_permutevar8x32_ps(term[m], piece);
+        return p * h + bias;
+    }
+    inline V2 operator()(V2 h, V2 a, V bias) const {
+        return {(*this)(h.a, a.a, bias), (*this)(h.b, a.b, bias)};
+    }
+};
+#endif
 #endif
 
 // ---- a unit ----
@@ -708,7 +864,7 @@ struct Lookup {                                     // a table in registers
 constexpr i64 BLOCK = 64 * VL;
 // numbers per unit that the backward pass needs: beside mean, variance and λ,
 // and in all
-constexpr int BESIDE = 10, KEPT = 3 + BESIDE;
+constexpr int BESIDE = 6, KEPT = 3 + BESIDE;
 enum Noise { NONE, SCALED, UNSCALED, DROPOUT };
 
 struct Job {
@@ -734,6 +890,7 @@ struct Job {
     i64 weights;
     i64 weight_period;  // unit i takes weights (i % weight_period) · n, …
     i64 given, transform, kind;
+    i64 half;  // u, grad and out are of bfloat16
     double eps, alpha, noise;
     i64 threads;
     uint64_t seed, offset;
@@ -779,8 +936,8 @@ constexpr Layout job_layout = [] {
         FIELD(running_lambda) FIELD(units) FIELD(period) FIELD(outer)
         FIELD(inner) FIELD(segments) FIELD(length) FIELD(stride) FIELD(columns)
         FIELD(run) FIELD(weights) FIELD(weight_period) FIELD(given)
-        FIELD(transform) FIELD(kind) FIELD(eps) FIELD(alpha) FIELD(noise)
-        FIELD(threads) FIELD(seed) FIELD(offset) FIELD(momentum)
+        FIELD(transform) FIELD(kind) FIELD(half) FIELD(eps) FIELD(alpha)
+        FIELD(noise) FIELD(threads) FIELD(seed) FIELD(offset) FIELD(momentum)
         .size(sizeof(Job));
 }();
 
@@ -841,38 +998,37 @@ struct Shares {
 };
 
 // f(position, lanes, type): two vectors at a time, then one, then a part of one
-template <class F>
-inline void each(i64 from, i64 to, F f) {
+template <class F> INLINED inline void each(i64 from, i64 to, F f) {
     i64 j = from;
     for (; j + 2 * VL <= to; j += 2 * VL) f(j, 2 * VL, V2{});
-    for (; j + VL <= to; j += VL) f(j, VL, V{});
-    if (j < to) f(j, (int)(to - j), V{});
+    for (; j < to; j += VL) f(j, to - j < VL ? (int)(to - j) : VL, V{});
 }
-inline V get(const float* p, i64 j, int n, float fill, V) {
+template <class E> inline V get(const E* p, i64 j, int n, float fill, V) {
     return n == VL ? load(p + j) : load_part(p + j, n, fill);
 }
 inline V2 get(const float* p, i64 j, int, float, V2) {
     return {load(p + j), load(p + j + VL)};
 }
-inline void put(float* p, i64 j, int n, V v) {
+template <class E> inline void put(E* p, i64 j, int n, V v) {
     n == VL ? store(p + j, v) : store_part(p + j, n, v);
 }
 inline void put(float* p, i64 j, int, V2 v) {
     store(p + j, v.a), store(p + j + VL, v.b);
 }
 
-// Asks for the memory of the next unit while this one is computed, a line for
-// each vector: what will be written, and what will be read, in the order in
-// which it will be.
+// Asks for the memory of the next unit while this one is computed, line by
+// line: what will be written, and what will be read, in the order in which it
+// will be.
+constexpr int LINE = 16;  // floats
 inline void will_write(const float* p, int lanes) {
-    for (int k = 0; k < lanes; k += VL) __builtin_prefetch(p + k, 1, 2);
+    for (int k = 0; k < lanes; k += LINE) __builtin_prefetch(p + k, 1, 2);
 }
 struct Ahead {
     const float* next = nullptr;
     i64 segments = 0, length = 0, stride = 0, segment = 0, at = 0;
     inline void operator()(int lanes) {
         if (!next) return;
-        for (int k = 0; k < lanes; k += VL)
+        for (int k = 0; k < lanes; k += LINE)
             __builtin_prefetch(next + segment * stride + at + k, 0, 2);
         at += lanes;
         if (at >= length) {
@@ -885,7 +1041,7 @@ struct Ahead {
 // f(position, count, offset): the elements from … to of a unit, run by run,
 // with the place of each in memory
 template <class F>
-inline void runs(const Job& job, i64 from, i64 to, F f) {
+INLINED inline void runs(const Job& job, i64 from, i64 to, F f) {
     i64 run = from / job.length, at = from - run * job.length;
     while (from < to) {
         i64 count = job.length - at < to - from ? job.length - at : to - from;
@@ -1050,66 +1206,52 @@ inline V first_lanes(V x, int n) {                  // zeros from lane n on
 
 // ℓ of h = ρk from ℓ of k, for 1−ρ small: log(1+ρa) = log(1+a) + log(1 − (1−ρ)
 // a/(1+a))
-// of h: not wanted; by one, by two terms of a series; by a logarithm of its own
-enum Ell { NOT_KEPT, CLOSE, NEAR, DISTANT };
-inline Ell distance(double rho) {
-    return 1 - rho < 1.2e-4 ? CLOSE : 1 - rho < 4e-3 ? NEAR : DISTANT;
-}
-template <Ell ELL, class T>
-inline T ell_of_h(T ell, T a, T inverse, V rho, V gap) {
-    if constexpr (ELL == DISTANT) return log1p_of(a * rho);
-    auto share = a * inverse;
-    if constexpr (ELL == CLOSE) return ell - share * gap;
-    share = share * gap;
-    return ell - share * (share * 0.5f + 1.0f);
+// of h: not wanted; by two terms of a series; by a logarithm of its own
+enum Ell { NOT_KEPT, NEAR, DISTANT };
+inline Ell distance(double rho) { return 1 - rho < 4e-3 ? NEAR : DISTANT; }
+// share = (1−ρ) a/(1+a)
+template <class T> inline T ell_near(T ell, T share) {
+    return ell - (share * share * 0.5f + share);
 }
 
 inline void largest(I& most, V a) { most = (I)a > most ? (I)a : most; }
 inline void largest(I& most, V2 a) { largest(most, a.a), largest(most, a.b); }
 
 struct Averages {
-    double log, d, kd, dd, q, a, ell, inverse, ka, kl, ki, logd, logl, ll, ald,
-        largest;
+    double log, d, kd, dd, q, largest;
 };
 
-// Averages over k = (u−μ)/σ, the last ten only for a backward pass; ℓ of h for
-// the transform
-template <bool KEEP, Ell ELL>
+// Averages over k = (u−μ)/σ; ℓ of h for the transform
+template <Ell ELL>
 void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
     Ahead ahead = w.u_ahead;
-    constexpr int COUNT = KEEP ? 15 : 5;
+    constexpr int COUNT = 5, ROOM = 8;
     const float r = (float)w.bare, shift = -w.rest * r;
     const V rho = set((float)(w.rate / w.bare)),
             gap = set((float)(1 - w.rate / w.bare));
-    double s[16] = {0};
+    double s[ROOM] = {0};
+    const V center = set(w.center);
     I most{};                                       // of the bits of |k|
     for (i64 b = 0; b < w.n; b += BLOCK) {
-        V t[(COUNT + 3) & ~3]{};
-        each(b, b + BLOCK < w.n ? b + BLOCK : w.n, [&](i64 j, int m, auto T) {
-            auto k = (get(u, j, m, 0, T) - w.center) * r + shift;
-            if (m < VL) k = first_lanes(k, m);
-            auto a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k),
-                 g = a * ell + ell, d = g - a;
-            add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
-                add(t[4], g, ell);
-            if constexpr (ELL == NOT_KEPT) largest(most, a);
-            auto inverse = a;
-            if constexpr (KEEP || ELL == CLOSE || ELL == NEAR)
-                inverse = 1.0f / (a + 1.0f);
-            if constexpr (KEEP) {
-                add(t[5], a), add(t[6], ell), add(t[7], inverse),
-                    add(t[8], a, k), add(t[9], ell, k), add(t[10], inverse, k);
-                add(t[11], log, d), add(t[12], log, ell), add(t[13], ell, ell),
-                    add(t[14], g - ell, d);
-            }
-            if constexpr (ELL != NOT_KEPT)
-                put(ell_of, j, m, ell_of_h<ELL>(ell, a, inverse, rho, gap));
-            ahead(m);
-        });
-        totals(t, (COUNT + 3) & ~3, s);
+        V t[ROOM]{};
+        each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
+             [&](i64 j, int m, auto T) INLINED {
+                 auto k = (get(u, j, m, 0, T) - center) * r + shift;
+                 if (m < VL) k = first_lanes(k, m);
+                 auto a = absolute(k), ell = log1p_of(a),
+                      log = with_sign(ell, k), g = a * ell + ell, d = g - a;
+                 add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
+                     add(t[4], g, ell);
+                 if constexpr (ELL == NOT_KEPT) largest(most, a);
+                 if constexpr (ELL == NEAR)
+                     put(ell_of, j, m, ell_near(ell, a * gap / (a + 1.0f)));
+                 if constexpr (ELL == DISTANT)
+                     put(ell_of, j, m, log1p_of(a * rho));
+                 ahead(m);
+             });
+        totals(t, ROOM, s);
     }
-    s[7] -= (VL - w.n % VL) % VL;
-    for (int m = 0; m < 15; m++) (&result.log)[m] = s[m] / w.n;
+    for (int m = 0; m < COUNT; m++) (&result.log)[m] = s[m] / w.n;
     // Of the bits, which are ordered as the numbers are, NaN above all. By way
     // of memory: a reduction by fmax ends GCC 12 for ARM with an internal
     // error.
@@ -1126,33 +1268,24 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
     result.largest = found;
 }
 
-// λ̂, and for the backward pass the numbers in `kept`
+// λ̂ from averages, and for the backward pass the numbers in `kept`
+double newton(const Job& job, const Averages& m, float* kept) {
+    double first = m.kd - m.log,
+           second = 1 - m.q + m.d * m.d + 2 * (m.dd - m.d * m.d - m.kd * m.kd);
+    if (kept)
+        kept[2] = (float)(first / second), kept[3] = (float)(1 / second),
+        kept[4] = (float)m.d, kept[5] = (float)m.kd;
+    return 1 - job.alpha * first / second;
+}
 double estimate(Unit& w, const float* u, float* ell_of, float* kept) {
     Averages m;
     const Ell ell = ell_of ? distance(w.rate / w.bare) : NOT_KEPT;
-    auto visit = kept ? (ell == NOT_KEPT ? averages<true, NOT_KEPT>
-                         : ell == CLOSE  ? averages<true, CLOSE>
-                         : ell == NEAR   ? averages<true, NEAR>
-                                         : averages<true, DISTANT>)
-                      : (ell == NOT_KEPT ? averages<false, NOT_KEPT>
-                         : ell == CLOSE  ? averages<false, CLOSE>
-                         : ell == NEAR   ? averages<false, NEAR>
-                                         : averages<false, DISTANT>);
+    auto visit = ell == NOT_KEPT ? averages<NOT_KEPT>
+                 : ell == NEAR   ? averages<NEAR>
+                                 : averages<DISTANT>;
     visit(w, u, ell_of, m);
     w.largest = m.largest;
-    double first = m.kd - m.log,
-           second = 1 - m.q + m.d * m.d + 2 * (m.dd - m.d * m.d - m.kd * m.kd);
-    if (kept) {                                     // p = d + aℓ = 2d + a − ℓ
-        double p = 2 * m.d + m.a - m.ell, pk = 2 * m.kd + m.ka - m.kl,
-               al = m.d + m.a - m.ell, all = m.q - m.ll;
-        kept[2] = (float)(first / second), kept[3] = (float)(1 / second),
-        kept[4] = (float)m.d, kept[5] = (float)m.kd;
-        kept[6] = (float)(p - m.inverse), kept[7] = (float)(pk - m.ki);
-        kept[8] =
-            (float)(4 * m.logd - (2 * m.d + 2) * m.log - m.logl - 4 * m.kd * p);
-        kept[9] = (float)(4 * m.ald - (2 * m.d + 2) * al - all - 4 * m.kd * pk);
-    }
-    return 1 - w.job->alpha * first / second;
+    return newton(*w.job, m, kept);
 }
 
 // The weight and bias that apply to part `part` of a unit: numbers, or pointers
@@ -1180,7 +1313,7 @@ struct Affine {
 };
 
 template <class F>
-void parts(const Job& job, i64 n, F f) {            // f(part, from, to)
+INLINED inline void parts(const Job& job, i64 n, F f) {  // f(part, from, to)
     i64 count = job.weights > 1 ? job.weights : 1, length = n / count;
     for (i64 p = 0; p < count; p++) f(p, p * length, (p + 1) * length);
 }
@@ -1206,80 +1339,51 @@ i64 block_of(const Job& job, bool direct) {
                                         : BLOCK;
 }
 
-// From u to the output; `temporary` may be u, and is the output where that is
-// contiguous
-void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
-            float* temporary, const Target& target, float* kept) {
-    const Job& job = *w.job;
+// f(x), where x(j, n, type) is the transformed value of element j of u
+template <class F>
+INLINED inline void with_values(const Unit& w, const float* u,
+                                const float* ell_of, double lmbda, F f) {
     const float rate = (float)w.rate, shift = (float)(-w.rest * w.rate);
     const Power power(lmbda);
-    const i64 block = block_of(job, target.job);
-    // the next unit's results follow in memory
-    const bool row = job.segments == 1 && !job.columns;
-    auto h_at = [&](i64 j, int n, auto T) {
-        return (get(u, j, n, 0, T) - w.center) * rate + shift;
+    const V center = set(w.center);
+    auto h_at = [&, center](i64 j, int n, auto T) INLINED {
+        return (get(u, j, n, 0, T) - center) * rate + shift;
     };
-    const bool plain = !job.transform || power.identity;
-    // f(x), where x(j, n, type) is the transformed value
-    auto all = [&](auto f) {
-        if (plain) {
-            f(h_at);
-        } else if (ell_of) {
-            f([&](i64 j, int n, auto T) {
-                return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
-            });
-#if defined(KERNEL_512)
-        } else if (w.largest < 15 && Pieces::apply(power)) {
-            Pieces pieces;
-            pieces.set(power, 1);
-            const Lookup table(pieces);
-            f([&](i64 j, int n, auto T) {
-                auto h = h_at(j, n, T);
-                return table(h, absolute(h) + 1.0f, V{});
-            });
-#endif
-        } else {
-            f([&](i64 j, int n, auto T) {
-                auto h = h_at(j, n, T);
-                return transform(h, log1p_in_parts(absolute(h)), power);
-            });
-        }
-    };
-    if (job.noise == 0) {
-        all([&](auto x) {
-            parts(job, w.n, [&](i64 part, i64 from, i64 to) {
-                Affine affine(job, w.i, part);
-                const V weight = set(affine.weight), bias = set(affine.bias);
-                const float *weights = affine.weights, *biases = affine.biases;
-                target.spans(from, to, [&](i64 b, i64 end, float* out) {
-                    out -= b;
-                    if (!weights && !biases)
-                        each(b, end, [&](i64 j, int n, auto T) {
-                            if (row) will_write(out + w.n + j, n);
-                            put(out, j, n, x(j, n, T) * weight + bias);
-                        });
-                    else if (weights && biases)
-                        each(b, end, [&](i64 j, int n, auto T) {
-                            will_write(out + w.n + j, n);
-                            put(out, j, n,
-                                x(j, n, T) * get(weights, j, n, 0, T)
-                                    + get(biases, j, n, 0, T));
-                        });
-                    else
-                        each(b, end, [&](i64 j, int n, auto T) {
-                            put(out, j, n, affine(x(j, n, T), j, n));
-                        });
-                });
-            });
+    if (!w.job->transform || power.identity) {
+        f(h_at);
+    } else if (ell_of) {
+        f([&](i64 j, int n, auto T) INLINED {
+            return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
         });
-        return;
+#if defined(KERNEL_TABLES)
+    } else if (w.largest < 15 && Pieces::apply(power)) {
+        Pieces pieces;
+        pieces.set(power, 1);
+        const Lookup table(pieces);
+        f([&](i64 j, int n, auto T) INLINED {
+            auto h = h_at(j, n, T);
+            return table(h, absolute(h), V{});
+        });
+#endif
+    } else {
+        f([&](i64 j, int n, auto T) INLINED {
+            auto h = h_at(j, n, T);
+            return transform(h, log1p_in_parts(absolute(h)), power);
+        });
     }
-    double spread = job.kind == UNSCALED ? std::sqrt(2 / M_PI) : 0, sum = 0;
-    all([&](auto x) {  // x into `temporary`, and its sum
+}
+
+// The transformed values into `temporary`, and their sum
+double values_of(const Unit& w, const float* u, const float* ell_of,
+                 double lmbda, float* temporary) {
+    // the next unit's results follow in memory
+    const bool row = w.job->segments == 1 && !w.job->columns;
+    double sum = 0;
+    with_values(w, u, ell_of, lmbda, [&](auto x) {
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
             each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
-                 [&](i64 j, int n, auto T) {
+                 [&](i64 j, int n, auto T) INLINED {
                      auto y = x(j, n, T);
                      if (row) will_write(temporary + w.n + j, n);
                      put(temporary, j, n, y);
@@ -1288,18 +1392,66 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
             sum += total(s);
         }
     });
-    if (job.kind == SCALED) {
-        const float mean = (float)(sum / w.n);
-        for (i64 b = 0; b < w.n; b += BLOCK) {
-            V s{};
-            each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
-                 [&](i64 j, int n, auto T) {
-                     add(s, absolute(get(temporary, j, n, mean, T) - mean));
-                 });
-            spread += total(s);
-        }
-        spread /= w.n;
+    return sum;
+}
+// Σ |value − mean|
+double deviation_of(const Unit& w, const float* values, float mean) {
+    double sum = 0;
+    for (i64 b = 0; b < w.n; b += BLOCK) {
+        V s{};
+        each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
+             [&](i64 j, int n, auto T) INLINED {
+                 add(s, absolute(get(values, j, n, mean, T) - mean));
+             });
+        sum += total(s);
     }
+    return sum;
+}
+
+// From u to the output; `temporary` may be u, and is the output where that is
+// contiguous. `given`: the spread of the values, where more than these count
+void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
+            float* temporary, const Target& target, float* kept,
+            const double* given = nullptr) {
+    const Job& job = *w.job;
+    const i64 block = block_of(job, target.job);
+    const bool row = job.segments == 1 && !job.columns;
+    if (job.noise == 0) {
+        with_values(w, u, ell_of, lmbda, [&](auto x) {
+            parts(job, w.n, [&](i64 part, i64 from, i64 to) {
+                Affine affine(job, w.i, part);
+                const V weight = set(affine.weight), bias = set(affine.bias);
+                const float *weights = affine.weights, *biases = affine.biases;
+                target.spans(from, to, [&](i64 b, i64 end, float* out) {
+                    out -= b;
+                    if (!weights && !biases)
+                        each(b, end, [&](i64 j, int n, auto T) INLINED {
+                            if (row) will_write(out + w.n + j, n);
+                            put(out, j, n, x(j, n, T) * weight + bias);
+                        });
+                    else if (weights && biases)
+                        each(b, end, [&](i64 j, int n, auto T) INLINED {
+                            will_write(out + w.n + j, n);
+                            put(out, j, n,
+                                x(j, n, T) * get(weights, j, n, 0, T)
+                                    + get(biases, j, n, 0, T));
+                        });
+                    else
+                        each(b, end, [&](i64 j, int n, auto T) INLINED {
+                            put(out, j, n, affine(x(j, n, T), j, n));
+                        });
+                });
+            });
+        });
+        return;
+    }
+    const double sum = values_of(w, u, ell_of, lmbda, temporary),
+                 spread =
+                     job.kind == UNSCALED ? std::sqrt(2 / M_PI)
+                     : job.kind != SCALED ? 0
+                     : given
+                         ? *given
+                         : deviation_of(w, temporary, (float)(sum / w.n)) / w.n;
     if (kept) kept[1] = (float)spread;
     const float amount =
         (float)(job.noise * (job.kind == DROPOUT ? 1 : spread));
@@ -1312,7 +1464,7 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
             i64 stop = start + block < to ? start + block : to;
             noise_of(start, stop - start, z);
             target.spans(start, stop, [&](i64 b, i64 end, float* out) {
-                each(b, end, [&](i64 j, int n, auto T) {
+                each(b, end, [&](i64 j, int n, auto T) INLINED {
                     auto x = get(temporary, j, n, 0, T),
                          noise = get(z, j - start, n, 0, T) * amount;
                     put(out - b, j, n,
@@ -1327,14 +1479,14 @@ i64 start_of(const Job& job, i64 i) {
     return (i / job.period) * job.outer + (i % job.period) * job.inner;
 }
 
-// λ̂ of a unit whose moments are known; writes down what is known of it
-double power_of(Unit& w, const float* u, float* ell_of) {
+// λ̂ of a unit of `count` elements whose moments are known, by `find` of what
+// will be kept; writes down what is known of the unit
+template <class F> double power_by(Unit& w, i64 count, F find) {
     const Job& job = *w.job;
     float* kept = job.beside ? job.beside + BESIDE * w.i : nullptr;
     if (kept) std::memset(kept, 0, 4 * BESIDE), kept[0] = w.rest;
     double lmbda = 1;
-    if (job.transform && w.bare > 0)
-        lmbda = (float)estimate(w, u, ell_of, kept);
+    if (job.transform && w.bare > 0) lmbda = (float)find(kept);
     else if (std::isnan(w.var)) w.rate = NAN;
     if (job.mean)
         job.mean[w.i] = (float)w.mean, job.var[w.i] = (float)w.var,
@@ -1343,7 +1495,7 @@ double power_of(Unit& w, const float* u, float* ell_of) {
                                job.running_lambda};
     if (!running[0] && !running[1] && !running[2]) return lmbda;
     const float values[3] = {(float)w.mean,
-                             (float)(w.var * ((double)w.n / (w.n - 1))),
+                             (float)(w.var * ((double)count / (count - 1))),
                              (float)lmbda};
     // all or none
     if (std::isfinite(values[0]) && std::isfinite(values[1])
@@ -1354,6 +1506,10 @@ double power_of(Unit& w, const float* u, float* ell_of) {
                     (float)(job.momentum
                             * ((double)values[k] - running[k][w.i]));
     return lmbda;
+}
+double power_of(Unit& w, const float* u, float* ell_of) {
+    return power_by(w, w.n,
+                    [&](float* kept) { return estimate(w, u, ell_of, kept); });
 }
 
 void forward_unit(Unit& w, const float* u, float* temporary,
@@ -1382,52 +1538,69 @@ inline V2 slope_in_lambda(V2 ell, V2 t, V2 expo, V2 value, V2 inverse) {
             slope_in_lambda(ell.b, t.b, expo.b, value.b, inverse.b)};
 }
 
-struct Sums { double g = 0, gh = 0, slope = 0; };
+struct Sums {
+    double g = 0, gh = 0, slope = 0, v = 0, vk = 0;
+};
 
 // where the gradients of weight and bias go, or null
 struct Weights { float *weight, *bias; };
 
+// What a visit need not ask at each element: with POWER there is a transform,
+// with NOISY noise is made, with EACH each element has a weight of its own, and
+// the gradients of weight and bias are both wanted; else a unit, or a part of
+// it, has one weight, or none. ANY asks.
+enum { POWER = 1, NOISY = 2, EACH = 4, ANY = 8 };
+
 // First visit of the backward pass: sums over the unit. u and grad are
 // contiguous, or (`direct`) the beginnings of runs. k goes to `k_of`, g ∂x/∂h
-// to `of_h`, ℓ of k to `ell_of`, all contiguous.
-template <Ell ELL, bool SMALL>
+// to `of_h`, v to `v_of`, all contiguous.
+template <Ell ELL, bool SMALL, int WHAT>
 void reduce(const Unit& w, bool direct, const float* u, const float* grad,
-            const Power& power, float spread, float* k_of, float* of_h,
-            float* ell_of, Weights weights, Sums& sums) {
+            const Power& power, const float* kept, float* k_of, float* of_h,
+            float* v_of, Weights weights, Sums& sums) {
     const Job& job = *w.job;
-    const bool transformed = job.transform && w.bare > 0,
-               scaled = job.weights != 0 && job.weight,
-               dropout = job.kind == DROPOUT && job.noise != 0;
-    const float r = (float)(transformed ? w.bare : w.rate), shift = -w.rest * r;
+    constexpr bool ASK = WHAT & ANY;
+    const bool transformed =
+                   ASK ? job.transform && w.bare > 0 : (bool)(WHAT & POWER),
+               scaled = !ASK || (job.weights != 0 && job.weight),
+               dropout = ASK && job.kind == DROPOUT && job.noise != 0;
+    const float r = (float)(transformed ? w.bare : w.rate), shift = -w.rest * r,
+                spread = kept[1];
     const V rho = set((float)(w.rate / w.bare)),
             gap = set((float)(1 - w.rate / w.bare));
     const float amount = (float)(job.noise * (dropout ? 1 : spread));
-    const bool noisy = job.noise != 0 && (weights.weight || dropout),
-               each_one = job.weights < 0;
+    const bool noisy = ASK ? job.noise != 0 && (weights.weight || dropout)
+                           : (bool)(WHAT & NOISY),
+               each_one = ASK ? job.weights < 0 : (bool)(WHAT & EACH);
     const i64 block = block_of(job, direct);
     const bool row = job.segments == 1 && !job.columns;
+    // v = of_p p − 1/(1+a) + (of_d d + of_ell ℓ + of_log) sign(k) ℓ
+    const float ratio = kept[2], of_p = 1 + 4 * ratio * kept[5],
+                of_d = -4 * ratio, of_ell = ratio,
+                of_log = ratio * (2 * kept[4] + 2);
     float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
+    const V center = set(w.center);
     alignas(64) float z[BLOCK];
     NoiseOf noise_of(w);
     Ahead u_ahead = w.u_ahead, grad_ahead = w.grad_ahead;
-    parts(job, w.n, [&](i64 part, i64 from, i64 to) {
+    parts(job, w.n, [&](i64 part, i64 from, i64 to) INLINED {
         Affine affine(job, w.i, part);
         const V weight = set(affine.weight);
         double of_weight = 0, of_bias = 0;
         for (i64 b = from; b < to; b += block) {
             i64 end = b + block < to ? b + block : to;
             if (noisy) noise_of(b, end - b, z);
-            V s_g{}, s_gh{}, s_slope{}, s_weight{}, s_bias{};
-            auto visit = [&](i64 at, i64 count, i64 offset) {
+            V s_g{}, s_gh{}, s_slope{}, s_v{}, s_vk{}, s_weight{}, s_bias{};
+            auto visit = [&](i64 at, i64 count, i64 offset) INLINED {
                 const float *u_run = u + offset - at,
                             *grad_run = grad + offset - at;
-                each(at, at + count, [&](i64 j, int n, auto T) {
+                each(at, at + count, [&](i64 j, int n, auto T) INLINED {
                     auto g = get(grad_run, j, n, 0, T),
-                         k = (get(u_run, j, n, 0, T) - w.center) * r + shift;
+                         k = (get(u_run, j, n, 0, T) - center) * r + shift;
                     if (n < VL) k = first_lanes(k, n);
                     auto upstream = g;
                     if (each_one) {
-                        if (affine.weights)
+                        if (!ASK || affine.weights)
                             upstream = g * get(affine.weights, j, n, 0, T);
                     } else if (scaled) upstream = g * weight;
                     auto noise = T;
@@ -1436,22 +1609,26 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                     auto x = k, of = upstream;
                     if (transformed) {
                         auto a = absolute(k), ell_k = log1p_of(a),
-                             inverse = 1.0f / (a + 1.0f), ell = ell_k;
-                        ell = ell_of_h<ELL>(ell_k, a, inverse, rho, gap);
+                             inverse = 1.0f / (a + 1.0f);
+                        auto log_k = with_sign(ell_k, k), m = a * ell_k + ell_k,
+                             d = m - a;
+                        auto v = (d * of_d + (ell_k * of_ell + of_log)) * log_k
+                                 + ((d + (m - ell_k)) * of_p - inverse);
+                        if (n < VL) v = first_lanes(v, n);
+                        add(s_v, v), add(s_vk, v, k), put(v_of, j, n, v);
+                        auto ell = ell_k;
                         if constexpr (ELL == DISTANT) {
+                            ell = log1p_of(a * rho);
                             inverse = 1.0f / (a * rho + 1.0f);
                         } else {                    // 1/(1+ρa) from 1/(1+a)
                             auto share = a * inverse * gap;
-                            if constexpr (ELL == CLOSE)
-                                inverse = inverse * share + inverse;
-                            else
-                                inverse =
-                                    inverse * (share * share + share) + inverse;
+                            ell = ell_near(ell_k, share);
+                            inverse =
+                                inverse * (share * share + share) + inverse;
                         }
-                        auto left = negative(k);
-                        auto binary = choose(left, power.binary),
-                             by_eta = choose(left, power.inverse);
-                        auto e = exp_of(binary, choose(left, power.low), ell);
+                        auto binary = choose(k, power.binary),
+                             by_eta = choose(k, power.inverse);
+                        auto e = exp_of(binary, choose(k, power.low), ell);
                         auto expo = exp_from(e), log = with_sign(ell, k);
                         x = expm1_from(e, by_eta);
                         of = upstream * expo * inverse;
@@ -1461,13 +1638,12 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                                                 binary * ell * 0.69314718056f,
                                                 expo, x, by_eta));
                         else add(s_slope, upstream, (log * expo - x) * by_eta);
-                        put(ell_of, j, n, ell_k);
                     }
                     add(s_g, of), add(s_gh, of, k);
                     if (row) will_write(of_h + w.n + j, n);
                     put(of_h, j, n, of), put(k_of, j, n, k);
-                    u_ahead(n), grad_ahead(n);
-                    if (weight_grad) {
+                    if constexpr (!(WHAT & EACH)) u_ahead(n), grad_ahead(n);
+                    if (!ASK || weight_grad) {
                         auto y = x;
                         if (noisy) y = dropout ? x * noise + x : x + noise;
                         if (each_one)
@@ -1475,7 +1651,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                                 get(weight_grad, j, n, 0, T) + g * y);
                         else add(s_weight, g, y);
                     }
-                    if (bias_grad) {
+                    if (!ASK || bias_grad) {
                         if (each_one)
                             put(bias_grad, j, n,
                                 get(bias_grad, j, n, 0, T) + g);
@@ -1486,7 +1662,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
             if (direct) runs(job, b, end, visit);
             else visit(b, end - b, b);
             sums.g += total(s_g), sums.gh += total(s_gh),
-                sums.slope += total(s_slope), of_weight += total(s_weight),
+                sums.slope += total(s_slope), sums.v += total(s_v),
+                sums.vk += total(s_vk), of_weight += total(s_weight),
                 of_bias += total(s_bias);
         }
         if (!each_one) {
@@ -1495,7 +1672,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
             if (bias_grad) bias_grad[k] = (float)of_bias;
         }
     });
-    sums.g /= w.n, sums.gh /= w.n, sums.slope /= w.n;
+    sums.g /= w.n, sums.gh /= w.n, sums.slope /= w.n, sums.v /= w.n,
+        sums.vk /= w.n;
     if (transformed) sums.gh *= w.rate / w.bare;
 }
 
@@ -1511,32 +1689,56 @@ Unit known_unit(const Job& job, i64 i, const float* noise) {
 }
 
 Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
-             float* k_of, float* of_h, float* ell_of, Weights weights) {
-    const Power power(w.job->lmbda[w.i]);
+             float* k_of, float* of_h, float* v_of, Weights weights) {
+    const Job& job = *w.job;
+    const Power power(job.lmbda[w.i]);
+    const bool transformed = job.transform && w.bare > 0,
+               near = !transformed || distance(w.rate / w.bare) == NEAR,
+               small = transformed && power.small,
+               dropout = job.noise != 0 && job.kind == DROPOUT,
+               each_one = job.weights < 0,
+               all_wanted = job.weight && weights.weight && weights.bias;
+    int what = ANY;
+    if (!small && !dropout && (!each_one || (near && all_wanted)))
+        what = (transformed ? POWER : 0)
+               | (job.noise != 0 && weights.weight ? NOISY : 0)
+               | (each_one ? EACH : 0);
+    auto visit = [&] {
+        switch (what) {
+        case 0: return reduce<NEAR, false, 0>;
+        case NOISY: return reduce<NEAR, false, NOISY>;
+        case POWER:
+            return near ? reduce<NEAR, false, POWER>
+                        : reduce<DISTANT, false, POWER>;
+        case POWER | NOISY:
+            return near ? reduce<NEAR, false, POWER | NOISY>
+                        : reduce<DISTANT, false, POWER | NOISY>;
+        case EACH: return reduce<NEAR, false, EACH>;
+        case EACH | NOISY: return reduce<NEAR, false, EACH | NOISY>;
+        case EACH | POWER: return reduce<NEAR, false, EACH | POWER>;
+        case EACH | POWER | NOISY:
+            return reduce<NEAR, false, EACH | POWER | NOISY>;
+        }
+        return near ? (small ? reduce<NEAR, true, ANY>
+                             : reduce<NEAR, false, ANY>)
+                    : (small ? reduce<DISTANT, true, ANY>
+                             : reduce<DISTANT, false, ANY>);
+    }();
     Sums m;
-    const Ell ell =
-        w.job->transform && w.bare > 0 ? distance(w.rate / w.bare) : CLOSE;
-    auto visit =
-        ell == CLOSE
-            ? (power.small ? reduce<CLOSE, true> : reduce<CLOSE, false>)
-        : ell == NEAR
-            ? (power.small ? reduce<NEAR, true> : reduce<NEAR, false>)
-            : (power.small ? reduce<DISTANT, true> : reduce<DISTANT, false>);
-    visit(w, direct, u, grad, power, w.job->beside[BESIDE * w.i + 1], k_of,
-          of_h, ell_of, weights, m);
+    visit(w, direct, u, grad, power, job.beside + BESIDE * w.i, k_of, of_h,
+          v_of, weights, m);
     return m;
 }
 
 // Second visit: the gradient of u, which may go where of_h is
 void gradient(const Unit& w, const Sums& m, const float* k_of,
-              const float* of_h, const float* ell_of, const Target& target) {
+              const float* of_h, const float* v_of, const Target& target) {
     const Job& job = *w.job;
-    const float* kept = job.beside + BESIDE * w.i;
     const float rate = (float)w.rate;
     if (!(job.transform && w.bare > 0)) {
         const float c0 = (float)(-w.rate * m.g), c1 = (float)(-w.rate * m.gh);
         target.spans(0, w.n, [&](i64 b, i64 end, float* out) {
-            each(b, end, [&](i64 j, int n, auto T) {
+            each(b, end, [&](i64 j, int n, auto T) INLINED {
                 put(out - b, j, n,
                     get(of_h, j, n, 0, T) * rate
                         + (get(k_of, j, n, 0, T) * c1 + c0));
@@ -1544,33 +1746,20 @@ void gradient(const Unit& w, const Sums& m, const float* k_of,
         });
         return;
     }
-    // rate·(of_h − mean − h·mean(of_h h)) + κ·(v − mean v − k·mean(v k)), v = p
-    // − 1/(1+a) − ratio·q₂
-    const double kappa = -job.alpha * m.slope * w.bare * kept[3],
-                 ratio = kept[2];
-    const float c0 =
-        (float)(-w.rate * m.g - kappa * (kept[6] - ratio * kept[8]));
-    const float c1 = (float)(-w.rate * m.gh * w.rate / w.bare
-                             - kappa * (kept[7] - ratio * kept[9]));
-    const float of_p = (float)(kappa * (1 + 4 * ratio * kept[5])),
-                of_inverse = (float)-kappa;
-    const float of_d = (float)(-4 * kappa * ratio),
-                of_log = (float)(kappa * ratio * (2 * kept[4] + 2)),
-                of_ell = (float)(kappa * ratio);
+    // rate·(of_h − mean − h·mean(of_h h)) + κ·(v − mean v − k·mean(v k))
+    const double kappa =
+        -job.alpha * m.slope * w.bare * job.beside[BESIDE * w.i + 3];
+    const float c0 = (float)(-w.rate * m.g - kappa * m.v),
+                c1 = (float)(-w.rate * m.gh * w.rate / w.bare - kappa * m.vk),
+                of_v = (float)kappa;
     const i64 later = target.job ? job.stride : 0;
     target.spans(0, w.n, [&](i64 b, i64 end, float* out) {
         const float* next = out + (end + 1 < w.n ? later : 0) - b;
-        each(b, end, [&](i64 j, int n, auto T) {
+        each(b, end, [&](i64 j, int n, auto T) INLINED {
             if (later) will_write(next + j, n);
-            auto k = get(k_of, j, n, 0, T), a = absolute(k),
-                 ell = get(ell_of, j, n, 0, T);
-            auto g = a * ell + ell, d = g - a, p = d + (g - ell),
-                 inverse = 1.0f / (a + 1.0f);
-            auto log = with_sign(ell, k),
-                 inner = d * of_d + (ell * of_ell + of_log);
             put(out - b, j, n,
-                get(of_h, j, n, 0, T) * rate + (k * c1 + c0)
-                    + (p * of_p + (inverse * of_inverse + log * inner)));
+                get(of_h, j, n, 0, T) * rate + (get(k_of, j, n, 0, T) * c1 + c0)
+                    + get(v_of, j, n, 0, T) * of_v);
         });
     });
 }
@@ -1578,8 +1767,12 @@ void gradient(const Unit& w, const Sums& m, const float* k_of,
 // ---- units in memory ----
 
 constexpr i64 SHORT = 64;  // shorter runs are collected first
+bool collected(const Job& job) {
+    return job.half || (job.segments > 1 && job.length < SHORT);
+}
 
-void copy_runs(const float* from, i64 from_stride, float* to, i64 to_stride,
+template <class From, class To>
+void copy_runs(const From* from, i64 from_stride, To* to, i64 to_stride,
                i64 length, i64 count) {
     for (i64 s = 0; s < count; s++, from += from_stride, to += to_stride) {
         i64 j = 0;
@@ -1589,11 +1782,17 @@ void copy_runs(const float* from, i64 from_stride, float* to, i64 to_stride,
                        load_part(from + j, (int)(length - j), 0));
     }
 }
-void collect(const Job& job, const float* from, float* to) {
-    copy_runs(from, job.stride, to, job.length, job.length, job.segments);
+void collect(const Job& job, const float* from, i64 start, float* to) {
+    auto copy = [&](const auto* u) {
+        copy_runs(u, job.stride, to, job.length, job.length, job.segments);
+    };
+    job.half ? copy(halves(from) + start) : copy(from + start);
 }
-void distribute(const Job& job, const float* from, float* to) {
-    copy_runs(from, job.length, to, job.stride, job.length, job.segments);
+void distribute(const Job& job, const float* from, float* to, i64 start) {
+    auto copy = [&](auto* out) {
+        copy_runs(from, job.length, out, job.stride, job.length, job.segments);
+    };
+    job.half ? copy(halves(to) + start) : copy(to + start);
 }
 
 // Columns are taken together: a cache line of each row, or, in small matrices,
@@ -1606,6 +1805,7 @@ i64 group_of(const Job& job) {
 i64 pitch_of(i64 n) { return (n + VL - 1) / VL * VL + VL; }
 
 #if defined(KERNEL_512)
+typedef __m512 Register;
 inline void transpose(__m512 r[16]) {
     __m512 t[16];
     for (int i = 0; i < 16; i += 2)
@@ -1633,69 +1833,112 @@ inline void transpose(__m512 r[16]) {
               r[12 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
     }
 }
+#elif defined(KERNEL_256)
+typedef __m256 Register;
+inline void transpose(__m256 r[8]) {
+    __m256 t[8];
+    for (int i = 0; i < 8; i += 2)
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]),
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    for (int i = 0; i < 8; i += 4)
+        for (int k = 0; k < 2; k++) {
+            r[i + 2 * k] = _mm256_shuffle_ps(t[i + k], t[i + k + 2], 0x44);
+            r[i + 2 * k + 1] = _mm256_shuffle_ps(t[i + k], t[i + k + 2], 0xee);
+        }
+    // r[4j+i]: column i of each block of four, of rows 4j … 4j+3
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x20);
+        t[4 + i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x31);
+    }
+    for (int i = 0; i < 8; i++) r[i] = t[i];
+}
 #endif
 // Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back;
 // up to VL − 1 elements after a column may be overwritten.
-void to_columns(const float* from, i64 stride, i64 rows, i64 count, float* to,
+// f(row, column) for blocks of VL × VL, those first that fill a line of a column
+template <class F> INLINED inline void each_block(i64 rows, i64 count, F f) {
+    for (i64 top = 0; top < rows; top += LINE)
+        for (i64 c = 0; c < count; c += VL)
+            for (i64 row = top; row < rows && row < top + LINE; row += VL)
+                f(row, c);
+}
+template <class E>
+void to_columns(const E* from, i64 stride, i64 rows, i64 count, float* to,
                 i64 pitch) {
-#if defined(KERNEL_512)
-    for (i64 row = 0; row < rows; row += 16)
-        for (i64 c = 0; c < count; c += 16) {
-            const int m = rows - row < 16 ? (int)(rows - row) : 16,
-                      n = count - c < 16 ? (int)(count - c) : 16;
-            __m512 r[16] = {};
-            // far apart in memory: asked for in time
-            const float* later =
+#if defined(KERNEL_512) || defined(KERNEL_256)
+    each_block(rows, count, [&](i64 row, i64 c) INLINED {
+            const int m = rows - row < VL ? (int)(rows - row) : VL,
+                      n = count - c < VL ? (int)(count - c) : VL;
+            Register r[VL] = {};
+            // far apart in memory: asked for in time, a line of each row
+            const E* later =
                 from + (row + 48 < rows ? row + 48 : row) * stride + c;
-            for (int i = 0; i < 16; i++) __builtin_prefetch(later + i * stride);
-            if (m == 16 && n == 16)
-                for (int i = 0; i < 16; i++)
-                    r[i] = _mm512_loadu_ps(from + (row + i) * stride + c);
+            if (c % LINE == 0)
+                for (int i = 0; i < VL; i++)
+                    __builtin_prefetch(later + i * stride);
+            if (m == VL && n == VL)
+                for (int i = 0; i < VL; i++)
+                    r[i] = (Register)load(from + (row + i) * stride + c);
             else
                 for (int i = 0; i < m; i++)
-                    r[i] =
-                        (__m512)load_part(from + (row + i) * stride + c, n, 0);
+                    r[i] = (Register)load_part(from + (row + i) * stride + c, n,
+                                               0);
             transpose(r);
-            if (n == 16)
-                for (int i = 0; i < 16; i++)
-                    _mm512_storeu_ps(to + (c + i) * pitch + row, r[i]);
+            if (n == VL)
+                for (int i = 0; i < VL; i++)
+                    store(to + (c + i) * pitch + row, (V)r[i]);
             else
                 for (int i = 0; i < n; i++)
-                    _mm512_storeu_ps(to + (c + i) * pitch + row, r[i]);
-        }
+                    store(to + (c + i) * pitch + row, (V)r[i]);
+    });
 #else
     for (i64 row = 0; row < rows; row++)
         for (i64 c = 0; c < count; c++)
-            to[c * pitch + row] = from[row * stride + c];
+            to[c * pitch + row] = load_part(from + row * stride + c, 1, 0)[0];
 #endif
 }
-void to_rows(const float* from, i64 pitch, i64 rows, i64 count, float* to,
+template <class E>
+void to_rows(const float* from, i64 pitch, i64 rows, i64 count, E* to,
              i64 stride) {
-#if defined(KERNEL_512)
-    for (i64 row = 0; row < rows; row += 16)
-        for (i64 c = 0; c < count; c += 16) {
-            const int m = rows - row < 16 ? (int)(rows - row) : 16,
-                      n = count - c < 16 ? (int)(count - c) : 16;
-            __m512 r[16] = {};
-            if (n == 16)
-                for (int i = 0; i < 16; i++)
-                    r[i] = _mm512_loadu_ps(from + (c + i) * pitch + row);
+#if defined(KERNEL_512) || defined(KERNEL_256)
+    each_block(rows, count, [&](i64 row, i64 c) INLINED {
+            const int m = rows - row < VL ? (int)(rows - row) : VL,
+                      n = count - c < VL ? (int)(count - c) : VL;
+            Register r[VL] = {};
+            if (n == VL)
+                for (int i = 0; i < VL; i++)
+                    r[i] = (Register)load(from + (c + i) * pitch + row);
             else
                 for (int i = 0; i < n; i++)
-                    r[i] = _mm512_loadu_ps(from + (c + i) * pitch + row);
+                    r[i] = (Register)load(from + (c + i) * pitch + row);
             transpose(r);
-            if (m == 16 && n == 16)
-                for (int i = 0; i < 16; i++)
-                    _mm512_storeu_ps(to + (row + i) * stride + c, r[i]);
+            if (m == VL && n == VL)
+                for (int i = 0; i < VL; i++)
+                    store(to + (row + i) * stride + c, (V)r[i]);
             else
                 for (int i = 0; i < m; i++)
                     store_part(to + (row + i) * stride + c, n, (V)r[i]);
-        }
+    });
 #else
     for (i64 row = 0; row < rows; row++)
         for (i64 c = 0; c < count; c++)
-            to[row * stride + c] = from[c * pitch + row];
+            store_part(to + row * stride + c, 1, set(from[c * pitch + row]));
 #endif
+}
+// columns that begin at `at`
+void columns_from(const Job& job, const float* from, i64 at, i64 rows,
+                  i64 count, float* to, i64 pitch) {
+    auto bring = [&](const auto* first) {
+        to_columns(first, job.columns, rows, count, to, pitch);
+    };
+    job.half ? bring(halves(from) + at) : bring(from + at);
+}
+void columns_to(const Job& job, const float* from, i64 pitch, i64 rows,
+                i64 count, float* to, i64 at) {
+    auto bring = [&](auto* first) {
+        to_rows(from, pitch, rows, count, first, job.columns);
+    };
+    job.half ? bring(halves(to) + at) : bring(to + at);
 }
 // for runs of one element
 void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) {
@@ -1721,6 +1964,9 @@ i64 padded(i64 n) { return (n + 2 * VL - 1) / VL * VL; }
 
 constexpr i64 LARGE = 4096;  // units of which it pays to make a table
 
+// units that are read and written where they are
+bool in_place(const Job& job) { return job.segments == 1 && !job.half; }
+
 // Floats of scratch memory that the pieces below need, for at most `count`
 // units
 i64 forward_room(const Job& job, i64 count) {
@@ -1728,14 +1974,14 @@ i64 forward_room(const Job& job, i64 count) {
     if (job.columns)
         return (job.noise != 0 && job.run == 1 ? 2 : 1) * count * pitch_of(n)
                + room;
-    return job.segments == 1 ? (n < LARGE ? room : 0) : 2 * room;
+    return in_place(job) ? (n < LARGE ? room : 0) : 2 * room;
 }
 i64 backward_room(const Job& job, i64 count) {
     const i64 n = job.segments * job.length, room = padded(n);
     if (job.columns)
         return (job.noise != 0 && job.run == 1 ? 3 : 2) * count * pitch_of(n)
                + room;
-    return (job.segments == 1 ? 4 : 3) * room;
+    return (in_place(job) ? 4 : 3) * room;
 }
 
 // All units that thread-independent piece `piece` holds
@@ -1746,7 +1992,7 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
         const bool noisy = job.noise != 0 && job.run == 1;
         const i64 pitch = pitch_of(n), all = count * pitch;
         float *u = memory, *ell = memory + all, *noise = ell + room;
-        to_columns(job.u + first, job.columns, n, count, u, pitch);
+        columns_from(job, job.u, first, n, count, u, pitch);
         if (noisy) noise_of_columns(job, first, count, n, noise);
         for (i64 c = 0; c < count; c++) {
             float* column = u + c * pitch;
@@ -1756,12 +2002,12 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
             forward_unit(w, column, column, {nullptr, column},
                          n < LARGE ? ell : nullptr);
         }
-        to_rows(u, pitch, n, count, job.out + first, job.columns);
+        columns_to(job, u, pitch, n, count, job.out, first);
         return;
     }
     // the moments of the next unit are computed while results of this one are
     // waited for
-    if (job.segments == 1) {
+    if (in_place(job)) {
         float* ell = n < LARGE ? memory : nullptr;
         Unit w(job, first);
         w.moments(job.u + start_of(job, first), nullptr);
@@ -1779,7 +2025,7 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
         }
         return;
     }
-    const bool brief = job.length < SHORT;
+    const bool brief = collected(job);
     float* u = memory + room;
     for (i64 i = first; i < last; i++) {
         // a guess, where other threads take pieces too
@@ -1787,13 +2033,13 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
                   next =
                       i + 1 < last ? i + 1 : i + job.threads * (last - first);
         Unit w(job, i);
-        if (next < job.units) w.look_ahead(start_of(job, next));
-        if (brief) collect(job, job.u + start, u);
+        if (next < job.units && !job.half) w.look_ahead(start_of(job, next));
+        if (brief) collect(job, job.u, start, u);
         w.moments(brief ? u : job.u + start, brief ? nullptr : u);
         forward_unit(w, u, u,
                      brief ? Target{nullptr, u} : Target{&job, job.out + start},
                      n < LARGE ? memory : nullptr);
-        if (brief) distribute(job, u, job.out + start);
+        if (brief) distribute(job, u, job.out, start);
     }
 }
 
@@ -1804,23 +2050,23 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights,
         const i64 count = last - first;
         const bool noisy = job.noise != 0 && job.run == 1;
         const i64 pitch = pitch_of(n), all = count * pitch;
-        float *u = memory, *g = u + all, *ell = g + all, *noise = ell + room;
-        to_columns(job.u + first, job.columns, n, count, u, pitch),
-            to_columns(job.grad + first, job.columns, n, count, g, pitch);
+        float *u = memory, *g = u + all, *v = g + all, *noise = v + room;
+        columns_from(job, job.u, first, n, count, u, pitch);
+        columns_from(job, job.grad, first, n, count, g, pitch);
         if (noisy) noise_of_columns(job, first, count, n, noise);
         for (i64 c = 0; c < count; c++) {
             float *k = u + c * pitch, *of = g + c * pitch;
             const Unit w =
                 known_unit(job, first + c, noisy ? noise + c * pitch : nullptr);
-            const Sums sums = sums_of(w, false, k, of, k, of, ell, weights);
-            gradient(w, sums, k, of, ell, {nullptr, of});
+            const Sums sums = sums_of(w, false, k, of, k, of, v, weights);
+            gradient(w, sums, k, of, v, {nullptr, of});
         }
-        to_rows(g, pitch, n, count, job.out + first, job.columns);
+        columns_to(job, g, pitch, n, count, job.out, first);
         return;
     }
     // the first visit to the next unit begins before the second visit to this
     // one
-    if (job.segments == 1) {
+    if (in_place(job)) {
         auto visit = [&](const Unit& w, i64 i) {
             const i64 start = start_of(job, i);
             float* k = memory + (i & 1) * 2 * room;
@@ -1844,23 +2090,22 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights,
         }
         return;
     }
-    const bool brief = job.length < SHORT;
-    float *k = memory, *of = k + room, *ell = of + room;
+    const bool brief = collected(job);
+    float *k = memory, *of = k + room, *v = of + room;
     for (i64 i = first; i < last; i++) {
         const i64 start = start_of(job, i),
                   next =
                       i + 1 < last ? i + 1 : i + job.threads * (last - first);
         Unit w = known_unit(job, i, nullptr);
-        if (next < job.units) w.look_ahead(start_of(job, next));
+        if (next < job.units && !job.half) w.look_ahead(start_of(job, next));
         if (brief)
-            collect(job, job.u + start, k), collect(job, job.grad + start, of);
-        const Sums sums = brief
-                              ? sums_of(w, false, k, of, k, of, ell, weights)
-                              : sums_of(w, true, job.u + start,
-                                        job.grad + start, k, of, ell, weights);
-        gradient(w, sums, k, of, ell,
+            collect(job, job.u, start, k), collect(job, job.grad, start, of);
+        const Sums sums = brief ? sums_of(w, false, k, of, k, of, v, weights)
+                                : sums_of(w, true, job.u + start,
+                                          job.grad + start, k, of, v, weights);
+        gradient(w, sums, k, of, v,
                  brief ? Target{nullptr, of} : Target{&job, job.out + start});
-        if (brief) distribute(job, of, job.out + start);
+        if (brief) distribute(job, of, job.out, start);
     }
 }
 
@@ -1904,6 +2149,139 @@ bool each_piece(const Job& job, i64 room(const Job&, i64), F f) {
         }
     }
     return true;
+}
+
+// ---- units that extend over several processes: a stage between two exchanges
+
+// One visit each to this process's elements, and the rows of a table, of
+// numbers in double, that it reads and that it finds
+enum Stage { MOMENTS, AVERAGES, CENTRE, SCALE, OUTPUT, SUMS, GRADIENT };
+enum { MEAN, VAR, D, KD, LOG, Q, DD, FARTHEST, MIDDLE, SPREAD, FORWARD_ROWS };
+enum { OF_X, OF_X_H, OF_LAMBDA, MOVE, MOVE_K, BACKWARD_ROWS };
+
+struct Table {  // rows of one number a unit
+    double* first;
+    i64 units, count;  // of the elements of a unit in all processes
+    double& operator()(int row, i64 i) const { return first[row * units + i]; }
+};
+
+// A unit whose moments are those of all processes
+Unit merged_unit(const Job& job, i64 i, const float* noise, const Table& t) {
+    Unit w(job, i);
+    w.own_noise = noise, w.mean = t(MEAN, i), w.var = t(VAR, i);
+    w.center = (float)w.mean, w.rest = (float)(w.mean - w.center);
+    w.set_rates();
+    if (std::isnan(w.var)) w.rate = NAN;
+    return w;
+}
+
+// Forward: u, contiguous, may be `temporary`
+void forward_stage(int stage, const Job& job, i64 i, const float* u,
+                   float* temporary, const Target& target, const float* noise,
+                   const float* next, const Table& t) {
+    if (stage == MOMENTS) {
+        Unit w(job, i);
+        w.moments(u, nullptr);
+        t(MEAN, i) = w.mean, t(VAR, i) = w.var;
+        return;
+    }
+    Unit w = merged_unit(job, i, noise, t);
+    if (stage == AVERAGES) {
+        Averages m{};
+        if (next) w.u_ahead = {next, job.segments, job.length, job.stride};
+        if (w.bare > 0) averages<NOT_KEPT>(w, u, nullptr, m);
+        t(D, i) = m.d, t(KD, i) = m.kd, t(LOG, i) = m.log, t(Q, i) = m.q,
+             t(DD, i) = m.dd, t(FARTHEST, i) = m.largest;
+        return;
+    }
+    const double lmbda = power_by(w, t.count, [&](float* kept) {
+        return newton(job, {t(LOG, i), t(D, i), t(KD, i), t(DD, i), t(Q, i), 0},
+                      kept);
+    });
+    w.largest = w.n < LARGE ? INFINITY : t(FARTHEST, i);
+    if (stage == OUTPUT)
+        return finish(w, u, nullptr, lmbda, temporary, target,
+                      job.beside + BESIDE * i, &t(SPREAD, i));
+    const double sum = values_of(w, u, nullptr, lmbda, temporary);
+    if (stage == CENTRE) t(MIDDLE, i) = sum / w.n;
+    else t(SPREAD, i) = deviation_of(w, temporary, (float)t(MIDDLE, i)) / w.n;
+}
+
+// Backward: k, g ∂x/∂h and v to k_of, of_h and v_of, the first two of which may
+// be u and grad
+void backward_stage(int stage, const Unit& w, bool direct, const float* u,
+                    const float* grad, float* k_of, float* of_h, float* v_of,
+                    const Target& target, const Table& t) {
+    const Job& job = *w.job;
+    const i64 i = w.i;
+    Sums m = sums_of(w, direct, u, grad, k_of, of_h, v_of,
+                     {job.weight_grad, job.bias_grad});
+    // ∂λ̂/∂k of an element is −α/L'' v
+    const double factor = -job.alpha * job.beside[BESIDE * i + 3];
+    if (stage == SUMS) {
+        t(OF_X, i) = m.g, t(OF_X_H, i) = m.gh, t(OF_LAMBDA, i) = m.slope,
+                t(MOVE, i) = factor * m.v, t(MOVE_K, i) = factor * m.vk;
+        return;
+    }
+    m.g = t(OF_X, i), m.gh = t(OF_X_H, i), m.slope = t(OF_LAMBDA, i);
+    m.v = t(MOVE, i) / factor, m.vk = t(MOVE_K, i) / factor;
+    gradient(w, m, k_of, of_h, v_of, target);
+}
+
+i64 stage_room(const Job& job, i64 count) {
+    const i64 n = job.segments * job.length;
+    return job.columns ? 3 * count * pitch_of(n) + padded(n) : 3 * padded(n);
+}
+
+void stage_piece(int stage, const Job& job, i64 first, i64 last, float* memory,
+                 const Table& t) {
+    const i64 n = job.segments * job.length, room = padded(n);
+    const bool back = stage >= SUMS,
+               writes = stage == OUTPUT || stage == GRADIENT;
+    if (job.columns) {
+        const i64 count = last - first;
+        const bool noisy =
+            job.noise != 0 && job.run == 1 && (stage == OUTPUT || back);
+        const i64 pitch = pitch_of(n), all = count * pitch;
+        float *u = memory, *g = u + all, *noise = g + all, *v = noise + all;
+        columns_from(job, job.u, first, n, count, u, pitch);
+        if (back) columns_from(job, job.grad, first, n, count, g, pitch);
+        if (noisy) noise_of_columns(job, first, count, n, noise);
+        for (i64 c = 0; c < count; c++) {
+            float *k = u + c * pitch, *of = g + c * pitch;
+            const float* own = noisy ? noise + c * pitch : nullptr;
+            if (back)
+                backward_stage(stage, known_unit(job, first + c, own), false, k,
+                               of, k, of, v, {nullptr, of}, t);
+            else
+                forward_stage(stage, job, first + c, k, k, {nullptr, k}, own,
+                              nullptr, t);
+        }
+        if (writes)
+            columns_to(job, back ? g : u, pitch, n, count, job.out, first);
+        return;
+    }
+    const bool brief = collected(job);
+    float *u = memory, *of = u + room, *v = of + room;
+    for (i64 i = first; i < last; i++) {
+        const i64 start = start_of(job, i);
+        const bool more = i + 1 < last && !job.half;
+        if (brief || !back) collect(job, job.u, start, u);
+        const Target target =
+            brief ? Target{nullptr, back ? of : u}
+                  : Target{&job, writes ? job.out + start : nullptr};
+        if (back) {
+            Unit w = known_unit(job, i, nullptr);
+            if (more) w.look_ahead(start_of(job, i + 1));
+            if (brief) collect(job, job.grad, start, of);
+            backward_stage(stage, w, !brief, brief ? u : job.u + start,
+                           brief ? of : job.grad + start, u, of, v, target, t);
+        } else {
+            forward_stage(stage, job, i, u, u, target, nullptr,
+                          more ? job.u + start_of(job, i + 1) : nullptr, t);
+        }
+        if (brief && writes) distribute(job, back ? of : u, job.out, start);
+    }
 }
 
 struct Channel {  // given statistics of a channel
@@ -1958,17 +2336,16 @@ void given_gradient(const Channel& channel, const float* u, const float* grad,
         const i64 end = b + BLOCK < length ? b + BLOCK : length;
         V s_weight{}, s_bias{};
         I most{};
-        each(b, end, [&](i64 j, int n, auto T) {
+        each(b, end, [&](i64 j, int n, auto T) INLINED {
             auto g = get(grad, j, n, 0, T),
                  h = (get(u, j, n, c.center, T) - center) * rate,
                  a = absolute(h), x = h, slope = T + factor;
             if (c.transform) largest(most, a);
             if (!c.power.identity) {
                 auto ell = log1p_in_parts(a);
-                auto left = negative(h);
-                auto e = exp_of(choose(left, c.power.binary),
-                                choose(left, c.power.low), ell);
-                x = expm1_from(e, choose(left, c.power.inverse));
+                auto e = exp_of(choose(h, c.power.binary),
+                                choose(h, c.power.low), ell);
+                x = expm1_from(e, choose(h, c.power.inverse));
                 slope = exp_from(e) / (a + 1.0f) * factor;
             }
             put(out, j, n, g * slope);
@@ -1993,7 +2370,7 @@ void evaluate_run(const Channel& channel, const float* u, float* out,
     const V weight = set(c.weight), bias = set(c.bias), center = set(c.center),
             rate = set(c.rate);
     if (c.power.identity) {
-        each(0, length, [&](i64 j, int n, auto T) {
+        each(0, length, [&](i64 j, int n, auto T) INLINED {
             put(out, j, n,
                 (get(u, j, n, 0, T) - center) * rate * weight + bias);
         });
@@ -2005,7 +2382,7 @@ void evaluate_run(const Channel& channel, const float* u, float* out,
         // of the bits of |h|, which are ordered as the numbers are, NaN above
         // all
         I most{};
-        each(b, end, [&](i64 j, int n, auto T) {
+        each(b, end, [&](i64 j, int n, auto T) INLINED {
             auto h = (get(u, j, n, c.center, T) - center) * rate,
                  a = absolute(h);
             largest(most, a);
@@ -2017,7 +2394,7 @@ void evaluate_run(const Channel& channel, const float* u, float* out,
     }
 }
 
-#if defined(KERNEL_512)
+#if defined(KERNEL_TABLES)
 void evaluate_by_pieces(const Channel& channel, const Pieces& pieces,
                         const float* u, float* out, i64 length) {
     const Lookup table(pieces);
@@ -2025,23 +2402,24 @@ void evaluate_by_pieces(const Channel& channel, const Pieces& pieces,
             rate = set(channel.rate);
     for (i64 b = 0; b < length; b += BLOCK) {
         i64 end = b + BLOCK < length ? b + BLOCK : length;
-        I most{};                                   // of the bits of 1+|h|
-        each(b, end, [&](i64 j, int n, auto T) {
+        I most{};  // of the bits of |h|
+        each(b, end, [&](i64 j, int n, auto T) INLINED {
             auto h = (get(u, j, n, channel.center, T) - center) * rate,
-                 y = absolute(h) + 1.0f;
-            largest(most, y);
-            put(out, j, n, table(h, y, bias));
+                 a = absolute(h);
+            largest(most, a);
+            put(out, j, n, table(h, a, bias));
         });
-        // 16
-        if (any(most >= 0x41800000))
+        // 15
+        if (any(most >= 0x41700000))
             evaluate_run(channel, u + b, out + b, end - b);
     }
 }
 #endif
 
 // channels along the rows of a matrix
-void evaluate_rows(const Job& job, const Channel* channels, i64 first,
-                   i64 last) {
+template <class E>
+void evaluate_rows(const Job& job, const E* u, E* out, const Channel* channels,
+                   i64 first, i64 last) {
     for (i64 b = 0; b < job.columns; b += VL) {
         const int n = job.columns - b < VL ? (int)(job.columns - b) : VL;
         V center{}, rate{}, far = set(1), weight{}, bias{};
@@ -2064,19 +2442,33 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first,
                 same[k] = -channels[b + k].power.identity;
         for (i64 row = first; row < last; row++) {
             i64 at = row * job.columns + b;
-            V h = (get(job.u, at, n, 0, V{}) - center) * rate, x = h;
+            V h = (get(u, at, n, 0, V{}) - center) * rate, x = h;
             if (!identity) {
                 V a = absolute(h);
                 x = transform(h, log1p_in_parts(a), power);
                 x = same ? h : x;
                 if (any(~(a < far))) {
+                    const V values = get(u, at, n, 0, V{});
                     for (int k = 0; k < n; k++)
-                        job.out[at + k] = channels[b + k].slowly(job.u[at + k]);
+                        x[k] = channels[b + k].slowly(values[k]);
+                    put(out, at, n, x);
                     continue;
                 }
             }
-            put(job.out, at, n, x * weight + bias);
+            put(out, at, n, x * weight + bias);
         }
+    }
+}
+
+// f(u, out, count): a stretch of elements as floats
+template <class F> void in_floats(const Job& job, i64 at, i64 count, F f) {
+    if (!job.half) return f(job.u + at, job.out + at, count);
+    alignas(64) float u[BLOCK], out[BLOCK];
+    for (i64 b = at; b < at + count; b += BLOCK) {
+        const i64 n = at + count - b < BLOCK ? at + count - b : BLOCK;
+        copy_runs(halves(job.u) + b, n, u, n, n, 1);
+        f(u, out, n);
+        copy_runs(out, n, halves(job.out) + b, n, n, 1);
     }
 }
 
@@ -2085,7 +2477,7 @@ void evaluate_rows(const Job& job, const Channel* channels, i64 first,
 // and after do, whose data are then in the cache of the same core; if there is
 // too little, they share out the channels. False where there is no memory for
 // the tables.
-#if defined(KERNEL_512)
+#if defined(KERNEL_TABLES)
 inline void evaluate_channel(const Channel& channel, const Pieces& pieces,
                              const float* u, float* out, i64 length) {
     if (channel.table && Pieces::apply(channel.power))
@@ -2112,21 +2504,27 @@ bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
         const Pieces* const pieces = tables + first;
         const i64 together = length < 32 ? BLOCK / length : 1,
                   stride = count * length;
-        alignas(64) float collected[BLOCK], result[BLOCK];
+        alignas(64) float runs_of[BLOCK], result[BLOCK];
         for (i64 image = images * slice / slices; image < last;
              image += together) {
             const i64 here = last - image < together ? last - image : together;
             for (i64 c = 0; c < n; c++) {
                 const i64 at = (image * count + first + c) * length;
+                auto evaluate = [&](const float* u, float* out, i64 n) {
+                    evaluate_channel(channels[first + c], pieces[c], u, out, n);
+                };
                 if (together == 1) {
-                    evaluate_channel(channels[first + c], pieces[c], job.u + at,
-                                     job.out + at, length);
+                    in_floats(job, at, length, evaluate);
                     continue;
                 }
-                copy_runs(job.u + at, stride, collected, length, length, here);
-                evaluate_channel(channels[first + c], pieces[c], collected,
-                                 result, here * length);
-                copy_runs(result, length, job.out + at, stride, length, here);
+                auto together_of = [&](const auto* u, auto* out) {
+                    copy_runs(u, stride, runs_of, length, length, here);
+                    evaluate(runs_of, result, here * length);
+                    copy_runs(result, length, out, stride, length, here);
+                };
+                if (job.half)
+                    together_of(halves(job.u) + at, halves(job.out) + at);
+                else together_of(job.u + at, job.out + at);
             }
         }
     }
@@ -2174,17 +2572,25 @@ int normalnorm_forward(const Job* job_) {
             const i64 rows = job.units, step = 16384 / job.columns + 1,
                       pieces = (rows + step - 1) / step;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
-            for (i64 p = 0; p < pieces; p++)
-                evaluate_rows(job, channels, p * step,
-                              (p + 1) * step < rows ? (p + 1) * step : rows);
-        } else if (TABLES && images * job.length >= 512) {
+            for (i64 p = 0; p < pieces; p++) {
+                const i64 last = (p + 1) * step < rows ? (p + 1) * step : rows;
+                if (job.half)
+                    evaluate_rows(job, halves(job.u), halves(job.out), channels,
+                                  p * step, last);
+                else
+                    evaluate_rows(job, job.u, job.out, channels, p * step,
+                                  last);
+            }
+        } else if (TABLES && images * job.length >= 1024) {
             return evaluate_in_groups(job, channels, images) ? DONE : NO_MEMORY;
         } else {
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
             for (i64 i = 0; i < job.units; i++)
-                evaluate_run(channels[i % job.weight_period],
-                             job.u + i * job.length, job.out + i * job.length,
-                             job.length);
+                in_floats(job, i * job.length, job.length,
+                          [&](const float* u, float* out, i64 n) {
+                              evaluate_run(channels[i % job.weight_period], u,
+                                           out, n);
+                          });
         }
         return DONE;
     }
@@ -2245,6 +2651,28 @@ int normalnorm_backward(const Job* job_) {
     return DONE;
 }
 
+// One stage of a unit in several processes: `table` has its rows, of `units`
+// numbers, and `count` is that of a unit's elements in all processes
+int normalnorm_stage(int stage, const Job* job_, double* table, i64 count) {
+    Job job = *job_;
+    if (stage != OUTPUT)  // averages move once
+        job.running_mean = job.running_var = job.running_lambda = nullptr;
+    if (!all_here(job.u, table)
+        || any_freed(job.weight, job.bias, job.running_mean, job.running_var,
+                     job.running_lambda, job.weight_grad, job.bias_grad)
+        || (stage > AVERAGES && !all_here(job.mean))
+        || (stage >= SUMS && !all_here(job.grad))
+        || ((stage == OUTPUT || stage == GRADIENT) && !all_here(job.out)))
+        return NO_DATA;
+    const Table t{table, job.units, count};
+    return each_piece(job, stage_room,
+                      [&](i64, i64 first, i64 last, float* memory) {
+                          stage_piece(stage, job, first, last, memory, t);
+                      })
+               ? DONE
+               : NO_MEMORY;
+}
+
 // Gradients for given statistics; `columns`: with the channels along the rows
 // of a matrix of `units` rows
 int normalnorm_given_backward(const Job* job_) {
@@ -2261,8 +2689,19 @@ int normalnorm_given_backward(const Job* job_) {
             double of_weight = 0, of_bias = 0;
             for (i64 image = 0; image < images; image++) {
                 const i64 at = (image * count + c) * job.length;
-                given_gradient(channel, job.u + at, job.grad + at, job.out + at,
-                               job.length, of_weight, of_bias);
+                i64 taken = 0;
+                in_floats(job, at, job.length,
+                          [&](const float* u, float* out, i64 n) {
+                              alignas(64) float wide[BLOCK];
+                              const float* grad = job.grad + at;
+                              if (job.half) {
+                                  copy_runs(halves(job.grad) + at + taken, n,
+                                            wide, n, n, 1);
+                                  grad = wide, taken += n;
+                              }
+                              given_gradient(channel, u, grad, out, n,
+                                             of_weight, of_bias);
+                          });
             }
             if (job.weight_grad) job.weight_grad[c] = (float)of_weight;
             if (job.bias_grad) job.bias_grad[c] = (float)of_bias;
@@ -2282,12 +2721,12 @@ int normalnorm_given_backward(const Job* job_) {
         for (i64 row = 0; row < job.units; row += rows) {
             const i64 here = job.units - row < rows ? job.units - row : rows,
                       at = row * count + first;
-            to_columns(job.u + at, count, here, n, u, pitch),
-                to_columns(job.grad + at, count, here, n, grad, pitch);
+            columns_from(job, job.u, at, here, n, u, pitch);
+            columns_from(job, job.grad, at, here, n, grad, pitch);
             for (i64 c = 0; c < n; c++)
                 given_gradient(channels[c], u + c * pitch, grad + c * pitch,
                                out + c * pitch, here, of_weight[c], of_bias[c]);
-            to_rows(out, pitch, here, n, job.out + at, count);
+            columns_to(job, out, pitch, here, n, job.out, at);
         }
         for (i64 c = 0; c < n; c++) {
             if (job.weight_grad)
@@ -2561,12 +3000,12 @@ struct Torch {
     int (*offset)(const void*, i64*);
     int (*data)(const void*, void**);
 } torch;
-int32_t cpu, float32;  // PyTorch's codes
+int32_t cpu, float32, bfloat16;  // PyTorch's codes
 
 // The address of the elements of a tensor of float32 on the CPU, dense, with
 // all its memory; null for any other. `kind`: the number of axes that it must
-// have, 1 where channels lie last, and its sizes; or −1 for a tensor that was
-// made for this call, and has only to be found.
+// have, 1 where channels lie last, plus 2 for bfloat16, and its sizes; or −1
+// for a tensor that was made for this call, and has only to be found.
 void* elements(const void* tensor, const i64* kind) {
     const void* const reference = &tensor;  // no more than its place
     void* data = nullptr;
@@ -2574,7 +3013,8 @@ void* elements(const void* tensor, const i64* kind) {
         int32_t device, dtype;
         i64 ndim, storage, offset, *sizes, *strides, count = 1;
         if (torch.device(reference, &device) || device != cpu
-            || torch.dtype(reference, &dtype) || dtype != float32
+            || torch.dtype(reference, &dtype)
+            || dtype != (kind[1] & 2 ? bfloat16 : float32)
             || torch.ndim(reference, &ndim) || ndim != kind[0]
             || torch.sizes(reference, &sizes)
             || torch.strides(reference, &strides)
@@ -2584,13 +3024,13 @@ void* elements(const void* tensor, const i64* kind) {
         for (i64 k = 0; k < ndim; k++) {
             // from the innermost: the last axis, or channels, on axis 1
             i64 d = ndim - 1 - k;
-            if (kind[1] && k + 1 < ndim) d = k ? ndim - k : 1;
+            if ((kind[1] & 1) && k + 1 < ndim) d = k ? ndim - k : 1;
             if (sizes[d] != kind[2 + d]
                 || (sizes[d] != 1 && strides[d] != count))
                 return nullptr;
             count *= sizes[d];
         }
-        if (storage < 4 * (offset + count)) return nullptr;
+        if (storage < (kind[1] & 2 ? 2 : 4) * (offset + count)) return nullptr;
     }
     return torch.data(reference, &data) ? nullptr : data;
 }
@@ -2599,16 +3039,19 @@ void* elements(const void* tensor, const i64* kind) {
 
 extern "C" {
 
-void normalnorm_torch(const void* functions, int cpu_, int float32_) {
+void normalnorm_torch(const void* functions, int cpu_, int float32_,
+                      int bfloat16_) {
     std::memcpy((void*)&torch, functions, sizeof torch);
-    cpu = cpu_, float32 = float32_;
+    cpu = cpu_, float32 = float32_, bfloat16 = bfloat16_;
 }
 
-// forward, backward or given_backward, of tensors: in the job stands a tensor
-// for each address, or 0, and `kinds` says what it must be, one after another.
-// DIFFERENT, and nothing is done, where one is not. What a forward pass keeps
-// is one tensor, in the place of `mean`.
-int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds) {
+// forward, backward or given_backward, of tensors, or from 3 on a stage, with
+// its table: in the job stands a tensor for each address, or 0, and `kinds`
+// says what it must be, one after another. DIFFERENT, and nothing is done,
+// where one is not. What a forward pass keeps is one tensor, in the place of
+// `mean`.
+int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds,
+                          double* table, i64 count) {
     Job job = *job_;
     void* places[offsetof(Job, units) / sizeof(void*)];
     std::memcpy(places, (const void*)&job, sizeof places);
@@ -2626,7 +3069,8 @@ int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds) {
     }
     return which == 0   ? normalnorm_forward(&job)
            : which == 1 ? normalnorm_backward(&job)
-                        : normalnorm_given_backward(&job);
+           : which == 2 ? normalnorm_given_backward(&job)
+                        : normalnorm_stage(which - 3, &job, table, count);
 }
 
 }

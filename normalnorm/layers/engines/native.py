@@ -8,7 +8,7 @@ its backward pass, on units that stay in the cache.
 # %% auto #0
 __all__ = ['LARGEST', 'KEPT', 'ENGINE', 'Plan', 'Different', 'bound', 'library',
            'available', 'Way', 'way', 'plan', 'Call', 'prepare', 'restored',
-           'forward', 'statistics_of', 'backward']
+           'forward', 'statistics_of', 'backward', 'Staged']
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #89b76dc1
 import ctypes
@@ -24,14 +24,15 @@ import torch
 from torch import Tensor
 
 from .. import core
-from ..backends import (
-    Declined, Engine, Normalization, Unavailable, by_definition, register)
+from normalnorm.layers.backends import (
+    Declined, Engine, Moments, Normalization, NormalizationAcross, Unavailable,
+    by_definition, register)
 from ..core import Rule, Statistics
 from . import compiler
 from .compiler import CompilerError, load
 from ..noise import NOISES, draw_seed
 from ...theory.gradient import Identity, Power
-from ...theory.newton import number
+from ...theory.newton import Over, number
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #12ff4458
 class Plan(NamedTuple):
@@ -53,8 +54,8 @@ class Plan(NamedTuple):
 
 LARGEST = 2**28                  # elements of a unit
 # numbers a unit that the forward pass leaves to the backward pass: mean,
-# variance, λ̂ and ten more; `bound` asks the kernel whether it is so
-KEPT = 13
+# variance, λ̂ and six more; `bound` asks the kernel whether it is so
+KEPT = 9
 
 
 @functools.cache
@@ -95,7 +96,8 @@ def _ask(compiled: ctypes.CDLL) -> None:
                     "device_type", "dtype", "dim", "sizes", "strides",
                     "storage_size", "storage_offset", "data_ptr"))),
             interface.aoti_torch_device_type_cpu(),
-            interface.aoti_torch_dtype_float32())
+            interface.aoti_torch_dtype_float32(),
+            interface.aoti_torch_dtype_bfloat16())
         x = torch.arange(6.0, device="cpu", dtype=torch.float32).view(2, 3)
         call, out = prepare(x, (0,), None, None, Rule()), torch.zeros(2, 3)
         found = []
@@ -174,7 +176,8 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
         ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p]
     # of chapter 410
     for name, arguments in (("of_tensors",
-                             [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p]),
+                             [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p,
+                              ctypes.c_void_p, ctypes.c_int64]),
                             ("forward", one), ("backward", one),
                             ("given_backward", one), ("normals", start),
                             ("proxy_forward", one), ("proxy_backward", one)):
@@ -182,7 +185,7 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
         function.argtypes, function.restype, function.errcheck = (
             arguments, ctypes.c_int, check)
     compiled.normalnorm_torch.argtypes, compiled.normalnorm_torch.restype = (
-        [ctypes.c_char_p, ctypes.c_int, ctypes.c_int], None)
+        [ctypes.c_char_p, *[ctypes.c_int] * 3], None)
     _compare("Job", _JOB, compiled.normalnorm_layout())
     _compare("ProxyJob", _PROXY_JOB, compiled.normalnorm_proxy_layout())
     if (kept := compiled.normalnorm_kept()) != KEPT:
@@ -221,7 +224,7 @@ def way() -> Way:
 
     Raises `CompilerError` where there is none.
 
-    Example: `way()` is `(16, True, True)` with AVX-512, `(8, True, False)` with
+    Example: `way()` is `(16, True, True)` with AVX-512, `(8, True, True)` with
     AVX2, `(4, False, False)` with SSE2.
     """
     code = library().normalnorm_path()
@@ -261,6 +264,8 @@ def plan(shape: tuple[int, ...], dim: tuple[int, ...],
             axes[-1][1] *= n
         else:
             axes.append([letter, n])
+    if channels_last and axes and axes[0][0] in "kK":   # a batch of one
+        axes.insert(0, ["R", 1])
     letters, size = "".join(a for a, _ in axes), dict(axes)
     one = 0 if weight is None else 1
     if re.fullmatch("R[kK]R?", letters):                # batch
@@ -294,6 +299,7 @@ class Call(NamedTuple):
     dim: tuple[int, ...]
     shape: tuple[int, ...]              # of the statistics
     layout: torch.memory_format         # in which the kernel reads the input
+    dtype: torch.dtype                  # and which it has then
     ready: bool                         # it reads all tensors where they are
     kept: int                           # how many numbers a forward pass keeps
     given: bool                         # with given statistics
@@ -365,7 +371,7 @@ def _packer(group: dict[str, str]) -> struct.Struct:
 _JOB = (
     _group(address="u grad out weight bias mean var lmbda beside weight_grad "
                    "bias_grad running_mean running_var running_lambda"),
-    _group(int64=" ".join(Plan._fields) + " given transform kind",
+    _group(int64=" ".join(Plan._fields) + " given transform kind half",
            double="eps alpha noise"),
     _group(int64="threads", uint64="seed offset", double="momentum"))
 _PROXY_JOB = (
@@ -449,13 +455,15 @@ def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None,
         return None
     alpha = (float(statistics[2] is not None) if statistics is not None
              else transform.alpha if transform.names else 0.0)
-    dims = {d % ndim for d in dim}
+    dims, half = {d % ndim for d in dim}, u[1] == torch.bfloat16
+    read = torch.bfloat16 if half else torch.float32
     fixed = _FIXED.pack(
         *found, statistics is not None, alpha > 0,
-        1 + NOISES.index(rule.noise_kind) if rule.noise else 0,
+        1 + NOISES.index(rule.noise_kind) if rule.noise else 0, half,
         rule.eps, alpha, rule.noise)
     ready = last is None and all(
-        dtype == torch.float32 and dense for _, dtype, _, dense in kinds)
+        dense and dtype == (read if i == 0 else torch.float32)
+        for i, (_, dtype, _, dense) in enumerate(kinds))
     kept = KEPT * found.units
     saved = tuple(kind and kind[:2] for kind in (
         u, weight, *(statistics or [(torch.Size([kept]), torch.float32)])))
@@ -465,10 +473,10 @@ def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None,
               *[shape[1:2]] * 3]
     expected = [n for i, sizes in enumerate(places) for n in (
         (-1, 0) if sizes is None
-        else (len(sizes), i < 2 and last is not None, *sizes))]
+        else (len(sizes), (i < 2) * ((last is not None) + 2 * half), *sizes))]
     return Call(found, fixed, struct.pack(f"{len(expected)}q", *expected), dim,
                 tuple(1 if d in dims else n for d, n in enumerate(shape)),
-                last or torch.contiguous_format, ready, kept,
+                last or torch.contiguous_format, read, ready, kept,
                 statistics is not None, bias and bias[:2], saved, rule, axis)
 
 
@@ -495,17 +503,18 @@ def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
 
 
 def _ready(
-    x: Tensor | None, layout: torch.memory_format = torch.contiguous_format
+    x: Tensor | None, layout: torch.memory_format = torch.contiguous_format,
+    dtype: torch.dtype = _FLOAT
 ) -> Tensor | None:
-    """As the kernel reads it: in float32, dense in `layout`, without a sign
+    """As the kernel reads it: in `dtype`, dense in `layout`, without a sign
     that is still to be applied.
     """
-    if (x is None or x.dtype is _FLOAT and x.is_contiguous(memory_format=layout)
+    if (x is None or x.dtype is dtype and x.is_contiguous(memory_format=layout)
                      and not x.is_neg()):
         return x  # its memory is measured with its address
     core.check_memory(x)
     return (x.detach().resolve_neg()
-                .to(torch.float32).contiguous(memory_format=layout))
+                .to(dtype).contiguous(memory_format=layout))
 
 
 def _as(out: Tensor, u: Tensor) -> Tensor:
@@ -517,8 +526,8 @@ def _as(out: Tensor, u: Tensor) -> Tensor:
 
 
 def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
-    """What the forward pass saved, as the kernel reads it: in float32 and
-    dense, whatever strides it has now.
+    """What the forward pass saved, as the kernel reads it: dense, whatever
+    strides it has now, and all but an input of bfloat16 in float32.
 
     Raises `RuntimeError` unless each tensor has come back with its shape and
     dtype, on the CPU, with all its memory: a saved-tensor hook may return
@@ -526,7 +535,8 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
     """
     core.check_saved(saved, [
         kind and (*kind, torch.device("cpu")) for kind in call.saved])
-    return [_ready(saved[0], call.layout), *map(_ready, saved[1:])]
+    return [_ready(saved[0], call.layout, call.dtype),
+            *map(_ready, saved[1:])]
 
 
 _NONE = (None,) * 3
@@ -534,10 +544,12 @@ _NONE = (None,) * 3
 
 def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
          seed: int = 0, offset: int = 0, momentum: float = 0.0,
-         kernel: ctypes.CDLL | None = None) -> None:
-    """Forward (0) or backward pass (1; 2 with given statistics): `tensors` are
-    those of the kernel's `Job`, with what a forward pass keeps in the place of
-    the mean.
+         kernel: ctypes.CDLL | None = None, table: int | None = None,
+         count: int = 0) -> None:
+    """Forward (0) or backward pass (1; 2 with given statistics), or a stage,
+    with the address of its table and the number of a unit's elements:
+    `tensors` are those of the kernel's `Job`, with what a forward pass keeps in
+    the place of the mean.
 
     Raises `Different` where one is not as `call` says. The kernel asks the
     tensors themselves: asked from here, a small layer would notice each
@@ -548,7 +560,7 @@ def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
         _ADDRESSES.pack(*[0 if x is None else x._cdata for x in tensors])
             + call.fixed + _VARYING.pack(
                 _get_num_threads(), seed & 2**64 - 1, offset, momentum),
-        call.kinds)
+        call.kinds, table, count)
 
 
 def forward(call: Call, u: Tensor, weight: Tensor | None = None,
@@ -571,11 +583,12 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
     values, given = u, _triple(statistics) if call.given else ()
     if not call.ready:
         values, weight, bias, given = (
-            _ready(u, call.layout), _ready(weight), _ready(bias),
+            _ready(u, call.layout, call.dtype), _ready(weight), _ready(bias),
             tuple(map(_ready, given)))
     out, numbers = (
         _empty_like(values),
-        values.new_empty(call.kept) if keep and not call.given else None)
+        values.new_empty(call.kept, dtype=_FLOAT)
+        if keep and not call.given else None)
     try:
         _run(0, call, (values, None, out, weight, bias,
                        *(given or (numbers, None, None)),
@@ -603,14 +616,15 @@ def _gradients(
     call: Call, upstream: Tensor, saved: Sequence[Tensor | None], seed: int,
     offset: int, of_weight: bool, of_bias: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    "In float32, of tensors as the kernel reads them."
+    "Of tensors as the kernel reads them: like the input, and in float32."
     values, factor, *numbers = saved
     p, out = call.plan, _empty_like(values)
     # sets of units that share their weights: a row for each
     rows = 1 if p.weights < 0 or call.given else p.units // p.weight_period
-    of = [None if t is None else values.new_empty((rows, *t[0])) if rows > 1
-          else values.new_empty(t[0]) if factor is None
-          else _empty_like(factor)
+    of = [None if t is None
+          else _empty_like(factor) if rows == 1 and factor is not None
+          else values.new_empty((rows, *t[0]) if rows > 1 else t[0],
+                                dtype=_FLOAT)
           for t in (call.saved[1] if of_weight else None,
                     call.bias if of_bias else None)]
     _run(2 if call.given else 1, call,
@@ -638,7 +652,7 @@ def backward(
 
     Example: `backward(call, grad, (u, None, forward(call, u)[1]))[0]`.
     """
-    upstream, found = _ready(grad, call.layout), None
+    upstream, found = _ready(grad, call.layout, call.dtype), None
     # almost always all is as it was; the kernel does not see a sign that is
     # still to be applied
     if call.ready and not any([x is not None and x.is_neg() for x in saved]):
@@ -662,6 +676,130 @@ def backward(
         None if t is None else t.to(like[1])
         for t, like in zip(of, (call.saved[1], call.bias))]
 
+# %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000a
+_MOMENTS, _AVERAGES, _CENTRE, _SCALE, _OUTPUT, _SUMS, _GRADIENT = range(3, 10)
+# rows of a table: mean, variance; averages for λ̂; farthest; middle; spread
+_MERGED, _AT_ONE, _FARTHEST, _MIDDLE, _SPREAD, _ROWS = (
+    slice(2), slice(2, 7), 7, slice(8, 9), slice(9, 10), 10)
+
+
+def _stage(which: int, call: Call, table: Tensor, count: int,
+           tensors: tuple[Tensor | None, ...], *varying: float) -> None:
+    """One stage, for units of `count` elements in all processes; `table`:
+    float64, a row for each number of a unit.
+    """
+    try:
+        _run(which, call, tensors, *varying, table=table.data_ptr(),
+             count=count)
+    except Different:
+        core.check_memory(*(x for x in tensors if x is not None))
+        raise
+
+
+class _Local(NamedTuple):
+    "Mean and variance of this process's elements, as a `Work`."
+    call: Call
+
+    def forward(self, problem: Moments, keep: bool) -> tuple:
+        call = self.call
+        u = _ready(problem.u, call.layout, call.dtype)
+        table = torch.empty(2, call.plan.units, dtype=torch.float64)
+        _stage(_MOMENTS, call, table, 0,
+               (u, *(None,) * (len(_JOB[0]) - 1)))
+        return table, (), None
+
+
+class Staged(NamedTuple):
+    """A `Work` for units that extend over several processes: between two
+    exchanges, a visit to this process's elements.
+
+    What is exchanged, in what order and under which names is what the
+    definition exchanges. So each process may compute by either, and change
+    from one to the other where it has arrived.
+    """
+    call: Call
+    across: Over
+
+    def forward(self, problem: NormalizationAcross, keep: bool) -> tuple:
+        (u, unit, rule, weight, bias, _, _, running, momentum, seed, offset,
+         wanted) = problem
+        call = self.call
+        units, shape, drawn = call.plan.units, call.shape, 0
+        if rule.noise:
+            seed = unit.seed if seed is None else seed
+            drawn = int(draw_seed(u.device) if seed is None else seed)
+        if type(momentum) is not float:
+            momentum = number("momentum", momentum)
+        values = _ready(u, call.layout, call.dtype)
+        factor, shift = _ready(weight), _ready(bias)
+        table = torch.full((_ROWS, units), math.inf, dtype=torch.float64)
+        table[:2] = torch.stack(unit.known["input"][::-1]).view(2, units)
+        numbers = values.new_empty(call.kept, dtype=_FLOAT)
+
+        def stage(which: int, out: Tensor | None = None) -> None:
+            _stage(which, call, table, unit.count,
+                   (values, None, out, factor, shift, numbers, *_NONE, None,
+                    None, *(*running, *_NONE)[:3]),
+                   drawn, unit.offset + offset, momentum)
+
+        def learn(rows: slice, which: int, name: str) -> None:
+            def own() -> Tensor:
+                stage(which)
+                return table[rows].view(-1, *shape)
+            table[rows] = unit.learn(own, name).view(-1, units)
+
+        if rule.gaussianizer.reduced().names:
+            learn(_AT_ONE, _AVERAGES, "at one")
+        if rule.noise and rule.noise_kind == "scaled":
+            learn(_MIDDLE, _CENTRE, "centre of the noise")
+            learn(_SPREAD, _SCALE, "scale of the noise")
+        out = _empty_like(values)
+        stage(_OUTPUT, out)
+        if running:
+            _increment_versions(
+                [average for average in running if average is not None])
+        out = out if values is u else _as(core.rounded(out, u.dtype), u)
+        if wanted:
+            out = (out, *statistics_of(call, numbers)[
+                :2 + len(rule.gaussianizer.reduced().names)])
+        return out, (u, weight, numbers) if keep else (), (drawn, offset)
+
+    def backward(self, state, saved, grads, needs):
+        if grads[0] is None or any([g is not None for g in grads[1:]]):
+            return None
+        call, unit, (drawn, offset) = self.call, self.across, state
+        grad = _ready(grads[0], call.layout, call.dtype)
+        values, factor, numbers = restored(call, *saved)
+        rows = 5 if call.rule.gaussianizer.reduced().names else 2
+        table = torch.empty(5, call.plan.units, dtype=torch.float64)
+        of = [None if like is None or not need
+              else values.new_empty(like[0], dtype=_FLOAT)
+              for like, need in zip((call.saved[1], call.bias), needs[1:])]
+
+        def stage(which: int, out: Tensor | None, *of: Tensor | None) -> None:
+            _stage(which, call, table, unit.count,
+                   (values, grad, out, factor, None, numbers, *_NONE, *of,
+                    *_NONE), drawn, unit.offset + offset)
+
+        stage(_SUMS, None, *of)
+        of_u = None
+        if needs[0]:
+            table[:rows] = unit.learn(
+                lambda: table[:rows].view(rows, *call.shape)
+            ).view(rows, -1)
+            out = _empty_like(values)
+            stage(_GRADIENT, out, None, None)
+            of_u = _as(out, saved[0])
+        return of_u, *[None if t is None else t.to(like[1])
+                       for t, like in zip(of, (call.saved[1], call.bias))]
+
+    def definition(self, state, saved):
+        call = self.call
+        restored(call, *saved)
+        return by_definition(
+            saved[0], saved[1], call.bias, self.across, call.rule, call.axis,
+            None, torch.tensor(state[0]), state[1])
+
 
 class _Native(Engine):
     name, automatic = "native", True
@@ -670,19 +808,49 @@ class _Native(Engine):
         library()
 
 
-def _offer(problem: Normalization) -> Call | None:
-    u, dim, rule, weight, bias, axis, given, running, *_ = problem
-    for average in running:
-        # before a seed is drawn; the kernel asks for the rest
-        if average is not None and (
-                average.dtype is not torch.float32 or average.is_inference()
-                or average.is_neg() or not average.is_contiguous()):
-            return None
-    call = prepare(u, tuple(dim), weight, bias, rule, axis, given)
+def _here(call: Call | None) -> Call | None:
     if call is not None and not available():
         raise Unavailable(str(_library()))
     return call
 
 
+def _movable(running: tuple[Tensor | None, ...]) -> bool:
+    "Averages that the kernel can move; it asks for the rest."
+    for average in running:
+        if average is not None and (
+                average.dtype is not torch.float32 or average.is_inference()
+                or average.is_neg() or not average.is_contiguous()):
+            return False
+    return True
+
+
+def _offer(problem: Normalization) -> Call | None:
+    u, dim, rule, weight, bias, axis, given, running, *_ = problem
+    if not _movable(running):           # before a seed is drawn
+        return None
+    return _here(prepare(u, tuple(dim), weight, bias, rule, axis, given))
+
+
+def _by_channel(u: Tensor, dim: tuple[int, ...]) -> bool:
+    return u.ndim > 1 and {d % u.ndim for d in dim} == {0, *range(2, u.ndim)}
+
+
+def _offer_across(problem: NormalizationAcross) -> Staged | None:
+    u, unit, rule, weight, bias, axis, _, running, *_ = problem
+    if (not _by_channel(u, unit.dim) or unit.centre is not None
+            or unit.count > LARGEST or not _movable(running)):
+        return None
+    call = _here(prepare(u, unit.dim, weight, bias, rule, axis))
+    return None if call is None else Staged(call, unit)
+
+
+def _offer_moments(problem: Moments) -> _Local | None:
+    if not _by_channel(*problem):
+        return None
+    call = _here(prepare(*problem, None, None, Rule()))
+    return None if call is None else _Local(call)
+
+
 ENGINE = register(_Native())
-ENGINE.offers[Normalization] = _offer
+ENGINE.offers.update({Normalization: _offer, Moments: _offer_moments,
+                      NormalizationAcross: _offer_across})

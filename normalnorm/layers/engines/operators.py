@@ -43,7 +43,7 @@ def _number(seed: Tensor | None) -> int:
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000006
 _HOW = ("Tensor? seed, int[] dim, int? axis, float eps, float noise, "
-        "str kind, float alpha, int offset")
+        "str kind, float alpha, int offset, int kept")
 
 
 @torch.library.custom_op(
@@ -51,7 +51,7 @@ _HOW = ("Tensor? seed, int[] dim, int? axis, float eps, float noise, "
     schema=f"(Tensor u, Tensor? weight, Tensor? bias, {_HOW}) "
            "-> (Tensor, Tensor)")
 def _normalize(u, weight, bias, seed, dim, axis, eps, noise, kind, alpha,
-               offset):
+               offset, kept):
     dim, rule = tuple(dim), _rule(eps, noise, kind, alpha)
     call = native.prepare(u, dim, weight, bias, rule, axis)
     if call is not None:
@@ -62,15 +62,17 @@ def _normalize(u, weight, bias, seed, dim, axis, eps, noise, kind, alpha,
     out, used = core.by_autograd(u, dim, rule, weight, bias, seed, offset)
     found = torch.cat([
         t.flatten() for t in (used.mean, used.var, *used.parameters)])
-    numbers = found.new_zeros(native.KEPT * used.mean.numel())
+    numbers = found.new_zeros(kept * used.mean.numel())
     numbers[:len(found)] = found
     return out, numbers
 
 
 @_normalize.register_fake
-def _(u, weight, bias, seed, dim, *_):
+def _(u, weight, bias, seed, dim, *rest):
+    # how many numbers of a unit are kept is an argument, so that what was
+    # compiled with another kernel is not taken from PyTorch's cache on disk
     return torch.empty_like(u), u.new_empty(
-        native.KEPT * math.prod(_shape(u, dim)), dtype=torch.float32)
+        rest[-1] * math.prod(_shape(u, dim)), dtype=torch.float32)
 
 
 @torch.library.custom_op(
@@ -79,7 +81,7 @@ def _(u, weight, bias, seed, dim, *_):
            f"Tensor numbers, {_HOW}, bool of_weight, bool of_bias) "
            "-> (Tensor, Tensor, Tensor)")
 def _normalize_backward(grad, u, weight, bias, numbers, seed, dim, axis, eps,
-                        noise, kind, alpha, offset, of_weight, of_bias):
+                        noise, kind, alpha, offset, kept, of_weight, of_bias):
     dim, rule = tuple(dim), _rule(eps, noise, kind, alpha)
     call = native.prepare(u, dim, weight, bias, rule, axis)
     if call is not None:
@@ -120,7 +122,7 @@ def _backward(ctx, grad, _):
     of_u, *of = torch.ops.normalnorm.normalize_backward(
         grad, u, weight, bias, numbers, seed, *ctx.rest, *needs)
     return (of_u, *(g if need else None for g, need in zip(of, needs)),
-            *(None,) * 8)
+            *(None,) * 9)
 
 
 _normalize.register_autograd(_backward, setup_context=_keep)
@@ -148,7 +150,7 @@ def _take(problem: Normalization) -> Tensor | None:
         seed = draw_seed(u.device)
     out, numbers = torch.ops.normalnorm.normalize(
         u, weight, bias, seed, dim, axis, rule.eps, rule.noise,
-        rule.noise_kind, alpha, offset)
+        rule.noise_kind, alpha, offset, native.KEPT)
     if running:
         units = math.prod(_shape(u, dim))
         mean, var, lmbda = numbers.detach()[:3 * units].view(3, units)
