@@ -11,8 +11,9 @@ from torch import nn
 from normalnorm.layers import core
 from normalnorm.layers.backends import set_backend
 from normalnorm.layers.engines import native, operators
-from normalnorm.layers.functional import layer_normal_norm
+from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
 from normalnorm.layers.normality import (
+    BatchNormalNorm1d,
     BatchNormalNorm2d,
     GroupNormalNorm,
     InstanceNormalNorm2d,
@@ -228,3 +229,99 @@ torch.testing.assert_close(
 def test_fakes_tell_what_is_kept():
     out, numbers = operators._normalize._opoverload(*arguments("batch"))
     assert numbers.shape == (native.KEPT * 3,) and out.shape == (4, 3, 5)
+
+
+FROZEN = {
+    "batch": (lambda: BatchNormalNorm2d(3), (4, 3, 5, 5)),
+    "columns": (lambda: BatchNormalNorm1d(3), (7, 3)),
+    "channels last": (lambda: BatchNormalNorm2d(3), (4, 3, 5, 6)),
+    "no affine": (lambda: BatchNormalNorm2d(3, affine=False), (4, 3, 5, 5)),
+    "identity": (lambda: BatchNormalNorm2d(3, gaussianizer=Identity()),
+                 (4, 3, 5, 5)),
+    "instance": (lambda: InstanceNormalNorm2d(
+        3, affine=True, track_running_stats=True), (4, 3, 5, 5))}
+
+
+@pytest.mark.parametrize("case", FROZEN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_frozen_layer(case, dtype):
+    """In evaluation: one operator, and the very numbers of the layer that is
+    not compiled, with gradients of input, weight and bias.
+    """
+    make, shape = FROZEN[case]
+    torch.manual_seed(0)
+    layer = make().to(dtype).eval()
+    if getattr(layer, "running_lambda", None) is not None:
+        layer.running_lambda.uniform_(0.3, 1.7)
+    layer.running_var.uniform_(0.5, 2.0)
+    u = torch.randn(shape).exp().to(dtype)
+    if case == "channels last":
+        u = u.contiguous(memory_format=torch.channels_last)
+    assert "normalnorm.evaluate" in graph_of(layer, u)
+    found = []
+    for function in (layer, torch.compile(layer, fullgraph=True)):
+        leaves = [u.clone().requires_grad_(), *layer.parameters()]
+        out = function(leaves[0])
+        torch.manual_seed(1)
+        found.append([out, *torch.autograd.grad(
+            out, leaves, torch.randn_like(out))])
+    for a, b in zip(*found):
+        assert a.dtype == b.dtype and a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    with set_backend("eager"):
+        assert "normalnorm" not in graph_of(layer, u)
+
+
+def test_frozen_layers_by_the_definition():
+    "In float64, and where a statistic is learned."
+    u = torch.randn(4, 3, 5, 5)
+    mean, var, lmbda = torch.zeros(3), torch.ones(3), torch.full((3,), 1.3)
+
+    def graph(u, *statistics):
+        return graph_of(lambda u: batch_normal_norm(
+            u, *statistics, training=False), u)
+    assert "normalnorm.evaluate" in graph(u, mean, var, lmbda)
+    assert "normalnorm" not in graph(
+        u.double(), mean.double(), var.double(), lmbda.double())
+    for learned in range(3):
+        statistics = [mean.clone(), var.clone(), lmbda.clone()]
+        statistics[learned].requires_grad_()
+        assert "normalnorm" not in graph(u, *statistics)
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_pytorch_accepts_the_operator_of_evaluation(weight):
+    torch.manual_seed(0)
+    u = torch.randn(4, 3, 5, requires_grad=True)
+    of = [torch.randn(3, requires_grad=True) if weight else None
+          for _ in range(2)]
+    statistics = torch.randn(3), torch.rand(3) + 0.5, torch.rand(3) + 0.5
+    for lmbda in (statistics[2], None):
+        torch.library.opcheck(
+            torch.ops.normalnorm.evaluate.default,
+            (u, *of, *statistics[:2], lmbda, 1e-5))
+    # and against the definition in float64
+    given = core.Statistics(*(s.double().view(1, 3, 1) for s in statistics[:2]),
+                            (statistics[2].double().view(1, 3, 1),))
+    wide = [t if t is None else t.detach().double().requires_grad_()
+            for t in (u, *of)]
+    reference = core.normalize(
+        wide[0], (0, 2), core.Rule(1e-5),
+        *(t if t is None else t.view(1, 3, 1) for t in wide[1:]), given)[0]
+    out = torch.ops.normalnorm.evaluate(u, *of, *statistics, 1e-5)
+    g = torch.randn_like(out)
+    found, expected = (torch.autograd.grad(
+        y, [t for t in leaves if t is not None], g.to(y.dtype))
+        for y, leaves in ((out, (u, *of)), (reference, wide)))
+    for a, b in zip((out, *found), (reference, *expected)):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_evaluation_of_nothing():
+    "An empty batch: no number, and gradients of zero."
+    layer = BatchNormalNorm2d(3).eval()
+    u = torch.empty(0, 3, 4, 4, requires_grad=True)
+    out = torch.compile(layer, fullgraph=True, dynamic=False)(u)
+    out.sum().backward()
+    assert out.shape == u.shape and u.grad.shape == u.shape
+    assert layer.weight.grad.eq(0).all() and layer.bias.grad.eq(0).all()

@@ -1853,15 +1853,15 @@ inline void transpose(__m256 r[8]) {
     for (int i = 0; i < 8; i++) r[i] = t[i];
 }
 #endif
-// Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back;
-// up to VL − 1 elements after a column may be overwritten.
-// f(row, column) for blocks of VL × VL, those first that fill a line of a column
+// f(row, column) for blocks of VL × VL: first those that fill a column's line
 template <class F> INLINED inline void each_block(i64 rows, i64 count, F f) {
     for (i64 top = 0; top < rows; top += LINE)
         for (i64 c = 0; c < count; c += VL)
             for (i64 row = top; row < rows && row < top + LINE; row += VL)
                 f(row, c);
 }
+// Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back;
+// up to VL − 1 elements after a column may be overwritten.
 template <class E>
 void to_columns(const E* from, i64 stride, i64 rows, i64 count, float* to,
                 i64 pitch) {

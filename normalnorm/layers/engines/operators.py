@@ -127,8 +127,89 @@ def _backward(ctx, grad, _):
 
 _normalize.register_autograd(_backward, setup_context=_keep)
 
+# %% ../../../nbs/284_layers.engines.operators.ipynb #e0000031
+_GIVEN = "Tensor mean, Tensor var, Tensor? lmbda, float eps"
+
+
+def _prepare(u, weight, bias, mean, var, lmbda, eps):
+    "None for an input without elements."
+    given = Statistics(mean, var, () if lmbda is None else (lmbda,))
+    return given, native.prepare(
+        u, (0,), weight, bias, _rule(eps, 0.0, "scaled", float(
+            lmbda is not None)), 1, given)
+
+
+@torch.library.custom_op(
+    "normalnorm::evaluate", mutates_args=(), device_types="cpu",
+    schema=f"(Tensor u, Tensor? weight, Tensor? bias, {_GIVEN}) -> Tensor")
+def _evaluate(u, weight, bias, *rest):
+    given, call = _prepare(u, weight, bias, *rest)
+    return torch.empty_like(u) if call is None else native.forward(
+        call, u, weight, bias, statistics=given)[0]
+
+
+@_evaluate.register_fake
+def _(u, *_):
+    return torch.empty_like(u)
+
+
+@torch.library.custom_op(
+    "normalnorm::evaluate_backward", mutates_args=(), device_types="cpu",
+    schema=f"(Tensor grad, Tensor u, Tensor? weight, Tensor? bias, {_GIVEN}, "
+           "bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)")
+def _evaluate_backward(grad, u, weight, bias, mean, var, lmbda, eps, of_weight,
+                       of_bias):
+    _, call = _prepare(u, weight, bias, mean, var, lmbda, eps)
+    if call is None:
+        return (torch.empty_like(u), *(
+            torch.zeros_like(t) if wanted else u.new_empty(0)
+            for t, wanted in ((weight, of_weight), (bias, of_bias))))
+    found = native.backward(call, grad, (u, weight, mean, var, lmbda),
+                            of_weight=of_weight, of_bias=of_bias)
+    return tuple(u.new_empty(0) if g is None else g for g in found)
+
+
+@_evaluate_backward.register_fake
+def _(grad, u, weight, bias, *rest):
+    return (torch.empty_like(u),
+            *(torch.empty_like(t) if wanted else u.new_empty(0)
+              for t, wanted in zip((weight, bias), rest[-2:])))
+
+
+def _keep_given(ctx, inputs, output) -> None:
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _evaluated(ctx, grad):
+    _, *needs = ctx.needs_input_grad[:3]
+    of_u, *of = torch.ops.normalnorm.evaluate_backward(
+        grad, *ctx.saved_tensors, ctx.eps, *needs)
+    return (of_u, *(g if need else None for g, need in zip(of, needs)),
+            *(None,) * 4)
+
+
+_evaluate.register_autograd(_evaluated, setup_context=_keep_given)
+
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000008
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _take_given(problem: Normalization) -> Tensor | None:
+    "For statistics of shape (C,), which are not learned."
+    u, _, rule, weight, bias, axis, (mean, var, parameters), *_ = problem
+    of = weight, bias, mean, var, *parameters
+    if axis != 1 or rule.noise or u.ndim < 2 or len(parameters) > 1:
+        return None
+    for t in (u, *of):
+        if t is not None and (type(t) not in _PLAIN or t.device.type != "cpu"
+                              or t.dtype not in native._DTYPES):
+            return None
+    if (any(t is not None and t.shape != u.shape[1:2] for t in of)
+            or any(t.requires_grad for t in of[2:])):
+        return None                     # the definition says what is wrong
+    return torch.ops.normalnorm.evaluate(
+        u, weight, bias, mean, var, *(parameters or (None,)), rule.eps)
 
 
 def _take(problem: Normalization) -> Tensor | None:
@@ -136,11 +217,13 @@ def _take(problem: Normalization) -> Tensor | None:
     (u, dim, rule, weight, bias, axis, given, running, momentum, seed, offset,
      wanted) = problem
     power = rule.gaussianizer
-    if (wanted or given is not None or not isinstance(dim, tuple)
+    if (wanted or not isinstance(dim, tuple)
             or not isinstance(power, (Power, Identity))
             or isinstance(power, Power) and (power.steps > 1
                                              or power.safeguard)):
         return None
+    if given is not None:
+        return _take_given(problem)
     for t in (u, weight, bias):
         if t is not None and (type(t) not in _PLAIN or t.device.type != "cpu"
                               or t.dtype not in native._DTYPES):
