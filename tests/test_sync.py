@@ -272,7 +272,7 @@ def test_what_is_not_learned(saved, shape):
 
 @pytest.mark.parametrize("which", range(3, 8))
 def test_a_kernel_that_declines_goes_on_by_the_definition(saved, which):
-    "At whatever stage of the forward pass: the exchanges go on where they were."
+    "At whatever stage forward: the exchanges go on where they were."
     world, parts = saved
     case = f"declines at {which}", "images", "noise"
     found = errors(world, parts, case, *case[1:], far=0.0)
