@@ -102,6 +102,7 @@ inline void store_part(float* p, int n, V v) {
     for (int i = 0; i < n; i++) p[i] = v[i];
 #endif
 }
+
 // Numbers of bfloat16, the upper halves of floats, rounded to even. Such an
 // address stands where that of floats would.
 typedef uint16_t Half;
@@ -148,6 +149,7 @@ inline void store_part(Half* p, int n, V v) {
     store(part, v);
     std::memcpy(p, part, sizeof(Half) * n);
 }
+
 inline V absolute(V x) { return (V)((I)x & 0x7fffffff); }
 // a·b + c with one rounding, which the compiler may not simplify
 inline V fma(V a, V b, V c) {
@@ -1551,6 +1553,20 @@ struct Weights { float *weight, *bias; };
 // it, has one weight, or none. ANY asks.
 enum { POWER = 1, NOISY = 2, EACH = 4, ANY = 8 };
 
+// v of an element, by four numbers of its unit; `log` = sign(k) ℓ
+struct Move {
+    float of_p, of_d, of_ell, of_log;
+    explicit Move(const float* kept)
+        : of_p(1 + 4 * kept[2] * kept[5]), of_d(-4 * kept[2]), of_ell(kept[2]),
+          of_log(kept[2] * (2 * kept[4] + 2)) {}
+    template <class T>
+    INLINED T operator()(T a, T ell, T log, T inverse) const {
+        const T m = a * ell + ell, d = m - a, p = d + (m - ell);
+        return (d * of_d + (ell * of_ell + of_log)) * log
+               + (p * of_p - inverse);
+    }
+};
+
 // First visit of the backward pass: sums over the unit. u and grad are
 // contiguous, or (`direct`) the beginnings of runs. k goes to `k_of`, g ∂x/∂h
 // to `of_h`, v to `v_of`, all contiguous.
@@ -1574,10 +1590,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                each_one = ASK ? job.weights < 0 : (bool)(WHAT & EACH);
     const i64 block = block_of(job, direct);
     const bool row = job.segments == 1 && !job.columns;
-    // v = of_p p − 1/(1+a) + (of_d d + of_ell ℓ + of_log) sign(k) ℓ
-    const float ratio = kept[2], of_p = 1 + 4 * ratio * kept[5],
-                of_d = -4 * ratio, of_ell = ratio,
-                of_log = ratio * (2 * kept[4] + 2);
+    const Move move(kept);
     float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
     const V center = set(w.center);
     alignas(64) float z[BLOCK];
@@ -1610,10 +1623,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                     if (transformed) {
                         auto a = absolute(k), ell_k = log1p_of(a),
                              inverse = 1.0f / (a + 1.0f);
-                        auto log_k = with_sign(ell_k, k), m = a * ell_k + ell_k,
-                             d = m - a;
-                        auto v = (d * of_d + (ell_k * of_ell + of_log)) * log_k
-                                 + ((d + (m - ell_k)) * of_p - inverse);
+                        auto v = move(a, ell_k, with_sign(ell_k, k), inverse);
                         if (n < VL) v = first_lanes(v, n);
                         add(s_v, v), add(s_vk, v, k), put(v_of, j, n, v);
                         auto ell = ell_k;
@@ -1853,6 +1863,7 @@ inline void transpose(__m256 r[8]) {
     for (int i = 0; i < 8; i++) r[i] = t[i];
 }
 #endif
+
 // f(row, column) for blocks of VL × VL: first those that fill a column's line
 template <class F> INLINED inline void each_block(i64 rows, i64 count, F f) {
     for (i64 top = 0; top < rows; top += LINE)
@@ -1925,6 +1936,7 @@ void to_rows(const float* from, i64 pitch, i64 rows, i64 count, E* to,
             store_part(to + row * stride + c, 1, set(from[c * pitch + row]));
 #endif
 }
+
 // columns that begin at `at`
 void columns_from(const Job& job, const float* from, i64 at, i64 rows,
                   i64 count, float* to, i64 pitch) {
