@@ -144,6 +144,72 @@ def seed_dots(ax: "Axes", groups: dict[str, Any], unit: str) -> None:
     ax.set(ylabel=unit, xlim=(-0.5, len(groups) - 0.5))
     ax.set_xticks(range(len(groups)), list(groups))
 
+# %% ../nbs/720_plots.ipynb #8e02b6d4
+# 258 by 150 units, within margins for the labels; an inner svg cuts off what
+# leaves the axes
+_KIT = r"""
+const kit = root => {
+const mean = values => values.reduce((sum, v) => sum + v, 0) / values.length;
+const range = (from, to, steps) => Array.from({length: steps + 1},
+    (_, i) => from + (to - from) * i / steps);
+const minus = text => String(text).replaceAll("-", "−");
+const panel = (name, [x0, x1], [y0, y1], xticks, yticks, label) => {
+  const svg = root.querySelector("svg." + name),
+      x = v => (v - x0) / (x1 - x0) * 258, y = v => (y1 - v) / (y1 - y0) * 150;
+  const text = (left, top, anchor, content) =>
+    `<text x="${left}" y="${top}" text-anchor="${anchor}">`
+    + `${minus(content)}</text>`;
+  svg.setAttribute("viewBox", "0 0 300 206");
+  svg.innerHTML = `<path d="M36 10V160H294" fill="none" stroke="currentColor"/>`
+    + xticks.map(v => `<path d="M${36 + x(v)} 160v4" stroke="currentColor"/>` +
+        text(36 + x(v), 178, "middle", v)).join("")
+    + yticks.map(v => `<path d="M36 ${10 + y(v)}h-4" stroke="currentColor"/>` +
+        text(29, 14 + y(v), "end", v)).join("")
+    + text(165, 199, "middle", label)
+    + `<svg x="36" y="10" width="258" height="150"></svg>`;
+  const inside = svg.querySelector("svg");
+  // a style, not attributes: another figure may have rules for all strokes
+  const path = (points, style, join = "L") => {
+    const d = points.map(([a, b]) => x(a).toFixed(1) + " " + y(b).toFixed(1) +
+        (join === "L" ? "" : "h0")).join(join);
+    return `<path d="M${d}" style="fill:none;stroke:currentColor;${style}"/>`;
+  };
+  const dots = (points, style) => path(points,
+      "stroke-linecap:round;stroke-width:8;" + style, "M");
+  return {path, dots, draw: paths => { inside.innerHTML = paths.join(""); }};
+};
+const histogram = (values, [from, to], width) => {
+  const counts = new Array(Math.round((to - from) / width)).fill(0);
+  for (const v of values) { const bin = Math.floor((v - from) / width);
+      if (bin in counts) counts[bin] += 1; }
+  return [[from, 0], ...counts.flatMap((count, i) => [from + i * width,
+      from + (i + 1) * width].map(v => [v, count / values.length / width])),
+      [to, 0]];
+};
+const controls = show => {
+  const inputs = [...root.querySelectorAll("input")];
+  const update = () => {
+    const said = show(Object.fromEntries(
+        inputs.map(i => [i.name, Number(i.value)])));
+    for (const [name, text] of Object.entries(said)) root.querySelector(
+        `output[name=${name}]`).value = minus(text);
+    for (const i of inputs) i.setAttribute("aria-valuetext", [i.value,
+        ...Object.entries(said).map(pair => pair.join(" "))].join(", "));
+  };
+  for (const i of inputs) i.addEventListener("input", update);
+  for (const button of root.querySelectorAll("button[data-set]")) {
+    button.addEventListener("click", () => {
+      for (const [name, value] of Object.entries(JSON.parse(
+          button.dataset.set))) root.querySelector(
+          `input[name=${name}]`).value = value;
+      update();
+    });
+  }
+  update();
+};
+return {mean, range, minus, panel, histogram, controls};
+};"""
+
 # %% ../nbs/720_plots.ipynb #2418886c
 def widget(markup: str, script: str, data: Any, fallback: "Figure",
            alt: str = "") -> str:
@@ -151,8 +217,10 @@ def widget(markup: str, script: str, data: Any, fallback: "Figure",
     the still figure `fallback` in print and where no script runs.
 
     `markup`: HTML of the live figure. `script`: the body of a JavaScript
-    function of `root`, the element that holds the markup, and `data`, which may
-    be anything that JSON can say. `alt`: what the still figure shows, in words.
+    function of `root`, the element that holds the markup, of `data`, which may
+    be anything that JSON can say, and of `kit`, what such figures share:
+    `mean`, `range`, `minus`, `panel`, `histogram` and `controls`. `alt`: what
+    the still figure shows, in words.
     A child `class="panels"` lays out its SVGs side by side where there is room,
     `class="controls"` a row of controls.
     The same arguments give the same bytes; several fragments, and several
@@ -221,12 +289,13 @@ html[data-theme="dark"] .bd-content div.cell_output .text_html:not(
 <div class="still">{still}</div>
 <script>
 (() => {{
-const data = {numbers};
-const start = (root) => {{
+const data = {numbers};{_KIT if "kit" in script else ""}
+const start = (root, kit) => {{
 {script.strip()}
 }};
 for (const root of document.querySelectorAll(".{name}:not(.on)")) {{
-    start(root); root.classList.add("on"); }}
+    start(root{", kit(root)" if "kit" in script else ""});
+    root.classList.add("on"); }}
 }})();
 </script>
 </div>"""
