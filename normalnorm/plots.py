@@ -7,7 +7,7 @@ and files whose bytes are the same at each build.
 
 # %% auto #0
 __all__ = ['INK', 'PALETTE', 'STYLE', 'METADATA', 'book_style', 'svg',
-           'qq_plot', 'seed_dots', 'widget']
+           'qq_plot', 'seed_dots', 'flow', 'widget']
 
 # %% ../nbs/720_plots.ipynb #cd972b63
 import hashlib
@@ -143,6 +143,38 @@ def seed_dots(ax: "Axes", groups: dict[str, Any], unit: str) -> None:
                     color=color)
     ax.set(ylabel=unit, xlim=(-0.5, len(groups) - 0.5))
     ax.set_xticks(range(len(groups)), list(groups))
+
+# %% ../nbs/720_plots.ipynb #2b9f64e1
+def flow(arrows: list[str], figsize: tuple[float, float] | None = None
+         ) -> "tuple[Figure, list[Axes]]":
+    """A row of panels with an arrow from each to the next: the stages of a
+    layer, or of data.
+
+    `arrows`: what is written over each arrow, in one or two lines; there is one
+    panel more. `figsize`: width and height in inches, by default 10 wide.
+    Returns the figure and the panels, which are empty. Raises `ValueError`
+    without an arrow.
+
+    Example:
+
+        fig, (before, after) = flow(["shift,\\nscale"])
+        before.hist(u); after.hist((u - u.mean()) / u.std())
+    """
+    import matplotlib.pyplot as plt
+    if not arrows:
+        raise ValueError("a diagram of stages needs at least one arrow: given "
+                         "none; one panel alone is plt.subplots()")
+    fig, axes = plt.subplots(
+        1, 2 * len(arrows) + 1, figsize=figsize or (10, 2.1),
+        layout="constrained",
+        width_ratios=[3, 1.1] * len(arrows) + [3])
+    for ax, text in zip(axes[1::2], arrows):
+        ax.set_axis_off()
+        ax.annotate("", (1.15, 0.4), (-0.15, 0.4), xycoords="axes fraction",
+                    arrowprops={"arrowstyle": "-|>", "color": INK})
+        ax.text(0.5, 0.5, text, ha="center", va="bottom", color=INK,
+                transform=ax.transAxes)
+    return fig, list(axes[::2])
 
 # %% ../nbs/720_plots.ipynb #8e02b6d4
 # 258 by 150 units, within margins for the labels; an inner svg cuts off what

@@ -3,7 +3,8 @@ workshop only from itself, and the rooms of the package point one way.
 
 So there are two orders: the reader's, which is the table of contents, and that
 of building, in which the workshop comes first and every import points
-backwards, within the workshop too.
+backwards, within the workshop too. The landing page and the tour show what
+later chapters build and are exempt.
 """
 import ast
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from tools.chapters import ROOT, WORKSHOP, Chapter, build_order
 from tools.run import Run
 
+# These show what later chapters build.
+EXEMPT = {"index", "010_in_ten_minutes"}
 # These chapters find later modules by name, at run time.
 BY_NAME = {"cli", "experiments.results", "experiments.spread",
            "experiments.tables", "layers.backends"}
@@ -50,12 +53,17 @@ def code_of(chapter: Chapter) -> str:
                      for line in lines)
 
 
+def listed(root: Path = ROOT) -> list[Chapter]:
+    "The chapters that the order binds, in the order of building."
+    return [c for c in build_order(root) if c.name not in EXEMPT]
+
+
 def against_the_order(names: dict[str, set[str]], verb: str,
                       root: Path = ROOT) -> list[str]:
     """What is wrong with the imports of chapters, `names` by the chapter's
     name, where each may import what comes before it in the order of building.
     """
-    order = build_order(root)[1:]           # the landing page is exempt
+    order = listed(root)
     position = {f"normalnorm.{c.module}": i for i, c in enumerate(order)}
     found = []
     for i, c in enumerate(order):
@@ -72,10 +80,10 @@ def violations(root: Path = ROOT) -> list[str]:
     """Imports in the chapters' text against the order, and between rooms
     against the arrows.
     """
-    listed = build_order(root)[1:]
     found = against_the_order(
-        {c.name: imported_modules(code_of(c)) for c in listed}, "imports", root)
-    for c in listed:
+        {c.name: imported_modules(code_of(c)) for c in listed(root)}, "imports",
+        root)
+    for c in listed(root):
         room = c.module.split(".")[0]
         if room in ROOMS:
             exported = "\n".join(s for s in c.code_cells() if "#| export" in s)
@@ -97,5 +105,5 @@ def recorded_violations(root: Path = ROOT) -> list[str]:
                        if not (name := file.removesuffix(".py")
                                .replace("/", ".").removesuffix(".__init__"))
                        .startswith("normalnorm.layers.engines")}
-              for c in build_order(root) if c.module not in BY_NAME}
+              for c in listed(root) if c.module not in BY_NAME}
     return against_the_order(loaded, "loaded", root)
