@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 
 pytestmark = pytest.mark.book
 plt = pytest.importorskip(
@@ -34,6 +35,10 @@ browser = pytest.mark.skipif(CHROMIUM is None,
                                     "figures show is not checked")
 LAMBDAS = (-1.0, -0.35, 0.0, 0.01, 0.58, 1.0, 1.5, 1.99, 2.0)
 FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
+
+
+# the chapters that have a figure to drag
+DRAGGED = ("010_in_ten_minutes", "210_theory.power_transform", "720_plots")
 
 
 def fragment(name="210_theory.power_transform"):
@@ -134,7 +139,7 @@ def compare(shown):
 
 
 def test_chapters_figures_hold_no_address_and_no_random_id():
-    for name in ("720_plots", "210_theory.power_transform"):
+    for name in DRAGGED:
         text = fragment(name)
         assert not re.search(r"https?:|@import|\b(?:src|srcset)=|fetch\(|"
                              r"XMLHttpRequest|import\(",
@@ -273,3 +278,45 @@ def test_slider_and_buttons_are_labelled_and_reached_by_keyboard(tmp_path):
         "label": "λ", "type": "range",
         "buttons": ["λ = 1: unchanged", f"most likely: λ̂ = {likely:.3f}"],
         "focus": True, "named": True}
+
+
+TOUR = "010_in_ten_minutes"
+TOURED = """const root = document.querySelector(".live");
+const value = name => root.querySelector(`output[name=${name}]`).value;
+return CASES.map(([amount, noise]) => {
+  for (const [name, to] of [["amount", amount], ["noise", noise]]) {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = to; slider.dispatchEvent(new Event("input"));
+  }
+  return {lmbda: value("lmbda"), before: value("before"), after: value("after"),
+      drawn: root.querySelector(".after svg").innerHTML,
+      text: root.querySelector("input").getAttribute("aria-valuetext")};
+});"""
+
+
+def tour_shows(shown, cases):
+    "Estimate and skewness of each case against torch and scipy."
+    from normalnorm.theory.newton import newton_lambda
+    q = scipy.stats.norm.ppf((np.arange(400) + 0.5) / 400).round(5)
+    for (amount, _), values in zip(cases, shown):
+        h = scipy.stats.zscore(np.sinh(np.arcsinh(q) + amount))
+        lmbda = newton_lambda(torch.tensor(h), -1).item()
+        x = scipy.stats.yeojohnson(h, lmbda)
+        for name, expected, width in (
+                ("lmbda", lmbda, 6e-4), ("before", scipy.stats.skew(h), 6e-3),
+                ("after", scipy.stats.skew(x), 6e-3)):
+            assert abs(numbers(values[name])[0] - expected) <= width, (
+                amount, name, values[name], expected)
+        assert values["lmbda"] in values["text"]
+
+
+@browser
+def test_tour_shows_what_the_library_computes(tmp_path):
+    cases = [(-1, 0), (-0.3, 0), (0, 0.4), (0.6, 0), (0.6, 0.4), (1, 1)]
+    script = TOURED.replace("CASES", json.dumps(cases))
+    shown = open_page(fragment(TOUR), script, tmp_path)
+    tour_shows(shown, cases)
+    assert shown[3]["drawn"] != shown[4]["drawn"]
+    wrong = fragment(TOUR).replace("1 - first / second", "1 + first / second")
+    with pytest.raises(AssertionError):
+        tour_shows(open_page(wrong, script, tmp_path), cases)

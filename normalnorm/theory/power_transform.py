@@ -6,14 +6,62 @@ inverse, all its derivatives, and the likelihood that chooses its parameter.
 # ../../nbs/210_theory.power_transform.ipynb.
 
 # %% auto #0
-__all__ = ['signed_log1p', 'yeo_johnson', 'power_transform_derivative',
-           'representable', 'yeo_johnson_inverse', 'yeo_johnson_nll']
+__all__ = ['yeo_johnson_nll', 'signed_log1p', 'yeo_johnson',
+           'power_transform_derivative', 'representable', 'yeo_johnson_inverse']
 
 # %% ../../nbs/210_theory.power_transform.ipynb #f6a79419
 import math
 
 import torch
 from torch import Tensor
+
+# %% ../../nbs/210_theory.power_transform.ipynb #3c98d7e3
+def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float,
+                    dim: int | tuple[int, ...] = -1) -> Tensor:
+    """The negative log likelihood of λ, in nats per element, maximized over
+    mean and variance of the normal model.
+
+    L(h; λ) = ½(log 2π + 1) + ½ log Var ψ(h; λ) − (λ−1)·mean σ(h), with σ(h) =
+    sign(h) log(1+|h|) and the biased variance: Eftekhari & Papyan 2025, Eq. 4,
+    completed for negative h. It is convex in λ.
+
+    `h`: samples along `dim` (default: the last); `lmbda`: a number, or a tensor
+    that broadcasts with `h` and has size 1 along `dim` of the broadcast shape
+    (so that `lmbda` of shape (G, 1) and `h` of shape (N,) give G values).
+    Returns the broadcast shape without `dim`, in torch's result type of the
+    two, computed in float64 where the device has it. A constant sample gives
+    −infinity.
+    Meant for standardized samples: where all elements lie far from 0 on the
+    side that the transform flattens, digits are lost.
+
+    Raises `TypeError` for integer or complex input and `ValueError` for an
+    empty sample or a λ that varies along `dim`.
+
+    Example:
+
+        >>> h = torch.tensor([-1.0, -0.5, 0.0, 2.0])
+        >>> yeo_johnson_nll(h, torch.tensor([[0.0], [1.0]]))
+        tensor([1.3641, 1.5489])
+    """
+    h, lmbda, dtype = _prepare("yeo_johnson_nll", h, lmbda)
+    h, lmbda = torch.broadcast_tensors(h, lmbda)
+    dims = ([d % h.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
+            if h.ndim else [])
+    if not dims or 0 in (h.shape[d] for d in dims):
+        raise ValueError("yeo_johnson_nll needs at least one element along "
+                         f"dim={dim}, given a shape of {tuple(h.shape)}")
+    if any(h.shape[d] > 1 and lmbda.stride(d) != 0 for d in dims):
+        raise ValueError(f"lmbda must not vary along dim={dim} of "
+                         f"{tuple(h.shape)}: give it size 1 there, e.g. "
+                         "lmbda[..., None]")
+    if h.device.type != "mps":              # which has no float64
+        h, lmbda = h.double(), lmbda.double()
+    x = _transform(h, lmbda, 0)
+    # exactly 0 for a constant sample
+    variance = (x - x.detach().amin(dims, keepdim=True)).var(dims, correction=0)
+    tilt = ((lmbda - 1) * signed_log1p(h)).mean(dims)
+    return (0.5 * (math.log(2 * math.pi) + 1) + 0.5 * variance.log()
+            - tilt).to(dtype)
 
 # %% ../../nbs/210_theory.power_transform.ipynb #16f59836
 def _taylor(k: int, precision: float) -> tuple[float, ...]:
@@ -322,51 +370,3 @@ def yeo_johnson_inverse(x: Tensor, lmbda: Tensor | float) -> Tensor:
     if x.device.type != "mps":              # which has no float64
         x, lmbda = x.double(), lmbda.double()
     return _PowerInverse.apply(x, lmbda).to(dtype)
-
-# %% ../../nbs/210_theory.power_transform.ipynb #3c98d7e3
-def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float,
-                    dim: int | tuple[int, ...] = -1) -> Tensor:
-    """The negative log likelihood of λ, in nats per element, maximized over
-    mean and variance of the normal model.
-
-    L(h; λ) = ½(log 2π + 1) + ½ log Var ψ(h; λ) − (λ−1)·mean σ(h), with σ(h) =
-    sign(h) log(1+|h|) and the biased variance: Eftekhari & Papyan 2025, Eq. 4,
-    completed for negative h. It is convex in λ.
-
-    `h`: samples along `dim` (default: the last); `lmbda`: a number, or a tensor
-    that broadcasts with `h` and has size 1 along `dim` of the broadcast shape
-    (so that `lmbda` of shape (G, 1) and `h` of shape (N,) give G values).
-    Returns the broadcast shape without `dim`, in torch's result type of the
-    two, computed in float64 where the device has it. A constant sample gives
-    −infinity.
-    Meant for standardized samples: where all elements lie far from 0 on the
-    side that the transform flattens, digits are lost.
-
-    Raises `TypeError` for integer or complex input and `ValueError` for an
-    empty sample or a λ that varies along `dim`.
-
-    Example:
-
-        >>> h = torch.tensor([-1.0, -0.5, 0.0, 2.0])
-        >>> yeo_johnson_nll(h, torch.tensor([[0.0], [1.0]]))
-        tensor([1.3641, 1.5489])
-    """
-    h, lmbda, dtype = _prepare("yeo_johnson_nll", h, lmbda)
-    h, lmbda = torch.broadcast_tensors(h, lmbda)
-    dims = ([d % h.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
-            if h.ndim else [])
-    if not dims or 0 in (h.shape[d] for d in dims):
-        raise ValueError("yeo_johnson_nll needs at least one element along "
-                         f"dim={dim}, given a shape of {tuple(h.shape)}")
-    if any(h.shape[d] > 1 and lmbda.stride(d) != 0 for d in dims):
-        raise ValueError(f"lmbda must not vary along dim={dim} of "
-                         f"{tuple(h.shape)}: give it size 1 there, e.g. "
-                         "lmbda[..., None]")
-    if h.device.type != "mps":              # which has no float64
-        h, lmbda = h.double(), lmbda.double()
-    x = _transform(h, lmbda, 0)
-    # exactly 0 for a constant sample
-    variance = (x - x.detach().amin(dims, keepdim=True)).var(dims, correction=0)
-    tilt = ((lmbda - 1) * signed_log1p(h)).mean(dims)
-    return (0.5 * (math.log(2 * math.pi) + 1) + 0.5 * variance.log()
-            - tilt).to(dtype)

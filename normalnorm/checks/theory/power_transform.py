@@ -116,6 +116,90 @@ def _(third):
             sp.simplify(sp.diff(side, h, 3).subs(h, 0) - third(lmbda, s)) == 0)
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
+from normalnorm.theory.power_transform import signed_log1p, yeo_johnson_nll
+
+
+def full_nll(h, lmbda, mu, variance):
+    "Mean negative log density by change of variables; the slope by autograd."
+    h = h.clone().requires_grad_()
+    x = yeo_johnson(h, lmbda)
+    slope, = torch.autograd.grad(x.sum(), h)
+    return (-torch.distributions.Normal(mu, variance**0.5).log_prob(x)
+            - slope.log()).mean().item()
+
+
+def log_without_sign(h, lmbda):
+    "The last term as printed, for h ≥ 0 only, used on everything."
+    return (yeo_johnson_nll(h, lmbda)
+            + (lmbda - 1) * (signed_log1p(h) - torch.log(1 + h)).mean())
+
+
+@claim(
+    "nn-nll", source="eftekhari2025, Eq. 4",
+    statement="L(h; λ) = ½(log 2π+1) + ½ log σ̂²(λ) − (λ−1)·mean(s·log(1+|h|))",
+    kind="identity", verdict="holds", evidence="proof", formula=yeo_johnson_nll,
+    mutant=lambda h, lmbda: yeo_johnson_nll(h, lmbda)
+           + 2 * (lmbda - 1) * signed_log1p(h).mean())
+def _(nll):
+    """Against scipy.stats.yeojohnson_llf on a skewed sample with negative
+    elements.
+    """
+    h = torch.distributions.Gamma(2.0, 1.0).sample((300,)).double() - 2
+    for lmbda in (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0):
+        expected = (-scipy.stats.yeojohnson_llf(lmbda, h.cpu().numpy()) / 300
+                    + 0.5 * (np.log(2 * np.pi) + 1))
+        assert abs(nll(h, lmbda).item() - expected) < 1e-11, lmbda
+
+
+@claim("nn-nll-printed", source="eftekhari2025, Eq. 4, footnote 2",
+       statement="the last term is ((λ−1)/N)·Σ log(1+h_i) for every sample",
+       kind="identity", verdict="misprinted", evidence="proof",
+       formula=log_without_sign, mutant=yeo_johnson_nll)
+def _(nll):
+    """As printed it is NaN on a standardized sample with an element below −1,
+    and right when all are ≥ 0.
+    """
+    h = torch.tensor([-1.5, -0.5, 0.0, 0.5, 1.5], dtype=torch.float64)
+    assert nll(h, 0.5).isnan(), "the printed formula should not exist here"
+    torch.testing.assert_close(nll(h.abs(), 0.5), yeo_johnson_nll(h.abs(), 0.5))
+
+
+@claim("nn-nll-derivation", source="eftekhari2025, App. C",
+       statement="L is the mean of −log p(h_i), p the normal density of ψ(h) "
+                 "times ∂ψ/∂h",
+       kind="identity", verdict="holds", evidence="proof", formula=full_nll,
+       mutant=lambda h, lmbda, mu, v: full_nll(h, lmbda, mu, v)
+              + (lmbda - 1) * signed_log1p(h).mean().item())
+def _(definition):
+    "The mutant leaves the slope out."
+    h = torch.randn(200, dtype=torch.float64).exp() - 1
+    for lmbda in (-0.5, 0.0, 0.7, 2.2):
+        x = yeo_johnson(h, lmbda)
+        expected = definition(h, lmbda, x.mean(), x.var(correction=0))
+        assert abs(yeo_johnson_nll(h, lmbda).item() - expected) < 1e-12
+
+
+@claim("nn-nll-profile", source="eftekhari2025, Eq. 4",
+       statement="mean and biased variance of ψ(h_i; λ) maximize the "
+                 "likelihood at fixed λ",
+       kind="identity", verdict="holds", evidence="proof", formula=0, mutant=1)
+def _(correction):
+    """A numerical minimizer over (μ, log v) ends at the profile; the mutant is
+    the unbiased variance.
+    """
+    import scipy.optimize
+    h, lmbda = torch.randn(12, dtype=torch.float64).exp() - 1, 0.4
+    x, tilt = (yeo_johnson(h, lmbda).cpu().numpy(),
+               ((lmbda - 1) * signed_log1p(h)).mean().item())
+    found = scipy.optimize.minimize(
+        lambda p: 0.5 * (np.log(2 * np.pi) + p[1])
+            + ((x - p[0]) ** 2).mean() / (2 * np.exp(p[1])) - tilt,
+        [0.0, 0.0], tol=1e-12)
+    assert abs(found.x[0] - x.mean()) < 1e-5 and abs(
+        np.exp(found.x[1]) - x.var(ddof=correction)) < 1e-5
+    assert abs(found.fun - yeo_johnson_nll(h, lmbda).item()) < 1e-9
+
+# %% ../../../nbs/210_theory.power_transform.ipynb
 from normalnorm.theory.power_transform import power_transform_derivative
 
 
@@ -387,87 +471,3 @@ def _(inverse):
     with mp.workdps(60):
         assert worst_inverse_ulps(inverse, 500, torch.float64) <= 8
         assert worst_inverse_ulps(inverse, 500, torch.float32) <= 1
-
-# %% ../../../nbs/210_theory.power_transform.ipynb
-from normalnorm.theory.power_transform import signed_log1p, yeo_johnson_nll
-
-
-def full_nll(h, lmbda, mu, variance):
-    "Mean negative log density by change of variables; the slope by autograd."
-    h = h.clone().requires_grad_()
-    x = yeo_johnson(h, lmbda)
-    slope, = torch.autograd.grad(x.sum(), h)
-    return (-torch.distributions.Normal(mu, variance**0.5).log_prob(x)
-            - slope.log()).mean().item()
-
-
-def log_without_sign(h, lmbda):
-    "The last term as printed, for h ≥ 0 only, used on everything."
-    return (yeo_johnson_nll(h, lmbda)
-            + (lmbda - 1) * (signed_log1p(h) - torch.log(1 + h)).mean())
-
-
-@claim(
-    "nn-nll", source="eftekhari2025, Eq. 4",
-    statement="L(h; λ) = ½(log 2π+1) + ½ log σ̂²(λ) − (λ−1)·mean(s·log(1+|h|))",
-    kind="identity", verdict="holds", evidence="proof", formula=yeo_johnson_nll,
-    mutant=lambda h, lmbda: yeo_johnson_nll(h, lmbda)
-           + 2 * (lmbda - 1) * signed_log1p(h).mean())
-def _(nll):
-    """Against scipy.stats.yeojohnson_llf on a skewed sample with negative
-    elements.
-    """
-    h = torch.distributions.Gamma(2.0, 1.0).sample((300,)).double() - 2
-    for lmbda in (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0):
-        expected = (-scipy.stats.yeojohnson_llf(lmbda, h.cpu().numpy()) / 300
-                    + 0.5 * (np.log(2 * np.pi) + 1))
-        assert abs(nll(h, lmbda).item() - expected) < 1e-11, lmbda
-
-
-@claim("nn-nll-printed", source="eftekhari2025, Eq. 4, footnote 2",
-       statement="the last term is ((λ−1)/N)·Σ log(1+h_i) for every sample",
-       kind="identity", verdict="misprinted", evidence="proof",
-       formula=log_without_sign, mutant=yeo_johnson_nll)
-def _(nll):
-    """As printed it is NaN on a standardized sample with an element below −1,
-    and right when all are ≥ 0.
-    """
-    h = torch.tensor([-1.5, -0.5, 0.0, 0.5, 1.5], dtype=torch.float64)
-    assert nll(h, 0.5).isnan(), "the printed formula should not exist here"
-    torch.testing.assert_close(nll(h.abs(), 0.5), yeo_johnson_nll(h.abs(), 0.5))
-
-
-@claim("nn-nll-derivation", source="eftekhari2025, App. C",
-       statement="L is the mean of −log p(h_i), p the normal density of ψ(h) "
-                 "times ∂ψ/∂h",
-       kind="identity", verdict="holds", evidence="proof", formula=full_nll,
-       mutant=lambda h, lmbda, mu, v: full_nll(h, lmbda, mu, v)
-              + (lmbda - 1) * signed_log1p(h).mean().item())
-def _(definition):
-    "The mutant leaves the slope out."
-    h = torch.randn(200, dtype=torch.float64).exp() - 1
-    for lmbda in (-0.5, 0.0, 0.7, 2.2):
-        x = yeo_johnson(h, lmbda)
-        expected = definition(h, lmbda, x.mean(), x.var(correction=0))
-        assert abs(yeo_johnson_nll(h, lmbda).item() - expected) < 1e-12
-
-
-@claim("nn-nll-profile", source="eftekhari2025, Eq. 4",
-       statement="mean and biased variance of ψ(h_i; λ) maximize the "
-                 "likelihood at fixed λ",
-       kind="identity", verdict="holds", evidence="proof", formula=0, mutant=1)
-def _(correction):
-    """A numerical minimizer over (μ, log v) ends at the profile; the mutant is
-    the unbiased variance.
-    """
-    import scipy.optimize
-    h, lmbda = torch.randn(12, dtype=torch.float64).exp() - 1, 0.4
-    x, tilt = (yeo_johnson(h, lmbda).cpu().numpy(),
-               ((lmbda - 1) * signed_log1p(h)).mean().item())
-    found = scipy.optimize.minimize(
-        lambda p: 0.5 * (np.log(2 * np.pi) + p[1])
-            + ((x - p[0]) ** 2).mean() / (2 * np.exp(p[1])) - tilt,
-        [0.0, 0.0], tol=1e-12)
-    assert abs(found.x[0] - x.mean()) < 1e-5 and abs(
-        np.exp(found.x[1]) - x.var(ddof=correction)) < 1e-5
-    assert abs(found.fun - yeo_johnson_nll(h, lmbda).item()) < 1e-9
