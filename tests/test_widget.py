@@ -38,7 +38,8 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 
 
 # the chapters that have a figure to drag
-DRAGGED = ("010_in_ten_minutes", "210_theory.power_transform", "720_plots")
+DRAGGED = ("010_in_ten_minutes", "210_theory.power_transform",
+           "228_layers.noise", "720_plots")
 
 
 def fragment(name="210_theory.power_transform"):
