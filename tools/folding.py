@@ -42,7 +42,8 @@ def python_lines(code: str) -> int:
 
 def native_lines(code: str) -> int:
     "The same of C++."
-    bare = re.sub(r"/\*.*?\*/|//[^\n]*", "", code, flags=re.S)
+    bare = re.sub(r"/\*.*?\*/|//[^\n]*", lambda m: "\n" * m[0].count("\n"),
+                  code, flags=re.S)
     return sum(bool(line.strip()) for line in bare.split("\n"))
 
 
@@ -62,8 +63,9 @@ class Fold:
             for code, words in self.lines)
 
     def text(self) -> str:
-        "In one line, for a comment."
-        return "; ".join(code or words for code, words in self.lines)
+        "In one line, for a comment: names without their arguments."
+        return ", ".join(code.split("(")[0] or words.replace("`", "")
+                         for code, words in self.lines)
 
 
 def inline(words: str) -> str:

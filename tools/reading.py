@@ -15,10 +15,9 @@ from pathlib import Path
 
 from tools import browser, folding
 from tools.chapters import ROOT, Chapter, chapters
-from tools.dialect import cell_tags, directives, without_directives
+from tools.dialect import cell_tags, directives, fold_of, without_directives
 
 WORDS = 12          # in a line of prose
-SCREEN = 900        # pixels
 PICTURE = """const e = d.querySelector("article :is(.figure-svg, img, iframe)");
   return e && e.getBoundingClientRect().top + w.scrollY;"""
 COLUMNS = {"words": "words", "code": "code", "ratio": "code/prose",
@@ -40,7 +39,7 @@ def visible_code(cell: dict, folds: bool = True) -> int:
     found, code = directives(source), without_directives(source)
     unseen = {"remove-cell", "remove-input", "hide-input"}
     if (raw and "export-cpp" not in found or unseen & set(cell_tags(found))
-            or folds and folding.fold(found, code, raw)):
+            or folds and fold_of(source, raw)):
         return 0
     return (folding.native_lines if raw else folding.python_lines)(code)
 
@@ -66,13 +65,13 @@ def row(chapter: Chapter, folds: bool = True) -> dict:
             out["lines_before_picture"] = round(
                 out["words"] / WORDS + out["code"])
         out["figures"] += pictures
-    ratio = out["code"] * WORDS / max(out["words"], 1)
-    return out | {"ratio": round(ratio, 2)}
+    return out | {"ratio": round(
+        out["code"] * WORDS / max(out["words"], 1), 2)}
 
 
 def measure(root: Path = ROOT) -> dict[str, dict]:
-    """Chapter → its row; with the screens before the first picture where the
-    book is rendered and there is a browser.
+    """Chapter → its row; with the screens (900 pixels) before the first picture
+    where the book is rendered and there is a browser.
     """
     folds = (root / "tools" / "folding.py").exists()
     rows = {c.name: row(c, folds) for c in chapters(root)}
@@ -82,7 +81,7 @@ def measure(root: Path = ROOT) -> dict[str, dict]:
     tops = browser.ask(pages, PICTURE) if pages else {}
     for name, found in rows.items():
         top = tops.get((html / f"{name}.html").as_uri())
-        found["screens_before_picture"] = top and round(top / SCREEN, 1)
+        found["screens_before_picture"] = top and round(top / 900, 1)
     return rows
 
 
@@ -102,20 +101,20 @@ def table(rows: dict[str, dict], before: dict[str, dict] | None = None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.reading")
-    for name in ("--root", "--record", "--against"):
+    for name in "--root", "--record", "--against":
         parser.add_argument(name, type=Path)
     given = parser.parse_args()
     rows = measure(given.root or ROOT)
     before = (json.loads(given.against.read_text())["chapters"]
               if given.against else None)
     print(table(rows, before))
-    if given.record:
+    if given.record:    # one chapter a line
         commit = subprocess.run("git rev-parse --short HEAD".split(),
                                 cwd=given.root, capture_output=True, text=True)
-        listed = ",\n".join(f'"{name}": {json.dumps(found)}'
-                            for name, found in rows.items())
+        listed = ",\n".join(f'"{n}": {json.dumps(r)}' for n, r in rows.items())
         given.record.write_text(
-            f'{{"commit": "{commit.stdout.strip()}", "chapters": {{\n{listed}\n}}}}\n')
+            f'{{"commit": "{commit.stdout.strip()}", "chapters": {{\n'
+            + listed + "\n}}\n")
 
 
 if __name__ == "__main__":
