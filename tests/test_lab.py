@@ -65,7 +65,8 @@ def test_code_cells():
     originals = [s for c in chapter.code_cells()
                  if (s := without_directives(c))]
     assert (
-        [re.sub(r"\A# in the library: .*\n", "", s) for s in code] == originals)
+        [re.sub(r"\A# (?:in the library|folded): .*\n", "", s) for s in code]
+        == originals)
     folded = [c for c in cells if c["cell_type"] == "code" and c["metadata"]]
     assert 0 < len(folded) < len(code)
     captions = [

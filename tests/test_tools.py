@@ -226,8 +226,10 @@ def test_the_page_shows_a_piece_as_a_cell_of_cpp(native):
     assert NATIVE in name["source"] and "module-label" in name["source"]
     assert short["cell_type"] == long["cell_type"] == "code"
     assert short["source"] == "int one() { return 1; }"
-    assert short["metadata"]["tags"] == ["cpp"]
+    assert short["metadata"] == {"tags": ["cpp"]}
     assert long["metadata"]["tags"] == ["cpp", "hide-input"]
+    assert long["metadata"]["mystnb"]["code_prompt_show"].startswith(
+        "fold:cpp ")
     page, blocks = new_document("page"), {}
     for kind, cell in (("cpp", "cell tag_cpp"), ("python", "cell")):
         blocks[kind] = nodes.literal_block("x", "x", language="python")
@@ -422,7 +424,10 @@ def test_a_div_across_cells_is_fenced_in_each():
     ("#| echo: false\nx", ["remove-input"]),
     ("#| output: false\nx", ["remove-output"]),
     ("#| code-fold: true\nx", ["hide-input"]), ("#| export\nx", []),
-    ("#| check\nx", []), ("x = '''\n#| hide\n'''", []), ("x", [])])
+    ("#| check\nx", ["hide-input"]), ("#| export\n" + "x\n" * 12, []),
+    ("#| export\n" + "x\n" * 13, ["hide-input"]),
+    ("#| hide\n" + "x\n" * 30, ["remove-cell"]),
+    ("x = '''\n#| hide\n'''", []), ("x", [])])
 def test_cell_tags(source, tags):
     cell = {"source": source, "metadata": {}}
     dialect.code_cell(cell)

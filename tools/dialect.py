@@ -13,7 +13,7 @@ import json
 import re
 from pathlib import Path
 
-from tools import api
+from tools import api, folding
 from tools.chapters import Chapter, stand_in
 from tools.run import Run
 
@@ -170,6 +170,8 @@ def markdown(source: str) -> str:
 
 # ---- cells ------------------------------------------------------------------
 
+FOLD = "fold:"      # marks our words among the prompts of myst_nb
+
 # A long value goes on in lines that are indented by two spaces or more, as in
 # YAML: `#| fig-cap: "The curve`, `#|   of the estimates."`.
 LEADING = re.compile(r"\A(?:\s*#\|.*(?:\n|\Z))+")
@@ -205,23 +207,43 @@ def cell_tags(found: dict[str, str]) -> list[str]:
     return tags
 
 
+def fold_of(source: str, raw: bool = False) -> folding.Fold | None:
+    "What stands for a cell on the page; None where its code is seen or hidden."
+    found = directives(source)
+    if {"remove-cell", "remove-input"} & set(cell_tags(found)):
+        return None
+    return folding.fold(found, without_directives(source), raw)
+
+
+def fold_cell(cell: dict, fold: folding.Fold | None) -> None:
+    "The tag that folds a cell, and what the page says in its place."
+    tags = cell["metadata"].setdefault("tags", [])
+    if fold:
+        tags += [] if "hide-input" in tags else ["hide-input"]
+        cell["metadata"].setdefault("mystnb", {})["code_prompt_show"] = (
+            f"{FOLD}{fold.kind} {fold.html()}")
+    elif "hide-input" in tags:
+        tags.remove("hide-input")
+
+
 def code_cell(cell: dict) -> None:
     "Directives out, tags and figure metadata in."
     source = "".join(cell["source"])
     found = directives(source)
     cell["source"] = without_directives(source)
-    # a hidden cell that failed is shown
-    cell["metadata"]["tags"] = (
-        [] if cell["metadata"].pop("failed", False) else cell_tags(found))
+    # a hidden or folded cell that failed is shown
+    failed = cell["metadata"].pop("failed", False)
+    cell["metadata"]["tags"] = [] if failed else cell_tags(found)
     if not cell["source"] and "remove-cell" not in cell["metadata"]["tags"]:
         cell["metadata"]["tags"].append("remove-cell")
+    fold_cell(cell, None if failed else fold_of(source))
     caption = found.get("fig-cap")
     if caption:
         figure = {"caption": markdown(caption)}
         if found.get("label", "").startswith("fig-"):
             figure["name"] = found["label"]
-        cell["metadata"]["mystnb"] = {"figure": figure, "image": {
-            "alt": found.get("fig-alt") or re.sub(r"[$`@\\]", "", caption)}}
+        cell["metadata"].setdefault("mystnb", {}).update(figure=figure, image={
+            "alt": found.get("fig-alt") or re.sub(r"[$`@\\]", "", caption)})
 
 
 def title(cells: list[dict]) -> None:
@@ -345,10 +367,9 @@ def native_cells(cells: list[dict]) -> list[dict]:
                         "metadata": {}, "source": ":::{div} module-label\n"
                                                   f"`{KERNEL}`\n:::"})
             cell = {"cell_type": "code", "id": cell["id"], "outputs": [],
-                    "execution_count": None,
-                    "metadata": {"tags": ["cpp", *cell_tags(
-                        directives(source))]},
+                    "execution_count": None, "metadata": {"tags": ["cpp"]},
                     "source": without_directives(source)}
+            fold_cell(cell, fold_of(source, raw=True))
         out.append(cell)
     return out
 
@@ -545,11 +566,22 @@ def inline_svg(text: str, alt: str) -> str:
                        1)
 
 
+def verdicts_first(doctree) -> None:
+    "The code of a check is behind the line that says what came out."
+    from myst_nb.sphinx_ import HideCodeCellNode
+    for node in list(doctree.findall(HideCodeCellNode)):
+        if node["prompt_show"].startswith(f"{FOLD}check "):
+            cell = node.parent
+            cell.remove(node)
+            cell.append(node)
+
+
 def inline_figures(app, doctree, docname):
     from docutils import nodes
     if app.builder.format != "html":
         return
     keep_punctuation(doctree)
+    verdicts_first(doctree)
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
@@ -566,6 +598,19 @@ def colour_native(app, doctree):
         if "tag_cpp" in cell["classes"]:
             for block in cell.findall(nodes.literal_block):
                 block["language"] = "cpp"
+
+
+def open_fold(self, node) -> None:
+    "A folded cell: a disclosure of HTML, which needs no script and no mouse."
+    words, kind = html.escape(node["prompt_show"]), "code"
+    if node["prompt_show"].startswith(FOLD):
+        kind, words = node["prompt_show"].removeprefix(FOLD).split(" ", 1)
+    self.body.append(f'<details class="fold fold-{kind}"><summary>{words}'
+                     '</summary>\n')
+
+
+def close_fold(self, node) -> None:
+    self.body.append("</details>\n")
 
 
 OPENING, CLOSING = re.compile(r"[(\[“‘]+$"), re.compile(r"^[,.;:!?)\]”’%]+")
@@ -662,10 +707,12 @@ def setup(app):
     app.connect("html-page-context", no_network, priority=900)
     app.connect("build-finished", finished)
     app.setup_extension("myst_nb")
+    from myst_nb.sphinx_ import HideCodeCellNode
+    app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
     app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
     own = "".join(Path(f).read_text(encoding="utf-8")
-                  for f in (__file__, api.__file__))
+                  for f in (__file__, api.__file__, folding.__file__))
     # all pages are read again when this changes
     return {"version": "1", "env_version": api.checksum(own),
             "parallel_read_safe": True, "parallel_write_safe": True}

@@ -131,7 +131,7 @@ def article_of(page: str, known: set[str]):
     from bs4 import BeautifulSoup
     article = BeautifulSoup((HTML / f"{page}.html").read_text(encoding="utf-8"),
                             "html.parser").select_one("article.bd-article")
-    for e in article.select("script, .headerlink, details.above-input"):
+    for e in article.select("script, .headerlink, details.fold"):
         e.decompose()
     for e in article.find_all("details"):
         e["open"] = ""

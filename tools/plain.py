@@ -20,6 +20,7 @@ from tools.dialect import (
     THEOREMS,
     cell_tags,
     directives,
+    fold_of,
     join_divs,
     outside_code,
     outside_inline,
@@ -258,10 +259,15 @@ def code_cell(cell: dict, module: str, translation: Translation) -> list[dict]:
         return []
     if found.get("eval", "").lower() == "false":
         return [markdown_cell(f"```python\n{source}\n```", cell["id"])]
+    fold = fold_of(text_of(cell))
+    # JupyterLab shows the first line of a folded cell
+    words = fold.text() if fold else ""
     if "export" in found and module:
-        source = f"# in the library: normalnorm.{module}\n{source}"
-    folded = set(cell_tags(found)) & {
-        "remove-cell", "remove-input", "hide-input"}
+        source = "\n".join([f"# in the library: normalnorm.{module}"
+                            + f" · {words}" * bool(fold), source])
+    elif fold and not source.startswith("%"):
+        source = f"# folded: {words}\n{source}"
+    folded = fold or set(cell_tags(found)) & {"remove-cell", "remove-input"}
     new = {"cell_type": "code", "id": cell["id"],
            "metadata": {"jupyter": {"source_hidden": True}} if folded else {},
            "source": source, "outputs": [], "execution_count": None}
@@ -279,9 +285,9 @@ def native_cell(cell: dict) -> dict:
     "C++, which a notebook of Python does not run: folded where the book does."
     source = text_of(cell)
     block = f"```cpp\n{without_directives(source)}\n```"
-    if cell_tags(directives(source)):
+    if fold := fold_of(source, raw=True):
         block = ("<details>\n"
-                 f"<summary><code>{KERNEL}</code></summary>\n\n"
+                 f"<summary><code>{KERNEL}</code>: {fold.html()}</summary>\n\n"
                  f"{block}\n\n</details>")
     return markdown_cell(block, cell["id"])
 

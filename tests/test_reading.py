@@ -1,0 +1,185 @@
+"""What a reader meets: code that is folded, the words in its place, and how
+much code is left.
+"""
+import json
+
+import pytest
+
+pytestmark = pytest.mark.book
+folding = pytest.importorskip(
+    "tools.folding", reason="the book's tools are not installed")
+from tools import plain, reading  # noqa: E402
+from tools.chapters import ROOT, Chapter, chapters  # noqa: E402
+from tools.dialect import fold_of, translate_notebook  # noqa: E402
+
+# Chapters that show more than two lines of code for a line of prose, and why.
+MORE_CODE: dict[str, str] = {}
+
+
+def lines(n, line="x = 1"):
+    return "\n".join([line] * n)
+
+
+# ---- how much is seen -------------------------------------------------------
+
+@pytest.mark.parametrize("name", [c.name for c in chapters()])
+def test_code_is_not_more_than_twice_the_prose(name):
+    row = reading.row(Chapter(name, ROOT))
+    assert (row["code"] * reading.WORDS <= 2 * row["words"]
+            ) != (name in MORE_CODE), row
+
+
+def test_lines_of_code():
+    code = ('"""A docstring\n\nof the cell."""\n\n# a comment\ndef f(x):\n'
+            '    "What it does."\n    # why\n    return (x\n\n            + 1)'
+            '\n\ntext = """a\n# no comment\n"""  # but this\n')
+    assert folding.python_lines(code) == 6
+    assert folding.python_lines("%matplotlib inline\n# x\n\ny = f(") == 2
+    assert folding.native_lines(
+        "// what\nint f() { /* a\nb */ return 1; // c\n\n}") == 3
+
+
+@pytest.mark.parametrize("cell, seen", [
+    (lines(5), 5), (f"#| hide\n{lines(5)}", 0), (f"#| check\n{lines(5)}", 0),
+    (f"#| code-fold: true\n{lines(5)}", 0), (f"#| export\n{lines(13)}", 0),
+    (f"#| code-fold: false\n#| export\n{lines(13)}", 13),
+    (f"#| export\n{lines(12)}", 12), (lines(24), 24), (lines(25), 0),
+    (f'#| fig-cap: "c"\n{lines(13)}', 0), (f'#| fig-cap: "c"\n{lines(12)}', 12),
+    ("#| default_exp a", 0)])
+def test_what_is_seen_of_a_cell(cell, seen):
+    made = {"cell_type": "code", "source": cell}
+    assert reading.visible_code(made) == seen
+    gone = any(mark in cell for mark in ("hide", "default_exp", "fold: true"))
+    assert reading.visible_code(made, folds=False) == (
+        0 if gone else cell.count("x = 1"))
+
+
+def test_words_and_pictures(tmp_path):
+    cells = [("markdown", "# Two words\n\n$$ x = y $$ {#eq-x}\n\n::: {#exr-a}\n"
+                          "And *three* more.\n:::\n\n```sh\nnot these\n```"),
+             ("code", lines(2)), ("code", '#| hide\n#| fig-cap: "c"\nx'),
+             ("code", '#| label: fig-x\n#| fig-cap: "c"\nwidget(1)'),
+             ("markdown", "![A picture](a.png)")]
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "nbs/010_a.ipynb").write_text(json.dumps({
+        "nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [
+            {"cell_type": kind, "source": text, "id": str(i), "metadata": {}}
+            for i, (kind, text) in enumerate(cells)]}))
+    assert reading.row(Chapter("010_a", tmp_path)) == {
+        "words": 7, "code": 3, "figures": 2, "drag": 1, "exercises": 1,
+        "lines_before_picture": 3, "ratio": round(3 * 12 / 7, 2)}
+
+
+def test_the_table_shows_before_and_now():
+    now = {"a": {"words": 1, "code": 2}}
+    assert "3 → 2" in reading.table(now, {"a": {"words": 1, "code": 3}})
+    assert "→" not in reading.table(now)
+
+
+def test_the_state_before_is_kept():
+    kept = json.loads((ROOT / "results/reading/before.json").read_text())
+    assert kept["commit"] == "0da0a23" and len(kept["chapters"]) > 60
+    assert set(kept["chapters"]["index"]) == set(reading.COLUMNS)
+
+
+# ---- what stands in its place -----------------------------------------------
+
+FUNCTION = '''
+def curvature(h: Tensor, dim: int = -1, *, eps=0.1, **more) -> Tensor:
+    """The second derivative at 1, in `float64`. It is
+    positive.
+
+    More.
+    """
+    return h
+
+
+def _helper(x):
+    return x
+
+
+class Step(nn.Module):
+    "One step."
+    def __init__(self, size: int = 3):
+        pass
+
+
+class Pair(NamedTuple):
+    "Two numbers"
+    first: float
+    second: float = 0.0
+'''
+
+
+def test_an_export_shows_what_it_defines():
+    found = folding.fold({"export": "", "code-fold": "true"}, FUNCTION)
+    assert found.kind == "export" and found.lines == (
+        ("curvature(h, dim=-1, *, eps=0.1, **more)",
+         "The second derivative at 1, in `float64`."),
+        ("Step(size=3)", "One step."), ("Pair(first, second)", "Two numbers"),
+        ("", "and `_helper`"))
+    assert found.html().startswith(
+        "<code>curvature(h, dim=-1, *, eps=0.1, **more)</code> The second "
+        "derivative at 1, in <code>float64</code>.<br><code>Step")
+    assert found.text() == "curvature, Step, Pair, and _helper"
+    constants = folding.fold({"export": ""}, lines(9, "A = 1") + "\n"
+                             + lines(9, "B: int = {1: '<'}"))
+    assert constants.lines == (("", "`A`, `B`"),)
+
+
+@pytest.mark.parametrize("found, code, kind, words", [
+    ({"check": ""}, "@claim('a')\ndef _(x): pass", "check",
+     "code of the check"),
+    ({"check": ""}, "@claim(\n'a')\n@claim('b')", "check",
+     "code of the 2 checks"),
+    ({"check": ""}, "def helper(a): pass", "check", "<code>helper(a)</code>"),
+    ({"fig-cap": "c"}, lines(13), "figure", "code of the figure"),
+    ({}, "\n".join(f"import a{i}" for i in range(5)), "code", "imports"),
+    ({}, lines(25, "print(1)"), "code", "code"),
+    ({}, lines(25) + "\n%magic", "code", "code")])
+def test_what_stands_for_a_cell(found, code, kind, words):
+    fold = folding.fold(found, code)
+    assert (fold.kind, fold.html()) == (kind, words)
+
+
+@pytest.mark.parametrize("code, words", [
+    ("// Adds `a` and b. Slowly.\nint add() {\n", "Adds `a` and b."),
+    ("template <class V> struct Sum {\n};\nstatic inline int add(int a,\n"
+     "    int b) {\n  if (a) {\n  }\n}\n#define X(y) {", "`Sum`, `add`")])
+def test_what_stands_for_a_piece_of_cpp(code, words):
+    found = folding.fold({}, code + "\n".join(["x;"] * 13), raw=True)
+    assert found.lines == (("", words),)
+    assert folding.fold({}, "int x;", raw=True) is None
+
+
+def test_a_hidden_cell_stays_hidden():
+    for hidden in ("hide", "include: false", "echo: false", "hide_input"):
+        assert fold_of(f"#| {hidden}\n#| check\n{lines(30)}") is None
+
+
+def test_a_folded_cell_that_failed_is_shown():
+    notebook = {"cells": [
+        {"cell_type": "markdown", "id": "a", "source": "# A", "metadata": {}},
+        {"cell_type": "code", "id": "b", "source": f"#| check\n{lines(30)}",
+         "metadata": {}}]}
+    made = translate_notebook(notebook, None,
+                              failed={"cell": 2, "of": 2, "error": "x"})
+    assert made["cells"][-1]["metadata"]["tags"] == []
+
+
+def test_folded_cells_of_a_notebook_that_leaves_the_book(tmp_path):
+    """Their source is hidden in JupyterLab; the first line, which it shows,
+    says what they are.
+    """
+    cells = {cell["id"]: cell for cell in plain.notebook(
+        Chapter("220_theory.newton", ROOT))["cells"]}
+    seen = 0
+    for cell in Chapter("220_theory.newton", ROOT).cells():
+        if cell["cell_type"] != "code" or cell["id"] not in cells:
+            continue
+        made, fold = cells[cell["id"]], fold_of("".join(cell["source"]))
+        if fold:
+            seen += 1
+            assert made["metadata"] == {"jupyter": {"source_hidden": True}}
+            assert fold.text() in made["source"].split("\n")[0]
+    assert seen > 10

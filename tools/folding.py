@@ -1,0 +1,204 @@
+"""Which code a page folds, and the words that stand in its place.
+
+A reader sees prose, formulas, results, and the code that is short enough to be
+read in passing. Checks, and any cell of more than a dozen lines that is
+exported, draws a figure or is C++, are folded behind a line that says what they
+are; other cells are folded beyond two dozen lines, or where they only import.
+`#| code-fold: true` folds a cell and `#| code-fold: false` keeps it open,
+whatever its length.
+"""
+import ast
+import html
+import io
+import re
+import tokenize
+from dataclasses import dataclass
+
+FEW = 12
+MANY = 24           # lines of a cell that is neither exported nor a figure
+
+
+def python_lines(code: str) -> int:
+    "Lines with code: no empty ones, comments, docstrings."
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
+        tree = ast.parse(code)
+    except (SyntaxError, tokenize.TokenError):      # %magic, a cell that fails
+        return sum(bool(line.strip()) and not line.lstrip().startswith("#")
+                   for line in code.split("\n"))
+    kept = {number for token in tokens if token.type not in (
+                tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE,
+                tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+            for number in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+                and body and isinstance(body[0], ast.Expr)
+                and isinstance(body[0].value, ast.Constant)
+                and isinstance(body[0].value.value, str)):
+            kept -= set(range(body[0].lineno, body[0].end_lineno + 1))
+    return len(kept)
+
+
+def native_lines(code: str) -> int:
+    "The same of C++."
+    bare = re.sub(r"/\*.*?\*/|//[^\n]*", lambda m: "\n" * m[0].count("\n"),
+                  code, flags=re.S)
+    return sum(bool(line.strip()) for line in bare.split("\n"))
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What stands for a folded cell: its kind, and lines of (code, words),
+    either of which may be empty.
+    """
+    kind: str
+    lines: tuple[tuple[str, str], ...]
+
+    def html(self) -> str:
+        "The inside of a `<summary>`."
+        return "<br>".join(
+            " ".join([f"<code>{html.escape(code)}</code>"] * bool(code)
+                     + [inline(words)] * bool(words))
+            for code, words in self.lines)
+
+    def text(self) -> str:
+        "In one line, for a comment: names without their arguments."
+        return ", ".join(code.split("(")[0] or words.replace("`", "")
+                         for code, words in self.lines)
+
+
+def inline(words: str) -> str:
+    "`names` in words as code."
+    return "".join(f"<code>{html.escape(p[1:-1])}</code>" if i % 2
+                   else html.escape(p)
+                   for i, p in enumerate(re.split(r"(`[^`\n]+`)", words)))
+
+
+def first_sentence(doc: str) -> str:
+    words = " ".join(doc.strip().split("\n\n")[0].split())
+    found = re.match(r"(.*?[^.\s][.!?:])(?: (?=[A-ZΑ-Ω`])|$)", words)
+    return (found[1] if found else words).rstrip(":")
+
+
+def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
+    """As it is called: names and defaults, without annotations; those of the
+    constructor for a class.
+    """
+    function = node
+    if isinstance(node, ast.ClassDef):
+        function = next((n for n in node.body if isinstance(n, ast.FunctionDef)
+                         and n.name == "__init__"), None)
+        if function is None:
+            fields = [n.target.id for n in node.body
+                      if isinstance(n, ast.AnnAssign)
+                      and isinstance(n.target, ast.Name)]
+            return f"{node.name}({', '.join(fields)})" if fields else node.name
+    a = function.args
+    copy = ast.arguments(
+        **{field: [ast.arg(x.arg) for x in getattr(a, field)]
+           for field in ("posonlyargs", "args", "kwonlyargs")},
+        vararg=a.vararg and ast.arg(a.vararg.arg), defaults=a.defaults,
+        kwarg=a.kwarg and ast.arg(a.kwarg.arg), kw_defaults=a.kw_defaults)
+    if isinstance(node, ast.ClassDef):
+        copy.args = copy.args[1:]
+    return f"{node.name}({ast.unparse(copy)})"
+
+
+def names(found: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in found)
+
+
+def assigned(body: list[ast.stmt]) -> list[str]:
+    "The names that a cell's own level sets."
+    targets = [t for n in body if isinstance(n, (ast.Assign, ast.AnnAssign))
+               for t in (n.targets if isinstance(n, ast.Assign)
+                         else [n.target])]
+    return list(dict.fromkeys(t.id for t in targets
+                              if isinstance(t, ast.Name)))
+
+
+def definitions(code: str) -> list[tuple[str, str]]:
+    """What a cell defines: signatures with the first sentence of their
+    docstrings; other names in one line.
+    """
+    try:
+        body = ast.parse(code).body
+    except SyntaxError:
+        return []
+    defined = [n for n in body
+               if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    public = [n for n in defined if not n.name.startswith("_")]
+    lines = [(signature(n), first_sentence(ast.get_docstring(n) or ""))
+             for n in public or defined]
+    rest = [n.name for n in defined if public and n not in public]
+    rest += [] if defined else assigned(body)
+    if rest:
+        lines.append(("", f"and {names(rest)}" if lines else names(rest)))
+    return lines
+
+
+def is_setup(code: str) -> bool:
+    "Whether a cell does little else than import."
+    try:
+        body = ast.parse(code).body
+    except SyntaxError:
+        return False
+    imports = sum(isinstance(n, (ast.Import, ast.ImportFrom)) for n in body)
+    return imports >= 2 * (len(body) - imports)
+
+
+NATIVE_NAME = re.compile(
+    r"^(?!return|typedef|using|namespace|else)[A-Za-z_][\w:<>,&*\s]*?"
+    r"\b([A-Za-z_]\w*)\([^;]*?\)\s*(?:const\s*)?\{", re.M)
+NATIVE_TYPE = re.compile(r"^(?:template\s*<[^>]*>\s*)?(?:struct|class|enum)\s+"
+                         r"(\w+)[^;{]*\{", re.M)
+
+
+def native(code: str) -> list[tuple[str, str]]:
+    "The first sentence of the comment that opens it, or the names it defines."
+    comment = re.match(r"\s*((?://[^\n]*(?:\n|$))+|/\*.*?\*/)", code, re.S)
+    if comment:
+        words = re.sub(r"^\s*(?://|/\*+|\*/?)|\*/\s*$", "", comment[1],
+                       flags=re.M)
+        return [("", first_sentence(words))]
+    bare = re.sub(r"/\*.*?\*/|//[^\n]*", "", code, flags=re.S)
+    found = list(dict.fromkeys(NATIVE_TYPE.findall(bare)
+                               + NATIVE_NAME.findall(bare)))
+    return [("", names(found) if found else "C++")]
+
+
+def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
+    """What stands for a cell with these directives, or None where its code is
+    shown (or is not there at all: hidden cells are not our business).
+    """
+    asked = found.get("code-fold", "").lower()
+    if asked == "false" or not code.strip():
+        return None
+    wanted = asked == "true" or "collapse" in found or "collapse_input" in found
+    if raw:
+        if wanted or native_lines(code) > FEW:
+            return Fold("cpp", tuple(native(code)))
+        return None
+    length = python_lines(code)
+    if "check" in found:
+        claims = len(re.findall(r"^@claim\b", code, re.M))
+        return Fold("check", tuple(
+            [("", "code of the check" if claims == 1
+              else f"code of the {claims} checks")] if claims
+            else definitions(code) or [("", "code of the check")]))
+    if "export" in found or "exporti" in found:
+        return (Fold("export", tuple(definitions(code) or [("", "imports")]))
+                if wanted or length > FEW else None)
+    if "fig-cap" in found or found.get("label", "").startswith("fig-"):
+        return (Fold("figure", (("", "code of the figure"),))
+                if wanted or length > FEW else None)
+    if is_setup(code):
+        return (Fold("code", (("", "imports"),)) if wanted or length > 4
+                else None)
+    if not wanted and length <= MANY:
+        return None
+    defined = definitions(code)
+    if [n for n in defined if n[0]]:
+        return Fold("code", tuple(n for n in defined if n[0]))
+    return Fold("code", (("", "code"),))

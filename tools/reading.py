@@ -1,0 +1,121 @@
+"""`python -m tools.reading`: what a reader meets in each chapter, before
+unfolding anything.
+
+Words of prose, visible lines of code, their ratio, figures, figures to drag,
+exercises, and how far down the first picture is. A line of prose is twelve
+words, which is what a line of the page holds; a line of code is one that has
+code, not a comment, a docstring or nothing. `--root` looks at another checkout,
+`--record FILE` keeps the outcome, `--against FILE` shows it beside this one.
+"""
+import argparse
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from tools import browser, folding
+from tools.chapters import ROOT, Chapter, chapters
+from tools.dialect import cell_tags, directives, fold_of, without_directives
+
+WORDS = 12          # in a line of prose
+PICTURE = """const e = d.querySelector("article :is(.figure-svg, img, iframe)");
+  return e && e.getBoundingClientRect().top + w.scrollY;"""
+COLUMNS = {"words": "words", "code": "code", "ratio": "code/prose",
+           "figures": "figures", "drag": "to drag", "exercises": "exercises",
+           "lines_before_picture": "lines to picture",
+           "screens_before_picture": "screens"}
+
+
+def words(source: str) -> int:
+    "Words of a markdown cell; displayed formulas and fenced code have none."
+    prose = re.sub(r"\$\$.*?\$\$|^(```+|~~~+).*?^\1|^:::.*?$|\{#[\w-]+\}", "",
+                   source, flags=re.S | re.M)
+    return len(re.findall(r"\S*\w\S*", prose))
+
+
+def visible_code(cell: dict, folds: bool = True) -> int:
+    "Lines of code that are seen; in a checkout without folding, more."
+    source, raw = "".join(cell["source"]), cell["cell_type"] == "raw"
+    found, code = directives(source), without_directives(source)
+    unseen = {"remove-cell", "remove-input", "hide-input"}
+    if (raw and "export-cpp" not in found or unseen & set(cell_tags(found))
+            or folds and fold_of(source, raw)):
+        return 0
+    return (folding.native_lines if raw else folding.python_lines)(code)
+
+
+def row(chapter: Chapter, folds: bool = True) -> dict:
+    "What the source of a chapter says."
+    out = dict.fromkeys(("words", "code", "figures", "drag", "exercises"), 0)
+    out["lines_before_picture"] = None
+    for cell in chapter.cells():
+        source = "".join(cell["source"])
+        found, pictures = directives(source), 0
+        if cell["cell_type"] == "markdown":
+            out["words"] += words(source)
+            out["exercises"] += len(re.findall(r"\{#exr-", source))
+            pictures = len(re.findall(r"!\[[^\]]*\]\(", source))
+        else:
+            out["code"] += visible_code(cell, folds)
+            hidden = "remove-cell" in cell_tags(found)
+            pictures = int("fig-cap" in found and not hidden)
+            out["drag"] += ("export" not in found and not hidden
+                            and bool(re.search(r"\bwidget\(", source)))
+        if pictures and not out["figures"]:
+            out["lines_before_picture"] = round(
+                out["words"] / WORDS + out["code"])
+        out["figures"] += pictures
+    return out | {"ratio": round(
+        out["code"] * WORDS / max(out["words"], 1), 2)}
+
+
+def measure(root: Path = ROOT) -> dict[str, dict]:
+    """Chapter → its row; with the screens (900 pixels) before the first picture
+    where the book is rendered and there is a browser.
+    """
+    folds = (root / "tools" / "folding.py").exists()
+    rows = {c.name: row(c, folds) for c in chapters(root)}
+    html = (root / "_build/html/nbs").resolve()
+    pages = [p.as_uri() for p in (html / f"{name}.html" for name in rows)
+             if p.exists() and browser.chromium()]
+    tops = browser.ask(pages, PICTURE) if pages else {}
+    for name, found in rows.items():
+        top = tops.get((html / f"{name}.html").as_uri())
+        found["screens_before_picture"] = top and round(top / 900, 1)
+    return rows
+
+
+def table(rows: dict[str, dict], before: dict[str, dict] | None = None) -> str:
+    "A line for each chapter; `before → now` where they differ."
+    def entry(name, key):
+        pair = [str(r.get(name, {}).get(key)) for r in (before, rows) if r]
+        return " → ".join(dict.fromkeys(pair)).replace("None", "–")
+    lines = [["chapter", *COLUMNS.values()],
+             *([name, *(entry(name, key) for key in COLUMNS)]
+               for name in rows)]
+    wide = [-max(map(len, column)) for column in zip(*lines)]
+    wide[1:] = map(abs, wide[1:])
+    return "\n".join("  ".join(f"%{w}s" % text for text, w in zip(line, wide))
+                     for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.reading")
+    for name in "--root", "--record", "--against":
+        parser.add_argument(name, type=Path)
+    given = parser.parse_args()
+    rows = measure(given.root or ROOT)
+    before = (json.loads(given.against.read_text())["chapters"]
+              if given.against else None)
+    print(table(rows, before))
+    if given.record:    # one chapter a line
+        commit = subprocess.run("git rev-parse --short HEAD".split(),
+                                cwd=given.root, capture_output=True, text=True)
+        listed = ",\n".join(f'"{n}": {json.dumps(r)}' for n, r in rows.items())
+        given.record.write_text(
+            f'{{"commit": "{commit.stdout.strip()}", "chapters": {{\n'
+            + listed + "\n}}\n")
+
+
+if __name__ == "__main__":
+    main()
