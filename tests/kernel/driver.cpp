@@ -329,6 +329,7 @@ struct Case {
                           : repeated(x, times);
         };
         u = laid(floats(name + "/u")), grad = laid(floats(name + "/grad"));
+        if (kind == "far out") u[u.size() / 2] = 100;  // beyond the tables
         if (has(name + "/weight"))
             weight = floats(name + "/weight"), bias = floats(name + "/bias");
         job.transform = kind != "no transform", job.eps = 1e-5, job.alpha = 1,
@@ -634,7 +635,8 @@ void stages(const std::string& name, const std::string& layout,
 
 // Output and gradients for given statistics. `times`: as many copies of the
 // images, of which the sums are as many times as large; "one image" has all
-// elements of a channel in one run. bfloat16 gives the bits of float32, rounded.
+// elements of a channel in one run. bfloat16 gives the bits of float32,
+// rounded.
 void given(const std::string& name, const std::string& layout, i64 times,
            i64 most) {
     const std::vector<i64>& shape = at(name + "/shape").q;
@@ -944,7 +946,8 @@ int main(int count, char** arguments) {
                 for (const char* kind : {"no noise", "noise", "dropout"})
                     whole(name, layout, kind, most, copies);
                 for (const char* kind : {"no noise", "noise", "unscaled",
-                                         "dropout", "no transform"}) {
+                                         "dropout", "no transform",
+                                         "far out"}) {
                     halved(name, layout, kind, most, copies);
                     // units that can lie in several processes, and the two
                     // others with one run each
