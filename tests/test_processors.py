@@ -165,13 +165,28 @@ def test_record_is_reproduced():
                 err_msg=name)
 
 def test_what_a_processor_lacks():
-    assert (
-        processors.lacking("SSE2", [], "x86_64") == ""
-        and processors.lacking("AVX2", ["avx2", "fma", "bmi2"], "x86_64") == "")
-    assert (
-        "no fma" in processors.lacking("AVX2", ["avx2", "bmi2"], "x86_64")
-        and "aarch64, not x86-64" in processors.lacking("SSE2", [], "aarch64"))
-    assert "avx512dq" in processors.lacking("AVX-512", ["avx512f"], "x86_64")
+    assert (processors.lacking("SSE2", [], "x86_64") == ""
+            and "aarch64, not x86-64"
+                in processors.lacking("SSE2", [], "aarch64"))
+    for name, one in (("AVX2", "fma"), ("AVX-512", "avx512dq")):
+        needs = processors.SETS[name].needs
+        assert one in needs and processors.lacking(name, needs, "x86_64") == ""
+        for feature in needs:
+            assert processors.lacking(
+                name, {*needs} - {feature}, "x86_64").endswith(f"no {feature}")
+
+
+def test_instruction_sets_are_those_of_the_package(monkeypatch):
+    "What a set needs is what the package asks of a processor of that level."
+    from normalnorm.layers.engines import compiler
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compiler.sys, "platform", "linux")
+    for found in processors.SETS.values():
+        for flags, last in ((found.needs, True), (found.needs[:-1], False)):
+            monkeypatch.setattr(compiler, "_processor",
+                                lambda: f"flags : {' '.join(flags)}")
+            assert (found.level in compiler._levels()) == (
+                last or not found.needs)
 
 
 def test_recorded_outcomes():

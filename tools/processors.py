@@ -10,10 +10,10 @@ and clang, whatever machine runs them; outcomes in results/processors.json.
 
 tests: tests/test_native.py and tests/test_proxy.py whole, with PyTorch's own
 kernels held to the same instruction set. driver: a C++ program (tests/kernel/)
-that links the kernel and compares with recorded numbers, compiled with -Wall
--Wextra, of which no warning is accepted; on ARM by an emulator. sanitizers: the
-driver under the sanitizers of addresses, of undefined behaviour, and of
-threads.
+that links the kernel and compares with recorded numbers, bfloat16 with float32,
+and work in stages with the whole, compiled with -Wall -Wextra, of which no
+warning is accepted; on ARM by an emulator. sanitizers: the driver under the
+sanitizers of addresses, of undefined behaviour, and of threads.
 """
 import argparse
 import hashlib
@@ -46,26 +46,35 @@ TESTS = ("tests/test_native.py", "tests/test_proxy.py")
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """What a kernel is compiled for, what /proc/cpuinfo names where a processor
-    has it, and what holds PyTorch's own kernels to it.
+    """What a kernel is compiled for, and what holds PyTorch's own kernels to
+    it.
     """
-    march: str
-    needs: tuple[str, ...]
+    level: str
     # what the kernel then says of itself: lanes, fused multiplication and
     # addition, tables
     way: tuple[int, bool, bool]
     torch: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def march(self) -> str:
+        return f"-march={self.level}"
 
-SETS = {"AVX-512": InstructionSet(
-            "-march=x86-64-v4",
-            ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"),
-            (16, True, True)),
+    @property
+    def needs(self) -> list[str]:
+        "What the package asks of a processor, as /proc/cpuinfo names it."
+        from normalnorm.layers.engines import compiler
+        levels = list(compiler._LEVELS)
+        return [feature
+                for level in levels[:levels.index(self.level) + 1]
+                for feature in compiler._LEVELS[level][1].split()]
+
+
+SETS = {"AVX-512": InstructionSet("x86-64-v4", (16, True, True)),
         "AVX2": InstructionSet(
-            "-march=x86-64-v3", ("avx2", "fma", "bmi2"), (8, True, True),
+            "x86-64-v3", (8, True, True),
             (("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"),
              ("MKL_ENABLE_INSTRUCTIONS", "AVX2"))),
-        "SSE2": InstructionSet("-march=x86-64", (), (4, False, False), (
+        "SSE2": InstructionSet("x86-64", (4, False, False), (
             ("ATEN_CPU_CAPABILITY", "default"), ("ONEDNN_MAX_CPU_ISA", "SSE41"),
             ("MKL_ENABLE_INSTRUCTIONS", "SSE4_2")))}
 WHOLE = {"avx2": "AVX2", "default": "SSE2"}

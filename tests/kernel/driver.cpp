@@ -1,7 +1,8 @@
 // Runs the kernel (normalnorm/layers/engines/native.cpp, linked to this) on
-// recorded inputs and compares with recorded outputs; see record.py. Needs
-// neither Python nor PyTorch, so that it runs under an emulator and under
-// sanitizers.
+// recorded inputs and compares with recorded outputs; see record.py. What the
+// kernel computes of bfloat16, and in stages for several processes, is compared
+// with its own results in float32, and of the whole. Needs neither Python nor
+// PyTorch, so that it runs under an emulator and under sanitizers.
 //
 //     driver recorded.bin [most threads]
 //
@@ -15,11 +16,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 typedef int64_t i64;
 typedef std::vector<float> Floats;
+typedef std::vector<uint16_t> Halves;  // of bfloat16
 
 // As in native.cpp
 struct Job {
@@ -45,6 +48,10 @@ struct ProxyJob {
     i64 channels, count, kind, threads;
     double slope;
 };
+enum Stage { MOMENTS, AVERAGES, CENTRE, SCALE, OUTPUT, SUMS, GRADIENT };
+// rows of a stage's table, forward and backward
+enum { MEAN, VAR, D, KD, LOG, Q, DD, FARTHEST, MIDDLE, SPREAD, FORWARD_ROWS };
+enum { BACKWARD_ROWS = 5 };
 // 0: done, 1: no memory, 2: an address that is null or of freed memory
 extern "C" {
 int normalnorm_path();
@@ -52,6 +59,7 @@ int normalnorm_kept();
 int normalnorm_forward(const Job*);
 int normalnorm_backward(const Job*);
 int normalnorm_given_backward(const Job*);
+int normalnorm_stage(int stage, const Job*, double* table, i64 count);
 int normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z);
 int normalnorm_proxy_forward(const ProxyJob*);
 int normalnorm_proxy_backward(const ProxyJob*);
@@ -186,7 +194,8 @@ void compare(const std::string& name, const std::string& rule,
     compare(name, rule, found.data(), expected.data(), found.size(), bounds);
 }
 void same_bits(const std::string& name, const std::vector<Floats>& found,
-               const std::vector<Floats>& first) {
+               const std::vector<Floats>& first,
+               const char* otherwise = "depends on the number of threads") {
     arrays++;
     for (size_t k = 0; k < found.size(); k++) {
         if (found[k].size() == first[k].size()
@@ -195,8 +204,7 @@ void same_bits(const std::string& name, const std::vector<Floats>& found,
                                 4 * found[k].size())))
             continue;
         failures++;
-        std::printf("WRONG %s: result %zu depends on the number of threads\n",
-                    name.c_str(), k);
+        std::printf("WRONG %s: result %zu %s\n", name.c_str(), k, otherwise);
         return;
     }
 }
@@ -223,6 +231,16 @@ Floats channels_last(const Floats& x, i64 images, i64 channels, i64 length,
             }
     return y;
 }
+// and to (channels, images, length)
+Floats channels_first(const Floats& x, i64 images, i64 channels, i64 length) {
+    Floats y;
+    for (i64 c = 0; c < channels; c++)
+        for (i64 n = 0; n < images; n++) {
+            const auto run = x.begin() + (n * channels + c) * length;
+            y.insert(y.end(), run, run + length);
+        }
+    return y;
+}
 Floats every(const Floats& x, i64 step) {
     Floats y;
     for (size_t i = 0; i < x.size(); i += (size_t)step) y.push_back(x[i]);
@@ -236,79 +254,189 @@ Floats repeated(const Floats& x, i64 times) {
 const float* data(const Floats& x) { return x.empty() ? nullptr : x.data(); }
 float* data(Floats& x) { return x.empty() ? nullptr : x.data(); }
 
+// ---- bfloat16: the upper half of a float ----
+
+uint32_t bits_of(float x) {
+    uint32_t w;
+    std::memcpy(&w, &x, 4);
+    return w;
+}
+float float_of(uint32_t w) {
+    float x;
+    std::memcpy(&x, &w, 4);
+    return x;
+}
+Halves rounded(const Floats& x) {  // to the nearest, or even
+    Halves y;
+    for (float v : x) {
+        const uint32_t w = bits_of(v);
+        y.push_back(std::isnan(v) ? 0x7fc0
+                                  : (w + 0x7fff + (w >> 16 & 1)) >> 16);
+    }
+    return y;
+}
+Floats widened(const Halves& x) {
+    Floats y;
+    for (uint16_t h : x) y.push_back(float_of((uint32_t)h << 16));
+    return y;
+}
+// Of the floats that are rounded to `found`, of bfloat16, those nearest to
+// `expected`. So what is left of a comparison is the error before rounding.
+Floats before_rounding(const Floats& found, const Floats& expected) {
+    Floats y;
+    for (size_t i = 0; i < found.size(); i++) {
+        const uint32_t w = bits_of(found[i]), size = w & 0x7fffffff,
+                       sign = w ^ size, odd = size >> 16 & 1;
+        if (std::isnan(found[i])) {
+            y.push_back(found[i]);
+            continue;
+        }
+        float far = float_of(sign | (size + 0x8000 - odd)),
+              near = size ? float_of(sign | (size - 0x8000 + odd)) : -far;
+        if (near > far) std::swap(near, far);
+        y.push_back(std::fmin(std::fmax(expected[i], near), far));
+    }
+    return y;
+}
+
 // ---- what is compared ----
 
 const i64 KEPT = normalnorm_kept();     // numbers of a unit
 
+// A recorded tensor with its weights, as a job without addresses. `times`: as
+// many copies of the tensor, one after the other, so that there is work for
+// several threads. They are more units, or longer ones with the same
+// statistics; only their noise is another.
+struct Case {
+    Job job{};
+    i64 images, channels, length;  // where channels lie last
+    bool longer;
+    Floats u, grad, weight, bias;
+
+    Case(const std::string& name, const std::string& layout,
+         const std::string& kind, i64 times) {
+        std::vector<i64> plan = at(name + "/plan/" + layout).q;
+        images = plan.at(11) * times, channels = plan[12], length = plan[13];
+        enum { UNITS, PERIOD, OUTER, INNER, SEGMENTS, LENGTH, STRIDE, COLUMNS };
+        longer = plan[COLUMNS] || plan[SEGMENTS] > 1;
+        const i64 units = plan[UNITS];
+        plan[plan[COLUMNS] ? LENGTH : longer ? SEGMENTS : UNITS] *= times;
+        if (plan[PERIOD] == units) plan[PERIOD] = plan[UNITS];
+        std::memcpy(&job.units, plan.data(), 11 * sizeof(i64));
+        auto laid = [&](const Floats& x) {
+            return images ? channels_last(repeated(x, times), images, channels,
+                                          length)
+                          : repeated(x, times);
+        };
+        u = laid(floats(name + "/u")), grad = laid(floats(name + "/grad"));
+        if (kind == "far out") u[u.size() / 2] = 100;  // beyond the tables
+        if (has(name + "/weight"))
+            weight = floats(name + "/weight"), bias = floats(name + "/bias");
+        job.transform = kind != "no transform", job.eps = 1e-5, job.alpha = 1,
+        job.momentum = 0.25;
+        job.kind = kind == "noise" || kind == "no transform" ? 1
+                   : kind == "unscaled"                      ? 2
+                   : kind == "dropout"                       ? 3
+                                                             : 0,
+        job.noise = job.kind == 1 ? 0.4
+                    : job.kind    ? 0.3
+                                  : 0;
+        job.seed = (uint64_t)at("noise").q[0],
+        job.offset = (uint64_t)at("noise").q[1];
+    }
+    Floats back(const Floats& x) const {
+        return images ? channels_last(x, images, channels, length, true) : x;
+    }
+    // sets of units that share their weights
+    i64 rows() const {
+        return job.weights < 0 ? 1 : job.units / job.weight_period;
+    }
+    i64 elements() const { return job.segments * job.length; }  // of a unit
+    // How many images units extend over, and some of them
+    i64 share() const {
+        return job.columns ? job.length / job.run : job.segments;
+    }
+    Case some(i64 from, i64 to) const {
+        Case part = *this;
+        const i64 size = (i64)u.size() / share();
+        if (job.columns) part.job.length = (to - from) * job.run;
+        else part.job.segments = to - from;
+        part.job.offset += (uint64_t)(from * size);
+        part.u = Floats(u.begin() + from * size, u.begin() + to * size),
+        part.grad =
+            Floats(grad.begin() + from * size, grad.begin() + to * size);
+        return part;
+    }
+};
+
+enum { OUT, NUMBERS, OF_U, OF_WEIGHT, OF_BIAS, RUNNING, RESULTS = RUNNING + 3 };
+
+// A case with memory for its results; forward and backward have the addresses.
+// `half`: with input, upstream gradient, output and gradient of bfloat16
+struct Memory {
+    Job forward, backward;
+    Halves u, grad, half_out, half_of_u;
+    std::vector<Floats> results;
+    Memory(const Memory&) = delete;
+    Memory(const Case& c, i64 threads, bool half)
+        : forward(c.job), results(RESULTS) {
+        const size_t size = c.u.size(), units = (size_t)c.job.units,
+                     rows = (size_t)c.rows();
+        for (int k : {OUT, OF_U}) results[k].resize(half ? 0 : size);
+        results[NUMBERS].resize(units * (size_t)KEPT);
+        results[OF_WEIGHT].resize(c.weight.size() * rows),
+            results[OF_BIAS].resize(c.bias.size() * rows);
+        for (int k = 0; k < 3; k++)
+            results[RUNNING + k].assign(units, k ? 1.0f : 0.0f);
+        forward.threads = threads, forward.half = half;
+        if (half) {
+            u = rounded(c.u), grad = rounded(c.grad);
+            half_out.resize(size), half_of_u.resize(size);
+        }
+        forward.u = half ? (const float*)u.data() : c.u.data(),
+        forward.out = half ? (float*)half_out.data() : results[OUT].data();
+        forward.weight = data(c.weight), forward.bias = data(c.bias);
+        forward.mean = results[NUMBERS].data(),
+        forward.var = forward.mean + units, forward.lmbda = forward.var + units,
+        forward.beside = forward.lmbda + units;
+        backward = forward;
+        forward.running_mean = results[RUNNING].data(),
+        forward.running_var = results[RUNNING + 1].data(),
+        forward.running_lambda = results[RUNNING + 2].data();
+        backward.grad = half ? (const float*)grad.data() : c.grad.data(),
+        backward.out = half ? (float*)half_of_u.data() : results[OF_U].data();
+        backward.bias = nullptr,
+        backward.weight_grad = data(results[OF_WEIGHT]),
+        backward.bias_grad = data(results[OF_BIAS]);
+    }
+    std::vector<Floats> found() const {
+        std::vector<Floats> all = results;
+        if (forward.half)
+            all[OUT] = widened(half_out), all[OF_U] = widened(half_of_u);
+        return all;
+    }
+};
+
+std::vector<Floats> computed(const Case& c, i64 threads, bool half = false) {
+    Memory memory(c, threads, half);
+    done(normalnorm_forward(&memory.forward), "normalnorm_forward");
+    done(normalnorm_backward(&memory.backward), "normalnorm_backward");
+    return memory.found();
+}
+
 // Output, statistics and gradients of units with statistics of their own, by 1
-// … `most` threads. `times`: as many copies of the tensor, one after the other,
-// so that there is work for several threads. They are more units, or longer
-// ones with the same statistics; only their noise is another.
+// … `most` threads.
 void whole(const std::string& name, const std::string& layout,
            const std::string& kind, i64 most, i64 times) {
-    std::vector<i64> plan = at(name + "/plan/" + layout).q;
-    const i64 images = plan.at(11) * times, channels = plan[12],
-              length = plan[13];
-    enum { UNITS, PERIOD, OUTER, INNER, SEGMENTS, LENGTH, STRIDE, COLUMNS };
-    const bool longer = plan[COLUMNS] || plan[SEGMENTS] > 1;
-    const i64 units = plan[UNITS];
-    plan[plan[COLUMNS] ? LENGTH : longer ? SEGMENTS : UNITS] *= times;
-    if (plan[PERIOD] == units) plan[PERIOD] = plan[UNITS];
-    const size_t size = floats(name + "/u").size();
+    const Case c(name, layout, kind, times);
     const bool known = times == 1 || kind == "no noise";
+    const size_t size = floats(name + "/u").size();
     auto last_copy = [&](const Floats& x) {
         return Floats(x.end() - (long)size, x.end());
     };
-    auto laid = [&](const Floats& x) {
-        return images
-                   ? channels_last(repeated(x, times), images, channels, length)
-                   : repeated(x, times);
-    };
-    auto back = [&](const Floats& x) {
-        return images ? channels_last(x, images, channels, length, true) : x;
-    };
-    const bool affine = has(name + "/weight");
-    const Floats u = laid(floats(name + "/u")),
-                 grad = laid(floats(name + "/grad"));
-    const Floats weight = affine ? floats(name + "/weight") : Floats(),
-                 bias = affine ? floats(name + "/bias") : Floats();
     std::vector<Floats> first;
     for (i64 threads = 1; threads <= most; threads *= 2) {
-        Job job{};
-        std::memcpy(&job.units, plan.data(), 11 * sizeof(i64));
-        const i64 rows = job.weights < 0 ? 1 : job.units / job.weight_period;
-        Floats out(u.size()), of_u(u.size()),
-            numbers((size_t)(job.units * KEPT)),
-            of_weight(weight.size() * (size_t)rows),
-            of_bias(bias.size() * (size_t)rows);
-        Floats running[3] = {Floats((size_t)job.units, 0.0f),
-                             Floats((size_t)job.units, 1.0f),
-                             Floats((size_t)job.units, 1.0f)};
-        job.u = u.data(), job.out = out.data(), job.weight = data(weight),
-        job.bias = data(bias);
-        job.mean = numbers.data(), job.var = job.mean + job.units,
-        job.lmbda = job.var + job.units, job.beside = job.lmbda + job.units;
-        job.running_mean = running[0].data(),
-        job.running_var = running[1].data(),
-        job.running_lambda = running[2].data(), job.momentum = 0.25;
-        job.transform = 1, job.eps = 1e-5, job.alpha = 1, job.threads = threads;
-        job.kind = kind == "noise"     ? 1
-                   : kind == "dropout" ? 3
-                                       : 0,
-        job.noise = kind == "noise"     ? 0.4
-                    : kind == "dropout" ? 0.3
-                                        : 0;
-        job.seed = (uint64_t)at("noise").q[0],
-        job.offset = (uint64_t)at("noise").q[1];
-        done(normalnorm_forward(&job), "normalnorm_forward");
-        Job later = job;
-        later.out = of_u.data(), later.grad = grad.data(), later.bias = nullptr,
-        later.weight_grad = data(of_weight), later.bias_grad = data(of_bias);
-        later.running_mean = later.running_var = later.running_lambda = nullptr;
-        done(normalnorm_backward(&later), "normalnorm_backward");
-        const std::vector<Floats> found = {out,        numbers,   of_u,
-                                           of_weight,  of_bias,   running[0],
-                                           running[1], running[2]};
+        const std::vector<Floats> found = computed(c, threads);
         const std::string here =
             name + "/" + layout + "/" + kind
             + (times > 1 ? "/" + std::to_string(times) + " times" : "");
@@ -321,35 +449,35 @@ void whole(const std::string& name, const std::string& layout,
         if (!known) continue;
         const i64 step = integer(name + "/every");
         const std::string expected = name + "/" + kind;
-        compare(here + "/out", "train", every(last_copy(back(out)), step),
+        compare(here + "/out", "train",
+                every(last_copy(c.back(found[OUT])), step),
                 floats(expected + "/out"));
-        compare(here + "/of u", "train", every(last_copy(back(of_u)), step),
+        compare(here + "/of u", "train",
+                every(last_copy(c.back(found[OF_U])), step),
                 floats(expected + "/of u"));
-        const float n = (float)(job.segments * job.length);
+        const float n = (float)c.elements();
         for (int k = 0; k < 3; k++) {
             const char* names[] = {"mean", "var", "lmbda"};
             const Floats exact =
-                repeated(floats(name + "/" + names[k]), longer ? 1 : times);
+                repeated(floats(name + "/" + names[k]), c.longer ? 1 : times);
+            const auto of = found[NUMBERS].begin() + k * c.job.units;
             compare(here + "/" + names[k], "train",
-                    Floats(numbers.begin() + k * job.units,
-                           numbers.begin() + (k + 1) * job.units),
-                    exact);
+                    Floats(of, of + c.job.units), exact);
             Floats average;
             for (float x : exact)
                 average.push_back((k ? 0.75f : 0)
                                   + 0.25f * (k == 1 ? x * (n / (n - 1)) : x));
-            compare(here + "/running " + names[k], "train", running[k],
+            compare(here + "/running " + names[k], "train", found[RUNNING + k],
                     average);
         }
-        // the sets of units that share their weights
-        for (int k = 0; affine && k < 2; k++) {
-            const Floats& parts = k ? of_bias : of_weight;
-            const size_t count = parts.size() / (size_t)rows;
+        for (int k = 0; c.job.weights != 0 && k < 2; k++) {
+            const Floats& parts = found[k ? OF_BIAS : OF_WEIGHT];
+            const size_t rows = (size_t)c.rows(), count = parts.size() / rows;
             Floats sum;
             for (size_t i = 0; i < count; i++) {
                 double s = 0;
-                for (i64 row = 0; row < rows; row++)
-                    s += parts[(size_t)row * count + i];
+                for (size_t row = 0; row < rows; row++)
+                    s += parts[row * count + i];
                 sum.push_back((float)(s / (double)times));
             }
             compare(here + (k ? "/of bias" : "/of weight"), "train", sum,
@@ -358,17 +486,170 @@ void whole(const std::string& name, const std::string& layout,
     }
 }
 
+// One way to the results against another, each kind of number by itself
+void alike(const std::string& name, const std::string& rule, const Case& c,
+           std::vector<Floats> found, const std::vector<Floats>& expected,
+           bool half) {
+    const char* names[] = {"out",         "numbers",      "of u",
+                           "of weight",   "of bias",      "running mean",
+                           "running var", "running lmbda"};
+    for (int k : {OUT, OF_U})
+        if (half) found[k] = before_rounding(found[k], expected[k]);
+    for (int k = 0; k < RESULTS; k++)
+        if (k != NUMBERS && !expected[k].empty())
+            compare(name + "/" + names[k], rule, found[k], expected[k]);
+    const char* of_units[] = {"mean", "var", "lmbda", "beside"};
+    for (int k = 0; k < 4; k++) {
+        auto row = [&](const Floats& x) {
+            return Floats(x.begin() + k * c.job.units,
+                          k < 3 ? x.begin() + (k + 1) * c.job.units : x.end());
+        };
+        compare(name + "/" + of_units[k], rule, row(found[NUMBERS]),
+                row(expected[NUMBERS]));
+    }
+}
+
+// bfloat16 against the same numbers in float32
+void halved(const std::string& name, const std::string& layout,
+            const std::string& kind, i64 most, i64 times) {
+    Case c(name, layout, kind, times);
+    c.u = widened(rounded(c.u)), c.grad = widened(rounded(c.grad));
+    const std::string here =
+        name + "/" + layout + "/" + kind + "/half"
+        + (times > 1 ? "/" + std::to_string(times) + " times" : "");
+    const std::vector<Floats> first = computed(c, 1, true);
+    alike(here, "half", c, first, computed(c, 1), true);
+    for (i64 threads = 2; threads <= most; threads *= 2)
+        same_bits(here + ", " + std::to_string(threads) + " threads",
+                  computed(c, threads, true), first);
+}
+
+// ---- in stages, by processes that exchange averages ----
+
+typedef std::vector<double> Doubles;
+
+// The images are shared out to processes: those from 0, `cuts`[0], … on. All
+// are in this one, which averages in between as `layers.sync.Across` does; the
+// gradients of the weights are added.
+std::vector<Floats> staged(const std::string& name, const Case& c,
+                           std::vector<i64> cuts, i64 threads, bool half) {
+    cuts.insert(cuts.begin(), 0), cuts.push_back(c.share());
+    const size_t count = cuts.size() - 1, units = (size_t)c.job.units;
+    std::vector<Case> parts;
+    Doubles share;
+    for (size_t p = 0; p < count; p++) {
+        parts.push_back(c.some(cuts[p], cuts[p + 1]));
+        share.push_back((double)parts[p].elements() / (double)c.elements());
+    }
+    std::vector<std::unique_ptr<Memory>> memory;
+    for (const Case& part : parts)
+        memory.emplace_back(new Memory(part, threads, half));
+    std::vector<Doubles> tables(count, Doubles(2 * units));
+    auto stage = [&](Stage which) {
+        for (size_t p = 0; p < count; p++) {
+            Job job = which < SUMS ? memory[p]->forward : memory[p]->backward;
+            if (which == MOMENTS) {  // has no more than an input
+                job = parts[p].job;
+                job.threads = threads, job.half = half;
+                job.u = memory[p]->forward.u;
+            } else if (which != OUTPUT && which != GRADIENT) job.out = nullptr;
+            if (which == GRADIENT) job.weight_grad = job.bias_grad = nullptr;
+            done(normalnorm_stage(which, &job, tables[p].data(),
+                                  which == MOMENTS ? 0 : c.elements()),
+                 "normalnorm_stage");
+        }
+    };
+    auto exchange = [&](size_t from, size_t to) {
+        for (size_t i = from * units; i < to * units; i++) {
+            double sum = 0;
+            for (size_t p = 0; p < count; p++) sum += share[p] * tables[p][i];
+            for (Doubles& table : tables) table[i] = sum;
+        }
+    };
+    stage(MOMENTS);
+    for (size_t i = 0; i < units; i++) {
+        double mean = 0, var = 0;
+        for (size_t p = 0; p < count; p++) mean += share[p] * tables[p][i];
+        for (size_t p = 0; p < count; p++) {
+            const double off = tables[p][i] - mean;
+            var += share[p] * (tables[p][units + i] + off * off);
+        }
+        for (Doubles& table : tables) table[i] = mean, table[units + i] = var;
+    }
+    for (Doubles& table : tables) table.resize(FORWARD_ROWS * units, INFINITY);
+    if (c.job.transform) stage(AVERAGES), exchange(D, FARTHEST);
+    if (c.job.kind == 1) {
+        stage(CENTRE), exchange(MIDDLE, MIDDLE + 1);
+        stage(SCALE), exchange(SPREAD, SPREAD + 1);
+    }
+    stage(OUTPUT);
+    tables.assign(count, Doubles(BACKWARD_ROWS * units));
+    stage(SUMS), exchange(0, c.job.transform ? BACKWARD_ROWS : 2);
+    stage(GRADIENT);
+    std::vector<Floats> all;
+    for (const auto& own : memory) {
+        const std::vector<Floats> found = own->found();
+        if (all.empty()) {
+            all = found;
+            continue;
+        }
+        for (int k : {OUT, OF_U})
+            all[k].insert(all[k].end(), found[k].begin(), found[k].end());
+        for (int k : {OF_WEIGHT, OF_BIAS})
+            for (size_t i = 0; i < found[k].size(); i++)
+                all[k][i] += found[k][i];
+        auto common = [](const std::vector<Floats>& x) {
+            std::vector<Floats> y(x.begin() + RUNNING, x.end());
+            y.push_back(x[NUMBERS]);
+            return y;
+        };
+        same_bits(name, common(found), common(all),
+                  "is not the same in both processes");
+    }
+    return all;
+}
+
+// Stages of one process, and of two with unequal shares, against the whole; in
+// float32 and in bfloat16
+void stages(const std::string& name, const std::string& layout,
+            const std::string& kind, i64 most, i64 times) {
+    Case c(name, layout, kind, times);
+    c.u = widened(rounded(c.u)), c.grad = widened(rounded(c.grad));
+    const std::vector<Floats> expected = computed(c, 1);
+    for (bool half : {false, true})
+        for (bool shared : {false, true}) {
+            if (shared && c.share() == 1) continue;
+            const std::vector<i64> cuts(shared, (c.share() + 2) / 3);
+            const std::string here =
+                name + "/" + layout + "/" + kind + "/stages"
+                + (shared ? " of two" : "") + (half ? "/half" : "")
+                + (times > 1 ? "/" + std::to_string(times) + " times" : "");
+            const std::vector<Floats> first = staged(here, c, cuts, 1, half);
+            alike(here, shared ? "stages of two" : "stages", c, first, expected,
+                  half);
+            for (i64 threads = 2; threads <= most; threads *= 2)
+                same_bits(here + ", " + std::to_string(threads) + " threads",
+                          staged(here, c, cuts, threads, half), first);
+        }
+}
+
 // Output and gradients for given statistics. `times`: as many copies of the
-// images, of which the sums are as many times as large
-void given(const std::string& name, bool last, i64 times, i64 most) {
+// images, of which the sums are as many times as large; "one image" has all
+// elements of a channel in one run. bfloat16 gives the bits of float32,
+// rounded.
+void given(const std::string& name, const std::string& layout, i64 times,
+           i64 most) {
     const std::vector<i64>& shape = at(name + "/shape").q;
-    const i64 images = shape.at(0) * times, channels = shape[1],
-              length = shape[2];
-    const bool far = name == "far", backward = has(name + "/of u");
+    const bool far = name == "far", backward = has(name + "/of u"),
+               last = layout == "channels last", one = layout == "one image";
+    const i64 copies = shape.at(0) * times, channels = shape[1],
+              images = one ? 1 : copies,
+              length = one ? copies * shape[2] : shape[2];
     auto laid = [&](const Floats& x) {
-        return last
-                   ? channels_last(repeated(x, times), images, channels, length)
-                   : repeated(x, times);
+        const Floats y = repeated(x, times);
+        return last  ? channels_last(y, images, channels, length)
+               : one ? channels_first(y, copies, channels, shape[2])
+                     : y;
     };
     const Floats u = laid(floats(name + "/u")),
                  grad = laid(floats(name + "/grad")),
@@ -377,29 +658,54 @@ void given(const std::string& name, bool last, i64 times, i64 most) {
            lmbda = floats(name + "/lmbda");
     const Floats &weight = floats(name + "/weight"),
                  &bias = floats(name + "/bias");
-    std::vector<Floats> first;
-    for (i64 threads = 1; threads <= most; threads *= 2) {
-        Floats out(u.size()), of_u(u.size()), of_weight((size_t)channels),
-            of_bias((size_t)channels);
+    auto run = [&](const float* u_, const float* grad_, float* out, float* of_u,
+                   Floats& of_weight, Floats& of_bias, i64 threads, bool half) {
         Job job{};
-        job.u = u.data(), job.out = out.data(), job.weight = weight.data(),
+        job.u = u_, job.out = out, job.weight = weight.data(),
         job.bias = bias.data(), job.mean = mean.data(), job.var = var.data(),
-        job.lmbda = lmbda.data();
+        job.lmbda = lmbda.data(), job.half = half;
         job.units = images * (last ? length : channels),
         job.length = last ? 1 : length, job.columns = last ? channels : 0,
         job.weight_period = channels;
         job.period = job.segments = job.run = 1, job.given = job.transform = 1,
         job.eps = at(name + "/eps").d[0], job.alpha = 1, job.threads = threads;
         done(normalnorm_forward(&job), "normalnorm_forward");
-        if (backward) {
-            job.grad = grad.data(), job.out = of_u.data(), job.bias = nullptr,
-            job.weight_grad = of_weight.data(), job.bias_grad = of_bias.data();
-            done(normalnorm_given_backward(&job), "normalnorm_given_backward");
+        if (!backward) return;
+        job.grad = grad_, job.out = of_u, job.bias = nullptr,
+        job.weight_grad = of_weight.data(), job.bias_grad = of_bias.data();
+        done(normalnorm_given_backward(&job), "normalnorm_given_backward");
+    };
+    const std::string here =
+        name + "/" + layout
+        + (times > 1 ? "/" + std::to_string(times) + " times" : "");
+    const Halves narrow = rounded(u), narrow_grad = rounded(grad);
+    std::vector<Floats> first, first_half;
+    for (i64 threads = 1; threads <= most; threads *= 2) {
+        Floats out(u.size()), of_u(u.size()), of_weight((size_t)channels),
+            of_bias((size_t)channels);
+        Halves half_out(u.size()), half_of_u(u.size());
+        run((const float*)narrow.data(), (const float*)narrow_grad.data(),
+            (float*)half_out.data(), (float*)half_of_u.data(), of_weight,
+            of_bias, threads, true);
+        const std::vector<Floats> found_half = {
+            widened(half_out), widened(half_of_u), of_weight, of_bias};
+        if (threads > 1) {
+            same_bits(here + "/half, " + std::to_string(threads) + " threads",
+                      found_half, first_half);
+        } else {
+            first_half = found_half;
+            const Floats wide = widened(narrow),
+                         wide_grad = widened(narrow_grad);
+            run(wide.data(), wide_grad.data(), out.data(), of_u.data(),
+                of_weight, of_bias, threads, false);
+            same_bits(here + "/half", found_half,
+                      {widened(rounded(out)), widened(rounded(of_u)), of_weight,
+                       of_bias},
+                      "is not that of float32, rounded");
         }
+        run(u.data(), grad.data(), out.data(), of_u.data(), of_weight, of_bias,
+            threads, false);
         const std::vector<Floats> found = {out, of_u, of_weight, of_bias};
-        const std::string here =
-            name + (last ? "/channels last" : "/contiguous")
-            + (times > 1 ? "/" + std::to_string(times) + " times" : "");
         if (threads > 1) {
             same_bits(here + ", " + std::to_string(threads) + " threads", found,
                       first);
@@ -418,6 +724,25 @@ void given(const std::string& name, bool last, i64 times, i64 most) {
         compare(here + "/of bias", "given of bias", of_bias,
                 floats(name + "/of bias"));
     }
+}
+
+// In the middle between two numbers of bfloat16: to the even one
+void ties() {
+    const float mean = 0, var = 1, half_a_unit = 0x1p-8f;
+    Floats u, even;
+    for (int k = 0; k < 128; k++)
+        u.push_back(1 + (float)k / 128),
+            even.push_back(1 + (float)(k + k % 2) / 128);
+    const Halves narrow = rounded(u);
+    Halves out(narrow.size());
+    Job job{};
+    job.u = (const float*)narrow.data(), job.out = (float*)out.data(),
+    job.mean = const_cast<float*>(&mean), job.var = const_cast<float*>(&var),
+    job.bias = &half_a_unit;
+    job.units = job.period = job.segments = job.run = job.weight_period = 1,
+    job.length = (i64)u.size(), job.given = job.half = job.threads = 1;
+    done(normalnorm_forward(&job), "normalnorm_forward");
+    same_bits("ties/half", {widened(out)}, {even}, "is not the even number");
 }
 
 // ψ(h; λ) in units in the last place: few values of one λ at a time, and 512 or
@@ -616,13 +941,28 @@ int main(int count, char** arguments) {
         {"group", 100}, {"matrix", 260}, {"long", 6}};
     for (const auto& [name, times] : cases)
         for (const char* layout : {"contiguous", "channels last"})
-            for (const char* kind : {"no noise", "noise", "dropout"})
-                for (i64 copies : {(i64)1, times})
-                    if (has(std::string(name) + "/plan/" + layout))
-                        whole(name, layout, kind, most, copies);
+            for (i64 copies : {(i64)1, times}) {
+                if (!has(std::string(name) + "/plan/" + layout)) continue;
+                for (const char* kind : {"no noise", "noise", "dropout"})
+                    whole(name, layout, kind, most, copies);
+                // large ones are slow in an emulator
+                std::vector<const char*> kinds = {"noise", "far out"};
+                if (copies == 1)
+                    kinds = {"noise", "no noise", "unscaled", "dropout",
+                             "no transform"};
+                for (const char* kind : kinds) {
+                    halved(name, layout, kind, most, copies);
+                    // units that can lie in several processes, and the two
+                    // others with one run each
+                    if (std::strcmp(name, "layer")
+                        && std::strcmp(name, "group"))
+                        stages(name, layout, kind, most, copies);
+                }
+            }
     for (const char* name : {"given", "given matrix", "far", "not finite"})
-        for (bool last : {false, true})
-            for (i64 times : {1, 60}) given(name, last, times, most);
+        for (const char* layout : {"contiguous", "channels last", "one image"})
+            for (i64 times : {1, 60}) given(name, layout, times, most);
+    ties();
     values(tables);
     normals();
     proxies(most);

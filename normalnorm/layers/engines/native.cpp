@@ -190,6 +190,9 @@ template <int N> struct Polynomial {
         }
         return p;
     }
+    template <class T> T operator()(T x) const {  // of two, as V2 below
+        return {(*this)(x.a), (*this)(x.b)};
+    }
 };
 template <class... C> Polynomial(C...) -> Polynomial<sizeof...(C)>;
 
@@ -352,10 +355,6 @@ inline V choose(V h, const V c[2]) { return by_sign(h, c[0], c[1]); }
 inline V2 choose(V2 h, const V c[2]) {
     return {choose(h.a, c), choose(h.b, c)};
 }
-template <int N> inline V2 of(const Polynomial<N>& p, V2 x) {
-    return {p(x.a), p(x.b)};
-}
-template <int N> inline V of(const Polynomial<N>& p, V x) { return p(x); }
 inline void add(V& sum, V x) { sum += x; }
 inline void add(V& sum, V2 x) { sum += x.a + x.b; }
 inline void add(V& sum, V x, V y) { sum += x * y; }
@@ -403,7 +402,7 @@ inline auto logarithm(T a) {
     T scale = floats(bits(lookup(inverses, which)) - (bits(s) & 0x7f800000));
     T f = PLUS_ONE ? fma(a, scale, scale - 1.0f) : fma(a, scale, set(-1.0f));
     return Join()(exponent(s) * 0.69314718056f + lookup(logarithms, which),
-                  f * f * of(of_log, f) + f);
+                  f * f * of_log(f) + f);
 }
 template <class T>
 inline Log<T> log1p_in_parts(T a) { return logarithm<true, Parts>(a); }
@@ -422,7 +421,7 @@ constexpr Polynomial of_exp(0.0001525138359, 0.001338921604, 0.009618672542,
                             0.05550363287, 0.2402264774);
 template <class T>
 inline Exp<T> exp_from_reduced(T n, T r, T rest) {
-    return {n, fma(r, set(0.69314718056f), r * r * of(of_exp, r) + rest)};
+    return {n, fma(r, set(0.69314718056f), r * r * of_exp(r) + rest)};
 }
 template <class T>
 inline Exp<T> exp_of(T binary, T low, T ell) {
@@ -585,31 +584,38 @@ inline void box_muller(U a, U b, V& first, V& second) {
     second = radius * sine;
 }
 
-// in each block of four lanes: a transpose
-inline void interleave(V a, V b, V c, V d, float* z) {
+// In each block of four lanes: the lower or upper two numbers of a and b, in
+// turn; the lower or upper two of a, then those of b
 #if defined(KERNEL_512)
-    __m512 ab = _mm512_unpacklo_ps((__m512)a, (__m512)b),
-           cd = _mm512_unpacklo_ps((__m512)c, (__m512)d);
-    __m512 AB = _mm512_unpackhi_ps((__m512)a, (__m512)b),
-           CD = _mm512_unpackhi_ps((__m512)c, (__m512)d);
-    store(z, (V)_mm512_unpacklo_pd((__m512d)ab, (__m512d)cd));
-    store(z + VL, (V)_mm512_unpackhi_pd((__m512d)ab, (__m512d)cd));
-    store(z + 2 * VL, (V)_mm512_unpacklo_pd((__m512d)AB, (__m512d)CD));
-    store(z + 3 * VL, (V)_mm512_unpackhi_pd((__m512d)AB, (__m512d)CD));
+inline V lower(V a, V b) { return (V)_mm512_unpacklo_ps((__m512)a, (__m512)b); }
+inline V upper(V a, V b) { return (V)_mm512_unpackhi_ps((__m512)a, (__m512)b); }
+inline V lower_pairs(V a, V b) {
+    return (V)_mm512_unpacklo_pd((__m512d)a, (__m512d)b);
+}
+inline V upper_pairs(V a, V b) {
+    return (V)_mm512_unpackhi_pd((__m512d)a, (__m512d)b);
+}
 #elif defined(KERNEL_256)
-    __m256 ab = _mm256_unpacklo_ps((__m256)a, (__m256)b),
-           cd = _mm256_unpacklo_ps((__m256)c, (__m256)d);
-    __m256 AB = _mm256_unpackhi_ps((__m256)a, (__m256)b),
-           CD = _mm256_unpackhi_ps((__m256)c, (__m256)d);
-    store(z, (V)_mm256_unpacklo_pd((__m256d)ab, (__m256d)cd));
-    store(z + VL, (V)_mm256_unpackhi_pd((__m256d)ab, (__m256d)cd));
-    store(z + 2 * VL, (V)_mm256_unpacklo_pd((__m256d)AB, (__m256d)CD));
-    store(z + 3 * VL, (V)_mm256_unpackhi_pd((__m256d)AB, (__m256d)CD));
+inline V lower(V a, V b) { return (V)_mm256_unpacklo_ps((__m256)a, (__m256)b); }
+inline V upper(V a, V b) { return (V)_mm256_unpackhi_ps((__m256)a, (__m256)b); }
+inline V lower_pairs(V a, V b) {
+    return (V)_mm256_unpacklo_pd((__m256d)a, (__m256d)b);
+}
+inline V upper_pairs(V a, V b) {
+    return (V)_mm256_unpackhi_pd((__m256d)a, (__m256d)b);
+}
 #else
-    V from[4] = {a, b, c, d};
-    for (int i = 0; i < 4; i++)
-        for (int l = 0; l < VL; l++) z[VL * i + l] = from[l % 4][l / 4 * 4 + i];
+inline V lower(V a, V b) { return V{a[0], b[0], a[1], b[1]}; }
+inline V upper(V a, V b) { return V{a[2], b[2], a[3], b[3]}; }
+inline V lower_pairs(V a, V b) { return V{a[0], a[1], b[0], b[1]}; }
+inline V upper_pairs(V a, V b) { return V{a[2], a[3], b[2], b[3]}; }
 #endif
+// in each block of four lanes: a transpose
+inline void transpose_blocks(V r[4]) {
+    const V ab = lower(r[0], r[1]), cd = lower(r[2], r[3]),
+            AB = upper(r[0], r[1]), CD = upper(r[2], r[3]);
+    r[0] = lower_pairs(ab, cd), r[1] = upper_pairs(ab, cd),
+    r[2] = lower_pairs(AB, CD), r[3] = upper_pairs(AB, CD);
 }
 
 // lane 4b+i holds counter + (VL/4) i + b, so that the transposes come out in
@@ -673,10 +679,11 @@ void batches(Counters& counters, int count, const Keys& keys, float* z) {
     if (counters.low) philox<true>(counters, count, keys, words);
     else philox<false>(counters, count, keys, words);
     for (int b = 0; b < count; b++) {
-        V m, n, o, p;
-        box_muller(words[b][0], words[b][1], m, n);
-        box_muller(words[b][2], words[b][3], o, p);
-        interleave(m, n, o, p, z + b * BATCH);
+        V r[4];
+        box_muller(words[b][0], words[b][1], r[0], r[1]);
+        box_muller(words[b][2], words[b][3], r[2], r[3]);
+        transpose_blocks(r);
+        for (int k = 0; k < 4; k++) store(z + b * BATCH + k * VL, r[k]);
     }
 }
 
@@ -1523,17 +1530,12 @@ void forward_unit(Unit& w, const float* u, float* temporary,
 
 
 // ∂ψ/∂λ = ℓ²φ(t), t = ηℓ, φ(t) = (t eᵗ − expm1 t)/t²: its series where |t| < 1
+constexpr Polynomial of_slope(1.0 / 3991680, 1.0 / 403200, 1.0 / 45360,
+                              1.0 / 5760, 1.0 / 840, 1.0 / 144, 1.0 / 30,
+                              1.0 / 8, 1.0 / 3, 0.5);
 inline V slope_in_lambda(V ell, V t, V expo, V value, V inverse) {
-    V p = t * (1.0f / 3991680) + 1.0f / 403200;
-    p = p * t + 1.0f / 45360;
-    p = p * t + 1.0f / 5760;
-    p = p * t + 1.0f / 840;
-    p = p * t + 1.0f / 144;
-    p = p * t + 1.0f / 30;
-    p = p * t + 1.0f / 8;
-    p = p * t + 1.0f / 3;
-    p = p * t + 0.5f;
-    return absolute(t) < 1.0f ? ell * ell * p : (ell * expo - value) * inverse;
+    return absolute(t) < 1.0f ? ell * ell * of_slope(t)
+                              : (ell * expo - value) * inverse;
 }
 inline V2 slope_in_lambda(V2 ell, V2 t, V2 expo, V2 value, V2 inverse) {
     return {slope_in_lambda(ell.a, t.a, expo.a, value.a, inverse.a),
@@ -1814,53 +1816,32 @@ i64 group_of(const Job& job) {
 // not a power of two, which would fill a few sets of the cache only
 i64 pitch_of(i64 n) { return (n + VL - 1) / VL * VL + VL; }
 
-#if defined(KERNEL_512)
-typedef __m512 Register;
-inline void transpose(__m512 r[16]) {
-    __m512 t[16];
-    for (int i = 0; i < 16; i += 2)
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]),
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    for (int i = 0; i < 16; i += 4)
-        for (int k = 0; k < 2; k++) {
-            r[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(
-                _mm512_castps_pd(t[i + k]), _mm512_castps_pd(t[i + k + 2])));
-            r[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(
-                _mm512_castps_pd(t[i + k]), _mm512_castps_pd(t[i + k + 2])));
-        }
+#if defined(KERNEL_512) || defined(KERNEL_256)
+inline void transpose(V r[VL]) {
+    for (int i = 0; i < VL; i += 4) transpose_blocks(r + i);
     // r[4j+i]: column i of each block of four, of rows 4j … 4j+3
+#if defined(KERNEL_512)
+    __m512 t[16], *const of = (__m512*)r;
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 2; k++) {
             t[4 * k + i] =
-                _mm512_shuffle_f32x4(r[8 * k + i], r[8 * k + 4 + i], 0x88);
+                _mm512_shuffle_f32x4(of[8 * k + i], of[8 * k + 4 + i], 0x88);
             t[4 * k + i + 8] =
-                _mm512_shuffle_f32x4(r[8 * k + i], r[8 * k + 4 + i], 0xdd);
+                _mm512_shuffle_f32x4(of[8 * k + i], of[8 * k + 4 + i], 0xdd);
         }
     for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88),
-        r[8 + i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
-        r[4 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88),
-              r[12 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
+        of[i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88);
+        of[8 + i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
+        of[4 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88);
+        of[12 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
     }
-}
-#elif defined(KERNEL_256)
-typedef __m256 Register;
-inline void transpose(__m256 r[8]) {
-    __m256 t[8];
-    for (int i = 0; i < 8; i += 2)
-        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]),
-        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    for (int i = 0; i < 8; i += 4)
-        for (int k = 0; k < 2; k++) {
-            r[i + 2 * k] = _mm256_shuffle_ps(t[i + k], t[i + k + 2], 0x44);
-            r[i + 2 * k + 1] = _mm256_shuffle_ps(t[i + k], t[i + k + 2], 0xee);
-        }
-    // r[4j+i]: column i of each block of four, of rows 4j … 4j+3
+#else
     for (int i = 0; i < 4; i++) {
-        t[i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x20);
-        t[4 + i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x31);
+        const __m256 a = (__m256)r[i], b = (__m256)r[4 + i];
+        r[i] = (V)_mm256_permute2f128_ps(a, b, 0x20);
+        r[4 + i] = (V)_mm256_permute2f128_ps(a, b, 0x31);
     }
-    for (int i = 0; i < 8; i++) r[i] = t[i];
+#endif
 }
 #endif
 
@@ -1880,7 +1861,7 @@ void to_columns(const E* from, i64 stride, i64 rows, i64 count, float* to,
     each_block(rows, count, [&](i64 row, i64 c) INLINED {
             const int m = rows - row < VL ? (int)(rows - row) : VL,
                       n = count - c < VL ? (int)(count - c) : VL;
-            Register r[VL] = {};
+            V r[VL] = {};
             // far apart in memory: asked for in time, a line of each row
             const E* later =
                 from + (row + 48 < rows ? row + 48 : row) * stride + c;
@@ -1889,18 +1870,17 @@ void to_columns(const E* from, i64 stride, i64 rows, i64 count, float* to,
                     __builtin_prefetch(later + i * stride);
             if (m == VL && n == VL)
                 for (int i = 0; i < VL; i++)
-                    r[i] = (Register)load(from + (row + i) * stride + c);
+                    r[i] = load(from + (row + i) * stride + c);
             else
                 for (int i = 0; i < m; i++)
-                    r[i] = (Register)load_part(from + (row + i) * stride + c, n,
-                                               0);
+                    r[i] = load_part(from + (row + i) * stride + c, n, 0);
             transpose(r);
             if (n == VL)
                 for (int i = 0; i < VL; i++)
-                    store(to + (c + i) * pitch + row, (V)r[i]);
+                    store(to + (c + i) * pitch + row, r[i]);
             else
                 for (int i = 0; i < n; i++)
-                    store(to + (c + i) * pitch + row, (V)r[i]);
+                    store(to + (c + i) * pitch + row, r[i]);
     });
 #else
     for (i64 row = 0; row < rows; row++)
@@ -1915,20 +1895,20 @@ void to_rows(const float* from, i64 pitch, i64 rows, i64 count, E* to,
     each_block(rows, count, [&](i64 row, i64 c) INLINED {
             const int m = rows - row < VL ? (int)(rows - row) : VL,
                       n = count - c < VL ? (int)(count - c) : VL;
-            Register r[VL] = {};
+            V r[VL] = {};
             if (n == VL)
                 for (int i = 0; i < VL; i++)
-                    r[i] = (Register)load(from + (c + i) * pitch + row);
+                    r[i] = load(from + (c + i) * pitch + row);
             else
                 for (int i = 0; i < n; i++)
-                    r[i] = (Register)load(from + (c + i) * pitch + row);
+                    r[i] = load(from + (c + i) * pitch + row);
             transpose(r);
             if (m == VL && n == VL)
                 for (int i = 0; i < VL; i++)
-                    store(to + (row + i) * stride + c, (V)r[i]);
+                    store(to + (row + i) * stride + c, r[i]);
             else
                 for (int i = 0; i < m; i++)
-                    store_part(to + (row + i) * stride + c, n, (V)r[i]);
+                    store_part(to + (row + i) * stride + c, n, r[i]);
     });
 #else
     for (i64 row = 0; row < rows; row++)
@@ -2813,6 +2793,9 @@ inline Logistic logistic(V x) {
 // ϕ(x) and Q(x) = P(ξ > x) for x ≥ 0: the ratio Q/ϕ is a polynomial in w =
 // 1/(1+x/3), to 7e-8; from 13.1 on, Q is that of 13.1, 3e-39
 struct Tail { V density, above; };
+constexpr Polynomial of_tail(-0.0583937913, 0.331181079, -0.692749977,
+                             0.563007772, -0.143247634, 0.30446583, 0.280839443,
+                             0.33495006, 0.3332614);
 inline Tail normal_tail(V x) {
     x = least(x, 13.1f);
     V square = x * x, lost = fma(x, x, -square);  // x² = square + lost
@@ -2820,15 +2803,7 @@ inline Tail normal_tail(V x) {
                           set(-0.5f * 1.92596299e-8f * 0.519860386f), square));
     V density = (e - e * lost * 0.5f) * 0.398942280f,
       w = 1.0f / (x * 0.333333333f + 1.0f);
-    V p = w * -0.0583937913f + 0.331181079f;
-    p = p * w - 0.692749977f;
-    p = p * w + 0.563007772f;
-    p = p * w - 0.143247634f;
-    p = p * w + 0.30446583f;
-    p = p * w + 0.280839443f;
-    p = p * w + 0.33495006f;
-    p = p * w + 0.3332614f;
-    return {density, density * p * w};
+    return {density, density * of_tail(w) * w};
 }
 
 // φ at y = m + d less φ's value or limit on the side of m (`base`), and φ'(y).

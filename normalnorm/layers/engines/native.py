@@ -312,19 +312,14 @@ class Call(NamedTuple):
 
     def forward(self, problem: Normalization, keep: bool) -> tuple:
         "As a `Work` of an engine, and so the next two."
-        (u, _, rule, weight, bias, _, given, running, momentum, seed, offset,
+        (u, _, _, weight, bias, _, given, running, momentum, seed, offset,
          wanted) = problem
-        drawn = 0
-        if rule.noise:
-            drawn = int(draw_seed(u.device) if seed is None else seed)
-        if type(momentum) is not float:
-            momentum = number("momentum", momentum)
+        drawn, momentum = self.varying(u, seed, momentum)
         out, numbers = forward(
             self, u, weight, bias, statistics=given, seed=drawn, offset=offset,
             keep=keep or wanted, running=running, momentum=momentum)
         if wanted:
-            out = (out, *statistics_of(self, numbers)[
-                :2 + len(rule.gaussianizer.reduced().names)])
+            out = self.with_statistics(out, numbers)
         # few tensors: each costs a step forward and one backward
         saved = () if not keep else (u, weight, numbers) if given is None else (
             u, weight, *_triple(given))
@@ -345,6 +340,30 @@ class Call(NamedTuple):
         return by_definition(
             u, weight, self.bias, self.dim, self.rule, self.axis, given,
             torch.tensor(state[0]), state[1])
+
+    def varying(self, u, seed, momentum) -> tuple[int, float]:
+        "The seed of the noise, 0 without any, and the momentum: numbers."
+        drawn = 0
+        if self.rule.noise:
+            drawn = int(draw_seed(u.device) if seed is None else seed)
+        if type(momentum) is not float:
+            momentum = number("momentum", momentum)
+        return drawn, momentum
+
+    def finished(self, out: Tensor, u: Tensor, values: Tensor,
+                 running: tuple[Tensor | None, ...]) -> Tensor:
+        """The output for `u`, which the kernel has read as `values`; it has
+        moved averages where PyTorch did not see it.
+        """
+        if running:
+            _increment_versions(
+                [average for average in running if average is not None])
+        return out if values is u else _as(core.rounded(out, u.dtype), u)
+
+    def with_statistics(self, out, numbers):
+        "Behind the output mean, variance and, with a transform, λ̂."
+        return out, *statistics_of(self, numbers)[
+            :2 + len(self.rule.gaussianizer.reduced().names)]
 
 
 def _triple(given: Statistics) -> tuple[Tensor | None, ...]:
@@ -597,11 +616,7 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
     except Different:
         core.check_memory(values, weight, bias, *given, *running)
         raise
-    if running:
-        # written where PyTorch did not see it
-        _increment_versions(
-            [average for average in running if average is not None])
-    return out if values is u else _as(core.rounded(out, u.dtype), u), numbers
+    return call.finished(out, u, values, running), numbers
 
 
 def statistics_of(call: Call, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -724,12 +739,9 @@ class Staged(NamedTuple):
         (u, unit, rule, weight, bias, _, _, running, momentum, seed, offset,
          wanted) = problem
         call = self.call
-        units, shape, drawn = call.plan.units, call.shape, 0
-        if rule.noise:
-            seed = unit.seed if seed is None else seed
-            drawn = int(draw_seed(u.device) if seed is None else seed)
-        if type(momentum) is not float:
-            momentum = number("momentum", momentum)
+        units, shape = call.plan.units, call.shape
+        drawn, momentum = call.varying(
+            u, unit.seed if seed is None else seed, momentum)
         values = _ready(u, call.layout, call.dtype)
         factor, shift = _ready(weight), _ready(bias)
         table = torch.full((_ROWS, units), math.inf, dtype=torch.float64)
@@ -755,13 +767,9 @@ class Staged(NamedTuple):
             learn(_SPREAD, _SCALE, "scale of the noise")
         out = _empty_like(values)
         stage(_OUTPUT, out)
-        if running:
-            _increment_versions(
-                [average for average in running if average is not None])
-        out = out if values is u else _as(core.rounded(out, u.dtype), u)
+        out = call.finished(out, u, values, running)
         if wanted:
-            out = (out, *statistics_of(call, numbers)[
-                :2 + len(rule.gaussianizer.reduced().names)])
+            out = call.with_statistics(out, numbers)
         return out, (u, weight, numbers) if keep else (), (drawn, offset)
 
     def backward(self, state, saved, grads, needs):

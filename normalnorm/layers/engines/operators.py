@@ -41,6 +41,18 @@ def _shape(u: Tensor, dim: Sequence[int]) -> list[int]:
 def _number(seed: Tensor | None) -> int:
     return 0 if seed is None else int(seed)
 
+
+def _returned(u: Tensor, found: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    "An operator returns no None."
+    return tuple(u.new_empty(0) if g is None else g for g in found)
+
+
+def _like(_, u, weight, bias, *rest) -> tuple[Tensor, ...]:
+    "What a backward pass returns, without running it."
+    return _returned(u, (torch.empty_like(u), *(
+        torch.empty_like(t) if wanted else None
+        for t, wanted in zip((weight, bias), rest[-2:]))))
+
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000006
 _HOW = ("Tensor? seed, int[] dim, int? axis, float eps, float noise, "
         "str kind, float alpha, int offset, int kept")
@@ -100,15 +112,7 @@ def _normalize_backward(grad, u, weight, bias, numbers, seed, dim, axis, eps,
                    (True, of_weight, of_bias)), saved, grad)[:3]
         found = [None if g is None else g.view_as(t)
                  for g, t in zip(found, (u, weight, bias))]
-    # an operator returns no None
-    return tuple(u.new_empty(0) if g is None else g for g in found)
-
-
-@_normalize_backward.register_fake
-def _(grad, u, weight, bias, numbers, *rest):
-    return (torch.empty_like(u),
-            *(torch.empty_like(t) if wanted else u.new_empty(0)
-              for t, wanted in zip((weight, bias), rest[-2:])))
+    return _returned(u, found)
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -125,6 +129,7 @@ def _backward(ctx, grad, _):
             *(None,) * 9)
 
 
+_normalize_backward.register_fake(_like)
 _normalize.register_autograd(_backward, setup_context=_keep)
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000031
@@ -161,19 +166,12 @@ def _evaluate_backward(grad, u, weight, bias, mean, var, lmbda, eps, of_weight,
                        of_bias):
     _, call = _prepare(u, weight, bias, mean, var, lmbda, eps)
     if call is None:
-        return (torch.empty_like(u), *(
-            torch.zeros_like(t) if wanted else u.new_empty(0)
-            for t, wanted in ((weight, of_weight), (bias, of_bias))))
-    found = native.backward(call, grad, (u, weight, mean, var, lmbda),
-                            of_weight=of_weight, of_bias=of_bias)
-    return tuple(u.new_empty(0) if g is None else g for g in found)
-
-
-@_evaluate_backward.register_fake
-def _(grad, u, weight, bias, *rest):
-    return (torch.empty_like(u),
-            *(torch.empty_like(t) if wanted else u.new_empty(0)
-              for t, wanted in zip((weight, bias), rest[-2:])))
+        return _returned(u, (torch.empty_like(u), *(
+            torch.zeros_like(t) if wanted else None
+            for t, wanted in ((weight, of_weight), (bias, of_bias)))))
+    return _returned(u, native.backward(
+        call, grad, (u, weight, mean, var, lmbda), of_weight=of_weight,
+        of_bias=of_bias))
 
 
 def _keep_given(ctx, inputs, output) -> None:
@@ -189,22 +187,29 @@ def _evaluated(ctx, grad):
             *(None,) * 4)
 
 
+_evaluate_backward.register_fake(_like)
 _evaluate.register_autograd(_evaluated, setup_context=_keep_given)
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000008
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
+def _plain(*tensors: Tensor | None) -> bool:
+    "No subclasses, and all on the CPU, of dtypes that the kernel takes."
+    for t in tensors:
+        if t is not None and (type(t) not in _PLAIN or t.device.type != "cpu"
+                              or t.dtype not in native._DTYPES):
+            return False
+    return True
+
+
 def _take_given(problem: Normalization) -> Tensor | None:
     "For statistics of shape (C,), which are not learned."
     u, _, rule, weight, bias, axis, (mean, var, parameters), *_ = problem
     of = weight, bias, mean, var, *parameters
-    if axis != 1 or rule.noise or u.ndim < 2 or len(parameters) > 1:
+    if (axis != 1 or rule.noise or u.ndim < 2 or len(parameters) > 1
+            or not _plain(u, *of)):
         return None
-    for t in (u, *of):
-        if t is not None and (type(t) not in _PLAIN or t.device.type != "cpu"
-                              or t.dtype not in native._DTYPES):
-            return None
     if (any(t is not None and t.shape != u.shape[1:2] for t in of)
             or any(t.requires_grad for t in of[2:])):
         return None                     # the definition says what is wrong
@@ -224,10 +229,8 @@ def _take(problem: Normalization) -> Tensor | None:
         return None
     if given is not None:
         return _take_given(problem)
-    for t in (u, weight, bias):
-        if t is not None and (type(t) not in _PLAIN or t.device.type != "cpu"
-                              or t.dtype not in native._DTYPES):
-            return None
+    if not _plain(u, weight, bias):
+        return None
     alpha = power.alpha if isinstance(power, Power) else 0.0
     if rule.noise and seed is None:
         seed = draw_seed(u.device)
