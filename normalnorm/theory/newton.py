@@ -8,9 +8,9 @@ does harm, and a step that cannot.
 # %% auto #0
 __all__ = ['Over', 'over', 'standardized', 'standardized_or_nan', 'AtOne',
            'at_one', 'nll_derivatives_at_one', 'nll_derivatives', 'range_of_s',
-           'guaranteed_step', 'newton_lambda', 'check_real', 'number',
-           'check_flag', 'raised', 'check_newton_arguments', 'newton_estimate',
-           'newton_lambda_standardized', 'mle_bracket']
+           'guaranteed_step', 'guaranteed_gain', 'newton_lambda', 'check_real',
+           'number', 'check_flag', 'raised', 'check_newton_arguments',
+           'newton_estimate', 'newton_lambda_standardized', 'mle_bracket']
 
 # %% ../../nbs/220_theory.newton.ipynb #51d41090
 import numbers
@@ -197,6 +197,15 @@ def guaranteed_step(ratio: Tensor, k_range: Tensor) -> Tensor:
     return -torch.sign(ratio) * torch.log1p(size * ratio.abs()) / size
 
 
+def guaranteed_gain(ratio: Tensor, second: Tensor, k_range: Tensor) -> Tensor:
+    """L''·((1+t)·log(1+t) − t)/K², t = K|δ|: what `guaranteed_step` lowers L by
+    at least (@eq-guaranteed-gain).
+    """
+    size = torch.where(k_range > 0, k_range, 1.0)
+    t = size * ratio.abs()
+    return second * ((1 + t) * torch.log1p(t) - t) / size.square()
+
+
 def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0,
                   steps: int = 1, safeguard: bool = False) -> Tensor:
     """λ̂ = 1 − α·L'(1)/L''(1): Newton's estimate of the power transform's
@@ -209,8 +218,10 @@ def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0,
     `alpha` in [0, 1] is the part of the way from 1 to the estimate. `steps` > 1
     repeats Newton's step from where it arrived; four or five reach the
     maximum-likelihood estimate from most samples. Without `safeguard`, repeated
-    steps can diverge and one can raise the likelihood's negative logarithm;
-    with it, a step that would is replaced by one that cannot.
+    steps can diverge and one can raise the likelihood's negative logarithm L;
+    with it, a first step that would is replaced by one that cannot, and so is a
+    later one that lowers L by less than half of what that one guarantees. Then
+    repeated steps converge for every sample (the theorem of chapter 220).
 
     Raises `TypeError` for integer or complex input, `ValueError` for an empty
     sample, `alpha` outside [0, 1] or `steps` < 1.
@@ -293,17 +304,20 @@ def check_newton_arguments(alpha: float, steps: int) -> None:
                          "positive integer (for none, use alpha=0)")
 
 
-def _lowers(k: Tensor, lmbda: Tensor, move: Tensor, dim, first: bool) -> Tensor:
+def _lowers(k: Tensor, lmbda: Tensor, move: Tensor, dim,
+            least: Tensor | None) -> Tensor:
     """Whether the likelihood's negative logarithm is smaller at λ + move than
-    at λ, which is 1 for the first step; in float64 where the device has it.
+    at λ, by `least`; None for the first step: there λ is 1, and smaller is
+    enough. In float64 where the device has it.
     """
     if k.device.type != "mps":
         k, lmbda, move = k.double(), lmbda.double(), move.double()
     unit = over(dim)
     (here, _), (there, _), (_, mean_log) = unit.var_means(
-        k if first else yeo_johnson(k, lmbda), yeo_johnson(k, lmbda + move),
-        signed_log1p(k))
-    return 0.5 * (there.log() - here.log()) < move * mean_log
+        k if least is None else yeo_johnson(k, lmbda),
+        yeo_johnson(k, lmbda + move), signed_log1p(k))
+    change = 0.5 * (there.log() - here.log())
+    return change + (0.0 if least is None else least) < move * mean_log
 
 
 def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
@@ -328,7 +342,13 @@ def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
         move = -ratio
         if safeguard:
             with torch.no_grad():
-                newton = _lowers(k, lmbda, move, dim, step == 0)
+                if step == 0:
+                    newton = _lowers(k, lmbda, move, dim, None)
+                else:                   # the theorem on repeated steps
+                    newton = _lowers(
+                        k, lmbda, move, dim,
+                        0.5 * guaranteed_gain(ratio, second, k_range)
+                    ) | (k_range * ratio.abs() <= 0.5)
             move = torch.where(newton, move, guaranteed_step(ratio, k_range))
         lmbda = torch.where(varies, lmbda + move, lmbda)
     return 1 + alpha * (lmbda - 1), newton

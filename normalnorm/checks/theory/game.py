@@ -12,7 +12,7 @@ import scipy.stats
 
 from normalnorm.claims import claim
 from normalnorm.theory.information import (
-    FAMILIES, Enclosure, bimodal, differential_entropy, entropy_of_sum,
+    FAMILIES, Enclosure, Law, bimodal, differential_entropy, entropy_of_sum,
     exponential, gaussian_capacity, laplace, mixture, mutual_information,
     normal, points, student, uniform)
 
@@ -298,22 +298,39 @@ def _(opponent):
     assert best.value - mutual_information(bimodal(0.3), other).value < 1e-4
 
 
+def correlated_pair(c):
+    """I(X; X+Z) for X standard normal, Z = cX + √(1−c²)·N: both normal, of
+    variance 1, with correlation c, so that X and X+Z are jointly normal.
+    """
+    covariance = np.array([[1.0, 1 + c], [1 + c, 2 + 2 * c]])
+    return -0.5 * math.log(np.linalg.det(covariance) / covariance[1, 1])
+
+
 @claim("nn-worst-noise", source="eftekhari2025, §1, §2.1.2",
        statement="Gaussian noise is the worst noise, so what is robust to it "
                  "is robust to any other perturbation",
-       kind="inequality", verdict="holds if", condition="the signal is normal",
-       evidence="proof", formula=noisy_pair,
-       mutant=lambda: mutual_information(
-           points([-1, 1], [0.5, 0.5]), normal()).value + 1e-4)
-def _(other_noise):
-    """For X = ±1, noise of variance 1 on {−2, 0, 2} leaves less than Gaussian
-    noise does; the exact entropies in closed form.
+       kind="inequality", verdict="holds if",
+       condition="the signal is normal, the noise is added to it and "
+                 "uncorrelated with it, and noises of the same variance are "
+                 "compared, in nats",
+       evidence="proof", formula=lambda: (noisy_pair(), correlated_pair(-0.5)),
+       mutant=lambda: (noisy_pair(), correlated_pair(0.0)))
+def _(other_noises):
+    """Without the first condition: for X = ±1, noise of variance 1 on {−2, 0,
+    2} leaves less than Gaussian noise; the exact entropies in closed form.
+
+    Without the second: a normal signal with normal noise of correlation −½
+    keeps ½·log(4/3) instead of ½·log 2; the mutant is uncorrelated.
     """
     h = lambda *p: -sum(t * math.log(t) for t in p)
     exact = h(1 / 16, 7 / 16, 7 / 16, 1 / 16) - h(1 / 8, 3 / 4, 1 / 8)
     gaussian = mutual_information(points([-1, 1], [0.5, 0.5]), normal())
-    assert (abs(other_noise() - exact) < 1e-12
-            and other_noise() < gaussian.low - 0.002)
+    on_points, correlated = other_noises()
+    assert (abs(on_points - exact) < 1e-12
+            and on_points < gaussian.low - 0.002)
+    assert abs(correlated_pair(0.0) - gaussian_capacity(1.0)) < 1e-12
+    assert (abs(correlated - 0.5 * math.log(4 / 3)) < 1e-12
+            and correlated < gaussian_capacity(1.0) - 0.2)
 
 
 @claim("rev-implicit-mi", source="reviews of eftekhari2025, reply to zhYV",
@@ -448,18 +465,26 @@ def _(enclosure):
             high - (value - best[1] - up @ p)) < 1e-6
 
 # %% ../../../nbs/112_theory.game.ipynb
+def truncated_normal(deviation):
+    "A normal law of mean 0, given that it lies in [−1, 1]."
+    return Law((1.0,), (scipy.stats.truncnorm(
+        -1 / deviation, 1 / deviation, loc=0.0, scale=deviation),))
+
+
 @claim("rev-worst-conditional", source="reviews of eftekhari2025, zhYV",
        statement="Gaussian signals are best only under constraints on second "
                  "moments: with E|X| fixed a Laplace signal, on an interval a "
                  "uniform one, pass more through small noise",
        kind="theorem", verdict="holds if",
        condition="the noise is small against the signal", evidence="numerical",
-       formula=(laplace, uniform), mutant=(normal, normal))
+       formula=(laplace, lambda: uniform(variance=1 / 3)),
+       mutant=(laplace, lambda: truncated_normal(0.5)))
 def _(winners):
     """E|X| = 1: Laplace against normal under normal noise of four sizes.
 
-    On [−1, 1]: uniform against a normal law folded into it (truncated), at
-    small noise; at noise 1 the two ends beat the uniform law.
+    On [−1, 1]: uniform against normal laws cut off at ±1, at small noise, and
+    against two and three equally likely points; at noise 1 the two ends beat
+    the uniform law. The mutant is a normal law of deviation ½, cut off.
     """
     mean_size = {normal: math.sqrt(2 / math.pi), laplace: math.sqrt(0.5),
                  uniform: math.sqrt(3) / 2}
@@ -477,9 +502,13 @@ def _(winners):
     assert (
         abs(gaps[-1] - (1 + math.log(2) - 0.5 * math.log(math.pi**2 * math.e)))
         < 3e-3)
-    assert winners[1](variance=1 / 3).parts[0].support() == (-1.0, 1.0)
-    small = mutual_information(
-        winners[1](variance=1 / 3), normal(variance=0.01), 1e-4, 4e-3)
+    assert winners[1]().parts[0].support() == (-1.0, 1.0)
+    small = mutual_information(winners[1](), normal(variance=0.01), 1e-4, 4e-3)
+    for deviation in (0.3, 0.5, 1.0, 2.0):
+        cut = truncated_normal(deviation)
+        assert abs(cut.parts[0].sf(1.0 - 1e-9)) < 1e-8
+        assert small.low > mutual_information(
+            cut, normal(variance=0.01), 1e-4, 4e-3).high, deviation
     assert all(small.low > mutual_information(
                    points(np.linspace(-1, 1, k), np.full(k, 1 / k)),
                    normal(variance=0.01), 1e-4, 4e-3).high for k in (2, 3))

@@ -92,9 +92,10 @@ class Weighted(Over):
 
 
 @claim("no-overflow-in-training", source="new",
-       statement="in a standardized sample of at most 2³² elements every "
-                 "exponent ηℓ is at most 76.5, so ψ(h; λ̂) does not overflow "
-                 "in float32; up to 2²⁹ elements it is at least −86.4",
+       statement="in a standardized sample of at most 2³² elements, with λ̂ "
+                 "from one step, every exponent ηℓ is at most 76.5, so ψ(h; "
+                 "λ̂) does not overflow in float32; up to 2²⁹ elements it is "
+                 "at least −86.4",
        kind="theorem", verdict="holds", evidence="proof", formula=(1, 1),
        mutant=(101, 100))
 def _(factor):
