@@ -39,7 +39,7 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 
 # the chapters that have a figure to drag
 DRAGGED = ("010_in_ten_minutes", "210_theory.power_transform",
-           "228_layers.noise", "720_plots")
+           "220_theory.newton", "228_layers.noise", "720_plots")
 
 
 def fragment(name="210_theory.power_transform"):
@@ -321,3 +321,43 @@ def test_tour_shows_what_the_library_computes(tmp_path):
     wrong = fragment(TOUR).replace("1 - first / second", "1 + first / second")
     with pytest.raises(AssertionError):
         tour_shows(open_page(wrong, script, tmp_path), cases)
+
+
+NEWTON = "220_theory.newton"
+NEWTONS = """const root = document.querySelector(".live");
+const read = () => Object.fromEntries([...root.querySelectorAll("output")].map(
+    o => [o.name, o.value]));
+return CASES.map(([amount, far]) => {
+  for (const [name, to] of [["amount", amount], ["far", far]]) {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = to; slider.dispatchEvent(new Event("input"));
+  }
+  return read();
+});"""
+
+
+def newton_shows(shown, cases):
+    "Estimate, MLE and likelihoods of each case against torch and scipy."
+    from normalnorm.theory.newton import newton_lambda
+    q = scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200).round(5)
+    for (amount, far), values in zip(cases, shown):
+        u = np.sinh(np.arcsinh(q) + amount)
+        u[-1] += far
+        h = torch.tensor(scipy.stats.zscore(u))
+        estimate = newton_lambda(h, -1).item()
+        mle = scipy.stats.yeojohnson_normmax(h.numpy())
+        assert abs(numbers(values["newton"])[0] - estimate) <= 6e-4
+        assert abs(numbers(values["mle"])[0] - mle) <= 1e-3
+        for found, lmbda in zip(numbers(values["nll"]), (1.0, estimate, mle)):
+            assert abs(found - yeo_johnson_nll(h, lmbda).item()) <= 6e-4
+
+
+@browser
+def test_newtons_step_is_the_librarys(tmp_path):
+    cases = [(-1, 0), (0.5, 0), (0, 3), (-0.8, 8), (1, 12)]
+    script = NEWTONS.replace("CASES", json.dumps(cases))
+    newton_shows(open_page(fragment(NEWTON), script, tmp_path), cases)
+    wrong = fragment(NEWTON).replace("- hd ** 2)", "+ hd ** 2)")
+    assert wrong != fragment(NEWTON)
+    with pytest.raises(AssertionError):
+        newton_shows(open_page(wrong, script, tmp_path), cases)
