@@ -576,12 +576,36 @@ def verdicts_first(doctree) -> None:
             cell.append(node)
 
 
+COLUMNS, SMALLEST = 80, 120     # of text: what fits, and in the smallest type
+
+
+def columns_of(text: str) -> int:
+    """How many columns, in tens, a printed table needs where that is more than
+    a page has; 0 for text that fits or can be wrapped.
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
+    wide = max(map(len, lines), default=0)
+    aligned = sum(bool(re.search(r"\S {2,}\S", line)) for line in lines)
+    table = len(lines) > 2 and 2 * aligned >= len(lines)
+    return -(-wide // 10) * 10 if table and COLUMNS < wide <= SMALLEST else 0
+
+
+def size_tables(doctree) -> None:
+    from docutils import nodes
+    for output in doctree.findall(nodes.container):
+        if "cell_output" in output["classes"]:
+            for block in output.findall(nodes.literal_block):
+                if wide := columns_of(block.astext()):
+                    block["classes"] += ["columns", f"columns-{wide}"]
+
+
 def inline_figures(app, doctree, docname):
     from docutils import nodes
     if app.builder.format != "html":
         return
     keep_punctuation(doctree)
     verdicts_first(doctree)
+    size_tables(doctree)
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
