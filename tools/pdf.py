@@ -105,7 +105,8 @@ def relink(link: str, page: str, known: set[str]) -> str | None:
 
 def checks_of(page: str) -> str:
     "The file that has a chapter's checks."
-    module = Chapter(page.rsplit("/", 1)[-1]).module.replace(".", "/")
+    chapter = Chapter(page.rsplit("/", 1)[-1])
+    module = chapter.module.replace(".", "/") if chapter.path.exists() else ""
     return f"normalnorm/checks/{module}.py"
 
 
