@@ -13,7 +13,7 @@ import json
 import re
 from pathlib import Path
 
-from tools import api, folding
+from tools import api, folding, typeset
 from tools.chapters import Chapter, stand_in
 from tools.run import Run
 
@@ -293,7 +293,8 @@ CLAIM_LINE = re.compile(r'<p class="claim ([\w-]+)"><code>([^<]+)</code>')
 
 def link_claims(output: dict, known: set[str]) -> None:
     """A verdict line gets an anchor, `claim-here-…`, and its identifier a link
-    into the ledger; only for the ids in `known`, each once.
+    into the ledger; only for the ids in `known`, each once. Statements are
+    typeset.
     """
     def line(match):
         kind, name = match.groups()
@@ -304,7 +305,8 @@ def link_claims(output: dict, known: set[str]) -> None:
                 f'href="{CHECKED}#claim-{name}"><code>{name}</code></a>')
     data = output.get("data", {})
     if "text/html" in data:
-        data["text/html"] = CLAIM_LINE.sub(line, "".join(data["text/html"]))
+        data["text/html"] = CLAIM_LINE.sub(
+            line, typeset.in_output("".join(data["text/html"])))
 
 
 CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
@@ -736,7 +738,8 @@ def setup(app):
     app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
     own = "".join(Path(f).read_text(encoding="utf-8")
-                  for f in (__file__, api.__file__, folding.__file__))
+                  for f in (__file__, api.__file__, folding.__file__,
+                            typeset.__file__))
     # all pages are read again when this changes
     return {"version": "1", "env_version": api.checksum(own),
             "parallel_read_safe": True, "parallel_write_safe": True}
