@@ -207,6 +207,27 @@ def test_each_notebook_can_be_downloaded_and_run(html):
                 c.name, "exec")
 
 
+def test_folded_code_on_a_page(html):
+    """The verdict, then the code behind a line that says what it is; what is
+    exported behind its signature; nothing of a check is seen unfolded.
+    """
+    page = pytest.importorskip("bs4").BeautifulSoup(
+        (html / "nbs/220_theory.newton.html").read_text(encoding="utf-8"),
+        "html.parser")
+    checks = page.select("details.fold-check")
+    assert len(checks) > 5 and not page.select("details[open]")
+    for fold in checks:
+        assert fold.find_previous_sibling(class_="cell_output").select(
+            "p.claim")
+        assert fold.summary.get_text().startswith("code of the ")
+        assert "@claim" in fold.pre.get_text()
+    assert any("newton_lambda(" in fold.summary.code.get_text()
+               for fold in page.select("details.fold-export"))
+    for fold in page.select("details"):
+        fold.decompose()
+    assert "@claim" not in page.select_one("article").get_text()
+
+
 def test_internal_links_lead_somewhere(html):
     assert links.broken(html) == []
 
@@ -579,3 +600,31 @@ def test_page_numbers_are_read_from_the_print():
                b"5 0 obj\n<</b [9 0 R /XYZ 0 1 0]\n/b--x [9 0 R /XYZ 0 2 0]\n"
                b"/a [7 0 R /XYZ 0 1 0]>>")
     assert pdf.page_numbers(printed) == {"b": 2, "b--x": 2, "a": 1}
+
+
+def test_what_the_print_shows_of_folded_code():
+    """A check is its verdict and its file, an export and a piece of C++ their
+    line, any other code nothing.
+    """
+    fold = ("<details class='fold fold-{0}'><summary><code>{0}(x)</code> Words."
+            "</summary><pre>code of {0}</pre></details>").format
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<div class='cell'><p class='claim'>a holds</p>"
+        f"<p class='claim'>b holds</p>{fold('check')}</div>"
+        + "".join(f"<div class='cell'>{fold(kind)}</div>" for kind in (
+            "check", "export", "cpp", "figure", "code")), "html.parser")
+    pdf.replace_folds(soup, pdf.checks_of("nbs/220_theory.newton"))
+    assert soup.get_text(" ", strip=True) == (
+        "a holds b holds code: normalnorm/checks/theory/newton.py "
+        "export(x) Words. cpp(x) Words.")
+    assert len(soup.select("p.fold-line > code")) == 2
+
+
+def test_the_print_leaves_out_the_api_only():
+    pages = [[page for _, listed in found for page in listed]
+             for found in (pdf.parts(), pdf.printed())]
+    assert set(pages[0]) - set(pages[1]) == {"nbs/api"} == set(pdf.LEFT_OUT)
+    assert all(page in pages[0] for page in pages[1])
+    for c in chapters():
+        if any("#| check" in source for source in c.code_cells()):
+            assert (ROOT / pdf.checks_of(f"nbs/{c.name}")).exists(), c.name

@@ -31,11 +31,19 @@ PRINT = """
     @bottom-center { content: counter(page); font: 9pt sans-serif; color: #555;
     } }
 @page :first { @bottom-center { content: none; } }
-html { font-size: 12.5px; } body { background: none; }
+html { font-size: 12.5px; } body { background: none; line-height: 1.4; }
+.bd-article :is(p, ul, ol, table, figure, div.math, .admonition) {
+    margin-block: 0.5em; }
+.bd-article :is(div.cell, div.highlight, .cell_output, [class*=highlight-]) {
+    margin-block: 0.3em; }
+.bd-article pre { padding: 0.4em 0.7em; margin: 0; line-height: 1.3; }
+.bd-article h1 { font-size: 1.9em; margin: 0 0 0.5em; }
+.bd-article :is(h2, h3) { margin: 1.1em 0 0.4em; font-size: 1.3em; }
+.bd-article h3 { font-size: 1.1em; } .module-label { margin: 0.4em 0 0; }
 p.fold-line { margin: 0.2em 0; padding-left: 0; font-size: 0.88em; }
 p.fold-line code { background: none; border: none; padding: 0; }
-.bd-article { padding: 0; max-width: none; } .bd-article, nav.contents {
-    break-before: page; }
+.bd-article { padding: 0; max-width: none; margin-top: 4em; }
+.bd-article.opens, nav.contents { break-before: page; margin-top: 0; }
 h1, h2, h3, h4, summary, .module-label { break-after: avoid; }
 figure, svg.figure-svg, img, div.math, p.claim, tr { break-inside: avoid;
     } .admonition-title { break-after: avoid; }
@@ -172,6 +180,9 @@ def article_of(page: str, known: set[str]):
     for e in article.select("script, .headerlink"):
         e.decompose()
     replace_folds(article, checks_of(page))
+    # colourless pieces of code: each would be an object of the PDF
+    for e in article.select(".highlight span:is(.n, .p, .w, .o, .nn)"):
+        e.unwrap()
     for e in article.find_all("details"):
         e["open"] = ""
     relink_article(article, page, known)
@@ -231,7 +242,9 @@ def head() -> str:
         ['<meta charset="utf-8"><title>normalnorm</title>',
          *(f'<link rel="stylesheet" href="../html/{s}">' for s in sheets),
          f"<style>{PRINT}</style>",
-         f"<script>{settings[1] if settings else ''}</script>",
+         f"<script>{settings[1] if settings else 'window.MathJax = {}'};"
+         "MathJax.options = {...MathJax.options, enableMenu: false, "
+         "enableAssistiveMml: false}</script>",
          '<script defer src="../html/_static/mathjax/tex-chtml.js"></script>'])
 
 
@@ -242,6 +255,10 @@ def write_book(articles: dict, numbers: dict[str, int]) -> None:
              'not printed: they are on its pages, in the package '
              '<code>normalnorm</code> and in its docstrings. <code>normalnorm '
              'verify</code> runs the checks.</p></div>')
+    for _, pages in printed():          # a part begins on a page of its own
+        if pages:
+            articles[pages[0]]["class"] = [*articles[pages[0]]["class"],
+                                           "opens"]
     body = "\n".join([front, contents(articles, numbers),
                       *map(str, articles.values())])
     BOOK.parent.mkdir(parents=True, exist_ok=True)
