@@ -435,6 +435,21 @@ def test_cell_tags(source, tags):
             and not cell["source"].startswith("#|"))
 
 
+@pytest.mark.parametrize("text, columns", [
+    ("a  b  c\n" * 5, 0), ("x" * 90 + "\n" + "word " * 30, 0),
+    ("name   value  other\n" * 3 + "a" * 70 + "  " + "b" * 10, 90),
+    ("name   value  other\n" * 3 + "a" * 70 + "  " + "b" * 60, 0)])
+def test_a_printed_table_that_is_too_wide_is_set_in_smaller_type(text, columns):
+    from docutils import nodes
+    from docutils.utils import new_document
+    assert dialect.columns_of(text) == columns
+    page, block = new_document("page"), nodes.literal_block(text, text)
+    page += nodes.container("", block, classes=["cell_output"])
+    dialect.size_tables(page)
+    assert block["classes"] == (
+        ["columns", f"columns-{columns}"] if columns else [])
+
+
 def test_figures_get_number_caption_and_alternative_text():
     cell = {"source": '#| label: fig-a\n#| fig-cap: "The curve of $x$, see '
                       '@eq-b."\nplot()',

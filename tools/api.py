@@ -68,7 +68,7 @@ def call(name: str, arguments: list[str], returns: str = "") -> str:
     read.
     """
     line = f"{name}({', '.join(arguments)}){returns}"
-    return line if len(line) <= 90 else f"{name}(\n" + "".join(
+    return line if len(line) <= 80 else f"{name}(\n" + "".join(
         f"    {a},\n" for a in arguments) + f"){returns}"
 
 

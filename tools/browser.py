@@ -210,6 +210,24 @@ function boxOf(a) {
 }
 // what a box cuts off without a scrollbar of its own, or what sticks out of a
 // box that is seen
+// a reader at a desk does not scroll sideways, not even within a box
+const DESK = 1280;
+function scrolled(d) {
+  const bad = [];
+  for (const e of d.querySelectorAll(
+      "article :is(pre, table, .cell_output, .math, mjx-container)")) {
+    const s = getComputedStyle(e);
+    if (!shown(e) || !/auto|scroll/.test(s.overflowX)) continue;
+    const line = e.matches("span.math, mjx-container:not([display])");
+    // a formula within a line: its box reaches a little beyond its ink
+    const inner = e.querySelector("mjx-math");
+    const over = line ? inner && inner.getBoundingClientRect().right -
+        e.getBoundingClientRect().right - 2 : e.scrollWidth - e.clientWidth;
+    if (over > 1) bad.push("wider than the column by " + Math.round(over) +
+        " px: " + name(e) + " in #" + (e.closest("[id]") || d.body).id);
+  }
+  return bad;
+}
 function cut(d) {
   const bad = new Set(), boxes = new Map();
   for (const link of d.querySelectorAll(
@@ -353,7 +371,7 @@ async function look(page) {
     const [count, badFigures] = figures(d), found = [...badFigures, ...wide(d)];
     folds.forEach(e => e.open = true);
     hidden.forEach(e => e.classList.remove("toggle-hidden"));
-    found.push(...wide(d), ...cut(d));
+    found.push(...wide(d), ...cut(d), ...(width < DESK ? [] : scrolled(d)));
     problems.push(...found.map(p => width + " px: " + p));
     drawn = count;
     if (width == widths.at(-1)) continue;

@@ -13,7 +13,7 @@ import json
 import re
 from pathlib import Path
 
-from tools import api, folding
+from tools import api, folding, typeset
 from tools.chapters import Chapter, stand_in
 from tools.run import Run
 
@@ -293,7 +293,8 @@ CLAIM_LINE = re.compile(r'<p class="claim ([\w-]+)"><code>([^<]+)</code>')
 
 def link_claims(output: dict, known: set[str]) -> None:
     """A verdict line gets an anchor, `claim-here-…`, and its identifier a link
-    into the ledger; only for the ids in `known`, each once.
+    into the ledger; only for the ids in `known`, each once. Statements are
+    typeset.
     """
     def line(match):
         kind, name = match.groups()
@@ -304,7 +305,8 @@ def link_claims(output: dict, known: set[str]) -> None:
                 f'href="{CHECKED}#claim-{name}"><code>{name}</code></a>')
     data = output.get("data", {})
     if "text/html" in data:
-        data["text/html"] = CLAIM_LINE.sub(line, "".join(data["text/html"]))
+        data["text/html"] = CLAIM_LINE.sub(
+            line, typeset.in_output("".join(data["text/html"])))
 
 
 CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
@@ -576,12 +578,36 @@ def verdicts_first(doctree) -> None:
             cell.append(node)
 
 
+COLUMNS, SMALLEST = 80, 120     # of text: what fits, and in the smallest type
+
+
+def columns_of(text: str) -> int:
+    """How many columns, in tens, a printed table needs where that is more than
+    a page has; 0 for text that fits or can be wrapped.
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
+    wide = max(map(len, lines), default=0)
+    aligned = sum(bool(re.search(r"\S {2,}\S", line)) for line in lines)
+    table = len(lines) > 2 and 2 * aligned >= len(lines)
+    return -(-wide // 10) * 10 if table and COLUMNS < wide <= SMALLEST else 0
+
+
+def size_tables(doctree) -> None:
+    from docutils import nodes
+    for output in doctree.findall(nodes.container):
+        if "cell_output" in output["classes"]:
+            for block in output.findall(nodes.literal_block):
+                if wide := columns_of(block.astext()):
+                    block["classes"] += ["columns", f"columns-{wide}"]
+
+
 def inline_figures(app, doctree, docname):
     from docutils import nodes
     if app.builder.format != "html":
         return
     keep_punctuation(doctree)
     verdicts_first(doctree)
+    size_tables(doctree)
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
@@ -712,7 +738,8 @@ def setup(app):
     app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
     own = "".join(Path(f).read_text(encoding="utf-8")
-                  for f in (__file__, api.__file__, folding.__file__))
+                  for f in (__file__, api.__file__, folding.__file__,
+                            typeset.__file__))
     # all pages are read again when this changes
     return {"version": "1", "env_version": api.checksum(own),
             "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,8 @@
 """`python -m tools.pdf`: the rendered book as one PDF, printed by Chromium.
 
-Contents, page numbers, bookmarks; solutions are opened, the folded code of
-figures is left out.
+Contents, page numbers, bookmarks; solutions are opened. Code that the pages
+fold is left out: a check is its verdict and the module that has its code, an
+export its signature, a figure itself. The API's page is left out too.
 
 The articles of the pages become one page, `_build/pdf/book.html`. Each anchor
 gets the name of its page in front, so that links within the book stay links and
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 from tools import browser
-from tools.chapters import ROOT, table_of_contents
+from tools.chapters import ROOT, Chapter, table_of_contents
 
 HTML = ROOT / "_build" / "html"
 BOOK = ROOT / "_build" / "pdf" / "book.html"
@@ -30,9 +31,19 @@ PRINT = """
     @bottom-center { content: counter(page); font: 9pt sans-serif; color: #555;
     } }
 @page :first { @bottom-center { content: none; } }
-html { font-size: 14px; } body { background: none; }
-.bd-article { padding: 0; max-width: none; } .bd-article, nav.contents {
-    break-before: page; }
+html { font-size: 12.5px; } body { background: none; line-height: 1.4; }
+.bd-article :is(p, ul, ol, table, figure, div.math, .admonition) {
+    margin-block: 0.5em; }
+.bd-article :is(div.cell, div.highlight, .cell_output, [class*=highlight-]) {
+    margin-block: 0.3em; }
+.bd-article pre { padding: 0.4em 0.7em; margin: 0; line-height: 1.3; }
+.bd-article h1 { font-size: 1.9em; margin: 0 0 0.5em; }
+.bd-article :is(h2, h3) { margin: 1.1em 0 0.4em; font-size: 1.3em; }
+.bd-article h3 { font-size: 1.1em; } .module-label { margin: 0.4em 0 0; }
+p.fold-line { margin: 0.2em 0; padding-left: 0; font-size: 0.88em; }
+p.fold-line code { background: none; border: none; padding: 0; }
+.bd-article { padding: 0; max-width: none; margin-top: 4em; }
+.bd-article.opens, nav.contents { break-before: page; margin-top: 0; }
 h1, h2, h3, h4, summary, .module-label { break-after: avoid; }
 figure, svg.figure-svg, img, div.math, p.claim, tr { break-inside: avoid;
     } .admonition-title { break-after: avoid; }
@@ -64,12 +75,21 @@ nav.contents h2 { font-size: 1.1em; margin: 1em 0 0.2em; }
 """
 
 
+LEFT_OUT = ("nbs/api",)     # a third of the pages; it is in the docstrings
+
+
 def parts() -> list[tuple[str, list[str]]]:
     "(caption, pages) in reading order, the landing page first."
     toc = table_of_contents()
     return [("", [toc["root"]]),
             *((part["caption"], [entry["file"] for entry in part["chapters"]])
               for part in toc["parts"])]
+
+
+def printed() -> list[tuple[str, list[str]]]:
+    "The same without what stays out of the print."
+    return [(caption, [page for page in listed if page not in LEFT_OUT])
+            for caption, listed in parts()]
 
 
 def anchor(page: str, name: str = "") -> str:
@@ -89,6 +109,13 @@ def relink(link: str, page: str, known: set[str]) -> str | None:
         (Path("/", page).parent / path).resolve()
             .as_posix().lstrip("/").removesuffix(".html") if path else page)
     return f"#{anchor(target, name)}" if target in known else None
+
+
+def checks_of(page: str) -> str:
+    "The file that has a chapter's checks."
+    chapter = Chapter(page.rsplit("/", 1)[-1])
+    module = chapter.module.replace(".", "/") if chapter.path.exists() else ""
+    return f"normalnorm/checks/{module}.py"
 
 
 def rename_anchors(article, page: str) -> None:
@@ -126,13 +153,36 @@ def relink_article(article, page: str, known: set[str]) -> None:
                 (HTML / page).parent.joinpath(image["src"]).resolve().as_uri())
 
 
+def replace_folds(article, checks: str) -> None:
+    """What stands in the print for folded code. The modules under `checks` have
+    the code of the checks.
+    """
+    from bs4 import BeautifulSoup
+    fresh = lambda text: BeautifulSoup(text, "html.parser")
+    for fold in article.select("details.fold"):
+        kind = next(c for c in fold["class"] if c.startswith("fold-"))
+        verdicts = (fold.find_parent(class_="cell") or fold).select("p.claim")
+        if kind == "fold-check" and verdicts:
+            verdicts[-1].append(fresh(
+                f' <span class="claim-source">code: {checks}</span>'))
+        elif kind in ("fold-export", "fold-cpp"):
+            line = fresh('<p class="fold-line"></p>')
+            line.p.extend(list(fold.summary.contents))
+            fold.insert_before(line)
+        fold.decompose()
+
+
 def article_of(page: str, known: set[str]):
     "The article of a rendered page, ready to stand among the others."
     from bs4 import BeautifulSoup
     article = BeautifulSoup((HTML / f"{page}.html").read_text(encoding="utf-8"),
                             "html.parser").select_one("article.bd-article")
-    for e in article.select("script, .headerlink, details.fold"):
+    for e in article.select("script, .headerlink"):
         e.decompose()
+    replace_folds(article, checks_of(page))
+    # colourless pieces of code: each would be an object of the PDF
+    for e in article.select(".highlight span:is(.n, .p, .w, .o, .nn)"):
+        e.unwrap()
     for e in article.find_all("details"):
         e["open"] = ""
     relink_article(article, page, known)
@@ -167,7 +217,7 @@ def contents(articles: dict, numbers: dict[str, int]) -> str:
     for caption, pages in parts():
         out.append(
             f"<h2>{html.escape(caption)}</h2><ul>" if caption else "<ul>")
-        for article in map(articles.get, pages):
+        for article in map(articles.get, filter(articles.get, pages)):
             sections = [(h, h.find_parent("section")["id"])
                         for h in article.find_all("h2")
                         if h.find_parent("section")]
@@ -192,14 +242,23 @@ def head() -> str:
         ['<meta charset="utf-8"><title>normalnorm</title>',
          *(f'<link rel="stylesheet" href="../html/{s}">' for s in sheets),
          f"<style>{PRINT}</style>",
-         f"<script>{settings[1] if settings else ''}</script>",
+         f"<script>{settings[1] if settings else 'window.MathJax = {}'};"
+         "MathJax.options = {...MathJax.options, enableMenu: false, "
+         "enableAssistiveMml: false}</script>",
          '<script defer src="../html/_static/mathjax/tex-chtml.js"></script>'])
 
 
 def write_book(articles: dict, numbers: dict[str, int]) -> None:
     "Writes `_build/pdf/book.html`."
     front = ('<div class="front"><h1>normalnorm</h1><p>The book of the '
-             'package, as it was rendered</p></div>')
+             'package, as it was rendered</p><p>Folded code and the API are '
+             'not printed: they are on its pages, in the package '
+             '<code>normalnorm</code> and in its docstrings. <code>normalnorm '
+             'verify</code> runs the checks.</p></div>')
+    for _, pages in printed():          # a part begins on a page of its own
+        if pages:
+            articles[pages[0]]["class"] = [*articles[pages[0]]["class"],
+                                           "opens"]
     body = "\n".join([front, contents(articles, numbers),
                       *map(str, articles.values())])
     BOOK.parent.mkdir(parents=True, exist_ok=True)
@@ -242,7 +301,7 @@ def main() -> int:
     if not browser.chromium():
         print("make pdf needs Chromium or Chrome; none was found")
         return 1
-    pages = [page for _, listed in parts() for page in listed]
+    pages = [page for _, listed in printed() for page in listed]
     articles = {page: article_of(page, set(pages)) for page in pages}
     numbers = {}
     for _ in range(3):  # first without the numbers of the pages, then with them
