@@ -563,7 +563,8 @@ def selected(recipe: "Recipe | str",
 
 
 def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
-         every: bool = False, any_code: bool = False) -> list[dict[str, Any]]:
+         every: bool = False, any_code: bool = False,
+         usable_only: bool = False) -> list[dict[str, Any]]:
     """The finished runs of a recipe at a scale, by arm and seed: those whose
     configuration is the recipe's present one.
 
@@ -571,8 +572,8 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     with `every`.
 
     Raises `UnknownName` for unknown names; `ResultsError` for files that cannot
-    be used, all of them named, and for rows of different code (see `codes`)
-    unless `any_code` allows them.
+    be used, all of them named, unless `usable_only` leaves them out, and for
+    rows of different code (see `codes`) unless `any_code` allows them.
 
     Example: `[row["metrics"] for row in rows("first-experiment", "book",
     book_results())]`.
@@ -580,7 +581,7 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     recipe = find(recipe)
     recipe.arms(scale)
     found = scan(recipe.name, scale, out)
-    if found.problems:
+    if found.problems and not usable_only:
         raise ResultsError("\n".join(map(str, found.problems)))
     mine = current(recipe, scale, found.rows)
     if not any_code:
