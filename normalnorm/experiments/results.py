@@ -87,7 +87,8 @@ class Recipe:
     `{"BN": {"train.lr": (0.03, 0.1)}}`. All combinations are run with all
     seeds; tables show the one with the best mean of the metric `choose` (of the
     validation split; the largest). Arms that are compared have the same grid,
-    or none.
+    or none. `tuned`: in words, what was chosen by other runs than these; it
+    stands in captions.
 
     Raises `ValueError` where compared arms differ in their grids, or where
     `compare`, `grid` or `paper` name an arm that is not there.
@@ -105,6 +106,7 @@ class Recipe:
     paper: dict[str, Published] = field(default_factory=dict)
     grid: dict[str, dict[str, tuple]] = field(default_factory=dict)
     choose: str = "validation_last"
+    tuned: str = ""
 
     def __post_init__(self) -> None:
         known = {arm for arms in self.scales.values() for arm in arms}

@@ -93,11 +93,12 @@ def caption(recipe: Recipe | str, scale: str,
     data = ", ".join(sorted({row["config"]["data"] for row in found}))
     grids = {json.dumps(recipe.grid[arm], sort_keys=True) for arm in by
              if recipe.grid.get(arm)}
-    tuning = "No arm was tuned"
+    tuning = recipe.tuned or "No arm was tuned"
     if grids:
-        tuning = ("Tuned on the validation split, by the mean of "
-                  f"{recipe.choose}, over the same grid in arms that are "
-                  f"compared: {'; '.join(sorted(grids))}")
+        tuning = (f"{recipe.tuned}. " if recipe.tuned else "") + (
+            "Tuned on the validation split, by the mean of "
+            f"{recipe.choose}, over the same grid in arms that are compared: "
+            f"{'; '.join(sorted(grids))}")
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "
