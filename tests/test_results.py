@@ -57,6 +57,10 @@ def test_report_equals_known_answer(tmp_path):
             f"{high:+.2f} | no" in " ".join(text.split()))
     assert ("Scale smoke: digits data, 8 runs, seeds 0–3" in text
             and "Scale book" not in text and "No arm was tuned" in text)
+    said = tables.report(_recipe(tuned="The rates are those of pilot runs"),
+                         tmp_path)
+    assert "The rates are those of pilot runs." in said and (
+        "No arm was tuned" not in said)
     test = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"])
     # all differences positive: 2 of 16 choices of signs
     assert f"| {test.pvalue:.3f} | 0.125 |" in " ".join(text.split())
