@@ -150,7 +150,7 @@ def _run(args: argparse.Namespace) -> int:
               "arms": args.arm}
     if args.dry_run:
         print(tables.forecast(args.recipe, **wanted))
-        return 0
+        return 1 if tables.obstacle(args.recipe, **wanted) else 0
     wanted |= {"device": args.device and _usable(args.device),
                "progress": _progress(args)}
     failed = None
@@ -166,7 +166,14 @@ def _run(args: argparse.Namespace) -> int:
     print(tables.report(args.recipe, out=args.out))
     if failed:
         print(f"normalnorm: {failed}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed or _damaged(args.recipe, args.out) else 0
+
+
+def _damaged(recipe: str, out: Path) -> bool:
+    "Whether a file of the recipe's results cannot be used."
+    from normalnorm.experiments import results
+    return any(results.scan(found.name, scale, out).problems
+               for found in [results.find(recipe)] for scale in found.scales)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -181,12 +188,12 @@ def _list(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     """Print mean ± standard error over seeds of a recipe's recorded runs,
-    beside the paper's numbers.
+    beside the paper's numbers; status 1 where a file cannot be used.
     """
     from normalnorm.experiments import tables
-    print(tables.report(args.recipe, out=_folder(args.out),
-                        any_code=args.any_code))
-    return 0
+    out = _folder(args.out)
+    print(tables.report(args.recipe, out=out, any_code=args.any_code))
+    return 1 if _damaged(args.recipe, out) else 0
 
 
 def _is_folder(side: str) -> bool:
@@ -312,7 +319,7 @@ def parser() -> argparse.ArgumentParser:
                      help="seconds, minutes, or the paper's own configuration")
     run.add_argument(
         "--seeds", type=_number(1, 10_000, "a number of seeds from 1 to 10000"),
-        default=3, help="number of seeds (default: 3)")
+        help="number of seeds (default: the recipe's own, for each scale)")
     run.add_argument("--arm", action="append",
                      help="only this arm; may be given several times")
     run.add_argument("--device", help="default: a GPU where there is one")

@@ -104,12 +104,15 @@ def find_chapter(wanted: str, titles: dict[str, str]) -> str:
              lambda file, title: file.lower().startswith(text + "_"),
              lambda file, title: text in file.lower() or text in title.lower())
     for rule in rules:
-        found = [file for file, title in titles.items() if rule(file, title)]
+        found = {file: title for file, title in titles.items()
+                 if rule(file, title)}
         if len(found) == 1:
-            return found[0]
+            return next(iter(found))
         if found:
             raise LabError(
-                f"{wanted!r} names several chapters: {', '.join(found)}")
+                f"{wanted!r} names several chapters, take one by its number: "
+                + "; ".join(f"{file.split('_')[0]} ({title})"
+                            for file, title in found.items()))
     raise LabError(
         f"no chapter is called {wanted!r}: "
         f"{near(wanted, [f.removesuffix('.ipynb') for f in titles])}")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from peers import installed
 
-from normalnorm.experiments import data
+from normalnorm.experiments import data, results, tables
 from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.recipes.first import build, first_experiment
+from normalnorm.experiments.statistics import factorial
 
 ROOT = Path(__file__).resolve().parents[1]
 SCALES = [(scale, arm) for scale in first_experiment.scales
@@ -25,6 +27,38 @@ def test_committed_rows_are_runs_of_the_recipe():
     assert len(rows) == 10 * len(book) == 80
     for row in rows:
         assert row["config"] == json.loads(json.dumps(book[row["arm"]]))
+
+
+def test_two_switches_of_the_committed_rows():
+    """Main effects and interaction of the residual network after the last
+    epoch, against the analysis of variance of statsmodels; and in digits.
+    """
+    anova = installed("statsmodels.stats.anova").AnovaRM
+    import pandas  # comes with statsmodels
+    names = ["ResNet BN", "ResNet BNN without noise", "ResNet BN with noise",
+             "ResNet BNN"]
+    rows = sorted((row for row in results.rows(
+                       first_experiment, "book", ROOT / "results")
+                   if row["arm"] in names), key=lambda row: row["seed"])
+    found = factorial(*([row["metrics"]["test_last"] for row in rows
+                         if row["arm"] == name] for name in names))
+    table = anova(pandas.DataFrame([
+        {"seed": row["seed"], "transform": names.index(row["arm"]) % 2,
+         "noise": names.index(row["arm"]) // 2,
+         "accuracy": row["metrics"]["test_last"]} for row in rows
+    ]), "accuracy", "seed", within=["transform", "noise"]).fit().anova_table
+    for name, test in zip(("transform", "noise", "transform:noise"), found):
+        assert test.p == pytest.approx(table.loc[name, "Pr > F"], rel=1e-6)
+    assert [f"{test.summary.mean:+.2f} [{test.summary.low:+.2f}, "
+            f"{test.summary.high:+.2f}]" for test in found] == [
+        "+0.22 [-0.04, +0.48]", "+0.40 [+0.19, +0.61]", "+0.25 [-0.17, +0.67]"]
+
+
+def test_the_caption_says_what_was_tuned():
+    rows = results.rows(first_experiment, "book", ROOT / "results")
+    said = tables.caption(first_experiment, "book", rows)
+    assert "pilot runs of the plain arms" in said and (
+        "No arm was tuned" not in said)
 
 
 @pytest.mark.parametrize("scale, arm", SCALES)

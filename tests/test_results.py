@@ -57,6 +57,10 @@ def test_report_equals_known_answer(tmp_path):
             f"{high:+.2f} | no" in " ".join(text.split()))
     assert ("Scale smoke: digits data, 8 runs, seeds 0–3" in text
             and "Scale book" not in text and "No arm was tuned" in text)
+    said = tables.report(_recipe(tuned="The rates are those of pilot runs"),
+                         tmp_path)
+    assert "The rates are those of pilot runs." in said and (
+        "No arm was tuned" not in said)
     test = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"])
     # all differences positive: 2 of 16 choices of signs
     assert f"| {test.pvalue:.3f} | 0.125 |" in " ".join(text.split())
@@ -207,8 +211,9 @@ def known(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("case", BAD)
 def test_unusable_rows_are_said_and_hide_no_others(case, known):
-    """Each kind of damage: file, field, given and expected; the list counts the
-    others, the report refuses, nothing is overwritten.
+    """Each kind of damage: file, field, given and expected; list, report and
+    forecast count the others, `run` and `compare` refuse, nothing is
+    overwritten.
     """
     damage, message = BAD[case]
     file = sorted(known.rglob("*.json"))[0]
@@ -220,10 +225,14 @@ def test_unusable_rows_are_said_and_hide_no_others(case, known):
     assert ([str(problem) for problem in tables.problems(known)]
             == [str(error.value)])
     text = tables.listing(known)
-    assert ("7 of 8" in text and "1 files are not counted" in text
+    assert ("7 of 8" in text and "1 file is not counted" in text
             and text.count(str(file)) == 1)
-    for use in (lambda: tables.report("known", known),
-                lambda: results.run_recipe("known", "smoke", out=known),
+    for text, left in ((tables.report("known", known), "| a   | 3     |"),
+                       (tables.forecast("known", "smoke", out=known),
+                        "8 runs, 7 finished")):
+        assert ("1 file is not counted" in text and text.count(str(file)) == 1
+                and left in text), text
+    for use in (lambda: results.run_recipe("known", "smoke", out=known),
                 lambda: tables.compare("known/a", "known/b", "smoke", known)):
         with pytest.raises(ResultsError, match=message):
             use()
@@ -236,7 +245,9 @@ def test_all_bad_rows_are_named_at_once_and_a_copy_counts_once(known):
     copy.write_text(a.read_text())
     b.write_text("{")
     with pytest.raises(ResultsError) as error:
-        tables.report("known", known)
+        results.rows("known", "smoke", known)
+    assert "2 files are not counted" in tables.report("known", known)
+    assert len(results.rows("known", "smoke", known, usable_only=True)) == 7
     assert (str(copy) in str(error.value) and str(b) in str(error.value)
             and f"belongs in a file called {a.name}" in str(error.value))
     found = results.scan("known", "smoke", known)
@@ -685,6 +696,20 @@ def test_compare_two_arms_and_two_folders(tmp_path, monkeypatch):
         tables.compare(str(tmp_path / "one"), str(tmp_path / "none"))
 
 
+def test_no_p_value_is_zero():
+    """Twenty pairs that agree closely: p of the t test is 1e-20 and smaller,
+    that of the signs 2e-5.
+    """
+    assert scipy.stats.ttest_1samp([1.0 + i / 100 for i in range(20)],
+                                   0).pvalue < 1e-20
+    found = [{"arm": arm, "seed": seed, "metrics": {
+                  "score": 10.0 + (arm == "b") * (1 + seed / 100)}}
+             for arm in "ab" for seed in range(20)]
+    line = tables.comparison(_recipe(), found).splitlines()[-1]
+    assert line.count("| < 0.001 ") == 2 and "0.000" not in line
+    assert tables.p_value(0.001) == "0.001"
+
+
 def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
     tmp_path, monkeypatch
 ):
@@ -714,6 +739,8 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
                             data.DataError(f"{name} lies elsewhere")))
     assert "cannot be run here: digits lies elsewhere" in tables.forecast(
         "known", "smoke", out=tmp_path)
+    status, out, err = _printed("run", "known", "--dry-run", "--out", tmp_path)
+    assert status == 1 and "cannot be run here" in out and not err
     with pytest.raises(ValueError, match="at least one run"):
         tables.forecast("known", "smoke", seeds=0, out=tmp_path)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from peers import installed
 from torch import nn
 
 from normalnorm.experiments import models
@@ -26,6 +27,7 @@ from normalnorm.experiments.optimization import (
 from normalnorm.experiments.statistics import (
     detectable,
     detection_power,
+    factorial,
     paired_test,
     seeds_needed,
     summarize,
@@ -882,6 +884,31 @@ def test_paired_test_against_scipy():
         np.zeros(20), many) == paired_test(np.zeros(20), many)
     with pytest.raises(ValueError, match="given 2 and 3"):
         paired_test([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+def test_factorial_against_statsmodels():
+    """The analysis of variance with both switches within each seed: its F is
+    the square of t, and its p is that of the paired test.
+    """
+    anova = installed("statsmodels.stats.anova").AnovaRM
+    import pandas  # comes with statsmodels
+    rng = np.random.default_rng(1)
+    arms = rng.normal(size=(4, 9)) + rng.normal(size=9) + np.array(
+        [[0.0], [0.3], [1.0], [2.0]])
+    found = factorial(*arms)
+    table = anova(pandas.DataFrame([
+        {"seed": seed, "first": arm % 2, "second": arm // 2,
+         "accuracy": arms[arm, seed]} for arm in range(4) for seed in range(9)
+    ]), "accuracy", "seed", within=["first", "second"]).fit().anova_table
+    for name, test in zip(("first", "second", "first:second"), found):
+        assert test.p == pytest.approx(table.loc[name, "Pr > F"], rel=1e-9)
+        assert (test.summary.mean / test.summary.se) ** 2 == pytest.approx(
+            table.loc[name, "F Value"], rel=1e-9)
+    o, a, b, c = arms.mean(1)
+    assert [test.summary.mean for test in found] == pytest.approx(
+        [(a - o + c - b) / 2, (b - o + c - a) / 2, c - b - a + o])
+    with pytest.raises(ValueError, match="given 1, 1, 1 and 2"):
+        factorial([1.0], [1.0], [1.0], [1.0, 2.0])
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 12])

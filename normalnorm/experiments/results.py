@@ -87,7 +87,8 @@ class Recipe:
     `{"BN": {"train.lr": (0.03, 0.1)}}`. All combinations are run with all
     seeds; tables show the one with the best mean of the metric `choose` (of the
     validation split; the largest). Arms that are compared have the same grid,
-    or none.
+    or none. `tuned`: in words, what was chosen by other runs than these; it
+    stands in captions.
 
     Raises `ValueError` where compared arms differ in their grids, or where
     `compare`, `grid` or `paper` name an arm that is not there.
@@ -105,6 +106,7 @@ class Recipe:
     paper: dict[str, Published] = field(default_factory=dict)
     grid: dict[str, dict[str, tuple]] = field(default_factory=dict)
     choose: str = "validation_last"
+    tuned: str = ""
 
     def __post_init__(self) -> None:
         known = {arm for arms in self.scales.values() for arm in arms}
@@ -563,7 +565,8 @@ def selected(recipe: "Recipe | str",
 
 
 def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
-         every: bool = False, any_code: bool = False) -> list[dict[str, Any]]:
+         every: bool = False, any_code: bool = False,
+         usable_only: bool = False) -> list[dict[str, Any]]:
     """The finished runs of a recipe at a scale, by arm and seed: those whose
     configuration is the recipe's present one.
 
@@ -571,8 +574,8 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     with `every`.
 
     Raises `UnknownName` for unknown names; `ResultsError` for files that cannot
-    be used, all of them named, and for rows of different code (see `codes`)
-    unless `any_code` allows them.
+    be used, all of them named, unless `usable_only` leaves them out, and for
+    rows of different code (see `codes`) unless `any_code` allows them.
 
     Example: `[row["metrics"] for row in rows("first-experiment", "book",
     book_results())]`.
@@ -580,7 +583,7 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     recipe = find(recipe)
     recipe.arms(scale)
     found = scan(recipe.name, scale, out)
-    if found.problems:
+    if found.problems and not usable_only:
         raise ResultsError("\n".join(map(str, found.problems)))
     mine = current(recipe, scale, found.rows)
     if not any_code:

@@ -6,8 +6,8 @@ test may claim, and how many seeds see which difference.
 # ../../nbs/755_experiments.statistics.ipynb.
 
 # %% auto #0
-__all__ = ['Summary', 'summarize', 'PairedTest', 'paired_test',
-           'detection_power', 'seeds_needed', 'detectable']
+__all__ = ['Summary', 'summarize', 'PairedTest', 'paired_test', 'Factorial',
+           'factorial', 'detection_power', 'seeds_needed', 'detectable']
 
 # %% ../../nbs/755_experiments.statistics.ipynb #85540d98
 import itertools
@@ -95,6 +95,40 @@ def paired_test(first: Sequence[float], second: Sequence[float],
     return PairedTest(summary, p,
                       float((means >= abs(summary.mean) * (1 - 1e-12)).mean()),
                       spread)
+
+
+class Factorial(NamedTuple):
+    """Two switches, each off and on: the main effect of the `first` and of the
+    `second`, and their `interaction`, the effect of the second with the first
+    on minus its effect with the first off.
+    """
+    first: PairedTest
+    second: PairedTest
+    interaction: PairedTest
+
+
+def factorial(neither: Sequence[float], first: Sequence[float],
+              second: Sequence[float], both: Sequence[float],
+              level: float = 0.95) -> Factorial:
+    """Analyse four arms that are the settings of two switches, seed by seed.
+
+    A main effect is the mean of the effects with the other switch off and on,
+    so all four arms enter it. Raises `ValueError` for unequal numbers of
+    values.
+
+    Example: `factorial([0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [5.0,
+    6.0]).interaction.summary.mean` is 2.0.
+    """
+    if len({len(arm) for arm in (neither, first, second, both)}) != 1:
+        raise ValueError("four arms need one value each for each seed; given "
+                         f"{len(neither)}, {len(first)}, {len(second)} and "
+                         f"{len(both)}")
+    o, a, b, c = (np.asarray(arm, dtype=np.float64)
+                  for arm in (neither, first, second, both))
+    return Factorial(*(paired_test(before.tolist(), after.tolist(), level)
+                       for before, after in (((o + b) / 2, (a + c) / 2),
+                                             ((o + a) / 2, (b + c) / 2),
+                                             (b - o, c - a))))
 
 
 def detection_power(n: int, ratio: float, level: float = 0.95) -> float:

@@ -7,8 +7,9 @@ experiment costs before it is run.
 # ../../nbs/762_experiments.tables.ipynb.
 
 # %% auto #0
-__all__ = ['table', 'caption', 'differences', 'comparison', 'every_seed',
-           'report', 'compare', 'forecast', 'listing', 'problems']
+__all__ = ['table', 'caption', 'differences', 'p_value', 'comparison',
+           'every_seed', 'report', 'compare', 'obstacle', 'forecast', 'listing',
+           'problems']
 
 # %% ../../nbs/762_experiments.tables.ipynb #293c7b9f
 import itertools
@@ -92,11 +93,12 @@ def caption(recipe: Recipe | str, scale: str,
     data = ", ".join(sorted({row["config"]["data"] for row in found}))
     grids = {json.dumps(recipe.grid[arm], sort_keys=True) for arm in by
              if recipe.grid.get(arm)}
-    tuning = "No arm was tuned"
+    tuning = recipe.tuned or "No arm was tuned"
     if grids:
-        tuning = ("Tuned on the validation split, by the mean of "
-                  f"{recipe.choose}, over the same grid in arms that are "
-                  f"compared: {'; '.join(sorted(grids))}")
+        tuning = (f"{recipe.tuned}. " if recipe.tuned else "") + (
+            "Tuned on the validation split, by the mean of "
+            f"{recipe.choose}, over the same grid in arms that are compared: "
+            f"{'; '.join(sorted(grids))}")
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "
@@ -128,6 +130,15 @@ _COMPARED = ["paired difference", "of", "seeds", "mean ± SE", "95 % t interval"
              "excludes 0", "p (t)", "p (signs)", "seen in 80 %"]
 
 
+def p_value(p: float) -> str:
+    """A p value with three decimals; below a thousandth it is "< 0.001", for no
+    p value is 0.
+
+    Example: `p_value(0.0004)` is "< 0.001".
+    """
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _compared(what: str, metric: str, first: list[float],
               second: list[float]) -> list[str]:
     test = paired_test(first, second)
@@ -136,8 +147,8 @@ def _compared(what: str, metric: str, first: list[float],
     d = 2 if max(map(abs, first + second)) > 2 else 4
     return [what, metric, str(s.n), f"{s.mean:+.{d}f} ± {s.se:.{d}f}",
             f"{s.low:+.{d}f} … {s.high:+.{d}f}",
-            "no" if s.low <= 0 <= s.high else "yes", f"{test.p:.3f}",
-            f"{test.p_signs:.3f}", f"{detectable(s.n) * test.spread:.{d}f}"]
+            "no" if s.low <= 0 <= s.high else "yes", p_value(test.p),
+            p_value(test.p_signs), f"{detectable(s.n) * test.spread:.{d}f}"]
 
 
 def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
@@ -174,14 +185,21 @@ def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
                    for arm in dict.fromkeys(row["arm"] for row in found)])
 
 # %% ../../nbs/762_experiments.tables.ipynb #ecc19046
+def _not_counted(bad: list[ResultsError]) -> str:
+    "The files that cannot be used, and why."
+    return "\n".join([f"{len(bad)} files are not counted:" if len(bad) > 1
+                      else "1 file is not counted:",
+                      *(f"- {problem}" for problem in bad)])
+
+
 def report(name: Recipe | str, out: Path | str | None = None,
            any_code: bool = False) -> str:
     """What a recipe's finished runs say, scale by scale: mean ± standard error
     beside the paper's numbers, each seed, paired tests.
 
-    Raises `UnknownName` for an unknown recipe; `ResultsError` for files that
-    cannot be used, and for rows of different code; with `any_code` these make a
-    table, and the codes stand above it.
+    Files that cannot be used are named above the tables and not counted. Raises
+    `UnknownName` for an unknown recipe; `ResultsError` for rows of different
+    code; with `any_code` these make a table, and the codes stand above it.
 
     Example: `print(report("first-experiment"))`.
     """
@@ -191,7 +209,11 @@ def report(name: Recipe | str, out: Path | str | None = None,
              f"results in {out}, mean ± standard error over seeds"]
     for scale in recipe.scales:
         found, every = (rows(recipe, scale, out, every=all_of,
-                             any_code=any_code) for all_of in (False, True))
+                             any_code=any_code, usable_only=True)
+                        for all_of in (False, True))
+        bad = scan(recipe.name, scale, out).problems
+        if bad:
+            parts.append(_not_counted(bad))
         several_codes = (
             codes(current(recipe, scale, scan(recipe.name, scale, out).rows))
             if any_code else {})
@@ -201,8 +223,9 @@ def report(name: Recipe | str, out: Path | str | None = None,
                              f"{name} ({len(paths)})"
                              for name, paths in several_codes.items()))
         files = len(list((out / recipe.name / scale).glob("*.json")))
-        if files > len(every):
-            parts.append(f"scale {scale}: {files - len(every)} rows of other "
+        others = files - len(every) - len(bad)
+        if others > 0:
+            parts.append(f"scale {scale}: {others} rows of other "
                          "configurations are left out")
         unchosen = [arm for arm in dict.fromkeys(row["arm"] for row in every)
                     if arm not in {row["arm"] for row in found}]
@@ -381,6 +404,29 @@ def _medians(found: list[dict[str, Any]]) -> dict[str, float]:
             for arm in dict.fromkeys(row["arm"] for row in found)}
 
 # %% ../../nbs/762_experiments.tables.ipynb #3a016c40
+def obstacle(name: Recipe | str, scale: str = "smoke",
+             seeds: int | Iterable[int] | None = None,
+             out: Path | str | None = None,
+             arms: Iterable[str] | None = None) -> str:
+    """What keeps `run`, with the same arguments, from running here at all, such
+    as data that are not there; empty where nothing does.
+
+    Raises `UnknownName` for unknown names, `ValueError` for no seeds.
+
+    Example: `obstacle("first-experiment", "smoke")` is empty.
+    """
+    recipe = find(name)
+    try:
+        plan(recipe, scale, seeds, out, arms)
+    except UnknownName:
+        raise
+    except (ValueError, OSError) as error:
+        if recipe.arms(scale) and seeds != 0:
+            return str(error)
+        raise
+    return ""
+
+
 def forecast(name: Recipe | str, scale: str = "smoke",
              seeds: int | Iterable[int] | None = None,
              out: Path | str | None = None,
@@ -395,20 +441,23 @@ def forecast(name: Recipe | str, scale: str = "smoke",
     Example: `print(forecast("first-experiment", "book", seeds=5))`.
     """
     recipe = find(name)
-    try:
-        jobs = plan(recipe, scale, seeds, out, arms)
-    except UnknownName:
-        raise
-    except (ValueError, OSError) as error:
-        if recipe.arms(scale) and seeds != 0:
-            return f"{recipe.name}, scale {scale}: cannot be run here: {error}"
-        raise
-    known = _medians(rows(recipe, scale, out, every=True, any_code=True))
+    in_the_way = obstacle(recipe, scale, seeds, out, arms)
+    if in_the_way:
+        return f"{recipe.name}, scale {scale}: cannot be run here: {in_the_way}"
+    jobs, there = (plan(recipe, scale, seeds, out, arms),
+                   scan(recipe.name, scale, out))
+    known = _medians(rows(recipe, scale, out, every=True, any_code=True,
+                          usable_only=True))
+    state = lambda job: ("cannot be used" if job.state == "finished"
+                         and job.path not in there.rows else job.state)
     left = [job for job in jobs if job.state != "finished"]
+    bad = sum(state(job) == "cannot be used" for job in jobs)
     guess = [known[job.arm] for job in left if job.arm in known]
     lines = [f"{recipe.name}, scale {scale}: {len(jobs)} runs, "
-             f"{len(jobs) - len(left)} finished, "
+             f"{len(jobs) - len(left) - bad} finished, "
              f"{sum(job.state == 'begun' for job in left)} begun"]
+    if there.problems:
+        lines.append(_not_counted(there.problems))
     if left:
         measured = (f"about {_time(sum(guess))} on one process for "
                     f"{len(guess)} of the {len(left)} runs left, after the "
@@ -417,7 +466,7 @@ def forecast(name: Recipe | str, scale: str = "smoke",
         lines.append(f"{measured}; the recipe's own estimate: "
                      f"{recipe.cost.get(scale, 'none')}")
     lines.append(_cells(["run", "state", "estimate"], [
-        [job.label, job.state,
+        [job.label, state(job),
          _time(known[job.arm]) if job in left and job.arm in known else ""]
         for job in jobs]))
     return "\n\n".join(lines)
@@ -448,13 +497,12 @@ def listing(out: Path | str | None = None) -> str:
             body.append([recipe.name, scale, ", ".join(recipe.claims),
                          recipe.cost.get(scale, ""), measured,
                          f"{len(found)} of {wanted}"])
-    bad = [f"- {problem}" for problem in problems(out)]
+    bad = problems(out)
     return "\n\n".join(
         [_cells(["recipe", "scale", "about", "estimated cost", "measured",
                  f"runs in {out}"],
                 body),
-         *([f"{len(bad)} files are not counted:\n" + "\n".join(bad)] if bad
-           else [])])
+         *([_not_counted(bad)] if bad else [])])
 
 
 def problems(out: Path | str | None = None) -> list[ResultsError]:
