@@ -342,7 +342,8 @@ def _(normalized):
     """
     from normalnorm.experiments.data import load
     x, y = load("digits", "train")
-    rows, _ = train_digits(normalized, NOISE, 0, 6, (x.flatten(1).cpu(), y.cpu()))
+    rows, _ = train_digits(
+        normalized, NOISE, 0, 6, (x.flatten(1).cpu(), y.cpu()))
     assert rows[-1, 1] < rows[0, 1] - 0.03 and rows[-1, 3] < rows[0, 3]
 
 # %% ../../../nbs/120_theory.estimation.ipynb
