@@ -39,7 +39,8 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 
 # the chapters that have a figure to drag
 DRAGGED = ("010_in_ten_minutes", "210_theory.power_transform",
-           "220_theory.newton", "228_layers.noise", "720_plots")
+           "220_theory.newton", "228_layers.noise",
+           "246_epsilon_in_practice", "720_plots")
 
 
 def fragment(name="210_theory.power_transform"):
@@ -361,3 +362,72 @@ def test_newtons_step_is_the_librarys(tmp_path):
     assert wrong != fragment(NEWTON)
     with pytest.raises(AssertionError):
         newton_shows(open_page(wrong, script, tmp_path), cases)
+
+
+EPSILON = "246_epsilon_in_practice"
+SHRUNK = """const root = document.querySelector(".live");
+const value = name => root.querySelector(`output[name=${name}]`).value;
+return CASES.map(([size, amount]) => {
+  for (const [name, to] of [["size", size], ["amount", amount]]) {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = to; slider.dispatchEvent(new Event("input"));
+  }
+  return {...Object.fromEntries([...root.querySelectorAll("output")].map(
+      o => [o.name, o.value])),
+      dots: [...root.querySelectorAll(".trap svg path")].slice(-2).map(
+          p => p.getAttribute("d"))};
+});"""
+
+
+def by_derivatives(h):
+    """Algorithm 1's step, by differentiating the transform: the likelihood's
+    derivatives at 1 for a variance that is taken to be 1.
+    """
+    h = torch.tensor(h)
+    lmbda = torch.ones((), dtype=torch.float64, requires_grad=True)
+    spread = yeo_johnson(h, lmbda).var(correction=0)
+    first, = torch.autograd.grad(spread, lmbda, create_graph=True)
+    second, = torch.autograd.grad(first, lmbda)
+    slope = first / 2 - (h.sign() * h.abs().log1p()).mean()
+    return (1 - slope / (second / 2 - first.square() / 2)).item()
+
+
+def epsilon_shows(shown, cases):
+    "Both estimates and the skewness that they leave, against torch and scipy."
+    from normalnorm.layers.core import normality_norm
+    q = scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200).round(5)
+    for (size, amount), values in zip(cases, shown):
+        k = scipy.stats.zscore(np.sinh(np.arcsinh(q) + amount))
+        u = torch.tensor(10.0**size * k)
+        x, statistics = normality_norm(u, (0,))
+        h = 10.0**size * k / np.sqrt(10.0 ** (2 * size) + 1e-5)
+        printed = by_derivatives(h)
+        for name, expected, width in (
+                ("rho", h.std(), 6e-4), ("before", scipy.stats.skew(k), 6e-3),
+                ("ours", statistics.lmbda.item(), 6e-3),
+                ("kept", scipy.stats.skew(x), 6e-3),
+                ("printed", printed, 6e-3 + 1e-5 * abs(printed)),
+                ("bent", scipy.stats.skew(yeo_johnson(
+                    torch.tensor(h), printed)), 6e-3)):
+            assert abs(numbers(values[name])[0] - expected) <= width, (
+                size, amount, name, values[name], expected)
+        for d, name in zip(values["dots"], ("printed", "ours")):
+            (left, top), = coordinates(d)
+            assert abs(4.5 * left / 258 - 4 - size) < 2e-3
+            assert abs(10 - 18 * top / 150 - numbers(values[name])[0]) < 0.02
+
+
+@browser
+def test_epsilon_figure_shows_what_the_library_computes(tmp_path):
+    cases = [(0.5, 0.6), (0, -1), (-2.5, 0.6), (-2.5, 0), (-3.3, 0.6),
+             (-3.5, -0.4), (-4, 0.3), (-4, 1)]
+    script = SHRUNK.replace("CASES", json.dumps(cases))
+    text = fragment(EPSILON)
+    epsilon_shows(open_page(text, script, tmp_path), cases)
+    for right, wrong in (("sigma ** 2 + data.eps", "sigma ** 2"),
+                         ("- 2 * hd ** 2", "+ 2 * hd ** 2"),
+                         ("psi(v, wild)", "psi(v, calm)")):
+        assert text.count(right) == 1
+        with pytest.raises(AssertionError):
+            epsilon_shows(open_page(text.replace(right, wrong), script,
+                                    tmp_path), cases)

@@ -7,11 +7,11 @@ axes, from which every layer is made.
 
 # %% auto #0
 __all__ = ['in_transform', 'dispatch_modes', 'foreign_mode', 'in_dual_level',
-           'bound', 'family', 'Statistics', 'Rule', 'size', 'sizes',
-           'check_real', 'check_memory', 'guarded', 'kinds', 'check_saved',
-           'check_input', 'check_precision', 'lies_last', 'rates',
-           'check_statistics', 'closed', 'gaussianize', 'affine', 'rounded',
-           'by_autograd', 'normalize', 'normality_norm']
+           'Statistics', 'Rule', 'size', 'sizes', 'check_real', 'check_memory',
+           'guarded', 'kinds', 'check_saved', 'check_input', 'check_precision',
+           'lies_last', 'rates', 'check_statistics', 'closed', 'gaussianize',
+           'affine', 'rounded', 'by_autograd', 'normalize', 'normality_norm',
+           'bound', 'family']
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
 import functools
@@ -30,130 +30,6 @@ from .noise import (
 from ..theory.gradient import (
     Gaussianizer, Identity, Power, gaussianized_gradient, project)
 from ..theory.newton import Over, number, over, raised, standardized
-
-# %% ../../nbs/230_layers.core.ipynb #d7b25c94
-def bound(name: str, use: Callable, public: Callable) -> Callable:
-    """What `use` makes of a private `name` of PyTorch, a path from `torch`;
-    `public`, slower, where the name is gone or does something else, about
-    which `use` raises.
-
-    Decided once, in a thread of its own: there no mode, transform or default
-    device of the importing thread is active.
-
-    Example:
-
-        >>> bound("_C._no_such_name", lambda found: found, len) is len
-        True
-    """
-    try:
-        with ThreadPoolExecutor(1) as alone:
-            found = lambda: use(operator.attrgetter(name)(torch))
-            return alone.submit(found).result()
-    except Exception:                       # whatever has changed in PyTorch
-        return public
-
-
-def _tells(question: Callable, inside: Callable) -> Callable:
-    "`question`, if it says no out here, and yes where `inside` asks it."
-    answers = [question()]
-    inside(lambda x=None: answers.append(question()) or x)
-    if list(map(bool, answers)) != [False, True]:
-        raise NotImplementedError(f"{question} answers {answers}")
-    return question
-
-
-def _within(context, ask: Callable) -> None:
-    with context:
-        ask()
-
-
-class _Old(torch.autograd.Function):
-    "Without `setup_context`: refused where torch.func transforms."
-
-    @staticmethod
-    def forward(ctx):
-        return None
-
-
-def _refused() -> bool:
-    try:
-        _Old.apply()
-    except RuntimeError:
-        return True
-    return False
-
-
-@functools.cache
-def _operator() -> Callable:
-    "An operator of our own that says whether it was handed to a mode."
-    try:
-        library = torch.library.Library("normalnorm", "FRAGMENT")
-        name = f"seen_{id(_Old)}"           # another one in a module reloaded
-        library.define(f"{name}() -> bool")
-        library.impl(name, lambda: False, "CompositeExplicitAutograd")
-        library.impl(name, lambda: True, "Python")              # the modes' key
-        seen = getattr(torch.ops.normalnorm, name).default
-        found = lambda kept=library: seen()
-        with ThreadPoolExecutor(1) as alone:
-            return alone.submit(_tells, found, _in_mode).result()
-    except Exception:                       # nobody knows: the slow way, then
-        return lambda: True
-
-
-def _seen() -> bool:
-    if torch.overrides.has_torch_function((0,)) and foreign_mode():
-        return True                         # which would see the question too
-    return _operator()()
-
-
-def _in_mode(ask: Callable) -> None:
-    _within(torch.autograd.graph.allow_mutation_on_saved_tensors(), ask)
-
-
-def _tangents(tensors: tuple[Tensor | None, ...]) -> bool:
-    unpack = forward_ad.unpack_dual
-    return any(t is not None and unpack(t).tangent is not None for t in tensors)
-
-
-def _not_of_device(stack: Callable) -> Callable:
-    with torch.device("cpu"):
-        (of_device,) = map(type, stack())
-    return _tells(lambda: any(type(mode) is not of_device for mode in stack()),
-                  lambda ask: _within(torch.overrides.TorchFunctionMode(), ask))
-
-
-# Whether a transform of torch.func is active; whether a mode sees operations;
-# whether another mode sees functions than the default device's, given that one
-# does; whether these tensors may have tangents.
-in_transform = bound(
-    "_C._are_functorch_transforms_active",
-    lambda f: _tells(f, lambda ask: torch.func.vjp(ask, torch.ones(()))),
-    _refused)
-dispatch_modes = bound(
-    "_C._len_torch_dispatch_stack", lambda f: _tells(f, _in_mode), _seen)
-foreign_mode = bound(
-    "overrides._get_current_function_mode_stack", _not_of_device, lambda: True)
-in_dual_level = bound(
-    "autograd.forward_ad._current_level",
-    lambda _: _tells(lambda tensors=(): forward_ad._current_level >= 0,
-                     lambda ask: _within(forward_ad.dual_level(), ask)),
-    _tangents)
-
-
-def family(*classes: type) -> tuple[type, ...]:
-    """The class below `nn.Module` from which all of PyTorch's `classes`
-    derive, whatever its name; themselves where there is none. For `isinstance`.
-
-    Example:
-
-        >>> isinstance(nn.SyncBatchNorm(3),
-        ...            family(nn.BatchNorm1d, nn.BatchNorm2d))
-        True
-    """
-    shared = [c for c in classes[0].__mro__
-              if c is not nn.Module and issubclass(c, nn.Module)
-              and all(issubclass(other, c) for other in classes)]
-    return tuple(shared[:1]) or classes
 
 # %% ../../nbs/230_layers.core.ipynb #a7ae3ca9
 class Statistics(NamedTuple):
@@ -765,3 +641,127 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
     rule = Rule.of(
         eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
     return compute(u, dim, rule, weight, bias, statistics, seed, offset)
+
+# %% ../../nbs/230_layers.core.ipynb #d7b25c94
+def bound(name: str, use: Callable, public: Callable) -> Callable:
+    """What `use` makes of a private `name` of PyTorch, a path from `torch`;
+    `public`, slower, where the name is gone or does something else, about
+    which `use` raises.
+
+    Decided once, in a thread of its own: there no mode, transform or default
+    device of the importing thread is active.
+
+    Example:
+
+        >>> bound("_C._no_such_name", lambda found: found, len) is len
+        True
+    """
+    try:
+        with ThreadPoolExecutor(1) as alone:
+            found = lambda: use(operator.attrgetter(name)(torch))
+            return alone.submit(found).result()
+    except Exception:                       # whatever has changed in PyTorch
+        return public
+
+
+def _tells(question: Callable, inside: Callable) -> Callable:
+    "`question`, if it says no out here, and yes where `inside` asks it."
+    answers = [question()]
+    inside(lambda x=None: answers.append(question()) or x)
+    if list(map(bool, answers)) != [False, True]:
+        raise NotImplementedError(f"{question} answers {answers}")
+    return question
+
+
+def _within(context, ask: Callable) -> None:
+    with context:
+        ask()
+
+
+class _Old(torch.autograd.Function):
+    "Without `setup_context`: refused where torch.func transforms."
+
+    @staticmethod
+    def forward(ctx):
+        return None
+
+
+def _refused() -> bool:
+    try:
+        _Old.apply()
+    except RuntimeError:
+        return True
+    return False
+
+
+@functools.cache
+def _operator() -> Callable:
+    "An operator of our own that says whether it was handed to a mode."
+    try:
+        library = torch.library.Library("normalnorm", "FRAGMENT")
+        name = f"seen_{id(_Old)}"           # another one in a module reloaded
+        library.define(f"{name}() -> bool")
+        library.impl(name, lambda: False, "CompositeExplicitAutograd")
+        library.impl(name, lambda: True, "Python")              # the modes' key
+        seen = getattr(torch.ops.normalnorm, name).default
+        found = lambda kept=library: seen()
+        with ThreadPoolExecutor(1) as alone:
+            return alone.submit(_tells, found, _in_mode).result()
+    except Exception:                       # nobody knows: the slow way, then
+        return lambda: True
+
+
+def _seen() -> bool:
+    if torch.overrides.has_torch_function((0,)) and foreign_mode():
+        return True                         # which would see the question too
+    return _operator()()
+
+
+def _in_mode(ask: Callable) -> None:
+    _within(torch.autograd.graph.allow_mutation_on_saved_tensors(), ask)
+
+
+def _tangents(tensors: tuple[Tensor | None, ...]) -> bool:
+    unpack = forward_ad.unpack_dual
+    return any(t is not None and unpack(t).tangent is not None for t in tensors)
+
+
+def _not_of_device(stack: Callable) -> Callable:
+    with torch.device("cpu"):
+        (of_device,) = map(type, stack())
+    return _tells(lambda: any(type(mode) is not of_device for mode in stack()),
+                  lambda ask: _within(torch.overrides.TorchFunctionMode(), ask))
+
+
+# Whether a transform of torch.func is active; whether a mode sees operations;
+# whether another mode sees functions than the default device's, given that one
+# does; whether these tensors may have tangents.
+in_transform = bound(
+    "_C._are_functorch_transforms_active",
+    lambda f: _tells(f, lambda ask: torch.func.vjp(ask, torch.ones(()))),
+    _refused)
+dispatch_modes = bound(
+    "_C._len_torch_dispatch_stack", lambda f: _tells(f, _in_mode), _seen)
+foreign_mode = bound(
+    "overrides._get_current_function_mode_stack", _not_of_device, lambda: True)
+in_dual_level = bound(
+    "autograd.forward_ad._current_level",
+    lambda _: _tells(lambda tensors=(): forward_ad._current_level >= 0,
+                     lambda ask: _within(forward_ad.dual_level(), ask)),
+    _tangents)
+
+
+def family(*classes: type) -> tuple[type, ...]:
+    """The class below `nn.Module` from which all of PyTorch's `classes`
+    derive, whatever its name; themselves where there is none. For `isinstance`.
+
+    Example:
+
+        >>> isinstance(nn.SyncBatchNorm(3),
+        ...            family(nn.BatchNorm1d, nn.BatchNorm2d))
+        True
+    """
+    shared = [c for c in classes[0].__mro__
+              if c is not nn.Module and issubclass(c, nn.Module)
+              and all(issubclass(other, c) for other in classes)]
+    return tuple(shared[:1]) or classes
