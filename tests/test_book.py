@@ -207,3 +207,31 @@ def test_committed_results_say_what_they_are():
         assert ({"python", "versions", "ran", "summary"} <= set(row)
                 or {"schema", "scale", "seed", "device", "torch", "data_hash",
                     "config"} <= set(row)), path.name
+
+
+def test_chapters_are_named_by_links():
+    """No "last chapter", "chapter on …" without a link, and a link whose text
+    is written like a title has the title of its chapter.
+    """
+    titles = {c.name: re.sub(
+        r" *\{#.*\}$", "", "".join(c.cells()[0]["source"]).splitlines()[0]
+        .removeprefix("# ")) for c in chapters()}
+    vague = re.compile(
+        r"\b(?:last|next|previous|earlier|later|following) chapters?\b"
+        r"|\bchapters? after next\b|\bthe chapters? (?:on|about|after)\b")
+    found = []
+    for c in chapters():
+        for i, cell in enumerate(c.cells()):
+            if cell["cell_type"] != "markdown":
+                continue
+            text = "".join(cell["source"])
+            bare = re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)
+            found += [f"{c.name}, cell {i}: {m[0]!r} is no link"
+                      for m in vague.finditer(bare)]
+            found += [
+                f"{c.name}, cell {i}: [{link[1]}] leads to {titles[link[2]]!r}"
+                for link in re.finditer(
+                    r"\[([^\]]+)\]\((\d\w*[\w.]*?)\.ipynb\)", text)
+                if link[1][0].isupper() and link[2] in titles
+                and link[1] != titles[link[2]]]
+    assert found == [], "\n".join(found)
