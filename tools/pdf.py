@@ -27,11 +27,11 @@ SECONDS = 300
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
 PRINT = """
-@page { size: A4; margin: 18mm 16mm 20mm;
+@page { size: A4; margin: 14mm 13mm 16mm;
     @bottom-center { content: counter(page); font: 9pt sans-serif; color: #555;
     } }
 @page :first { @bottom-center { content: none; } }
-html { font-size: 12.5px; } body { background: none; line-height: 1.4; }
+html { font-size: 12px; } body { background: none; line-height: 1.4; }
 .bd-article :is(p, ul, ol, table, figure, div.math, .admonition) {
     margin-block: 0.5em; }
 .bd-article :is(div.cell, div.highlight, .cell_output, [class*=highlight-]) {
