@@ -620,6 +620,17 @@ def test_what_the_print_shows_of_folded_code():
     assert len(soup.select("p.fold-line > code")) == 2
 
 
+def test_an_article_is_read_without_folded_code():
+    page = ('<p>x</p><article class="bd-article"><p>y</p><details class="fold '
+            'fold-code"><summary>s</summary>\n<pre>gone</pre></details>'
+            '<details class="a"><pre><span class="n">a</span><span class="k">b'
+            '</span></pre></details></article><p>x</p>')
+    assert pdf.lighten(page) == (
+        '<article class="bd-article"><p>y</p><details class="fold fold-code">'
+        '<summary>s</summary></details><details class="a"><pre>a<span '
+        'class="k">b</span></pre></details></article>')
+
+
 def test_the_print_leaves_out_the_api_only():
     pages = [[page for _, listed in found for page in listed]
              for found in (pdf.parts(), pdf.printed())]

@@ -135,6 +135,8 @@ def test_an_export_shows_what_it_defines():
     ({"check": ""}, "def helper(a): pass", "check", "<code>helper(a)</code>"),
     ({"fig-cap": "c"}, lines(13), "figure", "code of the figure"),
     ({}, "\n".join(f"import a{i}" for i in range(5)), "code", "imports"),
+    ({"export": ""}, "\n".join(f"import a{i}" for i in range(5)), "export",
+     "imports"),
     ({}, lines(25, "print(1)"), "code", "code"),
     ({}, lines(25) + "\n%magic", "code", "code")])
 def test_what_stands_for_a_cell(found, code, kind, words):

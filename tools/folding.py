@@ -14,7 +14,7 @@ import re
 import tokenize
 from dataclasses import dataclass
 
-FEW = 12
+SOME, FEW = 4, 12
 MANY = 24           # lines of a cell that is neither exported nor a figure
 
 
@@ -189,12 +189,13 @@ def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
             else definitions(code) or [("", "code of the check")]))
     if "export" in found or "exporti" in found:
         return (Fold("export", tuple(definitions(code) or [("", "imports")]))
-                if wanted or length > FEW else None)
+                if wanted or length > (SOME if is_setup(code) else FEW)
+                else None)
     if "fig-cap" in found or found.get("label", "").startswith("fig-"):
         return (Fold("figure", (("", "code of the figure"),))
                 if wanted or length > FEW else None)
     if is_setup(code):
-        return (Fold("code", (("", "imports"),)) if wanted or length > 4
+        return (Fold("code", (("", "imports"),)) if wanted or length > SOME
                 else None)
     if not wanted and length <= MANY:
         return None

@@ -27,11 +27,11 @@ SECONDS = 300
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
 PRINT = """
-@page { size: A4; margin: 18mm 16mm 20mm;
+@page { size: A4; margin: 14mm 13mm 16mm;
     @bottom-center { content: counter(page); font: 9pt sans-serif; color: #555;
     } }
 @page :first { @bottom-center { content: none; } }
-html { font-size: 12.5px; } body { background: none; line-height: 1.4; }
+html { font-size: 12px; } body { background: none; line-height: 1.4; }
 .bd-article :is(p, ul, ol, table, figure, div.math, .admonition) {
     margin-block: 0.5em; }
 .bd-article :is(div.cell, div.highlight, .cell_output, [class*=highlight-]) {
@@ -172,17 +172,26 @@ def replace_folds(article, checks: str) -> None:
         fold.decompose()
 
 
+ARTICLE = re.compile(r'<article class="bd-article.*?</article>', re.S)
+FOLDED = re.compile(r'(<details class="fold [^>]*><summary>.*?</summary>).*?'
+                    '(?=</details>)', re.S)
+# colourless pieces of code: each would be an object of the PDF
+COLOURLESS = re.compile(r'<span class="(?:n|p|w|o|nn)">([^<]*)</span>')
+
+
+def lighten(source: str) -> str:
+    "The article of a page, without the folded code, of which most of it is."
+    return COLOURLESS.sub(r"\1", FOLDED.sub(r"\1", ARTICLE.search(source)[0]))
+
+
 def article_of(page: str, known: set[str]):
     "The article of a rendered page, ready to stand among the others."
     from bs4 import BeautifulSoup
-    article = BeautifulSoup((HTML / f"{page}.html").read_text(encoding="utf-8"),
-                            "html.parser").select_one("article.bd-article")
+    source = (HTML / f"{page}.html").read_text(encoding="utf-8")
+    article = BeautifulSoup(lighten(source), "html.parser").article
     for e in article.select("script, .headerlink"):
         e.decompose()
     replace_folds(article, checks_of(page))
-    # colourless pieces of code: each would be an object of the PDF
-    for e in article.select(".highlight span:is(.n, .p, .w, .o, .nn)"):
-        e.unwrap()
     for e in article.find_all("details"):
         e["open"] = ""
     relink_article(article, page, known)
