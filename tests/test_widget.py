@@ -40,7 +40,7 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 # the chapters that have a figure to drag
 DRAGGED = ("010_in_ten_minutes", "210_theory.power_transform",
            "220_theory.newton", "228_layers.noise",
-           "246_epsilon_in_practice", "720_plots")
+           "246_epsilon_in_practice", "410_layers.proxy", "720_plots")
 
 
 def fragment(name="210_theory.power_transform"):
@@ -431,3 +431,71 @@ def test_epsilon_figure_shows_what_the_library_computes(tmp_path):
         with pytest.raises(AssertionError):
             epsilon_shows(open_page(text.replace(right, wrong), script,
                                     tmp_path), cases)
+
+
+PROXY = "410_layers.proxy"
+MOVED = """const root = document.querySelector(".live");
+return CASES.map(([shift, stretch]) => {
+  for (const [name, to] of [["shift", shift], ["stretch", stretch]]) {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = to; slider.dispatchEvent(new Event("input"));
+  }
+  return {...Object.fromEntries([...root.querySelectorAll("output")].map(
+      o => [o.name, o.value])),
+      curves: [...root.querySelectorAll(".after svg path")].map(
+          p => p.getAttribute("d")),
+      line: [...root.querySelectorAll(".before svg path")].at(-1)
+          .getAttribute("d")};
+});"""
+
+
+def proxy_shows(shown, cases, text):
+    """The proxy's statistics against the library's, by quantiles and in closed
+    form; the channel's, and what is left of it, against numpy.
+    """
+    from normalnorm.layers.proxy import proxy_statistics
+    held = json.loads(re.search(r"const data = (\{.*?\});", text)[1])
+    values = np.array(held["values"])
+    weight, bias = (torch.tensor([held[name]], dtype=torch.float64)
+                    for name in ("weight", "bias"))
+    channel = np.maximum(weight.item() * values + bias.item(), 0)
+    for (shift, stretch), found in zip(cases, shown):
+        given = [torch.tensor([v], dtype=torch.float64)
+                 for v in (shift, stretch)]
+        mean, var = (v.item() for v in proxy_statistics(weight, bias, *given))
+        exact = proxy_statistics(weight, bias, *given, samples=None)
+        assert abs(var / exact[1].item() - 1) < 0.03
+        z = (channel - mean) / np.sqrt(var + 0.03)
+        for name, expected in (("mean", mean), ("variance", var),
+                               ("truemean", channel.mean()),
+                               ("truevariance", channel.var()),
+                               ("left", z.mean()), ("spread", z.var())):
+            assert abs(numbers(found[name])[0] - expected) <= 2e-3, (
+                shift, stretch, name, found[name], expected)
+        points = np.array(coordinates(found["line"])).T
+        np.testing.assert_allclose(
+            0.85 * (1 - points[1] / 150), scipy.stats.norm.pdf(
+                8 * points[0] / 258 - 4, shift, 1 + stretch),
+            atol=4e-3 / (1 + stretch) ** 2)
+        # the share of zeros, where the proxy's curve leaves 0
+        left, top = np.array(coordinates(found["curves"][1])).T
+        at_zero = 1.05 * (1 - top[np.isclose(left, 36.9, atol=0.06)] / 150)
+        assert abs(at_zero.max() - scipy.stats.norm.cdf(
+            -bias.item() / weight.item(), shift, 1 + stretch)) < 0.01
+
+
+@browser
+def test_proxy_figure_shows_what_the_library_computes(tmp_path):
+    cases = [(0, 0), (-0.45, -0.15), (1, -0.6), (-1.5, 1), (0.7, 0.5)]
+    script = MOVED.replace("CASES", json.dumps(cases))
+    text = fragment(PROXY)
+    proxy_shows(open_page(text, script, tmp_path), cases, text)
+    for right, wrong in (("shift + deviation * t", "shift - deviation * t * t"),
+                         ("data.bias, 0)", "data.bias, -0.2)"),
+                         ("(v - center) / Math.sqrt(square + data.eps)",
+                          "(v - center) / Math.sqrt(square)"),
+                         ("deviation = 1 + stretch", "deviation = stretch")):
+        assert text.count(right) == 1
+        with pytest.raises(AssertionError):
+            proxy_shows(open_page(text.replace(right, wrong), script,
+                                  tmp_path), cases, text)
