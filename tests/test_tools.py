@@ -121,6 +121,9 @@ def test_what_nbdev_writes_is_brought_to_80_columns():
     assert max(map(len, after.split("\n"))) <= 80
     short = '"""A module."""\n\n__all__ = []\nx = "' + "y" * 90 + '"\n'
     assert export.narrow(short) == short
+    assert export.narrow(
+        "# %% ../nbs/a.ipynb #1\n#| output: false\n#| x: y\nf()\n#| z: 1\n"
+    ) == "# %% ../nbs/a.ipynb #1\nf()\n#| z: 1\n"
 
 
 def test_noise_is_found(checkout):

@@ -368,7 +368,6 @@ class InstanceNormalNorm3d(_InstanceNormalNorm):
     """
 
 # %% ../../nbs/240_layers.normality.ipynb #24f00002
-#| output: false
 _AVERAGED = dict(beyond={"running_lambda": 1.0})
 _BATCH = dict(unit="C", folds=True, **_AVERAGED,
               synchronized="normalnorm.layers.sync:SyncBatchNormalNorm")
@@ -483,7 +482,6 @@ class GroupNormalNorm(_NormalNorm):
                 f"affine={self.affine}, " + self._described())
 
 # %% ../../nbs/240_layers.normality.ipynb #24f00003
-#| output: false
 def _in_groups(cls: type, num_channels: int, num_groups: int = 32,
                **options) -> GroupNormalNorm:
     "A group layer, made as the others are: from a number of channels."
