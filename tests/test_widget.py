@@ -38,7 +38,8 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 
 
 # the chapters that have a figure to drag
-DRAGGED = ("010_in_ten_minutes", "210_theory.power_transform",
+DRAGGED = ("010_in_ten_minutes", "020_how_to_read",
+           "210_theory.power_transform",
            "220_theory.newton", "228_layers.noise",
            "246_epsilon_in_practice", "410_layers.proxy", "720_plots")
 
@@ -499,3 +500,18 @@ def test_proxy_figure_shows_what_the_library_computes(tmp_path):
         with pytest.raises(AssertionError):
             proxy_shows(open_page(text.replace(right, wrong), script,
                                   tmp_path), cases, text)
+
+
+@browser
+def test_the_mutant_to_drag_is_rejected_where_the_statement_fails(tmp_path):
+    "By the derivatives at 0: c − ½ must be 0 for both bounds to hold there."
+    script = """const root = document.querySelector(".live"),
+        slider = root.querySelector("input");
+    return [0.3, 0.49, 0.5, 0.51, 0.7].map(c => {
+      slider.value = c; slider.dispatchEvent(new Event("input"));
+      return root.querySelector("output[name=verdict]").value; });"""
+    low, below, formula, above, high = open_page(
+        fragment("020_how_to_read"), script, tmp_path)
+    assert formula == "holds"
+    assert low == below == "rejected, the difference is negative"
+    assert above == high == "rejected, the difference exceeds a³/3"
