@@ -31,7 +31,7 @@ PRINT = """
     @bottom-center { content: counter(page); font: 9pt sans-serif; color: #555;
     } }
 @page :first { @bottom-center { content: none; } }
-html { font-size: 12px; } body { background: none; line-height: 1.4; }
+html { font-size: 11.8px; } body { background: none; line-height: 1.4; }
 .bd-article :is(p, ul, ol, table, figure, div.math, .admonition) {
     margin-block: 0.5em; }
 .bd-article :is(div.cell, div.highlight, .cell_output, [class*=highlight-]) {
