@@ -41,18 +41,24 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 DRAGGED = ("010_in_ten_minutes", "020_how_to_read",
            "210_theory.power_transform",
            "220_theory.newton", "228_layers.noise",
-           "246_epsilon_in_practice", "410_layers.proxy", "720_plots")
+           "246_epsilon_in_practice", "410_layers.proxy",
+           "510_experiments.recipes.first", "720_plots")
 
 
-def fragment(name="210_theory.power_transform"):
-    "The widget in the executed chapter."
+def fragments(name):
+    "The widgets in the executed chapter."
     run = tools.ensure(chapter(name))
     found = [text for cell in json.loads(
                  run.notebook.read_text(encoding="utf-8"))["cells"]
              for output in cell.get("outputs", []) if 'class="live"' in (
                  text := "".join(output.get("data", {}).get("text/html", "")))]
-    assert len(found) == 1
-    return found[0]
+    assert found
+    return found
+
+
+def fragment(name="210_theory.power_transform"):
+    found, = fragments(name)
+    return found
 
 
 def open_page(body, script, folder, *flags):
@@ -142,8 +148,7 @@ def compare(shown):
 
 
 def test_chapters_figures_hold_no_address_and_no_random_id():
-    for name in DRAGGED:
-        text = fragment(name)
+    for text in (text for name in DRAGGED for text in fragments(name)):
         assert not re.search(r"https?:|@import|\b(?:src|srcset)=|fetch\(|"
                              r"XMLHttpRequest|import\(",
                              text)
@@ -515,3 +520,40 @@ def test_the_mutant_to_drag_is_rejected_where_the_statement_fails(tmp_path):
     assert formula == "holds"
     assert low == below == "rejected, the difference is negative"
     assert above == high == "rejected, the difference exceeds a³/3"
+
+
+FIRST = "510_experiments.recipes.first"
+
+
+@browser
+def test_intervals_to_drag_are_those_of_the_rows(tmp_path):
+    from normalnorm.experiments import results, tables
+    from normalnorm.experiments.recipes.first import first_experiment
+    from normalnorm.experiments.statistics import summarize
+    rows = results.rows(first_experiment, "book", results.book_results())
+    pairs = {"BNN − BN": ("ResNet BN", "ResNet BNN"),
+             "BN with noise − BN": ("ResNet BN", "ResNet BN with noise"),
+             "LNN − LN": ("ViT LN", "ViT LNN"),
+             "transform alone − LN": ("ViT LN", "ViT LNN without noise")}
+    cases = [(2, 1), (5, 1), (10, 1), (10, 10), (10, 20), (7, 3)]
+    script = """const root = document.querySelectorAll(".live")[1];
+    return CASES.map(pair => {
+      ["n", "k"].forEach((name, i) => {
+        const slider = root.querySelector(`input[name=${name}]`);
+        slider.value = pair[i]; slider.dispatchEvent(new Event("input"));
+      });
+      return root.querySelector("output[name=clear]").value; });"""
+    def clear(text):
+        return open_page(text, script.replace("CASES", json.dumps(cases)),
+                         tmp_path)
+    expected = []
+    for n, k in cases:
+        found = {name: summarize(tables.differences(
+                     rows, *pair, "test_last")[:n], level=1 - 0.05 / k)
+                 for name, pair in pairs.items()}
+        expected.append(", ".join(name for name, s in found.items()
+                                  if not s.low <= 0 <= s.high) or "none")
+    text = "".join(fragments(FIRST))
+    assert clear(text) == expected
+    wrong = text.replace("(n - 1)", "n * 4")
+    assert wrong != text and clear(wrong) != expected
