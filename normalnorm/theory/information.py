@@ -419,7 +419,7 @@ from scipy.signal import fftconvolve
 
 
 def _linear_piece(t: np.ndarray) -> np.ndarray:
-    """φ of @eq-linear-piece for |t| ≤ 1: the series where the closed form
+    """χ of @eq-linear-piece for |t| ≤ 1: the series where the closed form
     cancels.
     """
     t = np.abs(t)

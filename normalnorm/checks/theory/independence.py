@@ -6,6 +6,38 @@
 __chapter__ = "130_theory.independence"
 
 # %% ../../../nbs/130_theory.independence.ipynb
+import numpy as np
+
+from normalnorm.claims import claim
+from normalnorm.theory.information import table_information
+
+
+@claim("independence-elementwise", source="new",
+       statement="increasing functions of single units leave their mutual "
+                 "information as it is; only the correlation changes",
+       kind="theorem", verdict="holds", evidence="proof",
+       formula=lambda x: np.sinh(x), mutant=lambda x: x**2)
+def _(unit):
+    """Jointly normal pairs in cells, both units transformed and put into the
+    transformed cells: the table stays the same, the correlation does not.
+
+    The mutant folds the line.
+    """
+    x = np.linspace(-6, 6, 121)
+    density = np.exp(-(x[:, None] ** 2 - 1.4 * x[:, None] * x[None, :]
+                       + x[None, :] ** 2) / (2 * (1 - 0.7**2)))
+    table = density / density.sum()
+    values, cell = np.unique(np.round(unit(x), 9), return_inverse=True)
+    moved = np.zeros((len(values), len(values)))
+    np.add.at(moved, (cell[:, None], cell[None, :]), table)
+    p = moved.sum(1)
+    spread = np.sum(p * values**2) - np.sum(p * values) ** 2
+    correlation = ((np.sum(moved * np.outer(values, values))
+                    - np.sum(p * values) ** 2) / spread)
+    assert (abs(table_information(moved) - table_information(table)) < 1e-12
+            and correlation < 0.65)
+
+# %% ../../../nbs/130_theory.independence.ipynb
 import math
 
 import numpy as np
@@ -229,32 +261,6 @@ def _(pair):
     assert abs(density.sum() - 1) < 1e-8 and abs(
         (table * x[:, None] * x[None, :]).sum()) < 1e-8
     assert table_information(table) < 1e-8
-
-# %% ../../../nbs/130_theory.independence.ipynb
-@claim("independence-elementwise", source="new",
-       statement="increasing functions of single units leave their mutual "
-                 "information as it is; only the correlation changes",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda x: np.sinh(x), mutant=lambda x: x**2)
-def _(unit):
-    """Jointly normal pairs in cells, both units transformed and put into the
-    transformed cells: the table stays the same, the correlation does not.
-
-    The mutant folds the line.
-    """
-    x = np.linspace(-6, 6, 121)
-    density = np.exp(jointly_normal(0.7)(x[:, None], x[None, :])
-                     - (x[:, None] ** 2 + x[None, :] ** 2) / 2)
-    table = density / density.sum()
-    values, cell = np.unique(np.round(unit(x), 9), return_inverse=True)
-    moved = np.zeros((len(values), len(values)))
-    np.add.at(moved, (cell[:, None], cell[None, :]), table)
-    p = moved.sum(1)
-    spread = np.sum(p * values**2) - np.sum(p * values) ** 2
-    correlation = ((np.sum(moved * np.outer(values, values))
-                    - np.sum(p * values) ** 2) / spread)
-    assert (abs(table_information(moved) - table_information(table)) < 1e-12
-            and correlation < 0.65)
 
 # %% ../../../nbs/130_theory.independence.ipynb
 @claim("independence-normal-marginals", source="eftekhari2025, §2.3",

@@ -85,54 +85,6 @@ def _(information):
     assert abs(information(np.outer([0.2, 0.8], [0.1, 0.6, 0.3]))) < 1e-15
 
 # %% ../../../nbs/110_theory.information.ipynb
-@claim("information-pinsker", source="cover2006",
-       statement="Σ|p − q| ≤ √(2·D(p‖q)), and no smaller factor than 2 does",
-       kind="inequality", verdict="holds", evidence="proof", formula=2.0,
-       mutant=1.99)
-def _(factor):
-    """Random laws on two to nine points, and two near fair coins, where the
-    bound is reached.
-
-    The mutant has 1.99 for 2.
-    """
-    generator = np.random.default_rng(0)
-    for _ in range(300):
-        p, q = generator.dirichlet(
-            np.full(generator.integers(2, 10), 0.7), 2)
-        assert (np.abs(p - q).sum()
-                <= math.sqrt(factor * kl_divergence(p, q)) + 1e-12)
-    for step in (0.1, 0.01, 0.001):
-        p, q = [0.5 + step, 0.5 - step], [0.5, 0.5]
-        assert (2 * step <= math.sqrt(factor * kl_divergence(p, q))
-                <= 2 * step * (1 + step))
-
-
-@claim("information-jointly-convex", source="cover2006",
-       statement="D(Σ w·p_k ‖ Σ w·q_k) ≤ Σ w·D(p_k‖q_k), with equality where "
-                 "all pairs have the same quotients p/q",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=lambda w, p, q: sum(
-           a * kl_divergence(x, y) for a, x, y in zip(w, p, q)),
-       mutant=lambda w, p, q: sum(
-           a * kl_divergence(y, x) for a, x, y in zip(w, p, q)))
-def _(mixed):
-    """300 random mixtures of two to five pairs; pairs with the same quotients.
-
-    The mutant exchanges p and q.
-    """
-    generator = np.random.default_rng(1)
-    for _ in range(300):
-        count = generator.integers(2, 6)
-        w = generator.dirichlet(np.ones(count))
-        p, q = generator.dirichlet(np.full(4, 0.6), (2, count)) + 1e-9
-        p, q = (x / x.sum(-1, keepdims=True) for x in (p, q))
-        assert kl_divergence(w @ p, w @ q) <= mixed(w, p, q) + 1e-12
-    q = np.array([[0.2, 0.8, 0.0, 0.0], [0.0, 0.0, 0.2, 0.8]])
-    p = np.array([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]])
-    w = np.array([0.3, 0.7])
-    assert abs(kl_divergence(w @ p, w @ q) - mixed(w, p, q)) < 1e-12
-
-# %% ../../../nbs/110_theory.information.ipynb
 @claim("nn-max-entropy", source="eftekhari2025, §2.2; shannon1948",
        statement="among densities of variance σ² the normal one has the "
                  "largest differential entropy, ½log(2πeσ²), and what another "
@@ -227,6 +179,54 @@ def _(capacity):
                 < 1e-12), snr
 
 # %% ../../../nbs/110_theory.information.ipynb
+@claim("information-pinsker", source="cover2006",
+       statement="Σ|p − q| ≤ √(2·D(p‖q)), and no smaller factor than 2 does",
+       kind="inequality", verdict="holds", evidence="proof", formula=2.0,
+       mutant=1.99)
+def _(factor):
+    """Random laws on two to nine points, and two near fair coins, where the
+    bound is reached.
+
+    The mutant has 1.99 for 2.
+    """
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        p, q = generator.dirichlet(
+            np.full(generator.integers(2, 10), 0.7), 2)
+        assert (np.abs(p - q).sum()
+                <= math.sqrt(factor * kl_divergence(p, q)) + 1e-12)
+    for step in (0.1, 0.01, 0.001):
+        p, q = [0.5 + step, 0.5 - step], [0.5, 0.5]
+        assert (2 * step <= math.sqrt(factor * kl_divergence(p, q))
+                <= 2 * step * (1 + step))
+
+
+@claim("information-jointly-convex", source="cover2006",
+       statement="D(Σ w·p_k ‖ Σ w·q_k) ≤ Σ w·D(p_k‖q_k), with equality where "
+                 "all pairs have the same quotients p/q",
+       kind="inequality", verdict="holds", evidence="proof",
+       formula=lambda w, p, q: sum(
+           a * kl_divergence(x, y) for a, x, y in zip(w, p, q)),
+       mutant=lambda w, p, q: sum(
+           a * kl_divergence(y, x) for a, x, y in zip(w, p, q)))
+def _(mixed):
+    """300 random mixtures of two to five pairs; pairs with the same quotients.
+
+    The mutant exchanges p and q.
+    """
+    generator = np.random.default_rng(1)
+    for _ in range(300):
+        count = generator.integers(2, 6)
+        w = generator.dirichlet(np.ones(count))
+        p, q = generator.dirichlet(np.full(4, 0.6), (2, count)) + 1e-9
+        p, q = (x / x.sum(-1, keepdims=True) for x in (p, q))
+        assert kl_divergence(w @ p, w @ q) <= mixed(w, p, q) + 1e-12
+    q = np.array([[0.2, 0.8, 0.0, 0.0], [0.0, 0.0, 0.2, 0.8]])
+    p = np.array([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]])
+    w = np.array([0.3, 0.7])
+    assert abs(kl_divergence(w @ p, w @ q) - mixed(w, p, q)) < 1e-12
+
+# %% ../../../nbs/110_theory.information.ipynb
 from normalnorm.theory.information import (
     FAMILIES, bimodal, differential_entropy, entropy_of_sum, exponential,
     laplace, mixture, mutual_information, normal, points, student, uniform)
@@ -273,7 +273,7 @@ def quadrature_forms():
 
 @claim("information-engine", source="new",
        statement="the grid returns h(X+Z) within its bound B_x + B_z + "
-                 "√(2B_xS) + √(2B_zS) plus window, floor and rounding, at most "
+                 "√(2B_xΩ) + √(2B_zΩ) plus window, floor and rounding, at most "
                  "1e-6 nats for the seven families",
        kind="theorem", verdict="holds", evidence="proof",
        formula=lambda x, z: mutual_information(x, z),
