@@ -174,6 +174,7 @@ class Across(Over):
         return self.count
 
 # %% ../../nbs/245_layers.sync.ipynb #ddb25d87
+#| output: false
 class _AllProcesses:
     """What synchronized layers share, before the layer in the list of parents:
     the group of processes, and when they exchange something.
