@@ -447,6 +447,7 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
         return ""
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #91eb7832
+#| output: false
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
     """Decorrelated batch norm of (B, C) or (B, C, L) inputs: Huang et al.
     (2018).

@@ -138,6 +138,7 @@ class _Whitened(torch.autograd.Function):
 
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #7502b2ac
+#| output: false
 class _SyncDecorrelated(_AllProcesses):
     def forward(self, input: Tensor) -> Tensor:
         """Whiten `input` with the statistics of all processes; in training,
