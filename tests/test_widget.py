@@ -41,7 +41,8 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 DRAGGED = ("010_in_ten_minutes", "020_how_to_read", "112_theory.game",
            "140_analysis.gaussianity", "210_theory.power_transform",
            "220_theory.newton", "228_layers.noise", "246_epsilon_in_practice",
-           "410_layers.proxy", "510_experiments.recipes.first", "720_plots")
+           "250_theory.whitening", "410_layers.proxy",
+           "510_experiments.recipes.first", "720_plots")
 
 
 def fragments(name):
@@ -675,3 +676,58 @@ def test_straightness_is_scipys(tmp_path):
         with pytest.raises(AssertionError):
             straightness_shows(
                 open_page(text.replace(right, wrong), script, tmp_path), cases)
+
+
+WHITENING = "250_theory.whitening"
+WHITENED = """const root = document.querySelector(".live");
+return CASES.map(values => {
+  ["rho", "first", "second"].forEach((name, i) => {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = values[i]; slider.dispatchEvent(new Event("input"));
+  });
+  return {...Object.fromEntries([...root.querySelectorAll("output")].map(
+      o => [o.name, o.value])),
+      clouds: ["given", "batch", "whitened"].map(name => root.querySelector(
+          `.${name} svg path`).getAttribute("d"))};
+});"""
+
+
+def whitening_shows(shown, cases):
+    """W, the correlations and the three clouds against torch's batch norm and
+    the library's whitening of the same samples.
+    """
+    from normalnorm.theory.whitening import whitening_matrix
+    z = np.random.default_rng(0).standard_normal((2, 120))
+    z -= z.mean(1, keepdims=True)
+    values, vectors = np.linalg.eigh(z @ z.T / 120)
+    z = vectors / np.sqrt(values) @ vectors.T @ z
+    for (rho, first, second), page in zip(cases, shown):
+        x = torch.tensor(np.array([[first, 0], [
+            second * rho, second * (1 - rho**2) ** 0.5]]) @ z)
+        matrix = whitening_matrix(x.cov(correction=0), 0.0)
+        clouds = (x, torch.nn.functional.batch_norm(
+            x.T, None, None, training=True, eps=1e-12).T, matrix @ x)
+        np.testing.assert_allclose(
+            numbers(page["matrix"]), matrix.flatten(), atol=6e-3)
+        assert abs(numbers(page["normed"])[0] - rho) < 6e-3
+        assert page["white"] == "0.00"
+        for drawn, cloud in zip(page["clouds"], clouds):
+            left, top = np.array(coordinates(drawn)).T
+            np.testing.assert_allclose(13.76 * left / 258 - 6.88, cloud[0],
+                                       atol=4e-3)
+            np.testing.assert_allclose(4 - 8 * top / 150, cloud[1], atol=4e-3)
+
+
+@browser
+def test_whitening_figure_shows_what_the_library_computes(tmp_path):
+    cases = [(0, 1, 1), (0.8, 1.5, 0.6), (-0.95, 0.3, 2), (0.5, 2, 0.3)]
+    script = WHITENED.replace("CASES", json.dumps(cases))
+    text = fragment(WHITENING)
+    whitening_shows(open_page(text, script, tmp_path), cases)
+    for right, wrong in (("[-b / t, (a + s) / t]", "[b / t, (a + s) / t]"),
+                         ("[[(c + s) / t", "[[(a + s) / t"),
+                         ("0], [0, 1 / Math.sqrt(c)", "0], [0, 1 / c")):
+        assert text.count(right) == 1
+        with pytest.raises(AssertionError):
+            whitening_shows(open_page(text.replace(right, wrong), script,
+                                      tmp_path), cases)

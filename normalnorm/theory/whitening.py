@@ -85,7 +85,7 @@ class _Covariance(Function):
 
 
 class _Lyapunov(Function):
-    "The solution X of R X + X R = G, for R = V diag(r) V^T."
+    "The solution Θ of R Θ + Θ R = Φ, for R = V diag(r) V^T."
     generate_vmap_rule = True
 
     @staticmethod

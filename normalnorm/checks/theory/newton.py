@@ -479,8 +479,9 @@ def _(make):
     kept, values = (first * last)[:, 0] > 0, along(h)
     passed = ~kept & (last.abs()[:, 0] > 1e-6)
     assert (values.diff(dim=0)[:, kept] < 1e-15).all()
-    part = (several(h) - 1) / (newton_lambda(h, -1) - 1)
-    lowest = yeo_johnson_nll(h, several(h)[:, None])
+    best = several(h)
+    part = (best - 1) / (newton_lambda(h, -1) - 1)
+    lowest = yeo_johnson_nll(h, best[:, None])
     assert ((part > 0) & (part < 1) & (lowest < values[-1]))[passed].all()
     assert kept.any() and passed.any()
 
@@ -527,7 +528,7 @@ def interval_derivatives(sample, lmbda):
     iv, n = mp.iv, len(sample)
     columns = list(zip(*[interval_terms(h, lmbda, 4) for h in sample]))
     mean = lambda xs: sum(xs, iv.mpf(0)) / n
-    centred = [[x - mean(c) for x in c] for c in columns]
+    centred = [[x - m for x in c] for c, m in zip(columns, map(mean, columns))]
     cov = lambda i, j: mean([x * y for x, y in zip(centred[i], centred[j])])
     v = cov(0, 0)
     r1, r2 = 2 * cov(0, 1) / v, 2 * (cov(1, 1) + cov(0, 2)) / v
@@ -552,7 +553,8 @@ def law_derivatives(atoms, weights, lmbda):
         columns.append(
             [x if h >= 0 or k % 2 else -x for k, x in enumerate(column)])
     mean = lambda xs: mp.fsum(w * x for w, x in zip(weights, xs))
-    columns = [[x - mean(c) for x in c] for c in zip(*columns)]
+    columns = list(zip(*columns))
+    columns = [[x - m for x in c] for c, m in zip(columns, map(mean, columns))]
     cov = lambda i, j: mean([x * y for x, y in zip(columns[i], columns[j])])
     v, tilt = cov(0, 0), mean([mp.sign(h) * mp.log1p(abs(h)) for h in atoms])
     r1, r2, r3 = (2 * cov(0, 1) / v, 2 * (cov(1, 1) + cov(0, 2)) / v,
@@ -760,7 +762,7 @@ def moderate_sample(seed):
         torch.manual_seed(seed)
         h = standard(torch.distributions.Gamma(
             torch.tensor(4.0), torch.tensor(1.0)).sample((12,)).double())
-        mle = newton_lambda(h, -1, steps=30, safeguard=True).item()
+        mle = newton_lambda(h, -1, steps=12, safeguard=True).item()
         if 0.55 < mle < 1.6 and abs(mle - 1) > 0.2:
             return h, mle
         seed += 1
@@ -897,13 +899,12 @@ def _(share):
             differ += step > 1 and bool((gain > 0) & ~taken)
             x = x + torch.where(taken, -ratio, guaranteed_step(ratio, length))
             ours, newton = newton_estimate(k, (-1,), steps=step, safeguard=True)
-            assert newton == taken
-            torch.testing.assert_close(ours, x, rtol=1e-9, atol=1e-9)
+            assert newton == taken and (ours - x).abs() < 1e-9 * (1 + x.abs())
     assert differ >= 3
     torch.manual_seed(4)
     h = standard(torch.randn(4000, 5, dtype=torch.float64)
                  * 10 ** (2 * torch.rand(4000, 5, dtype=torch.float64)))
-    lmbda = newton_estimate(h, (-1,), steps=30, safeguard=True)[0]
+    lmbda = newton_estimate(h, (-1,), steps=15, safeguard=True)[0]
     first, second = nll_derivatives(h, lmbda, -1)
     assert (range_of_s(h, -1) * (first / second).abs()).max() < 1e-6
 

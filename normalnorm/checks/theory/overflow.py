@@ -6,6 +6,8 @@
 __chapter__ = "226_theory.overflow"
 
 # %% ../../../nbs/226_theory.overflow.ipynb
+import math
+
 import numpy as np
 
 
