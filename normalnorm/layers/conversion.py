@@ -38,6 +38,7 @@ from .sync import (
 from ..theory.gradient import Gaussianizer, Identity, Power
 
 # %% ../../nbs/270_layers.conversion.ipynb #91a4fe02
+#| output: false
 # the children that fused layers apply, in this order
 _AFTER = ("drop", "act", "activation")
 
