@@ -41,7 +41,7 @@ FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
 DRAGGED = ("010_in_ten_minutes", "020_how_to_read", "112_theory.game",
            "140_analysis.gaussianity", "210_theory.power_transform",
            "220_theory.newton", "228_layers.noise", "246_epsilon_in_practice",
-           "250_theory.whitening", "410_layers.proxy",
+           "250_theory.whitening", "262_theory.lambert", "410_layers.proxy",
            "510_experiments.recipes.first", "720_plots")
 
 
@@ -731,3 +731,59 @@ def test_whitening_figure_shows_what_the_library_computes(tmp_path):
         with pytest.raises(AssertionError):
             whitening_shows(open_page(text.replace(right, wrong), script,
                                       tmp_path), cases)
+
+
+LAMBERT = "262_theory.lambert"
+TAILED = """const root = document.querySelector(".live");
+const read = () => Object.fromEntries([...root.querySelectorAll("output")].map(
+    o => [o.name, o.value]));
+const shown = CASES.map(([nu, delta]) => {
+  for (const [name, to] of [["nu", nu], ["delta", delta]]) {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = to; slider.dispatchEvent(new Event("input"));
+  }
+  return {...read(), curve:
+      [...root.querySelectorAll(".bend svg path")].pop().getAttribute("d")};
+});
+root.querySelector("button").click();
+return [...shown, read()];"""
+
+
+def tails_shown(shown, cases):
+    """Kurtosis and straightness against scipy, with scipy's W; the curve too,
+    and that the button makes the kurtosis 3.
+    """
+    levels = (np.arange(200) + 0.5) / 200
+    bent = lambda z, delta: z * np.exp(
+        -delta * z * z / 2 if delta < 0
+        else -scipy.special.lambertw(delta * z * z).real / 2)
+    for (nu, delta), values in zip(cases, shown):
+        z = scipy.stats.zscore(scipy.stats.t.ppf(levels, nu))
+        u = bent(z, delta)
+        for name, expected, width in (
+                ("before", scipy.stats.kurtosis(z, fisher=False), 6e-3),
+                ("after", scipy.stats.kurtosis(u, fisher=False), 6e-3),
+                ("crooked", qq_r2(torch.tensor(z)).item(), 6e-5),
+                ("straight", qq_r2(torch.tensor(u)).item(), 6e-5)):
+            assert abs(numbers(values[name])[0] - expected) <= width, (
+                nu, delta, name, values[name], expected)
+        left, top = np.array(coordinates(values["curve"])).T
+        x, y = 10 * left / 258 - 5, 5 - 10 * top / 150
+        np.testing.assert_allclose(y, bent(x, delta), atol=1.5e-2)
+    assert abs(numbers(shown[-1]["after"])[0] - 3) <= 0.02
+
+
+@browser
+def test_tails_are_pulled_in_as_by_scipy(tmp_path):
+    cases = [(3, 0), (3, 0.43), (3, 1.5), (3, -0.05), (5, 0.2), (15, 0.05)]
+    script = TAILED.replace("CASES", json.dumps(cases))
+    text = fragment(LAMBERT)
+    tails_shown(open_page(text, script, tmp_path), cases)
+    for right, wrong in (("-lambert(delta * z * z) / 2", "-lambert(delta * z)"),
+                         ("x * Math.exp(-w)) / (1 + w)", "x) / (1 + w)"),
+                         ("-delta * z * z / 2 :", "delta * z * z / 2 :"),
+                         ("v => v ** 4", "v => v ** 2")):
+        assert text.count(right) == 1
+        with pytest.raises((AssertionError, IndexError)):
+            tails_shown(open_page(text.replace(right, wrong), script,
+                                  tmp_path), cases)
