@@ -42,7 +42,8 @@ DRAGGED = ("010_in_ten_minutes", "020_how_to_read", "112_theory.game",
            "140_analysis.gaussianity", "210_theory.power_transform",
            "220_theory.newton", "228_layers.noise", "246_epsilon_in_practice",
            "250_theory.whitening", "262_theory.lambert", "410_layers.proxy",
-           "510_experiments.recipes.first", "720_plots")
+           "510_experiments.recipes.first", "720_plots",
+           "755_experiments.statistics")
 
 
 def fragments(name):
@@ -787,3 +788,54 @@ def test_tails_are_pulled_in_as_by_scipy(tmp_path):
         with pytest.raises((AssertionError, IndexError)):
             tails_shown(open_page(text.replace(right, wrong), script,
                                   tmp_path), cases)
+
+
+SEEDS = "755_experiments.statistics"
+SEEDED = """const root = document.querySelector(".live");
+const read = () => Object.fromEntries([...root.querySelectorAll("output")].map(
+    o => [o.name, o.value]));
+return CASES.map(([n, ratio]) => {
+  for (const [name, to] of [["n", n], ["ratio", ratio]]) {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = to; slider.dispatchEvent(new Event("input"));
+  }
+  return {...read(), dot: root.querySelector(
+      ".power svg path[style*=round]").getAttribute("d")};
+});"""
+
+
+def seeds_show(shown, cases, draws):
+    "Half-width, counts and power of each case against scipy and the library."
+    from normalnorm.experiments.statistics import detection_power
+    for (n, ratio), values in zip(cases, shown):
+        t = scipy.stats.t.ppf(0.975, n - 1)
+        assert (values["n"], float(values["ratio"])) == (str(n), ratio)
+        assert abs(float(values["half"]) - t / n**0.5) <= 6e-3
+        test = scipy.stats.ttest_1samp(draws[:, :n] + ratio, 0, axis=1)
+        low, high = test.confidence_interval()
+        assert int(values["seen"]) == (test.pvalue < 0.05).sum()
+        assert int(values["hold"]) == ((low <= ratio) & (ratio <= high)).sum()
+        power = detection_power(n, ratio)
+        assert abs(float(values["power"]) / 100 - power) <= 1.1e-3
+        (left, top), = coordinates(values["dot"])
+        assert abs(3 * left / 258 - ratio) < 2e-3
+        assert abs(1.02 * (1 - top / 150) - power) < 2e-3
+
+
+@browser
+def test_seeds_figure_shows_the_t_laws(tmp_path):
+    cases = [(2, 1), (2, 3), (3, 0), (3, 1), (5, 0.5), (5, 1), (10, 1),
+             (30, 0), (30, 0.55), (30, 3)]
+    script = SEEDED.replace("CASES", json.dumps(cases))
+    text = fragment(SEEDS)
+    draws = np.array(json.loads(
+        re.search(r'"draws": ?(\[\[.*?\]\])', text)[1]))
+    assert draws.shape == (40, 30)
+    seeds_show(open_page(text, script, tmp_path), cases, draws)
+    for right, wrong in (("s ** (df - 1)", "s ** df"),
+                         ("Math.sqrt(n) * ratio", "n * ratio"),
+                         ("t * s / Math.sqrt(n)", "1.96 * s / Math.sqrt(n)")):
+        assert text.count(right) == 1
+        with pytest.raises(AssertionError):
+            seeds_show(open_page(text.replace(right, wrong), script, tmp_path),
+                       cases, draws)

@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -409,6 +410,258 @@ def _parts(split: Any, settings: Settings, seed: int, epoch: int, count: int,
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
 
+# %% ../../nbs/750_experiments.train.ipynb #d49b2f4b
+@dataclass
+class _Run:
+    """What the phases of `train` share. `count`: steps of an epoch; `path`: of
+    the checkpoint; `history` and `best`: what has been reached so far.
+    """
+    model: nn.Module
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    stepper: Any
+    fabric: Any
+    data: dict[str, Any]
+    settings: Settings
+    seed: int
+    count: int
+    streaming: bool
+    average: Average
+    path: Path | None
+    progress: Any
+    augment: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
+    callbacks: tuple[Callable[[Moment], None], ...]
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] = field(
+        default_factory=lambda: {"epoch": 0, "validation_accuracy": -1.0})
+
+    def __post_init__(self) -> None:
+        self.device, self.rank = self.fabric.device, self.fabric.global_rank
+        self.world, self.steps = (self.fabric.world_size,
+                                  self.settings.epochs * self.count)
+        # noise and augmentation differ between devices
+        self.own = "" if self.rank == 0 else f"/{self.rank}"
+        # reading a loss makes the GPU wait
+        self.look_every = 1 if self.device.type == "cpu" else 50
+        self.identity = self.settings.to_dict() | {"seed": self.seed}
+
+
+def _steps_of_an_epoch(training: Any, settings: Settings, world: int) -> int:
+    "Refuses what cannot be cut into batches and parts."
+    streaming = not hasattr(training, "__getitem__")
+    examples = 0 if streaming else len(
+        training[1] if isinstance(training, (tuple, list)) else training)
+    count = settings.steps or examples // settings.batch
+    if not count:
+        raise ValueError("a training stream has no length: give the steps of "
+                         "an epoch, Settings(steps=…)" if streaming
+                         else f"{examples} training images do not fill one "
+                              f"batch of {settings.batch}: use a smaller batch")
+    if not streaming and count * settings.batch > examples:
+        raise ValueError(f"{examples} training images do not fill "
+                         f"steps={count} batches of {settings.batch}: use "
+                         "fewer")
+    if settings.batch % (world * settings.accumulate):
+        raise ValueError(f"a batch of {settings.batch} cannot be cut into "
+                         f"equal parts for {world} devices × "
+                         f"{settings.accumulate} accumulated parts")
+    return count
+
+# %% ../../nbs/750_experiments.train.ipynb #aa4f6b98
+def _save(run: _Run) -> None:
+    saved = {
+        "run": run.identity, "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(), "history": run.history,
+        "best": run.best,
+        "average": {"count": run.average.count, "state": run.average.state},
+        "precision": run.fabric.strategy.precision.state_dict(),
+        "stream": run.data["train"].state_dict() if run.streaming else None}
+    write_atomically(run.path, lambda file: torch.save(saved, file))
+
+
+def _continue_from_checkpoint(run: _Run) -> None:
+    state = _resume(run.path, run.identity)
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.history, run.best = state["history"], state["best"]
+    run.fabric.strategy.precision.load_state_dict(state["precision"])
+    if run.streaming:
+        run.data["train"].load_state_dict(state["stream"])
+    run.average.count, run.average.state = state["average"]["count"], {
+        name: value.to(run.device)
+        for name, value in state["average"]["state"].items()}
+    if run.progress and run.history:
+        run.progress(f"continued after epoch {len(run.history)} from "
+                     f"{run.path}")
+
+# %% ../../nbs/750_experiments.train.ipynb #eaf96415
+@dataclass
+class _Sums:
+    "Over an epoch: losses, right predictions, and predictions."
+    loss: Tensor
+    right: Tensor
+    seen: int = 0
+
+
+def _call(run: _Run, when: str, epoch: int, step: int,
+          loss: Tensor | None = None,
+          record: dict[str, Any] | None = None) -> None:
+    "Show a `Moment` to the callbacks, who must not change the run."
+    if not run.callbacks:
+        return
+    training = run.model.training
+    with seeded(f"callback {when}", run.seed, step, run.device):
+        for callback in run.callbacks:
+            callback(Moment(when, run.model, epoch, step, run.optimizer,
+                            torch.tensor(math.nan) if loss is None else loss,
+                            {} if record is None else record))
+    run.model.train(training)
+
+
+def _diverged(run: _Run, what: str, step: int, epoch: int) -> TrainingDiverged:
+    kept = (f"the checkpoint of epoch {len(run.history)} is kept in {run.path}"
+            if run.path and run.history else "no checkpoint was written")
+    rate = learning_rate(
+        run.settings, (epoch - 1) * run.count + step, run.steps)
+    return TrainingDiverged(
+        f"{what} at step {step + 1} of epoch {epoch}, learning rate {rate:.3g};"
+        f" {kept}. Try a smaller learning rate, or look for the first module "
+        "whose output is not finite")
+
+
+def _forward_and_back(run: _Run, parts: list[tuple[Tensor, Tensor]],
+                      check_targets: bool, sums: _Sums) -> Tensor:
+    "The loss of a batch; its gradients are in the parameters afterwards."
+    settings, loss = run.settings, torch.zeros((), device=run.device)
+    for number, (x, y) in enumerate(parts, 1):
+        with run.fabric.no_backward_sync(
+            run.network, enabled=number < settings.accumulate
+        ):
+            scores = run.network(x)
+            # a GPU does not say which class number is too large
+            if check_targets:
+                cross_entropy(scores.detach().cpu(), y.cpu())
+            share = cross_entropy(scores, y, settings.label_smoothing)
+            share = (share if settings.accumulate == 1
+                     else share / settings.accumulate)
+            run.fabric.backward(share)
+        loss += share.detach()
+        sums.right += correct(scores.detach(), y)
+        sums.seen += len(y) if y.is_floating_point() else y.numel()
+    return loss
+
+
+def _take_step(run: _Run, fetched: Iterator[tuple[Tensor, Tensor]], epoch: int,
+               step: int, sums: _Sums) -> None:
+    now = (epoch - 1) * run.count + step
+    for group in run.optimizer.param_groups:
+        group["lr"] = learning_rate(run.settings, now, run.steps)
+    run.optimizer.zero_grad(set_to_none=True)
+    with (seeded(f"augmentation{run.own}", run.seed, now, run.device)
+          if run.augment else nullcontext()):
+        parts = [run.augment(*next(fetched)) if run.augment else next(fetched)
+                 for _ in range(run.settings.accumulate)]
+    first = now == len(run.history) * run.count
+    loss = _forward_and_back(run, parts, run.look_every > 1 and first, sums)
+    sums.loss += loss
+    if step % run.look_every == 0 or step == run.count - 1:
+        shared = (sums.loss if run.world == 1
+                  else run.fabric.all_reduce(sums.loss.clone()))
+        if not math.isfinite(shared.item()):
+            raise _diverged(run, f"the loss is {loss.item()}", step, epoch)
+    _call(run, "gradient", epoch, now, loss)
+    run.stepper.step()
+    if run.settings.average == "ema":
+        run.average.update(run.model)
+    _call(run, "step", epoch, now + 1, loss)
+    if hasattr(run.progress, "step"):
+        run.progress.step(epoch, run.settings.epochs, step + 1, run.count,
+                          sums.loss, sums.right, sums.seen)
+
+# %% ../../nbs/750_experiments.train.ipynb #8d68721d
+def _train_epoch(run: _Run, epoch: int) -> _Sums:
+    run.network.train()
+    fetched = _parts(run.data["train"], run.settings, run.seed, epoch,
+                     run.count, run.rank, run.world, run.device)
+    sums = _Sums(torch.zeros((), device=run.device),
+                 torch.zeros((), device=run.device))
+    with seeded(f"noise{run.own}", run.seed, epoch, run.device):
+        for step in range(run.count):
+            _take_step(run, fetched, epoch, step, sums)
+    if not _finite(run.model):
+        raise _diverged(run, "a weight or a buffer is not finite",
+                        run.count - 1, epoch)
+    if run.settings.average == "swa" and epoch >= run.settings.average_from:
+        run.average.update(run.model)
+    return sums
+
+
+def _validate_and_record(run: _Run, epoch: int, start: float,
+                         sums: _Sums) -> None:
+    accuracy, validation_loss = evaluate(
+        run.network, run.data["validation"], device=run.device)
+    seconds = time.perf_counter() - start
+    if run.world > 1:
+        sums = _Sums(run.fabric.all_reduce(sums.loss),
+                     run.fabric.all_reduce(sums.right, reduce_op="sum"),
+                     sums.seen * run.world)
+    entry = {"epoch": epoch, "train_loss": sums.loss.item() / run.count,
+             "train_accuracy": sums.right.item() / sums.seen,
+             "validation_accuracy": accuracy,
+             "validation_loss": validation_loss, "seconds": seconds}
+    run.history.append(entry)
+    _call(run, "epoch", epoch, epoch * run.count, record=entry)
+    if accuracy > run.best["validation_accuracy"]:
+        run.best = {"epoch": epoch, "validation_accuracy": accuracy,
+                    "state": _copy(run.model.state_dict())}
+    if run.path is not None and run.rank == 0:
+        _save(run)
+    if run.progress:
+        left = seconds * (run.settings.epochs - epoch)
+        run.progress(
+            f"epoch {epoch}/{run.settings.epochs}  loss "
+            f"{entry['train_loss']:.4f}  accuracy "
+            f"{entry['train_accuracy']:.2%}  validation {accuracy:.2%}  "
+            f"{run.count * run.settings.batch / seconds:.0f} examples/s  "
+            f"{left:.0f} s left")
+
+# %% ../../nbs/750_experiments.train.ipynb #77d4a212
+def _estimate_buffers_again(run: _Run) -> None:
+    "The buffers of a plain mean belong to no network."
+    run.network.train()
+    with torch.no_grad(), seeded(
+            f"averaging{run.own}", run.seed, 0, run.device):
+        for x, _ in _parts(run.data["train"], run.settings, run.seed, 0,
+                           run.count, 0, 1, run.device):
+            run.network(x)
+
+
+def _measure_at_the_end(run: _Run) -> dict[str, Any]:
+    def accuracy(split: str) -> float:
+        return evaluate(run.network, run.data[split], device=run.device)[0]
+
+    history, best = run.history, run.best
+    last = {key: history[-1][key] for key in ("epoch", "validation_accuracy")}
+    last["test_accuracy"] = accuracy("test")
+    outcome = {"history": history, "last": last,
+               "seconds": sum(h["seconds"] for h in history),
+               "train_accuracy": history[-1]["train_accuracy"] if run.streaming
+                                 else accuracy("train")}
+    final = _copy(run.model.state_dict())
+    run.model.load_state_dict(best["state"])
+    outcome["chosen"] = {"epoch": best["epoch"],
+                         "validation_accuracy": best["validation_accuracy"],
+                         "test_accuracy": accuracy("test")}
+    if run.average.count:
+        run.model.load_state_dict(run.average.state)
+        if run.settings.average == "swa":
+            _estimate_buffers_again(run)
+        outcome["averaged"] = {"epoch": run.settings.epochs,
+                               "validation_accuracy": accuracy("validation"),
+                               "test_accuracy": accuracy("test")}
+    run.model.load_state_dict(final)
+    return outcome
+
 # %% ../../nbs/750_experiments.train.ipynb #a3fb2f1c
 def train(
     model: nn.Module, data: Data, settings: Settings, seed: int = 0,
@@ -453,196 +706,29 @@ def train(
         progress=print)
     """
     fabric = fabric or make_fabric(device, settings.precision)
-    device, rank, world = fabric.device, fabric.global_rank, fabric.world_size
+    count = _steps_of_an_epoch(data["train"], settings, fabric.world_size)
     streaming = not hasattr(data["train"], "__getitem__")
-    examples = 0 if streaming else len(
-        data["train"][1] if isinstance(data["train"], (tuple, list))
-        else data["train"])
-    count = settings.steps or examples // settings.batch
-    if not count:
-        raise ValueError("a training stream has no length: give the steps of "
-                         "an epoch, Settings(steps=…)" if streaming
-                         else f"{examples} training images do not fill one "
-                              f"batch of {settings.batch}: use a smaller batch")
-    if not streaming and count * settings.batch > examples:
-        raise ValueError(f"{examples} training images do not fill "
-                         f"steps={count} batches of {settings.batch}: use "
-                         "fewer")
-    if settings.batch % (world * settings.accumulate):
-        raise ValueError(f"a batch of {settings.batch} cannot be cut into "
-                         f"equal parts for {world} devices × "
-                         f"{settings.accumulate} accumulated parts")
-    model.to(device)
-    data = {split: as_split(part, device) for split, part in data.items()}
+    model.to(fabric.device)
+    data = {split: as_split(part, fabric.device)
+            for split, part in data.items()}
     optimizer = make_optimizer(model, settings)
     network, stepper = fabric.setup(
         torch.compile(model, backend=settings.compile) if settings.compile
             else model,
         optimizer)
-    average = Average(
-        settings.average_decay if settings.average == "ema" else None)
-    run = settings.to_dict() | {"seed": seed}
-    history: list[dict[str, Any]] = []
-    best: dict[str, Any] = {"epoch": 0, "validation_accuracy": -1.0}
-    path = None if checkpoint is None else Path(checkpoint)
-    progress = progress if rank == 0 else None
-    if path is not None and path.exists():
-        state = _resume(path, run)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        history, best = state["history"], state["best"]
-        fabric.strategy.precision.load_state_dict(state["precision"])
-        if streaming:
-            data["train"].load_state_dict(state["stream"])
-        average.count, average.state = state["average"]["count"], {
-            name: value.to(device)
-            for name, value in state["average"]["state"].items()}
-        if progress and history:
-            progress(f"continued after epoch {len(history)} from {path}")
-    # noise and augmentation differ between devices
-    own = "" if rank == 0 else f"/{rank}"
-    # reading a loss makes the GPU wait
-    look_every = 1 if device.type == "cpu" else 50
-    callbacks, steps, nothing = (
-        tuple(callbacks), settings.epochs * count, torch.tensor(math.nan))
-
-    def call(when: str, epoch: int, step: int, loss: Tensor = nothing,
-             record: dict[str, Any] | None = None) -> None:
-        training = model.training
-        with seeded(f"callback {when}", seed, step, device):
-            for callback in callbacks:
-                callback(Moment(when, model, epoch, step, optimizer, loss,
-                                {} if record is None else record))
-        model.train(training)
-
-    def diverged(what: str, step: int, epoch: int) -> TrainingDiverged:
-        kept = (f"the checkpoint of epoch {len(history)} is kept in {path}"
-                if path and history else "no checkpoint was written")
-        return TrainingDiverged(
-            f"{what} at step {step + 1} of epoch {epoch}, learning rate "
-            f"{learning_rate(settings, (epoch - 1) * count + step, steps):.3g};"
-            f" {kept}. Try a smaller learning rate, or look for the first "
-            "module whose output is not finite")
-
-    if callbacks:
-        call("start", len(history) + 1, len(history) * count)
-    for epoch in range(len(history) + 1, settings.epochs + 1):
+    run = _Run(
+        model, network, optimizer, stepper, fabric, data, settings, seed, count,
+        streaming,
+        Average(settings.average_decay if settings.average == "ema" else None),
+        None if checkpoint is None else Path(checkpoint),
+        progress if fabric.global_rank == 0 else None, augment,
+        tuple(callbacks))
+    if run.path is not None and run.path.exists():
+        _continue_from_checkpoint(run)
+    _call(run, "start", len(run.history) + 1, len(run.history) * count)
+    for epoch in range(len(run.history) + 1, settings.epochs + 1):
         start = time.perf_counter()
-        network.train()
-        fetched = _parts(data["train"], settings, seed, epoch, count, rank,
-                         world, device)
-        total, right, seen = (torch.zeros((), device=device),
-                              torch.zeros((), device=device), 0)
-        with seeded(f"noise{own}", seed, epoch, device):
-            for step in range(count):
-                now = (epoch - 1) * count + step
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(settings, now, steps)
-                optimizer.zero_grad(set_to_none=True)
-                loss = torch.zeros((), device=device)
-                with (seeded(f"augmentation{own}", seed, now, device) if augment
-                      else nullcontext()):
-                    micro = [
-                        augment(*next(fetched)) if augment else next(fetched)
-                        for _ in range(settings.accumulate)]
-                for number, (x, y) in enumerate(micro, 1):
-                    with fabric.no_backward_sync(
-                        network, enabled=number < settings.accumulate
-                    ):
-                        scores = network(x)
-                        # a GPU does not say which class number is too large
-                        if look_every > 1 and now == len(history) * count:
-                            cross_entropy(scores.detach().cpu(), y.cpu())
-                        share = cross_entropy(scores, y,
-                                              settings.label_smoothing)
-                        share = (share if settings.accumulate == 1
-                                 else share / settings.accumulate)
-                        fabric.backward(share)
-                    loss += share.detach()
-                    right += correct(scores.detach(), y)
-                    seen += len(y) if y.is_floating_point() else y.numel()
-                total += loss
-                if step % look_every == 0 or step == count - 1:
-                    shared = (total if world == 1
-                              else fabric.all_reduce(total.clone()))
-                    if not math.isfinite(shared.item()):
-                        raise diverged(f"the loss is {loss.item()}", step,
-                                       epoch)
-                if callbacks:
-                    call("gradient", epoch, now, loss)
-                stepper.step()
-                if settings.average == "ema":
-                    average.update(model)
-                if callbacks:
-                    call("step", epoch, now + 1, loss)
-                if hasattr(progress, "step"):
-                    progress.step(epoch, settings.epochs, step + 1, count,
-                                  total, right, seen)
-        if not _finite(model):
-            raise diverged("a weight or a buffer is not finite", count - 1,
-                           epoch)
-        if settings.average == "swa" and epoch >= settings.average_from:
-            average.update(model)
-        accuracy, validation_loss = evaluate(
-            network, data["validation"], device=device)
-        seconds = time.perf_counter() - start
-        if world > 1:
-            total, right, seen = fabric.all_reduce(total), fabric.all_reduce(
-                right, reduce_op="sum"), seen * world
-        history.append({"epoch": epoch, "train_loss": total.item() / count,
-                        "train_accuracy": right.item() / seen,
-                        "validation_accuracy": accuracy,
-                        "validation_loss": validation_loss, "seconds": seconds})
-        if callbacks:
-            call("epoch", epoch, epoch * count, record=history[-1])
-        if accuracy > best["validation_accuracy"]:
-            best = {"epoch": epoch, "validation_accuracy": accuracy,
-                    "state": _copy(model.state_dict())}
-        if path is not None and rank == 0:
-            saved = {
-                "run": run, "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(), "history": history,
-                "best": best,
-                "average": {"count": average.count, "state": average.state},
-                "precision": fabric.strategy.precision.state_dict(),
-                "stream": data["train"].state_dict() if streaming else None}
-            write_atomically(path, lambda file: torch.save(saved, file))
-        if progress:
-            left = seconds * (settings.epochs - epoch)
-            progress(f"epoch {epoch}/{settings.epochs}  loss "
-                     f"{history[-1]['train_loss']:.4f}  accuracy "
-                     f"{history[-1]['train_accuracy']:.2%}  validation "
-                     f"{accuracy:.2%}  {count * settings.batch / seconds:.0f} "
-                     f"examples/s  {left:.0f} s left")
-    if callbacks:
-        call("end", settings.epochs, steps)
-    last = (
-        {key: history[-1][key] for key in ("epoch", "validation_accuracy")} | {
-            "test_accuracy": evaluate(network, data["test"], device=device)[0]})
-    outcome = {"history": history, "last": last,
-               "seconds": sum(h["seconds"] for h in history),
-               "train_accuracy": history[-1]["train_accuracy"] if streaming
-                                 else evaluate(network, data["train"],
-                                               device=device)[0]}
-    final = _copy(model.state_dict())
-    model.load_state_dict(best["state"])
-    outcome["chosen"] = {
-        "epoch": best["epoch"],
-        "validation_accuracy": best["validation_accuracy"],
-        "test_accuracy": evaluate(network, data["test"], device=device)[0]}
-    if average.count:
-        model.load_state_dict(average.state)
-        # the buffers of a plain mean belong to no network: estimate them again
-        if settings.average == "swa":
-            network.train()
-            with torch.no_grad(), seeded(f"averaging{own}", seed, 0, device):
-                for x, _ in _parts(data["train"], settings, seed, 0, count, 0,
-                                   1, device):
-                    network(x)
-        outcome["averaged"] = {
-            "epoch": settings.epochs,
-            "validation_accuracy":
-                evaluate(network, data["validation"], device=device)[0],
-            "test_accuracy": evaluate(network, data["test"], device=device)[0]}
-    model.load_state_dict(final)
-    return outcome
+        sums = _train_epoch(run, epoch)
+        _validate_and_record(run, epoch, start, sums)
+    _call(run, "end", settings.epochs, run.steps)
+    return _measure_at_the_end(run)
