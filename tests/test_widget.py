@@ -444,86 +444,6 @@ PROXY = "410_layers.proxy"
 MOVED = """const root = document.querySelector(".live");
 return CASES.map(([shift, stretch]) => {
   for (const [name, to] of [["shift", shift], ["stretch", stretch]]) {
-
-
-GAME = "112_theory.game"
-PLAYED = """const root = document.querySelector(".live");
-const read = () => ({...Object.fromEntries([...root.querySelectorAll(
-    "output")].map(o => [o.name, o.value])), at: [...root.querySelectorAll(
-    "input")].map(i => Number(i.value)), laws: [...root.querySelectorAll(
-    ".laws svg path")].map(p => p.getAttribute("d"))});
-const shown = CASES.map(([signal, noise]) => {
-  for (const [name, to] of [["signal", signal], ["noise", noise]]) {
-    const slider = root.querySelector(`input[name=${name}]`);
-    slider.value = to; slider.dispatchEvent(new Event("input"));
-  }
-  const before = read();
-  root.querySelector("button[name=signal]").click();
-  return {...before, answered: read()};
-});
-return shown;"""
-
-
-def shaped(shape):
-    "The law that a slider stands for, in the library's terms."
-    from normalnorm.theory.information import bimodal, mixture, normal
-    if shape < 0:
-        return bimodal(0.95 * (-shape)**0.25)
-    k = 0.9 * shape**0.5
-    return mixture([0.8, 0.2], [normal(0, 1 - k), normal(0, 1 + 4 * k)])
-
-
-def game_shows(shown, cases):
-    """Pay-offs and best answers against the integrator with error bounds, the
-    drawn densities against scipy's.
-    """
-    from normalnorm.theory.information import mutual_information
-    passed = lambda x, z: mutual_information(
-        shaped(x), shaped(z), 2e-5, 8e-3).value
-    v = np.linspace(-4, 4, 161)
-    for (signal, noise), values in zip(cases, shown):
-        value = passed(signal, noise)
-        assert abs(numbers(values["payoff"])[0] - value) <= 8e-5, values
-        assert abs(numbers(values["change"])[0] - value
-                   + 0.5 * np.log(2)) <= 8e-5, values
-        reply, gets = numbers(values["reply"])
-        counter, leaves = numbers(values["counter"])
-        assert abs(gets - passed(reply, noise)) <= 8e-5
-        assert abs(leaves - passed(signal, counter)) <= 8e-5
-        for near in (-0.1, 0.1):
-            if abs(reply + near) <= 1:
-                assert passed(reply + near, noise) < gets + 8e-5
-            if abs(counter + near) <= 1:
-                assert passed(signal, counter + near) > leaves - 8e-5
-        assert values["answered"]["at"] == pytest.approx([reply, noise])
-        assert numbers(values["answered"]["payoff"])[0] == gets
-        for law, d in zip((signal, noise), values["laws"]):
-            top = np.array(coordinates(d))[:, 1]
-            np.testing.assert_allclose(1.1 * (150 - top) / 150,
-                                       shaped(law).pdf(v), atol=2e-3)
-
-
-@browser
-def test_game_shows_what_the_integrator_computes(tmp_path):
-    cases = [(0, 0), (-1, 0), (0, 0.7), (0.4, -0.6), (-0.3, 1)]
-    script = PLAYED.replace("CASES", json.dumps(cases))
-    text = fragment(GAME)
-    game_shows(open_page(text, script, tmp_path), cases)
-    for right, wrong in (("now = payoff[i][j]", "now = payoff[j][i]"),
-                         ("sign * (v - values[found])", "v - values[found]"),
-                         ("0.95 * Math.abs(shape) ** 0.25",
-                          "0.95 * Math.abs(shape)"),
-                         ("1 + 4 * b", "1 + b")):
-        assert text.count(right) == 1
-        with pytest.raises(AssertionError):
-            game_shows(open_page(text.replace(right, wrong), script, tmp_path),
-                       cases)
-
-
-STRAIGHT = "140_analysis.gaussianity"
-STRAIGHTENED = """const root = document.querySelector(".live");
-return CASES.map(([lean, tails]) => {
-  for (const [name, to] of [["lean", lean], ["tails", tails]]) {
     const slider = root.querySelector(`input[name=${name}]`);
     slider.value = to; slider.dispatchEvent(new Event("input"));
   }
@@ -640,6 +560,88 @@ def test_intervals_to_drag_are_those_of_the_rows(tmp_path):
     assert wrong != text and clear(wrong) != expected
 
 
+GAME = "112_theory.game"
+PLAYED = """const root = document.querySelector(".live");
+const read = () => ({...Object.fromEntries([...root.querySelectorAll(
+    "output")].map(o => [o.name, o.value])), at: [...root.querySelectorAll(
+    "input")].map(i => Number(i.value)), laws: [...root.querySelectorAll(
+    ".laws svg path")].map(p => p.getAttribute("d"))});
+const shown = CASES.map(([signal, noise]) => {
+  for (const [name, to] of [["signal", signal], ["noise", noise]]) {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = to; slider.dispatchEvent(new Event("input"));
+  }
+  const before = read();
+  root.querySelector("button[name=signal]").click();
+  return {...before, answered: read()};
+});
+return shown;"""
+
+
+def shaped(shape):
+    "The law that a slider stands for, in the library's terms."
+    from normalnorm.theory.information import bimodal, mixture, normal
+    if shape < 0:
+        return bimodal(0.95 * (-shape)**0.25)
+    k = 0.9 * shape**0.5
+    return mixture([0.8, 0.2], [normal(0, 1 - k), normal(0, 1 + 4 * k)])
+
+
+def game_shows(shown, cases):
+    """Pay-offs and best answers against the integrator with error bounds, the
+    drawn densities against scipy's.
+    """
+    from normalnorm.theory.information import mutual_information
+    passed = lambda x, z: mutual_information(
+        shaped(x), shaped(z), 2e-5, 8e-3).value
+    v = np.linspace(-4, 4, 161)
+    for (signal, noise), values in zip(cases, shown):
+        value = passed(signal, noise)
+        assert abs(numbers(values["payoff"])[0] - value) <= 8e-5, values
+        assert abs(numbers(values["change"])[0] - value
+                   + 0.5 * np.log(2)) <= 8e-5, values
+        reply, gets = numbers(values["reply"])
+        counter, leaves = numbers(values["counter"])
+        assert abs(gets - passed(reply, noise)) <= 8e-5
+        assert abs(leaves - passed(signal, counter)) <= 8e-5
+        for near in (-0.1, 0.1):
+            if abs(reply + near) <= 1:
+                assert passed(reply + near, noise) < gets + 8e-5
+            if abs(counter + near) <= 1:
+                assert passed(signal, counter + near) > leaves - 8e-5
+        assert values["answered"]["at"] == pytest.approx([reply, noise])
+        assert numbers(values["answered"]["payoff"])[0] == gets
+        for law, d in zip((signal, noise), values["laws"]):
+            top = np.array(coordinates(d))[:, 1]
+            np.testing.assert_allclose(1.1 * (150 - top) / 150,
+                                       shaped(law).pdf(v), atol=2e-3)
+
+
+@browser
+def test_game_shows_what_the_integrator_computes(tmp_path):
+    cases = [(0, 0), (-1, 0), (0, 0.7), (0.4, -0.6), (-0.3, 1)]
+    script = PLAYED.replace("CASES", json.dumps(cases))
+    text = fragment(GAME)
+    game_shows(open_page(text, script, tmp_path), cases)
+    for right, wrong in (("now = payoff[i][j]", "now = payoff[j][i]"),
+                         ("sign * (v - values[found])", "v - values[found]"),
+                         ("0.95 * Math.abs(shape) ** 0.25",
+                          "0.95 * Math.abs(shape)"),
+                         ("1 + 4 * b", "1 + b")):
+        assert text.count(right) == 1
+        with pytest.raises(AssertionError):
+            game_shows(open_page(text.replace(right, wrong), script, tmp_path),
+                       cases)
+
+
+STRAIGHT = "140_analysis.gaussianity"
+STRAIGHTENED = """const root = document.querySelector(".live");
+return CASES.map(([lean, tails]) => {
+  for (const [name, to] of [["lean", lean], ["tails", tails]]) {
+    const slider = root.querySelector(`input[name=${name}]`);
+    slider.value = to; slider.dispatchEvent(new Event("input"));
+  }
+  return {...Object.fromEntries([...root.querySelectorAll("output")].map(
       o => [o.name, o.value])), line: [...root.querySelectorAll(
       ".qq svg path")].at(-1).getAttribute("d")};
 });"""
