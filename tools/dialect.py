@@ -725,6 +725,36 @@ def no_network(app, pagename, templatename, context, doctree):
                 str(f) + str(getattr(f, "attributes", ""))).lower()]
 
 
+def number_as_files() -> None:
+    """A chapter's number is that of its file, on the page, in the side bar, in
+    figures and equations; Sphinx would count the chapters.
+    """
+    from docutils import nodes
+    from sphinx.environment.collectors.toctree import TocTreeCollector
+    counted = TocTreeCollector.assign_section_numbers
+    if hasattr(counted, "counted"):     # a second book in one process
+        return
+
+    def assign(self, env):
+        before = env.toc_secnumbers
+        counted(self, env)
+        for page, found in env.toc_secnumbers.items():
+            file = re.match(r"\d+(?=_)", page.rsplit("/", 1)[-1])
+            if file:
+                env.toc_secnumbers[page] = {
+                    anchor: number and (file[0], *number[1:])
+                    for anchor, number in found.items()}
+                for node in (env.titles[page],
+                             *env.tocs[page].findall(nodes.reference)):
+                    if node.get("secnumber"):
+                        node["secnumber"] = [file[0], *node["secnumber"][1:]]
+        return [page for page, found in env.toc_secnumbers.items()
+                if found != before.get(page)]
+
+    assign.counted = counted
+    TocTreeCollector.assign_section_numbers = assign
+
+
 def setup(app):
     app.connect("source-read", source_read)
     app.connect("doctree-read", colour_native)
@@ -737,6 +767,8 @@ def setup(app):
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
     app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
+    app.setup_extension("sphinx_multitoc_numbering")
+    number_as_files()
     own = "".join(Path(f).read_text(encoding="utf-8")
                   for f in (__file__, api.__file__, folding.__file__,
                             typeset.__file__))
