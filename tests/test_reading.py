@@ -2,6 +2,7 @@
 much code is left.
 """
 import json
+import re
 
 import pytest
 
@@ -185,3 +186,21 @@ def test_folded_cells_of_a_notebook_that_leaves_the_book(tmp_path):
             assert made["metadata"] == {"jupyter": {"source_hidden": True}}
             assert fold.text() in made["source"].split("\n")[0]
     assert seen > 10
+
+
+def test_paths_of_the_tour_take_the_time_they_say():
+    """At 200 words a minute, formulas and figures left out: more than a third
+    of the time named, and not much more than it.
+    """
+    minutes = {"an hour": 60, "half an hour": 30, "a quarter of an hour": 15}
+    text = "\n".join("".join(c["source"]) for c in Chapter(
+        "010_in_ten_minutes", ROOT).cells() if c["cell_type"] == "markdown")
+    paths = re.findall(r"^\| \*\*(\w+)\*\*.*? \| (.*) \| (.*?) \|$", text, re.M)
+    assert [name for name, *_ in paths] == ["learn", "use", "check", "measure"]
+    for name, where, time in paths:
+        linked = re.findall(r"\(([\w.]+)\.ipynb\)", where)
+        read = sum(reading.row(Chapter(c, ROOT))["words"] for c in linked) / 200
+        assert minutes[time] / 3 < read < 1.2 * minutes[time], (name, read)
+    # the tour itself: ten minutes
+    assert 5 < reading.row(Chapter("010_in_ten_minutes", ROOT))[
+        "words"] / 200 < 10
