@@ -262,6 +262,24 @@ def test_a_renamed_chapter_leaves_nothing(tmp_path):
     assert left == set(stays) and build.remove_leftovers(tmp_path) == []
 
 
+def test_a_chapter_has_one_number(html):
+    "That of its file: in headings, figures, theorems and equations."
+    seen = 0
+    for c in chapters():
+        number = re.match(r"\d+(?=_)", c.name)
+        if not number or number[0].startswith("9"):     # no numbered appendix
+            continue
+        page = (html / "nbs" / f"{c.name}.html").read_text(encoding="utf-8")
+        article = page[page.index("<article"):page.index("</article>")]
+        found = re.findall(
+            r'class="(?:section-number|eqno|caption-number)">[^<\d]*(\d+)[.]',
+            article)
+        assert found and set(found) == {number[0]}, (c.name, set(found))
+        assert f'>{number[0]}. ' in page
+        seen += len(found)
+    assert seen > 1000
+
+
 def test_the_book_has_the_pages_of_its_contents_only(html):
     toc = build.table_of_contents()
     listed = {Path(file).name for file in (toc["root"], *(

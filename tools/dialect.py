@@ -730,8 +730,8 @@ def number_as_files() -> None:
     figures and equations; Sphinx would count the chapters.
     """
     from docutils import nodes
-    from sphinx.environment.collectors.toctree import TocTreeCollector
-    counted = TocTreeCollector.assign_section_numbers
+    from sphinx_external_toc.collectors import TocTreeCollectorWithStyles
+    counted = TocTreeCollectorWithStyles.assign_section_numbers
     if hasattr(counted, "counted"):     # a second book in one process
         return
 
@@ -752,7 +752,7 @@ def number_as_files() -> None:
                 if found != before.get(page)]
 
     assign.counted = counted
-    TocTreeCollector.assign_section_numbers = assign
+    TocTreeCollectorWithStyles.assign_section_numbers = assign
 
 
 def setup(app):
@@ -767,7 +767,6 @@ def setup(app):
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
     app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
-    app.setup_extension("sphinx_multitoc_numbering")
     number_as_files()
     own = "".join(Path(f).read_text(encoding="utf-8")
                   for f in (__file__, api.__file__, folding.__file__,
