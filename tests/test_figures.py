@@ -56,9 +56,11 @@ def test_figures_are_vector_graphics_in_the_colours_of_the_palette():
             continue
         assert outputs(executed, "image/png") == [], (
             f"{c.name}: call plots.book_style() before the first figure")
-        for svg in outputs(executed, "image/svg+xml"):
-            seen += 1
-            assert stray_colours(svg) == [], c.name
+        stray = [colours for svg in outputs(executed, "image/svg+xml")
+                 if (colours := stray_colours(svg))]
+        seen += len(outputs(executed, "image/svg+xml"))
+        # the chapter on colours shows in one figure which ones do not do
+        assert len(stray) == (c.name == "720_plots"), (c.name, stray)
     if not seen:
         pytest.skip("no chapter has been run")
 

@@ -212,4 +212,4 @@ def test_command():
 def test_the_readme_example_runs():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = readme.split("```python\n")[1].split("```")[0]
-    assert python(code + "\nprint(tuple(bent.shape))") == "(64, 1, 14, 14)"
+    assert python(code + "\nprint(tuple(out.shape))") == "(32, 64, 14, 14)"
