@@ -31,13 +31,15 @@ APPENDICES = "Appendices"
 PROVED = "∎"
 
 
-def numbered_chapters(root: Path) -> dict[str, int | None]:
-    "Name → number in the book, in reading order; the landing page has none."
+def numbered_chapters(root: Path) -> dict[str, str | None]:
+    """Name → number in the book, that of the file, in reading order; the
+    landing page has none.
+    """
     toc = table_of_contents(root)
     names = [entry["file"].rsplit("/", 1)[-1] for part in toc["parts"]
              if part["caption"] != APPENDICES for entry in part["chapters"]]
     return {toc["root"].rsplit("/", 1)[-1]: None} | {
-        name: i for i, name in enumerate(names, 1)}
+        name: name.split("_")[0] for name in names}
 
 
 def text_of(cell: dict) -> str:
