@@ -609,7 +609,7 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
     assert pdf.print_book(articles) == 4
     with pikepdf.open(tmp_path / "out.pdf") as made:
         assert pdf.page_numbers(made) == {"a": 3, "b": 4}
-        assert {str(link.Dest) for link in made.pages[1].Annots} == {"/a", "/b"}
+        assert {str(a.Dest) for a in made.pages[1].Annots} == {"/a", "/b"}
         with made.open_outline() as outline:
             assert [x.title for x in outline.root] == ["A", "Part I"]
             assert outline.root[1].children[0].title == "B"
