@@ -21,6 +21,12 @@ from normalnorm.layers.normality import (
     InstanceNormalNorm3d,
     LayerNormalNorm,
 )
+from normalnorm.layers.prelayer import (
+    PreLayerNormConv1d,
+    PreLayerNormConv2d,
+    PreLayerNormConv3d,
+    PreLayerNormLinear,
+)
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
 )
@@ -45,6 +51,10 @@ __all__ = [
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
+    "PreLayerNormConv1d",
+    "PreLayerNormConv2d",
+    "PreLayerNormConv3d",
+    "PreLayerNormLinear",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",

@@ -335,9 +335,13 @@ def _unknown(module: nn.Module) -> str:
     if ("norm" not in name.lower()
             or type(module).__module__.startswith("torch.nn.utils")):
         return ""
-    if any(isinstance(m, (nn.Linear, *_CONVOLUTIONS, *classes()))
-           or _unknown(m) for m in module.children()):
-        return ""  # a block that contains a normalizer, not one
+    maps = (nn.Linear, *_CONVOLUTIONS)
+    if isinstance(module, maps) or any(
+        isinstance(m, (*maps, *classes())) or _unknown(m)
+        for m in module.children()
+    ):
+        # a block that contains a normalizer, or a map with one inside
+        return ""
     if re.search("rms", name, re.I):
         return ("root-mean-square norms do not subtract the mean: there are no "
                 "values of mean 0 and variance 1 to transform")
