@@ -21,6 +21,12 @@ from normalnorm.layers.normality import (
     InstanceNormalNorm3d,
     LayerNormalNorm,
 )
+from normalnorm.layers.normalizers import (
+    BMLVNorm,
+    FilterResponseNorm,
+    LMBVNorm,
+    RootMeanSquareNorm,
+)
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
 )
@@ -45,6 +51,10 @@ __all__ = [
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
+    "BMLVNorm",
+    "FilterResponseNorm",
+    "LMBVNorm",
+    "RootMeanSquareNorm",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
