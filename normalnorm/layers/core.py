@@ -356,7 +356,9 @@ def gaussianize(x: Tensor, dim: tuple[int, ...] | Over,
         return h, Statistics(mean, var), None
     k = (c * bare if unit.centre is None else standardized(c, unit.dim)
          if unit.dim else torch.zeros_like(c))
-    parameters, fitted = gaussianizer.fit(k, dim)
+    # of the scale's set: another mean than that of k would spoil a safeguard
+    own = dim if unit.centre is None else unit.dim or dim
+    parameters, fitted = gaussianizer.fit(k, own)
     if not closed(gaussianizer, x, dim):
         h = gaussianizer.limited(h, parameters)
     return (gaussianizer.apply(h, parameters),

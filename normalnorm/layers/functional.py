@@ -99,7 +99,7 @@ def tracked_statistics(used: Statistics, count: int,
     elements, the parameters (neutral ones without a transform).
     """
     return (used.mean, used.var * (count / (count - 1)),
-            *(used.parameters or (torch.full_like(used.mean, value)
+            *(used.parameters or (torch.full_like(used.var, value)
                                   for value in rule.gaussianizer.neutral)))
 
 # %% ../../nbs/235_layers.functional.ipynb #545ff7b7
@@ -134,7 +134,9 @@ def normalize_and_track(
     given: Statistics | None = None, running: tuple[Tensor | None, ...] = (),
     momentum: float | Tensor | None = 0.0, count: int = 0,
     batches: Tensor | None = None,
-    check: Callable[[], object] | None = None
+    check: Callable[[], object] | None = None,
+    follow: Callable[[Statistics, int, Rule], tuple[Tensor, ...]]
+        = tracked_statistics
 ) -> Tensor:
     """The result alone; `running`: averages that follow those of the units, one
     channel each, of `count` elements.
@@ -145,6 +147,7 @@ def normalize_and_track(
     with `momentum=None`, only those that are averaged (`next_weight`).
     `check` refuses wrong arguments, with their names; an engine asks no less
     once for all tensors of the same kinds, so it is called without one only.
+    `follow`: the values that `running` follows, in their order.
     """
     cumulative = momentum is None and count > 0
     out = None if cumulative else compute(problem_of(
@@ -155,7 +158,7 @@ def normalize_and_track(
         out, used = with_statistics(
             input, dim, weight, bias, rule, axis, given)
         if running and count:
-            values = tracked_statistics(used, count, rule)
+            values = follow(used, count, rule)
             update_running(running, values,
                            next_weight(running, values, batches) if cumulative
                                else momentum)
@@ -411,11 +414,13 @@ def check_elementwise(shape: tuple[int, ...], weight: Tensor | None,
 
 def layer_normalized(input: Tensor, shape: tuple[int, ...],
                      weight: Tensor | None, bias: Tensor | None,
-                     rule: Rule) -> Tensor:
-    "`layer_normal_norm` for a rule."
+                     rule: Rule, centred: bool = True) -> Tensor:
+    """`layer_normal_norm` for a rule; without a mean if not `centred`, and the
+    root mean square as deviation.
+    """
     if isinstance(input, Tensor) and input.is_nested:
-        return by_parts(
-            input, lambda x: layer_normalized(x, shape, weight, bias, rule))
+        return by_parts(input, lambda x: layer_normalized(
+            x, shape, weight, bias, rule, centred))
 
     def check():
         check_input(input)
@@ -428,8 +433,10 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
                          f"normalized_shape={shape}, given a shape of "
                          f"{tuple(input.shape)}")
     check_elementwise(shape, weight, bias)
-    return normalize_and_track(autocast(input), tuple(range(-len(shape), 0)),
-                               weight, bias, rule, check=check)
+    dim = tuple(range(-len(shape), 0))
+    return normalize_and_track(
+        autocast(input), dim if centred else Over(dim, ()), weight, bias, rule,
+        check=check)
 
 
 def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
