@@ -781,8 +781,8 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     with `every`.
 
     Raises `UnknownName` for unknown names; `ResultsError` for files that cannot
-    be used, all of them named, unless `usable_only` leaves them out, for rows of
-    one seed that drew different training examples, and for rows of different
+    be used, all of them named, unless `usable_only` leaves them out, for rows
+    of one seed that drew different training examples, and for rows of different
     code (see `codes`) unless `any_code` allows them.
 
     Example: `[row["metrics"] for row in rows("first-experiment", "book",

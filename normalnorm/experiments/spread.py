@@ -230,8 +230,8 @@ def spread(name: Recipe | str, scale: str = "smoke",
 
     Raises `SpreadError` after all other runs are done, where some failed;
     `ModuleNotFoundError` for Ray where it is not installed; `ValueError` for a
-    recipe that cannot be sent to another process, and under `torchrun`; and what
-    `plan` raises.
+    recipe that cannot be sent to another process, and under `torchrun`; and
+    what `plan` raises.
 
     Example: `spread("first-experiment", "book", seeds=5, jobs=2,
     progress=print)`.
