@@ -8,11 +8,12 @@ once, whatever happens to the process, the disk or a second process beside it.
 # %% auto #0
 __all__ = ['SCHEMA', 'SCALES', 'TUNED_ON', 'NATIVE', 'UnknownName',
            'ResultsError', 'Published', 'Contrast', 'Switches', 'Deviation',
-           'Detectable', 'Recipe', 'identity', 'source_hash', 'processor',
-           'provenance', 'default_out', 'book_results', 'digest', 'read_row',
-           'Scan', 'scan', 'made_by', 'code_of', 'codes', 'selected', 'rows',
-           'current', 'recipes', 'find', 'Job', 'plan', 'file_lock', 'perform',
-           'tell_other_code', 'default_device', 'run_recipe']
+           'Detectable', 'Recipe', 'identity', 'drawn_hash', 'source_hash',
+           'processor', 'provenance', 'default_out', 'book_results', 'digest',
+           'read_row', 'Scan', 'scan', 'made_by', 'code_of', 'codes',
+           'selected', 'rows', 'current', 'recipes', 'find', 'Job', 'plan',
+           'file_lock', 'perform', 'tell_other_code', 'default_device',
+           'run_recipe']
 
 # %% ../../nbs/760_experiments.results.ipynb #62231cd2
 import hashlib
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -39,10 +40,11 @@ import torch
 from ..names import near
 from .data import data_hash
 from .statistics import detectable
-from .train import clear_leftovers, write_atomically
+from .train import (
+    by_first, clear_leftovers, started, write_atomically)
 
 # %% ../../nbs/760_experiments.results.ipynb #79a6da5d
-SCHEMA = 3
+SCHEMA = 4
 SCALES = ("smoke", "book", "paper")
 TUNED_ON = ("nothing", "validation", "unknown")
 
@@ -108,7 +110,8 @@ class Recipe:
     """An experiment.
 
     `scales`: scale → arm → configuration, plain JSON values with the data set's
-    name under "data".
+    name under "data". Where each seed draws its own training examples, "draw"
+    is true and "images" their number (see `drawn_hash`).
 
     `run(config, seed=, arm=, device=, checkpoint=, progress=)` performs one run
     and returns a dictionary with `metrics` (name → number), and whatever else
@@ -305,6 +308,20 @@ def identity(recipe: str, arm: str, config: dict[str, Any], seed: int,
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def drawn_hash(config: dict[str, Any], seed: int) -> str | None:
+    """The hash of the training examples that a run draws by its seed: of
+    "images" of them, all by default, where its configuration has a true "draw";
+    None where it draws none.
+
+    >>> config = {"data": "digits", "images": 600, "draw": True}
+    >>> drawn_hash(config, 1)[:8], drawn_hash({"data": "digits"}, 1)
+    ('5a495338', None)
+    """
+    if not config.get("draw"):
+        return None
+    return data_hash(config["data"], first=config.get("images"), draw=seed)
+
+
 # %% ../../nbs/760_experiments.results.ipynb #a60c0de2
 NATIVE = (".cpp", ".h", ".cu")
 
@@ -456,6 +473,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda v: isinstance(v, str), "a text"),
     "perhaps": (lambda v: v is None or isinstance(v, str), "a text or null"),
     "whole": (_whole, "a whole number"),
+    "count": (lambda v: _whole(v) and v > 0, "a whole number above 0"),
     "time": (lambda v: _number(v) and v >= 0, "a finite number, not below 0"),
     "dictionary": (lambda v: isinstance(v, dict), "a dictionary"),
 }
@@ -467,6 +485,7 @@ _FIELDS = {"recipe": "text", "scale": "text", "arm": "text", "seed": "whole",
 _SINCE_2 = {"processor": "text", "instructions": "text", "kernel": "perhaps",
             "backend": "perhaps"}
 _SINCE_3 = {"digest": "text"}
+_SINCE_4 = {"drawn_hash": "perhaps", "processes": "count"}
 
 
 def digest(row: dict[str, Any]) -> str:
@@ -497,7 +516,8 @@ def _wrong(row: Any, path: Path) -> str | None:
         return (
             f"`schema` is {given}: expected a whole number from 1 to {SCHEMA}")
     fields = (_FIELDS | (_SINCE_2 if row["schema"] > 1 else {})
-              | (_SINCE_3 if row["schema"] > 2 or "digest" in row else {}))
+              | (_SINCE_3 if row["schema"] > 2 or "digest" in row else {})
+              | (_SINCE_4 if row["schema"] > 3 else {}))
     missing = [name for name in fields if name not in row]
     if missing:
         return f"{', '.join(missing)} missing"
@@ -508,6 +528,11 @@ def _wrong(row: Any, path: Path) -> str | None:
     if not isinstance(row["config"].get("data"), str):
         given = _shown(row["config"].get("data"))
         return f"`data` in `config` is {given}: expected the name of a data set"
+    draws = bool(row["config"].get("draw"))
+    if row["schema"] > 3 and draws != (row["drawn_hash"] is not None):
+        return (f"`drawn_hash` is {_shown(row['drawn_hash'])}, and by its "
+                f"configuration it draws {'' if draws else 'no '}training "
+                f"examples: expected {'a text' if draws else 'null'}")
     if not row["metrics"]:
         return "`metrics` is empty: expected name → number"
     for name, value in row["metrics"].items():
@@ -659,7 +684,8 @@ def code_of(row: dict[str, Any], known: Iterable[dict[str, Any]] = ()) -> str:
 
 
 def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
-    """The files of rows by the code that made them, backend included.
+    """The files of rows by the code that made them, backend included, and the
+    number of processes that shared each minibatch.
 
     One entry: they may stand in one table. A row without a backend goes with
     those of its source that have one.
@@ -680,6 +706,8 @@ def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
     for path, row in found.items():
         backend = row.get("backend") or next(iter(backends[told[path]]), None)
         name = told[path] + (f", backend {backend}" if backend else "")
+        if row.get("processes", 1) > 1:
+            name += f", {row['processes']} processes together"
         groups.setdefault(name, []).append(path)
     return groups
 
@@ -700,6 +728,21 @@ def _one_code(found: dict[Path, dict[str, Any]]) -> None:
                              "two folders run by run), or make all anew with "
                              "one code, or say that it does not matter: "
                              "--any-code, in Python any_code=True")
+
+
+def _one_draw(found: dict[Path, dict[str, Any]]) -> None:
+    "Raises `ResultsError` where rows that are compared drew other examples."
+    first: dict[tuple, Path] = {}
+    for path, row in found.items():
+        if row.get("drawn_hash") is None:
+            continue
+        key = (row["seed"], row["data_hash"], row["config"].get("images"))
+        other = first.setdefault(key, path)
+        if row["drawn_hash"] != found[other]["drawn_hash"]:
+            raise ResultsError(
+                f"{path} and {other.name} have the seed {row['seed']} and drew "
+                "different training examples, so they are no pair: delete the "
+                "older one and run its recipe again")
 
 
 # %% ../../nbs/760_experiments.results.ipynb #a60c0dea
@@ -738,8 +781,9 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     with `every`.
 
     Raises `UnknownName` for unknown names; `ResultsError` for files that cannot
-    be used, all of them named, unless `usable_only` leaves them out, and for
-    rows of different code (see `codes`) unless `any_code` allows them.
+    be used, all of them named, unless `usable_only` leaves them out, for rows
+    of one seed that drew different training examples, and for rows of different
+    code (see `codes`) unless `any_code` allows them.
 
     Example: `[row["metrics"] for row in rows("first-experiment", "book",
     book_results())]`.
@@ -750,6 +794,7 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     if found.problems and not usable_only:
         raise ResultsError("\n".join(map(str, found.problems)))
     mine = current(recipe, scale, found.rows)
+    _one_draw(mine)
     if not any_code:
         _one_code(mine)
     return list(mine.values()) if every else selected(
@@ -925,15 +970,10 @@ def file_lock(path: Path, wait: bool = False) -> Iterator[bool]:
             return
 
 
-def perform(job: Job, device: str = "cpu",
-            progress: Callable[[str], None] | None = None,
-            wait: bool = True) -> dict[str, Any] | None:
-    """Do one job, unless its row is there, and return the row.
-
-    None where another process is at it and `wait` is False.
-
-    Raises what the recipe's function raises; `ValueError` where it returns no
-    metrics, or one that is no finite number.
+def _begin(job: Job, held: ExitStack,
+           wait: bool) -> tuple[bool, dict[str, Any] | None]:
+    """Whether the job is ours to do, whose lock `held` then holds; otherwise
+    its row, None where another process is at it.
     """
     lock = job.checkpoint.with_suffix(".lock")
     if job.path.exists():
@@ -942,50 +982,79 @@ def perform(job: Job, device: str = "cpu",
             with file_lock(lock) as mine:
                 if mine:
                     job.checkpoint.unlink(missing_ok=True)
-        return read_row(job.path)
-    with file_lock(lock, wait) as mine:
-        if not mine:
-            return None
-        if job.path.exists():  # finished while we waited
-            return read_row(job.path)
-        clear_leftovers(job.path)
-        clear_leftovers(job.checkpoint)
+        return False, read_row(job.path)
+    if not held.enter_context(file_lock(lock, wait)):
+        return False, None
+    if job.path.exists():  # finished while we waited
+        return False, read_row(job.path)
+    clear_leftovers(job.path)
+    clear_leftovers(job.checkpoint)
+    return True, None
+
+
+def _refuse_outcome(name: str, outcome: Any) -> None:
+    "Raises `ValueError` for what cannot become a row."
+    if not isinstance(outcome, dict) or not isinstance(
+        outcome.get("metrics"), dict
+    ) or not outcome["metrics"]:
+        raise ValueError(f"the function of the recipe {name} returned "
+                         f"{type(outcome).__name__} without `metrics`: "
+                         "expected a dictionary with name → number there")
+    for metric, value in outcome["metrics"].items():
+        if not _number(value):
+            raise ValueError(f"the function of the recipe {name} returned "
+                             f"{_shown(value)} for the metric `{metric}`: "
+                             "expected a finite number")
+
+
+def _finish(job: Job, outcome: dict[str, Any], device: str,
+            start: float) -> dict[str, Any]:
+    "Write the row of a job that is done; returns what lies there then."
+    row = {
+        "schema": SCHEMA, "recipe": job.recipe.name, "scale": job.scale,
+        "arm": job.arm, **({"setting": job.setting} if job.setting else {}),
+        "seed": job.seed, "hash": job.hash, "config": job.config,
+        "data_hash": job.data_hash,
+        "drawn_hash": drawn_hash(job.config, job.seed),
+        "device": torch.cuda.get_device_name(device)
+                  if device.startswith("cuda") else device,
+        "processes": started()[1], "threads": torch.get_num_threads(),
+        **outcome, **provenance(device),
+        "wall_seconds": round(time.perf_counter() - start, 2)}
+    # as it will be read: lists for tuples
+    row = json.loads(json.dumps(row))
+    row["digest"] = digest(row)
+    text = json.dumps(row, separators=(",", ":"))
+    if not write_atomically(job.path,
+                            lambda file: file.write(text.encode() + b"\n"),
+                            replace=False):
+        row = read_row(job.path)
+    job.checkpoint.unlink(missing_ok=True)
+    return row
+
+
+def perform(job: Job, device: str = "cpu",
+            progress: Callable[[str], None] | None = None,
+            wait: bool = True) -> dict[str, Any] | None:
+    """Do one job, unless its row is there, and return the row.
+
+    None where another process is at it and `wait` is False. All processes that
+    `torchrun` has started do the job together: the first one looks, locks and
+    writes, and all return the same.
+
+    Raises what the recipe's function raises; `ValueError` where it returns no
+    metrics, or one that is no finite number.
+    """
+    with ExitStack() as held:
+        ours, row = by_first(lambda: _begin(job, held, wait), device)
+        if not ours:
+            return row
         start = time.perf_counter()
         outcome = job.recipe.run(
             job.config, seed=job.seed, arm=job.arm, device=device,
             checkpoint=job.checkpoint, progress=progress or (lambda line: None))
-        if not isinstance(outcome, dict) or not isinstance(
-            outcome.get("metrics"), dict
-        ) or not outcome["metrics"]:
-            raise ValueError(f"the function of the recipe {job.recipe.name} "
-                             f"returned {type(outcome).__name__} without "
-                             "`metrics`: expected a dictionary with name → "
-                             "number there")
-        for name, value in outcome["metrics"].items():
-            if not _number(value):
-                raise ValueError("the function of the recipe "
-                                 f"{job.recipe.name} returned {_shown(value)} "
-                                 f"for the metric `{name}`: expected a finite "
-                                 "number")
-        row = {
-            "schema": SCHEMA, "recipe": job.recipe.name, "scale": job.scale,
-            "arm": job.arm, **({"setting": job.setting} if job.setting else {}),
-            "seed": job.seed, "hash": job.hash, "config": job.config,
-            "data_hash": job.data_hash,
-            "device": torch.cuda.get_device_name(device)
-                      if device.startswith("cuda") else device,
-            "threads": torch.get_num_threads(), **outcome, **provenance(device),
-            "wall_seconds": round(time.perf_counter() - start, 2)}
-        # as it will be read: lists for tuples
-        row = json.loads(json.dumps(row))
-        row["digest"] = digest(row)
-        text = json.dumps(row, separators=(",", ":"))
-        if not write_atomically(job.path,
-                                lambda file: file.write(text.encode() + b"\n"),
-                                replace=False):
-            row = read_row(job.path)
-        job.checkpoint.unlink(missing_ok=True)
-        return row
+        _refuse_outcome(job.recipe.name, outcome)
+        return by_first(lambda: _finish(job, outcome, device, start), device)
 
 
 def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
@@ -1025,7 +1094,7 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     with lines of text. A finished run is read, not repeated; an interrupted one
     continues from its last epoch (checkpoints lie in `out/.checkpoints` until
     the run is finished); one that another process is at is waited for at the
-    end.
+    end. Processes that `torchrun` has started do each run together.
 
     Raises `UnknownName` for unknown recipes, scales and arms, `DataError` where
     the data of the scale cannot be loaded, `ValueError` for no seeds, `OSError`
@@ -1034,6 +1103,8 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     Example: `run_recipe("first-experiment", scale="smoke", seeds=3,
     progress=print)`.
     """
+    # of several processes one tells how it goes
+    progress = progress if started()[0] == 0 else None
     jobs, device, tell = (plan(name, scale, seeds, out, arms),
                           device or default_device(),
                           progress or (lambda line: None))

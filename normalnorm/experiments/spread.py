@@ -23,6 +23,7 @@ import torch
 
 from .results import (
     Job, Recipe, default_device, perform, plan, read_row, tell_other_code)
+from .train import started
 
 # %% ../../nbs/765_experiments.spread.ipynb #4c1e3567
 class SpreadError(RuntimeError):
@@ -229,11 +230,16 @@ def spread(name: Recipe | str, scale: str = "smoke",
 
     Raises `SpreadError` after all other runs are done, where some failed;
     `ModuleNotFoundError` for Ray where it is not installed; `ValueError` for a
-    recipe that cannot be sent to another process; and what `plan` raises.
+    recipe that cannot be sent to another process, and under `torchrun`; and
+    what `plan` raises.
 
     Example: `spread("first-experiment", "book", seeds=5, jobs=2,
     progress=print)`.
     """
+    if started()[1] > 1:
+        raise ValueError(f"this is one of {started()[1]} processes of "
+                         "torchrun, which do each run together: give --jobs "
+                         "for runs side by side, or torchrun, not both")
     todo = plan(name, scale, seeds, out, arms)
     left, tell = ([job for job in todo if not job.path.exists()],
                   progress or (lambda line: None))

@@ -322,6 +322,13 @@ def report(name: Recipe | str, out: Path | str | None = None,
         if old:
             parts.append(f"scale {scale}: {old} rows were made before rows had "
                          "a digest: an edited number in them goes unnoticed")
+        silent = sum(bool(row["config"].get("draw")) and "drawn_hash" not in row
+                     for row in found)
+        if silent:
+            parts.append(f"scale {scale}: {silent} "
+                         f"{'rows do' if silent > 1 else 'row does'} not name "
+                         "the training examples that were drawn, because rows "
+                         "did not then: their seed and the code decide them")
         unchosen = [arm for arm in dict.fromkeys(row["arm"] for row in every)
                     if arm not in {row["arm"] for row in found}]
         if unchosen:

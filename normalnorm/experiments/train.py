@@ -6,11 +6,11 @@ the loss is not a number, the same on one device and on several.
 # ../../nbs/750_experiments.train.ipynb.
 
 # %% auto #0
-__all__ = ['Data', 'Augment', 'Penalty', 'Perturb', 'seed_for', 'seeded',
-           'modes_kept', 'as_split', 'cross_entropy', 'correct', 'Evaluation',
-           'evaluate', 'Average', 'TrainingDiverged', 'CheckpointError',
-           'write_atomically', 'clear_leftovers', 'Moment', 'make_fabric',
-           'Bar', 'take_terms', 'train']
+__all__ = ['Data', 'Found', 'Augment', 'Penalty', 'Perturb', 'seed_for',
+           'seeded', 'modes_kept', 'as_split', 'cross_entropy', 'correct',
+           'Evaluation', 'evaluate', 'Average', 'TrainingDiverged',
+           'CheckpointError', 'write_atomically', 'clear_leftovers', 'Moment',
+           'started', 'make_fabric', 'by_first', 'Bar', 'take_terms', 'train']
 
 # %% ../../nbs/750_experiments.train.ipynb #fb60a533
 import hashlib
@@ -23,8 +23,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +98,7 @@ def modes_kept(model: nn.Module):
 
 # %% ../../nbs/750_experiments.train.ipynb #f95d8452
 Data = Mapping[str, Split | Stream | tuple[Tensor, Tensor]]
+Found = TypeVar("Found")
 
 
 def as_split(part: Any, device: torch.device | str) -> Split:
@@ -385,11 +388,18 @@ class Moment(NamedTuple):
     record: dict[str, Any]
 
 # %% ../../nbs/750_experiments.train.ipynb #80fa5136
-def _started() -> int:
-    "How many processes torchrun has started together with this one."
+def started() -> tuple[int, int]:
+    """The number of this process among those that `torchrun` started together,
+    counted from 0, and how many they are; (0, 1) without torchrun.
+
+    >>> started()
+    (0, 1)
+    """
     distributed = torch.distributed
-    return (int(os.environ["WORLD_SIZE"]) if distributed.is_available()
-            and distributed.is_torchelastic_launched() else 1)
+    if not (distributed.is_available()
+            and distributed.is_torchelastic_launched()):
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
@@ -411,15 +421,15 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
         raise ModuleNotFoundError('training needs Lightning Fabric: pip '
                                   'install "normalnorm[experiments]"',
                                   name="lightning_fabric") from error
-    device, started = torch.device(device), _started()
-    if started > 1 and devices == 1:
+    device, (_, world) = torch.device(device), started()
+    if world > 1 and devices == 1:
         if device.index is not None:
-            raise ValueError(f"this is one of {started} processes of torchrun, "
+            raise ValueError(f"this is one of {world} processes of torchrun, "
                              f"and device={str(device)!r} is one device: give "
                              f"{device.type!r}, and each takes its own")
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         fabric = Fabric(accelerator=device.type, devices=here,
-                        num_nodes=started // here, precision=precision,
+                        num_nodes=world // here, precision=precision,
                         strategy="ddp" if strategy == "auto" else strategy)
         fabric.launch()
         return fabric
@@ -428,6 +438,41 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
         devices=devices if devices > 1 or device.index is None
                            or device.type == "cpu" else [device.index],
         strategy=strategy, precision=precision)
+
+
+@lru_cache(maxsize=1)
+def _messages(device: str) -> Any:
+    """A group for messages between torchrun's processes. One may wait for
+    hours, until another program has finished a run, so nothing ends its wait.
+    """
+    make_fabric(device)
+    return torch.distributed.new_group(backend="gloo",
+                                       timeout=timedelta(days=365))
+
+
+def by_first(do: Callable[[], Found], device: str = "cpu") -> Found:
+    """What `do()` returns, called in the first of torchrun's processes only;
+    the others wait for it and return the same. What it raises is raised in all.
+
+    For what happens once, whatever the number of processes: taking a lock,
+    writing a row. All must call this. Without torchrun it is `do()`.
+
+    >>> by_first(lambda: 2 + 3)
+    5
+    """
+    rank, world = started()
+    if world == 1:
+        return do()
+    group, said = _messages(device), [None, None]
+    if rank == 0:
+        try:
+            said[0] = do()
+        except Exception as error:
+            said[1] = error
+    torch.distributed.broadcast_object_list(said, 0, group=group)
+    if said[1] is not None:
+        raise said[1]
+    return said[0]
 
 # %% ../../nbs/750_experiments.train.ipynb #9e545d01
 class Bar:
@@ -620,6 +665,20 @@ def _continue_from_checkpoint(run: _Run) -> None:
     if run.progress and run.history:
         run.progress(f"continued after epoch {len(run.history)} from "
                      f"{run.path}")
+
+
+def _refuse_different_epochs(run: _Run) -> None:
+    "Each process reads the checkpoint itself, where it sees one."
+    if run.world == 1:
+        return
+    done: list[Any] = [None] * run.world
+    torch.distributed.all_gather_object(done, len(run.history))
+    if len(set(done)) > 1:
+        raise CheckpointError(
+            f"of {run.world} processes, some have read a checkpoint in "
+            f"{run.path} and others have not (epochs done: "
+            f"{', '.join(map(str, done))}): give a folder that all of them "
+            "see")
 
 # %% ../../nbs/750_experiments.train.ipynb #eaf96415
 @dataclass
@@ -974,6 +1033,7 @@ def train(
         tuple(callbacks), penalty, perturb)
     if run.path is not None and run.path.exists():
         _continue_from_checkpoint(run)
+    _refuse_different_epochs(run)
     _call(run, "start", len(run.history) + 1, len(run.history) * count)
     for epoch in range(len(run.history) + 1, settings.epochs + 1):
         start = time.perf_counter()
