@@ -2,10 +2,10 @@
 
 Public is what a module's `__all__` names, and in a class the methods and
 properties that its body defines under a public name; not what it overrides
-(the class above says what that is for), and not the fields of a tuple. An
-example of a function is a `>>>` line that names it: in its own docstring or, for
-a method, in that of its class. A class has one in its docstring, which may get
-an object of it from a function.
+(the class above says what that is for), and not the fields of a tuple. The
+example of a function is a `>>>` line that names it: in its own docstring or,
+for a method, in that of its class. A class has one in its docstring, which may
+get an object of it from a function.
 """
 import doctest
 import importlib
