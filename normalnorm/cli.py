@@ -293,7 +293,13 @@ def _path(text: str) -> Path:
 
 
 def parser() -> argparse.ArgumentParser:
-    "The options of the `normalnorm` command."
+    """The options of the `normalnorm` command.
+
+    Example:
+
+        >>> parser().parse_args(["verify", "nn-yj", "--mutants"]).mutants
+        True
+    """
     main_parser = _Parser(
         prog="normalnorm",
         description="Check the book's formulas, run its experiments.")
@@ -430,7 +436,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     not come out as recorded or a run failed, 2 for unusable arguments, 130
     after Ctrl-C, 143 after SIGTERM.
 
-    Example: `main(["verify", "nn-yj"])`.
+    Example:
+
+        >>> main(["verify", "nn-yj"])
+        ✓ nn-yj                      holds        numerical    ... s
+        1 claims (1 holds): 1 as recorded
+        0
+        >>> main(["run", "no-such-recipe"])
+        2
     """
     for stream in (sys.stdout, sys.stderr):  # a terminal without ✓ shows ?
         if hasattr(stream, "reconfigure"):

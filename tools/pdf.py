@@ -332,7 +332,8 @@ def main() -> int:
         RECORD.write_text(json.dumps(
             {"date": f"{datetime.date.today()}", "commit": commit,
              "chapters": len(pages), "pages": count,
-             "megabytes": round(size, 1), "seconds": round(seconds)}, indent=1) + "\n", encoding="utf-8")
+             "megabytes": round(size, 1), "seconds": round(seconds)},
+            indent=1) + "\n", encoding="utf-8")
     return 0
 
 

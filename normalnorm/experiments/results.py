@@ -50,7 +50,14 @@ TUNED_ON = ("nothing", "validation", "unknown")
 
 
 class UnknownName(KeyError):
-    "No recipe, scale or arm is called so; the message names near matches."
+    """No recipe, scale or arm is called so; the message names near matches.
+
+    Example:
+
+        >>> find("first-experimant")
+        Traceback (most recent call last):
+        normalnorm.experiments.results.UnknownName: no recipe is called ...
+    """
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -59,12 +66,24 @@ class UnknownName(KeyError):
 class ResultsError(ValueError):
     """Results that cannot be used: the message says which file, which field,
     what is given and what is expected, or which rows of a table were made by
-    different code."""
+    different code.
+
+    Example:
+
+        >>> read_row(Path("no such row.json"))
+        Traceback (most recent call last):
+        normalnorm.experiments.results.ResultsError: no such row.json ...
+    """
 
 
 class Published(NamedTuple):
     """A number that a paper reports: mean, standard error (None where none is
     given), number of seeds, of what, and where it stands.
+
+    Example:
+
+        >>> Published(94.4, 0.1, 6, "accuracy (%)", "a table").mean
+        94.4
     """
     mean: float
     se: float | None
@@ -74,7 +93,13 @@ class Published(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """Arm `second` minus arm `first`, in a `metric`."""
+    """Arm `second` minus arm `first`, in a `metric`.
+
+    Example:
+
+        >>> Contrast("BN", "BNN", "accuracy").second
+        'BNN'
+    """
     first: str
     second: str
     metric: str
@@ -83,6 +108,12 @@ class Contrast(NamedTuple):
 class Switches(NamedTuple):
     """Four arms that are the settings of two switches, whose names are `first`
     and `second`; `arms`: neither on, the first, the second, both.
+
+    Example:
+
+        >>> pair = Switches("transform", "noise", ("BN", "BNT", "BNξ", "BNN"))
+        >>> pair.arms[3]
+        'BNN'
     """
     first: str
     second: str
@@ -92,6 +123,11 @@ class Switches(NamedTuple):
 class Deviation(NamedTuple):
     """The standard deviation of the paired differences in a metric, as far as
     it is known before the runs, and `source`: from where.
+
+    Example:
+
+        >>> Deviation(0.5, "a pilot of 4 seeds").value
+        0.5
     """
     value: float
     source: str
@@ -99,7 +135,14 @@ class Deviation(NamedTuple):
 
 class Detectable(NamedTuple):
     """The difference that `seeds` pairs detect in a primary contrast with
-    probability 0.8, in the metric's unit."""
+    probability 0.8, in the metric's unit.
+
+    Example:
+
+        >>> detected = Detectable(Contrast("BN", "BNN", "accuracy"), 10, 0.5)
+        >>> detected.difference
+        0.5
+    """
     contrast: Contrast
     seeds: int
     difference: float
@@ -140,6 +183,24 @@ class Recipe:
     Raises `ValueError` where compared arms differ in their grids, where
     `compare`, `grid`, `paper` or `switches` name an arm that is not there, and
     where a primary contrast is none of the comparisons.
+
+    Example:
+
+        >>> coin = Recipe(
+        ...     "coin", "is it fair?", (), {"book": {"fair": {}, "bent": {}}},
+        ...     lambda config, seed, **_: {"metrics": {"heads": 50.0 + seed}},
+        ...     {"heads": "heads (%)"}, compare=(("fair", "bent"),),
+        ...     primary=(Contrast("fair", "bent", "heads"),),
+        ...     deviation={"heads": Deviation(2.0, "a pilot")},
+        ...     seeds={"book": 5})
+        >>> coin.outcomes, coin.comparisons, coin.seeds_at("book")
+        (('heads',), 1, range(0, 5))
+        >>> round(coin.detectable("book")[0].difference, 1)
+        3.4
+        >>> coin.unstated()[0]
+        'no difference in heads that would count as none (`negligible`)'
+        >>> coin.arms("book")["bent"], coin.settings("book", "bent")
+        ({}, [({}, {})])
     """
     name: str
     title: str
@@ -300,8 +361,11 @@ def identity(recipe: str, arm: str, config: dict[str, Any], seed: int,
     """The identity of a run: 12 hexadecimal digits of a SHA-256 of recipe, arm,
     configuration, seed and data hash.
 
-    Example: `identity("r", "a", {"x": 1, "y": 2}, 0, "")` equals
-    `identity("r", "a", {"y": 2, "x": 1}, 0, "")`.
+    Example:
+
+        >>> first = identity("r", "a", {"x": 1, "y": 2}, 0, "")
+        >>> first == identity("r", "a", {"y": 2, "x": 1}, 0, ""), len(first)
+        (True, 12)
     """
     text = json.dumps([recipe, arm, config, seed, data], sort_keys=True,
                       separators=(",", ":"))
@@ -331,7 +395,10 @@ def source_hash() -> str:
     """12 hexadecimal digits of a SHA-256 of the package's files, names and
     content: Python and native sources (`NATIVE`).
 
-    Example: `source_hash() == row["source"]` for a row that this code made.
+    Example:
+
+        >>> len(source_hash()), source_hash() == provenance()["source"]
+        (12, True)
     """
     package, source = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*")):
@@ -364,7 +431,10 @@ def processor() -> str:
     """The model of the processor, as the system names it; its architecture
     where it names none.
 
-    Example: `processor()` may be "AMD EPYC 7763 64-Core Processor".
+    Example:
+
+        >>> processor() == provenance()["processor"]
+        True
     """
     try:
         text = Path("/proc/cpuinfo").read_text(
@@ -415,7 +485,11 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
     instruction sets, and the backend that computed the normality layers of this
     process so far (None if none was computed).
 
-    Example: `provenance()["instructions"]` may be "AVX2".
+    Example:
+
+        >>> made = provenance()
+        >>> made["torch"] == torch.__version__, len(made["source"])
+        (True, 12)
     """
     backend, kernel = _computed(device)
     return {"python": platform.python_version(), "torch": torch.__version__,
@@ -429,6 +503,13 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
 def default_out() -> Path:
     """Where results go: the folder named by NORMALNORM_RESULTS, or `results` in
     the current directory.
+
+    Example:
+
+        >>> from unittest.mock import patch
+        >>> with patch.dict(os.environ, NORMALNORM_RESULTS="elsewhere"):
+        ...     default_out().name
+        'elsewhere'
     """
     return Path(os.environ.get("NORMALNORM_RESULTS") or "results")
 
@@ -439,6 +520,11 @@ def book_results() -> Path:
     wheel.
 
     Raises `ResultsError` where there is neither, and says what to do.
+
+    Example:
+
+        >>> (book_results() / "first-experiment" / "book").is_dir()
+        True
     """
     package = Path(__file__).resolve().parents[1]
     checkouts = [place / "results"
@@ -565,6 +651,13 @@ def read_row(path: Path) -> dict[str, Any]:
     a field, has metrics that are no finite numbers, or is not what its name,
     its hash or its digest says; with the file, the field, what is given and
     what is expected.
+
+    Example:
+
+        >>> folder = book_results() / "first-experiment" / "book"
+        >>> row = read_row(min(folder.glob("*.json")))
+        >>> row["recipe"], row["scale"]
+        ('first-experiment', 'book')
     """
     def refuse(what: str) -> ResultsError:
         return ResultsError(f"{path} is not a row of results ({what}): "
@@ -594,6 +687,12 @@ def read_row(path: Path) -> dict[str, Any]:
 class Scan(NamedTuple):
     """What lies in a folder of results: the rows by their files, and what is
     wrong with the others.
+
+    Example:
+
+        >>> found = scan("first-experiment", "book", book_results())
+        >>> len(found.rows) > 50, found.problems
+        (True, [])
     """
     rows: dict[Path, dict[str, Any]]
     problems: list[ResultsError]
@@ -608,8 +707,12 @@ def scan(recipe: "Recipe | str", scale: str,
     that lacks a metric which the recipe shows is a bad one, too. Raises
     `ResultsError` where `out` is a file.
 
-    Example: `scan("first-experiment", "book", book_results()).problems` is
-    empty.
+    Example:
+
+        >>> found = scan("first-experiment", "book", book_results())
+        >>> path, row = next(iter(found.rows.items()))
+        >>> path.name.startswith("resnet-bn-"), row["recipe"]
+        (True, 'first-experiment')
     """
     out = Path(out or default_out())
     if out.exists() and not out.is_dir():
@@ -643,6 +746,14 @@ def made_by(folder: Path) -> list[dict[str, Any]]:
     Empty where there is no such file.
 
     Raises `ResultsError` where a line is something else.
+
+    Example:
+
+        >>> made_by(Path("no such folder"))
+        []
+        >>> known = made_by(book_results() / "first-experiment" / "book")
+        >>> "code" in known[0]
+        True
     """
     path = folder / "made-by.jsonl"
     if not path.exists():
@@ -670,7 +781,10 @@ def code_of(row: dict[str, Any], known: Iterable[dict[str, Any]] = ()) -> str:
 
     `known`: what `made_by` says of its folder.
 
-    Example: `code_of(row)` may be "source 0123456789ab".
+    Example:
+
+        >>> code_of({"schema": 2, "source": "0123456789ab"})
+        'source 0123456789ab'
     """
     if row["schema"] > 1:
         return f"source {row['source']}"
@@ -690,8 +804,11 @@ def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
     One entry: they may stand in one table. A row without a backend goes with
     those of its source that have one.
 
-    Example: `codes(scan("first-experiment", "book",
-    book_results()).rows).keys()`.
+    Example:
+
+        >>> found = scan("first-experiment", "book", book_results()).rows
+        >>> len(codes(found))                           # all by the same code
+        1
     """
     known = {folder: made_by(folder)
              for folder in {path.parent for path in found}}
@@ -753,6 +870,12 @@ def selected(recipe: "Recipe | str",
 
     Only seeds that all settings of the arm have finished count for the choice;
     where there are none, nothing is chosen and the arm has no rows.
+
+    Example:
+
+        >>> found = rows("first-experiment", "book", book_results())
+        >>> selected("first-experiment", found) == found    # no arm has a grid
+        True
     """
     recipe, kept = find(recipe), []
     for arm in dict.fromkeys(row["arm"] for row in found):
@@ -785,8 +908,11 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     of one seed that drew different training examples, and for rows of different
     code (see `codes`) unless `any_code` allows them.
 
-    Example: `[row["metrics"] for row in rows("first-experiment", "book",
-    book_results())]`.
+    Example:
+
+        >>> found = rows("first-experiment", "book", book_results())
+        >>> sorted({row["arm"] for row in found})[:2]
+        ['ResNet BN', 'ResNet BN with noise']
     """
     recipe = find(recipe)
     recipe.arms(scale)
@@ -805,6 +931,13 @@ def current(recipe: Recipe, scale: str,
             found: dict[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
     """Of rows by their files, those whose configuration is the recipe's present
     one, by arm and seed; with the `setting` of a grid.
+
+    Example:
+
+        >>> recipe = find("first-experiment")
+        >>> found = scan(recipe, "book", book_results()).rows
+        >>> len(current(recipe, "book", found)) <= len(found)
+        True
     """
     order = list(recipe.arms(scale))
     points = {arm: [(setting, json.dumps(config, sort_keys=True))
@@ -826,6 +959,11 @@ def current(recipe: Recipe, scale: str,
 def recipes() -> dict[str, Recipe]:
     """All recipes by name, found by walking the package
     `normalnorm.experiments.recipes`.
+
+    Example:
+
+        >>> "first-experiment" in recipes()
+        True
     """
     try:
         package = importlib.import_module("normalnorm.experiments.recipes")
@@ -845,6 +983,14 @@ def recipes() -> dict[str, Recipe]:
 def find(name: Recipe | str) -> Recipe:
     """The recipe called `name` (a `Recipe` is returned as it is); `UnknownName`
     with near matches otherwise.
+
+    Example:
+
+        >>> find("first-experiment").name
+        'first-experiment'
+        >>> find("first")
+        Traceback (most recent call last):
+        normalnorm.experiments.results.UnknownName: no recipe is called ...
     """
     if isinstance(name, Recipe):
         return name
@@ -857,6 +1003,14 @@ def find(name: Recipe | str) -> Recipe:
 class Job(NamedTuple):
     """One run to be done: recipe, scale, arm, point of the grid, whole
     configuration, seed, identity, data hash, and the file of its row.
+
+    Example:
+
+        >>> job = plan("first-experiment", "book", [0], "elsewhere")[0]
+        >>> job.label, job.state
+        ('first-experiment book ResNet BN seed 0', 'to run')
+        >>> job.checkpoint.parent.as_posix()
+        'elsewhere/.checkpoints'
     """
     recipe: Recipe
     scale: str
@@ -897,8 +1051,14 @@ def plan(name: Recipe | str, scale: str = "smoke",
 
     Arguments and errors as for `run_recipe`. Nothing is run or written.
 
-    Example: `[job.label for job in plan("first-experiment", "book") if
-    job.state != "finished"]`.
+    Example:
+
+        >>> jobs = plan("first-experiment", "smoke", seeds=2)
+        >>> sorted({job.seed for job in jobs})
+        [0, 1]
+        >>> plan("first-experiment", "smoke", seeds=0)
+        Traceback (most recent call last):
+        ValueError: seeds=0: at least one run is needed, and two for a ...
     """
     recipe = find(name)
     configs = recipe.arms(scale)
@@ -937,7 +1097,13 @@ def file_lock(path: Path, wait: bool = False) -> Iterator[bool]:
     The operating system releases the lock of a process that dies. Where files
     cannot be locked (Windows), always True.
 
-    Example: `with file_lock(Path("x.lock")) as mine: …`.
+    Example:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with file_lock(Path(folder, "x.lock")) as mine:
+        ...         print(mine)
+        True
     """
     try:
         import fcntl
@@ -1044,6 +1210,17 @@ def perform(job: Job, device: str = "cpu",
 
     Raises what the recipe's function raises; `ValueError` where it returns no
     metrics, or one that is no finite number.
+
+    Example:
+
+        >>> import tempfile
+        >>> coin = Recipe("coin", "is it fair?", (), {"book": {"fair": {
+        ...     "data": "digits"}}}, lambda config, seed, **_: {
+        ...     "metrics": {"heads": 50.0 + seed}}, {"heads": "heads (%)"})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     job, = plan(coin, "book", [3], folder)
+        ...     print(perform(job)["metrics"], job.state)
+        {'heads': 53.0} finished
     """
     with ExitStack() as held:
         ours, row = by_first(lambda: _begin(job, held, wait), device)
@@ -1060,6 +1237,11 @@ def perform(job: Job, device: str = "cpu",
 def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
     """Before new runs are added to rows of other code, say that these will make
     no table together.
+
+    Example:
+
+        >>> jobs = plan("first-experiment", "smoke", out="no such folder")
+        >>> tell_other_code(jobs, print)            # no rows, nothing to say
     """
     there = [job for job in jobs if job.path.exists()]
     if not there or len(there) == len(jobs):
@@ -1076,7 +1258,13 @@ def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
 
 
 def default_device() -> str:
-    "A GPU where there is one, otherwise the CPU."
+    """A GPU where there is one, otherwise the CPU.
+
+    Example:
+
+        >>> default_device() in ("cpu", "cuda")
+        True
+    """
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -1100,8 +1288,16 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     the data of the scale cannot be loaded, `ValueError` for no seeds, `OSError`
     for a full disk.
 
-    Example: `run_recipe("first-experiment", scale="smoke", seeds=3,
-    progress=print)`.
+    Example:
+
+        >>> import tempfile
+        >>> coin = Recipe("coin", "is it fair?", (), {"book": {"fair": {
+        ...     "data": "digits"}}}, lambda config, seed, **_: {
+        ...     "metrics": {"heads": 50.0 + seed}}, {"heads": "heads (%)"})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found = run_recipe(coin, "book", 2, out=folder, device="cpu")
+        >>> [row["metrics"]["heads"] for row in found]
+        [50.0, 51.0]
     """
     # of several processes one tells how it goes
     progress = progress if started()[0] == 0 else None

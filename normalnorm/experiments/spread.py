@@ -30,11 +30,23 @@ class SpreadError(RuntimeError):
     """Some runs failed or killed their process; the message names them.
 
     What was finished is kept.
+
+    Example:
+
+        >>> raise SpreadError("2 of 3 runs failed")
+        Traceback (most recent call last):
+        normalnorm.experiments.spread.SpreadError: 2 of 3 runs failed
     """
 
 
 def cores() -> int:
-    "The processor cores that this process may use."
+    """The processor cores that this process may use.
+
+    Example:
+
+        >>> cores() >= 1
+        True
+    """
     return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1)
 
@@ -47,7 +59,15 @@ def allotment(jobs: int = 0, device: str | None = None,
     On GPUs one process each, more only if asked for; on a CPU one for each
     core. Raises `ValueError` for a negative number.
 
-    Example: on four cores `allotment(2, "cpu")` is `[("cpu", 2), ("cpu", 2)]`.
+    Example:
+
+        >>> len(allotment(2, "cpu"))
+        2
+        >>> allotment(1, "cpu") == [("cpu", cores())]
+        True
+        >>> allotment(-1)
+        Traceback (most recent call last):
+        ValueError: jobs=-1: expected a number of processes, or 0 for as ...
     """
     device = device or default_device()
     if jobs < 0:
@@ -233,8 +253,11 @@ def spread(name: Recipe | str, scale: str = "smoke",
     recipe that cannot be sent to another process, and under `torchrun`; and
     what `plan` raises.
 
-    Example: `spread("first-experiment", "book", seeds=5, jobs=2,
-    progress=print)`.
+    Example:
+
+        >>> spread("first-experimant")
+        Traceback (most recent call last):
+        normalnorm.experiments.results.UnknownName: no recipe is called ...
     """
     if started()[1] > 1:
         raise ValueError(f"this is one of {started()[1]} processes of "

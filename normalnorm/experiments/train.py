@@ -41,7 +41,12 @@ def seed_for(purpose: str, seed: int, epoch: int = 0) -> int:
     """The seed of the random numbers for one `purpose` in one `epoch` of the
     run `seed`: unrelated for any two arguments.
 
-    Example: `seed_for("order", 0, 1) != seed_for("noise", 0, 1)`.
+    Example:
+
+        >>> seed_for("order", 0, 1) == seed_for("order", 0, 1)
+        True
+        >>> seed_for("order", 0, 1) == seed_for("noise", 0, 1)
+        False
     """
     return int.from_bytes(
         hashlib.sha256(f"{purpose}/{seed}/{epoch}".encode()).digest()[:7],
@@ -54,7 +59,13 @@ def seeded(purpose: str, seed: int, epoch: int = 0,
     """Inside, torch's generators have the seed
     `seed_for(purpose, seed, epoch)`; afterwards they are as before.
 
-    Example: `with seeded("weights", 3): model = SmallResNet()`.
+    Example:
+
+        >>> with seeded("weights", 3):
+        ...     first = torch.rand(2)
+        >>> with seeded("weights", 3):
+        ...     torch.equal(torch.rand(2), first)
+        True
     """
     # `torch.manual_seed` would do, but it notes where it was called from for
     # each kind of device there is, and that takes ten times as long
@@ -86,7 +97,13 @@ def modes_kept(model: nn.Module):
     """Afterwards each module of `model` is in the mode, training or evaluation,
     in which it was before.
 
-    Example: `with modes_kept(model): model.eval()`.
+    Example:
+
+        >>> model = nn.Dropout()
+        >>> with modes_kept(model):
+        ...     _ = model.eval()
+        >>> model.training
+        True
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -104,6 +121,11 @@ Found = TypeVar("Found")
 def as_split(part: Any, device: torch.device | str) -> Split:
     """A pair of tensors as `Tensors` on `device`; anything else as it is, after
     its own `.to(device)` where it has one.
+
+    Example:
+
+        >>> len(as_split((torch.ones(3, 2), torch.tensor([0, 1, 0])), "cpu"))
+        3
     """
     part = Tensors(*part) if isinstance(part, (tuple, list)) else part
     return part.to(device) if hasattr(part, "to") else part
@@ -117,7 +139,14 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
     Raises `ValueError` where a class number is not below K (on the CPU) or the
     shapes do not belong together.
 
-    Example: `cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))` is log 4.
+    Example:
+
+        >>> scores = torch.zeros(2, 4)
+        >>> cross_entropy(scores, torch.tensor([0, 3])).exp()
+        tensor(4.)
+        >>> cross_entropy(scores, torch.tensor([0, 4]))
+        Traceback (most recent call last):
+        ValueError: class numbers from 0 to 4, and a model with 4 classes: ...
     """
     if not targets.is_floating_point():
         if scores.shape[:-1] != targets.shape:
@@ -156,6 +185,14 @@ class Evaluation(NamedTuple):
     cross-entropy `loss` in nats, and `right`, for each prediction in the data's
     order whether it was right (bool, on the CPU; a text's positions one after
     the other).
+
+    Example:
+
+        >>> model = nn.Linear(2, 2)
+        >>> data = torch.eye(2), torch.tensor([0, 1])
+        >>> found = evaluate(model, data)
+        >>> found.right.dtype, 0 <= found.accuracy <= 1
+        (torch.bool, True)
     """
     accuracy: float
     loss: float
@@ -207,8 +244,14 @@ class Average:
 
     `decay`: of the moving average; None for the plain mean.
 
-    Example: `average = Average(); average.update(model);
-    model.load_state_dict(average.state)`.
+    Example:
+
+        >>> model, average = nn.Linear(1, 1), Average()
+        >>> for value in (1.0, 3.0):
+        ...     _ = nn.init.constant_(model.weight, value)
+        ...     average.update(model)
+        >>> average.state["weight"]
+        tensor([[2.]])
     """
 
     def __init__(self, decay: float | None = None):
@@ -232,11 +275,34 @@ class Average:
 class TrainingDiverged(RuntimeError):
     """The loss or a weight is NaN or infinite; the message says when, and where
     the last good checkpoint is.
+
+    Example:
+
+        >>> model = nn.Linear(2, 2)
+        >>> part = torch.full((4, 2), torch.nan), torch.tensor([0, 1, 0, 1])
+        >>> data = {name: part for name in ("train", "validation", "test")}
+        >>> train(model, data, Settings(epochs=1, batch=2))
+        Traceback (most recent call last):
+        normalnorm.experiments.train.TrainingDiverged: the loss is nan at ...
     """
 
 
 class CheckpointError(ValueError):
-    "A checkpoint that cannot be read, or belongs to another run."
+    """A checkpoint that cannot be read, or belongs to another run.
+
+    Example:
+
+        >>> import tempfile
+        >>> part = torch.eye(2), torch.tensor([0, 1])
+        >>> data = {name: part for name in ("train", "validation", "test")}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "state.pt")
+        ...     _ = path.write_bytes(b"no checkpoint")
+        ...     train(nn.Linear(2, 2), data, Settings(epochs=1, batch=2),
+        ...           checkpoint=path)
+        Traceback (most recent call last):
+        normalnorm.experiments.train.CheckpointError: the checkpoint ...
+    """
 
 # %% ../../nbs/750_experiments.train.ipynb #d0228b37
 def write_atomically(path: Path, write: Callable[[Any], None],
@@ -247,6 +313,15 @@ def write_atomically(path: Path, write: Callable[[Any], None],
     `replace=False`: a file that is there already stays, and the answer is
     False. Raises `OSError`, with what is kept and what to do, where the disk is
     full or the folder cannot be written to; the old file is untouched then.
+
+    Example:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "row")
+        ...     written = write_atomically(path, lambda file: file.write(b"1"))
+        ...     print(written, path.read_bytes())
+        True b'1'
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
@@ -289,6 +364,15 @@ def clear_leftovers(path: Path) -> None:
     """Remove the hidden files that killed writers of `path` left.
 
     Only for the one process that may write `path`.
+
+    Example:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Path(folder, ".row.1-2").touch()
+        ...     clear_leftovers(Path(folder, "row"))
+        ...     print(list(Path(folder).iterdir()))
+        []
     """
     for fresh in path.parent.glob(f".{path.name}.*-*"):
         fresh.unlink(missing_ok=True)
@@ -378,6 +462,15 @@ class Moment(NamedTuple):
     `step` is the number of optimizer steps done in the whole run, `loss` that
     of the present step as a tensor on the device (NaN outside a step), `record`
     the epoch's entry in the history (empty within an epoch).
+
+    Example:
+
+        >>> part, seen = (torch.eye(2), torch.tensor([0, 1])), []
+        >>> data = {name: part for name in ("train", "validation", "test")}
+        >>> found = train(nn.Linear(2, 2), data, Settings(epochs=1, batch=2),
+        ...               callbacks=[lambda moment: seen.append(moment.when)])
+        >>> seen
+        ['start', 'gradient', 'step', 'epoch', 'end']
     """
     when: str
     model: nn.Module
@@ -413,7 +506,10 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
     for a device by number, `ModuleNotFoundError` where Lightning Fabric is not
     installed, and says how to install it.
 
-    Example: `make_fabric("cuda", "bf16-mixed", devices=4, strategy="ddp")`.
+    Example:
+
+        >>> make_fabric("cpu").world_size
+        1
     """
     try:
         from lightning_fabric import Fabric
@@ -485,7 +581,14 @@ class Bar:
     by default; `interval`: seconds between looks at the loss, which make a GPU
     wait.
 
-    Example: `train(model, data, settings, progress=Bar())`.
+    Example:
+
+        >>> import io
+        >>> stream = io.StringIO()
+        >>> bar = Bar(file=stream, interval=0.0)
+        >>> bar.step(1, 1, 1, 1, torch.tensor(0.5), torch.tensor(3), 4)
+        >>> "accuracy 75.00%" in stream.getvalue()
+        True
     """
 
     def __init__(self, file: Any = None, interval: float = 0.5):
@@ -1003,9 +1106,12 @@ def train(
 
     Example:
 
-        data = {split: load("digits", split) for split in SPLITS}
-        train(SmallResNet(stem_stride=1), data, Settings(epochs=5),
-        progress=print)
+        >>> model = nn.Linear(2, 2)
+        >>> part = torch.eye(2).repeat(4, 1), torch.tensor([0, 1]).repeat(4)
+        >>> data = {name: part for name in ("train", "validation", "test")}
+        >>> found = train(model, data, Settings(epochs=20, batch=4, lr=1.0))
+        >>> len(found["history"]), found["last"]["test_accuracy"]
+        (20, 1.0)
     """
     fabric = fabric or make_fabric(device, settings.precision)
     count = _steps_of_an_epoch(data["train"], settings, fabric.world_size)

@@ -409,6 +409,11 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
 class Row(NamedTuple):
     """One normalizer: its name in the model (names, where it is used in several
     places), its class before and after, and why it was left.
+
+    Example:
+
+        >>> Row("features.1", "BatchNorm2d", "BatchNormalNorm2d").after
+        'BatchNormalNorm2d'
     """
     name: str
     before: str
@@ -423,7 +428,13 @@ class Report:
 
     Prints as a table.
 
-    Example: `print(to_normality(model, return_report=True)[1])`.
+    Example:
+
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        >>> report = to_normality(model, return_report=True)[1]
+        >>> [(row.name, row.after) for row in report.replaced]
+        [('1', 'BatchNormalNorm1d')]
     """
     replaced: tuple[Row, ...] = ()
     left: tuple[Row, ...] = ()
