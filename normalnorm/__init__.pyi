@@ -21,6 +21,12 @@ from normalnorm.layers.normality import (
     InstanceNormalNorm3d,
     LayerNormalNorm,
 )
+from normalnorm.layers.normalizers import (
+    BMLVNorm,
+    FilterResponseNorm,
+    LMBVNorm,
+    RootMeanSquareNorm,
+)
 from normalnorm.layers.prelayer import (
     PreLayerNormConv1d,
     PreLayerNormConv2d,
@@ -62,6 +68,10 @@ __all__ = [
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
+    "BMLVNorm",
+    "FilterResponseNorm",
+    "LMBVNorm",
+    "RootMeanSquareNorm",
     "PreLayerNormConv1d",
     "PreLayerNormConv2d",
     "PreLayerNormConv3d",

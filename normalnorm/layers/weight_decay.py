@@ -20,7 +20,12 @@ def normalizer_types() -> tuple[type[nn.Module], ...]:
     """The classes of normalizers, this library's and PyTorch's: for functions
     that take types, such as transformers' `get_parameter_names`.
 
-    Example: `isinstance(nn.LayerNorm(3), normalizer_types())`.
+    Example:
+
+        >>> isinstance(nn.LayerNorm(3), normalizer_types())
+        True
+        >>> isinstance(nn.Linear(3, 3), normalizer_types())
+        False
     """
     return (*classes(), nn.RMSNorm)
 

@@ -38,8 +38,12 @@ def make_norm(kind: str, transform: bool, noise: float) -> Norm:
     of the table of layers) to a normalizer; PyTorch's own one where there is
     neither transform nor noise.
 
-    Example: `make_norm("batch", True, 0.4)(16)` is
-    `BatchNormalNorm2d(16, noise=0.4)`.
+    Example:
+
+        >>> make_norm("batch", True, 0.4)(16).noise
+        0.4
+        >>> make_norm("batch", False, 0.0) is nn.BatchNorm2d
+        True
     """
     row = named(kind)
     if not transform and not noise:
@@ -51,6 +55,14 @@ def make_norm(kind: str, transform: bool, noise: float) -> Norm:
 def initial_model(config: dict[str, Any], seed: int) -> nn.Module:
     """The model of a configuration, with the initial weights of `seed`; these
     do not depend on the normalizer.
+
+    Example:
+
+        >>> config = {"model": "mlp", "model_arguments": {}, "norm": {
+        ...     "kind": "layer", "transform": True, "noise": 0.0}}
+        >>> a, b = (initial_model(config, seed=1) for _ in range(2))
+        >>> all(map(torch.equal, a.parameters(), b.parameters()))
+        True
     """
     with seeded("weights", seed):
         return models.build(config["model"], norm=make_norm(**config["norm"]),
@@ -68,6 +80,14 @@ def gaussianity(model: nn.Module, images: Tensor, batch: int = 100,
     R²; `size` of a sample; and `qq`, `points` ordered values, evenly spaced in
     rank from first to last, of the sample whose R² is the median in the first
     minibatch.
+
+    Example:
+
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3),
+        ...                       nn.BatchNorm1d(3))
+        >>> found = gaussianity(model, torch.rand(100, 1, 2, 2), points=5)
+        >>> found["2"]["size"], len(found["2"]["qq"])
+        (100, 5)
     """
     per_layer: dict[str, list[Tensor]] = {}
     found: dict[str, Any] = {}
@@ -135,6 +155,15 @@ def instruments(model: nn.Module, images: Tensor, labels: Tensor, data: str,
     added ("input", or the first normalizer) → later place → relative squared
     error; `robust`: attack ("fgsm", or "pgd" with `steps` steps) → size in
     255ths of the range of a pixel → accuracy in percent; `gamma`.
+
+    Example:
+
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10),
+        ...                       nn.BatchNorm1d(10))
+        >>> images, labels = load("digits", "test", first=20)
+        >>> found = instruments(model, images, labels, "digits", [1], 2, 0.1)
+        >>> sorted(found), sorted(found["robust"])
+        (['attenuation', 'gamma', 'robust'], ['fgsm', 'pgd'])
     """
     about = info(data)
 
@@ -176,6 +205,14 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     layers before and after), `history` by epoch, `gaussianity` by layer,
     `test_right` (see `unpack_bits`): which test images the last weights get
     right.
+
+    Example:
+
+        >>> config = {**first_experiment.arms("smoke")["ViT LNN"], "images": 32,
+        ...           "train": {"epochs": 1, "batch": 32}}
+        >>> found = run(config, seed=0)
+        >>> found["threads"], len(found["history"])
+        (1, 1)
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
@@ -236,6 +273,14 @@ def four_arms(plain: str, full: str, kind: str, noise: float,
               config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Name → configuration of four arms: the transform off and on, the noise
     off and on, all else as in `config`.
+
+    Example:
+
+        >>> found = four_arms("BN", "BNN", "batch", 0.4, {"data": "digits"})
+        >>> list(found)
+        ['BN', 'BNN', 'BNN without noise', 'BN with noise']
+        >>> found["BNN"]["norm"]
+        {'kind': 'batch', 'transform': True, 'noise': 0.4}
     """
     return {name: {**config, "norm": {
                 "kind": kind, "transform": transform, "noise": xi}}
@@ -251,6 +296,12 @@ def arms(data: str, images: int | None, resnet: dict[str, Any],
     """The eight arms: for each model, transform off and on, noise off and on.
 
     `resnet`, `vit`: model, model_arguments, train.
+
+    Example:
+
+        >>> found = arms("digits", None, {"model": "resnet"}, {"model": "vit"})
+        >>> len(found), found["ViT LNN"]["norm"]
+        (8, {'kind': 'layer', 'transform': True, 'noise': 1.0})
     """
     found = {}
     for model, plain, full, kind, noise, config in (
