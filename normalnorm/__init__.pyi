@@ -21,6 +21,9 @@ from normalnorm.layers.normality import (
     InstanceNormalNorm3d,
     LayerNormalNorm,
 )
+from normalnorm.layers.proxy_norm import (
+    ProxyNorm,
+)
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
 )
@@ -45,6 +48,7 @@ __all__ = [
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
+    "ProxyNorm",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
