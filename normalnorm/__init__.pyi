@@ -33,6 +33,9 @@ from normalnorm.layers.prelayer import (
     PreLayerNormConv3d,
     PreLayerNormLinear,
 )
+from normalnorm.layers.proxy_norm import (
+    ProxyNorm,
+)
 from normalnorm.layers.regnorm import (
     PreRegNormConv1d,
     PreRegNormConv2d,
@@ -76,6 +79,7 @@ __all__ = [
     "PreLayerNormConv2d",
     "PreLayerNormConv3d",
     "PreLayerNormLinear",
+    "ProxyNorm",
     "PreRegNormConv1d",
     "PreRegNormConv2d",
     "PreRegNormConv3d",
