@@ -344,8 +344,8 @@ def test_a_subclass_has_the_row_of_its_layer(toy):
 
 @every_trial
 def test_a_unit_is_what_shares_statistics(trial):
-    """One element changes, with it a mean, and with what is centred by this mean
-    some deviations: which outputs change?
+    """One element changes, with it a mean, and with what this mean centres some
+    deviations: which outputs change?
     """
     torch.manual_seed(0)
     letters = trial.kind.split()
