@@ -397,6 +397,9 @@ def inverse_stds(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """1/√(σ²+ε) and 1/σ: NaN where the variance has overflowed, instead of a
     silent 0; the second is 0 for a constant unit.
 
+    `var`: σ², of any shape; both results have it. For ε = 0 the first is 0 for
+    a constant unit, too.
+
     Example:
 
         >>> inverse_stds(torch.tensor([4.0, 0.0, torch.inf]), eps=0.0)
@@ -451,6 +454,9 @@ def gaussianize(x: Tensor, dim: tuple[int, ...] | Over,
 
     Parameters are estimated on (u−μ)/σ, without ε, so that they depend on the
     shape of the unit and not on its scale.
+
+    `x`: in float32 at least; units extend over `dim`; the statistics have size
+    1 there. Noise and affine map are not applied.
 
     Example:
 
@@ -685,6 +691,8 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
               statistics: Statistics | None = None, seed: Tensor | None = None,
               offset: int = 0) -> tuple[Tensor, Statistics | None]:
     """`normality_norm` for a rule, which is not checked again.
+
+    Arguments, result and errors as for `normality_norm`.
 
     Example:
 

@@ -57,6 +57,8 @@ class Family(NamedTuple):
         (True, False)
         >>> row.across().__name__
         'SyncBatchNormalNorm'
+        >>> row.twin().__name__
+        'BatchNorm2d'
     """
     layer: type[nn.Module]
     names: tuple[str, ...] = ()
