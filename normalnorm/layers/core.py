@@ -361,8 +361,14 @@ class _Leaf(nn.Module):
     """A module that torch.fx takes as one, as those of torch.nn: tracers ask
     for the name of a module's package, and look into all others.
 
-    Example: `fx.symbolic_trace(nn.Sequential(layer))` calls the layer, and so
-    does quantization's `prepare_fx`.
+    Example:
+
+        >>> class Twice(_Leaf):
+        ...     def forward(self, x):
+        ...         return x * 2
+        >>> traced = fx.symbolic_trace(nn.Sequential(Twice()))
+        >>> [node.op for node in traced.graph.nodes]
+        ['placeholder', 'call_module', 'output']
     """
 
     def __call__(self, *args, **kwargs):
