@@ -10,7 +10,7 @@ __all__ = []
 
 # %% ../nbs/index.ipynb #aba012a3
 _FUNCTIONS = {"to_normality": "conversion", "to_plain": "conversion",
-              "set_backend": "backends"}
+              "set_backend": "backends", "regnorm_penalty": "regnorm"}
 
 
 def _places() -> dict[str, str]:

@@ -33,6 +33,20 @@ from normalnorm.layers.prelayer import (
     PreLayerNormConv3d,
     PreLayerNormLinear,
 )
+from normalnorm.layers.proxy_norm import (
+    ProxyNorm,
+)
+from normalnorm.layers.regnorm import (
+    PreRegNormConv1d,
+    PreRegNormConv2d,
+    PreRegNormConv3d,
+    PreRegNormLinear,
+    RegNormConv1d,
+    RegNormConv2d,
+    RegNormConv3d,
+    RegNormLinear,
+    regnorm_penalty,
+)
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
 )
@@ -65,10 +79,20 @@ __all__ = [
     "PreLayerNormConv2d",
     "PreLayerNormConv3d",
     "PreLayerNormLinear",
+    "ProxyNorm",
+    "PreRegNormConv1d",
+    "PreRegNormConv2d",
+    "PreRegNormConv3d",
+    "PreRegNormLinear",
+    "RegNormConv1d",
+    "RegNormConv2d",
+    "RegNormConv3d",
+    "RegNormLinear",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
     "to_normality",
     "to_plain",
     "set_backend",
+    "regnorm_penalty",
 ]

@@ -1341,6 +1341,86 @@ def test_the_command_under_torchrun(tmp_path):
         "something was edited" in told("damaged", rank) for rank in range(2))
 
 
+# ---- a run of book scale: a command of its own ----
+
+def test_the_command_that_kills(tmp_path):
+    """At scale "smoke", where runs take half a second: each part counts what
+    it says, and comes to the row of an undisturbed run. (A killed worker:
+    tests/test_spread.py.)
+    """
+    out = tmp_path / "kills.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.kills", "--scale", "smoke", "--kills",
+         "2", "--flips", "2", "--skip", "worker", "--out", out], cwd=ROOT,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    parts = found["parts"]
+    assert found["failures"] == {} and found["source"] == results.source_hash()
+    assert parts["at_random_moments"]["kills"] == 2
+    assert parts["in_a_write"]["kills"] == 1
+    assert parts["sigterm"]["status"] == 143
+    assert "start the same command again" in parts["full_disk"]["message"]
+    assert parts["turned_bits"]["checkpoint"]["bits"] == 2
+    assert parts["turned_bits"]["row"]["bits"] == 6
+
+
+def test_the_command_that_kills_sees_a_wrong_row(tmp_path):
+    """A row with another number, one that is missing, one that is there twice
+    under another name, a checkpoint that stays: `settle` refuses each.
+    """
+    from tools import kills
+    row, = results.run_recipe(kills.RECIPE, "smoke", 1, tmp_path / "1",
+                              arms=[kills.OTHER], device="cpu")
+    expected = {kills.OTHER: kills.timeless(row)}
+    trial = kills.Trial("smoke", tmp_path / "1", (kills.OTHER,))
+    trial.start = lambda: _ended()
+
+    def _ended():
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        return process.pid
+    trial.settle(expected)
+    path, = trial.folder.rglob("*.json")
+    text = path.read_text()
+    for damage in (
+        lambda: path.write_text(_remade(text, metrics=row["metrics"]
+                                        | {"test_last": 12.5})),
+        lambda: path.write_text(text[:-30]), path.unlink,
+        lambda: path.with_name(f"copy-{path.name}").write_text(text),
+        lambda: (tmp_path / "1" / ".checkpoints" / "0.pt").touch()
+    ):
+        (tmp_path / "1" / ".checkpoints").mkdir(exist_ok=True)
+        damage()
+        with pytest.raises(AssertionError):
+            trial.settle(expected)
+        for other in path.parent.glob("copy-*"):
+            other.unlink()
+        path.write_text(text)
+    assert kills.timeless({"seconds": 1, "a": [{"seconds": 2, "b": 3}]}) == {
+        "a": [{"b": 3}]}
+
+
+@pytest.mark.book
+def test_what_came_out_of_the_kills():
+    """The committed outcome: twenty kills of runs of book scale, and no
+    failure, by the code of a commit of this repository.
+    """
+    found = json.loads((ROOT / "results" / "kills.json").read_text())
+    parts = found["parts"]
+    assert found["scale"] == "book" and found["failures"] == {}
+    assert parts["at_random_moments"]["kills"] >= 20
+    assert len(set(parts["at_random_moments"]["epochs done at each"])) > 10
+    assert parts["in_a_write"]["left a half-written file"] > 0
+    assert parts["worker"]["killed"] == 1 and "SIGTERM" in (
+        parts["sigterm"]["message"])
+    assert parts["turned_bits"]["checkpoint"]["bits"] >= 100
+    assert parts["turned_bits"]["row"]["bits"] >= 100
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
+    assert found["seconds"] > 20 * parts["undisturbed"]["seconds of a run"] / 2
+    there = _package(found["commit"], (".py", *results.NATIVE))
+    assert there in (None, found["source"])   # None: without the history
+
+
 # ---- the first experiment ----
 
 def test_paper_scale_says_what_is_missing(tmp_path, monkeypatch):
