@@ -10,13 +10,13 @@ __all__ = []
 
 # %% ../nbs/index.ipynb #aba012a3
 _FUNCTIONS = {"to_normality": "conversion", "to_plain": "conversion",
-              "set_backend": "backends"}
+              "set_backend": "backends", "regnorm_penalty": "regnorm"}
 
 
 def _places() -> dict[str, str]:
     """Name → module: of the functions, and of all layers, which are the
-    classes whose names end in Norm, Norm1d, …, in the index that the exporter
-    writes.
+    classes whose names end in Norm, Norm1d, NormLinear, NormConv1d, …, in the
+    index that the exporter writes.
     """
     import re
 
@@ -25,7 +25,7 @@ def _places() -> dict[str, str]:
     layers = {name: module for module in modules
               for name in (s.removeprefix(f"{module}.")
                            for s in d["syms"][module])
-              if re.fullmatch(r"[A-Z]\w*Norm(\dd)?", name)}
+              if re.fullmatch(r"[A-Z]\w*Norm(Linear|(Conv)?\dd)?", name)}
     return layers | {name: f"normalnorm.layers.{module}"
                      for name, module in _FUNCTIONS.items()}
 

@@ -21,6 +21,32 @@ from normalnorm.layers.normality import (
     InstanceNormalNorm3d,
     LayerNormalNorm,
 )
+from normalnorm.layers.normalizers import (
+    BMLVNorm,
+    FilterResponseNorm,
+    LMBVNorm,
+    RootMeanSquareNorm,
+)
+from normalnorm.layers.prelayer import (
+    PreLayerNormConv1d,
+    PreLayerNormConv2d,
+    PreLayerNormConv3d,
+    PreLayerNormLinear,
+)
+from normalnorm.layers.proxy_norm import (
+    ProxyNorm,
+)
+from normalnorm.layers.regnorm import (
+    PreRegNormConv1d,
+    PreRegNormConv2d,
+    PreRegNormConv3d,
+    PreRegNormLinear,
+    RegNormConv1d,
+    RegNormConv2d,
+    RegNormConv3d,
+    RegNormLinear,
+    regnorm_penalty,
+)
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
 )
@@ -45,10 +71,28 @@ __all__ = [
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
+    "BMLVNorm",
+    "FilterResponseNorm",
+    "LMBVNorm",
+    "RootMeanSquareNorm",
+    "PreLayerNormConv1d",
+    "PreLayerNormConv2d",
+    "PreLayerNormConv3d",
+    "PreLayerNormLinear",
+    "ProxyNorm",
+    "PreRegNormConv1d",
+    "PreRegNormConv2d",
+    "PreRegNormConv3d",
+    "PreRegNormLinear",
+    "RegNormConv1d",
+    "RegNormConv2d",
+    "RegNormConv3d",
+    "RegNormLinear",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
     "to_normality",
     "to_plain",
     "set_backend",
+    "regnorm_penalty",
 ]

@@ -184,6 +184,8 @@ def made(row: Row, options: dict | None, training: bool) -> nn.Module:
             if t.is_floating_point() and name != "running_covariance":
                 t.add_(0.3 * torch.sin(
                            torch.arange(1.0, t.numel() + 1).view(t.shape)))
+                if name == "tau":           # a threshold apart from the bias
+                    t.sub_(0.1)
     return layer.train(training)
 
 

@@ -20,7 +20,12 @@ def normalizer_types() -> tuple[type[nn.Module], ...]:
     """The classes of normalizers, this library's and PyTorch's: for functions
     that take types, such as transformers' `get_parameter_names`.
 
-    Example: `isinstance(nn.LayerNorm(3), normalizer_types())`.
+    Example:
+
+        >>> isinstance(nn.LayerNorm(3), normalizer_types())
+        True
+        >>> isinstance(nn.Linear(3, 3), normalizer_types())
+        False
     """
     return (*classes(), nn.RMSNorm)
 
@@ -29,7 +34,8 @@ def no_weight_decay(model: nn.Module) -> set[str]:
     """The names of the parameters of all normalizers in `model`: those that are
     usually exempt from weight decay.
 
-    Each name of a tied parameter.
+    Each name of a tied parameter. A module that is no normalizer names its own
+    in `exempt_from_decay`.
 
     For timm's `param_groups_weight_decay(model, no_weight_decay_list=…)`, and
     as the method `no_weight_decay` that its models have.
@@ -42,8 +48,9 @@ def no_weight_decay(model: nn.Module) -> set[str]:
         ['1.bias', '1.weight']
     """
     inside = {id(p) for m in model.modules()
+              for name, p in m.named_parameters(recurse=False)
               if isinstance(m, normalizer_types())
-              for p in m.parameters(recurse=False)}
+                 or name in getattr(m, "exempt_from_decay", ())}
     return {name for name, p in model.named_parameters(remove_duplicate=False)
             if id(p) in inside}
 
