@@ -54,10 +54,13 @@ def _graph(model: nn.Module) -> fx.Graph:
             "that it can trace, e.g. to_proxy_norm(model.backbone)") from error
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0009
+_PASS = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
+         nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
 def _is_activation(module: nn.Module) -> bool:
     "Whether it acts element by element, and does something."
-    if any(True for _ in module.children()) or isinstance(
-            module, (nn.Identity, nn.modules.dropout._DropoutNd)):
+    if any(True for _ in module.children()) or isinstance(module, _PASS):
         return False
     if isinstance(named_activation(module)[0], str):
         return True
@@ -151,11 +154,6 @@ class _Step(NamedTuple):
     pooled: bool = False
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks
-                or module._backward_hooks or module._backward_pre_hooks)
-
-
 def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
     """What to replace; rows of normalizers and activations that are left, those
     of which a user is told, and those that are left by the rules.
@@ -188,8 +186,6 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
             "the forward of the model does not call it" if not calls else
             f"called {len(calls)} times: PN belongs to one place"
             if len(calls) > 1 else
-            "it has hooks, which would be lost" if _hooked(module)
-            or activation is not None and _hooked(activation) else
             f"{' and '.join(children)} stand between it and the next layer"
             if len(children) > 1 or children and not _is_activation(activation)
             else f"its activation is the function {function}, which cannot be "
@@ -289,7 +285,8 @@ def to_proxy_norm(
     What follows what is read from the model's forward by torch.fx. Normalizers
     and activations that do not fit are left and named, by a warning or in the
     report. Running averages go, so that the model computes something else:
-    train it, by an optimizer made afterwards. Raises `ValueError` for a model
+    train it, by an optimizer made afterwards; hooks of what is replaced go,
+    too. Raises `ValueError` for a model
     that torch.fx cannot trace, for channels that the groups do not divide, and
     for settings out of range; nothing is changed then.
 
