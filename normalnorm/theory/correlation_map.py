@@ -95,11 +95,12 @@ def _map(activation: Activation, norm: str, gamma_std: float, beta_std: float,
     if norm in _WITH_GROUPS and group:
         if exact:
             unit = standardized_unit(activation, group, gamma_std, beta_std)
-            total = unit.mean(unit.f.square())
+            share = unit.cosines(unit.f)
+            share = share / share.sum()
 
             def of_units(c: float) -> float:
                 r, weights = fisher_law(c, group)
-                return (unit.pair(unit.f, r) @ weights / total).item()
+                return (cosine_sum(share, r) @ weights).item()
             return of_units
 
         def of_samples(c: float) -> float:
