@@ -57,6 +57,9 @@ from normalnorm.layers.sync_decorrelated import (
 from normalnorm.layers.backends import (
     set_backend,
 )
+from normalnorm.layers.proxy_conversion import (
+    to_proxy_norm,
+)
 __all__ = [
     "LayerNormalNorm2d",
     "DecorrelatedBatchNorm1d",
@@ -94,5 +97,6 @@ __all__ = [
     "to_normality",
     "to_plain",
     "set_backend",
+    "to_proxy_norm",
     "regnorm_penalty",
 ]

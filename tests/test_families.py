@@ -344,8 +344,8 @@ def test_a_subclass_has_the_row_of_its_layer(toy):
 
 @every_trial
 def test_a_unit_is_what_shares_statistics(trial):
-    """One element changes, with it a mean, and with what is centred by this mean
-    some deviations: which outputs change?
+    """One element changes, with it a mean, and with what this mean centres some
+    deviations: which outputs change?
     """
     torch.manual_seed(0)
     letters = trial.kind.split()
@@ -428,13 +428,12 @@ def test_exports_are_the_rows():
     found = {row.layer.__name__ for row in families.rows()
              if row.layer.__module__.startswith("normalnorm.")
              and not row.layer.__name__.startswith("_")}
-    functions = {"to_normality", "to_plain", "set_backend",
-                 "regnorm_penalty"}
+    others = {"to_normality", "to_plain", "set_backend", "to_proxy_norm",
+              "regnorm_penalty", "ProxyNorm"}   # the last is an activation
     # maps with a normalizer inside: no row, for their weights are not γ and β
     maps = {f"{kind}Norm{form}" for kind in ("PreLayer", "Reg", "PreReg")
             for form in ("Linear", "Conv1d", "Conv2d", "Conv3d")}
-    assert set(normalnorm.__all__) == found | functions | maps | {
-        "ProxyNorm"}                # an activation, no normality layer
+    assert set(normalnorm.__all__) == found | others | maps
     assert set(normalnorm.__all__) <= set(dir(normalnorm))
     space = {}
     exec("from normalnorm import *", space)

@@ -14,10 +14,9 @@ from normalnorm.layers.core import normality_norm
 from normalnorm.layers.families import rows
 from normalnorm.layers.functional import layer_normal_norm
 from normalnorm.layers.normalizers import (
+    POINTS,
     About,
-    BMLVNorm,
     FilterResponseNorm,
-    LMBVNorm,
     RootMeanSquareNorm,
 )
 from normalnorm.theory.gaussianizers import Chain
@@ -438,3 +437,40 @@ def test_a_layer_norm_beside_the_root_mean_square():
     torch.testing.assert_close(layer(centred), layer_normal_norm(
         u, (7,), alpha=0.0))
     assert not torch.allclose(layer(u), layer(centred), rtol=0.1)
+
+
+# ---- the map ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_the_axes_of_a_point_are_those_of_its_layer(name):
+    """One element is moved: its mean set moves, and every deviation in which
+    there is one of these.
+    """
+    point, shape = POINTS[name], (3, 6, 2, 5)
+    layer = point.make(shape[1:]).double()
+    if name == "FRN":
+        nn.init.constant_(layer.tau, -9)
+    u = images(shape)
+    bumped = u.clone()
+    bumped[0, 0, 0, 0] += 1
+    changed = layer(u) != layer(bumped)
+
+    def number(letters):
+        "Of the set that each element belongs to."
+        if letters == "–":
+            return torch.arange(u.numel()).view(shape)
+        of = [torch.arange(n).view([-1 if d == i else 1 for d in range(4)])
+              for i, n in enumerate(shape)]
+        found = torch.zeros(shape, dtype=torch.long)
+        for letter, part, n in zip("NCHW", of, shape):
+            if letter == "C" and "C/G" in letters:
+                part = part // (6 // layer.num_groups)
+            elif letter in letters.split():
+                continue
+            found = found * n + part
+        return found
+
+    mean, scale = number(point.mean), number(point.deviation)
+    assert torch.equal(
+        changed, torch.isin(scale, scale[mean == mean[0, 0, 0, 0]]))

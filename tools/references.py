@@ -59,8 +59,7 @@ class Reference(nn.Module):
     def check(self, x: Tensor) -> None:
         "As strict as PyTorch's layers are."
         state = [t for t in (*self.parameters(), *self.buffers()) if t.ndim]
-        if type(self.eps) not in (float, type(None)) or type(self.momentum) not in (
-                float, type(None)):
+        if not {type(self.eps), type(self.momentum)} <= {float, type(None)}:
             raise TypeError("ε or momentum is no number")
         if x.ndim != self.ndim or any(
                 t.shape != x.shape[self.at:self.at + 1] for t in state):
