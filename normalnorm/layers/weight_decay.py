@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from .families import classes
+from .families import classes, rows
 
 # %% ../../nbs/273_layers.weight_decay.ipynb #043880aa
 def normalizer_types() -> tuple[type[nn.Module], ...]:
@@ -27,6 +27,7 @@ def normalizer_types() -> tuple[type[nn.Module], ...]:
         >>> isinstance(nn.Linear(3, 3), normalizer_types())
         False
     """
+    rows()              # which imports the layers that are still missing
     return (*classes(), nn.RMSNorm)
 
 
