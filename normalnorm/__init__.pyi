@@ -11,6 +11,11 @@ from normalnorm.layers.decorrelated import (
     DecorrelatedBatchNormalNorm1d,
     DecorrelatedBatchNormalNorm2d,
 )
+from normalnorm.layers.hybrids import (
+    BatchReNorm,
+    EvoNorm2d,
+    PropagatedNorm,
+)
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
@@ -66,6 +71,9 @@ __all__ = [
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNormalNorm1d",
     "DecorrelatedBatchNormalNorm2d",
+    "BatchReNorm",
+    "EvoNorm2d",
+    "PropagatedNorm",
     "BatchNormalNorm1d",
     "BatchNormalNorm2d",
     "BatchNormalNorm3d",

@@ -7,7 +7,8 @@ of what a normalizer does to information, and it runs on any model.
 # ../../nbs/450_analysis.propagation.ipynb.
 
 # %% auto #0
-__all__ = ['batch_statistics', 'places_of', 'correlation', 'layer_correlations']
+__all__ = ['batch_statistics', 'places_of', 'correlation', 'disturbed',
+           'layer_correlations']
 
 # %% ../../nbs/450_analysis.propagation.ipynb #450a0008
 import math
@@ -103,6 +104,37 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return ((a * b).sum() / length).item() if length else math.nan
 
 
+def disturbed(inputs: Tensor, sigma: float,
+              seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two copies of `inputs`, each with normal noise of its own, of deviation
+    `sigma`; the same for equal seeds, on all devices.
+
+    Raises `ValueError` for a `sigma` that is not positive and finite and inputs
+    that are not finite; `TypeError` for inputs that are not real floating-point
+    numbers.
+
+    Example:
+
+        >>> one, two = disturbed(torch.zeros(3), 0.1)
+        >>> one.shape, bool((one != two).all())
+        (torch.Size([3]), True)
+    """
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise TypeError("inputs must be a real floating-point tensor, to which "
+                        "noise can be added; disturb word numbers after their "
+                        "embedding")
+    if not 0 < sigma < math.inf:
+        raise ValueError(f"sigma={sigma} is the deviation of the noise: "
+                         "expected a positive, finite number")
+    if not inputs.isfinite().all():
+        raise ValueError("inputs hold a NaN or an infinity: remove them")
+    # not the seed itself, from which the inputs themselves may have been drawn
+    generator = torch.Generator().manual_seed(seed + _OWN)
+    one, two = (inputs + sigma * torch.randn(
+        inputs.shape, generator=generator).to(inputs) for _ in range(2))
+    return one, two
+
+
 @torch.no_grad()
 def layer_correlations(model: nn.Module, inputs: Tensor, sigma: float = 0.1,
                        seed: int = 0, places: Iterable[str] | None = None
@@ -131,18 +163,8 @@ def layer_correlations(model: nn.Module, inputs: Tensor, sigma: float = 0.1,
         >>> list(found)
         ['input', 'output']
     """
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        raise TypeError("inputs must be a real floating-point tensor, to which "
-                        "noise can be added; disturb word numbers after their "
-                        "embedding")
-    if not 0 < sigma < math.inf:
-        raise ValueError(f"sigma={sigma} is the deviation of the noise: "
-                         "expected a positive, finite number")
-    if not inputs.isfinite().all():
-        raise ValueError("inputs hold a NaN or an infinity: remove them")
+    copies = disturbed(inputs, sigma, seed)
     watched = places_of(model, places)
-    # not the seed itself, from which the inputs themselves may have been drawn
-    generator = torch.Generator().manual_seed(seed + _OWN)
     seen: list[dict[str, Tensor]] = []
 
     def record(name: str) -> Callable:
@@ -156,9 +178,7 @@ def layer_correlations(model: nn.Module, inputs: Tensor, sigma: float = 0.1,
                for name, module in watched.items()]
     try:
         with batch_statistics(model):
-            for _ in range(2):
-                noise = torch.randn(inputs.shape, generator=generator)
-                x = inputs + sigma * noise.to(inputs)
+            for x in copies:
                 seen.append({"input": x.clone()})
                 out = model(x)
                 if isinstance(out, Tensor):

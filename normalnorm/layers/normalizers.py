@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .backends import along_channels, normalize
 from .core import (
-    Rule, Statistics, check_input, guarded, sizes)
+    Rule, Statistics, check_input, check_memory, guarded, sizes)
 from .families import named, register
 from .functional import (
     check_channels, kept, layer_normalized, normalize_and_track,
@@ -85,6 +85,7 @@ class _Crossed(_ChannelNormalNorm):
         weight, bias = self._affine()
         check_channels(input, type(self).__name__, weight=weight, bias=bias,
                        **dict(zip(self._averages, running)))
+        check_memory(input, *running)
         rule, count = self._present(), input.numel() // self.num_features
         if not self.training and running[0] is not None:
             return self._evaluated(input, rule, weight, bias, kept(*running))
@@ -333,6 +334,7 @@ class FilterResponseNorm(_NormalNorm):
                              f"given a shape of {tuple(input.shape)}")
         check_channels(input, type(self).__name__, weight=self.weight,
                        bias=self.bias, tau=self.tau)
+        check_memory(input, self.tau)
         out = normalize_and_track(input, Over(tuple(range(2, input.ndim)), ()),
                                   *self._affine(), self._present(), 1)
         if self.tau is None:
