@@ -37,7 +37,10 @@ def named_activation(activation: Activation) -> tuple[Activation, float]:
     its slope below 0 where that is a setting; what has no name is returned as
     it is.
 
-    Example: `named_activation(nn.LeakyReLU(0.2))` is ("leaky_relu", 0.2).
+    Example:
+
+        >>> named_activation(nn.LeakyReLU(0.2))
+        ('leaky_relu', 0.2)
     """
     kind = type(activation)
     if kind is nn.LeakyReLU:
@@ -244,6 +247,9 @@ class ProxyNorm(_Leaf):
         ...                       ProxyNorm(8, "relu"))
         >>> layer(torch.randn(2, 8, 5, 5)).shape
         torch.Size([2, 8, 5, 5])
+        >>> layer[1].reset_parameters()
+        >>> layer[1].weight[:3].tolist(), layer[1].bias[:3].tolist()
+        ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
     """
     exempt_from_decay = ("weight", "bias")      # β̃ and γ̃ are to decay
 
