@@ -12,12 +12,13 @@ __all__ = []
 # what is public and no layer of the table
 _OTHERS = {"to_normality": "conversion", "to_plain": "conversion",
            "set_backend": "backends", "ProxyNorm": "proxy_norm",
-           "to_proxy_norm": "proxy_conversion"}
+           "to_proxy_norm": "proxy_conversion", "regnorm_penalty": "regnorm"}
 
 
 def _places() -> dict[str, str]:
     """Name → module: of these, and of all layers, which are the classes whose
-    names end in Norm, Norm1d, …, in the index that the exporter writes.
+    names end in Norm, Norm1d, NormLinear, NormConv1d, …, in the index that the
+    exporter writes.
     """
     import re
 
@@ -26,7 +27,7 @@ def _places() -> dict[str, str]:
     layers = {name: module for module in modules
               for name in (s.removeprefix(f"{module}.")
                            for s in d["syms"][module])
-              if re.fullmatch(r"[A-Z]\w*Norm(\dd)?", name)}
+              if re.fullmatch(r"[A-Z]\w*Norm(Linear|(Conv)?\dd)?", name)}
     return layers | {name: f"normalnorm.layers.{module}"
                      for name, module in _OTHERS.items()}
 

@@ -11,6 +11,11 @@ from normalnorm.layers.decorrelated import (
     DecorrelatedBatchNormalNorm1d,
     DecorrelatedBatchNormalNorm2d,
 )
+from normalnorm.layers.hybrids import (
+    BatchReNorm,
+    EvoNorm2d,
+    PropagatedNorm,
+)
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
@@ -21,8 +26,31 @@ from normalnorm.layers.normality import (
     InstanceNormalNorm3d,
     LayerNormalNorm,
 )
+from normalnorm.layers.normalizers import (
+    BMLVNorm,
+    FilterResponseNorm,
+    LMBVNorm,
+    RootMeanSquareNorm,
+)
+from normalnorm.layers.prelayer import (
+    PreLayerNormConv1d,
+    PreLayerNormConv2d,
+    PreLayerNormConv3d,
+    PreLayerNormLinear,
+)
 from normalnorm.layers.proxy_norm import (
     ProxyNorm,
+)
+from normalnorm.layers.regnorm import (
+    PreRegNormConv1d,
+    PreRegNormConv2d,
+    PreRegNormConv3d,
+    PreRegNormLinear,
+    RegNormConv1d,
+    RegNormConv2d,
+    RegNormConv3d,
+    RegNormLinear,
+    regnorm_penalty,
 )
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
@@ -43,6 +71,9 @@ __all__ = [
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNormalNorm1d",
     "DecorrelatedBatchNormalNorm2d",
+    "BatchReNorm",
+    "EvoNorm2d",
+    "PropagatedNorm",
     "BatchNormalNorm1d",
     "BatchNormalNorm2d",
     "BatchNormalNorm3d",
@@ -51,7 +82,23 @@ __all__ = [
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
+    "BMLVNorm",
+    "FilterResponseNorm",
+    "LMBVNorm",
+    "RootMeanSquareNorm",
+    "PreLayerNormConv1d",
+    "PreLayerNormConv2d",
+    "PreLayerNormConv3d",
+    "PreLayerNormLinear",
     "ProxyNorm",
+    "PreRegNormConv1d",
+    "PreRegNormConv2d",
+    "PreRegNormConv3d",
+    "PreRegNormLinear",
+    "RegNormConv1d",
+    "RegNormConv2d",
+    "RegNormConv3d",
+    "RegNormLinear",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
@@ -59,4 +106,5 @@ __all__ = [
     "to_plain",
     "set_backend",
     "to_proxy_norm",
+    "regnorm_penalty",
 ]

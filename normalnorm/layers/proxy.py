@@ -239,6 +239,15 @@ def _call(which: int, parameters, results, upstream, gradients, samples: int,
 class ProxyMoments(NamedTuple):
     """A problem for the engines: what `proxy_statistics` computes by the
     quantile rule, for a named activation.
+
+    Example:
+
+        >>> w = torch.ones(3)
+        >>> problem = ProxyMoments(w, w, None, None, _KINDS["relu"], 0.0, 200)
+        >>> [None if x is None else x.shape for x in problem.inputs()]
+        [torch.Size([3]), torch.Size([3]), None, None]
+        >>> len(problem.tensors())
+        4
     """
     weight: Tensor
     bias: Tensor

@@ -13,15 +13,21 @@ from typing import Any
 
 from torch import nn
 
-from .families import classes
+from .families import classes, rows
 
 # %% ../../nbs/273_layers.weight_decay.ipynb #043880aa
 def normalizer_types() -> tuple[type[nn.Module], ...]:
     """The classes of normalizers, this library's and PyTorch's: for functions
     that take types, such as transformers' `get_parameter_names`.
 
-    Example: `isinstance(nn.LayerNorm(3), normalizer_types())`.
+    Example:
+
+        >>> isinstance(nn.LayerNorm(3), normalizer_types())
+        True
+        >>> isinstance(nn.Linear(3, 3), normalizer_types())
+        False
     """
+    rows()              # which imports the layers that are still missing
     return (*classes(), nn.RMSNorm)
 
 
