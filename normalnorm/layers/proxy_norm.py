@@ -37,7 +37,10 @@ def named_activation(activation: Activation) -> tuple[Activation, float]:
     its slope below 0 where that is a setting; what has no name is returned as
     it is.
 
-    Example: `named_activation(nn.LeakyReLU(0.2))` is ("leaky_relu", 0.2).
+    Example:
+
+        >>> named_activation(nn.LeakyReLU(0.2))
+        ('leaky_relu', 0.2)
     """
     kind = type(activation)
     if kind is nn.LeakyReLU:
