@@ -48,9 +48,10 @@ def no_weight_decay(model: nn.Module) -> set[str]:
         ...                                      LayerNormalNorm(3))))
         ['1.bias', '1.weight']
     """
+    types = normalizer_types()
     inside = {id(p) for m in model.modules()
               for name, p in m.named_parameters(recurse=False)
-              if isinstance(m, normalizer_types())
+              if isinstance(m, types)
                  or name in getattr(m, "exempt_from_decay", ())}
     return {name for name, p in model.named_parameters(remove_duplicate=False)
             if id(p) in inside}

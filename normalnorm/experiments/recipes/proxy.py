@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...analysis.gaussianity import normalizers
+from ...analysis.power import model_power
 from .. import models
 from ..augmentation import augmentation
 from ..data import SPLITS, info
@@ -37,7 +37,11 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
     whether activations are proxy-normalized, with `learnable` β̃, γ̃; `power`,
     whether group norms get the power transform.
 
-    Example: `proxy_model(proxy.scales["smoke"]["GN+PN"], 0)`.
+    Example:
+
+        >>> net = proxy_model(proxy.scales["smoke"]["GN+PN"], 0)
+        >>> type(net.norm).__name__, type(net.act).__name__
+        ('GroupNorm', 'ProxyNorm')
     """
     norm = config["norm"]
     groups = 1 if norm["kind"] == "layer" else norm.get("groups", 8)
@@ -56,29 +60,18 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
 
 def collapse(model: nn.Module, images: Tensor) -> float:
     """Share of the power in the channels' means, over `images` and positions,
-    of what each normalizer puts out before γ and β; their mean.
+    of what each normalizer puts out before γ and β; their mean. Batch norms
+    take the statistics of `images`.
 
-    In evaluation mode, in which the model is left.
+    Example:
 
-    Example: 0 for a batch norm whose running averages are those of `images`.
+        >>> net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
+        >>> abs(collapse(net, torch.randn(5, 3, 4, 4))) < 1e-6
+        True
     """
-    found: list[float] = []
-
-    def look(module: nn.Module, inputs, out: Tensor) -> None:
-        if getattr(module, "weight", None) is not None:
-            shape = (-1, *(1,) * (out.ndim - 2))
-            out = ((out - module.bias.view(shape)) / module.weight.view(shape))
-        means = out.mean((0, *range(2, out.ndim)))
-        found.append((means.square().mean() / out.square().mean()).item())
-
-    hooks = [m.register_forward_hook(look) for m in normalizers(model).values()]
-    try:
-        with torch.no_grad():
-            model.eval()(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sum(found) / len(found)
+    parts = [power.layer() for power in model_power(
+        model, images, batch_statistics=True).values()]
+    return sum((p.p1 / p.total).item() for p in parts) / len(parts)
 
 
 def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
@@ -168,8 +161,10 @@ def published(data: str, name: str) -> list[tuple[float, float, float, float]]:
     """Rows of Tables 15 and 16: for each of `DEPTHS` accuracy and deviation
     without, and with extra regularization.
 
-    >>> published("cifar10", "BN")[0]
-    (91.6, 0.3, 91.8, 0.2)
+    Example:
+
+        >>> published("cifar10", "BN")[0]
+        (91.6, 0.3, 91.8, 0.2)
     """
     numbers = [float(v) for v in PUBLISHED[data][name].split()]
     return [tuple(numbers[i:i + 4]) for i in range(0, len(numbers), 4)]
