@@ -1265,6 +1265,7 @@ def test_a_recipe_runs_in_two_processes_without_a_change(tmp_path):
 def test_one_of_several_processes_has_no_device_by_number(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="one of 2 processes of torchrun.*'cud"
                                          "a:1' is one device: give 'cuda'"):
         make_fabric("cuda:1")

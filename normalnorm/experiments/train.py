@@ -568,7 +568,8 @@ def by_first(do: Callable[[], Found], device: str = "cpu") -> Found:
     rank, world = started()
     if world == 1:
         return do()
-    group, said = _messages(device), [None, None]
+    group = _messages(device)
+    said: list[Any] = [None, None]
     if rank == 0:
         try:
             said[0] = do()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .backends import along_channels, normalize
 from .core import (
-    Rule, Statistics, check_input, guarded, sizes)
+    Rule, Statistics, check_input, check_memory, guarded, sizes)
 from .families import named, register
 from .functional import (
     check_channels, kept, layer_normalized, normalize_and_track,
@@ -85,6 +85,7 @@ class _Crossed(_ChannelNormalNorm):
         weight, bias = self._affine()
         check_channels(input, type(self).__name__, weight=weight, bias=bias,
                        **dict(zip(self._averages, running)))
+        check_memory(input, *running)
         rule, count = self._present(), input.numel() // self.num_features
         if not self.training and running[0] is not None:
             return self._evaluated(input, rule, weight, bias, kept(*running))
@@ -333,6 +334,7 @@ class FilterResponseNorm(_NormalNorm):
                              f"given a shape of {tuple(input.shape)}")
         check_channels(input, type(self).__name__, weight=self.weight,
                        bias=self.bias, tau=self.tau)
+        check_memory(input, self.tau)
         out = normalize_and_track(input, Over(tuple(range(2, input.ndim)), ()),
                                   *self._affine(), self._present(), 1)
         if self.tau is None:
@@ -358,6 +360,12 @@ class Point(NamedTuple):
     - `formula`: of z̃ or of y, in LaTeX; `source`: where it is from;
     - `make`: ((C, H, W), settings) → layer, without transform and noise unless
       they are among the settings.
+
+    Example:
+
+        >>> point = POINTS["batch"]
+        >>> point.mean, point.deviation, type(point.make((8, 4, 4))).__name__
+        ('N H W', 'N H W', 'BatchNormalNorm2d')
     """
     mean: str
     deviation: str
@@ -419,7 +427,10 @@ def state(layer: nn.Module) -> list[str]:
     """The names of what a layer learns and remembers, without its count of
     batches.
 
-    Example: `state(BMLVNorm(3))` is ["weight", "bias", "running_mean"].
+    Example:
+
+        >>> state(BMLVNorm(3))
+        ['weight', 'bias', 'running_mean']
     """
     names = [name for name, _ in (*layer.named_parameters(),
                                   *layer.named_buffers())]
@@ -430,7 +441,10 @@ def depends(point: Point) -> tuple[bool, bool]:
     """Whether a sample's output depends on the other samples: in training, in
     evaluation. Found out by running the layer.
 
-    Example: `depends(POINTS["batch"])` is (True, False).
+    Example:
+
+        >>> depends(POINTS["batch"])
+        (True, False)
     """
     generator = torch.Generator().manual_seed(0)
     u = torch.randn((4, 6, 3, 5), dtype=torch.float64, generator=generator)
@@ -446,7 +460,10 @@ def described(points: dict[str, Point]) -> str:
     """A table in markdown: formula, axes, state, dependence on the batch,
     source.
 
-    Example: `print(described(POINTS))`.
+    Example:
+
+        >>> described({"batch": POINTS["batch"]}).splitlines()[2][:10]
+        '| batch | '
     """
     lines = ["| | formula | mean over | deviation over | state | depends on "
              "the batch | source |", "|---|---|---|---|---|---|---|"]
