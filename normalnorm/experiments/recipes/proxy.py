@@ -42,6 +42,9 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
         >>> net = proxy_model(proxy.scales["smoke"]["GN+PN"], 0)
         >>> type(net.norm).__name__, type(net.act).__name__
         ('GroupNorm', 'ProxyNorm')
+        >>> model = proxy_model(proxy.scales["smoke"]["GN+PN"], 0)
+        >>> {type(m).__name__ for m in model.modules()} >= {"ProxyNorm"}
+        True
     """
     norm = config["norm"]
     groups = 1 if norm["kind"] == "layer" else norm.get("groups", 8)
@@ -68,6 +71,10 @@ def collapse(model: nn.Module, images: Tensor) -> float:
         >>> net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
         >>> abs(collapse(net, torch.randn(5, 3, 4, 4))) < 1e-6
         True
+        >>> model = nn.Sequential(nn.BatchNorm2d(1))    # averages 0 and 1
+        >>> images = torch.tensor([0.0, 2.0]).view(1, 1, 1, 2)
+        >>> round(collapse(model, images), 6)           # 1² of (0² + 2²)/2
+        0.0
     """
     parts = [power.layer() for power in model_power(
         model, images, batch_statistics=True).values()]
@@ -121,6 +128,15 @@ def proxy_arms(config: dict[str, Any], groups: int, regularized: dict[str, Any],
     """Name → configuration: five normalizers, each without and with extra
     regularization (label smoothing, and the arguments `regularized` of the
     network), and group norm with the power transform and PN.
+
+    Example:
+
+        >>> config = {"model_arguments": {}, "train": {}}
+        >>> found = proxy_arms(config, 8, {"dropout": 0.1})
+        >>> len(found), found["BN"]["norm"]["kind"]
+        (12, 'batch')
+        >>> found["BN, regularized"]["train"]
+        {'label_smoothing': 0.1}
     """
     found = {}
     for extra in (False, True):
