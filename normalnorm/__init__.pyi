@@ -11,6 +11,11 @@ from normalnorm.layers.decorrelated import (
     DecorrelatedBatchNormalNorm1d,
     DecorrelatedBatchNormalNorm2d,
 )
+from normalnorm.layers.hybrids import (
+    BatchReNorm,
+    EvoNorm2d,
+    PropagatedNorm,
+)
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
@@ -20,6 +25,32 @@ from normalnorm.layers.normality import (
     InstanceNormalNorm2d,
     InstanceNormalNorm3d,
     LayerNormalNorm,
+)
+from normalnorm.layers.normalizers import (
+    BMLVNorm,
+    FilterResponseNorm,
+    LMBVNorm,
+    RootMeanSquareNorm,
+)
+from normalnorm.layers.prelayer import (
+    PreLayerNormConv1d,
+    PreLayerNormConv2d,
+    PreLayerNormConv3d,
+    PreLayerNormLinear,
+)
+from normalnorm.layers.proxy_norm import (
+    ProxyNorm,
+)
+from normalnorm.layers.regnorm import (
+    PreRegNormConv1d,
+    PreRegNormConv2d,
+    PreRegNormConv3d,
+    PreRegNormLinear,
+    RegNormConv1d,
+    RegNormConv2d,
+    RegNormConv3d,
+    RegNormLinear,
+    regnorm_penalty,
 )
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
@@ -31,12 +62,18 @@ from normalnorm.layers.sync_decorrelated import (
 from normalnorm.layers.backends import (
     set_backend,
 )
+from normalnorm.layers.proxy_conversion import (
+    to_proxy_norm,
+)
 __all__ = [
     "LayerNormalNorm2d",
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNormalNorm1d",
     "DecorrelatedBatchNormalNorm2d",
+    "BatchReNorm",
+    "EvoNorm2d",
+    "PropagatedNorm",
     "BatchNormalNorm1d",
     "BatchNormalNorm2d",
     "BatchNormalNorm3d",
@@ -45,10 +82,29 @@ __all__ = [
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
+    "BMLVNorm",
+    "FilterResponseNorm",
+    "LMBVNorm",
+    "RootMeanSquareNorm",
+    "PreLayerNormConv1d",
+    "PreLayerNormConv2d",
+    "PreLayerNormConv3d",
+    "PreLayerNormLinear",
+    "ProxyNorm",
+    "PreRegNormConv1d",
+    "PreRegNormConv2d",
+    "PreRegNormConv3d",
+    "PreRegNormLinear",
+    "RegNormConv1d",
+    "RegNormConv2d",
+    "RegNormConv3d",
+    "RegNormLinear",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
     "to_normality",
     "to_plain",
     "set_backend",
+    "to_proxy_norm",
+    "regnorm_penalty",
 ]

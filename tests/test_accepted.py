@@ -35,10 +35,12 @@ def plainly(name: str):
 # from a number of channels, or from the sizes of the last axes
 BATCH, LAST = (
     [(t.row.layer.__name__, type(t.theirs()), shape) for t in trials()
-     if t.kind == kind and not t.row.maker and t.name != "layer2"]
+     if t.kind == kind and not t.row.maker and t.name != "layer2"
+     and t.row.centre is None]
     for kind, shape in (("B C", ROWS), ("B L C", ROWS)))
 BATCH += [(t.row.layer.__name__, type(t.theirs()), IMAGES) for t in trials()
-          if t.kind == "B C H W" and not t.row.maker and t.name != "layer2"]
+          if t.kind == "B C H W" and not t.row.maker and t.name != "layer2"
+          and t.row.centre is None]
 BOTH = pytest.mark.parametrize("name, theirs, shape", [*BATCH, *LAST],
                                ids=lambda v: v if isinstance(v, str) else "")
 

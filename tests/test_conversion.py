@@ -451,13 +451,17 @@ class FrozenBatchNorm2d(nn.Module):
     pass
 
 
+class Qwen2RMSNorm(nn.Module):
+    pass
+
+
 class T5LayerNorm(nn.Module):
     pass
 
 
 @pytest.mark.parametrize("make, words", [
     (lambda: nn.LazyBatchNorm2d(), "lazy"),
-    (lambda: nn.RMSNorm(3), "root-mean-square"),
+    (Qwen2RMSNorm, "root-mean-square"),
     (FrozenBatchNorm2d, "constants"), (T5LayerNorm, "knows"),
     (lambda: nn.LocalResponseNorm(2), "knows"),
     (untracked_by_hand, "taken away"), (wrapped, "replaced on the object"),

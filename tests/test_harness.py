@@ -132,7 +132,8 @@ def layer(sizes, shape):
 # synchronized: one process; several: chapter 245, test_sync_decorrelated.py,
 # test_fsdp.py
 TRIALS = {f"{t.name} {t.kind}": prime(t) for t in trials()
-          if t.row.plain and t.row.plain.__module__.startswith("torch.nn")}
+          if isinstance(t.row.plain, type) and t.row.centre is None
+          and t.row.plain.__module__.startswith("torch.nn")}
 TRIALS["group B C"] = TRIALS["group B C H W"]._replace(
     kind="B C", shape=(5, 22))
 LAYERS = {name: tried(trial) for name, trial in TRIALS.items()}

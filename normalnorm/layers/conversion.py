@@ -128,8 +128,8 @@ for _fused in _ThenDropAndAct.__subclasses__():
 def _twin(layer: type) -> type | None:
     "The plain class whose twin a layer is; None for what has none."
     row = family_of(layer)
-    return (row.plain if row and row.plain and row.layer is layer
-                         and twins(row.plain)[0].layer is layer else None)
+    return (row.twin() if row and row.plain and row.layer is layer
+                          and twins(row.plain)[0].layer is layer else None)
 
 
 def _is_normality(module: nn.Module) -> bool:
@@ -197,8 +197,8 @@ def _flatten(module: nn.Module, cls: type) -> None:
     eps = module.eps
     for name in _beyond(module):
         delattr(module, name)
-    for name in ("_rule", "_rule_without_noise", "_averages", "_plain",
-                 *_settings(Rule()), "gaussianizer"):
+    for name in ("_rule", "_rule_without_noise", "_averages", "_usual_eps",
+                 "_plain", *_settings(Rule()), "gaussianizer"):
         module.__dict__.pop(name, None)
     _set_class(module, cls)
     # a plain layer of this package: the rule that its constructor gives it
@@ -335,12 +335,16 @@ def _unknown(module: nn.Module) -> str:
     if ("norm" not in name.lower()
             or type(module).__module__.startswith("torch.nn.utils")):
         return ""
-    if any(isinstance(m, (nn.Linear, *_CONVOLUTIONS, *classes()))
-           or _unknown(m) for m in module.children()):
-        return ""  # a block that contains a normalizer, not one
+    maps = (nn.Linear, *_CONVOLUTIONS)
+    if isinstance(module, maps) or any(
+        isinstance(m, (*maps, *classes())) or _unknown(m)
+        for m in module.children()
+    ):
+        # a block that contains a normalizer, or a map with one inside
+        return ""
     if re.search("rms", name, re.I):
-        return ("root-mean-square norms do not subtract the mean: there are no "
-                "values of mean 0 and variance 1 to transform")
+        return ("a root-mean-square norm of its own: only PyTorch's RMSNorm is "
+                "known")
     if re.search("frozen", name, re.I):
         return "its statistics are constants"
     return ("not a normalizer that this library knows "
@@ -359,6 +363,9 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
                     if "norm" in module.original_name.lower() else "")
     cls = _original(module)
     base: Any = next((c for c in cls.__mro__ if twins(c)), None)
+    if base is None and "norm" in cls.__name__.lower():
+        rows()                          # of chapters that nobody has imported
+        base = next((c for c in cls.__mro__ if twins(c)), None)
     if (isinstance(module, nn.modules.lazy.LazyModuleMixin)
             and (base is not None or "norm" in cls.__name__.lower())):
         return (None,
@@ -402,6 +409,11 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
 class Row(NamedTuple):
     """One normalizer: its name in the model (names, where it is used in several
     places), its class before and after, and why it was left.
+
+    Example:
+
+        >>> Row("features.1", "BatchNorm2d", "BatchNormalNorm2d").after
+        'BatchNormalNorm2d'
     """
     name: str
     before: str
@@ -416,7 +428,13 @@ class Report:
 
     Prints as a table.
 
-    Example: `print(to_normality(model, return_report=True)[1])`.
+    Example:
+
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        >>> report = to_normality(model, return_report=True)[1]
+        >>> [(row.name, row.after) for row in report.replaced]
+        [('1', 'BatchNormalNorm1d')]
     """
     replaced: tuple[Row, ...] = ()
     left: tuple[Row, ...] = ()
@@ -561,7 +579,7 @@ def survey(model: nn.Module, skip: Skip | Iterable[Skip] | None = None,
     Example:
 
         >>> print(survey(nn.Sequential(nn.BatchNorm1d(4),
-        ...                            nn.RMSNorm(4))).left[0].name)
+        ...                            nn.LocalResponseNorm(4))).left[0].name)
         1
     """
     return _convert(
@@ -609,16 +627,17 @@ def to_normality(
     return_report: bool = False
 ) -> "nn.Module | tuple[nn.Module, Report]":
     """Make every normalizer in `model` a normality layer: batch, instance,
-    layer and group norms of torch.nn, decorrelated batch norms of this package,
-    and subclasses that do the same.
+    layer, group and root-mean-square norms of torch.nn, two of timm's,
+    decorrelated batch norms of this package, and subclasses that do the same.
 
     The layers stay the same objects and get another class: parameters (and the
     optimizers that hold them), buffers, device, dtype, mode, `requires_grad`,
     hooks, parametrizations, sharing and names stay as they are. Batch layers
     get a running λ of 1, with which evaluation gives what it gave before.
 
-    - `noise`: the noise factor ξ; None is 1.0 for layer norms and 0.4 for
-      others. `alpha`, `steps`, `safeguard`, `noise_kind`, `gaussianizer`: as
+    - `noise`: the noise factor ξ; None is 1.0 for layer norms, 0.4 for batch,
+      instance and group norms and 0 for others, of which the paper says
+      nothing. `alpha`, `steps`, `safeguard`, `noise_kind`, `gaussianizer`: as
       for `BatchNormalNorm1d`;
     - `skip`: names of modules (with wildcards; what is inside them is skipped
       too), classes, functions of (name, module), or several of these;

@@ -13,6 +13,7 @@ __all__ = ['Family', 'family_of', 'is_layer', 'twins', 'classes', 'rows',
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,23 +33,39 @@ class Family(NamedTuple):
     - `layer`: its class; `names`: short ones, none for a layer that is not made
       by name; `maker`: (class, number of channels, settings) → layer, for a
       class that is not called with the number of channels;
-    - `plain`: what it is without transform and noise; `beyond`: the buffers
-      that this one lacks, each with the value at which nothing changes;
+    - `plain`: what it is without transform and noise, or "module:Class" of a
+      package that need not be there; `beyond`: the buffers that this one lacks,
+      each with the value at which nothing changes;
     - `axes`: the inputs it takes, "B C | B C L"; … is any number of positions;
       `unit`: the axes with a set of statistics for each of their elements, G
-      being a group of channels;
+      being a group of channels; `centre`: those with a mean for each of their
+      elements, where another set gives the mean that is subtracted, and ""
+      where none is;
     - `synchronized`: the class that it gets for several processes, or
       "module:Class" of a later chapter; itself where it is that one;
     - `folds`: whether it is, in evaluation, an affine map, the power transform
       and γ, β.
 
-    Example: `family_of(nn.BatchNorm2d(3)).layer` is `BatchNormalNorm2d`.
+    Example:
+
+        >>> row = named("batch")
+        >>> row.layer.__name__, row.plain.__name__, row.inputs()
+        ('BatchNormalNorm2d', 'BatchNorm2d', ['B C H W'])
+        >>> row.make(8, noise=0.0).noise
+        0.0
+        >>> row.over_batch(), named("layer").over_batch()
+        (True, False)
+        >>> row.across().__name__
+        'SyncBatchNormalNorm'
+        >>> row.twin().__name__
+        'BatchNorm2d'
     """
     layer: type[nn.Module]
     names: tuple[str, ...] = ()
-    plain: type[nn.Module] | None = None
+    plain: type[nn.Module] | str | None = None
     axes: str = ""
     unit: str = ""
+    centre: str | None = None
     synchronized: type[nn.Module] | str | None = None
     beyond: dict[str, float] = {}
     folds: bool = False
@@ -63,8 +80,10 @@ class Family(NamedTuple):
     def inputs(self) -> list[str]:
         """The axes of each kind of input, … filled in.
 
-        Example: those of `LayerNormalNorm` are "B C", "B L C", "B H W C" and
-        "B D H W C".
+        Example:
+
+            >>> named("layer").inputs()
+            ['B C', 'B L C', 'B H W C', 'B D H W C']
         """
         return [" ".join(kind.replace("…", some).split())
                 for kind in self.axes.split("|")
@@ -72,7 +91,8 @@ class Family(NamedTuple):
 
     def over_batch(self) -> bool:
         "Whether the elements that share statistics reach over the batch."
-        return "B" not in self.unit.split()
+        return any("B" not in letters.split()
+                   for letters in (self.unit, self.centre or self.unit))
 
     def across(self) -> type[nn.Module] | None:
         "The synchronized class; one that is named is imported."
@@ -81,43 +101,101 @@ class Family(NamedTuple):
         where, _, name = self.synchronized.partition(":")
         return getattr(importlib.import_module(where), name)
 
+    def twin(self) -> type[nn.Module] | None:
+        "The plain class; None where its package cannot be imported."
+        if not isinstance(self.plain, str):
+            return self.plain
+        where, _, name = self.plain.partition(":")
+        try:
+            return getattr(importlib.import_module(where), name, None)
+        except ImportError:
+            return None
+
 # %% ../../nbs/238_layers.families.ipynb #f2380011
 _TABLE: dict[str, Family] = {}                # by the name of the class
 _ROWS: dict[type, Family] = {}                # layers
-_PLAIN: dict[type, str] = {}                  # twins and their base classes
+_PLAIN: dict[type | str, str] = {}            # twins and their base classes
+
+
+def _key(plain: type | str | None) -> type | str | None:
+    "What `_PLAIN` knows a class by: itself, or where it is defined."
+    if not isinstance(plain, type) or plain in _PLAIN:
+        return plain
+    return f"{plain.__module__}:{plain.__qualname__}"
 
 
 def family_of(module: nn.Module | type) -> Family | None:
     """The row of a layer, or of the layer whose plain twin this is: that of the
     nearest class. None for what is neither.
+
+    Example:
+
+        >>> from normalnorm import LayerNormalNorm
+        >>> family_of(nn.LayerNorm(3)).layer is LayerNormalNorm
+        True
+        >>> family_of(nn.Linear(3, 3)) is None
+        True
     """
     cls = module if isinstance(module, type) else type(module)
-    return next((_ROWS[c] if c in _ROWS else _TABLE[_PLAIN[c]]
-                 for c in cls.__mro__ if c in _ROWS or c in _PLAIN), None)
+    return next((_ROWS[c] if c in _ROWS else _TABLE[_PLAIN[_key(c)]]
+                 for c in cls.__mro__ if c in _ROWS or _key(c) in _PLAIN), None)
 
 
 def is_layer(module: nn.Module) -> bool:
-    "Whether a module is a layer of the table, and not only the twin of one."
+    """Whether a module is a layer of the table, and not only the twin of one.
+
+    Example:
+
+        >>> is_layer(named("layer").make(3)), is_layer(nn.LayerNorm(3))
+        (True, False)
+    """
     row = family_of(module)
     return row is not None and isinstance(module, row.layer)
 
 
-def twins(plain: type) -> list[Family]:
+def twins(plain: type | str) -> list[Family]:
     """The rows that have `plain` as their plain layer: its twin, and those that
     may stand in for subclasses of it.
+
+    Example:
+
+        >>> from normalnorm import LayerNormalNorm
+        >>> twins(nn.LayerNorm)[0].layer is LayerNormalNorm
+        True
     """
-    return [row for row in _TABLE.values() if row.plain is plain]
+    return [row for row in _TABLE.values()
+            if row.plain is not None and row.plain == _key(plain)]
 
 
 def classes() -> tuple[type, ...]:
-    "All layers, their plain twins and their base classes, for `isinstance`."
-    return (*_ROWS, *_PLAIN)
+    """All layers, their plain twins and their base classes, for `isinstance`;
+    of twins in other packages those that have been imported.
+
+    Example:
+
+        >>> from normalnorm import LayerNormalNorm
+        >>> isinstance(nn.LayerNorm(3), classes())
+        True
+    """
+    def found(plain: str) -> type | None:
+        where, _, name = plain.partition(":")
+        return getattr(sys.modules.get(where), name, None)
+
+    plain = (found(p) if isinstance(p, str) else p for p in _PLAIN)
+    return (*_ROWS, *(c for c in plain if c is not None))
 
 
 def rows() -> tuple[Family, ...]:
-    "All rows, those of the package's chapters that are not imported yet too."
+    """All rows, those of the package's chapters that are not imported yet too.
+
+    Example:
+
+        >>> names = {name for row in rows() for name in row.names}
+        >>> {"batch", "layer", "instance", "group"} <= names
+        True
+    """
     import normalnorm
-    for name in normalnorm.__all__:
+    for name in {*normalnorm.__all__} - {*normalnorm._OTHERS}:
         getattr(normalnorm, name)
     return tuple(_TABLE.values())
 
@@ -127,7 +205,13 @@ def named(name: str) -> Family:
 
     Raises `ValueError` for an unknown name, with near ones.
 
-    Example: `named("batch").layer` is `BatchNormalNorm2d`.
+    Example:
+
+        >>> named("batch").layer.__name__
+        'BatchNormalNorm2d'
+        >>> named("bach")
+        Traceback (most recent call last):
+        ValueError: no normality layer is called 'bach': did you mean ...
     """
     for known in (_TABLE.values, rows):
         for row in known():
@@ -156,10 +240,13 @@ def _check(row: Family) -> None:
         refuse(f"has axes={row.axes!r}: expected the inputs that the layer "
                f"takes, of the letters {' '.join(_WORDS)}, each with C, such "
                "as 'B C | B C L'")
-    if not row.unit or set(row.unit.split()) - letters - {"G"}:
-        refuse(f"has unit={row.unit!r}: expected axes of {row.axes!r}, or G "
-               "for a group of channels; there is a set of statistics for "
-               "each of their elements")
+    for cell in ("unit", "centre"):
+        given = getattr(row, cell)
+        if (set((given or "").split()) - letters - {"G"}
+                or cell == "unit" and not given):
+            refuse(f"has {cell}={given!r}: expected axes of {row.axes!r}, or G "
+                   "for a group of channels; there is a set of statistics for "
+                   "each of their elements")
     if row.synchronized and not row.over_batch():
         refuse(f"has a synchronized form and unit={row.unit!r}, statistics "
                "within an element of the batch, of which other processes have "
@@ -174,9 +261,10 @@ def _check(row: Family) -> None:
             refuse(f"has names={row.names}, of which "
                    f"{other.layer.__name__} has {other.names}: choose another")
     own = _new_buffers(row.layer, row.make)
-    theirs = (_new_buffers(row.plain, row.plain) if row.plain and own
+    theirs = (_new_buffers(row.plain, row.plain)
+              if isinstance(row.plain, type) and own
               else own - set(row.beyond))
-    if ("running_mean" in own and row.over_batch()
+    if (any(name.startswith("running_") for name in own) and row.over_batch()
             and not hasattr(row.layer, "reset_running_stats")):
         refuse("is that of running averages over the batch, and the class has "
                "no reset_running_stats(), with which new ones begin: give it "
@@ -188,7 +276,7 @@ def _check(row: Family) -> None:
 
 
 def register(layer: type[nn.Module], names: str = "",
-             plain: type[nn.Module] | None = None, **cells) -> Family:
+             plain: type[nn.Module] | str | None = None, **cells) -> Family:
     """Give a layer its row; `names` with spaces between, `cells` as for
     `Family`, those of the layer that it derives from unless given.
 
@@ -211,7 +299,9 @@ def register(layer: type[nn.Module], names: str = "",
         _TABLE[key].layer.__module__ == "__main__"
     ):
         _TABLE[key] = row
-    for c in plain.__mro__ if plain else ():
+    if isinstance(plain, str):
+        _PLAIN.setdefault(plain, key)
+    for c in plain.__mro__ if isinstance(plain, type) else ():
         if c is plain or (c.__name__.startswith("_")
                           and c.__module__ == plain.__module__):
             _PLAIN.setdefault(c, key)

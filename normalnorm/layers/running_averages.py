@@ -126,8 +126,9 @@ def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
     """
     names = []
     for name, module in model.named_modules():
-        if (family_of(module) is not None
-                and getattr(module, "running_mean", None) is not None):
+        if family_of(module) is not None and any(
+                buffer.startswith("running_") for buffer, _
+                in module.named_buffers(recurse=False)):
             module.__dict__["train"] = functools.partial(_stay, module)
             module.train(module.training)
             names.append(name)

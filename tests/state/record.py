@@ -60,6 +60,20 @@ CASES = {
     "GaussianizedBatchNorm-chain": ((5, "Chain"), {}, CHANNELS),
     "GaussianizedLayerNorm": ((7, "Tail"), dict(noise=0.3), (2, 3, 7)),
     "FoldedNormality": (("lmbda", "weight", "bias"), {}, IMAGE),
+    "BMLVNorm": ((5,), dict(eps=1e-3, noise=0.3), IMAGE),
+    "BMLVNorm-power": ((5,), dict(gaussianizer="Power"), CHANNELS),
+    "LMBVNorm": ((5,), dict(eps=1e-3, affine=False), IMAGE),
+    "LMBVNorm-power": (
+        (5,), dict(gaussianizer="Power", momentum=None), CHANNELS),
+    "RootMeanSquareNorm": (((3, 7),), {}, (2, 3, 7)),
+    "RootMeanSquareNorm-tail": (
+        (7,), dict(eps=1e-3, gaussianizer="Tail"), (2, 3, 7)),
+    "FilterResponseNorm": ((5,), dict(gaussianizer="Power"), IMAGE),
+    "FilterResponseNorm-bare": ((5,), dict(apply_act=False), VOLUME),
+    "BatchReNorm": ((5,), dict(eps=1e-3), IMAGE),
+    "EvoNorm2d": ((6, 2), dict(eps=1e-3, noise=0.3), (2, 6, 2, 3)),
+    "EvoNorm2d-power": ((6, 3), dict(gaussianizer="Power"), (2, 6, 2, 3)),
+    "PropagatedNorm": ((5,), {}, CHANNELS),
     "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS)}
 # classes that were part of the package once, whose states others load now: the
 # second argument was the gaussianizer
@@ -132,6 +146,8 @@ def record(case: str) -> dict:
     with torch.no_grad():
         for i, p in enumerate(layer.parameters()):
             p.add_(0.3 * skewed(p.shape, i).sin().float())
+        if getattr(layer, "tau", None) is not None:
+            layer.tau.add_(1)                           # where it cuts
         if name == "FoldedNormality":
             for i, b in enumerate(layer.buffers()):
                 b.mul_(0.3 * skewed(b.shape, 9 + i).sin().float() + 1)
