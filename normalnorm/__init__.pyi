@@ -11,6 +11,11 @@ from normalnorm.layers.decorrelated import (
     DecorrelatedBatchNormalNorm1d,
     DecorrelatedBatchNormalNorm2d,
 )
+from normalnorm.layers.hybrids import (
+    BatchReNorm,
+    EvoNorm2d,
+    PropagatedNorm,
+)
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
@@ -57,12 +62,18 @@ from normalnorm.layers.sync_decorrelated import (
 from normalnorm.layers.backends import (
     set_backend,
 )
+from normalnorm.layers.proxy_conversion import (
+    to_proxy_norm,
+)
 __all__ = [
     "LayerNormalNorm2d",
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNormalNorm1d",
     "DecorrelatedBatchNormalNorm2d",
+    "BatchReNorm",
+    "EvoNorm2d",
+    "PropagatedNorm",
     "BatchNormalNorm1d",
     "BatchNormalNorm2d",
     "BatchNormalNorm3d",
@@ -94,5 +105,6 @@ __all__ = [
     "to_normality",
     "to_plain",
     "set_backend",
+    "to_proxy_norm",
     "regnorm_penalty",
 ]

@@ -161,6 +161,8 @@ def run_claim(claim: Claim, mutant: bool = False,
     Returns an `Outcome`. A claim whose optional packages are missing is
     reported as skipped.
 
+    `device`: where tensors are made.
+
     Example:
 
         >>> def check(two):
@@ -211,6 +213,9 @@ def claim(id: str, *, source: str, statement: str, kind: str, verdict: str,
 
     Raises `ValueError` for an unknown kind, verdict or evidence, for a verdict
     "holds if" without a condition, and for an identifier that is taken.
+
+    `source`: of the statement, a key of the bibliography and a place, or
+    "textbook"; `statement`: in words or a formula.
 
     Example:
 

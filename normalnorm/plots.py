@@ -106,6 +106,9 @@ def qq_plot(ax: "Axes", sample: Any, label: str | None = None,
     spaced in rank with both ends kept; the line and R² are of all. Raises
     `ValueError` for fewer than three values or non-finite ones.
 
+    `label`: for a legend; `color`: of the points, by default the next of the
+    style.
+
     Example:
 
         >>> from matplotlib.figure import Figure
@@ -143,6 +146,9 @@ def seed_dots(ax: "Axes", groups: dict[str, Any], unit: str) -> None:
 
     Showing every seed keeps a reader from taking the bar for the spread: the
     standard error shrinks with more seeds, the spread does not.
+
+    `unit`: the label of the vertical axis. Raises `ValueError` for a group of
+    one value, which has no standard error.
 
     Example:
 

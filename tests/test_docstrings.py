@@ -7,11 +7,13 @@ example of a function is a `>>>` line that names it: in its own docstring or,
 for a method, in that of its class. A class has one in its docstring, which may
 get an object of it from a function.
 """
+import ast
 import doctest
 import importlib
 import inspect
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ EXEMPT = {
     "layers.engines.compiled.Fused.forward": "compiles for seconds",
     "layers.engines.compiled.Fused.backward": "compiles for seconds",
     "layers.engines.compiler.carry": "compiles for seconds",
+    "experiments.recipes.proxy.run": "trains for seconds",
     "lab.shipped_chapters": "in a checkout, writes all chapters: seconds",
     "lab.open_lab": "opens a program that stays",
 }
@@ -78,11 +81,31 @@ def without_example(module):
                 yield f"{name}.{member}"
 
 
+def docstrings(module):
+    "Every docstring in a module's file, with the names that lead to it."
+    def within(node, path):
+        for child in node.body:
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
+                place = [*path, child.name]
+                yield ".".join(place), ast.get_docstring(child) or ""
+                yield from within(child, place)
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    return within(ast.parse(source), [])
+
+
 def test_everything_public_has_an_example():
     found = {f"{name.removeprefix('normalnorm.')}.{missing}"
              for name in MODULES
              for missing in without_example(importlib.import_module(name))}
     assert found == set(EXEMPT)
+
+
+def test_no_example_is_told_and_not_run():
+    told = {f"{name.removeprefix('normalnorm.')}.{where}"
+            for name in MODULES
+            for where, docstring in docstrings(importlib.import_module(name))
+            if re.search(r"^\s*Examples?:(?!\s*>>>)", docstring, re.M)}
+    assert told <= set(EXEMPT)
 
 
 def test_what_counts_as_an_example():

@@ -344,18 +344,23 @@ def test_a_subclass_has_the_row_of_its_layer(toy):
 
 @every_trial
 def test_a_unit_is_what_shares_statistics(trial):
-    """One element changes, with it a mean, and with what is centred by this mean
-    some deviations: which outputs change?
+    """One element changes, with it a mean, and with what this mean centres some
+    deviations: which outputs change?
     """
     torch.manual_seed(0)
     letters = trial.kind.split()
     layer = trial.ours(noise=0.0).double()
+    # no two outputs are cut alike
     if getattr(layer, "tau", None) is not None:
-        nn.init.constant_(layer.tau, -9)            # no two outputs cut alike
+        nn.init.constant_(layer.tau, -9)
+    if trial.name == "propagated":
+        nn.init.constant_(layer.bias, 9)
+    if trial.name == "renorm":          # else the batch's statistics cancel
+        layer.r_max, layer.d_max = 1.0, 0.0
     u = torch.randn(trial.shape, dtype=torch.float64)
     bumped, first = u.clone(), (0,) * u.ndim
     bumped[first] += 1
-    changed = layer(u) != layer(bumped)
+    changed = copy.deepcopy(layer)(u) != layer(bumped)
 
     def number(kept):
         "Of the set that each element belongs to."
@@ -428,13 +433,12 @@ def test_exports_are_the_rows():
     found = {row.layer.__name__ for row in families.rows()
              if row.layer.__module__.startswith("normalnorm.")
              and not row.layer.__name__.startswith("_")}
-    functions = {"to_normality", "to_plain", "set_backend",
-                 "regnorm_penalty"}
+    others = {"to_normality", "to_plain", "set_backend", "to_proxy_norm",
+              "regnorm_penalty", "ProxyNorm"}   # the last is an activation
     # maps with a normalizer inside: no row, for their weights are not γ and β
     maps = {f"{kind}Norm{form}" for kind in ("PreLayer", "Reg", "PreReg")
             for form in ("Linear", "Conv1d", "Conv2d", "Conv3d")}
-    assert set(normalnorm.__all__) == found | functions | maps | {
-        "ProxyNorm"}                # an activation, no normality layer
+    assert set(normalnorm.__all__) == found | others | maps
     assert set(normalnorm.__all__) <= set(dir(normalnorm))
     space = {}
     exec("from normalnorm import *", space)
@@ -548,7 +552,9 @@ NORMALITY = [t for t in TRIALS if "gaussianizer" in rows.accepted(t.row.layer)]
 
 
 def test_every_normality_layer_takes_a_gaussianizer():
-    assert {t.row.layer for t in TRIALS} - {t.row.layer for t in NORMALITY} == {
+    "And a normalizer of another formula, if it has standardized values."
+    without = {t.row.layer for t in TRIALS} - {t.row.layer for t in NORMALITY}
+    assert without - {normalnorm.BatchReNorm, normalnorm.PropagatedNorm} == {
         row.plain for row in families.rows() if isinstance(row.plain, type)
         and row.plain.__module__.startswith("normalnorm.")}
 

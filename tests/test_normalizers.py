@@ -13,26 +13,50 @@ from normalnorm.layers.conversion import survey, to_normality, to_plain
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.families import rows
 from normalnorm.layers.functional import layer_normal_norm
+from normalnorm.layers.hybrids import (
+    NORMALIZERS,
+    BatchReNorm,
+    EvoNorm2d,
+    PropagatedNorm,
+)
 from normalnorm.layers.normalizers import (
     About,
-    BMLVNorm,
     FilterResponseNorm,
-    LMBVNorm,
     RootMeanSquareNorm,
 )
 from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.gradient import Identity, Power
 from normalnorm.theory.newton import Over, newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
+from tools.rows import accepted
 
 SHAPES = [(7, 5), (7, 5, 3), (3, 5, 2, 7), (3, 5, 2, 3, 7)]
-MINE = {row.names[0]: row for row in rows()
-        if row.layer.__module__ == "normalnorm.layers.normalizers"}
+HERE = {"normalnorm.layers.normalizers", "normalnorm.layers.hybrids"}
+MINE = {row.names[0]: row for row in rows() if row.layer.__module__ in HERE}
 EACH = pytest.mark.parametrize("name", MINE)
+# with values standardized over one set, which can be transformed
+SETS = {"bmlv": (1, 2, 3), "lmbv": (0, 2, 3), "rms": (2,), "frn": (2, 3)}
+STANDARDIZED = pytest.mark.parametrize("name", SETS)
 
 
 def made(name, channels=5, **options):
-    return MINE[name].make(channels, **options)
+    """Without what a layer does not take; EvoNorm with one group, unless it
+    divides.
+    """
+    known = accepted(MINE[name].layer)
+    if "num_groups" in known:
+        options = {"num_groups": 1} | options
+    return MINE[name].make(
+        channels, **{k: v for k, v in options.items() if k in known})
+
+
+def quiet(layer):
+    "No output is cut."
+    for name, value in (("tau", -1e9), ("bias", 9.0)):
+        if (value < 0 or type(layer) is PropagatedNorm) and getattr(
+                layer, name, None) is not None:
+            nn.init.constant_(getattr(layer, name), value)
+    return layer
 
 
 def images(shape=(3, 5, 2, 7), seed=0, dtype=torch.float64):
@@ -314,7 +338,7 @@ def test_a_threshold_is_a_maximum():
 
 
 @pytest.mark.parametrize("gaussianizer", [Power(), Chain()], ids=str)
-@EACH
+@STANDARDIZED
 def test_a_transform_comes_after_the_normalizer(name, gaussianizer):
     """Composed by hand: plain values, then the transform with parameters of the
     standardized set, then γ and β and what follows.
@@ -323,11 +347,7 @@ def test_a_transform_comes_after_the_normalizer(name, gaussianizer):
     u = images((7, 3, 5) if last else (3, 5, 2, 7))
     layer = moved(made(name, gaussianizer=gaussianizer, eps=1e-3).double())
     plain = made(name, eps=1e-3).double()
-    if hasattr(plain, "tau"):
-        nn.init.constant_(plain.tau, -1e9)
-    h = plain(u)
-    unit = {"bmlv": (1, 2, 3), "lmbv": (0, 2, 3), "rms": (2,),
-            "frn": (2, 3)}[name]
+    h, unit = quiet(plain)(u), SETS[name]
     k = h - h.mean(unit, keepdim=True)
     k = k / k.square().mean(unit, keepdim=True).sqrt()
     x = gaussianizer.apply(h, gaussianizer.estimate(k, unit))
@@ -339,20 +359,15 @@ def test_a_transform_comes_after_the_normalizer(name, gaussianizer):
     torch.testing.assert_close(layer(u), x, rtol=1e-7, atol=1e-7)
 
 
-@EACH
+@STANDARDIZED
 def test_noise_is_scaled_by_the_set_and_only_in_training(name):
-    layer = made(name, noise=0.5, gaussianizer=Identity())
-    quiet = made(name)
-    for module in (layer, quiet):
-        if hasattr(module, "tau"):
-            nn.init.constant_(module.tau, -1e9)
+    layer = quiet(made(name, noise=0.5, gaussianizer=Identity()))
+    plain, unit = quiet(made(name)), SETS[name]
     u = images((64, 20, 5) if name == "rms" else (16, 5, 20, 20),
                dtype=torch.float32)
     torch.manual_seed(0)
-    added = layer(u) - quiet(u)
-    unit = {"bmlv": (1, 2, 3), "lmbv": (0, 2, 3), "rms": (2,),
-            "frn": (2, 3)}[name]
-    h = quiet(u).detach()
+    added = layer(u) - plain(u)
+    h = plain(u).detach()
     scale = 0.5 * (h - h.mean(unit, keepdim=True)).abs().mean(unit, True)
     assert abs((added / scale).std().item() - 1) < 0.05
     assert torch.equal(layer.eval()(u), layer(u))
@@ -360,11 +375,11 @@ def test_noise_is_scaled_by_the_set_and_only_in_training(name):
 
 @EACH
 def test_gradients_are_those_of_finite_differences(name):
-    shape = (3, 2, 5) if name == "rms" else (2, 5, 3)
+    shape = {"rms": (3, 2, 5), "evonorm": (2, 5, 3, 1)}.get(name, (2, 5, 3))
     for options in ({}, {"gaussianizer": Power()}):
-        layer = made(name, **options).double()
-        if hasattr(layer, "tau"):
-            nn.init.constant_(layer.tau, -9)
+        layer = quiet(made(name, **options).double())
+        if name == "renorm":                # what is constant to its gradient
+            layer.r_max, layer.d_max = 1.0, 0.0
         for training in (True, False):
             layer.train(training)
 
@@ -382,7 +397,7 @@ def test_under_autocast_a_model_runs_and_statistics_are_wide(name, dtype):
     of PyTorch's batch norm or layer norm, there.
     """
     torch.manual_seed(0)
-    layer = made(name, gaussianizer=Power())
+    layer = quiet(made(name, gaussianizer=Power()))
     beside = nn.RMSNorm(5) if name == "rms" else nn.BatchNorm2d(5)
     u = images((5, 3, 5) if name == "rms" else (3, 5, 2, 7),
                dtype=torch.float32).requires_grad_()
@@ -390,11 +405,12 @@ def test_under_autocast_a_model_runs_and_statistics_are_wide(name, dtype):
     with torch.autocast("cpu", dtype=dtype):
         x = first(u)
         assert x.dtype is dtype
+        before = copy.deepcopy(layer)
         outs = [m(x) for m in (layer, beside)]
         assert outs[0].dtype is dtype or outs[0].dtype is outs[1].dtype
         outs[0].float().square().sum().backward()
     assert u.grad.isfinite().all() and layer.weight.grad.dtype is torch.float32
-    wide = copy.deepcopy(layer).double()(x.detach().double())
+    wide = before.double()(x.detach().double())
     error = (outs[0].double() - wide).abs().max() / wide.abs().max()
     exact = copy.deepcopy(beside).double()(x.detach().double())
     theirs = (outs[1].double() - exact).abs().max() / exact.abs().max()
@@ -407,7 +423,7 @@ def test_channels_last_stays_and_changes_nothing(name):
         pytest.skip("its channels are last already")
     layer = moved(made(name, gaussianizer=Power()))
     u = images((3, 5, 4, 7), dtype=torch.float32)
-    out = layer(u)
+    out = copy.deepcopy(layer)(u)
     last = u.to(memory_format=torch.channels_last)
     found = layer(last)
     torch.testing.assert_close(found, out, rtol=1e-5, atol=1e-5)
@@ -415,13 +431,16 @@ def test_channels_last_stays_and_changes_nothing(name):
 
 
 @EACH
-def test_it_compiles_without_breaks(name):
+def test_it_compiles(name):
     layer = moved(made(name, gaussianizer=Power()))
     shape = (3, 2, 5) if name == "rms" else (3, 5, 2, 7)
     u = images(shape, dtype=torch.float32).requires_grad_()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    twin = copy.deepcopy(layer)
+    # averages that a gradient depends on are read in a graph of their own
+    compiled = torch.compile(twin, fullgraph=name != "renorm",
+                             backend="aot_eager")
     for training in (True, False):
-        layer.train(training)
+        layer.train(training), twin.train(training)
         found = []
         for f in (layer, compiled):
             out = f(u)
@@ -438,3 +457,186 @@ def test_a_layer_norm_beside_the_root_mean_square():
     torch.testing.assert_close(layer(centred), layer_normal_norm(
         u, (7,), alpha=0.0))
     assert not torch.allclose(layer(u), layer(centred), rtol=0.1)
+
+
+# ---- one part more ----------------------------------------------------------
+
+
+def renormalized(u, mean, std, r_max, d_max, eps):
+    "Ioffe's Algorithm 1, channel by channel; and the averages' new values."
+    out, now = torch.empty_like(u), []
+    for c in range(u.shape[1]):
+        values = [float(v) for v in u[:, c].flatten()]
+        own = sum(values) / len(values)
+        root = (sum((v - own) ** 2 for v in values) / len(values) + eps) ** 0.5
+        r = min(max(root / std[c], 1 / r_max), r_max)
+        d = min(max((own - mean[c]) / std[c], -d_max), d_max)
+        out[:, c] = (u[:, c] - own) / root * r + d
+        now.append((own, root))
+    return out, now
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 0.0), (1.3, 0.4), (3.0, 5.0)],
+                         ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_renormalization_is_its_algorithm(shape, bounds):
+    layer = BatchReNorm(5, 0.01, 0.2, r_max=bounds[0],
+                        d_max=bounds[1]).double()
+    moved(layer)
+    wide = lambda p: p.view(-1, *(1,) * (len(shape) - 2))
+    affine = lambda x: x * wide(layer.weight) + wide(layer.bias)
+    mean, std = [0.0] * 5, [1.0] * 5
+    for seed in range(3):
+        u = images(shape, seed)
+        expected, now = renormalized(u, mean, std, *bounds, 0.01)
+        torch.testing.assert_close(layer(u), affine(expected))
+        mean, std = ([0.8 * a + 0.2 * n[i] for a, n in zip(old, now)]
+                     for i, old in enumerate((mean, std)))
+    torch.testing.assert_close(layer.running_mean.tolist(), mean)
+    torch.testing.assert_close(layer.running_std.tolist(), std)
+    assert layer.num_batches_tracked == 3
+    center, root = (wide(torch.tensor(v, dtype=u.dtype)) for v in (mean, std))
+    torch.testing.assert_close(layer.eval()(u), affine((u - center) / root))
+
+
+def test_without_correction_renormalization_is_pytorch_s_batch_norm():
+    ours, theirs = BatchReNorm(5, r_max=1, d_max=0), nn.BatchNorm2d(5)
+    for seed in range(3):
+        u = images(seed=seed, dtype=torch.float32).requires_grad_()
+        found = [f(u) for f in (ours, theirs)]
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(*(torch.autograd.grad(
+            y.sin().sum(), u)[0] for y in found), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+
+
+def test_renormalization_refuses_and_forgets():
+    for options in (dict(r_max=0.5), dict(d_max=-1)):
+        with pytest.raises(ValueError, match="expected r_max of at least 1"):
+            BatchReNorm(3, **options)
+    layer = BatchReNorm(3, momentum=None)
+    layer.r_max = 0.2                       # found out when it is used
+    with pytest.raises(ValueError, match="r_max=0.2"):
+        layer(torch.randn(4, 3))
+    layer.r_max = 3.0
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        layer(torch.randn(1, 3))
+    for seed in range(2):
+        layer(images((4, 3), seed, torch.float32))
+    torch.testing.assert_close(layer.running_std, sum(
+        (images((4, 3), seed, torch.float32).var(0, correction=0)
+         + 1e-5).sqrt() for seed in range(2)) / 2)
+    before = layer.running_std.clone()
+    bad = torch.randn(4, 3)
+    bad[0, 1] = torch.inf
+    layer.momentum = 0.1
+    layer(bad)
+    assert layer.running_std.isfinite().all()
+    assert layer.running_std[1] == before[1]
+    layer.reset_running_stats()
+    assert (layer.running_std == 1).all() and layer.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("apply_act", [True, False])
+@pytest.mark.parametrize("dtype, tolerance", [
+    (torch.float64, 1e-5), (torch.float32, 2e-6), (torch.bfloat16, 6e-2),
+    (torch.float16, 6e-3)], ids=str)
+def test_evonorm_is_timm_s(dtype, tolerance, apply_act):
+    layers = installed("timm.layers")
+    theirs = moved(layers.EvoNorm2dS0(
+        6, groups=3, apply_act=apply_act).to(dtype))
+    ours = EvoNorm2d(6, 3, apply_act).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    u = (images((3, 6, 2, 7)) - 1).to(dtype).requires_grad_()
+    found = [f(u) for f in (ours, theirs)]
+    torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+    if dtype is torch.float32:
+        grads = [torch.autograd.grad(y.sin().sum(), (u, *f.parameters()))
+                 for y, f in zip(found, (ours, theirs))]
+        for a, b in zip(*grads):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_timm_s_evonorm_is_converted_and_back():
+    layers = installed("timm.layers")
+    plain = nn.Sequential(moved(layers.EvoNorm2dS0(6, groups=3)))
+    u = images((3, 6, 2, 7), dtype=torch.float32)
+    expected, state = plain(u), plain.state_dict()
+    model = to_normality(plain, alpha=0.0)
+    assert type(model[0]) is EvoNorm2d and model[0].groups == 3
+    torch.testing.assert_close(model(u), expected)
+    assert list(model.state_dict()) == list(state)
+    back, report = to_plain(model, return_report=True)
+    assert type(back[0]) is layers.EvoNorm2dS0 and not report.notes
+    assert torch.equal(back(u), expected)
+    bent = to_normality(plain)
+    assert not torch.allclose(bent(u), expected, atol=1e-2)
+
+
+def test_evonorm_transforms_before_its_gate():
+    layer = EvoNorm2d(6, 2, eps=1e-3, gaussianizer=Power()).double()
+    u = images((3, 6, 2, 7))
+    parts = u.reshape(3, 2, -1)
+    h = parts / (parts.var(2, correction=0, keepdim=True) + 1e-3).sqrt()
+    x = yeo_johnson(h, newton_lambda(parts, 2)[..., None]).reshape(u.shape)
+    torch.testing.assert_close(layer(u), x * torch.sigmoid(u))
+    with pytest.raises(ValueError, match="choose a divisor"):
+        EvoNorm2d(6, 4)
+    with pytest.raises(ValueError, match="given a shape of"):
+        layer(u[0])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_propagation_is_its_formula(shape):
+    layer = moved(PropagatedNorm(5).double())
+    u = images(shape) - 1
+    wide = lambda p: p.view(-1, *(1,) * (len(shape) - 2))
+    y = (u * wide(layer.weight) + wide(layer.bias)).clamp(min=0)
+    torch.testing.assert_close(
+        layer(u), (y - 0.3989422804014327) / (
+            0.5 - 0.3989422804014327**2) ** 0.5)
+    assert torch.equal(layer.eval()(u), layer(u))
+    with pytest.raises(ValueError, match="num_features=5"):
+        layer(images((3, 4)))
+
+
+# ---- the map ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_the_axes_of_a_point_are_those_of_its_layer(name):
+    """One element is moved: its mean set moves, and every deviation in which
+    there is one of these.
+    """
+    point, shape = NORMALIZERS[name], (3, 6, 2, 5)
+    layer = point.make(shape[1:]).double()
+    quiet(layer)
+    if name == "renorm":            # else the batch's statistics cancel
+        layer.r_max, layer.d_max = 1.0, 0.0
+    u = images(shape)
+    bumped = u.clone()
+    bumped[0, 0, 0, 0] += 1
+    changed = layer(u) != layer(bumped)
+    if name == "IterNorm":                  # a matrix: the channels of a group
+        assert changed.all()
+        return
+
+    def number(letters):
+        "Of the set that each element belongs to."
+        if letters == "–":
+            return torch.arange(u.numel()).view(shape)
+        of = [torch.arange(n).view([-1 if d == i else 1 for d in range(4)])
+              for i, n in enumerate(shape)]
+        found = torch.zeros(shape, dtype=torch.long)
+        for letter, part, n in zip("NCHW", of, shape):
+            if letter == "C" and "C/G" in letters:
+                part = part // (6 // getattr(
+                    layer, "num_groups", getattr(layer, "groups", 0)))
+            elif letter in letters.split():
+                continue
+            found = found * n + part
+        return found
+
+    mean, scale = number(point.mean), number(point.deviation)
+    assert torch.equal(
+        changed, torch.isin(scale, scale[mean == mean[0, 0, 0, 0]]))

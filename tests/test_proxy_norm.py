@@ -205,21 +205,14 @@ def test_a_change_of_the_activation_s_own_parameter_is_noticed():
     assert not torch.allclose(before, after)
 
 
-def test_marks_of_another_device():
-    "By identity and version, where a comparison would stop the device."
-    class Elsewhere:
-        is_cpu, _version = False, 3
-
-        def is_inference(self):
-            return False
-
-    t = Elsewhere()
-    marks = [module._mark(t)]
-    assert module._unchanged(marks, [t])
-    assert not module._unchanged(marks, [Elsewhere()])
-    t._version = 4
-    assert not module._unchanged(marks, [t])
-    assert not module._unchanged(marks, [])
+def test_no_comparison_where_it_would_wait():
+    "Tensors of another device are never taken for unchanged."
+    here, there = torch.ones(3), torch.ones(3, device="meta")
+    assert module._unchanged([here], [here.clone()])
+    assert not module._unchanged([here], [here.double()])
+    for kept, now in (([there], [there]), ([here], [there]), ([there], [here]),
+                      ([here], [here, here])):
+        assert not module._unchanged(kept, now)
 
 
 # ---- as a module ------------------------------------------------------------

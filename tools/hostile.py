@@ -1020,6 +1020,8 @@ KNOWN: list[tuple[str, str, str, str]] = [
     ("", "ε: negative", "must not be negative", "a negative ε is refused"),
     ("batch", "nothing in an image", "given 0 on axis 1",
      "an empty input with another number of channels is refused"),
+    ("propagated", "1e30 in float16", "gradient of input is off",
+     "of issue 16: where float16 saturates, the gradient is 0"),
     ("safeguarded, in evaluation", "1e30 in float16",
      "gradient of input is off",
      "of issue 16: where float16 saturates, the definition's gradient is 0 and "

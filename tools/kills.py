@@ -3,9 +3,9 @@
 Killed (`kill -9`) at random moments and while it writes a checkpoint; one of
 two workers killed; SIGTERM; a full disk; a turned bit in a checkpoint or a row.
 Each time the same command is given again, and its row must be that of an
-undisturbed run to the last bit, times aside. Ten minutes on one core, one of
-them on two; the outcome is results/kills.json. The commands run in processes
-forked from this one, which has imported what they need.
+undisturbed run to the last bit, times aside. Twenty minutes, one of them on two
+cores; the outcome is results/kills.json. The commands run in processes forked
+from this one, which has imported what they need.
 """
 import argparse
 import contextlib

@@ -23,15 +23,20 @@ def beside(row: Family, kind: str) -> list[list[int]]:
 
 
 class Reference(nn.Module):
-    "`layer`, of the table's `row`, for one kind of input."
+    """`layer`, of the table's `row`, for one kind of input: mean and deviation
+    over the row's axes.
+    """
 
     def __init__(self, layer: nn.Module, row: Family, kind: str):
         super().__init__()
         self.eps, self.momentum = layer.eps, getattr(layer, "momentum", None)
         self.axes, self.centred = beside(row, kind), row.centre != ""
         self.ndim, self.at = len(kind.split()), kind.split().index("C")
+        self.of_eps = type(layer.eps)
+        self.groups = getattr(layer, "groups", 1)
+        self.bounds = getattr(layer, "r_max", 0), getattr(layer, "d_max", 0)
         self.own = [name for name, _ in layer.named_parameters()]
-        for name in ("weight", "bias", "tau"):
+        for name in ("weight", "bias", "tau", "v"):
             value = getattr(layer, name, None)
             self.register_parameter(name, None if value is None else
                                     nn.Parameter(value.detach().clone()))
@@ -56,10 +61,24 @@ class Reference(nn.Module):
             n / (n - 1) if name == "var" else 1), weight)
         return value
 
+    def normalized(self, x: Tensor, eps: float) -> Tensor:
+        of_scale, of_mean = self.axes
+        c = x
+        if self.centred:
+            c = x - self.remembered("mean", x.mean(of_mean, True), x)
+        own = c.mean(of_scale, True) if self.centred else 0
+        square = (c - own).square().mean(of_scale, True)
+        return c / (self.remembered("var", square, x) + eps).sqrt()
+
+    def mapped(self, x: Tensor) -> Tensor:
+        if "weight" in self.own:
+            x = x * self.wide(self.weight, x)
+        return x + self.wide(self.bias, x) if "bias" in self.own else x
+
     def check(self, x: Tensor) -> None:
         "As strict as PyTorch's layers are."
         state = [t for t in (*self.parameters(), *self.buffers()) if t.ndim]
-        if type(self.eps) not in (float, type(None)) or type(self.momentum) not in (
+        if type(self.eps) is not self.of_eps or type(self.momentum) not in (
                 float, type(None)):
             raise TypeError("ε or momentum is no number")
         if x.ndim != self.ndim or any(
@@ -75,17 +94,72 @@ class Reference(nn.Module):
         self.check(x)
         if self.training and hasattr(self, "num_batches_tracked"):
             self.num_batches_tracked += 1
-        of_scale, of_mean = self.axes
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        c = x
-        if self.centred:
-            c = x - self.remembered("mean", x.mean(of_mean, True), x)
-        own = c.mean(of_scale, True) if self.centred else 0
-        square = (c - own).square().mean(of_scale, True)
-        out = c / (self.remembered("var", square, x) + eps).sqrt()
-        if "weight" in self.own:
-            out = out * self.wide(self.weight, x)
-        if "bias" in self.own:
-            out = out + self.wide(self.bias, x)
+        out = self.mapped(self.normalized(
+            x, torch.finfo(x.dtype).eps if self.eps is None else self.eps))
         return out if self.tau is None else torch.maximum(
             out, self.wide(self.tau, x))
+
+
+class _Kept(torch.autograd.Function):
+    "The input, which is asked for again in the backward pass."
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        x, = ctx.saved_tensors
+        return grad.view_as(x)
+
+
+class Renormalized(Reference):
+    "Batch renormalization; keeps its input, as a batch norm does."
+
+    def normalized(self, x: Tensor, eps: float) -> Tensor:
+        x, (of_scale, _) = _Kept.apply(x), self.axes
+        mean = self.wide(self.running_mean.clone(), x)
+        std = self.wide(self.running_std.clone(), x)
+        if not self.training:
+            return (x - mean) / std
+        own = x.mean(of_scale, True)
+        root = ((x - own).square().mean(of_scale, True) + eps).sqrt()
+        for name, value in (("mean", own), ("std", root)):
+            self.remembered(name, value, x)
+        r_max, d_max = self.bounds
+        r = (root / std).detach().clamp(1 / r_max, r_max)
+        d = ((own - mean) / std).detach().clamp(-d_max, d_max)
+        return (x - own) / root * r + d
+
+
+class Gated(Reference):
+    "EvoNorm-S0."
+
+    def normalized(self, x: Tensor, eps: float) -> Tensor:
+        parts = x.reshape(len(x), self.groups, -1)
+        var = (parts - parts.mean(2, True)).square().mean(2, True)
+        return (parts / (var + eps).sqrt()).reshape(x.shape) / (
+            1 + torch.exp(-x * self.wide(self.v, x)))
+
+
+class Propagated(Reference):
+    "Normalization propagation."
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check(x)
+        return (self.mapped(x).relu() - (2 * torch.pi) ** -0.5) / (
+            (1 - 1 / torch.pi) / 2) ** 0.5
+
+
+# where the axes are not all that a formula says
+FORMULAS = {"BatchReNorm": Renormalized, "EvoNorm2d": Gated,
+            "PropagatedNorm": Propagated}
+
+
+def reference(layer: nn.Module, row: Family, kind: str) -> Reference | None:
+    "None for layers that are compared with those of torch.nn."
+    cls = FORMULAS.get(row.layer.__name__, Reference)
+    if row.centre is None and cls is Reference:
+        return None
+    return cls(layer, row, kind)

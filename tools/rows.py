@@ -13,7 +13,7 @@ from torch import nn
 from normalnorm.layers import families
 from normalnorm.layers.families import Family
 from normalnorm.theory.gradient import Identity
-from tools.references import Reference
+from tools.references import reference
 
 SIZES = {"B": 3, "C": 4, "L": 6, "D": 3, "H": 5, "W": 6}
 
@@ -73,14 +73,15 @@ class Trial(NamedTuple):
     def theirs(self, **options) -> nn.Module:
         """The twin, if somebody else has written it; otherwise that of the
         first row with the same kind of input and units, of which groups of one
-        channel are channels. Where two sets have a part in it: what the row
-        says, by axes.
+        channel are channels. Where more than one set has a part in it: what
+        the row says, by axes.
         """
-        if self.row.centre is not None:
-            known = {"gaussianizer": Identity()} | {
-                k: v for k, v in options.items() if k not in (
-                    "noise", "alpha", "steps", "safeguard", "gaussianizer")}
-            return Reference(self.ours(**known), self.row, self.kind)
+        known = {"gaussianizer": Identity()} | {
+            k: v for k, v in options.items() if k not in (
+                "noise", "alpha", "steps", "safeguard", "gaussianizer")}
+        found = reference(self.ours(**known), self.row, self.kind)
+        if found is not None:
+            return found
         unit = self.row.unit.replace("G", "C") if self.row.over_batch() else (
             self.row.unit)
         row = next(row for row in (

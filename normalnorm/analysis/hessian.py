@@ -1,4 +1,4 @@
-"""The Hessian of any model's loss without the matrix: products, extreme
+"""The Hessian of any model's loss without the matrix: its products, its extreme
 eigenvalues with bounds, and the density of all of them with error bars.
 """
 

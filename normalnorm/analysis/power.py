@@ -22,6 +22,12 @@ class Power(NamedTuple):
     `p1`: squared mean over the data set. `p2`: variance over images of an
     image's mean. `p3`: squared mean over images of an image's standard
     deviation. `p4`: the variance over images of that deviation.
+
+    Example:
+
+        >>> parts = Power(*torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1))
+        >>> parts.total
+        tensor([10.])
     """
     p1: Tensor
     p2: Tensor

@@ -145,6 +145,8 @@ def random_resized_crop(x: Tensor, size: int, smallest: float = 0.08) -> Tensor:
 
     Source: the papers' `RandomResizedCrop`.
 
+    `smallest`: the least share of the image's area.
+
     Example:
 
         >>> random_resized_crop(torch.rand(2, 3, 32, 24), 16).shape
@@ -359,6 +361,9 @@ def mixup(x: Tensor, y: Tensor, classes: int,
 
     Source: Zhang et al. 2018, arXiv:1710.09412.
 
+    `alpha`: the weight is drawn from the law Beta(`alpha`, `alpha`), for the
+    whole batch.
+
     Example:
 
         >>> x, y = mixup(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]), 3)
@@ -377,6 +382,9 @@ def cutmix(x: Tensor, y: Tensor, classes: int,
     weighted by area, as probabilities (B, classes).
 
     Source: Yun et al. 2019, arXiv:1905.04899.
+
+    `alpha`: the share that stays is drawn from the law Beta(`alpha`, `alpha`),
+    for the whole batch.
 
     Example:
 

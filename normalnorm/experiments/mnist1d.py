@@ -63,6 +63,8 @@ def generate(samples: int = 5000,
     The defaults give the published set. The caller's random state is not
     touched. Source: Greydanus 2020, arXiv:2011.14439, and its program.
 
+    `seed`: of NumPy's generator, as published.
+
     Example:
 
         >>> signals, labels = generate(samples=50, seed=1)

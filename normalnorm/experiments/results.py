@@ -1051,6 +1051,9 @@ def plan(name: Recipe | str, scale: str = "smoke",
 
     Arguments and errors as for `run_recipe`. Nothing is run or written.
 
+    Raises `UnknownName` for unknown recipes, scales and arms, `ValueError` for
+    no seeds.
+
     Example:
 
         >>> jobs = plan("first-experiment", "smoke", seeds=2)

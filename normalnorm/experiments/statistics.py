@@ -44,6 +44,8 @@ def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
     Raises `ValueError` for no values. One value has a mean, and NaN for all
     else.
 
+    `level`: of the interval.
+
     Example:
 
         >>> found = summarize([1.0, 2.0, 3.0])
@@ -92,6 +94,8 @@ def paired_test(first: Sequence[float], second: Sequence[float],
     random have a mean at least as large in size. All 2ⁿ choices are tried up to
     16 pairs, beyond that 100 000 drawn ones (with a fixed seed). Raises
     `ValueError` for unequal numbers of values.
+
+    `level`: of the interval of the mean difference.
 
     Example:
 
@@ -186,6 +190,9 @@ def factorial(neither: Sequence[float], first: Sequence[float],
     so all four arms enter it. Raises `ValueError` for unequal numbers of
     values.
 
+    `neither`, `first`, `second`, `both`: the results of the four arms, in the
+    order of the seeds; `level`: of the intervals.
+
     Example:
 
         >>> found = factorial([0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [5.0, 6.0])
@@ -210,6 +217,8 @@ def detection_power(n: int, ratio: float, level: float = 0.95) -> float:
 
     From Student's non-central t distribution. Raises `ValueError` for fewer
     than two seeds.
+
+    `level`: of the interval.
 
     Example:
 
@@ -244,6 +253,8 @@ def seeds_needed(ratio: float, power: float = 0.8, level: float = 0.95) -> int:
 def detectable(n: int, power: float = 0.8, level: float = 0.95) -> float:
     """The smallest difference, in standard deviations of the paired
     differences, that `n` seeds detect with probability `power`.
+
+    `level`: of the interval. Source: `detection_power`, solved by bisection.
 
     Example:
 

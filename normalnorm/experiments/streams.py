@@ -117,6 +117,9 @@ class Stream:
     `load_state_dict` continues with the next batch. Raises `DataError` for
     damaged files.
 
+    `depth`: how many batches are prepared ahead; `name`: of the data set, in
+    errors. Raises `ValueError` for a `batch` or `block` below 1.
+
     Example:
 
         >>> from datasets import Dataset

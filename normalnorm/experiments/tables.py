@@ -52,6 +52,8 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]],
 
     Raises `ValueError` where an arm has a single seed.
 
+    `found`: rows, such as `rows` returns.
+
     Example:
 
         >>> coin = Recipe("coin", "is it fair?", (), {"book": {"fair": {}}},
@@ -124,6 +126,9 @@ def differences(found: list[dict[str, Any]], first: str, second: str,
                 metric: str) -> list[float]:
     """The metric of arm `second` minus that of arm `first`, for each seed that
     both have.
+
+    `found`: rows, such as `rows` returns; one number a seed, in the order of
+    the seeds.
 
     Example:
 
@@ -264,6 +269,8 @@ def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
                metric: str) -> str:
     """The metric of each seed of each arm, as a table in Markdown: nothing is
     left out.
+
+    `found`: rows, such as `rows` returns.
 
     Example:
 

@@ -59,6 +59,8 @@ def seeded(purpose: str, seed: int, epoch: int = 0,
     """Inside, torch's generators have the seed
     `seed_for(purpose, seed, epoch)`; afterwards they are as before.
 
+    `device`: also its generator is seeded.
+
     Example:
 
         >>> with seeded("weights", 3):
@@ -138,6 +140,9 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
 
     Raises `ValueError` where a class number is not below K (on the CPU) or the
     shapes do not belong together.
+
+    `smoothing`: the share of each target that is spread evenly over the
+    classes; `reduction` as in PyTorch: "mean", "sum" or "none".
 
     Example:
 
@@ -243,6 +248,8 @@ class Average:
     """A mean of a model's weights and buffers along training.
 
     `decay`: of the moving average; None for the plain mean.
+
+    `state`: the averages, for `model.load_state_dict(average.state)`.
 
     Example:
 
@@ -506,6 +513,8 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
     for a device by number, `ModuleNotFoundError` where Lightning Fabric is not
     installed, and says how to install it.
 
+    `precision`, `devices`, `strategy`: as Fabric takes them.
+
     Example:
 
         >>> make_fabric("cpu").world_size
@@ -559,7 +568,8 @@ def by_first(do: Callable[[], Found], device: str = "cpu") -> Found:
     rank, world = started()
     if world == 1:
         return do()
-    group, said = _messages(device), [None, None]
+    group = _messages(device)
+    said: list[Any] = [None, None]
     if rank == 0:
         try:
             said[0] = do()

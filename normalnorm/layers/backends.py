@@ -461,6 +461,8 @@ def by_definition(
 
     `bias`: its shape and dtype, or None; any has the same derivatives.
 
+    `dim`, `rule`, `axis`, `given`, `seed`, `offset` as for `Normalization`.
+
     Example:
 
         >>> u = torch.tensor([[1.0, 3.0]])

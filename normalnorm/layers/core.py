@@ -361,8 +361,14 @@ class _Leaf(nn.Module):
     """A module that torch.fx takes as one, as those of torch.nn: tracers ask
     for the name of a module's package, and look into all others.
 
-    Example: `fx.symbolic_trace(nn.Sequential(layer))` calls the layer, and so
-    does quantization's `prepare_fx`.
+    Example:
+
+        >>> class Twice(_Leaf):
+        ...     def forward(self, x):
+        ...         return x * 2
+        >>> traced = fx.symbolic_trace(nn.Sequential(Twice()))
+        >>> [node.op for node in traced.graph.nodes]
+        ['placeholder', 'call_module', 'output']
     """
 
     def __call__(self, *args, **kwargs):
@@ -396,6 +402,9 @@ def lies_last(x: Tensor) -> bool:
 def inverse_stds(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """1/√(σ²+ε) and 1/σ: NaN where the variance has overflowed, instead of a
     silent 0; the second is 0 for a constant unit.
+
+    `var`: σ², of any shape; both results have it. For ε = 0 the first is 0 for
+    a constant unit, too.
 
     Example:
 
@@ -451,6 +460,9 @@ def gaussianize(x: Tensor, dim: tuple[int, ...] | Over,
 
     Parameters are estimated on (u−μ)/σ, without ε, so that they depend on the
     shape of the unit and not on its scale.
+
+    `x`: in float32 at least; units extend over `dim`; the statistics have size
+    1 there. Noise and affine map are not applied.
 
     Example:
 
@@ -685,6 +697,8 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
               statistics: Statistics | None = None, seed: Tensor | None = None,
               offset: int = 0) -> tuple[Tensor, Statistics | None]:
     """`normality_norm` for a rule, which is not checked again.
+
+    Arguments, result and errors as for `normality_norm`.
 
     Example:
 

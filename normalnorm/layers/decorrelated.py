@@ -272,6 +272,10 @@ def finished(z: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
     these, unless nothing but whitening is asked for, what a normality layer
     does.
 
+    `z`: whitened values (B, C, …), units over `dim`; `weight`, `bias`: (C,);
+    `given`: statistics used instead of those of `z`. Returns the result and the
+    statistics used, None where there is nothing but whitening.
+
     Example:
 
         >>> z = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
@@ -297,6 +301,9 @@ def whitened_norm(
     transform is the identity, otherwise `decorrelated_batch_normal_norm`.
 
     `running`: averages of mean, covariance and the transform's parameters.
+
+    Other arguments as for `decorrelated_batch_norm`; each of `running` may be
+    None.
 
     Example:
 

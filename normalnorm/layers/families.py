@@ -57,6 +57,8 @@ class Family(NamedTuple):
         (True, False)
         >>> row.across().__name__
         'SyncBatchNormalNorm'
+        >>> row.twin().__name__
+        'BatchNorm2d'
     """
     layer: type[nn.Module]
     names: tuple[str, ...] = ()
@@ -78,8 +80,10 @@ class Family(NamedTuple):
     def inputs(self) -> list[str]:
         """The axes of each kind of input, … filled in.
 
-        Example: those of `LayerNormalNorm` are "B C", "B L C", "B H W C" and
-        "B D H W C".
+        Example:
+
+            >>> named("layer").inputs()
+            ['B C', 'B L C', 'B H W C', 'B D H W C']
         """
         return [" ".join(kind.replace("…", some).split())
                 for kind in self.axes.split("|")
@@ -191,7 +195,7 @@ def rows() -> tuple[Family, ...]:
         True
     """
     import normalnorm
-    for name in normalnorm.__all__:
+    for name in {*normalnorm.__all__} - {*normalnorm._OTHERS}:
         getattr(normalnorm, name)
     return tuple(_TABLE.values())
 

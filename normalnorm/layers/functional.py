@@ -39,6 +39,9 @@ def update_running(running: tuple[Tensor | None, ...],
 
     Results beyond the range of a buffer's dtype become its largest number.
 
+    Shapes: one number a unit. Raises `RuntimeError` inside vmap, where several
+    batches would change one average.
+
     Example:
 
         >>> running = torch.zeros(2)
@@ -112,6 +115,8 @@ def tracked_statistics(used: Statistics, count: int,
                        rule: Rule) -> tuple[Tensor, ...]:
     """What running averages follow: mean, unbiased variance of `count`
     elements, the parameters (neutral ones without a transform).
+
+    `used`: of the batch, one number a unit.
 
     Example:
 
@@ -334,6 +339,8 @@ def batch_normalized(
     `across`: makes of an input, after the checks, the `Over` that says which
     elements share statistics, where these are not those of the batch.
 
+    Errors as for `batch_normal_norm`.
+
     Example:
 
         >>> x, running = torch.randn(8, 3), (None, None, None)
@@ -385,6 +392,10 @@ def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
     Raises `ValueError` for one value per channel in training, for missing
     running averages in evaluation, and for a number of channels other than that
     of the parameters.
+
+    `momentum`: the weight of the new batch in the averages; `eps`: ε, added to
+    the variance; `alpha`, `steps`, `safeguard` as for `newton_lambda`; `noise`
+    (the factor ξ), `noise_kind` as for `add_noise`.
 
     Example:
 
@@ -446,6 +457,9 @@ def instance_normalized(
     rule: Rule
 ) -> Tensor:
     """`instance_normal_norm`, with running averages together and a rule.
+
+    Arguments and errors as for `instance_normal_norm`; `running`: mean,
+    variance and parameters, each (C,) or None.
 
     Example:
 
@@ -522,6 +536,10 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
     """`layer_normal_norm` for a rule; without a mean if not `centred`, and the
     root mean square as deviation.
 
+    `shape`: the sizes of the last axes, which are normalized. Raises
+    `ValueError` where the input does not end in it, or weight and bias do not
+    have it.
+
     Example:
 
         >>> layer_normalized(torch.randn(2, 3), (3,), None, None, Rule()).shape
@@ -562,6 +580,9 @@ def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
     `normalized_shape`, or the parameters do not have that shape. Float32
     results under autocast on CUDA devices, as PyTorch's.
 
+    Result in the shape and dtype of `input`; other arguments as for
+    `batch_normal_norm`.
+
     Example:
 
         >>> layer_normal_norm(torch.randn(2, 5, 8), (8,), noise=1.0).shape
@@ -592,6 +613,9 @@ def group_normal_norm(input: Tensor, num_groups: int,
     Raises `ValueError` where the channels do not divide into the groups, for
     one value per group, and for parameters of another shape.
 
+    Result in the shape and dtype of `input`; other arguments as for
+    `batch_normal_norm`.
+
     Example:
 
         >>> group_normal_norm(torch.randn(2, 6, 5), 3).shape
@@ -608,6 +632,8 @@ def group_normal_norm(input: Tensor, num_groups: int,
 def group_normalized(input: Tensor, num_groups: int, weight: Tensor | None,
                      bias: Tensor | None, rule: Rule) -> Tensor:
     """`group_normal_norm` for a rule.
+
+    Arguments and errors as for `group_normal_norm`.
 
     Example:
 

@@ -92,6 +92,8 @@ def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor,
 
     Raises `ValueError` for a negative offset.
 
+    `shape`: of the result; `seed`: an int64 scalar, from `draw_seed`.
+
     Example:
 
         >>> seed = torch.tensor(7)
@@ -125,6 +127,8 @@ _HALF_NORMAL = math.sqrt(2 / math.pi)
 def check_noise(noise: float, kind: str) -> None:
     """Raise `ValueError`, saying what is expected, for a negative or infinite
     factor and for an unknown kind.
+
+    `noise`: the factor ξ; `kind`: one of `NOISES`.
 
     Example:
 

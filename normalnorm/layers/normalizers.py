@@ -1,5 +1,5 @@
 """Every normalizer of activations is a point on one map: over which axes the
-mean is taken, over which the deviation. The crosses of batch and layer norm,
+mean is taken, and over which the deviation. The crosses of batch and layer norm
 and the norms that subtract nothing, as layers of the one operation.
 """
 
@@ -7,17 +7,20 @@ and the norms that subtract nothing, as layers of the one operation.
 # ../../nbs/310_layers.normalizers.ipynb.
 
 # %% auto #0
-__all__ = ['About', 'BMLVNorm', 'LMBVNorm', 'RootMeanSquareNorm',
-           'FilterResponseNorm']
+__all__ = ['POINTS', 'About', 'BMLVNorm', 'LMBVNorm', 'RootMeanSquareNorm',
+           'FilterResponseNorm', 'Point', 'state', 'depends', 'described']
 
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0011
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from .backends import along_channels, normalize
 from .core import (
-    Rule, Statistics, check_input, guarded, sizes)
-from .families import register
+    Rule, Statistics, check_input, check_memory, guarded, sizes)
+from .families import named, register
 from .functional import (
     check_channels, kept, layer_normalized, normalize_and_track,
     tracked_statistics, with_statistics)
@@ -82,6 +85,7 @@ class _Crossed(_ChannelNormalNorm):
         weight, bias = self._affine()
         check_channels(input, type(self).__name__, weight=weight, bias=bias,
                        **dict(zip(self._averages, running)))
+        check_memory(input, *running)
         rule, count = self._present(), input.numel() // self.num_features
         if not self.training and running[0] is not None:
             return self._evaluated(input, rule, weight, bias, kept(*running))
@@ -330,6 +334,7 @@ class FilterResponseNorm(_NormalNorm):
                              f"given a shape of {tuple(input.shape)}")
         check_channels(input, type(self).__name__, weight=self.weight,
                        bias=self.bias, tau=self.tau)
+        check_memory(input, self.tau)
         out = normalize_and_track(input, Over(tuple(range(2, input.ndim)), ()),
                                   *self._affine(), self._present(), 1)
         if self.tau is None:
@@ -345,3 +350,129 @@ class FilterResponseNorm(_NormalNorm):
 register(FilterResponseNorm, "frn",
          "timm.layers.filter_response_norm:FilterResponseNormTlu2d",
          axes="B C L | B C H W | B C D H W", unit="B C", centre="")
+
+# %% ../../nbs/310_layers.normalizers.ipynb #310a0040
+class Point(NamedTuple):
+    """A normalizer on the map, for images of shape (N, C, H, W).
+
+    - `mean`, `deviation`: the axes over which these are taken, "N H W"; "–" for
+      none, "H W C/G" for groups of channels;
+    - `formula`: of z̃ or of y, in LaTeX; `source`: where it is from;
+    - `make`: ((C, H, W), settings) → layer, without transform and noise unless
+      they are among the settings.
+
+    Example:
+
+        >>> point = POINTS["batch"]
+        >>> point.mean, point.deviation, type(point.make((8, 4, 4))).__name__
+        ('N H W', 'N H W', 'BatchNormalNorm2d')
+    """
+    mean: str
+    deviation: str
+    formula: str
+    source: str
+    make: Callable[..., nn.Module]
+
+
+def _made(name: str, make: Callable | None = None, **fixed) -> Callable:
+    "How a row of the table of layers is made for images."
+    def made(shape: tuple[int, ...], **options) -> nn.Module:
+        cls = named(name).layer
+        plain = {} if "gaussianizer" in options else {
+            "gaussianizer": Identity()}
+        return (make or (lambda cls, shape, **o: cls(shape[0], **o)))(
+            cls, shape, **{"noise": 0.0, **plain, **fixed, **options})
+    return made
+
+
+def _groups(cls: type, shape: tuple[int, ...], num_groups: int = 0,
+            **options) -> nn.Module:
+    count = shape[0]
+    return cls(num_groups or next(g for g in (32, 8, 4, 3, 2, 1)
+                                  if count % g == 0 and g < count or g == 1),
+               count, **options)
+
+
+def _last(cls: type, shape: tuple[int, ...], **options) -> nn.Module:
+    return cls(shape, **options)
+
+
+_CENTRED = r"\frac{z-\mu}{\sqrt{\sigma^2+\epsilon}}"
+POINTS = {
+    "batch": Point("N H W", "N H W", _CENTRED, "Ioffe and Szegedy (2015)",
+                   _made("batch")),
+    "Batch-Train": Point("N H W", "N H W", _CENTRED,
+                         "Rao and Sohl-Dickstein (2020), Table 3",
+                         _made("batch", track_running_stats=False)),
+    "layer": Point("H W C", "H W C", _CENTRED, "Ba, Kiros and Hinton (2016)",
+                   _made("layer", _last)),
+    "group": Point("H W C/G", "H W C/G", _CENTRED, "Wu and He (2018)",
+                   _made("group", _groups)),
+    "instance": Point("H W", "H W", _CENTRED,
+                      "Ulyanov, Vedaldi and Lempitsky (2016)",
+                      _made("instance")),
+    "BMLV": Point("N H W", "H W C", _CENTRED,
+                  "Rao and Sohl-Dickstein (2020), Table 1", _made("bmlv")),
+    "LMBV": Point("H W C", "N H W", _CENTRED,
+                  "Rao and Sohl-Dickstein (2020), Table 1", _made("lmbv")),
+    "RMS": Point("–", "H W C", r"\frac z{\sqrt{\overline{z^2}+\epsilon}}",
+                 "Zhang and Sennrich (2019)", _made("rms", _last)),
+    "FRN": Point("–", "H W",
+                 r"\max\bigl(\gamma\,\frac z{\sqrt{\overline{z^2}+\epsilon}}"
+                 r"+\beta,\tau\bigr)", "Singh and Krishnan (2020), Eqs. 1–3",
+                 _made("frn"))}
+
+
+def state(layer: nn.Module) -> list[str]:
+    """The names of what a layer learns and remembers, without its count of
+    batches.
+
+    Example:
+
+        >>> state(BMLVNorm(3))
+        ['weight', 'bias', 'running_mean']
+    """
+    names = [name for name, _ in (*layer.named_parameters(),
+                                  *layer.named_buffers())]
+    return [name for name in names if name != "num_batches_tracked"]
+
+
+def depends(point: Point) -> tuple[bool, bool]:
+    """Whether a sample's output depends on the other samples: in training, in
+    evaluation. Found out by running the layer.
+
+    Example:
+
+        >>> depends(POINTS["batch"])
+        (True, False)
+    """
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn((4, 6, 3, 5), dtype=torch.float64, generator=generator)
+    layer, found = point.make((6, 3, 5)).double(), []
+    for training in (True, False):
+        with torch.no_grad():
+            layer.train(training)
+            found.append(not torch.allclose(layer(u)[:2], layer(u[:2])))
+    return found[0], found[1]
+
+
+def described(points: dict[str, Point]) -> str:
+    """A table in markdown: formula, axes, state, dependence on the batch,
+    source.
+
+    Example:
+
+        >>> described({"batch": POINTS["batch"]}).splitlines()[2][:10]
+        '| batch | '
+    """
+    lines = ["| | formula | mean over | deviation over | state | depends on "
+             "the batch | source |", "|---|---|---|---|---|---|---|"]
+    for name, point in points.items():
+        training, evaluation = depends(point)
+        when = ("always" if evaluation else
+                "in training" if training else "no")
+        kept = ", ".join(f"`{n}`" for n in state(point.make((6, 3, 5))))
+        lines.append(
+            f"| {name} | ${point.formula}$ | {point.mean} | "
+            f"{point.deviation} | {kept} | {when} | {point.source} |")
+    return "\n".join(lines)

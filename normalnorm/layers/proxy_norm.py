@@ -37,7 +37,10 @@ def named_activation(activation: Activation) -> tuple[Activation, float]:
     its slope below 0 where that is a setting; what has no name is returned as
     it is.
 
-    Example: `named_activation(nn.LeakyReLU(0.2))` is ("leaky_relu", 0.2).
+    Example:
+
+        >>> named_activation(nn.LeakyReLU(0.2))
+        ('leaky_relu', 0.2)
     """
     kind = type(activation)
     if kind is nn.LeakyReLU:
@@ -234,9 +237,8 @@ class ProxyNorm(_Leaf):
     Parameters `weight` and `bias`, γ and β, start at 1 and 0, the other two at
     0. The input has any number of axes; the output has its shape and dtype, and
     each element of a batch has its own, whatever is beside it, in training and
-    in evaluation. In evaluation without gradients the statistics are kept until
-    a parameter or a setting changes (on other devices than the CPU a change
-    through `.data` is seen after `train()` or `eval()`). Raises `TypeError` and
+    in evaluation. In evaluation without gradients, on a CPU, the statistics are
+    kept until a parameter or a setting changes. Raises `TypeError` and
     `ValueError` for settings and inputs that do not fit.
 
     Example:
@@ -245,6 +247,9 @@ class ProxyNorm(_Leaf):
         ...                       ProxyNorm(8, "relu"))
         >>> layer(torch.randn(2, 8, 5, 5)).shape
         torch.Size([2, 8, 5, 5])
+        >>> layer[1].reset_parameters()
+        >>> layer[1].weight[:3].tolist(), layer[1].bias[:3].tolist()
+        ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
     """
     exempt_from_decay = ("weight", "bias")      # β̃ and γ̃ are to decay
 
@@ -282,11 +287,6 @@ class ProxyNorm(_Leaf):
         for name, p in self.named_parameters(recurse=False):
             nn.init.constant_(p, float(name == "weight"))
 
-    def train(self, mode: bool = True) -> "ProxyNorm":
-        "As of any module; statistics that were kept are forgotten."
-        self._kept = None
-        return super().train(mode)
-
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the proxy after the activation, of shape (C,).
 
@@ -316,7 +316,7 @@ class ProxyNorm(_Leaf):
             with torch.no_grad():
                 mean, var = self.statistics()
                 kept = mean, _factor(var, self.eps, self.scale)
-            self._kept = (settings, [_mark(t) for t in tensors], kept)
+            self._kept = settings, [t.detach().clone() for t in tensors], kept
         return self._kept[2]
 
     def forward(self, input: Tensor) -> Tensor:
@@ -335,19 +335,8 @@ class ProxyNorm(_Leaf):
                 f"samples={self.samples}, channel_dim={self.channel_dim}")
 
 
-def _mark(t: Tensor) -> tuple:
-    "By which a tensor is known again: its values, or itself and its version."
-    if t.is_cpu:
-        return t.dtype, t.detach().clone()
-    return t, None if t.is_inference() else t._version
-
-
-def _unchanged(marks: list[tuple], tensors: list[Tensor]) -> bool:
-    "Whether they are what they were; comparing values would stop a device."
-    def same(mark: tuple, t: Tensor) -> bool:
-        first, second = mark
-        if t.is_cpu:
-            return first is t.dtype and torch.equal(second, t)
-        return (first is t and second is not None and not t.is_inference()
-                and second == t._version)
-    return len(marks) == len(tensors) and all(map(same, marks, tensors))
+def _unchanged(kept: list[Tensor], tensors: list[Tensor]) -> bool:
+    "Whether they have the values that were kept; CPU only, it waits for them."
+    return len(kept) == len(tensors) and all(
+        t.is_cpu and a.is_cpu and a.dtype is t.dtype and torch.equal(a, t)
+        for a, t in zip(kept, tensors))

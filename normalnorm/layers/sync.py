@@ -310,6 +310,8 @@ def convert_sync(module: nn.Module,
     known in closed form, for subclasses with a forward of their own, and for
     layers that `fully_shard` was called on.
 
+    `process_group`: the processes that share statistics, by default all.
+
     Example:
 
         >>> from normalnorm import BatchNormalNorm2d

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from .families import classes
+from .families import classes, rows
 
 # %% ../../nbs/273_layers.weight_decay.ipynb #043880aa
 def normalizer_types() -> tuple[type[nn.Module], ...]:
@@ -27,6 +27,7 @@ def normalizer_types() -> tuple[type[nn.Module], ...]:
         >>> isinstance(nn.Linear(3, 3), normalizer_types())
         False
     """
+    rows()              # which imports the layers that are still missing
     return (*classes(), nn.RMSNorm)
 
 
@@ -47,9 +48,10 @@ def no_weight_decay(model: nn.Module) -> set[str]:
         ...                                      LayerNormalNorm(3))))
         ['1.bias', '1.weight']
     """
+    types = normalizer_types()
     inside = {id(p) for m in model.modules()
               for name, p in m.named_parameters(recurse=False)
-              if isinstance(m, normalizer_types())
+              if isinstance(m, types)
                  or name in getattr(m, "exempt_from_decay", ())}
     return {name for name, p in model.named_parameters(remove_duplicate=False)
             if id(p) in inside}

@@ -121,6 +121,9 @@ def normality_weight(module: nn.Module, name: str = "weight",
     Raises `ValueError` where there is no such parameter or it has fewer than
     two axes.
 
+    `center=False` keeps the mean of v in its direction, see
+    `gaussianized_direction`.
+
     Example:
 
         >>> layer = normality_weight(nn.Linear(5, 3))

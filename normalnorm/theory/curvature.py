@@ -19,6 +19,8 @@ class Interval:
 
     Every operation rounds outward, so the exact result is always inside.
 
+    `log1p` raises `ValueError` for an interval that reaches below 0.
+
     Example:
 
         >>> x = Interval.of(-0.5) + Interval.ratio(1, 3)    # encloses −1/6
@@ -113,6 +115,9 @@ def require_positive(f, lo: float, hi: float, cells: int = 1024,
 
     Raises `AssertionError`, with the place, where f is not positive or stays
     undecided.
+
+    `cells`: into how many [lo, hi] is cut at first; `rounds`: how often the
+    undecided ones are halved.
 
     Example:
 

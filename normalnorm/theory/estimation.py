@@ -51,6 +51,8 @@ def posterior(law: Law, snr: float,
     Far out, where the density underflows, mean and variance are NaN. Raises
     `ValueError` for an snr that is not positive and finite.
 
+    `law`: of X. Source: Bayes, on the nodes of a quadrature.
+
     Example:
 
         >>> from normalnorm.theory.information import points
@@ -81,6 +83,8 @@ def mmse(law: Law, snr: float) -> float:
 
     Accurate to about 1e-7 for the families of chapter 110. Raises `ValueError`
     for a negative or infinite snr, or NaN.
+
+    `law`: of X; `snr`: the signal-to-noise ratio, 0 or more.
 
     Example:
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlogy
 
-from .information import _tilt
+from .information import _probabilities, _tilt
 
 
 class Play(NamedTuple):
@@ -85,19 +85,21 @@ def duality_gap(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
     laws that two players propose.
 
     `lattice`: the points. What the noise cannot go below, and the signal not
-    above, by linearization; both are the value at the equilibrium. Raises
-    `ValueError` for shapes that differ.
+    above, by linearization; both are the value at the equilibrium. `power`,
+    `noise_power`: the second moments that the players may have. Raises
+    `ValueError` for shapes that differ, and for weights that do not sum to 1.
 
     Example:
 
         >>> x = np.arange(-6.0, 7)
-        >>> p = np.exp(-x**2 / 2)
+        >>> p = np.exp(-x**2 / 2) / np.exp(-x**2 / 2).sum()
         >>> low, high = duality_gap(x, p, p)
         >>> bool(low <= np.log(2) / 2 <= high), bool(high - low < 0.01)
-        (False, True)
+        (True, True)
     """
     cost = np.asarray(lattice, dtype=np.float64) ** 2
-    value, up, down = lattice_game(signal, noise)
+    value, up, down = lattice_game(_probabilities(signal, "signal"),
+                                   _probabilities(noise, "noise"))
     if cost.shape != up.shape:
         raise ValueError("each law has one probability for each of "
                          f"{cost.size} points: given {up.size}")

@@ -28,6 +28,9 @@ class Tail(Gaussianizer):
     `method` "deviation": δ from the mean absolute deviation and `steps` Newton
     steps; "newton": one Newton step from 0.
 
+    Raises `ValueError` for another method, a negative number of steps, or steps
+    of the method "newton".
+
     Example:
 
         >>> x = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0])

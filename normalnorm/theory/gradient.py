@@ -303,6 +303,8 @@ def gaussianized_gradient(
     `gaussianizer.fit`. `through_parameters=False` leaves out the terms through
     these. Shape and dtype of `u`; differentiable.
 
+    Source: @eq-any-gradient.
+
     Example:
 
         >>> u, grad = torch.tensor([1.0, 3.0, 5.0]), torch.eye(3)[0]

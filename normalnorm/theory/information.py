@@ -206,6 +206,8 @@ def normal(mean: float = 0.0, variance: float = 1.0) -> Law:
     `normal().variance` is 1.0; raises `ValueError` for a variance that is not
     positive and finite, as the six below.
 
+    `mean`, `variance`: of the law, by default 0 and 1.
+
     Example:
 
         >>> normal(variance=4.0).variance
@@ -290,6 +292,9 @@ def points(values: Iterable[float], probabilities: ArrayLike) -> Law:
 
 def mixture(weights: ArrayLike, laws: Iterable[Law]) -> Law:
     """The law that draws from `laws[i]` with probability `weights[i]`.
+
+    Raises `ValueError` for weights that are not probabilities, or not one for
+    each law.
 
     Example:
 

@@ -45,6 +45,9 @@ def random_rotation(d: int, generator: torch.Generator | None = None,
     """An orthogonal matrix of size d, uniformly distributed (Haar): QR of a
     normal matrix, with the signs of R's diagonal.
 
+    `generator`: PyTorch's own by default; float64 on the CPU unless `dtype` and
+    `device` say otherwise.
+
     Example:
 
         >>> q = random_rotation(3)

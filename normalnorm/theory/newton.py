@@ -215,6 +215,8 @@ def nll_derivatives(h: Tensor, lmbda: Tensor | float,
     """L'(λ) and L''(λ) of `yeo_johnson_nll` for any sample and any λ (of size 1
     along `dim`, which is kept).
 
+    Source: the quotient rule on the profile likelihood, chapter 220.
+
     Example:
 
         >>> k = standardized(torch.tensor([0.0, 1.0, 8.0]), -1)
@@ -268,6 +270,9 @@ def guaranteed_step(ratio: Tensor, k_range: Tensor) -> Tensor:
 def guaranteed_gain(ratio: Tensor, second: Tensor, k_range: Tensor) -> Tensor:
     """L''·((1+t)·log(1+t) − t)/K², t = K|δ|: what `guaranteed_step` lowers L by
     at least (@eq-guaranteed-gain).
+
+    `ratio`: L'/L'' at the present λ; `second`: L''; `k_range`: K, from
+    `range_of_s`. Nats per element.
 
     Example:
 
@@ -438,6 +443,8 @@ def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
 
     `dim` is kept with size 1 in both.
 
+    `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`.
+
     Example:
 
         >>> k = standardized(torch.tensor([0.0, 1.0, 8.0]), -1)
@@ -475,6 +482,9 @@ def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...],
                                safeguard: bool = False) -> Tensor:
     """`newton_lambda` for a sample that is standardized already (mean 0 and
     variance 1, or constant 0); `dim` is kept.
+
+    `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`. Source:
+    Eftekhari & Papyan (2025), Eqs. 5, 6.
 
     Example:
 

@@ -267,6 +267,8 @@ def power_transform_derivative(h: Tensor, lmbda: Tensor | float,
 
     Shapes, dtypes and errors as for `yeo_johnson`, which is k = 0.
 
+    Raises `ValueError` for k < 0.
+
     Example:
 
         >>> d = power_transform_derivative(torch.tensor(1.0), 0.0)

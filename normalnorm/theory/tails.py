@@ -51,6 +51,8 @@ def tail_nll_derivatives(
     """The first and second derivative of `tail_nll` in δ; at δ = 0 those from
     the right, the second of which differs from the one from the left.
 
+    `k`, `delta`, `dim` as for `tail_nll`; both of size 1 along `dim`.
+
     Example:
 
         >>> k = torch.tensor([-1.0, 1.0])               # its kurtosis is 1
@@ -85,6 +87,8 @@ def newton_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
                               light: bool = False) -> Tensor:
     """`newton_delta` for a sample that is standardized already (or constant 0);
     `dim` is kept.
+
+    `light` as for `newton_delta`.
 
     Example:
 
@@ -154,6 +158,8 @@ def tail_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
                             steps: int = 0) -> Tensor:
     """`tail_delta` for a sample that is standardized already (or constant 0);
     `dim` is kept.
+
+    `steps` as for `tail_delta`.
 
     Example:
 

@@ -230,6 +230,8 @@ def newton_schulz_residual(share: float, iterations: int) -> float:
 
     `share`: λ over the trace.
 
+    `iterations`: how many steps of Newton–Schulz.
+
     Example:
 
         >>> (newton_schulz_residual(0.25, 5) < 1e-5 < 0.9
@@ -282,6 +284,8 @@ def newton_schulz(cov: Tensor, eps: float = 0.0, iterations: int = 5) -> Tensor:
     1.5^iterations/√trace: few iterations whiten the large eigenvalues and leave
     the small ones small. ε is at least the rounding of the trace.
 
+    `cov`: Σ, symmetric and positive semidefinite; `eps`: ε.
+
     Example:
 
         >>> newton_schulz(torch.diag(torch.tensor([4.0, 1.0])), iterations=10)
@@ -311,6 +315,8 @@ def whitening_matrix(cov: Tensor, eps: float = 1e-5, method: str = "eigh",
     `iterations`.
 
     Raises `ValueError` for another method.
+
+    `eps`: ε, added to each eigenvalue.
 
     Example:
 

@@ -70,6 +70,10 @@ CASES = {
         (7,), dict(eps=1e-3, gaussianizer="Tail"), (2, 3, 7)),
     "FilterResponseNorm": ((5,), dict(gaussianizer="Power"), IMAGE),
     "FilterResponseNorm-bare": ((5,), dict(apply_act=False), VOLUME),
+    "BatchReNorm": ((5,), dict(eps=1e-3), IMAGE),
+    "EvoNorm2d": ((6, 2), dict(eps=1e-3, noise=0.3), (2, 6, 2, 3)),
+    "EvoNorm2d-power": ((6, 3), dict(gaussianizer="Power"), (2, 6, 2, 3)),
+    "PropagatedNorm": ((5,), {}, CHANNELS),
     "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS)}
 # classes that were part of the package once, whose states others load now: the
 # second argument was the gaussianizer

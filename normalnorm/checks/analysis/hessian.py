@@ -272,3 +272,32 @@ def _(largest_rate):
     assert after_descent(values, 1.01 * rate) > 1e4
     values[2] = -0.2
     assert after_descent(values, 0.1 * rate) > 1e2
+
+# %% ../../../nbs/460_analysis.hessian.ipynb
+def largest_of_head(classes, width=7):
+    """The eigenvalues of the cross-entropy of a linear classifier at zero
+    weights, in those weights, and those of the inputs' second moment.
+    """
+    z = torch.randn(60, width, dtype=torch.float64, device="cpu").exp()
+    y = torch.randint(classes, (60,), device="cpu")
+    w = torch.zeros(classes, width, dtype=torch.float64, device="cpu",
+                    requires_grad=True)
+    loss = lambda: nn.functional.cross_entropy(z @ w.T, y)
+    found = hessian.hessian_extremes(loss, [w], classes, 1)
+    return found.largest, torch.linalg.eigvalsh(z.T @ z / 60).flip(0)
+
+
+@claim("bnu-k-classes", source="rao2020, §6",
+       statement="at zero weights of a linear classifier of K classes each "
+                 "eigenvalue of the inputs' second moment gives K − 1 equal "
+                 "eigenvalues of the Hessian, 1/K as large: K − 1 outliers, "
+                 "not K, where the first moment dominates",
+       kind="estimate", verdict="holds", evidence="proof",
+       formula=lambda classes: classes - 1, mutant=lambda classes: classes)
+def _(outliers):
+    "Classifiers of 2, 3, 5 and 10 classes on positive features."
+    for classes in (2, 3, 5, 10):
+        largest, moments = largest_of_head(classes)
+        equal = (largest - moments[0] / classes).abs() < 1e-3 * largest[0]
+        assert equal.sum() == outliers(classes)
+        assert abs(largest[-1] - moments[1] / classes) < 1e-3 * largest[0]
