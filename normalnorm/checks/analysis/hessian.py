@@ -172,8 +172,8 @@ def _(density):
     for before in (64, 18, 18):
         layers += [nn.Linear(before, 18), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(18, 10)).cpu()
-    x = torch.randn(32, 64, device="cpu")
-    y = torch.randint(10, (32,), device="cpu")
+    x = torch.randn(16, 64, device="cpu")
+    y = torch.randint(10, (16,), device="cpu")
     loss = lambda: nn.functional.cross_entropy(model(x), y)
     values = torch.linalg.eigvalsh(dense(loss, model.parameters()))
     assert len(values) == 2044
@@ -192,7 +192,7 @@ def _(density):
        kind="theorem", verdict="holds", evidence="numerical",
        formula=hessian.hessian_density, mutant=unweighted)
 def _(density):
-    "n = 500, 20 probes of 40 steps, both smeared by 0.1."
+    "n = 500, ten probes of 30 steps, both smeared by 0.2."
     n, ratio = 500, 0.5
     draw = torch.randn(n, n, dtype=torch.float64, device="cpu")
     wigner = (draw + draw.T) / (2 * n)**0.5
@@ -204,13 +204,13 @@ def _(density):
                                                           * t)))
     for matrix, start, end, law in laws:
         loss, w = of_matrix(matrix)
-        found = density(loss, w, 20, 40)
+        found = density(loss, w, 10, 30)
         inner = torch.linspace(start, end, 2003, dtype=torch.float64)[1:-1]
         points = torch.linspace(start - 1, end + 1, 500, dtype=torch.float64)
         heights = law(inner) * (inner[1] - inner[0])
-        kernel = torch.exp(-((points[:, None] - inner) / 0.1).square() / 2)
-        expected = (kernel * heights).sum(1) / (0.1 * (2 * math.pi)**0.5)
-        apart = (found.at(points, 0.1)[0] - expected).abs()
+        kernel = torch.exp(-((points[:, None] - inner) / 0.2).square() / 2)
+        expected = (kernel * heights).sum(1) / (0.2 * (2 * math.pi)**0.5)
+        apart = (found.at(points, 0.2)[0] - expected).abs()
         assert torch.trapezoid(apart, points).item() < 0.06
 
 
