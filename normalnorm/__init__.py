@@ -9,14 +9,16 @@ every formula runs, and the PyTorch library derived in it.
 __all__ = []
 
 # %% ../nbs/index.ipynb #aba012a3
-_FUNCTIONS = {"to_normality": "conversion", "to_plain": "conversion",
-              "set_backend": "backends"}
+# what is public and no layer of the table
+_OTHERS = {"to_normality": "conversion", "to_plain": "conversion",
+           "set_backend": "backends", "ProxyNorm": "proxy_norm",
+           "to_proxy_norm": "proxy_conversion", "regnorm_penalty": "regnorm"}
 
 
 def _places() -> dict[str, str]:
-    """Name → module: of the functions, and of all layers, which are the
-    classes whose names end in Norm, Norm1d, …, in the index that the exporter
-    writes.
+    """Name → module: of these, and of all layers, which are the classes whose
+    names end in Norm, Norm1d, NormLinear, NormConv1d, …, in the index that the
+    exporter writes.
     """
     import re
 
@@ -25,9 +27,9 @@ def _places() -> dict[str, str]:
     layers = {name: module for module in modules
               for name in (s.removeprefix(f"{module}.")
                            for s in d["syms"][module])
-              if re.fullmatch(r"[A-Z]\w*Norm(\dd)?", name)}
+              if re.fullmatch(r"[A-Z]\w*Norm(Linear|(Conv)?\dd)?", name)}
     return layers | {name: f"normalnorm.layers.{module}"
-                     for name, module in _FUNCTIONS.items()}
+                     for name, module in _OTHERS.items()}
 
 
 def __getattr__(name: str):
@@ -36,7 +38,7 @@ def __getattr__(name: str):
     """
     if name == "__all__":
         return list(_places())
-    places = _places() if name in _FUNCTIONS or "Norm" in name else {}
+    places = _places() if name in _OTHERS or "Norm" in name else {}
     if name not in places:
         raise AttributeError(f"module 'normalnorm' has no attribute {name!r}; "
                              "the layers are "

@@ -32,6 +32,26 @@ from normalnorm.layers.normalizers import (
     LMBVNorm,
     RootMeanSquareNorm,
 )
+from normalnorm.layers.prelayer import (
+    PreLayerNormConv1d,
+    PreLayerNormConv2d,
+    PreLayerNormConv3d,
+    PreLayerNormLinear,
+)
+from normalnorm.layers.proxy_norm import (
+    ProxyNorm,
+)
+from normalnorm.layers.regnorm import (
+    PreRegNormConv1d,
+    PreRegNormConv2d,
+    PreRegNormConv3d,
+    PreRegNormLinear,
+    RegNormConv1d,
+    RegNormConv2d,
+    RegNormConv3d,
+    RegNormLinear,
+    regnorm_penalty,
+)
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
 )
@@ -41,6 +61,9 @@ from normalnorm.layers.sync_decorrelated import (
 )
 from normalnorm.layers.backends import (
     set_backend,
+)
+from normalnorm.layers.proxy_conversion import (
+    to_proxy_norm,
 )
 __all__ = [
     "LayerNormalNorm2d",
@@ -63,10 +86,25 @@ __all__ = [
     "FilterResponseNorm",
     "LMBVNorm",
     "RootMeanSquareNorm",
+    "PreLayerNormConv1d",
+    "PreLayerNormConv2d",
+    "PreLayerNormConv3d",
+    "PreLayerNormLinear",
+    "ProxyNorm",
+    "PreRegNormConv1d",
+    "PreRegNormConv2d",
+    "PreRegNormConv3d",
+    "PreRegNormLinear",
+    "RegNormConv1d",
+    "RegNormConv2d",
+    "RegNormConv3d",
+    "RegNormLinear",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
     "to_normality",
     "to_plain",
     "set_backend",
+    "to_proxy_norm",
+    "regnorm_penalty",
 ]

@@ -33,7 +33,19 @@ EVIDENCE = ("proof", "symbolic", "numerical", "experiment")
 
 @dataclass(frozen=True)
 class Claim:
-    "One statement of the ledger; made by `claim`, run by `verify`."
+    """One statement of the ledger; made by `claim`, run by `verify`.
+
+    `part`: the part of the book, the first digit of the chapter.
+
+    Example:
+
+        >>> def check(two):
+        ...     assert two + two == 4
+        >>> entry = Claim("sum", "textbook", "2 + 2 = 4", "identity", "holds",
+        ...               "proof", check, 2, 3, chapter="220_theory.newton")
+        >>> entry.part
+        2
+    """
     id: str
     source: str
     statement: str
@@ -60,6 +72,17 @@ class Claim:
 class Outcome:
     """What came out when a claim was run: `as recorded`, `not as recorded` or
     `skipped`.
+
+    `ok`: neither the check nor its mutant came out otherwise than recorded.
+
+    Example:
+
+        >>> def check(two):
+        ...     assert two + two == 4
+        >>> found = run_claim(Claim("sum", "textbook", "2 + 2 = 4", "identity",
+        ...                         "holds", "proof", check, 2, 3), mutant=True)
+        >>> found.ok, found.to_dict()["outcome"]
+        (True, 'as recorded')
     """
     claim: Claim
     outcome: str
@@ -137,6 +160,18 @@ def run_claim(claim: Claim, mutant: bool = False,
 
     Returns an `Outcome`. A claim whose optional packages are missing is
     reported as skipped.
+
+    `device`: where tensors are made.
+
+    Example:
+
+        >>> def check(two):
+        ...     assert two + two == 4
+        >>> entry = Claim("sum", "textbook", "2 + 2 = 4", "identity", "holds",
+        ...               "proof", check, formula=2, mutant=3)
+        >>> found = run_claim(entry, mutant=True)
+        >>> found.outcome, found.mutant
+        ('as recorded', 'rejected')
     """
     missing = [name for name in claim.requires
                if importlib.util.find_spec(name) is None]
@@ -179,14 +214,22 @@ def claim(id: str, *, source: str, statement: str, kind: str, verdict: str,
     Raises `ValueError` for an unknown kind, verdict or evidence, for a verdict
     "holds if" without a condition, and for an identifier that is taken.
 
+    `source`: of the statement, a key of the bibliography and a place, or
+    "textbook"; `statement`: in words or a formula.
+
     Example:
 
-        @claim("log-product", source="textbook", statement="log ab = log a + log
-        b", kind="identity",
-               verdict="holds", evidence="numerical", formula=math.log,
-               mutant=math.sqrt)
-        def _(log):
-            assert math.isclose(log(6.0), log(2.0) + log(3.0))
+        >>> import math
+        >>> from unittest.mock import patch
+        >>> with patch.dict(_LEDGER):                   # not to keep this one
+        ...     @claim("log-product", source="textbook",
+        ...            statement="log ab = log a + log b", kind="identity",
+        ...            verdict="holds", evidence="numerical", formula=math.log,
+        ...            mutant=math.sqrt)
+        ...     def _(log):
+        ...         assert math.isclose(log(6.0), log(2.0) + log(3.0))
+        ...     run_claim(_LEDGER["log-product"], mutant=True).mutant
+        'rejected'
     """
     _one_of("kind", kind, KINDS)
     _one_of("verdict", verdict, VERDICTS)
@@ -224,6 +267,11 @@ def ledger() -> list[Claim]:
     """All claims of the installed package, in the order of the book.
 
     Imports the checks of every chapter.
+
+    Example:
+
+        >>> len(ledger()) > 100
+        True
     """
     checks = importlib.import_module("normalnorm.checks")
     for module in pkgutil.walk_packages(checks.__path__, "normalnorm.checks."):
@@ -238,6 +286,14 @@ def select(part: int | None = None,
 
     Raises `KeyError` for an unknown identifier or a part without claims, and
     names near matches.
+
+    Example:
+
+        >>> [entry.verdict for entry in select(identifier="nn-yj")]
+        ['holds']
+        >>> select(identifier="nn-yjj")
+        Traceback (most recent call last):
+        KeyError: "no claim is called 'nn-yjj': did you mean nn-yj, ...
     """
     claims = ledger()
     if identifier is not None:
@@ -262,8 +318,10 @@ def verify(claims: Iterable[Claim] | None = None, mutants: bool = False,
     With `mutants`, each check is also run on its mutant, which it must reject.
     `device` is where tensors are made.
 
-    Example: `[o.claim.id for o in verify(mutants=True) if not o.ok]` is the
-    list of what did not come out as recorded.
+    Example:
+
+        >>> [(o.claim.id, o.ok) for o in verify(select(identifier="nn-yj"))]
+        [('nn-yj', True)]
     """
     for entry in ledger() if claims is None else claims:
         yield run_claim(entry, mutant=mutants, device=device)

@@ -13,7 +13,9 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -163,7 +165,8 @@ def _run(args: argparse.Namespace) -> int:
                               **wanted)
     except (train.TrainingDiverged, spread.SpreadError) as error:
         failed = error
-    print(tables.report(args.recipe, out=args.out))
+    if train.started()[0] == 0:
+        print(tables.report(args.recipe, out=args.out))
     if failed:
         print(f"normalnorm: {failed}", file=sys.stderr)
     return 1 if failed or _damaged(args.recipe, args.out) else 0
@@ -290,7 +293,13 @@ def _path(text: str) -> Path:
 
 
 def parser() -> argparse.ArgumentParser:
-    "The options of the `normalnorm` command."
+    """The options of the `normalnorm` command.
+
+    Example:
+
+        >>> parser().parse_args(["verify", "nn-yj", "--mutants"]).mutants
+        True
+    """
     main_parser = _Parser(
         prog="normalnorm",
         description="Check the book's formulas, run its experiments.")
@@ -387,18 +396,62 @@ def parser() -> argparse.ArgumentParser:
     return main_parser
 
 
+class _Terminated(BaseException):
+    "SIGTERM came: what batch systems and `kill` send."
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM ends the command as Ctrl-C does, workers included.
+
+    Not among the processes of torchrun: one that waits for another in PyTorch's
+    own code would not hear it.
+    """
+    from normalnorm.experiments.train import started
+
+    def end(number: int, frame: Any) -> None:
+        raise _Terminated
+    if (threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            or started()[1] > 1):
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_loss_of_another(error: RuntimeError) -> bool:
+    "Whether it says that another of torchrun's processes has ended."
+    from normalnorm.experiments.train import started
+    said = str(error)
+    return started()[1] > 1 and ("gloo" in said or "Connection" in said
+                                 or "NCCL" in said)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The `normalnorm` command; returns its exit status: 0, 1 where a claim did
-    not come out as recorded or a run failed, 2 for unusable arguments.
+    not come out as recorded or a run failed, 2 for unusable arguments, 130
+    after Ctrl-C, 143 after SIGTERM.
 
-    Example: `main(["verify", "nn-yj"])`.
+    Example:
+
+        >>> main(["verify", "nn-yj"])
+        ✓ nn-yj                      holds        numerical    ... s
+        1 claims (1 holds): 1 as recorded
+        0
+        >>> main(["run", "no-such-recipe"])
+        2
     """
     for stream in (sys.stdout, sys.stderr):  # a terminal without ✓ shows ?
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     args = parser().parse_args(arguments)
     try:
-        return args.function(args)
+        with _terminable():
+            return args.function(args)
     except BrokenPipeError:
         # `normalnorm list | head -1`: nobody reads the rest
         with contextlib.suppress(OSError, ValueError):
@@ -408,7 +461,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             NotImplementedError) as error:
         print(f"normalnorm: {_one_line(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("normalnorm: interrupted; what was finished is kept",
-              file=sys.stderr)
-        return 130
+    except RuntimeError as error:
+        if not _is_loss_of_another(error):
+            raise
+        print("normalnorm: another process of this torchrun has ended, and "
+              "says why; what was finished is kept, and the same command "
+              f"continues from it ({_one_line(error)})", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, _Terminated) as error:
+        ended = ("interrupted" if isinstance(error, KeyboardInterrupt)
+                 else "ended by SIGTERM")
+        print(f"normalnorm: {ended}; what was finished is kept, and the same "
+              "command continues from it", file=sys.stderr)
+        return 130 if isinstance(error, KeyboardInterrupt) else 143

@@ -31,6 +31,12 @@ from .names import near
 class LabError(ValueError):
     """The chapters cannot be found, copied or opened; the message says what to
     do.
+
+    Example:
+
+        >>> find_chapter("", {})
+        Traceback (most recent call last):
+        normalnorm.lab.LabError: the chapter is named '': expected its ...
     """
 
 
@@ -74,6 +80,14 @@ def _cells(path: Path) -> list[dict]:
 def chapter_titles(folder: Path) -> dict[str, str]:
     """File name → title, in reading order, of the notebooks in a folder; a file
     that is no notebook has its name as title.
+
+    Example:
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "1.ipynb")
+        ...     _ = path.write_text('{"cells": [{"source": ["# One step"]}]}')
+        ...     chapter_titles(Path(folder))
+        {'1.ipynb': 'One step'}
     """
     titles = {}
     for path in sorted(folder.glob("*.ipynb"),
@@ -92,8 +106,14 @@ def find_chapter(wanted: str, titles: dict[str, str]) -> str:
 
     Raises `LabError` where it names none or several.
 
-    Example: `find_chapter("newton", {"220_theory.newton.ipynb": "11 · One
-    Newton step"})` is "220_theory.newton.ipynb".
+    Example:
+
+        >>> titles = {"220_theory.newton.ipynb": "220 · One Newton step"}
+        >>> find_chapter("newton", titles), find_chapter("220", titles)
+        ('220_theory.newton.ipynb', '220_theory.newton.ipynb')
+        >>> find_chapter("whitening", titles)
+        Traceback (most recent call last):
+        normalnorm.lab.LabError: no chapter is called 'whitening': known ...
     """
     text = wanted.strip().lower().removesuffix(".ipynb")
     if not text:
@@ -122,6 +142,11 @@ class Copied(NamedTuple):
     """What `copy_chapters` did: the folder, and the files that were written,
     were there with the same cells, were there with other cells, or were put
     aside.
+
+    Example:
+
+        >>> Copied(Path("course"), ["1.ipynb"], [], [], []).written
+        ['1.ipynb']
     """
     folder: Path
     written: list[str]
@@ -153,7 +178,11 @@ def copy_chapters(folder: Path | str | None = None,
 
     Raises `LabError` where the folder has no name or cannot be written.
 
-    Example: `copy_chapters("course").written`.
+    Example:
+
+        >>> copy_chapters(" ")
+        Traceback (most recent call last):
+        normalnorm.lab.LabError: the folder for the chapters is named ' ': ...
     """
     if folder is not None and not str(folder).strip():
         raise LabError(f"the folder for the chapters is named {str(folder)!r}: "

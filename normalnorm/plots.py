@@ -54,8 +54,11 @@ def book_style() -> None:
 
     Example:
 
-        book_style()
-        plt.plot([0, 1], [0, 1])
+        >>> import matplotlib
+        >>> with matplotlib.rc_context():
+        ...     book_style()
+        ...     matplotlib.rcParams["axes.edgecolor"] == INK
+        True
     """
     try:
         import matplotlib
@@ -78,10 +81,18 @@ def svg(figure: "Figure") -> bytes:
     """The figure as SVG: the same bytes for the same figure, whenever it is
     drawn (with one version of matplotlib).
 
-    Example: `Path("figure.svg").write_bytes(svg(fig))`.
+    Example:
+
+        >>> from matplotlib.figure import Figure
+        >>> figure = Figure()
+        >>> _ = figure.subplots().plot([0, 1])
+        >>> svg(figure)[:5], svg(figure) == svg(figure)
+        (b'<?xml', True)
     """
+    import matplotlib
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata=METADATA)
+    with matplotlib.rc_context({"svg.hashsalt": STYLE["svg.hashsalt"]}):
+        figure.savefig(buffer, format="svg", metadata=METADATA)
     return buffer.getvalue()
 
 # %% ../nbs/720_plots.ipynb #3b3470d3
@@ -95,8 +106,18 @@ def qq_plot(ax: "Axes", sample: Any, label: str | None = None,
     spaced in rank with both ends kept; the line and R² are of all. Raises
     `ValueError` for fewer than three values or non-finite ones.
 
-    Example: `qq_plot(ax, torch.randn(1000))` draws points close to a line and
-    returns a number near 1.
+    `label`: for a legend; `color`: of the points, by default the next of the
+    style.
+
+    Example:
+
+        >>> from matplotlib.figure import Figure
+        >>> ax = Figure().subplots()
+        >>> bool(qq_plot(ax, range(100), "uniform") < 0.98)
+        True
+        >>> qq_plot(ax, [1.0, 2.0])
+        Traceback (most recent call last):
+        ValueError: a Q–Q plot needs at least 3 finite values: given 2 ...
     """
     import numpy as np
     from scipy.stats import probplot
@@ -126,8 +147,16 @@ def seed_dots(ax: "Axes", groups: dict[str, Any], unit: str) -> None:
     Showing every seed keeps a reader from taking the bar for the spread: the
     standard error shrinks with more seeds, the spread does not.
 
-    Example: `seed_dots(ax, {"BN": [88.1, 88.9, 88.4], "BNN": [88.8, 89.0,
-    89.3]}, unit="test accuracy (%)")`.
+    `unit`: the label of the vertical axis. Raises `ValueError` for a group of
+    one value, which has no standard error.
+
+    Example:
+
+        >>> from matplotlib.figure import Figure
+        >>> ax = Figure().subplots()
+        >>> seed_dots(ax, {"BN": [88.1, 88.9], "BNN": [88.8, 89.3]}, "accuracy")
+        >>> ax.get_ylabel()
+        'accuracy'
     """
     import numpy as np
     for i, (name, values) in enumerate(groups.items()):
@@ -160,9 +189,11 @@ def flow(arrows: list[str], stages: list[str] | None = None,
 
     Example:
 
-        fig, (before, after) = flow(["shift,\\nscale"])
-        before.hist(u); after.hist((u - u.mean()) / u.std())
-        fig, boxes = flow(["asks", "asks"], ["layer", "engine", "definition"])
+        >>> from matplotlib import pyplot as plt
+        >>> figure, panels = flow(["asks", "asks"], ["layer", "engine", ""])
+        >>> len(panels)
+        3
+        >>> plt.close(figure)
     """
     import matplotlib.pyplot as plt
     if not arrows:
@@ -323,10 +354,14 @@ def widget(markup: str, script: str, data: Any, fallback: "Figure",
 
     Example:
 
-        HTML(widget('<input type="range" aria-label="x"> <output></output>',
-                    'root.querySelector("input").oninput = e => {
-                    root.querySelector("output").value = data.unit +
-                    e.target.value }', {"unit": "€ "}, figure))
+        >>> from matplotlib.figure import Figure
+        >>> figure, script = Figure(), "root.textContent = data.x;"
+        >>> html = widget("<p></p>", script, {"x": 3}, figure, alt="A 3.")
+        >>> html == widget("<p></p>", script, {"x": 3}, figure, alt="A 3.")
+        True
+        >>> widget("<p></p>", "fetch('https://example.org')", 0, figure)
+        Traceback (most recent call last):
+        ValueError: a widget is self-contained: no address of a network, ...
     """
     numbers = json.dumps(data, ensure_ascii=False, allow_nan=False,
                          separators=(",", ":")).replace("<", "\\u003c")

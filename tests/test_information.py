@@ -321,6 +321,8 @@ def test_discrete_measures_against_scipy():
     lambda: blahut_arimoto(np.eye(2), [1.0, 2.0], 0.9),
     lambda: game.lattice_game([0.5, 0.5], [1.0]),
     lambda: game.duality_gap([0.0], [0.5, 0.5], [0.5, 0.5]),
+    lambda: game.duality_gap([0.0, 1.0], [1.0, 1.0], [0.5, 0.5]),
+    lambda: game.duality_gap([0.0, 1.0], [0.5, 0.5], [1.0, 1.0]),
     lambda: game.mirror_play([0.0, 1.0], [1.0, 0.0], [1.0, 1.0]),
     lambda: game.mirror_play([0.0, 1.0], [1.0, 1.0], [1.0, 1.0], rate=0.0),
     lambda: game.mirror_play([2.0, 3.0], [1.0, 1.0], [1.0, 1.0]),

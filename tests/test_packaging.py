@@ -196,6 +196,14 @@ def test_import_is_light():
     assert loaded == "[]"
 
 
+def test_weight_decay_knows_layers_that_nothing_has_imported():
+    assert python(
+        "from torch import nn\n"
+        "from normalnorm.layers.weight_decay import no_weight_decay\n"
+        "print(sorted(no_weight_decay(nn.BatchNorm1d(3))))"
+    ) == "['bias', 'weight']"
+
+
 def test_version():
     assert python("import normalnorm; print(normalnorm.__version__)") == "0.1.0"
 

@@ -588,11 +588,34 @@ def test_anchors_of_the_print_do_not_meet():
                          'xlink:href="#b--g"></use></svg>')
 
 
-def test_page_numbers_are_read_from_the_print():
-    printed = (b"%PDF\n7 0 obj\n<</Type /Page\n>>\n9 0 obj\n<</Type /Page\n>>\n"
-               b"5 0 obj\n<</b [9 0 R /XYZ 0 1 0]\n/b--x [9 0 R /XYZ 0 2 0]\n"
-               b"/a [7 0 R /XYZ 0 1 0]>>")
-    assert pdf.page_numbers(printed) == {"b": 2, "b--x": 2, "a": 1}
+@needs_browser
+def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
+    """Two articles on pages of their own, printed: the contents say where each
+    is, their links lead there, and so do the bookmarks.
+    """
+    pikepdf = pytest.importorskip("pikepdf")
+    soup = pytest.importorskip("bs4").BeautifulSoup
+    monkeypatch.setattr(pdf, "BOOK", tmp_path / "book.html")
+    monkeypatch.setattr(pdf, "CONTENTS", tmp_path / "contents.html")
+    monkeypatch.setattr(pdf, "PDF", tmp_path / "out.pdf")
+    monkeypatch.setattr(pdf, "head", lambda: "<style>article, nav { "
+                        "break-before: page }</style>")
+    listed = [("", ["nbs/a"]), ("Part I", ["nbs/b"])]
+    monkeypatch.setattr(pdf, "parts", lambda: listed)
+    articles = {f"nbs/{name}": soup(
+        f'<article class="bd-article" id="{name}"><h1>{name.upper()}'
+        '</h1><p>Words.</p></article>', "html.parser").article
+        for name in "ab"}
+    assert pdf.print_book(articles) == 4
+    with pikepdf.open(tmp_path / "out.pdf") as made:
+        assert pdf.page_numbers(made) == {"a": 3, "b": 4}
+        assert {str(a.Dest) for a in made.pages[1].Annots} == {"/a", "/b"}
+        with made.open_outline() as outline:
+            assert [x.title for x in outline.root] == ["A", "Part I"]
+            assert outline.root[1].children[0].title == "B"
+    numbers = re.findall(r'class="page">(\d+)<',
+                         (tmp_path / "contents.html").read_text())
+    assert numbers == ["3", "4"]
 
 
 def test_what_the_print_shows_of_folded_code():

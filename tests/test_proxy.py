@@ -16,6 +16,7 @@ from normalnorm.layers.engines import compiler, native
 from normalnorm.layers.proxy import (
     ACTIVATIONS,
     by_nodes,
+    by_pieces,
     piecewise_linear,
     proxy_statistics,
     quantile_nodes,
@@ -371,15 +372,14 @@ def test_parameters_that_need_no_gradient():
     ((torch.ones(3), None), {}, TypeError, "bias is None"),
     ((torch.ones(3), torch.ones(3)), {"activation": "rellu"}, ValueError,
      "relu"),
-    ((torch.ones(3), torch.ones(3)), {"activation": "gelu", "samples": None},
-     ValueError, "no closed form for 'gelu'.*identity, relu, leaky_relu"),
-    ((torch.ones(3), torch.ones(3)),
-     {"activation": torch.relu, "samples": None}, ValueError, "no closed form"),
     ((torch.ones(3), torch.ones(3)), {"samples": 0}, ValueError, "samples=0"),
     ((torch.ones(3), torch.ones(3)), {"samples": 2.5}, ValueError,
      "samples=2.5"),
     ((torch.ones(3), torch.ones(3)), {"activation": lambda y: y.sum(-1)},
-     ValueError, "element by element")])
+     ValueError, "element by element"),
+    ((torch.ones(3), torch.ones(3)),
+     {"activation": lambda y: y.sum(-1), "samples": None}, ValueError,
+     "element by element")])
 def test_errors(arguments, options, error, words):
     with pytest.raises(error, match=words):
         proxy_statistics(*arguments, **options)
@@ -397,3 +397,57 @@ def test_other_default_dtype():
     finally:
         torch.set_default_dtype(torch.float32)
         proxy._kernel_nodes.cache_clear()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_integrals_without_a_rule_s_bias(name):
+    """`samples=None` of each named activation, with shift and stretch, against
+    scipy; half precision in float32.
+    """
+    leaves = [torch.tensor([v], dtype=torch.float64)
+              for v in (-1.3, 0.4, 0.2, -0.1)]
+    weight, bias, shift, stretch = (v.item() for v in leaves)
+    m, t = bias + weight * shift, weight * (1 + stretch)
+    value = lambda u: BY_TORCH[name](
+        torch.tensor(m + t * u, dtype=torch.float64)).item()
+    integral = lambda f: scipy.integrate.quad(
+        lambda u: f(u) * scipy.stats.norm.pdf(u), -12, 12, points=[-m / t],
+        epsabs=1e-12, epsrel=1e-12)[0]
+    mean = integral(value)
+    var = integral(lambda u: (value(u) - mean) ** 2)
+    found = proxy_statistics(*leaves, name, None, 0.3)
+    np.testing.assert_allclose([v.item() for v in found], [mean, var],
+                               rtol=1e-9, atol=1e-9)
+    half = proxy_statistics(*(v.half() for v in leaves), name, None, 0.3)
+    assert all(v.dtype == torch.float32 for v in half)
+    np.testing.assert_allclose([v.item() for v in half], [mean, var], rtol=5e-3,
+                               atol=5e-3)
+
+
+def test_pieces_at_a_spread_of_zero_and_far_from_the_kink():
+    """A constant; the derivatives there; and a kink beyond the reach, on which
+    nothing depends.
+    """
+    m = torch.tensor([0.7, 0.0, -20.0], dtype=torch.float64).requires_grad_()
+    t = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).requires_grad_()
+    mean, var = by_pieces(m, t, F.silu)
+    torch.testing.assert_close(mean[:2], F.silu(m[:2]))
+    assert (var[:2] < 1e-30).all()
+    (by_m, by_t) = torch.autograd.grad(mean.sum(), (m, t))
+    slope = torch.autograd.grad(F.silu(m).sum(), m)[0]
+    torch.testing.assert_close(by_m[:2], slope[:2])
+    torch.testing.assert_close(by_t[:2], torch.zeros_like(by_t[:2]))
+    plain = by_pieces(m, t, F.silu, ())
+    torch.testing.assert_close(mean[2], plain[0][2])
+    torch.testing.assert_close(var[2], plain[1][2])
+
+
+def test_a_jump_of_the_function():
+    "Mean and derivative of a step: Φ(m/t) and ϕ(m/t)/t."
+    m, t = (torch.tensor([v], dtype=torch.float64, requires_grad=True)
+            for v in (0.5, 1.5))
+    mean, _ = by_pieces(m, t, lambda y: (y > 2).double(), (2.0,))
+    x = (0.5 - 2) / 1.5
+    assert abs(mean.item() - scipy.stats.norm.cdf(x)) < 1e-12
+    assert abs(torch.autograd.grad(mean, m)[0].item()
+               - scipy.stats.norm.pdf(x) / 1.5) < 1e-12

@@ -164,7 +164,7 @@ BAD = {
     "no schema": (lambda t: _changed(t, schema=None), "`schema` is nothing"),
     "schema true": (lambda t: _changed(t, schema=True), "`schema` is True"),
     "newer": (lambda t: _changed(t, schema=results.SCHEMA + 1),
-              "newer normalnorm .schema 4, this one knows 3.*upgrade"),
+              "newer normalnorm .schema 5, this one knows 4.*upgrade"),
     "only a name": (lambda t: '{"schema":1,"recipe":"known"}',
                     "metrics.*wall_seconds missing"),
     "no wall_seconds": (lambda t: _changed(t, wall_seconds=None),
@@ -217,6 +217,13 @@ BAD = {
                         '"digest": ""', '"digest": null'),
                     "`digest` is None: expected a text"),
     "no digest": (lambda t: _changed(t, digest=None), "digest missing"),
+    "drawn_hash of a number": (lambda t: _remade(t, drawn_hash=7),
+                               "`drawn_hash` is 7: expected a text or null"),
+    "drawn, and nothing is drawn": (
+        lambda t: _remade(t, drawn_hash="0" * 64),
+        "`drawn_hash` is '000.* it draws no training examples: expected null"),
+    "no processes": (lambda t: _remade(t, processes=0),
+                     "`processes` is 0: expected a whole number above 0"),
     "of an older schema, with a digest": (
         lambda t: _changed(t, schema=2), "`digest` is .* something was edited"),
     "without what its recipe shows": (
@@ -298,15 +305,75 @@ def test_a_digest_is_of_the_content_and_old_rows_have_none(known):
         rest = {k: row[k] for k in sorted(row) if k != "digest"}
         by_hand = hashlib.sha256(json.dumps(
             rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-        assert row["schema"] == 3 and row["digest"] == by_hand
+        assert row["schema"] == 4 and row["digest"] == by_hand
     text = tables.report("known", known)
     assert "a digest:" not in text
     for file in files[:3]:
-        file.write_text(_changed(_changed(file.read_text(), digest=None),
-                                 schema=2))
+        row = {name: value for name, value in json.loads(
+                   file.read_text()).items() if name not in
+               {**results._SINCE_3, **results._SINCE_4}}
+        file.write_text(json.dumps(row | {"schema": 2}))
     assert tables.report("known", known).replace(
         "scale smoke: 3 rows were made before rows had a digest: an edited "
         "number in them goes unnoticed\n\n", "", 1) == text
+
+
+def _drawing():
+    "Each seed draws its own 50 digits, and the arms of a seed the same."
+    configs = {arm: {"data": "digits", "arm": arm, "images": 50, "draw": True}
+               for arm in KNOWN}
+    return Recipe("known", "", (), {"smoke": configs},
+                  lambda config, seed, arm, **_: {
+                      "metrics": {"score": KNOWN[arm][seed]}},
+                  {"score": "score"}, (("a", "b"),), seeds={"smoke": 3})
+
+
+def test_a_row_names_the_examples_that_were_drawn(tmp_path, monkeypatch):
+    """By hand, from the positions; the identity is that of older rows, which
+    say nothing of it and are read as before; rows of one seed that drew other
+    examples make no pair.
+    """
+    import hashlib
+    recipe = _drawing()
+    results.run_recipe(recipe, "smoke", out=tmp_path)
+    for row in (found := results.rows(recipe, "smoke", tmp_path)):
+        positions = data.drawn(data.dataset("digits", "train"), 50,
+                               row["seed"]).numpy().astype("<i8")
+        assert row["drawn_hash"] == hashlib.sha256(
+            data.data_hash("digits").encode() + positions.tobytes()
+        ).hexdigest() == results.drawn_hash(row["config"], row["seed"])
+        assert row["hash"] == results.identity(
+            "known", row["arm"], row["config"], row["seed"],
+            data.data_hash("digits"))
+    assert len({row["drawn_hash"] for row in found}) == 3
+    files = sorted(tmp_path.rglob("*.json"))
+    text = files[0].read_text()
+    files[0].write_text(_remade(text, drawn_hash=None))
+    with pytest.raises(ResultsError, match="`drawn_hash` is None, and by its "
+                                           "configuration it draws training"):
+        results.read_row(files[0])
+    files[0].write_text(_remade(text, drawn_hash="0" * 64))
+    with pytest.raises(ResultsError, match="have the seed 0 and drew different"
+                                           "(.|\n)*no pair: delete the older"):
+        results.rows(recipe, "smoke", tmp_path, any_code=True)
+    old = {name: value for name, value in json.loads(text).items()
+           if name not in (*results._SINCE_4, "digest")} | {"schema": 3}
+    files[0].write_text(json.dumps(old | {"digest": results.digest(old)}))
+    assert len(results.rows(recipe, "smoke", tmp_path)) == 6
+    assert {job.state for job in results.plan(recipe, "smoke", out=tmp_path)
+            } == {"finished"}
+    said = tables.report(recipe, tmp_path)
+    assert ("1 row does not name the training examples that were drawn"
+            in " ".join(said.split()))
+
+
+def test_rows_of_several_processes_are_another_code(known):
+    assert len(results.rows("known", "smoke", known)) == 8
+    file = sorted(known.rglob("*.json"))[0]
+    file.write_text(_remade(file.read_text(), processes=2))
+    with pytest.raises(ResultsError,
+                       match="different code(.|\n)*2 processes together: 1 "):
+        results.rows("known", "smoke", known)
 
 
 def test_all_bad_rows_are_named_at_once_and_a_copy_counts_once(known):
@@ -517,7 +584,8 @@ def _first_schema(folder, source, commits):
             "schema": 1, "source": source, "commit": commit}
         file.write_text(json.dumps({key: value for key, value in row.items()
                                     if key not in
-                                    {**results._SINCE_2, **results._SINCE_3}}))
+                                    {**results._SINCE_2, **results._SINCE_3,
+                                     **results._SINCE_4}}))
 
 
 def test_rows_of_the_first_schema_are_known_by_commit_or_what_lies_beside(
@@ -989,6 +1057,25 @@ def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):
             and job.path.exists())
 
 
+def test_sigterm_ends_the_command_in_words(tmp_path, monkeypatch):
+    "In the middle of a run; status 143; afterwards SIGTERM is what it was."
+    import signal
+    def run(config, seed, arm, **_):
+        if seed == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"metrics": {"score": KNOWN[arm][seed]}}
+    for module in (results, tables):
+        monkeypatch.setattr(module, "recipes", lambda: {"known": _recipe(run)})
+    before = signal.getsignal(signal.SIGTERM)
+    status, out, err = _printed("run", "known", "--out", tmp_path)
+    assert status == 143 and not out and err.endswith(
+        "normalnorm: ended by SIGTERM; what was finished is kept, and the same "
+        "command continues from it\n")
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(list(tmp_path.rglob("*.json"))) == 4
+    assert not list(tmp_path.rglob("*.lock"))
+
+
 def test_runs_without_metrics_are_refused(tmp_path):
     for nothing in (None, {}, {"metrics": 3}, {"metrics": {}}):
         with pytest.raises(ValueError, match="without `metrics`"):
@@ -1113,6 +1200,227 @@ def test_twenty_kills_and_two_at_once_change_nothing(tmp_path):
             == sorted(f"{arm}{seed}" for arm in "ab" for seed in range(3)))
 
 
+# ---- several processes at one run ----
+
+TOGETHER = """
+import contextlib, errno, json, os, random, signal, socket, sys
+from pathlib import Path
+import torch
+import lightning_fabric
+from normalnorm import cli
+from normalnorm.experiments import results, train
+from normalnorm.experiments.recipes import first
+
+torch.set_num_threads(1)
+COMMAND = ["run", "first-experiment", "--arm", "ResNet BNN", "--seeds", "1",
+           "--device", "cpu"]
+
+def die_after_a_checkpoint():
+    write = train.write_atomically
+    def dying(path, *given):
+        write(path, *given)
+        os.kill(os.getpid(), signal.SIGKILL)
+    train.write_atomically = dying
+
+def full_disk():
+    def full(path, *given, **more):
+        raise OSError(errno.ENOSPC, f"no space left: {path}")
+    results.write_atomically = full
+
+def fail():
+    def broken(*given, **more):
+        raise ValueError("the second process cannot")
+    object.__setattr__(first.first_experiment, "run", broken)
+
+def nothing():
+    pass
+
+def together(name, out, sabotage=(nothing, nothing), more=((), ())):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(2):
+        pid = os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        # as torchrun starts it; forked, for imports take longer than runs
+        os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2",
+                       "LOCAL_WORLD_SIZE": "2", "RANK": str(rank),
+                       "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": str(port)}
+        status = 70
+        for number, kind in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{name}-{rank}.{kind}", os.O_WRONLY | os.O_CREAT),
+                    number)
+        try:
+            sabotage[rank]()
+            status = cli.main([*COMMAND, "--out", out, *more[rank]])
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+             for pid in children]
+    print(json.dumps([name, ended]), flush=True)
+
+together("again", "whole")
+together("killed", "killed", (die_after_a_checkpoint, nothing))
+together("elsewhere", "killed", more=((), ("--out", "nowhere")))
+together("full", "killed", (full_disk, nothing))
+together("resumed", "killed")
+together("one fails", "new", (nothing, fail))
+together("jobs", "new", more=(("--jobs", "2"),) * 2)
+row, = Path("whole").rglob("*.json")
+row.write_text(row.read_text().replace('"seed":0', '"seed":1'))
+together("damaged", "whole")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_command_under_torchrun(tmp_path):
+    """`torchrun` itself once; then two processes as it starts them, of which
+    one is killed, has a full disk or fails: the other ends, the same command
+    continues, and there is one row.
+    """
+    (tmp_path / "together.py").write_text(TOGETHER)
+    program = "import sys\nfrom normalnorm.cli import main\nsys.exit(main())"
+    (tmp_path / "command.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node",
+         "2", "command.py", "run", "first-experiment", "--arm", "ResNet BNN",
+         "--seeds", "1", "--device", "cpu", "--out", "whole"],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True,
+        timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # one of them reports
+    assert done.stdout.count("results in whole") == 1
+    assert done.stderr.count("epoch 2/2") == 1
+    file, = (tmp_path / "whole").rglob("*.json")
+    whole = results.read_row(file)
+    assert whole["processes"] == 2
+    assert not list(tmp_path.rglob("*.pt"))
+
+    done = subprocess.run([sys.executable, "together.py"], cwd=tmp_path,
+                          env=ENVIRONMENT, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ended = dict(map(json.loads, done.stdout.splitlines()))
+
+    def told(name, rank=0, kind="err"):
+        return (tmp_path / f"{name}-{rank}.{kind}").read_text()
+    assert ended["again"] == [0, 0] and "finished before" in told("again")
+    assert told("again", 1, "out") == "" and "results in" in told(
+        "again", 0, "out")
+    assert ended["killed"] == [-9, 1] and ended["one fails"] == [1, 2]
+    assert all("another process of this torchrun has ended" in said
+               for said in (told("killed", 1), told("one fails")))
+    assert ended["elsewhere"] == [2, 2]
+    for rank in range(2):
+        assert ("of 2 processes, some have read a checkpoint" in (
+                    said := told("elsewhere", rank))
+                and "(epochs done: 1, 0)" in said), said
+    assert ended["full"] == [2, 2]
+    for rank in range(2):
+        assert "normalnorm: " in told("full", rank) and (
+            "no space left" in told("full", rank))
+    assert ended["resumed"] == [0, 0]
+    assert "continued after epoch 2" in told("resumed")
+    again, = (results.read_row(path)
+              for path in (tmp_path / "killed").rglob("*.json"))
+    for row in (whole, again):
+        row["metrics"].pop("seconds")
+        for epoch in row["history"]:
+            epoch.pop("seconds")
+    for field in ("metrics", "history", "gaussianity", "test_right", "hash"):
+        assert again[field] == whole[field], field
+    assert "the second process cannot" in told("one fails", 1)
+    assert not list((tmp_path / "new").rglob("*.json"))
+    assert ended["jobs"] == [2, 2] and "--jobs" in told("jobs")
+    assert ended["damaged"] == [2, 2] and all(
+        "something was edited" in told("damaged", rank) for rank in range(2))
+
+
+# ---- a run of book scale: a command of its own ----
+
+def test_the_command_that_kills(tmp_path):
+    """At scale "smoke", where runs take half a second: each part counts what
+    it says, and comes to the row of an undisturbed run. (A killed worker:
+    tests/test_spread.py.)
+    """
+    out = tmp_path / "kills.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.kills", "--scale", "smoke", "--kills",
+         "2", "--flips", "2", "--skip", "worker", "--out", out], cwd=ROOT,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    parts = found["parts"]
+    assert found["failures"] == {} and found["source"] == results.source_hash()
+    assert parts["at_random_moments"]["kills"] == 2
+    assert parts["in_a_write"]["kills"] == 1
+    assert parts["sigterm"]["status"] == 143
+    assert "start the same command again" in parts["full_disk"]["message"]
+    assert parts["turned_bits"]["checkpoint"]["bits"] == 2
+    assert parts["turned_bits"]["row"]["bits"] == 6
+
+
+def test_the_command_that_kills_sees_a_wrong_row(tmp_path):
+    """A row with another number, one that is missing, one that is there twice
+    under another name, a checkpoint that stays: `settle` refuses each.
+    """
+    from tools import kills
+    row, = results.run_recipe(kills.RECIPE, "smoke", 1, tmp_path / "1",
+                              arms=[kills.OTHER], device="cpu")
+    expected = {kills.OTHER: kills.timeless(row)}
+    trial = kills.Trial("smoke", tmp_path / "1", (kills.OTHER,))
+    trial.start = lambda: _ended()
+
+    def _ended():
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        return process.pid
+    trial.settle(expected)
+    path, = trial.folder.rglob("*.json")
+    text = path.read_text()
+    for damage in (
+        lambda: path.write_text(_remade(text, metrics=row["metrics"]
+                                        | {"test_last": 12.5})),
+        lambda: path.write_text(text[:-30]), path.unlink,
+        lambda: path.with_name(f"copy-{path.name}").write_text(text),
+        lambda: (tmp_path / "1" / ".checkpoints" / "0.pt").touch()
+    ):
+        (tmp_path / "1" / ".checkpoints").mkdir(exist_ok=True)
+        damage()
+        with pytest.raises(AssertionError):
+            trial.settle(expected)
+        for other in path.parent.glob("copy-*"):
+            other.unlink()
+        path.write_text(text)
+    assert kills.timeless({"seconds": 1, "a": [{"seconds": 2, "b": 3}]}) == {
+        "a": [{"b": 3}]}
+
+
+@pytest.mark.book
+def test_what_came_out_of_the_kills():
+    """The committed outcome: twenty kills of runs of book scale, and no
+    failure, by the code of a commit of this repository.
+    """
+    found = json.loads((ROOT / "results" / "kills.json").read_text())
+    parts = found["parts"]
+    assert found["scale"] == "book" and found["failures"] == {}
+    assert parts["at_random_moments"]["kills"] >= 20
+    assert len(set(parts["at_random_moments"]["epochs done at each"])) > 10
+    assert parts["in_a_write"]["left a half-written file"] > 0
+    assert parts["worker"]["killed"] == 1 and "SIGTERM" in (
+        parts["sigterm"]["message"])
+    assert parts["turned_bits"]["checkpoint"]["bits"] >= 100
+    assert parts["turned_bits"]["row"]["bits"] >= 100
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
+    assert found["seconds"] > 20 * parts["undisturbed"]["seconds of a run"] / 2
+    there = _package(found["commit"], (".py", *results.NATIVE))
+    assert there in (None, found["source"])   # None: without the history
+
+
 # ---- the first experiment ----
 
 def test_paper_scale_says_what_is_missing(tmp_path, monkeypatch):
@@ -1140,7 +1448,7 @@ def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
                 "python", "commit", "source", "wall_seconds", "threads",
                 "processor", "instructions", "kernel", "backend"):
         assert key in row
-    assert (row["schema"] == results.SCHEMA == 3
+    assert (row["schema"] == results.SCHEMA == 4
             and row["source"] == results.source_hash())
     assert len(row["history"]) == row["config"]["train"]["epochs"] and any(
         "epoch 2/2" in line for line in lines)

@@ -292,6 +292,9 @@ def test_no_damaged_checkpoint_is_continued(tmp_path):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         flipped.append((f"bit {bit}", bytes(damaged)))
+    # both are as before where a checkpoint is refused, and making one of each
+    # for every try takes ten times as long as the tries
+    model, fabric = _model(), make_fabric()
     cuts = [(f"cut at {end}", whole[:end]) for end in (
                 *range(200), *range(200, len(whole), 997),
                 *range(len(whole) - 200, len(whole)))]
@@ -299,7 +302,7 @@ def test_no_damaged_checkpoint_is_continued(tmp_path):
                           ("hello", b"hello"), ("no last line", whole[:-73])]:
         file.write_bytes(content)
         with pytest.raises(CheckpointError) as error:
-            train(_model(), SMALL, SHORT, seed=1, checkpoint=file)
+            train(model, SMALL, SHORT, seed=1, checkpoint=file, fabric=fabric)
         assert re.search(r"cannot be read .*(a bit was turned|it was cut off)"
                          ".*: delete it to start the run again",
                          str(error.value)), (name, error.value)
@@ -1262,6 +1265,7 @@ def test_a_recipe_runs_in_two_processes_without_a_change(tmp_path):
 def test_one_of_several_processes_has_no_device_by_number(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="one of 2 processes of torchrun.*'cud"
                                          "a:1' is one device: give 'cuda'"):
         make_fabric("cuda:1")

@@ -618,6 +618,26 @@ def no_network(app, pagename, templatename, context, doctree):
                 str(f) + str(getattr(f, "attributes", ""))).lower()]
 
 
+def number_equations(app, pagename, templatename, context, doctree):
+    """A docstring points to an equation by its label, `@eq-x`; on the page it
+    is a link with the number.
+    """
+    body, math = context.get("body") or "", app.env.get_domain("math")
+
+    def link(match):
+        where = math.equations.get(match[1], (None,))[0]
+        number = app.env.toc_fignumbers.get(where, {}).get(
+            "displaymath", {}).get(f"equation-{match[1]}")
+        if not number:
+            return match[0]
+        uri = app.builder.get_relative_uri(pagename, where)
+        return (f'<a class="reference internal" href="{uri}#equation-{match[1]}'
+                f'">({".".join(map(str, number))})</a>')
+
+    if "@eq-" in body:
+        context["body"] = re.sub(r"@(eq-[\w-]*\w)", link, body)
+
+
 def number_as_files() -> None:
     """A chapter's number is that of its file, on the page, in the side bar, in
     figures and equations; Sphinx would count the chapters.
@@ -654,6 +674,7 @@ def setup(app):
     app.connect("doctree-resolved", inline_figures)
     # after the extensions that add scripts
     app.connect("html-page-context", no_network, priority=900)
+    app.connect("html-page-context", number_equations)
     app.connect("build-finished", finished)
     app.setup_extension("myst_nb")
     from myst_nb.sphinx_ import HideCodeCellNode

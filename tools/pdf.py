@@ -1,4 +1,5 @@
-"""`python -m tools.pdf`: the rendered book as one PDF, printed by Chromium.
+"""`python -m tools.pdf [--record]`: the rendered book as one PDF, printed by
+Chromium; with `--record`, pages, size and time go to `results/reading`.
 
 Contents, page numbers, bookmarks; solutions are opened. Code that the pages
 fold is left out: a check is its verdict and the module that has its code, an
@@ -8,8 +9,14 @@ The articles of the pages become one page, `_build/pdf/book.html`. Each anchor
 gets the name of its page in front, so that links within the book stay links and
 nothing meets. Scripts are left out, but for MathJax: what is interactive shows
 its still picture.
+
+The whole is printed once, with three zeros for each number of a page in the
+contents. Then it is known where everything lies; the contents are printed
+alone, which is quick, and put over the zeros.
 """
+import datetime
 import html
+import json
 import re
 import subprocess
 import sys
@@ -22,59 +29,13 @@ from tools.chapters import ROOT, Chapter, table_of_contents
 
 HTML = ROOT / "_build" / "html"
 BOOK = ROOT / "_build" / "pdf" / "book.html"
+CONTENTS = BOOK.with_name("contents.html")
 PDF = ROOT / "_build" / "normalnorm.pdf"
+RECORD = ROOT / "results" / "reading" / "print.json"
 SECONDS = 300
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
-PRINT = """
-@page { size: A4; margin: 14mm 13mm 16mm;
-    @bottom-center { content: counter(page); font: 9pt sans-serif; color: #555;
-    } }
-@page :first { @bottom-center { content: none; } }
-html { font-size: 11.8px; } body { background: none; line-height: 1.4; }
-.bd-article :is(p, ul, ol, table, figure, div.math, .admonition) {
-    margin-block: 0.5em; }
-.bd-article :is(div.cell, div.highlight, .cell_output, [class*=highlight-]) {
-    margin-block: 0.3em; }
-.bd-article pre { padding: 0.4em 0.7em; margin: 0; line-height: 1.3; }
-.bd-article h1 { font-size: 1.9em; margin: 0 0 0.5em; }
-.bd-article :is(h2, h3) { margin: 1.1em 0 0.4em; font-size: 1.3em; }
-.bd-article h3 { font-size: 1.1em; } .module-label { margin: 0.4em 0 0; }
-p.fold-line { margin: 0.2em 0; padding-left: 0; font-size: 0.88em; }
-p.fold-line code { background: none; border: none; padding: 0; }
-.bd-article { padding: 0; max-width: none; margin-top: 4em; }
-.bd-article.opens, nav.contents { break-before: page; margin-top: 0; }
-h1, h2, h3, h4, summary, .module-label { break-after: avoid; }
-figure, svg.figure-svg, img, div.math, p.claim, tr { break-inside: avoid;
-    } .admonition-title { break-after: avoid; }
-.bd-article pre { white-space: pre-wrap; overflow-wrap: break-word; }
-/* boxes that scroll or flex are not broken across pages */
-.bd-article :is(pre, .cell, .cell_input, .cell_output, .highlight,
-    [class*=highlight-], .math, .math mjx-container, .admonition, table) {
-  overflow: visible !important; break-inside: auto !important;
-}
-.bd-article :is(.cell, .highlight, [class*=highlight-]) { display: block; }
-.bd-article table, .bd-article table.ledger { display: table; overflow: visible;
-    overflow-wrap: break-word; } .bd-article table { font-size: 0.9em; }
-.bd-article table.ledger code, .verdict { white-space: normal;
-    } .bd-article table.ledger td:nth-child(2) { min-width: 0; }
-.bd-article table.ledger.stacked { width: 100%; table-layout: fixed;
-    } thead { break-after: avoid; } tr.chapter { break-after: avoid; }
-.bd-article table.ledger.stacked th:nth-child(1) { width: 19%;
-    } .bd-article table.ledger.stacked th:nth-child(2) { width: 36%; }
-.bd-article table.ledger.stacked th:nth-child(3) { width: 17%;
-    } .bd-article table.ledger.stacked th:nth-child(4) { width: 12%; }
-svg.figure-svg { max-width: 100%; height: auto; max-height: 230mm; }
-nav.contents { background: none; border: none; box-shadow: none; padding: 0; }
-.front { text-align: center; padding-top: 80mm; } .front h1 { font-size: 3em; }
-nav.contents ul { list-style: none; padding-left: 0; } nav.contents ul ul {
-    padding-left: 1.5em; font-size: 0.92em; } nav.contents a { color: inherit;
-text-decoration: none; }
-nav.contents .page { float: right; font-variant-numeric: tabular-nums; }
-nav.contents h2 { font-size: 1.1em; margin: 1em 0 0.2em; }
-"""
-
-
+PRINT = Path(__file__).with_name("print.css")
 LEFT_OUT = ("nbs/api",)     # a third of the pages; it is in the docstrings
 
 
@@ -208,32 +169,30 @@ def title(heading) -> str:
     return copy.strip()
 
 
-def line(heading, name: str, numbers: dict[str, int]) -> str:
-    """A line of the contents.
-
-    Where the number of the page is not known yet, it has the width of one.
-    """
-    return (
-        f'<a href="#{name}"><span '
-        f'class="page">{numbers.get(name, "000")}</span>{title(heading)}</a>')
+def sections(article) -> list[tuple]:
+    "(heading, anchor) of the sections of an article."
+    return [(h, h.find_parent("section")["id"]) for h in article.find_all("h2")
+            if h.find_parent("section")]
 
 
 def contents(articles: dict, numbers: dict[str, int]) -> str:
-    """The table of contents: parts, chapters, their sections, each a link with
-    the number of its page.
+    """The table of contents: parts, chapters with their page, and on the lines
+    below the titles of their sections. Each is a link.
+
+    Where the number of a page is not known yet, zeros have its width.
     """
     out = ['<nav class="contents"><h1>Contents</h1>']
     for caption, pages in parts():
         out.append(
             f"<h2>{html.escape(caption)}</h2><ul>" if caption else "<ul>")
         for article in map(articles.get, filter(articles.get, pages)):
-            sections = [(h, h.find_parent("section")["id"])
-                        for h in article.find_all("h2")
-                        if h.find_parent("section")]
-            inner = "".join(f"<li>{line(h, name, numbers)}</li>"
-                            for h, name in sections)
-            out.append(f'<li>{line(article.find("h1"), article["id"], numbers)}'
-                       f'<ul>{inner}</ul></li>')
+            name = article["id"]
+            inner = "".join(f'<li><a href="#{at}">{title(h)}</a></li>'
+                            for h, at in sections(article))
+            out.append(
+                f'<li><a href="#{name}"><span class="page">'
+                f'{numbers.get(name, "000")}</span>'
+                f'{title(article.find("h1"))}</a> <ul>{inner}</ul></li>')
         out.append("</ul>")
     return "\n".join([*out, "</nav>"])
 
@@ -250,59 +209,111 @@ def head() -> str:
     return "\n".join(
         ['<meta charset="utf-8"><title>normalnorm</title>',
          *(f'<link rel="stylesheet" href="../html/{s}">' for s in sheets),
-         f"<style>{PRINT}</style>",
+         f"<style>{PRINT.read_text(encoding='utf-8')}</style>",
          f"<script>{settings[1] if settings else 'window.MathJax = {}'};"
          "MathJax.options = {...MathJax.options, enableMenu: false, "
          "enableAssistiveMml: false}</script>",
          '<script defer src="../html/_static/mathjax/tex-chtml.js"></script>'])
 
 
-def write_book(articles: dict, numbers: dict[str, int]) -> None:
-    "Writes `_build/pdf/book.html`."
-    front = ('<div class="front"><h1>normalnorm</h1><p>The book of the '
-             'package, as it was rendered</p><p>Folded code and the API are '
-             'not printed: they are on its pages, in the package '
-             '<code>normalnorm</code> and in its docstrings. <code>normalnorm '
-             'verify</code> runs the checks.</p></div>')
+FRONT = """<div class="front"><h1>normalnorm</h1><p>The book of the package, as
+it was rendered</p><p>Folded code and the API are not printed: they are on its
+pages, in the package <code>normalnorm</code> and in its docstrings.
+<code>normalnorm verify</code> runs the checks.</p></div>"""
+
+
+def write(file: Path, *body: str) -> None:
+    "A page of HTML with the book's head."
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        '<!DOCTYPE html><html lang="en" data-theme="light" '
+        f'data-mode="light"><head>{head()}</head><body>'
+        + "\n".join(body) + "</body></html>", encoding="utf-8")
+
+
+def printed_as_pdf(file: Path, to: Path) -> Path:
+    """Chromium prints a file.
+
+    Virtual time stands still while scripts work, so that every formula is set
+    before the page is printed. Without tags, which are half of the bytes: who
+    listens to the book has its pages.
+    """
+    to.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        line = browser.command(
+            browser.chromium(), folder, "--virtual-time-budget=60000",
+            "--no-pdf-header-footer", "--disable-pdf-tagging",
+            f"--print-to-pdf={to}", file.as_uri())
+        done = subprocess.run(line, capture_output=True, text=True,
+                              errors="replace", timeout=SECONDS)
+    if not to.exists():
+        raise RuntimeError(f"Chromium printed nothing\n{done.stderr[-2000:]}")
+    return to
+
+
+def page_numbers(pdf) -> dict[str, int]:
+    "Anchor → page, from the named destinations of a PDF of Chromium's."
+    pages = {page.objgen: i for i, page in enumerate(pdf.pages, 1)}
+    return {str(name).lstrip("/"): pages[there[0].objgen]
+            for name, there in pdf.Root.Dests.items()}
+
+
+def put_over(pdf, contents) -> None:
+    """The second and later pages of `contents` take the place of what is seen
+    on these pages of `pdf`, whose links stay.
+    """
+    for old, new in zip(pdf.pages[1:len(contents.pages)], contents.pages[1:]):
+        fresh = pdf.copy_foreign(new.obj)
+        old.obj.Contents, old.obj.Resources = fresh.Contents, fresh.Resources
+
+
+def plain(heading) -> str:
+    "A heading without marks, as bookmarks have it."
+    return re.sub(r"\\[()]|\s+", " ", heading.get_text()).strip()
+
+
+def bookmarks(articles: dict, numbers: dict[str, int]) -> list:
+    "Parts, chapters, sections, for the outline of the PDF."
+    from pikepdf import OutlineItem
+    top = []
+    for caption, pages in parts():
+        listed = []
+        for article in map(articles.get, filter(articles.get, pages)):
+            listed.append(OutlineItem(plain(article.find("h1")),
+                                      numbers[article["id"]] - 1))
+            listed[-1].children.extend(
+                OutlineItem(plain(h), numbers[name] - 1)
+                for h, name in sections(article) if name in numbers)
+            listed[-1].is_closed = True
+        if caption and listed:
+            part = OutlineItem(caption, numbers[articles[next(
+                filter(articles.get, pages))]["id"]] - 1)
+            part.children.extend(listed)
+            listed = [part]
+        top += listed
+    return top
+
+
+def print_book(articles: dict) -> int:
+    "Writes the PDF; how many pages it has."
+    import pikepdf
     for _, pages in printed():          # a part begins on a page of its own
         if pages:
             articles[pages[0]]["class"] = [*articles[pages[0]]["class"],
                                            "opens"]
-    body = "\n".join([front, contents(articles, numbers),
-                      *map(str, articles.values())])
-    BOOK.parent.mkdir(parents=True, exist_ok=True)
-    BOOK.write_text(
-        '<!DOCTYPE html><html lang="en" data-theme="light" '
-        f'data-mode="light"><head>{head()}</head><body>{body}</body></html>',
-        encoding="utf-8")
-
-
-def page_numbers(pdf: bytes) -> dict[str, int]:
-    """Anchor → page, from the named destinations; Chromium writes these, and
-    the pages in their order, as plain objects.
-    """
-    pages = {number: i for i, number in enumerate(
-                 re.findall(rb"\n(\d+) 0 obj\n<</Type /Page\n", pdf), 1)}
-    return {name.decode(): pages[page] for name, page in re.findall(
-                rb"/([\w-]+) \[(\d+) 0 R /XYZ", pdf) if page in pages}
-
-
-def print_book() -> None:
-    """Chromium prints `book.html`.
-
-    Virtual time stands still while scripts work, so that every formula is set
-    before the page is printed.
-    """
-    PDF.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        line = browser.command(
-            browser.chromium(), folder, "--virtual-time-budget=60000",
-            "--no-pdf-header-footer", "--generate-pdf-document-outline",
-            f"--print-to-pdf={PDF}", BOOK.as_uri())
-        done = subprocess.run(line, capture_output=True, text=True,
-                              errors="replace", timeout=SECONDS)
-    if not PDF.exists():
-        raise RuntimeError(f"Chromium printed nothing\n{done.stderr[-2000:]}")
+    write(BOOK, FRONT, contents(articles, {}), *map(str, articles.values()))
+    whole = printed_as_pdf(BOOK, BOOK.with_suffix(".pdf"))
+    with pikepdf.open(whole) as pdf:
+        numbers = page_numbers(pdf)
+        write(CONTENTS, FRONT, contents(articles, numbers))
+        first = printed_as_pdf(CONTENTS, CONTENTS.with_suffix(".pdf"))
+        with pikepdf.open(first) as alone:
+            put_over(pdf, alone)
+        with pdf.open_outline() as outline:
+            outline.root.extend(bookmarks(articles, numbers))
+        pdf.save(PDF, object_stream_mode=pikepdf.ObjectStreamMode.generate,
+                 recompress_flate=True)
+        return len(pdf.pages)
 
 
 def main() -> int:
@@ -312,15 +323,17 @@ def main() -> int:
         return 1
     pages = [page for _, listed in printed() for page in listed]
     articles = {page: article_of(page, set(pages)) for page in pages}
-    numbers = {}
-    for _ in range(3):  # first without the numbers of the pages, then with them
-        write_book(articles, numbers)
-        print_book()
-        before, numbers = numbers, page_numbers(PDF.read_bytes())
-        if numbers == before:
-            break
-    print(f"The PDF: {PDF} ({PDF.stat().st_size / 1e6:.1f} MB, "
-          f"{time.perf_counter() - start:.0f} s)")
+    count = print_book(articles)
+    seconds, size = time.perf_counter() - start, PDF.stat().st_size / 1e6
+    print(f"The PDF: {PDF} ({count} pages, {size:.1f} MB, {seconds:.0f} s)")
+    if "--record" in sys.argv[1:]:
+        commit = subprocess.run("git rev-parse --short HEAD".split(), cwd=ROOT,
+                                capture_output=True, text=True).stdout.strip()
+        RECORD.write_text(json.dumps(
+            {"date": f"{datetime.date.today()}", "commit": commit,
+             "chapters": len(pages), "pages": count,
+             "megabytes": round(size, 1), "seconds": round(seconds)},
+            indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -21,7 +21,10 @@ def normal_quantiles(n: int,
 
     Raises `ValueError` for `n` < 1. Source: Filliben, Technometrics 17 (1975).
 
-    Example: `normal_quantiles(3)` is (−0.8193, 0, 0.8193).
+    Example:
+
+        >>> normal_quantiles(3).round(decimals=4)
+        tensor([-0.8193,  0.0000,  0.8193], dtype=torch.float64)
     """
     if n < 1:
         raise ValueError(f"a sample has at least one element: n={n}")
@@ -55,8 +58,13 @@ def each_sample(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor,
     Raises `TypeError` for integer or complex input, `ValueError` for fewer than
     `least` elements along `dim`.
 
-    Example: `each_sample(lambda rows: (rows.mean(-1),), x, dim=-1, least=2,
-    name="skew")[0]` is how far each mean is from the middle of the range.
+    Example:
+
+        >>> def middle(rows):
+        ...     return (rows[:, rows.shape[1] // 2],)
+        >>> x = torch.tensor([[9.0, 1.0, 3.0], [2.0, 2.0, 2.0]])
+        >>> each_sample(middle, x, -1, 3, "middle")
+        (tensor([-0.5000,     nan], dtype=torch.float64),)
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(
@@ -147,8 +155,10 @@ def normalizers(model: nn.Module) -> dict[str, nn.Module]:
     the order of registration: modules with `num_features`, `num_groups` or
     `normalized_shape`.
 
-    Example: `list(normalizers(nn.Sequential(nn.Linear(3, 4),
-    nn.LayerNorm(4))))` is `["1"]`.
+    Example:
+
+        >>> list(normalizers(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))))
+        ['1']
     """
     return {name: module for name, module in model.named_modules()
             if _kind(module)}
@@ -186,8 +196,12 @@ def pre_affine(model: nn.Module, inputs: Tensor,
 
     Raises `ValueError` for a model without normalizers, or an unknown `by`.
 
-    Example: `pre_affine(nn.Sequential(nn.BatchNorm1d(4)), torch.randn(32,
-    4))["0"].shape` is (4, 32).
+    Example:
+
+        >>> model = nn.Sequential(nn.BatchNorm1d(4))
+        >>> found = pre_affine(model, torch.randn(32, 4))
+        >>> {name: tuple(x.shape) for name, x in found.items()}
+        {'0': (4, 32)}
     """
     if by not in ("unit", "channel"):
         raise ValueError(

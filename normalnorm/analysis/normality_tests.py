@@ -25,6 +25,13 @@ class NormalityTest(NamedTuple):
     the probability of one as extreme under normality.
 
     In float64.
+
+    Example:
+
+        >>> from normalnorm.analysis.gaussianity import normal_quantiles
+        >>> found = dagostino(normal_quantiles(100))
+        >>> bool(found.p > 0.5)
+        True
     """
     statistic: Tensor
     p: Tensor
@@ -45,7 +52,10 @@ def shapiro_weights(n: int, device: torch.device | str | None = None) -> Tensor:
     Raises `ValueError` for `n` < 3. Source: Royston, Applied Statistics 44
     (1995), algorithm AS R94.
 
-    Example: `shapiro_weights(3)` is (−0.7071, 0, 0.7071).
+    Example:
+
+        >>> shapiro_weights(3).round(decimals=4)
+        tensor([-0.7071,  0.0000,  0.7071], dtype=torch.float64)
     """
     if n < 3:
         raise ValueError(

@@ -30,6 +30,12 @@ def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
 
     `fill`: a number, or one for each channel, shape (C, 1, 1). Source: the
     papers' `RandomCrop(32, padding=4)`.
+
+    Example:
+
+        >>> crops = random_crop(torch.ones(2, 3, 8, 8), pad=2, fill=0.0)
+        >>> crops.shape, crops.unique().tolist()[-1]
+        (torch.Size([2, 3, 8, 8]), 1.0)
     """
     b, c, h, w = x.shape
     big = torch.empty(b, c, h + 2 * pad, w + 2 * pad, dtype=x.dtype,
@@ -45,7 +51,14 @@ def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
 
 
 def random_flip(x: Tensor, probability: float = 0.5) -> Tensor:
-    "Each image of (B, C, H, W) mirrored left to right with `probability`."
+    """Each image of (B, C, H, W) mirrored left to right with `probability`.
+
+    Example:
+
+        >>> x = torch.tensor([[[[1.0, 2.0]]]])
+        >>> random_flip(x, probability=1.0)
+        tensor([[[[2., 1.]]]])
+    """
     mirrored = (torch.rand(len(x)) < probability).to(x.device)
     return torch.where(mirrored[:, None, None, None], x.flip(3), x)
 
@@ -57,6 +70,12 @@ def warp(x: Tensor, matrix: Tensor, shift: Tensor,
 
     `matrix`: (B, 2, 2). `shift`: (B, 2), by how much the content moves if
     `matrix` is the identity. Outside the image lies `fill`.
+
+    Example:
+
+        >>> x = torch.tensor([[[[1.0, 2.0, 3.0]]]])
+        >>> warp(x, torch.eye(2)[None], torch.tensor([[1.0, 0.0]]), fill=9.0)
+        tensor([[[[9., 1., 2.]]]])
     """
     b, _, h, w = x.shape
     half = torch.tensor([w / 2, h / 2], dtype=torch.float64)
@@ -74,6 +93,12 @@ def warp(x: Tensor, matrix: Tensor, shift: Tensor,
 def rotation(degrees: Tensor) -> Tensor:
     """The matrices of `warp`, (B, 2, 2), that turn the content
     counter-clockwise by `degrees`, (B,).
+
+    Example:
+
+        >>> rotation(torch.tensor([90.0])).round(decimals=6).int()
+        tensor([[[ 0, -1],
+                 [ 1,  0]]], dtype=torch.int32)
     """
     angle = degrees.double() * (math.pi / 180)
     cos, sin = angle.cos(), angle.sin()
@@ -85,6 +110,14 @@ def resized_crop_boxes(count: int, height: int, width: int,
                        smallest: float = 0.08) -> Tensor:
     """Random rectangles (left, top, width, height), float64 of shape (count,
     4): ten tries each as described, the whole middle if none fits.
+
+    `smallest`: the least share of the image's area.
+
+    Example:
+
+        >>> left, top, width, height = resized_crop_boxes(5, 32, 24).unbind(1)
+        >>> bool(((left + width <= 24) & (top + height <= 32)).all())
+        True
     """
     area = height * width * (
         smallest + (1 - smallest) * torch.rand(count, 10, dtype=torch.float64))
@@ -111,6 +144,13 @@ def random_resized_crop(x: Tensor, size: int, smallest: float = 0.08) -> Tensor:
     `size` × `size`.
 
     Source: the papers' `RandomResizedCrop`.
+
+    `smallest`: the least share of the image's area.
+
+    Example:
+
+        >>> random_resized_crop(torch.rand(2, 3, 32, 24), 16).shape
+        torch.Size([2, 3, 16, 16])
     """
     b, c, h, w = x.shape
     left, top, width, height = resized_crop_boxes(b, h, w, smallest).unbind(1)
@@ -128,6 +168,11 @@ def random_resized_crop(x: Tensor, size: int, smallest: float = 0.08) -> Tensor:
 def resize(x: Tensor, size: int) -> Tensor:
     """Images (B, C, H, W) with the shorter side brought to `size`, bilinear,
     with antialiasing when it shrinks; the ratio of sides is kept.
+
+    Example:
+
+        >>> resize(torch.rand(2, 3, 32, 64), 16).shape
+        torch.Size([2, 3, 16, 32])
     """
     h, w = x.shape[2:]
     short = min(h, w)
@@ -139,6 +184,12 @@ def resize(x: Tensor, size: int) -> Tensor:
 def centre_crop(x: Tensor, size: int) -> Tensor:
     """The middle `size` × `size` pixels of images (B, C, H, W); `ValueError`
     for smaller images.
+
+    Example:
+
+        >>> centre_crop(torch.arange(16.0).view(1, 1, 4, 4), 2)
+        tensor([[[[ 5.,  6.],
+                  [ 9., 10.]]]])
     """
     h, w = x.shape[2:]
     if size > min(h, w):
@@ -159,7 +210,14 @@ def _kornia() -> Any:
 
 
 def grey(v: Tensor) -> Tensor:
-    "The grey version (B, 1, H, W) of images with one or three channels."
+    """The grey version (B, 1, H, W) of images with one or three channels.
+
+    Example:
+
+        >>> pixel = torch.tensor([1.0, 0.5, 0.0]).view(1, 3, 1, 1)
+        >>> round(grey(pixel).item(), 4)        # 0.299·red + 0.587·green
+        0.5925
+    """
     if v.shape[1] == 1:
         return v
     return (v * torch.tensor([0.299, 0.587, 0.114], dtype=v.dtype,
@@ -170,6 +228,12 @@ def grey(v: Tensor) -> Tensor:
 def blend(v: Tensor, plain: Tensor | float, factor: Tensor) -> Tensor:
     """factor · v + (1 − factor) · plain, clipped to [0, 1]; one factor for each
     image.
+
+    Example:
+
+        >>> v = torch.tensor([0.5, 0.9]).view(1, 1, 1, 2)
+        >>> blend(v, 0.0, torch.tensor([1.5]))          # brighter, clipped
+        tensor([[[[0.7500, 1.0000]]]])
     """
     factor = factor.to(v.device, v.dtype)[:, None, None, None]
     return (factor * v + (1 - factor) * plain).clamp(0, 1)
@@ -181,6 +245,12 @@ def random_jitter(v: Tensor, strength: float, hue: float = 0.0) -> Tensor:
     the circle.
 
     Raises `ImportError` for a hue without kornia.
+
+    Example:
+
+        >>> v = random_jitter(torch.rand(2, 3, 8, 8), strength=0.4)
+        >>> v.shape, bool((v >= 0).all() and (v <= 1).all())
+        (torch.Size([2, 3, 8, 8]), True)
     """
     plain: list[Callable[[Tensor], Tensor | float]] = [
         lambda v: 0.0, lambda v: grey(v).mean((1, 2, 3), keepdim=True), grey]
@@ -245,6 +315,11 @@ def rand_augment(v: Tensor, count: int = 2, magnitude: float = 9.0) -> Tensor:
 
     Raises `ImportError` without kornia. Source: Cubuk et al. 2020,
     arXiv:1909.13719.
+
+    Example:
+
+        >>> rand_augment(torch.rand(2, 3, 8, 8), count=1).shape
+        torch.Size([2, 3, 8, 8])
     """
     _kornia()
     names = list(OPERATIONS)
@@ -264,6 +339,12 @@ def rand_augment(v: Tensor, count: int = 2, magnitude: float = 9.0) -> Tensor:
 def as_probabilities(y: Tensor, classes: int) -> Tensor:
     """Labels (B,) as float32 probabilities (B, classes); probabilities are
     returned as they are.
+
+    Example:
+
+        >>> as_probabilities(torch.tensor([0, 2]), classes=3)
+        tensor([[1., 0., 0.],
+                [0., 0., 1.]])
     """
     return (y if y.is_floating_point()
             else nn.functional.one_hot(y, classes).float())
@@ -279,6 +360,15 @@ def mixup(x: Tensor, y: Tensor, classes: int,
     partner; labels come back as probabilities (B, classes).
 
     Source: Zhang et al. 2018, arXiv:1710.09412.
+
+    `alpha`: the weight is drawn from the law Beta(`alpha`, `alpha`), for the
+    whole batch.
+
+    Example:
+
+        >>> x, y = mixup(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]), 3)
+        >>> x.shape, torch.allclose(y.sum(1), torch.ones(4))
+        (torch.Size([4, 1, 8, 8]), True)
     """
     weight, partner, y = (_beta(alpha), torch.randperm(len(x)).to(x.device),
                           as_probabilities(y, classes))
@@ -292,6 +382,15 @@ def cutmix(x: Tensor, y: Tensor, classes: int,
     weighted by area, as probabilities (B, classes).
 
     Source: Yun et al. 2019, arXiv:1905.04899.
+
+    `alpha`: the share that stays is drawn from the law Beta(`alpha`, `alpha`),
+    for the whole batch.
+
+    Example:
+
+        >>> x, y = cutmix(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]), 3)
+        >>> x.shape, torch.allclose(y.sum(1), torch.ones(4))
+        (torch.Size([4, 1, 8, 8]), True)
     """
     h, w = x.shape[2:]
     side, partner, y = (math.sqrt(1 - _beta(alpha)),
@@ -354,6 +453,16 @@ class Augmentation(nn.Module):
     device and its labels, gives both changed; has no weights.
 
     `steps`: parsed entries; `known`: the data set's `Info`.
+
+    Example:
+
+        >>> from normalnorm.experiments.data import info
+        >>> change = augmentation(["crop 1", "mixup 1"], info("digits"))
+        >>> isinstance(change, Augmentation)
+        True
+        >>> x, y = change(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]))
+        >>> x.shape, y.shape
+        (torch.Size([4, 1, 8, 8]), torch.Size([4, 10]))
     """
 
     def __init__(self, steps: Sequence[tuple[str, tuple[Any, ...]]],

@@ -31,7 +31,14 @@ from ..names import near
 
 # %% ../../nbs/730_experiments.data.ipynb #96fae973
 class DataError(ValueError):
-    "Data that is missing, damaged or not known; the message says what to do."
+    """Data that is missing, damaged or not known; the message says what to do.
+
+    Example:
+
+        >>> Tensors(torch.ones(2), torch.ones(3))
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: 2 inputs and 3 targets: a ...
+    """
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,12 @@ class Info:
     the vocabulary of a text. `sizes`: examples per split. `mean`, `std`: of
     pixels between 0 and 1, by channel, what standardization used; empty where
     it has no meaning.
+
+    Example:
+
+        >>> known = info("digits")
+        >>> known.shape, known.sizes["train"]
+        ((1, 8, 8), 1197)
     """
     name: str
     title: str
@@ -77,6 +90,11 @@ _SHIPPED = {
 def data_folder() -> Path:
     """Where the shipped files lie: beside this module, or the folder named by
     the environment variable NORMALNORM_DATA.
+
+    Example:
+
+        >>> (data_folder() / info("digits").file).exists()
+        True
     """
     return Path(os.environ.get("NORMALNORM_DATA")
                 or Path(__file__).parent / "data_files")
@@ -89,6 +107,16 @@ def read_archive(
     `DataError` says what is wrong and what to do.
 
     `tool` makes the file in a checkout.
+
+    Example:
+
+        >>> known = info("digits")
+        >>> arrays = read_archive(data_folder() / known.file, known.sha256)
+        >>> arrays["test_labels"].dtype.kind
+        'u'
+        >>> read_archive(Path("missing.npz"), known.sha256)
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: missing.npz does not exist: ...
     """
     cure = ("reinstall normalnorm (pip install --force-reinstall normalnorm), "
             f"or in a checkout: python {tool}")
@@ -144,6 +172,12 @@ def _standardized(name: str, split: str,
 class Split(Protocol):
     """What a training loop needs: the number of examples, and a batch of them
     by an int64 tensor of positions.
+
+    Example:
+
+        >>> split = dataset("digits", "train")
+        >>> len(split), split[torch.tensor([0, 5])][0].shape
+        (1197, torch.Size([2, 1, 8, 8]))
     """
 
     def __len__(self) -> int: ...
@@ -161,6 +195,8 @@ class Tensors:
     >>> split = Tensors(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
     >>> len(split), split[torch.tensor([2, 0])][0].tolist()
     (3, [[4.0, 5.0], [0.0, 1.0]])
+        >>> split.take(torch.tensor([1])).labels, split.to("meta").labels.device
+        (tensor([1]), device(type='meta'))
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
@@ -265,6 +301,13 @@ def check_split(name: str, split: str, first: int | None,
                 size: int | None) -> None:
     """Raise `ValueError` for a split that is not one of the three, or more
     examples than the `size` there are.
+
+    Example:
+
+        >>> check_split("digits", "train", 100, 1197)
+        >>> check_split("digits", "train", 2000, 1197)
+        Traceback (most recent call last):
+        ValueError: first=2000: digits has 1197 train examples
     """
     if split not in SPLITS:
         raise ValueError(f"no split is called {split!r}: {near(split, SPLITS)}")
@@ -329,8 +372,11 @@ def load(name: str, split: str, first: int | None = None,
     errors are those of `dataset`; a set that is too large for memory raises
     `DataError`, use `dataset` for it.
 
-    Example: `images, labels = load("digits", "train")` gives shapes (1197, 1,
-    8, 8) and (1197,).
+    Example:
+
+        >>> images, labels = load("digits", "train", first=100)
+        >>> images.shape, labels.shape, labels.dtype
+        (torch.Size([100, 1, 8, 8]), torch.Size([100]), torch.int64)
     """
     found = dataset(name, split, first, device, draw, **options)
     if isinstance(found, Tensors):

@@ -53,6 +53,8 @@ class Numbers:
 
     >>> Numbers(np.arange(3))(1, 6, 2).tolist()
     [[6, 3], [4, 5], [4, 5]]
+        >>> Numbers(np.arange(3)).words(2).shape
+        (3, 2)
     """
 
     def __init__(self, seeds: np.ndarray) -> None:
@@ -83,7 +85,11 @@ def prototypes() -> np.ndarray:
 
     Classes 5k to 5k + 4 have their first two strokes in common.
 
-    Example: `prototypes()[7]` are the strokes of class 7.
+    Example:
+
+        >>> strokes = prototypes()
+        >>> strokes.shape, bool((strokes[5, :2] == strokes[9, :2]).all())
+        ((100, 4, 3, 2), True)
     """
     numbers = Numbers(np.array([_PROTOTYPES]))
     low, high = 3 * _UNIT, (_SIDE - 3) * _UNIT
@@ -130,6 +136,12 @@ def cloud(numbers: Numbers, cells: int, size: int) -> np.ndarray:
     """Smooth textures: integers from −`size` to `size` at the corners of
     `cells` × `cells` squares, between them by bilinear interpolation; shape
     (images, 32, 32).
+
+    Example:
+
+        >>> texture = cloud(Numbers(np.arange(3)), cells=4, size=10)
+        >>> texture.shape, bool(abs(texture).max() <= 10)
+        ((3, 32, 32), True)
     """
     corners = numbers(-size, size, cells + 1, cells + 1)
     step = _SIDE // cells
@@ -146,6 +158,13 @@ def over(image: np.ndarray, colour: np.ndarray,
          share: np.ndarray) -> np.ndarray:
     """`image` with `colour` laid over it: (images, 3, 32, 32), (images, 3) and
     shares from 0 to 256 of shape (images, 32, 32).
+
+    Example:
+
+        >>> black = np.zeros((1, 3, 32, 32), int)
+        >>> half = np.full((1, 32, 32), 128)
+        >>> over(black, np.array([[200, 0, 0]]), half)[0, :, 0, 0]
+        array([100,   0,   0])
     """
     colour = colour[:, :, None, None]
     return image + (colour - image) * share[:, None] // 256
@@ -158,7 +177,11 @@ def paint(labels: np.ndarray, seeds: np.ndarray, steps: int = 6) -> np.ndarray:
     `steps`: leave the later ones of the six steps out, and with 1 or 2 the
     colours too; the random numbers of the others stay the same.
 
-    Example: `paint(np.array([7, 7]), np.array([1, 2]))` is class 7 twice.
+    Example:
+
+        >>> first, second = paint(np.array([7, 7]), np.array([1, 2]))
+        >>> first.shape, first.dtype, bool((first == second).all())
+        ((3, 32, 32), dtype('uint8'), False)
     """
     numbers = Numbers(seeds)
     # 1, 2: the strokes, bent and moved
@@ -226,6 +249,11 @@ _PROBE = "3cb7de33ecb878d19c38dfc92dac904797a74c46733e10ac55b04a5d61d4a37b"
 def labels_of(split: str) -> np.ndarray:
     """The classes of all images of a split, int64: in each thousand ten images
     of each class, in random order.
+
+    Example:
+
+        >>> np.bincount(labels_of("train")[:1000]).tolist() == [10] * 100
+        True
     """
     blocks = (_OFFSETS[split] + np.arange(
         0, _INFO.sizes[split], _BLOCK)) // _BLOCK + _LABELS
@@ -238,7 +266,11 @@ def generate(split: str, positions: np.ndarray) -> np.ndarray:
 
     Each image depends on its split and position alone.
 
-    Example: `generate("train", np.arange(10))`.
+    Example:
+
+        >>> one = generate("train", np.array([5]))
+        >>> bool((generate("train", np.array([3, 5]))[1:] == one).all())
+        True
     """
     labels = labels_of(split)[positions]
     seeds = splitmix(positions + _OFFSETS[split], 0, 1)[:, 0]
@@ -265,6 +297,12 @@ class Glyphs(Standardizing):
     gives float32 of shape (B, 3, 32, 32), standardized, and int64 labels.
 
     `positions`: which images of `split`, in this order.
+
+    Example:
+
+        >>> x = Glyphs("train", np.arange(10))
+        >>> x[torch.tensor([2, 7])][0].shape, len(x.take(torch.tensor([4])))
+        (torch.Size([2, 3, 32, 32]), 1)
     """
 
     def __init__(self, split: str, positions: np.ndarray,
@@ -289,13 +327,24 @@ class Glyphs(Standardizing):
 
 
 def about(name: str) -> Info:
-    "What is known of the set; `info` of the chapter on data asks here."
+    """What is known of the set; `info` of the chapter on data asks here.
+
+    Example:
+
+        >>> about("glyphs").shape, len(about("glyphs").classes)
+        ((3, 32, 32), 100)
+    """
     return _INFO
 
 
 def fingerprint(name: str) -> str:
     """The SHA-256 of all images and labels, training, validation, test; at the
     first load of a process that of the first 100 images is checked.
+
+    Example:
+
+        >>> len(fingerprint("glyphs"))                  # hexadecimal digits
+        64
     """
     return _INFO.sha256
 
@@ -304,6 +353,12 @@ def split(name: str, split: str, first: int | None = None,
           device: torch.device | str | None = None) -> Glyphs:
     """One split, whose images are made when they are asked for: float32 of
     shape (N, 3, 32, 32), standardized, and int64 labels; see `dataset`.
+
+    Example:
+
+        >>> x = split("glyphs", "test", first=20)
+        >>> len(x), x[torch.arange(3)][0].shape
+        (20, torch.Size([3, 3, 32, 32]))
     """
     check_split(name, split, first, _INFO.sizes.get(split))
     _checked()

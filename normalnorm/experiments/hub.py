@@ -37,6 +37,11 @@ class Entry:
 
     `side`: of its images, None where they differ; `every`: each how-manieth
     training example is for validation.
+
+    Example:
+
+        >>> ENTRIES["cifar10"].side, ENTRIES["cifar10"].examples
+        (32, {'train': 50000, 'test': 10000})
     """
     title: str
     repository: str
@@ -128,6 +133,11 @@ def about(name: str) -> Info:
     on data asks here.
 
     Images of differing sizes come out with 224 pixels a side.
+
+    Example:
+
+        >>> about("cifar10").sizes
+        {'train': 45000, 'validation': 5000, 'test': 10000}
     """
     entry = ENTRIES[name]
     count = {split: entry.examples[positions(entry, split, 1)[0]]
@@ -175,6 +185,12 @@ def place(name: str, folder: Path | str | None = None) -> Path | None:
     `NORMALNORM_DATASETS`; None where the hub is to be asked.
 
     Raises `DataError` for a given folder that does not exist.
+
+    Example:
+
+        >>> place("cifar10", "no such folder")
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: cifar10: the folder no such ...
     """
     if folder is None:
         above = os.environ.get("NORMALNORM_DATASETS")
@@ -208,6 +224,12 @@ def open_source(name: str, source: str, folder: Path | str | None = None,
 
     Raises `DataError` where the files are missing or cannot be read, and says
     which files to put where.
+
+    Example:
+
+        >>> open_source("cifar10", "train", "no such folder")
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: cifar10: the folder no such ...
     """
     library, entry, where = _library(), ENTRIES[name], place(name, folder)
     if where is None:
@@ -299,6 +321,17 @@ def decode(content: bytes, what: str, size: int | None = None,
 
     Raises `DataError` for content that is no image, is cut short, or has
     another size than `exact`.
+
+    Example:
+
+        >>> from PIL import Image
+        >>> file = io.BytesIO()
+        >>> Image.new("RGB", (4, 2), "red").save(file, "PNG")
+        >>> decode(file.getvalue(), "a picture")[:, 0, 0]
+        array([255,   0,   0], dtype=uint8)
+        >>> decode(b"no image", "a picture")
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: a picture cannot be decoded, ...
     """
     from PIL import Image
 
@@ -325,7 +358,16 @@ def decode(content: bytes, what: str, size: int | None = None,
 
 # %% ../../nbs/734_experiments.hub.ipynb #d728d42c
 class Standardizing:
-    "Bytes to floats: (pixel/255 − mean)/std by channel."
+    """Bytes to floats: (pixel/255 − mean)/std by channel.
+
+    Example:
+
+        >>> black = torch.zeros(1, 3, 1, 1, dtype=torch.uint8)
+        >>> floats = Standardizing(about("cifar10"), None).floats(black)
+        >>> torch.allclose(floats.flatten(), -torch.tensor(
+        ...     ENTRIES["cifar10"].mean) / torch.tensor(ENTRIES["cifar10"].std))
+        True
+    """
 
     def __init__(self, known: Info, device: torch.device | str | None) -> None:
         self.device = torch.device(device or "cpu")
@@ -343,6 +385,15 @@ class Standardizing:
 class Images(Standardizing):
     """A split of small images, kept as bytes on `device`: `x[index]` gives
     float32 of shape (B, 3, side, side), standardized, and int64 labels.
+
+    Example:
+
+        >>> pixels = torch.zeros(3, 3, 32, 32, dtype=torch.uint8)
+        >>> x = Images(pixels, torch.tensor([0, 1, 2]), about("cifar10"))
+        >>> x[torch.tensor([0, 2])][0].shape
+        torch.Size([2, 3, 32, 32])
+        >>> len(x.take(torch.tensor([1]))), x.to("cpu").labels
+        (1, tensor([0, 1, 2]))
     """
 
     def __init__(self, pixels: Tensor, labels: Tensor, known: Info,
@@ -382,6 +433,21 @@ class Decoded(Standardizing):
     `examples`: a data set of the library `datasets` with undecoded images in
     the column `image`; `rows`: which of them; `labels`: those of all. Threads
     decode the images of a batch.
+
+    Example:
+
+        >>> from datasets import Dataset
+        >>> from PIL import Image
+        >>> file = io.BytesIO()
+        >>> Image.new("RGB", (64, 64)).save(file, "PNG")
+        >>> record = {"bytes": file.getvalue(), "path": None}
+        >>> source = Dataset.from_dict({"image": [record] * 3})
+        >>> x = Decoded(source, "image", np.arange(3), np.zeros(3, int),
+        ...             about("imagenet"), size=8)
+        >>> x.bytes(torch.tensor([0, 2])).shape
+        torch.Size([2, 3, 8, 8])
+        >>> len(x.take(torch.tensor([1])))
+        1
     """
 
     def __init__(self, examples: Any, image: str, rows: np.ndarray,
@@ -462,7 +528,11 @@ def split(name: str, split: str, first: int | None = None,
     Raises `DataError` for missing, damaged or unexpected files; `lm1b` is text
     for streaming only.
 
-    Example: `dataset("cifar10", "train", folder="data/cifar10")`.
+    Example:
+
+        >>> split("cifar10", "train", folder="no such folder")
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: cifar10: the folder no such ...
     """
     entry = ENTRIES[name]
     check_split(name, split, None, None)
@@ -515,5 +585,11 @@ def fingerprint(name: str, folder: Path | str | None = None,
 
     Of the sets that are streamed (ImageNet, LM1B) only the first 64 examples of
     each split enter: labels, or text.
+
+    Example:
+
+        >>> fingerprint("cifar10", folder="no such folder")
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: cifar10: the folder no such ...
     """
     return _fingerprint(name, place(name, folder), partial)

@@ -35,7 +35,14 @@ def read_idx(path: Path | str, shape: tuple[int | None, ...] | None = None,
     Raises `DataError` for a file that is missing, cannot be decompressed, has
     another type, or whose size is not what its header says.
 
-    Example: `read_idx("train-labels-idx1-ubyte.gz", (60000,))`.
+    Example:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "labels")
+        ...     _ = file.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
+        ...     print(read_idx(file, (2,)))
+        [7 9]
     """
     path = Path(path)
     try:
@@ -83,6 +90,11 @@ def fashion_folder() -> Path:
     """Where the four files of Fashion-MNIST are: `fashion-mnist` in the folder
     that NORMALNORM_DATASETS names if it is there, otherwise where Debian's
     package puts them.
+
+    Example:
+
+        >>> fashion_folder().name
+        'fashion-mnist'
     """
     own = Path(os.environ.get("NORMALNORM_DATASETS", "")) / "fashion-mnist"
     return (own if os.environ.get("NORMALNORM_DATASETS") and own.is_dir()
@@ -114,7 +126,13 @@ def _fashion(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def about(name: str) -> Info:
-    "What is known of the set; `info` of the chapter on data asks here."
+    """What is known of the set; `info` of the chapter on data asks here.
+
+    Example:
+
+        >>> about("fashion-mnist").sizes
+        {'train': 55000, 'validation': 5000, 'test': 10000}
+    """
     return Info("fashion-mnist", "Fashion-MNIST", "", _SHA256,
                 info_of("fashion").classes, (1, 28, 28), 255, dict(_SIZES),
                 "MIT", (0.2858173,), (0.3529372,))
@@ -123,6 +141,11 @@ def about(name: str) -> Info:
 def fingerprint(name: str) -> str:
     """The SHA-256 of the decompressed images and labels, which is checked when
     they are loaded.
+
+    Example:
+
+        >>> len(fingerprint("fashion-mnist"))           # hexadecimal digits
+        64
     """
     return _SHA256
 
@@ -133,6 +156,12 @@ def split(name: str, split: str, first: int | None = None,
     standardized, labels int64; see `dataset`.
 
     Raises `DataError` where Debian's package is missing.
+
+    Example:
+
+        >>> split("fashion-mnist", "valid")
+        Traceback (most recent call last):
+        ValueError: no split is called 'valid': did you mean validation, train?
     """
     known = about(name)
     check_split(name, split, first, known.sizes.get(split))

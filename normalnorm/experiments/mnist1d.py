@@ -39,6 +39,12 @@ _INFO = Info("mnist1d", "MNIST-1D", "",
 def templates() -> np.ndarray:
     """The ten digits as signals of 12 values: standardized, divided by 6,
     starting at 0; shape (10, 12).
+
+    Example:
+
+        >>> signals = templates()
+        >>> signals.shape, signals[:, 0].tolist() == [0.0] * 10
+        ((10, 12), True)
     """
     x = _TEMPLATES - _TEMPLATES.mean(1, keepdims=True)
     x = x / x.std(1, keepdims=True)
@@ -57,7 +63,13 @@ def generate(samples: int = 5000,
     The defaults give the published set. The caller's random state is not
     touched. Source: Greydanus 2020, arXiv:2011.14439, and its program.
 
-    Example: `signals, labels = generate()`.
+    `seed`: of NumPy's generator, as published.
+
+    Example:
+
+        >>> signals, labels = generate(samples=50, seed=1)
+        >>> signals.shape, np.bincount(labels).tolist() == [5] * 10
+        ((50, 40), True)
     """
     random = np.random.RandomState(seed)
     signals, correlated, white, slopes = [], [], [], []
@@ -96,13 +108,24 @@ def _whole() -> tuple[np.ndarray, np.ndarray]:
 
 
 def about(name: str) -> Info:
-    "What is known of the set; `info` of the chapter on data asks here."
+    """What is known of the set; `info` of the chapter on data asks here.
+
+    Example:
+
+        >>> about("mnist1d").shape, about("mnist1d").sizes
+        ((1, 40), {'train': 3200, 'validation': 800, 'test': 1000})
+    """
     return _INFO
 
 
 def fingerprint(name: str) -> str:
     """The SHA-256 of the rounded values and the labels, which is checked each
     time they are generated.
+
+    Example:
+
+        >>> len(fingerprint("mnist1d"))                 # hexadecimal digits
+        64
     """
     return _INFO.sha256
 
@@ -111,6 +134,12 @@ def split(name: str, split: str, first: int | None = None,
           device: torch.device | str | None = None) -> Tensors:
     """One split as `Tensors`: signals float32 of shape (N, 1, 40), labels
     int64; see `dataset`.
+
+    Example:
+
+        >>> found = split("mnist1d", "train", first=8)
+        >>> [t.shape for t in found[torch.arange(8)]]
+        [torch.Size([8, 1, 40]), torch.Size([8])]
     """
     check_split(name, split, first, _INFO.sizes.get(split))
     start = {"train": 0, "validation": 3200, "test": 4000}[split]

@@ -85,6 +85,12 @@ class Architecture:
     for `nn.BatchNorm2d`, the features of (B, C) for `nn.BatchNorm1d`, and the
     last axis for `nn.LayerNorm`. Its constants may be others in the network
     itself: see `efficientnet`.
+
+    Example:
+
+        >>> found = architecture("resnet18")
+        >>> found.inputs, found.arguments, found.norm.__name__
+        ((3, 224, 224), {'depth': 18}, 'BatchNorm2d')
     """
     make: Callable[..., nn.Module]
     arguments: dict[str, Any]
@@ -223,7 +229,10 @@ _ALIASES = {"SmallResNet": "small_resnet", "SmallViT": "small_vit"}
 def model_names() -> list[str]:
     """The names of all networks, sorted.
 
-    Example: `"resnet18" in model_names()`.
+    Example:
+
+        >>> "resnet18" in model_names()
+        True
     """
     return sorted(_MODELS)
 
@@ -233,7 +242,13 @@ def architecture(name: str) -> Architecture:
 
     Raises `ValueError` for an unknown name, and names near matches.
 
-    Example: `architecture("resnet50").inputs` is (3, 224, 224).
+    Example:
+
+        >>> architecture("resnet50").inputs
+        (3, 224, 224)
+        >>> architecture("resnet51")
+        Traceback (most recent call last):
+        ValueError: no model is called 'resnet51': did you mean resnet50, ...
     """
     found = _MODELS.get(_ALIASES.get(name, name))
     if found is None:
@@ -262,6 +277,11 @@ def build(name: str, **arguments: Any) -> nn.Module:
 class Cost(NamedTuple):
     """Of a network and one input: parameters, multiply-accumulates of a forward
     pass, elements that pass through normalizers.
+
+    Example:
+
+        >>> cost("mlp").macs, cost("mlp").normalized
+        (1237152, 1568)
     """
     parameters: int
     macs: int

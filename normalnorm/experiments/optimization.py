@@ -74,7 +74,13 @@ class Settings:
     Raises `ValueError` for names that are not known and for numbers out of
     range.
 
-    Example: `Settings(epochs=25, lr=0.1)`.
+    Example:
+
+        >>> Settings(epochs=2, lr=0.1).to_dict()["lr"]
+        0.1
+        >>> Settings(epochs=2, optimizer="adan")
+        Traceback (most recent call last):
+        ValueError: optimizer='adan' is not known: did you mean adamw?
     """
     epochs: int
     batch: int = 128
@@ -164,7 +170,10 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     """The learning rate of step `step` of `steps` in the whole run, counted
     from 0.
 
-    Example: `learning_rate(Settings(epochs=1, lr=0.1), 0, 100)` is 0.004.
+    Example:
+
+        >>> round(learning_rate(Settings(epochs=1, lr=0.1), 0, 100), 4)
+        0.004
     """
     s = settings
     if s.schedule == "onecycle":
@@ -291,8 +300,12 @@ def make_optimizer(model: nn.Module,
     """The optimizer of the settings' name over the parameters of `model`:
     PyTorch's own, or `RMSPropTF`.
 
-    Example: `make_optimizer(SmallResNet(), Settings(epochs=1,
-    optimizer="rmsprop_tf", rms_decay=0.9, eps=1e-3))`.
+    Example:
+
+        >>> settings = Settings(epochs=1, lr=0.1, optimizer="adamw")
+        >>> found = make_optimizer(nn.Linear(2, 2), settings)
+        >>> type(found).__name__, found.defaults["lr"]
+        ('AdamW', 0.1)
     """
     rms = {"momentum": settings.momentum, "alpha": settings.rms_decay}
     kinds: dict[str, tuple[Callable[..., torch.optim.Optimizer],

@@ -8,11 +8,12 @@ once, whatever happens to the process, the disk or a second process beside it.
 # %% auto #0
 __all__ = ['SCHEMA', 'SCALES', 'TUNED_ON', 'NATIVE', 'UnknownName',
            'ResultsError', 'Published', 'Contrast', 'Switches', 'Deviation',
-           'Detectable', 'Recipe', 'identity', 'source_hash', 'processor',
-           'provenance', 'default_out', 'book_results', 'digest', 'read_row',
-           'Scan', 'scan', 'made_by', 'code_of', 'codes', 'selected', 'rows',
-           'current', 'recipes', 'find', 'Job', 'plan', 'file_lock', 'perform',
-           'tell_other_code', 'default_device', 'run_recipe']
+           'Detectable', 'Recipe', 'identity', 'drawn_hash', 'source_hash',
+           'processor', 'provenance', 'default_out', 'book_results', 'digest',
+           'read_row', 'Scan', 'scan', 'made_by', 'code_of', 'codes',
+           'selected', 'rows', 'current', 'recipes', 'find', 'Job', 'plan',
+           'file_lock', 'perform', 'tell_other_code', 'default_device',
+           'run_recipe']
 
 # %% ../../nbs/760_experiments.results.ipynb #62231cd2
 import hashlib
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -39,16 +40,24 @@ import torch
 from ..names import near
 from .data import data_hash
 from .statistics import detectable
-from .train import clear_leftovers, write_atomically
+from .train import (
+    by_first, clear_leftovers, started, write_atomically)
 
 # %% ../../nbs/760_experiments.results.ipynb #79a6da5d
-SCHEMA = 3
+SCHEMA = 4
 SCALES = ("smoke", "book", "paper")
 TUNED_ON = ("nothing", "validation", "unknown")
 
 
 class UnknownName(KeyError):
-    "No recipe, scale or arm is called so; the message names near matches."
+    """No recipe, scale or arm is called so; the message names near matches.
+
+    Example:
+
+        >>> find("first-experimant")
+        Traceback (most recent call last):
+        normalnorm.experiments.results.UnknownName: no recipe is called ...
+    """
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -57,12 +66,24 @@ class UnknownName(KeyError):
 class ResultsError(ValueError):
     """Results that cannot be used: the message says which file, which field,
     what is given and what is expected, or which rows of a table were made by
-    different code."""
+    different code.
+
+    Example:
+
+        >>> read_row(Path("no such row.json"))
+        Traceback (most recent call last):
+        normalnorm.experiments.results.ResultsError: no such row.json ...
+    """
 
 
 class Published(NamedTuple):
     """A number that a paper reports: mean, standard error (None where none is
     given), number of seeds, of what, and where it stands.
+
+    Example:
+
+        >>> Published(94.4, 0.1, 6, "accuracy (%)", "a table").mean
+        94.4
     """
     mean: float
     se: float | None
@@ -72,7 +93,13 @@ class Published(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """Arm `second` minus arm `first`, in a `metric`."""
+    """Arm `second` minus arm `first`, in a `metric`.
+
+    Example:
+
+        >>> Contrast("BN", "BNN", "accuracy").second
+        'BNN'
+    """
     first: str
     second: str
     metric: str
@@ -81,6 +108,12 @@ class Contrast(NamedTuple):
 class Switches(NamedTuple):
     """Four arms that are the settings of two switches, whose names are `first`
     and `second`; `arms`: neither on, the first, the second, both.
+
+    Example:
+
+        >>> pair = Switches("transform", "noise", ("BN", "BNT", "BNξ", "BNN"))
+        >>> pair.arms[3]
+        'BNN'
     """
     first: str
     second: str
@@ -90,6 +123,11 @@ class Switches(NamedTuple):
 class Deviation(NamedTuple):
     """The standard deviation of the paired differences in a metric, as far as
     it is known before the runs, and `source`: from where.
+
+    Example:
+
+        >>> Deviation(0.5, "a pilot of 4 seeds").value
+        0.5
     """
     value: float
     source: str
@@ -97,7 +135,14 @@ class Deviation(NamedTuple):
 
 class Detectable(NamedTuple):
     """The difference that `seeds` pairs detect in a primary contrast with
-    probability 0.8, in the metric's unit."""
+    probability 0.8, in the metric's unit.
+
+    Example:
+
+        >>> detected = Detectable(Contrast("BN", "BNN", "accuracy"), 10, 0.5)
+        >>> detected.difference
+        0.5
+    """
     contrast: Contrast
     seeds: int
     difference: float
@@ -108,7 +153,8 @@ class Recipe:
     """An experiment.
 
     `scales`: scale → arm → configuration, plain JSON values with the data set's
-    name under "data".
+    name under "data". Where each seed draws its own training examples, "draw"
+    is true and "images" their number (see `drawn_hash`).
 
     `run(config, seed=, arm=, device=, checkpoint=, progress=)` performs one run
     and returns a dictionary with `metrics` (name → number), and whatever else
@@ -137,6 +183,24 @@ class Recipe:
     Raises `ValueError` where compared arms differ in their grids, where
     `compare`, `grid`, `paper` or `switches` name an arm that is not there, and
     where a primary contrast is none of the comparisons.
+
+    Example:
+
+        >>> coin = Recipe(
+        ...     "coin", "is it fair?", (), {"book": {"fair": {}, "bent": {}}},
+        ...     lambda config, seed, **_: {"metrics": {"heads": 50.0 + seed}},
+        ...     {"heads": "heads (%)"}, compare=(("fair", "bent"),),
+        ...     primary=(Contrast("fair", "bent", "heads"),),
+        ...     deviation={"heads": Deviation(2.0, "a pilot")},
+        ...     seeds={"book": 5})
+        >>> coin.outcomes, coin.comparisons, coin.seeds_at("book")
+        (('heads',), 1, range(0, 5))
+        >>> round(coin.detectable("book")[0].difference, 1)
+        3.4
+        >>> coin.unstated()[0]
+        'no difference in heads that would count as none (`negligible`)'
+        >>> coin.arms("book")["bent"], coin.settings("book", "bent")
+        ({}, [({}, {})])
     """
     name: str
     title: str
@@ -297,12 +361,29 @@ def identity(recipe: str, arm: str, config: dict[str, Any], seed: int,
     """The identity of a run: 12 hexadecimal digits of a SHA-256 of recipe, arm,
     configuration, seed and data hash.
 
-    Example: `identity("r", "a", {"x": 1, "y": 2}, 0, "")` equals
-    `identity("r", "a", {"y": 2, "x": 1}, 0, "")`.
+    Example:
+
+        >>> first = identity("r", "a", {"x": 1, "y": 2}, 0, "")
+        >>> first == identity("r", "a", {"y": 2, "x": 1}, 0, ""), len(first)
+        (True, 12)
     """
     text = json.dumps([recipe, arm, config, seed, data], sort_keys=True,
                       separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def drawn_hash(config: dict[str, Any], seed: int) -> str | None:
+    """The hash of the training examples that a run draws by its seed: of
+    "images" of them, all by default, where its configuration has a true "draw";
+    None where it draws none.
+
+    >>> config = {"data": "digits", "images": 600, "draw": True}
+    >>> drawn_hash(config, 1)[:8], drawn_hash({"data": "digits"}, 1)
+    ('5a495338', None)
+    """
+    if not config.get("draw"):
+        return None
+    return data_hash(config["data"], first=config.get("images"), draw=seed)
 
 
 # %% ../../nbs/760_experiments.results.ipynb #a60c0de2
@@ -314,7 +395,10 @@ def source_hash() -> str:
     """12 hexadecimal digits of a SHA-256 of the package's files, names and
     content: Python and native sources (`NATIVE`).
 
-    Example: `source_hash() == row["source"]` for a row that this code made.
+    Example:
+
+        >>> len(source_hash()), source_hash() == provenance()["source"]
+        (12, True)
     """
     package, source = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*")):
@@ -347,7 +431,10 @@ def processor() -> str:
     """The model of the processor, as the system names it; its architecture
     where it names none.
 
-    Example: `processor()` may be "AMD EPYC 7763 64-Core Processor".
+    Example:
+
+        >>> processor() == provenance()["processor"]
+        True
     """
     try:
         text = Path("/proc/cpuinfo").read_text(
@@ -398,7 +485,11 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
     instruction sets, and the backend that computed the normality layers of this
     process so far (None if none was computed).
 
-    Example: `provenance()["instructions"]` may be "AVX2".
+    Example:
+
+        >>> made = provenance()
+        >>> made["torch"] == torch.__version__, len(made["source"])
+        (True, 12)
     """
     backend, kernel = _computed(device)
     return {"python": platform.python_version(), "torch": torch.__version__,
@@ -412,6 +503,13 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
 def default_out() -> Path:
     """Where results go: the folder named by NORMALNORM_RESULTS, or `results` in
     the current directory.
+
+    Example:
+
+        >>> from unittest.mock import patch
+        >>> with patch.dict(os.environ, NORMALNORM_RESULTS="elsewhere"):
+        ...     default_out().name
+        'elsewhere'
     """
     return Path(os.environ.get("NORMALNORM_RESULTS") or "results")
 
@@ -422,6 +520,11 @@ def book_results() -> Path:
     wheel.
 
     Raises `ResultsError` where there is neither, and says what to do.
+
+    Example:
+
+        >>> (book_results() / "first-experiment" / "book").is_dir()
+        True
     """
     package = Path(__file__).resolve().parents[1]
     checkouts = [place / "results"
@@ -456,6 +559,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda v: isinstance(v, str), "a text"),
     "perhaps": (lambda v: v is None or isinstance(v, str), "a text or null"),
     "whole": (_whole, "a whole number"),
+    "count": (lambda v: _whole(v) and v > 0, "a whole number above 0"),
     "time": (lambda v: _number(v) and v >= 0, "a finite number, not below 0"),
     "dictionary": (lambda v: isinstance(v, dict), "a dictionary"),
 }
@@ -467,6 +571,7 @@ _FIELDS = {"recipe": "text", "scale": "text", "arm": "text", "seed": "whole",
 _SINCE_2 = {"processor": "text", "instructions": "text", "kernel": "perhaps",
             "backend": "perhaps"}
 _SINCE_3 = {"digest": "text"}
+_SINCE_4 = {"drawn_hash": "perhaps", "processes": "count"}
 
 
 def digest(row: dict[str, Any]) -> str:
@@ -497,7 +602,8 @@ def _wrong(row: Any, path: Path) -> str | None:
         return (
             f"`schema` is {given}: expected a whole number from 1 to {SCHEMA}")
     fields = (_FIELDS | (_SINCE_2 if row["schema"] > 1 else {})
-              | (_SINCE_3 if row["schema"] > 2 or "digest" in row else {}))
+              | (_SINCE_3 if row["schema"] > 2 or "digest" in row else {})
+              | (_SINCE_4 if row["schema"] > 3 else {}))
     missing = [name for name in fields if name not in row]
     if missing:
         return f"{', '.join(missing)} missing"
@@ -508,6 +614,11 @@ def _wrong(row: Any, path: Path) -> str | None:
     if not isinstance(row["config"].get("data"), str):
         given = _shown(row["config"].get("data"))
         return f"`data` in `config` is {given}: expected the name of a data set"
+    draws = bool(row["config"].get("draw"))
+    if row["schema"] > 3 and draws != (row["drawn_hash"] is not None):
+        return (f"`drawn_hash` is {_shown(row['drawn_hash'])}, and by its "
+                f"configuration it draws {'' if draws else 'no '}training "
+                f"examples: expected {'a text' if draws else 'null'}")
     if not row["metrics"]:
         return "`metrics` is empty: expected name → number"
     for name, value in row["metrics"].items():
@@ -540,6 +651,13 @@ def read_row(path: Path) -> dict[str, Any]:
     a field, has metrics that are no finite numbers, or is not what its name,
     its hash or its digest says; with the file, the field, what is given and
     what is expected.
+
+    Example:
+
+        >>> folder = book_results() / "first-experiment" / "book"
+        >>> row = read_row(min(folder.glob("*.json")))
+        >>> row["recipe"], row["scale"]
+        ('first-experiment', 'book')
     """
     def refuse(what: str) -> ResultsError:
         return ResultsError(f"{path} is not a row of results ({what}): "
@@ -569,6 +687,12 @@ def read_row(path: Path) -> dict[str, Any]:
 class Scan(NamedTuple):
     """What lies in a folder of results: the rows by their files, and what is
     wrong with the others.
+
+    Example:
+
+        >>> found = scan("first-experiment", "book", book_results())
+        >>> len(found.rows) > 50, found.problems
+        (True, [])
     """
     rows: dict[Path, dict[str, Any]]
     problems: list[ResultsError]
@@ -583,8 +707,12 @@ def scan(recipe: "Recipe | str", scale: str,
     that lacks a metric which the recipe shows is a bad one, too. Raises
     `ResultsError` where `out` is a file.
 
-    Example: `scan("first-experiment", "book", book_results()).problems` is
-    empty.
+    Example:
+
+        >>> found = scan("first-experiment", "book", book_results())
+        >>> path, row = next(iter(found.rows.items()))
+        >>> path.name.startswith("resnet-bn-"), row["recipe"]
+        (True, 'first-experiment')
     """
     out = Path(out or default_out())
     if out.exists() and not out.is_dir():
@@ -618,6 +746,14 @@ def made_by(folder: Path) -> list[dict[str, Any]]:
     Empty where there is no such file.
 
     Raises `ResultsError` where a line is something else.
+
+    Example:
+
+        >>> made_by(Path("no such folder"))
+        []
+        >>> known = made_by(book_results() / "first-experiment" / "book")
+        >>> "code" in known[0]
+        True
     """
     path = folder / "made-by.jsonl"
     if not path.exists():
@@ -645,7 +781,10 @@ def code_of(row: dict[str, Any], known: Iterable[dict[str, Any]] = ()) -> str:
 
     `known`: what `made_by` says of its folder.
 
-    Example: `code_of(row)` may be "source 0123456789ab".
+    Example:
+
+        >>> code_of({"schema": 2, "source": "0123456789ab"})
+        'source 0123456789ab'
     """
     if row["schema"] > 1:
         return f"source {row['source']}"
@@ -659,13 +798,17 @@ def code_of(row: dict[str, Any], known: Iterable[dict[str, Any]] = ()) -> str:
 
 
 def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
-    """The files of rows by the code that made them, backend included.
+    """The files of rows by the code that made them, backend included, and the
+    number of processes that shared each minibatch.
 
     One entry: they may stand in one table. A row without a backend goes with
     those of its source that have one.
 
-    Example: `codes(scan("first-experiment", "book",
-    book_results()).rows).keys()`.
+    Example:
+
+        >>> found = scan("first-experiment", "book", book_results()).rows
+        >>> len(codes(found))                           # all by the same code
+        1
     """
     known = {folder: made_by(folder)
              for folder in {path.parent for path in found}}
@@ -680,6 +823,8 @@ def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
     for path, row in found.items():
         backend = row.get("backend") or next(iter(backends[told[path]]), None)
         name = told[path] + (f", backend {backend}" if backend else "")
+        if row.get("processes", 1) > 1:
+            name += f", {row['processes']} processes together"
         groups.setdefault(name, []).append(path)
     return groups
 
@@ -702,6 +847,21 @@ def _one_code(found: dict[Path, dict[str, Any]]) -> None:
                              "--any-code, in Python any_code=True")
 
 
+def _one_draw(found: dict[Path, dict[str, Any]]) -> None:
+    "Raises `ResultsError` where rows that are compared drew other examples."
+    first: dict[tuple, Path] = {}
+    for path, row in found.items():
+        if row.get("drawn_hash") is None:
+            continue
+        key = (row["seed"], row["data_hash"], row["config"].get("images"))
+        other = first.setdefault(key, path)
+        if row["drawn_hash"] != found[other]["drawn_hash"]:
+            raise ResultsError(
+                f"{path} and {other.name} have the seed {row['seed']} and drew "
+                "different training examples, so they are no pair: delete the "
+                "older one and run its recipe again")
+
+
 # %% ../../nbs/760_experiments.results.ipynb #a60c0dea
 def selected(recipe: "Recipe | str",
              found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -710,6 +870,12 @@ def selected(recipe: "Recipe | str",
 
     Only seeds that all settings of the arm have finished count for the choice;
     where there are none, nothing is chosen and the arm has no rows.
+
+    Example:
+
+        >>> found = rows("first-experiment", "book", book_results())
+        >>> selected("first-experiment", found) == found    # no arm has a grid
+        True
     """
     recipe, kept = find(recipe), []
     for arm in dict.fromkeys(row["arm"] for row in found):
@@ -738,11 +904,15 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     with `every`.
 
     Raises `UnknownName` for unknown names; `ResultsError` for files that cannot
-    be used, all of them named, unless `usable_only` leaves them out, and for
-    rows of different code (see `codes`) unless `any_code` allows them.
+    be used, all of them named, unless `usable_only` leaves them out, for rows
+    of one seed that drew different training examples, and for rows of different
+    code (see `codes`) unless `any_code` allows them.
 
-    Example: `[row["metrics"] for row in rows("first-experiment", "book",
-    book_results())]`.
+    Example:
+
+        >>> found = rows("first-experiment", "book", book_results())
+        >>> sorted({row["arm"] for row in found})[:2]
+        ['ResNet BN', 'ResNet BN with noise']
     """
     recipe = find(recipe)
     recipe.arms(scale)
@@ -750,6 +920,7 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     if found.problems and not usable_only:
         raise ResultsError("\n".join(map(str, found.problems)))
     mine = current(recipe, scale, found.rows)
+    _one_draw(mine)
     if not any_code:
         _one_code(mine)
     return list(mine.values()) if every else selected(
@@ -760,6 +931,13 @@ def current(recipe: Recipe, scale: str,
             found: dict[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
     """Of rows by their files, those whose configuration is the recipe's present
     one, by arm and seed; with the `setting` of a grid.
+
+    Example:
+
+        >>> recipe = find("first-experiment")
+        >>> found = scan(recipe, "book", book_results()).rows
+        >>> len(current(recipe, "book", found)) <= len(found)
+        True
     """
     order = list(recipe.arms(scale))
     points = {arm: [(setting, json.dumps(config, sort_keys=True))
@@ -781,6 +959,11 @@ def current(recipe: Recipe, scale: str,
 def recipes() -> dict[str, Recipe]:
     """All recipes by name, found by walking the package
     `normalnorm.experiments.recipes`.
+
+    Example:
+
+        >>> "first-experiment" in recipes()
+        True
     """
     try:
         package = importlib.import_module("normalnorm.experiments.recipes")
@@ -800,6 +983,14 @@ def recipes() -> dict[str, Recipe]:
 def find(name: Recipe | str) -> Recipe:
     """The recipe called `name` (a `Recipe` is returned as it is); `UnknownName`
     with near matches otherwise.
+
+    Example:
+
+        >>> find("first-experiment").name
+        'first-experiment'
+        >>> find("first")
+        Traceback (most recent call last):
+        normalnorm.experiments.results.UnknownName: no recipe is called ...
     """
     if isinstance(name, Recipe):
         return name
@@ -812,6 +1003,14 @@ def find(name: Recipe | str) -> Recipe:
 class Job(NamedTuple):
     """One run to be done: recipe, scale, arm, point of the grid, whole
     configuration, seed, identity, data hash, and the file of its row.
+
+    Example:
+
+        >>> job = plan("first-experiment", "book", [0], "elsewhere")[0]
+        >>> job.label, job.state
+        ('first-experiment book ResNet BN seed 0', 'to run')
+        >>> job.checkpoint.parent.as_posix()
+        'elsewhere/.checkpoints'
     """
     recipe: Recipe
     scale: str
@@ -852,8 +1051,17 @@ def plan(name: Recipe | str, scale: str = "smoke",
 
     Arguments and errors as for `run_recipe`. Nothing is run or written.
 
-    Example: `[job.label for job in plan("first-experiment", "book") if
-    job.state != "finished"]`.
+    Raises `UnknownName` for unknown recipes, scales and arms, `ValueError` for
+    no seeds.
+
+    Example:
+
+        >>> jobs = plan("first-experiment", "smoke", seeds=2)
+        >>> sorted({job.seed for job in jobs})
+        [0, 1]
+        >>> plan("first-experiment", "smoke", seeds=0)
+        Traceback (most recent call last):
+        ValueError: seeds=0: at least one run is needed, and two for a ...
     """
     recipe = find(name)
     configs = recipe.arms(scale)
@@ -892,7 +1100,13 @@ def file_lock(path: Path, wait: bool = False) -> Iterator[bool]:
     The operating system releases the lock of a process that dies. Where files
     cannot be locked (Windows), always True.
 
-    Example: `with file_lock(Path("x.lock")) as mine: …`.
+    Example:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with file_lock(Path(folder, "x.lock")) as mine:
+        ...         print(mine)
+        True
     """
     try:
         import fcntl
@@ -925,15 +1139,10 @@ def file_lock(path: Path, wait: bool = False) -> Iterator[bool]:
             return
 
 
-def perform(job: Job, device: str = "cpu",
-            progress: Callable[[str], None] | None = None,
-            wait: bool = True) -> dict[str, Any] | None:
-    """Do one job, unless its row is there, and return the row.
-
-    None where another process is at it and `wait` is False.
-
-    Raises what the recipe's function raises; `ValueError` where it returns no
-    metrics, or one that is no finite number.
+def _begin(job: Job, held: ExitStack,
+           wait: bool) -> tuple[bool, dict[str, Any] | None]:
+    """Whether the job is ours to do, whose lock `held` then holds; otherwise
+    its row, None where another process is at it.
     """
     lock = job.checkpoint.with_suffix(".lock")
     if job.path.exists():
@@ -942,55 +1151,100 @@ def perform(job: Job, device: str = "cpu",
             with file_lock(lock) as mine:
                 if mine:
                     job.checkpoint.unlink(missing_ok=True)
-        return read_row(job.path)
-    with file_lock(lock, wait) as mine:
-        if not mine:
-            return None
-        if job.path.exists():  # finished while we waited
-            return read_row(job.path)
-        clear_leftovers(job.path)
-        clear_leftovers(job.checkpoint)
+        return False, read_row(job.path)
+    if not held.enter_context(file_lock(lock, wait)):
+        return False, None
+    if job.path.exists():  # finished while we waited
+        return False, read_row(job.path)
+    clear_leftovers(job.path)
+    clear_leftovers(job.checkpoint)
+    return True, None
+
+
+def _refuse_outcome(name: str, outcome: Any) -> None:
+    "Raises `ValueError` for what cannot become a row."
+    if not isinstance(outcome, dict) or not isinstance(
+        outcome.get("metrics"), dict
+    ) or not outcome["metrics"]:
+        raise ValueError(f"the function of the recipe {name} returned "
+                         f"{type(outcome).__name__} without `metrics`: "
+                         "expected a dictionary with name → number there")
+    for metric, value in outcome["metrics"].items():
+        if not _number(value):
+            raise ValueError(f"the function of the recipe {name} returned "
+                             f"{_shown(value)} for the metric `{metric}`: "
+                             "expected a finite number")
+
+
+def _finish(job: Job, outcome: dict[str, Any], device: str,
+            start: float) -> dict[str, Any]:
+    "Write the row of a job that is done; returns what lies there then."
+    row = {
+        "schema": SCHEMA, "recipe": job.recipe.name, "scale": job.scale,
+        "arm": job.arm, **({"setting": job.setting} if job.setting else {}),
+        "seed": job.seed, "hash": job.hash, "config": job.config,
+        "data_hash": job.data_hash,
+        "drawn_hash": drawn_hash(job.config, job.seed),
+        "device": torch.cuda.get_device_name(device)
+                  if device.startswith("cuda") else device,
+        "processes": started()[1], "threads": torch.get_num_threads(),
+        **outcome, **provenance(device),
+        "wall_seconds": round(time.perf_counter() - start, 2)}
+    # as it will be read: lists for tuples
+    row = json.loads(json.dumps(row))
+    row["digest"] = digest(row)
+    text = json.dumps(row, separators=(",", ":"))
+    if not write_atomically(job.path,
+                            lambda file: file.write(text.encode() + b"\n"),
+                            replace=False):
+        row = read_row(job.path)
+    job.checkpoint.unlink(missing_ok=True)
+    return row
+
+
+def perform(job: Job, device: str = "cpu",
+            progress: Callable[[str], None] | None = None,
+            wait: bool = True) -> dict[str, Any] | None:
+    """Do one job, unless its row is there, and return the row.
+
+    None where another process is at it and `wait` is False. All processes that
+    `torchrun` has started do the job together: the first one looks, locks and
+    writes, and all return the same.
+
+    Raises what the recipe's function raises; `ValueError` where it returns no
+    metrics, or one that is no finite number.
+
+    Example:
+
+        >>> import tempfile
+        >>> coin = Recipe("coin", "is it fair?", (), {"book": {"fair": {
+        ...     "data": "digits"}}}, lambda config, seed, **_: {
+        ...     "metrics": {"heads": 50.0 + seed}}, {"heads": "heads (%)"})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     job, = plan(coin, "book", [3], folder)
+        ...     print(perform(job)["metrics"], job.state)
+        {'heads': 53.0} finished
+    """
+    with ExitStack() as held:
+        ours, row = by_first(lambda: _begin(job, held, wait), device)
+        if not ours:
+            return row
         start = time.perf_counter()
         outcome = job.recipe.run(
             job.config, seed=job.seed, arm=job.arm, device=device,
             checkpoint=job.checkpoint, progress=progress or (lambda line: None))
-        if not isinstance(outcome, dict) or not isinstance(
-            outcome.get("metrics"), dict
-        ) or not outcome["metrics"]:
-            raise ValueError(f"the function of the recipe {job.recipe.name} "
-                             f"returned {type(outcome).__name__} without "
-                             "`metrics`: expected a dictionary with name → "
-                             "number there")
-        for name, value in outcome["metrics"].items():
-            if not _number(value):
-                raise ValueError("the function of the recipe "
-                                 f"{job.recipe.name} returned {_shown(value)} "
-                                 f"for the metric `{name}`: expected a finite "
-                                 "number")
-        row = {
-            "schema": SCHEMA, "recipe": job.recipe.name, "scale": job.scale,
-            "arm": job.arm, **({"setting": job.setting} if job.setting else {}),
-            "seed": job.seed, "hash": job.hash, "config": job.config,
-            "data_hash": job.data_hash,
-            "device": torch.cuda.get_device_name(device)
-                      if device.startswith("cuda") else device,
-            "threads": torch.get_num_threads(), **outcome, **provenance(device),
-            "wall_seconds": round(time.perf_counter() - start, 2)}
-        # as it will be read: lists for tuples
-        row = json.loads(json.dumps(row))
-        row["digest"] = digest(row)
-        text = json.dumps(row, separators=(",", ":"))
-        if not write_atomically(job.path,
-                                lambda file: file.write(text.encode() + b"\n"),
-                                replace=False):
-            row = read_row(job.path)
-        job.checkpoint.unlink(missing_ok=True)
-        return row
+        _refuse_outcome(job.recipe.name, outcome)
+        return by_first(lambda: _finish(job, outcome, device, start), device)
 
 
 def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
     """Before new runs are added to rows of other code, say that these will make
     no table together.
+
+    Example:
+
+        >>> jobs = plan("first-experiment", "smoke", out="no such folder")
+        >>> tell_other_code(jobs, print)            # no rows, nothing to say
     """
     there = [job for job in jobs if job.path.exists()]
     if not there or len(there) == len(jobs):
@@ -1007,7 +1261,13 @@ def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
 
 
 def default_device() -> str:
-    "A GPU where there is one, otherwise the CPU."
+    """A GPU where there is one, otherwise the CPU.
+
+    Example:
+
+        >>> default_device() in ("cpu", "cuda")
+        True
+    """
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -1025,15 +1285,25 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     with lines of text. A finished run is read, not repeated; an interrupted one
     continues from its last epoch (checkpoints lie in `out/.checkpoints` until
     the run is finished); one that another process is at is waited for at the
-    end.
+    end. Processes that `torchrun` has started do each run together.
 
     Raises `UnknownName` for unknown recipes, scales and arms, `DataError` where
     the data of the scale cannot be loaded, `ValueError` for no seeds, `OSError`
     for a full disk.
 
-    Example: `run_recipe("first-experiment", scale="smoke", seeds=3,
-    progress=print)`.
+    Example:
+
+        >>> import tempfile
+        >>> coin = Recipe("coin", "is it fair?", (), {"book": {"fair": {
+        ...     "data": "digits"}}}, lambda config, seed, **_: {
+        ...     "metrics": {"heads": 50.0 + seed}}, {"heads": "heads (%)"})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found = run_recipe(coin, "book", 2, out=folder, device="cpu")
+        >>> [row["metrics"]["heads"] for row in found]
+        [50.0, 51.0]
     """
+    # of several processes one tells how it goes
+    progress = progress if started()[0] == 0 else None
     jobs, device, tell = (plan(name, scale, seeds, out, arms),
                           device or default_device(),
                           progress or (lambda line: None))

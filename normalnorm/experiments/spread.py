@@ -23,17 +23,30 @@ import torch
 
 from .results import (
     Job, Recipe, default_device, perform, plan, read_row, tell_other_code)
+from .train import started
 
 # %% ../../nbs/765_experiments.spread.ipynb #4c1e3567
 class SpreadError(RuntimeError):
     """Some runs failed or killed their process; the message names them.
 
     What was finished is kept.
+
+    Example:
+
+        >>> raise SpreadError("2 of 3 runs failed")
+        Traceback (most recent call last):
+        normalnorm.experiments.spread.SpreadError: 2 of 3 runs failed
     """
 
 
 def cores() -> int:
-    "The processor cores that this process may use."
+    """The processor cores that this process may use.
+
+    Example:
+
+        >>> cores() >= 1
+        True
+    """
     return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1)
 
@@ -46,7 +59,15 @@ def allotment(jobs: int = 0, device: str | None = None,
     On GPUs one process each, more only if asked for; on a CPU one for each
     core. Raises `ValueError` for a negative number.
 
-    Example: on four cores `allotment(2, "cpu")` is `[("cpu", 2), ("cpu", 2)]`.
+    Example:
+
+        >>> len(allotment(2, "cpu"))
+        2
+        >>> allotment(1, "cpu") == [("cpu", cores())]
+        True
+        >>> allotment(-1)
+        Traceback (most recent call last):
+        ValueError: jobs=-1: expected a number of processes, or 0 for as ...
     """
     device = device or default_device()
     if jobs < 0:
@@ -229,11 +250,19 @@ def spread(name: Recipe | str, scale: str = "smoke",
 
     Raises `SpreadError` after all other runs are done, where some failed;
     `ModuleNotFoundError` for Ray where it is not installed; `ValueError` for a
-    recipe that cannot be sent to another process; and what `plan` raises.
+    recipe that cannot be sent to another process, and under `torchrun`; and
+    what `plan` raises.
 
-    Example: `spread("first-experiment", "book", seeds=5, jobs=2,
-    progress=print)`.
+    Example:
+
+        >>> spread("first-experimant")
+        Traceback (most recent call last):
+        normalnorm.experiments.results.UnknownName: no recipe is called ...
     """
+    if started()[1] > 1:
+        raise ValueError(f"this is one of {started()[1]} processes of "
+                         "torchrun, which do each run together: give --jobs "
+                         "for runs side by side, or torchrun, not both")
     todo = plan(name, scale, seeds, out, arms)
     left, tell = ([job for job in todo if not job.path.exists()],
                   progress or (lambda line: None))

@@ -25,6 +25,11 @@ class Summary(NamedTuple):
     interval for the mean.
 
     NaN where one seed says nothing.
+
+    Example:
+
+        >>> summarize([1.0, 2.0, 3.0]).mean
+        2.0
     """
     mean: float
     se: float
@@ -39,7 +44,15 @@ def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
     Raises `ValueError` for no values. One value has a mean, and NaN for all
     else.
 
-    Example: `summarize([1.0, 2.0, 3.0]).se` is 1/√3.
+    `level`: of the interval.
+
+    Example:
+
+        >>> found = summarize([1.0, 2.0, 3.0])
+        >>> found.n, round(found.se * math.sqrt(3), 6)
+        (3, 1.0)
+        >>> found.low < 2.0 < found.high
+        True
     """
     n = len(values)
     if not n:
@@ -59,7 +72,13 @@ class PairedTest(NamedTuple):
     choices of signs, which needs no normal distribution; `spread`, the standard
     deviation of the differences.
 
-    NaN for a single pair."""
+    NaN for a single pair.
+
+    Example:
+
+        >>> paired_test([1.0, 2.0, 4.0], [2.0, 2.5, 5.5]).summary.mean
+        1.0
+    """
     summary: Summary
     p: float
     p_signs: float
@@ -76,8 +95,12 @@ def paired_test(first: Sequence[float], second: Sequence[float],
     16 pairs, beyond that 100 000 drawn ones (with a fixed seed). Raises
     `ValueError` for unequal numbers of values.
 
-    Example: `paired_test([1.0, 2.0, 4.0], [2.0, 2.5, 5.5]).p_signs` is 0.25,
-    the least that three pairs can give.
+    `level`: of the interval of the mean difference.
+
+    Example:
+
+        >>> paired_test([1.0, 2.0, 4.0], [2.0, 2.5, 5.5]).p_signs
+        0.25
     """
     if len(first) != len(second):
         raise ValueError("a paired test needs one value of each arm for each "
@@ -104,7 +127,14 @@ class Equivalence(NamedTuple):
     more; `low` and `high`, the interval of 90 % (for the level 0.95) that lies
     within the bounds where p is below 5 %.
 
-    NaN for a single pair."""
+    NaN for a single pair.
+
+    Example:
+
+        >>> found = equivalence_test([1.0, 2.0, 3.0], [1.1, 2.0, 2.9], 1.0)
+        >>> found.p < 0.05, -1 < found.low < found.high < 1
+        (True, True)
+    """
     p: float
     low: float
     high: float
@@ -139,6 +169,12 @@ class Factorial(NamedTuple):
     """Two switches, each off and on: the main effect of the `first` and of the
     `second`, and their `interaction`, the effect of the second with the first
     on minus its effect with the first off.
+
+    Example:
+
+        >>> found = factorial([0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [5.0, 6.0])
+        >>> found.first.summary.mean, found.second.summary.mean
+        (2.0, 3.0)
     """
     first: PairedTest
     second: PairedTest
@@ -154,8 +190,14 @@ def factorial(neither: Sequence[float], first: Sequence[float],
     so all four arms enter it. Raises `ValueError` for unequal numbers of
     values.
 
-    Example: `factorial([0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [5.0,
-    6.0]).interaction.summary.mean` is 2.0.
+    `neither`, `first`, `second`, `both`: the results of the four arms, in the
+    order of the seeds; `level`: of the intervals.
+
+    Example:
+
+        >>> found = factorial([0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [5.0, 6.0])
+        >>> found.interaction.summary.mean          # (5 − 2) − (1 − 0)
+        2.0
     """
     if len({len(arm) for arm in (neither, first, second, both)}) != 1:
         raise ValueError("four arms need one value each for each seed; given "
@@ -176,7 +218,12 @@ def detection_power(n: int, ratio: float, level: float = 0.95) -> float:
     From Student's non-central t distribution. Raises `ValueError` for fewer
     than two seeds.
 
-    Example: `detection_power(5, 2.0)` is about 0.91.
+    `level`: of the interval.
+
+    Example:
+
+        >>> round(detection_power(5, 2.0), 2)
+        0.91
     """
     if n < 2:
         raise ValueError(f"an interval needs at least 2 seeds, given {n}")
@@ -191,7 +238,10 @@ def seeds_needed(ratio: float, power: float = 0.8, level: float = 0.95) -> int:
 
     Raises `ValueError` for a ratio of 0, or more than 100 000 seeds.
 
-    Example: `seeds_needed(1.0)` is 10.
+    Example:
+
+        >>> seeds_needed(1.0)
+        10
     """
     for n in [*range(2, 200), *range(200, 100_000, 50)]:
         if detection_power(n, abs(ratio), level) >= power:
@@ -204,7 +254,12 @@ def detectable(n: int, power: float = 0.8, level: float = 0.95) -> float:
     """The smallest difference, in standard deviations of the paired
     differences, that `n` seeds detect with probability `power`.
 
-    Example: `detectable(5)` is about 1.7.
+    `level`: of the interval. Source: `detection_power`, solved by bisection.
+
+    Example:
+
+        >>> round(detectable(5), 2)
+        1.68
     """
     low, high = 0.0, 1.0
     while detection_power(n, high, level) < power:

@@ -87,8 +87,12 @@ def batches(split: Any, order: Iterable[Tensor],
     `split`: a pair of tensors, or an object with `split[index]`. `order`: int64
     tensors, such as `torch.randperm(n).split(128)`.
 
-    Example: `for x, y in batches(dataset("digits", "train"),
-    torch.arange(1197).split(64)): …`
+    Example:
+
+        >>> from normalnorm.experiments.data import dataset
+        >>> order = torch.arange(100).split(64)
+        >>> [len(x) for x, y in batches(dataset("digits", "train"), order)]
+        [64, 36]
     """
     if isinstance(split, tuple):
         split = Tensors(*split)
@@ -112,6 +116,28 @@ class Stream:
     as plain numbers; a stream with the same arguments that gets it by
     `load_state_dict` continues with the next batch. Raises `DataError` for
     damaged files.
+
+    `depth`: how many batches are prepared ahead; `name`: of the data set, in
+    errors. Raises `ValueError` for a `batch` or `block` below 1.
+
+    Example:
+
+        >>> from datasets import Dataset
+        >>> source = Dataset.from_dict({"x": list(range(6))})
+        >>> def make():
+        ...     return Stream(
+        ...         source.to_iterable_dataset(), keep=lambda number: True,
+        ...         unpack=lambda pairs: [example["x"] for _, example in pairs],
+        ...         collate=lambda items: (torch.tensor(items), None),
+        ...         batch=2, block=4)
+        >>> first = make()
+        >>> batches = iter(first)
+        >>> next(batches)[0]
+        tensor([0, 1])
+        >>> again = make()
+        >>> again.load_state_dict(first.state_dict())
+        >>> [x.tolist() for x, _ in again]
+        [[2, 3], [4, 5]]
     """
 
     def __init__(self, source: Any, keep: Callable[[int], bool],
@@ -240,7 +266,11 @@ def images(name: str, split: str, batch: int, seed: int | None = None,
     Raises `DataError` for missing, damaged or unexpected files, also while it
     runs.
 
-    Example: `stream = images("imagenet", "train", batch=256, seed=0)`.
+    Example:
+
+        >>> images("digits", "train", batch=8)
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: 'digits' is no set of images ...
     """
     entry = _checked(name, split, "images")
     source, keep = _mine(entry, split)
@@ -283,7 +313,11 @@ def text(name: str, split: str, batch: int, seed: int | None = None,
     cut words into pieces with a vocabulary of their own; bytes need none, and
     losses in nats per byte are not comparable with those per piece.
 
-    Example: `stream = text("lm1b", "train", batch=64, seed=0)`.
+    Example:
+
+        >>> text("stdlib", "train", batch=8)
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: 'stdlib' is no set of texts ...
     """
     entry = _checked(name, split, "texts")
     source, keep = _mine(entry, split)

@@ -52,8 +52,18 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]],
 
     Raises `ValueError` where an arm has a single seed.
 
-    Example: `print(table("first-experiment", rows("first-experiment", "book",
-    book_results())))`.
+    `found`: rows, such as `rows` returns.
+
+    Example:
+
+        >>> coin = Recipe("coin", "is it fair?", (), {"book": {"fair": {}}},
+        ...               None, {"heads": "heads (%)"})
+        >>> print(table(coin, [
+        ...     {"arm": "fair", "seed": seed, "metrics": {"heads": heads}}
+        ...     for seed, heads in enumerate([49.0, 51.0, 50.0])]))
+        | arm  | seeds | heads (%)    |
+        | ---- | ----- | ------------ |
+        | fair | 3     | 50.00 ± 0.58 |
     """
     recipe, body = find(recipe), []
     for arm in dict.fromkeys(row["arm"] for row in found):
@@ -80,8 +90,12 @@ def caption(recipe: Recipe | str, scale: str,
     """What limits the meaning of a table of these rows: scale, data, seeds,
     devices, versions, time, tuning.
 
-    Example: `caption("first-experiment", "book", rows("first-experiment",
-    "book", book_results()))`.
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> found = rows("first-experiment", "book", book_results())
+        >>> caption("first-experiment", "book", found)[:41]
+        'Scale book: fashion data, 80 runs, seeds '
     """
     recipe, by = find(recipe), {}
     for row in found:
@@ -112,6 +126,18 @@ def differences(found: list[dict[str, Any]], first: str, second: str,
                 metric: str) -> list[float]:
     """The metric of arm `second` minus that of arm `first`, for each seed that
     both have.
+
+    `found`: rows, such as `rows` returns; one number a seed, in the order of
+    the seeds.
+
+    Example:
+
+        >>> found = [{"arm": arm, "seed": seed, "metrics": {"heads": heads}}
+        ...          for arm, results in (("fair", (49.0, 51.0)),
+        ...                               ("bent", (61.5, 62.0)))
+        ...          for seed, heads in enumerate(results)]
+        >>> differences(found, "fair", "bent", "heads")
+        [12.5, 11.0]
     """
     a, b = _pairs(found, first, second, metric)
     return [y - x for x, y in zip(a, b)]
@@ -136,7 +162,10 @@ def p_value(p: float) -> str:
     """A p value with three decimals; below a thousandth it is "< 0.001", for no
     p value is 0.
 
-    Example: `p_value(0.0004)` is "< 0.001".
+    Example:
+
+        >>> p_value(0.0004), p_value(0.0321)
+        ('< 0.001', '0.032')
     """
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -176,6 +205,13 @@ def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
     is that of the test of equivalence with the recipe's bound, where it states
     one. `metrics`: which of them, by default those that the recipe says.
     Comparisons with fewer than two common seeds are left out.
+
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> found = rows("first-experiment", "book", book_results())
+        >>> "| ResNet BNN − ResNet BN " in comparison("first-experiment", found)
+        True
     """
     recipe, body = find(recipe), []
     for metric in metrics or recipe.outcomes:
@@ -195,6 +231,13 @@ def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
     columns of `comparison`, as a table in Markdown.
 
     Of the seeds that all four arms have; with fewer than two there is no line.
+
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> found = rows("first-experiment", "book", book_results())
+        >>> two_switches("first-experiment", found).split("|")[25].strip()
+        'main effect of transform'
     """
     recipe, body = find(recipe), []
     for metric in metrics or recipe.outcomes:
@@ -226,6 +269,19 @@ def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
                metric: str) -> str:
     """The metric of each seed of each arm, as a table in Markdown: nothing is
     left out.
+
+    `found`: rows, such as `rows` returns.
+
+    Example:
+
+        >>> coin = Recipe("coin", "is it fair?", (), {"book": {"fair": {}}},
+        ...               None, {"heads": "heads (%)"})
+        >>> print(every_seed(coin, [
+        ...     {"arm": "fair", "seed": seed, "metrics": {"heads": heads}}
+        ...     for seed, heads in enumerate([49.0, 51.0, 50.0])], "heads"))
+        | heads (%) | seed 0 | seed 1 | seed 2 |
+        | --------- | ------ | ------ | ------ |
+        | fair      | 49.00  | 51.00  | 50.00  |
     """
     seeds = sorted({row["seed"] for row in found})
     by = {(row["arm"], row["seed"]): f"{row['metrics'][metric]:.2f}"
@@ -253,7 +309,10 @@ def stated(name: Recipe | str, scale: str) -> str:
     seeds, the difference that they detect, the number of comparisons, what was
     tuned on which split. Empty for a recipe that compares nothing.
 
-    Example: `print(stated("first-experiment", "book"))`.
+    Example:
+
+        >>> print(stated("first-experiment", "book").split(":")[1].strip())
+        - exploratory, no primary contrast
     """
     recipe = find(name)
     if not recipe.compare:
@@ -292,7 +351,11 @@ def report(name: Recipe | str, out: Path | str | None = None,
     `UnknownName` for an unknown recipe; `ResultsError` for rows of different
     code; with `any_code` these make a table, and the codes stand above it.
 
-    Example: `print(report("first-experiment"))`.
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> print(report("first-experiment", book_results()).splitlines()[0])
+        first-experiment: does gaussianizing each layer help a small network?
     """
     recipe = find(name)
     out = Path(out or default_out())
@@ -322,6 +385,13 @@ def report(name: Recipe | str, out: Path | str | None = None,
         if old:
             parts.append(f"scale {scale}: {old} rows were made before rows had "
                          "a digest: an edited number in them goes unnoticed")
+        silent = sum(bool(row["config"].get("draw")) and "drawn_hash" not in row
+                     for row in found)
+        if silent:
+            parts.append(f"scale {scale}: {silent} "
+                         f"{'rows do' if silent > 1 else 'row does'} not name "
+                         "the training examples that were drawn, because rows "
+                         "did not then: their seed and the code decide them")
         unchosen = [arm for arm in dict.fromkeys(row["arm"] for row in every)
                     if arm not in {row["arm"] for row in found}]
         if unchosen:
@@ -418,8 +488,13 @@ def compare(first: str, second: str, scale: str = "book",
     `UnknownName` for unknown names, `ValueError` where fewer than two seeds or
     no runs are in common, `ResultsError` for rows of different code.
 
-    Example: `print(compare("first-experiment/ResNet BN",
-    "first-experiment/ResNet BNN", "book"))`.
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> text = compare("first-experiment/ResNet BN",
+        ...                "first-experiment/ResNet BNN", out=book_results())
+        >>> print(text.splitlines()[0])
+        Scale book, seeds 0–9, paired by seed.
     """
     if Path(first).is_dir() and Path(second).is_dir():
         return _compare_folders(Path(first), Path(second))
@@ -528,7 +603,10 @@ def obstacle(name: Recipe | str, scale: str = "smoke",
 
     Raises `UnknownName` for unknown names, `ValueError` for no seeds.
 
-    Example: `obstacle("first-experiment", "smoke")` is empty.
+    Example:
+
+        >>> obstacle("first-experiment", "smoke")
+        ''
     """
     recipe = find(name)
     try:
@@ -553,7 +631,11 @@ def forecast(name: Recipe | str, scale: str = "smoke",
 
     Raises `UnknownName` for unknown names, `ValueError` for no seeds.
 
-    Example: `print(forecast("first-experiment", "book", seeds=5))`.
+    Example:
+
+        >>> told = forecast("first-experiment", "book", 1, out="no such folder")
+        >>> print(told.splitlines()[0])
+        first-experiment, scale book: 8 runs, 0 finished, 0 begun
     """
     recipe = find(name)
     in_the_way = obstacle(recipe, scale, seeds, out, arms)
@@ -596,6 +678,12 @@ def listing(out: Path | str | None = None) -> str:
     others. `problems` gives them alone.
 
     Raises `ResultsError` where `out` is a file.
+
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> "| transform-given-noise " in listing(book_results())
+        True
     """
     out, body = Path(out or default_out()), []
     for recipe in recipes().values():
@@ -625,7 +713,11 @@ def problems(out: Path | str | None = None) -> list[ResultsError]:
     """What is wrong with files in a folder of results, of any recipe and scale;
     empty where all can be used.
 
-    Example: `problems(book_results())` is empty.
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> problems(book_results())
+        []
     """
     out = Path(out or default_out())
     folders = sorted({path.parent for path in out.glob("*/*/*.json")})

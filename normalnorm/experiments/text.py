@@ -72,7 +72,10 @@ def tokens(split: str) -> Tensor:
     Raises `DataError` for a missing or damaged file, `ValueError` for an
     unknown split.
 
-    Example: `decode(tokens("train")[:40])`.
+    Example:
+
+        >>> tokens("train").shape, tokens("test").dtype
+        (torch.Size([900000]), torch.uint8)
     """
     check_split("stdlib", split, None, None)
     start, end = _CUTS[split]
@@ -90,6 +93,9 @@ class Windows:
     >>> inputs, targets = Windows(torch.arange(10), 3)[torch.tensor([1])]
     >>> inputs.tolist(), targets.tolist()
     ([[3, 4, 5]], [[4, 5, 6]])
+        >>> windows = Windows(torch.arange(10), 3)
+        >>> len(windows), len(windows.take(torch.tensor([2])).to("cpu"))
+        (3, 1)
     """
 
     def __init__(self, tokens: Tensor, length: int) -> None:
@@ -132,6 +138,11 @@ def about(name: str) -> Info:
     """What is known of the text; `info` of the chapter on data asks here.
 
     Sizes are windows of 128.
+
+    Example:
+
+        >>> about("stdlib").sizes
+        {'train': 7031, 'validation': 390, 'test': 390}
     """
     sizes = {split: (end - start - 1) // 128
              for split, (start, end) in _CUTS.items()}
@@ -141,7 +152,13 @@ def about(name: str) -> Info:
 
 
 def fingerprint(name: str) -> str:
-    "The SHA-256 of the shipped file."
+    """The SHA-256 of the shipped file.
+
+    Example:
+
+        >>> len(fingerprint("stdlib"))                  # hexadecimal digits
+        64
+    """
     return _SHA256
 
 
@@ -152,6 +169,12 @@ def split(name: str, split: str, first: int | None = None,
     `dataset`.
 
     `first`: only that many windows.
+
+    Example:
+
+        >>> windows = split("stdlib", "test", first=4, length=16)
+        >>> [t.shape for t in windows[torch.arange(4)]]
+        [torch.Size([4, 16]), torch.Size([4, 16])]
     """
     part = tokens(split)
     windows = Windows(part, length)

@@ -6,11 +6,11 @@ the loss is not a number, the same on one device and on several.
 # ../../nbs/750_experiments.train.ipynb.
 
 # %% auto #0
-__all__ = ['Data', 'Augment', 'Penalty', 'Perturb', 'seed_for', 'seeded',
-           'modes_kept', 'as_split', 'cross_entropy', 'correct', 'Evaluation',
-           'evaluate', 'Average', 'TrainingDiverged', 'CheckpointError',
-           'write_atomically', 'clear_leftovers', 'Moment', 'make_fabric',
-           'Bar', 'take_terms', 'train']
+__all__ = ['Data', 'Found', 'Augment', 'Penalty', 'Perturb', 'seed_for',
+           'seeded', 'modes_kept', 'as_split', 'cross_entropy', 'correct',
+           'Evaluation', 'evaluate', 'Average', 'TrainingDiverged',
+           'CheckpointError', 'write_atomically', 'clear_leftovers', 'Moment',
+           'started', 'make_fabric', 'by_first', 'Bar', 'take_terms', 'train']
 
 # %% ../../nbs/750_experiments.train.ipynb #fb60a533
 import hashlib
@@ -23,8 +23,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +41,12 @@ def seed_for(purpose: str, seed: int, epoch: int = 0) -> int:
     """The seed of the random numbers for one `purpose` in one `epoch` of the
     run `seed`: unrelated for any two arguments.
 
-    Example: `seed_for("order", 0, 1) != seed_for("noise", 0, 1)`.
+    Example:
+
+        >>> seed_for("order", 0, 1) == seed_for("order", 0, 1)
+        True
+        >>> seed_for("order", 0, 1) == seed_for("noise", 0, 1)
+        False
     """
     return int.from_bytes(
         hashlib.sha256(f"{purpose}/{seed}/{epoch}".encode()).digest()[:7],
@@ -52,7 +59,15 @@ def seeded(purpose: str, seed: int, epoch: int = 0,
     """Inside, torch's generators have the seed
     `seed_for(purpose, seed, epoch)`; afterwards they are as before.
 
-    Example: `with seeded("weights", 3): model = SmallResNet()`.
+    `device`: also its generator is seeded.
+
+    Example:
+
+        >>> with seeded("weights", 3):
+        ...     first = torch.rand(2)
+        >>> with seeded("weights", 3):
+        ...     torch.equal(torch.rand(2), first)
+        True
     """
     # `torch.manual_seed` would do, but it notes where it was called from for
     # each kind of device there is, and that takes ten times as long
@@ -84,7 +99,13 @@ def modes_kept(model: nn.Module):
     """Afterwards each module of `model` is in the mode, training or evaluation,
     in which it was before.
 
-    Example: `with modes_kept(model): model.eval()`.
+    Example:
+
+        >>> model = nn.Dropout()
+        >>> with modes_kept(model):
+        ...     _ = model.eval()
+        >>> model.training
+        True
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -96,11 +117,17 @@ def modes_kept(model: nn.Module):
 
 # %% ../../nbs/750_experiments.train.ipynb #f95d8452
 Data = Mapping[str, Split | Stream | tuple[Tensor, Tensor]]
+Found = TypeVar("Found")
 
 
 def as_split(part: Any, device: torch.device | str) -> Split:
     """A pair of tensors as `Tensors` on `device`; anything else as it is, after
     its own `.to(device)` where it has one.
+
+    Example:
+
+        >>> len(as_split((torch.ones(3, 2), torch.tensor([0, 1, 0])), "cpu"))
+        3
     """
     part = Tensors(*part) if isinstance(part, (tuple, list)) else part
     return part.to(device) if hasattr(part, "to") else part
@@ -114,7 +141,17 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
     Raises `ValueError` where a class number is not below K (on the CPU) or the
     shapes do not belong together.
 
-    Example: `cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))` is log 4.
+    `smoothing`: the share of each target that is spread evenly over the
+    classes; `reduction` as in PyTorch: "mean", "sum" or "none".
+
+    Example:
+
+        >>> scores = torch.zeros(2, 4)
+        >>> cross_entropy(scores, torch.tensor([0, 3])).exp()
+        tensor(4.)
+        >>> cross_entropy(scores, torch.tensor([0, 4]))
+        Traceback (most recent call last):
+        ValueError: class numbers from 0 to 4, and a model with 4 classes: ...
     """
     if not targets.is_floating_point():
         if scores.shape[:-1] != targets.shape:
@@ -153,6 +190,14 @@ class Evaluation(NamedTuple):
     cross-entropy `loss` in nats, and `right`, for each prediction in the data's
     order whether it was right (bool, on the CPU; a text's positions one after
     the other).
+
+    Example:
+
+        >>> model = nn.Linear(2, 2)
+        >>> data = torch.eye(2), torch.tensor([0, 1])
+        >>> found = evaluate(model, data)
+        >>> found.right.dtype, 0 <= found.accuracy <= 1
+        (torch.bool, True)
     """
     accuracy: float
     loss: float
@@ -204,8 +249,16 @@ class Average:
 
     `decay`: of the moving average; None for the plain mean.
 
-    Example: `average = Average(); average.update(model);
-    model.load_state_dict(average.state)`.
+    `state`: the averages, for `model.load_state_dict(average.state)`.
+
+    Example:
+
+        >>> model, average = nn.Linear(1, 1), Average()
+        >>> for value in (1.0, 3.0):
+        ...     _ = nn.init.constant_(model.weight, value)
+        ...     average.update(model)
+        >>> average.state["weight"]
+        tensor([[2.]])
     """
 
     def __init__(self, decay: float | None = None):
@@ -229,11 +282,34 @@ class Average:
 class TrainingDiverged(RuntimeError):
     """The loss or a weight is NaN or infinite; the message says when, and where
     the last good checkpoint is.
+
+    Example:
+
+        >>> model = nn.Linear(2, 2)
+        >>> part = torch.full((4, 2), torch.nan), torch.tensor([0, 1, 0, 1])
+        >>> data = {name: part for name in ("train", "validation", "test")}
+        >>> train(model, data, Settings(epochs=1, batch=2))
+        Traceback (most recent call last):
+        normalnorm.experiments.train.TrainingDiverged: the loss is nan at ...
     """
 
 
 class CheckpointError(ValueError):
-    "A checkpoint that cannot be read, or belongs to another run."
+    """A checkpoint that cannot be read, or belongs to another run.
+
+    Example:
+
+        >>> import tempfile
+        >>> part = torch.eye(2), torch.tensor([0, 1])
+        >>> data = {name: part for name in ("train", "validation", "test")}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "state.pt")
+        ...     _ = path.write_bytes(b"no checkpoint")
+        ...     train(nn.Linear(2, 2), data, Settings(epochs=1, batch=2),
+        ...           checkpoint=path)
+        Traceback (most recent call last):
+        normalnorm.experiments.train.CheckpointError: the checkpoint ...
+    """
 
 # %% ../../nbs/750_experiments.train.ipynb #d0228b37
 def write_atomically(path: Path, write: Callable[[Any], None],
@@ -244,6 +320,15 @@ def write_atomically(path: Path, write: Callable[[Any], None],
     `replace=False`: a file that is there already stays, and the answer is
     False. Raises `OSError`, with what is kept and what to do, where the disk is
     full or the folder cannot be written to; the old file is untouched then.
+
+    Example:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "row")
+        ...     written = write_atomically(path, lambda file: file.write(b"1"))
+        ...     print(written, path.read_bytes())
+        True b'1'
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
@@ -286,6 +371,15 @@ def clear_leftovers(path: Path) -> None:
     """Remove the hidden files that killed writers of `path` left.
 
     Only for the one process that may write `path`.
+
+    Example:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Path(folder, ".row.1-2").touch()
+        ...     clear_leftovers(Path(folder, "row"))
+        ...     print(list(Path(folder).iterdir()))
+        []
     """
     for fresh in path.parent.glob(f".{path.name}.*-*"):
         fresh.unlink(missing_ok=True)
@@ -375,6 +469,15 @@ class Moment(NamedTuple):
     `step` is the number of optimizer steps done in the whole run, `loss` that
     of the present step as a tensor on the device (NaN outside a step), `record`
     the epoch's entry in the history (empty within an epoch).
+
+    Example:
+
+        >>> part, seen = (torch.eye(2), torch.tensor([0, 1])), []
+        >>> data = {name: part for name in ("train", "validation", "test")}
+        >>> found = train(nn.Linear(2, 2), data, Settings(epochs=1, batch=2),
+        ...               callbacks=[lambda moment: seen.append(moment.when)])
+        >>> seen
+        ['start', 'gradient', 'step', 'epoch', 'end']
     """
     when: str
     model: nn.Module
@@ -385,11 +488,18 @@ class Moment(NamedTuple):
     record: dict[str, Any]
 
 # %% ../../nbs/750_experiments.train.ipynb #80fa5136
-def _started() -> int:
-    "How many processes torchrun has started together with this one."
+def started() -> tuple[int, int]:
+    """The number of this process among those that `torchrun` started together,
+    counted from 0, and how many they are; (0, 1) without torchrun.
+
+    >>> started()
+    (0, 1)
+    """
     distributed = torch.distributed
-    return (int(os.environ["WORLD_SIZE"]) if distributed.is_available()
-            and distributed.is_torchelastic_launched() else 1)
+    if not (distributed.is_available()
+            and distributed.is_torchelastic_launched()):
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
@@ -403,7 +513,12 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
     for a device by number, `ModuleNotFoundError` where Lightning Fabric is not
     installed, and says how to install it.
 
-    Example: `make_fabric("cuda", "bf16-mixed", devices=4, strategy="ddp")`.
+    `precision`, `devices`, `strategy`: as Fabric takes them.
+
+    Example:
+
+        >>> make_fabric("cpu").world_size
+        1
     """
     try:
         from lightning_fabric import Fabric
@@ -411,15 +526,15 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
         raise ModuleNotFoundError('training needs Lightning Fabric: pip '
                                   'install "normalnorm[experiments]"',
                                   name="lightning_fabric") from error
-    device, started = torch.device(device), _started()
-    if started > 1 and devices == 1:
+    device, (_, world) = torch.device(device), started()
+    if world > 1 and devices == 1:
         if device.index is not None:
-            raise ValueError(f"this is one of {started} processes of torchrun, "
+            raise ValueError(f"this is one of {world} processes of torchrun, "
                              f"and device={str(device)!r} is one device: give "
                              f"{device.type!r}, and each takes its own")
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         fabric = Fabric(accelerator=device.type, devices=here,
-                        num_nodes=started // here, precision=precision,
+                        num_nodes=world // here, precision=precision,
                         strategy="ddp" if strategy == "auto" else strategy)
         fabric.launch()
         return fabric
@@ -428,6 +543,42 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
         devices=devices if devices > 1 or device.index is None
                            or device.type == "cpu" else [device.index],
         strategy=strategy, precision=precision)
+
+
+@lru_cache(maxsize=1)
+def _messages(device: str) -> Any:
+    """A group for messages between torchrun's processes. One may wait for
+    hours, until another program has finished a run, so nothing ends its wait.
+    """
+    make_fabric(device)
+    return torch.distributed.new_group(backend="gloo",
+                                       timeout=timedelta(days=365))
+
+
+def by_first(do: Callable[[], Found], device: str = "cpu") -> Found:
+    """What `do()` returns, called in the first of torchrun's processes only;
+    the others wait for it and return the same. What it raises is raised in all.
+
+    For what happens once, whatever the number of processes: taking a lock,
+    writing a row. All must call this. Without torchrun it is `do()`.
+
+    >>> by_first(lambda: 2 + 3)
+    5
+    """
+    rank, world = started()
+    if world == 1:
+        return do()
+    group = _messages(device)
+    said: list[Any] = [None, None]
+    if rank == 0:
+        try:
+            said[0] = do()
+        except Exception as error:
+            said[1] = error
+    torch.distributed.broadcast_object_list(said, 0, group=group)
+    if said[1] is not None:
+        raise said[1]
+    return said[0]
 
 # %% ../../nbs/750_experiments.train.ipynb #9e545d01
 class Bar:
@@ -440,7 +591,14 @@ class Bar:
     by default; `interval`: seconds between looks at the loss, which make a GPU
     wait.
 
-    Example: `train(model, data, settings, progress=Bar())`.
+    Example:
+
+        >>> import io
+        >>> stream = io.StringIO()
+        >>> bar = Bar(file=stream, interval=0.0)
+        >>> bar.step(1, 1, 1, 1, torch.tensor(0.5), torch.tensor(3), 4)
+        >>> "accuracy 75.00%" in stream.getvalue()
+        True
     """
 
     def __init__(self, file: Any = None, interval: float = 0.5):
@@ -620,6 +778,20 @@ def _continue_from_checkpoint(run: _Run) -> None:
     if run.progress and run.history:
         run.progress(f"continued after epoch {len(run.history)} from "
                      f"{run.path}")
+
+
+def _refuse_different_epochs(run: _Run) -> None:
+    "Each process reads the checkpoint itself, where it sees one."
+    if run.world == 1:
+        return
+    done: list[Any] = [None] * run.world
+    torch.distributed.all_gather_object(done, len(run.history))
+    if len(set(done)) > 1:
+        raise CheckpointError(
+            f"of {run.world} processes, some have read a checkpoint in "
+            f"{run.path} and others have not (epochs done: "
+            f"{', '.join(map(str, done))}): give a folder that all of them "
+            "see")
 
 # %% ../../nbs/750_experiments.train.ipynb #eaf96415
 @dataclass
@@ -944,9 +1116,12 @@ def train(
 
     Example:
 
-        data = {split: load("digits", split) for split in SPLITS}
-        train(SmallResNet(stem_stride=1), data, Settings(epochs=5),
-        progress=print)
+        >>> model = nn.Linear(2, 2)
+        >>> part = torch.eye(2).repeat(4, 1), torch.tensor([0, 1]).repeat(4)
+        >>> data = {name: part for name in ("train", "validation", "test")}
+        >>> found = train(model, data, Settings(epochs=20, batch=4, lr=1.0))
+        >>> len(found["history"]), found["last"]["test_accuracy"]
+        (20, 1.0)
     """
     fabric = fabric or make_fabric(device, settings.precision)
     count = _steps_of_an_epoch(data["train"], settings, fabric.world_size)
@@ -974,6 +1149,7 @@ def train(
         tuple(callbacks), penalty, perturb)
     if run.path is not None and run.path.exists():
         _continue_from_checkpoint(run)
+    _refuse_different_epochs(run)
     _call(run, "start", len(run.history) + 1, len(run.history) * count)
     for epoch in range(len(run.history) + 1, settings.epochs + 1):
         start = time.perf_counter()

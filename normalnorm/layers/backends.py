@@ -34,18 +34,47 @@ from ..theory.newton import Over
 
 # %% ../../nbs/233_layers.backends.ipynb #b0df2fc8
 class Unavailable(RuntimeError):
-    "An engine would cover this, but cannot be had here; says why."
+    """An engine would cover this, but cannot be had here; says why.
+
+    Example:
+
+        >>> raise Unavailable("this engine computes on another device")
+        Traceback (most recent call last):
+        normalnorm.layers.backends.Unavailable: this engine computes on ...
+    """
 
 
 class Declined(RuntimeError):
     """An engine found, when it was to compute, that it does not cover this;
     nothing was written.
+
+    Example:
+
+        >>> raise Declined("this engine computes float32 only")
+        Traceback (most recent call last):
+        normalnorm.layers.backends.Declined: this engine computes float32 only
     """
 
 
 class Work(Protocol):
     """What an engine offers for problems of one kind: forward and backward
     pass. `state`: what the backward pass needs that is no tensor.
+
+    Example:
+
+        >>> class Doubling(Work):
+        ...     def forward(self, problem, keep):
+        ...         return 2 * problem.u, (), None
+        ...     def definition(self, state, saved):
+        ...         u, = apart(*saved)
+        ...         return [u], (2 * u,)
+        >>> work = Doubling()
+        >>> work.forward(Normalization(torch.tensor([3.0]), (0,)), False)[0]
+        tensor([6.])
+        >>> work.backward(None, (), (None,), (True,)) is None
+        True
+        >>> work.definition(None, (torch.tensor([5.0]),))[1]
+        (tensor([10.]),)
     """
 
     def forward(self, problem, keep: bool) -> tuple:
@@ -81,6 +110,21 @@ class Engine:
     `Work`, None where the engine does not cover it, or raises `Unavailable`.
     `traced`: the same for what `torch.compile` reads: a function of a problem
     that returns the results, as operators that the compiler knows, or None.
+
+    `covers`: the work for a problem, None where it does not.
+
+    Example:
+
+        >>> class Mine(Engine):
+        ...     name = "mine"
+        >>> engine = Mine()
+        >>> engine.offers[Moments] = lambda problem: f"for {problem.dim}"
+        >>> engine.covers(Moments(torch.ones(2, 3), (0,)))
+        'for (0,)'
+        >>> engine.covers(Normalization(torch.ones(2, 3), (0,))) is None
+        True
+        >>> engine.require(), engine.try_out()      # nothing speaks against it
+        (None, None)
     """
     name = ""
     automatic = False
@@ -109,7 +153,14 @@ _asked: tuple[Engine, ...] | None = None        # by the present choice
 def register(engine: Engine) -> Engine:
     """Make an engine known by its name; one of the same name is replaced.
 
-    Example: `register(Engine())` raises `ValueError`: it has no name.
+    Returns the engine. Raises `ValueError` for one without a name, or with that
+    of a built-in choice.
+
+    Example:
+
+        >>> register(Engine())
+        Traceback (most recent call last):
+        ValueError: an engine called '': expected a name of its own, other ...
     """
     global _asked
     if not engine.name or engine.name in ("auto", "eager"):
@@ -127,6 +178,11 @@ def engines() -> dict[str, Engine]:
     `normalnorm/layers/engines` is imported first, and registers its own.
 
     One that cannot be imported is left out, with one warning.
+
+    Example:
+
+        >>> {"native", "compiled"} <= engines().keys()
+        True
     """
     package = importlib.import_module("normalnorm.layers.engines")
     for module in pkgutil.iter_modules(package.__path__):
@@ -195,7 +251,14 @@ def set_backend(name: str) -> _Choice:
 
 
 def get_backend() -> str:
-    "The chosen backend: \"auto\", \"eager\" or the name of an engine."
+    """The chosen backend: "auto", "eager" or the name of an engine.
+
+    Example:
+
+        >>> with set_backend("eager"):
+        ...     get_backend()
+        'eager'
+    """
     return _chosen
 
 
@@ -215,7 +278,13 @@ def warn_user(message: str) -> None:
     """A warning that names the first line outside this package and PyTorch: the
     one that its reader has written.
 
-    Example: `warn_user("two layers share a weight")`.
+    Example:
+
+        >>> with warnings.catch_warnings(record=True) as found:
+        ...     warnings.simplefilter("always")
+        ...     warn_user("two layers share a weight")
+        >>> [str(w.message) for w in found]
+        ['two layers share a weight']
     """
     inside = tuple(os.path.join(os.path.dirname(m.__file__), "")
                    for m in (normalnorm, torch))
@@ -257,7 +326,13 @@ def _stand_in(engine: Engine, reason: str) -> Engine | None:
 
 # %% ../../nbs/233_layers.backends.ipynb #4f94dbe3
 def along_channels(value: Tensor | None, ndim: int) -> Tensor | None:
-    "(C,) → (1, C, 1, …)."
+    """(C,) → (1, C, 1, …).
+
+    Example:
+
+        >>> along_channels(torch.ones(3), 4).shape
+        torch.Size([1, 3, 1, 1])
+    """
     return None if value is None else value.reshape(1, -1, *(1,) * (ndim - 2))
 
 
@@ -271,6 +346,14 @@ class Normalization(NamedTuple):
       that move by `momentum`, where the new values are finite;
     - `wanted`: whether the statistics are results too: then these are the
       output, mean, variance and the parameters.
+
+    Example:
+
+        >>> problem = Normalization(torch.ones(2, 3), (0,), bias=torch.ones(3))
+        >>> [None if x is None else tuple(x.shape) for x in problem.inputs()]
+        [(2, 3), None, (3,)]
+        >>> len(problem._replace(running=(torch.ones(3),)).tensors())
+        5
     """
     u: Tensor
     dim: Any                    # tuple[int, ...] or, in several processes, Over
@@ -304,6 +387,12 @@ class NormalizationAcross(Normalization):
     """The same where `dim` is an `Over` whose elements lie in several processes
     (`layers.sync.Across`): another kind of problem, for engines that exchange
     what the definition exchanges.
+
+    Example:
+
+        >>> problem = NormalizationAcross(torch.ones(2, 3), Over((0,)))
+        >>> len(problem.tensors()), Normalization(*problem).tensors()
+        (4, None)
     """
     __slots__ = ()
 
@@ -314,6 +403,12 @@ class NormalizationAcross(Normalization):
 class Moments(NamedTuple):
     """A problem: mean and biased variance over `dim` in float64, flat, in one
     tensor of two rows.
+
+    Example:
+
+        >>> problem = Moments(torch.ones(2, 3), (0,))
+        >>> problem.inputs()[0] is problem.tensors()[0] is problem.u
+        True
     """
     u: Tensor
     dim: tuple[int, ...]
@@ -328,7 +423,14 @@ class Moments(NamedTuple):
 def problem_of(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
                weight: Tensor | None, bias: Tensor | None, axis: int | None,
                given: Statistics | None, *rest) -> Normalization:
-    "Of the kind that `dim` asks for; arguments as for `Normalization`."
+    """Of the kind that `dim` asks for; arguments as for `Normalization`.
+
+    Example:
+
+        >>> type(problem_of(torch.ones(2, 3), (0,), Rule(), None, None, None,
+        ...                 None)).__name__
+        'Normalization'
+    """
     kind = (NormalizationAcross
             if isinstance(dim, Over) and dim.apart and given is None
             else Normalization)
@@ -336,7 +438,15 @@ def problem_of(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
 
 
 def apart(*tensors: Tensor | None) -> list[Tensor | None]:
-    "Each as a tensor of its own, even where one is given twice."
+    """Each as a tensor of its own, even where one is given twice.
+
+    Example:
+
+        >>> w = torch.ones(3)
+        >>> a, b, c = apart(w, w, None)
+        >>> a is b, a.data_ptr() == b.data_ptr(), c
+        (False, True, None)
+    """
     return [None if t is None else t.view_as(t) for t in tensors]
 
 
@@ -350,6 +460,16 @@ def by_definition(
     results of these, statistics too, by PyTorch's operations.
 
     `bias`: its shape and dtype, or None; any has the same derivatives.
+
+    `dim`, `rule`, `axis`, `given`, `seed`, `offset` as for `Normalization`.
+
+    Example:
+
+        >>> u = torch.tensor([[1.0, 3.0]])
+        >>> inputs, (out, mean, var, lmbda) = by_definition(
+        ...     u, None, None, (1,), Rule())
+        >>> mean.item(), var.item(), lmbda.item()
+        (2.0, 1.0, 1.0)
     """
     inputs = u, weight, bias = apart(u, weight, bias and torch.zeros(
         bias[0], dtype=bias[1], device=u.device, requires_grad=True))
@@ -376,6 +496,13 @@ def are_concrete(*tensors: Tensor | None) -> bool:
     """Tensors of PyTorch itself with a memory of their own, outside of tracing,
     of torch.func, of modes, of batched gradients and of forward-mode
     differentiation.
+
+    Example:
+
+        >>> are_concrete(torch.ones(2), None)
+        True
+        >>> are_concrete(torch.ones(2, device="meta"))
+        False
     """
     if _is_compiling() or _is_tracing() or in_transform() or dispatch_modes():
         return False
@@ -488,7 +615,15 @@ def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
     What is not a tensor that the engine takes is not refused here: the result
     is None, and the caller, which has a name for it, asks then.
 
-    Example: `compute(Normalization(torch.randn(8, 3), (0,)))`.
+    None where no engine covers the problem: then the caller uses the
+    definition.
+
+    Example:
+
+        >>> u = torch.tensor([[1.0, 3.0]])
+        >>> with set_backend("eager"):
+        ...     compute(Normalization(u, (1,))) is None
+        True
     """
     if _is_compiling():
         return _traced(problem)
@@ -524,7 +659,14 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
               weight: Tensor | None = None, bias: Tensor | None = None,
               statistics: Statistics | None = None, seed: Tensor | None = None,
               offset: int = 0) -> tuple[Tensor, Statistics | None]:
-    "As `core.normalize`, by the chosen backend."
+    """As `core.normalize`, by the chosen backend.
+
+    Example:
+
+        >>> out, used = normalize(torch.tensor([[1.0, 3.0]]), (1,))
+        >>> used.mean.item(), round(used.lmbda.item(), 4)
+        (2.0, 1.0)
+    """
     check_input(u)
     check_statistics(statistics)
     found = compute(problem_of(

@@ -335,9 +335,13 @@ def _unknown(module: nn.Module) -> str:
     if ("norm" not in name.lower()
             or type(module).__module__.startswith("torch.nn.utils")):
         return ""
-    if any(isinstance(m, (nn.Linear, *_CONVOLUTIONS, *classes()))
-           or _unknown(m) for m in module.children()):
-        return ""  # a block that contains a normalizer, not one
+    maps = (nn.Linear, *_CONVOLUTIONS)
+    if isinstance(module, maps) or any(
+        isinstance(m, (*maps, *classes())) or _unknown(m)
+        for m in module.children()
+    ):
+        # a block that contains a normalizer, or a map with one inside
+        return ""
     if re.search("rms", name, re.I):
         return ("a root-mean-square norm of its own: only PyTorch's RMSNorm is "
                 "known")
@@ -405,6 +409,11 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
 class Row(NamedTuple):
     """One normalizer: its name in the model (names, where it is used in several
     places), its class before and after, and why it was left.
+
+    Example:
+
+        >>> Row("features.1", "BatchNorm2d", "BatchNormalNorm2d").after
+        'BatchNormalNorm2d'
     """
     name: str
     before: str
@@ -419,7 +428,13 @@ class Report:
 
     Prints as a table.
 
-    Example: `print(to_normality(model, return_report=True)[1])`.
+    Example:
+
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        >>> report = to_normality(model, return_report=True)[1]
+        >>> [(row.name, row.after) for row in report.replaced]
+        [('1', 'BatchNormalNorm1d')]
     """
     replaced: tuple[Row, ...] = ()
     left: tuple[Row, ...] = ()

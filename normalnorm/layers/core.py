@@ -35,6 +35,14 @@ from ..theory.newton import Over, number, over, upcast, standardized
 class Statistics(NamedTuple):
     """What a set of elements shares: mean, biased variance, and the parameters
     of the transform (none, where it has some: no transform).
+
+    Example:
+
+        >>> used = normalize(torch.tensor([[1.0, 3.0]]), (1,))[1]
+        >>> used.mean.item(), used.var.item(), used.lmbda.item()
+        (2.0, 1.0, 1.0)
+        >>> Statistics(torch.zeros(1), torch.ones(1)).lmbda is None
+        True
     """
     mean: Tensor
     var: Tensor
@@ -50,7 +58,12 @@ class Rule(NamedTuple):
     """What happens to a unit: ε, the transform of the standardized values, the
     factor and kind of the noise.
 
-    Example: `Rule(gaussianizer=Identity())` is the plain normalizer.
+    Example:
+
+        >>> Rule(noise=0.4).without_noise().noise
+        0.0
+        >>> Rule(gaussianizer=Identity()).check().eps     # the plain normalizer
+        1e-05
     """
     eps: float = 1e-5
     noise: float = 0.0
@@ -68,6 +81,14 @@ class Rule(NamedTuple):
         `ValueError`, saying what was given and what is expected, for settings
         that no layer has; `TypeError` for what is no number, or no
         gaussianizer.
+
+        Example:
+
+            >>> Rule.of(eps=1e-3, alpha=0.5).gaussianizer
+            Power(alpha=0.5, steps=1, safeguard=False)
+            >>> Rule.of(noise=-1.0)
+            Traceback (most recent call last):
+            ValueError: noise=-1.0 scales a standard deviation: it must not ...
         """
         if gaussianizer is None:
             gaussianizer = Power(alpha, steps, safeguard)
@@ -108,7 +129,13 @@ def size(name: str, value) -> int:
     `TypeError` for anything else, bool and str too; `ValueError` unless it is
     positive.
 
-    Example: `size("num_groups", np.int64(4))` is 4.
+    Example:
+
+        >>> size("num_groups", torch.tensor(4))
+        4
+        >>> size("num_groups", 0)
+        Traceback (most recent call last):
+        ValueError: num_groups=0 must be at least 1
     """
     try:
         found = operator.index(value)
@@ -128,7 +155,12 @@ def sizes(name: str, value) -> tuple[int, ...]:
 
     Errors as for `size`; `ValueError` for none.
 
-    Example: `sizes("normalized_shape", torch.Size([3, 4]))` is (3, 4).
+    Example:
+
+        >>> sizes("normalized_shape", torch.Size([3, 4]))
+        (3, 4)
+        >>> sizes("normalized_shape", 8)
+        (8,)
     """
     one = (isinstance(value, (bool, str, bytes))
            or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0)
@@ -157,6 +189,12 @@ def check_real(**tensors: Tensor | None) -> None:
     """Raise `TypeError` for parameters and averages that are not real
     floating-point tensors: a complex one would lose a part, an integer one has
     no gradient.
+
+    Example:
+
+        >>> check_real(weight=torch.ones(2), bias=torch.tensor([1, 2]))
+        Traceback (most recent call last):
+        TypeError: bias is a tensor of torch.int64; a real floating-point ...
     """
     for name, t in tensors.items():
         if t is not None and not t.is_floating_point():
@@ -173,6 +211,14 @@ def check_memory(*tensors: Tensor | None) -> None:
     PyTorch's operations element by element do not ask and read what lies at the
     address. What has no memory of its own (meta, sparse, subclasses) is passed
     over.
+
+    Example:
+
+        >>> x = torch.ones(4)
+        >>> _ = x.untyped_storage().resize_(0)              # as sharding does
+        >>> check_memory(x)
+        Traceback (most recent call last):
+        RuntimeError: the memory of a tensor of shape (4,) is not there: it ...
     """
     if not _unwatched():
         return
@@ -200,6 +246,15 @@ def guarded(out: Tensor, *tensors: Tensor | None) -> Tensor:
     """`out`; before its backward pass the memory of `tensors`, and of the
     gradient, is checked, for results that PyTorch's own operations
     differentiate.
+
+    Example:
+
+        >>> x = torch.ones(4, requires_grad=True)
+        >>> out = guarded(x * x, x)
+        >>> _ = x.untyped_storage().resize_(0)
+        >>> out.sum().backward()
+        Traceback (most recent call last):
+        RuntimeError: the memory of a tensor of shape (4,) is not there: it ...
     """
     if _unwatched() and out.grad_fn is not None:
         held = [weakref.ref(t) for t in tensors if type(t) in _PLAIN]
@@ -211,6 +266,11 @@ def guarded(out: Tensor, *tensors: Tensor | None) -> Tensor:
 def kinds(tensors: tuple[Tensor | None, ...]) -> tuple | None:
     """Shape, dtype and device of each, for `check_saved`; None where the
     operations are watched.
+
+    Example:
+
+        >>> kinds((torch.ones(2, 3), None))
+        ((torch.Size([2, 3]), torch.float32, device(type='cpu')), None)
     """
     return tuple(None if t is None else (t.shape, t.dtype, t.device)
                  for t in tensors) if _unwatched() else None
@@ -221,6 +281,14 @@ def check_saved(tensors: tuple[Tensor | None, ...],
     """Raise `RuntimeError` unless the tensors that the forward pass saved come
     back as what they were, which a saved-tensor hook decides; strides may
     differ.
+
+    Example:
+
+        >>> saved = (torch.ones(2, 3),)
+        >>> check_saved(saved, kinds(saved))
+        >>> check_saved((saved[0].double(),), kinds(saved))
+        Traceback (most recent call last):
+        RuntimeError: a tensor saved for the backward pass came back with ...
     """
     for x, kind in zip(tensors, expected or ()):
         if x is not None and (x.shape, x.dtype, x.device) != kind:
@@ -240,6 +308,13 @@ _KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def check_input(u: Tensor) -> None:
     """Raise `TypeError` unless `u` is a dense tensor of float16, bfloat16,
     float32 or float64.
+
+    Example:
+
+        >>> check_input(torch.ones(2, 3))
+        >>> check_input(torch.tensor([1, 2]))
+        Traceback (most recent call last):
+        TypeError: a normalizer expects a real floating-point tensor of 16, ...
     """
     if isinstance(u, fx.Proxy):
         raise TypeError("torch.fx takes a layer of this library as one module, "
@@ -265,6 +340,12 @@ def check_precision(u: Tensor, **tensors: Tensor | None) -> None:
     """Raise `TypeError` where a float64 input meets narrower parameters or
     averages: PyTorch's layers refuse it, and the result would not have the
     precision of its dtype.
+
+    Example:
+
+        >>> check_precision(torch.ones(2).double(), weight=torch.ones(2))
+        Traceback (most recent call last):
+        TypeError: the input is torch.float64 and weight torch.float32: ...
     """
     if u.dtype is torch.float64:
         for name, t in tensors.items():
@@ -280,8 +361,14 @@ class _Leaf(nn.Module):
     """A module that torch.fx takes as one, as those of torch.nn: tracers ask
     for the name of a module's package, and look into all others.
 
-    Example: `fx.symbolic_trace(nn.Sequential(layer))` calls the layer, and so
-    does quantization's `prepare_fx`.
+    Example:
+
+        >>> class Twice(_Leaf):
+        ...     def forward(self, x):
+        ...         return x * 2
+        >>> traced = fx.symbolic_trace(nn.Sequential(Twice()))
+        >>> [node.op for node in traced.graph.nodes]
+        ['placeholder', 'call_module', 'output']
     """
 
     def __call__(self, *args, **kwargs):
@@ -297,6 +384,12 @@ class _Leaf(nn.Module):
 def lies_last(x: Tensor) -> bool:
     """Whether `x`, of four axes, lies in memory with its channels last, and in
     no other order; no inside vmap, which does not say.
+
+    Example:
+
+        >>> x = torch.ones(2, 3, 4, 4)
+        >>> lies_last(x), lies_last(x.to(memory_format=torch.channels_last))
+        (False, True)
     """
     if x.ndim != 4 or x.is_contiguous():
         return False
@@ -309,6 +402,14 @@ def lies_last(x: Tensor) -> bool:
 def inverse_stds(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """1/√(σ²+ε) and 1/σ: NaN where the variance has overflowed, instead of a
     silent 0; the second is 0 for a constant unit.
+
+    `var`: σ², of any shape; both results have it. For ε = 0 the first is 0 for
+    a constant unit, too.
+
+    Example:
+
+        >>> inverse_stds(torch.tensor([4.0, 0.0, torch.inf]), eps=0.0)
+        (tensor([0.5000, 0.0000,    nan]), tensor([0.5000, 0.0000, 0.0000]))
     """
     info = torch.finfo(var.dtype)
     rate = torch.where(var.isfinite(), (var + eps).rsqrt(), torch.nan)
@@ -319,7 +420,16 @@ def inverse_stds(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def check_statistics(given: Statistics | None) -> None:
-    "`TypeError` unless the parameters are several tensors, not one."
+    """`TypeError` unless the parameters are several tensors, not one.
+
+    Example:
+
+        >>> one = torch.ones(1)
+        >>> check_statistics(Statistics(one, one, (one,)))
+        >>> check_statistics(Statistics(one, one, one))
+        Traceback (most recent call last):
+        TypeError: statistics.parameters is a Tensor; a tuple of tensors is ...
+    """
     if given is not None and not isinstance(given.parameters, (tuple, list)):
         raise TypeError(
             f"statistics.parameters is a {type(given.parameters).__name__}; a "
@@ -330,6 +440,12 @@ def closed(gaussianizer: Gaussianizer, x: Tensor,
            dim: tuple[int, ...] | Over) -> bool:
     """Whether the transform of `x` has its gradient in closed form, and cannot
     overflow. Sizes are not asked while compiling.
+
+    Example:
+
+        >>> x = torch.ones(8, 3)
+        >>> closed(Power(), x, (0,)), closed(Power(steps=2), x, (0,))
+        (True, False)
     """
     return gaussianizer.closed(None if torch.compiler.is_compiling()
                                else over(dim).size(x))
@@ -344,6 +460,16 @@ def gaussianize(x: Tensor, dim: tuple[int, ...] | Over,
 
     Parameters are estimated on (u−μ)/σ, without ε, so that they depend on the
     shape of the unit and not on its scale.
+
+    `x`: in float32 at least; units extend over `dim`; the statistics have size
+    1 there. Noise and affine map are not applied.
+
+    Example:
+
+        >>> x, statistics, more = gaussianize(
+        ...     torch.tensor([[1.0, 3.0]]), (1,), Rule(eps=0.0))
+        >>> x.round(decimals=3), statistics.mean.item()
+        (tensor([[-1.,  1.]]), 2.0)
     """
     unit, gaussianizer = over(dim), rule.gaussianizer.reduced()
     var, mean = unit.var_mean(x, name="input")
@@ -369,6 +495,17 @@ def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """x·weight + bias, each of which may be None.
 
     `TypeError` unless they are real floating-point tensors.
+
+    `ValueError` where they would enlarge the result.
+
+    Example:
+
+        >>> affine(torch.ones(2, 3), torch.tensor([1.0, 2.0, 3.0]), None)
+        tensor([[1., 2., 3.],
+                [1., 2., 3.]])
+        >>> affine(torch.ones(2, 3), torch.ones(4, 1, 1), None)
+        Traceback (most recent call last):
+        ValueError: weight or bias would enlarge the result to (4, 2, 3); ...
     """
     check_real(weight=weight, bias=bias)
     shape = x.shape
@@ -384,6 +521,11 @@ def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in `dtype`; a finite number beyond the range of float16 becomes its
     largest, infinities and NaN stay.
+
+    Example:
+
+        >>> saturating_cast(torch.tensor([1e6, torch.inf]), torch.float16)
+        tensor([65504.,    inf], dtype=torch.float16)
     """
     if dtype == torch.float16:
         x = torch.where(x.isinf(), x, x.clamp(
@@ -398,6 +540,13 @@ def by_autograd(
 ) -> tuple[Tensor, Statistics]:
     """The definition: as `normalize`, differentiated by PyTorch operation by
     operation.
+
+    Example:
+
+        >>> u = torch.tensor([[1.0, 3.0, 8.0]])
+        >>> out, used = by_autograd(u, (1,))
+        >>> torch.allclose(out, normalize(u, (1,))[0], atol=1e-5)
+        True
     """
     x, statistics, _ = gaussianize(upcast(u), dim, rule)
     x = add_noise(x, dim, rule.noise, rule.noise_kind, seed, offset)
@@ -549,8 +698,14 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
               offset: int = 0) -> tuple[Tensor, Statistics | None]:
     """`normality_norm` for a rule, which is not checked again.
 
-    Example: `normalize(torch.randn(8, 3), (0,), Rule(eps=1e-3))[0].shape` is
-    (8, 3).
+    Arguments, result and errors as for `normality_norm`.
+
+    Example:
+
+        >>> x = torch.randn(8, 3)
+        >>> out, used = normalize(x, (0,), Rule(eps=1e-3))
+        >>> out.shape, used.mean.shape
+        (torch.Size([8, 3]), torch.Size([1, 3]))
     """
     check_input(u)
     if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():

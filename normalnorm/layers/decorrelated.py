@@ -153,6 +153,11 @@ def whiten_channels(
 class Whitening(NamedTuple):
     """How channels are whitened: in groups of how many, by which `method`, see
     `whitening_matrix`.
+
+    Example:
+
+        >>> Whitening(group_size=8, method="newton_schulz")
+        Whitening(group_size=8, method='newton_schulz', iterations=5)
     """
     group_size: int = 16
     method: str = "eigh"
@@ -205,7 +210,13 @@ def _prepared(
 
 
 def whitens_only(rule: Rule) -> bool:
-    "Whether nothing is to be made of the whitened values but noise."
+    """Whether nothing is to be made of the whitened values but noise.
+
+    Example:
+
+        >>> whitens_only(Rule(gaussianizer=Identity())), whitens_only(Rule())
+        (True, False)
+    """
     return isinstance(rule.gaussianizer, Identity)
 
 
@@ -220,6 +231,17 @@ def follow(count: int, momentum: float | Tensor | None, mean: Tensor,
     `used`: the statistics of the whitened values, None without a transform.
     `batches`, the number of batches, is counted; with `momentum=None` only
     those in which all groups are finite, see `next_weight`.
+
+    `mean`: (C,); `cov`: (C, group_size), biased, of `count` elements; `running`
+    is changed in place.
+
+    Example:
+
+        >>> running = (torch.zeros(2), torch.ones(2, 1), None)
+        >>> mean, cov = torch.tensor([2.0, 4.0]), torch.tensor([[2.0], [4.0]])
+        >>> follow(3, 0.5, mean, cov, None, Rule(), running)
+        >>> [average.flatten().tolist() for average in running[:2]]
+        [[1.0, 2.0], [2.0, 3.5]]
     """
     cov = cov * (count / (count - 1))
     stored = cov if running[1] is None else cov.to(running[1].dtype)
@@ -249,6 +271,18 @@ def finished(z: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
     """What becomes of whitened values: noise and the affine map, and before
     these, unless nothing but whitening is asked for, what a normality layer
     does.
+
+    `z`: whitened values (B, C, …), units over `dim`; `weight`, `bias`: (C,);
+    `given`: statistics used instead of those of `z`. Returns the result and the
+    statistics used, None where there is nothing but whitening.
+
+    Example:
+
+        >>> z = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+        >>> finished(z, (0,), Rule(gaussianizer=Identity()),
+        ...          torch.tensor([2.0, 3.0]), None)[0]
+        tensor([[ 2., -3.],
+                [-2.,  3.]])
     """
     weight, bias = along_channels(weight, z.ndim), along_channels(bias, z.ndim)
     if not whitens_only(rule):
@@ -267,6 +301,17 @@ def whitened_norm(
     transform is the identity, otherwise `decorrelated_batch_normal_norm`.
 
     `running`: averages of mean, covariance and the transform's parameters.
+
+    Other arguments as for `decorrelated_batch_norm`; each of `running` may be
+    None.
+
+    Example:
+
+        >>> rule, x = Rule(gaussianizer=Identity()), torch.randn(50, 4)
+        >>> out = whitened_norm(
+        ...     x, (None,) * 3, None, None, True, 0.1, rule, Whitening())
+        >>> torch.allclose(out.T.cov(correction=0), torch.eye(4), atol=1e-3)
+        True
     """
     if not input.numel():
         return affine(input.clone(), along_channels(weight, input.ndim),
@@ -313,8 +358,11 @@ def decorrelated_batch_norm(
     Raises `ValueError` for one value per channel in training, missing running
     averages in evaluation, parameters of another shape, settings out of range.
 
-    Example: `decorrelated_batch_norm(torch.randn(8, 3), training=True).shape`
-    is (8, 3).
+    Example:
+
+        >>> out = decorrelated_batch_norm(torch.randn(50, 4), training=True)
+        >>> torch.allclose(out.T.cov(correction=0), torch.eye(4), atol=1e-3)
+        True
     """
     return whitened_norm(
         input, (running_mean, running_covariance), weight, bias, training,
@@ -344,8 +392,14 @@ def decorrelated_batch_normal_norm(
 
     Raises `ValueError` as `decorrelated_batch_norm`.
 
-    Example: `decorrelated_batch_normal_norm(torch.randn(8, 3),
-    training=True).shape` is (8, 3).
+    Example:
+
+        >>> from normalnorm.layers.functional import batch_normal_norm
+        >>> x = torch.randn(50, 3)
+        >>> batch = batch_normal_norm(x, training=True, noise=0.0)
+        >>> torch.allclose(batch, decorrelated_batch_normal_norm(
+        ...     x, training=True, group_size=1, noise=0.0), atol=1e-3)
+        True
     """
     rule = Rule.of(
         eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)

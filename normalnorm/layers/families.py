@@ -46,7 +46,19 @@ class Family(NamedTuple):
     - `folds`: whether it is, in evaluation, an affine map, the power transform
       and γ, β.
 
-    Example: `family_of(nn.BatchNorm2d(3)).layer` is `BatchNormalNorm2d`.
+    Example:
+
+        >>> row = named("batch")
+        >>> row.layer.__name__, row.plain.__name__, row.inputs()
+        ('BatchNormalNorm2d', 'BatchNorm2d', ['B C H W'])
+        >>> row.make(8, noise=0.0).noise
+        0.0
+        >>> row.over_batch(), named("layer").over_batch()
+        (True, False)
+        >>> row.across().__name__
+        'SyncBatchNormalNorm'
+        >>> row.twin().__name__
+        'BatchNorm2d'
     """
     layer: type[nn.Module]
     names: tuple[str, ...] = ()
@@ -68,8 +80,10 @@ class Family(NamedTuple):
     def inputs(self) -> list[str]:
         """The axes of each kind of input, … filled in.
 
-        Example: those of `LayerNormalNorm` are "B C", "B L C", "B H W C" and
-        "B D H W C".
+        Example:
+
+            >>> named("layer").inputs()
+            ['B C', 'B L C', 'B H W C', 'B D H W C']
         """
         return [" ".join(kind.replace("…", some).split())
                 for kind in self.axes.split("|")
@@ -113,6 +127,14 @@ def _key(plain: type | str | None) -> type | str | None:
 def family_of(module: nn.Module | type) -> Family | None:
     """The row of a layer, or of the layer whose plain twin this is: that of the
     nearest class. None for what is neither.
+
+    Example:
+
+        >>> from normalnorm import LayerNormalNorm
+        >>> family_of(nn.LayerNorm(3)).layer is LayerNormalNorm
+        True
+        >>> family_of(nn.Linear(3, 3)) is None
+        True
     """
     cls = module if isinstance(module, type) else type(module)
     return next((_ROWS[c] if c in _ROWS else _TABLE[_PLAIN[_key(c)]]
@@ -120,7 +142,13 @@ def family_of(module: nn.Module | type) -> Family | None:
 
 
 def is_layer(module: nn.Module) -> bool:
-    "Whether a module is a layer of the table, and not only the twin of one."
+    """Whether a module is a layer of the table, and not only the twin of one.
+
+    Example:
+
+        >>> is_layer(named("layer").make(3)), is_layer(nn.LayerNorm(3))
+        (True, False)
+    """
     row = family_of(module)
     return row is not None and isinstance(module, row.layer)
 
@@ -128,6 +156,12 @@ def is_layer(module: nn.Module) -> bool:
 def twins(plain: type | str) -> list[Family]:
     """The rows that have `plain` as their plain layer: its twin, and those that
     may stand in for subclasses of it.
+
+    Example:
+
+        >>> from normalnorm import LayerNormalNorm
+        >>> twins(nn.LayerNorm)[0].layer is LayerNormalNorm
+        True
     """
     return [row for row in _TABLE.values()
             if row.plain is not None and row.plain == _key(plain)]
@@ -136,6 +170,12 @@ def twins(plain: type | str) -> list[Family]:
 def classes() -> tuple[type, ...]:
     """All layers, their plain twins and their base classes, for `isinstance`;
     of twins in other packages those that have been imported.
+
+    Example:
+
+        >>> from normalnorm import LayerNormalNorm
+        >>> isinstance(nn.LayerNorm(3), classes())
+        True
     """
     def found(plain: str) -> type | None:
         where, _, name = plain.partition(":")
@@ -146,9 +186,16 @@ def classes() -> tuple[type, ...]:
 
 
 def rows() -> tuple[Family, ...]:
-    "All rows, those of the package's chapters that are not imported yet too."
+    """All rows, those of the package's chapters that are not imported yet too.
+
+    Example:
+
+        >>> names = {name for row in rows() for name in row.names}
+        >>> {"batch", "layer", "instance", "group"} <= names
+        True
+    """
     import normalnorm
-    for name in normalnorm.__all__:
+    for name in {*normalnorm.__all__} - {*normalnorm._OTHERS}:
         getattr(normalnorm, name)
     return tuple(_TABLE.values())
 
@@ -158,7 +205,13 @@ def named(name: str) -> Family:
 
     Raises `ValueError` for an unknown name, with near ones.
 
-    Example: `named("batch").layer` is `BatchNormalNorm2d`.
+    Example:
+
+        >>> named("batch").layer.__name__
+        'BatchNormalNorm2d'
+        >>> named("bach")
+        Traceback (most recent call last):
+        ValueError: no normality layer is called 'bach': did you mean ...
     """
     for known in (_TABLE.values, rows):
         for row in known():

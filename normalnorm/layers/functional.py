@@ -38,6 +38,16 @@ def update_running(running: tuple[Tensor | None, ...],
     averages of one size; nothing where one of the new values is not finite.
 
     Results beyond the range of a buffer's dtype become its largest number.
+
+    Shapes: one number a unit. Raises `RuntimeError` inside vmap, where several
+    batches would change one average.
+
+    Example:
+
+        >>> running = torch.zeros(2)
+        >>> update_running((running,), (torch.tensor([1.0, 3.0]),), 0.5)
+        >>> running
+        tensor([0.5000, 1.5000])
     """
     values = tuple(value.detach().flatten() for value in values)
     if type(momentum) is not float and not isinstance(momentum, Tensor):
@@ -79,6 +89,14 @@ def next_weight(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...],
     A batch counts where all its `values` are finite; otherwise its weight is 0.
     All channels share one number, as in PyTorch: so each average is that of the
     batches that counted.
+
+    Raises `ValueError` without `batches`.
+
+    Example:
+
+        >>> batches = torch.tensor(1)
+        >>> next_weight((), (torch.ones(2),), batches), batches
+        (tensor(0.5000), tensor(2))
     """
     if batches is None:
         raise ValueError("momentum=None, the average of all batches, needs to "
@@ -97,6 +115,14 @@ def tracked_statistics(used: Statistics, count: int,
                        rule: Rule) -> tuple[Tensor, ...]:
     """What running averages follow: mean, unbiased variance of `count`
     elements, the parameters (neutral ones without a transform).
+
+    `used`: of the batch, one number a unit.
+
+    Example:
+
+        >>> used = Statistics(torch.zeros(2), torch.ones(2))
+        >>> tracked_statistics(used, 5, Rule())
+        (tensor([0., 0.]), tensor([1.2500, 1.2500]), tensor([1., 1.]))
     """
     return (used.mean, used.var * (count / (count - 1)),
             *(used.parameters or (torch.full_like(used.var, value)
@@ -112,6 +138,13 @@ def with_statistics(
     weight and bias.
 
     `axis` as for `Normalization`.
+
+    Example:
+
+        >>> x = torch.tensor([[1.0], [3.0]])
+        >>> out, used = with_statistics(x, (0,), None, None, Rule())
+        >>> out.shape, used.mean
+        (torch.Size([2, 1]), tensor([[2.]]))
     """
     if axis is not None:
         weight, bias = (along_channels(weight, input.ndim),
@@ -148,6 +181,14 @@ def normalize_and_track(
     `check` refuses wrong arguments, with their names; an engine asks no less
     once for all tensors of the same kinds, so it is called without one only.
     `follow`: the values that `running` follows, in their order.
+
+    Example:
+
+        >>> x, running = torch.tensor([[1.0], [3.0]]), torch.zeros(1)
+        >>> out = normalize_and_track(x, (0,), None, None, Rule(),
+        ...                           running=(running,), momentum=0.5, count=2)
+        >>> out.shape, running
+        (torch.Size([2, 1]), tensor([1.]))
     """
     cumulative = momentum is None and count > 0
     out = None if cumulative else compute(problem_of(
@@ -170,6 +211,12 @@ def normalize_and_track(
 def autocast(input: Tensor) -> Tensor:
     """In float32 under autocast on a CUDA device, as PyTorch's layer and group
     norms; otherwise `input` itself.
+
+    Example:
+
+        >>> x = torch.ones(2, dtype=torch.float16)
+        >>> autocast(x) is x                            # on a CPU
+        True
     """
     if (input.is_cuda and input.dtype in (torch.float16, torch.bfloat16)
             and torch.is_autocast_enabled("cuda")):
@@ -180,6 +227,14 @@ def autocast(input: Tensor) -> Tensor:
 def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
     """The number of channels; `ValueError` where the input has none, or a
     parameter does not fit.
+
+    Example:
+
+        >>> check_channels(torch.ones(2, 3), "batch", weight=torch.ones(3))
+        3
+        >>> check_channels(torch.ones(2, 3), "batch", weight=torch.ones(4))
+        Traceback (most recent call last):
+        ValueError: the input has 3 channels, in a shape of (2, 3), but ...
     """
     check_input(input)
     if input.ndim < 2:
@@ -200,6 +255,15 @@ def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
 def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
     """Copies where there may be a backward pass: a training step before it
     changes running averages in place.
+
+    Example:
+
+        >>> average = torch.zeros(2)
+        >>> kept(average, None)[0] is average
+        False
+        >>> with torch.no_grad():
+        ...     kept(average, None)[0] is average
+        True
     """
     # a traced network must not depend on the latter
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
@@ -213,8 +277,10 @@ def average_names(parameters: tuple[str, ...],
     """The names of a layer's running averages, in their order: mean, spread,
     parameters of the transform.
 
-    Example: `average_names(("lambda",))` is ("running_mean", "running_var",
-    "running_lambda").
+    Example:
+
+        >>> average_names(("lambda",))
+        ('running_mean', 'running_var', 'running_lambda')
     """
     return tuple(f"running_{name}" for name in ("mean", spread, *parameters))
 
@@ -224,6 +290,14 @@ def all_averages(rule: Rule, mean: Tensor | None, var: Tensor | None,
                  ) -> tuple[Tensor | None, ...]:
     """Those that a function was given, in one tuple; of the parameters one
     tensor, one for each, or None.
+
+    Example:
+
+        >>> len(all_averages(Rule(), None, None, torch.ones(3)))
+        3
+        >>> all_averages(Rule(), None, None, (None, None))
+        Traceback (most recent call last):
+        ValueError: running_lambda has 2 tensors; Power has 1 parameters ...
     """
     names = rule.gaussianizer.names
     found = (parameters if isinstance(parameters, (tuple, list))
@@ -264,6 +338,14 @@ def batch_normalized(
 
     `across`: makes of an input, after the checks, the `Over` that says which
     elements share statistics, where these are not those of the batch.
+
+    Errors as for `batch_normal_norm`.
+
+    Example:
+
+        >>> x, running = torch.randn(8, 3), (None, None, None)
+        >>> batch_normalized(x, running, None, None, True, 0.1, Rule()).shape
+        torch.Size([8, 3])
     """
     def check():
         names = average_names(rule.gaussianizer.names)
@@ -311,8 +393,17 @@ def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
     running averages in evaluation, and for a number of channels other than that
     of the parameters.
 
-    Example: `batch_normal_norm(torch.randn(8, 3), training=True).shape` is (8,
-    3).
+    `momentum`: the weight of the new batch in the averages; `eps`: ε, added to
+    the variance; `alpha`, `steps`, `safeguard` as for `newton_lambda`; `noise`
+    (the factor ξ), `noise_kind` as for `add_noise`.
+
+    Example:
+
+        >>> x = torch.tensor([[0.0], [1.0], [8.0]])
+        >>> averages = torch.zeros(1), torch.ones(1), torch.ones(1)
+        >>> out = batch_normal_norm(x, *averages, training=True, noise=0.0)
+        >>> out.shape, averages[0]                      # a tenth of the way
+        (torch.Size([3, 1]), tensor([0.3000]))
     """
     rule = Rule.of(
         eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
@@ -345,8 +436,13 @@ def instance_normal_norm(
     Raises `ValueError` for inputs without, or with a single, value per
     instance, and for parameters of another shape.
 
-    Example: `instance_normal_norm(torch.randn(2, 3, 5, 7)).shape` is (2, 3, 5,
-    7).
+    Example:
+
+        >>> instance_normal_norm(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 3, 5])
+        >>> instance_normal_norm(torch.randn(2, 3))
+        Traceback (most recent call last):
+        ValueError: an instance statistic needs more than one value per ...
     """
     rule = Rule.of(
         eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
@@ -360,7 +456,17 @@ def instance_normalized(
     bias: Tensor | None, use_input_stats: bool, momentum: float | Tensor,
     rule: Rule
 ) -> Tensor:
-    "`instance_normal_norm`, with running averages together and a rule."
+    """`instance_normal_norm`, with running averages together and a rule.
+
+    Arguments and errors as for `instance_normal_norm`; `running`: mean,
+    variance and parameters, each (C,) or None.
+
+    Example:
+
+        >>> x, running = torch.randn(2, 3, 5), (None, None, None)
+        >>> instance_normalized(x, running, None, None, True, 0.1, Rule()).shape
+        torch.Size([2, 3, 5])
+    """
     channels = check_channels(
         input, "instance", weight=weight, bias=bias,
         **dict(zip(average_names(rule.gaussianizer.names), running)))
@@ -391,8 +497,12 @@ def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     shapes. Jagged ones keep their offsets, so that results can be added to
     `input`.
 
-    Example: `by_parts(torch.nested.nested_tensor([torch.ones(2, 4),
-    torch.ones(3, 4)]), torch.exp)`.
+    Example:
+
+        >>> parts = torch.nested.nested_tensor(
+        ...     [torch.zeros(2, 4), torch.zeros(3, 4)])
+        >>> [tuple(part.shape) for part in by_parts(parts, torch.exp).unbind()]
+        [(2, 4), (3, 4)]
     """
     if input.layout is not torch.jagged:
         return torch.nested.as_nested_tensor(
@@ -405,7 +515,15 @@ def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 def check_elementwise(shape: tuple[int, ...], weight: Tensor | None,
                       bias: Tensor | None) -> None:
-    "`ValueError` unless weight and bias have the `shape` of a unit."
+    """`ValueError` unless weight and bias have the `shape` of a unit.
+
+    Example:
+
+        >>> check_elementwise((3,), torch.ones(3), None)
+        >>> check_elementwise((3,), torch.ones(4), None)
+        Traceback (most recent call last):
+        ValueError: weight has the shape (4,), expected normalized_shape=(3,)
+    """
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None and value.shape != shape:
             raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
@@ -417,6 +535,15 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
                      rule: Rule, centred: bool = True) -> Tensor:
     """`layer_normal_norm` for a rule; without a mean if not `centred`, and the
     root mean square as deviation.
+
+    `shape`: the sizes of the last axes, which are normalized. Raises
+    `ValueError` where the input does not end in it, or weight and bias do not
+    have it.
+
+    Example:
+
+        >>> layer_normalized(torch.randn(2, 3), (3,), None, None, Rule()).shape
+        torch.Size([2, 3])
     """
     if isinstance(input, Tensor) and input.is_nested:
         return by_parts(input, lambda x: layer_normalized(
@@ -453,8 +580,16 @@ def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
     `normalized_shape`, or the parameters do not have that shape. Float32
     results under autocast on CUDA devices, as PyTorch's.
 
-    Example: `layer_normal_norm(torch.randn(2, 5, 8), (8,), noise=1.0).shape` is
-    (2, 5, 8).
+    Result in the shape and dtype of `input`; other arguments as for
+    `batch_normal_norm`.
+
+    Example:
+
+        >>> layer_normal_norm(torch.randn(2, 5, 8), (8,), noise=1.0).shape
+        torch.Size([2, 5, 8])
+        >>> layer_normal_norm(torch.randn(2, 5, 8), (5,))
+        Traceback (most recent call last):
+        ValueError: the input's last axes must be normalized_shape=(5,), ...
     """
     return layer_normalized(
         input, sizes("normalized_shape", normalized_shape), weight, bias,
@@ -478,7 +613,16 @@ def group_normal_norm(input: Tensor, num_groups: int,
     Raises `ValueError` where the channels do not divide into the groups, for
     one value per group, and for parameters of another shape.
 
-    Example: `group_normal_norm(torch.randn(2, 6, 5), 3).shape` is (2, 6, 5).
+    Result in the shape and dtype of `input`; other arguments as for
+    `batch_normal_norm`.
+
+    Example:
+
+        >>> group_normal_norm(torch.randn(2, 6, 5), 3).shape
+        torch.Size([2, 6, 5])
+        >>> group_normal_norm(torch.randn(2, 6, 5), 4)
+        Traceback (most recent call last):
+        ValueError: 6 channels do not divide into num_groups=4: choose a ...
     """
     return group_normalized(
         input, num_groups, weight, bias,
@@ -487,7 +631,15 @@ def group_normal_norm(input: Tensor, num_groups: int,
 
 def group_normalized(input: Tensor, num_groups: int, weight: Tensor | None,
                      bias: Tensor | None, rule: Rule) -> Tensor:
-    "`group_normal_norm` for a rule."
+    """`group_normal_norm` for a rule.
+
+    Arguments and errors as for `group_normal_norm`.
+
+    Example:
+
+        >>> group_normalized(torch.randn(2, 6, 5), 3, None, None, Rule()).shape
+        torch.Size([2, 6, 5])
+    """
     channels = check_channels(input, "group", weight=weight, bias=bias)
     if type(num_groups) is not int:
         num_groups = size("num_groups", num_groups)

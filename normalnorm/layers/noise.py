@@ -30,8 +30,12 @@ def philox(counter: Tensor,
     `counter` and `key` are int64 tensors that broadcast; the upper half of the
     128-bit counter is 0.
 
-    Example: `[hex(w) for w in philox(torch.tensor(0), torch.tensor(0))]` begins
-    with 0x6627e8d5.
+    Returns the four words of the last of ten rounds, each in [0, 2³²).
+
+    Example:
+
+        >>> [hex(w) for w in philox(torch.tensor(0), torch.tensor(0))][:2]
+        ['0x6627e8d5', '0xe169c58d']
     """
     return _rounds((counter & _WORD, (counter >> 32) & _WORD,
                     torch.zeros_like(counter), torch.zeros_like(counter)),
@@ -58,8 +62,11 @@ def draw_seed(device: torch.device | str | None = None) -> Tensor:
 
     The only random draw of a layer's forward pass.
 
-    Example: `torch.manual_seed(0); normal_noise((2, 3), draw_seed())` repeats
-    after the same `manual_seed`.
+    Example:
+
+        >>> _ = torch.manual_seed(0); first = draw_seed()
+        >>> _ = torch.manual_seed(0); bool(draw_seed() == first)
+        True
     """
     return torch.randint(1 << 62, (), device=device)
 
@@ -85,8 +92,14 @@ def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor,
 
     Raises `ValueError` for a negative offset.
 
-    Example: `normal_noise((4, 5), seed)[1:]` equals
-    `normal_noise((3, 5), seed, offset=5)`.
+    `shape`: of the result; `seed`: an int64 scalar, from `draw_seed`.
+
+    Example:
+
+        >>> seed = torch.tensor(7)
+        >>> part = normal_noise((3, 5), seed, offset=5)
+        >>> torch.equal(normal_noise((4, 5), seed)[1:], part)
+        True
     """
     if offset < 0:
         raise ValueError(f"offset={offset} is the index of an element: it must "
@@ -114,6 +127,15 @@ _HALF_NORMAL = math.sqrt(2 / math.pi)
 def check_noise(noise: float, kind: str) -> None:
     """Raise `ValueError`, saying what is expected, for a negative or infinite
     factor and for an unknown kind.
+
+    `noise`: the factor ξ; `kind`: one of `NOISES`.
+
+    Example:
+
+        >>> check_noise(0.4, "scaled")
+        >>> check_noise(0.4, "scale")
+        Traceback (most recent call last):
+        ValueError: noise_kind='scale' is not known: did you mean scaled, ...
     """
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise={noise} scales a standard deviation: it must "
@@ -128,6 +150,11 @@ def mean_absolute_deviation(x: Tensor,
                             dim: tuple[int, ...] | Over) -> Tensor:
     """The mean of |x − mean x| over `dim`, kept with size 1; carries no
     gradient.
+
+    Example:
+
+        >>> mean_absolute_deviation(torch.tensor([[0.0], [1.0], [5.0]]), (0,))
+        tensor([[2.]])
     """
     x = x.detach()  # what torch.no_grad() would do, a trace forgets
     centre, = over(dim).means(x, name="centre of the noise")
@@ -147,8 +174,12 @@ def add_noise(x: Tensor, dim: tuple[int, ...] | Over, noise: float,
 
     Raises `ValueError` for a negative factor or an unknown kind.
 
-    Example: `add_noise(torch.zeros(3, 8), (0,), 0.4)` is 0, for the units have
-    no spread.
+    Example:
+
+        >>> x, seed = torch.tensor([[1.0, 0.0], [1.0, 4.0]]), torch.tensor(3)
+        >>> add_noise(x, (0,), 0.4, seed=seed) == x    # no spread, no noise
+        tensor([[ True, False],
+                [ True, False]])
     """
     check_noise(noise, kind)
     if not noise:

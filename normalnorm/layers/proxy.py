@@ -6,13 +6,15 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'quantile_nodes', 'by_nodes', 'piecewise_linear',
-           'ProxyMoments', 'proxy_statistics']
+           'by_pieces', 'ProxyMoments', 'proxy_statistics']
 
 # %% ../../nbs/410_layers.proxy.ipynb #56fcef27
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import scipy.special
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,9 +34,22 @@ def quantile_nodes(samples: int) -> Tensor:
         >>> quantile_nodes(2)
         tensor([-0.6745,  0.6745], dtype=torch.float64)
     """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return torch.tensor(_constants(samples), dtype=torch.float64,
+                            device="cpu")
     z = torch.special.ndtri((torch.arange(samples, dtype=torch.float64,
                                           device="cpu") + 0.5) / samples)
     return (z - z.flip(0)) / 2  # symmetric to the last bit
+
+
+def _constants(samples: int) -> list[float]:
+    "The nodes as numbers, which a traced program takes as constants."
+    z = scipy.special.ndtri((np.arange(samples) + 0.5) / samples)
+    return ((z - z[::-1]) / 2).tolist()
+
+
+# as torch.compiler.assume_constant_result, which imports the compiler for it
+_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _location_and_spread(weight: Tensor, bias: Tensor,
@@ -43,6 +58,12 @@ def _location_and_spread(weight: Tensor, bias: Tensor,
     "m and t of m + tξ, the proxy's value before the activation."
     return (bias if proxy_mean is None else bias + weight * proxy_mean,
             weight if proxy_scale is None else weight * (1 + proxy_scale))
+
+
+def _same_shape(values: Tensor, y: Tensor) -> None:
+    if values.shape != y.shape:
+        raise ValueError(f"the activation made shape {tuple(values.shape)} of "
+                         f"{tuple(y.shape)}: it must act element by element")
 
 
 def by_nodes(location: Tensor, spread: Tensor,
@@ -62,9 +83,7 @@ def by_nodes(location: Tensor, spread: Tensor,
     """
     y = location.unsqueeze(-1) + spread.unsqueeze(-1) * nodes.to(location)
     values = function(y)
-    if values.shape != y.shape:
-        raise ValueError(f"the activation made shape {tuple(values.shape)} of "
-                         f"{tuple(y.shape)}: it must act element by element")
+    _same_shape(values, y)
     var, mean = torch.var_mean(values, dim=-1, correction=0)
     return mean, var
 
@@ -109,12 +128,63 @@ def piecewise_linear(location: Tensor, spread: Tensor,
     large, large_var = (sign * m + small,
                         s.square() * (torch.erf(a / 2**0.5) + var))
     # slopes on the side of m, on the other
-    on, off = (torch.where(m < 0, x, y).to(m)
-               for x, y in ((negative_slope, 1.0), (1.0, negative_slope)))
+    slope, one = torch.full_like(m, negative_slope), torch.ones_like(m)
+    on, off = (torch.where(m < 0, slope, one), torch.where(m < 0, one, slope))
     total, total_var = (sign * (on * large - off * small),
                         on.square() * large_var + off.square() * small_var
                             + 2 * on * off * large * small)
     return total.to(location.dtype), total_var.to(location.dtype)
+
+# %% ../../nbs/410_layers.proxy.ipynb #e10b0001
+@functools.lru_cache(maxsize=8)
+def _legendre(order: int) -> tuple[list[float], list[float]]:
+    "Nodes and weights of Gauss–Legendre on [0, 1]."
+    nodes, weights = np.polynomial.legendre.leggauss(order)
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+_legendre._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_REACH = 12.0                   # a normal variable is nearer to 0 than that
+
+
+def by_pieces(location: Tensor, spread: Tensor,
+              function: Callable[[Tensor], Tensor],
+              kinks: Sequence[float] = (0.0,),
+              order: int = 64) -> tuple[Tensor, Tensor]:
+    """Mean and variance of `function(location + spread · ξ)` for a standard
+    normal ξ, by Gauss–Legendre with `order` nodes on each side of each of the
+    `kinks`, the arguments at which the function bends or jumps.
+
+    `location` and `spread` have one shape, which the results share; the spread
+    may be 0 or negative. Differentiable to any order. Computed in float64 where
+    the device has it; the function is given the dtype of `location`.
+
+    Raises `ValueError` where `function` changes the shape.
+
+    Example:
+
+        >>> by_pieces(torch.tensor([0.0]), torch.tensor([1.0]), torch.relu)
+        (tensor([0.3989]), tensor([0.3408]))
+    """
+    wide = location.dtype if location.device.type == "mps" else torch.float64
+    m, t = location.to(wide).unsqueeze(-1), spread.to(wide).unsqueeze(-1)
+    x, omega = (m.new_tensor(v) for v in _legendre(order))
+    cuts = [((k - m) / torch.where(t == 0, 1.0, t)).clamp(-_REACH, _REACH)
+            for k in kinks]
+    edges = torch.cat([torch.full_like(m, -_REACH), *cuts,
+                       torch.full_like(m, _REACH)], -1).sort(-1).values
+    start, length = edges[..., :-1, None], edges.diff(dim=-1)[..., None]
+    u = (start + length * x).flatten(-2)
+    weights = (length * omega).flatten(-2) * torch.exp(-u.square() / 2)
+    weights = weights / weights.sum(-1, keepdim=True)
+    y = (m + t * u).to(location.dtype)
+    values = function(y)
+    _same_shape(values, y)
+    values = values.to(wide)
+    mean = (weights * values).sum(-1, keepdim=True)
+    var = (weights * (values - mean).square()).sum(-1)
+    return mean[..., 0].to(location.dtype), var.to(location.dtype)
+
 
 # %% ../../nbs/410_layers.proxy.ipynb #a97d782c
 class _Kind(NamedTuple):
@@ -169,6 +239,15 @@ def _call(which: int, parameters, results, upstream, gradients, samples: int,
 class ProxyMoments(NamedTuple):
     """A problem for the engines: what `proxy_statistics` computes by the
     quantile rule, for a named activation.
+
+    Example:
+
+        >>> w = torch.ones(3)
+        >>> problem = ProxyMoments(w, w, None, None, _KINDS["relu"], 0.0, 200)
+        >>> [None if x is None else x.shape for x in problem.inputs()]
+        [torch.Size([3]), torch.Size([3]), None, None]
+        >>> len(problem.tensors())
+        4
     """
     weight: Tensor
     bias: Tensor
@@ -266,16 +345,12 @@ def _checked(weight, bias, proxy_mean, proxy_scale, activation,
             and (isinstance(samples, bool) or not isinstance(samples, int)
                  or not 0 < samples < 2**24)):
         raise ValueError(f"samples={samples!r}: give a positive number of "
-                         "quantiles, such as 200, or None for the closed form")
+                         "quantiles, such as 200, or None for the exact "
+                         "integrals")
     if not callable(activation) and activation not in _KINDS:
         raise ValueError(f"activation {activation!r} is not known: "
                          f"{near(str(activation), ACTIVATIONS)}; or give a "
                          "function of a tensor that acts element by element")
-    if (samples is None
-            and (callable(activation) or not _KINDS[activation].linear)):
-        names = ", ".join(name for name, kind in _KINDS.items() if kind.linear)
-        raise ValueError(f"there is no closed form for {activation!r}: there "
-                         f"is one for {names}; give samples=200 for the others")
     check_memory(*given.values())
     return tuple(t.float()
                  if t is not None and t.dtype in (torch.float16, torch.bfloat16)
@@ -296,7 +371,9 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
                      proxy_scale: Tensor | None = None,
                      activation: str | Callable[[Tensor], Tensor] = "relu",
                      samples: int | None = 200,
-                     negative_slope: float = 0.01) -> tuple[Tensor, Tensor]:
+                     negative_slope: float = 0.01,
+                     kinks: Sequence[float] = (0.0,)
+                     ) -> tuple[Tensor, Tensor]:
     """Mean and variance of φ(weight·Y + bias), Y ~ N(proxy_mean, (1 +
     proxy_scale)²), for each channel: the statistics of proxy normalization
     (Labatie et al. 2021, Equation 7).
@@ -307,9 +384,11 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
     - `activation`: φ, one of `ACTIVATIONS` or a function of a tensor that acts
       element by element.
     - `samples`: how many quantiles stand for Y (the paper: 200; the variance
-      comes out about one percent low), or None for the closed form, which
-      "relu", "leaky_relu" and "identity" have.
-    - `negative_slope`: of "leaky_relu", below 0.
+      comes out about one percent low), or None for the integrals themselves:
+      the closed form for "relu", "leaky_relu" and "identity", `by_pieces` for
+      the others.
+    - `negative_slope`: of "leaky_relu", below 0. `kinks`: where a function
+      that is given bends, for `samples=None`.
 
     Gradients flow to all four tensors. Half precision is computed, and
     returned, in float32. For float32 on a CPU and a named activation the native
@@ -317,8 +396,8 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
     `set_backend` allows it; all else is PyTorch operations.
 
     Raises `TypeError` for parameters that are no floating-point tensors,
-    `ValueError` for shapes that differ, an unknown activation, one without a
-    closed form where `samples` is None, and `samples` < 1.
+    `ValueError` for shapes that differ, an unknown activation, one that changes
+    the shape, and `samples` < 1.
 
     Example:
 
@@ -329,15 +408,19 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
     parameters = _checked(weight, bias, proxy_mean, proxy_scale, activation,
                           samples)
     if callable(activation):
-        return _asking_again(by_nodes(*_location_and_spread(*parameters),
-                                      activation, quantile_nodes(samples)),
-                             parameters)
+        place = _location_and_spread(*parameters)
+        return _asking_again(
+            by_pieces(*place, activation, kinks) if samples is None
+            else by_nodes(*place, activation, quantile_nodes(samples)),
+            parameters)
     kind, slope = _KINDS[activation], {
         "identity": 1.0,
         "leaky_relu": float(negative_slope)}.get(activation, 0.0)
     if samples is None:
+        place = _location_and_spread(*parameters)
         return _asking_again(
-            piecewise_linear(*_location_and_spread(*parameters), slope),
+            piecewise_linear(*place, slope) if kind.linear
+            else by_pieces(*place, lambda y: kind.function(y, slope)),
             parameters)
     found = compute(ProxyMoments(*parameters, kind, slope, samples))
     if found is not None:

@@ -62,7 +62,31 @@ class Across(Over):
     Raises `ValueError` where there are fewer than two elements a channel in all
     processes together.
 
-    Example: `normality_norm(x, Across(x, None, noise=False))`.
+    Example:
+
+        >>> dist.init_process_group(
+        ...     "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+        >>> unit = Across(x, None, noise=False)
+        >>> [t.tolist() for t in unit.known["input"]]   # variance and mean
+        [[[1.0, 4.0]], [[2.0, 2.0]]]
+        >>> unit.statistics(x).tolist(), unit.shape(x)  # mean, variance
+        ([2.0, 2.0, 1.0, 4.0], [1, 2])
+        >>> unit.of(x), unit.moments(x)[1]              # of this process
+        (tensor([[2., 2.]]), tensor([[1., 4.]]))
+        >>> unit.gather(torch.tensor([5.0]))            # a row for each process
+        tensor([[5.]])
+        >>> unit.learn(lambda: unit.of(x)).tolist()     # over all processes
+        [[2.0, 2.0]]
+        >>> unit.weighted(torch.tensor([[7.0]]))
+        tensor([7.])
+        >>> mean, var = torch.zeros(1, 1, 2), torch.ones(1, 1, 2)
+        >>> unit.merged(mean, var)
+        (tensor([[1., 1.]]), tensor([[0., 0.]]))
+        >>> unit.merge(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), x)
+        >>> [t.tolist() for t in unit.known["input"]]
+        [[[1.0, 1.0]], [[0.0, 0.0]]]
+        >>> dist.destroy_process_group()
     """
     apart = True
 
@@ -286,8 +310,13 @@ def convert_sync(module: nn.Module,
     known in closed form, for subclasses with a forward of their own, and for
     layers that `fully_shard` was called on.
 
-    Example: `convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]` is a
-    `SyncBatchNormalNorm`.
+    `process_group`: the processes that share statistics, by default all.
+
+    Example:
+
+        >>> from normalnorm import BatchNormalNorm2d
+        >>> type(convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]).__name__
+        'SyncBatchNormalNorm'
     """
     found = [(layer, cls) for layer in module.modules()
              if (cls := _synchronized_class(layer)) is not None]

@@ -13,15 +13,21 @@ from typing import Any
 
 from torch import nn
 
-from .families import classes
+from .families import classes, rows
 
 # %% ../../nbs/273_layers.weight_decay.ipynb #043880aa
 def normalizer_types() -> tuple[type[nn.Module], ...]:
     """The classes of normalizers, this library's and PyTorch's: for functions
     that take types, such as transformers' `get_parameter_names`.
 
-    Example: `isinstance(nn.LayerNorm(3), normalizer_types())`.
+    Example:
+
+        >>> isinstance(nn.LayerNorm(3), normalizer_types())
+        True
+        >>> isinstance(nn.Linear(3, 3), normalizer_types())
+        False
     """
+    rows()              # which imports the layers that are still missing
     return (*classes(), nn.RMSNorm)
 
 
@@ -29,7 +35,8 @@ def no_weight_decay(model: nn.Module) -> set[str]:
     """The names of the parameters of all normalizers in `model`: those that are
     usually exempt from weight decay.
 
-    Each name of a tied parameter.
+    Each name of a tied parameter. A module that is no normalizer names its own
+    in `exempt_from_decay`.
 
     For timm's `param_groups_weight_decay(model, no_weight_decay_list=…)`, and
     as the method `no_weight_decay` that its models have.
@@ -41,9 +48,11 @@ def no_weight_decay(model: nn.Module) -> set[str]:
         ...                                      LayerNormalNorm(3))))
         ['1.bias', '1.weight']
     """
+    types = normalizer_types()
     inside = {id(p) for m in model.modules()
-              if isinstance(m, normalizer_types())
-              for p in m.parameters(recurse=False)}
+              for name, p in m.named_parameters(recurse=False)
+              if isinstance(m, types)
+                 or name in getattr(m, "exempt_from_decay", ())}
     return {name for name, p in model.named_parameters(remove_duplicate=False)
             if id(p) in inside}
 

@@ -41,8 +41,11 @@ def gaussianized_direction(v: Tensor, dim: int | None = 0,
     `TypeError` for integer or complex input, `ValueError` for fewer than two
     axes.
 
-    Example: the rows of `gaussianized_direction(torch.randn(3, 5))` have norm
-    1.
+    Example:
+
+        >>> v = torch.tensor([[0.0, 1.0, 8.0], [1.0, 2.0, 3.0]])
+        >>> gaussianized_direction(v).norm(dim=1).round(decimals=4)
+        tensor([1., 1.])
     """
     check_real("gaussianized_direction", v)
     check_memory(v)
@@ -69,8 +72,12 @@ class NormalityWeight(nn.Module):
 
     Used by `normality_weight`.
 
-    Example: `NormalityWeight()(torch.ones(3, 1), torch.randn(3,
-    5)).norm(dim=1)` is 1.
+    Example:
+
+        >>> of = NormalityWeight()
+        >>> g, v = of.right_inverse(torch.tensor([[3.0, 0.0, 4.0]]))
+        >>> g, of(g, v).norm().round(decimals=4)
+        (tensor([[5.]]), tensor(5.))
     """
 
     def __init__(self, dim: int | None = 0,
@@ -113,6 +120,9 @@ def normality_weight(module: nn.Module, name: str = "weight",
 
     Raises `ValueError` where there is no such parameter or it has fewer than
     two axes.
+
+    `center=False` keeps the mean of v in its direction, see
+    `gaussianized_direction`.
 
     Example:
 

@@ -18,6 +18,24 @@ class Interval:
     """Arrays of closed intervals.
 
     Every operation rounds outward, so the exact result is always inside.
+
+    `log1p` raises `ValueError` for an interval that reaches below 0.
+
+    Example:
+
+        >>> x = Interval.of(-0.5) + Interval.ratio(1, 3)    # encloses −1/6
+        >>> bool(x.lo < -1 / 6 < x.hi)
+        True
+        >>> Interval(-1.0, 2.0).positive_part().lo.item()
+        0.0
+        >>> one = Interval.outward(1.0, 1.0)
+        >>> bool(one.lo < 1 < one.hi)
+        True
+        >>> bool(Interval(-1.0, 2.0).square().hi > 4)
+        True
+        >>> log = Interval(1.0).log1p()
+        >>> bool(log.lo < np.log(2) < log.hi)
+        True
     """
 
     # NumPy scalars on the left defer to the methods below
@@ -98,7 +116,16 @@ def require_positive(f, lo: float, hi: float, cells: int = 1024,
     Raises `AssertionError`, with the place, where f is not positive or stays
     undecided.
 
-    Example: `require_positive(lambda x: x.square() + 0.1, -1, 1)`.
+    `cells`: into how many [lo, hi] is cut at first; `rounds`: how often the
+    undecided ones are halved.
+
+    Example:
+
+        >>> require_positive(lambda x: x.square() + 0.1, -1, 1)
+        1024
+        >>> require_positive(lambda x: x.square() - 0.1, -1, 1)
+        Traceback (most recent call last):
+        AssertionError: not positive: at most ...
     """
     # neighbours share an edge: whatever the rounding, nothing is left out
     edges = np.linspace(lo, hi, cells + 1)
@@ -157,6 +184,11 @@ def easy_curvature_bound(target=(1879, 10000), t=(3768, 10000),
 
     Raises `AssertionError` where the certificate does not verify: no target
     above 0.18794 does.
+
+    Example:
+
+        >>> round(easy_curvature_bound(), 6)
+        0.1879
     """
     T, t, c = (Interval.ratio(*x) for x in (target, t, c))
     require_positive(lambda a: _slack(a, T, t, c), 0, 2)
@@ -173,6 +205,14 @@ def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
     theorem is `shift=0, spend=1`.
     Raises `AssertionError` where a certificate does not verify, as for any
     `shift` > 0.
+
+    Example:
+
+        >>> round(sharp_curvature_bound(), 6)
+        0.188317
+        >>> sharp_curvature_bound(shift=1e-3)
+        Traceback (most recent call last):
+        AssertionError: f(1) ≥ 0 fails
     """
     _require(0 <= spend <= 1, "the proof spends at most one R")
     log_2 = Interval(1.0).log1p()

@@ -51,8 +51,15 @@ def posterior(law: Law, snr: float,
     Far out, where the density underflows, mean and variance are NaN. Raises
     `ValueError` for an snr that is not positive and finite.
 
-    Example: `posterior(points([-1, 1], [0.5, 0.5]), 1.0, [0.3])[1]` is
-    tanh(0.3).
+    `law`: of X. Source: Bayes, on the nodes of a quadrature.
+
+    Example:
+
+        >>> from normalnorm.theory.information import points
+        >>> law = points([-1, 1], [0.5, 0.5])
+        >>> density, mean, variance = posterior(law, 1.0, [0.3])
+        >>> round(mean.item(), 6) == round(math.tanh(0.3), 6)
+        True
     """
     if not 0 < snr < math.inf:
         raise ValueError(f"snr must be positive and finite: given {snr}")
@@ -76,6 +83,8 @@ def mmse(law: Law, snr: float) -> float:
 
     Accurate to about 1e-7 for the families of chapter 110. Raises `ValueError`
     for a negative or infinite snr, or NaN.
+
+    `law`: of X; `snr`: the signal-to-noise ratio, 0 or more.
 
     Example:
 
@@ -112,8 +121,12 @@ def noisy_information(x: Tensor, noise: float) -> Tensor:
     of X divided by twice the sample's size. Raises `ValueError` for a noise
     that is not positive, fewer than two samples or another number of axes.
 
-    Example: `noisy_information(torch.randn(10_000, 3), 1.0)` is near ½·log 2
-    for each unit.
+    Example:
+
+        >>> x = torch.linspace(-3**0.5, 3**0.5, 1001)[:, None]     # uniform
+        >>> information = noisy_information(x, 1.0).item()
+        >>> 0.3 < information < math.log(2) / 2      # of a normal law
+        True
     """
     if x.ndim != 2 or len(x) < 2 or not 0 < noise < math.inf:
         raise ValueError("expected (samples, units) with at least two samples "

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlogy
 
-from .information import _tilt
+from .information import _probabilities, _tilt
 
 
 class Play(NamedTuple):
@@ -23,7 +23,13 @@ class Play(NamedTuple):
     and `history`, rows of (step, low, high, low of the last laws, high of the
     last laws).
 
-    Example: `mirror_play(np.arange(-5.0, 6), p, q).history[-1]`.
+    Example:
+
+        >>> play = mirror_play([-1, 0, 1], [1, 1, 1], [1, 2, 1], 0.5, 0.5)
+        >>> play.history[-1, 0].item()
+        1000.0
+        >>> play.average_signal.round(2).tolist()
+        [0.25, 0.5, 0.25]
     """
     signal: np.ndarray
     noise: np.ndarray
@@ -79,14 +85,21 @@ def duality_gap(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
     laws that two players propose.
 
     `lattice`: the points. What the noise cannot go below, and the signal not
-    above, by linearization; both are the value at the equilibrium. Raises
-    `ValueError` for shapes that differ.
+    above, by linearization; both are the value at the equilibrium. `power`,
+    `noise_power`: the second moments that the players may have. Raises
+    `ValueError` for shapes that differ, and for weights that do not sum to 1.
 
-    Example: `duality_gap(x, p, p)` with p ∝ exp(−x²/2) on
-    `x = np.arange(-6.0, 7)` encloses ½·log 2.
+    Example:
+
+        >>> x = np.arange(-6.0, 7)
+        >>> p = np.exp(-x**2 / 2) / np.exp(-x**2 / 2).sum()
+        >>> low, high = duality_gap(x, p, p)
+        >>> bool(low <= np.log(2) / 2 <= high), bool(high - low < 0.01)
+        (True, True)
     """
     cost = np.asarray(lattice, dtype=np.float64) ** 2
-    value, up, down = lattice_game(signal, noise)
+    value, up, down = lattice_game(_probabilities(signal, "signal"),
+                                   _probabilities(noise, "noise"))
     if cost.shape != up.shape:
         raise ValueError("each law has one probability for each of "
                          f"{cost.size} points: given {up.size}")
@@ -107,8 +120,11 @@ def mirror_play(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
     `ValueError` for weights that are not positive, or a rate or number of steps
     that is not.
 
-    Example: `mirror_play(np.arange(-5.0, 6), np.ones(11), np.ones(11),
-    steps=100).average_noise`.
+    Example:
+
+        >>> x, p = np.arange(-3.0, 4), np.ones(7)
+        >>> mirror_play(x, p, p, steps=100).average_noise.round(2)
+        array([0.  , 0.05, 0.24, 0.4 , 0.24, 0.05, 0.  ])
     """
     x = np.asarray(lattice, dtype=np.float64)
     cost, weights = (x**2,

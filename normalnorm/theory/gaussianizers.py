@@ -28,7 +28,15 @@ class Tail(Gaussianizer):
     `method` "deviation": δ from the mean absolute deviation and `steps` Newton
     steps; "newton": one Newton step from 0.
 
-    Example: `Tail()(torch.distributions.StudentT(3.0).sample((100, 5)), 0)`.
+    Raises `ValueError` for another method, a negative number of steps, or steps
+    of the method "newton".
+
+    Example:
+
+        >>> x = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0])
+        >>> y = Tail()(x, 0)
+        >>> bool(y[-1] / y[-2] < x[-1] / x[-2])             # a shorter tail
+        True
     """
     steps: int = 0
     method: str = "deviation"
@@ -71,7 +79,10 @@ class Chain(Gaussianizer):
     Parameters: those of the first, then for each further one a mean, a
     deviation, and its own. Raises `ValueError` for an empty chain.
 
-    Example: `Chain().names` is ("lambda", "mean1", "deviation1", "delta1").
+    Example:
+
+        >>> Chain().names
+        ('lambda', 'mean1', 'deviation1', 'delta1')
     """
 
     def __init__(self, *parts: Gaussianizer):

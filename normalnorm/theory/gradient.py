@@ -28,7 +28,13 @@ def project(w: Tensor, v: Tensor, dim: tuple[int, ...] | Over) -> Tensor:
     """P_v[w] = w − mean w − v·mean(w v), averages over `dim`: √(σ²+ε) times the
     gradient of Σ w·v with respect to u, for v = (u−μ)/√(σ²+ε).
 
-    Example: `project(v, v, (0,))` is 0 for a `v` with mean 0 and mean square 1.
+    Example:
+
+        >>> v = torch.tensor([-1.0, 1.0, -1.0, 1.0])
+        >>> project(torch.tensor([0.0, 0.0, 0.0, 4.0]), v, (0,))
+        tensor([ 0., -2.,  0.,  2.])
+        >>> project(3 * v + 2, v, (0,))       # location and scale go
+        tensor([0., 0., 0., 0.])
     """
     mean, slope = over(dim).means(w, w * v)
     return w - mean - v * slope
@@ -83,8 +89,13 @@ def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
 
     Source: the quotient rule on Eftekhari & Papyan (2025), Eq. 5.
 
-    Example: the result has mean 0 and no component along `k`, because λ̂
-    depends neither on location nor on scale.
+    Example:
+
+        >>> from normalnorm.theory.newton import standardized
+        >>> k = standardized(torch.tensor([0.0, 1.0, 8.0]), 0)
+        >>> g = newton_lambda_gradient(k, (0,))
+        >>> abs(g.mean().item()) < 1e-5, abs((g * k).mean().item()) < 1e-5
+        (True, True)
     """
     return project(_lambda_gradient(k, dim, alpha, newton), k, dim)
 
@@ -100,7 +111,22 @@ class Gaussianizer:
     is the identity. Called with a sample and axes, it standardizes, estimates
     and applies.
 
-    Example: `Power()(torch.randn(8, 3), 0).shape` is (8, 3).
+    Example:
+
+        >>> power, k = Power(), torch.tensor([-1.25, -0.25, 1.5])
+        >>> p = power.estimate(k, 0)
+        >>> x = power.apply(k, p)
+        >>> torch.allclose(power.inverse(x, p), k, atol=1e-5)
+        True
+        >>> power.log_slope(k, p).shape, power.by_parameters(k, p)[0].shape
+        (torch.Size([3]), torch.Size([3]))
+        >>> fitted, more = power.fit(k, 0)
+        >>> fitted == p, more, power.jacobian(k, 0, more)[0].shape
+        (True, None, torch.Size([3]))
+        >>> power.closed(3), torch.equal(power.limited(k, p), k)
+        (True, True)
+        >>> Power(alpha=0).reduced()
+        Identity()
     """
     names: tuple[str, ...] = ()
     neutral: tuple[float, ...] = ()
@@ -173,7 +199,10 @@ class Gaussianizer:
 class Identity(Gaussianizer):
     """No transform: with it a normality layer is the plain normalizer.
 
-    Example: `Identity()(torch.tensor([1.0, 3.0]), 0)` is (−1, 1).
+    Example:
+
+        >>> Identity()(torch.tensor([1.0, 3.0]), 0)
+        tensor([-1.,  1.])
     """
 
     def estimate(self, k, dim):
@@ -205,7 +234,14 @@ class Power(Gaussianizer):
     Corrects asymmetry. `ValueError` and `TypeError` for settings that it does
     not have.
 
-    Example: `Power(steps=3)(torch.randn(100, 5).exp(), 0)`.
+    Example:
+
+        >>> x = Power(steps=3)(torch.tensor([0.0, 1.0, 2.0, 9.0]), 0)
+        >>> x.shape
+        torch.Size([4])
+        >>> Power(alpha=2)
+        Traceback (most recent call last):
+        ValueError: alpha=2.0 is the part of the way from λ = 1 to the ...
     """
     alpha: float = 1.0
     steps: int = 1
@@ -267,8 +303,16 @@ def gaussianized_gradient(
     `gaussianizer.fit`. `through_parameters=False` leaves out the terms through
     these. Shape and dtype of `u`; differentiable.
 
-    Example: with `Identity()` and parameters () it is the backward pass of a
-    batch norm.
+    Source: @eq-any-gradient.
+
+    Example:
+
+        >>> u, grad = torch.tensor([1.0, 3.0, 5.0]), torch.eye(3)[0]
+        >>> mean, rate = torch.tensor([3.0]), torch.tensor([0.375**0.5])
+        >>> of_u = gaussianized_gradient(       # the gradient of a batch norm
+        ...     u, grad, mean, rate, rate, (), (0,), Identity())
+        >>> abs(of_u.sum().item()) < 1e-6       # shifts change nothing
+        True
     """
     c = u - mean
     h = c * rate

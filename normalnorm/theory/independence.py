@@ -78,6 +78,9 @@ def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike,
     Raises `ValueError` for what are not laws, a `rho` outside (−1, 1), or one
     that these marginals do not reach (the search ends at |θ| = 200).
 
+    `tolerance`: the sum of the marginal's deviations at which Sinkhorn's
+    iteration stops.
+
     Example:
 
         >>> table = least_dependent(

@@ -130,6 +130,10 @@ class Law:
         >>> [round(number, 9) for number in (
         ...      law.mean, law.variance, law.affine(2.0, 1.0).variance)]
         [0.0, 3.25, 13.0]
+        >>> law.discrete, bool(law.pdf(0.0) > 0)
+        (False, True)
+        >>> points([0, 1], [0.5, 0.5]).discrete
+        True
     """
     weights: tuple[float, ...]
     parts: tuple[Any, ...]
@@ -201,6 +205,16 @@ def normal(mean: float = 0.0, variance: float = 1.0) -> Law:
 
     `normal().variance` is 1.0; raises `ValueError` for a variance that is not
     positive and finite, as the six below.
+
+    `mean`, `variance`: of the law, by default 0 and 1.
+
+    Example:
+
+        >>> normal(variance=4.0).variance
+        4.0
+        >>> normal(variance=-1.0)
+        Traceback (most recent call last):
+        ValueError: expected a finite mean and a positive finite variance, ...
     """
     return _one(scipy.stats.norm, mean, variance)
 
@@ -209,7 +223,11 @@ def uniform(mean: float = 0.0, variance: float = 1.0) -> Law:
     """The uniform law of that mean and variance, on an interval of length
     √(12·variance).
 
-    Example: `uniform(0.5, 1 / 12)` is on [0, 1].
+    Example:
+
+        >>> law = uniform(0.5, 1 / 12)                    # on [0, 1]
+        >>> law.pdf([-0.1, 0.5, 1.1]).round(6).tolist()
+        [0.0, 1.0, 0.0]
     """
     return _one(scipy.stats.uniform, mean, variance)
 
@@ -217,7 +235,11 @@ def uniform(mean: float = 0.0, variance: float = 1.0) -> Law:
 def laplace(mean: float = 0.0, variance: float = 1.0) -> Law:
     """The Laplace law, with density ∝ exp(−|x − mean|·√(2/variance)).
 
-    Example: `laplace().variance` is 1.0.
+    Example:
+
+        >>> law = laplace()
+        >>> round(law.variance, 6), round(float(law.pdf(0.0)) * math.sqrt(2), 6)
+        (1.0, 1.0)
     """
     return _one(scipy.stats.laplace, mean, variance)
 
@@ -225,7 +247,10 @@ def laplace(mean: float = 0.0, variance: float = 1.0) -> Law:
 def exponential(mean: float = 0.0, variance: float = 1.0) -> Law:
     """The exponential law, shifted to that mean: it starts at mean − √variance.
 
-    Example: `exponential(1.0)` is on the positive numbers.
+    Example:
+
+        >>> exponential(1.0).pdf([-0.1, 0.0]).round(6).tolist()
+        [0.0, 1.0]
     """
     return _one(scipy.stats.expon, mean, variance)
 
@@ -234,7 +259,13 @@ def student(nu: float, mean: float = 0.0, variance: float = 1.0) -> Law:
     """Student's t law with `nu` degrees of freedom, scaled to `variance`;
     raises `ValueError` for nu < 5: too much mass is far out for a grid.
 
-    Example: `student(5)`.
+    Example:
+
+        >>> round(student(5).variance, 6)
+        1.0
+        >>> student(3)
+        Traceback (most recent call last):
+        ValueError: Student's law is supported from 5 degrees of freedom ...
     """
     if not nu >= 5:
         raise ValueError("Student's law is supported from 5 degrees of "
@@ -245,8 +276,13 @@ def student(nu: float, mean: float = 0.0, variance: float = 1.0) -> Law:
 def points(values: Iterable[float], probabilities: ArrayLike) -> Law:
     """A law on finitely many points.
 
-    Example: `points([-1, 1], [0.5, 0.5])` is a fair sign. Raises `ValueError`
-    for what are not finite points with probabilities.
+    Raises `ValueError` for what are not finite points with probabilities.
+
+    Example:
+
+        >>> law = points([-1, 1], [0.5, 0.5])              # a fair sign
+        >>> law.mean, law.variance
+        (0.0, 1.0)
     """
     values = tuple(float(v) for v in values)
     if not all(map(math.isfinite, values)):
@@ -257,7 +293,13 @@ def points(values: Iterable[float], probabilities: ArrayLike) -> Law:
 def mixture(weights: ArrayLike, laws: Iterable[Law]) -> Law:
     """The law that draws from `laws[i]` with probability `weights[i]`.
 
-    Example: `mixture([0.5, 0.5], [normal(-1), normal(1)])` has variance 2.
+    Raises `ValueError` for weights that are not probabilities, or not one for
+    each law.
+
+    Example:
+
+        >>> round(mixture([0.5, 0.5], [normal(-1), normal(1)]).variance, 6)
+        2.0
     """
     laws = list(laws)
     weights = _probabilities(weights, "weights")
@@ -274,7 +316,13 @@ def bimodal(separation: float = 0.8, mean: float = 0.0,
     """Two equal normal humps at mean ± separation·√variance, 0 ≤ separation <
     1, of total variance `variance`.
 
-    Example: `bimodal(0.9)`; raises `ValueError` for another separation.
+    Raises `ValueError` for another separation.
+
+    Example:
+
+        >>> law = bimodal(0.9)
+        >>> round(law.variance, 6), bool(law.pdf(0.0) < law.pdf(0.9))
+        (1.0, True)
     """
     if not 0 <= separation < 1:
         raise ValueError("separation is a share of the standard deviation, at "
@@ -302,6 +350,8 @@ class Enclosure(NamedTuple):
 
         >>> Enclosure(1.0, 0.25).low
         0.75
+        >>> Enclosure(1.0, 0.25).high
+        1.25
     """
     value: float
     error: float
@@ -561,7 +611,11 @@ class Capacity(NamedTuple):
     """What `blahut_arimoto` found: `low` ≤ capacity ≤ `high` in nats, the input
     `law` that reaches `low`, the `multiplier` ν (nats per unit of cost).
 
-    Example: `blahut_arimoto(np.eye(4)).low` is log 4.
+    Example:
+
+        >>> found = blahut_arimoto(np.eye(4))
+        >>> round(found.low / math.log(4), 6)
+        1.0
     """
     low: float
     high: float

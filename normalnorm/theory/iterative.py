@@ -24,6 +24,12 @@ from .newton import check_real, upcast
 class Round(NamedTuple):
     """One round: mean and deviation of each coordinate, the parameters, mean
     and deviation of the transformed coordinates, and the rotation (as columns).
+
+    Example:
+
+        >>> found = IterativeGaussianizer(2).fit(torch.randn(50, 3)).rounds[0]
+        >>> found.mean.shape, found.rotation.shape
+        (torch.Size([1, 3]), torch.Size([3, 3]))
     """
     mean: Tensor
     deviation: Tensor
@@ -39,7 +45,14 @@ def random_rotation(d: int, generator: torch.Generator | None = None,
     """An orthogonal matrix of size d, uniformly distributed (Haar): QR of a
     normal matrix, with the signs of R's diagonal.
 
-    Example: `random_rotation(3)` times its transpose is the identity.
+    `generator`: PyTorch's own by default; float64 on the CPU unless `dtype` and
+    `device` say otherwise.
+
+    Example:
+
+        >>> q = random_rotation(3)
+        >>> torch.allclose(q @ q.T, torch.eye(3).double())
+        True
     """
     q, r = torch.linalg.qr(
         torch.randn(d, d, generator=generator, dtype=torch.float64))
@@ -73,6 +86,10 @@ class IterativeGaussianizer:
         >>> flow = IterativeGaussianizer(5).fit(x)
         >>> bool((flow.inverse(flow.transform(x)) - x).abs().max() < 1e-2)
         True
+        >>> flow.log_density(x).shape
+        torch.Size([200])
+        >>> IterativeGaussianizer(5).fit_transform(x).shape
+        torch.Size([200, 2])
     """
 
     def __init__(self, rounds: int = 10,

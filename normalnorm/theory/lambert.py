@@ -229,6 +229,14 @@ class LambertFit(NamedTuple):
     """Location, scale and δ of Goerg's model:
     `tail_transform((h − mean)/deviation, delta)` has mean 0, variance 1 and, if
     δ > 0, kurtosis 3.
+
+    Example:
+
+        >>> h = torch.tensor([-9.0, -1.0, 0.0, 0.5, 1.0, 1.5, 2.0])
+        >>> fit = igmm(h, -1)
+        >>> x = tail_transform((h - fit.mean) / fit.deviation, fit.delta)
+        >>> round((x**4).mean().item(), 3)
+        3.0
     """
     mean: Tensor
     deviation: Tensor

@@ -41,6 +41,20 @@ class Over:
     asked for again, in a backward pass, has a `name` by which a subclass may
     remember it. Noise is drawn from `seed`, if there is one, from the number of
     element `offset` on.
+
+    Example:
+
+        >>> x, unit = torch.tensor([[1.0, 3.0], [5.0, 3.0]]), Over(0)
+        >>> unit.mean(x), unit.size(x)
+        (tensor([[3., 3.]]), 2)
+        >>> unit.var_mean(x)                            # biased variance first
+        (tensor([[4., 0.]]), tensor([[3., 3.]]))
+        >>> unit.means(x, x.square())[1]                # asked for together
+        tensor([[13.,  9.]])
+        >>> [found[0] for found in unit.var_means(x, 2 * x)]
+        [tensor([[4., 0.]]), tensor([[16.,  0.]])]
+        >>> unit.extremes(x)
+        (tensor([[5., 3.]]), tensor([[1., 3.]]))
     """
     seed: Tensor | None = None
     offset = 0
@@ -91,7 +105,13 @@ class Over:
 
 
 def over(dim: "int | tuple[int, ...] | Over") -> Over:
-    "`dim` as such an object."
+    """`dim` as such an object.
+
+    Example:
+
+        >>> over(-1).dim, over((0, 2)).dim, over(over(0)).dim
+        ((-1,), (0, 2), (0,))
+    """
     return dim if isinstance(dim, Over) else Over(dim)
 
 
@@ -102,7 +122,11 @@ def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     Two passes, scaled by the largest deviation first: right for any finite
     scale of the dtype. The gradient at a constant sample is 0.
 
-    Example: `standardized(torch.tensor([1.0, 3.0]), -1)` is (−1, 1).
+    Example:
+
+        >>> standardized(torch.tensor([[1.0, 3.0], [5.0, 5.0]]), -1)
+        tensor([[-1.,  1.],
+                [ 0.,  0.]])
     """
     c = h - h.mean(dim, keepdim=True)
     largest = c.detach().abs().amax(dim, keepdim=True)
@@ -117,8 +141,12 @@ def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 def standardized_or_nan(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """`standardized`, but NaN throughout a sample that is not finite.
 
-    Example: `standardized_or_nan(torch.tensor([[1.0, 3.0], [1.0,
-    float("nan")]]), -1)` is (−1, 1) and (NaN, NaN).
+    Example:
+
+        >>> x = torch.tensor([[1.0, 3.0], [1.0, torch.inf]])
+        >>> standardized_or_nan(x, -1)
+        tensor([[-1.,  1.],
+                [nan, nan]])
     """
     return torch.where(x.detach().abs().amax(dim, keepdim=True).isfinite(),
                        standardized(x, dim), torch.nan)
@@ -128,6 +156,12 @@ class AtOne(NamedTuple):
     """L'(1) and L''(1), of a standardized sample, and of the averages that they
     are made of those which the gradient asks for: of d, of k·d, and of d²,
     which is 0 for a constant sample only.
+
+    Example:
+
+        >>> found = at_one(torch.tensor([-2.0, 0.0, 0.0, 2.0]), -1)
+        >>> found.first.item(), found.second.shape
+        (0.0, torch.Size([1]))
     """
     first: Tensor
     second: Tensor
@@ -137,7 +171,16 @@ class AtOne(NamedTuple):
 
 
 def at_one(k: Tensor, dim: "int | tuple[int, ...] | Over") -> AtOne:
-    "What the estimate and its gradient need of `k`; five averages."
+    """What the estimate and its gradient need of `k`; five averages.
+
+    Each is kept with size 1 along `dim`.
+
+    Example:
+
+        >>> found = at_one(torch.tensor([-1.0, 1.0]), -1)
+        >>> 1 - (found.first / found.second).item()   # λ̂, of an even sample
+        1.0
+    """
     a, log = k.abs(), signed_log1p(k)
     g = (1 + a) * log.abs()
     d = g - a
@@ -157,7 +200,12 @@ def nll_derivatives_at_one(k: Tensor,
     Six averages: Eftekhari & Papyan 2025, Appendix D, simplified. L''(1) ≥
     0.188 unless the sample is constant.
 
-    Example: of the sample ±1, L'(1) = 0 and L''(1) = 2(1 − log 2)².
+    Example:
+
+        >>> k = torch.tensor([-1.0, 1.0])
+        >>> first, second = nll_derivatives_at_one(k, -1)
+        >>> first.item(), round(second.item(), 4)       # 0, 2(1 − log 2)²
+        (0.0, 0.1883)
     """
     return at_one(k, dim)[:2]
 
@@ -167,8 +215,15 @@ def nll_derivatives(h: Tensor, lmbda: Tensor | float,
     """L'(λ) and L''(λ) of `yeo_johnson_nll` for any sample and any λ (of size 1
     along `dim`, which is kept).
 
-    Example: the two derivatives at the maximum-likelihood estimate are 0 and
-    positive.
+    Source: the quotient rule on the profile likelihood, chapter 220.
+
+    Example:
+
+        >>> k = standardized(torch.tensor([0.0, 1.0, 8.0]), -1)
+        >>> lmbda = newton_lambda_standardized(k, -1, steps=10)
+        >>> first, second = nll_derivatives(k, lmbda, -1)   # at the minimum
+        >>> abs(first.item()) < 1e-5, second.item() > 0
+        (True, True)
     """
     mean = over(dim).mean
     x, first, second = (
@@ -185,6 +240,12 @@ def range_of_s(k: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     + slog(t'): |L'''| ≤ K·L''.
 
     `dim` is kept.
+
+    Example:
+
+        >>> k = torch.tensor([-1.0, 1.0])
+        >>> round(range_of_s(k, -1).item(), 4)          # 4·log 2
+        2.7726
     """
     top, bottom = over(dim).extremes(k)
     return 2 * (signed_log1p(top) - signed_log1p(bottom))
@@ -193,6 +254,14 @@ def range_of_s(k: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 def guaranteed_step(ratio: Tensor, k_range: Tensor) -> Tensor:
     """−sign(δ)·log1p(K|δ|)/K for δ = L'/L'': a step that never overshoots the
     minimum, so never raises L.
+
+    `ratio`: δ; `k_range`: K, from `range_of_s`, 0 for a constant sample.
+
+    Example:
+
+        >>> ratio, k_range = torch.tensor(-1.0), torch.tensor(2.0)
+        >>> round(guaranteed_step(ratio, k_range).item(), 4)    # Newton's is 1
+        0.5493
     """
     size = torch.where(k_range > 0, k_range, 1.0)
     return -torch.sign(ratio) * torch.log1p(size * ratio.abs()) / size
@@ -201,6 +270,15 @@ def guaranteed_step(ratio: Tensor, k_range: Tensor) -> Tensor:
 def guaranteed_gain(ratio: Tensor, second: Tensor, k_range: Tensor) -> Tensor:
     """L''·((1+t)·log(1+t) − t)/K², t = K|δ|: what `guaranteed_step` lowers L by
     at least (@eq-guaranteed-gain).
+
+    `ratio`: L'/L'' at the present λ; `second`: L''; `k_range`: K, from
+    `range_of_s`. Nats per element.
+
+    Example:
+
+        >>> ratio, second = torch.tensor(-1.0), torch.tensor(1.0)
+        >>> round(guaranteed_gain(ratio, second, torch.tensor(2.0)).item(), 4)
+        0.324
     """
     size = torch.where(k_range > 0, k_range, 1.0)
     t = size * ratio.abs()
@@ -243,7 +321,14 @@ def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0,
 
 
 def check_real(name: str, value: Tensor) -> None:
-    "Raise `TypeError` unless `value` is a real floating-point tensor."
+    """Raise `TypeError` unless `value` is a real floating-point tensor.
+
+    Example:
+
+        >>> check_real("newton_lambda", torch.tensor([1, 2]))
+        Traceback (most recent call last):
+        TypeError: newton_lambda expects a real floating-point tensor, not ...
+    """
     if not isinstance(value, Tensor) or not value.is_floating_point():
         given = (
             value.dtype if isinstance(value, Tensor) else type(value).__name__)
@@ -256,6 +341,14 @@ def number(name: str, value) -> float:
     Python's or NumPy's, or of a tensor of one element without gradient.
 
     `TypeError` for anything else.
+
+    Example:
+
+        >>> number("eps", torch.tensor(0.5))
+        0.5
+        >>> number("eps", "small")
+        Traceback (most recent call last):
+        TypeError: eps=small is a str; a number is expected: give a float
     """
     one = (
         isinstance(value, Tensor) and not value.ndim and not value.requires_grad
@@ -273,6 +366,12 @@ def number(name: str, value) -> float:
 def check_flag(name: str, value) -> None:
     """Raise `TypeError` unless `value` is True or False, or NumPy's, or 1 or 0:
     a word such as "no" would count as true.
+
+    Example:
+
+        >>> check_flag("safeguard", "no")
+        Traceback (most recent call last):
+        TypeError: safeguard='no' is a str; True or False is expected
     """
     if (type(value).__name__ not in ("bool", "bool_")
             and not (type(value) is int and value in (0, 1))):
@@ -281,13 +380,27 @@ def check_flag(name: str, value) -> None:
 
 
 def upcast(x: Tensor) -> Tensor:
-    "`x` in float32 at least, in which half precision is computed."
+    """`x` in float32 at least, in which half precision is computed.
+
+    Example:
+
+        >>> [upcast(torch.ones(2, dtype=dtype)).dtype
+        ...  for dtype in (torch.float16, torch.float64)]
+        [torch.float32, torch.float64]
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def check_newton_arguments(alpha: float, steps: int) -> None:
     """Raise `ValueError` unless 0 ≤ alpha ≤ 1 and steps is a positive integer,
-    `TypeError` for an alpha that is no number."""
+    `TypeError` for an alpha that is no number.
+
+    Example:
+
+        >>> check_newton_arguments(1.5, 1)
+        Traceback (most recent call last):
+        ValueError: alpha=1.5 is the part of the way from λ = 1 to the ...
+    """
     if (type(alpha) not in (float, int)
             and not isinstance(alpha, (numbers.Real, Tensor))):
         raise TypeError(f"alpha={alpha!r} is a {type(alpha).__name__}; a "
@@ -329,6 +442,15 @@ def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
     `safeguard`.
 
     `dim` is kept with size 1 in both.
+
+    `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`.
+
+    Example:
+
+        >>> k = standardized(torch.tensor([0.0, 1.0, 8.0]), -1)
+        >>> lmbda, newton = newton_estimate(k, -1, safeguard=True)
+        >>> round(lmbda.item(), 4), newton.item()
+        (-0.3907, True)
     """
     check_newton_arguments(alpha, steps)
     k_range = range_of_s(k, dim) if safeguard else None
@@ -360,6 +482,15 @@ def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...],
                                safeguard: bool = False) -> Tensor:
     """`newton_lambda` for a sample that is standardized already (mean 0 and
     variance 1, or constant 0); `dim` is kept.
+
+    `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`. Source:
+    Eftekhari & Papyan (2025), Eqs. 5, 6.
+
+    Example:
+
+        >>> k = standardized(torch.tensor([0.0, 1.0, 8.0]), -1)
+        >>> round(newton_lambda_standardized(k, -1).item(), 4)
+        -0.3907
     """
     return newton_estimate(k, dim, alpha, steps, safeguard)[0]
 
@@ -373,8 +504,13 @@ def mle_bracket(h: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
     −log1p(−K|δ|)/K (infinite if K|δ| ≥ 1), on the side of −δ. Returns (nearer
     to 1, farther), without `dim`.
 
-    Example: `mle_bracket(torch.tensor([-1.0, 1.0]), -1)` is (1, 1), for the
-    sample is symmetric.
+    Example:
+
+        >>> [end.item() for end in mle_bracket(torch.tensor([-1.0, 1.0]), -1)]
+        [1.0, 1.0]
+        >>> near, far = mle_bracket(torch.tensor([-1.0, 0.0, 1.2]), -1)
+        >>> round(near.item(), 3), round(far.item(), 3)
+        (0.873, 0.782)
     """
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     k = standardized(h, dims)

@@ -51,7 +51,11 @@ def exponent_bound(n: int, points: int = 600,
     direction; more are sharper and slower. `factor`, as a quotient, is that of
     (φ − s·m)² in @eq-weighted, to see what the check makes of another one.
 
-    Example: `exponent_bound(2**32)` is about (−106.6, 76.5).
+    Example:
+
+        >>> low, high = exponent_bound(2**20, points=100)
+        >>> high < 88.7                         # so exp is finite in float32
+        True
     """
     weight, c = (Interval.ratio(*factor),
                  2 * (1 - Interval(1.0).log1p()).square())
@@ -87,9 +91,12 @@ class WeightedPoints(Over):
 
     To be given as `dim`.
 
-    Example: `newton_lambda_standardized(k,
-    WeightedPoints(torch.tensor([0.5, 0.5]), 10**6))` is λ̂ of a sample half of
-    which is at each of two values.
+    Example:
+
+        >>> from normalnorm.theory.newton import newton_lambda_standardized
+        >>> half = WeightedPoints(torch.tensor([0.5, 0.5]), 10**6)
+        >>> newton_lambda_standardized(torch.tensor([-1.0, 1.0]), half)
+        tensor([1.])
     """
 
     def __init__(self, weights: Tensor, n: int):

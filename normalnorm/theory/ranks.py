@@ -41,7 +41,10 @@ def ranks(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     gradient. Raises `TypeError` for integer or complex input, `ValueError` for
     empty samples.
 
-    Example: `ranks(torch.tensor([3.0, 1.0, 3.0]))` is (2.5, 1, 2.5).
+    Example:
+
+        >>> ranks(torch.tensor([3.0, 1.0, 3.0]))
+        tensor([2.5000, 1.0000, 2.5000])
     """
     rows, dims, shape = _last(
         "ranks", x.detach() if isinstance(x, Tensor) else x, dim)

@@ -34,6 +34,8 @@ def next_norm(norm: Tensor | float, gradient: Tensor | float, lr: float,
 
     Source: @eq-norm-decay.
 
+    `lr`: the learning rate η; `weight_decay`: λ, of the step −η(g + λw).
+
     Example:
 
         >>> next_norm(3.0, 6.0, lr=2.0)
@@ -77,6 +79,8 @@ def equilibrium_angle(lr: float, weight_decay: float) -> float:
     Raises `ValueError` unless 0 < ηλ ≤ 1.
 
     Source: @exr-angle; Wan et al. (2021), to first order.
+
+    `lr`: the learning rate η; `weight_decay`: λ.
 
     Example:
 

@@ -30,8 +30,11 @@ def tail_nll(k: Tensor, delta: Tensor | float,
     `delta`: a number, or of size 1 along `dim`, which is kept. A sample of
     zeros gives −infinity. Differentiable.
 
-    Example: `tail_nll(torch.tensor([-1.0, 1.0]), 0.0, -1)` is ½·log(2πe),
-    1.4189.
+    Example:
+
+        >>> k = torch.tensor([-1.0, 1.0])
+        >>> round(tail_nll(k, 0.0, -1).item(), 4)      # ½·log(2πe)
+        1.4189
     """
     mean = over(dim).mean
     u = tail_transform(k, delta)
@@ -48,8 +51,13 @@ def tail_nll_derivatives(
     """The first and second derivative of `tail_nll` in δ; at δ = 0 those from
     the right, the second of which differs from the one from the left.
 
-    Example: for a standardized sample the first derivative at 0 is (3 −
-    kurtosis)/2.
+    `k`, `delta`, `dim` as for `tail_nll`; both of size 1 along `dim`.
+
+    Example:
+
+        >>> k = torch.tensor([-1.0, 1.0])               # its kurtosis is 1
+        >>> tail_nll_derivatives(k, 0.0, -1)[0]        # (3 − kurtosis)/2
+        tensor([1.])
     """
     mean = over(dim).mean
     delta = torch.as_tensor(delta, dtype=k.dtype, device=k.device)
@@ -79,6 +87,14 @@ def newton_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
                               light: bool = False) -> Tensor:
     """`newton_delta` for a sample that is standardized already (or constant 0);
     `dim` is kept.
+
+    `light` as for `newton_delta`.
+
+    Example:
+
+        >>> k = torch.tensor([-2.0, 0, 0, 0, 0, 0, 0, 2.0])    # kurtosis 4
+        >>> newton_delta_standardized(k, -1)
+        tensor([0.1250])
     """
     mean = over(dim).mean
     square = k * k
@@ -120,6 +136,11 @@ def ratio_to_theta(rho: Tensor) -> Tensor:
     """θ in [0, ½) with (1−2θ)^¾/(1−θ) = ρ; 0 for ρ ≥ 1.
 
     Differentiable to third order.
+
+    Example:
+
+        >>> ratio_to_theta(torch.tensor([1.0, 0.5**0.75 / 0.75]))
+        tensor([0.0000, 0.2500])
     """
     inside = rho < 1
     r = torch.where(inside, rho, 1.0)
@@ -137,6 +158,14 @@ def tail_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
                             steps: int = 0) -> Tensor:
     """`tail_delta` for a sample that is standardized already (or constant 0);
     `dim` is kept.
+
+    `steps` as for `tail_delta`.
+
+    Example:
+
+        >>> k = torch.tensor([-2.0, 0, 0, 0, 0, 0, 0, 2.0])
+        >>> bool(tail_delta_standardized(k, -1) > 0)
+        True
     """
     absolute = over(dim).mean(k.abs())
     theta = ratio_to_theta(

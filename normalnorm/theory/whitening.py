@@ -50,7 +50,11 @@ def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor,
     `white`, `grad`: Y and G, channels × samples, shape (…, d, N); `vectors`,
     `roots`: V and r = √(λ+ε). Returns the shape of `white`.
 
-    Example: for a single channel it is the backward pass of a batch norm.
+    Example:
+
+        >>> white, grad = torch.tensor([[-1.0, 1.0]]), torch.ones(1, 2)
+        >>> whitening_gradient(white, grad, torch.eye(1), torch.tensor([2.0]))
+        tensor([[0., 0.]])
     """
     moment = vectors.mT @ (grad @ white.mT / white.shape[-1]) @ vectors
     r, s = roots[..., :, None], roots[..., None, :]
@@ -60,7 +64,13 @@ def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor,
 
 # %% ../../nbs/250_theory.whitening.ipynb #873b0d90
 def wide(x: Tensor) -> Tensor:
-    "`x` in float64, or in float32 on devices that have no float64."
+    """`x` in float64, or in float32 on devices that have no float64.
+
+    Example:
+
+        >>> wide(torch.ones(2, dtype=torch.float16)).dtype
+        torch.float64
+    """
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
@@ -179,7 +189,11 @@ def covariance(centred: Tensor) -> Tensor:
 
     Differentiable to any order.
 
-    Example: `covariance(torch.tensor([[-1.0, 1.0]]))` is 1.
+    Example:
+
+        >>> covariance(torch.tensor([[-1.0, 1.0], [2.0, -2.0]]))
+        tensor([[ 1., -2.],
+                [-2.,  4.]], dtype=torch.float64)
     """
     return _applied(_Covariance, centred)
 
@@ -215,6 +229,8 @@ def newton_schulz_residual(share: float, iterations: int) -> float:
     where it finds the gain w instead of λ^{-1/2}.
 
     `share`: λ over the trace.
+
+    `iterations`: how many steps of Newton–Schulz.
 
     Example:
 
@@ -268,6 +284,8 @@ def newton_schulz(cov: Tensor, eps: float = 0.0, iterations: int = 5) -> Tensor:
     1.5^iterations/√trace: few iterations whiten the large eigenvalues and leave
     the small ones small. ε is at least the rounding of the trace.
 
+    `cov`: Σ, symmetric and positive semidefinite; `eps`: ε.
+
     Example:
 
         >>> newton_schulz(torch.diag(torch.tensor([4.0, 1.0])), iterations=10)
@@ -298,7 +316,17 @@ def whitening_matrix(cov: Tensor, eps: float = 1e-5, method: str = "eigh",
 
     Raises `ValueError` for another method.
 
-    Example: with Σ = I and ε = 0, the identity.
+    `eps`: ε, added to each eigenvalue.
+
+    Example:
+
+        >>> cov = torch.tensor([[4.0, 0.0], [0.0, 1.0]])
+        >>> whitening_matrix(cov, eps=0.0)
+        tensor([[0.5000, 0.0000],
+                [0.0000, 1.0000]])
+        >>> whitening_matrix(cov, method="svd")
+        Traceback (most recent call last):
+        ValueError: method='svd' is not known: choose one of eigh, newton_schulz
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known: choose one of "

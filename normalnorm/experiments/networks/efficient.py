@@ -24,6 +24,12 @@ from .residual import (
 class SqueezeExcite(nn.Module):
     """Weight each channel by a number in (0, 1) computed from the means of all
     channels over positions.
+
+    Example:
+
+        >>> layer = SqueezeExcite(8, 2, nn.SiLU)
+        >>> layer(torch.rand(2, 8, 5, 5)).shape
+        torch.Size([2, 8, 5, 5])
     """
 
     def __init__(self, channels: int, squeezed: int, activation: Activation):
@@ -45,6 +51,12 @@ class InvertedBottleneck(nn.Module):
     The input is added where stride is 1 and the channels stay.
 
     Raises `ValueError` where `group_size` does not divide the widened channels.
+
+    Example:
+
+        >>> block = InvertedBottleneck(8, 16, 6, 3, 2, 1, Parts())
+        >>> block(torch.rand(2, 8, 6, 6)).shape
+        torch.Size([2, 16, 3, 3])
     """
 
     def __init__(self, channels_in: int, channels: int, expansion: int,
@@ -88,8 +100,10 @@ def round_channels(channels: float) -> int:
     """The multiple of 8 nearest to `channels` (halves up, at least 8), or the
     next one where that is less than 90 % of it.
 
-    Example: `round_channels(1.1 * 24)` is 24, `round_channels(1.1 * 32)` is 32,
-    `round_channels(1.1 * 80)` is 88.
+    Example:
+
+        >>> [round_channels(1.1 * channels) for channels in (24, 32, 80)]
+        [24, 32, 88]
     """
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
@@ -98,6 +112,13 @@ def round_channels(channels: float) -> int:
 def fan_out_per_group(model: nn.Module) -> None:
     """Draw all kernels from a normal law of variance 2/fan-out, counting the
     output channels of one group.
+
+    Example:
+
+        >>> conv = nn.Conv2d(32, 32, 3, groups=32)     # fan-out of a group: 9
+        >>> fan_out_per_group(conv)
+        >>> 0.3 < conv.weight.std().item() < 0.7        # √(2/9) is 0.47
+        True
     """
     fan_out_normal(model, per_group=True)
 
@@ -199,7 +220,13 @@ def efficientnet(variant: int, grouped: bool = False,
     Raises `ValueError` for other variants.
     Source: Tan & Le (2019), Masters et al. (2021).
 
-    Example: `efficientnet(0, grouped=True)`.
+    Example:
+
+        >>> sum(p.numel() for p in efficientnet(0).parameters())
+        5288548
+        >>> efficientnet(1)
+        Traceback (most recent call last):
+        ValueError: variant=1: this book has EfficientNet-B0 and B2, so 0 or 2
     """
     scales = {0: {"width": 1.0, "depth": 1.0, "dropout": 0.2},
               2: {"width": 1.1, "depth": 1.2, "dropout": 0.3}}

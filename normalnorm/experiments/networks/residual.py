@@ -38,6 +38,10 @@ class Parts(NamedTuple):
 
         >>> Parts(activation=nn.SiLU).pair(3)[1]
         SiLU()
+        >>> Parts().linear_map(3, 2)
+        Linear(in_features=3, out_features=2, bias=True)
+        >>> Parts().convolution(3, 8, kernel=3, stride=2).padding
+        (1, 1)
     """
     norm: Norm = nn.BatchNorm2d
     activation: Activation = nn.ReLU
@@ -79,6 +83,12 @@ _TORCH = Parts()                # PyTorch's own parts
 class DropPath(nn.Dropout):
     """In training, multiply each element of the batch by 0 with probability
     `p`, else by 1/(1−p): stochastic depth.
+
+    Example:
+
+        >>> out = DropPath(0.5)(torch.ones(100, 2, 2))
+        >>> out[:, 0, 0].unique().tolist()              # dropped, or 1/(1 − p)
+        [0.0, 2.0]
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,6 +103,12 @@ class DropPath(nn.Dropout):
 class Pad(nn.Module):
     """A shortcut without parameters: every `stride`-th row and column, and
     channels of zeros appended.
+
+    Example:
+
+        >>> out = Pad(stride=2, extra=1)(torch.ones(1, 2, 4, 4))
+        >>> out.shape, out[0, :, 0, 0].tolist()
+        (torch.Size([1, 3, 2, 2]), [1.0, 1.0, 0.0])
     """
 
     def __init__(self, stride: int, extra: int):
@@ -113,6 +129,11 @@ class Block(nn.Module):
     activation before each convolution, not after it. The first 3 × 3
     convolution strides; the 3 × 3 convolutions are in `groups`. `shortcut`:
     "projection", "pad" or "none".
+
+    Example:
+
+        >>> Block(8, 8, 16, stride=2)(torch.rand(2, 8, 6, 6)).shape
+        torch.Size([2, 16, 3, 3])
     """
 
     def __init__(self, channels_in: int, width: int, channels: int,
@@ -177,6 +198,13 @@ def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
     group).
 
     The other parameters keep their values. Source: He et al. (2015).
+
+    Example:
+
+        >>> conv = nn.Conv2d(16, 32, 3)
+        >>> fan_out_normal(conv)
+        >>> bool(abs(conv.weight.std() * (32 * 9 / 2)**0.5 - 1) < 0.1)
+        True
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -195,6 +223,13 @@ def fan_in_truncated(model: nn.Module, gain: float = 1.0) -> None:
     cut at two standard deviations, scaled to variance `gain`/fan-in.
 
     Source: Labatie et al. (2021), Appendix A.1, whose constant is not given.
+
+    Example:
+
+        >>> linear = nn.Linear(100, 100)
+        >>> fan_in_truncated(linear, gain=2.0)
+        >>> bool(abs(linear.weight.std() * (100 / 2)**0.5 - 1) < 0.1)
+        True
     """
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
@@ -303,7 +338,14 @@ def cifar_resnet(depth: int, **options: Any) -> ResNet:
     `options`: those of `ResNet`. Raises `ValueError` for other depths. Source:
     He et al. (2016), §4.2.
 
-    Example: `cifar_resnet(20)`.
+    Example:
+
+        >>> model = cifar_resnet(8, classes=10)
+        >>> model(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+        >>> cifar_resnet(18)
+        Traceback (most recent call last):
+        ValueError: depth=18: these networks have 6n + 2 layers, e.g. 20, ...
     """
     if depth < 8 or depth % 6 != 2:
         raise ValueError(f"depth={depth}: these networks have 6n + 2 layers, "
@@ -323,7 +365,14 @@ def resnet(depth: int, **options: Any) -> ResNet:
     `options`: those of `ResNet`; `preactivation=True` is "v2". Raises
     `ValueError` for other depths. Source: He et al. (2016), Table 1.
 
-    Example: `resnet(18, stem="small", classes=10)`.
+    Example:
+
+        >>> model = resnet(18, widths=[8, 16, 32, 64], classes=10)
+        >>> model(torch.rand(2, 3, 64, 64)).shape
+        torch.Size([2, 10])
+        >>> resnet(20)
+        Traceback (most recent call last):
+        ValueError: depth=20: known are 18, 34, 50, 101, 152
     """
     if depth not in _STAGES:
         raise ValueError(
@@ -341,7 +390,11 @@ def resnext(depth: int, groups: int = 32, group_width: int = 4,
 
     Raises `ValueError` for other depths. Source: Xie et al. (2017).
 
-    Example: `resnext(101, 32, 8)`.
+    Example:
+
+        >>> model = resnext(50, 2, 32, widths=[8, 16, 32, 64], classes=10)
+        >>> {m.groups for m in model.modules() if isinstance(m, nn.Conv2d)}
+        {1, 2}
     """
     if depth < 50:
         raise ValueError(f"depth={depth}: a ResNeXt has bottlenecks, so 50, "
@@ -360,7 +413,13 @@ def wide_resnet(depth: int, widening: int = 1, **options: Any) -> ResNet:
     depth 28: its 26 = 6n + 2 layers are these without the projections and with
     the classifier, and n is 4 in both.
 
-    Example: `wide_resnet(28, 10)`.
+    Example:
+
+        >>> wide_resnet(10)(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+        >>> wide_resnet(12)
+        Traceback (most recent call last):
+        ValueError: depth=12: wide residual networks have 6n + 4 layers, ...
     """
     if depth < 10 or depth % 6 != 4:
         raise ValueError(f"depth={depth}: wide residual networks have 6n + 4 "

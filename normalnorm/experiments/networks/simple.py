@@ -63,6 +63,11 @@ class MLP(nn.Module):
 class ConvUnit(nn.Sequential):
     """A 3 × 3 convolution with a bias, a normalizer, an activation, and with
     `pool` the maximum over 2 × 2.
+
+    Example:
+
+        >>> ConvUnit(3, 8, Parts(), pool=True)(torch.rand(2, 3, 6, 6)).shape
+        torch.Size([2, 8, 3, 3])
     """
 
     def __init__(self, channels_in: int, channels: int, parts: Parts,

@@ -26,6 +26,13 @@ class Attention(nn.Module):
     each position sees itself and what is before it.
 
     `linear`: see `Parts`.
+
+    Example:
+
+        >>> attention, x = Attention(8, 2, causal=True), torch.rand(1, 5, 8)
+        >>> early = attention(x[:, :3])                 # sees nothing later
+        >>> torch.allclose(attention(x)[:, :3], early, atol=1e-6)
+        True
     """
 
     def __init__(self, width: int, heads: int, causal: bool = False,
@@ -50,6 +57,12 @@ class TransformerBlock(nn.Module):
     input.
 
     `linear`: makes the four linear maps (see `Parts`).
+
+    Example:
+
+        >>> block = TransformerBlock(8, 2, 16, nn.LayerNorm)
+        >>> block(torch.rand(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
     """
 
     def __init__(self, width: int, heads: int, hidden: int, norm: Norm,
@@ -71,7 +84,16 @@ class TransformerBlock(nn.Module):
 
 # %% ../../../nbs/744_experiments.networks.transformer.ipynb #aafed773
 def keep(model: nn.Module) -> None:
-    "Leave all weights as the layers of `torch.nn` draw them."
+    """Leave all weights as the layers of `torch.nn` draw them.
+
+    Example:
+
+        >>> layer = nn.Linear(2, 2)
+        >>> before = layer.weight.clone()
+        >>> keep(layer)
+        >>> torch.equal(layer.weight, before)
+        True
+    """
 
 
 def vit_weights(model: nn.Module) -> None:
@@ -81,6 +103,13 @@ def vit_weights(model: nn.Module) -> None:
     deviations away; attention and perceptrons: Glorot's uniform law, biases of
     the perceptrons with deviation 1e-6, those of attention zero; the map out of
     attention as `nn.Linear` does; the classifier zero.
+
+    Example:
+
+        >>> model = VisionTransformer(width=16, depth=1, heads=2, hidden=16)
+        >>> vit_weights(model)
+        >>> bool((model.patches.bias == 0).all())
+        True
     """
     fan_in = model.patches.weight[0].numel()
     nn.init.trunc_normal_(model.patches.weight, std=fan_in**-0.5)
@@ -161,6 +190,13 @@ def gpt_weights(model: nn.Module) -> None:
     """Draw the weights of a `LanguageModel` as GPT-2 does: deviation 0.02, in
     maps back into the stream divided by the square root of their number; biases
     zero.
+
+    Example:
+
+        >>> model = LanguageModel(depth=1)
+        >>> gpt_weights(model)
+        >>> round(model.position.std().item(), 3)
+        0.02
     """
     into_stream = {layer for block in model.blocks
                    for layer in (block.attention.out, block.mlp[2])}

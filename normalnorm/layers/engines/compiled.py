@@ -62,6 +62,14 @@ def _case(dim: tuple[int, ...], rule: Rule, *tensors: Tensor | None) -> tuple:
 class Fused(NamedTuple):
     """The definition's forward and backward pass, each fused by torch.compile,
     as a `Work`.
+
+    Example:
+
+        >>> x = torch.tensor([[1.0, 3.0]])
+        >>> inputs, (out, mean, *_) = Fused((1,), Rule()).definition(
+        ...     (0, None, None), (x, None, None))
+        >>> mean
+        tensor([[2.]])
     """
     dim: tuple[int, ...]
     rule: Rule

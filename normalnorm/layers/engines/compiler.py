@@ -38,6 +38,11 @@ from ..backends import warn_user
 class CompilerError(RuntimeError):
     """A C++ source could not be compiled or loaded here; the message says what
     was tried, and what to do.
+
+    Example:
+
+        >>> issubclass(CompilerError, RuntimeError)
+        True
     """
 
 
@@ -47,7 +52,12 @@ def cache_folder() -> Path:
 
     For a user without a home, a place that cannot be written.
 
-    Example: `cache_folder().name` is "normalnorm" unless the variable is set.
+    Example:
+
+        >>> from unittest.mock import patch
+        >>> with patch.dict(os.environ, NORMALNORM_CACHE="kernels"):
+        ...     cache_folder().name
+        'kernels'
     """
     if chosen := os.environ.get("NORMALNORM_CACHE"):
         return Path(chosen)
@@ -558,7 +568,11 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
     long a wait for another process that is at it). A failure is remembered for
     a day.
 
-    Example: `load(Path("kernel.cpp"), ["my_function"]).my_function(1)`
+    Example:
+
+        >>> load(Path("no such kernel.cpp"))
+        Traceback (most recent call last):
+        normalnorm.layers.engines.compiler.CompilerError: no such ...
     """
     try:
         text = source.read_bytes()

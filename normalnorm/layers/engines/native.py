@@ -38,6 +38,11 @@ from ...theory.newton import Over, number
 class Traversal(NamedTuple):
     """Where the units of a tensor lie in memory, and which weight applies
     where: the fields of the kernel's `Job` of the same names.
+
+    Example:
+
+        >>> Traversal(units=3, outer=48, inner=16, segments=2, length=16).units
+        3
     """
     units: int
     period: int = 1
@@ -78,6 +83,11 @@ _APART = "They do not belong together: install the package again"
 class Different(Declined):
     """A tensor is not what the kernel was prepared for, or its memory is gone;
     nothing was written.
+
+    Example:
+
+        >>> issubclass(Different, Declined)
+        True
     """
 
 
@@ -148,6 +158,11 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
     has been written that counts: no running average. `CompilerError`: the
     kernel does not understand this PyTorch, or it and Python do not agree on
     what a job is or how many numbers of a unit are kept.
+
+    Example:
+
+        >>> bound(library()) is library()
+        True
     """
     for name, result in (("refused", ctypes.c_uint64), ("path", ctypes.c_int),
                          ("kept", ctypes.c_int), ("layout", ctypes.c_char_p),
@@ -200,6 +215,11 @@ def library() -> ctypes.CDLL:
     """The compiled kernel, compiled when it is first asked for.
 
     Raises `CompilerError` where it cannot be had.
+
+    Example:
+
+        >>> library()
+        <CDLL '...', handle ... at ...>
     """
     compiled = _library()
     if isinstance(compiled, CompilerError):
@@ -208,12 +228,24 @@ def library() -> ctypes.CDLL:
 
 
 def available() -> bool:
-    "Whether there is a compiled kernel."
+    """Whether there is a compiled kernel.
+
+    Example:
+
+        >>> available()
+        True
+    """
     return not isinstance(_library(), CompilerError)
 
 
 class Way(NamedTuple):
-    "What the compiled kernel computes with; its errors depend on it."
+    """What the compiled kernel computes with; its errors depend on it.
+
+    Example:
+
+        >>> Way(lanes=8, fused=True, tables=True).lanes
+        8
+    """
     lanes: int                          # numbers in a vector
     fused: bool  # a·b + c is one operation with one rounding
     tables: bool  # polynomials are looked up for many elements of one λ
@@ -224,8 +256,10 @@ def way() -> Way:
 
     Raises `CompilerError` where there is none.
 
-    Example: `way()` is `(16, True, True)` with AVX-512, `(8, True, True)` with
-    AVX2, `(4, False, False)` with SSE2.
+    Example:
+
+        >>> way().lanes in (4, 8, 16)
+        True
     """
     code = library().normalnorm_path()
     return Way(code % 32, bool(code & 32), bool(code & 64))
@@ -242,8 +276,11 @@ def traversal(shape: tuple[int, ...], dim: tuple[int, ...],
 
     `channels_last`: the tensor is contiguous with its second axis last.
 
-    Example: `traversal((2, 3, 4, 4), (0, 2, 3), None)` has 3 units, of 2 runs
-    of 16 elements each.
+    Example:
+
+        >>> visit = traversal((2, 3, 4, 4), (0, 2, 3), None)
+        >>> visit.units, visit.segments, visit.length
+        (3, 2, 16)
     """
     ndim = len(shape)
     dims = {d % ndim for d in dim}
@@ -292,6 +329,25 @@ def traversal(shape: tuple[int, ...], dim: tuple[int, ...],
 class Call(NamedTuple):
     """What calls with tensors of the same shapes, dtypes and layouts have in
     common; from `prepare`.
+
+    Example:
+
+        >>> u = torch.tensor([[1.0, 3.0]])
+        >>> call = prepare(u, (1,), None, None, Rule())
+        >>> out, saved, state = call.forward(Normalization(u, (1,)), True)
+        >>> of_u, *others = call.backward(
+        ...     state, saved, (torch.ones_like(u),), (True, False, False))
+        >>> of_u.shape, others
+        (torch.Size([1, 2]), [None, None])
+        >>> inputs, results = call.definition(state, saved)
+        >>> torch.allclose(results[0], out)
+        True
+        >>> call.varying(u, None, torch.tensor(0.5))
+        (0, 0.5)
+        >>> call.finished(out, u, u, ()) is out
+        True
+        >>> [t.item() for t in call.with_statistics(out, saved[2])[1:]]
+        [2.0, 1.0, 1.0]
     """
     traversal: Traversal
     fixed: bytes  # the fields of the kernel's `Job` that stay the same
@@ -512,8 +568,14 @@ def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
     `axis`: 1 for a weight, a bias and statistics of shape (C,), for channels on
     axis 1 of `u`; None where they broadcast with `u`.
 
-    Example: `prepare(torch.ones(2, 3, 4, 4), (0, 2, 3), None, None,
-    Rule()).traversal` has 3 units, of 2 runs of 16 elements each.
+    Example:
+
+        >>> u = torch.ones(2, 3, 4, 4)
+        >>> visit = prepare(u, (0, 2, 3), None, None, Rule()).traversal
+        >>> visit.units, visit.segments, visit.length
+        (3, 2, 16)
+        >>> prepare(u.double(), (0, 2, 3), None, None, Rule()) is None
+        True
     """
     given, kind = None, _kind(u)
     if statistics is not None:
@@ -553,6 +615,14 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
     Raises `RuntimeError` unless each tensor has come back with its shape and
     dtype, on the CPU, with all its memory: a saved-tensor hook may return
     anything, and a storage be freed in between.
+
+    Example:
+
+        >>> u = torch.ones(2, 3)
+        >>> call = prepare(u, (0,), None, None, Rule())
+        >>> restored(call, u[:, :2], None, forward(call, u)[1])
+        Traceback (most recent call last):
+        RuntimeError: a tensor saved for the backward pass came back with ...
     """
     core.check_saved(saved, [
         kind and (*kind, torch.device("cpu")) for kind in call.saved])
@@ -600,7 +670,13 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
     unbiased variance and λ̂, one a unit, that move by `momentum` towards those
     of each unit where these are finite; float32 and contiguous.
 
-    Example: `forward(prepare(u, (0,), None, None, Rule()), u)[0]`.
+    Example:
+
+        >>> u = torch.tensor([[1.0, 3.0]])
+        >>> call = prepare(u, (1,), None, None, Rule(eps=0.0))
+        >>> out, numbers = forward(call, u)
+        >>> out.round(decimals=3)
+        tensor([[-1.,  1.]])
     """
     values, given = u, _triple(statistics) if call.given else ()
     if not call.ready:
@@ -625,6 +701,13 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
 def statistics_of(call: Call, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and λ̂ among what `forward` returned, with size 1 along
     the axes of a unit.
+
+    Example:
+
+        >>> u = torch.tensor([[1.0, 3.0]])
+        >>> call = prepare(u, (1,), None, None, Rule())
+        >>> [t.item() for t in statistics_of(call, forward(call, u)[1])]
+        [2.0, 1.0, 1.0]
     """
     return tuple(t.clone()
                  for t in numbers[:3 * call.traversal.units].view(
@@ -669,7 +752,13 @@ def backward(
     forward pass (a saved-tensor hook may return what it likes), or its memory
     was freed.
 
-    Example: `backward(call, grad, (u, None, forward(call, u)[1]))[0]`.
+    Example:
+
+        >>> u = torch.tensor([[1.0, 3.0, 8.0]])
+        >>> call = prepare(u, (1,), None, None, Rule())
+        >>> saved = u, None, forward(call, u)[1]
+        >>> backward(call, torch.ones_like(u), saved)[0].shape
+        torch.Size([1, 3])
     """
     upstream, found = _ready(grad, call.layout, call.dtype), None
     # almost always all is as it was; the kernel does not see a sign that is
@@ -736,6 +825,26 @@ class Staged(NamedTuple):
     What is exchanged, in what order and under which names is what the
     definition exchanges. So each process may compute by either, and change
     from one to the other where it has arrived.
+
+    Example:
+
+        >>> import torch.distributed as dist
+        >>> from normalnorm.layers.backends import NormalizationAcross
+        >>> from normalnorm.layers.sync import Across
+        >>> dist.init_process_group(
+        ...     "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> u = torch.tensor([[1.0, 3.0], [5.0, 3.0]])
+        >>> problem = NormalizationAcross(
+        ...     u, Across(u, None, noise=False), Rule())
+        >>> work = Staged(prepare(u, (0,), None, None, Rule()), problem.dim)
+        >>> out, saved, state = work.forward(problem, True)
+        >>> out.shape
+        torch.Size([2, 2])
+        >>> work.backward(state, saved, (out,), (True, False, False))[0].shape
+        torch.Size([2, 2])
+        >>> torch.allclose(work.definition(state, saved)[1][0], out)
+        True
+        >>> dist.destroy_process_group()
     """
     call: Call
     across: Over

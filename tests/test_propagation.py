@@ -1,0 +1,147 @@
+"""How alike two disturbed copies stay, beyond the chapter: what the instrument
+computes, against NumPy; what it leaves behind; places; bad input.
+"""
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from normalnorm.analysis.propagation import (
+    batch_statistics,
+    correlation,
+    layer_correlations,
+    places_of,
+)
+from normalnorm.layers.normality import BatchNormalNorm1d, LayerNormalNorm
+from normalnorm.layers.regnorm import RegNormLinear
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), BatchNormalNorm1d(9), nn.Dropout(0.5),
+                         nn.ReLU(), nn.Linear(9, 4), LayerNormalNorm(4))
+
+
+def test_correlation_is_that_of_numpy():
+    a, b = torch.randn(2, 5, 7, 3)
+    assert abs(correlation(a, b) - np.corrcoef(
+        a.numpy().ravel(), b.numpy().ravel())[0, 1]) < 1e-6
+    assert np.isnan(correlation(a, torch.ones(5, 7, 3)))
+    assert abs(correlation(a.half() + 100, 3 * a.half() + 300) - 1) < 1e-3
+
+
+def test_values_by_hand():
+    "The two copies, made and sent through again, in training mode."
+    model, x, sigma = network(), torch.randn(300, 6), 0.4
+    found = layer_correlations(model, x, sigma, seed=3)
+    assert list(found) == ["input", "0", "1", "4", "5", "output"]
+    copies = []
+    quiet = copy.deepcopy(model)
+    quiet[1].noise = quiet[5].noise = 0.0
+    quiet[2].p = 0.0
+
+    def keep(module, given, out):
+        copies.append((given[0], out))
+
+    quiet[0].register_forward_hook(keep)
+    quiet[1].register_forward_hook(keep)
+    # the same noise, from the same calls
+    class Copy(nn.Module):
+        seen: list = []
+
+        def forward(self, x):
+            self.seen.append(x)
+            return x
+
+    layer_correlations(Copy(), x, sigma, seed=3)
+    for x1 in Copy.seen:
+        quiet.train()(x1)
+    (a, a0), (_, a1), (b, b0), (_, b1) = copies
+    for name, pair in (("input", (a, b)), ("0", (a0, b0)), ("1", (a1, b1))):
+        expected = np.corrcoef(*(v.detach().numpy().ravel() for v in pair))
+        assert abs(found[name] - expected[0, 1]) < 1e-5, name
+    assert abs((a - b).std() / (2**0.5 * sigma) - 1) < 0.1
+
+
+def test_equal_seeds_and_their_noise():
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(5))
+    model = network()
+    one, again, other = (layer_correlations(model, x, 0.5, seed=s)
+                         for s in (5, 5, 6))
+    assert one == again != other
+    # inputs drawn with that seed are not disturbed by themselves
+    assert abs(one["input"] - 0.8) < 0.03
+
+
+def test_a_model_is_left_as_it_was():
+    model = network()
+    model[1].eval()
+    state = copy.deepcopy(model.state_dict())
+    rng = torch.get_rng_state()
+    layer_correlations(model, torch.randn(
+        20, 6, generator=torch.Generator().manual_seed(0)))
+    assert [m.training for m in model] == [True, False, *[True] * 4]
+    assert model[1].noise == 0.4 and model[5].noise == 1.0
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert not model[0]._forward_hooks
+
+
+def test_it_is_left_so_after_an_error():
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(5, 2))
+    with pytest.raises(RuntimeError):
+        layer_correlations(model.eval(), torch.randn(4, 6))
+    assert not model[0].training and not model[0]._forward_hooks
+    assert model[0].num_batches_tracked == 0
+    with pytest.raises(KeyError), batch_statistics(model) as inside:
+        assert inside[0].training and not inside[1].training
+        raise KeyError
+    assert not model[0].training
+
+
+def test_batch_statistics_leave_terms_alone():
+    layer = RegNormLinear(6, 4)
+    layer_correlations(layer, torch.randn(8, 6), places=[])
+    assert "loss_term" not in vars(layer) and layer.training
+
+
+def test_places():
+    model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.GroupNorm(1, 3), nn.ReLU())
+    assert list(places_of(model)) == ["0", "1"]
+    assert list(places_of(model, ["2"])) == ["2"]
+    x = torch.randn(4, 2, 5)
+    assert list(layer_correlations(model, x, places=["2", "0"])) == [
+        "input", "0", "2", "output"]
+    twice = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    twice.forward = lambda x: twice["a"](torch.tanh(twice["a"](x)))
+    found = layer_correlations(twice, torch.randn(50, 3), 0.5)
+    assert list(found) == ["input", "a", "output"]      # b is not called
+    assert found["a"] == found["output"]                # the last call
+    with pytest.raises(ValueError, match="does not call 'b'"):
+        layer_correlations(twice, torch.randn(50, 3), places=["b"])
+
+
+def test_in_half_precision_and_with_a_tuple_as_output():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    x = torch.randn(500, 2).bfloat16()
+    found = layer_correlations(nn.Sequential(nn.Identity(), Two()), x, 1.0)
+    assert list(found) == ["input"] and abs(found["input"] - 0.5) < 0.1
+
+
+@pytest.mark.parametrize("change, error, message", [
+    ({"sigma": 0}, ValueError, "sigma=0 is the deviation"),
+    ({"sigma": float("nan")}, ValueError, "sigma=nan"),
+    ({"inputs": torch.zeros(2, 6, dtype=torch.int64)}, TypeError,
+     "after their embedding"),
+    ({"inputs": [1.0]}, TypeError, "floating-point tensor"),
+    ({"inputs": torch.full((2, 6), torch.inf)}, ValueError, "infinity"),
+    ({"places": ["7"]}, ValueError, "has no module '7'")])
+def test_bad_input(change, error, message):
+    with pytest.raises(error, match=message):
+        layer_correlations(network(), **{"inputs": torch.zeros(2, 6), **change})

@@ -1,0 +1,441 @@
+"""The layer of proxy normalization: peers and references, layouts, precision,
+statistics that are kept, tracing, second derivatives, and what it refuses.
+"""
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import normalnorm
+from normalnorm.layers import proxy_norm as module
+from normalnorm.layers.backends import set_backend
+from normalnorm.layers.proxy import ACTIVATIONS, proxy_statistics
+from normalnorm.layers.proxy_norm import (
+    ProxyNorm,
+    check_activation,
+    named_activation,
+    proxy_norm,
+)
+from normalnorm.layers.weight_decay import groups_by_type, no_weight_decay
+from tests.peers import installed
+
+
+def at_random(channels, activation="relu", seed=0, **options):
+    torch.manual_seed(seed)
+    layer = ProxyNorm(channels, activation, **options)
+    with torch.no_grad():
+        for name, p in layer.named_parameters(recurse=False):
+            p.copy_(0.3 * torch.randn(channels) + (name == "weight"))
+    return layer
+
+
+# ---- against others ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, ours, theirs", [
+    ("relu", "relu", nn.ReLU()), ("gelu", nn.GELU(), nn.GELU()),
+    ("hard swish", nn.Hardswish(), nn.Hardswish())])
+def test_the_package_proxynorm(name, ours, theirs):
+    """It draws as many samples as there are channels, at (i + ε)/n: with
+    ε = ½ these are the quantiles of n samples, and its flag named `bias`
+    asks for the biased variance.
+    """
+    peer = installed("proxynorm")
+    for cls, shape in ((peer.ProxyNorm2d, (2, 7, 5, 3)),
+                       (peer.ProxyNorm1d, (4, 7))):
+        layer = at_random(7, ours, eps=0.5, samples=7, learnable=False)
+        other = cls(7, eps=0.5, act=theirs, bias=True)
+        with torch.no_grad():
+            other.gamma.copy_(layer.weight.view_as(other.gamma))
+            other.beta.copy_(layer.bias.view_as(other.beta))
+        y = torch.randn(shape)
+        expected = other(y).reshape(shape)
+        torch.testing.assert_close(layer(y), expected, rtol=1e-4, atol=1e-5)
+        up = torch.randn(shape)
+        mine = torch.autograd.grad(layer(y), layer.parameters(), up)
+        others = torch.autograd.grad(expected, (other.gamma, other.beta), up)
+        for a, b in zip(mine, others):
+            torch.testing.assert_close(a, b.flatten(), rtol=1e-3, atol=1e-4)
+
+
+@settings(max_examples=6, deadline=None)
+@given(g=st.floats(-3, 3), b=st.floats(-3, 3), shift=st.floats(-1, 1),
+       stretch=st.floats(-0.9, 2))
+def test_quadrature(g, b, shift, stretch):
+    "Mean 0 and variance v/(v + ε) under the proxy's own law, by scipy."
+    layer = ProxyNorm(1, "silu", samples=None).double()
+    with torch.no_grad():
+        for p, v in zip(layer.parameters(), (g, b, shift, stretch)):
+            p.fill_(v)
+    v = layer.statistics()[1].item()
+
+    def moment(power):
+        return scipy.integrate.quad(
+            lambda u: layer(torch.tensor([[shift + (1 + stretch) * u]])
+                            .double()).item() ** power
+            * scipy.stats.norm.pdf(u), -10, 10, limit=100, epsabs=1e-7,
+            epsrel=1e-7)[0]
+
+    with torch.no_grad():
+        assert abs(moment(1)) < 1e-6
+        assert abs(moment(2) - v / (v + 0.03)) < 1e-6
+
+
+# ---- layouts and dtypes -----------------------------------------------------
+
+
+def test_any_number_of_axes_and_tokens():
+    "The same numbers, wherever the channels are."
+    layer, last = at_random(5), at_random(5, channel_dim=-1)
+    for shape in ((3, 5), (3, 5, 7), (3, 5, 7, 2), (3, 5, 2, 3, 2), (0, 5, 2)):
+        y = torch.randn(shape)
+        z = layer(y)
+        assert z.shape == shape
+        torch.testing.assert_close(last(y.movedim(1, -1)).movedim(-1, 1), z)
+    assert last(torch.randn(5)).shape == (5,)
+    images = torch.randn(2, 5, 4, 4).to(memory_format=torch.channels_last)
+    assert layer(images).is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(layer(images), layer(images.contiguous()))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", nn.Hardswish()])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(activation, dtype):
+    """Half activations with float32 parameters, and a layer in half precision:
+    the output is that of float64, rounded once.
+    """
+    layer = at_random(6, activation)
+    y = torch.randn(50, 6).to(dtype)
+    for chosen in (layer, copy.deepcopy(layer).to(dtype)):
+        found = chosen(y)
+        assert found.dtype is dtype
+        exact = copy.deepcopy(chosen).double()(y.double())
+        step = torch.finfo(dtype).eps
+        assert ((found.double() - exact).abs()
+                <= 0.51 * step * exact.abs() + 2e-5).all()
+        found.float().square().sum().backward()
+        assert all(p.grad.isfinite().all() and p.grad.dtype is p.dtype
+                   for p in chosen.parameters())
+
+
+def test_float16_does_not_overflow_to_infinity():
+    layer = ProxyNorm(2, "relu")
+    y = torch.full((1, 2), 60000.0, dtype=torch.float16)
+    assert layer(y).max() == torch.finfo(torch.float16).max
+    assert layer(torch.full_like(y, float("inf"))).isinf().all()
+
+
+def test_autocast():
+    "Convolution and group norm by autocast, the statistics in float32."
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8, affine=False),
+                          at_random(8, "gelu"), nn.Conv2d(8, 2, 3))
+    x = torch.randn(2, 3, 9, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = block(x)
+        assert block[2].statistics()[0].dtype is torch.float32
+        out.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in block.parameters())
+    torch.testing.assert_close(out.float(), block(x), rtol=0.1, atol=0.1)
+
+
+# ---- statistics that are kept -----------------------------------------------
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        module, "proxy_statistics",
+        lambda *args: calls.append(1) or proxy_statistics(*args))
+    return calls
+
+
+def test_statistics_are_kept_in_evaluation_and_only_there(counted):
+    layer, y = at_random(4), torch.randn(3, 4)
+    counted.clear()
+    layer(y), layer(y)
+    assert len(counted) == 2                            # training
+    layer.eval()
+    layer(y), layer(y)
+    assert len(counted) == 4                            # with gradients
+    with torch.no_grad():
+        layer(y), layer(y)
+    assert len(counted) == 5
+    layer.requires_grad_(False)
+    layer(y)
+    assert len(counted) == 5
+
+
+@pytest.mark.parametrize("change", [
+    lambda m: m.weight.add_(0.5), lambda m: m.weight.data.mul_(2),
+    lambda m: setattr(m.bias, "data", m.bias.data + 1),
+    lambda m: m.proxy_mean.fill_(0.7), lambda m: m.proxy_scale.fill_(0.7),
+    lambda m: setattr(m, "eps", 0.5), lambda m: setattr(m, "scale", False),
+    lambda m: setattr(m, "samples", 11), lambda m: m.reset_parameters(),
+    lambda m: setattr(m, "activation", "gelu"),
+    lambda m: m.load_state_dict(at_random(4, seed=9).state_dict()),
+    lambda m: m.double(), lambda m: m.bfloat16()])
+def test_a_change_is_noticed(change):
+    layer = at_random(4).eval()
+    with torch.no_grad():
+        layer(torch.randn(3, 4))
+        change(layer)
+        y = torch.randn(3, 4, dtype=layer.weight.dtype)
+        fresh = copy.deepcopy(layer).train()
+        torch.testing.assert_close(layer(y), fresh(y))
+
+
+def test_a_change_of_the_activation_s_own_parameter_is_noticed():
+    layer = ProxyNorm(4, nn.PReLU()).eval()
+    y = torch.randn(3, 4)
+    with torch.no_grad():
+        before = layer(y)
+        layer.activation.weight.fill_(-1)
+        after = layer(y)
+        torch.testing.assert_close(after, copy.deepcopy(layer).train()(y))
+    assert not torch.allclose(before, after)
+
+
+def test_no_comparison_where_it_would_wait():
+    "Tensors of another device are never taken for unchanged."
+    here, there = torch.ones(3), torch.ones(3, device="meta")
+    assert module._unchanged([here], [here.clone()])
+    assert not module._unchanged([here], [here.double()])
+    for kept, now in (([there], [there]), ([here], [there]), ([there], [here]),
+                      ([here], [here, here])):
+        assert not module._unchanged(kept, now)
+
+
+# ---- as a module ------------------------------------------------------------
+
+
+def test_state_copies_and_pickles():
+    layer = at_random(3, nn.GELU()).eval()
+    y = torch.randn(2, 3)
+    with torch.no_grad():
+        expected = layer(y)                             # something is kept
+    assert list(layer.state_dict()) == [
+        "weight", "bias", "proxy_mean", "proxy_scale"]
+    assert list(ProxyNorm(3, "relu", learnable=False).state_dict()) == [
+        "weight", "bias"]
+    stream = io.BytesIO()
+    torch.save(layer.state_dict(), stream)
+    stream.seek(0)
+    other = ProxyNorm(3, "gelu")
+    other.load_state_dict(torch.load(stream))
+    for same in (other, copy.deepcopy(layer),
+                 pickle.loads(pickle.dumps(layer))):
+        with torch.no_grad():
+            torch.testing.assert_close(same.eval()(y), expected)
+    assert repr(ProxyNorm(3, "gelu", scale=False)) == (
+        "ProxyNorm(3, activation=gelu, eps=0.03, learnable=True, scale=False, "
+        "samples=200, channel_dim=1)")
+
+
+def test_public_name_and_weight_decay():
+    assert normalnorm.ProxyNorm is ProxyNorm
+    model = nn.Sequential(nn.Linear(3, 4), ProxyNorm(4, "relu"))
+    assert no_weight_decay(model) == {"1.weight", "1.bias"}
+    decayed, others = groups_by_type(model, 0.1)
+    assert {id(p) for p in decayed["params"]} == {
+        id(model[0].weight), id(model[1].proxy_mean), id(model[1].proxy_scale)}
+    assert len(others["params"]) == 3
+
+
+def test_devices_without_data():
+    "On the meta device, and moved from there."
+    with torch.device("meta"):
+        layer = ProxyNorm(4, nn.SiLU())
+    assert layer.weight.is_meta
+    assert layer(torch.empty(2, 4, device="meta")).shape == (2, 4)
+    layer = layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    y = torch.randn(2, 4)
+    torch.testing.assert_close(layer(y), ProxyNorm(4, "silu")(y))
+
+
+@pytest.mark.parametrize("given, name", [
+    (nn.ReLU(inplace=True), "relu"), (F.relu, "relu"), (torch.relu, "relu"),
+    (nn.GELU("tanh"), "gelu_tanh"), (F.silu, "silu"), (nn.Tanh(), "tanh"),
+    (nn.LeakyReLU(0.3), "leaky_relu"), (nn.Identity(), "identity")])
+def test_names(given, name):
+    assert named_activation(given)[0] == name
+    y = torch.randn(5, 3)
+    layer = at_random(3, given)
+    same = at_random(3, lambda v: given(v.clone()))     # has no name
+    torch.testing.assert_close(layer(y), same(y), rtol=1e-4, atol=1e-5)
+
+
+# ---- derivatives and tracing ------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [200, None])
+@pytest.mark.parametrize("activation", ["relu", "gelu", nn.PReLU()])
+def test_first_and_second_derivatives(activation, samples):
+    "Against differences, also of the activation's own parameter."
+    layer = at_random(2, copy.deepcopy(activation), samples=samples).double()
+    leaves = [p.detach().requires_grad_() for p in layer.parameters()]
+    names = [name for name, _ in layer.named_parameters()]
+    y = torch.tensor([[0.7, -0.4], [1.3, 0.2]], dtype=torch.float64,
+                     requires_grad=True)
+
+    def run(y, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values)), y)
+
+    assert torch.autograd.gradcheck(run, (y, *leaves), atol=1e-6)
+    if samples is None:      # the rule of quantiles has kinks of its own
+        assert torch.autograd.gradgradcheck(run, (y, *leaves), atol=1e-5)
+
+
+def test_second_derivatives_by_the_kernel_s_road():
+    layer, wide = at_random(3, "gelu"), at_random(3, "gelu").double()
+    y = torch.randn(4, 3)
+    found = []
+    for chosen, input in ((layer, y), (wide, y.double())):
+        with set_backend("auto"):
+            grads = torch.autograd.grad(chosen(input).square().sum(),
+                                        chosen.parameters(), create_graph=True)
+            found.append(torch.autograd.grad(
+                sum(g.square().sum() for g in grads), chosen.parameters()))
+    for a, b in zip(*found):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3)
+
+
+def test_transforms_of_torch_func():
+    layer = at_random(3, "gelu").double()
+    y = torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.func.vmap(layer)(y[:, None]).squeeze(1), layer(y))
+    parameters = dict(layer.named_parameters())
+    by_func = torch.func.jacrev(
+        lambda p: torch.func.functional_call(layer, p, y))(parameters)
+    forward = torch.func.jacfwd(
+        lambda p: torch.func.functional_call(layer, p, y))(parameters)
+    for name in parameters:
+        torch.testing.assert_close(by_func[name], forward[name])
+
+
+@pytest.mark.parametrize("activation", ["relu", nn.Hardswish()])
+def test_compile_and_export(activation):
+    "No break in the graph, by the compiler's front, and an exported program."
+    block = nn.Sequential(nn.GroupNorm(2, 4, affine=False),
+                          at_random(4, activation))
+    x = torch.randn(3, 4, 5)
+    for training in (True, False):
+        block.train(training)
+        compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+        out = compiled(x)
+        torch.testing.assert_close(out, block(x), rtol=1e-4, atol=1e-5)
+        up = torch.randn_like(out)
+        torch.testing.assert_close(
+            torch.autograd.grad(out, block.parameters(), up),
+            torch.autograd.grad(block(x), block.parameters(), up),
+            rtol=1e-3, atol=1e-4)
+    block.eval()
+    program = torch.export.export(
+        block, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
+    assert not any("ndtri" in str(node.target) for node in program.graph.nodes)
+    larger = torch.randn(7, 4, 5)
+    torch.testing.assert_close(program.module()(larger), block(larger),
+                               rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_evaluation_follows_the_parameters():
+    layer = at_random(3).eval()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    y = torch.randn(2, 3)
+    with torch.no_grad():
+        compiled(y)
+        layer.weight.mul_(3)
+        torch.testing.assert_close(compiled(y), layer(y), rtol=1e-4, atol=1e-5)
+
+
+def test_onnx(tmp_path):
+    installed("onnxscript")
+    runtime = installed("onnxruntime")
+    block = nn.Sequential(nn.GroupNorm(2, 4, affine=False),
+                          at_random(4, "relu")).eval()
+    x, path = torch.randn(3, 4, 5), tmp_path / "block.onnx"
+    torch.onnx.export(block, (x,), path, dynamo=True, verbose=False)
+    session = runtime.InferenceSession(path)
+    found = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    np.testing.assert_allclose(found, block(x).detach(), rtol=1e-3, atol=1e-4)
+
+
+# ---- what is refused --------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation, error, words", [
+    (nn.Softmax(-1), ValueError, "does not act element by element"),
+    (nn.Softmax(1), ValueError, "fails for an input of shape"),
+    (lambda y: y / y.norm(), ValueError, "does not act element by element"),
+    (lambda y: y - y.mean(), ValueError, "does not act element by element"),
+    (nn.GLU(1), ValueError, "fails for an input of shape"),
+    (lambda y: y.sum(), ValueError, "made shape"),
+    (nn.PReLU(4), ValueError, "fails for an input|not act element"),
+    (lambda y: torch.sqrt(y), ValueError, "is nan at -2.39, which is a quant"),
+    (lambda y: 1 / (y > 0).float(), ValueError, "is inf at"),
+    (nn.Dropout(), ValueError, "something else each time"),
+    (nn.RReLU(), ValueError, "something else each time"),
+    (lambda y: y > 0, TypeError, "a tensor of torch.bool"),
+    (lambda y: y.tolist(), TypeError, "a list"),
+    ("rellu", ValueError, "relu"), (3, TypeError, "activation=3 is a int"),
+    (nn.ReLU, TypeError, "gives a ReLU")])
+def test_activations_that_are_refused(activation, error, words):
+    with pytest.raises(error, match=words):
+        ProxyNorm(4, activation)
+
+
+def test_activations_that_are_taken():
+    for name in ACTIVATIONS:
+        check_activation(name)
+    for activation in (torch.atan, F.softplus, nn.ELU(), nn.Hardtanh(),
+                       nn.Mish(), nn.PReLU(), lambda y: y**3,
+                       nn.Sequential(nn.SiLU(), nn.Tanh())):
+        layer = ProxyNorm(3, activation)
+        assert layer(torch.randn(4, 3)).isfinite().all()
+
+
+@pytest.mark.parametrize("options, error, words", [
+    ({"num_channels": 0}, ValueError, "num_channels=0"),
+    ({"num_channels": 2.5}, TypeError, "num_channels"),
+    ({"eps": -1}, ValueError, "eps=-1"), ({"eps": "small"}, TypeError, "eps"),
+    ({"learnable": "no"}, TypeError, "learnable"),
+    ({"scale": 2}, TypeError, "scale"), ({"samples": 0}, ValueError, "samples"),
+    ({"channel_dim": 1.0}, TypeError, "channel_dim"),
+    ({"kinks": ["a"]}, TypeError, "kinks")])
+def test_settings_that_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        ProxyNorm(**{"num_channels": 3, "activation": "relu", **options})
+
+
+@pytest.mark.parametrize("input, error, words", [
+    (torch.randn(2, 5, 3), ValueError, r"3 channels was given 5 on axis 1.*"
+     r"did you mean channel_dim=2\?"),
+    (torch.randn(2, 5), ValueError, "make it with the number of channels"),
+    (torch.randn(3), ValueError, "channel_dim=1, and the input has 1 axes"),
+    (torch.ones(2, 3, dtype=torch.int64), TypeError, "int64"),
+    (torch.randn(2, 3).double(), TypeError, "float64 and weight"),
+    ([1.0, 2.0], TypeError, "list")])
+def test_inputs_that_are_refused(input, error, words):
+    with pytest.raises(error, match=words):
+        ProxyNorm(3, "relu")(input)
+
+
+def test_the_function_checks_its_parameters():
+    y, one = torch.randn(2, 3), torch.ones(3)
+    with pytest.raises(ValueError, match="bias has shape"):
+        proxy_norm(y, one, torch.ones(4))
+    with pytest.raises(TypeError, match="float64 and weight"):
+        proxy_norm(y.double(), one, one)
+    with pytest.raises(ValueError, match="3 channels was given 2 on axis 0"):
+        proxy_norm(y, one, one, channel_dim=0)
