@@ -72,8 +72,10 @@ def gradient_norms(model: nn.Module, inputs: Tensor, targets: Tensor,
 
     Arguments and errors as for `gradients`.
 
-    Example: `norms["layer1.weight"] / norms["layer20.weight"]` is the ratio of
-    the first to the last layer.
+    The quotient of two of them, such as those of the first and the last layer,
+    does not depend on the scale of the loss.
+
+    Example:
 
         >>> model = nn.Linear(1, 1, bias=False)
         >>> gradient_norms(model, torch.ones(4, 1), torch.zeros(4, 1),
@@ -133,7 +135,7 @@ class Confusion(NamedTuple):
     """How gradients of several minibatches agree: `bound`, the least η ≥ 0 with
     ⟨g, g'⟩ ≥ −η for all pairs; the `least` and the `mean` cosine of a pair.
 
-    Example: `gradient_confusion(model, batches).bound`.
+    Example:
 
         >>> Confusion(0.0, 0.5, 0.8).least
         0.5

@@ -97,9 +97,13 @@ class BatchReNorm(_ChannelNormalNorm):
                 "a batch statistic needs more than one value per channel when "
                 f"training, given a shape of {tuple(input.shape)}: use a "
                 "larger batch, or eval()")
+        mean, std = (along_channels(upcast(r).clone(), ndim) for r in running)
+        # a compiled backward pass computes r again, from averages that have
+        # moved; what is outside of its graph it keeps
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break()
         h, used = normalize(upcast(input), dim, rule)
         now = used.mean.detach(), (used.var.detach() + rule.eps).sqrt()
-        mean, std = (along_channels(upcast(r), ndim) for r in running)
         r_max, d_max = self._bounds()
         r = (now[1] / std).clamp(1 / r_max, r_max)
         d = ((now[0] - mean) / std).clamp(-d_max, d_max)
@@ -213,8 +217,8 @@ class PropagatedNorm(_NormalNorm):
 
     Example:
 
-        >>> PropagatedNorm(1)(torch.tensor([[0.0]]))     # −1/√(π − 1)
-        tensor([[-0.6833]], grad_fn=<MulBackward0>)
+        >>> PropagatedNorm(1)(torch.tensor([[0.0]])).detach()  # −1/√(π − 1)
+        tensor([[-0.6833]])
     """
     MEAN = 1 / math.sqrt(2 * math.pi)
     VARIANCE = (1 - 1 / math.pi) / 2

@@ -360,6 +360,12 @@ class Point(NamedTuple):
     - `formula`: of z̃ or of y, in LaTeX; `source`: where it is from;
     - `make`: ((C, H, W), settings) → layer, without transform and noise unless
       they are among the settings.
+
+    Example:
+
+        >>> point = POINTS["batch"]
+        >>> point.mean, point.deviation, type(point.make((8, 4, 4))).__name__
+        ('N H W', 'N H W', 'BatchNormalNorm2d')
     """
     mean: str
     deviation: str
@@ -421,7 +427,10 @@ def state(layer: nn.Module) -> list[str]:
     """The names of what a layer learns and remembers, without its count of
     batches.
 
-    Example: `state(BMLVNorm(3))` is ["weight", "bias", "running_mean"].
+    Example:
+
+        >>> state(BMLVNorm(3))
+        ['weight', 'bias', 'running_mean']
     """
     names = [name for name, _ in (*layer.named_parameters(),
                                   *layer.named_buffers())]
@@ -432,7 +441,10 @@ def depends(point: Point) -> tuple[bool, bool]:
     """Whether a sample's output depends on the other samples: in training, in
     evaluation. Found out by running the layer.
 
-    Example: `depends(POINTS["batch"])` is (True, False).
+    Example:
+
+        >>> depends(POINTS["batch"])
+        (True, False)
     """
     generator = torch.Generator().manual_seed(0)
     u = torch.randn((4, 6, 3, 5), dtype=torch.float64, generator=generator)
@@ -448,7 +460,10 @@ def described(points: dict[str, Point]) -> str:
     """A table in markdown: formula, axes, state, dependence on the batch,
     source.
 
-    Example: `print(described(POINTS))`.
+    Example:
+
+        >>> described({"batch": POINTS["batch"]}).splitlines()[2][:10]
+        '| batch | '
     """
     lines = ["| | formula | mean over | deviation over | state | depends on "
              "the batch | source |", "|---|---|---|---|---|---|---|"]

@@ -247,6 +247,9 @@ class ProxyNorm(_Leaf):
         ...                       ProxyNorm(8, "relu"))
         >>> layer(torch.randn(2, 8, 5, 5)).shape
         torch.Size([2, 8, 5, 5])
+        >>> layer[1].reset_parameters()
+        >>> layer[1].weight[:3].tolist(), layer[1].bias[:3].tolist()
+        ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
     """
     exempt_from_decay = ("weight", "bias")      # β̃ and γ̃ are to decay
 

@@ -15,7 +15,6 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..names import near
@@ -29,6 +28,12 @@ FIELD_NORMS = ("none", "layer", "pre-layer", "proxy", "batch", "instance",
 class PowerShares(NamedTuple):
     """Shares of the power: P1, that of the mean of all; P2, of the images' own
     means; `rest` = P3 + P4, within images; and the `power` itself.
+
+    Example:
+
+        >>> shares = power_shares(torch.eye(4), 2)
+        >>> shares.p1 + shares.p2 + shares.rest
+        1.0
     """
     p1: float
     p2: float

@@ -34,6 +34,13 @@ _SMOOTH = {"gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh}
 class Activation(NamedTuple):
     """A function of a tensor, element by element, smooth but at 0; `slope` is
     its slope below 0 if it is y above and linear below, else None.
+
+    Example:
+
+        >>> activation_of("relu").slope
+        0.0
+        >>> Activation(torch.tanh).slope is None
+        True
     """
     function: Callable[[Tensor], Tensor]
     slope: float | None = None
@@ -265,6 +272,17 @@ class StandardizedUnit(NamedTuple):
     """A value y = √(n−1)·ϱ·cos θ of a standardized unit of n values, and f,
     what becomes of it: (channels, radii, angles); `radii` is √(n−1)·ϱ, and
     `weights` are those of channels and radii.
+
+    Example:
+
+        >>> unit = standardized_unit(activation_of("identity"), 7, 0.0, 0.0)
+        >>> round(unit.mean(unit.f.square()).item(), 6)     # the variance
+        1.0
+        >>> [round(a, 6) for a in unit.cosines(unit.f)[:2].tolist()]
+        [0.0, 1.0]
+        >>> r = torch.tensor([0.5], dtype=torch.float64)
+        >>> round(unit.pair(unit.f, r).item(), 6)
+        0.5
     """
     y: Tensor
     radii: Tensor

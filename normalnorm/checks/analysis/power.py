@@ -165,8 +165,7 @@ def of_sets(var, eps):
 @claim("pn-prop1", source="labatie2021, Prop. 1",
        statement="the layer's power is the mean of σ²/(σ² + ε) over elements: "
                  "1 for ε = 0, for batch, layer, instance and group norm",
-       kind="theorem", verdict="holds if", condition="no set is constant",
-       evidence="proof", formula=of_sets,
+       kind="theorem", verdict="holds", evidence="proof", formula=of_sets,
        mutant=lambda var, eps: (var / (var.sqrt() + eps)**2).mean())
 @claim("pn-prop1-gn", source="labatie2021, Prop. 1, proof",
        statement="the mean over groups is one over elements: with ε and groups "

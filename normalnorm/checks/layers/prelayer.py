@@ -128,16 +128,7 @@ def _(layer):
                                    z / z.std(correction=0))
 
 # %% ../../../nbs/430_layers.prelayer.ipynb
-def moments(function, c, gamma=1.0, beta=0.0):
-    "E φφ′ and E φ on a grid of two normal variables with correlation c."
-    t = torch.linspace(-7, 7, 1401, dtype=torch.float64)
-    law = torch.exp(-t.square() / 2)
-    law = law / law.sum()
-    u, w = t[:, None], t[None]
-    v = c * u + (1 - c * c) ** 0.5 * w
-    phi = lambda x: function(gamma * x + beta)
-    joint = (phi(u) * phi(v) * law[:, None] * law).sum()
-    return joint.item(), (phi(t) * law).sum().item()
+from normalnorm.theory.correlation_map import correlation_map
 
 
 def shifted(F, c):
@@ -151,17 +142,19 @@ def shifted(F, c):
        kind="identity", verdict="holds", evidence="proof", formula=shifted,
        mutant=lambda F, c: F(c) - F(0))
 def _(map):
-    """E φφ′ by quadrature against layers of width 3000, for three activations;
-    at 0 also with γ and β.
+    """The map of chapter 350 for layer norm, shifted, against its map for
+    PreLayerNorm and against layers of width 3000, for three activations; at 0
+    also with γ and β.
     """
     n = 3000
     layer = PreLayerNormLinear(n, n, bias=False, gain=False)
     for function in (F.relu, F.gelu, torch.sigmoid):
-        square = moments(function, 1.0)[0]
-        norm = lambda c: moments(function, c)[0] / square
+        norm = lambda c: correlation_map(c, function, "layer")
         u, w = torch.randn(2, 20, n)
         for c in (0.0, 0.5, 0.9):
             v = c * u + (1 - c * c) ** 0.5 * w
+            assert abs(map(norm, c) - correlation_map(
+                c, function, "pre-layer")) < 1e-7
             y, z = layer(function(torch.stack([u, v]))).detach()
             found = F.cosine_similarity(y, z).mean()
             assert abs(found - map(norm, c)) < 5 / (20 * n) ** 0.5 + 1e-3
