@@ -311,7 +311,7 @@ def in_both_modes(layers):
     return True
 
 
-@claim("bnu-bn-train-test", source="rao2020, §2, §3",
+@claim("regnorm-both-modes", source="rao2020, §2, §3",
        statement="batch norm differs between training and test; PreLayerNorm "
                  "and RegNorm do not, and a sample does not see the others",
        kind="identity", verdict="holds", evidence="numerical",
