@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = {"sklearn": "scikit-learn", "statsmodels": "statsmodels",
          "pingouin": "pingouin", "dcor": "dcor", "transformers": "transformers",
-         "timm": "timm", "torchvision": "torchvision"}
+         "timm": "timm", "torchvision": "torchvision",
+         "curvlinops": "curvlinops-for-pytorch"}
 
 
 def pins() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The Hessian of any model's loss without the matrix: products, extreme
+"""The Hessian of any model's loss without the matrix: its products, its extreme
 eigenvalues with bounds, and the density of all of them with error bars.
 """
 
@@ -74,6 +74,7 @@ class _Hessian:
         self.batches = () if batches is None else batches
         self.value: float | None = None     # of the loss, at the first product
         self.products, self.used = 0, [False] * len(self.parameters)
+        self.longest = 0.0      # the longest product with a unit vector so far
         self.graph: Sequence[Tensor | None] | None = None
         if batches is None:
             self.graph, self.value = self._gradient()
@@ -167,18 +168,20 @@ class _Hessian:
                 "switch off dropout, noise and random augmentation, and "
                 "drop_last of a shuffling loader")
 
-    def symmetric(self, gap: float, size: float) -> None:
-        """Raise if u·Hv and v·Hu are `gap` apart for unit vectors and a product
-        of length `size`.
-        """
+    def nothing(self, length: float) -> bool:
+        "Whether a remainder of this length is rounding."
+        return length <= 10 * torch.finfo(self.dtype).eps * self.longest
+
+    def symmetric(self, gap: float) -> None:
+        "Raise if u·Hv and v·Hu are `gap` apart for unit vectors."
         eps = max(torch.finfo(p.dtype).eps for p in self.parameters)
-        if gap > max(1e-3, 30 * eps) * size:
+        if gap > max(1e-3, 30 * eps) * self.longest:
             raise ValueError(
-                f"u·Hv and v·Hu differ by {gap:.2g}, where a product with the "
-                f"Hessian has length {size:.2g}, and they are equal: an "
-                "operation in the loss has a wrong second derivative (torch's "
-                "weight_norm has one), or the loss is not the same at each "
-                "call")
+                f"u·Hv and v·Hu differ by {gap:.2g}, where products with the "
+                f"Hessian have lengths up to {self.longest:.2g}; they should "
+                "be equal: an operation in the loss has a wrong second "
+                "derivative (torch's weight_norm has one), or the loss is not "
+                "the same at each call")
 
     def say(self, line: str) -> None:
         "A line of progress."
@@ -327,14 +330,13 @@ class _Ritz:
         for j in range(start, self.rank):
             self.basis[j] = self.next
             new = self.hessian(self.basis[j])
-            size = _length(new)
+            self.hessian.longest = max(self.hessian.longest, _length(new))
             column = _off(self.basis[:j + 1], new)
             if j > start + 1:       # zero, because H is symmetric
-                self.hessian.symmetric(column[start:j - 1].abs().max().item(),
-                                       size)
+                self.hessian.symmetric(column[start:j - 1].abs().max().item())
             self.matrix[j, :j + 1] = self.matrix[:j + 1, j] = column
             self.beta = _length(new)
-            if self.beta <= 10 * torch.finfo(new.dtype).eps * size:
+            if self.hessian.nothing(self.beta):
                 self.beta, self.kept = 0.0, j + 1       # an invariant space
                 if j + 1 < self.hessian.size:
                     self.next = self.fresh()
@@ -546,17 +548,17 @@ def _quadrature(hessian: _Hessian, steps: int,
     before, beta, diagonal, beside = None, 0.0, [], []
     for _ in range(steps):
         new = hessian(now)
-        size = _length(new)
+        hessian.longest = max(hessian.longest, _length(new))
         if before is not None:
             if len(diagonal) == 1:
                 back = _products(before[None], new).item()
-                hessian.symmetric(abs(back - beta), size)
+                hessian.symmetric(abs(back - beta))
             new.sub_(before, alpha=beta)
         diagonal.append(_products(now[None], new).item())
         new.sub_(now, alpha=diagonal[-1])
         beta = _length(new)
         beside.append(beta)
-        if beta <= 10 * torch.finfo(new.dtype).eps * size:
+        if hessian.nothing(beta):
             break                           # nothing of the spectrum is left
         before, now = now, new.div_(beta)
     values, vectors = eigh_tridiagonal(diagonal, beside[:-1])

@@ -172,8 +172,8 @@ def _(density):
     for before in (64, 18, 18):
         layers += [nn.Linear(before, 18), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(18, 10)).cpu()
-    x = torch.randn(32, 64, device="cpu")
-    y = torch.randint(10, (32,), device="cpu")
+    x = torch.randn(16, 64, device="cpu")
+    y = torch.randint(10, (16,), device="cpu")
     loss = lambda: nn.functional.cross_entropy(model(x), y)
     values = torch.linalg.eigvalsh(dense(loss, model.parameters()))
     assert len(values) == 2044
@@ -192,7 +192,7 @@ def _(density):
        kind="theorem", verdict="holds", evidence="numerical",
        formula=hessian.hessian_density, mutant=unweighted)
 def _(density):
-    "n = 500, 20 probes of 40 steps, both smeared by 0.1."
+    "n = 500, ten probes of 30 steps, both smeared by 0.2."
     n, ratio = 500, 0.5
     draw = torch.randn(n, n, dtype=torch.float64, device="cpu")
     wigner = (draw + draw.T) / (2 * n)**0.5
@@ -204,13 +204,13 @@ def _(density):
                                                           * t)))
     for matrix, start, end, law in laws:
         loss, w = of_matrix(matrix)
-        found = density(loss, w, 20, 40)
+        found = density(loss, w, 10, 30)
         inner = torch.linspace(start, end, 2003, dtype=torch.float64)[1:-1]
         points = torch.linspace(start - 1, end + 1, 500, dtype=torch.float64)
         heights = law(inner) * (inner[1] - inner[0])
-        kernel = torch.exp(-((points[:, None] - inner) / 0.1).square() / 2)
-        expected = (kernel * heights).sum(1) / (0.1 * (2 * math.pi)**0.5)
-        apart = (found.at(points, 0.1)[0] - expected).abs()
+        kernel = torch.exp(-((points[:, None] - inner) / 0.2).square() / 2)
+        expected = (kernel * heights).sum(1) / (0.2 * (2 * math.pi)**0.5)
+        apart = (found.at(points, 0.2)[0] - expected).abs()
         assert torch.trapezoid(apart, points).item() < 0.06
 
 
@@ -272,3 +272,32 @@ def _(largest_rate):
     assert after_descent(values, 1.01 * rate) > 1e4
     values[2] = -0.2
     assert after_descent(values, 0.1 * rate) > 1e2
+
+# %% ../../../nbs/460_analysis.hessian.ipynb
+def largest_of_head(classes, width=7):
+    """The eigenvalues of the cross-entropy of a linear classifier at zero
+    weights, in those weights, and those of the inputs' second moment.
+    """
+    z = torch.randn(60, width, dtype=torch.float64, device="cpu").exp()
+    y = torch.randint(classes, (60,), device="cpu")
+    w = torch.zeros(classes, width, dtype=torch.float64, device="cpu",
+                    requires_grad=True)
+    loss = lambda: nn.functional.cross_entropy(z @ w.T, y)
+    found = hessian.hessian_extremes(loss, [w], classes, 1)
+    return found.largest, torch.linalg.eigvalsh(z.T @ z / 60).flip(0)
+
+
+@claim("bnu-k-classes", source="rao2020, §6",
+       statement="at zero weights of a linear classifier of K classes each "
+                 "eigenvalue of the inputs' second moment gives K − 1 equal "
+                 "eigenvalues of the Hessian, 1/K as large: K − 1 outliers, "
+                 "not K, where the first moment dominates",
+       kind="estimate", verdict="holds", evidence="proof",
+       formula=lambda classes: classes - 1, mutant=lambda classes: classes)
+def _(outliers):
+    "Classifiers of 2, 3, 5 and 10 classes on positive features."
+    for classes in (2, 3, 5, 10):
+        largest, moments = largest_of_head(classes)
+        equal = (largest - moments[0] / classes).abs() < 1e-3 * largest[0]
+        assert equal.sum() == outliers(classes)
+        assert abs(largest[-1] - moments[1] / classes) < 1e-3 * largest[0]

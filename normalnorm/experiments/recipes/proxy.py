@@ -42,9 +42,6 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
         >>> net = proxy_model(proxy.scales["smoke"]["GN+PN"], 0)
         >>> type(net.norm).__name__, type(net.act).__name__
         ('GroupNorm', 'ProxyNorm')
-        >>> model = proxy_model(proxy.scales["smoke"]["GN+PN"], 0)
-        >>> {type(m).__name__ for m in model.modules()} >= {"ProxyNorm"}
-        True
     """
     norm = config["norm"]
     groups = 1 if norm["kind"] == "layer" else norm.get("groups", 8)
@@ -71,10 +68,6 @@ def collapse(model: nn.Module, images: Tensor) -> float:
         >>> net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
         >>> abs(collapse(net, torch.randn(5, 3, 4, 4))) < 1e-6
         True
-        >>> model = nn.Sequential(nn.BatchNorm2d(1))    # averages 0 and 1
-        >>> images = torch.tensor([0.0, 2.0]).view(1, 1, 1, 2)
-        >>> round(collapse(model, images), 6)           # 1² of (0² + 2²)/2
-        0.0
     """
     parts = [power.layer() for power in model_power(
         model, images, batch_statistics=True).values()]

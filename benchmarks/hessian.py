@@ -1,0 +1,194 @@
+"""What chapter 460 shows of small networks' curvature, and what an estimate
+needs in memory: results/hessian.json.
+
+    python -m benchmarks.hessian            # about five minutes
+    python -m benchmarks.hessian --seeds 1 --steps 2 --out FILE     # a try
+
+Each network has eight blocks of width 24 and learns 256 digits for 50 steps of
+gradient descent with momentum, all of them in each step.
+"""
+import argparse
+import json
+import math
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks import files
+from normalnorm.analysis.hessian import hessian_density, hessian_extremes
+from normalnorm.experiments.data import load
+from normalnorm.experiments.train import seeded
+from normalnorm.layers.normalizers import BMLVNorm
+from normalnorm.layers.prelayer import PreLayerNormLinear
+
+OUT = files.ROOT / "results" / "hessian.json"
+KINDS = ("none", "weight", "layer", "prelayer", "bmlv", "batch", "frozen")
+WIDTH, DEPTH, EXAMPLES, STEPS, RATE, MOMENTUM = 24, 8, 256, 50, 0.01, 0.9
+CLASSES, TOLERANCE = 10, 1e-3
+
+
+class WeightNormLinear(nn.Module):
+    """W = g v/‖v‖ for each output, from operations whose second derivatives are
+    right; g begins at √2, as He's law has it.
+    """
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(outputs, inputs))
+        self.g = nn.Parameter(torch.full((outputs, 1), math.sqrt(2)))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = self.v.square().sum(1, keepdim=True).sqrt()
+        return F.linear(x, self.g * self.v / length, self.bias)
+
+
+class Network(nn.Module):
+    """A linear layer, `DEPTH` times linear layer, normalizer and ReLU, with a
+    sum around them where `skip`, and a classifier.
+    """
+
+    def __init__(self, kind: str, skip: bool):
+        super().__init__()
+        self.skip = skip
+        linear = {"weight": WeightNormLinear, "prelayer": PreLayerNormLinear
+                  }.get(kind, nn.Linear)
+        norm = {"layer": nn.LayerNorm, "bmlv": BMLVNorm,
+                "batch": lambda n: nn.BatchNorm1d(n, momentum=1.0),
+                "frozen": lambda n: nn.BatchNorm1d(n, momentum=1.0)
+                }.get(kind, lambda n: nn.Identity())
+        self.stem = nn.Linear(64, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(linear(WIDTH, WIDTH), norm(WIDTH), nn.ReLU())
+            for _ in range(DEPTH))
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+        for block in self.blocks:
+            if isinstance(block[0], nn.Linear):
+                nn.init.normal_(block[0].weight, std=math.sqrt(2 / WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x.flatten(1))
+        for block in self.blocks:
+            x = x + block(x) if self.skip else block(x)
+        return self.classifier(x)
+
+
+def population(model: nn.Module, x: Tensor) -> None:
+    """Take batch norm's averages from `x`; afterwards they are constants, as in
+    evaluation.
+    """
+    model.train()
+    with torch.no_grad():
+        model(x)
+    model.eval()
+
+
+def spectrum(kind: str, skip: bool, seed: int, steps: int) -> dict[str, Any]:
+    """The extreme eigenvalues of one network before and after training; None
+    where it diverged.
+    """
+    x, y = load("digits", "train", EXAMPLES)
+    with seeded("hessian", seed):
+        model = Network(kind, skip)
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
+    row: dict[str, Any] = {"kind": kind, "skip": skip, "seed": seed}
+    for when in ("before", "after"):
+        for _ in range(steps if when == "after" else 0):
+            if kind == "frozen":
+                population(model, x)
+            value = loss()
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        if kind == "frozen":
+            population(model, x)
+        value = loss().item()
+        if not math.isfinite(value):
+            row[when] = None
+            continue
+        found = hessian_extremes(loss, model.parameters(), CLASSES, 1,
+                                 tol=TOLERANCE)
+        row[when] = {"loss": value, "largest": found.largest.tolist(),
+                     "smallest": found.smallest.item(),
+                     "error": found.largest_error.max().item(),
+                     "converged": found.converged}
+    return row
+
+
+def memory() -> list[dict[str, Any]]:
+    """The most memory of the process above that before the call, MiB, for a
+    network of ten million parameters.
+    """
+    layers = []
+    for before in (784, 2048, 2048):
+        layers += [nn.Linear(before, 2048), nn.LayerNorm(2048), nn.ReLU()]
+    with seeded("hessian", 0):
+        model = nn.Sequential(*layers, nn.Linear(2048, 10))
+        x, y = torch.randn(64, 784), torch.randint(10, (64,))
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    loss().backward()
+    model.zero_grad()
+    count = sum(p.numel() for p in model.parameters())
+    rows = []
+    # the most so far never falls, so the smaller one is measured first
+    for name, call in (
+            ("density", lambda: hessian_density(loss, model.parameters(), 2,
+                                                6)),
+            ("extremes", lambda: hessian_extremes(loss, model.parameters(), 10,
+                                                  1, tol=TOLERANCE))):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        before = pages * resource.getpagesize() / 2**20
+        start = time.perf_counter()
+        found = call()
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        rows.append({"call": name, "parameters": count,
+                     "above": round(most - before), "products": getattr(
+                         found, "products", 12),
+                     "seconds": round(time.perf_counter() - start)})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    start, rows = time.perf_counter(), []
+    # before: the code that is measured is the one that was imported
+    record = files.environment(1) | {"memory": memory()}
+    for seed in range(args.seeds):
+        for skip in (False, True):
+            for kind in KINDS:
+                rows.append(spectrum(kind, skip, seed, args.steps))
+                print(f"seed {seed}, {kind}, skip {skip}: "
+                      f"{time.perf_counter() - start:.0f} s",
+                      file=sys.stderr, flush=True)
+    record |= {
+        "seconds": round(time.perf_counter() - start), "data": "digits",
+        "examples": EXAMPLES, "steps": args.steps, "rate": RATE,
+        "momentum": MOMENTUM, "width": WIDTH, "blocks": DEPTH,
+        "seeds": args.seeds, "rows": rows}
+    # six digits: the eigenvalues have four
+    text = json.dumps(json.loads(json.dumps(record), parse_float=lambda v:
+                                 float(f"{float(v):.6g}")),
+                      indent=1, ensure_ascii=False)
+    args.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
