@@ -262,7 +262,7 @@ def _(dimensions):
         assert affine_rank(y) == dimensions(6, groups)
 
 
-@claim("pn-ws-dof", source="labatie2021, §2",
+@claim("weight-standardization-freedom", source="labatie2021, §2",
        statement="weight standardization removes two degrees of freedom of "
                  "each unit, a gain gives one back",
        kind="identity", verdict="holds", evidence="numerical",

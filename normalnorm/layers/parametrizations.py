@@ -31,7 +31,13 @@ class StandardizedWeight(nn.Module):
 
     Used by `weight_standardization`. `gain`: the shape of g, or None for none.
 
-    Example: `StandardizedWeight()(torch.randn(3, 5)).mean(1)` is 0.
+    Example:
+
+        >>> of, v = StandardizedWeight(), torch.randn(3, 5)
+        >>> torch.allclose(of(v).mean(1), torch.zeros(3), atol=1e-5)
+        True
+        >>> of.right_inverse(v) is v
+        True
     """
 
     def __init__(self, dim: int = 0, eps: float = 1e-6, scaled: bool = False,
@@ -104,6 +110,13 @@ def weight_standardization(module: nn.Module, name: str = "weight",
 class Parametrization(NamedTuple):
     """A form of weights: `wrap` makes a layer's weight one of this form and
     returns the layer; `formula` in LaTeX, of the free v; `source`.
+
+    Example:
+
+        >>> standard = Parametrization(weight_standardization, "", "a paper")
+        >>> layer = standard.wrap(nn.Linear(5, 3))
+        >>> bool(layer.weight.mean(1).abs().max() < 1e-5)
+        True
     """
     wrap: Callable[[nn.Module], nn.Module]
     formula: str
@@ -146,8 +159,10 @@ def degrees(wrap: Callable[[nn.Module], nn.Module], inputs: int = 7,
     """Degrees of freedom of the weights of a dense layer, and of γ·w with a
     factor γ for each unit: ranks of Jacobians, in float64.
 
-    Example: `degrees(weight_standardization)` is (15, 18): of 21, two a unit
-    less, and one less with γ.
+    Example:
+
+        >>> degrees(weight_standardization)     # of 21; with γ, one more a unit
+        (15, 18)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
