@@ -31,7 +31,10 @@ class StandardizedWeight(nn.Module):
 
     Used by `weight_standardization`. `gain`: the shape of g, or None for none.
 
-    Example: `StandardizedWeight()(torch.randn(3, 5)).mean(1)` is 0.
+    Example:
+
+        >>> StandardizedWeight(eps=0.0)(torch.tensor([[1.0, 3.0]]))
+        tensor([[-1.,  1.]])
     """
 
     def __init__(self, dim: int = 0, eps: float = 1e-6, scaled: bool = False,
@@ -42,7 +45,13 @@ class StandardizedWeight(nn.Module):
         self.gain = None if gain is None else nn.Parameter(gain)
 
     def forward(self, v: Tensor) -> Tensor:
-        "The standardized weights."
+        """The standardized weights.
+
+        Example:
+
+            >>> StandardizedWeight(eps=0.0)(torch.tensor([[2.0, 6.0]]))
+            tensor([[-1.,  1.]])
+        """
         check_real("StandardizedWeight", v)
         check_memory(v, self.gain)
         axes = _axes(v, self.dim)
@@ -51,7 +60,13 @@ class StandardizedWeight(nn.Module):
         return w / count**0.5 if self.scaled else w
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        "The given weights as v: they are standardized from then on."
+        """The given weights as v: they are standardized from then on.
+
+        Example:
+
+            >>> StandardizedWeight().right_inverse(torch.ones(1, 2))
+            tensor([[1., 1.]])
+        """
         return weight
 
     def extra_repr(self) -> str:
@@ -104,6 +119,11 @@ def weight_standardization(module: nn.Module, name: str = "weight",
 class Parametrization(NamedTuple):
     """A form of weights: `wrap` makes a layer's weight one of this form and
     returns the layer; `formula` in LaTeX, of the free v; `source`.
+
+    Example:
+
+        >>> PARAMETRIZATIONS["weight norm"].wrap(nn.Linear(5, 3)).weight.shape
+        torch.Size([3, 5])
     """
     wrap: Callable[[nn.Module], nn.Module]
     formula: str
@@ -146,8 +166,10 @@ def degrees(wrap: Callable[[nn.Module], nn.Module], inputs: int = 7,
     """Degrees of freedom of the weights of a dense layer, and of γ·w with a
     factor γ for each unit: ranks of Jacobians, in float64.
 
-    Example: `degrees(weight_standardization)` is (15, 18): of 21, two a unit
-    less, and one less with γ.
+    Example:
+
+        >>> degrees(weight_standardization)
+        (15, 18)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
