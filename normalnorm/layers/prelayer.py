@@ -48,6 +48,7 @@ class _Scaled(_NormalNorm):
     """
     _centres = True
     _positions = 0                      # axes after the channels
+    exempt_from_decay = ("gain", "bias")        # γ and β, not the map
 
     def _set_up_scale(self, gain: bool, scale: str, rule: Rule) -> None:
         check_flag("gain", gain)

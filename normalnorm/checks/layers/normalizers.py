@@ -117,9 +117,10 @@ def _(deviation):
         assert other.square().mean() > 3
 
 
-@claim("bnu-bn-train-test", source="rao2020, §2, Table 2",
-       statement="batch norm differs between training and test; PreLayerNorm "
-                 "and RegNorm do not",
+@claim("crosses-train-test", source="new",
+       statement="BMLV and LMBV differ between training and test as batch norm "
+                 "does; root mean square, filter response and layer norm do "
+                 "not, nor do the normalizers of PreLayerNorm and RegNorm",
        kind="identity", verdict="holds", evidence="proof",
        formula=False, mutant=True)
 def _(tracked):

@@ -77,10 +77,9 @@ from normalnorm.layers.weights import normality_weight
 from normalnorm.theory.gradient import Identity
 
 
-@claim("pn-ws-dof", source="labatie2021, §2",
-       statement="weight standardization and centred weight norm remove a "
-                 "degree of freedom a unit that the affine step does not "
-                 "restore",
+@claim("weight-forms-freedom", source="new",
+       statement="of N weights of a unit, standardization leaves N − 2 free, "
+                 "and N − 1 with γ behind it, as centred weight norm does",
        kind="identity", verdict="holds", evidence="proof",
        formula=True, mutant=False)
 def _(center):

@@ -117,8 +117,9 @@ def _(difference):
 
 
 @claim("pn-table12-13", source="labatie2021, Tables 12 and 13",
-       statement="leaving out β̃ and γ̃ costs little: 0.0875 points in the mean "
-                 "of 16 entries, 0.2 at most (the printed tables; not run)",
+       statement="leaving out β̃ and γ̃ costs little: 0.0875 points in the "
+                 "mean of 16 entries, 0.2 at most (the printed tables; not "
+                 "run)",
        kind="table", verdict="holds", evidence="numerical", formula=gains,
        mutant=losses)
 def _(difference):
