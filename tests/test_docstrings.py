@@ -29,7 +29,6 @@ EXEMPT = {
     "layers.engines.compiled.Fused.forward": "compiles for seconds",
     "layers.engines.compiled.Fused.backward": "compiles for seconds",
     "layers.engines.compiler.carry": "compiles for seconds",
-    "experiments.recipes.proxy.run": "trains for seconds",
     "lab.shipped_chapters": "in a checkout, writes all chapters: seconds",
     "lab.open_lab": "opens a program that stays",
 }
