@@ -256,6 +256,11 @@ def test_bad_input(call, error, message):
         call()
 
 
+def test_gain_and_bias_are_spared_weight_decay():
+    from normalnorm.layers.weight_decay import no_weight_decay
+    assert no_weight_decay(PreLayerNormLinear(3, 2)) == {"gain", "bias"}
+
+
 def test_is_public_and_no_normalizer_of_the_survey():
     model = nn.Sequential(normalnorm.PreLayerNormLinear(4, 3),
                           normalnorm.PreLayerNormConv2d(3, 4, 1), nn.ReLU())

@@ -45,8 +45,8 @@ DRAGGED = ("010_in_ten_minutes", "020_how_to_read", "112_theory.game",
            "140_analysis.gaussianity", "210_theory.power_transform",
            "220_theory.newton", "228_layers.noise", "246_epsilon_in_practice",
            "250_theory.whitening", "262_theory.lambert", "320_theory.geometry",
-           "330_normalizers_at_a_glance", "410_layers.proxy",
-           "502_analysis.attenuation",
+           "330_normalizers_at_a_glance", "350_theory.correlation_map",
+           "410_layers.proxy", "502_analysis.attenuation",
            "504_analysis.robustness", "510_experiments.recipes.first",
            "720_plots",
            "755_experiments.statistics")
@@ -769,6 +769,42 @@ def test_geometry_figure_shows_what_the_layers_compute(tmp_path):
              ("mu + sigma * v", "sigma * v")]
     check_figure(text, lambda shown: landed_shows(shown, cases),
                  sliders(cases, "turn", "sigma", "mu", "eps", "way"),
+                 tmp_path, wrong)
+
+
+CORRELATION = "350_theory.correlation_map"
+
+
+def map_shows(shown, cases):
+    """The correlations after some layers by the library's map, iterated, and
+    the curves of the map.
+    """
+    from normalnorm.theory.correlation_map import correlation_map
+    for (phi, gamma, beta, start, depth), page in zip(cases, shown):
+        activation = ("relu", "gelu", "tanh")[phi]
+        assert page["name"] == activation and int(page["layers"]) == depth
+        curves = page["paths"]["map"][1:]
+        for norm, curve in zip(("layer", "pre-layer", "proxy", "batch"), curves,
+                               strict=True):
+            c = start
+            for _ in range(depth):
+                c = correlation_map(c, activation, norm, gamma, beta)
+            assert abs(float(page[norm]) - c) < 3e-3, (phi, norm, page[norm], c)
+            x, y = coordinates(curve)[30]       # the middle one of 61
+            assert abs(1 - y / 150 - correlation_map(
+                x / 258, activation, norm, gamma, beta)) < 2e-3
+
+
+@browser
+def test_correlation_figure_shows_the_library_s_map(tmp_path):
+    cases = [(0, 0.2, 0.2, 0.1, 20), (1, 0.2, 0.2, 0.5, 5), (2, 0, 0, 0.9, 7),
+             (0, 0, 0, 0.9, 50), (2, 0.4, 0.4, 0.2, 3), (0, 0.4, 0, 0.3, 4)]
+    wrong = [("sum * c + p", "sum * c - p"),
+             ("s.rest * Math.pow", "0 * Math.pow"),
+             ("found.layer.p[0]", "found.proxy.p[0]"),
+             ("Math.round(gamma / 0.2)", "Math.round(beta / 0.2)")]
+    check_figure(fragment(CORRELATION), lambda shown: map_shows(shown, cases),
+                 sliders(cases, "phi", "gamma", "beta", "start", "depth"),
                  tmp_path, wrong)
 
 

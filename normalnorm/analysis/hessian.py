@@ -274,6 +274,14 @@ class Extremes(NamedTuple):
     rounding; likewise for `smallest_error`. `products`: how many products with
     the Hessian it took. `converged`: whether each error is at most the `tol`
     that was asked for, and a fresh direction found no other eigenvalue.
+
+    Example:
+
+        >>> w = torch.zeros(3, requires_grad=True)
+        >>> scale = torch.tensor([4.0, 1.0, -2.0])
+        >>> found = hessian_extremes(lambda: (scale * w**2).sum() / 2, w, 2)
+        >>> round(found.ratio, 4), round(found.stable_lr, 4)
+        (4.0, 0.5)
     """
     largest: Tensor
     smallest: Tensor
@@ -475,6 +483,13 @@ class Density(NamedTuple):
     `nodes`, `weights`: (probes, steps) in float64, the weights of a row with
     sum 1. `size`: the number n of eigenvalues. The methods return a mean over
     probes and its standard error, which is NaN for a single probe.
+
+    Example:
+
+        >>> w = torch.zeros(2, requires_grad=True)
+        >>> found = hessian_density(lambda: w.square().sum(), w, 2)
+        >>> found.size, found.nodes.shape == found.weights.shape
+        (2, True)
     """
     nodes: Tensor
     weights: Tensor

@@ -217,8 +217,8 @@ class PropagatedNorm(_NormalNorm):
 
     Example:
 
-        >>> PropagatedNorm(1)(torch.tensor([[0.0]]))     # −1/√(π − 1)
-        tensor([[-0.6833]], grad_fn=<MulBackward0>)
+        >>> PropagatedNorm(1)(torch.tensor([[0.0]])).detach()  # −1/√(π − 1)
+        tensor([[-0.6833]])
     """
     MEAN = 1 / math.sqrt(2 * math.pi)
     VARIANCE = (1 - 1 / math.pi) / 2

@@ -48,10 +48,15 @@ class About(Over):
         super().__init__(dim, ())
         self.point = mean
 
-    def var_mean(self, x: Tensor, name: str = "") -> tuple[Tensor, Tensor]:
-        mean = torch.as_tensor(self.point, dtype=x.dtype, device=x.device)
-        mean = mean.reshape(mean.shape or (1,) * x.ndim)
-        return torch.var(x - mean, self.dim, correction=0, keepdim=True), mean
+    def var_means(self, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
+        "Biased variance of each, and the point in the place of its mean."
+        found = []
+        for x in values:
+            mean = torch.as_tensor(self.point, dtype=x.dtype, device=x.device)
+            mean = mean.reshape(mean.shape or (1,) * x.ndim)
+            found.append((torch.var(x - mean, self.dim, correction=0,
+                                    keepdim=True), mean))
+        return found
 
 
 def _axes(input: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -19,27 +19,15 @@ from torch import Tensor, nn
 from .backends import normalize
 from .core import _Leaf, Rule, check_input, check_precision
 from .normality import _NormalNorm
+from .normalizers import About
 from ..theory.gradient import Gaussianizer, Identity
 from ..theory.newton import Over, check_flag
 
 _PLAIN = Rule(eps=0.0, gaussianizer=Identity())
 
 
-class _Deviation(Over):
-    """Elements that share a standard deviation, by which they are divided, and
-    whose mean is not subtracted.
-    """
-
-    def __init__(self, dim: tuple[int, ...]):
-        super().__init__(dim, ())
-
-    def var_means(self, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
-        "Biased variance, and 0 for the mean."
-        return [(torch.var(x, self.dim, correction=0, keepdim=True),
-                 x.new_zeros((1,) * x.ndim)) for x in values]
-
-
-_SCALES = {"std": _Deviation, "rms": lambda axes: Over(axes, ())}
+# divided by the deviation or the root mean square, and nothing subtracted
+_SCALES = {"std": About, "rms": lambda axes: Over(axes, ())}
 
 
 def centred(x: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -60,6 +48,7 @@ class _Scaled(_NormalNorm):
     """
     _centres = True
     _positions = 0                      # axes after the channels
+    exempt_from_decay = ("gain", "bias")        # γ and β, not the map
 
     def _set_up_scale(self, gain: bool, scale: str, rule: Rule) -> None:
         check_flag("gain", gain)

@@ -283,7 +283,17 @@ class ProxyNorm(_Leaf):
             self.statistics()                   # samples are checked there
 
     def reset_parameters(self) -> None:
-        "γ = 1, and β = β̃ = γ̃ = 0."
+        """γ = 1, and β = β̃ = γ̃ = 0.
+
+        Example:
+
+            >>> layer = ProxyNorm(2, "relu")
+            >>> nn.init.zeros_(layer.weight).sum().item()
+            0.0
+            >>> layer.reset_parameters()
+            >>> [p.tolist() for p in layer.parameters()]
+            [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+        """
         for name, p in self.named_parameters(recurse=False):
             nn.init.constant_(p, float(name == "weight"))
 

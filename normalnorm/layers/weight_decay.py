@@ -28,7 +28,7 @@ def normalizer_types() -> tuple[type[nn.Module], ...]:
         False
     """
     rows()              # which imports the layers that are still missing
-    return (*classes(), nn.RMSNorm)
+    return classes()
 
 
 def no_weight_decay(model: nn.Module) -> set[str]:

@@ -105,6 +105,12 @@ def equalized(images: Tensor) -> Tensor:
 class Layer(NamedTuple):
     """What a layer of a random net computes: `x` (convolution), `y`
     (normalizer), `affine` (γ y + β) and `z` (activation), each (N, C, H, W).
+
+    Example:
+
+        >>> layer, = random_net(torch.randn(2, 1, 5, 5), depth=1, width=8)
+        >>> torch.equal(layer.z, layer.affine.relu())
+        True
     """
     x: Tensor
     y: Tensor

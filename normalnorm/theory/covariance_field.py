@@ -115,7 +115,8 @@ def power_shares(field: Tensor, samples: int) -> PowerShares:
 def next_field(field: Tensor, samples: int, norm: str,
                activation: str = "relu", gamma_std: float = 0.0,
                beta_std: float = 0.0, eps: float = 0.0,
-               group: int | None = None) -> tuple[Tensor, Tensor]:
+               group: int | None = None,
+               drawn: int = 4096) -> tuple[Tensor, Tensor]:
     """The field of the normalized values y, and that of the next layer's z,
     behind activation and proxy.
 
@@ -126,9 +127,10 @@ def next_field(field: Tensor, samples: int, norm: str,
     the units of the field, for "proxy" of the proxy. Both results have the
     shape of `field`.
 
-    Exact to 1e-9 but for "instance" and "group", for which 4096 channels are
-    drawn, always the same. Where β varies, "none", "layer" and "pre-layer"
-    only; without β, γ is a common factor of the field for the others.
+    Exact to 1e-9 but for "instance" and "group", for which `drawn` channels are
+    drawn, always the same, as in a network of this width. Where β varies,
+    "none", "layer" and "pre-layer" only; without β, γ is a common factor of the
+    field for the others.
 
     Raises `ValueError` for unknown names, an activation that is not linear on
     both sides of 0, β where it is not known, and a missing `group`.
@@ -157,7 +159,7 @@ def next_field(field: Tensor, samples: int, norm: str,
         return (gram_of_batch(field, 1.0, eps=eps),
                 gram_of_batch(field, slope, eps=eps))
     if norm in ("instance", "group"):
-        return _fields_of_groups(field, samples, slope, group or 1, eps)
+        return _fields_of_groups(field, samples, slope, group or 1, eps, drawn)
     y = field
     if norm != "none":
         power = field.diagonal().reshape(samples, -1).mean(1)
@@ -188,11 +190,11 @@ def next_field(field: Tensor, samples: int, norm: str,
 
 
 def _fields_of_groups(field: Tensor, samples: int, slope: float, group: int,
-                      eps: float) -> tuple[Tensor, Tensor]:
-    "Mean over 4096 channels, in groups of `group`."
+                      eps: float, drawn: int) -> tuple[Tensor, Tensor]:
+    "Mean over `drawn` channels, in groups of `group`."
     values, vectors = torch.linalg.eigh(field)
     source = torch.Generator().manual_seed(0)
-    x = torch.randn(4096 // group * group, len(field), generator=source,
+    x = torch.randn(drawn // group * group, len(field), generator=source,
                     dtype=field.dtype) @ (
                         vectors * values.clamp(min=0).sqrt()).T
     units = x.reshape(-1, group, samples, len(field) // samples)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import normalnorm.layers
+from normalnorm.layers.parametrizations import weight_standardization
 from normalnorm.layers.weights import normality_weight
 from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.gradient import Identity, Power
@@ -74,6 +75,7 @@ CASES = {
     "EvoNorm2d": ((6, 2), dict(eps=1e-3, noise=0.3), (2, 6, 2, 3)),
     "EvoNorm2d-power": ((6, 3), dict(gaussianizer="Power"), (2, 6, 2, 3)),
     "PropagatedNorm": ((5,), {}, CHANNELS),
+    "StandardizedWeight": ((), dict(scaled=True, gain=True), CHANNELS),
     "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS)}
 # classes that were part of the package once, whose states others load now: the
 # second argument was the gaussianizer
@@ -107,7 +109,9 @@ def made(name: str, arguments: tuple, options: dict) -> nn.Module:
         name, options = GONE[name], options | dict(
             zip(["gaussianizer"], arguments[1:]))
         del arguments[1:]
-    if name == "NormalityWeight":  # a part of another layer
+    if name == "StandardizedWeight":  # a part of another layer
+        return weight_standardization(nn.Linear(5, 3), **options)
+    if name == "NormalityWeight":
         dim, gaussianizer = arguments
         return normality_weight(
             nn.Linear(5, 3), "weight", dim, gaussianizer, **options)

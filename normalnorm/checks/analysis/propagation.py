@@ -8,6 +8,7 @@ __chapter__ = "450_analysis.propagation"
 # %% ../../../nbs/450_analysis.propagation.ipynb
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -23,12 +24,12 @@ from normalnorm.layers.prelayer import PreLayerNormConv2d, PreLayerNormLinear
 from normalnorm.layers.regnorm import RegNormConv2d, RegNormLinear
 
 # how each normalizer makes a linear map, and a convolution, with itself
-DENSE = {
+DENSE: dict[str, Callable] = {
     "none": partial(nn.Linear, bias=False),
     "weight norm": lambda n, m: weight_norm(nn.Linear(n, m, bias=False)),
     "PreLayerNorm": partial(PreLayerNormLinear, bias=False),
     "RegNorm": partial(RegNormLinear, bias=False)}
-CONVOLUTIONS = {
+CONVOLUTIONS: dict[str, Callable] = {
     "none": partial(nn.Conv2d, bias=False),
     "PreLayerNorm": partial(PreLayerNormConv2d, bias=False),
     "RegNorm": partial(RegNormConv2d, bias=False)}

@@ -311,9 +311,10 @@ def in_both_modes(layers):
     return True
 
 
-@claim("bnu-bn-train-test", source="rao2020, §2, §3",
-       statement="batch norm differs between training and test; PreLayerNorm "
-                 "and RegNorm do not, and a sample does not see the others",
+@claim("regnorm-both-modes", source="new",
+       statement="the PreLayerNorm, RegNorm and PreRegNorm layers compute the "
+                 "same in training and in evaluation, and a sample does not "
+                 "see the others",
        kind="identity", verdict="holds", evidence="numerical",
        formula=(PreLayerNormLinear, RegNormLinear, PreRegNormLinear),
        mutant=(lambda n, m: nn.Sequential(nn.Linear(n, m),

@@ -37,8 +37,8 @@ def _(powers):
 @claim("field-convolution", source="new; labatie2021, Appendix D, for χ",
        statement="a random convolution with periodic padding averages the "
                  "field over its taps, and keeps P1, P2 and P3 + P4",
-       kind="theorem", verdict="holds", evidence="proof", formula=fields.convolved,
-       mutant=lambda field, shape, kernel: field)
+       kind="theorem", verdict="holds", evidence="proof",
+       formula=fields.convolved, mutant=lambda field, shape, kernel: field)
 def _(convolve):
     "Each tap of each channel as one output; sides that are prime."
     z = torch.randn(3, 2, 5, 7, dtype=torch.float64)
