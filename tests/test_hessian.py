@@ -6,15 +6,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from peers import installed
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import nn
-from torch.func import functional_call, hessian as dense_hessian
+from torch.func import functional_call
+from torch.func import hessian as dense_hessian
 
 from normalnorm.analysis.hessian import (
     hessian_density, hessian_extremes, hessian_vector_product)
 from normalnorm.layers.normality import BatchNormalNorm1d, LayerNormalNorm
 from normalnorm.layers.prelayer import PreLayerNormLinear
-from tests.peers import installed
 
 
 def network(norm=nn.LayerNorm, dtype=torch.float64):

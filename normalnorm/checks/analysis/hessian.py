@@ -162,8 +162,8 @@ def unweighted(*args, **options):
 @claim("bnu-hessian-lanczos", source="rao2020, §6; ghorbani2019",
        statement="stochastic Lanczos quadrature estimates the density of the "
                  "Hessian's eigenvalues: on a network of 2044 parameters to "
-                 "0.05 in L1 after smearing by a fiftieth of the range, by five "
-                 "probes of 60 steps; and traces of powers",
+                 "0.05 in L1 after smearing by a fiftieth of the range, by "
+                 "five probes of 60 steps; and traces of powers",
        kind="algorithm", verdict="holds", evidence="numerical",
        formula=hessian.hessian_density, mutant=unweighted, slow=True)
 def _(density):
