@@ -788,8 +788,8 @@ def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     table = [row for row in rows() if row.beyond and row.plain]
     beyond = {name for row in table for name in row.beyond}
-    plain = {name for row in table
-             for name in _new_buffers(row.plain, row.plain)}
+    plain = {name for twin in (row.twin() for row in table) if twin
+             for name in _new_buffers(twin, twin)}
 
     def of_a_transform(name: str) -> bool:
         prefix, _, last = name.rpartition(".")

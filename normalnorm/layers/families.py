@@ -195,7 +195,7 @@ def rows() -> tuple[Family, ...]:
         True
     """
     import normalnorm
-    for name in {*normalnorm.__all__} - {*normalnorm._OTHERS}:
+    for name in {*normalnorm.__all__} - {*vars(normalnorm)["_OTHERS"]}:
         getattr(normalnorm, name)
     return tuple(_TABLE.values())
 

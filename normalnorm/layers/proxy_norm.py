@@ -11,6 +11,7 @@ __all__ = ['Activation', 'named_activation', 'check_activation', 'proxy_norm',
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0007
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -43,9 +44,9 @@ def named_activation(activation: Activation) -> tuple[Activation, float]:
         ('leaky_relu', 0.2)
     """
     kind = type(activation)
-    if kind is nn.LeakyReLU:
+    if isinstance(activation, nn.LeakyReLU) and kind is nn.LeakyReLU:
         return "leaky_relu", activation.negative_slope
-    if kind is nn.GELU:
+    if isinstance(activation, nn.GELU) and kind is nn.GELU:
         return "gelu" if activation.approximate == "none" else "gelu_tanh", 0.01
     if isinstance(activation, str) or isinstance(activation, nn.Module):
         return _MODULES.get(kind, activation), 0.01
@@ -151,7 +152,8 @@ def _activated(input: Tensor, weight: Tensor, bias: Tensor,
             weight, bias, mean = weight * factor, bias * factor, mean * factor
             factor = None
     y = input * weight.view(shape) + bias.view(shape)
-    z = kind.function(y, slope) if kind is not None else activation(y)
+    z = (kind.function(y, slope) if kind is not None
+         else cast(Callable, activation)(y))
     z = z - mean.view(shape)
     if factor is not None:
         z = z * factor.view(shape)

@@ -7,6 +7,7 @@ __chapter__ = "415_layers.proxy_norm"
 
 # %% ../../../nbs/415_layers.proxy_norm.ipynb
 import copy
+import functools
 
 import numpy as np
 import scipy.integrate
@@ -83,7 +84,7 @@ def plain_numpy(y, gamma, beta, half=0.5, n=200, eps=0.03):
                  "uniform in probability, is Equation 7",
        kind="algorithm", verdict="holds", evidence="numerical",
        formula=plain_numpy,
-       mutant=lambda *arrays: plain_numpy(*arrays, half=0.25))
+       mutant=functools.partial(plain_numpy, half=0.25))
 def _(reference):
     """The layer without β̃ and γ̃, channels last, against numpy.
 
@@ -495,8 +496,8 @@ def _(activation):
     y = layers_of(activation)
     assert abs(y.square().mean().item() - 1) < 1e-3
     assert y.mean((0, 2, 3)).square().mean() < 0.05
-    x, gamma, beta = torch.randn(2, 5, 4, 4).double(), *(
-        torch.ones(5).double() * v for v in (0.7, 0.2))
+    x = torch.randn(2, 5, 4, 4).double()
+    gamma, beta = (torch.ones(5).double() * v for v in (0.7, 0.2))
     blocks = [activation(F.layer_norm(c * x, x.shape[1:], eps=1e-9), gamma,
                          beta) for c in (0.01, 1.0, 100.0)]
     for other in blocks[1:]:

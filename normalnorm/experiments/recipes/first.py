@@ -47,7 +47,7 @@ def make_norm(kind: str, transform: bool, noise: float) -> Norm:
     """
     row = named(kind)
     if not transform and not noise:
-        return row.plain
+        return row.twin()
     return lambda size: row.make(
         size, noise=noise, alpha=1.0 if transform else 0.0)
 

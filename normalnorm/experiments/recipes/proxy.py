@@ -171,7 +171,7 @@ PUBLISHED = {
 DEPTHS = (20, 32, 44, 56, 110)
 
 
-def published(data: str, name: str) -> list[tuple[float, float, float, float]]:
+def published(data: str, name: str) -> list[tuple[float, ...]]:
     """Rows of Tables 15 and 16: for each of `DEPTHS` accuracy and deviation
     without, and with extra regularization.
 
@@ -234,7 +234,7 @@ def _recipe(name: str, data: str, title: str, claims: tuple[str, ...],
             0.8, "assumed: twice the deviation of a difference of plain arms "
                  "in first-experiment; no run of these arms was seen")},
         negligible={"test_last": 0.5},
-        seeds={"smoke": 2, "paper": 10} | ({"book": 10} if book else {}),
+        seeds={"smoke": 2, **({"book": 10} if book else {}), "paper": 10},
         tuned="Not tuned: learning rate and decay of first-experiment at book; "
               "at paper the text copy lost momentum, weight decay, groups and "
               "rates of dropout, for which usual ones stand",

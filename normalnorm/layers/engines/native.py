@@ -450,7 +450,7 @@ _JOB = (
     _group(int64=" ".join(Traversal._fields) + " given transform kind half",
            double="eps alpha noise"),
     _group(int64="threads", uint64="seed offset", double="momentum"))
-_PROXY_JOB = (
+_PROXY_JOB: tuple = (
     _group(address="weight bias shift scale nodes mean var jacobian of_mean "
                    "of_var of_weight of_bias of_shift of_scale",
            int64="channels count kind threads", double="slope"),)
@@ -973,6 +973,6 @@ def _offer_moments(problem: Moments) -> _Local | None:
     return None if call is None else _Local(call)
 
 
-ENGINE = register(_Native())
+ENGINE: Engine = register(_Native())
 ENGINE.offers.update({Normalization: _offer, Moments: _offer_moments,
                       NormalizationAcross: _offer_across})
