@@ -13,7 +13,10 @@ from torch.func import functional_call
 from torch.func import hessian as dense_hessian
 
 from normalnorm.analysis.hessian import (
-    hessian_density, hessian_extremes, hessian_vector_product)
+    hessian_density,
+    hessian_extremes,
+    hessian_vector_product,
+)
 from normalnorm.layers.normality import BatchNormalNorm1d, LayerNormalNorm
 from normalnorm.layers.prelayer import PreLayerNormLinear
 
