@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = {"sklearn": "scikit-learn", "statsmodels": "statsmodels",
          "pingouin": "pingouin", "dcor": "dcor", "transformers": "transformers",
          "timm": "timm", "torchvision": "torchvision",
-         "curvlinops": "curvlinops-for-pytorch"}
+         "curvlinops": "curvlinops-for-pytorch", "proxynorm": "proxynorm"}
 
 
 def pins() -> dict[str, str]:
