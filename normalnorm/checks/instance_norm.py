@@ -261,24 +261,6 @@ def _(dimensions):
         y = F.group_norm(x, groups, gamma, beta, eps=1e-12)
         assert affine_rank(y) == dimensions(6, groups)
 
-
-@claim("weight-standardization-freedom", source="labatie2021, §2",
-       statement="weight standardization removes two degrees of freedom of "
-                 "each unit, a gain gives one back",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda n, gain: n - 2 + gain,
-       mutant=lambda n, gain: n - 1 + gain)
-def _(freedom):
-    "Rank of the Jacobian by automatic differentiation."
-    standardize = lambda w: (w - w.mean()) / w.std(correction=0)
-    w = torch.randn(9, dtype=torch.float64)
-    rank = lambda f, *at: torch.linalg.matrix_rank(torch.cat(
-        [j.reshape(9, -1) for j in torch.func.jacrev(
-            f, tuple(range(len(at))))(*at)], 1), rtol=1e-9).item()
-    assert rank(lambda w: standardize(w), w) == freedom(9, 0)
-    assert rank(lambda w, g: g * standardize(w), w,
-                torch.tensor(1.3).double()) == freedom(9, 1)
-
 # %% ../../nbs/360_instance_norm.ipynb
 @claim("pn-in-meanpool", source="labatie2021, A.2.2",
        statement="instance norm directly before the mean over positions gives "

@@ -77,7 +77,7 @@ from normalnorm.layers.weights import normality_weight
 from normalnorm.theory.gradient import Identity
 
 
-@claim("weight-forms-freedom", source="new",
+@claim("pn-ws-dof", source="labatie2021, §2",
        statement="of N weights of a unit, standardization leaves N − 2 free, "
                  "and N − 1 with γ behind it, as centred weight norm does",
        kind="identity", verdict="holds", evidence="proof",

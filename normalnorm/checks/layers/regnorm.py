@@ -311,10 +311,10 @@ def in_both_modes(layers):
     return True
 
 
-@claim("regnorm-both-modes", source="new",
-       statement="the PreLayerNorm, RegNorm and PreRegNorm layers compute the "
-                 "same in training and in evaluation, and a sample does not "
-                 "see the others",
+@claim("bnu-bn-train-test", source="rao2020, §2",
+       statement="batch norm differs in training and in evaluation; the "
+                 "PreLayerNorm, RegNorm and PreRegNorm layers do not, and a "
+                 "sample does not see the others",
        kind="identity", verdict="holds", evidence="numerical",
        formula=(PreLayerNormLinear, RegNormLinear, PreRegNormLinear),
        mutant=(lambda n, m: nn.Sequential(nn.Linear(n, m),
