@@ -14,6 +14,7 @@ from normalnorm.layers import functional as F
 from normalnorm.layers.backends import get_backend, set_backend
 from normalnorm.theory.newton import newton_lambda
 from tests.state.record import exported
+from tools.references import Reference
 from tools.rows import trials
 
 C = exported()
@@ -36,11 +37,11 @@ def plainly(name: str):
 BATCH, LAST = (
     [(t.row.layer.__name__, type(t.theirs()), shape) for t in trials()
      if t.kind == kind and not t.row.maker and t.name != "layer2"
-     and t.row.centre is None]
+     and not isinstance(t.theirs(), Reference)]
     for kind, shape in (("B C", ROWS), ("B L C", ROWS)))
 BATCH += [(t.row.layer.__name__, type(t.theirs()), IMAGES) for t in trials()
           if t.kind == "B C H W" and not t.row.maker and t.name != "layer2"
-          and t.row.centre is None]
+          and not isinstance(t.theirs(), Reference)]
 BOTH = pytest.mark.parametrize("name, theirs, shape", [*BATCH, *LAST],
                                ids=lambda v: v if isinstance(v, str) else "")
 

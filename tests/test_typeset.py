@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.book
 typeset = pytest.importorskip(
     "tools.typeset", reason="the book's tools are not installed")
-from tools.dialect import link_claims  # noqa: E402
+from tools.dialect import link_claims, typeset_output  # noqa: E402
 
 
 def short(text):
@@ -81,3 +81,21 @@ def test_outputs_of_checks_and_appendices():
         "</span> |<var>h</var>| &gt; 1</td><p><em>Right:</em> <var>x</var> "
         "&amp; <var>y</var></p>")
     assert typeset.in_output("<p>x² = y</p>") == "<p>x² = y</p>"
+
+
+@pytest.mark.parametrize("text, tex", [
+    (r"| $\frac{a_b}{c*d}$ |", r"\frac{a_b}{c*d}"), ("so $P_1$ is", "P_1"),
+    ("$x|y$", "x|y"), ("costs $5 and $6", None), ("a $x = 1 b", None)])
+def test_formulas_in_what_cells_print(text, tex):
+    """Markdown finds neither emphasis nor cells nor escapes in them, and the
+    browser the same characters.
+    """
+    output = {"data": {"text/markdown": text}}
+    typeset_output(output)
+    made = output["data"]["text/markdown"]
+    inside = re.search('<span class="math[^>]*>([^<]*)</span>', made)
+    if tex is None:
+        assert made == text
+    else:
+        assert html.unescape(inside[1]) == rf"\({tex}\)"
+        assert not re.search(r"[\\_*|$]", inside[1])

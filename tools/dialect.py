@@ -183,6 +183,25 @@ CHECKED = "910_what_was_checked.html"
 CLAIM_LINE = re.compile(r'<p class="claim ([\w-]+)"><code>([^<]+)</code>')
 
 
+# a formula of one line: nothing that costs money has a dollar on both sides
+DOLLARS = re.compile(r"(?<![\\$\w])\$(?=[^\s$])([^$\n]*?[^\s$\\])\$(?![\w$])")
+SPECIAL = re.compile(r"[^\w\s]")
+
+
+def typeset_output(output: dict) -> None:
+    """Formulas in markdown that a cell makes, $…$, are set as those of the
+    text. Within the mark they are spelt so that markdown finds nothing in them.
+    """
+    def formula(match):
+        inside = SPECIAL.sub(lambda m: f"&#{ord(m[0])};", rf"\({match[1]}\)")
+        inside = inside.replace("_", "&#95;")
+        return f'<span class="math notranslate nohighlight">{inside}</span>'
+    data = output.get("data", {})
+    if "text/markdown" in data:
+        data["text/markdown"] = DOLLARS.sub(formula,
+                                            "".join(data["text/markdown"]))
+
+
 def link_claims(output: dict, known: set[str]) -> None:
     """A verdict line gets an anchor, `claim-here-…`, and its identifier a link
     into the ledger; only for the ids in `known`, each once. Statements are
@@ -397,6 +416,7 @@ def translate_notebook(notebook: dict, executed: dict | None,
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
                 show_doc(output)
+                typeset_output(output)
                 link_claims(output, claims)
     if failed:
         notebook["cells"] = mark_failure(notebook["cells"], failed, name)
