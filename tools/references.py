@@ -57,8 +57,9 @@ class Reference(nn.Module):
         n = x.numel() // average.numel()
         weight = (1 / self.num_batches_tracked if self.momentum is None
                   else self.momentum)
-        average.lerp_(value.detach().flatten() * (
-            n / (n - 1) if name == "var" else 1), weight)
+        if n:                       # of nothing nothing is remembered
+            average.lerp_(value.detach().flatten() * (
+                n / (n - 1) if name == "var" else 1), weight)
         return value
 
     def normalized(self, x: Tensor, eps: float) -> Tensor:
