@@ -326,8 +326,10 @@ def underlined(name: str, colour: str) -> str:
 
     `colour`: one of `PALETTE`, as "#rrggbb". The name is escaped.
 
-    >>> underlined("a & b", "#2f7fd1")
-    '<span style="border-bottom:0.2em solid #2f7fd1">a &amp; b</span>'
+    Example:
+
+        >>> underlined("a & b", "#2f7fd1")
+        '<span style="border-bottom:0.2em solid #2f7fd1">a &amp; b</span>'
     """
     return (f'<span style="border-bottom:0.2em solid {colour}">'
             f'{html.escape(name)}</span>')

@@ -99,6 +99,21 @@ def test_everything_public_has_an_example():
     assert found == set(EXEMPT)
 
 
+def test_examples_are_set_as_code():
+    """An example that stands at the margin of its docstring becomes a paragraph
+    on the page.
+    """
+    flush = [path.name + ": " + line.strip()
+             for path in (Path(normalnorm.__file__).parent).rglob("*.py")
+             for docstring in map(ast.get_docstring, (
+                 node for node in ast.walk(ast.parse(path.read_text()))
+                 if isinstance(node, ast.Module | ast.ClassDef
+                               | ast.FunctionDef)))
+             for line in (docstring or "").splitlines()
+             if line.startswith(">>>")]
+    assert flush == []
+
+
 def test_no_example_is_told_and_not_run():
     told = {f"{name.removeprefix('normalnorm.')}.{where}"
             for name in MODULES

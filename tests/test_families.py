@@ -4,7 +4,10 @@ one row.
 """
 import copy
 import io
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -445,6 +448,19 @@ def test_exports_are_the_rows():
     assert set(normalnorm.__all__) <= set(space)
     assert space["BatchNormalNorm2d"] is normalnorm.BatchNormalNorm2d
     assert not any("Gaussianized" in name for name in dir(normalnorm))
+
+
+def test_rows_have_one_order_in_every_process():
+    """Sets of names have another order in each process; what is drawn from the
+    table, as `tools.hostile` does, must not.
+    """
+    said = {subprocess.run(
+        [sys.executable, "-c", "from normalnorm.layers.families import rows; "
+         "print([row.layer.__name__ for row in rows()])"],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2")}
+    assert len(said) == 1
 
 
 def test_each_name_makes_its_layer_from_a_number_of_channels():

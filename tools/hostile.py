@@ -1073,21 +1073,32 @@ def theirs_in(row: Row, training: bool,
         "crash", "PyTorch's layer crashes")
 
 
+def with_eps_of(given, layer: nn.Module) -> nn.Module:
+    """A reference with the ε that a layer takes of the dtype that it is given,
+    where it takes it from there.
+    """
+    if getattr(layer, "eps", 0.0) is None:
+        wide = getattr(given, "dtype", None) is torch.float64
+        layer.eps = torch.finfo(torch.float64 if wide else torch.float32).eps
+    return layer
+
+
 def expected_of(row: Row, options: dict, training: bool, situation: Situation,
-                run: Callable, x) -> object:
+                run: Callable, x, given) -> object:
     """The result in float64: PyTorch's layer where the transform is off, the
     definition elsewhere.
     """
     if options == PLAIN and not situation.loud and not situation.definition:
-        kind, found = outcome(run, made(row, None, training).double(), x)
+        kind, found = outcome(
+            run, with_eps_of(given, made(row, None, training).double()), x)
         if kind == "result":
             return kind, found
     with set_backend("eager"):
         return outcome(
             run,
-            made(row, options, training).to(
+            with_eps_of(given, made(row, options, training).to(
                 x.dtype if isinstance(x, Tensor) and x.dtype == torch.float32
-                else torch.float64),
+                else torch.float64)),
             x)
 
 
@@ -1124,7 +1135,7 @@ def case(name: str, variant: str, label: str) -> str:
         run = situation.run if situation.same else clean
         beyond = label.removeprefix("input: ") in BEYOND
         known, expected = (expected_of(row, options, training, situation, run,
-                                       values.float() if beyond else values))
+                                       values.float() if beyond else values, x))
         skipped = (("num_batches_tracked",)
                    if not values.numel() and options == PLAIN else ("gradient",)
                    if label.split(": ")[-1] in ("no_grad", "inference")
@@ -1142,7 +1153,8 @@ def case(name: str, variant: str, label: str) -> str:
                           an_input(row.shape))
     wrong = difference(left,
                        expected_of(row, options, training, situation, clean,
-                                   an_input(row.shape).double())[1],
+                                   an_input(row.shape).double(),
+                                   an_input(row.shape))[1],
                        False) if after == "result" else left
     return (
         ways["result"] if wrong is None or ways["result"].startswith("wrong")

@@ -551,9 +551,11 @@ def augmentation(spec: Sequence[str | Sequence[Any]],
     Raises `ValueError` for entries that are not known or have wrong numbers,
     and for image operations on data without images.
 
-    >>> from normalnorm.experiments.data import info
-    >>> augmentation(["crop 4", "flip", "mixup 1"], info("fashion"))
-    Augmentation(crop 4, flip, mixup 1.0)
+    Example:
+
+        >>> from normalnorm.experiments.data import info
+        >>> augmentation(["crop 4", "flip", "mixup 1"], info("fashion"))
+        Augmentation(crop 4, flip, mixup 1.0)
     """
     if isinstance(spec, str):
         raise ValueError(f"augmentation {spec!r}: expected a list of entries, "

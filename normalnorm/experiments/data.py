@@ -192,9 +192,12 @@ class Tensors:
 
     Raises `DataError` for unequal lengths.
 
-    >>> split = Tensors(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
-    >>> len(split), split[torch.tensor([2, 0])][0].tolist()
-    (3, [[4.0, 5.0], [0.0, 1.0]])
+    Example:
+
+        >>> labels = torch.tensor([0, 1, 0])
+        >>> split = Tensors(torch.arange(6.0).view(3, 2), labels)
+        >>> len(split), split[torch.tensor([2, 0])][0].tolist()
+        (3, [[4.0, 5.0], [0.0, 1.0]])
         >>> split.take(torch.tensor([1])).labels, split.to("meta").labels.device
         (tensor([1]), device(type='meta'))
     """
@@ -234,9 +237,11 @@ def drawn(split: Any, first: int | None, seed: int) -> Tensor:
     Each example of a class is as likely as another. With `first=None` all are
     taken. Raises `ValueError` for a seed that is no integer from 0 to 2³² − 1.
 
-    >>> digits = dataset("digits", "train")
-    >>> drawn(digits, 5, 0).tolist(), digits.labels[:5].tolist()
-    ([124, 319, 700, 1049, 1050], [0, 1, 2, 3, 4])
+    Example:
+
+        >>> digits = dataset("digits", "train")
+        >>> drawn(digits, 5, 0).tolist(), digits.labels[:5].tolist()
+        ([124, 319, 700, 1049, 1050], [0, 1, 2, 3, 4])
     """
     if isinstance(seed, bool) or not isinstance(
         seed, (int, np.integer)
@@ -267,8 +272,10 @@ def dataset_names(everything: bool = False) -> tuple[str, ...]:
     """The data sets that come with the package, files or procedures; with
     `everything` also those that must be installed or downloaded.
 
-    >>> dataset_names()
-    ('fashion', 'digits', 'mnist1d', 'glyphs', 'stdlib')
+    Example:
+
+        >>> dataset_names()
+        ('fashion', 'digits', 'mnist1d', 'glyphs', 'stdlib')
     """
     return (*_SHIPPED, *_ELSEWHERE) if everything else (
         *_SHIPPED, "mnist1d", "glyphs", "stdlib")
@@ -290,8 +297,10 @@ def info(name: str) -> Info:
 
     Raises `DataError` for a name that is not known, with near matches.
 
-    >>> info("fashion").sizes["test"]
-    5000
+    Example:
+
+        >>> info("fashion").sizes["test"]
+        5000
     """
     module = _module(name)
     return module.about(name) if module else _SHIPPED[name]
@@ -337,9 +346,11 @@ def dataset(name: str, split: str, first: int | None = None,
     split than "train" to draw from, `TypeError` for options that the set does
     not have.
 
-    >>> inputs, targets = dataset("digits", "train")[torch.tensor([5, 3])]
-    >>> inputs.shape, targets.tolist()
-    (torch.Size([2, 1, 8, 8]), [5, 3])
+    Example:
+
+        >>> inputs, targets = dataset("digits", "train")[torch.tensor([5, 3])]
+        >>> inputs.shape, targets.tolist()
+        (torch.Size([2, 1, 8, 8]), [5, 3])
     """
     if draw is not None:
         check_split(name, split, first, None)
@@ -401,8 +412,10 @@ def data_hash(name: str, first: int | None = None, draw: int | None = None,
     there). With `draw`, of the `first` training examples drawn by that seed:
     the SHA-256 of the former and of the positions that were drawn.
 
-    >>> data_hash("digits")[:8], data_hash("digits", first=600, draw=1)[:8]
-    ('eff68caa', '5a495338')
+    Example:
+
+        >>> data_hash("digits")[:8], data_hash("digits", first=600, draw=1)[:8]
+        ('eff68caa', '5a495338')
     """
     module = _module(name)
     found = (module.fingerprint(name, **options) if module

@@ -32,8 +32,10 @@ def splitmix(seeds: np.ndarray, start: int, count: int) -> np.ndarray:
 
     Source: Steele, Lea & Flood (2014), with the constants of Vigna's program.
 
-    >>> splitmix(np.array([1234567]), 0, 2).tolist()
-    [[6457827717110365317, 3203168211198807973]]
+    Example:
+
+        >>> splitmix(np.array([1234567]), 0, 2).tolist()
+        [[6457827717110365317, 3203168211198807973]]
     """
     places = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     # arithmetic modulo 2⁶⁴ is meant
@@ -51,8 +53,10 @@ class Numbers:
     `numbers(low, high, *shape)`: integers from `low` to `high`, both included,
     int32 of shape (images, *shape).
 
-    >>> Numbers(np.arange(3))(1, 6, 2).tolist()
-    [[6, 3], [4, 5], [4, 5]]
+    Example:
+
+        >>> Numbers(np.arange(3))(1, 6, 2).tolist()
+        [[6, 3], [4, 5], [4, 5]]
         >>> Numbers(np.arange(3)).words(2).shape
         (3, 2)
     """
@@ -103,8 +107,10 @@ def curve(points: np.ndarray, count: int) -> np.ndarray:
     """`count` points on the quadratic Bézier curve of three control points,
     rounded down: (…, 3, 2) → (…, count, 2).
 
-    >>> curve(np.array([[0, 0], [10, 20], [20, 0]]), 5).tolist()
-    [[0, 0], [5, 7], [10, 10], [15, 7], [20, 0]]
+    Example:
+
+        >>> curve(np.array([[0, 0], [10, 20], [20, 0]]), 5).tolist()
+        [[0, 0], [5, 7], [10, 10], [15, 7], [20, 0]]
     """
     n, t = count - 1, np.arange(count, dtype=np.int32)[:, None]
     a, b, c = (points[..., None, i, :] for i in range(3))
@@ -118,8 +124,10 @@ def coverage(points: np.ndarray, radius: np.ndarray) -> np.ndarray:
     `points`: (images, points, 2), `radius`: (images,), both in sixteenths of a
     pixel. The edge is one pixel wide.
 
-    >>> coverage(np.array([[[8, 8]]]), np.array([16]))[0, 0, :4].tolist()
-    [256, 128, 0, 0]
+    Example:
+
+        >>> coverage(np.array([[[8, 8]]]), np.array([16]))[0, 0, :4].tolist()
+        [256, 128, 0, 0]
     """
     centres = np.arange(_SIDE, dtype=np.int32) * _UNIT + _UNIT // 2
     squares = (centres - points[..., None]) ** 2

@@ -110,8 +110,10 @@ def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
     """Which examples make up `split`: the hub's split that they lie in, and
     their positions among its `count` examples, ascending.
 
-    >>> positions(ENTRIES["cifar10"], "validation", 30)
-    ('train', array([ 9, 19, 29]))
+    Example:
+
+        >>> positions(ENTRIES["cifar10"], "validation", 30)
+        ('train', array([ 9, 19, 29]))
     """
     source = list(entry.examples)[0 if split != "test" else -1]
     place = np.arange(count)

@@ -377,9 +377,11 @@ def drawn_hash(config: dict[str, Any], seed: int) -> str | None:
     "images" of them, all by default, where its configuration has a true "draw";
     None where it draws none.
 
-    >>> config = {"data": "digits", "images": 600, "draw": True}
-    >>> drawn_hash(config, 1)[:8], drawn_hash({"data": "digits"}, 1)
-    ('5a495338', None)
+    Example:
+
+        >>> config = {"data": "digits", "images": 600, "draw": True}
+        >>> drawn_hash(config, 1)[:8], drawn_hash({"data": "digits"}, 1)
+        ('5a495338', None)
     """
     if not config.get("draw"):
         return None
@@ -578,8 +580,10 @@ def digest(row: dict[str, Any]) -> str:
     """The SHA-256 of a row's content, whatever the order of its fields: 64
     hexadecimal digits. `digest` itself does not count.
 
-    >>> digest({"a": 1, "b": [0.5]}) == digest({"b": [0.5], "a": 1})
-    True
+    Example:
+
+        >>> digest({"a": 1, "b": [0.5]}) == digest({"b": [0.5], "a": 1})
+        True
     """
     text = json.dumps({k: v for k, v in row.items() if k != "digest"},
                       sort_keys=True, separators=(",", ":"))

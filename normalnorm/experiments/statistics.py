@@ -148,9 +148,11 @@ def equivalence_test(first: Sequence[float], second: Sequence[float],
     Raises `ValueError` for unequal numbers of values, or a bound that is not
     above 0. Source: Schuirmann 1987, the two one-sided tests.
 
-    >>> test = equivalence_test([1.0, 2.0, 4.0], [1.1, 2.2, 4.0], bound=0.5)
-    >>> round(test.p, 3)
-    0.01
+    Example:
+
+        >>> test = equivalence_test([1.0, 2.0, 4.0], [1.1, 2.2, 4.0], bound=0.5)
+        >>> round(test.p, 3)
+        0.01
     """
     if not bound > 0:
         raise ValueError(f"bound={bound}: expected the difference that would "

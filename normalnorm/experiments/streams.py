@@ -37,8 +37,10 @@ def ahead(items: Iterable[Any], depth: int = 2) -> Iterator[Any]:
     An exception in the thread is raised where its element would have come.
     Stopping early stops the thread. Raises `ValueError` for a depth below 1.
 
-    >>> list(ahead(range(5)))
-    [0, 1, 2, 3, 4]
+    Example:
+
+        >>> list(ahead(range(5)))
+        [0, 1, 2, 3, 4]
     """
     if depth < 1:
         raise ValueError(f"depth={depth}: expected 1 or more")

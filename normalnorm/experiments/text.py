@@ -30,8 +30,10 @@ def encode(text: str) -> Tensor:
 
     Raises `DataError` for other characters, naming the first.
 
-    >>> encode("a b\n").tolist()
-    [66, 1, 67, 0]
+    Example:
+
+        >>> encode("a b\n").tolist()
+        [66, 1, 67, 0]
     """
     codes = torch.tensor([ord(c) for c in text], dtype=torch.int64)
     numbers = torch.where(codes == 10, 0, codes - 31)
@@ -47,8 +49,10 @@ def encode(text: str) -> Tensor:
 def decode(numbers: Tensor) -> str:
     r"""The text of a sequence of numbers; the inverse of `encode`.
 
-    >>> decode(encode("x = 1\n"))
-    'x = 1\n'
+    Example:
+
+        >>> decode(encode("x = 1\n"))
+        'x = 1\n'
     """
     return "".join(VOCABULARY[n] for n in numbers.tolist())
 
@@ -90,9 +94,11 @@ class Windows:
     the shipped text. Raises `DataError` for a sequence that does not fill one
     window.
 
-    >>> inputs, targets = Windows(torch.arange(10), 3)[torch.tensor([1])]
-    >>> inputs.tolist(), targets.tolist()
-    ([[3, 4, 5]], [[4, 5, 6]])
+    Example:
+
+        >>> inputs, targets = Windows(torch.arange(10), 3)[torch.tensor([1])]
+        >>> inputs.tolist(), targets.tolist()
+        ([[3, 4, 5]], [[4, 5, 6]])
         >>> windows = Windows(torch.arange(10), 3)
         >>> len(windows), len(windows.take(torch.tensor([2])).to("cpu"))
         (3, 1)

@@ -178,8 +178,11 @@ def correct(scores: Tensor, targets: Tensor) -> Tensor:
     """Which predictions are right, as bool of shape (B,) or (B, T): the largest
     score stands at the class number, or at the largest probability.
 
-    >>> correct(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1]))
-    tensor([ True, False])
+    Example:
+
+        >>> scores = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+        >>> correct(scores, torch.tensor([1, 1]))
+        tensor([ True, False])
     """
     return scores.argmax(-1) == (
         targets.argmax(-1) if targets.is_floating_point() else targets)
@@ -217,10 +220,12 @@ def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor],
     evaluation mode, too. `device`: where the model is, by default
     that of the data. Raises `ValueError` for a data set without examples.
 
-    >>> scores, y = torch.eye(3), torch.tensor([0, 1, 1])
-    >>> accuracy, loss, right = evaluate(nn.Identity(), (scores, y))
-    >>> round(accuracy, 2), right.tolist()
-    (0.67, [True, True, False])
+    Example:
+
+        >>> scores, y = torch.eye(3), torch.tensor([0, 1, 1])
+        >>> accuracy, loss, right = evaluate(nn.Identity(), (scores, y))
+        >>> round(accuracy, 2), right.tolist()
+        (0.67, [True, True, False])
     """
     split: Any = Tensors(*data) if isinstance(data, (tuple, list)) else data
     # numbers are read at the end: each reading would make a GPU wait
@@ -492,8 +497,10 @@ def started() -> tuple[int, int]:
     """The number of this process among those that `torchrun` started together,
     counted from 0, and how many they are; (0, 1) without torchrun.
 
-    >>> started()
-    (0, 1)
+    Example:
+
+        >>> started()
+        (0, 1)
     """
     distributed = torch.distributed
     if not (distributed.is_available()
@@ -562,8 +569,10 @@ def by_first(do: Callable[[], Found], device: str = "cpu") -> Found:
     For what happens once, whatever the number of processes: taking a lock,
     writing a row. All must call this. Without torchrun it is `do()`.
 
-    >>> by_first(lambda: 2 + 3)
-    5
+    Example:
+
+        >>> by_first(lambda: 2 + 3)
+        5
     """
     rank, world = started()
     if world == 1:

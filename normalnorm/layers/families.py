@@ -195,8 +195,10 @@ def rows() -> tuple[Family, ...]:
         True
     """
     import normalnorm
-    for name in {*normalnorm.__all__} - {*vars(normalnorm)["_OTHERS"]}:
-        getattr(normalnorm, name)
+    others = {*vars(normalnorm)["_OTHERS"]}
+    for name in normalnorm.__all__:     # a set has another order each time
+        if name not in others:
+            getattr(normalnorm, name)
     return tuple(_TABLE.values())
 
 

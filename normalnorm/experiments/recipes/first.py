@@ -113,8 +113,10 @@ def gaussianity(model: nn.Module, images: Tensor, batch: int = 100,
 def pack_bits(right: Tensor) -> dict[str, Any]:
     """One bit an example, as text: `count`, and `bits` in base 64.
 
-    >>> pack_bits(torch.tensor([True, False, True]))
-    {'count': 3, 'bits': 'oA=='}
+    Example:
+
+        >>> pack_bits(torch.tensor([True, False, True]))
+        {'count': 3, 'bits': 'oA=='}
     """
     return {"count": len(right), "bits": base64.b64encode(
         np.packbits(right.cpu().numpy()).tobytes()).decode()}
@@ -123,8 +125,10 @@ def pack_bits(right: Tensor) -> dict[str, Any]:
 def unpack_bits(packed: dict[str, Any]) -> Tensor:
     """What `pack_bits` packed: a bool tensor of shape (count,).
 
-    >>> unpack_bits({"count": 3, "bits": "oA=="})
-    tensor([ True, False,  True])
+    Example:
+
+        >>> unpack_bits({"count": 3, "bits": "oA=="})
+        tensor([ True, False,  True])
     """
     bits = np.frombuffer(base64.b64decode(packed["bits"]), dtype=np.uint8)
     return torch.from_numpy(
@@ -135,8 +139,10 @@ def gamma(model: nn.Module) -> dict[str, dict[str, float]]:
     """The weights γ of each normalizer of `model` that has them: mean, least
     and largest |γ|.
 
-    >>> gamma(nn.Sequential(nn.BatchNorm1d(3)))
-    {'0': {'mean': 1.0, 'least': 1.0, 'largest': 1.0}}
+    Example:
+
+        >>> gamma(nn.Sequential(nn.BatchNorm1d(3)))
+        {'0': {'mean': 1.0, 'least': 1.0, 'largest': 1.0}}
     """
     return {name: {"mean": round(size.mean().item(), 5),
                    "least": round(size.min().item(), 5),
