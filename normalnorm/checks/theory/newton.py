@@ -493,7 +493,7 @@ def _(constant):
        statement="the transform enforces unimodal, normal pre-activations",
        kind="theorem", verdict="fails", evidence="proof",
        formula=newton_lambda,
-       mutant=lambda h, dim: newton_lambda(h.abs(), dim))
+       mutant=lambda h, dim: newton_lambda(h.exp(), dim))
 def _(estimate):
     """A symmetric sample with two humps: λ̂ = 1, the transform is the identity,
     and both humps stay, with their gap between them.
