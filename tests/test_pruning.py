@@ -9,16 +9,16 @@ import torch
 from peers import installed
 from torch import nn
 
-import normalnorm
+import normalnorm as nm
 from normalnorm.analysis import pruning
 from normalnorm.experiments.models import SmallResNet
 
 GONE = {"1": [0, 3], "4": [1, 2, 7]}
-EXACT = {"batch": nn.BatchNorm2d, "batch normality": normalnorm.BatchNormalNorm2d,
+EXACT = {"batch": nn.BatchNorm2d, "batch normality": nm.BatchNormalNorm2d,
          "instance": lambda c: nn.InstanceNorm2d(c, affine=True),
-         "instance normality": lambda c: normalnorm.InstanceNormalNorm2d(c, affine=True),
-         "synchronized": normalnorm.SyncBatchNormalNorm, "renorm": normalnorm.BatchReNorm,
-         "filter response": normalnorm.FilterResponseNorm}
+         "instance normality": lambda c: nm.InstanceNormalNorm2d(c, affine=True),
+         "synchronized": nm.SyncBatchNormalNorm, "renorm": nm.BatchReNorm,
+         "filter response": nm.FilterResponseNorm}
 
 
 def net(norm, activation=nn.GELU, mode="circular"):
@@ -62,7 +62,7 @@ def test_removal_is_the_mask(name, activation):
 
 def test_zero_padding_is_exact_inside():
     installed("torch_pruning")
-    model = net(normalnorm.BatchNormalNorm2d, mode="zeros")[:4]
+    model = net(nm.BatchNormalNorm2d, mode="zeros")[:4]
     gone = {"1": [0, 3]}
     small = pruning.remove_channels(model, X, gone).eval()
     difference = pruning.mask_channels(model, gone).eval()(X) - small(X)
@@ -89,7 +89,7 @@ def test_parameters_as_torch_pruning_leaves_them():
                                    getattr(small[1], name))
 
 
-@pytest.mark.parametrize("norm", [nn.GroupNorm, normalnorm.GroupNormalNorm])
+@pytest.mark.parametrize("norm", [nn.GroupNorm, nm.GroupNormalNorm])
 def test_shared_statistics_are_asked_for(norm):
     installed("torch_pruning")
     model = net(lambda c: norm(1, c))
@@ -107,7 +107,7 @@ def test_shared_statistics_are_asked_for(norm):
 
 def test_residual_networks_keep_their_stream():
     installed("torch_pruning")
-    model = SmallResNet(width=4, stem_stride=1, norm=normalnorm.BatchNormalNorm2d)
+    model = SmallResNet(width=4, stem_stride=1, norm=nm.BatchNormalNorm2d)
     report = {row.name: row for row in
               pruning.gamma_report(model, torch.zeros(1, 1, 8, 8))}
     free = [name for name, row in report.items() if not row.obstacle]
