@@ -16,7 +16,8 @@ from normalnorm.experiments.models import SmallResNet
 GONE = {"1": [0, 3], "4": [1, 2, 7]}
 EXACT = {"batch": nn.BatchNorm2d, "batch normality": nm.BatchNormalNorm2d,
          "instance": lambda c: nn.InstanceNorm2d(c, affine=True),
-         "instance normality": lambda c: nm.InstanceNormalNorm2d(c, affine=True),
+         "instance normality": lambda c: nm.InstanceNormalNorm2d(
+             c, affine=True),
          "synchronized": nm.SyncBatchNormalNorm, "renorm": nm.BatchReNorm,
          "filter response": nm.FilterResponseNorm}
 
