@@ -10,7 +10,8 @@ __all__ = ['ARMS', 'TABLE', 'unique', 'unique_resnet50', 'unique_resnet101',
            'unique_batches', 'unique_rates', 'unique_depths', 'unique_model',
            'run']
 
-# %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0003
+# %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0007
+import math
 from functools import partial
 from typing import Any
 
@@ -20,11 +21,13 @@ from torch import nn
 from .. import models
 from ..augmentation import augmentation
 from ..data import SPLITS, dataset, info
+from ..networks.residual import fan_out_normal
 from ..optimization import Settings
 from .first import pack_bits
 from ..results import (
     Contrast, Deviation, Published, Recipe)
-from ..train import evaluate, seeded, train
+from ..train import (
+    TrainingDiverged, evaluate, seeded, train)
 from ...layers.normalizers import BMLVNorm, LMBVNorm
 from ...layers.prelayer import PreLayerNormConv2d
 from ...layers.regnorm import (
@@ -71,8 +74,13 @@ def unique_model(config: dict[str, Any], seed: int) -> nn.Module:
     else:
         parts["norm"] = lambda size, made=parts["norm"]: made(size)
     with seeded("weights", seed):
-        return models.build(config["model"], **parts,
-                            **config["model_arguments"])
+        net = models.build(config["model"], **parts,
+                           **config["model_arguments"])
+    # again: layers with a bias draw more numbers while they are made
+    with seeded("weights", seed):
+        fan_out_normal(net)
+        net.classifier.reset_parameters()
+    return net
 
 
 def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
@@ -81,7 +89,8 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     experiment's runs.
 
     RegNorm's arms add `strength` of the configuration's norm times their
-    penalty to the loss. Returns `metrics` (accuracies in percent, losses in
+    penalty to the loss. A run that diverges counts as a guess, with `diverged`
+    1 among its metrics: in a sweep of rates that is an outcome. Returns `metrics` (accuracies in percent, losses in
     nats; with "test_batches" also the accuracy for each of these sizes of the
     batch in evaluation), `history` by epoch, `test_right`.
 
@@ -110,19 +119,27 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         batches = {f"test_batch_{size}": 100 * evaluate(
                        model, data["test"], size, device).accuracy
                    for size in config.get("test_batches", [])}
+    except TrainingDiverged as error:
+        classes = len(info(config["data"]).classes)
+        guess = dict.fromkeys(("test_last", "validation_last", "train_last",
+                               *(f"test_batch_{size}" for size in
+                                 config.get("test_batches", []))),
+                              100 / classes)
+        return {"metrics": {**guess, "loss_last": math.log(classes),
+                            "diverged": 1.0}, "why": str(error), "threads": 1}
     finally:
         torch.set_num_threads(threads)
     metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
                "loss_last": outcome["last"]["test_loss"],
                "validation_last": 100 * outcome["last"]["validation_accuracy"],
                "train_last": 100 * outcome["train_accuracy"],
-               "seconds": outcome["seconds"], **batches}
+               "diverged": 0.0, "seconds": outcome["seconds"], **batches}
     return {"metrics": {name: round(v, 5) for name, v in metrics.items()},
             "history": [{name: round(v, 5) for name, v in epoch.items()}
                         for epoch in outcome["history"]],
             "test_right": pack_bits(outcome["test_right"]), "threads": 1}
 
-# %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0004
+# %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0009
 # Table 3: CIFAR-10 (WideResNet), ImageNet (ResNet-50, ResNet-101)
 TABLE = {"None": (0.0, 71.254, 73.153), "Batch": (95.953, 76.293, 78.104),
          "Batch-Train": (95.512, 74.780, 76.693),
@@ -217,7 +234,7 @@ unique_resnet101 = _recipe("batch-norm-unique-resnet101",
                            _imagenet("resnet101"), "ResNet-101, ImageNet",
                            False)
 
-# %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0005
+# %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0011
 def _sweep(name: str, title: str, claim: tuple[str, ...], place: str,
            values: tuple, kinds: tuple[str, ...], compare, primary,
            options: dict[str, Any], cost: str) -> Recipe:
