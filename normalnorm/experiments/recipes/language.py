@@ -9,7 +9,7 @@ own sources, without a normalizer and with four.
 __all__ = ['ARMS', 'language_recurrent', 'language_transformer', 'one_thread',
            'language_model', 'run']
 
-# %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0003
+# %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0006
 import math
 from contextlib import contextmanager
 from functools import partial
@@ -119,7 +119,7 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
             "history": [{name: round(v, 5) for name, v in epoch.items()}
                         for epoch in outcome["history"]], "threads": 1}
 
-# %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0004
+# %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0008
 ARMS = ("none", "LN", "PreLN", "RMS", "LNN")
 
 
