@@ -90,9 +90,10 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
 
     RegNorm's arms add `strength` of the configuration's norm times their
     penalty to the loss. A run that diverges counts as a guess, with `diverged`
-    1 among its metrics: in a sweep of rates that is an outcome. Returns `metrics` (accuracies in percent, losses in
-    nats; with "test_batches" also the accuracy for each of these sizes of the
-    batch in evaluation), `history` by epoch, `test_right`.
+    1 among its metrics: in a sweep of rates that is an outcome. Returns
+    `metrics` (accuracies in percent, losses in nats; with "test_batches" also
+    the accuracy for each of these sizes of the batch in evaluation), `history`
+    by epoch, `test_right`.
 
     Example:
 
@@ -184,7 +185,8 @@ _RATES = (0.03, 0.1, 0.3)
 def _recipe(name: str, title: str, column: int, paper: dict[str, Any],
             what: str, book: bool) -> Recipe:
     "Table 3's nine arms on one network; at book only where asked."
-    scales = {"smoke": _arms(_SMOKE), **({"book": _arms(_BOOK)} if book else {}),
+    scales = {"smoke": _arms(_SMOKE),
+              **({"book": _arms(_BOOK)} if book else {}),
               "paper": _arms(paper)}
     return Recipe(
         name=name, title=title,
