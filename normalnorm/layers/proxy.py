@@ -204,6 +204,14 @@ _KINDS = {"identity": _Kind(lambda y, slope: y, 0, True),
           "silu": _Kind(lambda y, slope: F.silu(y), 3),
           "tanh": _Kind(lambda y, slope: torch.tanh(y), 4)}
 ACTIVATIONS = tuple(_KINDS)
+
+
+def _kind_and_slope(name: str, negative_slope: float) -> tuple[_Kind, float]:
+    "A named activation and its slope below 0, 0 for those that have none."
+    return _KINDS[name], {"identity": 1.0, "leaky_relu": float(
+        negative_slope)}.get(name, 0.0)
+
+
 _FIELDS = native._packer(*native._PROXY_JOB)
 
 
@@ -413,9 +421,7 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
             by_pieces(*place, activation, kinks) if samples is None
             else by_nodes(*place, activation, quantile_nodes(samples)),
             parameters)
-    kind, slope = _KINDS[activation], {
-        "identity": 1.0,
-        "leaky_relu": float(negative_slope)}.get(activation, 0.0)
+    kind, slope = _kind_and_slope(activation, negative_slope)
     if samples is None:
         place = _location_and_spread(*parameters)
         return _asking_again(
