@@ -230,13 +230,13 @@ def _kernel_nodes(samples: int) -> Tensor:
 
 def _call(which: int, parameters, results, upstream, gradients, samples: int,
           number: int, slope: float) -> None:
-    """The kernel's forward (0) or backward pass (1).
+    """The kernel's forward (0) or backward pass (1), of tensors whose memory is
+    there.
 
-    All tensors are held here until it returns.
+    All of them are held here until it returns.
     """
     tensors = (*parameters, _kernel_nodes(samples), *results, *upstream,
                *gradients)
-    check_memory(*tensors)
     work = (native.library().normalnorm_proxy_backward if which
             else native.library().normalnorm_proxy_forward)
     work(_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors],
@@ -282,6 +282,7 @@ class _ByKernel(NamedTuple):
         parameters = tuple(
             t if t is None or t.is_contiguous() else t.contiguous()
             for t in problem.inputs())
+        check_memory(*parameters)
         weight = parameters[0]
         mean, var, jacobian = (torch.empty_like(weight),
                                torch.empty_like(weight),

@@ -171,14 +171,18 @@ class GroupedProxy(NamedTuple):
 
 
 def _dense(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.detach().resolve_neg().contiguous()
+    "As the kernel reads it: without gaps, or a sign that is still to be applied."
+    if t is None or t.is_contiguous() and not t.is_neg():
+        return t
+    return t.detach().resolve_neg().contiguous()
 
 
 def _call(which: str, u, grad, out, parameters, kept, gradients,
           settings: tuple) -> None:
-    "The kernel's pass; all tensors are held here until it returns."
+    """The kernel's pass, of tensors whose memory is there; all are held here
+    until it returns.
+    """
     tensors = (u, grad, out, *parameters, kept, *gradients)
-    check_memory(*tensors)
     groups, eps, kind, slope = settings
     images, channels = u.shape[:2]
     getattr(native.library(), f"normalnorm_grouped_{which}")(_FIELDS.pack(
@@ -196,6 +200,7 @@ class _GroupedByKernel(NamedTuple):
 
     def forward(self, problem: GroupedProxy, keep: bool) -> tuple:
         inputs = problem.inputs()
+        check_memory(*inputs)
         u, *parameters = map(_dense, inputs)
         out = torch.empty_like(u)
         kept = u.new_empty(3 * u.shape[0] * self.groups)
@@ -205,6 +210,7 @@ class _GroupedByKernel(NamedTuple):
 
     def backward(self, state, saved, grads, needs):
         check_saved(saved, state)
+        check_memory(*grads)
         u, *parameters, kept = map(_dense, saved)
         out, gradients = torch.empty_like(u), [
             torch.empty_like(t) if need else None
