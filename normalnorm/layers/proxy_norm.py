@@ -171,7 +171,7 @@ class GroupedProxy(NamedTuple):
 
 
 def _dense(t: Tensor | None) -> Tensor | None:
-    "As the kernel reads it: without gaps, or a sign that is still to be applied."
+    "As the kernel reads it: without gaps, all signs applied."
     if t is None or t.is_contiguous() and not t.is_neg():
         return t
     return t.detach().resolve_neg().contiguous()
