@@ -258,7 +258,16 @@ def chosen(curve: list[dict[str, Any]], **of: Any) -> dict[str, Any]:
 
 def of_rates(config: dict[str, Any],
              curve: list[dict[str, Any]]) -> dict[str, float]:
-    "Metrics of a curve over learning rates, see `learning_rate_sweep`."
+    """Metrics of a curve over learning rates, see `learning_rate_sweep`.
+
+    Example:
+
+        >>> curve = [{"lr": 0.1, "loss": 0.5, "validation_loss": 0.6,
+        ...           "error": 30.0, "steps": 64, "shift": 0.1}]
+        >>> found = of_rates({"values": [0.1], "lr": 0.1}, curve)
+        >>> found["highest"], found["steps"]
+        (-1.0, 6.0)
+    """
     good = [point["lr"] for point in curve if point["loss"] < TRAINS]
     least, best = min(config["values"]), chosen(curve)
     shift = {point["lr"]: point["shift"] for point in curve}
@@ -271,14 +280,29 @@ def of_rates(config: dict[str, Any],
 
 def of_scales(config: dict[str, Any],
               curve: list[dict[str, Any]]) -> dict[str, float]:
-    "Metrics of a curve over initial scales, see `initial_scale_sweep`."
+    """Metrics of a curve over initial scales, see `initial_scale_sweep`.
+
+    Example:
+
+        >>> of_scales({}, [{"loss": 0.5}, {"loss": 2.3}])
+        {'trains': 0.5, 'worst': 2.3}
+    """
     return {"trains": sum(point["loss"] < TRAINS for point in curve) / 2,
             "worst": max(min(point["loss"], 9.0) for point in curve)}
 
 
 def of_batches(config: dict[str, Any],
                curve: list[dict[str, Any]]) -> dict[str, float]:
-    "Metrics of a curve over batch sizes, see `batch_size_sweep`."
+    """Metrics of a curve over batch sizes, see `batch_size_sweep`.
+
+    Example:
+
+        >>> config = {"batch": 4, "steps": 8, "values": [2, 4]}
+        >>> curve = [{"batch": b, "steps": 8, "validation_loss": 1.0,
+        ...           "error": e} for b, e in ((2, 50.0), (4, 30.0))]
+        >>> of_batches(config, curve)["small"]
+        20.0
+    """
     centre, steps = config["batch"], config["steps"]
     least, most = min(config["values"]), max(config["values"])
     error = lambda size, steps=steps: chosen(
