@@ -269,7 +269,7 @@ def _smaller(config: dict[str, Any]) -> dict[str, Any]:
     arguments = {k: v for k, v in config["model_arguments"].items()
                  if k in ("dropout", "drop_path")}
     arguments |= {"classes": 10, "channels": 1}
-    arguments |= ({"width": 0.25, "depth": 0.1, "head": 128, "stem_stride": 2}
+    arguments |= ({"width": 0.5, "depth": 0.1, "head": 128, "stem_stride": 2}
                   if efficient else
                   {"blocks": [1, 1], "widths": [16, 16], "stem": "small"} | (
                       {"groups": 4, "group_width": 16}
