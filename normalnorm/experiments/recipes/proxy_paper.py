@@ -78,7 +78,7 @@ def paper_model(config: dict[str, Any], seed: int) -> nn.Module:
 
     Example:
 
-        >>> config = find("proxy-norm-resnet-50").scales["smoke"]["GN8+WS"]
+        >>> config = resnet50.scales["smoke"]["GN8+WS"]
         >>> model = paper_model(config, 0)
         >>> abs(model.stages[0].conv1.weight[0].sum().item()) < 1e-5
         True
