@@ -3052,7 +3052,7 @@ template <int KIND> void grouped_forward(const GroupedJob& job, i64 i) {
     }
 }
 
-// Sums over a channel of a group, g upstream: of g · factor · φ', the same times
+// Sums over a channel of a group, g upstream: of g · factor · φ', that times
 // y, g, and g · (φ − mean), to `sums`. The gradient of u.
 template <int KIND>
 void grouped_backward(const GroupedJob& job, i64 i, double* sums) {
