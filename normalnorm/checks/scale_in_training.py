@@ -15,7 +15,8 @@ from normalnorm.claims import claim
 def slope_of(w):
     "The gradient of a random scale-invariant loss, a Rayleigh quotient."
     matrix, square = np.random.randn(len(w), len(w)), w @ w
-    return ((matrix + matrix.T) @ w - 2 * (w @ matrix @ w) / square * w) / square
+    return ((matrix + matrix.T) @ w
+            - 2 * (w @ matrix @ w) / square * w) / square
 
 
 def momentum_growth(velocities, lr, momentum):
