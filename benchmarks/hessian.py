@@ -2,6 +2,7 @@
 needs in memory: results/hessian.json.
 
     python -m benchmarks.hessian            # about five minutes
+    python -m benchmarks.hessian --missing  # only networks that have no rows
     python -m benchmarks.hessian --seeds 1 --steps 2 --out FILE     # a try
 
 Each network has eight blocks of width 24 and learns 256 digits for 50 steps of
@@ -24,11 +25,13 @@ from benchmarks import files
 from normalnorm.analysis.hessian import hessian_density, hessian_extremes
 from normalnorm.experiments.data import load
 from normalnorm.experiments.train import seeded
-from normalnorm.layers.normalizers import BMLVNorm
+from normalnorm.layers.normalizers import BMLVNorm, LMBVNorm
 from normalnorm.layers.prelayer import PreLayerNormLinear
+from normalnorm.layers.regnorm import RegNormLinear, regnorm_penalty
 
 OUT = files.ROOT / "results" / "hessian.json"
-KINDS = ("none", "weight", "layer", "prelayer", "bmlv", "batch", "frozen")
+KINDS = ("none", "weight", "layer", "prelayer", "bmlv", "batch", "frozen",
+         "lmbv", "regnorm")
 WIDTH, DEPTH, EXAMPLES, STEPS, RATE, MOMENTUM = 24, 8, 256, 50, 0.01, 0.9
 CLASSES, TOLERANCE = 10, 1e-3
 
@@ -57,9 +60,9 @@ class Network(nn.Module):
     def __init__(self, kind: str, skip: bool):
         super().__init__()
         self.skip = skip
-        linear = {"weight": WeightNormLinear, "prelayer": PreLayerNormLinear
-                  }.get(kind, nn.Linear)
-        norm = {"layer": nn.LayerNorm, "bmlv": BMLVNorm,
+        linear = {"weight": WeightNormLinear, "prelayer": PreLayerNormLinear,
+                  "regnorm": RegNormLinear}.get(kind, nn.Linear)
+        norm = {"layer": nn.LayerNorm, "bmlv": BMLVNorm, "lmbv": LMBVNorm,
                 "batch": lambda n: nn.BatchNorm1d(n, momentum=1.0),
                 "frozen": lambda n: nn.BatchNorm1d(n, momentum=1.0)
                 }.get(kind, lambda n: nn.Identity())
@@ -90,8 +93,9 @@ def population(model: nn.Module, x: Tensor) -> None:
 
 
 def spectrum(kind: str, skip: bool, seed: int, steps: int) -> dict[str, Any]:
-    """The extreme eigenvalues of one network before and after training; None
-    where it diverged.
+    """The extreme eigenvalues of one network before and after training, of the
+    cross-entropy also where a penalty was learned with it; None where it
+    diverged.
     """
     x, y = load("digits", "train", EXAMPLES)
     with seeded("hessian", seed):
@@ -107,6 +111,8 @@ def spectrum(kind: str, skip: bool, seed: int, steps: int) -> dict[str, Any]:
             if kind == "frozen":
                 population(model, x)
             value = loss()
+            if kind == "regnorm":       # 1 if all power were the batch's mean
+                value = value + regnorm_penalty(model, 1 / (2 * DEPTH * WIDTH))
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
@@ -165,24 +171,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--missing", action="store_true",
+                        help="only networks that have no rows")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    start, rows = time.perf_counter(), []
+    start = time.perf_counter()
+    old = (json.loads(args.out.read_text(encoding="utf-8")) if args.missing
+           else {"rows": []})
+    there = {(row["seed"], row["skip"], row["kind"]) for row in old["rows"]}
     # before: the code that is measured is the one that was imported
-    record = files.environment(1) | {"memory": memory()}
+    made, rows = files.environment(1), []
+    if not args.missing:
+        made |= {"memory": memory()}
     for seed in range(args.seeds):
         for skip in (False, True):
             for kind in KINDS:
+                if (seed, skip, kind) in there:
+                    continue
                 rows.append(spectrum(kind, skip, seed, args.steps))
                 print(f"seed {seed}, {kind}, skip {skip}: "
                       f"{time.perf_counter() - start:.0f} s",
                       file=sys.stderr, flush=True)
-    record |= {
+    made |= {
         "seconds": round(time.perf_counter() - start), "data": "digits",
         "examples": EXAMPLES, "steps": args.steps, "rate": RATE,
         "momentum": MOMENTUM, "width": WIDTH, "blocks": DEPTH,
-        "seeds": args.seeds, "rows": rows}
+        "seeds": args.seeds}
+    if args.missing and not rows:
+        print("nothing is missing")
+        return
+    if args.missing:        # what made the later rows stands beside the first
+        record = old | {"rows": old["rows"] + rows, "added": [
+            *old.get("added", []), made | {
+                "kinds": sorted({row["kind"] for row in rows})}]}
+    else:
+        record = made | {"rows": rows}
     # six digits: the eigenvalues have four
     text = json.dumps(json.loads(json.dumps(record), parse_float=lambda v:
                                  float(f"{float(v):.6g}")),

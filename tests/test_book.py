@@ -199,10 +199,11 @@ def test_committed_results_say_what_they_are():
                     and all({"part"} < set(r) for r in row["rows"])), path.name
             continue
         if (path.parent == ROOT / "results"
-                and path.name in ("collapse.json", "glyphs.json",
-                                  "hessian.json", "hostile.json", "kills.json",
-                                  "processors.json", "torchattacks.json",
-                                  "training-loop.json",
+                and path.name in ("collapse.json", "early-training.json",
+                                  "glyphs.json", "hessian.json", "hostile.json",
+                                  "kills.json", "power-training.json",
+                                  "processors.json", "pruning.json",
+                                  "torchattacks.json", "training-loop.json",
                                   "weight-growth.json")):
             assert {"date", "processor", "torch"} <= set(row), path.name
             continue

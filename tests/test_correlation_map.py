@@ -89,6 +89,15 @@ def test_limits_agree():
                            ) == correlation_map(0.4, "tanh", "group", group=5)
 
 
+def test_slope_with_epsilon_has_its_limits():
+    for phi in ("relu", "tanh"):
+        assert slope(phi, "group", 0.2, 0.2, 0.3, group=4000) == pytest.approx(
+            slope(phi, "layer", 0.2, 0.2, 0.3), abs=2e-3)
+        assert slope(phi, "instance", 0.2, 0.2, 1e-8, group=7
+                     ) == pytest.approx(slope(phi, "group", 0.2, 0.2, group=7),
+                                        abs=1e-4)
+
+
 def test_epsilon_noise_and_skip():
     kappa = lambda c: (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c
                        ) / math.pi
@@ -165,10 +174,13 @@ def test_what_has_no_slope_is_said():
     for arguments, keywords, says in (
             (("relu", "lmbv"), {}, "keeps no level"),
             (("relu", "batch"), {"batch": 8, "eps": 0.1}, "finite units"),
+            (("relu", "group"), {"group": 8, "noise": 0.1}, "finite units"),
             ((lambda y: (y > 0).to(y), "layer"), {}, "jumps at 0")):
         with pytest.raises(ValueError, match=says):
             slope(*arguments, **keywords)
     assert slope("relu", "batch", batch=3) == math.inf
+    assert slope("relu", "group", group=3) == math.inf
+    assert 1 < slope("relu", "group", eps=1e-3, group=3) < math.inf
     with pytest.raises(TypeError, match="a name or a function"):
         slope(3, "layer")
     with pytest.raises(ValueError, match="whole batch"):

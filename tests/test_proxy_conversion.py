@@ -188,3 +188,20 @@ def test_other_numbers_of_axes(norm, conv, shape):
 
 def test_public_name():
     assert normalnorm.to_proxy_norm is to_proxy_norm
+
+
+def test_fused():
+    "The same network, with the same names, and no group norms."
+    for name in ("small_resnet_v2", "small_efficientnet"):
+        torch.manual_seed(0)
+        net = models.build(name)
+        apart, report = to_proxy_norm(net, groups=4, inplace=False,
+                                      return_report=True)
+        fused, other = to_proxy_norm(net, groups=4, inplace=False, fused=True,
+                                     return_report=True)
+        assert apart.state_dict().keys() == fused.state_dict().keys()
+        assert len(report.replaced) == len(other.replaced)
+        assert {m.groups for m in of_kind(fused, ProxyNorm)} == {4}
+        assert all(m.affine for m in of_kind(fused, nn.GroupNorm))
+        x = torch.randn(3, 1, 28, 28)
+        torch.testing.assert_close(fused(x), apart(x), rtol=1e-4, atol=1e-4)

@@ -439,3 +439,121 @@ def test_the_function_checks_its_parameters():
         proxy_norm(y.double(), one, one)
     with pytest.raises(ValueError, match="3 channels was given 2 on axis 0"):
         proxy_norm(y, one, one, channel_dim=0)
+
+
+# ---- with the group norm in it ----------------------------------------------
+
+
+def of_all(layer, x, up):
+    "Output and gradients of the input and of the parameters."
+    x = x.detach().requires_grad_()
+    out = layer(x)
+    return out, *torch.autograd.grad(out, [x, *layer.parameters()], up)
+
+
+SHAPES = (((3, 6, 5, 7), 2), ((2, 8, 16, 16), 8), ((2, 4, 70, 71), 1),
+          ((5, 24), 2), ((1, 6, 11), 1), ((2, 6, 2, 3, 4), 6),
+          ((7, 4, 3, 3), 4))
+OPTIONS = ({}, {"scale": False}, {"learnable": False}, {"samples": None})
+GROUPED = (*ACTIVATIONS, nn.LeakyReLU(0.2))
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("activation", GROUPED)
+def test_grouped_by_the_kernel(activation, which):
+    "Output and all gradients against float64; odd sizes and a far mean."
+    shape, groups = SHAPES[(GROUPED.index(activation) + 2 * which) % 7]
+    options = OPTIONS[which]
+    layer = at_random(shape[1], activation, groups=groups, **options)
+    twin = copy.deepcopy(layer).double()
+    x, up = 3 * torch.randn(shape) + 20, torch.randn(shape)
+    found, exact = of_all(layer, x, up), of_all(twin, x.double(), up.double())
+    assert found[0].grad_fn.name() == "_ByEngineBackward"
+    with set_backend("eager"):
+        eager = of_all(layer, x, up)
+    for a, b, c in zip(found, exact, eager):
+        # some sums are 0, and their rounding that of their terms
+        scale = b.abs().max() + 1
+        error = (a.double() - b).abs().max() / scale
+        assert error < max(3e-5, 3 * ((c.double() - b).abs().max() / scale))
+
+
+def test_grouped_is_group_norm_and_proxy_norm():
+    "As modules, in any layout; with a function of no name, and in halves."
+    for activation in ("relu", nn.Hardswish()):
+        joint = at_random(6, activation, groups=3, norm_eps=1e-3)
+        apart = nn.Sequential(nn.GroupNorm(3, 6, 1e-3, affine=False),
+                              at_random(6, activation))
+        x, up = torch.randn(2, 6, 5, 7), torch.randn(2, 6, 5, 7)
+        last = torch.channels_last
+        for u in (x, x.to(memory_format=last), x.transpose(2, 3),
+                  torch.randn(4, 6, 5, 7)[::2], x[:0]):
+            g = up.view_as(u) if u.shape == up.shape else torch.randn_like(u)
+            for a, b in zip(of_all(joint, u, g), of_all(apart, u, g)):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        assert joint(x.to(memory_format=last)).is_contiguous(memory_format=last)
+        half = joint(x.bfloat16())
+        assert half.dtype is torch.bfloat16
+        torch.testing.assert_close(
+            half, joint(x.bfloat16().float()).bfloat16())
+    assert joint.state_dict().keys() == apart[1].state_dict().keys()
+    joint.load_state_dict(apart[1].state_dict())
+
+
+def test_grouped_values_that_are_not_finite_or_far():
+    "They stay in their group; a constant group is 0 before the affine map."
+    layer = at_random(4, groups=2)
+    x = torch.randn(3, 4, 5)
+    for row, value in enumerate((float("nan"), float("inf"), 1e30)):
+        x[row, 0, row] = value
+    x[2, 2:] = -7.0
+    found = layer(x)
+    with set_backend("eager"):
+        expected = layer(x)
+    # of a constant PyTorch's group norm leaves a rounding of its size
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3,
+                               equal_nan=True)
+    assert found[:2, :2].isnan().all() and found[:2, 2:].isfinite().all()
+    assert found[2].isfinite().all()
+    zero = at_random(4)(torch.zeros(1, 2 + 2, 5))
+    torch.testing.assert_close(found[2:, 2:], zero[:, 2:])
+
+
+def test_grouped_derivatives_and_threads():
+    "By the definition in float64; the same bits for any number of threads."
+    layer = at_random(4, "silu", groups=2).double()
+    parameters = tuple(layer.parameters())
+    x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+
+    def call(x, *values):
+        names = [name for name, _ in layer.named_parameters()]
+        return torch.func.functional_call(layer, dict(zip(names, values)), (x,))
+
+    assert torch.autograd.gradcheck(call, (x, *parameters))
+    assert torch.autograd.gradgradcheck(call, (x, *parameters))
+    single = at_random(8, groups=4)
+    x, up = torch.randn(64, 8, 16, 16), torch.randn(64, 8, 16, 16)
+    first, threads = of_all(single, x, up), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert all(map(torch.equal, first, of_all(single, x, up)))
+    finally:
+        torch.set_num_threads(threads)
+    # the second derivative of the kernel's road is the definition's
+    x = x[:1, :, :2, :2].clone().requires_grad_()
+    g, = torch.autograd.grad(single(x).square().sum(), x, create_graph=True)
+    second, = torch.autograd.grad(g.square().sum(), x)
+    with set_backend("eager"):
+        g, = torch.autograd.grad(single(x).square().sum(), x, create_graph=True)
+        expected, = torch.autograd.grad(g.square().sum(), x)
+    torch.testing.assert_close(second, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"groups": 4}, "groups=4 do not divide num_channels=6"),
+    ({"groups": 2, "channel_dim": -1}, "nn.LayerNorm"),
+    ({"groups": 2, "norm_eps": 0.0}, "must be positive"),
+    ({"groups": 0}, "groups=0")])
+def test_groups_that_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        ProxyNorm(6, "relu", **options)

@@ -230,9 +230,10 @@ def check_memory(*tensors: Tensor | None) -> None:
             there = x.untyped_storage().nbytes()
         except RuntimeError:  # a batch of gradients
             continue
-        needed = x.element_size() * (
-            x.storage_offset() + 1 + sum(
-                (n - 1) * step for n, step in zip(x.shape, x.stride())))
+        # without gaps, as most: this is asked several times in each step
+        beyond = (x.numel() if x.is_contiguous() else 1 + sum(
+            (n - 1) * step for n, step in zip(x.shape, x.stride())))
+        needed = x.element_size() * (x.storage_offset() + beyond)
         if there < needed:
             raise RuntimeError("the memory of a tensor of shape "
                                f"{tuple(x.shape)} is not there: it reaches to "

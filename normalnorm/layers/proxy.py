@@ -204,6 +204,14 @@ _KINDS = {"identity": _Kind(lambda y, slope: y, 0, True),
           "silu": _Kind(lambda y, slope: F.silu(y), 3),
           "tanh": _Kind(lambda y, slope: torch.tanh(y), 4)}
 ACTIVATIONS = tuple(_KINDS)
+
+
+def _kind_and_slope(name: str, negative_slope: float) -> tuple[_Kind, float]:
+    "A named activation and its slope below 0, 0 for those that have none."
+    return _KINDS[name], {"identity": 1.0, "leaky_relu": float(
+        negative_slope)}.get(name, 0.0)
+
+
 _FIELDS = native._packer(*native._PROXY_JOB)
 
 
@@ -222,13 +230,13 @@ def _kernel_nodes(samples: int) -> Tensor:
 
 def _call(which: int, parameters, results, upstream, gradients, samples: int,
           number: int, slope: float) -> None:
-    """The kernel's forward (0) or backward pass (1).
+    """The kernel's forward (0) or backward pass (1), of tensors whose memory is
+    there.
 
-    All tensors are held here until it returns.
+    All of them are held here until it returns.
     """
     tensors = (*parameters, _kernel_nodes(samples), *results, *upstream,
                *gradients)
-    check_memory(*tensors)
     work = (native.library().normalnorm_proxy_backward if which
             else native.library().normalnorm_proxy_forward)
     work(_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors],
@@ -274,6 +282,7 @@ class _ByKernel(NamedTuple):
         parameters = tuple(
             t if t is None or t.is_contiguous() else t.contiguous()
             for t in problem.inputs())
+        check_memory(*parameters)
         weight = parameters[0]
         mean, var, jacobian = (torch.empty_like(weight),
                                torch.empty_like(weight),
@@ -413,9 +422,7 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
             by_pieces(*place, activation, kinks) if samples is None
             else by_nodes(*place, activation, quantile_nodes(samples)),
             parameters)
-    kind, slope = _KINDS[activation], {
-        "identity": 1.0,
-        "leaky_relu": float(negative_slope)}.get(activation, 0.0)
+    kind, slope = _kind_and_slope(activation, negative_slope)
     if samples is None:
         place = _location_and_spread(*parameters)
         return _asking_again(

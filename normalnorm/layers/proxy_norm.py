@@ -6,22 +6,25 @@ promises and when, and what it costs in one line of a model.
 # ../../nbs/415_layers.proxy_norm.ipynb.
 
 # %% auto #0
-__all__ = ['Activation', 'named_activation', 'check_activation', 'proxy_norm',
-           'ProxyNorm']
+__all__ = ['Activation', 'named_activation', 'check_activation', 'GroupedProxy',
+           'proxy_norm', 'ProxyNorm']
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0007
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .backends import get_backend
+from .backends import apart, compute, get_backend
 from .core import (
-    _Leaf, _unwatched, check_input, check_precision, saturating_cast, size)
-from .proxy import (
-    _KINDS, ACTIVATIONS, proxy_statistics, quantile_nodes)
+    _Leaf, _unwatched, check_input, check_memory, check_precision, check_saved,
+    kinds, saturating_cast, size)
+from .engines import native
+from normalnorm.layers.proxy import (
+    _KINDS, _Kind, _kind_and_slope, ACTIVATIONS, proxy_statistics,
+    quantile_nodes)
 from ..names import near
 from ..theory.newton import check_flag, number
 
@@ -129,6 +132,109 @@ def _tensors_of(activation: Activation) -> list[Tensor]:
     return ([*activation.parameters(), *activation.buffers()]
             if isinstance(activation, nn.Module) else [])
 
+# %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0056
+_FIELDS = native._packer(*native._GROUPED_JOB)
+
+
+class GroupedProxy(NamedTuple):
+    """A problem for the engines: what a `ProxyNorm` with `groups` computes of
+    its input, for a named activation and given statistics of the proxy.
+
+    `u`: float32 or float64, (N, C, …); `weight`, `bias`, `mean` and `factor`
+    (None for 1): of shape (C,).
+
+    Example:
+
+        >>> one = torch.ones(4)
+        >>> problem = GroupedProxy(torch.randn(2, 4, 3), one, one, one, None,
+        ...                        2, 1e-5, _KINDS["relu"], 0.0)
+        >>> [None if x is None else tuple(x.shape) for x in problem.inputs()]
+        [(2, 4, 3), (4,), (4,), (4,), None]
+        >>> len(problem.tensors())
+        5
+    """
+    u: Tensor
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    factor: Tensor | None
+    groups: int
+    eps: float
+    kind: _Kind
+    slope: float
+
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        return self[:5]
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:5]
+
+
+def _dense(t: Tensor | None) -> Tensor | None:
+    "As the kernel reads it: without gaps, all signs applied."
+    if t is None or t.is_contiguous() and not t.is_neg():
+        return t
+    return t.detach().resolve_neg().contiguous()
+
+
+def _call(which: str, u, grad, out, parameters, kept, gradients,
+          settings: tuple) -> None:
+    """The kernel's pass, of tensors whose memory is there; all are held here
+    until it returns.
+    """
+    tensors = (u, grad, out, *parameters, kept, *gradients)
+    groups, eps, kind, slope = settings
+    images, channels = u.shape[:2]
+    getattr(native.library(), f"normalnorm_grouped_{which}")(_FIELDS.pack(
+        *[0 if t is None else t.data_ptr() for t in tensors], images, channels,
+        groups, u.numel() // (images * channels), kind.number,
+        torch.get_num_threads(), eps, slope))
+
+
+class _GroupedByKernel(NamedTuple):
+    "Group norm, affine map, activation and proxy by the kernel, as a `Work`."
+    groups: int
+    eps: float
+    kind: _Kind
+    slope: float
+
+    def forward(self, problem: GroupedProxy, keep: bool) -> tuple:
+        inputs = problem.inputs()
+        check_memory(*inputs)
+        u, *parameters = map(_dense, inputs)
+        out = torch.empty_like(u)
+        kept = u.new_empty(3 * u.shape[0] * self.groups)
+        _call("forward", u, None, out, parameters, kept, (None,) * 4, self)
+        saved = (*inputs, kept) if keep else ()
+        return native._as(out, problem.u), saved, kinds(saved)
+
+    def backward(self, state, saved, grads, needs):
+        check_saved(saved, state)
+        check_memory(*grads)
+        u, *parameters, kept = map(_dense, saved)
+        out, gradients = torch.empty_like(u), [
+            torch.empty_like(t) if need else None
+            for t, need in zip(parameters, needs[1:])]
+        _call("backward", u, _dense(grads[0]), out, parameters, kept,
+              gradients, self)
+        return native._as(out, saved[0]), *gradients
+
+    def definition(self, state, saved):
+        check_saved(saved, state)
+        inputs = apart(*saved[:5])
+        return inputs, (_grouped(*inputs, *self),)
+
+
+def _offer(problem: GroupedProxy) -> _GroupedByKernel | None:
+    covered = problem.u.numel() and all(
+        t is None or t.dtype is torch.float32 and t.is_cpu
+        for t in problem.inputs())
+    return (_GroupedByKernel(*problem[5:]) if covered and native.available()
+            else None)
+
+
+native.ENGINE.offers[GroupedProxy] = _offer
+
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0011
 def _factor(var: Tensor, eps: float, scale: bool) -> Tensor | None:
     "What multiplies, or None where only the mean is taken off."
@@ -158,6 +264,39 @@ def _activated(input: Tensor, weight: Tensor, bias: Tensor,
     if factor is not None:
         z = z * factor.view(shape)
     return saturating_cast(z, input.dtype)
+
+
+def _grouped(u: Tensor, weight: Tensor, bias: Tensor, mean: Tensor,
+             factor: Tensor | None, groups: int, eps: float, kind: _Kind,
+             slope: float) -> Tensor:
+    "A `GroupedProxy` by PyTorch's operations: the definition."
+    if kind.linear and factor is not None:
+        weight, bias, mean = weight * factor, bias * factor, mean * factor
+        factor = None
+    z = kind.function(torch.group_norm(u, groups, weight, bias, eps), slope)
+    shape = (-1, *(1,) * (u.ndim - 2))
+    z = z - mean.view(shape)
+    return z if factor is None else z * factor.view(shape)
+
+
+def _normalized(input: Tensor, weight: Tensor, bias: Tensor,
+                activation: Activation, mean: Tensor, factor: Tensor | None,
+                groups: int, eps: float) -> Tensor:
+    "Group norm without an affine map, then @eq-proxy with given statistics."
+    wide = torch.promote_types(input.dtype, torch.float32)
+    u = input.to(wide)
+    name, slope = named_activation(activation)
+    if not isinstance(name, str):
+        return saturating_cast(_activated(
+            torch.group_norm(u, groups, None, None, eps), weight, bias,
+            activation, mean, factor, 1), input.dtype)
+    parameters = [None if t is None else t.to(wide)
+                  for t in (weight, bias, mean, factor)]
+    settings = groups, eps, *_kind_and_slope(name, slope)
+    found = compute(GroupedProxy(u, *parameters, *settings))
+    if found is None:
+        found = _grouped(u, *parameters, *settings)
+    return saturating_cast(found, input.dtype)
 
 
 def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
@@ -234,7 +373,11 @@ class ProxyNorm(_Leaf):
       are to have weight decay; False leaves them at 0;
     - `samples` (200): quantiles of the proxy; None for the integrals
       themselves, with `kinks`, where φ bends;
-    - `channel_dim` (1): the axis of the channels, −1 for tokens (B, L, C).
+    - `channel_dim` (1): the axis of the channels, −1 for tokens (B, L, C);
+    - `groups` (None): with a number the layer is the normalizer, too: it first
+      does what `nn.GroupNorm(groups, channels, norm_eps, affine=False)` does,
+      on float32 on a CPU in one visit to the memory with all the rest;
+      `norm_eps` (1e-5): added to the groups' variances.
 
     Parameters `weight` and `bias`, γ and β, start at 1 and 0, the other two at
     0. The input has any number of axes; the output has its shape and dtype, and
@@ -258,7 +401,8 @@ class ProxyNorm(_Leaf):
     def __init__(self, num_channels: int, activation: Activation,
                  eps: float = 0.03, learnable: bool = True, scale: bool = True,
                  samples: int | None = 200, channel_dim: int = 1,
-                 kinks: Sequence[float] = (0.0,), device=None, dtype=None):
+                 kinks: Sequence[float] = (0.0,), device=None, dtype=None,
+                 groups: int | None = None, norm_eps: float = 1e-5):
         super().__init__()
         self.num_channels = size("num_channels", num_channels)
         check_activation(activation)
@@ -272,6 +416,18 @@ class ProxyNorm(_Leaf):
                             "1, or -1 where the channels come last")
         self.scale, self.samples = bool(scale), samples
         self.channel_dim = channel_dim
+        self.groups = None if groups is None else size("groups", groups)
+        if groups is not None and channel_dim != 1:
+            raise ValueError(f"groups={groups} with channel_dim={channel_dim}: "
+                             "groups are normalized with channels on axis 1; "
+                             "for tokens put nn.LayerNorm(channels, "
+                             "elementwise_affine=False) before the layer")
+        if groups is not None and self.num_channels % groups:
+            raise ValueError(f"groups={groups} do not divide num_channels="
+                             f"{num_channels}: give a divisor")
+        self.norm_eps = number("norm_eps", norm_eps)
+        if not self.norm_eps > 0:
+            raise ValueError(f"norm_eps={norm_eps} must be positive")
         self.kinks = tuple(number("kinks", k) for k in kinks)
         for name in ("weight", "bias", "proxy_mean", "proxy_scale"):
             wanted = learnable or not name.startswith("proxy")
@@ -336,6 +492,9 @@ class ProxyNorm(_Leaf):
         check_input(input)
         check_precision(input, weight=self.weight)
         _check_channels(input, self.num_channels, self.channel_dim)
+        if self.groups is not None:
+            return _normalized(input, self.weight, self.bias, self.activation,
+                               *self._moments(), self.groups, self.norm_eps)
         return _activated(input, self.weight, self.bias, self.activation,
                           *self._moments(), self.channel_dim)
 
@@ -344,7 +503,9 @@ class ProxyNorm(_Leaf):
                  else f", activation={self.activation}")
         return (f"{self.num_channels}{shown}, eps={self.eps}, "
                 f"learnable={self.proxy_mean is not None}, scale={self.scale}, "
-                f"samples={self.samples}, channel_dim={self.channel_dim}")
+                f"samples={self.samples}, channel_dim={self.channel_dim}"
+                + (f", groups={self.groups}, norm_eps={self.norm_eps}"
+                   if self.groups is not None else ""))
 
 
 def _unchanged(kept: list[Tensor], tensors: list[Tensor]) -> bool:

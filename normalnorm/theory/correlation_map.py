@@ -278,12 +278,14 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
 
     Arguments as for `correlation_map`. For "batch" and "bmlv" two whole batches
     are close, at the fixed point of equal correlations. Infinite for finite
-    units of too few values: `group` 2 or 3, "batch" of 2 or 3.
+    units of too few values: `group` 2 or 3 with `eps` = 0, "batch" of 2 or 3.
 
     Raises as `correlation_map`, and `ValueError` for an activation that jumps,
-    for "lmbv", and for `eps`, `power` or `noise` with finite units.
+    for "lmbv", for `power` or `noise` with finite units, and for `eps` with
+    batches.
 
-    Source: @eq-map-slope, @eq-map-group-slope, @eq-map-batch-slope.
+    Source: @eq-map-slope, @eq-map-group-slope, @eq-map-group-eps,
+    @eq-map-batch-slope.
 
     Example:
 
@@ -299,10 +301,10 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
     if norm == "lmbv":
         raise ValueError("norm='lmbv' has no slope: dividing by the batch's "
                          "deviation keeps no level of correlation fixed")
-    if n and (eps or power or noise):
-        raise ValueError("F'(1) of finite units is known for eps=0 and without "
-                         "transform and noise; difference correlation_map "
-                         "instead")
+    if n and (power or noise or eps and norm not in _WITH_GROUPS):
+        raise ValueError("F'(1) of finite units is known without transform and "
+                         "noise, and for batches with eps=0; difference "
+                         "correlation_map instead")
     if n is None:
         name = "batch" if norm == "bmlv" else norm
         size = 1.0 if norm == "proxy" else 1 / (1 + eps)
@@ -310,6 +312,8 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
             phi)
     elif norm == "bmlv":
         value = _bmlv_slope(phi, n, gamma_std, beta_std)
+    elif eps:
+        value = _group_slope_with_eps(phi, n, gamma_std, beta_std, eps)
     elif n <= 3:
         value = math.inf
     else:
@@ -325,6 +329,27 @@ def _group_slope(unit: StandardizedUnit, moved: StandardizedUnit,
     across = unit.radii.square() - unit.y.square()
     return (n - 2) / (n - 3) * (unit.mean(moved.f.square() * across)
                                 / unit.mean(unit.f.square())).item()
+
+
+def _group_slope_with_eps(activation: Activation, n: int, gamma_std: float,
+                          beta_std: float, eps: float) -> float:
+    "By the trapezoid rule in the logarithm of the unit's variance."
+    unit = standardized_unit(activation, n, gamma_std, beta_std)
+    gamma, beta, _ = channel_rule(gamma_std, beta_std, 8)
+    wide = 12 * math.sqrt(2 / (n - 1))
+    log = torch.linspace(-max(wide, 40 / (n - 1)), wide,
+                         121 if n < 4 else 49, dtype=torch.float64)
+    law = torch.softmax((n - 1) / 2 * log - n / 2 * log.exp(), 0)
+    steep, size = 0.0, 0.0
+    for var, weight in zip(log.exp()[law > 1e-14], law[law > 1e-14]):
+        kept = var / (var + eps)            # the variance that is left
+        y = unit.y * kept.sqrt()
+        v = gamma[:, None, None] * y + beta[:, None, None]
+        moved = gamma[:, None, None] * derivative_of(activation).function(v)
+        across = (1 - 1 / n - y.square() / n * (2 - kept)) / (var + eps)
+        steep += (weight * unit.mean(moved.square() * across)).item()
+        size += (weight * unit.mean(activation.function(v).square())).item()
+    return steep / size
 
 
 def _batch_slope(unit: StandardizedUnit, moved: StandardizedUnit,

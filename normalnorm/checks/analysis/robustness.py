@@ -109,6 +109,34 @@ def _(norm):
             < 5 * (expected * (1 - expected) / 40_000) ** 0.5)
 
 # %% ../../../nbs/504_analysis.robustness.ipynb
+def certified(p_a, p_b, tau):
+    "The radius within which the smoothed class cannot change."
+    return tau / 2 * (scipy.stats.norm.ppf(p_a) - scipy.stats.norm.ppf(p_b))
+
+
+@claim("nn-smoothing", source="eftekhari2025, §6; cohen2019",
+       statement="normal noise of deviation τ certifies the radius "
+                 "τ/2·(Φ⁻¹(p_A) − Φ⁻¹(p_B))",
+       kind="theorem", verdict="holds", evidence="proof", formula=certified,
+       mutant=lambda p_a, p_b, tau: tau * certified(p_a, p_b, tau))
+def _(radius):
+    """A half-space: its distance, exactly. A disc: where the smoothed class
+    changes, from the noncentral χ² law, is not nearer.
+    """
+    for tau in (0.3, 1.0, 2.5):
+        for distance in (0.1, 0.7, 1.2):
+            p = scipy.stats.norm.cdf(distance / tau)
+            assert math.isclose(radius(p, 1 - p, tau), distance, rel_tol=1e-9)
+        inside = lambda at, tau=tau: scipy.stats.ncx2.cdf(
+            (2 / tau) ** 2, 2, (at / tau) ** 2)
+        centre = inside(0.0)
+        if centre > 0.5:
+            border = scipy.optimize.brentq(lambda at: inside(at) - 0.5, 0, 9)
+            for at in (0.0, 0.5 * border, 0.9 * border):
+                promised = radius(inside(at), 1 - inside(at), tau)
+                assert 0 < promised <= border - at + 1e-9
+
+# %% ../../../nbs/504_analysis.robustness.ipynb
 def shrunk(model, x, y, eps, step, steps, start, bounds):
     "The mutant: comes back towards the input, and not to the nearest point."
     moved = x + step * (robustness.fgsm(model, x, y, 1.0) - x)

@@ -253,3 +253,41 @@ def _(ratio):
         spread = [e.var() / e.mean() ** 2 for e in (
                       x.std(1), np.abs(x - x.mean(1, keepdims=True)).mean(1))]
         assert abs(spread[0] / spread[1] / ratio(share) - 1) < 0.1
+
+# %% ../../../nbs/228_layers.noise.ipynb
+def smoothed(law, xi):
+    "Density of x + ξz, of a mixture of normal laws (weight, mean, deviation)."
+    return lambda t: sum(w * scipy.stats.norm.pdf(t, m, (s * s + xi * xi)**0.5)
+                         for w, m, s in law)
+
+
+def uniformly_smoothed(law, xi):
+    "The mutant: noise of the same deviation, but uniform."
+    a = 3**0.5 * max(xi, 1e-3)
+    return lambda t: sum(
+        w * (scipy.stats.norm.cdf(t + a, m, s)
+             - scipy.stats.norm.cdf(t - a, m, s)) / (2 * a) for w, m, s in law)
+
+
+@claim("rev-noise-not-gaussianizing", source="reviews of eftekhari2025, ps2s",
+       statement="independent normal noise added to a unit never raises its "
+                 "negentropy", kind="inequality", verdict="holds",
+       evidence="proof", formula=smoothed, mutant=uniformly_smoothed)
+def _(density):
+    """Negentropy by the trapezoidal rule, of three laws, at growing noise: it
+    falls, and is 0 throughout for the normal law.
+    """
+    t = np.linspace(-16, 16, 6401)
+    for law in ([(1, 0, 1)], [(0.5, -1.5, 0.4), (0.5, 1.5, 0.4)],
+                [(0.8, 0, 0.5), (0.2, 2, 1.2)]):
+        found = []
+        for xi in (0.0, 0.1, 0.2, 0.4, 1.0, 2.0):
+            p = density(law, xi)(t)
+            mean = np.trapezoid(t * p, t)
+            variance = np.trapezoid((t - mean) ** 2 * p, t)
+            entropy = -np.trapezoid(
+                np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0), t)
+            found.append(math.log(2 * math.pi * math.e * variance) / 2
+                         - entropy)
+        assert np.all(np.diff(found) <= 1e-9), (law, found)
+        assert found[0] > 0.05 or max(found) < 1e-9

@@ -534,3 +534,68 @@ def _(normalizer):
 
     assert all(share(normalizer, size) < 0.1 for size in (0.5, 1.0, 2.0))
     assert all(share(lambda x: x, size) > 0.4 for size in (0.5, 2.0))
+
+# %% ../../../nbs/415_layers.proxy_norm.ipynb
+import torch
+from torch.nn import functional as F
+
+from normalnorm.claims import claim
+from normalnorm.layers.proxy_norm import ProxyNorm
+
+
+def two_components(w, y):
+    "Less the mean, and less the projection on y, over each group."
+    return w - w.mean(-1, True) - y * (w * y).mean(-1, True)
+
+
+def one_component(w, y):
+    "The mutant: the projection on y stays."
+    return w - w.mean(-1, True)
+
+
+@claim("proxy-grouped-gradient", source="labatie2021, Equation 7",
+       statement="the gradients of group norm with PN behind it, in the input "
+                 "and in γ, β, the proxy's mean and factor, are sums over two "
+                 "visits to each group",
+       kind="identity", verdict="holds", evidence="proof",
+       formula=two_components, mutant=one_component)
+def _(project):
+    """The sums against autograd in float64, and the layer in float32, by the
+    kernel where it can be had, against them; for SiLU.
+
+    The mutant leaves out the projection on y.
+    """
+    torch.manual_seed(0)
+    x, up = torch.randn(2, 3, 6, 5, 7, dtype=torch.float64).unbind()
+    eps, per = 1e-5, (3, 2, 3 * 35)
+    layer = ProxyNorm(6, "silu", groups=2)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(0.3 * torch.randn(6))
+    weight, bias = (p.detach().double().view(6, 1, 1).requires_grad_()
+                    for p in (layer.weight, layer.bias))
+    mean, var = (s.detach().double().view(6, 1, 1)
+                 for s in layer.statistics())
+    mean.requires_grad_()
+    factor = (var + 0.03).rsqrt().requires_grad_()
+    x.requires_grad_()
+    y = F.group_norm(x, 2, eps=eps)
+    z = (F.silu(weight * y + bias) - mean) * factor
+    expected = torch.autograd.grad(z, (x, weight, bias, mean, factor), up)
+    with torch.no_grad():
+        a = weight * y + bias
+        s = torch.sigmoid(a)
+        w = up * factor * s * (1 + a * (1 - s))
+        rate = (x.view(per).var(-1, correction=0, keepdim=True) + eps).rsqrt()
+        of_x = (rate * project((weight * w).view(per), y.view(per))).view_as(x)
+        sums = [t.sum((0, 2, 3)) for t in (
+            w * y, w, -factor * up, up * (F.silu(a) - mean))]
+    # y is of variance σ²/(σ²+ε), not 1: that is ε/σ² of the projection
+    torch.testing.assert_close(of_x, expected[0], rtol=1e-6, atol=1e-9)
+    for found, wanted in zip(sums, expected[1:]):
+        torch.testing.assert_close(found, wanted.flatten())
+    u = x.detach().float().requires_grad_()
+    out = layer(u)
+    torch.testing.assert_close(out.double(), z.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.autograd.grad(out, u, up.float())[0]
+                               .double(), of_x, rtol=1e-4, atol=1e-5)

@@ -257,6 +257,42 @@ def _(at):
         0.4, "gelu", "group", 0.2, 0.3, group=5)) < 4e-3
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
+def with_eps(n, g, b, eps, phi="relu"):
+    return maps.slope(phi, "group", g, b, eps, group=n)
+
+
+@claim("map-group-eps", source="new", statement="with ε the slope of a group "
+       "of n values is finite for every n ≥ 2, and as by @eq-map-group-eps",
+       kind="theorem", verdict="holds", evidence="proof", formula=with_eps,
+       mutant=lambda n, g, b, eps, phi="relu": with_eps(n, g, b, 1.3 * eps,
+                                                        phi))
+def _(steep):
+    """Groups drawn, and moved a little with the same numbers; the identity in a
+    group of 2 by scipy's quadrature; ε → 0.
+    """
+    import scipy.integrate
+
+    torch.manual_seed(0)
+    for n, eps, phi in ((2, 0.3, torch.tanh), (5, 0.2, torch.relu)):
+        x, e = torch.randn(2, 200_000, n, dtype=torch.float64)
+        gamma, beta = (1 + 0.2 * torch.randn_like(x), 0.3 * torch.randn_like(x))
+        made = lambda x: phi(gamma * (x - x.mean(1, keepdim=True)) / (x.var(
+            1, correction=0, keepdim=True) + eps).sqrt() + beta)
+        # 1 − c = ½·10⁻⁶ and 1 − F is half the mean square of the difference
+        moved = (made((1 - 5e-7) * x + 1e-3 * e) - made(x)).square().mean(1)
+        size = made(x).square().mean()
+        found, error = (moved.mean() / size / 1e-6, moved.std() / len(x)**0.5
+                        / size / 1e-6)
+        assert abs(found - steep(n, 0.2, 0.3, eps, phi)) < 4 * error + 2e-3
+    # n = 2, φ the identity: y = d/√(d² + ε), d normal of variance ½
+    law = lambda d: math.exp(-d * d) / math.sqrt(math.pi)
+    up, down = (scipy.integrate.quad(lambda d: f(d) * law(d), -9, 9)[0]
+                for f in (lambda d: 0.5 * 0.3**2 / (d * d + 0.3)**3,
+                          lambda d: d * d / (d * d + 0.3)))
+    assert abs(up / down - steep(2, 0.0, 0.0, 0.3, "identity")) < 1e-5
+    assert abs(steep(8, 0.2, 0.2, 1e-9) - 6 / 5 * published(0.2, 0.2)) < 1e-4
+
+# %% ../../../nbs/350_theory.correlation_map.ipynb
 def kappa_of(n):
     c = -1 / (n - 1)
     return (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi

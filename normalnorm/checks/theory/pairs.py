@@ -84,6 +84,66 @@ def _(joint):
             assert abs(found.item() - exact) < 1e-9, (name, m, q, c)
 
 # %% ../../../nbs/348_theory.pairs.ipynb
+def kurtosis_of_width(ratio, n, layers=1):
+    "Excess kurtosis after hidden layers of width n; ratio: E φ⁴/(E φ²)²."
+    return 3 * ((1 + (ratio - 1) / n) ** layers - 1)
+
+
+def mean_square_and_fourth(function):
+    "E φ² and E φ⁴ of a standard normal value, by quadrature."
+    t = np.linspace(-10, 10, 200_001)
+    f, p = function(torch.tensor(t)).numpy(), scipy.stats.norm.pdf(t)
+    return np.trapezoid(f**2 * p, t), np.trapezoid(f**4 * p, t)
+
+
+def second_moments(generator, function, n, layers, networks=60_000):
+    "S of the last hidden layer of random networks, relative to its mean."
+    a = torch.randn(networks, n, generator=generator)
+    for _ in range(layers - 1):
+        w = torch.randn(networks, n, n, generator=generator)
+        a = torch.bmm(w, function(a).unsqueeze(-1)).squeeze(-1) * (2 / n)**0.5
+    s = function(a).double().square().mean(1)
+    return s / s.mean()
+
+
+@claim("nn-width-gp", source="eftekhari2025, §5.4; neal1996",
+       statement="an output of a random network with one hidden layer of width "
+                 "n has excess kurtosis 3(E φ⁴/(E φ²)² − 1)/n: normal as n → ∞",
+       kind="theorem", verdict="holds", evidence="proof",
+       formula=kurtosis_of_width,
+       mutant=lambda ratio, n: 3 * (ratio - 1) / n**0.5)
+def _(kurtosis):
+    """60 000 random networks of three activations and two widths, to five
+    standard errors; 15/n for ReLU.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for function in (torch.relu, torch.tanh, torch.nn.functional.gelu):
+        square, fourth = mean_square_and_fourth(function)
+        for n in (3, 12):
+            s = second_moments(generator, function, n, 1)
+            error = 15 * (s**2).std() / len(s)**0.5
+            assert abs(3 * (s**2).mean() - 3 - kurtosis(
+                fourth / square**2, n)) < error
+    square, fourth = mean_square_and_fourth(torch.relu)
+    assert abs(kurtosis(fourth / square**2, 16) - 15 / 16) < 1e-6
+
+
+@claim("nn-gp-deep", source="eftekhari2025, §6; lee2018",
+       statement="with ReLU, L hidden layers of width n and normal weights the "
+                 "excess kurtosis of an output is 3((1 + 5/n)^L − 1)",
+       kind="theorem", verdict="holds", evidence="proof",
+       formula=lambda n, layers: kurtosis_of_width(6, n, layers),
+       mutant=lambda n, layers: kurtosis_of_width(6, n, layers - 1))
+def _(kurtosis):
+    "Random networks of width 10 and 20, two and three layers deep."
+    generator = torch.Generator().manual_seed(1)
+    for n, layers in ((10, 2), (20, 3)):
+        s = second_moments(generator, torch.relu, n, layers, 20_000)
+        error = 15 * (s**2).std() / len(s)**0.5
+        assert abs(3 * (s**2).mean() - 3 - kurtosis(n, layers)) < error, (
+            n, layers)
+
+# %% ../../../nbs/348_theory.pairs.ipynb
 @claim("pair-fisher", source="fisher1915",
        statement="the law of the correlation coefficient of n normal pairs",
        kind="theorem", verdict="holds", evidence="numerical",

@@ -7,10 +7,13 @@ and without proxy normalization, without and with extra regularization.
 
 # %% auto #0
 __all__ = ['NORMS', 'PUBLISHED', 'DEPTHS', 'proxy', 'proxy_deep',
-           'proxy_cifar100', 'proxy_model', 'collapse', 'run', 'proxy_arms',
-           'published']
+           'proxy_cifar100', 'between', 'proxy_32', 'proxy_44', 'proxy_56',
+           'proxy_cifar100_32', 'proxy_cifar100_44', 'proxy_cifar100_56',
+           'proxy_cifar100_110', 'built', 'proxy_model', 'collapse', 'run',
+           'proxy_arms', 'published']
 
 # %% ../../../nbs/530_experiments.recipes.proxy.ipynb #e30a0007
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +22,33 @@ from torch import Tensor, nn
 from ...analysis.power import model_power
 from .. import models
 from ..augmentation import augmentation
-from ..data import SPLITS, info
+from ..data import SPLITS, dataset, info
+from ..networks.residual import fan_in_truncated
 from ..optimization import Settings
 from .first import _loaded, pack_bits
 from ..results import (
     Contrast, Deviation, Published, Recipe)
-from ..train import seeded, train
+from ..train import as_split, seeded, train
 from ...layers.conversion import to_normality
+from ...layers.hybrids import EvoNorm2d
 from ...layers.proxy_conversion import to_proxy_norm
+
+
+def built(config: dict[str, Any], seed: int, **parts: Any) -> nn.Module:
+    """The network of a configuration, from `parts` (see `models.build`), with
+    weights drawn by `seed`, whatever the parts.
+
+    Example:
+
+        >>> config = proxy.scales["smoke"]["GN"]
+        >>> built(config, 0, norm=nn.Identity).norm
+        Identity()
+    """
+    drawn = ({"init": fan_in_truncated} if config.get("init") == "fan-in"
+             else {})
+    with seeded("weights", seed):
+        return models.build(config["model"], **parts, **drawn,
+                            **config["model_arguments"])
 
 
 def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
@@ -34,8 +56,10 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
     are the same for all normalizers.
 
     `config["norm"]`: `kind`, "batch", "group" or "layer"; `groups`; `proxy`,
-    whether activations are proxy-normalized, with `learnable` β̃, γ̃; `power`,
-    whether group norms get the power transform.
+    whether activations are proxy-normalized, with `learnable` β̃, γ̃ and
+    `proxy_eps`; `power`, whether group norms get the power transform; `eps` and
+    `momentum`, if not PyTorch's. `config["init"]`: "fan-in" draws weights by
+    `fan_in_truncated`.
 
     Example:
 
@@ -45,13 +69,15 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
     """
     norm = config["norm"]
     groups = 1 if norm["kind"] == "layer" else norm.get("groups", 8)
-    make = (nn.BatchNorm2d if norm["kind"] == "batch" or norm["proxy"]
-            else lambda channels: nn.GroupNorm(groups, channels))
-    with seeded("weights", seed):
-        net = models.build(config["model"], norm=make,
-                           **config["model_arguments"])
+    eps = norm.get("eps", 1e-5)
+    make = ((lambda channels: nn.BatchNorm2d(
+                channels, eps, norm.get("momentum", 0.1)))
+            if norm["kind"] == "batch" or norm["proxy"]
+            else lambda channels: nn.GroupNorm(groups, channels, eps))
+    net = built(config, seed, norm=make)
     if norm["proxy"]:
         to_proxy_norm(net, norm["kind"], groups,
+                      eps=norm.get("proxy_eps", 0.03),
                       learnable=norm.get("learnable", True))
     if norm.get("power"):
         to_normality(net, noise=0.0, return_report=True)
@@ -61,7 +87,8 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
 def collapse(model: nn.Module, images: Tensor) -> float:
     """Share of the power in the channels' means, over `images` and positions,
     of what each normalizer puts out before γ and β; their mean. Batch norms
-    take the statistics of `images`.
+    take the statistics of `images`; EvoNorm, whose gate is part of it, is
+    measured behind γ and β.
 
     Example:
 
@@ -69,18 +96,26 @@ def collapse(model: nn.Module, images: Tensor) -> float:
         >>> abs(collapse(net, torch.randn(5, 3, 4, 4))) < 1e-6
         True
     """
+    gates = [name for name, m in model.named_modules()
+             if isinstance(m, EvoNorm2d) and m.apply_act]
     parts = [power.layer() for power in model_power(
-        model, images, batch_statistics=True).values()]
+        model, images, gates or None, batch_statistics=True).values()]
     return sum((p.p1 / p.total).item() for p in parts) / len(parts)
 
 
 def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
-        checkpoint=None, progress=None) -> dict[str, Any]:
+        checkpoint=None, progress=None,
+        build: Callable[[dict[str, Any], int], nn.Module] = proxy_model
+        ) -> dict[str, Any]:
     """One run: build, measure the collapse, train, measure again.
 
-    On a CPU with one thread, as the first experiment's runs. Returns `metrics`
+    On a CPU with one thread, as the first experiment's runs. `build`:
+    configuration and seed → network. `config["options"]`, split → arguments of
+    `dataset`, is for sets too large for memory. Returns `metrics`
     (accuracies in percent, losses in nats, the share of power in channel means
-    before and after), `history` by epoch, `test_right`.
+    before and after), `history` by epoch, `test_right`. `train_met` is the
+    training accuracy of the last epoch as met, with augmentation and noise,
+    `test_averaged` that of averaged weights, if there are any.
 
     Example:
 
@@ -92,11 +127,17 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
     try:
-        data = {split: _loaded(config["data"], split, None, None)
-                for split in SPLITS[1:]}
-        data["train"] = _loaded(config["data"], "train", config["images"], seed)
-        model = proxy_model(config, seed).to(device)
-        probe = data["validation"][0][:128].to(device)
+        if "options" in config:
+            data = {split: dataset(config["data"], split, **options)
+                    for split, options in config["options"].items()}
+        else:
+            data = {split: _loaded(config["data"], split, None, None)
+                    for split in SPLITS[1:]}
+            data["train"] = _loaded(config["data"], "train", config["images"],
+                                    seed)
+        model = build(config, seed).to(device)
+        held_out = as_split(data["validation"], "cpu")
+        probe = held_out[torch.arange(min(128, len(held_out)))][0].to(device)
         before = collapse(model, probe)
         outcome = train(
             model, data, Settings(**config["train"]), seed, device, checkpoint,
@@ -110,8 +151,11 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
                "loss_last": outcome["last"]["test_loss"],
                "validation_last": 100 * outcome["last"]["validation_accuracy"],
                "train_last": 100 * outcome["train_accuracy"],
+               "train_met": 100 * outcome["history"][-1]["train_accuracy"],
                "collapse_before": before, "collapse_after": after,
                "seconds": outcome["seconds"]}
+    if "averaged" in outcome:
+        metrics["test_averaged"] = 100 * outcome["averaged"]["test_accuracy"]
     return {"metrics": {name: round(v, 5) for name, v in metrics.items()},
             "history": [{name: round(v, 5) for name, v in epoch.items()}
                         for epoch in outcome["history"]],
@@ -252,3 +296,12 @@ proxy_deep = _recipe("proxy-norm-deep", "cifar10",
 proxy_cifar100 = _recipe("proxy-norm-cifar100", "cifar100",
                          "the same on a harder task",
                          ("pn-table16", "pn-easy-hard"), 20, False)
+# the other depths of Tables 15 and 16
+between = {f"{data}-{depth}": _recipe(
+    f"proxy-norm-{data}-{depth}", data, f"ResNet-{depth}, {data}",
+    (f"pn-table{table}",), depth, False)
+    for data, table, depths in (("cifar10", 15, (32, 44, 56)),
+                                ("cifar100", 16, (32, 44, 56, 110)))
+    for depth in depths}
+(proxy_32, proxy_44, proxy_56, proxy_cifar100_32, proxy_cifar100_44,
+ proxy_cifar100_56, proxy_cifar100_110) = between.values()

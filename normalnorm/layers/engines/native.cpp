@@ -2773,9 +2773,18 @@ constexpr Layout proxy_layout = [] {
         FIELD(of_scale) FIELD(channels) FIELD(count) FIELD(kind) FIELD(threads)
         FIELD(slope).size(sizeof(ProxyJob));
 }();
-#undef FIELD
 enum { LINEAR, GELU, GELU_TANH, SILU, TANH };
 struct Activated { V value, slope; };
+// f of the kind as a constant
+template <class F> void by_kind(i64 kind, F f) {
+    switch (kind) {
+    case LINEAR: return f(std::integral_constant<int, LINEAR>());
+    case GELU: return f(std::integral_constant<int, GELU>());
+    case GELU_TANH: return f(std::integral_constant<int, GELU_TANH>());
+    case SILU: return f(std::integral_constant<int, SILU>());
+    default: return f(std::integral_constant<int, TANH>());
+    }
+}
 
 inline V least(V a, float b) { return a > b ? set(b) : a; }        // NaN stays
 
@@ -2813,21 +2822,20 @@ struct Proxy {
     V m, t, slope, above, below;
     V side;  // of tanh: ±1 where m is far from 0, else 0
     double base;
-    Proxy(const ProxyJob& job, i64 c) {
-        const double weight = job.weight[c],
-                     m_ = job.bias[c]
-                          + weight * (job.shift ? job.shift[c] : 0.0),
-                     t_ = weight * (1.0 + (job.scale ? job.scale[c] : 0.0)),
-                     a = job.slope;
-        const float side_ = job.kind != TANH || std::fabs(m_) <= 1 ? 0
-                            : m_ > 0                               ? 1
-                                                                   : -1;
+    Proxy(double m_, double t_, i64 kind, double a) {
+        const float side_ = kind != TANH || std::fabs(m_) <= 1 ? 0
+                            : m_ > 0                           ? 1
+                                                               : -1;
         m = set((float)m_), t = set((float)t_), slope = set((float)a),
         side = set(side_);
         above = set((float)(m_ > 0 ? 0.0 : (1 - a) * m_)),
         below = set((float)(m_ > 0 ? (a - 1) * m_ : 0.0));
-        base = job.kind == TANH ? side_ : m_ > 0 ? m_ : a * m_;
+        base = kind == TANH ? side_ : m_ > 0 ? m_ : a * m_;
     }
+    Proxy(const ProxyJob& job, i64 c)
+        : Proxy(job.bias[c] + job.weight[c] * (job.shift ? job.shift[c] : 0.0),
+                job.weight[c] * (1.0 + (job.scale ? job.scale[c] : 0.0)),
+                job.kind, job.slope) {}
 };
 
 template <int KIND, bool SLOPE>
@@ -2933,15 +2941,9 @@ int normalnorm_proxy_forward(const ProxyJob* job_) {
         float *values = shares.mine(), *slopes = values + room;
 #pragma omp for schedule(static)
         for (i64 c = 0; c < job.channels; c++) {
-            switch (job.kind) {
-            case LINEAR: proxy_channel<LINEAR>(job, c, values, slopes); break;
-            case GELU: proxy_channel<GELU>(job, c, values, slopes); break;
-            case GELU_TANH:
-                proxy_channel<GELU_TANH>(job, c, values, slopes);
-                break;
-            case SILU: proxy_channel<SILU>(job, c, values, slopes); break;
-            default: proxy_channel<TANH>(job, c, values, slopes);
-            }
+            by_kind(job.kind, [&](auto kind) {
+                proxy_channel<kind>(job, c, values, slopes);
+            });
         }
     }
     return DONE;
@@ -2967,6 +2969,205 @@ int normalnorm_proxy_backward(const ProxyJob* job_) {
         if (job.of_shift) job.of_shift[c] = of_m * weight;
         if (job.of_scale) job.of_scale[c] = of_t * weight;
     }
+    return DONE;
+}
+}
+
+// ---- group norm, affine map, activation and proxy, in one visit to a group;
+// derived and tested in the chapter "An activation that takes its mean off"
+
+namespace {
+
+struct GroupedJob {
+    const float *u, *grad;
+    float* out;  // or the gradient of u
+    // one a channel: γ, β, the proxy's mean, and the factor, null for 1
+    const float *weight, *bias, *mean, *factor;
+    // three a group: its mean in two parts, and 1/√(σ²+ε)
+    float* kept;
+    float *of_weight, *of_bias, *of_mean, *of_factor;  // may be null
+    i64 images, channels, groups, length, kind, threads;
+    double eps, slope;
+};
+constexpr Layout grouped_layout = [] {
+    using Here = GroupedJob;
+    return Layout() FIELD(u) FIELD(grad) FIELD(out) FIELD(weight) FIELD(bias)
+        FIELD(mean) FIELD(factor) FIELD(kept) FIELD(of_weight) FIELD(of_bias)
+        FIELD(of_mean) FIELD(of_factor) FIELD(images) FIELD(channels)
+        FIELD(groups) FIELD(length) FIELD(kind) FIELD(threads) FIELD(eps)
+        FIELD(slope).size(sizeof(GroupedJob));
+}();
+#undef FIELD
+
+// A group: `count` channels from `first` on, `n` elements from `start` on
+struct Group {
+    i64 first, count, n, start;
+    float center, rest, rate;  // y = (u − center) · rate − rest · rate
+    Group(const GroupedJob& job, i64 i)
+        : count(job.channels / job.groups), n(count * job.length) {
+        first = i % job.groups * count, start = i * n;
+        center = job.kept[3 * i], rest = job.kept[3 * i + 1],
+        rate = job.kept[3 * i + 2];
+    }
+    V normalized(V u) const { return (u - center) * rate - rest * rate; }
+};
+void find_moments(const GroupedJob& job, i64 i) {
+    Job of_unit{};
+    of_unit.segments = 1, of_unit.eps = job.eps;
+    of_unit.length = job.channels / job.groups * job.length;
+    Unit w(of_unit, i);
+    w.moments(job.u + i * w.n, nullptr);
+    // as PyTorch has it, a variance beyond float leaves nothing of the values
+    const float var = (float)w.var;
+    job.kept[3 * i] = w.center, job.kept[3 * i + 1] = w.rest;
+    job.kept[3 * i + 2] = (float)(1 / std::sqrt((var < 0 ? 0 : var) + job.eps));
+}
+// What a channel does to its normalized values
+struct OfChannel {
+    Proxy proxy;
+    float shift, factor;  // of φ less its `base`: the proxy's mean
+    OfChannel(const GroupedJob& job, i64 c)
+        : proxy(job.bias[c], job.weight[c], job.kind, job.slope),
+          shift((float)(job.mean[c] - proxy.base)),
+          factor(job.factor ? job.factor[c] : 1.0f) {}
+};
+
+template <int KIND> void grouped_forward(const GroupedJob& job, i64 i) {
+    const Group group(job, i);
+    for (i64 c = 0; c < group.count; c++) {
+        const OfChannel channel(job, group.first + c);
+        const i64 start = group.start + c * job.length;
+        const float* u = job.u + start;
+        float* out = job.out + start;
+        auto of = [&](V x) INLINED {
+            V y = group.normalized(x);
+            return (activated<KIND, false>(channel.proxy, y).value
+                    - channel.shift) * channel.factor;
+        };
+        i64 j = 0;
+        for (; j + VL <= job.length; j += VL) store(out + j, of(load(u + j)));
+        const int left = (int)(job.length - j);
+        if (left)
+            store_part(out + j, left, of(load_part(u + j, left, group.center)));
+    }
+}
+
+// Sums over a channel of a group, g upstream: of g · factor · φ', that times
+// y, g, and g · (φ − mean), to `sums`. The gradient of u.
+template <int KIND>
+void grouped_backward(const GroupedJob& job, i64 i, double* sums) {
+    const Group group(job, i);
+    double by_one = 0, by_y = 0;
+    for (i64 c = 0; c < group.count; c++) {
+        const OfChannel channel(job, group.first + c);
+        const i64 start = group.start + c * job.length;
+        const float *u = job.u + start, *grad = job.grad + start;
+        float* out = job.out + start;
+        double* const sum = sums + 4 * c;
+        sum[0] = sum[1] = sum[2] = sum[3] = 0;
+        for (i64 b = 0; b < job.length; b += BLOCK) {
+            const i64 end = b + BLOCK < job.length ? b + BLOCK : job.length;
+            V s[4] = {};
+            auto of = [&](V x, V g) INLINED {
+                V y = group.normalized(x);
+                Activated a = activated<KIND, true>(channel.proxy, y);
+                V w = g * channel.factor * a.slope;
+                s[0] += w, s[1] += w * y, s[2] += g,
+                    s[3] += g * (a.value - channel.shift);
+                return w * channel.proxy.t;
+            };
+            i64 j = b;
+            for (; j + VL <= end; j += VL)
+                store(out + j, of(load(u + j), load(grad + j)));
+            const int left = (int)(end - j);
+            if (left)
+                store_part(out + j, left,
+                           of(load_part(u + j, left, group.center),
+                              load_part(grad + j, left, 0)));
+            totals(s, 4, sum);
+        }
+        by_one += job.weight[group.first + c] * sum[0];
+        by_y += job.weight[group.first + c] * sum[1];
+    }
+    // out holds ∂/∂y: less its mean, and less its projection on y
+    const float mean = (float)(by_one / group.n),
+                along = (float)(by_y / group.n);
+    each(0, group.n, [&](i64 j, int n, auto type) INLINED {
+        if constexpr (std::is_same_v<decltype(type), V>) {
+            float* out = job.out + group.start;
+            V y = group.normalized(
+                get(job.u + group.start, j, n, group.center, V{}));
+            V x = (get(out, j, n, 0, V{}) - mean - y * along) * group.rate;
+            put(out, j, n, x);
+        } else {
+            float* out = job.out + group.start + j;
+            const float* u = job.u + group.start + j;
+            for (int k = 0; k < 2 * VL; k += VL)
+                store(out + k, (load(out + k) - mean
+                                - group.normalized(load(u + k)) * along)
+                                   * group.rate);
+        }
+    });
+}
+
+int threads_for(const GroupedJob& job) {
+    const i64 wanted =
+        1 + job.images * job.channels * job.length / 16384;
+    return (int)(wanted < job.threads ? wanted : job.threads);
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* normalnorm_grouped_layout() { return grouped_layout.text; }
+
+int normalnorm_grouped_forward(const GroupedJob* job_) {
+    const GroupedJob& job = *job_;
+    if (!all_here(job.u, job.out, job.weight, job.bias, job.mean, job.kept)
+        || any_freed(job.factor))
+        return NO_DATA;
+#pragma omp parallel for num_threads(threads_for(job)) schedule(static)
+    for (i64 i = 0; i < job.images * job.groups; i++) {
+        find_moments(job, i);
+        by_kind(job.kind,
+                [&](auto kind) { grouped_forward<kind>(job, i); });
+    }
+    return DONE;
+}
+
+// The sums of a channel are kept apart for each image, so that they do not
+// depend on the number of threads.
+int normalnorm_grouped_backward(const GroupedJob* job_) {
+    const GroupedJob& job = *job_;
+    if (!all_here(job.u, job.grad, job.out, job.weight, job.bias, job.mean,
+                  job.kept)
+        || any_freed(job.factor, job.of_weight, job.of_bias, job.of_mean,
+                     job.of_factor))
+        return NO_DATA;
+    const i64 rows = job.images * job.channels, each_row = 4;
+    double* const sums =
+        (double*)all_sums[0].take(2 * each_row * (size_t)rows);
+    if (!sums) return NO_MEMORY;
+    const i64 count = job.channels / job.groups;
+#pragma omp parallel for num_threads(threads_for(job)) schedule(static)
+    for (i64 i = 0; i < job.images * job.groups; i++)
+        by_kind(job.kind, [&](auto kind) {
+            grouped_backward<kind>(job, i, sums + each_row * count * i);
+        });
+    for (i64 c = 0; c < job.channels; c++) {
+        double sum[4] = {};
+        for (i64 image = 0; image < job.images; image++)
+            for (int k = 0; k < 4; k++)
+                sum[k] += sums[each_row * (image * job.channels + c) + k];
+        if (job.of_weight) job.of_weight[c] = (float)sum[1];
+        if (job.of_bias) job.of_bias[c] = (float)sum[0];
+        if (job.of_mean)
+            job.of_mean[c] =
+                (float)(-sum[2] * (job.factor ? job.factor[c] : 1.0f));
+        if (job.of_factor) job.of_factor[c] = (float)sum[3];
+    }
+    if (rows > (1 << 17)) all_sums[0].release();
     return DONE;
 }
 }

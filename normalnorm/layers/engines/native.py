@@ -71,7 +71,8 @@ def _library() -> ctypes.CDLL | CompilerError:
             for name in ("forward", "backward", "given_backward", "normals",
                          "refused", "path", "proxy_forward", "proxy_backward",
                          "torch", "of_tensors", "kept", "layout",
-                         "proxy_layout")]))
+                         "proxy_layout", "grouped_forward",
+                         "grouped_backward", "grouped_layout")]))
     except CompilerError as error:
         # remembered: the next call does not try again
         return error
@@ -166,7 +167,8 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
     """
     for name, result in (("refused", ctypes.c_uint64), ("path", ctypes.c_int),
                          ("kept", ctypes.c_int), ("layout", ctypes.c_char_p),
-                         ("proxy_layout", ctypes.c_char_p)):
+                         ("proxy_layout", ctypes.c_char_p),
+                         ("grouped_layout", ctypes.c_char_p)):
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype = [], result
     refused = compiled.normalnorm_refused
@@ -189,13 +191,15 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
 
     one, start = [ctypes.c_char_p], [
         ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p]
-    # of chapter 410
+    # of chapters 410 and 415
     for name, arguments in (("of_tensors",
                              [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p,
                               ctypes.c_void_p, ctypes.c_int64]),
                             ("forward", one), ("backward", one),
                             ("given_backward", one), ("normals", start),
-                            ("proxy_forward", one), ("proxy_backward", one)):
+                            ("proxy_forward", one), ("proxy_backward", one),
+                            ("grouped_forward", one),
+                            ("grouped_backward", one)):
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype, function.errcheck = (
             arguments, ctypes.c_int, check)
@@ -203,6 +207,7 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
         [ctypes.c_char_p, *[ctypes.c_int] * 3], None)
     _compare("Job", _JOB, compiled.normalnorm_layout())
     _compare("ProxyJob", _PROXY_JOB, compiled.normalnorm_proxy_layout())
+    _compare("GroupedJob", _GROUPED_JOB, compiled.normalnorm_grouped_layout())
     if (kept := compiled.normalnorm_kept()) != KEPT:
         raise CompilerError(f"the compiled kernel keeps {kept} numbers of a "
                             f"unit, where Python has room for {KEPT}. "
@@ -442,8 +447,9 @@ def _packer(group: dict[str, str]) -> struct.Struct:
 
 
 # The kernel's `Job`: addresses, here those of tensors; what stays the same from
-# call to call; what does not. And its `ProxyJob`, of chapter 410. They stand
-# together because `bound` compares both with the kernel's own.
+# call to call; what does not. And its `ProxyJob` and `GroupedJob`, of chapters
+# 410 and 415. They stand together because `bound` compares them with the
+# kernel's own.
 _JOB = (
     _group(address="u grad out weight bias mean var lmbda beside weight_grad "
                    "bias_grad running_mean running_var running_lambda"),
@@ -454,6 +460,11 @@ _PROXY_JOB: tuple = (
     _group(address="weight bias shift scale nodes mean var jacobian of_mean "
                    "of_var of_weight of_bias of_shift of_scale",
            int64="channels count kind threads", double="slope"),)
+_GROUPED_JOB: tuple = (
+    _group(address="u grad out weight bias mean factor kept of_weight of_bias "
+                   "of_mean of_factor",
+           int64="images channels groups length kind threads",
+           double="eps slope"),)
 _ADDRESSES, _FIXED, _VARYING = map(_packer, _JOB)
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # found in a small dictionary, not in PyTorch's large one: a step fetches each
