@@ -203,7 +203,8 @@ def test_committed_results_say_what_they_are():
                                   "glyphs.json", "hessian.json", "hostile.json",
                                   "kills.json", "power-training.json",
                                   "processors.json", "pruning.json",
-                                  "training-loop.json")):
+                                  "torchattacks.json", "training-loop.json",
+                                  "weight-growth.json")):
             assert {"date", "processor", "torch"} <= set(row), path.name
             continue
         # tests/test_mutate.py, tests/test_reading.py

@@ -1,0 +1,59 @@
+"""The tool behind the chapter on weights' lengths, and its committed rows."""
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+growth = pytest.importorskip(
+    "tools.growth", reason="the book's tools are not installed")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("norm", growth.NORMS)
+def test_which_weights_are_invariant(norm):
+    torch.manual_seed(0)
+    model = growth.network(norm).double()
+    x = torch.randn(5, 1, 14, 14, dtype=torch.float64)
+    before = model(x)
+    growth.multiply(model, "convolutions", 4.0)
+    apart = (model(x) - before).abs().max()
+    assert (apart < 1e-3) == (norm != "none")
+    growth.multiply(model, "convolutions", 0.25)
+    growth.multiply(model, "classifier", 4.0)
+    torch.testing.assert_close(model(x), 4 * before)
+
+
+def test_root_mean_square_of_a_whole_image():
+    x = torch.randn(3, 4, 5, 7)
+    ours = growth.WholeRMS(4, eps=1e-5)
+    theirs = torch.nn.RMSNorm((4, 5, 7), eps=1e-5)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_the_rows_are_of_this_tool():
+    record = json.loads((ROOT / "results/weight-growth.json").read_text())
+    assert set(record["parts"]) == set(growth.NORMS)
+    setting = record["setting"]
+    assert setting["lr"] == growth.LR and setting["decay"] == growth.DECAY
+    for part in record["parts"].values():
+        assert part["code"] == growth.code()
+        assert set(part["found"]) == set(growth.ARMS)
+        for arm, runs in part["found"].items():
+            assert len(runs) == growth.SEEDS >= 5
+            assert sum("scaled" in run for run in runs) == (
+                growth.SCALED if arm == "nothing" else 0)
+    assert sum(p["cpu_seconds"] for p in record["parts"].values()) < 900
+
+
+def test_attacks_are_those_of_torchattacks():
+    row = json.loads((ROOT / "results/torchattacks.json").read_text())
+    assert row["torchattacks"] and set(row["found"]) == set(growth.NORMS)
+    for found in row["found"].values():
+        assert {r["attack"] for r in found} == {"fgsm", "pgd"}
+        for r in found:
+            assert r["largest"] < 1e-6 and r["pixels"] == 0
+            assert r["ours"] == r["theirs"]
+        # an attack that does nothing would agree as well
+        pgd = [r["ours"] for r in found if r["attack"] == "pgd"]
+        assert pgd[-1] < pgd[0] - 5
