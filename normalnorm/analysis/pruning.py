@@ -103,7 +103,7 @@ def _keep(layer: nn.Module, gone: Sequence[int]) -> nn.Module:
 @lru_cache(maxsize=1)
 def _pruner() -> Any:
     "What torch-pruning is told of this library's layers."
-    class Channels(_torch_pruning().BasePruningFunc):
+    class Channels(_torch_pruning().BasePruningFunc):  # type: ignore[misc]
         def prune_out_channels(self, layer: nn.Module,
                                idxs: Sequence[int]) -> nn.Module:
             return _keep(layer, idxs)

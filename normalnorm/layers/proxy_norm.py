@@ -290,12 +290,13 @@ def _normalized(input: Tensor, weight: Tensor, bias: Tensor,
         return saturating_cast(_activated(
             torch.group_norm(u, groups, None, None, eps), weight, bias,
             activation, mean, factor, 1), input.dtype)
-    parameters = [None if t is None else t.to(wide)
-                  for t in (weight, bias, mean, factor)]
-    settings = groups, eps, *_kind_and_slope(name, slope)
-    found = compute(GroupedProxy(u, *parameters, *settings))
+    kind, slope = _kind_and_slope(name, slope)
+    problem = GroupedProxy(
+        u, weight.to(wide), bias.to(wide), mean.to(wide),
+        None if factor is None else factor.to(wide), groups, eps, kind, slope)
+    found = compute(problem)
     if found is None:
-        found = _grouped(u, *parameters, *settings)
+        found = _grouped(*problem)
     return saturating_cast(found, input.dtype)
 
 

@@ -223,7 +223,8 @@ def population_slope(lmbda0, mean, deviation, weight=1.0):
        kind="theorem", verdict="holds if",
        condition="0 ≤ λ₀ ≤ 2: beyond, ψ is bounded on one side, and no H makes "
                  "it normal", evidence="proof", formula=population_slope,
-       mutant=lambda *law: population_slope(*law, weight=0.9))
+       mutant=lambda lmbda0, mean, deviation: population_slope(
+           lmbda0, mean, deviation, weight=0.9))
 def _(slope):
     """The slope at λ₀ by quadrature, 0 for any mean and deviation; SciPy's MLE
     of 40 000 values, within five standard errors from the information L''.

@@ -11,6 +11,7 @@ __all__ = ['ARMS', 'language_recurrent', 'language_transformer', 'one_thread',
 
 # %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0006
 import math
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,12 +28,12 @@ from ..train import seeded, train
 from ...layers.normality import LayerNormalNorm
 from ...layers.prelayer import PreLayerNormLinear
 
-_PARTS = {"none": lambda: {"norm": nn.Identity},
-          "LN": lambda: {"norm": nn.LayerNorm},
-          "PreLN": lambda: {"norm": nn.Identity, "linear": PreLayerNormLinear},
-          "RMS": lambda: {"norm": nn.RMSNorm},
-          "LNN": lambda noise=1.0: {"norm": partial(LayerNormalNorm,
-                                                    noise=noise)}}
+_PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "none": lambda: {"norm": nn.Identity},
+    "LN": lambda: {"norm": nn.LayerNorm},
+    "PreLN": lambda: {"norm": nn.Identity, "linear": PreLayerNormLinear},
+    "RMS": lambda: {"norm": nn.RMSNorm},
+    "LNN": lambda noise=1.0: {"norm": partial(LayerNormalNorm, noise=noise)}}
 
 
 @contextmanager
@@ -137,13 +138,13 @@ _BOOK = {"data": "stdlib", "length": 64,
          "windows": {"train": 4000, "validation": 400, "test": None},
          "train": {"epochs": 2, "batch": 64, "optimizer": "adamw", "lr": 3e-3,
                    "weight_decay": 0.0, "clip_norm": 1.0}}
-_SAID = {"columns": {"loss_last": "test loss, last epoch (nats a character)",
-                     "perplexity": "perplexity a character",
-                     "train_loss": "training loss, last epoch (nats)"},
-         "compare": (("none", "LN"), ("LN", "PreLN"), ("LN", "RMS"),
-                     ("LN", "LNN")),
-         "compared": ("loss_last",), "negligible": {"loss_last": 0.02},
-         "choose": "score", "tuned_on": "validation", "run": run}
+_SAID: dict[str, Any] = {
+    "columns": {"loss_last": "test loss, last epoch (nats a character)",
+                "perplexity": "perplexity a character",
+                "train_loss": "training loss, last epoch (nats)"},
+    "compare": (("none", "LN"), ("LN", "PreLN"), ("LN", "RMS"), ("LN", "LNN")),
+    "compared": ("loss_last",), "negligible": {"loss_last": 0.02},
+    "choose": "score", "tuned_on": "validation", "run": run}
 
 language_recurrent = Recipe(
     name="language-recurrent",

@@ -54,7 +54,7 @@ def standardized(model: nn.Module) -> nn.Module:
     return model
 
 
-def _together(config: dict[str, Any]) -> Callable[[int], nn.Module] | None:
+def _together(config: dict[str, Any]) -> Callable[..., nn.Module] | None:
     "One module for normalizer and activation; None where there are two."
     norm = config["norm"]
     eps, groups = norm.get("eps", 1e-5), norm.get("groups", 8)
@@ -241,11 +241,12 @@ def _training(efficient: bool, norm: dict[str, Any]) -> dict[str, Any]:
 
 def _paper_arm(network: str, name: str, kind: str) -> dict[str, Any]:
     "One arm at scale paper; `kind`: one of `KINDS`."
-    model, arguments, side, norms = IMAGENET[network]
+    model, usual, side, norms = IMAGENET[network]
     norm, efficient = norms[name], "Efficient" in network
-    train, changes = _training(efficient, norm), [
-        f"resizedcrop {side}", "flip"]
-    arguments = dict(arguments) | ({"drop_path": 0.2} if efficient else {})
+    train = _training(efficient, norm)
+    changes: list[Any] = [f"resizedcrop {side}", "flip"]
+    arguments: dict[str, Any] = dict(usual) | (
+        {"drop_path": 0.2} if efficient else {})
     mixed = ["either", "mixup 0.2", "cutmix 1"]
     if not efficient and kind == KINDS[1]:
         arguments |= {"dropout": 0.25, "drop_path": 0.25}

@@ -164,21 +164,23 @@ def _published(column: int, what: str) -> dict[str, Published]:
             for name, row in TABLE.items()}
 
 
-_SMOKE = {"data": "digits", "images": 256, "model": "small_wrn",
-          "model_arguments": {"depth": 10, "widths": [4, 8, 8],
-                              "stem_stride": 1},
-          "train": {"epochs": 2, "batch": 32, "lr": 0.03, "clip_norm": 1.0}}
-_BOOK = {"data": "fashion", "images": 2000, "model": "small_wrn",
-         "model_arguments": {"depth": 16},
-         "train": {"epochs": 30, "batch": 128, "lr": 0.1, "weight_decay": 5e-4,
-                   "clip_norm": 1.0}}
+_SMOKE: dict[str, Any] = {
+    "data": "digits", "images": 256, "model": "small_wrn",
+    "model_arguments": {"depth": 10, "widths": [4, 8, 8], "stem_stride": 1},
+    "train": {"epochs": 2, "batch": 32, "lr": 0.03, "clip_norm": 1.0}}
+_BOOK: dict[str, Any] = {
+    "data": "fashion", "images": 2000, "model": "small_wrn",
+    "model_arguments": {"depth": 16},
+    "train": {"epochs": 30, "batch": 128, "lr": 0.1, "weight_decay": 5e-4,
+              "clip_norm": 1.0}}
 _DEVIATION = {"test_last": Deviation(
     0.8, "assumed: twice the deviation of a difference of plain arms in "
          "first-experiment; no run of these arms was seen")}
-_SAID = {"columns": {"test_last": "test accuracy, last epoch (%)",
-                     "train_last": "training accuracy (%)"},
-         "compared": ("test_last",), "deviation": _DEVIATION,
-         "negligible": {"test_last": 0.5}, "tuned_on": "validation"}
+_SAID: dict[str, Any] = {
+    "columns": {"test_last": "test accuracy, last epoch (%)",
+                "train_last": "training accuracy (%)"},
+    "compared": ("test_last",), "deviation": _DEVIATION,
+    "negligible": {"test_last": 0.5}, "tuned_on": "validation"}
 _RATES = (0.03, 0.1, 0.3)
 
 
@@ -253,7 +255,7 @@ def _sweep(name: str, title: str, claim: tuple[str, ...], place: str,
                 scales[scale][f"{kind}, {value}"] = arm
     return Recipe(
         name=name, title=title, claims=claim, scales=scales, run=run,
-        compare=compare, primary=tuple(Contrast(*pair, "test_last")
+        compare=compare, primary=tuple(Contrast(*pair, "test_last")  # type: ignore[call-arg]
                                        for pair in primary),
         seeds={"smoke": 2, "book": 5},
         tuned="Not tuned: the rate of first-experiment, the same for all",
