@@ -84,3 +84,32 @@ def _(judged):
     agree(judged(CRITERIA["uf-icl"], book), [
         ("met", -0.01869),
         ("no difference", -0.01280)])
+
+
+@claim("uf-small-batch-empirical", source="salina, §5",
+       statement="GN and LN stay stable in small batches, unlike BN (a "
+                 "network of six convolutions, 512 images; 1 of 4 criteria "
+                 "met)",
+       kind="empirical", verdict="open", evidence="experiment", formula=judge,
+       mutant=exchanged)
+def _(judged):
+    "Criteria stated before the rows, on the rows. The mutant changes signs."
+    agree(judged(CRITERIA["uf-small-batch-empirical"], book), [
+        ("open", -3.52000),
+        ("open", -1.94000),
+        ("open", -12.78000),
+        ("met", -11.20000)])
+
+
+@claim("uf-bn-large", source="salina, §4.2",
+       statement="BN is unstable with very large batches, and these reduce "
+                 "generalization (a network of six convolutions, 512 images; "
+                 "2 of 3 criteria met)",
+       kind="empirical", verdict="open", evidence="experiment", formula=judge,
+       mutant=exchanged)
+def _(judged):
+    "Criteria stated before the rows, on the rows. The mutant changes signs."
+    agree(judged(CRITERIA["uf-bn-large"], book), [
+        ("met", 5.58000),
+        ("met", 29.82000),
+        ("open", 6.46000)])
