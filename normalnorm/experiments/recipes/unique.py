@@ -255,8 +255,9 @@ def _sweep(name: str, title: str, claim: tuple[str, ...], place: str,
                 scales[scale][f"{kind}, {value}"] = arm
     return Recipe(
         name=name, title=title, claims=claim, scales=scales, run=run,
-        compare=compare, primary=tuple(Contrast(*pair, "test_last")  # type: ignore[call-arg]
-                                       for pair in primary),
+        compare=compare,
+        primary=tuple(Contrast(first, second, "test_last")
+                      for first, second in primary),
         seeds={"smoke": 2, "book": 5},
         tuned="Not tuned: the rate of first-experiment, the same for all",
         cost={"smoke": "seconds", "book": cost},
