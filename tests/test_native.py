@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import normalnorm
-from normalnorm.layers import core, proxy
+from normalnorm.layers import core, proxy, proxy_norm
 from normalnorm.layers.backends import get_backend, normality_norm, set_backend
 from normalnorm.layers.core import Rule, Statistics
 from normalnorm.layers.engines import compiler, native
@@ -876,6 +876,15 @@ def test_addresses_of_freed_memory():
                 function(proxy._FIELDS.pack(
                     *[0 if k == i else many.data_ptr() for k in range(14)],
                     1, 1, 0, 1, 0.0))
+    for function, needed in ((library.normalnorm_grouped_forward,
+                              (0, 2, 3, 4, 5, 7)),
+                             (library.normalnorm_grouped_backward,
+                              (0, 1, 2, 3, 4, 5, 7))):
+        for i in needed:
+            with pytest.raises(RuntimeError, match=freed):
+                function(proxy_norm._FIELDS.pack(
+                    *[0 if k == i else many.data_ptr() for k in range(12)],
+                    1, 1, 1, 1, 0, 1, 1e-5, 0.0))
     with pytest.raises(RuntimeError, match=freed):
         library.normalnorm_normals(0, 4, 1, None)
 

@@ -228,20 +228,15 @@ def _kernel_nodes(samples: int) -> Tensor:
     return nodes
 
 
-def _call(which: int, parameters, results, upstream, gradients, samples: int,
-          number: int, slope: float) -> None:
-    """The kernel's forward (0) or backward pass (1), of tensors whose memory is
-    there.
-
-    All of them are held here until it returns.
-    """
-    tensors = (*parameters, _kernel_nodes(samples), *results, *upstream,
-               *gradients)
-    work = (native.library().normalnorm_proxy_backward if which
-            else native.library().normalnorm_proxy_forward)
-    work(_FIELDS.pack(*[0 if t is None else t.data_ptr() for t in tensors],
-                      parameters[0].numel(), samples, number,
-                      torch.get_num_threads(), slope))
+def _call(which: str, parameters, results, upstream, gradients,
+          settings: tuple) -> None:
+    "The kernel's pass, of tensors whose memory is there."
+    kind, slope, samples = settings
+    native._call(
+        f"proxy_{which}", _FIELDS,
+        (*parameters, _kernel_nodes(samples), *results, *upstream, *gradients),
+        parameters[0].numel(), samples, kind.number, torch.get_num_threads(),
+        slope)
 
 # %% ../../nbs/410_layers.proxy.ipynb #ad4b312a
 class ProxyMoments(NamedTuple):
@@ -279,32 +274,27 @@ class _ByKernel(NamedTuple):
     samples: int
 
     def forward(self, problem: ProxyMoments, keep: bool) -> tuple:
-        parameters = tuple(
-            t if t is None or t.is_contiguous() else t.contiguous()
-            for t in problem.inputs())
+        parameters = tuple(map(native._ready, problem.inputs()))
         check_memory(*parameters)
         weight = parameters[0]
         mean, var, jacobian = (torch.empty_like(weight),
                                torch.empty_like(weight),
                                weight.new_empty(4 * weight.numel()))
-        _call(0, parameters, (mean, var, jacobian), (None, None), (None,) * 4,
-              self.samples, self.kind.number, self.slope)
+        _call("forward", parameters, (mean, var, jacobian), (None, None),
+              (None,) * 4, self)
         saved = (*problem.inputs(), jacobian)
         return (mean, var), saved, kinds(saved)
 
     def backward(self, state, saved, grads, needs):
         check_saved(saved, state)
         check_memory(*grads)
-        *parameters, jacobian = (None if t is None
-                                 else t.resolve_neg().contiguous()
-                                 for t in saved)
+        *parameters, jacobian = map(native._ready, saved)
         upstream = tuple(torch.zeros_like(parameters[0]) if grad is None
-                         else grad.resolve_neg().contiguous()
-                         for grad in grads)
+                         else native._ready(grad) for grad in grads)
         gradients = [torch.empty_like(t) if need else None
                      for t, need in zip(parameters, needs)]
-        _call(1, parameters, (None, None, jacobian), upstream, gradients,
-              self.samples, self.kind.number, self.slope)
+        _call("backward", parameters, (None, None, jacobian), upstream,
+              gradients, self)
         return gradients
 
     def definition(self, state, saved):
@@ -314,11 +304,7 @@ class _ByKernel(NamedTuple):
 
 
 def _offer(problem: ProxyMoments) -> _ByKernel | None:
-    covered = problem.weight.numel() and all(
-        t is None or t.dtype is torch.float32 and t.is_cpu and not t.is_neg()
-        for t in problem.inputs())
-    return (_ByKernel(problem.kind, problem.slope, problem.samples)
-            if covered and native.available() else None)
+    return _ByKernel(*problem[4:]) if native._takes(problem) else None
 
 
 native.ENGINE.offers[ProxyMoments] = _offer

@@ -170,25 +170,16 @@ class GroupedProxy(NamedTuple):
         return self[:5]
 
 
-def _dense(t: Tensor | None) -> Tensor | None:
-    "As the kernel reads it: without gaps, all signs applied."
-    if t is None or t.is_contiguous() and not t.is_neg():
-        return t
-    return t.detach().resolve_neg().contiguous()
-
-
 def _call(which: str, u, grad, out, parameters, kept, gradients,
           settings: tuple) -> None:
-    """The kernel's pass, of tensors whose memory is there; all are held here
-    until it returns.
-    """
-    tensors = (u, grad, out, *parameters, kept, *gradients)
+    "The kernel's pass, of tensors whose memory is there."
     groups, eps, kind, slope = settings
     images, channels = u.shape[:2]
-    getattr(native.library(), f"normalnorm_grouped_{which}")(_FIELDS.pack(
-        *[0 if t is None else t.data_ptr() for t in tensors], images, channels,
-        groups, u.numel() // (images * channels), kind.number,
-        torch.get_num_threads(), eps, slope))
+    native._call(
+        f"grouped_{which}", _FIELDS,
+        (u, grad, out, *parameters, kept, *gradients), images, channels, groups,
+        u.numel() // (images * channels), kind.number, torch.get_num_threads(),
+        eps, slope)
 
 
 class _GroupedByKernel(NamedTuple):
@@ -201,7 +192,7 @@ class _GroupedByKernel(NamedTuple):
     def forward(self, problem: GroupedProxy, keep: bool) -> tuple:
         inputs = problem.inputs()
         check_memory(*inputs)
-        u, *parameters = map(_dense, inputs)
+        u, *parameters = map(native._ready, inputs)
         out = torch.empty_like(u)
         kept = u.new_empty(3 * u.shape[0] * self.groups)
         _call("forward", u, None, out, parameters, kept, (None,) * 4, self)
@@ -211,11 +202,11 @@ class _GroupedByKernel(NamedTuple):
     def backward(self, state, saved, grads, needs):
         check_saved(saved, state)
         check_memory(*grads)
-        u, *parameters, kept = map(_dense, saved)
+        u, *parameters, kept = map(native._ready, saved)
         out, gradients = torch.empty_like(u), [
             torch.empty_like(t) if need else None
             for t, need in zip(parameters, needs[1:])]
-        _call("backward", u, _dense(grads[0]), out, parameters, kept,
+        _call("backward", u, native._ready(grads[0]), out, parameters, kept,
               gradients, self)
         return native._as(out, saved[0]), *gradients
 
@@ -226,11 +217,7 @@ class _GroupedByKernel(NamedTuple):
 
 
 def _offer(problem: GroupedProxy) -> _GroupedByKernel | None:
-    covered = problem.u.numel() and all(
-        t is None or t.dtype is torch.float32 and t.is_cpu
-        for t in problem.inputs())
-    return (_GroupedByKernel(*problem[5:]) if covered and native.available()
-            else None)
+    return _GroupedByKernel(*problem[5:]) if native._takes(problem) else None
 
 
 native.ENGINE.offers[GroupedProxy] = _offer

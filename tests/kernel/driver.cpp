@@ -48,6 +48,15 @@ struct ProxyJob {
     i64 channels, count, kind, threads;
     double slope;
 };
+struct GroupedJob {
+    const float *u, *grad;
+    float* out;
+    const float *weight, *bias, *mean, *factor;
+    float* kept;
+    float *of_weight, *of_bias, *of_mean, *of_factor;
+    i64 images, channels, groups, length, kind, threads;
+    double eps, slope;
+};
 enum Stage { MOMENTS, AVERAGES, CENTRE, SCALE, OUTPUT, SUMS, GRADIENT };
 // rows of a stage's table, forward and backward
 enum { MEAN, VAR, D, KD, LOG, Q, DD, FARTHEST, MIDDLE, SPREAD, FORWARD_ROWS };
@@ -63,6 +72,8 @@ int normalnorm_stage(int stage, const Job*, double* table, i64 count);
 int normalnorm_normals(uint64_t start, i64 count, uint64_t key, float* z);
 int normalnorm_proxy_forward(const ProxyJob*);
 int normalnorm_proxy_backward(const ProxyJob*);
+int normalnorm_grouped_forward(const GroupedJob*);
+int normalnorm_grouped_backward(const GroupedJob*);
 }
 
 namespace {
@@ -857,6 +868,130 @@ void proxies(i64 most) {
     }
 }
 
+// An activation and its slope, as in native.cpp's list of kinds
+void active(i64 kind, double a, double y, double& value, double& slope) {
+    const double k = std::sqrt(2 / M_PI), cube = 0.044715;
+    if (kind == 0) {
+        value = y > 0 ? y : a * y, slope = y > 0 ? 1 : a;
+    } else if (kind == 1) {
+        const double below = 0.5 * std::erfc(-y / std::sqrt(2.0));
+        value = y * below, slope = below + y * k / 2 * std::exp(-y * y / 2);
+    } else if (kind == 2) {
+        const double t = std::tanh(k * (y + cube * y * y * y));
+        value = 0.5 * y * (1 + t);
+        slope = 0.5 * (1 + t)
+                + 0.5 * y * (1 - t * t) * k * (1 + 3 * cube * y * y);
+    } else if (kind == 3) {
+        const double share = 1 / (1 + std::exp(-y));
+        value = y * share, slope = share * (1 + y * (1 - share));
+    } else {
+        value = std::tanh(y), slope = 1 - value * value;
+    }
+}
+
+// Group norm, affine map, activation and proxy, against their definition in
+// double, element by element
+void grouped(i64 most) {
+    const i64 shapes[][4] = {{2, 6, 2, 35}, {3, 4, 4, 9}, {1, 4, 1, 4970},
+                             {5, 24, 2, 1}, {4, 8, 2, 1024}};
+    for (const auto& [images, channels, groups, length] : shapes)
+        for (i64 kind = 0; kind < 5; kind++)
+            for (bool scaled : {true, false}) {
+                const size_t n = (size_t)(images * channels * length),
+                             c_ = (size_t)channels;
+                Floats u(n), g(n), weight(c_), bias(c_), mean(c_), factor(c_);
+                uint64_t state = 5;
+                auto draw = [&] {
+                    state = state * 6364136223846793005u + 1442695040888963407u;
+                    return (float)((double)(state >> 40) * 0x1p-23 - 1);
+                };
+                for (float& x : u) x = 3 * draw() + 20;
+                for (float& x : g) x = draw();
+                for (size_t c = 0; c < c_; c++)
+                    weight[c] = 1 + draw(), bias[c] = draw(), mean[c] = draw(),
+                    factor[c] = 1 + 0.5f * draw();
+                const double eps = 1e-5, a = kind ? 0 : 0.3;
+                const i64 count = channels / groups, size = count * length;
+                std::vector<double> out(n), of_u(n), of[4];
+                for (auto& sums : of) sums.assign(c_, 0.0);
+                for (i64 i = 0; i < images * groups; i++) {
+                    const float *v = u.data() + i * size,
+                                *up = g.data() + i * size;
+                    double m = 0, var = 0, by_one = 0, by_y = 0;
+                    for (i64 j = 0; j < size; j++) m += v[j];
+                    m /= (double)size;
+                    for (i64 j = 0; j < size; j++)
+                        var += (v[j] - m) * (v[j] - m);
+                    const double rate = 1 / std::sqrt(var / (double)size + eps);
+                    for (bool last : {false, true})
+                        for (i64 j = 0; j < size; j++) {
+                            const size_t c =
+                                (size_t)(i % groups * count + j / length);
+                            const double y = (v[j] - m) * rate,
+                                         f = scaled ? factor[c] : 1.0;
+                            double value, slope;
+                            active(kind, a, weight[c] * y + bias[c], value,
+                                   slope);
+                            const double w = up[j] * f * slope,
+                                         of_y = w * weight[c];
+                            if (last) {
+                                of_u[(size_t)(i * size + j)] =
+                                    rate * (of_y - by_one / (double)size
+                                            - y * by_y / (double)size);
+                                continue;
+                            }
+                            out[(size_t)(i * size + j)] = (value - mean[c]) * f;
+                            by_one += of_y, by_y += of_y * y;
+                            of[0][c] += w * y, of[1][c] += w;
+                            of[2][c] -= up[j] * f;
+                            of[3][c] += up[j] * (value - mean[c]);
+                        }
+                }
+                const std::string here =
+                    "grouped/" + std::to_string(length) + "/"
+                    + std::to_string(kind) + (scaled ? "" : "/no factor");
+                std::vector<Floats> first;
+                for (i64 threads = 1; threads <= most; threads *= 2) {
+                    std::vector<Floats> found = {Floats(n), Floats(n)};
+                    for (int k = 0; k < 4; k++) found.emplace_back(c_);
+                    Floats kept((size_t)(3 * images * groups));
+                    GroupedJob job{};
+                    job.u = u.data(), job.out = found[0].data(),
+                    job.weight = weight.data(), job.bias = bias.data(),
+                    job.mean = mean.data(),
+                    job.factor = scaled ? factor.data() : nullptr,
+                    job.kept = kept.data(), job.images = images,
+                    job.channels = channels, job.groups = groups,
+                    job.length = length, job.kind = kind,
+                    job.threads = threads, job.eps = eps, job.slope = a;
+                    done(normalnorm_grouped_forward(&job),
+                         "normalnorm_grouped_forward");
+                    job.grad = g.data(), job.out = found[1].data(),
+                    job.of_weight = found[2].data(),
+                    job.of_bias = found[3].data(),
+                    job.of_mean = found[4].data(),
+                    job.of_factor = scaled ? found[5].data() : nullptr;
+                    done(normalnorm_grouped_backward(&job),
+                         "normalnorm_grouped_backward");
+                    if (threads > 1) {
+                        same_bits(here + ", " + std::to_string(threads)
+                                      + " threads",
+                                  found, first);
+                        continue;
+                    }
+                    first = found;
+                    compare(here + "/out", "grouped", found[0].data(),
+                            out.data(), n);
+                    compare(here + "/of u", "grouped", found[1].data(),
+                            of_u.data(), n);
+                    for (int k = 0; k < (scaled ? 4 : 3); k++)
+                        compare(here + "/of " + std::to_string(k), "grouped",
+                                found[(size_t)(2 + k)].data(), of[k].data(),
+                                c_);
+                }
+            }
+}
+
 // An address of 0, where one is needed, or 1, which stands for freed memory:
 // refused, and nothing is written
 void refused() {
@@ -918,6 +1053,16 @@ void refused() {
         proxy.jacobian = p;
         done(normalnorm_proxy_backward(&proxy),
              "normalnorm_proxy_backward without a jacobian", 2);
+        GroupedJob groups{};
+        groups.u = groups.grad = u.data(), groups.out = out.data(),
+        groups.weight = groups.bias = groups.mean = weight.data(),
+        groups.kept = p, groups.images = groups.groups = groups.threads = 1,
+        groups.channels = 3, groups.length = 4;
+        done(normalnorm_grouped_forward(&groups),
+             "normalnorm_grouped_forward without what it keeps", 2);
+        groups.kept = numbers.data(), groups.mean = p;
+        done(normalnorm_grouped_backward(&groups),
+             "normalnorm_grouped_backward without a mean", 2);
     }
     for (const Floats* x : {&out, &numbers})
         for (float y : *x)
@@ -966,6 +1111,7 @@ int main(int count, char** arguments) {
     values(tables);
     normals();
     proxies(most);
+    grouped(most);
     refused();
     for (const auto& [rule, w] : by_rule)
         std::printf(

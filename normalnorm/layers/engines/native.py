@@ -16,7 +16,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -639,6 +639,26 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
         kind and (*kind, torch.device("cpu")) for kind in call.saved])
     return [_ready(saved[0], call.layout, call.dtype),
             *map(_ready, saved[1:])]
+
+
+def _takes(problem: Any) -> bool:
+    """Whether the kernel can be asked for a problem (with `inputs()`): there
+    are numbers in it, and all are float32 on a CPU.
+    """
+    given = problem.inputs()
+    return bool(given[0].numel()) and all(
+        t is None or t.dtype is _FLOAT and t.is_cpu for t in given
+    ) and available()
+
+
+def _call(name: str, fields: struct.Struct, tensors: Iterable[Tensor | None],
+          *numbers: float) -> None:
+    """Call the kernel's function `name` on a job: the addresses of tensors,
+    which are `_ready`, there, and held until it returns; then numbers.
+    """
+    held = tuple(tensors)
+    getattr(library(), f"normalnorm_{name}")(fields.pack(
+        *[0 if t is None else t.data_ptr() for t in held], *numbers))
 
 
 _NONE = (None,) * 3
