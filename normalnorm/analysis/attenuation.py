@@ -75,13 +75,13 @@ def noise_attenuation(model: nn.Module, inputs: Tensor, scale: float = 0.1,
     where nothing of the clean values is left. Its square root is the relative
     error ‖noisy − clean‖/‖clean‖.
 
-    `inputs`: one minibatch, as `model` takes it. `places`: names of modules,
-    by default the normalizers. `centered`: divide by the squared deviations
-    from the mean over the minibatch, element by element: what all inputs have
-    in common then does not count as signal. Returns a dictionary: the place
-    where noise is added ("input" or `at`), the places that are called after it,
-    in the order of calls, and "output". Equal seeds give equal noise on all
-    devices. A place without signal gives NaN.
+    `inputs`: one minibatch, as `model` takes it. `places`: names of modules, by
+    default the normalizers. `centered`: divide by the squared deviations from
+    the mean over the minibatch, element by element: what all inputs have in
+    common then does not count as signal. `seed`: of the noise. Returns a
+    dictionary: the place where noise is added ("input" or `at`), the places
+    that are called after it, in the order of calls, and "output". Equal seeds
+    give equal noise on all devices. A place without signal gives NaN.
 
     The model runs twice, in evaluation mode, so that dropout and the noise of
     normality layers are off and batch norm takes its running averages; it is

@@ -19,7 +19,9 @@ class Interval:
 
     Every operation rounds outward, so the exact result is always inside.
 
-    `log1p` raises `ValueError` for an interval that reaches below 0.
+    `log1p` raises `ValueError` for an interval that reaches below 0. `lo`,
+    `hi`: the lower and upper ends, float64; without `hi` each interval is the
+    point `lo`.
 
     Example:
 
@@ -47,12 +49,18 @@ class Interval:
 
     @staticmethod
     def outward(lo, hi):
-        "The interval one floating-point number larger at each end."
+        """The interval one floating-point number larger at each end.
+
+        `lo`, `hi`: ends that have been rounded.
+        """
         return Interval(np.nextafter(lo, -np.inf), np.nextafter(hi, np.inf))
 
     @staticmethod
     def of(x):
-        "A number stands for itself, exactly."
+        """A number stands for itself, exactly.
+
+        `x`: a number or array, or an interval, which is returned.
+        """
         return x if isinstance(x, Interval) else Interval(x)
 
     @staticmethod
@@ -181,6 +189,9 @@ def easy_curvature_bound(target=(1879, 10000), t=(3768, 10000),
                          c=(6701, 10000)) -> float:
     """Prove L''(1) ≥ target for every standardized sample, from f > 0 alone;
     returns the target.
+
+    `target`, `t`, `c`: the bound and the two constants of the certificate, each
+    as a fraction (numerator, denominator).
 
     Raises `AssertionError` where the certificate does not verify: no target
     above 0.18794 does.

@@ -39,6 +39,8 @@ def built(config: dict[str, Any], seed: int, **parts: Any) -> nn.Module:
     """The network of a configuration, from `parts` (see `models.build`), with
     weights drawn by `seed`, whatever the parts.
 
+    `config`: as `run` takes it.
+
     Example:
 
         >>> config = proxy.scales["smoke"]["GN"]
@@ -91,6 +93,8 @@ def collapse(model: nn.Module, images: Tensor) -> float:
     take the statistics of `images`; EvoNorm, whose gate is part of it, is
     measured behind γ and β.
 
+    `model`: which is left as it was.
+
     Example:
 
         >>> net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
@@ -117,6 +121,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     before and after), `history` by epoch, `test_right`. `train_met` is the
     training accuracy of the last epoch as met, with augmentation and noise,
     `test_averaged` that of averaged weights, if there are any.
+
+    `config`: of an arm, as `proxy_arms` makes it; `arm`, `device`,
+    `checkpoint`, `progress`: as for the first experiment's.
 
     Example:
 
@@ -170,6 +177,9 @@ def proxy_arms(config: dict[str, Any], groups: int, regularized: dict[str, Any],
     regularization (label smoothing, and the arguments `regularized` of the
     network), and group norm with the power transform and PN.
 
+    `config`: what all arms share; `groups`: of group norm; `smoothing`: of the
+    labels.
+
     Example:
 
         >>> plain = {"model_arguments": {}, "train": {"epochs": 1}}
@@ -215,6 +225,8 @@ DEPTHS = (20, 32, 44, 56, 110)
 def published(data: str, name: str) -> list[tuple[float, ...]]:
     """Rows of Tables 15 and 16: for each of `DEPTHS` accuracy and deviation
     without, and with extra regularization.
+
+    `data`: "cifar10" or "cifar100"; `name`: "BN", "GN" or "GN+PN".
 
     Example:
 

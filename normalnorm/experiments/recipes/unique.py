@@ -94,6 +94,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     the accuracy for each of these sizes of the batch in evaluation), `history`
     by epoch, `test_right`.
 
+    `config`: of an arm; `seed`: of weights and batches; `arm`: its name, which
+    changes nothing; `device`, `checkpoint`, `progress`: as for `train`.
+
     Example:
 
         >>> config = unique.scales["smoke"]["PreRegNorm"] | {
