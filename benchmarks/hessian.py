@@ -159,7 +159,8 @@ def density(kind: str, skip: bool, seed: int, steps: int) -> dict[str, Any]:
     if math.isfinite(network.learn(steps)):
         found = hessian_density(network.loss, network.model.parameters(),
                                 PROBES, NODES)
-    return {"kind": kind, "skip": skip, "seed": seed,
+    size = sum(p.numel() for p in network.model.parameters())
+    return {"kind": kind, "skip": skip, "seed": seed, "size": size,
             "nodes": found and found.nodes.tolist(),
             "weights": found and found.weights.tolist()}
 
