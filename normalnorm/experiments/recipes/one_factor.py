@@ -388,7 +388,7 @@ batch_size_sweep = _sweep(
      Contrast("none", "BN", "large"), Contrast("GN", "LN", "small")),
     {"small": 6.0, "large": 2.0},
     {"error": 2.0, "small": 5.0, "large": 2.0, "epochs": 2.0},
-    values=[2, 8, 32, 256], rates=[0.02, 0.1])
+    values=[2, 4, 8, 16, 32, 64, 128, 256], rates=[0.02, 0.1])
 SWEEPS = (learning_rate_sweep, initial_scale_sweep, batch_size_sweep)
 
 
