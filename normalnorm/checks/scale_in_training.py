@@ -144,6 +144,46 @@ def _(longer):
     assert shorter
 
 # %% ../../nbs/365_scale_in_training.ipynb
+import numpy as np
+
+from normalnorm.claims import claim
+
+
+def next_moments(s, q, p, lr, decay, m, g):
+    "‖w‖², ⟨w, v⟩ and ‖v‖² after a step."
+    p = m * m * p + 2 * m * decay * q + decay**2 * s + g**2 / s
+    along = m * q + decay * s
+    return s - 2 * lr * along + lr**2 * p, along - lr * p, p
+
+
+@claim("scale-momentum-moments", source="new",
+       statement="with gradients of length g/‖w‖ at right angles to weights "
+                 "and velocity, ‖w‖², ⟨w, v⟩ and ‖v‖² go on by themselves, to "
+                 "‖w‖⁴ = ηg²/(λ(1−m)(2 − ηλ/(1+m)))",
+       kind="identity", verdict="holds", evidence="proof",
+       formula=next_moments,
+       mutant=lambda s, q, p, lr, decay, m, g: next_moments(
+           s, -q, p, lr, decay, m, g))
+def _(step):
+    "Thirty steps of vectors, and many of the numbers alone."
+    for lr, decay, m, g in ((0.3, 0.1, 0.8, 0.7), (0.05, 0.005, 0.0, 3.0)):
+        w, v = np.random.randn(9), np.zeros(9)
+        three = w @ w, 0.0, 0.0
+        for _ in range(30):
+            plane, _ = np.linalg.qr(np.stack([w, v, np.random.randn(9)], 1))
+            slope = plane[:, 2] * g / np.linalg.norm(w)
+            v = m * v + slope + decay * w
+            w = w - lr * v
+            three = step(*three, lr, decay, m, g)
+            np.testing.assert_allclose(three, (w @ w, w @ v, v @ v),
+                                       rtol=1e-9, atol=1e-12)
+        for _ in range(40_000):
+            three = step(*three, lr, decay, m, g)
+        x = lr * decay / (1 + m)
+        np.testing.assert_allclose(
+            three[0]**2, lr * g**2 / (decay * (1 - m) * (2 - x)), rtol=1e-8)
+
+# %% ../../nbs/365_scale_in_training.ipynb
 import json
 
 import numpy as np
