@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from normalnorm.analysis import pruning
-from normalnorm.analysis.attenuation import evaluating
+from normalnorm.analysis.power import evaluating
 from normalnorm.experiments.data import SPLITS, data_hash, load
 from normalnorm.experiments.models import SmallResNet, macs
 from normalnorm.experiments.optimization import Settings

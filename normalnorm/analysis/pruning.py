@@ -11,14 +11,14 @@ __all__ = ['gamma_penalty', 'Removable', 'gamma_report', 'smallest',
 
 # %% ../../nbs/370_analysis.pruning.ipynb #a3700010
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .power import evaluating
 from ..layers.families import family_of, is_layer, rows
 from ..theory.scale_invariance import absorbed_bias
 
@@ -30,18 +30,6 @@ def _with_gamma(model: nn.Module) -> dict[str, nn.Module]:
             if family_of(module) is not None
             and getattr(module, "weight", None) is not None
             and module.weight.ndim == 1}
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    "Evaluation mode, and afterwards each module in the mode it was in."
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def gamma_penalty(model: nn.Module) -> Tensor:
@@ -163,7 +151,7 @@ def _unknown(layer: nn.Module) -> str:
 
 def _graph(model: nn.Module, example: Any) -> Any:
     ours = {type(m): _pruner() for m in model.modules() if is_layer(m)}
-    with _evaluating(model), torch.enable_grad():
+    with evaluating(model), torch.enable_grad():
         return _torch_pruning().DependencyGraph().build_dependency(
             model, example, customized_pruners=ours, verbose=False)
 
@@ -327,7 +315,7 @@ def _constants(model: nn.Module, example: Any,
     for name in takers:
         hooks.append(model.get_submodule(name).register_forward_pre_hook(
             lambda _, given, name=name: seen.update({name: given[0]})))
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         model(*example) if isinstance(example, (tuple, list)) else model(
             example)
     for hook in hooks:

@@ -28,7 +28,7 @@ from ..results import Contrast, Deviation, Recipe
 from ..statistics import (
     Summary, equivalence_test, summarize)
 from ..train import (
-    Moment, TrainingDiverged, seeded, train)
+    Moment, TrainingDiverged, one_thread, seeded, train)
 
 NORMS = ("BN", "LN", "GN", "WN", "none")
 MEAN_OVER = 16  # steps over which a loss is averaged
@@ -202,14 +202,10 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         >>> len(found["curve"]), sorted(found["metrics"])
         (2, ['trains', 'worst'])
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread("cpu"):
         curve = [point | train_once(
             config, seed, **point, shifts=config["factor"] == "rate")
             for point in points(config)]
-    finally:
-        torch.set_num_threads(threads)
     metrics = {"rate": of_rates, "scale": of_scales,
                "batch": of_batches}[config["factor"]](config, curve)
     return {"metrics": {name: round(value, 5)

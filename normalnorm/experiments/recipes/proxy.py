@@ -28,7 +28,8 @@ from ..optimization import Settings
 from .first import _loaded, pack_bits
 from ..results import (
     Contrast, Deviation, Published, Recipe)
-from ..train import as_split, seeded, train
+from ..train import (
+    as_split, one_thread, seeded, train)
 from ...layers.conversion import to_normality
 from ...layers.hybrids import EvoNorm2d
 from ...layers.proxy_conversion import to_proxy_norm
@@ -124,9 +125,7 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         >>> 0 < run(config, seed=0)["metrics"]["collapse_after"] < 0.5
         True
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else threads)
-    try:
+    with one_thread(device):
         if "options" in config:
             data = {split: dataset(config["data"], split, **options)
                     for split, options in config["options"].items()}
@@ -144,8 +143,6 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
             progress, augment=augmentation(config.get("augmentation", []),
                                            info(config["data"])))
         after = collapse(model, probe)
-    finally:
-        torch.set_num_threads(threads)
     metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
                "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
                "loss_last": outcome["last"]["test_loss"],
