@@ -132,7 +132,7 @@ def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
         made = json.loads(tool.RECORD.read_text())
         tool.main(["--only", "kinds"])      # nothing is done twice
         assert json.loads(tool.RECORD.read_text()) == made
-        monkeypatch.setattr(tool, "code", lambda: "other")
+        monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
         with pytest.raises(SystemExit):
             tool.main(["--only", "kinds"])
     finally:
