@@ -1,19 +1,18 @@
 """What pruning by γ costs, against pruning at random and by the size of the
 output, before and after fine-tuning: results/pruning.json.
 
-    python -m tools.slimming            what is not there yet
-    python -m tools.slimming --again
+    python -m tools.slimming                        what is not there yet
+    python -m tools.slimming --only speed --again
 
 Fifteen CPU minutes on one core. Each network is written when it is done, and is
 not trained again; rows of another state of chapter 370 are refused, unless
 `--again` is given.
 """
-import argparse
-import hashlib
 import itertools
-import json
 import statistics
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,9 +23,9 @@ from normalnorm.analysis.power import evaluating
 from normalnorm.experiments.data import SPLITS, data_hash, load
 from normalnorm.experiments.models import SmallResNet, macs
 from normalnorm.experiments.optimization import Settings
-from normalnorm.experiments.results import provenance, write_atomically
 from normalnorm.experiments.train import seeded, train
 from normalnorm.layers.families import named
+from tools import parts
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "pruning.json"
 WIDTH, SEEDS, STRENGTH = 8, 5, 0.01
@@ -42,13 +41,13 @@ PAIRS = 15                                      # of timed forward passes
 
 def chain(norm, width: int = WIDTH) -> nn.Sequential:
     "Four convolutions with normalizer and ReLU, the mean, a linear map."
-    parts, before = [], 1
+    stack, before = [], 1
     for i, after in enumerate((width, width, 2 * width, 2 * width)):
-        parts += [nn.Conv2d(before, after, 3, padding=1, bias=False),
+        stack += [nn.Conv2d(before, after, 3, padding=1, bias=False),
                   norm(after), nn.ReLU()]
-        parts += [nn.MaxPool2d(2)] * (i == 1)
+        stack += [nn.MaxPool2d(2)] * (i == 1)
         before = after
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                          nn.Linear(before, 10))
 
 
@@ -137,9 +136,8 @@ def one(kind: str, norm: str, penalty: bool, seed: int) -> dict:
                    "before": accuracy(smaller, data["test"])}
             train(smaller, data, TUNING, seed)
             cuts.append(row | {"after": accuracy(smaller, data["test"])})
-    return {"network": kind, "norm": norm, "penalty": penalty, "seed": seed,
-            "whole": accuracy(model, data["test"]), **{
-                f"whole_{k}": v for k, v in cost(model, example).items()},
+    return {"whole": accuracy(model, data["test"]),
+            **{f"whole_{k}": v for k, v in cost(model, example).items()},
             "gamma": [round(v, 5) for v in torch.cat(
                 [*gammas.values()]).sort().values.tolist()], "cuts": cuts}
 
@@ -170,51 +168,17 @@ def speed() -> list[dict]:
     return found
 
 
-def code() -> str:
-    "Hash of what the numbers depend on."
-    files = [Path(__file__), Path(pruning.__file__)]
-    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
-
-
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.slimming",
-        description="Pruning by γ, at random and by output: "
-                    "results/pruning.json.")
-    parser.add_argument("--again", action="store_true",
-                        help="also what is there")
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    if record and record["code"] != code():
-        if not chosen.again:
-            parser.error("results/pruning.json was measured by other code: "
-                         "measure it again with --again")
-        record = {}
-    record = {} if chosen.again else record
-
-    def keep(**new) -> None:
-        record.update(new, date=time.strftime("%Y-%m-%d"), code=code(),
-                      data=data_hash("digits"), **provenance())
-        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(RECORD, lambda file: file.write(text.encode()))
-
-    done = record.get("networks", [])
-    made = {(r["network"], r["norm"], r["penalty"], r["seed"]) for r in done}
-    for seed in range(SEEDS):
-        for key in itertools.product(NETWORKS, NORMS, (False, True), (seed,)):
-            if key in made:
-                continue
-            start = time.process_time()
-            row = one(*key)
-            row["cpu_seconds"] = round(time.process_time() - start, 1)
-            done.append(row)
-            keep(networks=done)
-            print(*key, f"{row['cpu_seconds']} CPU seconds", flush=True)
-    if "speed" not in record:
-        keep(speed=speed())
-    return 0
+    networks = [((kind, norm, penalty, str(seed)),
+                 partial(one, kind, norm, penalty == "penalty", seed))
+                for seed in range(SEEDS)
+                for kind, norm, penalty in itertools.product(
+                    NETWORKS, NORMS, ("no penalty", "penalty"))]
+    return parts.run(
+        __doc__, RECORD, [*networks, (("speed",), speed)],
+        {"data": data_hash("digits")},
+        parts.code(sys.modules[__name__], pruning), "slimming", arguments)
 
 
 if __name__ == "__main__":
