@@ -209,7 +209,7 @@ def easy_curvature_bound(target=(1879, 10000), t=(3768, 10000),
 # %% ../../nbs/225_theory.curvature.ipynb #57d79e6a
 def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
                           split: float = 0.5) -> float:
-    """Prove L''(1) ≥ 2(1 − log 2)² + shift + (2 − spend)·R for every
+    """Prove L''(1) ≥ 2(1 − log 2)² + shift + (2 − spend)·ω for every
     standardized sample; returns a lower end of the constant.
 
     Two certificates, for |β| ≤ split and |β| ≥ split, β = mean(h·d). The
@@ -225,7 +225,7 @@ def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
         Traceback (most recent call last):
         AssertionError: f(1) ≥ 0 fails
     """
-    _require(0 <= spend <= 1, "the proof spends at most one R")
+    _require(0 <= spend <= 1, "the proof spends at most one ω")
     log_2 = Interval(1.0).log1p()
     # powers of log 2
     T, t, c = (np.array([2 + shift, -4, 2]), np.array([-1.0, 2, 0]),

@@ -95,7 +95,7 @@ class _Covariance(Function):
 
 
 class _Lyapunov(Function):
-    "The solution Θ of R Θ + Θ R = Φ, for R = V diag(r) V^T."
+    "The solution Θ of U Θ + Θ U = Φ, for U = V diag(r) V^T."
     generate_vmap_rule = True
 
     @staticmethod
@@ -117,8 +117,8 @@ class _Lyapunov(Function):
 
 
 class _Roots(Function):
-    """R = V diag(r) V^T and its inverse, as functions of the symmetric matrix
-    R² − εI.
+    """U = V diag(r) V^T and its inverse, as functions of the symmetric matrix
+    U² − εI.
     """
     generate_vmap_rule = True
 
