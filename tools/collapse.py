@@ -3,8 +3,9 @@
     python -m tools.collapse                    what is not there yet
     python -m tools.collapse --only widths --again
 
-Twelve CPU minutes on one core. A part that is done is not repeated; a part of
-another state of the chapters 340 and 345 is refused, unless `--again` is given.
+Ten CPU minutes on one core. A part that is done is not repeated; a part of
+another state of the chapters 340, 345 and 425 is refused, unless `--again` is
+given.
 """
 import argparse
 import hashlib
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normalnorm.analysis import power
+from normalnorm.checks import rivals
 from normalnorm.experiments.data import data_hash, load
 from normalnorm.experiments.models import SmallResNet
 from normalnorm.experiments.results import provenance, write_atomically
@@ -30,6 +32,7 @@ RECORD = Path(__file__).resolve().parent.parent / "results" / "collapse.json"
 DEPTH, IMAGES = 30, 16
 NETS = {64: 256, 128: 128, 256: 64, 512: 32}    # of each width
 VARIANTS = 16                                   # nets of width 128
+CURES = ("LN", "LN+PN", "GN+PN", "IN")          # of chapter 425, width 512
 EPOCHS, SEEDS = 6, 3
 
 
@@ -101,7 +104,7 @@ def images() -> Tensor:
 
 def summary(nets: list[list[list[float]]]) -> dict[str, list]:
     "Mean and standard deviation over nets, for each layer and quantity."
-    found = torch.tensor(nets, dtype=torch.float64)     # nets, layers, 6
+    found = torch.tensor(nets, dtype=torch.float64)     # nets, layers, 4 or 6
     rounded = lambda t: [float(f"{v:.5g}") for v in t.tolist()]
     out = {"nets": len(found)}
     for name, values in zip(("p1", "p2", "p3", "p4", "left", "left_about_mean"),
@@ -127,6 +130,20 @@ def widths() -> dict:
                                         for seed in range(count)])
                    for width, count in NETS.items()}
             for name in ("ReLU", "identity")}
+
+
+def cures() -> dict:
+    "Means over the nets, and of P1 the largest of them too, by layer."
+    found = {}
+    for name in CURES:
+        nets = [[[p.item() for p in power.power_decomposition(y).layer()]
+                 for _, y, _ in rivals.layers(rivals.RIVALS[name], seed,
+                                              images(), DEPTH, 512)]
+                for seed in range(NETS[512])]
+        most = torch.tensor(nets)[:, :, 0].amax(0)
+        found[name] = summary(nets) | {
+            "p1_most": [float(f"{v:.5g}") for v in most.tolist()]}
+    return found
 
 
 def kinds() -> dict:
@@ -170,12 +187,14 @@ def training() -> dict:
             for shortcut in ("none", "projection")}
 
 
-PARTS = {"kinds": kinds, "widths": widths, "training": training}
+PARTS = {"kinds": kinds, "widths": widths, "cures": cures,
+         "training": training}
 
 
 def code() -> str:
     "Hash of what the numbers depend on."
-    files = [Path(__file__), Path(collapse.__file__), Path(power.__file__)]
+    files = [Path(m.__file__) for m in (collapse, power, rivals)]
+    files.append(Path(__file__))
     return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
 
 
