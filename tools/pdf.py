@@ -369,15 +369,15 @@ def print_book(articles: dict) -> tuple[int, dict[str, float]]:
 
 def record(made: dict) -> None:
     "Keeps what was measured, with what it was measured on."
-    from normalnorm.experiments.results import processor, write_atomically
+    from normalnorm.experiments.results import processor
     told = lambda *line: subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    write_atomically(RECORD, json.dumps(
+    RECORD.write_text(json.dumps(
         {"date": f"{datetime.date.today()}",
          "commit": told("git", "rev-parse", "--short", "HEAD"),
          "processor": processor(), "cores": os.cpu_count(),
          "browser": told(browser.chromium(), "--version"), **made},
-        indent=1) + "\n")
+        indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
