@@ -7,10 +7,6 @@ Ten CPU minutes on one core. A part that is done is not repeated; a part of
 another state of the chapters 340, 345 and 425 is refused, unless `--again` is
 given.
 """
-import argparse
-import hashlib
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,11 +18,11 @@ from normalnorm.analysis import power
 from normalnorm.checks import rivals
 from normalnorm.experiments.data import data_hash, load
 from normalnorm.experiments.models import SmallResNet
-from normalnorm.experiments.results import provenance, write_atomically
 from normalnorm.experiments.train import seeded
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.families import named
 from normalnorm.theory import collapse
+from tools import parts
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "collapse.json"
 DEPTH, IMAGES = 30, 16
@@ -191,48 +187,14 @@ PARTS = {"kinds": kinds, "widths": widths, "cures": cures,
          "training": training}
 
 
-def code() -> str:
-    "Hash of what the numbers depend on."
-    files = [Path(m.__file__) for m in (collapse, power, rivals)]
-    files.append(Path(__file__))
-    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
-
-
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.collapse",
-        description="How fast random nets, and nets in training, collapse: "
-                    "results/collapse.json.")
-    parser.add_argument("--only", choices=PARTS, action="append",
-                        help="a part (may be repeated)")
-    parser.add_argument("--again", action="store_true",
-                        help="also what is there")
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    for part in chosen.only or PARTS:
-        record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-        done = record.get("parts", {}).get(part)
-        if done and not chosen.again:
-            if done["code"] != code():
-                parser.error(f"{part} was measured by other code: measure it "
-                             "again with --again")
-            continue
-        start = time.process_time()
-        found = PARTS[part]()
-        record |= {
-            "date": time.strftime("%Y-%m-%d"), **provenance(),
-            "depth": DEPTH, "images": IMAGES,
-            "data": {name: data_hash(name) for name in ("fashion", "digits")}}
-        record.setdefault("parts", {})[part] = {
-            "code": code(), "found": found,
-            "cpu_seconds": round(time.process_time() - start, 1)}
-        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(RECORD, lambda file, text=text: file.write(
-            text.encode()))
-        print(f"{part}: {record['parts'][part]['cpu_seconds']:.0f} CPU seconds",
-              flush=True)
-    return 0
+    return parts.run(
+        __doc__, RECORD, [((name,), part) for name, part in PARTS.items()],
+        {"depth": DEPTH, "images": IMAGES,
+         "data": {name: data_hash(name) for name in ("fashion", "digits")}},
+        (collapse, rivals.layers, power.PowerMeter, power.power_decomposition,
+         power.model_power), arguments)
 
 
 if __name__ == "__main__":

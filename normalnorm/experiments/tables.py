@@ -91,6 +91,8 @@ def caption(recipe: Recipe | str, scale: str,
     """What limits the meaning of a table of these rows: scale, data, seeds,
     devices, versions, time, tuning.
 
+    `recipe`: or its name; `found`: the rows.
+
     Example:
 
         >>> from normalnorm.experiments.results import book_results
@@ -207,6 +209,8 @@ def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
     one. `metrics`: which of them, by default those that the recipe says.
     Comparisons with fewer than two common seeds are left out.
 
+    `found`: rows, such as `rows` returns.
+
     Example:
 
         >>> from normalnorm.experiments.results import book_results
@@ -232,6 +236,8 @@ def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
     columns of `comparison`, as a table in Markdown.
 
     Of the seeds that all four arms have; with fewer than two there is no line.
+
+    `found`, `metrics`: as for `comparison`.
 
     Example:
 
@@ -346,6 +352,8 @@ def stated(name: Recipe | str, scale: str) -> str:
     seeds, the difference that they detect, the number of comparisons, what was
     tuned on which split. Empty for a recipe that compares nothing.
 
+    `name`: of the recipe, or the recipe itself.
+
     Example:
 
         >>> print(stated("first-experiment", "book").split(":")[1].strip())
@@ -387,6 +395,8 @@ def report(name: Recipe | str, out: Path | str | None = None,
     that cannot be used are named above the tables and not counted. Raises
     `UnknownName` for an unknown recipe; `ResultsError` for rows of different
     code; with `any_code` these make a table, and the codes stand above it.
+
+    `name`: of the recipe, or the recipe itself; `out`: the folder of results.
 
     Example:
 
@@ -525,6 +535,9 @@ def compare(first: str, second: str, scale: str = "book",
     `UnknownName` for unknown names, `ValueError` where fewer than two seeds or
     no runs are in common, `ResultsError` for rows of different code.
 
+    `first`, `second`: the arms or the folders, second minus first; `out`: the
+    folder of results of the arms.
+
     Example:
 
         >>> from normalnorm.experiments.results import book_results
@@ -638,6 +651,8 @@ def obstacle(name: Recipe | str, scale: str = "smoke",
     """What keeps `run`, with the same arguments, from running here at all, such
     as data that are not there; empty where nothing does.
 
+    `name`, `scale`, `seeds`, `out`, `arms`: as for `run_recipe`.
+
     Raises `UnknownName` for unknown names, `ValueError` for no seeds.
 
     Example:
@@ -665,6 +680,8 @@ def forecast(name: Recipe | str, scale: str = "smoke",
     estimate from finished runs, and what stands in the way.
 
     Runs nothing.
+
+    `name`, `scale`, `seeds`, `out`, `arms`: as for `run_recipe`.
 
     Raises `UnknownName` for unknown names, `ValueError` for no seeds.
 
@@ -749,6 +766,8 @@ def listing(out: Path | str | None = None) -> str:
 def problems(out: Path | str | None = None) -> list[ResultsError]:
     """What is wrong with files in a folder of results, of any recipe and scale;
     empty where all can be used.
+
+    `out`: the folder.
 
     Example:
 

@@ -248,6 +248,10 @@ class ProxyMoments(NamedTuple):
     """A problem for the engines: what `proxy_statistics` computes by the
     quantile rule, for a named activation.
 
+    `weight`, `bias`, `proxy_mean`, `proxy_scale`: γ, β, β̃ and γ̃, each (C,),
+    the last two or None; `kind`, `slope`: of the activation; `samples`:
+    quantiles.
+
     Example:
 
         >>> w = torch.ones(3)

@@ -30,6 +30,9 @@ def collapse_rate(gamma_mean: float = 1.0, gamma_std: float = 0.2,
     γ has the given mean and standard deviation, β mean 0. The defaults are the
     paper's. Without β the rate is 1.
 
+    `gamma_mean`, `gamma_std`, `beta_std`: of γ mean and standard deviation, of
+    β the deviation.
+
     Raises `ValueError` for a negative deviation, numbers that are not finite,
     and where γ is 0; `TypeError` for what is no number.
 
@@ -151,6 +154,9 @@ class Layer(NamedTuple):
 def layer_norm(x: Tensor) -> Tensor:
     """Mean and variance over channels and positions of each image, without ε
     and without affine map.
+
+    `x`: images (B, C, …), of any floating-point dtype; the result has its shape
+    and dtype.
 
     Example:
 

@@ -29,7 +29,8 @@ from .first import _loaded, pack_bits
 from ..results import (
     Contrast, Deviation, Published, Recipe)
 from ..tables import printed_table
-from ..train import as_split, seeded, train
+from ..train import (
+    as_split, one_thread, seeded, train)
 from ...layers.conversion import to_normality
 from ...layers.hybrids import EvoNorm2d
 from ...layers.proxy_conversion import to_proxy_norm
@@ -38,6 +39,8 @@ from ...layers.proxy_conversion import to_proxy_norm
 def built(config: dict[str, Any], seed: int, **parts: Any) -> nn.Module:
     """The network of a configuration, from `parts` (see `models.build`), with
     weights drawn by `seed`, whatever the parts.
+
+    `config`: as `run` takes it.
 
     Example:
 
@@ -91,6 +94,8 @@ def collapse(model: nn.Module, images: Tensor) -> float:
     take the statistics of `images`; EvoNorm, whose gate is part of it, is
     measured behind γ and β.
 
+    `model`: which is left as it was.
+
     Example:
 
         >>> net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
@@ -118,6 +123,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     training accuracy of the last epoch as met, with augmentation and noise,
     `test_averaged` that of averaged weights, if there are any.
 
+    `config`: of an arm, as `proxy_arms` makes it; `arm`, `device`,
+    `checkpoint`, `progress`: as for the first experiment's.
+
     Example:
 
         >>> config = proxy.scales["smoke"]["GN+PN"] | {
@@ -125,9 +133,7 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         >>> 0 < run(config, seed=0)["metrics"]["collapse_after"] < 0.5
         True
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else threads)
-    try:
+    with one_thread(device):
         if "options" in config:
             data = {split: dataset(config["data"], split, **options)
                     for split, options in config["options"].items()}
@@ -145,8 +151,6 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
             progress, augment=augmentation(config.get("augmentation", []),
                                            info(config["data"])))
         after = collapse(model, probe)
-    finally:
-        torch.set_num_threads(threads)
     metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
                "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
                "loss_last": outcome["last"]["test_loss"],
@@ -173,6 +177,9 @@ def proxy_arms(config: dict[str, Any], groups: int, regularized: dict[str, Any],
     """Name → configuration: five normalizers, each without and with extra
     regularization (label smoothing, and the arguments `regularized` of the
     network), and group norm with the power transform and PN.
+
+    `config`: what all arms share; `groups`: of group norm; `smoothing`: of the
+    labels.
 
     Example:
 
@@ -203,6 +210,8 @@ DEPTHS = (20, 32, 44, 56, 110)
 def published(data: str, name: str) -> list[tuple[float, ...]]:
     """Rows of Tables 15 and 16: for each of `DEPTHS` accuracy and deviation
     without, and with extra regularization.
+
+    `data`: "cifar10" or "cifar100"; `name`: "BN", "GN" or "GN+PN".
 
     Example:
 

@@ -112,7 +112,8 @@ def printed(network: str, arm: str, training: bool = False
     """Accuracy and standard deviation of three runs on ImageNet, in percent:
     without and with extra regularization, and with mixup where Table 14 has it.
 
-    `training`: the training accuracies.
+    `training`: the training accuracies. `network`, `arm`: as the recipes name
+    them.
 
     Example:
 
