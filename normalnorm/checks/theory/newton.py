@@ -83,7 +83,7 @@ def _(derivative):
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def curvature(h, residual=2.0):
-    "1 − mean q + (mean d)² + 2R."
+    "1 − mean q + (mean d)² + 2ω."
     a, log, d, _ = terms(h)
     q, mean_d = (1 + a) * log**2, d.mean(-1)
     r = ((d - mean_d[..., None]) ** 2).mean(-1) - (h * d).mean(-1) ** 2
@@ -91,12 +91,12 @@ def curvature(h, residual=2.0):
 
 
 @claim("nn-l2-simplified", source="new",
-       statement="for standardized h: L''(1) = 1 − mean q + (mean d)² + 2R, q "
-                 "= (1+a)ℓ², R the residual variance of d regressed on h",
+       statement="for standardized h: L''(1) = 1 − mean q + (mean d)² + 2ω, q "
+                 "= (1+a)ℓ², ω the residual variance of d regressed on h",
        kind="identity", verdict="holds", evidence="proof", formula=curvature,
        mutant=lambda h: curvature(h, residual=1.0))
 def _(simplified):
-    "R by least squares (numpy), L'' by numerical differentiation in 50 digits."
+    "ω by least squares (numpy), L'' by numerical differentiation in 50 digits."
     for n in (3, 17, 61):
         h = standard(torch.randn(n, dtype=torch.float64).exp())
         assert abs(simplified(h).item() - mp_derivatives(h.tolist())[1]) < 1e-12
