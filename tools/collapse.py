@@ -3,10 +3,10 @@
     python -m tools.collapse                    what is not there yet
     python -m tools.collapse --only widths --again
 
-Twelve CPU minutes on one core. A part that is done is not repeated; a part of
-another state of the chapters 340 and 345 is refused, unless `--again` is given.
+Ten CPU minutes on one core. A part that is done is not repeated; a part of
+another state of the chapters 340, 345 and 425 is refused, unless `--again` is
+given.
 """
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normalnorm.analysis import power
+from normalnorm.checks import rivals
 from normalnorm.experiments.data import data_hash, load
 from normalnorm.experiments.models import SmallResNet
 from normalnorm.experiments.train import seeded
@@ -27,6 +28,7 @@ RECORD = Path(__file__).resolve().parent.parent / "results" / "collapse.json"
 DEPTH, IMAGES = 30, 16
 NETS = {64: 256, 128: 128, 256: 64, 512: 32}    # of each width
 VARIANTS = 16                                   # nets of width 128
+CURES = ("LN", "LN+PN", "GN+PN", "IN")          # of chapter 425, width 512
 EPOCHS, SEEDS = 6, 3
 
 
@@ -98,7 +100,7 @@ def images() -> Tensor:
 
 def summary(nets: list[list[list[float]]]) -> dict[str, list]:
     "Mean and standard deviation over nets, for each layer and quantity."
-    found = torch.tensor(nets, dtype=torch.float64)     # nets, layers, 6
+    found = torch.tensor(nets, dtype=torch.float64)     # nets, layers, 4 or 6
     rounded = lambda t: [float(f"{v:.5g}") for v in t.tolist()]
     out = {"nets": len(found)}
     for name, values in zip(("p1", "p2", "p3", "p4", "left", "left_about_mean"),
@@ -124,6 +126,20 @@ def widths() -> dict:
                                         for seed in range(count)])
                    for width, count in NETS.items()}
             for name in ("ReLU", "identity")}
+
+
+def cures() -> dict:
+    "Means over the nets, and of P1 the largest of them too, by layer."
+    found = {}
+    for name in CURES:
+        nets = [[[p.item() for p in power.power_decomposition(y).layer()]
+                 for _, y, _ in rivals.layers(rivals.RIVALS[name], seed,
+                                              images(), DEPTH, 512)]
+                for seed in range(NETS[512])]
+        most = torch.tensor(nets)[:, :, 0].amax(0)
+        found[name] = summary(nets) | {
+            "p1_most": [float(f"{v:.5g}") for v in most.tolist()]}
+    return found
 
 
 def kinds() -> dict:
@@ -167,7 +183,8 @@ def training() -> dict:
             for shortcut in ("none", "projection")}
 
 
-PARTS = {"kinds": kinds, "widths": widths, "training": training}
+PARTS = {"kinds": kinds, "widths": widths, "cures": cures,
+         "training": training}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,9 +193,8 @@ def main(arguments: list[str] | None = None) -> int:
         __doc__, RECORD, [((name,), part) for name, part in PARTS.items()],
         {"depth": DEPTH, "images": IMAGES,
          "data": {name: data_hash(name) for name in ("fashion", "digits")}},
-        parts.code(sys.modules[__name__], collapse, power.PowerMeter,
-                   power.power_decomposition, power.model_power),
-        "collapse", arguments)
+        (collapse, rivals.layers, power.PowerMeter, power.power_decomposition,
+         power.model_power), arguments)
 
 
 if __name__ == "__main__":

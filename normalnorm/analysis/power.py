@@ -209,8 +209,8 @@ def model_power(model: nn.Module, inputs: Tensor | Iterable,
     no noise. A module that is called several times counts all of its calls.
 
     Raises `ValueError` for an unknown place, one that is never called, a model
-    without normalizers and empty `inputs`; `TypeError` where a module returns
-    something else than real numbers.
+    without normalizers and empty `inputs`; `TypeError` for another model or
+    other inputs, and where a module returns something else than real numbers.
     Source: Labatie et al. 2021, Equation 5 and Figure 2.
 
     Example:
@@ -220,6 +220,12 @@ def model_power(model: nn.Module, inputs: Tensor | Iterable,
         >>> round(found["1"].layer().total.item(), 3)
         1.0
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: power is measured "
+                        "in a torch.nn.Module")
+    if not isinstance(inputs, Iterable):
+        raise TypeError(f"inputs are a {type(inputs).__name__}: give a tensor "
+                        "(N, …) or batches")
     model = copy.deepcopy(model).eval()
     found = normalizers(model)
     modules = dict(model.named_modules())
@@ -227,7 +233,7 @@ def model_power(model: nn.Module, inputs: Tensor | Iterable,
     for name in names:
         if name not in modules:
             raise ValueError(f"{type(model).__name__} has no module {name!r}: "
-                             f"{near(str(name), modules)}")
+                             f"{near(str(name), filter(None, modules))}")
     if not names:
         raise ValueError(f"{type(model).__name__} has no normalizer: name the "
                          "modules to measure, places=[…]")
