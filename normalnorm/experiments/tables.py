@@ -8,10 +8,11 @@ experiment costs before it is run.
 
 # %% auto #0
 __all__ = ['table', 'caption', 'differences', 'p_value', 'comparison',
-           'two_switches', 'every_seed', 'stated', 'report', 'compare',
-           'obstacle', 'forecast', 'listing', 'problems']
+           'two_switches', 'every_seed', 'printed_table', 'stated', 'report',
+           'compare', 'obstacle', 'forecast', 'listing', 'problems']
 
 # %% ../../nbs/762_experiments.tables.ipynb #293c7b9f
+import functools
 import itertools
 import json
 import statistics
@@ -296,6 +297,42 @@ def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
                    *(f"seed {seed}" for seed in seeds)],
                   [[arm, *(by.get((arm, seed), "") for seed in seeds)]
                    for arm in dict.fromkeys(row["arm"] for row in found)])
+
+# %% ../../nbs/762_experiments.tables.ipynb #762d0002
+@functools.lru_cache
+def _kept(paper: str) -> dict[str, Any]:
+    "The file of a paper's tables."
+    folder = Path(__file__).parent / "data_files"
+    known = sorted(path.stem for path in folder.glob("*.json"))
+    if paper not in known:
+        raise ValueError(f"no tables are kept of {paper!r}: "
+                         f"{near(str(paper), known)}")
+    return json.loads((folder / f"{paper}.json").read_text(encoding="utf-8"))
+
+
+def printed_table(paper: str, table: str
+                  ) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """A table that a paper prints, as it is kept with the package: row →
+    column → mean and standard deviation, for each setting. Nothing in it was
+    run by us.
+
+    `paper`: its key in the bibliography; `table`: a name in its file.
+
+    Raises `ValueError` for a paper or a table that is not kept.
+
+    Example:
+
+        >>> printed_table("labatie2021", "CIFAR")["cifar10, BN"]["20"]
+        [(91.6, 0.3), (91.8, 0.2)]
+    """
+    kept = _kept(paper)
+    if table not in kept:
+        raise ValueError(f"no table {table!r} is kept of {paper}: "
+                         f"{near(str(table), kept)}")
+    return {row: {column: [(mean, sd) for mean, sd in entry]
+                  for column, entry in columns.items()}
+            for row, columns in kept[table]["rows"].items()}
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #ecc19046
 def _not_counted(bad: list[ResultsError]) -> str:

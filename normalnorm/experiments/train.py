@@ -7,8 +7,8 @@ the loss is not a number, the same on one device and on several.
 
 # %% auto #0
 __all__ = ['Data', 'Found', 'Augment', 'Penalty', 'Perturb', 'seed_for',
-           'seeded', 'modes_kept', 'as_split', 'cross_entropy', 'correct',
-           'Evaluation', 'evaluate', 'Average', 'TrainingDiverged',
+           'seeded', 'one_thread', 'modes_kept', 'as_split', 'cross_entropy',
+           'correct', 'Evaluation', 'evaluate', 'Average', 'TrainingDiverged',
            'CheckpointError', 'write_atomically', 'clear_leftovers', 'Moment',
            'started', 'make_fabric', 'by_first', 'Bar', 'take_terms', 'train']
 
@@ -92,6 +92,25 @@ def seeded(purpose: str, seed: int, epoch: int = 0,
             generator.set_state(state)
         if other:
             other.set_rng_state(before)
+
+
+@contextmanager
+def one_thread(device: str):
+    """Inside, PyTorch computes with one thread if `device` is "cpu": another
+    number takes sums in another order, and training makes another run of that.
+
+    Example:
+
+        >>> with one_thread("cpu"):
+        ...     torch.get_num_threads()
+        1
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if device == "cpu" else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

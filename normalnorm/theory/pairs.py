@@ -10,7 +10,8 @@ all others.
 __all__ = ['Activation', 'activation_of', 'derivative_of', 'normal_rule',
            'smoothed', 'absolute_product', 'joint_mean', 'fisher_law',
            'channel_rule', 'StandardizedUnit', 'cosine_sum',
-           'standardized_unit', 'gram_of_batch', 'gram_by_samples']
+           'standardized_unit', 'gram_of_batch', 'unit_values', 'with_noise',
+           'gram_by_samples']
 
 # %% ../../nbs/348_theory.pairs.ipynb #348a0006
 import math
@@ -410,6 +411,41 @@ def gram_of_batch(cov: Tensor, slope: float, centre: bool = True,
                                + ((1 - slope) / 2)**2 * total)
 
 
+def unit_values(x: Tensor, dim: int, centre: bool = True, eps: float = 0.0,
+                power: bool = False) -> Tensor:
+    """Units along `dim`, over their deviation, less their mean if `centre`;
+    with `power` each transformed by its own λ̂, as in a normality layer.
+
+    `eps` is added to the variance. The result has the shape of `x`, and is
+    differentiable, through λ̂ too.
+
+    Example:
+
+        >>> unit_values(torch.tensor([[1.0, 3.0, 8.0]]), 1)
+        tensor([[-1.0190, -0.3397,  1.3587]])
+        >>> unit_values(torch.tensor([[1.0, 3.0, 8.0]]), 1, power=True)
+        tensor([[-1.1484, -0.3514,  1.1935]])
+    """
+    mean = x.mean(dim, keepdim=True)
+    deviation = ((x - mean).square().mean(dim, keepdim=True) + eps).sqrt()
+    y = (x - mean if centre else x) / deviation
+    return yeo_johnson(y, newton_lambda_standardized(
+        standardized(x, dim), (dim,))) if power else y
+
+
+def with_noise(y: Tensor, dim: int, noise: float, drawn: Tensor) -> Tensor:
+    """`y` and the standard normal `drawn`, scaled by `noise` and by the mean
+    absolute deviation of the units along `dim`.
+
+    Example:
+
+        >>> with_noise(torch.tensor([1.0, -3.0]), 0, 0.5, torch.ones(2))
+        tensor([ 2., -2.])
+    """
+    size = (y - y.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)
+    return y + noise * size * drawn
+
+
 def gram_by_samples(activation: Activation, cov: Tensor, n: int = 1,
                     centre: bool = True, gamma_std: float = 0.0,
                     beta_std: float = 0.0, eps: float = 0.0,
@@ -437,15 +473,9 @@ def gram_by_samples(activation: Activation, cov: Tensor, n: int = 1,
     values, vectors = torch.linalg.eigh(cov)
     x = draw(count, n, len(cov)) @ (vectors * values.clamp(min=0).sqrt()).T
     dim = 1 if n > 1 else 2
-    mean = x.mean(dim, keepdim=True)
-    deviation = ((x - mean).square().mean(dim, keepdim=True) + eps).sqrt()
-    y = (x - mean if centre else x) / deviation
-    if power:
-        y = yeo_johnson(y, newton_lambda_standardized(standardized(x, dim),
-                                                      (dim,)))
+    y = unit_values(x, dim, centre, eps, power)
     if noise:
-        size = (y - y.mean(dim, keepdim=True)).abs().mean(dim, keepdim=True)
-        y = y + noise * size * draw(*y.shape)
+        y = with_noise(y, dim, noise, draw(*y.shape))
     z = activation.function((1 + gamma_std * draw(count, n, 1)) * y
                             + beta_std * draw(count, n, 1)).flatten(0, 1)
     return z.T @ z / len(z)

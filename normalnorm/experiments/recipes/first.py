@@ -29,7 +29,7 @@ from ..data import SPLITS, info, load
 from ..models import Norm
 from ..optimization import Settings
 from ..results import Published, Recipe, Switches
-from ..train import seeded, train
+from ..train import one_thread, seeded, train
 from ...layers.families import named
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #ceb65725
@@ -231,13 +231,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         >>> found["threads"], len(found["history"])
         (1, 1)
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else threads)
-    try:
+    with one_thread(device):
         return _run(config, seed, device, checkpoint, progress) | {
             "threads": torch.get_num_threads()}
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _run(config: dict[str, Any], seed: int, device: str, checkpoint,

@@ -11,7 +11,7 @@ __all__ = ['NORMS', 'MEAN_OVER', 'TRAINS', 'TARGET', 'ASSUMED',
            'learning_rate_sweep', 'initial_scale_sweep', 'batch_size_sweep',
            'SWEEPS', 'CRITERIA', 'plain_network', 'moments', 'input_shift',
            'train_once', 'run', 'points', 'chosen', 'of_rates', 'of_scales',
-           'of_batches', 'Criterion', 'Verdict', 'judge']
+           'of_batches', 'Criterion', 'Verdict', 'judge', 'ruling']
 
 # %% ../../../nbs/590_experiments.recipes.one_factor.ipynb #59000006
 import math
@@ -28,7 +28,7 @@ from ..results import Contrast, Deviation, Recipe
 from ..statistics import (
     Summary, equivalence_test, summarize)
 from ..train import (
-    Moment, TrainingDiverged, seeded, train)
+    Moment, TrainingDiverged, one_thread, seeded, train)
 
 NORMS = ("BN", "LN", "GN", "WN", "none")
 MEAN_OVER = 16  # steps over which a loss is averaged
@@ -202,14 +202,10 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         >>> len(found["curve"]), sorted(found["metrics"])
         (2, ['trains', 'worst'])
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread("cpu"):
         curve = [point | train_once(
             config, seed, **point, shifts=config["factor"] == "rate")
             for point in points(config)]
-    finally:
-        torch.set_num_threads(threads)
     metrics = {"rate": of_rates, "scale": of_scales,
                "batch": of_batches}[config["factor"]](config, curve)
     return {"metrics": {name: round(value, 5)
@@ -388,7 +384,7 @@ batch_size_sweep = _sweep(
      Contrast("none", "BN", "large"), Contrast("GN", "LN", "small")),
     {"small": 6.0, "large": 2.0},
     {"error": 2.0, "small": 5.0, "large": 2.0, "epochs": 2.0},
-    values=[2, 8, 32, 256], rates=[0.02, 0.1])
+    values=[2, 4, 8, 16, 32, 64, 128, 256], rates=[0.02, 0.1])
 SWEEPS = (learning_rate_sweep, initial_scale_sweep, batch_size_sweep)
 
 
@@ -514,3 +510,19 @@ def judge(criteria: tuple[Criterion, ...], rows) -> list[Verdict]:
             else "open")
         found.append(Verdict(outcome, s))
     return found
+
+
+def ruling(found: list[Verdict]) -> str:
+    """The verdict on a statement about networks in general: "holds" where each
+    criterion is met, else "open".
+
+    Never "fails": one network in which a criterion is not met, or the other way
+    round, refutes nothing that was not said of every network.
+
+    Example:
+
+        >>> nothing = Summary(0.0, 0.1, 5, -0.3, 0.3)
+        >>> ruling([Verdict("met", nothing), Verdict("opposite", nothing)])
+        'open'
+    """
+    return "holds" if all(v.outcome == "met" for v in found) else "open"
