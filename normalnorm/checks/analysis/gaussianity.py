@@ -99,7 +99,7 @@ import torch
 from normalnorm.analysis.gaussianity import pre_affine
 
 
-def plots(model, batches, channels=20):
+def each_plot(model, batches, channels=20):
     "R² of each Q–Q plot of the first layer: (minibatches, channels)."
     return torch.stack([qq_r2(next(iter(pre_affine(model, x).values()))
                               [:channels]) for x in batches])
@@ -114,8 +114,8 @@ def pooled(model, batches, channels=20):
 @claim("rev-fig6-200", source="reply of eftekhari2025 to the reviewers",
        statement="a layer's number in Figure 6 is the mean R² of 200 Q–Q "
                  "plots, of 20 channels in 10 minibatches",
-       kind="definition", verdict="holds", evidence="numerical", formula=plots,
-       mutant=pooled)
+       kind="definition", verdict="holds", evidence="numerical",
+       formula=each_plot, mutant=pooled)
 def _(r2):
     """Ten minibatches of skewed values with means of their own, through a batch
     norm of 24 channels, against scipy's plot for each.
