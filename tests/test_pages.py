@@ -580,12 +580,13 @@ def test_links_of_the_print(link, printed):
 def test_anchors_of_the_print_do_not_meet():
     soup = pytest.importorskip("bs4").BeautifulSoup(
         "<svg><style>#s .a { fill: url(#g) }</style><g id='g' "
-        "clip-path='url(#c)'/><use xlink:href='#g'/></svg>",
-        "html.parser")
+        "clip-path='url(#c)'/><use xlink:href='#g'/><image "
+        "xlink:href='data:image/png;base64,AA'/></svg>", "html.parser")
     pdf.rename_anchors(soup, "nbs/b")
     assert (str(soup) == '<svg><style>#b--s .a { fill: url(#b--g) }</style><g '
                          'clip-path="url(#b--c)" id="b--g"></g><use '
-                         'xlink:href="#b--g"></use></svg>')
+                         'xlink:href="#b--g"></use><image '
+                         'xlink:href="data:image/png;base64,AA"></image></svg>')
 
 
 @needs_browser
@@ -644,6 +645,19 @@ def test_what_the_print_shows_of_folded_code():
         "a holds b holds code: normalnorm/checks/theory/newton.py "
         "export(x) Words. cpp(x) Words.")
     assert len(soup.select("p.fold-line > code")) == 2
+
+
+@pytest.mark.parametrize("summary, printed", [
+    ("<code>f(x)</code> What, of <code>_g</code>.", True),
+    ("imports", False), ("<code>_f(x)</code> As <code>g</code>.", False)])
+def test_an_export_without_a_public_name_is_not_printed(summary, printed):
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<div class='module-label'>m</div><div class='cell'><details "
+        f"class='fold fold-export'><summary>{summary}</summary></details>"
+        "</div>", "html.parser")
+    pdf.replace_folds(soup, "")
+    assert bool(soup.select(".fold-line")) == printed == bool(
+        soup.select(".module-label"))
 
 
 def test_figures_and_tables_of_the_print():

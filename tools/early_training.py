@@ -9,7 +9,6 @@ part that is done is not repeated; one of another state of this file or of the
 instruments is refused, unless `--again` is given.
 """
 import math
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -219,8 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
          "steps": STEPS, "batch": BATCH, "minibatches": MINIBATCHES,
          "trial": TRIAL, "sizes": {name: list(size)
                                    for name, size in NETWORKS.items()}},
-        parts.code(sys.modules[__name__], gradients, propagation),
-        "early_training", arguments)
+        (gradients, propagation), arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Five CPU minutes on one core. A normalizer that is done is not repeated; one
 that was measured by another state of this file is refused, unless `--again` is
 given.
 """
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -240,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
                      "tested": TESTED, "attacked": ATTACKED,
                      "widths": WIDTHS, "seeds": SEEDS, "scaled": SCALED},
          "data": data_hash("fashion")},
-        parts.code(sys.modules[__name__]), "growth", arguments)
+        (), arguments)
 
 
 if __name__ == "__main__":

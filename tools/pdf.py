@@ -96,8 +96,9 @@ def rename_anchors(article, page: str) -> None:
         for key, value in list(e.attrs.items()):
             if key in ("id", "for"):
                 e[key] = anchor(page, value)
-            elif (key in ("xlink:href", "aria-labelledby", "aria-describedby")
-                  or (key == "href" and e.name == "use")):
+            elif (key in ("aria-labelledby", "aria-describedby")
+                  or key == "xlink:href" and value.startswith("#")
+                  or key == "href" and e.name == "use"):
                 e[key] = re.sub(r"^(#?)",
                                 lambda m: m[1] + anchor(page, "") + "--", value)
             elif isinstance(value, str) and "url(" in value:
@@ -123,9 +124,15 @@ def relink_article(article, page: str, known: set[str]) -> None:
                 (HTML / page).parent.joinpath(image["src"]).resolve().as_uri())
 
 
+def is_public(fold) -> bool:
+    "Whether the line of an export begins with a name for users."
+    name = fold.summary.find("code")
+    return name is not None and not name.get_text().startswith("_")
+
+
 def replace_folds(article, checks: str) -> None:
     """What stands in the print for folded code. The modules under `checks` have
-    the code of the checks.
+    the code of the checks; of an export without a public name nothing stands.
     """
     from bs4 import BeautifulSoup
     fresh = lambda text: BeautifulSoup(text, "html.parser")
@@ -135,10 +142,14 @@ def replace_folds(article, checks: str) -> None:
         if kind == "fold-check" and verdicts:
             verdicts[-1].append(fresh(
                 f' <span class="claim-source">code: {checks}</span>'))
-        elif kind in ("fold-export", "fold-cpp"):
+        elif kind == "fold-cpp" or kind == "fold-export" and is_public(fold):
             line = fresh('<p class="fold-line"></p>')
             line.p.extend(list(fold.summary.contents))
             fold.insert_before(line)
+        elif kind == "fold-export" and (cell := fold.find_parent(
+                class_="cell")) and (label := cell.find_previous_sibling()):
+            if "module-label" in label.get("class", []):
+                label.decompose()       # of what module, nobody asks
         fold.decompose()
 
 
@@ -369,15 +380,15 @@ def print_book(articles: dict) -> tuple[int, dict[str, float]]:
 
 def record(made: dict) -> None:
     "Keeps what was measured, with what it was measured on."
-    from normalnorm.experiments.results import processor, write_atomically
+    from normalnorm.experiments.results import processor
     told = lambda *line: subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    write_atomically(RECORD, json.dumps(
+    RECORD.write_text(json.dumps(
         {"date": f"{datetime.date.today()}",
          "commit": told("git", "rev-parse", "--short", "HEAD"),
          "processor": processor(), "cores": os.cpu_count(),
          "browser": told(browser.chromium(), "--version"), **made},
-        indent=1) + "\n")
+        indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:

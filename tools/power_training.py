@@ -7,7 +7,6 @@ Twenty CPU minutes on one core. Each run is written when it is done and not
 repeated; runs of other code are refused, unless `--again` is given.
 """
 import copy
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from normalnorm.analysis import hessian, power
 from normalnorm.experiments import models, train
 from normalnorm.experiments.data import data_hash, load
 from normalnorm.experiments.optimization import Settings
-from normalnorm.layers import proxy_norm
 from normalnorm.layers.parametrizations import weight_standardization
 from normalnorm.layers.proxy_conversion import to_proxy_norm
 from tools import parts
@@ -163,10 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
         __doc__, RECORD, runs(),
         {"model": MODEL, "train": TRAIN, "images": IMAGES, "probes": PROBES,
          "around": AROUND, "data": data_hash("fashion")},
-        parts.code(sys.modules[__name__], power.PowerMeter,
-                   power.power_decomposition, power.model_power,
-                   proxy_norm.ProxyNorm),
-        "power_training", arguments)
+        (power.PowerMeter, power.power_decomposition, power.model_power),
+        arguments)
 
 
 if __name__ == "__main__":

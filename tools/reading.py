@@ -6,10 +6,10 @@ exercises, and how far down the first picture is. A line of prose is twelve
 words, which is what a line of the page holds; a line of code is one that has
 code, not a comment, a docstring or nothing. Above the first picture a displayed
 formula, and the line of a folded cell, count as three lines. `--root` looks at
-another checkout, `--record FILE` keeps the outcome, `--kept FILE` takes a kept one
-instead of looking, `--against FILE` shows one beside it, under the names that
-its chapters have now. The last line sums up; its ratio is that of the sums, its
-picture the farthest.
+another checkout, `--record FILE` keeps the outcome, `--kept FILE` takes a kept
+one instead of looking, `--against FILE` shows one beside it, under the names
+that its chapters have now. The last line sums up; its ratio is that of the
+sums, its picture the farthest.
 """
 import argparse
 import datetime
@@ -112,14 +112,14 @@ def measure(root: Path = ROOT) -> dict[str, dict]:
 def whole(rows: dict[str, dict]) -> dict:
     "All chapters in one row."
     have = lambda key: [r[key] for r in rows.values() if r.get(key) is not None]
-    out = {key: sum(have(key)) if key in SUMMED else max(have(key), default=None)
-           for key in COLUMNS}
+    out = {key: sum(have(key)) if key in SUMMED
+           else max(have(key), default=None) for key in COLUMNS}
     return out | {"ratio": round(
         out["code"] * WORDS / max(out["words"], 1), 2)}
 
 
 def table(rows: dict[str, dict], before: dict[str, dict] | None = None) -> str:
-    "A line for each chapter, and one for all; `before → now` where they differ."
+    "A line for each chapter, one for all; `before → now` where they differ."
     now = rows | {f"all {len(rows)}": whole(rows)}
     if before:
         names = renamed()

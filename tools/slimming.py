@@ -10,7 +10,6 @@ not trained again; rows of another state of chapter 370 are refused, unless
 """
 import itertools
 import statistics
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -178,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     return parts.run(
         __doc__, RECORD, [*networks, (("speed",), speed)],
         {"data": data_hash("digits")},
-        parts.code(sys.modules[__name__], pruning), "slimming", arguments)
+        (pruning,), arguments)
 
 
 if __name__ == "__main__":
