@@ -326,6 +326,15 @@ def _definition(weight, bias, proxy_mean, proxy_scale, kind: _Kind,
         lambda y: kind.function(y, slope), quantile_nodes(samples))
 
 
+def _check_samples(samples) -> None:
+    if (samples is not None
+            and (isinstance(samples, bool) or not isinstance(samples, int)
+                 or not 0 < samples < 2**24)):
+        raise ValueError(f"samples={samples!r}: give a positive number of "
+                         "quantiles, such as 200, or None for the exact "
+                         "integrals")
+
+
 def _checked(weight, bias, proxy_mean, proxy_scale, activation,
              samples) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The four parameters, whose memory is there, half precision raised to
@@ -345,12 +354,7 @@ def _checked(weight, bias, proxy_mean, proxy_scale, activation,
             raise ValueError(f"{name} has shape {tuple(t.shape)}, weight "
                              f"{tuple(weight.shape)}: all parameters need one "
                              "number a channel")
-    if (samples is not None
-            and (isinstance(samples, bool) or not isinstance(samples, int)
-                 or not 0 < samples < 2**24)):
-        raise ValueError(f"samples={samples!r}: give a positive number of "
-                         "quantiles, such as 200, or None for the exact "
-                         "integrals")
+    _check_samples(samples)
     if not callable(activation) and activation not in _KINDS:
         raise ValueError(f"activation {activation!r} is not known: "
                          f"{near(str(activation), ACTIVATIONS)}; or give a "

@@ -70,8 +70,6 @@ def unique_model(config: dict[str, Any], seed: int) -> nn.Module:
         # these have a bias β of their own, which the networks leave out
         parts["conv"] = lambda *sizes, made=parts["conv"], **options: made(
             *sizes, **{**options, "bias": True})
-    else:
-        parts["norm"] = lambda size, made=parts["norm"]: made(size)
     with seeded("weights", seed):
         net = models.build(config["model"], **parts,
                            **config["model_arguments"])

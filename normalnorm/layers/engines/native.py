@@ -78,8 +78,8 @@ def _library() -> ctypes.CDLL | CompilerError:
             for name in ("forward", "backward", "given_backward", "normals",
                          "refused", "path", "proxy_forward", "proxy_backward",
                          "torch", "of_tensors", "kept", "layout",
-                         "proxy_layout", "grouped_forward",
-                         "grouped_backward", "grouped_layout")]))
+                         "proxy_layout", "grouped_of_tensors",
+                         "grouped_layout")]))
     except CompilerError as error:
         # remembered: the next call does not try again
         return error
@@ -207,8 +207,9 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
                             ("forward", one), ("backward", one),
                             ("given_backward", one), ("normals", start),
                             ("proxy_forward", one), ("proxy_backward", one),
-                            ("grouped_forward", one),
-                            ("grouped_backward", one)):
+                            ("grouped_of_tensors",
+                             [ctypes.c_int, ctypes.c_char_p,
+                              ctypes.c_char_p])):
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype, function.errcheck = (
             arguments, ctypes.c_int, check)
@@ -493,10 +494,11 @@ _PROXY_JOB: tuple = (
                    "of_var of_weight of_bias of_shift of_scale",
            int64="channels count kind threads", double="slope"),)
 _GROUPED_JOB: tuple = (
-    _group(address="u grad out weight bias mean factor kept of_weight of_bias "
-                   "of_mean of_factor",
-           int64="images channels groups length kind threads",
-           double="eps slope"),)
+    _group(address="u grad out weight bias shift scale mean factor nodes kept "
+                   "of_weight of_bias of_shift of_scale of_mean of_factor"),
+    _group(int64="images channels groups length kind count divided",
+           double="eps slope added"),
+    _group(int64="threads"))
 _ADDRESSES, _FIXED, _VARYING = map(_packer, _JOB)
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # found in a small dictionary, not in PyTorch's large one: a step fetches each
@@ -700,6 +702,12 @@ def _call(name: str, fields: struct.Struct, tensors: Iterable[Tensor | None],
 _NONE = (None,) * 3
 
 
+def _references(addresses: struct.Struct,
+                tensors: Iterable[Tensor | None]) -> bytes:
+    "Tensors in the place of their addresses: the kernel asks them."
+    return addresses.pack(*[0 if x is None else x._cdata for x in tensors])
+
+
 def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
          seed: int = 0, offset: int = 0, momentum: float = 0.0,
          kernel: ctypes.CDLL | None = None, table: int | None = None,
@@ -716,9 +724,8 @@ def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
     # there is one where a call was prepared
     (kernel or _library()).normalnorm_of_tensors(  # type: ignore[union-attr]
         what,
-        _ADDRESSES.pack(*[0 if x is None else x._cdata for x in tensors])
-            + call.fixed + _VARYING.pack(
-                _get_num_threads(), seed & 2**64 - 1, offset, momentum),
+        _references(_ADDRESSES, tensors) + call.fixed + _VARYING.pack(
+            _get_num_threads(), seed & 2**64 - 1, offset, momentum),
         call.kinds, table, count)
 
 

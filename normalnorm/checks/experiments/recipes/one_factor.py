@@ -118,3 +118,31 @@ def _(count):
     attacked = gaps_to_none(lambda run: run["margin"]["pgd"]["0.03"])
     assert count(loss, attacked) == (4, 0)
     assert not any(s.high < 0 for s in attacked.values())
+
+# %% ../../../../nbs/590_experiments.recipes.one_factor.ipynb
+from normalnorm.claims import claim
+from normalnorm.experiments import results
+from normalnorm.experiments.statistics import summarize
+
+
+def shown_below(first, second):
+    "Whether the second numbers are shown to be below the first, or above."
+    gap = summarize([b - a for a, b in zip(first, second, strict=True)])
+    return gap.high < 0, gap.low > 0, gap.mean < 0
+
+
+@claim("uf-ln-rnn", source="salina, §2.2",
+       statement="layer norm is useful for recurrent networks and small "
+                 "batches (general; one small recurrent network on text: no "
+                 "difference is resolved)",
+       kind="empirical", verdict="open", evidence="experiment",
+       formula=shown_below,
+       mutant=lambda first, second: shown_below(second, first))
+def _(judged):
+    "Test loss of layer norm less none, five seeds, tuned rates."
+    rows = sorted(results.rows("language-recurrent", "book",
+                               results.book_results(), any_code=True),
+                  key=lambda row: row["seed"])
+    none, layer = ([row["metrics"]["loss_last"] for row in rows
+                    if row["arm"] == arm] for arm in ("none", "LN"))
+    assert len(none) >= 5 and judged(none, layer) == (False, False, True)
