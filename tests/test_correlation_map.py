@@ -98,6 +98,60 @@ def test_slope_with_epsilon_has_its_limits():
                                         abs=1e-4)
 
 
+@pytest.mark.parametrize("phi, norm, keywords", [
+    ("tanh", "batch", {"eps": 0.5}), ("tanh", "bmlv", {"eps": 0.5}),
+    ("relu", "bmlv", {"eps": 0.5, "noise": 0.5}), ("gelu", "batch", {
+        "noise": 0.5})])
+def test_large_batches_are_infinite_ones(phi, norm, keywords):
+    "By other ways: normal values there, finite units drawn here."
+    assert slope(phi, norm, 0.2, 0.3, batch=200, **keywords) == pytest.approx(
+        slope(phi, norm, 0.2, 0.3, **keywords), rel=0.012)
+
+
+def test_drawn_units_agree_with_the_quadrature():
+    "What both ways know: noise that is too small to count, λ̂ left out."
+    for norm, eps, n in (("group", 0.2, 2), ("group", 0.01, 5), ("batch", 0, 6),
+                         ("group", 0, 6)):
+        drawn = slope("relu", norm, 0.2, 0.2, eps, noise=1e-9, **{norm: n})
+        if norm == "batch":
+            assert slope("relu", norm, 0.2, 0.2, 1e-7, batch=n
+                         ) == pytest.approx(drawn, rel=5e-3)
+        assert drawn == pytest.approx(slope("relu", norm, 0.2, 0.2, eps,
+                                            **{norm: n}), rel=0.015)
+
+
+def test_the_transform_is_the_identity_in_large_units():
+    assert slope("tanh", "group", 0.2, 0.2, group=2000, power=True
+                 ) == pytest.approx(slope("tanh", "layer", 0.2, 0.2), rel=0.02)
+    assert slope("gelu", "bmlv", batch=9, power=True) == slope("gelu", "bmlv",
+                                                               batch=9)
+
+
+def test_the_lmbv_noise_is_of_the_batch_s_size():
+    "As drawn batches have it: not of the size of what the samples share."
+    assert correlation_map(0.5, "relu", "lmbv", noise=1.0) == pytest.approx(
+        correlation_map(0.5, "relu", "lmbv", noise=1.0, batch=200), abs=0.012)
+
+
+def test_bmlv_of_unequal_samples_with_epsilon():
+    torch.manual_seed(0)
+    mixed = torch.randn(5, 9, dtype=torch.float64)
+    cov = mixed @ mixed.T
+    cov = cov / cov.diagonal().mean()
+    found = correlation_map(cov, "relu", "bmlv", 0.2, 0.3, 0.5)
+    x = torch.randn(400_000, 5).double() @ torch.linalg.cholesky(cov).T
+    x = x - x.mean(1, keepdim=True)
+    y = x / (x.square().mean(0) + 0.5).sqrt()
+    z = ((1 + 0.2 * torch.randn(len(x), 1)) * y
+         + 0.3 * torch.randn(len(x), 1)).relu()
+    torch.testing.assert_close(found, z.T @ z / z.square().sum() * 5,
+                               atol=0.01, rtol=0)
+    equal = torch.full((4, 4), 0.3, dtype=torch.float64).fill_diagonal_(1)
+    assert correlation_map(equal, "tanh", "bmlv", eps=0.2)[0, 1].item(
+        ) == pytest.approx(correlation_map(0.3, "tanh", "bmlv", eps=0.2,
+                                           batch=4), abs=5e-3)
+
+
 def test_epsilon_noise_and_skip():
     kappa = lambda c: (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c
                        ) / math.pi
@@ -162,7 +216,6 @@ def test_hermite_shares_are_the_known_ones_of_relu():
     ((torch.ones(2, 3), "relu", "batch"), {}, "covariance matrix"),
     ((torch.tensor([[1.0, 2.0], [2.0, 1.0]]), "relu", "batch"), {},
      "without negative eigenvalues"),
-    ((torch.eye(4), "relu", "bmlv"), {"eps": 0.1}, "use eps=0"),
     ((0.1, lambda y: y.sum(), "layer"), {}, "element by element"),
     ((0.1, lambda y: 1 / y, "layer"), {}, "must be finite")])
 def test_what_is_wrong_is_said(arguments, keywords, says):
@@ -170,16 +223,31 @@ def test_what_is_wrong_is_said(arguments, keywords, says):
         correlation_map(*arguments, **keywords)
 
 
+@pytest.mark.parametrize("arguments, keywords, error, says", [
+    ((torch.ones(3, 3), "relu", "batch"), {}, ValueError, "samples .* equal"),
+    ((torch.ones(4, 4), "relu", "lmbv"), {}, ValueError, "samples .* equal"),
+    ((torch.tensor(0), "relu", "layer"), {}, TypeError, "torch.int64"),
+    (("a", "relu", "layer"), {}, TypeError, "c=a is a str"),
+    (([0.1], "relu", "layer"), {}, TypeError, "is a list"),
+    ((0.1, "relu", "layer"), {"gamma_std": "a"}, TypeError, "gamma_std=a is"),
+    ((0.1, "relu", "group"), {"group": "a"}, TypeError, "group=a is a str"),
+    ((0.1, torch.log, "layer"), {}, ValueError, "must be finite"),
+    ((0.1, lambda y: y.sort().values, "layer"), {}, ValueError, "element by")])
+def test_what_has_no_map_is_said(arguments, keywords, error, says):
+    with pytest.raises(error, match=says):
+        correlation_map(*arguments, **keywords)
+
+
 def test_what_has_no_slope_is_said():
     for arguments, keywords, says in (
-            (("relu", "lmbv"), {}, "keeps no level"),
-            (("relu", "batch"), {"batch": 8, "eps": 0.1}, "finite units"),
-            (("relu", "group"), {"group": 8, "noise": 0.1}, "finite units"),
+            (("tanh", "lmbv"), {"batch": 8}, "linear on both sides of 0"),
+            (("relu", "lmbv"), {"batch": 8, "power": True}, "λ̂ of its own"),
             ((lambda y: (y > 0).to(y), "layer"), {}, "jumps at 0")):
         with pytest.raises(ValueError, match=says):
             slope(*arguments, **keywords)
     assert slope("relu", "batch", batch=3) == math.inf
     assert slope("relu", "group", group=3) == math.inf
+    assert slope("relu", "group", group=3, power=True, noise=0.5) == math.inf
     assert 1 < slope("relu", "group", eps=1e-3, group=3) < math.inf
     with pytest.raises(TypeError, match="a name or a function"):
         slope(3, "layer")

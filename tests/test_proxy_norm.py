@@ -379,6 +379,9 @@ def test_onnx(tmp_path):
     (nn.Softmax(1), ValueError, "fails for an input of shape"),
     (lambda y: y / y.norm(), ValueError, "does not act element by element"),
     (lambda y: y - y.mean(), ValueError, "does not act element by element"),
+    (lambda y: y.sort().values, ValueError, "does not act element by element"),
+    (lambda y: y.flatten().sort().values.view_as(y), ValueError,
+     "does not act element by element"),
     (nn.GLU(1), ValueError, "fails for an input of shape"),
     (lambda y: y.sum(), ValueError, "made shape"),
     (nn.PReLU(4), ValueError, "fails for an input|not act element"),
@@ -393,6 +396,16 @@ def test_onnx(tmp_path):
 def test_activations_that_are_refused(activation, error, words):
     with pytest.raises(error, match=words):
         ProxyNorm(4, activation)
+    one = torch.ones(4)
+    with pytest.raises(error, match=words):
+        proxy_norm(torch.randn(2, 4), one, one, activation=activation)
+
+
+def test_an_activation_that_is_infinite_at_one_quantile_more():
+    "Sixty quantiles do not hold 0; of 201 one is."
+    assert ProxyNorm(4, torch.reciprocal).samples == 200
+    with pytest.raises(ValueError, match="no finite mean and variance"):
+        ProxyNorm(4, torch.reciprocal, samples=201)
 
 
 def test_activations_that_are_taken():
@@ -408,7 +421,9 @@ def test_activations_that_are_taken():
 @pytest.mark.parametrize("options, error, words", [
     ({"num_channels": 0}, ValueError, "num_channels=0"),
     ({"num_channels": 2.5}, TypeError, "num_channels"),
-    ({"eps": -1}, ValueError, "eps=-1"), ({"eps": "small"}, TypeError, "eps"),
+    ({"eps": -1}, ValueError, "eps=-1"),
+    ({"eps": float("inf")}, ValueError, "eps=inf"),
+    ({"eps": "small"}, TypeError, "eps"),
     ({"learnable": "no"}, TypeError, "learnable"),
     ({"scale": 2}, TypeError, "scale"), ({"samples": 0}, ValueError, "samples"),
     ({"channel_dim": 1.0}, TypeError, "channel_dim"),
@@ -439,6 +454,13 @@ def test_the_function_checks_its_parameters():
         proxy_norm(y.double(), one, one)
     with pytest.raises(ValueError, match="3 channels was given 2 on axis 0"):
         proxy_norm(y, one, one, channel_dim=0)
+    for options, error, words in (
+            ({"eps": -1}, ValueError, "eps=-1"),
+            ({"eps": "a"}, TypeError, "eps=a"),
+            ({"scale": "no"}, TypeError, "scale='no'"),
+            ({"channel_dim": "last"}, TypeError, "channel_dim='last'")):
+        with pytest.raises(error, match=words):
+            proxy_norm(y, one, one, **options)
 
 
 # ---- with the group norm in it ----------------------------------------------

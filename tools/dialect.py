@@ -74,6 +74,9 @@ class Myst(markup.Writer):
     def reference(self, piece: markup.Reference) -> str:
         return f"{{{REFERENCES[piece.kind]}}}`{piece.label}`"
 
+    def inline(self, found: markup.Inline) -> str:
+        return super().inline(markup.bare_equations(found))
+
 
 def markdown(source: str) -> str:
     "A text such as a caption, translated."

@@ -29,11 +29,16 @@ def quantile_nodes(samples: int) -> Tensor:
     """The paper's nodes: Φ⁻¹((i+½)/samples), i = 0, …, samples−1, of a standard
     normal variable, increasing, in float64.
 
+    Raises `ValueError` unless `samples` is a positive integer.
+
     Example:
 
         >>> quantile_nodes(2)
         tensor([-0.6745,  0.6745], dtype=torch.float64)
     """
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples={samples!r}: give a positive number of "
+                         "quantiles, such as 200")
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return torch.tensor(_constants(samples), dtype=torch.float64,
                             device="cpu")
@@ -242,6 +247,10 @@ def _call(which: str, parameters, results, upstream, gradients,
 class ProxyMoments(NamedTuple):
     """A problem for the engines: what `proxy_statistics` computes by the
     quantile rule, for a named activation.
+
+    `weight`, `bias`, `proxy_mean`, `proxy_scale`: γ, β, β̃ and γ̃, each (C,),
+    the last two or None; `kind`, `slope`: of the activation; `samples`:
+    quantiles.
 
     Example:
 

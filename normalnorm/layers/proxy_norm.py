@@ -44,6 +44,8 @@ def named_activation(activation: Activation) -> tuple[Activation, float]:
     its slope below 0 where that is a setting; what has no name is returned as
     it is.
 
+    `activation`: a name, a module or a function.
+
     Example:
 
         >>> named_activation(nn.LeakyReLU(0.2))
@@ -66,9 +68,9 @@ def check_activation(activation: Activation) -> None:
     """Raise unless `activation` is one of `ACTIVATIONS` or a function that acts
     element by element and is finite on a standard normal variable's quantiles.
 
-    It is tried: on 60 quantiles in two shapes, on each of them alone, and
-    twice. `TypeError` for what is neither a name nor a function or gives
-    something else than a floating-point tensor, `ValueError` otherwise.
+    It is tried: on 60 quantiles in no order, in two shapes, on each of them
+    alone, and twice. `TypeError` for what is neither a name nor a function or
+    gives something else than a floating-point tensor, `ValueError` otherwise.
 
     Example:
 
@@ -91,8 +93,8 @@ def check_activation(activation: Activation) -> None:
     own = next(iter(_tensors_of(activation)), None)
     if not _unwatched() or own is not None and own.is_meta:
         return                                  # nothing can be computed now
-    x = quantile_nodes(60).to(torch.float32 if own is None else own.dtype)
-    x = x if own is None else x.to(own.device)
+    x = quantile_nodes(60)[torch.arange(60) * 7 % 60]       # in no order
+    x = (x.float() if own is None else x.to(own))
     called = f"the activation {activation!r}"
 
     def apply(values: Tensor) -> Tensor:
@@ -144,7 +146,8 @@ class GroupedProxy(NamedTuple):
     `proxy_scale` (None for 0), `mean` and `factor`: of shape (C,). The last two
     are the proxy's statistics, where `samples` is None: its mean, and what
     multiplies (None for 1). `eps`: the normalizer's; `added`: to the proxy's
-    variance.
+    variance. `groups`, `eps`: of group norm; `kind`, `slope`: of the
+    activation.
 
     Example:
 
@@ -333,7 +336,8 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
     - `scale`: False leaves out the division.
 
     Raises `TypeError` and `ValueError` for other tensors, shapes that do not
-    agree and settings out of range.
+    agree, settings out of range, and an activation that does not act element by
+    element, which is tried at each call unless PyTorch has a name for it.
 
     Example:
 
@@ -344,12 +348,26 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
     """
     check_input(input)
     check_precision(input, weight=weight, bias=bias)
+    eps = _checked_settings(eps, scale, channel_dim)
     _check_channels(input, weight.numel(), channel_dim)
+    check_activation(activation)
     name, slope = named_activation(activation)
     mean, var = proxy_statistics(weight, bias, proxy_mean, proxy_scale, name,
                                  samples, slope, kinks)
     return _activated(input, weight, bias, activation, mean,
                       _factor(var, eps, scale), channel_dim)
+
+
+def _checked_settings(eps: float, scale: bool, channel_dim: int) -> float:
+    "ε as a number; the others are what they have to be."
+    eps = number("eps", eps)
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps={eps} must be finite and not negative")
+    check_flag("scale", scale)
+    if isinstance(channel_dim, bool) or not isinstance(channel_dim, int):
+        raise TypeError(f"channel_dim={channel_dim!r} is not an axis: give 1, "
+                        "or -1 where the channels come last")
+    return eps
 
 
 def _check_channels(input: Tensor, channels: int, channel_dim: int) -> None:
@@ -376,6 +394,7 @@ class ProxyNorm(_Leaf):
     In place of `nn.ReLU()` after a normalizer without an affine map of its own,
     such as `nn.GroupNorm(groups, channels, affine=False)`:
 
+    - `device`, `dtype`: of the parameters, PyTorch's defaults;
     - `num_channels`: C; `activation`: φ, one of
       `normalnorm.layers.proxy.ACTIVATIONS`, a module or a function that acts
       element by element, which is tried here;
@@ -420,14 +439,9 @@ class ProxyNorm(_Leaf):
         super().__init__()
         self.num_channels = size("num_channels", num_channels)
         check_activation(activation)
-        self.activation, self.eps = activation, number("eps", eps)
-        if not self.eps >= 0:
-            raise ValueError(f"eps={eps} must not be negative")
+        self.activation = activation
+        self.eps = _checked_settings(eps, scale, channel_dim)
         check_flag("learnable", learnable)
-        check_flag("scale", scale)
-        if isinstance(channel_dim, bool) or not isinstance(channel_dim, int):
-            raise TypeError(f"channel_dim={channel_dim!r} is not an axis: give "
-                            "1, or -1 where the channels come last")
         self.scale, self.samples = bool(scale), samples
         self.channel_dim = channel_dim
         self.groups = None if groups is None else size("groups", groups)
@@ -452,7 +466,11 @@ class ProxyNorm(_Leaf):
         self._kept: tuple | None = None
         self.reset_parameters()
         if not self.weight.is_meta and _unwatched():
-            self.statistics()                   # samples are checked there
+            found = self.statistics()           # samples are checked there
+            if not all(s.isfinite().all() for s in found):
+                raise ValueError(f"the activation {activation!r} has no finite "
+                                 "mean and variance under the proxy: give one "
+                                 "that is finite on the whole line")
 
     def reset_parameters(self) -> None:
         """γ = 1, and β = β̃ = γ̃ = 0.

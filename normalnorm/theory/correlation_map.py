@@ -20,10 +20,13 @@ import torch
 from torch import Tensor
 
 from ..names import near
-from .pairs import (
+from .newton import number
+from .newton import standardized
+from normalnorm.theory.pairs import (
     Activation, StandardizedUnit, activation_of, channel_rule, cosine_sum,
-    derivative_of, fisher_law, gram_by_samples, gram_of_batch, joint_mean,
-    normal_rule, smoothed, standardized_unit)
+    absolute_product, derivative_of, fisher_law, gram_by_samples, gram_of_batch,
+    joint_mean, normal_rule, smoothed, standardized_unit, unit_values,
+    with_noise)
 
 NORMS = ("none", "weight", "layer", "rms", "group", "instance", "pre-layer",
          "weight-standardization", "proxy", "batch", "bmlv", "lmbv")
@@ -114,7 +117,9 @@ def _map(activation: Activation, norm: str, gamma_std: float, beta_std: float,
         return lambda c: fixed.map(activation, c)
     if batch is None:
         if norm == "lmbv":
-            return lambda c: wide(1 / (1 - c + eps)).map(activation, c)
+            # the noise has the batch's deviation, not that of the values
+            return lambda c: wide(1 / (1 - c + eps), noise * math.sqrt(1 - c)
+                                  ).map(activation, c)
         return lambda c: wide((1 - c) / (1 - c + eps), name="layer").map(
             activation, 0.0)
     if norm == "batch" and exact:
@@ -141,7 +146,12 @@ def _batch_map(cov: Tensor, activation: Activation, norm: str,
     "The next covariance of a batch, of mean power 1."
     if norm == "bmlv":
         centred = cov - cov.mean(0) - cov.mean(1, keepdim=True) + cov.mean()
-        root = centred.diagonal().clamp(min=1e-300).sqrt()
+        own = centred.diagonal().clamp(min=1e-300)
+        if eps:
+            return _by_normal_samples(
+                activation, centred / torch.outer(own + eps, own + eps).sqrt(),
+                gamma_std, beta_std, noise)
+        root = own.sqrt()
         wide = _wide(activation, norm, gamma_std, beta_std, 1.0, 0.0, noise)
         gram = torch.tensor([[1.0 if i == j else wide.map(activation, c)
                               for j, c in enumerate(row)]
@@ -156,12 +166,29 @@ def _batch_map(cov: Tensor, activation: Activation, norm: str,
     return gram / gram.diagonal().mean()
 
 
+def _by_normal_samples(activation: Activation, cov: Tensor, gamma_std: float,
+                       beta_std: float, noise: float) -> Tensor:
+    "The next covariance, of mean power 1, of normal values unequal in size."
+    count, source = max(2_000_000 // len(cov), 1000), torch.Generator()
+    source.manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=source,
+                                      dtype=cov.dtype)
+    values, vectors = torch.linalg.eigh(cov)
+    y = draw(count, len(cov)) @ (vectors * values.clamp(min=0).sqrt()).T
+    if noise:
+        y = y + noise * (2 / math.pi * cov.diagonal()).sqrt() * draw(*y.shape)
+    z = activation.function((1 + gamma_std * draw(count, 1)) * y
+                            + beta_std * draw(count, 1))
+    gram = z.T @ z
+    return gram / gram.diagonal().mean()
+
+
 def _check(norm: str, batch: int | None, group: int | None,
            **numbers: float) -> None:
     if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}: {near(str(norm), NORMS)}")
     for name, value in numbers.items():
-        if not 0 <= value < math.inf:
+        if not 0 <= number(name, value) < math.inf:
             raise ValueError(f"{name}={value}: expected a finite number that "
                              "is not negative")
     for name, value, those, least in (("batch", batch, _WITH_BATCH, 2),
@@ -171,7 +198,7 @@ def _check(norm: str, batch: int | None, group: int | None,
         if norm not in those:
             raise ValueError(f"{name}={value} with norm={norm!r}: only "
                              f"{', '.join(those)} know it")
-        if value != int(value) or value < least:
+        if number(name, value) != int(value) or value < least:
             raise ValueError(f"{name}={value}: expected a whole number, at "
                              f"least {least}")
     if norm == "instance" and group is None:
@@ -212,11 +239,12 @@ def correlation_map(c: float | Tensor,
     under "proxy"), 2e-6 for finite units where φ has a kink. Sampled, with
     errors of about 2e-3 and the same result each time: finite units with
     `power`, `noise` or `eps`; batches given as a matrix where φ is not
-    piecewise linear or β varies.
+    piecewise linear or β varies, and "bmlv" as a matrix with `eps`.
 
     Raises `ValueError` for numbers out of range, an unknown name, a size that
-    the norm does not know, or a matrix that is no covariance; `TypeError` for
-    an activation of the wrong type.
+    the norm does not know, a matrix that is no covariance, and samples of a
+    batch that are equal; `TypeError` for an activation, a number or a tensor of
+    the wrong type.
 
     Source: @eq-map, @eq-map-group, @eq-map-batch.
 
@@ -230,9 +258,13 @@ def correlation_map(c: float | Tensor,
     _check(norm, batch, group, gamma_std=gamma_std, beta_std=beta_std, eps=eps,
            skip=skip, noise=noise)
     phi = activation_of(activation)
-    given = torch.as_tensor(c, dtype=torch.float64, device="cpu").detach()
+    if isinstance(c, Tensor) and not c.is_floating_point():
+        raise TypeError(f"c is a tensor of {c.dtype}, and so would be what is "
+                        "returned: give floating-point numbers")
+    given = (c if isinstance(c, Tensor) else torch.tensor(number("c", c), dtype=
+             torch.float64)).detach().to("cpu", torch.float64)
     if norm in _WITH_BATCH and given.ndim >= 2:
-        given = _covariance(given, norm, batch, eps)
+        given = _covariance(given, norm, batch)
         out = _batch_map(given, phi, norm, gamma_std, beta_std, eps, power,
                          noise)
     else:
@@ -251,8 +283,7 @@ def correlation_map(c: float | Tensor,
     return out.to(c) if isinstance(c, Tensor) else out.item()
 
 
-def _covariance(given: Tensor, norm: str, batch: int | None,
-                eps: float) -> Tensor:
+def _covariance(given: Tensor, norm: str, batch: int | None) -> Tensor:
     "`given`, of mean power 1."
     n = len(given)
     if (given.shape != (n, n) or batch not in (None, n)
@@ -263,10 +294,11 @@ def _covariance(given: Tensor, norm: str, batch: int | None,
                          "expected the covariance matrix of a batch, (N, N), "
                          "symmetric, without negative eigenvalues, N = batch")
     _check(norm, n, None)
-    if norm == "bmlv" and eps:
-        raise ValueError("eps with norm='bmlv' and a matrix: each sample would "
-                         "have an ε of its own; use eps=0")
-    return (given + given.T) / 2 / given.diagonal().mean()
+    given = (given + given.T) / 2 / given.diagonal().mean()
+    if given.diagonal().mean() - given.mean() < 1e-12:
+        raise ValueError("the samples of the batch are equal, and "
+                         f"{norm!r} has nothing to normalize")
+    return given
 
 
 def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
@@ -277,15 +309,22 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
     inputs that are close, and a gradient's squared length.
 
     Arguments as for `correlation_map`. For "batch" and "bmlv" two whole batches
-    are close, at the fixed point of equal correlations. Infinite for finite
-    units of too few values: `group` 2 or 3 with `eps` = 0, "batch" of 2 or 3.
+    are close, at the fixed point of equal correlations; for "lmbv" the samples
+    of one batch. Infinite for finite units of too few values with `eps` = 0:
+    `group` 2 or 3, "batch" of 2 or 3. With `noise` each of the two has its own
+    (a gradient sees the one noise that was drawn: @exr-map-noisy-gradient).
 
-    Raises as `correlation_map`, and `ValueError` for an activation that jumps,
-    for "lmbv", for `power` or `noise` with finite units, and for `eps` with
-    batches.
+    In closed form or by quadrature, but for finite units of "group",
+    "instance" and "batch" with `power` or `noise`, and finite "batch" with
+    `eps`: these are a mean over a million values, the same each time, within
+    about 1 % (2 % for `group` or `batch` below 6).
+
+    Raises as `correlation_map`, and `ValueError` for an activation that jumps;
+    for "lmbv" of a finite batch with `power`, and with `eps` = 0 if φ is not
+    linear on both sides of 0.
 
     Source: @eq-map-slope, @eq-map-group-slope, @eq-map-group-eps,
-    @eq-map-batch-slope.
+    @eq-map-batch-slope, @eq-map-unit-slope, @eq-map-lmbv-slope.
 
     Example:
 
@@ -293,29 +332,34 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
         0.963
         >>> round(slope("relu", "pre-layer"), 4)                 # π/(π − 1)
         1.4669
+        >>> slope("relu", "lmbv", batch=5)                       # 2/4
+        0.5
     """
     _check(norm, batch, group, gamma_std=gamma_std, beta_std=beta_std, eps=eps,
            skip=skip, noise=noise)
     phi, n = activation_of(activation), batch or group
     derivative_of(phi).function(torch.zeros(1, dtype=torch.float64))
+    rest = (phi, norm, gamma_std, beta_std, eps, batch, group, power, noise)
     if norm == "lmbv":
-        raise ValueError("norm='lmbv' has no slope: dividing by the batch's "
-                         "deviation keeps no level of correlation fixed")
-    if n and (power or noise or eps and norm not in _WITH_GROUPS):
-        raise ValueError("F'(1) of finite units is known without transform and "
-                         "noise, and for batches with eps=0; difference "
-                         "correlation_map instead")
-    if n is None:
-        name = "batch" if norm == "bmlv" else norm
+        value = _lmbv_slope(phi, n, gamma_std, beta_std, eps, power, noise)
+    elif norm in _WITH_BATCH and (n is None or norm == "bmlv"):
+        apart = 1 - _batch_level(rest)
+        size = apart / (apart + eps / (1 - 1 / n if n else 1))
+        value = _bmlv_slope(phi, n, gamma_std, beta_std, size, noise) if (
+            n) else _wide(phi, "batch", gamma_std, beta_std, size, 0.0,
+                          noise).slope(phi)
+    elif n is None:
         size = 1.0 if norm == "proxy" else 1 / (1 + eps)
-        value = _wide(phi, name, gamma_std, beta_std, size, eps, noise).slope(
+        value = _wide(phi, norm, gamma_std, beta_std, size, eps, noise).slope(
             phi)
-    elif norm == "bmlv":
-        value = _bmlv_slope(phi, n, gamma_std, beta_std)
+    elif n <= 3 and not eps:
+        value = math.inf
+    elif power or noise or eps and norm == "batch":
+        apart = 1 - _batch_level(rest) if batch else 1.0
+        value = _sampled_slope(phi, n, apart, bool(batch), gamma_std, beta_std,
+                               eps, power, noise)
     elif eps:
         value = _group_slope_with_eps(phi, n, gamma_std, beta_std, eps)
-    elif n <= 3:
-        value = math.inf
     else:
         unit, moved = (standardized_unit(phi, n, gamma_std, beta_std, slopes)
                        for slopes in (False, True))
@@ -331,17 +375,24 @@ def _group_slope(unit: StandardizedUnit, moved: StandardizedUnit,
                                 / unit.mean(unit.f.square())).item()
 
 
+def _variances(n: int, count: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the law of the variance of n standard normal values,
+    by the trapezoid rule in its logarithm.
+    """
+    wide = 12 * math.sqrt(2 / (n - 1))
+    log = torch.linspace(-max(wide, 40 / (n - 1)), wide, count,
+                         dtype=torch.float64)
+    law = torch.softmax((n - 1) / 2 * log - n / 2 * log.exp(), 0)
+    return log.exp(), law
+
+
 def _group_slope_with_eps(activation: Activation, n: int, gamma_std: float,
                           beta_std: float, eps: float) -> float:
-    "By the trapezoid rule in the logarithm of the unit's variance."
     unit = standardized_unit(activation, n, gamma_std, beta_std)
     gamma, beta, _ = channel_rule(gamma_std, beta_std, 8)
-    wide = 12 * math.sqrt(2 / (n - 1))
-    log = torch.linspace(-max(wide, 40 / (n - 1)), wide,
-                         121 if n < 4 else 49, dtype=torch.float64)
-    law = torch.softmax((n - 1) / 2 * log - n / 2 * log.exp(), 0)
+    nodes, law = _variances(n, 121 if n < 4 else 49)
     steep, size = 0.0, 0.0
-    for var, weight in zip(log.exp()[law > 1e-14], law[law > 1e-14]):
+    for var, weight in zip(nodes[law > 1e-14], law[law > 1e-14]):
         kept = var / (var + eps)            # the variance that is left
         y = unit.y * kept.sqrt()
         v = gamma[:, None, None] * y + beta[:, None, None]
@@ -365,16 +416,92 @@ def _batch_slope(unit: StandardizedUnit, moved: StandardizedUnit,
 
 
 def _bmlv_slope(activation: Activation, n: int, gamma_std: float,
-                beta_std: float) -> float:
-    wide = _wide(activation, "bmlv", gamma_std, beta_std)
+                beta_std: float, size: float, noise: float) -> float:
+    wide = _wide(activation, "bmlv", gamma_std, beta_std, size, 0.0, noise)
     shared = wide.signal * -1 / (n - 1) + wide.merged
     apart = wide.product(activation, wide.power, 0.0) - wide.product(
         activation, shared, 0.0)
     moved, phi = wide._replace(weight=wide.weight * wide.signal), derivative_of(
         activation)
-    trace = ((n - 1)**2 * moved.product(phi, wide.power, 0.0)
+    own = wide.signal + wide.merged     # two noises share no more
+    trace = ((n - 1)**2 * moved.product(phi, own, 0.0)
              + (n - 1) * moved.product(phi, shared, 0.0)) / n
     return (trace / ((n - 1)**2 / n * apart)).item()
+
+
+def _lmbv_slope(activation: Activation, n: int | None, gamma_std: float,
+                beta_std: float, eps: float, power: bool,
+                noise: float) -> float:
+    "As equal samples part: the deviation is 0 there, and ε alone divides."
+    if n and power:
+        raise ValueError("norm='lmbv' with power=True has no slope at 1: each "
+                         "channel has a λ̂ of its own, and the values that it "
+                         "bends grow without bound as the samples become "
+                         "equal; use correlation_map at the c of interest")
+    if eps:
+        value = _wide(activation, "lmbv", gamma_std, beta_std, 1 / eps).slope(
+            activation)
+    elif activation.slope is not None:
+        value = (n - 3) / (n - 1) if n else 1.0
+    else:
+        raise ValueError("norm='lmbv' with eps=0 has a slope at 1 only for an "
+                         "activation that is linear on both sides of 0, such "
+                         "as relu: its values grow without bound as the "
+                         "samples become equal; give eps, or use "
+                         "correlation_map at the c of interest")
+    one = torch.ones((), dtype=torch.float64)
+    spread = (1 + (n - 1) * absolute_product(one, -one / (n - 1)).item()) * (
+        n - 1) / n**2 if n else 2 / math.pi
+    return value * (1 + noise**2 * spread)
+
+
+def _sampled_slope(activation: Activation, n: int, apart: float, batch: bool,
+                   gamma_std: float, beta_std: float, eps: float, power: bool,
+                   noise: float) -> float:
+    "`apart`: the variance of what comes in, over the values of a unit."
+    count, source = max(1_000_000 // n, 1000), torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=source,
+                                      dtype=torch.float64)
+    per = (count, 1 if batch else n)
+    gamma, beta = 1 + gamma_std * draw(*per), beta_std * draw(*per)
+    x, e = standardized(draw(count, n), 1), draw(count, n)
+    # 1/(s² + ε) has a heavy tail: it goes into the law that s² is drawn from
+    weight = torch.full((count, 1), apart * (n - 3) / n, dtype=torch.float64)
+    if eps:
+        nodes, law = _variances(n, 4000)
+        law = torch.cumsum(law / (apart * nodes + eps), 0)
+        at = (torch.arange(count, dtype=law.dtype) + 0.5) / count * law[-1]
+        weight = apart * nodes[torch.searchsorted(law, at), None] + eps
+    x = x * (weight - eps).sqrt()
+    moved, size, phi = [], 0.0, derivative_of(activation).function
+    for drawn in (draw(count, n), draw(count, n))[:2 if noise else 1]:
+        def layer(x: Tensor) -> Tensor:
+            y = unit_values(x, 1, True, eps, power)
+            return gamma * (with_noise(y, 1, noise, drawn) if noise else y
+                            ) + beta
+        v, change = torch.func.jvp(layer, (x,), (e,))
+        change = phi(v) * change
+        moved.append(change - change.mean(1, keepdim=True) if batch else change)
+        size += (weight * activation.function(v).square()).mean().item()
+    steep = (weight * moved[0] * moved[-1]).sum(1).mean().item()
+    return steep / (n - 1 if batch else n) * len(moved) / size
+
+
+def _batch_level(arguments: tuple) -> float:
+    "The correlation at which a batch stays; without ε any other leads there."
+    f, eps, batch = _map(*arguments), arguments[4], arguments[5]
+    low = -1 / (batch - 1) if batch else 0.0
+    return _settled(f, low, 1e-6) if eps else f(0.0)
+
+
+def _settled(f: Callable[[float], float], low: float,
+             within: float = 1e-12) -> float:
+    "The smallest fixed point of F from `low` on; within 1e-6 of 1 it is 1."
+    if f(low) - low < 1e-12:
+        return low
+    near_one = 1 - 1e-6
+    return scipy.optimize.brentq(lambda c: f(c) - c, low, near_one,
+                                 xtol=within) if f(near_one) < near_one else 1.0
 
 
 def fixed_point(activation: "str | Callable[[Tensor], Tensor]", norm: str,
@@ -402,13 +529,8 @@ def fixed_point(activation: "str | Callable[[Tensor], Tensor]", norm: str,
                          "correlation_map to its matrix again and again")
     _check(norm, None, group, gamma_std=gamma_std, beta_std=beta_std, eps=eps,
            noise=noise)
-    f = _map(activation_of(activation), norm, gamma_std, beta_std, eps, None,
-             group, power, noise)
-    if f(0.0) < 1e-12:
-        return 0.0
-    near_one = 1 - 1e-6
-    return scipy.optimize.brentq(lambda c: f(c) - c, 0.0, near_one,
-                                 xtol=1e-12) if f(near_one) < near_one else 1.0
+    return _settled(_map(activation_of(activation), norm, gamma_std, beta_std,
+                         eps, None, group, power, noise), 0.0)
 
 
 def hermite_shares(activation: "str | Callable[[Tensor], Tensor]", norm: str,

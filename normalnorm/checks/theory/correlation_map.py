@@ -369,6 +369,103 @@ def _(rate):
     assert abs(rate(4000) - math.pi / (math.pi - 1)) < 1e-3
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
+from normalnorm.theory.newton import newton_lambda
+from normalnorm.theory.power_transform import yeo_johnson
+
+
+def unit_slope(norm, phi, n, std, eps, power, noise):
+    return maps.slope(phi, norm, std, std, eps, power=power, noise=noise,
+                      **{norm: n})
+
+
+@claim("map-unit-slope", source="new", statement="with transform, noise or a "
+       "batch's ε the slope at 1 of finite units is the mean product of two "
+       "derivatives in one direction, @eq-map-unit-slope", kind="theorem",
+       verdict="holds", evidence="proof", formula=unit_slope,
+       mutant=lambda norm, phi, n, std, eps, power, noise: unit_slope(
+           norm, phi, n, std, eps, power, 1.2 * noise))
+def _(steep):
+    """Units drawn and moved a little, by differences, with numbers of their
+    own; a batch at its fixed point, which is iterated.
+    """
+    torch.manual_seed(0)
+    functions = {"relu": torch.relu, "tanh": torch.tanh}
+
+    def made(x, phi, gamma, beta, eps, power, noise, drawn):
+        y = (x - x.mean(1, keepdim=True)) / (
+            x.var(1, correction=0, keepdim=True) + eps).sqrt()
+        if power:
+            y = yeo_johnson(y, newton_lambda(x, 1)[:, None])
+        if noise:
+            y = y + noise * drawn * (y - y.mean(1, keepdim=True)).abs().mean(
+                1, keepdim=True)
+        return functions[phi](gamma * y + beta)
+    for norm, phi, n, std, eps, power, noise in (
+            ("group", "relu", 7, 0.2, 0.0, True, 0.5),
+            ("batch", "relu", 7, 0.0, 0.3, False, 0.0)):
+        count, c = 40_000, 0.0
+        for turn in range(3 if norm == "batch" else 1):
+            x = (1 - c)**0.5 * torch.randn(count, n).double() + c**0.5 * (
+                torch.randn(count, 1))
+            per = (count, 1 if norm == "batch" else n)
+            gamma = 1 + std * torch.randn(per, dtype=torch.float64)
+            beta = std * torch.randn(per, dtype=torch.float64)
+            first, second = torch.randn(2, count, n).double()
+            f = lambda x, drawn: made(x, phi, gamma, beta, eps, power, noise,
+                                      drawn)
+            z = f(x, first)
+            size = z.square().mean()
+            if norm == "batch":
+                c = ((z.sum(1).square() - z.square().sum(1)).mean()
+                     / (n * (n - 1) * size)).item()
+        e = 1e-4 * torch.randn(count, n, dtype=torch.float64)
+        a, b = ((f(x + e, drawn) - f(x - e, drawn)) / 2e-4
+                for drawn in (first, second if noise else first))
+        if norm == "batch":
+            a, b = (v - v.mean(1, keepdim=True) for v in (a, b))
+        product = (a * b).sum(1) / ((n - 1 if norm == "batch" else n) * size)
+        error = product.std() / count**0.5
+        found = steep(norm, phi, n, std, eps, power, noise)
+        assert abs(product.mean() - found) < 3 * error + 0.01 * found, (
+            norm, phi, product.mean(), error, found)
+
+
+def lmbv_slope(n, noise):
+    spread = (n - 1) / n**2 * (1 + (n - 1) * 2 / math.pi * (
+        math.sqrt(1 - (n - 1)**-2) + math.asin(1 / (n - 1)) / (n - 1)))
+    return (n - 3) / (n - 1) * (1 + noise**2 * spread)
+
+
+@claim("map-lmbv-slope", source="new", statement="LMBV's slope at equal "
+       "samples is (N−3)/(N−1) for ReLU, times 1 + ξ²m_N with noise; with ε it "
+       "is layer norm's, of values of variance 1/ε", kind="theorem",
+       verdict="holds", evidence="proof", formula=lmbv_slope,
+       mutant=lambda n, noise: lmbv_slope(n + 1, noise))
+def _(steep):
+    """The map's difference; drawn batches with noise, their common part apart;
+    tanh with ε by differences.
+    """
+    for n in (4, 9, 40):
+        exact = steep(n, 0.0)
+        h = 1e-6
+        near = 1 - maps.correlation_map(1 - h, "relu", "lmbv", batch=n)
+        assert abs(near / h - exact) < 5e-3 and abs(
+            maps.slope("relu", "lmbv", batch=n) - exact) < 1e-12
+    torch.manual_seed(0)
+    n, h, noise = 7, 1e-4, 0.8
+    t, e = torch.randn(400_000, 1).double(), torch.randn(400_000, n).double()
+    y = ((1 - h)**0.5 * t + h**0.5 * e) / (
+        h**0.5 * e.std(1, correction=0, keepdim=True))
+    spread = (y - y.mean(1, keepdim=True)).abs().mean(1, keepdim=True)
+    z = (y + noise * spread * torch.randn_like(y)).relu()
+    drop = z.var(1).mean() / z.square().mean() / h
+    assert abs(drop - steep(n, noise)) < 0.015
+    assert abs(maps.slope("relu", "lmbv", batch=n, noise=noise)
+               - steep(n, noise)) < 1e-12
+    near = 1 - maps.correlation_map(1 - 1e-6, "tanh", "lmbv", 0.2, 0.3, 0.5)
+    assert abs(near * 1e6 - maps.slope("tanh", "lmbv", 0.2, 0.3, 0.5)) < 1e-3
+
+# %% ../../../nbs/350_theory.correlation_map.ipynb
 def width_bias(c):
     "B(c) of @eq-map-width, in closed form where u and v are independent."
     kappa = 1 / math.pi

@@ -39,6 +39,13 @@ class Traversal(NamedTuple):
     """Where the units of a tensor lie in memory, and which weight applies
     where: the fields of the kernel's `Job` of the same names.
 
+    Unit i of `units` starts at element (i div `period`)·`outer` + (i mod
+    `period`)·`inner`, and consists of `segments` runs of `length` elements that
+    are `stride` apart. With `columns` > 0 the units are the columns of a
+    matrix, each `run` elements wide. `weights`: 0 for none, 1 for one a unit,
+    −1 for one an element, n for one for each of n equal parts of a unit; they
+    begin anew after `weight_period` units.
+
     Example:
 
         >>> Traversal(units=3, outer=48, inner=16, segments=2, length=16).units
@@ -154,6 +161,8 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
     """A kernel whose functions know their arguments, and raise where one of
     them says that it has done nothing.
 
+    `compiled`: as `ctypes` has loaded it.
+
     `RuntimeError`: the kernel's own memory could not be had, or the memory of a
     tensor is gone. `Different`: a tensor is not what it must be. Then nothing
     has been written that counts: no running average. `CompilerError`: the
@@ -247,6 +256,10 @@ def available() -> bool:
 class Way(NamedTuple):
     """What the compiled kernel computes with; its errors depend on it.
 
+    `lanes`: numbers in a vector; `fused`: whether a·b + c is one operation with
+    one rounding; `tables`: whether polynomials are looked up for many elements
+    of one λ.
+
     Example:
 
         >>> Way(lanes=8, fused=True, tables=True).lanes
@@ -336,6 +349,14 @@ class Call(NamedTuple):
     """What calls with tensors of the same shapes, dtypes and layouts have in
     common; from `prepare`.
 
+    `traversal`: how the input is visited; `fixed`, `kinds`: the fields of the
+    kernel's `Job` that stay the same, and what its tensors must be, as bytes.
+    `dim`, `rule`, `axis`: of the problem; `shape`: of the statistics; `layout`,
+    `dtype`: in which the kernel reads the input; `ready`: whether it reads all
+    tensors where they are; `kept`: how many numbers a forward pass keeps;
+    `given`: whether statistics are given; `bias`: its shape and dtype. `saved`:
+    shapes and dtypes as a backward pass must find them. It is a `Work`.
+
     Example:
 
         >>> u = torch.tensor([[1.0, 3.0]])
@@ -373,7 +394,10 @@ class Call(NamedTuple):
     axis: int | None
 
     def forward(self, problem: Normalization, keep: bool) -> tuple:
-        "As a `Work` of an engine, and so the next two."
+        """As a `Work` of an engine, and so the next two.
+
+        `problem`, `keep`: as there.
+        """
         (u, _, _, weight, bias, _, given, running, momentum, seed, offset,
          wanted) = problem
         drawn, momentum = self.varying(u, seed, momentum)
@@ -404,7 +428,10 @@ class Call(NamedTuple):
             torch.tensor(state[0]), state[1])
 
     def varying(self, u, seed, momentum) -> tuple[int, float]:
-        "The seed of the noise, 0 without any, and the momentum: numbers."
+        """The seed of the noise, 0 without any, and the momentum: numbers.
+
+        `u`: the input; `seed`, `momentum`: numbers, or tensors of one.
+        """
         drawn = 0
         if self.rule.noise:
             drawn = int(draw_seed(u.device) if seed is None else seed)
@@ -416,6 +443,8 @@ class Call(NamedTuple):
                  running: tuple[Tensor | None, ...]) -> Tensor:
         """The output for `u`, which the kernel has read as `values`; it has
         moved averages where PyTorch did not see it.
+
+        `out`: what the kernel has written; `running`: the averages.
         """
         if running:
             _increment_versions(
@@ -424,7 +453,10 @@ class Call(NamedTuple):
             core.saturating_cast(out, u.dtype), u)
 
     def with_statistics(self, out, numbers):
-        "Behind the output mean, variance and, with a transform, λ̂."
+        """Behind the output mean, variance and, with a transform, λ̂.
+
+        `out`: the output; `numbers`: of the units, from `forward`.
+        """
         return out, *statistics_of(self, numbers)[
             :2 + len(self.rule.gaussianizer.reduced().names)]
 
@@ -579,7 +611,8 @@ def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
     given `statistics` that are not one a channel.
 
     `axis`: 1 for a weight, a bias and statistics of shape (C,), for channels on
-    axis 1 of `u`; None where they broadcast with `u`.
+    axis 1 of `u`; None where they broadcast with `u`. `dim`: the axes of a
+    unit; `weight`, `bias`: tensors or None; `rule`: what happens to a unit.
 
     Example:
 
@@ -624,6 +657,9 @@ def _as(out: Tensor, u: Tensor) -> Tensor:
 def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
     """What the forward pass saved, as the kernel reads it: dense, whatever
     strides it has now, and all but an input of bfloat16 in float32.
+
+    `call`: from `prepare`; `saved`: the tensors as they come back, None where
+    there is none.
 
     Raises `RuntimeError` unless each tensor has come back with its shape and
     dtype, on the CPU, with all its memory: a saved-tensor hook may return
@@ -706,7 +742,9 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
 
     `call`: from `prepare`, for these tensors. `running`: averages of mean,
     unbiased variance and λ̂, one a unit, that move by `momentum` towards those
-    of each unit where these are finite; float32 and contiguous.
+    of each unit where these are finite; float32 and contiguous. `u`, `weight`,
+    `bias`: those that it was prepared for; `seed`, `offset`: of the noise, as
+    for `add_noise`.
 
     Example:
 
@@ -739,6 +777,9 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
 def statistics_of(call: Call, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and λ̂ among what `forward` returned, with size 1 along
     the axes of a unit.
+
+    `call`: from `prepare`; `numbers`: what `forward` returned beside the
+    output.
 
     Example:
 
@@ -784,7 +825,9 @@ def backward(
     like the tensor itself (None where not asked for, or where there is none).
 
     `saved`: input, weight, and what `forward` returned beside its result, or
-    the three given statistics; the other arguments as for `forward`.
+    the three given statistics; the other arguments as for `forward`. `call`:
+    from `prepare`; `grad`: of the output. `of_weight`, `of_bias`: whether their
+    gradients are asked for.
 
     Raises `RuntimeError` where a tensor has another shape or dtype than in the
     forward pass (a saved-tensor hook may return what it likes), or its memory
@@ -863,6 +906,8 @@ class Staged(NamedTuple):
     What is exchanged, in what order and under which names is what the
     definition exchanges. So each process may compute by either, and change
     from one to the other where it has arrived.
+
+    `call`: what the visits have in common; `across`: the units.
 
     Example:
 
