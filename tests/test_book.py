@@ -199,8 +199,7 @@ def test_committed_results_say_what_they_are():
                     and all({"part"} < set(r) for r in row["rows"])), path.name
             continue
         if (path.parent == ROOT / "results"
-                and path.name in ("collapse.json", "cures.json",
-                                  "early-training.json",
+                and path.name in ("collapse.json", "early-training.json",
                                   "glyphs.json", "hessian.json", "hostile.json",
                                   "kills.json", "neural-tangents.json",
                                   "power-training.json",

@@ -565,6 +565,15 @@ def test_launch_buttons_only_where_something_can_be_opened(
         "navbar_persistent": []}
 
 
+def test_outputs_are_sentences_tables_or_figures(html):
+    "No cell shows a value as Python writes it, in quotes, braces or brackets."
+    assert {p.name: len(re.findall('class="output text_plain', p.read_text(
+                encoding="utf-8")))
+            for p in pages_of(html)
+            if 'class="output text_plain' in p.read_text(encoding="utf-8")
+            } == {}, "print it in words"
+
+
 # ---- the print --------------------------------------------------------------
 
 @pytest.mark.parametrize("link, printed", [
@@ -586,7 +595,7 @@ def test_anchors_of_the_print_do_not_meet():
     assert (str(soup) == '<svg><style>#b--s .a { fill: url(#b--g) }</style><g '
                          'clip-path="url(#b--c)" id="b--g"></g><use '
                          'xlink:href="#b--g"></use><image '
-                         'xlink:href="data:image/png;base64,AA"></image></svg>')
+                         'xlink:href="data:image/png;base64,AA"/></svg>')
 
 
 @needs_browser

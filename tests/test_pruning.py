@@ -2,7 +2,9 @@
 PyTorch's batch norm, for each layer that has a factor for each channel; what is
 refused, and in which words.
 """
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -213,3 +215,30 @@ def test_without_the_package(monkeypatch):
     with pytest.raises(ImportError, match="pip install torch-pruning"):
         pruning.gamma_report(net(nn.BatchNorm2d), X)
     pruning._torch_pruning.cache_clear()
+
+
+def test_the_rows_are_of_the_tool():
+    """Whole networks anew; smaller ones have the multiplications of their
+    parameters, and time was measured where γ chose.
+    """
+    slimming = pytest.importorskip(
+        "tools.slimming", reason="the book's tools are not installed")
+    record = json.loads(slimming.RECORD.read_text())["parts"]
+    assert slimming.RECORD == (Path(__file__).resolve().parent.parent
+                               / "results/pruning.json")
+    example = torch.zeros(1, 1, 8, 8)
+    for kind, make in slimming.NETWORKS.items():
+        for norm, layer in slimming.NORMS.items():
+            whole = slimming.cost(make(layer), example)
+            for rows in record[kind][norm].values():
+                assert set(rows) == {str(s) for s in range(slimming.SEEDS)}
+                for row in (part["found"] for part in rows.values()):
+                    assert whole == {"parameters": row["whole_parameters"],
+                                     "macs": row["whole_macs"]}
+                    assert len(row["cuts"]) == 3 * len(slimming.SHARES)
+                    for cut in row["cuts"]:
+                        assert cut["parameters"] < whole["parameters"]
+                        assert cut["macs"] < whole["macs"]
+                        assert ("time" in cut) == (cut["by"] == "γ")
+    assert len(record["speed"]["found"]) == len(slimming.NETWORKS) * len(
+        slimming.NORMS) * len(slimming.SHARES)

@@ -186,6 +186,7 @@ def test_what_stands_for_a_cell(found, code, kind, words):
 
 @pytest.mark.parametrize("code, words", [
     ("// Adds `a` and b. Slowly.\nint add() {\n", "Adds `a` and b."),
+    ("\n// ---- Sums.\nint add() {\n", "Sums."),
     ("template <class V> struct Sum {\n};\nstatic inline int add(int a,\n"
      "    int b) {\n  if (a) {\n  }\n}\n#define X(y) {", "`Sum`, `add`")])
 def test_what_stands_for_a_piece_of_cpp(code, words):

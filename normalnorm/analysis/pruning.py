@@ -425,6 +425,8 @@ def prune_by_gamma(model: nn.Module, example: Any, share: float,
     and `remove_channels`; `ValueError` also where no channel can be removed.
     Source: Liu et al. (2017).
 
+    `inexact`: as for `remove_channels`.
+
     Example:
 
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4),

@@ -44,6 +44,8 @@ def named_activation(activation: Activation) -> tuple[Activation, float]:
     its slope below 0 where that is a setting; what has no name is returned as
     it is.
 
+    `activation`: a name, a module or a function.
+
     Example:
 
         >>> named_activation(nn.LeakyReLU(0.2))
@@ -144,7 +146,8 @@ class GroupedProxy(NamedTuple):
     `proxy_scale` (None for 0), `mean` and `factor`: of shape (C,). The last two
     are the proxy's statistics, where `samples` is None: its mean, and what
     multiplies (None for 1). `eps`: the normalizer's; `added`: to the proxy's
-    variance.
+    variance. `groups`, `eps`: of group norm; `kind`, `slope`: of the
+    activation.
 
     Example:
 
@@ -391,6 +394,7 @@ class ProxyNorm(_Leaf):
     In place of `nn.ReLU()` after a normalizer without an affine map of its own,
     such as `nn.GroupNorm(groups, channels, affine=False)`:
 
+    - `device`, `dtype`: of the parameters, PyTorch's defaults;
     - `num_channels`: C; `activation`: φ, one of
       `normalnorm.layers.proxy.ACTIVATIONS`, a module or a function that acts
       element by element, which is tried here;

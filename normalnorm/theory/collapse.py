@@ -106,7 +106,8 @@ def equalized(images: Tensor) -> Tensor:
     of them, then each is divided by its root mean square. Returns the same
     shape and dtype.
 
-    Raises `ValueError` for several channels and for constant images.
+    Raises `TypeError` for what is no tensor, `ValueError` for several channels
+    and for constant images.
 
     Example:
 

@@ -100,7 +100,8 @@ def _(there_and_back):
 def places():
     "Name → model with one normalizer, and an input of its kind."
     found = {}
-    for dims, shape in ((1, (6, 4, 9)), (2, (6, 4, 5, 5)), (3, (6, 4, 3, 3, 3))):
+    for dims, shape in ((1, (6, 4, 9)), (2, (6, 4, 5, 5)),
+                        (3, (6, 4, 3, 3, 3))):
         for name in (f"BatchNorm{dims}d", f"InstanceNorm{dims}d"):
             found[name] = getattr(nn, name)(4, affine=True), shape
         found[f"GroupNorm, {dims}d"] = nn.GroupNorm(2, 4), shape

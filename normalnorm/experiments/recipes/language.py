@@ -76,6 +76,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     accuracies in percent, `score`, the validation loss times −1, by which
     grids are tuned) and `history` by epoch.
 
+    `config`: of an arm; `seed`: of weights and batches; `arm`: its name, which
+    changes nothing; `device`, `checkpoint`, `progress`: as for `train`.
+
     Example:
 
         >>> config = language_recurrent.scales["smoke"]["LN"] | {

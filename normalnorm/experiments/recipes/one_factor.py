@@ -43,8 +43,8 @@ def plain_network(norm: str, scale: float = 1.0, seed: int = 0, width: int = 16,
     `norm`: one of `NORMS`; group norm has four groups. The convolutions' first
     weights are He's, times `scale`, the same for all normalizers; biases are 0.
     The first convolution has kernel and stride `stem`, the second stride 2.
-    Takes images (B, 1, H, W), returns scores (B, 10). Raises `ValueError` for
-    another name.
+    Takes images (B, 1, H, W), returns scores (B, 10). `seed`: of the weights;
+    `width`: channels of each convolution. Raises `ValueError` for another name.
 
     Example:
 
@@ -140,6 +140,9 @@ def train_once(config: dict[str, Any], seed: int, lr: float, batch: int,
     step. A run that overflows has losses 9, error 90 and no shift: those of a
     guess, or worse.
 
+    `seed`: of images, weights and order; `lr`, `batch`, `scale`, `steps`: of
+    this network.
+
     Example:
 
         >>> config = learning_rate_sweep.arms("smoke")["GN"]
@@ -196,6 +199,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     rate by its own validation loss: it repeats everything. On one thread of a
     CPU. Returns `metrics` and `curve`, a dictionary for each network.
 
+    `config`: of an arm. `arm`, `device`, `checkpoint` and `progress` are not
+    used.
+
     Example:
 
         >>> found = run(initial_scale_sweep.arms("smoke")["BN"], 0)
@@ -218,6 +224,8 @@ def points(config: dict[str, Any]) -> list[dict[str, Any]]:
 
     With the factor "batch" each size has all rates, and the largest one also as
     many steps as give it the centre's epochs.
+
+    `config`: of an arm.
 
     Example:
 
@@ -256,6 +264,8 @@ def of_rates(config: dict[str, Any],
              curve: list[dict[str, Any]]) -> dict[str, float]:
     """Metrics of a curve over learning rates, see `learning_rate_sweep`.
 
+    `config`: of the arm; `curve`: from `run`.
+
     Example:
 
         >>> curve = [{"lr": 0.1, "loss": 0.5, "validation_loss": 0.6,
@@ -278,6 +288,8 @@ def of_scales(config: dict[str, Any],
               curve: list[dict[str, Any]]) -> dict[str, float]:
     """Metrics of a curve over initial scales, see `initial_scale_sweep`.
 
+    `config`: of the arm; `curve`: from `run`.
+
     Example:
 
         >>> of_scales({}, [{"loss": 0.5}, {"loss": 2.3}])
@@ -290,6 +302,8 @@ def of_scales(config: dict[str, Any],
 def of_batches(config: dict[str, Any],
                curve: list[dict[str, Any]]) -> dict[str, float]:
     """Metrics of a curve over batch sizes, see `batch_size_sweep`.
+
+    `config`: of the arm; `curve`: from `run`.
 
     Example:
 
@@ -394,7 +408,7 @@ class Criterion(NamedTuple):
     `second` less `first` in `metric` of `recipe`, seed by seed; without `first`
     the metric of `second` itself. `rule`: "above" or "below": on that side of
     `bound` lies the whole interval of 95 % for all criteria of the statement
-    together.
+    together. `what`: in words.
 
     Example:
 
@@ -481,7 +495,7 @@ def judge(criteria: tuple[Criterion, ...], rows) -> list[Verdict]:
 
     `rows`: recipe → rows. "opposite": the interval lies on the other side of
     the bound. "no difference": neither, and two one-sided tests at 5 % show
-    less than the recipe's `negligible`.
+    less than the recipe's `negligible`. `criteria`: those of the statement.
 
     Example:
 
@@ -518,6 +532,8 @@ def ruling(found: list[Verdict]) -> str:
 
     Never "fails": one network in which a criterion is not met, or the other way
     round, refutes nothing that was not said of every network.
+
+    `found`: the verdicts, from `judge`.
 
     Example:
 

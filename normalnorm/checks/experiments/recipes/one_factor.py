@@ -49,36 +49,71 @@ def by_scipy(of, level):
     return "no difference" if within < 0.05 else "open", low, high
 
 
-def stated(name, section, says, verdict):
-    "Registers what the rows say of a statement, held to scipy and the rule."
-    @claim(name, source=f"salina, {section}",
-           statement=f"{says} (general; asked here of one network of six "
-                     "convolutions and 512 images, by criteria stated before)",
-           kind="empirical", verdict=verdict, evidence="experiment",
-           formula=judge, mutant=exchanged)
-    def _(judged):
-        "Criteria stated before the rows, on the rows. The mutant turns signs."
-        criteria = CRITERIA[name]
-        found = judged(criteria, book)
-        for of, v in zip(criteria, found, strict=True):
-            outcome, low, high = by_scipy(of, 1 - 0.05 / len(criteria))
-            assert v.outcome == outcome, (of.what, v.outcome, outcome)
-            assert abs(v.found.low - low) < 1e-9 > abs(v.found.high - high)
-        assert ruling(found) == verdict
+STATED = {
+    "uf-bn": ("§2.1", "batch norm allows higher learning rates and reduces "
+              "sensitivity to initialization", "holds"),
+    "uf-faster": ("§4.1, §5", "BN, LN and GN converge faster than unnormalized "
+                  "networks", "open"),
+    "uf-generalization": ("§4.1", "normalized networks achieve lower test "
+                          "errors", "open"),
+    "uf-icl": ("§1", "normalization reduces the shift of layers' inputs during "
+               "training", "open"),
+    "uf-small-batch-empirical": ("§5", "GN and LN stay stable in small "
+                                 "batches, unlike BN", "open"),
+    "uf-bn-large": ("§4.2", "BN is unstable with very large batches, and these "
+                    "reduce generalization", "open")}
 
 
-stated("uf-bn", "§2.1", "batch norm allows higher learning rates and reduces "
-       "sensitivity to initialization", "holds")
-stated("uf-faster", "§4.1, §5", "BN, LN and GN converge faster than "
-       "unnormalized networks", "open")
-stated("uf-generalization", "§4.1", "normalized networks achieve lower test "
-       "errors", "open")
-stated("uf-icl", "§1", "normalization reduces the shift of layers' inputs "
-       "during training", "open")
-stated("uf-small-batch-empirical", "§5", "GN and LN stay stable in small "
-       "batches, unlike BN", "open")
-stated("uf-bn-large", "§4.2", "BN is unstable with very large batches, and "
-       "these reduce generalization", "open")
+def stated(name):
+    "What the ledger says of one of these statements."
+    section, says, verdict = STATED[name]
+    return {"source": f"salina, {section}",
+            "statement": f"{says} (general; asked here of one network of six "
+                         "convolutions and 512 images, by criteria stated "
+                         "before)",
+            "kind": "empirical", "verdict": verdict, "evidence": "experiment",
+            "formula": judge, "mutant": exchanged}
+
+
+def agree(name, judged):
+    "The rows give the outcomes and intervals of scipy, and the verdict."
+    criteria = CRITERIA[name]
+    found = judged(criteria, book)
+    for of, v in zip(criteria, found, strict=True):
+        outcome, low, high = by_scipy(of, 1 - 0.05 / len(criteria))
+        assert v.outcome == outcome, (of.what, v.outcome, outcome)
+        assert abs(v.found.low - low) < 1e-9 > abs(v.found.high - high)
+    assert ruling(found) == STATED[name][2]
+
+
+@claim("uf-bn", **stated("uf-bn"))
+def _(judged):
+    agree("uf-bn", judged)
+
+
+@claim("uf-faster", **stated("uf-faster"))
+def _(judged):
+    agree("uf-faster", judged)
+
+
+@claim("uf-generalization", **stated("uf-generalization"))
+def _(judged):
+    agree("uf-generalization", judged)
+
+
+@claim("uf-icl", **stated("uf-icl"))
+def _(judged):
+    agree("uf-icl", judged)
+
+
+@claim("uf-small-batch-empirical", **stated("uf-small-batch-empirical"))
+def _(judged):
+    agree("uf-small-batch-empirical", judged)
+
+
+@claim("uf-bn-large", **stated("uf-bn-large"))
+def _(judged):
+    agree("uf-bn-large", judged)
 
 # %% ../../../../nbs/590_experiments.recipes.one_factor.ipynb
 import json

@@ -20,7 +20,7 @@ from normalnorm.experiments.recipes.proxy import published
        mutant=lambda data, norm: published(data, "BN" if norm == "GN+PN"
                                            else "GN+PN"))
 def _(table):
-    """Arithmetic on the ten entries, with the deviations' own bounds.
+    """Arithmetic on the ten entries.
 
     The mutant exchanges the two rows.
     """
