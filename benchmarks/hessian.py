@@ -2,15 +2,17 @@
 needs in memory: results/hessian.json.
 
     python -m benchmarks.hessian            # about five minutes
-    python -m benchmarks.hessian --missing  # only networks that have no rows
+    python -m benchmarks.hessian --missing  # only what is not there
     python -m benchmarks.hessian --seeds 1 --steps 2 --out FILE     # a try
 
 Each network has eight blocks of width 24 and learns 256 digits for 50 steps of
-gradient descent with momentum, all of them in each step.
+gradient descent with momentum, all of them in each step. Of the first seed the
+density of all eigenvalues is kept too, as nodes and weights of its probes.
 """
 import argparse
 import json
 import math
+import re
 import resource
 import sys
 import time
@@ -34,6 +36,7 @@ KINDS = ("none", "weight", "layer", "prelayer", "bmlv", "batch", "frozen",
          "lmbv", "regnorm")
 WIDTH, DEPTH, EXAMPLES, STEPS, RATE, MOMENTUM = 24, 8, 256, 50, 0.01, 0.9
 CLASSES, TOLERANCE = 10, 1e-3
+PROBES, NODES = 3, 40       # of a density: directions, products for each
 
 
 class WeightNormLinear(nn.Module):
@@ -92,43 +95,88 @@ def population(model: nn.Module, x: Tensor) -> None:
     model.eval()
 
 
-def spectrum(kind: str, skip: bool, seed: int, steps: int) -> dict[str, Any]:
-    """The extreme eigenvalues of one network before and after training, of the
-    cross-entropy also where a penalty was learned with it; None where it
-    diverged.
+class Trained:
+    """One network on its way: `learn` so many steps, then `loss` is what the
+    spectra are of, the cross-entropy also where a penalty is learned with it.
     """
-    x, y = load("digits", "train", EXAMPLES)
-    with seeded("hessian", seed):
-        model = Network(kind, skip)
 
-    def loss() -> Tensor:
-        return F.cross_entropy(model(x), y)
+    def __init__(self, kind: str, skip: bool, seed: int):
+        self.kind = kind
+        self.x, self.y = load("digits", "train", EXAMPLES)
+        with seeded("hessian", seed):
+            self.model = Network(kind, skip)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), RATE,
+                                         MOMENTUM)
 
-    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
-    row: dict[str, Any] = {"kind": kind, "skip": skip, "seed": seed}
-    for when in ("before", "after"):
-        for _ in range(steps if when == "after" else 0):
-            if kind == "frozen":
-                population(model, x)
-            value = loss()
-            if kind == "regnorm":       # 1 if all power were the batch's mean
-                value = value + regnorm_penalty(model, 1 / (2 * DEPTH * WIDTH))
-            optimizer.zero_grad()
+    def loss(self) -> Tensor:
+        return F.cross_entropy(self.model(self.x), self.y)
+
+    def learn(self, steps: int) -> float:
+        "The loss afterwards; not finite where it diverged."
+        for _ in range(steps):
+            self.settle()
+            value = self.loss()
+            if self.kind == "regnorm":  # 1 if all power were the batch's mean
+                value = value + regnorm_penalty(self.model,
+                                                1 / (2 * DEPTH * WIDTH))
+            self.optimizer.zero_grad()
             value.backward()
-            optimizer.step()
-        if kind == "frozen":
-            population(model, x)
-        value = loss().item()
+            self.optimizer.step()
+        self.settle()
+        return self.loss().item()
+
+    def settle(self) -> None:
+        if self.kind == "frozen":
+            population(self.model, self.x)
+
+
+def spectrum(kind: str, skip: bool, seed: int, steps: int) -> dict[str, Any]:
+    """The extreme eigenvalues of one network before and after training; None
+    where it diverged.
+    """
+    network = Trained(kind, skip, seed)
+    row: dict[str, Any] = {"kind": kind, "skip": skip, "seed": seed}
+    for when, count in (("before", 0), ("after", steps)):
+        value = network.learn(count)
         if not math.isfinite(value):
             row[when] = None
             continue
-        found = hessian_extremes(loss, model.parameters(), CLASSES, 1,
-                                 tol=TOLERANCE)
+        found = hessian_extremes(network.loss, network.model.parameters(),
+                                 CLASSES, 1, tol=TOLERANCE)
         row[when] = {"loss": value, "largest": found.largest.tolist(),
                      "smallest": found.smallest.item(),
                      "error": found.largest_error.max().item(),
                      "converged": found.converged}
     return row
+
+
+def density(kind: str, skip: bool, seed: int, steps: int) -> dict[str, Any]:
+    """The density of one network's eigenvalues after training; None for both
+    where it diverged.
+    """
+    network = Trained(kind, skip, seed)
+    found: Any = None
+    if math.isfinite(network.learn(steps)):
+        found = hessian_density(network.loss, network.model.parameters(),
+                                PROBES, NODES)
+    size = sum(p.numel() for p in network.model.parameters())
+    return {"kind": kind, "skip": skip, "seed": seed, "size": size,
+            "nodes": found and found.nodes.tolist(),
+            "weights": found and found.weights.tolist()}
+
+
+# what is measured of a network: by which function, and of how many seeds
+PARTS = {"rows": (spectrum, None), "densities": (density, 1)}
+
+
+def missing(record: dict[str, Any], part: str, seeds: int
+            ) -> list[tuple[int, bool, str]]:
+    "The networks, as (seed, skip, kind), of which `record` has not `part`."
+    there = {(row["seed"], row["skip"], row["kind"])
+             for row in record.get(part, ())}
+    return [network for seed in range(min(seeds, PARTS[part][1] or seeds))
+            for skip in (False, True) for kind in KINDS
+            if (network := (seed, skip, kind)) not in there]
 
 
 def memory() -> list[dict[str, Any]]:
@@ -167,50 +215,61 @@ def memory() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--missing", action="store_true",
-                        help="only networks that have no rows")
+                        help="only what is not there")
     parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     start = time.perf_counter()
-    old = (json.loads(args.out.read_text(encoding="utf-8")) if args.missing
-           else {"rows": []})
-    there = {(row["seed"], row["skip"], row["kind"]) for row in old["rows"]}
+    settings = {"data": "digits", "examples": EXAMPLES, "steps": args.steps,
+                "rate": RATE, "momentum": MOMENTUM, "width": WIDTH,
+                "blocks": DEPTH}
+    old: dict[str, Any] = {}
+    if args.missing:
+        if not args.out.exists():
+            parser.error(f"{args.out} is not there, so nothing can be added to "
+                         "it: leave out --missing")
+        old = json.loads(args.out.read_text(encoding="utf-8"))
+        other = {name: old[name] for name in settings
+                 if old[name] != settings[name]}
+        if other:
+            parser.error(f"{args.out} was made with {other}, which make no "
+                         "table with the new ones: give another --out")
     # before: the code that is measured is the one that was imported
-    made, rows = files.environment(1), []
+    made, new = files.environment(1), {}
     if not args.missing:
         made |= {"memory": memory()}
-    for seed in range(args.seeds):
-        for skip in (False, True):
-            for kind in KINDS:
-                if (seed, skip, kind) in there:
-                    continue
-                rows.append(spectrum(kind, skip, seed, args.steps))
-                print(f"seed {seed}, {kind}, skip {skip}: "
-                      f"{time.perf_counter() - start:.0f} s",
-                      file=sys.stderr, flush=True)
-    made |= {
-        "seconds": round(time.perf_counter() - start), "data": "digits",
-        "examples": EXAMPLES, "steps": args.steps, "rate": RATE,
-        "momentum": MOMENTUM, "width": WIDTH, "blocks": DEPTH,
-        "seeds": args.seeds}
-    if args.missing and not rows:
+    for part, (measure, _) in PARTS.items():
+        new[part] = []
+        for seed, skip, kind in missing(old, part, args.seeds):
+            new[part].append(measure(kind, skip, seed, args.steps))
+            print(f"{part}: seed {seed}, {kind}, skip {skip}: "
+                  f"{time.perf_counter() - start:.0f} s", file=sys.stderr,
+                  flush=True)
+    if not any(new.values()):
         print("nothing is missing")
         return
+    made |= {"seconds": round(time.perf_counter() - start), **settings,
+             "seeds": args.seeds}
+    every = {part: old.get(part, []) + rows for part, rows in new.items()}
     if args.missing:        # what made the later rows stands beside the first
-        record = old | {"rows": old["rows"] + rows, "added": [
+        record = old | every | {"added": [
             *old.get("added", []), made | {
-                "kinds": sorted({row["kind"] for row in rows})}]}
+                "parts": [part for part, rows in new.items() if rows],
+                "kinds": sorted({row["kind"] for rows in new.values()
+                                 for row in rows})}]}
     else:
-        record = made | {"rows": rows}
-    # six digits: the eigenvalues have four
+        record = made | every
+    # six digits: the eigenvalues have four; a list of numbers is one line
     text = json.dumps(json.loads(json.dumps(record), parse_float=lambda v:
                                  float(f"{float(v):.6g}")),
                       indent=1, ensure_ascii=False)
+    text = re.sub(r"\[[-+.\de,\s]+\]", lambda m: " ".join(m[0].split())
+                  .replace("[ ", "[").replace(" ]", "]"), text)
     args.out.write_text(text + "\n", encoding="utf-8")
 
 

@@ -26,8 +26,10 @@ from normalnorm import (
     GroupNormalNorm,
     InstanceNormalNorm2d,
     LayerNormalNorm,
+    ProxyNorm,
     SyncBatchNormalNorm,
     set_backend,
+    to_proxy_norm,
 )
 
 
@@ -618,5 +620,40 @@ def sync(pairs: int, quick: bool) -> Iterator[dict]:
         yield from map(json.loads, told.splitlines())
 
 
+# ---- proxy normalization ----
+
+# channels, groups, and a network whose normalizers stand before activations
+PROXIED = Layer("GroupNorm with PN", ProxyNorm, nn.GroupNorm, (8, 64),
+                (64, 64, 16, 16))
+PROXIED_NETWORK = Network("ResNet-20 (CIFAR), batch 32", (32, 3, 32, 32),
+                          "cifar_resnet20", {"preactivation": True}, ProxyNorm,
+                          nn.GroupNorm, 0.0)
+
+
+def proxy(pairs: int, quick: bool) -> Iterator[dict]:
+    """Group norm with PN in one visit, against PyTorch's group norm with an
+    affine map and ReLU: forward and backward pass of the layer, and a training
+    step of a ResNet-20 in 8 groups.
+    """
+    layer, network = PROXIED, PROXIED_NETWORK
+    if quick:
+        layer = layer._replace(shape=(2, *layer.shape[1:2], 4, 4))
+        network = network._replace(batch=(2, 3, 8, 8))
+    groups, channels = layer.arguments
+    u, grad = layer.input()
+    of = "PyTorch's group norm and ReLU"
+    yield {**layer.row, "work": "forward and backward, noise 0.0",
+           "against": of, **ratio(
+               step(ProxyNorm(channels, "relu", groups=groups), u, grad),
+               step(nn.Sequential(nn.GroupNorm(*layer.arguments), nn.ReLU()), u,
+                    grad), pairs, limit=4)}
+    ours = to_proxy_norm(network.make(nn.BatchNorm2d), groups=groups,
+                         fused=True)
+    theirs = network.make(lambda c: nn.GroupNorm(groups, c))
+    yield {"model": network.name, "work": "training step, noise 0.0",
+           "against": of, **ratio(network.step(ours), network.step(theirs),
+                                  pairs, limit=20)}
+
+
 PARTS = {part.__name__: part for part in (
-             machine, layers, engines, memory, models, compiled, sync)}
+             machine, layers, engines, memory, models, compiled, sync, proxy)}

@@ -35,7 +35,11 @@ EVIDENCE = ("proof", "symbolic", "numerical", "experiment")
 class Claim:
     """One statement of the ledger; made by `claim`, run by `verify`.
 
-    `part`: the part of the book, the first digit of the chapter.
+    `part`: the part of the book, the first digit of the chapter. `id`,
+    `source`, `statement`, `kind`, `verdict`, `evidence`, `formula`, `mutant`,
+    `condition`, `requires`, `slow`: what `claim` was given. `check`: the
+    decorated function. `chapter`: the one that it stands in, by number and
+    name.
 
     Example:
 
@@ -74,6 +78,9 @@ class Outcome:
     `skipped`.
 
     `ok`: neither the check nor its mutant came out otherwise than recorded.
+    `claim`: which one. `outcome`: one of these three. `seconds`: the check
+    took. `message`: what it raised, or what was missing. `mutant`: `rejected`,
+    `survived`, `crashed` with the error, or `not run`.
 
     Example:
 
@@ -215,7 +222,8 @@ def claim(id: str, *, source: str, statement: str, kind: str, verdict: str,
     "holds if" without a condition, and for an identifier that is taken.
 
     `source`: of the statement, a key of the bibliography and a place, or
-    "textbook"; `statement`: in words or a formula.
+    "textbook"; `statement`: in words or a formula. `id`: a name of its own, the
+    catalogue's where the statement is one of its entries.
 
     Example:
 

@@ -104,6 +104,8 @@ def find_chapter(wanted: str, titles: dict[str, str]) -> str:
     """The file that `wanted` names: a file's name or its beginning, the
     chapter's number, or words of its title.
 
+    `titles`: file → title, see `chapters`.
+
     Raises `LabError` where it names none or several.
 
     Example:
@@ -142,6 +144,8 @@ class Copied(NamedTuple):
     """What `copy_chapters` did: the folder, and the files that were written,
     were there with the same cells, were there with other cells, or were put
     aside.
+
+    `folder`, `written`, `same`, `yours`, `aside`: in this order.
 
     Example:
 

@@ -142,7 +142,8 @@ def qq_plot(ax: "Axes", sample: Any, label: str | None = None,
 def seed_dots(ax: "Axes", groups: dict[str, Any], unit: str) -> None:
     """One column per group: each seed a dot, beside them mean ± standard error.
 
-    `groups`: name → values, two or more each.
+    `groups`: name → values, two or more each. `ax`: the axes of matplotlib to
+    draw in.
 
     Showing every seed keeps a reader from taking the bar for the spread: the
     standard error shrinks with more seeds, the spread does not.

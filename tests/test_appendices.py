@@ -156,6 +156,29 @@ def test_each_symbol_leads_to_an_existing_place_that_uses_it():
                     f"{symbol}: {command} is not in {home[0]}")
 
 
+def test_a_symbol_has_one_meaning_in_a_part():
+    """Of the rows of one part that define the same letter, at most one does not
+    say where its meaning holds.
+    """
+    sources = {c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
+               for c in chapters() if c.name != "905_notation"}
+    meanings = {}
+    for symbol, meaning, _, where in notation_rows():
+        part = next(name[0] for name, text in sources.items()
+                    if "{#" + where[1:] + "}" in text)
+        for tex in re.findall(r"\$(.+?)\$", symbol):
+            for defined in re.split(r"[,;]\\? ", tex):
+                letter = re.split(r"=|\\le|:", defined)[0].strip()
+                if (re.fullmatch(r"\\?[A-Za-z]+", letter)
+                        and not re.search(r"\bin (the chapter|\[)|\bthere: |"
+                                          r"\belsewhere\b|above\)", meaning)):
+                    meanings.setdefault((part, letter), []).append(meaning)
+    assert len(meanings) > 60
+    twice = {letter: found for letter, found in meanings.items()
+             if len(found) > 1}
+    assert twice == {}
+
+
 def test_the_page_of_symbols_is_complete():
     """The letters of the design's list, and whatever the first chapter's
     conventions use.

@@ -21,9 +21,10 @@ def test_rate():
 
 @pytest.mark.parametrize("arguments, says", [
     ((1.0, -0.1), "gamma_std=-0.1"), ((1.0, 0.2, float("nan")), "beta_std=nan"),
-    ((0.0, 0.0), "γ = 0 everywhere")])
+    ((float("nan"),), "gamma_mean=nan"), ((0.0, 0.0), "γ = 0 everywhere"),
+    (("a",), "gamma_mean=a is a str"), ((1.0, None), "gamma_std=None")])
 def test_rate_says_what_is_wrong(arguments, says):
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises((ValueError, TypeError), match=says):
         collapse.collapse_rate(*arguments)
 
 
@@ -67,6 +68,34 @@ def test_net_says_what_is_wrong(change):
     arguments = {"depth": 2, "width": 3, **change}
     with pytest.raises(ValueError, match="positive sizes and an odd kernel"):
         next(collapse.random_net(torch.ones(1, 1, 3, 3), **arguments))
+
+
+@pytest.mark.parametrize("shape, change, error, says", [
+    ((1, 3, 3), {}, ValueError, r"\(1, 3, 3\): expected images \(N, C, H, W"),
+    ((1, 1, 2, 2), {"kernel": 7}, ValueError, "of at least 3 positions"),
+    ((1, 1, 3, 3), {"gamma_std": -1}, ValueError, "gamma_std=-1"),
+    ((1, 1, 3, 3), {"beta_std": "a"}, TypeError, "beta_std=a is a str"),
+    ((1, 1, 3, 3), {"width": 2.5}, TypeError, "width=2.5 is a float")])
+def test_net_says_what_else_is_wrong(shape, change, error, says):
+    arguments = {"depth": 2, "width": 3, **change}
+    with pytest.raises(error, match=says):
+        next(collapse.random_net(torch.ones(shape), **arguments))
+
+
+@pytest.mark.parametrize("call, error, says", [
+    (lambda: collapse.chi([1.0]), TypeError, "y is list"),
+    (lambda: collapse.chi(torch.ones(3)), ValueError, r"\(3,\): expected"),
+    (lambda: collapse.chi(torch.ones(0, 3)), ValueError, "at least one"),
+    (lambda: collapse.chi(torch.ones(2, 3) * 1j), TypeError, "complex"),
+    (lambda: collapse.linear_residual(torch.ones(3, 2), torch.ones(3, 3)),
+     ValueError, "z has shape .*, affine"),
+    (lambda: collapse.linear_residual(torch.ones(3, 2), 1.0), TypeError,
+     "affine is float"),
+    (lambda: collapse.equalized("images"), TypeError, "images are a str"),
+    (lambda: collapse.equalized(torch.ones(0, 1, 5)), ValueError, "N, 1")])
+def test_what_has_no_share(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -132,7 +161,7 @@ def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
         made = json.loads(tool.RECORD.read_text())
         tool.main(["--only", "kinds"])      # nothing is done twice
         assert json.loads(tool.RECORD.read_text()) == made
-        monkeypatch.setattr(tool, "code", lambda: "other")
+        monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
         with pytest.raises(SystemExit):
             tool.main(["--only", "kinds"])
     finally:
@@ -143,3 +172,17 @@ def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
     kept = kept["parts"]["kinds"]["found"]["ReLU"]
     for mean, whole, sd in zip(found["p1"], kept["p1"], kept["p1_sd"]):
         assert abs(mean - whole) < 4 * sd + 1e-4
+
+
+def test_rows_of_the_cures():
+    record = json.loads((ROOT / "results/collapse.json").read_text())
+    found = record["parts"]["cures"]["found"]
+    assert set(found) == {"LN", "LN+PN", "GN+PN", "IN"}
+    for row in found.values():
+        assert row["nets"] == 32 and len(row["p1_most"]) == 30
+        for parts in zip(*(row[f"p{k}"] for k in range(1, 5))):
+            assert abs(sum(parts) - 1) < 1e-3
+    assert found["LN"]["p1"][29] > 0.9
+    assert found["LN+PN"]["p1_most"][29] < 0.05
+    # Theorem 2
+    assert min(found["IN"]["p3"]) > 1 - 1e-5

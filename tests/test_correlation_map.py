@@ -223,6 +223,21 @@ def test_what_is_wrong_is_said(arguments, keywords, says):
         correlation_map(*arguments, **keywords)
 
 
+@pytest.mark.parametrize("arguments, keywords, error, says", [
+    ((torch.ones(3, 3), "relu", "batch"), {}, ValueError, "samples .* equal"),
+    ((torch.ones(4, 4), "relu", "lmbv"), {}, ValueError, "samples .* equal"),
+    ((torch.tensor(0), "relu", "layer"), {}, TypeError, "torch.int64"),
+    (("a", "relu", "layer"), {}, TypeError, "c=a is a str"),
+    (([0.1], "relu", "layer"), {}, TypeError, "is a list"),
+    ((0.1, "relu", "layer"), {"gamma_std": "a"}, TypeError, "gamma_std=a is"),
+    ((0.1, "relu", "group"), {"group": "a"}, TypeError, "group=a is a str"),
+    ((0.1, torch.log, "layer"), {}, ValueError, "must be finite"),
+    ((0.1, lambda y: y.sort().values, "layer"), {}, ValueError, "element by")])
+def test_what_has_no_map_is_said(arguments, keywords, error, says):
+    with pytest.raises(error, match=says):
+        correlation_map(*arguments, **keywords)
+
+
 def test_what_has_no_slope_is_said():
     for arguments, keywords, says in (
             (("tanh", "lmbv"), {"batch": 8}, "linear on both sides of 0"),

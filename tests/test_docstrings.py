@@ -1,4 +1,5 @@
-"""Every public name has an example, and every example gives what it says.
+"""Every public name has an example, and every example gives what it says; every
+argument and every error that a name refuses its arguments with is in its text.
 
 Public is what a module's `__all__` names, and in a class the methods and
 properties that its body defines under a public name; not what it overrides
@@ -6,13 +7,19 @@ properties that its body defines under a public name; not what it overrides
 example of a function is a `>>>` line that names it: in its own docstring or,
 for a method, in that of its class. A class has one in its docstring, which may
 get an object of it from a function.
+
+A text speaks of an argument by its name, and may leave it to another text:
+"`alpha` as for `newton_lambda`", "see `Parts`", "those of `fgsm`". The text of
+a method is its own and its class's, of a class also those that it inherits.
 """
 import ast
 import doctest
+import functools
 import importlib
 import inspect
 import pkgutil
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -153,3 +160,221 @@ def test_what_counts_as_an_example():
         setattr(module, cls.__name__, cls)
     module.__all__ = ["Shape", "Square"]
     assert list(without_example(module)) == ["Shape.name", "Square"]
+
+
+def public():
+    "Of each public function, class and method: name, itself, its class."
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for short in getattr(module, "__all__", ()):
+            thing = getattr(module, short)
+            if (inspect.isclass(thing) or inspect.isroutine(thing)) and (
+                    thing.__module__ == name and thing.__name__ == short):
+                where = f"{name.removeprefix('normalnorm.')}.{short}"
+                yield where, thing, None
+                for member, _ in members(thing) if inspect.isclass(
+                        thing) else ():
+                    value = inspect.getattr_static(thing, member)
+                    yield (f"{where}.{member}", getattr(
+                        value, "fget", None) or getattr(value, "func", None)
+                        or getattr(value, "__func__", value), thing)
+
+
+@functools.cache
+def by_name():
+    "Public things by their last name, and by class and method."
+    found = {}
+    for where, thing, _ in public():
+        parts = where.split(".")
+        found[parts[-1]] = found[".".join(parts[-2:])] = thing
+    return found
+
+
+REFERRAL = re.compile(r"\b(?:as|those\s+of|see|an?)\s+"
+                      r"(?:(?:for|in|of|with|an?)\s+)?`([\w.]+)`", re.I)
+
+
+def meant(name, module, cls=None):
+    "What a name in a docstring of `module` stands for, if it is public."
+    for root in (cls, module, torch):
+        thing = root
+        for part in re.sub(r"^(torch|normalnorm)\.", "", name).split("."):
+            thing = getattr(thing, part, None)
+        if inspect.isclass(thing) or inspect.isroutine(thing):
+            return thing
+    return by_name().get(name) or by_name().get(".".join(
+        name.split(".")[-2:]))
+
+
+def texts(thing, cls=None, seen=None):
+    "What is said of a thing, in its own docstrings and where they lead to."
+    seen, found = set() if seen is None else seen, []
+    sources = [thing, *([cls] if cls else ())]
+    if inspect.isclass(thing):
+        sources += [thing.__init__, *(
+            base for base in thing.__mro__[1:]
+            if base.__module__.startswith("normalnorm"))]
+    for source in sources:
+        if id(source) in seen:
+            continue
+        seen.add(id(source))
+        prose = "".join(piece for piece in doctest.DocTestParser().parse(
+            inspect.cleandoc(source.__doc__ or "")) if isinstance(piece, str))
+        found.append(prose)
+        if not (getattr(source, "__module__", "") or "").startswith(
+                "normalnorm"):
+            try:                                    # PyTorch's, say
+                found.append(str(inspect.signature(source)))
+            except (ValueError, TypeError):
+                pass
+            continue
+        for name in REFERRAL.findall(prose):
+            other = meant(name, importlib.import_module(
+                source.__module__), cls)
+            if other is not None:
+                found += texts(other, seen=seen)
+                if source is cls and inspect.isclass(other):
+                    found += texts(getattr(other, thing.__name__, other),
+                                   seen=seen)
+    return found
+
+
+def spoken_of(name, said):
+    "Whether one of the texts has the name; of \"a\" only where it is marked."
+    if name == "a":
+        said = [" ".join(re.findall("`([^`]+)`", text)) for text in said]
+    return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)
+               for text in said)
+
+
+def arguments(thing):
+    if inspect.isclass(thing) and not {"__init__", "__new__"} & set(
+            vars(thing)):
+        return []                                   # inherited, said there
+    try:
+        names = inspect.signature(thing).parameters
+    except (ValueError, TypeError):                 # of an exception
+        return []
+    return [name for name in names
+            if name not in ("self", "cls") and not name.startswith("_")]
+
+
+def unsaid(thing, cls=None):
+    "The arguments that no text speaks of."
+    said = texts(thing, cls)
+    return [name for name in arguments(thing) if not spoken_of(name, said)]
+
+
+def test_every_argument_is_in_the_text():
+    missing = {where: names for where, thing, cls in public()
+               if (names := unsaid(thing, cls))}
+    assert missing == {}
+
+
+@functools.cache
+def raised(function):
+    """The errors that a function raises in its own lines and does not catch,
+    and the names of what it calls there.
+    """
+    found, called = set(), set()
+
+    def walk(node, caught):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+                continue
+            inside = caught
+            if isinstance(node, ast.Try) and child in node.body:
+                inside = caught | {
+                    n.id for handler in node.handlers if handler.type
+                    for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
+            if isinstance(child, ast.Raise) and isinstance(
+                    child.exc, ast.Call | ast.Name):
+                name = getattr(child.exc, "func", child.exc)
+                name = getattr(name, "id", getattr(name, "attr", ""))
+                if name[:1].isupper() and name not in inside:
+                    found.add(name)
+            if isinstance(child, ast.Call) and isinstance(child.func, ast.Name):
+                called.add(child.func.id)
+            walk(child, inside)
+
+    walk(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0],
+         frozenset())
+    return found, called
+
+
+# An abstract method's, an end of an iterator, and those that no caller who does
+# what the text says can see.
+QUIET = {"NotImplementedError", "StopIteration", "AssertionError",
+         "AttributeError"}
+
+
+def refusals(function):
+    """The errors of a function and of the checkers that it calls directly, of
+    these `TypeError` and `ValueError` only: what it asks of its arguments.
+    """
+    function = inspect.unwrap(function)
+    if (not inspect.isfunction(function)
+            or not (function.__module__ or "").startswith("normalnorm")
+            or function.__code__.co_filename.startswith("<")):
+        return set()
+    found, called = raised(function)
+    found = set(found)
+    for name in called:
+        checker = function.__globals__.get(name)
+        if (name.startswith(("_", "check")) and inspect.isfunction(checker)
+                and checker.__module__.startswith("normalnorm")):
+            found |= raised(inspect.unwrap(checker))[0] & {
+                "TypeError", "ValueError"}
+    return found - QUIET
+
+
+def not_announced(thing, cls=None):
+    "The errors that no text speaks of."
+    functions = [thing]
+    if inspect.isclass(thing):
+        functions = [value for name in ("__init__", "__post_init__", "__new__",
+                                        "forward", "__call__")
+                     if (value := vars(thing).get(name))]
+    said = texts(thing, cls)
+    return sorted(name for name in set().union(*map(refusals, functions))
+                  if not spoken_of(name, said))
+
+
+def test_every_refusal_is_in_the_text():
+    missing = {where: names for where, thing, cls in public()
+               if (names := not_announced(thing, cls))}
+    assert missing == {}
+
+
+def _positive(x):
+    if x <= 0:
+        raise ValueError(x)
+
+
+def test_what_counts_as_said():
+    def root(x, places=3):
+        "The root of `x`."
+        _positive(x)
+        try:
+            raise KeyError(x)
+        except KeyError:
+            return round(x**0.5, places)
+
+    def power(x, exponent):
+        "`x` to the `exponent`; raises `ValueError` for a negative `x`."
+        _positive(x)
+        raise TypeError
+
+    class Both:
+        "Arguments as for `torch.nn.LayerNorm`."
+        def __init__(self, normalized_shape, eps, grit):
+            "With a number."
+
+    for thing in (root, power, _positive):
+        thing.__module__ = "normalnorm.claims"
+    assert unsaid(root) == ["places"] and unsaid(power) == []
+    power.__globals__["_positive"].__module__ = "normalnorm.claims"
+    assert not_announced(root) == ["ValueError"]
+    assert not_announced(power) == ["TypeError"]
+    Both.__module__ = Both.__init__.__module__ = "normalnorm.claims"
+    assert unsaid(Both) == ["grit"]

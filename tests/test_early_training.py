@@ -17,20 +17,20 @@ pytestmark = pytest.mark.book
 
 def test_the_rows_are_complete():
     assert (KEPT["seeds"], KEPT["steps"], KEPT["batch"]) == (4, 300, 64)
-    assert set(KEPT["networks"]) == set(tool.NETWORKS)
+    assert set(KEPT["parts"]) == set(tool.NETWORKS)
     seconds = 0.0
-    for kind, found in KEPT["networks"].items():
+    for kind, found in KEPT["parts"].items():
         assert set(found) == set(tool.LAYERS)
         assert KEPT["sizes"][kind] == list(tool.NETWORKS[kind])
         for part in found.values():
-            assert part["code"] == tool.code()
+            seconds += part["cpu_seconds"]
+            part = part["found"]
             assert len(part["runs"]) == 4
             best = min((v, float(r)) for r, v in part["trials"].items()
                        if v is not None)
             assert part["rate"] == best[1]
             for run in part["runs"]:
                 assert tuple(m["step"] for m in run) == tool.MOMENTS[:len(run)]
-            seconds += part["cpu_seconds"]
     assert seconds < 1200
 
 
@@ -42,7 +42,7 @@ def short(monkeypatch, tmp_path):
     monkeypatch.setattr(tool, "TRIAL", 4)
     monkeypatch.setattr(tool, "RATES", (0.01,))
     threads = torch.get_num_threads()
-    yield ["--only", "dense", "--norm", "layer norm"]
+    yield ["--only", "dense/layer norm"]
     torch.set_num_threads(threads)
 
 
@@ -51,14 +51,14 @@ def test_the_tool_measures_again_what_the_rows_have(short, monkeypatch):
     made = json.loads(tool.RECORD.read_text())
     tool.main(short)                    # nothing is done twice
     assert json.loads(tool.RECORD.read_text()) == made
-    run, = made["networks"]["dense"]["layer norm"]["runs"]
-    kept = KEPT["networks"]["dense"]["layer norm"]["runs"][0]
+    run, = made["parts"]["dense"]["layer norm"]["found"]["runs"]
+    kept = KEPT["parts"]["dense"]["layer norm"]["found"]["runs"][0]
     assert [m["step"] for m in run] == [0, 1, 3]
     for mine, theirs in zip(run, kept):
         assert mine.keys() == theirs.keys()
         for name in ("alike", "common", "mean cosine"):
             assert abs(mine[name] - theirs[name]) < 0.02, name
-    monkeypatch.setattr(tool, "code", lambda: "other")
+    monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
     with pytest.raises(SystemExit):
         tool.main(short)
 

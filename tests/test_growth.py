@@ -37,7 +37,6 @@ def test_the_rows_are_of_this_tool():
     setting = record["setting"]
     assert setting["lr"] == growth.LR and setting["decay"] == growth.DECAY
     for part in record["parts"].values():
-        assert part["code"] == growth.code()
         assert set(part["found"]) == set(growth.ARMS)
         for arm, runs in part["found"].items():
             assert len(runs) == growth.SEEDS >= 5

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import normalnorm
-from normalnorm.layers import core, proxy, proxy_norm
+from normalnorm.layers import core, proxy
 from normalnorm.layers.backends import get_backend, normality_norm, set_backend
 from normalnorm.layers.core import Rule, Statistics
 from normalnorm.layers.engines import compiler, native
@@ -876,15 +876,6 @@ def test_addresses_of_freed_memory():
                 function(proxy._FIELDS.pack(
                     *[0 if k == i else many.data_ptr() for k in range(14)],
                     1, 1, 0, 1, 0.0))
-    for function, needed in ((library.normalnorm_grouped_forward,
-                              (0, 2, 3, 4, 5, 7)),
-                             (library.normalnorm_grouped_backward,
-                              (0, 1, 2, 3, 4, 5, 7))):
-        for i in needed:
-            with pytest.raises(RuntimeError, match=freed):
-                function(proxy_norm._FIELDS.pack(
-                    *[0 if k == i else many.data_ptr() for k in range(12)],
-                    1, 1, 1, 1, 0, 1, 1e-5, 0.0))
     with pytest.raises(RuntimeError, match=freed):
         library.normalnorm_normals(0, 4, 1, None)
 
@@ -1646,8 +1637,10 @@ def test_a_kernel_that_keeps_other_numbers(changed):
         native.bound(changed({"BESIDE = 6": "BESIDE = 7"}))
 
 
-@pytest.mark.parametrize("table", ["_JOB", "_PROXY_JOB"])
-def test_each_field_of_a_job_is_compared(monkeypatch, table):
+@pytest.mark.parametrize("table, job", [
+    ("_JOB", "Job"), ("_PROXY_JOB", "ProxyJob"),
+    ("_GROUPED_JOB", "GroupedJob")])
+def test_each_field_of_a_job_is_compared(monkeypatch, table, job):
     """Left out of Python's table, in another place or of another kind: with
     each field and each pair of neighbours, there is no kernel.
     """
@@ -1666,7 +1659,6 @@ def test_each_field_of_a_job_is_compared(monkeypatch, table):
                 *groups[:number], other, *groups[number + 1:]))
             error = native._library.__wrapped__()
             assert isinstance(error, native.CompilerError) and re.match(
-                rf"{'Proxy' * (table != '_JOB')}Job\.\w+: Python packs ",
-                str(error)), (other, error)
+                rf"{job}\.\w+: Python packs ", str(error)), (other, error)
     monkeypatch.undo()
     assert native.bound(native.library())

@@ -13,6 +13,7 @@ from normalnorm.experiments.recipes.one_factor import (
     CRITERIA,
     NORMS,
     SWEEPS,
+    Verdict,
     batch_size_sweep,
     chosen,
     initial_scale_sweep,
@@ -25,7 +26,9 @@ from normalnorm.experiments.recipes.one_factor import (
     of_scales,
     plain_network,
     points,
+    ruling,
 )
+from normalnorm.experiments.statistics import Summary
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -77,6 +80,7 @@ def test_points_move_one_factor():
         for point in points(config):
             assert {k for k in point if point[k] != config[k]} <= moved
     config = batch_size_sweep.arms("book")["BN"]
+    assert {p["batch"] for p in points(config)} == {2**k for k in range(1, 9)}
     epochs = {(p["batch"], p["steps"]): p["batch"] * p["steps"] / 512
               for p in points(config)}
     assert epochs[256, 32] == epochs[32, 256] == 16
@@ -112,6 +116,13 @@ def test_outcomes_of_a_criterion(effect, noise, outcome):
             for arm in NORMS for s in range(6)]
     assert {v.outcome for v in judge(CRITERIA["uf-faster"], lambda _: rows)
             } == {outcome}
+
+
+def test_a_general_statement_holds_or_is_open():
+    flat = Verdict("met", Summary(1.0, 0.1, 5, 0.7, 1.3))
+    assert ruling([flat, flat]) == "holds"
+    for outcome in ("opposite", "no difference", "open"):
+        assert ruling([flat, flat._replace(outcome=outcome)]) == "open"
 
 
 @pytest.mark.parametrize("recipe", SWEEPS, ids=lambda recipe: recipe.name)

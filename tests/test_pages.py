@@ -565,6 +565,15 @@ def test_launch_buttons_only_where_something_can_be_opened(
         "navbar_persistent": []}
 
 
+def test_outputs_are_sentences_tables_or_figures(html):
+    "No cell shows a value as Python writes it, in quotes, braces or brackets."
+    assert {p.name: len(re.findall('class="output text_plain', p.read_text(
+                encoding="utf-8")))
+            for p in pages_of(html)
+            if 'class="output text_plain' in p.read_text(encoding="utf-8")
+            } == {}, "print it in words"
+
+
 # ---- the print --------------------------------------------------------------
 
 @pytest.mark.parametrize("link, printed", [
@@ -580,18 +589,20 @@ def test_links_of_the_print(link, printed):
 def test_anchors_of_the_print_do_not_meet():
     soup = pytest.importorskip("bs4").BeautifulSoup(
         "<svg><style>#s .a { fill: url(#g) }</style><g id='g' "
-        "clip-path='url(#c)'/><use xlink:href='#g'/></svg>",
-        "html.parser")
+        "clip-path='url(#c)'/><use xlink:href='#g'/><image "
+        "xlink:href='data:image/png;base64,AA'/></svg>", "html.parser")
     pdf.rename_anchors(soup, "nbs/b")
     assert (str(soup) == '<svg><style>#b--s .a { fill: url(#b--g) }</style><g '
                          'clip-path="url(#b--c)" id="b--g"></g><use '
-                         'xlink:href="#b--g"></use></svg>')
+                         'xlink:href="#b--g"></use><image '
+                         'xlink:href="data:image/png;base64,AA"/></svg>')
 
 
 @needs_browser
 def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
     """Two articles on pages of their own, printed: the contents say where each
-    is, their links lead there, and so do the bookmarks.
+    is, their links lead there, and so do the bookmarks. What is not printed is
+    named.
     """
     pikepdf = pytest.importorskip("pikepdf")
     soup = pytest.importorskip("bs4").BeautifulSoup
@@ -600,13 +611,20 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(pdf, "PDF", tmp_path / "out.pdf")
     monkeypatch.setattr(pdf, "head", lambda: "<style>article, nav { "
                         "break-before: page }</style>")
-    listed = [("", ["nbs/a"]), ("Part I", ["nbs/b"])]
+    listed = [("", ["nbs/a"]), ("Part I", ["nbs/b"]),
+              ("Part 7", ["nbs/710_c", "nbs/720_d"])]
     monkeypatch.setattr(pdf, "parts", lambda: listed)
+    monkeypatch.setattr(pdf, "HTML", tmp_path)
+    (tmp_path / "nbs").mkdir()
+    for name, heading in ("710_c", "<code>C</code>"), ("720_d", "D"):
+        (tmp_path / f"nbs/{name}.html").write_text(
+            f'<h1 id="x">{heading}<a class="headerlink" href="#x">#</a></h1>')
     articles = {f"nbs/{name}": soup(
         f'<article class="bd-article" id="{name}"><h1>{name.upper()}'
         '</h1><p>Words.</p></article>', "html.parser").article
         for name in "ab"}
-    assert pdf.print_book(articles) == 4
+    count, seconds = pdf.print_book(articles)
+    assert count == 4 and set(seconds) == {"print", "contents"}
     with pikepdf.open(tmp_path / "out.pdf") as made:
         assert pdf.page_numbers(made) == {"a": 3, "b": 4}
         assert {str(a.Dest) for a in made.pages[1].Annots} == {"/a", "/b"}
@@ -616,6 +634,8 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
     numbers = re.findall(r'class="page">(\d+)<',
                          (tmp_path / "contents.html").read_text())
     assert numbers == ["3", "4"]
+    assert ('<p class="unprinted">On the pages only: <code>C</code> · D</p>'
+            in (tmp_path / "contents.html").read_text())
 
 
 def test_what_the_print_shows_of_folded_code():
@@ -636,6 +656,37 @@ def test_what_the_print_shows_of_folded_code():
     assert len(soup.select("p.fold-line > code")) == 2
 
 
+@pytest.mark.parametrize("summary, printed", [
+    ("<code>f(x)</code> What, of <code>_g</code>.", True),
+    ("imports", False), ("<code>_f(x)</code> As <code>g</code>.", False)])
+def test_an_export_without_a_public_name_is_not_printed(summary, printed):
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<div class='module-label'>m</div><div class='cell'><details "
+        f"class='fold fold-export'><summary>{summary}</summary></details>"
+        "</div>", "html.parser")
+    pdf.replace_folds(soup, "")
+    assert bool(soup.select(".fold-line")) == printed == bool(
+        soup.select(".module-label"))
+
+
+def test_figures_and_tables_of_the_print():
+    """A figure has the least legible size, one to drag its still form; only a
+    long table is set smaller.
+    """
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<svg class='figure-svg' style='--natural: 500pt; width: 500pt; "
+        "max-width: 100%'></svg><div class='live'>x</div><div class='still'>"
+        "<svg style='width:300pt;max-width:100%'></svg></div>"
+        + "".join(f"<table>{'<tr></tr>' * n}</table>" for n in (12, 13)),
+        "html.parser")
+    pdf.size_for_paper(soup)
+    assert [e["style"] for e in soup.find_all("svg")] == [
+        "--natural: 500pt; width: 300.0pt; max-width: 100%",
+        "width: 180.0pt;max-width:100%"]
+    assert not soup.select(".live")
+    assert [e.get("class") for e in soup.find_all("table")] == [None, ["long"]]
+
+
 def test_an_article_is_read_without_folded_code():
     page = ('<p>x</p><article class="bd-article"><p>y</p><details class="fold '
             'fold-code"><summary>s</summary>\n<pre>gone</pre></details>'
@@ -647,11 +698,32 @@ def test_an_article_is_read_without_folded_code():
         'class="k">b</span></pre></details></article>')
 
 
-def test_the_print_leaves_out_the_api_only():
-    pages = [[page for _, listed in found for page in listed]
-             for found in (pdf.parts(), pdf.printed())]
-    assert set(pages[0]) - set(pages[1]) == {"nbs/api"} == set(pdf.LEFT_OUT)
-    assert all(page in pages[0] for page in pages[1])
+def test_the_print_leaves_out_what_is_looked_up():
+    """The workshop, the ledger's tables and the API; every other page is in,
+    in the book's order.
+    """
+    pages, kept = ([page for _, listed in found for page in listed]
+                   for found in (pdf.parts(), pdf.printed()))
+    out = [page for page in pages if page not in kept]
+    assert kept == [page for page in pages if page not in out]
+    assert {page for page in out if not page.startswith("nbs/7")} == {
+        "nbs/910_what_was_checked", "nbs/915_coverage", "nbs/api"}
+    assert len(out) > 20 and not any(p.startswith("nbs/7") for p in kept)
     for c in chapters():
         if any("#| check" in source for source in c.code_cells()):
             assert (ROOT / pdf.checks_of(f"nbs/{c.name}")).exists(), c.name
+
+
+def test_the_print_that_was_measured_meets_its_goals():
+    """400 pages and 25 MB in type of 9.5 points: the recorded print, and the
+    style that it was printed in.
+    """
+    made = json.loads(pdf.RECORD.read_text(encoding="utf-8"))
+    assert made["pages"] <= 400 and made["megabytes"] <= 25, (
+        "python -m tools.pdf --record prints and measures again", made)
+    assert {"date", "commit", "processor", "browser", "load"} <= set(made)
+    assert sum(made["phases"].values()) == pytest.approx(
+        made["seconds"], abs=2)
+    size = re.search(r"^html \{ font-size: ([\d.]+)px; \}$",
+                     pdf.PRINT.read_text(encoding="utf-8"), re.M)
+    assert 0.75 * float(size[1]) >= 9.5

@@ -114,6 +114,16 @@ def test_what_cannot_be_measured(model, inputs, options, says):
         power.model_power(model, inputs, **options)
 
 
+def test_no_model_no_inputs_and_the_names_that_there_are():
+    with pytest.raises(TypeError, match="model is a str"):
+        power.model_power("net", torch.ones(2, 3))
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    with pytest.raises(TypeError, match="inputs are a int"):
+        power.model_power(model, 5)
+    with pytest.raises(ValueError, match="'x': known are 0$"):
+        power.model_power(model, torch.ones(2, 3), ["x"])
+
+
 def test_a_place_that_is_not_called():
     class Half(nn.Module):
         def __init__(self):

@@ -11,13 +11,16 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_rows_are_of_the_size_that_the_text_says():
     record = json.loads((ROOT / "results/power-training.json").read_text())
     parts = record["parts"]
-    training, rates = (parts[name]["found"] for name in ("training", "rates"))
+    training, rates = ({arm: [run["found"] for run in seeds.values()]
+                        for arm, seeds in parts[name].items()}
+                       for name in ("training", "rates"))
     assert set(training) == set(rates) and len(training) == 7
     assert all(len(seeds) == 5 for seeds in training.values())
     assert all(len(seeds) == 3 for seeds in rates.values())
-    assert sum(part["cpu_seconds"] for part in parts.values()) < 1800
+    assert sum(run["cpu_seconds"] for part in parts.values()
+               for seeds in part.values() for run in seeds.values()) < 1800
     for seeds in training.values():
-        for run in seeds.values():
+        for run in seeds:
             for key in ("start", "epochs", "last"):
                 assert torch.tensor(run[key]).shape == (19, 4)
             assert len(run["p1"]) == 1 + record["train"]["epochs"]
@@ -42,14 +45,14 @@ def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
         made = json.loads(tool.RECORD.read_text())
         tool.main(["--only", "training"])       # nothing is done twice
         assert json.loads(tool.RECORD.read_text()) == made
-        monkeypatch.setattr(tool, "code", lambda: "other")
+        monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
         with pytest.raises(SystemExit):
             tool.main(["--only", "training"])
     finally:
         torch.set_num_threads(threads)
-    found = made["parts"]["training"]["found"]["LN+WS"]["0"]
+    found = made["parts"]["training"]["LN+WS"]["0"]["found"]
     kept = json.loads((ROOT / "results/power-training.json").read_text())
-    kept = kept["parts"]["training"]["found"]["LN+WS"]["0"]
+    kept = kept["parts"]["training"]["LN+WS"]["0"]["found"]
     # the weights at the start depend on the seed alone
     torch.testing.assert_close(torch.tensor(found["start"]),
                                torch.tensor(kept["start"]), atol=2e-3, rtol=0)

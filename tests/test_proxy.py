@@ -79,6 +79,12 @@ def close_to_float64(name, samples=200):
                 <= 40 * ROUNDING * (1 + size * (1 + size.clamp(max=30)))).all()
 
 
+@pytest.mark.parametrize("samples", [0, -3, 2.5, True, "200", None])
+def test_numbers_of_nodes_that_are_refused(samples):
+    with pytest.raises(ValueError, match="give a positive number of quantiles"):
+        quantile_nodes(samples)
+
+
 @pytest.mark.parametrize("samples", [1, 2, 200, 333, 3000])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_kernel_is_the_definition(name, samples):

@@ -124,6 +124,11 @@ def branching(net, y):
 @pytest.mark.parametrize("net, words", [
     (Net(lambda net, y: F.relu(y)), "the function relu"),
     (Net(lambda net, y: y.relu()), "the function relu"),
+    (Net(lambda net, y: F.selu(y)), "the function selu"),
+    (Net(lambda net, y: torch.relu_(y)), "the function relu_"),
+    (Net(lambda net, y: y.clamp(min=0)), "the function clamp"),
+    (Net(lambda net, y: F.softplus(y, beta=2)), "the function softplus"),
+    (Net(lambda net, y: y * torch.sigmoid(y)), "the function sigmoid"),
     (Net(twice, act=nn.ReLU()), "act is called in several places"),
     (Net(lambda net, y: net.act(net.norm(y)), act=nn.ReLU()), "called 2 times"),
     (Net(lambda net, y: net.act(y) + y, act=nn.ReLU()), "it follows BatchNorm"),
@@ -135,6 +140,16 @@ def test_what_is_left_and_named(net, words):
         to_proxy_norm(net, groups=4)
     assert not of_kind(net, ProxyNorm)
     net(torch.randn(2, 3, 5, 5))
+
+
+@pytest.mark.parametrize("run", [
+    lambda net, y: 2 * y + 1, lambda net, y: F.max_pool2d(y, 2),
+    lambda net, y: F.dropout(y, 0.1), lambda net, y: y.flatten(1),
+    lambda net, y: y + y.mean((2, 3), keepdim=True)])
+def test_functions_that_are_no_activation(run):
+    _, report = to_proxy_norm(Net(run), groups=4, return_report=True)
+    assert [row.after for row in report.replaced] == ["GroupNorm(4), γ only"]
+    assert not report.left
 
 
 def test_what_is_refused():

@@ -379,6 +379,9 @@ def test_onnx(tmp_path):
     (nn.Softmax(1), ValueError, "fails for an input of shape"),
     (lambda y: y / y.norm(), ValueError, "does not act element by element"),
     (lambda y: y - y.mean(), ValueError, "does not act element by element"),
+    (lambda y: y.sort().values, ValueError, "does not act element by element"),
+    (lambda y: y.flatten().sort().values.view_as(y), ValueError,
+     "does not act element by element"),
     (nn.GLU(1), ValueError, "fails for an input of shape"),
     (lambda y: y.sum(), ValueError, "made shape"),
     (nn.PReLU(4), ValueError, "fails for an input|not act element"),
@@ -393,6 +396,16 @@ def test_onnx(tmp_path):
 def test_activations_that_are_refused(activation, error, words):
     with pytest.raises(error, match=words):
         ProxyNorm(4, activation)
+    one = torch.ones(4)
+    with pytest.raises(error, match=words):
+        proxy_norm(torch.randn(2, 4), one, one, activation=activation)
+
+
+def test_an_activation_that_is_infinite_at_one_quantile_more():
+    "Sixty quantiles do not hold 0; of 201 one is."
+    assert ProxyNorm(4, torch.reciprocal).samples == 200
+    with pytest.raises(ValueError, match="no finite mean and variance"):
+        ProxyNorm(4, torch.reciprocal, samples=201)
 
 
 def test_activations_that_are_taken():
@@ -408,7 +421,9 @@ def test_activations_that_are_taken():
 @pytest.mark.parametrize("options, error, words", [
     ({"num_channels": 0}, ValueError, "num_channels=0"),
     ({"num_channels": 2.5}, TypeError, "num_channels"),
-    ({"eps": -1}, ValueError, "eps=-1"), ({"eps": "small"}, TypeError, "eps"),
+    ({"eps": -1}, ValueError, "eps=-1"),
+    ({"eps": float("inf")}, ValueError, "eps=inf"),
+    ({"eps": "small"}, TypeError, "eps"),
     ({"learnable": "no"}, TypeError, "learnable"),
     ({"scale": 2}, TypeError, "scale"), ({"samples": 0}, ValueError, "samples"),
     ({"channel_dim": 1.0}, TypeError, "channel_dim"),
@@ -439,6 +454,13 @@ def test_the_function_checks_its_parameters():
         proxy_norm(y.double(), one, one)
     with pytest.raises(ValueError, match="3 channels was given 2 on axis 0"):
         proxy_norm(y, one, one, channel_dim=0)
+    for options, error, words in (
+            ({"eps": -1}, ValueError, "eps=-1"),
+            ({"eps": "a"}, TypeError, "eps=a"),
+            ({"scale": "no"}, TypeError, "scale='no'"),
+            ({"channel_dim": "last"}, TypeError, "channel_dim='last'")):
+        with pytest.raises(error, match=words):
+            proxy_norm(y, one, one, **options)
 
 
 # ---- with the group norm in it ----------------------------------------------
@@ -549,10 +571,74 @@ def test_grouped_derivatives_and_threads():
     torch.testing.assert_close(second, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_grouped_without_an_epsilon():
+    "As PyTorch's group norm: a constant group is NaN, the others are usual."
+    layer = at_random(4, groups=2, norm_eps=0.0)
+    x = torch.randn(2, 4, 5)
+    x[1, 2:] = 7.0
+    plain = nn.Sequential(nn.GroupNorm(2, 4, 0.0, affine=False), at_random(4))
+    found, expected = layer(x), plain(x)
+    assert found.grad_fn.name() == "_ByEngineBackward"
+    assert found[1, 2:].isnan().all() and found.isnan().sum() == 10
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5,
+                               equal_nan=True)
+    up = torch.randn(2, 4, 5)
+    for a, b in zip(of_all(layer, x[:1], up[:1]), of_all(plain, x[:1],
+                                                         up[:1])):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_grouped_memory_that_is_not_there():
+    """What was freed, cut or changed is refused in the forward and in the
+    backward pass, whichever tensor it is; nothing beyond its end is read.
+    """
+    def made():
+        return (at_random(4, "gelu", groups=2),
+                torch.randn(3, 4, 5, requires_grad=True))
+    names = ("weight", "bias", "proxy_mean", "proxy_scale")
+    for name in names:
+        layer, x = made()
+        setattr(layer, name, nn.Parameter(torch.ones(3)))
+        with pytest.raises((RuntimeError, ValueError), match="3"):
+            layer(x)
+    for name in (*names, "input"):
+        layer, x = made()
+        tensor = x if name == "input" else getattr(layer, name)
+        out = layer(x)
+        tensor.untyped_storage().resize_(4)
+        for call in (layer.forward, lambda _, out=out: out.sum().backward()):
+            with pytest.raises(RuntimeError, match="is not there"):
+                call(x)
+    layer, x = made()
+    with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t, lambda t: t[:, :2] if t.ndim == 3 else t):
+        out = layer(x)
+    with pytest.raises(RuntimeError, match="came back with shape .3, 2, 5"):
+        out.sum().backward()
+
+
+def test_grouped_settings_that_change():
+    "Read at each call, and checked."
+    layer, x = at_random(4, groups=2), torch.randn(3, 4, 5)
+    for name, value in (("samples", 11), ("eps", 0.5), ("scale", False),
+                        ("groups", 4), ("norm_eps", 0.3),
+                        ("activation", "tanh"), ("activation", nn.Hardswish())):
+        before = layer(x)
+        setattr(layer, name, value)
+        found = layer(x)
+        assert not torch.allclose(before, found)
+        with set_backend("eager"):
+            torch.testing.assert_close(found, layer(x), rtol=1e-4, atol=1e-5)
+    layer = at_random(4, groups=2)
+    layer.samples = 0
+    with pytest.raises(ValueError, match="samples=0"):
+        layer(x)
+
+
 @pytest.mark.parametrize("options, words", [
     ({"groups": 4}, "groups=4 do not divide num_channels=6"),
     ({"groups": 2, "channel_dim": -1}, "nn.LayerNorm"),
-    ({"groups": 2, "norm_eps": 0.0}, "must be positive"),
+    ({"groups": 2, "norm_eps": -1e-5}, "must not be negative"),
     ({"groups": 0}, "groups=0")])
 def test_groups_that_are_refused(options, words):
     with pytest.raises(ValueError, match=words):

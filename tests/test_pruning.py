@@ -2,7 +2,9 @@
 PyTorch's batch norm, for each layer that has a factor for each channel; what is
 refused, and in which words.
 """
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,8 +104,36 @@ def test_shared_statistics_are_asked_for(norm):
     assert small[1].num_channels == 4 and small[4].num_channels == 5
     mask = pruning.mask_channels(model, GONE).eval()
     assert (small(X) - mask(X)).abs().max() > 1e-4
-    groups = pruning.gamma_report(net(lambda c: norm(2, c)), X)
-    assert all("groups of channels" in row.obstacle for row in groups)
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm, nm.GroupNormalNorm])
+def test_groups_lose_equally_many(norm):
+    """What is left of each group is normalized by itself: compared with a
+    network in which the channels that stay were always alone.
+    """
+    installed("torch_pruning")
+    model = net(lambda c: norm(2, c))
+    assert [row.groups for row in pruning.gamma_report(model, X)] == [2, 2]
+    gone = {"1": [0, 5], "4": [1, 3, 6, 4]}
+    small = pruning.remove_channels(model, X, gone, inexact=True).eval()
+    kept = [1, 2, 3, 4]
+    assert (small[1].num_groups, small[1].num_channels) == (2, 4)
+    after = model[:1](X)[:, kept]
+    half = norm(1, 2).double().eval()
+    for g, part in enumerate(after.split(2, 1)):
+        stay = slice(2 * g, 2 * g + 2)
+        half.weight.data = model[1].weight.data[kept][stay]
+        half.bias.data = model[1].bias.data[kept][stay]
+        torch.testing.assert_close(small[:2](X)[:, stay], half(part))
+    with pytest.raises(ValueError, match=r"lose \[2, 0\] channels"):
+        pruning.remove_channels(model, X, {"1": [0, 1]}, inexact=True)
+    assert pruning.prune_by_gamma(model, X, 0.6, inexact=True)(X).shape == (
+        3, 5)
+    single, = {row.obstacle for row in
+               pruning.gamma_report(net(lambda c: norm(c, c)), X)}
+    assert "single channel" in single
+    rows = pruning.gamma_report(net(lambda c: nm.FilterResponseNorm(c)), X)
+    assert {row.groups for row in rows} == {1}
 
 
 def test_residual_networks_keep_their_stream():
@@ -141,6 +171,14 @@ def test_smallest():
     assert pruning.smallest(scores, 0.4) == {"a": [1, 2]}
     assert pruning.smallest(scores, 0.8) == {"a": [1, 2], "b": [1]}
     assert pruning.smallest(scores, 0.8, keep=2) == {"a": [1]}
+    six = {"a": torch.tensor([1.0, 2, 3, 9, 8, 7]), "b": torch.ones(2) * 5}
+    for share, groups, gone in (
+            (3 / 8, {"a": 1}, {"a": [0, 1, 2]}),
+            (3 / 8, {"a": 2}, {"a": [0, 5]}), (1 / 8, {"a": 2}, {}),
+            (0.99, {"a": 3, "b": 2}, {"a": [0, 2, 5]})):
+        assert pruning.smallest(six, share, groups=groups) == gone
+    with pytest.raises(ValueError, match="cannot be 4 groups"):
+        pruning.smallest(six, 0.5, groups={"a": 4})
     for change, says in (((1.0,), "share=1.0"), ((-0.1,), "share=-0.1"),
                          ((0.5, 0), "keep=0")):
         with pytest.raises(ValueError, match=says):
@@ -177,3 +215,30 @@ def test_without_the_package(monkeypatch):
     with pytest.raises(ImportError, match="pip install torch-pruning"):
         pruning.gamma_report(net(nn.BatchNorm2d), X)
     pruning._torch_pruning.cache_clear()
+
+
+def test_the_rows_are_of_the_tool():
+    """Whole networks anew; smaller ones have the multiplications of their
+    parameters, and time was measured where γ chose.
+    """
+    slimming = pytest.importorskip(
+        "tools.slimming", reason="the book's tools are not installed")
+    record = json.loads(slimming.RECORD.read_text())["parts"]
+    assert slimming.RECORD == (Path(__file__).resolve().parent.parent
+                               / "results/pruning.json")
+    example = torch.zeros(1, 1, 8, 8)
+    for kind, make in slimming.NETWORKS.items():
+        for norm, layer in slimming.NORMS.items():
+            whole = slimming.cost(make(layer), example)
+            for rows in record[kind][norm].values():
+                assert set(rows) == {str(s) for s in range(slimming.SEEDS)}
+                for row in (part["found"] for part in rows.values()):
+                    assert whole == {"parameters": row["whole_parameters"],
+                                     "macs": row["whole_macs"]}
+                    assert len(row["cuts"]) == 3 * len(slimming.SHARES)
+                    for cut in row["cuts"]:
+                        assert cut["parameters"] < whole["parameters"]
+                        assert cut["macs"] < whole["macs"]
+                        assert ("time" in cut) == (cut["by"] == "γ")
+    assert len(record["speed"]["found"]) == len(slimming.NETWORKS) * len(
+        slimming.NORMS) * len(slimming.SHARES)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from normalnorm.analysis.attenuation import evaluating, noise_attenuation
+from normalnorm.analysis.attenuation import noise_attenuation
+from normalnorm.analysis.power import evaluating
 from normalnorm.analysis.robustness import (
     adversarial_step,
     fgsm,

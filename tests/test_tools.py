@@ -387,6 +387,8 @@ def test_a_failing_cell_is_named(checkout):
     ("a\n$$ x = 1. $$ {#eq-x}\nb", "a\n\n$$\nx = 1.\n$$ (eq-x)\n\nb"),
     ("$$ x $$", "$$\nx\n$$"),
     ("see @eq-x and @fig-y-z.", "see {eq}`eq-x` and {numref}`fig-y-z`."),
+    ("so (@eq-x). (@eq-x)(@eq-y); (@eq-x, @fig-y)",
+     "so {eq}`eq-x`. {eq}`eq-x`{eq}`eq-y`; ({eq}`eq-x`, {numref}`fig-y`)"),
     ("by @thm-a, @lem-b, @exr-c, @sec-d",
      "by {prf:ref}`thm-a`, {prf:ref}`lem-b`, {ref}`exr-c`, {numref}`sec-d`"),
     ("[@yeo2000] and [@yeo2000; @boxcox1964]",

@@ -46,7 +46,8 @@ DRAGGED = ("010_in_ten_minutes", "020_how_to_read", "112_theory.game",
            "220_theory.newton", "228_layers.noise", "246_epsilon_in_practice",
            "250_theory.whitening", "262_theory.lambert", "320_theory.geometry",
            "330_normalizers_at_a_glance", "350_theory.correlation_map",
-           "410_layers.proxy", "502_analysis.attenuation",
+           "365_scale_in_training", "410_layers.proxy",
+           "502_analysis.attenuation",
            "504_analysis.robustness", "510_experiments.recipes.first",
            "720_plots",
            "755_experiments.statistics")
@@ -806,6 +807,80 @@ def test_correlation_figure_shows_the_library_s_map(tmp_path):
     check_figure(fragment(CORRELATION), lambda shown: map_shows(shown, cases),
                  sliders(cases, "phi", "gamma", "beta", "start", "depth"),
                  tmp_path, wrong)
+
+
+GROWTH = "365_scale_in_training"
+
+
+def growth_shows(shown, cases):
+    """The equilibrium by the claim of the chapter and, without momentum, by the
+    library; both paths by vectors with gradients at right angles.
+    """
+    from normalnorm.claims import ledger
+    from normalnorm.theory.scale_invariance import (
+        equilibrium_angle,
+        equilibrium_norm,
+    )
+    law = next(c.formula for c in ledger()
+               if c.id == "scale-momentum-equilibrium")
+    value = lambda text: float(text.rstrip("°").replace("−", "-"))
+    for (*logs, m), page in zip(cases, shown):
+        lr, decay, g, start = (10**v for v in logs)
+        factor, cosine = law(lr, decay, m)
+        length, turn = (factor * g**2) ** 0.25, np.degrees(np.arccos(cosine))
+        if m == 0:
+            assert abs(length - equilibrium_norm(g, lr, decay)) < 1e-9
+            assert abs(turn - np.degrees(equilibrium_angle(lr, decay))) < 1e-6
+        time = (1 - m) / (4 * lr * decay)
+        for name, expected in (("length", length), ("turn", turn),
+                               ("time", time), ("rate", lr), ("slope", g)):
+            assert abs(value(page[name]) / expected - 1) < 6e-3, (name, page)
+        if time < 1e4:                          # there long before the end
+            assert abs(value(page["last"]) / length - 1) < 6e-3
+            assert abs(value(page["turned"]) / turn - 1) < 6e-3
+        w, v, found = np.array([start, 0, 0, 0]), np.zeros(4), []
+        for step in range(1, 101):
+            basis, _ = np.linalg.qr(np.stack([w, v, *np.eye(4)[1:3]], 1))
+            v = m * v + basis[:, 3] * g / np.linalg.norm(w) + decay * w
+            before, w = w, w - lr * v
+            across = w - (w @ before) / (before @ before) * before
+            found.append((step, np.linalg.norm(w), np.degrees(np.arctan2(
+                np.linalg.norm(across), w @ before / np.linalg.norm(before)))))
+        found = np.log10(found)
+        for column, (panel, low, high) in enumerate((
+                ("length", -1.2, 2.4), ("turn", -4.5, 2.0)), 1):
+            line, path = page["paths"][panel]
+            points = np.array(coordinates(path))
+            at = points[:, 0] / 258 * 5 <= 2
+            assert at.sum() > 30
+            np.testing.assert_allclose(
+                high - (high - low) * points[at, 1] / 150, np.interp(
+                    points[at, 0] / 258 * 5, *found[:, [0, column]].T),
+                atol=0.01)
+            (_, height), _ = coordinates(line)
+            assert abs(high - (high - low) * height / 150
+                       - np.log10((length, turn)[column - 1])) < 0.01
+
+
+@browser
+def test_growth_figure_follows_vectors_to_the_law(tmp_path):
+    names = ("lr", "decay", "g", "start", "m")
+    cases = [(-1.3, -2.3, 0, 0.5, 0.9), (-1.3, -2.3, 0.5, 0.5, 0.9),
+             (-0.5, -2, -0.5, -0.5, 0.0), (-1, -3, 0, 1, 0.5)]
+    text = fragment(GROWTH)
+    wrong = [("p = m * m * p + 2 * m * decay * q",
+              "p = m * m * p - 2 * m * decay * q"),
+             ("s += lr ** 2 * p - 2 * lr * along",
+              "s += lr ** 2 * p + 2 * lr * along"),
+             ("q = along - lr * p", "q = along"),
+             ("(1 - m) * (2 - x)", "(2 - x)"),
+             ("Math.sqrt(x / 2)", "Math.sqrt(x)"),
+             ("g ** 2 / s;", "g ** 2;")]
+    steps = sliders(cases, *names)
+    check_figure(text, lambda shown: growth_shows(shown, cases), steps,
+                 tmp_path, wrong)
+    here, same = drag(text, ["button.here", "button.same"], tmp_path)
+    assert here["turn"] == same["turn"] and here["length"] != same["length"]
 
 
 LAMBERT = "262_theory.lambert"

@@ -3,13 +3,10 @@
     python -m tools.collapse                    what is not there yet
     python -m tools.collapse --only widths --again
 
-Twelve CPU minutes on one core. A part that is done is not repeated; a part of
-another state of the chapters 340 and 345 is refused, unless `--again` is given.
+Ten CPU minutes on one core. A part that is done is not repeated; a part of
+another state of the chapters 340, 345 and 425 is refused, unless `--again` is
+given.
 """
-import argparse
-import hashlib
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,18 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normalnorm.analysis import power
+from normalnorm.checks import rivals
 from normalnorm.experiments.data import data_hash, load
 from normalnorm.experiments.models import SmallResNet
-from normalnorm.experiments.results import provenance, write_atomically
 from normalnorm.experiments.train import seeded
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.families import named
 from normalnorm.theory import collapse
+from tools import parts
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "collapse.json"
 DEPTH, IMAGES = 30, 16
 NETS = {64: 256, 128: 128, 256: 64, 512: 32}    # of each width
 VARIANTS = 16                                   # nets of width 128
+CURES = ("LN", "LN+PN", "GN+PN", "IN")          # of chapter 425, width 512
 EPOCHS, SEEDS = 6, 3
 
 
@@ -101,7 +100,7 @@ def images() -> Tensor:
 
 def summary(nets: list[list[list[float]]]) -> dict[str, list]:
     "Mean and standard deviation over nets, for each layer and quantity."
-    found = torch.tensor(nets, dtype=torch.float64)     # nets, layers, 6
+    found = torch.tensor(nets, dtype=torch.float64)     # nets, layers, 4 or 6
     rounded = lambda t: [float(f"{v:.5g}") for v in t.tolist()]
     out = {"nets": len(found)}
     for name, values in zip(("p1", "p2", "p3", "p4", "left", "left_about_mean"),
@@ -127,6 +126,20 @@ def widths() -> dict:
                                         for seed in range(count)])
                    for width, count in NETS.items()}
             for name in ("ReLU", "identity")}
+
+
+def cures() -> dict:
+    "Means over the nets, and of P1 the largest of them too, by layer."
+    found = {}
+    for name in CURES:
+        nets = [[[p.item() for p in power.power_decomposition(y).layer()]
+                 for _, y, _ in rivals.layers(rivals.RIVALS[name], seed,
+                                              images(), DEPTH, 512)]
+                for seed in range(NETS[512])]
+        most = torch.tensor(nets)[:, :, 0].amax(0)
+        found[name] = summary(nets) | {
+            "p1_most": [float(f"{v:.5g}") for v in most.tolist()]}
+    return found
 
 
 def kinds() -> dict:
@@ -170,50 +183,18 @@ def training() -> dict:
             for shortcut in ("none", "projection")}
 
 
-PARTS = {"kinds": kinds, "widths": widths, "training": training}
-
-
-def code() -> str:
-    "Hash of what the numbers depend on."
-    files = [Path(__file__), Path(collapse.__file__), Path(power.__file__)]
-    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
+PARTS = {"kinds": kinds, "widths": widths, "cures": cures,
+         "training": training}
 
 
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.collapse",
-        description="How fast random nets, and nets in training, collapse: "
-                    "results/collapse.json.")
-    parser.add_argument("--only", choices=PARTS, action="append",
-                        help="a part (may be repeated)")
-    parser.add_argument("--again", action="store_true",
-                        help="also what is there")
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    for part in chosen.only or PARTS:
-        record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-        done = record.get("parts", {}).get(part)
-        if done and not chosen.again:
-            if done["code"] != code():
-                parser.error(f"{part} was measured by other code: measure it "
-                             "again with --again")
-            continue
-        start = time.process_time()
-        found = PARTS[part]()
-        record |= {
-            "date": time.strftime("%Y-%m-%d"), **provenance(),
-            "depth": DEPTH, "images": IMAGES,
-            "data": {name: data_hash(name) for name in ("fashion", "digits")}}
-        record.setdefault("parts", {})[part] = {
-            "code": code(), "found": found,
-            "cpu_seconds": round(time.process_time() - start, 1)}
-        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(RECORD, lambda file, text=text: file.write(
-            text.encode()))
-        print(f"{part}: {record['parts'][part]['cpu_seconds']:.0f} CPU seconds",
-              flush=True)
-    return 0
+    return parts.run(
+        __doc__, RECORD, [((name,), part) for name, part in PARTS.items()],
+        {"depth": DEPTH, "images": IMAGES,
+         "data": {name: data_hash(name) for name in ("fashion", "digits")}},
+        (collapse, rivals.layers, power.PowerMeter, power.power_decomposition,
+         power.model_power), arguments)
 
 
 if __name__ == "__main__":

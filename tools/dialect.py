@@ -74,6 +74,9 @@ class Myst(markup.Writer):
     def reference(self, piece: markup.Reference) -> str:
         return f"{{{REFERENCES[piece.kind]}}}`{piece.label}`"
 
+    def inline(self, found: markup.Inline) -> str:
+        return super().inline(markup.bare_equations(found))
+
 
 def markdown(source: str) -> str:
     "A text such as a caption, translated."
@@ -645,17 +648,19 @@ def number_equations(app, pagename, templatename, context, doctree):
     body, math = context.get("body") or "", app.env.get_domain("math")
 
     def link(match):
-        where = math.equations.get(match[1], (None,))[0]
+        label = match["label"]
+        where = math.equations.get(label, (None,))[0]
         number = app.env.toc_fignumbers.get(where, {}).get(
-            "displaymath", {}).get(f"equation-{match[1]}")
+            "displaymath", {}).get(f"equation-{label}")
         if not number:
             return match[0]
         uri = app.builder.get_relative_uri(pagename, where)
-        return (f'<a class="reference internal" href="{uri}#equation-{match[1]}'
+        return (f'<a class="reference internal" href="{uri}#equation-{label}'
                 f'">({".".join(map(str, number))})</a>')
 
     if "@eq-" in body:
-        context["body"] = re.sub(r"@(eq-[\w-]*\w)", link, body)
+        context["body"] = re.sub(
+            r"(\()?@(?P<label>eq-[\w-]*\w)(?(1)\))", link, body)
 
 
 def number_as_files() -> None:

@@ -8,11 +8,7 @@ A quarter of an hour on one core. A network with one normalizer is a part; a
 part that is done is not repeated; one of another state of this file or of the
 instruments is refused, unless `--again` is given.
 """
-import argparse
-import hashlib
-import json
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +22,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from normalnorm.analysis import gradients, propagation
 from normalnorm.checks.analysis.propagation import Added, draw
 from normalnorm.experiments.data import data_hash, load
-from normalnorm.experiments.results import provenance, write_atomically
 from normalnorm.experiments.train import seeded
 from normalnorm.layers.normalizers import BMLVNorm, LMBVNorm
 from normalnorm.layers.prelayer import PreLayerNormConv2d, PreLayerNormLinear
@@ -37,6 +32,7 @@ from normalnorm.layers.regnorm import (
     RegNormLinear,
     regnorm_penalty,
 )
+from tools import parts
 
 RECORD = (Path(__file__).resolve().parent.parent / "results"
           / "early-training.json")
@@ -213,53 +209,16 @@ def part(kind: str, norm: str) -> dict:
         for rate, loss in trials.items()}}
 
 
-def code() -> str:
-    "Hash of what the numbers depend on."
-    files = [Path(__file__), Path(gradients.__file__),
-             Path(propagation.__file__)]
-    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
-
-
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.early_training",
-        description="What the instruments show in the first steps of training: "
-                    "results/early-training.json.")
-    parser.add_argument("--only", choices=NETWORKS, action="append",
-                        help="a network (may be repeated)")
-    parser.add_argument("--norm", choices=LAYERS, action="append",
-                        help="a normalizer (may be repeated)")
-    parser.add_argument("--again", action="store_true",
-                        help="also what is there")
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    for kind in chosen.only or NETWORKS:
-        for norm in chosen.norm or LAYERS:
-            record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-            done = record.get("networks", {}).get(kind, {}).get(norm)
-            if done and not chosen.again:
-                if done["code"] != code():
-                    parser.error(f"{kind}, {norm} was measured by other code: "
-                                 "measure it again with --again")
-                continue
-            start = time.process_time()
-            found = part(kind, norm)
-            record |= {"date": time.strftime("%Y-%m-%d"), **provenance(),
-                       "data": {"digits": data_hash("digits")},
-                       "seeds": SEEDS, "steps": STEPS, "batch": BATCH,
-                       "minibatches": MINIBATCHES, "trial": TRIAL,
-                       "sizes": {name: list(size)
-                                 for name, size in NETWORKS.items()}}
-            record.setdefault("networks", {}).setdefault(kind, {})[norm] = {
-                "code": code(), **found,
-                "cpu_seconds": round(time.process_time() - start, 1)}
-            text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-            write_atomically(RECORD, lambda file, text=text: file.write(
-                text.encode()))
-            print(f"{kind}, {norm}: rate {found['rate']:g}, "
-                  f"{time.process_time() - start:.0f} CPU seconds", flush=True)
-    return 0
+    return parts.run(
+        __doc__, RECORD, [((kind, norm), partial(part, kind, norm))
+                          for kind in NETWORKS for norm in LAYERS],
+        {"data": {"digits": data_hash("digits")}, "seeds": SEEDS,
+         "steps": STEPS, "batch": BATCH, "minibatches": MINIBATCHES,
+         "trial": TRIAL, "sizes": {name: list(size)
+                                   for name, size in NETWORKS.items()}},
+        (gradients, propagation), arguments)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ Five CPU minutes on one core. A normalizer that is done is not repeated; one
 that was measured by another state of this file is refused, unless `--again` is
 given.
 """
-import argparse
-import hashlib
-import json
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,8 @@ from torch import Tensor, nn
 
 from normalnorm.analysis.robustness import margin, robust_accuracy
 from normalnorm.experiments.data import data_hash, info, load
-from normalnorm.experiments.results import provenance, write_atomically
 from normalnorm.experiments.train import seeded
+from tools import parts
 
 RECORD = (Path(__file__).resolve().parent.parent / "results"
           / "weight-growth.json")
@@ -228,50 +225,21 @@ def run(norm: str, arm: str, seed: int) -> dict[str, Any]:
     return found
 
 
-def code() -> str:
-    "Hash of what the numbers depend on."
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+def arms(norm: str) -> dict[str, list[dict[str, Any]]]:
+    return {arm: [run(norm, arm, seed) for seed in range(SEEDS)]
+            for arm in ARMS}
 
 
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.growth",
-        description="Weights' lengths in training, and attacks: "
-                    "results/weight-growth.json.")
-    parser.add_argument("--only", choices=NORMS, action="append",
-                        help="a normalizer (may be repeated)")
-    parser.add_argument("--again", action="store_true",
-                        help="also what is there")
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    for norm in chosen.only or NORMS:
-        record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-        done = record.get("parts", {}).get(norm)
-        if done and not chosen.again:
-            if done["code"] != code():
-                parser.error(f"{norm} was measured by other code: measure it "
-                             "again with --again")
-            continue
-        start = time.process_time()
-        found = {arm: [run(norm, arm, seed) for seed in range(SEEDS)]
-                 for arm in ARMS}
-        record |= {
-            "date": time.strftime("%Y-%m-%d"), **provenance(),
-            "setting": {"lr": LR, "momentum": MOMENTUM, "decay": DECAY,
-                        "batch": BATCH, "epochs": EPOCHS, "images": IMAGES,
-                        "tested": TESTED, "attacked": ATTACKED,
-                        "widths": WIDTHS, "seeds": SEEDS, "scaled": SCALED},
-            "data": data_hash("fashion")}
-        record.setdefault("parts", {})[norm] = {
-            "code": code(), "found": found,
-            "cpu_seconds": round(time.process_time() - start, 1)}
-        text = json.dumps(record, ensure_ascii=False) + "\n"
-        write_atomically(RECORD, lambda file, text=text: file.write(
-            text.encode()))
-        print(f"{norm}: {record['parts'][norm]['cpu_seconds']:.0f} CPU seconds",
-              flush=True)
-    return 0
+    return parts.run(
+        __doc__, RECORD, [((norm,), partial(arms, norm)) for norm in NORMS],
+        {"setting": {"lr": LR, "momentum": MOMENTUM, "decay": DECAY,
+                     "batch": BATCH, "epochs": EPOCHS, "images": IMAGES,
+                     "tested": TESTED, "attacked": ATTACKED,
+                     "widths": WIDTHS, "seeds": SEEDS, "scaled": SCALED},
+         "data": data_hash("fashion")},
+        (), arguments)
 
 
 if __name__ == "__main__":

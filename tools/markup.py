@@ -176,6 +176,20 @@ def inline(source: str) -> Inline:
     return tuple(out + [source[start:]] * (start < len(source)))
 
 
+def bare_equations(found: Inline) -> Inline:
+    """The pieces without parentheses around a reference to an equation, whose
+    number has its own.
+    """
+    out = list(found)
+    for i, (before, piece, after) in enumerate(zip(found, found[1:],
+                                                   found[2:])):
+        if (isinstance(piece, Reference) and piece.kind == "eq"
+                and isinstance(before, str) and before.endswith("(")
+                and isinstance(after, str) and after.startswith(")")):
+            out[i], out[i + 2] = out[i][:-1], out[i + 2][1:]
+    return tuple(out)
+
+
 def equations_apart(source: str, found: list[Equation]) -> str:
     """The source with each displayed equation, which is added to `found`, as
     one mark between empty lines.

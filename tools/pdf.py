@@ -3,7 +3,9 @@ Chromium; with `--record`, pages, size and time go to `results/reading`.
 
 Contents, page numbers, bookmarks; solutions are opened. Code that the pages
 fold is left out: a check is its verdict and the module that has its code, an
-export its signature, a figure itself. The API's page is left out too.
+export its signature, a figure itself. What is looked up rather than read stays
+on its pages: the workshop, the ledger's two long tables, the API. The contents
+name it.
 
 The articles of the pages become one page, `_build/pdf/book.html`. Each anchor
 gets the name of its page in front, so that links within the book stay links and
@@ -17,6 +19,7 @@ alone, which is quick, and put over the zeros.
 import datetime
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,18 +28,19 @@ import time
 from pathlib import Path
 
 from tools import browser
-from tools.chapters import ROOT, Chapter, table_of_contents
+from tools.chapters import ROOT, WORKSHOP, Chapter, table_of_contents
 
 HTML = ROOT / "_build" / "html"
 BOOK = ROOT / "_build" / "pdf" / "book.html"
 CONTENTS = BOOK.with_name("contents.html")
 PDF = ROOT / "_build" / "normalnorm.pdf"
 RECORD = ROOT / "results" / "reading" / "print.json"
-SECONDS = 300
+SECONDS = 900       # a minute and a half on two quiet cores
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
 PRINT = Path(__file__).with_name("print.css")
-LEFT_OUT = ("nbs/api",)     # a third of the pages; it is in the docstrings
+# looked up, not read: `normalnorm verify` and the docstrings have most of it
+LEFT_OUT = ("nbs/910_what_was_checked", "nbs/915_coverage", "nbs/api")
 
 
 def parts() -> list[tuple[str, list[str]]]:
@@ -49,8 +53,13 @@ def parts() -> list[tuple[str, list[str]]]:
 
 def printed() -> list[tuple[str, list[str]]]:
     "The same without what stays out of the print."
-    return [(caption, [page for page in listed if page not in LEFT_OUT])
+    return [(caption, [page for page in listed if is_printed(page)])
             for caption, listed in parts()]
+
+
+def is_printed(page: str) -> bool:
+    return (page not in LEFT_OUT
+            and Chapter(page.rsplit("/", 1)[-1]).part != WORKSHOP)
 
 
 def anchor(page: str, name: str = "") -> str:
@@ -87,8 +96,9 @@ def rename_anchors(article, page: str) -> None:
         for key, value in list(e.attrs.items()):
             if key in ("id", "for"):
                 e[key] = anchor(page, value)
-            elif (key in ("xlink:href", "aria-labelledby", "aria-describedby")
-                  or (key == "href" and e.name == "use")):
+            elif (key in ("aria-labelledby", "aria-describedby")
+                  or key == "xlink:href" and value.startswith("#")
+                  or key == "href" and e.name == "use"):
                 e[key] = re.sub(r"^(#?)",
                                 lambda m: m[1] + anchor(page, "") + "--", value)
             elif isinstance(value, str) and "url(" in value:
@@ -114,9 +124,15 @@ def relink_article(article, page: str, known: set[str]) -> None:
                 (HTML / page).parent.joinpath(image["src"]).resolve().as_uri())
 
 
+def is_public(fold) -> bool:
+    "Whether the line of an export begins with a name for users."
+    name = fold.summary.find("code")
+    return name is not None and not name.get_text().startswith("_")
+
+
 def replace_folds(article, checks: str) -> None:
     """What stands in the print for folded code. The modules under `checks` have
-    the code of the checks.
+    the code of the checks; of an export without a public name nothing stands.
     """
     from bs4 import BeautifulSoup
     fresh = lambda text: BeautifulSoup(text, "html.parser")
@@ -126,11 +142,34 @@ def replace_folds(article, checks: str) -> None:
         if kind == "fold-check" and verdicts:
             verdicts[-1].append(fresh(
                 f' <span class="claim-source">code: {checks}</span>'))
-        elif kind in ("fold-export", "fold-cpp"):
+        elif kind == "fold-cpp" or kind == "fold-export" and is_public(fold):
             line = fresh('<p class="fold-line"></p>')
             line.p.extend(list(fold.summary.contents))
             fold.insert_before(line)
+        elif kind == "fold-export" and (cell := fold.find_parent(
+                class_="cell")) and (label := cell.find_previous_sibling()):
+            if "module-label" in label.get("class", []):
+                label.decompose()       # of what module, nobody asks
         fold.decompose()
+
+
+LONG = 12       # rows of a table; a longer one is set in smaller type
+
+
+def size_for_paper(article) -> None:
+    """Figures as small as their text can be read, long tables in smaller type;
+    of a figure to drag the still one only.
+    """
+    for e in article.select(".live"):
+        e.decompose()
+    for e in article.select("svg.figure-svg, .still > svg"):
+        e["style"] = re.sub(
+            r"(?<![\w-])width: ?([\d.]+)pt",
+            lambda m: f"width: {browser.LEGIBLE * float(m[1]):.1f}pt",
+            e["style"])
+    for e in article.find_all("table"):
+        if len(e.find_all("tr")) > LONG:
+            e["class"] = [*e.get("class", []), "long"]
 
 
 ARTICLE = re.compile(r'<article class="bd-article.*?</article>', re.S)
@@ -153,6 +192,7 @@ def article_of(page: str, known: set[str]):
     for e in article.select("script, .headerlink"):
         e.decompose()
     replace_folds(article, checks_of(page))
+    size_for_paper(article)
     for e in article.find_all("details"):
         e["open"] = ""
     relink_article(article, page, known)
@@ -161,23 +201,33 @@ def article_of(page: str, known: set[str]):
     return article
 
 
-def title(heading) -> str:
+def title(inside: str) -> str:
     """The inside of a heading, as a line of the contents: formulas and code
-    stay, anchors and links do not.
+    stay, anchors, links and the mark of a link to the heading do not.
     """
-    copy = re.sub(r' id="[^"]*"|</?a\b[^>]*>', "", heading.decode_contents())
-    return copy.strip()
+    return re.sub(r'<a class="headerlink".*?</a>| id="[^"]*"|</?a\b[^>]*>', "",
+                  inside, flags=re.S).strip()
+
+
+def title_of(page: str) -> str:
+    "The title of a rendered page."
+    source = (HTML / f"{page}.html").read_text(encoding="utf-8")
+    return title(re.search(r"<h1\b[^>]*>(.*?)</h1>", source, re.S)[1])
 
 
 def sections(article) -> list[tuple]:
-    "(heading, anchor) of the sections of an article."
+    """(heading, anchor) of the sections of an article; each ends with a summary
+    and exercises, which go without saying.
+    """
     return [(h, h.find_parent("section")["id"]) for h in article.find_all("h2")
-            if h.find_parent("section")]
+            if h.find_parent("section")
+            and not plain(h).endswith(("Summary", "Exercises"))]
 
 
 def contents(articles: dict, numbers: dict[str, int]) -> str:
     """The table of contents: parts, chapters with their page, and on the lines
-    below the titles of their sections. Each is a link.
+    below the titles of their sections. Each is a link. A part ends with the
+    titles of what is not printed.
 
     Where the number of a page is not known yet, zeros have its width.
     """
@@ -187,13 +237,19 @@ def contents(articles: dict, numbers: dict[str, int]) -> str:
             f"<h2>{html.escape(caption)}</h2><ul>" if caption else "<ul>")
         for article in map(articles.get, filter(articles.get, pages)):
             name = article["id"]
-            inner = "".join(f'<li><a href="#{at}">{title(h)}</a></li>'
-                            for h, at in sections(article))
+            inner = "".join(
+                f'<li><a href="#{at}">{title(h.decode_contents())}</a></li>'
+                for h, at in sections(article))
             out.append(
                 f'<li><a href="#{name}"><span class="page">'
                 f'{numbers.get(name, "000")}</span>'
-                f'{title(article.find("h1"))}</a> <ul>{inner}</ul></li>')
+                f'{title(article.find("h1").decode_contents())}</a> '
+                f"<ul>{inner}</ul></li>")
         out.append("</ul>")
+        if unprinted := " · ".join(
+                title_of(page) for page in pages if not is_printed(page)):
+            out.append(
+                f'<p class="unprinted">On the pages only: {unprinted}</p>')
     return "\n".join([*out, "</nav>"])
 
 
@@ -217,9 +273,11 @@ def head() -> str:
 
 
 FRONT = """<div class="front"><h1>normalnorm</h1><p>The book of the package, as
-it was rendered</p><p>Folded code and the API are not printed: they are on its
-pages, in the package <code>normalnorm</code> and in its docstrings.
-<code>normalnorm verify</code> runs the checks.</p></div>"""
+it was rendered</p><p>Not printed are folded code, the part on how the book is
+made, the tables of all claims and of their coverage, and the API. They are on
+the book's pages; code and API are in the package <code>normalnorm</code>, too,
+and <code>normalnorm verify</code> runs every check and prints the
+claims.</p></div>"""
 
 
 def write(file: Path, *body: str) -> None:
@@ -294,15 +352,17 @@ def bookmarks(articles: dict, numbers: dict[str, int]) -> list:
     return top
 
 
-def print_book(articles: dict) -> int:
-    "Writes the PDF; how many pages it has."
+def print_book(articles: dict) -> tuple[int, dict[str, float]]:
+    "Writes the PDF; how many pages it has, and the seconds of each phase."
     import pikepdf
     for _, pages in printed():          # a part begins on a page of its own
         if pages:
             articles[pages[0]]["class"] = [*articles[pages[0]]["class"],
                                            "opens"]
+    clock = [time.perf_counter()]
     write(BOOK, FRONT, contents(articles, {}), *map(str, articles.values()))
     whole = printed_as_pdf(BOOK, BOOK.with_suffix(".pdf"))
+    clock.append(time.perf_counter())
     with pikepdf.open(whole) as pdf:
         numbers = page_numbers(pdf)
         write(CONTENTS, FRONT, contents(articles, numbers))
@@ -313,27 +373,42 @@ def print_book(articles: dict) -> int:
             outline.root.extend(bookmarks(articles, numbers))
         pdf.save(PDF, object_stream_mode=pikepdf.ObjectStreamMode.generate,
                  recompress_flate=True)
-        return len(pdf.pages)
+        clock.append(time.perf_counter())
+        return len(pdf.pages), {"print": clock[1] - clock[0],
+                                "contents": clock[2] - clock[1]}
+
+
+def record(made: dict) -> None:
+    "Keeps what was measured, with what it was measured on."
+    from normalnorm.experiments.results import processor
+    told = lambda *line: subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    RECORD.write_text(json.dumps(
+        {"date": f"{datetime.date.today()}",
+         "commit": told("git", "rev-parse", "--short", "HEAD"),
+         "processor": processor(), "cores": os.cpu_count(),
+         "browser": told(browser.chromium(), "--version"), **made},
+        indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
-    start = time.perf_counter()
     if not browser.chromium():
         print("make pdf needs Chromium or Chrome; none was found")
         return 1
+    start, load = time.perf_counter(), os.getloadavg()[0]
     pages = [page for _, listed in printed() for page in listed]
     articles = {page: article_of(page, set(pages)) for page in pages}
-    count = print_book(articles)
-    seconds, size = time.perf_counter() - start, PDF.stat().st_size / 1e6
-    print(f"The PDF: {PDF} ({count} pages, {size:.1f} MB, {seconds:.0f} s)")
+    seconds = {"pages": time.perf_counter() - start}
+    count, phases = print_book(articles)
+    whole, size = time.perf_counter() - start, PDF.stat().st_size / 1e6
+    print(f"The PDF: {PDF} ({count} pages, {size:.1f} MB, {whole:.0f} s)")
     if "--record" in sys.argv[1:]:
-        commit = subprocess.run("git rev-parse --short HEAD".split(), cwd=ROOT,
-                                capture_output=True, text=True).stdout.strip()
-        RECORD.write_text(json.dumps(
-            {"date": f"{datetime.date.today()}", "commit": commit,
-             "chapters": len(pages), "pages": count,
-             "megabytes": round(size, 1), "seconds": round(seconds)},
-            indent=1) + "\n", encoding="utf-8")
+        record({"chapters": len(pages), "pages": count,
+                "megabytes": round(size, 1), "seconds": round(whole),
+                "phases": {name: round(took)
+                           for name, took in (seconds | phases).items()},
+                # processes that wanted a core when it began
+                "load": round(load, 1)})
     return 0
 
 

@@ -150,6 +150,9 @@ class Plain(markup.Writer):
     def reference(self, piece: markup.Reference) -> str:
         return self.numbered(piece.label)
 
+    def inline(self, found: markup.Inline) -> str:
+        return super().inline(markup.bare_equations(found))
+
     def citation(self, piece: markup.Citation) -> str:
         entries = []
         for key, remark in piece.entries:

@@ -6,12 +6,9 @@
 Twenty CPU minutes on one core. Each run is written when it is done and not
 repeated; runs of other code are refused, unless `--again` is given.
 """
-import argparse
 import copy
-import hashlib
-import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,10 +18,9 @@ from normalnorm.analysis import hessian, power
 from normalnorm.experiments import models, train
 from normalnorm.experiments.data import data_hash, load
 from normalnorm.experiments.optimization import Settings
-from normalnorm.experiments.results import provenance, write_atomically
-from normalnorm.layers import proxy_norm
 from normalnorm.layers.parametrizations import weight_standardization
 from normalnorm.layers.proxy_conversion import to_proxy_norm
+from tools import parts
 
 RECORD = (Path(__file__).resolve().parent.parent / "results"
           / "power-training.json")
@@ -150,64 +146,23 @@ def rate_run(arm: str, seed: int) -> dict:
     return found
 
 
-def runs() -> Iterator[tuple[str, str, int, Callable[[str, int], dict]]]:
+def runs() -> Iterator[parts.Part]:
     "Seed by seed, so that an interrupted record is balanced."
-    for seed in range(SEEDS):
-        for arm in ARMS:
-            yield "training", arm, seed, training_run
-    for seed in range(RATE_SEEDS):
-        for arm in ARMS:
-            yield "rates", arm, seed, rate_run
-
-
-def code() -> str:
-    "Hash of what the numbers depend on."
-    files = [Path(f) for f in (__file__, power.__file__, proxy_norm.__file__)]
-    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
+    for name, run, seeds in (("training", training_run, SEEDS),
+                             ("rates", rate_run, RATE_SEEDS)):
+        for seed in range(seeds):
+            for arm in ARMS:
+                yield (name, arm, str(seed)), partial(run, arm, seed)
 
 
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.power_training",
-        description="Where the power goes in networks in training: "
-                    "results/power-training.json.")
-    parser.add_argument("--only", choices=["training", "rates"],
-                        action="append", help="a part (may be repeated)")
-    parser.add_argument("--again", action="store_true",
-                        help="also what is there")
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    made = set()
-    for part, arm, seed, run in runs():
-        if chosen.only and part not in chosen.only:
-            continue
-        record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-        done = record.get("parts", {}).get(part, {})
-        if done and done["code"] != code() or chosen.again and part not in made:
-            if not chosen.again:
-                parser.error(f"{part} was measured by other code: measure it "
-                             "again with --again")
-            done = {}
-        made.add(part)
-        done = done or {"code": code(), "cpu_seconds": 0.0, "found": {}}
-        if str(seed) in done["found"].setdefault(arm, {}):
-            continue
-        start = time.process_time()
-        done["found"][arm][str(seed)] = run(arm, seed)
-        seconds = time.process_time() - start
-        done["cpu_seconds"] = round(done["cpu_seconds"] + seconds, 1)
-        record |= {
-            "date": time.strftime("%Y-%m-%d"), **provenance(), "model": MODEL,
-            "train": TRAIN, "images": IMAGES, "probes": PROBES,
-            "around": AROUND, "data": data_hash("fashion")}
-        record.setdefault("parts", {})[part] = done
-        text = json.dumps(record, ensure_ascii=False) + "\n"
-        write_atomically(RECORD, lambda file, text=text: file.write(
-            text.encode()))
-        print(f"{part}, {arm}, seed {seed}: {seconds:.0f} CPU seconds",
-              flush=True)
-    return 0
+    return parts.run(
+        __doc__, RECORD, runs(),
+        {"model": MODEL, "train": TRAIN, "images": IMAGES, "probes": PROBES,
+         "around": AROUND, "data": data_hash("fashion")},
+        (power.PowerMeter, power.power_decomposition, power.model_power),
+        arguments)
 
 
 if __name__ == "__main__":

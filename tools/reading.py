@@ -6,17 +6,20 @@ exercises, and how far down the first picture is. A line of prose is twelve
 words, which is what a line of the page holds; a line of code is one that has
 code, not a comment, a docstring or nothing. Above the first picture a displayed
 formula, and the line of a folded cell, count as three lines. `--root` looks at
-another checkout, `--record FILE` keeps the outcome, `--against FILE` shows it
-beside this one.
+another checkout, `--record FILE` keeps the outcome, `--kept FILE` takes a kept
+one instead of looking, `--against FILE` shows one beside it, under the names
+that its chapters have now. The last line sums up; its ratio is that of the
+sums, its picture the farthest.
 """
 import argparse
+import datetime
 import json
 import re
 import subprocess
 from pathlib import Path
 
 from tools import browser, folding, markup
-from tools.chapters import ROOT, Chapter, chapters
+from tools.chapters import ROOT, Chapter, chapters, renamed
 from tools.dialect import cell_tags, directives, fold_of, without_directives
 
 WORDS = 12          # in a line of prose
@@ -26,6 +29,7 @@ COLUMNS = {"words": "words", "code": "code", "ratio": "code/prose",
            "figures": "figures", "drag": "to drag", "exercises": "exercises",
            "lines_before_picture": "lines to picture",
            "screens_before_picture": "screens"}
+SUMMED = ("words", "code", "figures", "drag", "exercises")
 
 
 class Prose(markup.Writer):
@@ -105,14 +109,29 @@ def measure(root: Path = ROOT) -> dict[str, dict]:
     return rows
 
 
+def whole(rows: dict[str, dict]) -> dict:
+    "All chapters in one row."
+    have = lambda key: [r[key] for r in rows.values() if r.get(key) is not None]
+    out = {key: sum(have(key)) if key in SUMMED
+           else max(have(key), default=None) for key in COLUMNS}
+    return out | {"ratio": round(
+        out["code"] * WORDS / max(out["words"], 1), 2)}
+
+
 def table(rows: dict[str, dict], before: dict[str, dict] | None = None) -> str:
-    "A line for each chapter; `before → now` where they differ."
+    "A line for each chapter, one for all; `before → now` where they differ."
+    now = rows | {f"all {len(rows)}": whole(rows)}
+    if before:
+        names = renamed()
+        before = ({names.get(name, name): r for name, r in before.items()}
+                  | {f"all {len(rows)}": whole(before)})
+
     def entry(name, key):
-        pair = [str(r.get(name, {}).get(key)) for r in (before, rows) if r]
+        pair = [str(r.get(name, {}).get(key)) for r in (before, now) if r]
         return " → ".join(dict.fromkeys(pair)).replace("None", "–")
     lines = [["chapter", *COLUMNS.values()],
              *([name, *(entry(name, key) for key in COLUMNS)]
-               for name in rows)]
+               for name in now)]
     wide = [-max(map(len, column)) for column in zip(*lines)]
     wide[1:] = map(abs, wide[1:])
     return "\n".join("  ".join(f"%{w}s" % text for text, w in zip(line, wide))
@@ -121,19 +140,20 @@ def table(rows: dict[str, dict], before: dict[str, dict] | None = None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.reading")
-    for name in "--root", "--record", "--against":
+    for name in "--root", "--record", "--kept", "--against":
         parser.add_argument(name, type=Path)
     given = parser.parse_args()
-    rows = measure(given.root or ROOT)
-    before = (json.loads(given.against.read_text())["chapters"]
-              if given.against else None)
+    kept, before = (json.loads(file.read_text())["chapters"] if file else None
+                    for file in (given.kept, given.against))
+    rows = kept or measure(given.root or ROOT)
     print(table(rows, before))
     if given.record:    # one chapter a line
         commit = subprocess.run("git rev-parse --short HEAD".split(),
                                 cwd=given.root, capture_output=True, text=True)
         listed = ",\n".join(f'"{n}": {json.dumps(r)}' for n, r in rows.items())
         given.record.write_text(
-            f'{{"commit": "{commit.stdout.strip()}", "chapters": {{\n'
+            f'{{"date": "{datetime.date.today()}", '
+            f'"commit": "{commit.stdout.strip()}", "chapters": {{\n'
             + listed + "\n}}\n")
 
 

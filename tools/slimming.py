@@ -1,52 +1,61 @@
 """What pruning by γ costs, against pruning at random and by the size of the
 output, before and after fine-tuning: results/pruning.json.
 
-    python -m tools.slimming            what is not there yet
-    python -m tools.slimming --again
+    python -m tools.slimming                        what is not there yet
+    python -m tools.slimming --only speed --again
 
-Five CPU minutes on one core. Each network is written when it is done, and is
+Fifteen CPU minutes on one core. Each network is written when it is done, and is
 not trained again; rows of another state of chapter 370 are refused, unless
 `--again` is given.
 """
-import argparse
-import hashlib
-import json
+import itertools
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from normalnorm.analysis import pruning
-from normalnorm.analysis.attenuation import evaluating
+from normalnorm.analysis.power import evaluating
 from normalnorm.experiments.data import SPLITS, data_hash, load
-from normalnorm.experiments.models import macs
+from normalnorm.experiments.models import SmallResNet, macs
 from normalnorm.experiments.optimization import Settings
-from normalnorm.experiments.results import provenance, write_atomically
 from normalnorm.experiments.train import seeded, train
 from normalnorm.layers.families import named
+from tools import parts
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "pruning.json"
 WIDTH, SEEDS, STRENGTH = 8, 5, 0.01
 SHARES = (0.3, 0.5, 0.7, 0.9)
 NORMS = {"batch": nn.BatchNorm2d,
-         "batch, normality": lambda c: named("batch").make(c, noise=0.4)}
+         "batch, normality": lambda c: named("batch").make(c, noise=0.4),
+         "group": lambda c: nn.GroupNorm(2, c),
+         "layer": lambda c: nn.GroupNorm(1, c)}
 TRAINING = Settings(epochs=15, batch=64, lr=0.2, validate_every=0)
 TUNING = Settings(epochs=3, batch=64, lr=0.05, validate_every=0)
 PAIRS = 15                                      # of timed forward passes
 
 
-def network(norm, width: int = WIDTH) -> nn.Sequential:
+def chain(norm, width: int = WIDTH) -> nn.Sequential:
     "Four convolutions with normalizer and ReLU, the mean, a linear map."
-    parts, before = [], 1
+    stack, before = [], 1
     for i, after in enumerate((width, width, 2 * width, 2 * width)):
-        parts += [nn.Conv2d(before, after, 3, padding=1, bias=False),
+        stack += [nn.Conv2d(before, after, 3, padding=1, bias=False),
                   norm(after), nn.ReLU()]
-        parts += [nn.MaxPool2d(2)] * (i == 1)
+        stack += [nn.MaxPool2d(2)] * (i == 1)
         before = after
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                          nn.Linear(before, 10))
+
+
+def residual(norm, width: int = WIDTH) -> nn.Module:
+    "Three blocks; channels can go between the two convolutions of each."
+    return SmallResNet(width=width, stem_stride=1, norm=norm)
+
+
+NETWORKS = {"chain": chain, "residual": residual}
 
 
 def sparse(model: nn.Module) -> Tensor:
@@ -79,15 +88,36 @@ def cost(model: nn.Module, x: Tensor) -> dict[str, int]:
                 "macs": macs(model, x)}
 
 
-def one(norm: str, penalty: bool, seed: int) -> dict:
+def timed(whole: nn.Module, smaller: nn.Module, x: Tensor) -> dict[str, float]:
+    """Processor time of `smaller` relative to `whole`, in evaluation: the
+    median over pairs that alternate, so that other work meets both, and its
+    interval by order statistics (96 % for 15).
+    """
+    ratios = []
+    with evaluating(whole), evaluating(smaller), torch.no_grad():
+        for _ in range(PAIRS + 2):
+            times = []
+            for model in (whole, smaller):
+                start = time.process_time()
+                model(x)
+                times.append(time.process_time() - start)
+            ratios.append(times[1] / times[0])
+    ratios = sorted(ratios[2:])
+    return {"time": round(statistics.median(ratios), 4),
+            "low": round(ratios[3], 4), "high": round(ratios[-4], 4)}
+
+
+def one(kind: str, norm: str, penalty: bool, seed: int) -> dict:
     "Train a network, prune it in twelve ways, fine-tune each."
     data = {split: load("digits", split) for split in SPLITS}
     example = data["test"][0][:1]
     with seeded("slimming", seed):
-        model = network(NORMS[norm])
+        model = NETWORKS[kind](NORMS[norm])
     train(model, data, TRAINING, seed, penalty=sparse if penalty else None)
-    gammas = {row.name: row.gamma
-              for row in pruning.gamma_report(model, example)}
+    report = [row for row in pruning.gamma_report(model, example)
+              if not row.obstacle]
+    gammas = {row.name: row.gamma for row in report}
+    groups = {row.name: row.groups for row in report}
     with seeded("slimming-random", seed):
         scores = {"γ": gammas,
                   "random": {n: torch.rand(len(g)) for n, g in gammas.items()},
@@ -95,95 +125,59 @@ def one(norm: str, penalty: bool, seed: int) -> dict:
     cuts = []
     for share in SHARES:
         for by, score in scores.items():
-            smaller = pruning.remove_channels(
-                model, example, pruning.smallest(score, share))
+            gone = pruning.smallest(score, share, groups=groups)
+            smaller = pruning.remove_channels(model, example, gone, True)
             row = {"share": share, "by": by, **cost(smaller, example),
+                   **(timed(model, smaller, data["test"][0])
+                      if by == "γ" else {}),
+                   "masked": accuracy(pruning.mask_channels(model, gone),
+                                      data["test"]),
                    "before": accuracy(smaller, data["test"])}
             train(smaller, data, TUNING, seed)
             cuts.append(row | {"after": accuracy(smaller, data["test"])})
-    return {"norm": norm, "penalty": penalty, "seed": seed,
-            "whole": accuracy(model, data["test"]), **{
-                f"whole_{k}": v for k, v in cost(model, example).items()},
+    return {"whole": accuracy(model, data["test"]),
+            **{f"whole_{k}": v for k, v in cost(model, example).items()},
             "gamma": [round(v, 5) for v in torch.cat(
                 [*gammas.values()]).sort().values.tolist()], "cuts": cuts}
 
 
 def speed() -> list[dict]:
-    """Time of a forward pass of a network of width 64 with a share of the
-    channels of each layer less, relative to the whole one, in turns.
+    """Time of a forward pass of wider networks, 64 and 32 channels at first,
+    with a share of the channels of each layer less, relative to the whole one.
     """
     x, found = torch.randn(8, 1, 28, 28), []
-    for norm, make in NORMS.items():
-        whole = network(make, 64).eval()
-        for share in SHARES:
-            gone = {row.name: list(range(round(share * len(row.gamma))))
-                    for row in pruning.gamma_report(whole, x[:1])}
-            smaller = pruning.remove_channels(whole, x[:1], gone).eval()
-            ratios = []
-            with torch.no_grad():
-                for _ in range(PAIRS + 2):
-                    times = []
-                    for model in (whole, smaller):
-                        start = time.process_time()
-                        model(x)
-                        times.append(time.process_time() - start)
-                    ratios.append(times[1] / times[0])
-            ratios = sorted(ratios[2:])
-            found.append({
-                "norm": norm, "share": share,
-                "time": round(statistics.median(ratios), 4),
-                # 96 % interval of the median of 15, by order statistics
-                "low": round(ratios[3], 4), "high": round(ratios[-4], 4),
-                "macs": round(macs(smaller, x) / macs(whole, x), 5)})
+    for kind, make in NETWORKS.items():
+        for norm, layer in NORMS.items():
+            whole = make(layer, 64 if kind == "chain" else 32)
+            report = [row for row in pruning.gamma_report(whole, x[:1])
+                      if not row.obstacle]
+            for share in SHARES:
+                gone = {}
+                for row in report:
+                    size = len(row.gamma) // row.groups
+                    gone[row.name] = [
+                        g * size + i for g in range(row.groups)
+                        for i in range(round(share * size))]
+                smaller = pruning.remove_channels(whole, x[:1], gone, True)
+                with evaluating(whole), evaluating(smaller):
+                    part = macs(smaller, x) / macs(whole, x)
+                found.append({"network": kind, "norm": norm, "share": share,
+                              **timed(whole, smaller, x),
+                              "macs": round(part, 5)})
     return found
-
-
-def code() -> str:
-    "Hash of what the numbers depend on."
-    files = [Path(__file__), Path(pruning.__file__)]
-    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
 
 
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.slimming",
-        description="Pruning by γ, at random and by output: "
-                    "results/pruning.json.")
-    parser.add_argument("--again", action="store_true",
-                        help="also what is there")
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    if record and record["code"] != code():
-        if not chosen.again:
-            parser.error("results/pruning.json was measured by other code: "
-                         "measure it again with --again")
-        record = {}
-    record = {} if chosen.again else record
-
-    def keep(**new) -> None:
-        record.update(new, date=time.strftime("%Y-%m-%d"), code=code(),
-                      data=data_hash("digits"), **provenance())
-        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(RECORD, lambda file: file.write(text.encode()))
-
-    for seed in range(SEEDS):
-        for norm in NORMS:
-            for penalty in (False, True):
-                done = record.get("networks", [])
-                if any((r["norm"], r["penalty"], r["seed"])
-                       == (norm, penalty, seed) for r in done):
-                    continue
-                start = time.process_time()
-                row = one(norm, penalty, seed)
-                row["cpu_seconds"] = round(time.process_time() - start, 1)
-                keep(networks=[*done, row])
-                print(f"{norm}, penalty {penalty}, seed {seed}: "
-                      f"{row['cpu_seconds']} CPU seconds", flush=True)
-    if "speed" not in record:
-        keep(speed=speed())
-    return 0
+    networks = [((kind, norm, penalty, str(seed)),
+                 partial(one, kind, norm, penalty == "penalty", seed))
+                for seed in range(SEEDS)
+                for kind, norm, penalty in itertools.product(
+                    NETWORKS, NORMS, ("no penalty", "penalty"))]
+    return parts.run(
+        __doc__, RECORD, [*networks, (("speed",), speed)],
+        {"data": data_hash("digits")},
+        (pruning,), arguments)
 
 
 if __name__ == "__main__":

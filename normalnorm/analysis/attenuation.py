@@ -7,8 +7,7 @@ for linear layers, ReLU and normalizers.
 # ../../nbs/502_analysis.attenuation.ipynb.
 
 # %% auto #0
-__all__ = ['evaluating', 'noise_attenuation', 'relu_correlation',
-           'expected_attenuation']
+__all__ = ['noise_attenuation', 'relu_correlation', 'expected_attenuation']
 
 # %% ../../nbs/502_analysis.attenuation.ipynb #a7502010
 import math
@@ -19,30 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from .gaussianity import normalizers
+from .power import evaluating
 from ..names import near
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Put `model` into evaluation mode for the time of a `with` block.
-
-    Afterwards each module is in the mode that it was in, after an error too.
-
-    Example:
-
-        >>> with evaluating(nn.Dropout()) as layer:
-        ...     print(layer.training)
-        False
-        >>> layer.training
-        True
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield model
-    finally:
-        for module, training in modes:
-            module.training = training
 
 # %% ../../nbs/502_analysis.attenuation.ipynb #a7502011
 def _tensor(value: object, name: str) -> Tensor:
@@ -98,13 +75,13 @@ def noise_attenuation(model: nn.Module, inputs: Tensor, scale: float = 0.1,
     where nothing of the clean values is left. Its square root is the relative
     error ‖noisy − clean‖/‖clean‖.
 
-    `inputs`: one minibatch, as `model` takes it. `places`: names of modules,
-    by default the normalizers. `centered`: divide by the squared deviations
-    from the mean over the minibatch, element by element: what all inputs have
-    in common then does not count as signal. Returns a dictionary: the place
-    where noise is added ("input" or `at`), the places that are called after it,
-    in the order of calls, and "output". Equal seeds give equal noise on all
-    devices. A place without signal gives NaN.
+    `inputs`: one minibatch, as `model` takes it. `places`: names of modules, by
+    default the normalizers. `centered`: divide by the squared deviations from
+    the mean over the minibatch, element by element: what all inputs have in
+    common then does not count as signal. `seed`: of the noise. Returns a
+    dictionary: the place where noise is added ("input" or `at`), the places
+    that are called after it, in the order of calls, and "output". Equal seeds
+    give equal noise on all devices. A place without signal gives NaN.
 
     The model runs twice, in evaluation mode, so that dropout and the noise of
     normality layers are off and batch norm takes its running averages; it is

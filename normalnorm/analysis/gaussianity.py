@@ -19,6 +19,8 @@ def normal_quantiles(n: int,
     """The `n` normal quantiles at Filliben's plotting positions, increasing, in
     float64: the abscissae of a normal Q–Q plot.
 
+    `device`: where the result is made, PyTorch's default for None.
+
     Raises `ValueError` for `n` < 1. Source: Filliben, Technometrics 17 (1975).
 
     Example:

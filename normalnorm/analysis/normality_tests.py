@@ -49,6 +49,8 @@ def shapiro_weights(n: int, device: torch.device | str | None = None) -> Tensor:
     """The `n` weights of the Shapiro–Wilk statistic in Royston's approximation:
     increasing, antisymmetric, of norm 1; in float64.
 
+    `device`: where the result is made, PyTorch's default for None.
+
     Raises `ValueError` for `n` < 3. Source: Royston, Applied Statistics 44
     (1995), algorithm AS R94.
 

@@ -93,6 +93,8 @@ def correlation(a: Tensor, b: Tensor) -> float:
     """Pearson's correlation of two tensors of one shape over all elements, in
     float64; NaN where one is constant.
 
+    `a`, `b`: of any shape, the same for both.
+
     Example:
 
         >>> round(correlation(torch.tensor([0.0, 1.0]),
@@ -108,6 +110,8 @@ def disturbed(inputs: Tensor, sigma: float,
               seed: int = 0) -> tuple[Tensor, Tensor]:
     """Two copies of `inputs`, each with normal noise of its own, of deviation
     `sigma`; the same for equal seeds, on all devices.
+
+    `seed`: of the noise.
 
     Raises `ValueError` for a `sigma` that is not positive and finite and inputs
     that are not finite; `TypeError` for inputs that are not real floating-point
@@ -150,6 +154,8 @@ def layer_correlations(model: nn.Module, inputs: Tensor, sigma: float = 0.1,
     1 is alike, 0 unrelated, NaN a place where all values are equal. Layers with
     statistics of the batch take them; noise and dropout are off; the model is
     left as it was.
+
+    `seed`: of the noise.
 
     Memory: what is computed at the places, once. Raises `ValueError` for a
     `sigma` that is not positive and finite, inputs that are not finite and an

@@ -11,14 +11,14 @@ __all__ = ['gamma_penalty', 'Removable', 'gamma_report', 'smallest',
 
 # %% ../../nbs/370_analysis.pruning.ipynb #a3700010
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .power import evaluating
 from ..layers.families import family_of, is_layer, rows
 from ..theory.scale_invariance import absorbed_bias
 
@@ -30,18 +30,6 @@ def _with_gamma(model: nn.Module) -> dict[str, nn.Module]:
             if family_of(module) is not None
             and getattr(module, "weight", None) is not None
             and module.weight.ndim == 1}
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    "Evaluation mode, and afterwards each module in the mode it was in."
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def gamma_penalty(model: nn.Module) -> Tensor:
@@ -125,7 +113,9 @@ class Removable(NamedTuple):
     - `exact`: whether the other channels stay as they are when one goes: each
       channel has statistics of its own;
     - `obstacle`: why no channel can go, "" if one can;
-    - `takers`: the names of the maps that take the channels.
+    - `takers`: the names of the maps that take the channels;
+    - `groups`: into how many groups of equal size the channels are divided;
+      each must lose equally many.
 
     Example:
 
@@ -138,6 +128,7 @@ class Removable(NamedTuple):
     exact: bool
     obstacle: str
     takers: tuple[str, ...] = ()
+    groups: int = 1
 
 
 def _own_statistics(layer: nn.Module) -> bool:
@@ -151,15 +142,16 @@ def _unknown(layer: nn.Module) -> str:
     if _own_statistics(layer):
         return ("" if hasattr(layer, "num_features")
                 else "it has no num_features")
-    if getattr(layer, "num_groups", 0) == 1 and hasattr(layer, "num_channels"):
-        return ""
-    return ("its statistics are those of groups of channels, which would get "
-            "other sizes")
+    groups = getattr(layer, "num_groups", None)
+    if groups is None or not hasattr(layer, "num_channels"):
+        return "it does not say which of its channels share statistics"
+    return ("" if len(layer.weight) > groups
+            else "each of its groups has a single channel")
 
 
 def _graph(model: nn.Module, example: Any) -> Any:
     ours = {type(m): _pruner() for m in model.modules() if is_layer(m)}
-    with _evaluating(model), torch.enable_grad():
+    with evaluating(model), torch.enable_grad():
         return _torch_pruning().DependencyGraph().build_dependency(
             model, example, customized_pruners=ours, verbose=False)
 
@@ -228,22 +220,25 @@ def gamma_report(model: nn.Module, example: Any) -> tuple[Removable, ...]:
             obstacle, takers = _ends(graph, layer, range(len(layer.weight)))
         found.append(Removable(name, layer.weight.detach().abs(),
                                _own_statistics(layer), obstacle,
-                               tuple(names[m] for m in takers)))
+                               tuple(names[m] for m in takers),
+                               getattr(layer, "num_groups", 1)))
     return tuple(found)
 
 # %% ../../nbs/370_analysis.pruning.ipynb #a3700012
-def smallest(scores: Mapping[str, Tensor], share: float,
-             keep: int = 1) -> dict[str, list[int]]:
+def smallest(scores: Mapping[str, Tensor], share: float, keep: int = 1,
+             groups: Mapping[str, int] | None = None) -> dict[str, list[int]]:
     """The channels with the smallest scores: a `share` of all channels, by one
     threshold for all layers.
 
     `scores`: name of a layer → one number for each of its channels, such as
     |γ|. In each layer at least `keep` channels stay, those with the largest
     scores. So where a layer has few channels above the threshold, fewer than
-    the share go. Returns name → sorted channels, layers without one left out.
+    the share go. `groups`: name → number of groups of equal size (default 1);
+    each of them loses equally many, the layer's number rounded down. Returns
+    name → sorted channels, layers without one left out.
 
-    Raises `ValueError` for a share outside [0, 1), scores that are not finite
-    and fewer than one channel to keep.
+    Raises `ValueError` for a share outside [0, 1), scores that are not finite,
+    fewer than one channel to keep, and groups that do not divide the channels.
     Source: Liu et al. (2017), §3.
 
     Example:
@@ -263,12 +258,21 @@ def smallest(scores: Mapping[str, Tensor], share: float,
             raise ValueError(f"the scores of {name!r} have the shape "
                              f"{tuple(score.shape)}: expected one finite "
                              "number for each channel")
+        if len(score) % (groups or {}).get(name, 1):
+            raise ValueError(f"{name!r} has {len(score)} channels, which "
+                             f"cannot be {groups[name]} groups of equal size")
     order = sorted((value, name, channel) for name, score in scores.items()
                    for channel, value in enumerate(score.tolist()))
     found: dict[str, list[int]] = {}
     for _, name, channel in order[:round(share * len(order))]:
         if len(found.get(name, ())) < len(scores[name]) - keep:
             found.setdefault(name, []).append(channel)
+    for name, number in (groups or {}).items():
+        parts = scores[name].unflatten(0, (number, -1)).argsort(stable=True)
+        first = parts.shape[1] * torch.arange(number)[:, None]
+        each = len(found.pop(name, ())) // number
+        if each:
+            found[name] = (first + parts[:, :each]).flatten().tolist()
     return {name: sorted(channels) for name, channels in found.items()}
 
 
@@ -311,7 +315,7 @@ def _constants(model: nn.Module, example: Any,
     for name in takers:
         hooks.append(model.get_submodule(name).register_forward_pre_hook(
             lambda _, given, name=name: seen.update({name: given[0]})))
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         model(*example) if isinstance(example, (tuple, list)) else model(
             example)
     for hook in hooks:
@@ -344,13 +348,14 @@ def remove_channels(model: nn.Module, example: Any,
     others too where φ(β) = 0, or the padding is of another kind). A map
     without a bias gets one where a constant is not 0. Parameters of the copy
     are new: make the optimizer after it. A normalizer whose channels share
-    statistics (one group, over all channels) is refused unless `inexact`: the
-    channels that stay are then standardized with others than before.
+    statistics (in groups, or all) is refused unless `inexact`: the channels
+    that stay are then standardized with others than before. Its groups must
+    lose equally many.
 
     Raises `ValueError` for unknown names and channels, for all channels of a
-    layer, for a layer from which no channel can go, with the reason, and where
-    what lies between normalizer and map does not keep a constant constant;
-    `ImportError` without torch-pruning.
+    layer, for groups that would get different sizes, for a layer from which no
+    channel can go, with the reason, and where what lies between normalizer and
+    map does not keep a constant constant; `ImportError` without torch-pruning.
 
     Example:
 
@@ -380,6 +385,13 @@ def remove_channels(model: nn.Module, example: Any,
         if len(gone) == len(row.gamma):
             raise ValueError(f"all {len(gone)} channels of {name!r}: at least "
                              "one must stay")
+        size = len(row.gamma) // row.groups
+        lost = [sum(c // size == g for c in gone) for g in range(row.groups)]
+        if len({*lost}) > 1:
+            raise ValueError(f"the {row.groups} groups of {name!r} would lose "
+                             f"{lost} channels: expected the same number, "
+                             "because group norm has groups of one size; "
+                             "smallest(…, groups=…) chooses so")
     graph = _graph(smaller, example)
     names = {module: name for name, module in smaller.named_modules()}
     takers: dict[str, list[int]] = {}
@@ -407,10 +419,13 @@ def prune_by_gamma(model: nn.Module, example: Any, share: float,
     smallest: network slimming after its sparse training.
 
     The share is that of the channels which can be removed (see
-    `gamma_report`), by one threshold for all layers; each keeps at least one.
+    `gamma_report`), by one threshold for all layers; each keeps at least one,
+    and groups stay of one size.
     The other arguments, the errors and what is exact are those of `smallest`
     and `remove_channels`; `ValueError` also where no channel can be removed.
     Source: Liu et al. (2017).
+
+    `inexact`: as for `remove_channels`.
 
     Example:
 
@@ -422,10 +437,12 @@ def prune_by_gamma(model: nn.Module, example: Any, share: float,
     report = gamma_report(model, example)
     scores = {row.name: row.gamma for row in report
               if not row.obstacle and (row.exact or inexact)}
+    groups = {row.name: row.groups for row in report if row.name in scores}
     if not scores:
         reasons = {row.obstacle or "its channels share their statistics, and "
                    "inexact=True is not given" for row in report}
         raise ValueError(f"no channel of {type(model).__name__} can be "
                          "removed: " + ("; ".join(sorted(reasons))
                                         or "it has no factors γ"))
-    return remove_channels(model, example, smallest(scores, share), inexact)
+    return remove_channels(
+        model, example, smallest(scores, share, groups=groups), inexact)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .attenuation import evaluating
+from .power import evaluating
 from ..names import near
 
 

@@ -266,11 +266,22 @@ def _(activate):
                    )[:4] == "✗✗✗✗"
 
 # %% ../../nbs/425_rivals.ipynb
-TABLE_2 = {     # plain, with PN: each without, with extra regularization
-    "BN": ((76.3, 75.8), (76.2, 76.0)), "LN": ((74.5, 74.6), (75.9, 76.5)),
-    "GN, 8 groups": ((75.4, 75.4), (76.3, 76.7)),
-    "GN, 32 groups": ((75.4, 75.3), (75.8, 76.1)),
-    "GN+WS, 8 groups": ((76.6, 76.7), (76.8, 77.1))}
+from normalnorm.experiments.tables import printed_table
+
+
+def table_2():
+    "Plain, with PN: each without, with extra regularization."
+    kept = printed_table("labatie2021", "ImageNet, validation")["ResNet-50"]
+    means = {arm: tuple(mean for mean, _ in entry[:2])
+             for arm, entry in kept.items()}
+    return {name: (means[plain], means[cured]) for name, plain, cured in (
+        ("BN", "BN", "BN+PN"), ("LN", "LN", "LN+PN"),
+        ("GN, 8 groups", "GN8", "GN+PN"),
+        ("GN, 32 groups", "GN", "GN32+PN"),
+        ("GN+WS, 8 groups", "GN8+WS", "GN8+WS+PN"))}
+
+
+TABLE_2 = table_2()
 
 
 def gains(table):

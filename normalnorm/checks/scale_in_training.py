@@ -144,12 +144,52 @@ def _(longer):
     assert shorter
 
 # %% ../../nbs/365_scale_in_training.ipynb
+import numpy as np
+
+from normalnorm.claims import claim
+
+
+def next_moments(s, q, p, lr, decay, m, g):
+    "‖w‖², ⟨w, v⟩ and ‖v‖² after a step."
+    p = m * m * p + 2 * m * decay * q + decay**2 * s + g**2 / s
+    along = m * q + decay * s
+    return s - 2 * lr * along + lr**2 * p, along - lr * p, p
+
+
+@claim("scale-momentum-moments", source="new",
+       statement="with gradients of length g/‖w‖ at right angles to weights "
+                 "and velocity, ‖w‖², ⟨w, v⟩ and ‖v‖² go on by themselves, to "
+                 "‖w‖⁴ = ηg²/(λ(1−m)(2 − ηλ/(1+m)))",
+       kind="identity", verdict="holds", evidence="proof",
+       formula=next_moments,
+       mutant=lambda s, q, p, lr, decay, m, g: next_moments(
+           s, -q, p, lr, decay, m, g))
+def _(step):
+    "Thirty steps of vectors, and many of the numbers alone."
+    for lr, decay, m, g in ((0.3, 0.1, 0.8, 0.7), (0.05, 0.005, 0.0, 3.0)):
+        w, v = np.random.randn(9), np.zeros(9)
+        three = w @ w, 0.0, 0.0
+        for _ in range(30):
+            plane, _ = np.linalg.qr(np.stack([w, v, np.random.randn(9)], 1))
+            slope = plane[:, 2] * g / np.linalg.norm(w)
+            v = m * v + slope + decay * w
+            w = w - lr * v
+            three = step(*three, lr, decay, m, g)
+            np.testing.assert_allclose(three, (w @ w, w @ v, v @ v),
+                                       rtol=1e-9, atol=1e-12)
+        for _ in range(40_000):
+            three = step(*three, lr, decay, m, g)
+        x = lr * decay / (1 + m)
+        np.testing.assert_allclose(
+            three[0]**2, lr * g**2 / (decay * (1 - m) * (2 - x)), rtol=1e-8)
+
+# %% ../../nbs/365_scale_in_training.ipynb
 import json
 
 import numpy as np
 
 from normalnorm.experiments.results import book_results
-from normalnorm.experiments.statistics import paired_test, summarize
+from normalnorm.experiments.statistics import summarize
 
 NORMALIZED = ("batch", "instance", "group", "layer", "rms")
 
@@ -190,40 +230,29 @@ def _(least):
             assert least(found[norm][arm]) > 1, (norm, arm)
 
 
-def lost(plain, normalized, eps):
+def lost(plain, normalized, level):
     "Interval of the accuracy under PGD, normalized less plain."
-    return paired_test(attacked(plain, eps), attacked(normalized, eps)).summary
+    return summarize([b - a for a, b in zip(
+        attacked(plain), attacked(normalized), strict=True)], level)
 
 
 @claim("uf-adversarial-empirical", source="salina, §5, §6",
        statement="scale-invariant methods are more vulnerable to adversarial "
-                 "perturbations",
-       kind="empirical", verdict="fails", evidence="experiment", formula=lost,
-       mutant=lambda plain, normalized, eps: lost(normalized, plain, eps))
+                 "perturbations (general; small networks on clothes under "
+                 "PGD: batch norm withstands less than none and instance norm "
+                 "more, and neither is shown where five intervals share the "
+                 "5 %)",
+       kind="empirical", verdict="open", evidence="experiment", formula=lost,
+       mutant=lambda plain, normalized, level: lost(normalized, plain, level))
 def _(difference):
-    """Small networks on clothes, perturbations of 0.03: batch norm stands them
-    less, instance norm better; the other three intervals hold 0.
+    """Small networks on clothes, perturbations of 0.03: single intervals of
+    batch and instance norm leave 0 out, on opposite sides; shared ones do not.
     """
     found = committed()
     for norm in NORMALIZED:
-        gap = difference(found["none"]["nothing"], found[norm]["nothing"],
-                         "0.03")
+        gap, shared = (difference(found["none"]["nothing"],
+                                  found[norm]["nothing"], level)
+                       for level in (0.95, 1 - 0.05 / len(NORMALIZED)))
         assert (gap.high < 0) == (norm == "batch"), norm
         assert (gap.low > 0) == (norm == "instance"), norm
-
-
-@claim("uf-robustness", source="salina, §5",
-       statement="normalization improves both training efficiency and model "
-                 "robustness",
-       kind="empirical", verdict="fails", evidence="experiment", formula=lost,
-       mutant=lambda plain, normalized, eps: lost(normalized, plain, eps))
-def _(difference):
-    """Batch norm learns faster than none, and stands perturbations of 0.03
-    less: both intervals exclude 0.
-    """
-    found = committed()
-    plain, batch = (found[norm]["nothing"] for norm in ("none", "batch"))
-    faster = paired_test(*([run["early"] for run in runs]
-                           for runs in (plain, batch))).summary
-    assert faster.high < 0
-    assert difference(plain, batch, "0.03").high < 0
+        assert shared.low < 0 < shared.high, norm

@@ -28,8 +28,8 @@ def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
     """Each image of (B, C, H, W) cut out anew from itself with `pad` pixels of
     `fill` around it, at a uniformly random place.
 
-    `fill`: a number, or one for each channel, shape (C, 1, 1). Source: the
-    papers' `RandomCrop(32, padding=4)`.
+    `fill`: a number, or one for each channel, shape (C, 1, 1). `x`: the images.
+    Source: the papers' `RandomCrop(32, padding=4)`.
 
     Example:
 
@@ -53,6 +53,8 @@ def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
 def random_flip(x: Tensor, probability: float = 0.5) -> Tensor:
     """Each image of (B, C, H, W) mirrored left to right with `probability`.
 
+    `x`: the images.
+
     Example:
 
         >>> x = torch.tensor([[[[1.0, 2.0]]]])
@@ -69,7 +71,7 @@ def warp(x: Tensor, matrix: Tensor, shift: Tensor,
     (right, down) from the centre, is the input at `matrix` (p − `shift`).
 
     `matrix`: (B, 2, 2). `shift`: (B, 2), by how much the content moves if
-    `matrix` is the identity. Outside the image lies `fill`.
+    `matrix` is the identity. Outside the image lies `fill`. `x`: the images.
 
     Example:
 
@@ -145,7 +147,7 @@ def random_resized_crop(x: Tensor, size: int, smallest: float = 0.08) -> Tensor:
 
     Source: the papers' `RandomResizedCrop`.
 
-    `smallest`: the least share of the image's area.
+    `smallest`: the least share of the image's area. `x`: the images.
 
     Example:
 
@@ -169,6 +171,8 @@ def resize(x: Tensor, size: int) -> Tensor:
     """Images (B, C, H, W) with the shorter side brought to `size`, bilinear,
     with antialiasing when it shrinks; the ratio of sides is kept.
 
+    `x`: the images.
+
     Example:
 
         >>> resize(torch.rand(2, 3, 32, 64), 16).shape
@@ -184,6 +188,8 @@ def resize(x: Tensor, size: int) -> Tensor:
 def centre_crop(x: Tensor, size: int) -> Tensor:
     """The middle `size` × `size` pixels of images (B, C, H, W); `ValueError`
     for smaller images.
+
+    `x`: the images.
 
     Example:
 
@@ -211,6 +217,8 @@ def _kornia() -> Any:
 
 def grey(v: Tensor) -> Tensor:
     """The grey version (B, 1, H, W) of images with one or three channels.
+
+    `v`: the images, (B, C, H, W).
 
     Example:
 
@@ -243,6 +251,8 @@ def random_jitter(v: Tensor, strength: float, hue: float = 0.0) -> Tensor:
     """Brightness, contrast and saturation of images with values in [0, 1]
     changed by random factors in 1 ± `strength`, hue turned by up to ± `hue` of
     the circle.
+
+    `v`: the images, (B, C, H, W).
 
     Raises `ImportError` for a hue without kornia.
 
@@ -313,6 +323,8 @@ def rand_augment(v: Tensor, count: int = 2, magnitude: float = 9.0) -> Tensor:
     """`count` operations drawn for each image from the fourteen `OPERATIONS`,
     with `magnitude` between 0 and 30 and a random sign; values in [0, 1].
 
+    `v`: the images, (B, 3, H, W).
+
     Raises `ImportError` without kornia. Source: Cubuk et al. 2020,
     arXiv:1909.13719.
 
@@ -340,6 +352,8 @@ def as_probabilities(y: Tensor, classes: int) -> Tensor:
     """Labels (B,) as float32 probabilities (B, classes); probabilities are
     returned as they are.
 
+    `y`: labels, int64, or probabilities.
+
     Example:
 
         >>> as_probabilities(torch.tensor([0, 2]), classes=3)
@@ -362,7 +376,8 @@ def mixup(x: Tensor, y: Tensor, classes: int,
     Source: Zhang et al. 2018, arXiv:1710.09412.
 
     `alpha`: the weight is drawn from the law Beta(`alpha`, `alpha`), for the
-    whole batch.
+    whole batch. `x`: the inputs; `y`: labels (B,) or probabilities (B,
+    classes).
 
     Example:
 
@@ -384,7 +399,8 @@ def cutmix(x: Tensor, y: Tensor, classes: int,
     Source: Yun et al. 2019, arXiv:1905.04899.
 
     `alpha`: the share that stays is drawn from the law Beta(`alpha`, `alpha`),
-    for the whole batch.
+    for the whole batch. `x`: the images; `y`: labels (B,) or probabilities (B,
+    classes).
 
     Example:
 

@@ -49,7 +49,9 @@ class Info:
     length) of a signal, (length,) of a text. `classes`: names of the labels, or
     the vocabulary of a text. `sizes`: examples per split. `mean`, `std`: of
     pixels between 0 and 1, by channel, what standardization used; empty where
-    it has no meaning.
+    it has no meaning. `name`: by which it is loaded; `title`: for people;
+    `file`: the shipped one, or empty; `sha256`: of what cannot differ between
+    machines, or empty; `largest`: the value of a white pixel; `licence`.
 
     Example:
 
@@ -106,7 +108,8 @@ def read_archive(
     """The arrays of an .npz file whose SHA-256 must be as given; otherwise
     `DataError` says what is wrong and what to do.
 
-    `tool` makes the file in a checkout.
+    `tool` makes the file in a checkout. `path`: the file; `sha256`: 64
+    hexadecimal digits.
 
     Example:
 
@@ -311,6 +314,9 @@ def check_split(name: str, split: str, first: int | None,
     """Raise `ValueError` for a split that is not one of the three, or more
     examples than the `size` there are.
 
+    `name`: of the set; `first`: the number of examples that is asked for, None
+    for all.
+
     Example:
 
         >>> check_split("digits", "train", 100, 1197)
@@ -411,6 +417,8 @@ def data_hash(name: str, first: int | None = None, draw: int | None = None,
     of a set from the hub a SHA-256 of labels and a sample of its content (see
     there). With `draw`, of the `first` training examples drawn by that seed:
     the SHA-256 of the former and of the positions that were drawn.
+
+    `name`, `options`: as for `dataset`.
 
     Example:
 

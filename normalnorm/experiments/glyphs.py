@@ -51,7 +51,8 @@ class Numbers:
     own that its seed decides.
 
     `numbers(low, high, *shape)`: integers from `low` to `high`, both included,
-    int32 of shape (images, *shape).
+    int32 of shape (images, *shape). `seeds`: one for each image, uint64 of
+    shape (images,).
 
     Example:
 
@@ -145,6 +146,8 @@ def cloud(numbers: Numbers, cells: int, size: int) -> np.ndarray:
     `cells` × `cells` squares, between them by bilinear interpolation; shape
     (images, 32, 32).
 
+    `numbers`: where they are drawn from.
+
     Example:
 
         >>> texture = cloud(Numbers(np.arange(3)), cells=4, size=10)
@@ -166,6 +169,8 @@ def over(image: np.ndarray, colour: np.ndarray,
          share: np.ndarray) -> np.ndarray:
     """`image` with `colour` laid over it: (images, 3, 32, 32), (images, 3) and
     shares from 0 to 256 of shape (images, 32, 32).
+
+    `image`, `colour`, `share`: of these shapes, in this order.
 
     Example:
 
@@ -304,7 +309,8 @@ class Glyphs(Standardizing):
     """A split whose images are painted when they are asked for: `x[index]`
     gives float32 of shape (B, 3, 32, 32), standardized, and int64 labels.
 
-    `positions`: which images of `split`, in this order.
+    `positions`: which images of `split`, in this order. `device`: where the
+    batches are, the CPU by default.
 
     Example:
 
@@ -337,6 +343,8 @@ class Glyphs(Standardizing):
 def about(name: str) -> Info:
     """What is known of the set; `info` of the chapter on data asks here.
 
+    `name`: that of the set.
+
     Example:
 
         >>> about("glyphs").shape, len(about("glyphs").classes)
@@ -348,6 +356,8 @@ def about(name: str) -> Info:
 def fingerprint(name: str) -> str:
     """The SHA-256 of all images and labels, training, validation, test; at the
     first load of a process that of the first 100 images is checked.
+
+    `name`: that of the set.
 
     Example:
 

@@ -36,7 +36,13 @@ class Entry:
     """A set on the hub: where it is and what it must look like.
 
     `side`: of its images, None where they differ; `every`: each how-manieth
-    training example is for validation.
+    training example is for validation. `title`: for people; `repository`,
+    `config`, `revision`: where it is, None for the hub's default; `classes`:
+    names of the labels; `examples`: the hub's split → its number of examples,
+    the first for training, the last for testing; `mean`, `std`: of pixels
+    between 0 and 1, by channel; `image`, `label`: columns; `licence`; `size`:
+    of the download, for people; `held_out`: of a set without a test part the
+    share that becomes one.
 
     Example:
 
@@ -109,6 +115,8 @@ ENTRIES = {
 def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
     """Which examples make up `split`: the hub's split that they lie in, and
     their positions among its `count` examples, ascending.
+
+    `entry`: of the set.
 
     Example:
 
@@ -223,6 +231,8 @@ def open_source(name: str, source: str, folder: Path | str | None = None,
                 streaming: bool = False) -> Any:
     """The hub's split `source` of the set `name` as an object of the library
     `datasets`, unchecked; `streaming` without downloading all of it.
+
+    `folder`: where its files are; None for the hub.
 
     Raises `DataError` where the files are missing or cannot be read, and says
     which files to put where.
@@ -362,6 +372,9 @@ def decode(content: bytes, what: str, size: int | None = None,
 class Standardizing:
     """Bytes to floats: (pixel/255 − mean)/std by channel.
 
+    `known`: what is known of the set; `device`: where the floats are, None for
+    the CPU.
+
     Example:
 
         >>> black = torch.zeros(1, 3, 1, 1, dtype=torch.uint8)
@@ -379,7 +392,10 @@ class Standardizing:
             v.float().to(self.device) for v in (1 / (255 * std), -mean / std))
 
     def floats(self, pixels: Tensor) -> Tensor:
-        "Bytes (B, channels, …) → standardized float32 on the device."
+        """Bytes (B, channels, …) → standardized float32 on the device.
+
+        `pixels`: uint8.
+        """
         return (pixels.to(self.device, non_blocking=True)
                     .float().mul_(self.scale).add_(self.shift))
 
@@ -387,6 +403,9 @@ class Standardizing:
 class Images(Standardizing):
     """A split of small images, kept as bytes on `device`: `x[index]` gives
     float32 of shape (B, 3, side, side), standardized, and int64 labels.
+
+    `pixels`: uint8 of shape (N, 3, side, side); `labels`: (N,); `known`: what
+    is known of the set.
 
     Example:
 
@@ -434,7 +453,8 @@ class Decoded(Standardizing):
 
     `examples`: a data set of the library `datasets` with undecoded images in
     the column `image`; `rows`: which of them; `labels`: those of all. Threads
-    decode the images of a batch.
+    decode the images of a batch. `known`: what is known of the set; `exact`:
+    the side that every image must have, None for any.
 
     Example:
 
@@ -587,6 +607,8 @@ def fingerprint(name: str, folder: Path | str | None = None,
 
     Of the sets that are streamed (ImageNet, LM1B) only the first 64 examples of
     each split enter: labels, or text.
+
+    `name`: that of the set; `folder`, `partial`: as for `split`.
 
     Example:
 

@@ -30,7 +30,7 @@ def read_idx(path: Path | str, shape: tuple[int | None, ...] | None = None,
     name ends in .gz.
 
     `shape`: what is expected; None for an axis of any length. `cure`: the end
-    of each error message.
+    of each error message. `path`: the file.
 
     Raises `DataError` for a file that is missing, cannot be decompressed, has
     another type, or whose size is not what its header says.
@@ -128,6 +128,8 @@ def _fashion(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def about(name: str) -> Info:
     """What is known of the set; `info` of the chapter on data asks here.
 
+    `name`: that of the set.
+
     Example:
 
         >>> about("fashion-mnist").sizes
@@ -141,6 +143,8 @@ def about(name: str) -> Info:
 def fingerprint(name: str) -> str:
     """The SHA-256 of the decompressed images and labels, which is checked when
     they are loaded.
+
+    `name`: that of the set.
 
     Example:
 

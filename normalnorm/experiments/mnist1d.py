@@ -110,6 +110,8 @@ def _whole() -> tuple[np.ndarray, np.ndarray]:
 def about(name: str) -> Info:
     """What is known of the set; `info` of the chapter on data asks here.
 
+    `name`: that of the set.
+
     Example:
 
         >>> about("mnist1d").shape, about("mnist1d").sizes
@@ -121,6 +123,8 @@ def about(name: str) -> Info:
 def fingerprint(name: str) -> str:
     """The SHA-256 of the rounded values and the labels, which is checked each
     time they are generated.
+
+    `name`: that of the set.
 
     Example:
 

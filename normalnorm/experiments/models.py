@@ -32,9 +32,10 @@ class SmallResNet(ResNet):
     widths w, 2w, 4w, mean over positions, linear classifier.
 
     `norm`: channels → normalizer of (B, C, H, W). `width`: channels of the
-    first stage. `blocks`: basic blocks in each stage.
-    `stem_stride`: 2 halves the resolution at once (28 pixels), 1 keeps it (8
-    pixels). `options`: those of `ResNet`. Works for images of any size.
+    first stage. `blocks`: basic blocks in each stage. `stem_stride`: 2 halves
+    the resolution at once (28 pixels), 1 keeps it (8 pixels). `options`: those
+    of `ResNet`. Works for images of any size. `classes`, `channels`: of the
+    scores, and of the images.
 
     Source: He et al. (2016), reduced.
 
@@ -58,6 +59,9 @@ class SmallViT(VisionTransformer):
 
     The arguments are those of `VisionTransformer`, with smaller defaults.
     Source: Dosovitskiy et al. (2021), reduced.
+
+    `classes`, `depth`: numbers of scores and of blocks; `options`: the
+    arguments that are not named here.
 
     Example:
 
@@ -277,6 +281,8 @@ def build(name: str, **arguments: Any) -> nn.Module:
 class Cost(NamedTuple):
     """Of a network and one input: parameters, multiply-accumulates of a forward
     pass, elements that pass through normalizers.
+
+    `parameters`, `macs`, `normalized`: these three numbers.
 
     Example:
 

@@ -170,6 +170,8 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     """The learning rate of step `step` of `steps` in the whole run, counted
     from 0.
 
+    `settings`: of the run.
+
     Example:
 
         >>> round(learning_rate(Settings(epochs=1, lr=0.1), 0, 100), 4)
@@ -204,7 +206,9 @@ class RMSPropTF(torch.optim.Optimizer):
 
     `alpha`: decay of the mean square (`rho` or `decay` there); `momentum`;
     `weight_decay` is added to the gradient, times the parameter, as a penalty
-    of half the squared norm does. The defaults are TensorFlow's.
+    of half the squared norm does. The defaults are TensorFlow's. `params`:
+    parameters, or groups of them, as for `torch.optim.RMSprop`; `lr`: the
+    learning rate.
 
     Raises `ValueError` for numbers out of range, `RuntimeError` for sparse
     gradients. Source: TensorFlow's operation `ApplyRMSProp`.
@@ -269,6 +273,8 @@ def groups_by_name(model: nn.Module,
     names; `1d` matches parameters with fewer than two axes; `!pattern` takes an
     exception back. The last pattern that matches decides. Raises `ValueError`
     for a pattern that matches nothing: most likely a slip.
+
+    `settings`: of the run, which have `weight_decay` and `no_decay`.
 
     Example:
 

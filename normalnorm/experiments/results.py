@@ -80,6 +80,8 @@ class Published(NamedTuple):
     """A number that a paper reports: mean, standard error (None where none is
     given), number of seeds, of what, and where it stands.
 
+    `mean`, `se`, `seeds`, `what`, `source`: in this order.
+
     Example:
 
         >>> Published(94.4, 0.1, 6, "accuracy (%)", "a table").mean
@@ -124,6 +126,8 @@ class Deviation(NamedTuple):
     """The standard deviation of the paired differences in a metric, as far as
     it is known before the runs, and `source`: from where.
 
+    `value`: the deviation.
+
     Example:
 
         >>> Deviation(0.5, "a pilot of 4 seeds").value
@@ -154,7 +158,8 @@ class Recipe:
 
     `scales`: scale → arm → configuration, plain JSON values with the data set's
     name under "data". Where each seed draws its own training examples, "draw"
-    is true and "images" their number (see `drawn_hash`).
+    is true and "images" their number (see `drawn_hash`). `name`: for commands;
+    `title`: for people.
 
     `run(config, seed=, arm=, device=, checkpoint=, progress=)` performs one run
     and returns a dictionary with `metrics` (name → number), and whatever else
@@ -361,6 +366,8 @@ def identity(recipe: str, arm: str, config: dict[str, Any], seed: int,
     """The identity of a run: 12 hexadecimal digits of a SHA-256 of recipe, arm,
     configuration, seed and data hash.
 
+    `config`: with plain JSON values.
+
     Example:
 
         >>> first = identity("r", "a", {"x": 1, "y": 2}, 0, "")
@@ -376,6 +383,8 @@ def drawn_hash(config: dict[str, Any], seed: int) -> str | None:
     """The hash of the training examples that a run draws by its seed: of
     "images" of them, all by default, where its configuration has a true "draw";
     None where it draws none.
+
+    `config`: of the run.
 
     Example:
 
@@ -486,6 +495,8 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
     and native sources, commit of the checkout (None outside one), processor,
     instruction sets, and the backend that computed the normality layers of this
     process so far (None if none was computed).
+
+    `device`: the one that it ran on.
 
     Example:
 
@@ -651,6 +662,8 @@ def _wrong(row: Any, path: Path) -> str | None:
 def read_row(path: Path) -> dict[str, Any]:
     """The row in a file.
 
+    `path`: the file.
+
     Raises `ResultsError` where it cannot be read, is of a newer version, lacks
     a field, has metrics that are no finite numbers, or is not what its name,
     its hash or its digest says; with the file, the field, what is given and
@@ -691,6 +704,8 @@ def read_row(path: Path) -> dict[str, Any]:
 class Scan(NamedTuple):
     """What lies in a folder of results: the rows by their files, and what is
     wrong with the others.
+
+    `rows`, `problems`: these two.
 
     Example:
 
@@ -808,6 +823,8 @@ def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
     One entry: they may stand in one table. A row without a backend goes with
     those of its source that have one.
 
+    `found`: rows by their files, see `scan`.
+
     Example:
 
         >>> found = scan("first-experiment", "book", book_results()).rows
@@ -875,6 +892,8 @@ def selected(recipe: "Recipe | str",
     Only seeds that all settings of the arm have finished count for the choice;
     where there are none, nothing is chosen and the arm has no rows.
 
+    `found`: rows, such as `rows` returns.
+
     Example:
 
         >>> found = rows("first-experiment", "book", book_results())
@@ -935,6 +954,8 @@ def current(recipe: Recipe, scale: str,
             found: dict[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
     """Of rows by their files, those whose configuration is the recipe's present
     one, by arm and seed; with the `setting` of a grid.
+
+    `scale`: its name; `found`: the rows, see `scan`.
 
     Example:
 
@@ -1008,6 +1029,9 @@ class Job(NamedTuple):
     """One run to be done: recipe, scale, arm, point of the grid, whole
     configuration, seed, identity, data hash, and the file of its row.
 
+    `setting`, `config`, `hash`, `data_hash`, `path`: the point of the grid, the
+    configuration, identity, data hash and file.
+
     Example:
 
         >>> job = plan("first-experiment", "book", [0], "elsewhere")[0]
@@ -1054,6 +1078,8 @@ def plan(name: Recipe | str, scale: str = "smoke",
     they are done: seeds first, then arms, then settings of a grid.
 
     Arguments and errors as for `run_recipe`. Nothing is run or written.
+
+    `name`: of the recipe, or the recipe itself.
 
     Raises `UnknownName` for unknown recipes, scales and arms, `ValueError` for
     no seeds.
@@ -1215,6 +1241,8 @@ def perform(job: Job, device: str = "cpu",
     `torchrun` has started do the job together: the first one looks, locks and
     writes, and all return the same.
 
+    `job`: from `plan`; `device`, `progress`: as for `run_recipe`.
+
     Raises what the recipe's function raises; `ValueError` where it returns no
     metrics, or one that is no finite number.
 
@@ -1244,6 +1272,8 @@ def perform(job: Job, device: str = "cpu",
 def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
     """Before new runs are added to rows of other code, say that these will make
     no table together.
+
+    `jobs`: from `plan`; `tell`: called with the line.
 
     Example:
 
@@ -1289,7 +1319,9 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     with lines of text. A finished run is read, not repeated; an interrupted one
     continues from its last epoch (checkpoints lie in `out/.checkpoints` until
     the run is finished); one that another process is at is waited for at the
-    end. Processes that `torchrun` has started do each run together.
+    end. Processes that `torchrun` has started do each run together. `name`: of
+    the recipe, or the recipe itself; `scale`: one of its scales; `out`: the
+    folder of results, `default_out()` by default.
 
     Raises `UnknownName` for unknown recipes, scales and arms, `DataError` where
     the data of the scale cannot be loaded, `ValueError` for no seeds, `OSError`

@@ -246,7 +246,8 @@ def spread(name: Recipe | str, scale: str = "smoke",
     `ray`: as tasks of Ray instead; `attempts`: how often a job is begun whose
     process dies. Other arguments as for `run_recipe`. The recipe's function
     must be one that another process can import. A script that calls this keeps
-    its own commands under `if __name__ == "__main__":`.
+    its own commands under `if __name__ == "__main__":`. `name`: of the recipe,
+    or the recipe itself.
 
     Raises `SpreadError` after all other runs are done, where some failed;
     `ModuleNotFoundError` for Ray where it is not installed; `ValueError` for a

@@ -26,6 +26,8 @@ class Summary(NamedTuple):
 
     NaN where one seed says nothing.
 
+    `mean`, `se`, `n`: the first three; `low`, `high`: the interval.
+
     Example:
 
         >>> summarize([1.0, 2.0, 3.0]).mean
@@ -145,6 +147,8 @@ def equivalence_test(first: Sequence[float], second: Sequence[float],
     """Test whether two arms differ by less than `bound` in the mean: `second`
     minus `first`, seed by seed.
 
+    `level`: 1 minus the level of each of the two tests.
+
     Raises `ValueError` for unequal numbers of values, or a bound that is not
     above 0. Source: Schuirmann 1987, the two one-sided tests.
 
@@ -237,6 +241,8 @@ def detection_power(n: int, ratio: float, level: float = 0.95) -> float:
 def seeds_needed(ratio: float, power: float = 0.8, level: float = 0.95) -> int:
     """The smallest number of seeds with which `detection_power` reaches
     `power`.
+
+    `ratio`, `level`: as for `detection_power`.
 
     Raises `ValueError` for a ratio of 0, or more than 100 000 seeds.
 

@@ -87,7 +87,8 @@ def batches(split: Any, order: Iterable[Tensor],
     a thread where that saves time, directly where the split lies in memory.
 
     `split`: a pair of tensors, or an object with `split[index]`. `order`: int64
-    tensors, such as `torch.randperm(n).split(128)`.
+    tensors, such as `torch.randperm(n).split(128)`. `depth`: how many batches
+    are prepared ahead.
 
     Example:
 
@@ -263,7 +264,9 @@ def images(name: str, split: str, batch: int, seed: int | None = None,
     float32 (B, 3, size, size), standardized, and int64 labels.
 
     `seed`: shuffles within blocks of `blocks` batches, differently in each
-    epoch; None for the files' order. `folder`: as for `dataset`.
+    epoch; None for the files' order. `folder`: as for `dataset`. `name`,
+    `split`: of which set, and which part; `batch`: B; `device`: where they are,
+    the CPU by default.
 
     Raises `DataError` for missing, damaged or unexpected files, also while it
     runs.
@@ -314,6 +317,9 @@ def text(name: str, split: str, batch: int, seed: int | None = None,
     `seed` is given; what is left at the end of a block is not used. The papers
     cut words into pieces with a vocabulary of their own; bytes need none, and
     losses in nats per byte are not comparable with those per piece.
+
+    `name`, `split`, `folder`, `device`: as for `images`; `batch`: B. Raises
+    `DataError` as `images` does, `ValueError` for an unknown split.
 
     Example:
 

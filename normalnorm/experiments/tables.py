@@ -8,10 +8,11 @@ experiment costs before it is run.
 
 # %% auto #0
 __all__ = ['table', 'caption', 'differences', 'p_value', 'comparison',
-           'two_switches', 'every_seed', 'stated', 'report', 'compare',
-           'obstacle', 'forecast', 'listing', 'problems']
+           'two_switches', 'every_seed', 'printed_table', 'stated', 'report',
+           'compare', 'obstacle', 'forecast', 'listing', 'problems']
 
 # %% ../../nbs/762_experiments.tables.ipynb #293c7b9f
+import functools
 import itertools
 import json
 import statistics
@@ -89,6 +90,8 @@ def caption(recipe: Recipe | str, scale: str,
             found: list[dict[str, Any]]) -> str:
     """What limits the meaning of a table of these rows: scale, data, seeds,
     devices, versions, time, tuning.
+
+    `recipe`: or its name; `found`: the rows.
 
     Example:
 
@@ -206,6 +209,8 @@ def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
     one. `metrics`: which of them, by default those that the recipe says.
     Comparisons with fewer than two common seeds are left out.
 
+    `found`: rows, such as `rows` returns.
+
     Example:
 
         >>> from normalnorm.experiments.results import book_results
@@ -231,6 +236,8 @@ def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
     columns of `comparison`, as a table in Markdown.
 
     Of the seeds that all four arms have; with fewer than two there is no line.
+
+    `found`, `metrics`: as for `comparison`.
 
     Example:
 
@@ -291,6 +298,42 @@ def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
                   [[arm, *(by.get((arm, seed), "") for seed in seeds)]
                    for arm in dict.fromkeys(row["arm"] for row in found)])
 
+# %% ../../nbs/762_experiments.tables.ipynb #762d0002
+@functools.lru_cache
+def _kept(paper: str) -> dict[str, Any]:
+    "The file of a paper's tables."
+    folder = Path(__file__).parent / "data_files"
+    known = sorted(path.stem for path in folder.glob("*.json"))
+    if paper not in known:
+        raise ValueError(f"no tables are kept of {paper!r}: "
+                         f"{near(str(paper), known)}")
+    return json.loads((folder / f"{paper}.json").read_text(encoding="utf-8"))
+
+
+def printed_table(paper: str, table: str
+                  ) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """A table that a paper prints, as it is kept with the package: row →
+    column → mean and standard deviation, for each setting. Nothing in it was
+    run by us.
+
+    `paper`: its key in the bibliography; `table`: a name in its file.
+
+    Raises `ValueError` for a paper or a table that is not kept.
+
+    Example:
+
+        >>> printed_table("labatie2021", "CIFAR")["cifar10, BN"]["20"]
+        [(91.6, 0.3), (91.8, 0.2)]
+    """
+    kept = _kept(paper)
+    if table not in kept:
+        raise ValueError(f"no table {table!r} is kept of {paper}: "
+                         f"{near(str(table), kept)}")
+    return {row: {column: [(mean, sd) for mean, sd in entry]
+                  for column, entry in columns.items()}
+            for row, columns in kept[table]["rows"].items()}
+
+
 # %% ../../nbs/762_experiments.tables.ipynb #ecc19046
 def _not_counted(bad: list[ResultsError]) -> str:
     "The files that cannot be used, and why."
@@ -308,6 +351,8 @@ def stated(name: Recipe | str, scale: str) -> str:
     """What the recipe states before the runs of a scale: primary contrasts,
     seeds, the difference that they detect, the number of comparisons, what was
     tuned on which split. Empty for a recipe that compares nothing.
+
+    `name`: of the recipe, or the recipe itself.
 
     Example:
 
@@ -350,6 +395,8 @@ def report(name: Recipe | str, out: Path | str | None = None,
     that cannot be used are named above the tables and not counted. Raises
     `UnknownName` for an unknown recipe; `ResultsError` for rows of different
     code; with `any_code` these make a table, and the codes stand above it.
+
+    `name`: of the recipe, or the recipe itself; `out`: the folder of results.
 
     Example:
 
@@ -488,6 +535,9 @@ def compare(first: str, second: str, scale: str = "book",
     `UnknownName` for unknown names, `ValueError` where fewer than two seeds or
     no runs are in common, `ResultsError` for rows of different code.
 
+    `first`, `second`: the arms or the folders, second minus first; `out`: the
+    folder of results of the arms.
+
     Example:
 
         >>> from normalnorm.experiments.results import book_results
@@ -601,6 +651,8 @@ def obstacle(name: Recipe | str, scale: str = "smoke",
     """What keeps `run`, with the same arguments, from running here at all, such
     as data that are not there; empty where nothing does.
 
+    `name`, `scale`, `seeds`, `out`, `arms`: as for `run_recipe`.
+
     Raises `UnknownName` for unknown names, `ValueError` for no seeds.
 
     Example:
@@ -628,6 +680,8 @@ def forecast(name: Recipe | str, scale: str = "smoke",
     estimate from finished runs, and what stands in the way.
 
     Runs nothing.
+
+    `name`, `scale`, `seeds`, `out`, `arms`: as for `run_recipe`.
 
     Raises `UnknownName` for unknown names, `ValueError` for no seeds.
 
@@ -712,6 +766,8 @@ def listing(out: Path | str | None = None) -> str:
 def problems(out: Path | str | None = None) -> list[ResultsError]:
     """What is wrong with files in a folder of results, of any recipe and scale;
     empty where all can be used.
+
+    `out`: the folder.
 
     Example:
 

@@ -145,6 +145,8 @@ def about(name: str) -> Info:
 
     Sizes are windows of 128.
 
+    `name`: that of the text.
+
     Example:
 
         >>> about("stdlib").sizes
@@ -159,6 +161,8 @@ def about(name: str) -> Info:
 
 def fingerprint(name: str) -> str:
     """The SHA-256 of the shipped file.
+
+    `name`: that of the text.
 
     Example:
 

@@ -7,8 +7,8 @@ the loss is not a number, the same on one device and on several.
 
 # %% auto #0
 __all__ = ['Data', 'Found', 'Augment', 'Penalty', 'Perturb', 'seed_for',
-           'seeded', 'modes_kept', 'as_split', 'cross_entropy', 'correct',
-           'Evaluation', 'evaluate', 'Average', 'TrainingDiverged',
+           'seeded', 'one_thread', 'modes_kept', 'as_split', 'cross_entropy',
+           'correct', 'Evaluation', 'evaluate', 'Average', 'TrainingDiverged',
            'CheckpointError', 'write_atomically', 'clear_leftovers', 'Moment',
            'started', 'make_fabric', 'by_first', 'Bar', 'take_terms', 'train']
 
@@ -95,6 +95,25 @@ def seeded(purpose: str, seed: int, epoch: int = 0,
 
 
 @contextmanager
+def one_thread(device: str):
+    """Inside, PyTorch computes with one thread if `device` is "cpu": another
+    number takes sums in another order, and training makes another run of that.
+
+    Example:
+
+        >>> with one_thread("cpu"):
+        ...     torch.get_num_threads()
+        1
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if device == "cpu" else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def modes_kept(model: nn.Module):
     """Afterwards each module of `model` is in the mode, training or evaluation,
     in which it was before.
@@ -124,6 +143,8 @@ def as_split(part: Any, device: torch.device | str) -> Split:
     """A pair of tensors as `Tensors` on `device`; anything else as it is, after
     its own `.to(device)` where it has one.
 
+    `part`: the pair, or a `Split`.
+
     Example:
 
         >>> len(as_split((torch.ones(3, 2), torch.tensor([0, 1, 0])), "cpu"))
@@ -142,7 +163,8 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
     shapes do not belong together.
 
     `smoothing`: the share of each target that is spread evenly over the
-    classes; `reduction` as in PyTorch: "mean", "sum" or "none".
+    classes; `reduction` as in PyTorch: "mean", "sum" or "none". `targets`: the
+    classes, int64 or floating point.
 
     Example:
 
@@ -177,6 +199,8 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
 def correct(scores: Tensor, targets: Tensor) -> Tensor:
     """Which predictions are right, as bool of shape (B,) or (B, T): the largest
     score stands at the class number, or at the largest probability.
+
+    `scores`: (B, K) or (B, T, K); `targets`: as for `cross_entropy`.
 
     Example:
 
@@ -473,7 +497,8 @@ class Moment(NamedTuple):
     checkpoint; "end", once, with the last weights. `epoch` counts from 1,
     `step` is the number of optimizer steps done in the whole run, `loss` that
     of the present step as a tensor on the device (NaN outside a step), `record`
-    the epoch's entry in the history (empty within an epoch).
+    the epoch's entry in the history (empty within an epoch). `model`: the one
+    in training; `optimizer`: its optimizer.
 
     Example:
 
@@ -569,6 +594,8 @@ def by_first(do: Callable[[], Found], device: str = "cpu") -> Found:
     For what happens once, whatever the number of processes: taking a lock,
     writing a row. All must call this. Without torchrun it is `do()`.
 
+    `device`: "cuda" or "cpu", for the kind of exchange between the processes.
+
     Example:
 
         >>> by_first(lambda: 2 + 3)
@@ -624,6 +651,9 @@ class Bar:
              total: Tensor, right: Tensor, seen: int) -> None:
         """Called after step `step` of an epoch of `steps`, with the sum of its
         losses so far, the number of right predictions, and of predictions.
+
+        `epoch` of `epochs`, counted from 1; `total`: the sum of losses;
+        `right`, `seen`: the two numbers of predictions.
         """
         done = (epoch - 1) * steps + step
         if self._bar is None:
@@ -1101,7 +1131,9 @@ def train(
     added to the loss, computed after each forward pass, within the graph (see
     `take_terms`). `perturb`: (model, inputs, targets) → the minibatch that is
     trained on in place of this one, such as an adversarial one; it may use the
-    model as it likes, which is then put back.
+    model as it likes, which is then put back. `settings`: of optimizer and
+    schedule, see `Settings`; `seed`: of the order of batches, of augmentation
+    and of noise.
 
     Returns a dictionary: `history`, for each epoch its `epoch` (from 1),
     `train_loss`, `train_accuracy` (both as met in training, with noise,

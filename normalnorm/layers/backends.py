@@ -81,6 +81,8 @@ class Work(Protocol):
         """(results, saved, state): one tensor or a tuple of tensors; the
         tensors that the backward pass needs, if `keep`; the state.
 
+        `problem`: of the kind that the work was offered for.
+
         Raises `Declined` where it cannot.
         """
         raise NotImplementedError
@@ -90,6 +92,9 @@ class Work(Protocol):
                  ) -> tuple[Tensor | None, ...] | None:
         """The gradients of the problem's inputs; None where it cannot, and the
         definition is to be differentiated.
+
+        `state`, `saved`: what `forward` returned; `grads`: of its results, None
+        for those without; `needs`: which inputs' gradients are asked for.
         """
         return None
 
@@ -97,6 +102,8 @@ class Work(Protocol):
                    ) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
         """The inputs, each a tensor of its own, and the results as PyTorch's
         operations make them of these.
+
+        `state`, `saved`: what `forward` returned.
         """
         raise NotImplementedError
 
@@ -278,6 +285,8 @@ def warn_user(message: str) -> None:
     """A warning that names the first line outside this package and PyTorch: the
     one that its reader has written.
 
+    `message`: what it says.
+
     Example:
 
         >>> with warnings.catch_warnings(record=True) as found:
@@ -328,6 +337,9 @@ def _stand_in(engine: Engine, reason: str) -> Engine | None:
 def along_channels(value: Tensor | None, ndim: int) -> Tensor | None:
     """(C,) → (1, C, 1, …).
 
+    `value`: one number a channel, or None, which is returned; `ndim`: axes of
+    the result.
+
     Example:
 
         >>> along_channels(torch.ones(3), 4).shape
@@ -340,6 +352,8 @@ class Normalization(NamedTuple):
     """A problem: the arguments of `core.normalize`, and what a layer wants
     beside the result.
 
+    - `u`, `dim`, `rule`, `weight`, `bias`, `seed`, `offset`: as for
+      `core.normalize`;
     - `axis`: 1 for a weight, a bias and given `statistics` of shape (C,), for
       channels on axis 1; None where they broadcast with `u`;
     - `running`: averages of mean, unbiased variance and parameters, one a unit,
@@ -404,6 +418,8 @@ class Moments(NamedTuple):
     """A problem: mean and biased variance over `dim` in float64, flat, in one
     tensor of two rows.
 
+    `u`: the tensor.
+
     Example:
 
         >>> problem = Moments(torch.ones(2, 3), (0,))
@@ -425,6 +441,9 @@ def problem_of(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
                given: Statistics | None, *rest) -> Normalization:
     """Of the kind that `dim` asks for; arguments as for `Normalization`.
 
+    `rule`: what happens to a unit. `rest`: the arguments of `Normalization`
+    that come after `statistics`.
+
     Example:
 
         >>> type(problem_of(torch.ones(2, 3), (0,), Rule(), None, None, None,
@@ -439,6 +458,8 @@ def problem_of(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
 
 def apart(*tensors: Tensor | None) -> list[Tensor | None]:
     """Each as a tensor of its own, even where one is given twice.
+
+    `tensors`: any number of them, or None in their place.
 
     Example:
 
@@ -496,6 +517,8 @@ def are_concrete(*tensors: Tensor | None) -> bool:
     """Tensors of PyTorch itself with a memory of their own, outside of tracing,
     of torch.func, of modes, of batched gradients and of forward-mode
     differentiation.
+
+    `tensors`: any number of them; None counts as one.
 
     Example:
 
@@ -688,6 +711,8 @@ def normality_norm(*args, **options) -> tuple[Tensor, Statistics | None]:
 
     Arguments, results and errors are the same. Backends agree to rounding, and
     each repeats its own bits for the same seed.
+
+    `u`, `dim`, `weight`, `bias`, `eps`, `noise` and all others: as there.
 
     Example:
 

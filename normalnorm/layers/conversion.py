@@ -410,6 +410,8 @@ class Row(NamedTuple):
     """One normalizer: its name in the model (names, where it is used in several
     places), its class before and after, and why it was left.
 
+    `reason`: empty where it was replaced.
+
     Example:
 
         >>> Row("features.1", "BatchNorm2d", "BatchNormalNorm2d").after
@@ -718,6 +720,8 @@ def to_plain(
     `alpha=0`, and for batch layers in evaluation whose λ is 1; otherwise this
     is a warning (a note in the report). Classes that are neither PyTorch's nor
     installed, and layers without a plain twin, are left.
+
+    Errors as for `to_normality`.
 
     Example:
 

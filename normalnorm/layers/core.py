@@ -36,6 +36,9 @@ class Statistics(NamedTuple):
     """What a set of elements shares: mean, biased variance, and the parameters
     of the transform (none, where it has some: no transform).
 
+    `mean`, `var`, `parameters`: with size 1 along the axes that the elements
+    lie on, or one number a channel.
+
     Example:
 
         >>> used = normalize(torch.tensor([[1.0, 3.0]]), (1,))[1]
@@ -58,6 +61,9 @@ class Rule(NamedTuple):
     """What happens to a unit: ε, the transform of the standardized values, the
     factor and kind of the noise.
 
+    `eps`: ε; `gaussianizer`: the transform; `noise`: the factor ξ;
+    `noise_kind`: one of `NOISES`.
+
     Example:
 
         >>> Rule(noise=0.4).without_noise().noise
@@ -77,6 +83,8 @@ class Rule(NamedTuple):
         """The rule of a layer's settings, checked; `alpha`, `steps` and
         `safeguard` are those of the power transform, where no `gaussianizer`
         is given.
+
+        `eps`, `noise`, `noise_kind`: as of `Rule`.
 
         `ValueError`, saying what was given and what is expected, for settings
         that no layer has; `TypeError` for what is no number, or no
@@ -126,6 +134,8 @@ def size(name: str, value) -> int:
     """A size as a Python integer: of whatever Python takes as an index, NumPy's
     integers and tensors of one integer too.
 
+    `name`: what the message calls it; `value`: the size.
+
     `TypeError` for anything else, bool and str too; `ValueError` unless it is
     positive.
 
@@ -152,6 +162,8 @@ def size(name: str, value) -> int:
 def sizes(name: str, value) -> tuple[int, ...]:
     """Sizes of axes as Python integers: of one size, or of a list, tuple,
     `torch.Size`, array or tensor of one or more.
+
+    `name`: what the message calls them; `value`: the sizes.
 
     Errors as for `size`; `ValueError` for none.
 
@@ -212,6 +224,8 @@ def check_memory(*tensors: Tensor | None) -> None:
     address. What has no memory of its own (meta, sparse, subclasses) is passed
     over.
 
+    `tensors`: any number of them; None is passed over, too.
+
     Example:
 
         >>> x = torch.ones(4)
@@ -268,6 +282,8 @@ def kinds(tensors: tuple[Tensor | None, ...]) -> tuple | None:
     """Shape, dtype and device of each, for `check_saved`; None where the
     operations are watched.
 
+    `tensors`: what a forward pass saves, None where there is none.
+
     Example:
 
         >>> kinds((torch.ones(2, 3), None))
@@ -282,6 +298,9 @@ def check_saved(tensors: tuple[Tensor | None, ...],
     """Raise `RuntimeError` unless the tensors that the forward pass saved come
     back as what they were, which a saved-tensor hook decides; strides may
     differ.
+
+    `tensors`: as they come back; `expected`: what `kinds` said of them, None
+    where it did not.
 
     Example:
 
@@ -341,6 +360,8 @@ def check_precision(u: Tensor, **tensors: Tensor | None) -> None:
     """Raise `TypeError` where a float64 input meets narrower parameters or
     averages: PyTorch's layers refuse it, and the result would not have the
     precision of its dtype.
+
+    `u`: the input; `tensors`: the others by their names, for the message.
 
     Example:
 
@@ -405,7 +426,7 @@ def inverse_stds(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     silent 0; the second is 0 for a constant unit.
 
     `var`: σ², of any shape; both results have it. For ε = 0 the first is 0 for
-    a constant unit, too.
+    a constant unit, too. `eps`: ε.
 
     Example:
 
@@ -422,6 +443,8 @@ def inverse_stds(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def check_statistics(given: Statistics | None) -> None:
     """`TypeError` unless the parameters are several tensors, not one.
+
+    `given`: the statistics, or None.
 
     Example:
 
@@ -441,6 +464,8 @@ def closed(gaussianizer: Gaussianizer, x: Tensor,
            dim: tuple[int, ...] | Over) -> bool:
     """Whether the transform of `x` has its gradient in closed form, and cannot
     overflow. Sizes are not asked while compiling.
+
+    `gaussianizer`: the transform; `dim`: the axes of a unit.
 
     Example:
 
@@ -463,7 +488,8 @@ def gaussianize(x: Tensor, dim: tuple[int, ...] | Over,
     shape of the unit and not on its scale.
 
     `x`: in float32 at least; units extend over `dim`; the statistics have size
-    1 there. Noise and affine map are not applied.
+    1 there. Noise and affine map are not applied. `rule`: ε and the transform,
+    of which its noise is no part.
 
     Example:
 
@@ -771,7 +797,8 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
     `alpha=0` and `noise=0` this is the plain normalizer. `gaussianizer`:
     another transform than the power transform. `statistics`: given ones
     (running averages) instead of those of `u`; without parameters no transform
-    is applied. `compute`: by what, given a `Rule`.
+    is applied. `compute`: by what, given a `Rule`. `eps`: ε, added to the
+    variance.
 
     Returns the result, in the shape and dtype of `u`, and the statistics used,
     in float32 at least, with size 1 along `dim`.

@@ -122,7 +122,7 @@ def whiten_channels(
     `method`, `iterations`: how the root is found, see `whitening_matrix`.
     `unit_rows`: scale the rows of W to length 1. With `running_mean`, (C,), and
     `running_covariance`, (C, group_size), these are used instead of the
-    statistics of the input.
+    statistics of the input. `eps`: ε, as there.
 
     Returns the values, in the shape and layout of the input and in float32 at
     least; mean (C,) and biased covariance (C, group_size) that were used; and
@@ -153,6 +153,8 @@ def whiten_channels(
 class Whitening(NamedTuple):
     """How channels are whitened: in groups of how many, by which `method`, see
     `whitening_matrix`.
+
+    `group_size`: how many; `iterations`: of "newton_schulz".
 
     Example:
 
@@ -212,6 +214,8 @@ def _prepared(
 def whitens_only(rule: Rule) -> bool:
     """Whether nothing is to be made of the whitened values but noise.
 
+    `rule`: the layer's.
+
     Example:
 
         >>> whitens_only(Rule(gaussianizer=Identity())), whitens_only(Rule())
@@ -230,7 +234,8 @@ def follow(count: int, momentum: float | Tensor | None, mean: Tensor,
 
     `used`: the statistics of the whitened values, None without a transform.
     `batches`, the number of batches, is counted; with `momentum=None` only
-    those in which all groups are finite, see `next_weight`.
+    those in which all groups are finite, see `next_weight`. `rule`: what the
+    values' parameters are of.
 
     `mean`: (C,); `cov`: (C, group_size), biased, of `count` elements; `running`
     is changed in place.
@@ -273,8 +278,9 @@ def finished(z: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
     does.
 
     `z`: whitened values (B, C, …), units over `dim`; `weight`, `bias`: (C,);
-    `given`: statistics used instead of those of `z`. Returns the result and the
-    statistics used, None where there is nothing but whitening.
+    `given`: statistics used instead of those of `z`. `rule`: transform and
+    noise. Returns the result and the statistics used, None where there is
+    nothing but whitening.
 
     Example:
 

@@ -128,6 +128,8 @@ def family_of(module: nn.Module | type) -> Family | None:
     """The row of a layer, or of the layer whose plain twin this is: that of the
     nearest class. None for what is neither.
 
+    `module`: a layer, or its class.
+
     Example:
 
         >>> from normalnorm import LayerNormalNorm

@@ -35,7 +35,8 @@ class FoldedNormality(_Leaf):
 
     `lmbda`, `weight`, `bias`: of shape (C,), or None for no transform, 1 and 0.
     `axes`: the numbers of axes that an input may have. Made by `fold`. Raises
-    `ValueError` for an input with another number of axes.
+    `TypeError` for an input that is not real floating point, `ValueError` for
+    one with another number of axes.
 
     Example:
 

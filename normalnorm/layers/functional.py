@@ -90,6 +90,8 @@ def next_weight(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...],
     All channels share one number, as in PyTorch: so each average is that of the
     batches that counted.
 
+    `running`: the averages, None for those that are not kept.
+
     Raises `ValueError` without `batches`.
 
     Example:
@@ -116,7 +118,8 @@ def tracked_statistics(used: Statistics, count: int,
     """What running averages follow: mean, unbiased variance of `count`
     elements, the parameters (neutral ones without a transform).
 
-    `used`: of the batch, one number a unit.
+    `used`: of the batch, one number a unit. `rule`: of which transform the
+    parameters are.
 
     Example:
 
@@ -137,7 +140,8 @@ def with_statistics(
     """`normalize`, and for an empty input an empty result that depends on
     weight and bias.
 
-    `axis` as for `Normalization`.
+    `axis` as for `Normalization`. `input`, `dim`, `weight`, `bias`, `rule`: as
+    of `core.normalize`; `given`: its `statistics`.
 
     Example:
 
@@ -177,10 +181,11 @@ def normalize_and_track(
     Other arguments as for `Normalization`.
 
     `batches`: the number of batches seen, counted where the input is not empty;
-    with `momentum=None`, only those that are averaged (`next_weight`).
-    `check` refuses wrong arguments, with their names; an engine asks no less
-    once for all tensors of the same kinds, so it is called without one only.
-    `follow`: the values that `running` follows, in their order.
+    with `momentum=None`, only those that are averaged (`next_weight`). `check`
+    refuses wrong arguments, with their names; an engine asks no less once for
+    all tensors of the same kinds, so it is called without one only. `follow`:
+    the values that `running` follows, in their order. `input`, `dim`, `weight`,
+    `bias`, `rule`: as of `core.normalize`; `given`: its `statistics`.
 
     Example:
 
@@ -227,6 +232,10 @@ def autocast(input: Tensor) -> Tensor:
 def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
     """The number of channels; `ValueError` where the input has none, or a
     parameter does not fit.
+
+    `input`: (B, C, …); `what`: of what kind the normalization is, for the
+    message; `values`: parameters and averages by their names, each (C,) or
+    None. `TypeError` for an input that is not real floating point.
 
     Example:
 
@@ -290,6 +299,10 @@ def all_averages(rule: Rule, mean: Tensor | None, var: Tensor | None,
                  ) -> tuple[Tensor | None, ...]:
     """Those that a function was given, in one tuple; of the parameters one
     tensor, one for each, or None.
+
+    `rule`: of which transform the parameters are; `mean`, `var`: the first two
+    averages. Raises `ValueError` for another number of tensors than the
+    transform has parameters.
 
     Example:
 
@@ -395,7 +408,8 @@ def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
 
     `momentum`: the weight of the new batch in the averages; `eps`: ε, added to
     the variance; `alpha`, `steps`, `safeguard` as for `newton_lambda`; `noise`
-    (the factor ξ), `noise_kind` as for `add_noise`.
+    (the factor ξ), `noise_kind` as for `add_noise`. `running_mean`,
+    `running_var`, `running_lambda`: the averages, or None.
 
     Example:
 
@@ -431,7 +445,7 @@ def instance_normal_norm(
     batch; otherwise with the running averages. `weight`, `bias` and the running
     averages have shape (C,), `running_lambda` and `gaussianizer` as for
     `batch_normal_norm`. `noise` is 0 by default, for a function does not know
-    whether it is training.
+    whether it is training. `running_mean`, `running_var`: the other averages.
 
     Raises `ValueError` for inputs without, or with a single, value per
     instance, and for parameters of another shape.

@@ -446,6 +446,8 @@ def depends(point: Point) -> tuple[bool, bool]:
     """Whether a sample's output depends on the other samples: in training, in
     evaluation. Found out by running the layer.
 
+    `point`: a row of the table.
+
     Example:
 
         >>> depends(POINTS["batch"])
@@ -464,6 +466,8 @@ def depends(point: Point) -> tuple[bool, bool]:
 def described(points: dict[str, Point]) -> str:
     """A table in markdown: formula, axes, state, dependence on the batch,
     source.
+
+    `points`: name → row.
 
     Example:
 

@@ -31,6 +31,10 @@ class StandardizedWeight(nn.Module):
 
     Used by `weight_standardization`. `gain`: the shape of g, or None for none.
 
+    `dim`: the axis of the output units; `eps`: ε. Raises `ValueError` for
+    weights with fewer than two axes and for an ε that no layer has, `TypeError`
+    for weights that are not real floating point.
+
     Example:
 
         >>> StandardizedWeight(eps=0.0)(torch.tensor([[1.0, 3.0]]))
@@ -62,6 +66,8 @@ class StandardizedWeight(nn.Module):
     def right_inverse(self, weight: Tensor) -> Tensor:
         """The given weights as v: they are standardized from then on.
 
+        `weight`: the given ones.
+
         Example:
 
             >>> StandardizedWeight().right_inverse(torch.ones(1, 2))
@@ -86,6 +92,8 @@ def weight_standardization(module: nn.Module, name: str = "weight",
     timm's `ScaledStdConv2d`. The weight changes at once.
     `torch.nn.utils.parametrize.remove_parametrizations` makes the present value
     an ordinary parameter again.
+
+    `eps`: ε, added to the variance of a unit's weights.
 
     Raises `ValueError` where there is no such parameter, it has fewer than two
     axes, or a unit has a single weight; `TypeError` for complex weights.
@@ -165,6 +173,8 @@ def degrees(wrap: Callable[[nn.Module], nn.Module], inputs: int = 7,
             units: int = 3) -> tuple[int, int]:
     """Degrees of freedom of the weights of a dense layer, and of γ·w with a
     factor γ for each unit: ranks of Jacobians, in float64.
+
+    `wrap`: puts the parametrization on an `nn.Linear` of `inputs` and `units`.
 
     Example:
 

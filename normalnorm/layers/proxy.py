@@ -29,11 +29,16 @@ def quantile_nodes(samples: int) -> Tensor:
     """The paper's nodes: Φ⁻¹((i+½)/samples), i = 0, …, samples−1, of a standard
     normal variable, increasing, in float64.
 
+    Raises `ValueError` unless `samples` is a positive integer.
+
     Example:
 
         >>> quantile_nodes(2)
         tensor([-0.6745,  0.6745], dtype=torch.float64)
     """
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples={samples!r}: give a positive number of "
+                         "quantiles, such as 200")
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return torch.tensor(_constants(samples), dtype=torch.float64,
                             device="cpu")
@@ -243,6 +248,10 @@ class ProxyMoments(NamedTuple):
     """A problem for the engines: what `proxy_statistics` computes by the
     quantile rule, for a named activation.
 
+    `weight`, `bias`, `proxy_mean`, `proxy_scale`: γ, β, β̃ and γ̃, each (C,),
+    the last two or None; `kind`, `slope`: of the activation; `samples`:
+    quantiles.
+
     Example:
 
         >>> w = torch.ones(3)
@@ -317,6 +326,15 @@ def _definition(weight, bias, proxy_mean, proxy_scale, kind: _Kind,
         lambda y: kind.function(y, slope), quantile_nodes(samples))
 
 
+def _check_samples(samples) -> None:
+    if (samples is not None
+            and (isinstance(samples, bool) or not isinstance(samples, int)
+                 or not 0 < samples < 2**24)):
+        raise ValueError(f"samples={samples!r}: give a positive number of "
+                         "quantiles, such as 200, or None for the exact "
+                         "integrals")
+
+
 def _checked(weight, bias, proxy_mean, proxy_scale, activation,
              samples) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The four parameters, whose memory is there, half precision raised to
@@ -336,12 +354,7 @@ def _checked(weight, bias, proxy_mean, proxy_scale, activation,
             raise ValueError(f"{name} has shape {tuple(t.shape)}, weight "
                              f"{tuple(weight.shape)}: all parameters need one "
                              "number a channel")
-    if (samples is not None
-            and (isinstance(samples, bool) or not isinstance(samples, int)
-                 or not 0 < samples < 2**24)):
-        raise ValueError(f"samples={samples!r}: give a positive number of "
-                         "quantiles, such as 200, or None for the exact "
-                         "integrals")
+    _check_samples(samples)
     if not callable(activation) and activation not in _KINDS:
         raise ValueError(f"activation {activation!r} is not known: "
                          f"{near(str(activation), ACTIVATIONS)}; or give a "

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 
 from normalnorm.layers.conversion import (
     Report, Row, Skip, _after, _decide, _prepared, _skipped, _ThenDropAndAct,
@@ -25,12 +26,11 @@ from normalnorm.layers.conversion import (
 from .core import size
 from .families import classes, family_of
 from .proxy_norm import (
-    _FUNCTIONS, ProxyNorm, check_activation, named_activation)
+    ProxyNorm, check_activation, named_activation)
 from ..names import near
 from ..theory.newton import check_flag
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_METHODS = ("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_")
 
 
 class _Reader(fx.Tracer):
@@ -77,14 +77,27 @@ def _is_activation(module: nn.Module) -> bool:
 
 
 def _function(node: fx.Node) -> str:
-    "The name of an activation that is a function or method; \"\" for others."
-    if node.op == "call_function" and (
-            node.target in _FUNCTIONS
-            or getattr(node.target, "__module__", "") == F.__name__
-            and node.target.__name__ in ("hardswish", "elu", "mish", "relu6")):
-        return node.target.__name__
-    return str(node.target) if (node.op == "call_method"
-                                and node.target in _METHODS) else ""
+    """The name of an activation that is a function or method of one tensor, ""
+    for others: it is tried, and must bend.
+    """
+    if (node.op not in ("call_function", "call_method")
+            or len(node.all_input_nodes) != 1):
+        return ""
+    before = node.all_input_nodes[0]
+
+    def apply(x: Tensor) -> Tensor:
+        put = lambda value: x if value is before else value
+        args = map_aggregate(node.args, put)
+        kwargs = map_aggregate(node.kwargs, put)
+        return (node.target(*args, **kwargs) if callable(node.target)
+                else getattr(x, node.target)(*args[1:], **kwargs))
+
+    try:
+        check_activation(apply)
+        bends = apply(torch.linspace(-3, 3, 13)).diff(n=2).abs().max() > 1e-4
+    except Exception:               # no activation, then
+        return ""
+    return getattr(node.target, "__name__", str(node.target)) if bends else ""
 
 
 class _Reading:
@@ -181,7 +194,7 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
                 and _is_activation(reading.module(after[0])):
             activation, end = reading.module(after[0]), after[0]
             at = names[activation]
-        function = _function(after[0]) if len(after) == 1 else ""
+        function = next(filter(None, map(_function, after)), "")
         problem = (
             "skipped, as asked" if wanted(names_of, module) else
             "the forward of the model does not call it" if not calls else
@@ -212,7 +225,7 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
                              or not _is_activation(module)):
             continue
         before = reading.source(node)
-        if function and reading.module(before) in {s.norm for s in steps} | {
+        if function and reading.module(before) in {
                 m for m in reading.calls if isinstance(m, classes())}:
             continue                    # its normalizer was named already
         where = (node.target.rpartition(".")[0] if module is not None else
@@ -280,9 +293,10 @@ def to_proxy_norm(
     - `eps`, `learnable`, `samples`: of `ProxyNorm`, which takes over the batch
       norm's γ and β;
     - `fused`: with True each `ProxyNorm` is the group norm before it, too
-      (`groups`), and an `nn.Identity` stands in the batch norm's place: faster
-      on a CPU, and the same names in the state dict. With False what looks at
-      normalizers, as `analysis.power` does, finds them;
+      (`groups`), and an `nn.Identity` stands in the batch norm's place: one
+      visit of the kernel for float32 on a CPU, and the same names in the state
+      dict. With False what looks at normalizers, as `analysis.power` does,
+      finds them;
     - a batch norm that no activation follows keeps its γ and, unless
       `learnable`, its β; squeeze-excite and other parts without a normalizer
       stay; the division is off right before the last mean over positions;

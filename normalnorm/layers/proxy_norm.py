@@ -10,6 +10,9 @@ __all__ = ['Activation', 'named_activation', 'check_activation', 'GroupedProxy',
            'proxy_norm', 'ProxyNorm']
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0007
+import functools
+import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -18,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .backends import apart, compute, get_backend
-from .core import (
+from normalnorm.layers.core import (
     _Leaf, _unwatched, check_input, check_memory, check_precision, check_saved,
-    kinds, saturating_cast, size)
+    saturating_cast, size)
 from .engines import native
-from normalnorm.layers.proxy import (
-    _KINDS, _Kind, _kind_and_slope, ACTIVATIONS, proxy_statistics,
-    quantile_nodes)
+from .proxy import (
+    _check_samples, _definition, _kernel_nodes, _Kind, _kind_and_slope, _KINDS,
+    ACTIVATIONS, proxy_statistics, quantile_nodes)
 from ..names import near
 from ..theory.newton import check_flag, number
 
@@ -40,6 +43,8 @@ def named_activation(activation: Activation) -> tuple[Activation, float]:
     """The name in `ACTIVATIONS` of one of PyTorch's modules or functions, and
     its slope below 0 where that is a setting; what has no name is returned as
     it is.
+
+    `activation`: a name, a module or a function.
 
     Example:
 
@@ -63,9 +68,9 @@ def check_activation(activation: Activation) -> None:
     """Raise unless `activation` is one of `ACTIVATIONS` or a function that acts
     element by element and is finite on a standard normal variable's quantiles.
 
-    It is tried: on 60 quantiles in two shapes, on each of them alone, and
-    twice. `TypeError` for what is neither a name nor a function or gives
-    something else than a floating-point tensor, `ValueError` otherwise.
+    It is tried: on 60 quantiles in no order, in two shapes, on each of them
+    alone, and twice. `TypeError` for what is neither a name nor a function or
+    gives something else than a floating-point tensor, `ValueError` otherwise.
 
     Example:
 
@@ -88,8 +93,8 @@ def check_activation(activation: Activation) -> None:
     own = next(iter(_tensors_of(activation)), None)
     if not _unwatched() or own is not None and own.is_meta:
         return                                  # nothing can be computed now
-    x = quantile_nodes(60).to(torch.float32 if own is None else own.dtype)
-    x = x if own is None else x.to(own.device)
+    x = quantile_nodes(60)[torch.arange(60) * 7 % 60]       # in no order
+    x = (x.float() if own is None else x.to(own))
     called = f"the activation {activation!r}"
 
     def apply(values: Tensor) -> Tensor:
@@ -133,91 +138,128 @@ def _tensors_of(activation: Activation) -> list[Tensor]:
             if isinstance(activation, nn.Module) else [])
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0056
-_FIELDS = native._packer(*native._GROUPED_JOB)
-
-
 class GroupedProxy(NamedTuple):
     """A problem for the engines: what a `ProxyNorm` with `groups` computes of
-    its input, for a named activation and given statistics of the proxy.
+    its input, for a named activation.
 
-    `u`: float32 or float64, (N, C, …); `weight`, `bias`, `mean` and `factor`
-    (None for 1): of shape (C,).
+    `u`: float32 or float64, (N, C, …); `weight`, `bias`, `proxy_mean` and
+    `proxy_scale` (None for 0), `mean` and `factor`: of shape (C,). The last two
+    are the proxy's statistics, where `samples` is None: its mean, and what
+    multiplies (None for 1). `eps`: the normalizer's; `added`: to the proxy's
+    variance. `groups`, `eps`: of group norm; `kind`, `slope`: of the
+    activation.
 
     Example:
 
         >>> one = torch.ones(4)
-        >>> problem = GroupedProxy(torch.randn(2, 4, 3), one, one, one, None,
-        ...                        2, 1e-5, _KINDS["relu"], 0.0)
+        >>> problem = GroupedProxy(
+        ...     torch.randn(2, 4, 3), one, one, None, None, None, None, 2, 1e-5,
+        ...     _KINDS["relu"], 0.0, 200, True, 0.03)
         >>> [None if x is None else tuple(x.shape) for x in problem.inputs()]
-        [(2, 4, 3), (4,), (4,), (4,), None]
+        [(2, 4, 3), (4,), (4,), None, None, None, None]
         >>> len(problem.tensors())
-        5
+        7
     """
     u: Tensor
     weight: Tensor
     bias: Tensor
-    mean: Tensor
+    proxy_mean: Tensor | None
+    proxy_scale: Tensor | None
+    mean: Tensor | None
     factor: Tensor | None
     groups: int
     eps: float
     kind: _Kind
     slope: float
+    samples: int | None
+    scale: bool
+    added: float
 
     def inputs(self) -> tuple[Tensor | None, ...]:
-        return self[:5]
+        return self[:7]
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self[:5]
+        return self[:7]
 
 
-def _call(which: str, u, grad, out, parameters, kept, gradients,
-          settings: tuple) -> None:
-    "The kernel's pass, of tensors whose memory is there."
-    groups, eps, kind, slope = settings
-    images, channels = u.shape[:2]
-    native._call(
-        f"grouped_{which}", _FIELDS,
-        (u, grad, out, *parameters, kept, *gradients), images, channels, groups,
-        u.numel() // (images * channels), kind.number, torch.get_num_threads(),
-        eps, slope)
+_ADDRESSES, _FIXED, _VARYING = map(native._packer, native._GROUPED_JOB)
+_NONE = (None,) * 6
 
 
 class _GroupedByKernel(NamedTuple):
-    "Group norm, affine map, activation and proxy by the kernel, as a `Work`."
-    groups: int
-    eps: float
-    kind: _Kind
-    slope: float
+    """Group norm, affine map, activation and proxy by the kernel, as a `Work`:
+    what inputs of one shape have in common, from `_prepared`.
+    """
+    fixed: bytes                        # of a `GroupedJob`
+    kinds: bytes                        # what its tensors must be
+    kept: int
+    nodes: Tensor | None
+    expected: tuple                     # of what is saved
+    settings: tuple
+
+    def _run(self, which: int, *tensors: Tensor | None) -> None:
+        native.library().normalnorm_grouped_of_tensors(
+            which, native._references(_ADDRESSES, tensors) + self.fixed
+                + _VARYING.pack(torch.get_num_threads()), self.kinds)
 
     def forward(self, problem: GroupedProxy, keep: bool) -> tuple:
         inputs = problem.inputs()
-        check_memory(*inputs)
         u, *parameters = map(native._ready, inputs)
-        out = torch.empty_like(u)
-        kept = u.new_empty(3 * u.shape[0] * self.groups)
-        _call("forward", u, None, out, parameters, kept, (None,) * 4, self)
-        saved = (*inputs, kept) if keep else ()
-        return native._as(out, problem.u), saved, kinds(saved)
+        out, kept = torch.empty_like(u), u.new_empty(self.kept)
+        try:
+            self._run(0, u, None, out, *parameters, self.nodes, kept, *_NONE)
+        except native.Different:
+            check_memory(u, *parameters)
+            raise
+        return native._as(out, problem.u), (*inputs, kept), None
 
     def backward(self, state, saved, grads, needs):
-        check_saved(saved, state)
-        check_memory(*grads)
+        try:
+            return self._gradients(saved, grads[0], needs)
+        except native.Different:
+            check_saved(saved, self.expected)
+            check_memory(*grads)
+            raise
+
+    def _gradients(self, saved, grad, needs) -> tuple[Tensor | None, ...]:
         u, *parameters, kept = map(native._ready, saved)
-        out, gradients = torch.empty_like(u), [
-            torch.empty_like(t) if need else None
-            for t, need in zip(parameters, needs[1:])]
-        _call("backward", u, native._ready(grads[0]), out, parameters, kept,
-              gradients, self)
-        return native._as(out, saved[0]), *gradients
+        out = torch.empty_like(u)
+        of = [torch.empty_like(t) if need else None
+              for t, need in zip(parameters, needs[1:])]
+        self._run(1, u, native._ready(grad), out, *parameters, self.nodes, kept,
+                  *of)
+        return native._as(out, saved[0]), *of
 
     def definition(self, state, saved):
-        check_saved(saved, state)
-        inputs = apart(*saved[:5])
-        return inputs, (_grouped(*inputs, *self),)
+        check_saved(saved, self.expected)
+        inputs = apart(*saved[:7])
+        return inputs, (_grouped(*inputs, *self.settings),)
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepared(shape: torch.Size, groups: int, eps: float, kind: _Kind,
+              slope: float, samples: int | None, scale: bool,
+              added: float) -> _GroupedByKernel:
+    _check_samples(samples)
+    images, channels, *rest = shape
+    kept = 3 * images * groups + (6 * channels if samples is not None else 0)
+    of_u, made = [len(shape), 0, *shape], [-1, 0]
+    one = [1, 0, channels]
+    float32, cpu = torch.float32, torch.device("cpu")
+    kinds = [*2 * of_u, *made, *6 * one, *made, 1, 0, kept, *6 * made]
+    return _GroupedByKernel(
+        _FIXED.pack(images, channels, groups, math.prod(rest), kind.number,
+                    samples or 0, scale, eps, slope, added),
+        struct.pack(f"{len(kinds)}q", *kinds), kept,
+        None if samples is None else _kernel_nodes(samples),
+        ((shape, float32, cpu), *6 * [(shape[1:2], float32, cpu)],
+         (torch.Size([kept]), float32, cpu)),
+        (groups, eps, kind, slope, samples, scale, added))
 
 
 def _offer(problem: GroupedProxy) -> _GroupedByKernel | None:
-    return _GroupedByKernel(*problem[5:]) if native._takes(problem) else None
+    return (_prepared(problem.u.shape, *problem[7:])
+            if native._takes(problem) else None)
 
 
 native.ENGINE.offers[GroupedProxy] = _offer
@@ -253,10 +295,16 @@ def _activated(input: Tensor, weight: Tensor, bias: Tensor,
     return saturating_cast(z, input.dtype)
 
 
-def _grouped(u: Tensor, weight: Tensor, bias: Tensor, mean: Tensor,
-             factor: Tensor | None, groups: int, eps: float, kind: _Kind,
-             slope: float) -> Tensor:
+def _grouped(u: Tensor, weight: Tensor, bias: Tensor,
+             proxy_mean: Tensor | None, proxy_scale: Tensor | None,
+             mean: Tensor | None, factor: Tensor | None, groups: int,
+             eps: float, kind: _Kind, slope: float, samples: int | None,
+             scale: bool, added: float) -> Tensor:
     "A `GroupedProxy` by PyTorch's operations: the definition."
+    if mean is None:
+        mean, var = _definition(weight, bias, proxy_mean, proxy_scale, kind,
+                                slope, cast(int, samples))
+        factor = _factor(var, added, scale)
     if kind.linear and factor is not None:
         weight, bias, mean = weight * factor, bias * factor, mean * factor
         factor = None
@@ -264,27 +312,6 @@ def _grouped(u: Tensor, weight: Tensor, bias: Tensor, mean: Tensor,
     shape = (-1, *(1,) * (u.ndim - 2))
     z = z - mean.view(shape)
     return z if factor is None else z * factor.view(shape)
-
-
-def _normalized(input: Tensor, weight: Tensor, bias: Tensor,
-                activation: Activation, mean: Tensor, factor: Tensor | None,
-                groups: int, eps: float) -> Tensor:
-    "Group norm without an affine map, then @eq-proxy with given statistics."
-    wide = torch.promote_types(input.dtype, torch.float32)
-    u = input.to(wide)
-    name, slope = named_activation(activation)
-    if not isinstance(name, str):
-        return saturating_cast(_activated(
-            torch.group_norm(u, groups, None, None, eps), weight, bias,
-            activation, mean, factor, 1), input.dtype)
-    kind, slope = _kind_and_slope(name, slope)
-    problem = GroupedProxy(
-        u, weight.to(wide), bias.to(wide), mean.to(wide),
-        None if factor is None else factor.to(wide), groups, eps, kind, slope)
-    found = compute(problem)
-    if found is None:
-        found = _grouped(*problem)
-    return saturating_cast(found, input.dtype)
 
 
 def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
@@ -309,7 +336,8 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
     - `scale`: False leaves out the division.
 
     Raises `TypeError` and `ValueError` for other tensors, shapes that do not
-    agree and settings out of range.
+    agree, settings out of range, and an activation that does not act element by
+    element, which is tried at each call unless PyTorch has a name for it.
 
     Example:
 
@@ -320,12 +348,26 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
     """
     check_input(input)
     check_precision(input, weight=weight, bias=bias)
+    eps = _checked_settings(eps, scale, channel_dim)
     _check_channels(input, weight.numel(), channel_dim)
+    check_activation(activation)
     name, slope = named_activation(activation)
     mean, var = proxy_statistics(weight, bias, proxy_mean, proxy_scale, name,
                                  samples, slope, kinks)
     return _activated(input, weight, bias, activation, mean,
                       _factor(var, eps, scale), channel_dim)
+
+
+def _checked_settings(eps: float, scale: bool, channel_dim: int) -> float:
+    "ε as a number; the others are what they have to be."
+    eps = number("eps", eps)
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps={eps} must be finite and not negative")
+    check_flag("scale", scale)
+    if isinstance(channel_dim, bool) or not isinstance(channel_dim, int):
+        raise TypeError(f"channel_dim={channel_dim!r} is not an axis: give 1, "
+                        "or -1 where the channels come last")
+    return eps
 
 
 def _check_channels(input: Tensor, channels: int, channel_dim: int) -> None:
@@ -352,6 +394,7 @@ class ProxyNorm(_Leaf):
     In place of `nn.ReLU()` after a normalizer without an affine map of its own,
     such as `nn.GroupNorm(groups, channels, affine=False)`:
 
+    - `device`, `dtype`: of the parameters, PyTorch's defaults;
     - `num_channels`: C; `activation`: φ, one of
       `normalnorm.layers.proxy.ACTIVATIONS`, a module or a function that acts
       element by element, which is tried here;
@@ -364,8 +407,10 @@ class ProxyNorm(_Leaf):
     - `channel_dim` (1): the axis of the channels, −1 for tokens (B, L, C);
     - `groups` (None): with a number the layer is the normalizer, too: it first
       does what `nn.GroupNorm(groups, channels, norm_eps, affine=False)` does,
-      on float32 on a CPU in one visit to the memory with all the rest;
-      `norm_eps` (1e-5): added to the groups' variances.
+      on float32 on a CPU in one visit to the memory with all the rest, and
+      the proxy's quantiles in the same call;
+      `norm_eps` (1e-5): added to the groups' variances; with 0 a constant group
+      is NaN, as in `nn.GroupNorm`.
 
     Parameters `weight` and `bias`, γ and β, start at 1 and 0, the other two at
     0. The input has any number of axes; the output has its shape and dtype, and
@@ -394,14 +439,9 @@ class ProxyNorm(_Leaf):
         super().__init__()
         self.num_channels = size("num_channels", num_channels)
         check_activation(activation)
-        self.activation, self.eps = activation, number("eps", eps)
-        if not self.eps >= 0:
-            raise ValueError(f"eps={eps} must not be negative")
+        self.activation = activation
+        self.eps = _checked_settings(eps, scale, channel_dim)
         check_flag("learnable", learnable)
-        check_flag("scale", scale)
-        if isinstance(channel_dim, bool) or not isinstance(channel_dim, int):
-            raise TypeError(f"channel_dim={channel_dim!r} is not an axis: give "
-                            "1, or -1 where the channels come last")
         self.scale, self.samples = bool(scale), samples
         self.channel_dim = channel_dim
         self.groups = None if groups is None else size("groups", groups)
@@ -414,8 +454,8 @@ class ProxyNorm(_Leaf):
             raise ValueError(f"groups={groups} do not divide num_channels="
                              f"{num_channels}: give a divisor")
         self.norm_eps = number("norm_eps", norm_eps)
-        if not self.norm_eps > 0:
-            raise ValueError(f"norm_eps={norm_eps} must be positive")
+        if not self.norm_eps >= 0:
+            raise ValueError(f"norm_eps={norm_eps} must not be negative")
         self.kinks = tuple(number("kinks", k) for k in kinks)
         for name in ("weight", "bias", "proxy_mean", "proxy_scale"):
             wanted = learnable or not name.startswith("proxy")
@@ -426,7 +466,11 @@ class ProxyNorm(_Leaf):
         self._kept: tuple | None = None
         self.reset_parameters()
         if not self.weight.is_meta and _unwatched():
-            self.statistics()                   # samples are checked there
+            found = self.statistics()           # samples are checked there
+            if not all(s.isfinite().all() for s in found):
+                raise ValueError(f"the activation {activation!r} has no finite "
+                                 "mean and variance under the proxy: give one "
+                                 "that is finite on the whole line")
 
     def reset_parameters(self) -> None:
         """γ = 1, and β = β̃ = γ̃ = 0.
@@ -481,10 +525,38 @@ class ProxyNorm(_Leaf):
         check_precision(input, weight=self.weight)
         _check_channels(input, self.num_channels, self.channel_dim)
         if self.groups is not None:
-            return _normalized(input, self.weight, self.bias, self.activation,
-                               *self._moments(), self.groups, self.norm_eps)
+            return self._normalized(input, self.groups)
         return _activated(input, self.weight, self.bias, self.activation,
                           *self._moments(), self.channel_dim)
+
+    def _normalized(self, input: Tensor, groups: int) -> Tensor:
+        "Group norm without an affine map first."
+        wide = torch.promote_types(input.dtype, torch.float32)
+        u, *parameters = [
+            t if t is None or t.dtype is wide else t.to(wide)
+            for t in (input, self.weight, self.bias, self.proxy_mean,
+                      self.proxy_scale)]
+        name, slope = named_activation(self.activation)
+        if not isinstance(name, str):
+            return saturating_cast(_activated(
+                torch.group_norm(u, groups, None, None, self.norm_eps),
+                self.weight, self.bias, self.activation, *self._moments(), 1),
+                input.dtype)
+        settings = (groups, self.norm_eps, *_kind_and_slope(name, slope))
+        if self.samples is not None:
+            # an engine computes the statistics in the same call
+            found = compute(GroupedProxy(
+                u, *parameters, None, None, *settings, self.samples,
+                self.scale, self.eps))
+            if found is not None:
+                return saturating_cast(found, input.dtype)
+        moments = [t if t is None else t.to(wide) for t in self._moments()]
+        problem = GroupedProxy(u, *parameters[:2], None, None, *moments,
+                               *settings, None, self.scale, self.eps)
+        found = compute(problem)
+        if found is None:
+            found = _grouped(*problem)
+        return saturating_cast(found, input.dtype)
 
     def extra_repr(self) -> str:
         shown = ("" if isinstance(self.activation, nn.Module)

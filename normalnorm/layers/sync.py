@@ -121,7 +121,10 @@ class Across(Over):
             self.moments(upcast(x)) if found is None else found)])
 
     def merge(self, floats: Tensor, x: Tensor) -> None:
-        "The statistics of the whole, from a row for each process."
+        """The statistics of the whole, from a row for each process.
+
+        `floats`: (processes, numbers); `x`: this process's share.
+        """
         self.known["input"] = self.merged(
             *floats.view(len(floats), 2, *self.shape(x)).unbind(1))
 
@@ -146,12 +149,18 @@ class Across(Over):
                 else (self.of(x), self.of(x)))
 
     def weighted(self, parts: Tensor) -> Tensor:
-        "The mean over the elements of all processes, of a row for each."
+        """The mean over the elements of all processes, of a row for each.
+
+        `parts`: (processes, …).
+        """
         share = self.share.to(parts.dtype)
         return (share.view(-1, *(1,) * (parts.ndim - 1)) * parts).sum(0)
 
     def merged(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-        "Variance and mean of the whole from those of the processes."
+        """Variance and mean of the whole from those of the processes.
+
+        `means`, `variances`: (processes, …).
+        """
         # about the largest share's, so that equal means stay what they are
         origin = means[int(self.share.argmax())]
         mean = origin + self.weighted(means - origin)

@@ -65,6 +65,8 @@ def groups_by_type(model: nn.Module, weight_decay: float = 1e-2,
     Parameters without gradient are left out; a group without parameters too.
     Raises `ValueError` for a negative `weight_decay`.
 
+    `model`: whose parameters they are.
+
     Example:
 
         >>> from normalnorm import LayerNormalNorm

@@ -41,6 +41,8 @@ def gaussianized_direction(v: Tensor, dim: int | None = 0,
     `TypeError` for integer or complex input, `ValueError` for fewer than two
     axes.
 
+    `gaussianizer`: the transform, by default the power transform.
+
     Example:
 
         >>> v = torch.tensor([[0.0, 1.0, 8.0], [1.0, 2.0, 3.0]])
@@ -71,6 +73,8 @@ class NormalityWeight(nn.Module):
     normalization with normality.
 
     Used by `normality_weight`.
+
+    `dim`, `gaussianizer`, `center`: as for `gaussianized_direction`.
 
     Example:
 

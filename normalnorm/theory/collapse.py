@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .newton import number
+
 
 def collapse_rate(gamma_mean: float = 1.0, gamma_std: float = 0.2,
                   beta_std: float = 0.2) -> float:
@@ -28,7 +30,11 @@ def collapse_rate(gamma_mean: float = 1.0, gamma_std: float = 0.2,
     γ has the given mean and standard deviation, β mean 0. The defaults are the
     paper's. Without β the rate is 1.
 
-    Raises `ValueError` for a negative deviation, and where γ is 0.
+    `gamma_mean`, `gamma_std`, `beta_std`: of γ mean and standard deviation, of
+    β the deviation.
+
+    Raises `ValueError` for a negative deviation, numbers that are not finite,
+    and where γ is 0; `TypeError` for what is no number.
 
     Source: Labatie et al. 2021, Theorem 1.
 
@@ -37,14 +43,35 @@ def collapse_rate(gamma_mean: float = 1.0, gamma_std: float = 0.2,
         >>> round(collapse_rate(), 3)
         0.963
     """
-    if not (gamma_std >= 0 and beta_std >= 0):
-        raise ValueError(f"gamma_std={gamma_std}, beta_std={beta_std}: a "
-                         "standard deviation is not negative")
+    gamma_mean = number("gamma_mean", gamma_mean)
+    gamma_std, beta_std = _deviations(gamma_std, beta_std)
+    if not math.isfinite(gamma_mean):
+        raise ValueError(f"gamma_mean={gamma_mean} must be finite")
     kept = gamma_mean**2 + gamma_std**2
     if kept == 0:
         raise ValueError("gamma_mean=0 and gamma_std=0 make γ = 0 everywhere: "
                          "nothing is left to collapse")
     return kept / (kept + beta_std**2)
+
+
+def _deviations(gamma_std: float, beta_std: float) -> tuple[float, float]:
+    found = number("gamma_std", gamma_std), number("beta_std", beta_std)
+    if not all(0 <= std < math.inf for std in found):
+        raise ValueError(f"gamma_std={gamma_std}, beta_std={beta_std}: a "
+                         "standard deviation is finite and not negative")
+    return found
+
+
+def _images(name: str, y: Tensor) -> Tensor:
+    "In float64, one row a channel."
+    if not isinstance(y, Tensor) or y.is_complex():
+        kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
+        raise TypeError(f"{name} is {kind}: a real tensor (N, C, *positions) "
+                        "is needed")
+    if y.ndim < 2 or y.numel() == 0:
+        raise ValueError(f"{name} has shape {tuple(y.shape)}: expected (N, C, "
+                         "*positions) with at least one of each")
+    return y.double().transpose(0, 1).flatten(1)
 
 
 def chi(y: Tensor) -> Tensor:
@@ -55,6 +82,9 @@ def chi(y: Tensor) -> Tensor:
     layer's power decomposition, 1 for centred channels, 0 for constant ones and
     where y is 0. In float64.
 
+    Raises `TypeError` for what is no real tensor, `ValueError` for fewer than
+    two axes or no elements.
+
     Source: Labatie et al. 2021, Appendix D.1.
 
     Example:
@@ -62,7 +92,7 @@ def chi(y: Tensor) -> Tensor:
         >>> chi(torch.tensor([[[3.0, 1.0]], [[2.0, 2.0]]])).item()
         0.1111111111111111
     """
-    y = y.double().transpose(0, 1).flatten(1)
+    y = _images("y", y)
     power = y.square().mean()
     spread = (y - y.mean(1, keepdim=True)).square().mean()
     return torch.where(power == 0, power, spread / power)
@@ -76,7 +106,8 @@ def equalized(images: Tensor) -> Tensor:
     of them, then each is divided by its root mean square. Returns the same
     shape and dtype.
 
-    Raises `ValueError` for several channels and for constant images.
+    Raises `TypeError` for what is no tensor, `ValueError` for several channels
+    and for constant images.
 
     Example:
 
@@ -84,7 +115,10 @@ def equalized(images: Tensor) -> Tensor:
         >>> abs(x.mean().item()) < 1e-6
         True
     """
-    if images.dim() < 3 or images.shape[1] != 1:
+    if not isinstance(images, Tensor):
+        raise TypeError(f"images are a {type(images).__name__}: a tensor (N, "
+                        "1, *positions) is needed")
+    if images.dim() < 3 or images.shape[1] != 1 or not images.numel():
         raise ValueError(f"images have shape {tuple(images.shape)}: expected "
                          "(N, 1, *positions), one channel")
     x = images.double().flatten(1)
@@ -122,6 +156,9 @@ def layer_norm(x: Tensor) -> Tensor:
     """Mean and variance over channels and positions of each image, without ε
     and without affine map.
 
+    `x`: images (B, C, …), of any floating-point dtype; the result has its shape
+    and dtype.
+
     Example:
 
         >>> layer_norm(torch.tensor([[[1.0], [3.0]]]))
@@ -149,7 +186,9 @@ def random_net(z: Tensor, depth: int, width: int,
     taken. `prepare`: what is done to drawn weights (C_out, C_in, kernel,
     kernel) before they are used.
 
-    Raises `ValueError` for a depth or width below 1 and an even kernel.
+    Raises `ValueError` for a depth or width below 1, an even kernel, images of
+    other than four axes and deviations out of range, `TypeError` for sizes that
+    are no integers.
 
     Source: Labatie et al. 2021, Definition 1, Equations 2 to 4.
 
@@ -159,9 +198,18 @@ def random_net(z: Tensor, depth: int, width: int,
         >>> last.y.shape
         torch.Size([2, 8, 5, 5])
     """
+    for name, size in (("depth", depth), ("width", width), ("kernel", kernel)):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{name}={size!r} is a {type(size).__name__}: a "
+                            "positive integer is expected")
     if depth < 1 or width < 1 or kernel < 1 or kernel % 2 == 0:
         raise ValueError(f"depth={depth}, width={width}, kernel={kernel}: "
                          "expected positive sizes and an odd kernel")
+    gamma_std, beta_std = _deviations(gamma_std, beta_std)
+    if z.ndim != 4 or padding == "circular" and kernel // 2 > min(z.shape[2:]):
+        raise ValueError(f"z has shape {tuple(z.shape)}: expected images (N, "
+                         f"C, H, W), of at least {kernel // 2} positions in "
+                         f"each direction for a kernel of {kernel}")
     before = None
     for _ in range(depth):
         fan_in = z.shape[1] * kernel**2
@@ -191,6 +239,9 @@ def linear_residual(z: Tensor, affine: Tensor,
     measure) it is compared with the mean square. 0 where there is none. In
     float64.
 
+    Raises `TypeError` and `ValueError` as `chi` does, and `ValueError` for
+    shapes that differ.
+
     Source: Labatie et al. 2021, Equations 8 and 9.
 
     Example:
@@ -201,7 +252,11 @@ def linear_residual(z: Tensor, affine: Tensor,
         >>> linear_residual(torch.relu(t), t, intercept=True).item()
         0.0
     """
-    rows = [v.double().transpose(0, 1).flatten(1) for v in (z, affine)]
+    rows = [_images(name, v) for name, v in (("z", z), ("affine", affine))]
+    if rows[0].shape != rows[1].shape:
+        raise ValueError(f"z has shape {tuple(z.shape)}, affine "
+                         f"{tuple(affine.shape)}: one is computed from the "
+                         "other, element by element")
     if intercept:
         rows = [v - v.mean(1, keepdim=True) for v in rows]
     z, t = rows

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..names import near
+from .newton import number
 from .newton import standardized
 from normalnorm.theory.pairs import (
     Activation, StandardizedUnit, activation_of, channel_rule, cosine_sum,
@@ -187,7 +188,7 @@ def _check(norm: str, batch: int | None, group: int | None,
     if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}: {near(str(norm), NORMS)}")
     for name, value in numbers.items():
-        if not 0 <= value < math.inf:
+        if not 0 <= number(name, value) < math.inf:
             raise ValueError(f"{name}={value}: expected a finite number that "
                              "is not negative")
     for name, value, those, least in (("batch", batch, _WITH_BATCH, 2),
@@ -197,7 +198,7 @@ def _check(norm: str, batch: int | None, group: int | None,
         if norm not in those:
             raise ValueError(f"{name}={value} with norm={norm!r}: only "
                              f"{', '.join(those)} know it")
-        if value != int(value) or value < least:
+        if number(name, value) != int(value) or value < least:
             raise ValueError(f"{name}={value}: expected a whole number, at "
                              f"least {least}")
     if norm == "instance" and group is None:
@@ -241,8 +242,9 @@ def correlation_map(c: float | Tensor,
     piecewise linear or β varies, and "bmlv" as a matrix with `eps`.
 
     Raises `ValueError` for numbers out of range, an unknown name, a size that
-    the norm does not know, or a matrix that is no covariance; `TypeError` for
-    an activation of the wrong type.
+    the norm does not know, a matrix that is no covariance, and samples of a
+    batch that are equal; `TypeError` for an activation, a number or a tensor of
+    the wrong type.
 
     Source: @eq-map, @eq-map-group, @eq-map-batch.
 
@@ -256,7 +258,11 @@ def correlation_map(c: float | Tensor,
     _check(norm, batch, group, gamma_std=gamma_std, beta_std=beta_std, eps=eps,
            skip=skip, noise=noise)
     phi = activation_of(activation)
-    given = torch.as_tensor(c, dtype=torch.float64, device="cpu").detach()
+    if isinstance(c, Tensor) and not c.is_floating_point():
+        raise TypeError(f"c is a tensor of {c.dtype}, and so would be what is "
+                        "returned: give floating-point numbers")
+    given = (c if isinstance(c, Tensor) else torch.tensor(number("c", c), dtype=
+             torch.float64)).detach().to("cpu", torch.float64)
     if norm in _WITH_BATCH and given.ndim >= 2:
         given = _covariance(given, norm, batch)
         out = _batch_map(given, phi, norm, gamma_std, beta_std, eps, power,
@@ -288,7 +294,11 @@ def _covariance(given: Tensor, norm: str, batch: int | None) -> Tensor:
                          "expected the covariance matrix of a batch, (N, N), "
                          "symmetric, without negative eigenvalues, N = batch")
     _check(norm, n, None)
-    return (given + given.T) / 2 / given.diagonal().mean()
+    given = (given + given.T) / 2 / given.diagonal().mean()
+    if given.diagonal().mean() - given.mean() < 1e-12:
+        raise ValueError("the samples of the batch are equal, and "
+                         f"{norm!r} has nothing to normalize")
+    return given
 
 
 def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,

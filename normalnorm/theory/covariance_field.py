@@ -29,6 +29,8 @@ class PowerShares(NamedTuple):
     """Shares of the power: P1, that of the mean of all; P2, of the images' own
     means; `rest` = P3 + P4, within images; and the `power` itself.
 
+    `p1`, `p2`: P1 and P2.
+
     Example:
 
         >>> shares = power_shares(torch.eye(4), 2)
@@ -44,6 +46,8 @@ class PowerShares(NamedTuple):
 def image_field(images: Tensor) -> Tensor:
     """The covariance of all positions of all images over the channels,
     uncentred: (N, C, H, W) to (N·H·W, N·H·W), float64.
+
+    Raises `ValueError` for images without four axes.
 
     Example:
 
@@ -91,6 +95,9 @@ def convolved(field: Tensor, shape: "tuple[int, ...]",
 
 def power_shares(field: Tensor, samples: int) -> PowerShares:
     """The power decomposition of a field of `samples` images, as shares.
+
+    Raises `ValueError` unless `field` is square, with equally many rows for
+    each sample.
 
     Source: @eq-field-powers; Labatie et al. 2021, §3.
 

@@ -19,7 +19,9 @@ class Interval:
 
     Every operation rounds outward, so the exact result is always inside.
 
-    `log1p` raises `ValueError` for an interval that reaches below 0.
+    `log1p` raises `ValueError` for an interval that reaches below 0. `lo`,
+    `hi`: the lower and upper ends, float64; without `hi` each interval is the
+    point `lo`.
 
     Example:
 
@@ -47,12 +49,18 @@ class Interval:
 
     @staticmethod
     def outward(lo, hi):
-        "The interval one floating-point number larger at each end."
+        """The interval one floating-point number larger at each end.
+
+        `lo`, `hi`: ends that have been rounded.
+        """
         return Interval(np.nextafter(lo, -np.inf), np.nextafter(hi, np.inf))
 
     @staticmethod
     def of(x):
-        "A number stands for itself, exactly."
+        """A number stands for itself, exactly.
+
+        `x`: a number or array, or an interval, which is returned.
+        """
         return x if isinstance(x, Interval) else Interval(x)
 
     @staticmethod
@@ -182,6 +190,9 @@ def easy_curvature_bound(target=(1879, 10000), t=(3768, 10000),
     """Prove L''(1) ≥ target for every standardized sample, from f > 0 alone;
     returns the target.
 
+    `target`, `t`, `c`: the bound and the two constants of the certificate, each
+    as a fraction (numerator, denominator).
+
     Raises `AssertionError` where the certificate does not verify: no target
     above 0.18794 does.
 
@@ -198,7 +209,7 @@ def easy_curvature_bound(target=(1879, 10000), t=(3768, 10000),
 # %% ../../nbs/225_theory.curvature.ipynb #57d79e6a
 def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
                           split: float = 0.5) -> float:
-    """Prove L''(1) ≥ 2(1 − log 2)² + shift + (2 − spend)·R for every
+    """Prove L''(1) ≥ 2(1 − log 2)² + shift + (2 − spend)·ω for every
     standardized sample; returns a lower end of the constant.
 
     Two certificates, for |β| ≤ split and |β| ≥ split, β = mean(h·d). The
@@ -214,7 +225,7 @@ def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
         Traceback (most recent call last):
         AssertionError: f(1) ≥ 0 fails
     """
-    _require(0 <= spend <= 1, "the proof spends at most one R")
+    _require(0 <= spend <= 1, "the proof spends at most one ω")
     log_2 = Interval(1.0).log1p()
     # powers of log 2
     T, t, c = (np.array([2 + shift, -4, 2]), np.array([-1.0, 2, 0]),

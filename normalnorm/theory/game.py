@@ -23,6 +23,9 @@ class Play(NamedTuple):
     and `history`, rows of (step, low, high, low of the last laws, high of the
     last laws).
 
+    `signal`, `noise`, `average_signal`, `average_noise`: probabilities on the
+    grid of each player.
+
     Example:
 
         >>> play = mirror_play([-1, 0, 1], [1, 1, 1], [1, 2, 1], 0.5, 0.5)

@@ -79,6 +79,8 @@ class Chain(Gaussianizer):
     Parameters: those of the first, then for each further one a mean, a
     deviation, and its own. Raises `ValueError` for an empty chain.
 
+    `parts`: one or more gaussianizers, in the order in which they are applied.
+
     Example:
 
         >>> Chain().names

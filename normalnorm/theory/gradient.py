@@ -85,7 +85,8 @@ def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
 
     `k`: units along `dim`, standardized without ε; a constant unit, k = 0,
     gives 0. `newton`: for the safeguarded estimate, of size 1 along `dim`, True
-    where Newton's step was taken. Shape and dtype of `k`; differentiable.
+    where Newton's step was taken. `alpha`: as for `newton_lambda`. Shape and
+    dtype of `k`; differentiable.
 
     Source: the quotient rule on Eftekhari & Papyan (2025), Eq. 5.
 
@@ -109,7 +110,8 @@ class Gaussianizer:
 
     `names`: of the parameters; `neutral`: their values at which the transform
     is the identity. Called with a sample and axes, it standardizes, estimates
-    and applies.
+    and applies. A call raises `TypeError` for a sample that is not real
+    floating point.
 
     Example:
 
@@ -142,11 +144,17 @@ class Gaussianizer:
             ) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """What `estimate` gives, and what `jacobian` wants to know of it: a
         tensor without gradient, with size 1 along `dim`, or None.
+
+        `k`: a standardized sample along `dim`.
         """
         return self.estimate(k, dim), None
 
     def apply(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        "The transform of standardized values."
+        """The transform of standardized values.
+
+        `h`: standardized values; `parameters`: what `estimate` gives, of a
+        shape that broadcasts with `h`. Shape and dtype of `h`.
+        """
         raise NotImplementedError
 
     def inverse(self, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
@@ -154,7 +162,10 @@ class Gaussianizer:
         raise NotImplementedError
 
     def log_slope(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        "The logarithm of the transform's derivative."
+        """The logarithm of the transform's derivative.
+
+        `h`, `parameters`: as of `apply`; the result has the shape of `h`.
+        """
         raise NotImplementedError
 
     def limited(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
@@ -169,13 +180,19 @@ class Gaussianizer:
 
     def by_parameters(self, h: Tensor, parameters: tuple[Tensor, ...]
                       ) -> tuple[Tensor, ...]:
-        "The transform's derivative in each parameter."
+        """The transform's derivative in each parameter.
+
+        `h`, `parameters`: as of `apply`; one tensor for each parameter, in the
+        shape of `h`.
+        """
         raise NotImplementedError
 
     def jacobian(self, k: Tensor, dim: int | tuple[int, ...] | Over,
                  fitted: Tensor | None) -> tuple[Tensor, ...]:
         """N·∂p/∂k of each parameter, up to multiples of 1 and k, which the
         layer takes away; `fitted` is from `fit`.
+
+        `k`: a standardized sample along `dim`; each result has its shape.
         """
         raise NotImplementedError
 

@@ -121,7 +121,8 @@ class Law:
     `law.affine(scale, shift)` is the law of scale·X + shift; `mean`,
     `variance`, `discrete`, `pdf(x)` say the rest. Made by `normal`, `uniform`,
     `laplace`, `exponential`, `bimodal`, `student`, `points` and `mixture`.
-    Raises `ValueError` for weights that are not probabilities, or points among
+    `parts`: the distributions, or the points, one for each weight. Raises
+    `ValueError` for weights that are not probabilities, or points among
     densities.
 
     Example:
@@ -223,6 +224,8 @@ def uniform(mean: float = 0.0, variance: float = 1.0) -> Law:
     """The uniform law of that mean and variance, on an interval of length
     √(12·variance).
 
+    Raises `ValueError` unless both are finite and the variance positive.
+
     Example:
 
         >>> law = uniform(0.5, 1 / 12)                    # on [0, 1]
@@ -234,6 +237,8 @@ def uniform(mean: float = 0.0, variance: float = 1.0) -> Law:
 
 def laplace(mean: float = 0.0, variance: float = 1.0) -> Law:
     """The Laplace law, with density ∝ exp(−|x − mean|·√(2/variance)).
+
+    Raises `ValueError` unless both are finite and the variance positive.
 
     Example:
 
@@ -247,6 +252,8 @@ def laplace(mean: float = 0.0, variance: float = 1.0) -> Law:
 def exponential(mean: float = 0.0, variance: float = 1.0) -> Law:
     """The exponential law, shifted to that mean: it starts at mean − √variance.
 
+    Raises `ValueError` unless both are finite and the variance positive.
+
     Example:
 
         >>> exponential(1.0).pdf([-0.1, 0.0]).round(6).tolist()
@@ -258,6 +265,8 @@ def exponential(mean: float = 0.0, variance: float = 1.0) -> Law:
 def student(nu: float, mean: float = 0.0, variance: float = 1.0) -> Law:
     """Student's t law with `nu` degrees of freedom, scaled to `variance`;
     raises `ValueError` for nu < 5: too much mass is far out for a grid.
+
+    `mean`: of the law.
 
     Example:
 
@@ -275,6 +284,8 @@ def student(nu: float, mean: float = 0.0, variance: float = 1.0) -> Law:
 
 def points(values: Iterable[float], probabilities: ArrayLike) -> Law:
     """A law on finitely many points.
+
+    `values`: the points; `probabilities`: one for each.
 
     Raises `ValueError` for what are not finite points with probabilities.
 
@@ -510,6 +521,8 @@ def entropy_of_sum(x: Law, z: Law, step: float = 1e-3) -> Enclosure:
     """Differential entropy of X + Z in nats, X and Z independent with
     densities, on lattices of width `step` (in standard deviations of the
     narrowest part).
+
+    `x`, `z`: the laws of X and Z.
 
     Source: the bound is the theorem of chapter 110. Raises `ValueError` for
     laws of points, or a step that is not in (0, 1).

@@ -25,6 +25,9 @@ class Round(NamedTuple):
     """One round: mean and deviation of each coordinate, the parameters, mean
     and deviation of the transformed coordinates, and the rotation (as columns).
 
+    Fields: `mean`, `deviation`, `parameters`, `mean_after`, `deviation_after`,
+    `rotation`, in this order.
+
     Example:
 
         >>> found = IterativeGaussianizer(2).fit(torch.randn(50, 3)).rounds[0]
@@ -107,6 +110,9 @@ class IterativeGaussianizer:
         """Fit to the sample `x` of shape (n, d) and return its transform, in
         float32 at least; differentiable with respect to `x`, through all
         estimates but the rotations.
+
+        Raises `ValueError` for a sample of another shape, `TypeError` for one
+        that is not real floating point.
         """
         check_real("IterativeGaussianizer", x)
         if x.ndim != 2 or not x.shape[0]:
@@ -148,6 +154,8 @@ class IterativeGaussianizer:
                   log_det: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """The stored map at points (n, d); with `log_det` also the logarithm of
         its Jacobian determinant.
+
+        `x`: the points; the result has their shape, the logarithms (n,).
         """
         x = self._fitted(x)
         total = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
@@ -172,7 +180,10 @@ class IterativeGaussianizer:
         return y
 
     def log_density(self, x: Tensor) -> Tensor:
-        "The logarithm of the fitted density at points (n, d)."
+        """The logarithm of the fitted density at points (n, d).
+
+        `x`: the points; the result has shape (n,), in nats.
+        """
         y, total = self.transform(x, log_det=True)
         return (total - 0.5 * (y * y).sum(-1)
                 - 0.5 * y.shape[1] * math.log(2 * math.pi))

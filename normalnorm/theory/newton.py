@@ -66,6 +66,9 @@ class Over:
         self.centre = None if centre is None else tuple(centre)
 
     def means(self, *values: Tensor, name: str = "") -> tuple[Tensor, ...]:
+        """The mean of each of `values` over the elements; `name`: by which a
+        subclass remembers them.
+        """
         if not self.dim:                # where PyTorch would take all axes
             return values
         return tuple(x.mean(self.dim, keepdim=True) for x in values)
@@ -74,7 +77,10 @@ class Over:
         return self.means(x)[0]
 
     def var_means(self, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
-        "Biased variance and mean of each, without a difference of squares."
+        """Biased variance and mean of each, without a difference of squares.
+
+        `values`: tensors that the axes fit.
+        """
         if self.centre is None:
             return [torch.var_mean(x, self.dim, correction=0, keepdim=True)
                     for x in values]
@@ -122,6 +128,8 @@ def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     Two passes, scaled by the largest deviation first: right for any finite
     scale of the dtype. The gradient at a constant sample is 0.
 
+    `h`: of any floating-point dtype, which the result has, too.
+
     Example:
 
         >>> standardized(torch.tensor([[1.0, 3.0], [5.0, 5.0]]), -1)
@@ -141,6 +149,8 @@ def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 def standardized_or_nan(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """`standardized`, but NaN throughout a sample that is not finite.
 
+    `x`, `dim`: as `h` and `dim` of `standardized`.
+
     Example:
 
         >>> x = torch.tensor([[1.0, 3.0], [1.0, torch.inf]])
@@ -156,6 +166,10 @@ class AtOne(NamedTuple):
     """L'(1) and L''(1), of a standardized sample, and of the averages that they
     are made of those which the gradient asks for: of d, of k·d, and of d²,
     which is 0 for a constant sample only.
+
+    `first`, `second`: L'(1) and L''(1); `mean_d`, `slope`, `square`: the
+    averages of d, of k·d and of d². All have size 1 along the axes of the
+    sample.
 
     Example:
 
@@ -215,6 +229,8 @@ def nll_derivatives(h: Tensor, lmbda: Tensor | float,
     """L'(λ) and L''(λ) of `yeo_johnson_nll` for any sample and any λ (of size 1
     along `dim`, which is kept).
 
+    `h`: the samples along `dim`; `lmbda`: λ.
+
     Source: the quotient rule on the profile likelihood, chapter 220.
 
     Example:
@@ -239,7 +255,7 @@ def range_of_s(k: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """K = 2(slog(max k) − slog(min k)), the length of the range of S = slog(t)
     + slog(t'): |L'''| ≤ K·L''.
 
-    `dim` is kept.
+    `dim` is kept. `k`: a sample along `dim`.
 
     Example:
 
@@ -323,6 +339,8 @@ def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0,
 def check_real(name: str, value: Tensor) -> None:
     """Raise `TypeError` unless `value` is a real floating-point tensor.
 
+    `name`: what the message calls it.
+
     Example:
 
         >>> check_real("newton_lambda", torch.tensor([1, 2]))
@@ -339,6 +357,8 @@ def check_real(name: str, value: Tensor) -> None:
 def number(name: str, value) -> float:
     """The present value of a setting as a Python number: of a number of
     Python's or NumPy's, or of a tensor of one element without gradient.
+
+    `name`: what the message calls it; `value`: the setting.
 
     `TypeError` for anything else.
 
@@ -366,6 +386,8 @@ def number(name: str, value) -> float:
 def check_flag(name: str, value) -> None:
     """Raise `TypeError` unless `value` is True or False, or NumPy's, or 1 or 0:
     a word such as "no" would count as true.
+
+    `name`: what the message calls it; `value`: the setting.
 
     Example:
 
@@ -441,7 +463,7 @@ def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
     constant 0), and whether the last step was Newton's: always, without
     `safeguard`.
 
-    `dim` is kept with size 1 in both.
+    `dim` is kept with size 1 in both. `k`: the samples along `dim`.
 
     `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`.
 
@@ -483,8 +505,8 @@ def newton_lambda_standardized(k: Tensor, dim: tuple[int, ...],
     """`newton_lambda` for a sample that is standardized already (mean 0 and
     variance 1, or constant 0); `dim` is kept.
 
-    `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`. Source:
-    Eftekhari & Papyan (2025), Eqs. 5, 6.
+    `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`. `k`: the
+    samples along `dim`. Source: Eftekhari & Papyan (2025), Eqs. 5, 6.
 
     Example:
 
@@ -503,6 +525,8 @@ def mle_bracket(h: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
     sample, the distance of the MLE from 1 is between log1p(K|δ|)/K and
     −log1p(−K|δ|)/K (infinite if K|δ| ≥ 1), on the side of −δ. Returns (nearer
     to 1, farther), without `dim`.
+
+    `h`: the samples along `dim`, of any floating-point dtype.
 
     Example:
 

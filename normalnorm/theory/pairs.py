@@ -53,6 +53,8 @@ def activation_of(given: "str | Callable[[Tensor], Tensor]") -> Activation:
     Names: "relu", "leaky_relu" (slope 0.01), "abs", "identity", "gelu", "silu",
     "tanh".
 
+    `given`: the name, the function, or an `Activation`, which is returned.
+
     Raises `ValueError` for an unknown name, and for a function that does not
     act element by element or is not finite; `TypeError` for anything else.
 
@@ -73,10 +75,11 @@ def activation_of(given: "str | Callable[[Tensor], Tensor]") -> Activation:
     if not callable(given):
         raise TypeError("activation expects a name or a function of a tensor, "
                         f"not {type(given).__name__}")
-    y = torch.tensor([-2.0, -0.5, 0.0, 0.5, 2.0], dtype=torch.float64)
+    y = torch.tensor([0.5, -2.0, 2.0, 0.0, -0.5], dtype=torch.float64)
     values = given(y)
-    if values.shape != y.shape or not torch.equal(
-            values, torch.cat([given(v).reshape(-1) for v in y.split(1)])):
+    if values.shape != y.shape or not torch.allclose(
+            values, torch.cat([given(v).reshape(-1) for v in y.split(1)]),
+            rtol=1e-9, atol=1e-12, equal_nan=True):
         raise ValueError("the activation must act element by element, and this "
                          "one does not")
     if not values.isfinite().all():
@@ -136,6 +139,8 @@ def normal_rule(edges: Tensor, points: int) -> tuple[Tensor, Tensor]:
 def smoothed(activation: Activation, x: Tensor, spread: Tensor) -> Tensor:
     """E φ(x + spread·e), e standard normal, element by element; `spread` ≥ 0.
 
+    `activation`: φ. `x`: of any shape, which the result has, too.
+
     Example:
 
         >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()
@@ -179,6 +184,8 @@ def joint_mean(activation: Activation, location: Tensor, power: Tensor,
 
     All arguments in float64, of one shape (channels,) or broadcast to it, which
     the result has.
+
+    `activation`: φ. `about`: what is subtracted, 0 by default.
 
     Source: @eq-pair-family, @eq-pair-split.
 
@@ -255,6 +262,8 @@ def channel_rule(gamma_std: float, beta_std: float,
     """γ, β and weights of a Gauss–Hermite rule over γ ~ N(1, `gamma_std`²) and
     β ~ N(0, `beta_std`²); (channels,) each. A deviation of 0 needs one point.
 
+    `points`: of the rule, for γ and for β.
+
     Example:
 
         >>> gamma, beta, weights = channel_rule(0.0, 0.5)
@@ -273,6 +282,8 @@ class StandardizedUnit(NamedTuple):
     """A value y = √(n−1)·ϱ·cos θ of a standardized unit of n values, and f,
     what becomes of it: (channels, radii, angles); `radii` is √(n−1)·ϱ, and
     `weights` are those of channels and radii.
+
+    `y`, `f`: the values before and after; the angles have equal weights.
 
     Example:
 
@@ -309,6 +320,9 @@ class StandardizedUnit(NamedTuple):
 def cosine_sum(share: Tensor, r: Tensor) -> Tensor:
     """Σ A_j cos(j arccos r), for each of `r`.
 
+    `share`: the A_j, j = 0, 1, …; `r`: cosines, of any shape, which the result
+    has.
+
     Example:
 
         >>> cosine_sum(torch.tensor([0.5, 0.5]), torch.tensor([0.0, 1.0]))
@@ -323,6 +337,9 @@ def standardized_unit(activation: Activation, n: int, gamma_std: float,
                       slopes: bool = False) -> StandardizedUnit:
     """One value of a unit of `n`, with φ(γy + β) for f, or with `slopes` its
     derivative in y.
+
+    `activation`: φ. `gamma_std`, `beta_std`: deviations of γ and β, as for
+    `channel_rule`.
 
     Source: @eq-pair-circle.
 
@@ -361,7 +378,7 @@ def gram_of_batch(cov: Tensor, slope: float, centre: bool = True,
 
     `cov`: (N, N), float64, which the result has too. φ is y above 0 and
     `slope`·y below. Without `centre` g is x itself. Accurate to 1e-10 for N of
-    some hundreds.
+    some hundreds. `eps`: ε ≥ 0.
 
     Source: @eq-pair-batch.
 
@@ -439,6 +456,10 @@ def gram_by_samples(activation: Activation, cov: Tensor, n: int = 1,
 
     With `n` > 1 the units are n values of each input, standardized for each
     input by itself, and `cov` is the covariance of the inputs.
+
+    `activation`: φ. `cov`: (N, N). `centre`, `eps`: as for `gram_of_batch`;
+    `gamma_std`, `beta_std`: as for `channel_rule`; `power`: with the power
+    transform; `noise`: its factor ξ.
 
     Example:
 

@@ -291,6 +291,9 @@ def representable(h: Tensor, lmbda: Tensor | float) -> Tensor:
     shape, and the dtype in which `yeo_johnson` computes; differentiable almost
     everywhere.
 
+    `lmbda`: λ, a number or a tensor that broadcasts with `h`. Raises
+    `TypeError` for `h` that is not real floating point.
+
     Example:
 
         >>> h = torch.tensor(1e30)

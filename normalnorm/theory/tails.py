@@ -28,7 +28,7 @@ def tail_nll(k: Tensor, delta: Tensor | float,
     `dim` that are centred; minimized over the variance of the normal model.
 
     `delta`: a number, or of size 1 along `dim`, which is kept. A sample of
-    zeros gives −infinity. Differentiable.
+    zeros gives −infinity. `k`: the samples. Differentiable.
 
     Example:
 
@@ -88,7 +88,7 @@ def newton_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
     """`newton_delta` for a sample that is standardized already (or constant 0);
     `dim` is kept.
 
-    `light` as for `newton_delta`.
+    `light` as for `newton_delta`. `k`: the samples along `dim`.
 
     Example:
 
@@ -137,6 +137,8 @@ def ratio_to_theta(rho: Tensor) -> Tensor:
 
     Differentiable to third order.
 
+    `rho`: ρ, of any shape, which the result has, too.
+
     Example:
 
         >>> ratio_to_theta(torch.tensor([1.0, 0.5**0.75 / 0.75]))
@@ -159,7 +161,7 @@ def tail_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
     """`tail_delta` for a sample that is standardized already (or constant 0);
     `dim` is kept.
 
-    `steps` as for `tail_delta`.
+    `steps` as for `tail_delta`. `k`: the samples along `dim`.
 
     Example:
 

@@ -95,7 +95,7 @@ class _Covariance(Function):
 
 
 class _Lyapunov(Function):
-    "The solution Θ of R Θ + Θ R = Φ, for R = V diag(r) V^T."
+    "The solution Θ of U Θ + Θ U = Φ, for U = V diag(r) V^T."
     generate_vmap_rule = True
 
     @staticmethod
@@ -117,8 +117,8 @@ class _Lyapunov(Function):
 
 
 class _Roots(Function):
-    """R = V diag(r) V^T and its inverse, as functions of the symmetric matrix
-    R² − εI.
+    """U = V diag(r) V^T and its inverse, as functions of the symmetric matrix
+    U² − εI.
     """
     generate_vmap_rule = True
 
@@ -189,6 +189,8 @@ def covariance(centred: Tensor) -> Tensor:
 
     Differentiable to any order.
 
+    `centred`: X.
+
     Example:
 
         >>> covariance(torch.tensor([[-1.0, 1.0], [2.0, -2.0]]))
@@ -208,6 +210,8 @@ def matrix_roots(cov: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     Eigenvalues below zero count as zero; with `eps` 0, directions of eigenvalue
     zero are mapped to zero by both. A matrix that is not finite gives NaN and
     leaves the others alone.
+
+    `cov`: Σ; both results have its shape and dtype.
 
     Example:
 
@@ -312,7 +316,7 @@ def whitening_matrix(cov: Tensor, eps: float = 1e-5, method: str = "eigh",
     """(Σ+εI)^{-1/2} of covariance matrices, shape (…, d, d): ZCA whitening.
 
     `method`: "eigh", exact, or "newton_schulz", approximate with that many
-    `iterations`.
+    `iterations`. `cov`: Σ; the result has its shape and dtype.
 
     Raises `ValueError` for another method.
 

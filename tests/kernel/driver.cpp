@@ -51,11 +51,12 @@ struct ProxyJob {
 struct GroupedJob {
     const float *u, *grad;
     float* out;
-    const float *weight, *bias, *mean, *factor;
+    const float *weight, *bias, *shift, *scale, *mean, *factor, *nodes;
     float* kept;
-    float *of_weight, *of_bias, *of_mean, *of_factor;
-    i64 images, channels, groups, length, kind, threads;
-    double eps, slope;
+    float *of_weight, *of_bias, *of_shift, *of_scale, *of_mean, *of_factor;
+    i64 images, channels, groups, length, kind, count, divided;
+    double eps, slope, added;
+    i64 threads;
 };
 enum Stage { MOMENTS, AVERAGES, CENTRE, SCALE, OUTPUT, SUMS, GRADIENT };
 // rows of a stage's table, forward and backward
@@ -889,17 +890,49 @@ void active(i64 kind, double a, double y, double& value, double& slope) {
     }
 }
 
+// What a channel of `grouped` has in double: the proxy's mean and factor, and
+// their derivatives in m and t of m + tξ
+struct Proxied {
+    double mean, factor, mean_by[2] = {}, factor_by[2] = {};
+    // over `count` nodes
+    Proxied(i64 kind, double a, double m, double t, const float* nodes,
+            i64 count, bool scaled, double added) {
+        double var = 0, var_by[2] = {};
+        mean = 0;
+        for (bool last : {false, true})
+            for (i64 k = 0; k < count; k++) {
+                double value, slope;
+                active(kind, a, m + t * nodes[k], value, slope);
+                if (!last) mean += value / (double)count;
+                const double by[2] = {slope, slope * nodes[k]};
+                for (int i = 0; last && i < 2; i++) {
+                    mean_by[i] += by[i] / (double)count;
+                    var_by[i] += 2 * by[i] * (value - mean) / (double)count;
+                }
+                if (last) var += (value - mean) * (value - mean);
+            }
+        factor = scaled ? 1 / std::sqrt(var / (double)count + added) : 1;
+        for (int i = 0; scaled && i < 2; i++)
+            factor_by[i] = -0.5 * factor * factor * factor * var_by[i];
+    }
+    Proxied(double mean_, double factor_) : mean(mean_), factor(factor_) {}
+};
+
 // Group norm, affine map, activation and proxy, against their definition in
-// double, element by element
+// double, element by element; the proxy's statistics given, or by nodes
 void grouped(i64 most) {
+    const Floats& nodes = floats("proxy/nodes");
+    const i64 samples = integer("proxy/samples");
     const i64 shapes[][4] = {{2, 6, 2, 35}, {3, 4, 4, 9}, {1, 4, 1, 4970},
                              {5, 24, 2, 1}, {4, 8, 2, 1024}};
     for (const auto& [images, channels, groups, length] : shapes)
         for (i64 kind = 0; kind < 5; kind++)
-            for (bool scaled : {true, false}) {
+            for (int which = 0; which < 4; which++) {
+                const bool scaled = which % 2 == 0, given = which < 2;
                 const size_t n = (size_t)(images * channels * length),
                              c_ = (size_t)channels;
-                Floats u(n), g(n), weight(c_), bias(c_), mean(c_), factor(c_);
+                Floats u(n), g(n), weight(c_), bias(c_), mean(c_), factor(c_),
+                    shift(c_), scale(c_);
                 uint64_t state = 5;
                 auto draw = [&] {
                     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -909,10 +942,20 @@ void grouped(i64 most) {
                 for (float& x : g) x = draw();
                 for (size_t c = 0; c < c_; c++)
                     weight[c] = 1 + draw(), bias[c] = draw(), mean[c] = draw(),
-                    factor[c] = 1 + 0.5f * draw();
-                const double eps = 1e-5, a = kind ? 0 : 0.3;
+                    factor[c] = 1 + 0.5f * draw(), shift[c] = 0.3f * draw(),
+                    scale[c] = 0.3f * draw();
+                const double eps = 1e-5, a = kind ? 0 : 0.3, added = 0.03;
+                std::vector<Proxied> proxied;
+                for (size_t c = 0; c < c_; c++)
+                    proxied.push_back(
+                        given ? Proxied(mean[c], scaled ? factor[c] : 1.0)
+                              : Proxied(kind, a,
+                                        bias[c] + (double)weight[c] * shift[c],
+                                        weight[c] * (1.0 + scale[c]),
+                                        nodes.data(), samples, scaled, added));
                 const i64 count = channels / groups, size = count * length;
-                std::vector<double> out(n), of_u(n), of[4];
+                // of γ, β, β̃, γ̃, and of mean and factor
+                std::vector<double> out(n), of_u(n), of[6];
                 for (auto& sums : of) sums.assign(c_, 0.0);
                 for (i64 i = 0; i < images * groups; i++) {
                     const float *v = u.data() + i * size,
@@ -928,7 +971,7 @@ void grouped(i64 most) {
                             const size_t c =
                                 (size_t)(i % groups * count + j / length);
                             const double y = (v[j] - m) * rate,
-                                         f = scaled ? factor[c] : 1.0;
+                                         f = proxied[c].factor;
                             double value, slope;
                             active(kind, a, weight[c] * y + bias[c], value,
                                    slope);
@@ -940,37 +983,57 @@ void grouped(i64 most) {
                                             - y * by_y / (double)size);
                                 continue;
                             }
-                            out[(size_t)(i * size + j)] = (value - mean[c]) * f;
+                            const double rest = value - proxied[c].mean;
+                            out[(size_t)(i * size + j)] = rest * f;
                             by_one += of_y, by_y += of_y * y;
                             of[0][c] += w * y, of[1][c] += w;
-                            of[2][c] -= up[j] * f;
-                            of[3][c] += up[j] * (value - mean[c]);
+                            of[4][c] -= up[j] * f, of[5][c] += up[j] * rest;
                         }
+                }
+                for (size_t c = 0; c < c_; c++) {
+                    const Proxied& p = proxied[c];
+                    const double of_m = of[4][c] * p.mean_by[0]
+                                        + of[5][c] * p.factor_by[0],
+                                 of_t = of[4][c] * p.mean_by[1]
+                                        + of[5][c] * p.factor_by[1];
+                    of[0][c] += of_m * shift[c] + of_t * (1 + scale[c]);
+                    of[1][c] += of_m;
+                    of[2][c] = of_m * weight[c], of[3][c] = of_t * weight[c];
                 }
                 const std::string here =
                     "grouped/" + std::to_string(length) + "/"
-                    + std::to_string(kind) + (scaled ? "" : "/no factor");
+                    + std::to_string(kind) + (scaled ? "" : "/no factor")
+                    + (given ? "" : "/by nodes");
                 std::vector<Floats> first;
                 for (i64 threads = 1; threads <= most; threads *= 2) {
                     std::vector<Floats> found = {Floats(n), Floats(n)};
-                    for (int k = 0; k < 4; k++) found.emplace_back(c_);
-                    Floats kept((size_t)(3 * images * groups));
+                    for (int k = 0; k < 6; k++) found.emplace_back(c_);
+                    Floats kept((size_t)(3 * images * groups + 6 * channels));
                     GroupedJob job{};
                     job.u = u.data(), job.out = found[0].data(),
                     job.weight = weight.data(), job.bias = bias.data(),
-                    job.mean = mean.data(),
-                    job.factor = scaled ? factor.data() : nullptr,
                     job.kept = kept.data(), job.images = images,
                     job.channels = channels, job.groups = groups,
                     job.length = length, job.kind = kind,
                     job.threads = threads, job.eps = eps, job.slope = a;
+                    if (given) {
+                        job.mean = mean.data();
+                        job.factor = scaled ? factor.data() : nullptr;
+                    } else {
+                        job.shift = shift.data(), job.scale = scale.data(),
+                        job.nodes = nodes.data(), job.count = samples,
+                        job.divided = scaled, job.added = added;
+                    }
                     done(normalnorm_grouped_forward(&job),
                          "normalnorm_grouped_forward");
                     job.grad = g.data(), job.out = found[1].data(),
                     job.of_weight = found[2].data(),
                     job.of_bias = found[3].data(),
-                    job.of_mean = found[4].data(),
-                    job.of_factor = scaled ? found[5].data() : nullptr;
+                    job.of_shift = given ? nullptr : found[4].data(),
+                    job.of_scale = given ? nullptr : found[5].data(),
+                    job.of_mean = given ? found[6].data() : nullptr,
+                    job.of_factor =
+                        given && scaled ? found[7].data() : nullptr;
                     done(normalnorm_grouped_backward(&job),
                          "normalnorm_grouped_backward");
                     if (threads > 1) {
@@ -984,10 +1047,12 @@ void grouped(i64 most) {
                             out.data(), n);
                     compare(here + "/of u", "grouped", found[1].data(),
                             of_u.data(), n);
-                    for (int k = 0; k < (scaled ? 4 : 3); k++)
-                        compare(here + "/of " + std::to_string(k), "grouped",
-                                found[(size_t)(2 + k)].data(), of[k].data(),
-                                c_);
+                    for (int k = 0; k < 6; k++)
+                        if (given ? k < 2 || k == 4 || (k == 5 && scaled)
+                                  : k < 4)
+                            compare(here + "/of " + std::to_string(k),
+                                    "grouped", found[(size_t)(2 + k)].data(),
+                                    of[k].data(), c_);
                 }
             }
 }
@@ -1053,16 +1118,25 @@ void refused() {
         proxy.jacobian = p;
         done(normalnorm_proxy_backward(&proxy),
              "normalnorm_proxy_backward without a jacobian", 2);
-        GroupedJob groups{};
-        groups.u = groups.grad = u.data(), groups.out = out.data(),
-        groups.weight = groups.bias = groups.mean = weight.data(),
-        groups.kept = p, groups.images = groups.groups = groups.threads = 1,
-        groups.channels = 3, groups.length = 4;
-        done(normalnorm_grouped_forward(&groups),
-             "normalnorm_grouped_forward without what it keeps", 2);
-        groups.kept = numbers.data(), groups.mean = p;
-        done(normalnorm_grouped_backward(&groups),
-             "normalnorm_grouped_backward without a mean", 2);
+        for (auto field : {&GroupedJob::u, &GroupedJob::weight,
+                           &GroupedJob::bias, &GroupedJob::mean}) {
+            GroupedJob groups{};
+            groups.u = groups.grad = u.data(), groups.out = out.data(),
+            groups.weight = groups.bias = groups.mean = weight.data(),
+            groups.kept = numbers.data(),
+            groups.images = groups.groups = groups.threads = 1,
+            groups.channels = 3, groups.length = 4;
+            groups.*field = p;
+            done(normalnorm_grouped_forward(&groups),
+                 "normalnorm_grouped_forward without what it reads", 2);
+            done(normalnorm_grouped_backward(&groups),
+                 "normalnorm_grouped_backward without what it reads", 2);
+            groups.*field = u.data(), groups.kept = p;
+            done(normalnorm_grouped_forward(&groups),
+                 "normalnorm_grouped_forward without what it keeps", 2);
+            done(normalnorm_grouped_backward(&groups),
+                 "normalnorm_grouped_backward without what it kept", 2);
+        }
     }
     for (const Floats* x : {&out, &numbers})
         for (float y : *x)

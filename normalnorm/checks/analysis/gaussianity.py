@@ -94,6 +94,43 @@ def _(increasing):
     assert abs(best - 2 / math.pi) < 2e-3
 
 # %% ../../../nbs/140_analysis.gaussianity.ipynb
+import torch
+
+from normalnorm.analysis.gaussianity import pre_affine
+
+
+def each_plot(model, batches, channels=20):
+    "R² of each Q–Q plot of the first layer: (minibatches, channels)."
+    return torch.stack([qq_r2(next(iter(pre_affine(model, x).values()))
+                              [:channels]) for x in batches])
+
+
+def pooled(model, batches, channels=20):
+    "The mutant: a plot for each channel, over all minibatches."
+    return qq_r2(torch.cat([next(iter(pre_affine(model, x).values()))
+                            [:channels] for x in batches], 1))[None]
+
+
+@claim("rev-fig6-200", source="reply of eftekhari2025 to the reviewers",
+       statement="a layer's number in Figure 6 is the mean R² of 200 Q–Q "
+                 "plots, of 20 channels in 10 minibatches",
+       kind="definition", verdict="holds", evidence="numerical",
+       formula=each_plot, mutant=pooled)
+def _(r2):
+    """Ten minibatches of skewed values with means of their own, through a batch
+    norm of 24 channels, against scipy's plot for each.
+    """
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(24))
+    batches = [torch.randn(50, 24).mul(0.3 * k).exp() + k for k in range(1, 11)]
+    found = r2(model, batches)
+    assert found.numel() == 200
+    by_scipy = [scipy.stats.probplot(x[:, c].double().numpy())[1][2]**2
+                for x in batches for c in range(20)]
+    # scipy's quantiles are Filliben's
+    assert abs(found.mean().item() - np.mean(by_scipy)) < 0.01
+
+# %% ../../../nbs/140_analysis.gaussianity.ipynb
 @claim("qq-r2-pooled", source="new",
        statement="Pooled and channel-wise R² do not bound each other: 1 "
                  "against 2/π for channels of two values; below 1 against 1 "

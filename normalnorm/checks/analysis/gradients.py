@@ -44,12 +44,14 @@ def pictures(name, seed=0, skips=False, channels=16):
 
 
 def maps_of(found):
-    "The values of the maps' weights, from the first layer to the last."
+    """The values of the maps' weights, from the first layer to the last; of
+    weight norm's v, without g.
+    """
     best = {}
     for name, value in found.items():
         layer = name.split(".")[0]
         if layer.startswith("layer") and ".gain" not in name and (
-            name.split(".")[-1] not in ("bias", "gain")
+            name.split(".")[-1] not in ("bias", "gain", "original0")
         ):
             best.setdefault(layer, value)
     return list(best.values())

@@ -31,6 +31,8 @@ DENSE: dict[str, Callable] = {
     "RegNorm": partial(RegNormLinear, bias=False)}
 CONVOLUTIONS: dict[str, Callable] = {
     "none": partial(nn.Conv2d, bias=False),
+    "weight norm": lambda n, m, *size, **how: weight_norm(
+        nn.Conv2d(n, m, *size, bias=False, **how)),
     "PreLayerNorm": partial(PreLayerNormConv2d, bias=False),
     "RegNorm": partial(RegNormConv2d, bias=False)}
 NORMS = {"layer norm": partial(nn.GroupNorm, 1), "LMBV": LMBVNorm,
@@ -200,6 +202,93 @@ def _(is_ordered):
         kinds.add(c > 0.999)
         assert is_ordered(slope - 1e-3) == (c > 0.999), (slope, c)
     assert kinds == {True, False}
+
+# %% ../../../nbs/450_analysis.propagation.ipynb
+from normalnorm.analysis.propagation import disturbed
+from normalnorm.theory.correlation_map import correlation_map
+from normalnorm.theory.pairs import absolute_product
+
+
+def of_relu(cov):
+    "E relu(u)·relu(v) of normal values with mean 0 and this covariance."
+    power = cov.diagonal().clamp(min=0).sqrt()
+    return (cov + absolute_product(torch.outer(power, power), cov)) / 4
+
+
+def over_deviations(cov, drawn=4096):
+    """The covariance of units divided by their deviation over the batch of each
+    copy, and that of ReLU of them: means over drawn units.
+    """
+    values, vectors = torch.linalg.eigh(cov)
+    source = torch.Generator().manual_seed(0)
+    root = (vectors * values.clamp(min=0).sqrt()).T.float()
+    units = torch.randn(drawn, len(cov), generator=source) @ root
+    units = units.unflatten(1, (2, -1))
+    y = (units / units.std(2, correction=0, keepdim=True)).flatten(1)
+    return tuple((v.T @ v / drawn).to(cov) for v in (y, y.relu()))
+
+
+def over_one_deviation(cov):
+    "The mutant: the mean of the variance stands below, for all units."
+    root = cov.diagonal().unflatten(0, (2, -1)).mean(1).sqrt()
+    root = root.repeat_interleave(len(cov) // 2)
+    cov = cov / torch.outer(root, root)
+    return cov, of_relu(cov)
+
+
+def computed(name, depth=20, count=128, sigma=0.1, seed=0,
+             divided=over_deviations):
+    "What `followed` finds in dense networks, for layers of infinite width."
+    x = torch.cat(disturbed(digits(count).flatten(1).double(), sigma, seed))
+    if name == "PreLayerNorm":
+        x = x - x.mean(1, keepdim=True)
+    cov, found = x @ x.T, []
+    for _ in range(depth):
+        if name in ("BMLV", "batch norm"):          # each copy's own mean
+            four = cov.reshape(2, count, 2, count)
+            four = four - four.mean(1, keepdim=True)
+            cov = (four - four.mean(3, keepdim=True)).reshape(cov.shape)
+        if name in ("LMBV", "batch norm"):
+            cov, after = divided(cov)
+        else:
+            if name != "none":
+                root = cov.diagonal().sqrt()
+                cov = cov / torch.outer(root, root)
+            after = of_relu(cov)
+        if name == "PreLayerNorm":
+            mean = (cov.diagonal() / (2 * math.pi)).sqrt()
+            after = after - torch.outer(mean, mean)
+        own = cov.diagonal().unflatten(0, (2, -1)).sum(1)
+        both = cov[:count, count:].trace()
+        found.append((both / own.prod().sqrt()).item())
+        cov = after
+    return found
+
+
+@claim("propagation-covariance", source="new; yang2019",
+       statement="in wide layers the covariance of all samples of both copies "
+                 "carries the correlation from layer to layer; where a unit is "
+                 "divided by its own deviation over the batch, the covariance "
+                 "is the mean over units of the ratio",
+       kind="theorem", verdict="holds", evidence="numerical",
+       formula=over_deviations, mutant=over_one_deviation)
+def _(divided):
+    """Batches of 8, eight layers, four networks of width 256; for layer norm
+    and PreLayerNorm also the repeated map of chapter 350.
+    """
+    for name in ("layer norm", "LMBV", "PreLayerNorm", "BMLV", "batch norm"):
+        found = at_end(dense, name, 4, 8, depth=8)
+        ours = sum(computed(name, 8, 8, seed=seed, divided=divided)[-1]
+                   for seed in range(4)) / 4
+        assert abs(found - ours) < 0.05, (name, found, ours)
+    x, y = disturbed(digits(8).flatten(1).double(), 0.1)
+    for name, norm in (("layer norm", "layer"), ("PreLayerNorm", "pre-layer")):
+        if norm == "pre-layer":
+            x, y = (v - v.mean(1, keepdim=True) for v in (x, y))
+        c = nn.functional.cosine_similarity(x, y)
+        for value in computed(name, 6, 8):
+            assert abs(value - c.mean().item()) < 1e-7
+            c = correlation_map(c.clamp(max=1), "relu", norm)
 
 # %% ../../../nbs/450_analysis.propagation.ipynb
 @claim("bnu-fig2a", source="rao2020, Figure 2a",

@@ -41,3 +41,35 @@ def _(update):
     torch.testing.assert_close(
         layer.running_lambda,
         sum(newton_lambda(r, 0).flatten() for r in rows) / 3)
+
+# %% ../../../nbs/271_layers.running_averages.ipynb
+import math
+
+from normalnorm.layers.normality import BatchNormalNorm1d
+from normalnorm.theory.newton import newton_lambda
+
+
+@claim("nn-running-lambda", source="eftekhari2025, §4.1",
+       statement="the running average of λ̂ tends to the mean of the batches' "
+                 "λ̂, which is O(1/N) from the λ̂ of all data, N the size of a "
+                 "unit",
+       kind="estimate", verdict="holds", evidence="numerical",
+       formula=1.0, mutant=0.5)
+def _(power):
+    """Batches of squares of uniform numbers through a layer that averages all
+    of them; the distance at N = 8 and 32, with its standard error.
+    """
+    union = newton_lambda(
+        torch.linspace(0, 1, 200_001).double() ** 2, 0).item()
+    far = {}
+    for size in (8, 32):
+        u = torch.rand(800_000 // size, size, dtype=torch.float64) ** 2
+        estimates = newton_lambda(u, 1).flatten()
+        layer = BatchNormalNorm1d(50, momentum=None, noise=0.0).double()
+        for some in u[:2000].view(40, 50, size):
+            layer(some.T)
+        torch.testing.assert_close(
+            layer.running_lambda, estimates[:2000].view(40, 50).mean(0))
+        far[size] = estimates.mean().item() - union
+        assert far[size] > 5 * estimates.std().item() / len(estimates) ** 0.5
+    assert abs(math.log(far[8] / far[32], 4) - power) < 0.3, far

@@ -22,7 +22,7 @@ def pieces(h):
 
 
 @claim("curvature-identity", source="new",
-       statement="C = T + R + mean f(|h|) + mean (d − t − βh)² for all T, t, "
+       statement="C = T + ω + mean f(|h|) + mean (d − t − βh)² for all T, t, "
                  "c, with f = 1 − T − t² − c − q + 2td + ca²",
        kind="identity", verdict="holds", evidence="proof", formula=1.0,
        mutant=-1.0)
@@ -118,7 +118,7 @@ def _(target):
 
 
 @claim("nn-newton-sharp", source="new",
-       statement="L''(1) ≥ 2(1−log 2)² + R for every standardized sample, with "
+       statement="L''(1) ≥ 2(1−log 2)² + ω for every standardized sample, with "
                  "equality only for ±1",
        kind="theorem", verdict="holds", evidence="proof", formula=0.0,
        mutant=1e-6)

@@ -83,7 +83,7 @@ def _(derivative):
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def curvature(h, residual=2.0):
-    "1 − mean q + (mean d)² + 2R."
+    "1 − mean q + (mean d)² + 2ω."
     a, log, d, _ = terms(h)
     q, mean_d = (1 + a) * log**2, d.mean(-1)
     r = ((d - mean_d[..., None]) ** 2).mean(-1) - (h * d).mean(-1) ** 2
@@ -91,12 +91,12 @@ def curvature(h, residual=2.0):
 
 
 @claim("nn-l2-simplified", source="new",
-       statement="for standardized h: L''(1) = 1 − mean q + (mean d)² + 2R, q "
-                 "= (1+a)ℓ², R the residual variance of d regressed on h",
+       statement="for standardized h: L''(1) = 1 − mean q + (mean d)² + 2ω, q "
+                 "= (1+a)ℓ², ω the residual variance of d regressed on h",
        kind="identity", verdict="holds", evidence="proof", formula=curvature,
        mutant=lambda h: curvature(h, residual=1.0))
 def _(simplified):
-    "R by least squares (numpy), L'' by numerical differentiation in 50 digits."
+    "ω by least squares (numpy), L'' by numerical differentiation in 50 digits."
     for n in (3, 17, 61):
         h = standard(torch.randn(n, dtype=torch.float64).exp())
         assert abs(simplified(h).item() - mp_derivatives(h.tolist())[1]) < 1e-12
@@ -192,6 +192,41 @@ def _(slopes):
                    for far in (200, 2000, 20_000)]
             assert off[2] < 1e-3 and off[1] < 0.2 * off[0] and (
                 off[2] < 0.2 * off[1]), off
+
+# %% ../../../nbs/220_theory.newton.ipynb
+def slope_of_two_values(x, p):
+    "L'/ℓ of the values 0 and b, of which b has the share p; x = λℓ."
+    return 1 / (1 - mp.exp(-x)) - 1 / x - p
+
+
+@claim("nn-nll-no-closed-form", source="eftekhari2025, §4.1",
+       statement="of the values 0 and b > 0, b with the share p, L' = ℓ(1/(1 − "
+                 "e^(−x)) − 1/x − p) with ℓ = log(1+b), x = λℓ; for rational "
+                 "p ≠ ½ its root is a transcendental number, so L' = 0 has no "
+                 "solution by arithmetic and roots",
+       kind="theorem", verdict="holds", evidence="proof",
+       formula=slope_of_two_values,
+       mutant=lambda x, p: 1 / (1 + mp.exp(-x)) - p)
+def _(slope):
+    """L' of the printed likelihood by numerical differentiation; scipy's MLE;
+    no polynomial of degree up to 6 with coefficients up to 200 has the root,
+    in 40 digits, or has −x and its exponential in the wrong relation.
+
+    The mutant is another function that grows from 0 to 1; its root has the
+    formula log(p/(1−p)).
+    """
+    for b, ones, size in ((2.0, 1, 4), (0.3, 3, 4), (5.0, 1, 5)):
+        h, ell, p = [b] * ones + [0.0] * (size - ones), mp.log1p(b), ones / size
+        for lmbda in (-1.5, 0.4, 2.5):
+            assert abs(mp_derivatives(h, lmbda)[0]
+                       - ell * slope(lmbda * ell, p)) < 1e-10
+        mle = float(scipy.stats.yeojohnson_normmax(h))
+        assert abs(slope(mle * ell, p)) < 1e-5, (b, p)
+    with mp.workdps(40):
+        p = mp.mpf(1) / 4
+        x = mp.findroot(lambda x: slope(x, p), -3)
+        assert abs(mp.exp(-x) - 1 + x / (1 + p * x)) < 1e-35
+        assert mp.findpoly(x, 6, maxcoeff=200, tol=1e-30) is None
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def population_slope(lmbda0, mean, deviation, weight=1.0):
@@ -317,6 +352,76 @@ def _(symmetrize):
         assert abs(newton_lambda(sample, -1).item() - 1) < 1e-12
         assert (abs(scipy.stats.yeojohnson_normmax(
                         standard(sample).cpu().numpy()) - 1) < 1e-6)
+
+# %% ../../../nbs/220_theory.newton.ipynb
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normalnorm.theory.newton import nll_derivatives, standardized
+
+
+def second_after(prepare):
+    "L''(1) of a prepared sample in float32, and in 50 digits."
+    def both(sample):
+        h = prepare(sample)
+        return (nll_derivatives(h, 1.0, -1)[1].item(),
+                float(mp_derivatives(h.tolist())[1]))
+    return both
+
+
+@claim("nn-order-steps", source="eftekhari2025, §4.1",
+       statement="standardizing before the estimate improves its numerical "
+                 "stability: at a mean of 1000 deviations float32 has no "
+                 "digit of L''(1), after standardizing it has five",
+       kind="estimate", verdict="holds", evidence="numerical",
+       formula=second_after(lambda x: standardized(x, -1)),
+       mutant=second_after(lambda x: x))
+def _(derivatives):
+    "Log-normal samples; the same float32 values in 50 digits."
+    for mean in (1e3, 1e4):
+        sample = (mean + torch.randn(60).exp()).float()
+        single, exact = derivatives(sample)
+        assert abs(single - exact) < 1e-5 * abs(exact), (mean, single, exact)
+
+
+class Operations(TorchDispatchMode):
+    "The names of PyTorch's operations, in their order."
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def until_it_stands(h, dim):
+    "Newton's method to the end: the MLE."
+    steps, last = 1, newton_lambda(h, dim)
+    while True:
+        steps += 1
+        new = newton_lambda(h, dim, steps=steps, safeguard=True)
+        if (new - last).abs().max() < 1e-9:
+            return new
+        last = new
+
+
+@claim("nn-statistics-closed-form", source="eftekhari2025, §4.1",
+       statement="μ̂, σ̂² and λ̂ take the same operations for every sample and "
+                 "every size: no iteration",
+       kind="algorithm", verdict="holds", evidence="numerical",
+       formula=newton_lambda, mutant=until_it_stands)
+def _(estimate):
+    """The list of operations for skewed, symmetric and constant samples of
+    several sizes; the mutant iterates to the MLE.
+    """
+    lists = set()
+    for sample in (torch.randn(9).exp(), torch.randn(1000) ** 5, torch.ones(7),
+                   torch.tensor([-1.0, 0.0, 1.0])):
+        with Operations() as seen:
+            x = sample.double()
+            x.mean(-1), x.var(-1, correction=0), estimate(x, -1)
+        lists.add(tuple(seen.names))
+    assert len(lists) == 1 and len(lists.pop()) < 200
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def several(h, steps=30):

@@ -47,14 +47,14 @@ from normalnorm.theory.newton import (
 
 
 @claim("curvature-of-slope", source="new",
-       statement="L''(1) = mean h²·(ρ(a) + (φ(a) − s·m)²) + R for every "
+       statement="L''(1) = mean h²·(ρ(a) + (φ(a) − s·m)²) + ω for every "
                  "standardized sample, m = mean h·d, φ = d/a, ρ = 1 − "
                  "(1+a)ℓ²/a²; so L''(1) is at least the first term, and equal "
                  "to it for two values",
        kind="identity", verdict="holds", evidence="proof", formula=1.0,
        mutant=1.01)
 def _(factor):
-    """Random samples and two-valued ones, R by least squares; without R the
+    """Random samples and two-valued ones, ω by least squares; without ω the
     difference is 0 for two values.
 
     The mutant has 1.01 times the square.

@@ -226,7 +226,7 @@ def _(factor):
 
 @claim("newton-schulz-coupled-stable", source="higham2008",
        statement="one step of the coupled iteration maps errors (E, F) to (E − "
-                 "R F R, F − W E W)/2, a projection",
+                 "U F U, F − W E W)/2, a projection",
        kind="identity", verdict="holds", evidence="proof", formula=-1.0,
        mutant=1.0)
 def _(sign):

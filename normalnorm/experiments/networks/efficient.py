@@ -25,6 +25,9 @@ class SqueezeExcite(nn.Module):
     """Weight each channel by a number in (0, 1) computed from the means of all
     channels over positions.
 
+    `squeezed`: numbers between the two maps; `activation`: nothing →
+    activation, between them, too.
+
     Example:
 
         >>> layer = SqueezeExcite(8, 2, nn.SiLU)
@@ -49,6 +52,9 @@ class InvertedBottleneck(nn.Module):
     in groups of `group_size`, squeeze-and-excitation, 1 × 1 to `channels`.
 
     The input is added where stride is 1 and the channels stay.
+
+    `channels_in`: of the input; `parts`: see `Parts`; `drop_path`: rate of
+    stochastic depth.
 
     Raises `ValueError` where `group_size` does not divide the widened channels.
 
@@ -113,6 +119,8 @@ def fan_out_per_group(model: nn.Module) -> None:
     """Draw all kernels from a normal law of variance 2/fan-out, counting the
     output channels of one group.
 
+    `model`: whose kernels they are, in place.
+
     Example:
 
         >>> conv = nn.Conv2d(32, 32, 3, groups=32)     # fan-out of a group: 9
@@ -131,11 +139,11 @@ class EfficientNet(nn.Module):
     scaled by `width` and `depth`. `group_size`: channels in a group of the k ×
     k convolutions, 1 for depthwise ones; `expansion`: replaces the expansions
     of the table that are not 1. `stem`, `head`: channels before and after the
-    stages, scaled too; `stem_stride`.
-    `dropout` before the classifier; `drop_path`: stochastic depth, growing
-    linearly from 0 with the block.
+    stages, scaled too; `stem_stride`. `dropout` before the classifier;
+    `drop_path`: stochastic depth, growing linearly from 0 with the block.
     `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with
-    the model at the end and draws its weights.
+    the model at the end and draws its weights. `classes`, `channels`: of the
+    scores, and of the images.
 
     Raises `ValueError` for sizes < 1, and where `group_size` does not divide
     the channels of a block. Source: Tan & Le (2019); in groups: Masters et al.

@@ -53,6 +53,8 @@ class Parts(NamedTuple):
                    bias: bool = True) -> nn.Linear:
         """A linear map made by `linear`.
 
+        `inputs`, `outputs`, `bias`: as for `nn.Linear`.
+
         Raises `TypeError` where that is no `nn.Linear`: the law of the initial
         weights would not reach its weight.
         """
@@ -67,6 +69,9 @@ class Parts(NamedTuple):
                     stride: int = 1, groups: int = 1) -> nn.Module:
         """A convolution without bias that keeps the resolution, or divides it
         by `stride`.
+
+        `channels_in`, `channels`: of input and output; `kernel`: its side, odd;
+        `groups`: as for `nn.Conv2d`.
         """
         return self.conv(channels_in, channels, kernel, stride,
                          padding=kernel // 2, groups=groups, bias=False)
@@ -104,6 +109,8 @@ class Pad(nn.Module):
     """A shortcut without parameters: every `stride`-th row and column, and
     channels of zeros appended.
 
+    `extra`: how many.
+
     Example:
 
         >>> out = Pad(stride=2, extra=1)(torch.ones(1, 2, 4, 4))
@@ -128,7 +135,9 @@ class Block(nn.Module):
     `width`: channels between the convolutions. `preactivation`: normalizer and
     activation before each convolution, not after it. The first 3 × 3
     convolution strides; the 3 × 3 convolutions are in `groups`. `shortcut`:
-    "projection", "pad" or "none".
+    "projection", "pad" or "none". `channels_in`, `channels`: of input and
+    output; `stride`; `parts`: see `Parts`; `drop_path`: rate of stochastic
+    depth.
 
     Example:
 
@@ -199,6 +208,8 @@ def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
 
     The other parameters keep their values. Source: He et al. (2015).
 
+    `model`: whose kernels they are, in place.
+
     Example:
 
         >>> conv = nn.Conv2d(16, 32, 3)
@@ -221,6 +232,8 @@ def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
 def fan_in_truncated(model: nn.Module, gain: float = 1.0) -> None:
     """Draw the weights of all convolutions and linear maps from a normal law
     cut at two standard deviations, scaled to variance `gain`/fan-in.
+
+    `model`: whose weights they are, in place.
 
     Source: Labatie et al. (2021), Appendix A.1, whose constant is not given.
 
@@ -251,9 +264,9 @@ class ResNet(nn.Module):
     dividing the resolution by 4 (by 2 without `stem_pool`); with `stem_width`
     channels (default: the first width). `dropout` before the classifier;
     `drop_path`: rate of stochastic depth in the last block, growing linearly
-    from 0.
-    `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with
-    the model at the end and draws its weights.
+    from 0. `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is
+    called with the model at the end and draws its weights. `classes`,
+    `channels`: of the scores, and of the images.
 
     Images may have any size. Raises `ValueError` for lists of different
     lengths, sizes < 1, unknown names, and `drop_path` without shortcuts.

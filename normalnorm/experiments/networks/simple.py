@@ -26,6 +26,7 @@ class MLP(nn.Module):
     normalizer of (B, C). `joint`: normalizer and activation in one; `linear`:
     makes the linear maps but the last (see `Parts`). `init`: is called with the
     model at the end; by default the weights stay as `torch.nn` draws them.
+    `classes`: number of scores.
 
     Raises `ValueError` for sizes < 1. Source: Eftekhari & Papyan (2025), Rao &
     Sohl-Dickstein (2020).
@@ -64,6 +65,8 @@ class ConvUnit(nn.Sequential):
     """A 3 × 3 convolution with a bias, a normalizer, an activation, and with
     `pool` the maximum over 2 × 2.
 
+    `channels_in`, `channels`: of input and output; `parts`: see `Parts`.
+
     Example:
 
         >>> ConvUnit(3, 8, Parts(), pool=True)(torch.rand(2, 3, 6, 6)).shape
@@ -85,7 +88,8 @@ class ResNet9(nn.Module):
     at least 8 pixels; before the classifier the maximum over all positions is
     taken, which are 4 × 4 for images of 32 pixels. `norm`, `activation`,
     `joint`, `conv`: see `Parts`. `init`: called at the end; by default weights
-    stay as `torch.nn` draws them.
+    stay as `torch.nn` draws them. `classes`, `channels`: of the scores, and of
+    the images.
 
     Raises `ValueError` for sizes < 1.
 
@@ -133,7 +137,8 @@ class RecurrentNet(nn.Module):
     steps share. `norm`: features → normalizer of (B, C). `activation`: tanh by
     default. `linear`: makes the maps of inputs and states (see `Parts`).
     `init`: called at the end; by default the weights stay as `torch.nn` draws
-    them, but the recurrent maps, which are orthogonal.
+    them, but the recurrent maps, which are orthogonal. `vocabulary`:
+    characters; `joint`: normalizer and activation in one (see `Parts`).
 
     Raises `ValueError` for sizes < 1. Source: Ba et al. (2016), §3.
 

@@ -25,7 +25,7 @@ class Attention(nn.Module):
     """Multi-head self-attention over the second axis of (B, T, C); `causal`:
     each position sees itself and what is before it.
 
-    `linear`: see `Parts`.
+    `linear`: see `Parts`. `width`: C, a multiple of `heads`.
 
     Example:
 
@@ -56,7 +56,10 @@ class TransformerBlock(nn.Module):
     """Attention and a perceptron, each behind a normalizer and added to its
     input.
 
-    `linear`: makes the four linear maps (see `Parts`).
+    `linear`: makes the four linear maps (see `Parts`). `width`, `heads`,
+    `causal`: as for `Attention`; `hidden`: width of the perceptron; `norm`:
+    features → normalizer over the last axis; `activation`: nothing →
+    activation.
 
     Example:
 
@@ -86,6 +89,8 @@ class TransformerBlock(nn.Module):
 def keep(model: nn.Module) -> None:
     """Leave all weights as the layers of `torch.nn` draw them.
 
+    `model`: which is not changed.
+
     Example:
 
         >>> layer = nn.Linear(2, 2)
@@ -103,6 +108,8 @@ def vit_weights(model: nn.Module) -> None:
     deviations away; attention and perceptrons: Glorot's uniform law, biases of
     the perceptrons with deviation 1e-6, those of attention zero; the map out of
     attention as `nn.Linear` does; the classifier zero.
+
+    `model`: in place.
 
     Example:
 
@@ -135,7 +142,9 @@ class VisionTransformer(nn.Module):
     positions. `norm`: features → normalizer over the last axis of (B, T, C).
     `linear`: makes the linear maps of the blocks (see `Parts`). `init`: is
     called with the model at the end and draws its weights. The defaults are
-    those of Eftekhari & Papyan (2025) for images of 32 pixels.
+    those of Eftekhari & Papyan (2025) for images of 32 pixels. `classes`,
+    `channels`: of the scores, and of the images; `depth`: blocks; `activation`:
+    of the perceptrons.
 
     Raises `ValueError` where a size does not divide as it must, and for images
     of another size than `image`. Source: Dosovitskiy et al. (2021).
@@ -191,6 +200,8 @@ def gpt_weights(model: nn.Module) -> None:
     maps back into the stream divided by the square root of their number; biases
     zero.
 
+    `model`: in place.
+
     Example:
 
         >>> model = LanguageModel(depth=1)
@@ -219,6 +230,8 @@ class LanguageModel(nn.Module):
     scores use the embedding's vectors. `norm`: features → normalizer over the
     last axis of (B, T, C). `linear`: makes the linear maps of the blocks (see
     `Parts`). `init`: is called with the model at the end and draws its weights.
+    `vocabulary`: characters; `depth`: blocks; `dropout`: its rate;
+    `activation`: of the perceptrons.
 
     Raises `ValueError` where a size does not divide as it must, and for
     sequences longer than `length`. Source: Radford et al. (2019).

@@ -29,7 +29,7 @@ from ..data import SPLITS, info, load
 from ..models import Norm
 from ..optimization import Settings
 from ..results import Published, Recipe, Switches
-from ..train import seeded, train
+from ..train import one_thread, seeded, train
 from ...layers.families import named
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #ceb65725
@@ -37,6 +37,8 @@ def make_norm(kind: str, transform: bool, noise: float) -> Norm:
     """A function from channels ("batch") or features ("layer", or another name
     of the table of layers) to a normalizer; PyTorch's own one where there is
     neither transform nor noise.
+
+    `kind`: the name; `transform`: with the power transform; `noise`: ξ.
 
     Example:
 
@@ -55,6 +57,8 @@ def make_norm(kind: str, transform: bool, noise: float) -> Norm:
 def initial_model(config: dict[str, Any], seed: int) -> nn.Module:
     """The model of a configuration, with the initial weights of `seed`; these
     do not depend on the normalizer.
+
+    `config`: as `run` takes it.
 
     Example:
 
@@ -113,6 +117,8 @@ def gaussianity(model: nn.Module, images: Tensor, batch: int = 100,
 def pack_bits(right: Tensor) -> dict[str, Any]:
     """One bit an example, as text: `count`, and `bits` in base 64.
 
+    `right`: bool of shape (examples,).
+
     Example:
 
         >>> pack_bits(torch.tensor([True, False, True]))
@@ -161,6 +167,8 @@ def instruments(model: nn.Module, images: Tensor, labels: Tensor, data: str,
     added ("input", or the first normalizer) → later place → relative squared
     error; `robust`: attack ("fgsm", or "pgd" with `steps` steps) → size in
     255ths of the range of a pixel → accuracy in percent; `gamma`.
+
+    `labels`: of the images; `eps`: the sizes.
 
     Example:
 
@@ -212,6 +220,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     `test_right` (see `unpack_bits`): which test images the last weights get
     right.
 
+    `config`: of an arm, as `arms` makes it; `arm`: its name, which changes
+    nothing; `device`, `checkpoint`, `progress`: as for `train`.
+
     Example:
 
         >>> config = {**first_experiment.arms("smoke")["ViT LNN"], "images": 32,
@@ -220,13 +231,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         >>> found["threads"], len(found["history"])
         (1, 1)
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else threads)
-    try:
+    with one_thread(device):
         return _run(config, seed, device, checkpoint, progress) | {
             "threads": torch.get_num_threads()}
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _run(config: dict[str, Any], seed: int, device: str, checkpoint,
@@ -280,6 +287,9 @@ def four_arms(plain: str, full: str, kind: str, noise: float,
     """Name → configuration of four arms: the transform off and on, the noise
     off and on, all else as in `config`.
 
+    `plain`, `full`: names of the normalizer without and with both; `kind`: as
+    for `make_norm`; `noise`: ξ where it is on.
+
     Example:
 
         >>> found = four_arms("BN", "BNN", "batch", 0.4, {"data": "digits"})
@@ -301,7 +311,9 @@ def arms(data: str, images: int | None, resnet: dict[str, Any],
          layer_noise: float = 1.0) -> dict[str, dict[str, Any]]:
     """The eight arms: for each model, transform off and on, noise off and on.
 
-    `resnet`, `vit`: model, model_arguments, train.
+    `resnet`, `vit`: model, model_arguments, train. `data`, `images`: the set,
+    and how many of its training images, None for all; `batch_noise`,
+    `layer_noise`: ξ of the two kinds of normalizer.
 
     Example:
 

@@ -6,17 +6,15 @@ own sources, without a normalizer and with four.
 # ../../../nbs/560_experiments.recipes.language.ipynb.
 
 # %% auto #0
-__all__ = ['ARMS', 'language_recurrent', 'language_transformer', 'one_thread',
+__all__ = ['ARMS', 'language_recurrent', 'language_transformer',
            'language_model', 'run']
 
 # %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0006
 import math
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from .. import models, streams
@@ -24,7 +22,7 @@ from ..data import SPLITS, dataset
 from ..optimization import Settings
 from ..results import (
     Contrast, Deviation, Published, Recipe)
-from ..train import seeded, train
+from ..train import one_thread, seeded, train
 from ...layers.normality import LayerNormalNorm
 from ...layers.prelayer import PreLayerNormLinear
 
@@ -34,25 +32,6 @@ _PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "PreLN": lambda: {"norm": nn.Identity, "linear": PreLayerNormLinear},
     "RMS": lambda: {"norm": nn.RMSNorm},
     "LNN": lambda noise=1.0: {"norm": partial(LayerNormalNorm, noise=noise)}}
-
-
-@contextmanager
-def one_thread(device: str):
-    """Inside, PyTorch computes with one thread if `device` is "cpu": another
-    number takes sums in another order, and training makes another run of that.
-
-    Example:
-
-        >>> with one_thread("cpu"):
-        ...     torch.get_num_threads()
-        1
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def language_model(config: dict[str, Any], seed: int) -> nn.Module:
@@ -96,6 +75,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     Returns `metrics` (losses in nats a character, perplexities a character,
     accuracies in percent, `score`, the validation loss times −1, by which
     grids are tuned) and `history` by epoch.
+
+    `config`: of an arm; `seed`: of weights and batches; `arm`: its name, which
+    changes nothing; `device`, `checkpoint`, `progress`: as for `train`.
 
     Example:
 

@@ -11,7 +11,7 @@ __all__ = ['NORMS', 'MEAN_OVER', 'TRAINS', 'TARGET', 'ASSUMED',
            'learning_rate_sweep', 'initial_scale_sweep', 'batch_size_sweep',
            'SWEEPS', 'CRITERIA', 'plain_network', 'moments', 'input_shift',
            'train_once', 'run', 'points', 'chosen', 'of_rates', 'of_scales',
-           'of_batches', 'Criterion', 'Verdict', 'judge']
+           'of_batches', 'Criterion', 'Verdict', 'judge', 'ruling']
 
 # %% ../../../nbs/590_experiments.recipes.one_factor.ipynb #59000006
 import math
@@ -28,7 +28,7 @@ from ..results import Contrast, Deviation, Recipe
 from ..statistics import (
     Summary, equivalence_test, summarize)
 from ..train import (
-    Moment, TrainingDiverged, seeded, train)
+    Moment, TrainingDiverged, one_thread, seeded, train)
 
 NORMS = ("BN", "LN", "GN", "WN", "none")
 MEAN_OVER = 16  # steps over which a loss is averaged
@@ -43,8 +43,8 @@ def plain_network(norm: str, scale: float = 1.0, seed: int = 0, width: int = 16,
     `norm`: one of `NORMS`; group norm has four groups. The convolutions' first
     weights are He's, times `scale`, the same for all normalizers; biases are 0.
     The first convolution has kernel and stride `stem`, the second stride 2.
-    Takes images (B, 1, H, W), returns scores (B, 10). Raises `ValueError` for
-    another name.
+    Takes images (B, 1, H, W), returns scores (B, 10). `seed`: of the weights;
+    `width`: channels of each convolution. Raises `ValueError` for another name.
 
     Example:
 
@@ -140,6 +140,9 @@ def train_once(config: dict[str, Any], seed: int, lr: float, batch: int,
     step. A run that overflows has losses 9, error 90 and no shift: those of a
     guess, or worse.
 
+    `seed`: of images, weights and order; `lr`, `batch`, `scale`, `steps`: of
+    this network.
+
     Example:
 
         >>> config = learning_rate_sweep.arms("smoke")["GN"]
@@ -196,20 +199,19 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     rate by its own validation loss: it repeats everything. On one thread of a
     CPU. Returns `metrics` and `curve`, a dictionary for each network.
 
+    `config`: of an arm. `arm`, `device`, `checkpoint` and `progress` are not
+    used.
+
     Example:
 
         >>> found = run(initial_scale_sweep.arms("smoke")["BN"], 0)
         >>> len(found["curve"]), sorted(found["metrics"])
         (2, ['trains', 'worst'])
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread("cpu"):
         curve = [point | train_once(
             config, seed, **point, shifts=config["factor"] == "rate")
             for point in points(config)]
-    finally:
-        torch.set_num_threads(threads)
     metrics = {"rate": of_rates, "scale": of_scales,
                "batch": of_batches}[config["factor"]](config, curve)
     return {"metrics": {name: round(value, 5)
@@ -222,6 +224,8 @@ def points(config: dict[str, Any]) -> list[dict[str, Any]]:
 
     With the factor "batch" each size has all rates, and the largest one also as
     many steps as give it the centre's epochs.
+
+    `config`: of an arm.
 
     Example:
 
@@ -260,6 +264,8 @@ def of_rates(config: dict[str, Any],
              curve: list[dict[str, Any]]) -> dict[str, float]:
     """Metrics of a curve over learning rates, see `learning_rate_sweep`.
 
+    `config`: of the arm; `curve`: from `run`.
+
     Example:
 
         >>> curve = [{"lr": 0.1, "loss": 0.5, "validation_loss": 0.6,
@@ -282,6 +288,8 @@ def of_scales(config: dict[str, Any],
               curve: list[dict[str, Any]]) -> dict[str, float]:
     """Metrics of a curve over initial scales, see `initial_scale_sweep`.
 
+    `config`: of the arm; `curve`: from `run`.
+
     Example:
 
         >>> of_scales({}, [{"loss": 0.5}, {"loss": 2.3}])
@@ -294,6 +302,8 @@ def of_scales(config: dict[str, Any],
 def of_batches(config: dict[str, Any],
                curve: list[dict[str, Any]]) -> dict[str, float]:
     """Metrics of a curve over batch sizes, see `batch_size_sweep`.
+
+    `config`: of the arm; `curve`: from `run`.
 
     Example:
 
@@ -388,7 +398,7 @@ batch_size_sweep = _sweep(
      Contrast("none", "BN", "large"), Contrast("GN", "LN", "small")),
     {"small": 6.0, "large": 2.0},
     {"error": 2.0, "small": 5.0, "large": 2.0, "epochs": 2.0},
-    values=[2, 8, 32, 256], rates=[0.02, 0.1])
+    values=[2, 4, 8, 16, 32, 64, 128, 256], rates=[0.02, 0.1])
 SWEEPS = (learning_rate_sweep, initial_scale_sweep, batch_size_sweep)
 
 
@@ -398,7 +408,7 @@ class Criterion(NamedTuple):
     `second` less `first` in `metric` of `recipe`, seed by seed; without `first`
     the metric of `second` itself. `rule`: "above" or "below": on that side of
     `bound` lies the whole interval of 95 % for all criteria of the statement
-    together.
+    together. `what`: in words.
 
     Example:
 
@@ -485,7 +495,7 @@ def judge(criteria: tuple[Criterion, ...], rows) -> list[Verdict]:
 
     `rows`: recipe → rows. "opposite": the interval lies on the other side of
     the bound. "no difference": neither, and two one-sided tests at 5 % show
-    less than the recipe's `negligible`.
+    less than the recipe's `negligible`. `criteria`: those of the statement.
 
     Example:
 
@@ -514,3 +524,21 @@ def judge(criteria: tuple[Criterion, ...], rows) -> list[Verdict]:
             else "open")
         found.append(Verdict(outcome, s))
     return found
+
+
+def ruling(found: list[Verdict]) -> str:
+    """The verdict on a statement about networks in general: "holds" where each
+    criterion is met, else "open".
+
+    Never "fails": one network in which a criterion is not met, or the other way
+    round, refutes nothing that was not said of every network.
+
+    `found`: the verdicts, from `judge`.
+
+    Example:
+
+        >>> nothing = Summary(0.0, 0.1, 5, -0.3, 0.3)
+        >>> ruling([Verdict("met", nothing), Verdict("opposite", nothing)])
+        'open'
+    """
+    return "holds" if all(v.outcome == "met" for v in found) else "open"

@@ -6,7 +6,7 @@ and without proxy normalization, without and with extra regularization.
 # ../../../nbs/530_experiments.recipes.proxy.ipynb.
 
 # %% auto #0
-__all__ = ['NORMS', 'PUBLISHED', 'DEPTHS', 'proxy', 'proxy_deep',
+__all__ = ['NORMS', 'PRINTED', 'DEPTHS', 'proxy', 'proxy_deep',
            'proxy_cifar100', 'between', 'proxy_32', 'proxy_44', 'proxy_56',
            'proxy_cifar100_32', 'proxy_cifar100_44', 'proxy_cifar100_56',
            'proxy_cifar100_110', 'built', 'proxy_model', 'collapse', 'run',
@@ -28,7 +28,9 @@ from ..optimization import Settings
 from .first import _loaded, pack_bits
 from ..results import (
     Contrast, Deviation, Published, Recipe)
-from ..train import as_split, seeded, train
+from ..tables import printed_table
+from ..train import (
+    as_split, one_thread, seeded, train)
 from ...layers.conversion import to_normality
 from ...layers.hybrids import EvoNorm2d
 from ...layers.proxy_conversion import to_proxy_norm
@@ -37,6 +39,8 @@ from ...layers.proxy_conversion import to_proxy_norm
 def built(config: dict[str, Any], seed: int, **parts: Any) -> nn.Module:
     """The network of a configuration, from `parts` (see `models.build`), with
     weights drawn by `seed`, whatever the parts.
+
+    `config`: as `run` takes it.
 
     Example:
 
@@ -90,6 +94,8 @@ def collapse(model: nn.Module, images: Tensor) -> float:
     take the statistics of `images`; EvoNorm, whose gate is part of it, is
     measured behind γ and β.
 
+    `model`: which is left as it was.
+
     Example:
 
         >>> net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
@@ -117,6 +123,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     training accuracy of the last epoch as met, with augmentation and noise,
     `test_averaged` that of averaged weights, if there are any.
 
+    `config`: of an arm, as `proxy_arms` makes it; `arm`, `device`,
+    `checkpoint`, `progress`: as for the first experiment's.
+
     Example:
 
         >>> config = proxy.scales["smoke"]["GN+PN"] | {
@@ -124,9 +133,7 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         >>> 0 < run(config, seed=0)["metrics"]["collapse_after"] < 0.5
         True
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else threads)
-    try:
+    with one_thread(device):
         if "options" in config:
             data = {split: dataset(config["data"], split, **options)
                     for split, options in config["options"].items()}
@@ -144,8 +151,6 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
             progress, augment=augmentation(config.get("augmentation", []),
                                            info(config["data"])))
         after = collapse(model, probe)
-    finally:
-        torch.set_num_threads(threads)
     metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
                "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
                "loss_last": outcome["last"]["test_loss"],
@@ -173,6 +178,9 @@ def proxy_arms(config: dict[str, Any], groups: int, regularized: dict[str, Any],
     regularization (label smoothing, and the arguments `regularized` of the
     network), and group norm with the power transform and PN.
 
+    `config`: what all arms share; `groups`: of group norm; `smoothing`: of the
+    labels.
+
     Example:
 
         >>> plain = {"model_arguments": {}, "train": {"epochs": 1}}
@@ -195,23 +203,7 @@ def proxy_arms(config: dict[str, Any], groups: int, regularized: dict[str, Any],
     return found
 
 
-# Tables 15 and 16: test accuracy and standard deviation over 10 runs of
-# ResNet-20, 32, 44, 56, 110, without and with extra regularization
-PUBLISHED = {
-    "cifar10": {
-        "BN": "91.6 .3 91.8 .2 92.4 .1 92.7 .2 92.7 .2 93.1 .2 93.0 .1 93.4 .2 "
-              "93.5 .1 93.7 .2",
-        "GN": "90.8 .2 90.7 .1 91.5 .2 91.5 .1 91.8 .2 92.0 .1 92.2 .2 92.2 .2 "
-              "92.6 .2 92.9 .3",
-        "GN+PN": "91.4 .2 91.6 .3 92.3 .2 92.5 .2 92.8 .2 92.9 .2 92.9 .2 93.2 "
-                 ".2 93.2 .1 93.6 .1"},
-    "cifar100": {
-        "BN": "66.8 .3 65.1 .2 68.2 .3 68.7 .2 69.2 .4 70.5 .2 70.1 .2 71.4 .3 "
-              "71.7 .3 73.3 .3",
-        "GN": "65.0 .3 61.7 .3 66.5 .4 65.3 .4 67.3 .6 67.0 .3 67.8 .4 68.1 .5 "
-              "69.5 .3 70.2 .4",
-        "GN+PN": "66.3 .4 66.7 .2 67.8 .4 69.5 .2 68.9 .3 70.8 .4 69.8 .3 71.7 "
-                 ".4 71.4 .2 73.1 .4"}}
+PRINTED = ("BN", "GN", "GN+PN")             # in Tables 15 and 16
 DEPTHS = (20, 32, 44, 56, 110)
 
 
@@ -219,13 +211,16 @@ def published(data: str, name: str) -> list[tuple[float, ...]]:
     """Rows of Tables 15 and 16: for each of `DEPTHS` accuracy and deviation
     without, and with extra regularization.
 
+    `data`: "cifar10" or "cifar100"; `name`: "BN", "GN" or "GN+PN".
+
     Example:
 
         >>> published("cifar10", "BN")[0]
         (91.6, 0.3, 91.8, 0.2)
     """
-    numbers = [float(v) for v in PUBLISHED[data][name].split()]
-    return [tuple(numbers[i:i + 4]) for i in range(0, len(numbers), 4)]
+    row = printed_table("labatie2021", "CIFAR")[f"{data}, {name}"]
+    return [tuple(v for pair in row[str(depth)] for v in pair)
+            for depth in DEPTHS]
 
 
 def _recipe(name: str, data: str, title: str, claims: tuple[str, ...],
@@ -255,7 +250,7 @@ def _recipe(name: str, data: str, title: str, claims: tuple[str, ...],
         "train": {"epochs": 160, "batch": 128, "lr": 0.1, "weight_decay": 1e-4,
                   **steps}}, 4, {"dropout": 0.25, "drop_path": 0.25})
     numbers = {}
-    for norm in PUBLISHED[data]:
+    for norm in PRINTED:
         row = published(data, norm)[DEPTHS.index(depth)]
         for arm, (mean, deviation) in ((norm, row[:2]),
                                        (f"{norm}, regularized", row[2:])):

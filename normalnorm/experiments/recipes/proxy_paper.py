@@ -24,6 +24,7 @@ from ..networks.residual import Block
 from .proxy import built, proxy_model, run
 from ..results import (
     Contrast, Deviation, Published, Recipe)
+from ..tables import printed_table
 from ...layers.hybrids import EvoNorm2d
 from ...layers.normalizers import FilterResponseNorm
 from ...layers.parametrizations import weight_standardization
@@ -99,74 +100,10 @@ def paper_model(config: dict[str, Any], seed: int) -> nn.Module:
 paper_run = partial(run, build=paper_model)
 
 # %% ../../../nbs/540_experiments.recipes.proxy_paper.ipynb #540a0008
-# Tables 6, 7, 8, 12, 13: validation accuracy and standard deviation of 3 runs,
-# without, then with extra regularization; third pair: Table 14, by mixup
-PUBLISHED = {
-    "ResNet-50": {
-        "BN": "76.3 .1 75.8 .2 76.3 .0", "BN+PN": "76.2 .1 76.0 .1",
-        "LN": "74.5 .0 74.6 .1", "LN+PN": "75.9 .1 76.5 .0",
-        "GN8": "75.4 .1 75.4 .1", "GN+PN": "76.3 .1 76.7 .0 77.0 .0",
-        "GN": "75.4 .1 75.3 .1 75.9 .1", "GN32+PN": "75.8 .2 76.1 .1",
-        "GN8+WS": "76.6 .0 76.7 .1", "GN8+WS+PN": "76.8 .1 77.1 .1",
-        "GN+PN, plain proxy": "76.3 .0 76.7 .1"},
-    "ResNet-101": {
-        "BN": "77.9 .1 78.0 .1 78.1 .1", "GN": "77.0 .1 77.4 .1 77.7 .1",
-        "GN+PN": "77.6 .2 78.6 .2 78.9 .1",
-        "GN+PN, plain proxy": "77.5 .0 78.5 .1"},
-    "ResNeXt-50": {
-        "BN": "77.6 .1 77.2 .1 78.0 .0", "GN": "76.2 .2 76.6 .1 76.7 .1",
-        "GN+PN": "76.7 .1 77.8 .2 77.6 .1",
-        "GN+PN, plain proxy": "76.5 .1 77.6 .1"},
-    "ResNeXt-101": {
-        "BN": "78.7 .1 78.9 .1 79.5 .0", "GN": "77.4 .2 78.1 .1 78.3 .1",
-        "GN+PN": "77.7 .2 79.0 .1 79.6 .1",
-        "GN+PN, plain proxy": "77.5 .1 79.0 .1"},
-    "EfficientNet-B0": {
-        "BN": "76.9 .1 77.2 .1", "GN": "76.2 .1 76.2 .1",
-        "GN+PN": "76.8 .0 77.0 .1", "Evo-S0": "75.8 .1 75.8 .2",
-        "GN+WS": "74.2 .1 74.1 .1", "FRN+TLU": "75.7 .1 75.7 .2",
-        "GN+PN, plain proxy": "76.6 .2 77.0 .1"},
-    "EfficientNet-B2": {
-        "BN": "79.4 .0 80.0 .0", "GN": "78.9 .1 79.4 .1",
-        "GN+PN": "79.3 .1 80.0 .1", "Evo-S0": "78.5 .1 78.7 .1",
-        "GN+WS": "77.8 .0 77.8 .1", "FRN+TLU": "78.4 .1 78.9 .1",
-        "GN+PN, plain proxy": "79.2 .0 79.9 .1"},
-    "EfficientNet-B0, groups": {
-        "BN": "76.8 .1 76.7 .2", "GN": "76.2 .1 76.2 .2",
-        "GN+PN": "76.7 .1 76.8 .1", "Evo-S0": "76.2 .0 76.5 .1",
-        "GN+WS": "76.2 .1 76.3 .1", "FRN+TLU": "74.9 .2 75.1 .1",
-        "GN+PN, plain proxy": "76.7 .1 76.7 .1"},
-    "EfficientNet-B2, groups": {
-        "BN": "79.5 .1 79.7 .1", "GN": "79.0 .1 79.6 .1",
-        "GN+PN": "79.3 .1 80.1 .1", "Evo-S0": "78.9 .0 79.6 .0",
-        "GN+WS": "79.2 .1 79.4 .1", "FRN+TLU": "78.2 .1 78.6 .1",
-        "GN+PN, plain proxy": "79.3 .1 80.0 .2"}}
-# Tables 9, 10, 11: the same of training accuracy
-TRAINING = {
-    "ResNet-50": {
-        "LN": "75.7 .1 71.8 .1", "LN+PN": "79.9 .1 75.8 .0",
-        "GN8": "77.2 .1 73.3 .1", "GN+PN": "80.3 .1 76.2 .1",
-        "GN": "77.0 .0 73.1 .1", "GN32+PN": "79.2 .2 75.1 .1",
-        "GN8+WS": "80.1 .0 75.8 .0", "GN8+WS+PN": "80.4 .0 76.3 .0"},
-    "ResNet-101": {"GN": "79.9 .1 76.5 .0", "GN+PN": "83.5 .0 79.7 .1"},
-    "ResNeXt-50": {"GN": "79.6 .1 76.0 .1", "GN+PN": "84.1 .1 79.8 .0"},
-    "ResNeXt-101": {"GN": "81.6 .0 78.6 .1", "GN+PN": "86.2 .0 82.7 .0"},
-    "EfficientNet-B0": {
-        "GN": "75.4 .0 71.2 .1", "GN+PN": "77.3 .0 72.8 .0",
-        "Evo-S0": "74.6 .2 70.2 .2", "GN+WS": "71.4 .0 67.3 .1",
-        "FRN+TLU": "75.0 .1 70.4 .3"},
-    "EfficientNet-B2": {
-        "GN": "80.9 .1 66.2 .1", "GN+PN": "82.7 .0 67.8 .1",
-        "Evo-S0": "79.8 .2 64.4 .3", "GN+WS": "77.6 .0 63.4 .1",
-        "FRN+TLU": "80.4 .0 65.1 .2"},
-    "EfficientNet-B0, groups": {
-        "GN": "74.7 .0 70.5 .1", "GN+PN": "75.8 .0 71.5 .1",
-        "Evo-S0": "75.1 .0 70.8 .1", "GN+WS": "74.5 .0 70.4 .1",
-        "FRN+TLU": "72.9 .1 68.8 .2"},
-    "EfficientNet-B2, groups": {
-        "GN": "80.1 .1 65.6 .1", "GN+PN": "81.4 .1 66.7 .0",
-        "Evo-S0": "80.4 .1 65.6 .1", "GN+WS": "80.2 .1 65.4 .0",
-        "FRN+TLU": "78.5 .1 64.0 .1"}}
+# network → arm → (mean, standard deviation of 3 runs) for each of `KINDS`:
+# Tables 6, 7, 8, 12, 13, and 14 by mixup; of training accuracy, 9, 10, 11
+PUBLISHED = printed_table("labatie2021", "ImageNet, validation")
+TRAINING = printed_table("labatie2021", "ImageNet, training")
 KINDS = ("", ", regularized", ", mixed")
 
 
@@ -175,16 +112,15 @@ def printed(network: str, arm: str, training: bool = False
     """Accuracy and standard deviation of three runs on ImageNet, in percent:
     without and with extra regularization, and with mixup where Table 14 has it.
 
-    `training`: the training accuracies.
+    `training`: the training accuracies. `network`, `arm`: as the recipes name
+    them.
 
     Example:
 
         >>> printed("ResNet-50", "BN")
         [(76.3, 0.1), (75.8, 0.2), (76.3, 0.0)]
     """
-    numbers = [float(v) for v in (TRAINING if training else PUBLISHED
-                                  )[network][arm].split()]
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+    return (TRAINING if training else PUBLISHED)[network][arm]
 
 # %% ../../../nbs/540_experiments.recipes.proxy_paper.ipynb #540a0010
 def _norm(kind: str, groups: int = 8, proxy: bool = False,
@@ -298,7 +234,7 @@ def _kinds(network: str, name: str) -> tuple[str, ...]:
     "With which regularization an arm is run."
     if network == "EfficientNet-B2" and name == "GN+PN":
         return KINDS                    # mixup without CutMix
-    return KINDS[:len(PUBLISHED[network][name].split()) // 2]
+    return KINDS[:len(PUBLISHED[network][name])]
 
 
 def _imagenet_recipe(network: str) -> Recipe:
@@ -367,11 +303,10 @@ def _sweep(name: str, title: str, claim: str, norms: dict[str, Any],
     "Arms of ResNet-50 at scale paper, of ResNet-20 at book, of 8 at smoke."
     scales: dict[str, dict[str, Any]] = {"smoke": {}, "book": {}, "paper": {}}
     for arm, norm in norms.items():
-        batch = dict(parts)
         small = {"model": "cifar_resnet20", "norm": norm | {"groups": 4}}
         train = {"epochs": 30, "batch": 128, "lr": 0.1, "weight_decay": 5e-4}
-        split = lambda whole: ({"accumulate": whole // batch[arm]}
-                               if arm in batch else {})
+        split = lambda whole, arm=arm: ({"accumulate": whole // parts[arm]}
+                                        if arm in parts else {})
         scales["smoke"][arm] = {
             **small, "data": "digits", "images": 128, "model_arguments": {
                 "depth": 8, "widths": [8, 8, 16], "channels": 1,

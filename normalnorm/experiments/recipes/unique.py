@@ -15,7 +15,6 @@ import math
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from .. import models
@@ -27,7 +26,7 @@ from .first import pack_bits
 from ..results import (
     Contrast, Deviation, Published, Recipe)
 from ..train import (
-    TrainingDiverged, evaluate, seeded, train)
+    TrainingDiverged, evaluate, one_thread, seeded, train)
 from ...layers.normalizers import BMLVNorm, LMBVNorm
 from ...layers.prelayer import PreLayerNormConv2d
 from ...layers.regnorm import (
@@ -71,8 +70,6 @@ def unique_model(config: dict[str, Any], seed: int) -> nn.Module:
         # these have a bias β of their own, which the networks leave out
         parts["conv"] = lambda *sizes, made=parts["conv"], **options: made(
             *sizes, **{**options, "bias": True})
-    else:
-        parts["norm"] = lambda size, made=parts["norm"]: made(size)
     with seeded("weights", seed):
         net = models.build(config["model"], **parts,
                            **config["model_arguments"])
@@ -95,6 +92,9 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     the accuracy for each of these sizes of the batch in evaluation), `history`
     by epoch, `test_right`.
 
+    `config`: of an arm; `seed`: of weights and batches; `arm`: its name, which
+    changes nothing; `device`, `checkpoint`, `progress`: as for `train`.
+
     Example:
 
         >>> config = unique.scales["smoke"]["PreRegNorm"] | {
@@ -103,33 +103,33 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         >>> found["history"][0]["train_penalty"] > 0
         True
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else threads)
     strength = config["norm"].get("strength")
-    try:
-        data = {split: dataset(config["data"], split,
-                               config["images"] if split == "train" else None)
-                for split in SPLITS}
-        model = unique_model(config, seed).to(device)
-        outcome = train(
-            model, data, Settings(**config["train"]), seed, device, checkpoint,
-            progress, augment=augmentation(config.get("augmentation", []),
-                                           info(config["data"])),
-            penalty=None if strength is None else partial(
-                regnorm_penalty, strength=strength))
-        batches = {f"test_batch_{size}": 100 * evaluate(
-                       model, data["test"], size, device).accuracy
-                   for size in config.get("test_batches", [])}
-    except TrainingDiverged as error:
-        classes = len(info(config["data"]).classes)
-        guess = dict.fromkeys(("test_last", "validation_last", "train_last",
-                               *(f"test_batch_{size}" for size in
-                                 config.get("test_batches", []))),
-                              100 / classes)
-        return {"metrics": {**guess, "loss_last": math.log(classes),
-                            "diverged": 1.0}, "why": str(error), "threads": 1}
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(device):
+        try:
+            data = {split: dataset(
+                        config["data"], split,
+                        config["images"] if split == "train" else None)
+                    for split in SPLITS}
+            model = unique_model(config, seed).to(device)
+            outcome = train(
+                model, data, Settings(**config["train"]), seed, device,
+                checkpoint, progress,
+                augment=augmentation(config.get("augmentation", []),
+                                     info(config["data"])),
+                penalty=None if strength is None else partial(
+                    regnorm_penalty, strength=strength))
+            batches = {f"test_batch_{size}": 100 * evaluate(
+                           model, data["test"], size, device).accuracy
+                       for size in config.get("test_batches", [])}
+        except TrainingDiverged as error:
+            classes = len(info(config["data"]).classes)
+            guess = dict.fromkeys(("test_last", "validation_last", "train_last",
+                                   *(f"test_batch_{size}" for size in
+                                     config.get("test_batches", []))),
+                                  100 / classes)
+            return {"metrics": {**guess, "loss_last": math.log(classes),
+                                "diverged": 1.0},
+                    "why": str(error), "threads": 1}
     metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
                "loss_last": outcome["last"]["test_loss"],
                "validation_last": 100 * outcome["last"]["validation_accuracy"],

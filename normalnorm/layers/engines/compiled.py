@@ -63,6 +63,8 @@ class Fused(NamedTuple):
     """The definition's forward and backward pass, each fused by torch.compile,
     as a `Work`.
 
+    `dim`: the axes of a unit; `rule`: what happens to it.
+
     Example:
 
         >>> x = torch.tensor([[1.0, 3.0]])

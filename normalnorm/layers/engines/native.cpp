@@ -2920,6 +2920,24 @@ void proxy_channel(const ProxyJob& job, i64 c, float* values, float* slopes) {
         job.jacobian[4 * c + k] = (float)(derivative[k] / job.count);
 }
 
+// From the derivatives in m and t, which the forward pass has kept: added to
+// what γ and β have already, which need not pass through the statistics alone
+void add_gradients(const ProxyJob& job) {
+    for (i64 c = 0; c < job.channels; c++) {
+        const float *kept = job.jacobian + 4 * c, weight = job.weight[c],
+                    of_mean = job.of_mean[c], of_var = job.of_var[c];
+        const float of_m = of_mean * kept[0] + of_var * kept[2],
+                    of_t = of_mean * kept[1] + of_var * kept[3];
+        if (job.of_weight)
+            job.of_weight[c] +=
+                of_m * (job.shift ? job.shift[c] : 0.0f)
+                + of_t * (1.0f + (job.scale ? job.scale[c] : 0.0f));
+        if (job.of_bias) job.of_bias[c] += of_m;
+        if (job.of_shift) job.of_shift[c] = of_m * weight;
+        if (job.of_scale) job.of_scale[c] = of_t * weight;
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -2949,7 +2967,6 @@ int normalnorm_proxy_forward(const ProxyJob* job_) {
     return DONE;
 }
 
-// From the derivatives in m and t, which the forward pass has kept
 int normalnorm_proxy_backward(const ProxyJob* job_) {
     const ProxyJob& job = *job_;
     if (!all_here(job.weight, job.jacobian, job.of_mean, job.of_var)
@@ -2957,18 +2974,10 @@ int normalnorm_proxy_backward(const ProxyJob* job_) {
                      job.of_shift, job.of_scale))
         return NO_DATA;
     for (i64 c = 0; c < job.channels; c++) {
-        const float *kept = job.jacobian + 4 * c, weight = job.weight[c],
-                    of_mean = job.of_mean[c], of_var = job.of_var[c];
-        const float of_m = of_mean * kept[0] + of_var * kept[2],
-                    of_t = of_mean * kept[1] + of_var * kept[3];
-        if (job.of_weight)
-            job.of_weight[c] =
-                of_m * (job.shift ? job.shift[c] : 0.0f)
-                + of_t * (1.0f + (job.scale ? job.scale[c] : 0.0f));
-        if (job.of_bias) job.of_bias[c] = of_m;
-        if (job.of_shift) job.of_shift[c] = of_m * weight;
-        if (job.of_scale) job.of_scale[c] = of_t * weight;
+        if (job.of_weight) job.of_weight[c] = 0;
+        if (job.of_bias) job.of_bias[c] = 0;
     }
+    add_gradients(job);
     return DONE;
 }
 }
@@ -2981,23 +2990,52 @@ namespace {
 struct GroupedJob {
     const float *u, *grad;
     float* out;  // or the gradient of u
-    // one a channel: γ, β, the proxy's mean, and the factor, null for 1
-    const float *weight, *bias, *mean, *factor;
-    // three a group: its mean in two parts, and 1/√(σ²+ε)
+    // one a channel: γ, β, and β̃, γ̃, which are read for the nodes
+    const float *weight, *bias, *shift, *scale;
+    // without nodes: the proxy's mean, and the factor, null for 1
+    const float *mean, *factor;
+    const float* nodes;  // of a ProxyJob: statistics are to be computed
+    // three a group: its mean in two parts, and 1/√(σ²+ε); with nodes, six a
+    // channel behind: mean, factor and the four derivatives of a ProxyJob
     float* kept;
-    float *of_weight, *of_bias, *of_mean, *of_factor;  // may be null
-    i64 images, channels, groups, length, kind, threads;
-    double eps, slope;
+    // may be null
+    float *of_weight, *of_bias, *of_shift, *of_scale, *of_mean, *of_factor;
+    // `divided`: whether the proxy's variance divides, with `added` to it
+    i64 images, channels, groups, length, kind, count, divided;
+    double eps, slope, added;
+    i64 threads;
 };
 constexpr Layout grouped_layout = [] {
     using Here = GroupedJob;
     return Layout() FIELD(u) FIELD(grad) FIELD(out) FIELD(weight) FIELD(bias)
-        FIELD(mean) FIELD(factor) FIELD(kept) FIELD(of_weight) FIELD(of_bias)
-        FIELD(of_mean) FIELD(of_factor) FIELD(images) FIELD(channels)
-        FIELD(groups) FIELD(length) FIELD(kind) FIELD(threads) FIELD(eps)
-        FIELD(slope).size(sizeof(GroupedJob));
+        FIELD(shift) FIELD(scale) FIELD(mean) FIELD(factor) FIELD(nodes)
+        FIELD(kept) FIELD(of_weight) FIELD(of_bias) FIELD(of_shift)
+        FIELD(of_scale) FIELD(of_mean) FIELD(of_factor) FIELD(images)
+        FIELD(channels) FIELD(groups) FIELD(length) FIELD(kind) FIELD(count)
+        FIELD(divided) FIELD(eps) FIELD(slope) FIELD(added) FIELD(threads)
+        .size(sizeof(GroupedJob));
 }();
 #undef FIELD
+
+// The proxy's part of a job
+ProxyJob proxy_of(const GroupedJob& job) {
+    ProxyJob of{};
+    of.weight = job.weight, of.bias = job.bias, of.shift = job.shift;
+    of.scale = job.scale, of.nodes = job.nodes;
+    of.mean = job.kept + 3 * job.images * job.groups;
+    of.var = of.mean + job.channels, of.jacobian = of.var + job.channels;
+    of.channels = job.channels, of.count = job.count, of.kind = job.kind;
+    of.threads = job.threads, of.slope = job.slope;
+    return of;
+}
+// The job with statistics as if they were given, of those that it has kept
+GroupedJob with_statistics(GroupedJob job) {
+    if (job.nodes) {
+        const ProxyJob of = proxy_of(job);
+        job.mean = of.mean, job.factor = job.divided ? of.var : nullptr;
+    }
+    return job;
+}
 
 // A group: `count` channels from `first` on, `n` elements from `start` on
 struct Group {
@@ -3123,10 +3161,17 @@ extern "C" {
 const char* normalnorm_grouped_layout() { return grouped_layout.text; }
 
 int normalnorm_grouped_forward(const GroupedJob* job_) {
-    const GroupedJob& job = *job_;
-    if (!all_here(job.u, job.out, job.weight, job.bias, job.mean, job.kept)
-        || any_freed(job.factor))
+    const GroupedJob job = with_statistics(*job_);
+    if (!all_here(job.u, job.out, job.weight, job.bias, job.mean, job_->kept)
+        || any_freed(job.factor, job.nodes))
         return NO_DATA;
+    if (job.nodes) {
+        const ProxyJob of = proxy_of(job);
+        if (const int status = normalnorm_proxy_forward(&of)) return status;
+        // in the place of the variance, of which the factor tells as much
+        for (i64 c = 0; c < job.channels; c++)
+            of.var[c] = (float)(1 / std::sqrt(of.var[c] + job.added));
+    }
 #pragma omp parallel for num_threads(threads_for(job)) schedule(static)
     for (i64 i = 0; i < job.images * job.groups; i++) {
         find_moments(job, i);
@@ -3139,16 +3184,18 @@ int normalnorm_grouped_forward(const GroupedJob* job_) {
 // The sums of a channel are kept apart for each image, so that they do not
 // depend on the number of threads.
 int normalnorm_grouped_backward(const GroupedJob* job_) {
-    const GroupedJob& job = *job_;
+    const GroupedJob job = with_statistics(*job_);
     if (!all_here(job.u, job.grad, job.out, job.weight, job.bias, job.mean,
-                  job.kept)
-        || any_freed(job.factor, job.of_weight, job.of_bias, job.of_mean,
-                     job.of_factor))
+                  job_->kept)
+        || any_freed(job.factor, job.nodes, job.of_weight, job.of_bias,
+                     job.of_shift, job.of_scale, job.of_mean, job.of_factor))
         return NO_DATA;
     const i64 rows = job.images * job.channels, each_row = 4;
     double* const sums =
         (double*)all_sums[0].take(2 * each_row * (size_t)rows);
-    if (!sums) return NO_MEMORY;
+    // upstream of the proxy's mean and variance
+    float* const upstream = all_sums[1].take(2 * (size_t)job.channels);
+    if (!sums || !upstream) return NO_MEMORY;
     const i64 count = job.channels / job.groups;
 #pragma omp parallel for num_threads(threads_for(job)) schedule(static)
     for (i64 i = 0; i < job.images * job.groups; i++)
@@ -3160,12 +3207,22 @@ int normalnorm_grouped_backward(const GroupedJob* job_) {
         for (i64 image = 0; image < job.images; image++)
             for (int k = 0; k < 4; k++)
                 sum[k] += sums[each_row * (image * job.channels + c) + k];
+        const double factor = job.factor ? job.factor[c] : 1.0;
         if (job.of_weight) job.of_weight[c] = (float)sum[1];
         if (job.of_bias) job.of_bias[c] = (float)sum[0];
-        if (job.of_mean)
-            job.of_mean[c] =
-                (float)(-sum[2] * (job.factor ? job.factor[c] : 1.0f));
+        if (job.of_mean) job.of_mean[c] = (float)(-sum[2] * factor);
         if (job.of_factor) job.of_factor[c] = (float)sum[3];
+        upstream[c] = (float)(-sum[2] * factor);
+        // f = 1/√(v+ε): ∂f/∂v is −f³/2
+        upstream[job.channels + c] =
+            job.factor ? (float)(-0.5 * factor * factor * factor * sum[3]) : 0;
+    }
+    if (job.nodes) {
+        ProxyJob of = proxy_of(job);
+        of.of_mean = upstream, of.of_var = upstream + job.channels;
+        of.of_weight = job.of_weight, of.of_bias = job.of_bias;
+        of.of_shift = job.of_shift, of.of_scale = job.of_scale;
+        add_gradients(of);
     }
     if (rows > (1 << 17)) all_sums[0].release();
     return DONE;
@@ -3223,6 +3280,23 @@ void* elements(const void* tensor, const i64* kind) {
     return torch.data(reference, &data) ? nullptr : data;
 }
 
+// A job begins with addresses, `beyond` bytes of them. There stand tensors, or
+// 0, and `kinds` says what they must be, one after another; false where one is
+// not
+template <class J> bool find_elements(J& job, size_t beyond, const i64* kinds) {
+    void* place;
+    for (size_t at = 0; at < beyond; at += sizeof place) {
+        std::memcpy((void*)&place, (char*)&job + at, sizeof place);
+        if (place) {
+            place = elements(place, kinds);
+            if (!place) return false;
+            std::memcpy((char*)&job + at, (void*)&place, sizeof place);
+        }
+        kinds += 2 + (kinds[0] > 0 ? kinds[0] : 0);
+    }
+    return true;
+}
+
 }  // namespace
 
 extern "C" {
@@ -3234,23 +3308,13 @@ void normalnorm_torch(const void* functions, int cpu_, int float32_,
 }
 
 // forward, backward or given_backward, of tensors, or from 3 on a stage, with
-// its table: in the job stands a tensor for each address, or 0, and `kinds`
-// says what it must be, one after another. DIFFERENT, and nothing is done,
-// where one is not. What a forward pass keeps is one tensor, in the place of
-// `mean`.
+// its table; as for `find_elements`. DIFFERENT, and nothing is done, where a
+// tensor is not what it must be. What a forward pass keeps is one tensor, in
+// the place of `mean`.
 int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds,
                           double* table, i64 count) {
     Job job = *job_;
-    void* places[offsetof(Job, units) / sizeof(void*)];
-    std::memcpy(places, (const void*)&job, sizeof places);
-    for (void*& place : places) {
-        if (place) {
-            place = elements(place, kinds);
-            if (!place) return DIFFERENT;
-        }
-        kinds += 2 + (kinds[0] > 0 ? kinds[0] : 0);
-    }
-    std::memcpy((void*)&job, places, sizeof places);
+    if (!find_elements(job, offsetof(Job, units), kinds)) return DIFFERENT;
     if (!job.given && job.mean) {
         job.var = job.mean + job.units, job.lmbda = job.var + job.units;
         job.beside = job.lmbda + job.units;
@@ -3261,4 +3325,14 @@ int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds,
                         : normalnorm_stage(which - 3, &job, table, count);
 }
 
+}
+
+// As normalnorm_of_tensors: grouped_forward (0) or grouped_backward
+extern "C" int normalnorm_grouped_of_tensors(int which, const GroupedJob* job_,
+                                             const i64* kinds) {
+    GroupedJob job = *job_;
+    if (!find_elements(job, offsetof(GroupedJob, images), kinds))
+        return DIFFERENT;
+    return which ? normalnorm_grouped_backward(&job)
+                 : normalnorm_grouped_forward(&job);
 }

@@ -39,6 +39,13 @@ class Traversal(NamedTuple):
     """Where the units of a tensor lie in memory, and which weight applies
     where: the fields of the kernel's `Job` of the same names.
 
+    Unit i of `units` starts at element (i div `period`)·`outer` + (i mod
+    `period`)·`inner`, and consists of `segments` runs of `length` elements that
+    are `stride` apart. With `columns` > 0 the units are the columns of a
+    matrix, each `run` elements wide. `weights`: 0 for none, 1 for one a unit,
+    −1 for one an element, n for one for each of n equal parts of a unit; they
+    begin anew after `weight_period` units.
+
     Example:
 
         >>> Traversal(units=3, outer=48, inner=16, segments=2, length=16).units
@@ -71,8 +78,8 @@ def _library() -> ctypes.CDLL | CompilerError:
             for name in ("forward", "backward", "given_backward", "normals",
                          "refused", "path", "proxy_forward", "proxy_backward",
                          "torch", "of_tensors", "kept", "layout",
-                         "proxy_layout", "grouped_forward",
-                         "grouped_backward", "grouped_layout")]))
+                         "proxy_layout", "grouped_of_tensors",
+                         "grouped_layout")]))
     except CompilerError as error:
         # remembered: the next call does not try again
         return error
@@ -154,6 +161,8 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
     """A kernel whose functions know their arguments, and raise where one of
     them says that it has done nothing.
 
+    `compiled`: as `ctypes` has loaded it.
+
     `RuntimeError`: the kernel's own memory could not be had, or the memory of a
     tensor is gone. `Different`: a tensor is not what it must be. Then nothing
     has been written that counts: no running average. `CompilerError`: the
@@ -198,8 +207,9 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
                             ("forward", one), ("backward", one),
                             ("given_backward", one), ("normals", start),
                             ("proxy_forward", one), ("proxy_backward", one),
-                            ("grouped_forward", one),
-                            ("grouped_backward", one)):
+                            ("grouped_of_tensors",
+                             [ctypes.c_int, ctypes.c_char_p,
+                              ctypes.c_char_p])):
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype, function.errcheck = (
             arguments, ctypes.c_int, check)
@@ -245,6 +255,10 @@ def available() -> bool:
 
 class Way(NamedTuple):
     """What the compiled kernel computes with; its errors depend on it.
+
+    `lanes`: numbers in a vector; `fused`: whether a·b + c is one operation with
+    one rounding; `tables`: whether polynomials are looked up for many elements
+    of one λ.
 
     Example:
 
@@ -335,6 +349,14 @@ class Call(NamedTuple):
     """What calls with tensors of the same shapes, dtypes and layouts have in
     common; from `prepare`.
 
+    `traversal`: how the input is visited; `fixed`, `kinds`: the fields of the
+    kernel's `Job` that stay the same, and what its tensors must be, as bytes.
+    `dim`, `rule`, `axis`: of the problem; `shape`: of the statistics; `layout`,
+    `dtype`: in which the kernel reads the input; `ready`: whether it reads all
+    tensors where they are; `kept`: how many numbers a forward pass keeps;
+    `given`: whether statistics are given; `bias`: its shape and dtype. `saved`:
+    shapes and dtypes as a backward pass must find them. It is a `Work`.
+
     Example:
 
         >>> u = torch.tensor([[1.0, 3.0]])
@@ -372,7 +394,10 @@ class Call(NamedTuple):
     axis: int | None
 
     def forward(self, problem: Normalization, keep: bool) -> tuple:
-        "As a `Work` of an engine, and so the next two."
+        """As a `Work` of an engine, and so the next two.
+
+        `problem`, `keep`: as there.
+        """
         (u, _, _, weight, bias, _, given, running, momentum, seed, offset,
          wanted) = problem
         drawn, momentum = self.varying(u, seed, momentum)
@@ -403,7 +428,10 @@ class Call(NamedTuple):
             torch.tensor(state[0]), state[1])
 
     def varying(self, u, seed, momentum) -> tuple[int, float]:
-        "The seed of the noise, 0 without any, and the momentum: numbers."
+        """The seed of the noise, 0 without any, and the momentum: numbers.
+
+        `u`: the input; `seed`, `momentum`: numbers, or tensors of one.
+        """
         drawn = 0
         if self.rule.noise:
             drawn = int(draw_seed(u.device) if seed is None else seed)
@@ -415,6 +443,8 @@ class Call(NamedTuple):
                  running: tuple[Tensor | None, ...]) -> Tensor:
         """The output for `u`, which the kernel has read as `values`; it has
         moved averages where PyTorch did not see it.
+
+        `out`: what the kernel has written; `running`: the averages.
         """
         if running:
             _increment_versions(
@@ -423,7 +453,10 @@ class Call(NamedTuple):
             core.saturating_cast(out, u.dtype), u)
 
     def with_statistics(self, out, numbers):
-        "Behind the output mean, variance and, with a transform, λ̂."
+        """Behind the output mean, variance and, with a transform, λ̂.
+
+        `out`: the output; `numbers`: of the units, from `forward`.
+        """
         return out, *statistics_of(self, numbers)[
             :2 + len(self.rule.gaussianizer.reduced().names)]
 
@@ -461,10 +494,11 @@ _PROXY_JOB: tuple = (
                    "of_var of_weight of_bias of_shift of_scale",
            int64="channels count kind threads", double="slope"),)
 _GROUPED_JOB: tuple = (
-    _group(address="u grad out weight bias mean factor kept of_weight of_bias "
-                   "of_mean of_factor",
-           int64="images channels groups length kind threads",
-           double="eps slope"),)
+    _group(address="u grad out weight bias shift scale mean factor nodes kept "
+                   "of_weight of_bias of_shift of_scale of_mean of_factor"),
+    _group(int64="images channels groups length kind count divided",
+           double="eps slope added"),
+    _group(int64="threads"))
 _ADDRESSES, _FIXED, _VARYING = map(_packer, _JOB)
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # found in a small dictionary, not in PyTorch's large one: a step fetches each
@@ -577,7 +611,8 @@ def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
     given `statistics` that are not one a channel.
 
     `axis`: 1 for a weight, a bias and statistics of shape (C,), for channels on
-    axis 1 of `u`; None where they broadcast with `u`.
+    axis 1 of `u`; None where they broadcast with `u`. `dim`: the axes of a
+    unit; `weight`, `bias`: tensors or None; `rule`: what happens to a unit.
 
     Example:
 
@@ -623,6 +658,9 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
     """What the forward pass saved, as the kernel reads it: dense, whatever
     strides it has now, and all but an input of bfloat16 in float32.
 
+    `call`: from `prepare`; `saved`: the tensors as they come back, None where
+    there is none.
+
     Raises `RuntimeError` unless each tensor has come back with its shape and
     dtype, on the CPU, with all its memory: a saved-tensor hook may return
     anything, and a storage be freed in between.
@@ -664,6 +702,12 @@ def _call(name: str, fields: struct.Struct, tensors: Iterable[Tensor | None],
 _NONE = (None,) * 3
 
 
+def _references(addresses: struct.Struct,
+                tensors: Iterable[Tensor | None]) -> bytes:
+    "Tensors in the place of their addresses: the kernel asks them."
+    return addresses.pack(*[0 if x is None else x._cdata for x in tensors])
+
+
 def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
          seed: int = 0, offset: int = 0, momentum: float = 0.0,
          kernel: ctypes.CDLL | None = None, table: int | None = None,
@@ -680,9 +724,8 @@ def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
     # there is one where a call was prepared
     (kernel or _library()).normalnorm_of_tensors(  # type: ignore[union-attr]
         what,
-        _ADDRESSES.pack(*[0 if x is None else x._cdata for x in tensors])
-            + call.fixed + _VARYING.pack(
-                _get_num_threads(), seed & 2**64 - 1, offset, momentum),
+        _references(_ADDRESSES, tensors) + call.fixed + _VARYING.pack(
+            _get_num_threads(), seed & 2**64 - 1, offset, momentum),
         call.kinds, table, count)
 
 
@@ -699,7 +742,9 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
 
     `call`: from `prepare`, for these tensors. `running`: averages of mean,
     unbiased variance and λ̂, one a unit, that move by `momentum` towards those
-    of each unit where these are finite; float32 and contiguous.
+    of each unit where these are finite; float32 and contiguous. `u`, `weight`,
+    `bias`: those that it was prepared for; `seed`, `offset`: of the noise, as
+    for `add_noise`.
 
     Example:
 
@@ -732,6 +777,9 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
 def statistics_of(call: Call, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and λ̂ among what `forward` returned, with size 1 along
     the axes of a unit.
+
+    `call`: from `prepare`; `numbers`: what `forward` returned beside the
+    output.
 
     Example:
 
@@ -777,7 +825,9 @@ def backward(
     like the tensor itself (None where not asked for, or where there is none).
 
     `saved`: input, weight, and what `forward` returned beside its result, or
-    the three given statistics; the other arguments as for `forward`.
+    the three given statistics; the other arguments as for `forward`. `call`:
+    from `prepare`; `grad`: of the output. `of_weight`, `of_bias`: whether their
+    gradients are asked for.
 
     Raises `RuntimeError` where a tensor has another shape or dtype than in the
     forward pass (a saved-tensor hook may return what it likes), or its memory
@@ -856,6 +906,8 @@ class Staged(NamedTuple):
     What is exchanged, in what order and under which names is what the
     definition exchanges. So each process may compute by either, and change
     from one to the other where it has arrived.
+
+    `call`: what the visits have in common; `across`: the units.
 
     Example:
 
