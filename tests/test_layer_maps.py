@@ -55,21 +55,22 @@ def row():
 
 def test_the_record_has_each_layer(row):
     cases = chapter()["CASES"]
-    assert {c.name for c in cases if c.deep} == set(row["deep"])
-    assert {c.name for c in cases if not c.predicted} == set(row["drawn"]) == (
-        set(DRAWN))
+    summary = row["summary"]
+    assert {c.name for c in cases if c.deep} == set(summary["deep"])
+    assert {c.name for c in cases if not c.predicted} == set(
+        summary["drawn"]) == set(DRAWN)
     assert row["nets"] >= 8 and row["layers"][-1] == DEPTH
 
 
 def test_the_drawn_units_are_of_this_theory(row):
-    for name, (norm, settings) in DRAWN.items():
-        entry = row["drawn"][name]
-        c = entry["c"][2]
-        assert correlation_map(c, "relu", norm, power=True, **settings
-                               ) == pytest.approx(entry["F"][2], abs=1e-6)
-    norm, settings = DRAWN[name]
+    for name in list(DRAWN)[::2]:
+        (norm, settings), entry = DRAWN[name], row["summary"]["drawn"][name]
+        assert correlation_map(entry["c"][2], "relu", norm, power=True,
+                               **settings) == pytest.approx(entry["F"][2],
+                                                            abs=1e-6)
+    norm, settings = DRAWN["GroupNormalNorm, 8 values"]
     assert slope("relu", norm, power=True, **settings) == pytest.approx(
-        entry["slope"], rel=1e-4)
+        row["summary"]["drawn"]["GroupNormalNorm, 8 values"]["slope"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["LayerNorm", "BatchNorm1d",
@@ -78,7 +79,7 @@ def test_the_drawn_units_are_of_this_theory(row):
 def test_a_small_network_does_what_the_record_says(name, row):
     case = next(c for c in chapter()["CASES"] if c.name == name)
     nets = np.mean([deep(case, seed, 200, 5)[4] for seed in range(4)])
-    entry = row["deep"][name]
+    entry = row["summary"]["deep"][name]
     assert abs(nets - entry["mean"][LAYERS.index(5)]) < 0.05
 
 
@@ -115,7 +116,8 @@ def record():
                    "noise, a mean over two million and a million values",
            "ran": "python -m tests.test_layer_maps",
            "date": str(datetime.date.today()), "width": WIDTH, "nets": NETS,
-           "layers": LAYERS, **provenance(), "drawn": drawn, "deep": found}
+           "layers": LAYERS, "versions": {"torch": torch.__version__},
+           **provenance(), "summary": {"drawn": drawn, "deep": found}}
     RECORD.write_text(json.dumps(row, indent=1, ensure_ascii=False) + "\n",
                       "utf-8")
 
