@@ -141,6 +141,7 @@ def test_in_half_precision_and_with_a_tuple_as_output():
      "after their embedding"),
     ({"inputs": [1.0]}, TypeError, "floating-point tensor"),
     ({"inputs": torch.full((2, 6), torch.inf)}, ValueError, "infinity"),
+    ({"inputs": torch.zeros(0, 6)}, ValueError, r"\(0, 6\): there is nothing"),
     ({"places": ["7"]}, ValueError, "has no module '7'")])
 def test_bad_input(change, error, message):
     with pytest.raises(error, match=message):

@@ -113,9 +113,9 @@ def disturbed(inputs: Tensor, sigma: float,
 
     `seed`: of the noise.
 
-    Raises `ValueError` for a `sigma` that is not positive and finite and inputs
-    that are not finite; `TypeError` for inputs that are not real floating-point
-    numbers.
+    Raises `ValueError` for a `sigma` that is not positive and finite, for no
+    inputs and inputs that are not finite; `TypeError` for inputs that are not
+    real floating-point numbers.
 
     Example:
 
@@ -130,6 +130,9 @@ def disturbed(inputs: Tensor, sigma: float,
     if not 0 < sigma < math.inf:
         raise ValueError(f"sigma={sigma} is the deviation of the noise: "
                          "expected a positive, finite number")
+    if not inputs.numel():
+        raise ValueError(f"inputs have shape {tuple(inputs.shape)}: there is "
+                         "nothing to disturb")
     if not inputs.isfinite().all():
         raise ValueError("inputs hold a NaN or an infinity: remove them")
     # not the seed itself, from which the inputs themselves may have been drawn
@@ -158,9 +161,9 @@ def layer_correlations(model: nn.Module, inputs: Tensor, sigma: float = 0.1,
     `seed`: of the noise.
 
     Memory: what is computed at the places, once. Raises `ValueError` for a
-    `sigma` that is not positive and finite, inputs that are not finite and an
-    unknown or uncalled module; `TypeError` for inputs that are not real
-    floating-point numbers.
+    `sigma` that is not positive and finite, no inputs, inputs that are not
+    finite and an unknown or uncalled module; `TypeError` for inputs that are
+    not real floating-point numbers.
     Source: Rao & Sohl-Dickstein (2020), §4.1.
 
     Example:
