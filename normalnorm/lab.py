@@ -133,7 +133,7 @@ def find_chapter(wanted: str, titles: dict[str, str]) -> str:
         if found:
             raise LabError(
                 f"{wanted!r} names several chapters, take one by its number: "
-                + "; ".join(f"{file.split('_')[0]} ({title})"
+                + "; ".join(f"{file.split('_')[0]} ({title.split(' · ')[-1]})"
                             for file, title in found.items()))
     raise LabError(
         f"no chapter is called {wanted!r}: "

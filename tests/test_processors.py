@@ -29,6 +29,10 @@ CHOSEN += [f"tests/test_proxy.py::{name}"
            for name in ("test_kernel_is_the_definition",
                         "test_far_from_zero_and_saturated",
                         "test_same_bits_for_any_number_of_threads")]
+CHOSEN += [f"tests/test_proxy_norm.py::{name}"
+           for name in ("test_grouped_by_the_kernel",
+                        "test_grouped_derivatives_and_threads",
+                        "test_grouped_without_an_epsilon")]
 OLDER = pytest.mark.parametrize("instructions", ["AVX2", "SSE2"])
 
 

@@ -8,8 +8,9 @@ and clang, whatever machine runs them; outcomes in results/processors.json.
     every test in a clone, as on a machine that has nothing beyond AVX2 (or:
     --whole default, SSE2)
 
-tests: tests/test_native.py and tests/test_proxy.py whole, with PyTorch's own
-kernels held to the same instruction set. driver: a C++ program (tests/kernel/)
+tests: tests/test_native.py and tests/test_proxy.py whole, and what
+tests/test_proxy_norm.py asks of the kernel, with PyTorch's own kernels held to
+the same instruction set. driver: a C++ program (tests/kernel/)
 that links the kernel and compares with recorded numbers, bfloat16 with float32,
 and work in stages with the whole, compiled with -Wall -Wextra, of which no
 warning is accepted; on ARM by an emulator. sanitizers: the driver under the
@@ -41,7 +42,13 @@ KERNEL, DRIVER = (ROOT / "normalnorm/layers/engines/native.cpp",
 RECORDED = DRIVER.with_name("recorded.bin")
 # PyTorch's inductor takes $CXX for one word; it does not use the kernel
 INDUCTOR = "tests/test_proxy.py::test_compiled"
-TESTS = ("tests/test_native.py", "tests/test_proxy.py")
+# whole, and of the layer's tests those of its pass in the kernel
+TESTS = ("tests/test_native.py", "tests/test_proxy.py", *(
+    f"tests/test_proxy_norm.py::test_grouped_{name}" for name in (
+        "by_the_kernel", "is_group_norm_and_proxy_norm",
+        "values_that_are_not_finite_or_far", "derivatives_and_threads",
+        "without_an_epsilon", "memory_that_is_not_there",
+        "settings_that_change")))
 
 
 @dataclass(frozen=True)
@@ -406,7 +413,8 @@ def key(name: str) -> str:
     files = [KERNEL, DRIVER, RECORDED, Path(__file__)]
     if name.startswith("tests "):
         files += [*sorted((ROOT / "normalnorm").rglob("*.py")),
-                  ROOT / "tests" / "conftest.py", *(ROOT / t for t in TESTS)]
+                  ROOT / "tests" / "conftest.py",
+                  *sorted({ROOT / t.partition("::")[0] for t in TESTS})]
     for file in files:
         h.update(file.relative_to(ROOT).as_posix().encode() + b"\0"
                  + file.read_bytes())

@@ -293,9 +293,10 @@ def to_proxy_norm(
     - `eps`, `learnable`, `samples`: of `ProxyNorm`, which takes over the batch
       norm's γ and β;
     - `fused`: with True each `ProxyNorm` is the group norm before it, too
-      (`groups`), and an `nn.Identity` stands in the batch norm's place: faster
-      on a CPU, and the same names in the state dict. With False what looks at
-      normalizers, as `analysis.power` does, finds them;
+      (`groups`), and an `nn.Identity` stands in the batch norm's place: one
+      visit of the kernel for float32 on a CPU, and the same names in the state
+      dict. With False what looks at normalizers, as `analysis.power` does,
+      finds them;
     - a batch norm that no activation follows keeps its γ and, unless
       `learnable`, its β; squeeze-excite and other parts without a normalizer
       stay; the division is off right before the last mean over positions;

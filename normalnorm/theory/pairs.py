@@ -425,7 +425,7 @@ def unit_values(x: Tensor, dim: int, centre: bool = True, eps: float = 0.0,
         >>> unit_values(torch.tensor([[1.0, 3.0, 8.0]]), 1)
         tensor([[-1.0190, -0.3397,  1.3587]])
         >>> unit_values(torch.tensor([[1.0, 3.0, 8.0]]), 1, power=True)
-        tensor([[-1.1484, -0.3514,  1.1935]])
+        tensor([[-1.3986, -0.3835,  0.9457]])
     """
     mean = x.mean(dim, keepdim=True)
     deviation = ((x - mean).square().mean(dim, keepdim=True) + eps).sqrt()

@@ -404,7 +404,7 @@ def _(steep):
             ("group", "relu", 7, 0.2, 0.0, True, 0.5),
             ("batch", "relu", 7, 0.0, 0.3, False, 0.0)):
         count, c = 40_000, 0.0
-        for turn in range(3 if norm == "batch" else 1):
+        for _ in range(3 if norm == "batch" else 1):
             x = (1 - c)**0.5 * torch.randn(count, n).double() + c**0.5 * (
                 torch.randn(count, 1))
             per = (count, 1 if norm == "batch" else n)

@@ -533,6 +533,8 @@ def ruling(found: list[Verdict]) -> str:
     Never "fails": one network in which a criterion is not met, or the other way
     round, refutes nothing that was not said of every network.
 
+    `found`: the verdicts, from `judge`.
+
     Example:
 
         >>> nothing = Summary(0.0, 0.1, 5, -0.3, 0.3)
