@@ -100,9 +100,10 @@ def measure(root: Path = ROOT) -> dict[str, dict]:
     folds = (root / "tools" / "folding.py").exists()
     rows = {c.name: row(c, folds) for c in chapters(root)}
     html = (root / "_build/html/nbs").resolve()
-    pages = [p.as_uri() for p in (html / f"{name}.html" for name in rows)
+    pages = [p.as_uri() for p in (html / f"{name}.html" for name in rows
+                                  if rows[name]["figures"])
              if p.exists() and browser.chromium()]
-    tops = browser.ask(pages, PICTURE) if pages else {}
+    tops = browser.ask(pages, PICTURE, seconds=900) if pages else {}
     for name, found in rows.items():
         top = tops.get((html / f"{name}.html").as_uri())
         found["screens_before_picture"] = top and round(top / 900, 1)
