@@ -152,6 +152,13 @@ def test_functions_that_are_no_activation(run):
     assert not report.left
 
 
+def test_functions_are_tried_without_data_too():
+    with torch.device("meta"):
+        net = Net(lambda net, y: F.selu(y))
+        _, report = to_proxy_norm(net, groups=4, return_report=True)
+    assert "the function selu" in report.left[0].reason
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="torch.fx says TraceError"):
         to_proxy_norm(Net(branching, act=nn.ReLU()))

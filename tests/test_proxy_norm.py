@@ -254,6 +254,9 @@ def test_public_name_and_weight_decay():
 def test_devices_without_data():
     "On the meta device, and moved from there."
     with torch.device("meta"):
+        ProxyNorm(4, nn.Hardswish())            # tried on the CPU
+        with pytest.raises(ValueError, match="does not act element"):
+            ProxyNorm(4, lambda y: y.sort().values)
         layer = ProxyNorm(4, nn.SiLU())
     assert layer.weight.is_meta
     assert layer(torch.empty(2, 4, device="meta")).shape == (2, 4)

@@ -94,7 +94,8 @@ def _function(node: fx.Node) -> str:
 
     try:
         check_activation(apply)
-        bends = apply(torch.linspace(-3, 3, 13)).diff(n=2).abs().max() > 1e-4
+        x = torch.linspace(-3, 3, 13, device="cpu")
+        bends = bool(apply(x).diff(n=2).abs().max() > 1e-4)
     except Exception:               # no activation, then
         return ""
     return getattr(node.target, "__name__", str(node.target)) if bends else ""

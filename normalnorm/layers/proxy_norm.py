@@ -93,7 +93,7 @@ def check_activation(activation: Activation) -> None:
     own = next(iter(_tensors_of(activation)), None)
     if not _unwatched() or own is not None and own.is_meta:
         return                                  # nothing can be computed now
-    x = quantile_nodes(60)[torch.arange(60) * 7 % 60]       # in no order
+    x = quantile_nodes(60).view(4, 15).T.flatten()          # in no order
     x = (x.float() if own is None else x.to(own))
     called = f"the activation {activation!r}"
 
