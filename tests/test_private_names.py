@@ -185,6 +185,8 @@ def test_private_names_of_tools_tests_and_chapters():
     assert not scanned("benchmarks", "*.py")
     chapters = scanned("nbs", "*.ipynb")
     for name, own in {
+        "220_theory.newton.ipynb": {
+            "utils._python_dispatch.TorchDispatchMode"},
         "282_layers.engines.native.ipynb": {
             "utils._python_dispatch.TorchDispatchMode",
             "utils._pytree.tree_leaves"},

@@ -303,7 +303,7 @@ def _grouped(u: Tensor, weight: Tensor, bias: Tensor,
     "A `GroupedProxy` by PyTorch's operations: the definition."
     if mean is None:
         mean, var = _definition(weight, bias, proxy_mean, proxy_scale, kind,
-                                slope, cast(int, samples))
+                                slope, samples)
         factor = _factor(var, added, scale)
     if kind.linear and factor is not None:
         weight, bias, mean = weight * factor, bias * factor, mean * factor
@@ -532,7 +532,7 @@ class ProxyNorm(_Leaf):
     def _normalized(self, input: Tensor, groups: int) -> Tensor:
         "Group norm without an affine map first."
         wide = torch.promote_types(input.dtype, torch.float32)
-        u, *parameters = [
+        u, weight, bias, proxy_mean, proxy_scale = [
             t if t is None or t.dtype is wide else t.to(wide)
             for t in (input, self.weight, self.bias, self.proxy_mean,
                       self.proxy_scale)]
@@ -546,12 +546,13 @@ class ProxyNorm(_Leaf):
         if self.samples is not None:
             # an engine computes the statistics in the same call
             found = compute(GroupedProxy(
-                u, *parameters, None, None, *settings, self.samples,
-                self.scale, self.eps))
+                u, weight, bias, proxy_mean, proxy_scale, None, None, *settings,
+                self.samples, self.scale, self.eps))
             if found is not None:
                 return saturating_cast(found, input.dtype)
-        moments = [t if t is None else t.to(wide) for t in self._moments()]
-        problem = GroupedProxy(u, *parameters[:2], None, None, *moments,
+        mean, factor = [t if t is None else t.to(wide)
+                        for t in self._moments()]
+        problem = GroupedProxy(u, weight, bias, None, None, mean, factor,
                                *settings, None, self.scale, self.eps)
         found = compute(problem)
         if found is None:
