@@ -116,7 +116,7 @@ def caption(recipe: Recipe | str, scale: str,
         tuning = (f"{recipe.tuned}. " if recipe.tuned else "") + (
             "Tuned on the validation split, by the mean of "
             f"{recipe.choose}, over the same grid in arms that are compared: "
-            f"{'; '.join(sorted(grids))}")
+            f"`{'`; `'.join(sorted(grids))}`")
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "

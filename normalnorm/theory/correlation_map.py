@@ -312,7 +312,7 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
     are close, at the fixed point of equal correlations; for "lmbv" the samples
     of one batch. Infinite for finite units of too few values with `eps` = 0:
     `group` 2 or 3, "batch" of 2 or 3. With `noise` each of the two has its own
-    (a gradient sees the one noise that was drawn: @exr-map-noisy-gradient).
+    (a gradient sees the one noise that was drawn; an exercise of chapter 350).
 
     In closed form or by quadrature, but for finite units of "group",
     "instance" and "batch" with `power` or `noise`, and finite "batch" with
@@ -517,7 +517,7 @@ def fixed_point(activation: "str | Callable[[Tensor], Tensor]", norm: str,
 
     Raises as `correlation_map`, and `ValueError` for the norms of a batch.
 
-    Source: @thm-map-series.
+    Source: the theorem on the series of the map, chapter 350.
 
     Example:
 

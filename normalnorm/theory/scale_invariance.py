@@ -78,7 +78,7 @@ def equilibrium_angle(lr: float, weight_decay: float) -> float:
 
     Raises `ValueError` unless 0 < ηλ ≤ 1.
 
-    Source: @exr-angle; Wan et al. (2021), to first order.
+    Source: an exercise of chapter 325; Wan et al. (2021), to first order.
 
     `lr`: the learning rate η; `weight_decay`: λ.
 
