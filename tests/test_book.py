@@ -205,7 +205,8 @@ def test_committed_results_say_what_they_are():
                                   "power-training.json",
                                   "processors.json", "pruning.json",
                                   "torchattacks.json", "training-loop.json",
-                                  "weight-growth.json")):
+                                  "weight-growth.json",
+                                  "wide-propagation.json")):
             assert {"date", "processor", "torch"} <= set(row), path.name
             continue
         # tests/test_mutate.py, tests/test_reading.py
