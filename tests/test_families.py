@@ -450,6 +450,37 @@ def test_exports_are_the_rows():
     assert not any("Gaussianized" in name for name in dir(normalnorm))
 
 
+ALONE = {
+    "running_averages": "m.update_bn([x], bn); assert bn.running_mean.any()",
+    "running_averages, standing still": "assert m.freeze(bn) == ['']",
+    "families, classes": "assert nn.BatchNorm2d in m.classes()",
+    "families, twins": "assert m.twins(nn.BatchNorm2d)",
+    "families, named": "assert m.named('decorrelated')",
+    "conversion": "assert 'BatchNormalNorm2d' in str(m.survey(net))",
+    "weight_decay": "assert len(m.no_weight_decay(net)) == 2",
+}
+
+
+def test_the_table_is_whole_for_whoever_reads_it_first():
+    "Whichever module is imported first, and alone, by a process."
+    script = """
+import importlib, os, sys, torch
+from torch import nn
+for module, line in eval(sys.argv[1]).items():
+    if not (child := os.fork()):
+        bn, x = nn.BatchNorm2d(2), torch.randn(4, 2, 3, 3)
+        net = nn.Sequential(bn, nn.ReLU())
+        m = importlib.import_module(f"normalnorm.layers.{module.split(',')[0]}")
+        exec(line)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print(module)
+"""
+    done = subprocess.run([sys.executable, "-c", script, repr(ALONE)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+
+
 def test_rows_have_one_order_in_every_process():
     """Sets of names have another order in each process; what is drawn from the
     table, as `tools.hostile` does, must not.

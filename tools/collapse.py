@@ -3,9 +3,8 @@
     python -m tools.collapse                    what is not there yet
     python -m tools.collapse --only widths --again
 
-Ten CPU minutes on one core. A part that is done is not repeated; a part of
-another state of the chapters 340, 345 and 425 is refused, unless `--again` is
-given.
+Ten CPU minutes on one core. A part that is done is not repeated; one that other
+code has measured is refused, unless `--again` is given.
 """
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,8 @@ results/early-training.json.
     python -m tools.early_training --only dense --again
 
 A quarter of an hour on one core. A network with one normalizer is a part; a
-part that is done is not repeated; one of another state of this file or of the
-instruments is refused, unless `--again` is given.
+part that is done is not repeated; one that other code has measured is
+refused, unless `--again` is given.
 """
 import math
 from collections import OrderedDict

@@ -4,8 +4,7 @@
     python -m tools.growth --only batch --again
 
 Five CPU minutes on one core. A normalizer that is done is not repeated; one
-that was measured by another state of this file is refused, unless `--again` is
-given.
+that other code has measured is refused, unless `--again` is given.
 """
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from normalnorm.analysis.robustness import margin, robust_accuracy
 from normalnorm.experiments.data import data_hash, info, load
 from normalnorm.experiments.train import seeded
+from normalnorm.layers.running_averages import update_bn
 from tools import parts
 
 RECORD = (Path(__file__).resolve().parent.parent / "results"
@@ -81,19 +81,6 @@ def images(split: str, first: int) -> tuple[Tensor, Tensor]:
     return F.avg_pool2d(x, 2), y
 
 
-def estimate(model: nn.Module, x: Tensor) -> None:
-    "Running averages of batch norms anew, from all of `x` at once."
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    for m in norms:
-        m.reset_running_stats()
-        m.momentum = None
-    if norms:
-        model.train()
-        with torch.no_grad():
-            model(x)
-    model.eval()
-
-
 def rounded(values: Any) -> Any:
     "Five digits."
     if isinstance(values, (list, tuple)):
@@ -146,10 +133,10 @@ def scaled(model: nn.Module, norm: str, train: Tensor, x: Tensor, y: Tensor
     for place in places:
         for factor in FACTORS:
             model.load_state_dict(kept)
-            estimate(model, train)
+            update_bn([train], model)
             multiply(model, place.split(",")[0], factor)
             if "old" not in place:
-                estimate(model, train)
+                update_bn([train], model)
             about = info("fashion")
             pgd = [robust_accuracy(
                        model, x, y, (0.0, SIZES[-1]), "pgd", mean=about.mean,
@@ -203,7 +190,7 @@ def run(norm: str, arm: str, seed: int) -> dict[str, Any]:
         along = (table[..., 3].abs() / (table[..., 0] * table[..., 1]).sqrt()
                  ).nan_to_num()
         late = table[len(table) // 2:]
-        estimate(model, x)
+        update_bn([x], model)
         model.eval()
         with torch.no_grad():
             right = (model(x_test).argmax(1) == y_test).double().mean().item()

@@ -3,9 +3,10 @@
 
 A part has a name of one or more words and a function that measures it. It is
 written as soon as it is measured, at that place below "parts" in the record,
-with the processor time it took and a hash of the code that measured it. What is
-there is not measured again, and what other code has measured is refused, so
-that a record never mixes two.
+with the day, the commit, the processor time it took, and a hash of the code
+that measured it; what stands above the parts is of the last one. What is there
+is not measured again, and what other code has measured is refused, so that a
+record never mixes two.
 """
 import argparse
 import ast
@@ -16,7 +17,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ def _bare(tree: ast.AST) -> ast.AST:
                 and ast.get_docstring(node) is not None):
             del node.body[0]
     return tree
+
+
+@cache
+def _syntax(item: Any) -> str:
+    return ast.dump(_bare(ast.parse(textwrap.dedent(inspect.getsource(item)))))
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -72,9 +78,8 @@ def code(measure: Callable, *instruments: Any) -> str:
         measure = measure.func
     source = inspect.getsource(sys.modules[measure.__module__])
     return hashlib.sha256("\n".join(
-        [_behind(measure.__name__, source)]
-        + [ast.dump(_bare(ast.parse(textwrap.dedent(inspect.getsource(item)))))
-           for item in instruments]).encode()).hexdigest()
+        [_behind(measure.__name__, source), *map(_syntax, instruments)]
+        ).encode()).hexdigest()
 
 
 def run(text: str, record: Path, parts: Iterable[Part],
@@ -119,11 +124,11 @@ def run(text: str, record: Path, parts: Iterable[Part],
         start = time.process_time()
         result = measure()
         seconds = round(time.process_time() - start, 1)
-        place[path[-1]] = {"code": made_by, "cpu_seconds": seconds,
+        now = {"date": time.strftime("%Y-%m-%d"), **provenance()}
+        place[path[-1]] = {"code": made_by, "date": now["date"],
+                           "commit": now["commit"], "cpu_seconds": seconds,
                            "found": result}
-        text = json.dumps(
-            {"date": time.strftime("%Y-%m-%d"), **provenance(), **about,
-             "parts": found["parts"]}, ensure_ascii=False) + "\n"
+        text = json.dumps(found | now | about, ensure_ascii=False) + "\n"
         write_atomically(record, lambda file, text=text: file.write(
             text.encode()))
         print(f"{'/'.join(path)}: {seconds:.0f} CPU seconds", flush=True)

@@ -5,8 +5,8 @@ output, before and after fine-tuning: results/pruning.json.
     python -m tools.slimming --only speed --again
 
 Fifteen CPU minutes on one core. Each network is written when it is done, and is
-not trained again; rows of another state of chapter 370 are refused, unless
-`--again` is given.
+not trained again; what other code has measured is refused, unless `--again` is
+given.
 """
 import itertools
 import statistics

@@ -124,6 +124,21 @@ def _key(plain: type | str | None) -> type | str | None:
     return f"{plain.__module__}:{plain.__qualname__}"
 
 
+@functools.cache
+def _import_layers() -> None:
+    "Import the package's layers; each gives itself its row."
+    import normalnorm
+    others = {*vars(normalnorm)["_OTHERS"]}
+    for name in normalnorm.__all__:     # a set has another order each time
+        if name not in others:
+            getattr(normalnorm, name)
+
+
+def _nearest(cls: type) -> Family | None:
+    return next((_ROWS[c] if c in _ROWS else _TABLE[_PLAIN[_key(c)]]
+                 for c in cls.__mro__ if c in _ROWS or _key(c) in _PLAIN), None)
+
+
 def family_of(module: nn.Module | type) -> Family | None:
     """The row of a layer, or of the layer whose plain twin this is: that of the
     nearest class. None for what is neither.
@@ -139,8 +154,9 @@ def family_of(module: nn.Module | type) -> Family | None:
         True
     """
     cls = module if isinstance(module, type) else type(module)
-    return next((_ROWS[c] if c in _ROWS else _TABLE[_PLAIN[_key(c)]]
-                 for c in cls.__mro__ if c in _ROWS or _key(c) in _PLAIN), None)
+    if cls not in _ROWS:
+        _import_layers()
+    return _nearest(cls)
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -165,7 +181,7 @@ def twins(plain: type | str) -> list[Family]:
         >>> twins(nn.LayerNorm)[0].layer is LayerNormalNorm
         True
     """
-    return [row for row in _TABLE.values()
+    return [row for row in rows()
             if row.plain is not None and row.plain == _key(plain)]
 
 
@@ -183,6 +199,7 @@ def classes() -> tuple[type, ...]:
         where, _, name = plain.partition(":")
         return getattr(sys.modules.get(where), name, None)
 
+    _import_layers()
     plain = (found(p) if isinstance(p, str) else p for p in _PLAIN)
     return (*_ROWS, *(c for c in plain if c is not None))
 
@@ -196,11 +213,7 @@ def rows() -> tuple[Family, ...]:
         >>> {"batch", "layer", "instance", "group"} <= names
         True
     """
-    import normalnorm
-    others = {*vars(normalnorm)["_OTHERS"]}
-    for name in normalnorm.__all__:     # a set has another order each time
-        if name not in others:
-            getattr(normalnorm, name)
+    _import_layers()
     return tuple(_TABLE.values())
 
 
@@ -293,7 +306,7 @@ def register(layer: type[nn.Module], names: str = "",
         Traceback (most recent call last):
         ValueError: the row of Flatten has axes='B X': expected the inputs ...
     """
-    base = family_of(layer)
+    base = _nearest(layer)
     row = (base if base and issubclass(layer, base.layer) else Family(layer))
     row = row._replace(layer=layer, names=tuple(names.split()), plain=plain,
                        **cells)

@@ -3148,7 +3148,8 @@ void grouped_backward(const GroupedJob& job, i64 i, double* sums) {
     });
 }
 
-int threads_for(const GroupedJob& job) {
+// unused where there is no OpenMP
+[[maybe_unused]] int threads_for(const GroupedJob& job) {
     const i64 wanted =
         1 + job.images * job.channels * job.length / 16384;
     return (int)(wanted < job.threads ? wanted : job.threads);
