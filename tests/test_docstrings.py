@@ -13,6 +13,8 @@ A text speaks of an argument by its name, and may leave it to another text:
 a method is its own and its class's, of a class also those that it inherits.
 """
 import ast
+import builtins
+import collections.abc
 import doctest
 import functools
 import importlib
@@ -20,12 +22,15 @@ import inspect
 import pkgutil
 import re
 import textwrap
+import typing
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
 import normalnorm
+from normalnorm.theory.gradient import Gaussianizer
 
 MODULES = [m.name
            for m in pkgutil.walk_packages(normalnorm.__path__, "normalnorm.")
@@ -378,3 +383,191 @@ def test_what_counts_as_said():
     assert not_announced(power) == ["TypeError"]
     Both.__module__ = Both.__init__.__module__ = "normalnorm.claims"
     assert unsaid(Both) == ["grit"]
+
+
+# --- what comes back -----------------------------------------------------
+
+class Names(dict):
+    "What is imported for type checkers only counts as an object."
+    def __missing__(self, name):
+        return object
+
+
+def annotation(thing):
+    "What a function says it returns, as a type."
+    if inspect.isclass(thing):
+        return None
+    given = inspect.signature(thing).return_annotation
+    if isinstance(given, str):
+        given = eval(given, {}, Names(
+            vars(builtins) | inspect.unwrap(thing).__globals__))
+    return None if given is inspect.Signature.empty else given
+
+
+def leaves(kind):
+    "The types within a type: `Tensor` and `float` of a tuple of both."
+    inner = typing.get_args(kind)
+    if not inner or typing.get_origin(kind) is collections.abc.Callable:
+        return {kind}
+    return set().union(*map(leaves, inner)) - {...}
+
+
+def prose(thing):
+    "A docstring without its examples, on one line a paragraph."
+    text = "".join(piece for piece in doctest.DocTestParser().parse(
+        inspect.cleandoc(thing.__doc__ or "")) if isinstance(piece, str))
+    return [" ".join(p.split()) for p in text.split("\n\n") if p.strip()]
+
+
+AS_FOR = re.compile(r"\b(?:as|see|like|(?:as|those) (?:for|in|of|with)) "
+                    r"`([\w.]+)`", re.I)
+
+
+def told(thing, cls=None, seen=()):
+    "The paragraphs of a thing and of those that its text says it is like."
+    found = prose(thing)
+    module = getattr(thing, "__module__", None) or ""
+    if module.startswith("normalnorm"):
+        for name in AS_FOR.findall(" ".join(found)):
+            other = meant(name, importlib.import_module(module), cls)
+            if (other is not None and other not in (*seen, thing)
+                    and getattr(other, "__module__", "").startswith(
+                        "normalnorm")):
+                found += told(other, None, (*seen, thing))
+    return found
+
+
+def sentences(paragraphs):
+    return [s for p in paragraphs for s in re.split(r"(?<=[.;:]) ", p)]
+
+
+BACK = re.compile(r"\b(?:return(?:s|ed)?|results?)\b|\bkept\b|"
+                  r"^(?:Broadcast s|S)hapes?\b", re.I)
+SHAPE = re.compile(r"\bshapes?\b|\bscalars?\b|\bkept\b|"
+                   r"\b(?:for|of|per|a) each\b|\bone (?:number|for)\b|"
+                   r"\(…[,)]|\([A-Za-z]\w*(?:, [A-Za-z0-9]\w*)*,?\)|×|"
+                   r"\bas (?:the )?`\w+`")
+NOUN = re.compile(r"(?:The|An?|How|Whether|What|Which|Where|When|That|Each|"
+                  r"Every|All|Both|One|Two|Twice|Half|Its|Of|For|True|Enough|"
+                  r"[`(\"\W\d]|\w\b|\w*[^A-Za-z ,.;:'’-])")
+UNITS = {r"\b(?:neg)?entropy\b|\bentropies\b|\bmutual information\b|"
+         r"\bdivergence\b|\blog.likelihood\b": r"\bnats?\b|\bbits?\b",
+         r"\bseconds?\b|\bduration\b|\btime it t": r"\bseconds?\b|\bms\b",
+         r"\baccurac(?:y|ies)\b": r"per cent|\bshare\b|%|\b0 to 1\b"}
+
+
+def result_unsaid(thing, cls=None):
+    "What a text leaves open of what a function returns; empty: nothing."
+    kind = annotation(thing)
+    kinds = leaves(kind)
+    if kinds <= {None, type(None), typing.Self, typing.NoReturn}:
+        return ""
+    text = told(thing, cls)
+    said = [s for s in sentences(text) if BACK.search(s)]
+    if not said and not NOUN.match(text[0] if text else ""):
+        return "what comes back"
+    if kinds & {torch.Tensor, numpy.ndarray} and not any(
+            SHAPE.search(s) for s in said):
+        return "its shape"
+    if kinds & {float, torch.Tensor}:
+        for quantity, unit in UNITS.items():
+            if re.search(quantity, (text or [""])[0], re.I) and not re.search(
+                    unit, " ".join(text), re.I):
+                return "its unit"
+    if typing.get_origin(kind) is dict and not re.search(
+            r"→|\bby\b|\bkeys?\b|\bnames?\b|\"\w+\"|of each|for each",
+            " ".join(text)):
+        return "its keys"
+    return ""
+
+
+# --- where it comes from -------------------------------------------------
+
+# What handles files, draws, talks to a terminal, keeps the ledger or tables of
+# what there is, and calls a processor: nothing of it is a formula.
+WITHOUT_SOURCE = re.compile(
+    r"normalnorm\.(?:plots|cli|lab|names|claims|layers\.(?:backends|engines\..*"
+    r"|families|factory)|experiments\.(?:data|hub|idx|text|streams|results|"
+    r"tables|spread|glyphs|recipes\..*|train))$")
+
+
+@functools.cache
+def labels():
+    "The book's labels, and its chapters' numbers."
+    found = set()
+    for path in Path(__file__).parents[1].glob("nbs/*.ipynb"):
+        found.add(path.name[:3])
+        found |= set(re.findall(r"\{#((?:eq|sec|thm|fig|exr)-[\w-]+)",
+                                path.read_text(encoding="utf-8")))
+    return found
+
+
+@functools.cache
+def bibliography():
+    "Family name of the first author and year of each entry."
+    text = (Path(__file__).parents[1] / "references.bib").read_text(
+        encoding="utf-8")
+    return set(re.findall(r"^@\w+\{([a-z]+)(\d{4})", text, re.M))
+
+
+def known_source(text):
+    "Whether a source leads somewhere: into the book, a paper, or a library."
+    if set(re.findall(r"@((?:eq|sec|thm)-[\w-]*\w)", text)) & labels():
+        return True
+    if set(re.findall(r"\bchapters? (\d{3})\b", text)) & labels():
+        return True
+    return any((re.sub(r"\W", "", name).lower(), year) in bibliography()
+               for name, year in re.findall(
+                   r"([A-Z][\w'’-]+)(?:[^()`@;]*?) \((\d{4})\w?\)", text)
+               ) or "`" in text
+
+
+# What changes the form of a value, and computes nothing.
+CONVERSIONS = {"to", "item", "detach", "tensor", "as_tensor", "asarray",
+               "promote_types", "float", "double", "numel", "from_numpy",
+               "get", "join", "format", "type", "is_complex"}
+
+
+def computes(function, seen=()):
+    """Whether a function's lines, or those of the package's functions that it
+    calls, have arithmetic, or call a method that may.
+    """
+    function = inspect.unwrap(function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    for node in (n for part in tree.body for n in ast.walk(part)):
+        if isinstance(node, ast.BinOp | ast.AugAssign) and not isinstance(
+                node.op, ast.BitOr | ast.BitAnd):
+            return True
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute):
+                if node.func.attr not in CONVERSIONS:
+                    return True
+                continue
+            called = function.__globals__.get(getattr(node.func, "id", ""))
+            if (inspect.isfunction(called) and called not in (*seen, function)
+                    and called.__module__.startswith("normalnorm")
+                    and computes(called, (*seen, function))):
+                return True
+    return False
+
+
+def needs_source(thing, cls=None):
+    """Layers and gaussianizers, and what computes tensors or numbers, outside
+    of the modules above.
+    """
+    module = (cls or thing).__module__
+    if WITHOUT_SOURCE.match(module):
+        return False
+    if inspect.isclass(thing):
+        return issubclass(thing, (torch.nn.Module, Gaussianizer))
+    return bool(leaves(annotation(thing)) & {
+        torch.Tensor, numpy.ndarray, float}) and computes(thing)
+
+
+def sources(thing, cls=None):
+    "Where a text says that it comes from; a method's class may say it."
+    text = told(thing, cls)
+    for c in cls.__mro__ if cls else ():
+        if c.__module__.startswith("normalnorm"):
+            text += told(c)
+    return re.findall(r"\bSource: (.+?)(?=$| Raises )", "\n".join(text), re.M)

@@ -36,7 +36,7 @@ def collapse_rate(gamma_mean: float = 1.0, gamma_std: float = 0.2,
     Raises `ValueError` for a negative deviation, numbers that are not finite,
     and where γ is 0; `TypeError` for what is no number.
 
-    Source: Labatie et al. 2021, Theorem 1.
+    Source: Labatie et al. (2021), Theorem 1; @eq-collapse-rate.
 
     Example:
 
@@ -76,16 +76,16 @@ def _images(name: str, y: Tensor) -> Tensor:
 
 def chi(y: Tensor) -> Tensor:
     """The share of a layer's power that is not constant: trace of the
-    covariance of the channels over that of their second moments; a scalar.
+    covariance of the channels over that of their second moments.
 
     `y`: images (N, C, *positions). It is (P2 + P3 + P4)/(P1 + … + P4) of the
     layer's power decomposition, 1 for centred channels, 0 for constant ones and
-    where y is 0. In float64.
+    where y is 0. Returns a scalar in float64.
 
     Raises `TypeError` for what is no real tensor, `ValueError` for fewer than
     two axes or no elements.
 
-    Source: Labatie et al. 2021, Appendix D.1.
+    Source: Labatie et al. (2021), Appendix D.1; @eq-chi.
 
     Example:
 
@@ -107,7 +107,7 @@ def equalized(images: Tensor) -> Tensor:
     shape and dtype.
 
     Raises `TypeError` for what is no tensor, `ValueError` for several channels
-    and for constant images.
+    and for constant images. Source: @thm-collapse, whose input is of this kind.
 
     Example:
 
@@ -157,7 +157,8 @@ def layer_norm(x: Tensor) -> Tensor:
     and without affine map.
 
     `x`: images (B, C, …), of any floating-point dtype; the result has its shape
-    and dtype.
+    and dtype. Source: Ba et al. (2016), §3; over the positions too, as Labatie
+    et al. (2021).
 
     Example:
 
@@ -230,19 +231,19 @@ def random_net(z: Tensor, depth: int, width: int,
 def linear_residual(z: Tensor, affine: Tensor,
                     intercept: bool = False) -> Tensor:
     """How far an activation is from linear in each channel: the power that the
-    best linear fit leaves, over the layer's power; a scalar.
+    best linear fit leaves, over the layer's power.
 
     `z`, `affine`: activations and what they were computed from, (N, C,
     *positions). Each channel has a factor of its own, by least squares over
     images and positions; with `intercept` also a constant, and then the power
     that is left is compared with the layer's variance. Without (the paper's
-    measure) it is compared with the mean square. 0 where there is none. In
-    float64.
+    measure) it is compared with the mean square. 0 where there is none. Returns
+    a scalar in float64.
 
     Raises `TypeError` and `ValueError` as `chi` does, and `ValueError` for
     shapes that differ.
 
-    Source: Labatie et al. 2021, Equations 8 and 9.
+    Source: Labatie et al. (2021), Eqs. 8, 9; @eq-linear-fit.
 
     Example:
 

@@ -45,9 +45,10 @@ class PowerShares(NamedTuple):
 
 def image_field(images: Tensor) -> Tensor:
     """The covariance of all positions of all images over the channels,
-    uncentred: (N, C, H, W) to (N·H·W, N·H·W), float64.
+    uncentred.
 
-    Raises `ValueError` for images without four axes.
+    `images`: (N, C, H, W). Returns the shape (N·H·W, N·H·W), in float64. Raises
+    `ValueError` for images without four axes. Source: @eq-field.
 
     Example:
 
@@ -99,7 +100,7 @@ def power_shares(field: Tensor, samples: int) -> PowerShares:
     Raises `ValueError` unless `field` is square, with equally many rows for
     each sample.
 
-    Source: @eq-field-powers; Labatie et al. 2021, §3.
+    Source: @eq-field-powers; Labatie et al. (2021), §3.
 
     Example:
 

@@ -194,7 +194,7 @@ def easy_curvature_bound(target=(1879, 10000), t=(3768, 10000),
     as a fraction (numerator, denominator).
 
     Raises `AssertionError` where the certificate does not verify: no target
-    above 0.18794 does.
+    above 0.18794 does. Source: @eq-identity, with the certificate of @eq-slack.
 
     Example:
 
@@ -213,9 +213,8 @@ def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
     standardized sample; returns a lower end of the constant.
 
     Two certificates, for |β| ≤ split and |β| ≥ split, β = mean(h·d). The
-    theorem is `shift=0, spend=1`.
-    Raises `AssertionError` where a certificate does not verify, as for any
-    `shift` > 0.
+    theorem is `shift=0, spend=1`. Raises `AssertionError` where a certificate
+    does not verify, as for any `shift` > 0. Source: @thm-curvature.
 
     Example:
 

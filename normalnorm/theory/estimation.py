@@ -46,12 +46,13 @@ def _nodes(law: Law, width: float) -> tuple[np.ndarray, np.ndarray]:
 def posterior(law: Law, snr: float,
               y: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For Y = √snr·X + ζ, ζ standard normal: the density of Y at `y`, E[X|Y=y]
-    and Var(X|Y=y), arrays like `y`.
+    and Var(X|Y=y).
 
     Far out, where the density underflows, mean and variance are NaN. Raises
     `ValueError` for an snr that is not positive and finite.
 
-    `law`: of X. Source: Bayes, on the nodes of a quadrature.
+    `law`: of X. Returns three arrays of the shape of `y`. Source: Bayes'
+    theorem on the nodes of a quadrature, for @eq-mmse.
 
     Example:
 
@@ -76,15 +77,15 @@ def posterior(law: Law, snr: float,
 
 
 def mmse(law: Law, snr: float) -> float:
-    """Least mean squared error of an estimate of X from √snr·X + ζ, ζ standard
-    normal.
+    """The least mean squared error of an estimate of X from √snr·X + ζ, ζ
+    standard normal.
 
     At snr = 0 the variance of X.
 
     Accurate to about 1e-7 for the families of chapter 110. Raises `ValueError`
     for a negative or infinite snr, or NaN.
 
-    `law`: of X; `snr`: the signal-to-noise ratio, 0 or more.
+    `law`: of X; `snr`: the signal-to-noise ratio, 0 or more. Source: @eq-mmse.
 
     Example:
 
@@ -120,6 +121,7 @@ def noisy_information(x: Tensor, noise: float) -> Tensor:
     plug-in estimate: too small by about the number of noise widths in the range
     of X divided by twice the sample's size. Raises `ValueError` for a noise
     that is not positive, fewer than two samples or another number of axes.
+    Source: @eq-channel, for a mixture of normals by quadrature.
 
     Example:
 

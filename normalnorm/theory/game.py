@@ -46,8 +46,10 @@ def lattice_game(signal: ArrayLike,
     """I(X; X+Z) in nats of two laws on the same lattice, and its derivatives
     with respect to both (up to a constant).
 
-    `signal`, `noise`: probabilities on the same evenly spaced points. Raises
-    `ValueError` for different lengths.
+    `signal`, `noise`: probabilities on the same evenly spaced points, shape
+    (points,). Returns the information and two arrays of that shape. Source:
+    @eq-lattice-game, @eq-lattice-gradient. Raises `ValueError` for different
+    lengths.
 
     Example:
 
@@ -88,9 +90,10 @@ def duality_gap(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
     laws that two players propose.
 
     `lattice`: the points. What the noise cannot go below, and the signal not
-    above, by linearization; both are the value at the equilibrium. `power`,
-    `noise_power`: the second moments that the players may have. Raises
+    above, by linearization, in nats; both are the value at the equilibrium.
+    `power`, `noise_power`: the second moments that the players may have. Raises
     `ValueError` for shapes that differ, and for weights that do not sum to 1.
+    Source: @eq-duality-gap.
 
     Example:
 

@@ -29,7 +29,8 @@ class Tail(Gaussianizer):
     steps; "newton": one Newton step from 0.
 
     Raises `ValueError` for another method, a negative number of steps, or steps
-    of the method "newton".
+    of the method "newton". Source: @eq-lambert-transform, with @eq-theta-delta
+    or @eq-newton-delta.
 
     Example:
 
@@ -80,6 +81,7 @@ class Chain(Gaussianizer):
     deviation, and its own. Raises `ValueError` for an empty chain.
 
     `parts`: one or more gaussianizers, in the order in which they are applied.
+    Source: @eq-chain.
 
     Example:
 

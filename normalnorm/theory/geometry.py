@@ -141,8 +141,8 @@ def jacobian_eigenvalues(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     ε/(σ²+ε)^(3/2), and across, 1/√(σ²+ε).
 
     `var`: σ², of any shape (the mean square where no mean is subtracted); both
-    in its shape and dtype; 0 for a constant unit without ε. `eps`: ε ≥ 0.
-    Raises `ValueError` for a negative `eps`.
+    results have its shape and dtype; 0 for a constant unit without ε. `eps`: ε
+    ≥ 0. Raises `ValueError` for a negative `eps`.
 
     Source: @eq-sphere-eigenvalues.
 

@@ -28,6 +28,8 @@ def project(w: Tensor, v: Tensor, dim: tuple[int, ...] | Over) -> Tensor:
     """P_v[w] = w − mean w − v·mean(w v), averages over `dim`: √(σ²+ε) times the
     gradient of Σ w·v with respect to u, for v = (u−μ)/√(σ²+ε).
 
+    Returns the shape of `w` and `v` together. Source: @eq-projection.
+
     Example:
 
         >>> v = torch.tensor([-1.0, 1.0, -1.0, 1.0])
@@ -85,10 +87,11 @@ def newton_lambda_gradient(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
 
     `k`: units along `dim`, standardized without ε; a constant unit, k = 0,
     gives 0. `newton`: for the safeguarded estimate, of size 1 along `dim`, True
-    where Newton's step was taken. `alpha`: as for `newton_lambda`. Shape and
-    dtype of `k`; differentiable.
+    where Newton's step was taken. `alpha`: as for `newton_lambda`. Returns the
+    shape and dtype of `k`; differentiable.
 
-    Source: the quotient rule on Eftekhari & Papyan (2025), Eq. 5.
+    Source: @eq-estimate-gradient, the quotient rule on Eftekhari & Papyan
+    (2025), Eq. 5.
 
     Example:
 
@@ -111,7 +114,7 @@ class Gaussianizer:
     `names`: of the parameters; `neutral`: their values at which the transform
     is the identity. Called with a sample and axes, it standardizes, estimates
     and applies. A call raises `TypeError` for a sample that is not real
-    floating point.
+    floating point. Source: @sec-any-transform.
 
     Example:
 
@@ -145,7 +148,8 @@ class Gaussianizer:
         """What `estimate` gives, and what `jacobian` wants to know of it: a
         tensor without gradient, with size 1 along `dim`, or None.
 
-        `k`: a standardized sample along `dim`.
+        `k`: a standardized sample along `dim`; the parameters that are returned
+        have size 1 along it as well, which is kept.
         """
         return self.estimate(k, dim), None
 
@@ -153,12 +157,12 @@ class Gaussianizer:
         """The transform of standardized values.
 
         `h`: standardized values; `parameters`: what `estimate` gives, of a
-        shape that broadcasts with `h`. Shape and dtype of `h`.
+        shape that broadcasts with `h`. Returns the shape and dtype of `h`.
         """
         raise NotImplementedError
 
     def inverse(self, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        "The values whose transform is `x`."
+        "The values whose transform is `x`; returns its shape."
         raise NotImplementedError
 
     def log_slope(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
@@ -169,7 +173,9 @@ class Gaussianizer:
         raise NotImplementedError
 
     def limited(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        "`h`, moved to where the transform can be represented."
+        """`h`, moved to where the transform can be represented; returns its
+        shape.
+        """
         return h
 
     def closed(self, count: int | None) -> bool:
@@ -182,8 +188,8 @@ class Gaussianizer:
                       ) -> tuple[Tensor, ...]:
         """The transform's derivative in each parameter.
 
-        `h`, `parameters`: as of `apply`; one tensor for each parameter, in the
-        shape of `h`.
+        `h`, `parameters`: as of `apply`; returns one tensor for each parameter,
+        in the shape of `h`.
         """
         raise NotImplementedError
 
@@ -215,6 +221,8 @@ class Gaussianizer:
 @dataclass(frozen=True)
 class Identity(Gaussianizer):
     """No transform: with it a normality layer is the plain normalizer.
+
+    Source: the plain normalizer of Ioffe & Szegedy (2015).
 
     Example:
 
@@ -249,7 +257,8 @@ class Power(Gaussianizer):
     `steps`, `safeguard` as for `newton_lambda`.
 
     Corrects asymmetry. `ValueError` and `TypeError` for settings that it does
-    not have.
+    not have. Source: Eftekhari & Papyan (2025), Eqs. 3, 5, 6; Yeo & Johnson
+    (2000).
 
     Example:
 
@@ -318,7 +327,7 @@ def gaussianized_gradient(
     `mean`, `rate` = 1/√(σ²+ε), `rate_without_eps` = 1/σ (0 for a constant unit)
     and `parameters` are per-unit values, of size 1 along `dim`; `fitted`: from
     `gaussianizer.fit`. `through_parameters=False` leaves out the terms through
-    these. Shape and dtype of `u`; differentiable.
+    these. Returns the shape and dtype of `u`; differentiable.
 
     Source: @eq-any-gradient.
 

@@ -40,11 +40,12 @@ __all__ = ['negentropy', 'gaussian_information', 'least_dependent',
 
 # %% ../../nbs/130_theory.independence.ipynb #8ce9eb4d
 def gaussian_information(correlation: ArrayLike) -> float:
-    """Mutual information in nats of jointly normal variables: −½·log(1 − ρ²)
-    for a number ρ, −½·log det Σ for a correlation matrix Σ.
+    """The mutual information in nats of jointly normal variables: −½·log(1 −
+    ρ²) for a number ρ, −½·log det Σ for a correlation matrix Σ.
 
-    Infinite where |ρ| = 1 or Σ is singular. Raises `ValueError` for |ρ| > 1,
-    NaN, or what is not a correlation matrix.
+    Returns infinity where |ρ| = 1 or Σ is singular. Raises `ValueError` for |ρ|
+    > 1, NaN, or what is not a correlation matrix. Source:
+    @eq-gaussian-information.
 
     Example:
 
@@ -71,12 +72,13 @@ def gaussian_information(correlation: ArrayLike) -> float:
 def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike,
                     rho: float, tolerance: float = 1e-10) -> np.ndarray:
     """The joint law of least mutual information with marginals `p` on points
-    `x` and `q` on points `y`, and correlation `rho`: a table (len(x), len(y)).
+    `x` and `q` on points `y`, and correlation `rho`.
 
-    Sinkhorn's iteration inside a search for θ in exp(θxy). Source: the theorem
-    of chapter 130; Sinkhorn 1967.
-    Raises `ValueError` for what are not laws, a `rho` outside (−1, 1), or one
-    that these marginals do not reach (the search ends at |θ| = 200).
+    Sinkhorn's iteration inside a search for θ in exp(θxy). Returns the table of
+    probabilities, shape (len(x), len(y)). Source: @thm-least-dependent;
+    Sinkhorn (1967). Raises `ValueError` for what are not laws, a `rho` outside
+    (−1, 1), or one that these marginals do not reach (the search ends at |θ| =
+    200).
 
     `tolerance`: the sum of the marginal's deviations at which Sinkhorn's
     iteration stops.
@@ -132,12 +134,13 @@ def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike,
 
 # %% ../../nbs/130_theory.independence.ipynb #44985c02
 def rare_coincidence(rho: float, p: float) -> tuple[np.ndarray, np.ndarray]:
-    """A law with correlation `rho` and little information: values (4,) of both
-    variables, and the table (4, 4) of their joint probabilities.
+    """A law with correlation `rho` and little information: the values of both
+    variables, and the table of their joint probabilities.
 
     With probability `p` both are the same far value ±√(|ρ|/p), otherwise
-    independent ±√((1−|ρ|)/(1−p)). The information is H(p, 1−p) + p·log 2.
-    Raises `ValueError` unless 0 < p < 1, |rho| < 1 and p ≠ |rho|.
+    independent ±√((1−|ρ|)/(1−p)). The information is H(p, 1−p) + p·log 2 nats.
+    Returns the four values and the table, shapes (4,) and (4, 4). Source:
+    @eq-infimum. Raises `ValueError` unless 0 < p < 1, |rho| < 1 and p ≠ |rho|.
 
     Example:
 
@@ -161,7 +164,7 @@ def moment_bound(rho: float, fourth_moment: float) -> float:
     variables with correlation `rho` and fourth moments at most `fourth_moment`.
 
     Raises `ValueError` for |rho| > 1, or a fourth moment below 1, which no
-    standardized variable has.
+    standardized variable has. Source: @eq-moment-bound.
 
     Example:
 

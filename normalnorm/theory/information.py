@@ -28,11 +28,11 @@ def _probabilities(p: ArrayLike, name: str = "p") -> np.ndarray:
 
 
 def entropy(p: ArrayLike) -> float:
-    """Entropy −Σ p log p, in nats, of a discrete law with probabilities `p` (an
-    array of any shape).
+    """The entropy −Σ p log p, in nats, of a discrete law with probabilities `p`
+    (an array of any shape).
 
     Raises `ValueError` where `p` is empty, negative, NaN, or does not sum to 1
-    (to 1e-9).
+    (to 1e-9). Source: @eq-entropy.
 
     Example:
 
@@ -50,10 +50,12 @@ __all__ = ['FAMILIES', 'entropy', 'kl_divergence', 'table_information',
 
 # %% ../../nbs/110_theory.information.ipynb #4b7bf4d5
 def kl_divergence(p: ArrayLike, q: ArrayLike) -> float:
-    """Divergence D(p‖q) = Σ p log(p/q) in nats of two discrete laws of the same
-    shape; infinite where q is 0 and p is not.
+    """The divergence D(p‖q) = Σ p log(p/q) in nats of two discrete laws of the
+    same shape; infinite where q is 0 and p is not.
 
     Raises `ValueError` for what are not probabilities, or two shapes.
+
+    Source: @eq-kl.
 
     Example:
 
@@ -70,11 +72,13 @@ def kl_divergence(p: ArrayLike, q: ArrayLike) -> float:
 
 
 def table_information(joint: ArrayLike) -> float:
-    """Mutual information in nats of two discrete variables, from the table of
-    their joint probabilities (rows: X, columns: Y).
+    """The mutual information in nats of two discrete variables, from the table
+    of their joint probabilities (rows: X, columns: Y).
 
     Raises `ValueError` for what is not a two-dimensional array of
     probabilities.
+
+    Source: @eq-information.
 
     Example:
 
@@ -94,6 +98,7 @@ def gaussian_capacity(snr: float) -> float:
     independent normal noise, `snr` the ratio of their variances.
 
     `snr` may be infinite. Raises `ValueError` for a negative one or NaN.
+    Source: @eq-capacity.
 
     Example:
 
@@ -121,7 +126,8 @@ class Law:
     `law.affine(scale, shift)` is the law of scale·X + shift; `mean`,
     `variance`, `discrete`, `pdf(x)` say the rest. Made by `normal`, `uniform`,
     `laplace`, `exponential`, `bimodal`, `student`, `points` and `mixture`.
-    `parts`: the distributions, or the points, one for each weight. Raises
+    `parts`: the distributions, or the points, one for each weight. Source:
+    `scipy.stats` for the parts, and the law of total variance. Raises
     `ValueError` for weights that are not probabilities, or points among
     densities.
 
@@ -156,21 +162,21 @@ class Law:
 
     @property
     def mean(self) -> float:
-        "Expectation."
+        "The expectation."
         return sum(w * (p if self.discrete else float(p.mean()))
                    for w, p in zip(self.weights, self.parts))
 
     @property
     def variance(self) -> float:
-        "Variance."
+        "The variance."
         m = self.mean
         return sum(w * ((p - m) ** 2 if self.discrete
                         else float(p.var()) + (float(p.mean()) - m) ** 2)
                    for w, p in zip(self.weights, self.parts))
 
     def pdf(self, x: ArrayLike) -> np.ndarray:
-        """Density at `x`; raises `ValueError` for a law of points, which has
-        none.
+        """The density at `x`, returned in its shape; raises `ValueError` for a
+        law of points, which has none.
         """
         if self.discrete:
             raise ValueError("a law of points has no density")
@@ -263,7 +269,7 @@ def exponential(mean: float = 0.0, variance: float = 1.0) -> Law:
 
 
 def student(nu: float, mean: float = 0.0, variance: float = 1.0) -> Law:
-    """Student's t law with `nu` degrees of freedom, scaled to `variance`;
+    """The t law of Student with `nu` degrees of freedom, scaled to `variance`;
     raises `ValueError` for nu < 5: too much mass is far out for a grid.
 
     `mean`: of the law.
@@ -357,6 +363,8 @@ class Enclosure(NamedTuple):
     """A `value` in nats, and a bound `error` on its distance from the exact
     one; `low` and `high` are the ends.
 
+    Source: @sec-how-computed.
+
     Example:
 
         >>> Enclosure(1.0, 0.25).low
@@ -369,12 +377,12 @@ class Enclosure(NamedTuple):
 
     @property
     def low(self) -> float:
-        "value − error."
+        "The value less the error."
         return self.value - self.error
 
     @property
     def high(self) -> float:
-        "value + error."
+        "The value plus the error."
         return self.value + self.error
 
 
@@ -442,8 +450,8 @@ _ROUNDING = 1e-12
 
 
 def differential_entropy(law: Law, step: float = 1e-3) -> Enclosure:
-    """Differential entropy of `law` in nats, enclosed: a closed form for one
-    part, the cells of width `step` (in standard deviations) for a mixture.
+    """The differential entropy of `law` in nats, enclosed: a closed form for
+    one part, the cells of width `step` (in standard deviations) for a mixture.
 
     A law of points gives −inf, with error 0. Raises `ValueError` for a step
     that is not in (0, 1).
@@ -518,14 +526,14 @@ def _lattice(law: Law, step: float) -> np.ndarray:
 
 
 def entropy_of_sum(x: Law, z: Law, step: float = 1e-3) -> Enclosure:
-    """Differential entropy of X + Z in nats, X and Z independent with
+    """The differential entropy of X + Z in nats, X and Z independent with
     densities, on lattices of width `step` (in standard deviations of the
     narrowest part).
 
     `x`, `z`: the laws of X and Z.
 
-    Source: the bound is the theorem of chapter 110. Raises `ValueError` for
-    laws of points, or a step that is not in (0, 1).
+    Source: @thm-grid and @eq-grid-bound. Raises `ValueError` for laws of
+    points, or a step that is not in (0, 1).
 
     Example:
 
@@ -676,8 +684,8 @@ def blahut_arimoto(channel: ArrayLike, cost: ArrayLike | None = None,
     is at most `tolerance`, or after `iterations`; the enclosure holds in both
     cases. `start`: positive weights of the inputs, equal by default; brought to
     the budget by a tilt. Raises `ValueError` for rows that are not
-    probabilities, or a budget below the cheapest input's cost.
-    Source: Blahut 1972, Arimoto 1972.
+    probabilities, or a budget below the cheapest input's cost. Source: Blahut
+    (1972), Arimoto (1972).
 
     Example:
 

@@ -49,7 +49,8 @@ def random_rotation(d: int, generator: torch.Generator | None = None,
     normal matrix, with the signs of R's diagonal.
 
     `generator`: PyTorch's own by default; float64 on the CPU unless `dtype` and
-    `device` say otherwise.
+    `device` say otherwise. Returns (d, d). Source: `scipy.stats.ortho_group`
+    draws from the same law.
 
     Example:
 
@@ -72,7 +73,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 class IterativeGaussianizer:
     """Makes a sample in d dimensions jointly normal: marginal gaussianization
-    and rotation in turn (Chen & Gopinath 2000; Laparra et al. 2011).
+    and rotation in turn.
 
     `rounds`: how many. `gaussianizer`: for the marginals, by default `Chain()`.
     `rotation`: "random" or "pca", principal axes, which are treated as constant
@@ -81,7 +82,7 @@ class IterativeGaussianizer:
     points.
 
     Raises `ValueError` for an unknown rotation, fewer than one round, or use
-    before fitting.
+    before fitting. Source: Chen & Gopinath (2000); Laparra et al. (2011).
 
     Example:
 
@@ -139,7 +140,7 @@ class IterativeGaussianizer:
         return x
 
     def fit(self, x: Tensor) -> "IterativeGaussianizer":
-        "Fit to the sample `x` of shape (n, d)."
+        "Fit to the sample `x` of shape (n, d); returns itself."
         with torch.no_grad():
             self.fit_transform(x)
         return self
@@ -170,7 +171,9 @@ class IterativeGaussianizer:
         return (x, total) if log_det else x
 
     def inverse(self, y: Tensor) -> Tensor:
-        "The points whose transform is `y`; NaN outside the range of the map."
+        """The points whose transform is `y`, returned in its shape; NaN outside
+        the range of the map.
+        """
         y = self._fitted(y)
         for r in reversed(self.rounds):
             k = self.gaussianizer.inverse(

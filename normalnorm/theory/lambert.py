@@ -118,7 +118,7 @@ def lambert_w(x: Tensor) -> Tensor:
     most 4 units in the last place. Raises `TypeError` for integer or complex
     input.
 
-    Source: Corless et al., Adv. Comput. Math. 5 (1996).
+    Source: Corless et al. (1996), @eq-fritsch.
 
     Example:
 
@@ -208,8 +208,8 @@ def tail_transform(z: Tensor, delta: Tensor | float) -> Tensor:
     (once across it). Infinite `z` stays infinite, NaN stays NaN; for δ < 0 a
     result too large for the dtype is infinite.
 
-    Raises `TypeError` for integer or complex input. Source: Goerg, Sci. World
-    J. 2015; for δ < 0 our extension.
+    Raises `TypeError` for integer or complex input. Source: Goerg (2015),
+    @eq-lambert-transform; for δ < 0 @eq-negative-delta.
 
     Example:
 

@@ -37,10 +37,10 @@ class Over:
     well. A subclass can weight the elements, as
     `theory.overflow.WeightedPoints` does, or have them in several processes, as
     `layers.sync.Across`; then each call is an exchange, so what is needed
-    together is asked for together, and what is
-    asked for again, in a backward pass, has a `name` by which a subclass may
-    remember it. Noise is drawn from `seed`, if there is one, from the number of
-    element `offset` on.
+    together is asked for together, and what is asked for again, in a backward
+    pass, has a `name` by which a subclass may remember it. Noise is drawn from
+    `seed`, if there is one, from the number of element `offset` on. Source:
+    @eq-at-one and the other averages of chapter 220.
 
     Example:
 
@@ -66,20 +66,23 @@ class Over:
         self.centre = None if centre is None else tuple(centre)
 
     def means(self, *values: Tensor, name: str = "") -> tuple[Tensor, ...]:
-        """The mean of each of `values` over the elements; `name`: by which a
-        subclass remembers them.
+        """The mean of each of `values` over the elements; `dim` is kept with
+        size 1; `name`: by which a subclass remembers them.
         """
         if not self.dim:                # where PyTorch would take all axes
             return values
         return tuple(x.mean(self.dim, keepdim=True) for x in values)
 
     def mean(self, x: Tensor) -> Tensor:
+        "The mean of `x` over the elements; `dim` is kept with size 1."
         return self.means(x)[0]
 
     def var_means(self, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Biased variance and mean of each, without a difference of squares.
+        """The biased variance and the mean of each, without a difference of
+        squares.
 
-        `values`: tensors that the axes fit.
+        `values`: tensors that the axes fit. Returns a pair for each, `dim` kept
+        with size 1.
         """
         if self.centre is None:
             return [torch.var_mean(x, self.dim, correction=0, keepdim=True)
@@ -95,11 +98,13 @@ class Over:
         return found
 
     def var_mean(self, x: Tensor, name: str = "") -> tuple[Tensor, Tensor]:
-        "Biased variance and mean."
+        """The biased variance and the mean of `x`, `dim` kept with size 1;
+        `name` as for `means`.
+        """
         return self.var_means(x)[0]
 
     def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        "The largest and the smallest."
+        "The largest and the smallest of `x`, `dim` kept with size 1."
         if not self.dim:
             return x, x
         return x.amax(self.dim, keepdim=True), x.amin(self.dim, keepdim=True)
@@ -128,7 +133,8 @@ def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     Two passes, scaled by the largest deviation first: right for any finite
     scale of the dtype. The gradient at a constant sample is 0.
 
-    `h`: of any floating-point dtype, which the result has, too.
+    `h`: of any floating-point dtype and shape, which the result has, too.
+    Source: Ioffe & Szegedy (2015), Algorithm 1, without ε.
 
     Example:
 
@@ -149,7 +155,8 @@ def standardized(h: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 def standardized_or_nan(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """`standardized`, but NaN throughout a sample that is not finite.
 
-    `x`, `dim`: as `h` and `dim` of `standardized`.
+    `x`, `dim`: as `h` and `dim` of `standardized`; otherwise as for
+    `standardized`. Returns the shape of `x`.
 
     Example:
 
@@ -211,8 +218,9 @@ def nll_derivatives_at_one(k: Tensor,
     """L'(1) and L''(1) of the power transform's likelihood, for `k`
     standardized along `dim`, which is kept with size 1.
 
-    Six averages: Eftekhari & Papyan 2025, Appendix D, simplified. L''(1) ≥
-    0.188 unless the sample is constant.
+    L''(1) ≥ 0.188 unless the sample is constant. Source: six averages,
+    Eftekhari & Papyan (2025), Appendix D, simplified to @eq-at-one and
+    @eq-curvature.
 
     Example:
 
@@ -231,7 +239,7 @@ def nll_derivatives(h: Tensor, lmbda: Tensor | float,
 
     `h`: the samples along `dim`; `lmbda`: λ.
 
-    Source: the quotient rule on the profile likelihood, chapter 220.
+    Source: @eq-l-derivatives.
 
     Example:
 
@@ -255,7 +263,7 @@ def range_of_s(k: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """K = 2(slog(max k) − slog(min k)), the length of the range of S = slog(t)
     + slog(t'): |L'''| ≤ K·L''.
 
-    `dim` is kept. `k`: a sample along `dim`.
+    `dim` is kept. `k`: a sample along `dim`. Source: @eq-range.
 
     Example:
 
@@ -271,7 +279,8 @@ def guaranteed_step(ratio: Tensor, k_range: Tensor) -> Tensor:
     """−sign(δ)·log1p(K|δ|)/K for δ = L'/L'': a step that never overshoots the
     minimum, so never raises L.
 
-    `ratio`: δ; `k_range`: K, from `range_of_s`, 0 for a constant sample.
+    `ratio`: δ; `k_range`: K, from `range_of_s`, 0 for a constant sample. They
+    broadcast, and the result has their shape. Source: @eq-safe.
 
     Example:
 
@@ -285,10 +294,11 @@ def guaranteed_step(ratio: Tensor, k_range: Tensor) -> Tensor:
 
 def guaranteed_gain(ratio: Tensor, second: Tensor, k_range: Tensor) -> Tensor:
     """L''·((1+t)·log(1+t) − t)/K², t = K|δ|: what `guaranteed_step` lowers L by
-    at least (@eq-guaranteed-gain).
+    at least, in nats per element.
 
     `ratio`: L'/L'' at the present λ; `second`: L''; `k_range`: K, from
-    `range_of_s`. Nats per element.
+    `range_of_s`. They broadcast, and the result has their shape. Source:
+    @eq-guaranteed-gain.
 
     Example:
 
@@ -304,11 +314,12 @@ def guaranteed_gain(ratio: Tensor, second: Tensor, k_range: Tensor) -> Tensor:
 def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0,
                   steps: int = 1, safeguard: bool = False) -> Tensor:
     """λ̂ = 1 − α·L'(1)/L''(1): Newton's estimate of the power transform's
-    parameter (Eftekhari & Papyan 2025, Eqs. 5, 6).
+    parameter.
 
     `h`: samples along `dim`, of any location and scale: they are standardized
-    here, without ε. Returns λ̂ without `dim`, in float32 for half precision,
-    else in the dtype of `h`; differentiable. A constant sample gives 1.
+    here, without ε. Returns λ̂, the shape of `h` without `dim`, in float32 for
+    half precision, else in the dtype of `h`; differentiable. A constant sample
+    gives 1.
 
     `alpha` in [0, 1] is the part of the way from 1 to the estimate. `steps` > 1
     repeats Newton's step from where it arrived; four or five reach the
@@ -316,10 +327,11 @@ def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0,
     steps can diverge and one can raise the likelihood's negative logarithm L;
     with it, a first step that would is replaced by one that cannot, and so is a
     later one that lowers L by less than half of what that one guarantees. Then
-    repeated steps converge for every sample (the theorem of chapter 220).
+    repeated steps converge for every sample (@thm-repeated).
 
     Raises `TypeError` for integer or complex input, `ValueError` for an empty
-    sample, `alpha` outside [0, 1] or `steps` < 1.
+    sample, `alpha` outside [0, 1] or `steps` < 1. Source: Eftekhari & Papyan
+    (2025), Eqs. 5, 6; @eq-newton.
 
     Example:
 
@@ -402,7 +414,8 @@ def check_flag(name: str, value) -> None:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """`x` in float32 at least, in which half precision is computed.
+    """`x` in float32 at least, in which half precision is computed; returns its
+    shape.
 
     Example:
 
@@ -524,9 +537,10 @@ def mle_bracket(h: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
     With δ = L'(1)/L''(1) and K = 2(slog(max) − slog(min)) of the standardized
     sample, the distance of the MLE from 1 is between log1p(K|δ|)/K and
     −log1p(−K|δ|)/K (infinite if K|δ| ≥ 1), on the side of −δ. Returns (nearer
-    to 1, farther), without `dim`.
+    to 1, farther), each of the shape of `h` without `dim`.
 
-    `h`: the samples along `dim`, of any floating-point dtype.
+    `h`: the samples along `dim`, of any floating-point dtype. Source:
+    @eq-bracket.
 
     Example:
 

@@ -120,7 +120,8 @@ def normal_rule(edges: Tensor, points: int) -> tuple[Tensor, Tensor]:
     `edges`: Gauss–Legendre of `points` points on each piece.
 
     `edges`: (…, edges), in any order; beyond ±9 they are moved there. Returns
-    two tensors of shape (…, points·(edges − 1)).
+    two tensors of shape (…, points·(edges − 1)). Source:
+    `numpy.polynomial.legendre.leggauss`, on each piece.
 
     Example:
 
@@ -139,7 +140,8 @@ def normal_rule(edges: Tensor, points: int) -> tuple[Tensor, Tensor]:
 def smoothed(activation: Activation, x: Tensor, spread: Tensor) -> Tensor:
     """E φ(x + spread·e), e standard normal, element by element; `spread` ≥ 0.
 
-    `activation`: φ. `x`: of any shape, which the result has, too.
+    `activation`: φ. `x`: of any shape, which the result has, too. Source:
+    @eq-pair-split.
 
     Example:
 
@@ -163,9 +165,10 @@ def smoothed(activation: Activation, x: Tensor, spread: Tensor) -> Tensor:
 
 def absolute_product(power: Tensor, cov: Tensor) -> Tensor:
     """E |a||b| for normal a, b of mean 0, mean variance `power` and covariance
-    `cov`; any shape.
+    `cov`.
 
-    For unequal variances `power` is the root of their product.
+    For unequal variances `power` is the root of their product. They broadcast,
+    and the result has their shape. Source: @eq-pair-family.
 
     Example:
 
@@ -221,16 +224,16 @@ def joint_mean(activation: Activation, location: Tensor, power: Tensor,
 
 # %% ../../nbs/348_theory.pairs.ipynb #348a0012
 def fisher_law(c: float, n: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the law of R, the correlation coefficient of `n`
+    """The nodes and weights of the law of R, the correlation coefficient of `n`
     pairs that are normal with correlation `c`.
 
-    Both of shape (nodes,), float64; Σ weights = 1, and Σ weights·G(R) is
-    E G(R), to 1e-12 for smooth G.
+    Returns both in shape (nodes,), float64; Σ weights = 1, and Σ weights·G(R)
+    is E G(R), to 1e-12 for smooth G.
 
     Raises `ValueError` for `c` outside [−1, 1] or `n` < 2.
 
-    Source: Fisher 1915; Hotelling's form of the density, with a hypergeometric
-    function, by the trapezoid rule in artanh R.
+    Source: Fisher (1915), in Hotelling's form of the density with a
+    hypergeometric function, by the trapezoid rule in artanh R.
 
     Example:
 
@@ -260,9 +263,10 @@ def fisher_law(c: float, n: int) -> tuple[Tensor, Tensor]:
 def channel_rule(gamma_std: float, beta_std: float,
                  points: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     """γ, β and weights of a Gauss–Hermite rule over γ ~ N(1, `gamma_std`²) and
-    β ~ N(0, `beta_std`²); (channels,) each. A deviation of 0 needs one point.
+    β ~ N(0, `beta_std`²). A deviation of 0 needs one point.
 
-    `points`: of the rule, for γ and for β.
+    `points`: of the rule, for γ and for β. Returns three tensors (channels,) in
+    float64. Source: `numpy.polynomial.hermite_e.hermegauss`.
 
     Example:
 
@@ -284,6 +288,7 @@ class StandardizedUnit(NamedTuple):
     `weights` are those of channels and radii.
 
     `y`, `f`: the values before and after; the angles have equal weights.
+    Source: @eq-pair-circle, @eq-pair-cosines.
 
     Example:
 
@@ -302,26 +307,31 @@ class StandardizedUnit(NamedTuple):
     weights: Tensor
 
     def mean(self, values: Tensor) -> Tensor:
-        "E of values that are given as `f` is."
+        """The expectation of values that are given as `f` is; returns a scalar.
+        """
         return (self.weights * values.mean(-1)).sum()
 
     def cosines(self, values: Tensor) -> Tensor:
-        "A_j of E values(θ)·values(θ − α) = Σ A_j cos jα."
+        """The A_j of E values(θ)·values(θ − α) = Σ A_j cos jα; returned for j =
+        0, 1, … in the shape (angles/2 + 1,).
+        """
         n = values.shape[-1]
         share = torch.fft.rfft(values / n).abs().square()
         share[..., 1:(n + 1) // 2] *= 2
         return (self.weights[..., None] * share).sum((0, 1))
 
     def pair(self, values: Tensor, r: Tensor) -> Tensor:
-        "E values(θ)·values(θ − arccos r), for each of `r`."
+        """E values(θ)·values(θ − arccos r), for each of `r`, in whose shape,
+        (values,), it is returned.
+        """
         return cosine_sum(self.cosines(values), r)
 
 
 def cosine_sum(share: Tensor, r: Tensor) -> Tensor:
     """Σ A_j cos(j arccos r), for each of `r`.
 
-    `share`: the A_j, j = 0, 1, …; `r`: cosines, of any shape, which the result
-    has.
+    `share`: the A_j, j = 0, 1, …; `r`: cosines, shape (values,), which the
+    result has. Source: @eq-pair-cosines.
 
     Example:
 
@@ -376,7 +386,7 @@ def gram_of_batch(cov: Tensor, slope: float, centre: bool = True,
     """E φ(g)φ(g)ᵀ/(s²+ε) over channels x ~ N(0, cov) of a batch: s² is the
     variance of x over the batch, and g is x less its mean.
 
-    `cov`: (N, N), float64, which the result has too. φ is y above 0 and
+    `cov`: (N, N), float64, which the result has, too. φ is y above 0 and
     `slope`·y below. Without `centre` g is x itself. Accurate to 1e-10 for N of
     some hundreds. `eps`: ε ≥ 0.
 
@@ -418,7 +428,8 @@ def unit_values(x: Tensor, dim: int, centre: bool = True, eps: float = 0.0,
     with `power` each transformed by its own λ̂, as in a normality layer.
 
     `eps` is added to the variance. The result has the shape of `x`, and is
-    differentiable, through λ̂ too.
+    differentiable, through λ̂ too. Source: Eftekhari & Papyan (2025), Algorithm
+    1, without affine map and noise.
 
     Example:
 
@@ -437,6 +448,8 @@ def unit_values(x: Tensor, dim: int, centre: bool = True, eps: float = 0.0,
 def with_noise(y: Tensor, dim: int, noise: float, drawn: Tensor) -> Tensor:
     """`y` and the standard normal `drawn`, scaled by `noise` and by the mean
     absolute deviation of the units along `dim`.
+
+    Returns the shape of `y`. Source: Eftekhari & Papyan (2025), §4.2.
 
     Example:
 

@@ -22,8 +22,7 @@ def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float,
     mean and variance of the normal model.
 
     L(h; λ) = ½(log 2π + 1) + ½ log Var ψ(h; λ) − (λ−1)·mean slog(h), with
-    slog(h) = sign(h) log(1+|h|) and the biased variance: Eftekhari & Papyan
-    2025, Eq. 4, completed for negative h. It is convex in λ.
+    slog(h) = sign(h) log(1+|h|) and the biased variance. It is convex in λ.
 
     `h`: samples along `dim` (default: the last); `lmbda`: a number, or a tensor
     that broadcasts with `h` and has size 1 along `dim` of the broadcast shape
@@ -35,7 +34,8 @@ def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float,
     side that the transform flattens, digits are lost.
 
     Raises `TypeError` for integer or complex input and `ValueError` for an
-    empty sample or a λ that varies along `dim`.
+    empty sample or a λ that varies along `dim`. Source: Eftekhari & Papyan
+    (2025), Eq. 4, completed for negative h; @eq-nll.
 
     Example:
 
@@ -146,6 +146,8 @@ def signed_log1p(h: Tensor) -> Tensor:
     """slog(h) = sign(h)·log(1+|h|), the logarithm of ∂ψ/∂h divided by λ−1; its
     gradient at 0 is 1.
 
+    Returns the shape and dtype of `h`. Source: @eq-dh.
+
     Example:
 
         >>> signed_log1p(torch.tensor([-1.0, 0.0, 1.0]))     # ∓log 2
@@ -235,8 +237,7 @@ def _prepare(name: str, value: Tensor,
 
 
 def yeo_johnson(h: Tensor, lmbda: Tensor | float) -> Tensor:
-    """The power transform ψ(h; λ) of Yeo and Johnson (Eftekhari & Papyan 2025,
-    Eq. 3), element by element.
+    """The power transform ψ(h; λ) of Yeo and Johnson, element by element.
 
     `h`: tensor of any shape and floating-point dtype. `lmbda`: number or tensor
     that broadcasts with `h`. The result has the broadcast shape and torch's
@@ -249,7 +250,8 @@ def yeo_johnson(h: Tensor, lmbda: Tensor | float) -> Tensor:
     place, ℓ = log(1+|h|), η = λ for h ≥ 0 and 2−λ for h < 0. Infinite `h` gives
     the limit, NaN gives NaN; a result too large for the dtype is infinite.
 
-    Raises `TypeError` for integer, boolean or complex input.
+    Raises `TypeError` for integer, boolean or complex input. Source: Yeo &
+    Johnson (2000); Eftekhari & Papyan (2025), Eq. 3; @eq-one.
 
     Example:
 
@@ -267,7 +269,7 @@ def power_transform_derivative(h: Tensor, lmbda: Tensor | float,
 
     Shapes, dtypes and errors as for `yeo_johnson`, which is k = 0.
 
-    Raises `ValueError` for k < 0.
+    Raises `ValueError` for k < 0. Source: @eq-dlambda.
 
     Example:
 
@@ -287,12 +289,13 @@ def representable(h: Tensor, lmbda: Tensor | float) -> Tensor:
 
     Changes nothing for |h| ≤ exp(T/η) − 1, T = 88 in float32 and 709 in
     float64; nothing for λ = 1; infinite `h` and NaN stay, so that they are
-    seen. Half precision is taken as float32, in which it is computed. Broadcast
-    shape, and the dtype in which `yeo_johnson` computes; differentiable almost
-    everywhere.
+    seen. Half precision is taken as float32, in which it is computed. Returns
+    the broadcast shape, in the dtype in which `yeo_johnson` computes;
+    differentiable almost everywhere.
 
     `lmbda`: λ, a number or a tensor that broadcasts with `h`. Raises
-    `TypeError` for `h` that is not real floating point.
+    `TypeError` for `h` that is not real floating point. Source:
+    @thm-representable.
 
     Example:
 
@@ -374,7 +377,7 @@ def yeo_johnson_inverse(x: Tensor, lmbda: Tensor | float) -> Tensor:
     (λ for x ≥ 0, 2−λ for x < 0) is negative the transform is bounded by 1/|η|:
     an `x` at the bound gives ±infinity, one beyond it gives NaN, for it has no
     preimage. Within 1 unit in the last place in float32 and half precision, and
-    within 8·(1+ℓ+|ηℓ|) in float64, ℓ = log(1+|result|).
+    within 8·(1+ℓ+|ηℓ|) in float64, ℓ = log(1+|result|). Source: @eq-inverse.
 
     Example:
 

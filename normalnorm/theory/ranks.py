@@ -39,7 +39,7 @@ def ranks(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
 
     Shape as `x`, in float32 for half precision, else in the dtype of `x`. No
     gradient. Raises `TypeError` for integer or complex input, `ValueError` for
-    empty samples.
+    empty samples. Source: `scipy.stats.rankdata`.
 
     Example:
 
@@ -59,17 +59,17 @@ def ranks(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
 
 def rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1, c: float = 0.375,
                 straight_through: bool = False) -> Tensor:
-    """Inverse normal scores Φ⁻¹((r−c)/(n+1−2c)) of the ranks r of each sample
-    along `dim`: c = 3/8 after Blom, 0 after van der Waerden.
+    """The inverse normal scores Φ⁻¹((r−c)/(n+1−2c)) of the ranks r of each
+    sample along `dim`: c = 3/8 after Blom, 0 after van der Waerden.
 
-    Shape and dtype as `x`; computed in float32 at least. Equal elements have
-    equal scores; a constant sample, and one of a single element, gives 0;
-    infinities are the first and last. The gradient is zero, as the derivative
-    is; with `straight_through` it is that of the standardization of the sample,
-    which is not a derivative of this function.
+    Returns the shape and dtype of `x`; computed in float32 at least. Equal
+    elements have equal scores; a constant sample, and one of a single element,
+    gives 0; infinities are the first and last. The gradient is zero, as the
+    derivative is; with `straight_through` it is that of the standardization of
+    the sample, which is not a derivative of this function.
 
     Raises `TypeError` for integer or complex input, `ValueError` for empty
-    samples and for `c` outside [0, 1).
+    samples and for `c` outside [0, 1). Source: Blom (1958); @eq-rank-scores.
 
     Example:
 
@@ -96,11 +96,11 @@ def soft_rank_scores(x: Tensor, dim: int | tuple[int, ...] = -1,
     Φ((k_i−k_j)/τ), of the standardized samples k along `dim`; τ is
     `temperature`.
 
-    Shape and dtype as `x`; computed in float32 at least. Differentiable. Time
-    and memory grow with the square of the sample's size. A constant sample
-    gives 0; a sample that is not finite gives NaN. Raises `TypeError` for
-    integer or complex input, `ValueError` for empty samples and temperatures
-    that are not positive.
+    Returns the shape and dtype of `x`; computed in float32 at least.
+    Differentiable. Time and memory grow with the square of the sample's size. A
+    constant sample gives 0; a sample that is not finite gives NaN. Raises
+    `TypeError` for integer or complex input, `ValueError` for empty samples and
+    temperatures that are not positive. Source: @eq-soft-ranks.
 
     Example:
 

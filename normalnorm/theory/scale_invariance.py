@@ -26,11 +26,11 @@ def _positive(**values: float) -> None:
 
 def next_norm(norm: Tensor | float, gradient: Tensor | float, lr: float,
               weight_decay: float = 0.0) -> Tensor:
-    """Length of scale-invariant weights after one step of gradient descent:
+    """The length of scale-invariant weights after one step of gradient descent:
     √((1−ηλ)²‖w‖² + η²g²/‖w‖²).
 
     `norm`: ‖w‖ > 0; `gradient`: g, the length of the gradient at ‖w‖ = 1. They
-    broadcast; numbers give float64.
+    broadcast, and the result has their shape; numbers give float64.
 
     Source: @eq-norm-decay.
 
@@ -100,10 +100,10 @@ def weight_norm_gradient(v: Tensor, g: Tensor, grad: Tensor,
     """The gradients in v and g of a function of w = g·v/‖v‖, from `grad`, its
     gradient in w: (g/‖v‖)(I − v̂v̂ᵀ)∇_w and ⟨v̂, ∇_w⟩.
 
-    Weight vectors lie along `dim`, on which `g` has size 1. A vector 0 has no
-    direction: NaN.
+    Weight vectors lie along `dim`, on which `g` has size 1. Returns the shapes
+    of `v` and `g`. A vector 0 has no direction: NaN.
 
-    Source: Salimans and Kingma (2016), Eq. 3.
+    Source: Salimans & Kingma (2016), Eq. 3; @eq-weight-norm-gradient.
 
     Example:
 
@@ -122,7 +122,7 @@ def absorbed_bias(weight: Tensor, constants: Tensor) -> Tensor:
     convolutional layer: Σ_c constants_c·Σ_kernel weight_oc.
 
     `weight`: (out, in) or (out, in, …); `constants`: (in,), 0 for a channel
-    that is not constant. Result: (out,). Right where the kernel sees the
+    that is not constant. Returns (out,). Right where the kernel sees the
     channel only: not at a border of zero padding.
 
     Raises `ValueError` for sizes that do not fit.

@@ -28,7 +28,8 @@ def tail_nll(k: Tensor, delta: Tensor | float,
     `dim` that are centred; minimized over the variance of the normal model.
 
     `delta`: a number, or of size 1 along `dim`, which is kept. A sample of
-    zeros gives −infinity. `k`: the samples. Differentiable.
+    zeros gives −infinity. `k`: the samples. Differentiable. Source:
+    @eq-tail-nll.
 
     Example:
 
@@ -51,7 +52,8 @@ def tail_nll_derivatives(
     """The first and second derivative of `tail_nll` in δ; at δ = 0 those from
     the right, the second of which differs from the one from the left.
 
-    `k`, `delta`, `dim` as for `tail_nll`; both of size 1 along `dim`.
+    `k`, `delta`, `dim` as for `tail_nll`; both of size 1 along `dim`. Source:
+    @eq-tail-first, @eq-tail-second.
 
     Example:
 
@@ -110,13 +112,13 @@ def newton_delta(h: Tensor, dim: int | tuple[int, ...],
     """One Newton step for the parameter of the tail transform, from δ = 0:
     (m₄−3)/(m₆−m₄²+2m₄), with the moments of the standardized sample.
 
-    `h`: samples along `dim`, of any location and scale. Returns δ̂ without
-    `dim`, in float32 for half precision; differentiable; 0 for a constant
-    sample, NaN for one that is not finite. Less than ½, and at least −1;
-    without `light`, tails lighter than normal give 0, for lengthening them can
-    throw an outlier very far.
+    `h`: samples along `dim`, of any location and scale. Returns δ̂, the shape
+    of `h` without `dim`, in float32 for half precision; differentiable; 0 for a
+    constant sample, NaN for one that is not finite. Less than ½, and at least
+    −1; without `light`, tails lighter than normal give 0, for lengthening them
+    can throw an outlier very far.
 
-    Raises `TypeError` for integer or complex input.
+    Raises `TypeError` for integer or complex input. Source: @eq-newton-delta.
 
     Example:
 
@@ -137,7 +139,8 @@ def ratio_to_theta(rho: Tensor) -> Tensor:
 
     Differentiable to third order.
 
-    `rho`: ρ, of any shape, which the result has, too.
+    `rho`: ρ, of any shape, which the result has, too. Source: @eq-geary,
+    @eq-quartic.
 
     Example:
 
@@ -191,14 +194,15 @@ def tail_delta(h: Tensor, dim: int | tuple[int, ...], steps: int = 0) -> Tensor:
     """The tail transform's parameter δ̂ ≥ 0 from the mean absolute deviation,
     followed by `steps` safeguarded Newton steps on the likelihood.
 
-    `h`: samples along `dim`, of any location and scale. Returns δ̂ without
-    `dim`, for the standardized sample; in float32 for half precision, else in
-    the dtype of `h`; differentiable. 0 for samples that are constant or whose
-    tails are, by this measure, not heavier than normal; NaN if the sample is
-    not finite.
+    `h`: samples along `dim`, of any location and scale. Returns δ̂, the shape
+    of `h` without `dim`, for the standardized sample; in float32 for half
+    precision, else in the dtype of `h`; differentiable. 0 for samples that are
+    constant or whose tails are, by this measure, not heavier than normal; NaN
+    if the sample is not finite.
 
     Raises `TypeError` for integer or complex input, `ValueError` for an empty
-    sample or `steps` < 0.
+    sample or `steps` < 0. Source: Geary (1935); @eq-theta-delta,
+    @eq-theta-step.
 
     Example:
 

@@ -25,10 +25,10 @@ def inverse_root_derivative(vectors: Tensor, roots: Tensor,
     D V)_ij / (r_i r_j (r_i + r_j))] V^T.
 
     `vectors`: V, shape (…, d, d); `roots`: r > 0, shape (…, d); `direction`: D,
-    shape (…, d, d). Harmless where eigenvalues are equal.
+    shape (…, d, d). Returns (…, d, d). Harmless where eigenvalues are equal.
 
-    Source: the theorem of Daleckii and Krein, with the divided difference of
-    λ^{-1/2} written without a difference.
+    Source: @eq-dk, the theorem of Daleckii and Krein with the divided
+    difference of λ^{-1/2} written without a difference.
 
     Example:
 
@@ -48,7 +48,7 @@ def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor,
     (U − mean U), W = (Σ+εI)^{-1/2} = V diag(1/r) V^T: W (G − mean G − B Y).
 
     `white`, `grad`: Y and G, channels × samples, shape (…, d, N); `vectors`,
-    `roots`: V and r = √(λ+ε). Returns the shape of `white`.
+    `roots`: V and r = √(λ+ε). Returns the shape of `white`. Source: @eq-blend.
 
     Example:
 
@@ -64,7 +64,8 @@ def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor,
 
 # %% ../../nbs/250_theory.whitening.ipynb #873b0d90
 def wide(x: Tensor) -> Tensor:
-    """`x` in float64, or in float32 on devices that have no float64.
+    """`x` in float64, or in float32 on devices that have no float64; returns
+    its shape.
 
     Example:
 
@@ -189,7 +190,7 @@ def covariance(centred: Tensor) -> Tensor:
 
     Differentiable to any order.
 
-    `centred`: X.
+    `centred`: X. Source: @eq-zca, where it is Σ.
 
     Example:
 
@@ -211,7 +212,8 @@ def matrix_roots(cov: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     zero are mapped to zero by both. A matrix that is not finite gives NaN and
     leaves the others alone.
 
-    `cov`: Σ; both results have its shape and dtype.
+    `cov`: Σ; both results have its shape and dtype. Source: @eq-lyapunov for
+    the derivatives.
 
     Example:
 
@@ -232,7 +234,7 @@ def newton_schulz_residual(share: float, iterations: int) -> float:
     """e = 1 − λw² that the iteration leaves in a direction of eigenvalue λ,
     where it finds the gain w instead of λ^{-1/2}.
 
-    `share`: λ over the trace.
+    `share`: λ over the trace. Source: @eq-newton-residual.
 
     `iterations`: how many steps of Newton–Schulz.
 
@@ -278,8 +280,8 @@ def newton_schulz_iterations(condition: float, size: int,
 
 # %% ../../nbs/250_theory.whitening.ipynb #10a35869
 def newton_schulz(cov: Tensor, eps: float = 0.0, iterations: int = 5) -> Tensor:
-    """An approximation of (Σ+εI)^{-1/2}, shape (…, d, d), by the coupled
-    Newton–Schulz iteration on the matrix over its trace.
+    """An approximation of (Σ+εI)^{-1/2} by the coupled Newton–Schulz iteration
+    on the matrix over its trace.
 
     Differentiable.
 
@@ -288,7 +290,8 @@ def newton_schulz(cov: Tensor, eps: float = 0.0, iterations: int = 5) -> Tensor:
     1.5^iterations/√trace: few iterations whiten the large eigenvalues and leave
     the small ones small. ε is at least the rounding of the trace.
 
-    `cov`: Σ, symmetric and positive semidefinite; `eps`: ε.
+    `cov`: Σ, (…, d, d), symmetric and positive semidefinite; `eps`: ε. Returns
+    the shape of `cov`. Source: @eq-coupled.
 
     Example:
 
@@ -320,7 +323,7 @@ def whitening_matrix(cov: Tensor, eps: float = 1e-5, method: str = "eigh",
 
     Raises `ValueError` for another method.
 
-    `eps`: ε, added to each eigenvalue.
+    `eps`: ε, added to each eigenvalue. Source: @eq-zca; Kessy et al. (2018).
 
     Example:
 
