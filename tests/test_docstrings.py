@@ -15,12 +15,14 @@ a method is its own and its class's, of a class also those that it inherits.
 import ast
 import builtins
 import collections.abc
+import dataclasses
 import doctest
 import functools
 import importlib
 import inspect
 import pkgutil
 import re
+import sys
 import textwrap
 import typing
 from pathlib import Path
@@ -393,15 +395,18 @@ class Names(dict):
         return object
 
 
+def evaluated(kind, names):
+    "A type that is written as text; `names`: what its module knows."
+    return eval(kind, {}, Names(vars(builtins) | names)) if isinstance(
+        kind, str) else getattr(kind, "__forward_arg__", None) and evaluated(
+            kind.__forward_arg__, names) or kind
+
+
 def annotation(thing):
     "What a function says it returns, as a type."
-    if inspect.isclass(thing):
-        return None
     given = inspect.signature(thing).return_annotation
-    if isinstance(given, str):
-        given = eval(given, {}, Names(
-            vars(builtins) | inspect.unwrap(thing).__globals__))
-    return None if given is inspect.Signature.empty else given
+    return None if given is inspect.Signature.empty else evaluated(
+        given, inspect.unwrap(thing).__globals__)
 
 
 def leaves(kind):
@@ -419,8 +424,9 @@ def prose(thing):
     return [" ".join(p.split()) for p in text.split("\n\n") if p.strip()]
 
 
-AS_FOR = re.compile(r"\b(?:as|see|like|(?:as|those) (?:for|in|of|with)) "
-                    r"`([\w.]+)`", re.I)
+# "As `X`" says that a thing does what another does, and a text that begins with
+# "`X`, but …" too; "`alpha` as for `X`" speaks of an argument only.
+SAME = re.compile(r"(?:\A|\bas )`([\w.]+)`", re.I)
 
 
 def told(thing, cls=None, seen=()):
@@ -428,7 +434,7 @@ def told(thing, cls=None, seen=()):
     found = prose(thing)
     module = getattr(thing, "__module__", None) or ""
     if module.startswith("normalnorm"):
-        for name in AS_FOR.findall(" ".join(found)):
+        for name in SAME.findall("\n".join(found)):
             other = meant(name, importlib.import_module(module), cls)
             if (other is not None and other not in (*seen, thing)
                     and getattr(other, "__module__", "").startswith(
@@ -443,22 +449,22 @@ def sentences(paragraphs):
 
 BACK = re.compile(r"\b(?:return(?:s|ed)?|results?)\b|\bkept\b|"
                   r"^(?:Broadcast s|S)hapes?\b", re.I)
-SHAPE = re.compile(r"\bshapes?\b|\bscalars?\b|\bkept\b|"
+SHAPE = re.compile(r"\b(?:shape|size)s?\b|\bscalars?\b|\bkept\b|"
                    r"\b(?:for|of|per|a) each\b|\bone (?:number|for)\b|"
                    r"\(…[,)]|\([A-Za-z]\w*(?:, [A-Za-z0-9]\w*)*,?\)|×|"
-                   r"\bas (?:the )?`\w+`")
+                   r"\bas (?:for |the )?`\w+`")
 NOUN = re.compile(r"(?:The|An?|How|Whether|What|Which|Where|When|That|Each|"
                   r"Every|All|Both|One|Two|Twice|Half|Its|Of|For|True|Enough|"
                   r"[`(\"\W\d]|\w\b|\w*[^A-Za-z ,.;:'’-])")
 UNITS = {r"\b(?:neg)?entropy\b|\bentropies\b|\bmutual information\b|"
          r"\bdivergence\b|\blog.likelihood\b": r"\bnats?\b|\bbits?\b",
          r"\bseconds?\b|\bduration\b|\btime it t": r"\bseconds?\b|\bms\b",
-         r"\baccurac(?:y|ies)\b": r"per cent|\bshare\b|%|\b0 to 1\b"}
+         r"\baccurac(?:y|ies)\b": r"\bper ?cent\b|\bshare\b|%|\b0 to 1\b"}
 
 
 def result_unsaid(thing, cls=None):
     "What a text leaves open of what a function returns; empty: nothing."
-    kind = annotation(thing)
+    kind = None if inspect.isclass(thing) else annotation(thing)
     kinds = leaves(kind)
     if kinds <= {None, type(None), typing.Self, typing.NoReturn}:
         return ""
@@ -560,7 +566,14 @@ def needs_source(thing, cls=None):
         return False
     if inspect.isclass(thing):
         return issubclass(thing, (torch.nn.Module, Gaussianizer))
-    return bool(leaves(annotation(thing)) & {
+    kinds = leaves(annotation(thing))
+    for kind in list(kinds):        # the parts of what has names for its parts
+        if getattr(kind, "__module__", "").startswith("normalnorm") and (
+                dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
+            names = vars(sys.modules[kind.__module__])
+            for part in kind.__annotations__.values():
+                kinds |= leaves(evaluated(part, names))
+    return bool(kinds & {
         torch.Tensor, numpy.ndarray, float}) and computes(thing)
 
 

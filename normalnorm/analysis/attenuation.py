@@ -91,8 +91,8 @@ def noise_attenuation(model: nn.Module, inputs: Tensor, scale: float = 0.1,
     Raises `ValueError` for a scale that is not positive and finite, inputs that
     are not finite, an unknown module, and one that is not called; `TypeError`
     where a value is not a real floating-point tensor (word numbers, for
-    instance, take noise after their embedding: `at=`).
-    Source: Eftekhari & Papyan 2025, §2.1.2 and Table 4.
+    instance, take noise after their embedding: `at=`). Source: Eftekhari &
+    Papyan (2025), §2.1.2, Table 4; @eq-noise-left.
 
     Example:
 
@@ -188,8 +188,8 @@ def expected_attenuation(scale: float, depth: int, normalizer: str = "none",
     added to the inputs, of which any two have the given `cosine`.
 
     Raises `ValueError` for a scale that is not positive and finite, a depth
-    below 1, an unknown normalizer, and a cosine outside [0, 1).
-    Source: this book; the rate of batch norm: Yang et al. (2019).
+    below 1, an unknown normalizer, and a cosine outside [0, 1). Source:
+    @eq-depth-noise; the rate of batch norm: Yang et al. (2019).
 
     Example:
 

@@ -128,8 +128,8 @@ def mutual_information(x: Tensor, y: Tensor, dim: int = -1,
 
     Raises `TypeError` for integer or complex input, `ValueError` for too few or
     unequal numbers of observations, `k` < 1, unknown `variant` or `method`.
-    Source: Kraskov, Stögbauer & Grassberger, Physical Review E 69 (2004),
-    equations 8 and 9.
+    Source: Kraskov, Stögbauer & Grassberger, Physical Review E 69 (2004), Eqs.
+    8, 9.
 
     Example:
 
@@ -182,15 +182,15 @@ def _repeated(side: Tensor, k: int) -> Tensor:
 # %% ../../nbs/144_analysis.dependence.ipynb #d9f74e9c
 def excess_mutual_information(x: Tensor, y: Tensor, dim: int = -1, k: int = 3,
                               variant: int = 1, method: str = "auto") -> Tensor:
-    """Mutual information beyond correlation, in nats: the estimate of
+    """The mutual information beyond correlation, in nats: the estimate of
     `mutual_information` plus ½ log(1 − r²), r the sample correlation.
 
-    Arguments, errors and NaN as for `mutual_information`, of single numbers.
-    For normal marginals what is estimated is not negative, and 0 for jointly
-    normal pairs only; for other marginals it can be negative. It is too low
-    where the correlation is near ±1, because strong dependence is
-    underestimated; NaN if 1 − r² is below 1e-12. Source: Eftekhari & Papyan
-    2025, Appendix A.4.
+    Arguments, errors and NaN as for `mutual_information`. For normal marginals
+    what is estimated is not negative, and 0 for jointly normal pairs only; for
+    other marginals it can be negative. It is too low where the correlation is
+    near ±1, because strong dependence is underestimated; NaN if 1 − r² is below
+    1e-12. Returns as `mutual_information`, of single numbers. Source: Eftekhari
+    & Papyan (2025), Appendix A.4; @eq-beyond-correlation.
 
     Example:
 
@@ -310,9 +310,8 @@ def distance_correlation(x: Tensor, y: Tensor, dim: int = -1,
     pair with a constant coordinate, a NaN or an infinity. Ties are allowed.
 
     Raises `TypeError` for integer or complex input, `ValueError` for unequal or
-    too few observations.
-    Source: Székely, Rizzo & Bakirov 2007; the fast sum as in Huo & Székely
-    2016, Chaudhuri & Hu 2019.
+    too few observations. Source: Székely et al. (2007), @eq-dcov; the fast sum
+    is that of Huo & Székely (2016), Chaudhuri & Hu (2019).
 
     Example:
 
@@ -332,10 +331,10 @@ def unbiased_distance_correlation(x: Tensor, y: Tensor, dim: int = -1,
     """The *squared* distance correlation of `x` and `y` from unbiased estimates
     of its three parts; about 0, of either sign, for independent variables.
 
-    Arguments, errors and NaN as for `distance_correlation`, with at least 4
-    observations. NaN also where the estimated distance variance of either is 0,
-    as for values that are all equal but one.
-    Source: Székely & Rizzo 2014.
+    Arguments, shape of the result, errors and NaN as for
+    `distance_correlation`, with at least 4 observations. NaN also where the
+    estimated distance variance of either is 0, as for values that are all equal
+    but one. Source: Székely & Rizzo (2014); @eq-unbiased.
 
     Example:
 

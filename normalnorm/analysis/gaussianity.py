@@ -19,9 +19,10 @@ def normal_quantiles(n: int,
     """The `n` normal quantiles at Filliben's plotting positions, increasing, in
     float64: the abscissae of a normal Q–Q plot.
 
-    `device`: where the result is made, PyTorch's default for None.
+    `device`: where the result is made, PyTorch's default for None. Returns
+    (n,).
 
-    Raises `ValueError` for `n` < 1. Source: Filliben, Technometrics 17 (1975).
+    Raises `ValueError` for `n` < 1. Source: Filliben (1975); @eq-filliben.
 
     Example:
 
@@ -58,7 +59,8 @@ def each_sample(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor,
     elsewhere); at least one sample is.
 
     Raises `TypeError` for integer or complex input, `ValueError` for fewer than
-    `least` elements along `dim`.
+    `least` elements along `dim`. Source: @eq-r2, which neither shift nor scale
+    changes.
 
     Example:
 
@@ -116,8 +118,8 @@ def qq_r2(x: Tensor, dim: int = -1) -> Tensor:
     differentiable on purpose: an instrument, not a loss.
 
     Raises `TypeError` for integer or complex input, `ValueError` for fewer than
-    3 elements (any 2 points lie on a line).
-    Source: Eftekhari & Papyan 2025, Figures 5, 6; positions of Filliben 1975.
+    3 elements (any 2 points lie on a line). Source: Eftekhari & Papyan (2025),
+    Figures 5, 6; @eq-r2, with the positions of Filliben (1975).
 
     Example:
 
@@ -185,7 +187,7 @@ def _samples(module: nn.Module, x: Tensor, by: str) -> Tensor:
 def pre_affine(model: nn.Module, inputs: Tensor,
                by: str = "unit") -> dict[str, Tensor]:
     """What each normalizer of `model` computes before noise and affine map, for
-    one minibatch `inputs`: name → (samples, size of a sample).
+    one minibatch `inputs`, by its name.
 
     `by="unit"`: a sample is the set that shares its statistics, a channel over
     batch and positions (batch norm), the features of one position (layer norm),
@@ -197,6 +199,8 @@ def pre_affine(model: nn.Module, inputs: Tensor,
     are not called are left out.
 
     Raises `ValueError` for a model without normalizers, or an unknown `by`.
+    Returns name → tensor of shape (samples, size of a sample). Source:
+    Eftekhari & Papyan (2025), Algorithm 1, before noise and affine map.
 
     Example:
 

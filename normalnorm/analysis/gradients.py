@@ -30,11 +30,13 @@ def gradients(model: nn.Module, inputs: Tensor, targets: Tensor,
     """The gradient of `loss(model(inputs), targets)` in each trainable
     parameter, by name; parameters that it does not depend on are left out.
 
-    Layers with statistics of the batch take them; noise and dropout are off;
-    the model and the gradients that it has are left as they were.
+    Returns name → gradient, in the shape of the parameter. Layers with
+    statistics of the batch take them; noise and dropout are off; the model and
+    the gradients that it has are left as they were.
 
     Raises `ValueError` for a model without trainable parameters, a loss that is
     not one number or not finite, and one that no parameter has a part in.
+    Source: `torch.autograd.grad`.
 
     Example:
 
@@ -73,7 +75,8 @@ def gradient_norms(model: nn.Module, inputs: Tensor, targets: Tensor,
     Arguments and errors as for `gradients`.
 
     The quotient of two of them, such as those of the first and the last layer,
-    does not depend on the scale of the loss.
+    does not depend on the scale of the loss. Source: @eq-gradient-growth, which
+    is about its square.
 
     Example:
 
@@ -115,6 +118,8 @@ def growth(norms: Sequence[float]) -> float:
 
     Raises `ValueError` for fewer than two, and for one that is not positive
     and finite.
+
+    Source: @sec-gradients-question.
 
     Example:
 

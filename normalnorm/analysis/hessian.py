@@ -273,7 +273,8 @@ class Extremes(NamedTuple):
     `largest_error[i]` of `largest[i]` there is an eigenvalue, apart from
     rounding; likewise for `smallest_error`. `products`: how many products with
     the Hessian it took. `converged`: whether each error is at most the `tol`
-    that was asked for, and a fresh direction found no other eigenvalue.
+    that was asked for, and a fresh direction found no other eigenvalue. Source:
+    @sec-hessian-extremes; Ghorbani et al. (2019), §2.
 
     Example:
 
@@ -300,6 +301,8 @@ class Extremes(NamedTuple):
     def stable_lr(self) -> float:
         """2/λ₁, below which gradient descent on a quadratic with this Hessian
         does not grow along its first direction; infinity for λ₁ ≤ 0.
+
+        Source: @eq-stable-rate.
         """
         top = self.largest[0].item()
         return 2 / top if top > 0 else math.inf
@@ -482,7 +485,8 @@ class Density(NamedTuple):
 
     `nodes`, `weights`: (probes, steps) in float64, the weights of a row with
     sum 1. `size`: the number n of eigenvalues. The methods return a mean over
-    probes and its standard error, which is NaN for a single probe.
+    probes and its standard error, which is NaN for a single probe. Source:
+    Ghorbani et al. (2019), §2; @eq-hessian-density.
 
     Example:
 
@@ -505,7 +509,8 @@ class Density(NamedTuple):
         """The density at `points` (any shape), each eigenvalue smeared to a
         normal law of standard deviation `sigma`; its integral is 1.
 
-        Raises `ValueError` for a `sigma` that is not positive.
+        Returns the density and its standard error, both in the shape of
+        `points`. Raises `ValueError` for a `sigma` that is not positive.
 
         Example:
 
@@ -524,8 +529,8 @@ class Density(NamedTuple):
             (heights * self.weights).sum(-1).movedim(-1, 0))
 
     def moment(self, power: int) -> tuple[float, float]:
-        """The trace of the Hessian's `power`, which has no error by the
-        quadrature up to 2 steps − 1.
+        """The trace of the Hessian's `power` and its standard error, which has
+        no error by the quadrature up to 2 steps − 1.
 
         Example:
 

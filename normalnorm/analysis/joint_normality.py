@@ -19,10 +19,11 @@ from .normality_tests import NormalityTest
 
 
 def henze_zirkler_null(n: int, d: int) -> tuple[float, float, float]:
-    """Smoothing β of the Henze–Zirkler statistic for `n` points with `d`
-    coordinates, and mean and variance of its limit under normality.
+    """The smoothing β of the Henze–Zirkler statistic for `n` points with `d`
+    coordinates, and the mean and the variance of its limit under normality.
 
-    Raises `ValueError` for `n` or `d` below 1. Source: Henze & Zirkler 1990.
+    Raises `ValueError` for `n` or `d` below 1. Source: Henze & Zirkler (1990);
+    @eq-henze-zirkler-moments.
 
     Example:
 
@@ -78,7 +79,7 @@ def henze_zirkler(x: Tensor, dim: int = -2, coordinates: int = -1,
     kept.
 
     Raises `TypeError` for integer or complex input, `ValueError` for fewer than
-    d + 2 points or 3. Source: Henze & Zirkler 1990.
+    d + 2 points or 3. Source: Henze & Zirkler (1990).
 
     Example:
 

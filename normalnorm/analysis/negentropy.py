@@ -32,9 +32,8 @@ def negentropy(x: Tensor, dim: int = -1, m: int = 3) -> Tensor:
     entropy is −∞. Larger `m` has less variance and more bias.
 
     Raises `TypeError` for integer or complex input, `ValueError` for too few
-    elements or `m` < 1.
-    Source: Vasicek 1976, with the exact mean of the logarithm of a gap in place
-    of the logarithm of its mean.
+    elements or `m` < 1. Source: Vasicek (1976), with the exact mean of the
+    logarithm of a gap in place of the logarithm of its mean (@eq-spacing).
 
     Example:
 

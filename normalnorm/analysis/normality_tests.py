@@ -49,10 +49,11 @@ def shapiro_weights(n: int, device: torch.device | str | None = None) -> Tensor:
     """The `n` weights of the Shapiro–Wilk statistic in Royston's approximation:
     increasing, antisymmetric, of norm 1; in float64.
 
-    `device`: where the result is made, PyTorch's default for None.
+    `device`: where the result is made, PyTorch's default for None. Returns
+    (n,).
 
-    Raises `ValueError` for `n` < 3. Source: Royston, Applied Statistics 44
-    (1995), algorithm AS R94.
+    Raises `ValueError` for `n` < 3. Source: Royston (1995), algorithm AS R94;
+    @eq-royston.
 
     Example:
 
@@ -112,7 +113,7 @@ def shapiro_wilk(x: Tensor, dim: int = -1) -> NormalityTest:
     A constant sample, and one with a NaN or an infinity, gives NaN.
 
     Raises `TypeError` for integer or complex input, `ValueError` for fewer than
-    3 elements. Source: Shapiro & Wilk 1965, Royston 1995 (AS R94).
+    3 elements. Source: Shapiro & Wilk (1965), Royston (1995), algorithm AS R94.
 
     Example:
 
@@ -140,7 +141,7 @@ def dagostino(x: Tensor, dim: int = -1) -> NormalityTest:
     a NaN or an infinity, gives NaN.
 
     Raises `TypeError` for integer or complex input, `ValueError` for fewer than
-    20 elements. Source: D'Agostino & Pearson 1973, Anscombe & Glynn 1983.
+    20 elements. Source: D'Agostino & Pearson (1973), Anscombe & Glynn (1983).
 
     Example:
 
@@ -187,9 +188,8 @@ def anderson_darling(x: Tensor, dim: int = -1) -> NormalityTest:
     NaN.
 
     Raises `TypeError` for integer or complex input, `ValueError` for fewer than
-    8 elements.
-    Source: Anderson & Darling 1954; p-values of Stephens in D'Agostino &
-    Stephens 1986, table 4.9.
+    8 elements. Source: Anderson & Darling (1954); p-values of Stephens in
+    D'Agostino & Stephens (1986), table 4.9.
 
     Example:
 

@@ -22,7 +22,8 @@ class Power(NamedTuple):
 
     `p1`: squared mean over the data set. `p2`: variance over images of an
     image's mean. `p3`: squared mean over images of an image's standard
-    deviation. `p4`: the variance over images of that deviation.
+    deviation. `p4`: the variance over images of that deviation. Source: Labatie
+    et al. (2021), Eq. 5; @eq-power.
 
     Example:
 
@@ -37,7 +38,8 @@ class Power(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        "The mean square: the sum of the four."
+        """The mean square, returned in the shape of the four, whose sum it is.
+        """
         return self.p1 + self.p2 + self.p3 + self.p4
 
     def layer(self) -> "Power":
@@ -56,6 +58,8 @@ class Power(NamedTuple):
 class PowerMeter:
     """Collects the decomposition of channels over a data set that arrives in
     pieces: `update` with each, then `compute`.
+
+    Source: Labatie et al. (2021), Eq. 5; @eq-power.
 
     Example:
 
@@ -129,8 +133,8 @@ def power_decomposition(y: Tensor) -> Power:
     tensors (C,), whose sum is the mean of y² over images and positions. Its
     `layer()` is their means over channels.
 
-    Raises `TypeError` and `ValueError` as `PowerMeter.update` does.
-    Source: Labatie et al. 2021, Equation 5.
+    Raises `TypeError` and `ValueError` as `PowerMeter.update` does. Source:
+    Labatie et al. (2021), Eq. 5.
 
     Example:
 
@@ -158,6 +162,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """Put `model` into evaluation mode for the time of a `with` block.
 
     Afterwards each module is in the mode that it was in, after an error too.
+
+    Returns the model to the `with` statement.
 
     Example:
 
@@ -211,7 +217,7 @@ def model_power(model: nn.Module, inputs: Tensor | Iterable,
     Raises `ValueError` for an unknown place, one that is never called, a model
     without normalizers and empty `inputs`; `TypeError` for another model or
     other inputs, and where a module returns something else than real numbers.
-    Source: Labatie et al. 2021, Equation 5 and Figure 2.
+    Source: Labatie et al. (2021), Eq. 5 and Figure 2.
 
     Example:
 

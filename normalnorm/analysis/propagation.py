@@ -33,6 +33,8 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
 
     Afterwards modes, buffers and noise are as before, after an error too.
 
+    Returns the model to the `with` statement.
+
     Example:
 
         >>> norm = nn.BatchNorm1d(2)
@@ -90,10 +92,10 @@ def places_of(model: nn.Module, names: Iterable[str] | None = None
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's correlation of two tensors of one shape over all elements, in
-    float64; NaN where one is constant.
+    """The correlation, after Pearson, of two tensors of one shape over all
+    elements, in float64; NaN where one is constant.
 
-    `a`, `b`: of any shape, the same for both.
+    `a`, `b`: of any shape, the same for both. Source: `numpy.corrcoef`.
 
     Example:
 
@@ -111,11 +113,11 @@ def disturbed(inputs: Tensor, sigma: float,
     """Two copies of `inputs`, each with normal noise of its own, of deviation
     `sigma`; the same for equal seeds, on all devices.
 
-    `seed`: of the noise.
+    `seed`: of the noise. Both results have the shape of `inputs`.
 
     Raises `ValueError` for a `sigma` that is not positive and finite, for no
     inputs and inputs that are not finite; `TypeError` for inputs that are not
-    real floating-point numbers.
+    real floating-point numbers. Source: Rao & Sohl-Dickstein (2020), §4.1.
 
     Example:
 

@@ -36,9 +36,9 @@ def gamma_penalty(model: nn.Module) -> Tensor:
     """Σ|γ| over all channels of all normalizers that have one: times a factor,
     the sparsity term that network slimming adds to the loss.
 
-    For `train(…, penalty=lambda model: 1e-3 * gamma_penalty(model))`. Returns
-    a scalar. Raises `ValueError` for a model without γ.
-    Source: Liu et al. (2017), Equation 1.
+    For `train(…, penalty=lambda model: 1e-3 * gamma_penalty(model))`. Returns a
+    scalar. Raises `ValueError` for a model without γ. Source: Liu et al.
+    (2017), Eq. 1.
 
     Example:
 
@@ -197,9 +197,10 @@ def gamma_report(model: nn.Module, example: Any) -> tuple[Removable, ...]:
 
     `example`: an input of the model, or a tuple of its arguments; its values do
     not matter. They can be where one convolution or linear map makes the
-    channels and others take them; not where they are added to others, as
-    behind the last convolution of a residual block. The model is not changed.
-    Raises `ImportError` without torch-pruning.
+    channels and others take them; not where they are added to others, as behind
+    the last convolution of a residual block. The model is not changed. Raises
+    `ImportError` without torch-pruning. Source: Liu et al. (2017), whose
+    criterion |γ| is.
 
     Example:
 

@@ -23,12 +23,13 @@ from ..names import near
 
 
 def margin(scores: Tensor, targets: Tensor) -> Tensor:
-    """By how much the largest score of another class exceeds that of the right
-    class: positive where the prediction is wrong, one number a sample.
+    """The amount by which the largest score of another class exceeds that of
+    the right class: positive where the prediction is wrong, one number a
+    sample.
 
-    `scores`: (N, classes); `targets`: (N,) class numbers. Unlike cross-entropy
-    it is multiplied by c when the scores are, so that large scores do not make
-    its gradient vanish.
+    `scores`: (N, classes); `targets`: (N,) class numbers. Returns (N,). Unlike
+    cross-entropy it is multiplied by c when the scores are, so that large
+    scores do not make its gradient vanish. Source: @sec-masking.
 
     Example:
 
@@ -219,10 +220,10 @@ def pgd(model: nn.Module, inputs: Tensor, targets: Tensor, eps: float,
     `seed=None` by PyTorch's own) or "inputs". One step of `eps` from the inputs
     is `fgsm`.
 
-    The other arguments, the result, the errors and what happens to the model
-    are those of `fgsm`; `ValueError` also for a step that is not positive,
-    fewer than one step, and an unknown start.
-    Source: Madry, Makelov, Schmidt, Tsipras & Vladu (2018).
+    Returns the shape of `inputs`. The other arguments, the errors and what
+    happens to the model are those of `fgsm`; `ValueError` also for a step that
+    is not positive, fewer than one step, and an unknown start. Source: Madry et
+    al. (2018); @eq-pgd.
 
     Example:
 
@@ -267,8 +268,9 @@ def _attack(name: str) -> Callable[..., Tensor]:
 def robust_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor,
                     eps: Iterable[float], attack: str = "pgd", seed: int = 0,
                     *, batch: int = 500, **options: Any) -> dict[float, float]:
-    """Accuracy in percent under an attack, for each `eps`: the share of inputs
-    that are classified correctly as they are *and* as the attack leaves them.
+    """The accuracy in percent under an attack, for each `eps`: the share of
+    inputs that are classified correctly as they are *and* as the attack leaves
+    them.
 
     An upper bound of the robust accuracy, the share of inputs that no
     perturbation within `eps` makes wrong: an attack may miss one that does.
@@ -277,7 +279,8 @@ def robust_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor,
     `attack`: "fgsm" or "pgd"; `options`: its arguments, for instance `mean` and
     `std` of standardized images, or `steps`. `seed` is that of `pgd`, and not
     used by `fgsm`. The other arguments, the errors and what happens to the
-    model are those of `fgsm`; `ValueError` also for an unknown attack.
+    model are those of `fgsm`; `ValueError` also for an unknown attack. Source:
+    @eq-pgd or @eq-fgsm, counted.
 
     Example:
 
@@ -319,8 +322,7 @@ def adversarial_step(eps: float, attack: str = "pgd", **options: Any
     mode.
 
     Raises `ValueError` for an unknown attack, the function what the attack
-    raises.
-    Source: Madry et al. (2018), Equation 2.1.
+    raises. Source: Madry et al. (2018), Eq. 2.1.
 
     Example:
 

@@ -61,7 +61,7 @@ def generate(samples: int = 5000,
     40), multiples of 2⁻¹⁶, and labels of shape (samples,).
 
     The defaults give the published set. The caller's random state is not
-    touched. Source: Greydanus 2020, arXiv:2011.14439, and its program.
+    touched. Source: Greydanus (2020), arXiv:2011.14439, and its program.
 
     `seed`: of NumPy's generator, as published.
 

@@ -150,7 +150,7 @@ def equivalence_test(first: Sequence[float], second: Sequence[float],
     `level`: 1 minus the level of each of the two tests.
 
     Raises `ValueError` for unequal numbers of values, or a bound that is not
-    above 0. Source: Schuirmann 1987, the two one-sided tests.
+    above 0. Source: Schuirmann (1987), the two one-sided tests.
 
     Example:
 

@@ -90,11 +90,13 @@ class Work(Protocol):
     def backward(self, state, saved: tuple[Tensor | None, ...],
                  grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]
                  ) -> tuple[Tensor | None, ...] | None:
-        """The gradients of the problem's inputs; None where it cannot, and the
+        """The gradients of the problem's inputs, each in the shape of its own,
+        or None for one that is not asked for; None where it cannot, and the
         definition is to be differentiated.
 
         `state`, `saved`: what `forward` returned; `grads`: of its results, None
         for those without; `needs`: which inputs' gradients are asked for.
+        Returns one for each input.
         """
         return None
 
@@ -103,7 +105,8 @@ class Work(Protocol):
         """The inputs, each a tensor of its own, and the results as PyTorch's
         operations make them of these.
 
-        `state`, `saved`: what `forward` returned.
+        `state`, `saved`: what `forward` returned. The results have the shapes
+        that `forward` gives them.
         """
         raise NotImplementedError
 
@@ -142,6 +145,7 @@ class Engine:
         self.traced: dict[type, Callable] = {}
 
     def covers(self, problem) -> Work | None:
+        "The work that the engine offers for `problem`, or None."
         offer = self.offers.get(type(problem))
         return None if offer is None else offer(problem)
 
@@ -181,7 +185,7 @@ _broken: set[str] = set()
 
 
 def engines() -> dict[str, Engine]:
-    """Those that are registered, by name: every module in the folder
+    """The engines that are registered, by name: every module in the folder
     `normalnorm/layers/engines` is imported first, and registers its own.
 
     One that cannot be imported is left out, with one warning.
@@ -239,6 +243,9 @@ def set_backend(name: str) -> _Choice:
 
     Raises `ValueError` for an unknown name; "native" raises `CompilerError`
     where the wheel carries no kernel and there is no compiler.
+
+    Returns an object that a `with` statement takes: at its end the choice
+    before is back.
 
     Example:
 
@@ -383,11 +390,15 @@ class Normalization(NamedTuple):
     wanted: bool = False
 
     def inputs(self) -> tuple[Tensor | None, ...]:
-        "What is differentiated."
+        """The tensors that are differentiated, returned as one tuple, each in
+        its own shape or None.
+        """
         return self.u, self.weight, self.bias
 
     def tensors(self) -> tuple[Tensor | None, ...] | None:
-        "The inputs first, then the others; None where no engine may be asked."
+        """The inputs first, then the others, returned each in its own shape or
+        None; None alone where no engine may be asked.
+        """
         (u, dim, _, weight, bias, _, given, running, _, seed, *_) = self
         if isinstance(dim, Over):
             return None
@@ -430,9 +441,11 @@ class Moments(NamedTuple):
     dim: tuple[int, ...]
 
     def inputs(self) -> tuple[Tensor | None, ...]:
+        "The tensor, returned in its own shape as a tuple of one."
         return self.u,
 
     def tensors(self) -> tuple[Tensor | None, ...]:
+        "The same, as `Moments.inputs`."
         return self.u,
 
 
@@ -459,7 +472,8 @@ def problem_of(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
 def apart(*tensors: Tensor | None) -> list[Tensor | None]:
     """Each as a tensor of its own, even where one is given twice.
 
-    `tensors`: any number of them, or None in their place.
+    `tensors`: any number of them, or None in their place. Returns a list of
+    views of the same shapes.
 
     Example:
 
@@ -483,6 +497,8 @@ def by_definition(
     `bias`: its shape and dtype, or None; any has the same derivatives.
 
     `dim`, `rule`, `axis`, `given`, `seed`, `offset` as for `Normalization`.
+    Returns the inputs in their own shapes, and the output in that of `u` before
+    the statistics, which have size 1 along `dim`.
 
     Example:
 
@@ -514,9 +530,9 @@ _PLAIN, _ANY = {Tensor, nn.Parameter, type(None)}, (0,)
 
 
 def are_concrete(*tensors: Tensor | None) -> bool:
-    """Tensors of PyTorch itself with a memory of their own, outside of tracing,
-    of torch.func, of modes, of batched gradients and of forward-mode
-    differentiation.
+    """Whether all are tensors of PyTorch itself with a memory of their own,
+    outside of tracing, of torch.func, of modes, of batched gradients and of
+    forward-mode differentiation.
 
     `tensors`: any number of them; None counts as one.
 
@@ -638,8 +654,9 @@ def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
     What is not a tensor that the engine takes is not refused here: the result
     is None, and the caller, which has a name for it, asks then.
 
-    None where no engine covers the problem: then the caller uses the
-    definition.
+    Returns what `Work.forward` calls results, in the shapes that the problem's
+    class says; None where no engine covers the problem: then the caller uses
+    the definition.
 
     Example:
 

@@ -127,7 +127,8 @@ def whiten_channels(
     Returns the values, in the shape and layout of the input and in float32 at
     least; mean (C,) and biased covariance (C, group_size) that were used; and
     the variance (C,) that these statistics give to the values. A group that is
-    not finite is NaN and leaves the others alone.
+    not finite is NaN and leaves the others alone. Source: Huang et al. (2018),
+    §3.1; @eq-dbn.
 
     Example:
 
@@ -279,8 +280,9 @@ def finished(z: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
 
     `z`: whitened values (B, C, …), units over `dim`; `weight`, `bias`: (C,);
     `given`: statistics used instead of those of `z`. `rule`: transform and
-    noise. Returns the result and the statistics used, None where there is
-    nothing but whitening.
+    noise. Returns the result, in the shape of `z`, and the statistics used,
+    None where there is nothing but whitening. Source: Eftekhari & Papyan
+    (2025), §5.3.
 
     Example:
 
@@ -309,7 +311,8 @@ def whitened_norm(
     `running`: averages of mean, covariance and the transform's parameters.
 
     Other arguments as for `decorrelated_batch_norm`; each of `running` may be
-    None.
+    None. Returns the shape and dtype of `input`. Source: Eftekhari & Papyan
+    (2025), §5.3.
 
     Example:
 
@@ -349,10 +352,11 @@ def decorrelated_batch_norm(
     momentum: float | Tensor = 0.1, eps: float = 1e-5, group_size: int = 16,
     method: str = "eigh", iterations: int = 5, batches: Tensor | None = None
 ) -> Tensor:
-    """Decorrelated batch norm (Huang et al. 2018) of an input of shape (B, C,
-    …): ZCA whitening of groups of channels.
+    """Decorrelated batch norm of an input of shape (B, C, …): ZCA whitening of
+    groups of channels.
 
-    The functional form of `DecorrelatedBatchNorm1d`, `2d`.
+    The functional form of `DecorrelatedBatchNorm1d`, `2d`; returns the shape
+    and dtype of `input`.
 
     In training, the statistics are those of the batch, and the running averages
     are updated in place. Otherwise these are used. `weight`, `bias`,
@@ -363,6 +367,7 @@ def decorrelated_batch_norm(
 
     Raises `ValueError` for one value per channel in training, missing running
     averages in evaluation, parameters of another shape, settings out of range.
+    Source: Huang et al. (2018); @eq-dbn.
 
     Example:
 
@@ -394,9 +399,10 @@ def decorrelated_batch_normal_norm(
     With `alpha=0` and `noise=0`, and a converged root, it is
     `decorrelated_batch_norm`; in groups of one it is `batch_normal_norm`. Noise
     in training only. `gaussianizer`, `running_lambda` as for
-    `batch_normal_norm`.
+    `batch_normal_norm`. Returns the shape and dtype of `input`.
 
-    Raises `ValueError` as `decorrelated_batch_norm`.
+    Raises `ValueError` as `decorrelated_batch_norm`. Source: Eftekhari & Papyan
+    (2025), §5.3.
 
     Example:
 
@@ -510,8 +516,7 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #91eb7832
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
-    """Decorrelated batch norm of (B, C) or (B, C, L) inputs: Huang et al.
-    (2018).
+    """Decorrelated batch norm of (B, C) or (B, C, L) inputs.
 
     ZCA whitening of groups of channels, then an affine map.
 
@@ -535,7 +540,7 @@ class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
     unless u − μ overflows, or the standard deviations of a group, with ε,
     differ by a factor of more than 10⁶. Raises `ValueError` for wrong shapes,
     settings out of range, and one value per channel in training; `TypeError`
-    for integer or complex input.
+    for integer or complex input. Source: Huang et al. (2018); @eq-dbn.
 
     Example:
 

@@ -297,8 +297,9 @@ def register(layer: type[nn.Module], names: str = "",
     """Give a layer its row; `names` with spaces between, `cells` as for
     `Family`, those of the layer that it derives from unless given.
 
-    The class learns from its row how many axes its inputs have. Raises
-    `ValueError` for a row that contradicts itself, the class or another row.
+    Returns the row. The class learns from its row how many axes its inputs
+    have. Raises `ValueError` for a row that contradicts itself, the class or
+    another row.
 
     Example:
 

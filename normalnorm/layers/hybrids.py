@@ -29,9 +29,8 @@ from ..theory.newton import number, upcast
 
 
 class BatchReNorm(_ChannelNormalNorm):
-    """Batch renormalization of (B, C, …): γ(rh + d) + β in training, with
-    r = σ_B/σ and d = (μ_B − μ)/σ clipped and without gradient; Ioffe (2017),
-    Algorithm 1.
+    """Batch renormalization of (B, C, …): γ(rh + d) + β in training, with r =
+    σ_B/σ and d = (μ_B − μ)/σ clipped and without gradient.
 
     Arguments as for `torch.nn.BatchNorm2d`, `noise` and `noise_kind` as for
     `BatchNormalNorm1d` (none by default), and `r_max` (3.0), `d_max` (5.0): the
@@ -40,7 +39,7 @@ class BatchReNorm(_ChannelNormalNorm):
 
     Raises `ValueError` for wrong shapes, bounds of r below 1 or of d below 0,
     and one value per channel in training; `TypeError` for integer or complex
-    input.
+    input. Source: Ioffe (2017), Algorithm 1; @eq-renorm.
 
     Example:
 
@@ -129,7 +128,7 @@ register(BatchReNorm, "renorm", axes="B C …", unit="C")
 # %% ../../nbs/312_layers.hybrids.ipynb #312a0014
 class EvoNorm2d(_NormalNorm):
     """EvoNorm-S0 of (B, C, H, W): γ·u·s(vu)/√(σ² + ε) + β, σ² the variance of a
-    group of channels of a sample, s the logistic function; Liu et al. (2020).
+    group of channels of a sample, s the logistic function.
 
     In place of timm's `EvoNorm2dS0`. `num_features`, `num_groups` (32) which
     must divide it, `apply_act` (without it, as in timm, γu + β is all), `eps`;
@@ -138,7 +137,7 @@ class EvoNorm2d(_NormalNorm):
     have shape (C,).
 
     Raises `ValueError` for wrong shapes and groups, `TypeError` for integer or
-    complex input.
+    complex input. Source: Liu et al. (2020), EvoNorm-S0; @eq-evonorm.
 
     Example:
 
@@ -206,14 +205,14 @@ class PropagatedNorm(_NormalNorm):
     """ReLU, then the mean and the deviation that the ReLU of a standard normal
     variable has: (max(γu + β, 0) − 1/√(2π))/√(½(1 − 1/π)), for (B, C, …).
 
-    Normalization propagation, Arpit et al. (2016). It includes the activation,
-    uses no statistics of the data, and expects what weight rows of length 1
-    make of standardized, uncorrelated inputs. Arguments as for
-    `torch.nn.BatchNorm2d`, as far as they apply. `weight` and `bias` of shape
-    (C,); the constants are those for γ = ±1, β = 0.
+    Normalization propagation. It includes the activation, uses no statistics of
+    the data, and expects what weight rows of length 1 make of standardized,
+    uncorrelated inputs. Arguments as for `torch.nn.BatchNorm2d`, as far as they
+    apply. `weight` and `bias` of shape (C,); the constants are those for γ =
+    ±1, β = 0.
 
     Raises `ValueError` for wrong shapes, `TypeError` for integer or complex
-    input.
+    input. Source: Arpit et al. (2016); @eq-relu-moments.
 
     Example:
 

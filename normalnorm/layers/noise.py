@@ -24,13 +24,14 @@ _WORD = 0xFFFFFFFF
 
 def philox(counter: Tensor,
            key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox 4×32-10 of Salmon et al. (2011): four words of 32 bits, as int64
-    tensors, for each 64-bit `counter` under a 64-bit `key`.
+    """Philox 4×32-10: four words of 32 bits, as int64 tensors, for each 64-bit
+    `counter` under a 64-bit `key`.
 
     `counter` and `key` are int64 tensors that broadcast; the upper half of the
     128-bit counter is 0.
 
-    Returns the four words of the last of ten rounds, each in [0, 2³²).
+    Returns the four words of the last of ten rounds, each in [0, 2³²), in the
+    shape of the two. Source: Salmon et al. (2011); @eq-philox-round.
 
     Example:
 
@@ -58,9 +59,11 @@ _CHUNK = 1 << 14  # counters at a time: intermediate results stay in the cache
 
 
 def draw_seed(device: torch.device | str | None = None) -> Tensor:
-    """A seed from PyTorch's generator: an int64 scalar on `device`.
+    """A seed from PyTorch's generator, returned as an int64 scalar on `device`.
 
     The only random draw of a layer's forward pass.
+
+    Source: `torch.randint`.
 
     Example:
 
@@ -84,15 +87,16 @@ def _normals(first: int, last: int, seed: Tensor) -> Tensor:
 
 def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor,
                  offset: int = 0) -> Tensor:
-    """Standard normal numbers, float32 and contiguous, on the seed's device; a
-    function of `seed` and of each element's index alone.
+    """Standard normal numbers, returned in float32 and contiguous, on the
+    seed's device; a function of `seed` and of each element's index alone.
 
     `offset`: the index of the first element, for a part of a larger tensor.
     Elements count in the logical order of the axes, the last one fastest.
 
     Raises `ValueError` for a negative offset.
 
-    `shape`: of the result; `seed`: an int64 scalar, from `draw_seed`.
+    `shape`: the shape of the result; `seed`: an int64 scalar, from `draw_seed`.
+    Source: Box and Muller's map, @eq-box-muller, of what `philox` gives.
 
     Example:
 
@@ -151,6 +155,8 @@ def mean_absolute_deviation(x: Tensor,
     """The mean of |x − mean x| over `dim`, kept with size 1; carries no
     gradient.
 
+    Source: @eq-mad.
+
     Example:
 
         >>> mean_absolute_deviation(torch.tensor([[0.0], [1.0], [5.0]]), (0,))
@@ -165,14 +171,15 @@ def add_noise(x: Tensor, dim: tuple[int, ...] | Over, noise: float,
               kind: str = "scaled", seed: Tensor | None = None,
               offset: int = 0) -> Tensor:
     """`x` with Gaussian noise of factor `noise`, for units that extend over
-    `dim`: Eftekhari & Papyan (2025), §4.2 and §5.6.
+    `dim`.
 
     `kind`: "scaled", the paper's, by each unit's mean absolute deviation;
     "unscaled", by √(2/π); "dropout", by the value itself (Gaussian dropout).
     `seed`: from `draw_seed`, by default a new one; `offset` as for
-    `normal_noise`. Result in the shape and dtype of `x`.
+    `normal_noise`. Returns the shape and dtype of `x`.
 
-    Raises `ValueError` for a negative factor or an unknown kind.
+    Raises `ValueError` for a negative factor or an unknown kind. Source:
+    Eftekhari & Papyan (2025), §4.2, §5.6.
 
     Example:
 

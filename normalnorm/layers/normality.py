@@ -254,8 +254,7 @@ class _BatchNormalNorm(_ChannelNormalNorm):
 
 
 class BatchNormalNorm1d(_BatchNormalNorm):
-    """Batch normality normalization of (B, C) or (B, C, L) inputs: Eftekhari &
-    Papyan (2025), Algorithm 1.
+    """Batch normality normalization of (B, C) or (B, C, L) inputs.
 
     Arguments and buffers as for `torch.nn.BatchNorm1d`, with six more
     arguments and one more buffer:
@@ -277,7 +276,7 @@ class BatchNormalNorm1d(_BatchNormalNorm):
     `momentum=None`, where all channels share the number of batches, those of
     all channels. Raises `ValueError` for wrong shapes, settings out of range,
     and one value per channel in training; `TypeError` for integer or complex
-    input.
+    input. Source: Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
@@ -340,6 +339,7 @@ class InstanceNormalNorm1d(_InstanceNormalNorm):
     Arguments as for `torch.nn.InstanceNorm1d` (so `affine` and
     `track_running_stats` are off by default), and those of `BatchNormalNorm1d`.
     Raises `ValueError` for wrong shapes and for a single value per instance.
+    Source: Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
@@ -389,7 +389,7 @@ register(InstanceNormalNorm3d, "instance3", nn.InstanceNorm3d,
 # %% ../../nbs/240_layers.normality.ipynb #82aa8031
 class LayerNormalNorm(_NormalNorm):
     """Layer normality normalization over the last axes, of sizes
-    `normalized_shape`: Eftekhari & Papyan (2025), Algorithm 1.
+    `normalized_shape`.
 
     Arguments as for `torch.nn.LayerNorm` (`eps`, `elementwise_affine`, `bias`),
     and `noise` (1.0), `noise_kind`, `alpha`, `steps`, `safeguard`,
@@ -397,9 +397,9 @@ class LayerNormalNorm(_NormalNorm):
     λ is computed from each sample, in evaluation too.
 
     The output has the shape and dtype of the input. Checkpoints of
-    `torch.nn.LayerNorm` load and are written.
-    Raises `ValueError` where the input does not end in `normalized_shape`,
-    `TypeError` for integer or complex input.
+    `torch.nn.LayerNorm` load and are written. Raises `ValueError` where the
+    input does not end in `normalized_shape`, `TypeError` for integer or complex
+    input. Source: Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
@@ -440,9 +440,10 @@ class GroupNormalNorm(_NormalNorm):
     Arguments as for `torch.nn.GroupNorm` (`num_groups`, `num_channels`, `eps`,
     `affine`), and `noise` (0.4), `noise_kind`, `alpha`, `steps`, `safeguard`,
     `gaussianizer` as for `BatchNormalNorm1d`. Checkpoints of
-    `torch.nn.GroupNorm` load and are written.
-    Raises `ValueError` where the channels do not divide into the groups, for
-    wrong shapes and for one value per group.
+    `torch.nn.GroupNorm` load and are written. Raises `ValueError` where the
+    channels do not divide into the groups, for wrong shapes and for one value
+    per group. Source: Eftekhari & Papyan (2025), Algorithm 1, for the units of
+    `torch.nn.GroupNorm`.
 
     Example:
 

@@ -111,15 +111,16 @@ class BMLVNorm(_Crossed):
     """Batch mean, layer variance: (z − μ of the channel)/(σ of the sample), for
     inputs of shape (B, C, …).
 
-    Rao and Sohl-Dickstein (2020), Table 1. The deviation is that of what it
-    divides, z − μ; that of z itself is another function.
+    The deviation is that of what it divides, z − μ; that of z itself is another
+    function.
 
     Arguments as for `torch.nn.BatchNorm2d`, with `noise`, `noise_kind`,
     `gaussianizer` as for `BatchNormalNorm1d`, but none by default. λ̂ and noise
     belong to a sample, as the deviation does. `running_mean` takes the place of
     the batch's mean in evaluation. Raises `ValueError` for wrong shapes,
     settings out of range, and one value per channel in training; `TypeError`
-    for integer or complex input.
+    for integer or complex input. Source: Rao & Sohl-Dickstein (2020), Table 1;
+    @eq-crosses.
 
     Example:
 
@@ -157,14 +158,15 @@ class LMBVNorm(_Crossed):
     """Layer mean, batch variance: (z − μ of the sample)/(σ of the channel), for
     inputs of shape (B, C, …).
 
-    Rao and Sohl-Dickstein (2020), Table 1. The deviation is that of what it
-    divides, z − μ; that of z itself is another function.
+    The deviation is that of what it divides, z − μ; that of z itself is another
+    function.
 
     Arguments as for `torch.nn.BatchNorm2d`, with `noise`, `noise_kind`,
     `gaussianizer` as for `BatchNormalNorm1d`, but none by default. λ̂ and noise
     belong to a channel, as the deviation does. `running_var`, and the averages
     of the transform's parameters, take the place of the batch's in evaluation.
-    Raises as `BMLVNorm`.
+    Raises as `BMLVNorm`. Source: Rao & Sohl-Dickstein (2020), Table 1;
+    @eq-crosses.
 
     Example:
 
@@ -216,7 +218,7 @@ register(LMBVNorm, "lmbv", axes="B C …", unit="C", centre="B")
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0024
 class RootMeanSquareNorm(_NormalNorm):
     """u/√(mean u² + ε) over the last axes, of sizes `normalized_shape`: no mean
-    is subtracted. Zhang and Sennrich (2019); in place of `torch.nn.RMSNorm`.
+    is subtracted; in place of `torch.nn.RMSNorm`.
 
     Arguments as for `torch.nn.RMSNorm` (`eps` None is the ε of the input's
     dtype, of float32 for half precision), with `noise`, `noise_kind`,
@@ -225,7 +227,7 @@ class RootMeanSquareNorm(_NormalNorm):
 
     Checkpoints of `torch.nn.RMSNorm` load and are written. Raises `ValueError`
     where the input does not end in `normalized_shape`, `TypeError` for integer
-    or complex input.
+    or complex input. Source: Zhang & Sennrich (2019); @eq-rms.
 
     Example:
 
@@ -292,14 +294,14 @@ class FilterResponseNorm(_NormalNorm):
     β and the threshold max(·, τ): filter response norm with its thresholded
     linear unit (TLU).
 
-    Singh and Krishnan (2020), Eqs. 1–3, for inputs of shape (B, C, L), (B, C,
-    H, W) or (B, C, D, H, W); in place of timm's `FilterResponseNormTlu2d`,
-    whose arguments it has, with `noise`, `noise_kind`, `gaussianizer` as for
-    `BatchNormalNorm1d`, but none by default.
+    For inputs of shape (B, C, L), (B, C, H, W) or (B, C, D, H, W); in place of
+    timm's `FilterResponseNormTlu2d`, whose arguments it has, with `noise`,
+    `noise_kind`, `gaussianizer` as for `BatchNormalNorm1d`, but none by
+    default.
 
     `weight`, `bias` and `tau` have shape (C,); `apply_act=False` leaves `tau`
     out. Raises `ValueError` for wrong shapes, `TypeError` for integer or
-    complex input.
+    complex input. Source: Singh & Krishnan (2020), Eqs. 1–3; @eq-frn.
 
     Example:
 

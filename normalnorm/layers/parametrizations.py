@@ -33,7 +33,8 @@ class StandardizedWeight(nn.Module):
 
     `dim`: the axis of the output units; `eps`: ε. Raises `ValueError` for
     weights with fewer than two axes and for an ε that no layer has, `TypeError`
-    for weights that are not real floating point.
+    for weights that are not real floating point. Source: Qiao et al. (2019),
+    with `scaled` Brock et al. (2021); @eq-weight-forms.
 
     Example:
 
@@ -66,7 +67,7 @@ class StandardizedWeight(nn.Module):
     def right_inverse(self, weight: Tensor) -> Tensor:
         """The given weights as v: they are standardized from then on.
 
-        `weight`: the given ones.
+        `weight`: the given ones. Returns the same tensor, in its shape.
 
         Example:
 
@@ -171,7 +172,7 @@ PARAMETRIZATIONS = {
 
 def degrees(wrap: Callable[[nn.Module], nn.Module], inputs: int = 7,
             units: int = 3) -> tuple[int, int]:
-    """Degrees of freedom of the weights of a dense layer, and of γ·w with a
+    """The degrees of freedom of the weights of a dense layer, and of γ·w with a
     factor γ for each unit: ranks of Jacobians, in float64.
 
     `wrap`: puts the parametrization on an `nn.Linear` of `inputs` and `units`.

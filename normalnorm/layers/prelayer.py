@@ -31,8 +31,10 @@ _SCALES = {"std": About, "rms": lambda axes: Over(axes, ())}
 
 
 def centred(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """`x` less its mean over `axes`, computed in float32 at least, in the dtype
-    of `x`.
+    """`x` less its mean over `axes`, computed in float32 at least; returned in
+    the shape and dtype of `x`.
+
+    Source: @eq-prelayer.
 
     Example:
 
@@ -220,7 +222,7 @@ class PreLayerNormConv1d(_ScaledConv, nn.Conv1d):
     an element for each output channel. The mean is subtracted before the
     padding, so zeros are padded to the centred sample: the border sees the mean
     of the sample. Errors as for `PreLayerNormLinear`, and for a sample with one
-    value.
+    value. Source: Rao & Sohl-Dickstein (2020), Table 1; @eq-prelayer.
 
     Example:
 

@@ -26,10 +26,11 @@ from .engines import native
 
 # %% ../../nbs/410_layers.proxy.ipynb #a94e9023
 def quantile_nodes(samples: int) -> Tensor:
-    """The paper's nodes: Φ⁻¹((i+½)/samples), i = 0, …, samples−1, of a standard
-    normal variable, increasing, in float64.
+    """The nodes of the quantile rule: Φ⁻¹((i+½)/samples), i = 0, …, samples−1,
+    of a standard normal variable, increasing, in float64.
 
-    Raises `ValueError` unless `samples` is a positive integer.
+    Returns (samples,). Raises `ValueError` unless `samples` is a positive
+    integer. Source: Labatie et al. (2021), Appendix A.1; @eq-proxy-nodes.
 
     Example:
 
@@ -74,11 +75,12 @@ def _same_shape(values: Tensor, y: Tensor) -> None:
 def by_nodes(location: Tensor, spread: Tensor,
              function: Callable[[Tensor], Tensor],
              nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of `function(location + spread · node)` over equally
-    weighted `nodes`; `location` and `spread` have one shape, which the results
-    share.
+    """The mean and the variance of `function(location + spread · node)` over
+    equally weighted `nodes`; `location` and `spread` have one shape, which the
+    results share.
 
-    Raises `ValueError` where `function` changes the shape.
+    Raises `ValueError` where `function` changes the shape. Source: @eq-proxy,
+    with the nodes in place of Y.
 
     Example:
 
@@ -108,13 +110,15 @@ def _tail(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def piecewise_linear(location: Tensor, spread: Tensor,
                      negative_slope: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Mean and variance of φ(Y) in closed form, for φ(y) = y where y > 0 and
-    `negative_slope`·y elsewhere, and Y ~ N(location, spread²).
+    """The mean and the variance of φ(Y) in closed form, for φ(y) = y where y >
+    0 and `negative_slope`·y elsewhere, and Y ~ N(location, spread²).
 
     `negative_slope`: 0 for ReLU, 1 for the identity, −1 for the absolute value.
     The sign of `spread` does not matter; it may be 0. Differentiable to any
     order. Neither a mean far from 0 nor one deep in a tail costs the variance
-    its digits. Computed in float64 where the device has it.
+    its digits. Computed in float64 where the device has it. Returns two tensors
+    of the shape of `location` and `spread`. Source: @eq-proxy-relu,
+    @eq-proxy-stable, @eq-proxy-leaky.
 
     Example:
 
@@ -156,15 +160,16 @@ def by_pieces(location: Tensor, spread: Tensor,
               function: Callable[[Tensor], Tensor],
               kinks: Sequence[float] = (0.0,),
               order: int = 64) -> tuple[Tensor, Tensor]:
-    """Mean and variance of `function(location + spread · ξ)` for a standard
-    normal ξ, by Gauss–Legendre with `order` nodes on each side of each of the
-    `kinks`, the arguments at which the function bends or jumps.
+    """The mean and the variance of `function(location + spread · ξ)` for a
+    standard normal ξ, by Gauss–Legendre with `order` nodes on each side of each
+    of the `kinks`, the arguments at which the function bends or jumps.
 
     `location` and `spread` have one shape, which the results share; the spread
     may be 0 or negative. Differentiable to any order. Computed in float64 where
     the device has it; the function is given the dtype of `location`.
 
-    Raises `ValueError` where `function` changes the shape.
+    Raises `ValueError` where `function` changes the shape. Source:
+    @eq-proxy-pieces.
 
     Example:
 
@@ -270,9 +275,13 @@ class ProxyMoments(NamedTuple):
     samples: int
 
     def inputs(self) -> tuple[Tensor | None, ...]:
+        """The four tensors, or None in their place, each returned in its own
+        shape.
+        """
         return self[:4]
 
     def tensors(self) -> tuple[Tensor | None, ...]:
+        "The same, as `ProxyMoments.inputs`."
         return self[:4]
 
 
@@ -382,9 +391,8 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
                      negative_slope: float = 0.01,
                      kinks: Sequence[float] = (0.0,)
                      ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of φ(weight·Y + bias), Y ~ N(proxy_mean, (1 +
-    proxy_scale)²), for each channel: the statistics of proxy normalization
-    (Labatie et al. 2021, Equation 7).
+    """The mean and the variance of φ(weight·Y + bias), Y ~ N(proxy_mean, (1 +
+    proxy_scale)²), for each channel: the statistics of proxy normalization.
 
     - `weight`, `bias`: γ and β of the affine map, of shape (C,), or of any
       other shape, which the results share; `proxy_mean`, `proxy_scale`: β̃ and
@@ -405,7 +413,8 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
 
     Raises `TypeError` for parameters that are no floating-point tensors,
     `ValueError` for shapes that differ, an unknown activation, one that changes
-    the shape, and `samples` < 1.
+    the shape, and `samples` < 1. Source: Labatie et al. (2021), Eq. 7;
+    @eq-proxy.
 
     Example:
 

@@ -287,7 +287,7 @@ def to_proxy_norm(
 ) -> "nn.Module | tuple[nn.Module, Report]":
     """Make a model with batch norms one without batches: a group norm in the
     place of each, and proxy normalization in that of the activation right after
-    it (Labatie et al. 2021, §5 and Appendix A.1).
+    it.
 
     - `norm`: "group" with `groups` groups, "layer" (one group) or "instance"
       (a channel each); ε is that of the batch norm;
@@ -303,13 +303,14 @@ def to_proxy_norm(
       stay; the division is off right before the last mean over positions;
     - `skip`, `inplace`, `return_report`: as for `to_normality`.
 
-    What follows what is read from the model's forward by torch.fx. Normalizers
-    and activations that do not fit are left and named, by a warning or in the
+    Returns the model, and with `return_report` the report too. What follows
+    what is read from the model's forward by torch.fx. Normalizers and
+    activations that do not fit are left and named, by a warning or in the
     report. Running averages go, so that the model computes something else:
     train it, by an optimizer made afterwards; hooks of what is replaced go,
-    too. Raises `ValueError` for a model
-    that torch.fx cannot trace, for channels that the groups do not divide, and
-    for settings out of range; nothing is changed then.
+    too. Raises `ValueError` for a model that torch.fx cannot trace, for
+    channels that the groups do not divide, and for settings out of range;
+    nothing is changed then.
 
     Example:
 

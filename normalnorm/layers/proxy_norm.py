@@ -176,9 +176,13 @@ class GroupedProxy(NamedTuple):
     added: float
 
     def inputs(self) -> tuple[Tensor | None, ...]:
+        """The seven tensors, or None in their place, each returned in its own
+        shape.
+        """
         return self[:7]
 
     def tensors(self) -> tuple[Tensor | None, ...]:
+        "The same, as `GroupedProxy.inputs`."
         return self[:7]
 
 
@@ -322,8 +326,7 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
                channel_dim: int = 1,
                kinks: Sequence[float] = (0.0,)) -> Tensor:
     """The proxy-normalized activation of normalized values: (φ(γy + β) − E) /
-    √(Var + eps), with mean and variance of φ(γY + β) for a normal Y (Labatie et
-    al. 2021, Equation 7).
+    √(Var + eps), with mean and variance of φ(γY + β) for a normal Y.
 
     - `input`: y, normalized and without an affine map, with its channels on
       axis `channel_dim`; any number of axes, float16, bfloat16, float32 or
@@ -338,6 +341,7 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
     Raises `TypeError` and `ValueError` for other tensors, shapes that do not
     agree, settings out of range, and an activation that does not act element by
     element, which is tried at each call unless PyTorch has a name for it.
+    Source: Labatie et al. (2021), Eq. 7; @eq-proxy.
 
     Example:
 
@@ -389,7 +393,7 @@ def _check_channels(input: Tensor, channels: int, channel_dim: int) -> None:
 class ProxyNorm(_Leaf):
     """Proxy normalization: the affine map and the activation that follow a
     normalizer, less mean and over deviation of what they make of a normal
-    variable (Labatie et al. 2021, Equation 7).
+    variable.
 
     In place of `nn.ReLU()` after a normalizer without an affine map of its own,
     such as `nn.GroupNorm(groups, channels, affine=False)`:
@@ -417,7 +421,8 @@ class ProxyNorm(_Leaf):
     each element of a batch has its own, whatever is beside it, in training and
     in evaluation. In evaluation without gradients, on a CPU, the statistics are
     kept until a parameter or a setting changes. Raises `TypeError` and
-    `ValueError` for settings and inputs that do not fit.
+    `ValueError` for settings and inputs that do not fit. Source: Labatie et al.
+    (2021), Eq. 7; @eq-proxy.
 
     Example:
 
@@ -488,7 +493,8 @@ class ProxyNorm(_Leaf):
             nn.init.constant_(p, float(name == "weight"))
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the proxy after the activation, of shape (C,).
+        """The mean and the variance of the proxy after the activation; returns
+        two tensors of shape (C,).
 
         Example:
 

@@ -30,14 +30,14 @@ from ..theory.newton import check_flag, upcast
 def regnorm_term(values: Tensor, positions: int = 0, scale: str = "rms",
                  distinct: bool = False, mask: Tensor | None = None) -> Tensor:
     """RegNorm's penalty r of normalized `values`: twice the sum over units of
-    the squared mean over samples; a scalar in float32 at least.
+    the squared mean over samples.
 
     The last axis of `values`, and as many `positions` before it, are the units;
     all others are samples. `scale`: what each sample was divided by; for "std"
     the squared means of the samples are added, as in Table 1. `distinct`: of
     pairs of different samples only, which may be negative and has the same mean
     for batches of all sizes. `mask`: bool, in the shape of the samples' axes,
-    False for those that do not count.
+    False for those that do not count. Returns a scalar in float32 at least.
 
     Raises `ValueError` for fewer than two samples, a mask of another shape and
     an unknown scale. Source: Rao & Sohl-Dickstein (2020), Eq. 3, Appendix B.
@@ -176,7 +176,8 @@ class RegNormConv1d(_RegConv, nn.Conv1d):
 
     In place of `nn.Conv1d` and the normalizer after it; arguments as for
     `torch.nn.Conv1d` and `RegNormLinear`. Each position of each channel has a
-    mean of its own, over the batch.
+    mean of its own, over the batch. Source: Rao & Sohl-Dickstein (2020), Table
+    1, Eq. 3; @eq-regnorm.
 
     Example:
 
@@ -255,13 +256,13 @@ def regnorm_penalty(model: nn.Module, strength: float = 1.0) -> Tensor:
     """`strength` times the sum of what the RegNorm layers of `model` left for
     the loss in their last forward pass; taken away from there.
 
-    A scalar, in float32 at least, to be added to the loss; layers that were not
-    called add nothing. For `train`: `penalty=partial(regnorm_penalty,
+    Returns a scalar, in float32 at least, to be added to the loss; layers that
+    were not called add nothing. For `train`: `penalty=partial(regnorm_penalty,
     strength=1e-3)`; `take_terms` takes the same terms with strength 1.
 
     Raises `ValueError` where `model` has no such layer, where none of them left
     a term (in evaluation mode, or asked twice), and for a negative or infinite
-    strength.
+    strength. Source: Rao & Sohl-Dickstein (2020), Eq. 3.
 
     Example:
 

@@ -60,7 +60,7 @@ class Across(Over):
 
     `noise`: a seed is drawn in each process, and the first one's is used.
     Raises `ValueError` where there are fewer than two elements a channel in all
-    processes together.
+    processes together. Source: @eq-merge.
 
     Example:
 
@@ -115,7 +115,9 @@ class Across(Over):
         self.merge(floats, x)
 
     def statistics(self, x: Tensor) -> Tensor:
-        "What this process tells of its share, in one row."
+        """What this process tells of its share, its means and variances,
+        returned as one row of the shape (numbers,).
+        """
         found = compute(Moments(x, self.dim)) if x.numel() else None
         return torch.cat([_wide(v).flatten() for v in (
             self.moments(upcast(x)) if found is None else found)])
@@ -129,7 +131,9 @@ class Across(Over):
             *floats.view(len(floats), 2, *self.shape(x)).unbind(1))
 
     def gather(self, values: Tensor) -> Tensor:
-        "One exchange: the values of all processes, along a new first axis."
+        """One exchange: returns the values of all processes, of shape
+        (processes, …).
+        """
         return _Exchange.apply(values, self.group)
 
     def shape(self, x: Tensor) -> list[int]:
@@ -138,28 +142,32 @@ class Across(Over):
         return [1 if d in dims else n for d, n in enumerate(x.shape)]
 
     def of(self, x: Tensor) -> Tensor:
-        """This process's mean; 0 for an empty share, which has weight 0.
+        """The mean of this process's `x`, `dim` kept with size 1; 0 for an
+        empty share, which has weight 0.
         """
         return (x.mean(self.dim, keepdim=True) if x.numel()
                 else x.new_zeros(self.shape(x)))
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        "This process's mean and biased variance."
+        """The mean and the biased variance of this process's `x`, `dim` kept
+        with size 1.
+        """
         return (super().var_means(x)[0][::-1] if x.numel()
                 else (self.of(x), self.of(x)))
 
     def weighted(self, parts: Tensor) -> Tensor:
         """The mean over the elements of all processes, of a row for each.
 
-        `parts`: (processes, …).
+        `parts`: (processes, …); returns the shape of one.
         """
         share = self.share.to(parts.dtype)
         return (share.view(-1, *(1,) * (parts.ndim - 1)) * parts).sum(0)
 
     def merged(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-        """Variance and mean of the whole from those of the processes.
+        """The biased variance and the mean of the whole from those of the
+        processes.
 
-        `means`, `variances`: (processes, …).
+        `means`, `variances`: (processes, …); returns two of the shape of one.
         """
         # about the largest share's, so that equal means stay what they are
         origin = means[int(self.share.argmax())]
@@ -168,7 +176,8 @@ class Across(Over):
 
     def learn(self, own: Callable[[], Tensor], name: str = "") -> Tensor:
         """One exchange: averages over all processes, from this process's own,
-        in float64; none for what is known by that `name`.
+        in float64; none for what is known by that `name`. Returns the shape of
+        what `own` gives.
         """
         if name in self.known:
             return self.known[name]
@@ -243,7 +252,8 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
     one process, it is the batch layer. First derivatives only, in reverse mode.
 
     Raises `ValueError` for wrong shapes and one value per channel in all
-    processes together, `NotImplementedError` for `steps` > 1.
+    processes together, `NotImplementedError` for `steps` > 1. Source: Eftekhari
+    & Papyan (2025), Algorithm 1, with the averages of @eq-merge.
 
     Example:
 

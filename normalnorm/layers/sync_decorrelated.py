@@ -183,7 +183,8 @@ class SyncDecorrelatedBatchNorm(_SyncDecorrelated, _DecorrelatedBatchNorm):
     derivatives only, in reverse mode.
 
     Raises `ValueError` for wrong shapes and one value per channel in all
-    processes together.
+    processes together. Source: Huang et al. (2018), with the averages of
+    @eq-merge-covariance.
 
     Example:
 
@@ -202,7 +203,8 @@ class SyncDecorrelatedBatchNormalNorm(_SyncDecorrelated,
     `process_group`. λ and noise are those of the whole batch, too.
 
     Raises `ValueError` as `SyncDecorrelatedBatchNorm`, `NotImplementedError`
-    for `steps` > 1.
+    for `steps` > 1. Source: Eftekhari & Papyan (2025), §5.3, with the averages
+    of @eq-merge-covariance.
 
     Example:
 

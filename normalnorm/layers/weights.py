@@ -37,11 +37,12 @@ def gaussianized_direction(v: Tensor, dim: int | None = 0,
 
     Unchanged where such a group of elements is multiplied by a positive number.
     A group that is constant gives zeros (with `center=False`, its own
-    direction); one that is not finite gives NaN. Shape and dtype as `v`. Raises
-    `TypeError` for integer or complex input, `ValueError` for fewer than two
-    axes.
+    direction); one that is not finite gives NaN. Returns the shape and dtype of
+    `v`. Raises `TypeError` for integer or complex input, `ValueError` for fewer
+    than two axes.
 
-    `gaussianizer`: the transform, by default the power transform.
+    `gaussianizer`: the transform, by default the power transform. Source:
+    @eq-normality-weight.
 
     Example:
 
@@ -74,7 +75,8 @@ class NormalityWeight(nn.Module):
 
     Used by `normality_weight`.
 
-    `dim`, `gaussianizer`, `center`: as for `gaussianized_direction`.
+    `dim`, `gaussianizer`, `center`: as for `gaussianized_direction`. Source:
+    @eq-normality-weight.
 
     Example:
 
@@ -96,8 +98,9 @@ class NormalityWeight(nn.Module):
             v, self.dim, self.gaussianizer, self.center)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Length and direction from which a given weight starts; the transform
-        changes its direction, unless λ̂ = 1.
+        """The length and the direction from which a given `weight` starts,
+        returned in the shapes of g and v; the transform changes its direction,
+        unless λ̂ = 1.
         """
         axes = _axes(weight, self.dim)
         return weight.square().sum(axes, keepdim=True).sqrt(), weight

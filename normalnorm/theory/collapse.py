@@ -191,7 +191,7 @@ def random_net(z: Tensor, depth: int, width: int,
     other than four axes and deviations out of range, `TypeError` for sizes that
     are no integers.
 
-    Source: Labatie et al. 2021, Definition 1, Equations 2 to 4.
+    Source: Labatie et al. (2021), Definition 1, Eqs. 2–4.
 
     Example:
 

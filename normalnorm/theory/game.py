@@ -124,7 +124,7 @@ def mirror_play(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
     Both players move at once: probabilities times exp(±rate · gradient), then a
     tilt exp(−ν·x²) back to second moments of `power` and `noise_power`. Raises
     `ValueError` for weights that are not positive, or a rate or number of steps
-    that is not.
+    that is not. Source: Nemirovski (2004), on @eq-lattice-gradient.
 
     Example:
 

@@ -117,7 +117,7 @@ def normalization_jacobian(u: Tensor, eps: float = 0.0,
     Raises `TypeError` for integer or complex input, `ValueError` for a negative
     `eps`.
 
-    Source: @eq-sphere-jacobian; Ioffe and Szegedy (2015), §3.
+    Source: @eq-sphere-jacobian; Ioffe & Szegedy (2015), §3.
 
     Example:
 

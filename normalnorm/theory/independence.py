@@ -24,6 +24,8 @@ def negentropy(law: Law) -> Enclosure:
 
     Infinite for a law of points.
 
+    Source: @eq-negentropy-unit.
+
     Example:
 
         >>> from normalnorm.theory.information import uniform

@@ -213,7 +213,8 @@ def normal(mean: float = 0.0, variance: float = 1.0) -> Law:
     `normal().variance` is 1.0; raises `ValueError` for a variance that is not
     positive and finite, as the six below.
 
-    `mean`, `variance`: of the law, by default 0 and 1.
+    `mean`, `variance`: of the law, by default 0 and 1. Source:
+    `scipy.stats.norm`.
 
     Example:
 
@@ -232,6 +233,8 @@ def uniform(mean: float = 0.0, variance: float = 1.0) -> Law:
 
     Raises `ValueError` unless both are finite and the variance positive.
 
+    Source: `scipy.stats.uniform`.
+
     Example:
 
         >>> law = uniform(0.5, 1 / 12)                    # on [0, 1]
@@ -245,6 +248,8 @@ def laplace(mean: float = 0.0, variance: float = 1.0) -> Law:
     """The Laplace law, with density ∝ exp(−|x − mean|·√(2/variance)).
 
     Raises `ValueError` unless both are finite and the variance positive.
+
+    Source: `scipy.stats.laplace`.
 
     Example:
 
@@ -260,6 +265,8 @@ def exponential(mean: float = 0.0, variance: float = 1.0) -> Law:
 
     Raises `ValueError` unless both are finite and the variance positive.
 
+    Source: `scipy.stats.expon`.
+
     Example:
 
         >>> exponential(1.0).pdf([-0.1, 0.0]).round(6).tolist()
@@ -272,7 +279,7 @@ def student(nu: float, mean: float = 0.0, variance: float = 1.0) -> Law:
     """The t law of Student with `nu` degrees of freedom, scaled to `variance`;
     raises `ValueError` for nu < 5: too much mass is far out for a grid.
 
-    `mean`: of the law.
+    `mean`: of the law. Source: `scipy.stats.t`.
 
     Example:
 
@@ -313,6 +320,8 @@ def mixture(weights: ArrayLike, laws: Iterable[Law]) -> Law:
     Raises `ValueError` for weights that are not probabilities, or not one for
     each law.
 
+    Source: `scipy.stats`, for the parts of the laws.
+
     Example:
 
         >>> round(mixture([0.5, 0.5], [normal(-1), normal(1)]).variance, 6)
@@ -334,6 +343,8 @@ def bimodal(separation: float = 0.8, mean: float = 0.0,
     1, of total variance `variance`.
 
     Raises `ValueError` for another separation.
+
+    Source: `scipy.stats.norm`, twice.
 
     Example:
 
@@ -454,7 +465,7 @@ def differential_entropy(law: Law, step: float = 1e-3) -> Enclosure:
     one part, the cells of width `step` (in standard deviations) for a mixture.
 
     A law of points gives −inf, with error 0. Raises `ValueError` for a step
-    that is not in (0, 1).
+    that is not in (0, 1). Source: @eq-blur, @eq-truncation.
 
     Example:
 
@@ -602,7 +613,8 @@ def mutual_information(x: Law, z: Law, tolerance: float = 1e-6,
     most, until the bound is below `tolerance`; the bound that was reached is
     returned. Noise of points with a signal that has a density gives (inf, 0):
     the noise can be recognized exactly. Points with points: an exact sum,
-    values equal to nine digits merged.
+    values equal to nine digits merged. Source: @eq-channel, with the bounds of
+    @eq-grid-bound.
 
     Example:
 

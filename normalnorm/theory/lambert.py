@@ -276,8 +276,8 @@ def igmm(h: Tensor, dim: int | tuple[int, ...], steps: int = 12) -> LambertFit:
     last round counts.
 
     Raises `TypeError` for integer or complex input, `ValueError` for an empty
-    sample or `steps` < 1. Source: Goerg, Sci. World J. 2015, section 4.2; fixed
-    points as there, found otherwise.
+    sample or `steps` < 1. Source: Goerg (2015), section 4.2, and @eq-igmm;
+    fixed points as there, found otherwise.
 
     Example:
 

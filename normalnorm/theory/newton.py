@@ -194,7 +194,7 @@ class AtOne(NamedTuple):
 def at_one(k: Tensor, dim: "int | tuple[int, ...] | Over") -> AtOne:
     """What the estimate and its gradient need of `k`; five averages.
 
-    Each is kept with size 1 along `dim`.
+    Each is kept with size 1 along `dim`. Source: @eq-at-one, @eq-curvature.
 
     Example:
 
@@ -478,7 +478,8 @@ def newton_estimate(k: Tensor, dim: tuple[int, ...], alpha: float = 1.0,
 
     `dim` is kept with size 1 in both. `k`: the samples along `dim`.
 
-    `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`.
+    `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`. Source:
+    Eftekhari & Papyan (2025), Eqs. 5, 6; @eq-safe.
 
     Example:
 

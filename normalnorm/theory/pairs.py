@@ -57,6 +57,7 @@ def activation_of(given: "str | Callable[[Tensor], Tensor]") -> Activation:
 
     Raises `ValueError` for an unknown name, and for a function that does not
     act element by element or is not finite; `TypeError` for anything else.
+    Source: `torch.nn.functional`, for those with a name.
 
     Example:
 
@@ -91,7 +92,8 @@ def activation_of(given: "str | Callable[[Tensor], Tensor]") -> Activation:
 def derivative_of(activation: Activation) -> Activation:
     """φ′, by automatic differentiation.
 
-    Raises `ValueError` for an activation that jumps at 0.
+    Raises `ValueError` for an activation that jumps at 0. Source:
+    `torch.autograd.grad`.
 
     Example:
 
@@ -470,9 +472,10 @@ def gram_by_samples(activation: Activation, cov: Tensor, n: int = 1,
     With `n` > 1 the units are n values of each input, standardized for each
     input by itself, and `cov` is the covariance of the inputs.
 
-    `activation`: φ. `cov`: (N, N). `centre`, `eps`: as for `gram_of_batch`;
-    `gamma_std`, `beta_std`: as for `channel_rule`; `power`: with the power
-    transform; `noise`: its factor ξ.
+    `activation`: φ. `cov`: (N, N), which the result is, too. `centre`, `eps`:
+    as for `gram_of_batch`; `gamma_std`, `beta_std`: as for `channel_rule`;
+    `power`: with the power transform; `noise`: its factor ξ. Source:
+    @eq-pair-batch, by samples.
 
     Example:
 

@@ -52,8 +52,8 @@ def tail_nll_derivatives(
     """The first and second derivative of `tail_nll` in δ; at δ = 0 those from
     the right, the second of which differs from the one from the left.
 
-    `k`, `delta`, `dim` as for `tail_nll`; both of size 1 along `dim`. Source:
-    @eq-tail-first, @eq-tail-second.
+    `k`, `delta`, `dim` as for `tail_nll`; both results have size 1 along `dim`.
+    Source: @eq-tail-first, @eq-tail-second.
 
     Example:
 
@@ -90,7 +90,8 @@ def newton_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
     """`newton_delta` for a sample that is standardized already (or constant 0);
     `dim` is kept.
 
-    `light` as for `newton_delta`. `k`: the samples along `dim`.
+    `light` as for `newton_delta`. `k`: the samples along `dim`. Source:
+    @eq-newton-delta.
 
     Example:
 
@@ -164,7 +165,8 @@ def tail_delta_standardized(k: Tensor, dim: int | tuple[int, ...] | Over,
     """`tail_delta` for a sample that is standardized already (or constant 0);
     `dim` is kept.
 
-    `steps` as for `tail_delta`. `k`: the samples along `dim`.
+    `steps` as for `tail_delta`. `k`: the samples along `dim`. Source: Geary
+    (1935); @eq-theta-delta, @eq-theta-step.
 
     Example:
 

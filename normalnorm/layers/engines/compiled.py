@@ -77,6 +77,7 @@ class Fused(NamedTuple):
     rule: Rule
 
     def forward(self, problem: Normalization, keep: bool) -> tuple:
+        "The results, what is saved and the state, as `Work.forward`."
         u, weight, bias = problem.inputs()
         seed, dim, rule = problem.seed, self.dim, self.rule
         if rule.noise and seed is None:
