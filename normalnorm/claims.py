@@ -106,7 +106,9 @@ class Outcome:
                 and self.mutant in ("not run", "rejected"))
 
     def to_dict(self) -> dict[str, Any]:
-        "The row that `normalnorm verify --json` prints."
+        """The row that `normalnorm verify --json` prints: the claim's fields by
+        their names, `outcome`, `seconds` and, where it was run, `mutant`.
+        """
         c = self.claim
         row = dict(id=c.id, source=c.source, statement=c.statement, kind=c.kind,
                    verdict=c.verdict, evidence=c.evidence, outcome=self.outcome,

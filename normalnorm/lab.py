@@ -78,8 +78,8 @@ def _cells(path: Path) -> list[dict]:
 
 
 def chapter_titles(folder: Path) -> dict[str, str]:
-    """File name → title, in reading order, of the notebooks in a folder; a file
-    that is no notebook has its name as title.
+    """The titles, file name → title, in reading order, of the notebooks in a
+    folder; a file that is no notebook has its name as title.
 
     Example:
 

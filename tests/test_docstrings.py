@@ -447,8 +447,9 @@ def sentences(paragraphs):
     return [s for p in paragraphs for s in re.split(r"(?<=[.;:]) ", p)]
 
 
-BACK = re.compile(r"\b(?:return(?:s|ed)?|results?)\b|\bkept\b|"
-                  r"^(?:Broadcast s|S)hapes?\b", re.I)
+BACK = re.compile(r"\b(?:return(?:s|ed)?|yields?|results?)\b|\bkept\b|→|"
+                  r"^(?:Broadcast s|S)hapes?\b|"
+                  r"\b(?:float\d*|u?int\d+|bool)\b.* shape \(", re.I)
 SHAPE = re.compile(r"\b(?:shape|size)s?\b|\bscalars?\b|\bkept\b|"
                    r"\b(?:for|of|per|a) each\b|\bone (?:number|for)\b|"
                    r"\(…[,)]|\([A-Za-z]\w*(?:, [A-Za-z0-9]\w*)*,?\)|×|"

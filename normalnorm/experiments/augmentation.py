@@ -28,8 +28,8 @@ def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
     """Each image of (B, C, H, W) cut out anew from itself with `pad` pixels of
     `fill` around it, at a uniformly random place.
 
-    `fill`: a number, or one for each channel, shape (C, 1, 1). `x`: the images.
-    Source: the papers' `RandomCrop(32, padding=4)`.
+    `fill`: a number, or one for each channel, shape (C, 1, 1). `x`: the images;
+    returns their shape. Source: the papers' `RandomCrop(32, padding=4)`.
 
     Example:
 
@@ -53,7 +53,7 @@ def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
 def random_flip(x: Tensor, probability: float = 0.5) -> Tensor:
     """Each image of (B, C, H, W) mirrored left to right with `probability`.
 
-    `x`: the images.
+    `x`: the images; returns their shape. Source: He et al. (2016), §4.2.
 
     Example:
 
@@ -67,11 +67,12 @@ def random_flip(x: Tensor, probability: float = 0.5) -> Tensor:
 # %% ../../nbs/735_experiments.augmentation.ipynb #53561f3b
 def warp(x: Tensor, matrix: Tensor, shift: Tensor,
          fill: Tensor | float = 0.0) -> Tensor:
-    """Images (B, C, H, W) resampled bilinearly: the output at p, in pixels
+    """The images (B, C, H, W), resampled bilinearly: the output at p, in pixels
     (right, down) from the centre, is the input at `matrix` (p − `shift`).
 
     `matrix`: (B, 2, 2). `shift`: (B, 2), by how much the content moves if
-    `matrix` is the identity. Outside the image lies `fill`. `x`: the images.
+    `matrix` is the identity. Outside the image lies `fill`. `x`: the images;
+    returns their shape. Source: @eq-affine.
 
     Example:
 
@@ -94,7 +95,9 @@ def warp(x: Tensor, matrix: Tensor, shift: Tensor,
 
 def rotation(degrees: Tensor) -> Tensor:
     """The matrices of `warp`, (B, 2, 2), that turn the content
-    counter-clockwise by `degrees`, (B,).
+    counter-clockwise by `degrees`.
+
+    `degrees`: (B,). Returns the shape (B, 2, 2). Source: @eq-affine.
 
     Example:
 
@@ -113,7 +116,8 @@ def resized_crop_boxes(count: int, height: int, width: int,
     """Random rectangles (left, top, width, height), float64 of shape (count,
     4): ten tries each as described, the whole middle if none fits.
 
-    `smallest`: the least share of the image's area.
+    `smallest`: the least share of the image's area. Source:
+    `torchvision.transforms.RandomResizedCrop.get_params`.
 
     Example:
 
@@ -147,7 +151,8 @@ def random_resized_crop(x: Tensor, size: int, smallest: float = 0.08) -> Tensor:
 
     Source: the papers' `RandomResizedCrop`.
 
-    `smallest`: the least share of the image's area. `x`: the images.
+    `smallest`: the least share of the image's area. `x`: the images. Returns
+    (B, C, size, size).
 
     Example:
 
@@ -171,7 +176,8 @@ def resize(x: Tensor, size: int) -> Tensor:
     """Images (B, C, H, W) with the shorter side brought to `size`, bilinear,
     with antialiasing when it shrinks; the ratio of sides is kept.
 
-    `x`: the images.
+    `x`: the images. Returns the shape (B, C, height, width). Source:
+    `torch.nn.functional.interpolate`.
 
     Example:
 
@@ -189,7 +195,8 @@ def centre_crop(x: Tensor, size: int) -> Tensor:
     """The middle `size` × `size` pixels of images (B, C, H, W); `ValueError`
     for smaller images.
 
-    `x`: the images.
+    `x`: the images. Returns (B, C, size, size). Source:
+    `torchvision.transforms.CenterCrop`.
 
     Example:
 
@@ -216,9 +223,9 @@ def _kornia() -> Any:
 
 
 def grey(v: Tensor) -> Tensor:
-    """The grey version (B, 1, H, W) of images with one or three channels.
+    """The grey version of images with one or three channels.
 
-    `v`: the images, (B, C, H, W).
+    `v`: the images, (B, C, H, W). Returns (B, 1, H, W). Source: @eq-jitter.
 
     Example:
 
@@ -237,6 +244,8 @@ def blend(v: Tensor, plain: Tensor | float, factor: Tensor) -> Tensor:
     """factor · v + (1 − factor) · plain, clipped to [0, 1]; one factor for each
     image.
 
+    Returns the shape of `v`. Source: @eq-jitter.
+
     Example:
 
         >>> v = torch.tensor([0.5, 0.9]).view(1, 1, 1, 2)
@@ -252,9 +261,10 @@ def random_jitter(v: Tensor, strength: float, hue: float = 0.0) -> Tensor:
     changed by random factors in 1 ± `strength`, hue turned by up to ± `hue` of
     the circle.
 
-    `v`: the images, (B, C, H, W).
+    `v`: the images, (B, C, H, W); returns their shape.
 
-    Raises `ImportError` for a hue without kornia.
+    Raises `ImportError` for a hue without kornia. Source: @eq-jitter, as
+    `torchvision.transforms.ColorJitter`.
 
     Example:
 
@@ -323,10 +333,9 @@ def rand_augment(v: Tensor, count: int = 2, magnitude: float = 9.0) -> Tensor:
     """`count` operations drawn for each image from the fourteen `OPERATIONS`,
     with `magnitude` between 0 and 30 and a random sign; values in [0, 1].
 
-    `v`: the images, (B, 3, H, W).
+    `v`: the images, (B, 3, H, W); returns their shape.
 
-    Raises `ImportError` without kornia. Source: Cubuk et al. 2020,
-    arXiv:1909.13719.
+    Raises `ImportError` without kornia. Source: Cubuk et al. (2020).
 
     Example:
 
@@ -349,10 +358,10 @@ def rand_augment(v: Tensor, count: int = 2, magnitude: float = 9.0) -> Tensor:
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #8f2d4dd0
 def as_probabilities(y: Tensor, classes: int) -> Tensor:
-    """Labels (B,) as float32 probabilities (B, classes); probabilities are
-    returned as they are.
+    """Labels as float32 probabilities; probabilities are returned as they are.
 
-    `y`: labels, int64, or probabilities.
+    `y`: labels (B,), int64, or probabilities (B, classes). Returns (B,
+    classes). Source: `torch.nn.functional.one_hot`.
 
     Example:
 
@@ -371,13 +380,13 @@ def _beta(alpha: float) -> float:
 def mixup(x: Tensor, y: Tensor, classes: int,
           alpha: float = 1.0) -> tuple[Tensor, Tensor]:
     """Inputs of any shape (B, …) and labels, each mixed with those of a random
-    partner; labels come back as probabilities (B, classes).
+    partner; labels become probabilities (B, classes).
 
-    Source: Zhang et al. 2018, arXiv:1710.09412.
+    Source: Zhang et al. (2018); @eq-mixup.
 
     `alpha`: the weight is drawn from the law Beta(`alpha`, `alpha`), for the
     whole batch. `x`: the inputs; `y`: labels (B,) or probabilities (B,
-    classes).
+    classes). Returns the inputs in their shape, and (B, classes).
 
     Example:
 
@@ -396,11 +405,11 @@ def cutmix(x: Tensor, y: Tensor, classes: int,
     """Images (B, C, H, W) with a rectangle of a random partner in each, labels
     weighted by area, as probabilities (B, classes).
 
-    Source: Yun et al. 2019, arXiv:1905.04899.
+    Source: Yun et al. (2019); @eq-cutmix.
 
     `alpha`: the share that stays is drawn from the law Beta(`alpha`, `alpha`),
     for the whole batch. `x`: the images; `y`: labels (B,) or probabilities (B,
-    classes).
+    classes). Returns the images in their shape, and (B, classes).
 
     Example:
 
@@ -468,7 +477,8 @@ class Augmentation(nn.Module):
     """What `augmentation` returns: called with a standardized batch on any
     device and its labels, gives both changed; has no weights.
 
-    `steps`: parsed entries; `known`: the data set's `Info`.
+    `steps`: parsed entries; `known`: the data set's `Info`. Source:
+    `random_crop` and the other functions of its steps.
 
     Example:
 

@@ -109,7 +109,7 @@ def read_archive(
     `DataError` says what is wrong and what to do.
 
     `tool` makes the file in a checkout. `path`: the file; `sha256`: 64
-    hexadecimal digits.
+    hexadecimal digits. Returns name → array, each of its own shape.
 
     Example:
 
@@ -213,7 +213,7 @@ class Tensors:
 
     @property
     def labels(self) -> Tensor:
-        "The class of each example."
+        "The class of each example, returned in the shape (examples,)."
         return self.targets
 
     def __len__(self) -> int:
@@ -233,12 +233,13 @@ class Tensors:
 
 # %% ../../nbs/730_experiments.data.ipynb #3d7a01c3
 def drawn(split: Any, first: int | None, seed: int) -> Tensor:
-    """Positions of `first` examples of `split`, chosen by `seed`: int64,
+    """The positions of `first` examples of `split`, chosen by `seed`: int64,
     ascending, as many of each class as among its first `first` examples.
 
     `split`: an object with `len` and, if its examples have classes, `labels`.
     Each example of a class is as likely as another. With `first=None` all are
-    taken. Raises `ValueError` for a seed that is no integer from 0 to 2³² − 1.
+    taken. Returns (first,). Raises `ValueError` for a seed that is no integer
+    from 0 to 2³² − 1.
 
     Example:
 
@@ -379,8 +380,8 @@ def dataset(name: str, split: str, first: int | None = None,
 def load(name: str, split: str, first: int | None = None,
          device: torch.device | str | None = None, draw: int | None = None,
          **options: Any) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one split as two tensors: of images float32 of
-    shape (N, channels, height, width), and int64 of shape (N,).
+    """The inputs and the targets of one split as two tensors: of images float32
+    of shape (N, channels, height, width), and int64 of shape (N,).
 
     Pixels are standardized with the mean and standard deviation of the training
     split. `split` is "train", "validation" or "test", cut by position in the

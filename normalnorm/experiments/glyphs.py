@@ -120,10 +120,10 @@ def curve(points: np.ndarray, count: int) -> np.ndarray:
 
 def coverage(points: np.ndarray, radius: np.ndarray) -> np.ndarray:
     """How much of each pixel a pen of `radius` covers that is put down at
-    `points`: from 0 to 256, shape (images, 32, 32).
+    `points`: from 0 to 256.
 
     `points`: (images, points, 2), `radius`: (images,), both in sixteenths of a
-    pixel. The edge is one pixel wide.
+    pixel. The edge is one pixel wide. Returns (images, 32, 32).
 
     Example:
 
@@ -170,7 +170,8 @@ def over(image: np.ndarray, colour: np.ndarray,
     """`image` with `colour` laid over it: (images, 3, 32, 32), (images, 3) and
     shares from 0 to 256 of shape (images, 32, 32).
 
-    `image`, `colour`, `share`: of these shapes, in this order.
+    `image`, `colour`, `share`: of these shapes, in this order. Returns the
+    shape of `image`.
 
     Example:
 
@@ -184,7 +185,7 @@ def over(image: np.ndarray, colour: np.ndarray,
 
 
 def paint(labels: np.ndarray, seeds: np.ndarray, steps: int = 6) -> np.ndarray:
-    """Images of the classes `labels`, one for each of the `seeds`: uint8 of
+    """The images of the classes `labels`, one for each of the `seeds`: uint8 of
     shape (images, 3, 32, 32).
 
     `steps`: leave the later ones of the six steps out, and with 1 or 2 the
@@ -260,8 +261,8 @@ _PROBE = "3cb7de33ecb878d19c38dfc92dac904797a74c46733e10ac55b04a5d61d4a37b"
 
 
 def labels_of(split: str) -> np.ndarray:
-    """The classes of all images of a split, int64: in each thousand ten images
-    of each class, in random order.
+    """The classes of all images of a split: in each thousand ten images of each
+    class, in random order. Returns int64, shape (images,).
 
     Example:
 

@@ -116,7 +116,7 @@ def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
     """Which examples make up `split`: the hub's split that they lie in, and
     their positions among its `count` examples, ascending.
 
-    `entry`: of the set.
+    `entry`: of the set. Returns a name and an int64 array of shape (examples,).
 
     Example:
 
@@ -325,7 +325,8 @@ def _checked(name: str, source: str, folder: Path | None,
 # %% ../../nbs/734_experiments.hub.ipynb #d679e444
 def decode(content: bytes, what: str, size: int | None = None,
            exact: int | None = None) -> np.ndarray:
-    """An encoded image as an array of bytes, shape (3, height, width).
+    """An encoded image as an array of bytes, returned in the shape (3, height,
+    width).
 
     `size`: resize the shorter side to 8/7 of it, bilinear, and cut out the
     middle `size` × `size`. `exact`: the side that the image must have. `what`:
@@ -392,9 +393,9 @@ class Standardizing:
             v.float().to(self.device) for v in (1 / (255 * std), -mean / std))
 
     def floats(self, pixels: Tensor) -> Tensor:
-        """Bytes (B, channels, …) → standardized float32 on the device.
+        """The standardized float32 of bytes, on the device.
 
-        `pixels`: uint8.
+        `pixels`: uint8, (B, channels, …); returns their shape.
         """
         return (pixels.to(self.device, non_blocking=True)
                     .float().mul_(self.scale).add_(self.shift))

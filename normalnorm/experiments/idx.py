@@ -29,8 +29,8 @@ def read_idx(path: Path | str, shape: tuple[int | None, ...] | None = None,
     """The array in an IDX file of unsigned bytes, compressed by gzip where the
     name ends in .gz.
 
-    `shape`: what is expected; None for an axis of any length. `cure`: the end
-    of each error message. `path`: the file.
+    `shape`: what is expected; None for an axis of any length; what is returned
+    has this shape. `cure`: the end of each error message. `path`: the file.
 
     Raises `DataError` for a file that is missing, cannot be decompressed, has
     another type, or whose size is not what its header says.

@@ -40,6 +40,8 @@ def templates() -> np.ndarray:
     """The ten digits as signals of 12 values: standardized, divided by 6,
     starting at 0; shape (10, 12).
 
+    Source: Greydanus (2020), its program.
+
     Example:
 
         >>> signals = templates()
@@ -61,7 +63,7 @@ def generate(samples: int = 5000,
     40), multiples of 2⁻¹⁶, and labels of shape (samples,).
 
     The defaults give the published set. The caller's random state is not
-    touched. Source: Greydanus (2020), arXiv:2011.14439, and its program.
+    touched. Source: Greydanus (2020), and its program.
 
     `seed`: of NumPy's generator, as published.
 

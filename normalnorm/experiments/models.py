@@ -305,8 +305,9 @@ class _Counter(nn.Module):
 
 
 def macs(model: nn.Module, inputs: Tensor) -> int:
-    """Multiply-accumulates of `model(inputs)` in convolutions, linear maps and
-    attention; normalizers and activations are not counted.
+    """The multiply-accumulates, as a number, of `model(inputs)` in
+    convolutions, linear maps and attention; normalizers and activations are not
+    counted.
 
     Works on the meta device.
 

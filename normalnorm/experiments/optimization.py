@@ -156,7 +156,7 @@ class Settings:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
-        "All fields as plain JSON values: lists for tuples."
+        "All fields by their names, as plain JSON values: lists for tuples."
         return {key: list(value) if isinstance(value, tuple) else value
                 for key, value in asdict(self).items()}
 
@@ -170,7 +170,8 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     """The learning rate of step `step` of `steps` in the whole run, counted
     from 0.
 
-    `settings`: of the run.
+    `settings`: of the run. Source: @eq-warmup, @eq-decay, @eq-cosine;
+    "onecycle" is `torch.optim.lr_scheduler.OneCycleLR`.
 
     Example:
 

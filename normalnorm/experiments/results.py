@@ -491,10 +491,10 @@ def _computed(device: str) -> tuple[str | None, str | None]:
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:
-    """What made a result, beside its configuration: versions, hash of package
-    and native sources, commit of the checkout (None outside one), processor,
-    instruction sets, and the backend that computed the normality layers of this
-    process so far (None if none was computed).
+    """What made a result, beside its configuration, by name: versions, hash of
+    package and native sources, commit of the checkout (None outside one),
+    processor, instruction sets, and the backend that computed the normality
+    layers of this process so far (None if none was computed).
 
     `device`: the one that it ran on.
 
@@ -1057,7 +1057,7 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        "Recipe, scale, arm, setting and seed, for people."
+        "The recipe, scale, arm, setting and seed, for people."
         return " ".join([self.recipe.name, self.scale, self.arm,
                          *(f"{place.split('.')[-1]}={value}"
                            for place, value in self.setting.items()),
@@ -1124,8 +1124,8 @@ def plan(name: Recipe | str, scale: str = "smoke",
 
 @contextmanager
 def file_lock(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Inside, this process alone holds the lock on `path` (True), or another
-    one does (False); with `wait` it is waited for.
+    """Whether this process holds the lock on `path` inside a `with` block,
+    alone (True), or another one does (False); with `wait` it is waited for.
 
     The operating system releases the lock of a process that dies. Where files
     cannot be locked (Windows), always True.

@@ -46,7 +46,7 @@ def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
     Raises `ValueError` for no values. One value has a mean, and NaN for all
     else.
 
-    `level`: of the interval.
+    `level`: of the interval. Source: @eq-se, @eq-t.
 
     Example:
 
@@ -90,14 +90,14 @@ class PairedTest(NamedTuple):
 def paired_test(first: Sequence[float], second: Sequence[float],
                 level: float = 0.95) -> PairedTest:
     """Compare two arms seed by seed: `second` minus `first`, in the order of
-    the seeds.
+    the seeds; returns a `PairedTest`.
 
     The exact test asks how often differences of these sizes with signs drawn at
     random have a mean at least as large in size. All 2ⁿ choices are tried up to
     16 pairs, beyond that 100 000 drawn ones (with a fixed seed). Raises
     `ValueError` for unequal numbers of values.
 
-    `level`: of the interval of the mean difference.
+    `level`: of the interval of the mean difference. Source: @eq-signs, @eq-t.
 
     Example:
 
@@ -147,10 +147,12 @@ def equivalence_test(first: Sequence[float], second: Sequence[float],
     """Test whether two arms differ by less than `bound` in the mean: `second`
     minus `first`, seed by seed.
 
-    `level`: 1 minus the level of each of the two tests.
+    `level`: 1 minus the level of each of the two tests. Returns an
+    `Equivalence`.
 
     Raises `ValueError` for unequal numbers of values, or a bound that is not
-    above 0. Source: Schuirmann (1987), the two one-sided tests.
+    above 0. Source: Schuirmann (1987), the two one-sided tests;
+    @eq-equivalence.
 
     Example:
 
@@ -221,10 +223,9 @@ def detection_power(n: int, ratio: float, level: float = 0.95) -> float:
     """The probability that the t interval of `n` paired differences excludes 0,
     when their mean is `ratio` times their standard deviation.
 
-    From Student's non-central t distribution. Raises `ValueError` for fewer
-    than two seeds.
+    Raises `ValueError` for fewer than two seeds.
 
-    `level`: of the interval.
+    `level`: of the interval. Source: `scipy.stats.nct`.
 
     Example:
 

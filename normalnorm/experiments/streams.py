@@ -88,7 +88,8 @@ def batches(split: Any, order: Iterable[Tensor],
 
     `split`: a pair of tensors, or an object with `split[index]`. `order`: int64
     tensors, such as `torch.randperm(n).split(128)`. `depth`: how many batches
-    are prepared ahead.
+    are prepared ahead. Yields inputs and targets, in the shapes that `split`
+    has for these examples.
 
     Example:
 
@@ -160,8 +161,8 @@ class Stream:
                                        "number": 0, "source": self._start}
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: epoch, block, batches used of it, number of the example
-        at its start, and the position of the source there.
+        """The position, by name: epoch, block, batches used of it, number of
+        the example at its start, and the position of the source there.
         """
         return copy.deepcopy(self._state)
 
@@ -260,8 +261,8 @@ def _checked(name: str, split: str, kind: str) -> hub.Entry:
 def images(name: str, split: str, batch: int, seed: int | None = None,
            folder: Path | str | None = None, size: int = 224, blocks: int = 16,
            device: torch.device | str | None = None) -> Stream:
-    """Batches of decoded images of a set of the hub, read from front to back:
-    float32 (B, 3, size, size), standardized, and int64 labels.
+    """The batches of decoded images of a set of the hub, read from front to
+    back: float32 (B, 3, size, size), standardized, and int64 labels.
 
     `seed`: shuffles within blocks of `blocks` batches, differently in each
     epoch; None for the files' order. `folder`: as for `dataset`. `name`,
@@ -310,7 +311,7 @@ def images(name: str, split: str, batch: int, seed: int | None = None,
 def text(name: str, split: str, batch: int, seed: int | None = None,
          folder: Path | str | None = None, length: int = 128, block: int = 4096,
          device: torch.device | str | None = None) -> Stream:
-    """Batches of windows of a text of the hub: its bytes, a line feed after
+    """The batches of windows of a text of the hub: its bytes, a line feed after
     each line; inputs and next bytes, both int64 of shape (B, length).
 
     A `block` of lines is joined and cut into windows, which are permuted if

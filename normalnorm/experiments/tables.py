@@ -232,8 +232,8 @@ def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
 
 def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
                  metrics: Iterable[str] | None = None) -> str:
-    """Main effects and interaction of the recipe's pairs of switches, with the
-    columns of `comparison`, as a table in Markdown.
+    """The main effects and the interaction of the recipe's pairs of switches,
+    with the columns of `comparison`, as a table in Markdown.
 
     Of the seeds that all four arms have; with fewer than two there is no line.
 

@@ -28,7 +28,8 @@ def encode(text: str) -> Tensor:
     r"""The numbers of the characters of `text`, int64: 0 for a line feed, 1 to
     95 for the printable characters of ASCII.
 
-    Raises `DataError` for other characters, naming the first.
+    Returns (characters,). Raises `DataError` for other characters, naming the
+    first.
 
     Example:
 

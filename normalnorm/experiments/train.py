@@ -156,15 +156,16 @@ def as_split(part: Any, device: torch.device | str) -> Split:
 # %% ../../nbs/750_experiments.train.ipynb #3d65b4d8
 def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
                   reduction: str = "mean") -> Tensor:
-    """Cross-entropy of `scores` (B, K) with class numbers (B,) or class
-    probabilities (B, K), or of (B, T, K) with class numbers (B, T).
+    """The cross-entropy, in nats, of `scores` (B, K) with class numbers (B,) or
+    class probabilities (B, K), or of (B, T, K) with class numbers (B, T).
 
     Raises `ValueError` where a class number is not below K (on the CPU) or the
     shapes do not belong together.
 
     `smoothing`: the share of each target that is spread evenly over the
     classes; `reduction` as in PyTorch: "mean", "sum" or "none". `targets`: the
-    classes, int64 or floating point.
+    classes, int64 or floating point. Returns a scalar, or for "none" the shape
+    of the class numbers.
 
     Example:
 
@@ -197,10 +198,11 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
 
 
 def correct(scores: Tensor, targets: Tensor) -> Tensor:
-    """Which predictions are right, as bool of shape (B,) or (B, T): the largest
-    score stands at the class number, or at the largest probability.
+    """Which predictions are right, as bool: the largest score stands at the
+    class number, or at the largest probability.
 
-    `scores`: (B, K) or (B, T, K); `targets`: as for `cross_entropy`.
+    `scores`: (B, K) or (B, T, K); `targets`: as for `cross_entropy`. Returns
+    (B,) or (B, T).
 
     Example:
 
@@ -536,8 +538,8 @@ def started() -> tuple[int, int]:
 
 def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
                 devices: int = 1, strategy: str = "auto") -> Any:
-    """Lightning's Fabric for a device ("cpu", "cuda", "cuda:1") or for several
-    of its kind; for several, `train` is run under its `launch`.
+    """The Fabric of Lightning for a device ("cpu", "cuda", "cuda:1") or for
+    several of its kind; for several, `train` is run under its `launch`.
 
     In a process that `torchrun` started as one of several it is the Fabric of
     them all, launched: "cuda" is then the device of this process's number, and

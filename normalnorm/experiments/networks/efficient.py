@@ -26,7 +26,7 @@ class SqueezeExcite(nn.Module):
     channels over positions.
 
     `squeezed`: numbers between the two maps; `activation`: nothing →
-    activation, between them, too.
+    activation, between them, too. Source: Hu et al. (2018); @eq-squeeze.
 
     Example:
 
@@ -57,6 +57,7 @@ class InvertedBottleneck(nn.Module):
     stochastic depth.
 
     Raises `ValueError` where `group_size` does not divide the widened channels.
+    Source: Tan & Le (2019); in groups, Masters et al. (2021).
 
     Example:
 
@@ -220,8 +221,8 @@ def tf_batch_norm(channels: int) -> nn.BatchNorm2d:
 
 def efficientnet(variant: int, grouped: bool = False,
                  **options: Any) -> EfficientNet:
-    """EfficientNet-B0 or B2 (`variant` 0 or 2) for images of 224 or 260 pixels;
-    `grouped`: convolutions in groups of 16 and expansion 4, in place of
+    """The EfficientNet-B0 or B2 (`variant` 0 or 2) for images of 224 or 260
+    pixels; `grouped`: convolutions in groups of 16 and expansion 4, in place of
     depthwise ones and 6.
 
     `options`: those of `EfficientNet`; `norm` is `tf_batch_norm` by default.

@@ -89,6 +89,8 @@ class DropPath(nn.Dropout):
     """In training, multiply each element of the batch by 0 with probability
     `p`, else by 1/(1−p): stochastic depth.
 
+    Source: Huang et al. (2016); timm's `DropPath`.
+
     Example:
 
         >>> out = DropPath(0.5)(torch.ones(100, 2, 2))
@@ -109,7 +111,7 @@ class Pad(nn.Module):
     """A shortcut without parameters: every `stride`-th row and column, and
     channels of zeros appended.
 
-    `extra`: how many.
+    `extra`: how many. Source: He et al. (2016), §3.3, option A.
 
     Example:
 
@@ -137,7 +139,7 @@ class Block(nn.Module):
     convolution strides; the 3 × 3 convolutions are in `groups`. `shortcut`:
     "projection", "pad" or "none". `channels_in`, `channels`: of input and
     output; `stride`; `parts`: see `Parts`; `drop_path`: rate of stochastic
-    depth.
+    depth. Source: He et al. (2016), both papers; @eq-block, @eq-preactivation.
 
     Example:
 
@@ -345,8 +347,8 @@ class ResNet(nn.Module):
 
 # %% ../../../nbs/740_experiments.networks.residual.ipynb #e1376d70
 def cifar_resnet(depth: int, **options: Any) -> ResNet:
-    """He et al.'s network of `depth` = 6n + 2 layers for images of 32 pixels:
-    three stages of n basic blocks, shortcuts without parameters.
+    """The network of He et al. of `depth` = 6n + 2 layers for images of 32
+    pixels: three stages of n basic blocks, shortcuts without parameters.
 
     `options`: those of `ResNet`. Raises `ValueError` for other depths. Source:
     He et al. (2016), §4.2.
@@ -372,8 +374,8 @@ _STAGES = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3],
 
 
 def resnet(depth: int, **options: Any) -> ResNet:
-    """ResNet-18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) for images of
-    about 224 pixels; with `stem="small"` for about 32.
+    """The ResNet-18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) for images
+    of about 224 pixels; with `stem="small"` for about 32.
 
     `options`: those of `ResNet`; `preactivation=True` is "v2". Raises
     `ValueError` for other depths. Source: He et al. (2016), Table 1.
@@ -397,7 +399,8 @@ def resnet(depth: int, **options: Any) -> ResNet:
 
 def resnext(depth: int, groups: int = 32, group_width: int = 4,
             **options: Any) -> ResNet:
-    """ResNeXt of `depth` 50, 101 or 152, template `groups` × `group_width`d.
+    """The ResNeXt of `depth` 50, 101 or 152, template `groups` ×
+    `group_width`d.
 
     `options`: those of `ResNet`.
 
@@ -416,8 +419,8 @@ def resnext(depth: int, groups: int = 32, group_width: int = 4,
 
 
 def wide_resnet(depth: int, widening: int = 1, **options: Any) -> ResNet:
-    """Wide residual network: three stages of n pre-activation blocks, widths
-    16, 32, 64 times `widening`.
+    """The wide residual network: three stages of n pre-activation blocks,
+    widths 16, 32, 64 times `widening`.
 
     `depth` = 6n + 4 counts the stem, two convolutions a block and three
     projections. `options`: those of `ResNet`; `shortcut="none"` leaves out the

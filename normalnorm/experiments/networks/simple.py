@@ -66,6 +66,7 @@ class ConvUnit(nn.Sequential):
     `pool` the maximum over 2 × 2.
 
     `channels_in`, `channels`: of input and output; `parts`: see `Parts`.
+    Source: @eq-resnet9.
 
     Example:
 
@@ -91,7 +92,8 @@ class ResNet9(nn.Module):
     stay as `torch.nn` draws them. `classes`, `channels`: of the scores, and of
     the images.
 
-    Raises `ValueError` for sizes < 1.
+    Raises `ValueError` for sizes < 1. Source: the review of Eftekhari & Papyan
+    (2025); @eq-resnet9.
 
     Example:
 

@@ -25,7 +25,8 @@ class Attention(nn.Module):
     """Multi-head self-attention over the second axis of (B, T, C); `causal`:
     each position sees itself and what is before it.
 
-    `linear`: see `Parts`. `width`: C, a multiple of `heads`.
+    `linear`: see `Parts`. `width`: C, a multiple of `heads`. Source:
+    Dosovitskiy et al. (2021), Appendix A; @eq-attention.
 
     Example:
 
@@ -59,7 +60,7 @@ class TransformerBlock(nn.Module):
     `linear`: makes the four linear maps (see `Parts`). `width`, `heads`,
     `causal`: as for `Attention`; `hidden`: width of the perceptron; `norm`:
     features → normalizer over the last axis; `activation`: nothing →
-    activation.
+    activation. Source: Dosovitskiy et al. (2021), Eqs. 2, 3; @eq-vit-block.
 
     Example:
 

@@ -115,7 +115,7 @@ def gaussianity(model: nn.Module, images: Tensor, batch: int = 100,
 
 
 def pack_bits(right: Tensor) -> dict[str, Any]:
-    """One bit an example, as text: `count`, and `bits` in base 64.
+    """One bit an example, as text. Returns "count" and, in base 64, "bits".
 
     `right`: bool of shape (examples,).
 
@@ -129,7 +129,7 @@ def pack_bits(right: Tensor) -> dict[str, Any]:
 
 
 def unpack_bits(packed: dict[str, Any]) -> Tensor:
-    """What `pack_bits` packed: a bool tensor of shape (count,).
+    """What `pack_bits` packed, returned as a bool tensor of shape (count,).
 
     Example:
 
@@ -284,7 +284,7 @@ def _run(config: dict[str, Any], seed: int, device: str, checkpoint,
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #aca56473
 def four_arms(plain: str, full: str, kind: str, noise: float,
               config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name → configuration of four arms: the transform off and on, the noise
+    """The four arms, name → configuration: the transform off and on, the noise
     off and on, all else as in `config`.
 
     `plain`, `full`: names of the normalizer without and with both; `kind`: as

@@ -76,10 +76,11 @@ def plain_network(norm: str, scale: float = 1.0, seed: int = 0, width: int = 16,
 
 @torch.no_grad()
 def moments(model: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of each channel, over images and positions,
-    of what each convolution of `model` but the first gets.
+    """The mean and the standard deviation of each channel, over images and
+    positions, of what each convolution of `model` but the first gets.
 
-    Batch norms take the statistics of `images` and remember nothing of them.
+    Returns two tensors of shape (channels,) for each convolution. Batch norms
+    take the statistics of `images` and remember nothing of them.
 
     Example:
 
@@ -132,13 +133,13 @@ def train_once(config: dict[str, Any], seed: int, lr: float, batch: int,
                ) -> dict[str, Any]:
     """One network of a sweep, trained; `config` as in the recipes.
 
-    Momentum 0.9, no weight decay, a cosine from `lr` to 0 over `steps`. Returns
-    `loss`, the mean training loss of the last epoch (at the centre 16 steps),
-    `validation_loss`, `error` on test images in percent; with `shifts` also
-    `steps`, those after which the mean loss of 16 was below the target (all
-    where it never was), and `shift`, the mean `input_shift` of every eighth
-    step. A run that overflows has losses 9, error 90 and no shift: those of a
-    guess, or worse.
+    Momentum 0.9, no weight decay, a cosine from `lr` to 0 over `steps`.
+    Returns, by these names, `loss`, the mean training loss of the last epoch
+    (at the centre 16 steps), `validation_loss`, `error` on test images in
+    percent; with `shifts` also `steps`, those after which the mean loss of 16
+    was below the target (all where it never was), and `shift`, the mean
+    `input_shift` of every eighth step. A run that overflows has losses 9, error
+    90 and no shift: those of a guess, or worse.
 
     `seed`: of images, weights and order; `lr`, `batch`, `scale`, `steps`: of
     this network.
@@ -220,7 +221,8 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
 
 
 def points(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Learning rate, batch, scale and steps of each network of a curve.
+    """The learning rate, batch, scale and steps of each network of a curve, by
+    the names "lr", "batch", "scale", "steps".
 
     With the factor "batch" each size has all rates, and the largest one also as
     many steps as give it the centre's epochs.
@@ -248,6 +250,8 @@ def chosen(curve: list[dict[str, Any]], **of: Any) -> dict[str, Any]:
     """The network with the least validation loss among those of a curve with
     the values `of`.
 
+    Returns its point, by the names that `train_once` gives.
+
     Example:
 
         >>> curve = [{"lr": 0.1, "batch": 2, "validation_loss": 1.0},
@@ -262,9 +266,9 @@ def chosen(curve: list[dict[str, Any]], **of: Any) -> dict[str, Any]:
 
 def of_rates(config: dict[str, Any],
              curve: list[dict[str, Any]]) -> dict[str, float]:
-    """Metrics of a curve over learning rates, see `learning_rate_sweep`.
+    """The metrics of a curve over learning rates, see `learning_rate_sweep`.
 
-    `config`: of the arm; `curve`: from `run`.
+    `config`: of the arm; `curve`: from `run`. Returns name → number.
 
     Example:
 
@@ -286,9 +290,9 @@ def of_rates(config: dict[str, Any],
 
 def of_scales(config: dict[str, Any],
               curve: list[dict[str, Any]]) -> dict[str, float]:
-    """Metrics of a curve over initial scales, see `initial_scale_sweep`.
+    """The metrics of a curve over initial scales, see `initial_scale_sweep`.
 
-    `config`: of the arm; `curve`: from `run`.
+    `config`: of the arm; `curve`: from `run`. Returns name → number.
 
     Example:
 
@@ -301,9 +305,9 @@ def of_scales(config: dict[str, Any],
 
 def of_batches(config: dict[str, Any],
                curve: list[dict[str, Any]]) -> dict[str, float]:
-    """Metrics of a curve over batch sizes, see `batch_size_sweep`.
+    """The metrics of a curve over batch sizes, see `batch_size_sweep`.
 
-    `config`: of the arm; `curve`: from `run`.
+    `config`: of the arm; `curve`: from `run`. Returns name → number.
 
     Example:
 

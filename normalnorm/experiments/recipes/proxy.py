@@ -89,10 +89,10 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
 
 
 def collapse(model: nn.Module, images: Tensor) -> float:
-    """Share of the power in the channels' means, over `images` and positions,
-    of what each normalizer puts out before γ and β; their mean. Batch norms
-    take the statistics of `images`; EvoNorm, whose gate is part of it, is
-    measured behind γ and β.
+    """The share of the power in the channels' means, over `images` and
+    positions, of what each normalizer puts out before γ and β; their mean.
+    Batch norms take the statistics of `images`; EvoNorm, whose gate is part of
+    it, is measured behind γ and β.
 
     `model`: which is left as it was.
 
@@ -174,9 +174,9 @@ NORMS = {"BN": ("batch", False), "GN": ("group", False),
 
 def proxy_arms(config: dict[str, Any], groups: int, regularized: dict[str, Any],
                smoothing: float = 0.1) -> dict[str, dict[str, Any]]:
-    """Name → configuration: five normalizers, each without and with extra
-    regularization (label smoothing, and the arguments `regularized` of the
-    network), and group norm with the power transform and PN.
+    """The arms, name → configuration: five normalizers, each without and with
+    extra regularization (label smoothing, and the arguments `regularized` of
+    the network), and group norm with the power transform and PN.
 
     `config`: what all arms share; `groups`: of group norm; `smoothing`: of the
     labels.
@@ -208,8 +208,8 @@ DEPTHS = (20, 32, 44, 56, 110)
 
 
 def published(data: str, name: str) -> list[tuple[float, ...]]:
-    """Rows of Tables 15 and 16: for each of `DEPTHS` accuracy and deviation
-    without, and with extra regularization.
+    """The rows of Tables 15 and 16: for each of `DEPTHS` accuracy and
+    deviation, in percent, without, and with extra regularization.
 
     `data`: "cifar10" or "cifar100"; `name`: "BN", "GN" or "GN+PN".
 
