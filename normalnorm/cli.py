@@ -248,9 +248,7 @@ def _lab(args: argparse.Namespace) -> int:
         raise ValueError(f"--jupyter {args.jupyter!r} cannot be split into "
                          f"options ({error}): expected them as in a "
                          "shell") from error
-    done = lab.copy_chapters(args.to, fresh=args.fresh)
-    chapter = None if args.chapter is None else lab.find_chapter(
-        args.chapter, lab.chapter_titles(done.folder))
+    done = lab.copy_chapters(args.to, fresh=args.fresh, chapter=args.chapter)
     print(f"{len(done.written)} chapters copied to {done.folder}" + (
               f", {len(done.same)} were there" if done.same else ""))
     if done.yours:
@@ -260,7 +258,7 @@ def _lab(args: argparse.Namespace) -> int:
         print(f"put aside: {', '.join(done.aside)}")
     if args.copy:
         return 0
-    return lab.open_lab(done.folder, chapter, options)
+    return lab.open_lab(done.folder, done.chapter, options)
 
 # %% ../nbs/770_cli.ipynb #602874da
 class _Parser(argparse.ArgumentParser):

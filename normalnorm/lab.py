@@ -145,7 +145,8 @@ class Copied(NamedTuple):
     were there with the same cells, were there with other cells, or were put
     aside.
 
-    `folder`, `written`, `same`, `yours`, `aside`: in this order.
+    `folder`, `written`, `same`, `yours`, `aside`: in this order; `chapter`: the
+    file that was asked for, or None.
 
     Example:
 
@@ -157,6 +158,7 @@ class Copied(NamedTuple):
     same: list[str]
     yours: list[str]
     aside: list[str]
+    chapter: str | None = None
 
 
 def _sources(path: Path) -> str:
@@ -171,8 +173,8 @@ def _sources(path: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def copy_chapters(folder: Path | str | None = None,
-                  fresh: bool = False) -> Copied:
+def copy_chapters(folder: Path | str | None = None, fresh: bool = False,
+                  chapter: str | None = None) -> Copied:
     """Copy the chapters of this version, and the results that they show, into
     `folder`, by default `normalnorm-VERSION` in the current directory.
 
@@ -180,7 +182,9 @@ def copy_chapters(folder: Path | str | None = None,
     changed is renamed first, to `NAME.mine.ipynb`, `NAME.mine2.ipynb`, …, and
     the chapter is copied again.
 
-    Raises `LabError` where the folder has no name or cannot be written.
+    `chapter`: the words for one of them, which is looked for before anything is
+    written. Raises `LabError` where they name none or several (`find_chapter`),
+    and where the folder has no name or cannot be written.
 
     Example:
 
@@ -192,8 +196,10 @@ def copy_chapters(folder: Path | str | None = None,
         raise LabError(f"the folder for the chapters is named {str(folder)!r}: "
                        "expected a name, or . for the current folder")
     target = Path(f"normalnorm-{__version__}" if folder is None else folder)
-    done = Copied(target, [], [], [], [])
     with shipped_chapters() as source:
+        # among the shipped ones: a copy put aside has the same title
+        done = Copied(target, [], [], [], [], None if chapter is None else
+                      find_chapter(chapter, chapter_titles(source)))
         try:
             target.mkdir(parents=True, exist_ok=True)
             for path in sorted(source.glob("*.ipynb")):

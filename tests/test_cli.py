@@ -183,6 +183,26 @@ def test_the_empty_chapter(place):
             and err.count("\n") == 1)
 
 
+def test_a_wrong_chapter_is_found_out_before_anything_is_copied(place):
+    before = everything(place)
+    status, out, err = printed("lab", "three steps", "--to", "copy", "--copy")
+    assert status == 2 and not out and "no chapter is called" in err
+    assert everything(place) == before
+
+
+def test_a_copy_that_was_put_aside_does_not_answer_to_the_name(
+        place, monkeypatch):
+    opened = []
+    monkeypatch.setattr(lab, "open_lab", lambda *a: opened.append(a) or 0)
+    Path("copy").mkdir()
+    Path("copy", "001_chapter.ipynb").write_text(
+        '{"cells": [{"cell_type": "markdown", "source": ["# 1 · One step!"]}]}')
+    for _ in range(2):
+        assert printed("lab", "one", "--to", "copy", "--fresh")[0] == 0
+    assert Path("copy", "001_chapter.mine.ipynb").exists()
+    assert opened == [(Path("copy"), "001_chapter.ipynb", [])] * 2
+
+
 def test_what_is_no_notebook_does_not_stop_the_others(place):
     Path("copy").mkdir()
     for name, content in {"mine": "{", "list": "[]", "empty": '{"cells": []}',

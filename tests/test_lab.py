@@ -168,6 +168,7 @@ def test_lab_says_what_is_wrong(tmp_path):
     assert (
         done.returncode == 2 and "no chapter is called 'newtn'" in done.stderr
         and "220_theory.newton" in done.stderr)
+    assert not list(tmp_path.iterdir())         # nothing was copied
 
 
 def test_every_chapter_of_the_book_is_numbered_or_an_appendix():
