@@ -1,5 +1,6 @@
 """Every public name has an example, and every example gives what it says; every
-argument and every error that a name refuses its arguments with is in its text.
+argument and every error that a name refuses its arguments with is in its text,
+and so are what comes back and, of formulas and methods, the source.
 
 Public is what a module's `__all__` names, and in a class the methods and
 properties that its body defines under a public name; not what it overrides
@@ -11,6 +12,13 @@ get an object of it from a function.
 A text speaks of an argument by its name, and may leave it to another text:
 "`alpha` as for `newton_lambda`", "see `Parts`", "those of `fgsm`". The text of
 a method is its own and its class's, of a class also those that it inherits.
+
+What comes back is said by the first words, where they name it ("The entropy of
+…"), or by a sentence with "returns"; for tensors and arrays that sentence gives
+the shape, for dictionaries the names, and entropies, times and accuracies have
+a unit. A source is a sentence "Source: …" of places in the book (@eq-newton),
+papers of its bibliography (Ioffe & Szegedy (2015), §3) or a library's names
+(`scipy.stats.norm`). Both may be left to another text: "as `BMLVNorm`".
 """
 import ast
 import builtins
@@ -25,6 +33,7 @@ import re
 import sys
 import textwrap
 import typing
+import unicodedata
 from pathlib import Path
 
 import numpy
@@ -387,8 +396,6 @@ def test_what_counts_as_said():
     assert unsaid(Both) == ["grit"]
 
 
-# --- what comes back -----------------------------------------------------
-
 class Names(dict):
     "What is imported for type checkers only counts as an object."
     def __missing__(self, name):
@@ -397,16 +404,9 @@ class Names(dict):
 
 def evaluated(kind, names):
     "A type that is written as text; `names`: what its module knows."
+    kind = getattr(kind, "__forward_arg__", kind)
     return eval(kind, {}, Names(vars(builtins) | names)) if isinstance(
-        kind, str) else getattr(kind, "__forward_arg__", None) and evaluated(
-            kind.__forward_arg__, names) or kind
-
-
-def annotation(thing):
-    "What a function says it returns, as a type."
-    given = inspect.signature(thing).return_annotation
-    return None if given is inspect.Signature.empty else evaluated(
-        given, inspect.unwrap(thing).__globals__)
+        kind, str) else kind
 
 
 def leaves(kind):
@@ -417,8 +417,27 @@ def leaves(kind):
     return set().union(*map(leaves, inner)) - {...}
 
 
-def prose(thing):
-    "A docstring without its examples, on one line a paragraph."
+def returned(function):
+    "What a function says it returns, as a type."
+    given = inspect.signature(function).return_annotation
+    return None if given is inspect.Signature.empty else evaluated(
+        given, inspect.unwrap(function).__globals__)
+
+
+def parts(kind):
+    "The types within a type, and within named tuples and dataclasses of ours."
+    kinds = leaves(kind)
+    for kind in list(kinds):
+        if getattr(kind, "__module__", "").startswith("normalnorm") and (
+                dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
+            names = vars(sys.modules[kind.__module__])
+            for part in kind.__annotations__.values():
+                kinds |= leaves(evaluated(part, names))
+    return kinds
+
+
+def paragraphs(thing):
+    "A docstring without its examples, each paragraph on one line."
     text = "".join(piece for piece in doctest.DocTestParser().parse(
         inspect.cleandoc(thing.__doc__ or "")) if isinstance(piece, str))
     return [" ".join(p.split()) for p in text.split("\n\n") if p.strip()]
@@ -426,27 +445,24 @@ def prose(thing):
 
 # "As `X`" says that a thing does what another does, and a text that begins with
 # "`X`, but …" too; "`alpha` as for `X`" speaks of an argument only.
-SAME = re.compile(r"(?:\A|\bas )`([\w.]+)`", re.I)
+SAME = re.compile(r"(?:\A|\b[Aa]s )`([\w.]+)`")
 
 
 def told(thing, cls=None, seen=()):
     "The paragraphs of a thing and of those that its text says it is like."
-    found = prose(thing)
+    found = paragraphs(thing)
     module = getattr(thing, "__module__", None) or ""
     if module.startswith("normalnorm"):
         for name in SAME.findall("\n".join(found)):
             other = meant(name, importlib.import_module(module), cls)
             if (other is not None and other not in (*seen, thing)
-                    and getattr(other, "__module__", "").startswith(
+                    and (getattr(other, "__module__", None) or "").startswith(
                         "normalnorm")):
                 found += told(other, None, (*seen, thing))
     return found
 
 
-def sentences(paragraphs):
-    return [s for p in paragraphs for s in re.split(r"(?<=[.;:]) ", p)]
-
-
+# How a sentence speaks of what comes back, and of its shape.
 BACK = re.compile(r"\b(?:return(?:s|ed)?|yields?|results?)\b|\bkept\b|→|"
                   r"^(?:Broadcast s|S)hapes?\b|"
                   r"\b(?:float\d*|u?int\d+|bool)\b.* shape \(", re.I)
@@ -454,48 +470,90 @@ SHAPE = re.compile(r"\b(?:shape|size)s?\b|\bscalars?\b|\bkept\b|"
                    r"\b(?:for|of|per|a) each\b|\bone (?:number|for)\b|"
                    r"\(…[,)]|\([A-Za-z]\w*(?:, [A-Za-z0-9]\w*)*,?\)|×|"
                    r"\bas (?:for |the )?`\w+`")
+# A text that begins with a noun or a formula says what comes back; one that
+# begins with a verb says what is done.
 NOUN = re.compile(r"(?:The|An?|How|Whether|What|Which|Where|When|That|Each|"
-                  r"Every|All|Both|One|Two|Twice|Half|Its|Of|For|True|Enough|"
-                  r"[`(\"\W\d]|\w\b|\w*[^A-Za-z ,.;:'’-])")
+                  r"Every|All|Both|One|Two|Twice|Half|Its|For|True|Enough)\b|"
+                  r"[`(\"\W\d]|\w\b|\w*[^A-Za-z ,.;:'’-]")
+# Quantities that have a unit, and the units.
 UNITS = {r"\b(?:neg)?entropy\b|\bentropies\b|\bmutual information\b|"
          r"\bdivergence\b|\blog.likelihood\b": r"\bnats?\b|\bbits?\b",
-         r"\bseconds?\b|\bduration\b|\btime it t": r"\bseconds?\b|\bms\b",
-         r"\baccurac(?:y|ies)\b": r"\bper ?cent\b|\bshare\b|%|\b0 to 1\b"}
+         r"\bseconds?\b|\bduration\b": r"\bseconds?\b|\bms\b",
+         r"\baccurac(?:y|ies)\b": r"\bper ?cent\b|\bshare\b|%"}
+# What says which names a dictionary has.
+KEYS = re.compile(r"→|\bby\b|\bkeys?\b|\bnames?\b|\"\w+\"|\b(?:of|for) each\b")
 
 
 def result_unsaid(thing, cls=None):
     "What a text leaves open of what a function returns; empty: nothing."
-    kind = None if inspect.isclass(thing) else annotation(thing)
+    if inspect.isclass(thing):
+        return ""
+    kind = returned(thing)
     kinds = leaves(kind)
     if kinds <= {None, type(None), typing.Self, typing.NoReturn}:
         return ""
     text = told(thing, cls)
-    said = [s for s in sentences(text) if BACK.search(s)]
-    if not said and not NOUN.match(text[0] if text else ""):
+    said = [sentence for paragraph in text
+            for sentence in re.split(r"(?<=[.;:]) ", paragraph)
+            if BACK.search(sentence)]
+    if not said and not NOUN.match(text[0] if text else "Nothing"):
         return "what comes back"
     if kinds & {torch.Tensor, numpy.ndarray} and not any(
-            SHAPE.search(s) for s in said):
+            map(SHAPE.search, said)):
         return "its shape"
-    if kinds & {float, torch.Tensor}:
-        for quantity, unit in UNITS.items():
-            if re.search(quantity, (text or [""])[0], re.I) and not re.search(
-                    unit, " ".join(text), re.I):
-                return "its unit"
-    if typing.get_origin(kind) is dict and not re.search(
-            r"→|\bby\b|\bkeys?\b|\bnames?\b|\"\w+\"|of each|for each",
-            " ".join(text)):
-        return "its keys"
+    if parts(kind) & {float, torch.Tensor} and any(
+            re.search(quantity, text[0], re.I)
+            and not re.search(unit, " ".join(text), re.I)
+            for quantity, unit in UNITS.items()):
+        return "its unit"
+    if typing.get_origin(kind) is dict and not KEYS.search(" ".join(text)):
+        return "its names"
     return ""
 
 
-# --- where it comes from -------------------------------------------------
+def test_every_text_says_what_comes_back():
+    missing = {where: unsaid for where, thing, cls in public()
+               if (unsaid := result_unsaid(thing, cls))}
+    assert missing == {}
 
-# What handles files, draws, talks to a terminal, keeps the ledger or tables of
-# what there is, and calls a processor: nothing of it is a formula.
+
+def test_what_counts_as_said_of_a_result():
+    def bare(x) -> torch.Tensor:
+        "Square `x`."
+
+    def shapeless(x) -> torch.Tensor:
+        "Square `x`, of any shape; returns the squares."
+
+    def whole(x) -> torch.Tensor:
+        "Square `x`; returns its shape."
+
+    def like(x) -> tuple[torch.Tensor, float]:
+        "The square, as `project`."
+
+    def entropy(p) -> float:
+        "The entropy of `p`."
+
+    def table() -> dict[str, float]:
+        "The numbers."
+
+    def itself(x) -> None:
+        "Square `x` in place."
+
+    like.__module__ = "normalnorm.theory.gradient"
+    assert [result_unsaid(f) for f in (
+        bare, shapeless, whole, like, entropy, table, itself)] == [
+            "what comes back", "its shape", "", "", "its unit", "its names", ""]
+
+
+# Modules of which nothing is a formula or a paper's method, by what they are
+# for: figures, the command line, the ledger; engines, which compute what the
+# definition says, and the table of layers; files, texts and images, the
+# training loop, and results with their tables.
 WITHOUT_SOURCE = re.compile(
-    r"normalnorm\.(?:plots|cli|lab|names|claims|layers\.(?:backends|engines\..*"
-    r"|families|factory)|experiments\.(?:data|hub|idx|text|streams|results|"
-    r"tables|spread|glyphs|recipes\..*|train))$")
+    r"normalnorm\.(?:plots|cli|lab|names|claims"
+    r"|layers\.(?:backends|engines\..*|families|factory)"
+    r"|experiments\.(?:data|hub|idx|text|streams|glyphs|train|results|tables"
+    r"|spread|recipes\..*))")
 
 
 @functools.cache
@@ -503,58 +561,90 @@ def labels():
     "The book's labels, and its chapters' numbers."
     found = set()
     for path in Path(__file__).parents[1].glob("nbs/*.ipynb"):
-        found.add(path.name[:3])
-        found |= set(re.findall(r"\{#((?:eq|sec|thm|fig|exr)-[\w-]+)",
-                                path.read_text(encoding="utf-8")))
+        found |= {path.name[:3], *re.findall(
+            r"\{#((?:eq|sec|thm|fig|exr)-[\w-]+)",
+            path.read_text(encoding="utf-8"))}
     return found
 
 
 @functools.cache
 def bibliography():
-    "Family name of the first author and year of each entry."
+    "First author and year of each entry."
     text = (Path(__file__).parents[1] / "references.bib").read_text(
         encoding="utf-8")
-    return set(re.findall(r"^@\w+\{([a-z]+)(\d{4})", text, re.M))
+    return re.findall(r"^@\w+\{([a-z]+)(\d{4})", text, re.M)
 
 
-def known_source(text):
-    "Whether a source leads somewhere: into the book, a paper, or a library."
-    if set(re.findall(r"@((?:eq|sec|thm)-[\w-]*\w)", text)) & labels():
-        return True
-    if set(re.findall(r"\bchapters? (\d{3})\b", text)) & labels():
-        return True
-    return any((re.sub(r"\W", "", name).lower(), year) in bibliography()
-               for name, year in re.findall(
-                   r"([A-Z][\w'’-]+)(?:[^()`@;]*?) \((\d{4})\w?\)", text)
-               ) or "`" in text
+def plain(name):
+    "In lower case, without accents and apostrophes: as in the bibliography."
+    return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name).lower())
 
 
-# What changes the form of a value, and computes nothing.
-CONVERSIONS = {"to", "item", "detach", "tensor", "as_tensor", "asarray",
-               "promote_types", "float", "double", "numel", "from_numpy",
-               "get", "join", "format", "type", "is_complex"}
+def leads_nowhere(source):
+    """What is wrong with a source: a label or a chapter that the book does not
+    have, a paper that its bibliography does not have or whose year is not
+    "(2021)", or none of these and no name in backticks.
+    """
+    places = (re.findall(r"@((?:eq|sec|thm|fig)-[\w-]*\w)", source)
+              + re.findall(r"\bchapter (\d{3})\b", source))
+    papers = re.findall(r"([^;()]*) \(((?:1[89]|20)\d\d)\)", source)
+    wrong = [*set(places) - labels(),
+             *re.findall(r"(?:\.|[a-zé]) (?:1[89]|20)\d\d\b", source),
+             *(f"{authors} ({year})" for authors, year in papers
+               if not any(key.endswith(plain(name)) and year == of
+                          for name in re.findall(r"[A-ZÀ-Þ][\w'’-]+", authors)
+                          for key, of in bibliography()))]
+    return wrong or not (places or papers or "`" in source)
+
+
+# Methods and functions of PyTorch that change the form of a value, or tell of
+# it, and compute nothing.
+CONVERSIONS = {
+    "as_tensor", "asarray", "cat", "clone", "detach", "device", "double",
+    "empty", "flatten", "float", "from_numpy", "full", "full_like", "isfinite",
+    "item", "movedim", "numel", "ones", "ones_like", "promote_types", "reshape",
+    "set_", "split", "squeeze", "stack", "tensor", "to", "type", "unbind",
+    "unsqueeze", "view", "zeros", "zeros_like"}
+
+
+def of_numbers(operation):
+    "Whether it is not one of texts or of sequences."
+    return not any(
+        isinstance(part, ast.JoinedStr | ast.Tuple | ast.List)
+        or isinstance(getattr(part, "value", None), str)
+        for part in (operation, *ast.iter_child_nodes(operation)))
 
 
 def computes(function, seen=()):
     """Whether a function's lines, or those of the package's functions that it
-    calls, have arithmetic, or call a method that may.
+    calls for their results, have arithmetic, or call what has a name of
+    arithmetic in PyTorch, an own method, or an argument.
     """
     function = inspect.unwrap(function)
+    given = inspect.signature(function).parameters
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     for node in (n for part in tree.body for n in ast.walk(part)):
-        if isinstance(node, ast.BinOp | ast.AugAssign) and not isinstance(
-                node.op, ast.BitOr | ast.BitAnd):
+        if isinstance(node, ast.BinOp | ast.AugAssign) and not (
+                isinstance(node.op, ast.BitOr | ast.BitAnd)) and of_numbers(
+                    node):
             return True
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute):
-                if node.func.attr not in CONVERSIONS:
-                    return True
-                continue
-            called = function.__globals__.get(getattr(node.func, "id", ""))
-            if (inspect.isfunction(called) and called not in (*seen, function)
-                    and called.__module__.startswith("normalnorm")
-                    and computes(called, (*seen, function))):
-                return True
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", "")
+        owner = getattr(getattr(node.func, "value", None), "id", "")
+        if name == "apply" or not name.startswith(("_", "is_")) and (
+                name not in CONVERSIONS) and (
+                    hasattr(torch, name) or hasattr(torch.nn.functional, name)
+                    or owner in ("self", "np", "math", "scipy", "special")):
+            return True
+        name = getattr(node.func, "id", "")
+        called = function.__globals__.get(name)
+        if name in given and name != "cls" or (
+                inspect.isfunction(called) and called not in (*seen, function)
+                and called.__module__.startswith("normalnorm")
+                and returned(called) is not None
+                and computes(called, (*seen, function))):
+            return True
     return False
 
 
@@ -562,26 +652,67 @@ def needs_source(thing, cls=None):
     """Layers and gaussianizers, and what computes tensors or numbers, outside
     of the modules above.
     """
-    module = (cls or thing).__module__
-    if WITHOUT_SOURCE.match(module):
+    if WITHOUT_SOURCE.fullmatch((cls or thing).__module__):
         return False
     if inspect.isclass(thing):
-        return issubclass(thing, (torch.nn.Module, Gaussianizer))
-    kinds = leaves(annotation(thing))
-    for kind in list(kinds):        # the parts of what has names for its parts
-        if getattr(kind, "__module__", "").startswith("normalnorm") and (
-                dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
-            names = vars(sys.modules[kind.__module__])
-            for part in kind.__annotations__.values():
-                kinds |= leaves(evaluated(part, names))
-    return bool(kinds & {
+        return issubclass(thing, torch.nn.Module | Gaussianizer)
+    return bool(parts(returned(thing)) & {
         torch.Tensor, numpy.ndarray, float}) and computes(thing)
 
 
 def sources(thing, cls=None):
     "Where a text says that it comes from; a method's class may say it."
     text = told(thing, cls)
-    for c in cls.__mro__ if cls else ():
-        if c.__module__.startswith("normalnorm"):
-            text += told(c)
+    for owner in cls.__mro__ if cls else ():
+        if owner.__module__.startswith("normalnorm"):
+            text += told(owner)
     return re.findall(r"\bSource: (.+?)(?=$| Raises )", "\n".join(text), re.M)
+
+
+def test_every_formula_and_method_says_where_it_comes_from():
+    missing = [where for where, thing, cls in public()
+               if needs_source(thing, cls) and not sources(thing, cls)]
+    assert missing == []
+
+
+def test_every_source_leads_somewhere():
+    wrong = {where: found for where, thing, _ in public()
+             for source in re.findall(r"\bSource: (.+?)(?=$| Raises )",
+                                      "\n".join(paragraphs(thing)), re.M)
+             if (found := leads_nowhere(source))}
+    assert wrong == {}
+
+
+def test_what_counts_as_a_source():
+    for source in ("@eq-newton.", "Labatie et al. (2021), Eq. 5; @eq-power.",
+                   "D'Agostino & Pearson (1973).", "Székely et al. (2007).",
+                   "van Laarhoven (2017).", "`scipy.stats.norm`.",
+                   "an exercise of chapter 325."):
+        assert not leads_nowhere(source), source
+    for source in ("@eq-nowhere.", "@eq-newton; @sec-nowhere.", "chapter 999.",
+                   "Labatie et al. 2021, Eq. 5; @eq-power.",
+                   "Labatie et al. (2020).", "Nobody (2021); @eq-power.",
+                   "this book.", "the papers."):
+        assert leads_nowhere(source), source
+
+    def half(x) -> float:
+        "Half of `x`."
+        return x / 2
+
+    def taken(x) -> float:
+        "The number."
+        return float(x.item())
+
+    class Layer(torch.nn.Module):
+        "A layer. Source: Ba et al. (2016)."
+        def mean(self, x) -> torch.Tensor:
+            return x.mean()
+
+    for thing in (half, taken, Layer):
+        thing.__module__ = "normalnorm.theory.newton"
+    assert needs_source(half) and not sources(half)
+    assert not needs_source(taken) and needs_source(Layer)
+    assert needs_source(Layer.mean, Layer) and sources(
+        Layer.mean, Layer) == sources(Layer) == ["Ba et al. (2016)."]
+    half.__module__ = "normalnorm.experiments.results"
+    assert not needs_source(half)

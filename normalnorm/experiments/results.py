@@ -952,8 +952,8 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
 
 def current(recipe: Recipe, scale: str,
             found: dict[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
-    """Of rows by their files, those whose configuration is the recipe's present
-    one, by arm and seed; with the `setting` of a grid.
+    """The rows, of those that are given by their files, whose configuration is
+    the recipe's present one, by arm and seed; with the `setting` of a grid.
 
     `scale`: its name; `found`: the rows, see `scan`.
 

@@ -237,14 +237,16 @@ class Evaluation(NamedTuple):
 def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor],
              batch: int = 500,
              device: torch.device | str | None = None) -> Evaluation:
-    """Accuracy, mean cross-entropy and the right predictions of `model` in
-    evaluation mode on a data set, or one pass of a stream; leaves the mode as
-    it was.
+    """The accuracy, the mean cross-entropy and the right predictions of `model`
+    in evaluation mode on a data set, or one pass of a stream; leaves the mode
+    as it was.
 
     `batch`: examples at a time (a stream has its own); but for rounding the
     result depends on it only where a layer takes the statistics of the batch in
     evaluation mode, too. `device`: where the model is, by default
     that of the data. Raises `ValueError` for a data set without examples.
+
+    Returns an `Evaluation`: the accuracy as a share, the cross-entropy in nats.
 
     Example:
 

@@ -452,7 +452,8 @@ class Moments(NamedTuple):
 def problem_of(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
                weight: Tensor | None, bias: Tensor | None, axis: int | None,
                given: Statistics | None, *rest) -> Normalization:
-    """Of the kind that `dim` asks for; arguments as for `Normalization`.
+    """The problem, of the kind that `dim` asks for; arguments as for
+    `Normalization`.
 
     `rule`: what happens to a unit. `rest`: the arguments of `Normalization`
     that come after `statistics`.

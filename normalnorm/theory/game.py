@@ -118,7 +118,7 @@ def duality_gap(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
 def mirror_play(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
                 power: float = 1.0, noise_power: float = 1.0, steps: int = 1000,
                 rate: float = 1.0) -> Play:
-    """Averaged mirror descent–ascent in the mutual-information game on a
+    """The averaged mirror descent–ascent in the mutual-information game on a
     lattice, from positive weights `signal` and `noise`.
 
     Both players move at once: probabilities times exp(±rate · gradient), then a

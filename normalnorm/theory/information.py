@@ -689,7 +689,7 @@ def blahut_arimoto(channel: ArrayLike, cost: ArrayLike | None = None,
                    iterations: int = 10_000,
                    start: ArrayLike | None = None) -> Capacity:
     """The largest mutual information of a channel over its input laws of mean
-    cost at most `budget`, enclosed.
+    cost at most `budget`, in nats, enclosed.
 
     `channel`: (inputs, outputs), each row the probabilities of the outputs.
     `cost`: one number for each input, 0 by default. Stops when `high` − `low`

@@ -109,8 +109,9 @@ KINDS = ("", ", regularized", ", mixed")
 
 def printed(network: str, arm: str, training: bool = False
             ) -> list[tuple[float, float]]:
-    """Accuracy and standard deviation of three runs on ImageNet, in percent:
-    without and with extra regularization, and with mixup where Table 14 has it.
+    """The accuracy and the standard deviation of three runs on ImageNet, in
+    percent: without and with extra regularization, and with mixup where Table
+    14 has it.
 
     `training`: the training accuracies. `network`, `arm`: as the recipes name
     them.
