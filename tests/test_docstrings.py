@@ -557,13 +557,12 @@ WITHOUT_SOURCE = re.compile(
 
 
 @functools.cache
-def labels():
-    "The book's labels, and its chapters' numbers."
+def places():
+    "The labels of the book's equations, and its chapters' numbers."
     found = set()
     for path in Path(__file__).parents[1].glob("nbs/*.ipynb"):
         found |= {path.name[:3], *re.findall(
-            r"\{#((?:eq|sec|thm|fig|exr)-[\w-]+)",
-            path.read_text(encoding="utf-8"))}
+            r"\{#(eq-[\w-]+)", path.read_text(encoding="utf-8"))}
     return found
 
 
@@ -581,20 +580,21 @@ def plain(name):
 
 
 def leads_nowhere(source):
-    """What is wrong with a source: a label or a chapter that the book does not
-    have, a paper that its bibliography does not have or whose year is not
-    "(2021)", or none of these and no name in backticks.
+    """What is wrong with a source: an equation or a chapter that the book does
+    not have, another label (which no page makes a link), a paper that its
+    bibliography does not have or whose year is not "(2021)", or none of these
+    and no name in backticks.
     """
-    places = (re.findall(r"@((?:eq|sec|thm|fig)-[\w-]*\w)", source)
+    inside = (re.findall(r"@([a-z]+-[\w-]*\w)", source)
               + re.findall(r"\bchapter (\d{3})\b", source))
     papers = re.findall(r"([^;()]*) \(((?:1[89]|20)\d\d)\)", source)
-    wrong = [*set(places) - labels(),
+    wrong = [*set(inside) - places(),
              *re.findall(r"(?:\.|[a-zé]) (?:1[89]|20)\d\d\b", source),
              *(f"{authors} ({year})" for authors, year in papers
                if not any(key.endswith(plain(name)) and year == of
                           for name in re.findall(r"[A-ZÀ-Þ][\w'’-]+", authors)
                           for key, of in bibliography()))]
-    return wrong or not (places or papers or "`" in source)
+    return wrong or not (inside or papers or "`" in source)
 
 
 # Methods and functions of PyTorch that change the form of a value, or tell of
@@ -689,7 +689,7 @@ def test_what_counts_as_a_source():
                    "van Laarhoven (2017).", "`scipy.stats.norm`.",
                    "an exercise of chapter 325."):
         assert not leads_nowhere(source), source
-    for source in ("@eq-nowhere.", "@eq-newton; @sec-nowhere.", "chapter 999.",
+    for source in ("@eq-nowhere.", "@eq-newton; @sec-axes.", "chapter 999.",
                    "Labatie et al. 2021, Eq. 5; @eq-power.",
                    "Labatie et al. (2020).", "Nobody (2021); @eq-power.",
                    "this book.", "the papers."):

@@ -119,7 +119,7 @@ def growth(norms: Sequence[float]) -> float:
     Raises `ValueError` for fewer than two, and for one that is not positive
     and finite.
 
-    Source: @sec-gradients-question.
+    Source: chapter 455.
 
     Example:
 

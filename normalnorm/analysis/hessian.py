@@ -274,7 +274,7 @@ class Extremes(NamedTuple):
     rounding; likewise for `smallest_error`. `products`: how many products with
     the Hessian it took. `converged`: whether each error is at most the `tol`
     that was asked for, and a fresh direction found no other eigenvalue. Source:
-    @sec-hessian-extremes; Ghorbani et al. (2019), §2.
+    chapter 460; Ghorbani et al. (2019), §2.
 
     Example:
 

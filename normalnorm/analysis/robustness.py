@@ -29,7 +29,8 @@ def margin(scores: Tensor, targets: Tensor) -> Tensor:
 
     `scores`: (N, classes); `targets`: (N,) class numbers. Returns (N,). Unlike
     cross-entropy it is multiplied by c when the scores are, so that large
-    scores do not make its gradient vanish. Source: @sec-masking.
+    scores do not make its gradient vanish. Source: chapter 504, on masked
+    gradients.
 
     Example:
 

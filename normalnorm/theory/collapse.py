@@ -107,7 +107,8 @@ def equalized(images: Tensor) -> Tensor:
     shape and dtype.
 
     Raises `TypeError` for what is no tensor, `ValueError` for several channels
-    and for constant images. Source: @thm-collapse, whose input is of this kind.
+    and for constant images. Source: the theorem of chapter 345 on the collapse,
+    whose input is of this kind.
 
     Example:
 

@@ -214,7 +214,8 @@ def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
 
     Two certificates, for |β| ≤ split and |β| ≥ split, β = mean(h·d). The
     theorem is `shift=0, spend=1`. Raises `AssertionError` where a certificate
-    does not verify, as for any `shift` > 0. Source: @thm-curvature.
+    does not verify, as for any `shift` > 0. Source: the theorem of chapter 225,
+    by @eq-identity.
 
     Example:
 

@@ -114,7 +114,7 @@ class Gaussianizer:
     `names`: of the parameters; `neutral`: their values at which the transform
     is the identity. Called with a sample and axes, it standardizes, estimates
     and applies. A call raises `TypeError` for a sample that is not real
-    floating point. Source: @sec-any-transform.
+    floating point. Source: chapter 227.
 
     Example:
 

@@ -77,10 +77,9 @@ def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike,
     `x` and `q` on points `y`, and correlation `rho`.
 
     Sinkhorn's iteration inside a search for θ in exp(θxy). Returns the table of
-    probabilities, shape (len(x), len(y)). Source: @thm-least-dependent;
-    Sinkhorn (1967). Raises `ValueError` for what are not laws, a `rho` outside
-    (−1, 1), or one that these marginals do not reach (the search ends at |θ| =
-    200).
+    probabilities, shape (len(x), len(y)). Source: @eq-least-dependent; Sinkhorn
+    (1967). Raises `ValueError` for what are not laws, a `rho` outside (−1, 1),
+    or one that these marginals do not reach (the search ends at |θ| = 200).
 
     `tolerance`: the sum of the marginal's deviations at which Sinkhorn's
     iteration stops.

@@ -374,7 +374,7 @@ class Enclosure(NamedTuple):
     """A `value` in nats, and a bound `error` on its distance from the exact
     one; `low` and `high` are the ends.
 
-    Source: @sec-how-computed.
+    Source: chapter 110.
 
     Example:
 
@@ -543,8 +543,8 @@ def entropy_of_sum(x: Law, z: Law, step: float = 1e-3) -> Enclosure:
 
     `x`, `z`: the laws of X and Z.
 
-    Source: @thm-grid and @eq-grid-bound. Raises `ValueError` for laws of
-    points, or a step that is not in (0, 1).
+    Source: @eq-grid-bound. Raises `ValueError` for laws of points, or a step
+    that is not in (0, 1).
 
     Example:
 

@@ -327,7 +327,7 @@ def newton_lambda(h: Tensor, dim: int | tuple[int, ...], alpha: float = 1.0,
     steps can diverge and one can raise the likelihood's negative logarithm L;
     with it, a first step that would is replaced by one that cannot, and so is a
     later one that lowers L by less than half of what that one guarantees. Then
-    repeated steps converge for every sample (@thm-repeated).
+    repeated steps converge for every sample (the theorem of chapter 220).
 
     Raises `TypeError` for integer or complex input, `ValueError` for an empty
     sample, `alpha` outside [0, 1] or `steps` < 1. Source: Eftekhari & Papyan

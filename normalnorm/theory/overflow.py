@@ -50,7 +50,7 @@ def exponent_bound(n: int, points: int = 600,
     ψ(h; λ̂) is finite in float32 if high < 88.7. `points`: cells in each
     direction; more are sharper and slower. `factor`, as a quotient, is that of
     (φ − s·m)² in @eq-weighted, to see what the check makes of another one.
-    Source: @thm-no-overflow and @eq-exponent-bound.
+    Source: @eq-exponent-bound.
 
     Example:
 

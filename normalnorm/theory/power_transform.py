@@ -294,8 +294,8 @@ def representable(h: Tensor, lmbda: Tensor | float) -> Tensor:
     differentiable almost everywhere.
 
     `lmbda`: λ, a number or a tensor that broadcasts with `h`. Raises
-    `TypeError` for `h` that is not real floating point. Source:
-    @thm-representable.
+    `TypeError` for `h` that is not real floating point. Source: the theorem of
+    chapter 210.
 
     Example:
 
