@@ -127,8 +127,8 @@ def whiten_channels(
     Returns the values, in the shape and layout of the input and in float32 at
     least; mean (C,) and biased covariance (C, group_size) that were used; and
     the variance (C,) that these statistics give to the values. A group that is
-    not finite is NaN and leaves the others alone. Source: Huang et al. (2018),
-    §3.1; @eq-dbn.
+    not finite is NaN and leaves the others alone. Source: Huang et al. (2018);
+    @eq-dbn.
 
     Example:
 
