@@ -618,7 +618,7 @@ def of_numbers(operation):
 def computes(function, seen=()):
     """Whether a function's lines, or those of the package's functions that it
     calls for their results, have arithmetic, or call what has a name of
-    arithmetic in PyTorch, an own method, or an argument.
+    arithmetic in PyTorch, or an own method; or its own call an argument.
     """
     function = inspect.unwrap(function)
     given = inspect.signature(function).parameters
@@ -639,7 +639,7 @@ def computes(function, seen=()):
             return True
         name = getattr(node.func, "id", "")
         called = function.__globals__.get(name)
-        if name in given and name != "cls" or (
+        if name in given and name != "cls" and not seen or (
                 inspect.isfunction(called) and called not in (*seen, function)
                 and called.__module__.startswith("normalnorm")
                 and returned(called) is not None

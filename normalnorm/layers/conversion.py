@@ -66,7 +66,7 @@ class LayerNormalNorm2d(LayerNormalNorm):
     Arguments, noise and checkpoints as for `LayerNormalNorm`; the output has
     the shape and dtype of the input, and its layout where that is contiguous or
     channels last. Raises `ValueError` for inputs that do not have four axes, or
-    another number of channels.
+    another number of channels. Source: Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
@@ -779,7 +779,8 @@ def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state for plain normalizers from that of normality layers: without the
     running λ, or whatever parameters the transform has.
 
-    A new dictionary with the same tensors.
+    Returns a new dictionary, name → tensor, with the same tensors in their
+    shapes.
 
     The other direction needs nothing: normality layers load plain states, with
     λ = 1. Dropping λ changes what the model computes, unless it is 1.

@@ -53,7 +53,9 @@ class Statistics(NamedTuple):
 
     @property
     def lmbda(self) -> Tensor | None:
-        "The first parameter, λ of the power transform; None without one."
+        """The first parameter, λ of the power transform, returned in the shape
+        of `mean`; None without one.
+        """
         return self.parameters[0] if self.parameters else None
 
 
@@ -114,8 +116,8 @@ class Rule(NamedTuple):
         return cls(eps, noise, noise_kind, gaussianizer).check()
 
     def check(self) -> "Rule":
-        """Itself, with the present values of ε and the noise as Python numbers:
-        as tensors they could be changed later. Errors as for `of`.
+        """The rule itself, with the present values of ε and the noise as Python
+        numbers: as tensors they could be changed later. Errors as for `of`.
         """
         rule = self._replace(eps=number("eps", self.eps),
                              noise=number("noise", self.noise))
@@ -126,7 +128,7 @@ class Rule(NamedTuple):
         return rule
 
     def without_noise(self) -> "Rule":
-        "Without noise."
+        "The rule without noise."
         return self._replace(noise=0.0) if self.noise else self
 
 
@@ -160,7 +162,7 @@ def size(name: str, value) -> int:
 
 
 def sizes(name: str, value) -> tuple[int, ...]:
-    """Sizes of axes as Python integers: of one size, or of a list, tuple,
+    """The sizes of axes as Python integers: of one size, or of a list, tuple,
     `torch.Size`, array or tensor of one or more.
 
     `name`: what the message calls them; `value`: the sizes.
@@ -260,7 +262,7 @@ def check_memory(*tensors: Tensor | None) -> None:
 def guarded(out: Tensor, *tensors: Tensor | None) -> Tensor:
     """`out`; before its backward pass the memory of `tensors`, and of the
     gradient, is checked, for results that PyTorch's own operations
-    differentiate.
+    differentiate. Returns `out` in its shape.
 
     Example:
 
@@ -425,8 +427,8 @@ def inverse_stds(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """1/√(σ²+ε) and 1/σ: NaN where the variance has overflowed, instead of a
     silent 0; the second is 0 for a constant unit.
 
-    `var`: σ², of any shape; both results have it. For ε = 0 the first is 0 for
-    a constant unit, too. `eps`: ε.
+    `var`: σ², of any shape. For ε = 0 the first is 0 for a constant unit, too.
+    `eps`: ε. Both results have its shape. Source: chapter 230.
 
     Example:
 
@@ -479,17 +481,18 @@ def closed(gaussianizer: Gaussianizer, x: Tensor,
 
 def gaussianize(x: Tensor, dim: tuple[int, ...] | Over,
                 rule: Rule) -> tuple[Tensor, Statistics, Tensor | None]:
-    """Standardize and transform: the values, the statistics, and what the
-    gaussianizer has to remember of its estimate, if anything.
+    """Standardize and transform; returns the values, the statistics, and what
+    the gaussianizer has to remember of its estimate, or None.
 
     The definition, for automatic differentiation.
 
     Parameters are estimated on (u−μ)/σ, without ε, so that they depend on the
     shape of the unit and not on its scale.
 
-    `x`: in float32 at least; units extend over `dim`; the statistics have size
-    1 there. Noise and affine map are not applied. `rule`: ε and the transform,
-    of which its noise is no part.
+    `x`: in float32 at least; units extend over `dim`. The values that are
+    returned have its shape, the statistics size 1 along `dim`. Noise and affine
+    map are not applied. `rule`: ε and the transform, of which its noise is no
+    part. Source: Eftekhari & Papyan (2025), Algorithm 1; chapter 230.
 
     Example:
 
@@ -523,7 +526,8 @@ def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
     `TypeError` unless they are real floating-point tensors.
 
-    `ValueError` where they would enlarge the result.
+    `ValueError` where they would enlarge the result, which has the shape of
+    `x`. Source: Ioffe & Szegedy (2015), Algorithm 1.
 
     Example:
 
@@ -548,6 +552,8 @@ def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in `dtype`; a finite number beyond the range of float16 becomes its
     largest, infinities and NaN stay.
+
+    Returns the shape of `x`. Source: chapter 230.
 
     Example:
 
@@ -786,8 +792,7 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
                    offset: int = 0, gaussianizer: Gaussianizer | None = None,
                    *, compute: Callable = normalize
                    ) -> tuple[Tensor, Statistics | None]:
-    """Normalize, gaussianize, add noise, map affinely: Algorithm 1 of Eftekhari
-    & Papyan (2025), over the axes `dim`.
+    """Normalize, gaussianize, add noise, map affinely, over the axes `dim`.
 
     `u`: tensor of any floating-point dtype; elements that differ only along
     `dim` share mean, variance and λ (`Over(dim, centre)`: variance and λ, and
@@ -817,7 +822,8 @@ def normality_norm(u: Tensor, dim: tuple[int, ...] | Over,
 
     Raises `TypeError` for integer or complex input, `ValueError` for settings
     out of range, `RuntimeError` in ONNX's older exporter, which would write
-    another function.
+    another function. Source: Eftekhari & Papyan (2025), Algorithm 1; chapter
+    230.
 
     Example:
 

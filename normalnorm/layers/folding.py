@@ -36,7 +36,7 @@ class FoldedNormality(_Leaf):
     `lmbda`, `weight`, `bias`: of shape (C,), or None for no transform, 1 and 0.
     `axes`: the numbers of axes that an input may have. Made by `fold`. Raises
     `TypeError` for an input that is not real floating point, `ValueError` for
-    one with another number of axes.
+    one with another number of axes. Source: @eq-fold.
 
     Example:
 

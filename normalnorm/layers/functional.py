@@ -92,7 +92,7 @@ def next_weight(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...],
 
     `running`: the averages, None for those that are not kept.
 
-    Raises `ValueError` without `batches`.
+    Raises `ValueError` without `batches`. Source: @eq-cumulative.
 
     Example:
 
@@ -119,7 +119,8 @@ def tracked_statistics(used: Statistics, count: int,
     elements, the parameters (neutral ones without a transform).
 
     `used`: of the batch, one number a unit. `rule`: of which transform the
-    parameters are.
+    parameters are. Returns them in the shape of those of `used`. Source: Ioffe
+    & Szegedy (2015), Algorithm 2.
 
     Example:
 
@@ -175,8 +176,9 @@ def normalize_and_track(
     follow: Callable[[Statistics, int, Rule], tuple[Tensor, ...]]
         = tracked_statistics
 ) -> Tensor:
-    """The result alone; `running`: averages that follow those of the units, one
-    channel each, of `count` elements.
+    """The result of `normalize` alone, in the shape of `input`; `running`:
+    averages that follow those of the units, one channel each, of `count`
+    elements.
 
     Other arguments as for `Normalization`.
 
@@ -185,7 +187,8 @@ def normalize_and_track(
     refuses wrong arguments, with their names; an engine asks no less once for
     all tensors of the same kinds, so it is called without one only. `follow`:
     the values that `running` follows, in their order. `input`, `dim`, `weight`,
-    `bias`, `rule`: as of `core.normalize`; `given`: its `statistics`.
+    `bias`, `rule`: as of `core.normalize`; `given`: its `statistics`. Source:
+    Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
@@ -214,8 +217,10 @@ def normalize_and_track(
 
 
 def autocast(input: Tensor) -> Tensor:
-    """In float32 under autocast on a CUDA device, as PyTorch's layer and group
-    norms; otherwise `input` itself.
+    """The input in float32 under autocast on a CUDA device, as PyTorch's layer
+    and group norms; otherwise `input` itself.
+
+    Returns the shape of `input`.
 
     Example:
 
@@ -262,8 +267,10 @@ def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
 
 
 def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Copies where there may be a backward pass: a training step before it
-    changes running averages in place.
+    """The averages, as copies where there may be a backward pass: a training
+    step before it changes running averages in place.
+
+    Returns one of the same shape, or None, for each.
 
     Example:
 
@@ -297,12 +304,12 @@ def average_names(parameters: tuple[str, ...],
 def all_averages(rule: Rule, mean: Tensor | None, var: Tensor | None,
                  parameters: Tensor | tuple[Tensor, ...] | None
                  ) -> tuple[Tensor | None, ...]:
-    """Those that a function was given, in one tuple; of the parameters one
-    tensor, one for each, or None.
+    """The averages that a function was given, in one tuple; of the parameters
+    one tensor, one for each, or None.
 
     `rule`: of which transform the parameters are; `mean`, `var`: the first two
-    averages. Raises `ValueError` for another number of tensors than the
-    transform has parameters.
+    averages. Returns each in its own shape. Raises `ValueError` for another
+    number of tensors than the transform has parameters.
 
     Example:
 
@@ -411,6 +418,9 @@ def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
     (the factor ξ), `noise_kind` as for `add_noise`. `running_mean`,
     `running_var`, `running_lambda`: the averages, or None.
 
+    Returns the shape and dtype of `input`. Source: Eftekhari & Papyan (2025),
+    Algorithm 1.
+
     Example:
 
         >>> x = torch.tensor([[0.0], [1.0], [8.0]])
@@ -448,7 +458,8 @@ def instance_normal_norm(
     whether it is training. `running_mean`, `running_var`: the other averages.
 
     Raises `ValueError` for inputs without, or with a single, value per
-    instance, and for parameters of another shape.
+    instance, and for parameters of another shape. Returns the shape and dtype
+    of `input`. Source: Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
@@ -508,8 +519,8 @@ def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     the same, whatever lies beside what.
 
     `function` acts on the last axes, is the same for all others, and keeps
-    shapes. Jagged ones keep their offsets, so that results can be added to
-    `input`.
+    shapes. Jagged ones keep their offsets, so that results, which have the
+    shape of `input`, can be added to it. Source: `torch.nested`.
 
     Example:
 
@@ -550,9 +561,9 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
     """`layer_normal_norm` for a rule; without a mean if not `centred`, and the
     root mean square as deviation.
 
-    `shape`: the sizes of the last axes, which are normalized. Raises
-    `ValueError` where the input does not end in it, or weight and bias do not
-    have it.
+    `shape`: the sizes of the last axes, which are normalized. Returns the shape
+    and dtype of `input`. Raises `ValueError` where the input does not end in
+    it, or weight and bias do not have it.
 
     Example:
 
@@ -594,8 +605,8 @@ def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
     `normalized_shape`, or the parameters do not have that shape. Float32
     results under autocast on CUDA devices, as PyTorch's.
 
-    Result in the shape and dtype of `input`; other arguments as for
-    `batch_normal_norm`.
+    Returns the shape and dtype of `input`; other arguments as for
+    `batch_normal_norm`. Source: Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
@@ -627,8 +638,8 @@ def group_normal_norm(input: Tensor, num_groups: int,
     Raises `ValueError` where the channels do not divide into the groups, for
     one value per group, and for parameters of another shape.
 
-    Result in the shape and dtype of `input`; other arguments as for
-    `batch_normal_norm`.
+    Returns the shape and dtype of `input`; other arguments as for
+    `batch_normal_norm`. Source: Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 

@@ -110,7 +110,8 @@ def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
 
 def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
     """Make all batch and instance layers with running averages stay in
-    evaluation mode, also after `model.train()`; the names of the layers.
+    evaluation mode, also after `model.train()`; returns the names of the
+    layers.
 
     For normality layers and PyTorch's. Running averages, λ included, stay as
     they are, and no noise is added. `parameters`: weight and bias get no
@@ -145,7 +146,7 @@ def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
 def unfreeze(model: nn.Module) -> list[str]:
     """Undo `freeze`: the layers follow `model.train()` again and take the mode
     of `model`, and parameters that `freeze` took out of training are back in
-    it; the names of the layers.
+    it; returns the names of the layers.
 
     Example:
 
