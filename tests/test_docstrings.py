@@ -607,26 +607,25 @@ CONVERSIONS = {
     "unsqueeze", "view", "zeros", "zeros_like"}
 
 
-def of_numbers(operation):
-    "Whether it is not one of texts or of sequences."
-    return not any(
-        isinstance(part, ast.JoinedStr | ast.Tuple | ast.List)
-        or isinstance(getattr(part, "value", None), str)
-        for part in (operation, *ast.iter_child_nodes(operation)))
+def of_numbers(node):
+    "Whether an operation is not one of texts or of sequences."
+    if isinstance(node, ast.BinOp):
+        return of_numbers(node.left) and of_numbers(node.right)
+    return not (isinstance(node, ast.JoinedStr | ast.Tuple | ast.List)
+                or isinstance(getattr(node, "value", None), str))
 
 
 def computes(function, seen=()):
-    """Whether a function's lines, or those of the package's functions that it
-    calls for their results, have arithmetic, or call what has a name of
-    arithmetic in PyTorch, or an own method; or its own call an argument.
+    """Whether a function's lines have arithmetic, or call an argument, an own
+    method, what has a name of arithmetic in PyTorch, or a function of the
+    package, for its result, of which the same can be said.
     """
     function = inspect.unwrap(function)
     given = inspect.signature(function).parameters
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     for node in (n for part in tree.body for n in ast.walk(part)):
-        if isinstance(node, ast.BinOp | ast.AugAssign) and not (
-                isinstance(node.op, ast.BitOr | ast.BitAnd)) and of_numbers(
-                    node):
+        if isinstance(node, ast.BinOp | ast.AugAssign) and not isinstance(
+                node.op, ast.BitOr | ast.BitAnd) and of_numbers(node):
             return True
         if not isinstance(node, ast.Call):
             continue
