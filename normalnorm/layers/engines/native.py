@@ -394,7 +394,8 @@ class Call(NamedTuple):
     axis: int | None
 
     def forward(self, problem: Normalization, keep: bool) -> tuple:
-        """As a `Work` of an engine, and so the next two.
+        """The results, what is saved and the state, as `Work.forward`; and so
+        the next two.
 
         `problem`, `keep`: as there.
         """
@@ -444,7 +445,8 @@ class Call(NamedTuple):
         """The output for `u`, which the kernel has read as `values`; it has
         moved averages where PyTorch did not see it.
 
-        `out`: what the kernel has written; `running`: the averages.
+        Returns the shape and dtype of `u`. `out`: what the kernel has written;
+        `running`: the averages.
         """
         if running:
             _increment_versions(
@@ -659,7 +661,7 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
     strides it has now, and all but an input of bfloat16 in float32.
 
     `call`: from `prepare`; `saved`: the tensors as they come back, None where
-    there is none.
+    there is none. Returns each in its own shape.
 
     Raises `RuntimeError` unless each tensor has come back with its shape and
     dtype, on the CPU, with all its memory: a saved-tensor hook may return
@@ -738,7 +740,8 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
     `keep`, numbers of each unit, in one piece: mean, variance and λ̂ (1 without
     a transform) of all units first, then what `backward` needs.
 
-    None in their place for given statistics.
+    Returns the output in the shape and dtype of `u`; None in the place of the
+    numbers for given statistics.
 
     `call`: from `prepare`, for these tensors. `running`: averages of mean,
     unbiased variance and λ̂, one a unit, that move by `momentum` towards those
@@ -933,6 +936,7 @@ class Staged(NamedTuple):
     across: Over
 
     def forward(self, problem: NormalizationAcross, keep: bool) -> tuple:
+        "The results, what is saved and the state, as `Work.forward`."
         (u, unit, rule, weight, bias, _, _, running, momentum, seed, offset,
          wanted) = problem
         call = self.call
