@@ -145,6 +145,7 @@ class EvoNorm2d(_NormalNorm):
         >>> EvoNorm2d(4, 2)(torch.randn(2, 4, 3, 5)).shape
         torch.Size([2, 4, 3, 5])
     """
+    _initial = {**_NormalNorm._initial, "v": 1.0}
 
     def __init__(self, num_features: int, num_groups: int = 32,
                  apply_act: bool = True, eps: float = 1e-5, noise: float = 0.0,
@@ -158,19 +159,11 @@ class EvoNorm2d(_NormalNorm):
                              f"into num_groups={groups}: choose a divisor of "
                              "the number of channels")
         self.groups, self.apply_act = groups, apply_act
-        self._set_up((channels,), True, True,
-                     Rule.of(eps, noise, noise_kind=noise_kind,
-                             gaussianizer=gaussianizer or Identity()),
-                     device, dtype)
-        self.register_parameter("v", nn.Parameter(torch.empty(
-            channels, device=device, dtype=dtype)) if apply_act else None)
+        rule = Rule.of(eps, noise, noise_kind=noise_kind,
+                       gaussianizer=gaussianizer or Identity())
+        self._set_up((channels,), rule, device, dtype, weight=True, bias=True,
+                     v=apply_act)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        "Weight 1, bias 0, v 1."
-        super().reset_parameters()
-        if self.v is not None:
-            nn.init.ones_(self.v)
 
     def forward(self, input: Tensor) -> Tensor:
         "Divide by the group's deviation; add noise in training; gate."
@@ -228,8 +221,8 @@ class PropagatedNorm(_NormalNorm):
                  dtype=None, *, bias: bool = True):
         super().__init__()
         self.num_features = size("num_features", num_features)
-        self._set_up((self.num_features,), affine, affine and bias,
-                     self._EXACT, device, dtype)
+        self._set_up((self.num_features,), self._EXACT, device, dtype,
+                     weight=affine, bias=affine and bias)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:

@@ -242,8 +242,8 @@ class RootMeanSquareNorm(_NormalNorm):
         self.elementwise_affine = elementwise_affine
         rule = Rule.of(0.0, noise, noise_kind=noise_kind,
                        gaussianizer=gaussianizer or Identity())
-        self._set_up(self.normalized_shape, elementwise_affine, False,
-                     rule._replace(eps=eps), device, dtype)
+        self._set_up(self.normalized_shape, rule._replace(eps=eps), device,
+                     dtype, weight=elementwise_affine, bias=False)
         self.reset_parameters()
 
     def _adopt(self, rule: Rule) -> None:
@@ -261,11 +261,6 @@ class RootMeanSquareNorm(_NormalNorm):
 
     def _affine(self) -> tuple[Tensor | None, None]:
         return self.weight, None            # a converted one has no bias
-
-    def reset_parameters(self) -> None:
-        "Weight 1."
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
         "Divide `input` by its root mean square; add noise in training."
@@ -306,6 +301,7 @@ class FilterResponseNorm(_NormalNorm):
         >>> FilterResponseNorm(1, eps=0.0)(torch.tensor([[[2.0, -2.0]]]))[0, 0]
         tensor([1., 0.], grad_fn=<SelectBackward0>)
     """
+    _initial = {**_NormalNorm._initial, "tau": 0.0}
 
     def __init__(self, num_features: int, apply_act: bool = True,
                  eps: float = 1e-6, noise: float = 0.0,
@@ -314,20 +310,11 @@ class FilterResponseNorm(_NormalNorm):
         super().__init__()
         self.num_features, = sizes("num_features", num_features)
         self.apply_act = apply_act
-        self._set_up((self.num_features,), True, True,
-                     Rule.of(eps, noise, noise_kind=noise_kind,
-                             gaussianizer=gaussianizer or Identity()),
-                     device, dtype)
-        self.register_parameter("tau", nn.Parameter(torch.empty(
-            self.num_features, device=device, dtype=dtype))
-                                if apply_act else None)
+        rule = Rule.of(eps, noise, noise_kind=noise_kind,
+                       gaussianizer=gaussianizer or Identity())
+        self._set_up((self.num_features,), rule, device, dtype, weight=True,
+                     bias=True, tau=apply_act)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        "Weight 1, bias 0, threshold 0."
-        super().reset_parameters()
-        if self.tau is not None:
-            nn.init.zeros_(self.tau)
 
     def forward(self, input: Tensor) -> Tensor:
         """Divide each channel of each image by its root mean square; add noise

@@ -49,6 +49,7 @@ class _Scaled(_NormalNorm):
     _centres = True
     _positions = 0                      # axes after the channels
     exempt_from_decay = ("gain", "bias")        # γ and β, not the map
+    _initial = {"gain": 1.0, "bias": 0.0}
 
     def _set_up_scale(self, gain: bool, scale: str, rule: Rule) -> None:
         check_flag("gain", gain)
@@ -76,10 +77,7 @@ class _Scaled(_NormalNorm):
     def reset_parameters(self) -> None:
         "Weights as torch.nn draws them, γ 1, β 0."
         super(_Leaf, self).reset_parameters()
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-        if getattr(self, "gain", None) is not None:
-            nn.init.ones_(self.gain)
+        super().reset_parameters()
 
     def _axes_of(self, input: Tensor) -> tuple[int, ...]:
         "The last axes of a sample, after the checks."
