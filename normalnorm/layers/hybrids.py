@@ -13,15 +13,16 @@ __all__ = ['NORMALIZERS', 'BatchReNorm', 'EvoNorm2d', 'PropagatedNorm']
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .backends import along_channels, normalize
 from normalnorm.layers.core import (
     Rule, Statistics, affine, check_input, check_memory, guarded,
     saturating_cast, size)
 from .families import register
-from .functional import (
-    check_channels, kept, next_weight, update_running, with_statistics)
+from normalnorm.layers.functional import (
+    _single, check_channels, kept, next_weight, update_running,
+    with_statistics)
 from .normality import _ChannelNormalNorm, _NormalNorm
 from .normalizers import POINTS, About, Point, _made
 from ..theory.gradient import Gaussianizer, Identity
@@ -69,14 +70,10 @@ class BatchReNorm(_ChannelNormalNorm):
                              "batch norm)")
         return r, d
 
-    def _reset_spread(self) -> None:
-        self.running_std.fill_(1)
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalize, correct, map affinely; in training, update the running
         averages and add noise.
         """
-        check_input(input)
         self._check_shape(input)
         *running, batches = self._running()
         weight, bias = self._affine()
@@ -93,10 +90,7 @@ class BatchReNorm(_ChannelNormalNorm):
             return with_statistics(input, dim, weight, bias,
                                    rule._replace(eps=0.0), 1, given)[0]
         if input.numel() == self.num_features:
-            raise ValueError(
-                "a batch statistic needs more than one value per channel when "
-                f"training, given a shape of {tuple(input.shape)}: use a "
-                "larger batch, or eval()")
+            raise _single(input.shape)
         mean, std = (along_channels(upcast(r).clone(), ndim) for r in running)
         # a compiled backward pass computes r again, from averages that have
         # moved; what is outside of its graph it keeps
@@ -167,10 +161,7 @@ class EvoNorm2d(_NormalNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         "Divide by the group's deviation; add noise in training; gate."
-        check_input(input)
-        if input.ndim != 4:
-            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
-                             f"given a shape of {tuple(input.shape)}")
+        self._check_axes(input)
         channels = check_channels(input, type(self).__name__, v=self.v,
                                   weight=self.weight, bias=self.bias)
         check_memory(input, self.weight, self.bias, self.v)

@@ -68,6 +68,13 @@ class _NormalNorm(_Leaf):
                 nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
                     if wanted else None)
 
+    def _check_axes(self, input: Tensor) -> None:
+        if not isinstance(input, Tensor) or input.is_nested:
+            check_input(input)
+        if input.ndim not in self._axes:
+            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
+                             f"given a shape of {tuple(input.shape)}")
+
     def _present(self) -> Rule:
         "That of the next call: no noise in evaluation."
         return self._rule if self.training else self._rule_without_noise
@@ -166,21 +173,19 @@ class _ChannelNormalNorm(_NormalNorm):
 
     def _neutral(self) -> dict[str, float]:
         "What the averages of the parameters begin with."
-        return dict(zip(self._averages[2:], self.gaussianizer.neutral))
+        power = self.gaussianizer
+        values = zip(average_names(power.names)[2:], power.neutral)
+        return {name: v for name, v in values if name in self._averages}
 
     def reset_running_stats(self) -> None:
         """Mean 0, variance 1, parameters at which the transform is the
         identity, no batch seen.
         """
         if self.track_running_stats:
-            self.running_mean.zero_()
-            self._reset_spread()
-            for name, value in self._neutral().items():
-                getattr(self, name).fill_(value)
+            fresh = {"running_mean": 0.0, **self._neutral()}
+            for name in self._averages:
+                getattr(self, name).fill_(fresh.get(name, 1.0))
             self.num_batches_tracked.zero_()
-
-    def _reset_spread(self) -> None:
-        self.running_var.fill_(1)
 
     def reset_parameters(self) -> None:
         "Weight 1, bias 0, and fresh running averages."
@@ -188,12 +193,7 @@ class _ChannelNormalNorm(_NormalNorm):
         super().reset_parameters()
 
     def _check_shape(self, input: Tensor) -> None:
-        if not isinstance(input, Tensor) or input.is_nested:
-            check_input(input)
-        if input.ndim not in self._axes:
-            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
-                             f"given {input.ndim} axes in a shape of "
-                             f"{tuple(input.shape)}")
+        self._check_axes(input)
         axis = self._channel_axis(input)
         if input.shape[axis] != self.num_features:
             raise ValueError(f"{type(self).__name__} was made for "

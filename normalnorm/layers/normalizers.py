@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from .backends import along_channels, normalize
 from .core import (
-    Rule, Statistics, check_input, check_memory, guarded, sizes)
+    Rule, Statistics, check_memory, guarded, sizes)
 from .families import named, register
 from .functional import (
-    check_channels, kept, layer_normalized, normalize_and_track,
+    _single, check_channels, kept, layer_normalized, normalize_and_track,
     tracked_statistics, with_statistics)
 from .normality import _ChannelNormalNorm, _NormalNorm
 from ..theory.gradient import Gaussianizer, Identity
@@ -84,7 +84,6 @@ class _Crossed(_ChannelNormalNorm):
         """Normalize `input`; in training, update the running average and add
         noise.
         """
-        check_input(input)
         self._check_shape(input)
         *running, batches = self._running()
         weight, bias = self._affine()
@@ -95,10 +94,7 @@ class _Crossed(_ChannelNormalNorm):
         if not self.training and running[0] is not None:
             return self._evaluated(input, rule, weight, bias, kept(*running))
         if count == 1 and self.training:
-            raise ValueError(
-                "a batch statistic needs more than one value per channel when "
-                f"training, given a shape of {tuple(input.shape)}: use a "
-                "larger batch, or eval()")
+            raise _single(input.shape)
         tracked = self.training and running[0] is not None
         return normalize_and_track(
             input, self._over(input), weight, bias, rule, 1, None,
@@ -130,12 +126,6 @@ class BMLVNorm(_Crossed):
     def _adopt(self, rule: Rule) -> None:
         super()._adopt(rule)
         self._averages = ("running_mean",)
-
-    def reset_running_stats(self) -> None:
-        "Mean 0, no batch seen."
-        if self.track_running_stats:
-            self.running_mean.zero_()
-            self.num_batches_tracked.zero_()
 
     @staticmethod
     def _over(input: Tensor) -> Over:
@@ -175,19 +165,6 @@ class LMBVNorm(_Crossed):
     def _adopt(self, rule: Rule) -> None:
         super()._adopt(rule)
         self._averages = self._averages[1:]
-
-    def _neutral(self) -> dict[str, float]:
-        return dict(zip(self._averages[1:], self.gaussianizer.neutral))
-
-    def reset_running_stats(self) -> None:
-        """Variance 1, parameters at which the transform is the identity, no
-        batch seen.
-        """
-        if self.track_running_stats:
-            self.running_var.fill_(1)
-            for name, value in self._neutral().items():
-                getattr(self, name).fill_(value)
-            self.num_batches_tracked.zero_()
 
     @staticmethod
     def _over(input: Tensor) -> Over:
@@ -320,10 +297,7 @@ class FilterResponseNorm(_NormalNorm):
         """Divide each channel of each image by its root mean square; add noise
         in training; threshold.
         """
-        check_input(input)
-        if input.ndim not in self._axes:
-            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
-                             f"given a shape of {tuple(input.shape)}")
+        self._check_axes(input)
         check_channels(input, type(self).__name__, weight=self.weight,
                        bias=self.bias, tau=self.tau)
         check_memory(input, self.tau)
