@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from .backends import along_channels
 from .conversion import (
-    Report, Row, _after, _original, _ThenDropAndAct)
+    Report, Row, _after, _called, _ThenDropAndAct)
 from .core import (
     _Leaf, affine, check_input, inverse_stds, saturating_cast)
 from normalnorm.layers.decorrelated import (
@@ -176,8 +176,7 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
             reason = reason or _obstacle(
                 model.get_submodule(before) if before else None, norm)
             if reason:
-                left.append(Row(name, _original(norm).__name__.lstrip("_"), "",
-                                reason))
+                left.append(Row(name, _called(norm), "", reason))
             else:
                 pairs.append((before, name))
     return pairs, left
@@ -273,7 +272,7 @@ def fold(model: nn.Module, tolerance: float = 0.0, *,
         rest = _folded(model.get_submodule(before), norm, tolerance)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, rest)
-        replaced.append(Row(name, _original(norm).__name__.lstrip("_"),
+        replaced.append(Row(name, _called(norm),
                             f"{type(rest).__name__}, the rest in {before}"))
     return ((model, Report(tuple(replaced), tuple(left))) if return_report
             else model)
