@@ -460,12 +460,16 @@ Skip = str | type | Callable[[str, nn.Module], bool]
 
 def _walk(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
     "Each module once, with all its names."
-    names: dict[int, list[str]] = {}
-    modules = {}
+    names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(name)
-        modules[id(module)] = module
-    return [(names[i], module) for i, module in modules.items()]
+        names.setdefault(module, []).append(name)
+    return [(found, module) for module, found in names.items()]
+
+
+def _containing(name: str) -> list[str]:
+    "The names of the modules that contain the module of that name."
+    parts = name.split(".")
+    return [".".join(parts[:k]) for k in range(1, len(parts))]
 
 
 def _skipped(
@@ -478,8 +482,8 @@ def _skipped(
              if isinstance(skip, (str, type)) or callable(skip) else list(skip))
     known = [name for name, _ in model.named_modules(remove_duplicate=False)]
     inside = lambda name, pattern: any(
-        fnmatch.fnmatchcase(part, pattern) for part in (
-            name, *(name[:m.start()] for m in re.finditer(r"\.", name))))
+        fnmatch.fnmatchcase(part, pattern)
+        for part in (name, *_containing(name)))
     for rule in rules:
         if (isinstance(rule, str)
                 and not any(inside(name, rule) for name in known)):

@@ -9,6 +9,7 @@ __all__ = ['FoldedNormality', 'fold']
 
 # %% ../../nbs/272_layers.folding.ipynb #2721a007
 import copy
+from collections import Counter
 
 import torch
 from torch import Tensor, fx, nn
@@ -137,10 +138,7 @@ def _before(model: nn.Module) -> dict[str, tuple[str, str]]:
                           for i, _ in module.named_children()]
                 found |= {b: (a, "") for a, b in zip(inside, inside[1:])}
         return found
-    calls: dict[str, int] = {}
-    for node in nodes:
-        if node.op == "call_module":
-            calls[node.target] = calls.get(node.target, 0) + 1
+    calls = Counter(node.target for node in nodes if node.op == "call_module")
     found = {}
     for node in nodes:
         if (node.op == "call_module"
@@ -148,7 +146,7 @@ def _before(model: nn.Module) -> dict[str, tuple[str, str]]:
             source = node.args[0] if len(node.args) == 1 else None
             before = (source.target if isinstance(source, fx.Node)
                                        and source.op == "call_module" else "")
-            if calls[node.target] > 1 or calls.get(before, 0) > 1:
+            if calls[node.target] > 1 or calls[before] > 1:
                 found[node.target] = (
                     "", "it, or the map before it, is called several times")
             elif before and len(source.users) > 1:
@@ -163,10 +161,9 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
     """Names of a map and of the batch layer that alone takes its result; and
     the layers that cannot be folded, with the reason.
     """
-    names: dict[int, int] = {}
-    for _, module in model.named_modules(remove_duplicate=False):
-        names[id(module)] = names.get(id(module), 0) + 1
-    single = lambda name: names[id(model.get_submodule(name))] == 1
+    names = Counter(
+        module for _, module in model.named_modules(remove_duplicate=False))
+    single = lambda name: names[model.get_submodule(name)] == 1
     found, pairs, left = _before(model), [], []
     for name, norm in model.named_modules():
         if is_batch_layer(norm):

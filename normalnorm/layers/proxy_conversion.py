@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from normalnorm.layers.conversion import (
-    _ASKED, Report, Row, Skip, _after, _decide, _listed, _prepared, _skipped,
-    _ThenDropAndAct, _walk)
+from .conversion import (
+    _ASKED, Report, Row, Skip, _after, _containing, _decide, _listed, _prepared,
+    _skipped, _ThenDropAndAct, _walk)
 from .core import size
 from .families import classes, family_of
 from .proxy_norm import (
@@ -240,12 +240,6 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
             f"it follows {reading.says(before)}, no normalizer: PN needs one "
             "right before it"))
     return steps, told, by_rule
-
-
-def _containing(name: str) -> list[str]:
-    "The names of the modules that contain the module of that name."
-    parts = name.split(".")
-    return [".".join(parts[:k]) for k in range(1, len(parts))]
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0012
 _GROUPS = {"group": None, "layer": 1, "instance": 0}
