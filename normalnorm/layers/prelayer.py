@@ -62,17 +62,6 @@ class _Scaled(_NormalNorm):
         self.register_parameter("gain", nn.Parameter(torch.ones_like(
             self.weight[(slice(None), *(0,) * (self.weight.ndim - 1))]))
             if gain else None)
-        self._check_sizes(1 if self._positions else self.weight.shape[1],
-                          2 if self._positions else self.weight.shape[0])
-
-    def _check_sizes(self, inputs: int, outputs: int) -> None:
-        if self._centres and inputs == 1 and not self._positions:
-            raise ValueError(f"{type(self).__name__} subtracts the mean of one "
-                             "input feature from itself: nothing is left; use "
-                             "at least two")
-        if outputs == 1:
-            raise ValueError(f"{type(self).__name__} divides one value by its "
-                             "own scale: use at least two output features")
 
     def reset_parameters(self) -> None:
         "Weights as torch.nn draws them, γ 1, β 0."
@@ -147,6 +136,13 @@ class _ScaledLinear(_Scaled):
         super().__init__(in_features, out_features, bias, device, dtype)
         self._set_up_scale(gain, scale, Rule.of(
             eps, noise, noise_kind=noise_kind, gaussianizer=gaussianizer))
+        if self._centres and in_features == 1:
+            raise ValueError(f"{type(self).__name__} subtracts the mean of one "
+                             "input feature from itself: nothing is left; use "
+                             "at least two")
+        if out_features == 1:
+            raise ValueError(f"{type(self).__name__} divides one value by its "
+                             "own scale: use at least two output features")
 
     def _inputs(self) -> int:
         return self.in_features
