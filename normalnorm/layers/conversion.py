@@ -714,20 +714,19 @@ def to_normality(
     return model
 
 # %% ../../nbs/270_layers.conversion.ipynb #c35bb1fd
-def _transforms(module: nn.Module) -> bool:
-    "Whether a normality layer has a transform that does something."
-    if not isinstance(module, _NormalNorm):             # a layer from elsewhere
-        return bool(getattr(module, "alpha", 1.0))
-    return not isinstance(module.gaussianizer.reduced(), Identity)
-
-
-def _neutral(module: nn.Module) -> bool:
-    "Whether what a layer has beyond its twin leaves the twin's result."
+def _bends(module: nn.Module) -> bool:
+    """Whether a normality layer has a transform, and in evaluation another one
+    than the identity.
+    """
+    if isinstance(module, _NormalNorm):
+        idle = isinstance(module.gaussianizer.reduced(), Identity)
+    else:                                               # a layer from elsewhere
+        idle = not getattr(module, "alpha", 1.0)
     beyond = [(getattr(module, name), value)
               for name, value in _beyond(module).items()]
-    return bool(beyond) and all(
+    return not idle and not (beyond and all(
         t is not None and not t.is_meta and bool((t == value).all())
-        for t, value in beyond)
+        for t, value in beyond))
 
 
 def _decide_back(module: nn.Module) -> tuple[type | None, str]:
@@ -768,7 +767,7 @@ def to_plain(
     bent = [row.name or "(the model)"
             for row, (module, _) in zip(report.replaced, todo)
             if getattr(module, "method", "eigh") != "eigh"
-               or _transforms(module) and not _neutral(module)]
+               or _bends(module)]
     for module, cls in todo:
         _flatten(module, cls)
     _guard(model)

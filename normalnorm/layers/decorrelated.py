@@ -506,10 +506,7 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
                 f"momentum={self.momentum}, affine={self.affine}, "
                 f"track_running_stats={self.track_running_stats}, "
                 f"group_size={self.group_size}, method={self.method}, "
-                f"iterations={self.iterations}" + self._more())
-
-    def _more(self) -> str:
-        return ""
+                f"iterations={self.iterations}")
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #91eb7832
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
@@ -577,8 +574,8 @@ class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
             Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
                     gaussianizer), device, dtype)
 
-    def _more(self) -> str:
-        return ", " + self._described()
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self._described()}"
 
 
 class DecorrelatedBatchNormalNorm1d(_DecorrelatedBatchNormalNorm):
