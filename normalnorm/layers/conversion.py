@@ -521,7 +521,8 @@ def _sorted(
         cls, said = decide(module)
         if not said:
             continue
-        if wanted(names, module):
+        # what no conversion knows is left for its own reason
+        if (cls is not None or is_layer(module)) and wanted(names, module):
             cls, said = None, _ASKED
         name, before = " = ".join(names), _called(module)
         if cls is None:
