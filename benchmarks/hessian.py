@@ -2,12 +2,13 @@
 needs in memory: results/hessian.json.
 
     python -m benchmarks.hessian            # about five minutes
-    python -m benchmarks.hessian --missing  # only what is not there
+    python -m benchmarks.hessian --missing  # what is not there, or after a stop
     python -m benchmarks.hessian --seeds 1 --steps 2 --out FILE     # a try
 
 Each network has eight blocks of width 24 and learns 256 digits for 50 steps of
 gradient descent with momentum, all of them in each step. Of the first seed the
-density of all eigenvalues is kept too, as nodes and weights of its probes.
+density of all eigenvalues is kept too, as nodes and weights of its probes. A
+network is written when it is measured.
 """
 import argparse
 import json
@@ -26,6 +27,7 @@ from torch.nn import functional as F
 from benchmarks import files
 from normalnorm.analysis.hessian import hessian_density, hessian_extremes
 from normalnorm.experiments.data import load
+from normalnorm.experiments.results import write_atomically
 from normalnorm.experiments.train import seeded
 from normalnorm.layers.normalizers import BMLVNorm, LMBVNorm
 from normalnorm.layers.prelayer import PreLayerNormLinear
@@ -215,6 +217,29 @@ def memory() -> list[dict[str, Any]]:
     return rows
 
 
+def keep(path: Path, old: dict[str, Any], made: dict[str, Any],
+         new: dict[str, list]) -> None:
+    """Write the old record with the new rows of each part. What made the later
+    rows stands beside what made the first.
+    """
+    every = {part: old.get(part, []) + rows for part, rows in new.items()}
+    if old:
+        record = old | every | {"added": [
+            *old.get("added", []), made | {
+                "parts": [part for part, rows in new.items() if rows],
+                "kinds": sorted({row["kind"] for rows in new.values()
+                                 for row in rows})}]}
+    else:
+        record = made | every
+    # six digits: the eigenvalues have four; a list of numbers is one line
+    text = json.dumps(json.loads(json.dumps(record), parse_float=lambda v:
+                                 float(f"{float(v):.6g}")),
+                      indent=1, ensure_ascii=False)
+    text = re.sub(r"\[[-+.\de,\s]+\]", lambda m: " ".join(m[0].split())
+                  .replace("[ ", "[").replace(" ]", "]"), text)
+    write_atomically(path, lambda file: file.write((text + "\n").encode()))
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=6)
@@ -240,37 +265,18 @@ def main(arguments: list[str] | None = None) -> None:
             parser.error(f"{args.out} was made with {other}, which make no "
                          "table with the new ones: give another --out")
     # before: the code that is measured is the one that was imported
-    made, new = files.environment(1), {}
-    if not args.missing:
-        made |= {"memory": memory()}
+    made, new = files.environment(1), {part: [] for part in PARTS}
+    made |= {} if args.missing else {"memory": memory()}
     for part, (measure, _) in PARTS.items():
-        new[part] = []
         for seed, skip, kind in missing(old, part, args.seeds):
             new[part].append(measure(kind, skip, seed, args.steps))
-            print(f"{part}: seed {seed}, {kind}, skip {skip}: "
-                  f"{time.perf_counter() - start:.0f} s", file=sys.stderr,
-                  flush=True)
+            seconds = time.perf_counter() - start
+            keep(args.out, old, made | {"seconds": round(seconds), **settings,
+                                        "seeds": args.seeds}, new)
+            print(f"{part}: seed {seed}, {kind}, skip {skip}: {seconds:.0f} s",
+                  file=sys.stderr, flush=True)
     if not any(new.values()):
         print("nothing is missing")
-        return
-    made |= {"seconds": round(time.perf_counter() - start), **settings,
-             "seeds": args.seeds}
-    every = {part: old.get(part, []) + rows for part, rows in new.items()}
-    if args.missing:        # what made the later rows stands beside the first
-        record = old | every | {"added": [
-            *old.get("added", []), made | {
-                "parts": [part for part, rows in new.items() if rows],
-                "kinds": sorted({row["kind"] for rows in new.values()
-                                 for row in rows})}]}
-    else:
-        record = made | every
-    # six digits: the eigenvalues have four; a list of numbers is one line
-    text = json.dumps(json.loads(json.dumps(record), parse_float=lambda v:
-                                 float(f"{float(v):.6g}")),
-                      indent=1, ensure_ascii=False)
-    text = re.sub(r"\[[-+.\de,\s]+\]", lambda m: " ".join(m[0].split())
-                  .replace("[ ", "[").replace(" ]", "]"), text)
-    args.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

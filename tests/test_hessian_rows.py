@@ -84,6 +84,25 @@ def call(path, *more):
     return json.loads(path.read_text())
 
 
+def test_what_is_measured_outlives_an_interruption(small, monkeypatch):
+    path, made = small
+    measure, seeds = hessian.PARTS["rows"]
+
+    def stopped(*network):
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return measure(*network)
+    with monkeypatch.context() as context:
+        context.setitem(hessian.PARTS, "rows", (stopped, seeds))
+        with pytest.raises(KeyboardInterrupt):
+            call(path)
+    short = json.loads(path.read_text())
+    assert len(short["rows"]) == 3 and short["memory"]
+    made.clear()
+    assert call(path, "--missing")["rows"][:3] == short["rows"]
+    assert [part for part, *_ in made].count("rows") == 1
+
+
 def test_it_measures_what_is_missing_and_leaves_the_rest(small, capsys):
     path, made = small
     whole = call(path)

@@ -447,10 +447,11 @@ def test_cell_tags(source, tags):
 
 
 @pytest.mark.parametrize("text, columns", [
-    ("a  b  c\n" * 5, 0), ("x" * 90 + "\n" + "word " * 30, 0),
+    ("a  b  c\n" * 5, 10), ("a b c\n" * 5, 0),
+    ("x" * 90 + "\n" + "word " * 30, 0),
     ("name   value  other\n" * 3 + "a" * 70 + "  " + "b" * 10, 90),
     ("name   value  other\n" * 3 + "a" * 70 + "  " + "b" * 60, 0)])
-def test_a_printed_table_that_is_too_wide_is_set_in_smaller_type(text, columns):
+def test_a_printed_table_keeps_its_lines(text, columns):
     from docutils import nodes
     from docutils.utils import new_document
     assert dialect.columns_of(text) == columns
@@ -459,6 +460,21 @@ def test_a_printed_table_that_is_too_wide_is_set_in_smaller_type(text, columns):
     dialect.size_tables(page)
     assert block["classes"] == (
         ["columns", f"columns-{columns}"] if columns else [])
+
+
+def test_numbers_in_printed_tables_have_minus_signs():
+    from docutils import nodes
+    from docutils.utils import new_document
+    page = new_document("page")
+    cells = ["-0.5 … -.3", "2026-11-23", "1e-05", "3-5", "BN-2", "(-1, 2)"]
+    row = nodes.row("", *(nodes.entry("", nodes.paragraph("", text))
+                          for text in cells),
+                    nodes.entry("", nodes.literal("", "-1")))
+    page += nodes.container("", row, classes=["cell_output"])
+    page += nodes.row("", nodes.entry("", nodes.paragraph("", "-1")))
+    dialect.minus_signs(page)
+    assert [entry.astext() for entry in page.findall(nodes.entry)] == [
+        "−0.5 … −.3", *cells[1:5], "(−1, 2)", "-1", "-1"]
 
 
 def test_figures_get_number_caption_and_alternative_text():

@@ -46,19 +46,24 @@ def test_what_is_left(text):
     assert short(text) == text
 
 
+def test_code_in_statements():
+    assert (typeset.statement("scale `x_1`: x") ==
+            "scale <code>x_1</code>: <var>x</var>")
+
+
 def test_every_statement_keeps_its_characters():
     "But for marks, primes, minus signs and braces; and no tag is left open."
     from normalnorm.claims import ledger
     plain = lambda text: re.sub(
-        r"[\s_^*∗'′″‴(){}-]|−", "", unicodedata.normalize("NFKC", text)
+        r"[\s_^*∗'′″‴(){}`-]|−", "", unicodedata.normalize("NFKC", text)
         .replace("′", "").replace("″", ""))
     for claim in ledger():
         for text in (claim.statement, claim.condition):
             made = typeset.statement(text)
-            words = html.unescape(re.sub(r"</?(?:var|sup|sub)>", "", made))
+            words = html.unescape(re.sub(r"</?(?:var|sup|sub|code)>", "", made))
             assert plain(words) == plain(text), claim.id
             assert "\ue000" not in made
-            for tag in ("var", "sup", "sub"):
+            for tag in ("var", "sup", "sub", "code"):
                 assert made.count(f"<{tag}>") == made.count(f"</{tag}>")
 
 

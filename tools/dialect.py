@@ -494,18 +494,18 @@ def verdicts_first(doctree) -> None:
             cell.append(node)
 
 
-COLUMNS, SMALLEST = 80, 120     # of text: what fits, and in the smallest type
+SMALLEST = 120      # columns of text that a page holds in the smallest type
 
 
 def columns_of(text: str) -> int:
-    """How many columns, in tens, a printed table needs where that is more than
-    a page has; 0 for text that fits or can be wrapped.
+    """How many columns, in tens, a printed table needs, whose lines must stay
+    whole; 0 for text that can be wrapped.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     wide = max(map(len, lines), default=0)
     aligned = sum(bool(re.search(r"\S {2,}\S", line)) for line in lines)
     table = len(lines) > 2 and 2 * aligned >= len(lines)
-    return -(-wide // 10) * 10 if table and COLUMNS < wide <= SMALLEST else 0
+    return -(-wide // 10) * 10 if table and wide <= SMALLEST else 0
 
 
 def size_tables(doctree) -> None:
@@ -517,6 +517,21 @@ def size_tables(doctree) -> None:
                     block["classes"] += ["columns", f"columns-{wide}"]
 
 
+HYPHEN = re.compile(r"(?<![\w.,:/–-])-(?=\.?\d)")
+
+
+def minus_signs(doctree) -> None:
+    "In tables that cells make, a number's hyphen is a minus sign."
+    from docutils import nodes
+    for output in doctree.findall(nodes.container):
+        if "cell_output" in output["classes"]:
+            for entry in output.findall(nodes.entry):
+                for text in list(entry.findall(nodes.Text)):
+                    if not isinstance(text.parent, (nodes.literal, nodes.math)):
+                        text.parent.replace(
+                            text, nodes.Text(HYPHEN.sub("−", text)))
+
+
 def inline_figures(app, doctree, docname):
     from docutils import nodes
     if app.builder.format != "html":
@@ -524,6 +539,7 @@ def inline_figures(app, doctree, docname):
     keep_punctuation(doctree)
     verdicts_first(doctree)
     size_tables(doctree)
+    minus_signs(doctree)
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():

@@ -25,7 +25,7 @@ INDEX = (rf"\{{[^{{}}]*\}}|\([^()\s]*\)|{GREEK}|[¼½¾]|−?\d+|"
          r"[a-z]{1,2}(?![a-z])|[A-Z]{1,3}")
 BASE = rf"(?<![A-Za-ce-z_][A-Za-z])(?<=[A-Za-zα-ωϕℓΓΔΛΣΦΨΩ∂∇{HATS}"
 MARK = re.compile(
-    rf"(?P<raised>[{RAISED}]+)|(?P<lowered>[{LOWERED}]+)|"
+    rf"(?P<code>`[^`]+`)|(?P<raised>[{RAISED}]+)|(?P<lowered>[{LOWERED}]+)|"
     rf"{BASE})}}|])\^(?P<power>{INDEX})|{BASE}])_(?P<index>{INDEX})|"
     rf"{BASE})])(?P<star>\*)(?![\w*])|{BASE})])(?P<primes>'{{1,3}})"
     r"(?![A-Za-z\d'])")
@@ -56,7 +56,9 @@ def variables(text: str) -> str:
 
 
 def mark(kind: str, content: str) -> str:
-    "A power, an index, a star or primes."
+    "A power, an index, a star, primes, or code."
+    if kind == "code":
+        return f"<code>{escape(content[1:-1])}</code>"
     if kind == "primes":
         return "′″‴"[len(content) - 1]
     if kind == "star":
