@@ -80,16 +80,9 @@ def regnorm_term(values: Tensor, positions: int = 0, scale: str = "rms",
 
 
 class _RegNorm(_Scaled):
-    """A map that is divided by its scale, and leaves a penalty; arguments are
-    those of the map, and the settings of `_Scaled`.
-    """
+    "A map that is divided by its scale, and leaves a penalty."
+    distinct: bool
     mask: Tensor | None = None
-
-    def __init__(self, *args, distinct: bool = False, scale: str = "rms",
-                 **settings):
-        check_flag("distinct", distinct)
-        super().__init__(*args, scale=scale, **settings)
-        self.distinct = distinct
 
     def __getstate__(self) -> dict:
         # the term belongs to one forward pass, and cannot be copied
@@ -114,8 +107,31 @@ class _RegNorm(_Scaled):
     def extra_repr(self) -> str:
         return super().extra_repr() + f", distinct={self.distinct}"
 
+
+class _RegLinear(_RegNorm, _ScaledLinear):
+    def __init__(self, in_features: int, out_features: int, bias: bool = True,
+                 device=None, dtype=None, *, distinct: bool = False,
+                 scale: str = "rms", **settings):
+        check_flag("distinct", distinct)
+        super().__init__(in_features, out_features, bias, device, dtype,
+                         scale=scale, **settings)
+        self.distinct = distinct
+
+
+class _RegConv(_RegNorm, _ScaledConv):
+    def __init__(self, in_channels: int, out_channels: int, kernel_size,
+                 stride=1, padding=0, dilation=1, groups: int = 1,
+                 bias: bool = True, padding_mode: str = "zeros", device=None,
+                 dtype=None, *, distinct: bool = False, scale: str = "rms",
+                 **settings):
+        check_flag("distinct", distinct)
+        super().__init__(in_channels, out_channels, kernel_size, stride,
+                         padding, dilation, groups, bias, padding_mode, device,
+                         dtype, scale=scale, **settings)
+        self.distinct = distinct
+
 # %% ../../nbs/440_layers.regnorm.ipynb #440a0014
-class RegNormLinear(_RegNorm, _ScaledLinear, nn.Linear):
+class RegNormLinear(_RegLinear, nn.Linear):
     """A linear map whose result is divided by its root mean square, and which
     leaves a penalty on the mean over the batch for the loss.
 
@@ -141,7 +157,7 @@ class RegNormLinear(_RegNorm, _ScaledLinear, nn.Linear):
     _centres = False
 
 
-class PreRegNormLinear(_RegNorm, _ScaledLinear, nn.Linear):
+class PreRegNormLinear(_RegLinear, nn.Linear):
     """`RegNormLinear` with the mean over the features subtracted before the
     map, as in `PreLayerNormLinear`.
 
@@ -154,7 +170,7 @@ class PreRegNormLinear(_RegNorm, _ScaledLinear, nn.Linear):
     """
 
 
-class RegNormConv1d(_RegNorm, _ScaledConv, nn.Conv1d):
+class RegNormConv1d(_RegConv, nn.Conv1d):
     """A convolution of (B, C, L) inputs whose result is divided by the root
     mean square of the sample, with a penalty on the mean over the batch.
 
@@ -170,7 +186,7 @@ class RegNormConv1d(_RegNorm, _ScaledConv, nn.Conv1d):
     _centres = False
 
 
-class RegNormConv2d(_RegNorm, _ScaledConv, nn.Conv2d):
+class RegNormConv2d(_RegConv, nn.Conv2d):
     """A convolution of (B, C, H, W) inputs with RegNorm; as `RegNormConv1d`, in
     place of `nn.Conv2d`.
 
@@ -182,7 +198,7 @@ class RegNormConv2d(_RegNorm, _ScaledConv, nn.Conv2d):
     _centres = False
 
 
-class RegNormConv3d(_RegNorm, _ScaledConv, nn.Conv3d):
+class RegNormConv3d(_RegConv, nn.Conv3d):
     """A convolution of (B, C, D, H, W) inputs with RegNorm; as `RegNormConv1d`,
     in place of `nn.Conv3d`.
 
@@ -194,7 +210,7 @@ class RegNormConv3d(_RegNorm, _ScaledConv, nn.Conv3d):
     _centres = False
 
 
-class PreRegNormConv1d(_RegNorm, _ScaledConv, nn.Conv1d):
+class PreRegNormConv1d(_RegConv, nn.Conv1d):
     """`RegNormConv1d` with the mean of a sample subtracted before the map, as
     in `PreLayerNormConv1d`.
 
@@ -205,7 +221,7 @@ class PreRegNormConv1d(_RegNorm, _ScaledConv, nn.Conv1d):
     """
 
 
-class PreRegNormConv2d(_RegNorm, _ScaledConv, nn.Conv2d):
+class PreRegNormConv2d(_RegConv, nn.Conv2d):
     """`RegNormConv2d` with the mean of a sample subtracted before the map, as
     in `PreLayerNormConv2d`.
 
@@ -216,7 +232,7 @@ class PreRegNormConv2d(_RegNorm, _ScaledConv, nn.Conv2d):
     """
 
 
-class PreRegNormConv3d(_RegNorm, _ScaledConv, nn.Conv3d):
+class PreRegNormConv3d(_RegConv, nn.Conv3d):
     """`RegNormConv3d` with the mean of a sample subtracted before the map, as
     in `PreLayerNormConv3d`.
 
