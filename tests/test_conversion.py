@@ -527,6 +527,20 @@ def test_skip(skip, left):
     assert all(r.reason == "skipped, as asked" for r in report.left)
 
 
+def test_a_layer_without_a_way_back_can_be_skipped():
+    "Then it is no warning; what no conversion knows is one even so."
+    model = nn.Sequential(nn.LocalResponseNorm(2),
+                          normalnorm.BatchNormalNorm1d(4))
+    model[1]._plain = "no_such_package:Norm"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert to_plain(model, skip="1") is model
+    (row,) = to_plain(model, skip="1", return_report=True)[1].left
+    assert (row.name, row.reason) == ("1", "skipped, as asked")
+    with pytest.warns(UserWarning, match="LocalResponseNorm.*not a normalizer"):
+        to_normality(model, skip=["0", "1"])
+
+
 def test_wrong_arguments_change_nothing_and_say_what_is_wrong():
     model = net()
     before = repr(model)

@@ -13,7 +13,6 @@ __all__ = ['Skip', 'LayerNormalNorm2d', 'Row', 'Report', 'bypassed', 'survey',
 # %% ../../nbs/270_layers.conversion.ipynb #6ea8dde7
 import copy
 import fnmatch
-import importlib
 import inspect
 import re
 import warnings
@@ -28,8 +27,9 @@ from torch.nn.utils import parametrize
 from ..names import near
 from .core import Rule, check_input, family, lies_last
 from .decorrelated import _DecorrelatedBatchNorm
-from .families import (
-    _new_buffers, classes, family_of, is_layer, register, rows, twins)
+from normalnorm.layers.families import (
+    _imported, _new_buffers, classes, family_of, is_layer, register, rows,
+    twins)
 from .normality import (
     BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d, GroupNormalNorm,
     LayerNormalNorm, _NormalNorm)
@@ -148,32 +148,25 @@ def _gaussianize(module: nn.Module, cls: type, rule: Rule) -> None:
     """Make a plain normalizer a normality layer of class `cls`, in place; its ε
     stays.
     """
-    plain = _original(module)
+    plain, eps = _original(module), module.eps
     if _twin(cls) is not plain:
         module._plain = f"{plain.__module__}:{plain.__qualname__}"
-    ours, power = issubclass(cls, _NormalNorm), rule.gaussianizer
-    beyond = family_of(cls).beyond
-    if ours and beyond:
-        beyond = {f"running_{name}": value
-                  for name, value in zip(power.names, power.neutral)}
-    for name, value in beyond.items():
-        mean = module.running_mean
-        module.register_buffer(
-            name, None if mean is None else torch.full_like(mean, value))
-    if ours:
-        rule = rule._replace(eps=module.eps)
+    _set_class(module, cls)
+    if issubclass(cls, _NormalNorm):
         module.__dict__.pop("eps", None)        # a part of the rule from now on
+        module._adopt(rule._replace(eps=eps))
     else:                                       # a layer from elsewhere
         for name, value in _settings(rule).items():
             setattr(module, name, value)
+    for name, value in _beyond(module).items():
+        mean = module.running_mean
+        module.register_buffer(
+            name, None if mean is None else torch.full_like(mean, value))
     if hasattr(module, "num_batches_tracked"):
         counted = module.num_batches_tracked
         saved = counted is None or "num_batches_tracked" in module.state_dict()
         del module.num_batches_tracked              # it stands behind them
         module.register_buffer("num_batches_tracked", counted, persistent=saved)
-    _set_class(module, cls)
-    if ours:
-        module._adopt(rule)
 
 
 def _settings(rule: Rule) -> dict:
@@ -215,14 +208,10 @@ def _plain_class(module: nn.Module) -> type | None:
     path = getattr(module, "_plain", None)
     if path is None:
         return _twin(_original(module))
-    where, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(where)
-        for part in name.split("."):
-            found = getattr(found, part)
+        return _imported(path)
     except (ImportError, AttributeError):
         return None
-    return found
 
 # %% ../../nbs/270_layers.conversion.ipynb #5fdd4ef2
 _USUAL = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters",
@@ -351,6 +340,9 @@ def _unknown(module: nn.Module) -> str:
             f"({type(module).__module__}.{name})")
 
 # %% ../../nbs/270_layers.conversion.ipynb #76e51d4c
+_SHARDED = "sharded by itself (fully_shard): convert first, then shard"
+
+
 def _decide(module: nn.Module) -> tuple[type | None, str]:
     """The normality class that a module is to get, or None and the reason; the
     reason is "" for what is no normalizer.
@@ -374,8 +366,7 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
     if base is None:
         return None, _unknown(module)
     if _sharded(module):
-        return (None,
-                "sharded by itself (fully_shard): convert first, then shard")
+        return None, _SHARDED
     if "forward" in module.__dict__:
         return (None,
                 "its forward was replaced on the object, and would go on "
@@ -443,17 +434,25 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        rows = [(r.name or "(the model)", r.before, r.after)
-                for r in self.replaced] + [
-                    (r.name or "(the model)", r.before, f"left: {r.reason}")
-                    for r in self.left]
-        widths = [max((len(r[i]) for r in rows), default=0) for i in (0, 1)]
-        lines = [f"{len(self.replaced)} replaced, {len(self.left)} left"]
-        return "\n".join(lines + [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  →  "
-                                  f"{c}" if not c.startswith("left")
-                                  else f"  {a:<{widths[0]}}  {b:<{widths[1]}}  "
-                                       f"{c}" for a, b, c in rows] + [
-                                           f"  {note}" for note in self.notes])
+        became = [(row, f"→  {row.after}") for row in self.replaced] + [
+            (row, f"left: {row.reason}") for row in self.left]
+        rows = [(row.name or "(the model)", row.before, what)
+                for row, what in became]
+        name, before = (
+            max((len(row[i]) for row in rows), default=0) for i in (0, 1))
+        return "\n".join([
+            f"{len(self.replaced)} replaced, {len(self.left)} left",
+            *(f"  {a:<{name}}  {b:<{before}}  {c}" for a, b, c in rows),
+            *(f"  {note}" for note in self.notes)])
+
+
+_ASKED = "skipped, as asked"
+
+
+def _listed(rows: Iterable[Row]) -> str:
+    "Those that were left, for a warning."
+    return "\n".join(f"  {r.name or '(the model)'} ({r.before}): {r.reason}"
+                     for r in rows)
 
 # %% ../../nbs/270_layers.conversion.ipynb #d12b9625
 Skip = str | type | Callable[[str, nn.Module], bool]
@@ -461,12 +460,16 @@ Skip = str | type | Callable[[str, nn.Module], bool]
 
 def _walk(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
     "Each module once, with all its names."
-    names: dict[int, list[str]] = {}
-    modules = {}
+    names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(name)
-        modules[id(module)] = module
-    return [(names[i], module) for i, module in modules.items()]
+        names.setdefault(module, []).append(name)
+    return [(found, module) for module, found in names.items()]
+
+
+def _containing(name: str) -> list[str]:
+    "The names of the modules that contain the module of that name."
+    parts = name.split(".")
+    return [".".join(parts[:k]) for k in range(1, len(parts))]
 
 
 def _skipped(
@@ -479,8 +482,8 @@ def _skipped(
              if isinstance(skip, (str, type)) or callable(skip) else list(skip))
     known = [name for name, _ in model.named_modules(remove_duplicate=False)]
     inside = lambda name, pattern: any(
-        fnmatch.fnmatchcase(part, pattern) for part in (
-            name, *(name[:m.start()] for m in re.finditer(r"\.", name))))
+        fnmatch.fnmatchcase(part, pattern)
+        for part in (name, *_containing(name)))
     for rule in rules:
         if (isinstance(rule, str)
                 and not any(inside(name, rule) for name in known)):
@@ -497,6 +500,37 @@ def _skipped(
                 else bool(rule(name, module)))
     return lambda names, module: any(
         applies(rule, name, module) for rule in rules for name in names)
+
+
+def _called(module: nn.Module) -> str:
+    "The name of its class, as users know it."
+    return _original(module).__name__.lstrip("_")
+
+
+def _sorted(
+    model: nn.Module, skip: Skip | Iterable[Skip] | None,
+    decide: Callable[[nn.Module], tuple[type | None, str]]
+) -> tuple[Report, list[tuple[nn.Module, type]]]:
+    """What is to be replaced and what not, and each module with its new class.
+
+    `decide`: the class and its name, or None and why there is none; "" for
+    what is passed over.
+    """
+    replaced, left, todo, wanted = [], [], [], _skipped(model, skip)
+    for names, module in _walk(model):
+        cls, said = decide(module)
+        if not said:
+            continue
+        # what no conversion knows is left for its own reason
+        if (cls is not None or is_layer(module)) and wanted(names, module):
+            cls, said = None, _ASKED
+        name, before = " = ".join(names), _called(module)
+        if cls is None:
+            left.append(Row(name, before, before, said))
+        else:
+            replaced.append(Row(name, before, said))
+            todo.append((module, cls))
+    return Report(tuple(replaced), tuple(left)), todo
 
 # %% ../../nbs/270_layers.conversion.ipynb #e8bf58b5
 _FUSED = ((nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
@@ -591,27 +625,18 @@ def survey(model: nn.Module, skip: Skip | Iterable[Skip] | None = None,
 def _convert(model: nn.Module, skip,
              rule: Rule) -> tuple[Report, list[tuple[nn.Module, type]]]:
     power = rule.gaussianizer
-    replaced, left, todo, wanted = [], [], [], _skipped(model, skip)
-    for names, module in _walk(model):
+
+    def decide(module: nn.Module) -> tuple[type | None, str]:
         cls, reason = _decide(module)
-        if cls is None and not reason:
-            continue
-        if cls is not None and wanted(names, module):
-            cls, reason = None, "skipped, as asked"
-        elif (cls is not None and issubclass(cls, _AllProcesses)
-              and not power.reduced().closed(None)):
-            cls, reason = None, f"{power} is not available across processes"
-        name, before = " = ".join(names), _original(module).__name__
         if cls is None:
-            left.append(Row(name, before, before, reason))
-        else:
-            after = next(c for c in cls.__mro__
-                         if not c.__name__.startswith("_")).__name__ + (
-                             "".join(f", {n}" for n in _after(module))
-                             * issubclass(cls, _ThenDropAndAct))
-            replaced.append(Row(name, before, after))
-            todo.append((module, cls))
-    return Report(tuple(replaced), tuple(left)), todo
+            return None, reason
+        if issubclass(cls, _AllProcesses) and not power.reduced().closed(None):
+            return None, f"{power} is not available across processes"
+        known = next(c for c in cls.__mro__ if not c.__name__.startswith("_"))
+        fused = _after(module) if issubclass(cls, _ThenDropAndAct) else ()
+        return cls, ", ".join([known.__name__, *fused])
+
+    return _sorted(model, skip, decide)
 
 # %% ../../nbs/270_layers.conversion.ipynb #d347a6f7
 def _usual_noise(cls: type) -> float:
@@ -677,13 +702,11 @@ def to_normality(
     report = Report(report.replaced, report.left, notes)
     if return_report:
         return model, report
-    others = [row for row in report.left if row.reason not in (
-                  "skipped, as asked", "a normality layer already")]
+    others = [row for row in report.left
+              if row.reason not in (_ASKED, "a normality layer already")]
     if others:
-        warnings.warn("normalizers that were left as they are:\n" + "\n".join(
-                          f"  {r.name or '(the model)'} ({r.before}): "
-                          f"{r.reason}" for r in others),
-                      stacklevel=2)
+        warnings.warn("normalizers that were left as they are:\n"
+                      + _listed(others), stacklevel=2)
     elif not report.replaced and not report.left:
         warnings.warn("the model has no normalizer, so nothing was replaced; "
                       "functions such as torch.nn.functional.layer_norm cannot "
@@ -692,20 +715,32 @@ def to_normality(
     return model
 
 # %% ../../nbs/270_layers.conversion.ipynb #c35bb1fd
-def _transforms(module: nn.Module) -> bool:
-    "Whether a normality layer has a transform that does something."
-    if not isinstance(module, _NormalNorm):             # a layer from elsewhere
-        return bool(getattr(module, "alpha", 1.0))
-    return not isinstance(module.gaussianizer.reduced(), Identity)
-
-
-def _neutral(module: nn.Module) -> bool:
-    "Whether what a layer has beyond its twin leaves the twin's result."
+def _bends(module: nn.Module) -> bool:
+    """Whether a normality layer has a transform, and in evaluation another one
+    than the identity.
+    """
+    if isinstance(module, _NormalNorm):
+        idle = isinstance(module.gaussianizer.reduced(), Identity)
+    else:                                               # a layer from elsewhere
+        idle = not getattr(module, "alpha", 1.0)
     beyond = [(getattr(module, name), value)
               for name, value in _beyond(module).items()]
-    return bool(beyond) and all(
+    return not idle and not (beyond and all(
         t is not None and not t.is_meta and bool((t == value).all())
-        for t, value in beyond)
+        for t, value in beyond))
+
+
+def _decide_back(module: nn.Module) -> tuple[type | None, str]:
+    "The same for the way back: the plain class and its name, or why not."
+    if not _is_normality(module):
+        return None, ""
+    if _sharded(module):
+        return None, _SHARDED
+    cls, path = _plain_class(module), getattr(module, "_plain", None)
+    if cls is not None:
+        return cls, cls.__name__
+    return None, (f"its class {path} is not installed" if path
+                  else "no plain normalizer is its twin")
 
 
 def to_plain(
@@ -729,30 +764,11 @@ def to_plain(
         'LayerNorm'
     """
     model = _prepared(model, inplace)
-    replaced, left, todo, bent, wanted = [], [], [], [], _skipped(model, skip)
-    for names, module in _walk(model):
-        if not _is_normality(module):
-            continue
-        cls, before, name = (_plain_class(module),
-                             _original(module).__name__.lstrip("_"),
-                             " = ".join(names))
-        if wanted(names, module):
-            cls, reason = None, "skipped, as asked"
-        elif _sharded(module):
-            cls, reason = (
-                None,
-                "sharded by itself (fully_shard): convert first, then shard")
-        else:
-            reason = f"its class {module._plain} is not installed" if getattr(
-                module, "_plain", None) else "no plain normalizer is its twin"
-        if cls is None:
-            left.append(Row(name, before, before, reason))
-            continue
-        replaced.append(Row(name, before, cls.__name__))
-        todo.append((module, cls))
-        if (getattr(module, "method", "eigh") != "eigh"
-                or _transforms(module) and not _neutral(module)):
-            bent.append(name or "(the model)")
+    report, todo = _sorted(model, skip, _decide_back)
+    bent = [row.name or "(the model)"
+            for row, (module, _) in zip(report.replaced, todo)
+            if getattr(module, "method", "eigh") != "eigh"
+               or _bends(module)]
     for module, cls in todo:
         _flatten(module, cls)
     _guard(model)
@@ -760,18 +776,15 @@ def to_plain(
             "evaluation, in "
             f"{', '.join(bent[:5])}"
             f"{f' and {len(bent) - 5} more' if len(bent) > 5 else ''}")
-    report = Report(tuple(replaced), tuple(left), (note,) if bent else ())
+    report = Report(report.replaced, report.left, (note,) if bent else ())
     if return_report:
         return model, report
     if bent:
         warnings.warn(note, stacklevel=2)
-    others = [row for row in left if row.reason != "skipped, as asked"]
+    others = [row for row in report.left if row.reason != _ASKED]
     if others:
-        warnings.warn(
-            "normality layers that were left as they are:\n" + "\n".join(
-                f"  {r.name or '(the model)'} ({r.before}): {r.reason}"
-                for r in others),
-            stacklevel=2)
+        warnings.warn("normality layers that were left as they are:\n"
+                      + _listed(others), stacklevel=2)
     return model
 
 # %% ../../nbs/270_layers.conversion.ipynb #a35ce2f2

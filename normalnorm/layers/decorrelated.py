@@ -28,7 +28,7 @@ from normalnorm.layers.core import (
     saturating_cast, size)
 from .families import register
 from normalnorm.layers.functional import (
-    all_averages, average_names, check_channels, kept, next_weight,
+    _single, all_averages, average_names, check_channels, kept, next_weight,
     update_running)
 from .noise import add_noise
 from .normality import _ChannelNormalNorm, _features
@@ -195,9 +195,7 @@ def _prepared(
                          f"({channels}, {size}): a row for each channel, a "
                          "column for each channel of its group")
     if training and input.numel() == channels:
-        raise ValueError("a batch statistic needs more than one value per "
-                         "channel when training, given a shape of "
-                         f"{tuple(input.shape)}: use a larger batch, or eval()")
+        raise _single(input.shape)
     if not training and (running_mean is None or running_covariance is None):
         raise ValueError("evaluation needs running_mean and "
                          "running_covariance; without them, pass training=True")
@@ -474,9 +472,14 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
             place[:, None] == torch.arange(
                 self.group_size, device=variance.device))
 
-    def _reset_spread(self) -> None:
-        self.running_covariance.copy_(
-            self._rows(torch.ones_like(self.running_mean)))
+    def reset_running_stats(self) -> None:
+        """Mean 0, covariance the identity, parameters at which the transform is
+        the identity, no batch seen.
+        """
+        super().reset_running_stats()
+        if self.track_running_stats:
+            self.running_covariance.copy_(
+                self._rows(torch.ones_like(self.running_mean)))
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         if (self.track_running_stats and prefix + "running_var" in state_dict
@@ -509,10 +512,7 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
                 f"momentum={self.momentum}, affine={self.affine}, "
                 f"track_running_stats={self.track_running_stats}, "
                 f"group_size={self.group_size}, method={self.method}, "
-                f"iterations={self.iterations}" + self._more())
-
-    def _more(self) -> str:
-        return ""
+                f"iterations={self.iterations}")
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #91eb7832
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
@@ -579,8 +579,8 @@ class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
             Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
                     gaussianizer), device, dtype)
 
-    def _more(self) -> str:
-        return ", " + self._described()
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self._described()}"
 
 
 class DecorrelatedBatchNormalNorm1d(_DecorrelatedBatchNormalNorm):

@@ -13,9 +13,10 @@ __all__ = ['Family', 'family_of', 'is_layer', 'twins', 'classes', 'rows',
 import functools
 import importlib
 import inspect
+import operator
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +26,12 @@ from ..names import near
 _WORDS = {"B": "batch", "C": "channels", "L": "length", "D": "depth",
           "H": "height", "W": "width", "…": "…"}
 _ANY = ("", "L", "H W", "D H W")              # what … stands for
+
+
+def _imported(path: str) -> Any:
+    "What a path such as \"module:Class\" names."
+    where, _, name = path.partition(":")
+    return operator.attrgetter(name)(importlib.import_module(where))
 
 
 class Family(NamedTuple):
@@ -96,19 +103,16 @@ class Family(NamedTuple):
 
     def across(self) -> type[nn.Module] | None:
         "The synchronized class; one that is named is imported."
-        if not isinstance(self.synchronized, str):
-            return self.synchronized
-        where, _, name = self.synchronized.partition(":")
-        return getattr(importlib.import_module(where), name)
+        return (_imported(self.synchronized)
+                if isinstance(self.synchronized, str) else self.synchronized)
 
     def twin(self) -> type[nn.Module] | None:
         "The plain class; None where its package cannot be imported."
         if not isinstance(self.plain, str):
             return self.plain
-        where, _, name = self.plain.partition(":")
         try:
-            return getattr(importlib.import_module(where), name, None)
-        except ImportError:
+            return _imported(self.plain)
+        except (ImportError, AttributeError):
             return None
 
 # %% ../../nbs/238_layers.families.ipynb #f2380011

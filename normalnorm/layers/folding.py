@@ -9,13 +9,14 @@ __all__ = ['FoldedNormality', 'fold']
 
 # %% ../../nbs/272_layers.folding.ipynb #2721a007
 import copy
+from collections import Counter
 
 import torch
 from torch import Tensor, fx, nn
 
 from .backends import along_channels
 from .conversion import (
-    Report, Row, _after, _original, _ThenDropAndAct)
+    Report, Row, _after, _called, _ThenDropAndAct)
 from .core import (
     _Leaf, affine, check_input, inverse_stds, saturating_cast)
 from normalnorm.layers.decorrelated import (
@@ -137,10 +138,7 @@ def _before(model: nn.Module) -> dict[str, tuple[str, str]]:
                           for i, _ in module.named_children()]
                 found |= {b: (a, "") for a, b in zip(inside, inside[1:])}
         return found
-    calls: dict[str, int] = {}
-    for node in nodes:
-        if node.op == "call_module":
-            calls[node.target] = calls.get(node.target, 0) + 1
+    calls = Counter(node.target for node in nodes if node.op == "call_module")
     found = {}
     for node in nodes:
         if (node.op == "call_module"
@@ -148,7 +146,7 @@ def _before(model: nn.Module) -> dict[str, tuple[str, str]]:
             source = node.args[0] if len(node.args) == 1 else None
             before = (source.target if isinstance(source, fx.Node)
                                        and source.op == "call_module" else "")
-            if calls[node.target] > 1 or calls.get(before, 0) > 1:
+            if calls[node.target] > 1 or calls[before] > 1:
                 found[node.target] = (
                     "", "it, or the map before it, is called several times")
             elif before and len(source.users) > 1:
@@ -163,10 +161,9 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
     """Names of a map and of the batch layer that alone takes its result; and
     the layers that cannot be folded, with the reason.
     """
-    names: dict[int, int] = {}
-    for _, module in model.named_modules(remove_duplicate=False):
-        names[id(module)] = names.get(id(module), 0) + 1
-    single = lambda name: names[id(model.get_submodule(name))] == 1
+    names = Counter(
+        module for _, module in model.named_modules(remove_duplicate=False))
+    single = lambda name: names[model.get_submodule(name)] == 1
     found, pairs, left = _before(model), [], []
     for name, norm in model.named_modules():
         if is_batch_layer(norm):
@@ -176,8 +173,7 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
             reason = reason or _obstacle(
                 model.get_submodule(before) if before else None, norm)
             if reason:
-                left.append(Row(name, _original(norm).__name__.lstrip("_"), "",
-                                reason))
+                left.append(Row(name, _called(norm), "", reason))
             else:
                 pairs.append((before, name))
     return pairs, left
@@ -273,7 +269,7 @@ def fold(model: nn.Module, tolerance: float = 0.0, *,
         rest = _folded(model.get_submodule(before), norm, tolerance)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, rest)
-        replaced.append(Row(name, _original(norm).__name__.lstrip("_"),
+        replaced.append(Row(name, _called(norm),
                             f"{type(rest).__name__}, the rest in {before}"))
     return ((model, Report(tuple(replaced), tuple(left))) if return_report
             else model)

@@ -266,6 +266,13 @@ def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
     return channels
 
 
+def _single(shape: tuple[int, ...]) -> ValueError:
+    "Of a channel that has one value in the batch, and so no deviation."
+    return ValueError("a batch statistic needs more than one value per channel "
+                      f"when training, given a shape of {tuple(shape)}: use a "
+                      "larger batch, or eval()")
+
+
 def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
     """The averages, as copies where there may be a backward pass: a training
     step before it changes running averages in place.
@@ -384,9 +391,7 @@ def batch_normalized(
     count = (input.numel() // max(input.shape[1], 1) if several is None
              else several.size(input))
     if count == 1:
-        raise ValueError("a batch statistic needs more than one value per "
-                         "channel when training, given a shape of "
-                         f"{tuple(input.shape)}: use a larger batch, or eval()")
+        raise _single(input.shape)
     return normalize_and_track(input, dim, weight, bias, rule, 1, None, running,
                                momentum, count, batches, check)
 

@@ -13,15 +13,16 @@ __all__ = ['NORMALIZERS', 'BatchReNorm', 'EvoNorm2d', 'PropagatedNorm']
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .backends import along_channels, normalize
 from normalnorm.layers.core import (
     Rule, Statistics, affine, check_input, check_memory, guarded,
     saturating_cast, size)
 from .families import register
-from .functional import (
-    check_channels, kept, next_weight, update_running, with_statistics)
+from normalnorm.layers.functional import (
+    _single, check_channels, kept, next_weight, update_running,
+    with_statistics)
 from .normality import _ChannelNormalNorm, _NormalNorm
 from .normalizers import POINTS, About, Point, _made
 from ..theory.gradient import Gaussianizer, Identity
@@ -68,14 +69,10 @@ class BatchReNorm(_ChannelNormalNorm):
                              "batch norm)")
         return r, d
 
-    def _reset_spread(self) -> None:
-        self.running_std.fill_(1)
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalize, correct, map affinely; in training, update the running
         averages and add noise.
         """
-        check_input(input)
         self._check_shape(input)
         *running, batches = self._running()
         weight, bias = self._affine()
@@ -92,10 +89,7 @@ class BatchReNorm(_ChannelNormalNorm):
             return with_statistics(input, dim, weight, bias,
                                    rule._replace(eps=0.0), 1, given)[0]
         if input.numel() == self.num_features:
-            raise ValueError(
-                "a batch statistic needs more than one value per channel when "
-                f"training, given a shape of {tuple(input.shape)}: use a "
-                "larger batch, or eval()")
+            raise _single(input.shape)
         mean, std = (along_channels(upcast(r).clone(), ndim) for r in running)
         # a compiled backward pass computes r again, from averages that have
         # moved; what is outside of its graph it keeps
@@ -144,6 +138,7 @@ class EvoNorm2d(_NormalNorm):
         >>> EvoNorm2d(4, 2)(torch.randn(2, 4, 3, 5)).shape
         torch.Size([2, 4, 3, 5])
     """
+    _initial = {**_NormalNorm._initial, "v": 1.0}
 
     def __init__(self, num_features: int, num_groups: int = 32,
                  apply_act: bool = True, eps: float = 1e-5, noise: float = 0.0,
@@ -157,26 +152,15 @@ class EvoNorm2d(_NormalNorm):
                              f"into num_groups={groups}: choose a divisor of "
                              "the number of channels")
         self.groups, self.apply_act = groups, apply_act
-        self._set_up((channels,), True, True,
-                     Rule.of(eps, noise, noise_kind=noise_kind,
-                             gaussianizer=gaussianizer or Identity()),
-                     device, dtype)
-        self.register_parameter("v", nn.Parameter(torch.empty(
-            channels, device=device, dtype=dtype)) if apply_act else None)
+        rule = Rule.of(eps, noise, noise_kind=noise_kind,
+                       gaussianizer=gaussianizer or Identity())
+        self._set_up((channels,), rule, device, dtype, weight=True, bias=True,
+                     v=apply_act)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        "Weight 1, bias 0, v 1."
-        super().reset_parameters()
-        if self.v is not None:
-            nn.init.ones_(self.v)
 
     def forward(self, input: Tensor) -> Tensor:
         "Divide by the group's deviation; add noise in training; gate."
-        check_input(input)
-        if input.ndim != 4:
-            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
-                             f"given a shape of {tuple(input.shape)}")
+        self._check_axes(input)
         channels = check_channels(input, type(self).__name__, v=self.v,
                                   weight=self.weight, bias=self.bias)
         check_memory(input, self.weight, self.bias, self.v)
@@ -227,8 +211,8 @@ class PropagatedNorm(_NormalNorm):
                  dtype=None, *, bias: bool = True):
         super().__init__()
         self.num_features = size("num_features", num_features)
-        self._set_up((self.num_features,), affine, affine and bias,
-                     self._EXACT, device, dtype)
+        self._set_up((self.num_features,), self._EXACT, device, dtype,
+                     weight=affine, bias=affine and bias)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ def _setting(name: str) -> property:
 
 class _NormalNorm(_Leaf):
     "Rule, affine parameters and description of all normality layers."
+    _initial = {"weight": 1.0, "bias": 0.0}     # what parameters begin with
     eps, noise, noise_kind = map(_setting, ("eps", "noise", "noise_kind"))
     alpha, steps, safeguard = map(_setting, ("alpha", "steps", "safeguard"))
 
@@ -57,14 +58,22 @@ class _NormalNorm(_Leaf):
         self._rule = rule.check()
         self._rule_without_noise = self._rule.without_noise()
 
-    def _set_up(self, sizes: tuple[int, ...], weight: bool, bias: bool,
-                rule: Rule, device, dtype) -> None:
+    def _set_up(self, sizes: tuple[int, ...], rule: Rule, device, dtype,
+                **parameters: bool) -> None:
+        "The rule, and those parameters that are wanted, one number each."
         self._adopt(rule)
-        for name, wanted in (("weight", weight), ("bias", bias)):
+        for name, wanted in parameters.items():
             self.register_parameter(
                 name,
                 nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
                     if wanted else None)
+
+    def _check_axes(self, input: Tensor) -> None:
+        if not isinstance(input, Tensor) or input.is_nested:
+            check_input(input)
+        if input.ndim not in self._axes:
+            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
+                             f"given a shape of {tuple(input.shape)}")
 
     def _present(self) -> Rule:
         "That of the next call: no noise in evaluation."
@@ -94,11 +103,11 @@ class _NormalNorm(_Leaf):
             return self.weight, self.bias
 
     def reset_parameters(self) -> None:
-        "Weight 1, bias 0."
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        "Weight 1, bias 0; a threshold 0, a gate's factor 1."
+        for name, value in self._initial.items():
+            parameter = getattr(self, name, None)
+            if parameter is not None:
+                nn.init.constant_(parameter, value)
 
     def _described(self) -> str:
         power = self.gaussianizer
@@ -147,8 +156,8 @@ class _ChannelNormalNorm(_NormalNorm):
         (self.num_features, self.momentum, self.affine,
          self.track_running_stats) = (
              num_features, momentum, affine, track_running_stats)
-        self._set_up((num_features,), affine, affine and bias, rule, device,
-                     dtype)
+        self._set_up((num_features,), rule, device, dtype, weight=affine,
+                     bias=affine and bias)
         for name in self._averages:
             self.register_buffer(
                 name,
@@ -164,21 +173,19 @@ class _ChannelNormalNorm(_NormalNorm):
 
     def _neutral(self) -> dict[str, float]:
         "What the averages of the parameters begin with."
-        return dict(zip(self._averages[2:], self.gaussianizer.neutral))
+        power = self.gaussianizer
+        values = zip(average_names(power.names)[2:], power.neutral)
+        return {name: v for name, v in values if name in self._averages}
 
     def reset_running_stats(self) -> None:
         """Mean 0, variance 1, parameters at which the transform is the
         identity, no batch seen.
         """
         if self.track_running_stats:
-            self.running_mean.zero_()
-            self._reset_spread()
-            for name, value in self._neutral().items():
-                getattr(self, name).fill_(value)
+            fresh = {"running_mean": 0.0, **self._neutral()}
+            for name in self._averages:
+                getattr(self, name).fill_(fresh.get(name, 1.0))
             self.num_batches_tracked.zero_()
-
-    def _reset_spread(self) -> None:
-        self.running_var.fill_(1)
 
     def reset_parameters(self) -> None:
         "Weight 1, bias 0, and fresh running averages."
@@ -186,12 +193,10 @@ class _ChannelNormalNorm(_NormalNorm):
         super().reset_parameters()
 
     def _check_shape(self, input: Tensor) -> None:
-        if not isinstance(input, Tensor) or input.is_nested:
-            check_input(input)
-        if input.ndim not in self._axes:
-            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
-                             f"given {input.ndim} axes in a shape of "
-                             f"{tuple(input.shape)}")
+        # asked here, too: a small layer notices one more call
+        if (not isinstance(input, Tensor) or input.is_nested
+                or input.ndim not in self._axes):
+            self._check_axes(input)
         axis = self._channel_axis(input)
         if input.shape[axis] != self.num_features:
             raise ValueError(f"{type(self).__name__} was made for "
@@ -416,10 +421,11 @@ class LayerNormalNorm(_NormalNorm):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
         self.elementwise_affine = elementwise_affine
-        self._set_up(self.normalized_shape, elementwise_affine,
-                     elementwise_affine and bias,
-                     Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
-                             gaussianizer), device, dtype)
+        rule = Rule.of(
+            eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
+        self._set_up(self.normalized_shape, rule, device, dtype,
+                     weight=elementwise_affine,
+                     bias=elementwise_affine and bias)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -465,9 +471,10 @@ class GroupNormalNorm(_NormalNorm):
                              "divisor of the number of channels")
         self.num_groups, self.num_channels, self.affine = (
             num_groups, num_channels, affine)
-        self._set_up((num_channels,), affine, affine and bias,
-                     Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
-                             gaussianizer), device, dtype)
+        rule = Rule.of(
+            eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
+        self._set_up((num_channels,), rule, device, dtype, weight=affine,
+                     bias=affine and bias)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:

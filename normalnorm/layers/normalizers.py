@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from .backends import along_channels, normalize
 from .core import (
-    Rule, Statistics, check_input, check_memory, guarded, sizes)
+    Rule, Statistics, check_memory, guarded, sizes)
 from .families import named, register
 from .functional import (
-    check_channels, kept, layer_normalized, normalize_and_track,
+    _single, check_channels, kept, layer_normalized, normalize_and_track,
     tracked_statistics, with_statistics)
 from .normality import _ChannelNormalNorm, _NormalNorm
 from ..theory.gradient import Gaussianizer, Identity
@@ -84,7 +84,6 @@ class _Crossed(_ChannelNormalNorm):
         """Normalize `input`; in training, update the running average and add
         noise.
         """
-        check_input(input)
         self._check_shape(input)
         *running, batches = self._running()
         weight, bias = self._affine()
@@ -95,10 +94,7 @@ class _Crossed(_ChannelNormalNorm):
         if not self.training and running[0] is not None:
             return self._evaluated(input, rule, weight, bias, kept(*running))
         if count == 1 and self.training:
-            raise ValueError(
-                "a batch statistic needs more than one value per channel when "
-                f"training, given a shape of {tuple(input.shape)}: use a "
-                "larger batch, or eval()")
+            raise _single(input.shape)
         tracked = self.training and running[0] is not None
         return normalize_and_track(
             input, self._over(input), weight, bias, rule, 1, None,
@@ -131,12 +127,6 @@ class BMLVNorm(_Crossed):
     def _adopt(self, rule: Rule) -> None:
         super()._adopt(rule)
         self._averages = ("running_mean",)
-
-    def reset_running_stats(self) -> None:
-        "Mean 0, no batch seen."
-        if self.track_running_stats:
-            self.running_mean.zero_()
-            self.num_batches_tracked.zero_()
 
     @staticmethod
     def _over(input: Tensor) -> Over:
@@ -177,19 +167,6 @@ class LMBVNorm(_Crossed):
     def _adopt(self, rule: Rule) -> None:
         super()._adopt(rule)
         self._averages = self._averages[1:]
-
-    def _neutral(self) -> dict[str, float]:
-        return dict(zip(self._averages[1:], self.gaussianizer.neutral))
-
-    def reset_running_stats(self) -> None:
-        """Variance 1, parameters at which the transform is the identity, no
-        batch seen.
-        """
-        if self.track_running_stats:
-            self.running_var.fill_(1)
-            for name, value in self._neutral().items():
-                getattr(self, name).fill_(value)
-            self.num_batches_tracked.zero_()
 
     @staticmethod
     def _over(input: Tensor) -> Over:
@@ -244,8 +221,8 @@ class RootMeanSquareNorm(_NormalNorm):
         self.elementwise_affine = elementwise_affine
         rule = Rule.of(0.0, noise, noise_kind=noise_kind,
                        gaussianizer=gaussianizer or Identity())
-        self._set_up(self.normalized_shape, elementwise_affine, False,
-                     rule._replace(eps=eps), device, dtype)
+        self._set_up(self.normalized_shape, rule._replace(eps=eps), device,
+                     dtype, weight=elementwise_affine, bias=False)
         self.reset_parameters()
 
     def _adopt(self, rule: Rule) -> None:
@@ -263,11 +240,6 @@ class RootMeanSquareNorm(_NormalNorm):
 
     def _affine(self) -> tuple[Tensor | None, None]:
         return self.weight, None            # a converted one has no bias
-
-    def reset_parameters(self) -> None:
-        "Weight 1."
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
         "Divide `input` by its root mean square; add noise in training."
@@ -308,6 +280,7 @@ class FilterResponseNorm(_NormalNorm):
         >>> FilterResponseNorm(1, eps=0.0)(torch.tensor([[[2.0, -2.0]]]))[0, 0]
         tensor([1., 0.], grad_fn=<SelectBackward0>)
     """
+    _initial = {**_NormalNorm._initial, "tau": 0.0}
 
     def __init__(self, num_features: int, apply_act: bool = True,
                  eps: float = 1e-6, noise: float = 0.0,
@@ -316,29 +289,17 @@ class FilterResponseNorm(_NormalNorm):
         super().__init__()
         self.num_features, = sizes("num_features", num_features)
         self.apply_act = apply_act
-        self._set_up((self.num_features,), True, True,
-                     Rule.of(eps, noise, noise_kind=noise_kind,
-                             gaussianizer=gaussianizer or Identity()),
-                     device, dtype)
-        self.register_parameter("tau", nn.Parameter(torch.empty(
-            self.num_features, device=device, dtype=dtype))
-                                if apply_act else None)
+        rule = Rule.of(eps, noise, noise_kind=noise_kind,
+                       gaussianizer=gaussianizer or Identity())
+        self._set_up((self.num_features,), rule, device, dtype, weight=True,
+                     bias=True, tau=apply_act)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        "Weight 1, bias 0, threshold 0."
-        super().reset_parameters()
-        if self.tau is not None:
-            nn.init.zeros_(self.tau)
 
     def forward(self, input: Tensor) -> Tensor:
         """Divide each channel of each image by its root mean square; add noise
         in training; threshold.
         """
-        check_input(input)
-        if input.ndim not in self._axes:
-            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
-                             f"given a shape of {tuple(input.shape)}")
+        self._check_axes(input)
         check_channels(input, type(self).__name__, weight=self.weight,
                        bias=self.bias, tau=self.tau)
         check_memory(input, self.tau)

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from .backends import normalize
 from .core import Rule, check_memory
-from .weights import _axes, normality_weight
+from .weights import _axes, _checked, normality_weight
 from ..theory.gradient import Identity
 from ..theory.newton import check_real
 
@@ -107,12 +107,7 @@ def weight_standardization(module: nn.Module, name: str = "weight",
         >>> [p.shape for p in layer.parametrizations.weight.parameters()]
         [torch.Size([3, 5]), torch.Size([3, 1])]
     """
-    weight = getattr(module, name, None)
-    if not isinstance(weight, nn.Parameter):
-        raise ValueError(
-            f"{type(module).__name__} has no parameter {name!r}: it has "
-            f"{[n for n, _ in module.named_parameters(recurse=False)]}")
-    axes = _axes(weight, dim)
+    weight, axes = _checked(module, name, dim)
     if weight.numel() == weight.shape[dim]:
         raise ValueError(f"{name} has the shape {tuple(weight.shape)}, one "
                          f"weight for each index on dim={dim}: a deviation "

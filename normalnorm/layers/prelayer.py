@@ -51,6 +51,7 @@ class _Scaled(_NormalNorm):
     _centres = True
     _positions = 0                      # axes after the channels
     exempt_from_decay = ("gain", "bias")        # γ and β, not the map
+    _initial = {"gain": 1.0, "bias": 0.0}
 
     def _set_up_scale(self, gain: bool, scale: str, rule: Rule) -> None:
         check_flag("gain", gain)
@@ -63,25 +64,11 @@ class _Scaled(_NormalNorm):
         self.register_parameter("gain", nn.Parameter(torch.ones_like(
             self.weight[(slice(None), *(0,) * (self.weight.ndim - 1))]))
             if gain else None)
-        self._check_sizes(1 if self._positions else self.weight.shape[1],
-                          2 if self._positions else self.weight.shape[0])
-
-    def _check_sizes(self, inputs: int, outputs: int) -> None:
-        if self._centres and inputs == 1 and not self._positions:
-            raise ValueError(f"{type(self).__name__} subtracts the mean of one "
-                             "input feature from itself: nothing is left; use "
-                             "at least two")
-        if outputs == 1:
-            raise ValueError(f"{type(self).__name__} divides one value by its "
-                             "own scale: use at least two output features")
 
     def reset_parameters(self) -> None:
         "Weights as torch.nn draws them, γ 1, β 0."
         super(_Leaf, self).reset_parameters()
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-        if getattr(self, "gain", None) is not None:
-            nn.init.ones_(self.gain)
+        super().reset_parameters()
 
     def _axes_of(self, input: Tensor) -> tuple[int, ...]:
         "The last axes of a sample, after the checks."
@@ -151,6 +138,13 @@ class _ScaledLinear(_Scaled):
         super().__init__(in_features, out_features, bias, device, dtype)
         self._set_up_scale(gain, scale, Rule.of(
             eps, noise, noise_kind=noise_kind, gaussianizer=gaussianizer))
+        if self._centres and in_features == 1:
+            raise ValueError(f"{type(self).__name__} subtracts the mean of one "
+                             "input feature from itself: nothing is left; use "
+                             "at least two")
+        if out_features == 1:
+            raise ValueError(f"{type(self).__name__} divides one value by its "
+                             "own scale: use at least two output features")
 
     def _inputs(self) -> int:
         return self.in_features

@@ -374,15 +374,6 @@ def _checked(weight, bias, proxy_mean, proxy_scale, activation,
                  else t for t in given.values())
 
 
-def _asking_again(
-    results: tuple[Tensor, Tensor], parameters: tuple[Tensor | None, ...]
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance that PyTorch differentiates: whether the parameters'
-    memory is there is asked again before the backward pass.
-    """
-    return guarded(results[0], *parameters), guarded(results[1], *parameters)
-
-
 def proxy_statistics(weight: Tensor, bias: Tensor,
                      proxy_mean: Tensor | None = None,
                      proxy_scale: Tensor | None = None,
@@ -425,20 +416,21 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
     parameters = _checked(weight, bias, proxy_mean, proxy_scale, activation,
                           samples)
     if callable(activation):
-        place = _location_and_spread(*parameters)
-        return _asking_again(
-            by_pieces(*place, activation, kinks) if samples is None
-            else by_nodes(*place, activation, quantile_nodes(samples)),
-            parameters)
-    kind, slope = _kind_and_slope(activation, negative_slope)
-    if samples is None:
-        place = _location_and_spread(*parameters)
-        return _asking_again(
-            piecewise_linear(*place, slope) if kind.linear
-            else by_pieces(*place, lambda y: kind.function(y, slope)),
-            parameters)
-    found = compute(ProxyMoments(*parameters, kind, slope, samples))
-    if found is not None:
-        return found
-    return _asking_again(_definition(*parameters, kind, slope, samples),
-                         parameters)
+        function, linear = activation, False
+    else:
+        kind, slope = _kind_and_slope(activation, negative_slope)
+        found = None if samples is None else compute(
+            ProxyMoments(*parameters, kind, slope, samples))
+        if found is not None:
+            return found
+        function = lambda y: kind.function(y, slope)
+        linear, kinks = kind.linear, (0.0,)
+    place = _location_and_spread(*parameters)
+    if samples is not None:
+        mean, var = by_nodes(*place, function, quantile_nodes(samples))
+    elif linear:
+        mean, var = piecewise_linear(*place, slope)
+    else:
+        mean, var = by_pieces(*place, function, kinks)
+    # before a backward pass their memory is asked for again
+    return guarded(mean, *parameters), guarded(var, *parameters)

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from normalnorm.layers.conversion import (
-    Report, Row, Skip, _after, _decide, _prepared, _skipped, _ThenDropAndAct,
-    _walk)
+from .conversion import (
+    _ASKED, Report, Row, Skip, _after, _containing, _decide, _listed, _prepared,
+    _skipped, _ThenDropAndAct, _walk)
 from .core import size
 from .families import classes, family_of
 from .proxy_norm import (
@@ -197,7 +197,7 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
             at = names[activation]
         function = next(filter(None, map(_function, after)), "")
         problem = (
-            "skipped, as asked" if wanted(names_of, module) else
+            _ASKED if wanted(names_of, module) else
             "the forward of the model does not call it" if not calls else
             f"called {len(calls)} times: PN belongs to one place"
             if len(calls) > 1 else
@@ -212,7 +212,7 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
         if activation is not None:
             taken.add(activation)
         if problem:
-            (by_rule if problem == "skipped, as asked" else told).append(
+            (by_rule if problem == _ASKED else told).append(
                 Row(name, kind, kind, problem))
             continue
         pooled = any(reading.is_last_mean(n) for n in reading.followers(end))
@@ -240,12 +240,6 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
             f"it follows {reading.says(before)}, no normalizer: PN needs one "
             "right before it"))
     return steps, told, by_rule
-
-
-def _containing(name: str) -> list[str]:
-    "The names of the modules that contain the module of that name."
-    parts = name.split(".")
-    return [".".join(parts[:k]) for k in range(1, len(parts))]
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0012
 _GROUPS = {"group": None, "layer": 1, "instance": 0}
@@ -383,8 +377,7 @@ def to_proxy_norm(
         return model, report
     if told or not replaced:
         warnings.warn(
-            "left as they are:\n" + "\n".join(
-                f"  {r.name} ({r.before}): {r.reason}" for r in told)
-            if told else "the model has no batch norm, so nothing was replaced",
+            "left as they are:\n" + _listed(told) if told
+            else "the model has no batch norm, so nothing was replaced",
             stacklevel=2)
     return model

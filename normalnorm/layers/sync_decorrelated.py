@@ -19,19 +19,9 @@ from torch import Tensor
 from .backends import along_channels
 from .core import saturating_cast
 from normalnorm.layers.decorrelated import (
-    _DecorrelatedBatchNorm,
-    _DecorrelatedBatchNormalNorm,
-    _exact,
-    _from_rows,
-    _grouped,
-    _layout,
-    _product,
-    _rows_of,
-    _whitening,
-    finished,
-    follow,
-    whitens_only,
-)
+    _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _exact, _from_rows,
+    _grouped, _layout, _product, _rows_of, _whitening, finished, follow,
+    whitens_only)
 from .families import register
 from .functional import check_channels
 from .sync import Across, _AllProcesses

@@ -28,6 +28,17 @@ def _axes(v: Tensor, dim: int | None) -> tuple[int, ...]:
     return tuple(d for d in range(v.ndim) if dim is None or d != dim % v.ndim)
 
 
+def _checked(module: nn.Module, name: str,
+             dim: int | None) -> tuple[nn.Parameter, tuple[int, ...]]:
+    "The parameter of that name, and all its axes but `dim`."
+    weight = getattr(module, name, None)
+    if not isinstance(weight, nn.Parameter):
+        raise ValueError(
+            f"{type(module).__name__} has no parameter {name!r}: it has "
+            f"{[n for n, _ in module.named_parameters(recurse=False)]}")
+    return weight, _axes(weight, dim)
+
+
 def gaussianized_direction(v: Tensor, dim: int | None = 0,
                            gaussianizer: Gaussianizer | None = None,
                            center: bool = True) -> Tensor:
@@ -138,11 +149,7 @@ def normality_weight(module: nn.Module, name: str = "weight",
         ...  [p.shape for p in layer.parametrizations.weight.parameters()])
         (torch.Size([2, 3]), [torch.Size([3, 1]), torch.Size([3, 5])])
     """
-    if not isinstance(getattr(module, name, None), nn.Parameter):
-        raise ValueError(
-            f"{type(module).__name__} has no parameter {name!r}: it has "
-            f"{[n for n, _ in module.named_parameters(recurse=False)]}")
-    _axes(getattr(module, name), dim)
+    _checked(module, name, dim)
     parametrize.register_parametrization(
         module, name, NormalityWeight(dim, gaussianizer, center), unsafe=True)
     return module

@@ -206,11 +206,10 @@ def _system() -> str:
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #5b1c0a05
 _LIMIT = 300.0  # seconds that all attempts may take together
 _PROBE = 60.0                                           # for an empty function
-_FINAL = re.compile("internal compiler error|[Kk]illed|terminated|out of "
-                    "memory|took longer|could not be run|No space|[Ff]ile too "
-                    "large|[Ff]ile size limit|quota")
 # of the disk, not of the compiler
 _PASSING = re.compile("No space|[Ff]ile too large|[Ff]ile size limit|quota")
+_FINAL = re.compile("internal compiler error|[Kk]illed|terminated|out of "
+                    f"memory|took longer|could not be run|{_PASSING.pattern}")
 
 
 def _end(process: subprocess.Popen) -> None:
