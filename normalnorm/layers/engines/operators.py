@@ -259,8 +259,11 @@ def _take(problem: Normalization) -> Tensor | None:
         return None
     if given is not None:
         return _take_given(problem)
-    if not _plain(u, weight, bias):
-        return None
+    if not _plain(u, weight, bias) or axis is not None and any([
+            t is not None and (t.shape != u.shape[axis:axis + 1]
+                               or not t.is_floating_point())
+            for t in (weight, bias, *running)]):
+        return None                     # the definition says what is wrong
     alpha = power.alpha if isinstance(power, Power) else 0.0
     if rule.noise and seed is None:
         seed = draw_seed(u.device)
