@@ -507,9 +507,68 @@ def models(pairs: int, quick: bool) -> Iterator[dict]:
             evaluation(plain.eval(), x), 3 * pairs, limit=8)}
 
 
+class _Copy(torch.autograd.Function):
+    "The tensors of a layer, and no work but to copy them."
+
+    @staticmethod
+    def forward(ctx, u, weight, bias):
+        ctx.save_for_backward(u, weight)
+        return u.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        u, weight = ctx.saved_tensors
+        return _copied(grad, u, weight)
+
+
+def _copied(grad: Tensor, u: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return grad.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
+
+
+class _CopyByOperators(_Copy):
+    @staticmethod
+    def forward(ctx, u, weight, bias):
+        ctx.save_for_backward(u, weight)
+        return torch.ops.normalnorm_benchmarks.copy(u)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ops.normalnorm_benchmarks.copied(grad, *ctx.saved_tensors)
+
+
+# declared as those of our layers are (chapter 284)
+_COPIES = torch.library.Library("normalnorm_benchmarks", "FRAGMENT")
+for _name, _schema, _function, _fake in (
+        ("copy", "(Tensor u) -> Tensor", Tensor.clone, torch.empty_like),
+        ("copied", "(Tensor grad, Tensor u, Tensor weight) "
+                   "-> (Tensor, Tensor, Tensor)", _copied,
+         lambda *tensors: tuple(map(torch.empty_like, (
+             tensors[0], tensors[2], tensors[2]))))):
+    _COPIES.define(_name + _schema)
+    _COPIES.impl(_name, _function, "CPU")
+    torch.library.register_fake(
+        f"normalnorm_benchmarks::{_name}", _fake, lib=_COPIES)
+_COPIES.define("layer(Tensor u, Tensor weight, Tensor bias) -> Tensor")
+_COPIES.impl("layer", _CopyByOperators.apply, "CompositeImplicitAutograd")
+
+
+class Copy(nn.BatchNorm1d):
+    "What a layer costs that copies its tensors, compiled or not."
+
+    def forward(self, u):
+        by_operators = torch.compiler.is_compiling()
+        if self.training:
+            run = (torch.ops.normalnorm_benchmarks.layer if by_operators
+                   else _Copy.apply)
+            return run(u, self.weight, self.bias)
+        return (torch.ops.normalnorm_benchmarks.copy(u) if by_operators
+                else u.clone())
+
+
 def compiled(pairs: int, quick: bool) -> Iterator[dict]:
-    """Inside torch.compile: a layer against the same layer outside; and, with a
-    thread for each core, the training steps of `models`, both sides compiled.
+    """Inside torch.compile: a layer against the same layer outside, and the
+    same of a layer that copies the same tensors; and, with a thread for each
+    core, the training steps of `models`, both sides compiled.
 
     The time of compilation is left out. For the networks it is minutes, the
     first time; what was compiled is kept.
@@ -522,6 +581,13 @@ def compiled(pairs: int, quick: bool) -> Iterator[dict]:
         u, grad = layer.input()
         base = {**layer.row, "compiled": True,
                 "against": "the same layer, not compiled"}
+        copy = Copy(*layer.arguments)
+        for work, make in (("forward and backward", lambda of, u=u, grad=grad:
+                            step(of, u, grad)),
+                           ("evaluation", lambda of, u=u:
+                            evaluation(of.eval(), u))):
+            yield {**base, "work": f"a copy: {work}",
+                   **ratio(make(inside(copy)), make(copy), pairs, limit=2)}
         for noise in (0.0,) if quick else (0.0, layer.noise):
             one = layer.make(True, noise=noise)
             yield {**base, "work": f"forward and backward, noise {noise}",

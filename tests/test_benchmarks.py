@@ -562,6 +562,50 @@ def test_the_bound_of_a_layer(cells):
 
 
 @pytest.mark.book
+def test_the_bound_of_a_compiled_layer(cells):
+    "The time outside and what compilation adds to a copy, by hand."
+    inside = dict(part="compiled", compiled=True,
+                  against="the same layer, not compiled")
+    layer = row(1.4, 1.5, 1.6, **inside, **{"ms": 7.5, "ms of the other": 5.0})
+    frozen = layer | {"work": "evaluation", "ms of the other": 2.0}
+    copies = [layer | {"work": f"a copy: {work}", "ms": ms,
+                       "ms of the other": 1.0}
+              for work, ms in (("forward and backward", 1.5),
+                               ("evaluation", 1.25))]
+    bound_of = cells["bound_of"]
+    run = toy("AVX2", 1, copies)
+    assert bound_of(run, {}, layer) == (pytest.approx(1.1), "the call")
+    assert bound_of(run, {}, frozen) == (pytest.approx(1.125), "the call")
+    assert bound_of(run, {}, layer | {"shape": [5, 6]}) is None
+    assert bound_of(toy("AVX2", 1, []), {}, layer) is None
+    faster = toy("AVX2", 1, [copies[0] | {"ms": 0.5}])
+    assert bound_of(faster, {}, layer) == (1, "the call")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_copy_is_the_same_inside_a_compiled_model(training):
+    copy = measure.Copy(3).train(training)
+    u = torch.randn(4, 3, 2, requires_grad=True)
+    torch.library.opcheck(torch.ops.normalnorm_benchmarks.copy.default,
+                          (u.detach(),))
+    torch.library.opcheck(torch.ops.normalnorm_benchmarks.copied.default,
+                          (u.detach(), u.detach(), copy.weight.detach()))
+    read = []
+    inside = torch.compile(
+        copy, backend=lambda of, _: read.append(str(of.graph)) or of.forward)
+    with torch.set_grad_enabled(training):
+        out = inside(u)
+    name = "layer" if training else "copy"
+    assert f"normalnorm_benchmarks.{name}" in read[0]
+    assert torch.equal(out, u) and torch.equal(copy(u), u)
+    if training:
+        for function in (copy, inside):
+            found = torch.autograd.grad(
+                function(u), [u, *copy.parameters()], 2 * torch.ones_like(u))
+            assert [g.unique().tolist() for g in found] == [[2.0], [0.0], [0.0]]
+
+
+@pytest.mark.book
 def test_bounds_of_networks(cells):
     "The step without normalizers and the bound of all of them."
     name = "ViT 6×384, batch 8"

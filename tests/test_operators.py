@@ -25,6 +25,7 @@ from normalnorm.theory.gradient import Identity, Power
 pytestmark = pytest.mark.skipif(
     not native.available(), reason="the kernel cannot be compiled here")
 SEED = torch.tensor(7)
+OPERATORS = getattr(torch.ops, operators._LIBRARY.ns)
 CASES = {  # shape, axes, shape of the weight, axis
     "layer": ((3, 5, 8), (-1,), (8,), None),
     "batch": ((4, 3, 5), (0, 2), (3,), 1),
@@ -49,6 +50,10 @@ def arguments(case, alpha=1.0, noise=0.4, kind="scaled", dtype=torch.float32):
             noise, kind, alpha, 3, native.KEPT)
 
 
+def detached(given):
+    return [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("alpha, noise, kind", [
     (1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")])
@@ -56,8 +61,15 @@ def test_pytorch_accepts_the_operator(case, alpha, noise, kind):
     """Schema, fake kernel, derivative, and what AOT autograd makes of it, by
     `torch.library.opcheck`.
     """
-    torch.library.opcheck(torch.ops.normalnorm.normalize.default,
-                          arguments(case, alpha, noise, kind))
+    given = arguments(case, alpha, noise, kind)
+    torch.library.opcheck(OPERATORS.normalize_with_grad.default, given)
+    # those without a derivative, which are what generated code calls
+    u, weight, bias, *how = given = detached(given)
+    torch.library.opcheck(OPERATORS.normalize.default, given)
+    out, numbers = OPERATORS.normalize(*given)
+    torch.library.opcheck(
+        OPERATORS.normalize_backward.default,
+        (out, u, weight, bias, numbers, *how, weight is not None, False))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,7 +79,7 @@ def test_the_operator_against_the_definition(case, alpha, noise, kind):
     "Result, statistics and gradients, in float64, from the same seed."
     given = arguments(case, alpha, noise, kind)
     u, weight, bias, seed, dim, axis, eps, *_, offset, _ = given
-    out, numbers = torch.ops.normalnorm.normalize(*given)
+    out, numbers = OPERATORS.normalize_with_grad(*given)
     leaves = [t for t in (u, weight, bias) if t is not None]
     g = torch.randn_like(out)
     found = torch.autograd.grad(out, leaves, g)
@@ -163,6 +175,19 @@ def test_who_gets_the_operator():
         torch.compile(slope, fullgraph=True)(u), slope(u))
 
 
+@pytest.mark.parametrize("name", ["weight", "bias", "running_var"])
+@pytest.mark.parametrize("wrong", [torch.ones(4), torch.ones(3).int()])
+def test_what_does_not_fit_is_refused_by_name(name, wrong):
+    "No operator takes it; the checks of the layer that is not compiled do."
+    given = {name: wrong} | (
+        {"running_mean": torch.zeros(3)} if name == "running_var" else {})
+    run = torch.compile(lambda u: batch_normal_norm(u, training=True, **given),
+                        backend="eager")
+    for function in (run, run.__wrapped__):
+        with pytest.raises((ValueError, TypeError), match=f"{name} (has|is)"):
+            function(torch.randn(4, 3, 2))
+
+
 def test_no_operator_leaves_in_an_exported_program():
     for strict in (True, False):
         program = torch.export.export(
@@ -227,7 +252,9 @@ torch.testing.assert_close(
 
 
 def test_fakes_tell_what_is_kept():
-    out, numbers = operators._normalize._opoverload(*arguments("batch"))
+    out, numbers = OPERATORS.normalize(*[
+        t.to("meta") if isinstance(t, torch.Tensor) else t
+        for t in arguments("batch")])
     assert numbers.shape == (native.KEPT * 3,) and out.shape == (4, 3, 5)
 
 
@@ -297,9 +324,12 @@ def test_pytorch_accepts_the_operator_of_evaluation(weight):
           for _ in range(2)]
     statistics = torch.randn(3), torch.rand(3) + 0.5, torch.rand(3) + 0.5
     for lmbda in (statistics[2], None):
+        given = (u, *of, *statistics[:2], lmbda, 1e-5)
+        torch.library.opcheck(OPERATORS.evaluate_with_grad.default, given)
+        torch.library.opcheck(OPERATORS.evaluate.default, detached(given))
         torch.library.opcheck(
-            torch.ops.normalnorm.evaluate.default,
-            (u, *of, *statistics[:2], lmbda, 1e-5))
+            OPERATORS.evaluate_backward.default,
+            detached((u, *given, weight, False)))
     # and against the definition in float64
     given = core.Statistics(*(s.double().view(1, 3, 1) for s in statistics[:2]),
                             (statistics[2].double().view(1, 3, 1),))
@@ -308,7 +338,7 @@ def test_pytorch_accepts_the_operator_of_evaluation(weight):
     reference = core.normalize(
         wide[0], (0, 2), core.Rule(1e-5),
         *(t if t is None else t.view(1, 3, 1) for t in wide[1:]), given)[0]
-    out = torch.ops.normalnorm.evaluate(u, *of, *statistics, 1e-5)
+    out = OPERATORS.evaluate_with_grad(u, *of, *statistics, 1e-5)
     g = torch.randn_like(out)
     found, expected = (torch.autograd.grad(
         y, [t for t in leaves if t is not None], g.to(y.dtype))
@@ -325,3 +355,28 @@ def test_evaluation_of_nothing():
     out.sum().backward()
     assert out.shape == u.shape and u.grad.shape == u.shape
     assert layer.weight.grad.eq(0).all() and layer.bias.grad.eq(0).all()
+
+
+def test_second_derivatives_of_an_operator_are_refused():
+    "Inside the compiler there is a program for first ones alone."
+    given = arguments("batch")
+    out, _ = OPERATORS.normalize_with_grad(*given)
+    first, = torch.autograd.grad(out.sin().sum(), given[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_a_module_loaded_again_replaces_its_operators():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", """
+import importlib
+import torch
+from normalnorm.layers.engines import native, operators
+u = torch.tensor([[1.0, 3.0]])
+how = (None, None, None, [1], None, 1e-5, 0.0, "scaled", 1.0, 0, native.KEPT)
+for _ in range(2):
+    out, numbers = torch.ops.normalnorm.normalize_with_grad(u, *how)
+    assert numbers[:3].tolist() == [2.0, 1.0, 1.0], numbers
+    importlib.reload(operators)
+"""], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

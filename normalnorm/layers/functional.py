@@ -201,9 +201,9 @@ def normalize_and_track(
     cumulative = momentum is None and count > 0
     out = None if cumulative else compute(problem_of(
         input, dim, rule, weight, bias, axis, given, running, momentum or 0.0))
-    if check is not None and (out is None or torch.compiler.is_compiling()):
-        check()
     if out is None:
+        if check is not None:
+            check()
         out, used = with_statistics(
             input, dim, weight, bias, rule, axis, given)
         if running and count:

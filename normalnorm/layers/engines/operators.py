@@ -11,10 +11,11 @@ __all__ = []
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000004
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .. import core
 from ..backends import Normalization, along_channels
@@ -46,6 +47,33 @@ def _returned(u: Tensor, found: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     return tuple(u.new_empty(0) if g is None else g for g in found)
 
 
+# held by the engine: a module that is loaded again replaces its operators
+native.ENGINE.library = None
+_LIBRARY = native.ENGINE.library = torch.library.Library(
+    "normalnorm", "FRAGMENT")
+
+
+def _kernel(schema: str, fake: Callable) -> Callable:
+    """Makes a function the operator of that name and schema on a CPU; `fake`:
+    what it returns, without running it.
+    """
+    name, _ = schema.split("(", 1)
+    _LIBRARY.define(schema)
+    torch.library.register_fake(f"normalnorm::{name}", fake, lib=_LIBRARY)
+
+    def add(function: Callable) -> Callable:
+        _LIBRARY.impl(name, function, "CPU")
+        return function
+    return add
+
+
+def _differentiable(schema: str, function: type) -> None:
+    "An operator in whose place the compiler puts what `function` calls."
+    name, _ = schema.split("(", 1)
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, function.apply, "CompositeImplicitAutograd")
+
+
 def _like(_, u, weight, bias, *rest) -> tuple[Tensor, ...]:
     "What a backward pass returns, without running it."
     return _returned(u, (torch.empty_like(u), *(
@@ -55,12 +83,17 @@ def _like(_, u, weight, bias, *rest) -> tuple[Tensor, ...]:
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000006
 _HOW = ("Tensor? seed, int[] dim, int? axis, float eps, float noise, "
         "str kind, float alpha, int offset, int kept")
+_PROBLEM = f"(Tensor u, Tensor? weight, Tensor? bias, {_HOW})"
 
 
-@torch.library.custom_op(
-    "normalnorm::normalize", mutates_args=(), device_types="cpu",
-    schema=f"(Tensor u, Tensor? weight, Tensor? bias, {_HOW}) "
-           "-> (Tensor, Tensor)")
+def _results(u, weight, bias, seed, dim, *rest):
+    # how many numbers of a unit are kept is an argument, so that what was
+    # compiled with another kernel is not taken from PyTorch's cache on disk
+    return torch.empty_like(u), u.new_empty(
+        rest[-1] * math.prod(_shape(u, dim)), dtype=torch.float32)
+
+
+@_kernel(f"normalize{_PROBLEM} -> (Tensor, Tensor)", _results)
 def _normalize(u, weight, bias, seed, dim, axis, eps, noise, kind, alpha,
                offset, kept):
     dim, rule = tuple(dim), _rule(eps, noise, kind, alpha)
@@ -79,19 +112,9 @@ def _normalize(u, weight, bias, seed, dim, axis, eps, noise, kind, alpha,
     return out, numbers
 
 
-@_normalize.register_fake
-def _(u, weight, bias, seed, dim, *rest):
-    # how many numbers of a unit are kept is an argument, so that what was
-    # compiled with another kernel is not taken from PyTorch's cache on disk
-    return torch.empty_like(u), u.new_empty(
-        rest[-1] * math.prod(_shape(u, dim)), dtype=torch.float32)
-
-
-@torch.library.custom_op(
-    "normalnorm::normalize_backward", mutates_args=(), device_types="cpu",
-    schema="(Tensor grad, Tensor u, Tensor? weight, Tensor? bias, "
-           f"Tensor numbers, {_HOW}, bool of_weight, bool of_bias) "
-           "-> (Tensor, Tensor, Tensor)")
+@_kernel("normalize_backward(Tensor grad, Tensor u, Tensor? weight, "
+         f"Tensor? bias, Tensor numbers, {_HOW}, bool of_weight, "
+         "bool of_bias) -> (Tensor, Tensor, Tensor)", _like)
 def _normalize_backward(grad, u, weight, bias, numbers, seed, dim, axis, eps,
                         noise, kind, alpha, offset, kept, of_weight, of_bias):
     dim, rule = tuple(dim), _rule(eps, noise, kind, alpha)
@@ -116,25 +139,36 @@ def _normalize_backward(grad, u, weight, bias, numbers, seed, dim, axis, eps,
     return _returned(u, found)
 
 
-def _keep(ctx, inputs, output) -> None:
-    u, weight, bias, seed, *ctx.rest = inputs
-    ctx.save_for_backward(u, weight, bias, seed, output[1])
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        out, numbers = torch.ops.normalnorm.normalize(*inputs)
+        u, weight, bias, seed, *ctx.rest = inputs
+        ctx.save_for_backward(u, weight, bias, seed, numbers)
+        ctx.mark_non_differentiable(numbers)
+        return out, numbers
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _):
+        u, weight, bias, seed, numbers = ctx.saved_tensors
+        _, *needs = ctx.needs_input_grad[:3]
+        of_u, *of = torch.ops.normalnorm.normalize_backward(
+            grad, u, weight, bias, numbers, seed, *ctx.rest, *needs)
+        return (of_u, *(g if need else None for g, need in zip(of, needs)),
+                *(None,) * 9)
 
 
-def _backward(ctx, grad, _):
-    u, weight, bias, seed, numbers = ctx.saved_tensors
-    _, *needs = ctx.needs_input_grad[:3]
-    of_u, *of = torch.ops.normalnorm.normalize_backward(
-        grad, u, weight, bias, numbers, seed, *ctx.rest, *needs)
-    return (of_u, *(g if need else None for g, need in zip(of, needs)),
-            *(None,) * 9)
-
-
-_normalize_backward.register_fake(_like)
-_normalize.register_autograd(_backward, setup_context=_keep)
+_differentiable(
+    f"normalize_with_grad{_PROBLEM} -> (Tensor, Tensor)", _Normalize)
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000031
 _GIVEN = "Tensor mean, Tensor var, Tensor? lmbda, float eps"
+_FROZEN = f"(Tensor u, Tensor? weight, Tensor? bias, {_GIVEN})"
+
+
+def _result(u, *_):
+    return torch.empty_like(u)
 
 
 def _prepare(u, weight, bias, mean, var, lmbda, eps):
@@ -145,24 +179,16 @@ def _prepare(u, weight, bias, mean, var, lmbda, eps):
             lmbda is not None)), 1, given)
 
 
-@torch.library.custom_op(
-    "normalnorm::evaluate", mutates_args=(), device_types="cpu",
-    schema=f"(Tensor u, Tensor? weight, Tensor? bias, {_GIVEN}) -> Tensor")
+@_kernel(f"evaluate{_FROZEN} -> Tensor", _result)
 def _evaluate(u, weight, bias, *rest):
     given, call = _prepare(u, weight, bias, *rest)
     return torch.empty_like(u) if call is None else native.forward(
         call, u, weight, bias, statistics=given)[0]
 
 
-@_evaluate.register_fake
-def _(u, *_):
-    return torch.empty_like(u)
-
-
-@torch.library.custom_op(
-    "normalnorm::evaluate_backward", mutates_args=(), device_types="cpu",
-    schema=f"(Tensor grad, Tensor u, Tensor? weight, Tensor? bias, {_GIVEN}, "
-           "bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)")
+@_kernel("evaluate_backward(Tensor grad, Tensor u, Tensor? weight, "
+         f"Tensor? bias, {_GIVEN}, bool of_weight, bool of_bias) "
+         "-> (Tensor, Tensor, Tensor)", _like)
 def _evaluate_backward(grad, u, weight, bias, mean, var, lmbda, eps, of_weight,
                        of_bias):
     _, call = _prepare(u, weight, bias, mean, var, lmbda, eps)
@@ -175,21 +201,24 @@ def _evaluate_backward(grad, u, weight, bias, mean, var, lmbda, eps, of_weight,
         of_bias=of_bias))
 
 
-def _keep_given(ctx, inputs, output) -> None:
-    *tensors, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
+class _Evaluate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        *tensors, ctx.eps = inputs
+        ctx.save_for_backward(*tensors)
+        return torch.ops.normalnorm.evaluate(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        _, *needs = ctx.needs_input_grad[:3]
+        of_u, *of = torch.ops.normalnorm.evaluate_backward(
+            grad, *ctx.saved_tensors, ctx.eps, *needs)
+        return (of_u, *(g if need else None for g, need in zip(of, needs)),
+                *(None,) * 4)
 
 
-def _evaluated(ctx, grad):
-    _, *needs = ctx.needs_input_grad[:3]
-    of_u, *of = torch.ops.normalnorm.evaluate_backward(
-        grad, *ctx.saved_tensors, ctx.eps, *needs)
-    return (of_u, *(g if need else None for g, need in zip(of, needs)),
-            *(None,) * 4)
-
-
-_evaluate_backward.register_fake(_like)
-_evaluate.register_autograd(_evaluated, setup_context=_keep_given)
+_differentiable(f"evaluate_with_grad{_FROZEN} -> Tensor", _Evaluate)
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000008
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -214,7 +243,7 @@ def _take_given(problem: Normalization) -> Tensor | None:
     if (any(t is not None and t.shape != u.shape[1:2] for t in of)
             or any(t.requires_grad for t in of[2:])):
         return None                     # the definition says what is wrong
-    return torch.ops.normalnorm.evaluate(
+    return torch.ops.normalnorm.evaluate_with_grad(
         u, weight, bias, mean, var, *(parameters or (None,)), rule.eps)
 
 
@@ -230,12 +259,15 @@ def _take(problem: Normalization) -> Tensor | None:
         return None
     if given is not None:
         return _take_given(problem)
-    if not _plain(u, weight, bias):
-        return None
+    if not _plain(u, weight, bias) or axis is not None and any([
+            t is not None and (t.shape != u.shape[axis:axis + 1]
+                               or not t.is_floating_point())
+            for t in (weight, bias, *running)]):
+        return None                     # the definition says what is wrong
     alpha = power.alpha if isinstance(power, Power) else 0.0
     if rule.noise and seed is None:
         seed = draw_seed(u.device)
-    out, numbers = torch.ops.normalnorm.normalize(
+    out, numbers = torch.ops.normalnorm.normalize_with_grad(
         u, weight, bias, seed, dim, axis, rule.eps, rule.noise,
         rule.noise_kind, alpha, offset, native.KEPT)
     if running:
