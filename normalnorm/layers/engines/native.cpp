@@ -543,14 +543,17 @@ inline W high(W product) {
 // 32-bit words in the lower halves of 64-bit lanes; the upper halves are not
 // used
 struct Words { W x0, x1, x2, x3; };
-inline void rounds(Words& s, const Keys& keys) {
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; round++) {
+// of two words, in turn
+inline void rounds(Words& s, Words& t, const Keys& keys) {
+    auto round_of = [](Words& s, const uint64_t k[2]) INLINED {
         W p0 = multiply(s.x0, 0xD2511F53u), p1 = multiply(s.x2, 0xCD9E8D57u);
-        s.x0 = high(p1) ^ s.x1 ^ keys.k[2 * round];
-        s.x2 = high(p0) ^ s.x3 ^ keys.k[2 * round + 1];
+        s.x0 = high(p1) ^ s.x1 ^ k[0];
+        s.x2 = high(p0) ^ s.x3 ^ k[1];
         s.x1 = p1, s.x3 = p0;
-    }
+    };
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++)
+        round_of(s, keys.k + 2 * round), round_of(t, keys.k + 2 * round);
 }
 inline U both(W even, W odd) {
 #if defined(KERNEL_512)
@@ -568,9 +571,11 @@ constexpr Polynomial of_sine(-1.9515296e-4, 8.3321609e-3, -0.16666655);
 constexpr Polynomial of_cosine(2.443315711809948e-5, -1.388731625493765e-3,
                                4.166664568298827e-2, -0.5, 1.0);
 
-inline void box_muller(U a, U b, V& first, V& second) {
+inline V radius_of(U a) {
     V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
-    V radius = square_root(logarithm<false, Sum>(u) * -2.0f);
+    return square_root(logarithm<false, Sum>(u) * -2.0f);
+}
+inline void box_muller(V radius, U b, V& first, V& second) {
     // its first two bits: the angle rounded to quarters of a turn
     U turned = b + 0x20000000u;
     // what is left, exact in integers; 2π 2^-32
@@ -633,7 +638,8 @@ struct Lanes {
 const Lanes lanes;
 
 // Batches of 4·VL numbers: z[4j+i] = number i of counter j. First all words,
-// then all numbers: two loops with more work in flight than one.
+// then all radii, then all numbers: three loops with more work in flight than
+// one.
 constexpr int BATCH = 4 * VL, BATCHES = 8;
 // of VL quadruples at a time, in runs of `run` quadruples that begin `run +
 // jump` apart
@@ -668,7 +674,7 @@ inline void philox(Counters& counters, int count, const Keys& keys,
     for (int b = 0; b < count; b++) {
         Words p{counters.even, LOW ? W{} : counters.even >> 32, W{}, W{}},
             q{counters.odd, LOW ? W{} : counters.odd >> 32, W{}, W{}};
-        rounds(p, keys), rounds(q, keys);
+        rounds(p, q, keys);
         words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1),
         words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
         counters.next();
@@ -678,10 +684,12 @@ void batches(Counters& counters, int count, const Keys& keys, float* z) {
     alignas(64) U words[BATCHES][4];
     if (counters.low) philox<true>(counters, count, keys, words);
     else philox<false>(counters, count, keys, words);
+    for (int b = 0; b < count; b++)
+        for (int k = 0; k < 4; k += 2) words[b][k] = (U)radius_of(words[b][k]);
     for (int b = 0; b < count; b++) {
         V r[4];
-        box_muller(words[b][0], words[b][1], r[0], r[1]);
-        box_muller(words[b][2], words[b][3], r[2], r[3]);
+        box_muller((V)words[b][0], words[b][1], r[0], r[1]);
+        box_muller((V)words[b][2], words[b][3], r[2], r[3]);
         transpose_blocks(r);
         for (int k = 0; k < 4; k++) store(z + b * BATCH + k * VL, r[k]);
     }
