@@ -543,14 +543,17 @@ inline W high(W product) {
 // 32-bit words in the lower halves of 64-bit lanes; the upper halves are not
 // used
 struct Words { W x0, x1, x2, x3; };
-inline void rounds(Words& s, const Keys& keys) {
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; round++) {
+// of two words, in turn
+inline void rounds(Words& s, Words& t, const Keys& keys) {
+    auto round_of = [](Words& s, const uint64_t k[2]) INLINED {
         W p0 = multiply(s.x0, 0xD2511F53u), p1 = multiply(s.x2, 0xCD9E8D57u);
-        s.x0 = high(p1) ^ s.x1 ^ keys.k[2 * round];
-        s.x2 = high(p0) ^ s.x3 ^ keys.k[2 * round + 1];
+        s.x0 = high(p1) ^ s.x1 ^ k[0];
+        s.x2 = high(p0) ^ s.x3 ^ k[1];
         s.x1 = p1, s.x3 = p0;
-    }
+    };
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++)
+        round_of(s, keys.k + 2 * round), round_of(t, keys.k + 2 * round);
 }
 inline U both(W even, W odd) {
 #if defined(KERNEL_512)
@@ -568,9 +571,11 @@ constexpr Polynomial of_sine(-1.9515296e-4, 8.3321609e-3, -0.16666655);
 constexpr Polynomial of_cosine(2.443315711809948e-5, -1.388731625493765e-3,
                                4.166664568298827e-2, -0.5, 1.0);
 
-inline void box_muller(U a, U b, V& first, V& second) {
+inline V radius_of(U a) {
     V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
-    V radius = square_root(logarithm<false, Sum>(u) * -2.0f);
+    return square_root(logarithm<false, Sum>(u) * -2.0f);
+}
+inline void box_muller(V radius, U b, V& first, V& second) {
     // its first two bits: the angle rounded to quarters of a turn
     U turned = b + 0x20000000u;
     // what is left, exact in integers; 2π 2^-32
@@ -633,7 +638,8 @@ struct Lanes {
 const Lanes lanes;
 
 // Batches of 4·VL numbers: z[4j+i] = number i of counter j. First all words,
-// then all numbers: two loops with more work in flight than one.
+// then all radii, then all numbers: three loops with more work in flight than
+// one.
 constexpr int BATCH = 4 * VL, BATCHES = 8;
 // of VL quadruples at a time, in runs of `run` quadruples that begin `run +
 // jump` apart
@@ -668,7 +674,7 @@ inline void philox(Counters& counters, int count, const Keys& keys,
     for (int b = 0; b < count; b++) {
         Words p{counters.even, LOW ? W{} : counters.even >> 32, W{}, W{}},
             q{counters.odd, LOW ? W{} : counters.odd >> 32, W{}, W{}};
-        rounds(p, keys), rounds(q, keys);
+        rounds(p, q, keys);
         words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1),
         words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
         counters.next();
@@ -678,10 +684,12 @@ void batches(Counters& counters, int count, const Keys& keys, float* z) {
     alignas(64) U words[BATCHES][4];
     if (counters.low) philox<true>(counters, count, keys, words);
     else philox<false>(counters, count, keys, words);
+    for (int b = 0; b < count; b++)
+        for (int k = 0; k < 4; k += 2) words[b][k] = (U)radius_of(words[b][k]);
     for (int b = 0; b < count; b++) {
         V r[4];
-        box_muller(words[b][0], words[b][1], r[0], r[1]);
-        box_muller(words[b][2], words[b][3], r[2], r[3]);
+        box_muller((V)words[b][0], words[b][1], r[0], r[1]);
+        box_muller((V)words[b][2], words[b][3], r[2], r[3]);
         transpose_blocks(r);
         for (int k = 0; k < 4; k++) store(z + b * BATCH + k * VL, r[k]);
     }
@@ -1215,12 +1223,12 @@ inline V first_lanes(V x, int n) {                  // zeros from lane n on
 
 // ℓ of h = ρk from ℓ of k, for 1−ρ small: log(1+ρa) = log(1+a) + log(1 − (1−ρ)
 // a/(1+a))
-// of h: not wanted; by two terms of a series; by a logarithm of its own
+// of h: not wanted; by a quotient that is near; by a logarithm of its own
 enum Ell { NOT_KEPT, NEAR, DISTANT };
 inline Ell distance(double rho) { return 1 - rho < 4e-3 ? NEAR : DISTANT; }
-// share = (1−ρ) a/(1+a)
-template <class T> inline T ell_near(T ell, T share) {
-    return ell - (share * share * 0.5f + share);
+// gap = 1−ρ, middle = (1+ρ)/2
+template <class T> inline T ell_near(T ell, T a, V gap, V middle) {
+    return ell - a / (a * middle + 1.0f) * gap;
 }
 
 inline void largest(I& most, V a) { most = (I)a > most ? (I)a : most; }
@@ -1237,27 +1245,33 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
     constexpr int COUNT = 5, ROOM = 8;
     const float r = (float)w.bare, shift = -w.rest * r;
     const V rho = set((float)(w.rate / w.bare)),
-            gap = set((float)(1 - w.rate / w.bare));
+            gap = set((float)(1 - w.rate / w.bare)),
+            middle = set((float)((1 + w.rate / w.bare) / 2));
     double s[ROOM] = {0};
     const V center = set(w.center);
     I most{};                                       // of the bits of |k|
+    alignas(64) float k_of[BLOCK], logs[BLOCK];
     for (i64 b = 0; b < w.n; b += BLOCK) {
         V t[ROOM]{};
-        each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
-             [&](i64 j, int m, auto T) INLINED {
-                 auto k = (get(u, j, m, 0, T) - center) * r + shift;
-                 if (m < VL) k = first_lanes(k, m);
-                 auto a = absolute(k), ell = log1p_of(a),
-                      log = with_sign(ell, k), g = a * ell + ell, d = g - a;
-                 add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
-                     add(t[4], g, ell);
-                 if constexpr (ELL == NOT_KEPT) largest(most, a);
-                 if constexpr (ELL == NEAR)
-                     put(ell_of, j, m, ell_near(ell, a * gap / (a + 1.0f)));
-                 if constexpr (ELL == DISTANT)
-                     put(ell_of, j, m, log1p_of(a * rho));
-                 ahead(m);
-             });
+        const i64 end = b + BLOCK < w.n ? b + BLOCK : w.n;
+        each(b, end, [&](i64 j, int m, auto T) INLINED {
+            auto k = (get(u, j, m, 0, T) - center) * r + shift;
+            if (m < VL) k = first_lanes(k, m);
+            put(k_of, j - b, VL, k);
+            put(logs, j - b, VL, log1p_of(absolute(k)));
+        });
+        each(b, end, [&](i64 j, int m, auto T) INLINED {
+            auto k = get(k_of, j - b, VL, 0, T), a = absolute(k),
+                 ell = get(logs, j - b, VL, 0, T), log = with_sign(ell, k),
+                 g = a * ell + ell, d = g - a;
+            add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
+                add(t[4], g, ell);
+            if constexpr (ELL == NOT_KEPT) largest(most, a);
+            if constexpr (ELL == NEAR)
+                put(ell_of, j, m, ell_near(ell, a, gap, middle));
+            if constexpr (ELL == DISTANT) put(ell_of, j, m, log1p_of(a * rho));
+            ahead(m);
+        });
         totals(t, ROOM, s);
     }
     for (int m = 0; m < COUNT; m++) (&result.log)[m] = s[m] / w.n;
@@ -1585,7 +1599,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
     const float r = (float)(transformed ? w.bare : w.rate), shift = -w.rest * r,
                 spread = kept[1];
     const V rho = set((float)(w.rate / w.bare)),
-            gap = set((float)(1 - w.rate / w.bare));
+            gap = set((float)(1 - w.rate / w.bare)), less = -gap;
     const float amount = (float)(job.noise * (dropout ? 1 : spread));
     const bool noisy = ASK ? job.noise != 0 && (weights.weight || dropout)
                            : (bool)(WHAT & NOISY),
@@ -1595,7 +1609,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
     const Move move(kept);
     float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
     const V center = set(w.center);
-    alignas(64) float z[BLOCK];
+    // of a block; the last vector of a run may go over its end
+    alignas(64) float z[BLOCK], ell_of[BLOCK + VL], inverse_of[BLOCK + VL];
     NoiseOf noise_of(w);
     Ahead u_ahead = w.u_ahead, grad_ahead = w.grad_ahead;
     parts(job, w.n, [&](i64 part, i64 from, i64 to) INLINED {
@@ -1609,10 +1624,41 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
             auto visit = [&](i64 at, i64 count, i64 offset) INLINED {
                 const float *u_run = u + offset - at,
                             *grad_run = grad + offset - at;
+                auto k_at = [&](i64 j, int n, auto T) INLINED {
+                    auto k = (get(u_run, j, n, 0, T) - center) * r + shift;
+                    return n < VL ? first_lanes(k, n) : k;
+                };
+                if (transformed) {
+                    each(at, at + count, [&](i64 j, int n, auto T) INLINED {
+                        auto k = k_at(j, n, T);
+                        put(k_of, j, n, k);
+                        put(ell_of, j - b, VL, log1p_of(absolute(k)));
+                    });
+                    // the logarithm, and 1/(1+|k|), become those of h
+                    each(at, at + count, [&](i64 j, int n, auto T) INLINED {
+                        auto k = get(k_of, j, n, 0, T), a = absolute(k),
+                             ell = get(ell_of, j - b, VL, 0, T),
+                             inverse = 1.0f / (a + 1.0f),
+                             v = move(a, ell, with_sign(ell, k), inverse);
+                        if (n < VL) v = first_lanes(v, n);
+                        add(s_v, v), add(s_vk, v, k), put(v_of, j, n, v);
+                        if constexpr (ELL == DISTANT) {
+                            ell = log1p_of(a * rho);
+                            inverse = 1.0f / (a * rho + 1.0f);
+                        } else {  // (1−ρ) a/(1+a), and two terms of its series
+                            auto share = inverse * less + gap,
+                                 square = share * share;
+                            ell = ell - (square * 0.5f + share);
+                            inverse = inverse * (square + share) + inverse;
+                        }
+                        put(ell_of, j - b, VL, ell);
+                        put(inverse_of, j - b, VL, inverse);
+                    });
+                }
                 each(at, at + count, [&](i64 j, int n, auto T) INLINED {
                     auto g = get(grad_run, j, n, 0, T),
-                         k = (get(u_run, j, n, 0, T) - center) * r + shift;
-                    if (n < VL) k = first_lanes(k, n);
+                         k = transformed ? get(k_of, j, n, 0, T)
+                                         : k_at(j, n, T);
                     auto upstream = g;
                     if (each_one) {
                         if (!ASK || affine.weights)
@@ -1623,21 +1669,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                     if (dropout) upstream += upstream * noise;
                     auto x = k, of = upstream;
                     if (transformed) {
-                        auto a = absolute(k), ell_k = log1p_of(a),
-                             inverse = 1.0f / (a + 1.0f);
-                        auto v = move(a, ell_k, with_sign(ell_k, k), inverse);
-                        if (n < VL) v = first_lanes(v, n);
-                        add(s_v, v), add(s_vk, v, k), put(v_of, j, n, v);
-                        auto ell = ell_k;
-                        if constexpr (ELL == DISTANT) {
-                            ell = log1p_of(a * rho);
-                            inverse = 1.0f / (a * rho + 1.0f);
-                        } else {                    // 1/(1+ρa) from 1/(1+a)
-                            auto share = a * inverse * gap;
-                            ell = ell_near(ell_k, share);
-                            inverse =
-                                inverse * (share * share + share) + inverse;
-                        }
+                        auto ell = get(ell_of, j - b, VL, 0, T),
+                             inverse = get(inverse_of, j - b, VL, 0, T);
                         auto binary = choose(k, power.binary),
                              by_eta = choose(k, power.inverse);
                         auto e = exp_of(binary, choose(k, power.low), ell);
@@ -1653,7 +1686,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                     }
                     add(s_g, of), add(s_gh, of, k);
                     if (row) will_write(of_h + w.n + j, n);
-                    put(of_h, j, n, of), put(k_of, j, n, k);
+                    put(of_h, j, n, of);
+                    if (!transformed) put(k_of, j, n, k);
                     if constexpr (!(WHAT & EACH)) u_ahead(n), grad_ahead(n);
                     if (!ASK || weight_grad) {
                         auto y = x;
