@@ -2309,6 +2309,10 @@ struct Channel {  // given statistics of a channel
                    ? 0
                    : std::exp((eta - 1) * ell);
     }
+    bool beyond(float u) const {
+        const float h = (u - center) * rate;
+        return transform && !(std::fabs(h) < far);
+    }
     float slowly(float u) const {
         return (float)slow_power((u - center) * rate, power.lmbda) * weight
                + bias;
@@ -2408,48 +2412,196 @@ void evaluate_by_pieces(const Channel& channel, const Pieces& pieces,
 }
 #endif
 
-// channels along the rows of a matrix
-template <class E>
-void evaluate_rows(const Job& job, const E* u, E* out, const Channel* channels,
-                   i64 first, i64 last) {
-    for (i64 b = 0; b < job.columns; b += VL) {
-        const int n = job.columns - b < VL ? (int)(job.columns - b) : VL;
-        V center{}, rate{}, far = set(1), weight{}, bias{};
-        Power power(1);
+// VL channels side by side: lane by lane what a vector of a row needs. Lanes
+// behind the last channel give 0.
+struct Channels {
+    V center{}, rate{}, weight{}, bias{};
+    I far{}, same{};                                // same: λ is 1
+    Power power;
+    bool identity = true, some = false;             // all lanes; any
+    Channels(const Channel* of, int n) : power(1) {
+        far = I{} + 0x7fffffff;
         for (int k = 0; k < n; k++) {
-            const Channel& c = channels[b + k];
-            center[k] = c.center, rate[k] = c.rate, far[k] = c.far,
-            weight[k] = c.weight, bias[k] = c.bias;
+            const Channel& c = of[k];
+            center[k] = c.center, rate[k] = c.rate, weight[k] = c.weight,
+            bias[k] = c.bias, same[k] = -c.power.identity;
+            if (c.transform) far[k] = ((I)set(c.far))[0];
+            identity &= c.power.identity, some |= c.power.identity;
             for (int side = 0; side < 2; side++)
                 power.binary[side][k] = c.power.binary[side][0],
                 power.low[side][k] = c.power.low[side][0],
                 power.inverse[side][k] = c.power.inverse[side][0];
         }
-        bool identity = true;
-        // channels of λ = 1 keep their values exactly, whatever their
-        // neighbours' λ
-        I same{};
-        for (int k = 0; k < n; k++)
-            identity &= channels[b + k].power.identity,
-                same[k] = -channels[b + k].power.identity;
-        for (i64 row = first; row < last; row++) {
-            i64 at = row * job.columns + b;
-            V h = (get(u, at, n, 0, V{}) - center) * rate, x = h;
-            if (!identity) {
-                V a = absolute(h);
-                x = transform(h, log1p_in_parts(a), power);
-                x = same ? h : x;
-                if (any(~(a < far))) {
-                    const V values = get(u, at, n, 0, V{});
-                    for (int k = 0; k < n; k++)
-                        x[k] = channels[b + k].slowly(values[k]);
-                    put(out, at, n, x);
-                    continue;
-                }
-            }
-            put(out, at, n, x * weight + bias);
-        }
     }
+};
+
+// The first n ≤ VL numbers of a row, or of each of two rows `stride` apart
+template <class E> inline V rows_of(const E* p, i64, int n, V) {
+    return get(p, 0, n, 0, V{});
+}
+template <class E> inline V2 rows_of(const E* p, i64 stride, int n, V2) {
+    return {get(p, 0, n, 0, V{}), get(p, stride, n, 0, V{})};
+}
+template <class E> inline void put_rows(E* p, i64, int n, V v) {
+    put(p, 0, n, v);
+}
+template <class E> inline void put_rows(E* p, i64 stride, int n, V2 v) {
+    put(p, 0, n, v.a), put(p, stride, n, v.b);
+}
+inline V either(I which, V a, V b) { return which ? a : b; }
+inline V2 either(I which, V2 a, V2 b) {
+    return {either(which, a.a, b.a), either(which, a.b, b.b)};
+}
+inline I reaches(V a, I far) { return (I)a >= far; }  // of bits, as above
+inline I2 reaches(V2 a, I far) {
+    return {reaches(a.a, far), reaches(a.b, far)};
+}
+inline V unless(I which, V x) { return (V)(~which & (I)x); }
+inline V2 unless(I2 which, V2 x) {
+    return {unless(which.a, x.a), unless(which.b, x.b)};
+}
+inline void note(I& found, I which) { found |= which; }
+inline void note(I& found, I2 which) { found |= which.a | which.b; }
+
+// f(place, vector, lanes, type) for rows of channels: two rows at a time, then
+// one, vector by vector. Where f has noted a value that is too far for the
+// vectors, again(place, column) for the elements since.
+template <class F, class G>
+INLINED inline void over_rows(const Job& job, i64 first, i64 last, F f,
+                              G again) {
+    const i64 width = job.columns;
+    auto visit = [&](i64 row, auto T) INLINED {
+        for (i64 b = 0; b < width; b += BLOCK) {
+            const i64 end = b + BLOCK < width ? b + BLOCK : width;
+            I beyond{};
+            for (i64 j = b; j < end; j += VL)
+                f(row * width + j, j / VL,
+                  end - j < VL ? (int)(end - j) : VL, beyond, T);
+            if (any(beyond))
+                for (i64 at = 0; at < (i64)(sizeof T / sizeof(V)); at++)
+                    for (i64 j = b; j < end; j++)
+                        again((row + at) * width + j, j);
+        }
+    };
+    i64 row = first;
+    for (; row + 2 <= last; row += 2) visit(row, V2{});
+    if (row < last) visit(row, V{});
+}
+// the same place two and three rows later, in time
+template <class E> inline void two_rows_later(const E* p, i64 at, i64 width) {
+    if (at % (64 / sizeof(E)) < VL)
+        __builtin_prefetch(p + at + 2 * width, 0, 2),
+            __builtin_prefetch(p + at + 3 * width, 0, 2);
+}
+template <class E> inline void two_rows_later(E* p, i64 at, i64 width) {
+    if (at % (64 / sizeof(E)) < VL)
+        __builtin_prefetch(p + at + 2 * width, 1, 2),
+            __builtin_prefetch(p + at + 3 * width, 1, 2);
+}
+template <class E> inline float number(const E* p) {
+    return get(p, 0, 1, 0, V{})[0];
+}
+
+// channels along the rows of a matrix
+template <class E>
+void evaluate_rows(const Job& job, const E* u, E* out, const Channel* of,
+                   const Channels* all, i64 first, i64 last) {
+    const i64 width = job.columns;
+    over_rows(
+        job, first, last,
+        [&](i64 at, i64 vector, int n, I& beyond, auto T) INLINED {
+            const Channels& c = all[vector];
+            two_rows_later(u, at, width), two_rows_later(out, at, width);
+            auto h = (rows_of(u + at, width, n, T) - c.center) * c.rate, x = h;
+            if (!c.identity) {
+                auto a = absolute(h);
+                note(beyond, reaches(a, c.far));
+                x = transform(h, log1p_in_parts(a), c.power);
+                if (c.some) x = either(c.same, h, x);
+            }
+            put_rows(out + at, width, n, x * c.weight + c.bias);
+        },
+        [&](i64 at, i64 j) {
+            const float value = number(u + at);
+            if (of[j].beyond(value))
+                put(out + at, 0, 1, set(of[j].slowly(value)));
+        });
+}
+
+// The gradients of rows, and the sums that weight and bias get from them, two
+// numbers a channel; `sums` has room for as many floats as well
+template <class E>
+void given_rows(const Job& job, const E* u, const E* grad, E* out,
+                const Channel* of, const Channels* all, i64 first, i64 last,
+                double* sums) {
+    const i64 width = job.columns, room = (width + VL - 1) / VL * VL;
+    float* const part = (float*)(sums + 2 * room);
+    std::memset(sums, 0, 2 * room * sizeof(double));
+    for (i64 top = first; top < last; top += 64) {
+        std::memset(part, 0, 2 * room * sizeof(float));
+        over_rows(
+            job, top, top + 64 < last ? top + 64 : last,
+            [&](i64 at, i64 vector, int n, I& beyond, auto T) INLINED {
+                const Channels& c = all[vector];
+                two_rows_later(u, at, width), two_rows_later(grad, at, width);
+                two_rows_later(out, at, width);
+                auto g = rows_of(grad + at, width, n, T),
+                     h = (rows_of(u + at, width, n, T) - c.center) * c.rate,
+                     x = h, slope = T + c.rate * c.weight;
+                const auto a = absolute(h);
+                const auto far = reaches(a, c.far);
+                if (!c.identity) {
+                    auto ell = log1p_in_parts(a);
+                    auto e = exp_of(choose(h, c.power.binary),
+                                    choose(h, c.power.low), ell);
+                    x = expm1_from(e, choose(h, c.power.inverse));
+                    auto steep = exp_from(e) / (a + 1.0f) * slope;
+                    if (c.some)
+                        x = either(c.same, h, x),
+                        steep = either(c.same, slope, steep);
+                    slope = steep;
+                }
+                note(beyond, far);
+                put_rows(out + at, width, n, g * slope);
+                float* const here = part + vector * 2 * VL;
+                V s_weight = load(here), s_bias = load(here + VL);
+                add(s_weight, g, unless(far, x)), add(s_bias, g);
+                store(here, s_weight), store(here + VL, s_bias);
+            },
+            [&](i64 at, i64 j) {
+                const Channel& c = of[j];
+                const float value = number(u + at), g = number(grad + at);
+                if (!c.beyond(value)) return;
+                const double h = (value - c.center) * c.rate;
+                put(out + at, 0, 1,
+                    set((float)(g * c.slope(h) * c.rate * c.weight)));
+                sums[j / VL * 2 * VL + j % VL] +=
+                    g * slow_power(h, c.power.lmbda);
+            });
+        for (i64 k = 0; k < 2 * room; k++) sums[k] += part[k];
+    }
+}
+
+// The channels of a job, one after another, and VL at a time; null where there
+// is no memory
+const Channel* channels_of(const Job& job) {
+    const i64 count = job.weight_period;
+    Channel* const made =
+        (Channel*)given_memory[0].take(count * sizeof(Channel) / 4);
+    if (!made) return nullptr;
+#pragma omp parallel for num_threads((int)job.threads) \
+    schedule(static) if (count > 64)
+    for (i64 c = 0; c < count; c++) new (made + c) Channel(job, c);
+    return made;
+}
+const Channels* side_by_side(const Job& job, const Channel* channels) {
+    const i64 count = job.weight_period;
+    Channels* const made = (Channels*)given_memory[1].take(
+        (count + VL - 1) / VL * sizeof(Channels) / 4);
+    for (i64 c = 0; made && c < count; c += VL)
+        new (made + c / VL)
+            Channels(channels + c, count - c < VL ? (int)(count - c) : VL);
+    return made;
 }
 
 // f(u, out, count): a stretch of elements as floats
@@ -2552,15 +2704,12 @@ int normalnorm_forward(const Job* job_) {
                   : job.mean && !all_here(job.lmbda, job.beside))
         return NO_DATA;
     if (job.given) {
-        Channel* const channels = (Channel*)given_memory[0].take(
-            job.weight_period * sizeof(Channel) / 4);
+        const Channel* const channels = channels_of(job);
         if (!channels) return NO_MEMORY;
-#pragma omp parallel for num_threads((int)job.threads) \
-    schedule(static) if (job.weight_period > 64)
-        for (i64 c = 0; c < job.weight_period; c++)
-            new (channels + c) Channel(job, c);
         const i64 images = job.units / job.weight_period;
         if (job.columns) {
+            const Channels* const all = side_by_side(job, channels);
+            if (!all) return NO_MEMORY;
             const i64 rows = job.units, step = 16384 / job.columns + 1,
                       pieces = (rows + step - 1) / step;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
@@ -2568,9 +2717,9 @@ int normalnorm_forward(const Job* job_) {
                 const i64 last = (p + 1) * step < rows ? (p + 1) * step : rows;
                 if (job.half)
                     evaluate_rows(job, halves(job.u), halves(job.out), channels,
-                                  p * step, last);
+                                  all, p * step, last);
                 else
-                    evaluate_rows(job, job.u, job.out, channels, p * step,
+                    evaluate_rows(job, job.u, job.out, channels, all, p * step,
                                   last);
             }
         } else if (TABLES && images * job.length >= 1024) {
@@ -2700,41 +2849,36 @@ int normalnorm_given_backward(const Job* job_) {
         }
         return DONE;
     }
-    constexpr i64 rows = 128, size = 16;
-    const i64 pitch = pitch_of(rows);
-    Shares shares(3 * size * pitch, job.threads, (count + size - 1) / size);
-    if (!shares.memory) return NO_MEMORY;
-    auto group = [&](i64 first, float* memory) {
-        const i64 n = count - first < size ? count - first : size;
-        float *u = memory, *grad = u + size * pitch, *out = grad + size * pitch;
-        Channel channels[size];
-        for (i64 c = 0; c < n; c++) channels[c] = Channel(job, first + c);
-        double of_weight[size] = {}, of_bias[size] = {};
-        for (i64 row = 0; row < job.units; row += rows) {
-            const i64 here = job.units - row < rows ? job.units - row : rows,
-                      at = row * count + first;
-            columns_from(job, job.u, at, here, n, u, pitch);
-            columns_from(job, job.grad, at, here, n, grad, pitch);
-            for (i64 c = 0; c < n; c++)
-                given_gradient(channels[c], u + c * pitch, grad + c * pitch,
-                               out + c * pitch, here, of_weight[c], of_bias[c]);
-            columns_to(job, out, pitch, here, n, job.out, at);
-        }
-        for (i64 c = 0; c < n; c++) {
-            if (job.weight_grad)
-                job.weight_grad[first + c] = (float)of_weight[c];
-            if (job.bias_grad) job.bias_grad[first + c] = (float)of_bias[c];
-        }
-    };
-#pragma omp parallel num_threads((int)job.threads)
-    {
-        float* memory = nullptr;
-#pragma omp for schedule(dynamic, 1) nowait
-        for (i64 first = 0; first < count; first += size) {
-            if (!memory) memory = shares.mine();
-            group(first, memory);
-        }
+    const Channel* const channels = channels_of(job);
+    const Channels* const all =
+        channels ? side_by_side(job, channels) : nullptr;
+    // a number of rows that does not depend on that of threads, and its sums
+    const i64 rows = 64 * (1024 / count + 1),
+              pieces = (job.units + rows - 1) / rows,
+              room = (count + VL - 1) / VL * VL;
+    double* const sums = (double*)all_sums[0].take(pieces * 6 * room);
+    if (!all || !sums) return NO_MEMORY;
+#pragma omp parallel for num_threads((int)job.threads) schedule(static)
+    for (i64 p = 0; p < pieces; p++) {
+        const i64 first = p * rows,
+                  last = first + rows < job.units ? first + rows : job.units;
+        double* const own = sums + p * 3 * room;
+        if (job.half)
+            given_rows(job, halves(job.u), halves(job.grad), halves(job.out),
+                       channels, all, first, last, own);
+        else
+            given_rows(job, job.u, job.grad, job.out, channels, all, first,
+                       last, own);
     }
+    for (i64 c = 0; c < count; c++)
+        for (int which = 0; which < 2; which++) {
+            double sum = 0;
+            for (i64 p = 0; p < pieces; p++)
+                sum += sums[p * 3 * room + c / VL * 2 * VL + which * VL
+                            + c % VL];
+            float* const to = which ? job.bias_grad : job.weight_grad;
+            if (to) to[c] = (float)sum;
+        }
     return DONE;
 }
 
