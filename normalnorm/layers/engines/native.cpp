@@ -1067,6 +1067,17 @@ INLINED inline void runs(const Job& job, i64 from, i64 to, F f) {
     }
 }
 
+// Moments of u(0), u(1), … u(n − 1), number by number
+template <class F>
+void in_double(F u, i64 n, double& mean, double& var) {
+    double sum = 0, squares = 0;
+    for (i64 j = 0; j < n; j++) sum += u(j);
+    mean = sum / n, sum = 0;
+    for (i64 j = 0; j < n; j++)
+        sum += u(j) - mean, squares += (u(j) - mean) * (u(j) - mean);
+    mean += sum / n, var = squares / n - (sum / n) * (sum / n);
+}
+
 struct Unit {
     const Job* job;
     i64 i, n;  // number of the unit, of its elements
@@ -1107,7 +1118,8 @@ struct Unit {
         // these four are far from the mean
         if (square_off > var) about((float)mean, u, nullptr);
         // the squares do not fit into float
-        if (!(square < 1e37) || square < 1e-30) in_double(u);
+        if (!(square < 1e37) || square < 1e-30)
+            in_double([&](i64 j) { return u[j]; }, n, mean, var);
         center = (float)mean;
         rest = (float)(mean - center);
         set_rates();
@@ -1144,14 +1156,6 @@ struct Unit {
         const double off = sum / n;
         square /= n, square_off = off * off;
         mean = origin + off, var = square - square_off;
-    }
-    void in_double(const float* u) {
-        double sum = 0, squares = 0;
-        for (i64 j = 0; j < n; j++) sum += u[j];
-        mean = sum / n, sum = 0;
-        for (i64 j = 0; j < n; j++)
-            sum += u[j] - mean, squares += (u[j] - mean) * (u[j] - mean);
-        mean += sum / n, var = squares / n - (sum / n) * (sum / n);
     }
 
     // noise for positions from … from + count of the unit
@@ -1400,7 +1404,7 @@ INLINED inline void with_values(const Unit& w, const float* u,
 double values_of(const Unit& w, const float* u, const float* ell_of,
                  double lmbda, float* temporary) {
     // the next unit's results follow in memory
-    const bool row = w.job->segments == 1 && !w.job->columns;
+    const bool row = w.job->segments == 1;
     double sum = 0;
     with_values(w, u, ell_of, lmbda, [&](auto x) {
         for (i64 b = 0; b < w.n; b += BLOCK) {
@@ -1438,7 +1442,7 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
             const double* given = nullptr) {
     const Job& job = *w.job;
     const i64 block = block_of(job, target.job);
-    const bool row = job.segments == 1 && !job.columns;
+    const bool row = job.segments == 1;
     if (job.noise == 0) {
         with_values(w, u, ell_of, lmbda, [&](auto x) {
             parts(job, w.n, [&](i64 part, i64 from, i64 to) {
@@ -1570,8 +1574,9 @@ struct Weights { float *weight, *bias; };
 enum { POWER = 1, NOISY = 2, EACH = 4, ANY = 8 };
 
 // v of an element, by four numbers of its unit; `log` = sign(k) ℓ
-struct Move {
-    float of_p, of_d, of_ell, of_log;
+template <class C> struct Move {  // or of a unit in each lane
+    C of_p{}, of_d{}, of_ell{}, of_log{};
+    Move() = default;
     explicit Move(const float* kept)
         : of_p(1 + 4 * kept[2] * kept[5]), of_d(-4 * kept[2]), of_ell(kept[2]),
           of_log(kept[2] * (2 * kept[4] + 2)) {}
@@ -1605,8 +1610,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                            : (bool)(WHAT & NOISY),
                each_one = ASK ? job.weights < 0 : (bool)(WHAT & EACH);
     const i64 block = block_of(job, direct);
-    const bool row = job.segments == 1 && !job.columns;
-    const Move move(kept);
+    const bool row = job.segments == 1;
+    const Move<float> move(kept);
     float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
     const V center = set(w.center);
     // of a block; the last vector of a run may go over its end
@@ -1841,15 +1846,6 @@ void distribute(const Job& job, const float* from, float* to, i64 start) {
     job.half ? copy(halves(to) + start) : copy(to + start);
 }
 
-// Columns are taken together: a cache line of each row, or, in small matrices,
-// as many as one batch of noise holds.
-constexpr i64 MOST = 64;
-i64 group_of(const Job& job) {
-    return job.run == 1 && job.length <= 8192 ? MOST : 16;
-}
-// not a power of two, which would fill a few sets of the cache only
-i64 pitch_of(i64 n) { return (n + VL - 1) / VL * VL + VL; }
-
 #if defined(KERNEL_512) || defined(KERNEL_256)
 inline void transpose(V r[VL]) {
     for (int i = 0; i < VL; i += 4) transpose_blocks(r + i);
@@ -1879,111 +1875,22 @@ inline void transpose(V r[VL]) {
 }
 #endif
 
-// f(row, column) for blocks of VL × VL: first those that fill a column's line
-template <class F> INLINED inline void each_block(i64 rows, i64 count, F f) {
-    for (i64 top = 0; top < rows; top += LINE)
-        for (i64 c = 0; c < count; c += VL)
-            for (i64 row = top; row < rows && row < top + LINE; row += VL)
-                f(row, c);
-}
-// Rows of `count` elements, `stride` apart, to columns `pitch` apart, and back;
-// up to VL − 1 elements after a column may be overwritten.
-template <class E>
-void to_columns(const E* from, i64 stride, i64 rows, i64 count, float* to,
-                i64 pitch) {
+// `rows` numbers of each of VL runs, `pitch` apart, to rows of VL; up to VL − 1
+// numbers behind a run may be read
+void interleave(const float* from, i64 pitch, i64 rows, float* to) {
 #if defined(KERNEL_512) || defined(KERNEL_256)
-    each_block(rows, count, [&](i64 row, i64 c) INLINED {
-            const int m = rows - row < VL ? (int)(rows - row) : VL,
-                      n = count - c < VL ? (int)(count - c) : VL;
-            V r[VL] = {};
-            // far apart in memory: asked for in time, a line of each row
-            const E* later =
-                from + (row + 48 < rows ? row + 48 : row) * stride + c;
-            if (c % LINE == 0)
-                for (int i = 0; i < VL; i++)
-                    __builtin_prefetch(later + i * stride);
-            if (m == VL && n == VL)
-                for (int i = 0; i < VL; i++)
-                    r[i] = load(from + (row + i) * stride + c);
-            else
-                for (int i = 0; i < m; i++)
-                    r[i] = load_part(from + (row + i) * stride + c, n, 0);
-            transpose(r);
-            if (n == VL)
-                for (int i = 0; i < VL; i++)
-                    store(to + (c + i) * pitch + row, r[i]);
-            else
-                for (int i = 0; i < n; i++)
-                    store(to + (c + i) * pitch + row, r[i]);
-    });
-#else
-    for (i64 row = 0; row < rows; row++)
-        for (i64 c = 0; c < count; c++)
-            to[c * pitch + row] = load_part(from + row * stride + c, 1, 0)[0];
-#endif
-}
-template <class E>
-void to_rows(const float* from, i64 pitch, i64 rows, i64 count, E* to,
-             i64 stride) {
-#if defined(KERNEL_512) || defined(KERNEL_256)
-    each_block(rows, count, [&](i64 row, i64 c) INLINED {
-            const int m = rows - row < VL ? (int)(rows - row) : VL,
-                      n = count - c < VL ? (int)(count - c) : VL;
-            V r[VL] = {};
-            if (n == VL)
-                for (int i = 0; i < VL; i++)
-                    r[i] = load(from + (c + i) * pitch + row);
-            else
-                for (int i = 0; i < n; i++)
-                    r[i] = load(from + (c + i) * pitch + row);
-            transpose(r);
-            if (m == VL && n == VL)
-                for (int i = 0; i < VL; i++)
-                    store(to + (row + i) * stride + c, r[i]);
-            else
-                for (int i = 0; i < m; i++)
-                    store_part(to + (row + i) * stride + c, n, r[i]);
-    });
-#else
-    for (i64 row = 0; row < rows; row++)
-        for (i64 c = 0; c < count; c++)
-            store_part(to + row * stride + c, 1, set(from[c * pitch + row]));
-#endif
-}
-
-// columns that begin at `at`
-void columns_from(const Job& job, const float* from, i64 at, i64 rows,
-                  i64 count, float* to, i64 pitch) {
-    auto bring = [&](const auto* first) {
-        to_columns(first, job.columns, rows, count, to, pitch);
-    };
-    job.half ? bring(halves(from) + at) : bring(from + at);
-}
-void columns_to(const Job& job, const float* from, i64 pitch, i64 rows,
-                i64 count, float* to, i64 at) {
-    auto bring = [&](auto* first) {
-        to_rows(from, pitch, rows, count, first, job.columns);
-    };
-    job.half ? bring(halves(to) + at) : bring(to + at);
-}
-// for runs of one element
-void noise_of_columns(const Job& job, i64 first, i64 count, i64 n, float* to) {
-    alignas(64) float z[BLOCK];
-    const Keys keys(job.seed);
-    const i64 rows = BLOCK / count;
-    for (i64 row = 0; row < n; row += rows) {
-        const i64 here = n - row < rows ? n - row : rows;
-        const uint64_t start = job.offset + row * job.columns + first;
-        if (!((start | count | job.columns) & 3)) {
-            Counters counters(start >> 2, 0, count / 4,
-                              (job.columns - count) / 4);
-            counters.low = (job.offset + n * job.columns) >> 34 == 0;
-            normals(counters, 0, here * count, keys, z);
-        } else
-            for (i64 k = 0; k < here; k++)
-                normals(start + k * job.columns, count, keys, z + k * count);
-        to_columns(z, count, here, count, to + row, pitch_of(n));
+    for (i64 row = 0; row < rows; row += VL) {
+        V r[VL];
+        for (int i = 0; i < VL; i++) r[i] = load(from + i * pitch + row);
+        transpose(r);
+        const i64 n = rows - row < VL ? rows - row : VL;
+        for (i64 i = 0; i < n; i++) store(to + (row + i) * VL, r[i]);
     }
+#else
+    for (i64 row = 0; row < rows; row++)
+        for (int l = 0; l < VL; l++)
+            to[row * VL + l] = from[l * pitch + row];
+#endif
 }
 
 i64 padded(i64 n) { return (n + 2 * VL - 1) / VL * VL; }
@@ -1993,44 +1900,19 @@ constexpr i64 LARGE = 4096;  // units of which it pays to make a table
 // units that are read and written where they are
 bool in_place(const Job& job) { return job.segments == 1 && !job.half; }
 
-// Floats of scratch memory that the pieces below need, for at most `count`
-// units
-i64 forward_room(const Job& job, i64 count) {
+// Floats of scratch memory that the pieces below need
+i64 forward_room(const Job& job) {
     const i64 n = job.segments * job.length, room = padded(n);
-    if (job.columns)
-        return (job.noise != 0 && job.run == 1 ? 2 : 1) * count * pitch_of(n)
-               + room;
     return in_place(job) ? (n < LARGE ? room : 0) : 2 * room;
 }
-i64 backward_room(const Job& job, i64 count) {
+i64 backward_room(const Job& job) {
     const i64 n = job.segments * job.length, room = padded(n);
-    if (job.columns)
-        return (job.noise != 0 && job.run == 1 ? 3 : 2) * count * pitch_of(n)
-               + room;
     return (in_place(job) ? 4 : 3) * room;
 }
 
 // All units that thread-independent piece `piece` holds
 void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
     const i64 n = job.segments * job.length, room = padded(n);
-    if (job.columns) {
-        const i64 count = last - first;
-        const bool noisy = job.noise != 0 && job.run == 1;
-        const i64 pitch = pitch_of(n), all = count * pitch;
-        float *u = memory, *ell = memory + all, *noise = ell + room;
-        columns_from(job, job.u, first, n, count, u, pitch);
-        if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) {
-            float* column = u + c * pitch;
-            Unit w(job, first + c);
-            if (noisy) w.own_noise = noise + c * pitch;
-            w.moments(column, nullptr);
-            forward_unit(w, column, column, {nullptr, column},
-                         n < LARGE ? ell : nullptr);
-        }
-        columns_to(job, u, pitch, n, count, job.out, first);
-        return;
-    }
     // the moments of the next unit are computed while results of this one are
     // waited for
     if (in_place(job)) {
@@ -2072,24 +1954,6 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
 void backward_piece(const Job& job, i64 first, i64 last, Weights weights,
                     float* memory) {
     const i64 n = job.segments * job.length, room = padded(n);
-    if (job.columns) {
-        const i64 count = last - first;
-        const bool noisy = job.noise != 0 && job.run == 1;
-        const i64 pitch = pitch_of(n), all = count * pitch;
-        float *u = memory, *g = u + all, *v = g + all, *noise = v + room;
-        columns_from(job, job.u, first, n, count, u, pitch);
-        columns_from(job, job.grad, first, n, count, g, pitch);
-        if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) {
-            float *k = u + c * pitch, *of = g + c * pitch;
-            const Unit w =
-                known_unit(job, first + c, noisy ? noise + c * pitch : nullptr);
-            const Sums sums = sums_of(w, false, k, of, k, of, v, weights);
-            gradient(w, sums, k, of, v, {nullptr, of});
-        }
-        columns_to(job, g, pitch, n, count, job.out, first);
-        return;
-    }
     // the first visit to the next unit begins before the second visit to this
     // one
     if (in_place(job)) {
@@ -2138,7 +2002,6 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights,
 // With one weight an element this does not depend on the number of threads, for
 // each piece sums the gradients of the weights; otherwise no sum crosses units.
 i64 piece_size(const Job& job) {
-    if (job.columns) return group_of(job);
     // runs of whole pages: neighbours in memory at the same time
     if (job.segments > 1 && job.length >= 1024) return 1;
     i64 n = job.segments * job.length,
@@ -2147,22 +2010,21 @@ i64 piece_size(const Job& job) {
     return size < enough ? enough : size > 512 ? 512 : size;
 }
 
-// f(piece, first unit, last unit, scratch memory of room(units of a piece)) by
+// f(piece, first unit, last unit, scratch memory of `room` floats) by
 // all threads; false, and nothing done, where there is no such memory. Rows of
 // memory are shared out in order, as PyTorch's operations before and after do,
 // whose data are then in the cache of the same core.
 template <class F>
-bool each_piece(const Job& job, i64 room(const Job&, i64), F f) {
+bool each_piece(const Job& job, i64 room(const Job&), F f) {
     const i64 size = piece_size(job), pieces = (job.units + size - 1) / size;
-    Shares shares(room(job, size < job.units ? size : job.units), job.threads,
-                  pieces);
+    Shares shares(room(job), job.threads, pieces);
     if (!shares.memory) return false;
     auto piece = [&](i64 p, float*& memory) {
         if (!memory) memory = shares.mine();
         f(p, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units,
           memory);
     };
-    const bool in_order = job.segments == 1 && !job.columns;
+    const bool in_order = job.segments == 1;
 #pragma omp parallel num_threads((int)job.threads)
     {
         float* memory = nullptr;
@@ -2190,6 +2052,10 @@ struct Table {  // rows of one number a unit
     i64 units, count;  // of the elements of a unit in all processes
     double& operator()(int row, i64 i) const { return first[row * units + i]; }
 };
+
+Averages averages_in(const Table& t, i64 i) {
+    return {t(LOG, i), t(D, i), t(KD, i), t(DD, i), t(Q, i), t(FARTHEST, i)};
+}
 
 // A unit whose moments are those of all processes
 Unit merged_unit(const Job& job, i64 i, const float* noise, const Table& t) {
@@ -2221,8 +2087,7 @@ void forward_stage(int stage, const Job& job, i64 i, const float* u,
         return;
     }
     const double lmbda = power_by(w, t.count, [&](float* kept) {
-        return newton(job, {t(LOG, i), t(D, i), t(KD, i), t(DD, i), t(Q, i), 0},
-                      kept);
+        return newton(job, averages_in(t, i), kept);
     });
     w.largest = w.n < LARGE ? INFINITY : t(FARTHEST, i);
     if (stage == OUTPUT)
@@ -2233,15 +2098,8 @@ void forward_stage(int stage, const Job& job, i64 i, const float* u,
     else t(SPREAD, i) = deviation_of(w, temporary, (float)t(MIDDLE, i)) / w.n;
 }
 
-// Backward: k, g ∂x/∂h and v to k_of, of_h and v_of, the first two of which may
-// be u and grad
-void backward_stage(int stage, const Unit& w, bool direct, const float* u,
-                    const float* grad, float* k_of, float* of_h, float* v_of,
-                    const Target& target, const Table& t) {
-    const Job& job = *w.job;
-    const i64 i = w.i;
-    Sums m = sums_of(w, direct, u, grad, k_of, of_h, v_of,
-                     {job.weight_grad, job.bias_grad});
+// Backward: a unit's sums, to the table or from it
+void exchange(int stage, const Job& job, i64 i, Sums& m, const Table& t) {
     // ∂λ̂/∂k of an element is −α/L'' v
     const double factor = -job.alpha * job.beside[BESIDE * i + 3];
     if (stage == SUMS) {
@@ -2251,12 +2109,22 @@ void backward_stage(int stage, const Unit& w, bool direct, const float* u,
     }
     m.g = t(OF_X, i), m.gh = t(OF_X_H, i), m.slope = t(OF_LAMBDA, i);
     m.v = t(MOVE, i) / factor, m.vk = t(MOVE_K, i) / factor;
-    gradient(w, m, k_of, of_h, v_of, target);
+}
+// k, g ∂x/∂h and v to k_of, of_h and v_of, the first two of which may
+// be u and grad
+void backward_stage(int stage, const Unit& w, bool direct, const float* u,
+                    const float* grad, float* k_of, float* of_h, float* v_of,
+                    const Target& target, const Table& t) {
+    const Job& job = *w.job;
+    Sums m = sums_of(w, direct, u, grad, k_of, of_h, v_of,
+                     {job.weight_grad, job.bias_grad});
+    exchange(stage, job, w.i, m, t);
+    if (stage == GRADIENT) gradient(w, m, k_of, of_h, v_of, target);
 }
 
-i64 stage_room(const Job& job, i64 count) {
+i64 stage_room(const Job& job) {
     const i64 n = job.segments * job.length;
-    return job.columns ? 3 * count * pitch_of(n) + padded(n) : 3 * padded(n);
+    return 3 * padded(n);
 }
 
 void stage_piece(int stage, const Job& job, i64 first, i64 last, float* memory,
@@ -2264,29 +2132,6 @@ void stage_piece(int stage, const Job& job, i64 first, i64 last, float* memory,
     const i64 n = job.segments * job.length, room = padded(n);
     const bool back = stage >= SUMS,
                writes = stage == OUTPUT || stage == GRADIENT;
-    if (job.columns) {
-        const i64 count = last - first;
-        const bool noisy =
-            job.noise != 0 && job.run == 1 && (stage == OUTPUT || back);
-        const i64 pitch = pitch_of(n), all = count * pitch;
-        float *u = memory, *g = u + all, *noise = g + all, *v = noise + all;
-        columns_from(job, job.u, first, n, count, u, pitch);
-        if (back) columns_from(job, job.grad, first, n, count, g, pitch);
-        if (noisy) noise_of_columns(job, first, count, n, noise);
-        for (i64 c = 0; c < count; c++) {
-            float *k = u + c * pitch, *of = g + c * pitch;
-            const float* own = noisy ? noise + c * pitch : nullptr;
-            if (back)
-                backward_stage(stage, known_unit(job, first + c, own), false, k,
-                               of, k, of, v, {nullptr, of}, t);
-            else
-                forward_stage(stage, job, first + c, k, k, {nullptr, k}, own,
-                              nullptr, t);
-        }
-        if (writes)
-            columns_to(job, back ? g : u, pitch, n, count, job.out, first);
-        return;
-    }
     const bool brief = collected(job);
     float *u = memory, *of = u + room, *v = of + room;
     for (i64 i = first; i < last; i++) {
@@ -2308,6 +2153,664 @@ void stage_piece(int stage, const Job& job, i64 first, i64 last, float* memory,
         }
         if (brief && writes) distribute(job, back ? of : u, job.out, start);
     }
+}
+
+// ---- units abreast ----
+
+// The first n ≤ VL numbers of a row, or of each of two rows `stride` apart
+template <class E> inline V rows_of(const E* p, i64, int n, V) {
+    return get(p, 0, n, 0, V{});
+}
+template <class E> inline V2 rows_of(const E* p, i64 stride, int n, V2) {
+    return {get(p, 0, n, 0, V{}), get(p, stride, n, 0, V{})};
+}
+template <class E> inline void put_rows(E* p, i64, int n, V v) {
+    put(p, 0, n, v);
+}
+template <class E> inline void put_rows(E* p, i64 stride, int n, V2 v) {
+    put(p, 0, n, v.a), put(p, stride, n, v.b);
+}
+inline V either(I which, V a, V b) { return which ? a : b; }
+inline V2 either(I which, V2 a, V2 b) {
+    return {either(which, a.a, b.a), either(which, a.b, b.b)};
+}
+template <class E> inline float number(const E* p) {
+    return get(p, 0, 1, 0, V{})[0];
+}
+// the same place in the next rows, in time
+template <class E> inline void ahead(const E* p, i64 at, i64 width) {
+    if (at % (64 / (i64)sizeof(E)) >= VL) return;
+    __builtin_prefetch(p + at + 16 * width, 0, 2);
+    __builtin_prefetch(p + at + 17 * width, 0, 2);
+}
+template <class E> inline void ahead(E* p, i64 at, i64 width) {
+    if (at % (64 / (i64)sizeof(E)) >= VL) return;
+    __builtin_prefetch(p + at + 16 * width, 1, 2);
+    __builtin_prefetch(p + at + 17 * width, 1, 2);
+}
+
+// VL units that are neighbouring columns, one a lane, and what vectors of their
+// rows need. Lanes behind the last one are as of a unit of mean 0 and
+// deviation 1.
+struct Abreast {
+    const Job& job;
+    i64 first;                                      // unit
+    int count;
+    // as in Unit; `bare` is `rate` where a unit is not transformed
+    V origin{}, center{}, bare = set(1), bare_shift{}, rate = set(1), shift{},
+      rho = set(1), gap{}, weight = set(1), bias{}, middle{}, amount{};
+    double mean[VL] = {}, var[VL] = {}, square[VL], rates[VL], bares[VL];
+    I moved{};                                      // lanes with a transform
+    bool some = false, all = true, small = false;   // of these
+    bool done = false;                              // has its moments
+    Ell ell = NEAR;
+    Power power;
+    Move<V> move;
+    Averages averages[VL];
+    Sums sums[VL];
+    V c0{}, c1{}, of_v{};                           // of the gradient
+    Abreast(const Job& job_, i64 first_)
+        : job(job_), first(first_),
+          count(job.columns - first < VL ? (int)(job.columns - first) : VL),
+          power(1) {
+        for (int l = 0; job.weights && l < count; l++) {
+            const i64 k = (first + l) % job.weight_period;
+            if (job.weight) weight[l] = job.weight[k];
+            if (job.bias) bias[l] = job.bias[k];
+        }
+    }
+    float* kept(int l) const {
+        return job.beside ? job.beside + BESIDE * (first + l) : nullptr;
+    }
+    void take(int l, const Unit& w) {
+        const bool here = job.transform && w.bare > 0;
+        rates[l] = w.rate, bares[l] = w.bare;
+        center[l] = w.center, rate[l] = (float)w.rate;
+        shift[l] = (float)(-w.rest * w.rate);
+        const float r = (float)(here ? w.bare : w.rate);
+        bare[l] = r, bare_shift[l] = -w.rest * r;
+        moved[l] = -here, some |= here, all &= here;
+        if (!here) return;
+        rho[l] = (float)(w.rate / w.bare);
+        gap[l] = (float)(1 - w.rate / w.bare);
+        if (distance(w.rate / w.bare) == DISTANT) ell = DISTANT;
+    }
+    void take_power(int l, double lmbda) {
+        const Power own(lmbda);
+        for (int side = 0; side < 2; side++)
+            power.binary[side][l] = own.binary[side][0],
+            power.low[side][l] = own.low[side][0],
+            power.inverse[side][l] = own.inverse[side][0];
+        small |= moved[l] && own.small;
+    }
+    // a unit as the forward pass left it
+    void take_known(int l) {
+        take(l, known_unit(job, first + l, nullptr));
+        take_power(l, job.lmbda[first + l]);
+        const float* const numbers = kept(l);
+        const Move<float> own(numbers);
+        move.of_p[l] = own.of_p, move.of_d[l] = own.of_d,
+        move.of_ell[l] = own.of_ell, move.of_log[l] = own.of_log;
+        take_amount(l, numbers[1]);
+    }
+    void take_amount(int l, double spread) {
+        amount[l] =
+            (float)(job.noise * (job.kind == DROPOUT ? 1 : spread));
+    }
+    // λ̂ of a unit, by `find` of what will be kept; 1 leaves values as they are
+    template <class F> void estimate(int l, Unit own, i64 elements, F find) {
+        const double lmbda = power_by(own, elements, find);
+        take(l, own), take_power(l, lmbda);
+        if (lmbda == 1) moved[l] = 0, all = false;
+    }
+};
+
+// A call: its columns, VL at a time; their sums, which a number of rows that
+// the shape alone decides has for itself, so that they do not depend on the
+// number of threads; and noise.
+struct Sheet {
+    static constexpr int MOST = 7;  // sums
+    const Job& job;
+    i64 rows, vectors, size, pieces;
+    Abreast* all;
+    double* sums;
+    float* between;  // as large as the output, of float
+    explicit Sheet(const Job& job_, bool between_ = false)
+        : job(job_), rows(job.length), vectors((job.columns + VL - 1) / VL),
+          size(64 * (512 / job.columns + 1)) {
+        if (rows > 64 * size) size = (rows / 64 + 63) / 64 * 64;
+        if (job.run < size) size = (size + job.run - 1) / job.run * job.run;
+        pieces = (rows + size - 1) / size;
+        all = (Abreast*)given_memory[0].take(vectors * sizeof(Abreast) / 4);
+        sums = (double*)all_sums[0].take(pieces * vectors * MOST * VL * 2);
+        between = !between_                          ? nullptr
+                  : job.half || !all_here(job.out)
+                      ? all_sums[1].take(rows * job.columns)
+                      : job.out;
+        ok = all && sums && (between || !between_);
+        for (i64 v = 0; ok && v < vectors; v++)
+            new (all + v) Abreast(job, v * VL);
+    }
+    ~Sheet() {
+        if (between != job.out && rows * job.columns > (1 << 20))
+            all_sums[1].release();
+    }
+    bool ok;
+
+    // f(units, place, lanes, noise, rows of which are `step` apart, type, sums
+    // t) for all rows, two at a time, or one
+    template <int N, bool NOISY, class F> bool visit(F f) const {
+        const bool in_rows = job.run == 1;
+        // rows of which noise is made together: whole runs, down the columns
+        const i64 width = job.columns, few = 16,
+                  room = width < 1024 ? 65536 / width : 64,
+                  most = room < size ? room : size,
+                  many = in_rows          ? few
+                         : job.run > most ? most / 4 * 4
+                                          : most / job.run * job.run,
+                  step = in_rows ? width : VL,
+                  beside = in_rows ? VL : many * VL;
+        Shares shares(NOISY ? (vectors * many + many + VL) * VL : 16,
+                      job.threads, pieces);
+        if (!shares.memory) return false;
+        auto strip = [&](const Abreast& w, i64 top, i64 end, const float* z,
+                         double* own) INLINED {
+            for (i64 b = top; b < end; b += 64) {
+                const i64 stop = b + 64 < end ? b + 64 : end;
+                V t[N ? N : 1]{};
+                i64 row = b;
+                for (; row + 2 <= stop; row += 2)
+                    f(w, row * width + w.first, w.count,
+                      z + (row - top) * step, step, V2{}, t);
+                if (row < stop)
+                    f(w, row * width + w.first, w.count,
+                      z + (row - top) * step, step, V{}, t);
+                for (int m = 0; m < N; m++)
+                    for (int l = 0; l < VL; l++) own[m * VL + l] += t[m][l];
+            }
+        };
+        auto piece = [&](i64 p, float* memory) {
+            double* const own = sums + p * vectors * N * VL;
+            std::memset(own, 0, vectors * N * VL * sizeof(double));
+            const i64 last = (p + 1) * size < rows ? (p + 1) * size : rows;
+            i64 end, made = p * size - many;
+            for (i64 top = p * size; top < last; top = end) {
+                if (top - made >= many) {
+                    made = top;
+                    if (NOISY)
+                        make_noise(
+                            made, made + many < last ? made + many : last,
+                            many, memory);
+                }
+                end = made + many < last ? made + many : last;
+                if (top + few < end) end = top + few;
+                for (i64 v = 0; v < vectors; v++)
+                    strip(all[v], top, end,
+                          NOISY ? memory + v * beside + (top - made) * step
+                                : nullptr,
+                          own + v * N * VL);
+            }
+        };
+#pragma omp parallel num_threads((int)job.threads)
+        {
+            float* memory = nullptr;
+#pragma omp for schedule(static) nowait
+            for (i64 p = 0; p < pieces; p++) {
+                if (!memory) memory = shares.mine();
+                piece(p, memory);
+            }
+        }
+        return true;
+    }
+    // noise of some rows: row by row, as it is numbered, or down the columns,
+    // VL of which then lie together
+    void make_noise(i64 from, i64 to, i64 many, float* z) const {
+        if (job.run == 1)
+            return normals(job.offset + from * job.columns,
+                           (to - from) * job.columns, Keys(job.seed), z);
+        const i64 pitch = many + VL;
+        float* const apart = z + vectors * many * VL;
+        for (i64 v = 0; v < vectors; v++) {
+            for (int l = 0; l < VL; l++) {
+                const Unit own(job, all[v].first
+                                        + (l < all[v].count ? l : 0));
+                NoiseOf noise_of(own);
+                noise_of(from, to - from, apart + l * pitch);
+            }
+            interleave(apart, pitch, to - from, z + v * many * VL);
+        }
+    }
+    // f(units, sums over all rows)
+    template <int N, class F> void each(F f) const {
+#pragma omp parallel for num_threads((int)job.threads) \
+    schedule(static) if (vectors > 4)
+        for (i64 v = 0; v < vectors; v++) {
+            double total[N ? N : 1][VL] = {};
+            for (i64 p = 0; p < pieces; p++)
+                for (int m = 0; m < N; m++)
+                    for (int l = 0; l < VL; l++)
+                        total[m][l] += sums[(p * vectors + v) * N * VL
+                                            + m * VL + l];
+            f(all[v], total);
+        }
+    }
+};
+
+Unit unit_of(const Job& job, i64 i, double mean, double var) {
+    Unit w(job, i);
+    w.mean = mean, w.var = var;
+    w.center = (float)mean, w.rest = (float)(mean - w.center);
+    w.set_rates();
+    return w;
+}
+
+// as Unit::moments, about the mean of sixteen rows
+template <class E> bool moments(const Sheet& sheet, const E* u) {
+    const i64 n = sheet.rows, width = sheet.job.columns;
+    sheet.each<0>([&](Abreast& w, auto) {
+        for (i64 k = 0; k < 16; k++)
+            w.origin += get(u + k * n / 16 * width + w.first, 0, w.count, 0,
+                            V{}) * 0.0625f;
+    });
+    for (int time = 0; time < 2; time++) {
+        if (!sheet.visit<2, false>([&](const Abreast& w, i64 at, int lanes,
+                                       const float*, i64, auto T,
+                                       V* t) INLINED {
+                if (w.done) return;
+                ahead(u, at, width);
+                auto c = rows_of(u + at, width, lanes, T) - w.origin;
+                add(t[0], c), add(t[1], c, c);
+            }))
+            return false;
+        sheet.each<2>([&](Abreast& w, const double (*sum)[VL]) {
+            bool far = false;
+            for (int l = 0; !w.done && l < w.count; l++) {
+                const double off = sum[0][l] / n;
+                w.square[l] = sum[1][l] / n, w.mean[l] = w.origin[l] + off,
+                w.var[l] = w.square[l] - off * off;
+                if (off * off > w.var[l])
+                    w.origin[l] = (float)w.mean[l], far = true;
+            }
+            w.done = !far;
+        });
+        bool all = true;
+        for (i64 v = 0; v < sheet.vectors; v++) all &= sheet.all[v].done;
+        if (all) break;
+    }
+    sheet.each<0>([&](Abreast& w, auto) {
+        for (int l = 0; l < w.count; l++)
+            if (!(w.square[l] < 1e37) || w.square[l] < 1e-30)
+                in_double([&](i64 j) {
+                    return number(u + j * width + w.first + l);
+                }, n, w.mean[l], w.var[l]);
+    });
+    return true;
+}
+
+template <Ell ELL, class E>
+bool averages(const Sheet& sheet, const E* u, float* ell_of) {
+    const i64 width = sheet.job.columns;
+    const bool done = sheet.visit<5, false>(
+        [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
+            V* t) INLINED {
+            ahead(u, at, width);
+            auto k = (rows_of(u + at, width, lanes, T) - w.center) * w.bare
+                     + w.bare_shift;
+            auto a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k),
+                 g = a * ell + ell, d = g - a;
+            add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
+                add(t[4], g, ell);
+            if constexpr (ELL == NEAR)
+                put_rows(ell_of + at, width, lanes,
+                         ell_near(ell, a, w.gap, w.rho * 0.5f + 0.5f));
+            if constexpr (ELL == DISTANT)
+                put_rows(ell_of + at, width, lanes, log1p_of(a * w.rho));
+        });
+    const double n = (double)sheet.rows;
+    sheet.each<5>([&](Abreast& w, const double (*sum)[VL]) {
+        for (int l = 0; l < w.count; l++)
+            w.averages[l] = {sum[0][l] / n, sum[1][l] / n, sum[2][l] / n,
+                             sum[3][l] / n, sum[4][l] / n, INFINITY};
+    });
+    return done;
+}
+
+// the transformed value of elements of u, of which ℓ may have been kept
+template <class T>
+INLINED inline T value_of(const Abreast& w, T u, const float* ell_of,
+                          i64 width, int lanes) {
+    T h = (u - w.center) * w.rate + w.shift;
+    if (!w.some) return h;
+    T x = ell_of ? transform(h, rows_of(ell_of, width, lanes, T{}), w.power)
+                 : transform(h, log1p_in_parts(absolute(h)), w.power);
+    return w.all ? x : either(w.moved, x, h);
+}
+// the values to `between`, and their means
+template <class E>
+bool values(const Sheet& sheet, const E* u, const float* ell_of) {
+    const i64 width = sheet.job.columns;
+    float* const to = sheet.between;
+    return sheet.visit<1, false>(
+        [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
+            V* t) INLINED {
+            ahead(u, at, width), ahead(to, at, width);
+            auto x = value_of(w, rows_of(u + at, width, lanes, T),
+                              ell_of ? ell_of + at : nullptr, width, lanes);
+            put_rows(to + at, width, lanes, x), add(t[0], x);
+        });
+}
+// their absolute deviations from `middle`
+bool deviations(const Sheet& sheet) {
+    const i64 width = sheet.job.columns;
+    const float* const from = sheet.between;
+    return sheet.visit<1, false>(
+        [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
+            V* t) INLINED {
+            ahead(from, at, width);
+            add(t[0], absolute(rows_of(from + at, width, lanes, T)
+                               - w.middle));
+        });
+}
+// Output, where the spread of the values is known: from u, or from the values
+template <class E>
+bool output(const Sheet& sheet, const E* u, E* out, const float* ell_of,
+            bool made) {
+    const Job& job = sheet.job;
+    const i64 width = job.columns;
+    const float* const values = sheet.between;
+    if (job.noise == 0)
+        return sheet.visit<0, false>(
+            [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
+                V*) INLINED {
+                ahead(u, at, width), ahead(out, at, width);
+                put_rows(out + at, width, lanes,
+                         value_of(w, rows_of(u + at, width, lanes, T),
+                                  ell_of ? ell_of + at : nullptr, width, lanes)
+                             * w.weight + w.bias);
+            });
+    const bool dropout = job.kind == DROPOUT;
+    return sheet.visit<0, true>(
+        [&](const Abreast& w, i64 at, int lanes, const float* z, i64 step,
+            auto T, V*) INLINED {
+            ahead(u, at, width), ahead(out, at, width);
+            auto x = T, noise = rows_of(z, step, lanes, T) * w.amount;
+            if (made) x = rows_of(values + at, width, lanes, T);
+            else
+                x = value_of(w, rows_of(u + at, width, lanes, T),
+                             ell_of ? ell_of + at : nullptr, width, lanes);
+            put_rows(out + at, width, lanes,
+                     (dropout ? x * noise + x : x + noise) * w.weight
+                         + w.bias);
+        });
+}
+
+// f(u, grad, out), which lie at addresses of either type
+template <class F> inline bool of_type(const Job& job, F f) {
+    return job.half ? f(halves(job.u), halves(job.grad), halves(job.out))
+                    : f(job.u, job.grad, job.out);
+}
+void take_spread(Abreast& w, int l, double spread) {
+    if (w.kept(l)) w.kept(l)[1] = (float)spread;
+    w.take_amount(l, spread);
+}
+
+bool forward_columns(const Job& job) {
+    const bool scaled = job.noise != 0 && job.kind == SCALED;
+    // ℓ in the place of the output, as in units that are not long
+    const bool keeps = job.transform && job.length < LARGE;
+    Sheet sheet(job, scaled || keeps);
+    return sheet.ok && of_type(job, [&](auto u, auto, auto out) {
+        if (!moments(sheet, u)) return false;
+        auto own = [&](const Abreast& w, int l) {
+            return unit_of(job, w.first + l, w.mean[l], w.var[l]);
+        };
+        sheet.each<0>([&](Abreast& w, auto) {
+            for (int l = 0; l < w.count; l++) w.take(l, own(w, l));
+        });
+        bool near = true;
+        for (i64 v = 0; v < sheet.vectors; v++)
+            near &= sheet.all[v].ell == NEAR;
+        float* const ell_of = keeps ? sheet.between : nullptr;
+        if (job.transform
+            && !(!ell_of ? averages<NOT_KEPT>(sheet, u, nullptr)
+                 : near  ? averages<NEAR>(sheet, u, ell_of)
+                         : averages<DISTANT>(sheet, u, ell_of)))
+            return false;
+        sheet.each<0>([&](Abreast& w, auto) {
+            for (int l = 0; l < w.count; l++) {
+                w.estimate(l, own(w, l), job.length, [&](float* kept) {
+                    return newton(job, w.averages[l], kept);
+                });
+                if (job.noise != 0)
+                    take_spread(w, l, job.kind == UNSCALED
+                                          ? std::sqrt(2 / M_PI) : 0);
+            }
+        });
+        if (scaled) {
+            if (!values(sheet, u, ell_of)) return false;
+            sheet.each<1>([&](Abreast& w, const double (*sum)[VL]) {
+                for (int l = 0; l < w.count; l++)
+                    w.middle[l] = (float)(sum[0][l] / job.length);
+            });
+            if (!deviations(sheet)) return false;
+            sheet.each<1>([&](Abreast& w, const double (*sum)[VL]) {
+                for (int l = 0; l < w.count; l++)
+                    take_spread(w, l, sum[0][l] / job.length);
+            });
+        }
+        return output(sheet, u, out, ell_of, scaled);
+    });
+}
+
+// First visit of the backward pass, as for a unit: g ∂x/∂h to `between`
+template <Ell ELL, bool SMALL, bool POWER, bool NOISY, class E>
+bool reduce_rows(const Sheet& sheet, const E* u, const E* grad) {
+    const i64 width = sheet.job.columns;
+    const bool dropout = sheet.job.kind == DROPOUT;
+    float* const to = sheet.between;
+    return sheet.visit<7, NOISY>(
+        [&](const Abreast& w, i64 at, int lanes, const float* z, i64 step,
+            auto T, V* t) INLINED {
+            ahead(u, at, width), ahead(grad, at, width), ahead(to, at, width);
+            auto g = rows_of(grad + at, width, lanes, T),
+                 k = (rows_of(u + at, width, lanes, T) - w.center) * w.bare
+                     + w.bare_shift,
+                 upstream = g * w.weight, noise = T;
+            if constexpr (NOISY) {
+                noise = rows_of(z, step, lanes, T) * w.amount;
+                if (dropout) upstream += upstream * noise;
+            }
+            auto x = k, of = upstream;
+            if constexpr (POWER) {
+                auto a = absolute(k), ell_k = log1p_of(a),
+                     inverse = 1.0f / (a + 1.0f),
+                     v = w.move(a, ell_k, with_sign(ell_k, k), inverse);
+                add(t[3], v), add(t[4], v, k);
+                auto ell = ell_k;
+                if constexpr (ELL == DISTANT) {
+                    ell = log1p_of(a * w.rho);
+                    inverse = 1.0f / (a * w.rho + 1.0f);
+                } else {
+                    auto share = inverse * -w.gap + w.gap,
+                         square = share * share;
+                    ell = ell_k - (square * 0.5f + share);
+                    inverse = inverse * (square + share) + inverse;
+                }
+                auto binary = choose(k, w.power.binary),
+                     by_eta = choose(k, w.power.inverse);
+                auto e = exp_of(binary, choose(k, w.power.low), ell);
+                auto expo = exp_from(e), log = with_sign(ell, k);
+                x = expm1_from(e, by_eta);
+                of = upstream * expo * inverse;
+                if constexpr (SMALL)
+                    add(t[2], upstream,
+                        slope_in_lambda(log, binary * ell * 0.69314718056f,
+                                        expo, x, by_eta));
+                else add(t[2], upstream, (log * expo - x) * by_eta);
+                if (!w.all)
+                    x = either(w.moved, x, k),
+                    of = either(w.moved, of, upstream);
+            }
+            add(t[0], of), add(t[1], of, k);
+            put_rows(to + at, width, lanes, of);
+            auto y = x;
+            if constexpr (NOISY) y = dropout ? x * noise + x : x + noise;
+            add(t[5], g, y), add(t[6], g);
+        });
+}
+// The sums of each unit, and with them the gradients of weight and bias
+template <class E> bool find_sums(const Sheet& sheet, const E* u,
+                                  const E* grad) {
+    const Job& job = sheet.job;
+    bool some = false, near = true, small = false;
+    sheet.each<0>([](Abreast& w, auto) {
+        for (int l = 0; l < w.count; l++) w.take_known(l);
+    });
+    for (i64 v = 0; v < sheet.vectors; v++) {
+        const Abreast& w = sheet.all[v];
+        some |= w.some, near &= w.ell == NEAR, small |= w.small;
+    }
+    const bool noisy =
+        job.noise != 0 && (job.weight_grad || job.kind == DROPOUT);
+    auto visit = [&](auto noise) {
+        constexpr bool NOISY = decltype(noise)::value;
+        return !some   ? reduce_rows<NEAR, false, false, NOISY, E>
+               : small ? near ? reduce_rows<NEAR, true, true, NOISY, E>
+                              : reduce_rows<DISTANT, true, true, NOISY, E>
+               : near  ? reduce_rows<NEAR, false, true, NOISY, E>
+                       : reduce_rows<DISTANT, false, true, NOISY, E>;
+    };
+    const bool done = noisy ? visit(std::true_type())(sheet, u, grad)
+                            : visit(std::false_type())(sheet, u, grad);
+    const double n = (double)sheet.rows;
+    sheet.each<7>([&](Abreast& w, const double (*sum)[VL]) {
+        for (int l = 0; l < w.count; l++) {
+            Sums& m = w.sums[l];
+            m.g = sum[0][l] / n, m.gh = sum[1][l] / n, m.slope = sum[2][l] / n;
+            m.v = sum[3][l] / n, m.vk = sum[4][l] / n;
+            if (w.moved[l]) m.gh *= w.rates[l] / w.bares[l];
+            if (job.weight_grad)
+                job.weight_grad[w.first + l] = (float)sum[5][l];
+            if (job.bias_grad) job.bias_grad[w.first + l] = (float)sum[6][l];
+        }
+    });
+    return done;
+}
+
+// Second visit: the gradient of u. v is computed again, which takes no longer
+// than to write it down and to read it.
+template <class E> bool gradient(const Sheet& sheet, const E* u, E* out) {
+    const Job& job = sheet.job;
+    const i64 width = job.columns;
+    const float* const of_h = sheet.between;
+    sheet.each<0>([&](Abreast& w, auto) {
+        for (int l = 0; l < w.count; l++) {
+            const Sums& m = w.sums[l];
+            const bool moved = w.moved[l];
+            const double rate = w.rates[l], bare = w.bares[l],
+                         kappa = moved ? -job.alpha * m.slope * bare
+                                             * w.kept(l)[3]
+                                       : 0;
+            w.of_v[l] = (float)kappa;
+            w.c0[l] = (float)(-rate * m.g - (moved ? kappa * m.v : 0));
+            w.c1[l] = (float)(moved ? -rate * m.gh * rate / bare - kappa * m.vk
+                                    : -rate * m.gh);
+        }
+    });
+    return sheet.visit<0, false>(
+        [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
+            V*) INLINED {
+            ahead(u, at, width), ahead(of_h, at, width), ahead(out, at, width);
+            auto k = (rows_of(u + at, width, lanes, T) - w.center) * w.bare
+                     + w.bare_shift,
+                 x = rows_of(of_h + at, width, lanes, T) * w.rate
+                     + (k * w.c1 + w.c0);
+            if (w.some) {
+                auto a = absolute(k), ell = log1p_of(a);
+                x = x + w.move(a, ell, with_sign(ell, k), 1.0f / (a + 1.0f))
+                        * w.of_v;
+            }
+            put_rows(out + at, width, lanes, x);
+        });
+}
+
+bool backward_columns(const Job& job) {
+    Sheet sheet(job, true);
+    return sheet.ok && of_type(job, [&](auto u, auto grad, auto out) {
+        return find_sums(sheet, u, grad) && gradient(sheet, u, out);
+    });
+}
+
+// A stage of units in several processes
+bool stage_of_columns(int stage, const Job& job_, const Table& t) {
+    Job job = job_;
+    const bool back = stage >= SUMS,
+               made = back || stage == CENTRE || stage == SCALE;
+    Sheet sheet(job, made);
+    if (!sheet.ok) return false;
+    auto each = [&](auto f) {
+        sheet.each<0>([&](Abreast& w, auto) {
+            for (int l = 0; l < w.count; l++) f(w, l, w.first + l);
+        });
+    };
+    return of_type(job, [&](auto u, auto grad, auto out) {
+        if (stage == MOMENTS) {
+            if (!moments(sheet, u)) return false;
+            each([&](Abreast& w, int l, i64 i) {
+                t(MEAN, i) = w.mean[l], t(VAR, i) = w.var[l];
+            });
+            return true;
+        }
+        if (back) {
+            if (!find_sums(sheet, u, grad)) return false;
+            each([&](Abreast& w, int l, i64 i) {
+                exchange(stage, job, i, w.sums[l], t);
+            });
+            return stage == SUMS || gradient(sheet, u, out);
+        }
+        each([&](Abreast& w, int l, i64 i) {
+            const Unit own = merged_unit(job, i, nullptr, t);
+            if (stage == AVERAGES) return w.take(l, own);
+            w.estimate(l, own, t.count, [&](float* kept) {
+                return newton(job, averages_in(t, i), kept);
+            });
+        });
+        if (stage == AVERAGES) {
+            if (!averages<NOT_KEPT>(sheet, u, nullptr)) return false;
+            each([&](Abreast& w, int l, i64 i) {
+                const Averages m = w.moved[l] ? w.averages[l] : Averages{};
+                t(D, i) = m.d, t(KD, i) = m.kd, t(LOG, i) = m.log,
+                     t(Q, i) = m.q, t(DD, i) = m.dd,
+                     t(FARTHEST, i) = m.largest;
+            });
+            return true;
+        }
+        if (stage == OUTPUT) {
+            each([&](Abreast& w, int l, i64 i) {
+                take_spread(w, l, job.kind == UNSCALED ? std::sqrt(2 / M_PI)
+                                  : job.kind == SCALED ? t(SPREAD, i)
+                                                       : 0);
+            });
+            return output(sheet, u, out, nullptr, false);
+        }
+        if (!values(sheet, u, nullptr)) return false;
+        if (stage == CENTRE) {
+            sheet.each<1>([&](Abreast& w, const double (*sum)[VL]) {
+                for (int l = 0; l < w.count; l++)
+                    t(MIDDLE, w.first + l) = sum[0][l] / job.length;
+            });
+            return true;
+        }
+        each([&](Abreast& w, int l, i64 i) {
+            w.middle[l] = (float)t(MIDDLE, i);
+        });
+        if (!deviations(sheet)) return false;
+        sheet.each<1>([&](Abreast& w, const double (*sum)[VL]) {
+            for (int l = 0; l < w.count; l++)
+                t(SPREAD, w.first + l) = sum[0][l] / job.length;
+        });
+        return true;
+    });
 }
 
 struct Channel {  // given statistics of a channel
@@ -2342,6 +2845,10 @@ struct Channel {  // given statistics of a channel
         return eta > 1 && std::isfinite(h) && eta * ell > TOP
                    ? 0
                    : std::exp((eta - 1) * ell);
+    }
+    bool beyond(float u) const {
+        const float h = (u - center) * rate;
+        return transform && !(std::fabs(h) < far);
     }
     float slowly(float u) const {
         return (float)slow_power((u - center) * rate, power.lmbda) * weight
@@ -2442,48 +2949,175 @@ void evaluate_by_pieces(const Channel& channel, const Pieces& pieces,
 }
 #endif
 
-// channels along the rows of a matrix
-template <class E>
-void evaluate_rows(const Job& job, const E* u, E* out, const Channel* channels,
-                   i64 first, i64 last) {
-    for (i64 b = 0; b < job.columns; b += VL) {
-        const int n = job.columns - b < VL ? (int)(job.columns - b) : VL;
-        V center{}, rate{}, far = set(1), weight{}, bias{};
-        Power power(1);
+// VL channels side by side: lane by lane what a vector of a row needs. Lanes
+// behind the last channel give 0.
+struct Channels {
+    V center{}, rate{}, weight{}, bias{};
+    I far{}, same{};                                // same: λ is 1
+    Power power;
+    bool identity = true, some = false;             // all lanes; any
+    Channels(const Channel* of, int n) : power(1) {
+        far = I{} + 0x7fffffff;
         for (int k = 0; k < n; k++) {
-            const Channel& c = channels[b + k];
-            center[k] = c.center, rate[k] = c.rate, far[k] = c.far,
-            weight[k] = c.weight, bias[k] = c.bias;
+            const Channel& c = of[k];
+            center[k] = c.center, rate[k] = c.rate, weight[k] = c.weight,
+            bias[k] = c.bias, same[k] = -c.power.identity;
+            if (c.transform) far[k] = ((I)set(c.far))[0];
+            identity &= c.power.identity, some |= c.power.identity;
             for (int side = 0; side < 2; side++)
                 power.binary[side][k] = c.power.binary[side][0],
                 power.low[side][k] = c.power.low[side][0],
                 power.inverse[side][k] = c.power.inverse[side][0];
         }
-        bool identity = true;
-        // channels of λ = 1 keep their values exactly, whatever their
-        // neighbours' λ
-        I same{};
-        for (int k = 0; k < n; k++)
-            identity &= channels[b + k].power.identity,
-                same[k] = -channels[b + k].power.identity;
-        for (i64 row = first; row < last; row++) {
-            i64 at = row * job.columns + b;
-            V h = (get(u, at, n, 0, V{}) - center) * rate, x = h;
-            if (!identity) {
-                V a = absolute(h);
-                x = transform(h, log1p_in_parts(a), power);
-                x = same ? h : x;
-                if (any(~(a < far))) {
-                    const V values = get(u, at, n, 0, V{});
-                    for (int k = 0; k < n; k++)
-                        x[k] = channels[b + k].slowly(values[k]);
-                    put(out, at, n, x);
-                    continue;
-                }
-            }
-            put(out, at, n, x * weight + bias);
-        }
     }
+};
+
+inline I reaches(V a, I far) { return (I)a >= far; }  // of bits, as above
+inline I2 reaches(V2 a, I far) {
+    return {reaches(a.a, far), reaches(a.b, far)};
+}
+inline V unless(I which, V x) { return (V)(~which & (I)x); }
+inline V2 unless(I2 which, V2 x) {
+    return {unless(which.a, x.a), unless(which.b, x.b)};
+}
+inline void note(I& found, I which) { found |= which; }
+inline void note(I& found, I2 which) { found |= which.a | which.b; }
+
+// f(place, vector, lanes, type) for rows of channels: two rows at a time, then
+// one, vector by vector. Where f has noted a value that is too far for the
+// vectors, again(place, column) for the elements since.
+template <class F, class G>
+INLINED inline void over_rows(const Job& job, i64 first, i64 last, F f,
+                              G again) {
+    const i64 width = job.columns;
+    auto visit = [&](i64 row, auto T) INLINED {
+        for (i64 b = 0; b < width; b += BLOCK) {
+            const i64 end = b + BLOCK < width ? b + BLOCK : width;
+            I beyond{};
+            for (i64 j = b; j < end; j += VL)
+                f(row * width + j, j / VL,
+                  end - j < VL ? (int)(end - j) : VL, beyond, T);
+            if (any(beyond))
+                for (i64 at = 0; at < (i64)(sizeof T / sizeof(V)); at++)
+                    for (i64 j = b; j < end; j++)
+                        again((row + at) * width + j, j);
+        }
+    };
+    i64 row = first;
+    for (; row + 2 <= last; row += 2) visit(row, V2{});
+    if (row < last) visit(row, V{});
+}
+// the same place two and three rows later, in time
+template <class E> inline void two_rows_later(const E* p, i64 at, i64 width) {
+    if (at % (64 / sizeof(E)) < VL)
+        __builtin_prefetch(p + at + 2 * width, 0, 2),
+            __builtin_prefetch(p + at + 3 * width, 0, 2);
+}
+template <class E> inline void two_rows_later(E* p, i64 at, i64 width) {
+    if (at % (64 / sizeof(E)) < VL)
+        __builtin_prefetch(p + at + 2 * width, 1, 2),
+            __builtin_prefetch(p + at + 3 * width, 1, 2);
+}
+// channels along the rows of a matrix
+template <class E>
+void evaluate_rows(const Job& job, const E* u, E* out, const Channel* of,
+                   const Channels* all, i64 first, i64 last) {
+    const i64 width = job.columns;
+    over_rows(
+        job, first, last,
+        [&](i64 at, i64 vector, int n, I& beyond, auto T) INLINED {
+            const Channels& c = all[vector];
+            two_rows_later(u, at, width), two_rows_later(out, at, width);
+            auto h = (rows_of(u + at, width, n, T) - c.center) * c.rate, x = h;
+            if (!c.identity) {
+                auto a = absolute(h);
+                note(beyond, reaches(a, c.far));
+                x = transform(h, log1p_in_parts(a), c.power);
+                if (c.some) x = either(c.same, h, x);
+            }
+            put_rows(out + at, width, n, x * c.weight + c.bias);
+        },
+        [&](i64 at, i64 j) {
+            const float value = number(u + at);
+            if (of[j].beyond(value))
+                put(out + at, 0, 1, set(of[j].slowly(value)));
+        });
+}
+
+// The gradients of rows, and the sums that weight and bias get from them, two
+// numbers a channel; `sums` has room for as many floats as well
+template <class E>
+void given_rows(const Job& job, const E* u, const E* grad, E* out,
+                const Channel* of, const Channels* all, i64 first, i64 last,
+                double* sums) {
+    const i64 width = job.columns, room = (width + VL - 1) / VL * VL;
+    float* const part = (float*)(sums + 2 * room);
+    std::memset(sums, 0, 2 * room * sizeof(double));
+    for (i64 top = first; top < last; top += 64) {
+        std::memset(part, 0, 2 * room * sizeof(float));
+        over_rows(
+            job, top, top + 64 < last ? top + 64 : last,
+            [&](i64 at, i64 vector, int n, I& beyond, auto T) INLINED {
+                const Channels& c = all[vector];
+                two_rows_later(u, at, width), two_rows_later(grad, at, width);
+                two_rows_later(out, at, width);
+                auto g = rows_of(grad + at, width, n, T),
+                     h = (rows_of(u + at, width, n, T) - c.center) * c.rate,
+                     x = h, slope = T + c.rate * c.weight;
+                const auto a = absolute(h);
+                const auto far = reaches(a, c.far);
+                if (!c.identity) {
+                    auto ell = log1p_in_parts(a);
+                    auto e = exp_of(choose(h, c.power.binary),
+                                    choose(h, c.power.low), ell);
+                    x = expm1_from(e, choose(h, c.power.inverse));
+                    auto steep = exp_from(e) / (a + 1.0f) * slope;
+                    if (c.some)
+                        x = either(c.same, h, x),
+                        steep = either(c.same, slope, steep);
+                    slope = steep;
+                }
+                note(beyond, far);
+                put_rows(out + at, width, n, g * slope);
+                float* const here = part + vector * 2 * VL;
+                V s_weight = load(here), s_bias = load(here + VL);
+                add(s_weight, g, unless(far, x)), add(s_bias, g);
+                store(here, s_weight), store(here + VL, s_bias);
+            },
+            [&](i64 at, i64 j) {
+                const Channel& c = of[j];
+                const float value = number(u + at), g = number(grad + at);
+                if (!c.beyond(value)) return;
+                const double h = (value - c.center) * c.rate;
+                put(out + at, 0, 1,
+                    set((float)(g * c.slope(h) * c.rate * c.weight)));
+                sums[j / VL * 2 * VL + j % VL] +=
+                    g * slow_power(h, c.power.lmbda);
+            });
+        for (i64 k = 0; k < 2 * room; k++) sums[k] += part[k];
+    }
+}
+
+// The channels of a job, one after another, and VL at a time; null where there
+// is no memory
+const Channel* channels_of(const Job& job) {
+    const i64 count = job.weight_period;
+    Channel* const made =
+        (Channel*)given_memory[0].take(count * sizeof(Channel) / 4);
+    if (!made) return nullptr;
+#pragma omp parallel for num_threads((int)job.threads) \
+    schedule(static) if (count > 64)
+    for (i64 c = 0; c < count; c++) new (made + c) Channel(job, c);
+    return made;
+}
+const Channels* side_by_side(const Job& job, const Channel* channels) {
+    const i64 count = job.weight_period;
+    Channels* const made = (Channels*)given_memory[1].take(
+        (count + VL - 1) / VL * sizeof(Channels) / 4);
+    for (i64 c = 0; made && c < count; c += VL)
+        new (made + c / VL)
+            Channels(channels + c, count - c < VL ? (int)(count - c) : VL);
+    return made;
 }
 
 // f(u, out, count): a stretch of elements as floats
@@ -2586,15 +3220,12 @@ int normalnorm_forward(const Job* job_) {
                   : job.mean && !all_here(job.lmbda, job.beside))
         return NO_DATA;
     if (job.given) {
-        Channel* const channels = (Channel*)given_memory[0].take(
-            job.weight_period * sizeof(Channel) / 4);
+        const Channel* const channels = channels_of(job);
         if (!channels) return NO_MEMORY;
-#pragma omp parallel for num_threads((int)job.threads) \
-    schedule(static) if (job.weight_period > 64)
-        for (i64 c = 0; c < job.weight_period; c++)
-            new (channels + c) Channel(job, c);
         const i64 images = job.units / job.weight_period;
         if (job.columns) {
+            const Channels* const all = side_by_side(job, channels);
+            if (!all) return NO_MEMORY;
             const i64 rows = job.units, step = 16384 / job.columns + 1,
                       pieces = (rows + step - 1) / step;
 #pragma omp parallel for num_threads((int)job.threads) schedule(static)
@@ -2602,9 +3233,9 @@ int normalnorm_forward(const Job* job_) {
                 const i64 last = (p + 1) * step < rows ? (p + 1) * step : rows;
                 if (job.half)
                     evaluate_rows(job, halves(job.u), halves(job.out), channels,
-                                  p * step, last);
+                                  all, p * step, last);
                 else
-                    evaluate_rows(job, job.u, job.out, channels, p * step,
+                    evaluate_rows(job, job.u, job.out, channels, all, p * step,
                                   last);
             }
         } else if (TABLES && images * job.length >= 1024) {
@@ -2620,6 +3251,7 @@ int normalnorm_forward(const Job* job_) {
         }
         return DONE;
     }
+    if (job.columns) return forward_columns(job) ? DONE : NO_MEMORY;
     return each_piece(job, forward_room,
                       [&](i64, i64 first, i64 last, float* memory) {
                           forward_piece(job, first, last, memory);
@@ -2634,6 +3266,7 @@ int normalnorm_backward(const Job* job_) {
                   job.beside)
         || any_freed(job.weight, job.bias, job.weight_grad, job.bias_grad))
         return NO_DATA;
+    if (job.columns) return backward_columns(job) ? DONE : NO_MEMORY;
     if (job.weights >= 0)
         return each_piece(job, backward_room,
                           [&](i64, i64 first, i64 last, float* memory) {
@@ -2691,6 +3324,7 @@ int normalnorm_stage(int stage, const Job* job_, double* table, i64 count) {
         || ((stage == OUTPUT || stage == GRADIENT) && !all_here(job.out)))
         return NO_DATA;
     const Table t{table, job.units, count};
+    if (job.columns) return stage_of_columns(stage, job, t) ? DONE : NO_MEMORY;
     return each_piece(job, stage_room,
                       [&](i64, i64 first, i64 last, float* memory) {
                           stage_piece(stage, job, first, last, memory, t);
@@ -2734,41 +3368,36 @@ int normalnorm_given_backward(const Job* job_) {
         }
         return DONE;
     }
-    constexpr i64 rows = 128, size = 16;
-    const i64 pitch = pitch_of(rows);
-    Shares shares(3 * size * pitch, job.threads, (count + size - 1) / size);
-    if (!shares.memory) return NO_MEMORY;
-    auto group = [&](i64 first, float* memory) {
-        const i64 n = count - first < size ? count - first : size;
-        float *u = memory, *grad = u + size * pitch, *out = grad + size * pitch;
-        Channel channels[size];
-        for (i64 c = 0; c < n; c++) channels[c] = Channel(job, first + c);
-        double of_weight[size] = {}, of_bias[size] = {};
-        for (i64 row = 0; row < job.units; row += rows) {
-            const i64 here = job.units - row < rows ? job.units - row : rows,
-                      at = row * count + first;
-            columns_from(job, job.u, at, here, n, u, pitch);
-            columns_from(job, job.grad, at, here, n, grad, pitch);
-            for (i64 c = 0; c < n; c++)
-                given_gradient(channels[c], u + c * pitch, grad + c * pitch,
-                               out + c * pitch, here, of_weight[c], of_bias[c]);
-            columns_to(job, out, pitch, here, n, job.out, at);
-        }
-        for (i64 c = 0; c < n; c++) {
-            if (job.weight_grad)
-                job.weight_grad[first + c] = (float)of_weight[c];
-            if (job.bias_grad) job.bias_grad[first + c] = (float)of_bias[c];
-        }
-    };
-#pragma omp parallel num_threads((int)job.threads)
-    {
-        float* memory = nullptr;
-#pragma omp for schedule(dynamic, 1) nowait
-        for (i64 first = 0; first < count; first += size) {
-            if (!memory) memory = shares.mine();
-            group(first, memory);
-        }
+    const Channel* const channels = channels_of(job);
+    const Channels* const all =
+        channels ? side_by_side(job, channels) : nullptr;
+    // a number of rows that does not depend on that of threads, and its sums
+    const i64 rows = 64 * (1024 / count + 1),
+              pieces = (job.units + rows - 1) / rows,
+              room = (count + VL - 1) / VL * VL;
+    double* const sums = (double*)all_sums[0].take(pieces * 6 * room);
+    if (!all || !sums) return NO_MEMORY;
+#pragma omp parallel for num_threads((int)job.threads) schedule(static)
+    for (i64 p = 0; p < pieces; p++) {
+        const i64 first = p * rows,
+                  last = first + rows < job.units ? first + rows : job.units;
+        double* const own = sums + p * 3 * room;
+        if (job.half)
+            given_rows(job, halves(job.u), halves(job.grad), halves(job.out),
+                       channels, all, first, last, own);
+        else
+            given_rows(job, job.u, job.grad, job.out, channels, all, first,
+                       last, own);
     }
+    for (i64 c = 0; c < count; c++)
+        for (int which = 0; which < 2; which++) {
+            double sum = 0;
+            for (i64 p = 0; p < pieces; p++)
+                sum += sums[p * 3 * room + c / VL * 2 * VL + which * VL
+                            + c % VL];
+            float* const to = which ? job.bias_grad : job.weight_grad;
+            if (to) to[c] = (float)sum;
+        }
     return DONE;
 }
 
