@@ -197,6 +197,13 @@ def _stricter(recipe: Recipe, metric: str, p: float, first: list[float],
             f"(±{bound:g})" if bound else ""]
 
 
+def _with_equivalence(body: list[list[str]]) -> str:
+    "The table, with the last column where a bound is stated for a line."
+    used = len(_COMPARED) + 1 + any(line[-1] for line in body)
+    return _cells((_COMPARED + _CORRECTED)[:used],
+                  [line[:used] for line in body])
+
+
 def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
                metrics: Iterable[str] | None = None) -> str:
     """The recipe's comparisons: mean paired difference ± its standard error, 95
@@ -227,7 +234,7 @@ def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
                                       recipe.columns.get(metric, metric), a, b)
                             + _stricter(recipe, metric, paired_test(a, b).p, a,
                                         b))
-    return _cells(_COMPARED + _CORRECTED, body)
+    return _with_equivalence(body)
 
 
 def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
@@ -269,7 +276,7 @@ def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
                 body.append(_line(what, recipe.columns.get(metric, metric),
                                   test, d)
                             + _stricter(recipe, metric, test.p, *values))
-    return _cells(_COMPARED + _CORRECTED, body)
+    return _with_equivalence(body)
 
 # %% ../../nbs/762_experiments.tables.ipynb #466e2206
 def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
