@@ -2265,6 +2265,26 @@ struct Abreast {
     }
 };
 
+// noise of some rows: row by row, as it is numbered, or down the columns,
+// VL of which then lie together
+void make_noise(const Job& job, const Abreast* all, i64 vectors, i64 from,
+                i64 to, i64 many, float* z) {
+    if (job.run == 1)
+        return normals(job.offset + from * job.columns,
+                       (to - from) * job.columns, Keys(job.seed), z);
+    const i64 pitch = many + VL;
+    float* const apart = z + vectors * many * VL;
+    for (i64 v = 0; v < vectors; v++) {
+        for (int l = 0; l < VL; l++) {
+            const Unit own(job, all[v].first
+                                    + (l < all[v].count ? l : 0));
+            NoiseOf noise_of(own);
+            noise_of(from, to - from, apart + l * pitch);
+        }
+        interleave(apart, pitch, to - from, z + v * many * VL);
+    }
+}
+
 // A call: its columns, VL at a time; their sums, which a number of rows that
 // the shape alone decides has for itself, so that they do not depend on the
 // number of threads; and noise.
@@ -2339,6 +2359,7 @@ struct Sheet {
                     made = top;
                     if (NOISY)
                         make_noise(
+                            job, all, vectors,
                             made, made + many < last ? made + many : last,
                             many, memory);
                 }
@@ -2361,24 +2382,6 @@ struct Sheet {
             }
         }
         return true;
-    }
-    // noise of some rows: row by row, as it is numbered, or down the columns,
-    // VL of which then lie together
-    void make_noise(i64 from, i64 to, i64 many, float* z) const {
-        if (job.run == 1)
-            return normals(job.offset + from * job.columns,
-                           (to - from) * job.columns, Keys(job.seed), z);
-        const i64 pitch = many + VL;
-        float* const apart = z + vectors * many * VL;
-        for (i64 v = 0; v < vectors; v++) {
-            for (int l = 0; l < VL; l++) {
-                const Unit own(job, all[v].first
-                                        + (l < all[v].count ? l : 0));
-                NoiseOf noise_of(own);
-                noise_of(from, to - from, apart + l * pitch);
-            }
-            interleave(apart, pitch, to - from, z + v * many * VL);
-        }
     }
     // f(units, sums over all rows)
     template <int N, class F> void each(F f) const {
@@ -2658,6 +2661,7 @@ bool reduce_rows(const Sheet& sheet, const E* u, const E* grad) {
             add(t[5], g, y), add(t[6], g);
         });
 }
+
 // The sums of each unit, and with them the gradients of weight and bias
 template <class E> bool find_sums(const Sheet& sheet, const E* u,
                                   const E* grad) {
@@ -3018,6 +3022,7 @@ template <class E> inline void two_rows_later(E* p, i64 at, i64 width) {
         __builtin_prefetch(p + at + 2 * width, 1, 2),
             __builtin_prefetch(p + at + 3 * width, 1, 2);
 }
+
 // channels along the rows of a matrix
 template <class E>
 void evaluate_rows(const Job& job, const E* u, E* out, const Channel* of,
