@@ -642,11 +642,17 @@ const Lanes lanes;
 // one.
 constexpr int BATCH = 4 * VL, BATCHES = 8;
 // of VL quadruples at a time, in runs of `run` quadruples that begin `run +
-// jump` apart
+// jump` apart; or of one quadruple of each of VL runs
 struct Counters {
-    W even, odd, even_at, odd_at;
-    uint64_t run, jump;
+    W even, odd, even_at{}, odd_at{};
+    uint64_t run = 1, jump = 0, step = VL;
     bool low = false;  // none that matters is 2^32 or more
+    // runs side by side, which begin `apart` quadruples apart
+    Counters(uint64_t counter, uint64_t apart) : step(1) {
+        for (int j = 0; j < VL / 2; j++)
+            even[j] = counter + 2 * j * apart,
+            odd[j] = counter + (2 * j + 1) * apart;
+    }
     Counters(uint64_t counter, uint64_t at, uint64_t run_, uint64_t jump_)
         : even(lanes.even + counter), odd(lanes.odd + counter),
           even_at(lanes.even + at), odd_at(lanes.odd + at), run(run_),
@@ -663,7 +669,7 @@ struct Counters {
         }
     }
     void next() {
-        even += VL, odd += VL;
+        even += step, odd += step;
         if (jump) even_at += VL, odd_at += VL, wrap();
     }
 };
@@ -680,6 +686,7 @@ inline void philox(Counters& counters, int count, const Keys& keys,
         counters.next();
     }
 }
+template <bool ABREAST = false>  // lane by lane; else one after another
 void batches(Counters& counters, int count, const Keys& keys, float* z) {
     alignas(64) U words[BATCHES][4];
     if (counters.low) philox<true>(counters, count, keys, words);
@@ -690,7 +697,7 @@ void batches(Counters& counters, int count, const Keys& keys, float* z) {
         V r[4];
         box_muller((V)words[b][0], words[b][1], r[0], r[1]);
         box_muller((V)words[b][2], words[b][3], r[2], r[3]);
-        transpose_blocks(r);
+        if (!ABREAST) transpose_blocks(r);
         for (int k = 0; k < 4; k++) store(z + b * BATCH + k * VL, r[k]);
     }
 }
@@ -2265,13 +2272,36 @@ struct Abreast {
     }
 };
 
+// runs of whole quadruples
+inline bool by_quadruples(const Job& job) {
+    return !((job.run | (i64)job.offset) & 3);
+}
 // noise of some rows: row by row, as it is numbered, or down the columns,
 // VL of which then lie together
 void make_noise(const Job& job, const Abreast* all, i64 vectors, i64 from,
                 i64 to, i64 many, float* z) {
+    const Keys keys(job.seed);
     if (job.run == 1)
         return normals(job.offset + from * job.columns,
-                       (to - from) * job.columns, Keys(job.seed), z);
+                       (to - from) * job.columns, keys, z);
+    if (by_quadruples(job)) {
+        for (i64 v = 0; v < vectors; v++)
+            for (i64 row = from, end; row < to; row = end) {
+                end = row - row % job.run + job.run;
+                if (end > to) end = to;
+                Counters counters(Unit(job, all[v].first).index_of(row) >> 2,
+                                  job.run / 4);
+                counters.low =
+                    (job.offset + job.length * job.columns) >> 34 == 0;
+                for (i64 four = row; four < end; four += 4 * BATCHES) {
+                    const i64 left = (end - four) / 4;
+                    batches<true>(counters,
+                                  left < BATCHES ? (int)left : BATCHES, keys,
+                                  z + (v * many + four - from) * VL);
+                }
+            }
+        return;
+    }
     const i64 pitch = many + VL;
     float* const apart = z + vectors * many * VL;
     for (i64 v = 0; v < vectors; v++) {
@@ -2325,9 +2355,10 @@ struct Sheet {
         const i64 width = job.columns, few = 16,
                   room = width < 1024 ? 65536 / width : 64,
                   most = room < size ? room : size,
-                  many = in_rows          ? few
-                         : job.run > most ? most / 4 * 4
-                                          : most / job.run * job.run,
+                  many = in_rows              ? few
+                         : by_quadruples(job) ? 4 * BATCHES
+                         : job.run > most     ? most / 4 * 4
+                                              : most / job.run * job.run,
                   step = in_rows ? width : VL,
                   beside = in_rows ? VL : many * VL;
         Shares shares(NOISY ? (vectors * many + many + VL) * VL : 16,
