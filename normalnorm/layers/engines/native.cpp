@@ -1700,7 +1700,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                     if (row) will_write(of_h + w.n + j, n);
                     put(of_h, j, n, of);
                     if (!transformed) put(k_of, j, n, k);
-                    if constexpr (!(WHAT & EACH)) u_ahead(n), grad_ahead(n);
+                    u_ahead(n), grad_ahead(n);
                     if (!ASK || weight_grad) {
                         auto y = x;
                         if (noisy) y = dropout ? x * noise + x : x + noise;
