@@ -462,19 +462,28 @@ def test_a_printed_table_keeps_its_lines(text, columns):
         ["columns", f"columns-{columns}"] if columns else [])
 
 
-def test_numbers_in_printed_tables_have_minus_signs():
+@pytest.mark.parametrize("text, made", [
+    ("-0.5 … -.3", "−0.5 … −.3"), ("(-1, 2)", "(−1, 2)"),
+    ("2e-05", "2·10⁻⁵"), ("-1.5e+12 ± 3e+00", "−1.5·10¹² ± 3"),
+    ("1e-100", "1·10⁻¹⁰⁰"), ("2026-11-23", "2026-11-23"), ("3-5", "3-5"),
+    ("BN-2", "BN-2"), ("c46ffd2e-1", "c46ffd2e-1"), ("1e5", "1e5")])
+def test_numbers_as_in_books(text, made):
+    assert dialect.numbers(text) == made
+
+
+def test_numbers_in_printed_tables():
     from docutils import nodes
     from docutils.utils import new_document
     page = new_document("page")
-    cells = ["-0.5 … -.3", "2026-11-23", "1e-05", "3-5", "BN-2", "(-1, 2)"]
+    cells = ["-0.5", "2026-11-23"]
     row = nodes.row("", *(nodes.entry("", nodes.paragraph("", text))
                           for text in cells),
                     nodes.entry("", nodes.literal("", "-1")))
     page += nodes.container("", row, classes=["cell_output"])
     page += nodes.row("", nodes.entry("", nodes.paragraph("", "-1")))
-    dialect.minus_signs(page)
+    dialect.printed_numbers(page)
     assert [entry.astext() for entry in page.findall(nodes.entry)] == [
-        "−0.5 … −.3", *cells[1:5], "(−1, 2)", "-1", "-1"]
+        "−0.5", "2026-11-23", "-1", "-1"]
 
 
 def test_figures_get_number_caption_and_alternative_text():

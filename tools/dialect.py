@@ -518,18 +518,30 @@ def size_tables(doctree) -> None:
 
 
 HYPHEN = re.compile(r"(?<![\w.,:/–-])-(?=\.?\d)")
+POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-])0*(\d*)(?![\w.])")
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def minus_signs(doctree) -> None:
-    "In tables that cells make, a number's hyphen is a minus sign."
+def numbers(text: str) -> str:
+    """As they are printed in books: a minus sign for a hyphen, and 2·10⁻⁵ for
+    2e-05.
+    """
+    def power(match):
+        value, sign, exponent = match.groups()
+        raised = (sign.strip("+") + exponent).translate(RAISED)
+        return f"{value}·10{raised}" if exponent else value
+    return HYPHEN.sub("−", POWER.sub(power, text))
+
+
+def printed_numbers(doctree) -> None:
+    "The numbers in tables that cells make."
     from docutils import nodes
     for output in doctree.findall(nodes.container):
         if "cell_output" in output["classes"]:
             for entry in output.findall(nodes.entry):
                 for text in list(entry.findall(nodes.Text)):
                     if not isinstance(text.parent, (nodes.literal, nodes.math)):
-                        text.parent.replace(
-                            text, nodes.Text(HYPHEN.sub("−", text)))
+                        text.parent.replace(text, nodes.Text(numbers(text)))
 
 
 def inline_figures(app, doctree, docname):
@@ -539,7 +551,7 @@ def inline_figures(app, doctree, docname):
     keep_punctuation(doctree)
     verdicts_first(doctree)
     size_tables(doctree)
-    minus_signs(doctree)
+    printed_numbers(doctree)
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
