@@ -104,10 +104,17 @@ def recorded_violations(root: Path = ROOT) -> list[str]:
     """The same from the record of each chapter's last run: the modules that
     really were loaded. Engines and recipes are found by searching a folder, at
     the first computation and the first run, and are left out; so are modules of
-    layers for the chapters after the table of layers, which asks all of them
-    for a class or a name that it does not know.
+    layers, and what these import, for the chapters after the table of layers,
+    which asks all of them for a class or a name that it does not know.
     """
-    by_table = set(normalnorm._places().values())
+    needs = {f"normalnorm.{c.module}": imported_modules("\n".join(
+                 s for s in c.code_cells() if "#| export" in s),
+                 f"normalnorm.{c.module}".rpartition(".")[0])
+             for c in listed(root)}
+    by_table, new = set(), set(normalnorm._places().values())
+    while new:
+        by_table |= new
+        new = set().union(*(needs.get(name, ()) for name in new)) - by_table
     names = [c.module for c in listed(root)]
     asking = names[names.index("layers.families") + 1:
                    ] if "layers.families" in names else []

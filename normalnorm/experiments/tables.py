@@ -250,7 +250,8 @@ def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
 
         >>> from normalnorm.experiments.results import book_results
         >>> found = rows("first-experiment", "book", book_results())
-        >>> two_switches("first-experiment", found).split("|")[25].strip()
+        >>> first = two_switches("first-experiment", found).splitlines()[2]
+        >>> first.split("|")[1].strip()
         'main effect of transform'
     """
     recipe, body = find(recipe), []

@@ -1667,6 +1667,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                         put(inverse_of, j - b, VL, inverse);
                     });
                 }
+
                 each(at, at + count, [&](i64 j, int n, auto T) INLINED {
                     auto g = get(grad_run, j, n, 0, T),
                          k = transformed ? get(k_of, j, n, 0, T)

@@ -48,9 +48,9 @@ def _returned(u: Tensor, found: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
 
 
 # held by the engine: a module that is loaded again replaces its operators
-native.ENGINE.library = None
-_LIBRARY = native.ENGINE.library = torch.library.Library(
-    "normalnorm", "FRAGMENT")
+_held = vars(native.ENGINE)
+_held["library"] = None
+_LIBRARY = _held["library"] = torch.library.Library("normalnorm", "FRAGMENT")
 
 
 def _kernel(schema: str, fake: Callable) -> Callable:
