@@ -67,7 +67,8 @@ def _kernel(schema: str, fake: Callable) -> Callable:
     return add
 
 
-def _differentiable(schema: str, function: type) -> None:
+def _differentiable(schema: str,
+                    function: type[torch.autograd.Function]) -> None:
     "An operator in whose place the compiler puts what `function` calls."
     name, _ = schema.split("(", 1)
     _LIBRARY.define(schema)
