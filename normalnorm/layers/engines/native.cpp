@@ -644,7 +644,7 @@ constexpr int BATCH = 4 * VL, BATCHES = 8;
 // of VL quadruples at a time, in runs of `run` quadruples that begin `run +
 // jump` apart; or of one quadruple of each of VL runs
 struct Counters {
-    W even, odd, even_at{}, odd_at{};
+    W even{}, odd{}, even_at{}, odd_at{};
     uint64_t run = 1, jump = 0, step = VL;
     bool low = false;  // none that matters is 2^32 or more
     // runs side by side, which begin `apart` quadruples apart
