@@ -190,8 +190,19 @@ template <int N> struct Polynomial {
         }
         return p;
     }
-    template <class T> T operator()(T x) const {  // of two, as V2 below
-        return {(*this)(x.a), (*this)(x.b)};
+    // Of two vectors, as V2 below: each coefficient is read once for both; a
+    // cycle has room for fewer reads than multiplications.
+    template <class T> T operator()(T x) const {
+        V a = *(const Aligned*)lanes_of[0], b = a;
+#pragma GCC unroll 10
+        for (int k = 1; k < N; k++) {
+            V c = *(const Aligned*)lanes_of[k];
+#if defined(KERNEL_256)
+            asm("" : "+x"(c));  // GCC would read it twice
+#endif
+            a = a * x.a + c, b = b * x.b + c;
+        }
+        return {a, b};
     }
 };
 template <class... C> Polynomial(C...) -> Polynomial<sizeof...(C)>;
@@ -245,20 +256,22 @@ inline V exponent(V x) {  // e of a normal x = 2^e m > 0, 1 ≤ m < 2
     return __builtin_convertvector(((I)x >> 23) - 127, V);
 #endif
 }
-// the last four bits of the index count
-inline V lookup(const float table[16], I index) {
+// numbers of a table that one instruction looks up, where there is one; their
+// binary logarithm; that many bits at the end of an index count
+#if defined(KERNEL_256)
+constexpr int ENTRIES = 8, ENTRY_BITS = 3;
+#else
+constexpr int ENTRIES = 16, ENTRY_BITS = 4;
+#endif
+inline V lookup(const float table[ENTRIES], I index) {
 #if defined(KERNEL_512)
     return (V)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index,
                                           _mm512_load_ps(table));
 #elif defined(KERNEL_256)
-    __m256 low =
-               _mm256_permutevar8x32_ps(_mm256_load_ps(table), (__m256i)index),
-           high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8),
-                                           (__m256i)index);
-    return by_sign((V)(index << 28), (V)low, (V)high);
+    return (V)_mm256_permutevar8x32_ps(_mm256_load_ps(table), (__m256i)index);
 #else
     V found;
-    for (int i = 0; i < VL; i++) found[i] = table[index[i] & 15];
+    for (int i = 0; i < VL; i++) found[i] = table[index[i] & (ENTRIES - 1)];
     return found;
 #endif
 }
@@ -298,6 +311,20 @@ inline void totals(const V* t, int count, double* s) {
         _mm256_storeu_pd(
             s + m, _mm256_add_pd(_mm256_loadu_pd(s + m), _mm256_cvtps_pd(e)));
     }
+#elif defined(KERNEL_256)
+    for (; m + 4 <= count; m += 4) {
+        const __m256 *x = (const __m256*)(t + m);
+        __m256 a = _mm256_add_ps(_mm256_unpacklo_ps(x[0], x[1]),
+                                 _mm256_unpackhi_ps(x[0], x[1])),
+               b = _mm256_add_ps(_mm256_unpacklo_ps(x[2], x[3]),
+                                 _mm256_unpackhi_ps(x[2], x[3]));
+        __m256 c = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44),
+                                 _mm256_shuffle_ps(a, b, 0xee));
+        __m128 d =
+            _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1));
+        _mm256_storeu_pd(
+            s + m, _mm256_add_pd(_mm256_loadu_pd(s + m), _mm256_cvtps_pd(d)));
+    }
 #endif
     for (; m < count; m++) s[m] += total(t[m]);
 }
@@ -327,7 +354,7 @@ inline I2 bits(V2 x) { return {(I)x.a, (I)x.b}; }
 inline V floats(I x) { return (V)x; }
 inline V2 floats(I2 x) { return {(V)x.a, (V)x.b}; }
 inline V2 exponent(V2 x) { return {exponent(x.a), exponent(x.b)}; }
-inline V2 lookup(const float table[16], I2 index) {
+inline V2 lookup(const float table[ENTRIES], I2 index) {
     return {lookup(table, index.a), lookup(table, index.b)};
 }
 inline I2 operator-(I2 x, I2 y) { return {x.a - y.a, x.b - y.b}; }
@@ -340,6 +367,12 @@ inline V2 times_power(V2 factor, V2 n) {
 }
 inline V2 times_power(V factor, V2 n) {
     return {times_power(factor, n.a), times_power(factor, n.b)};
+}
+inline V times_sign(V x, V sign) {
+    return (V)((I)x ^ ((I)sign & (int32_t)0x80000000));
+}
+inline V2 times_sign(V2 x, V2 sign) {
+    return {times_sign(x.a, sign.a), times_sign(x.b, sign.b)};
 }
 inline I2 operator&(I2 x, int y) { return {x.a & y, x.b & y}; }
 inline V2 absolute(V2 x) { return {absolute(x.a), absolute(x.b)}; }
@@ -360,10 +393,21 @@ inline void add(V& sum, V2 x) { sum += x.a + x.b; }
 inline void add(V& sum, V x, V y) { sum += x * y; }
 inline void add(V& sum, V2 x, V2 y) { sum += x.a * y.a, sum += x.b * y.b; }
 
-// Sixteen numbers c of at most 18 bits, each near 1/x in the middle of one of
-// the intervals that divide [1, 2), and −log c. Among its neighbours a c was
-// taken whose −log c is a multiple of 2^-21, but for 2^-31. The float nearest
-// to log 2 is one, too, but for 2^-29.
+// Numbers c of at most 18 bits, each near 1/x in the middle of one of the
+// intervals that divide [1, 2), and −log c. Among its neighbours a c was taken
+// whose −log c is a multiple of 2^-21, but for 2^-31. The float nearest to
+// log 2 is one, too, but for 2^-29. With the factor of `stretched` the interval
+// of c = 1 extends to both sides of 1.
+#if defined(KERNEL_256)
+constexpr float STRETCH = 1.0625f;
+alignas(32) const float inverses[8] = {              // 2^127 c
+    0x1p127f, 0x1.cap126f, 0x1.9f018p126f, 0x1.7a4ep126f, 0x1.5b68p126f,
+    0x1.4206p126f, 0x1.2cbbp126f, 0x1.18188p126f};
+alignas(32) const float logarithms[8] = {            // −log c of these
+    0, 0x1.c88558p-4f, 0x1.ae254p-3f, 0x1.35e34p-2f, 0x1.8d234p-2f,
+    0x1.dad44p-2f, 0x1.1070cp-1f, 0x1.34d5cp-1f};
+#else
+constexpr float STRETCH = 1.02f;
 alignas(64) const float inverses[16] = {             // 2^127 c
     0x1p127f, 0x1.e371p126f, 0x1.c6fep126f, 0x1.ad89p126f, 0x1.98458p126f,
     0x1.85518p126f, 0x1.7327p126f, 0x1.635b8p126f, 0x1.5566p126f, 0x1.4793p126f,
@@ -373,11 +417,12 @@ alignas(64) const float logarithms[16] = {           // −log c of these
     0, 0x1.d62dp-5f, 0x1.e3828p-4f, 0x1.67acp-3f, 0x1.cfa6cp-3f, 0x1.18806p-2f,
     0x1.496eep-2f, 0x1.75f72p-2f, 0x1.9f004p-2f, 0x1.c9542p-2f, 0x1.f003ap-2f,
     0x1.0b835p-1f, 0x1.1d565p-1f, 0x1.2f182p-1f, 0x1.3f3f5p-1f, 0x1.50e14p-1f};
+#endif
 
 // log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c +
-// log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.042. The sum of the
-// first two terms is exact below 8. f has one rounding, and none where e = 0
-// and c = 1.
+// log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.042, with eight c
+// below 0.059. The sum of the first two terms is exact below 8. f has one
+// rounding, and none where e = 0 and c = 1.
 template <class T>
 struct Log { T large, small; };      // their sum, which need not be a float
 
@@ -390,14 +435,18 @@ struct Sum {  // apart from the other: GCC keeps a Log in memory
     T operator()(T large, T small) const { return large + small; }
 };
 
+#if defined(KERNEL_256)
+constexpr Polynomial of_log(0.2007578456, -0.2507592002, 0.3333324615,
+                            -0.4999993892);
+#else
 constexpr Polynomial of_log(-0.2406941801, 0.3333307505, -0.5000025034);
+#endif
 
 template <bool PLUS_ONE, class Join, class T>
 inline auto logarithm(T a) {
-    // its leading bits say which c; because of the factor the interval of c = 1
-    // extends to both sides of 1
-    T s = PLUS_ONE ? a * 1.02f + 1.02f : a * 1.02f;
-    auto which = bits(s) >> 19;
+    // its leading bits say which c
+    T s = PLUS_ONE ? a * STRETCH + STRETCH : a * STRETCH;
+    auto which = bits(s) >> (23 - ENTRY_BITS);
     // 2^-e c
     T scale = floats(bits(lookup(inverses, which)) - (bits(s) & 0x7f800000));
     T f = PLUS_ONE ? fma(a, scale, scale - 1.0f) : fma(a, scale, set(-1.0f));
@@ -472,13 +521,14 @@ inline float chosen_inverse(double eta) {
 struct Power {
     V binary[2], low[2], inverse[2];  // for exp_of; ±1/η with the sign of h
     float lmbda, most;                              // `most`: the larger |η|
-    bool identity, small;
+    float beyond;                                   // λ−1
+    bool identity, far;  // far: |λ−1| > 0.75, so that an η may be small
     // `chosen`: with the better of two inverses, which takes 20 ns
     explicit Power(double l, bool chosen = false) {
         lmbda = (float)l;
         most = (float)std::fmax(std::fabs(l), std::fabs(2 - l));
-        identity = l == 1.0;
-        small = std::fabs(l) < 0.25 || std::fabs(2 - l) < 0.25;
+        beyond = (float)(l - 1);
+        identity = l == 1.0, far = std::fabs(l - 1) > 0.75;
         for (int side = 0; side < 2; side++) {
             double eta = side ? 2 - l : l;
             if (std::fabs(eta) < 1e-9) eta = 1e-9;
@@ -492,6 +542,20 @@ struct Power {
             inverse[side] = set(side ? -rounded : rounded);
         }
     }
+    // whether |δ| ≤ 0.7 in a unit whose |h| are at most `largest`, by a bound
+    // of log(1 + largest)
+    bool near(double largest) const {
+        const double size = 1 + largest;
+        i64 word;
+        std::memcpy(&word, &size, 8);
+        // log(2^e m) ≤ e log 2 + m − 1; what is not a number is not near
+        const double e = (double)((word >> 52) - 1023);
+        word = (word & 0xfffffffffffff) | 0x3ff0000000000000;
+        double m;
+        std::memcpy(&m, &word, 8);
+        return largest < 1e9
+               && std::fabs(beyond) * (e * M_LN2 + (m - 1)) <= 0.7;
+    }
 };
 
 // ψ(h), given ℓ = log1p|h| in one part or in two
@@ -503,6 +567,24 @@ inline T transform(T h, L ell, const V binary[2], const V low[2],
 }
 template <class T, class L> inline T transform(T h, L ell, const Power& w) {
     return transform(h, ell, w.binary, w.low, w.inverse);
+}
+
+// The same where |δ| ≤ 0.7
+constexpr Polynomial of_near(0.0001985537207, 0.001409819285, 0.008334291969,
+                             0.04166172743, 0.1666664639, 0.5000002769);
+template <class T>
+inline T transform_near(T h, T ell, V beyond, const V inverse[2]) {
+    T a = absolute(h), delta = times_sign(ell * beyond, h),
+      e = delta * delta * of_near(delta) + delta;
+    return ((a + 1.0f) * e + a) * choose(h, inverse);
+}
+
+// ψ'(h) = exp δ, by a signed ℓ and (λ−1)/log 2; right to 10^-7
+constexpr Polynomial of_two(0.001326512644, 0.009671499409, 0.05550732276,
+                            0.2402224238, 0.6931469788, 1.0);
+template <class T> inline T steepness(T log, V turn) {
+    T n = log * turn + 12582912.0f, r = log * turn + (12582912.0f - n);
+    return times_power(of_two(r), n);
 }
 
 // ---- noise: Philox 4×32-10 with the element's index divided by four as
@@ -543,17 +625,20 @@ inline W high(W product) {
 // 32-bit words in the lower halves of 64-bit lanes; the upper halves are not
 // used
 struct Words { W x0, x1, x2, x3; };
-// of two words, in turn
-inline void rounds(Words& s, Words& t, const Keys& keys) {
-    auto round_of = [](Words& s, const uint64_t k[2]) INLINED {
-        W p0 = multiply(s.x0, 0xD2511F53u), p1 = multiply(s.x2, 0xCD9E8D57u);
-        s.x0 = high(p1) ^ s.x1 ^ k[0];
-        s.x2 = high(p0) ^ s.x3 ^ k[1];
-        s.x1 = p1, s.x3 = p0;
-    };
+// of N, in turn
+template <int N> inline void rounds(Words* s, const Keys& keys) {
 #pragma GCC unroll 10
-    for (int round = 0; round < 10; round++)
-        round_of(s, keys.k + 2 * round), round_of(t, keys.k + 2 * round);
+    for (int round = 0; round < 10; round++) {
+        const uint64_t* const k = keys.k + 2 * round;
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) {
+            W p0 = multiply(s[i].x0, 0xD2511F53u),
+              p1 = multiply(s[i].x2, 0xCD9E8D57u);
+            s[i].x0 = high(p1) ^ (s[i].x1 ^ k[0]);
+            s[i].x2 = high(p0) ^ (s[i].x3 ^ k[1]);
+            s[i].x1 = p1, s[i].x3 = p0;
+        }
+    }
 }
 inline U both(W even, W odd) {
 #if defined(KERNEL_512)
@@ -571,22 +656,37 @@ constexpr Polynomial of_sine(-1.9515296e-4, 8.3321609e-3, -0.16666655);
 constexpr Polynomial of_cosine(2.443315711809948e-5, -1.388731625493765e-3,
                                4.166664568298827e-2, -0.5, 1.0);
 
-inline V radius_of(U a) {
-    V u = __builtin_convertvector(a, V) * 0x1p-32f + 0x1p-33f;
-    return square_root(logarithm<false, Sum>(u) * -2.0f);
+// Two vectors of words side by side, as V2 has numbers
+struct U2 { U a, b; };
+inline U2 operator+(U2 x, uint32_t y) { return {x.a + y, x.b + y}; }
+inline U2 operator<<(U2 x, int y) { return {x.a << y, x.b << y}; }
+inline V2 floats(U2 x) { return {(V)x.a, (V)x.b}; }
+inline V2 numbers(U2 x) {
+    return {__builtin_convertvector(x.a, V), __builtin_convertvector(x.b, V)};
 }
-inline void box_muller(V radius, U b, V& first, V& second) {
+inline V2 signed_numbers(U2 x) {
+    return {__builtin_convertvector((I)x.a, V),
+            __builtin_convertvector((I)x.b, V)};
+}
+inline V2 by_sign(V2 which, V2 a, V2 b) {
+    return {by_sign(which.a, a.a, b.a), by_sign(which.b, a.b, b.b)};
+}
+
+inline V2 radius_of(U2 a) {
+    V2 u = numbers(a) * 0x1p-32f + 0x1p-33f;
+    V2 square = logarithm<false, Sum>(u) * -2.0f;
+    return {square_root(square.a), square_root(square.b)};
+}
+inline void box_muller(V2 radius, U2 b, V2& first, V2& second) {
     // its first two bits: the angle rounded to quarters of a turn
-    U turned = b + 0x20000000u;
+    U2 turned = b + 0x20000000u;
     // what is left, exact in integers; 2π 2^-32
-    V x =
-        __builtin_convertvector((I)(b << 2), V) * (1.4629180792671596e-09f / 4);
-    V y = x * x, s = of_sine(y) * y * x + x, c = of_cosine(y);
-    V odd = (V)(turned << 1);  // its sign
-    V cosine = by_sign(odd, c, s), sine = by_sign(odd, s, c);
-    radius = (V)((U)radius ^ (turned & 0x80000000u));
-    first = (V)((U)(radius * cosine) ^ ((turned << 1) & 0x80000000u)),
-    second = radius * sine;
+    V2 x = signed_numbers(b << 2) * (1.4629180792671596e-09f / 4);
+    V2 y = x * x, s = of_sine(y) * y * x + x, c = of_cosine(y);
+    V2 odd = floats(turned << 1);  // its sign
+    V2 cosine = by_sign(odd, c, s), sine = by_sign(odd, s, c);
+    radius = times_sign(radius, floats(turned));
+    first = times_sign(radius * cosine, odd), second = radius * sine;
 }
 
 // In each block of four lanes: the lower or upper two numbers of a and b, in
@@ -673,30 +773,46 @@ struct Counters {
         if (jump) even_at += VL, odd_at += VL, wrap();
     }
 };
+// of N batches; with LOW the first two rounds have less to do
+template <bool LOW, int N>
+inline void philox_of(Counters& counters, const Keys& keys, U words[][4]) {
+    Words s[2 * N];
+#pragma GCC unroll 2
+    for (int b = 0; b < N; b++) {
+        s[2 * b] = {counters.even, LOW ? W{} : counters.even >> 32, W{}, W{}};
+        s[2 * b + 1] = {counters.odd, LOW ? W{} : counters.odd >> 32, W{}, W{}};
+        counters.next();
+    }
+    rounds<2 * N>(s, keys);
+#pragma GCC unroll 2
+    for (int b = 0; b < N; b++) {
+        const Words &p = s[2 * b], &q = s[2 * b + 1];
+        words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1),
+        words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
+    }
+}
 template <bool LOW>
 inline void philox(Counters& counters, int count, const Keys& keys,
                    U words[][4]) {
-    // with LOW the first two rounds have less to do
-    for (int b = 0; b < count; b++) {
-        Words p{counters.even, LOW ? W{} : counters.even >> 32, W{}, W{}},
-            q{counters.odd, LOW ? W{} : counters.odd >> 32, W{}, W{}};
-        rounds(p, q, keys);
-        words[b][0] = both(p.x0, q.x0), words[b][1] = both(p.x1, q.x1),
-        words[b][2] = both(p.x2, q.x2), words[b][3] = both(p.x3, q.x3);
-        counters.next();
-    }
+    int b = 0;
+    for (; b + 2 <= count; b += 2)
+        philox_of<LOW, 2>(counters, keys, words + b);
+    if (b < count) philox_of<LOW, 1>(counters, keys, words + b);
 }
 template <bool ABREAST = false>  // lane by lane; else one after another
 void batches(Counters& counters, int count, const Keys& keys, float* z) {
     alignas(64) U words[BATCHES][4];
     if (counters.low) philox<true>(counters, count, keys, words);
     else philox<false>(counters, count, keys, words);
-    for (int b = 0; b < count; b++)
-        for (int k = 0; k < 4; k += 2) words[b][k] = (U)radius_of(words[b][k]);
     for (int b = 0; b < count; b++) {
-        V r[4];
-        box_muller((V)words[b][0], words[b][1], r[0], r[1]);
-        box_muller((V)words[b][2], words[b][3], r[2], r[3]);
+        const V2 radius = radius_of({words[b][0], words[b][2]});
+        words[b][0] = (U)radius.a, words[b][2] = (U)radius.b;
+    }
+    for (int b = 0; b < count; b++) {
+        V2 first, second;
+        box_muller({(V)words[b][0], (V)words[b][2]},
+                   {words[b][1], words[b][3]}, first, second);
+        V r[4] = {first.a, second.a, first.b, second.b};
         if (!ABREAST) transpose_blocks(r);
         for (int k = 0; k < 4; k++) store(z + b * BATCH + k * VL, r[k]);
     }
@@ -1027,6 +1143,14 @@ template <class F> INLINED inline void each(i64 from, i64 to, F f) {
     for (; j + 2 * VL <= to; j += 2 * VL) f(j, 2 * VL, V2{});
     for (; j < to; j += VL) f(j, to - j < VL ? (int)(to - j) : VL, V{});
 }
+// One vector at a time, where sixteen registers hold the sums of a visit but
+// not two chains beside them; GCC would keep the sums in memory, and each
+// addition would wait for it.
+template <class F> INLINED inline void each_alone(i64 from, i64 to, F f) {
+    i64 j = from;
+    for (; j + VL <= to; j += VL) f(j, VL, V{});
+    if (j < to) f(j, (int)(to - j), V{});
+}
 template <class E> inline V get(const E* p, i64 j, int n, float fill, V) {
     return n == VL ? load(p + j) : load_part(p + j, n, fill);
 }
@@ -1048,17 +1172,20 @@ inline void will_write(const float* p, int lanes) {
     for (int k = 0; k < lanes; k += LINE) __builtin_prefetch(p + k, 1, 2);
 }
 struct Ahead {
-    const float* next = nullptr;
-    i64 segments = 0, length = 0, stride = 0, segment = 0, at = 0;
+    const float *here = nullptr, *end = nullptr;    // of a run
+    i64 left = 0, length = 0, stride = 0;           // runs that follow it
+    Ahead() = default;
+    Ahead(const float* start, i64 segments, i64 length_, i64 stride_)
+        : here(start), end(start + length_), left(segments - 1),
+          length(length_), stride(stride_) {}
     inline void operator()(int lanes) {
-        if (!next) return;
+        if (!here) return;
         for (int k = 0; k < lanes; k += LINE)
-            __builtin_prefetch(next + segment * stride + at + k, 0, 2);
-        at += lanes;
-        if (at >= length) {
-            at = 0;
-            if (++segment == segments) next = nullptr;
-        }
+            __builtin_prefetch(here + k, 0, 2);
+        here += lanes;
+        if (here < end) return;
+        here = left-- ? end - length + stride : nullptr;
+        end = here + length;
     }
 };
 
@@ -1091,7 +1218,7 @@ struct Unit {
     // rate = 1/√(σ²+ε), bare = 1/σ or 0
     double mean = 0, var = 0, rate = 0, bare = 0;
     float center = 0, rest = 0;                     // mean ≈ center + rest
-    double largest = 0;                             // |k|, where ℓ is not kept
+    double largest = 0;                             // |k|
     const float* own_noise = nullptr;               // noise made beforehand
     Ahead u_ahead, grad_ahead;
 
@@ -1277,7 +1404,7 @@ void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
                  g = a * ell + ell, d = g - a;
             add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
                 add(t[4], g, ell);
-            if constexpr (ELL == NOT_KEPT) largest(most, a);
+            largest(most, a);
             if constexpr (ELL == NEAR)
                 put(ell_of, j, m, ell_near(ell, a, gap, middle));
             if constexpr (ELL == DISTANT) put(ell_of, j, m, log1p_of(a * rho));
@@ -1376,17 +1503,27 @@ i64 block_of(const Job& job, bool direct) {
 // f(x), where x(j, n, type) is the transformed value of element j of u
 template <class F>
 INLINED inline void with_values(const Unit& w, const float* u,
-                                const float* ell_of, double lmbda, F f) {
-    const float rate = (float)w.rate, shift = (float)(-w.rest * w.rate);
-    const Power power(lmbda);
-    const V center = set(w.center);
-    auto h_at = [&, center](i64 j, int n, auto T) INLINED {
+                                const float* ell_of, const Power& of, F f) {
+    // Captured by value: what is reached by an address is read again after each
+    // result is written, for all that the compiler knows.
+    const Power power = of;
+    const V center = set(w.center), rate = set((float)w.rate),
+            shift = set((float)(-w.rest * w.rate));
+    auto h_at = [=](i64 j, int n, auto T) INLINED {
         return (get(u, j, n, 0, T) - center) * rate + shift;
     };
     if (!w.job->transform || power.identity) {
         f(h_at);
+    } else if (ell_of && power.near(w.largest)) {
+        const V beyond = set(power.beyond), right = power.inverse[0],
+                left = power.inverse[1];
+        f([=](i64 j, int n, auto T) INLINED {
+            const V inverse[2] = {right, left};
+            return transform_near(h_at(j, n, T), get(ell_of, j, n, 0, T),
+                                  beyond, inverse);
+        });
     } else if (ell_of) {
-        f([&](i64 j, int n, auto T) INLINED {
+        f([=](i64 j, int n, auto T) INLINED {
             return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
         });
 #if defined(KERNEL_TABLES)
@@ -1394,13 +1531,13 @@ INLINED inline void with_values(const Unit& w, const float* u,
         Pieces pieces;
         pieces.set(power, 1);
         const Lookup table(pieces);
-        f([&](i64 j, int n, auto T) INLINED {
+        f([=](i64 j, int n, auto T) INLINED {
             auto h = h_at(j, n, T);
             return table(h, absolute(h), V{});
         });
 #endif
     } else {
-        f([&](i64 j, int n, auto T) INLINED {
+        f([=](i64 j, int n, auto T) INLINED {
             auto h = h_at(j, n, T);
             return transform(h, log1p_in_parts(absolute(h)), power);
         });
@@ -1409,11 +1546,11 @@ INLINED inline void with_values(const Unit& w, const float* u,
 
 // The transformed values into `temporary`, and their sum
 double values_of(const Unit& w, const float* u, const float* ell_of,
-                 double lmbda, float* temporary) {
+                 const Power& power, float* temporary) {
     // the next unit's results follow in memory
     const bool row = w.job->segments == 1;
     double sum = 0;
-    with_values(w, u, ell_of, lmbda, [&](auto x) {
+    with_values(w, u, ell_of, power, [&](auto x) {
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
             each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
@@ -1444,34 +1581,34 @@ double deviation_of(const Unit& w, const float* values, float mean) {
 
 // From u to the output; `temporary` may be u, and is the output where that is
 // contiguous. `given`: the spread of the values, where more than these count
-void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
-            float* temporary, const Target& target, float* kept,
-            const double* given = nullptr) {
+void finish(const Unit& w, const float* u, const float* ell_of,
+            const Power& power, float* temporary, const Target& target,
+            float* kept, const double* given = nullptr) {
     const Job& job = *w.job;
-    const i64 block = block_of(job, target.job);
+    const i64 block = block_of(job, target.job), size = w.n;
     const bool row = job.segments == 1;
     if (job.noise == 0) {
-        with_values(w, u, ell_of, lmbda, [&](auto x) {
+        with_values(w, u, ell_of, power, [&](auto x) {
             parts(job, w.n, [&](i64 part, i64 from, i64 to) {
                 Affine affine(job, w.i, part);
                 const V weight = set(affine.weight), bias = set(affine.bias);
                 const float *weights = affine.weights, *biases = affine.biases;
-                target.spans(from, to, [&](i64 b, i64 end, float* out) {
+                target.spans(from, to, [=](i64 b, i64 end, float* out) {
                     out -= b;
                     if (!weights && !biases)
-                        each(b, end, [&](i64 j, int n, auto T) INLINED {
-                            if (row) will_write(out + w.n + j, n);
+                        each(b, end, [=](i64 j, int n, auto T) INLINED {
+                            if (row) will_write(out + size + j, n);
                             put(out, j, n, x(j, n, T) * weight + bias);
                         });
                     else if (weights && biases)
-                        each(b, end, [&](i64 j, int n, auto T) INLINED {
-                            will_write(out + w.n + j, n);
+                        each(b, end, [=](i64 j, int n, auto T) INLINED {
+                            will_write(out + size + j, n);
                             put(out, j, n,
                                 x(j, n, T) * get(weights, j, n, 0, T)
                                     + get(biases, j, n, 0, T));
                         });
                     else
-                        each(b, end, [&](i64 j, int n, auto T) INLINED {
+                        each(b, end, [=](i64 j, int n, auto T) INLINED {
                             put(out, j, n, affine(x(j, n, T), j, n));
                         });
                 });
@@ -1479,7 +1616,7 @@ void finish(const Unit& w, const float* u, const float* ell_of, double lmbda,
         });
         return;
     }
-    const double sum = values_of(w, u, ell_of, lmbda, temporary),
+    const double sum = values_of(w, u, ell_of, power, temporary),
                  spread =
                      job.kind == UNSCALED ? std::sqrt(2 / M_PI)
                      : job.kind != SCALED ? 0
@@ -1549,7 +1686,7 @@ double power_of(Unit& w, const float* u, float* ell_of) {
 void forward_unit(Unit& w, const float* u, float* temporary,
                   const Target& target, float* ell_of) {
     const double lmbda = power_of(w, u, ell_of);
-    finish(w, u, ell_of, lmbda, temporary, target,
+    finish(w, u, ell_of, Power(lmbda), temporary, target,
            w.job->beside ? w.job->beside + BESIDE * w.i : nullptr);
 }
 
@@ -1598,7 +1735,7 @@ template <class C> struct Move {  // or of a unit in each lane
 // First visit of the backward pass: sums over the unit. u and grad are
 // contiguous, or (`direct`) the beginnings of runs. k goes to `k_of`, g ∂x/∂h
 // to `of_h`, v to `v_of`, all contiguous.
-template <Ell ELL, bool SMALL, int WHAT>
+template <Ell ELL, bool FAR, int WHAT>
 void reduce(const Unit& w, bool direct, const float* u, const float* grad,
             const Power& power, const float* kept, float* k_of, float* of_h,
             float* v_of, Weights weights, Sums& sums) {
@@ -1611,7 +1748,8 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
     const float r = (float)(transformed ? w.bare : w.rate), shift = -w.rest * r,
                 spread = kept[1];
     const V rho = set((float)(w.rate / w.bare)),
-            gap = set((float)(1 - w.rate / w.bare)), less = -gap;
+            gap = set((float)(1 - w.rate / w.bare)), less = -gap,
+            turn = set((float)(power.beyond * M_LOG2E));
     const float amount = (float)(job.noise * (dropout ? 1 : spread));
     const bool noisy = ASK ? job.noise != 0 && (weights.weight || dropout)
                            : (bool)(WHAT & NOISY),
@@ -1622,13 +1760,13 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
     float *const weight_grad = weights.weight, *const bias_grad = weights.bias;
     const V center = set(w.center);
     // of a block; the last vector of a run may go over its end
-    alignas(64) float z[BLOCK], ell_of[BLOCK + VL], inverse_of[BLOCK + VL];
+    alignas(64) float z[BLOCK], ell_of[BLOCK + VL], steep_of[BLOCK + VL];
     NoiseOf noise_of(w);
     Ahead u_ahead = w.u_ahead, grad_ahead = w.grad_ahead;
     parts(job, w.n, [&](i64 part, i64 from, i64 to) INLINED {
         Affine affine(job, w.i, part);
         const V weight = set(affine.weight);
-        double of_weight = 0, of_bias = 0;
+        double sum[8] = {0};
         for (i64 b = from; b < to; b += block) {
             i64 end = b + block < to ? b + block : to;
             if (noisy) noise_of(b, end - b, z);
@@ -1646,26 +1784,27 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                         put(k_of, j, n, k);
                         put(ell_of, j - b, VL, log1p_of(absolute(k)));
                     });
-                    // the logarithm, and 1/(1+|k|), become those of h
-                    each(at, at + count, [&](i64 j, int n, auto T) INLINED {
-                        auto k = get(k_of, j, n, 0, T), a = absolute(k),
-                             ell = get(ell_of, j - b, VL, 0, T),
-                             inverse = 1.0f / (a + 1.0f),
-                             v = move(a, ell, with_sign(ell, k), inverse);
+                    // ℓ becomes that of h, with its sign
+                    each_alone(at, at + count, [&](i64 j, int n, V T) INLINED {
+                        V k = get(k_of, j, n, 0, T), a = absolute(k),
+                          ell = get(ell_of, j - b, VL, 0, T),
+                          inverse = 1.0f / (a + 1.0f),
+                          v = move(a, ell, with_sign(ell, k), inverse);
                         if (n < VL) v = first_lanes(v, n);
                         add(s_v, v), add(s_vk, v, k), put(v_of, j, n, v);
                         if constexpr (ELL == DISTANT) {
                             ell = log1p_of(a * rho);
-                            inverse = 1.0f / (a * rho + 1.0f);
-                        } else {  // (1−ρ) a/(1+a), and two terms of its series
-                            auto share = inverse * less + gap,
-                                 square = share * share;
-                            ell = ell - (square * 0.5f + share);
-                            inverse = inverse * (square + share) + inverse;
+                        } else {  // −(1−ρ) a/(1+a), and two terms of its series
+                            V share = inverse * gap + less;
+                            ell = share * (share * -0.5f + 1.0f) + ell;
                         }
-                        put(ell_of, j - b, VL, ell);
-                        put(inverse_of, j - b, VL, inverse);
+                        put(ell_of, j - b, VL, with_sign(ell, k));
                     });
+                    if constexpr (!FAR)
+                        each(at, at + count, [&](i64 j, int, auto T) INLINED {
+                            put(steep_of, j - b, VL,
+                                steepness(get(ell_of, j - b, VL, 0, T), turn));
+                        });
                 }
 
                 each(at, at + count, [&](i64 j, int n, auto T) INLINED {
@@ -1682,20 +1821,26 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
                     if (dropout) upstream += upstream * noise;
                     auto x = k, of = upstream;
                     if (transformed) {
-                        auto ell = get(ell_of, j - b, VL, 0, T),
-                             inverse = get(inverse_of, j - b, VL, 0, T);
-                        auto binary = choose(k, power.binary),
-                             by_eta = choose(k, power.inverse);
-                        auto e = exp_of(binary, choose(k, power.low), ell);
-                        auto expo = exp_from(e), log = with_sign(ell, k);
-                        x = expm1_from(e, by_eta);
-                        of = upstream * expo * inverse;
-                        if constexpr (SMALL)
+                        auto log = get(ell_of, j - b, VL, 0, T),
+                             steep = get(steep_of, j - b, VL, 0, T),
+                             by_eta = choose(k, power.inverse),
+                             size = absolute(k) * rho + 1.0f,
+                             expo = steep * size;
+                        if constexpr (FAR) {
+                            auto ell = absolute(log),
+                                 binary = choose(k, power.binary);
+                            auto e = exp_of(binary, choose(k, power.low), ell);
+                            expo = exp_from(e), steep = expo / size;
+                            x = expm1_from(e, by_eta);
                             add(s_slope, upstream,
                                 slope_in_lambda(log,
                                                 binary * ell * 0.69314718056f,
                                                 expo, x, by_eta));
-                        else add(s_slope, upstream, (log * expo - x) * by_eta);
+                        } else {
+                            x = (expo - 1.0f) * by_eta;
+                            add(s_slope, upstream, (log * expo - x) * by_eta);
+                        }
+                        of = upstream * steep;
                     }
                     add(s_g, of), add(s_gh, of, k);
                     if (row) will_write(of_h + w.n + j, n);
@@ -1720,15 +1865,16 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
             };
             if (direct) runs(job, b, end, visit);
             else visit(b, end - b, b);
-            sums.g += total(s_g), sums.gh += total(s_gh),
-                sums.slope += total(s_slope), sums.v += total(s_v),
-                sums.vk += total(s_vk), of_weight += total(s_weight),
-                of_bias += total(s_bias);
+            const V all[8] = {s_g,  s_gh,     s_slope, s_v,
+                              s_vk, s_weight, s_bias,  V{}};
+            totals(all, 8, sum);
         }
+        sums.g += sum[0], sums.gh += sum[1], sums.slope += sum[2],
+            sums.v += sum[3], sums.vk += sum[4];
         if (!each_one) {
             i64 k = w.i * (job.weights > 1 ? job.weights : 1) + part;
-            if (weight_grad) weight_grad[k] = (float)of_weight;
-            if (bias_grad) bias_grad[k] = (float)of_bias;
+            if (weight_grad) weight_grad[k] = (float)sum[5];
+            if (bias_grad) bias_grad[k] = (float)sum[6];
         }
     });
     sums.g /= w.n, sums.gh /= w.n, sums.slope /= w.n, sums.v /= w.n,
@@ -1753,12 +1899,12 @@ Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
     const Power power(job.lmbda[w.i]);
     const bool transformed = job.transform && w.bare > 0,
                near = !transformed || distance(w.rate / w.bare) == NEAR,
-               small = transformed && power.small,
+               far = transformed && power.far,
                dropout = job.noise != 0 && job.kind == DROPOUT,
                each_one = job.weights < 0,
                all_wanted = job.weight && weights.weight && weights.bias;
     int what = ANY;
-    if (!small && !dropout && (!each_one || (near && all_wanted)))
+    if (!far && !dropout && (!each_one || (near && all_wanted)))
         what = (transformed ? POWER : 0)
                | (job.noise != 0 && weights.weight ? NOISY : 0)
                | (each_one ? EACH : 0);
@@ -1778,10 +1924,10 @@ Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
         case EACH | POWER | NOISY:
             return reduce<NEAR, false, EACH | POWER | NOISY>;
         }
-        return near ? (small ? reduce<NEAR, true, ANY>
-                             : reduce<NEAR, false, ANY>)
-                    : (small ? reduce<DISTANT, true, ANY>
-                             : reduce<DISTANT, false, ANY>);
+        return near ? (far ? reduce<NEAR, true, ANY>
+                           : reduce<NEAR, false, ANY>)
+                    : (far ? reduce<DISTANT, true, ANY>
+                           : reduce<DISTANT, false, ANY>);
     }();
     Sums m;
     visit(w, direct, u, grad, power, job.beside + BESIDE * w.i, k_of, of_h,
@@ -1911,7 +2057,7 @@ bool in_place(const Job& job) { return job.segments == 1 && !job.half; }
 // Floats of scratch memory that the pieces below need
 i64 forward_room(const Job& job) {
     const i64 n = job.segments * job.length, room = padded(n);
-    return in_place(job) ? (n < LARGE ? room : 0) : 2 * room;
+    return in_place(job) && n >= LARGE ? 0 : 2 * room;
 }
 i64 backward_room(const Job& job) {
     const i64 n = job.segments * job.length, room = padded(n);
@@ -1930,11 +2076,11 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
         for (i64 i = first; i < last; i++) {
             const i64 start = start_of(job, i);
             if (i + 2 < last) w.look_ahead(start_of(job, i + 2));
-            const double lmbda = power_of(w, job.u + start, ell);
+            const Power power(power_of(w, job.u + start, ell));
             Unit next(job, i + 1);
             if (i + 1 < last)
                 next.moments(job.u + start_of(job, i + 1), nullptr);
-            finish(w, job.u + start, ell, lmbda, job.out + start,
+            finish(w, job.u + start, ell, power, job.out + start,
                    {nullptr, job.out + start},
                    job.beside ? job.beside + BESIDE * i : nullptr);
             w = next;
@@ -2099,9 +2245,9 @@ void forward_stage(int stage, const Job& job, i64 i, const float* u,
     });
     w.largest = w.n < LARGE ? INFINITY : t(FARTHEST, i);
     if (stage == OUTPUT)
-        return finish(w, u, nullptr, lmbda, temporary, target,
+        return finish(w, u, nullptr, Power(lmbda), temporary, target,
                       job.beside + BESIDE * i, &t(SPREAD, i));
-    const double sum = values_of(w, u, nullptr, lmbda, temporary);
+    const double sum = values_of(w, u, nullptr, Power(lmbda), temporary);
     if (stage == CENTRE) t(MIDDLE, i) = sum / w.n;
     else t(SPREAD, i) = deviation_of(w, temporary, (float)t(MIDDLE, i)) / w.n;
 }
@@ -2206,10 +2352,10 @@ struct Abreast {
     int count;
     // as in Unit; `bare` is `rate` where a unit is not transformed
     V origin{}, center{}, bare = set(1), bare_shift{}, rate = set(1), shift{},
-      rho = set(1), gap{}, weight = set(1), bias{}, middle{}, amount{};
+      rho = set(1), gap{}, weight = set(1), bias{}, middle{}, amount{}, turn{};
     double mean[VL] = {}, var[VL] = {}, square[VL], rates[VL], bares[VL];
     I moved{};                                      // lanes with a transform
-    bool some = false, all = true, small = false;   // of these
+    bool some = false, all = true, far = false;     // of these
     bool done = false;                              // has its moments
     Ell ell = NEAR;
     Power power;
@@ -2249,7 +2395,8 @@ struct Abreast {
             power.binary[side][l] = own.binary[side][0],
             power.low[side][l] = own.low[side][0],
             power.inverse[side][l] = own.inverse[side][0];
-        small |= moved[l] && own.small;
+        turn[l] = own.beyond * (float)M_LOG2E;
+        far |= moved[l] && own.far;
     }
     // a unit as the forward pass left it
     void take_known(int l) {
@@ -2638,7 +2785,7 @@ bool forward_columns(const Job& job) {
 }
 
 // First visit of the backward pass, as for a unit: g ∂x/∂h to `between`
-template <Ell ELL, bool SMALL, bool POWER, bool NOISY, class E>
+template <Ell ELL, bool FAR, bool POWER, bool NOISY, class E>
 bool reduce_rows(const Sheet& sheet, const E* u, const E* grad) {
     const i64 width = sheet.job.columns;
     const bool dropout = sheet.job.kind == DROPOUT;
@@ -2664,24 +2811,26 @@ bool reduce_rows(const Sheet& sheet, const E* u, const E* grad) {
                 auto ell = ell_k;
                 if constexpr (ELL == DISTANT) {
                     ell = log1p_of(a * w.rho);
-                    inverse = 1.0f / (a * w.rho + 1.0f);
                 } else {
-                    auto share = inverse * -w.gap + w.gap,
-                         square = share * share;
-                    ell = ell_k - (square * 0.5f + share);
-                    inverse = inverse * (square + share) + inverse;
+                    auto share = inverse * w.gap - w.gap;
+                    ell = share * (share * -0.5f + 1.0f) + ell_k;
                 }
-                auto binary = choose(k, w.power.binary),
-                     by_eta = choose(k, w.power.inverse);
-                auto e = exp_of(binary, choose(k, w.power.low), ell);
-                auto expo = exp_from(e), log = with_sign(ell, k);
-                x = expm1_from(e, by_eta);
-                of = upstream * expo * inverse;
-                if constexpr (SMALL)
+                auto log = with_sign(ell, k), size = a * w.rho + 1.0f,
+                     by_eta = choose(k, w.power.inverse), steep = T, expo = T;
+                if constexpr (FAR) {
+                    auto binary = choose(k, w.power.binary);
+                    auto e = exp_of(binary, choose(k, w.power.low), ell);
+                    expo = exp_from(e), steep = expo / size;
+                    x = expm1_from(e, by_eta);
                     add(t[2], upstream,
                         slope_in_lambda(log, binary * ell * 0.69314718056f,
                                         expo, x, by_eta));
-                else add(t[2], upstream, (log * expo - x) * by_eta);
+                } else {
+                    steep = steepness(log, w.turn), expo = steep * size;
+                    x = (expo - 1.0f) * by_eta;
+                    add(t[2], upstream, (log * expo - x) * by_eta);
+                }
+                of = upstream * steep;
                 if (!w.all)
                     x = either(w.moved, x, k),
                     of = either(w.moved, of, upstream);
@@ -2698,20 +2847,20 @@ bool reduce_rows(const Sheet& sheet, const E* u, const E* grad) {
 template <class E> bool find_sums(const Sheet& sheet, const E* u,
                                   const E* grad) {
     const Job& job = sheet.job;
-    bool some = false, near = true, small = false;
+    bool some = false, near = true, far = false;
     sheet.each<0>([](Abreast& w, auto) {
         for (int l = 0; l < w.count; l++) w.take_known(l);
     });
     for (i64 v = 0; v < sheet.vectors; v++) {
         const Abreast& w = sheet.all[v];
-        some |= w.some, near &= w.ell == NEAR, small |= w.small;
+        some |= w.some, near &= w.ell == NEAR, far |= w.far;
     }
     const bool noisy =
         job.noise != 0 && (job.weight_grad || job.kind == DROPOUT);
     auto visit = [&](auto noise) {
         constexpr bool NOISY = decltype(noise)::value;
         return !some   ? reduce_rows<NEAR, false, false, NOISY, E>
-               : small ? near ? reduce_rows<NEAR, true, true, NOISY, E>
+               : far   ? near ? reduce_rows<NEAR, true, true, NOISY, E>
                               : reduce_rows<DISTANT, true, true, NOISY, E>
                : near  ? reduce_rows<NEAR, false, true, NOISY, E>
                        : reduce_rows<DISTANT, false, true, NOISY, E>;
