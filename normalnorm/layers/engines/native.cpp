@@ -2352,10 +2352,11 @@ struct Abreast {
     int count;
     // as in Unit; `bare` is `rate` where a unit is not transformed
     V origin{}, center{}, bare = set(1), bare_shift{}, rate = set(1), shift{},
-      rho = set(1), gap{}, weight = set(1), bias{}, middle{}, amount{}, turn{};
+      rho = set(1), gap{}, weight = set(1), bias{}, middle{}, amount{}, beyond{},
+      turn{};                                       // (λ−1)/log 2
     double mean[VL] = {}, var[VL] = {}, square[VL], rates[VL], bares[VL];
     I moved{};                                      // lanes with a transform
-    bool some = false, all = true, far = false;     // of these
+    bool some = false, all = true, far = false, near = true;  // of these
     bool done = false;                              // has its moments
     Ell ell = NEAR;
     Power power;
@@ -2389,14 +2390,15 @@ struct Abreast {
         gap[l] = (float)(1 - w.rate / w.bare);
         if (distance(w.rate / w.bare) == DISTANT) ell = DISTANT;
     }
-    void take_power(int l, double lmbda) {
+    void take_power(int l, double lmbda, double largest = INFINITY) {
         const Power own(lmbda);
         for (int side = 0; side < 2; side++)
             power.binary[side][l] = own.binary[side][0],
             power.low[side][l] = own.low[side][0],
             power.inverse[side][l] = own.inverse[side][0];
-        turn[l] = own.beyond * (float)M_LOG2E;
+        beyond[l] = own.beyond, turn[l] = own.beyond * (float)M_LOG2E;
         far |= moved[l] && own.far;
+        near &= !moved[l] || own.near(largest);
     }
     // a unit as the forward pass left it
     void take_known(int l) {
@@ -2412,10 +2414,12 @@ struct Abreast {
         amount[l] =
             (float)(job.noise * (job.kind == DROPOUT ? 1 : spread));
     }
-    // λ̂ of a unit, by `find` of what will be kept; 1 leaves values as they are
-    template <class F> void estimate(int l, Unit own, i64 elements, F find) {
-        const double lmbda = power_by(own, elements, find);
-        take(l, own), take_power(l, lmbda);
+    // λ̂ of a unit, by its averages; 1 leaves values as they are
+    void estimate(int l, Unit own, i64 elements, const Averages& of) {
+        const double lmbda = power_by(own, elements, [&](float* kept) {
+            return newton(job, of, kept);
+        });
+        take(l, own), take_power(l, lmbda, of.largest);
         if (lmbda == 1) moved[l] = 0, all = false;
     }
 };
@@ -2463,6 +2467,25 @@ void make_noise(const Job& job, const Abreast* all, i64 vectors, i64 from,
     }
 }
 
+// Where a visit is: the first element of its row, or of its two rows; their
+// noise, `step` apart; and what the strip remembers of them, in ARRAYS arrays
+struct Here {
+    static constexpr int ROWS = 16, ARRAYS = 3;
+    const Abreast& w;
+    i64 at;
+    int lanes;
+    const float* z;
+    i64 step;
+    float* temporary;
+    template <class T> T remembered(int which, T, int row = 0) const {
+        return get(temporary + (which * ROWS + row) * VL, 0, sizeof(T) / 4, 0,
+                   T{});
+    }
+    template <class T> void remember(int which, T x, int row = 0) const {
+        put(temporary + (which * ROWS + row) * VL, 0, sizeof(T) / 4, x);
+    }
+};
+
 // A call: its columns, VL at a time; their sums, which a number of rows that
 // the shape alone decides has for itself, so that they do not depend on the
 // number of threads; and noise.
@@ -2495,12 +2518,14 @@ struct Sheet {
     }
     bool ok;
 
-    // f(units, place, lanes, noise, rows of which are `step` apart, type, sums
-    // t) for all rows, two at a time, or one
-    template <int N, bool NOISY, class F> bool visit(F f) const {
+    // f(here, type, sums t) for all rows, two at a time, or one: each of several
+    // f in turn for the rows of a strip. Of N sums the last TOP are not sums but
+    // the largest.
+    template <int N, bool NOISY, int TOP = 0, class... F>
+    bool visit(F... f) const {
         const bool in_rows = job.run == 1;
         // rows of which noise is made together: whole runs, down the columns
-        const i64 width = job.columns, few = 16,
+        const i64 width = job.columns, few = Here::ROWS,
                   room = width < 1024 ? 65536 / width : 64,
                   most = room < size ? room : size,
                   many = in_rows              ? few
@@ -2509,30 +2534,46 @@ struct Sheet {
                                               : most / job.run * job.run,
                   step = in_rows ? width : VL,
                   beside = in_rows ? VL : many * VL;
-        Shares shares(NOISY ? (vectors * many + many + VL) * VL : 16,
+        const i64 count = vectors * N * VL;         // of sums
+        Shares shares(count + (NOISY ? (vectors * many + many + VL) * VL : 16),
                       job.threads, pieces);
         if (!shares.memory) return false;
         auto strip = [&](const Abreast& w, i64 top, i64 end, const float* z,
-                         double* own) INLINED {
-            for (i64 b = top; b < end; b += 64) {
-                const i64 stop = b + 64 < end ? b + 64 : end;
-                V t[N ? N : 1]{};
-                i64 row = b;
-                for (; row + 2 <= stop; row += 2)
-                    f(w, row * width + w.first, w.count,
-                      z + (row - top) * step, step, V2{}, t);
-                if (row < stop)
-                    f(w, row * width + w.first, w.count,
-                      z + (row - top) * step, step, V{}, t);
-                for (int m = 0; m < N; m++)
-                    for (int l = 0; l < VL; l++) own[m * VL + l] += t[m][l];
-            }
+                         float* sum) INLINED {
+            alignas(64) float temporary[Here::ARRAYS * Here::ROWS * VL];
+            V t[N ? N : 1];
+            for (int m = 0; m < N; m++) t[m] = load(sum + m * VL);
+            auto pass = [&](auto f) INLINED {
+                Here here{w, top * width + w.first, w.count, z, step, temporary};
+                i64 row = top;
+                for (; row + 2 <= end; row += 2) {
+                    f(here, V2{}, t);
+                    here.at += 2 * width, here.z += 2 * step;
+                    here.temporary += 2 * VL;
+                }
+                if (row < end) f(here, V{}, t);
+            };
+            (pass(f), ...);
+            for (int m = 0; m < N; m++) store(sum + m * VL, t[m]);
         };
-        auto piece = [&](i64 p, float* memory) {
-            double* const own = sums + p * vectors * N * VL;
-            std::memset(own, 0, vectors * N * VL * sizeof(double));
+        auto piece = [&](i64 p, float* part) {
+            double* const own = sums + p * count;
+            float* const memory = part + count;
+            std::memset(own, 0, count * sizeof(double));
+            std::memset(part, 0, count * sizeof(float));
             const i64 last = (p + 1) * size < rows ? (p + 1) * size : rows;
-            i64 end, made = p * size - many;
+            i64 end, made = p * size - many, known = p * size;
+            // sums in float of 64 rows
+            auto transfer = [&] {
+                for (i64 v = 0; v < count; v += N * VL)
+                    for (int m = 0; m < N; m++)
+                        for (int l = 0; l < VL; l++) {
+                            double& of = own[v + m * VL + l];
+                            const float x = part[v + m * VL + l];
+                            of = m < N - TOP ? of + x : x > of ? x : of;
+                        }
+                std::memset(part, 0, count * sizeof(float));
+            };
             for (i64 top = p * size; top < last; top = end) {
                 if (top - made >= many) {
                     made = top;
@@ -2548,8 +2589,10 @@ struct Sheet {
                     strip(all[v], top, end,
                           NOISY ? memory + v * beside + (top - made) * step
                                 : nullptr,
-                          own + v * N * VL);
+                          part + v * N * VL);
+                if (N && end - known >= 64) transfer(), known = end;
             }
+            if (N) transfer();
         };
 #pragma omp parallel num_threads((int)job.threads)
         {
@@ -2562,17 +2605,20 @@ struct Sheet {
         }
         return true;
     }
-    // f(units, sums over all rows)
-    template <int N, class F> void each(F f) const {
+    // f(units, sums over all rows, or the largest)
+    template <int N, int TOP = 0, class F> void each(F f) const {
 #pragma omp parallel for num_threads((int)job.threads) \
     schedule(static) if (vectors > 4)
         for (i64 v = 0; v < vectors; v++) {
             double total[N ? N : 1][VL] = {};
             for (i64 p = 0; p < pieces; p++)
                 for (int m = 0; m < N; m++)
-                    for (int l = 0; l < VL; l++)
-                        total[m][l] += sums[(p * vectors + v) * N * VL
-                                            + m * VL + l];
+                    for (int l = 0; l < VL; l++) {
+                        const double one =
+                            sums[(p * vectors + v) * N * VL + m * VL + l];
+                        if (m < N - TOP) total[m][l] += one;
+                        else if (one > total[m][l]) total[m][l] = one;
+                    }
             f(all[v], total);
         }
     }
@@ -2595,12 +2641,12 @@ template <class E> bool moments(const Sheet& sheet, const E* u) {
                             V{}) * 0.0625f;
     });
     for (int time = 0; time < 2; time++) {
-        if (!sheet.visit<2, false>([&](const Abreast& w, i64 at, int lanes,
-                                       const float*, i64, auto T,
+        if (!sheet.visit<2, false>([=](const Here& here, auto T,
                                        V* t) INLINED {
-                if (w.done) return;
-                ahead(u, at, width);
-                auto c = rows_of(u + at, width, lanes, T) - w.origin;
+                if (here.w.done) return;
+                ahead(u, here.at, width);
+                auto c = rows_of(u + here.at, width, here.lanes, T)
+                         - here.w.origin;
                 add(t[0], c), add(t[1], c, c);
             }))
             return false;
@@ -2629,42 +2675,74 @@ template <class E> bool moments(const Sheet& sheet, const E* u) {
     return true;
 }
 
+inline void larger(V& most, V a) { most = a > most ? a : most; }
+inline void larger(V& most, V2 a) { larger(most, a.a), larger(most, a.b); }
+// k, and ℓ of k where there is a transform, which are to be remembered
+template <bool POWER = true, class E>
+auto standardize(const E* u, i64 width) {
+    return [=](const Here& here, auto T, V*) INLINED {
+        const Abreast& w = here.w;
+        ahead(u, here.at, width);
+        auto k = (rows_of(u + here.at, width, here.lanes, T) - w.center)
+                     * w.bare + w.bare_shift;
+        here.remember(0, k);
+        if (POWER) here.remember(1, log1p_of(absolute(k)));
+    };
+}
 template <Ell ELL, class E>
 bool averages(const Sheet& sheet, const E* u, float* ell_of) {
     const i64 width = sheet.job.columns;
-    const bool done = sheet.visit<5, false>(
-        [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
-            V* t) INLINED {
-            ahead(u, at, width);
-            auto k = (rows_of(u + at, width, lanes, T) - w.center) * w.bare
-                     + w.bare_shift;
-            auto a = absolute(k), ell = log1p_of(a), log = with_sign(ell, k),
-                 g = a * ell + ell, d = g - a;
+    const bool done = sheet.visit<6, false, 1>(
+        standardize(u, width), [=](const Here& here, auto T, V* t) INLINED {
+            const Abreast& w = here.w;
+            auto k = here.remembered(0, T), a = absolute(k), ell = here.remembered(1, T),
+                 log = with_sign(ell, k), g = a * ell + ell, d = g - a;
             add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
-                add(t[4], g, ell);
+                add(t[4], g, ell), larger(t[5], a);
             if constexpr (ELL == NEAR)
-                put_rows(ell_of + at, width, lanes,
+                put_rows(ell_of + here.at, width, here.lanes,
                          ell_near(ell, a, w.gap, w.rho * 0.5f + 0.5f));
             if constexpr (ELL == DISTANT)
-                put_rows(ell_of + at, width, lanes, log1p_of(a * w.rho));
+                put_rows(ell_of + here.at, width, here.lanes,
+                         log1p_of(a * w.rho));
         });
     const double n = (double)sheet.rows;
-    sheet.each<5>([&](Abreast& w, const double (*sum)[VL]) {
+    sheet.each<6, 1>([&](Abreast& w, const double (*sum)[VL]) {
         for (int l = 0; l < w.count; l++)
             w.averages[l] = {sum[0][l] / n, sum[1][l] / n, sum[2][l] / n,
-                             sum[3][l] / n, sum[4][l] / n, INFINITY};
+                             sum[3][l] / n, sum[4][l] / n, sum[5][l]};
     });
     return done;
 }
 
-// the transformed value of elements of u, of which ℓ may have been kept
+// h, and ℓ of h where it has not been kept and one part of it will do
+template <class E>
+auto normalize(const E* u, const float* ell_of, i64 width) {
+    return [=](const Here& here, auto T, V*) INLINED {
+        const Abreast& w = here.w;
+        ahead(u, here.at, width);
+        auto h = (rows_of(u + here.at, width, here.lanes, T) - w.center)
+                     * w.rate + w.shift;
+        here.remember(0, h);
+        if (w.some && w.near && !ell_of)
+            here.remember(1, log1p_of(absolute(h)));
+    };
+}
+// the transformed value
 template <class T>
-INLINED inline T value_of(const Abreast& w, T u, const float* ell_of,
-                          i64 width, int lanes) {
-    T h = (u - w.center) * w.rate + w.shift;
+INLINED inline T value_of(const Here& here, const float* ell_of, i64 width, T) {
+    const Abreast& w = here.w;
+    T h = here.remembered(0, T{}), x = h;
     if (!w.some) return h;
-    T x = ell_of ? transform(h, rows_of(ell_of, width, lanes, T{}), w.power)
-                 : transform(h, log1p_in_parts(absolute(h)), w.power);
+    auto kept = [&]() INLINED {
+        return rows_of(ell_of + here.at, width, here.lanes, T{});
+    };
+    if (w.near)
+        x = transform_near(h, ell_of ? kept() : here.remembered(1, T{}), w.beyond,
+                           w.power.inverse);
+    else
+        x = ell_of ? transform(h, kept(), w.power)
+                   : transform(h, log1p_in_parts(absolute(h)), w.power);
     return w.all ? x : either(w.moved, x, h);
 }
 // the values to `between`, and their means
@@ -2673,25 +2751,22 @@ bool values(const Sheet& sheet, const E* u, const float* ell_of) {
     const i64 width = sheet.job.columns;
     float* const to = sheet.between;
     return sheet.visit<1, false>(
-        [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
-            V* t) INLINED {
-            ahead(u, at, width), ahead(to, at, width);
-            auto x = value_of(w, rows_of(u + at, width, lanes, T),
-                              ell_of ? ell_of + at : nullptr, width, lanes);
-            put_rows(to + at, width, lanes, x), add(t[0], x);
+        normalize(u, ell_of, width),
+        [=](const Here& here, auto T, V* t) INLINED {
+            ahead(to, here.at, width);
+            auto x = value_of(here, ell_of, width, T);
+            put_rows(to + here.at, width, here.lanes, x), add(t[0], x);
         });
 }
 // their absolute deviations from `middle`
 bool deviations(const Sheet& sheet) {
     const i64 width = sheet.job.columns;
     const float* const from = sheet.between;
-    return sheet.visit<1, false>(
-        [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
-            V* t) INLINED {
-            ahead(from, at, width);
-            add(t[0], absolute(rows_of(from + at, width, lanes, T)
-                               - w.middle));
-        });
+    return sheet.visit<1, false>([=](const Here& here, auto T, V* t) INLINED {
+        ahead(from, here.at, width);
+        add(t[0], absolute(rows_of(from + here.at, width, here.lanes, T)
+                           - here.w.middle));
+    });
 }
 // Output, where the spread of the values is known: from u, or from the values
 template <class E>
@@ -2702,27 +2777,31 @@ bool output(const Sheet& sheet, const E* u, E* out, const float* ell_of,
     const float* const values = sheet.between;
     if (job.noise == 0)
         return sheet.visit<0, false>(
-            [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
-                V*) INLINED {
-                ahead(u, at, width), ahead(out, at, width);
-                put_rows(out + at, width, lanes,
-                         value_of(w, rows_of(u + at, width, lanes, T),
-                                  ell_of ? ell_of + at : nullptr, width, lanes)
-                             * w.weight + w.bias);
+            normalize(u, ell_of, width),
+            [=](const Here& here, auto T, V*) INLINED {
+                ahead(out, here.at, width);
+                put_rows(out + here.at, width, here.lanes,
+                         value_of(here, ell_of, width, T) * here.w.weight
+                             + here.w.bias);
             });
     const bool dropout = job.kind == DROPOUT;
+    auto noisy = [=](const Here& here, auto x) INLINED {
+        const Abreast& w = here.w;
+        auto noise = rows_of(here.z, here.step, here.lanes, x) * w.amount;
+        put_rows(out + here.at, width, here.lanes,
+                 (dropout ? x * noise + x : x + noise) * w.weight + w.bias);
+    };
+    if (made)
+        return sheet.visit<0, true>(
+            [=](const Here& here, auto T, V*) INLINED {
+                ahead(values, here.at, width), ahead(out, here.at, width);
+                noisy(here, rows_of(values + here.at, width, here.lanes, T));
+            });
     return sheet.visit<0, true>(
-        [&](const Abreast& w, i64 at, int lanes, const float* z, i64 step,
-            auto T, V*) INLINED {
-            ahead(u, at, width), ahead(out, at, width);
-            auto x = T, noise = rows_of(z, step, lanes, T) * w.amount;
-            if (made) x = rows_of(values + at, width, lanes, T);
-            else
-                x = value_of(w, rows_of(u + at, width, lanes, T),
-                             ell_of ? ell_of + at : nullptr, width, lanes);
-            put_rows(out + at, width, lanes,
-                     (dropout ? x * noise + x : x + noise) * w.weight
-                         + w.bias);
+        normalize(u, ell_of, width),
+        [=](const Here& here, auto T, V*) INLINED {
+            ahead(out, here.at, width);
+            noisy(here, value_of(here, ell_of, width, T));
         });
 }
 
@@ -2760,9 +2839,7 @@ bool forward_columns(const Job& job) {
             return false;
         sheet.each<0>([&](Abreast& w, auto) {
             for (int l = 0; l < w.count; l++) {
-                w.estimate(l, own(w, l), job.length, [&](float* kept) {
-                    return newton(job, w.averages[l], kept);
-                });
+                w.estimate(l, own(w, l), job.length, w.averages[l]);
                 if (job.noise != 0)
                     take_spread(w, l, job.kind == UNSCALED
                                           ? std::sqrt(2 / M_PI) : 0);
@@ -2790,35 +2867,48 @@ bool reduce_rows(const Sheet& sheet, const E* u, const E* grad) {
     const i64 width = sheet.job.columns;
     const bool dropout = sheet.job.kind == DROPOUT;
     float* const to = sheet.between;
+    // v's sums; ℓ becomes that of h, with its sign
+    auto move = [=](const Here& here, auto T, V* t) INLINED {
+        const Abreast& w = here.w;
+        for (int row = 0; POWER && row < (int)(sizeof T / sizeof(V)); row++) {
+            V k = here.remembered(0, V{}, row), a = absolute(k),
+              ell = here.remembered(1, V{}, row), inverse = 1.0f / (a + 1.0f),
+              v = w.move(a, ell, with_sign(ell, k), inverse);
+            add(t[3], v), add(t[4], v, k);
+            if constexpr (ELL == DISTANT) {
+                ell = log1p_of(a * w.rho);
+            } else {
+                V share = inverse * w.gap - w.gap;
+                ell = share * (share * -0.5f + 1.0f) + ell;
+            }
+            here.remember(1, with_sign(ell, k), row);
+        }
+    };
+    auto slope = [=](const Here& here, auto T, V*) INLINED {
+        if (POWER && !FAR)
+            here.remember(
+                2, steepness(here.remembered(1, T), here.w.turn));
+    };
     return sheet.visit<7, NOISY>(
-        [&](const Abreast& w, i64 at, int lanes, const float* z, i64 step,
-            auto T, V* t) INLINED {
-            ahead(u, at, width), ahead(grad, at, width), ahead(to, at, width);
-            auto g = rows_of(grad + at, width, lanes, T),
-                 k = (rows_of(u + at, width, lanes, T) - w.center) * w.bare
-                     + w.bare_shift,
-                 upstream = g * w.weight, noise = T;
+        standardize<POWER>(u, width), move, slope,
+        [=](const Here& here, auto T, V* t) INLINED {
+            const Abreast& w = here.w;
+            const i64 at = here.at;
+            ahead(grad, at, width), ahead(to, at, width);
+            auto g = rows_of(grad + at, width, here.lanes, T),
+                 k = here.remembered(0, T), upstream = g * w.weight, noise = T;
             if constexpr (NOISY) {
-                noise = rows_of(z, step, lanes, T) * w.amount;
+                noise = rows_of(here.z, here.step, here.lanes, T) * w.amount;
                 if (dropout) upstream += upstream * noise;
             }
             auto x = k, of = upstream;
             if constexpr (POWER) {
-                auto a = absolute(k), ell_k = log1p_of(a),
-                     inverse = 1.0f / (a + 1.0f),
-                     v = w.move(a, ell_k, with_sign(ell_k, k), inverse);
-                add(t[3], v), add(t[4], v, k);
-                auto ell = ell_k;
-                if constexpr (ELL == DISTANT) {
-                    ell = log1p_of(a * w.rho);
-                } else {
-                    auto share = inverse * w.gap - w.gap;
-                    ell = share * (share * -0.5f + 1.0f) + ell_k;
-                }
-                auto log = with_sign(ell, k), size = a * w.rho + 1.0f,
+                auto log = here.remembered(1, T),
+                     size = absolute(k) * w.rho + 1.0f,
                      by_eta = choose(k, w.power.inverse), steep = T, expo = T;
                 if constexpr (FAR) {
-                    auto binary = choose(k, w.power.binary);
+                    auto ell = absolute(log),
+                         binary = choose(k, w.power.binary);
                     auto e = exp_of(binary, choose(k, w.power.low), ell);
                     expo = exp_from(e), steep = expo / size;
                     x = expm1_from(e, by_eta);
@@ -2826,7 +2916,7 @@ bool reduce_rows(const Sheet& sheet, const E* u, const E* grad) {
                         slope_in_lambda(log, binary * ell * 0.69314718056f,
                                         expo, x, by_eta));
                 } else {
-                    steep = steepness(log, w.turn), expo = steep * size;
+                    steep = here.remembered(2, T), expo = steep * size;
                     x = (expo - 1.0f) * by_eta;
                     add(t[2], upstream, (log * expo - x) * by_eta);
                 }
@@ -2836,7 +2926,7 @@ bool reduce_rows(const Sheet& sheet, const E* u, const E* grad) {
                     of = either(w.moved, of, upstream);
             }
             add(t[0], of), add(t[1], of, k);
-            put_rows(to + at, width, lanes, of);
+            put_rows(to + at, width, here.lanes, of);
             auto y = x;
             if constexpr (NOISY) y = dropout ? x * noise + x : x + noise;
             add(t[5], g, y), add(t[6], g);
@@ -2903,19 +2993,19 @@ template <class E> bool gradient(const Sheet& sheet, const E* u, E* out) {
         }
     });
     return sheet.visit<0, false>(
-        [&](const Abreast& w, i64 at, int lanes, const float*, i64, auto T,
-            V*) INLINED {
-            ahead(u, at, width), ahead(of_h, at, width), ahead(out, at, width);
-            auto k = (rows_of(u + at, width, lanes, T) - w.center) * w.bare
-                     + w.bare_shift,
-                 x = rows_of(of_h + at, width, lanes, T) * w.rate
+        standardize(u, width), [=](const Here& here, auto T, V*) INLINED {
+            const Abreast& w = here.w;
+            const i64 at = here.at;
+            ahead(of_h, at, width), ahead(out, at, width);
+            auto k = here.remembered(0, T),
+                 x = rows_of(of_h + at, width, here.lanes, T) * w.rate
                      + (k * w.c1 + w.c0);
             if (w.some) {
-                auto a = absolute(k), ell = log1p_of(a);
+                auto a = absolute(k), ell = here.remembered(1, T);
                 x = x + w.move(a, ell, with_sign(ell, k), 1.0f / (a + 1.0f))
                         * w.of_v;
             }
-            put_rows(out + at, width, lanes, x);
+            put_rows(out + at, width, here.lanes, x);
         });
 }
 
@@ -2956,9 +3046,7 @@ bool stage_of_columns(int stage, const Job& job_, const Table& t) {
         each([&](Abreast& w, int l, i64 i) {
             const Unit own = merged_unit(job, i, nullptr, t);
             if (stage == AVERAGES) return w.take(l, own);
-            w.estimate(l, own, t.count, [&](float* kept) {
-                return newton(job, averages_in(t, i), kept);
-            });
+            w.estimate(l, own, t.count, averages_in(t, i));
         });
         if (stage == AVERAGES) {
             if (!averages<NOT_KEPT>(sheet, u, nullptr)) return false;
