@@ -404,7 +404,7 @@ alignas(32) const float inverses[8] = {              // 2^127 c
     0x1p127f, 0x1.cap126f, 0x1.9f018p126f, 0x1.7a4ep126f, 0x1.5b68p126f,
     0x1.4206p126f, 0x1.2cbbp126f, 0x1.18188p126f};
 alignas(32) const float logarithms[8] = {            // −log c of these
-    0, 0x1.c88558p-4f, 0x1.ae254p-3f, 0x1.35e34p-2f, 0x1.8d234p-2f,
+    0, 0x1.c8858p-4f, 0x1.ae254p-3f, 0x1.35e34p-2f, 0x1.8d234p-2f,
     0x1.dad44p-2f, 0x1.1070cp-1f, 0x1.34d5cp-1f};
 #else
 constexpr float STRETCH = 1.02f;
@@ -749,9 +749,10 @@ struct Counters {
     bool low = false;  // none that matters is 2^32 or more
     // runs side by side, which begin `apart` quadruples apart
     Counters(uint64_t counter, uint64_t apart) : step(1) {
-        for (int j = 0; j < VL / 2; j++)
-            even[j] = counter + 2 * j * apart,
-            odd[j] = counter + (2 * j + 1) * apart;
+        uint64_t of[2][VL / 2];
+        for (int j = 0; j < VL; j++) of[j % 2][j / 2] = counter + j * apart;
+        std::memcpy(&even, of[0], sizeof even);
+        std::memcpy(&odd, of[1], sizeof odd);
     }
     Counters(uint64_t counter, uint64_t at, uint64_t run_, uint64_t jump_)
         : even(lanes.even + counter), odd(lanes.odd + counter),
@@ -2605,6 +2606,7 @@ struct Sheet {
         }
         return true;
     }
+
     // f(units, sums over all rows, or the largest)
     template <int N, int TOP = 0, class F> void each(F f) const {
 #pragma omp parallel for num_threads((int)job.threads) \
