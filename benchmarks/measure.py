@@ -363,6 +363,49 @@ def layers(pairs: int, quick: bool) -> Iterator[dict]:
                                           limit=2)}
 
 
+def _few(layer: Layer, threads: int) -> list[Layer]:
+    """The layer with few units, and with three times as many: so few that they
+    lie in the caches, and as many for each thread.
+    """
+    batch = layer.name.startswith("Batch")
+    units = layer.shape[1] if batch else math.prod(layer.shape[:-1]) if (
+        layer.name.startswith("Layer")) else layer.shape[0]
+    of_unit = math.prod(layer.shape) // units
+    # channels that lie last fill a vector
+    least = 16 if "last" in layer.name else threads
+    count = least * max(1, round((threads << 13) / of_unit / least))
+    return [layer._replace(
+        arguments=(n,) if batch else layer.arguments,
+        shape=(layer.shape[0], n, *layer.shape[2:]) if batch else
+        (n, layer.shape[-1]) if layer.name.startswith("Layer") else
+        (n, *layer.shape[1:])) for n in (count, 3 * count)]
+
+
+def cached(pairs: int, quick: bool) -> Iterator[dict]:
+    """What an element takes when its data come from the caches: the difference
+    of a layer with three times as many units, over the difference in elements.
+    """
+    threads = torch.get_num_threads()
+    for layer in QUICK if quick else LAYERS:
+        if math.prod(layer.shape) < 1 << 17 and not quick:
+            continue
+        works: dict[str, list[Callable]] = {}
+        few = _few(layer, threads)
+        for one in few:
+            u, grad = one.input()
+            for noise in (0.0, layer.noise):
+                works.setdefault(
+                    f"forward and backward, noise {noise}", []).append(
+                    step(one.make(True, noise=noise), u, grad))
+            works.setdefault("evaluation", []).append(
+                evaluation(settled(one.make(True, noise=0.0)), u))
+        elements = math.prod(few[1].shape) - math.prod(few[0].shape)
+        for work, (fewer, more) in works.items():
+            times = [best(fewer, pairs), best(more, pairs)]
+            yield {**layer.row, "work": work, "ns": round(
+                1e9 * (times[1] - times[0]) / elements, 3)}
+
+
 def engines(pairs: int, quick: bool) -> Iterator[dict]:
     """The native kernel against torch.compile of the definition, without noise,
     and against the definition itself.
@@ -722,4 +765,5 @@ def proxy(pairs: int, quick: bool) -> Iterator[dict]:
 
 
 PARTS = {part.__name__: part for part in (
-             machine, layers, engines, memory, models, compiled, sync, proxy)}
+             machine, layers, cached, engines, memory, models, compiled, sync,
+             proxy)}

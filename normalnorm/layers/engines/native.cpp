@@ -975,22 +975,22 @@ struct Lookup {                                     // a table in registers
     }
 };
 #else
-struct Lookup {
-    __m256 term[TERMS];
-    explicit Lookup(const Pieces& p) {
-        for (int m = 0; m < TERMS; m++) term[m] = _mm256_load_ps(p.term[m]);
-    }
+struct Lookup {  // read from memory, for want of registers
+    const Pieces& p;
+    explicit Lookup(const Pieces& p_) : p(p_) {}
+    __m256 term(int m) const { return _mm256_load_ps(p.term[m]); }
     // as above; its terms are those of half of 2+2|h|, as a number of [1, 2)
     inline V operator()(V h, V a, V bias) const {
         const I y = (I)(a * 2.0f + 2.0f);
         const __m256i piece =
             (__m256i)((y >> 23) | (I)by_sign(h, V{}, (V)(I{} + 4)));
         const V from_middle = (V)((y & 0x007fffff) | 0x3f800000) - 1.5f;
-        V p = (V)_mm256_permutevar8x32_ps(term[TERMS - 1], piece);
+        V sum = (V)_mm256_permutevar8x32_ps(term(TERMS - 1), piece);
 #pragma GCC unroll 10
         for (int m = TERMS - 2; m >= 0; m--)
-            p = p * from_middle + (V)_mm256_permutevar8x32_ps(term[m], piece);
-        return p * h + bias;
+            sum = sum * from_middle
+                  + (V)_mm256_permutevar8x32_ps(term(m), piece);
+        return sum * h + bias;
     }
     inline V2 operator()(V2 h, V2 a, V bias) const {
         return {(*this)(h.a, a.a, bias), (*this)(h.b, a.b, bias)};
@@ -3208,19 +3208,23 @@ void evaluate_by_pieces(const Channel& channel, const Pieces& pieces,
     const Lookup table(pieces);
     const V bias = set(channel.bias), center = set(channel.center),
             rate = set(channel.rate);
-    for (i64 b = 0; b < length; b += BLOCK) {
-        i64 end = b + BLOCK < length ? b + BLOCK : length;
+    const float fill = channel.center;
+    auto stretch = [&](i64 b, i64 end) INLINED {
         I most{};  // of the bits of |h|
         each(b, end, [&](i64 j, int n, auto T) INLINED {
-            auto h = (get(u, j, n, channel.center, T) - center) * rate,
-                 a = absolute(h);
+            auto h = (get(u, j, n, fill, T) - center) * rate, a = absolute(h);
             largest(most, a);
             put(out, j, n, table(h, a, bias));
         });
         // 15
         if (any(most >= 0x41700000))
             evaluate_run(channel, u + b, out + b, end - b);
-    }
+    };
+    // without cheap parts of vectors the last goes over the one before again
+    const i64 whole = VL == 16 || length < VL ? length : length / VL * VL;
+    for (i64 b = 0; b < whole; b += BLOCK)
+        stretch(b, b + BLOCK < whole ? b + BLOCK : whole);
+    if (whole < length) stretch(length - VL, length);
 }
 #endif
 
@@ -3408,8 +3412,8 @@ template <class F> void in_floats(const Job& job, i64 at, i64 count, F f) {
     }
 }
 
-// A few channels at a time in each image, so that their tables stay in the
-// cache. Threads share out the images in order, as PyTorch's operations before
+// As many channels at a time in each image as have their tables in the cache;
+// of short runs, which several images give together, a few. Threads share out the images in order, as PyTorch's operations before
 // and after do, whose data are then in the cache of the same core; if there is
 // too little, they share out the channels. False where there is no memory for
 // the tables.
@@ -3421,7 +3425,8 @@ inline void evaluate_channel(const Channel& channel, const Pieces& pieces,
     else evaluate_run(channel, u, out, length);
 }
 bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
-    const i64 count = job.weight_period, length = job.length, size = 16,
+    const i64 count = job.weight_period, length = job.length,
+              size = length < 32 ? 16 : (1 << 18) / (i64)sizeof(Pieces),
               groups = (count + size - 1) / size;
     const i64 slices = images * length < 512 * job.threads ? 1
                        : images < job.threads              ? images
