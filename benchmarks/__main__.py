@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks import files, sets
 
-PARTS = ("machine", "layers", "engines", "memory", "models", "compiled", "sync",
-         "proxy")
+PARTS = ("machine", "layers", "cached", "engines", "memory", "models",
+         "compiled", "sync", "proxy")
 WORK = files.ROOT / "_build" / "benchmarks"
 PAIRS = 30
 

@@ -2353,8 +2353,8 @@ struct Abreast {
     int count;
     // as in Unit; `bare` is `rate` where a unit is not transformed
     V origin{}, center{}, bare = set(1), bare_shift{}, rate = set(1), shift{},
-      rho = set(1), gap{}, weight = set(1), bias{}, middle{}, amount{}, beyond{},
-      turn{};                                       // (λ−1)/log 2
+      rho = set(1), gap{}, weight = set(1), bias{}, middle{}, amount{},
+      beyond{}, turn{};                             // λ−1; over log 2
     double mean[VL] = {}, var[VL] = {}, square[VL], rates[VL], bares[VL];
     I moved{};                                      // lanes with a transform
     bool some = false, all = true, far = false, near = true;  // of these
@@ -2519,9 +2519,9 @@ struct Sheet {
     }
     bool ok;
 
-    // f(here, type, sums t) for all rows, two at a time, or one: each of several
-    // f in turn for the rows of a strip. Of N sums the last TOP are not sums but
-    // the largest.
+    // f(here, type, sums t) for all rows, two at a time, or one: each of
+    // several f in turn for the rows of a strip. Of N sums the last TOP are not
+    // sums but the largest.
     template <int N, bool NOISY, int TOP = 0, class... F>
     bool visit(F... f) const {
         const bool in_rows = job.run == 1;
@@ -2545,7 +2545,8 @@ struct Sheet {
             V t[N ? N : 1];
             for (int m = 0; m < N; m++) t[m] = load(sum + m * VL);
             auto pass = [&](auto f) INLINED {
-                Here here{w, top * width + w.first, w.count, z, step, temporary};
+                Here here{w, top * width + w.first,
+                          w.count, z, step, temporary};
                 i64 row = top;
                 for (; row + 2 <= end; row += 2) {
                     f(here, V2{}, t);
@@ -2697,8 +2698,9 @@ bool averages(const Sheet& sheet, const E* u, float* ell_of) {
     const bool done = sheet.visit<6, false, 1>(
         standardize(u, width), [=](const Here& here, auto T, V* t) INLINED {
             const Abreast& w = here.w;
-            auto k = here.remembered(0, T), a = absolute(k), ell = here.remembered(1, T),
-                 log = with_sign(ell, k), g = a * ell + ell, d = g - a;
+            auto k = here.remembered(0, T), a = absolute(k),
+                 ell = here.remembered(1, T), log = with_sign(ell, k),
+                 g = a * ell + ell, d = g - a;
             add(t[0], log), add(t[1], d), add(t[2], k, d), add(t[3], d, d),
                 add(t[4], g, ell), larger(t[5], a);
             if constexpr (ELL == NEAR)
@@ -2740,8 +2742,8 @@ INLINED inline T value_of(const Here& here, const float* ell_of, i64 width, T) {
         return rows_of(ell_of + here.at, width, here.lanes, T{});
     };
     if (w.near)
-        x = transform_near(h, ell_of ? kept() : here.remembered(1, T{}), w.beyond,
-                           w.power.inverse);
+        x = transform_near(h, ell_of ? kept() : here.remembered(1, T{}),
+                           w.beyond, w.power.inverse);
     else
         x = ell_of ? transform(h, kept(), w.power)
                    : transform(h, log1p_in_parts(absolute(h)), w.power);
@@ -3413,10 +3415,10 @@ template <class F> void in_floats(const Job& job, i64 at, i64 count, F f) {
 }
 
 // As many channels at a time in each image as have their tables in the cache;
-// of short runs, which several images give together, a few. Threads share out the images in order, as PyTorch's operations before
-// and after do, whose data are then in the cache of the same core; if there is
-// too little, they share out the channels. False where there is no memory for
-// the tables.
+// of short runs, which several images give together, a few. Threads share out
+// the images in order, as PyTorch's operations before and after do, whose data
+// are then in the cache of the same core; if there is too little, they share
+// out the channels. False where there is no memory for the tables.
 #if defined(KERNEL_TABLES)
 inline void evaluate_channel(const Channel& channel, const Pieces& pieces,
                              const float* u, float* out, i64 length) {
