@@ -22,6 +22,8 @@ def told(row: dict) -> str:
         "compiled" if row.get("compiled") else "") if part)
     if "value" in row:
         return f"{what}: {row['value']}"
+    if "ns" in row:
+        return f"{what}, {row['work']}: {row['ns']} ns an element"
     if "whose" in row:
         return f"{what}, {row['whose']}: " + ", ".join(
             f"{key}: {value}" for key, value in row.items()

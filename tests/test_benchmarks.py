@@ -348,6 +348,8 @@ def test_a_file_is_a_row_a_line(tmp_path):
     ({"what": "copy", "value": 2.5}, "copy: 2.5"),
     ({"layer": "LayerNorm", "shape": [3, 4], "whose": "ours", "kept": 1.0},
      "LayerNorm (3, 4), ours: kept: 1.0"),
+    ({"layer": "LayerNorm", "shape": [3, 4], "work": "evaluation", "ns": 0.5},
+     "LayerNorm (3, 4), evaluation: 0.5 ns an element"),
     ({"model": "ViT", "compiled": True, "work": "step", "against": "x",
       "p50": 1.25, "low": 1.0, "high": 2.0},
      "ViT compiled, step, against x: 1.250 [1.000, 2.000]")])
