@@ -611,7 +611,8 @@ class Copy(nn.BatchNorm1d):
 def compiled(pairs: int, quick: bool) -> Iterator[dict]:
     """Inside torch.compile: a layer against the same layer outside, and the
     same of a layer that copies the same tensors; and, with a thread for each
-    core, the training steps of `models`, both sides compiled.
+    core, the training steps of `models`, both sides compiled, and of networks
+    whose normalizers only copy.
 
     The time of compilation is left out. For the networks it is minutes, the
     first time; what was compiled is kept.
@@ -649,6 +650,8 @@ def compiled(pairs: int, quick: bool) -> Iterator[dict]:
                      network.step(torch.compile(network.ours_with(noise),
                                                 dynamic=False))
                  for noise in (0.0, network.noise)}
+        steps["training step, copies"] = network.step(torch.compile(
+            network.make(lambda size, *a, **k: Copy(size)), dynamic=False))
         for work, row in ratios(steps, plain, pairs, limit=20).items():
             yield {"model": network.name, "compiled": True, "work": work,
                    "against": "PyTorch's layers", **row}

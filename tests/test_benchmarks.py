@@ -623,8 +623,11 @@ def test_bounds_of_networks(cells):
     least = sum(work[name]["operations"] for name in ("forward", "backward"))
     assert by == "operations" and ratio == pytest.approx(
         0.875 + elements * least * 1e-6 / 200)
-    assert cells["bound_of"](toy("AVX2", 1, [step, bare]), work,
-                             step | {"compiled": True}) is None
+    inside = step | {"compiled": True, "part": "compiled"}
+    assert cells["bound_of"](toy("AVX2", 1, [step, bare]), work, inside) is None
+    copies = inside | {"work": "training step, copies", "p50": 1.0625}
+    assert cells["bound_of"](toy("AVX2", 1, [step, copies]), work, inside) == (
+        1.0625, "the call")
 
 
 @pytest.mark.book
