@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <limits>
 #include <new>
+#include <optional>
 #include <type_traits>
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
@@ -1121,8 +1122,11 @@ struct Shares {
     bool by_number;
     int taken = 0;
     Shares(i64 room_, i64 threads, i64 pieces)
-        : room((size_t)(room_ / 16 + 1) * 16), by_number(pieces >= threads) {
-        memory = scratch.take(room * (by_number ? threads : pieces));
+        : room((size_t)(room_ / 16 + 1) * 16),
+          by_number(pieces >= threads && threads > 1) {
+        memory = scratch.take(room * (by_number          ? threads
+                                      : pieces < threads ? pieces
+                                                         : 1));
     }
     float* mine() {  // asked for once by a thread, before its first piece
         int number = 0;
@@ -1137,6 +1141,32 @@ struct Shares {
         return memory + room * number;
     }
 };
+
+// f(k, memory) for k = 0 … count − 1, by so many threads, in equal parts that
+// follow one another, or each where a thread is free. `memory` is a thread's,
+// null at its first k.
+enum Order { IN_PARTS, WHERE_FREE };
+template <Order ORDER = IN_PARTS, class F>
+void share_out(i64 threads, i64 count, F f) {
+    // a parallel region takes as long as hundreds of elements, of one thread
+    // too
+    if (threads < 2 || count < 2) {
+        float* memory = nullptr;
+        for (i64 k = 0; k < count; k++) f(k, memory);
+        return;
+    }
+#pragma omp parallel num_threads((int)threads)
+    {
+        float* memory = nullptr;
+        if (ORDER == IN_PARTS) {
+#pragma omp for schedule(static) nowait
+            for (i64 k = 0; k < count; k++) f(k, memory);
+        } else {
+#pragma omp for schedule(dynamic, 1) nowait
+            for (i64 k = 0; k < count; k++) f(k, memory);
+        }
+    }
+}
 
 // f(position, lanes, type): two vectors at a time, then one, then a part of one
 template <class F> INLINED inline void each(i64 from, i64 to, F f) {
@@ -1220,17 +1250,15 @@ struct Unit {
     double mean = 0, var = 0, rate = 0, bare = 0;
     float center = 0, rest = 0;                     // mean ≈ center + rest
     double largest = 0;                             // |k|
-    const float* own_noise = nullptr;               // noise made beforehand
-    Ahead u_ahead, grad_ahead;
+    i64 later = -1;                                 // where the next one begins
 
     Unit(const Job& job_, i64 i_)
         : job(&job_), i(i_), n(job_.segments * job_.length) {}
 
-    void look_ahead(i64 start) {  // to the unit that begins at `start`
-        u_ahead = {job->u + start, job->segments, job->length, job->stride};
-        if (job->grad)
-            grad_ahead = {job->grad + start, job->segments, job->length,
-                          job->stride};
+    // of the next unit, in u or in the gradient
+    Ahead ahead(const float* of) const {
+        return later < 0 ? Ahead() : Ahead(of + later, job->segments,
+                                           job->length, job->stride);
     }
 
     void set_rates() {
@@ -1312,10 +1340,6 @@ struct NoiseOf {  // a unit's noise, for one stretch of positions after another
     i64 at = -1;  // the position at which `counters` stand
     explicit NoiseOf(const Unit& w_) : w(w_), keys(w_.job->seed) {}
     void operator()(i64 from, i64 count, float* z) {
-        if (w.own_noise) {
-            std::memcpy(z, w.own_noise + from, 4 * count);
-            return;
-        }
         const Job& job = *w.job;
         const i64 run = job.columns ? job.run : job.length,
                   stride = job.columns ? job.columns * job.run : job.stride;
@@ -1380,7 +1404,7 @@ struct Averages {
 // Averages over k = (u−μ)/σ; ℓ of h for the transform
 template <Ell ELL>
 void averages(const Unit& w, const float* u, float* ell_of, Averages& result) {
-    Ahead ahead = w.u_ahead;
+    Ahead ahead = w.ahead(w.job->u);
     constexpr int COUNT = 5, ROOM = 8;
     const float r = (float)w.bare, shift = -w.rest * r;
     const V rho = set((float)(w.rate / w.bare)),
@@ -1501,46 +1525,59 @@ i64 block_of(const Job& job, bool direct) {
                                         : BLOCK;
 }
 
-// f(x), where x(j, n, type) is the transformed value of element j of u
+// f(make), where make() is x, and x(j, n, type) the transformed value of element
+// j of u. x is made where it is used, and holds its numbers itself: what is
+// reached by an address is read again after each result is written, for all
+// that the compiler knows. None of the functions holds another one: it would be
+// copied by vectors right after its parts were written one by one, and a
+// processor waits then until they are in the cache.
 template <class F>
 INLINED inline void with_values(const Unit& w, const float* u,
-                                const float* ell_of, const Power& of, F f) {
-    // Captured by value: what is reached by an address is read again after each
-    // result is written, for all that the compiler knows.
-    const Power power = of;
+                                const float* ell_of, const Power& power, F f) {
     const V center = set(w.center), rate = set((float)w.rate),
             shift = set((float)(-w.rest * w.rate));
-    auto h_at = [=](i64 j, int n, auto T) INLINED {
-        return (get(u, j, n, 0, T) - center) * rate + shift;
-    };
     if (!w.job->transform || power.identity) {
-        f(h_at);
+        f([&]() INLINED {
+            return [=](i64 j, int n, auto T) INLINED {
+                return (get(u, j, n, 0, T) - center) * rate + shift;
+            };
+        });
     } else if (ell_of && power.near(w.largest)) {
         const V beyond = set(power.beyond), right = power.inverse[0],
                 left = power.inverse[1];
-        f([=](i64 j, int n, auto T) INLINED {
-            const V inverse[2] = {right, left};
-            return transform_near(h_at(j, n, T), get(ell_of, j, n, 0, T),
-                                  beyond, inverse);
+        f([&]() INLINED {
+            return [=](i64 j, int n, auto T) INLINED {
+                const V inverse[2] = {right, left};
+                auto h = (get(u, j, n, 0, T) - center) * rate + shift;
+                return transform_near(h, get(ell_of, j, n, 0, T), beyond,
+                                      inverse);
+            };
         });
     } else if (ell_of) {
-        f([=](i64 j, int n, auto T) INLINED {
-            return transform(h_at(j, n, T), get(ell_of, j, n, 0, T), power);
+        f([&]() INLINED {
+            return [=](i64 j, int n, auto T) INLINED {
+                auto h = (get(u, j, n, 0, T) - center) * rate + shift;
+                return transform(h, get(ell_of, j, n, 0, T), power);
+            };
         });
 #if defined(KERNEL_TABLES)
     } else if (w.largest < 15 && Pieces::apply(power)) {
         Pieces pieces;
         pieces.set(power, 1);
         const Lookup table(pieces);
-        f([=](i64 j, int n, auto T) INLINED {
-            auto h = h_at(j, n, T);
-            return table(h, absolute(h), V{});
+        f([&]() INLINED {
+            return [=](i64 j, int n, auto T) INLINED {
+                auto h = (get(u, j, n, 0, T) - center) * rate + shift;
+                return table(h, absolute(h), V{});
+            };
         });
 #endif
     } else {
-        f([=](i64 j, int n, auto T) INLINED {
-            auto h = h_at(j, n, T);
-            return transform(h, log1p_in_parts(absolute(h)), power);
+        f([&]() INLINED {
+            return [=](i64 j, int n, auto T) INLINED {
+                auto h = (get(u, j, n, 0, T) - center) * rate + shift;
+                return transform(h, log1p_in_parts(absolute(h)), power);
+            };
         });
     }
 }
@@ -1551,7 +1588,8 @@ double values_of(const Unit& w, const float* u, const float* ell_of,
     // the next unit's results follow in memory
     const bool row = w.job->segments == 1;
     double sum = 0;
-    with_values(w, u, ell_of, power, [&](auto x) {
+    with_values(w, u, ell_of, power, [&](const auto& make) {
+        const auto x = make();
         for (i64 b = 0; b < w.n; b += BLOCK) {
             V s{};
             each(b, b + BLOCK < w.n ? b + BLOCK : w.n,
@@ -1589,27 +1627,30 @@ void finish(const Unit& w, const float* u, const float* ell_of,
     const i64 block = block_of(job, target.job), size = w.n;
     const bool row = job.segments == 1;
     if (job.noise == 0) {
-        with_values(w, u, ell_of, power, [&](auto x) {
+        with_values(w, u, ell_of, power, [&](const auto& make) {
             parts(job, w.n, [&](i64 part, i64 from, i64 to) {
                 Affine affine(job, w.i, part);
-                const V weight = set(affine.weight), bias = set(affine.bias);
-                const float *weights = affine.weights, *biases = affine.biases;
-                target.spans(from, to, [=](i64 b, i64 end, float* out) {
-                    out -= b;
+                target.spans(from, to, [&](i64 b, i64 end, float* to) {
+                    const auto x = make();
+                    const V weight = set(affine.weight),
+                            bias = set(affine.bias);
+                    const float *weights = affine.weights,
+                                *biases = affine.biases;
+                    float* const out = to - b;
                     if (!weights && !biases)
-                        each(b, end, [=](i64 j, int n, auto T) INLINED {
+                        each(b, end, [&](i64 j, int n, auto T) INLINED {
                             if (row) will_write(out + size + j, n);
                             put(out, j, n, x(j, n, T) * weight + bias);
                         });
                     else if (weights && biases)
-                        each(b, end, [=](i64 j, int n, auto T) INLINED {
+                        each(b, end, [&](i64 j, int n, auto T) INLINED {
                             will_write(out + size + j, n);
                             put(out, j, n,
                                 x(j, n, T) * get(weights, j, n, 0, T)
                                     + get(biases, j, n, 0, T));
                         });
                     else
-                        each(b, end, [=](i64 j, int n, auto T) INLINED {
+                        each(b, end, [&](i64 j, int n, auto T) INLINED {
                             put(out, j, n, affine(x(j, n, T), j, n));
                         });
                 });
@@ -1653,7 +1694,7 @@ i64 start_of(const Job& job, i64 i) {
 
 // λ̂ of a unit of `count` elements whose moments are known, by `find` of what
 // will be kept; writes down what is known of the unit
-template <class F> double power_by(Unit& w, i64 count, F find) {
+template <class F> double power_by(Unit& w, i64 count, const F& find) {
     const Job& job = *w.job;
     float* kept = job.beside ? job.beside + BESIDE * w.i : nullptr;
     if (kept) std::memset(kept, 0, 4 * BESIDE), kept[0] = w.rest;
@@ -1763,7 +1804,7 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
     // of a block; the last vector of a run may go over its end
     alignas(64) float z[BLOCK], ell_of[BLOCK + VL], steep_of[BLOCK + VL];
     NoiseOf noise_of(w);
-    Ahead u_ahead = w.u_ahead, grad_ahead = w.grad_ahead;
+    Ahead u_ahead = w.ahead(job.u), grad_ahead = w.ahead(job.grad);
     parts(job, w.n, [&](i64 part, i64 from, i64 to) INLINED {
         Affine affine(job, w.i, part);
         const V weight = set(affine.weight);
@@ -1884,18 +1925,22 @@ void reduce(const Unit& w, bool direct, const float* u, const float* grad,
 }
 
 // as the forward pass left it
-Unit known_unit(const Job& job, i64 i, const float* noise) {
-    Unit w(job, i);
-    w.own_noise = noise;
-    w.center = job.mean[i], w.var = job.var[i],
-    w.rest = job.beside[BESIDE * i];
+void restore(Unit& w) {
+    const Job& job = *w.job;
+    w.center = job.mean[w.i], w.var = job.var[w.i],
+    w.rest = job.beside[BESIDE * w.i];
     w.set_rates();
     if (std::isnan(w.var)) w.rate = NAN;
+}
+Unit known_unit(const Job& job, i64 i) {
+    Unit w(job, i);
+    restore(w);
     return w;
 }
 
-Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
-             float* k_of, float* of_h, float* v_of, Weights weights) {
+void find_sums(const Unit& w, bool direct, const float* u, const float* grad,
+               float* k_of, float* of_h, float* v_of, Weights weights,
+               Sums& m) {
     const Job& job = *w.job;
     const Power power(job.lmbda[w.i]);
     const bool transformed = job.transform && w.bare > 0,
@@ -1930,10 +1975,9 @@ Sums sums_of(const Unit& w, bool direct, const float* u, const float* grad,
                     : (far ? reduce<DISTANT, true, ANY>
                            : reduce<DISTANT, false, ANY>);
     }();
-    Sums m;
+    m = {};
     visit(w, direct, u, grad, power, job.beside + BESIDE * w.i, k_of, of_h,
           v_of, weights, m);
-    return m;
 }
 
 // Second visit: the gradient of u, which may go where of_h is
@@ -2072,19 +2116,21 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
     // waited for
     if (in_place(job)) {
         float* ell = n < LARGE ? memory : nullptr;
-        Unit w(job, first);
-        w.moments(job.u + start_of(job, first), nullptr);
+        std::optional<Unit> units[2];
+        auto begin = [&](i64 i) {
+            Unit& w = units[i & 1].emplace(job, i);
+            w.moments(job.u + start_of(job, i), nullptr);
+        };
+        begin(first);
         for (i64 i = first; i < last; i++) {
             const i64 start = start_of(job, i);
-            if (i + 2 < last) w.look_ahead(start_of(job, i + 2));
+            Unit& w = *units[i & 1];
+            if (i + 2 < last) w.later = start_of(job, i + 2);
             const Power power(power_of(w, job.u + start, ell));
-            Unit next(job, i + 1);
-            if (i + 1 < last)
-                next.moments(job.u + start_of(job, i + 1), nullptr);
+            if (i + 1 < last) begin(i + 1);
             finish(w, job.u + start, ell, power, job.out + start,
                    {nullptr, job.out + start},
                    job.beside ? job.beside + BESIDE * i : nullptr);
-            w = next;
         }
         return;
     }
@@ -2096,7 +2142,7 @@ void forward_piece(const Job& job, i64 first, i64 last, float* memory) {
                   next =
                       i + 1 < last ? i + 1 : i + job.threads * (last - first);
         Unit w(job, i);
-        if (next < job.units && !job.half) w.look_ahead(start_of(job, next));
+        if (next < job.units && !job.half) w.later = start_of(job, next);
         if (brief) collect(job, job.u, start, u);
         w.moments(brief ? u : job.u + start, brief ? nullptr : u);
         forward_unit(w, u, u,
@@ -2112,26 +2158,24 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights,
     // the first visit to the next unit begins before the second visit to this
     // one
     if (in_place(job)) {
-        auto visit = [&](const Unit& w, i64 i) {
+        std::optional<Unit> units[2];
+        Sums sums[2];
+        auto visit = [&](i64 i) {
             const i64 start = start_of(job, i);
             float* k = memory + (i & 1) * 2 * room;
-            return sums_of(w, false, job.u + start, job.grad + start, k,
-                           job.out + start, k + room, weights);
+            Unit& w = units[i & 1].emplace(job, i);
+            restore(w);
+            if (i > first && i + 1 < last) w.later = start_of(job, i + 1);
+            find_sums(w, false, job.u + start, job.grad + start, k,
+                      job.out + start, k + room, weights, sums[i & 1]);
         };
-        Unit w = known_unit(job, first, nullptr);
-        Sums sums = visit(w, first);
+        visit(first);
         for (i64 i = first; i < last; i++) {
-            Unit next = w;
-            Sums sums_of_next;
-            if (i + 1 < last) {
-                next = known_unit(job, i + 1, nullptr);
-                if (i + 2 < last) next.look_ahead(start_of(job, i + 2));
-                sums_of_next = visit(next, i + 1);
-            }
+            if (i + 1 < last) visit(i + 1);
             const float* k = memory + (i & 1) * 2 * room;
             float* out = job.out + start_of(job, i);
-            gradient(w, sums, k, out, k + room, {nullptr, out});
-            w = next, sums = sums_of_next;
+            gradient(*units[i & 1], sums[i & 1], k, out, k + room,
+                     {nullptr, out});
         }
         return;
     }
@@ -2141,13 +2185,13 @@ void backward_piece(const Job& job, i64 first, i64 last, Weights weights,
         const i64 start = start_of(job, i),
                   next =
                       i + 1 < last ? i + 1 : i + job.threads * (last - first);
-        Unit w = known_unit(job, i, nullptr);
-        if (next < job.units && !job.half) w.look_ahead(start_of(job, next));
+        Unit w = known_unit(job, i);
+        if (next < job.units && !job.half) w.later = start_of(job, next);
+        Sums sums;
         if (brief)
             collect(job, job.u, start, k), collect(job, job.grad, start, of);
-        const Sums sums = brief ? sums_of(w, false, k, of, k, of, v, weights)
-                                : sums_of(w, true, job.u + start,
-                                          job.grad + start, k, of, v, weights);
+        find_sums(w, !brief, brief ? k : job.u + start,
+                  brief ? of : job.grad + start, k, of, v, weights, sums);
         gradient(w, sums, k, of, v,
                  brief ? Target{nullptr, of} : Target{&job, job.out + start});
         if (brief) distribute(job, of, job.out, start);
@@ -2179,18 +2223,8 @@ bool each_piece(const Job& job, i64 room(const Job&), F f) {
         f(p, p * size, (p + 1) * size < job.units ? (p + 1) * size : job.units,
           memory);
     };
-    const bool in_order = job.segments == 1;
-#pragma omp parallel num_threads((int)job.threads)
-    {
-        float* memory = nullptr;
-        if (in_order) {
-#pragma omp for schedule(static) nowait
-            for (i64 p = 0; p < pieces; p++) piece(p, memory);
-        } else {
-#pragma omp for schedule(dynamic, 1) nowait
-            for (i64 p = 0; p < pieces; p++) piece(p, memory);
-        }
-    }
+    if (job.segments == 1) share_out(job.threads, pieces, piece);
+    else share_out<WHERE_FREE>(job.threads, pieces, piece);
     return true;
 }
 
@@ -2213,9 +2247,9 @@ Averages averages_in(const Table& t, i64 i) {
 }
 
 // A unit whose moments are those of all processes
-Unit merged_unit(const Job& job, i64 i, const float* noise, const Table& t) {
+Unit merged_unit(const Job& job, i64 i, const Table& t) {
     Unit w(job, i);
-    w.own_noise = noise, w.mean = t(MEAN, i), w.var = t(VAR, i);
+    w.mean = t(MEAN, i), w.var = t(VAR, i);
     w.center = (float)w.mean, w.rest = (float)(w.mean - w.center);
     w.set_rates();
     if (std::isnan(w.var)) w.rate = NAN;
@@ -2224,18 +2258,18 @@ Unit merged_unit(const Job& job, i64 i, const float* noise, const Table& t) {
 
 // Forward: u, contiguous, may be `temporary`
 void forward_stage(int stage, const Job& job, i64 i, const float* u,
-                   float* temporary, const Target& target, const float* noise,
-                   const float* next, const Table& t) {
+                   float* temporary, const Target& target, i64 later,
+                   const Table& t) {
     if (stage == MOMENTS) {
         Unit w(job, i);
         w.moments(u, nullptr);
         t(MEAN, i) = w.mean, t(VAR, i) = w.var;
         return;
     }
-    Unit w = merged_unit(job, i, noise, t);
+    Unit w = merged_unit(job, i, t);
     if (stage == AVERAGES) {
         Averages m{};
-        if (next) w.u_ahead = {next, job.segments, job.length, job.stride};
+        w.later = later;
         if (w.bare > 0) averages<NOT_KEPT>(w, u, nullptr, m);
         t(D, i) = m.d, t(KD, i) = m.kd, t(LOG, i) = m.log, t(Q, i) = m.q,
              t(DD, i) = m.dd, t(FARTHEST, i) = m.largest;
@@ -2271,8 +2305,9 @@ void backward_stage(int stage, const Unit& w, bool direct, const float* u,
                     const float* grad, float* k_of, float* of_h, float* v_of,
                     const Target& target, const Table& t) {
     const Job& job = *w.job;
-    Sums m = sums_of(w, direct, u, grad, k_of, of_h, v_of,
-                     {job.weight_grad, job.bias_grad});
+    Sums m;
+    find_sums(w, direct, u, grad, k_of, of_h, v_of,
+              {job.weight_grad, job.bias_grad}, m);
     exchange(stage, job, w.i, m, t);
     if (stage == GRADIENT) gradient(w, m, k_of, of_h, v_of, target);
 }
@@ -2297,14 +2332,14 @@ void stage_piece(int stage, const Job& job, i64 first, i64 last, float* memory,
             brief ? Target{nullptr, back ? of : u}
                   : Target{&job, writes ? job.out + start : nullptr};
         if (back) {
-            Unit w = known_unit(job, i, nullptr);
-            if (more) w.look_ahead(start_of(job, i + 1));
+            Unit w = known_unit(job, i);
+            if (more) w.later = start_of(job, i + 1);
             if (brief) collect(job, job.grad, start, of);
             backward_stage(stage, w, !brief, brief ? u : job.u + start,
                            brief ? of : job.grad + start, u, of, v, target, t);
         } else {
-            forward_stage(stage, job, i, u, u, target, nullptr,
-                          more ? job.u + start_of(job, i + 1) : nullptr, t);
+            forward_stage(stage, job, i, u, u, target,
+                          more ? start_of(job, i + 1) : -1, t);
         }
         if (brief && writes) distribute(job, back ? of : u, job.out, start);
     }
@@ -2403,7 +2438,7 @@ struct Abreast {
     }
     // a unit as the forward pass left it
     void take_known(int l) {
-        take(l, known_unit(job, first + l, nullptr));
+        take(l, known_unit(job, first + l));
         take_power(l, job.lmbda[first + l]);
         const float* const numbers = kept(l);
         const Move<float> own(numbers);
@@ -2596,23 +2631,17 @@ struct Sheet {
             }
             if (N) transfer();
         };
-#pragma omp parallel num_threads((int)job.threads)
-        {
-            float* memory = nullptr;
-#pragma omp for schedule(static) nowait
-            for (i64 p = 0; p < pieces; p++) {
-                if (!memory) memory = shares.mine();
-                piece(p, memory);
-            }
-        }
+        share_out(job.threads, pieces, [&](i64 p, float*& memory) {
+            if (!memory) memory = shares.mine();
+            piece(p, memory);
+        });
         return true;
     }
 
     // f(units, sums over all rows, or the largest)
     template <int N, int TOP = 0, class F> void each(F f) const {
-#pragma omp parallel for num_threads((int)job.threads) \
-    schedule(static) if (vectors > 4)
-        for (i64 v = 0; v < vectors; v++) {
+        const i64 threads = (N ? pieces : 1) * vectors < 32 ? 1 : job.threads;
+        share_out(threads, vectors, [&](i64 v, float*&) {
             double total[N ? N : 1][VL] = {};
             for (i64 p = 0; p < pieces; p++)
                 for (int m = 0; m < N; m++)
@@ -2623,7 +2652,7 @@ struct Sheet {
                         else if (one > total[m][l]) total[m][l] = one;
                     }
             f(all[v], total);
-        }
+        });
     }
 };
 
@@ -3048,7 +3077,7 @@ bool stage_of_columns(int stage, const Job& job_, const Table& t) {
             return stage == SUMS || gradient(sheet, u, out);
         }
         each([&](Abreast& w, int l, i64 i) {
-            const Unit own = merged_unit(job, i, nullptr, t);
+            const Unit own = merged_unit(job, i, t);
             if (stage == AVERAGES) return w.take(l, own);
             w.estimate(l, own, t.count, averages_in(t, i));
         });
@@ -3387,9 +3416,8 @@ const Channel* channels_of(const Job& job) {
     Channel* const made =
         (Channel*)given_memory[0].take(count * sizeof(Channel) / 4);
     if (!made) return nullptr;
-#pragma omp parallel for num_threads((int)job.threads) \
-    schedule(static) if (count > 64)
-    for (i64 c = 0; c < count; c++) new (made + c) Channel(job, c);
+    share_out(count > 64 ? job.threads : 1, count,
+              [&](i64 c, float*&) { new (made + c) Channel(job, c); });
     return made;
 }
 const Channels* side_by_side(const Job& job, const Channel* channels) {
@@ -3436,11 +3464,10 @@ bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
     Pieces* const tables =
         (Pieces*)given_memory[1].take(count * sizeof(Pieces) / 4);
     if (!tables) return false;
-#pragma omp parallel for num_threads((int)job.threads) schedule(static)
-    for (i64 c = 0; c < count; c++)
+    share_out(job.threads, count, [&](i64 c, float*&) {
         tables[c].set(channels[c].power, channels[c].weight);
-#pragma omp parallel for num_threads((int)job.threads) schedule(static)
-    for (i64 item = 0; item < groups * slices; item++) {
+    });
+    share_out(job.threads, groups * slices, [&](i64 item, float*&) {
         const i64 slice = item / groups, first = item % groups * size,
                   n = count - first < size ? count - first : size,
                   last = images * (slice + 1) / slices;
@@ -3470,7 +3497,7 @@ bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
                 else together_of(job.u + at, job.out + at);
             }
         }
-    }
+    });
     return true;
 }
 #else  // never called where TABLES is false
@@ -3511,8 +3538,7 @@ int normalnorm_forward(const Job* job_) {
             if (!all) return NO_MEMORY;
             const i64 rows = job.units, step = 16384 / job.columns + 1,
                       pieces = (rows + step - 1) / step;
-#pragma omp parallel for num_threads((int)job.threads) schedule(static)
-            for (i64 p = 0; p < pieces; p++) {
+            share_out(job.threads, pieces, [&](i64 p, float*&) {
                 const i64 last = (p + 1) * step < rows ? (p + 1) * step : rows;
                 if (job.half)
                     evaluate_rows(job, halves(job.u), halves(job.out), channels,
@@ -3520,17 +3546,17 @@ int normalnorm_forward(const Job* job_) {
                 else
                     evaluate_rows(job, job.u, job.out, channels, all, p * step,
                                   last);
-            }
+            });
         } else if (TABLES && images * job.length >= 1024) {
             return evaluate_in_groups(job, channels, images) ? DONE : NO_MEMORY;
         } else {
-#pragma omp parallel for num_threads((int)job.threads) schedule(static)
-            for (i64 i = 0; i < job.units; i++)
+            share_out(job.threads, job.units, [&](i64 i, float*&) {
                 in_floats(job, i * job.length, job.length,
                           [&](const float* u, float* out, i64 n) {
                               evaluate_run(channels[i % job.weight_period], u,
                                            out, n);
                           });
+            });
         }
         return DONE;
     }
@@ -3626,8 +3652,7 @@ int normalnorm_given_backward(const Job* job_) {
         return NO_DATA;
     const i64 count = job.weight_period, images = job.units / count;
     if (!job.columns) {
-#pragma omp parallel for num_threads((int)job.threads) schedule(dynamic, 1)
-        for (i64 c = 0; c < count; c++) {
+        share_out<WHERE_FREE>(job.threads, count, [&](i64 c, float*&) {
             const Channel channel(job, c);
             double of_weight = 0, of_bias = 0;
             for (i64 image = 0; image < images; image++) {
@@ -3648,7 +3673,7 @@ int normalnorm_given_backward(const Job* job_) {
             }
             if (job.weight_grad) job.weight_grad[c] = (float)of_weight;
             if (job.bias_grad) job.bias_grad[c] = (float)of_bias;
-        }
+        });
         return DONE;
     }
     const Channel* const channels = channels_of(job);
@@ -3660,8 +3685,7 @@ int normalnorm_given_backward(const Job* job_) {
               room = (count + VL - 1) / VL * VL;
     double* const sums = (double*)all_sums[0].take(pieces * 6 * room);
     if (!all || !sums) return NO_MEMORY;
-#pragma omp parallel for num_threads((int)job.threads) schedule(static)
-    for (i64 p = 0; p < pieces; p++) {
+    share_out(job.threads, pieces, [&](i64 p, float*&) {
         const i64 first = p * rows,
                   last = first + rows < job.units ? first + rows : job.units;
         double* const own = sums + p * 3 * room;
@@ -3671,7 +3695,7 @@ int normalnorm_given_backward(const Job* job_) {
         else
             given_rows(job, job.u, job.grad, job.out, channels, all, first,
                        last, own);
-    }
+    });
     for (i64 c = 0; c < count; c++)
         for (int which = 0; which < 2; which++) {
             double sum = 0;
@@ -3900,16 +3924,12 @@ int normalnorm_proxy_forward(const ProxyJob* job_) {
     const int threads = (int)(wanted < job.threads ? wanted : job.threads);
     Shares shares(2 * room, threads, threads);
     if (!shares.memory) return NO_MEMORY;
-#pragma omp parallel num_threads(threads)
-    {
-        float *values = shares.mine(), *slopes = values + room;
-#pragma omp for schedule(static)
-        for (i64 c = 0; c < job.channels; c++) {
-            by_kind(job.kind, [&](auto kind) {
-                proxy_channel<kind>(job, c, values, slopes);
-            });
-        }
-    }
+    share_out(threads, job.channels, [&](i64 c, float*& memory) {
+        if (!memory) memory = shares.mine();
+        by_kind(job.kind, [&](auto kind) {
+            proxy_channel<kind>(job, c, memory, memory + room);
+        });
+    });
     return DONE;
 }
 
@@ -4119,12 +4139,11 @@ int normalnorm_grouped_forward(const GroupedJob* job_) {
         for (i64 c = 0; c < job.channels; c++)
             of.var[c] = (float)(1 / std::sqrt(of.var[c] + job.added));
     }
-#pragma omp parallel for num_threads(threads_for(job)) schedule(static)
-    for (i64 i = 0; i < job.images * job.groups; i++) {
+    share_out(threads_for(job), job.images * job.groups, [&](i64 i, float*&) {
         find_moments(job, i);
         by_kind(job.kind,
                 [&](auto kind) { grouped_forward<kind>(job, i); });
-    }
+    });
     return DONE;
 }
 
@@ -4144,11 +4163,11 @@ int normalnorm_grouped_backward(const GroupedJob* job_) {
     float* const upstream = all_sums[1].take(2 * (size_t)job.channels);
     if (!sums || !upstream) return NO_MEMORY;
     const i64 count = job.channels / job.groups;
-#pragma omp parallel for num_threads(threads_for(job)) schedule(static)
-    for (i64 i = 0; i < job.images * job.groups; i++)
+    share_out(threads_for(job), job.images * job.groups, [&](i64 i, float*&) {
         by_kind(job.kind, [&](auto kind) {
             grouped_backward<kind>(job, i, sums + each_row * count * i);
         });
+    });
     for (i64 c = 0; c < job.channels; c++) {
         double sum[4] = {};
         for (i64 image = 0; image < job.images; image++)
