@@ -1525,8 +1525,8 @@ i64 block_of(const Job& job, bool direct) {
                                         : BLOCK;
 }
 
-// f(make), where make() is x, and x(j, n, type) the transformed value of element
-// j of u. x is made where it is used, and holds its numbers itself: what is
+// f(make), where make() is x, and x(j, n, type) the transformed value of
+// element j of u. x is made where it is used, and holds its numbers itself: what is
 // reached by an address is read again after each result is written, for all
 // that the compiler knows. None of the functions holds another one: it would be
 // copied by vectors right after its parts were written one by one, and a
