@@ -1526,8 +1526,8 @@ i64 block_of(const Job& job, bool direct) {
 }
 
 // f(make), where make() is x, and x(j, n, type) the transformed value of
-// element j of u. x is made where it is used and holds its numbers itself: what is
-// reached by an address is read again after each result is written, for all
+// element j of u. x is made where it is used and holds its numbers itself: what
+// is reached by an address is read again after each result is written, for all
 // that the compiler knows. No x holds another function: that would be copied by
 // vectors, right after its parts were written one by one, and waited for.
 template <class F>
