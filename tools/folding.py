@@ -161,7 +161,7 @@ def native(code: str) -> list[tuple[str, str]]:
     if comment:
         words = re.sub(r"^\s*(?://|/\*+|\*/?)|\*/\s*$", "", comment[1],
                        flags=re.M)
-        return [("", first_sentence(words.lstrip("- \n")))]     # // ---- Words
+        return [("", first_sentence(words.strip("- \n")))]     # // ---- Words
     bare = re.sub(r"/\*.*?\*/|//[^\n]*", "", code, flags=re.S)
     found = list(dict.fromkeys(NATIVE_TYPE.findall(bare)
                                + NATIVE_NAME.findall(bare)))
