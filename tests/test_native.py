@@ -628,16 +628,22 @@ def test_no_bias_of_the_polynomials():
     In 400 windows of h, the mean relative error is what the polynomials
     themselves leave: about one unit of 2⁻²⁴ in the logarithm (η → 0), and with
     the exponential for η = ½, 2, −1, −2, where 1/η is exact, a little more or
-    less."""
+    less. An entry of the table is the same in a whole window, and so is what is
+    rounded off its product with η/log 2: half a unit in the last place of an
+    r near ¼ is one of these units. Hence limits for each table, a tenth above
+    the worst found."""
+    eight = native.way().lanes == 8
     generator = torch.Generator().manual_seed(0)
     window = torch.exp(torch.linspace(math.log(1e-3), math.log(2700), 400))
     h = window * (1 + 0.02 * torch.rand(400, 400, generator=generator))
-    for lmbda, most in ((0.0, 1.25), (0.5, 1.0), (2.0, 1.6), (-1.0, 0.95),
-                        (-2.0, 1.25)):
+    for lmbda, sixteen, of_eight in (
+        (0.0, 1.25, 1.4), (0.5, 1.0, 1.45), (2.0, 1.6, 1.7), (-1.0, 0.95, 0.55),
+        (-2.0, 1.25, 0.5)
+    ):
         l = torch.full((400,), lmbda)
         exact, _ = transformed(h, l)
-        assert (((by_logarithm(h, l) / exact - 1).mean(0).abs() / UNIT).max()
-                < most), lmbda
+        bias = ((by_logarithm(h, l) / exact - 1).mean(0).abs() / UNIT).max()
+        assert bias < (of_eight if eight else sixteen), lmbda
 
 
 def test_correction_for_the_rounded_inverse():

@@ -24,7 +24,9 @@ CHOSEN = [f"tests/test_native.py::{name}" for name in (
               "test_like_float64", "test_any_scale", "test_heavy_tails",
               "test_given_statistics", "test_gradient_for_given_statistics",
               "test_evaluation_far_outside", "test_running_averages",
-              "test_layouts", "test_noise_of_any_index", "test_same_bits")]
+              "test_layouts", "test_noise_of_any_index", "test_same_bits",
+              "test_no_bias_of_the_polynomials",
+              "test_each_way_to_the_transform_and_its_gradient")]
 CHOSEN += [f"tests/test_proxy.py::{name}"
            for name in ("test_kernel_is_the_definition",
                         "test_far_from_zero_and_saturated",
