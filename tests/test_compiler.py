@@ -763,6 +763,7 @@ def test_no_compiler(tmp_path):
         import torch
         from normalnorm import BatchNormalNorm1d
         from normalnorm.layers import core
+        torch.manual_seed(0)
         model, u = (torch.nn.Sequential(BatchNormalNorm1d(3, noise=0.0)),
                     torch.randn(8, 3))
         for _ in range(3):
@@ -778,7 +779,7 @@ def test_no_compiler(tmp_path):
         "from normalnorm import set_backend; set_backend('native')", **nothing)
     err = scripted.communicate(timeout=300)[1]
     assert scripted.returncode == 0 and err.count("UserWarning") == 1, err
-    assert (f"{script}:8: UserWarning: normalnorm's native kernel is not "
+    assert (f"{script}:9: UserWarning: normalnorm's native kernel is not "
             "available here; its layers are computed by" in err)
     assert ("no C++ compiler was found (looked for g++, clang++, c++): install "
             "one, e.g. " in err and "apt-get install g++" in err)

@@ -521,6 +521,21 @@ def test_onnx(name):
             rtol=0, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_near_a_logarithm():
+    "ONNX has no expm1: written as exp(t) − 1 it lost digits at λ near 0 and 2."
+    for package in ("onnx", "onnxscript"):
+        installed(package)
+    runtime = installed("onnxruntime")
+    layer, u = normalnorm.BatchNormalNorm1d(4).eval(), torch.randn(50, 4)
+    layer.running_lambda.copy_(torch.tensor([3e-4, -1e-4, 1.9997, 2.0001]))
+    program = torch.onnx.export(layer, (u,), dynamo=True, verbose=False)
+    session = runtime.InferenceSession(program.model_proto.SerializeToString())
+    found, = session.run(None, {session.get_inputs()[0].name: u.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found).double(),
+                               layer.double()(u.double()), rtol=1e-6, atol=1e-6)
+
+
 def test_weights_of_a_swa_model_get_their_averages():
     """The use that update_bn is for: averaged weights, whose running averages
     are those of no network.

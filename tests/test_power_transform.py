@@ -11,6 +11,11 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 
+from normalnorm.checks.theory.power_transform import (
+    worst_inverse_ulps,
+    worst_ulps,
+)
+from normalnorm.layers.engines import native
 from normalnorm.theory.power_transform import (
     _phi,
     power_transform_derivative,
@@ -198,3 +203,20 @@ def test_the_integrals_behind_the_derivatives_in_their_last_digits(k, dtype):
                              [0, 1]) * mp.exp(-max(x, 0)))
             assert (abs(mp.mpf(found) / exact - 1)
                     <= 2 * 2**k * torch.finfo(dtype).eps), x
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiler")
+@pytest.mark.parametrize("function, worst, limit", [
+    (yeo_johnson, worst_ulps, {torch.float64: 8, torch.float32: 8}),
+    (yeo_johnson_inverse, worst_inverse_ulps, {torch.float64: 8,
+                                               torch.float32: 1})])
+def test_compiled_functions_keep_their_digits(function, worst, limit):
+    """What the chapter claims of both, for code by torch.compile, against 60
+    digits: its loops over vectors take exp(t) − 1 for expm1.
+    """
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True)
+    with mp.workdps(60):
+        for dtype, most in limit.items():
+            assert worst(compiled, 600, dtype) <= most, dtype
+    torch.compiler.reset()

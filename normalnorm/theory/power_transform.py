@@ -82,23 +82,36 @@ _SERIES = {(k, precision): _taylor(k, precision) for k in range(6)
            for precision in (2.0**-23, 2.0**-52)}
 
 
+def _series(k: int, t: Tensor) -> Tensor:
+    "φ_k(t) for |t| ≤ (k+1)/2."
+    precision, value = torch.finfo(t.dtype).eps, torch.zeros_like(t)
+    for coefficient in _SERIES.get((k, precision)) or _taylor(k, precision):
+        value = value * t + coefficient
+    return value
+
+
+def _expm1(t: Tensor) -> Tensor:
+    "exp(t) − 1 with the digits that compiled and exported code would lose."
+    if not torch.compiler.is_compiling():
+        return t.expm1()
+    small = t.abs() < 0.5
+    near = torch.where(small, t, 0.0)
+    return torch.where(small, near * _series(0, near), t.expm1())
+
+
 def _phi(k: int, t: Tensor) -> Tensor:
     "exp(−max(t, 0))·φ_k(t): the scaling keeps it from overflowing."
     radius = 0.0 if k == 0 else (k + 1) / 2
     small = t.abs() <= radius
     far = torch.where(small, radius or 1.0, t)
-    value = -torch.expm1(-far.abs()) / far.abs()
+    value = -_expm1(-far.abs()) / far.abs()
     top = torch.exp(far.clamp(max=0))                   # exp(t), scaled
     for j in range(1, k + 1):
         value = (top - j * value) / far
     if k == 0:
         return torch.where(small, 1.0, value)
     t = torch.where(small, t, 0.0)
-    series = torch.zeros_like(t)
-    precision = torch.finfo(t.dtype).eps
-    for coefficient in _SERIES.get((k, precision)) or _taylor(k, precision):
-        series = series * t + coefficient
-    return torch.where(small, series * torch.exp(-t.clamp(min=0)), value)
+    return torch.where(small, _series(k, t) * torch.exp(-t.clamp(min=0)), value)
 
 
 def _derivative(h: Tensor, lmbda: Tensor, k: int) -> Tensor:
@@ -342,7 +355,7 @@ class _PowerInverse(torch.autograd.Function):
         rest = 1 + torch.where(end, w, -0.5) + torch.where(
             end, _product_error(eta, size, w), 0.0)
         ell = torch.where(end, rest.log() / torch.where(end, eta, 1.0), ell)
-        value = torch.copysign(ell.expm1(), x)
+        value = torch.copysign(_expm1(ell), x)
         return torch.where((lmbda == 1) | (size.isinf() & (eta == 0)), x, value)
 
     @staticmethod
