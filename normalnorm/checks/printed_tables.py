@@ -95,8 +95,8 @@ def _(interval):
 @claim("nn-better-lnn-bnn", source="eftekhari2025, §5.2, Tables 1 and 2",
        statement="LayerNormalNorm is above LayerNorm and BatchNormalNorm above "
                  "BatchNorm: in all 13 rows, each by a difference whose own "
-                 "95 % interval leaves zero out, 11 where thirteen share the 5 % (as printed; not "
-                 "run)",
+                 "95 % interval leaves zero out, 11 where thirteen share the "
+                 "5 % (as printed; not run)",
        kind="empirical", verdict="holds", evidence="numerical",
        formula=lambda table: table, mutant=exchanged)
 def _(read):
