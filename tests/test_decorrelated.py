@@ -7,6 +7,7 @@ import pickle
 import pytest
 import scipy.linalg
 import torch
+from peers import FOLLOWS
 from torch import nn
 
 from normalnorm.layers.decorrelated import (
@@ -50,9 +51,6 @@ LAYERS = {
                                  iterations=7, **{"noise": 0.0, **o}),
                              (3, 5, 7, 2))}
 NORMALITY = [name for name in LAYERS if name.startswith("normality")]
-RECENT = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 13),
-    reason="torch 2.4 cannot follow these functions; tried with 2.13")
 
 
 @pytest.fixture(params=LAYERS)
@@ -430,7 +428,7 @@ def test_strided_input(case):
     torch.testing.assert_close(layer(u), layer(u.contiguous()))
 
 
-@RECENT
+@FOLLOWS
 @pytest.mark.parametrize(
     "name, training", [("plain2d-products", False), ("normality2d", True)])
 def test_compiles_without_breaks(name, training):
@@ -452,7 +450,7 @@ def test_compiles_without_breaks(name, training):
         compiled.running_covariance, plain.running_covariance)
 
 
-@RECENT
+@FOLLOWS
 def test_one_compilation_serves_all_batch_sizes_and_evaluation_exports():
     from torch._dynamo.testing import CompileCounterWithBackend
     layer = DecorrelatedBatchNorm2d(5, group_size=2)

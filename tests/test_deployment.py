@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from peers import installed
+from peers import FOLLOWS, installed
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,9 +26,6 @@ from normalnorm.layers.weight_decay import (
     normalizer_types,
 )
 from normalnorm.theory.newton import newton_lambda
-
-RECENT = (
-    tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 13))
 
 
 def net(**options):
@@ -473,9 +470,7 @@ LAYERS = {
     "network": (net, (4, 2, 6, 6))}
 
 
-@pytest.mark.skipif(
-    not RECENT,
-    reason="torch 2.4 cannot follow these functions; tried with 2.13")
+@FOLLOWS
 @pytest.mark.parametrize("name", ["batch2d", "layer", "fused", "network"])
 def test_exported_for_any_batch_size(name):
     make, shape = LAYERS[name]

@@ -39,6 +39,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from peers import installed
 
 import normalnorm
 from normalnorm.theory.gradient import Gaussianizer
@@ -55,11 +56,18 @@ EXEMPT = {
     "lab.shipped_chapters": "in a checkout, writes all chapters: seconds",
     "lab.open_lab": "opens a program that stays",
 }
+# What the examples of a module use beyond the library's own requirements.
+NEEDED = {"normalnorm.experiments.augmentation": "kornia",
+          "normalnorm.experiments.hub": "datasets",
+          "normalnorm.experiments.streams": "datasets",
+          "normalnorm.analysis.pruning": "torch_pruning"}
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = importlib.import_module(name)
+    if name in NEEDED:
+        installed(NEEDED[name])
     if name.endswith("engines.native") and not module.available():
         pytest.skip("the kernel cannot be compiled here")
     result = doctest.testmod(

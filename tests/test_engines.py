@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from peers import FOLLOWS, TORCH
 
 import normalnorm
-from normalnorm.layers import backends
+from normalnorm.layers import backends, functional
 
 ROOT = Path(normalnorm.__file__).parents[1]
 
@@ -173,6 +174,7 @@ COMPILED_FIRST = """
 """
 
 
+@FOLLOWS
 def test_a_layer_is_compiled_before_any_other_call():
     "In a process in which no engine has been asked for yet."
     done = subprocess.run(
@@ -205,3 +207,26 @@ def test_one_autograd_function_for_the_operation_and_one_for_engines():
                 found.setdefault(str(path.relative_to(room)), set()).add(
                     node.name)
     assert found == FUNCTIONS
+
+
+@pytest.mark.skipif(TORCH >= (2, 13), reason="its compiler reads the layers")
+@pytest.mark.parametrize("make", [
+    lambda: normalnorm.BatchNormalNorm1d(6, noise=0.0),
+    lambda: normalnorm.LayerNormalNorm(6, noise=0.0),
+    lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, noise=0.0),
+    lambda: normalnorm.ProxyNorm(6, "relu"),
+    lambda: functional.layer_normal_norm])
+def test_an_old_compiler_leaves_layers_alone(make):
+    "Compiled with breaks: the numbers of the model that is not."
+    layer = make()
+    function = layer if isinstance(layer, torch.nn.Module) else (
+        lambda x: layer(x, (6,)))
+    step = lambda x: function(2 * x).relu() + 1
+    torch.compiler.reset()
+    found, u = [], torch.randn(20, 6).exp()
+    for f in (step, torch.compile(step)):
+        x = u.clone().requires_grad_()
+        out = f(x)
+        found.append((out, torch.autograd.grad(out.sin().sum(), x)[0]))
+    torch.testing.assert_close(*found)
+    torch.compiler.reset()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from peers import TORCH
 from torch import nn
 
 import normalnorm
@@ -26,8 +27,7 @@ SHARES = (3, 5)
 HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(
     [str(Path(normalnorm.__file__).parents[1]),
      os.environ.get("PYTHONPATH", "")])}
-RECENT = (
-    tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 13))
+RECENT = TORCH >= (2, 13)
 WRAPPERS = ("ddp", "fsdp2", "fsdp2 each", "fsdp1", "fsdp1 flat")
 
 

@@ -11,6 +11,7 @@ import scipy.special
 import torch
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
+from peers import FOLLOWS
 
 from normalnorm.theory.lambert import LambertFit, igmm, tail_transform
 
@@ -192,6 +193,11 @@ def test_transforms_of_functions():
     torch.testing.assert_close(
         torch.func.vmap(lambda x: igmm(x, 0).delta, in_dims=1)(y),
         igmm(y, 0).delta)
+
+
+@FOLLOWS
+def test_compiles_without_breaks():
+    y = heavy(50, 6)
     compiled = torch.compile(
         lambda x: igmm(x, 0).delta, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(y), igmm(y, 0).delta)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peers import installed
 
 from normalnorm.theory.correlation_map import correlation_map, slope
 
@@ -28,6 +29,7 @@ CORRELATIONS = (0.0, 0.15, 0.35, 0.6, 0.8, 0.98)
 @cache
 def chapter():
     "What the chapter's first three cells of code define: they read no record."
+    installed("IPython")
     cells = json.loads((ROOT / "nbs" / f"{CHAPTER}.ipynb").read_text("utf-8"))[
         "cells"]
     code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch._inductor.config
+from peers import FOLLOWS
 from test_harness import LAYERS, skewed
 from torch import nn
 
@@ -15,10 +16,6 @@ from normalnorm.layers.noise import add_noise
 from normalnorm.layers.normality import BatchNormalNorm2d
 from normalnorm.theory.newton import Over, newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
-
-FOLLOWS = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 13),
-    reason="torch 2.4 cannot follow these functions; tried with 2.13 and 2.15")
 
 
 @FOLLOWS

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from peers import installed
+from peers import FOLLOWS, TORCH, installed
 from torch import nn
 
 from normalnorm.layers.conversion import survey, to_normality, to_plain
@@ -232,6 +232,8 @@ def test_the_transform_is_that_of_the_scale_s_set(dim):
 @pytest.mark.parametrize("shape", [(7,), (3, 7)], ids=str)
 @pytest.mark.parametrize("eps", [None, 1e-3])
 def test_the_root_mean_square_norm_is_pytorch_s(eps, shape, dtype, tolerance):
+    if eps is None and dtype.itemsize == 2 and TORCH < (2, 13):
+        pytest.skip("PyTorch's ε was that of half precision once")
     theirs = moved(nn.RMSNorm(shape, eps).to(dtype))
     ours = RootMeanSquareNorm(shape, eps).to(dtype)
     ours.load_state_dict(theirs.state_dict())
@@ -430,6 +432,7 @@ def test_channels_last_stays_and_changes_nothing(name):
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
+@FOLLOWS
 @EACH
 def test_it_compiles(name):
     layer = moved(made(name, gaussianizer=Power()))

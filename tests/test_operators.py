@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from peers import FOLLOWS
 from torch import nn
 
 from normalnorm.layers import core
@@ -22,8 +23,8 @@ from normalnorm.layers.normality import (
 from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.gradient import Identity, Power
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the kernel cannot be compiled here")
+pytestmark = [FOLLOWS, pytest.mark.skipif(
+    not native.available(), reason="the kernel cannot be compiled here")]
 SEED = torch.tensor(7)
 OPERATORS = getattr(torch.ops, operators._LIBRARY.ns)
 CASES = {  # shape, axes, shape of the weight, axis

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 import torch
 from hypothesis import given, settings
+from peers import FOLLOWS
 
 from normalnorm.checks.theory.power_transform import (
     worst_inverse_ulps,
@@ -205,6 +206,7 @@ def test_the_integrals_behind_the_derivatives_in_their_last_digits(k, dtype):
                     <= 2 * 2**k * torch.finfo(dtype).eps), x
 
 
+@FOLLOWS
 @pytest.mark.skipif(not native.available(), reason="no compiler")
 @pytest.mark.parametrize("function, worst, limit", [
     (yeo_johnson, worst_ulps, {torch.float64: 8, torch.float32: 8}),

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from peers import FOLLOWS
 from torch import fx, nn
 
 import normalnorm
@@ -173,6 +174,7 @@ def test_half_precision(dtype, tolerance):
     assert centred(big, (-1,))[0, 1] == torch.tensor(156.25).half()
 
 
+@FOLLOWS
 def test_compiled_exported_and_traced():
     net = nn.Sequential(PreLayerNormConv2d(3, 4, 3, padding=1), nn.ReLU(),
                         nn.Flatten(), PreLayerNormLinear(100, 6)).double()

@@ -7,9 +7,9 @@ import re
 import pytest
 
 pytestmark = pytest.mark.book
-folding = pytest.importorskip(
-    "tools.folding", reason="the book's tools are not installed")
-from tools import plain, reading  # noqa: E402
+pytest.importorskip(
+    "tools.chapters", reason="the book's tools are not installed")
+from tools import folding, plain, reading  # noqa: E402
 from tools.chapters import ROOT, Chapter, chapters, renamed  # noqa: E402
 from tools.dialect import fold_of, translate_notebook  # noqa: E402
 

@@ -216,7 +216,8 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
     if done.returncode:
         raise Failed("there is no kernel: "
                      f"{(done.stderr.strip().splitlines() or ['?'])[-1][:300]}")
-    *way, torch_has = done.stdout.split()
+    *way, torch_has = done.stdout.strip().split(maxsplit=3)
+    torch_has = torch_has.replace("NO AVX", "DEFAULT")      # PyTorch 2.4
     wanted = dict(SETS[instructions].torch).get(
         "ATEN_CPU_CAPABILITY", torch_has).upper()
     if tuple(map(int, way)) != SETS[instructions].way or torch_has != wanted:

@@ -722,6 +722,7 @@ def normalize(u: Tensor, dim: tuple[int, ...] | Over, rule: Rule = Rule(),
     return out, Statistics(mean, var, tuple(parameters))
 
 
+@core.left_alone
 @functools.wraps(core.normality_norm, assigned=(), updated=())
 def normality_norm(*args, **options) -> tuple[Tensor, Statistics | None]:
     """As `normalnorm.layers.core.normality_norm`, computed by the chosen

@@ -9,8 +9,8 @@ axes, from which every layer is made.
 __all__ = ['in_transform', 'dispatch_modes', 'foreign_mode', 'in_dual_level',
            'Statistics', 'Rule', 'size', 'sizes', 'check_real', 'check_memory',
            'guarded', 'kinds', 'check_saved', 'check_input', 'check_precision',
-           'lies_last', 'inverse_stds', 'check_statistics', 'closed',
-           'gaussianize', 'affine', 'saturating_cast', 'by_autograd',
+           'left_alone', 'lies_last', 'inverse_stds', 'check_statistics',
+           'closed', 'gaussianize', 'affine', 'saturating_cast', 'by_autograd',
            'normalize', 'normality_norm', 'bound', 'family']
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
@@ -19,7 +19,7 @@ import operator
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -381,9 +381,35 @@ def check_precision(u: Tensor, **tensors: Tensor | None) -> None:
                                 ".double()")
 
 
+# the first release whose compiler reads all layers (chapter 284)
+_READ_SINCE = (2, 13)
+
+
+_Function = TypeVar("_Function", bound=Callable)
+
+
+def left_alone(function: _Function) -> _Function:
+    """`function`; where `torch.compile` is older than 2.13, in a form that it
+    does not read but call: a break in the graph, and the function runs as
+    uncompiled. Returned as it is for later releases.
+
+    Example:
+
+        >>> @left_alone
+        ... def twice(x):
+        ...     return 2 * x
+        >>> twice(torch.ones(2))
+        tensor([2., 2.])
+    """
+    release = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+    return (function if release >= _READ_SINCE
+            else torch.compiler.disable(function))
+
+
 class _Leaf(nn.Module):
     """A module that torch.fx takes as one, as those of torch.nn: tracers ask
-    for the name of a module's package, and look into all others.
+    for the name of a module's package, and look into all others. A compiler
+    that is too old for it leaves it alone.
 
     Example:
 
@@ -394,6 +420,11 @@ class _Leaf(nn.Module):
         >>> [node.op for node in traced.graph.nodes]
         ['placeholder', 'call_module', 'output']
     """
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls):
+            cls.forward = left_alone(cls.forward)
 
     def __call__(self, *args, **kwargs):
         if not args or type(args[0]) is not Tensor:

@@ -26,7 +26,7 @@ from .backends import (
     along_channels, are_concrete, compute, normalize, problem_of)
 from .core import (
     Rule, Statistics, affine, check_input, check_memory, check_precision,
-    check_real, size, sizes)
+    check_real, left_alone, size, sizes)
 from ..theory.gradient import Gaussianizer
 from ..theory.newton import Over, number, over
 
@@ -396,6 +396,7 @@ def batch_normalized(
                                momentum, count, batches, check)
 
 
+@left_alone
 def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
                       running_var: Tensor | None = None,
                       running_lambda: Tensor | tuple[Tensor, ...] | None = None,
@@ -441,6 +442,7 @@ def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
         weight, bias, training, momentum, rule)
 
 # %% ../../nbs/235_layers.functional.ipynb #f60cb6a8
+@left_alone
 def instance_normal_norm(
     input: Tensor, running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -596,6 +598,7 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
         check=check)
 
 
+@left_alone
 def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
                       weight: Tensor | None = None, bias: Tensor | None = None,
                       eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
@@ -626,6 +629,7 @@ def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
         Rule.of(eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer))
 
 # %% ../../nbs/235_layers.functional.ipynb #0c905746
+@left_alone
 def group_normal_norm(input: Tensor, num_groups: int,
                       weight: Tensor | None = None, bias: Tensor | None = None,
                       eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,

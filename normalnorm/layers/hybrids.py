@@ -33,10 +33,11 @@ class BatchReNorm(_ChannelNormalNorm):
     """Batch renormalization of (B, C, …): γ(rh + d) + β in training, with r =
     σ_B/σ and d = (μ_B − μ)/σ clipped and without gradient.
 
-    Arguments as for `torch.nn.BatchNorm2d`, `noise` and `noise_kind` as for
-    `BatchNormalNorm1d` (none by default), and `r_max` (3.0), `d_max` (5.0): the
-    bounds, attributes that may be set in the course of training; 1 and 0 make
-    it a batch norm. `running_std` averages σ, ε within.
+    Arguments as for `torch.nn.BatchNorm2d` (`bias`: whether there is a β),
+    `noise` and `noise_kind` as for `BatchNormalNorm1d` (none by default), and
+    `r_max` (3.0), `d_max` (5.0): the bounds, attributes that may be set in the
+    course of training; 1 and 0 make it a batch norm. `running_std` averages σ,
+    ε within.
 
     Raises `ValueError` for wrong shapes, bounds of r below 1 or of d below 0,
     and one value per channel in training; `TypeError` for integer or complex

@@ -444,12 +444,12 @@ class GroupNormalNorm(_NormalNorm):
     `torch.nn.GroupNorm`: each group of channels of an image is a unit.
 
     Arguments as for `torch.nn.GroupNorm` (`num_groups`, `num_channels`, `eps`,
-    `affine`), and `noise` (0.4), `noise_kind`, `alpha`, `steps`, `safeguard`,
-    `gaussianizer` as for `BatchNormalNorm1d`. Checkpoints of
-    `torch.nn.GroupNorm` load and are written. Raises `ValueError` where the
-    channels do not divide into the groups, for wrong shapes and for one value
-    per group. Source: Eftekhari & Papyan (2025), Algorithm 1, for the units of
-    `torch.nn.GroupNorm`.
+    `affine`; `bias`, whether there is a β), and `noise` (0.4), `noise_kind`,
+    `alpha`, `steps`, `safeguard`, `gaussianizer` as for `BatchNormalNorm1d`.
+    Checkpoints of `torch.nn.GroupNorm` load and are written. Raises
+    `ValueError` where the channels do not divide into the groups, for wrong
+    shapes and for one value per group. Source: Eftekhari & Papyan (2025),
+    Algorithm 1, for the units of `torch.nn.GroupNorm`.
 
     Example:
 

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .backends import apart, compute, get_backend
-from normalnorm.layers.core import (
+from .core import (
     _Leaf, _unwatched, check_input, check_memory, check_precision, check_saved,
-    saturating_cast, size)
+    left_alone, saturating_cast, size)
 from .engines import native
 from .proxy import (
     _check_samples, _definition, _kernel_nodes, _Kind, _kind_and_slope, _KINDS,
@@ -318,6 +318,7 @@ def _grouped(u: Tensor, weight: Tensor, bias: Tensor,
     return z if factor is None else z * factor.view(shape)
 
 
+@left_alone
 def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
                proxy_mean: Tensor | None = None,
                proxy_scale: Tensor | None = None,

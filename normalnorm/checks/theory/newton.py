@@ -515,7 +515,7 @@ def excess(h, estimate):
        mutant=several)
 def _(estimate):
     """What one step leaves of the possible decrease, 20 000 elements: below
-    0.01 nats for Gamma(2), above 0.05 for log-normal, above 0.2 for Pareto(3).
+    0.01 nats for Gamma(2), above 0.05 for log-normal, above 0.1 for Pareto(3).
 
     Nothing for a symmetric sample with two peaks.
     """
@@ -527,7 +527,7 @@ def _(estimate):
     half = 2 + 0.3 * torch.randn(5000, dtype=torch.float64)
     assert abs(excess(standard(torch.cat([half, -half])), estimate)) < 1e-9
     left = [excess(h, estimate) for h in (gamma, skewed, pareto)]
-    assert 1e-3 < left[0] < 0.01 and left[1] > 0.05 and left[2] > 0.2, left
+    assert 1e-3 < left[0] < 0.01 and left[1] > 0.05 and left[2] > 0.1, left
 
 
 @claim("rev-skew", source="reviews of eftekhari2025, reply to zhYV",

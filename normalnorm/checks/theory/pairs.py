@@ -91,9 +91,10 @@ def kurtosis_of_width(ratio, n, layers=1):
 
 def mean_square_and_fourth(function):
     "E φ² and E φ⁴ of a standard normal value, by quadrature."
+    from scipy.integrate import trapezoid
     t = np.linspace(-10, 10, 200_001)
     f, p = function(torch.tensor(t)).numpy(), scipy.stats.norm.pdf(t)
-    return np.trapezoid(f**2 * p, t), np.trapezoid(f**4 * p, t)
+    return trapezoid(f**2 * p, t), trapezoid(f**4 * p, t)
 
 
 def second_moments(generator, function, n, layers, networks=60_000):
