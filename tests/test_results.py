@@ -107,6 +107,7 @@ def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
 @pytest.mark.parametrize("paper, table, words", [
     ("labatie2020", "CIFAR", "labatie2020.*labatie2021"),
     (2021, "CIFAR", "2021.*labatie2021"),
+    ("zz", "CIFAR", "known are eftekhari2025, labatie2021"),
     ("../labatie2021", "CIFAR", "no tables are kept"),
     ("labatie2021", "CIFER", "CIFER.*CIFAR")])
 def test_printed_tables_that_are_not_kept(paper, table, words):
@@ -117,6 +118,14 @@ def test_printed_tables_that_are_not_kept(paper, table, words):
 def test_a_printed_table_is_the_callers_own():
     tables.printed_table("labatie2021", "CIFAR")["cifar10, BN"].clear()
     assert len(tables.printed_table("labatie2021", "CIFAR")["cifar10, BN"]) == 5
+
+
+def test_a_printed_number_without_an_error_has_none():
+    script = tables.printed_table("eftekhari2025", "single numbers")[
+        "reviewer's script"]
+    (mean, error), = script["BN"]
+    assert mean == 90.25 and np.isnan(error)
+
 
 def test_one_seed_makes_no_table(tmp_path):
     results.run_recipe(_recipe(), "smoke", seeds=1, out=tmp_path)

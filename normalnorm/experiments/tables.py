@@ -15,6 +15,7 @@ __all__ = ['table', 'caption', 'differences', 'p_value', 'comparison',
 import functools
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -321,8 +322,11 @@ def _kept(paper: str) -> dict[str, Any]:
 def printed_table(paper: str, table: str
                   ) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """A table that a paper prints, as it is kept with the package: row →
-    column → mean and standard deviation, for each setting. Nothing in it was
-    run by us.
+    column → mean and what the paper prints behind its ±, for each setting;
+    NaN where it prints nothing. Nothing in it was run by us.
+
+    The file says under "about" whether that is a standard deviation or a
+    standard error.
 
     `paper`: its key in the bibliography; `table`: a name in its file.
 
@@ -337,7 +341,8 @@ def printed_table(paper: str, table: str
     if table not in kept:
         raise ValueError(f"no table {table!r} is kept of {paper}: "
                          f"{near(str(table), kept)}")
-    return {row: {column: [(mean, sd) for mean, sd in entry]
+    return {row: {column: [(mean, math.nan if spread is None else spread)
+                           for mean, spread in entry]
                   for column, entry in columns.items()}
             for row, columns in kept[table]["rows"].items()}
 
