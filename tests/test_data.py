@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peers import installed
+from peers import FOLLOWS, installed
 
 from normalnorm.experiments import augmentation as aug
 from normalnorm.experiments import (
@@ -238,6 +238,7 @@ def test_import_loads_no_optional_library():
                               check=True).stdout.strip() == "[]", module
 
 
+@FOLLOWS
 def test_what_is_done_to_a_model_loads_no_slow_library():
     """What converts and deploys a model needs no engine, no symbolic algebra
     and no compiler.

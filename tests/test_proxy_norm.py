@@ -26,7 +26,7 @@ from normalnorm.layers.proxy_norm import (
     proxy_norm,
 )
 from normalnorm.layers.weight_decay import groups_by_type, no_weight_decay
-from tests.peers import TORCH, installed
+from tests.peers import FOLLOWS, TORCH, installed
 
 
 def at_random(channels, activation="relu", seed=0, **options):
@@ -327,6 +327,7 @@ def test_transforms_of_torch_func():
         torch.testing.assert_close(by_func[name], forward[name])
 
 
+@FOLLOWS
 @pytest.mark.parametrize("activation", ["relu", nn.Hardswish()])
 def test_compile_and_export(activation):
     "No break in the graph, by the compiler's front, and an exported program."
@@ -352,6 +353,7 @@ def test_compile_and_export(activation):
                                rtol=1e-4, atol=1e-5)
 
 
+@FOLLOWS
 def test_compiled_evaluation_follows_the_parameters():
     layer = at_random(3).eval()
     compiled = torch.compile(layer, backend="eager", fullgraph=True)

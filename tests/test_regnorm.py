@@ -10,6 +10,7 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
+from peers import FOLLOWS
 from torch import nn
 
 import normalnorm
@@ -173,6 +174,7 @@ def test_half_precision(dtype):
     torch.testing.assert_close(term, exact[1], atol=0, rtol=2e-2)
 
 
+@FOLLOWS
 def test_compiled():
     net = nn.Sequential(RegNormConv2d(2, 3, 3), nn.ReLU(), nn.Flatten(),
                         PreRegNormLinear(27, 4)).double()
