@@ -231,8 +231,7 @@ def test_anderson_p_values_meet_the_tabulated_ones_and_each_other():
         assert abs(np.interp(point, corrected, p) / level - 1) < 0.035
     for joint in (0.2, 0.34, 0.6):
         i = np.searchsorted(corrected, joint)
-        if 5 < i < len(p) - 5:
-            assert abs(p[i - 5] - p[i + 5]) < 0.03
+        assert abs(p[i - 1] - p[i]) < 0.015
     far = anderson_darling(
         torch.tensor([1e9] + [0.0] * 5000) + 1e-9 * torch.randn(5001))
     # where the polynomial has long turned up again
@@ -259,9 +258,10 @@ def test_anderson_equals_statsmodels():
 def test_p_values_of_normal_samples_are_uniform(test, n):
     p = test(torch.randn(6000, n)).p
     assert ((p >= 0) & (p <= 1)).all()
-    # the fits are a few hundredths off in small samples
-    for level, error in ((0.05, 0.015), (0.25, 0.045), (0.5, 0.045),
-                         (0.75, 0.045), (0.95, 0.045)):
+    # by 100 000 samples the fits are up to 0.044 off in small ones; four
+    # standard errors of 6000 more
+    for level, error in ((0.05, 0.018), (0.25, 0.065), (0.5, 0.065),
+                         (0.75, 0.065), (0.95, 0.055)):
         assert abs((p < level).double().mean().item() - level) < error, level
 
 

@@ -348,6 +348,14 @@ def test_the_field_says_what_is_wrong(call, says):
         call(torch.eye(6, dtype=torch.float64))
 
 
+def test_correlations_may_be_off_by_a_rounding():
+    c = torch.tensor([1 + 2**-52, 1.0, -1 - 2**-52, -1.0], dtype=torch.float64)
+    found = correlation_map(c, "relu", "layer")
+    assert found[0] == found[1] and found[2] == found[3]
+    with pytest.raises(ValueError, match="c from 1 to 1.00001: expected"):
+        correlation_map(torch.tensor([1.0, 1.00001]).double(), "relu", "layer")
+
+
 def test_the_field_of_single_positions_is_the_map():
     mixed = torch.randn(4, 9, dtype=torch.float64)
     field = mixed @ mixed.T

@@ -269,9 +269,11 @@ def correlation_map(c: float | Tensor,
                          noise)
     else:
         low = -1 / (batch - 1) if batch else 0.0 if norm in _WITH_BATCH else -1
-        if not ((given >= low - 1e-12) & (given <= 1)).all():
-            raise ValueError(f"c from {given.min():.4g} to {given.max():.4g}: "
+        # a correlation that was computed may be above 1 by a rounding
+        if not ((given >= low - 1e-12) & (given <= 1 + 1e-12)).all():
+            raise ValueError(f"c from {given.min():.8g} to {given.max():.8g}: "
                              f"expected correlations in [{low:.4g}, 1]")
+        given = given.clamp(low, 1)
         if norm in _WITH_BATCH and (given == 1).any():
             raise ValueError("c=1: the samples of the batch are equal, and "
                              f"{norm!r} has nothing to normalize")
