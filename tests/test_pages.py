@@ -184,22 +184,36 @@ def test_folded_code_on_a_page(html):
     assert "@claim" not in page.select_one("article").get_text()
 
 
-def untypeset(page: str) -> list[str]:
-    "Formulas between dollars that no writer has taken for formulas."
+def in_words(page: str) -> str:
+    "A page without code, scripts and what is typeset."
     page = re.sub(r"<!--.*?-->", "", page, flags=re.S)
     for element in ("pre", "script", "style", "code", "span", "div"):
         which = r' class="[^"]*\bmath\b[^"]*"' if element in ("span", "div") \
             else r"\b"
         page = re.sub(rf"<{element}{which}[^>]*>.*?</{element}>", "", page,
                       flags=re.S)
-    return re.findall(r"\$(?! )[^$<>]*[A-Za-z\\][^$<>]*(?<! )\$", page)
+    return page
 
 
-def test_no_formula_is_left_between_dollars(html):
+def untypeset(page: str) -> list[str]:
+    "Formulas between dollars that no writer has taken for formulas."
+    return re.findall(r"\$(?! )[^$<>]*[A-Za-z\\][^$<>]*(?<! )\$", in_words(page))
+
+
+def unresolved(page: str) -> list[str]:
+    "References and citations as they are typed: an output's are not followed."
+    return re.findall(r"@(?:eq|fig|tbl|sec|thm|exr|prp|lem|cor|def)-[\w-]+"
+                      r"|\[@\w+", in_words(page))
+
+
+def test_nothing_is_left_as_it_was_typed(html):
     assert untypeset("<td>$d^2$</td> <code>$PATH $HOME</code> 3 $ and $4") \
         == ["$d^2$"]
+    assert unresolved("<p>by @eq-a-b [@welch1947] <code>@eq-c</code> a@b.org") \
+        == ["@eq-a-b", "[@welch1947"]
     found = {p.name: found for p in pages_of(html)
-             if (found := untypeset(p.read_text(encoding="utf-8")))}
+             if (found := untypeset(text := p.read_text(encoding="utf-8"))
+                 + unresolved(text))}
     assert found == {}
 
 
