@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -197,20 +198,21 @@ def in_words(page: str) -> str:
 
 def untypeset(page: str) -> list[str]:
     "Formulas between dollars that no writer has taken for formulas."
-    return re.findall(r"\$(?! )[^$<>]*[A-Za-z\\][^$<>]*(?<! )\$", in_words(page))
+    return re.findall(r"\$(?! )[^$<>]*[A-Za-z\\][^$<>]*(?<! )\$",
+                      in_words(page))
 
 
 def unresolved(page: str) -> list[str]:
     "References and citations as they are typed: an output's are not followed."
     return re.findall(r"@(?:eq|fig|tbl|sec|thm|exr|prp|lem|cor|def)-[\w-]+"
-                      r"|\[@\w+", in_words(page))
+                      r"|\[@\w+", unescape(in_words(page)))
 
 
 def test_nothing_is_left_as_it_was_typed(html):
     assert untypeset("<td>$d^2$</td> <code>$PATH $HOME</code> 3 $ and $4") \
         == ["$d^2$"]
-    assert unresolved("<p>by @eq-a-b [@welch1947] <code>@eq-c</code> a@b.org") \
-        == ["@eq-a-b", "[@welch1947"]
+    assert unresolved("<p>by &#64;eq-a-b [@welch1947] <code>@eq-c</code> a@b.c"
+                      ) == ["@eq-a-b", "[@welch1947"]
     found = {p.name: found for p in pages_of(html)
              if (found := untypeset(text := p.read_text(encoding="utf-8"))
                  + unresolved(text))}

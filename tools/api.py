@@ -158,13 +158,18 @@ def defined_names(source: str) -> set[str]:
 
 def prose(text: str, links: dict[str, str]) -> str:
     """Plain text as markdown: special characters stay what they are, `names`
-    that the API has become links.
+    that the API has become links, and so do equations of the book (@eq-…).
     """
-    parts = re.split(r"(`[^`\n]+`)", text)
-    escaped = [p if i % 2 else re.sub(r"([\\*_\[\]<>{}$#|~@^])", r"\\\1", p)
-               for i, p in enumerate(parts)]
-    return "".join(f"[{p}](#{links[p[1:-1]]})" if i % 2 and p[1:-1] in links
-                   else p for i, p in enumerate(escaped))
+    def piece(i: int, part: str) -> str:
+        if not i % 2:
+            return re.sub(r"([\\*_\[\]<>{}$#|~@^])", r"\\\1", part)
+        if part.startswith("@"):
+            return f"{{eq}}`{part[1:]}`"
+        name = part[1:-1]
+        return f"[{part}](#{links[name]})" if name in links else part
+
+    parts = re.split(r"(`[^`\n]+`|@eq-\w+(?:-\w+)*)", text)
+    return "".join(piece(i, part) for i, part in enumerate(parts))
 
 
 def markdown(doc: str, links: dict[str, str]) -> str:
