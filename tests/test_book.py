@@ -128,6 +128,13 @@ def test_recorded_imports_point_backwards():
     assert order.recorded_violations() == []
 
 
+def test_each_cell_has_an_identity_of_its_own():
+    "Who reads a notebook with two of one name would give one another name."
+    for c in chapters():
+        names = [cell["id"] for cell in c.cells()]
+        assert len(set(names)) == len(names), c.name
+
+
 def test_every_equation_label_and_reference_is_unique_and_known():
     labels, references = {}, {}
     for c in chapters():
