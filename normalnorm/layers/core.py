@@ -381,10 +381,9 @@ def check_precision(u: Tensor, **tensors: Tensor | None) -> None:
                                 ".double()")
 
 
-# the first release whose compiler reads all layers (chapter 284)
-_READ_SINCE = (2, 13)
-
-
+# whether this release's compiler reads all layers (chapter 284)
+_READ = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])
+              ) >= (2, 13)
 _Function = TypeVar("_Function", bound=Callable)
 
 
@@ -401,9 +400,7 @@ def left_alone(function: _Function) -> _Function:
         >>> twice(torch.ones(2))
         tensor([2., 2.])
     """
-    release = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
-    return (function if release >= _READ_SINCE
-            else torch.compiler.disable(function))
+    return function if _READ else torch.compiler.disable(function)
 
 
 class _Leaf(nn.Module):

@@ -104,7 +104,8 @@ def _phi(k: int, t: Tensor) -> Tensor:
     radius = 0.0 if k == 0 else (k + 1) / 2
     small = t.abs() <= radius
     far = torch.where(small, radius or 1.0, t)
-    value = -_expm1(-far.abs()) / far.abs()
+    # where k > 0 nothing cancels: |far| is 1 at least
+    value = -(torch.expm1 if k else _expm1)(-far.abs()) / far.abs()
     top = torch.exp(far.clamp(max=0))                   # exp(t), scaled
     for j in range(1, k + 1):
         value = (top - j * value) / far
