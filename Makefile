@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve pdf bench wheel mutants clean test-oldest test-newest test-processors
+.PHONY: help book test export lab serve pdf bench wheel mutants records clean test-oldest test-newest test-processors
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -42,6 +42,9 @@ wheel: $(VENV)/.ready  ## a wheel for Linux on x86-64 with the compiled kernel i
 
 mutants: $(VENV)/.ready  ## wrong versions of the library, of which the tests must notice nearly all; the outcome into results/mutation (about an hour; not part of CI)
 	@$(BIN)/python -m tools.mutate --record
+
+records: $(VENV)/.ready  ## which measured results are older than their code; asks their witnesses, writes results/records.json
+	@$(BIN)/python -m tools.records
 
 clean:  ## remove what was built; the environment stays
 	rm -rf _build _docs build dist *.egg-info

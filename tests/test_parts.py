@@ -1,11 +1,5 @@
-"""Records that are made in parts: resumed, refused, and what counts as other
-code.
-"""
+"Records that are made in parts: resumed, refused."
 import json
-import linecache
-import sys
-import types
-from functools import partial
 
 import pytest
 import torch
@@ -35,7 +29,7 @@ def made(record, done, arguments=(), by="this", fails=""):
         patch.setattr(parts, "code", lambda *of: by)
         return parts.run("About this.\n\npython -m toy  more", record, [
             (tuple(name.split("/")), measure(name)) for name in (
-                "a/1", "a/2", "b")], {"size": 3}, (), list(arguments))
+                "a/1", "a/2", "b")], {"size": 3}, list(arguments))
 
 
 def test_an_interrupted_record_goes_on(record):
@@ -76,58 +70,3 @@ def test_two_kinds_of_code_are_not_mixed(record, capsys):
     made(record, done, ["--again"], by="other")
     assert {p["code"] for p in json.loads(
         record.read_text())["parts"]["a"].values()} == {"other"}
-
-
-TOOL = """
-SIZE, OTHER = 3, 4
-TABLE = {}
-for name in ("x", "y"):
-    TABLE[name] = SIZE
-
-
-def twice(x):
-    return 2 * x
-
-
-def part():
-    return twice(TABLE["x"])
-
-
-def unasked():
-    return OTHER
-"""
-
-
-def code_of(tmp_path, monkeypatch, text, *instruments):
-    path = tmp_path / "measured.py"
-    path.write_text(text)
-    module = types.ModuleType("measured")
-    module.__file__ = str(path)
-    exec(compile(text, str(path), "exec"), vars(module))
-    monkeypatch.setitem(sys.modules, "measured", module)
-    linecache.clearcache()
-    return parts.code(partial(module.part), *instruments)
-
-
-@pytest.mark.parametrize("old, new, same", [
-    ("2 * x", "(2*x)   # twice", True),
-    ("def twice(x):", 'def twice(x):\n    "Two times."', True),
-    ("return OTHER", "return OTHER + 1", True),
-    ("SIZE, OTHER = 3, 4", "SIZE, OTHER = 3, 5", False),
-    ("2 * x", "3 * x", False), ('"x", "y"', '"x"', False),
-    ('twice(TABLE["x"])', 'twice(TABLE["y"])', False)])
-def test_other_code(tmp_path, monkeypatch, old, new, same):
-    """Words, layout and what the part does not need are none; what it needs
-    through other names is.
-    """
-    assert TOOL.count(old) == 1
-    first = code_of(tmp_path, monkeypatch, TOOL)
-    other = code_of(tmp_path, monkeypatch, TOOL.replace(old, new))
-    assert (first == other) is same
-
-
-def test_other_instruments(tmp_path, monkeypatch):
-    without = code_of(tmp_path, monkeypatch, TOOL)
-    found = {code_of(tmp_path, monkeypatch, TOOL, item)
-             for item in (types, linecache, linecache.getline)}
-    assert len(found | {without}) == 4

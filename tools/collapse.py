@@ -192,8 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         __doc__, RECORD, [((name,), part) for name, part in PARTS.items()],
         {"depth": DEPTH, "images": IMAGES,
          "data": {name: data_hash(name) for name in ("fashion", "digits")}},
-        (collapse, rivals.layers, power.PowerMeter, power.power_decomposition,
-         power.model_power), arguments)
+        arguments)
 
 
 if __name__ == "__main__":

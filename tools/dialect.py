@@ -13,7 +13,7 @@ import json
 import re
 from pathlib import Path
 
-from tools import api, folding, markup, typeset
+from tools import api, folding, markup, records, typeset
 from tools.chapters import Chapter, stand_in
 from tools.markup import CALLOUTS, THEOREMS
 from tools.run import Run
@@ -319,6 +319,16 @@ def has_image(cell: dict) -> bool:
                for kind in output.get("data", {}))
 
 
+def mark_older(cells: list[dict], shown: list[str]) -> list[dict]:
+    "Below the title, which of the records on a page are older than their code."
+    if not (lines := records.older(shown)):
+        return cells
+    return [cells[0], {
+        "cell_type": "markdown", "id": "older-records", "metadata": {},
+        "source": "\n".join([":::{note}", *(f"- {line}" for line in lines),
+                             ":::"])}, *cells[1:]]
+
+
 def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
     """The cells of a chapter that failed, with what happened at the top, a mark
     above the cell, and a stand-in for each figure that others may refer to.
@@ -444,7 +454,7 @@ def source_read(app, docname, source):
         return
     chapter = Chapter(path.stem, root)
     run = Run(chapter)
-    for file in (run.notebook, run.record_file):
+    for file in (run.notebook, run.record_file, records.LEDGER):
         app.env.note_dependency(str(file))
     copy = (json.loads(run.notebook.read_text(encoding="utf-8"))
             if run.notebook.exists() else None)
@@ -453,6 +463,8 @@ def source_read(app, docname, source):
     notebook = translate_notebook(
         read, copy, api.claims_of(root, path.stem), api.entries(root),
         run.record().get("failed"), path.stem)
+    notebook["cells"] = mark_older(
+        notebook["cells"], run.record().get("dependencies", []))
     for output in (output for cell in notebook["cells"]
                    for output in cell.get("outputs", [])):
         for wrong in without_garbage(output):

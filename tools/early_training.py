@@ -218,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
          "steps": STEPS, "batch": BATCH, "minibatches": MINIBATCHES,
          "trial": TRIAL, "sizes": {name: list(size)
                                    for name, size in NETWORKS.items()}},
-        (gradients, propagation), arguments)
+        arguments)
 
 
 if __name__ == "__main__":

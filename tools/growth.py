@@ -225,8 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
                      "batch": BATCH, "epochs": EPOCHS, "images": IMAGES,
                      "tested": TESTED, "attacked": ATTACKED,
                      "widths": WIDTHS, "seeds": SEEDS, "scaled": SCALED},
-         "data": data_hash("fashion")},
-        (), arguments)
+         "data": data_hash("fashion")}, arguments)
 
 
 if __name__ == "__main__":

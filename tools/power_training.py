@@ -160,9 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
     return parts.run(
         __doc__, RECORD, runs(),
         {"model": MODEL, "train": TRAIN, "images": IMAGES, "probes": PROBES,
-         "around": AROUND, "data": data_hash("fashion")},
-        (power.PowerMeter, power.power_decomposition, power.model_power),
-        arguments)
+         "around": AROUND, "data": data_hash("fashion")}, arguments)
 
 
 if __name__ == "__main__":

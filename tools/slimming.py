@@ -176,8 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
                     NETWORKS, NORMS, ("no penalty", "penalty"))]
     return parts.run(
         __doc__, RECORD, [*networks, (("speed",), speed)],
-        {"data": data_hash("digits")},
-        (pruning,), arguments)
+        {"data": data_hash("digits")}, arguments)
 
 
 if __name__ == "__main__":

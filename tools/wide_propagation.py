@@ -58,8 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         __doc__, RECORD, [((kind, norm), partial(curves, kind, norm))
                           for kind in NETWORKS for norm in NORMS],
         {"seeds": SEEDS, "images": IMAGES, "sigma": SIGMA,
-         "networks": NETWORKS, "data": data_hash("fashion")},
-        (propagation,), arguments)
+         "networks": NETWORKS, "data": data_hash("fashion")}, arguments)
 
 
 if __name__ == "__main__":
