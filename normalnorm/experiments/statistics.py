@@ -106,6 +106,14 @@ class PairedTest(NamedTuple):
     spread: float
 
 
+def _pairs(first: Sequence[float], second: Sequence[float]) -> np.ndarray:
+    if len(first) != len(second):
+        raise ValueError("a paired test needs one value of each arm for each "
+                         f"seed; given {len(first)} and {len(second)}")
+    return np.asarray(second, dtype=np.float64) - np.asarray(
+        first, dtype=np.float64)
+
+
 def paired_test(first: Sequence[float], second: Sequence[float],
                 level: float = 0.95) -> PairedTest:
     """Compare two arms seed by seed: `second` minus `first`, in the order of
@@ -123,11 +131,7 @@ def paired_test(first: Sequence[float], second: Sequence[float],
         >>> paired_test([1.0, 2.0, 4.0], [2.0, 2.5, 5.5]).p_signs
         0.25
     """
-    if len(first) != len(second):
-        raise ValueError("a paired test needs one value of each arm for each "
-                         f"seed; given {len(first)} and {len(second)}")
-    d = np.asarray(second, dtype=np.float64) - np.asarray(
-        first, dtype=np.float64)
+    d = _pairs(first, second)
     summary, n = summarize(d.tolist(), level), len(d)
     if n == 1:
         return PairedTest(summary, math.nan, math.nan, math.nan)
@@ -180,7 +184,7 @@ def equivalence_test(first: Sequence[float], second: Sequence[float],
     if not bound > 0:
         raise ValueError(f"bound={bound}: expected the difference that would "
                          "count as none, above 0")
-    found = paired_test(first, second, 2 * level - 1).summary
+    found = summarize(_pairs(first, second).tolist(), 2 * level - 1)
     if found.n == 1:
         return Equivalence(math.nan, math.nan, math.nan)
     return Equivalence(_within(found, bound), found.low, found.high)
