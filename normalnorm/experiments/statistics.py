@@ -476,7 +476,7 @@ def verdict(found: Summary | Estimate, bound: float | None = None,
     near = bound is not None and _within(found, bound) < 1 - level
     if (found.p if p is None else p) < 1 - level:
         word = "better" if (found.mean > 0) != lower else "worse"
-        return word + f", by less than {bound:g}" * near
+        return word + (f", by less than {bound:g}" if near else "")
     return f"no difference beyond ±{bound:g}" if near else "open"
 
 

@@ -189,13 +189,14 @@ def under_repair(found: dict[str, list[dict[str, Any]]]) -> str:
 
     Example:
 
-        >>> under_repair(book_rows())[:25]
-        '**Glyphs: under repair.** '
+        >>> under_repair(book_rows())[:15]
+        '**Under repair:'
     """
     fitted = {arm: contrast(found[REPAIRED], {arm: 1}, "train_last").mean()
               for arm in ("BN", "BN with noise", "BNN")}
     epochs = given_noise_glyphs.scales["book"]["BN"]["train"]["epochs"]
-    return ("**Glyphs: under repair.** After " + f"{epochs} epochs the arms "
-            "with noise have not fitted their training images ("
+    return ("**Under repair: the setting with drawn glyphs.** After "
+            f"{epochs} epochs its arms with noise have not fitted their "
+            "training images ("
             + ", ".join(f"{arm} {share:.1f} %" for arm, share in fitted.items())
             + "), so these rows say nothing about networks that have.")
