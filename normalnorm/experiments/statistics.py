@@ -9,8 +9,8 @@ test may claim, and how many seeds see which difference.
 __all__ = ['Summary', 'summarize', 'PairedTest', 'paired_test', 'Equivalence',
            'equivalence_test', 'Factorial', 'factorial', 'detection_power',
            'seeds_needed', 'detectable', 'Estimate', 'satterthwaite',
-           'Components', 'variance_components', 'crossed_interval', 'contrast',
-           'holm', 'verdict', 'Share', 'share', 'signed', 'spelled']
+           'variance_components', 'crossed_interval', 'contrast', 'holm',
+           'verdict', 'Share', 'share', 'signed', 'spelled']
 
 # %% ../../nbs/755_experiments.statistics.ipynb #85540d98
 import itertools
@@ -350,31 +350,18 @@ def satterthwaite(mean: Any, parts: Sequence[Any], df: Sequence[float],
         np.asarray, (mean, se, nu, mean - half, mean + half, p))))
 
 
-class Components(NamedTuple):
-    """Variances of what is a seed's, an image's, and neither's; estimates, of
-    which the first two may be negative.
-
-    Example:
-
-        >>> variance_components(np.array([[1.0, 2.0], [2.0, 3.0]])).residual
-        0.0
-    """
-    seed: Any
-    image: Any
-    residual: Any
-
-
-def variance_components(d: np.ndarray) -> Components:
-    """The variance components of two crossed random effects, from mean squares
-    (the ANOVA estimators, which have no bias).
+def variance_components(d: np.ndarray) -> tuple[Any, Any, Any]:
+    """The variances of two crossed random effects, seeds and images, and of the
+    rest, from mean squares (the ANOVA estimators, which have no bias, and of
+    which the first two may be negative).
 
     `d`: (…, seeds, images), two or more of each. Raises `ValueError` for
     fewer. Source: @eq-crossed.
 
     Example:
 
-        >>> variance_components(np.array([[1.0, 2.0], [2.0, 3.0]]))
-        Components(seed=0.5, image=0.5, residual=0.0)
+        >>> variance_components(np.array([[1.0, 2.0], [2.0, 4.0]]))[2]
+        0.25
     """
     d = np.asarray(d, dtype=np.float64)
     if d.ndim < 2 or min(d.shape[-2:]) < 2:
@@ -384,8 +371,8 @@ def variance_components(d: np.ndarray) -> Components:
     d = d - d.mean((-2, -1), keepdims=True)
     a, b = d.mean(-1, keepdims=True), d.mean(-2, keepdims=True)
     rest = ((d - a - b)**2).sum((-2, -1)) / ((seeds - 1) * (images - 1))
-    return Components((a**2).sum((-2, -1)) / (seeds - 1) - rest / images,
-                      (b**2).sum((-2, -1)) / (images - 1) - rest / seeds, rest)
+    return ((a**2).sum((-2, -1)) / (seeds - 1) - rest / images,
+            (b**2).sum((-2, -1)) / (images - 1) - rest / seeds, rest)
 
 
 def crossed_interval(d: np.ndarray, level: float = 0.95) -> Estimate:
@@ -409,8 +396,8 @@ def crossed_interval(d: np.ndarray, level: float = 0.95) -> Estimate:
     d = np.asarray(d, dtype=np.float64)
     seeds, images = d.shape[-2:]
     some, other = of_seed > 0, of_image > 0
-    parts = (some * (rest + images * of_seed), other * (rest + seeds * of_image),
-             (1.0 - some - other) * rest)
+    parts = (some * (rest + images * of_seed),
+             other * (rest + seeds * of_image), (1.0 - some - other) * rest)
     return satterthwaite(
         d.mean((-2, -1)), [part / (seeds * images) for part in parts],
         (seeds - 1, images - 1, (seeds - 1) * (images - 1)), level)
