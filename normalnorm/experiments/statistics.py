@@ -50,12 +50,26 @@ class Summary(NamedTuple):
 
     @property
     def df(self) -> int:
-        "Degrees of freedom."
+        """The degrees of freedom.
+
+        Example:
+
+            >>> summarize([1.0, 2.0, 3.0]).df
+            2
+        """
         return self.n - 1
 
     @property
     def p(self) -> float:
-        "Of Student's t test that the mean is 0, two-sided."
+        """The p value of Student's t test that the mean is 0, two-sided.
+
+        Source: @eq-t.
+
+        Example:
+
+            >>> round(summarize([1.0, 2.0, 3.0]).p, 3)
+            0.074
+        """
         return _two_sided(self)
 
 
@@ -360,7 +374,7 @@ def variance_components(d: np.ndarray) -> tuple[Any, Any, Any]:
 
     Example:
 
-        >>> variance_components(np.array([[1.0, 2.0], [2.0, 4.0]]))[2]
+        >>> float(variance_components(np.array([[1.0, 2.0], [2.0, 4.0]]))[2])
         0.25
     """
     d = np.asarray(d, dtype=np.float64)
@@ -410,7 +424,8 @@ def contrast(found: Sequence[dict[str, Any]], weights: Mapping[str, float],
 
     `found`: rows, such as `results.rows` returns; `weights`: arm → weight;
     `value`: a metric, or a function of a row that gives a number or an array
-    of one shape. Returns (seeds, …).
+    of one shape. Returns an array of the shape (seeds,), or (seeds,
+    …) with that of the arrays. Source: @eq-factorial, for two switches.
 
     Example:
 
@@ -482,7 +497,13 @@ class Share(NamedTuple):
 
     @property
     def word(self) -> str:
-        "By which side of one half the interval lies on."
+        """The word for the side of one half on which the interval lies.
+
+        Example:
+
+            >>> Share(0.2, 0.1, 0.4).word
+            'less than half'
+        """
         return ("most" if self.low > 0.5 else "less than half"
                 if self.high < 0.5 else "an open part")
 
@@ -523,7 +544,7 @@ def share(part: np.ndarray, whole: np.ndarray, level: float = 0.95) -> Share:
 def signed(value: float, digits: int = 2) -> str:
     """A number with its sign, for a text.
 
-    `digits`: behind the point.
+    `value`: the number; `digits`: behind the point.
 
     Example:
 
@@ -536,7 +557,7 @@ def signed(value: float, digits: int = 2) -> str:
 def spelled(found: Summary | Estimate, digits: int = 2) -> str:
     """A mean with its interval, for a text.
 
-    `digits`: behind the point.
+    `found`: both; `digits`: behind the point.
 
     Example:
 
