@@ -2,12 +2,16 @@
 notebooks are clean, lists are equal.
 """
 import ast
+import base64
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+
+from normalnorm.experiments import results
 
 pytestmark = pytest.mark.book
 yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
@@ -17,10 +21,12 @@ from tools import markup, order, run  # noqa: E402
 from tools.chapters import (  # noqa: E402
     ROOT,
     WORKSHOP,
+    chapter,
     chapters,
     renamed,
     table_of_contents,
 )
+from tools.dialect import directives  # noqa: E402
 
 
 def test_package_and_generated_files_agree_with_the_notebooks():
@@ -114,6 +120,71 @@ def test_quarto_lists_the_same_chapters():
 
 def test_readme_is_the_landing_page():
     assert (ROOT / "README.md").read_text() == export.readme(ROOT)
+
+
+def landing_page(folder, change):
+    """The README of a checkout in which the newest row of BNN was changed and
+    signed anew.
+    """
+    for name in ("nbs", "normalnorm", "settings.ini", "_toc.yml"):
+        (folder / name).symlink_to(ROOT / name)
+    for made in (ROOT / "results").glob("transform-given-noise*"):
+        shutil.copytree(made, folder / "results" / made.name)
+    path = sorted((folder / "results").glob(
+        "transform-given-noise/book/bnn-seed*.json"))[0]
+    row = json.loads(path.read_text(encoding="utf-8"))
+    change(row)
+    path.write_text(json.dumps(row | {"digest": results.digest(row)}),
+                    encoding="utf-8")
+    return export.readme(folder)
+
+
+def test_a_changed_row_changes_the_readme(tmp_path):
+    """Its images, of which accuracy is made, and its loss; without a change it
+    is the committed one.
+    """
+    def fail_all(row):
+        row["test_right"]["bits"] = base64.b64encode(
+            bytes(-(-row["test_right"]["count"] // 8))).decode()
+
+    def worse_loss(row):
+        row["metrics"]["loss_last"] += 1
+
+    kept = (ROOT / "README.md").read_text(encoding="utf-8")
+    wanted = {"as it is": (lambda row: None, [])}
+    wanted |= {"images": (fail_all, ["points"]), "loss": (worse_loss, ["nats"])}
+    for name, (change, columns) in wanted.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        found = landing_page(folder, change)
+        old, new = ([line.split("|") for line in text.splitlines()
+                     if line.startswith("| the whole layer")]
+                    for text in (kept, found))
+        changed = [k for k, (a, b) in enumerate(zip(old[0], new[0])) if a != b]
+        assert changed == [{"points": 2, "nats": 3}[c] for c in columns], name
+        assert (found == kept) == (not columns), name
+
+
+COMPARING = re.compile(r"\b(most|better|worse|best|nothing|higher|lower|more "
+                       r"accurate|improve\w*|outperform\w*)\b|[+−]\d+\.\d",
+                       re.I)
+
+
+def test_comparing_words_of_the_landing_page_come_from_a_verdict():
+    """Neither its prose nor the texts in its cells have one; what a cell says
+    is made by `verdict` and `share`.
+    """
+    for cell in chapter("index").cells():
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            if "echo" not in directives(source):
+                continue
+            source = "\n".join(
+                node.value for node in ast.walk(ast.parse(source))
+                if isinstance(node, ast.Constant)
+                and isinstance(node.value, str))
+        assert not COMPARING.search(source), COMPARING.search(source)
+    assert COMPARING.search("It is most of it") and COMPARING.search("(−0.5)")
 
 
 def test_imports_point_backwards():

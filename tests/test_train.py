@@ -30,13 +30,19 @@ from normalnorm.experiments.optimization import (
     make_optimizer,
 )
 from normalnorm.experiments.statistics import (
+    crossed_interval,
     detectable,
     detection_power,
     equivalence_test,
     factorial,
+    holm,
     paired_test,
+    satterthwaite,
     seeds_needed,
+    share,
     summarize,
+    variance_components,
+    verdict,
 )
 from normalnorm.experiments.train import (
     Bar,
@@ -1474,6 +1480,123 @@ def test_equivalence_at_its_edges():
             equivalence_test([1.0, 2.0], [1.0, 2.0], bound)
     with pytest.raises(ValueError, match="given 1 and 2"):
         equivalence_test([1.0], [1.0, 2.0], 1.0)
+
+
+def crossed_table(components, seed, shape=(6, 9)):
+    "Differences by seed and image with these variances, and a mean of 1."
+    rng = np.random.default_rng(seed)
+    return 1 + sum(np.sqrt(v) * rng.normal(size=size) for v, size in zip(
+        components, ((shape[0], 1), (1, shape[1]), shape)))
+
+
+def test_crossed_components_against_a_mixed_model():
+    """statsmodels' REML, which is the analysis of variance where the table is
+    full and no component is negative; and the standard error of its mean.
+    """
+    mixedlm = installed("statsmodels.formula.api").mixedlm
+    import pandas  # comes with statsmodels
+    d = crossed_table((0.5, 1.5, 1.0), 3)
+    found = variance_components(d)
+    rows = pandas.DataFrame([{"d": v, "seed": s, "image": i, "all": 0}
+                             for (s, i), v in np.ndenumerate(d)])
+    fit = mixedlm("d ~ 1", rows, groups="all", re_formula="0", vc_formula={
+        "seed": "0 + C(seed)", "image": "0 + C(image)"}).fit(reml=True)
+    by = dict(zip(fit.model.exog_vc.names, fit.vcomp))
+    assert (by["seed"], by["image"], fit.scale) == pytest.approx(
+        found, rel=1e-3)
+    assert crossed_interval(d).se == pytest.approx(fit.bse["Intercept"],
+                                                   rel=1e-3)
+
+
+@pytest.mark.parametrize("components, seed, left_out", [
+    ((0.5, 1.5, 1.0), 3, ()), ((1.0, 0.0, 1.0), 1, ("image",)),
+    ((0.0, 1.0, 1.0), 1, ("seed",)), ((0.0, 0.0, 1.0), 20, ("seed", "image"))])
+def test_crossed_interval_by_hand(components, seed, left_out):
+    """Mean squares as sums over cells, Satterthwaite's degrees of freedom; what
+    is below 0 is left out, and what remains is a one-way interval.
+    """
+    d = crossed_table(components, seed)
+    (seeds, images), mean = d.shape, d.mean()
+    of = {"seed": sum(images * (line.mean() - mean)**2 for line in d)
+                  / (seeds - 1),
+          "image": sum(seeds * (line.mean() - mean)**2 for line in d.T)
+                   / (images - 1)}
+    rest = sum((d[s, i] - d[s].mean() - d[:, i].mean() + mean)**2
+               for s in range(seeds) for i in range(images)) / (
+                   (seeds - 1) * (images - 1))
+    df = {"seed": seeds - 1, "image": images - 1}
+    assert tuple(name for name in of if of[name] <= rest) == left_out
+    parts = [(of[name], df[name]) for name in of if name not in left_out]
+    parts.append(((1 - len(parts)) * rest, (seeds - 1) * (images - 1)))
+    total = sum(v for v, _ in parts)
+    nu = total**2 / sum(v * v / k for v, k in parts)
+    error = (total / d.size)**0.5
+    t = scipy.stats.t(nu)
+    assert tuple(crossed_interval(d, 0.9)) == pytest.approx(
+        (mean, error, nu, mean - t.ppf(0.95) * error,
+         mean + t.ppf(0.95) * error, 2 * t.sf(mean / error)))
+    if len(left_out) == 1:
+        one = scipy.stats.ttest_1samp(d.mean(1 if "image" in left_out else 0),
+                                      0)
+        assert crossed_interval(d).p == pytest.approx(one.pvalue)
+        assert crossed_interval(d)[3:5] == pytest.approx(
+            tuple(one.confidence_interval()))
+
+
+def test_crossed_interval_at_its_edges():
+    same = crossed_interval(np.zeros((3, 4)))
+    assert (same.se, same.p, same.low) == (0, 1, 0)
+    assert crossed_interval(np.ones((3, 4))).p == 0
+    for shape in ((1, 4), (4, 1), (4,)):
+        with pytest.raises(ValueError, match="two seeds and two images"):
+            crossed_interval(np.zeros(shape))
+    many = np.stack([crossed_table((1, 1, 1), k) for k in range(5)])
+    found = crossed_interval(many)
+    assert [tuple(v[k] for v in found) for k in range(5)] == [
+        pytest.approx(tuple(crossed_interval(one))) for one in many]
+
+
+def test_holm_against_statsmodels():
+    corrected = installed("statsmodels.stats.multitest").multipletests
+    rng = np.random.default_rng(4)
+    for count in (1, 2, 3, 9):
+        p = rng.random(count)**3
+        assert holm(p) == pytest.approx(corrected(p, method="holm")[1])
+
+
+@pytest.mark.parametrize("mean, p, bound, lower, word", [
+    (1.0, 0.049, 0.5, False, "better"), (-1.0, 0.049, 0.5, False, "worse"),
+    (1.0, 0.049, 0.5, True, "worse"), (-1.0, 0.049, None, True, "better"),
+    (0.1, 0.049, 0.5, False, "better, by less than 0.5"),
+    (0.1, 0.051, 0.5, False, "no difference beyond ±0.5"),
+    (0.1, 0.051, None, False, "open"), (0.4, 0.051, 0.5, False, "open"),
+    (-0.4, 0.051, 0.5, False, "open"), (1.0, 0.051, 0.5, False, "open"),
+    # the borders of both tests: t with 9 degrees of freedom
+    (0.2262, None, None, False, "open"), (0.2263, None, None, False, "better"),
+    (0.3166, 0.1, 0.5, False, "no difference beyond ±0.5"),
+    (0.3168, 0.1, 0.5, False, "open")])
+def test_words_of_a_verdict(mean, p, bound, lower, word):
+    found = satterthwaite(mean, [0.01], [9])
+    assert verdict(found, bound, p, lower) == word
+
+
+@pytest.mark.parametrize("scale, word", [
+    (0.9, "most"), (0.2, "less than half"), (0.5, "an open part")])
+def test_share_of_a_whole(scale, word):
+    """Half of it is inside just where the interval of the part less half of the
+    whole holds 0; the same for losses, whose whole is below 0.
+    """
+    whole = crossed_table((0.1, 0.1, 0.1), 1, (12, 20)) + 1
+    part = scale * whole + crossed_table((0.05, 0.05, 0.05), 2, (12, 20)) - 1
+    found = share(part, whole)
+    half = crossed_interval(part - 0.5 * whole)
+    assert found.word == word and found.low < found.value < found.high
+    assert (found.low < 0.5 < found.high) == (half.low < 0 < half.high)
+    for end in found[1:]:
+        at = crossed_interval(part - end * whole)
+        assert min(abs(at.low), abs(at.high)) < 1e-6
+    assert share(-part, -whole) == pytest.approx(found)
+    assert math.isnan(share(part, whole - whole.mean()).low)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 12])

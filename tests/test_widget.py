@@ -490,33 +490,6 @@ def test_the_mutant_to_drag_is_rejected_where_the_statement_fails(tmp_path):
     assert above == high == "rejected, the difference exceeds a³/3"
 
 
-FIRST = "510_experiments.recipes.first"
-
-
-@browser
-def test_intervals_to_drag_are_those_of_the_rows(tmp_path):
-    from normalnorm.experiments import results, tables
-    from normalnorm.experiments.recipes.first import first_experiment
-    from normalnorm.experiments.statistics import summarize
-    rows = results.rows(first_experiment, "book", results.book_results())
-    pairs = {"BNN − BN": ("ResNet BN", "ResNet BNN"),
-             "BN with noise − BN": ("ResNet BN", "ResNet BN with noise"),
-             "LNN − LN": ("ViT LN", "ViT LNN"),
-             "transform alone − LN": ("ViT LN", "ViT LNN without noise")}
-    cases = [(2, 1), (5, 1), (10, 1), (10, 10), (10, 20), (7, 3)]
-    expected = []
-    for n, k in cases:
-        found = {name: summarize(tables.differences(
-                     rows, *pair, "test_last")[:n], level=1 - 0.05 / k)
-                 for name, pair in pairs.items()}
-        expected.append(", ".join(name for name, s in found.items()
-                                  if not s.low <= 0 <= s.high) or "none")
-    def check(shown):
-        assert [found["clear"] for found in shown] == expected
-    check_figure("".join(fragments(FIRST)), check, sliders(cases, "n", "k"),
-                 tmp_path, [("(n - 1)", "n * 4")], figure=1)
-
-
 NOISE = "502_analysis.attenuation"
 
 

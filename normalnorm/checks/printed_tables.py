@@ -5,12 +5,11 @@
 __chapter__ = "515_printed_tables"
 
 # %% ../../nbs/515_printed_tables.ipynb
-from typing import NamedTuple
-
 import numpy as np
 from scipy import stats
 
 from normalnorm.claims import claim
+from normalnorm.experiments.statistics import satterthwaite
 from normalnorm.experiments.tables import printed_table
 
 RUNS = 6
@@ -24,26 +23,13 @@ def kept(table):
             for row, arms in printed_table("eftekhari2025", table).items()}
 
 
-class Estimate(NamedTuple):
-    "Arrays or numbers: value, standard error, degrees of freedom, 95 %, p."
-    value: float
-    se: float
-    df: float
-    low: float
-    high: float
-    p: float
-
-
 def estimate(weights, entries):
     "The weighted sum of independent arms; means and errors stand last."
     mean, se = np.moveaxis(np.asarray(entries, dtype=float), -1, 0)
     weights = np.asarray(weights)
-    parts = (weights * se)**2
-    value, total = (weights * mean).sum(-1), parts.sum(-1)
-    df = (RUNS - 1) * total**2 / (parts**2).sum(-1)
-    half = stats.t.ppf(0.975, df) * np.sqrt(total)
-    return Estimate(value, np.sqrt(total), df, value - half, value + half,
-                    2 * stats.t.sf(np.abs(value) / np.sqrt(total), df))
+    return satterthwaite((weights * mean).sum(-1),
+                         np.moveaxis((weights * se)**2, -1, 0),
+                         [RUNS - 1] * len(weights))
 
 
 def gains(table):
@@ -116,7 +102,7 @@ def _(read):
 def _(read):
     "Welch intervals from printed errors. The mutant exchanges the columns."
     found = list(gains(read(kept("Table 3"))).values())
-    np.testing.assert_allclose([e.value for e in found], [0.84, 2.42, 2.6],
+    np.testing.assert_allclose([e.mean for e in found], [0.84, 2.42, 2.6],
                                atol=1e-9)
     assert all(16 * e.p < 0.05 for e in found)
 

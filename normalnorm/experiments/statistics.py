@@ -8,18 +8,27 @@ test may claim, and how many seeds see which difference.
 # %% auto #0
 __all__ = ['Summary', 'summarize', 'PairedTest', 'paired_test', 'Equivalence',
            'equivalence_test', 'Factorial', 'factorial', 'detection_power',
-           'seeds_needed', 'detectable']
+           'seeds_needed', 'detectable', 'Estimate', 'satterthwaite',
+           'variance_components', 'crossed_interval', 'contrast', 'holm',
+           'verdict', 'Share', 'share', 'signed', 'spelled']
 
 # %% ../../nbs/755_experiments.statistics.ipynb #85540d98
 import itertools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 # %% ../../nbs/755_experiments.statistics.ipynb #d0c9af98
+def _two_sided(found) -> float:
+    if math.isnan(found.se):
+        return math.nan
+    return (float(2 * stats.t.sf(abs(found.mean) / found.se, found.df))
+            if found.se > 0 else float(found.mean == 0))
+
+
 class Summary(NamedTuple):
     """Mean over seeds, its standard error, the number of seeds, and Student's
     interval for the mean.
@@ -38,6 +47,30 @@ class Summary(NamedTuple):
     n: int
     low: float
     high: float
+
+    @property
+    def df(self) -> int:
+        """The degrees of freedom.
+
+        Example:
+
+            >>> summarize([1.0, 2.0, 3.0]).df
+            2
+        """
+        return self.n - 1
+
+    @property
+    def p(self) -> float:
+        """The p value of Student's t test that the mean is 0, two-sided.
+
+        Source: @eq-t.
+
+        Example:
+
+            >>> round(summarize([1.0, 2.0, 3.0]).p, 3)
+            0.074
+        """
+        return _two_sided(self)
 
 
 def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
@@ -87,6 +120,14 @@ class PairedTest(NamedTuple):
     spread: float
 
 
+def _pairs(first: Sequence[float], second: Sequence[float]) -> np.ndarray:
+    if len(first) != len(second):
+        raise ValueError("a paired test needs one value of each arm for each "
+                         f"seed; given {len(first)} and {len(second)}")
+    return np.asarray(second, dtype=np.float64) - np.asarray(
+        first, dtype=np.float64)
+
+
 def paired_test(first: Sequence[float], second: Sequence[float],
                 level: float = 0.95) -> PairedTest:
     """Compare two arms seed by seed: `second` minus `first`, in the order of
@@ -104,21 +145,15 @@ def paired_test(first: Sequence[float], second: Sequence[float],
         >>> paired_test([1.0, 2.0, 4.0], [2.0, 2.5, 5.5]).p_signs
         0.25
     """
-    if len(first) != len(second):
-        raise ValueError("a paired test needs one value of each arm for each "
-                         f"seed; given {len(first)} and {len(second)}")
-    d = np.asarray(second, dtype=np.float64) - np.asarray(
-        first, dtype=np.float64)
+    d = _pairs(first, second)
     summary, n = summarize(d.tolist(), level), len(d)
     if n == 1:
         return PairedTest(summary, math.nan, math.nan, math.nan)
     spread = float(d.std(ddof=1))
-    p = (float(2 * stats.t.sf(abs(summary.mean) / summary.se, n - 1))
-         if summary.se > 0 else float(summary.mean == 0))
     signs = (np.array(list(itertools.product((1, -1), repeat=n))) if n <= 16
              else np.random.default_rng(0).choice((1, -1), size=(100_000, n)))
     means = np.abs(signs @ d) / n
-    return PairedTest(summary, p,
+    return PairedTest(summary, summary.p,
                       float((means >= abs(summary.mean) * (1 - 1e-12)).mean()),
                       spread)
 
@@ -163,14 +198,17 @@ def equivalence_test(first: Sequence[float], second: Sequence[float],
     if not bound > 0:
         raise ValueError(f"bound={bound}: expected the difference that would "
                          "count as none, above 0")
-    found = paired_test(first, second, 2 * level - 1).summary
+    found = summarize(_pairs(first, second).tolist(), 2 * level - 1)
     if found.n == 1:
         return Equivalence(math.nan, math.nan, math.nan)
-    below, above = bound - found.mean, bound + found.mean
-    p = (max(float(stats.t.sf(gap / found.se, found.n - 1))
-             for gap in (below, above))
-         if found.se > 0 else float(min(below, above) <= 0))
-    return Equivalence(p, found.low, found.high)
+    return Equivalence(_within(found, bound), found.low, found.high)
+
+
+def _within(found, bound: float) -> float:
+    "p of the two one-sided tests that a mean lies between −bound and bound."
+    gap = bound - abs(found.mean)
+    return (float(stats.t.sf(gap / found.se, found.df)) if found.se > 0
+            else float(gap <= 0))
 
 
 class Factorial(NamedTuple):
@@ -278,3 +316,253 @@ def detectable(n: int, power: float = 0.8, level: float = 0.95) -> float:
         low, high = ((middle, high) if detection_power(n, middle, level) < power
                      else (low, middle))
     return high
+
+# %% ../../nbs/755_experiments.statistics.ipynb #755c0002
+class Estimate(NamedTuple):
+    """A mean with its standard error `se`, degrees of freedom `df`, an interval
+    `low` to `high` and `p`, two-sided, of the mean being 0; numbers or arrays.
+
+    Example:
+
+        >>> crossed_interval(np.array([[1.0, 2.0], [2.0, 4.0]])).mean
+        2.25
+    """
+    mean: Any
+    se: Any
+    df: Any
+    low: Any
+    high: Any
+    p: Any
+
+
+def satterthwaite(mean: Any, parts: Sequence[Any], df: Sequence[float],
+                  level: float = 0.95) -> Estimate:
+    """The interval of an estimate whose variance is a sum of `parts`, each
+    estimated by itself with `df` degrees of freedom; a part may be negative.
+
+    Numbers, or arrays of one shape. Where the sum is 0 there is no test: p is
+    1 for a mean of 0, else 0.
+
+    `mean`: the estimate; `level`: of the interval. Source: @eq-satterthwaite.
+
+    Example:
+
+        >>> found = satterthwaite(1.0, [0.04, 0.04], [5, 5])
+        >>> round(found.df, 6), round(found.se, 4)
+        (10.0, 0.2828)
+    """
+    parts, df = np.asarray(parts, dtype=np.float64), np.asarray(df)
+    total = parts.sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        nu = np.where(total > 0, total**2 / np.tensordot(1 / df, parts**2, 1),
+                      df.min())
+        se = np.sqrt(total)
+        p = np.where(total > 0, 2 * stats.t.sf(np.abs(mean) / se, nu),
+                     np.equal(mean, 0))
+    half = stats.t.ppf((1 + level) / 2, nu) * se
+    return Estimate(*(v.item() if np.ndim(v) == 0 else v for v in map(
+        np.asarray, (mean, se, nu, mean - half, mean + half, p))))
+
+
+def variance_components(d: np.ndarray) -> tuple[Any, Any, Any]:
+    """The variances of two crossed random effects, seeds and images, and of the
+    rest, from mean squares (the ANOVA estimators, which have no bias, and of
+    which the first two may be negative).
+
+    `d`: (…, seeds, images), two or more of each. Raises `ValueError` for
+    fewer. Source: @eq-crossed.
+
+    Example:
+
+        >>> float(variance_components(np.array([[1.0, 2.0], [2.0, 4.0]]))[2])
+        0.25
+    """
+    d = np.asarray(d, dtype=np.float64)
+    if d.ndim < 2 or min(d.shape[-2:]) < 2:
+        raise ValueError("variance components need an array of two seeds and "
+                         f"two images or more; given the shape {d.shape}")
+    seeds, images = d.shape[-2:]
+    d = d - d.mean((-2, -1), keepdims=True)
+    a, b = d.mean(-1, keepdims=True), d.mean(-2, keepdims=True)
+    rest = ((d - a - b)**2).sum((-2, -1)) / ((seeds - 1) * (images - 1))
+    return ((a**2).sum((-2, -1)) / (seeds - 1) - rest / images,
+            (b**2).sum((-2, -1)) / (images - 1) - rest / seeds, rest)
+
+
+def crossed_interval(d: np.ndarray, level: float = 0.95) -> Estimate:
+    """The mean of differences by seed and image, with an interval that counts
+    the draw of both.
+
+    A component below 0 counts as none: if it is that of the images, this is
+    `summarize` of the seeds' means.
+
+    `d`: (…, seeds, images), as for `variance_components`; `level`: of the
+    interval. Source: @eq-crossed-se, @eq-satterthwaite.
+
+    Example:
+
+        >>> d = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> found = crossed_interval(d)
+        >>> round(found.mean, 3), found.low < 0 < found.high
+        (0.333, True)
+    """
+    of_seed, of_image, rest = variance_components(d)
+    d = np.asarray(d, dtype=np.float64)
+    seeds, images = d.shape[-2:]
+    some, other = of_seed > 0, of_image > 0
+    parts = (some * (rest + images * of_seed),
+             other * (rest + seeds * of_image), (1.0 - some - other) * rest)
+    return satterthwaite(
+        d.mean((-2, -1)), [part / (seeds * images) for part in parts],
+        (seeds - 1, images - 1, (seeds - 1) * (images - 1)), level)
+
+# %% ../../nbs/755_experiments.statistics.ipynb #755c0010
+def contrast(found: Sequence[dict[str, Any]], weights: Mapping[str, float],
+             value: str | Callable[[dict[str, Any]], Any]) -> np.ndarray:
+    """A weighted sum of arms, seed by seed, in the order of the seeds that all
+    of them have.
+
+    `found`: rows, such as `results.rows` returns; `weights`: arm → weight;
+    `value`: a metric, or a function of a row that gives a number or an array
+    of one shape. Returns an array of the shape (seeds,), or (seeds,
+    …) with that of the arrays. Source: @eq-factorial, for two switches.
+
+    Example:
+
+        >>> rows = [{"arm": arm, "seed": seed, "metrics": {"heads": heads}}
+        ...         for arm, seed, heads in (("fair", 0, 49), ("bent", 0, 61))]
+        >>> contrast(rows, {"bent": 1, "fair": -1}, "heads")
+        array([12])
+    """
+    take = value if callable(value) else lambda row: row["metrics"][value]
+    by = {arm: {row["seed"]: row for row in found if row["arm"] == arm}
+          for arm in weights}
+    seeds = sorted(set.intersection(*map(set, by.values())))
+    return np.array([sum(w * take(by[arm][seed]) for arm, w in weights.items())
+                     for seed in seeds])
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p values of comparisons that belong together, corrected by Holm's steps.
+
+    `p`: in any order, which stays. Source: Holm (1979).
+
+    Example:
+
+        >>> holm([0.03, 0.01])
+        [0.03, 0.02]
+    """
+    order, least, out = np.argsort(p), 0.0, [0.0] * len(p)
+    for left, k in zip(range(len(p), 0, -1), order):
+        least = out[k] = min(1.0, max(least, left * float(p[k])))
+    return out
+
+
+def verdict(found: Summary | Estimate, bound: float | None = None,
+            p: float | None = None, lower: bool = False,
+            level: float = 0.95) -> str:
+    """The word for a difference: "better", "worse", "no difference beyond
+    ±bound" or "open"; the first two with "by less than" the bound where that
+    is shown too.
+
+    `found`: the difference; `bound`: what counts as none, if it was stated;
+    `p`: corrected, by default that of `found`; `lower`: whether less is better,
+    as for a loss; `level`: 1 minus the level of the tests.
+
+    Example:
+
+        >>> [verdict(summarize(d), bound=1.0) for d in (
+        ...     [2.0, 2.2, 2.1], [0.1, -0.1, 0.0], [3.0, -3.0, 1.0])]
+        ['better', 'no difference beyond ±1', 'open']
+    """
+    near = bound is not None and _within(found, bound) < 1 - level
+    if (found.p if p is None else p) < 1 - level:
+        word = "better" if (found.mean > 0) != lower else "worse"
+        return word + (f", by less than {bound:g}" if near else "")
+    return f"no difference beyond ±{bound:g}" if near else "open"
+
+
+class Share(NamedTuple):
+    """What part of a whole something is: `value`, and the interval `low` to
+    `high`.
+
+    Example:
+
+        >>> Share(0.8, 0.6, 1.1).word, Share(0.8, 0.4, 1.1).word
+        ('most', 'an open part')
+    """
+    value: float
+    low: float
+    high: float
+
+    @property
+    def word(self) -> str:
+        """The word for the side of one half on which the interval lies.
+
+        Example:
+
+            >>> Share(0.2, 0.1, 0.4).word
+            'less than half'
+        """
+        return ("most" if self.low > 0.5 else "less than half"
+                if self.high < 0.5 else "an open part")
+
+
+def share(part: np.ndarray, whole: np.ndarray, level: float = 0.95) -> Share:
+    """The mean of `part` in that of `whole`, with Fieller's interval; NaN for
+    its ends where the whole is not told from 0.
+
+    `part`, `whole`: differences of the same shape, (seeds,) or (seeds, images);
+    `level`: of the interval. Source: Fieller (1954).
+
+    Example:
+
+        >>> found = share(np.array([1.0, 1.1, 0.9]), np.array([2.0, 1.9, 2.1]))
+        >>> round(found.value, 3), found.low < 0.5 < found.high
+        (0.5, True)
+    """
+    part, whole = (np.asarray(d, dtype=np.float64) for d in (part, whole))
+    of = crossed_interval if whole.ndim == 2 else summarize
+    all_ = of(whole, level)
+    value = float(part.mean() / whole.mean())
+    if all_.low <= 0 <= all_.high:
+        return Share(value, math.nan, math.nan)
+    sign, step = math.copysign(1, all_.mean), 1.0
+
+    def holds(rho: float) -> float:
+        "Above 0 where the interval of part − ρ whole holds 0."
+        found = of(sign * (part - rho * whole), level)
+        return (found.high - found.low) / 2 - abs(found.mean)
+
+    while min(holds(value - step), holds(value + step)) > 0:
+        step *= 2
+    low, high = (optimize.brentq(holds, value, value + side * step)
+                 for side in (-1, 1))
+    return Share(value, low, high)
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A number with its sign, for a text.
+
+    `value`: the number; `digits`: behind the point.
+
+    Example:
+
+        >>> signed(-0.5), signed(1.25, 1)
+        ('−0.50', '+1.2')
+    """
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def spelled(found: Summary | Estimate, digits: int = 2) -> str:
+    """A mean with its interval, for a text.
+
+    `found`: both; `digits`: behind the point.
+
+    Example:
+
+        >>> spelled(Estimate(0.5, 0.2, 9, 0.0476, 0.9524, 0.034))
+        '+0.50 (+0.05 … +0.95)'
+    """
+    return (f"{signed(found.mean, digits)} ({signed(found.low, digits)} … "
+            f"{signed(found.high, digits)})")

@@ -8,8 +8,8 @@ activations, what that suggests, and why it settles nothing.
 
 # %% auto #0
 __all__ = ['first_experiment', 'make_norm', 'initial_model', 'gaussianity',
-           'pack_bits', 'unpack_bits', 'gamma', 'instruments', 'run',
-           'four_arms', 'arms']
+           'pack_bits', 'unpack_bits', 'points_by_image', 'gamma',
+           'instruments', 'run', 'four_arms', 'arms']
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #d771d0f0
 import base64
@@ -139,6 +139,18 @@ def unpack_bits(packed: dict[str, Any]) -> Tensor:
     bits = np.frombuffer(base64.b64decode(packed["bits"]), dtype=np.uint8)
     return torch.from_numpy(
         np.unpackbits(bits, count=packed["count"]).astype(bool))
+
+
+def points_by_image(row: dict[str, Any]) -> np.ndarray:
+    """100 for each test image that the run of a row got right, else 0, so that
+    their mean is its accuracy in percent; returns (images,).
+
+    Example:
+
+        >>> points_by_image({"test_right": {"count": 3, "bits": "oA=="}})
+        array([100.,   0., 100.])
+    """
+    return 100.0 * unpack_bits(row["test_right"]).numpy()
 
 
 def gamma(model: nn.Module) -> dict[str, dict[str, float]]:

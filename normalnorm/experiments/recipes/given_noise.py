@@ -7,15 +7,21 @@ named before any of it ran.
 # ../../../nbs/520_experiments.recipes.given_noise.ipynb.
 
 # %% auto #0
-__all__ = ['ARMS', 'given_noise', 'given_noise_500', 'given_noise_glyphs']
+__all__ = ['ARMS', 'given_noise', 'given_noise_500', 'given_noise_glyphs',
+           'SETTINGS', 'REPAIRED', 'EFFECTS', 'book_rows', 'Judged', 'judged',
+           'under_repair']
 
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #52000006
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from .first import four_arms, run
+from .. import results
+from normalnorm.experiments.recipes.first import (
+    four_arms, points_by_image, run)
 from ..results import (
     Contrast, Deviation, Recipe, Switches)
-
+from ..statistics import (
+    Estimate, Summary, contrast, crossed_interval, holm, summarize, verdict)
 
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #51000102
 ARMS = ("BN", "BNN without noise", "BN with noise", "BNN")
@@ -100,3 +106,97 @@ given_noise_glyphs = _given_noise(
                             "difference of -9.2")},
     "Not tuned: the settings of Fashion-MNIST, in as many steps",
     "about 2 CPU minutes a seed", negligible=(1.0, 0.05), eps=(2, 4))
+
+# %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #520c0002
+SETTINGS = {"2000 images": given_noise, "500 images": given_noise_500,
+            "glyphs": given_noise_glyphs}
+REPAIRED = "glyphs"
+# arm → weight: pairs of arms, and the switches
+EFFECTS: dict[str, dict[str, float]] = {
+    "transform given the noise": {"BNN": 1, "BN with noise": -1},
+    "noise alone": {"BN with noise": 1, "BN": -1},
+    "whole layer": {"BNN": 1, "BN": -1},
+    "transform alone": {"BNN without noise": 1, "BN": -1},
+    "noise given the transform": {"BNN": 1, "BNN without noise": -1},
+    "noise": {"BNN": 0.5, "BN with noise": 0.5, "BNN without noise": -0.5,
+              "BN": -0.5},
+    "transform": {"BNN": 0.5, "BNN without noise": 0.5, "BN with noise": -0.5,
+                  "BN": -0.5},
+    "interaction": {"BNN": 1, "BN with noise": -1, "BNN without noise": -1,
+                    "BN": 1}}
+
+
+def book_rows(out: Path | str | None = None) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the three settings at scale book.
+
+    `out`: the folder of results, by default those of the book.
+
+    Example:
+
+        >>> {name: len(found) for name, found in book_rows().items()}
+        {'2000 images': 96, '500 images': 48, 'glyphs': 48}
+    """
+    return {name: results.rows(recipe, "book", out or results.book_results())
+            for name, recipe in SETTINGS.items()}
+
+
+class Judged(NamedTuple):
+    """An effect in a setting: `found`, the estimate; `p`, corrected for the
+    settings; `word`, by `verdict`.
+
+    Example:
+
+        >>> judged(book_rows(), "noise alone")["2000 images"].word
+        'better'
+    """
+    found: Estimate | Summary
+    p: float
+    word: str
+
+
+def judged(found: dict[str, list[dict[str, Any]]], effect: str,
+           measure: str = "test_last") -> dict[str, Judged]:
+    """An effect in each of the three settings, whose p values are corrected
+    together. Glyphs, whose networks with noise have not fitted their training
+    images, have no verdict.
+
+    `found`: as `book_rows` returns; `effect`: of `EFFECTS`; `measure`: of which
+    "test_last" counts the draw of test images, and the others that of seeds
+    only.
+
+    Example:
+
+        >>> of = judged(book_rows(), "transform given the noise")
+        >>> round(of["2000 images"].found.mean, 2), of["glyphs"].word
+        (0.23, 'under repair')
+    """
+    of = {name: crossed_interval(contrast(some, EFFECTS[effect],
+                                          points_by_image))
+          if measure == "test_last" else summarize(
+              contrast(some, EFFECTS[effect], measure).tolist())
+          for name, some in found.items()}
+    p = holm([e.p for e in of.values()])
+    return {name: Judged(e, q, "under repair" if name == REPAIRED else verdict(
+                e, SETTINGS[name].negligible[measure], q,
+                lower=measure.startswith("loss")))
+            for (name, e), q in zip(of.items(), p)}
+
+
+def under_repair(found: dict[str, list[dict[str, Any]]]) -> str:
+    """What to say wherever the rows of the glyphs are shown.
+
+    `found`: as `book_rows` returns.
+
+    Example:
+
+        >>> under_repair(book_rows())[:15]
+        '**Under repair:'
+    """
+    fitted = {arm: contrast(found[REPAIRED], {arm: 1}, "train_last").mean()
+              for arm in ("BN", "BN with noise", "BNN")}
+    epochs = given_noise_glyphs.scales["book"]["BN"]["train"]["epochs"]
+    return ("**Under repair: the setting with drawn glyphs.** After "
+            f"{epochs} epochs its arms with noise have not fitted their "
+            "training images ("
+            + ", ".join(f"{arm} {share:.1f} %" for arm, share in fitted.items())
+            + "), so these rows say nothing about networks that have.")
