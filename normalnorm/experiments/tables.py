@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]],
 def caption(recipe: Recipe | str, scale: str,
             found: list[dict[str, Any]]) -> str:
     """What limits the meaning of a table of these rows: scale, data, seeds,
-    devices, versions, time, tuning.
+    devices, processors, versions, time, tuning.
 
     `recipe`: or its name; `found`: the rows.
 
@@ -108,7 +109,7 @@ def caption(recipe: Recipe | str, scale: str,
     seeds = f"seeds {told.pop()}" if len(told) == 1 else "seeds " + "; ".join(
         f"{_seeds(seeds)} ({arm})" for arm, seeds in by.items())
     one_of = lambda key: ", ".join(
-        sorted({str(row.get(key, "unknown")) for row in found}))
+        sorted({str(row.get(key) or "unknown") for row in found}))
     data = ", ".join(sorted({row["config"]["data"] for row in found}))
     grids = {json.dumps(recipe.grid[arm], sort_keys=True) for arm in by
              if recipe.grid.get(arm)}
@@ -121,8 +122,8 @@ def caption(recipe: Recipe | str, scale: str,
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "
-            f"standard error over seeds. On {one_of('device')}, torch "
-            f"{one_of('torch')}, {minutes:.1f} min in all. " + tuning
+            f"standard error over seeds. On {one_of('device')} (processor: "
+            f"{one_of('processor')}), torch {one_of('torch')}, {minutes:.1f} min in all. " + tuning
             + (f"; not tuned: {', '.join(untuned)}" if untuned else "") + ".")
 
 # %% ../../nbs/762_experiments.tables.ipynb #f582fd03
@@ -441,17 +442,12 @@ def report(name: Recipe | str, out: Path | str | None = None,
         if others > 0:
             parts.append(f"scale {scale}: {others} rows of other "
                          "configurations are left out")
-        old = sum("digest" not in row for row in found)
-        if old:
-            parts.append(f"scale {scale}: {old} rows were made before rows had "
-                         "a digest: an edited number in them goes unnoticed")
-        silent = sum(bool(row["config"].get("draw")) and "drawn_hash" not in row
-                     for row in found)
-        if silent:
-            parts.append(f"scale {scale}: {silent} "
-                         f"{'rows do' if silent > 1 else 'row does'} not name "
-                         "the training examples that were drawn, because rows "
-                         "did not then: their seed and the code decide them")
+        later = Counter(f"{name} ({how})" for row in found for name, how
+                        in row.get("afterwards", {}).items())
+        if later:
+            parts.append(f"scale {scale}: not written with the runs: "
+                         + "; ".join(f"{what}, {count} rows"
+                                     for what, count in later.items()))
         unchosen = [arm for arm in dict.fromkeys(row["arm"] for row in every)
                     if arm not in {row["arm"] for row in found}]
         if unchosen:
