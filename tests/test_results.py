@@ -18,7 +18,7 @@ import torch
 from peers import installed
 
 from normalnorm import cli
-from normalnorm.experiments import data, models, results, tables
+from normalnorm.experiments import data, models, results, spread, tables
 from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.results import (
     Published,
@@ -1008,6 +1008,42 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
     assert status == 1 and "cannot be run here" in out and not err
     with pytest.raises(ValueError, match="at least one run"):
         tables.forecast("known", "smoke", seeds=0, out=tmp_path)
+
+
+def test_arms_whose_data_are_missing_are_named_and_the_others_run(
+    tmp_path, monkeypatch
+):
+    recipe = _recipe()
+    recipe.scales["smoke"]["b"] = {"data": "elsewhere", "arm": "b"}
+    for module in (results, tables):
+        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
+    known, there = results.data_hash, {"digits"}
+
+    def find(name):
+        if name not in there:
+            raise data.DataError(f"{name} lies on no machine")
+        return known("digits")
+    monkeypatch.setattr(results, "data_hash", find)
+    line = "left out: b: elsewhere lies on no machine"
+    assert {job.arm for job in results.plan(recipe, "smoke")} == {"a"}
+    assert line in tables.forecast("known", "smoke", out=tmp_path)
+    for jobs in (1, 2):
+        lines = []
+        run = (results.run_recipe if jobs == 1 else
+               functools.partial(spread.spread, jobs=2))
+        rows = run("known", "smoke", out=tmp_path, progress=lines.append)
+        assert len(rows) == 4 and line in lines
+    status, out, err = _printed("run", "known", "--out", tmp_path)
+    assert status == 0 and line in err and "| a " in out
+    for arms in (["b"], ["a", "b"]):
+        with pytest.raises(data.DataError, match="elsewhere lies on no"):
+            results.run_recipe("known", "smoke", out=tmp_path, arms=arms)
+    there.clear()
+    with pytest.raises(data.DataError, match="digits lies on no machine"):
+        results.run_recipe("known", "smoke", out=tmp_path)
+    there.update(("digits", "elsewhere"))
+    assert results.left_out(recipe, "smoke") == []
+    assert len(results.run_recipe("known", "smoke", out=tmp_path)) == 8
 
 
 def _printed(*arguments):

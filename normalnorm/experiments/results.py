@@ -11,7 +11,7 @@ __all__ = ['SCHEMA', 'SCALES', 'TUNED_ON', 'NATIVE', 'UnknownName',
            'Detectable', 'Recipe', 'identity', 'drawn_hash', 'source_hash',
            'processor', 'provenance', 'default_out', 'book_results', 'digest',
            'read_row', 'Scan', 'scan', 'codes', 'selected', 'rows', 'current',
-           'recipes', 'find', 'Job', 'plan', 'file_lock', 'perform',
+           'recipes', 'find', 'Job', 'left_out', 'plan', 'file_lock', 'perform',
            'tell_other_code', 'default_device', 'run_recipe']
 
 # %% ../../nbs/760_experiments.results.ipynb #62231cd2
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..names import near
-from .data import data_hash
+from .data import DataError, data_hash
 from .statistics import detectable
 from .train import (
     by_first, clear_leftovers, started, write_atomically)
@@ -1027,6 +1027,41 @@ class Job(NamedTuple):
                 if self.checkpoint.exists() else "to run")
 
 
+def _data(configs: Iterable[dict[str, Any]]
+          ) -> tuple[dict[str, str], dict[str, DataError]]:
+    "The hashes of the data sets that are there, and why the others are not."
+    there: dict[str, str] = {}
+    missing: dict[str, DataError] = {}
+    for name in dict.fromkeys(config["data"] for config in configs):
+        try:
+            there[name] = data_hash(name)
+        except DataError as error:
+            missing[name] = error
+    return there, missing
+
+
+def left_out(name: Recipe | str, scale: str,
+             arms: Iterable[str] | None = None) -> list[str]:
+    """The arms that `plan` leaves out because their data are missing: a line
+    for each data set, with what to do. Empty where `arms` are named.
+
+    `name`, `scale`: as for `plan`.
+
+    Raises `UnknownName` for unknown recipes and scales.
+
+    Example:
+
+        >>> left_out("first-experiment", "book")
+        []
+    """
+    configs = find(name).arms(scale)
+    there, missing = _data(configs.values()) if not arms else ({}, {})
+    without = lambda data: ", ".join(
+        arm for arm in configs if configs[arm]["data"] == data)
+    return [f"left out: {without(data)}: {error}"
+            for data, error in missing.items() if there]
+
+
 def plan(name: Recipe | str, scale: str = "smoke",
          seeds: int | Iterable[int] | None = None,
          out: Path | str | None = None,
@@ -1034,12 +1069,14 @@ def plan(name: Recipe | str, scale: str = "smoke",
     """The jobs of a recipe at a scale, finished or not, in the order in which
     they are done: seeds first, then arms, then settings of a grid.
 
-    Arguments and errors as for `run_recipe`. Nothing is run or written.
+    Arguments and errors as for `run_recipe`. Nothing is run or written. Unless
+    `arms` are named, those whose data are missing are left out, see `left_out`.
 
     `name`: of the recipe, or the recipe itself.
 
     Raises `UnknownName` for unknown recipes, scales and arms, `ValueError` for
-    no seeds.
+    no seeds, `DataError` where data are missing of an arm that is named, or of
+    all.
 
     Example:
 
@@ -1060,14 +1097,16 @@ def plan(name: Recipe | str, scale: str = "smoke",
     if not chosen:
         raise ValueError(f"seeds={seeds}: at least one run is needed, and two "
                          "for a standard error")
-    arms = list(arms or configs)
+    named, arms = bool(arms), list(arms or configs)
     for arm in arms:
         if arm not in configs:
             raise UnknownName(f"the recipe {recipe.name} has no arm {arm!r}: "
                               f"{near(arm, configs)}")
     folder, jobs = Path(out or default_out()) / recipe.name / scale, []
-    prints = {name: data_hash(name)
-              for name in dict.fromkeys(configs[arm]["data"] for arm in arms)}
+    prints, missing = _data(configs[arm] for arm in arms)
+    if missing and (named or not prints):
+        raise next(iter(missing.values()))
+    arms = [arm for arm in arms if configs[arm]["data"] in prints]
     for seed in chosen:
         for arm in arms:
             for setting, config in recipe.settings(scale, arm):
@@ -1272,7 +1311,8 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     rows of all that were asked for.
 
     `seeds`: their number, counted from the first of the recipe's own, or the
-    seeds themselves; the recipe's own by default. `arms`: some of them only.
+    seeds themselves; the recipe's own by default. `arms`: some of them only;
+    by default those whose data are there, and `progress` is told of the others.
     `device`: a GPU where there is one, otherwise the CPU. `progress`: called
     with lines of text. A finished run is read, not repeated; an interrupted one
     continues from its last epoch (checkpoints lie in `out/.checkpoints` until
@@ -1282,8 +1322,8 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     folder of results, `default_out()` by default.
 
     Raises `UnknownName` for unknown recipes, scales and arms, `DataError` where
-    the data of the scale cannot be loaded, `ValueError` for no seeds, `OSError`
-    for a full disk.
+    the data of a named arm, or of all, cannot be loaded, `ValueError` for no
+    seeds, `OSError` for a full disk.
 
     Example:
 
@@ -1302,6 +1342,8 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
                           device or default_device(),
                           progress or (lambda line: None))
     done: dict[int, dict[str, Any]] = {}
+    for line in left_out(name, scale, arms):
+        tell(line)
     tell_other_code(jobs, tell)
     for wait in (False, True):
         for number, job in enumerate(jobs):

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ..names import near
-from normalnorm.experiments.results import (
-    Recipe, ResultsError, UnknownName, codes, current, default_out, find, plan,
-    recipes, rows, scan)
+from .results import (
+    Recipe, ResultsError, UnknownName, codes, current, default_out, find,
+    left_out, plan, recipes, rows, scan)
 from .statistics import (
     PairedTest, detectable, equivalence_test, factorial, paired_test, summarize)
 
@@ -716,6 +716,7 @@ def forecast(name: Recipe | str, scale: str = "smoke",
     lines = [f"{recipe.name}, scale {scale}: {len(jobs)} runs, "
              f"{len(jobs) - len(left) - bad} finished, "
              f"{sum(job.state == 'begun' for job in left)} begun",
+             *left_out(recipe, scale, arms),
              *filter(None, [stated(recipe, scale)])]
     if there.problems:
         lines.append(_not_counted(there.problems))

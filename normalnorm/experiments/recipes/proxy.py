@@ -153,13 +153,14 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
                                            info(config["data"])))
         after = collapse(model, probe)
     metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
-               "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
                "loss_last": outcome["last"]["test_loss"],
                "validation_last": 100 * outcome["last"]["validation_accuracy"],
                "train_last": 100 * outcome["train_accuracy"],
                "train_met": 100 * outcome["history"][-1]["train_accuracy"],
                "collapse_before": before, "collapse_after": after,
                "seconds": outcome["seconds"]}
+    if "chosen" in outcome:     # none with validate_every=0
+        metrics["test_chosen"] = 100 * outcome["chosen"]["test_accuracy"]
     if "averaged" in outcome:
         metrics["test_averaged"] = 100 * outcome["averaged"]["test_accuracy"]
     return {"metrics": {name: round(v, 5) for name, v in metrics.items()},
