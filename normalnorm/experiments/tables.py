@@ -51,7 +51,8 @@ def _seeds(seeds: Iterable[int]) -> str:
 def table(recipe: Recipe | str, found: list[dict[str, Any]],
           paper: bool = False) -> str:
     """Mean ± standard error over seeds for each arm, as a table in Markdown;
-    with `paper`, the paper's own number beside them.
+    with `paper`, the paper's own number beside them, and of what it is: of
+    another network or data set than the rows, unless their scale is "paper".
 
     Raises `ValueError` where an arm has a single seed.
 
@@ -69,6 +70,8 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]],
         | fair | 3     | 50.00 ± 0.58 |
     """
     recipe, body = find(recipe), []
+    beside = recipe.paper if paper else {}
+    of = {published.what for published in beside.values()}
     for arm in dict.fromkeys(row["arm"] for row in found):
         mine = [row for row in found if row["arm"] == arm]
         if len(mine) < 2:
@@ -78,13 +81,14 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]],
                  for metric in recipe.columns]
         body.append([arm, str(len(mine)),
                      *(f"{s.mean:.2f} ± {s.se:.2f}" for s in cells)])
-        if paper and recipe.paper:
-            p = recipe.paper.get(arm)
-            body[-1].append("" if p is None else f"{p.mean:.2f}" if p.se is None
-                            else f"{p.mean:.2f} ± {p.se:.2f}")
+        if beside:
+            p = beside.get(arm)
+            body[-1].append("" if p is None else f"{p.mean:.2f}"
+                            + (f" ± {p.se:.2f}" if p.se is not None else "")
+                            + (f" ({p.what})" if len(of) > 1 else ""))
     return _cells(["arm", "seeds", *recipe.columns.values(),
-                   *(["the paper's, at its own scale"] if paper and recipe.paper
-                     else [])],
+                   *([f"the paper's: {', '.join(of)}" if len(of) == 1
+                      else "the paper's, of what it says"] if beside else [])],
                   body)
 
 # %% ../../nbs/762_experiments.tables.ipynb #a074b8a8
@@ -762,7 +766,11 @@ def listing(out: Path | str | None = None) -> str:
             measured += (f" ({len(known)} of {len(arms)} arms)"
                          if 0 < len(known) < len(arms) else "")
             wanted = len(recipe.seeds_at(scale)) * sum(points.values())
-            body.append([recipe.name, scale, ", ".join(recipe.claims),
+            of = "; ".join(dict.fromkeys(
+                published.what for published in recipe.paper.values()))
+            body.append([recipe.name, scale, ", ".join(recipe.claims) + (
+                             f" (only: {of})" if of and scale == "paper"
+                             else ""),
                          recipe.cost.get(scale, ""), measured,
                          f"{len(found)} of {wanted}"])
     bad = problems(out)
@@ -770,7 +778,8 @@ def listing(out: Path | str | None = None) -> str:
         [_cells(["recipe", "scale", "about", "estimated cost", "measured",
                  f"runs in {out}"],
                 body),
-         *([_not_counted(bad)] if bad else [])])
+         "What of the papers has no recipe: the appendix \"What the papers "
+         "state\".", *([_not_counted(bad)] if bad else [])])
 
 
 def problems(out: Path | str | None = None) -> list[ResultsError]:
