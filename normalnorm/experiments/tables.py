@@ -127,7 +127,8 @@ def caption(recipe: Recipe | str, scale: str,
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "
             f"standard error over seeds. On {one_of('device')} (processor: "
-            f"{one_of('processor')}), torch {one_of('torch')}, {minutes:.1f} min in all. " + tuning
+            f"{one_of('processor')}), torch {one_of('torch')}, {minutes:.1f} "
+            "min in all. " + tuning
             + (f"; not tuned: {', '.join(untuned)}" if untuned else "") + ".")
 
 # %% ../../nbs/762_experiments.tables.ipynb #f582fd03
