@@ -387,7 +387,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (report, compare):
         command.add_argument(
             "--any-code", action="store_true",
-            help="also rows that different versions of the code have made")
+            help="also rows of different code, PyTorch or instruction sets")
     for command in (run, listing, report, compare):
         command.add_argument("--out", type=_path, metavar="FOLDER",
                              help="folder of the results (default: ./results)")

@@ -12,7 +12,7 @@ from peers import installed
 
 from normalnorm.experiments import data, results, tables
 from normalnorm.experiments.optimization import Settings
-from normalnorm.experiments.recipes import first, given_noise
+from normalnorm.experiments.recipes import first, given_noise, proxy
 from normalnorm.experiments.recipes.first import first_experiment, initial_model
 from normalnorm.experiments.results import Contrast, Deviation
 from normalnorm.experiments.statistics import factorial
@@ -289,6 +289,33 @@ def test_a_run_records_what_the_chapter_will_ask(tmp_path):
     # the weights that were measured are the last ones, on a second reading too
     assert results.run_recipe(recipe, "smoke", seeds=[3], arms=["BNN"],
                               out=tmp_path, device="cpu") == [row]
+
+
+@pytest.mark.parametrize("recipe, arm", [
+    (first_experiment, "ResNet BNN"), (proxy.proxy, "GN")],
+    ids=lambda value: getattr(value, "name", value))
+def test_a_run_that_validates_at_the_end_only_has_no_chosen_epoch(recipe, arm):
+    config = recipe.scales["smoke"][arm]
+    whole, short = (recipe.run(
+        config | {"train": config["train"] | more}, 0)["metrics"]
+        for more in ({}, {"validate_every": 0}))
+    for metrics in (whole, short):
+        metrics.pop("seconds")
+    left = {k: v for k, v in whole.items() if "chosen" not in k}
+    assert short == left and len(left) < len(whole)
+
+
+def test_a_run_of_proxy_norm_says_what_it_drew(tmp_path):
+    "Its configuration does not, and keeps its hash: it is a committed row's."
+    config = proxy.proxy.scales["smoke"]["BN"]
+    row, = results.run_recipe("proxy-norm", "smoke", [3], tmp_path, "cpu",
+                              arms=["BN"])
+    assert "draw" not in config and row["drawn_hash"] == data.data_hash(
+        "digits", first=config["images"], draw=3)
+    jobs = {job.hash for job in results.plan(
+        "proxy-norm", "book", out=ROOT / "results")}
+    rows = results.rows("proxy-norm", "book", ROOT / "results")
+    assert jobs == {row["hash"] for row in rows} and len(jobs) == 120
 
 
 def test_bits_are_packed_and_unpacked():

@@ -2,6 +2,7 @@
 tables with known answers; the command line.
 """
 import contextlib
+import functools
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import torch
 from peers import installed
 
 from normalnorm import cli
-from normalnorm.experiments import data, models, results, tables
+from normalnorm.experiments import data, models, results, spread, tables
 from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.results import (
     Published,
@@ -189,8 +190,15 @@ BAD = {
     "schema true": (lambda t: _changed(t, schema=True), "`schema` is True"),
     "newer": (lambda t: _changed(t, schema=results.SCHEMA + 1),
               "newer normalnorm .schema 5, this one knows 4.*upgrade"),
-    "only a name": (lambda t: '{"schema":1,"recipe":"known"}',
-                    "metrics.*wall_seconds missing"),
+    **{f"of schema {schema}": (
+           lambda t, schema=schema: _remade(t, schema=schema),
+           f"`schema` is {schema}: expected 4, for older rows")
+       for schema in (0, 1, 2, 3)},
+    "calls itself old, without a digest": (
+        lambda t: _changed(t, schema=2, digest=None, metrics={"score": 77.0}),
+        "`schema` is 2: expected 4, for older rows"),
+    "only a name": (lambda t: '{"schema":4,"recipe":"known"}',
+                    "metrics.*wall_seconds, digest missing"),
     "no wall_seconds": (lambda t: _changed(t, wall_seconds=None),
                         "wall_seconds missing"),
     "no metrics": (lambda t: _changed(t, metrics=None), "metrics missing"),
@@ -243,13 +251,17 @@ BAD = {
     "no digest": (lambda t: _changed(t, digest=None), "digest missing"),
     "drawn_hash of a number": (lambda t: _remade(t, drawn_hash=7),
                                "`drawn_hash` is 7: expected a text or null"),
-    "drawn, and nothing is drawn": (
-        lambda t: _remade(t, drawn_hash="0" * 64),
-        "`drawn_hash` is '000.* it draws no training examples: expected null"),
+    "of no known processor": (lambda t: _remade(t, processor=None),
+                              "`processor` is None: expected a text"),
+    "the seed afterwards": (
+        lambda t: _remade(t, seed=None, afterwards={"seed": "forgotten"}),
+        "`hash` is .* something was edited"),
+    **{f"afterwards {value!r}": (
+           lambda t, value=value: _remade(t, afterwards=value),
+           "`afterwards` is .*: expected, for fields of this row, how one")
+       for value in (["processor"], {"processor": None}, {"weather": "fine"})},
     "no processes": (lambda t: _remade(t, processes=0),
                      "`processes` is 0: expected a whole number above 0"),
-    "of an older schema, with a digest": (
-        lambda t: _changed(t, schema=2), "`digest` is .* something was edited"),
     "without what its recipe shows": (
         lambda t: _remade(t, metrics={"other": 1.0}),
         "lacks the metrics score, which the recipe known shows: delete it")}
@@ -318,28 +330,28 @@ def test_no_turned_bit_of_a_row_changes_what_is_read(known):
     assert refused > 360
 
 
-def test_a_digest_is_of_the_content_and_old_rows_have_none(known):
-    """By hand; and rows of older schemas are read, counted, and said to be
-    without.
-    """
+def test_a_digest_is_of_the_content(known):
+    "By hand."
     import hashlib
-    files = sorted(known.rglob("*.json"))
-    for file in files:
+    for file in sorted(known.rglob("*.json")):
         row = results.read_row(file)
         rest = {k: row[k] for k in sorted(row) if k != "digest"}
         by_hand = hashlib.sha256(json.dumps(
             rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         assert row["schema"] == 4 and row["digest"] == by_hand
+
+
+def test_what_was_added_to_rows_afterwards_is_said(known):
     text = tables.report("known", known)
-    assert "a digest:" not in text
-    for file in files[:3]:
-        row = {name: value for name, value in json.loads(
-                   file.read_text()).items() if name not in
-               {**results._SINCE_3, **results._SINCE_4}}
-        file.write_text(json.dumps(row | {"schema": 2}))
-    assert tables.report("known", known).replace(
-        "scale smoke: 3 rows were made before rows had a digest: an edited "
-        "number in them goes unnoticed\n\n", "", 1) == text
+    for file in sorted(known.rglob("*.json"))[:3]:
+        file.write_text(_remade(file.read_text(), processor=None,
+                                afterwards={"processor": "not recorded"}))
+    said = tables.report("known", known)
+    line = ("scale smoke: not written with the runs: processor (not "
+            "recorded), 3 rows\n\n")
+    assert said.count(line) == 1 and "(processor: " in text
+    assert said.replace(line, "").replace(", unknown), torch", "), torch"
+                                          ) == text
 
 
 def _drawing():
@@ -353,9 +365,8 @@ def _drawing():
 
 
 def test_a_row_names_the_examples_that_were_drawn(tmp_path, monkeypatch):
-    """By hand, from the positions; the identity is that of older rows, which
-    say nothing of it and are read as before; rows of one seed that drew other
-    examples make no pair.
+    """By hand, from the positions; the identity does not know of it; rows of
+    one seed that drew other examples make no pair.
     """
     import hashlib
     recipe = _drawing()
@@ -380,24 +391,75 @@ def test_a_row_names_the_examples_that_were_drawn(tmp_path, monkeypatch):
     with pytest.raises(ResultsError, match="have the seed 0 and drew different"
                                            "(.|\n)*no pair: delete the older"):
         results.rows(recipe, "smoke", tmp_path, any_code=True)
-    old = {name: value for name, value in json.loads(text).items()
-           if name not in (*results._SINCE_4, "digest")} | {"schema": 3}
-    files[0].write_text(json.dumps(old | {"digest": results.digest(old)}))
-    assert len(results.rows(recipe, "smoke", tmp_path)) == 6
-    assert {job.state for job in results.plan(recipe, "smoke", out=tmp_path)
-            } == {"finished"}
-    said = tables.report(recipe, tmp_path)
-    assert ("1 row does not name the training examples that were drawn"
-            in " ".join(said.split()))
+
+
+def test_a_recipe_that_draws_of_its_own_says_what(tmp_path):
+    "Without a \"draw\" in the configuration, so in no identity either."
+    recipe = _drawing()
+    configs = {arm: {k: v for k, v in config.items() if k != "draw"}
+               for arm, config in recipe.scales["smoke"].items()}
+    own = Recipe(**vars(recipe) | {
+        "scales": {"smoke": configs},
+        "run": lambda config, seed, arm, **_: {
+            "metrics": {"score": KNOWN[arm][seed]},
+            "drawn_hash": results.drawn_hash(config | {"draw": True}, seed)}})
+    ours = results.run_recipe(own, "smoke", out=tmp_path / "own")
+    told = results.run_recipe(recipe, "smoke", out=tmp_path / "told")
+    for a, b in zip(ours, told):
+        assert a["drawn_hash"] == b["drawn_hash"] and a["hash"] != b["hash"]
+    file = sorted((tmp_path / "own").rglob("*.json"))[0]
+    file.write_text(_remade(file.read_text(), drawn_hash="0" * 64))
+    with pytest.raises(ResultsError, match="drew different"):
+        results.rows(own, "smoke", tmp_path / "own")
 
 
 def test_rows_of_several_processes_are_another_code(known):
     assert len(results.rows("known", "smoke", known)) == 8
     file = sorted(known.rglob("*.json"))[0]
     file.write_text(_remade(file.read_text(), processes=2))
-    with pytest.raises(ResultsError,
-                       match="different code(.|\n)*2 processes together: 1 "):
+    with pytest.raises(
+        ResultsError, match="different code(.|\n)*2 processes together(, "
+                            "backend [a-z]+)?: 1 rows"):
         results.rows("known", "smoke", known)
+
+
+OTHERWISE = {"torch": "2.4.0", "instructions": "AVX2", "threads": 2,
+             "processes": 2, "device": "NVIDIA H100", "source": "0" * 12,
+             "backend": "eager", "kernel": "vectors of 4"}
+
+
+@pytest.mark.parametrize("field", [*OTHERWISE, "processor", "python", "commit"])
+def test_what_may_stand_in_one_table(field, known):
+    """Rows of our kernel on an AVX-512 processor, and one of them that differs
+    in one thing. A table by wrong rows must not be shown, alone or compared.
+    """
+    same = {"torch": "2.13.0+cpu", "instructions": "AVX512", "threads": 1,
+            "backend": "native", "kernel": "vectors of 16"}
+    files = sorted(known.rglob("*.json"))
+    for file in files:
+        file.write_text(_remade(file.read_text(), **same))
+    files[3].write_text(_remade(files[3].read_text(),
+                                **{field: OTHERWISE.get(field, "another")}))
+    if field not in OTHERWISE:
+        assert len(results.rows("known", "smoke", known)) == 8
+        assert ("another" in tables.report("known", known)) == (
+            field == "processor")
+        return
+    for use in (lambda: results.rows("known", "smoke", known),
+                lambda: tables.report("known", known),
+                lambda: tables.compare("known/a", "known/b", "smoke", known)):
+        with pytest.raises(ResultsError, match="different code"):
+            use()
+    assert len(results.rows("known", "smoke", known, any_code=True)) == 8
+    assert "rows of 2 codes in one table" in tables.report(
+        "known", known, any_code=True)
+
+
+def test_the_way_of_a_kernel_that_computed_nothing_does_not_count(known):
+    for number, file in enumerate(sorted(known.rglob("*.json"))):
+        file.write_text(_remade(file.read_text(), backend="eager",
+                                kernel=f"vectors of {number}"))
+    assert len(results.rows("known", "smoke", known)) == 8
 
 
 def test_all_bad_rows_are_named_at_once_and_a_copy_counts_once(known):
@@ -520,11 +582,20 @@ print(json.dumps([[s["backend"] for s in seen], seen[-2]["kernel"],
         assert f": {processor}\n" in information.read_text()
 
 
+def _called(source, backend=None):
+    "What `codes` says of rows of this process."
+    return (f"source {source}, torch {torch.__version__}, CPU with "
+            f"{torch.backends.cpu.get_cpu_capability()}, threads: "
+            f"{torch.get_num_threads()}" + (
+                ", backend native (some way)" if backend == "native"
+                else f", backend {backend}" if backend else ""))
+
+
 def _made(monkeypatch, recipe, out, seeds, source, backend, arms=None,
           lines=None):
     with monkeypatch.context() as m:
         m.setattr(results, "source_hash", lambda: source)
-        m.setattr(results, "_computed", lambda device: (backend, None))
+        m.setattr(results, "_computed", lambda device: (backend, "some way"))
         results.run_recipe(recipe, "smoke", seeds=seeds, out=out, arms=arms,
                            progress=(lines if lines is not None else []).append)
 
@@ -543,7 +614,7 @@ def test_rows_of_different_code_make_no_table_unless_asked(
     text = tables.report("known", tmp_path)
     _made(monkeypatch, recipe, tmp_path, 4, *others, lines=lines)
     assert others[0] == "000000000000" or sum(
-        "rows of other code (source 000000000000, backend native: 4 rows)"
+        f"rows of other code ({_called('0' * 12, 'native')}: 4 rows)"
         in line for line in lines) == 1
     for use in (lambda: results.rows("known", "smoke", tmp_path),
                 lambda: results.rows("known", "smoke", tmp_path, every=True),
@@ -552,8 +623,8 @@ def test_rows_of_different_code_make_no_table_unless_asked(
                     "known/a", "known/b", "smoke", tmp_path)):
         with pytest.raises(ResultsError, match="different code") as error:
             use()
-        assert "source 000000000000, backend native: 4 rows" in str(error.value)
-        assert (f"source {others[0]}, backend {others[1]}: 4 rows"
+        assert f"{_called('0' * 12, 'native')}: 4 rows" in str(error.value)
+        assert (f"{_called(*others)}: 4 rows"
                 in str(error.value) and "any_code=True" in str(error.value))
     with pytest.raises(ResultsError,
                        match=r"a-seed0-\w+\.json(.|\n)*another folder"):
@@ -561,7 +632,7 @@ def test_rows_of_different_code_make_no_table_unless_asked(
     assert (len(results.rows("known", "smoke", tmp_path, any_code=True)) == 8
             and "8 of 8" in tables.listing(tmp_path))
     mixed = tables.report("known", tmp_path, any_code=True)
-    assert ("rows of 2 codes in one table: source 000000000000, backend native "
+    assert (f"rows of 2 codes in one table: {_called('0' * 12, 'native')} "
             "(4); " in mixed and "codes in one table" not in text)
     assert "seeds 0–3" in tables.compare(
         "known/a", "known/b", "smoke", tmp_path, any_code=True)
@@ -583,7 +654,7 @@ def test_rows_without_a_backend_go_with_any_and_arms_of_one_code_compare(
     assert len(results.rows("known", "smoke", tmp_path / "one")) == 8
     assert (list(results.codes(
                      results.scan("known", "smoke", tmp_path / "one").rows))
-            == ["source 000000000000, backend native"])
+            == [_called("0" * 12, "native")])
     _made(monkeypatch, recipe, tmp_path / "two", 4, "0" * 12, "native",
           arms=["a"])
     _made(monkeypatch, recipe, tmp_path / "two", 4, "1" * 12, "native",
@@ -594,60 +665,9 @@ def test_rows_without_a_backend_go_with_any_and_arms_of_one_code_compare(
                        match="the two arms were made by different code"):
         tables.compare("known/a", "known/b", "smoke", tmp_path / "two")
     text = tables.compare(str(tmp_path / "one"), str(tmp_path / "two"))
-    assert f"{tmp_path / 'one'}: source 000000000000, backend native\n" in text
-    assert (f"{tmp_path / 'two'}: source 000000000000, backend native; source "
-            "111111111111, backend native\n" in text)
-
-
-def _first_schema(folder, source, commits):
-    """Turn rows into what was written before: schema 1, without what rows did
-    not say then.
-    """
-    for file, commit in zip(sorted(folder.rglob("*.json")), commits):
-        row = json.loads(file.read_text()) | {
-            "schema": 1, "source": source, "commit": commit}
-        file.write_text(json.dumps({key: value for key, value in row.items()
-                                    if key not in
-                                    {**results._SINCE_2, **results._SINCE_3,
-                                     **results._SINCE_4}}))
-
-
-def test_rows_of_the_first_schema_are_known_by_commit_or_what_lies_beside(
-    known
-):
-    _first_schema(known, "c0ffee", ["a" * 40] * 4 + ["b" * 40] * 4)
-    with pytest.raises(ResultsError,
-                       match="commit aaaaaaaaaaaa: 4 rows(.|\n"
-                             ")*commit bbbbbbbbbbbb: 4 rows"):
-        results.rows("known", "smoke", known)
-    beside = known / "known" / "smoke" / "made-by.jsonl"
-    entry = {"source": "c0ffee", "commits": ["a" * 40, "b" * 40],
-             "code": "one and the same", "known": "compared"}
-    beside.write_text(json.dumps(entry) + "\n")
-    assert len(results.rows("known", "smoke", known)) == 8
-    assert (list(results.codes(results.scan("known", "smoke", known).rows))
-            == ["one and the same"])
-    # not about these rows, or not about all
-    for other in ({"source": "other"}, {"commits": ["a" * 40]}):
-        beside.write_text(json.dumps(entry | other) + "\n")
-        with pytest.raises(ResultsError, match="different code"):
-            results.rows("known", "smoke", known)
-    for line in ("{", "[]", json.dumps({"source": "c0ffee"}),
-                 json.dumps(entry | {"commits": "a"})):
-        beside.write_text(line + "\n")
-        with pytest.raises(
-            ResultsError, match="made-by.jsonl, line 1: expected a dictionary"
-        ):
-            results.rows("known", "smoke", known)
-    beside.unlink()
-    _first_schema(known, "c0ffee", [None] * 8)
-    assert list(results.codes(results.scan("known", "smoke", known).rows)) == [
-        "code unknown (its Python files have the hash c0ffee)"]
-    results.run_recipe("known", "smoke", seeds=1, out=known / "new")
-    assert list(results.codes(
-        results.scan("known", "smoke",
-                     known / "new").rows))[0].startswith(
-                         f"source {results.source_hash()}")
+    native = [_called(digit * 12, "native") for digit in "01"]
+    assert f"{tmp_path / 'one'}: {native[0]}\n" in text
+    assert f"{tmp_path / 'two'}: {native[0]}; {native[1]}\n" in text
 
 
 def _package(commit, suffixes):
@@ -674,42 +694,75 @@ def _package(commit, suffixes):
     return found.hexdigest()[:12]
 
 
+BEFORE = "b8df18e"  # rows as they were written
+
+
 @pytest.mark.book
-def test_what_is_said_of_committed_rows_is_in_the_repository():
-    """Two commits that are called the same hold the same package, kernel
-    included, and the recorded Python hash; older rows lie unchanged in commits
-    without a kernel.
+def test_the_rows_that_were_rewritten_are_those_that_were_written():
+    """All that differs from the file of then is what `afterwards` names; the
+    package of a commit gives the `source` that is said; the rows of the
+    definition lie in commits without a kernel.
     """
-    if _package("6305c1af1108", (".py",)) is None:
+    if _package(BEFORE, (".py",)) is None:
         pytest.skip("a clone without the history")
-    for folder in {path.parent
-                   for path in (ROOT / "results").rglob("made-by.jsonl")}:
-        for entry in results.made_by(folder):
-            if entry["commits"] != [None]:
-                assert {_package(commit, (".py",))
-                        for commit in entry["commits"]} == {entry["source"]}
-                assert len({_package(commit, (".py", ".cpp"))
-                            for commit in entry["commits"]}) == 1
-    old = ROOT / "results" / "by-definition" / "first-experiment" / "book"
+    later = {path: row for path in sorted((ROOT / "results").rglob("*-seed*"))
+             if "afterwards" in (row := results.read_row(path))}
+    assert len(later) == 412
     git = ["git", "-C", str(ROOT)]
-    for path in sorted(old.glob("*.json")):
-        there = subprocess.run(
-            [*git, "show",
-             f"6dd0b09:results/first-experiment/book/{path.name}"],
-            capture_output=True, check=True).stdout
-        assert there == path.read_bytes(), path.name
+    listed = "\n".join(f"{BEFORE}:{path.relative_to(ROOT).as_posix()}"
+                       for path in later)
+    then = iter(subprocess.run([*git, "cat-file", "--batch"], input=listed,
+                               capture_output=True, text=True,
+                               check=True).stdout.splitlines())
+    packages = {}
+    for path, row in later.items():
+        next(then)
+        old = json.loads(next(then))
+        next(then, None)
+        differs = {name for name in {*old, *row}
+                   if old.get(name, ...) != row.get(name, ...)}
+        assert differs - {"schema", "digest", "afterwards", "drawn_hash"} <= (
+            set(row["afterwards"])), path
+        assert ("drawn_hash" in row["afterwards"]) == (
+            row["drawn_hash"] is not None)
+        if row["commit"] and old["schema"] == 1:
+            said = packages.setdefault(row["commit"], [
+                _package(row["commit"], endings)
+                for endings in ((".py",), (".py", *results.NATIVE))])
+            assert said == [old["source"], row["source"]]
     for commit in ("a7b0ff1", "6dd0b09"):
-        assert _package(commit, (".py",)) != "2d24c86a7cd9"
         names = subprocess.run(
-            [*git, "ls-tree", "-r", "--name-only", commit, "normalnorm"],
-            capture_output=True, text=True, check=True).stdout
+            [*git, "ls-tree", "-r", "--name-only", commit, "normalnorm",
+             "results"], capture_output=True, text=True, check=True).stdout
         assert names and ".cpp" not in names and "backends" not in names
-    kinds = {folder: list(results.codes(
-                              results.scan("first-experiment", "book",
-                                           ROOT / "results" / folder).rows))
-             for folder in ("", "by-definition")}
-    assert (all(len(kind) == 1 for kind in kinds.values())
-            and kinds[""] != kinds["by-definition"]), kinds
+    for path in (ROOT / "results" / "by-definition").rglob("*-seed*"):
+        assert path.name in names
+
+
+@pytest.mark.book
+def test_the_drawn_images_of_committed_rows_are_those_of_their_seeds():
+    """And every row whose images are drawn names them; the identities are
+    those of the files' names and of the present configurations.
+    """
+    count = {}
+    for path in sorted((ROOT / "results").rglob("*-seed*.json")):
+        row = results.read_row(path)
+        draws = "draw" in row["config"] or row["recipe"] == "proxy-norm"
+        assert draws == (row["drawn_hash"] is not None), path
+        if draws:
+            count[row["recipe"]] = count.get(row["recipe"], 0) + 1
+            key = row["config"]["data"], row["config"]["images"], row["seed"]
+            assert row["drawn_hash"] == _drawn(*key), path
+    assert count == {"transform-given-noise": 96,
+                     "transform-given-noise-500": 48 + 8,
+                     "transform-given-noise-glyphs": 48 + 2, "proxy-norm": 120,
+                     **{f"one-factor-{factor}": 25
+                        for factor in ("batch", "rate", "scale")}}
+
+
+@functools.lru_cache
+def _drawn(name, images, seed):
+    return data.data_hash(name, first=images, draw=seed)
 
 
 def test_unknown_names_list_near_matches(tmp_path):
@@ -817,10 +870,18 @@ def test_papers_numbers_stand_beside_with_their_source(tmp_path):
         "b": Published(90.41, 0.09, 6, "something large", "somebody, Table 2"),
         "a": Published(7.0, None, None, "no error given", "there")})
     results.run_recipe(recipe, "smoke", out=tmp_path)
-    text = tables.report(recipe, tmp_path)
-    assert ("90.41 ± 0.09" in text and "| 7.00 " in text
-            and "at its own scale" in text
+    text = " ".join(tables.report(recipe, tmp_path).split())
+    assert ("| 90.41 ± 0.09 (something large) |" in text
+            and "| 7.00 (no error given)" in text
+            and "| the paper's, of what it says |" in text
             and "- b: something large, 6 seeds (somebody, Table 2)" in text)
+    one = _recipe(paper={arm: Published(9.0, None, None, "a set", "there")
+                         for arm in "ab"})
+    assert "| the paper's: a set |" in tables.table(
+        one, results.rows(one, "smoke", tmp_path), paper=True)
+    line, = (line for line in tables.listing(tmp_path).splitlines()
+             if line.startswith("| first-experiment ") and "| paper" in line)
+    assert "(only: ResNet-18, CIFAR-10, no augmentation; ViT, SVHN, a" in line
     first = results.recipes()["first-experiment"].paper
     assert [(first[arm].mean, first[arm].se)
             for arm in ("ResNet BN", "ResNet BNN", "ViT LN", "ViT LNN")] == [
@@ -955,6 +1016,42 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
     assert status == 1 and "cannot be run here" in out and not err
     with pytest.raises(ValueError, match="at least one run"):
         tables.forecast("known", "smoke", seeds=0, out=tmp_path)
+
+
+def test_arms_whose_data_are_missing_are_named_and_the_others_run(
+    tmp_path, monkeypatch
+):
+    recipe = _recipe()
+    recipe.scales["smoke"]["b"] = {"data": "elsewhere", "arm": "b"}
+    for module in (results, tables):
+        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
+    known, there = results.data_hash, {"digits"}
+
+    def find(name):
+        if name not in there:
+            raise data.DataError(f"{name} lies on no machine")
+        return known("digits")
+    monkeypatch.setattr(results, "data_hash", find)
+    line = "left out: b: elsewhere lies on no machine"
+    assert {job.arm for job in results.plan(recipe, "smoke")} == {"a"}
+    assert line in tables.forecast("known", "smoke", out=tmp_path)
+    for jobs in (1, 2):
+        lines = []
+        run = (results.run_recipe if jobs == 1 else
+               functools.partial(spread.spread, jobs=2))
+        rows = run("known", "smoke", out=tmp_path, progress=lines.append)
+        assert len(rows) == 4 and line in lines
+    status, out, err = _printed("run", "known", "--out", tmp_path)
+    assert status == 0 and line in err and "| a " in out
+    for arms in (["b"], ["a", "b"]):
+        with pytest.raises(data.DataError, match="elsewhere lies on no"):
+            results.run_recipe("known", "smoke", out=tmp_path, arms=arms)
+    there.clear()
+    with pytest.raises(data.DataError, match="digits lies on no machine"):
+        results.run_recipe("known", "smoke", out=tmp_path)
+    there.update(("digits", "elsewhere"))
+    assert results.left_out(recipe, "smoke") == []
+    assert len(results.run_recipe("known", "smoke", out=tmp_path)) == 8
 
 
 def _printed(*arguments):
@@ -1492,7 +1589,7 @@ def test_committed_rows_belong_to_the_present_recipe():
         assert sum(row["arm"] == arm for row in found) >= 3, arm
     for row in found:
         assert (
-            row["data_hash"] == data.data_hash("fashion") and row["schema"] == 1
+            row["data_hash"] == data.data_hash("fashion")
             and row["history"][-1]["epoch"] == row["config"]["train"]["epochs"])
 
 

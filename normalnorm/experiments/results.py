@@ -10,10 +10,9 @@ __all__ = ['SCHEMA', 'SCALES', 'TUNED_ON', 'NATIVE', 'UnknownName',
            'ResultsError', 'Published', 'Contrast', 'Switches', 'Deviation',
            'Detectable', 'Recipe', 'identity', 'drawn_hash', 'source_hash',
            'processor', 'provenance', 'default_out', 'book_results', 'digest',
-           'read_row', 'Scan', 'scan', 'made_by', 'code_of', 'codes',
-           'selected', 'rows', 'current', 'recipes', 'find', 'Job', 'plan',
-           'file_lock', 'perform', 'tell_other_code', 'default_device',
-           'run_recipe']
+           'read_row', 'Scan', 'scan', 'codes', 'selected', 'rows', 'current',
+           'recipes', 'find', 'Job', 'left_out', 'plan', 'file_lock', 'perform',
+           'tell_other_code', 'default_device', 'run_recipe']
 
 # %% ../../nbs/760_experiments.results.ipynb #62231cd2
 import hashlib
@@ -38,7 +37,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..names import near
-from .data import data_hash
+from .data import DataError, data_hash
 from .statistics import detectable
 from .train import (
     by_first, clear_leftovers, started, write_atomically)
@@ -382,7 +381,8 @@ def identity(recipe: str, arm: str, config: dict[str, Any], seed: int,
 def drawn_hash(config: dict[str, Any], seed: int) -> str | None:
     """The hash of the training examples that a run draws by its seed: of
     "images" of them, all by default, where its configuration has a true "draw";
-    None where it draws none.
+    None where it draws none. A recipe that draws without it says so in its
+    outcome, under "drawn_hash".
 
     `config`: of the run.
 
@@ -578,13 +578,11 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 _FIELDS = {"recipe": "text", "scale": "text", "arm": "text", "seed": "whole",
            "hash": "text", "config": "dictionary", "data_hash": "text",
-           "metrics": "dictionary", "device": "text", "threads": "whole",
-           "python": "text", "torch": "text", "source": "text",
-           "commit": "perhaps", "wall_seconds": "time"}
-_SINCE_2 = {"processor": "text", "instructions": "text", "kernel": "perhaps",
-            "backend": "perhaps"}
-_SINCE_3 = {"digest": "text"}
-_SINCE_4 = {"drawn_hash": "perhaps", "processes": "count"}
+           "drawn_hash": "perhaps", "metrics": "dictionary", "device": "text",
+           "processes": "count", "threads": "whole", "python": "text",
+           "torch": "text", "source": "text", "commit": "perhaps",
+           "processor": "text", "instructions": "text", "kernel": "perhaps",
+           "backend": "perhaps", "wall_seconds": "time", "digest": "text"}
 
 
 def digest(row: dict[str, Any]) -> str:
@@ -612,28 +610,29 @@ def _wrong(row: Any, path: Path) -> str | None:
     """
     if not isinstance(row, dict):
         return f"it holds a {type(row).__name__}: expected a dictionary"
-    if not _whole(row.get("schema")) or row["schema"] < 1:
+    if not _whole(row.get("schema")) or row["schema"] != SCHEMA:
         given = _shown(row["schema"]) if "schema" in row else "nothing"
-        return (
-            f"`schema` is {given}: expected a whole number from 1 to {SCHEMA}")
-    fields = (_FIELDS | (_SINCE_2 if row["schema"] > 1 else {})
-              | (_SINCE_3 if row["schema"] > 2 or "digest" in row else {})
-              | (_SINCE_4 if row["schema"] > 3 else {}))
-    missing = [name for name in fields if name not in row]
+        return (f"`schema` is {given}: expected {SCHEMA}, for older rows have "
+                "no digest, or do not say what made them")
+    missing = [name for name in _FIELDS if name not in row]
     if missing:
         return f"{', '.join(missing)} missing"
-    for name, kind in fields.items():
+    later = row.get("afterwards", {})
+    if not isinstance(later, dict) or not all(
+        name in _FIELDS and isinstance(how, str) for name, how in later.items()
+    ):
+        return (f"`afterwards` is {_shown(later)}: expected, for fields of "
+                "this row, how one knows")
+    for name, kind in _FIELDS.items():
         holds, expected = _KINDS[kind]
-        if not holds(row[name]):
+        if not (holds(row[name]) or row[name] is None and name in later):
             return f"`{name}` is {_shown(row[name])}: expected {expected}"
     if not isinstance(row["config"].get("data"), str):
         given = _shown(row["config"].get("data"))
         return f"`data` in `config` is {given}: expected the name of a data set"
-    draws = bool(row["config"].get("draw"))
-    if row["schema"] > 3 and draws != (row["drawn_hash"] is not None):
-        return (f"`drawn_hash` is {_shown(row['drawn_hash'])}, and by its "
-                f"configuration it draws {'' if draws else 'no '}training "
-                f"examples: expected {'a text' if draws else 'null'}")
+    if row["config"].get("draw") and row["drawn_hash"] is None:
+        return ("`drawn_hash` is None, and by its configuration it draws "
+                "training examples: expected a text")
     if not row["metrics"]:
         return "`metrics` is empty: expected name → number"
     for name, value in row["metrics"].items():
@@ -645,7 +644,7 @@ def _wrong(row: Any, path: Path) -> str | None:
     if row["hash"] != due:
         return (f"`hash` is {row['hash']}, and recipe, arm, configuration, "
                 f"seed and data give {due}: something was edited")
-    if "digest" in row and row["digest"] != digest(row):
+    if row["digest"] != digest(row):
         return (f"`digest` is {_shown(row['digest'])}, and its content gives "
                 f"{digest(row)[:12]}…: something was edited, or a bit was "
                 "turned")
@@ -664,10 +663,12 @@ def read_row(path: Path) -> dict[str, Any]:
 
     `path`: the file.
 
-    Raises `ResultsError` where it cannot be read, is of a newer version, lacks
-    a field, has metrics that are no finite numbers, or is not what its name,
-    its hash or its digest says; with the file, the field, what is given and
-    what is expected.
+    Raises `ResultsError` where it cannot be read, is of a newer or an older
+    version, lacks a field, has metrics that are no finite numbers, or is not
+    what its name, its hash or its digest says; with the file, the field, what
+    is given and what is expected. "afterwards", field → how one knows, may
+    stand for fields that were not written with the row; only these may be null
+    where null says nothing.
 
     Example:
 
@@ -757,71 +758,30 @@ def scan(recipe: "Recipe | str", scale: str,
 
 
 # %% ../../nbs/760_experiments.results.ipynb #a60c0de9
-def made_by(folder: Path) -> list[dict[str, Any]]:
-    """What is known of rows of schema 1 in a folder: the lines of its
-    `made-by.jsonl`, each with `source` and `commits` of the rows it is about,
-    the `code` that made them in words, and `known`, how one knows.
-
-    Empty where there is no such file.
-
-    Raises `ResultsError` where a line is something else.
-
-    Example:
-
-        >>> made_by(Path("no such folder"))
-        []
-        >>> known = made_by(book_results() / "first-experiment" / "book")
-        >>> "code" in known[0]
-        True
+def _made(row: dict[str, Any]) -> tuple[str, str | None]:
+    """What made the numbers of a row, in words: all but what computed the
+    layers, and that (None where no layer was computed, or nobody knows).
     """
-    path = folder / "made-by.jsonl"
-    if not path.exists():
-        return []
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(),
-                                  1):
-        try:
-            entry = json.loads(line)
-            if not (isinstance(entry["commits"], list)
-                    and all(isinstance(entry[k], str)
-                            for k in ("source", "code", "known"))):
-                raise TypeError("`commits` is a list, the others are texts")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ResultsError(f"{path}, line {number}: expected a dictionary "
-                               "with source, commits, code and known "
-                               f"({type(error).__name__}: {error})") from error
-        found.append(entry)
-    return found
-
-
-def code_of(row: dict[str, Any], known: Iterable[dict[str, Any]] = ()) -> str:
-    """The code that made a row, in words: equal words, same code (the backend
-    aside).
-
-    `known`: what `made_by` says of its folder.
-
-    Example:
-
-        >>> code_of({"schema": 2, "source": "0123456789ab"})
-        'source 0123456789ab'
-    """
-    if row["schema"] > 1:
-        return f"source {row['source']}"
-    for entry in known:
-        if (row["source"] == entry["source"]
-                and row["commit"] in entry["commits"]):
-            return entry["code"]
-    if row["commit"]:
-        return f"commit {row['commit'][:12]}"
-    return f"code unknown (its Python files have the hash {row['source']})"
+    device, backend = row["device"], row["backend"]
+    if device == "cpu":
+        device = (f"CPU with {row['instructions'] or 'unknown instructions'}, "
+                  f"threads: {row['threads']}")
+    if row["processes"] > 1:
+        device += f", {row['processes']} processes together"
+    if backend == "native":
+        backend += f" ({row['kernel']})"
+    return f"source {row['source']}, torch {row['torch']}, {device}", backend
 
 
 def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
-    """The files of rows by the code that made them, backend included, and the
-    number of processes that shared each minibatch.
+    """The files of rows by what made them: hash of the package, version of
+    PyTorch, device, on a CPU its instruction sets and the number of threads,
+    number of processes that shared each minibatch, backend, and for our kernel
+    what it was compiled for.
 
     One entry: they may stand in one table. A row without a backend goes with
-    those of its source that have one.
+    those that have one and agree in the rest. The processor's model and the
+    version of Python may differ.
 
     `found`: rows by their files, see `scan`.
 
@@ -831,21 +791,15 @@ def codes(found: dict[Path, dict[str, Any]]) -> dict[str, list[Path]]:
         >>> len(codes(found))                           # all by the same code
         1
     """
-    known = {folder: made_by(folder)
-             for folder in {path.parent for path in found}}
-    told = {path: code_of(row, known[path.parent])
-            for path, row in found.items()}
-    backends: dict[str, list[str]] = {}
-    for path, row in found.items():
-        of = backends.setdefault(told[path], [])
-        if row.get("backend") not in (None, *of):
-            of.append(row["backend"])
+    made = {path: _made(row) for path, row in found.items()}
+    known: dict[str, str] = {}
+    for where, backend in made.values():
+        if backend:
+            known.setdefault(where, backend)
     groups: dict[str, list[Path]] = {}
-    for path, row in found.items():
-        backend = row.get("backend") or next(iter(backends[told[path]]), None)
-        name = told[path] + (f", backend {backend}" if backend else "")
-        if row.get("processes", 1) > 1:
-            name += f", {row['processes']} processes together"
+    for path, (where, backend) in made.items():
+        backend = backend or known.get(where)
+        name = where + (f", backend {backend}" if backend else "")
         groups.setdefault(name, []).append(path)
     return groups
 
@@ -926,10 +880,13 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     Of a tuned arm, the runs of the chosen setting (see `selected`), or of all
     with `every`.
 
+    Together may stand what the same code computed with the same arithmetic:
+    `codes` says what has to agree, and what may differ.
+
     Raises `UnknownName` for unknown names; `ResultsError` for files that cannot
     be used, all of them named, unless `usable_only` leaves them out, for rows
-    of one seed that drew different training examples, and for rows of different
-    code (see `codes`) unless `any_code` allows them.
+    of one seed that drew different training examples, and for rows that may not
+    stand together, unless `any_code` allows them.
 
     Example:
 
@@ -1070,6 +1027,41 @@ class Job(NamedTuple):
                 if self.checkpoint.exists() else "to run")
 
 
+def _data(configs: Iterable[dict[str, Any]]
+          ) -> tuple[dict[str, str], dict[str, DataError]]:
+    "The hashes of the data sets that are there, and why the others are not."
+    there: dict[str, str] = {}
+    missing: dict[str, DataError] = {}
+    for name in dict.fromkeys(config["data"] for config in configs):
+        try:
+            there[name] = data_hash(name)
+        except DataError as error:
+            missing[name] = error
+    return there, missing
+
+
+def left_out(name: Recipe | str, scale: str,
+             arms: Iterable[str] | None = None) -> list[str]:
+    """The arms that `plan` leaves out because their data are missing: a line
+    for each data set, with what to do. Empty where `arms` are named.
+
+    `name`, `scale`: as for `plan`.
+
+    Raises `UnknownName` for unknown recipes and scales.
+
+    Example:
+
+        >>> left_out("first-experiment", "book")
+        []
+    """
+    configs = find(name).arms(scale)
+    there, missing = _data(configs.values()) if not arms else ({}, {})
+    without = lambda data: ", ".join(
+        arm for arm in configs if configs[arm]["data"] == data)
+    return [f"left out: {without(data)}: {error}"
+            for data, error in missing.items() if there]
+
+
 def plan(name: Recipe | str, scale: str = "smoke",
          seeds: int | Iterable[int] | None = None,
          out: Path | str | None = None,
@@ -1077,12 +1069,14 @@ def plan(name: Recipe | str, scale: str = "smoke",
     """The jobs of a recipe at a scale, finished or not, in the order in which
     they are done: seeds first, then arms, then settings of a grid.
 
-    Arguments and errors as for `run_recipe`. Nothing is run or written.
+    Arguments and errors as for `run_recipe`. Nothing is run or written. Unless
+    `arms` are named, those whose data are missing are left out, see `left_out`.
 
     `name`: of the recipe, or the recipe itself.
 
     Raises `UnknownName` for unknown recipes, scales and arms, `ValueError` for
-    no seeds.
+    no seeds, `DataError` where data are missing of an arm that is named, or of
+    all.
 
     Example:
 
@@ -1103,14 +1097,16 @@ def plan(name: Recipe | str, scale: str = "smoke",
     if not chosen:
         raise ValueError(f"seeds={seeds}: at least one run is needed, and two "
                          "for a standard error")
-    arms = list(arms or configs)
+    named, arms = bool(arms), list(arms or configs)
     for arm in arms:
         if arm not in configs:
             raise UnknownName(f"the recipe {recipe.name} has no arm {arm!r}: "
                               f"{near(arm, configs)}")
     folder, jobs = Path(out or default_out()) / recipe.name / scale, []
-    prints = {name: data_hash(name)
-              for name in dict.fromkeys(configs[arm]["data"] for arm in arms)}
+    prints, missing = _data(configs[arm] for arm in arms)
+    if missing and (named or not prints):
+        raise next(iter(missing.values()))
+    arms = [arm for arm in arms if configs[arm]["data"] in prints]
     for seed in chosen:
         for arm in arms:
             for setting, config in recipe.settings(scale, arm):
@@ -1285,7 +1281,8 @@ def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
         return
     found = scan(jobs[0].recipe, jobs[0].scale, jobs[0].path.parents[2]).rows
     other = {name: paths for name, paths in codes(found).items()
-             if not name.startswith(f"source {source_hash()}")}
+             if not name.startswith(f"source {source_hash()}, torch "
+                                    f"{torch.__version__},")}
     if other:
         told = "; ".join(f"{name}: {len(paths)} rows"
                          for name, paths in other.items())
@@ -1314,7 +1311,8 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     rows of all that were asked for.
 
     `seeds`: their number, counted from the first of the recipe's own, or the
-    seeds themselves; the recipe's own by default. `arms`: some of them only.
+    seeds themselves; the recipe's own by default. `arms`: some of them only;
+    by default those whose data are there, and `progress` is told of the others.
     `device`: a GPU where there is one, otherwise the CPU. `progress`: called
     with lines of text. A finished run is read, not repeated; an interrupted one
     continues from its last epoch (checkpoints lie in `out/.checkpoints` until
@@ -1324,8 +1322,8 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     folder of results, `default_out()` by default.
 
     Raises `UnknownName` for unknown recipes, scales and arms, `DataError` where
-    the data of the scale cannot be loaded, `ValueError` for no seeds, `OSError`
-    for a full disk.
+    the data of a named arm, or of all, cannot be loaded, `ValueError` for no
+    seeds, `OSError` for a full disk.
 
     Example:
 
@@ -1344,6 +1342,8 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
                           device or default_device(),
                           progress or (lambda line: None))
     done: dict[int, dict[str, Any]] = {}
+    for line in left_out(name, scale, arms):
+        tell(line)
     tell_other_code(jobs, tell)
     for wait in (False, True):
         for number, job in enumerate(jobs):

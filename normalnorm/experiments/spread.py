@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
-from .results import (
-    Job, Recipe, default_device, perform, plan, read_row, tell_other_code)
+from normalnorm.experiments.results import (
+    Job, Recipe, default_device, left_out, perform, plan, read_row,
+    tell_other_code)
 from .train import started
 
 # %% ../../nbs/765_experiments.spread.ipynb #4c1e3567
@@ -269,6 +270,8 @@ def spread(name: Recipe | str, scale: str = "smoke",
                   progress or (lambda line: None))
     if len(left) < len(todo):
         tell(f"{len(todo) - len(left)} of {len(todo)} runs finished before")
+    for line in left_out(name, scale, arms):
+        tell(line)
     tell_other_code(todo, tell)
     left, places = ([job._replace(path=job.path.absolute()) for job in left],
                     allotment(jobs, device, most=len(left)))

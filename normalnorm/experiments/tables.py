@@ -17,14 +17,15 @@ import itertools
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..names import near
-from normalnorm.experiments.results import (
-    Recipe, ResultsError, UnknownName, codes, current, default_out, find, plan,
-    recipes, rows, scan)
+from .results import (
+    Recipe, ResultsError, UnknownName, codes, current, default_out, find,
+    left_out, plan, recipes, rows, scan)
 from .statistics import (
     PairedTest, detectable, equivalence_test, factorial, paired_test, summarize)
 
@@ -50,7 +51,8 @@ def _seeds(seeds: Iterable[int]) -> str:
 def table(recipe: Recipe | str, found: list[dict[str, Any]],
           paper: bool = False) -> str:
     """Mean ± standard error over seeds for each arm, as a table in Markdown;
-    with `paper`, the paper's own number beside them.
+    with `paper`, the paper's own number beside them, and of what it is: of
+    another network or data set than the rows, unless their scale is "paper".
 
     Raises `ValueError` where an arm has a single seed.
 
@@ -68,6 +70,8 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]],
         | fair | 3     | 50.00 ± 0.58 |
     """
     recipe, body = find(recipe), []
+    beside = recipe.paper if paper else {}
+    of = {published.what for published in beside.values()}
     for arm in dict.fromkeys(row["arm"] for row in found):
         mine = [row for row in found if row["arm"] == arm]
         if len(mine) < 2:
@@ -77,20 +81,21 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]],
                  for metric in recipe.columns]
         body.append([arm, str(len(mine)),
                      *(f"{s.mean:.2f} ± {s.se:.2f}" for s in cells)])
-        if paper and recipe.paper:
-            p = recipe.paper.get(arm)
-            body[-1].append("" if p is None else f"{p.mean:.2f}" if p.se is None
-                            else f"{p.mean:.2f} ± {p.se:.2f}")
+        if beside:
+            p = beside.get(arm)
+            body[-1].append("" if p is None else f"{p.mean:.2f}"
+                            + (f" ± {p.se:.2f}" if p.se is not None else "")
+                            + (f" ({p.what})" if len(of) > 1 else ""))
     return _cells(["arm", "seeds", *recipe.columns.values(),
-                   *(["the paper's, at its own scale"] if paper and recipe.paper
-                     else [])],
+                   *([f"the paper's: {', '.join(of)}" if len(of) == 1
+                      else "the paper's, of what it says"] if beside else [])],
                   body)
 
 # %% ../../nbs/762_experiments.tables.ipynb #a074b8a8
 def caption(recipe: Recipe | str, scale: str,
             found: list[dict[str, Any]]) -> str:
     """What limits the meaning of a table of these rows: scale, data, seeds,
-    devices, versions, time, tuning.
+    devices, processors, versions, time, tuning.
 
     `recipe`: or its name; `found`: the rows.
 
@@ -108,7 +113,7 @@ def caption(recipe: Recipe | str, scale: str,
     seeds = f"seeds {told.pop()}" if len(told) == 1 else "seeds " + "; ".join(
         f"{_seeds(seeds)} ({arm})" for arm, seeds in by.items())
     one_of = lambda key: ", ".join(
-        sorted({str(row.get(key, "unknown")) for row in found}))
+        sorted({str(row.get(key) or "unknown") for row in found}))
     data = ", ".join(sorted({row["config"]["data"] for row in found}))
     grids = {json.dumps(recipe.grid[arm], sort_keys=True) for arm in by
              if recipe.grid.get(arm)}
@@ -121,8 +126,9 @@ def caption(recipe: Recipe | str, scale: str,
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
     return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "
-            f"standard error over seeds. On {one_of('device')}, torch "
-            f"{one_of('torch')}, {minutes:.1f} min in all. " + tuning
+            f"standard error over seeds. On {one_of('device')} (processor: "
+            f"{one_of('processor')}), torch {one_of('torch')}, {minutes:.1f} "
+            "min in all. " + tuning
             + (f"; not tuned: {', '.join(untuned)}" if untuned else "") + ".")
 
 # %% ../../nbs/762_experiments.tables.ipynb #f582fd03
@@ -441,17 +447,12 @@ def report(name: Recipe | str, out: Path | str | None = None,
         if others > 0:
             parts.append(f"scale {scale}: {others} rows of other "
                          "configurations are left out")
-        old = sum("digest" not in row for row in found)
-        if old:
-            parts.append(f"scale {scale}: {old} rows were made before rows had "
-                         "a digest: an edited number in them goes unnoticed")
-        silent = sum(bool(row["config"].get("draw")) and "drawn_hash" not in row
-                     for row in found)
-        if silent:
-            parts.append(f"scale {scale}: {silent} "
-                         f"{'rows do' if silent > 1 else 'row does'} not name "
-                         "the training examples that were drawn, because rows "
-                         "did not then: their seed and the code decide them")
+        later = Counter(f"{name} ({how})" for row in found for name, how
+                        in row.get("afterwards", {}).items())
+        if later:
+            parts.append(f"scale {scale}: not written with the runs: "
+                         + "; ".join(f"{what}, {count} rows"
+                                     for what, count in later.items()))
         unchosen = [arm for arm in dict.fromkeys(row["arm"] for row in every)
                     if arm not in {row["arm"] for row in found}]
         if unchosen:
@@ -720,6 +721,7 @@ def forecast(name: Recipe | str, scale: str = "smoke",
     lines = [f"{recipe.name}, scale {scale}: {len(jobs)} runs, "
              f"{len(jobs) - len(left) - bad} finished, "
              f"{sum(job.state == 'begun' for job in left)} begun",
+             *left_out(recipe, scale, arms),
              *filter(None, [stated(recipe, scale)])]
     if there.problems:
         lines.append(_not_counted(there.problems))
@@ -765,7 +767,11 @@ def listing(out: Path | str | None = None) -> str:
             measured += (f" ({len(known)} of {len(arms)} arms)"
                          if 0 < len(known) < len(arms) else "")
             wanted = len(recipe.seeds_at(scale)) * sum(points.values())
-            body.append([recipe.name, scale, ", ".join(recipe.claims),
+            of = "; ".join(dict.fromkeys(
+                published.what for published in recipe.paper.values()))
+            body.append([recipe.name, scale, ", ".join(recipe.claims) + (
+                             f" (only: {of})" if of and scale == "paper"
+                             else ""),
                          recipe.cost.get(scale, ""), measured,
                          f"{len(found)} of {wanted}"])
     bad = problems(out)
@@ -773,7 +779,8 @@ def listing(out: Path | str | None = None) -> str:
         [_cells(["recipe", "scale", "about", "estimated cost", "measured",
                  f"runs in {out}"],
                 body),
-         *([_not_counted(bad)] if bad else [])])
+         "What of the papers has no recipe: the appendix \"What the papers "
+         "state\".", *([_not_counted(bad)] if bad else [])])
 
 
 def problems(out: Path | str | None = None) -> list[ResultsError]:

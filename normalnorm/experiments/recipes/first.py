@@ -228,7 +228,8 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     On a CPU with one thread, whatever the machine has: another number of
     threads takes sums in another order, and training makes another run of that.
     Returns `metrics` (accuracies in percent, losses in nats, mean R² over
-    layers before and after), `history` by epoch, `gaussianity` by layer,
+    layers before and after; of a chosen epoch where the training settings
+    validate), `history` by epoch, `gaussianity` by layer,
     `test_right` (see `unpack_bits`): which test images the last weights get
     right.
 
@@ -268,15 +269,16 @@ def _run(config: dict[str, Any], seed: int, device: str, checkpoint,
     mean = {when: sum(layer["r2"] for layer in layers.values()) / len(layers)
             for when, layers in (("before", before), ("after", after))}
     metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
-               "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
                "loss_last": outcome["last"]["test_loss"],
-               "loss_chosen": outcome["chosen"]["test_loss"],
-               "chosen_epoch": outcome["chosen"]["epoch"],
                "validation_last": 100 * outcome["last"]["validation_accuracy"],
                "validation_loss_last": outcome["last"]["validation_loss"],
                "train_last": 100 * outcome["train_accuracy"],
                "r2_before": mean["before"], "r2_after": mean["after"],
                "seconds": outcome["seconds"]}
+    if "chosen" in outcome:     # none with validate_every=0
+        metrics |= {"test_chosen": 100 * outcome["chosen"]["test_accuracy"],
+                    "loss_chosen": outcome["chosen"]["test_loss"],
+                    "chosen_epoch": outcome["chosen"]["epoch"]}
     history = [{key: round(value, 5) for key, value in epoch.items()}
                for epoch in outcome["history"]]
     found = {"metrics": {key: round(value, 5)

@@ -27,7 +27,7 @@ from ..networks.residual import fan_in_truncated
 from ..optimization import Settings
 from .first import _loaded, pack_bits
 from ..results import (
-    Contrast, Deviation, Published, Recipe)
+    Contrast, Deviation, Published, Recipe, drawn_hash)
 from ..tables import printed_table
 from ..train import (
     as_split, one_thread, seeded, train)
@@ -117,7 +117,8 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
 
     On a CPU with one thread, as the first experiment's runs. `build`:
     configuration and seed → network. `config["options"]`, split → arguments of
-    `dataset`, is for sets too large for memory. Returns `metrics`
+    `dataset`, is for sets too large for memory; of others the training images
+    are drawn by `seed`, without a "draw". Returns `metrics`
     (accuracies in percent, losses in nats, the share of power in channel means
     before and after), `history` by epoch, `test_right`. `train_met` is the
     training accuracy of the last epoch as met, with augmentation and noise,
@@ -152,19 +153,22 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
                                            info(config["data"])))
         after = collapse(model, probe)
     metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
-               "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
                "loss_last": outcome["last"]["test_loss"],
                "validation_last": 100 * outcome["last"]["validation_accuracy"],
                "train_last": 100 * outcome["train_accuracy"],
                "train_met": 100 * outcome["history"][-1]["train_accuracy"],
                "collapse_before": before, "collapse_after": after,
                "seconds": outcome["seconds"]}
+    if "chosen" in outcome:     # none with validate_every=0
+        metrics["test_chosen"] = 100 * outcome["chosen"]["test_accuracy"]
     if "averaged" in outcome:
         metrics["test_averaged"] = 100 * outcome["averaged"]["test_accuracy"]
     return {"metrics": {name: round(v, 5) for name, v in metrics.items()},
             "history": [{name: round(v, 5) for name, v in epoch.items()}
                         for epoch in outcome["history"]],
-            "test_right": pack_bits(outcome["test_right"]), "threads": 1}
+            "test_right": pack_bits(outcome["test_right"]), "threads": 1,
+            "drawn_hash": drawn_hash(config | {"draw": "options" not in config},
+                                     seed)}
 
 # %% ../../../nbs/530_experiments.recipes.proxy.ipynb #e30a0009
 NORMS = {"BN": ("batch", False), "GN": ("group", False),
