@@ -14,7 +14,7 @@ import torch
 
 from normalnorm.claims import claim
 from normalnorm.theory import correlation_map as maps
-from normalnorm.theory.pairs import fisher_law
+from normalnorm.theory.pairs import activation_of, fisher_law, joint_mean
 
 
 def sampled_channels(norm, phi, c, gamma_std, beta_std, eps, channels=3000,
@@ -109,6 +109,42 @@ def _(rho):
             for c in np.linspace(-1 if steep <= 1 else 0, 1, 12):
                 value = maps.correlation_map(float(c), phi, "layer", g, b)
                 assert 1 - value <= steep * (1 - c) + 1e-10
+
+
+def lost_by_bias(gamma, beta, weight, r):
+    "E βφφ'/E φ² over channels; φ is t above 0 and r·t below."
+    at = beta / gamma
+    tail = (2 / math.pi)**0.5 * torch.exp(-at**2 / 2)
+    mean = gamma * (tail + at * torch.erf(at / 2**0.5))         # E |t|
+    odd = gamma**2 * ((1 + at**2) * torch.erf(at / 2**0.5) + at * tail)
+    even, other = (1 + r * r) / 2, (1 - r * r) / 2
+    return (weight @ (beta * (even * beta + other * mean)) / (weight @ (
+        even * (gamma**2 + beta**2) + other * odd))).item()     # odd: E t|t|
+
+
+@claim("map-bias", source="new", statement="for positive homogeneous φ and any "
+       "law of γ and β, 1 − F'(1) = E βφφ'/E φ² under layer norm; for "
+       "symmetric β this is 1 − ρ, otherwise not", kind="theorem",
+       verdict="holds", evidence="proof", formula=lost_by_bias,
+       mutant=lambda gamma, beta, weight, r: (weight @ beta**2 / (
+           weight @ (gamma**2 + beta**2))).item())
+def _(lost):
+    """F near 1 by quadrature, for a shifted, a skewed and a two-valued β, one
+    that goes with γ, and a symmetric one.
+    """
+    x, w = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(12))
+    e, v = map(torch.from_numpy, np.polynomial.laguerre.laggauss(12))
+    two, half = torch.tensor([-0.6, 0.3]).double(), torch.ones(2).double() / 2
+    for gamma, beta, weight in (
+            (1 + 0 * x, 0.2 * x - 0.5, w / w.sum()), (1 + 0 * x, 0.2 * x + 0.3,
+            w / w.sum()), (1 + 0 * e, 0.4 * (e - 1), v), (1 + 0 * two, two,
+            half), (1 - two, two, half), (1 + 0 * x, 0.4 * x, w / w.sum())):
+        for phi, r in (("relu", 0.0), ("abs", -1.0),
+                       (torch.nn.LeakyReLU(0.3), 0.3)):
+            at = lambda c: (weight @ joint_mean(
+                activation_of(phi), beta, gamma**2, c * gamma**2)).item()
+            steep = (1 - at(1 - 1e-6) / at(1.0)) * 1e6
+            assert abs(1 - steep - lost(gamma, beta, weight, r)) < 2e-3
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 @claim("map-relu-law", source="new", statement="under layer norm, ReLU and no "
