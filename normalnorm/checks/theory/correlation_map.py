@@ -221,12 +221,51 @@ def _(values):
     "Four activations, γ and β, with and without ε; PreLayerNorm, γ fixed."
     for phi in ("relu", "abs", "tanh",
                 lambda y: (0.5 * y).sin() + 0.2 * y * y):
-        for g, b, eps in ((0.0, 0.0, 0.0), (0.3, 0.4, 0.0), (0.2, 0.2, 0.03)):
+        for g, b, eps in ((0.0, 0.0, 0.0), (0.3, 0.4, 0.0), (0.2, 0.2, 0.03),
+                          (0.3, 0.0, 0.0)):
             zero, steep = values(phi, "proxy", g, b, eps)
             assert abs(zero) < 1e-9 and steep > 1 + 1e-5
+            # the channels' means differ, but for an odd φ without β
             zero, steep = poincare(phi, "pre-layer", g, b, 0.0)
-            assert (abs(zero) < 1e-9) == (b == 0 == g)
+            alike = b == 0 and (g == 0 or phi == "tanh")
+            assert abs(zero) < 1e-9 if alike else zero > 1e-4
     assert abs(values("identity", "proxy", 0.3, 0.4, 0.0)[1] - 1) < 1e-9
+
+
+def pre_slope(gamma_std, beta_std):
+    "ρ/(1 − m²/E φ²) for ReLU and normal β; m by the mean of |γ, β|."
+    x, w = np.polynomial.hermite_e.hermegauss(60)
+    size = (1 + gamma_std * x)**2 + beta_std**2
+    mean_square = (w @ size**0.5)**2 / w.sum() / (w @ size)
+    return published(gamma_std, beta_std) / (1 - mean_square / math.pi)
+
+
+@claim("map-pre-collapses", source="new", statement="with ReLU and normal β "
+       "PreLayerNorm has F'(1) = ρ/(1 − m²/E φ²): it collapses where that is 1 "
+       "or less, for γ = 1 where ρ ≤ 1 − 1/π; a proxy never", kind="theorem",
+       verdict="holds", evidence="proof", formula=pre_slope,
+       mutant=lambda gamma_std, beta_std: math.pi / (math.pi - 1))
+def _(steep):
+    """The library's slope and fixed point on both sides; 4000 channels and the
+    next layer's pairs, thirty layers deep.
+    """
+    for g, b in ((0.0, 0.2), (0.0, 0.68), (0.0, 0.69), (0.0, 1.2), (0.3, 0.4),
+                 (0.2, 0.8)):
+        assert abs(maps.slope("relu", "pre-layer", g, b) - steep(g, b)) < 1e-6
+        end = maps.fixed_point("relu", "pre-layer", g, b)
+        assert (end == 1) == (steep(g, b) <= 1), (g, b, end)
+        assert maps.fixed_point("relu", "proxy", g, b) == 0
+    assert abs(steep(0.0, (math.pi - 1)**-0.5) - 1) < 1e-9
+    torch.manual_seed(0)
+    for b in (0.2, 1.0):
+        c = 0.5
+        for _ in range(30):
+            u, e = torch.randn(2, 4000, dtype=torch.float64)
+            z = torch.stack([u, c * u + (1 - c * c)**0.5 * e]) + (
+                b * torch.randn(4000, dtype=torch.float64))
+            z = z.relu() - z.relu().mean(1, keepdim=True)
+            c = min(torch.cosine_similarity(*z, dim=0).item(), 1.0)
+        assert (c > 0.99) == (steep(0.0, b) <= 1), (b, c)
 
 
 @claim("map-pre-is-proxy", source="new", statement="at γ = 1, β = 0, ε = 0 "
