@@ -310,6 +310,10 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
     """F'(1): by which factor a layer multiplies the squared distance of two
     inputs that are close, and a gradient's squared length.
 
+    With `skip` it is the distance alone, relative to the sum's power; a
+    gradient in the stream is multiplied by 1 + F'(1)/`skip`², F'(1) of the
+    branch.
+
     Arguments as for `correlation_map`. For "batch" and "bmlv" two whole batches
     are close, at the fixed point of equal correlations; for "lmbv" the samples
     of one batch. Infinite for finite units of too few values with `eps` = 0:

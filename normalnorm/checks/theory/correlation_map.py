@@ -567,3 +567,57 @@ def _(bias):
         error = n * found.std() / nets**0.5
         assert abs(n * (found.mean() - 1 / math.pi) - bias(0.0)) < (
             5 * error + 6 / n), n
+
+# %% ../../../nbs/350_theory.correlation_map.ipynb
+rms = lambda v: v / v.square().mean(1, keepdim=True).sqrt()
+
+
+def stream(norm, x, blocks):
+    "A branch of root mean square 1 added so many times."
+    for _ in range(blocks):
+        z = rms(x).relu()
+        z = rms(z - z.mean(1, keepdim=True) if norm == "pre-layer" else z)
+        x = x + z @ (torch.randn(x.shape[1], x.shape[1]) / x.shape[1]**0.5)
+    return x
+
+
+def grown(rho, blocks):
+    "The product of 1 + ρ/l."
+    return math.exp(math.lgamma(blocks + 1 + rho) - math.lgamma(blocks + 1)
+                    - math.lgamma(1 + rho))
+
+
+@claim("map-residual-gradients", source="new", statement="where block l adds a "
+       "normalized branch to a stream of power l, the distance 1 − c goes like "
+       "l^(F'(1) − 1) near 0, and a gradient's square grows like l^F'(1)",
+       kind="theorem", verdict="holds if", condition="the gradient is "
+       "independent of the block's weights and values", evidence="proof",
+       formula=lambda norm: maps.slope("relu", norm),
+       mutant=lambda norm: maps.slope("relu", norm) - 1)
+def _(exponent):
+    """The distance by the map; one block of width 512, backward, at two powers;
+    forty of width 192, roughly; the numbers of the text.
+    """
+    gap, rho = 1e-7, exponent("pre-layer")
+    for l in range(1, 401):
+        middle = gap if l == 41 else middle if l > 41 else None
+        gap = 1 - maps.correlation_map(1 - gap, "relu", "pre-layer",
+                                       skip=l**0.5)
+    assert abs(math.log10(gap / middle) - (rho - 1)) < 0.01
+    torch.manual_seed(0)
+    for norm in ("layer", "pre-layer"):
+        rho = exponent(norm)
+        for power, blocks, width in ((1, 1, 512), (4, 1, 512), (1, 40, 192)):
+            x = power**0.5 * rms(torch.randn(2000 // blocks, width))
+            start = torch.randn_like(x.requires_grad_())
+            back, = torch.autograd.grad(stream(norm, x, blocks), x, start)
+            size = start.square().sum()
+            if blocks == 1:     # by the branch; no cross term but by chance
+                branch = (back - start).square().sum() / size
+                assert abs(branch * power / rho - 1) < 0.01
+                assert abs((back - start).mul(start).sum() / size) < 0.03
+            else:
+                assert abs(back.square().sum() / size / grown(rho, blocks) - 1
+                           ) < 0.5
+    assert round(grown(exponent("layer"), 50)) == 51
+    assert round(grown(exponent("pre-layer"), 50)) == 248
