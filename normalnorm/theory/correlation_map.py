@@ -327,7 +327,7 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
 
     Raises as `correlation_map`, and `ValueError` for an activation that jumps;
     for "lmbv" of a finite batch with `power`, and with `eps` = 0 if φ is not
-    linear on both sides of 0.
+    known to be linear on both sides of 0.
 
     Source: @eq-map-slope, @eq-map-group-slope, @eq-map-group-eps,
     @eq-map-batch-slope, @eq-map-unit-slope, @eq-map-lmbv-slope.
@@ -451,10 +451,12 @@ def _lmbv_slope(activation: Activation, n: int | None, gamma_std: float,
         value = (n - 3) / (n - 1) if n else 1.0
     else:
         raise ValueError("norm='lmbv' with eps=0 has a slope at 1 only for an "
-                         "activation that is linear on both sides of 0, such "
-                         "as relu: its values grow without bound as the "
-                         "samples become equal; give eps, or use "
-                         "correlation_map at the c of interest")
+                         "activation that is linear on both sides of 0, for "
+                         "values grow without bound as the samples become "
+                         "equal; of a function this is not seen: give 'relu', "
+                         "nn.LeakyReLU(0.3) or Activation(function, slope), "
+                         "or give eps, or use correlation_map at the c of "
+                         "interest")
     one = torch.ones((), dtype=torch.float64)
     spread = (1 + (n - 1) * absolute_product(one, -one / (n - 1)).item()) * (
         n - 1) / n**2 if n else 2 / math.pi
