@@ -596,13 +596,13 @@ def _(law):
 
     def drawn(n, count, centre=False):
         "The factor of 1 − c, from z = relu(x) and z' of two near inputs."
-        x, e = source.standard_normal((2, count, n), dtype=np.float32)
+        x, e = source.standard_normal((2, count, n))
         if centre:
             x, e = (v - v.mean(1, keepdims=True) for v in (x, e))
             e = e - x * (e * x).mean(1, keepdims=True) / (x * x).mean(
                 1, keepdims=True)
         z, d = x * (x > 0), e * (x > 0)
-        size = (z * z).sum(1) + 1e-30
+        size = (z * z).sum(1) + 1e-300
         return ((d * d).sum(1) - (z * d).sum(1)**2 / size) / size
     for n, count in ((12, 600_000), (40, 40_000)):
         factor = drawn(n, count)
