@@ -453,10 +453,9 @@ def _lmbv_slope(activation: Activation, n: int | None, gamma_std: float,
         raise ValueError("norm='lmbv' with eps=0 has a slope at 1 only for an "
                          "activation that is linear on both sides of 0, for "
                          "values grow without bound as the samples become "
-                         "equal; of a function this is not seen: give 'relu', "
-                         "nn.LeakyReLU(0.3) or Activation(function, slope), "
-                         "or give eps, or use correlation_map at the c of "
-                         "interest")
+                         "equal; a function does not show it: give a name "
+                         "such as 'relu', or nn.LeakyReLU(slope); or give eps, "
+                         "or use correlation_map at the c of interest")
     one = torch.ones((), dtype=torch.float64)
     spread = (1 + (n - 1) * absolute_product(one, -one / (n - 1)).item()) * (
         n - 1) / n**2 if n else 2 / math.pi

@@ -48,7 +48,8 @@ class Activation(NamedTuple):
     slope: float | None = None
 
 
-def activation_of(given: "str | Callable[[Tensor], Tensor]") -> Activation:
+def activation_of(given: "str | Callable[[Tensor], Tensor] | Activation"
+                  ) -> Activation:
     """The activation of this name, or a function of a tensor as one.
 
     Names: "relu", "leaky_relu" (slope 0.01), "abs", "identity", "gelu", "silu",
