@@ -331,7 +331,7 @@ def test_networks_of_the_library_s_layers(norm, keywords):
 
 
 def test_a_leaky_relu_of_any_slope_is_known():
-    leaky = torch.nn.LeakyReLU(0.3)
+    leaky = nn.LeakyReLU(0.3)
     for n in (6, 12):
         assert slope(leaky, "lmbv", batch=n) == (n - 3) / (n - 1)
     assert correlation_map(0.4, leaky, "layer") == pytest.approx(

@@ -421,10 +421,9 @@ def growth(n):
 
 @claim("map-batch-slope", source="new; yang2019 for large batches",
        statement="the growth of squared gradients under batch norm of N "
-                 "samples",
-       kind="theorem", verdict="holds if", condition="the gradient that comes "
-       "back is independent of the layer's values, and exchangeable over the "
-       "samples", evidence="proof", formula=growth,
+                 "samples, of a gradient that is independent of the layer and "
+                 "exchangeable over the samples",
+       kind="theorem", verdict="holds", evidence="proof", formula=growth,
        mutant=lambda n: growth(n + 1))
 def _(rate):
     """Differences of batch norm and ReLU over 200000 channels, at the
@@ -636,9 +635,9 @@ def grown(rho, blocks):
 
 @claim("map-residual-gradients", source="new", statement="where block l adds a "
        "normalized branch to a stream of power l, the distance 1 − c goes like "
-       "l^(F'(1) − 1) near 0, and a gradient's square grows like l^F'(1)",
-       kind="theorem", verdict="holds if", condition="the gradient is "
-       "independent of the block's weights and values", evidence="proof",
+       "l^(F'(1) − 1) near 0, and the square of a gradient that is "
+       "independent of the block grows like l^F'(1)", kind="theorem",
+       verdict="holds", evidence="proof",
        formula=lambda norm: maps.slope("relu", norm),
        mutant=lambda norm: maps.slope("relu", norm) - 1)
 def _(exponent):
