@@ -145,6 +145,10 @@ def _(lost):
                 activation_of(phi), beta, gamma**2, c * gamma**2)).item()
             steep = (1 - at(1 - 1e-6) / at(1.0)) * 1e6
             assert abs(1 - steep - lost(gamma, beta, weight, r)) < 2e-3
+    # the text's
+    for mean, number in ((-0.5, 1.405), (0.3, 0.758)):
+        assert abs(1 - lost(1 + 0 * x, 0.2 * x + mean, w / w.sum(), 0.0)
+                   - number) < 5e-4
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 @claim("map-relu-law", source="new", statement="under layer norm, ReLU and no "
@@ -255,7 +259,8 @@ def _(steep):
         end = maps.fixed_point("relu", "pre-layer", g, b)
         assert (end == 1) == (steep(g, b) <= 1), (g, b, end)
         assert maps.fixed_point("relu", "proxy", g, b) == 0
-    assert abs(steep(0.0, (math.pi - 1)**-0.5) - 1) < 1e-9
+    assert abs(steep(0.0, 0.6833) - 1) < 1e-4
+    assert abs(steep(0.0, 0.8) - 0.8945) < 1e-4
     torch.manual_seed(0)
     for b in (0.2, 1.0):
         c = 0.5
