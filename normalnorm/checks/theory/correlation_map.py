@@ -36,9 +36,9 @@ def sampled_channels(norm, phi, c, gamma_std, beta_std, eps, channels=3000,
     return 2 * (z[0] * z[1]).mean() / sum((h * h).mean() for h in z)
 
 
-@claim("map-wide", source="new", statement="in the limit of width a normalizer takes "
-       "a mean off each channel and weights it: F(c) as by @eq-map", kind="theorem",
-       verdict="holds", evidence="proof", formula=maps.correlation_map,
+@claim("map-wide", source="new", statement="in the limit of width a normalizer "
+       "takes a mean off each channel and weights it: F(c) as by @eq-map",
+       kind="theorem", verdict="holds", evidence="proof", formula=maps.correlation_map,
        mutant=lambda c, phi, norm, g, b, eps: maps.correlation_map(
            c, phi, norm, g, 0.8 * b, 2 * eps))
 def _(f):
@@ -146,9 +146,9 @@ def _(lost):
             steep = (1 - at(1 - 1e-6) / at(1.0)) * 1e6
             assert abs(1 - steep - lost(gamma, beta, weight, r)) < 2e-3
     # the text's
-    for mean, number in ((-0.5, 1.405), (0.3, 0.758)):
+    for mean, steep in ((-0.5, 1.405), (0.3, 0.758)):
         assert abs(1 - lost(1 + 0 * x, 0.2 * x + mean, w / w.sum(), 0.0)
-                   - number) < 5e-4
+                   - steep) < 5e-4
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 @claim("map-relu-law", source="new", statement="under layer norm, ReLU and no "
