@@ -38,7 +38,8 @@ def sampled_channels(norm, phi, c, gamma_std, beta_std, eps, channels=3000,
 
 @claim("map-wide", source="new", statement="in the limit of width a normalizer "
        "takes a mean off each channel and weights it: F(c) as by @eq-map",
-       kind="theorem", verdict="holds", evidence="proof", formula=maps.correlation_map,
+       kind="theorem", verdict="holds", evidence="proof",
+       formula=maps.correlation_map,
        mutant=lambda c, phi, norm, g, b, eps: maps.correlation_map(
            c, phi, norm, g, 0.8 * b, 2 * eps))
 def _(f):
