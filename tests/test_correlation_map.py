@@ -330,6 +330,17 @@ def test_networks_of_the_library_s_layers(norm, keywords):
     assert max(map(abs, gaps)) < 0.04, (norm, gaps)
 
 
+def test_a_leaky_relu_of_any_slope_is_known():
+    leaky = nn.LeakyReLU(0.3)
+    for n in (6, 12):
+        assert slope(leaky, "lmbv", batch=n) == (n - 3) / (n - 1)
+    assert correlation_map(0.4, leaky, "layer") == pytest.approx(
+        correlation_map(0.4, lambda y: leaky(y), "layer"), abs=1e-9)
+    eye = torch.eye(4).double()
+    assert fields.next_field(eye, 2, "layer", leaky)[1][0, 1] == pytest.approx(
+        0.35**2 * 2 / np.pi)
+
+
 # ---- the field --------------------------------------------------------------
 
 @pytest.mark.parametrize("call, says", [

@@ -310,6 +310,10 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
     """F'(1): by which factor a layer multiplies the squared distance of two
     inputs that are close, and a gradient's squared length.
 
+    With `skip` it is the distance alone, relative to the sum's power; a
+    gradient in the stream is multiplied by 1 + F'(1)/`skip`², F'(1) of the
+    branch.
+
     Arguments as for `correlation_map`. For "batch" and "bmlv" two whole batches
     are close, at the fixed point of equal correlations; for "lmbv" the samples
     of one batch. Infinite for finite units of too few values with `eps` = 0:
@@ -323,7 +327,7 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
 
     Raises as `correlation_map`, and `ValueError` for an activation that jumps;
     for "lmbv" of a finite batch with `power`, and with `eps` = 0 if φ is not
-    linear on both sides of 0.
+    known to be linear on both sides of 0.
 
     Source: @eq-map-slope, @eq-map-group-slope, @eq-map-group-eps,
     @eq-map-batch-slope, @eq-map-unit-slope, @eq-map-lmbv-slope.
@@ -447,10 +451,11 @@ def _lmbv_slope(activation: Activation, n: int | None, gamma_std: float,
         value = (n - 3) / (n - 1) if n else 1.0
     else:
         raise ValueError("norm='lmbv' with eps=0 has a slope at 1 only for an "
-                         "activation that is linear on both sides of 0, such "
-                         "as relu: its values grow without bound as the "
-                         "samples become equal; give eps, or use "
-                         "correlation_map at the c of interest")
+                         "activation that is linear on both sides of 0, for "
+                         "values grow without bound as the samples become "
+                         "equal; a function does not show it: give a name "
+                         "such as 'relu', or nn.LeakyReLU(slope); or give eps, "
+                         "or use correlation_map at the c of interest")
     one = torch.ones((), dtype=torch.float64)
     spread = (1 + (n - 1) * absolute_product(one, -one / (n - 1)).item()) * (
         n - 1) / n**2 if n else 2 / math.pi

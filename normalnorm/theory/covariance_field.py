@@ -12,6 +12,7 @@ __all__ = ['FIELD_NORMS', 'PowerShares', 'image_field', 'convolved',
 
 # %% ../../nbs/355_theory.covariance_field.ipynb #355c0007
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -121,8 +122,8 @@ def power_shares(field: Tensor, samples: int) -> PowerShares:
 
 # %% ../../nbs/355_theory.covariance_field.ipynb #355c0008
 def next_field(field: Tensor, samples: int, norm: str,
-               activation: str = "relu", gamma_std: float = 0.0,
-               beta_std: float = 0.0, eps: float = 0.0,
+               activation: "str | Callable[[Tensor], Tensor]" = "relu",
+               gamma_std: float = 0.0, beta_std: float = 0.0, eps: float = 0.0,
                group: int | None = None,
                drawn: int = 4096) -> tuple[Tensor, Tensor]:
     """The field of the normalized values y, and that of the next layer's z,
@@ -130,18 +131,18 @@ def next_field(field: Tensor, samples: int, norm: str,
 
     `field`: of x, what comes into the normalizer, (N·P, N·P), float64;
     `samples`: N. `norm`: one of `FIELD_NORMS`; "group" needs `group`, its
-    number of channels. `activation`: "relu", "leaky_relu", "abs", "identity".
-    γ ~ N(1, `gamma_std`²), β ~ N(0, `beta_std`²). `eps`: of the normalizer, in
-    the units of the field, for "proxy" of the proxy. Both results have the
-    shape of `field`.
+    number of channels. `activation`: "relu", "leaky_relu", "abs", "identity",
+    or `nn.LeakyReLU(slope)`. γ ~ N(1, `gamma_std`²), β ~ N(0, `beta_std`²).
+    `eps`: of the normalizer, in the units of the field, for "proxy" of the
+    proxy. Both results have the shape of `field`.
 
     Exact to 1e-9 but for "instance" and "group", for which `drawn` channels are
     drawn, always the same, as in a network of this width. Where β varies,
     "none", "layer" and "pre-layer" only; without β, γ is a common factor of the
     field for the others.
 
-    Raises `ValueError` for unknown names, an activation that is not linear on
-    both sides of 0, β where it is not known, and a missing `group`.
+    Raises `ValueError` for unknown names, an activation that is not one of
+    these, β where it is not known, and a missing `group`.
 
     Source: @eq-field, @eq-field-proxy, @eq-pair-batch.
 
@@ -156,7 +157,8 @@ def next_field(field: Tensor, samples: int, norm: str,
     slope = activation_of(activation).slope
     if slope is None:
         raise ValueError(f"activation={activation!r}: a field is known for "
-                         "functions that are linear on both sides of 0")
+                         "functions that are linear on both sides of 0: give "
+                         "'relu', 'abs', 'identity' or nn.LeakyReLU(slope)")
     if beta_std and norm not in ("none", "layer", "pre-layer"):
         raise ValueError(f"beta_std={beta_std} with norm={norm!r}: there β is "
                          "not one of many in a sum; draw a network instead")

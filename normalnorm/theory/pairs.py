@@ -22,13 +22,14 @@ import numpy as np
 import scipy.special
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..names import near
 from .newton import newton_lambda_standardized, standardized
 from .power_transform import yeo_johnson
 
 _SLOPES = {"identity": 1.0, "relu": 0.0, "leaky_relu": 0.01, "abs": -1.0}
+_MODULES = {nn.Identity: 1.0, nn.ReLU: 0.0, nn.LeakyReLU: 0.01}
 _SMOOTH = {"gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh}
 
 
@@ -47,11 +48,13 @@ class Activation(NamedTuple):
     slope: float | None = None
 
 
-def activation_of(given: "str | Callable[[Tensor], Tensor]") -> Activation:
+def activation_of(given: "str | Callable[[Tensor], Tensor] | Activation"
+                  ) -> Activation:
     """The activation of this name, or a function of a tensor as one.
 
     Names: "relu", "leaky_relu" (slope 0.01), "abs", "identity", "gelu", "silu",
-    "tanh".
+    "tanh". `nn.ReLU()`, `nn.LeakyReLU(slope)` and `nn.Identity()` are known to
+    be linear on both sides of 0.
 
     `given`: the name, the function, or an `Activation`, which is returned.
 
@@ -63,7 +66,14 @@ def activation_of(given: "str | Callable[[Tensor], Tensor]") -> Activation:
 
         >>> activation_of("abs").function(torch.tensor([-2.0, 3.0]))
         tensor([2., 3.])
+        >>> activation_of(nn.LeakyReLU(0.3)).slope
+        0.3
     """
+    if isinstance(given, Activation):
+        return given
+    if type(given) in _MODULES:
+        return Activation(given, getattr(given, "negative_slope",
+                                         _MODULES[type(given)]))
     if isinstance(given, str):
         if given in _SLOPES:
             slope = _SLOPES[given]

@@ -253,8 +253,8 @@ def shared(a2, u, xi):
 @claim("proxy-pooled-normal", source="new",
        statement="a layer whose pooled values are standard normal can have any "
                  "share a² < 1 of its power in the channels' means; after PN "
-                 "with ReLU the share is (κ(a²) − κ(0))/(κ(1) − κ(0)) with "
-                 "κ(r) = (√(1−r²) + r(π − arccos r))/2π",
+                 "with ReLU the share is (κ(a²) − κ(0))/(1 − κ(0)), κ as in "
+                 "@eq-kappa",
        kind="theorem", verdict="holds", evidence="proof", formula=shared,
        mutant=lambda a2, u, xi: a2 * u + (1 - a2) * xi)
 def _(layer):
@@ -266,7 +266,7 @@ def _(layer):
     generator = torch.Generator().manual_seed(3)
     u, xi = (torch.randn(2000, n, generator=generator) for n in (1, 200))
     kappa = lambda r: (np.sqrt(1 - r * r)
-                       + r * (np.pi - np.arccos(r))) / (2 * np.pi)
+                       + r * (np.pi - np.arccos(r))) / np.pi
     for a2 in (0.3, 0.6, 0.85):
         y = layer(a2, u, xi)
         assert qq_r2(y.flatten()[None], 1).item() > 0.998
@@ -274,7 +274,7 @@ def _(layer):
         z = proxy_norm(y.T, torch.ones(2000), torch.zeros(2000), eps=0.0,
                        samples=None).T
         share = z.mean(1).square().mean() / z.square().mean()
-        expected = (kappa(a2) - kappa(0.0)) / (kappa(1.0) - kappa(0.0))
+        expected = (kappa(a2) - kappa(0.0)) / (1 - kappa(0.0))
         assert abs(share.item() - expected) < 0.05, (share, expected)
 
 # %% ../../../nbs/415_layers.proxy_norm.ipynb

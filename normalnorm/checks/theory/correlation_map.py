@@ -14,7 +14,7 @@ import torch
 
 from normalnorm.claims import claim
 from normalnorm.theory import correlation_map as maps
-from normalnorm.theory.pairs import fisher_law
+from normalnorm.theory.pairs import activation_of, fisher_law, joint_mean
 
 
 def sampled_channels(norm, phi, c, gamma_std, beta_std, eps, channels=3000,
@@ -36,9 +36,10 @@ def sampled_channels(norm, phi, c, gamma_std, beta_std, eps, channels=3000,
     return 2 * (z[0] * z[1]).mean() / sum((h * h).mean() for h in z)
 
 
-@claim("map-wide", source="new", statement="a wide normalizer takes a mean off "
-       "each channel and weights it: F(c) as by @eq-map", kind="theorem",
-       verdict="holds", evidence="proof", formula=maps.correlation_map,
+@claim("map-wide", source="new", statement="in the limit of width a normalizer "
+       "takes a mean off each channel and weights it: F(c) as by @eq-map",
+       kind="theorem", verdict="holds", evidence="proof",
+       formula=maps.correlation_map,
        mutant=lambda c, phi, norm, g, b, eps: maps.correlation_map(
            c, phi, norm, g, 0.8 * b, 2 * eps))
 def _(f):
@@ -109,6 +110,46 @@ def _(rho):
             for c in np.linspace(-1 if steep <= 1 else 0, 1, 12):
                 value = maps.correlation_map(float(c), phi, "layer", g, b)
                 assert 1 - value <= steep * (1 - c) + 1e-10
+
+
+def lost_by_bias(gamma, beta, weight, r):
+    "E βφφ'/E φ² over channels; φ is t above 0 and r·t below."
+    at = beta / gamma
+    tail = (2 / math.pi)**0.5 * torch.exp(-at**2 / 2)
+    mean = gamma * (tail + at * torch.erf(at / 2**0.5))         # E |t|
+    odd = gamma**2 * ((1 + at**2) * torch.erf(at / 2**0.5) + at * tail)
+    even, other = (1 + r * r) / 2, (1 - r * r) / 2
+    return (weight @ (beta * (even * beta + other * mean)) / (weight @ (
+        even * (gamma**2 + beta**2) + other * odd))).item()     # odd: E t|t|
+
+
+@claim("map-bias", source="new", statement="for positive homogeneous φ and any "
+       "law of γ and β, 1 − F'(1) = E βφφ'/E φ² under layer norm; for "
+       "symmetric β this is 1 − ρ, otherwise not", kind="theorem",
+       verdict="holds", evidence="proof", formula=lost_by_bias,
+       mutant=lambda gamma, beta, weight, r: (weight @ beta**2 / (
+           weight @ (gamma**2 + beta**2))).item())
+def _(lost):
+    """F near 1 by quadrature, for a shifted, a skewed and a two-valued β, one
+    that goes with γ, and a symmetric one.
+    """
+    x, w = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(12))
+    e, v = map(torch.from_numpy, np.polynomial.laguerre.laggauss(12))
+    two, half = torch.tensor([-0.6, 0.3]).double(), torch.ones(2).double() / 2
+    for gamma, beta, weight in (
+            (1 + 0 * x, 0.2 * x - 0.5, w / w.sum()), (1 + 0 * x, 0.2 * x + 0.3,
+            w / w.sum()), (1 + 0 * e, 0.4 * (e - 1), v), (1 + 0 * two, two,
+            half), (1 - two, two, half), (1 + 0 * x, 0.4 * x, w / w.sum())):
+        for phi, r in (("relu", 0.0), ("abs", -1.0),
+                       (torch.nn.LeakyReLU(0.3), 0.3)):
+            at = lambda c: (weight @ joint_mean(
+                activation_of(phi), beta, gamma**2, c * gamma**2)).item()
+            steep = (1 - at(1 - 1e-6) / at(1.0)) * 1e6
+            assert abs(1 - steep - lost(gamma, beta, weight, r)) < 2e-3
+    # the text's
+    for mean, steep in ((-0.5, 1.405), (0.3, 0.758)):
+        assert abs(1 - lost(1 + 0 * x, 0.2 * x + mean, w / w.sum(), 0.0)
+                   - steep) < 5e-4
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 @claim("map-relu-law", source="new", statement="under layer norm, ReLU and no "
@@ -185,12 +226,52 @@ def _(values):
     "Four activations, γ and β, with and without ε; PreLayerNorm, γ fixed."
     for phi in ("relu", "abs", "tanh",
                 lambda y: (0.5 * y).sin() + 0.2 * y * y):
-        for g, b, eps in ((0.0, 0.0, 0.0), (0.3, 0.4, 0.0), (0.2, 0.2, 0.03)):
+        for g, b, eps in ((0.0, 0.0, 0.0), (0.3, 0.4, 0.0), (0.2, 0.2, 0.03),
+                          (0.3, 0.0, 0.0)):
             zero, steep = values(phi, "proxy", g, b, eps)
             assert abs(zero) < 1e-9 and steep > 1 + 1e-5
+            # the channels' means differ, but for an odd φ without β
             zero, steep = poincare(phi, "pre-layer", g, b, 0.0)
-            assert (abs(zero) < 1e-9) == (b == 0 == g)
+            alike = b == 0 and (g == 0 or phi == "tanh")
+            assert abs(zero) < 1e-9 if alike else zero > 1e-4
     assert abs(values("identity", "proxy", 0.3, 0.4, 0.0)[1] - 1) < 1e-9
+
+
+def pre_slope(gamma_std, beta_std):
+    "ρ/(1 − m²/E φ²) for ReLU and normal β; m by the mean of |γ, β|."
+    x, w = np.polynomial.hermite_e.hermegauss(60)
+    size = (1 + gamma_std * x)**2 + beta_std**2
+    mean_square = (w @ size**0.5)**2 / w.sum() / (w @ size)
+    return published(gamma_std, beta_std) / (1 - mean_square / math.pi)
+
+
+@claim("map-pre-collapses", source="new", statement="with ReLU and normal β "
+       "PreLayerNorm has F'(1) = ρ/(1 − m²/E φ²): it collapses where that is 1 "
+       "or less, for γ = 1 where ρ ≤ 1 − 1/π; a proxy never", kind="theorem",
+       verdict="holds", evidence="proof", formula=pre_slope,
+       mutant=lambda gamma_std, beta_std: math.pi / (math.pi - 1))
+def _(steep):
+    """The library's slope and fixed point on both sides; 4000 channels and the
+    next layer's pairs, thirty layers deep.
+    """
+    for g, b in ((0.0, 0.2), (0.0, 0.68), (0.0, 0.69), (0.0, 1.2), (0.3, 0.4),
+                 (0.2, 0.8)):
+        assert abs(maps.slope("relu", "pre-layer", g, b) - steep(g, b)) < 1e-6
+        end = maps.fixed_point("relu", "pre-layer", g, b)
+        assert (end == 1) == (steep(g, b) <= 1), (g, b, end)
+        assert maps.fixed_point("relu", "proxy", g, b) == 0
+    assert abs(steep(0.0, 0.6833) - 1) < 1e-4
+    assert abs(steep(0.0, 0.8) - 0.8945) < 1e-4
+    torch.manual_seed(0)
+    for b in (0.2, 1.0):
+        c = 0.5
+        for _ in range(30):
+            u, e = torch.randn(2, 4000, dtype=torch.float64)
+            z = torch.stack([u, c * u + (1 - c * c)**0.5 * e]) + (
+                b * torch.randn(4000, dtype=torch.float64))
+            z = z.relu() - z.relu().mean(1, keepdim=True)
+            c = min(torch.cosine_similarity(*z, dim=0).item(), 1.0)
+        assert (c > 0.99) == (steep(0.0, b) <= 1), (b, c)
 
 
 @claim("map-pre-is-proxy", source="new", statement="at γ = 1, β = 0, ε = 0 "
@@ -344,7 +425,8 @@ def growth(n):
 
 @claim("map-batch-slope", source="new; yang2019 for large batches",
        statement="the growth of squared gradients under batch norm of N "
-                 "samples",
+                 "samples, of a gradient that is independent of the layer and "
+                 "exchangeable over the samples",
        kind="theorem", verdict="holds", evidence="proof", formula=growth,
        mutant=lambda n: growth(n + 1))
 def _(rate):
@@ -474,7 +556,7 @@ def width_bias(c):
 
 
 @claim("map-width", source="new", statement="a layer of n channels biases the "
-       "correlation by B(c)/n + O(n⁻²), for ReLU at c = 0 by 3/(4πn)",
+       "mean correlation by B(c)/n + O(n⁻²), for ReLU at c = 0 by 3/(4πn)",
        kind="theorem", verdict="holds", evidence="proof", formula=width_bias,
        mutant=lambda c: 2.5 * width_bias(c))
 def _(bias):
@@ -492,3 +574,57 @@ def _(bias):
         error = n * found.std() / nets**0.5
         assert abs(n * (found.mean() - 1 / math.pi) - bias(0.0)) < (
             5 * error + 6 / n), n
+
+# %% ../../../nbs/350_theory.correlation_map.ipynb
+rms = lambda v: v / v.square().mean(1, keepdim=True).sqrt()
+
+
+def stream(norm, x, blocks):
+    "A branch of root mean square 1 added so many times."
+    for _ in range(blocks):
+        z = rms(x).relu()
+        z = rms(z - z.mean(1, keepdim=True) if norm == "pre-layer" else z)
+        x = x + z @ (torch.randn(x.shape[1], x.shape[1]) / x.shape[1]**0.5)
+    return x
+
+
+def grown(rho, blocks):
+    "The product of 1 + ρ/l."
+    return math.exp(math.lgamma(blocks + 1 + rho) - math.lgamma(blocks + 1)
+                    - math.lgamma(1 + rho))
+
+
+@claim("map-residual-gradients", source="new", statement="where block l adds a "
+       "normalized branch to a stream of power l, the distance 1 − c goes like "
+       "l^(F'(1) − 1) near 0, and the square of a gradient that is "
+       "independent of the block grows like l^F'(1)", kind="theorem",
+       verdict="holds", evidence="proof",
+       formula=lambda norm: maps.slope("relu", norm),
+       mutant=lambda norm: maps.slope("relu", norm) - 1)
+def _(exponent):
+    """The distance by the map; one block of width 512, backward, at two powers;
+    forty of width 192, roughly; the numbers of the text.
+    """
+    gap, rho = 1e-7, exponent("pre-layer")
+    for l in range(1, 41):
+        gap = 1 - maps.correlation_map(1 - gap, "relu", "pre-layer",
+                                       skip=l**0.5)
+    # relative to the power 41, what a gradient's square grows by
+    assert abs(gap / 1e-7 * 41 / grown(rho, 40) - 1) < 0.01
+    torch.manual_seed(0)
+    for norm in ("layer", "pre-layer"):
+        rho = exponent(norm)
+        for power, blocks, width in ((1, 1, 512), (4, 1, 512), (1, 40, 192)):
+            x = power**0.5 * rms(torch.randn(2000 // blocks, width))
+            start = torch.randn_like(x.requires_grad_())
+            back, = torch.autograd.grad(stream(norm, x, blocks), x, start)
+            size = start.square().sum()
+            if blocks == 1:     # by the branch; no cross term but by chance
+                branch = (back - start).square().sum() / size
+                assert abs(branch * power / rho - 1) < 0.015
+                assert abs((back - start).mul(start).sum() / size) < 0.03
+            else:
+                assert abs(back.square().sum() / size / grown(rho, blocks) - 1
+                           ) < 0.5
+    assert round(grown(exponent("layer"), 50)) == 51
+    assert round(grown(exponent("pre-layer"), 50)) == 248

@@ -9,6 +9,7 @@ import math
 
 import mpmath as mp
 import numpy as np
+import scipy.special
 import scipy.stats
 import torch
 
@@ -143,6 +144,49 @@ def _(kurtosis):
         error = 15 * (s**2).std() / len(s)**0.5
         assert abs(3 * (s**2).mean() - 3 - kurtosis(n, layers)) < error, (
             n, layers)
+
+# %% ../../../nbs/348_theory.pairs.ipynb
+def one_layer(n):
+    "E log and E of χ²_{k−1}/χ²_k, k ~ Bin(n, ½), for k of 2 and 3 at least."
+    k = np.arange(2, n + 1)
+    p = scipy.stats.binom.pmf(k, n, 0.5)
+    digamma = scipy.special.digamma
+    return (p @ (digamma((k - 1) / 2) - digamma(k / 2)) / p.sum(),
+            p[1:] @ ((k[1:] - 1) / (k[1:] - 2)) / p[1:].sum())
+
+
+@claim("pair-one-layer", source="new; jakub2023 to 1/n", statement="a ReLU "
+       "layer of n units without β and any scale of an input multiplies 1 − c "
+       "of near inputs by χ²_{k−1}/χ²_k, k ~ Bin(n, ½): its mean grows by "
+       "about 1 + 2/n, its logarithm falls by 2/n", kind="theorem",
+       verdict="holds", evidence="proof", formula=one_layer,
+       mutant=lambda n: (-math.log((n - 1) / (n - 2)), (n - 1) / (n - 2)))
+def _(law):
+    """Layers drawn, with the first order of a small difference; the size for
+    large n; layer norm's drift.
+    """
+    source = np.random.default_rng(0)
+
+    def drawn(n, count, centre=False):
+        "The factor of 1 − c, from z = relu(x) and z' of two near inputs."
+        x, e = source.standard_normal((2, count, n))
+        if centre:
+            x, e = (v - v.mean(1, keepdims=True) for v in (x, e))
+            e = e - x * (e * x).mean(1, keepdims=True) / (x * x).mean(
+                1, keepdims=True)
+        z, d = x * (x > 0), e * (x > 0)
+        size = (z * z).sum(1) + 1e-300
+        return ((d * d).sum(1) - (z * d).sum(1)**2 / size) / size
+    for n, count in ((12, 600_000), (40, 40_000)):
+        factor = drawn(n, count)
+        factor = factor[factor > 1e-12]         # two active units or more
+        drift, mean = law(n)
+        error = np.log(factor).std() / count**0.5
+        assert abs(np.log(factor).mean() - drift) < 4 * error
+        if n == 40:
+            assert abs(factor.mean() - mean) < 4 * factor.std() / count**0.5
+    assert abs(400 * law(400)[0] + 2) < 0.03 > abs(400 * (law(400)[1] - 1) - 2)
+    assert abs(40 * np.log(drawn(40, 40_000, True)).mean() + 2.5) < 0.3
 
 # %% ../../../nbs/348_theory.pairs.ipynb
 def by_channel(y):
