@@ -232,7 +232,7 @@ def test_letters_of_equations_are_defined_before():
             rows.setdefault(plain(found), set()).update(
                 {here} if only else range(here, len(chapters())))
     for i, c in enumerate(chapters()):
-        known = {letter for letter, where in rows.items() if i in where} | {r"\pi"}
+        known = {r"\pi"} | {s for s, where in rows.items() if i in where}
         for _, found in markup.cells(c.cells()):
             equations = [b for b in markup.walk(found)
                          if isinstance(b, markup.Equation)]
