@@ -206,7 +206,7 @@ def plain(symbol: str) -> str:
 
 def defined(tex: str, displayed: bool = False):
     "What the parts of a formula begin with, as the left side of a relation."
-    for part in re.split(r"[,;](?![^()]*\))|\\q?quad|\\\\|:=",
+    for part in re.split(r"[,;](?![^()]*\))|\\q?quad|\\\\(?:\[\w+\])?|:=",
                          re.sub(r"&|\\(?:begin|end)\{\w+\}", "", tex)):
         part = re.sub(r"^(?:\s|\\[,;! ])+", "", part)
         if found := SYMBOL.match(part):
