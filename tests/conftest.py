@@ -19,6 +19,17 @@ os.environ["NORMALNORM_QUIET"] = "1"
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
+    # PyTorch joins gloo's threads under Python's lock, for which one of them
+    # may wait (its #154976): a group is kept until this process ends
+    import torch.distributed as dist
+    kept, destroy = [], dist.destroy_process_group
+
+    def keep(group=None):
+        kept.append(group or dist.group.WORLD)
+        destroy(group)
+    dist.destroy_process_group = keep
+
 
 @pytest.fixture(autouse=True)
 def seeded():

@@ -13,7 +13,7 @@ pytest.importorskip("yaml", reason="the book's tools are not installed")
 dialect = pytest.importorskip(
     "tools.dialect", reason="the book's tools are not installed")
 from normalnorm.claims import ledger  # noqa: E402
-from tools import api  # noqa: E402
+from tools import api, markup  # noqa: E402
 from tools.chapters import ROOT, chapter, chapters  # noqa: E402
 from tools.run import Run  # noqa: E402
 
@@ -188,6 +188,64 @@ def test_the_page_of_symbols_is_complete():
                 r"\alpha", r"\epsilon", r"\mu", r"\sigma^2", "R^2", "B", "C",
                 "H", "W", "T", "N", r"\gamma", r"\beta"):
         assert tex in text, tex
+
+
+SYMBOL = re.compile(
+    r"(?:\\(?:hat|tilde|d?dot)\s?\{?)?\\(?:mathcal\{?\s?\w|(?:var)?(?i:alpha|beta"
+    r"|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau"
+    r"|upsilon|phi|chi|psi|omega)(?![A-Za-z]))")
+# indices and arguments, and what a definition goes on with
+DEFINES = re.compile(
+    r"(?:[\s'}]|\\,|[_^](?:\{[^{}]*\}|\\?\w+|.)|\((?:[^()]|\([^()]*\))*\))*"
+    r"(?P<how>$|[=<>:]|\\(?:le|ge|ne|in|to|sim|approx)\b)")
+
+
+def plain(symbol: str) -> str:
+    return re.sub(r"[\s{}]", "", symbol)
+
+
+def defined(tex: str, displayed: bool = False):
+    "What the parts of a formula begin with, as the left side of a relation."
+    for part in re.split(r"[,;](?![^()]*\))|\\q?quad|\\\\(?:\[\w+\])?|:=",
+                         re.sub(r"&|\\(?:begin|end)\{\w+\}", "", tex)):
+        part = re.sub(r"^(?:\s|\\[,;! ])+", "", part)
+        if found := SYMBOL.match(part):
+            how = DEFINES.match(part, found.end())
+            if how and (how["how"] or not displayed):
+                yield plain(found[0])
+
+
+def test_letters_of_equations_are_defined_before():
+    """A Greek or calligraphic letter of a displayed equation begins a formula
+    of the same cell or of one before, or stands in a row of the table whose
+    place is not behind; a row that names its chapter holds there.
+    """
+    place, rows, missing, seen = {}, {}, [], 0
+    for i, c in enumerate(chapters()):
+        for cell in c.cells():
+            for label in re.findall(r"\{#([\w-]+)", "".join(cell["source"])):
+                place[label] = i
+    for symbol, meaning, _, where in notation_rows():
+        here, only = place[where[1:]], re.search(
+            r"\bin (?:\[|part)|\bthere: ", meaning)
+        for found in SYMBOL.findall(symbol):
+            rows.setdefault(plain(found), set()).update(
+                {here} if only else range(here, len(chapters())))
+    for i, c in enumerate(chapters()):
+        known = {r"\pi"} | {s for s, where in rows.items() if i in where}
+        for _, found in markup.cells(c.cells()):
+            equations = [b for b in markup.walk(found)
+                         if isinstance(b, markup.Equation)]
+            for e in equations:
+                known.update(defined(e.tex, True))
+            for span in markup.spans(found):
+                if isinstance(span, markup.Literal) and span.text[0] == "$":
+                    known.update(defined(span.text.strip("$")))
+            for e in equations:
+                used = {plain(s) for s in SYMBOL.findall(e.tex)}
+                seen += len(used)
+                missing += [(c.name, e.label, s) for s in used - known]
+    assert seen > 500 and missing == []
 
 
 # ---- the API ----------------------------------------------------------------

@@ -23,7 +23,6 @@ FAR = 30
 NO_PICTURE = {
     "705_names": "four slips and what is like them",
     "710_claims": "a table of a statement and its mutant",
-    "732_experiments.text": "four hundred characters of the text",
     "733_experiments.idx": "what a reader makes of a file cut short",
     "750_experiments.train": "five demands, in words",
     "760_experiments.results": "the table of what a row answers",

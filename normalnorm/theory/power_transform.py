@@ -116,7 +116,7 @@ def _phi(k: int, t: Tensor) -> Tensor:
 
 
 def _derivative(h: Tensor, lmbda: Tensor, k: int) -> Tensor:
-    "∂ᵏψ/∂λᵏ = σᵏ⁺¹ φ_k(ηℓ), without gradient."
+    "∂ᵏψ/∂λᵏ = slog(h)ᵏ⁺¹ φ_k(ηℓ), without gradient."
     left, ell = h < 0, h.abs().log1p()
     t = torch.where(left, 2 - lmbda, lmbda) * ell
     root = torch.exp(t.clamp(min=0) / 2)

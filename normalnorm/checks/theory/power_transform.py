@@ -204,8 +204,8 @@ from normalnorm.theory.power_transform import power_transform_derivative
 
 
 @claim("nn-yj-dlambda", source="eftekhari2025, App. C, D",
-       statement="∂ᵏψ/∂λᵏ = σᵏ⁺¹·φ_k(ηℓ), φ_k(t) = ∫₀¹ rᵏ eᵗʳ dr; at η = 0 the "
-                 "first is ½ℓ²",
+       statement="∂ᵏψ/∂λᵏ = slog(h)ᵏ⁺¹·φ_k(ηℓ), φ_k(t) = ∫₀¹ rᵏ eᵗʳ dr; at "
+                 "η = 0 the first is ½ℓ²",
        kind="identity", verdict="holds", evidence="numerical",
        formula=power_transform_derivative,
        mutant=lambda h, lmbda, k:
@@ -256,7 +256,7 @@ def _(reflect):
        mutant=-1.0)
 def _(sign):
     """Second differences of the printed branches in 50 digits; the proof is the
-    sign of σ³φ₂.
+    sign of slog(h)³φ₂.
     """
     with mp.workdps(50):
         for h, lmbda in GRID:
