@@ -182,7 +182,7 @@ def _(least):
        statement="a network is ordered where the correlation goes to 1 with "
                  "depth and chaotic where it goes to less: where the map of "
                  "the correlation has a slope of at most 1 at 1, or more",
-       kind="definition", verdict="holds", evidence="numerical",
+       kind="definition", verdict="holds", evidence="proof",
        formula=lambda slope: slope <= 1, mutant=lambda slope: slope > 1)
 def _(is_ordered):
     """Nine maps repeated: ReLU behind layer norm and PreLayerNorm, and an error

@@ -164,8 +164,10 @@ def _(r):
 
 
 @claim("bnu-reg-unique", source="rao2020, §3.2",
-       statement="the regularizer has a unique minimum", kind="theorem",
-       verdict="fails", evidence="proof", formula=True, mutant=False)
+       statement="the regularizer has a unique minimum when the mean over the "
+                 "batch is 0", kind="theorem", verdict="holds if",
+       condition="the set of all batches with this mean is meant, and not one "
+                 "batch", evidence="proof", formula=True, mutant=False)
 def _(several):
     "Two batches, and their negatives, with r = 0; their means agree."
     ends = [after_descent(squared_means, torch.randn(6, 4).double() + 1)

@@ -725,7 +725,7 @@ def _(prepare):
        statement="channels of layer norm random nets become more and more "
                  "unequal in power; in the limit of collapse the participation "
                  "ratio is 1/3, that of squared normal means",
-       kind="estimate", verdict="holds", evidence="numerical", formula=1 / 3,
+       kind="estimate", verdict="holds", evidence="proof", formula=1 / 3,
        mutant=2 / 3)
 def _(end):
     """(ΣP)²/(C ΣP²) at layers 2 and 20, mean of four nets of width 128; of
