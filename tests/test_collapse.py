@@ -55,6 +55,10 @@ def test_options_of_a_net():
     summed = list(collapse.random_net(x, 3, 6, residual=True))
     assert (plain[0].x == summed[0].x).all()
     torch.testing.assert_close(summed[1].x, plain[1].x + plain[0].x)
+    # where the branches are 0, the sum of all before stays the first
+    first, *rest = collapse.random_net(x, 4, 6, activation=torch.zeros_like,
+                                       residual=True)
+    assert all((layer.x == first.x).all() for layer in rest)
     none = next(iter(collapse.random_net(x, 1, 6, lambda t: t,
                                          prepare=torch.zeros_like)))
     assert none.x.abs().max() == 0

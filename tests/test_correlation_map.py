@@ -147,9 +147,10 @@ def test_bmlv_of_unequal_samples_with_epsilon():
     torch.testing.assert_close(found, z.T @ z / z.square().sum() * 5,
                                atol=0.01, rtol=0)
     equal = torch.full((4, 4), 0.3, dtype=torch.float64).fill_diagonal_(1)
-    assert correlation_map(equal, "tanh", "bmlv", eps=0.2)[0, 1].item(
-        ) == pytest.approx(correlation_map(0.3, "tanh", "bmlv", eps=0.2,
-                                           batch=4), abs=5e-3)
+    for phi, here in (("tanh", (0.0, 0.0, 0.2)), ("relu", (0.0, 0.5, 0.5))):
+        assert correlation_map(equal, phi, "bmlv", *here)[0, 1].item(
+            ) == pytest.approx(correlation_map(0.3, phi, "bmlv", *here,
+                                               batch=4), abs=5e-3)
 
 
 def test_epsilon_noise_and_skip():
@@ -185,6 +186,9 @@ def test_fixed_points():
         c = fixed_point("relu", norm, 0.2, 0.2, **here)
         assert 0 < c < 1 and correlation_map(
             c, "relu", norm, 0.2, 0.2, **here) == pytest.approx(c, abs=1e-9)
+    c = fixed_point("relu", "pre-layer", 0.0, 0.67)
+    assert 0.99 < c < 1 and correlation_map(
+        c, "relu", "pre-layer", 0.0, 0.67) == pytest.approx(c, abs=1e-9)
 
 
 def test_hermite_shares_are_the_known_ones_of_relu():
@@ -195,6 +199,10 @@ def test_hermite_shares_are_the_known_ones_of_relu():
                                atol=1e-7, rtol=0)
     assert hermite_shares("tanh", "proxy", 0.2, 0.2, eps=0.03).sum(
         ).item() == pytest.approx(1, abs=1e-6)
+    for norm in ("pre-layer", "weight-standardization"):
+        p = hermite_shares("relu", norm, count=8) * (1 - 1 / math.pi)
+        torch.testing.assert_close(p[:6], torch.tensor(
+            [0, *expected[1:]]).double(), atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("arguments, keywords, says", [
@@ -383,6 +391,34 @@ def test_the_field_of_single_positions_is_the_map():
     torch.testing.assert_close(
         (out := fields.next_field(field, 4, "batch")[1]) / out.trace() * 4,
         correlation_map(field, "relu", "batch"))
+
+
+@pytest.mark.parametrize("norm, group", [
+    ("layer", None), ("pre-layer", None), ("batch", None), ("group", 4)])
+def test_the_field_of_unequal_images_with_epsilon(norm, group):
+    "Drawn channels; one image has most of the power, at one of its positions."
+    torch.manual_seed(0)
+    mixed = torch.randn(6, 8, dtype=torch.float64)
+    mixed[0] *= 4
+    mixed[3:] /= 2
+    x = torch.randn(200_000, 8).double() @ mixed.T / 8**0.5
+    units = x.reshape(-1, group or 1, 2, 3)
+    if norm == "batch":
+        over, units = (1, 2, 3), units - units.mean((2, 3), keepdim=True)
+    else:
+        over = (1, 3) if group else (0, 1, 3)
+    if group:
+        units = units - units.mean(over, keepdim=True)
+    y = units / (units.square().mean(over, keepdim=True) + 0.4).sqrt()
+    z = y.relu()
+    if norm == "pre-layer":
+        z = z - z.mean(over, keepdim=True)
+    found = fields.next_field(mixed @ mixed.T / 8, 2, norm, eps=0.4,
+                              group=group, drawn=200_000)
+    for values, field in zip((y.reshape(x.shape), z.reshape(x.shape)), found):
+        root = field.diagonal().sqrt()
+        apart = values.T @ values / len(x) - field
+        assert (apart / torch.outer(root, root)).abs().max() < 0.02
 
 
 def small_images(count):

@@ -303,6 +303,21 @@ def test_only_pairs_that_belong_together_are_folded(untraceable):
         torch.testing.assert_close(folded(u), model(u), rtol=1e-9, atol=1e-9)
 
 
+def test_a_map_that_is_called_twice_is_left():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.map, self.norm = (nn.Conv2d(3, 3, 1),
+                                   normalnorm.BatchNormalNorm2d(3))
+
+        def forward(self, x):
+            return self.norm(self.map(self.map(x)))
+    model, u = seen(Twice(), (5, 3, 4, 4)), torch.randn(5, 3, 4, 4)
+    folded = fold(model)
+    assert not any(isinstance(m, FoldedNormality) for m in folded.modules())
+    torch.testing.assert_close(folded(u), model(u))
+
+
 def test_what_cannot_be_folded_is_left():
     def left(first, second, change=lambda m: None):
         model = seen(nn.Sequential(first, second), (5, 3, 4, 4))

@@ -124,6 +124,14 @@ def test_places():
         layer_correlations(twice, torch.randn(50, 3), places=["b"])
 
 
+def test_what_follows_in_place_does_not_reach_a_place():
+    model, x = nn.Sequential(nn.Linear(5, 7), nn.ReLU()), torch.randn(40, 5)
+    apart = layer_correlations(model, x, places=["0"])
+    model[1].inplace = True
+    assert layer_correlations(model, x, places=["0"]) == apart
+    assert apart["0"] != apart["output"]
+
+
 def test_in_half_precision_and_with_a_tuple_as_output():
     class Two(nn.Module):
         def forward(self, x):

@@ -101,9 +101,10 @@ def test_gradients(scale, distinct):
     assert torch.autograd.gradgradcheck(both, leaves)
 
 
-@pytest.mark.parametrize("distinct", [False, True])
-def test_masks(distinct):
-    layer = PreRegNormLinear(4, 6, distinct=distinct, dtype=D)
+@pytest.mark.parametrize("scale, distinct", [("rms", False), ("rms", True),
+                                             ("std", False)])
+def test_masks(scale, distinct):
+    layer = PreRegNormLinear(4, 6, scale=scale, distinct=distinct, dtype=D)
     x = torch.randn(2, 5, 4, dtype=D)
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]) > 0
     net = nn.Sequential(layer, nn.Identity())

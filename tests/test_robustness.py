@@ -352,6 +352,17 @@ def test_accuracy_counts_what_withstands():
             == robust_accuracy(model, x, y, (0.3,), "pgd", 0))
 
 
+def test_what_is_wrong_without_attack_stays_so():
+    "The step goes through the range that is wrong and out on the other side."
+    class Outside(nn.Module):
+        def forward(self, x):
+            return torch.cat([0 * x, x.square() - 1], 1)
+    x, y = torch.tensor([[0.9], [3.5]]), torch.tensor([1, 1])
+    assert Outside()(fgsm(Outside(), x, y, 2.0)).argmax(1).tolist() == [1, 1]
+    assert robust_accuracy(Outside(), x, y, (0.0, 2.0), "fgsm") == {
+        0.0: 50.0, 2.0: 50.0}
+
+
 def test_training_on_attacked_inputs():
     torch.manual_seed(0)
     model, (x, y) = network(NETWORKS["batch normality"]), pixels()

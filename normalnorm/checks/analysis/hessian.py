@@ -111,15 +111,17 @@ def _(find):
                  "eigenvalue", kind="theorem", verdict="holds",
        evidence="proof", formula=1.0, mutant=0.9)
 def _(factor):
-    """Random vectors; two eigenvectors in equal parts, for which the bound is
-    met.
+    """Random vectors; neighbouring eigenvectors in equal parts, for which the
+    bound is met.
     """
-    values = torch.tensor([3.0, 1.0, -2.0, 0.5], dtype=torch.float64)
-    for v in (*torch.randn(50, 4, dtype=torch.float64),
-              torch.tensor([1.0, 1, 0, 0], dtype=torch.float64)):
+    values = torch.tensor([3.0, 1.0, 0.5, -2.0], dtype=torch.float64)
+    pairs = torch.tensor([[1.0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, -1]])
+    for i, v in enumerate((*pairs.double(), *torch.randn(50, 4).double())):
         theta = (values * v) @ v / (v @ v)
-        bound = ((values - theta) * v).norm() / v.norm()
-        assert (values - theta).abs().min() <= factor * bound + 1e-12
+        bound = factor * ((values - theta) * v).norm() / v.norm()
+        nearest = (values - theta).abs().min()
+        assert nearest <= bound + 1e-12
+        assert i >= len(pairs) or abs(nearest - bound) < 1e-12
 
 
 @claim("hessian-multiple", source="new",

@@ -92,19 +92,23 @@ def _(axes):
 # %% ../../../nbs/310_layers.normalizers.ipynb
 @claim("bnu-consistent-scaling", source="rao2020, §2, Table 2",
        statement="the crosses BMLV and LMBV ensure consistent scaling",
-       kind="estimate", verdict="holds if",
-       condition="for BMLV, with the deviation of z − μ^B; for LMBV it fails "
-                 "in either reading",
-       evidence="numerical", formula=lambda z: (z - z.mean(0)).std(
-           1, correction=0, keepdim=True),
+       kind="estimate", verdict="fails", evidence="proof",
+       formula=lambda z: (z - z.mean(0)).std(1, correction=0, keepdim=True),
        mutant=lambda z: z.std(1, correction=0, keepdim=True))
 def _(deviation):
-    """Mean square of z̃ in a random ReLU network, width 256, batch 128, three
-    seeds: that of BMLV stays within 2 % down to depth 20, that of LMBV grows.
+    """LMBV's mean square in a unit is 1 + m²/σ², m and σ of z − μ^i over the
+    batch, which has no bound. In a random ReLU network, width 256, batch 128,
+    three seeds, it grows; that of BMLV stays within 2 % down to depth 20.
 
-    The mutant divides by the deviation of z.
+    The mutant divides BMLV by the deviation of z, which loses its scale too.
     """
     lmbv = normalizers.LMBVNorm(256, track_running_stats=False)
+    z = torch.randn(128, 256) + torch.randn(256)
+    left = z - z.mean(1, keepdim=True)
+    torch.testing.assert_close(
+        lmbv(z).square().mean(0),
+        1 + left.mean(0).square() / left.var(0, correction=0),
+        rtol=1e-3, atol=0)          # the layer has an ε
     for seed in range(3):
         torch.manual_seed(seed)
         x = y = torch.randn(128, 256)

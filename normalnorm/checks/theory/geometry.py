@@ -115,8 +115,9 @@ def _(norm):
         torch.testing.assert_close(norm(u, groups), by_loops(u, groups))
 
 
-@claim("uf-gn-compromise", source="salina, §2.4",
-       statement="group norm is a compromise between batch norm and layer norm",
+@claim("uf-gn-compromise", source="salina, §2.4 (implied)",
+       statement="as an operation, group norm lies between batch norm and "
+                 "layer norm",
        kind="theorem", verdict="fails", evidence="proof",
        formula=(layer_norm, instance_norm), mutant=(layer_norm, batch_norm))
 def _(ends):

@@ -277,9 +277,9 @@ def _(powers):
         torch.testing.assert_close(end, ends[0], rtol=1e-6, atol=1e-8)
 
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
-@claim("uf-adversarial", source="salina, abstract, §3.2, §4.2",
-       statement="the weight norms that grow by scale invariance amplify the "
-                 "effect of adversarial perturbations",
+@claim("uf-adversarial", source="salina, abstract, §3.2, §4.2 (implied)",
+       statement="as a consequence of scale invariance alone, weight norms that "
+                 "grow can amplify the effect of adversarial perturbations",
        kind="theorem", verdict="fails", evidence="proof", formula=True,
        mutant=False)
 def _(anew):
@@ -431,7 +431,7 @@ def _(lost):
                                inside)
 
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
-@claim("uf-sn", source="salina, §1, §3.1",
+@claim("uf-sn", source="salina, §1, §3.1 (implied)",
        statement="spectral norm projects the weights onto a hypersphere",
        kind="theorem", verdict="fails", evidence="proof",
        formula=lambda s: (s / s.max()).square().sum().sqrt(),
@@ -489,7 +489,7 @@ def _(bias):
         torch.testing.assert_close(pruned, whole)
 
 
-@claim("uf-gamma-gauge", source="salina, §3.3",
+@claim("uf-gamma-gauge", source="salina, §3.3 (implied)",
        statement="γ measures how important a channel is", kind="theorem",
        verdict="fails", evidence="proof", formula=lambda s: 1 / s,
        mutant=lambda s: 1.0)
