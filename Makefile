@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve pdf bench wheel mutants records clean test-oldest test-newest test-processors
+.PHONY: help book test export lab serve pdf bench wheel mutants records clean test-oldest test-newest test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -60,3 +60,6 @@ test-newest:  ## book and tests with the newest torch, numpy, scipy, matplotlib;
 
 test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, for ARM by an emulator, under sanitizers (half an hour; not part of CI)
 	@$(BIN)/python -m tools.processors --install
+
+test-avx2: $(VENV)/.ready  ## the kernel's chapters and tests as on a processor that has nothing beyond AVX2 (a few minutes)
+	@$(BIN)/python -m tools.processors --again --only "tests gcc AVX2 2 threads"

@@ -8,9 +8,10 @@ and clang, whatever machine runs them; outcomes in results/processors.json.
     every test in a clone, as on a machine that has nothing beyond AVX2 (or:
     --whole default, SSE2)
 
-tests: tests/test_native.py and tests/test_proxy.py whole, and what
-tests/test_proxy_norm.py asks of the kernel, with PyTorch's own kernels held to
-the same instruction set. driver: a C++ program (tests/kernel/)
+tests: tests/test_native.py and tests/test_proxy.py whole, what
+tests/test_proxy_norm.py asks of the kernel, and the chapters that derive it,
+with PyTorch's own kernels held to the same instruction set; `make test-avx2`
+is such a part. driver: a C++ program (tests/kernel/)
 that links the kernel and compares with recorded numbers, bfloat16 with float32,
 and work in stages with the whole, compiled with -Wall -Wextra, of which no
 warning is accepted; on ARM by an emulator. sanitizers: the driver under the
@@ -49,6 +50,11 @@ TESTS = ("tests/test_native.py", "tests/test_proxy.py", *(
         "values_that_are_not_finite_or_far", "derivatives_and_threads",
         "without_an_epsilon", "memory_that_is_not_there",
         "settings_that_change")))
+# those that assert what the kernel computes; the other chapters allow for more
+CHAPTERS = tuple(f"tests/test_chapters.py::test_chapter[{name}]" for name in (
+    "282_layers.engines.native", "283_layers.engines.compiled",
+    "284_layers.engines.operators", "410_layers.proxy",
+    "415_layers.proxy_norm"))
 
 
 @dataclass(frozen=True)
@@ -186,6 +192,7 @@ def environment(instructions: str, compiler: str, cache_folder: Path,
     return usual | dict(SETS[instructions].torch) | {
         "CXX": f"{COMPILERS[compiler]} {SETS[instructions].march}",
         "NORMALNORM_CACHE": str(cache_folder),
+        "NORMALNORM_TEST_BUILD": str(cache_folder / "_build"),
         "NORMALNORM_TEST_THREADS": str(threads), "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(threads)}
 
@@ -224,6 +231,8 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
         raise Failed(f"the kernel has lanes, fused, tables = {', '.join(way)} "
                      f"and PyTorch {torch_has}, where {SETS[instructions].way} "
                      f"and {wanted} were asked for")
+    print(f"held to {instructions}: lanes, fused, tables = {', '.join(way)}; "
+          f"PyTorch {torch_has}", flush=True)
 
 
 def run_tests(instructions: str, compiler: str,
@@ -232,7 +241,8 @@ def run_tests(instructions: str, compiler: str,
         # one compilation for all numbers of threads
         cache_folder = folder.parent / f"kernel {compiler} {instructions}"
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider",
-                   "--no-header", "--tb=short", *TESTS, "--deselect", INDUCTOR]
+                   "--no-header", "--tb=short", *TESTS, *CHAPTERS, "--deselect",
+                   INDUCTOR]
         env = environment(instructions, compiler, cache_folder, threads)
         compiled(instructions, env)
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True,
@@ -415,7 +425,9 @@ def key(name: str) -> str:
     if name.startswith("tests "):
         files += [*sorted((ROOT / "normalnorm").rglob("*.py")),
                   ROOT / "tests" / "conftest.py",
-                  *sorted({ROOT / t.partition("::")[0] for t in TESTS})]
+                  *sorted({ROOT / t.partition("::")[0] for t in TESTS}),
+                  *(ROOT / "nbs" / f"{t[:-1].partition('[')[2]}.ipynb"
+                    for t in CHAPTERS)]
     for file in files:
         h.update(file.relative_to(ROOT).as_posix().encode() + b"\0"
                  + file.read_bytes())
@@ -538,7 +550,8 @@ def run_whole(name: str) -> dict:
     (clone / ".venv").symlink_to(sys.prefix)
     env = environment(WHOLE[name], "gcc", folder / "cache", 1) | {
         "PYTHONPATH": str(clone)}
-    env.pop("OMP_NUM_THREADS")  # each process as it would be
+    # each process as it would be
+    env.pop("OMP_NUM_THREADS"), env.pop("NORMALNORM_TEST_BUILD")
     # as one word, for PyTorch's inductor
     program, *flags = shlex.split(env["CXX"])
     compiler = folder / "compiler"

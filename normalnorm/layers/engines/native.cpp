@@ -400,13 +400,13 @@ inline void add(V& sum, V2 x, V2 y) { sum += x.a * y.a, sum += x.b * y.b; }
 // log 2 is one, too, but for 2^-29. With the factor of `stretched` the interval
 // of c = 1 extends to both sides of 1.
 #if defined(KERNEL_256)
-constexpr float STRETCH = 1.0625f;
+constexpr float STRETCH = 1.054f;
 alignas(32) const float inverses[8] = {              // 2^127 c
-    0x1p127f, 0x1.cap126f, 0x1.9f018p126f, 0x1.7a4ep126f, 0x1.5b68p126f,
-    0x1.4206p126f, 0x1.2cbbp126f, 0x1.18188p126f};
+    0x1p127f, 0x1.c9278p126f, 0x1.9abc8p126f, 0x1.75768p126f, 0x1.5935p126f,
+    0x1.40928p126f, 0x1.29b38p126f, 0x1.16d2p126f};
 alignas(32) const float logarithms[8] = {            // −log c of these
-    0, 0x1.c8858p-4f, 0x1.ae254p-3f, 0x1.35e34p-2f, 0x1.8d234p-2f,
-    0x1.dad44p-2f, 0x1.1070cp-1f, 0x1.34d5cp-1f};
+    0, 0x1.d0178p-4f, 0x1.c353p-3f, 0x1.4314p-2f, 0x1.93a4p-2f,
+    0x1.df744p-2f, 0x1.159fcp-1f, 0x1.372bfp-1f};
 #else
 constexpr float STRETCH = 1.02f;
 alignas(64) const float inverses[16] = {             // 2^127 c
@@ -422,7 +422,7 @@ alignas(64) const float logarithms[16] = {           // −log c of these
 
 // log(1+a) for 0 ≤ a < 2^100, or, if not PLUS_ONE, log a: e log 2 − log c +
 // log(1+f), where 2^e (1+f)/c is 1+a, or a, and |f| < 0.042, with eight c
-// below 0.059. The sum of the first two terms is exact below 8. f has one
+// below 0.068. The sum of the first two terms is exact below 8. f has one
 // rounding, and none where e = 0 and c = 1.
 template <class T>
 struct Log { T large, small; };      // their sum, which need not be a float
@@ -437,8 +437,8 @@ struct Sum {  // apart from the other: GCC keeps a Log in memory
 };
 
 #if defined(KERNEL_256)
-constexpr Polynomial of_log(0.2007578456, -0.2507592002, 0.3333324615,
-                            -0.4999993892);
+constexpr Polynomial of_log(0.1953740156, -0.250636399, 0.3333442441,
+                            -0.4999995404);
 #else
 constexpr Polynomial of_log(-0.2406941801, 0.3333307505, -0.5000025034);
 #endif
@@ -867,6 +867,8 @@ struct Pieces {
 struct Nodes {
     double ell[TERMS][PIECES], by_h[TERMS][PIECES], solve[TERMS][TERMS],
         scale[PIECES];
+    // x^m and the multiples of higher powers that leave least of it
+    double spare[TERMS][TERMS];
     static int left(int piece) { return piece >= PIECES / 2; }
     Nodes() {
         double x[TERMS];
@@ -883,6 +885,19 @@ struct Nodes {
                 there *= x[k] - x[i];
             }
             for (int m = 0; m < TERMS; m++) solve[m][k] = basis[m] / there;
+        }
+        double of[TERMS][TERMS];                    // at the nodes
+        for (int m = TERMS - 1; m >= 0; m--) {
+            for (int k = 0; k < TERMS; k++)
+                of[m][k] = std::pow(x[k], m), spare[m][k] = k == m;
+            for (int i = TERMS - 1; i > m; i--) {
+                double along = 0, square = 0;
+                for (int k = 0; k < TERMS; k++)
+                    along += of[m][k] * of[i][k], square += of[i][k] * of[i][k];
+                for (int k = 0; k < TERMS; k++)
+                    of[m][k] -= along / square * of[i][k],
+                        spare[m][k] -= along / square * spare[i][k];
+            }
         }
         // bits 21 … 24 of the float 1+|h|: two of the exponent, whose bias
         // makes octave 0 the last, two of the mantissa; or bits 23, 24 of
@@ -933,14 +948,19 @@ void Pieces::set(const Power& power, float weight) {
             value[k][i] =
                 (p * power.d + (power.d - 1)) * by_eta[i] * nodes.by_h[k][i];
         }
-    double factor[PIECES];
+    double exact[TERMS][PIECES] = {}, factor[PIECES];
+    for (int m = 0; m < TERMS; m++)
+        for (int k = 0; k < TERMS; k++)
+            for (int i = 0; i < PIECES; i++)
+                exact[m][i] += nodes.solve[m][k] * value[k][i];
     for (int i = 0; i < PIECES; i++) factor[i] = 1;
     for (int m = 0; m < TERMS; m++)
         for (int i = 0; i < PIECES; i++) {
-            double sum = 0;
-            for (int k = 0; k < TERMS; k++)
-                sum += nodes.solve[m][k] * value[k][i];
-            term[m][i] = (float)(sum * factor[i]);
+            term[m][i] = (float)(exact[m][i] * factor[i]);
+            // what is rounded off goes to the higher powers
+            const double off = exact[m][i] - term[m][i] / factor[i];
+            for (int k = m + 1; k < TERMS; k++)
+                exact[k][i] -= off * nodes.spare[m][k];
             factor[i] *= nodes.scale[i];
         }
 }

@@ -6,9 +6,10 @@ its backward pass, on units that stay in the cache.
 # ../../../nbs/282_layers.engines.native.ipynb.
 
 # %% auto #0
-__all__ = ['LARGEST', 'KEPT', 'ENGINE', 'Traversal', 'Different', 'bound',
-           'library', 'available', 'Way', 'way', 'traversal', 'Call', 'prepare',
-           'restored', 'forward', 'statistics_of', 'backward', 'Staged']
+__all__ = ['LARGEST', 'KEPT', 'BOUNDS', 'ENGINE', 'Traversal', 'Different',
+           'bound', 'library', 'available', 'Way', 'way', 'Bounds', 'bounds',
+           'traversal', 'Call', 'prepare', 'restored', 'forward',
+           'statistics_of', 'backward', 'Staged']
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #89b76dc1
 import ctypes
@@ -282,6 +283,41 @@ def way() -> Way:
     """
     code = library().normalnorm_path()
     return Way(code % 32, bool(code & 32), bool(code & 64))
+
+
+class Bounds(NamedTuple):
+    """What the error of the power transform stays below, in units in the last
+    place of the result: by the logarithm, beyond |ηℓ|/2; by the table.
+
+    Example:
+
+        >>> Bounds(4.0, 4.0).logarithm
+        4.0
+    """
+    logarithm: float
+    table: float
+
+
+# the largest errors found: SSE2 and AVX-512 by the logarithm 3.6, AVX2 3.6; by
+# the table AVX-512 3.4, AVX2 4.3
+BOUNDS = {"SSE2": (Way(4, False, False), Bounds(4.0, 4.0)),
+          "AVX2": (Way(8, True, True), Bounds(4.0, 4.5)),
+          "AVX-512": (Way(16, True, True), Bounds(4.0, 4.0))}
+
+
+def bounds(way: Way) -> Bounds:
+    """The bounds of a way of computing. One that is not in `BOUNDS`, as another
+    processor's, is held to the largest there.
+
+    Without a table long runs go by the logarithm too.
+
+    Example:
+
+        >>> bounds(Way(lanes=16, fused=True, tables=True)).logarithm
+        4.0
+    """
+    known = dict(BOUNDS.values())
+    return known.get(way, Bounds(*map(max, *known.values())))
 
 
 @functools.lru_cache(maxsize=1024)
