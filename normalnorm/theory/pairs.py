@@ -71,9 +71,6 @@ def activation_of(given: "str | Callable[[Tensor], Tensor] | Activation"
     """
     if isinstance(given, Activation):
         return given
-    if type(given) in _MODULES:
-        return Activation(given, getattr(given, "negative_slope",
-                                         _MODULES[type(given)]))
     if isinstance(given, str):
         if given in _SLOPES:
             slope = _SLOPES[given]
@@ -86,6 +83,9 @@ def activation_of(given: "str | Callable[[Tensor], Tensor] | Activation"
     if not callable(given):
         raise TypeError("activation expects a name or a function of a tensor, "
                         f"not {type(given).__name__}")
+    if type(given) in _MODULES:
+        return Activation(given, getattr(given, "negative_slope",
+                                         _MODULES[type(given)]))
     y = torch.tensor([0.5, -2.0, 2.0, 0.0, -0.5], dtype=torch.float64)
     values = given(y)
     if values.shape != y.shape or not torch.allclose(
