@@ -753,14 +753,14 @@ def proxy(pairs: int, quick: bool) -> Iterator[dict]:
         network = network._replace(batch=(2, 3, 8, 8))
     groups, channels = layer.arguments
     u, grad = layer.input()
-    of = "PyTorch's group norm and ReLU"
+    of, rule = "PyTorch's group norm and ReLU", dict(samples=200)
     yield {**layer.row, "work": "forward and backward, noise 0.0",
            "against": of, **ratio(
-               step(ProxyNorm(channels, "relu", groups=groups), u, grad),
+               step(ProxyNorm(channels, "relu", groups=groups, **rule), u, grad),
                step(nn.Sequential(nn.GroupNorm(*layer.arguments), nn.ReLU()), u,
                     grad), pairs, limit=4)}
     ours = to_proxy_norm(network.make(nn.BatchNorm2d), groups=groups,
-                         fused=True)
+                         fused=True, **rule)
     theirs = network.make(lambda c: nn.GroupNorm(groups, c))
     yield {"model": network.name, "work": "training step, noise 0.0",
            "against": of, **ratio(network.step(ours), network.step(theirs),

@@ -108,6 +108,40 @@ def test_the_harness_sees_what_is_wrong():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+# ---- activation checkpointing ----------------------------------------------
+
+AVERAGING = [
+    name for name, row in pytest.importorskip("tools.hostile").LAYERS.items()
+    if any(n.startswith("running") for n, _ in row.ours({}).named_buffers())]
+
+
+@pytest.mark.parametrize("kind", ["reentrant False", "reentrant True",
+                                  "selective"])
+@pytest.mark.parametrize("name", AVERAGING)
+def test_a_checkpoint_changes_no_gradient(name, kind):
+    """After three ordinary batches, with noise: as without a checkpoint. The
+    averages move twice, as PyTorch's batch norm's do; those that the gradient
+    depends on move once.
+    """
+    hostile = pytest.importorskip("tools.hostile")
+    row = hostile.LAYERS[name]
+    x = hostile.an_input(row.shape)
+    layer, twin = (hostile.made(row, dict(noise=0.3), True) for _ in range(2))
+    # what keeps something after the layer: without, a recomputation may end
+    # before the averages
+    hostile.checkpointed(nn.Sequential(layer, nn.Tanh()), x,
+                         hostile.CHECKPOINTS[kind])
+    with torch.no_grad():
+        for shift in range(3):
+            twin(1.5 * x + shift)
+        for _ in range(2 - (name == "renorm")):
+            twin(x)
+    for buffer, expected in twin.named_buffers():
+        # a second move is computed from products that this one has kept
+        if kind != "selective" or name == "renorm" or buffer.startswith("num"):
+            torch.testing.assert_close(layer.get_buffer(buffer), expected)
+
+
 # ---- batches that count -----------------------------------------------------
 
 COUNTING = {

@@ -2,13 +2,16 @@
 in half precision, in memory's other orders, compiled, converted and back.
 """
 import copy
+import functools
 import itertools
 
 import pytest
 import torch
 from peers import FOLLOWS, TORCH, installed
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from normalnorm.layers import hybrids
 from normalnorm.layers.conversion import survey, to_normality, to_plain
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.families import rows
@@ -284,6 +287,63 @@ def test_a_root_mean_square_norm_takes_nested_tensors():
         layer(torch.ones(3, 5))
 
 
+RECOGNIZED = pytest.mark.parametrize("recognized", [
+    hybrids._in_backward, hybrids._backward_above], ids=["number", "name"])
+
+
+@RECOGNIZED
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), None, "nested"],
+                         ids=str)
+def test_renormalization_computed_again(order, reentrant, recognized,
+                                        monkeypatch):
+    """Several passes before their backward passes, in either order, all at
+    once, and checkpoints within checkpoints: gradients and averages as without.
+    """
+    monkeypatch.setattr(hybrids, "_in_backward", recognized)
+
+    def step(checkpointed):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(5, 5, 1), BatchReNorm(5), nn.ReLU(),
+                            nn.Conv2d(5, 5, 1), BatchReNorm(5, affine=False),
+                            nn.Tanh())
+        again = functools.partial(checkpoint, use_reentrant=reentrant)
+        run = net if not checkpointed else functools.partial(
+            again, net if order != "nested" else lambda x: again(
+                net[3:], again(net[:3], x)))
+        us = [images((3, 5, 2, 7), seed, torch.float32).requires_grad_()
+              for seed in range(3)]
+        for _ in range(2):              # the same batches, other averages
+            losses = [run(u).pow(3).sum() for u in us]
+            for i in order if isinstance(order, tuple) else ():
+                losses[i].backward()
+            if not isinstance(order, tuple):
+                sum(losses).backward()
+        return [*(t.grad for t in (*us, *net.parameters())), *net.buffers()]
+
+    for a, b in zip(step(True), step(False), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@RECOGNIZED
+def test_renormalization_refuses_what_it_cannot_tell(recognized, monkeypatch):
+    monkeypatch.setattr(hybrids, "_in_backward", recognized)
+    layer, again = BatchReNorm(3), functools.partial(
+        checkpoint, use_reentrant=False)
+    u = torch.randn(4, 3, requires_grad=True)
+    losses = [again(layer, u).pow(3).sum() for _ in range(2)]
+    with pytest.raises(RuntimeError, match="one of 2 pairs.*same batch"):
+        losses[0].backward()
+    losses = [again(layer, torch.randn(4, 3, requires_grad=True)).sum()
+              for _ in range(33)]
+    losses[1].backward()
+    with pytest.raises(RuntimeError, match="none of the layer's last 32"):
+        losses[0].backward()
+    u = torch.full((4, 3), torch.nan, requires_grad=True)   # is known, too
+    again(layer, u).sum().backward()
+    assert u.grad.isnan().all()
+
+
 @pytest.mark.parametrize("apply_act", [True, False])
 @pytest.mark.parametrize("dtype, tolerance", [
     (torch.float64, 1e-6), (torch.float32, 2e-6), (torch.bfloat16, 4e-2),
@@ -439,7 +499,7 @@ def test_it_compiles(name):
     shape = (3, 2, 5) if name == "rms" else (3, 5, 2, 7)
     u = images(shape, dtype=torch.float32).requires_grad_()
     twin = copy.deepcopy(layer)
-    # averages that a gradient depends on are read in a graph of their own
+    # averages that a gradient depends on are read between two graphs
     compiled = torch.compile(twin, fullgraph=name != "renorm",
                              backend="aot_eager")
     for training in (True, False):

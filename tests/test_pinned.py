@@ -44,7 +44,7 @@ DEFAULTS = {
     "method": "eigh", "iterations": 5, "unit_rows": False, "training": False,
     "group_size": 16, "parameters": False, "weight_decay": 0.01,
     "biases": False, "tolerance": 0.0, "use_input_stats": True, "seed": 0,
-    "samples": 200, "activation": "relu", "dim": 0, "center": True,
+    "samples": "auto", "activation": "relu", "dim": 0, "center": True,
     "axes": (2, 3, 4, 5), "channels_last": False}
 # a row's cells, what a unit has; the ε of other papers
 OWN = {("Family", "axes"), ("Statistics", "parameters"),

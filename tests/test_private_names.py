@@ -30,8 +30,7 @@ LIBRARY = {
     "layers/normality.py": {"_parameters", "_buffers", "_load_from_state_dict"},
     "layers/decorrelated.py": {"_load_from_state_dict"},
     "layers/conversion.py": {"_metadata"},
-    # a break in a compiled graph, which has no other name
-    "layers/hybrids.py": {"_dynamo"},
+    "layers/hybrids.py": {"_C._current_graph_task_id"},
     "layers/prelayer.py": {"_load_from_state_dict"}}
 
 

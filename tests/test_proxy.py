@@ -98,7 +98,7 @@ def test_far_from_zero_and_saturated(name):
     """
     location = torch.tensor([1e6, -1e6, 300.0, 8.0, -8.0, 5.0, -5.0, 1.0, -1.0])
     var = proxy_statistics(torch.ones(9), location, activation=name,
-                           negative_slope=0.3)[1].double()
+                           samples=200, negative_slope=0.3)[1].double()
     exact = by_nodes(location.double(), torch.ones(9).double(), BY_TORCH[name],
                      quantile_nodes(200))[1]
     some = exact > 1e-20
@@ -107,7 +107,8 @@ def test_far_from_zero_and_saturated(name):
     assert (var[~some] < 1e-12).all()
     huge = torch.tensor([1e33, -1e33, 3e38, -3e38])
     leaves = [torch.ones(4, requires_grad=True), huge.clone().requires_grad_()]
-    mean, var = proxy_statistics(*leaves, activation=name, negative_slope=0.3)
+    mean, var = proxy_statistics(*leaves, activation=name, samples=200,
+                                 negative_slope=0.3)
     torch.testing.assert_close(
         mean, BY_TORCH[name](huge.double()).float(), rtol=1e-6, atol=1e-12)
     of_bias, = torch.autograd.grad(mean.sum(), leaves[1])
@@ -152,7 +153,8 @@ def test_values_that_are_not_finite():
     weight, bias = (torch.tensor([1.0, torch.nan, torch.inf, 1.0, 1.0]),
                     torch.tensor([0.0, 0.0, 0.0, torch.nan, 0.5]))
     for name in ACTIVATIONS:
-        mean, var = proxy_statistics(weight, bias, activation=name)
+        mean, var = proxy_statistics(weight, bias, activation=name,
+                                     samples=200)
         assert mean.isfinite().tolist() == var.isfinite().tolist() == [
             True, False, False, False, True], name
 
@@ -273,15 +275,29 @@ def test_what_is_left_to_the_definition(name):
     assert function(weight.to("meta"), bias.to("meta"))[0].device.type == "meta"
 
 
-def test_compiled():
+@pytest.mark.parametrize("samples", [200, "auto"])
+def test_compiled(samples):
     torch.compiler.reset()
     weight, bias = parameters(48)[:2]
     bias = bias.clamp(-3, 3)
-    compiled = torch.compile(
-        partial(proxy_statistics, activation="silu"), fullgraph=True)
+    function = partial(proxy_statistics, activation="silu", samples=samples)
     torch.testing.assert_close(
-        compiled(weight, bias),
-        proxy_statistics(weight, bias, activation="silu"), rtol=1e-4, atol=1e-5)
+        torch.compile(function, fullgraph=True)(weight, bias),
+        function(weight, bias), rtol=1e-4, atol=1e-5)
+
+
+def test_the_default_is_exact_or_of_1000_quantiles():
+    "A name, whatever bends; a function, which might bend anywhere."
+    leaves = parameters(48, torch.float64)
+    for name in ACTIVATIONS:
+        exact = proxy_statistics(*leaves, name, samples=None)
+        for a, b in zip(proxy_statistics(*leaves, name), exact):
+            assert torch.equal(a, b)
+    for a, b in zip(proxy_statistics(*leaves, F.hardswish),
+                    proxy_statistics(*leaves, F.hardswish, samples=1000)):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match='samples=.automatic.*or "auto"'):
+        proxy_statistics(*leaves, "relu", samples="automatic")
 
 
 @pytest.mark.filterwarnings("ignore:var_mean")
@@ -293,22 +309,23 @@ def test_which_way(monkeypatch):
     monkeypatch.setattr(proxy, "_call",
                         lambda *arguments: calls.append(1) or call(*arguments))
     weight, bias = parameters()[:2]
-    (proxy_statistics(weight, bias),
-     proxy_statistics(weight.half(), bias.half(), activation="tanh"))
+    of_nodes = partial(proxy_statistics, samples=200)
+    (of_nodes(weight, bias),
+     of_nodes(weight.half(), bias.half(), activation="tanh"))
     assert len(calls) == 2
-    for leave in (lambda: proxy_statistics(weight.double(), bias),
-                  lambda: proxy_statistics(weight, bias, activation=torch.relu),
-                  lambda: proxy_statistics(weight, bias, samples=None),
-                  lambda: proxy_statistics(weight[:0], bias[:0])):
+    for leave in (lambda: of_nodes(weight.double(), bias),
+                  lambda: of_nodes(weight, bias, activation=torch.relu),
+                  lambda: proxy_statistics(weight, bias),
+                  lambda: of_nodes(weight[:0], bias[:0])):
         leave()
     for backend in ("eager", "compiled"):
         with set_backend(backend):
-            proxy_statistics(weight, bias)
+            of_nodes(weight, bias)
     assert len(calls) == 2
     monkeypatch.setattr(native, "_library", lambda: compiler.CompilerError(
         "no C++ compiler was found"))
     with set_backend("auto"):
-        proxy_statistics(weight, bias)
+        of_nodes(weight, bias)
     assert len(calls) == 2
 
 

@@ -1,6 +1,9 @@
 """The recipe of proxy normalization: each arm is what its name says, at each
 scale; rows of the smallest.
 """
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +11,7 @@ from torch import nn
 from normalnorm.experiments import data, results
 from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.recipes import proxy as module
+from normalnorm.experiments.recipes import proxy_paper
 from normalnorm.experiments.recipes.proxy import (
     NORMS,
     collapse,
@@ -17,6 +21,7 @@ from normalnorm.experiments.recipes.proxy import (
 )
 from normalnorm.layers.families import is_layer
 from normalnorm.layers.proxy_norm import ProxyNorm
+from tools import power_training
 
 RECIPES = (proxy, proxy_deep, module.proxy_cifar100)
 
@@ -49,6 +54,30 @@ def test_each_arm_is_what_its_name_says(recipe, scale):
         settings = Settings(**config["train"])
         assert (settings.label_smoothing > 0) == extra == (
             model.dropout.p > 0)
+
+
+def test_committed_rows_are_of_the_recipe_and_of_200_quantiles():
+    """The hash of each row is that of the present configuration; the rule is in
+    none of them, so it must stay what it was.
+    """
+    folder = Path(__file__).resolve().parents[1] / "results" / "proxy-norm"
+    files = sorted((folder / "book").glob("*.json"))
+    for file in files:
+        row = json.loads(file.read_text())
+        config = proxy.scales["book"][row["arm"]]
+        assert file.stem.endswith("-" + results.identity(
+            "proxy-norm", row["arm"], config, row["seed"], row["data_hash"]))
+    assert len(files) == 120
+    models = [
+        *(make(config, 0) for recipe, make in (
+            (proxy, proxy_model), (proxy_deep, proxy_model),
+            *((one, proxy_paper.paper_model) for one in (
+                proxy_paper.resnet50, proxy_paper.efficientnet_b0)))
+          for config in recipe.scales["smoke"].values()
+          if config["norm"]["proxy"]),
+        power_training.network("LN+PN", 0), power_training.network("GN+PN", 0)]
+    found = [m.samples for model in models for m in of_kind(model, ProxyNorm)]
+    assert len(found) > 100 and set(found) == {200}
 
 
 def test_a_run_and_the_same_again():

@@ -44,7 +44,7 @@ def network(arm: str, seed: int) -> nn.Module:
         net = models.build("cifar_resnet20", norm=ARMS[arm], **MODEL)
     if arm.endswith("PN"):
         to_proxy_norm(net, "layer" if arm.startswith("L") else "group", 4,
-                      return_report=True)
+                      samples=200, return_report=True)
     if arm.endswith("WS"):
         for module in list(net.modules()):
             if isinstance(module, nn.Conv2d):

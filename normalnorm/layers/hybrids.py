@@ -10,15 +10,19 @@ of all normalizers.
 __all__ = ['NORMALIZERS', 'BatchReNorm', 'EvoNorm2d', 'PropagatedNorm']
 
 # %% ../../nbs/312_layers.hybrids.ipynb #312a0011
+import functools
 import math
+import sys
+import weakref
+from collections import deque
 
 import torch
 from torch import Tensor
 
 from .backends import along_channels, normalize
-from normalnorm.layers.core import (
-    Rule, Statistics, affine, check_input, check_memory, guarded,
-    saturating_cast, size)
+from .core import (
+    Rule, Statistics, affine, bound, check_input, check_memory,
+    dispatch_modes, guarded, in_transform, saturating_cast, size)
 from .families import register
 from normalnorm.layers.functional import (
     _single, check_channels, kept, next_weight, update_running,
@@ -29,6 +33,55 @@ from ..theory.gradient import Gaussianizer, Identity
 from ..theory.newton import number, upcast
 
 
+def _backward_above() -> bool:
+    "Whether a backward pass, or its unpacking, has called this, by its name."
+    frame = sys._getframe()
+    while frame is not None and not (
+            frame.f_code.co_name in ("backward", "grad", "unpack_hook")
+            and frame.f_globals.get("__name__", "").startswith("torch.")):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _by_number(current):
+    if current() != -1:
+        raise NotImplementedError("a number where no backward pass is")
+    return lambda: current() != -1
+
+
+# whether a backward pass is at work: what calls a layer then, is a checkpoint
+_in_backward = bound("_C._current_graph_task_id", _by_number, _backward_above)
+
+
+class _Pass:
+    "r and d of a forward pass, and the mean and deviation it is known by."
+
+    def __init__(self, mean: Tensor, std: Tensor, r: Tensor, d: Tensor):
+        self.r, self.d, self.used = r, d, False
+        self.tensors = mean / std, std, r, d
+        self.known = type(r) is Tensor and not in_transform()
+        if self.known and dispatch_modes():     # which count what is asked
+            self.numbers
+
+    @functools.cached_property
+    def numbers(self) -> list[list[float]]:
+        return [t.flatten().tolist() for t in self.tensors]
+
+    def agrees(self, other: "_Pass", *places: int) -> bool:
+        """Whether both have the same numbers, up to what sums in another order
+        differ by; deviations are compared by their quotient.
+        """
+        if dispatch_modes() and "numbers" not in vars(self):
+            return False                    # made outside of this mode
+        return all(
+            math.isclose(a, b, rel_tol=1e-3 * (i == 1), abs_tol=1e-3 * (i != 1))
+            or a != a and b != b for i in places
+            for a, b in zip(self.numbers[i], other.numbers[i]))
+
+
+_PASSES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
 class BatchReNorm(_ChannelNormalNorm):
     """Batch renormalization of (B, C, …): γ(rh + d) + β in training, with r =
     σ_B/σ and d = (μ_B − μ)/σ clipped and without gradient.
@@ -37,11 +90,14 @@ class BatchReNorm(_ChannelNormalNorm):
     `noise` and `noise_kind` as for `BatchNormalNorm1d` (none by default), and
     `r_max` (3.0), `d_max` (5.0): the bounds, attributes that may be set in the
     course of training; 1 and 0 make it a batch norm. `running_std` averages σ,
-    ε within.
+    ε within. Under activation checkpointing a recomputation uses r and d of the
+    pass that it repeats, and the averages move once.
 
     Raises `ValueError` for wrong shapes, bounds of r below 1 or of d below 0,
     and one value per channel in training; `TypeError` for integer or complex
-    input. Source: Ioffe (2017), Algorithm 1; @eq-renorm.
+    input; `RuntimeError` for a recomputation whose first pass is not among the
+    last 32, or is one of several with the same batch. Source: Ioffe (2017),
+    Algorithm 1; @eq-renorm.
 
     Example:
 
@@ -91,25 +147,60 @@ class BatchReNorm(_ChannelNormalNorm):
                                    rule._replace(eps=0.0), 1, given)[0]
         if input.numel() == self.num_features:
             raise _single(input.shape)
-        mean, std = (along_channels(upcast(r).clone(), ndim) for r in running)
-        # a compiled backward pass computes r again, from averages that have
-        # moved; what is outside of its graph it keeps
-        if torch.compiler.is_compiling():
-            torch._dynamo.graph_break()
         h, used = normalize(upcast(input), dim, rule)
-        now = used.mean.detach(), (used.var.detach() + rule.eps).sqrt()
+        r, d = self._correction(
+            used.mean.detach(), (used.var.detach() + rule.eps).sqrt(), ndim)
+        weight, bias = (along_channels(p, ndim) for p in (weight, bias))
+        weight, shift = (r, d) if weight is None else (weight * r, weight * d)
+        out = affine(h, weight, shift if bias is None else shift + bias)
+        return guarded(saturating_cast(out, input.dtype), input, weight)
+
+    # a compiled backward pass would compute r again, from averages that have
+    # moved; what is outside of its graph it keeps
+    @torch.compiler.disable
+    def _correction(self, mean_now: Tensor, std_now: Tensor,
+                    ndim: int) -> tuple[Tensor, Tensor]:
+        "r and d; the averages move. In a recomputation neither is new."
+        now, again, buffers = (
+            (mean_now, std_now), _in_backward(), self._running())
+        copies = [b.clone() for b in buffers]
+        mean, std = (along_channels(upcast(c), ndim) for c in copies[:2])
+        # a selective checkpoint counts operations: as many in both passes
+        *running, batches = copies if again else buffers
         r_max, d_max = self._bounds()
-        r = (now[1] / std).clamp(1 / r_max, r_max)
-        d = ((now[0] - mean) / std).clamp(-d_max, d_max)
+        found = _Pass(*now, (now[1] / std).clamp(1 / r_max, r_max),
+                      ((now[0] - mean) / std).clamp(-d_max, d_max))
         update_running(tuple(running), now, self.momentum
                        if self.momentum is not None
                        else next_weight(tuple(running), now, batches))
         if self.momentum is not None:
             batches.add_(1)
-        weight, bias = (along_channels(p, ndim) for p in (weight, bias))
-        weight, shift = (r, d) if weight is None else (weight * r, weight * d)
-        out = affine(h, weight, shift if bias is None else shift + bias)
-        return guarded(saturating_cast(out, input.dtype), input, weight)
+        if again:
+            found = self._first(found)
+        elif found.known:
+            _PASSES.setdefault(self, deque(maxlen=32)).append(found)
+        return found.r, found.d
+
+    def _first(self, again: _Pass) -> _Pass:
+        "The pass that is computed again."
+        passes = _PASSES.get(self, deque())
+        known = [p for p in passes if again.known and p.agrees(again, 0, 1)]
+        chosen = [p for p in known if not p.used] or known[-1:]
+        if not chosen or not all(p.agrees(chosen[0], 2, 3) for p in chosen):
+            raise RuntimeError(
+                "BatchReNorm is computed again in a backward pass, and r and d "
+                "of the first time " + (
+                    "are not known: it is none of the layer's last 32 passes "
+                    "in training. Let fewer of them wait for their backward "
+                    "pass, and call the layer outside of backward passes first"
+                    if not chosen else
+                    f"are one of {len(chosen)} pairs, of passes with the same "
+                    "batch. Let the backward pass follow each of them, or use "
+                    "no checkpoint around this layer"))
+        chosen[-1].used = True
+        passes.remove(chosen[-1])
+        passes.append(chosen[-1])
+        return chosen[-1]
 
     def extra_repr(self) -> str:
         return (f"{self.num_features}, eps={self.eps}, "

@@ -11,7 +11,7 @@ __all__ = ['ACTIVATIONS', 'quantile_nodes', 'by_nodes', 'piecewise_linear',
 # %% ../../nbs/410_layers.proxy.ipynb #56fcef27
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import scipy.special
@@ -146,10 +146,14 @@ def piecewise_linear(location: Tensor, spread: Tensor,
 
 # %% ../../nbs/410_layers.proxy.ipynb #e10b0001
 @functools.lru_cache(maxsize=8)
-def _legendre(order: int) -> tuple[list[float], list[float]]:
-    "Nodes and weights of Gauss–Legendre on [0, 1]."
+def _gauss(order: int) -> tuple[list[float], list[float]]:
     nodes, weights = np.polynomial.legendre.leggauss(order)
     return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+def _legendre(order: int) -> tuple[list[float], list[float]]:
+    "Nodes and weights of Gauss–Legendre on [0, 1]."
+    return _gauss(order)            # a compiler looks into what is cached
 
 
 _legendre._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -335,13 +339,20 @@ def _definition(weight, bias, proxy_mean, proxy_scale, kind: _Kind,
         lambda y: kind.function(y, slope), quantile_nodes(samples))
 
 
+def _rule(samples: int | str | None, activation) -> int | None:
+    "What auto stands for: integrals, where it is known what bends where."
+    if samples != "auto":
+        return cast(int | None, samples)
+    return None if isinstance(activation, str) else 1000
+
+
 def _check_samples(samples) -> None:
-    if (samples is not None
+    if (samples is not None and samples != "auto"
             and (isinstance(samples, bool) or not isinstance(samples, int)
                  or not 0 < samples < 2**24)):
         raise ValueError(f"samples={samples!r}: give a positive number of "
-                         "quantiles, such as 200, or None for the exact "
-                         "integrals")
+                         "quantiles, such as 1000, None for the exact "
+                         'integrals, or "auto"')
 
 
 def _checked(weight, bias, proxy_mean, proxy_scale, activation,
@@ -378,7 +389,7 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
                      proxy_mean: Tensor | None = None,
                      proxy_scale: Tensor | None = None,
                      activation: str | Callable[[Tensor], Tensor] = "relu",
-                     samples: int | None = 200,
+                     samples: int | str | None = "auto",
                      negative_slope: float = 0.01,
                      kinks: Sequence[float] = (0.0,)
                      ) -> tuple[Tensor, Tensor]:
@@ -393,7 +404,8 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
     - `samples`: how many quantiles stand for Y (the paper: 200; the variance
       comes out about one percent low), or None for the integrals themselves:
       the closed form for "relu", "leaky_relu" and "identity", `by_pieces` for
-      the others.
+      the others. "auto", the default: the integrals for an activation with a
+      name, 1000 quantiles for a function, which may bend anywhere.
     - `negative_slope`: of "leaky_relu", below 0. `kinks`: where a function
       that is given bends, for `samples=None`.
 
@@ -409,12 +421,12 @@ def proxy_statistics(weight: Tensor, bias: Tensor,
 
     Example:
 
-        >>> proxy_statistics(torch.ones(2), torch.tensor([0.0, 1.0]),
-        ...                  samples=None)
+        >>> proxy_statistics(torch.ones(2), torch.tensor([0.0, 1.0]))
         (tensor([0.3989, 1.0833]), tensor([0.3408, 0.7511]))
     """
     parameters = _checked(weight, bias, proxy_mean, proxy_scale, activation,
                           samples)
+    samples = _rule(samples, activation)
     if callable(activation):
         function, linear = activation, False
     else:

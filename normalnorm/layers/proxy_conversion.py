@@ -274,7 +274,8 @@ def _put(model: nn.Module, names: list[str], new: nn.Module) -> None:
 
 def to_proxy_norm(
     model: nn.Module, norm: str = "group", groups: int = 8, *,
-    eps: float = 0.03, learnable: bool = True, samples: int | None = 200,
+    eps: float = 0.03, learnable: bool = True,
+    samples: int | str | None = "auto",
     fused: bool = False,
     skip: Skip | Iterable[Skip] | None = None, inplace: bool = True,
     return_report: bool = False

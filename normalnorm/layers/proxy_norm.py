@@ -27,7 +27,7 @@ from .core import (
 from .engines import native
 from .proxy import (
     _check_samples, _definition, _kernel_nodes, _Kind, _kind_and_slope, _KINDS,
-    ACTIVATIONS, proxy_statistics, quantile_nodes)
+    _rule, ACTIVATIONS, proxy_statistics, quantile_nodes)
 from ..names import near
 from ..theory.newton import check_flag, number
 
@@ -323,7 +323,7 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
                proxy_mean: Tensor | None = None,
                proxy_scale: Tensor | None = None,
                activation: Activation = "relu", eps: float = 0.03,
-               scale: bool = True, samples: int | None = 200,
+               scale: bool = True, samples: int | str | None = "auto",
                channel_dim: int = 1,
                kinks: Sequence[float] = (0.0,)) -> Tensor:
     """The proxy-normalized activation of normalized values: (φ(γy + β) − E) /
@@ -347,7 +347,7 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
     Example:
 
         >>> one, nought = torch.ones(1), torch.zeros(1)
-        >>> proxy_norm(torch.tensor([[0.0], [1.0]]), one, nought, samples=None)
+        >>> proxy_norm(torch.tensor([[0.0], [1.0]]), one, nought)
         tensor([[-0.6551],
                 [ 0.9870]])
     """
@@ -407,13 +407,14 @@ class ProxyNorm(_Leaf):
       takes the mean off, as is right before the last mean over positions;
     - `learnable` (True): with β̃ and γ̃, `proxy_mean` and `proxy_scale`, which
       are to have weight decay; False leaves them at 0;
-    - `samples` (200): quantiles of the proxy; None for the integrals
-      themselves, with `kinks`, where φ bends;
+    - `samples` ("auto"): quantiles of the proxy, the paper's are 200; None for
+      the integrals themselves, with `kinks`, where φ bends; "auto" takes the
+      integrals for an activation with a name and 1000 quantiles for others;
     - `channel_dim` (1): the axis of the channels, −1 for tokens (B, L, C);
     - `groups` (None): with a number the layer is the normalizer, too: it first
       does what `nn.GroupNorm(groups, channels, norm_eps, affine=False)` does,
       on float32 on a CPU in one visit to the memory with all the rest, and
-      the proxy's quantiles in the same call;
+      the proxy's quantiles, if it has a number, in the same call;
       `norm_eps` (1e-5): added to the groups' variances; with 0 a constant group
       is NaN, as in `nn.GroupNorm`.
 
@@ -439,7 +440,7 @@ class ProxyNorm(_Leaf):
 
     def __init__(self, num_channels: int, activation: Activation,
                  eps: float = 0.03, learnable: bool = True, scale: bool = True,
-                 samples: int | None = 200, channel_dim: int = 1,
+                 samples: int | str | None = "auto", channel_dim: int = 1,
                  kinks: Sequence[float] = (0.0,), device=None, dtype=None,
                  groups: int | None = None, norm_eps: float = 1e-5):
         super().__init__()
@@ -499,7 +500,7 @@ class ProxyNorm(_Leaf):
 
         Example:
 
-            >>> ProxyNorm(2, "relu", samples=None).statistics()[0].tolist()
+            >>> ProxyNorm(2, "relu").statistics()[0].tolist()
             [0.3989422917366028, 0.3989422917366028]
         """
         name, slope = named_activation(self.activation)
@@ -550,11 +551,13 @@ class ProxyNorm(_Leaf):
                 self.weight, self.bias, self.activation, *self._moments(), 1),
                 input.dtype)
         settings = (groups, self.norm_eps, *_kind_and_slope(name, slope))
-        if self.samples is not None:
+        _check_samples(self.samples)
+        samples = _rule(self.samples, name)
+        if samples is not None:
             # an engine computes the statistics in the same call
             found = compute(GroupedProxy(
                 u, weight, bias, proxy_mean, proxy_scale, None, None, *settings,
-                self.samples, self.scale, self.eps))
+                samples, self.scale, self.eps))
             if found is not None:
                 return saturating_cast(found, input.dtype)
         mean, factor = [t if t is None else t.to(wide)

@@ -164,8 +164,7 @@ class _TailTransform(torch.autograd.Function):
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def _slopes(ctx):
-        z, delta = ctx.saved_tensors
+    def _slopes(z, delta):
         u = _transform(z, delta)
         negative = delta < 0
         w, b = (torch.where(negative, 0.0, delta) * u * u,
@@ -176,8 +175,9 @@ class _TailTransform(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        in_z, in_delta = _TailTransform._slopes(ctx)
+        # once: each time unpacks again, which checkpointing refuses
         z, delta = ctx.saved_tensors
+        in_z, in_delta = _TailTransform._slopes(z, delta)
         return ((grad * in_z).sum_to_size(z.shape) if ctx.needs_input_grad[0]
                     else None,
                 (grad * in_delta).sum_to_size(delta.shape)
@@ -187,7 +187,7 @@ class _TailTransform(torch.autograd.Function):
 class _TailTransformBothModes(_TailTransform):
     @staticmethod
     def jvp(ctx, z_tangent, delta_tangent):
-        in_z, in_delta = _TailTransform._slopes(ctx)
+        in_z, in_delta = _TailTransform._slopes(*ctx.saved_tensors)
         return in_z * z_tangent + in_delta * delta_tangent
 
 

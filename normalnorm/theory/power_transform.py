@@ -365,22 +365,21 @@ class _PowerInverse(torch.autograd.Function):
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def _slopes(ctx):
-        x, lmbda = ctx.saved_tensors
+    def _slopes(x, lmbda):
         h = _PowerInverse.apply(x, lmbda)
         in_x = torch.exp((1 - lmbda) * signed_log1p(h))
         return in_x, -in_x * _transform(h, lmbda, 1)
 
     @staticmethod
     def backward(ctx, grad):
-        in_x, in_lmbda = _PowerInverse._slopes(ctx)
         x, lmbda = ctx.saved_tensors
+        in_x, in_lmbda = _PowerInverse._slopes(x, lmbda)
         return ((grad * in_x).sum_to_size(x.shape),
                 (grad * in_lmbda).sum_to_size(lmbda.shape))
 
     @staticmethod
     def jvp(ctx, x_tangent, lmbda_tangent):
-        in_x, in_lmbda = _PowerInverse._slopes(ctx)
+        in_x, in_lmbda = _PowerInverse._slopes(*ctx.saved_tensors)
         return in_x * x_tangent + in_lmbda * lmbda_tangent
 
 

@@ -6,7 +6,7 @@ and without proxy normalization, without and with extra regularization.
 # ../../../nbs/530_experiments.recipes.proxy.ipynb.
 
 # %% auto #0
-__all__ = ['NORMS', 'PRINTED', 'DEPTHS', 'proxy', 'proxy_deep',
+__all__ = ['SAMPLES', 'NORMS', 'PRINTED', 'DEPTHS', 'proxy', 'proxy_deep',
            'proxy_cifar100', 'between', 'proxy_32', 'proxy_44', 'proxy_56',
            'proxy_cifar100_32', 'proxy_cifar100_44', 'proxy_cifar100_56',
            'proxy_cifar100_110', 'built', 'proxy_model', 'collapse', 'run',
@@ -55,6 +55,9 @@ def built(config: dict[str, Any], seed: int, **parts: Any) -> nn.Module:
                             **config["model_arguments"])
 
 
+SAMPLES = 200       # quantiles of the paper, and of the committed rows
+
+
 def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
     """The network of a configuration, with the initial weights of `seed`, which
     are the same for all normalizers.
@@ -81,7 +84,7 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
     net = built(config, seed, norm=make)
     if norm["proxy"]:
         to_proxy_norm(net, norm["kind"], groups,
-                      eps=norm.get("proxy_eps", 0.03),
+                      eps=norm.get("proxy_eps", 0.03), samples=SAMPLES,
                       learnable=norm.get("learnable", True))
     if norm.get("power"):
         to_normality(net, noise=0.0, return_report=True)

@@ -21,7 +21,8 @@ from torch import nn
 
 from ..networks.efficient import SqueezeExcite
 from ..networks.residual import Block
-from .proxy import built, proxy_model, run
+from normalnorm.experiments.recipes.proxy import (
+    SAMPLES, built, proxy_model, run)
 from ..results import (
     Contrast, Deviation, Published, Recipe)
 from ..tables import printed_table
@@ -67,7 +68,8 @@ def _together(config: dict[str, Any]) -> Callable[..., nn.Module] | None:
         act = "silu" if "efficient" in config["model"] else "relu"
         return lambda channels: nn.Sequential(
             nn.BatchNorm2d(channels, eps, norm.get("momentum", 0.1),
-                           affine=False), ProxyNorm(channels, act))
+                           affine=False),
+            ProxyNorm(channels, act, samples=SAMPLES))
     return None
 
 
