@@ -1011,7 +1011,7 @@ class Staged(NamedTuple):
 
 
 class _Native(Engine):
-    name, automatic = "native", True
+    name, automatic = "native", ("cpu",)
 
     def require(self) -> None:
         library()
