@@ -147,7 +147,7 @@ def test_one_file_is_an_engine(tmp_path):
 
 
 def test_an_engine_has_a_name_of_its_own(monkeypatch):
-    monkeypatch.setattr(backends, "_known", dict(backends._known))
+    monkeypatch.setattr(backends, "_known", dict(backends.engines()))
     for name in ("", "auto", "eager"):
         engine = backends.Engine()
         engine.name = name
@@ -177,7 +177,7 @@ def test_who_is_asked_on_which_device(monkeypatch):
                           ("compiled", ["compiled"])):
         with backends.set_backend(chosen):
             assert asked("cpu") == asked("cuda") == names
-    monkeypatch.setattr(backends, "_known", dict(backends._known))
+    monkeypatch.setattr(backends, "_known", dict(backends.engines()))
     toy = backends.Engine()
     toy.name, toy.automatic = "toy", True
     with pytest.raises(TypeError, match="a tuple of device types"):
