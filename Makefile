@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MINUTES ?= 9
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve pdf bench wheel mutants records clean test-oldest test-newest test-processors test-avx2
+.PHONY: help book test export lab serve pdf bench gpu wheel mutants records clean test-oldest test-newest test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -36,6 +37,9 @@ pdf: book  ## print the book to _build/normalnorm.pdf (needs Chromium or Chrome)
 
 bench: $(VENV)/.ready  ## measure speed and memory of the layers, as ratios, for each instruction set and 1 thread or all, into results/benchmarks (half an hour on a quiet machine; goes on where it was interrupted)
 	@$(BIN)/python -m benchmarks
+
+gpu:  ## what this machine's GPU does with the layers, within MINUTES (9), into results/gpu; goes on where it stopped; takes the machine's own torch and Triton where there is no .venv
+	@PYTHONPATH=. $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu --minutes $(MINUTES)
 
 wheel: $(VENV)/.ready  ## a wheel for Linux on x86-64 with the compiled kernel in it, for machines without a compiler, into dist (a minute)
 	@$(BIN)/python -m tools.wheel

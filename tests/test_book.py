@@ -271,6 +271,11 @@ def test_committed_results_say_what_they_are():
         row = json.loads(path.read_text(encoding="utf-8"))
         if path.name == "goals.json":           # tests/test_benchmarks.py
             continue
+        if path.parents[1].name == "gpu":           # tests/test_gpu.py
+            assert {"device", "code", "torch", "triton", "date"} <= set(
+                row["environment"]), path.name
+            assert row["environment"]["device"] != "cpu, interpreted"
+            continue
         if path.parent.name == "benchmarks":
             assert ({"processor", "threads", "torch", "commit", "date"}
                     <= set(row["environment"])

@@ -830,7 +830,7 @@ def test_the_warning_names_the_users_line(monkeypatch):
     error = compiler.CompilerError("no C++ compiler was found")
     monkeypatch.setattr(native, "_library", lambda: error)
     monkeypatch.setattr(
-        compiled.Fused, "forward",
+        compiled, "_compiled",
         lambda *_: (_ for _ in ()).throw(RuntimeError("not here")))
     plain = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU())
     converted, layer, u = (normalnorm.to_normality(plain),

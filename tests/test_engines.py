@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from peers import FOLLOWS, TORCH
+from torch._subclasses import FakeTensorMode
 
 import normalnorm
 from normalnorm.layers import backends, functional
+from normalnorm.layers.engines import compiled
 
 ROOT = Path(normalnorm.__file__).parents[1]
 
@@ -144,7 +147,7 @@ def test_one_file_is_an_engine(tmp_path):
 
 
 def test_an_engine_has_a_name_of_its_own(monkeypatch):
-    monkeypatch.setattr(backends, "_known", dict(backends._known))
+    monkeypatch.setattr(backends, "_known", dict(backends.engines()))
     for name in ("", "auto", "eager"):
         engine = backends.Engine()
         engine.name = name
@@ -162,6 +165,125 @@ def test_an_engine_has_a_name_of_its_own(monkeypatch):
     again.name = "nothing"
     backends.register(again)
     assert backends.engines()["nothing"] is again
+
+
+def test_who_is_asked_on_which_device(monkeypatch):
+    "By \"auto\", the kernel on a CPU, torch.compile on CUDA; nobody elsewhere."
+    asked = lambda device: [e.name for e in backends._engines_asked(device)]
+    with backends.set_backend("auto"):
+        assert asked("cpu") == ["native"] and asked("cuda") == ["compiled"]
+        assert asked("mps") == asked("xpu") == asked("meta") == []
+    for chosen, names in (("eager", []), ("native", ["native"]),
+                          ("compiled", ["compiled"])):
+        with backends.set_backend(chosen):
+            assert asked("cpu") == asked("cuda") == names
+    monkeypatch.setattr(backends, "_known", dict(backends.engines()))
+    toy = backends.Engine()
+    toy.name, toy.automatic = "toy", True
+    with pytest.raises(TypeError, match="a tuple of device types"):
+        backends.register(toy)
+    toy.automatic = ("mps", "cuda")
+    backends.register(toy)
+    with backends.set_backend("auto"):                  # in their order
+        assert asked("cpu") == ["native"]
+        assert asked("cuda") == ["compiled", "toy"] and asked("mps") == ["toy"]
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Tensors on a CUDA device that is not there, as far as to the engine: its
+    first trial of the device, and what it is to compute, are written down.
+    """
+    log = []
+
+    def run(function, case, *choices):
+        log.append(("tried" if case[0] == "tried out" else "computed",
+                    case[-1].type if case[0] == "tried out" else case[0]))
+        return lambda u, *_: (u, *(u.new_zeros(len(u), 1),) * 3)
+
+    monkeypatch.setattr(backends, "are_concrete", lambda *_: True)
+    monkeypatch.setattr(backends, "_instead", {})
+    monkeypatch.setattr(compiled, "_compiled", run)
+    # a slice of a tensor asks PyTorch whether it was built for CUDA
+    monkeypatch.setattr(compiled.core, "closed", lambda *_: True)
+    compiled._trouble.cache_clear()
+    with FakeTensorMode(), torch.no_grad(), backends.set_backend("auto"):
+        yield log
+    compiled._trouble.cache_clear()
+
+
+def test_auto_asks_for_compiled_layers_on_cuda(fakes):
+    layer = normalnorm.LayerNormalNorm(4, noise=0.0, device="cuda")
+    batch = normalnorm.BatchNormalNorm1d(4, noise=0.0, device="cuda")
+    u = torch.ones(3, 4, device="cuda")
+    for _ in range(2):
+        assert layer(u).device.type == "cuda"
+    assert fakes == [("tried", "cuda"), *[("computed", (-1,))] * 2]
+    # averages are not moved by the engine, but what they follow is its own
+    backends.normalize(u, (0,), weight=batch.weight.reshape(1, 4))
+    assert fakes[-1] == ("computed", (0,))
+    fakes.clear()
+    for wrong in (u.int(), u.double()):                 # the definition's words
+        with pytest.raises(TypeError):
+            layer(wrong)
+    with pytest.raises(RuntimeError, match="device"):
+        backends.normalize(u, (1,), weight=torch.ones(4))
+    assert fakes == []
+    # a meta tensor has no values, whatever the choice
+    assert backends.compute(backends.Normalization(
+        torch.ones(3, 4, device="meta"), (1,))) is None
+
+
+def test_what_does_not_compile_on_cuda_is_the_definition(fakes, monkeypatch):
+    "With one warning; a trial on a CPU does not speak for CUDA."
+    compiled._ENGINE.try_out(torch.device("cpu"))
+
+    def fails(function, case, *choices):
+        fakes.append(case[-1].type)
+        raise RuntimeError("no Triton\nand more")
+    monkeypatch.setattr(compiled, "_compiled", fails)
+    u = torch.ones(3, 4, device="cuda")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert backends.compute(backends.Normalization(u, (1,))) is None
+    assert fakes == [("tried", "cpu"), "cuda"]
+    text, = [str(w.message) for w in seen]
+    assert "compiled kernel is not available on cuda:0" in text
+    assert text.endswith("one by one instead. The reason: RuntimeError: no "
+                         "Triton")
+    assert backends._instead == {("compiled", "cuda"): None}
+
+
+def test_a_case_that_the_compiler_gives_up_is_the_definitions(monkeypatch):
+    "With one warning for a case, forward or backward; others are compiled."
+    tries = []
+
+    def run(function, case, *choices):
+        tries.append(function)
+        if function is failing:
+            raise torch._dynamo.exc.TorchDynamoException("too large")
+        return function
+    monkeypatch.setattr(compiled, "_compiled", run)
+    u = torch.randn(5, 8).exp().requires_grad_()
+    exact, = torch.autograd.grad(
+        backends.core.normalize(u, (1,))[0].sin().sum(), u)
+    for failing in (compiled._forward_pass, compiled._eager_backward):
+        monkeypatch.setattr(compiled, "_refused", set())
+        tries.clear()
+        with backends.set_backend("compiled"), warnings.catch_warnings(
+                record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                out = backends.normalize(u, (1,))[0]
+                torch.testing.assert_close(
+                    torch.autograd.grad(out.sin().sum(), u)[0], exact)
+            assert tries.count(failing) == 1
+            backends.normalize(u, (0,))                 # another case
+            assert tries[-1] is compiled._forward_pass
+        first, *more = [str(w.message) for w in seen]
+        assert "too large" in first
+        assert len(more) == (failing is compiled._forward_pass)
 
 
 COMPILED_FIRST = """

@@ -9,7 +9,7 @@ import torch
 from peers import FOLLOWS
 from torch import nn
 
-from normalnorm.layers import core
+from normalnorm.layers import backends, core
 from normalnorm.layers.backends import normality_norm, set_backend
 from normalnorm.layers.engines import native, operators
 from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
@@ -174,6 +174,26 @@ def test_who_gets_the_operator():
     slope = lambda v: torch.func.grad(lambda w: plain(w).sin().sum())(v)
     torch.testing.assert_close(
         torch.compile(slope, fullgraph=True)(u), slope(u))
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cuda",)])
+@pytest.mark.parametrize("error", [RuntimeError, ImportError])
+def test_an_engine_that_cannot_be_had_takes_nothing_away(
+        monkeypatch, devices, error):
+    "Automatic ones, of this device or of another, before and after the kernel."
+    def require():
+        raise error("not on this machine")
+
+    known = backends.engines()
+    for names in (("toy", *known), (*known, "toy")):
+        toy = backends.Engine()
+        toy.name, toy.automatic, toy.require = "toy", devices, require
+        monkeypatch.setattr(backends, "_known", {
+            name: known.get(name, toy) for name in names})
+        torch.compiler.reset()
+        with set_backend("auto"):
+            assert "normalnorm.normalize" in graph_of(
+                LayerNormalNorm(8), torch.randn(4, 8))
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "running_var"])

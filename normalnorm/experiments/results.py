@@ -480,14 +480,17 @@ def _computed(device: str) -> tuple[str | None, str | None]:
     chosen = backends.get_backend()
     if chosen in ("eager", "compiled"):
         return chosen, kernel
+    instead = backends._instead
     if not device.startswith("cpu"):
-        return "eager", kernel
+        known = device.startswith("cuda") and (
+            "compiled", "cuda") not in instead
+        return "compiled" if known else "eager", kernel
     if not loaded:  # no layer asked for it
         return None, None
     if kernel:
         return "native", kernel
-    instead = backends._instead.get("native")
-    return instead.name if instead else "eager", None
+    other = instead.get(("native", "cpu"))
+    return other.name if other else "eager", None
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:

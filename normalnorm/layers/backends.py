@@ -12,6 +12,7 @@ __all__ = ['Unavailable', 'Declined', 'Work', 'Engine', 'register', 'engines',
            'normality_norm']
 
 # %% ../../nbs/233_layers.backends.ipynb #b2349812
+import contextlib
 import functools
 import importlib
 import os
@@ -112,9 +113,9 @@ class Work(Protocol):
 
 
 class Engine:
-    """Who computes. `name`: what `set_backend` knows it by; `automatic`:
-    whether "auto" asks it; `stands_in`: a name for what it does, where it may
-    stand in for an automatic one that cannot be had.
+    """Who computes. `name`: what `set_backend` knows it by; `automatic`: the
+    types of the devices on which "auto" asks it; `stands_in`: a name for what
+    it does, where it may stand in for an automatic one that cannot be had.
 
     `offers`: for each kind of problem, a function of a problem that returns a
     `Work`, None where the engine does not cover it, or raises `Unavailable`.
@@ -133,11 +134,11 @@ class Engine:
         'for (0,)'
         >>> engine.covers(Normalization(torch.ones(2, 3), (0,))) is None
         True
-        >>> engine.require(), engine.try_out()      # nothing speaks against it
+        >>> engine.require(), engine.try_out(torch.device("cpu"))
         (None, None)
     """
     name = ""
-    automatic = False
+    automatic: tuple[str, ...] = ()
     stands_in = ""
 
     def __init__(self):
@@ -152,20 +153,24 @@ class Engine:
     def require(self) -> None:
         "Raise where it cannot be had here."
 
-    def try_out(self) -> None:
-        "Raise where it does not work here, before it stands in."
+    def try_out(self, device: torch.device) -> None:
+        """Raise where it does not work on `device`, before it stands in there.
+
+        `device`: that of the input.
+        """
 
 # %% ../../nbs/233_layers.backends.ipynb #b0df2f0c
 _known: dict[str, Engine] = {}
 _chosen = "auto"
-_asked: tuple[Engine, ...] | None = None        # by the present choice
+# by the present choice, for each type of device
+_asked: dict[str, tuple[Engine, ...]] = {}
 
 
 def register(engine: Engine) -> Engine:
     """Make an engine known by its name; one of the same name is replaced.
 
     Returns the engine. Raises `ValueError` for one without a name, or with that
-    of a built-in choice.
+    of a built-in choice; `TypeError` unless `automatic` is a tuple.
 
     Example:
 
@@ -173,11 +178,15 @@ def register(engine: Engine) -> Engine:
         Traceback (most recent call last):
         ValueError: an engine called '': expected a name of its own, other ...
     """
-    global _asked
     if not engine.name or engine.name in ("auto", "eager"):
         raise ValueError(f"an engine called {engine.name!r}: expected a name "
                          "of its own, other than 'auto' and 'eager'")
-    _known[engine.name], _asked = engine, None
+    if not isinstance(engine.automatic, tuple):
+        raise TypeError(f"engine {engine.name!r} has automatic="
+                        f"{engine.automatic!r}; a tuple of device types is "
+                        "expected, such as ('cpu',), or () for none")
+    _known[engine.name] = engine
+    _asked.clear()
     return engine
 
 
@@ -220,8 +229,9 @@ class _Choice:
         pass
 
     def __exit__(self, *_) -> None:
-        global _chosen, _asked
-        _chosen, _asked = self._before, None
+        global _chosen
+        _chosen = self._before
+        _asked.clear()
 
 
 def set_backend(name: str) -> _Choice:
@@ -229,8 +239,8 @@ def set_backend(name: str) -> _Choice:
     `with` statement.
 
     - "auto" (at the start): the native kernel for float32 and half precision on
-      a CPU; where it cannot be had, with one warning, "compiled" or else
-      "eager"; "eager" on other devices;
+      a CPU, "compiled" on CUDA devices, "eager" on others; where these cannot
+      be had, with one warning, "compiled" or else "eager";
     - "eager": PyTorch operations, one by one: the definition;
     - "compiled": the same, fused by `torch.compile`; first derivatives are
       fused too;
@@ -253,14 +263,15 @@ def set_backend(name: str) -> _Choice:
         ...     normality_norm(torch.tensor([[0.0, 1.0, 8.0]]), (1,))[1].lmbda
         tensor([[-0.3907]])
     """
-    global _chosen, _asked
+    global _chosen
     names = ("auto", "eager", *engines())
     if type(name) is not str or name not in names:
         raise ValueError(
             f"backend {name!r} is not known: {near(str(name), names)}")
     if name in _known:
         _known[name].require()
-    before, _chosen, _asked = _chosen, name, None
+    before, _chosen = _chosen, name
+    _asked.clear()
     return _Choice(before)
 
 
@@ -276,16 +287,13 @@ def get_backend() -> str:
     return _chosen
 
 
-def _answers(engine: Engine) -> bool:
-    "Whether the present choice asks it; \"eager\" asks none."
-    return engine.name == _chosen or _chosen == "auto" and engine.automatic
-
-
-def _engines_asked() -> tuple[Engine, ...]:
-    global _asked
-    if _asked is None:
-        _asked = tuple(filter(_answers, engines().values()))
-    return _asked
+def _engines_asked(device: str) -> tuple[Engine, ...]:
+    "Those that the present choice asks on a type of device; of \"eager\" none."
+    if device not in _asked:
+        _asked[device] = tuple(
+            engine for engine in engines().values() if engine.name == _chosen
+            or _chosen == "auto" and device in engine.automatic)
+    return _asked[device]
 
 # %% ../../nbs/233_layers.backends.ipynb #b0df2f2c
 def warn_user(message: str) -> None:
@@ -314,31 +322,38 @@ def warn_user(message: str) -> None:
         frame.f_globals.setdefault("__warningregistry__", {}))
 
 
-_instead: dict[str, Engine | None] = {}         # of those that cannot be had
+# of those that cannot be had on a type of device
+_instead: dict[tuple[str, str], Engine | None] = {}
 # forward and backward pass by the definition, in times of the kernel: smallest
-# and largest of the rows in results/benchmarks, to one digit
+# and largest of the rows in results/benchmarks, to one digit; of CPUs
 _SLOWER = (20, 80)
 
 
-def _stand_in(engine: Engine, reason: str) -> Engine | None:
-    """What stands in for an engine that cannot be had, with one warning; None
-    for the definition.
+def _stand_in(engine: Engine, device: torch.device,
+              reason: str) -> Engine | None:
+    """What stands in for an engine that cannot be had on a device, with one
+    warning; None for the definition.
     """
-    if engine.name not in _instead:
-        _instead[engine.name], way = None, (
-            "PyTorch operations one by one instead, which takes about "
-            f"{_SLOWER[0]} to {_SLOWER[1]} times as long in training")
+    key = engine.name, device.type
+    if key not in _instead:
+        where, way = "here", "PyTorch operations one by one instead"
+        if device.type == "cpu":
+            way += (f", which takes about {_SLOWER[0]} to {_SLOWER[1]} times "
+                    "as long in training")
+        else:
+            where = f"on {device}"
+        _instead[key] = None
         for other in engines().values():
-            if other.stands_in:
+            if other.stands_in and other is not engine:
                 try:
-                    other.try_out()
+                    other.try_out(device)
                 except Exception:       # whatever keeps it from working here
                     continue
-                _instead[engine.name], way = other, f"{other.stands_in} instead"
+                _instead[key], way = other, f"{other.stands_in} instead"
                 break
-        warn_user(f"normalnorm's {engine.name} kernel is not available here; "
-                  f"its layers are computed by {way}. The reason: {reason}")
-    return _instead[engine.name]
+        warn_user(f"normalnorm's {engine.name} kernel is not available {where};"
+                  f" its layers are computed by {way}. The reason: {reason}")
+    return _instead[key]
 
 # %% ../../nbs/233_layers.backends.ipynb #4f94dbe3
 def along_channels(value: Tensor | None, ndim: int) -> Tensor | None:
@@ -622,14 +637,14 @@ _apply = core.bound("autograd.Function", _short, _ByEngine.apply)
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
 
 
-def _at_hand() -> bool:
-    "Whether the engines that would be asked can be had; decided once a trace."
-    try:
-        for engine in _engines_asked():
+def _at_hand(device: str) -> tuple[str, ...]:
+    "The engines that are asked and can be had, by name; decided once a trace."
+    found = []
+    for engine in _engines_asked(device):
+        with contextlib.suppress(Exception):    # what it lacks is its own
             engine.require()
-    except RuntimeError:
-        return False
-    return True
+            found.append(engine.name)
+    return tuple(found)
 
 
 # as torch.compiler.assume_constant_result, which imports the compiler for it
@@ -638,13 +653,13 @@ _at_hand._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _traced(problem):
     "The same while `torch.compile` reads the code."
-    if _is_exporting() or in_transform() or not _at_hand():
+    u = problem.inputs()[0]
+    if _is_exporting() or in_transform() or not isinstance(u, Tensor):
         return None
-    for engine in _known.values():
-        if _answers(engine):
-            take = engine.traced.get(type(problem))
-            if take is not None:
-                return take(problem)
+    for name in _at_hand(u.device.type):
+        take = _known[name].traced.get(type(problem))
+        if take is not None:
+            return take(problem)
     return None
 
 # %% ../../nbs/233_layers.backends.ipynb #c90cf63c
@@ -668,16 +683,15 @@ def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
     """
     if _is_compiling():
         return _traced(problem)
-    asked, tensors = _asked, problem.tensors()
-    if asked is None:
-        asked = _engines_asked()
-    if not asked or tensors is None or not are_concrete(*tensors):
+    tensors = problem.tensors()
+    if tensors is None or tensors[0] is None or not are_concrete(*tensors):
         return None
-    for engine in asked:
+    u = tensors[0]                      # `is_cpu` takes less time than `device`
+    for engine in _engines_asked("cpu" if u.is_cpu else u.device.type):
         try:
             work = engine.covers(problem)
         except Unavailable as error:
-            engine = _stand_in(engine, str(error))
+            engine = _stand_in(engine, u.device, str(error))
             work = None if engine is None else engine.covers(problem)
         if work is not None:
             break

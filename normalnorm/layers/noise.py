@@ -38,24 +38,30 @@ def philox(counter: Tensor,
         >>> [hex(w) for w in philox(torch.tensor(0), torch.tensor(0))][:2]
         ['0x6627e8d5', '0xe169c58d']
     """
-    return _rounds((counter & _WORD, (counter >> 32) & _WORD,
-                    torch.zeros_like(counter), torch.zeros_like(counter)),
-                   (key & _WORD, (key >> 32) & _WORD))
+    low, high = counter.int(), (counter >> 32).int()
+    nothing = torch.zeros_like(low)
+    words = _rounds((low, high, nothing, nothing),
+                    (key.int(), (key >> 32).int()))
+    a, b, c, d = (word.long() & _WORD for word in words)
+    return a, b, c, d
 
 
 def _rounds(x: tuple[Tensor, ...],
             k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    "Of words in int32, which have 32 bits and no sign."
     x0, x1, x2, x3 = x
     k0, k1 = k
     for _ in range(10):
-        p0, p1 = x0 * 0xD2511F53, x2 * 0xCD9E8D57
-        x0, x1, x2, x3 = ((p1 >> 32 & _WORD) ^ x1 ^ k0, p1 & _WORD,
-                          (p0 >> 32 & _WORD) ^ x3 ^ k1, p0 & _WORD)
-        k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD
+        p0 = (x0.long() & _WORD) * 0xD2511F53
+        p1 = (x2.long() & _WORD) * 0xCD9E8D57
+        x0, x1, x2, x3 = ((p1 >> 32).int() ^ x1 ^ k0, p1.int(),
+                          (p0 >> 32).int() ^ x3 ^ k1, p0.int())
+        # 0x9E3779B9 and 0xBB67AE85, less 2³²
+        k0, k1 = k0 - 0x61C88647, k1 - 0x4498517B
     return x0, x1, x2, x3
 
 # %% ../../nbs/228_layers.noise.ipynb #044bf5ec
-_CHUNK = 1 << 14  # counters at a time: intermediate results stay in the cache
+_CHUNK = 1 << 14  # counters at a time on a CPU: what is between stays in cache
 
 
 def draw_seed(device: torch.device | str | None = None) -> Tensor:
@@ -74,14 +80,35 @@ def draw_seed(device: torch.device | str | None = None) -> Tensor:
     return torch.randint(1 << 62, (), device=device)
 
 
+def _turn(word: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2π·word·2⁻³², the word below 2³² in int64: the nearest
+    quarter exactly, the rest by polynomials.
+    """
+    quarter = (word + (1 << 29)) >> 30
+    r = (word - (quarter << 30)).to(torch.float32) * (2 * math.pi * 2.0**-32)
+    s = r * r
+    sin = r + r * s * (-1.6666654611e-1 + s * (
+        8.3321608736e-3 - s * 1.9515295891e-4))
+    cos = 1 - 0.5 * s + s * s * (4.166664568298827e-2 + s * (
+        -1.388731625493765e-3 + s * 2.443315711809948e-5))
+    odd = quarter & 1 == 1
+    cos, sin = torch.where(odd, sin, cos), torch.where(odd, cos, sin)
+    return (torch.where((quarter + 1) & 2 == 2, -cos, cos),
+            torch.where(quarter & 2 == 2, -sin, sin))
+
+
 def _normals(first: int, last: int, seed: Tensor) -> Tensor:
     "Four normal numbers for each counter from `first` to `last`, in a row."
     words = philox(torch.arange(first, last, device=seed.device), seed)
     out = []
     for a, b in (words[:2], words[2:]):
         radius = (-2 * (a.to(torch.float32) * 2.0**-32 + 2.0**-33).log()).sqrt()
-        angle = b.to(torch.float32) * (2 * math.pi * 2.0**-32)
-        out += [radius * angle.cos(), radius * angle.sin()]
+        if torch.compiler.is_compiling():
+            cos, sin = _turn(b)
+        else:
+            angle = b.to(torch.float32) * (2 * math.pi * 2.0**-32)
+            cos, sin = angle.cos(), angle.sin()
+        out += [radius * cos, radius * sin]
     return torch.stack(out, -1).flatten(-2)
 
 
@@ -110,8 +137,10 @@ def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor,
                          "not be negative")
     count = math.prod(shape)
     first, last = offset // 4, -(-(offset + count) // 4)
-    # in one piece, for fused code and for any number of elements
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    # in one piece, for fused code and for any number of elements, and where a
+    # call costs more than what it computes
+    if (not seed.is_cpu or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()):
         flat = _normals(first, last, seed)
     else:
         parts = [_normals(i, min(i + _CHUNK, last), seed)

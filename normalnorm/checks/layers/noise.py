@@ -16,10 +16,11 @@ def nine_rounds(x, k):
     x0, x1, x2, x3 = x
     k0, k1 = k
     for _ in range(9):
-        p0, p1 = x0 * 0xD2511F53, x2 * 0xCD9E8D57
-        x0, x1, x2, x3 = ((p1 >> 32 & 0xFFFFFFFF) ^ x1 ^ k0, p1 & 0xFFFFFFFF,
-                          (p0 >> 32 & 0xFFFFFFFF) ^ x3 ^ k1, p0 & 0xFFFFFFFF)
-        k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
+        p0 = (x0.long() & 0xFFFFFFFF) * 0xD2511F53
+        p1 = (x2.long() & 0xFFFFFFFF) * 0xCD9E8D57
+        x0, x1, x2, x3 = ((p1 >> 32).int() ^ x1 ^ k0, p1.int(),
+                          (p0 >> 32).int() ^ x3 ^ k1, p0.int())
+        k0, k1 = k0 - 0x61C88647, k1 - 0x4498517B
     return x0, x1, x2, x3
 
 
@@ -37,9 +38,9 @@ def _(rounds):
          (0xA4093822, 0x299F31D0),
          (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)))
     for counter, key, answer in known:
-        out = rounds(tuple(map(torch.tensor, counter)),
-                     tuple(map(torch.tensor, key)))
-        assert tuple(int(word) for word in out) == answer
+        out = rounds(tuple(torch.tensor(word).int() for word in counter),
+                     tuple(torch.tensor(word).int() for word in key))
+        assert tuple(int(word) & 0xFFFFFFFF for word in out) == answer
 
 # %% ../../../nbs/228_layers.noise.ipynb
 import math

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from .. import core
-from ..backends import (
-    Engine, Normalization, by_definition, register)
+from normalnorm.layers.backends import (
+    Declined, Engine, Normalization, Unavailable, by_definition, register,
+    warn_user)
 from ..core import Rule
 from ..noise import draw_seed
 
@@ -59,6 +60,27 @@ def _case(dim: tuple[int, ...], rule: Rule, *tensors: Tensor | None) -> tuple:
             tuple(None if t is None else (t.ndim, t.dtype) for t in tensors))
 
 
+_refused: set[tuple] = set()            # cases that the compiler has given up
+
+
+def _run(function, case: tuple, *arguments, choices: tuple = ()):
+    """What the compiled function returns; raises `Declined`, with a warning,
+    where the compiler fails, and the case is not tried again.
+    """
+    try:
+        return _compiled(function, case, *choices)(*arguments)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        _refused.add(case)
+        warn_user("torch.compile fails for layers of one kind; they are "
+                  "computed by PyTorch operations one by one instead. The "
+                  f"reason: {_words(error)}")
+        raise Declined(_words(error)) from error
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 class Fused(NamedTuple):
     """The definition's forward and backward pass, each fused by torch.compile,
     as a `Work`.
@@ -82,8 +104,9 @@ class Fused(NamedTuple):
         seed, dim, rule = problem.seed, self.dim, self.rule
         if rule.noise and seed is None:
             seed = draw_seed(u.device)
-        outputs = _compiled(_forward_pass, _case(dim, rule, u, weight, bias))(
-            u, weight, bias, seed, dim, rule, problem.offset)
+        outputs = _run(
+            _forward_pass, _case(dim, rule, u, weight, bias), u, weight, bias,
+            seed, dim, rule, problem.offset)
         saved = (u, weight, seed, *outputs[1:])
         results = outputs[:3 + len(rule.gaussianizer.reduced().names)]
         return (results if problem.wanted else outputs[0], saved,
@@ -97,9 +120,12 @@ class Fused(NamedTuple):
         core.check_saved(saved, kinds)
         core.check_memory(grads[0])
         needs, shape = tuple(needs), None if bias is None else bias[0]
-        return _compiled(
-            _eager_backward, _case(dim, rule, *saved[:2]), needs, shape)(
-                grads[0], saved, dim, rule, offset, shape, needs)
+        try:
+            return _run(
+                _eager_backward, _case(dim, rule, *saved[:2]), grads[0], saved,
+                dim, rule, offset, shape, needs, choices=(needs, shape))
+        except Declined:
+            return None
 
     def definition(self, state, saved):
         offset, bias, kinds = state
@@ -110,20 +136,47 @@ class Fused(NamedTuple):
 
 
 class _Compiled(Engine):
-    name, stands_in = "compiled", "torch.compile"
+    name, automatic, stands_in = "compiled", ("cuda",), "torch.compile"
 
-    def try_out(self) -> None:
-        # older releases cannot follow the definition
-        Fused((1,), Rule()).forward(
-            Normalization(torch.ones(2, 3), (1,)), False)
+    def try_out(self, device: torch.device) -> None:
+        # older releases cannot follow the definition; on a GPU it takes Triton
+        _compiled(_forward_pass, ("tried out", device))(
+            torch.ones(2, 3, device=device), None, None, None, (1,), Rule(), 0)
+
+
+@functools.cache
+def _trouble(device: torch.device) -> str:
+    "Why nothing can be compiled for a device; empty where it can be."
+    try:
+        _ENGINE.try_out(device)
+    except Exception as error:          # whatever keeps it from working there
+        return _words(error)
+    return ""
+
+
+def _fits(u: Tensor, *parameters: Tensor | None) -> bool:
+    "Devices, dtypes and shapes of which the definition has nothing to say."
+    return u.dtype in core._KNOWN and all(
+        t is None or t.device == u.device and t.is_floating_point()
+        and (t.dtype is u.dtype or u.dtype is not torch.float64)
+        and t.ndim <= u.ndim and all(
+            n in (1, m) for n, m in zip(t.shape[::-1], u.shape[::-1]))
+        for t in parameters)
 
 
 def _offer(problem: Normalization) -> Fused | None:
-    u, dim, rule = problem.u, tuple(problem.dim), problem.rule
-    covered = (u.numel() and problem.axis is None and not problem.running
-               and problem.statistics is None
-               and core.closed(rule.gaussianizer.reduced(), u, dim))
-    return Fused(dim, rule) if covered else None
+    u, dim, rule, weight, bias, axis, given, running, *_ = problem
+    dim = tuple(dim)
+    if (not u.numel() or axis is not None or running or given is not None
+            or not _fits(u, weight, bias)
+            or not core.closed(rule.gaussianizer.reduced(), u, dim)
+            or _case(dim, rule, u, weight, bias) in _refused
+            or _case(dim, rule, u, weight) in _refused):
+        return None
+    if not u.is_cpu and _trouble(u.device):
+        raise Unavailable(_trouble(u.device))
+    return Fused(dim, rule)
 
 
-register(_Compiled()).offers[Normalization] = _offer
+_ENGINE = register(_Compiled())
+_ENGINE.offers[Normalization] = _offer

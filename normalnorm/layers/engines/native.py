@@ -1047,7 +1047,7 @@ class Staged(NamedTuple):
 
 
 class _Native(Engine):
-    name, automatic = "native", True
+    name, automatic = "native", ("cpu",)
 
     def require(self) -> None:
         library()

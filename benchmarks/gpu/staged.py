@@ -1,0 +1,381 @@
+"""Batch normality in Triton, NCHW and channels last: three (with scaled noise
+five) passes forward, two backward, each one kernel; a pass begins by merging
+what the pass before left of each channel.
+
+A prototype, as `rows`.
+"""
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.gpu.rows import (
+    FUSED,
+    KIND,
+    at_one_terms,
+    estimate,
+    four_normals,
+    normal_of,
+    rates,
+    saturated,
+    slopes,
+    transform,
+)
+
+KEPT = 8        # mean, variance, λ, ratio, second, mean d, slope, noise scale
+_ROWS = 12      # of partial results: mean, M2, count; five sums; Σx; Σ|x−m|
+ROWS = tl.constexpr(_ROWS)
+
+
+@triton.jit
+def total(x, LAST: tl.constexpr):
+    "Over each unit's elements in a tile: (1, K) channels last, else (1, 1)."
+    s = tl.sum(x, 0)
+    if LAST:        # no early return: the interpreter takes one of another
+        out = s[None, :]                    # shape, the compiler does not
+    else:
+        out = tl.sum(s, 0) + tl.zeros((1, 1), tl.float32)
+    return out
+
+
+@triton.jit
+def merged(PART, channels, ok, C, P, WHICH: tl.constexpr):
+    "The sum over the programs of a channel of row WHICH: (1, K)."
+    s = tl.zeros(channels.shape, tl.float32)
+    for p in range(P):
+        s += tl.load(PART + (WHICH * P + p) * C + channels, mask=ok, other=0.0)
+    return s
+
+
+@triton.jit
+def moments(PART, channels, ok, C, P):
+    "Mean and biased variance of all from those of the parts, without squares."
+    count = merged(PART, channels, ok, C, P, 2)
+    mean = tl.zeros(channels.shape, tl.float32)
+    for p in range(P):
+        m = tl.load(PART + (2 * P + p) * C + channels, mask=ok, other=0.0)
+        mean += m * tl.load(PART + p * C + channels, mask=ok, other=0.0)
+    count = tl.where(ok, count, 1.0)
+    mean = mean / count
+    m2 = merged(PART, channels, ok, C, P, 1)
+    for p in range(P):
+        d = tl.load(PART + p * C + channels, mask=ok, other=0.0) - mean
+        m = tl.load(PART + (2 * P + p) * C + channels, mask=ok, other=0.0)
+        m2 += d * d * m
+    return mean, m2 / count
+
+
+@triton.jit
+def place(tile, column, B, C, L, LAST: tl.constexpr, T: tl.constexpr,
+          K: tl.constexpr):
+    """Elements of a tile: where they lie, whether they are there, their index
+    in logical order. Channels last: T positions × K channels; else T images × K
+    positions of one channel (`column`)."""
+    i, j = tl.arange(0, T).to(tl.int64), tl.arange(0, K).to(tl.int64)
+    if LAST:
+        n, c = tile * T + i, column * K + j
+        at = n[:, None] * C + c[None, :]
+        inside = (n < B * L)[:, None] & (c < C)[None, :]
+        index = ((n // L) * C * L + n % L)[:, None] + (c * L)[None, :]
+    else:
+        blocks = tl.cdiv(L, K)
+        b, q = (tile // blocks) * T + i, (tile % blocks) * K + j
+        at = (b * C + column)[:, None] * L + q[None, :]
+        inside = (b < B)[:, None] & (q < L)[None, :]
+        index = at
+    return at, inside, index
+
+
+@triton.jit
+def normals(index, seed, LAST: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
+            QUADS: tl.constexpr, FAST: tl.constexpr):
+    "The numbers of a tile; QUADS: four elements of a channel are a counter's."
+    if not QUADS:
+        return normal_of(index, seed, FAST)
+    if LAST:                                # four rows: L % 4 == 0
+        first = tl.reshape(index, (T // 4, 4, K))
+        first = tl.min(first, 1)            # the first of the four
+        z0, z1, z2, z3 = four_normals(first >> 2, seed, FAST)
+        z = tl.join(tl.join(z0, z2), tl.join(z1, z3))       # (T/4, K, 2, 2)
+        z = tl.permute(tl.reshape(z, (T // 4, K, 4)), (0, 2, 1))
+        return tl.reshape(z, (T, K))
+    first = tl.min(tl.reshape(index, (T, K // 4, 4)), 2)
+    z0, z1, z2, z3 = four_normals(first >> 2, seed, FAST)
+    return tl.reshape(tl.join(tl.join(z0, z2), tl.join(z1, z3)), (T, K))
+
+
+@triton.jit
+def batch_forward(X, Y, W, BIAS, NUM, PART, SEED, RM, RV, RL, B, C, L, P, count,
+                  offset, eps, alpha, noise, momentum,
+                  STAGE: tl.constexpr, LAST: tl.constexpr, T: tl.constexpr,
+                  K: tl.constexpr, AFFINE: tl.constexpr,
+                  TRANSFORM: tl.constexpr, NOISE: tl.constexpr,
+                  RUNNING: tl.constexpr, FAST: tl.constexpr,
+                  QUADS: tl.constexpr):
+    """STAGE 0: moments; 1: five sums; 2: Σψ; 3: Σ|ψ − mean|; 4: output."""
+    column, part = tl.program_id(0), tl.program_id(1)
+    if LAST:
+        channels = (column * K + tl.arange(0, K))[None, :]
+        tiles = tl.cdiv(B * L, T)
+    else:
+        channels = tl.full((1, 1), 0, tl.int32) + column
+        tiles = tl.cdiv(B, T) * tl.cdiv(L, K)
+    ok = channels < C
+    zero = tl.zeros(channels.shape, tl.float32)
+    mean, var, lam, ratio, second = zero, zero, zero + 1.0, zero, zero + 1.0
+    mean_d, slope, centre, scale = zero, zero, zero, zero
+    rate, bare = zero, zero
+    if STAGE > 0:
+        mean, var = moments(PART, channels, ok, C, P)
+        rate, bare = rates(var, eps)
+    if STAGE > 1 and TRANSFORM:
+        n = 1.0 / count
+        mean_d = merged(PART, channels, ok, C, P, 3) * n
+        slope = merged(PART, channels, ok, C, P, 4) * n
+        lam, ratio, second = estimate(
+            mean_d, slope,
+            merged(PART, channels, ok, C, P, 5) * n * 0.6931471805599453,
+            merged(PART, channels, ok, C, P, 6) * n * 0.4804530139182014,
+            merged(PART, channels, ok, C, P, 7) * n, alpha)
+    if STAGE > 2 and NOISE == 1:
+        centre = merged(PART, channels, ok, C, P, 8) / count
+    if STAGE > 3 and NOISE == 1:
+        scale = merged(PART, channels, ok, C, P, 9) / count * noise
+    # moments are merged tile by tile; sums stay a tile until the loop has
+    # ended: no exchange between threads inside it
+    s0, s1, s2 = zero, zero, zero
+    t0 = tl.zeros((T, K), tl.float32)
+    t1, t2, t3, t4 = t0, t0, t0, t0
+    if STAGE == 4:
+        if AFFINE:
+            w = tl.load(W + channels, mask=ok, other=0.0).to(tl.float32)
+            shift = tl.load(BIAS + channels, mask=ok, other=0.0).to(tl.float32)
+        if NOISE:
+            seed = tl.load(SEED)
+    each = tl.cdiv(tiles, P)
+    for step in range(each):
+        # every second pass from the end: what L2 still holds comes first
+        tile = part * each + (step if STAGE % 2 == 0 else each - 1 - step)
+        at, inside, index = place(tile, column, B, C, L, LAST, T, K)
+        x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+        if STAGE == 0:                      # of the tile exactly, then merged
+            m = total(inside.to(tl.float32), LAST)
+            own = total(x, LAST) / tl.maximum(m, 1.0)
+            d = tl.where(inside, x - own, 0.0)
+            new = s2 + m
+            delta = own - s0
+            f = m / tl.maximum(new, 1.0)
+            s1 += total(d * d, LAST) + delta * delta * s2 * f
+            s0 += delta * f
+            s2 = new
+        else:
+            c = tl.where(inside, x - mean, 0.0)
+        if STAGE == 1:
+            k = c * bare
+            d, log, q = at_one_terms(k, FAST)
+            t0 += d
+            t1 += k * d
+            t2 += log
+            t3 += q
+            t4 += d * d
+        if STAGE > 1:
+            h = c * rate
+            if TRANSFORM:
+                h = transform(h, lam, FAST)
+            if STAGE == 2:
+                t0 += tl.where(inside, h, 0.0)
+            elif STAGE == 3:
+                t0 += tl.where(inside, tl.abs(h - centre), 0.0)
+            else:
+                if NOISE:
+                    z = normals(index + offset, seed, LAST, T, K, QUADS, FAST)
+                    if NOISE == 1:
+                        h += z * scale
+                    elif NOISE == 2:
+                        h += z * (noise * 0.7978845608028654)
+                    else:
+                        h *= 1.0 + noise * z
+                if AFFINE:
+                    h = h * w + shift
+                tl.store(Y + at, saturated(h, Y.dtype.element_ty), mask=inside)
+    if STAGE == 0:
+        tl.store(PART + part * C + channels, s0, mask=ok)
+        tl.store(PART + (P + part) * C + channels, s1, mask=ok)
+        tl.store(PART + (2 * P + part) * C + channels, s2, mask=ok)
+    elif STAGE == 1:
+        tl.store(PART + (3 * P + part) * C + channels, total(t0, LAST), mask=ok)
+        tl.store(PART + (4 * P + part) * C + channels, total(t1, LAST), mask=ok)
+        tl.store(PART + (5 * P + part) * C + channels, total(t2, LAST), mask=ok)
+        tl.store(PART + (6 * P + part) * C + channels, total(t3, LAST), mask=ok)
+        tl.store(PART + (7 * P + part) * C + channels, total(t4, LAST), mask=ok)
+    elif STAGE < 4:
+        tl.store(PART + ((6 + STAGE) * P + part) * C + channels,
+                 total(t0, LAST), mask=ok)
+    elif part == 0:
+        tl.store(NUM + channels, mean, mask=ok)
+        tl.store(NUM + C + channels, var, mask=ok)
+        tl.store(NUM + 2 * C + channels, lam, mask=ok)
+        tl.store(NUM + 3 * C + channels, ratio, mask=ok)
+        tl.store(NUM + 4 * C + channels, second, mask=ok)
+        tl.store(NUM + 5 * C + channels, mean_d, mask=ok)
+        tl.store(NUM + 6 * C + channels, slope, mask=ok)
+        tl.store(NUM + 7 * C + channels, scale, mask=ok)
+        if RUNNING:
+            unbiased = var * (count / (count - 1.0))
+            ok = ok & (tl.abs(mean) < float("inf")) & (
+                unbiased < float("inf")) & (tl.abs(lam) < float("inf"))
+            old = tl.load(RM + channels, mask=ok, other=0.0)
+            tl.store(RM + channels, old + momentum * (mean - old), mask=ok)
+            old = tl.load(RV + channels, mask=ok, other=0.0)
+            tl.store(RV + channels, old + momentum * (unbiased - old), mask=ok)
+            old = tl.load(RL + channels, mask=ok, other=0.0)
+            tl.store(RL + channels, old + momentum * (lam - old), mask=ok)
+
+
+@triton.jit
+def batch_backward(X, DY, DX, W, NUM, PART, SEED, DW, DB, B, C, L, P, count,
+                   offset, eps, alpha, noise,
+                   STAGE: tl.constexpr, LAST: tl.constexpr, T: tl.constexpr,
+                   K: tl.constexpr, AFFINE: tl.constexpr,
+                   TRANSFORM: tl.constexpr, NOISE: tl.constexpr,
+                   FAST: tl.constexpr, QUADS: tl.constexpr):
+    "STAGE 0: seven sums; 1: the gradient."
+    column, part = tl.program_id(0), tl.program_id(1)
+    if LAST:
+        channels = (column * K + tl.arange(0, K))[None, :]
+        tiles = tl.cdiv(B * L, T)
+    else:
+        channels = tl.full((1, 1), 0, tl.int32) + column
+        tiles = tl.cdiv(B, T) * tl.cdiv(L, K)
+    ok = channels < C
+    zero = tl.zeros(channels.shape, tl.float32)
+    mean = tl.load(NUM + channels, mask=ok, other=0.0)
+    var = tl.load(NUM + C + channels, mask=ok, other=1.0)
+    lam = tl.load(NUM + 2 * C + channels, mask=ok, other=1.0)
+    ratio = tl.load(NUM + 3 * C + channels, mask=ok, other=0.0)
+    second = tl.load(NUM + 4 * C + channels, mask=ok, other=1.0)
+    mean_d = tl.load(NUM + 5 * C + channels, mask=ok, other=0.0)
+    slope = tl.load(NUM + 6 * C + channels, mask=ok, other=0.0)
+    scale = tl.load(NUM + 7 * C + channels, mask=ok, other=0.0)
+    rate, bare = rates(var, eps)
+    v0, v1, v2, v3, v4 = zero, zero, zero, zero, zero
+    t0 = tl.zeros((T, K), tl.float32)
+    t1, t2, t3, t4, t5, t6 = t0, t0, t0, t0, t0, t0
+    if STAGE == 1:
+        n = 1.0 / count
+        v0 = merged(PART, channels, ok, C, P, 0) * n
+        v1 = merged(PART, channels, ok, C, P, 1) * n
+        if TRANSFORM:
+            v2 = merged(PART, channels, ok, C, P, 2) * n * bare
+            v3 = merged(PART, channels, ok, C, P, 3) * n
+            v4 = merged(PART, channels, ok, C, P, 4) * n
+    w = zero + 1.0
+    if AFFINE:
+        w = tl.load(W + channels, mask=ok, other=0.0).to(tl.float32)
+    each = tl.cdiv(tiles, P)
+    for step in range(each):
+        tile = part * each + (step if STAGE == 0 else each - 1 - step)
+        at, inside, index = place(tile, column, B, C, L, LAST, T, K)
+        x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
+        c = tl.where(inside, x - mean, 0.0)
+        g = grad * w
+        if NOISE and (STAGE == 0 or NOISE == 3):
+            z = normals(index + offset, tl.load(SEED), LAST, T, K, QUADS, FAST)
+            if NOISE == 3:
+                g *= 1.0 + noise * z
+        h, k, v, up, move, y = slopes(
+            c, g, rate, bare, lam, ratio, second, mean_d, slope, alpha,
+            TRANSFORM, STAGE == 0, FAST)
+        if STAGE == 0:
+            t0 += v
+            t1 += v * h
+            if TRANSFORM:
+                move = tl.where(inside, move, 0.0)
+                t2 += up
+                t3 += move
+                t4 += move * k
+            if AFFINE:
+                if NOISE == 1:
+                    y += z * scale
+                elif NOISE == 2:
+                    y += z * (noise * 0.7978845608028654)
+                elif NOISE == 3:
+                    y *= 1.0 + noise * z
+                t5 += grad * y
+                t6 += grad
+        else:
+            out = (v - v0 - h * v1) * rate
+            if TRANSFORM:
+                out += v2 * (move - v3 - k * v4)
+            tl.store(DX + at, out.to(DX.dtype.element_ty), mask=inside)
+    if STAGE == 0:
+        tl.store(PART + part * C + channels, total(t0, LAST), mask=ok)
+        tl.store(PART + (P + part) * C + channels, total(t1, LAST), mask=ok)
+        tl.store(PART + (2 * P + part) * C + channels, total(t2, LAST), mask=ok)
+        tl.store(PART + (3 * P + part) * C + channels, total(t3, LAST), mask=ok)
+        tl.store(PART + (4 * P + part) * C + channels, total(t4, LAST), mask=ok)
+        tl.store(PART + (5 * P + part) * C + channels, total(t5, LAST), mask=ok)
+        tl.store(PART + (6 * P + part) * C + channels, total(t6, LAST), mask=ok)
+    elif AFFINE:
+        if part == 0:
+            tl.store(DW + channels, merged(PART, channels, ok, C, P, 5),
+                     mask=ok)
+            tl.store(DB + channels, merged(PART, channels, ok, C, P, 6),
+                     mask=ok)
+
+
+# ---- host side
+def plan(x, programs=528):
+    "Layout, tile, parts of a channel."
+    b, c = x.shape[:2]
+    length = x.numel() // (b * c)
+    last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(
+        memory_format=torch.channels_last)
+    if last:
+        k = min(triton.next_power_of_2(c), 32)
+        t, columns = max(1024 // k, 4), triton.cdiv(c, k)
+        tiles = triton.cdiv(b * length, t)
+    else:
+        k = min(max(triton.next_power_of_2(length), 4), 1024)
+        t, columns = max(1, min(1024 // k, triton.next_power_of_2(b))), c
+        tiles = triton.cdiv(b, t) * triton.cdiv(length, k)
+    parts = max(1, min(tiles, programs // columns, 64))
+    return b, c, length, last, t, k, columns, parts
+
+
+def forward(x, w=None, bias=None, running=(None,) * 3, momentum=0.1, eps=1e-5,
+            alpha=1.0, noise=0.0, kind="scaled", seed=None, offset=0,
+            programs=528):
+    b, c, length, last, t, k, columns, parts = plan(x, programs)
+    y, num = torch.empty_like(x), x.new_empty(KEPT * c, dtype=torch.float32)
+    part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
+    how = KIND[kind] if noise else 0
+    for stage in range(5):
+        if stage == 1 and not alpha or stage in (2, 3) and how != 1:
+            continue
+        batch_forward[(columns, parts)](
+            x, y, w, bias, num, part, seed, *running, b, c, length, parts,
+            float(b * length), offset, eps, alpha, noise, momentum, STAGE=stage,
+            LAST=last, T=t, K=k, AFFINE=w is not None, TRANSFORM=alpha > 0,
+            NOISE=how, RUNNING=running[0] is not None,
+            FAST=x.dtype != torch.float32,
+            QUADS=length % 4 == 0 and offset % 4 == 0, num_warps=4,
+            **FUSED)
+    return y, num
+
+
+def backward(dy, x, num, w=None, eps=1e-5, alpha=1.0, noise=0.0, kind="scaled",
+             seed=None, offset=0, programs=528):
+    b, c, length, last, t, k, columns, parts = plan(x, programs)
+    part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
+    dx = torch.empty_like(x)
+    dw, db = (None if w is None else torch.empty_like(w) for _ in range(2))
+    for stage in range(2):
+        batch_backward[(columns, parts)](
+            x, dy, dx, w, num, part, seed, dw, db, b, c, length, parts,
+            float(b * length), offset, eps, alpha, noise, STAGE=stage,
+            LAST=last, T=t, K=k, AFFINE=w is not None, TRANSFORM=alpha > 0,
+            NOISE=KIND[kind] if noise else 0, FAST=x.dtype != torch.float32,
+            QUADS=length % 4 == 0 and offset % 4 == 0, num_warps=4,
+            **FUSED)
+    return dx, dw, db

@@ -1,0 +1,203 @@
+"""What can be said of a GPU without one: how many operations a layer with noise
+makes, the bits of the generator in compiled code, and that the measurements of
+`benchmarks.gpu` run, go on and are marked.
+"""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peers import FOLLOWS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import normalnorm
+from normalnorm.layers import noise
+
+ROOT = Path(normalnorm.__file__).parents[1]
+TRITON = importlib.util.find_spec("triton") is not None
+
+
+class Calls(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def calls(function) -> int:
+    with Calls() as counted:
+        function()
+    return counted.count
+
+
+def test_the_number_of_operations_of_noise_does_not_grow_with_its_size():
+    seed = torch.empty((), dtype=torch.int64, device="meta")
+    counts = {calls(lambda: noise.normal_noise((1 << n,), seed, offset))
+              for n in (10, 24, 30) for offset in (0, 3)}
+    assert len(counts) == 1 and counts.pop() < 300
+    # on a CPU it does, in pieces that stay in the cache
+    here = torch.tensor(1)
+    assert calls(lambda: noise.normal_noise((1 << 18,), here)) > 3 * calls(
+        lambda: noise.normal_noise((1 << 16,), here))
+
+
+@pytest.mark.parametrize("make, shape", [
+    (normalnorm.LayerNormalNorm, lambda n: (n, 64)),
+    (normalnorm.BatchNormalNorm2d, lambda n: (n, 64, 2, 2))])
+def test_the_number_of_operations_of_a_layer_does_not_either(make, shape):
+    layer = make(64, noise=0.4, device="meta")
+
+    def step(n):
+        u = torch.empty(shape(n), device="meta", requires_grad=True)
+        torch.autograd.grad(layer(u).sum(), [u, *layer.parameters()])
+    few, many = (calls(lambda n=n: step(n)) for n in (16, 1 << 22))
+    assert few == many < 1500
+
+
+@given(st.integers(0, 2**40), st.integers(1, 99), st.integers(1, 9),
+       st.integers(-2**62, 2**62))
+def test_one_piece_and_many_give_the_same_bits(offset, count, piece, key):
+    seed, before = torch.tensor(key), noise._CHUNK
+    try:
+        noise._CHUNK = 1 << 40
+        whole = noise.normal_noise((count,), seed, offset)
+        noise._CHUNK = piece
+        parts = noise.normal_noise((count,), seed, offset)
+    finally:
+        noise._CHUNK = before
+    assert torch.equal(whole, parts)
+
+
+def test_one_piece_of_a_layers_size(monkeypatch):
+    seed = torch.tensor(2**61 + 5)
+    parts = noise.normal_noise((3, 7, 9001), seed, 2)
+    monkeypatch.setattr(noise, "_CHUNK", 1 << 40)
+    assert torch.equal(noise.normal_noise((3, 7, 9001), seed, 2), parts)
+
+
+def in_64_bits(counter: int, key: int) -> list[int]:
+    "Philox 4×32-10 in Python's integers, as the paper has it."
+    word = 0xFFFFFFFF
+    x, k = [counter & word, counter >> 32 & word, 0, 0], [
+        key & word, key >> 32 & word]
+    for _ in range(10):
+        p, q = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [q >> 32 ^ x[1] ^ k[0], q & word, p >> 32 ^ x[3] ^ k[1], p & word]
+        k = [k[0] + 0x9E3779B9 & word, k[1] + 0xBB67AE85 & word]
+    return x
+
+
+EDGES = [0, 1, 3, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**33 + 1, 2**62 - 1,
+         2**63 - 1, -1, -2**31, -2**63]
+
+
+def test_words_are_those_of_the_paper():
+    "At the edges of 32 bits, and where two products carry; signs mean nothing."
+    draw = torch.Generator().manual_seed(0)
+    more = torch.randint(-2**63, 2**63 - 1, (40,), generator=draw).tolist()
+    counters, keys = torch.tensor(EDGES + more), torch.tensor(EDGES)
+    found = torch.stack(noise.philox(counters[:, None], keys), -1)
+    assert found.min() >= 0 and found.max() < 2**32
+    assert found.tolist() == [[in_64_bits(c, k) for k in keys.tolist()]
+                              for c in counters.tolist()]
+
+
+@FOLLOWS
+def test_words_are_the_same_in_compiled_code():
+    counters = torch.tensor(EDGES + list(range(100)))
+    for key in (0, -1, 2**61 + 12345):
+        key = torch.tensor(key)
+        for a, b in zip(torch.compile(noise.philox)(counters, key),
+                        noise.philox(counters, key)):
+            assert torch.equal(a, b)
+
+
+@FOLLOWS
+def test_compiled_noise_is_the_noise():
+    "To the rounding of an angle, 2⁻²² of a turn's length, times the radius."
+    seed = torch.tensor(2**61 + 12345)
+    for shape, offset in (((5, 1000), 0), ((4097,), 3), ((64,), 2**33 + 1)):
+        made = torch.compile(noise.normal_noise)(shape, seed, offset)
+        torch.testing.assert_close(
+            made, noise.normal_noise(shape, seed, offset), rtol=0, atol=3e-6)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_turn_is_the_cosine_and_the_sine(word):
+    at = torch.tensor([word])
+    exact = at.double() * (2 * torch.pi * 2.0**-32)
+    for found, of in zip(noise._turn(at), (exact.cos(), exact.sin())):
+        assert (found.double() - of).abs().item() < 1.2e-7
+
+
+MEASURED = """
+import sys
+from functools import partial
+from benchmarks.gpu import __main__ as gpu
+gpu.SMALL = gpu.TINY
+gpu.PARTS["layers"] = partial(gpu.against, ("eager",), gpu.TINY)
+gpu.PARTS["correctness"] = lambda: list(gpu.correctness())[::5]
+sys.exit(gpu.main(sys.argv[1:]))
+"""
+
+
+def measured(folder, *arguments, **more):
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, "--out", str(folder), *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | more)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout, {path.stem: json.loads(path.read_text())
+                         for path in folder.rglob("*.json")}
+
+
+def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
+    "Each row is kept, marked, and not made twice; without Triton, left out."
+    parts = ["correctness", "ceilings", "layers"]
+    said, nothing = measured(tmp_path, "--minutes", "0", *parts)
+    assert "goes on with correctness" in said and nothing == {}
+    said, found = measured(tmp_path, *parts)
+    assert "all is there" in said and sorted(found) == sorted(parts)
+    for part, record in found.items():
+        about = record["environment"]
+        assert about["device"] == "cpu, interpreted" and len(about["code"]) == 12
+        count = record["parts"][part]
+        assert count["rows"] == count["of"] == len(record["rows"]) > 1
+        assert all(row["device"] == "cpu, interpreted"
+                   for row in record["rows"])
+    assert all("p50" in row for row in found["layers"]["rows"])
+    checks = found["correctness"]["rows"]
+    if TRITON:
+        assert all(row["holds"] and len(row["errors"]) == 5 for row in checks)
+    else:
+        assert all("No module named 'triton'" in row["left out"]
+                   for row in checks)
+    # what is there stays; a row that is lost is made again
+    path = next(tmp_path.rglob("layers.json"))
+    record = json.loads(path.read_text())
+    lost = record["rows"].pop(1)
+    record["rows"][0]["ms"] = -1.0
+    path.write_text(json.dumps(record))
+    _, found = measured(tmp_path, "layers")
+    kept = found["layers"]["rows"]
+    assert kept[0]["ms"] == -1.0 and kept[-1]["noise"] == lost["noise"]
+    # rows of other code are not gone on with
+    record["environment"]["code"] = "0" * 12
+    path.write_text(json.dumps(record))
+    _, found = measured(tmp_path, "layers")
+    assert min(row["ms"] for row in found["layers"]["rows"]) > 0
+
+
+@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+def test_prototypes_are_timed(tmp_path):
+    _, found = measured(tmp_path, "prototypes")
+    assert all("p50" in row for row in found["prototypes"]["rows"])
