@@ -34,8 +34,8 @@ def test_what_is_older_than_its_code_is_known():
     """
     entries = records.ledger()
     known = {name for name, entry in entries.items() if "stale" in entry}
-    said = records.look(entries, lambda name: None if name in known
-                        else records.asked(name))
+    said = list(records.look(entries, lambda name: None if name in known
+                             else records.asked(name)))
     new = {name for name, entry in entries.items() if "stale" in entry} - known
     assert not new, "\n".join(["run `make records`:", *said])
     if said:

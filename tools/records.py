@@ -23,7 +23,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -119,24 +119,25 @@ RECIPES, QUIET = "normalnorm.experiments.recipes.", "nothing else running"
 LAYERS = ("normalnorm/layers/**/*.py", NATIVE)
 ALL = ("normalnorm/**/*.py", NATIVE, "tests/*.py")
 RECORDS = {
-    "first experiment": Record(
-        "first-experiment/book", "an hour", RECIPES + "first",
-        partial(rows, "first-experiment/book")),
-    "first experiment, by the definition": Record(
-        "by-definition/first-experiment/book", "ten minutes", RECIPES + "first",
-        partial(_defined, "by-definition/first-experiment/book")),
-    **{folder: Record(f"{folder}/book", again, RECIPES + module,
-                      partial(rows, f"{folder}/book"))
-       for folder, module, again in (
-           ("transform-given-noise", "given_noise", "25 minutes"),
-           ("transform-given-noise-500", "given_noise", "five minutes"),
-           ("transform-given-noise-glyphs", "given_noise", "15 minutes"),
-           ("proxy-norm", "proxy", "an hour"),
-           ("language-recurrent", "language", "ten minutes"),
-           ("language-transformer", "language", "ten minutes"),
-           ("one-factor-batch", "one_factor", "15 minutes"),
-           ("one-factor-rate", "one_factor", "15 minutes"),
-           ("one-factor-scale", "one_factor", "15 minutes"))},
+    **{path.removesuffix("/book"): Record(
+        path, again, RECIPES + module, partial(
+            _defined if path.startswith("by-definition") else rows, path))
+       for path, module, again in (
+           ("first-experiment/book", "first", "an hour"),
+           ("by-definition/first-experiment/book", "first", "ten minutes"),
+           ("transform-given-noise/book", "given_noise", "25 minutes"),
+           ("transform-given-noise-500/book", "given_noise", "five minutes"),
+           ("transform-given-noise-glyphs/book", "given_noise", "15 minutes"),
+           ("pilot/transform-given-noise-500/book", "given_noise", "a minute"),
+           ("pilot/transform-given-noise-glyphs/book", "given_noise",
+            "a minute"),
+           ("proxy-norm/book", "proxy", "an hour"),
+           ("language-recurrent/book", "language", "ten minutes"),
+           ("language-transformer/book", "language", "ten minutes"),
+           ("language-transformer/smoke", "language", "ten minutes"),
+           ("one-factor-batch/book", "one_factor", "15 minutes"),
+           ("one-factor-rate/book", "one_factor", "15 minutes"),
+           ("one-factor-scale/book", "one_factor", "15 minutes"))},
     "collapse": Record(
         "collapse.json", "ten minutes", "tools.collapse",
         lambda of: [of.one_net(0, 64), of.one_net(
@@ -234,7 +235,8 @@ def hashes(patterns: Iterable[str] = ()) -> dict[str, str]:
         if "normalnorm.layers.engines.native" in sys.modules:
             names.add(ROOT / NATIVE)
     inside = sorted(path.relative_to(ROOT).as_posix() for path in names
-                    if path.is_relative_to(ROOT) and ".venv" not in path.parts)
+                    if path.is_relative_to(ROOT) and ".venv" not in path.parts
+                    and path.name != "_modidx.py")      # an index, made anew
     return {name: _hash(name) for name in inside}
 
 
@@ -324,6 +326,8 @@ def apart(entry: dict[str, Any], now: dict[str, Any]) -> str:
     """How what a witness says now differs from what it said when its record was
     made; empty where it does not.
     """
+    if "witness" not in entry:
+        return "the code of that day is not known"
     if same(entry["witness"], now["witness"], 0.0 if entry[
             "machine"] == now["machine"] else TOLERANCE):
         return ""
@@ -332,11 +336,11 @@ def apart(entry: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def look(entries: dict[str, dict[str, Any]],
-         ask: Callable[[str], Any] | None = None) -> list[str]:
-    """Brings the entries up to date; says of each record that is older than its
-    code what became of it. `ask`: gives what the witness of a record says.
+         ask: Callable[[str], Any] | None = None) -> Iterator[str]:
+    """Brings the entries up to date, one by one; says of each record that is
+    older than its code what became of it. `ask`: gives what the witness of a
+    record says.
     """
-    said = []
     for name, record in RECORDS.items():
         entry = entries[name]
         files = changed(record, entry)
@@ -350,12 +354,18 @@ def look(entries: dict[str, dict[str, Any]],
         if not how:
             entry.pop("stale", None)
             entry |= {"code": now["code"]}
-            said.append(f"{told}, the witness says the same")
+            yield f"{told}, the witness says the same"
             continue
         entry["stale"] = how if now else entry.get("stale", how)
-        said.append(f"{told}; {entry['stale']}: made on {entry['made']}, again "
-                    f"in {record.again}")
-    return said
+        yield (f"{told}; {entry['stale']}: made on {entry['made']}, again in "
+               f"{record.again}")
+
+
+def write(entries: dict[str, dict[str, Any]]) -> None:
+    "A line for each record."
+    LEDGER.write_text("{\n" + ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(entries[name])}"
+        for name in RECORDS if name in entries) + "\n}\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -373,13 +383,12 @@ def main(arguments: list[str] | None = None) -> int:
     for name in chosen.made:
         entries[name] = {"made": time.strftime("%Y-%m-%d"), "content": content(
             RECORDS[name])} | asked(name)
-    if not chosen.made:
-        print("\n".join(look(entries, None if chosen.list else asked))
-              or "no record is older than its code")
-    if not chosen.list:
-        LEDGER.write_text("{\n" + ",\n".join(
-            f"{json.dumps(name)}: {json.dumps(entries[name])}"
-            for name in RECORDS if name in entries) + "\n}\n", encoding="utf-8")
+        write(entries)
+    for line in () if chosen.made else look(
+            entries, None if chosen.list else asked):
+        print(line, flush=True)
+        if not chosen.list:
+            write(entries)
     return 0
 
 
