@@ -235,7 +235,8 @@ def hashes(patterns: Iterable[str] = ()) -> dict[str, str]:
         if "normalnorm.layers.engines.native" in sys.modules:
             names.add(ROOT / NATIVE)
     inside = sorted(path.relative_to(ROOT).as_posix() for path in names
-                    if path.is_relative_to(ROOT) and ".venv" not in path.parts
+                    if path.is_relative_to(ROOT) and path.exists()
+                    and ".venv" not in path.parts
                     and path.name != "_modidx.py")      # an index, made anew
     return {name: _hash(name) for name in inside}
 
