@@ -2,7 +2,8 @@
 training where no statistics are shared, with the gradient of its input, does
 not depend on its neighbours in the batch, on its place there, or on threads.
 
-    python -m tests.test_same_bits          every case (minutes)
+    python -m tests.test_same_bits          every case of the kernel
+    python -m tests.test_same_bits eager    of another engine
 """
 import itertools
 import random
@@ -21,11 +22,12 @@ COMPANIONS = 0, 5, 16, 64, 1024
 IMAGES = ((1, 1), (7, 7), (31, 1), (4, 8), (14, 14), (3, 11), (33, 31),
           (63, 65), (64, 64))
 DTYPES = torch.float32, torch.bfloat16, torch.float64
-# what is not promised, and why
-EXCEPT = {}
+# What is not promised, and why: their statistics are PyTorch's sums, whose
+# order depends on the shape and strides of the whole tensor
+EXCEPT = "EvoNorm2d", "BMLVNorm"
 
 
-def cases(engines=("native", "eager")):
+def cases(engines):
     for image, dtype, engine in itertools.product(IMAGES, DTYPES, engines):
         sizes = rows.SIZES | dict(zip("HW", image, strict=True), D=1,
                                   L=image[0] * image[1])
@@ -92,29 +94,34 @@ def differs(case):
         torch.set_num_threads(number)
 
 
-def reason(case):
-    trial, engine, dtype, *_ = case
-    return EXCEPT.get(trial.row.layer.__name__) or EXCEPT.get(engine)
-
-
-def main(chosen, share=1.0):
+def search(engines, share=1.0):
+    "How many cases were tried, and those with other bits."
     draw, tried, wrong = random.Random(0), 0, []
-    for case in cases():
-        if draw.random() < share and not chosen - {*name(case).split()}:
+    for case in cases(engines):
+        if (draw.random() < share
+                and case[0].row.layer.__name__ not in EXCEPT):
             tried += 1
             if found := differs(case):
-                wrong.append((case, found))
+                wrong.append(f"{name(case)}: {', '.join(found)}")
     return tried, wrong
 
 
 def test_a_sample_has_the_same_bits_in_any_company():
-    tried, wrong = main(set(), 0.02)
-    assert tried > 200 and not wrong, [name(c) for c, _ in wrong]
+    tried, wrong = search(["native"], 0.015)
+    assert tried > 150 and not wrong, wrong
+
+
+def test_one_small_image_in_evaluation():
+    """Beside another and beside many, of which some are beyond the table: the
+    kernel chose by the number of elements of the batch."""
+    for trial in rows.trials(rows.SIZES | {"H": 7, "W": 7}):
+        if trial.name == "batch2":
+            for dtype, count in itertools.product(DTYPES[:2], COMPANIONS):
+                case = trial, "native", dtype, False, 1, False, count
+                assert not differs(case), name(case)
 
 
 if __name__ == "__main__":
-    tried, wrong = main(set(sys.argv[1:]))
-    for case, found in wrong:
-        print(name(case), *found)
-    print(f"{tried} cases, {len(wrong)} with other bits")
+    tried, wrong = search(sys.argv[1:] or ["native"])
+    print(*wrong, f"{tried} cases, {len(wrong)} with other bits", sep="\n")
     sys.exit(bool(wrong))
