@@ -3461,9 +3461,8 @@ template <class F> void in_floats(const Job& job, i64 at, i64 count, F f) {
     }
 }
 
-// As many channels at a time in each image as have their tables in the cache;
-// of short runs, which several images give together, a few. Threads share out
-// the images in order, as PyTorch's operations before and after do, whose data
+// As many channels at a time in each image as have their tables in the cache.
+// Threads share out the images in order, as PyTorch's operations before and after do, whose data
 // are then in the cache of the same core; if there is too little, they share
 // out the channels. False where there is no memory for the tables.
 #if defined(KERNEL_TABLES)
@@ -3475,7 +3474,7 @@ inline void evaluate_channel(const Channel& channel, const Pieces& pieces,
 }
 bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
     const i64 count = job.weight_period, length = job.length,
-              size = length < 32 ? 16 : (1 << 18) / (i64)sizeof(Pieces),
+              size = (1 << 18) / (i64)sizeof(Pieces),
               groups = (count + size - 1) / size;
     const i64 slices = images * length < 512 * job.threads ? 1
                        : images < job.threads              ? images
@@ -3491,31 +3490,13 @@ bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
                   n = count - first < size ? count - first : size,
                   last = images * (slice + 1) / slices;
         const Pieces* const pieces = tables + first;
-        const i64 together = length < 32 ? BLOCK / length : 1,
-                  stride = count * length;
-        alignas(64) float runs_of[BLOCK], result[BLOCK];
-        for (i64 image = images * slice / slices; image < last;
-             image += together) {
-            const i64 here = last - image < together ? last - image : together;
-            for (i64 c = 0; c < n; c++) {
-                const i64 at = (image * count + first + c) * length;
-                auto evaluate = [&](const float* u, float* out, i64 n) {
-                    evaluate_channel(channels[first + c], pieces[c], u, out, n);
-                };
-                if (together == 1) {
-                    in_floats(job, at, length, evaluate);
-                    continue;
-                }
-                auto together_of = [&](const auto* u, auto* out) {
-                    copy_runs(u, stride, runs_of, length, length, here);
-                    evaluate(runs_of, result, here * length);
-                    copy_runs(result, length, out, stride, length, here);
-                };
-                if (job.half)
-                    together_of(halves(job.u) + at, halves(job.out) + at);
-                else together_of(job.u + at, job.out + at);
-            }
-        }
+        for (i64 image = images * slice / slices; image < last; image++)
+            for (i64 c = 0; c < n; c++)
+                in_floats(job, (image * count + first + c) * length, length,
+                          [&](const float* u, float* out, i64 n) {
+                              evaluate_channel(channels[first + c], pieces[c],
+                                               u, out, n);
+                          });
     });
     return true;
 }
@@ -3566,7 +3547,7 @@ int normalnorm_forward(const Job* job_) {
                     evaluate_rows(job, job.u, job.out, channels, all, p * step,
                                   last);
             });
-        } else if (TABLES && images * job.length >= 1024) {
+        } else if (TABLES && job.length >= 32) {  // whatever the batch is
             return evaluate_in_groups(job, channels, images) ? DONE : NO_MEMORY;
         } else {
             share_out(job.threads, job.units, [&](i64 i, float*&) {
