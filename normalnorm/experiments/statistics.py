@@ -351,11 +351,10 @@ def satterthwaite(mean: Any, parts: Sequence[Any], df: Sequence[float],
         >>> round(found.df, 6), round(found.se, 4)
         (10.0, 0.2828)
     """
-    parts, df = np.asarray(parts, dtype=np.float64), np.asarray(df)
-    total = parts.sum(0)
+    each, total = np.asarray(parts, dtype=np.float64), np.sum(parts, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        nu = np.where(total > 0, total**2 / np.tensordot(1 / df, parts**2, 1),
-                      df.min())
+        nu = np.where(total > 0, total**2 / np.tensordot(
+            1 / np.asarray(df), each**2, 1), min(df))
         se = np.sqrt(total)
         p = np.where(total > 0, 2 * stats.t.sf(np.abs(mean) / se, nu),
                      np.equal(mean, 0))
@@ -522,7 +521,8 @@ def share(part: np.ndarray, whole: np.ndarray, level: float = 0.95) -> Share:
         (0.5, True)
     """
     part, whole = (np.asarray(d, dtype=np.float64) for d in (part, whole))
-    of = crossed_interval if whole.ndim == 2 else summarize
+    of: Callable[..., Any] = (crossed_interval if whole.ndim == 2
+                              else summarize)
     all_ = of(whole, level)
     value = float(part.mean() / whole.mean())
     if all_.low <= 0 <= all_.high:
