@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from normalnorm.claims import claim
+from normalnorm.experiments import data
 from normalnorm.theory import covariance_field as fields
 
 
@@ -94,3 +95,37 @@ def _(step):
         for exact, values in zip(found, (y, z)):
             gram = values.T @ values / len(x)
             assert (gram - exact).abs().max() < 0.025 * gram.abs().max(), norm
+
+
+@claim("pn-fig2", source="labatie2021, Fig. 2, random nets",
+       statement="in wide random nets batch norm has no P1, instance norm "
+                 "neither P1 nor P2; group norm's P1 grows with depth, and "
+                 "layer norm's more, to most of the power (trained nets: small "
+                 "ones only, in part 4)",
+       kind="figure", verdict="holds", evidence="numerical",
+       formula=("batch", "proxy", "group", "layer"),
+       mutant=("batch", "proxy", "layer", "group"))
+@claim("pn-emulates-bn", source="labatie2021, §5, Fig. 2",
+       statement="layer norm with a proxy has powers like batch norm's: in "
+                 "random nets a P1 of a few hundredths and a smaller P2 "
+                 "(trained nets: small ones only, in part 4)",
+       kind="figure", verdict="holds", evidence="numerical",
+       formula=("batch", "proxy", "group", "layer"),
+       mutant=("batch", "group", "proxy", "layer"))
+def _(order):
+    "Four images of 5 × 5, ten layers with ReLU; groups of four channels."
+    images = data.load("fashion", "train", first=4)[0].double()
+    images = F.adaptive_avg_pool2d(images, 5)
+    p1, p2 = {}, {}
+    for norm in (*order, "instance"):
+        field = fields.image_field(images)
+        for _ in range(10):
+            y, field = fields.next_field(
+                fields.convolved(field, images.shape), 4, norm,
+                group=4 if norm == "group" else None,
+                eps=0.03 if norm == "proxy" else 0.0)
+        p1[norm], p2[norm] = fields.power_shares(y, 4)[:2]
+    least, near, middle, most = (p1[norm] for norm in order)
+    assert abs(least) < 1e-9 and near < 0.1 < 0.3 < middle < 0.7 < most
+    assert max(abs(p1["instance"]), abs(p2["instance"])) < 1e-9
+    assert p2["batch"] / 4 < p2["proxy"] < p2["batch"]

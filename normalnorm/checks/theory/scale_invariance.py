@@ -278,8 +278,8 @@ def _(powers):
 
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
 @claim("uf-adversarial", source="salina, abstract, §3.2, §4.2 (implied)",
-       statement="as a consequence of scale invariance alone, weight norms that "
-                 "grow can amplify the effect of adversarial perturbations",
+       statement="as a consequence of scale invariance alone, growing weight "
+                 "norms amplify the effect of adversarial perturbations",
        kind="theorem", verdict="fails", evidence="proof", formula=True,
        mutant=False)
 def _(anew):
