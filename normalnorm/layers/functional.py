@@ -198,7 +198,9 @@ def normalize_and_track(
         >>> out.shape, running
         (torch.Size([2, 1]), tensor([1.]))
     """
-    cumulative = momentum is None and count > 0
+    # of several processes there are two values: nothing that one could ask
+    some = over(dim).apart or count > 0
+    cumulative = momentum is None and some
     out = None if cumulative else compute(problem_of(
         input, dim, rule, weight, bias, axis, given, running, momentum or 0.0))
     if out is None:
@@ -206,12 +208,12 @@ def normalize_and_track(
             check()
         out, used = with_statistics(
             input, dim, weight, bias, rule, axis, given)
-        if running and count:
+        if running and some:
             values = follow(used, count, rule)
             update_running(running, values,
                            next_weight(running, values, batches) if cumulative
                                else momentum)
-    if batches is not None and count and not cumulative:
+    if batches is not None and some and not cumulative:
         batches.add_(1)
     return out
 
@@ -390,7 +392,7 @@ def batch_normalized(
             _given(rule, *running), check=check)
     count = (input.numel() // max(input.shape[1], 1) if several is None
              else several.size(input))
-    if count == 1:
+    if several is None and count == 1:      # else it was asked together
         raise _single(input.shape)
     return normalize_and_track(input, dim, weight, bias, rule, 1, None, running,
                                momentum, count, batches, check)
