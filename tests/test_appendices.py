@@ -191,9 +191,9 @@ def test_the_page_of_symbols_is_complete():
 
 
 SYMBOL = re.compile(
-    r"(?:\\(?:hat|tilde|d?dot)\s?\{?)?\\(?:mathcal\{?\s?\w|(?:var)?(?i:alpha|beta"
-    r"|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau"
-    r"|upsilon|phi|chi|psi|omega)(?![A-Za-z]))")
+    r"(?:\\(?:hat|tilde|d?dot)\s?\{?)?\\(?:mathcal\{?\s?\w|(?:var)?(?i:alpha"
+    r"|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|rho"
+    r"|sigma|tau|upsilon|phi|chi|psi|omega)(?![A-Za-z]))")
 # indices and arguments, and what a definition goes on with
 DEFINES = re.compile(
     r"(?:[\s'}]|\\,|[_^](?:\{[^{}]*\}|\\?\w+|.)|\((?:[^()]|\([^()]*\))*\))*"
