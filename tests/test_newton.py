@@ -76,6 +76,18 @@ def test_safeguarded_steps_reach_the_minimum(h):
     assert low - 1e-6 <= lmbda <= high + 1e-6
 
 
+def test_a_short_step_is_compared_in_float64():
+    """A step of 10⁻⁴ lowers the likelihood by 10⁻⁸, which float32 does not see
+    beside its own rounding: whether the step is Newton's is asked of float64.
+    """
+    generator = torch.Generator().manual_seed(5)
+    k = torch.randn(200, 256, generator=generator)
+    k = torch.cat([k, -k + 1e-4 * k.square()], -1)   # hardly skewed
+    k = standardized(k, -1)
+    lmbda, newton = newton_estimate(k, (1,), safeguard=True)
+    assert 0 < (lmbda - 1).abs().max() < 1e-3 and newton.all()
+
+
 def test_each_step_is_newtons_where_that_lowers_the_likelihood_enough():
     """The first: at all; the later ones: by half of the guaranteed gain.
     scipy's likelihood on both sides of each step, λ from one step less; the

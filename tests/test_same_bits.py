@@ -10,7 +10,6 @@ import random
 import sys
 import zlib
 
-import pytest
 import torch
 
 from normalnorm.layers.backends import get_backend, set_backend

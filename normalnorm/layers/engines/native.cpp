@@ -3462,9 +3462,10 @@ template <class F> void in_floats(const Job& job, i64 at, i64 count, F f) {
 }
 
 // As many channels at a time in each image as have their tables in the cache.
-// Threads share out the images in order, as PyTorch's operations before and after do, whose data
-// are then in the cache of the same core; if there is too little, they share
-// out the channels. False where there is no memory for the tables.
+// Threads share out the images in order, as PyTorch's operations before and
+// after do, whose data are then in the cache of the same core; if there is too
+// little, they share out the channels. False where there is no memory for the
+// tables.
 #if defined(KERNEL_TABLES)
 inline void evaluate_channel(const Channel& channel, const Pieces& pieces,
                              const float* u, float* out, i64 length) {
