@@ -153,13 +153,14 @@ out, found = Path(sys.argv[1]), []
 def measure(*arguments):
     with contextlib.redirect_stdout(io.StringIO()) as said:
         status = gpu.main(["--out", str(out), *arguments])
-    records = {p.stem: json.loads(p.read_text()) for p in out.rglob("*.json")}
-    found.append([status, said.getvalue().splitlines()[-1], records])
-    return records
+    found.append([status, said.getvalue().splitlines()[-1], {
+        path.stem: json.loads(path.read_text())
+        for path in out.rglob("*.json")}])
 
 measure("--minutes", "0", *sys.argv[2:])
-record = measure(*sys.argv[2:])["layers"]
+measure(*sys.argv[2:])
 path = next(out.rglob("layers.json"))
+record = json.loads(path.read_text())
 lost = record["rows"].pop(1)
 record["rows"][0]["ms"] = -1.0
 path.write_text(json.dumps(record))

@@ -173,6 +173,8 @@ def test_private_names_of_tools_tests_and_chapters():
         "test_analysis.py": {"_forward_hooks"},
         "test_conversion.py": {"_metadata", "_register_state_dict_hook"},
         "test_decorrelated.py": {"_dynamo.testing.CompileCounterWithBackend"},
+        "test_engines.py": {"_dynamo", "_subclasses.FakeTensorMode"},
+        "test_gpu.py": {"utils._python_dispatch.TorchDispatchMode"},
         "test_hostile.py": {"_subclasses.fake_tensor.FakeTensorMode"},
         "test_layers.py": {"_dynamo.testing", "_inductor.config"},
         "test_models.py": {"utils._python_dispatch.TorchDispatchMode"},
@@ -185,6 +187,8 @@ def test_private_names_of_tools_tests_and_chapters():
     chapters = scanned("nbs", "*.ipynb")
     for name, own in {
         "220_theory.newton.ipynb": {
+            "utils._python_dispatch.TorchDispatchMode"},
+        "228_layers.noise.ipynb": {
             "utils._python_dispatch.TorchDispatchMode"},
         "282_layers.engines.native.ipynb": {
             "utils._python_dispatch.TorchDispatchMode",
