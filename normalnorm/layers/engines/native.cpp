@@ -3247,8 +3247,9 @@ void evaluate_run(const Channel& channel, const float* u, float* out,
             put(out, j, n,
                 transform(h, log1p_in_parts(a), c.power) * weight + bias);
         });
-        if (any(most >= far))
-            for (i64 j = b; j < end; j++) out[j] = c.slowly(u[j]);
+        if (any(most >= far))  // each by itself, whatever stands beside it
+            for (i64 j = b; j < end; j++)
+                if (c.beyond(u[j])) out[j] = c.slowly(u[j]);
     }
 }
 
@@ -3268,7 +3269,9 @@ void evaluate_by_pieces(const Channel& channel, const Pieces& pieces,
         });
         // 15
         if (any(most >= 0x41700000))
-            evaluate_run(channel, u + b, out + b, end - b);
+            for (i64 j = b; j < end; j++)
+                if (!(std::fabs((u[j] - channel.center) * channel.rate) < 15))
+                    evaluate_run(channel, u + j, out + j, 1);
     };
     // without cheap parts of vectors the last goes over the one before again
     const i64 whole = VL == 16 || length < VL ? length : length / VL * VL;
@@ -3461,6 +3464,28 @@ template <class F> void in_floats(const Job& job, i64 at, i64 count, F f) {
     }
 }
 
+// Shorter runs go together, so that they fill the vectors; still shorter ones
+// without a table, which would take longer than so few elements of an image
+constexpr i64 GATHERED = 32, TABLED = 16;
+inline i64 side_of(i64 length) {
+    return length < GATHERED ? BLOCK / length : 1;
+}
+
+// f(u, out, count): a channel's run at `at` and in the images behind it. Each
+// element is computed by itself: its neighbours do not matter
+template <class F> void in_runs(const Job& job, i64 at, i64 images, F f) {
+    const i64 n = job.length, stride = n * job.weight_period;
+    if (images == 1) return in_floats(job, at, n, f);
+    alignas(64) float runs[BLOCK], result[BLOCK];
+    auto together = [&](const auto* u, auto* out) {
+        copy_runs(u + at, stride, runs, n, n, images);
+        f(runs, result, n * images);
+        copy_runs(result, n, out + at, stride, n, images);
+    };
+    job.half ? together(halves(job.u), halves(job.out))
+             : together(job.u, job.out);
+}
+
 // As many channels at a time in each image as have their tables in the cache.
 // Threads share out the images in order, as PyTorch's operations before and
 // after do, whose data are then in the cache of the same core; if there is too
@@ -3475,7 +3500,8 @@ inline void evaluate_channel(const Channel& channel, const Pieces& pieces,
 }
 bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
     const i64 count = job.weight_period, length = job.length,
-              size = (1 << 18) / (i64)sizeof(Pieces),
+              some = side_of(length),
+              size = some > 1 ? 16 : (1 << 18) / (i64)sizeof(Pieces),
               groups = (count + size - 1) / size;
     const i64 slices = images * length < 512 * job.threads ? 1
                        : images < job.threads              ? images
@@ -3491,13 +3517,14 @@ bool evaluate_in_groups(const Job& job, const Channel* channels, i64 images) {
                   n = count - first < size ? count - first : size,
                   last = images * (slice + 1) / slices;
         const Pieces* const pieces = tables + first;
-        for (i64 image = images * slice / slices; image < last; image++)
+        for (i64 image = images * slice / slices; image < last; image += some)
             for (i64 c = 0; c < n; c++)
-                in_floats(job, (image * count + first + c) * length, length,
-                          [&](const float* u, float* out, i64 n) {
-                              evaluate_channel(channels[first + c], pieces[c],
-                                               u, out, n);
-                          });
+                in_runs(job, (image * count + first + c) * length,
+                        last - image < some ? last - image : some,
+                        [&](const float* u, float* out, i64 n) {
+                            evaluate_channel(channels[first + c], pieces[c], u,
+                                             out, n);
+                        });
     });
     return true;
 }
@@ -3548,16 +3575,20 @@ int normalnorm_forward(const Job* job_) {
                     evaluate_rows(job, job.u, job.out, channels, all, p * step,
                                   last);
             });
-        } else if (TABLES && job.length >= 32) {  // whatever the batch is
+        } else if (TABLES && job.length >= TABLED) {  // whatever the batch is
             return evaluate_in_groups(job, channels, images) ? DONE : NO_MEMORY;
         } else {
-            share_out(job.threads, job.units, [&](i64 i, float*&) {
-                in_floats(job, i * job.length, job.length,
-                          [&](const float* u, float* out, i64 n) {
-                              evaluate_run(channels[i % job.weight_period], u,
-                                           out, n);
-                          });
-            });
+            const i64 n = job.weight_period, some = side_of(job.length);
+            share_out(job.threads, (images + some - 1) / some * n,
+                      [&](i64 i, float*&) {
+                          const i64 image = i / n * some, left = images - image;
+                          in_runs(job, (image * n + i % n) * job.length,
+                                  left < some ? left : some,
+                                  [&](const float* u, float* out, i64 count) {
+                                      evaluate_run(channels[i % n], u, out,
+                                                   count);
+                                  });
+                      });
         }
         return DONE;
     }
