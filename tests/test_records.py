@@ -109,11 +109,12 @@ def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
     said[0] += 1e-9
     entries = {name: dict(entry)}
     line, = records.look(entries, ask)
-    assert ("its first steps differ by rounding: made on 2026-11-23, again in "
+    assert ("the first steps differ by rounding: made on 2026-11-23, again in "
             "five minutes" in line)
     assert entries[name]["code"] == entry["code"] and entries[name]["stale"]
     monkeypatch.setattr(records, "ledger", lambda: entries)
     page = records.older(["nbs/x", "results/weight-growth.json"])
+    assert page[0].endswith("by rounding): `results/weight-growth.json`.")
     assert len(page) == 1 and "2026-11-23" in page[0]
     assert not records.older(["results/pruning.json"])
 
@@ -124,7 +125,8 @@ def test_a_page_says_of_which_day_its_record_is(monkeypatch):
     monkeypatch.setattr(records, "ledger", lambda: {"pruning": {
         "made": "2026-11-23", "stale": "its first steps differ"}})
     marked = dialect.mark_older(cells, ["results/pruning.json"])
-    assert len(marked) == 3 and "is of 2026-11-23. " in marked[1]["source"]
+    assert len(marked) == 3
+    assert "on 2026-11-23 with code" in marked[1]["source"]
     assert dialect.mark_older(cells, ["results/collapse.json"]) is cells
 
 

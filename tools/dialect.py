@@ -325,8 +325,7 @@ def mark_older(cells: list[dict], shown: list[str]) -> list[dict]:
         return cells
     return [cells[0], {
         "cell_type": "markdown", "id": "older-records", "metadata": {},
-        "source": "\n".join([":::{note}", *(f"- {line}" for line in lines),
-                             ":::"])}, *cells[1:]]
+        "source": "\n\n".join([":::{note}", *lines, ":::"])}, *cells[1:]]
 
 
 def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:

@@ -275,13 +275,15 @@ def vouched(path: Path) -> bool:
 
 
 def older(shown: Iterable[str]) -> list[str]:
-    "A sentence for each stale record among the files that a page shows."
-    shown = list(shown)
-    return [f"`results/{RECORDS[name].path}` is of {entry['made']}. Code that "
-            f"it depends on has changed since: {entry['stale']}."
-            for name, entry in ledger().items() if "stale" in entry and any(
-                file.startswith(f"results/{RECORDS[name].path}")
-                for file in shown)]
+    "What to say of the stale records among the files that a page shows."
+    found: dict[str, list[str]] = {}
+    for name, entry in ledger().items():
+        path, shown = f"results/{RECORDS[name].path}", list(shown)
+        if "stale" in entry and any(file.startswith(path) for file in shown):
+            found.setdefault(
+                f"Measured on {entry['made']} with code that has changed since "
+                f"({entry['stale']})", []).append(f"`{path}`")
+    return [f"{how}: {', '.join(paths)}." for how, paths in found.items()]
 
 
 def testify(name: str) -> dict[str, Any]:
@@ -333,7 +335,7 @@ def apart(entry: dict[str, Any], now: dict[str, Any]) -> str:
             "machine"] == now["machine"] else TOLERANCE):
         return ""
     near = same(entry["witness"], now["witness"], TOLERANCE)
-    return "its first steps differ " + ("by rounding" if near else "from then")
+    return "the first steps differ " + ("by rounding" if near else "from then")
 
 
 def look(entries: dict[str, dict[str, Any]],
@@ -351,7 +353,7 @@ def look(entries: dict[str, dict[str, Any]],
         now = ask(name) if ask and record.ask else {}
         told = (f"{name}: {', '.join(files[:3])}{', …' * (len(files) > 3)} "
                 "changed")
-        how = apart(entry, now) if now else "it may give other numbers"
+        how = apart(entry, now) if now else "the numbers may be others now"
         if not how:
             entry.pop("stale", None)
             entry |= {"code": now["code"]}
