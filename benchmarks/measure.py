@@ -756,7 +756,8 @@ def proxy(pairs: int, quick: bool) -> Iterator[dict]:
     of, rule = "PyTorch's group norm and ReLU", dict(samples=200)
     yield {**layer.row, "work": "forward and backward, noise 0.0",
            "against": of, **ratio(
-               step(ProxyNorm(channels, "relu", groups=groups, **rule), u, grad),
+               step(ProxyNorm(channels, "relu", groups=groups, **rule), u,
+                    grad),
                step(nn.Sequential(nn.GroupNorm(*layer.arguments), nn.ReLU()), u,
                     grad), pairs, limit=4)}
     ours = to_proxy_norm(network.make(nn.BatchNorm2d), groups=groups,
