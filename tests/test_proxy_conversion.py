@@ -137,12 +137,67 @@ def branching(net, y):
          more=nn.Conv2d(8, 8, 1)), "it follows Conv2d")])
 def test_what_is_left_and_named(net, words):
     if not words.startswith("it follows"):
-        with pytest.raises(ValueError, match=f"would stay:(?s:.*){words}"):
+        with pytest.raises(ValueError, match=f"would stay(?s:.*){words}"):
             to_proxy_norm(net, groups=4)
     with pytest.warns(UserWarning, match=words):
         to_proxy_norm(net, groups=4, partial=True)
     assert not of_kind(net, ProxyNorm)
     net(torch.randn(2, 3, 5, 5))
+
+
+class Block(nn.Module):
+    "torchvision's: one ReLU serves behind the first norm and behind the sum."
+
+    def __init__(self, act):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        self.bn1, self.bn2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.act = act
+
+    def forward(self, x):
+        y = self.act(self.bn1(self.conv1(x)))
+        return self.act(self.bn2(self.conv2(y)) + x)
+
+
+@pytest.mark.parametrize("act, reason", [
+    (nn.ReLU, "its activation {0}.act is called in several places: give each "
+              "one of its own"),
+    (lambda: F.relu, "its activation is the function relu, which cannot be "
+                     "replaced: make it a module, such as nn.ReLU()")])
+def test_batch_norms_do_not_stay_unasked(act, reason):
+    """As in torchvision's ResNet-18: what, why and what to do, for each block;
+    nothing is changed. With `partial` the rest is replaced, skip is a wish.
+    """
+    def net():
+        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(),
+                             Block(act()), Block(act()))
+
+    model = net()
+    with pytest.raises(ValueError) as refused:
+        to_proxy_norm(model, groups=4, return_report=True)
+    said = [f"  {i}.bn1 (BatchNorm2d): {reason.format(i)}" for i in (3, 4)]
+    assert str(refused.value).splitlines()[1:3] == said
+    assert "partial=True" in str(refused.value)
+    assert len(of_kind(model, BATCH)) == 5
+    with pytest.warns(UserWarning) as told:
+        to_proxy_norm(model, groups=4, partial=True)
+    assert str(told[0].message).splitlines()[1:3] == said
+    assert [type(b.bn1) for b in model[3:]] == 2 * [nn.BatchNorm2d]
+    assert len(of_kind(model, nn.GroupNorm)) == 3
+    assert len(of_kind(model, ProxyNorm)) == 1
+    to_proxy_norm(net(), groups=4, skip=["3.bn1", "4.bn1"], return_report=True)
+
+
+def test_a_batch_norm_of_another_making_would_stay_too():
+    class Own(nn.BatchNorm2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), Own(8), nn.ReLU())
+    with pytest.raises(ValueError, match=r"1 \(Own\): a subclass of BatchNorm"):
+        to_proxy_norm(net)
+    _, report = to_proxy_norm(net, skip=Own, return_report=True)
+    assert type(net[1]) is Own and report.left
 
 
 @pytest.mark.parametrize("run", [

@@ -325,30 +325,35 @@ def test_memory_that_is_gone(monkeypatch):
 
 
 def compiled_worker(rank, folder):
-    "Eager and compiled: output, gradients, averages."
+    "Eager and compiled, with noise: output, gradients, averages."
     dist.init_process_group("gloo", init_method=f"file://{folder}/store",
                             rank=rank, world_size=2)
     found = []
     for compiled in (False, True):
         torch.manual_seed(rank)
-        layer = SyncBatchNormalNorm(5, noise=0.0)
+        layer = SyncBatchNormalNorm(5)
         u = torch.randn(3 + 2 * rank, 5, 3, requires_grad=True)
         out = (torch.compile(layer, fullgraph=True, backend="aot_eager")
                if compiled else layer)(u)
         out.sin().sum().backward()
         found.append([out.detach(), u.grad, layer.weight.grad,
                       *layer.buffers()])
-    torch.save(found, f"{folder}/{rank}.pt")
+    theirs = refusal(lambda: torch.nn.SyncBatchNorm(5)(u))
+    torch.save((found, theirs), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @FOLLOWS
 def test_compiled_as_one_graph():
-    """Shares of 3 and 5 rows. PyTorch's layer refuses a CPU; on GPUs it breaks
-    the graph (pytorch#156680).
+    """Shares of 3 and 5 rows, so that the second share's noise begins at no
+    multiple of four. PyTorch's own layer is no reference here: it refuses
+    tensors on a CPU, and on GPUs it breaks the graph (pytorch#156680).
     """
-    for eager, compiled in in_processes(
-            2, "from tests.test_sync import compiled_worker; "
-               "compiled_worker({rank}, '{folder}')"):
+    with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
+        parts = in_processes(
+            2, "import torch._dynamo, tests.test_sync as t; "
+               "t.compiled_worker({rank}, '{folder}')")
+    for (eager, compiled), theirs in parts:
+        assert "expected input tensor to be on" in theirs
         for a, b in zip(compiled, eager, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=5e-6)

@@ -38,7 +38,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import (
-    checkpoint, create_selective_checkpoint_contexts)
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from normalnorm.experiments.results import processor
 from normalnorm.layers import functional
@@ -742,10 +744,10 @@ def checkpointed(layer, x, how: dict) -> dict:
     for shift in range(3):
         layer(1.5 * x.detach() + shift)
     found = []
-    for one, how in ((copy.deepcopy(layer), None), (layer, how)):
+    for one in (copy.deepcopy(layer), layer):
         with torch.random.fork_rng():
             v = leaf(x)
-            out = one(v) if how is None else checkpoint(one, v, **how)
+            out = checkpoint(one, v, **how) if one is layer else one(v)
         if out.requires_grad:       # reentrant: nothing but a whole backward
             out.backward(upstream(out))
         leaves = {"input": v, **dict(one.named_parameters())}

@@ -61,7 +61,7 @@ class _Pass:
         self.tensors = mean / std, std, r, d
         self.known = type(r) is Tensor and not in_transform()
         if self.known and dispatch_modes():     # which count what is asked
-            self.numbers
+            _ = self.numbers
 
     @functools.cached_property
     def numbers(self) -> list[list[float]]:

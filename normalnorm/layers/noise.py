@@ -97,9 +97,14 @@ def _turn(word: Tensor) -> tuple[Tensor, Tensor]:
             torch.where(quarter & 2 == 2, -sin, sin))
 
 
-def _normals(first: int, last: int, seed: Tensor) -> Tensor:
-    "Four normal numbers for each counter from `first` to `last`, in a row."
-    words = philox(torch.arange(first, last, device=seed.device), seed)
+def _normals(first: int, last: int, seed: Tensor,
+             beyond: Tensor | None = None) -> Tensor:
+    """Four normal numbers for each counter from `first` to `last`, in a row,
+    counted from `beyond`.
+    """
+    # without a name, counters are gone when they are used
+    count = lambda: torch.arange(first, last, device=seed.device)
+    words = philox(count() if beyond is None else count() + beyond, seed)
     out = []
     for a, b in (words[:2], words[2:]):
         radius = (-2 * (a.to(torch.float32) * 2.0**-32 + 2.0**-33).log()).sqrt()
@@ -113,11 +118,12 @@ def _normals(first: int, last: int, seed: Tensor) -> Tensor:
 
 
 def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor,
-                 offset: int = 0) -> Tensor:
+                 offset: int | Tensor = 0) -> Tensor:
     """Standard normal numbers, returned in float32 and contiguous, on the
     seed's device; a function of `seed` and of each element's index alone.
 
-    `offset`: the index of the first element, for a part of a larger tensor.
+    `offset`: the index of the first element, for a part of a larger tensor; an
+    int64 scalar where compiled code cannot know it.
     Elements count in the logical order of the axes, the last one fastest.
 
     Raises `ValueError` for a negative offset.
@@ -132,10 +138,15 @@ def normal_noise(shape: tuple[int, ...] | torch.Size, seed: Tensor,
         >>> torch.equal(normal_noise((4, 5), seed)[1:], part)
         True
     """
+    count = math.prod(shape)
+    if isinstance(offset, Tensor):
+        # as many counters as it takes wherever in the first one it begins
+        flat = _normals(0, (count + 6) // 4, seed, offset // 4)
+        own = offset % 4 + torch.arange(count, device=seed.device)
+        return flat[..., own].reshape(tuple(shape))
     if offset < 0:
         raise ValueError(f"offset={offset} is the index of an element: it must "
                          "not be negative")
-    count = math.prod(shape)
     first, last = offset // 4, -(-(offset + count) // 4)
     # in one piece, for fused code and for any number of elements, and where a
     # call costs more than what it computes

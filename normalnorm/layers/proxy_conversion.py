@@ -169,12 +169,13 @@ class _Step(NamedTuple):
     pooled: bool = False
 
 
-def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
-    """What to replace; rows of normalizers and activations that are left, those
-    of which a user is told, and those that are left by the rules.
+def _plan(model: nn.Module, wanted) -> tuple[
+        list[_Step], list[Row], list[Row], list[Row]]:
+    """What to replace; rows of what is left: batch norms that do not fit,
+    activations that follow none, and what is left by the rules.
     """
     reading, names = _Reading(model), {m: n for n, m in _walk(model)}
-    steps, told, by_rule, taken = [], [], [], set()
+    steps, staying, told, by_rule, taken = [], [], [], [], set()
     for names_of, module in _walk(model):
         cls, reason = _decide(module)
         if cls is None and not reason or isinstance(module, ProxyNorm):
@@ -182,7 +183,9 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
         name, kind = " = ".join(names_of), type(module).__name__
         calls = reading.calls.get(module, [])
         if cls is None or family_of(cls).plain not in _BATCH:
-            by_rule.append(Row(name, kind, kind, reason or "no batch norm"))
+            stays = isinstance(module, _BATCH) and not wanted(names_of, module)
+            (staying if stays else by_rule).append(
+                Row(name, kind, kind, reason or "no batch norm"))
             continue
         children = {n: child for n, child in _after(module).items()
                     if not isinstance(child, nn.Identity)
@@ -212,7 +215,7 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
         if activation is not None:
             taken.add(activation)
         if problem:
-            (by_rule if problem == _ASKED else told).append(
+            (by_rule if problem == _ASKED else staying).append(
                 Row(name, kind, kind, problem))
             continue
         pooled = any(reading.is_last_mean(n) for n in reading.followers(end))
@@ -239,7 +242,7 @@ def _plan(model: nn.Module, wanted) -> tuple[list[_Step], list[Row], list[Row]]:
             kind, kind, f"{block} has no normalizer" if alone else
             f"it follows {reading.says(before)}, no normalizer: PN needs one "
             "right before it"))
-    return steps, told, by_rule
+    return steps, staying, told, by_rule
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0012
 _GROUPS = {"group": None, "layer": 1, "instance": 0}
@@ -302,11 +305,12 @@ def to_proxy_norm(
 
     Returns the model, and with `return_report` the report too. What follows
     what is read from the model's forward by torch.fx. Activations that do not
-    fit are left and named, by a warning or in the report. Running averages go, so that the model computes something else:
-    train it, by an optimizer made afterwards; hooks of what is replaced go,
-    too. Raises `ValueError` for a model that torch.fx cannot trace, for
-    channels that the groups do not divide, for batch norms that would stay
-    (unless `partial`), and for settings out of range; nothing is changed then.
+    fit are left and named, by a warning or in the report. Running averages go,
+    so that the model computes something else: train it, by an optimizer made
+    afterwards; hooks of what is replaced go, too. Raises `ValueError` for a
+    model that torch.fx cannot trace, for channels that the groups do not
+    divide, for batch norms that would stay (unless `partial`), and for settings
+    out of range; nothing is changed then.
 
     Example:
 
@@ -323,21 +327,21 @@ def to_proxy_norm(
                          f"{near(str(norm), _GROUPS)}")
     size("groups", groups)
     check_flag("fused", fused)
+    check_flag("partial", partial)
     ProxyNorm(1, "relu", eps, learnable, samples=samples)   # settings checked
     model = _prepared(model, inplace)
     if isinstance(model, classes()):
         raise ValueError(f"the model is itself a {type(model).__name__}: put "
                          "it into an nn.Sequential, with its activation")
-    steps, told, by_rule = _plan(model, _skipped(model, skip))
-    kinds = {type(m).__name__ for m in model.modules()
-             if isinstance(m, classes())}
-    staying = [row for row in told if row.before in kinds]
+    steps, staying, told, by_rule = _plan(model, _skipped(model, skip))
     if staying and not partial:
         raise ValueError(
-            f"{len(staying)} batch norms would stay:\n" + _listed(staying)
-            + "\nGive each activation a module of its own, called right after "
-            "its normalizer (self.act = nn.ReLU() in place of F.relu, one for "
-            "each place); or partial=True keeps these batch norms")
+            "batch norms would stay, and the model would go on needing its "
+            f"batch:\n{_listed(staying)}\nGive each activation a module of "
+            "its own, called right after its normalizer (self.act = nn.ReLU() "
+            "in place of F.relu, one for each place); or keep these batch "
+            "norms, by partial=True or skip")
+    told = staying + told
     counts = {}
     for step in steps:
         channels = step.norm.num_features

@@ -106,7 +106,10 @@ class Across(Over):
                 (torch.int64, floats.dtype)))
         counts = numbers[:, 0].tolist()
         self.count, self.seed = sum(counts), numbers[0, 1] if noise else None
-        self.offset = sum(counts[:dist.get_rank(group)]) * x.shape[1]
+        before = slice(dist.get_rank(group))
+        self.offset = (numbers[before, 0].sum()
+                       if torch.compiler.is_compiling()
+                       else sum(counts[before])) * x.shape[1]
         # two here are enough: a compiler cannot ask what others have
         if elements < 2 and self.count < 2:
             raise ValueError("a batch statistic needs more than one value per "
