@@ -136,8 +136,11 @@ def branching(net, y):
     (Net(lambda net, y: net.act(net.more(y)), act=nn.ReLU(),
          more=nn.Conv2d(8, 8, 1)), "it follows Conv2d")])
 def test_what_is_left_and_named(net, words):
+    if not words.startswith("it follows"):
+        with pytest.raises(ValueError, match=f"would stay:(?s:.*){words}"):
+            to_proxy_norm(net, groups=4)
     with pytest.warns(UserWarning, match=words):
-        to_proxy_norm(net, groups=4)
+        to_proxy_norm(net, groups=4, partial=True)
     assert not of_kind(net, ProxyNorm)
     net(torch.randn(2, 3, 5, 5))
 
@@ -155,7 +158,8 @@ def test_functions_that_are_no_activation(run):
 def test_functions_are_tried_without_data_too():
     with torch.device("meta"):
         net = Net(lambda net, y: F.selu(y))
-        _, report = to_proxy_norm(net, groups=4, return_report=True)
+        _, report = to_proxy_norm(net, groups=4, partial=True,
+                                  return_report=True)
     assert "the function selu" in report.left[0].reason
 
 

@@ -19,6 +19,7 @@ from normalnorm.layers.engines.compiler import CompilerError
 from normalnorm.layers.normality import _BatchNormalNorm
 from normalnorm.layers.sync import Across, SyncBatchNormalNorm
 from normalnorm.theory.gradient import Identity
+from tests.peers import FOLLOWS
 
 ROOT = Path(__file__).parents[1]
 SHARES = {2: (3, 5), 3: (4, 0, 1)}
@@ -321,3 +322,33 @@ def test_memory_that_is_gone(monkeypatch):
                 lambda: backends.normality_norm(gone, unit)):
         with pytest.raises(RuntimeError, match="is not there"):
             act()
+
+
+def compiled_worker(rank, folder):
+    "Eager and compiled: output, gradients, averages."
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store",
+                            rank=rank, world_size=2)
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(rank)
+        layer = SyncBatchNormalNorm(5, noise=0.0)
+        u = torch.randn(3 + 2 * rank, 5, 3, requires_grad=True)
+        out = (torch.compile(layer, fullgraph=True, backend="aot_eager")
+               if compiled else layer)(u)
+        out.sin().sum().backward()
+        found.append([out.detach(), u.grad, layer.weight.grad,
+                      *layer.buffers()])
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@FOLLOWS
+def test_compiled_as_one_graph():
+    """Shares of 3 and 5 rows. PyTorch's layer refuses a CPU; on GPUs it breaks
+    the graph (pytorch#156680).
+    """
+    for eager, compiled in in_processes(
+            2, "from tests.test_sync import compiled_worker; "
+               "compiled_worker({rank}, '{folder}')"):
+        for a, b in zip(compiled, eager, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=5e-6)

@@ -276,7 +276,7 @@ def to_proxy_norm(
     model: nn.Module, norm: str = "group", groups: int = 8, *,
     eps: float = 0.03, learnable: bool = True,
     samples: int | str | None = "auto",
-    fused: bool = False,
+    fused: bool = False, partial: bool = False,
     skip: Skip | Iterable[Skip] | None = None, inplace: bool = True,
     return_report: bool = False
 ) -> "nn.Module | tuple[nn.Module, Report]":
@@ -296,16 +296,17 @@ def to_proxy_norm(
     - a batch norm that no activation follows keeps its γ and, unless
       `learnable`, its β; squeeze-excite and other parts without a normalizer
       stay; the division is off right before the last mean over positions;
+    - `partial`: with True batch norms that cannot be replaced stay, and are
+      named in a warning; otherwise they are an error;
     - `skip`, `inplace`, `return_report`: as for `to_normality`.
 
     Returns the model, and with `return_report` the report too. What follows
-    what is read from the model's forward by torch.fx. Normalizers and
-    activations that do not fit are left and named, by a warning or in the
-    report. Running averages go, so that the model computes something else:
+    what is read from the model's forward by torch.fx. Activations that do not
+    fit are left and named, by a warning or in the report. Running averages go, so that the model computes something else:
     train it, by an optimizer made afterwards; hooks of what is replaced go,
     too. Raises `ValueError` for a model that torch.fx cannot trace, for
-    channels that the groups do not divide, and for settings out of range;
-    nothing is changed then.
+    channels that the groups do not divide, for batch norms that would stay
+    (unless `partial`), and for settings out of range; nothing is changed then.
 
     Example:
 
@@ -328,6 +329,15 @@ def to_proxy_norm(
         raise ValueError(f"the model is itself a {type(model).__name__}: put "
                          "it into an nn.Sequential, with its activation")
     steps, told, by_rule = _plan(model, _skipped(model, skip))
+    kinds = {type(m).__name__ for m in model.modules()
+             if isinstance(m, classes())}
+    staying = [row for row in told if row.before in kinds]
+    if staying and not partial:
+        raise ValueError(
+            f"{len(staying)} batch norms would stay:\n" + _listed(staying)
+            + "\nGive each activation a module of its own, called right after "
+            "its normalizer (self.act = nn.ReLU() in place of F.relu, one for "
+            "each place); or partial=True keeps these batch norms")
     counts = {}
     for step in steps:
         channels = step.norm.num_features
