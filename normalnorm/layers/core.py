@@ -435,10 +435,10 @@ class _Leaf(nn.Module):
     def __prepare_scriptable__(self):
         # torch.jit.script asks each module of a model; torch.jit.trace none
         raise RuntimeError(
-            f"torch.jit.script was given a {type(self).__name__}, alone or in a "
-            "model: scripting is not supported for layers of this library. Use "
-            "torch.export or torch.compile, or torch.jit.trace if the result "
-            "has to be TorchScript")
+            f"torch.jit.script was given a {type(self).__name__}, alone or in "
+            "a model: scripting is not supported for layers of this library. "
+            "Use torch.export or torch.compile, or torch.jit.trace if the "
+            "result has to be TorchScript")
 
 
 def lies_last(x: Tensor) -> bool:
