@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import normalnorm
 from . import __version__
-from .names import near
+from .names import near, to_install
 
 # %% ../nbs/768_lab.ipynb #14e1c230
 class LabError(ValueError):
@@ -57,8 +57,7 @@ def shipped_chapters() -> Iterator[Path]:
     checkout = package.parent
     if not (checkout / "tools" / "plain.py").exists():
         raise LabError(f"this installation of normalnorm ({package}) came "
-                       "without the chapters: install it from a wheel, pip "
-                       "install --force-reinstall \"normalnorm[book]\"")
+                       f"without the chapters: {to_install('book')}")
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([sys.executable, "-m", "tools.plain", folder],
                               cwd=checkout, capture_output=True, text=True)
@@ -240,8 +239,8 @@ def open_lab(folder: Path, chapter: str | None = None,
     """
     if find_spec("jupyterlab") is None:
         raise LabError(f"the chapters are in {folder}, but JupyterLab is not "
-                       "installed: pip install \"normalnorm[book]\", or open "
-                       "them in any notebook program")
+                       f"installed: {to_install('book')}, or open them in any "
+                       "notebook program")
     return subprocess.run([sys.executable, "-m", "jupyterlab", *options,
                            *([chapter] if chapter else [])],
                           cwd=folder).returncode

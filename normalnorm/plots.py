@@ -17,6 +17,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from .names import to_install
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -64,8 +66,8 @@ def book_style() -> None:
         import matplotlib
         from cycler import cycler
     except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install "
-                          "'normalnorm[plots]'") from error
+        raise ImportError("figures need matplotlib: "
+                          + to_install("plots")) from error
     cycle = cycler(linestyle=["-", "--", ":"]) * cycler(color=PALETTE)
     matplotlib.rcParams.update(STYLE | {"axes.prop_cycle": cycle})
     try:

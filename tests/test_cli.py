@@ -303,9 +303,8 @@ def test_rows_of_different_code_need_a_word(place):
 
 def test_a_run_that_cannot_begin_leaves_no_folder(place, known, monkeypatch):
     def run(*_, **__):
-        raise ModuleNotFoundError('training needs lightning.fabric: pip '
-                                  'install "normalnorm[experiments]"',
-                                  name="lightning")
+        raise ModuleNotFoundError("training needs Lightning Fabric: pip "
+                                  "install …", name="lightning_fabric")
     monkeypatch.setattr(results, "recipes",
                         lambda: {"known": dataclasses.replace(known, run=run)})
     for out in ([], ["--out", "new/deep"], ["--out", "rows"]):

@@ -771,6 +771,8 @@ def test_no_compiler(tmp_path):
             torch.testing.assert_close(
                 out, core.normality_norm(u, (0,))[0], rtol=1e-4, atol=1e-5)
             out.sum().backward()
+        import sys                      # torch.compile would not work either
+        assert not {"torch._dynamo", "torch._inductor"} & {*sys.modules}
     """))
     nothing = {"PATH": str(tmp_path),
                "NORMALNORM_CACHE": str(tmp_path / "empty"),

@@ -621,11 +621,11 @@ def test_full_fashion_mnist_contains_the_subset():
 # ---- the hub's sets, from folders of the same schema ----
 
 datasets = (pytest.importorskip("datasets",
-                                reason="pip install normalnorm[experiments]")
+                                reason='pip install ".[experiments]"')
             if importlib.util.find_spec("datasets") else None)
 needs_datasets = pytest.mark.skipif(
     datasets is None or importlib.util.find_spec("PIL") is None,
-    reason="pip install normalnorm[experiments]")
+    reason='pip install ".[experiments]"')
 IMAGE_SETS = [name for name, entry in hub.ENTRIES.items() if entry.mean]
 SIDES = {"stl10": 96, "tinyimagenet": 64, "cifar10": 32, "cifar100": 32,
          "svhn": 32}
@@ -901,7 +901,7 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch):
                 lambda: data.data_hash("svhn"),
                 lambda: streams.images("imagenet", "train", 2)):
         with pytest.raises(data.DataError,
-                           match=r"pip install normalnorm\[experiments\]"):
+                           match=r'pip install "\.\[experiments\]" in the'):
             ask()
 
 
@@ -1366,7 +1366,7 @@ def test_without_kornia_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "kornia", None)
     for entry in ("randaugment 2 9", "jitter 0.4 0.1"):
         with pytest.raises(ImportError,
-                           match=r"pip install normalnorm\[experiments\]"):
+                           match=r'pip install "\.\[experiments\]" in the'):
             for _ in range(3):
                 aug.augmentation([entry], COLOUR)(*_batch())
     x, _ = aug.augmentation(

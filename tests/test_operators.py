@@ -218,13 +218,17 @@ def test_no_operator_leaves_in_an_exported_program():
 
 
 def test_the_noise_of_a_compiled_layer():
-    "Repeats after the same seed, and differs from step to step."
+    """Repeats after the same seed, differs from step to step, and from that of
+    the uncompiled layer.
+    """
     layer, u = LayerNormalNorm(64), torch.randn(32, 64)
-    run = torch.compile(layer, fullgraph=True)
-    torch.manual_seed(3)
-    first, second = run(u), run(u)
-    torch.manual_seed(3)
-    assert torch.equal(run(u), first) and not torch.equal(first, second)
+    run, found = torch.compile(layer, fullgraph=True), []
+    for call in (run, run, layer):
+        torch.manual_seed(3)
+        found.append(call(u))
+    first, again, eager = found
+    assert torch.equal(first, again) and not torch.equal(first, run(u))
+    assert (first - eager).abs().max() > 1
     noise = (first - layer.eval()(u)).detach()
     scale = layer(u).sub(layer(u).mean(-1, keepdim=True)).abs().mean(-1)
     assert 0.9 < (noise / scale[:, None]).std() < 1.1

@@ -34,6 +34,19 @@ def carrying(once, plain_wheel):
     return wheel
 
 
+def test_hints_name_an_extra_that_there_is_and_no_package_of_an_index():
+    "`normalnorm[…]` would be looked up where the name is not ours."
+    known = set(re.findall(r"(?m)^(\w+)_requirements =",
+                           (ROOT / "settings.ini").read_text(encoding="utf-8")))
+    asked = set()
+    for path in (ROOT / "normalnorm").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"normalnorm\[\w|pip install normalnorm",
+                             text), path
+        asked |= set(re.findall(r"to_install\([\"'](\w+)", text))
+    assert {"book", "experiments", "plots", "ray"} <= asked <= known
+
+
 @pytest.mark.book
 def test_wheel(plain_wheel):
     assert plain_wheel.name.endswith("-py3-none-any.whl")

@@ -102,7 +102,7 @@ def folders(tmp_path_factory):
     """
     pytest.importorskip("datasets")
     if importlib.util.find_spec("PIL") is None:
-        pytest.skip("pip install normalnorm[experiments]")
+        pytest.skip('pip install ".[experiments]"')
     above = tmp_path_factory.mktemp("sets")
     for name, inside, config in (("imagenet", "data", None),
                                  ("cifar10", "plain_text", None),

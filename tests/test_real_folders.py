@@ -13,9 +13,9 @@ import torch
 from normalnorm.experiments import data, hub, streams
 
 datasets = pytest.importorskip(
-    "datasets", reason="pip install normalnorm[experiments]")
+    "datasets", reason='pip install ".[experiments]"')
 if importlib.util.find_spec("PIL") is None:
-    pytest.skip("pip install normalnorm[experiments]", allow_module_level=True)
+    pytest.skip('pip install ".[experiments]"', allow_module_level=True)
 
 COUNT = 60          # ImageNet holds every fiftieth out
 IMAGES = [name for name, entry in hub.ENTRIES.items() if entry.mean]

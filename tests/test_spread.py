@@ -231,7 +231,7 @@ def test_command_line_spreads(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None,
-                    reason="Ray is not installed: pip install normalnorm[ray]")
+                    reason='Ray is not installed: pip install ".[ray]"')
 def test_ray_gives_the_same_rows_and_survives_a_killed_worker(
     spreading, tmp_path, monkeypatch
 ):
@@ -256,6 +256,6 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(
 def test_ray_that_is_missing_is_named(spreading, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError,
-                       match=r"pip install .normalnorm\[ray\].*--jobs"):
+                       match=r'pip install "\.\[ray\]" in the folder.*--jobs'):
         spread.spread(spreading.recipe("lives"), out=tmp_path, device="cpu",
                       ray=True)

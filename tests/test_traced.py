@@ -113,6 +113,31 @@ def test_a_trace_that_would_lose_its_gradient_is_refused():
             torch.jit.trace(LAYERS[name](), (images(),))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("layer", {t.row.layer: t for t in trials()}.values(),
+                         ids=lambda t: t.row.layer.__name__)
+@pytest.mark.parametrize("where", [lambda ours: ours, lambda ours:
+    nn.Sequential(nn.Linear(3, 3), nn.ModuleDict({"inner": ours}))],
+    ids=["alone", "in a model"])
+def test_scripting_is_refused_in_words(layer, where):
+    model = where(layer.ours())
+    with pytest.raises(RuntimeError, match=(
+            f"^torch.jit.script was given a {layer.row.layer.__name__},.*not "
+            r"supported.*torch\.export.*torch\.compile.*torch\.jit\.trace")):
+        torch.jit.script(model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name, make", [
+    ("FoldedNormality", lambda: C["FoldedNormality"](torch.full((4,), 0.5))),
+    ("ProxyNorm", lambda: C["ProxyNorm"](4, nn.ReLU())),
+    ("PreLayerNormLinear", lambda: C["PreLayerNormLinear"](4, 3)),
+    ("RegNormConv2d", lambda: C["RegNormConv2d"](4, 3, 1))])
+def test_scripting_of_what_has_no_row_is_refused_too(name, make):
+    with pytest.raises(RuntimeError, match=f"given a {name},.*torch.export"):
+        torch.jit.script(nn.Sequential(make()))
+
+
 # ---- torch.fx ---------------------------------------------------------------
 
 

@@ -1291,7 +1291,7 @@ def test_what_is_optional_is_not_imported_and_is_named_when_it_is_missing(
                           env=ENVIRONMENT).returncode == 0
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
     with pytest.raises(ModuleNotFoundError,
-                       match=r"pip install .normalnorm\[experiments\]."):
+                       match=r'pip install "\.\[experiments\]" in the folder'):
         train(_model(), SMALL, SHORT)
 
 

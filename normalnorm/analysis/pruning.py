@@ -65,7 +65,7 @@ def _torch_pruning() -> Any:
         raise ImportError(
             "which weights belong to a channel is found by the package "
             "torch-pruning, which is not installed: pip install "
-            "torch-pruning, or normalnorm[analysis]") from error
+            "torch-pruning") from error
     return torch_pruning
 
 

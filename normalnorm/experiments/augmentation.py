@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..names import near
+from ..names import near, to_install
 from .data import Info
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #836d90bc
@@ -217,8 +217,8 @@ def _kornia() -> Any:
         import kornia
     except ImportError:
         raise ImportError("hue and RandAugment use the library kornia, which "
-                          "is not installed: pip install "
-                          "normalnorm[experiments]") from None
+                          "is not installed: "
+                          + to_install("experiments")) from None
     return kornia
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..names import near
+from ..names import near, to_install
 
 # %% ../../nbs/730_experiments.data.ipynb #96fae973
 class DataError(ValueError):
@@ -121,8 +121,7 @@ def read_archive(
         Traceback (most recent call last):
         normalnorm.experiments.data.DataError: missing.npz does not exist: ...
     """
-    cure = ("reinstall normalnorm (pip install --force-reinstall normalnorm), "
-            f"or in a checkout: python {tool}")
+    cure = f"{to_install()}; the file alone is made by python {tool} there"
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..names import to_install
 from .data import SPLITS, DataError, Info, check_split
 
 # %% ../../nbs/734_experiments.hub.ipynb #be49e9c5
@@ -167,8 +168,8 @@ def _library() -> Any:
         import datasets
     except ImportError:
         raise DataError("sets from the hub are read by the library datasets, "
-                        "which is not installed: pip install "
-                        "normalnorm[experiments]") from None
+                        "which is not installed: "
+                        + to_install("experiments")) from None
     return datasets
 
 

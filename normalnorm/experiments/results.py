@@ -689,7 +689,7 @@ def read_row(path: Path) -> dict[str, Any]:
                 and row["schema"] > SCHEMA):
             raise ResultsError(f"{path} was written by a newer normalnorm "
                                f"(schema {row['schema']}, this one knows "
-                               f"{SCHEMA}): pip install --upgrade normalnorm")
+                               f"{SCHEMA}): install a newer one")
         wrong = _wrong(row, path)
     except ResultsError:
         raise

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..names import to_install
 from normalnorm.experiments.results import (
     Job, Recipe, default_device, left_out, perform, plan, read_row,
     tell_other_code)
@@ -192,8 +193,8 @@ def _over_ray(jobs: list[Job], places: list[tuple[str, int]],
         import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'Ray is not installed: pip install "normalnorm[ray]", or use local '
-            'processes (--jobs)',
+            f"Ray is not installed: {to_install('ray')}, or use local "
+            "processes (--jobs)",
             name="ray") from error
     device, threads = places[0][0].split(":")[0], places[0][1]
     own = not ray.is_initialized()

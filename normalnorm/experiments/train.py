@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..names import to_install
 from .data import Split, Tensors
 from .optimization import (
     Settings, learning_rate, make_optimizer)
@@ -559,8 +560,8 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
     try:
         from lightning_fabric import Fabric
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError('training needs Lightning Fabric: pip '
-                                  'install "normalnorm[experiments]"',
+        raise ModuleNotFoundError("training needs Lightning Fabric: "
+                                  + to_install("experiments"),
                                   name="lightning_fabric") from error
     device, (_, world) = torch.device(device), started()
     if world > 1 and devices == 1:

@@ -406,7 +406,7 @@ def left_alone(function: _Function) -> _Function:
 class _Leaf(nn.Module):
     """A module that torch.fx takes as one, as those of torch.nn: tracers ask
     for the name of a module's package, and look into all others. A compiler
-    that is too old for it leaves it alone.
+    that is too old for it leaves it alone. `torch.jit.script` is refused.
 
     Example:
 
@@ -431,6 +431,14 @@ class _Leaf(nn.Module):
                 return tracer.create_proxy(
                     "call_module", tracer.path_of_module(self), args, kwargs)
         return super().__call__(*args, **kwargs)
+
+    def __prepare_scriptable__(self):
+        # torch.jit.script asks each module of a model; torch.jit.trace none
+        raise RuntimeError(
+            f"torch.jit.script was given a {type(self).__name__}, alone or in "
+            "a model: scripting is not supported for layers of this library. "
+            "Use torch.export or torch.compile, or torch.jit.trace if the "
+            "result has to be TorchScript")
 
 
 def lies_last(x: Tensor) -> bool:

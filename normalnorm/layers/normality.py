@@ -267,7 +267,8 @@ class BatchNormalNorm1d(_BatchNormalNorm):
     - `noise` (0.4): the noise factor ξ; in training, noise of standard
       deviation ξ times the unit's mean absolute deviation is added;
       `noise_kind` ("scaled"): other kinds, see
-      `normalnorm.layers.noise.add_noise`;
+      `normalnorm.layers.noise.add_noise`; compiled, the layer repeats its
+      noise after the same seed, but it is another than uncompiled;
     - `alpha` (1.0), `steps` (1), `safeguard` (False): how λ is estimated, see
       `normalnorm.theory.newton.newton_lambda`;
     - `gaussianizer` (None): another transform instead, such as

@@ -11,6 +11,7 @@ __all__ = ['Fused']
 
 # %% ../../../nbs/283_layers.engines.compiled.ipynb #d0000004
 import functools
+import sys
 import types
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from normalnorm.layers.backends import (
     Declined, Engine, Normalization, Unavailable, by_definition, register,
     warn_user)
 from ..core import Rule
+from .compiler import _compiler
 from ..noise import draw_seed
 
 # %% ../../../nbs/283_layers.engines.compiled.ipynb #d0000005
@@ -143,6 +145,8 @@ class _Compiled(Engine):
     name, automatic, stands_in = "compiled", ("cuda",), "torch.compile"
 
     def try_out(self, device: torch.device) -> None:
+        if device.type == "cpu" and sys.platform != "win32":
+            _compiler()     # else torch.compile is imported for nothing
         # older releases cannot follow the definition; on a GPU it takes Triton
         _compiled(_forward_pass, ("tried out", device))(
             torch.ones(2, 3, device=device), None, None, None, (1,), Rule(), 0)
