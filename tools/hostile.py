@@ -1042,6 +1042,8 @@ KNOWN: list[tuple[str, str, str, str]] = [
      "PyTorch says what to do"),
     ("", "bias: of inference", "no gradient of bias",
      "a tensor made in inference mode asks for none"),
+    ("renorm", "weight: of inference", "no gradient of weight",
+     "as above; what is saved is its product with r"),
     ("", "memory:", "the memory of a tensor",
      "PyTorch's layer reads beyond the end of a storage that was cut, or does "
      "not need the tensor"),
