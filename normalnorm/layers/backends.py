@@ -326,7 +326,7 @@ def warn_user(message: str) -> None:
 _instead: dict[tuple[str, str], Engine | None] = {}
 # forward and backward pass by the definition, in times of the kernel: smallest
 # and largest of the rows in results/benchmarks, to one digit; of CPUs
-_SLOWER = (20, 80)
+_SLOWER = (20, 60)
 
 
 def _stand_in(engine: Engine, device: torch.device,
