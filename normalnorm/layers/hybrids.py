@@ -148,16 +148,18 @@ class BatchReNorm(_ChannelNormalNorm):
         if input.numel() == self.num_features:
             raise _single(input.shape)
         h, used = normalize(upcast(input), dim, rule)
-        r, d = self._correction(
+        correction = self._correction
+        # a compiled backward pass would compute r again, from averages that
+        # have moved; what is outside of its graph it keeps
+        if torch.compiler.is_compiling():
+            correction = torch.compiler.disable(correction)
+        r, d = correction(
             used.mean.detach(), (used.var.detach() + rule.eps).sqrt(), ndim)
         weight, bias = (along_channels(p, ndim) for p in (weight, bias))
         weight, shift = (r, d) if weight is None else (weight * r, weight * d)
         out = affine(h, weight, shift if bias is None else shift + bias)
         return guarded(saturating_cast(out, input.dtype), input, weight)
 
-    # a compiled backward pass would compute r again, from averages that have
-    # moved; what is outside of its graph it keeps
-    @torch.compiler.disable
     def _correction(self, mean_now: Tensor, std_now: Tensor,
                     ndim: int) -> tuple[Tensor, Tensor]:
         "r and d; the averages move. In a recomputation neither is new."
