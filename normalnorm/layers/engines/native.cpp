@@ -865,8 +865,9 @@ struct Pieces {
 };
 // where ψ(h)/h is interpolated, and the solution of the interpolation
 struct Nodes {
-    double ell[TERMS][PIECES], by_h[TERMS][PIECES], solve[TERMS][TERMS],
-        scale[PIECES];
+    double ell[TERMS][PIECES], by_h[TERMS][PIECES], solve[TERMS][TERMS];
+    // powers of two: of x^m in a coefficient, and 1 over them
+    double scale[TERMS][PIECES], back[TERMS][PIECES];
     // x^m and the multiples of higher powers that leave least of it
     double spare[TERMS][TERMS];
     static int left(int piece) { return piece >= PIECES / 2; }
@@ -907,11 +908,12 @@ struct Nodes {
             const double octave = (double)(1 << (SPLIT == 1 ? e : (e + 1) % 4)),
                          middle = octave * (1 + (i % SPLIT + 0.5) / SPLIT),
                          half = octave / (2 * SPLIT);
-            // from_middle is a number of the octave, or of [1, 2)
-            scale[i] = SPLIT == 1 ? 2 : 1 / half;
             for (int k = 0; k < TERMS; k++) {
                 double h = middle + half * x[k] - 1;
                 ell[k][i] = std::log1p(h), by_h[k][i] = 1 / h;
+                // from_middle is a number of the octave, or of [1, 2)
+                back[k][i] = std::pow(SPLIT == 1 ? 0.5 : half, k);
+                scale[k][i] = 1 / back[k][i];
             }
         }
     }
@@ -948,21 +950,21 @@ void Pieces::set(const Power& power, float weight) {
             value[k][i] =
                 (p * power.d + (power.d - 1)) * by_eta[i] * nodes.by_h[k][i];
         }
-    double exact[TERMS][PIECES] = {}, factor[PIECES];
+    double exact[TERMS][PIECES] = {}, off[PIECES];
     for (int m = 0; m < TERMS; m++)
         for (int k = 0; k < TERMS; k++)
             for (int i = 0; i < PIECES; i++)
                 exact[m][i] += nodes.solve[m][k] * value[k][i];
-    for (int i = 0; i < PIECES; i++) factor[i] = 1;
-    for (int m = 0; m < TERMS; m++)
+    for (int m = 0; m < TERMS; m++) {
         for (int i = 0; i < PIECES; i++) {
-            term[m][i] = (float)(exact[m][i] * factor[i]);
+            term[m][i] = (float)(exact[m][i] * nodes.scale[m][i]);
             // what is rounded off goes to the higher powers
-            const double off = exact[m][i] - term[m][i] / factor[i];
-            for (int k = m + 1; k < TERMS; k++)
-                exact[k][i] -= off * nodes.spare[m][k];
-            factor[i] *= nodes.scale[i];
+            off[i] = exact[m][i] - term[m][i] * nodes.back[m][i];
         }
+        for (int k = m + 1; k < TERMS; k++)
+            for (int i = 0; i < PIECES; i++)
+                exact[k][i] -= off[i] * nodes.spare[m][k];
+    }
 }
 #if defined(KERNEL_512)
 struct Lookup {                                     // a table in registers
