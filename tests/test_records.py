@@ -16,15 +16,15 @@ def test_each_result_belongs_to_a_record():
     folder = records.ROOT / "results"
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*.json*")
              if ".checkpoints" not in p.parts}
-    known = {file for file in found for record in records.RECORDS.values()
-             if file == record.path or file.startswith(f"{record.path}/")}
-    assert found - known == KEPT and set(records.ledger()) == set(
-        records.RECORDS)
+    paths = [entry["path"] for entry in records.ledger().values()]
+    known = {file for file in found for path in paths
+             if file == path or file.startswith(f"{path}/")}
+    assert found - known == KEPT
 
 
 def test_each_entry_is_of_the_record_that_is_there():
     for name, entry in records.ledger().items():
-        assert entry["content"] == records.content(records.RECORDS[name]), (
+        assert entry["content"] == records.content(entry["path"]), (
             f"{name} was made again: python -m tools.records --made '{name}'")
 
 
@@ -34,8 +34,8 @@ def test_what_is_older_than_its_code_is_known():
     """
     entries = records.ledger()
     known = {name for name, entry in entries.items() if "stale" in entry}
-    said = list(records.look(entries, lambda name: None if name in known
-                             else records.asked(name)))
+    said = list(records.look(entries, lambda names: records.asked(
+        [name for name in names if name not in known])))
     new = {name for name, entry in entries.items() if "stale" in entry} - known
     assert not new, "\n".join(["run `make records`:", *said])
     if said:
@@ -69,16 +69,14 @@ def test_a_hash_is_of_the_syntax(syntax, old, new, equal):
 
 def test_a_constant_lists_exactly_the_records_that_use_it(monkeypatch):
     of, entries = records._hash, copy.deepcopy(records.ledger())
-    before = {name for name in entries
-              if records.changed(records.RECORDS[name], entries[name])}
     monkeypatch.setattr(records, "_hash",
                         lambda name: "other" if name == NEWTON else of(name))
-    after = {name for name, entry in entries.items() if NEWTON
-             in records.changed(records.RECORDS[name], entry)}
+    after = {name for name, entry in entries.items()
+             if NEWTON in records.changed(entry)}
     assert after == {name for name, entry in entries.items()
                      if NEWTON in entry["code"]}
     assert {"transform-given-noise", "proxy-norm", "mutation"} <= after
-    assert not {"neural-tangents", "glyphs"} & after and before <= set(entries)
+    assert not {"neural-tangents", "glyphs"} & after
 
 
 @pytest.mark.parametrize("off, here, elsewhere", [
@@ -97,11 +95,11 @@ def test_a_witness(off, here, elsewhere):
 
 def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
     name, said = "weight growth", [1.0]
-    entry = {"made": "2026-11-23", "machine": ["a"], "witness": [1.0],
+    entry = {"path": "weight-growth.json", "again": "five minutes",
+             "made": "2026-11-23", "machine": ["a"], "witness": [1.0],
              "code": {NEWTON: "of another day"}}
-    monkeypatch.setattr(records, "RECORDS", {name: records.RECORDS[name]})
-    ask = lambda name: {"machine": ["a"], "witness": said,
-                        "code": {NEWTON: "today's"}}
+    ask = lambda names: {name: {"machine": ["a"], "witness": said,
+                                "code": {NEWTON: "today's"}} for name in names}
     entries = {name: dict(entry)}
     line, = records.look(entries, ask)
     assert "the witness says the same" in line
@@ -123,7 +121,7 @@ def test_a_page_says_of_which_day_its_record_is(monkeypatch):
     dialect = pytest.importorskip("tools.dialect")
     cells = [{"source": "# Title"}, {"source": "text"}]
     monkeypatch.setattr(records, "ledger", lambda: {"pruning": {
-        "made": "2026-11-23", "stale": "its first steps differ"}})
+        "path": "pruning.json", "made": "2026-11-23", "stale": "its first steps differ"}})
     marked = dialect.mark_older(cells, ["results/pruning.json"])
     assert len(marked) == 3
     assert "on 2026-11-23 with code" in marked[1]["source"]
