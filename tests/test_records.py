@@ -121,7 +121,8 @@ def test_a_page_says_of_which_day_its_record_is(monkeypatch):
     dialect = pytest.importorskip("tools.dialect")
     cells = [{"source": "# Title"}, {"source": "text"}]
     monkeypatch.setattr(records, "ledger", lambda: {"pruning": {
-        "path": "pruning.json", "made": "2026-11-23", "stale": "its first steps differ"}})
+        "path": "pruning.json", "made": "2026-11-23",
+        "stale": "its first steps differ"}})
     marked = dialect.mark_older(cells, ["results/pruning.json"])
     assert len(marked) == 3
     assert "on 2026-11-23 with code" in marked[1]["source"]
