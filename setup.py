@@ -1,4 +1,5 @@
 "The package's metadata comes from settings.ini, which nbdev reads too."
+
 import shutil
 import sys
 from configparser import ConfigParser
@@ -12,8 +13,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 config = ConfigParser(delimiters=["="])
 config.read("settings.ini", encoding="utf-8")
 cfg = config["DEFAULT"]
-extras = {key.removesuffix("_requirements"): cfg[key].split() for key in cfg
-          if key.endswith("_requirements")}
+extras = {
+    key.removesuffix("_requirements"): cfg[key].split()
+    for key in cfg
+    if key.endswith("_requirements")
+}
 
 
 class BuildWithBook(build_py):
@@ -27,22 +31,26 @@ class BuildWithBook(build_py):
         super().run()
         if not self.editable_mode:
             from tools.plain import write
+
             write(Path(self.build_lib) / "normalnorm" / "book")
 
 
-setup(name=cfg["lib_name"],
-      version=cfg["version"],
-      description=cfg["description"],
-      long_description=Path("README.md").read_text(encoding="utf-8"),
-      long_description_content_type="text/markdown",
-      author=cfg["author"],
-      license="Apache-2.0",
-      python_requires=">=" + cfg["min_python"],
-      packages=find_namespace_packages(include=["normalnorm", "normalnorm.*"]),
-      package_data={"": ["py.typed", "*.pyi", "*.npz", "*.cpp", "*.json",
-                         "*.jsonl", "*.md"]},
-      install_requires=cfg["requirements"].split(),
-      extras_require=extras,
-      entry_points={"console_scripts": cfg["console_scripts"].split()},
-      cmdclass={"build_py": BuildWithBook},
-      zip_safe=False)
+setup(
+    name=cfg["lib_name"],
+    version=cfg["version"],
+    description=cfg["description"],
+    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author=cfg["author"],
+    license="Apache-2.0",
+    python_requires=">=" + cfg["min_python"],
+    packages=find_namespace_packages(include=["normalnorm", "normalnorm.*"]),
+    package_data={
+        "": ["py.typed", "*.pyi", "*.npz", "*.cpp", "*.json", "*.jsonl", "*.md"]
+    },
+    install_requires=cfg["requirements"].split(),
+    extras_require=extras,
+    entry_points={"console_scripts": cfg["console_scripts"].split()},
+    cmdclass={"build_py": BuildWithBook},
+    zip_safe=False,
+)

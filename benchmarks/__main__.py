@@ -5,6 +5,7 @@ What is there from this code is not measured again, unless it is named or with
 --again. Each part is kept when it is finished, so an interrupted run goes on
 where it was.
 """
+
 import argparse
 import os
 import subprocess
@@ -14,58 +15,107 @@ from pathlib import Path
 
 from benchmarks import files, sets
 
-PARTS = ("machine", "layers", "cached", "engines", "memory", "models",
-         "compiled", "sync", "proxy")
+PARTS = (
+    "machine",
+    "layers",
+    "cached",
+    "engines",
+    "memory",
+    "models",
+    "compiled",
+    "sync",
+    "proxy",
+)
 WORK = files.ROOT / "_build" / "benchmarks"
 PAIRS = 30
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*",
-                        help=f"{', '.join(PARTS)} (default: all)")
+        prog="python -m benchmarks", description=__doc__
+    )
     parser.add_argument(
-        "--sets", nargs="+", choices=sets.SETS, default=sets.here(),
+        "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument(
+        "--sets",
+        nargs="+",
+        choices=sets.SETS,
+        default=sets.here(),
         help="instruction sets (default: those of avx512 and avx2 that the "
-             "processor has; own: the best it has, whatever that is)")
+        "processor has; own: the best it has, whatever that is)",
+    )
     parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, os.cpu_count()],
-        help="thread counts (default: 1 and the number of cores)")
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[1, os.cpu_count()],
+        help="thread counts (default: 1 and the number of cores)",
+    )
     parser.add_argument(
-        "--pairs", type=int, default=PAIRS,
+        "--pairs",
+        type=int,
+        default=PAIRS,
         help="interleaved timings of a row at most; long ones have fewer "
-             f"(default {PAIRS})")
-    parser.add_argument("--out", type=Path, default=files.OUT,
-                        help="folder for the rows")
-    parser.add_argument("--again", action="store_true",
-                        help="measure also what is there from this code")
-    parser.add_argument("--quick", action="store_true",
-                        help="small shapes and few pairs, nothing is written: "
-                             "does everything run?")
+        f"(default {PAIRS})",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=files.OUT, help="folder for the rows"
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="measure also what is there from this code",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small shapes and few pairs, nothing is written: "
+        "does everything run?",
+    )
     given = parser.parse_args()
     if unknown := set(given.parts) - set(PARTS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are "
-                     f"{', '.join(PARTS)}")
-    if reasons := [f"{name}: {reason}" for name in given.sets
-                   if (reason := sets.lacking(name))]:
+        parser.error(
+            f"unknown: {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(PARTS)}"
+        )
+    if reasons := [
+        f"{name}: {reason}"
+        for name in given.sets
+        if (reason := sets.lacking(name))
+    ]:
         parser.error("; ".join(reasons))
     begun = time.perf_counter()
-    both = [(name, threads) for name in dict.fromkeys(given.sets)
-            for threads in dict.fromkeys(given.threads)]
+    both = [
+        (name, threads)
+        for name in dict.fromkeys(given.sets)
+        for threads in dict.fromkeys(given.threads)
+    ]
     flags = [flag for flag in ("quick", "again") if getattr(given, flag)]
     for number, (name, threads) in enumerate(both, 1):
         environment = sets.environment(name, threads, WORK)
-        print(f"[{number}/{len(both)}] {name}, {threads} "
-              f"thread{'s' * (threads > 1)}, after "
-              f"{(time.perf_counter() - begun) / 60:.1f} min: "
-              f"{sets.words(environment) or 'nothing to hold it to'}",
-              flush=True)
+        print(
+            f"[{number}/{len(both)}] {name}, {threads} "
+            f"thread{'s' * (threads > 1)}, after "
+            f"{(time.perf_counter() - begun) / 60:.1f} min: "
+            f"{sets.words(environment) or 'nothing to hold it to'}",
+            flush=True,
+        )
         status = subprocess.call(
-            [sys.executable, "-m", "benchmarks.one", name, str(threads),
-             str(3 if given.quick else given.pairs), str(given.out.resolve()),
-             *given.parts, *(f"--{flag}" for flag in flags)],
-            cwd=files.ROOT, env=environment)
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.one",
+                name,
+                str(threads),
+                str(3 if given.quick else given.pairs),
+                str(given.out.resolve()),
+                *given.parts,
+                *(f"--{flag}" for flag in flags),
+            ],
+            cwd=files.ROOT,
+            env=environment,
+        )
         if status:
             return status
     print(f"done in {(time.perf_counter() - begun) / 60:.1f} min")
@@ -76,5 +126,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("interrupted: the parts that were finished are kept; the same "
-                 "command goes on")
+        sys.exit(
+            "interrupted: the parts that were finished are kept; the same "
+            "command goes on"
+        )

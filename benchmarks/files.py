@@ -1,6 +1,7 @@
 """Where rows are kept: a file for each processor, instruction set and number of
 threads, which says what made it.
 """
+
 import json
 import os
 import re
@@ -11,8 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks"
 # Rows of one file agree in these.
-ONE = ("source", "processor", "family", "model", "vectors", "threads", "torch",
-       "compiler")
+ONE = (
+    "source",
+    "processor",
+    "family",
+    "model",
+    "vectors",
+    "threads",
+    "torch",
+    "compiler",
+)
 
 
 def cpuid() -> dict:
@@ -21,18 +30,24 @@ def cpuid() -> dict:
     """
     try:
         text = Path("/proc/cpuinfo").read_text(
-            encoding="utf-8", errors="replace")
+            encoding="utf-8", errors="replace"
+        )
     except OSError:
         return {}
-    found = {key: re.search(rf"^{name}\s*:\s*(\d+)$", text, re.M)
-             for key, name in (("family", "cpu family"), ("model", "model"))}
+    found = {
+        key: re.search(rf"^{name}\s*:\s*(\d+)$", text, re.M)
+        for key, name in (("family", "cpu family"), ("model", "model"))
+    }
     return {key: int(match[1]) for key, match in found.items() if match}
 
 
 def _compiler() -> str | None:
     try:
-        done = subprocess.run([*(os.environ.get("CXX") or "g++").split(),
-                               "--version"], capture_output=True, text=True)
+        done = subprocess.run(
+            [*(os.environ.get("CXX") or "g++").split(), "--version"],
+            capture_output=True,
+            text=True,
+        )
     except OSError:
         return None
     return (done.stdout.splitlines() or [None])[0]
@@ -47,17 +62,31 @@ def environment(threads: int) -> dict:
 
     import normalnorm
     from normalnorm.experiments.results import provenance
+
     made = provenance()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT,
-                            capture_output=True, text=True).stdout.strip()
-    return {"processor": made["processor"], **cpuid(), "cores": os.cpu_count(),
-            "threads": threads, "vectors": made["instructions"],
-            "kernel": made["kernel"], "backend": made["backend"],
-            "compiler": _compiler(), "source": made["source"],
-            "python": made["python"], "torch": torch.__version__,
-            "normalnorm": normalnorm.__version__, "commit": commit,
-            "date": time.strftime("%Y-%m-%d"),
-            "pages kept": "MALLOC_TOP_PAD_" in os.environ}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    return {
+        "processor": made["processor"],
+        **cpuid(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "vectors": made["instructions"],
+        "kernel": made["kernel"],
+        "backend": made["backend"],
+        "compiler": _compiler(),
+        "source": made["source"],
+        "python": made["python"],
+        "torch": torch.__version__,
+        "normalnorm": normalnorm.__version__,
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+        "pages kept": "MALLOC_TOP_PAD_" in os.environ,
+    }
 
 
 def name(environment: dict) -> str:
@@ -65,14 +94,22 @@ def name(environment: dict) -> str:
 
     Example: "amd-epyc-25-17_avx2_1-thread.json".
     """
-    words = re.sub(r"\((r|tm|c)\)|\bprocessor\b|\bcpu\b|@.*", " ",
-                   environment["processor"].lower())
+    words = re.sub(
+        r"\((r|tm|c)\)|\bprocessor\b|\bcpu\b|@.*",
+        " ",
+        environment["processor"].lower(),
+    )
     parts = [word for word in re.split(r"[^a-z0-9]+", words) if word]
-    parts += [str(environment[key]) for key in ("family", "model")
-              if environment.get(key) is not None]
+    parts += [
+        str(environment[key])
+        for key in ("family", "model")
+        if environment.get(key) is not None
+    ]
     threads = environment["threads"]
-    return (f"{'-'.join(parts)}_{environment['vectors'].lower()}_"
-            f"{threads}-thread{'s' * (threads > 1)}.json")
+    return (
+        f"{'-'.join(parts)}_{environment['vectors'].lower()}_"
+        f"{threads}-thread{'s' * (threads > 1)}.json"
+    )
 
 
 def nothing() -> dict:
@@ -88,13 +125,22 @@ def read(path: Path) -> dict:
 
 def differences(old: dict, here: dict) -> list[str]:
     "In what two environments differ that rows of one file must agree in."
-    return [f"{key}: {old.get(key, 'not recorded')} there, "
-            f"{here.get(key, 'not recorded')} here"
-            for key in ONE if old.get(key) != here.get(key)]
+    return [
+        f"{key}: {old.get(key, 'not recorded')} there, "
+        f"{here.get(key, 'not recorded')} here"
+        for key in ONE
+        if old.get(key) != here.get(key)
+    ]
 
 
-def due(record: dict, here: dict, asked: list[str], known: list[str],
-        pairs: int, again: bool) -> list[str]:
+def due(
+    record: dict,
+    here: dict,
+    asked: list[str],
+    known: list[str],
+    pairs: int,
+    again: bool,
+) -> list[str]:
     """The parts to measure: those that were asked for; where none was, all that
     the file does not have from this environment, of as many pairs.
     """
@@ -102,12 +148,16 @@ def due(record: dict, here: dict, asked: list[str], known: list[str],
         return asked
     if again or differences(record["environment"], here):
         return known
-    return [part for part in known
-            if record["parts"].get(part, {}).get("pairs") != pairs]
+    return [
+        part
+        for part in known
+        if record["parts"].get(part, {}).get("pairs") != pairs
+    ]
 
 
-def staying(path: Path, record: dict, here: dict,
-            parts: list[str]) -> list[dict]:
+def staying(
+    path: Path, record: dict, here: dict, parts: list[str]
+) -> list[dict]:
     """The rows of a file that stay when `parts` are measured again.
 
     One file has one environment: `SystemExit` where they were made by other
@@ -115,20 +165,24 @@ def staying(path: Path, record: dict, here: dict,
     stay = [row for row in record["rows"] if row["part"] not in parts]
     different = differences(record["environment"], here)
     if stay and different:
-        raise SystemExit(f"{path} has rows that would stay "
-                         f"({', '.join(sorted({r['part'] for r in stay}))}) "
-                         "beside new ones, and another environment "
-                         f"({'; '.join(different)}): measure all parts, or "
-                         "give another --out")
+        raise SystemExit(
+            f"{path} has rows that would stay "
+            f"({', '.join(sorted({r['part'] for r in stay}))}) "
+            "beside new ones, and another environment "
+            f"({'; '.join(different)}): measure all parts, or "
+            "give another --out"
+        )
     return stay
 
 
 def write(path: Path, record: dict) -> None:
     "The whole file at once, or the old one stays."
     rows = ",\n".join(f"  {json.dumps(row)}" for row in record["rows"])
-    head = json.dumps({key: record[key] for key in ("environment", "parts")},
-                      indent=1)
+    head = json.dumps(
+        {key: record[key] for key in ("environment", "parts")}, indent=1
+    )
     made = path.with_suffix(".new")
-    made.write_text(f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n',
-                    encoding="utf-8")
+    made.write_text(
+        f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8"
+    )
     os.replace(made, path)

@@ -8,6 +8,7 @@ other programs do meanwhile counts only as far as they share its caches. All
 are measured in turn. A run here has three epochs; what it costs once weighs
 ten times as much as in the thirty of the book.
 """
+
 import argparse
 import json
 import math
@@ -32,20 +33,24 @@ ROUNDS = 20
 Data = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def bare(model: torch.nn.Module, data: Data, settings: Settings,
-         tests: int) -> None:
+def bare(
+    model: torch.nn.Module, data: Data, settings: Settings, tests: int
+) -> None:
     """What one writes in a hurry: the same steps and the same looks at the
     data, `tests` of them at the test set, without seeds, checks, checkpoints or
     a rate that moves.
     """
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=settings.lr, momentum=settings.momentum,
-        weight_decay=settings.weight_decay)
+        model.parameters(),
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
     x, y = data["train"]
     for _ in range(settings.epochs):
         model.train()
         order = torch.randperm(len(y))
-        for index in order.split(settings.batch)[:len(y) // settings.batch]:
+        for index in order.split(settings.batch)[: len(y) // settings.batch]:
             loss = F.cross_entropy(model(x[index]), y[index])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -63,10 +68,16 @@ def work(quick: bool, folder: Path) -> tuple[dict[str, Callable], Callable]:
     `train` looks at the test set once, otherwise twice; so does the bare loop.
     """
     name = "digits" if quick else "fashion"
-    data: Data = {split: load(name, split, 128 if quick else 2000 if split ==
-                              "train" else 1000) for split in SPLITS}
-    settings: dict[str, Any] = {"epochs": 1 if quick else 3,
-                                "batch": 32 if quick else 128}
+    data: Data = {
+        split: load(
+            name, split, 128 if quick else 2000 if split == "train" else 1000
+        )
+        for split in SPLITS
+    }
+    settings: dict[str, Any] = {
+        "epochs": 1 if quick else 3,
+        "batch": 32 if quick else 128,
+    }
 
     def made() -> torch.nn.Module:
         with seeded("weights", 0):
@@ -75,18 +86,25 @@ def work(quick: bool, folder: Path) -> tuple[dict[str, Callable], Callable]:
     def run(checkpoint: bool = False, callbacks=(), **changed: Any) -> dict:
         file = folder / "run.pt"
         file.unlink(missing_ok=True)
-        return train(made(), data, Settings(**settings, **changed),
-                     checkpoint=file if checkpoint else None,
-                     callbacks=callbacks)
+        return train(
+            made(),
+            data,
+            Settings(**settings, **changed),
+            checkpoint=file if checkpoint else None,
+            callbacks=callbacks,
+        )
 
     tests = 1 + (run()["chosen"]["epoch"] < settings["epochs"])
-    return {"a bare loop":
-                lambda: bare(made(), data, Settings(**settings), tests),
-            "with a callback that does nothing":
-                lambda: run(callbacks=[lambda moment: None]),
-            "with a checkpoint after each epoch": lambda: run(checkpoint=True),
-            "with validation after the last epoch only":
-                lambda: run(validate_every=0)}, run
+    return {
+        "a bare loop": lambda: bare(made(), data, Settings(**settings), tests),
+        "with a callback that does nothing": lambda: run(
+            callbacks=[lambda moment: None]
+        ),
+        "with a checkpoint after each epoch": lambda: run(checkpoint=True),
+        "with validation after the last epoch only": lambda: run(
+            validate_every=0
+        ),
+    }, run
 
 
 def idle(rounds: int, quick: bool = False) -> dict[str, Any]:
@@ -100,22 +118,30 @@ def idle(rounds: int, quick: bool = False) -> dict[str, Any]:
 
     def run(callbacks: tuple[Callable, ...]) -> float:
         model = torch.nn.Sequential(
-            *(torch.nn.Identity() for _ in range(38)), torch.nn.Flatten(),
-            torch.nn.Linear(64, 10))
-        return seconds(lambda: train(model, data, settings,
-                                     callbacks=callbacks), time.process_time)
+            *(torch.nn.Identity() for _ in range(38)),
+            torch.nn.Flatten(),
+            torch.nn.Linear(64, 10),
+        )
+        return seconds(
+            lambda: train(model, data, settings, callbacks=callbacks),
+            time.process_time,
+        )
 
     run(())
     for k in range(rounds):
-        order = ((), (lambda moment: None,))[::(-1) ** k]
+        order = ((), (lambda moment: None,))[:: (-1) ** k]
         taken = {bool(callbacks): run(callbacks) for callbacks in order}
         found.append(1e6 * (taken[True] - taken[False]) / steps)
     found.sort()
     outside = max(0, math.floor(rounds / 2 - 0.98 * math.sqrt(rounds)))
-    return {"work": "a callback that does nothing", "against": "no callback",
-            "µs a step": round(found[rounds // 2], 1),
-            "low": round(found[outside], 1),
-            "high": round(found[-1 - outside], 1), "pairs": rounds}
+    return {
+        "work": "a callback that does nothing",
+        "against": "no callback",
+        "µs a step": round(found[rounds // 2], 1),
+        "low": round(found[outside], 1),
+        "high": round(found[-1 - outside], 1),
+        "pairs": rounds,
+    }
 
 
 def rows(rounds: int, quick: bool = False) -> Iterator[dict[str, Any]]:
@@ -138,29 +164,45 @@ def rows(rounds: int, quick: bool = False) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.loop", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS,
-                        help=f"timings of each (default {ROUNDS})")
-    parser.add_argument("--quick", action="store_true",
-                        help="small, and nothing is written: does it run?")
+        prog="python -m benchmarks.loop", description=__doc__
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=ROUNDS,
+        help=f"timings of each (default {ROUNDS})",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small, and nothing is written: does it run?",
+    )
     given = parser.parse_args()
     BUSY.forget()
     # before: the code that is measured is the one that was imported
     made, begun, found = files.environment(1), time.perf_counter(), []
     for row in rows(given.rounds, given.quick):
-        print(f"{row['work']}: {row['p50']:.3f} of the time of train "
-              f"[{row['low']:.3f}, {row['high']:.3f}]" if "p50" in row else
-              f"{row['work']}: {row['µs a step']} µs a step "
-              f"[{row['low']}, {row['high']}]", flush=True)
+        print(
+            f"{row['work']}: {row['p50']:.3f} of the time of train "
+            f"[{row['low']:.3f}, {row['high']:.3f}]"
+            if "p50" in row
+            else f"{row['work']}: {row['µs a step']} µs a step "
+            f"[{row['low']}, {row['high']}]",
+            flush=True,
+        )
         found.append(row)
     if not given.quick:
         record = made | {
             "clock": "processor time of the process",
             "others": BUSY.share(),
-            "seconds": round(time.perf_counter() - begun), "rows": found}
+            "seconds": round(time.perf_counter() - begun),
+            "rows": found,
+        }
         fresh = OUT.with_suffix(".new")
-        fresh.write_text(json.dumps(record, indent=1, ensure_ascii=False)
-                         + "\n", encoding="utf-8")
+        fresh.write_text(
+            json.dumps(record, indent=1, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+        )
         fresh.replace(OUT)
 
 

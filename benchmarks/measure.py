@@ -1,6 +1,7 @@
 """What is measured: timings taken in turn, as ratios; memory kept and peak
 memory; what the processor can do.
 """
+
 import ctypes
 import json
 import math
@@ -35,6 +36,7 @@ from normalnorm import (
 
 class Layer(NamedTuple):
     "A layer of ours, PyTorch's, the arguments of both, and an input."
+
     name: str
     ours: type
     theirs: type
@@ -54,7 +56,8 @@ class Layer(NamedTuple):
         u, grad = torch.randn(self.shape), torch.randn(self.shape)
         if "channels last" in self.name:
             u, grad = (
-                t.to(memory_format=torch.channels_last) for t in (u, grad))
+                t.to(memory_format=torch.channels_last) for t in (u, grad)
+            )
         if "bfloat16" in self.name:
             u, grad = u.bfloat16(), grad.bfloat16()
         return u.requires_grad_(), grad
@@ -69,8 +72,10 @@ class Layer(NamedTuple):
         return {"layer": self.name, "shape": list(self.shape)}
 
 
-BATCH, ROWS = ((BatchNormalNorm2d, nn.BatchNorm2d),
-               (LayerNormalNorm, nn.LayerNorm))
+BATCH, ROWS = (
+    (BatchNormalNorm2d, nn.BatchNorm2d),
+    (LayerNormalNorm, nn.LayerNorm),
+)
 LAYERS = [
     Layer("BatchNorm2d", *BATCH, (64,), (128, 64, 32, 32)),
     Layer("BatchNorm2d", *BATCH, (256,), (64, 256, 14, 14)),
@@ -84,27 +89,41 @@ LAYERS = [
     Layer("LayerNorm", *ROWS, (384,), (8, 197, 384)),
     Layer("LayerNorm", *ROWS, (64,), (16, 17, 64)),
     Layer("LayerNorm, bfloat16", *ROWS, (384,), (64, 197, 384)),
-    Layer("GroupNorm", GroupNormalNorm, nn.GroupNorm, (8, 64),
-          (64, 64, 16, 16)),
-    Layer("InstanceNorm2d", InstanceNormalNorm2d, nn.InstanceNorm2d, (64,),
-          (64, 64, 16, 16))]
+    Layer(
+        "GroupNorm", GroupNormalNorm, nn.GroupNorm, (8, 64), (64, 64, 16, 16)
+    ),
+    Layer(
+        "InstanceNorm2d",
+        InstanceNormalNorm2d,
+        nn.InstanceNorm2d,
+        (64,),
+        (64, 64, 16, 16),
+    ),
+]
 QUICK = [layer for layer in LAYERS if math.prod(layer.shape) < 1 << 16]
 
 
 def chosen(*wanted: tuple[str, tuple[int, ...]]) -> list[Layer]:
     "Layers by name and shape."
-    return [next(layer for layer in LAYERS if (layer.name, layer.shape) == one)
-            for one in wanted]
+    return [
+        next(layer for layer in LAYERS if (layer.name, layer.shape) == one)
+        for one in wanted
+    ]
 
 
 # also against the definition, and the definition fused by torch.compile
-ENGINES = chosen(("BatchNorm2d", (64, 256, 14, 14)),
-                 ("LayerNorm", (8, 197, 384)))
-MEMORY = chosen(("BatchNorm2d", (128, 64, 32, 32)),
-                ("LayerNorm", (64, 197, 384)))
+ENGINES = chosen(
+    ("BatchNorm2d", (64, 256, 14, 14)), ("LayerNorm", (8, 197, 384))
+)
+MEMORY = chosen(
+    ("BatchNorm2d", (128, 64, 32, 32)), ("LayerNorm", (64, 197, 384))
+)
 # inside torch.compile
-COMPILED = chosen(("BatchNorm2d", (64, 256, 14, 14)),
-                  ("LayerNorm", (64, 197, 384)), ("BatchNorm1d", (32, 64)))
+COMPILED = chosen(
+    ("BatchNorm2d", (64, 256, 14, 14)),
+    ("LayerNorm", (64, 197, 384)),
+    ("BatchNorm1d", (32, 64)),
+)
 SHARED = chosen(("BatchNorm2d", (64, 256, 14, 14)))
 # pairs that a row has at least, however long they take
 FEWEST = 15
@@ -112,8 +131,10 @@ FEWEST = 15
 
 # ---- times ----
 
-def seconds(function: Callable,
-            clock: Callable[[], float] | None = None) -> float:
+
+def seconds(
+    function: Callable, clock: Callable[[], float] | None = None
+) -> float:
     clock = clock or time.perf_counter
     began = clock()
     function()
@@ -126,8 +147,13 @@ def best(function: Callable, times: int, repeat: int = 0) -> float:
     """
     function()
     repeat = repeat or max(1, round(2e-3 / max(seconds(function), 1e-7)))
-    return min(seconds(lambda: [function() for _ in range(repeat)])
-               for _ in range(times)) / repeat
+    return (
+        min(
+            seconds(lambda: [function() for _ in range(repeat)])
+            for _ in range(times)
+        )
+        / repeat
+    )
 
 
 class Busy:
@@ -180,11 +206,16 @@ class Alone:
         return numbers
 
 
-def ratios(ours: dict[str, Callable], theirs: Callable, pairs: int,
-           limit: float = math.inf, fewest: int = FEWEST,
-           processes: Alone = Alone(),                      # noqa: B008
-           clock: Callable[[], float] | None = None,
-           warm: int = 3) -> dict[str, dict]:
+def ratios(
+    ours: dict[str, Callable],
+    theirs: Callable,
+    pairs: int,
+    limit: float = math.inf,
+    fewest: int = FEWEST,
+    processes: Alone = Alone(),  # noqa: B008
+    clock: Callable[[], float] | None = None,
+    warm: int = 3,
+) -> dict[str, dict]:
     """For each of `ours` the quantiles of the ratio of its time to that of
     `theirs`, all taken in turn, an interval for the median that covers it 19
     times in 20 (order statistics), and the median times.
@@ -203,7 +234,8 @@ def ratios(ours: dict[str, Callable], theirs: Callable, pairs: int,
     lasts = sum(t * n for t, n in zip(once, repeats))
     affordable = math.floor(min(pairs, limit / max(lasts, 1e-9)))
     rounds, *repeats = processes.agreed(
-        [max(min(pairs, fewest), affordable), *repeats])
+        [max(min(pairs, fewest), affordable), *repeats]
+    )
     times = []
     with BUSY.watched():
         for k in range(rounds):
@@ -211,12 +243,17 @@ def ratios(ours: dict[str, Callable], theirs: Callable, pairs: int,
             taken = [0.0] * len(work)
             for i in order if k % 2 else order[::-1]:
                 processes.meet()
-                taken[i] = seconds(
-                    lambda: [work[i]() for _ in range(repeats[i])],
-                    clock) / repeats[i]
+                taken[i] = (
+                    seconds(
+                        lambda: [work[i]() for _ in range(repeats[i])], clock
+                    )
+                    / repeats[i]
+                )
             times.append(taken)
-    return {name: summary([(t[i], t[-1]) for t in times])
-            for i, name in enumerate(ours)}
+    return {
+        name: summary([(t[i], t[-1]) for t in times])
+        for i, name in enumerate(ours)
+    }
 
 
 def summary(times: list[tuple[float, float]]) -> dict:
@@ -227,11 +264,18 @@ def summary(times: list[tuple[float, float]]) -> dict:
     outside = max(0, math.floor(pairs / 2 - 0.98 * math.sqrt(pairs)))
     at = lambda q: found[min(pairs - 1, max(0, round(q * (pairs - 1))))]
     middle = lambda side: round(
-        1e3 * sorted(t[side] for t in times)[pairs // 2], 4)
-    return {"p20": round(at(0.2), 3), "p50": round(at(0.5), 3),
-            "p80": round(at(0.8), 3), "low": round(found[outside], 3),
-            "high": round(found[pairs - 1 - outside], 3), "ms": middle(0),
-            "ms of the other": middle(1), "pairs": pairs}
+        1e3 * sorted(t[side] for t in times)[pairs // 2], 4
+    )
+    return {
+        "p20": round(at(0.2), 3),
+        "p50": round(at(0.5), 3),
+        "p80": round(at(0.8), 3),
+        "low": round(found[outside], 3),
+        "high": round(found[pairs - 1 - outside], 3),
+        "ms": middle(0),
+        "ms of the other": middle(1),
+        "pairs": pairs,
+    }
 
 
 def ratio(ours: Callable, theirs: Callable, pairs: int, **settings) -> dict:
@@ -248,6 +292,7 @@ def evaluation(layer: nn.Module, u: Tensor) -> Callable:
     def run():
         with torch.inference_mode():
             layer(u)
+
     return run
 
 
@@ -261,6 +306,7 @@ def settled(model: nn.Module) -> nn.Module:
 
 # ---- the processor ----
 
+
 class _Nothing(torch.autograd.Function):
     "The tensors of a layer, and no work."
 
@@ -272,8 +318,11 @@ class _Nothing(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         u, weight = ctx.saved_tensors
-        return (torch.empty_like(u), torch.empty_like(weight),
-                torch.empty_like(weight))
+        return (
+            torch.empty_like(u),
+            torch.empty_like(weight),
+            torch.empty_like(weight),
+        )
 
 
 class Nothing(nn.LayerNorm):
@@ -285,9 +334,11 @@ class Nothing(nn.LayerNorm):
         return torch.empty_like(u)
 
 
-RATES = {"multiplications, also fused with an addition, G/s": [0],
-         "operations of all kinds, G/s": [0, 1, 2, 3],
-         "divisions, G/s": [4]}
+RATES = {
+    "multiplications, also fused with an addition, G/s": [0],
+    "operations of all kinds, G/s": [0, 1, 2, 3],
+    "divisions, G/s": [4],
+}
 
 
 def machine(pairs: int, quick: bool) -> Iterator[dict]:
@@ -296,40 +347,61 @@ def machine(pairs: int, quick: bool) -> Iterator[dict]:
     functions in the cache, and a layer that does nothing.
     """
     from normalnorm.layers.engines.compiler import load
+
     pairs, threads = max(pairs, 10), torch.get_num_threads()
     of = lambda function, count, repeat=0: (
-        best(function, pairs, repeat) / count * 1e9)
+        best(function, pairs, repeat) / count * 1e9
+    )
     # PyTorch gives a thread 2^15 numbers at least
     for what, count in ("memory", 1 << 25), ("cache", threads << 15):
         source, target = torch.ones(2, count).unbind(0)
-        yield {"what": f"copy in {what}, GB/s", "value": round(
-            8 / of(lambda s=source, t=target: t.copy_(s), count), 1)}
+        yield {
+            "what": f"copy in {what}, GB/s",
+            "value": round(
+                8 / of(lambda s=source, t=target: t.copy_(s), count), 1
+            ),
+        }
     a, b = torch.ones(2, 1024, 1024).unbind(0)
-    yield {"what": "matrix product, float32 GFLOP/s", "value": round(
-        2 / of(lambda: torch.mm(a, a, out=b), 1024**3, 1), 1)}
-    run = load(Path(__file__).with_name("rates.cpp"),
-               ["benchmarks_run"]).benchmarks_run
+    yield {
+        "what": "matrix product, float32 GFLOP/s",
+        "value": round(2 / of(lambda: torch.mm(a, a, out=b), 1024**3, 1), 1),
+    }
+    run = load(
+        Path(__file__).with_name("rates.cpp"), ["benchmarks_run"]
+    ).benchmarks_run
     run.restype = ctypes.c_int64
     run.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64]
     for what, kinds in RATES.items():
-        calls = [lambda kind=kind: run(kind, threads, 100_000)
-                 for kind in kinds]
-        yield {"what": what, "value": round(
-            max(1 / of(call, call(), 1) for call in calls), 1)}
+        calls = [
+            lambda kind=kind: run(kind, threads, 100_000) for kind in kinds
+        ]
+        yield {
+            "what": what,
+            "value": round(max(1 / of(call, call(), 1) for call in calls), 1),
+        }
     x, y = torch.rand(1 << 14), torch.empty(1 << 14)
     for function in (torch.log1p, torch.expm1):
-        yield {"what": f"torch.{function.__name__} in cache, ns a value",
-               "value": round(of(lambda f=function: f(x, out=y), x.numel()), 3)}
-    yield {"what": "torch.randn, ns a value",
-           "value": round(of(lambda: y.normal_(), x.numel()), 3)}
+        yield {
+            "what": f"torch.{function.__name__} in cache, ns a value",
+            "value": round(of(lambda f=function: f(x, out=y), x.numel()), 3),
+        }
+    yield {
+        "what": "torch.randn, ns a value",
+        "value": round(of(lambda: y.normal_(), x.numel()), 3),
+    }
     u, layer = torch.randn(2, 8, requires_grad=True), Nothing(8)
-    yield {"what": "a layer that does nothing, forward and backward, µs",
-           "value": round(of(step(layer, u, torch.ones(2, 8)), 1000), 2)}
-    yield {"what": "a layer that does nothing, evaluation, µs",
-           "value": round(of(evaluation(layer.eval(), u), 1000), 2)}
+    yield {
+        "what": "a layer that does nothing, forward and backward, µs",
+        "value": round(of(step(layer, u, torch.ones(2, 8)), 1000), 2),
+    }
+    yield {
+        "what": "a layer that does nothing, evaluation, µs",
+        "value": round(of(evaluation(layer.eval(), u), 1000), 2),
+    }
 
 
 # ---- layers ----
+
 
 def layers(pairs: int, quick: bool) -> Iterator[dict]:
     """Forward and backward pass with and without noise, evaluation, and forward
@@ -340,27 +412,42 @@ def layers(pairs: int, quick: bool) -> Iterator[dict]:
         plain, target = layer.make(False), torch.empty_like(u)
         copying = lambda u=u, target=target: target.copy_(u.detach())
         noisy = layer.make(True, noise=layer.noise)
-        training = {0.0: step(layer.make(True, noise=0.0), u, grad),
-                    layer.noise: step(noisy, u, grad)}
-        works = {f"forward and backward, noise {noise}": work
-                 for noise, work in training.items()}
+        training = {
+            0.0: step(layer.make(True, noise=0.0), u, grad),
+            layer.noise: step(noisy, u, grad),
+        }
+        works = {
+            f"forward and backward, noise {noise}": work
+            for noise, work in training.items()
+        }
         of = "PyTorch's layer"
         for work, row in ratios(
             works, step(plain, u, grad), pairs, limit=4
         ).items():
             yield {**layer.row, "work": work, "against": of, **row}
-        yield {**layer.row, "work": work, "against": "a copy of the input",
-               **ratio(training[layer.noise], copying, pairs, limit=1),
-               "ms of a copy alone": round(1e3 * best(copying, pairs), 4)}
+        yield {
+            **layer.row,
+            "work": work,
+            "against": "a copy of the input",
+            **ratio(training[layer.noise], copying, pairs, limit=1),
+            "ms of a copy alone": round(1e3 * best(copying, pairs), 4),
+        }
         settled(noisy), plain.eval()
-        yield {**layer.row, "work": "evaluation", "against": of, **ratio(
-            evaluation(noisy, u), evaluation(plain, u), pairs, limit=2)}
+        yield {
+            **layer.row,
+            "work": "evaluation",
+            "against": of,
+            **ratio(evaluation(noisy, u), evaluation(plain, u), pairs, limit=2),
+        }
         if getattr(noisy, "running_lambda", None) is not None:
-            yield {**layer.row,
-                   "work": "frozen: forward and backward in evaluation",
-                   "against": of, **ratio(step(noisy, u, grad),
-                                          step(plain, u, grad), pairs,
-                                          limit=2)}
+            yield {
+                **layer.row,
+                "work": "frozen: forward and backward in evaluation",
+                "against": of,
+                **ratio(
+                    step(noisy, u, grad), step(plain, u, grad), pairs, limit=2
+                ),
+            }
 
 
 def _few(layer: Layer, threads: int) -> list[Layer]:
@@ -368,17 +455,28 @@ def _few(layer: Layer, threads: int) -> list[Layer]:
     lie in the caches, and as many for each thread.
     """
     batch = layer.name.startswith("Batch")
-    units = layer.shape[1] if batch else math.prod(layer.shape[:-1]) if (
-        layer.name.startswith("Layer")) else layer.shape[0]
+    units = (
+        layer.shape[1]
+        if batch
+        else math.prod(layer.shape[:-1])
+        if (layer.name.startswith("Layer"))
+        else layer.shape[0]
+    )
     of_unit = math.prod(layer.shape) // units
     # channels that lie last fill a vector
     least = 16 if "last" in layer.name else threads
     count = least * max(1, round((threads << 13) / of_unit / least))
-    return [layer._replace(
-        arguments=(n,) if batch else layer.arguments,
-        shape=(layer.shape[0], n, *layer.shape[2:]) if batch else
-        (n, layer.shape[-1]) if layer.name.startswith("Layer") else
-        (n, *layer.shape[1:])) for n in (count, 3 * count)]
+    return [
+        layer._replace(
+            arguments=(n,) if batch else layer.arguments,
+            shape=(layer.shape[0], n, *layer.shape[2:])
+            if batch
+            else (n, layer.shape[-1])
+            if layer.name.startswith("Layer")
+            else (n, *layer.shape[1:]),
+        )
+        for n in (count, 3 * count)
+    ]
 
 
 def cached(pairs: int, quick: bool) -> Iterator[dict]:
@@ -395,15 +493,19 @@ def cached(pairs: int, quick: bool) -> Iterator[dict]:
             u, grad = one.input()
             for noise in (0.0, layer.noise):
                 works.setdefault(
-                    f"forward and backward, noise {noise}", []).append(
-                    step(one.make(True, noise=noise), u, grad))
+                    f"forward and backward, noise {noise}", []
+                ).append(step(one.make(True, noise=noise), u, grad))
             works.setdefault("evaluation", []).append(
-                evaluation(settled(one.make(True, noise=0.0)), u))
+                evaluation(settled(one.make(True, noise=0.0)), u)
+            )
         elements = math.prod(few[1].shape) - math.prod(few[0].shape)
         for work, (fewer, more) in works.items():
             times = [best(fewer, pairs), best(more, pairs)]
-            yield {**layer.row, "work": work, "ns": round(
-                1e9 * (times[1] - times[0]) / elements, 3)}
+            yield {
+                **layer.row,
+                "work": work,
+                "ns": round(1e9 * (times[1] - times[0]) / elements, 3),
+            }
 
 
 def engines(pairs: int, quick: bool) -> Iterator[dict]:
@@ -415,21 +517,28 @@ def engines(pairs: int, quick: bool) -> Iterator[dict]:
         for noise in (0.0, layer.noise):
             fast = layer.make(True, noise=noise)
             # it takes half a minute to compile a case
-            for backend in ("eager",) if quick or noise else (
-                "compiled", "eager"
+            for backend in (
+                ("eager",) if quick or noise else ("compiled", "eager")
             ):
+
                 def slow(layer=fast, backend=backend):
                     with set_backend(backend):
-                        torch.autograd.grad(layer(u), [u, *layer.parameters()],
-                                            grad)
-                yield {**layer.row,
-                       "work": f"forward and backward, noise {noise}",
-                       "against": backend,
-                       **ratio(step(fast, u, grad), slow, pairs, limit=2,
-                               fewest=6)}
+                        torch.autograd.grad(
+                            layer(u), [u, *layer.parameters()], grad
+                        )
+
+                yield {
+                    **layer.row,
+                    "work": f"forward and backward, noise {noise}",
+                    "against": backend,
+                    **ratio(
+                        step(fast, u, grad), slow, pairs, limit=2, fewest=6
+                    ),
+                }
 
 
 # ---- memory ----
+
 
 def _peak(ours: bool, layer: int) -> int:
     """Bytes by which one step on a new input raises the largest resident memory
@@ -454,9 +563,15 @@ measure.step(made, u, grad)()
 print(status("VmHWM") - before)
 """
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    return int(subprocess.run([sys.executable, "-c", code], capture_output=True,
-                              text=True, check=True,
-                              env=plain).stdout.split()[-1])
+    return int(
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=plain,
+        ).stdout.split()[-1]
+    )
 
 
 def memory(pairs: int, quick: bool) -> Iterator[dict]:
@@ -472,24 +587,36 @@ def memory(pairs: int, quick: bool) -> Iterator[dict]:
         for ours in (True, False):
             made, kept = layer.make(ours), {}
             with torch.autograd.graph.saved_tensors_hooks(
-                lambda t: kept.__setitem__(t.untyped_storage().data_ptr(),
-                                           t.untyped_storage().nbytes()) or t,
-                lambda t: t
+                lambda t: (
+                    kept.__setitem__(
+                        t.untyped_storage().data_ptr(),
+                        t.untyped_storage().nbytes(),
+                    )
+                    or t
+                ),
+                lambda t: t,
             ):
                 made(u)
-            row = {**layer.row, "whose": "ours" if ours else "PyTorch's",
-                   "kept for backward, in inputs": round(
-                       sum(kept.values()) / size, 4)}
+            row = {
+                **layer.row,
+                "whose": "ours" if ours else "PyTorch's",
+                "kept for backward, in inputs": round(
+                    sum(kept.values()) / size, 4
+                ),
+            }
             if not quick and sys.platform == "linux":
                 row["peak memory of a step, in inputs"] = round(
-                    _peak(ours, index) / size, 2)
+                    _peak(ours, index) / size, 2
+                )
             yield row
 
 
 # ---- whole networks ----
 
+
 class Network(NamedTuple):
     "A network by name, the shape of a batch, and its normalizers."
+
     name: str
     batch: tuple[int, ...]
     architecture: str
@@ -500,6 +627,7 @@ class Network(NamedTuple):
 
     def make(self, norm: Callable[..., nn.Module]) -> nn.Module:
         from normalnorm.experiments.models import build
+
         torch.manual_seed(0)
         return build(self.architecture, norm=norm, **self.settings)
 
@@ -512,18 +640,50 @@ class Network(NamedTuple):
         x, y = torch.randn(self.batch), torch.randint(10, self.batch[:1])
         parameters = list(model.parameters())
         return lambda: torch.autograd.grad(
-            F.cross_entropy(model(x), y), parameters)
+            F.cross_entropy(model(x), y), parameters
+        )
 
 
 NETWORKS = [
-    Network("ResNet-18 (CIFAR), batch 32", (32, 3, 32, 32), "cifar_resnet18",
-            {}, *BATCH, 0.4),
-    Network("ViT 6×384, batch 8", (8, 3, 64, 64), "vit",
-            {"image": 64, "patch": 8, "width": 384, "depth": 6, "heads": 6,
-             "hidden": 1536}, *ROWS, 1.0)]
-TINY = Network("ViT 1×32, batch 2", (2, 3, 16, 16), "vit",
-               {"image": 16, "patch": 8, "width": 32, "depth": 1, "heads": 2,
-                "hidden": 64}, *ROWS, 1.0)
+    Network(
+        "ResNet-18 (CIFAR), batch 32",
+        (32, 3, 32, 32),
+        "cifar_resnet18",
+        {},
+        *BATCH,
+        0.4,
+    ),
+    Network(
+        "ViT 6×384, batch 8",
+        (8, 3, 64, 64),
+        "vit",
+        {
+            "image": 64,
+            "patch": 8,
+            "width": 384,
+            "depth": 6,
+            "heads": 6,
+            "hidden": 1536,
+        },
+        *ROWS,
+        1.0,
+    ),
+]
+TINY = Network(
+    "ViT 1×32, batch 2",
+    (2, 3, 16, 16),
+    "vit",
+    {
+        "image": 16,
+        "patch": 8,
+        "width": 32,
+        "depth": 1,
+        "heads": 2,
+        "hidden": 64,
+    },
+    *ROWS,
+    1.0,
+)
 
 
 def models(pairs: int, quick: bool) -> Iterator[dict]:
@@ -532,11 +692,15 @@ def models(pairs: int, quick: bool) -> Iterator[dict]:
     step without any normalizer.
     """
     for network in [TINY] if quick else NETWORKS:
-        steps = {f"training step, noise {noise}":
-                     network.step(network.ours_with(noise))
-                 for noise in (0.0, network.noise)}
+        steps = {
+            f"training step, noise {noise}": network.step(
+                network.ours_with(noise)
+            )
+            for noise in (0.0, network.noise)
+        }
         steps["training step, no normalizer"] = network.step(
-            network.make(lambda *a, **k: nn.Identity()))
+            network.make(lambda *a, **k: nn.Identity())
+        )
         plain = network.make(network.theirs)
         base = {"model": network.name, "against": "PyTorch's layers"}
         for work, row in ratios(
@@ -545,9 +709,16 @@ def models(pairs: int, quick: bool) -> Iterator[dict]:
             yield {**base, "work": work, **row}
         x = torch.randn(network.batch)
         # short, so more of them
-        yield {**base, "work": "evaluation", **ratio(
-            evaluation(settled(network.ours_with(0.0)), x),
-            evaluation(plain.eval(), x), 3 * pairs, limit=8)}
+        yield {
+            **base,
+            "work": "evaluation",
+            **ratio(
+                evaluation(settled(network.ours_with(0.0)), x),
+                evaluation(plain.eval(), x),
+                3 * pairs,
+                limit=8,
+            ),
+        }
 
 
 class _Copy(torch.autograd.Function):
@@ -582,15 +753,21 @@ class _CopyByOperators(_Copy):
 # declared as those of our layers are (chapter 284)
 _COPIES = torch.library.Library("normalnorm_benchmarks", "FRAGMENT")
 for _name, _schema, _function, _fake in (
-        ("copy", "(Tensor u) -> Tensor", Tensor.clone, torch.empty_like),
-        ("copied", "(Tensor grad, Tensor u, Tensor weight) "
-                   "-> (Tensor, Tensor, Tensor)", _copied,
-         lambda *tensors: tuple(map(torch.empty_like, (
-             tensors[0], tensors[2], tensors[2]))))):
+    ("copy", "(Tensor u) -> Tensor", Tensor.clone, torch.empty_like),
+    (
+        "copied",
+        "(Tensor grad, Tensor u, Tensor weight) -> (Tensor, Tensor, Tensor)",
+        _copied,
+        lambda *tensors: tuple(
+            map(torch.empty_like, (tensors[0], tensors[2], tensors[2]))
+        ),
+    ),
+):
     _COPIES.define(_name + _schema)
     _COPIES.impl(_name, _function, "CPU")
     torch.library.register_fake(
-        f"normalnorm_benchmarks::{_name}", _fake, lib=_COPIES)
+        f"normalnorm_benchmarks::{_name}", _fake, lib=_COPIES
+    )
 _COPIES.define("layer(Tensor u, Tensor weight, Tensor bias) -> Tensor")
 _COPIES.impl("layer", _CopyByOperators.apply, "CompositeImplicitAutograd")
 
@@ -601,11 +778,17 @@ class Copy(nn.BatchNorm1d):
     def forward(self, u):
         by_operators = torch.compiler.is_compiling()
         if self.training:
-            run = (torch.ops.normalnorm_benchmarks.layer if by_operators
-                   else _Copy.apply)
+            run = (
+                torch.ops.normalnorm_benchmarks.layer
+                if by_operators
+                else _Copy.apply
+            )
             return run(u, self.weight, self.bias)
-        return (torch.ops.normalnorm_benchmarks.copy(u) if by_operators
-                else u.clone())
+        return (
+            torch.ops.normalnorm_benchmarks.copy(u)
+            if by_operators
+            else u.clone()
+        )
 
 
 def compiled(pairs: int, quick: bool) -> Iterator[dict]:
@@ -617,47 +800,83 @@ def compiled(pairs: int, quick: bool) -> Iterator[dict]:
     The time of compilation is left out. For the networks it is minutes, the
     first time; what was compiled is kept.
     """
+
     def inside(module: nn.Module) -> nn.Module:
         # the compiler counts how many variants of a function it has made
         torch.compiler.reset()
         return torch.compile(module, dynamic=False)
+
     for layer in chosen(("BatchNorm1d", (32, 64))) if quick else COMPILED:
         u, grad = layer.input()
-        base = {**layer.row, "compiled": True,
-                "against": "the same layer, not compiled"}
+        base = {
+            **layer.row,
+            "compiled": True,
+            "against": "the same layer, not compiled",
+        }
         copy = Copy(*layer.arguments)
-        for work, make in (("forward and backward", lambda of, u=u, grad=grad:
-                            step(of, u, grad)),
-                           ("evaluation", lambda of, u=u:
-                            evaluation(of.eval(), u))):
-            yield {**base, "work": f"a copy: {work}",
-                   **ratio(make(inside(copy)), make(copy), pairs, limit=2)}
+        for work, make in (
+            (
+                "forward and backward",
+                lambda of, u=u, grad=grad: step(of, u, grad),
+            ),
+            ("evaluation", lambda of, u=u: evaluation(of.eval(), u)),
+        ):
+            yield {
+                **base,
+                "work": f"a copy: {work}",
+                **ratio(make(inside(copy)), make(copy), pairs, limit=2),
+            }
         for noise in (0.0,) if quick else (0.0, layer.noise):
             one = layer.make(True, noise=noise)
-            yield {**base, "work": f"forward and backward, noise {noise}",
-                   **ratio(step(inside(one), u, grad), step(one, u, grad),
-                           pairs, limit=3)}
+            yield {
+                **base,
+                "work": f"forward and backward, noise {noise}",
+                **ratio(
+                    step(inside(one), u, grad),
+                    step(one, u, grad),
+                    pairs,
+                    limit=3,
+                ),
+            }
         if not quick:
             settled(one)
-            yield {**base, "work": "evaluation", **ratio(
-                evaluation(inside(one), u), evaluation(one, u), pairs,
-                limit=2)}
+            yield {
+                **base,
+                "work": "evaluation",
+                **ratio(
+                    evaluation(inside(one), u),
+                    evaluation(one, u),
+                    pairs,
+                    limit=2,
+                ),
+            }
     if quick or torch.get_num_threads() < (os.cpu_count() or 1):
         return
     for network in NETWORKS:
         plain = network.step(inside(network.make(network.theirs)))
-        steps = {f"training step, noise {noise}":
-                     network.step(torch.compile(network.ours_with(noise),
-                                                dynamic=False))
-                 for noise in (0.0, network.noise)}
-        steps["training step, copies"] = network.step(torch.compile(
-            network.make(lambda size, *a, **k: Copy(size)), dynamic=False))
+        steps = {
+            f"training step, noise {noise}": network.step(
+                torch.compile(network.ours_with(noise), dynamic=False)
+            )
+            for noise in (0.0, network.noise)
+        }
+        steps["training step, copies"] = network.step(
+            torch.compile(
+                network.make(lambda size, *a, **k: Copy(size)), dynamic=False
+            )
+        )
         for work, row in ratios(steps, plain, pairs, limit=20).items():
-            yield {"model": network.name, "compiled": True, "work": work,
-                   "against": "PyTorch's layers", **row}
+            yield {
+                "model": network.name,
+                "compiled": True,
+                "work": work,
+                "against": "PyTorch's layers",
+                **row,
+            }
 
 
 # ---- several processes ----
+
 
 class Together(Alone):
     "Processes of a group that start each timing at the same moment."
@@ -672,34 +891,52 @@ class Together(Alone):
         return told.tolist()
 
 
-def share(rank: int, count: int, folder: str, pairs: int,
-          quick: bool) -> None:
+def share(rank: int, count: int, folder: str, pairs: int, quick: bool) -> None:
     """One process of `sync`: its rows of the batch, forward and backward, by
     the synchronized layer and by two that do not exchange anything. The first
     one prints what it has measured.
     """
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
-                            rank=rank, world_size=count,
-                            timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=60),
+    )
     for layer in chosen(("BatchNorm2d", (8, 16, 8, 8))) if quick else SHARED:
         layer = layer._replace(
-            shape=(layer.shape[0] // count, *layer.shape[1:]))
+            shape=(layer.shape[0] // count, *layer.shape[1:])
+        )
         u, grad = layer.input()
         for noise in (0.0, layer.noise):
             synchronized = SyncBatchNormalNorm(*layer.arguments, noise=noise)
-            others = {"PyTorch's layer, not synchronized": layer.make(False),
-                      "our layer, not synchronized":
-                          layer.make(True, noise=noise)}
+            others = {
+                "PyTorch's layer, not synchronized": layer.make(False),
+                "our layer, not synchronized": layer.make(True, noise=noise),
+            }
             for against, other in others.items():
-                found = ratio(step(synchronized, u, grad),
-                              step(other, u, grad), pairs, limit=2, fewest=6,
-                              processes=Together())
+                found = ratio(
+                    step(synchronized, u, grad),
+                    step(other, u, grad),
+                    pairs,
+                    limit=2,
+                    fewest=6,
+                    processes=Together(),
+                )
                 if not rank:
-                    print(json.dumps({
-                        "layer": "SyncBatchNorm", "processes": count,
-                        "shape": list(layer.shape),
-                        "work": f"forward and backward, noise {noise}",
-                        "against": against, **found}), flush=True)
+                    print(
+                        json.dumps(
+                            {
+                                "layer": "SyncBatchNorm",
+                                "processes": count,
+                                "shape": list(layer.shape),
+                                "work": f"forward and backward, noise {noise}",
+                                "against": against,
+                                **found,
+                            }
+                        ),
+                        flush=True,
+                    )
     dist.destroy_process_group()
 
 
@@ -713,19 +950,27 @@ def sync(pairs: int, quick: bool) -> Iterator[dict]:
         if count > 1 and count * torch.get_num_threads() > os.cpu_count():
             continue
         with tempfile.TemporaryDirectory() as folder:
-            processes = [subprocess.Popen(
-                [sys.executable, "-c",
-                 "import torch; from benchmarks import measure; "
-                 f"torch.set_num_threads({torch.get_num_threads()}); "
-                 f"measure.share({rank}, {count}, {folder!r}, {pairs}, "
-                 f"{quick})"],
-                stdout=subprocess.PIPE if not rank else subprocess.DEVNULL,
-                text=True) for rank in range(count)]
+            processes = [
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-c",
+                        "import torch; from benchmarks import measure; "
+                        f"torch.set_num_threads({torch.get_num_threads()}); "
+                        f"measure.share({rank}, {count}, {folder!r}, {pairs}, "
+                        f"{quick})",
+                    ],
+                    stdout=subprocess.PIPE if not rank else subprocess.DEVNULL,
+                    text=True,
+                )
+                for rank in range(count)
+            ]
             try:
                 told, _ = processes[0].communicate(timeout=600)
                 if any(process.wait(60) for process in processes):
-                    raise RuntimeError("a process of the synchronized layer "
-                                       "failed")
+                    raise RuntimeError(
+                        "a process of the synchronized layer failed"
+                    )
             finally:
                 for process in processes:
                     process.kill()
@@ -735,11 +980,18 @@ def sync(pairs: int, quick: bool) -> Iterator[dict]:
 # ---- proxy normalization ----
 
 # channels, groups, and a network whose normalizers stand before activations
-PROXIED = Layer("GroupNorm with PN", ProxyNorm, nn.GroupNorm, (8, 64),
-                (64, 64, 16, 16))
-PROXIED_NETWORK = Network("ResNet-20 (CIFAR), batch 32", (32, 3, 32, 32),
-                          "cifar_resnet20", {"preactivation": True}, ProxyNorm,
-                          nn.GroupNorm, 0.0)
+PROXIED = Layer(
+    "GroupNorm with PN", ProxyNorm, nn.GroupNorm, (8, 64), (64, 64, 16, 16)
+)
+PROXIED_NETWORK = Network(
+    "ResNet-20 (CIFAR), batch 32",
+    (32, 3, 32, 32),
+    "cifar_resnet20",
+    {"preactivation": True},
+    ProxyNorm,
+    nn.GroupNorm,
+    0.0,
+)
 
 
 def proxy(pairs: int, quick: bool) -> Iterator[dict]:
@@ -754,20 +1006,44 @@ def proxy(pairs: int, quick: bool) -> Iterator[dict]:
     groups, channels = layer.arguments
     u, grad = layer.input()
     of, rule = "PyTorch's group norm and ReLU", dict(samples=200)
-    yield {**layer.row, "work": "forward and backward, noise 0.0",
-           "against": of, **ratio(
-               step(ProxyNorm(channels, "relu", groups=groups, **rule), u,
-                    grad),
-               step(nn.Sequential(nn.GroupNorm(*layer.arguments), nn.ReLU()), u,
-                    grad), pairs, limit=4)}
-    ours = to_proxy_norm(network.make(nn.BatchNorm2d), groups=groups,
-                         fused=True, **rule)
+    yield {
+        **layer.row,
+        "work": "forward and backward, noise 0.0",
+        "against": of,
+        **ratio(
+            step(ProxyNorm(channels, "relu", groups=groups, **rule), u, grad),
+            step(
+                nn.Sequential(nn.GroupNorm(*layer.arguments), nn.ReLU()),
+                u,
+                grad,
+            ),
+            pairs,
+            limit=4,
+        ),
+    }
+    ours = to_proxy_norm(
+        network.make(nn.BatchNorm2d), groups=groups, fused=True, **rule
+    )
     theirs = network.make(lambda c: nn.GroupNorm(groups, c))
-    yield {"model": network.name, "work": "training step, noise 0.0",
-           "against": of, **ratio(network.step(ours), network.step(theirs),
-                                  pairs, limit=20)}
+    yield {
+        "model": network.name,
+        "work": "training step, noise 0.0",
+        "against": of,
+        **ratio(network.step(ours), network.step(theirs), pairs, limit=20),
+    }
 
 
-PARTS = {part.__name__: part for part in (
-             machine, layers, cached, engines, memory, models, compiled, sync,
-             proxy)}
+PARTS = {
+    part.__name__: part
+    for part in (
+        machine,
+        layers,
+        cached,
+        engines,
+        memory,
+        models,
+        compiled,
+        sync,
+        proxy,
+    )
+}

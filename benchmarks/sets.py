@@ -1,6 +1,7 @@
 """One set of instructions for both sides: our kernel, PyTorch's own kernels and
 the libraries below them, and what torch.compile writes.
 """
+
 import os
 import shlex
 from pathlib import Path
@@ -11,9 +12,11 @@ from tools import processors
 SETS = {"avx512": "AVX-512", "avx2": "AVX2", "own": None}
 # Large results in fresh pages cost more than computing them. Both sides of a
 # pair get memory that has been touched: glibc keeps what is freed.
-KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-              "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-              "MALLOC_TOP_PAD_": str(1 << 28)}
+KEEP_PAGES = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
 
 
 def lacking(name: str) -> str:
@@ -40,18 +43,23 @@ def _compiler(folder: Path, march: str) -> str:
 
 
 def environment(name: str, threads: int, folder: Path) -> dict[str, str]:
-    """For a process that is held to the set; compiled code is kept in `folder`.
-    """
+    "For a process held to the set; compiled code is kept in `folder`."
     switches = {key for s in processors.SETS.values() for key, _ in s.torch}
-    usual = {key: value for key, value in os.environ.items()
-             if key not in switches | {"MKL_NUM_THREADS"}}
+    usual = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in switches | {"MKL_NUM_THREADS"}
+    }
     folder = folder / name
-    wanted = {"OMP_NUM_THREADS": str(threads),
-              "NORMALNORM_CACHE": str(folder / "kernel"),
-              "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    wanted = {
+        "OMP_NUM_THREADS": str(threads),
+        "NORMALNORM_CACHE": str(folder / "kernel"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
     if name == "avx2":
         wanted |= dict(processors.SETS["AVX2"].torch) | {
-            "CXX": _compiler(folder, processors.SETS["AVX2"].march)}
+            "CXX": _compiler(folder, processors.SETS["AVX2"].march)
+        }
     return usual | KEEP_PAGES | wanted
 
 
@@ -62,6 +70,7 @@ def problem(name: str) -> str:
     import torch
 
     from normalnorm.layers.engines import native
+
     if not native.available():
         return f"there is no kernel: {native._library()}"
     if SETS[name] is None:
@@ -81,5 +90,8 @@ def problem(name: str) -> str:
 def words(environment: dict[str, str]) -> str:
     "What holds a process to its set, as one would type it."
     keys = ["CXX", *dict(processors.SETS["AVX2"].torch)]
-    return " ".join(f"{key}={shlex.quote(environment[key])}" for key in keys
-                    if key in environment)
+    return " ".join(
+        f"{key}={shlex.quote(environment[key])}"
+        for key in keys
+        if key in environment
+    )

@@ -10,9 +10,14 @@ __all__ = []
 
 # %% ../nbs/index.ipynb #aba012a3
 # what is public and no layer of the table
-_OTHERS = {"to_normality": "conversion", "to_plain": "conversion",
-           "set_backend": "backends", "ProxyNorm": "proxy_norm",
-           "to_proxy_norm": "proxy_conversion", "regnorm_penalty": "regnorm"}
+_OTHERS = {
+    "to_normality": "conversion",
+    "to_plain": "conversion",
+    "set_backend": "backends",
+    "ProxyNorm": "proxy_norm",
+    "to_proxy_norm": "proxy_conversion",
+    "regnorm_penalty": "regnorm",
+}
 
 
 def _places() -> dict[str, str]:
@@ -23,13 +28,17 @@ def _places() -> dict[str, str]:
     import re
 
     from normalnorm._modidx import d
+
     modules = [m for m in d["syms"] if m.startswith("normalnorm.layers.")]
-    layers = {name: module for module in modules
-              for name in (s.removeprefix(f"{module}.")
-                           for s in d["syms"][module])
-              if re.fullmatch(r"[A-Z]\w*Norm(Linear|(Conv)?\dd)?", name)}
-    return layers | {name: f"normalnorm.layers.{module}"
-                     for name, module in _OTHERS.items()}
+    layers = {
+        name: module
+        for module in modules
+        for name in (s.removeprefix(f"{module}.") for s in d["syms"][module])
+        if re.fullmatch(r"[A-Z]\w*Norm(Linear|(Conv)?\dd)?", name)
+    }
+    return layers | {
+        name: f"normalnorm.layers.{module}" for name, module in _OTHERS.items()
+    }
 
 
 def __getattr__(name: str):
@@ -40,12 +49,15 @@ def __getattr__(name: str):
         return list(_places())
     places = _places() if name in _OTHERS or "Norm" in name else {}
     if name not in places:
-        raise AttributeError(f"module 'normalnorm' has no attribute {name!r}; "
-                             "the layers are "
-                             + (", ".join(places) or "in dir(normalnorm)"))
+        raise AttributeError(
+            f"module 'normalnorm' has no attribute {name!r}; "
+            "the layers are " + (", ".join(places) or "in dir(normalnorm)")
+        )
     import importlib
+
     value = globals()[name] = getattr(
-        importlib.import_module(places[name]), name)
+        importlib.import_module(places[name]), name
+    )
     return value
 
 
@@ -53,4 +65,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_places()])
 
 
-globals().pop("__all__", None)                # asked for, it is made
+globals().pop("__all__", None)  # asked for, it is made

@@ -65,6 +65,7 @@ from normalnorm.layers.backends import (
 from normalnorm.layers.proxy_conversion import (
     to_proxy_norm,
 )
+
 __all__ = [
     "LayerNormalNorm2d",
     "DecorrelatedBatchNorm1d",

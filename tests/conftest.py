@@ -4,6 +4,7 @@ NORMALNORM_TEST_THREADS says.
 The checkout's root is importable, for the tests of tools. Random examples are
 the same in every run; `pytest --hypothesis-profile=default` takes new ones.
 """
+
 import os
 import sys
 from pathlib import Path
@@ -23,11 +24,13 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
     # PyTorch joins gloo's threads under Python's lock, for which one of them
     # may wait (its #154976): a group is kept until this process ends
     import torch.distributed as dist
+
     kept, destroy = [], dist.destroy_process_group
 
     def keep(group=None):
         kept.append(group or dist.group.WORLD)
         destroy(group)
+
     dist.destroy_process_group = keep
 
 
@@ -44,8 +47,9 @@ def shared_folder(tmp_path_factory):
     under a lock in it.
     """
     base = tmp_path_factory.getbasetemp()
-    folder = ((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
-              / "shared")
+    folder = (
+        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    ) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
 
@@ -55,6 +59,7 @@ def once(shared_folder):
     """What is made at the first call, in a folder of that name; who comes
     second waits for it.
     """
+
     def made(name: str, make) -> Path:
         fcntl = pytest.importorskip("fcntl")
         folder = shared_folder / name
@@ -66,6 +71,7 @@ def once(shared_folder):
                 make(making)
                 making.rename(folder)
         return folder
+
     return made
 
 
@@ -73,5 +79,6 @@ def once(shared_folder):
 def plain_wheel(once):
     "The wheel that anybody makes."
     from tools import wheel as packing
-    wheel, = once("plain wheel", packing.plain).glob("*.whl")
+
+    (wheel,) = once("plain wheel", packing.plain).glob("*.whl")
     return wheel

@@ -5,6 +5,7 @@ Import before normalnorm.
 `python tests/hidden.py '{"names": […], "cases": […]}'` hides names, runs cases
 of `tools.hostile` and prints what came out.
 """
+
 import json
 import operator
 import sys
@@ -14,18 +15,27 @@ import torch
 from torch import nn
 
 GONE = object()
-CORE = {"_C._are_functorch_transforms_active": "in_transform",
-        "_C._len_torch_dispatch_stack": "dispatch_modes",
-        "overrides._get_current_function_mode_stack": "foreign_mode",
-        "autograd.forward_ad._current_level": "in_dual_level"}
-MODULE = ("_parameters", "_buffers", "_modules", "_forward_hooks",
-          "_forward_pre_hooks", "_non_persistent_buffers_set")
+CORE = {
+    "_C._are_functorch_transforms_active": "in_transform",
+    "_C._len_torch_dispatch_stack": "dispatch_modes",
+    "overrides._get_current_function_mode_stack": "foreign_mode",
+    "autograd.forward_ad._current_level": "in_dual_level",
+}
+MODULE = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_non_persistent_buffers_set",
+)
 NAMES = (*CORE, "autograd.Function", "nn.Module")
 
 
 def _asked_by_us() -> bool:
     return (
-        sys._getframe(2).f_globals.get("__name__", "").startswith("normalnorm"))
+        sys._getframe(2).f_globals.get("__name__", "").startswith("normalnorm")
+    )
 
 
 class _Watched(types.ModuleType):
@@ -51,13 +61,14 @@ class _Nothing:
 
 def hide(name: str, value=GONE) -> None:
     "`name`, a path from torch: its last part is `value`, or gone."
-    if name == "nn.Module":                         # its dictionaries
+    if name == "nn.Module":  # its dictionaries
         nn.Module.__getattribute__ = _of_module
     elif name == "autograd.Function":  # what stands under its `apply`
         old = torch.autograd.Function
         between = type(old)("Between", (old,), {"apply": _Nothing()})
         torch.autograd.Function = type(old)(
-            "Function", (between,), {"apply": vars(old)["apply"]})
+            "Function", (between,), {"apply": vars(old)["apply"]}
+        )
     else:
         owner, _, last = name.rpartition(".")
         module = operator.attrgetter(owner)(torch)
@@ -68,14 +79,19 @@ def hide(name: str, value=GONE) -> None:
 def show() -> None:
     "What is in torch's modules is seen again."
     for name in CORE:
-        vars(operator.attrgetter(
-                 name.rpartition(".")[0])(torch)).pop("__hidden__", None)
+        vars(operator.attrgetter(name.rpartition(".")[0])(torch)).pop(
+            "__hidden__", None
+        )
 
 
 def is_public(core: types.ModuleType, ours: str) -> bool:
     "Whether `core` has bound the public form of a question."
-    public = {"in_transform": "_refused", "dispatch_modes": "_seen",
-              "foreign_mode": "<lambda>", "in_dual_level": "_tangents"}
+    public = {
+        "in_transform": "_refused",
+        "dispatch_modes": "_seen",
+        "foreign_mode": "<lambda>",
+        "in_dual_level": "_tangents",
+    }
     return getattr(core, ours).__qualname__ == public[ours]
 
 
@@ -86,21 +102,32 @@ def converted() -> list:
     import normalnorm
     from normalnorm.layers.folding import fold
 
-    x, model = (torch.randn(4, 2, 3, 3),
-                nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)))
+    x, model = (
+        torch.randn(4, 2, 3, 3),
+        nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)),
+    )
     model(x)
     before, expected = list(model.state_dict()), model.eval()(x)
     normalnorm.to_normality(model)
     keys = [key.partition(".")[2] for key in model.state_dict()][4:]
     normalnorm.to_plain(model)
-    same = [torch.allclose(f(x), expected, atol=1e-5)
-            for f in (model, fold(model))]
+    same = [
+        torch.allclose(f(x), expected, atol=1e-5) for f in (model, fold(model))
+    ]
     model[1].register_forward_hook(lambda *_: None)
     left = fold(model, return_report=True)[1].left
-    whitened = list(dict(
-        normalnorm.DecorrelatedBatchNorm1d(4, group_size=2).named_buffers()))
-    return [keys, list(model.state_dict()) == before, *same,
-            [row.reason for row in left], whitened]
+    whitened = list(
+        dict(
+            normalnorm.DecorrelatedBatchNorm1d(4, group_size=2).named_buffers()
+        )
+    )
+    return [
+        keys,
+        list(model.state_dict()) == before,
+        *same,
+        [row.reason for row in left],
+        whitened,
+    ]
 
 
 def concrete_where() -> list:
@@ -134,10 +161,18 @@ if __name__ == "__main__":
     from tools import hostile
 
     x = torch.randn(8, 3)
-    print(json.dumps(
-        {"public": [one for one, ours in CORE.items() if is_public(core, ours)],
-         "short": getattr(backends._apply, "__func__", None) is None,
-         "kernel": backends.compute(backends.Normalization(x, (0,)))
-                   is not None,
-         "converted": converted(), "concrete": concrete_where(),
-         **hostile.run_cases([tuple(case) for case in given["cases"]])}))
+    print(
+        json.dumps(
+            {
+                "public": [
+                    one for one, ours in CORE.items() if is_public(core, ours)
+                ],
+                "short": getattr(backends._apply, "__func__", None) is None,
+                "kernel": backends.compute(backends.Normalization(x, (0,)))
+                is not None,
+                "converted": converted(),
+                "concrete": concrete_where(),
+                **hostile.run_cases([tuple(case) for case in given["cases"]]),
+            }
+        )
+    )

@@ -1,6 +1,7 @@
 """Other people's packages for the tests that compare with them: skipped where a
 package is missing, never where it is broken.
 """
+
 import contextlib
 import importlib
 import importlib.util
@@ -9,11 +10,13 @@ import sys
 import pytest
 import torch
 
-DECLARED = []           # keeps what declare_operators registered alive
+DECLARED = []  # keeps what declare_operators registered alive
 TORCH = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
 FOLLOWS = pytest.mark.skipif(
-    TORCH < (2, 13), reason="the compiler of this torch cannot follow these "
-                            "functions; tried with 2.13 and 2.15")
+    TORCH < (2, 13),
+    reason="the compiler of this torch cannot follow these "
+    "functions; tried with 2.13 and 2.15",
+)
 
 
 def declare_operators() -> None:
@@ -24,8 +27,10 @@ def declare_operators() -> None:
     """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float "
-                       "iou_threshold) -> Tensor")
+        library.define(
+            f"{operator}(Tensor dets, Tensor scores, float "
+            "iou_threshold) -> Tensor"
+        )
     DECLARED.append(library)
 
 
@@ -47,7 +52,9 @@ def installed(name: str):
     package = name.split(".")[0]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    if (package in ("timm", "torchvision", "transformers")
-            and importlib.util.find_spec("torchvision") is not None):
+    if (
+        package in ("timm", "torchvision", "transformers")
+        and importlib.util.find_spec("torchvision") is not None
+    ):
         import_torchvision()  # timm and transformers import it too
     return importlib.import_module(name)

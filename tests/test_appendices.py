@@ -1,6 +1,7 @@
 """The appendices: ledger, coverage, errata, API; the labels and links that the
 dialect adds for them.
 """
+
 import csv
 import json
 import re
@@ -11,15 +12,18 @@ import pytest
 pytestmark = pytest.mark.book
 pytest.importorskip("yaml", reason="the book's tools are not installed")
 dialect = pytest.importorskip(
-    "tools.dialect", reason="the book's tools are not installed")
+    "tools.dialect", reason="the book's tools are not installed"
+)
 from normalnorm.claims import ledger  # noqa: E402
 from tools import api, markup  # noqa: E402
 from tools.chapters import ROOT, chapter, chapters  # noqa: E402
 from tools.run import Run  # noqa: E402
 
 PREFIXES = ("nn-", "rev-", "pn-", "bnu-", "uf-")
-LINE = ('<p class="claim claim-holds"><code>{}</code> <span '
-        'class="claim-verdict">holds</span></p>')
+LINE = (
+    '<p class="claim claim-holds"><code>{}</code> <span '
+    'class="claim-verdict">holds</span></p>'
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +36,16 @@ def coverage():
 
 # ---- coverage ---------------------------------------------------------------
 
+
 def test_every_statement_has_a_claim_or_a_reason(coverage):
     ids = [r["id"] for r in coverage]
     assert len(ids) == len(set(ids))
     for r in coverage:
-        assert (bool(r["claim"]) != bool(r["reason"]) and r["paper"]
-                and r["claim"] in ("", r["id"])), r["id"]
+        assert (
+            bool(r["claim"]) != bool(r["reason"])
+            and r["paper"]
+            and r["claim"] in ("", r["id"])
+        ), r["id"]
 
 
 def test_the_ledger_and_the_coverage_table_agree(coverage):
@@ -45,7 +53,8 @@ def test_the_ledger_and_the_coverage_table_agree(coverage):
     marked = {r["claim"] for r in coverage if r["claim"]}
     assert marked == ours, (
         "nbs/coverage.csv must name the claim, not a reason, for "
-        f"{sorted(ours - marked)}; the ledger lacks {sorted(marked - ours)}")
+        f"{sorted(ours - marked)}; the ledger lacks {sorted(marked - ours)}"
+    )
 
 
 def test_the_table_holds_the_whole_catalogue(coverage):
@@ -55,31 +64,49 @@ def test_the_table_holds_the_whole_catalogue(coverage):
     catalogue = ROOT.parent / "shared" / "claims.md"
     if not catalogue.exists():
         pytest.skip(
-            "the catalogue, shared/claims.md, is not beside this checkout")
-    known = set(re.findall(r"^\| ((?:nn|rev|pn|bnu|uf)-[\w-]+) \|",
-                           catalogue.read_text(encoding="utf-8"), re.M))
+            "the catalogue, shared/claims.md, is not beside this checkout"
+        )
+    known = set(
+        re.findall(
+            r"^\| ((?:nn|rev|pn|bnu|uf)-[\w-]+) \|",
+            catalogue.read_text(encoding="utf-8"),
+            re.M,
+        )
+    )
     ids = {r["id"] for r in coverage}
     assert known - ids == set()
-    assert [r["id"] for r in coverage
-            if r["id"] not in known and not r["claim"]] == []
+    assert [
+        r["id"] for r in coverage if r["id"] not in known and not r["claim"]
+    ] == []
 
 
 # ---- verdict lines and their links ------------------------------------------
 
+
 def test_verdict_lines_get_an_anchor_and_a_link():
-    output = {"data": {"text/html": [LINE.format("a-b"), LINE.format("demo"),
-                                     LINE.format("a-b")]}}
+    output = {
+        "data": {
+            "text/html": [
+                LINE.format("a-b"),
+                LINE.format("demo"),
+                LINE.format("a-b"),
+            ]
+        }
+    }
     dialect.link_claims(output, {"a-b"})
     text = output["data"]["text/html"]
-    assert (text.count('id="claim-here-a-b"') == 1
-            and 'href="910_what_was_checked.html#claim-a-b"' in text)
+    assert (
+        text.count('id="claim-here-a-b"') == 1
+        and 'href="910_what_was_checked.html#claim-a-b"' in text
+    )
     assert LINE.format("demo") in text  # not in the ledger: no dead link
 
 
 def test_claims_are_known_to_the_dialect_as_to_the_ledger():
     for c in chapters():
         assert api.claims_of(ROOT, c.name) == {
-            entry.id for entry in ledger() if entry.chapter == c.name}, c.name
+            entry.id for entry in ledger() if entry.chapter == c.name
+        }, c.name
 
 
 def test_each_claim_stands_in_its_chapter():
@@ -92,90 +119,129 @@ def test_each_claim_stands_in_its_chapter():
             continue
         executed = json.loads(run.notebook.read_text(encoding="utf-8"))
         page = dialect.translate_notebook(
-            json.loads(c.path.read_text(encoding="utf-8")), executed, ids)
+            json.loads(c.path.read_text(encoding="utf-8")), executed, ids
+        )
         shown = set()
         for cell in page["cells"]:
             if cell["cell_type"] == "code" and not {
-                "remove-cell", "remove-output"
+                "remove-cell",
+                "remove-output",
             } & set(cell["metadata"]["tags"]):
                 shown |= set(
-                    re.findall(r'id="claim-here-([^"]+)"',
-                               json.dumps(cell["outputs"]).replace('\\"', '"')))
+                    re.findall(
+                        r'id="claim-here-([^"]+)"',
+                        json.dumps(cell["outputs"]).replace('\\"', '"'),
+                    )
+                )
         if not run.stale():
             assert shown == ids, c.name
 
 
 def test_the_ledger_page_has_each_claim_once_and_links_to_its_proof():
     from tools.run import ensure
-    text = ensure(chapter("910_what_was_checked")).notebook.read_text(
-        encoding="utf-8").replace('\\"', '"')
-    found = re.findall(r'<tr id="claim-([^"]+)"><td[^>]*><a href="([^"]+)"',
-                       text)
+
+    text = (
+        ensure(chapter("910_what_was_checked"))
+        .notebook.read_text(encoding="utf-8")
+        .replace('\\"', '"')
+    )
+    found = re.findall(
+        r'<tr id="claim-([^"]+)"><td[^>]*><a href="([^"]+)"', text
+    )
     assert sorted(found) == sorted(
-        (c.id, f"{c.chapter}.html#claim-here-{c.id}") for c in ledger())
+        (c.id, f"{c.chapter}.html#claim-here-{c.id}") for c in ledger()
+    )
 
 
 def test_links_to_chapters_show_titles(tmp_path):
     (tmp_path / "010_a.b.ipynb").write_text(
-        json.dumps({"cells": [{"source": ["# A & B\n", "\n", "> Lead."]}]}))
-    output = {"data": {"text/html": '<a href="010_a.b.html">010_a.b</a> <a '
-                                    'href="020_c.html">020_c</a> <a '
-                                    'href="010_a.b.html">here</a>'}}
+        json.dumps({"cells": [{"source": ["# A & B\n", "\n", "> Lead."]}]})
+    )
+    output = {
+        "data": {
+            "text/html": '<a href="010_a.b.html">010_a.b</a> <a '
+            'href="020_c.html">020_c</a> <a '
+            'href="010_a.b.html">here</a>'
+        }
+    }
     read = dialect.chapter_titles(output, tmp_path)
-    assert (output["data"]["text/html"]
-            == '<a href="010_a.b.html">A &amp; B</a> <a '
-               'href="020_c.html">020_c</a> <a href="010_a.b.html">here</a>')
+    assert (
+        output["data"]["text/html"]
+        == '<a href="010_a.b.html">A &amp; B</a> <a '
+        'href="020_c.html">020_c</a> <a href="010_a.b.html">here</a>'
+    )
     assert read == {tmp_path / "010_a.b.ipynb", tmp_path / "020_c.ipynb"}
 
 
 # ---- notation ---------------------------------------------------------------
 
+
 def notation_rows():
     for cell in chapter("905_notation").cells():
-        for line in ("".join(cell["source"]).split("\n")
-                     if cell["cell_type"] == "markdown" else ()):
+        for line in (
+            "".join(cell["source"]).split("\n")
+            if cell["cell_type"] == "markdown"
+            else ()
+        ):
             if line.startswith("| ") and not line.startswith("| symbol"):
                 yield [part.strip() for part in line.strip("|").split(" | ")]
 
 
 def test_each_symbol_leads_to_an_existing_place_that_uses_it():
-    sources = {c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
-               for c in chapters() if c.name != "905_notation"}
+    sources = {
+        c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
+        for c in chapters()
+        if c.name != "905_notation"
+    }
     rows = list(notation_rows())
     assert len(rows) > 40
     for symbol, meaning, theirs, where in rows:
         label = re.fullmatch(r"@((?:eq|sec)-[\w-]+)", where)
         assert symbol and meaning and theirs and label, where
-        home = [name for name, text in sources.items()
-                if "{#" + label[1] + "}" in text]
+        home = [
+            name
+            for name, text in sources.items()
+            if "{#" + label[1] + "}" in text
+        ]
         assert len(home) == 1, f"{where} is defined in {home}"
         for tex in re.findall(r"\$(.+?)\$", symbol):
-            for command in re.findall(r"\\[A-Za-z]+",
-                                      re.split(r"=|\\le", tex)[0]):
+            for command in re.findall(
+                r"\\[A-Za-z]+", re.split(r"=|\\le", tex)[0]
+            ):
                 assert command == r"\dots" or command in sources[home[0]], (
-                    f"{symbol}: {command} is not in {home[0]}")
+                    f"{symbol}: {command} is not in {home[0]}"
+                )
 
 
 def test_a_symbol_has_one_meaning_in_a_part():
     """Of the rows of one part that define the same letter, at most one does not
     say where its meaning holds.
     """
-    sources = {c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
-               for c in chapters() if c.name != "905_notation"}
+    sources = {
+        c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
+        for c in chapters()
+        if c.name != "905_notation"
+    }
     meanings = {}
     for symbol, meaning, _, where in notation_rows():
-        part = next(name[0] for name, text in sources.items()
-                    if "{#" + where[1:] + "}" in text)
+        part = next(
+            name[0]
+            for name, text in sources.items()
+            if "{#" + where[1:] + "}" in text
+        )
         for tex in re.findall(r"\$(.+?)\$", symbol):
             for defined in re.split(r"[,;]\\? ", tex):
                 letter = re.split(r"=|\\le|:", defined)[0].strip()
-                if (re.fullmatch(r"\\?[A-Za-z]+", letter)
-                        and not re.search(r"\bin (the chapter|\[)|\bthere: |"
-                                          r"\belsewhere\b|above\)", meaning)):
+                if re.fullmatch(r"\\?[A-Za-z]+", letter) and not re.search(
+                    r"\bin (the chapter|\[)|\bthere: |"
+                    r"\belsewhere\b|above\)",
+                    meaning,
+                ):
                     meanings.setdefault((part, letter), []).append(meaning)
     assert len(meanings) > 60
-    twice = {letter: found for letter, found in meanings.items()
-             if len(found) > 1}
+    twice = {
+        letter: found for letter, found in meanings.items() if len(found) > 1
+    }
     assert twice == {}
 
 
@@ -184,20 +250,40 @@ def test_the_page_of_symbols_is_complete():
     conventions use.
     """
     text = " ".join(row[0] for row in notation_rows())
-    for tex in (r"\lambda", r"\hat\lambda", r"\psi", r"\eta", r"\ell", r"\xi",
-                r"\alpha", r"\epsilon", r"\mu", r"\sigma^2", "R^2", "B", "C",
-                "H", "W", "T", "N", r"\gamma", r"\beta"):
+    for tex in (
+        r"\lambda",
+        r"\hat\lambda",
+        r"\psi",
+        r"\eta",
+        r"\ell",
+        r"\xi",
+        r"\alpha",
+        r"\epsilon",
+        r"\mu",
+        r"\sigma^2",
+        "R^2",
+        "B",
+        "C",
+        "H",
+        "W",
+        "T",
+        "N",
+        r"\gamma",
+        r"\beta",
+    ):
         assert tex in text, tex
 
 
 SYMBOL = re.compile(
     r"(?:\\(?:hat|tilde|d?dot)\s?\{?)?\\(?:mathcal\{?\s?\w|(?:var)?(?i:alpha"
     r"|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|rho"
-    r"|sigma|tau|upsilon|phi|chi|psi|omega)(?![A-Za-z]))")
+    r"|sigma|tau|upsilon|phi|chi|psi|omega)(?![A-Za-z]))"
+)
 # indices and arguments, and what a definition goes on with
 DEFINES = re.compile(
     r"(?:[\s'}]|\\,|[_^](?:\{[^{}]*\}|\\?\w+|.)|\((?:[^()]|\([^()]*\))*\))*"
-    r"(?P<how>$|[=<>:]|\\(?:le|ge|ne|in|to|sim|approx)\b)")
+    r"(?P<how>$|[=<>:]|\\(?:le|ge|ne|in|to|sim|approx)\b)"
+)
 
 
 def plain(symbol: str) -> str:
@@ -206,8 +292,10 @@ def plain(symbol: str) -> str:
 
 def defined(tex: str, displayed: bool = False):
     "What the parts of a formula begin with, as the left side of a relation."
-    for part in re.split(r"[,;](?![^()]*\))|\\q?quad|\\\\(?:\[\w+\])?|:=",
-                         re.sub(r"&|\\(?:begin|end)\{\w+\}", "", tex)):
+    for part in re.split(
+        r"[,;](?![^()]*\))|\\q?quad|\\\\(?:\[\w+\])?|:=",
+        re.sub(r"&|\\(?:begin|end)\{\w+\}", "", tex),
+    ):
         part = re.sub(r"^(?:\s|\\[,;! ])+", "", part)
         if found := SYMBOL.match(part):
             how = DEFINES.match(part, found.end())
@@ -226,16 +314,20 @@ def test_letters_of_equations_are_defined_before():
             for label in re.findall(r"\{#([\w-]+)", "".join(cell["source"])):
                 place[label] = i
     for symbol, meaning, _, where in notation_rows():
-        here, only = place[where[1:]], re.search(
-            r"\bin (?:\[|part)|\bthere: ", meaning)
+        here, only = (
+            place[where[1:]],
+            re.search(r"\bin (?:\[|part)|\bthere: ", meaning),
+        )
         for found in SYMBOL.findall(symbol):
             rows.setdefault(plain(found), set()).update(
-                {here} if only else range(here, len(chapters())))
+                {here} if only else range(here, len(chapters()))
+            )
     for i, c in enumerate(chapters()):
         known = {r"\pi"} | {s for s, where in rows.items() if i in where}
         for _, found in markup.cells(c.cells()):
-            equations = [b for b in markup.walk(found)
-                         if isinstance(b, markup.Equation)]
+            equations = [
+                b for b in markup.walk(found) if isinstance(b, markup.Equation)
+            ]
             for e in equations:
                 known.update(defined(e.tex, True))
             for span in markup.spans(found):
@@ -281,53 +373,77 @@ def small(tmp_path):
     (tmp_path / "normalnorm").mkdir()
     (tmp_path / "nbs").mkdir()
     (tmp_path / "normalnorm" / "small.py").write_text(SOURCE)
-    cells = [{"cell_type": kind, "id": str(i), "metadata": {}, "source": text}
-             for i, (kind, text) in enumerate(
-                 [("markdown", "# Small"), ("code", "#| default_exp small"),
-                  ("code", "#| export\ndef double(): ..."),
-                  ("code", "#| export\n#| hide\nclass Double: ..."),
-                  ("code", "double()")])]
+    cells = [
+        {"cell_type": kind, "id": str(i), "metadata": {}, "source": text}
+        for i, (kind, text) in enumerate(
+            [
+                ("markdown", "# Small"),
+                ("code", "#| default_exp small"),
+                ("code", "#| export\ndef double(): ..."),
+                ("code", "#| export\n#| hide\nclass Double: ..."),
+                ("code", "double()"),
+            ]
+        )
+    ]
     (tmp_path / "nbs" / "010_small.ipynb").write_text(
-        json.dumps({"cells": cells}))
+        json.dumps({"cells": cells})
+    )
     (tmp_path / "nbs" / "index.ipynb").write_text(json.dumps({"cells": []}))
     (tmp_path / "_toc.yml").write_text(
         "root: nbs/index\nparts: [{caption: A, chapters: [{file: "
-        "nbs/010_small}]}]\n")
+        "nbs/010_small}]}]\n"
+    )
     return tmp_path
 
 
 def test_signatures_are_those_of_the_source(small):
     double, cls = api.entries(small)["normalnorm.small"]
-    assert (double.signature == "double(x: float, /, by: int = 2, *rest, key: "
-                                "str = 'a', **more) -> float")
+    assert (
+        double.signature == "double(x: float, /, by: int = 2, *rest, key: "
+        "str = 'a', **more) -> float"
+    )
     assert cls.signature == "Double(n: int = 1)" and cls.methods == (
-        ("run(*, k: int) -> None", "Runs."),)
-    assert (double.target() == "api-normalnorm.small.double"
-            and cls.target() == "api-class-normalnorm.small.double")
+        ("run(*, k: int) -> None", "Runs."),
+    )
+    assert (
+        double.target() == "api-normalnorm.small.double"
+        and cls.target() == "api-class-normalnorm.small.double"
+    )
 
 
 def test_the_api_page(small):
     page = api.page(small)
     assert "```python\n>>> double(2)\n\n4\n```" in page  # one example, not two
-    assert (r"x\_i \* 2 \< 3" in page
-            and "[`Double`](#api-class-normalnorm.small.double)" in page)
-    assert ("{doc}`010_small`" in page and "_private" not in page
-            and "_hidden" not in page)
+    assert (
+        r"x\_i \* 2 \< 3" in page
+        and "[`Double`](#api-class-normalnorm.small.double)" in page
+    )
+    assert (
+        "{doc}`010_small`" in page
+        and "_private" not in page
+        and "_hidden" not in page
+    )
     # the class's cell is hidden
-    assert (page.count("where it is derived") == 1
-            and "(#code-normalnorm.small.double)" in page)
+    assert (
+        page.count("where it is derived") == 1
+        and "(#code-normalnorm.small.double)" in page
+    )
 
 
 def test_exported_cells_are_labelled(small):
     notebook = json.loads((small / "nbs" / "010_small.ipynb").read_text())
     cells = dialect.translate_notebook(
-        notebook, None, set(), api.entries(small))["cells"]
-    labels = [i for i, c in enumerate(cells)
-              if "module-label" in "".join(c["source"])]
+        notebook, None, set(), api.entries(small)
+    )["cells"]
+    labels = [
+        i for i, c in enumerate(cells) if "module-label" in "".join(c["source"])
+    ]
     assert labels == [2] and cells[3]["source"] == "def double(): ..."
-    assert (cells[2]["source"].startswith("(code-normalnorm.small.double)=\n")
-            and "[`normalnorm.small`](#api-module-normalnorm.small)"
-                in cells[2]["source"])
+    assert (
+        cells[2]["source"].startswith("(code-normalnorm.small.double)=\n")
+        and "[`normalnorm.small`](#api-module-normalnorm.small)"
+        in cells[2]["source"]
+    )
 
 
 def test_every_public_name_of_the_package_is_on_the_page():
@@ -343,17 +459,28 @@ def test_rendered_anchors_exist():
     and API arrives.
     """
     folder = ROOT / "_build" / "html" / "nbs"
-    if (not (folder / "api.html").exists()
-            or not (ROOT / "_build" / "rendered").exists()):
+    if (
+        not (folder / "api.html").exists()
+        or not (ROOT / "_build" / "rendered").exists()
+    ):
         pytest.skip("the book has not been rendered")
-    texts, dead = {p.name: p.read_text(encoding="utf-8")
-                   for p in folder.glob("*.html")}, []
-    ids = {name: set(re.findall(r'\bid="([^"]+)"', text))
-           for name, text in texts.items()}
-    for name in ("910_what_was_checked.html", "915_coverage.html",
-                 "920_errata.html", "api.html"):
-        for page, anchor in (re.findall(r'href="([\w.]+\.html)?#([^"]+)"',
-                                        texts.get(name, ""))):
+    texts, dead = (
+        {p.name: p.read_text(encoding="utf-8") for p in folder.glob("*.html")},
+        [],
+    )
+    ids = {
+        name: set(re.findall(r'\bid="([^"]+)"', text))
+        for name, text in texts.items()
+    }
+    for name in (
+        "910_what_was_checked.html",
+        "915_coverage.html",
+        "920_errata.html",
+        "api.html",
+    ):
+        for page, anchor in re.findall(
+            r'href="([\w.]+\.html)?#([^"]+)"', texts.get(name, "")
+        ):
             if anchor not in ids.get(page or name, ()):
                 dead.append(f"{name} → {page}#{anchor}")
     assert dead == []

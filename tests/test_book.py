@@ -1,6 +1,7 @@
 """The book as a whole: package and notebooks agree, imports point backwards,
 notebooks are clean, lists are equal.
 """
+
 import ast
 import base64
 import csv
@@ -16,7 +17,8 @@ from normalnorm.experiments import results
 pytestmark = pytest.mark.book
 yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
 export = pytest.importorskip(
-    "tools.export", reason="the book's tools are not installed")
+    "tools.export", reason="the book's tools are not installed"
+)
 from tools import markup, order, run  # noqa: E402
 from tools.chapters import (  # noqa: E402
     ROOT,
@@ -45,7 +47,10 @@ def test_each_piece_of_cpp_follows_what_it_does():
                 assert cells[i - 1]["cell_type"] == "markdown", (c.name, i + 1)
                 assert lines <= 120, (c.name, i + 1, lines)
                 assert ("#| code-fold: true" in source) == (lines > 41), (
-                    c.name, i + 1, lines)
+                    c.name,
+                    i + 1,
+                    lines,
+                )
     assert seen > 35
 
 
@@ -56,27 +61,35 @@ def test_notebooks_are_clean():
 def test_every_notebook_is_in_the_table_of_contents_and_names_its_module():
     listed = [c.name for c in chapters()]
     assert sorted(listed) == sorted(
-        p.stem for p in (ROOT / "nbs").glob("*.ipynb"))
+        p.stem for p in (ROOT / "nbs").glob("*.ipynb")
+    )
     assert listed[1:] == sorted(listed[1:]) and listed[0] == "index"
     for c in chapters()[1:]:
         exports = any("#| export" in s for s in c.code_cells())
         assert re.fullmatch(r"\d{3}_[a-z_.0-9]+", c.name)
         assert not exports or c.name.split("_", 1)[1] == c.module, (
-            f"{c.name} exports {c.module}")
+            f"{c.name} exports {c.module}"
+        )
 
 
 def test_a_chapter_s_number_begins_with_its_part():
     for part in table_of_contents()["parts"]:
         number = re.match(r"Part (\d) · ", part["caption"])
-        listed = [c for entry in part["chapters"] for c in chapters()
-                  if entry["file"] == f"nbs/{c.name}"]
+        listed = [
+            c
+            for entry in part["chapters"]
+            for c in chapters()
+            if entry["file"] == f"nbs/{c.name}"
+        ]
         assert {c.part for c in listed} == {int(number[1]) if number else 9}
 
 
 def test_the_workshop_is_the_last_part():
     captions = [part["caption"] for part in table_of_contents()["parts"]]
-    assert captions[-2:] == [f"Part {WORKSHOP} · How this book is made",
-                             "Appendices"]
+    assert captions[-2:] == [
+        f"Part {WORKSHOP} · How this book is made",
+        "Appendices",
+    ]
 
 
 def test_the_table_of_renamed_chapters():
@@ -90,20 +103,38 @@ def test_the_table_of_renamed_chapters():
     names, slug = {c.name for c in chapters()}, lambda n: n.split("_", 1)[1]
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for old, new in renamed().items():
-        assert old not in names and new in names and (
-            slug(old) == slug(new) or f"`{slug(old)}" in text)
+        assert (
+            old not in names
+            and new in names
+            and (slug(old) == slug(new) or f"`{slug(old)}" in text)
+        )
     assert "(nbs/renamed.csv)" in text
-    old = re.compile(r"(?<![\w.])(?:" + "|".join(map(re.escape, renamed()))
-                     + r")(?!\w)")
+    old = re.compile(
+        r"(?<![\w.])(?:" + "|".join(map(re.escape, renamed())) + r")(?!\w)"
+    )
     for path in ROOT.rglob("*"):
         parts = path.relative_to(ROOT).parts
-        if (path.suffix in (".py", ".ipynb", ".md", ".yml", ".csv", ".json",
-                            ".jsonl", ".ini", ".toml", ".cpp")
-                and path.name != "renamed.csv"
-                and path.parent != ROOT / "results" / "reading"
-                and not any(map(run.skipped, parts))):
-            found = old.search(path.read_text(encoding="utf-8",
-                                              errors="replace"))
+        if (
+            path.suffix
+            in (
+                ".py",
+                ".ipynb",
+                ".md",
+                ".yml",
+                ".csv",
+                ".json",
+                ".jsonl",
+                ".ini",
+                ".toml",
+                ".cpp",
+            )
+            and path.name != "renamed.csv"
+            and path.parent != ROOT / "results" / "reading"
+            and not any(map(run.skipped, parts))
+        ):
+            found = old.search(
+                path.read_text(encoding="utf-8", errors="replace")
+            )
             assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
 
 
@@ -114,8 +145,11 @@ def test_one_notebook_per_module():
 
 def test_quarto_lists_the_same_chapters():
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text())
-    assert [Path(f).stem for f in quarto["project"]["render"]
-            if f.endswith(".ipynb")] == [c.name for c in chapters()]
+    assert [
+        Path(f).stem
+        for f in quarto["project"]["render"]
+        if f.endswith(".ipynb")
+    ] == [c.name for c in chapters()]
 
 
 def test_readme_is_the_landing_page():
@@ -130,12 +164,14 @@ def landing_page(folder, change):
         (folder / name).symlink_to(ROOT / name)
     for made in (ROOT / "results").glob("transform-given-noise*"):
         shutil.copytree(made, folder / "results" / made.name)
-    path = sorted((folder / "results").glob(
-        "transform-given-noise/book/bnn-seed*.json"))[0]
+    path = sorted(
+        (folder / "results").glob("transform-given-noise/book/bnn-seed*.json")
+    )[0]
     row = json.loads(path.read_text(encoding="utf-8"))
     change(row)
-    path.write_text(json.dumps(row | {"digest": results.digest(row)}),
-                    encoding="utf-8")
+    path.write_text(
+        json.dumps(row | {"digest": results.digest(row)}), encoding="utf-8"
+    )
     return export.readme(folder)
 
 
@@ -143,9 +179,11 @@ def test_a_changed_row_changes_the_readme(tmp_path):
     """Its images, of which accuracy is made, and its loss; without a change it
     is the committed one.
     """
+
     def fail_all(row):
         row["test_right"]["bits"] = base64.b64encode(
-            bytes(-(-row["test_right"]["count"] // 8))).decode()
+            bytes(-(-row["test_right"]["count"] // 8))
+        ).decode()
 
     def worse_loss(row):
         row["metrics"]["loss_last"] += 1
@@ -157,17 +195,24 @@ def test_a_changed_row_changes_the_readme(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         found = landing_page(folder, change)
-        old, new = ([line.split("|") for line in text.splitlines()
-                     if line.startswith("| the whole layer")]
-                    for text in (kept, found))
+        old, new = (
+            [
+                line.split("|")
+                for line in text.splitlines()
+                if line.startswith("| the whole layer")
+            ]
+            for text in (kept, found)
+        )
         changed = [k for k, (a, b) in enumerate(zip(old[0], new[0])) if a != b]
         assert changed == [{"points": 2, "nats": 3}[c] for c in columns], name
         assert (found == kept) == (not columns), name
 
 
-COMPARING = re.compile(r"\b(most|better|worse|best|nothing|higher|lower|more "
-                       r"accurate|improve\w*|outperform\w*)\b|[+−]\d+\.\d",
-                       re.I)
+COMPARING = re.compile(
+    r"\b(most|better|worse|best|nothing|higher|lower|more "
+    r"accurate|improve\w*|outperform\w*)\b|[+−]\d+\.\d",
+    re.I,
+)
 
 
 def test_comparing_words_of_the_landing_page_come_from_a_verdict():
@@ -180,9 +225,11 @@ def test_comparing_words_of_the_landing_page_come_from_a_verdict():
             if "echo" not in directives(source):
                 continue
             source = "\n".join(
-                node.value for node in ast.walk(ast.parse(source))
+                node.value
+                for node in ast.walk(ast.parse(source))
                 if isinstance(node, ast.Constant)
-                and isinstance(node.value, str))
+                and isinstance(node.value, str)
+            )
         assert not COMPARING.search(source), COMPARING.search(source)
     assert COMPARING.search("It is most of it") and COMPARING.search("(−0.5)")
 
@@ -214,19 +261,22 @@ def test_every_equation_label_and_reference_is_unique_and_known():
             if cell["cell_type"] == "code":
                 for label in re.findall(r"^#\| label: ([\w-]+)", text, re.M):
                     assert label not in labels, (
-                        f"{label} in {c.name} and {labels[label]}")
+                        f"{label} in {c.name} and {labels[label]}"
+                    )
                     labels[label] = c.name
                 continue
             for label in markup.labels(found):
                 assert label not in labels, (
-                    f"{label} in {c.name} and {labels[label]}")
+                    f"{label} in {c.name} and {labels[label]}"
+                )
                 labels[label] = c.name
             for span in markup.spans(found):
                 if isinstance(span, markup.Reference):
                     references.setdefault(span.label, c.name)
     assert len(references) > 200
-    assert (
-        {r: where for r, where in references.items() if r not in labels} == {})
+    assert {
+        r: where for r, where in references.items() if r not in labels
+    } == {}
 
 
 def test_no_equation_without_a_check_nearby():
@@ -235,24 +285,41 @@ def test_no_equation_without_a_check_nearby():
         cells = list(markup.cells(c.cells()))
         for i, (_, found) in enumerate(cells):
             if any(label.startswith("eq-") for label in markup.labels(found)):
-                assert any(cell["cell_type"] == "code"
-                           for cell, _ in cells[i + 1:i + 4]), (
-                    f"{c.name}, cell {i + 1}")
+                assert any(
+                    cell["cell_type"] == "code"
+                    for cell, _ in cells[i + 1 : i + 4]
+                ), f"{c.name}, cell {i + 1}"
 
 
 def test_no_machine_path_or_registry_host_in_any_file():
     pattern = re.compile(
         r"(?:^|[^A-Za-z0-9_.~])/(?:home|root|tmp|mnt|srv|opt|work|Users)/"
-        r"[A-Za-z._-]|pypi\.org|registry\.npmjs|files\.pythonhosted")
+        r"[A-Za-z._-]|pypi\.org|registry\.npmjs|files\.pythonhosted"
+    )
     for path in ROOT.rglob("*"):
         parts = path.relative_to(ROOT).parts
-        if (path.is_file()
-                and path.suffix in (".py", ".ipynb", ".md", ".yml", ".ini",
-                                    ".toml", ".txt", ".json", ".sh", ".css", "")
-                and path.name != "test_book.py"
-                and not any(map(run.skipped, parts))):
+        if (
+            path.is_file()
+            and path.suffix
+            in (
+                ".py",
+                ".ipynb",
+                ".md",
+                ".yml",
+                ".ini",
+                ".toml",
+                ".txt",
+                ".json",
+                ".sh",
+                ".css",
+                "",
+            )
+            and path.name != "test_book.py"
+            and not any(map(run.skipped, parts))
+        ):
             found = pattern.search(
-                path.read_text(encoding="utf-8", errors="replace"))
+                path.read_text(encoding="utf-8", errors="replace")
+            )
             assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
 
 
@@ -261,8 +328,9 @@ def test_every_public_function_has_a_docstring():
         if "checks" in path.parts or path.name == "_modidx.py":
             continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if (isinstance(node, (ast.FunctionDef, ast.ClassDef))
-                    and not node.name.startswith("_")):
+            if isinstance(
+                node, (ast.FunctionDef, ast.ClassDef)
+            ) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
@@ -272,60 +340,87 @@ def test_committed_results_say_what_they_are():
         # tests/test_benchmarks.py, tests/test_records.py
         if path.name in ("goals.json", "records.json"):
             continue
-        if path.parents[1].name == "gpu":           # tests/test_gpu.py
+        if path.parents[1].name == "gpu":  # tests/test_gpu.py
             assert {"device", "code", "torch", "triton", "date"} <= set(
-                row["environment"]), path.name
+                row["environment"]
+            ), path.name
             assert row["environment"]["device"] != "cpu, interpreted"
             continue
         if path.parent.name == "benchmarks":
-            assert ({"processor", "threads", "torch", "commit", "date"}
-                    <= set(row["environment"])
-                    and all({"part"} < set(r) for r in row["rows"])), path.name
+            assert {"processor", "threads", "torch", "commit", "date"} <= set(
+                row["environment"]
+            ) and all({"part"} < set(r) for r in row["rows"]), path.name
             continue
-        if (path.parent == ROOT / "results"
-                and path.name in ("collapse.json", "early-training.json",
-                                  "glyphs.json", "hessian.json", "hostile.json",
-                                  "kills.json", "neural-tangents.json",
-                                  "power-training.json",
-                                  "processors.json", "pruning.json",
-                                  "torchattacks.json", "training-loop.json",
-                                  "weight-growth.json",
-                                  "wide-propagation.json")):
+        if path.parent == ROOT / "results" and path.name in (
+            "collapse.json",
+            "early-training.json",
+            "glyphs.json",
+            "hessian.json",
+            "hostile.json",
+            "kills.json",
+            "neural-tangents.json",
+            "power-training.json",
+            "processors.json",
+            "pruning.json",
+            "torchattacks.json",
+            "training-loop.json",
+            "weight-growth.json",
+            "wide-propagation.json",
+        ):
             assert {"date", "processor", "torch"} <= set(row), path.name
             continue
         # tests/test_mutate.py, tests/test_reading.py
         if path.parent.name in ("mutation", "reading"):
             continue
-        assert ({"python", "versions", "ran", "summary"} <= set(row)
-                or {"schema", "scale", "seed", "device", "torch", "data_hash",
-                    "config"} <= set(row)), path.name
+        assert {"python", "versions", "ran", "summary"} <= set(row) or {
+            "schema",
+            "scale",
+            "seed",
+            "device",
+            "torch",
+            "data_hash",
+            "config",
+        } <= set(row), path.name
 
 
 def test_every_exercise_has_its_grade():
     "★ to ★★★, where the exercise begins."
-    exercises = [(c.name, block) for c in chapters()
-                 for _, found in markup.cells(c.cells())
-                 for block in markup.walk(found)
-                 if isinstance(block, markup.Division) and block.kind == "exr"]
+    exercises = [
+        (c.name, block)
+        for c in chapters()
+        for _, found in markup.cells(c.cells())
+        for block in markup.walk(found)
+        if isinstance(block, markup.Division) and block.kind == "exr"
+    ]
     assert len(exercises) > 100
-    found = [f"{name}: {e.label}" for name, e in exercises
-             if e.title or not re.match("★{1,3} ",
-                                        markup.Writer().write(e.pieces))]
-    assert found == [], "exercises that do not begin with ★, ★★ or ★★★: " \
-        + ", ".join(found)
+    found = [
+        f"{name}: {e.label}"
+        for name, e in exercises
+        if e.title or not re.match("★{1,3} ", markup.Writer().write(e.pieces))
+    ]
+    assert found == [], (
+        "exercises that do not begin with ★, ★★ or ★★★: " + ", ".join(found)
+    )
 
 
 def test_chapters_are_named_by_links():
     """No "last chapter", "chapter on …" without a link, and a link whose text
     is written like a title has the title of its chapter.
     """
-    titles = {c.name: re.sub(
-        r" *\{#.*\}$", "", "".join(c.cells()[0]["source"]).splitlines()[0]
-        .removeprefix("# ")) for c in chapters()}
+    titles = {
+        c.name: re.sub(
+            r" *\{#.*\}$",
+            "",
+            "".join(c.cells()[0]["source"]).splitlines()[0].removeprefix("# "),
+        )
+        for c in chapters()
+    }
     vague = re.compile(
         r"\b(?:last|next|previous|earlier|later|following) chapters?\b"
         r"|\bchapters? (?:after next|before)\b"
-        r"|(?:\bthe |\()chapters? (?:on|about|after|\*)", re.I)
+        r"|(?:\bthe |\()chapters? (?:on|about|after|\*)",
+        re.I,
+    )
     found = []
     for c in chapters():
         for i, cell in enumerate(c.cells()):
@@ -333,12 +428,17 @@ def test_chapters_are_named_by_links():
                 continue
             text = "".join(cell["source"])
             bare = re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)
-            found += [f"{c.name}, cell {i}: {m[0]!r} is no link"
-                      for m in vague.finditer(bare)]
+            found += [
+                f"{c.name}, cell {i}: {m[0]!r} is no link"
+                for m in vague.finditer(bare)
+            ]
             found += [
                 f"{c.name}, cell {i}: [{link[1]}] leads to {titles[link[2]]!r}"
                 for link in re.finditer(
-                    r"\[([^\]]+)\]\((\d\w*[\w.]*?)\.ipynb\)", text)
-                if link[1][0].isupper() and link[2] in titles
-                and link[1] != titles[link[2]]]
+                    r"\[([^\]]+)\]\((\d\w*[\w.]*?)\.ipynb\)", text
+                )
+                if link[1][0].isupper()
+                and link[2] in titles
+                and link[1] != titles[link[2]]
+            ]
     assert found == [], "\n".join(found)

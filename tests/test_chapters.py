@@ -2,15 +2,18 @@
 
 The executed copies are those of the book: what is fresh is not run again.
 """
+
 import warnings
 
 import pytest
 
 pytestmark = pytest.mark.book
 tools = pytest.importorskip(
-    "tools.run", reason="the book's tools are not installed")
+    "tools.run", reason="the book's tools are not installed"
+)
 chapters = pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed")
+    "tools.chapters", reason="the book's tools are not installed"
+)
 
 
 @pytest.mark.parametrize("name", [c.name for c in chapters.chapters()])
@@ -23,9 +26,12 @@ def test_chapter(name):
     seconds, cpu = run.record()["seconds"], run.record()["cpu"]
     # a busy machine is no fault of the chapter; what it computes is
     if seconds > tools.BUDGET:
-        warnings.warn(f"chapter {name} took {seconds:.0f} s; its budget is "
-                      f"{tools.BUDGET:.0f} s",
-                      stacklevel=1)
+        warnings.warn(
+            f"chapter {name} took {seconds:.0f} s; its budget is "
+            f"{tools.BUDGET:.0f} s",
+            stacklevel=1,
+        )
     assert cpu <= tools.BUDGET, (
         f"chapter {name} took {cpu:.0f} s of processor time; its budget is "
-        f"{tools.BUDGET:.0f} s")
+        f"{tools.BUDGET:.0f} s"
+    )

@@ -4,6 +4,7 @@ recorded and rejects its mutant; the command line.
 A claim that the run of its chapter has checked, with the code as it is now, is
 not run again; any other is run here.
 """
+
 import builtins
 import dis
 import json
@@ -19,13 +20,21 @@ from normalnorm import claims, cli
 try:
     from tools.ledger import outcome_of
 except ModuleNotFoundError:
+
     def outcome_of(claim):
         return claims.run_claim(claim, mutant=True)
 
 
 def make(id="test-claim", check=lambda value: None, **changes):
-    fields = dict(source="s", statement="t", kind="identity", verdict="holds",
-                  evidence="numerical", formula=1, mutant=2)
+    fields = dict(
+        source="s",
+        statement="t",
+        kind="identity",
+        verdict="holds",
+        evidence="numerical",
+        formula=1,
+        mutant=2,
+    )
     return claims.claim(id, **{**fields, **changes})(check)
 
 
@@ -35,11 +44,16 @@ def ledger(monkeypatch):
     return claims._LEDGER
 
 
-@pytest.mark.parametrize("change, words", [
-    (dict(kind="rumour"), "kind"), (dict(verdict="maybe"), "verdict"),
-    (dict(evidence="hearsay"), "evidence"),
-    (dict(verdict="holds if"), "condition"),
-    (dict(condition="on Sundays"), "condition")])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(kind="rumour"), "kind"),
+        (dict(verdict="maybe"), "verdict"),
+        (dict(evidence="hearsay"), "evidence"),
+        (dict(verdict="holds if"), "condition"),
+        (dict(condition="on Sundays"), "condition"),
+    ],
+)
 def test_registering_refuses(ledger, change, words):
     with pytest.raises(ValueError, match=words):
         make(**change)
@@ -75,13 +89,18 @@ def unbound(function, seen):
             continue
         seen.add(code)
         stack += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        for name in {i.argval for i in dis.get_instructions(code)
-                     if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}:
+        for name in {
+            i.argval
+            for i in dis.get_instructions(code)
+            if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        }:
             value = known.get(name)
             if name not in known and not hasattr(builtins, name):
                 missing.add(name)
-            if (isinstance(value, types.FunctionType)
-                    and value.__globals__ is known):
+            if (
+                isinstance(value, types.FunctionType)
+                and value.__globals__ is known
+            ):
                 stack.append(value.__code__)
     return missing
 
@@ -92,14 +111,19 @@ def test_checks_need_nothing_that_only_their_notebook_has():
     """
     seen = set()
     found = {
-        c.id: names for c in claims.ledger()
+        c.id: names
+        for c in claims.ledger()
         for f in (c.check, c.formula, c.mutant)
-        if isinstance(f, types.FunctionType) and (names := unbound(f, seen))}
+        if isinstance(f, types.FunctionType) and (names := unbound(f, seen))
+    }
     assert found == {}
     there = types.FunctionType(
-        compile("def f():\n    return [helper(x) for x in range(3)]", "x",
-                "exec").co_consts[0],
-        {}, "f")
+        compile(
+            "def f():\n    return [helper(x) for x in range(3)]", "x", "exec"
+        ).co_consts[0],
+        {},
+        "f",
+    )
     assert unbound(there, set()) == {"helper"}
 
 
@@ -109,29 +133,44 @@ def test_every_check_says_how_it_checks():
 
 def test_json(capsys):
     assert cli.main(["verify", "nn-yj-identity", "--json"]) == 0
-    row, = json.loads(capsys.readouterr().out)
-    assert list(row) == ["id", "source", "statement", "kind", "verdict",
-                         "evidence", "outcome", "seconds"]
+    (row,) = json.loads(capsys.readouterr().out)
+    assert list(row) == [
+        "id",
+        "source",
+        "statement",
+        "kind",
+        "verdict",
+        "evidence",
+        "outcome",
+        "seconds",
+    ]
 
 
 def test_exit_status_one_when_a_claim_fails(ledger, capsys):
     def check(value):
         assert value == 0, "it is not"
+
     make("test-fails", check)
     assert cli.main(["verify", "test-fails"]) == 1
     assert "not as recorded: test-fails" in capsys.readouterr().out
     make("test-weak", lambda value: None)
-    assert cli.main(["verify", "test-weak"]) == 0 and cli.main(
-        ["verify", "test-weak", "--mutants"]) == 1
+    assert (
+        cli.main(["verify", "test-weak"]) == 0
+        and cli.main(["verify", "test-weak", "--mutants"]) == 1
+    )
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["verify", "nn-yj-identiti"], "nn-yj-identity"),
-    (["verify", "--id", "nn-yj-identiti"], "nn-yj-identity"),
-    (["verify", "--device", "nowhere"], "nowhere"),
-    (["verify", "--part", "9"], "part 9"),
-    (["run", "first-experimant"], "first-experiment"),
-    (["report", "first-experimant"], "first-experiment")])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["verify", "nn-yj-identiti"], "nn-yj-identity"),
+        (["verify", "--id", "nn-yj-identiti"], "nn-yj-identity"),
+        (["verify", "--device", "nowhere"], "nowhere"),
+        (["verify", "--part", "9"], "part 9"),
+        (["run", "first-experimant"], "first-experiment"),
+        (["report", "first-experimant"], "first-experiment"),
+    ],
+)
 def test_unknown_names_list_near_matches(capsys, arguments, words):
     assert cli.main(arguments) == 2
     assert words in capsys.readouterr().err
@@ -143,8 +182,11 @@ def test_identifier_as_an_option(capsys):
 
 
 def test_bad_options():
-    for arguments in (["run", "first-experiment", "--scale", "huge"],
-                      ["run", "first-experiment", "--seeds", "0"], []):
+    for arguments in (
+        ["run", "first-experiment", "--scale", "huge"],
+        ["run", "first-experiment", "--seeds", "0"],
+        [],
+    ):
         with pytest.raises(SystemExit):
             cli.main(arguments)
 
@@ -152,13 +194,19 @@ def test_bad_options():
 def test_skipped_when_a_package_is_missing(ledger):
     make("test-needs", requires=("no_such_package",))
     outcome = claims.run_claim(ledger["test-needs"])
-    assert (outcome.outcome == "skipped"
-            and "pip install no_such_package" in outcome.message and outcome.ok)
+    assert (
+        outcome.outcome == "skipped"
+        and "pip install no_such_package" in outcome.message
+        and outcome.ok
+    )
 
 
 def test_as_a_module_of_an_installed_package():
-    code = ("import normalnorm.cli, sys; "
-            "sys.exit(normalnorm.cli.main(['verify', 'log1p-lower-bound']))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True,
-                          text=True)
+    code = (
+        "import normalnorm.cli, sys; "
+        "sys.exit(normalnorm.cli.main(['verify', 'log1p-lower-bound']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
     assert done.returncode == 0 and "1 as recorded" in done.stdout, done.stderr

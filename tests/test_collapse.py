@@ -2,6 +2,7 @@
 tool that makes the committed rows. What they compute is checked by the claims
 of the chapter.
 """
+
 import json
 from pathlib import Path
 
@@ -19,10 +20,17 @@ def test_rate():
     assert collapse.collapse_rate(0.0, 1.0, 3.0) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("arguments, says", [
-    ((1.0, -0.1), "gamma_std=-0.1"), ((1.0, 0.2, float("nan")), "beta_std=nan"),
-    ((float("nan"),), "gamma_mean=nan"), ((0.0, 0.0), "γ = 0 everywhere"),
-    (("a",), "gamma_mean=a is a str"), ((1.0, None), "gamma_std=None")])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ((1.0, -0.1), "gamma_std=-0.1"),
+        ((1.0, 0.2, float("nan")), "beta_std=nan"),
+        ((float("nan"),), "gamma_mean=nan"),
+        ((0.0, 0.0), "γ = 0 everywhere"),
+        (("a",), "gamma_mean=a is a str"),
+        ((1.0, None), "gamma_std=None"),
+    ],
+)
 def test_rate_says_what_is_wrong(arguments, says):
     with pytest.raises((ValueError, TypeError), match=says):
         collapse.collapse_rate(*arguments)
@@ -46,8 +54,13 @@ def test_layers_are_those_of_the_definition():
 
 def test_options_of_a_net():
     x = torch.randn(3, 1, 4, 5)
-    same = next(iter(collapse.random_net(x, 1, 6, lambda t: t, gamma_std=0.0,
-                                         beta_std=0.0)))
+    same = next(
+        iter(
+            collapse.random_net(
+                x, 1, 6, lambda t: t, gamma_std=0.0, beta_std=0.0
+            )
+        )
+    )
     assert (same.x == same.affine).all()
     torch.manual_seed(1)
     plain = list(collapse.random_net(x, 3, 6))
@@ -56,47 +69,73 @@ def test_options_of_a_net():
     assert (plain[0].x == summed[0].x).all()
     torch.testing.assert_close(summed[1].x, plain[1].x + plain[0].x)
     # where the branches are 0, the sum of all before stays the first
-    first, *rest = collapse.random_net(x, 4, 6, activation=torch.zeros_like,
-                                       residual=True)
+    first, *rest = collapse.random_net(
+        x, 4, 6, activation=torch.zeros_like, residual=True
+    )
     assert all((layer.x == first.x).all() for layer in rest)
-    none = next(iter(collapse.random_net(x, 1, 6, lambda t: t,
-                                         prepare=torch.zeros_like)))
+    none = next(
+        iter(
+            collapse.random_net(x, 1, 6, lambda t: t, prepare=torch.zeros_like)
+        )
+    )
     assert none.x.abs().max() == 0
     points = next(iter(collapse.random_net(x[..., :1, :1], 1, 6, kernel=1)))
     assert points.y.shape == (3, 6, 1, 1)
 
 
-@pytest.mark.parametrize("change", [{"depth": 0}, {"width": 0}, {"kernel": 2},
-                                    {"kernel": 0}])
+@pytest.mark.parametrize(
+    "change", [{"depth": 0}, {"width": 0}, {"kernel": 2}, {"kernel": 0}]
+)
 def test_net_says_what_is_wrong(change):
     arguments = {"depth": 2, "width": 3, **change}
     with pytest.raises(ValueError, match="positive sizes and an odd kernel"):
         next(collapse.random_net(torch.ones(1, 1, 3, 3), **arguments))
 
 
-@pytest.mark.parametrize("shape, change, error, says", [
-    ((1, 3, 3), {}, ValueError, r"\(1, 3, 3\): expected images \(N, C, H, W"),
-    ((1, 1, 2, 2), {"kernel": 7}, ValueError, "of at least 3 positions"),
-    ((1, 1, 3, 3), {"gamma_std": -1}, ValueError, "gamma_std=-1"),
-    ((1, 1, 3, 3), {"beta_std": "a"}, TypeError, "beta_std=a is a str"),
-    ((1, 1, 3, 3), {"width": 2.5}, TypeError, "width=2.5 is a float")])
+@pytest.mark.parametrize(
+    "shape, change, error, says",
+    [
+        (
+            (1, 3, 3),
+            {},
+            ValueError,
+            r"\(1, 3, 3\): expected images \(N, C, H, W",
+        ),
+        ((1, 1, 2, 2), {"kernel": 7}, ValueError, "of at least 3 positions"),
+        ((1, 1, 3, 3), {"gamma_std": -1}, ValueError, "gamma_std=-1"),
+        ((1, 1, 3, 3), {"beta_std": "a"}, TypeError, "beta_std=a is a str"),
+        ((1, 1, 3, 3), {"width": 2.5}, TypeError, "width=2.5 is a float"),
+    ],
+)
 def test_net_says_what_else_is_wrong(shape, change, error, says):
     arguments = {"depth": 2, "width": 3, **change}
     with pytest.raises(error, match=says):
         next(collapse.random_net(torch.ones(shape), **arguments))
 
 
-@pytest.mark.parametrize("call, error, says", [
-    (lambda: collapse.chi([1.0]), TypeError, "y is list"),
-    (lambda: collapse.chi(torch.ones(3)), ValueError, r"\(3,\): expected"),
-    (lambda: collapse.chi(torch.ones(0, 3)), ValueError, "at least one"),
-    (lambda: collapse.chi(torch.ones(2, 3) * 1j), TypeError, "complex"),
-    (lambda: collapse.linear_residual(torch.ones(3, 2), torch.ones(3, 3)),
-     ValueError, "z has shape .*, affine"),
-    (lambda: collapse.linear_residual(torch.ones(3, 2), 1.0), TypeError,
-     "affine is float"),
-    (lambda: collapse.equalized("images"), TypeError, "images are a str"),
-    (lambda: collapse.equalized(torch.ones(0, 1, 5)), ValueError, "N, 1")])
+@pytest.mark.parametrize(
+    "call, error, says",
+    [
+        (lambda: collapse.chi([1.0]), TypeError, "y is list"),
+        (lambda: collapse.chi(torch.ones(3)), ValueError, r"\(3,\): expected"),
+        (lambda: collapse.chi(torch.ones(0, 3)), ValueError, "at least one"),
+        (lambda: collapse.chi(torch.ones(2, 3) * 1j), TypeError, "complex"),
+        (
+            lambda: collapse.linear_residual(
+                torch.ones(3, 2), torch.ones(3, 3)
+            ),
+            ValueError,
+            "z has shape .*, affine",
+        ),
+        (
+            lambda: collapse.linear_residual(torch.ones(3, 2), 1.0),
+            TypeError,
+            "affine is float",
+        ),
+        (lambda: collapse.equalized("images"), TypeError, "images are a str"),
+        (lambda: collapse.equalized(torch.ones(0, 1, 5)), ValueError, "N, 1"),
+    ],
+)
 def test_what_has_no_share(call, error, says):
     with pytest.raises(error, match=says):
         call()
@@ -108,17 +147,23 @@ def test_equalized_images(dtype):
     out = collapse.equalized(x)
     assert out.dtype == dtype and out.shape == x.shape
     assert abs(out.double().mean()) < 1e-7
-    torch.testing.assert_close(out.square().mean((1, 2, 3)),
-                               torch.ones(7, dtype=dtype))
+    torch.testing.assert_close(
+        out.square().mean((1, 2, 3)), torch.ones(7, dtype=dtype)
+    )
     # each image is what it was, shifted and scaled
     flat, before = out.flatten(1).double(), x.flatten(1).double()
     order = before.argsort(1)
     assert (flat.gather(1, order).diff(dim=1) >= 0).all()
 
 
-@pytest.mark.parametrize("images, says", [
-    (torch.rand(3, 2, 5, 5), "one channel"), (torch.rand(3, 5), "one channel"),
-    (torch.cat([torch.rand(1, 1, 5), torch.ones(1, 1, 5)]), "constant")])
+@pytest.mark.parametrize(
+    "images, says",
+    [
+        (torch.rand(3, 2, 5, 5), "one channel"),
+        (torch.rand(3, 5), "one channel"),
+        (torch.cat([torch.rand(1, 1, 5), torch.ones(1, 1, 5)]), "constant"),
+    ],
+)
 def test_images_that_cannot_be_equalized(images, says):
     with pytest.raises(ValueError, match=says):
         collapse.equalized(images)
@@ -142,9 +187,14 @@ def test_the_rows_are_of_the_size_that_the_text_says():
     parts = {name: part["found"] for name, part in record["parts"].items()}
     for found in parts["widths"].values():
         assert {w: f["nets"] for w, f in found.items()} == {
-            "64": 256, "128": 128, "256": 64, "512": 32}
-    assert all(f["nets"] == 16 and len(f["p1"]) == 30
-               for f in parts["kinds"].values())
+            "64": 256,
+            "128": 128,
+            "256": 64,
+            "512": 32,
+        }
+    assert all(
+        f["nets"] == 16 and len(f["p1"]) == 30 for f in parts["kinds"].values()
+    )
     assert sum(p["cpu_seconds"] for p in record["parts"].values()) < 900
     for found in (*parts["kinds"].values(), *parts["widths"]["ReLU"].values()):
         total = [sum(p) for p in zip(*(found[f"p{k}"] for k in range(1, 5)))]
@@ -153,8 +203,9 @@ def test_the_rows_are_of_the_size_that_the_text_says():
 
 @pytest.mark.book
 def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
-    tool = pytest.importorskip("tools.collapse",
-                               reason="the book's tools are not installed")
+    tool = pytest.importorskip(
+        "tools.collapse", reason="the book's tools are not installed"
+    )
     monkeypatch.setattr(tool, "RECORD", tmp_path / "collapse.json")
     monkeypatch.setattr(tool, "VARIANTS", 2)
     monkeypatch.setattr(tool, "DEPTH", 3)
@@ -163,7 +214,7 @@ def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
     try:
         assert tool.main(["--only", "kinds"]) == 0
         made = json.loads(tool.RECORD.read_text())
-        tool.main(["--only", "kinds"])      # nothing is done twice
+        tool.main(["--only", "kinds"])  # nothing is done twice
         assert json.loads(tool.RECORD.read_text()) == made
         monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
         with pytest.raises(SystemExit):

@@ -1,6 +1,7 @@
 """The cache of compiled kernels, the compilers behind it, and what is said
 where there is none: damage, kills, full disks, foreign flags.
 """
+
 import errno
 import json
 import os
@@ -27,13 +28,19 @@ from normalnorm.layers.engines import compiled, compiler, native
 from normalnorm.layers.functional import layer_normal_norm
 
 ROOT = Path(normalnorm.__file__).parents[1]
-USUAL = next((path for name in ("g++", "clang++", "c++")
-              if (path := shutil.which(name))),
-             None)
+USUAL = next(
+    (
+        path
+        for name in ("g++", "clang++", "c++")
+        if (path := shutil.which(name))
+    ),
+    None,
+)
 pytestmark = pytest.mark.skipif(
     os.name != "posix" or USUAL is None,
     reason="scripts stand in for compilers, processes are forked, and a "
-           "compiler compiles")
+    "compiler compiles",
+)
 SEVEN = """
 extern "C" int seven() { return 7; }
 extern "C" int threads(int n) { int count = 0;
@@ -63,16 +70,21 @@ def program(place, name, before=""):
     the usual one does.
     """
     path = place / name
-    path.write_text(f'#!/bin/sh\necho "$@" >> "{place}/{name}.log"\n{before}\n'
-                    f'exec {USUAL} "$@"\n')
+    path.write_text(
+        f'#!/bin/sh\necho "$@" >> "{place}/{name}.log"\n{before}\n'
+        f'exec {USUAL} "$@"\n'
+    )
     path.chmod(0o755)
     return str(path)
 
 
 def calls(place, name, word="seven.cpp"):
     log = place / f"{name}.log"
-    return ([line for line in log.read_text().splitlines() if word in line]
-            if log.exists() else [])
+    return (
+        [line for line in log.read_text().splitlines() if word in line]
+        if log.exists()
+        else []
+    )
 
 
 def load(place, *functions):
@@ -107,15 +119,28 @@ def seven(place):
 
 # ---- $CXX -------------------------------------------------------------------
 
-@pytest.mark.parametrize("given, command, flags", [
-    ("{spy}", ["{spy}"], []), ("'{spaced}'", ["{spaced}"], []),
-    ("{spaced}", ["{spaced}"], []), ("'{spaced}' -O1", ["{spaced}"], ["-O1"]),
-    ("env {spy}", ["/usr/bin/env", "{spy}"], []),
-    ("env '{spaced}' -O1 -DA='b c'", ["/usr/bin/env", "{spaced}"],
-     ["-O1", "-DA=b c"]),
-    ("-O1", None, ["-O1"]),
-    ("{spy} -O1 -Dseven=eight -Useven", ["{spy}"],
-     ["-O1", "-Dseven=eight", "-Useven"])])
+
+@pytest.mark.parametrize(
+    "given, command, flags",
+    [
+        ("{spy}", ["{spy}"], []),
+        ("'{spaced}'", ["{spaced}"], []),
+        ("{spaced}", ["{spaced}"], []),
+        ("'{spaced}' -O1", ["{spaced}"], ["-O1"]),
+        ("env {spy}", ["/usr/bin/env", "{spy}"], []),
+        (
+            "env '{spaced}' -O1 -DA='b c'",
+            ["/usr/bin/env", "{spaced}"],
+            ["-O1", "-DA=b c"],
+        ),
+        ("-O1", None, ["-O1"]),
+        (
+            "{spy} -O1 -Dseven=eight -Useven",
+            ["{spy}"],
+            ["-O1", "-Dseven=eight", "-Useven"],
+        ),
+    ],
+)
 def test_command_and_flags(place, monkeypatch, given, command, flags):
     names = {"spy": program(place, "spy"), "spaced": program(place, "a spy")}
     monkeypatch.setenv("CXX", given.format(**names))
@@ -123,29 +148,38 @@ def test_command_and_flags(place, monkeypatch, given, command, flags):
     assert list(found.flags) == flags
     if command:
         assert [Path(c).name for c in found.command] == [
-            Path(c.format(**names)).name for c in command]
+            Path(c.format(**names)).name for c in command
+        ]
     assert load(place).seven() == 7
     for line in calls(place, "spy") + calls(place, "a spy"):
-        assert (not flags or line.index("-O3") < line.index("-march=")
-                             < line.index("-fopenmp") < line.index("-O1"))
+        assert not flags or line.index("-O3") < line.index(
+            "-march="
+        ) < line.index("-fopenmp") < line.index("-O1")
 
 
 def test_flags_of_the_user_win(place, monkeypatch):
     (place / "seven.cpp").write_text(
         'extern "C" int seven() { return WANTED; }\n#ifdef __OPTIMIZE__\n'
-        '#error optimized\n#endif\n')
+        "#error optimized\n#endif\n"
+    )
     monkeypatch.setenv("CXX", f"{USUAL} -DWANTED=7 -O0")
     assert load(place).seven() == 7
     monkeypatch.setenv("CXX", f"{USUAL} -DWANTED=8 -O0")
     assert load(place).seven() == 8 and len(kernels(place)) == 2
 
 
-@pytest.mark.parametrize("given, words", [
-    ("no-such-compiler -O1",
-     "no C++ compiler was found (looked for no-such-compiler)"),
-    ("g++ 'half", "cannot be split into words"),
-    ("{spy} -fno-such-flag", "-fno-such-flag"),
-    ("env no-such-compiler", "no-such-compiler")])
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (
+            "no-such-compiler -O1",
+            "no C++ compiler was found (looked for no-such-compiler)",
+        ),
+        ("g++ 'half", "cannot be split into words"),
+        ("{spy} -fno-such-flag", "-fno-such-flag"),
+        ("env no-such-compiler", "no-such-compiler"),
+    ],
+)
 def test_cxx_that_does_not_work(place, monkeypatch, given, words):
     monkeypatch.setenv("CXX", given.format(spy=program(place, "spy")))
     assert words in failure(place)
@@ -173,43 +207,66 @@ def test_without_a_compiler_what_is_kept_is_used(place, monkeypatch):
     monkeypatch.setenv("PATH", str(place))
     assert load(place).seven() == 7
     (place / "seven.cpp").write_text(SEVEN + "\n")
-    assert ("no C++ compiler was found (looked for g++, clang++, c++): install "
-            "one, e.g." in failure(place))
+    assert (
+        "no C++ compiler was found (looked for g++, clang++, c++): install "
+        "one, e.g." in failure(place)
+    )
 
 
 # ---- foreign compilers ------------------------------------------------------
 
+
 def test_unknown_flags_do_not_cost_a_compilation(place, monkeypatch):
     "The source is compiled once, whichever flags are refused."
-    for name, refused in {"wide": "-mprefer*", "levels": "-march=x86-64*",
-                          "march": "-march=*", "threads": "-fopenmp",
-                          "all": "-fopenmp|-m*"}.items():
-        monkeypatch.setenv("CXX", program(
-            place, name,
-            f'for a in "$@"; do case $a in {refused}) echo "error: unknown '
-            'option $a"; exit 1;; esac; done'))
+    for name, refused in {
+        "wide": "-mprefer*",
+        "levels": "-march=x86-64*",
+        "march": "-march=*",
+        "threads": "-fopenmp",
+        "all": "-fopenmp|-m*",
+    }.items():
+        monkeypatch.setenv(
+            "CXX",
+            program(
+                place,
+                name,
+                f'for a in "$@"; do case $a in {refused}) echo "error: unknown '
+                'option $a"; exit 1;; esac; done',
+            ),
+        )
         assert load(place).seven() == 7
-        line, = (line for line in calls(place, name) if " -c " in line)
-        assert (("-fopenmp" in line) == ("fopenmp" not in refused)
-                and ("-march" in line) == (name not in ("march", "all"))
-                and ("-march=native" in line or name != "levels"))
+        (line,) = (line for line in calls(place, name) if " -c " in line)
+        assert (
+            ("-fopenmp" in line) == ("fopenmp" not in refused)
+            and ("-march" in line) == (name not in ("march", "all"))
+            and ("-march=native" in line or name != "levels")
+        )
 
 
 def test_without_threads_there_is_one_warning(place, monkeypatch):
-    monkeypatch.setenv("CXX", program(
-        place, "spy",
-        'for a in "$@"; do case $a in -fopenmp) echo "error: unknown option '
-        '$a"; exit 1;; esac; done'))
+    monkeypatch.setenv(
+        "CXX",
+        program(
+            place,
+            "spy",
+            'for a in "$@"; do case $a in -fopenmp) echo "error: unknown '
+            'option $a"; exit 1;; esac; done',
+        ),
+    )
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    for _ in range(2):                                  # made, and kept
+    for _ in range(2):  # made, and kept
         compiler._warn_once.cache_clear()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            assert (load(place, "threads").threads(2) == 1
-                    and load(place, "threads").threads(2) == 1)
-        warning, = seen
-        assert ("runs on one thread" in str(warning.message)
-                and warning.filename == __file__)
+            assert (
+                load(place, "threads").threads(2) == 1
+                and load(place, "threads").threads(2) == 1
+            )
+        (warning,) = seen
+        assert (
+            "runs on one thread" in str(warning.message)
+            and warning.filename == __file__
+        )
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     compiler._warn_once.cache_clear()
     with warnings.catch_warnings():
@@ -221,35 +278,54 @@ def test_a_breakdown_is_not_repeated(place, monkeypatch):
     for name, what, attempts in (
         ("broken", "internal compiler error: in vect_transform_reduction", 1),
         ("killed", "fatal error: Killed signal terminated program cc1plus", 1),
-        ("refusing", "seven.cpp:2:1: error: expected unqualified-id", 2)
+        ("refusing", "seven.cpp:2:1: error: expected unqualified-id", 2),
     ):
-        monkeypatch.setenv("CXX",
-                           program(place, name,
-                                   'case "$*" in *seven*) echo "seven.cpp: '
-                                   f'note"; echo "{what}"; exit 1;; esac'))
+        monkeypatch.setenv(
+            "CXX",
+            program(
+                place,
+                name,
+                'case "$*" in *seven*) echo "seven.cpp: '
+                f'note"; echo "{what}"; exit 1;; esac',
+            ),
+        )
         told = failure(place)
-        assert (len(calls(place, name)) == attempts and what in told
-                and "seven.cpp could not be compiled with" in told)
+        assert (
+            len(calls(place, name)) == attempts
+            and what in told
+            and "seven.cpp could not be compiled with" in told
+        )
 
 
 def test_the_second_attempt_names_no_processor(place, monkeypatch):
-    monkeypatch.setenv("CXX", program(
-        place, "spy",
-        'case "$*" in *march*seven*) echo "seven.cpp:3:1: error: no such '
-        'intrinsic"; exit 1;; esac'))
+    monkeypatch.setenv(
+        "CXX",
+        program(
+            place,
+            "spy",
+            'case "$*" in *march*seven*) echo "seven.cpp:3:1: error: no such '
+            'intrinsic"; exit 1;; esac',
+        ),
+    )
     assert load(place).seven() == 7
-    assert (["-march=" in line for line in calls(place, "spy")
-             if " -c " in line] == [True, False])
+    assert [
+        "-march=" in line for line in calls(place, "spy") if " -c " in line
+    ] == [True, False]
 
 
 @pytest.mark.parametrize("hangs", ["*empty*", "*seven*"])
 def test_a_compiler_that_hangs_is_ended(place, monkeypatch, hangs):
     monkeypatch.setattr(compiler, "_PROBE", 1.0 if "empty" in hangs else 30.0)
     monkeypatch.setattr(compiler, "_LIMIT", 2.0)
-    monkeypatch.setenv("CXX",
-                       program(place, "slow",
-                               f'case "$*" in {hangs}) (sleep 4; touch '
-                               f'"{place}/alive") & wait; exit 1;; esac'))
+    monkeypatch.setenv(
+        "CXX",
+        program(
+            place,
+            "slow",
+            f'case "$*" in {hangs}) (sleep 4; touch '
+            f'"{place}/alive") & wait; exit 1;; esac',
+        ),
+    )
     began = time.monotonic()
     told = failure(place)
     assert "took longer than" in told and time.monotonic() - began < 30
@@ -259,30 +335,40 @@ def test_a_compiler_that_hangs_is_ended(place, monkeypatch, hangs):
 
 # ---- what is kept -----------------------------------------------------------
 
+
 def test_source_that_does_not_compile(place):
     (place / "seven.cpp").write_text("int f( { }")
     told = failure(place)
-    assert (told.startswith("seven.cpp could not be compiled")
-            and "error: expected" in told)
-    note, = (place / "cache").iterdir()
+    assert (
+        told.startswith("seven.cpp could not be compiled")
+        and "error: expected" in told
+    )
+    (note,) = (place / "cache").iterdir()
     assert note.suffix == ".failed" and "error: expected" in note.read_text()
 
 
 def test_a_failure_is_remembered(place, monkeypatch):
-    refuse = ('case "$*" in *seven*) [ -e "$0.fixed" ] || { echo "seven.cpp:1: '
-              'error: no"; exit 1; };; esac')
+    refuse = (
+        'case "$*" in *seven*) [ -e "$0.fixed" ] || { echo "seven.cpp:1: '
+        'error: no"; exit 1; };; esac'
+    )
     monkeypatch.setenv("CXX", program(place, "spy", refuse))
     first = failure(place)
     asked = len(calls(place, "spy", ""))
     second = failure(place)
-    note, = (place / "cache").glob("*.failed")
-    assert (second.startswith(first) and str(note) in second
-            and "delete" in second and len(calls(place, "spy", "")) == asked)
+    (note,) = (place / "cache").glob("*.failed")
+    assert (
+        second.startswith(first)
+        and str(note) in second
+        and "delete" in second
+        and len(calls(place, "spy", "")) == asked
+    )
 
     def tried_again():
         nonlocal asked
         before, asked = asked, (failure(place), len(calls(place, "spy", "")))[1]
         return asked > before
+
     assert not tried_again()
     for damage in ("", "\n \n"):
         note.write_text(damage)
@@ -305,26 +391,36 @@ def test_a_failure_is_remembered(place, monkeypatch):
 
 
 def damages(content):
-    yield from (content[:size] for size in (
-                    0, 1, 100, 4096, len(content) * 3 // 4, len(content) - 1))
-    yield from (b"damaged", bytes(len(content)), content + b"\0",
-                content.replace(b"seven", b"eight"))
+    yield from (
+        content[:size]
+        for size in (0, 1, 100, 4096, len(content) * 3 // 4, len(content) - 1)
+    )
+    yield from (
+        b"damaged",
+        bytes(len(content)),
+        content + b"\0",
+        content.replace(b"seven", b"eight"),
+    )
     for place in range(1, 8):
         at = len(content) * place // 8
-        yield content[:at] + bytes([content[at] ^ 1]) + content[at + 1:]
+        yield content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-@pytest.mark.parametrize("hours, remembered", [
-    (0.01, True), (23.9, True), (24.1, False), (-1.0, False)])
+@pytest.mark.parametrize(
+    "hours, remembered",
+    [(0.01, True), (23.9, True), (24.1, False), (-1.0, False)],
+)
 def test_a_note_of_a_failure_counts_for_a_day(tmp_path, hours, remembered):
     note = tmp_path / "note"
     note.write_text("error: no such thing\n\nall that was said\n")
     written = note.stat().st_mtime - 3600 * hours
     os.utime(note, (written, written))
     if remembered:
-        with pytest.raises(compiler.CompilerError,
-                           match=rf"no such thing. That was {60 * hours:.0f} "
-                                 rf"min ago"):
+        with pytest.raises(
+            compiler.CompilerError,
+            match=rf"no such thing. That was {60 * hours:.0f} "
+            rf"min ago",
+        ):
             compiler._recall(note)
     else:
         compiler._recall(note)
@@ -333,7 +429,7 @@ def test_a_note_of_a_failure_counts_for_a_day(tmp_path, hours, remembered):
 def test_a_damaged_file_is_made_anew(place):
     "In children, which would die of it; what they make is whole again."
     load(place)
-    kernel, = kernels(place)
+    (kernel,) = kernels(place)
     content = kernel.read_bytes()
     found = list(damages(content))
     assert len(set(found)) == len(found) == 17
@@ -342,50 +438,71 @@ def test_a_damaged_file_is_made_anew(place):
             path.unlink()
         kernel.write_bytes(damage)
         assert ended(forked(seven, place)) == 0, (
-            f"{len(damage)} of {len(content)} bytes")
-        kept, = kernels(place)
-        assert (compiler._digest(kept) == kept.stem[-32:]
-                and b"seven" in kept.read_bytes())
+            f"{len(damage)} of {len(content)} bytes"
+        )
+        (kept,) = kernels(place)
+        assert (
+            compiler._digest(kept) == kept.stem[-32:]
+            and b"seven" in kept.read_bytes()
+        )
     # none of these reaches the loader
     with pytest.MonkeyPatch.context() as patch:
         opened = []
-        patch.setattr(compiler.ctypes, "CDLL",
-                      lambda path, mode: opened.append(path))
+        patch.setattr(
+            compiler.ctypes, "CDLL", lambda path, mode: opened.append(path)
+        )
         for damage in found:
             kernel.write_bytes(damage)
-            assert compiler._kept(place / "cache", "seven",
-                                  kernel.name.split("-")[1], None, ()) is None
+            assert (
+                compiler._kept(
+                    place / "cache",
+                    "seven",
+                    kernel.name.split("-")[1],
+                    None,
+                    (),
+                )
+                is None
+            )
         assert not opened
 
 
 def test_a_file_without_the_functions(place):
     "With the right digest: made anew. From a source that lacks them: an error."
     load(place)
-    kernel, = kernels(place)
+    (kernel,) = kernels(place)
     other = kernel.read_bytes().replace(b"seven", b"eight")
     kernel.unlink()
     (place / "other").write_bytes(other)
-    (place / "other").rename(kernel.with_name(
-        f"{kernel.stem[:-32]}{compiler._digest(place / 'other')}.so"))
-    assert (load(place).seven() == 7
-            and [p.name for p in kernels(place)] == [kernel.name])
-    with pytest.raises(compiler.CompilerError,
-                       match="has no function eight, nine"):
+    (place / "other").rename(
+        kernel.with_name(
+            f"{kernel.stem[:-32]}{compiler._digest(place / 'other')}.so"
+        )
+    )
+    assert load(place).seven() == 7 and [p.name for p in kernels(place)] == [
+        kernel.name
+    ]
+    with pytest.raises(
+        compiler.CompilerError, match="has no function eight, nine"
+    ):
         load(place, "eight", "seven", "nine")
 
 
 def test_a_file_for_another_loader_stays(place):
     "What cannot be loaded here may be good for somebody who shares the folder."
     load(place)
-    kernel, = kernels(place)
+    (kernel,) = kernels(place)
     foreign = kernel.with_name(
         f"{kernel.stem[:-34]}0-"
-        f"{compiler.hashlib.sha256(b'foreign').hexdigest()[:32]}.so")
+        f"{compiler.hashlib.sha256(b'foreign').hexdigest()[:32]}.so"
+    )
     foreign.write_bytes(b"foreign")
     assert load(place).seven() == 7 and foreign.exists() and kernel.exists()
     kernel.unlink()
-    assert (ended(forked(seven, place)) == 0 and foreign.exists()
-            and kernel.exists())
+    assert (
+        ended(forked(seven, place)) == 0
+        and foreign.exists()
+        and kernel.exists()
+    )
 
 
 def test_killed_at_any_moment(place, monkeypatch):
@@ -408,7 +525,7 @@ def test_killed_at_any_moment(place, monkeypatch):
         assert ended(forked(seven, place)) == 0
         assert len(kernels(place)) == 1
     left = list((place / "cache").glob("making-*"))
-    assert died >= 6 and left                           # some had begun
+    assert died >= 6 and left  # some had begun
     for folder in left:
         os.utime(folder, (time.time() - 3700,) * 2)
     (place / "seven.cpp").write_text(SEVEN + "\n")
@@ -418,7 +535,8 @@ def test_killed_at_any_moment(place, monkeypatch):
 
 def test_two_at_once_compile_once(place, monkeypatch):
     monkeypatch.setenv(
-        "CXX", program(place, "spy", 'case "$*" in *seven*) sleep 1;; esac'))
+        "CXX", program(place, "spy", 'case "$*" in *seven*) sleep 1;; esac')
+    )
     children = [forked(seven, place) for _ in range(4)]
     assert [ended(child) for child in children] == [0] * 4
     assert len([line for line in calls(place, "spy") if " -c " in line]) == 1
@@ -440,49 +558,76 @@ def test_full_disk(place):
             return seven(place)
         except compiler.CompilerError as error:
             return 3 if "seven.cpp could not be compiled" in str(error) else 4
+
     outcomes = []
     for limit in (0, 20, 700, 3000, size // 2, size - 100, 4 * size):
         for path in kernels(place):
             path.unlink()
         outcomes.append(ended(forked(limited, limit)))
-        assert all(compiler._digest(path) == path.stem[-32:]
-                   for path in kernels(place))
+        assert all(
+            compiler._digest(path) == path.stem[-32:] for path in kernels(place)
+        )
         assert not list((place / "cache").glob("*.failed")), outcomes
         assert ended(forked(seven, place)) == 0
-    assert (outcomes[0] in (0, 3) and outcomes[3:] == [3, 3, 3, 0]
-            and set(outcomes) <= {0, 3})
+    assert (
+        outcomes[0] in (0, 3)
+        and outcomes[3:] == [3, 3, 3, 0]
+        and set(outcomes) <= {0, 3}
+    )
 
 
 # ---- what is carried --------------------------------------------------------
 
-V3 = ("fpu cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3 abm avx avx2 bmi1 bmi2 "
-      "f16c fma movbe").split()
+V3 = (
+    "fpu cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3 abm avx avx2 bmi1 bmi2 "
+    "f16c fma movbe"
+).split()
 V4 = V3 + "avx512f avx512bw avx512cd avx512dq avx512vl".split()
 LEVELS = ["x86-64", "x86-64-v3", "x86-64-v4"]
 
 
-@pytest.mark.parametrize("number, lines", [
-    (1, [["fpu", "sse2"]]), (1, [V3[:7]]), (2, [V3]), (3, [V4]), (3, [V4, V4]),
-    (2, [V4, V3]), (1, [V3 + V4[-5:-1], ["fpu"]]),
-    *((1, [[f for f in V4 if f != lacking]]) for lacking in V3[1:]),
-    *((2, [[f for f in V4 if f != lacking]]) for lacking in V4[-5:])])
+@pytest.mark.parametrize(
+    "number, lines",
+    [
+        (1, [["fpu", "sse2"]]),
+        (1, [V3[:7]]),
+        (2, [V3]),
+        (3, [V4]),
+        (3, [V4, V4]),
+        (2, [V4, V3]),
+        (1, [V3 + V4[-5:-1], ["fpu"]]),
+        *((1, [[f for f in V4 if f != lacking]]) for lacking in V3[1:]),
+        *((2, [[f for f in V4 if f != lacking]]) for lacking in V4[-5:]),
+    ],
+)
 def test_levels(monkeypatch, number, lines):
     "By all that a level has; of several kinds of cores, what each has."
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(compiler, "_processor", lambda: "\n".join(
-        ["model name\t: avx512f",
-         *(f"flags\t\t: {' '.join(x)}" for x in lines)]))
+    monkeypatch.setattr(
+        compiler,
+        "_processor",
+        lambda: "\n".join(
+            [
+                "model name\t: avx512f",
+                *(f"flags\t\t: {' '.join(x)}" for x in lines),
+            ]
+        ),
+    )
     assert compiler._levels() == LEVELS[:number]
     assert compiler._options()[0] == compiler._flags(LEVELS[number - 1])
-    for patch in ((sys, "platform", "darwin"),
-                  (compiler.platform, "machine", lambda: "aarch64"),
-                  (sys, "maxsize", 2**31 - 1),
-                  (compiler, "_processor", lambda: "Features : fp asimd")):
+    for patch in (
+        (sys, "platform", "darwin"),
+        (compiler.platform, "machine", lambda: "aarch64"),
+        (sys, "maxsize", 2**31 - 1),
+        (compiler, "_processor", lambda: "Features : fp asimd"),
+    ):
         with pytest.MonkeyPatch.context() as other:
             other.setattr(*patch)
-            assert (compiler._levels() == []
-                    and compiler._options() == compiler._PROCESSOR)
+            assert (
+                compiler._levels() == []
+                and compiler._options() == compiler._PROCESSOR
+            )
 
 
 def test_levels_of_this_processor_are_the_loaders():
@@ -493,8 +638,9 @@ def test_levels_of_this_processor_are_the_loaders():
     told = subprocess.run([loader, "--help"], capture_output=True, text=True)
     if "x86-64-v4" not in told.stdout:
         pytest.skip("this loader knows no levels")
-    assert [level for level in LEVELS[1:]
-            if f"{level} (supported" in told.stdout] == compiler._levels()[1:]
+    assert [
+        level for level in LEVELS[1:] if f"{level} (supported" in told.stdout
+    ] == compiler._levels()[1:]
 
 
 @pytest.fixture
@@ -521,7 +667,8 @@ def test_carried(place, carried, capsys):
     assert library._name == str(carried[len(compiler._levels()) - 1])
     assert not (place / "cache").exists() and capsys.readouterr() == ("", "")
     assert {p.name for p in (place / "carried").iterdir()} == {
-        p.name for p in carried}
+        p.name for p in carried
+    }
     for number, level in enumerate(compiler._levels(), 1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiler, "_levels", lambda n=number: LEVELS[:n])
@@ -537,8 +684,14 @@ def test_carried_flags_are_those_of_load(place, monkeypatch):
     run = compiler._command
     for which in ("carry", *compiler._levels()):
         told = words.setdefault(which, [])
-        monkeypatch.setattr(compiler, "_command", lambda w, limit: (
-            told.append([x for x in w if str(place) not in x]), run(w, limit)))
+        monkeypatch.setattr(
+            compiler,
+            "_command",
+            lambda w, limit: (
+                told.append([x for x in w if str(place) not in x]),
+                run(w, limit),
+            ),
+        )
         if which == "carry":
             compiler.carry(place / "seven.cpp")
             shutil.rmtree(place / "carried")
@@ -546,15 +699,25 @@ def test_carried_flags_are_those_of_load(place, monkeypatch):
             monkeypatch.setattr(compiler, "_levels", lambda: [which])
             load(place)
             # all but the two that try the flags
-            assert told[-2:] == [t for t in words["carry"]
-                                 if f"-march={which}" in t] + [
-                [w for w in words["carry"] if "-shared" in w][0]]
+            assert told[-2:] == [
+                t for t in words["carry"] if f"-march={which}" in t
+            ] + [[w for w in words["carry"] if "-shared" in w][0]]
     assert len(words["carry"]) == 6
 
 
-@pytest.mark.parametrize("what", [
-    "cut", "changed", "foreign", "source", "flags", "function", "level",
-    "unreadable"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "cut",
+        "changed",
+        "foreign",
+        "source",
+        "flags",
+        "function",
+        "level",
+        "unreadable",
+    ],
+)
 def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
     "The compiler is looked for as if there was nothing, and nothing is said."
     best = carried[len(compiler._levels()) - 1]
@@ -563,12 +726,16 @@ def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
     best.unlink()
     best.write_bytes(content)
     if what in ("cut", "changed"):
-        best.write_bytes(content[:-1] if what == "cut"
-                         else content.replace(b"seven", b"eight"))
+        best.write_bytes(
+            content[:-1]
+            if what == "cut"
+            else content.replace(b"seven", b"eight")
+        )
     elif what == "foreign":
         best.write_bytes(b"foreign")
-        best = best.rename(best.with_name(
-            f"{best.stem[:-32]}{compiler._digest(best)}.so"))
+        best = best.rename(
+            best.with_name(f"{best.stem[:-32]}{compiler._digest(best)}.so")
+        )
     elif what == "source":
         (place / "seven.cpp").write_text(SEVEN + "\n")
     elif what == "flags":
@@ -580,11 +747,12 @@ def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
     else:
         best.unlink()
         best.mkdir()
-    with pytest.raises(compiler.CompilerError,
-                       match="no C\\+\\+ compiler was found"):
+    with pytest.raises(
+        compiler.CompilerError, match="no C\\+\\+ compiler was found"
+    ):
         load(place, *functions)
     if what != "level":
-        assert best.exists()                    # the wheel's files stay
+        assert best.exists()  # the wheel's files stay
     if what != "function":
         monkeypatch.setenv("PATH", os.path.dirname(USUAL))
         monkeypatch.setenv("NORMALNORM_QUIET", "1")
@@ -608,15 +776,22 @@ def test_nothing_to_carry(place, monkeypatch):
     with pytest.raises(compiler.CompilerError, match="Linux on x86-64"):
         compiler.carry(place / "seven.cpp")
     monkeypatch.setattr(compiler, "_levels", lambda: LEVELS)
-    monkeypatch.setenv("CXX", program(
-        place, "old", 'for a in "$@"; do case $a in -march=x86-64-v*) echo '
-        '"error: bad value for $a"; exit 1;; esac; done'))
+    monkeypatch.setenv(
+        "CXX",
+        program(
+            place,
+            "old",
+            'for a in "$@"; do case $a in -march=x86-64-v*) echo '
+            '"error: bad value for $a"; exit 1;; esac; done',
+        ),
+    )
     with pytest.raises(compiler.CompilerError, match="bad value"):
         compiler.carry(place / "seven.cpp")
     assert not list((place / "carried").iterdir())
 
 
 # ---- where nothing can be kept ----------------------------------------------
+
 
 def test_a_folder_that_cannot_be_written(place, monkeypatch):
     """One warning, one compilation, no folder left; a child that is forked
@@ -630,12 +805,15 @@ def test_a_folder_that_cannot_be_written(place, monkeypatch):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert load(place).seven() == load(place).seven() == 7
-    warning, = seen
-    assert ("cannot be written" in str(warning.message)
-            and "set NORMALNORM_CACHE" in str(warning.message)
-            and warning.filename == __file__)
-    assert (len([line for line in calls(place, "spy") if " -c " in line]) == 1
-            and not list((place / "tmp").iterdir()))
+    (warning,) = seen
+    assert (
+        "cannot be written" in str(warning.message)
+        and "set NORMALNORM_CACHE" in str(warning.message)
+        and warning.filename == __file__
+    )
+    assert len(
+        [line for line in calls(place, "spy") if " -c " in line]
+    ) == 1 and not list((place / "tmp").iterdir())
 
     code = """
         import os, sys
@@ -651,8 +829,13 @@ def test_a_folder_that_cannot_be_written(place, monkeypatch):
         print(place.exists())
     """
     for arguments, expected in (([], "True\nFalse\n"), (["leave"], "True\n")):
-        one = process("", "-c", textwrap.dedent(code), *arguments,
-                      TMPDIR=str(place / "tmp"))
+        one = process(
+            "",
+            "-c",
+            textwrap.dedent(code),
+            *arguments,
+            TMPDIR=str(place / "tmp"),
+        )
         out, err = one.communicate(timeout=300)
         assert out == expected and not list((place / "tmp").iterdir()), err
 
@@ -666,7 +849,7 @@ def test_read_only_with_a_kernel(place, monkeypatch):
         source = shared / "seven.cpp"
         source.write_text(SEVEN)
         compiler.load(source)
-        kernel, = (shared / "cache").iterdir()
+        (kernel,) = (shared / "cache").iterdir()
         shared.chmod(0o755)
         (shared / "cache").chmod(0o555)
 
@@ -678,13 +861,16 @@ def test_read_only_with_a_kernel(place, monkeypatch):
                 warnings.simplefilter("always")
                 assert compiler.load(source).seven() == 7
             return len(seen) != expected
+
         assert ended(forked(as_another, 0)) == 0
         content = kernel.read_bytes()
         kernel.unlink()
         kernel.write_bytes(content[:4096])
         kernel.chmod(0o444)
-        assert (ended(forked(as_another, 1)) == 0
-                and len(kernel.read_bytes()) == 4096)
+        assert (
+            ended(forked(as_another, 1)) == 0
+            and len(kernel.read_bytes()) == 4096
+        )
     finally:
         (shared / "cache").chmod(0o755)
         subprocess.run(["rm", "-r", str(shared)], check=True)
@@ -693,21 +879,32 @@ def test_read_only_with_a_kernel(place, monkeypatch):
 def test_without_a_home(place, monkeypatch):
     monkeypatch.delenv("NORMALNORM_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(
-        RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(
+        Path,
+        "home",
+        lambda: (_ for _ in ()).throw(
+            RuntimeError("Could not determine home directory.")
+        ),
+    )
     with pytest.warns(UserWarning, match="cannot be written"):
         assert load(place).seven() == 7
     monkeypatch.setattr(compiler, "_for_this_process", {})
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: (_ for _ in ()).throw(
-        FileNotFoundError(errno.ENOENT, "No usable temporary directory")))
+    monkeypatch.setattr(
+        tempfile,
+        "mkdtemp",
+        lambda **_: (_ for _ in ()).throw(
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory")
+        ),
+    )
     assert "No usable temporary directory" in failure(place)
 
 
 # ---- what is said -----------------------------------------------------------
 
+
 def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
     load(place)
-    assert capsys.readouterr() == ("", "")              # the tests are quiet
+    assert capsys.readouterr() == ("", "")  # the tests are quiet
     monkeypatch.delenv("NORMALNORM_QUIET")
     for path in kernels(place):
         path.unlink()
@@ -716,7 +913,8 @@ def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
     assert not out and re.fullmatch(
         r"normalnorm: compiling seven\.cpp for this processor with \S+, about "
         r"1 s or longer on a busy machine, once; kept in \S+/cache\n",
-        err)
+        err,
+    )
     for stream in (None, open(os.devnull, "w")):
         for path in kernels(place):
             path.unlink()
@@ -729,12 +927,22 @@ def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
 
 def process(code, *arguments, **environment):
     "Run code in a process of its own, without CXX unless given."
-    env = {k: v for k, v in os.environ.items()
-           if k not in ("CXX", "NORMALNORM_CACHE", "NORMALNORM_QUIET")} | {
-               "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    env = (
+        {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("CXX", "NORMALNORM_CACHE", "NORMALNORM_QUIET")
+        }
+        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        | environment
+    )
     return subprocess.Popen(
         [sys.executable, *(arguments or ("-c", textwrap.dedent(code)))],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 LAYER = """
@@ -759,7 +967,8 @@ def test_no_compiler(tmp_path):
     an error only where the kernel was asked for by name.
     """
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import torch
         from normalnorm import BatchNormalNorm1d
         from normalnorm.layers import core
@@ -773,20 +982,37 @@ def test_no_compiler(tmp_path):
             out.sum().backward()
         import sys                      # torch.compile would not work either
         assert not {"torch._dynamo", "torch._inductor"} & {*sys.modules}
-    """))
-    nothing = {"PATH": str(tmp_path),
-               "NORMALNORM_CACHE": str(tmp_path / "empty"),
-               "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    scripted, asked = process("", str(script), **nothing), process(
-        "from normalnorm import set_backend; set_backend('native')", **nothing)
+    """)
+    )
+    nothing = {
+        "PATH": str(tmp_path),
+        "NORMALNORM_CACHE": str(tmp_path / "empty"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+    }
+    scripted, asked = (
+        process("", str(script), **nothing),
+        process(
+            "from normalnorm import set_backend; set_backend('native')",
+            **nothing,
+        ),
+    )
     err = scripted.communicate(timeout=300)[1]
     assert scripted.returncode == 0 and err.count("UserWarning") == 1, err
-    assert (f"{script}:9: UserWarning: normalnorm's native kernel is not "
-            "available here; its layers are computed by" in err)
-    assert ("no C++ compiler was found (looked for g++, clang++, c++): install "
-            "one, e.g. " in err and "apt-get install g++" in err)
-    assert ("CompilerError: no C++ compiler was found"
-            in asked.communicate(timeout=300)[1] and asked.returncode != 0)
+    assert (
+        f"{script}:9: UserWarning: normalnorm's native kernel is not "
+        "available here; its layers are computed by" in err
+    )
+    assert (
+        "no C++ compiler was found (looked for g++, clang++, c++): install "
+        "one, e.g. "
+        in err
+        and "apt-get install g++" in err
+    )
+    assert (
+        "CompilerError: no C++ compiler was found"
+        in asked.communicate(timeout=300)[1]
+        and asked.returncode != 0
+    )
 
 
 def test_the_kernel_itself(tmp_path):
@@ -794,35 +1020,54 @@ def test_the_kernel_itself(tmp_path):
     compiler that cannot, the next process is told at once.
     """
     folder, quick = tmp_path / "cache", f"{USUAL} -O0"
-    both = [process(LAYER, NORMALNORM_CACHE=str(folder), CXX=quick)
-            for _ in range(2)]
+    both = [
+        process(LAYER, NORMALNORM_CACHE=str(folder), CXX=quick)
+        for _ in range(2)
+    ]
     told = ""
     for one in both:
         out, err = one.communicate(timeout=300)
         assert one.returncode == 0 and out.startswith("0"), (out, err)
         told += err
     assert told.count("compiling native.cpp for this processor") == 1
-    kernel, = folder.iterdir()
+    (kernel,) = folder.iterdir()
     content = kernel.read_bytes()
     kernel.write_bytes(content[:100_000])
-    out, err = process(LAYER, NORMALNORM_CACHE=str(folder),
-                       CXX=quick).communicate(timeout=300)
-    assert out.startswith("0") and "compiling native.cpp" in err and [
-        len(p.read_bytes()) for p in folder.iterdir()] == [len(content)]
+    out, err = process(
+        LAYER, NORMALNORM_CACHE=str(folder), CXX=quick
+    ).communicate(timeout=300)
+    assert (
+        out.startswith("0")
+        and "compiling native.cpp" in err
+        and [len(p.read_bytes()) for p in folder.iterdir()] == [len(content)]
+    )
 
-    broken, took = program(tmp_path, "broken",
-                           'case "$*" in *native.cpp*) echo "internal compiler '
-                           'error: in averages"; exit 1;; esac'), []
+    broken, took = (
+        program(
+            tmp_path,
+            "broken",
+            'case "$*" in *native.cpp*) echo "internal compiler '
+            'error: in averages"; exit 1;; esac',
+        ),
+        [],
+    )
     for _ in range(2):
         one = process(
             "from normalnorm import set_backend; set_backend('native')",
-            NORMALNORM_CACHE=str(folder), CXX=broken)
+            NORMALNORM_CACHE=str(folder),
+            CXX=broken,
+        )
         took.append(one.communicate(timeout=300)[1])
-        assert (one.returncode == 1 and "CompilerError: native.cpp could not "
-                                        "be compiled" in took[-1]
-                and "internal compiler error: in averages" in took[-1])
-    assert "delete" not in took[0] and "to try now, delete" in took[1] and len(
-        calls(tmp_path, "broken", "native.cpp")) == 1
+        assert (
+            one.returncode == 1
+            and "CompilerError: native.cpp could not be compiled" in took[-1]
+            and "internal compiler error: in averages" in took[-1]
+        )
+    assert (
+        "delete" not in took[0]
+        and "to try now, delete" in took[1]
+        and len(calls(tmp_path, "broken", "native.cpp")) == 1
+    )
 
 
 def test_the_warning_names_the_users_line(monkeypatch):
@@ -832,46 +1077,65 @@ def test_the_warning_names_the_users_line(monkeypatch):
     error = compiler.CompilerError("no C++ compiler was found")
     monkeypatch.setattr(native, "_library", lambda: error)
     monkeypatch.setattr(
-        compiled, "_compiled",
-        lambda *_: (_ for _ in ()).throw(RuntimeError("not here")))
+        compiled,
+        "_compiled",
+        lambda *_: (_ for _ in ()).throw(RuntimeError("not here")),
+    )
     plain = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU())
-    converted, layer, u = (normalnorm.to_normality(plain),
-                           normalnorm.BatchNormalNorm1d(3), torch.randn(8, 3))
-    ways = [lambda: layer(u), lambda: layer_normal_norm(u, (3,)),
-            lambda: converted(u),
-            lambda: torch.utils.checkpoint.checkpoint(
-                converted, u.requires_grad_(), use_reentrant=False),
-            lambda: normality_norm(u, (0,))]
+    converted, layer, u = (
+        normalnorm.to_normality(plain),
+        normalnorm.BatchNormalNorm1d(3),
+        torch.randn(8, 3),
+    )
+    ways = [
+        lambda: layer(u),
+        lambda: layer_normal_norm(u, (3,)),
+        lambda: converted(u),
+        lambda: torch.utils.checkpoint.checkpoint(
+            converted, u.requires_grad_(), use_reentrant=False
+        ),
+        lambda: normality_norm(u, (0,)),
+    ]
     try:
         for way in ways:
             backends._instead.clear()
-            with (set_backend("auto"),
-                  warnings.catch_warnings(record=True) as seen):
+            with (
+                set_backend("auto"),
+                warnings.catch_warnings(record=True) as seen,
+            ):
                 warnings.simplefilter("always")
                 way(), way()
-            warning, = (w for w in seen if "native kernel" in str(w.message))
+            (warning,) = (w for w in seen if "native kernel" in str(w.message))
             assert (warning.filename, warning.lineno) == (
-                __file__, way.__code__.co_firstlineno)
-            assert ("PyTorch operations one by one instead, which takes about "
-                    f"{backends._SLOWER[0]} to {backends._SLOWER[1]} times as "
-                    "long in training" in str(warning.message)
-                    and str(warning.message).endswith(
-                        "The reason: no C++ compiler was found"))
+                __file__,
+                way.__code__.co_firstlineno,
+            )
+            assert (
+                "PyTorch operations one by one instead, which takes about "
+                f"{backends._SLOWER[0]} to {backends._SLOWER[1]} times as "
+                "long in training"
+                in str(warning.message)
+                and str(warning.message).endswith(
+                    "The reason: no C++ compiler was found"
+                )
+            )
     finally:
         backends._instead.clear()
 
 
 def test_what_it_costs_is_what_was_measured():
     "The numbers of the warning, from the committed rows, to one digit."
-    taken = [row["ms of the other"] / row["ms"]
-             for path in (ROOT / "results" / "benchmarks").glob("*.json")
-             for row in json.loads(path.read_text(encoding="utf-8")).get(
-                 "rows", [])
-             if row.get("against") == "eager"
-             and row["part"] in ("layers", "engines")
-             and row["work"].startswith("forward and backward")]
+    taken = [
+        row["ms of the other"] / row["ms"]
+        for path in (ROOT / "results" / "benchmarks").glob("*.json")
+        for row in json.loads(path.read_text(encoding="utf-8")).get("rows", [])
+        if row.get("against") == "eager"
+        and row["part"] in ("layers", "engines")
+        and row["work"].startswith("forward and backward")
+    ]
     assert taken and backends._SLOWER == tuple(
-        int(float(f"{extreme:.0e}")) for extreme in (min(taken), max(taken)))
+        int(float(f"{extreme:.0e}")) for extreme in (min(taken), max(taken))
+    )
 
 
 def test_without_a_kernel(monkeypatch):
@@ -885,12 +1149,24 @@ def test_without_a_kernel(monkeypatch):
             u = torch.randn(8, 3)
             for _ in range(3):
                 torch.testing.assert_close(
-                    normality_norm(u, (0,))[0], core.normality_norm(u, (0,))[0],
-                    rtol=1e-4, atol=1e-5)
-            normality_norm(u, (0,), statistics=Statistics(
-                torch.zeros(1, 3), torch.ones(1, 3), (torch.ones(1, 3),)))
-        assert sum("native kernel is not available" in str(w.message)
-                   for w in seen) == 1
+                    normality_norm(u, (0,))[0],
+                    core.normality_norm(u, (0,))[0],
+                    rtol=1e-4,
+                    atol=1e-5,
+                )
+            normality_norm(
+                u,
+                (0,),
+                statistics=Statistics(
+                    torch.zeros(1, 3), torch.ones(1, 3), (torch.ones(1, 3),)
+                ),
+            )
+        assert (
+            sum(
+                "native kernel is not available" in str(w.message) for w in seen
+            )
+            == 1
+        )
         with pytest.raises(compiler.CompilerError):
             set_backend("native")
     finally:

@@ -1,6 +1,7 @@
 """The proof that the curvature is bounded below: a second interval arithmetic,
 mutants, random laws.
 """
+
 import mpmath as mp
 import numpy as np
 import pytest
@@ -22,17 +23,32 @@ def test_the_bounds():
     assert sharp_curvature_bound(spend=0.1) == sharp_curvature_bound()
 
 
-@pytest.mark.parametrize("settings", [
-    dict(shift=1e-3), dict(shift=1e-9), dict(spend=0.0), dict(spend=1.01),
-    dict(spend=-0.01), dict(split=0.7), dict(split=0.4)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(shift=1e-3),
+        dict(shift=1e-9),
+        dict(spend=0.0),
+        dict(spend=1.01),
+        dict(spend=-0.01),
+        dict(split=0.7),
+        dict(split=0.4),
+    ],
+)
 def test_mutants_of_the_sharp_proof(settings):
     with pytest.raises(AssertionError):
         sharp_curvature_bound(**settings)
 
 
-@pytest.mark.parametrize("settings", [
-    dict(target=(1884, 10000)), dict(target=(188, 1000)), dict(t=(45, 100)),
-    dict(c=(60, 100))])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(target=(1884, 10000)),
+        dict(target=(188, 1000)),
+        dict(t=(45, 100)),
+        dict(c=(60, 100)),
+    ],
+)
 def test_mutants_of_the_easy_proof(settings):
     with pytest.raises(AssertionError):
         easy_curvature_bound(**settings)
@@ -51,16 +67,30 @@ def test_both_sweeps_in_another_interval_arithmetic():
             d = (1 + a) * log - a
             gap = square(d, t, a)
             gap = iv.mpf([max(gap.a, 0), max(gap.b, 0)])
-            return (1 - T - t**2 - c - (1 + a) * log**2 + 2 * t * d + c * a**2
-                    + gap**2)
+            return (
+                1
+                - T
+                - t**2
+                - c
+                - (1 + a) * log**2
+                + 2 * t * d
+                + c * a**2
+                + gap**2
+            )
+
         return f
 
     T = 2 * (1 - L) ** 2
     size = lambda x: iv.mpf([max(0, max(x.a, -x.b)), max(-x.a, x.b)])
-    near = certificate(T, 2 * L - 1, 2 * L - iv.mpf(3) / 2 * L**2,
-                       lambda d, t, a: size(d - t) - a / 2)
-    far = certificate(T, iv.mpf(7) / 20, iv.mpf(17) / 25,
-                      lambda d, t, a: a / 2 - size(d - t))
+    near = certificate(
+        T,
+        2 * L - 1,
+        2 * L - iv.mpf(3) / 2 * L**2,
+        lambda d, t, a: size(d - t) - a / 2,
+    )
+    far = certificate(
+        T, iv.mpf(7) / 20, iv.mpf(17) / 25, lambda d, t, a: a / 2 - size(d - t)
+    )
     for f, end in ((near, mp.mpf(7) / 8), (far, mp.mpf(3))):
         cells = [(end * i / 64, end * (i + 1) / 64) for i in range(64)]
         while cells:
@@ -75,8 +105,11 @@ def test_both_sweeps_in_another_interval_arithmetic():
 def test_random_laws_of_few_atoms():
     rng = np.random.default_rng(0)
     for atoms in (2, 3, 4, 5):
-        h, p = rng.normal(size=(20_000, atoms)) * 10 ** rng.uniform(
-            -1, 1, (20_000, 1)), rng.dirichlet(np.ones(atoms), 20_000)
+        h, p = (
+            rng.normal(size=(20_000, atoms))
+            * 10 ** rng.uniform(-1, 1, (20_000, 1)),
+            rng.dirichlet(np.ones(atoms), 20_000),
+        )
         mean = (p * h).sum(1, keepdims=True)
         h = (h - mean) / np.sqrt((p * (h - mean) ** 2).sum(1, keepdims=True))
         average = lambda x: (p * x).sum(1)
@@ -107,14 +140,18 @@ class NoRounding(Interval):
 
 class SquareOfEnds(Interval):
     def square(self):
-        return Interval.outward(np.minimum(self.lo**2, self.hi**2),
-                                np.maximum(self.lo**2, self.hi**2))
+        return Interval.outward(
+            np.minimum(self.lo**2, self.hi**2),
+            np.maximum(self.lo**2, self.hi**2),
+        )
 
 
 class SizeOfEnds(Interval):
     def __abs__(self):
-        return Interval(np.minimum(abs(self.lo), abs(self.hi)),
-                        np.maximum(abs(self.lo), abs(self.hi)))
+        return Interval(
+            np.minimum(abs(self.lo), abs(self.hi)),
+            np.maximum(abs(self.lo), abs(self.hi)),
+        )
 
 
 class Turned(Interval):
@@ -139,13 +176,24 @@ class TrustingLogarithm(Interval):
 
 class Everything(Interval):
     def __add__(self, other):
-        return Interval(np.full_like(self.lo, -np.inf),
-                        np.full_like(self.hi, np.inf))
+        return Interval(
+            np.full_like(self.lo, -np.inf), np.full_like(self.hi, np.inf)
+        )
 
 
-@pytest.mark.parametrize("wrong", [
-    NoRounding, SquareOfEnds, SizeOfEnds, Turned, NotCut, LikeDifference,
-    TrustingLogarithm, Everything])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        NoRounding,
+        SquareOfEnds,
+        SizeOfEnds,
+        Turned,
+        NotCut,
+        LikeDifference,
+        TrustingLogarithm,
+        Everything,
+    ],
+)
 def test_the_check_of_the_intervals_rejects_each_wrong_operation(wrong):
     """Each differs from the right class in one operation, some on wide
     intervals only.

@@ -1,6 +1,7 @@
 """Joint normality and dependence, beyond their chapters: peers where they are
 installed, plain loops and tables where not, what is refused, what is kept.
 """
+
 import math
 import resource
 import sys
@@ -25,8 +26,12 @@ from normalnorm.analysis.joint_normality import (
     henze_zirkler_null,
 )
 
-MEASURES = (mutual_information, excess_mutual_information, distance_correlation,
-            unbiased_distance_correlation)
+MEASURES = (
+    mutual_information,
+    excess_mutual_information,
+    distance_correlation,
+    unbiased_distance_correlation,
+)
 
 
 def with_tables(x, y):
@@ -36,14 +41,24 @@ def with_tables(x, y):
     n = len(x)
     a, b = (np.linalg.norm(v[:, None] - v[None], axis=-1) for v in (x, y))
     double = lambda v: v - v.mean(0) - v.mean(1)[:, None] + v.mean()
-    u = lambda v: (v - v.sum(0) / (n - 2) - v.sum(1)[:, None] / (n - 2)
-                   + v.sum() / ((n - 1) * (n - 2))) * (1 - np.eye(n))
+    u = lambda v: (
+        (
+            v
+            - v.sum(0) / (n - 2)
+            - v.sum(1)[:, None] / (n - 2)
+            + v.sum() / ((n - 1) * (n - 2))
+        )
+        * (1 - np.eye(n))
+    )
 
     def quotient(p, q):
         norm = math.sqrt((p * p).sum() * (q * q).sum())
         return (p * q).sum() / norm if norm > 1e-9 else math.nan
-    return (math.sqrt(np.clip(quotient(double(a), double(b)), 0, None)),
-            quotient(u(a), u(b)))
+
+    return (
+        math.sqrt(np.clip(quotient(double(a), double(b)), 0, None)),
+        quotient(u(a), u(b)),
+    )
 
 
 def with_matrix(x):
@@ -55,17 +70,22 @@ def with_matrix(x):
     inverse = np.linalg.inv(np.cov(x.T, bias=True).reshape(d, d))
     own, cross = np.einsum("ij,jk,ik->i", c, inverse, c), c @ inverse @ c.T
     b = ((2 * d + 1) * n / 4) ** (1 / (d + 4)) / math.sqrt(2)
-    t = n * (np.exp(-(b**2) / 2 * (own[:, None] + own - 2 * cross)).mean()
-             - 2 * (1 + b**2) ** (-d / 2) * np.exp(
-                 -(b**2) / (2 * (1 + b**2)) * own).mean()
-             + (1 + 2 * b**2) ** (-d / 2))
+    t = n * (
+        np.exp(-(b**2) / 2 * (own[:, None] + own - 2 * cross)).mean()
+        - 2
+        * (1 + b**2) ** (-d / 2)
+        * np.exp(-(b**2) / (2 * (1 + b**2)) * own).mean()
+        + (1 + 2 * b**2) ** (-d / 2)
+    )
     _, mean, var = henze_zirkler_null(n, d)
     s = math.sqrt(math.log1p(var / mean**2))
     return t, scipy.stats.lognorm.sf(
-        t, s, scale=mean / math.sqrt(1 + var / mean**2))
+        t, s, scale=mean / math.sqrt(1 + var / mean**2)
+    )
 
 
 # ---- joint normality ----
+
 
 @pytest.mark.parametrize("n, d", [(3, 1), (5, 3), (31, 2), (101, 7), (700, 16)])
 @pytest.mark.parametrize("draw", ["normal", "exponential", "standard_cauchy"])
@@ -73,20 +93,28 @@ def test_henze_zirkler_equals_the_printed_formula(n, d, draw):
     x = getattr(np.random.default_rng(n), draw)(size=(n, d)) * 3 + 2
     found = henze_zirkler(torch.tensor(x))
     t, p = with_matrix(x)
-    assert (abs(found.statistic.item() - t) < 1e-8
-            and abs(found.p.item() - p) < 1e-8)
+    assert (
+        abs(found.statistic.item() - t) < 1e-8
+        and abs(found.p.item() - p) < 1e-8
+    )
 
 
 @pytest.mark.parametrize("n, d", [(30, 2), (200, 5), (1500, 16)])
 def test_henze_zirkler_equals_pingouin(n, d):
     pingouin = installed("pingouin")
-    for draw in (np.random.default_rng(0).normal,
-                 np.random.default_rng(1).exponential):
+    for draw in (
+        np.random.default_rng(0).normal,
+        np.random.default_rng(1).exponential,
+    ):
         x = draw(size=(n, d))
-        expected, found = (pingouin.multivariate_normality(x),
-                           henze_zirkler(torch.tensor(x)))
-        assert abs(found.statistic.item() - expected.hz) < 1e-8 and abs(
-            found.p.item() - expected.pval) < 1e-8
+        expected, found = (
+            pingouin.multivariate_normality(x),
+            henze_zirkler(torch.tensor(x)),
+        )
+        assert (
+            abs(found.statistic.item() - expected.hz) < 1e-8
+            and abs(found.p.item() - expected.pval) < 1e-8
+        )
 
 
 def test_henze_zirkler_of_twenty_thousand_points_keeps_no_matrix():
@@ -98,8 +126,13 @@ def test_henze_zirkler_of_twenty_thousand_points_keeps_no_matrix():
     assert 0.9 < found.statistic.item() < 1.1 and 0 < found.p.item() < 1
     part = henze_zirkler(x[:700].half())
     # computed in float64, whatever comes in
-    assert (abs(part.statistic.item()
-                - with_matrix(x[:700].half().double().numpy())[0]) < 1e-8)
+    assert (
+        abs(
+            part.statistic.item()
+            - with_matrix(x[:700].half().double().numpy())[0]
+        )
+        < 1e-8
+    )
 
 
 def test_henze_zirkler_on_any_axes_and_of_many_sets():
@@ -109,8 +142,13 @@ def test_henze_zirkler_on_any_axes_and_of_many_sets():
     assert found.statistic.shape == (3, 2)
     for i in range(3):
         for j in range(2):
-            assert abs(found.statistic[i, j].item()
-                       - with_matrix(x[i, :, j].numpy())[0]) < 1e-9
+            assert (
+                abs(
+                    found.statistic[i, j].item()
+                    - with_matrix(x[i, :, j].numpy())[0]
+                )
+                < 1e-9
+            )
     assert henze_zirkler(x[:0], dim=1, coordinates=3).p.shape == (0, 2)
     assert not henze_zirkler(x.requires_grad_(), dim=1).statistic.requires_grad
 
@@ -122,8 +160,11 @@ def test_points_on_a_plane_have_no_statistic():
     # on a plane that is nearly a line
     x[2, :, 2] = x[2, :, 0] + 1e-3 * x[2, :, 1]
     x[3, 5, 0], x[4, 0, 2] = math.nan, -math.inf
-    assert (henze_zirkler(x).statistic.isnan().tolist()
-            == henze_zirkler(x).p.isnan().tolist() == [True] * 5 + [False])
+    assert (
+        henze_zirkler(x).statistic.isnan().tolist()
+        == henze_zirkler(x).p.isnan().tolist()
+        == [True] * 5 + [False]
+    )
     x[5] *= torch.tensor([1e-20, 1.0, 1e18])
     assert henze_zirkler(x[5]).p.isfinite()
     for wrong, error, words in (
@@ -131,7 +172,7 @@ def test_points_on_a_plane_have_no_statistic():
         (torch.randn(4, 3), ValueError, "4 points with 3"),
         (torch.randn(2, 1), ValueError, "3 points"),
         (torch.ones(9, 2, dtype=torch.int64), TypeError, "int64"),
-        (np.ones((9, 2)), TypeError, "ndarray")
+        (np.ones((9, 2)), TypeError, "ndarray"),
     ):
         with pytest.raises(error, match=words):
             henze_zirkler(wrong)
@@ -142,19 +183,22 @@ def test_points_on_a_plane_have_no_statistic():
 
 # ---- mutual information ----
 
+
 def by_another_tree(x, y, k):
     """Equation 8 of Kraskov et al. with one query a point, counts from sorted
     values: single numbers only.
     """
     from scipy.spatial import cKDTree
+
     x, y = (v / v.std() for v in (x, y))
     n, total = len(x), 0.0
     distance = cKDTree(np.stack([x, y], 1)).query(
-        np.stack([x, y], 1), k + 1, p=np.inf)[0][:, -1]
+        np.stack([x, y], 1), k + 1, p=np.inf
+    )[0][:, -1]
     for v in (x, y):
         total += scipy.special.digamma(
-            (np.abs(v[:, None] - v)
-             < distance[:, None] * (1 - 1e-13)).sum(1)).sum()
+            (np.abs(v[:, None] - v) < distance[:, None] * (1 - 1e-13)).sum(1)
+        ).sum()
     return scipy.special.digamma(k) + scipy.special.digamma(n) - total / n
 
 
@@ -166,36 +210,59 @@ def test_mutual_information_equals_another_count(k):
         for y in (z, x**2 + 0.1 * z, x + 1e-3 * z):
             for method in ("tree", "direct"):
                 found = mutual_information(
-                    torch.tensor(x) * 50 + 3, torch.tensor(y), k=k,
-                    method=method).item()
+                    torch.tensor(x) * 50 + 3,
+                    torch.tensor(y),
+                    k=k,
+                    method=method,
+                ).item()
                 assert abs(found - by_another_tree(x, y, k)) < 1e-9
 
 
 def test_mutual_information_equals_scikit_learn():
-    mutual_info_regression = (
-        installed("sklearn.feature_selection").mutual_info_regression)
+    mutual_info_regression = installed(
+        "sklearn.feature_selection"
+    ).mutual_info_regression
     x, z = np.random.default_rng(0).normal(size=(2, 1500))
     for y in (x + z, np.sin(3 * x) + 0.1 * z):
         # it adds noise of 1e-10, which may move a count
         expected = mutual_info_regression(
-            x[:, None], y, n_neighbors=4, random_state=0)[0]
-        assert abs(mutual_information(torch.tensor(x), torch.tensor(y),
-                                      k=4).item() - expected) < 1e-5
+            x[:, None], y, n_neighbors=4, random_state=0
+        )[0]
+        assert (
+            abs(
+                mutual_information(torch.tensor(x), torch.tensor(y), k=4).item()
+                - expected
+            )
+            < 1e-5
+        )
 
 
-@given(st.integers(5, 40), st.integers(1, 3), st.integers(1, 3),
-       st.sampled_from([1, 2]), st.integers(1, 3), st.integers(0, 10**6))
+@given(
+    st.integers(5, 40),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([1, 2]),
+    st.integers(1, 3),
+    st.integers(0, 10**6),
+)
 @settings(max_examples=25, deadline=None)
 def test_both_ways_of_finding_neighbours_agree(n, p, q, variant, k, seed):
     generator = torch.Generator().manual_seed(seed)
-    x, y = (torch.randn(2, n, p, generator=generator).double(),
-            torch.randn(2, n, q, generator=generator).double())
+    x, y = (
+        torch.randn(2, n, p, generator=generator).double(),
+        torch.randn(2, n, q, generator=generator).double(),
+    )
     y = y + x[..., :1]
-    found = [mutual_information(x, y, dim=1, coordinates=2, k=k,
-                                variant=variant, method=m, chunk=c)
-             for m, c in (("tree", 1), ("direct", 1), ("direct", 2**20))]
-    assert (all(torch.allclose(f, found[0], rtol=0, atol=1e-12) for f in found)
-            and found[0].isfinite().all())
+    found = [
+        mutual_information(
+            x, y, dim=1, coordinates=2, k=k, variant=variant, method=m, chunk=c
+        )
+        for m, c in (("tree", 1), ("direct", 1), ("direct", 2**20))
+    ]
+    assert (
+        all(torch.allclose(f, found[0], rtol=0, atol=1e-12) for f in found)
+        and found[0].isfinite().all()
+    )
 
 
 def test_vectors_carry_what_their_coordinates_share():
@@ -205,52 +272,75 @@ def test_vectors_carry_what_their_coordinates_share():
     x = torch.randn(8, 2, 1500, dtype=torch.float64)
     y = x.sum(1, keepdim=True) + torch.randn(8, 1, 1500)
     exact = 0.5 * math.log(3)  # variance of y over that of its noise
-    assert (abs(mutual_information(x, y, dim=2, coordinates=1).mean().item()
-                - exact) < 0.03)
-    assert abs(
-        mutual_information(x[:, :1], y, dim=2, coordinates=1).mean().item()
-        - 0.5 * math.log(3 / 2)) < 0.03
+    assert (
+        abs(
+            mutual_information(x, y, dim=2, coordinates=1).mean().item() - exact
+        )
+        < 0.03
+    )
+    assert (
+        abs(
+            mutual_information(x[:, :1], y, dim=2, coordinates=1).mean().item()
+            - 0.5 * math.log(3 / 2)
+        )
+        < 0.03
+    )
 
 
 def test_information_beyond_correlation():
     x, z = torch.randn(2, 10, 1000, dtype=torch.float64)
     assert abs(excess_mutual_information(x, 2 * x + z).mean().item()) < 0.03
-    assert excess_mutual_information(
-        x, x * (torch.rand_like(x) < 0.5).double().mul(2).sub(1)).min() > 1
+    assert (
+        excess_mutual_information(
+            x, x * (torch.rand_like(x) < 0.5).double().mul(2).sub(1)
+        ).min()
+        > 1
+    )
     assert excess_mutual_information(x, 3 - x).isnan().all()
     # the counterexample of the text: below a normal pair of ρ = ½
     two = 0.5 * (math.log(1 - 0.25) + 2 * math.log(2)) - 0.1308
-    assert (two > 0 and 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-                        < -0.5 * math.log(0.75))
+    assert two > 0 and 0.75 * math.log(1.5) + 0.25 * math.log(
+        0.5
+    ) < -0.5 * math.log(0.75)
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_value_may_occur_k_times_and_no_more(k):
     for d in (1, 2):
         x, y = torch.randn(2, 40, d), torch.randn(2, 40, d)
-        x[0, 5:5 + k], x[1, 5:6 + k] = 0.25, 0.25
+        x[0, 5 : 5 + k], x[1, 5 : 6 + k] = 0.25, 0.25
         for sides in ((x, y), (y, x)):
             for method in ("tree", "direct"):
-                assert (mutual_information(*sides, dim=1, coordinates=2, k=k,
-                                           method=method).isnan().tolist()
-                        == [False, True])
+                assert mutual_information(
+                    *sides, dim=1, coordinates=2, k=k, method=method
+                ).isnan().tolist() == [False, True]
 
 
 # ---- distance correlation ----
+
 
 @given(st.integers(4, 70), st.integers(1, 30), st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_the_fast_sum_equals_tables_whatever_the_ties(n, values, seed):
     generator = np.random.default_rng(seed)
     x, y = generator.integers(0, values + 1, (2, n)).astype(float)
-    x[0], y[-1] = -1, values + 3                    # neither is constant
+    x[0], y[-1] = -1, values + 3  # neither is constant
     expected = with_tables(x[:, None], y[:, None])
-    assert abs(distance_correlation(torch.tensor(x), torch.tensor(y)).item()
-               - expected[0]) < 1e-7
-    found = (
-        unbiased_distance_correlation(torch.tensor(x), torch.tensor(y)).item())
-    assert (math.isnan(found) and math.isnan(expected[1])
-            or abs(found - expected[1]) < 1e-7 * max(1, abs(expected[1])))
+    assert (
+        abs(
+            distance_correlation(torch.tensor(x), torch.tensor(y)).item()
+            - expected[0]
+        )
+        < 1e-7
+    )
+    found = unbiased_distance_correlation(
+        torch.tensor(x), torch.tensor(y)
+    ).item()
+    assert (
+        math.isnan(found)
+        and math.isnan(expected[1])
+        or abs(found - expected[1]) < 1e-7 * max(1, abs(expected[1]))
+    )
 
 
 def test_distance_correlation_equals_dcor(monkeypatch):
@@ -259,16 +349,29 @@ def test_distance_correlation_equals_dcor(monkeypatch):
         monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
         # that switch forgets this one
         monkeypatch.setattr(
-            installed("numba"), "guvectorize",
-            lambda *signature, **options: lambda function: function)
+            installed("numba"),
+            "guvectorize",
+            lambda *signature, **options: lambda function: function,
+        )
     dcor = installed("dcor")
     x, z = np.random.default_rng(0).normal(size=(2, 500))
     for y in (z, x**2 + z):
-        assert abs(distance_correlation(torch.tensor(x), torch.tensor(y)).item()
-                   - dcor.distance_correlation(x, y)) < 1e-10
-        assert abs(unbiased_distance_correlation(
-                       torch.tensor(x), torch.tensor(y)).item()
-                   - dcor.u_distance_correlation_sqr(x, y)) < 1e-10
+        assert (
+            abs(
+                distance_correlation(torch.tensor(x), torch.tensor(y)).item()
+                - dcor.distance_correlation(x, y)
+            )
+            < 1e-10
+        )
+        assert (
+            abs(
+                unbiased_distance_correlation(
+                    torch.tensor(x), torch.tensor(y)
+                ).item()
+                - dcor.u_distance_correlation_sqr(x, y)
+            )
+            < 1e-10
+        )
 
 
 def test_distance_correlation_of_many_points_keeps_no_table():
@@ -277,21 +380,31 @@ def test_distance_correlation_of_many_points_keeps_no_table():
     y = rho * x + math.sqrt(1 - rho**2) * z
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = unbiased_distance_correlation(x, y).item()
-    assert ((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-            < 400)
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    ) / 1024 < 400
     closed = (
-        (rho * math.asin(rho) + math.sqrt(1 - rho**2) - rho * math.asin(rho / 2)
-         - math.sqrt(4 - rho**2) + 1) / (1 + math.pi / 3 - math.sqrt(3)))
+        rho * math.asin(rho)
+        + math.sqrt(1 - rho**2)
+        - rho * math.asin(rho / 2)
+        - math.sqrt(4 - rho**2)
+        + 1
+    ) / (1 + math.pi / 3 - math.sqrt(3))
     assert abs(found - closed) < 0.01
 
 
 def test_unbiased_is_centred_at_independence_and_plain_is_not():
     x, y = torch.randn(2, 4000, 8, dtype=torch.float64)
-    found, plain = (unbiased_distance_correlation(x, y),
-                    distance_correlation(x, y))
+    found, plain = (
+        unbiased_distance_correlation(x, y),
+        distance_correlation(x, y),
+    )
     found = found[found.isfinite()]
-    assert (abs((found < 0).double().mean().item() - 0.5) < 0.12
-            and abs(found.median().item()) < 0.1 and plain.mean() > 0.4)
+    assert (
+        abs((found < 0).double().mean().item() - 0.5) < 0.12
+        and abs(found.median().item()) < 0.1
+        and plain.mean() > 0.4
+    )
 
 
 def test_where_n_to_the_fourth_is_beyond_64_bits():
@@ -304,22 +417,27 @@ def test_where_n_to_the_fourth_is_beyond_64_bits():
     y = torch.stack([(place < 9).double(), (place % 3 == 0).double(), x])
     r = torch.corrcoef(torch.cat([x[None], y]))[0, 1:]
     torch.testing.assert_close(
-        distance_correlation(x, y), r.abs(), rtol=1e-6, atol=1e-9)
+        distance_correlation(x, y), r.abs(), rtol=1e-6, atol=1e-9
+    )
 
 
 def test_an_estimated_distance_variance_of_zero_gives_nan():
     x = torch.zeros(3, 37)
     x[0, 4], x[1, 0], x[2, :2] = 0.1, -7.0, 0.3
-    assert (unbiased_distance_correlation(x, torch.randn(3, 37)).isnan()
-                .tolist() == [True, True, False])
+    assert unbiased_distance_correlation(
+        x, torch.randn(3, 37)
+    ).isnan().tolist() == [True, True, False]
     assert distance_correlation(x, torch.randn(3, 37)).isfinite().all()
 
 
 def test_vectors_equal_numbers_where_they_have_one_coordinate_and_broadcast():
     x = torch.randn(5, 1, 3, 40, dtype=torch.float64)
     y = torch.randn(4, 3, 40, dtype=torch.float64) + x[0].square()
-    for measure in (distance_correlation, unbiased_distance_correlation,
-                    mutual_information):
+    for measure in (
+        distance_correlation,
+        unbiased_distance_correlation,
+        mutual_information,
+    ):
         numbers = measure(x[:, :, 0], y[:, 0])
         vectors = measure(x[:, :, :1], y[:, :1], dim=-1, coordinates=-2)
         assert numbers.shape == (5, 4)
@@ -330,11 +448,13 @@ def test_vectors_equal_numbers_where_they_have_one_coordinate_and_broadcast():
     for i in range(5):
         for j in range(4):
             expected = with_tables(
-                standard(x[i, 0].T.numpy()), standard(y[j].T.numpy()))[0]
+                standard(x[i, 0].T.numpy()), standard(y[j].T.numpy())
+            )[0]
             assert abs(three[i, j].item() - expected) < 1e-10
 
 
 # ---- all of them ----
+
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_what_has_no_answer_is_nan_and_what_makes_no_sense_is_refused(measure):
@@ -349,7 +469,7 @@ def test_what_has_no_answer_is_nan_and_what_makes_no_sense_is_refused(measure):
         ((x[:, :1], x[:, :1]), ValueError, "at least"),
         ((x.int(), x), TypeError, "int32"),
         ((x.numpy(), x), TypeError, "ndarray"),
-        ((torch.tensor(1.0), x), ValueError, "axis of observations")
+        ((torch.tensor(1.0), x), ValueError, "axis of observations"),
     ):
         with pytest.raises(error, match=words):
             measure(*arguments)
@@ -363,24 +483,32 @@ def test_inputs_stay_and_layout_does_not_matter(measure):
     kept = x.clone(), y.clone()
     found = measure(x, y)
     torch.testing.assert_close(
-        measure(x.T, y.T, dim=0), found, rtol=0, atol=1e-12)
-    torch.testing.assert_close(measure(x[:, None].expand(6, 2, 50)[:, 1], y),
-                               found, rtol=0, atol=1e-12)
+        measure(x.T, y.T, dim=0), found, rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        measure(x[:, None].expand(6, 2, 50)[:, 1], y), found, rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(measure(y, x), found, rtol=0, atol=1e-12)
-    assert (torch.equal(x, kept[0]) and torch.equal(y, kept[1])
-            and found.dtype == torch.float64)
+    assert (
+        torch.equal(x, kept[0])
+        and torch.equal(y, kept[1])
+        and found.dtype == torch.float64
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [dict(k=0), dict(variant=3), dict(method="trees")])
+    "options", [dict(k=0), dict(variant=3), dict(method="trees")]
+)
 def test_unknown_options_are_named(options):
     with pytest.raises(ValueError, match="expected k ≥ 1"):
         mutual_information(torch.randn(9), torch.randn(9), **options)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("measure", [
-    *MEASURES, lambda x, y: henze_zirkler(torch.stack([x, y], -1)).statistic])
+@pytest.mark.parametrize(
+    "measure",
+    [*MEASURES, lambda x, y: henze_zirkler(torch.stack([x, y], -1)).statistic],
+)
 def test_a_gpu_gives_the_same_numbers(measure):
     x = torch.randn(6, 300)
     y = torch.randn(6, 300) + x.square()
@@ -388,4 +516,5 @@ def test_a_gpu_gives_the_same_numbers(measure):
     found = measure(x.cuda(), y.cuda())
     assert found.is_cuda
     torch.testing.assert_close(
-        found.cpu(), measure(x, y), rtol=1e-9, atol=1e-9, equal_nan=True)
+        found.cpu(), measure(x, y), rtol=1e-9, atol=1e-9, equal_nan=True
+    )

@@ -1,6 +1,7 @@
 """The rows of chapter 457 and the tool that measures them; what the chapter
 says of them is checked by its own cells.
 """
+
 import json
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = json.loads((ROOT / "results/early-training.json").read_text())
 
-tool = pytest.importorskip("tools.early_training",
-                           reason="the book's tools are not installed")
+tool = pytest.importorskip(
+    "tools.early_training", reason="the book's tools are not installed"
+)
 pytestmark = pytest.mark.book
 
 
@@ -26,11 +28,14 @@ def test_the_rows_are_complete():
             seconds += part["cpu_seconds"]
             part = part["found"]
             assert len(part["runs"]) == 4
-            best = min((v, float(r)) for r, v in part["trials"].items()
-                       if v is not None)
+            best = min(
+                (v, float(r))
+                for r, v in part["trials"].items()
+                if v is not None
+            )
             assert part["rate"] == best[1]
             for run in part["runs"]:
-                assert tuple(m["step"] for m in run) == tool.MOMENTS[:len(run)]
+                assert tuple(m["step"] for m in run) == tool.MOMENTS[: len(run)]
     assert seconds < 1200
 
 
@@ -49,9 +54,9 @@ def short(monkeypatch, tmp_path):
 def test_the_tool_measures_again_what_the_rows_have(short, monkeypatch):
     assert tool.main(short) == 0
     made = json.loads(tool.RECORD.read_text())
-    tool.main(short)                    # nothing is done twice
+    tool.main(short)  # nothing is done twice
     assert json.loads(tool.RECORD.read_text()) == made
-    run, = made["parts"]["dense"]["layer norm"]["found"]["runs"]
+    (run,) = made["parts"]["dense"]["layer norm"]["found"]["runs"]
     kept = KEPT["parts"]["dense"]["layer norm"]["found"]["runs"][0]
     assert [m["step"] for m in run] == [0, 1, 3]
     for mine, theirs in zip(run, kept):
@@ -82,8 +87,9 @@ def test_networks(kind, norm):
     found = tool.gradients.gradient_norms(model, x, y)
     for layer in range(1, tool.NETWORKS[kind][0] + 1):
         assert tool.of_layer(found, layer) > 0
-    assert all(not p.any() for n, p in model.named_parameters()
-               if n.endswith("bias"))
+    assert all(
+        not p.any() for n, p in model.named_parameters() if n.endswith("bias")
+    )
 
 
 def test_a_run_that_diverges_ends():

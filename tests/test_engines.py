@@ -1,6 +1,7 @@
 """An engine is one file in a folder: it is found, chosen by its name, asked for
 what it covers, and second derivatives are the definition's.
 """
+
 import ast
 import json
 import os
@@ -22,7 +23,7 @@ from normalnorm.layers.engines import compiled
 ROOT = Path(normalnorm.__file__).parents[1]
 
 # Of rows of two axes: the plain normalizer, by hand.
-TOY = '''
+TOY = """
 import torch
 from normalnorm.layers.backends import (
     Engine, Normalization, by_definition, register)
@@ -71,7 +72,7 @@ def offer(problem):
 
 
 register(Toy()).offers[Normalization] = offer
-'''
+"""
 
 USED = """
     import json, sys, torch
@@ -128,9 +129,13 @@ USED = """
 def test_one_file_is_an_engine(tmp_path):
     (tmp_path / "toy.py").write_text(TOY)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(USED), str(tmp_path)], cwd=ROOT,
-        capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+        [sys.executable, "-c", textwrap.dedent(USED), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["before"], found["chosen"]) == ("auto", "toy")
@@ -138,12 +143,17 @@ def test_one_file_is_an_engine(tmp_path):
     assert len(found["off"]) == 7 and max(found["off"]) < 1e-12
     # its own are the first pass, and what a second one sends back through the
     # output; with a graph, and of a statistic, they are the definition's
-    assert found["calls"] == ["forward", "backward", "definition", "backward",
-                              "definition"]
+    assert found["calls"] == [
+        "forward",
+        "backward",
+        "definition",
+        "backward",
+        "definition",
+    ]
     assert found["covered"][0] == 0 and found["covered"][1] == 0
-    assert found["covered"][2] == []                    # what it does not cover
+    assert found["covered"][2] == []  # what it does not cover
     assert found["layer"] == ["forward"]
-    assert found["auto"] == []                          # it is not automatic
+    assert found["auto"] == []  # it is not automatic
 
 
 def test_an_engine_has_a_name_of_its_own(monkeypatch):
@@ -157,7 +167,7 @@ def test_an_engine_has_a_name_of_its_own(monkeypatch):
     engine.name = "nothing"
     assert backends.register(engine) is engine
     u = torch.randn(4, 3)
-    with backends.set_backend("nothing"):               # it covers nothing
+    with backends.set_backend("nothing"):  # it covers nothing
         assert backends.compute(backends.Normalization(u, (0,))) is None
     with pytest.raises(ValueError, match="'anything' is not known"):
         backends.set_backend("anything")
@@ -168,13 +178,16 @@ def test_an_engine_has_a_name_of_its_own(monkeypatch):
 
 
 def test_who_is_asked_on_which_device(monkeypatch):
-    "By \"auto\", the kernel on a CPU, torch.compile on CUDA; nobody elsewhere."
+    'By "auto", the kernel on a CPU, torch.compile on CUDA; nobody elsewhere.'
     asked = lambda device: [e.name for e in backends._engines_asked(device)]
     with backends.set_backend("auto"):
         assert asked("cpu") == ["native"] and asked("cuda") == ["compiled"]
         assert asked("mps") == asked("xpu") == asked("meta") == []
-    for chosen, names in (("eager", []), ("native", ["native"]),
-                          ("compiled", ["compiled"])):
+    for chosen, names in (
+        ("eager", []),
+        ("native", ["native"]),
+        ("compiled", ["compiled"]),
+    ):
         with backends.set_backend(chosen):
             assert asked("cpu") == asked("cuda") == names
     monkeypatch.setattr(backends, "_known", dict(backends.engines()))
@@ -184,7 +197,7 @@ def test_who_is_asked_on_which_device(monkeypatch):
         backends.register(toy)
     toy.automatic = ("mps", "cuda")
     backends.register(toy)
-    with backends.set_backend("auto"):                  # in their order
+    with backends.set_backend("auto"):  # in their order
         assert asked("cpu") == ["native"]
         assert asked("cuda") == ["compiled", "toy"] and asked("mps") == ["toy"]
 
@@ -197,8 +210,12 @@ def fakes(monkeypatch):
     log = []
 
     def run(function, case, *choices):
-        log.append(("tried" if case[0] == "tried out" else "computed",
-                    case[-1].type if case[0] == "tried out" else case[0]))
+        log.append(
+            (
+                "tried" if case[0] == "tried out" else "computed",
+                case[-1].type if case[0] == "tried out" else case[0],
+            )
+        )
         return lambda u, *_: (u, *(u.new_zeros(len(u), 1),) * 3)
 
     monkeypatch.setattr(backends, "are_concrete", lambda *_: True)
@@ -223,15 +240,19 @@ def test_auto_asks_for_compiled_layers_on_cuda(fakes):
     backends.normalize(u, (0,), weight=batch.weight.reshape(1, 4))
     assert fakes[-1] == ("computed", (0,))
     fakes.clear()
-    for wrong in (u.int(), u.double()):                 # the definition's words
+    for wrong in (u.int(), u.double()):  # the definition's words
         with pytest.raises(TypeError):
             layer(wrong)
     with pytest.raises(RuntimeError, match="device"):
         backends.normalize(u, (1,), weight=torch.ones(4))
     assert fakes == []
     # a meta tensor has no values, whatever the choice
-    assert backends.compute(backends.Normalization(
-        torch.ones(3, 4, device="meta"), (1,))) is None
+    assert (
+        backends.compute(
+            backends.Normalization(torch.ones(3, 4, device="meta"), (1,))
+        )
+        is None
+    )
 
 
 def test_what_does_not_compile_on_cuda_is_the_definition(fakes, monkeypatch):
@@ -241,6 +262,7 @@ def test_what_does_not_compile_on_cuda_is_the_definition(fakes, monkeypatch):
     def fails(function, case, *choices):
         fakes.append(case[-1].type)
         raise RuntimeError("no Triton\nand more")
+
     monkeypatch.setattr(compiled, "_compiled", fails)
     u = torch.ones(3, 4, device="cuda")
     with warnings.catch_warnings(record=True) as seen:
@@ -248,10 +270,11 @@ def test_what_does_not_compile_on_cuda_is_the_definition(fakes, monkeypatch):
         for _ in range(3):
             assert backends.compute(backends.Normalization(u, (1,))) is None
     assert fakes == [("tried", "cpu"), "cuda"]
-    text, = [str(w.message) for w in seen]
+    (text,) = [str(w.message) for w in seen]
     assert "compiled kernel is not available on cuda:0" in text
-    assert text.endswith("one by one instead. The reason: RuntimeError: no "
-                         "Triton")
+    assert text.endswith(
+        "one by one instead. The reason: RuntimeError: no Triton"
+    )
     assert backends._instead == {("compiled", "cuda"): None}
 
 
@@ -264,22 +287,27 @@ def test_a_case_that_the_compiler_gives_up_is_the_definitions(monkeypatch):
         if function is failing:
             raise torch._dynamo.exc.TorchDynamoException("too large")
         return function
+
     monkeypatch.setattr(compiled, "_compiled", run)
     u = torch.randn(5, 8).exp().requires_grad_()
-    exact, = torch.autograd.grad(
-        backends.core.normalize(u, (1,))[0].sin().sum(), u)
+    (exact,) = torch.autograd.grad(
+        backends.core.normalize(u, (1,))[0].sin().sum(), u
+    )
     for failing in (compiled._forward_pass, compiled._eager_backward):
         monkeypatch.setattr(compiled, "_refused", set())
         tries.clear()
-        with backends.set_backend("compiled"), warnings.catch_warnings(
-                record=True) as seen:
+        with (
+            backends.set_backend("compiled"),
+            warnings.catch_warnings(record=True) as seen,
+        ):
             warnings.simplefilter("always")
             for _ in range(2):
                 out = backends.normalize(u, (1,))[0]
                 torch.testing.assert_close(
-                    torch.autograd.grad(out.sin().sum(), u)[0], exact)
+                    torch.autograd.grad(out.sin().sum(), u)[0], exact
+                )
             assert tries.count(failing) == 1
-            backends.normalize(u, (0,))                 # another case
+            backends.normalize(u, (0,))  # another case
             assert tries[-1] is compiled._forward_pass
         first, *more = [str(w.message) for w in seen]
         assert "too large" in first
@@ -300,22 +328,31 @@ COMPILED_FIRST = """
 def test_a_layer_is_compiled_before_any_other_call():
     "In a process in which no engine has been asked for yet."
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(COMPILED_FIRST)], cwd=ROOT,
-        capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+        [sys.executable, "-c", textwrap.dedent(COMPILED_FIRST)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 FUNCTIONS = {  # of autograd in the layer room, each with its reason
-    "core.py": {"_Normalized",  # the operation
-                "_NormalizedBothModes",     # torch.compile refuses its jvp
-                "_Old"},                    # asks whether torch.func is active
-    "backends.py": {"_ByEngine",            # torch.func's form costs too much
-                    "Twice"},               # tries that out
+    "core.py": {
+        "_Normalized",  # the operation
+        "_NormalizedBothModes",  # torch.compile refuses its jvp
+        "_Old",
+    },  # asks whether torch.func is active
+    "backends.py": {
+        "_ByEngine",  # torch.func's form costs too much
+        "Twice",
+    },  # tries that out
     # of generated code, which holds the operators that they call
     "engines/operators.py": {"_Normalize", "_Evaluate"},
-    "sync.py": {"_Exchange"},               # refuses to be differentiated
-    "sync_decorrelated.py": {"_Whitened"}}  # whitening of all processes
+    "sync.py": {"_Exchange"},  # refuses to be differentiated
+    "sync_decorrelated.py": {"_Whitened"},
+}  # whitening of all processes
 
 
 def test_one_autograd_function_for_the_operation_and_one_for_engines():
@@ -324,25 +361,35 @@ def test_one_autograd_function_for_the_operation_and_one_for_engines():
     for path in room.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and any(
-                    name in ast.unparse(base) for base in node.bases
-                    for name in ("Function", "_Normalized")):
+                name in ast.unparse(base)
+                for base in node.bases
+                for name in ("Function", "_Normalized")
+            ):
                 found.setdefault(str(path.relative_to(room)), set()).add(
-                    node.name)
+                    node.name
+                )
     assert found == FUNCTIONS
 
 
 @pytest.mark.skipif(TORCH >= (2, 13), reason="its compiler reads the layers")
-@pytest.mark.parametrize("make", [
-    lambda: normalnorm.BatchNormalNorm1d(6, noise=0.0),
-    lambda: normalnorm.LayerNormalNorm(6, noise=0.0),
-    lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, noise=0.0),
-    lambda: normalnorm.ProxyNorm(6, "relu"),
-    lambda: functional.layer_normal_norm])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: normalnorm.BatchNormalNorm1d(6, noise=0.0),
+        lambda: normalnorm.LayerNormalNorm(6, noise=0.0),
+        lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, noise=0.0),
+        lambda: normalnorm.ProxyNorm(6, "relu"),
+        lambda: functional.layer_normal_norm,
+    ],
+)
 def test_an_old_compiler_leaves_layers_alone(make):
     "Compiled with breaks: the numbers of the model that is not."
     layer = make()
-    function = layer if isinstance(layer, torch.nn.Module) else (
-        lambda x: layer(x, (6,)))
+    function = (
+        layer
+        if isinstance(layer, torch.nn.Module)
+        else (lambda x: layer(x, (6,)))
+    )
     step = lambda x: function(2 * x).relu() + 1
     torch.compiler.reset()
     found, u = [], torch.randn(20, 6).exp()

@@ -1,6 +1,7 @@
 """A small book in which chapters fail: each in its way, and the rest of the
 book is there.
 """
+
 import json
 import os
 import re
@@ -14,42 +15,62 @@ import pytest
 
 pytestmark = pytest.mark.book
 build = pytest.importorskip(
-    "tools.build", reason="the book's tools are not installed")
+    "tools.build", reason="the book's tools are not installed"
+)
 from tools import dialect, kernels, links, run  # noqa: E402
 from tools.chapters import ROOT, Chapter, chapters  # noqa: E402
 
-FIGURE = ("from IPython.display import SVG\n"
-          "SVG('<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"9pt\" "
-          "height=\"9pt\"></svg>')")
+FIGURE = (
+    "from IPython.display import SVG\n"
+    'SVG(\'<svg xmlns="http://www.w3.org/2000/svg" width="9pt" '
+    'height="9pt"></svg>\')'
+)
 # name → the code of its third cell, and what its page and the last lines say
 # about it
 CHAPTERS = {
-    "010_fails": ("import sys\nprint('before ' + sys.prefix + '/here')\n"
-                  "assert 1 + 1 == 3, '\\x1b[31mnot three\\x1b[0m in ' + "
-                  "sys.prefix + '/x'",
-                  "AssertionError: not three in"),
+    "010_fails": (
+        "import sys\nprint('before ' + sys.prefix + '/here')\n"
+        "assert 1 + 1 == 3, '\\x1b[31mnot three\\x1b[0m in ' + "
+        "sys.prefix + '/x'",
+        "AssertionError: not three in",
+    ),
     "020_silent": ("#| hide\nassert 2 < 1", "AssertionError: at assert 2 < 1"),
-    "030_exits": ("import os\nos._exit(0)",
-                  "DeadKernel: the process that ran this cell ended"),
-    "040_crashes": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
-                    "DeadKernel: the process that ran this cell ended"),
-    "045_writes": ("from IPython.display import display\n"
-                   "display({'text/plain': 5}, raw=True)",
-                   "NotebookValidationError: "),
-    "050_hangs": ("import signal, time\nsignal.signal(signal.SIGINT, lambda "
-                  "*_: None)\nwhile True: time.sleep(1)",
-                  "Timeout: the chapter was ended in this cell")}
-GARBAGE = ("from IPython.display import display\n"
-           "display({'image/png': 'no base 64: é'}, raw=True)\n"
-           "display({'image/svg+xml': 'no svg'}, raw=True)\n"
-           "print('\\udcff \\x1b[1mbold\\x1b[0m')\n"
-           "open(__import__('os').environ['BOOK_RECORD'], 'w').write('{')\n7")
+    "030_exits": (
+        "import os\nos._exit(0)",
+        "DeadKernel: the process that ran this cell ended",
+    ),
+    "040_crashes": (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+        "DeadKernel: the process that ran this cell ended",
+    ),
+    "045_writes": (
+        "from IPython.display import display\n"
+        "display({'text/plain': 5}, raw=True)",
+        "NotebookValidationError: ",
+    ),
+    "050_hangs": (
+        "import signal, time\nsignal.signal(signal.SIGINT, lambda "
+        "*_: None)\nwhile True: time.sleep(1)",
+        "Timeout: the chapter was ended in this cell",
+    ),
+}
+GARBAGE = (
+    "from IPython.display import display\n"
+    "display({'image/png': 'no base 64: é'}, raw=True)\n"
+    "display({'image/svg+xml': 'no svg'}, raw=True)\n"
+    "print('\\udcff \\x1b[1mbold\\x1b[0m')\n"
+    "open(__import__('os').environ['BOOK_RECORD'], 'w').write('{')\n7"
+)
 
 
 def cell(kind, source, number):
     return {
-        "cell_type": kind, "id": f"c{number}", "metadata": {}, "source": source,
-        **({"outputs": [], "execution_count": None} if kind == "code" else {})}
+        "cell_type": kind,
+        "id": f"c{number}",
+        "metadata": {},
+        "source": source,
+        **({"outputs": [], "execution_count": None} if kind == "code" else {}),
+    }
 
 
 def page(name, code):
@@ -58,50 +79,74 @@ def page(name, code):
     """
     short = name[:3]
     cells = [
-        ("markdown", f"# Chapter {name}\n\n> Lead."), ("code", "40 + 1"),
+        ("markdown", f"# Chapter {name}\n\n> Lead."),
+        ("code", "40 + 1"),
         ("code", code),
         ("code", f"#| label: fig-{short}\n#| fig-cap: A figure.\n{FIGURE}"),
-        ("markdown",
-         f"## Section {{#sec-{short}}}\n\n$$ x = 1. $$ {{#eq-{short}}}\n\n"
-         f"::: {{#thm-{short}}}\nTrue.\n:::"),
-        ("code", "print('the ' + 'end')")]
-    return {"cells": [cell(kind, source, i)
-                      for i, (kind, source) in enumerate(cells)],
-            "metadata": {"kernelspec": {"display_name": "python3",
-                                        "language": "python",
-                                        "name": "python3"}},
-            "nbformat": 4, "nbformat_minor": 5}
+        (
+            "markdown",
+            f"## Section {{#sec-{short}}}\n\n$$ x = 1. $$ {{#eq-{short}}}\n\n"
+            f"::: {{#thm-{short}}}\nTrue.\n:::",
+        ),
+        ("code", "print('the ' + 'end')"),
+    ]
+    return {
+        "cells": [
+            cell(kind, source, i) for i, (kind, source) in enumerate(cells)
+        ],
+        "metadata": {
+            "kernelspec": {
+                "display_name": "python3",
+                "language": "python",
+                "name": "python3",
+            }
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
 
 
 def references(names):
-    return " ".join(f"@fig-{n[:3]} @sec-{n[:3]} @eq-{n[:3]} @thm-{n[:3]}"
-                    for n in names)
+    return " ".join(
+        f"@fig-{n[:3]} @sec-{n[:3]} @eq-{n[:3]} @thm-{n[:3]}" for n in names
+    )
 
 
 def make(root, named, code="2 + 2", more=""):
     "A book of these chapters, whose landing page refers to everything in them."
     for folder in ("nbs", "normalnorm", "_build"):
         (root / folder).mkdir()
-    for name in ("settings.ini", "pyproject.toml", "constraints.txt",
-                 "_config.yml", "references.bib"):
+    for name in (
+        "settings.ini",
+        "pyproject.toml",
+        "constraints.txt",
+        "_config.yml",
+        "references.bib",
+    ):
         shutil.copy(ROOT / name, root / name)
     for folder in ("tools", "_static"):
         (root / folder).symlink_to(ROOT / folder)
     listed = "".join(f"      - file: nbs/{n}\n" for n in named)
     (root / "_toc.yml").write_text(
         "format: jb-book\nroot: nbs/index\nparts:\n  - caption: One\n"
-        f"    numbered: true\n    chapters:\n{listed}")
+        f"    numbered: true\n    chapters:\n{listed}"
+    )
     index = page("index", code)
     index["cells"].append(cell("markdown", references(named) + more, 9))
-    for name, book in {"index": index,
-                       **{n: page(n, c) for n, c in named.items()}}.items():
+    for name, book in {
+        "index": index,
+        **{n: page(n, c) for n, c in named.items()},
+    }.items():
         (root / "nbs" / f"{name}.ipynb").write_text(json.dumps(book, indent=1))
     return root
 
 
 def text_of(html):
-    return re.sub(r"\s+", " ", unescape(
-        re.sub(r"<[^>]+>", "", html.read_text(encoding="utf-8"))))
+    return re.sub(
+        r"\s+",
+        " ",
+        unescape(re.sub(r"<[^>]+>", "", html.read_text(encoding="utf-8"))),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +154,10 @@ def book(tmp_path_factory):
     """Five chapters that fail and one that is no notebook, run and rendered
     once.
     """
-    root = make(tmp_path_factory.mktemp("book"), {
-        **{n: c for n, (c, _) in CHAPTERS.items()}, "060_unreadable": "1"})
+    root = make(
+        tmp_path_factory.mktemp("book"),
+        {**{n: c for n, (c, _) in CHAPTERS.items()}, "060_unreadable": "1"},
+    )
     broken = root / "nbs" / "060_unreadable.ipynb"
     broken.write_text(broken.read_text()[:-30])
     failures = run.run_all(chapters(root), limit=20)
@@ -126,10 +173,11 @@ def test_the_rest_of_the_book_is_there(book):
     assert [f.chapter for f in failures] == [*CHAPTERS, "060_unreadable"]
     assert ended and clean, said
     assert {p.stem for p in (root / "_build/html/nbs").glob("*.html")} == {
-        c.name for c in chapters(root)}
-    assert ("the end" in text_of(root / "_build/html/nbs/index.html")
-            and "This page failed" not in text_of(
-                root / "_build/html/nbs/index.html"))
+        c.name for c in chapters(root)
+    }
+    assert "the end" in text_of(
+        root / "_build/html/nbs/index.html"
+    ) and "This page failed" not in text_of(root / "_build/html/nbs/index.html")
     assert links.broken(root / "_build/html") == []
 
 
@@ -137,20 +185,33 @@ def test_the_rest_of_the_book_is_there(book):
 def test_a_failed_page_says_so_in_place(book, name):
     root, _, *_ = book
     words = CHAPTERS[name][1]
-    html = (
-        (root / "_build/html/nbs" / f"{name}.html").read_text(encoding="utf-8"))
+    html = (root / "_build/html/nbs" / f"{name}.html").read_text(
+        encoding="utf-8"
+    )
     text = text_of(root / "_build/html/nbs" / f"{name}.html")
     # at the top, before what the first cell gave
-    assert (text.index("This page failed") < text.index("Cell 3 of 6")
-            < text.index(words) < text.index("41"))
+    assert (
+        text.index("This page failed")
+        < text.index("Cell 3 of 6")
+        < text.index(words)
+        < text.index("41")
+    )
     # and in place
-    assert (text.index("41") < text.index("This cell failed.")
-            < text.rindex(words.split(":")[0]))
-    assert "not drawn" in text and 'print(&#39;the &#39;' in html.replace(
-        "</span><span", "").replace("'", "&#39;") or "the end" not in text
+    assert (
+        text.index("41")
+        < text.index("This cell failed.")
+        < text.rindex(words.split(":")[0])
+    )
+    assert (
+        "not drawn" in text
+        and "print(&#39;the &#39;"
+        in html.replace("</span><span", "").replace("'", "&#39;")
+        or "the end" not in text
+    )
     assert "the end" not in text  # what stands below was not run
     assert (
-        "\x1b" not in html and str(root) not in html and sys.prefix not in html)
+        "\x1b" not in html and str(root) not in html and sys.prefix not in html
+    )
 
 
 def test_what_was_shown_before_the_error_stays(book):
@@ -162,9 +223,11 @@ def test_what_was_shown_before_the_error_stays(book):
 def test_a_file_that_is_no_notebook_has_a_page_that_says_so(book):
     root, failures, *_ = book
     text = text_of(root / "_build/html/nbs/060_unreadable.html")
-    assert ("This page failed" in text
-            and "060_unreadable.ipynb is not a notebook: " in text
-            and "060_unreadable.ipynb is not a notebook: " in failures[-1].line)
+    assert (
+        "This page failed" in text
+        and "060_unreadable.ipynb is not a notebook: " in text
+        and "060_unreadable.ipynb is not a notebook: " in failures[-1].line
+    )
 
 
 def test_a_failed_chapter_is_never_fresh(book):
@@ -178,10 +241,13 @@ def test_a_failed_chapter_is_never_fresh(book):
 
 def test_the_last_lines_name_what_failed(book):
     root, failures, *_ = book
-    lines = build.closing(failures, True, 7.0,
-                          root / "_build/html/index.html").split("\n")
-    assert (lines[0] == "7 chapters failed; each page shows its error in place:"
-            and lines[-1] == "(7 s)")
+    lines = build.closing(
+        failures, True, 7.0, root / "_build/html/index.html"
+    ).split("\n")
+    assert (
+        lines[0] == "7 chapters failed; each page shows its error in place:"
+        and lines[-1] == "(7 s)"
+    )
     assert lines[-2] == f"The book: {root}/_build/html/index.html"
     for line, (name, (_, words)) in zip(lines[1:], CHAPTERS.items()):
         assert line.startswith(f"  {name}, cell 3: {words}")
@@ -197,8 +263,11 @@ def test_repaired(book, tmp_path):
     run.execute(c)
     build.sphinx(root)
     text = text_of(root / "_build/html/nbs/010_fails.html")
-    assert ("This page failed" not in text and "the end" in text
-            and "not drawn" not in text)
+    assert (
+        "This page failed" not in text
+        and "the end" in text
+        and "not drawn" not in text
+    )
 
 
 def test_what_sphinx_warns_of_does_not_take_the_book_away(tmp_path):
@@ -212,12 +281,17 @@ def test_what_sphinx_warns_of_does_not_take_the_book_away(tmp_path):
     for _ in range(2):
         ended, clean, said = build.sphinx(root)
         assert ended and not clean and "eq-nowhere" in said
-        for words in ("image/png that is not in base 64",
-                      "image/svg+xml without an svg element"):
+        for words in (
+            "image/png that is not in base 64",
+            "image/svg+xml without an svg element",
+        ):
             assert words in said, said
     text = text_of(root / "_build/html/nbs/010_garbage.html")
-    assert ("left out: image/png that is not in base 64" in text
-            and "the end" in text and "bold" in text)
+    assert (
+        "left out: image/png that is not in base 64" in text
+        and "the end" in text
+        and "bold" in text
+    )
 
 
 def test_a_page_that_cannot_be_parsed_is_shown_without_outputs(tmp_path):
@@ -227,49 +301,79 @@ def test_a_page_that_cannot_be_parsed_is_shown_without_outputs(tmp_path):
         "from myst_nb.sphinx_ import Parser\n\nwhole = Parser.parse\n\n\n"
         "def parse(self, text, document):\n    whole(self, text, document)\n"
         "    if '\"text/plain\"' in text:\n        raise RuntimeError('it "
-        "broke')\n\n\ndef setup(app):\n    Parser.parse = parse\n")
+        "broke')\n\n\ndef setup(app):\n    Parser.parse = parse\n"
+    )
     config = root / "_config.yml"
-    config.write_text(config.read_text().replace(
-        "    dialect: tools", "    dialect: tools\n    broken: ."))
+    config.write_text(
+        config.read_text().replace(
+            "    dialect: tools", "    dialect: tools\n    broken: ."
+        )
+    )
     ended, clean, said = build.sphinx(root)
-    assert (ended and not clean
-            and [line for line in said.splitlines()
-                 if "RuntimeError: it broke" not in line] == []), said
+    assert (
+        ended
+        and not clean
+        and [
+            line
+            for line in said.splitlines()
+            if "RuntimeError: it broke" not in line
+        ]
+        == []
+    ), said
     text = text_of(root / "_build/html/nbs/010_odd.html")
-    assert ("This page failed" in text and "it broke" in text
-            and text.count("A figure.") == 1 and "Section" in text)
+    assert (
+        "This page failed" in text
+        and "it broke" in text
+        and text.count("A figure.") == 1
+        and "Section" in text
+    )
 
 
 # ---- the command ------------------------------------------------------------
 
-@pytest.mark.parametrize("failures, clean, status", [
-    (0, True, 0), (1, True, 1), (0, False, 1), (1, False, 1)])
+
+@pytest.mark.parametrize(
+    "failures, clean, status",
+    [(0, True, 0), (1, True, 1), (0, False, 1), (1, False, 1)],
+)
 def test_the_command_ends_with_one_where_anything_failed(
     monkeypatch, capsys, failures, clean, status
 ):
     "And renders in any case."
     rendered = []
-    failed = run.ChapterFailed("220_theory.newton", 7, 62,
-                               "AssertionError: at assert x", "Traceback of it")
+    failed = run.ChapterFailed(
+        "220_theory.newton",
+        7,
+        62,
+        "AssertionError: at assert x",
+        "Traceback of it",
+    )
     monkeypatch.setattr(build, "check_sync", lambda: True)
     monkeypatch.setattr(run, "run_all", lambda todo: [failed] * failures)
     monkeypatch.setattr(build, "render", lambda: rendered.append(1) or clean)
     assert build.main() == status and rendered
     out = capsys.readouterr().out
-    assert ("1 chapter failed" in out and "  220_theory.newton, cell 7: "
-                                          "AssertionError: at assert x" in out
-            and "Traceback of it" in out) == bool(failures)
+    assert (
+        "1 chapter failed" in out
+        and "  220_theory.newton, cell 7: AssertionError: at assert x" in out
+        and "Traceback of it" in out
+    ) == bool(failures)
 
 
 # ---- kernels ----------------------------------------------------------------
 
+
 def test_forked_kernels_show_what_fresh_ones_show(tmp_path):
     "Outputs and dependencies are the same; torch is not imported again."
-    root = make(tmp_path,
-                {"010_torch": "import sys, torch, normalnorm.own\n"
-                              "(torch.ones(1), __name__, sys.argv[0][-21:], "
-                              "'normalnorm.own' in sys.modules, "
-                              "__import__('os').getcwd())"})
+    root = make(
+        tmp_path,
+        {
+            "010_torch": "import sys, torch, normalnorm.own\n"
+            "(torch.ones(1), __name__, sys.argv[0][-21:], "
+            "'normalnorm.own' in sys.modules, "
+            "__import__('os').getcwd())"
+        },
+    )
     (root / "normalnorm/__init__.py").write_text("")
     (root / "normalnorm/own.py").write_text("x = 1")
     c, seen = Chapter("010_torch", root), []
@@ -279,8 +383,12 @@ def test_forked_kernels_show_what_fresh_ones_show(tmp_path):
         for parent in (None, nursery, nursery):
             done = run.execute(c, nursery=parent)
             cells = json.loads(done.notebook.read_text())["cells"]
-            seen.append(([x.get("outputs") for x in cells],
-                         done.record()["dependencies"]))
+            seen.append(
+                (
+                    [x.get("outputs") for x in cells],
+                    done.record()["dependencies"],
+                )
+            )
         nursery.process.kill()
         nursery.process.wait()
         run.execute(c, nursery=nursery)  # started on its own, then
@@ -288,14 +396,20 @@ def test_forked_kernels_show_what_fresh_ones_show(tmp_path):
 
 
 def test_kernels_end_with_the_process_that_made_them():
-    code = ("import os, sys, time\nfrom tools import kernels, run\n"
-            "from tools.chapters import ROOT\n"
-            "with kernels.nursery(run.kernel_environment(ROOT)) as n:\n"
-            "    print(n.process.pid if n else 0, flush=True)\n"
-            "    os.kill(os.getpid(), 9)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True,
-                          text=True, cwd=ROOT,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    code = (
+        "import os, sys, time\nfrom tools import kernels, run\n"
+        "from tools.chapters import ROOT\n"
+        "with kernels.nursery(run.kernel_environment(ROOT)) as n:\n"
+        "    print(n.process.pid if n else 0, flush=True)\n"
+        "    os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     pid = int(done.stdout or 0)
     if not pid:
         pytest.skip("no kernels can be forked here")
@@ -309,46 +423,69 @@ def test_kernels_end_with_the_process_that_made_them():
         signal.sigtimedwait([], 0.1)
     os.kill(pid, 9)
     raise AssertionError(
-        "the process that forks kernels outlived the one that asked for it")
+        "the process that forks kernels outlived the one that asked for it"
+    )
 
 
 # ---- small parts ------------------------------------------------------------
 
-@pytest.mark.parametrize("text, plain", [
-    ("\x1b[0;31mred\x1b[0m \x1b]8;;file\x07x", "red x"),
-    ("File {root}/nbs/a.py, line 3", "File nbs/a.py, line 3"),
-    ("in /var/folders/x/y/a.txt: no", "in …/a.txt: no"),
-    ("https://example.org/a/b and 3/4/5", "https://example.org/a/b and 3/4/5"),
-    (r"at C:\Users\me\x.py", "at …/x.py"),
-    ("/var/x/ipykernel_12/345.py:3", "<cell>:3")])
+
+@pytest.mark.parametrize(
+    "text, plain",
+    [
+        ("\x1b[0;31mred\x1b[0m \x1b]8;;file\x07x", "red x"),
+        ("File {root}/nbs/a.py, line 3", "File nbs/a.py, line 3"),
+        ("in /var/folders/x/y/a.txt: no", "in …/a.txt: no"),
+        (
+            "https://example.org/a/b and 3/4/5",
+            "https://example.org/a/b and 3/4/5",
+        ),
+        (r"at C:\Users\me\x.py", "at …/x.py"),
+        ("/var/x/ipykernel_12/345.py:3", "<cell>:3"),
+    ],
+)
 def test_no_machine_in_a_message(tmp_path, text, plain):
-    assert (run.without_machine(text.replace("{root}", str(tmp_path)), tmp_path)
-            == plain)
+    assert (
+        run.without_machine(text.replace("{root}", str(tmp_path)), tmp_path)
+        == plain
+    )
 
 
 def test_longest_first_and_collectors_last(tmp_path, monkeypatch):
-    root = make(tmp_path,
-                {"010_a": "1", "020_b": "from tools.ledger import outcomes",
-                 "030_c": "1"})
+    root = make(
+        tmp_path,
+        {
+            "010_a": "1",
+            "020_b": "from tools.ledger import outcomes",
+            "030_c": "1",
+        },
+    )
     (root / "_build/executed").mkdir()
     run.Run(Chapter("030_c", root)).record_file.write_text('{"seconds": 50}')
     known = tmp_path / "seconds.json"
     known.write_text('{"010_a": 20, "020_b": 90}')
     monkeypatch.setattr(run, "SECONDS", known)
     assert [[c.name for c in part] for part in run.rounds(chapters(root))] == [
-        ["030_c", "010_a", "index"], ["020_b"]]
+        ["030_c", "010_a", "index"],
+        ["020_b"],
+    ]
 
 
 def test_the_hints_are_about_chapters_of_the_book():
     assert set(json.loads(run.SECONDS.read_text())) <= {
-        c.name for c in chapters()}
+        c.name for c in chapters()
+    }
 
 
 def test_a_cell_that_failed_is_shown_even_if_it_is_hidden():
     cells = [cell("markdown", "# T", 0), cell("code", "#| hide\n1", 1)]
-    shown, hidden = (dialect.translate_notebook(
-                         {"cells": json.loads(json.dumps(cells))}, None,
-                         failed=f, name="t")["cells"][-1]["metadata"]["tags"]
-                     for f in ({"cell": 2, "of": 2, "error": "E"},
-                               {"cell": 1, "of": 2, "error": "E"}))
+    shown, hidden = (
+        dialect.translate_notebook(
+            {"cells": json.loads(json.dumps(cells))}, None, failed=f, name="t"
+        )["cells"][-1]["metadata"]["tags"]
+        for f in (
+            {"cell": 2, "of": 2, "error": "E"},
+            {"cell": 1, "of": 2, "error": "E"},
+        )
+    )
     assert shown == [] and hidden == ["remove-cell"]

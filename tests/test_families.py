@@ -2,6 +2,7 @@
 is derived from a row works for a layer that is defined here, by one class and
 one row.
 """
+
 import copy
 import io
 import os
@@ -42,7 +43,8 @@ from tools import hostile, rows
 
 TRIALS = rows.trials()
 every_trial = pytest.mark.parametrize(
-    "trial", TRIALS, ids=[f"{t.name} {t.kind}" for t in TRIALS])
+    "trial", TRIALS, ids=[f"{t.name} {t.kind}" for t in TRIALS]
+)
 
 
 # ---- a layer that somebody else has written, and its normality form ---------
@@ -58,9 +60,11 @@ class Spread(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features, device=device))
         for name in ("mean", "spread"):
             self.register_buffer(
-                f"running_{name}", torch.empty(num_features, device=device))
+                f"running_{name}", torch.empty(num_features, device=device)
+            )
         self.register_buffer(
-            "num_batches_tracked", torch.tensor(0, device=device))
+            "num_batches_tracked", torch.tensor(0, device=device)
+        )
         self.reset_running_stats()
 
     def reset_running_stats(self):
@@ -71,16 +75,20 @@ class Spread(nn.Module):
     def follow(self, **values):
         "Running averages: of all batches, with momentum None."
         self.num_batches_tracked += 1
-        weight = (1 / self.num_batches_tracked if self.momentum is None
-                  else self.momentum)
+        weight = (
+            1 / self.num_batches_tracked
+            if self.momentum is None
+            else self.momentum
+        )
         for name, value in values.items():
             average = getattr(self, f"running_{name}")
             average.lerp_(value.detach().flatten().to(average), weight)
 
     def standardized(self, x):
         if not self.training:
-            return ((x - self.wide(self.running_mean, x))
-                    / (self.wide(self.running_spread, x) + self.eps))
+            return (x - self.wide(self.running_mean, x)) / (
+                self.wide(self.running_spread, x) + self.eps
+            )
         axes = (0, *range(2, x.ndim))
         mean = x.mean(axes, keepdim=True)
         spread = (x - mean).abs().mean(axes, keepdim=True)
@@ -91,16 +99,26 @@ class Spread(nn.Module):
         return values.reshape(1, -1, *(1,) * (x.ndim - 2))
 
     def forward(self, input):
-        return (self.standardized(input) * self.wide(self.weight, input)
-                + self.wide(self.bias, input))
+        return self.standardized(input) * self.wide(
+            self.weight, input
+        ) + self.wide(self.bias, input)
 
 
 class SpreadNormalNorm(Spread):
     "The toy: one class …"
 
-    def __init__(self, num_features, eps=1e-5, momentum=0.1, noise=0.25,
-                 alpha=1.0, steps=1, safeguard=False, noise_kind="scaled",
-                 device=None):
+    def __init__(
+        self,
+        num_features,
+        eps=1e-5,
+        momentum=0.1,
+        noise=0.25,
+        alpha=1.0,
+        steps=1,
+        safeguard=False,
+        noise_kind="scaled",
+        device=None,
+    ):
         super().__init__(num_features, eps, momentum, device)
         self.noise, self.alpha, self.steps = noise, alpha, steps
         self.safeguard, self.noise_kind = safeguard, noise_kind
@@ -119,15 +137,22 @@ class SpreadNormalNorm(Spread):
         if not self.training:
             x = yeo_johnson(h, self.wide(self.running_lambda, h))
         else:
-            lmbda = newton_lambda(h, (0, *range(2, h.ndim)), alpha=self.alpha,
-                                  steps=self.steps, safeguard=self.safeguard)
+            lmbda = newton_lambda(
+                h,
+                (0, *range(2, h.ndim)),
+                alpha=self.alpha,
+                steps=self.steps,
+                safeguard=self.safeguard,
+            )
             self.running_lambda.lerp_(
                 lmbda.detach().flatten().to(self.running_lambda),
-                1 / self.num_batches_tracked if self.momentum is None
-                else self.momentum)
+                1 / self.num_batches_tracked
+                if self.momentum is None
+                else self.momentum,
+            )
             x = yeo_johnson(h, self.wide(lmbda, h))
             x = x + self.noise * torch.randn_like(x)
-        return (x * self.wide(self.weight, h) + self.wide(self.bias, h))
+        return x * self.wide(self.weight, h) + self.wide(self.bias, h)
 
 
 @pytest.fixture
@@ -135,8 +160,14 @@ def toy(monkeypatch):
     "… and one row."
     for table in ("_TABLE", "_ROWS", "_PLAIN"):
         monkeypatch.setattr(families, table, dict(getattr(families, table)))
-    return register(SpreadNormalNorm, "spread", Spread, axes="B C | B C L",
-                    unit="C", beyond={"running_lambda": 1.0})
+    return register(
+        SpreadNormalNorm,
+        "spread",
+        Spread,
+        axes="B C | B C L",
+        unit="C",
+        beyond={"running_lambda": 1.0},
+    )
 
 
 def batches(n=3, seed=0):
@@ -159,15 +190,17 @@ def test_a_toy_is_converted_and_back(toy):
     assert type(same[1]) is SpreadNormalNorm and same[1].noise == 0.0
     twin = copy.deepcopy(plain)
     for training in (True, False):
-        torch.testing.assert_close(same.train(training)(x),
-                                   twin.train(training)(x))
-    model, report = to_normality(
-        copy.deepcopy(plain), return_report=True)
+        torch.testing.assert_close(
+            same.train(training)(x), twin.train(training)(x)
+        )
+    model, report = to_normality(copy.deepcopy(plain), return_report=True)
     assert [(r.name, r.before, r.after) for r in report.replaced] == [
-        ("1", "Spread", "SpreadNormalNorm")] and not report.left
-    assert model[1].noise == 0.25                     # asked from the class
-    assert list(model.state_dict()) == list(network(
-        SpreadNormalNorm).state_dict())
+        ("1", "Spread", "SpreadNormalNorm")
+    ] and not report.left
+    assert model[1].noise == 0.25  # asked from the class
+    assert list(model.state_dict()) == list(
+        network(SpreadNormalNorm).state_dict()
+    )
     torch.testing.assert_close(model.eval()(x), plain.eval()(x))
     assert not torch.equal(model.train()(x), plain.train()(x))
     network(Spread).load_state_dict(plain_state_dict(model.state_dict()))
@@ -184,25 +217,33 @@ def test_a_toy_is_converted_and_back(toy):
 
 def test_a_toy_is_surveyed(toy):
     assert [r.after for r in survey(network(Spread)).replaced] == [
-        "SpreadNormalNorm"]
+        "SpreadNormalNorm"
+    ]
     report = survey(network(SpreadNormalNorm))
     assert [(r.name, r.reason) for r in report.left] == [
-        ("1", "a normality layer already")]
+        ("1", "a normality layer already")
+    ]
     assert bypassed(network(SpreadNormalNorm), batches()[0]) == []
 
 
 def test_a_toy_has_a_name_in_factories_and_networks(toy):
     layer = norm_layer("spread", noise=0.5)(4, eps=1e-3)
     assert (type(layer), layer.noise, layer.eps) == (
-        SpreadNormalNorm, 0.5, 1e-3)
+        SpreadNormalNorm,
+        0.5,
+        1e-3,
+    )
     assert pickle.loads(pickle.dumps(norm_layer("spread")))(4).noise == 0.25
     assert type(norm_layer("SpreadNormalNorm")(4)) is SpreadNormalNorm
     with pytest.raises(ValueError, match="did you mean spread"):
         norm_layer("spreed")
     assert type(make_norm("spread", True, 0.4)(4)) is SpreadNormalNorm
     assert make_norm("spread", False, 0.0) is Spread
-    name = next(name for name, entry in models._MODELS.items()
-                if entry.norm is nn.BatchNorm1d)
+    name = next(
+        name
+        for name, entry in models._MODELS.items()
+        if entry.norm is nn.BatchNorm1d
+    )
     built = models.build(name, norm=norm_layer("spread"))
     assert any(type(m) is SpreadNormalNorm for m in built.modules())
 
@@ -214,13 +255,15 @@ def test_a_toy_stands_still_and_gets_new_averages(toy):
         before = copy.deepcopy(model.state_dict())
         update_bn(data, model)
         model(data[0])
-        assert all(torch.equal(v, before[k])
-                   for k, v in model.state_dict().items())
+        assert all(
+            torch.equal(v, before[k]) for k, v in model.state_dict().items()
+        )
         assert unfreeze(model) == ["1"] and model[1].training
         update_bn(data, model, noise=False)
         h = [model[0](x) for x in data]
         torch.testing.assert_close(
-            model[1].running_mean, torch.stack([x.mean(0) for x in h]).mean(0))
+            model[1].running_mean, torch.stack([x.mean(0) for x in h]).mean(0)
+        )
         assert model[1].momentum == 0.1 and model[1].num_batches_tracked == 3
     assert network(SpreadNormalNorm)[1].noise == 0.25
 
@@ -235,12 +278,15 @@ def test_a_toy_does_not_decay(toy):
 
 def test_a_toy_without_a_synchronized_form_is_refused_as_a_whole(toy):
     model = nn.Sequential(normalnorm.BatchNormalNorm1d(3), SpreadNormalNorm(3))
-    with pytest.raises(NotImplementedError,
-                       match="SpreadNormalNorm .*no synchronized form: give"):
+    with pytest.raises(
+        NotImplementedError,
+        match="SpreadNormalNorm .*no synchronized form: give",
+    ):
         convert_sync(model)
     assert type(model[0]) is normalnorm.BatchNormalNorm1d
     families._TABLE["SpreadNormalNorm"] = families._ROWS[SpreadNormalNorm] = (
-        toy._replace(synchronized=f"{__name__}:Synchronized"))
+        toy._replace(synchronized=f"{__name__}:Synchronized")
+    )
     converted = convert_sync(model)[1]
     assert type(converted) is Synchronized is not SpreadNormalNorm
 
@@ -264,12 +310,19 @@ def test_a_toy_is_among_what_is_tried(toy):
     assert set(tried) - set(mine) == set(hostile.LAYERS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hostile, "LAYERS", tried)
-        for label in ("input: as it should be", "input: transposed",
-                      "input: flipped", "bias: expanded"):
+        for label in (
+            "input: as it should be",
+            "input: transposed",
+            "input: flipped",
+            "bias: expanded",
+        ):
             for variant in ("plain", "full", "in evaluation"):
                 found = hostile.case(mine[1], variant, label)
                 assert found.split(":")[0] in ("right", "refused"), (
-                    label, variant, found)
+                    label,
+                    variant,
+                    found,
+                )
 
 
 # ---- rows that are not true -------------------------------------------------
@@ -294,49 +347,91 @@ class Stuck(Bare):
 GOOD = dict(axes="B C L", unit="B C")
 
 
-@pytest.mark.parametrize("layer, cells, words", [
-    (Bare, dict(GOOD, axes="B X L"), "axes='B X L': expected .*letters"),
-    (Bare, dict(GOOD, axes="B L"), "each with C, such as"),
-    (Bare, dict(axes="", unit="C"), "axes='': expected"),
-    (Bare, dict(GOOD, unit=""), "unit='': expected axes of 'B C L'"),
-    (Bare, dict(GOOD, unit="B H"), "unit='B H': expected axes"),
-    (Bare, dict(GOOD, synchronized=Bare), "synchronized form and unit='B C'"),
-    (Bare, dict(GOOD, names="mine batch"),
-     "'batch'.*BatchNormalNorm2d has .*choose another"),
-    (Bare, dict(GOOD, beyond={"running_lambda": 1.0}),
-     r"beyond=\['running_lambda'\], but a new layer has \[\]"),
-    (Stuck, dict(axes="B C", unit="C"), "no reset_running_stats.*give it one"),
-    (SpreadNormalNorm, dict(axes="B C", unit="C", plain=Spread),
-     r"beyond=\[\], but a new layer has \['running_lambda'\] beyond"),
-    (SpreadNormalNorm, dict(axes="B C", unit="C", plain=Spread,
-                            beyond={"running_mean": 0.0}),
-     r"has beyond=\['running_mean'\].*name these"),
-    (type("BatchNormalNorm2d", (Bare,), {"__qualname__": "BatchNormalNorm2d",
-                                         "__module__": "elsewhere"}),
-     GOOD, "beside that of normalnorm.*another name")])
+@pytest.mark.parametrize(
+    "layer, cells, words",
+    [
+        (Bare, dict(GOOD, axes="B X L"), "axes='B X L': expected .*letters"),
+        (Bare, dict(GOOD, axes="B L"), "each with C, such as"),
+        (Bare, dict(axes="", unit="C"), "axes='': expected"),
+        (Bare, dict(GOOD, unit=""), "unit='': expected axes of 'B C L'"),
+        (Bare, dict(GOOD, unit="B H"), "unit='B H': expected axes"),
+        (
+            Bare,
+            dict(GOOD, synchronized=Bare),
+            "synchronized form and unit='B C'",
+        ),
+        (
+            Bare,
+            dict(GOOD, names="mine batch"),
+            "'batch'.*BatchNormalNorm2d has .*choose another",
+        ),
+        (
+            Bare,
+            dict(GOOD, beyond={"running_lambda": 1.0}),
+            r"beyond=\['running_lambda'\], but a new layer has \[\]",
+        ),
+        (
+            Stuck,
+            dict(axes="B C", unit="C"),
+            "no reset_running_stats.*give it one",
+        ),
+        (
+            SpreadNormalNorm,
+            dict(axes="B C", unit="C", plain=Spread),
+            r"beyond=\[\], but a new layer has \['running_lambda'\] beyond",
+        ),
+        (
+            SpreadNormalNorm,
+            dict(
+                axes="B C", unit="C", plain=Spread, beyond={"running_mean": 0.0}
+            ),
+            r"has beyond=\['running_mean'\].*name these",
+        ),
+        (
+            type(
+                "BatchNormalNorm2d",
+                (Bare,),
+                {
+                    "__qualname__": "BatchNormalNorm2d",
+                    "__module__": "elsewhere",
+                },
+            ),
+            GOOD,
+            "beside that of normalnorm.*another name",
+        ),
+    ],
+)
 def test_a_row_that_is_not_true_is_refused(monkeypatch, layer, cells, words):
     tables = [dict(getattr(families, t)) for t in ("_TABLE", "_ROWS", "_PLAIN")]
     with pytest.raises(ValueError, match=f"the row of .*{words}"):
-        register(layer, cells.get("names", ""), cells.get("plain"),
-                 **{k: v for k, v in cells.items()
-                    if k not in ("names", "plain")})
+        register(
+            layer,
+            cells.get("names", ""),
+            cells.get("plain"),
+            **{k: v for k, v in cells.items() if k not in ("names", "plain")},
+        )
     assert tables == [
-        getattr(families, t) for t in ("_TABLE", "_ROWS", "_PLAIN")]
+        getattr(families, t) for t in ("_TABLE", "_ROWS", "_PLAIN")
+    ]
 
 
 def test_a_class_that_is_defined_again_replaces_its_row(toy):
-    again = type("SpreadNormalNorm", (SpreadNormalNorm,), dict(
-        __qualname__="SpreadNormalNorm", __module__=__name__))
+    again = type(
+        "SpreadNormalNorm",
+        (SpreadNormalNorm,),
+        dict(__qualname__="SpreadNormalNorm", __module__=__name__),
+    )
     before = list(families._TABLE)
     register(again, "spread", Spread)
     assert list(families._TABLE) == before
     assert families.named("spread").layer is again
-    assert is_layer(SpreadNormalNorm(3))              # an object of the old one
+    assert is_layer(SpreadNormalNorm(3))  # an object of the old one
 
 
 def test_a_subclass_has_the_row_of_its_layer(toy):
     class Mine(SpreadNormalNorm):
         pass
+
     assert family_of(Mine(3)) is toy and is_layer(Mine(3))
     assert family_of(Spread(3)) is toy and not is_layer(Spread(3))
     assert family_of(nn.Linear(3, 3)) is None
@@ -358,7 +453,7 @@ def test_a_unit_is_what_shares_statistics(trial):
         nn.init.constant_(layer.tau, -9)
     if trial.name == "propagated":
         nn.init.constant_(layer.bias, 9)
-    if trial.name == "renorm":          # else the batch's statistics cancel
+    if trial.name == "renorm":  # else the batch's statistics cancel
         layer.r_max, layer.d_max = 1.0, 0.0
     u = torch.randn(trial.shape, dtype=torch.float64)
     bumped, first = u.clone(), (0,) * u.ndim
@@ -377,12 +472,18 @@ def test_a_unit_is_what_shares_statistics(trial):
             elif letter not in told:
                 continue
             found = found * n + part.reshape(
-                [-1 if d == i else 1 for d in range(u.ndim)])
+                [-1 if d == i else 1 for d in range(u.ndim)]
+            )
         return found
 
     scale = number(trial.row.unit)
-    mean = (scale if trial.row.centre is None else number(trial.row.centre)
-            if trial.row.centre else torch.arange(u.numel()).view(u.shape))
+    mean = (
+        scale
+        if trial.row.centre is None
+        else number(trial.row.centre)
+        if trial.row.centre
+        else torch.arange(u.numel()).view(u.shape)
+    )
     expected = torch.isin(scale, scale[mean == mean[first]])
     assert torch.equal(changed, expected)
 
@@ -394,9 +495,12 @@ def test_without_transform_and_noise_it_is_the_plain_layer(trial):
     theirs = trial.theirs().double()
     for training in (True, True, False):
         u = torch.randn(trial.shape, dtype=torch.float64)
-        torch.testing.assert_close(ours.train(training)(u),
-                                   theirs.train(training)(u),
-                                   rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            ours.train(training)(u),
+            theirs.train(training)(u),
+            rtol=1e-5,
+            atol=1e-5,
+        )
 
 
 @every_trial
@@ -404,11 +508,13 @@ def test_every_layer_is_seen(trial):
     "By freezing, averages, weight decay, survey, synchronization."
     layer = trial.ours(noise=0.0)
     model = nn.Sequential(layer)
-    averages = [name for name, _ in layer.named_buffers()
-                if name.startswith("running_")]
+    averages = [
+        name for name, _ in layer.named_buffers() if name.startswith("running_")
+    ]
     assert freeze(model) == ["0"] * bool(averages) == unfreeze(model)
     assert no_weight_decay(model) == {
-        f"0.{name}" for name, _ in layer.named_parameters()}
+        f"0.{name}" for name, _ in layer.named_parameters()
+    }
     report = survey(model)
     plain = bool(families.twins(type(layer)))
     assert len(report.replaced) == plain and len(report.left) == (not plain)
@@ -416,12 +522,17 @@ def test_every_layer_is_seen(trial):
     if trial.row.over_batch():
         update_bn([x, x + 2], model)
         at = [x.movedim(1, 0).flatten(1).mean(1) + n for n in (0, 2)]
-        name, value = (("running_mean", sum(at) / 2)
-                       if "running_mean" in averages else
-                       ("running_var", (x - x.mean((1, 2, 3), True)).movedim(
-                           1, 0).flatten(1).var(1)))
-        torch.testing.assert_close(getattr(layer, name), value,
-                                   rtol=1e-4, atol=1e-4)
+        name, value = (
+            ("running_mean", sum(at) / 2)
+            if "running_mean" in averages
+            else (
+                "running_var",
+                (x - x.mean((1, 2, 3), True)).movedim(1, 0).flatten(1).var(1),
+            )
+        )
+        torch.testing.assert_close(
+            getattr(layer, name), value, rtol=1e-4, atol=1e-4
+        )
         assert layer.num_batches_tracked == 2
         if trial.row.synchronized is None:
             with pytest.raises(NotImplementedError, match="no synchronized"):
@@ -433,14 +544,26 @@ def test_every_layer_is_seen(trial):
 
 
 def test_exports_are_the_rows():
-    found = {row.layer.__name__ for row in families.rows()
-             if row.layer.__module__.startswith("normalnorm.")
-             and not row.layer.__name__.startswith("_")}
-    others = {"to_normality", "to_plain", "set_backend", "to_proxy_norm",
-              "regnorm_penalty", "ProxyNorm"}   # the last is an activation
+    found = {
+        row.layer.__name__
+        for row in families.rows()
+        if row.layer.__module__.startswith("normalnorm.")
+        and not row.layer.__name__.startswith("_")
+    }
+    others = {
+        "to_normality",
+        "to_plain",
+        "set_backend",
+        "to_proxy_norm",
+        "regnorm_penalty",
+        "ProxyNorm",
+    }  # the last is an activation
     # maps with a normalizer inside: no row, for their weights are not γ and β
-    maps = {f"{kind}Norm{form}" for kind in ("PreLayer", "Reg", "PreReg")
-            for form in ("Linear", "Conv1d", "Conv2d", "Conv3d")}
+    maps = {
+        f"{kind}Norm{form}"
+        for kind in ("PreLayer", "Reg", "PreReg")
+        for form in ("Linear", "Conv1d", "Conv2d", "Conv3d")
+    }
     assert set(normalnorm.__all__) == found | others | maps
     assert set(normalnorm.__all__) <= set(dir(normalnorm))
     space = {}
@@ -476,8 +599,11 @@ for module, line in eval(sys.argv[1]).items():
     if os.waitpid(child, 0)[1]:
         print(module)
 """
-    done = subprocess.run([sys.executable, "-c", script, repr(ALONE)],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, repr(ALONE)],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
 
 
@@ -485,12 +611,21 @@ def test_rows_have_one_order_in_every_process():
     """Sets of names have another order in each process; what is drawn from the
     table, as `tools.hostile` does, must not.
     """
-    said = {subprocess.run(
-        [sys.executable, "-c", "from normalnorm.layers.families import rows; "
-         "print([row.layer.__name__ for row in rows()])"],
-        capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONHASHSEED": seed}).stdout
-        for seed in ("1", "2")}
+    said = {
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from normalnorm.layers.families import rows; "
+                "print([row.layer.__name__ for row in rows()])",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
     assert len(said) == 1
 
 
@@ -506,8 +641,10 @@ def test_each_name_makes_its_layer_from_a_number_of_channels():
 
 def gaussianized():
     return nn.Sequential(
-        normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain()), nn.Linear(3, 4),
-        normalnorm.LayerNormalNorm(4, gaussianizer=Tail()))
+        normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain()),
+        nn.Linear(3, 4),
+        normalnorm.LayerNormalNorm(4, gaussianizer=Tail()),
+    )
 
 
 def test_gaussianized_layers_stand_still():
@@ -525,13 +662,17 @@ def test_gaussianized_layers_get_new_averages(noise):
     model(data[2] * 100)
     update_bn(data, model, noise=noise)
     torch.testing.assert_close(
-        model[0].running_mean, torch.stack([x.mean(0) for x in data]).mean(0))
+        model[0].running_mean, torch.stack([x.mean(0) for x in data]).mean(0)
+    )
     own = model[0].gaussianizer.estimate
     for i, name in enumerate(model[0].gaussianizer.names):
-        values = [own((x - x.mean(0)) / x.std(0, correction=0), (0,))[i][0]
-                  for x in data]
-        torch.testing.assert_close(getattr(model[0], f"running_{name}"),
-                                   torch.stack(values).mean(0))
+        values = [
+            own((x - x.mean(0)) / x.std(0, correction=0), (0,))[i][0]
+            for x in data
+        ]
+        torch.testing.assert_close(
+            getattr(model[0], f"running_{name}"), torch.stack(values).mean(0)
+        )
     assert model[0].num_batches_tracked == 3 and model[0].momentum == 0.1
     assert model[0].noise == 0.4 and model[2].noise == 1.0
 
@@ -541,8 +682,10 @@ def test_update_bn_without_noise_reaches_gaussianized_layers():
     found = []
     for seed in (0, 1):
         torch.manual_seed(7)
-        model = nn.Sequential(*gaussianized(), normalnorm.BatchNormalNorm1d(
-            4, gaussianizer=Chain()))
+        model = nn.Sequential(
+            *gaussianized(),
+            normalnorm.BatchNormalNorm1d(4, gaussianizer=Chain()),
+        )
         torch.manual_seed(seed)
         update_bn(batches(), model, noise=False)
         found.append(model[3].running_mean)
@@ -551,20 +694,28 @@ def test_update_bn_without_noise_reaches_gaussianized_layers():
 
 def test_gaussianized_layers_do_not_decay():
     assert no_weight_decay(gaussianized()) == {
-        "0.weight", "0.bias", "2.weight", "2.bias"}
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    }
 
 
 def test_gaussianized_layers_are_normality_layers_to_the_survey(recwarn):
     report = survey(gaussianized())
     assert [(r.name, r.reason) for r in report.left] == [
-        (name, "a normality layer already") for name in ("0", "2")]
+        (name, "a normality layer already") for name in ("0", "2")
+    ]
     to_normality(gaussianized())
     assert not recwarn.list
     model, report = to_plain(gaussianized(), return_report=True)
     assert "transform is dropped" in report.notes[0] and report.notes[
-        0].endswith("in 2")                 # what is new in 0 is neutral
+        0
+    ].endswith("in 2")  # what is new in 0 is neutral
     assert [(r.name, r.after) for r in report.replaced] == [
-        ("0", "BatchNorm1d"), ("2", "LayerNorm")] and not report.left
+        ("0", "BatchNorm1d"),
+        ("2", "LayerNorm"),
+    ] and not report.left
     assert [type(m) for m in model] == [nn.BatchNorm1d, nn.Linear, nn.LayerNorm]
 
 
@@ -572,22 +723,25 @@ def test_gaussianized_layers_are_not_passed_over_by_synchronization():
     "What cannot be had across processes is refused, and named."
     with pytest.raises((NotImplementedError, ValueError), match="Chain"):
         convert_sync(gaussianized())
-    convert_sync(gaussianized()[1:])                  # nothing over the batch
+    convert_sync(gaussianized()[1:])  # nothing over the batch
 
 
 def test_gaussianized_layers_are_named_by_fold():
-    model = nn.Sequential(nn.Linear(3, 3), normalnorm.BatchNormalNorm1d(
-        3, gaussianizer=Chain())).eval()
+    model = nn.Sequential(
+        nn.Linear(3, 3), normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain())
+    ).eval()
     _, report = fold(model, return_report=True)
     assert [(r.name, r.before) for r in report.left] == [
-        ("1", "BatchNormalNorm1d")]
+        ("1", "BatchNormalNorm1d")
+    ]
 
 
 def test_the_fused_path_of_an_encoder_is_off_for_gaussianized_layers():
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     for name in ("norm1", "norm2"):
-        setattr(encoder, name,
-                normalnorm.LayerNormalNorm(8, gaussianizer=Tail()))
+        setattr(
+            encoder, name, normalnorm.LayerNormalNorm(8, gaussianizer=Tail())
+        )
     assert bypassed(encoder, torch.randn(2, 5, 8)) == ["norm1", "norm2"]
     to_normality(encoder)
     assert bypassed(encoder, torch.randn(2, 5, 8)) == []
@@ -602,13 +756,17 @@ def test_every_normality_layer_takes_a_gaussianizer():
     "And a normalizer of another formula, if it has standardized values."
     without = {t.row.layer for t in TRIALS} - {t.row.layer for t in NORMALITY}
     assert without - {normalnorm.BatchReNorm, normalnorm.PropagatedNorm} == {
-        row.plain for row in families.rows() if isinstance(row.plain, type)
-        and row.plain.__module__.startswith("normalnorm.")}
+        row.plain
+        for row in families.rows()
+        if isinstance(row.plain, type)
+        and row.plain.__module__.startswith("normalnorm.")
+    }
 
 
 @pytest.mark.parametrize("gaussianizer", GAUSSIANIZERS, ids=str)
-@pytest.mark.parametrize("trial", NORMALITY, ids=[
-    f"{t.name} {t.kind}" for t in NORMALITY])
+@pytest.mark.parametrize(
+    "trial", NORMALITY, ids=[f"{t.name} {t.kind}" for t in NORMALITY]
+)
 def test_each_layer_with_each_gaussianizer(trial, gaussianizer):
     """It trains, evaluates, is saved and loaded, copied, and described;
     synchronized ones refuse what has no closed form.
@@ -620,17 +778,22 @@ def test_each_layer_with_each_gaussianizer(trial, gaussianizer):
             trial.ours(**options)
         return
     layer = trial.ours(**options)
-    assert layer.gaussianizer == gaussianizer and str(gaussianizer) in str(
-        layer) or type(gaussianizer) is Power
+    assert (
+        layer.gaussianizer == gaussianizer
+        and str(gaussianizer) in str(layer)
+        or type(gaussianizer) is Power
+    )
     # not where only the mean is the batch's
     averaged = any(n.startswith("running_") for n, _ in layer.named_buffers())
     averaged = averaged and (
-        trial.row.centre is None or "B" not in trial.row.unit.split())
+        trial.row.centre is None or "B" not in trial.row.unit.split()
+    )
     names = [f"running_{name}" for name in gaussianizer.names]
-    assert [n for n, _ in layer.named_buffers()
-            if n in names] == names * averaged
+    assert [
+        n for n, _ in layer.named_buffers() if n in names
+    ] == names * averaged
     fresh = copy.deepcopy(layer.state_dict())
-    u = torch.randn(trial.shape).pow(5).requires_grad_()    # of long tails
+    u = torch.randn(trial.shape).pow(5).requires_grad_()  # of long tails
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -646,21 +809,25 @@ def test_each_layer_with_each_gaussianizer(trial, gaussianizer):
         assert moved.isfinite().all() and not torch.equal(moved, fresh[name])
     x = torch.randn(trial.shape).exp()
     expected = layer.eval()(x)
-    assert torch.equal(layer(x), expected)              # no noise
+    assert torch.equal(layer(x), expected)  # no noise
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
     file.seek(0)
     loaded = trial.ours(**options).eval()
     assert not torch.equal(loaded(x), expected)
     loaded.load_state_dict(torch.load(file, weights_only=True), strict=True)
-    for other in (loaded, copy.deepcopy(layer),
-                  pickle.loads(pickle.dumps(layer))):
+    for other in (
+        loaded,
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+    ):
         assert torch.equal(other(x), expected)
         assert str(other.gaussianizer) == str(gaussianizer)
     # of the whole batch in float64, by the definition
     wide = copy.deepcopy(layer).double()
-    torch.testing.assert_close(wide(x.double()).float(), expected,
-                               rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        wide(x.double()).float(), expected, rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("gaussianizer", GAUSSIANIZERS, ids=str)
@@ -669,30 +836,39 @@ def test_a_model_is_gaussianized_and_back(gaussianizer):
     of averages; `to_plain` undoes it, and plain states are those of before.
     """
     torch.manual_seed(0)
+
     def made():
         return nn.Sequential(
-            nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4),
+            nn.Conv2d(3, 4, 1),
+            nn.BatchNorm2d(4),
+            nn.GroupNorm(2, 4),
             nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
             normalnorm.DecorrelatedBatchNorm2d(4, group_size=2),
-            nn.LayerNorm(6))
+            nn.LayerNorm(6),
+        )
+
     plain, x = made(), torch.randn(5, 3, 5, 6).exp()
     plain(x)
     state = copy.deepcopy(plain.state_dict())
     expected = plain.eval()(x)
     model = to_normality(
-        copy.deepcopy(plain), gaussianizer=gaussianizer, noise=0.0)
+        copy.deepcopy(plain), gaussianizer=gaussianizer, noise=0.0
+    )
     layers = [model[i] for i in (1, 2, 3, 4, 5)]
     assert all(is_layer(m) and m.gaussianizer == gaussianizer for m in layers)
     first = (0, 1)
-    torch.testing.assert_close(nn.Sequential(*[model[i] for i in first])(x),
-                               nn.Sequential(*[plain[i] for i in first])(x))
+    torch.testing.assert_close(
+        nn.Sequential(*[model[i] for i in first])(x),
+        nn.Sequential(*[plain[i] for i in first])(x),
+    )
     found = model.train()(x)
     assert found.isfinite().all()
-    for i, name in ((i, f"running_{name}") for i in (1, 3, 4)
-                    for name in gaussianizer.names):
+    for i, name in (
+        (i, f"running_{name}") for i in (1, 3, 4) for name in gaussianizer.names
+    ):
         assert getattr(model[i], name).isfinite().all()
     made().load_state_dict(plain_state_dict(model.state_dict()), strict=True)
-    model.load_state_dict(state)                        # neutral again
+    model.load_state_dict(state)  # neutral again
     for i in (1, 3, 4):
         for name, value in zip(gaussianizer.names, gaussianizer.neutral):
             assert (getattr(model[i], f"running_{name}") == value).all()

@@ -1,6 +1,7 @@
 """The figures of the chapters: the same bytes whenever they are drawn, vector
 graphics, and only colours of the palette.
 """
+
 import io
 import json
 import re
@@ -10,29 +11,39 @@ import pytest
 
 pytestmark = pytest.mark.book
 plt = pytest.importorskip(
-    "matplotlib.pyplot", reason="matplotlib is not installed")
+    "matplotlib.pyplot", reason="matplotlib is not installed"
+)
 run = pytest.importorskip(
-    "tools.run", reason="the book's tools are not installed")
+    "tools.run", reason="the book's tools are not installed"
+)
 from normalnorm import plots  # noqa: E402
 from tools.chapters import ROOT, Chapter, chapter, chapters  # noqa: E402
 
-GREY = "#808080"        # grids and reference lines
+GREY = "#808080"  # grids and reference lines
 # cheap ones: histograms and lines; dots, legends and clip paths
 DRAWN_AGAIN = ("index", "720_plots")
-COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b|\brgba?\([^)]*\)|(?<=: "
-                    r")(?:red|green|blue|black|white|gr[ae]y|orange|purple)\b")
+COLOUR = re.compile(
+    r"#[0-9a-fA-F]{6}\b|\brgba?\([^)]*\)|(?<=: "
+    r")(?:red|green|blue|black|white|gr[ae]y|orange|purple)\b"
+)
 
 
 def outputs(executed, kind):
     "All outputs of this kind in an executed notebook."
     cells = json.loads(executed.notebook.read_text(encoding="utf-8"))["cells"]
-    return ["".join(o["data"][kind]) for cell in cells
-            for o in cell.get("outputs", []) if kind in o.get("data", {})]
+    return [
+        "".join(o["data"][kind])
+        for cell in cells
+        for o in cell.get("outputs", [])
+        if kind in o.get("data", {})
+    ]
 
 
 def stray_colours(svg):
-    return sorted({c.lower() for c in COLOUR.findall(svg)} - {
-                      plots.INK, GREY, *plots.PALETTE})
+    return sorted(
+        {c.lower() for c in COLOUR.findall(svg)}
+        - {plots.INK, GREY, *plots.PALETTE}
+    )
 
 
 @pytest.mark.parametrize("name", DRAWN_AGAIN)
@@ -55,9 +66,13 @@ def test_figures_are_vector_graphics_in_the_colours_of_the_palette():
         if not executed.notebook.exists():
             continue
         assert outputs(executed, "image/png") == [], (
-            f"{c.name}: call plots.book_style() before the first figure")
-        stray = [colours for svg in outputs(executed, "image/svg+xml")
-                 if (colours := stray_colours(svg))]
+            f"{c.name}: call plots.book_style() before the first figure"
+        )
+        stray = [
+            colours
+            for svg in outputs(executed, "image/svg+xml")
+            if (colours := stray_colours(svg))
+        ]
         seen += len(outputs(executed, "image/svg+xml"))
         # the chapter on colours shows in one figure which ones do not do
         assert len(stray) == (c.name == "720_plots"), (c.name, stray)
@@ -74,19 +89,27 @@ def test_another_colour_and_a_random_id_are_noticed():
             fig.savefig(buffer, format="svg", metadata=plots.METADATA)
             plt.close(fig)
         return buffer.getvalue().decode()
-    assert (stray_colours(draw(plots.PALETTE[0])) == []
-            and stray_colours(draw("#ff0000")) == ["#ff0000"])
-    assert (draw("C0") == draw("C0")
-            and draw("C0", **{"svg.hashsalt": None}) != draw(
-                "C0", **{"svg.hashsalt": None}))
+
+    assert stray_colours(draw(plots.PALETTE[0])) == [] and stray_colours(
+        draw("#ff0000")
+    ) == ["#ff0000"]
+    assert draw("C0") == draw("C0") and draw(
+        "C0", **{"svg.hashsalt": None}
+    ) != draw("C0", **{"svg.hashsalt": None})
 
 
 def test_boxes_of_a_diagram():
     fig, boxes = plots.flow(["then", "at last"], ["first", "", "third"])
     assert [[t.get_text() for t in ax.texts] for ax in boxes] == [
-        ["first"], [], ["third"]]
+        ["first"],
+        [],
+        ["third"],
+    ]
     assert [ax.spines["top"].get_visible() for ax in boxes] == [
-        True, plt.rcParams["axes.spines.top"], True]
+        True,
+        plt.rcParams["axes.spines.top"],
+        True,
+    ]
     with pytest.raises(ValueError, match="2 arrows join 3 stages: given 2"):
         plots.flow(["a", "b"], ["one", "two"])
     plt.close(fig)

@@ -5,6 +5,7 @@ model.
 Processes are slow to start, so two of them compute everything (this file run as
 a script) and the tests look at what they saved.
 """
+
 import copy
 import io
 import os
@@ -24,9 +25,15 @@ from normalnorm.layers.conversion import to_normality, to_plain
 from normalnorm.layers.sync import convert_sync
 
 SHARES = (3, 5)
-HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(
-    [str(Path(normalnorm.__file__).parents[1]),
-     os.environ.get("PYTHONPATH", "")])}
+HERE = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        [
+            str(Path(normalnorm.__file__).parents[1]),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    ),
+}
 RECENT = TORCH >= (2, 13)
 WRAPPERS = ("ddp", "fsdp2", "fsdp2 each", "fsdp1", "fsdp1 flat")
 
@@ -37,14 +44,21 @@ def network(noise=0.4):
     """
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(2, 6, 3), normalnorm.BatchNormalNorm2d(6), nn.ReLU(),
+        nn.Conv2d(2, 6, 3),
+        normalnorm.BatchNormalNorm2d(6),
+        nn.ReLU(),
         normalnorm.GroupNormalNorm(2, 6, noise=noise),
         normalnorm.InstanceNormalNorm2d(6, affine=True, noise=noise),
         normalnorm.DecorrelatedBatchNormalNorm2d(6, group_size=4),
-        nn.Conv2d(6, 4, 2), normalnorm.DecorrelatedBatchNorm2d(4), nn.Flatten(),
-        nn.Linear(36, 5), normalnorm.LayerNormalNorm(5, noise=noise),
-        nn.Linear(5, 4), normalnorm.BatchNormalNorm1d(4),
-        nn.Linear(4, 3)).double()
+        nn.Conv2d(6, 4, 2),
+        normalnorm.DecorrelatedBatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(36, 5),
+        normalnorm.LayerNormalNorm(5, noise=noise),
+        nn.Linear(5, 4),
+        normalnorm.BatchNormalNorm1d(4),
+        nn.Linear(4, 3),
+    ).double()
     for p in model.parameters():
         nn.init.uniform_(p, -1, 1)
     return model
@@ -56,10 +70,13 @@ def wrapped(model, how):
         return nn.parallel.DistributedDataParallel(model)
     if how.startswith("fsdp1"):
         from torch.distributed.fsdp import FullyShardedDataParallel
-        return FullyShardedDataParallel(model, use_orig_params=how == "fsdp1",
-                                        device_id=torch.device("cpu"))
+
+        return FullyShardedDataParallel(
+            model, use_orig_params=how == "fsdp1", device_id=torch.device("cpu")
+        )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     if how == "fsdp2 each":
         for layer in model:
@@ -78,17 +95,23 @@ def whole_state(model, how):
             FullyShardedDataParallel,
             StateDictType,
         )
-        with (warnings.catch_warnings(),
-              FullyShardedDataParallel.state_dict_type(
-                  model, StateDictType.FULL_STATE_DICT, FullStateDictConfig())):
+
+        with (
+            warnings.catch_warnings(),
+            FullyShardedDataParallel.state_dict_type(
+                model, StateDictType.FULL_STATE_DICT, FullStateDictConfig()
+            ),
+        ):
             warnings.simplefilter("ignore")
             return {k: v.clone() for k, v in model.state_dict().items()}
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         get_model_state_dict,
     )
-    return get_model_state_dict(model, options=StateDictOptions(
-        full_state_dict=True, cpu_offload=False))
+
+    return get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=False)
+    )
 
 
 def load_whole(model, state, how):
@@ -99,9 +122,13 @@ def load_whole(model, state, how):
             FullyShardedDataParallel,
             StateDictType,
         )
-        with (warnings.catch_warnings(),
-              FullyShardedDataParallel.state_dict_type(
-                  model, StateDictType.FULL_STATE_DICT)):
+
+        with (
+            warnings.catch_warnings(),
+            FullyShardedDataParallel.state_dict_type(
+                model, StateDictType.FULL_STATE_DICT
+            ),
+        ):
             warnings.simplefilter("ignore")
             model.load_state_dict(state)
     else:
@@ -109,14 +136,18 @@ def load_whole(model, state, how):
             StateDictOptions,
             set_model_state_dict,
         )
-        set_model_state_dict(model, state,
-                             options=StateDictOptions(full_state_dict=True))
+
+        set_model_state_dict(
+            model, state, options=StateDictOptions(full_state_dict=True)
+        )
 
 
 def sample():
     torch.manual_seed(1)
-    return (torch.randn(sum(SHARES), 2, 6, 6, dtype=torch.float64).exp(),
-            torch.randn(sum(SHARES), 3, dtype=torch.float64))
+    return (
+        torch.randn(sum(SHARES), 2, 6, 6, dtype=torch.float64).exp(),
+        torch.randn(sum(SHARES), 3, dtype=torch.float64),
+    )
 
 
 def furthest(a, b):
@@ -126,10 +157,12 @@ def furthest(a, b):
     if isinstance(a, dict):
         assert list(a) == list(b), (list(a), list(b))
         a, b = list(a.values()), list(b.values())
-    assert ([x.shape for x in a] == [x.shape for x in b]
-            and [x.dtype for x in a] == [x.dtype for x in b])
-    return max((x.double() - y.double()).abs().max().item()
-               for x, y in zip(a, b))
+    assert [x.shape for x in a] == [x.shape for x in b] and [
+        x.dtype for x in a
+    ] == [x.dtype for x in b]
+    return max(
+        (x.double() - y.double()).abs().max().item() for x, y in zip(a, b)
+    )
 
 
 def train(model, u, g, rank, scale, after_backward=lambda: None):
@@ -150,7 +183,7 @@ def against_its_own_share(how, rank):
     """Batch layers see their own share: the reference is the unwrapped model on
     it, with gradients averaged by hand.
     """
-    mine = slice(sum(SHARES[:rank]), sum(SHARES[:rank + 1]))
+    mine = slice(sum(SHARES[:rank]), sum(SHARES[: rank + 1]))
     u, g = (x[mine] for x in sample())
     reference, model = network(), wrapped(network(), how)
 
@@ -162,23 +195,30 @@ def against_its_own_share(how, rank):
         if how == "ddp":
             for b in reference.buffers():
                 dist.broadcast(b, 0)
+
     expected = train(reference, u, g, rank, 1.0, average)
     found = train(model, u, g, rank, 1.0)
-    return {"output": furthest(found, expected),
-            **after_training(how, rank, model, reference, u)}
+    return {
+        "output": furthest(found, expected),
+        **after_training(how, rank, model, reference, u),
+    }
 
 
 def against_the_whole_batch(how, rank):
     "Synchronized layers: the reference is one process with the whole batch."
-    mine = slice(sum(SHARES[:rank]), sum(SHARES[:rank + 1]))
+    mine = slice(sum(SHARES[:rank]), sum(SHARES[: rank + 1]))
     u, g = sample()
-    reference, model = (network(noise=0.0),
-                        wrapped(convert_sync(network(noise=0.0)), how))
+    reference, model = (
+        network(noise=0.0),
+        wrapped(convert_sync(network(noise=0.0)), how),
+    )
     expected = train(reference, u, g, 0, 1 / len(u))
     # gradients are averaged over processes
     found = train(model, u[mine], g[mine], rank, len(SHARES) / len(u))
-    return {"output": furthest(found, [e[mine] for e in expected]),
-            **after_training(how, rank, model, reference, u[mine])}
+    return {
+        "output": furthest(found, [e[mine] for e in expected]),
+        **after_training(how, rank, model, reference, u[mine]),
+    }
 
 
 def after_training(how, rank, model, reference, u):
@@ -199,13 +239,15 @@ def after_training(how, rank, model, reference, u):
         here = reference.eval()(u)
     if how == "ddp":  # evaluation sends the buffers, too
         here = outs[0] if rank else here
-    return {"parameters after two steps": furthest(
-                [state[n] for n in parameters],
-                [expected[n] for n in parameters]),
-            "state dict": furthest(state, expected),
-            "evaluation": furthest([outs[0]], [here]),
-            "loaded into a plain model": furthest([outs[1]], [outs[0]]),
-            "loaded into a wrapped model": furthest([outs[2]], [outs[0]])}
+    return {
+        "parameters after two steps": furthest(
+            [state[n] for n in parameters], [expected[n] for n in parameters]
+        ),
+        "state dict": furthest(state, expected),
+        "evaluation": furthest([outs[0]], [here]),
+        "loaded into a plain model": furthest([outs[1]], [outs[0]]),
+        "loaded into a wrapped model": furthest([outs[2]], [outs[0]]),
+    }
 
 
 def from_meta(rank):
@@ -214,60 +256,94 @@ def from_meta(rank):
     """
     with torch.device("meta"):
         model = nn.Sequential(
-            nn.Linear(4, 6), normalnorm.BatchNormalNorm1d(6),
+            nn.Linear(4, 6),
+            normalnorm.BatchNormalNorm1d(6),
             normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=3),
-            normalnorm.LayerNormalNorm(6))
+            normalnorm.LayerNormalNorm(6),
+        )
     model = wrapped(model, "fsdp2 each")
     model.to_empty(device="cpu")
     for layer in model:
         layer.reset_parameters()
-    plain = [layer.state_dict() for layer in (
-                 normalnorm.BatchNormalNorm1d(6),
-                 normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=3),
-                 normalnorm.LayerNormalNorm(6))]
+    plain = [
+        layer.state_dict()
+        for layer in (
+            normalnorm.BatchNormalNorm1d(6),
+            normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=3),
+            normalnorm.LayerNormalNorm(6),
+        )
+    ]
     full = whole_state(model, "fsdp2 each")
-    return {f"layer {i}": furthest({k.split(".")[1]: v for k, v in full.items()
-                                    if k.startswith(f"{i}.")},
-                                   state) for i, state in enumerate(plain, 1)}
+    return {
+        f"layer {i}": furthest(
+            {
+                k.split(".")[1]: v
+                for k, v in full.items()
+                if k.startswith(f"{i}.")
+            },
+            state,
+        )
+        for i, state in enumerate(plain, 1)
+    }
 
 
 def low_precision(rank):
     "Parameters and inputs in bfloat16: statistics and buffers stay in float32."
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     torch.manual_seed(0)
-    model, u = nn.Sequential(
-        nn.Linear(4, 6), normalnorm.BatchNormalNorm1d(6, noise=0.0),
-        normalnorm.DecorrelatedBatchNorm1d(6)), torch.randn(40, 4)
+    model, u = (
+        nn.Sequential(
+            nn.Linear(4, 6),
+            normalnorm.BatchNormalNorm1d(6, noise=0.0),
+            normalnorm.DecorrelatedBatchNorm1d(6),
+        ),
+        torch.randn(40, 4),
+    )
     expected = copy.deepcopy(model).bfloat16()
     expected[1].float(), expected[2].float()
     out = fully_shard(
-        model, mesh=init_device_mesh("cpu", (2,)),
-        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))(u)
+        model,
+        mesh=init_device_mesh("cpu", (2,)),
+        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+    )(u)
     reference = expected(u.bfloat16())
     return {
         "dtype": str(out.dtype),
         "buffers": sorted({str(b.dtype) for b in model.buffers()}),
         "buffer difference": furthest(
-            list(model.buffers()), list(expected.buffers())),
-        "difference": furthest([out.float()], [reference.bfloat16().float()])}
+            list(model.buffers()), list(expected.buffers())
+        ),
+        "difference": furthest([out.float()], [reference.bfloat16().float()]),
+    }
 
 
 def conversions(rank):
     "What conversion says about sharded models."
     found = {}
-    model = wrapped(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)),
-                    "fsdp2 each")
-    found["left"] = [tuple(r)
-                     for r in to_normality(model, return_report=True)[1].left]
+    model = wrapped(
+        nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), "fsdp2 each"
+    )
+    found["left"] = [
+        tuple(r) for r in to_normality(model, return_report=True)[1].left
+    ]
     model = wrapped(
         nn.Sequential(nn.Linear(4, 6), normalnorm.BatchNormalNorm1d(6)),
-        "fsdp2 each")
+        "fsdp2 each",
+    )
     found["left by to_plain"] = [
-        r.reason for r in to_plain(model, return_report=True)[1].left]
-    for name, act in (("sync", lambda: convert_sync(model)),
-                      ("flat", lambda: to_normality(
-                          wrapped(nn.Sequential(nn.BatchNorm1d(6)), "fsdp1")))):
+        r.reason for r in to_plain(model, return_report=True)[1].left
+    ]
+    for name, act in (
+        ("sync", lambda: convert_sync(model)),
+        (
+            "flat",
+            lambda: to_normality(
+                wrapped(nn.Sequential(nn.BatchNorm1d(6)), "fsdp1")
+            ),
+        ),
+    ):
         try:
             act()
         except Exception as error:
@@ -279,14 +355,20 @@ def conversions(rank):
     u = torch.randn(9, 4).exp()
     model(u).square().sum().backward()
     found["in a sharded parent"] = (
-        type(model[1]).__name__, bool((model[1].running_lambda != 1).all()),
-        type(model[1].weight.grad).__name__)
+        type(model[1]).__name__,
+        bool((model[1].running_lambda != 1).all()),
+        type(model[1].weight.grad).__name__,
+    )
     return found
 
 
 def main(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
-                            rank=rank, world_size=len(SHARES))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=len(SHARES),
+    )
     torch.set_num_threads(1)
     found = {}
     for how in WRAPPERS if RECENT else WRAPPERS[:1]:
@@ -300,30 +382,45 @@ def main(rank, folder):
 
 # --- what pytest runs
 
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    processes = [subprocess.Popen([sys.executable, "-W", "ignore", __file__,
-                                   str(rank), str(folder)],
-                                  env=HERE, stderr=subprocess.PIPE, text=True)
-                 for rank in range(len(SHARES))]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__, str(rank), str(folder)],
+            env=HERE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(len(SHARES))
+    ]
     try:
         errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert ([process.returncode for process in processes]
-            == [0] * len(SHARES)), errors
-    return [torch.load(folder / f"{rank}.pt", weights_only=True)
-            for rank in range(len(SHARES))]
+    assert [process.returncode for process in processes] == [0] * len(SHARES), (
+        errors
+    )
+    return [
+        torch.load(folder / f"{rank}.pt", weights_only=True)
+        for rank in range(len(SHARES))
+    ]
 
 
-SHARDED = pytest.mark.skipif(not RECENT,
-                             reason="fully_shard came with torch 2.6, sharding "
-                                    "on CPUs later; tried with 2.13")
-HOW = pytest.mark.parametrize("how", [
-    how if how == "ddp" else pytest.param(how, marks=SHARDED)
-    for how in WRAPPERS])
+SHARDED = pytest.mark.skipif(
+    not RECENT,
+    reason="fully_shard came with torch 2.6, sharding "
+    "on CPUs later; tried with 2.13",
+)
+HOW = pytest.mark.parametrize(
+    "how",
+    [
+        how if how == "ddp" else pytest.param(how, marks=SHARDED)
+        for how in WRAPPERS
+    ],
+)
 
 
 @HOW
@@ -344,13 +441,17 @@ def test_synchronized_layers_see_the_whole_batch(found, how):
     "Three and five images on two processes are eight on one, noise included."
     for rank, part in enumerate(found):
         assert max(part[how, "against_the_whole_batch"].values()) < 1e-9, (
-            rank, part[how, "against_the_whole_batch"])
+            rank,
+            part[how, "against_the_whole_batch"],
+        )
 
 
 @SHARDED
 def test_a_model_from_the_meta_device(found):
-    assert all(set(part["from_meta"].values()) == {0.0}
-               and len(part["from_meta"]) == 3 for part in found)
+    assert all(
+        set(part["from_meta"].values()) == {0.0} and len(part["from_meta"]) == 3
+        for part in found
+    )
 
 
 @SHARDED
@@ -359,7 +460,9 @@ def test_statistics_stay_in_float32_under_mixed_precision(found):
         assert part["low_precision"] == {
             "dtype": "torch.bfloat16",
             "buffers": ["torch.float32", "torch.int64"],
-            "buffer difference": 0.0, "difference": 0.0}
+            "buffer difference": 0.0,
+            "difference": 0.0,
+        }
 
 
 @SHARDED
@@ -367,15 +470,20 @@ def test_conversion_of_sharded_models_is_refused_or_reported(found):
     sharded = "sharded by itself (fully_shard): convert first, then shard"
     for part in found:
         said = part["conversions"]
-        assert (said["left"] == [("1", "FSDPBatchNorm1d", "FSDPBatchNorm1d",
-                                  sharded)]
-                and said["left by to_plain"] == [sharded])
+        assert said["left"] == [
+            ("1", "FSDPBatchNorm1d", "FSDPBatchNorm1d", sharded)
+        ] and said["left by to_plain"] == [sharded]
         assert said["sync"].startswith(
-            "NotImplementedError: FSDPBatchNormalNorm1d is sharded by itself")
+            "NotImplementedError: FSDPBatchNormalNorm1d is sharded by itself"
+        )
         assert said["flat"].startswith(
-            "ValueError: (the model) is wrapped in FullyShardedDataParallel")
+            "ValueError: (the model) is wrapped in FullyShardedDataParallel"
+        )
         assert said["in a sharded parent"] == (
-            "BatchNormalNorm1d", True, "DTensor")
+            "BatchNormalNorm1d",
+            True,
+            "DTensor",
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Spheres, Jacobians and scale invariance: shapes, dtypes, edges, errors. What
 they compute is checked by the claims of their chapters.
 """
+
 import pytest
 import torch
 
@@ -20,30 +21,40 @@ def test_radius_takes_tensors_and_numbers():
     assert geometry.radius(0.0, 0.0, 5) == 0
 
 
-@pytest.mark.parametrize("arguments, says", [
-    ((1.0, -1e-5, 3), "eps=-1e-05 .* not be negative"),
-    ((1.0, float("nan"), 3), "eps=nan"), ((1.0, 0.0, 0), "n=0 values"),
-    ((1.0, 0.0, 3, -1), "times=-1")])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ((1.0, -1e-5, 3), "eps=-1e-05 .* not be negative"),
+        ((1.0, float("nan"), 3), "eps=nan"),
+        ((1.0, 0.0, 0), "n=0 values"),
+        ((1.0, 0.0, 3, -1), "times=-1"),
+    ],
+)
 def test_radius_says_what_is_wrong(arguments, says):
     with pytest.raises(ValueError, match=says):
         geometry.radius(*arguments)
 
 
-@pytest.mark.parametrize("dim", [1, (0, 2), Over((0, 2), ()),
-                                 Over((0, 2), (2, 0))])
+@pytest.mark.parametrize(
+    "dim", [1, (0, 2), Over((0, 2), ()), Over((0, 2), (2, 0))]
+)
 def test_distance_and_cosine_of_units_over_any_axes(dim):
     u = torch.randn(3, 5, 7, dtype=torch.float64).exp()
     axes = dim.dim if isinstance(dim, Over) else dim
     centred = not (isinstance(dim, Over) and dim.centre == ())
-    h = standardized(u, axes) if centred else (
-        u / u.square().mean(axes, keepdim=True).sqrt())
+    h = (
+        standardized(u, axes)
+        if centred
+        else (u / u.square().mean(axes, keepdim=True).sqrt())
+    )
     distance = geometry.sphere_distance(u, dim)
     assert distance.shape == u.mean(axes, keepdim=True).shape
     torch.testing.assert_close(
-        distance, (u - h).square().sum(axes, keepdim=True).sqrt())
+        distance, (u - h).square().sum(axes, keepdim=True).sqrt()
+    )
     cosine = (u * h).sum(axes, keepdim=True) / (
-        u.square().sum(axes, keepdim=True)
-        * h.square().sum(axes, keepdim=True)).sqrt()
+        u.square().sum(axes, keepdim=True) * h.square().sum(axes, keepdim=True)
+    ).sqrt()
     torch.testing.assert_close(geometry.direction_cosine(u, dim), cosine)
 
 
@@ -53,23 +64,28 @@ def test_weighted_points_are_a_unit_too():
     elements = torch.tensor([0.0, 0.0, 0.0, 4.0])
     torch.testing.assert_close(
         geometry.sphere_distance(u, WeightedPoints(shares, 4)),
-        geometry.sphere_distance(elements, 0))
+        geometry.sphere_distance(elements, 0),
+    )
     torch.testing.assert_close(
         geometry.direction_cosine(u, WeightedPoints(shares, 4)),
-        geometry.direction_cosine(elements, 0))
+        geometry.direction_cosine(elements, 0),
+    )
 
 
 def test_a_constant_unit():
     u = torch.full((2, 5), 3.0)
-    torch.testing.assert_close(geometry.sphere_distance(u, 1),
-                               torch.full((2, 1), 50.0**0.5))
+    torch.testing.assert_close(
+        geometry.sphere_distance(u, 1), torch.full((2, 1), 50.0**0.5)
+    )
     assert (geometry.direction_cosine(u, 1) == 0).all()
     assert (geometry.direction_cosine(0 * u, Over(1, ())) == 0).all()
     assert (geometry.normalization_jacobian(u) == 0).all()
     along, across = geometry.jacobian_eigenvalues(torch.tensor([0.0, 4.0]), 0.0)
     assert along.tolist() == [0, 0] and across.tolist() == [0, 0.5]
-    torch.testing.assert_close(geometry.normalization_jacobian(u, 0.25),
-                               (2 * (torch.eye(5) - 0.2)).expand(2, 5, 5))
+    torch.testing.assert_close(
+        geometry.normalization_jacobian(u, 0.25),
+        (2 * (torch.eye(5) - 0.2)).expand(2, 5, 5),
+    )
 
 
 def test_the_jacobian_of_many_units():
@@ -78,21 +94,43 @@ def test_the_jacobian_of_many_units():
         for centre in (True, False):
             out = geometry.normalization_jacobian(u, eps, centre)
             assert out.shape == (2, 3, 5, 5) and out.dtype == torch.float32
-            torch.testing.assert_close(out[1, 2],
-                                       geometry.normalization_jacobian(
-                                           u[1, 2], eps, centre))
+            torch.testing.assert_close(
+                out[1, 2], geometry.normalization_jacobian(u[1, 2], eps, centre)
+            )
 
 
-@pytest.mark.parametrize("call, error, says", [
-    (lambda u: geometry.sphere_distance(u, Over((0,), (1,))), ValueError,
-     r"one set .* mean over \(1,\) and a deviation over \(0,\)"),
-    (lambda u: geometry.direction_cosine(u, Over((0,), (1,))), ValueError,
-     "one set"),
-    (lambda u: geometry.sphere_distance(u.long(), 0), TypeError, "int64"),
-    (lambda u: geometry.direction_cosine(u.long(), 0), TypeError, "int64"),
-    (lambda u: geometry.normalization_jacobian(u.long()), TypeError, "int64"),
-    (lambda u: geometry.normalization_jacobian(u, -1.0), ValueError, "eps=-1"),
-    (lambda u: geometry.jacobian_eigenvalues(u, -1.0), ValueError, "eps=-1")])
+@pytest.mark.parametrize(
+    "call, error, says",
+    [
+        (
+            lambda u: geometry.sphere_distance(u, Over((0,), (1,))),
+            ValueError,
+            r"one set .* mean over \(1,\) and a deviation over \(0,\)",
+        ),
+        (
+            lambda u: geometry.direction_cosine(u, Over((0,), (1,))),
+            ValueError,
+            "one set",
+        ),
+        (lambda u: geometry.sphere_distance(u.long(), 0), TypeError, "int64"),
+        (lambda u: geometry.direction_cosine(u.long(), 0), TypeError, "int64"),
+        (
+            lambda u: geometry.normalization_jacobian(u.long()),
+            TypeError,
+            "int64",
+        ),
+        (
+            lambda u: geometry.normalization_jacobian(u, -1.0),
+            ValueError,
+            "eps=-1",
+        ),
+        (
+            lambda u: geometry.jacobian_eigenvalues(u, -1.0),
+            ValueError,
+            "eps=-1",
+        ),
+    ],
+)
 def test_what_is_refused(call, error, says):
     with pytest.raises(error, match=says):
         call(torch.ones(3, 5))
@@ -100,28 +138,49 @@ def test_what_is_refused(call, error, says):
 
 # ---- scale invariance -------------------------------------------------------
 
+
 def test_norms_take_tensors_and_numbers():
     norm = torch.tensor([[0.5], [2.0]])
     out = scale_invariance.next_norm(norm, torch.tensor([1.0, 3.0]), 0.1, 0.5)
     assert out.shape == (2, 2) and out.dtype == torch.float32
     assert scale_invariance.next_norm(1, 0, 0.1, 0.5) == pytest.approx(0.95)
-    still = scale_invariance.equilibrium_norm(torch.tensor([1.0, 3.0]), 0.1,
-                                              0.5)
-    torch.testing.assert_close(scale_invariance.next_norm(
-        still, torch.tensor([1.0, 3.0]), 0.1, 0.5), still)
+    still = scale_invariance.equilibrium_norm(
+        torch.tensor([1.0, 3.0]), 0.1, 0.5
+    )
+    torch.testing.assert_close(
+        scale_invariance.next_norm(still, torch.tensor([1.0, 3.0]), 0.1, 0.5),
+        still,
+    )
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: scale_invariance.equilibrium_norm(1.0, 0.1, 0.0),
-     "weight_decay=0.0 must be positive"),
-    (lambda: scale_invariance.equilibrium_norm(1.0, -0.1, 1.0), "lr=-0.1"),
-    (lambda: scale_invariance.equilibrium_norm(1.0, 2.0, 1.0), "at least 2"),
-    (lambda: scale_invariance.equilibrium_angle(0.0, 1.0), "lr=0.0"),
-    (lambda: scale_invariance.equilibrium_angle(2.0, 0.7), "above 1"),
-    (lambda: scale_invariance.absorbed_bias(torch.ones(3, 2), torch.ones(3)),
-     r"\(3, 2\) and constants of shape \(3,\)"),
-    (lambda: scale_invariance.absorbed_bias(torch.ones(2), torch.ones(2)),
-     "expected")])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda: scale_invariance.equilibrium_norm(1.0, 0.1, 0.0),
+            "weight_decay=0.0 must be positive",
+        ),
+        (lambda: scale_invariance.equilibrium_norm(1.0, -0.1, 1.0), "lr=-0.1"),
+        (
+            lambda: scale_invariance.equilibrium_norm(1.0, 2.0, 1.0),
+            "at least 2",
+        ),
+        (lambda: scale_invariance.equilibrium_angle(0.0, 1.0), "lr=0.0"),
+        (lambda: scale_invariance.equilibrium_angle(2.0, 0.7), "above 1"),
+        (
+            lambda: scale_invariance.absorbed_bias(
+                torch.ones(3, 2), torch.ones(3)
+            ),
+            r"\(3, 2\) and constants of shape \(3,\)",
+        ),
+        (
+            lambda: scale_invariance.absorbed_bias(
+                torch.ones(2), torch.ones(2)
+            ),
+            "expected",
+        ),
+    ],
+)
 def test_what_scale_invariance_refuses(call, says):
     with pytest.raises(ValueError, match=says):
         call()
@@ -133,13 +192,19 @@ def test_gradients_of_weight_norm_along_any_axes():
     grad = torch.randn_like(v)
     w = g * v / v.square().sum((0, 2, 3), keepdim=True).sqrt()
     expected = torch.autograd.grad((w * grad).sum(), (v, g))
-    torch.testing.assert_close(scale_invariance.weight_norm_gradient(
-        v.detach(), g.detach(), grad, (0, 2, 3)), expected)
+    torch.testing.assert_close(
+        scale_invariance.weight_norm_gradient(
+            v.detach(), g.detach(), grad, (0, 2, 3)
+        ),
+        expected,
+    )
 
 
 @pytest.mark.parametrize("kernel", [(), (3,), (3, 2), (1, 2, 3)])
 def test_constants_go_into_a_bias(kernel):
     weight, value = torch.randn(2, 5, *kernel), torch.randn(5)
     x = value.reshape(1, 5, *(1 for _ in kernel)).expand(1, 5, *kernel)
-    torch.testing.assert_close(scale_invariance.absorbed_bias(weight, value),
-                               (weight * x).flatten(1).sum(1))
+    torch.testing.assert_close(
+        scale_invariance.absorbed_bias(weight, value),
+        (weight * x).flatten(1).sum(1),
+    )

@@ -2,6 +2,7 @@
 makes, the bits of the generator in compiled code, and that the measurements of
 `benchmarks.gpu` run, go on and are marked.
 """
+
 import ast
 import importlib.util
 import json
@@ -41,31 +42,44 @@ def calls(function) -> int:
 
 def test_the_number_of_operations_of_noise_does_not_grow_with_its_size():
     seed = torch.empty((), dtype=torch.int64, device="meta")
-    counts = {calls(lambda: noise.normal_noise((1 << n,), seed, offset))
-              for n in (10, 24, 30) for offset in (0, 3)}
+    counts = {
+        calls(lambda: noise.normal_noise((1 << n,), seed, offset))
+        for n in (10, 24, 30)
+        for offset in (0, 3)
+    }
     assert len(counts) == 1 and counts.pop() < 300
     # on a CPU it does, in pieces that stay in the cache
     here = torch.tensor(1)
     assert calls(lambda: noise.normal_noise((1 << 18,), here)) > 3 * calls(
-        lambda: noise.normal_noise((1 << 16,), here))
+        lambda: noise.normal_noise((1 << 16,), here)
+    )
 
 
-@pytest.mark.parametrize("make, shape", [
-    (normalnorm.LayerNormalNorm, lambda n: (n, 64)),
-    (normalnorm.BatchNormalNorm2d, lambda n: (n, 64, 2, 2))])
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (normalnorm.LayerNormalNorm, lambda n: (n, 64)),
+        (normalnorm.BatchNormalNorm2d, lambda n: (n, 64, 2, 2)),
+    ],
+)
 def test_the_number_of_operations_of_a_layer_does_not_either(make, shape):
     layer = make(64, noise=0.4, device="meta")
 
     def step(n):
         u = torch.empty(shape(n), device="meta", requires_grad=True)
         torch.autograd.grad(layer(u).sum(), [u, *layer.parameters()])
+
     few, many = (calls(lambda n=n: step(n)) for n in (16, 1 << 22))
     assert few == many < 1500
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**40), st.integers(1, 99), st.integers(1, 9),
-       st.integers(-2**62, 2**62))
+@given(
+    st.integers(0, 2**40),
+    st.integers(1, 99),
+    st.integers(1, 9),
+    st.integers(-(2**62), 2**62),
+)
 def test_one_piece_and_many_give_the_same_bits(offset, count, piece, key):
     seed, before = torch.tensor(key), noise._CHUNK
     try:
@@ -88,8 +102,10 @@ def test_one_piece_of_a_layers_size(monkeypatch):
 def in_64_bits(counter: int, key: int) -> list[int]:
     "Philox 4×32-10 in Python's integers, as the paper has it."
     word = 0xFFFFFFFF
-    x, k = [counter & word, counter >> 32 & word, 0, 0], [
-        key & word, key >> 32 & word]
+    x, k = (
+        [counter & word, counter >> 32 & word, 0, 0],
+        [key & word, key >> 32 & word],
+    )
     for _ in range(10):
         p, q = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
         x = [q >> 32 ^ x[1] ^ k[0], q & word, p >> 32 ^ x[3] ^ k[1], p & word]
@@ -97,26 +113,41 @@ def in_64_bits(counter: int, key: int) -> list[int]:
     return x
 
 
-EDGES = [0, 1, 3, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**33 + 1, 2**62 - 1,
-         2**63 - 1, -1, -2**31, -2**63]
+EDGES = [
+    0,
+    1,
+    3,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**33 + 1,
+    2**62 - 1,
+    2**63 - 1,
+    -1,
+    -(2**31),
+    -(2**63),
+]
 
 
 def test_words_are_those_of_the_paper():
     "At the edges of 32 bits, and where two products carry; signs mean nothing."
     draw = torch.Generator().manual_seed(0)
-    more = torch.randint(-2**63, 2**63 - 1, (40,), generator=draw).tolist()
+    more = torch.randint(-(2**63), 2**63 - 1, (40,), generator=draw).tolist()
     counters, keys = torch.tensor(EDGES + more), torch.tensor(EDGES)
     found = torch.stack(noise.philox(counters[:, None], keys), -1)
     assert found.min() >= 0 and found.max() < 2**32
-    assert found.tolist() == [[in_64_bits(c, k) for k in keys.tolist()]
-                              for c in counters.tolist()]
+    assert found.tolist() == [
+        [in_64_bits(c, k) for k in keys.tolist()] for c in counters.tolist()
+    ]
 
 
 @FOLLOWS
 def test_words_are_the_same_in_compiled_code():
     counters, key = torch.tensor(EDGES + list(range(50))), torch.tensor(-7)
-    for a, b in zip(torch.compile(noise.philox)(counters, key),
-                    noise.philox(counters, key)):
+    for a, b in zip(
+        torch.compile(noise.philox)(counters, key), noise.philox(counters, key)
+    ):
         assert torch.equal(a, b)
 
 
@@ -128,7 +159,10 @@ def test_compiled_noise_is_the_noise():
     for offset in (0, 3):
         torch.testing.assert_close(
             made((5, 999), seed, offset),
-            noise.normal_noise((5, 999), seed, offset), rtol=0, atol=3e-6)
+            noise.normal_noise((5, 999), seed, offset),
+            rtol=0,
+            atol=3e-6,
+        )
 
 
 @settings(deadline=None)
@@ -178,9 +212,17 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, str(tmp_path), *parts],
-        cwd=ROOT, capture_output=True, text=True, timeout=600,
-        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "",
-             "OMP_NUM_THREADS": "1"})
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     lost, late, first, again, other = json.loads(done.stdout.splitlines()[-1])
     assert "goes on with correctness" in late[1] and late[2] == {}
@@ -192,16 +234,18 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
         assert about["device"] == "cpu, interpreted"
         assert len(about["code"]) == 12
         assert count["rows"] == count["of"] == len(record["rows"]) > 1
-        assert all(row["device"] == "cpu, interpreted"
-                   for row in record["rows"])
+        assert all(
+            row["device"] == "cpu, interpreted" for row in record["rows"]
+        )
     for part in {"layers", "prototypes"} & found.keys():
         assert all("p50" in row for row in found[part]["rows"])
     checks = found["correctness"]["rows"]
     if TRITON:
         assert all(row["holds"] and len(row["errors"]) == 5 for row in checks)
     else:
-        assert all("No module named 'triton'" in row["left out"]
-                   for row in checks)
+        assert all(
+            "No module named 'triton'" in row["left out"] for row in checks
+        )
     # what is there stays; a row that is lost is made again
     kept = again[2]["layers"]["rows"]
     assert len(kept) == len(found["layers"]["rows"])
@@ -212,8 +256,11 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
 
 def test_the_target_takes_this_environment_and_nothing_else():
     "`make gpu` sets up no environment: a GPU machine has its own PyTorch."
-    rule = re.search(r"^gpu:(.*)##.*\n\t(.*)$",
-                     (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    rule = re.search(
+        r"^gpu:(.*)##.*\n\t(.*)$",
+        (ROOT / "Makefile").read_text(encoding="utf-8"),
+        re.M,
+    )
     assert rule and not rule[1].strip() and "PYTHONPATH=." in rule[2]
     read = set()
     for path in (ROOT / "benchmarks" / "gpu").glob("*.py"):
@@ -223,4 +270,8 @@ def test_the_target_takes_this_environment_and_nothing_else():
             elif isinstance(node, ast.ImportFrom):
                 read.add(node.module.split(".")[0])
     assert read - set(sys.stdlib_module_names) == {
-        "torch", "triton", "benchmarks", "normalnorm"}
+        "torch",
+        "triton",
+        "benchmarks",
+        "normalnorm",
+    }

@@ -1,4 +1,5 @@
 """The tool behind the chapter on weights' lengths, and its committed rows."""
+
 import json
 from pathlib import Path
 
@@ -6,7 +7,8 @@ import pytest
 import torch
 
 growth = pytest.importorskip(
-    "tools.growth", reason="the book's tools are not installed")
+    "tools.growth", reason="the book's tools are not installed"
+)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -41,7 +43,8 @@ def test_the_rows_are_of_this_tool():
         for arm, runs in part["found"].items():
             assert len(runs) == growth.SEEDS >= 5
             assert sum("scaled" in run for run in runs) == (
-                growth.SCALED if arm == "nothing" else 0)
+                growth.SCALED if arm == "nothing" else 0
+            )
     assert sum(p["cpu_seconds"] for p in record["parts"].values()) < 900
 
 

@@ -1,6 +1,7 @@
 """`python -m tools.hardness`: the measurements on a small scale, against
 something else, and the committed ones by their own code.
 """
+
 import json
 
 import numpy as np
@@ -11,7 +12,8 @@ from normalnorm.experiments import data
 
 pytestmark = pytest.mark.book
 hardness = pytest.importorskip(
-    "tools.hardness", reason="the book's tools are not installed")
+    "tools.hardness", reason="the book's tools are not installed"
+)
 RECORD = hardness.RECORD
 
 
@@ -23,14 +25,22 @@ def _squares(parts, penalty):
     x = x.reshape(len(x), -1).astype(np.float64)
     middle = x.mean(0)
     below = np.sqrt(penalty) * np.eye(x.shape[1])
-    target = np.concatenate([np.eye(hardness.CLASSES)[y],
-                             np.zeros((len(below), hardness.CLASSES))])
-    weights = np.linalg.lstsq(np.concatenate([x - middle, below]), target,
-                              rcond=None)[0]
-    return {split: 100 * np.mean((
+    target = np.concatenate(
+        [np.eye(hardness.CLASSES)[y], np.zeros((len(below), hardness.CLASSES))]
+    )
+    weights = np.linalg.lstsq(
+        np.concatenate([x - middle, below]), target, rcond=None
+    )[0]
+    return {
+        split: 100
+        * np.mean(
+            (
                 (images.numpy().reshape(len(images), -1) - middle) @ weights
-            ).argmax(1) == labels.numpy())
-            for split, (images, labels) in parts.items()}
+            ).argmax(1)
+            == labels.numpy()
+        )
+        for split, (images, labels) in parts.items()
+    }
 
 
 def _blobs(noise):
@@ -40,8 +50,10 @@ def _blobs(noise):
     parts = {}
     for split, n in (("train", 60), ("validation", 200), ("test", 200)):
         y = torch.arange(n) % 4
-        parts[split] = (middles[y] + noise * torch.randn(
-            n, 1, 3, 4, generator=generator), y)
+        parts[split] = (
+            middles[y] + noise * torch.randn(n, 1, 3, 4, generator=generator),
+            y,
+        )
     return parts
 
 
@@ -52,12 +64,12 @@ def test_the_linear_model_is_least_squares_with_the_best_penalty(noise, scale):
     """
     parts = {split: (scale * x, y) for split, (x, y) in _blobs(noise).items()}
     found = hardness.ridge(parts)
-    tried = [_squares(parts, penalty)
-             for penalty in (1e3, 1e4, 1e5, 1e6, 1e7)]
+    tried = [_squares(parts, penalty) for penalty in (1e3, 1e4, 1e5, 1e6, 1e7)]
     best = max(tried, key=lambda accuracy: accuracy["validation"])
     assert found == pytest.approx(best)
     assert found["validation"] > 50 and found != pytest.approx(
-        min(tried, key=lambda accuracy: accuracy["validation"]))
+        min(tried, key=lambda accuracy: accuracy["validation"])
+    )
 
 
 @pytest.fixture
@@ -65,14 +77,20 @@ def tiny(tmp_path, monkeypatch):
     "Two models in one epoch of 200 images, and a record elsewhere."
     monkeypatch.setattr(hardness, "RECORD", tmp_path / "glyphs.json")
     monkeypatch.setattr(hardness, "IMAGES", 200)
-    monkeypatch.setattr(hardness, "MODELS", {
-        "linear": hardness.MODELS["linear"],
-        "mlp": (*hardness.MODELS["mlp"][:2], hardness.SGD | {"epochs": 1})})
+    monkeypatch.setattr(
+        hardness,
+        "MODELS",
+        {
+            "linear": hardness.MODELS["linear"],
+            "mlp": (*hardness.MODELS["mlp"][:2], hardness.SGD | {"epochs": 1}),
+        },
+    )
     real, loaded = hardness.load, []
 
     def load(name, split, first=None, draw=None):
         loaded.append((split, first, draw))
         return real(name, split, 200 if first is None else first, draw=draw)
+
     monkeypatch.setattr(hardness, "load", load)
     threads = torch.get_num_threads()
     yield loaded
@@ -86,20 +104,37 @@ def test_each_run_is_done_once_and_says_what_made_it(tiny, capsys):
     record = json.loads(hardness.RECORD.read_text())
     assert record["runs"][0] == one[0]
     assert [(run["model"], run["seed"]) for run in record["runs"]] == [
-        ("linear", 0), ("mlp", 0), ("linear", 1), ("mlp", 1)]
+        ("linear", 0),
+        ("mlp", 0),
+        ("linear", 1),
+        ("mlp", 1),
+    ]
     assert capsys.readouterr().out.count("cpu_seconds") == 4
     # each seed draws the training images, and nothing draws the others
     assert [seen for seen in tiny if seen[0] == "train"] == [
-        ("train", 200, seed) for seed in (0, 0, 1, 1)]
+        ("train", 200, seed) for seed in (0, 0, 1, 1)
+    ]
     assert {seen[1:] for seen in tiny if seen[0] != "train"} == {(None, None)}
-    assert {"date", "processor", "torch", "commit", "source", "settings",
-            "data_hash"} <= set(record) and record["images"] == 200
+    assert {
+        "date",
+        "processor",
+        "torch",
+        "commit",
+        "source",
+        "settings",
+        "data_hash",
+    } <= set(record) and record["images"] == 200
     for run in record["runs"]:
         assert all(0 <= run[split] <= 100 for split in data.SPLITS)
     assert [run["parameters"] for run in record["runs"][:2]] == [
-        100 * 3 * 32 * 32, sum(
-            p.numel() for p in hardness.models.build(
-                "small_mlp", classes=100, inputs=3 * 32 * 32).parameters())]
+        100 * 3 * 32 * 32,
+        sum(
+            p.numel()
+            for p in hardness.models.build(
+                "small_mlp", classes=100, inputs=3 * 32 * 32
+            ).parameters()
+        ),
+    ]
     number = len(tiny)
     assert hardness.main(["--seeds", "2"]) == 0 and len(tiny) == number
     # a record of other images is not gone on with
@@ -113,7 +148,8 @@ def test_the_committed_record_is_of_these_models_and_images():
     assert record["images"] == hardness.IMAGES
     assert record["settings"] == json.loads(json.dumps(hardness.MODELS))
     assert sorted((run["model"], run["seed"]) for run in record["runs"]) == [
-        (name, seed) for name in sorted(hardness.MODELS) for seed in range(3)]
+        (name, seed) for name in sorted(hardness.MODELS) for seed in range(3)
+    ]
 
 
 def test_a_committed_run_again():
@@ -121,8 +157,11 @@ def test_a_committed_run_again():
     images in a thousand, which rounding may move.
     """
     found = hardness.measure("linear", 1)
-    kept = next(run for run in json.loads(RECORD.read_text())["runs"]
-                if (run["model"], run["seed"]) == ("linear", 1))
+    kept = next(
+        run
+        for run in json.loads(RECORD.read_text())["runs"]
+        if (run["model"], run["seed"]) == ("linear", 1)
+    )
     assert found["parameters"] == kept["parameters"]
     for split in data.SPLITS:
         assert found[split] == pytest.approx(kept[split], abs=0.2), split

@@ -5,6 +5,7 @@ The layers are those of the library's table whose plain twin is PyTorch's.
 The reference is NumPy and SciPy in float64, written here from Algorithm 1 and
 the formulas of the paper's Appendix D; it imports nothing of the library.
 """
+
 import copy
 import io
 import math
@@ -41,6 +42,7 @@ class Row:
     `channels`: the parameters belong to axis 1, otherwise to the last axes.
     `single`: whether one value may be a unit.
     """
+
     ours: Callable[..., nn.Module]
     plain: Callable[..., nn.Module]
     shape: tuple[int, ...]
@@ -57,7 +59,7 @@ class Row:
     def make_plain(self, bias=True, **options) -> nn.Module:
         layer = self.plain(**{**self.options, **options})
         if not bias:
-            layer.bias = None                   # torch 2.4 has no such argument
+            layer.bias = None  # torch 2.4 has no such argument
         return layer
 
     def rows(
@@ -70,11 +72,13 @@ class Row:
             out = np.empty(u.size, rows.dtype)
             out[where.ravel()] = rows.ravel()
             return out.reshape(u.shape)
+
         return u.ravel()[where], back
 
     def affine_shape(self, layer, ndim):
-        return ((1, -1, *(1,) * (ndim - 2)) if self.channels
-                else layer.weight.shape)
+        return (
+            (1, -1, *(1,) * (ndim - 2)) if self.channels else layer.weight.shape
+        )
 
 
 def per_channel(u):
@@ -97,45 +101,70 @@ def per_position(u):
     return np.moveaxis(u, 1, -1).reshape(-1, u.shape[1])
 
 
-UNITS = {"C": per_channel, "B C": per_instance, "B G": per_group,
-         "B …": per_sample(1), "B H W": per_position}
+UNITS = {
+    "C": per_channel,
+    "B C": per_instance,
+    "B G": per_group,
+    "B …": per_sample(1),
+    "B H W": per_position,
+}
 SIZES = {"B": 3, "L": 11, "D": 2, "H": 5, "W": 7}
 
 
 def prime(trial: Trial) -> Trial:
     "With few channels, or many where they make a unit, or two groups of them."
-    size = SIZES | {"C": {"B …": 13, "B H W": 13, "B G": 6}.get(
-        trial.row.unit, 3)} | ({"B": 11} if trial.kind == "B C" else {})
+    size = (
+        SIZES
+        | {"C": {"B …": 13, "B H W": 13, "B G": 6}.get(trial.row.unit, 3)}
+        | ({"B": 11} if trial.kind == "B C" else {})
+    )
     return trial._replace(
-        shape=tuple(size[letter] for letter in trial.kind.split()))
+        shape=tuple(size[letter] for letter in trial.kind.split())
+    )
 
 
 def tried(trial: Trial) -> Row:
     "A layer of the table; its axes and units in letters."
     known = accepted(trial.row.layer)
     within = trial.row.unit in ("B …", "B H W")
-    return Row(trial.ours, trial.theirs, trial.shape, UNITS[trial.row.unit],
-               channels=not trial.kind.endswith("C") or trial.kind == "B C"
-                        and not within,
-               running="track_running_stats" in known,
-               affine="affine" if "affine" in known else "elementwise_affine",
-               single=within)
+    return Row(
+        trial.ours,
+        trial.theirs,
+        trial.shape,
+        UNITS[trial.row.unit],
+        channels=not trial.kind.endswith("C")
+        or trial.kind == "B C"
+        and not within,
+        running="track_running_stats" in known,
+        affine="affine" if "affine" in known else "elementwise_affine",
+        single=within,
+    )
 
 
 def layer(sizes, shape):
-    return Row(lambda **o: LayerNormalNorm(sizes, **o),
-               lambda **o: nn.LayerNorm(sizes, **o), shape,
-               per_sample(len(sizes)), channels=False,
-               affine="elementwise_affine", single=True)
+    return Row(
+        lambda **o: LayerNormalNorm(sizes, **o),
+        lambda **o: nn.LayerNorm(sizes, **o),
+        shape,
+        per_sample(len(sizes)),
+        channels=False,
+        affine="elementwise_affine",
+        single=True,
+    )
 
 
 # synchronized: one process; several: chapter 245, test_sync_decorrelated.py,
 # test_fsdp.py
-TRIALS = {f"{t.name} {t.kind}": prime(t) for t in trials()
-          if isinstance(t.row.plain, type) and t.row.centre is None
-          and t.row.plain.__module__.startswith("torch.nn")}
+TRIALS = {
+    f"{t.name} {t.kind}": prime(t)
+    for t in trials()
+    if isinstance(t.row.plain, type)
+    and t.row.centre is None
+    and t.row.plain.__module__.startswith("torch.nn")
+}
 TRIALS["group B C"] = TRIALS["group B C H W"]._replace(
-    kind="B C", shape=(5, 22))
+    kind="B C", shape=(5, 22)
+)
 LAYERS = {name: tried(trial) for name, trial in TRIALS.items()}
 LAYERS["layer3"] = layer((3, 5, 2), (7, 3, 5, 2))
 MODES = {
@@ -151,15 +180,21 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def options_of(row: Row, mode: str) -> dict | None:
     "The arguments of a mode for a row, None where it has no such mode."
     options = dict(MODES[mode])
-    if (("momentum" in options or "track_running_stats" in options)
-            and not row.running):
+    if (
+        "momentum" in options or "track_running_stats" in options
+    ) and not row.running:
         return None
     return {row.affine: options["affine"]} if "affine" in options else options
 
 
-CASES = [pytest.param(LAYERS[name], options_of(LAYERS[name], mode),
-                      id=f"{name}-{mode}") for name in LAYERS for mode in MODES
-         if options_of(LAYERS[name], mode) is not None]
+CASES = [
+    pytest.param(
+        LAYERS[name], options_of(LAYERS[name], mode), id=f"{name}-{mode}"
+    )
+    for name in LAYERS
+    for mode in MODES
+    if options_of(LAYERS[name], mode) is not None
+]
 every_layer = pytest.mark.parametrize("row", LAYERS.values(), ids=LAYERS)
 every_case = pytest.mark.parametrize("row, options", CASES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
@@ -169,8 +204,15 @@ def skewed(shape, dtype=torch.float64, seed=0):
     """Log-normal values, the first ones small, as activations of a trained
     network are not symmetric either.
     """
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed),
-                       dtype=torch.float64).exp().to(dtype)
+    return (
+        torch.randn(
+            shape,
+            generator=torch.Generator().manual_seed(seed),
+            dtype=torch.float64,
+        )
+        .exp()
+        .to(dtype)
+    )
 
 
 def set_affine(*layers):
@@ -178,8 +220,12 @@ def set_affine(*layers):
     for module in layers:
         for i, parameter in enumerate(module.parameters()):
             with torch.no_grad():
-                parameter.copy_(torch.linspace(0.5, 1.5, parameter.numel())
-                                    .reshape(parameter.shape) - i)
+                parameter.copy_(
+                    torch.linspace(0.5, 1.5, parameter.numel()).reshape(
+                        parameter.shape
+                    )
+                    - i
+                )
 
 
 # ---------------------------------------------------------------- the reference
@@ -194,8 +240,9 @@ def newton(k: np.ndarray) -> float:
     d = (1 + a) * ell - a
     d2 = s * ((1 + a) * ell**2 - 2 * d)
     first = np.mean(k * d) - np.mean(s * ell)
-    second = (np.mean(k * d2) + np.mean((d - d.mean()) ** 2)
-              - 2 * np.mean(k * d) ** 2)
+    second = (
+        np.mean(k * d2) + np.mean((d - d.mean()) ** 2) - 2 * np.mean(k * d) ** 2
+    )
     return 1 - first / second
 
 
@@ -207,13 +254,25 @@ def algorithm_1(rows, eps=1e-5, alpha=1.0, given=None):
     """
     if given is None:
         mean, var = rows.mean(1), rows.var(1)
-        lmbda = np.array([1 + alpha * (newton((r - m) / v**0.5) - 1) if v > 0
-                          else 1.0 for r, m, v in zip(rows, mean, var)])
+        lmbda = np.array(
+            [
+                1 + alpha * (newton((r - m) / v**0.5) - 1) if v > 0 else 1.0
+                for r, m, v in zip(rows, mean, var)
+            ]
+        )
     else:
         mean, var, lmbda = given
     h = (rows - mean[:, None]) / np.sqrt(var + eps)[:, None]
-    x = np.stack([scipy.stats.yeojohnson(r, l) if l != 1 else r
-                  for r, l in zip(h, lmbda)]) if rows.size else h
+    x = (
+        np.stack(
+            [
+                scipy.stats.yeojohnson(r, l) if l != 1 else r
+                for r, l in zip(h, lmbda)
+            ]
+        )
+        if rows.size
+        else h
+    )
     return x, mean, var, lmbda
 
 
@@ -224,18 +283,28 @@ def reference(row, module, u, given=None, eps=1e-5, alpha=1.0):
     rows, back = row.rows(u.detach().double().numpy())
     x, *statistics = algorithm_1(rows, eps, alpha, given)
     out = back(x)
-    for parameter, apply in ((module.weight, np.multiply),
-                             (module.bias, np.add)):
+    for parameter, apply in (
+        (module.weight, np.multiply),
+        (module.bias, np.add),
+    ):
         if parameter is not None:
-            out = apply(out, parameter.detach().double().numpy().reshape(
-                row.affine_shape(module, u.ndim)))
+            out = apply(
+                out,
+                parameter.detach()
+                .double()
+                .numpy()
+                .reshape(row.affine_shape(module, u.ndim)),
+            )
     return torch.from_numpy(out), statistics
 
 
 def channel_means(row, u, values):
     "Per-unit values averaged over the images, one per channel."
-    return (values if row.units is per_channel
-            else values.reshape(u.shape[0], -1).mean(0))
+    return (
+        values
+        if row.units is per_channel
+        else values.reshape(u.shape[0], -1).mean(0)
+    )
 
 
 def test_the_reference_itself():
@@ -244,9 +313,15 @@ def test_the_reference_itself():
     k = (k - k.mean()) / k.std()
     e = 1e-4
     low, mid, high = (
-        -scipy.stats.yeojohnson_llf(1 + t, k) / 50 for t in (-e, 0, e))
-    assert (abs(newton(k) - (1 - (high - low) / (2 * e) / (
-                                 (high - 2 * mid + low) / e**2))) < 1e-5)
+        -scipy.stats.yeojohnson_llf(1 + t, k) / 50 for t in (-e, 0, e)
+    )
+    assert (
+        abs(
+            newton(k)
+            - (1 - (high - low) / (2 * e) / ((high - 2 * mid + low) / e**2))
+        )
+        < 1e-5
+    )
 
 
 # ---------------------------------------------------------------- equal to
@@ -257,29 +332,42 @@ def test_the_reference_itself():
 @every_case
 def test_without_transform_and_noise_it_is_torch(row, options, dtype):
     "Outputs, gradients, buffers: two training steps, one evaluation."
-    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5,
-                 torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
-    ours, plain = (row.make(noise=0.0, alpha=0.0, **options).to(dtype),
-                   row.make_plain(**options).to(dtype))
+    tolerance = {
+        torch.float64: 1e-10,
+        torch.float32: 1e-5,
+        torch.bfloat16: 3e-2,
+        torch.float16: 4e-3,
+    }[dtype]
+    ours, plain = (
+        row.make(noise=0.0, alpha=0.0, **options).to(dtype),
+        row.make_plain(**options).to(dtype),
+    )
     set_affine(ours, plain)
     for i, training in enumerate((True, True, False)):
-        u, g = (3 * skewed(row.shape, dtype, i) - 1,
-                torch.randn(row.shape).to(dtype))
+        u, g = (
+            3 * skewed(row.shape, dtype, i) - 1,
+            torch.randn(row.shape).to(dtype),
+        )
         found = []
         for module in (ours, plain):
             module.train(training).zero_grad()
             x = u.clone().requires_grad_()
             out = module(x)
             out.backward(g)
-            found.append([out.detach(), x.grad,
-                          *(p.grad for p in module.parameters())])
+            found.append(
+                [out.detach(), x.grad, *(p.grad for p in module.parameters())]
+            )
         for a, b in zip(*found):
             torch.testing.assert_close(
-                a, b, rtol=tolerance,
-                atol=tolerance * max(1.0, b.abs().max().item()))
+                a,
+                b,
+                rtol=tolerance,
+                atol=tolerance * max(1.0, b.abs().max().item()),
+            )
     for name, value in plain.named_buffers():
         torch.testing.assert_close(
-            ours.get_buffer(name), value, rtol=tolerance, atol=tolerance)
+            ours.get_buffer(name), value, rtol=tolerance, atol=tolerance
+        )
 
 
 @every_case
@@ -290,33 +378,43 @@ def test_it_is_algorithm_1(row, options):
     momenta = (0.1, 0.1, 0.1)
     # cumulative for batches, none for instances, as PyTorch has it
     if "momentum" in options:
-        momenta = ((1.0, 1 / 2, 1 / 3) if row.units is per_channel
-                   else (0.0, 0.0, 0.0))
-    running = [np.zeros(row.shape[1]), np.ones(row.shape[1]),
-               np.ones(row.shape[1])]
+        momenta = (
+            (1.0, 1 / 2, 1 / 3) if row.units is per_channel else (0.0, 0.0, 0.0)
+        )
+    running = [
+        np.zeros(row.shape[1]),
+        np.ones(row.shape[1]),
+        np.ones(row.shape[1]),
+    ]
     for step, momentum in enumerate(momenta):
         u = skewed(row.shape, seed=step)
         expected, (mean, var, lmbda) = reference(row, module, u)
         torch.testing.assert_close(
-            module.train()(u), expected, rtol=1e-9, atol=1e-10)
+            module.train()(u), expected, rtol=1e-9, atol=1e-10
+        )
         count = row.rows(u.numpy())[0].shape[1]
         for i, value in enumerate((mean, var * count / (count - 1), lmbda)):
             if row.running:
                 running[i] = running[i] + momentum * (
-                    channel_means(row, u, value) - running[i])
+                    channel_means(row, u, value) - running[i]
+                )
     tracked = row.running and options.get("track_running_stats", True)
     if tracked:
         for name, value in zip(
             ("running_mean", "running_var", "running_lambda"), running
         ):
             torch.testing.assert_close(
-                module.get_buffer(name), torch.from_numpy(value), rtol=1e-9,
-                atol=1e-10)
+                module.get_buffer(name),
+                torch.from_numpy(value),
+                rtol=1e-9,
+                atol=1e-10,
+            )
         repeats = 1 if row.units is per_channel else u.shape[0]
         running = [np.tile(value, repeats) for value in running]
     expected, _ = reference(row, module, u, running if tracked else None)
     torch.testing.assert_close(
-        module.eval()(u), expected, rtol=1e-9, atol=1e-10)
+        module.eval()(u), expected, rtol=1e-9, atol=1e-10
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -328,16 +426,27 @@ def test_it_is_algorithm_1_for_drawn_shapes_and_values(data):
     name = data.draw(st.sampled_from(sorted(LAYERS)))
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=4, max_size=4))
     row = resized(name, sizes)
-    eps, alpha = (data.draw(st.sampled_from([1e-5, 1e-3, 1.0])),
-                  data.draw(st.sampled_from([1.0, 0.5])))
-    scale, shift = (10.0 ** data.draw(st.integers(-6, 6)),
-                    data.draw(st.floats(-3, 3)))
+    eps, alpha = (
+        data.draw(st.sampled_from([1e-5, 1e-3, 1.0])),
+        data.draw(st.sampled_from([1.0, 0.5])),
+    )
+    scale, shift = (
+        10.0 ** data.draw(st.integers(-6, 6)),
+        data.draw(st.floats(-3, 3)),
+    )
     count = math.prod(row.shape)
-    values = data.draw(st.lists(st.one_of(st.integers(-3, 3).map(float),
-                                          st.floats(-100, 100, width=16)),
-                                min_size=count, max_size=count))
+    values = data.draw(
+        st.lists(
+            st.one_of(
+                st.integers(-3, 3).map(float), st.floats(-100, 100, width=16)
+            ),
+            min_size=count,
+            max_size=count,
+        )
+    )
     u = scale * (
-        torch.tensor(values, dtype=torch.float64).reshape(row.shape) + shift)
+        torch.tensor(values, dtype=torch.float64).reshape(row.shape) + shift
+    )
     module = row.make(noise=0.0, eps=eps, alpha=alpha, dtype=torch.float64)
     rows, _ = row.rows(u.numpy())
     if rows.shape[1] == 1 and not row.single:
@@ -357,23 +466,30 @@ def resized(name, sizes):
     if name == "layer3":
         return layer(tuple(sizes[1:]), tuple(sizes))
     trial, (b, c, n, m) = TRIALS[name], sizes
-    size = dict(B=b, C=2 * c if "G" in trial.row.unit else c, L=n, H=n, W=m,
-                D=2)
-    return tried(trial._replace(
-        shape=tuple(size[letter] for letter in trial.kind.split())))
+    size = dict(
+        B=b, C=2 * c if "G" in trial.row.unit else c, L=n, H=n, W=m, D=2
+    )
+    return tried(
+        trial._replace(
+            shape=tuple(size[letter] for letter in trial.kind.split())
+        )
+    )
 
 
 def test_every_row_can_be_resized():
-    assert all(len(resized(name, (2, 3, 2, 3)).shape) == len(row.shape)
-               for name, row in LAYERS.items())
+    assert all(
+        len(resized(name, (2, 3, 2, 3)).shape) == len(row.shape)
+        for name, row in LAYERS.items()
+    )
 
 
 # ---------------------------------------------------------------- identities
 
 
 def quiet(row, **options):
-    return row.make(**{"noise": 0.0, "eps": 0.0, "dtype": torch.float64,
-                       **options})
+    return row.make(
+        **{"noise": 0.0, "eps": 0.0, "dtype": torch.float64, **options}
+    )
 
 
 @every_layer
@@ -385,10 +501,14 @@ def test_elements_of_a_unit_may_be_permuted(row):
     module = row.make(noise=0.0, dtype=torch.float64, **{row.affine: False})
     out = row.rows(module(u).numpy())[0]
     permuted = module(
-        torch.from_numpy(back(np.take_along_axis(rows, order, 1))))
+        torch.from_numpy(back(np.take_along_axis(rows, order, 1)))
+    )
     torch.testing.assert_close(
-        permuted, torch.from_numpy(back(np.take_along_axis(out, order, 1))),
-        rtol=1e-10, atol=1e-11)
+        permuted,
+        torch.from_numpy(back(np.take_along_axis(out, order, 1))),
+        rtol=1e-10,
+        atol=1e-11,
+    )
 
 
 @every_layer
@@ -406,7 +526,8 @@ def test_shift_scale_reflection(row):
             fresh(sign * u)
             found.append(fresh.running_lambda)
         torch.testing.assert_close(
-            found[1], 2 - found[0], rtol=1e-10, atol=1e-10)
+            found[1], 2 - found[0], rtol=1e-10, atol=1e-10
+        )
         assert (found[0] - 1).abs().min() > 0.01
 
 
@@ -418,8 +539,11 @@ def test_scale_and_eps_go_together(row):
     u, eps = skewed(row.shape), 1e-5
     for c in (1e-3, 30.0):
         torch.testing.assert_close(
-            quiet(row, eps=eps)(c * u), quiet(row, eps=eps / c**2)(u),
-            rtol=1e-9, atol=1e-9)
+            quiet(row, eps=eps)(c * u),
+            quiet(row, eps=eps / c**2)(u),
+            rtol=1e-9,
+            atol=1e-9,
+        )
     smallest = row.rows(u.numpy())[0].var(1).min()
     exact, close = quiet(row)(u), quiet(row, eps=eps)(u)
     slope = (2 + exact.abs().max()) ** 5  # ψ' ≤ (1+|h|)^|λ−1|, |λ−1| ≤ 4 here
@@ -432,16 +556,23 @@ def test_relations_between_the_layers():
     """
     u, plain = skewed((3, 6, 5, 7)), dict(noise=0.0, dtype=torch.float64)
     same = lambda a, b, x=u: torch.testing.assert_close(
-        a(x), b(x), rtol=1e-11, atol=1e-12)
-    same(GroupNormalNorm(1, 6, affine=False, **plain),
-         LayerNormalNorm((6, 5, 7), elementwise_affine=False, **plain))
+        a(x), b(x), rtol=1e-11, atol=1e-12
+    )
+    same(
+        GroupNormalNorm(1, 6, affine=False, **plain),
+        LayerNormalNorm((6, 5, 7), elementwise_affine=False, **plain),
+    )
     same(GroupNormalNorm(6, 6, **plain), InstanceNormalNorm2d(6, **plain))
     same(BatchNormalNorm2d(6, **plain), InstanceNormalNorm2d(6, **plain), u[:1])
     same(SyncBatchNormalNorm(6, **plain), BatchNormalNorm2d(6, **plain))
-    torch.testing.assert_close(BatchNormalNorm1d(6, **plain)(u.flatten(2)),
-                               BatchNormalNorm2d(6, **plain)(u).flatten(2))
-    torch.testing.assert_close(BatchNormalNorm1d(5, **plain)(u[0, :, :, 0]),
-                               LayerNormalNorm(6, **plain)(u[0, :, :, 0].T).T)
+    torch.testing.assert_close(
+        BatchNormalNorm1d(6, **plain)(u.flatten(2)),
+        BatchNormalNorm2d(6, **plain)(u).flatten(2),
+    )
+    torch.testing.assert_close(
+        BatchNormalNorm1d(5, **plain)(u[0, :, :, 0]),
+        LayerNormalNorm(6, **plain)(u[0, :, :, 0].T).T,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
@@ -450,16 +581,25 @@ def test_at_lambda_1_it_is_the_plain_layer(row, dtype):
     """Evaluation with λ = 1, up to 1e6 deviations out; in training, to
     rounding, units symmetric about 0.
     """
-    plain, module = (row.make(noise=0.0, alpha=0.0).to(dtype),
-                     row.make(noise=0.0).to(dtype))
+    plain, module = (
+        row.make(noise=0.0, alpha=0.0).to(dtype),
+        row.make(noise=0.0).to(dtype),
+    )
     set_affine(plain, module)
     count = row.rows(np.zeros(row.shape))[0].shape[1]
     pattern = np.resize([1.0, -1.0, 2.0, -2.0], count // 4 * 4)
     rows, back = row.rows(np.zeros(row.shape))
-    u = torch.from_numpy(back(np.tile(
-        np.pad(pattern, (0, count - len(pattern))), (len(rows), 1)))).to(dtype)
-    torch.testing.assert_close(module(u), plain(u), rtol=0,
-                               atol=1e-15 if dtype == torch.float64 else 5e-7)
+    u = torch.from_numpy(
+        back(
+            np.tile(np.pad(pattern, (0, count - len(pattern))), (len(rows), 1))
+        )
+    ).to(dtype)
+    torch.testing.assert_close(
+        module(u),
+        plain(u),
+        rtol=0,
+        atol=1e-15 if dtype == torch.float64 else 5e-7,
+    )
     if row.running:
         with torch.no_grad():
             module.running_lambda.fill_(1)
@@ -482,14 +622,20 @@ def test_far_outside_the_training_range(row):
         module.running_lambda.fill_(lmbda)
         u = 1e6 * torch.randn(row.shape, dtype=torch.float64)
         expected = torch.from_numpy(
-            np.reshape([scipy.stats.yeojohnson(np.array([v]), lmbda)[0]
-                        for v in u.flatten().tolist()],
-                       row.shape))
+            np.reshape(
+                [
+                    scipy.stats.yeojohnson(np.array([v]), lmbda)[0]
+                    for v in u.flatten().tolist()
+                ],
+                row.shape,
+            )
+        )
         torch.testing.assert_close(module(u), expected, rtol=1e-12, atol=1e-12)
         single = row.make(affine=False, eps=0.0).eval()
         single.running_lambda.fill_(lmbda)
         torch.testing.assert_close(
-            single(u.float()).double(), expected, rtol=1e-4, atol=1e-5)
+            single(u.float()).double(), expected, rtol=1e-4, atol=1e-5
+        )
 
 
 @every_layer
@@ -500,8 +646,11 @@ def test_no_scale_makes_a_unit_run_away(row):
     u, g = skewed(row.shape), torch.randn(row.shape, dtype=torch.float64)
     lambdas, norms = [], []
     for scale in 10.0 ** np.arange(-12, 4, 2):
-        module = row.make(noise=0.0, dtype=torch.float64,
-                          **(dict(momentum=1.0) if row.running else {}))
+        module = row.make(
+            noise=0.0,
+            dtype=torch.float64,
+            **(dict(momentum=1.0) if row.running else {}),
+        )
         x = (scale * u).requires_grad_()
         out = module(x)
         norms.append(torch.autograd.grad(out, x, g)[0].norm().item())
@@ -509,8 +658,11 @@ def test_no_scale_makes_a_unit_run_away(row):
             lambdas.append(module.running_lambda)
         if scale < 1e-6:
             torch.testing.assert_close(
-                out, row.make(noise=0.0, alpha=0.0, dtype=torch.float64)(x),
-                rtol=1e-2, atol=1e-12)
+                out,
+                row.make(noise=0.0, alpha=0.0, dtype=torch.float64)(x),
+                rtol=1e-2,
+                atol=1e-12,
+            )
     for lmbda in lambdas:
         torch.testing.assert_close(lmbda, lambdas[-1], rtol=1e-6, atol=1e-8)
     assert max(norms) <= 3 * g.norm().item() / 1e-5**0.5
@@ -533,14 +685,19 @@ def test_gradients(row, training):
     u = skewed(row.shape)[:3].requires_grad_()
 
     def f(x, *parameters):
-        torch.manual_seed(0)                    # the same noise at each call
+        torch.manual_seed(0)  # the same noise at each call
         return torch.func.functional_call(
-            module, dict(zip(("weight", "bias"), parameters)), x)
+            module, dict(zip(("weight", "bias"), parameters)), x
+        )
+
     assert torch.autograd.gradcheck(
         f,
-        (u,
-         *(p.detach().clone().requires_grad_() for p in module.parameters())),
-        fast_mode=True)
+        (
+            u,
+            *(p.detach().clone().requires_grad_() for p in module.parameters()),
+        ),
+        fast_mode=True,
+    )
 
 
 @pytest.mark.parametrize("noise", (0.0, 0.7))
@@ -550,21 +707,28 @@ def test_the_input_is_kept_once(row, noise):
     parameters, at most 64 bytes a unit.
     """
     shape = (
-        (*row.shape[:-1], 211) if row.shape[2:] and row.channels else row.shape)
-    module, u, found = (row.make(noise=noise),
-                        skewed(shape, torch.float32).requires_grad_(), {})
+        (*row.shape[:-1], 211) if row.shape[2:] and row.channels else row.shape
+    )
+    module, u, found = (
+        row.make(noise=noise),
+        skewed(shape, torch.float32).requires_grad_(),
+        {},
+    )
 
     def pack(tensor):
         found[tensor.untyped_storage().data_ptr()] = (
-            tensor.untyped_storage().nbytes())
+            tensor.untyped_storage().nbytes()
+        )
         return tensor
+
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = module(u)
     units = row.rows(u.detach().numpy())[0].shape[0]
     parameters = 4 * sum(p.numel() for p in module.parameters())
     assert (
         out.requires_grad
-        and sum(found.values()) <= 4 * u.numel() + parameters + 64 * units + 16)
+        and sum(found.values()) <= 4 * u.numel() + parameters + 64 * units + 16
+    )
 
 
 # ---------------------------------------------------------------- layout,
@@ -573,14 +737,23 @@ def test_the_input_is_kept_once(row, noise):
 
 def layouts(u):
     "The same values, differently laid out."
-    yield "reversed strides", u.permute(
-        *reversed(range(u.ndim))).contiguous().permute(*reversed(range(u.ndim)))
-    padded = torch.full((*u.shape[:-1], 2 * u.shape[-1] + 1), torch.nan,
-                        dtype=u.dtype)
+    yield (
+        "reversed strides",
+        u.permute(*reversed(range(u.ndim)))
+        .contiguous()
+        .permute(*reversed(range(u.ndim))),
+    )
+    padded = torch.full(
+        (*u.shape[:-1], 2 * u.shape[-1] + 1), torch.nan, dtype=u.dtype
+    )
     padded[..., 1::2] = u
     yield "every second element", padded[..., 1::2]
-    (yield "misaligned",
-     torch.cat([u.new_zeros(1), u.flatten()])[1:].reshape(u.shape))
+    (
+        yield (
+            "misaligned",
+            torch.cat([u.new_zeros(1), u.flatten()])[1:].reshape(u.shape),
+        )
+    )
     if u.ndim == 4:
         yield "channels_last", u.to(memory_format=torch.channels_last)
     if u.ndim == 5:
@@ -602,21 +775,31 @@ def test_layout_does_not_matter(row):
         # laid out as the next layer would have it
         upstream = torch.empty_like(out).copy_(g)
         return out, torch.autograd.grad(out, x, upstream)[0]
+
     expected = run(module, u)
     for name, x in layouts(u):
         found, theirs = run(module, x), run(plain, x)
         for a, b, c in zip(found, expected, theirs):
             torch.testing.assert_close(
-                a, b, rtol=1e-5, atol=1e-5, msg=lambda m: f"{name}: {m}")
-            for form, ndim in ((torch.channels_last, 4),
-                               (torch.channels_last_3d, 5)):
-                if (name.startswith("channels_last") and u.ndim == ndim
-                        and c.is_contiguous(memory_format=form)):
+                a, b, rtol=1e-5, atol=1e-5, msg=lambda m: f"{name}: {m}"
+            )
+            for form, ndim in (
+                (torch.channels_last, 4),
+                (torch.channels_last_3d, 5),
+            ):
+                if (
+                    name.startswith("channels_last")
+                    and u.ndim == ndim
+                    and c.is_contiguous(memory_format=form)
+                ):
                     assert a.is_contiguous(memory_format=form), name
-    broadcast = u[:1].expand(row.shape)                     # stride 0
+    broadcast = u[:1].expand(row.shape)  # stride 0
     torch.testing.assert_close(
-        run(module, broadcast), run(module, broadcast.contiguous()), rtol=1e-5,
-        atol=1e-5)
+        run(module, broadcast),
+        run(module, broadcast.contiguous()),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("given", DTYPES, ids=lambda d: str(d)[6:])
@@ -626,15 +809,19 @@ def test_types_are_those_of_torch(row, given):
     parameters; under autocast what torch's layer gives.
     """
     for training in (True, False):
-        module, plain = (row.make().train(training),
-                         row.make_plain().train(training))
-        if given == torch.float64:      # as torch's: refused by a float32 layer
+        module, plain = (
+            row.make().train(training),
+            row.make_plain().train(training),
+        )
+        if given == torch.float64:  # as torch's: refused by a float32 layer
             module, plain = module.double(), plain.double()
         u = skewed(row.shape, given).requires_grad_()
         out = module(u)
         out.sum().backward()
-        assert (out.dtype == given == u.grad.dtype
-                and out.shape == u.shape == u.grad.shape)
+        assert (
+            out.dtype == given == u.grad.dtype
+            and out.shape == u.shape == u.grad.shape
+        )
         for low in (torch.bfloat16, torch.float16):
             with torch.autocast("cpu", dtype=low):
                 try:
@@ -662,8 +849,11 @@ def test_noise_depends_on_the_seed_alone(row):
 
 @every_layer
 def test_copies_and_checkpoints(row):
-    module, plain, u = (row.make(), row.make_plain(),
-                        skewed(row.shape, torch.float32))
+    module, plain, u = (
+        row.make(),
+        row.make_plain(),
+        skewed(row.shape, torch.float32),
+    )
     module(u), plain(u), set_affine(module)
     module.eval()
     file = io.BytesIO()
@@ -671,19 +861,30 @@ def test_copies_and_checkpoints(row):
     file.seek(0)
     again = row.make().eval()
     again.load_state_dict(torch.load(file, weights_only=True))
-    for clone in (again, copy.deepcopy(module),
-                  pickle.loads(pickle.dumps(module))):
+    for clone in (
+        again,
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+    ):
         assert torch.equal(clone(u), module(u))
     missing, unexpected = plain.load_state_dict(
-        module.state_dict(), strict=False)
+        module.state_dict(), strict=False
+    )
     assert not missing and set(unexpected) <= {"running_lambda"}
     twin = row.make().eval()
     assert twin.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(row.make(alpha=0.0).eval()(u),
-                               row.make_plain().eval()(u), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        row.make(alpha=0.0).eval()(u),
+        row.make_plain().eval()(u),
+        rtol=1e-5,
+        atol=1e-5,
+    )
     # as torch < 0.4.1 wrote them
-    old = {k: v for k, v in plain.state_dict().items()
-           if k != "num_batches_tracked"}
+    old = {
+        k: v
+        for k, v in plain.state_dict().items()
+        if k != "num_batches_tracked"
+    }
     assert twin.load_state_dict(old)
     with torch.device("meta"):
         empty = row.make()
@@ -696,7 +897,7 @@ def test_wrong_checkpoints_are_refused():
         (BatchNormalNorm1d(3), nn.BatchNorm1d(4), "size mismatch"),
         (BatchNormalNorm1d(3), nn.LayerNorm(3), "Missing key"),
         (LayerNormalNorm(3), nn.BatchNorm1d(3), "Unexpected key"),
-        (BatchNormalNorm1d(3), nn.Linear(3, 3), "size mismatch")
+        (BatchNormalNorm1d(3), nn.Linear(3, 3), "size mismatch"),
     ):
         with pytest.raises(RuntimeError, match=words):
             target.load_state_dict(source.state_dict())
@@ -711,9 +912,16 @@ def test_empty_batch(row):
     """As torch: an empty result, zero gradients of the parameters, running
     averages as they were.
     """
-    for shape in ((0, *row.shape[1:]), *(
-        ((*row.shape[:-1], 0),) if len(row.shape) > 2 and row.channels
-                                   and row.units is not per_instance else ())):
+    for shape in (
+        (0, *row.shape[1:]),
+        *(
+            ((*row.shape[:-1], 0),)
+            if len(row.shape) > 2
+            and row.channels
+            and row.units is not per_instance
+            else ()
+        ),
+    ):
         for training in (True, False):
             module = row.make().train(training)
             before = {k: v.clone() for k, v in module.named_buffers()}
@@ -723,10 +931,13 @@ def test_empty_batch(row):
             out.sum().backward()
             assert u.grad.shape == shape and all(
                 p.grad is not None and not p.grad.any()
-                for p in module.parameters())
-            assert all(torch.equal(v, before[k])
-                       for k, v in module.named_buffers()
-                       if k != "num_batches_tracked")
+                for p in module.parameters()
+            )
+            assert all(
+                torch.equal(v, before[k])
+                for k, v in module.named_buffers()
+                if k != "num_batches_tracked"
+            )
 
 
 @every_layer
@@ -738,17 +949,31 @@ def test_two_elements_and_constant_units(row):
     set_affine(module)
     constant = torch.full(row.shape, 0.1, requires_grad=True)
     out = module(constant)
-    assert torch.equal(out, module.bias.reshape(
-        row.affine_shape(module, out.ndim)).expand(row.shape))
+    assert torch.equal(
+        out,
+        module.bias.reshape(row.affine_shape(module, out.ndim)).expand(
+            row.shape
+        ),
+    )
     out.square().sum().backward()
     assert constant.grad.isfinite().all()
     if row.units is per_channel:
         two = row.make(noise=0.0, momentum=1.0, dtype=torch.float64)
-        two(skewed((2, *row.shape[1:]))[
-            (slice(None), slice(None), *(slice(0, 1),) * (len(row.shape) - 2))])
+        two(
+            skewed((2, *row.shape[1:]))[
+                (
+                    slice(None),
+                    slice(None),
+                    *(slice(0, 1),) * (len(row.shape) - 2),
+                )
+            ]
+        )
         torch.testing.assert_close(
-            two.running_lambda, torch.ones(row.shape[1], dtype=torch.float64),
-            rtol=0, atol=1e-10)
+            two.running_lambda,
+            torch.ones(row.shape[1], dtype=torch.float64),
+            rtol=0,
+            atol=1e-10,
+        )
 
 
 # ---------------------------------------------------------------- faults
@@ -759,9 +984,15 @@ def test_two_elements_and_constant_units(row):
 def test_a_unit_that_is_not_finite_spoils_no_other(row, value):
     "Output, gradient and running averages; in its own unit it is seen."
     u, g = skewed(row.shape, torch.float32), torch.randn(row.shape)
-    first = torch.from_numpy(row.rows(u.numpy())[1](
-        np.arange(row.rows(u.numpy())[0].shape[0])[:, None] + np.zeros(
-            row.rows(u.numpy())[0].shape))) == 0
+    first = (
+        torch.from_numpy(
+            row.rows(u.numpy())[1](
+                np.arange(row.rows(u.numpy())[0].shape[0])[:, None]
+                + np.zeros(row.rows(u.numpy())[0].shape)
+            )
+        )
+        == 0
+    )
     found = []
     for spoilt in (False, True):
         module, x = row.make(noise=0.0), u.clone()
@@ -770,15 +1001,18 @@ def test_a_unit_that_is_not_finite_spoils_no_other(row, value):
         x.requires_grad_()
         before = {k: v.clone() for k, v in module.named_buffers()}
         out = module(x)
-        found.append((out,
-                      torch.autograd.grad(out, x, g, retain_graph=True)[0]))
+        found.append(
+            (out, torch.autograd.grad(out, x, g, retain_graph=True)[0])
+        )
     for a, b in zip(*found):
         assert (
-            torch.equal(a[~first], b[~first]) and not b[first].isfinite().any())
+            torch.equal(a[~first], b[~first]) and not b[first].isfinite().any()
+        )
     for name, buffer in module.named_buffers():
         if name != "num_batches_tracked":
             assert torch.equal(buffer[0], before[name][0]), (
-                f"{name} of the spoilt channel was changed")
+                f"{name} of the spoilt channel was changed"
+            )
             assert (buffer[1:] != before[name][1:]).all()
 
 
@@ -790,8 +1024,12 @@ def test_evaluation_spoils_no_other_element():
     u[0, 0], u[1, 1], u[2, 1] = torch.nan, torch.inf, -torch.inf
     after = module(u)
     # the limit 1/|λ|
-    assert (after[0, 0].isnan() and torch.equal(after[3:], out[3:])
-            and after[1, 1] == 2 and after[2, 1] == -torch.inf)
+    assert (
+        after[0, 0].isnan()
+        and torch.equal(after[3:], out[3:])
+        and after[1, 1] == 2
+        and after[2, 1] == -torch.inf
+    )
 
 
 @every_layer
@@ -804,8 +1042,9 @@ def test_mean_far_from_zero(row):
     plain = row.make_plain()(u)
     error = (plain - row.make_plain().double()(u.double())).abs().max()
     slope = (1 + plain.abs().max()) ** 2
-    assert ((row.make(noise=0.0)(u) - exact).abs().max()
-            <= 2 * slope * error + 1e-6)
+    assert (
+        row.make(noise=0.0)(u) - exact
+    ).abs().max() <= 2 * slope * error + 1e-6
 
 
 @every_layer
@@ -818,8 +1057,12 @@ def test_denormal_and_tiny_inputs(row):
         out = row.make(noise=0.0)(u)
         h = row.make_plain().double()(u.detach().double())
         # u − μ is rounded before it is small
-        torch.testing.assert_close(out.double(), h, rtol=1e-4, atol=max(
-            1e-37, 1e-6 * h.abs().max().item()))
+        torch.testing.assert_close(
+            out.double(),
+            h,
+            rtol=1e-4,
+            atol=max(1e-37, 1e-6 * h.abs().max().item()),
+        )
         assert torch.autograd.grad(out.sum(), u)[0].isfinite().all()
 
 
@@ -840,11 +1083,17 @@ def textbook(row, u):
     d = (1 + a) * ell - a
     d2 = s * ((1 + a) * ell**2 - 2 * d)
     second = mean(k * d2) + mean((d - mean(d)) ** 2) - 2 * mean(k * d) ** 2
-    eta = (1 - torch.where(h < 0, -1.0, 1.0) * (mean(k * d) - mean(s * ell))
-               / second)
+    eta = (
+        1
+        - torch.where(h < 0, -1.0, 1.0) * (mean(k * d) - mean(s * ell)) / second
+    )
     return torch.from_numpy(
-        back((torch.where(h < 0, -1.0, 1.0) * ((1 + h.abs()) ** eta - 1)
-              / eta).numpy())).double()
+        back(
+            (
+                torch.where(h < 0, -1.0, 1.0) * ((1 + h.abs()) ** eta - 1) / eta
+            ).numpy()
+        )
+    ).double()
 
 
 @every_dtype
@@ -859,27 +1108,45 @@ def test_error_in_low_precision(row, dtype):
     The largest over ten samples, for three laws and scales.
     """
     module = row.make(noise=0.0, **{row.affine: False}).to(dtype)
-    for law in (lambda u: u.exp(), lambda u: -(2 * u).exp().clamp(max=200),
-                lambda u: u + 3):
+    for law in (
+        lambda u: u.exp(),
+        lambda u: -(2 * u).exp().clamp(max=200),
+        lambda u: u + 3,
+    ):
         for scale in (1.0, 1e-2, 1e2):
             ours, theirs = 0.0, 0.0
             for seed in range(10):
-                u = (scale * law(torch.randn(
-                         row.shape,
-                         generator=torch.Generator().manual_seed(seed),
-                         dtype=torch.float64))).to(dtype)
+                u = (
+                    scale
+                    * law(
+                        torch.randn(
+                            row.shape,
+                            generator=torch.Generator().manual_seed(seed),
+                            dtype=torch.float64,
+                        )
+                    )
+                ).to(dtype)
                 exact, _ = reference(row, module, u)
-                other = (textbook(row, u) if dtype.itemsize > 2
-                         else exact.to(dtype).double())
-                ours, theirs = (max(worst, (x - exact).abs().max().item())
-                                for worst, x in ((ours, module(u).double()),
-                                                 (theirs, other)))
+                other = (
+                    textbook(row, u)
+                    if dtype.itemsize > 2
+                    else exact.to(dtype).double()
+                )
+                ours, theirs = (
+                    max(worst, (x - exact).abs().max().item())
+                    for worst, x in (
+                        (ours, module(u).double()),
+                        (theirs, other),
+                    )
+                )
             assert ours <= 2 * theirs + 1e-6, scale
 
 
 @pytest.mark.parametrize(
-    "dtype", (torch.float32, torch.bfloat16, torch.float16),
-    ids=lambda d: str(d)[6:])
+    "dtype",
+    (torch.float32, torch.bfloat16, torch.float16),
+    ids=lambda d: str(d)[6:],
+)
 @every_layer
 def test_evaluation_is_finite_for_every_finite_input(row, dtype):
     """Up to the largest number of the type and any λ within [−3, 5]; infinities
@@ -891,8 +1158,8 @@ def test_evaluation_is_finite_for_every_finite_input(row, dtype):
         module = row.make().to(dtype).eval()
         module.running_lambda.fill_(lmbda)
         u = torch.finfo(dtype).max * torch.linspace(
-            -1, 1, math.prod(row.shape),
-            dtype=torch.float64).reshape(row.shape).clamp(-1, 1).to(dtype)
+            -1, 1, math.prod(row.shape), dtype=torch.float64
+        ).reshape(row.shape).clamp(-1, 1).to(dtype)
         u.requires_grad_()
         out = module(u)
         gradient = torch.autograd.grad(out.double().sum(), u)[0]
@@ -915,8 +1182,11 @@ def test_float16_saturates_in_training():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(LAYERS)),
-       st.sampled_from((torch.float16, torch.bfloat16)), st.data())
+@given(
+    st.sampled_from(sorted(LAYERS)),
+    st.sampled_from((torch.float16, torch.bfloat16)),
+    st.data(),
+)
 def test_half_precision_of_drawn_values(name, dtype, data):
     """Finite for finite input, up to the largest number of float16; the rounded
     float32 result, to the last bit.
@@ -924,16 +1194,24 @@ def test_half_precision_of_drawn_values(name, dtype, data):
     row = LAYERS[name]
     top = 65504.0 if dtype == torch.float16 else 1e18
     pool = data.draw(
-        st.lists(st.one_of(st.floats(-1, 1, width=16).map(lambda x: x * top),
-                           st.sampled_from([top, -top, 0.0, 6e-8, 1.0])),
-                 min_size=5, max_size=5))
+        st.lists(
+            st.one_of(
+                st.floats(-1, 1, width=16).map(lambda x: x * top),
+                st.sampled_from([top, -top, 0.0, 6e-8, 1.0]),
+            ),
+            min_size=5,
+            max_size=5,
+        )
+    )
     order = np.random.default_rng(data.draw(st.integers(0, 99))).integers(
-        0, 5, math.prod(row.shape))
+        0, 5, math.prod(row.shape)
+    )
     u = torch.tensor(pool)[order].reshape(row.shape).to(dtype).requires_grad_()
     module = row.make(noise=0.0)
     out = module(u)
     assert out.isfinite().all() and torch.equal(
-        out, row.make(noise=0.0)(u.float()).to(dtype))
+        out, row.make(noise=0.0)(u.float()).to(dtype)
+    )
     assert torch.autograd.grad(out.sum(), u)[0].isfinite().all()
 
 
@@ -948,63 +1226,125 @@ def test_large_values_are_right_or_nan_never_zero(row, dtype):
         u = (scale * base).to(dtype)
         exact, _ = reference(row, row.make(), u)
         torch.testing.assert_close(
-            row.make(noise=0.0)(u).double(), exact,
-            rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-4)
+            row.make(noise=0.0)(u).double(),
+            exact,
+            rtol=1e-2 if dtype == torch.bfloat16 else 1e-4,
+            atol=1e-4,
+        )
     for scale in (1e21, 1e30, 1e38):
         module = row.make()
         before = {k: v.clone() for k, v in module.named_buffers()}
         assert module((scale * base).to(dtype)).isnan().all()
-        assert all(torch.equal(v, before[k]) for k, v in module.named_buffers()
-                   if k != "num_batches_tracked")
+        assert all(
+            torch.equal(v, before[k])
+            for k, v in module.named_buffers()
+            if k != "num_batches_tracked"
+        )
 
 
 # ---------------------------------------------------------------- wrong
 # arguments
 
 
-@pytest.mark.parametrize("bad, error, words", [
-    (lambda: BatchNormalNorm2d(3)(torch.randn(4, 3, 5)), ValueError,
-     "batch, channels, height, width"),
-    (lambda: BatchNormalNorm1d(3)(torch.randn(4, 3, 5, 2)), ValueError,
-     r"given a shape of \(4, 3, 5, 2\)"),
-    (lambda: BatchNormalNorm1d(3)(torch.randn(4, 2)), ValueError,
-     "num_features=3"),
-    (lambda: BatchNormalNorm1d(3)(torch.randn(1, 3)), ValueError,
-     "more than one value"),
-    (lambda: SyncBatchNormalNorm(3)(torch.randn(3)), ValueError,
-     "batch, channels"),
-    (lambda: InstanceNormalNorm2d(3)(torch.randn(2, 3, 1, 1)), ValueError,
-     "more than one value"),
-    (lambda: InstanceNormalNorm2d(3)(torch.randn(2, 3, 4)), ValueError,
-     "num_features=3"),
-    (lambda: BatchNormalNorm1d(3)(torch.ones(4, 3, dtype=torch.int64)),
-     TypeError, "floating-point"),
-    (lambda: LayerNormalNorm(3)(torch.ones(4, 3, dtype=torch.complex64)),
-     TypeError, "floating-point"),
-    (lambda: LayerNormalNorm(3)(torch.randn(4, 5)), ValueError,
-     "normalized_shape"),
-    (lambda: LayerNormalNorm(()), ValueError, "normalized_shape"),
-    (lambda: GroupNormalNorm(2, 3), ValueError, "num_groups=2"),
-    (lambda: GroupNormalNorm(2, 4)(torch.randn(3, 5)), ValueError,
-     "num_channels=4"),
-    (lambda: GroupNormalNorm(2, 2)(torch.randn(3, 2)), ValueError,
-     "more than one value"),
-    (lambda: BatchNormalNorm1d(0), ValueError, "num_features"),
-    (lambda: BatchNormalNorm1d(3, eps=-1.0), ValueError, "eps"),
-    (lambda: BatchNormalNorm1d(3, eps=float("nan")), ValueError, "eps"),
-    (lambda: BatchNormalNorm1d(3, noise=-0.1), ValueError, "noise"),
-    (lambda: BatchNormalNorm1d(3, noise=float("nan")), ValueError, "noise"),
-    (lambda: BatchNormalNorm1d(3, noise_kind="loud"), ValueError, "scaled"),
-    (lambda: BatchNormalNorm1d(3, alpha=2.0), ValueError, "alpha"),
-    (lambda: BatchNormalNorm1d(3, steps=0), ValueError, "steps"),
-    (lambda: batch_normal_norm(torch.randn(4, 3)), ValueError, "running_mean"),
-    (lambda: batch_normal_norm(
-         torch.randn(4, 3), weight=torch.ones(2), training=True),
-     ValueError, "weight"),
-    (lambda: batch_normal_norm(torch.randn(4), training=True), ValueError,
-     "batch, channels"),
-    (lambda: layer_normal_norm(torch.randn(4, 3), (3,), weight=torch.ones(2)),
-     ValueError, "weight")])
+@pytest.mark.parametrize(
+    "bad, error, words",
+    [
+        (
+            lambda: BatchNormalNorm2d(3)(torch.randn(4, 3, 5)),
+            ValueError,
+            "batch, channels, height, width",
+        ),
+        (
+            lambda: BatchNormalNorm1d(3)(torch.randn(4, 3, 5, 2)),
+            ValueError,
+            r"given a shape of \(4, 3, 5, 2\)",
+        ),
+        (
+            lambda: BatchNormalNorm1d(3)(torch.randn(4, 2)),
+            ValueError,
+            "num_features=3",
+        ),
+        (
+            lambda: BatchNormalNorm1d(3)(torch.randn(1, 3)),
+            ValueError,
+            "more than one value",
+        ),
+        (
+            lambda: SyncBatchNormalNorm(3)(torch.randn(3)),
+            ValueError,
+            "batch, channels",
+        ),
+        (
+            lambda: InstanceNormalNorm2d(3)(torch.randn(2, 3, 1, 1)),
+            ValueError,
+            "more than one value",
+        ),
+        (
+            lambda: InstanceNormalNorm2d(3)(torch.randn(2, 3, 4)),
+            ValueError,
+            "num_features=3",
+        ),
+        (
+            lambda: BatchNormalNorm1d(3)(torch.ones(4, 3, dtype=torch.int64)),
+            TypeError,
+            "floating-point",
+        ),
+        (
+            lambda: LayerNormalNorm(3)(torch.ones(4, 3, dtype=torch.complex64)),
+            TypeError,
+            "floating-point",
+        ),
+        (
+            lambda: LayerNormalNorm(3)(torch.randn(4, 5)),
+            ValueError,
+            "normalized_shape",
+        ),
+        (lambda: LayerNormalNorm(()), ValueError, "normalized_shape"),
+        (lambda: GroupNormalNorm(2, 3), ValueError, "num_groups=2"),
+        (
+            lambda: GroupNormalNorm(2, 4)(torch.randn(3, 5)),
+            ValueError,
+            "num_channels=4",
+        ),
+        (
+            lambda: GroupNormalNorm(2, 2)(torch.randn(3, 2)),
+            ValueError,
+            "more than one value",
+        ),
+        (lambda: BatchNormalNorm1d(0), ValueError, "num_features"),
+        (lambda: BatchNormalNorm1d(3, eps=-1.0), ValueError, "eps"),
+        (lambda: BatchNormalNorm1d(3, eps=float("nan")), ValueError, "eps"),
+        (lambda: BatchNormalNorm1d(3, noise=-0.1), ValueError, "noise"),
+        (lambda: BatchNormalNorm1d(3, noise=float("nan")), ValueError, "noise"),
+        (lambda: BatchNormalNorm1d(3, noise_kind="loud"), ValueError, "scaled"),
+        (lambda: BatchNormalNorm1d(3, alpha=2.0), ValueError, "alpha"),
+        (lambda: BatchNormalNorm1d(3, steps=0), ValueError, "steps"),
+        (
+            lambda: batch_normal_norm(torch.randn(4, 3)),
+            ValueError,
+            "running_mean",
+        ),
+        (
+            lambda: batch_normal_norm(
+                torch.randn(4, 3), weight=torch.ones(2), training=True
+            ),
+            ValueError,
+            "weight",
+        ),
+        (
+            lambda: batch_normal_norm(torch.randn(4), training=True),
+            ValueError,
+            "batch, channels",
+        ),
+        (
+            lambda: layer_normal_norm(
+                torch.randn(4, 3), (3,), weight=torch.ones(2)
+            ),
+            ValueError,
+            "weight",
+        ),
+    ],
+)
 def test_wrong_arguments_are_explained(bad, error, words):
     with pytest.raises(error, match=words):
         bad()

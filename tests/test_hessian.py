@@ -1,6 +1,7 @@
 """Curvature: any model and loss, batches, errors, interruption, peers. What it
 computes on networks and matrices is checked by the claims of its chapter.
 """
+
 import math
 
 import numpy as np
@@ -23,8 +24,9 @@ from normalnorm.layers.prelayer import PreLayerNormLinear
 
 def network(norm=nn.LayerNorm, dtype=torch.float64):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), norm(7), nn.Tanh(),
-                          nn.Linear(7, 3)).to(dtype)
+    model = nn.Sequential(
+        nn.Linear(5, 7), norm(7), nn.Tanh(), nn.Linear(7, 3)
+    ).to(dtype)
     x, y = torch.randn(24, 5, dtype=dtype), torch.randint(3, (24,))
     return model, x, y
 
@@ -41,13 +43,14 @@ def by_func(model, x, y):
 
     def loss(flat):
         parts = flat.split([p.numel() for p in named.values()])
-        values = {name: v.view(p.shape)
-                  for (name, p), v in zip(named.items(), parts)}
-        return nn.functional.cross_entropy(functional_call(model, values, x),
-                                           y)
+        values = {
+            name: v.view(p.shape) for (name, p), v in zip(named.items(), parts)
+        }
+        return nn.functional.cross_entropy(functional_call(model, values, x), y)
 
-    return dense_hessian(loss)(torch.cat(
-        [p.detach().flatten() for p in named.values()]))
+    return dense_hessian(loss)(
+        torch.cat([p.detach().flatten() for p in named.values()])
+    )
 
 
 def test_against_torch_func():
@@ -58,36 +61,48 @@ def test_against_torch_func():
     loss = lambda: nn.functional.cross_entropy(model(x), y)
     for e, row in zip(torch.eye(len(expected)).double()[::9], expected[::9]):
         torch.testing.assert_close(
-            hessian_vector_product(loss, parameters, e), row)
+            hessian_vector_product(loss, parameters, e), row
+        )
     values = torch.linalg.eigvalsh(expected)
     found = hessian_extremes(loss, parameters, 3, 2)
     torch.testing.assert_close(found.largest, values[-3:].flip(0))
-    torch.testing.assert_close(found.smallest, values[:2], rtol=1e-4,
-                               atol=1e-4)
+    torch.testing.assert_close(found.smallest, values[:2], rtol=1e-4, atol=1e-4)
 
 
 def operator(loss, parameters, n):
     return LinearOperator(
-        (n, n), dtype=np.float64, matvec=lambda v: hessian_vector_product(
-            loss, parameters, torch.as_tensor(v).flatten()).numpy())
+        (n, n),
+        dtype=np.float64,
+        matvec=lambda v: hessian_vector_product(
+            loss, parameters, torch.as_tensor(v).flatten()
+        ).numpy(),
+    )
 
 
-@pytest.mark.parametrize("norm", [
-    nn.BatchNorm1d, lambda n: BatchNormalNorm1d(n, noise=0),
-    lambda n: LayerNormalNorm(n, noise=0)])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d,
+        lambda n: BatchNormalNorm1d(n, noise=0),
+        lambda n: LayerNormalNorm(n, noise=0),
+    ],
+)
 def test_against_arpack(norm):
     model, x, y = network(norm)
     parameters = list(model.parameters())
     loss = lambda: nn.functional.cross_entropy(model(x), y)
     n = sum(p.numel() for p in parameters)
-    expected = eigsh(operator(loss, parameters, n), 8, which="BE",
-                     return_eigenvectors=False)
+    expected = eigsh(
+        operator(loss, parameters, n), 8, which="BE", return_eigenvectors=False
+    )
     found = hessian_extremes(loss, parameters, 4, 4)
     radius = abs(expected).max()
-    np.testing.assert_allclose(found.largest, np.sort(expected)[:-5:-1],
-                               atol=1e-4 * radius)
-    np.testing.assert_allclose(found.smallest, np.sort(expected)[:4],
-                               atol=1e-4 * radius)
+    np.testing.assert_allclose(
+        found.largest, np.sort(expected)[:-5:-1], atol=1e-4 * radius
+    )
+    np.testing.assert_allclose(
+        found.smallest, np.sort(expected)[:4], atol=1e-4 * radius
+    )
     for errors in (found.largest_error, found.smallest_error):
         assert errors.max() <= 1e-4 * radius
 
@@ -98,22 +113,46 @@ def test_against_curvlinops():
     model, x, y = network(nn.Identity, torch.float32)
     parameters = list(model.parameters())
     theirs = peer.HessianLinearOperator(
-        model, nn.CrossEntropyLoss(), parameters, [(x, y)])
+        model, nn.CrossEntropyLoss(), parameters, [(x, y)]
+    )
     v = torch.randn(sum(p.numel() for p in parameters))
     loss = lambda: nn.functional.cross_entropy(model(x), y)
     torch.testing.assert_close(
-        hessian_vector_product(loss, parameters, v), theirs @ v,
-        rtol=1e-4, atol=1e-6)
+        hessian_vector_product(loss, parameters, v),
+        theirs @ v,
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
-@pytest.mark.parametrize("make", [
-    lambda: (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0,
-                                        batch_first=True), (4, 6, 8)),
-    lambda: (nn.GRU(3, 4, batch_first=True), (4, 6, 3)),
-    lambda: (nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.SiLU(),
-                           nn.Conv2d(3, 2, 3)), (4, 2, 6, 6)),
-    lambda: (nn.Sequential(PreLayerNormLinear(4, 6), nn.GELU(),
-                           nn.RMSNorm(6), nn.Linear(6, 2)), (5, 4))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+            (4, 6, 8),
+        ),
+        lambda: (nn.GRU(3, 4, batch_first=True), (4, 6, 3)),
+        lambda: (
+            nn.Sequential(
+                nn.Conv2d(2, 3, 3),
+                nn.GroupNorm(1, 3),
+                nn.SiLU(),
+                nn.Conv2d(3, 2, 3),
+            ),
+            (4, 2, 6, 6),
+        ),
+        lambda: (
+            nn.Sequential(
+                PreLayerNormLinear(4, 6),
+                nn.GELU(),
+                nn.RMSNorm(6),
+                nn.Linear(6, 2),
+            ),
+            (5, 4),
+        ),
+    ],
+)
 def test_any_model(make):
     "Symmetric, linear, and like central differences of the gradient."
     torch.manual_seed(1)
@@ -134,12 +173,14 @@ def test_any_model(make):
 
     def gradient(flat):
         nn.utils.vector_to_parameters(flat, parameters)
-        return torch.cat([g.flatten()
-                          for g in torch.autograd.grad(loss(), parameters)])
+        return torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss(), parameters)]
+        )
 
     step = 1e-5
     expected = (gradient(start + step * v) - gradient(start - step * v)) / (
-        2 * step)
+        2 * step
+    )
     torch.testing.assert_close(hv, expected, rtol=1e-5, atol=1e-7)
 
 
@@ -147,14 +188,18 @@ def test_batches_are_summed():
     model, x, y = network()
     parameters = list(model.parameters())
     whole = lambda: nn.functional.cross_entropy(model(x), y)
-    part = lambda batch: nn.functional.cross_entropy(
-        model(batch[0]), batch[1], reduction="sum") / len(x)
+    part = lambda batch: (
+        nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+        / len(x)
+    )
     loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(x, y), 7, shuffle=True)
+        torch.utils.data.TensorDataset(x, y), 7, shuffle=True
+    )
     v = torch.randn(sum(p.numel() for p in parameters), dtype=torch.float64)
     torch.testing.assert_close(
         hessian_vector_product(part, parameters, v, loader),
-        hessian_vector_product(whole, parameters, v))
+        hessian_vector_product(whole, parameters, v),
+    )
     one = hessian_extremes(whole, parameters, 2)
     two = hessian_extremes(part, parameters, 2, batches=loader)
     torch.testing.assert_close(one.largest, two.largest)
@@ -168,18 +213,20 @@ def test_nothing_is_left_behind():
     loss = lambda: nn.functional.cross_entropy(model(x), y)
     before = {name: v.clone() for name, v in model.named_parameters()}
     random = torch.get_rng_state()
-    with torch.no_grad():       # as in an evaluation loop
+    with torch.no_grad():  # as in an evaluation loop
         hessian_extremes(loss, model.parameters())
         hessian_density(loss, model.parameters(), 1, 5)
     assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(before[name], p)
-               for name, p in model.named_parameters())
+    assert all(
+        torch.equal(before[name], p) for name, p in model.named_parameters()
+    )
     assert torch.equal(random, torch.get_rng_state())
     assert model[1].num_batches_tracked == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64,
-                                   torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16]
+)
 def test_dtypes(dtype):
     loss, w = quadratic([3.0, 1.0, -2.0, 0.5, 0.25, 0.125, 0.0], dtype)
     found = hessian_extremes(loss, w, 2, tol=0.05)
@@ -187,8 +234,7 @@ def test_dtypes(dtype):
     np.testing.assert_allclose(found.largest, [3, 1], rtol=1e-2)
     assert found.largest.dtype == torch.float64
     product = hessian_vector_product(loss, w, torch.ones(7))
-    assert product.dtype == (dtype if dtype == torch.float64 else
-                             torch.float32)
+    assert product.dtype == (dtype if dtype == torch.float64 else torch.float32)
 
 
 def test_extremes_of_small_and_of_linear_losses():
@@ -211,9 +257,10 @@ def test_more_eigenvalues_than_fit_and_slow_ones():
         found = hessian_extremes(loss, w, 5, 5, max_products=40)
     assert not found.converged and found.products <= 40
     true = torch.tensor(values, dtype=torch.float64)
-    for value, error in zip(torch.cat([found.largest, found.smallest]),
-                            torch.cat([found.largest_error,
-                                       found.smallest_error])):
+    for value, error in zip(
+        torch.cat([found.largest, found.smallest]),
+        torch.cat([found.largest_error, found.smallest_error]),
+    ):
         assert (true - value).abs().min() <= error + 1e-12
     found = hessian_extremes(loss, w, 5, 5)
     np.testing.assert_allclose(found.largest, values[:-6:-1], atol=1e-4)
@@ -224,7 +271,8 @@ def test_seeds_and_moments():
     torch.manual_seed(0)
     loss, w = quadratic(torch.randn(300).tolist())
     scale = torch.autograd.functional.hessian(
-        lambda v: hessian_of(loss, w, v), w[0]).diagonal()
+        lambda v: hessian_of(loss, w, v), w[0]
+    ).diagonal()
     one, two = (hessian_density(loss, w, 4, 20, seed=s) for s in (0, 2))
     assert torch.equal(one.nodes[2:], two.nodes[:2])
     for power in (1, 2, 4):
@@ -282,6 +330,7 @@ def test_progress_by_lines():
     hessian_extremes(loss, w, progress=lines.append)
     assert lines and "products, error" in lines[-1]
     from tqdm import tqdm
+
     with tqdm(disable=False, file=open("/dev/null", "w")) as bar:
         hessian_density(loss, w, 2, 5, progress=bar)
         assert bar.total == bar.n == 10
@@ -300,7 +349,8 @@ def bad(case):
         return loss, [*parameters, nn.Parameter(torch.ones(2))]
     if case == "vector":
         return lambda: nn.functional.cross_entropy(
-            model(x), y, reduction="none"), parameters
+            model(x), y, reduction="none"
+        ), parameters
     if case == "float":
         return lambda: loss().item(), parameters
     if case == "detached":
@@ -318,18 +368,22 @@ def bad(case):
         return lambda: (w**1.5).sum(), [w]
 
 
-@pytest.mark.parametrize("case, error, says", [
-    ("none", ValueError, "no parameters are given"),
-    ("frozen", ValueError, r"parameter 1 of shape \(7,\) is frozen"),
-    ("unused", ValueError, r"not depend on parameter 4 of shape \(2,\)"),
-    ("vector", ValueError, r"the loss is a tensor of shape \(24,\)"),
-    ("float", ValueError, "the loss is float"),
-    ("detached", ValueError, "does not depend on any parameter"),
-    ("nan", ValueError, "the loss is nan"),
-    ("integers", TypeError, "int64"),
-    ("number", TypeError, "loss is of type Tensor"),
-    ("empty", ValueError, "no elements"),
-    ("root", ValueError, "no second derivative here")])
+@pytest.mark.parametrize(
+    "case, error, says",
+    [
+        ("none", ValueError, "no parameters are given"),
+        ("frozen", ValueError, r"parameter 1 of shape \(7,\) is frozen"),
+        ("unused", ValueError, r"not depend on parameter 4 of shape \(2,\)"),
+        ("vector", ValueError, r"the loss is a tensor of shape \(24,\)"),
+        ("float", ValueError, "the loss is float"),
+        ("detached", ValueError, "does not depend on any parameter"),
+        ("nan", ValueError, "the loss is nan"),
+        ("integers", TypeError, "int64"),
+        ("number", TypeError, "loss is of type Tensor"),
+        ("empty", ValueError, "no elements"),
+        ("root", ValueError, "no second derivative here"),
+    ],
+)
 def test_what_has_no_hessian(case, error, says):
     for ask in (hessian_extremes, hessian_density):
         with pytest.raises(error, match=says):
@@ -368,8 +422,11 @@ def test_batches_that_cannot_be_used():
     with pytest.raises(ValueError, match="must meet the same function"):
         hessian_extremes(noisy, parameters, batches=[x])
     with pytest.raises(ValueError, match="does not depend on parameter 0"):
-        hessian_extremes(lambda b: model[-1](b).mean(), parameters,
-                         batches=[torch.ones(2, 7, dtype=torch.float64)])
+        hessian_extremes(
+            lambda b: model[-1](b).mean(),
+            parameters,
+            batches=[torch.ones(2, 7, dtype=torch.float64)],
+        )
 
 
 class Skewed(torch.autograd.Function):
@@ -382,7 +439,7 @@ class Skewed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        x, = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         return 2 * grad * (x + (x - x.detach()).roll(1))
 
 

@@ -1,6 +1,7 @@
 """The rows of chapter 460 and the program that measures them: what it takes for
 missing, and that it adds without touching what is there.
 """
+
 import json
 from pathlib import Path
 
@@ -19,9 +20,16 @@ def networks(rows):
 
 def test_the_rows_are_complete():
     every = networks(KEPT["rows"])
-    assert sorted(every) == sorted(set(every)) == sorted(
-        (seed, skip, kind) for seed in range(6) for skip in (False, True)
-        for kind in hessian.KINDS)
+    assert (
+        sorted(every)
+        == sorted(set(every))
+        == sorted(
+            (seed, skip, kind)
+            for seed in range(6)
+            for skip in (False, True)
+            for kind in hessian.KINDS
+        )
+    )
     assert not any(hessian.missing(KEPT, part, 6) for part in hessian.PARTS)
     for row in KEPT["rows"]:
         for part in (row["before"], row["after"]):
@@ -36,8 +44,9 @@ def test_densities_are_those_of_the_networks_of_the_rows():
     assert len(KEPT["densities"]) == 2 * len(hessian.KINDS)
     for found, place in zip(KEPT["densities"], networks(KEPT["densities"])):
         ends = rows[place]["after"]
-        nodes, weights = (torch.tensor(found[name]).double()
-                          for name in ("nodes", "weights"))
+        nodes, weights = (
+            torch.tensor(found[name]).double() for name in ("nodes", "weights")
+        )
         assert nodes.shape == (hessian.PROBES, hessian.NODES)
         assert (weights.sum(1) - 1).abs().max() < 1e-4
         top, slack = ends["largest"][0], 1e-3 * ends["largest"][0]
@@ -51,12 +60,18 @@ def test_what_is_missing():
     assert len(nothing) == len(set(nothing)) == 4 * len(hessian.KINDS)
     # of densities the first seed only, however many there are of rows
     assert {seed for seed, _, _ in hessian.missing({}, "densities", 6)} == {0}
-    some = {"rows": [{"seed": 1, "skip": True, "kind": "lmbv"},
-                     {"seed": 0, "skip": False, "kind": "none"}]}
+    some = {
+        "rows": [
+            {"seed": 1, "skip": True, "kind": "lmbv"},
+            {"seed": 0, "skip": False, "kind": "none"},
+        ]
+    }
     assert hessian.missing(some, "rows", 2) == [
-        one for one in nothing if one not in networks(some["rows"])]
+        one for one in nothing if one not in networks(some["rows"])
+    ]
     assert hessian.missing(some, "densities", 1) == [
-        one for one in nothing if one[0] == 0]
+        one for one in nothing if one[0] == 0
+    ]
 
 
 @pytest.fixture
@@ -70,9 +85,11 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(hessian, "memory", lambda: [{"above": 1}])
     made = []
     for part, (measure, seeds) in hessian.PARTS.items():
+
         def counted(*network, measure=measure, part=part):
             made.append((part, *network[:3]))
             return measure(*network)
+
         monkeypatch.setitem(hessian.PARTS, part, (counted, seeds))
     threads = torch.get_num_threads()
     yield tmp_path / "rows.json", made
@@ -92,6 +109,7 @@ def test_what_is_measured_outlives_an_interruption(small, monkeypatch):
         if len(made) == 3:
             raise KeyboardInterrupt
         return measure(*network)
+
     with monkeypatch.context() as context:
         context.setitem(hessian.PARTS, "rows", (stopped, seeds))
         with pytest.raises(KeyboardInterrupt):
@@ -114,13 +132,15 @@ def test_it_measures_what_is_missing_and_leaves_the_rest(small, capsys):
     made.clear()
     again = call(path, "--missing")
     assert made == [("rows", kind, True, 0) for kind in hessian.KINDS] + [
-        ("densities", kind, skip, 0) for skip in (False, True)
-        for kind in hessian.KINDS]
-    assert again["rows"] == whole["rows"]       # a seed is a seed
+        ("densities", kind, skip, 0)
+        for skip in (False, True)
+        for kind in hessian.KINDS
+    ]
+    assert again["rows"] == whole["rows"]  # a seed is a seed
     assert again["densities"] == whole["densities"]
     # what made the first rows stays said, and what made the others is added
     assert again["date"] == "once" and again["memory"] == whole["memory"]
-    added, = again["added"]
+    (added,) = again["added"]
     assert added["parts"] == ["rows", "densities"]
     assert added["kinds"] == ["lmbv", "none"] and added["steps"] == 2
     assert {"source", "commit", "date", "torch", "processor"} <= set(added)
@@ -167,11 +187,17 @@ def test_a_kept_row_is_measured_again():
         mine = hessian.spectrum("lmbv", True, 0, hessian.STEPS)
     finally:
         torch.set_num_threads(threads)
-    kept = next(row for row in KEPT["rows"] if (
-        row["seed"], row["skip"], row["kind"]) == (0, True, "lmbv"))
+    kept = next(
+        row
+        for row in KEPT["rows"]
+        if (row["seed"], row["skip"], row["kind"]) == (0, True, "lmbv")
+    )
     for when in ("before", "after"):
         for name in ("loss", "smallest"):
             assert abs(mine[when][name] / kept[when][name] - 1) < 0.05
         torch.testing.assert_close(
             torch.tensor(mine[when]["largest"]),
-            torch.tensor(kept[when]["largest"]), rtol=0.05, atol=0)
+            torch.tensor(kept[when]["largest"]),
+            rtol=0.05,
+            atol=0,
+        )

@@ -1,6 +1,7 @@
 """Part 1: the information engine against brute force, the game, estimation,
 independence; faults.
 """
+
 import math
 
 import mpmath as mp
@@ -45,30 +46,59 @@ def brute_force_entropy(x, z, half=14.0):
     node, weight = np.polynomial.legendre.leggauss(10)
 
     def breaks(law):
-        return {float(end) for part in law.parts for end in part.support()
-                if math.isfinite(end)} | {part.kwds["loc"] for part in law.parts
-                                          if part.dist.name == "laplace"}
+        return {
+            float(end)
+            for part in law.parts
+            for end in part.support()
+            if math.isfinite(end)
+        } | {
+            part.kwds["loc"]
+            for part in law.parts
+            if part.dist.name == "laplace"
+        }
 
     def panels(cuts):
-        edges = np.unique(np.concatenate([np.linspace(-half, half, 57),
-                                          np.clip(list(cuts), -half, half)]))
-        return (((edges[1:] + edges[:-1])[:, None] / 2
-                 + np.diff(edges)[:, None] / 2 * node).ravel(),
-                (np.diff(edges)[:, None] / 2 * weight).ravel())
+        edges = np.unique(
+            np.concatenate(
+                [np.linspace(-half, half, 57), np.clip(list(cuts), -half, half)]
+            )
+        )
+        return (
+            (
+                (edges[1:] + edges[:-1])[:, None] / 2
+                + np.diff(edges)[:, None] / 2 * node
+            ).ravel(),
+            (np.diff(edges)[:, None] / 2 * weight).ravel(),
+        )
 
     ys, wy = panels(
-        {a + b for a in breaks(x) | {0.0} for b in breaks(z) | {0.0}})
+        {a + b for a in breaks(x) | {0.0} for b in breaks(z) | {0.0}}
+    )
     p = np.array(
-        [np.sum((ux := panels(breaks(x) | {y - b for b in breaks(z)}))[1]
-                * x.pdf(ux[0]) * z.pdf(y - ux[0])) for y in ys])
+        [
+            np.sum(
+                (ux := panels(breaks(x) | {y - b for b in breaks(z)}))[1]
+                * x.pdf(ux[0])
+                * z.pdf(y - ux[0])
+            )
+            for y in ys
+        ]
+    )
     return -np.sum(wy * p * np.log(p))
 
 
 @pytest.mark.parametrize(
     "x, z",
-    [(laplace(), uniform()), (bimodal(0.9), laplace(variance=0.5)),
-     (mixture([0.3, 0.7], [uniform(-1.0), normal(0.5)]), normal(variance=0.3))],
-    ids=["laplace-uniform", "bimodal-laplace", "mixture-normal"])
+    [
+        (laplace(), uniform()),
+        (bimodal(0.9), laplace(variance=0.5)),
+        (
+            mixture([0.3, 0.7], [uniform(-1.0), normal(0.5)]),
+            normal(variance=0.3),
+        ),
+    ],
+    ids=["laplace-uniform", "bimodal-laplace", "mixture-normal"],
+)
 def test_entropy_of_a_sum_by_brute_force(x, z):
     value = entropy_of_sum(x, z, 2e-3)
     # what lies beyond ±14
@@ -76,32 +106,55 @@ def test_entropy_of_a_sum_by_brute_force(x, z):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, law in FAMILIES.items() if not law.discrete])
+    "name", [n for n, law in FAMILIES.items() if not law.discrete]
+)
 @pytest.mark.parametrize(
-    "noise", [normal(variance=0.5), exponential(variance=2.0)],
-    ids=["normal", "exponential"])
+    "noise",
+    [normal(variance=0.5), exponential(variance=2.0)],
+    ids=["normal", "exponential"],
+)
 def test_coarse_enclosures_contain_the_fine_value(name, noise):
     fine = entropy_of_sum(FAMILIES[name], noise, 4e-3)
     for step in (0.3, 0.11, 0.03):
         coarse = entropy_of_sum(FAMILIES[name], noise, step)
-        assert (coarse.low <= fine.high and fine.low <= coarse.high
-                and coarse.error > fine.error)
+        assert (
+            coarse.low <= fine.high
+            and fine.low <= coarse.high
+            and coarse.error > fine.error
+        )
 
 
 @pytest.mark.parametrize(
     "law",
-    [bimodal(0.7), mixture([0.1, 0.9], [uniform(2.0, 0.3), exponential()]),
-     mixture([0.5, 0.5], [student(6), laplace(3.0)])],
-    ids=["bimodal", "jumps", "tails"])
+    [
+        bimodal(0.7),
+        mixture([0.1, 0.9], [uniform(2.0, 0.3), exponential()]),
+        mixture([0.5, 0.5], [student(6), laplace(3.0)]),
+    ],
+    ids=["bimodal", "jumps", "tails"],
+)
 def test_entropy_of_mixtures(law):
-    edges = np.unique(np.concatenate([
-        np.linspace(-60, 60, 4001),
-        *[np.asarray(p.support())[np.isfinite(p.support())] for p in law.parts],
-        [3.0]]))
+    edges = np.unique(
+        np.concatenate(
+            [
+                np.linspace(-60, 60, 4001),
+                *[
+                    np.asarray(p.support())[np.isfinite(p.support())]
+                    for p in law.parts
+                ],
+                [3.0],
+            ]
+        )
+    )
     exact = sum(
         scipy.integrate.fixed_quad(
-            lambda u: -law.pdf(u) * np.log(np.maximum(law.pdf(u), 1e-300)), a,
-            b, n=8)[0] for a, b in zip(edges, edges[1:]))
+            lambda u: -law.pdf(u) * np.log(np.maximum(law.pdf(u), 1e-300)),
+            a,
+            b,
+            n=8,
+        )[0]
+        for a, b in zip(edges, edges[1:])
+    )
     value = differential_entropy(law)
     assert abs(value.value - exact) < value.error + 1e-6 and value.error < 1e-6
 
@@ -115,23 +168,39 @@ def test_the_error_bound_is_that_of_the_theorem():
     for law in (x, z):
         k = np.arange(-100, 100) if law is x else np.arange(-120, 120)
         edges = step * np.append(k, k[-1] + 1)
-        mass = np.array([scipy.integrate.fixed_quad(law.pdf, a, b, n=12)[0]
-                         for a, b in zip(edges, edges[1:])])
-        inner = [scipy.integrate.fixed_quad(
-                     lambda u: law.pdf(u) * np.log(
-                         np.maximum(law.pdf(u), 1e-300) * step / m),
-                     a, b, n=12)[0] if m > 1e-14 else 0.0
-                 for a, b, m in zip(edges, edges[1:], mass)]
+        mass = np.array(
+            [
+                scipy.integrate.fixed_quad(law.pdf, a, b, n=12)[0]
+                for a, b in zip(edges, edges[1:])
+            ]
+        )
+        inner = [
+            scipy.integrate.fixed_quad(
+                lambda u: (
+                    law.pdf(u)
+                    * np.log(np.maximum(law.pdf(u), 1e-300) * step / m)
+                ),
+                a,
+                b,
+                n=12,
+            )[0]
+            if m > 1e-14
+            else 0.0
+            for a, b, m in zip(edges, edges[1:], mass)
+        ]
         cells.append(mass)
         blurs.append(sum(inner))
     nodes = np.convolve(*cells)
     density = np.concatenate([[0], nodes / step, [0]]) + 1e-13
     spread = 0.0
     for k in range(1, len(density) - 1):
-        slopes = [abs(density[k] - density[j]) / min(density[k], density[j]) / 2
-                  for j in (k - 1, k + 1)]
-        falls = sum(abs(math.log(density[k] / density[j]))
-                    for j in (k - 1, k + 1))
+        slopes = [
+            abs(density[k] - density[j]) / min(density[k], density[j]) / 2
+            for j in (k - 1, k + 1)
+        ]
+        falls = sum(
+            abs(math.log(density[k] / density[j])) for j in (k - 1, k + 1)
+        )
         spread += nodes[k - 1] * min(max(slopes), falls) ** 2
     expected = sum(blurs) + sum(math.sqrt(2 * b * spread) for b in blurs)
     assert entropy_of_sum(x, z, step).error == pytest.approx(expected, rel=1e-3)
@@ -139,33 +208,50 @@ def test_the_error_bound_is_that_of_the_theorem():
 
 @pytest.mark.parametrize(
     "law, low, high",
-    [(exponential(), 0.0, 1.0), (exponential(), 0.0, 6.0),
-     (normal(), -1.0, 9.0), (normal(), -9.0, 1.0), (laplace(), -2.0, 40.0),
-     (student(6), -50.0, 0.5)],
-    ids=["exponential", "exponential, little", "normal below", "normal above",
-         "laplace below", "student above"])
+    [
+        (exponential(), 0.0, 1.0),
+        (exponential(), 0.0, 6.0),
+        (normal(), -1.0, 9.0),
+        (normal(), -9.0, 1.0),
+        (laplace(), -2.0, 40.0),
+        (student(6), -50.0, 0.5),
+    ],
+    ids=[
+        "exponential",
+        "exponential, little",
+        "normal below",
+        "normal above",
+        "laplace below",
+        "student above",
+    ],
+)
 def test_what_lies_outside_of_the_window_is_in_the_bound(law, low, high):
     """Windows that cut off one side: the blur inside of them by quadrature is
     not above the bound, which exceeds it by the entropy that the outside can
     have.
     """
-    part, = law.parts
-    edges = np.linspace(low + part.mean() - (0 if low else part.mean()), high,
-                        400)
+    (part,) = law.parts
+    edges = np.linspace(
+        low + part.mean() - (0 if low else part.mean()), high, 400
+    )
     mass, bound = information._cells(law, edges)
     node, weight = np.polynomial.legendre.leggauss(12)
-    u = ((edges[1:] + edges[:-1])[:, None] / 2
-         + np.diff(edges)[:, None] / 2 * node)
+    u = (edges[1:] + edges[:-1])[:, None] / 2 + np.diff(edges)[
+        :, None
+    ] / 2 * node
     p = part.pdf(u)
     inside = float((np.diff(edges)[:, None] / 2 * weight * p * np.log(p)).sum())
     blur = inside - float((mass * np.log(mass / np.diff(edges))).sum())
     outside = float(part.entropy()) + inside
     tau = 1 - mass.sum()
-    room = tau * (0.5 * abs(math.log(2 * math.pi * math.e * law.variance / tau))
-                  + math.log(1 / tau))
+    room = tau * (
+        0.5 * abs(math.log(2 * math.pi * math.e * law.variance / tau))
+        + math.log(1 / tau)
+    )
     assert tau > 1e-3 and outside <= room
     assert blur <= bound + 1e-9 and bound == pytest.approx(
-        blur - outside + room, rel=1e-6)
+        blur - outside + room, rel=1e-6
+    )
 
 
 def test_the_width_of_cells_fits_the_supports():
@@ -176,8 +262,11 @@ def test_the_width_of_cells_fits_the_supports():
     for third in (2 / 3, 3 / 2, 7 / 5):
         width = _common_step((uniform(), uniform(variance=third**2)), 1e-2)
         for length in (math.sqrt(12), third * math.sqrt(12)):
-            assert width <= 1e-2 and abs(
-                length / (2 * width) - round(length / (2 * width))) < 1e-9
+            assert (
+                width <= 1e-2
+                and abs(length / (2 * width) - round(length / (2 * width)))
+                < 1e-9
+            )
     found = entropy_of_sum(uniform(), uniform(), 1e-3)
     assert abs(found.value - 0.5 - math.log(12) / 2) < found.error < 1e-8
 
@@ -189,10 +278,15 @@ def test_the_series_of_a_linear_piece():
     for t in (1e-6, 1e-3, 0.01, 0.0199, 0.0201, 0.3, 0.9):
         with mp.workdps(50):
             x = mp.mpf(t)
-            exact = ((1 + x) ** 2 * (2 * mp.log1p(x) - 1)
-                     - (1 - x) ** 2 * (2 * mp.log1p(-x) - 1)) / (8 * x)
-        assert (_linear_piece(np.array(-t)) == _linear_piece(np.array(t))
-                == pytest.approx(float(exact), rel=1e-10))
+            exact = (
+                (1 + x) ** 2 * (2 * mp.log1p(x) - 1)
+                - (1 - x) ** 2 * (2 * mp.log1p(-x) - 1)
+            ) / (8 * x)
+        assert (
+            _linear_piece(np.array(-t))
+            == _linear_piece(np.array(t))
+            == pytest.approx(float(exact), rel=1e-10)
+        )
 
 
 def test_sums_without_blur_are_exact_on_any_grid():
@@ -201,13 +295,18 @@ def test_sums_without_blur_are_exact_on_any_grid():
     """
     for step in (0.9, 0.3, 0.01):
         value = entropy_of_sum(uniform(), uniform(), step)
-        assert (abs(value.value - 0.5 - math.log(math.sqrt(12))) <= value.error
-                < 1e-5)
+        assert (
+            abs(value.value - 0.5 - math.log(math.sqrt(12)))
+            <= value.error
+            < 1e-5
+        )
 
 
 def test_coarse_cells_enclose_the_entropy_of_a_mixture():
-    for law in (bimodal(0.95),
-                mixture([0.5, 0.5], [laplace(-9.0), laplace(9.0)])):
+    for law in (
+        bimodal(0.95),
+        mixture([0.5, 0.5], [laplace(-9.0), laplace(9.0)]),
+    ):
         fine = differential_entropy(law)
         for step in (0.9, 0.4, 0.1):
             coarse = differential_entropy(law, step)
@@ -215,13 +314,16 @@ def test_coarse_cells_enclose_the_entropy_of_a_mixture():
 
 
 def test_information_does_not_depend_on_means_and_scale():
-    for x, z in ((uniform(), laplace()),
-                 (points([-1, 0.5], [0.3, 0.7]), normal()),
-                 (bimodal(), exponential())):
+    for x, z in (
+        (uniform(), laplace()),
+        (points([-1, 0.5], [0.3, 0.7]), normal()),
+        (bimodal(), exponential()),
+    ):
         base = mutual_information(x, z, 1e-4, 5e-3)
         for scale in (1e-6, 1e5):
             moved = mutual_information(
-                x.affine(scale, 0.7), z.affine(scale, -scale), 1e-4, 5e-3)
+                x.affine(scale, 0.7), z.affine(scale, -scale), 1e-4, 5e-3
+            )
             assert abs(moved.value - base.value) <= moved.error + base.error
 
 
@@ -230,27 +332,36 @@ def test_more_noise_is_less_information():
     much and little noise.
     """
     for law in FAMILIES.values():
-        values = [mutual_information(law, normal(variance=v), 1e-4, 1e-2)
-                  for v in (0.1, 0.5, 1.0, 3.0)]
+        values = [
+            mutual_information(law, normal(variance=v), 1e-4, 1e-2)
+            for v in (0.1, 0.5, 1.0, 3.0)
+        ]
         assert all(a.low > b.high for a, b in zip(values, values[1:]))
-    assert abs(mutual_information(points([0, 1, 5], [0.2, 0.3, 0.5]),
-                                  normal(variance=1e-3)).value
-               - entropy([0.2, 0.3, 0.5])) < 1e-6
-    assert (mutual_information(uniform(), normal(variance=1e4), 1e-5,
-                               1e-2).value == pytest.approx(0.5e-4, abs=2e-5))
+    assert (
+        abs(
+            mutual_information(
+                points([0, 1, 5], [0.2, 0.3, 0.5]), normal(variance=1e-3)
+            ).value
+            - entropy([0.2, 0.3, 0.5])
+        )
+        < 1e-6
+    )
+    assert mutual_information(
+        uniform(), normal(variance=1e4), 1e-5, 1e-2
+    ).value == pytest.approx(0.5e-4, abs=2e-5)
 
 
 def test_points_with_points_are_summed_exactly():
-    assert (mutual_information(points([0, 1], [0.5, 0.5]),
-                               points([0, 2], [0.5, 0.5])).value
-            == pytest.approx(math.log(2)))
-    assert (mutual_information(points([0, 1], [0.5, 0.5]),
-                               points([0, 1], [0.5, 0.5])).value
-            == pytest.approx(0.5 * math.log(2)))
+    assert mutual_information(
+        points([0, 1], [0.5, 0.5]), points([0, 2], [0.5, 0.5])
+    ).value == pytest.approx(math.log(2))
+    assert mutual_information(
+        points([0, 1], [0.5, 0.5]), points([0, 1], [0.5, 0.5])
+    ).value == pytest.approx(0.5 * math.log(2))
     # 0.1 + 0.2 and 0.3 are the same value
-    assert (mutual_information(points([0.1, 0.3], [0.5, 0.5]),
-                               points([0.2, 0.0], [0.5, 0.5])).value
-            == pytest.approx(0.5 * math.log(2)))
+    assert mutual_information(
+        points([0.1, 0.3], [0.5, 0.5]), points([0.2, 0.0], [0.5, 0.5])
+    ).value == pytest.approx(0.5 * math.log(2))
     assert mutual_information(normal(), points([0], [1.0])).value == math.inf
     assert differential_entropy(points([0], [1.0])).value == -math.inf
 
@@ -259,22 +370,28 @@ def test_a_reported_bound_is_honest_where_the_grid_does_not_fit():
     "Uniform laws without a common divisor: the bound is large, and holds."
     for ratio in (math.sqrt(2), math.pi):
         value = mutual_information(
-            uniform(), uniform(variance=ratio**2), 1e-3, 2e-2)
+            uniform(), uniform(variance=ratio**2), 1e-3, 2e-2
+        )
         assert abs(value.value - 0.5 / ratio) <= value.error
 
 
 @pytest.mark.parametrize(
     "channel, capacity",
-    [(np.eye(5), math.log(5)),
-     ([[0.9, 0.1], [0.1, 0.9]], math.log(2) - entropy([0.9, 0.1])),
-     ([[0.7, 0.3, 0.0], [0.0, 0.3, 0.7]], 0.7 * math.log(2)),
-     ([[1.0, 0.0], [0.5, 0.5]], math.log(5 / 4)),
-     ([[0.2, 0.8], [0.2, 0.8]], 0.0)],
-    ids=["clean", "symmetric", "erasure", "Z", "useless"])
+    [
+        (np.eye(5), math.log(5)),
+        ([[0.9, 0.1], [0.1, 0.9]], math.log(2) - entropy([0.9, 0.1])),
+        ([[0.7, 0.3, 0.0], [0.0, 0.3, 0.7]], 0.7 * math.log(2)),
+        ([[1.0, 0.0], [0.5, 0.5]], math.log(5 / 4)),
+        ([[0.2, 0.8], [0.2, 0.8]], 0.0),
+    ],
+    ids=["clean", "symmetric", "erasure", "Z", "useless"],
+)
 def test_capacities_in_closed_form(channel, capacity):
     found = blahut_arimoto(channel, tolerance=1e-9, iterations=3000)
-    assert (found.low - 1e-12 <= capacity <= found.high + 1e-12
-            and found.high - found.low < 1e-6)
+    assert (
+        found.low - 1e-12 <= capacity <= found.high + 1e-12
+        and found.high - found.low < 1e-6
+    )
 
 
 def test_a_budget_is_kept():
@@ -283,9 +400,12 @@ def test_a_budget_is_kept():
     tilted = np.exp(-found.multiplier * cost)
     assert -1e-12 <= found.high - found.low < 2e-6
     assert found.law @ cost <= 0.5 + 1e-9 and found.law == pytest.approx(
-        tilted / tilted.sum(), abs=1e-6)
-    assert (blahut_arimoto(channel, cost, 5.0).low == pytest.approx(math.log(3))
-            and blahut_arimoto(channel, cost, 5.0).multiplier == 0)
+        tilted / tilted.sum(), abs=1e-6
+    )
+    assert (
+        blahut_arimoto(channel, cost, 5.0).low == pytest.approx(math.log(3))
+        and blahut_arimoto(channel, cost, 5.0).multiplier == 0
+    )
     one = blahut_arimoto(channel, cost, 0.0)
     assert one.low == pytest.approx(0.0, abs=1e-9)
 
@@ -294,52 +414,68 @@ def test_discrete_measures_against_scipy():
     rng = np.random.default_rng(0)
     for _ in range(20):
         p, q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
-        assert (
-            entropy(p) == pytest.approx(scipy.stats.entropy(p))
-            and kl_divergence(p, q) == pytest.approx(scipy.stats.entropy(p, q)))
-    assert (kl_divergence([1.0, 0.0], [0.5, 0.5]) == pytest.approx(math.log(2))
-            and kl_divergence([0.5, 0.5], [1.0, 0.0]) == math.inf)
+        assert entropy(p) == pytest.approx(
+            scipy.stats.entropy(p)
+        ) and kl_divergence(p, q) == pytest.approx(scipy.stats.entropy(p, q))
+    assert (
+        kl_divergence([1.0, 0.0], [0.5, 0.5]) == pytest.approx(math.log(2))
+        and kl_divergence([0.5, 0.5], [1.0, 0.0]) == math.inf
+    )
     assert table_information(np.eye(4) / 4) == pytest.approx(math.log(4))
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda: entropy([0.5, math.nan]), lambda: entropy([]),
-    lambda: entropy([1.5, -0.5]), lambda: kl_divergence([1.0], [0.5, 0.5]),
-    lambda: table_information([1.0]), lambda: gaussian_capacity(math.nan),
-    lambda: normal(variance=0.0), lambda: normal(math.inf),
-    lambda: student(4.9), lambda: student(math.nan), lambda: bimodal(-0.1),
-    lambda: points([1, 2], [1.0]), lambda: points([math.nan], [1.0]),
-    lambda: mixture([0.5, 0.6], [normal(), normal()]),
-    lambda: Law((1.0,), (0.0, 1.0)), lambda: normal().affine(math.nan),
-    lambda: points([0], [1.0]).pdf(0.0),
-    lambda: entropy_of_sum(normal(), normal(), 2.0),
-    lambda: entropy_of_sum(points([0], [1.0]), normal()),
-    lambda: differential_entropy(normal(), math.nan),
-    lambda: blahut_arimoto([[1.4, -0.4], [0.5, 0.5]]),
-    lambda: blahut_arimoto([[0.5, 0.5]], [1.0, 2.0]),
-    lambda: blahut_arimoto([[math.nan, 1.0]]),
-    lambda: blahut_arimoto(np.eye(2), [1.0, 2.0], 0.9),
-    lambda: game.lattice_game([0.5, 0.5], [1.0]),
-    lambda: game.duality_gap([0.0], [0.5, 0.5], [0.5, 0.5]),
-    lambda: game.duality_gap([0.0, 1.0], [1.0, 1.0], [0.5, 0.5]),
-    lambda: game.duality_gap([0.0, 1.0], [0.5, 0.5], [1.0, 1.0]),
-    lambda: game.mirror_play([0.0, 1.0], [1.0, 0.0], [1.0, 1.0]),
-    lambda: game.mirror_play([0.0, 1.0], [1.0, 1.0], [1.0, 1.0], rate=0.0),
-    lambda: game.mirror_play([2.0, 3.0], [1.0, 1.0], [1.0, 1.0]),
-    lambda: estimation.mmse(normal(), math.inf),
-    lambda: estimation.posterior(normal(), -1.0, [0.0]),
-    lambda: estimation.noisy_information(torch.randn(1, 3), 1.0),
-    lambda: estimation.noisy_information(torch.randn(4, 3), math.nan),
-    lambda: independence.gaussian_information(-1.5),
-    lambda: independence.gaussian_information([[1.0, 0.2]]),
-    lambda: independence.gaussian_information([[2.0, 0.0], [0.0, 2.0]]),
-    lambda: independence.rare_coincidence(math.nan, 0.1),
-    lambda: independence.rare_coincidence(0.5, 1.0),
-    lambda: independence.moment_bound(0.5, math.nan),
-    lambda: independence.least_dependent(
-        [1, 1], [0.5, 0.5], [0, 1], [0.5, 0.5], 0.1),
-    lambda: independence.least_dependent(
-        [0, 1], [0.5, 0.5], [0, 1], [0.5, 0.5], 1.0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: entropy([0.5, math.nan]),
+        lambda: entropy([]),
+        lambda: entropy([1.5, -0.5]),
+        lambda: kl_divergence([1.0], [0.5, 0.5]),
+        lambda: table_information([1.0]),
+        lambda: gaussian_capacity(math.nan),
+        lambda: normal(variance=0.0),
+        lambda: normal(math.inf),
+        lambda: student(4.9),
+        lambda: student(math.nan),
+        lambda: bimodal(-0.1),
+        lambda: points([1, 2], [1.0]),
+        lambda: points([math.nan], [1.0]),
+        lambda: mixture([0.5, 0.6], [normal(), normal()]),
+        lambda: Law((1.0,), (0.0, 1.0)),
+        lambda: normal().affine(math.nan),
+        lambda: points([0], [1.0]).pdf(0.0),
+        lambda: entropy_of_sum(normal(), normal(), 2.0),
+        lambda: entropy_of_sum(points([0], [1.0]), normal()),
+        lambda: differential_entropy(normal(), math.nan),
+        lambda: blahut_arimoto([[1.4, -0.4], [0.5, 0.5]]),
+        lambda: blahut_arimoto([[0.5, 0.5]], [1.0, 2.0]),
+        lambda: blahut_arimoto([[math.nan, 1.0]]),
+        lambda: blahut_arimoto(np.eye(2), [1.0, 2.0], 0.9),
+        lambda: game.lattice_game([0.5, 0.5], [1.0]),
+        lambda: game.duality_gap([0.0], [0.5, 0.5], [0.5, 0.5]),
+        lambda: game.duality_gap([0.0, 1.0], [1.0, 1.0], [0.5, 0.5]),
+        lambda: game.duality_gap([0.0, 1.0], [0.5, 0.5], [1.0, 1.0]),
+        lambda: game.mirror_play([0.0, 1.0], [1.0, 0.0], [1.0, 1.0]),
+        lambda: game.mirror_play([0.0, 1.0], [1.0, 1.0], [1.0, 1.0], rate=0.0),
+        lambda: game.mirror_play([2.0, 3.0], [1.0, 1.0], [1.0, 1.0]),
+        lambda: estimation.mmse(normal(), math.inf),
+        lambda: estimation.posterior(normal(), -1.0, [0.0]),
+        lambda: estimation.noisy_information(torch.randn(1, 3), 1.0),
+        lambda: estimation.noisy_information(torch.randn(4, 3), math.nan),
+        lambda: independence.gaussian_information(-1.5),
+        lambda: independence.gaussian_information([[1.0, 0.2]]),
+        lambda: independence.gaussian_information([[2.0, 0.0], [0.0, 2.0]]),
+        lambda: independence.rare_coincidence(math.nan, 0.1),
+        lambda: independence.rare_coincidence(0.5, 1.0),
+        lambda: independence.moment_bound(0.5, math.nan),
+        lambda: independence.least_dependent(
+            [1, 1], [0.5, 0.5], [0, 1], [0.5, 0.5], 0.1
+        ),
+        lambda: independence.least_dependent(
+            [0, 1], [0.5, 0.5], [0, 1], [0.5, 0.5], 1.0
+        ),
+    ],
+)
 def test_wrong_arguments_are_named(wrong):
     with pytest.raises(ValueError, match=r".{20}"):
         wrong()
@@ -347,29 +483,40 @@ def test_wrong_arguments_are_named(wrong):
 
 # ---- the game ---------------------------------------------------------------
 
+
 def test_the_theorem_on_fresh_pairs():
     "Other random laws than those of the chapter's claims."
     rng = np.random.default_rng(7)
     for _ in range(12):
         count = rng.integers(2, 5)
-        law = mixture(rng.dirichlet(np.ones(count)), [
-            (normal, laplace, exponential)[rng.integers(3)](
-                4 * rng.normal(), 0.2 + rng.random()) for _ in range(count)])
+        law = mixture(
+            rng.dirichlet(np.ones(count)),
+            [
+                (normal, laplace, exponential)[rng.integers(3)](
+                    4 * rng.normal(), 0.2 + rng.random()
+                )
+                for _ in range(count)
+            ],
+        )
         snr = math.exp(rng.normal())
         law = law.affine(1.0, -law.mean)
         law = law.affine(1 / math.sqrt(law.variance))
         signal, noise = (
             mutual_information(law, normal(variance=1 / snr), 1e-4, 8e-3),
-            mutual_information(normal(variance=snr), law, 1e-4, 8e-3))
+            mutual_information(normal(variance=snr), law, 1e-4, 8e-3),
+        )
         assert signal.high < gaussian_capacity(snr) < noise.low
 
 
 def test_lattice_game_derivatives_against_autograd():
     rng = np.random.default_rng(0)
-    p, q = (torch.tensor(rng.dirichlet(np.full(7, 3.0)), requires_grad=True)
-            for _ in range(2))
+    p, q = (
+        torch.tensor(rng.dirichlet(np.full(7, 3.0)), requires_grad=True)
+        for _ in range(2)
+    )
     y = torch.nn.functional.conv1d(
-        p[None, None], q.flip(0)[None, None], padding=6)[0, 0]
+        p[None, None], q.flip(0)[None, None], padding=6
+    )[0, 0]
     value = -torch.special.xlogy(y, y).sum() + torch.special.xlogy(q, q).sum()
     dp, dq = torch.autograd.grad(value, (p, q))
     ours, up, down = game.lattice_game(p.detach().numpy(), q.detach().numpy())
@@ -385,24 +532,41 @@ def test_the_duality_gap_is_a_linear_program():
     p, q = rng.dirichlet(np.ones(9), 2)
     low, high = game.duality_gap(lattice, p, q, 1.5, 0.7)
     value, up, down = game.lattice_game(p, q)
-    bounds = dict(A_ub=[lattice**2], A_eq=[np.ones(9)], b_eq=[1.0],
-                  bounds=(0, 1))
+    bounds = dict(
+        A_ub=[lattice**2], A_eq=[np.ones(9)], b_eq=[1.0], bounds=(0, 1)
+    )
     best = scipy.optimize.linprog(-up, b_ub=[1.5], **bounds)
     worst = scipy.optimize.linprog(down, b_ub=[0.7], **bounds)
-    assert (high == pytest.approx(value - up @ p - best.fun, abs=1e-9)
-            and low == pytest.approx(value - down @ q + worst.fun, abs=1e-9))
+    assert high == pytest.approx(
+        value - up @ p - best.fun, abs=1e-9
+    ) and low == pytest.approx(value - down @ q + worst.fun, abs=1e-9)
 
 
 def test_mirror_play_keeps_its_powers_and_finds_the_value():
     lattice = np.arange(-7.0, 8)
-    play = game.mirror_play(lattice, 1.0 + (lattice > 0), 1 / (1 + lattice**2),
-                            power=2.0, noise_power=1.0, steps=1200, rate=1.0)
-    for law, power in ((play.signal, 2.0), (play.noise, 1.0),
-                       (play.average_signal, 2.0), (play.average_noise, 1.0)):
-        assert (law.sum() == pytest.approx(1)
-                and law @ lattice**2 == pytest.approx(power, abs=1e-9))
-    assert (play.history[-1, 1] - 1e-6 <= gaussian_capacity(2.0)
-            <= play.history[-1, 2] + 1e-6)
+    play = game.mirror_play(
+        lattice,
+        1.0 + (lattice > 0),
+        1 / (1 + lattice**2),
+        power=2.0,
+        noise_power=1.0,
+        steps=1200,
+        rate=1.0,
+    )
+    for law, power in (
+        (play.signal, 2.0),
+        (play.noise, 1.0),
+        (play.average_signal, 2.0),
+        (play.average_noise, 1.0),
+    ):
+        assert law.sum() == pytest.approx(
+            1
+        ) and law @ lattice**2 == pytest.approx(power, abs=1e-9)
+    assert (
+        play.history[-1, 1] - 1e-6
+        <= gaussian_capacity(2.0)
+        <= play.history[-1, 2] + 1e-6
+    )
     gaps = play.history[:, 2] - play.history[:, 1]
     assert gaps[-1] < 1e-2 < gaps[0]
 
@@ -412,16 +576,19 @@ def test_the_first_law_of_a_play_is_the_one_that_was_proposed():
     begins with their gap.
     """
     x = np.arange(-3.0, 4)
-    signal, noise = np.exp(-np.abs(x)), np.exp(-np.abs(x) ** 1.5 / 2)
+    signal, noise = np.exp(-np.abs(x)), np.exp(-(np.abs(x) ** 1.5) / 2)
     signal, noise = signal / signal.sum(), noise / noise.sum()
     power, noise_power = signal @ x**2, noise @ x**2
     step, *gaps = game.mirror_play(
-        x, 5 * signal, 3 * noise, power, noise_power, steps=1).history[0]
+        x, 5 * signal, 3 * noise, power, noise_power, steps=1
+    ).history[0]
     assert step == 1 and gaps == pytest.approx(
-        [*game.duality_gap(x, signal, noise, power, noise_power)] * 2, rel=1e-9)
+        [*game.duality_gap(x, signal, noise, power, noise_power)] * 2, rel=1e-9
+    )
 
 
 # ---- estimation -------------------------------------------------------------
+
 
 def test_errors_and_posteriors_in_closed_form():
     law = bimodal(0.6, mean=1.0)
@@ -429,20 +596,36 @@ def test_errors_and_posteriors_in_closed_form():
     y = np.linspace(-2, 5, 15)
     snr = 2.5
     weights = np.stack(
-        [scipy.stats.norm.pdf(y, math.sqrt(snr) * m, math.sqrt(1 + snr * inner))
-         for m in (low, high)])
+        [
+            scipy.stats.norm.pdf(
+                y, math.sqrt(snr) * m, math.sqrt(1 + snr * inner)
+            )
+            for m in (low, high)
+        ]
+    )
     weights /= weights.sum(0)
-    each = np.stack([m + math.sqrt(snr) * inner / (1 + snr * inner) * (
-                         y - math.sqrt(snr) * m) for m in (low, high)])
+    each = np.stack(
+        [
+            m
+            + math.sqrt(snr)
+            * inner
+            / (1 + snr * inner)
+            * (y - math.sqrt(snr) * m)
+            for m in (low, high)
+        ]
+    )
     _, mean, variance = estimation.posterior(law, snr, y)
     np.testing.assert_allclose(mean, (weights * each).sum(0), atol=1e-10)
     np.testing.assert_allclose(
         variance,
         inner / (1 + snr * inner) + (weights * each**2).sum(0) - mean**2,
-        atol=1e-10)
-    assert (estimation.mmse(points([3.0], [1.0]), 1.0)
-            == pytest.approx(0, abs=1e-12)
-            and estimation.mmse(law, 0.0) == law.variance)
+        atol=1e-10,
+    )
+    assert (
+        estimation.mmse(points([3.0], [1.0]), 1.0)
+        == pytest.approx(0, abs=1e-12)
+        and estimation.mmse(law, 0.0) == law.variance
+    )
     # a law cut off on both sides, given what is far more precise than it is
     # wide
     y = np.array([-180.0, -120.0, 3.0, 173.0, 176.0])
@@ -454,76 +637,117 @@ def test_errors_and_posteriors_in_closed_form():
     np.testing.assert_allclose(variance, cut.var(), rtol=1e-6)
     x, mass = estimation._nodes(uniform(), 0.3)
     # twelve nodes in a panel
-    assert ((x[12:] - x[:-12]).max() <= 0.3 + 1e-12
-            and mass.sum() == pytest.approx(1))
+    assert (
+        x[12:] - x[:-12]
+    ).max() <= 0.3 + 1e-12 and mass.sum() == pytest.approx(1)
     errors = [estimation.mmse(uniform(), snr) for snr in (0.1, 1, 10, 100)]
     assert errors == sorted(errors, reverse=True)
 
 
 def test_noisy_information_of_samples():
     torch.manual_seed(0)
-    x = torch.cat([torch.randn(2000, 2), torch.randn(2000, 1).exp(),
-                   1e6 + torch.randn(2000, 1)],
-                  1)
+    x = torch.cat(
+        [
+            torch.randn(2000, 2),
+            torch.randn(2000, 1).exp(),
+            1e6 + torch.randn(2000, 1),
+        ],
+        1,
+    )
     values = estimation.noisy_information(x, 0.5)
-    assert (values.dtype == torch.float64 and not values.requires_grad
-            and values.shape == (4,))
+    assert (
+        values.dtype == torch.float64
+        and not values.requires_grad
+        and values.shape == (4,)
+    )
     for k in range(4):
         torch.testing.assert_close(
-            estimation.noisy_information(x[:, k:k + 1], 0.5), values[k:k + 1],
-            rtol=0, atol=2e-4)
+            estimation.noisy_information(x[:, k : k + 1], 0.5),
+            values[k : k + 1],
+            rtol=0,
+            atol=2e-4,
+        )
     # the definition: the entropy of the mixture of normals at the sample
     sample = x[:200, 0].double().numpy()
-    law = mixture(np.full(200, 1 / 200),
-                  [normal(float(v), 0.25) for v in sample])
+    law = mixture(
+        np.full(200, 1 / 200), [normal(float(v), 0.25) for v in sample]
+    )
     exact = differential_entropy(law, 0.05).value - 0.5 * math.log(
-        2 * math.pi * math.e * 0.25)
-    assert (estimation.noisy_information(x[:200, :1], 0.5).item()
-            == pytest.approx(exact, abs=1e-3))
+        2 * math.pi * math.e * 0.25
+    )
+    assert estimation.noisy_information(
+        x[:200, :1], 0.5
+    ).item() == pytest.approx(exact, abs=1e-3)
     bad = x.clone()
     bad[5, 1] = math.inf
     assert estimation.noisy_information(bad, 0.5).isnan().tolist() == [
-        False, True, False, False]
+        False,
+        True,
+        False,
+        False,
+    ]
     torch.testing.assert_close(
-        estimation.noisy_information(bad, 0.5)[[0, 2, 3]], values[[0, 2, 3]],
-        rtol=0, atol=2e-4)
+        estimation.noisy_information(bad, 0.5)[[0, 2, 3]],
+        values[[0, 2, 3]],
+        rtol=0,
+        atol=2e-4,
+    )
     assert estimation.noisy_information(torch.ones(50, 1), 0.5).item() < 1e-3
 
 
 # ---- independence -----------------------------------------------------------
 
+
 def test_gaussian_information():
-    assert (independence.gaussian_information(0.0) == 0
-            and independence.gaussian_information(-1.0) == math.inf)
+    assert (
+        independence.gaussian_information(0.0) == 0
+        and independence.gaussian_information(-1.0) == math.inf
+    )
     # no cancellation
     assert independence.gaussian_information(1e-9) == pytest.approx(
-        0.5e-18, rel=1e-9, abs=0)
-    assert (independence.gaussian_information(np.eye(3)) == 0
-            and independence.gaussian_information(np.ones((2, 2))) == math.inf)
+        0.5e-18, rel=1e-9, abs=0
+    )
+    assert (
+        independence.gaussian_information(np.eye(3)) == 0
+        and independence.gaussian_information(np.ones((2, 2))) == math.inf
+    )
     r = np.array([[1, 0.3, 0], [0.3, 1, -0.5], [0, -0.5, 1]])
     assert independence.gaussian_information(r) == pytest.approx(
-        -0.5 * math.log(np.linalg.det(r)))
+        -0.5 * math.log(np.linalg.det(r))
+    )
 
 
 def test_the_least_dependent_law_against_a_general_optimizer():
-    x, p, y, q = (np.array([-1.0, 0, 2]), np.array([0.5, 0.3, 0.2]),
-                  np.array([0.0, 1, 5]), np.array([0.2, 0.7, 0.1]))
-    u, v = ((a - w @ a) / math.sqrt(w @ a**2 - (w @ a) ** 2)
-            for a, w in ((x, p), (y, q)))
+    x, p, y, q = (
+        np.array([-1.0, 0, 2]),
+        np.array([0.5, 0.3, 0.2]),
+        np.array([0.0, 1, 5]),
+        np.array([0.2, 0.7, 0.1]),
+    )
+    u, v = (
+        (a - w @ a) / math.sqrt(w @ a**2 - (w @ a) ** 2)
+        for a, w in ((x, p), (y, q))
+    )
     for rho in (0.5, -0.35):
         ours = independence.least_dependent(x, p, y, q, rho)
-        assert (ours.sum(1) == pytest.approx(p, abs=1e-8)
-                and ours.sum(0) == pytest.approx(q, abs=1e-8)
-                and u @ ours @ v == pytest.approx(rho, abs=1e-8))
+        assert (
+            ours.sum(1) == pytest.approx(p, abs=1e-8)
+            and ours.sum(0) == pytest.approx(q, abs=1e-8)
+            and u @ ours @ v == pytest.approx(rho, abs=1e-8)
+        )
         constraints = [
             {"type": "eq", "fun": lambda t: t.reshape(3, 3).sum(1) - p},
             {"type": "eq", "fun": lambda t: t.reshape(3, 3).sum(0)[:2] - q[:2]},
-            {"type": "eq", "fun": lambda t: u @ t.reshape(3, 3) @ v - rho}]
+            {"type": "eq", "fun": lambda t: u @ t.reshape(3, 3) @ v - rho},
+        ]
         product = np.outer(p, q).ravel()
         found = scipy.optimize.minimize(
             lambda t: np.sum(t * np.log(np.maximum(t, 1e-12) / product)),
-            product, bounds=[(1e-12, 1)] * 9, constraints=constraints,
-            options={"maxiter": 500, "ftol": 1e-13})
+            product,
+            bounds=[(1e-12, 1)] * 9,
+            constraints=constraints,
+            options={"maxiter": 500, "ftol": 1e-13},
+        )
         assert table_information(ours) == pytest.approx(found.fun, abs=1e-6)
 
 
@@ -535,32 +759,50 @@ def test_equal_marginals_are_less_dependent_than_normal_ones():
     for _ in range(8):
         x, p = np.cumsum(0.2 + rng.random(4)), rng.dirichlet(np.full(4, 2.0))
         rho = rng.uniform(0.1, 0.7)
-        tables = [independence.least_dependent(x, p, x, p, r)
-                  for r in (rho - 1e-4, rho, rho + 1e-4)]
+        tables = [
+            independence.least_dependent(x, p, x, p, r)
+            for r in (rho - 1e-4, rho, rho + 1e-4)
+        ]
         low, middle, high = map(table_information, tables)
         assert middle < independence.gaussian_information(rho)
         variance = p @ x**2 - (p @ x) ** 2
-        theta = math.log(tables[1][0, 0] * tables[1][3, 3] / tables[1][0, 3]
-                         / tables[1][3, 0]) * variance / (x[3] - x[0]) ** 2
-        assert ((high - low) / 2e-4 == pytest.approx(theta, rel=1e-4)
-                and theta < rho / (1 - rho**2))
+        theta = (
+            math.log(
+                tables[1][0, 0]
+                * tables[1][3, 3]
+                / tables[1][0, 3]
+                / tables[1][3, 0]
+            )
+            * variance
+            / (x[3] - x[0]) ** 2
+        )
+        assert (high - low) / 2e-4 == pytest.approx(
+            theta, rel=1e-4
+        ) and theta < rho / (1 - rho**2)
 
 
 def test_rare_coincidences_and_the_moment_bound():
-    assert (
-        independence.moment_bound(-0.8, 1.0) == pytest.approx(0.32, rel=1e-14)
-        and independence.moment_bound(0.5, 4.0)
-            == pytest.approx(1 / 16, rel=1e-14))
+    assert independence.moment_bound(-0.8, 1.0) == pytest.approx(
+        0.32, rel=1e-14
+    ) and independence.moment_bound(0.5, 4.0) == pytest.approx(
+        1 / 16, rel=1e-14
+    )
     for rho in (0.9, -0.2):
         for p in (1e-8, 0.4):
             values, table = independence.rare_coincidence(rho, p)
             m = table.sum(1)
-            assert (table.sum() == pytest.approx(1)
-                    and m @ values**2 == pytest.approx(1)
-                    and values @ table @ values == pytest.approx(rho))
-            assert (independence.moment_bound(rho, m @ values**4)
-                    <= table_information(table) == pytest.approx(
-                        entropy([p, 1 - p]) + p * math.log(2), abs=1e-12))
+            assert (
+                table.sum() == pytest.approx(1)
+                and m @ values**2 == pytest.approx(1)
+                and values @ table @ values == pytest.approx(rho)
+            )
+            assert (
+                independence.moment_bound(rho, m @ values**4)
+                <= table_information(table)
+                == pytest.approx(
+                    entropy([p, 1 - p]) + p * math.log(2), abs=1e-12
+                )
+            )
 
 
 def test_negentropy():
@@ -570,14 +812,25 @@ def test_negentropy():
         density = law.pdf(x)
         own = scipy.stats.norm(law.mean, math.sqrt(law.variance)).logpdf(x)
         divergence = scipy.integrate.trapezoid(
-            np.where(density > 0,
-                     density * (np.log(np.maximum(density, 1e-300)) - own), 0),
-            x)
-        assert (independence.negentropy(law).value
-                == pytest.approx(divergence, abs=2e-3))
+            np.where(
+                density > 0,
+                density * (np.log(np.maximum(density, 1e-300)) - own),
+                0,
+            ),
+            x,
+        )
+        assert independence.negentropy(law).value == pytest.approx(
+            divergence, abs=2e-3
+        )
 
 
 def test_information_module_names_the_same_families_everywhere():
     assert set(information.FAMILIES) == {
-        "normal", "uniform", "Laplace", "±1", "exponential", "bimodal",
-        "Student t, 5"}
+        "normal",
+        "uniform",
+        "Laplace",
+        "±1",
+        "exponential",
+        "bimodal",
+        "Student t, 5",
+    }

@@ -1,6 +1,7 @@
 """Chapters as plain notebooks: numbers as in the rendered book, no dialect
 left, code unchanged; from a wheel into an empty folder.
 """
+
 import json
 import os
 import re
@@ -12,7 +13,8 @@ import pytest
 
 pytestmark = pytest.mark.book
 plain = pytest.importorskip(
-    "tools.plain", reason="the book's tools are not installed")
+    "tools.plain", reason="the book's tools are not installed"
+)
 from tools import markup  # noqa: E402
 from tools.chapters import ROOT, Chapter, chapters  # noqa: E402
 from tools.dialect import without_directives  # noqa: E402
@@ -26,55 +28,80 @@ def translated(text, shipped=frozenset()):
 
 # ---- the translation --------------------------------------------------------
 
+
 def test_equations_carry_their_numbers():
     number = plain.numbers(ROOT)["eq-safe"]
-    assert (translated("See @eq-safe:\n$$ a = b. $$ {#eq-safe}\nand $$ c $$")
-            == f"See ({number}):\n\n$$\na = b. \\tag{{{number}}}\n$$\n\nand\n\n"
-               "$$\nc\n$$")
+    assert (
+        translated("See @eq-safe:\n$$ a = b. $$ {#eq-safe}\nand $$ c $$")
+        == f"See ({number}):\n\n$$\na = b. \\tag{{{number}}}\n$$\n\nand\n\n"
+        "$$\nc\n$$"
+    )
     assert "`@eq-safe`" in translated("`@eq-safe` in code stays")
 
 
 def test_blocks():
     theorem = translated(
-        "::: {#thm-curvature}\n# Curvature\nFor every $x$.\n:::")
-    assert (theorem == f"> **Theorem {plain.numbers(ROOT)['thm-curvature']}** "
-                       "(Curvature)\n>\n> For every $x$.")
+        "::: {#thm-curvature}\n# Curvature\nFor every $x$.\n:::"
+    )
+    assert (
+        theorem == f"> **Theorem {plain.numbers(ROOT)['thm-curvature']}** "
+        "(Curvature)\n>\n> For every $x$."
+    )
     assert translated("::: {.proof}\nEasy.\n:::") == "> *Proof.* Easy. ∎"
-    assert (translated("::: {.solution}\nSix.\n:::")
-            == "<details>\n<summary>Solution</summary>\n\nSix.\n\n</details>")
-    assert (translated("::: {.callout-note}\n## Mind\nText.\n:::")
-            == "> **Note** (Mind)\n>\n> Text.")
-    nested = translated(":::: {.callout-tip collapse=\"true\"}\nOuter.\n\n"
-                        "::: {.proof}\nInner.\n:::\n::::")
-    assert (nested.startswith("<details>\n<summary>Tip</summary>")
-            and "> *Proof.* Inner. ∎" in nested)
+    assert (
+        translated("::: {.solution}\nSix.\n:::")
+        == "<details>\n<summary>Solution</summary>\n\nSix.\n\n</details>"
+    )
+    assert (
+        translated("::: {.callout-note}\n## Mind\nText.\n:::")
+        == "> **Note** (Mind)\n>\n> Text."
+    )
+    nested = translated(
+        ':::: {.callout-tip collapse="true"}\nOuter.\n\n'
+        "::: {.proof}\nInner.\n:::\n::::"
+    )
+    assert (
+        nested.startswith("<details>\n<summary>Tip</summary>")
+        and "> *Proof.* Inner. ∎" in nested
+    )
 
 
 def test_citations_and_links():
     assert translated("@yeo2000 say") == "Yeo and Johnson (2000) say"
-    assert (translated("so [@yeo2000; @eftekhari2025, Eq. 3].")
-            == "so (Yeo and Johnson, 2000; Eftekhari and Papyan, 2025, Eq. 3).")
-    assert (translated("[a](b.ipynb) [c](d.ipynb#e) [f](https://g.h) [i](#j)",
-                       shipped={"b.ipynb"}) == "[a](b.ipynb) c "
-                                               "[f](https://g.h) [i](#j)")
+    assert (
+        translated("so [@yeo2000; @eftekhari2025, Eq. 3].")
+        == "so (Yeo and Johnson, 2000; Eftekhari and Papyan, 2025, Eq. 3)."
+    )
+    assert (
+        translated(
+            "[a](b.ipynb) [c](d.ipynb#e) [f](https://g.h) [i](#j)",
+            shipped={"b.ipynb"},
+        )
+        == "[a](b.ipynb) c "
+        "[f](https://g.h) [i](#j)"
+    )
 
 
 def test_code_cells():
     chapter = Chapter("220_theory.newton", ROOT)
     cells = plain.notebook(chapter)["cells"]
     code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-    originals = [s for c in chapter.code_cells()
-                 if (s := without_directives(c))]
-    assert (
-        [re.sub(r"\A# (?:in the library|folded): .*\n", "", s) for s in code]
-        == originals)
+    originals = [
+        s for c in chapter.code_cells() if (s := without_directives(c))
+    ]
+    assert [
+        re.sub(r"\A# (?:in the library|folded): .*\n", "", s) for s in code
+    ] == originals
     folded = [c for c in cells if c["cell_type"] == "code" and c["metadata"]]
     assert 0 < len(folded) < len(code)
     captions = [
-        c["source"] for c in cells
-        if c["cell_type"] == "markdown" and c["source"].startswith("**Fig. ")]
+        c["source"]
+        for c in cells
+        if c["cell_type"] == "markdown" and c["source"].startswith("**Fig. ")
+    ]
     assert (
-        len(captions) == sum("fig-cap" in s for s in chapter.code_cells()) > 0)
+        len(captions) == sum("fig-cap" in s for s in chapter.code_cells()) > 0
+    )
 
 
 def test_appendices_are_refused():
@@ -87,9 +114,11 @@ def test_nothing_of_the_dialect_is_left(name):
     nbformat = pytest.importorskip("nbformat")
     notebook = plain.notebook(Chapter(name, ROOT))
     nbformat.validate(nbformat.from_dict(json.loads(json.dumps(notebook))))
-    left = re.compile(r"^:::|\{#[a-z]+-|(?<![\w`])@(eq|fig|tbl|thm|lem|prp|cor|"
-                      r"def|exr|sec)-|\[@|\{cite|\{eq\}",
-                      re.M)
+    left = re.compile(
+        r"^:::|\{#[a-z]+-|(?<![\w`])@(eq|fig|tbl|thm|lem|prp|cor|"
+        r"def|exr|sec)-|\[@|\{cite|\{eq\}",
+        re.M,
+    )
     for cell in notebook["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
@@ -106,29 +135,41 @@ def test_numbers_are_those_of_the_rendered_book():
     soup = pytest.importorskip("bs4").BeautifulSoup
     numbers, checked = plain.numbers(ROOT), 0
     for name in plain.numbered_chapters(ROOT):
-        page = soup((HTML / f"{name}.html").read_text(encoding="utf-8"),
-                    "html.parser")
+        page = soup(
+            (HTML / f"{name}.html").read_text(encoding="utf-8"), "html.parser"
+        )
         for kind, label in plain.labels(Chapter(name, ROOT)):
             place = page.find(id=f"equation-{label}" if kind == "eq" else label)
             assert place is not None, f"{label} is not in the rendered {name}"
             if kind == "fig":
-                place = (place if place.name == "figure"
-                         else place.find_next("figure"))
+                place = (
+                    place
+                    if place.name == "figure"
+                    else place.find_next("figure")
+                )
             shown = place.find(
-                class_="eqno" if kind == "eq" else "caption-number").get_text()
+                class_="eqno" if kind == "eq" else "caption-number"
+            ).get_text()
             assert numbers[label] in re.findall(r"\d+(?:\.\d+)?", shown), (
                 f"{label}: {shown!r} in the book, {numbers[label]} in the "
-                "notebook")
+                "notebook"
+            )
             checked += 1
     assert checked > 50
 
 
 # ---- from a wheel into an empty folder --------------------------------------
 
+
 def python(code, site, cwd):
     env = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env,
-                          capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_a_chapter_runs_from_the_wheel(plain_wheel, tmp_path):
@@ -141,34 +182,51 @@ def test_a_chapter_runs_from_the_wheel(plain_wheel, tmp_path):
         wheel.extractall(site)
     book = {p.name for p in (site / "normalnorm" / "book").glob("*.ipynb")}
     assert book == {f"{name}.ipynb" for name in plain.numbered_chapters(ROOT)}
-    done = python("import sys; from normalnorm.cli import main; "
-                  "sys.exit(main(['lab', 'curvature', '--copy', '--to', "
-                  "'here']))",
-                  site, empty)
-    assert (done.returncode == 0
-            and f"{len(book)} chapters copied" in done.stdout), done.stderr
-    for name in ("225_theory.curvature.ipynb",
-                 "510_experiments.recipes.first.ipynb"):
-        cells = json.loads(
-            (empty / "here" / name).read_text(encoding="utf-8"))["cells"]
+    done = python(
+        "import sys; from normalnorm.cli import main; "
+        "sys.exit(main(['lab', 'curvature', '--copy', '--to', "
+        "'here']))",
+        site,
+        empty,
+    )
+    assert (
+        done.returncode == 0 and f"{len(book)} chapters copied" in done.stdout
+    ), done.stderr
+    for name in (
+        "225_theory.curvature.ipynb",
+        "510_experiments.recipes.first.ipynb",
+    ):
+        cells = json.loads((empty / "here" / name).read_text(encoding="utf-8"))[
+            "cells"
+        ]
         script = "\n\n".join(
-            "".join(c["source"]) for c in cells if c["cell_type"] == "code")
-        script = ("import matplotlib; matplotlib.use('agg')\n" + script
-                  + "\nimport normalnorm; print(normalnorm.__file__)")
+            "".join(c["source"]) for c in cells if c["cell_type"] == "code"
+        )
+        script = (
+            "import matplotlib; matplotlib.use('agg')\n"
+            + script
+            + "\nimport normalnorm; print(normalnorm.__file__)"
+        )
         done = python(script, site, empty / "here")
         assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}"
         assert done.stdout.strip().splitlines()[-1] == str(
-            site / "normalnorm" / "__init__.py")
+            site / "normalnorm" / "__init__.py"
+        )
 
 
 def test_lab_says_what_is_wrong(tmp_path):
-    done = python("import sys; from normalnorm.cli import main; "
-                  "sys.exit(main(['lab', 'newtn', '--copy']))",
-                  ROOT, tmp_path)
+    done = python(
+        "import sys; from normalnorm.cli import main; "
+        "sys.exit(main(['lab', 'newtn', '--copy']))",
+        ROOT,
+        tmp_path,
+    )
     assert (
-        done.returncode == 2 and "no chapter is called 'newtn'" in done.stderr
-        and "220_theory.newton" in done.stderr)
-    assert not list(tmp_path.iterdir())         # nothing was copied
+        done.returncode == 2
+        and "no chapter is called 'newtn'" in done.stderr
+        and "220_theory.newton" in done.stderr
+    )
+    assert not list(tmp_path.iterdir())  # nothing was copied
 
 
 def test_every_chapter_of_the_book_is_numbered_or_an_appendix():

@@ -1,6 +1,7 @@
 """One run of a claim serves: the chapter's, for as long as nothing that it
 depends on has changed.
 """
+
 import json
 import os
 import shutil
@@ -9,7 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.book
 ledger = pytest.importorskip(
-    "tools.ledger", reason="the book's tools are not installed")
+    "tools.ledger", reason="the book's tools are not installed"
+)
 from normalnorm import claims  # noqa: E402
 from tools import export, run  # noqa: E402
 from tools.chapters import ROOT, Chapter  # noqa: E402
@@ -35,23 +37,43 @@ def book(tmp_path_factory):
         shutil.copy(ROOT / name, root / name)
     (root / "_toc.yml").write_text(
         "format: jb-book\nroot: nbs/index\nparts:\n  - caption: One\n"
-        "    chapters:\n      - file: nbs/010_sums\n")
-    made = {"index": ["# Toy", "1"],
-            "010_sums": ["# Sums", "#| default_exp sums",
-                         "#| export\ndef triangle(n):\n    'The sum to n.'\n"
-                         "    return n * (n + 1) // 2",
-                         CHECK]}
+        "    chapters:\n      - file: nbs/010_sums\n"
+    )
+    made = {
+        "index": ["# Toy", "1"],
+        "010_sums": [
+            "# Sums",
+            "#| default_exp sums",
+            "#| export\ndef triangle(n):\n    'The sum to n.'\n"
+            "    return n * (n + 1) // 2",
+            CHECK,
+        ],
+    }
     for name, cells in made.items():
-        notebook = {"cells": [{"cell_type": "code" if i else "markdown",
-                               "id": f"c{i}", "metadata": {}, "source": source,
-                               **({"outputs": [], "execution_count": None} if i
-                                  else {})} for i, source in enumerate(cells)],
-                    "metadata": {"kernelspec": {"display_name": "python3",
-                                                "language": "python",
-                                                "name": "python3"}},
-                    "nbformat": 4, "nbformat_minor": 5}
+        notebook = {
+            "cells": [
+                {
+                    "cell_type": "code" if i else "markdown",
+                    "id": f"c{i}",
+                    "metadata": {},
+                    "source": source,
+                    **({"outputs": [], "execution_count": None} if i else {}),
+                }
+                for i, source in enumerate(cells)
+            ],
+            "metadata": {
+                "kernelspec": {
+                    "display_name": "python3",
+                    "language": "python",
+                    "name": "python3",
+                }
+            },
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
         (root / "nbs" / f"{name}.ipynb").write_text(
-            json.dumps(notebook, indent=1))
+            json.dumps(notebook, indent=1)
+        )
     export.generate(root)
     (root / "normalnorm" / "__init__.py").touch()
     for module in ("claims.py", "names.py"):
@@ -66,22 +88,29 @@ def known(root):
 
 
 def test_the_run_of_a_chapter_is_the_run_of_its_claims(book):
-    assert {name: (c["outcome"], c["mutant"])
-            for name, c in known(book).items()} == {
-                "toy-triangle": ("as recorded", "rejected")}
+    assert {
+        name: (c["outcome"], c["mutant"]) for name, c in known(book).items()
+    } == {"toy-triangle": ("as recorded", "rejected")}
 
 
-@pytest.mark.parametrize("file, old, new", [
-    ("normalnorm/sums.py", "n + 1", "n + 2"),  # the formula
-    # what runs the check
-    ("normalnorm/claims.py", "AssertionError", "Exception"),
-    ("normalnorm/checks/sums.py", "f(7) ==", "f(7) !="),  # the exported check
-    ("nbs/010_sums.ipynb", "f(7) ==", "f(8) =="),  # the check
-    ("nbs/010_sums.ipynb", "lambda n: n * n", "lambda n: n"),  # the mutant
-    ("constraints.txt", "==", "==1."),  # the versions
-    # a run that failed
-    ("_build/executed/010_sums.json", '"key"', '"failed": {}, "key"'),
-])
+@pytest.mark.parametrize(
+    "file, old, new",
+    [
+        ("normalnorm/sums.py", "n + 1", "n + 2"),  # the formula
+        # what runs the check
+        ("normalnorm/claims.py", "AssertionError", "Exception"),
+        (
+            "normalnorm/checks/sums.py",
+            "f(7) ==",
+            "f(7) !=",
+        ),  # the exported check
+        ("nbs/010_sums.ipynb", "f(7) ==", "f(8) =="),  # the check
+        ("nbs/010_sums.ipynb", "lambda n: n * n", "lambda n: n"),  # the mutant
+        ("constraints.txt", "==", "==1."),  # the versions
+        # a run that failed
+        ("_build/executed/010_sums.json", '"key"', '"failed": {}, "key"'),
+    ],
+)
 def test_what_changed_is_run_again(book, tmp_path, file, old, new):
     root = tmp_path / "book"
     shutil.copytree(book, root)
@@ -96,24 +125,45 @@ def test_what_changed_is_run_again(book, tmp_path, file, old, new):
 
 def test_a_claim_without_a_record_is_run(monkeypatch):
     calls = []
-    claim = claims.Claim("toy", "s", "t", "identity", "holds", "numerical",
-                         calls.append, 1, 2)
+    claim = claims.Claim(
+        "toy", "s", "t", "identity", "holds", "numerical", calls.append, 1, 2
+    )
     monkeypatch.setattr(ledger, "recorded", lambda root: {})
     assert ledger.outcome_of(claim).mutant == "survived" and calls == [1, 2]
-    monkeypatch.setattr(ledger, "recorded", lambda root: {"toy": {
-        "outcome": "as recorded", "mutant": "rejected", "seconds": 0.1}})
+    monkeypatch.setattr(
+        ledger,
+        "recorded",
+        lambda root: {
+            "toy": {
+                "outcome": "as recorded",
+                "mutant": "rejected",
+                "seconds": 0.1,
+            }
+        },
+    )
     assert ledger.outcome_of(claim).ok and calls == [1, 2]
 
 
 def test_the_command_runs_everything(monkeypatch):
     "`normalnorm verify` knows nothing of records."
     calls = []
-    claim = claims.Claim("toy", "s", "t", "identity", "holds", "numerical",
-                         calls.append, 1, 2)
-    monkeypatch.setattr(ledger, "recorded", lambda root: {"toy": {
-        "outcome": "as recorded", "mutant": "rejected", "seconds": 0.1}})
-    assert ([o.mutant for o in claims.verify([claim], mutants=True)]
-            == ["survived"] and calls == [1, 2])
+    claim = claims.Claim(
+        "toy", "s", "t", "identity", "holds", "numerical", calls.append, 1, 2
+    )
+    monkeypatch.setattr(
+        ledger,
+        "recorded",
+        lambda root: {
+            "toy": {
+                "outcome": "as recorded",
+                "mutant": "rejected",
+                "seconds": 0.1,
+            }
+        },
+    )
+    assert [o.mutant for o in claims.verify([claim], mutants=True)] == [
+        "survived"
+    ] and calls == [1, 2]
 
 
 def test_a_chapter_and_the_tests_see_the_same_environment(monkeypatch):
@@ -122,10 +172,24 @@ def test_a_chapter_and_the_tests_see_the_same_environment(monkeypatch):
     all would be run again.
     """
     from tools import run
+
     monkeypatch.delenv("NORMALNORM_QUIET", raising=False)
-    assert not [name for name in run.kernel_environment(run.ROOT)
-                if name not in os.environ and run.SWITCHES.fullmatch(name)]
-    names = ("CXX", "ATEN_CPU_CAPABILITY", "NORMALNORM_QUIET",
-             "NORMALNORM_CACHE", "NORMALNORM_TEST_THREADS")
+    assert not [
+        name
+        for name in run.kernel_environment(run.ROOT)
+        if name not in os.environ and run.SWITCHES.fullmatch(name)
+    ]
+    names = (
+        "CXX",
+        "ATEN_CPU_CAPABILITY",
+        "NORMALNORM_QUIET",
+        "NORMALNORM_CACHE",
+        "NORMALNORM_TEST_THREADS",
+    )
     assert [bool(run.SWITCHES.fullmatch(name)) for name in names] == [
-        True, True, False, False, False]
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]

@@ -1,11 +1,13 @@
 """The dialect is read once: what each piece is, and what is none."""
+
 import re
 
 import pytest
 
 pytestmark = pytest.mark.book
 pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed")
+    "tools.chapters", reason="the book's tools are not installed"
+)
 from tools import markup  # noqa: E402
 from tools.chapters import chapters  # noqa: E402
 from tools.markup import (  # noqa: E402
@@ -23,48 +25,73 @@ from tools.markup import (  # noqa: E402
 
 def spans(source):
     "What stands in the lines of a source, without its words."
-    return [s for s in markup.spans(markup.blocks(source))
-            if not isinstance(s, str)]
+    return [
+        s for s in markup.spans(markup.blocks(source)) if not isinstance(s, str)
+    ]
 
 
 def shape(found):
     "Divisions and what they hold, as nested lists of names."
-    return [[block.kind, *shape(block.pieces)] if isinstance(block, Division)
-            else type(block).__name__ for block in found
-            if not (isinstance(block, Text) and not "".join(
-                        map(str, block.inline)).strip())]
+    return [
+        [block.kind, *shape(block.pieces)]
+        if isinstance(block, Division)
+        else type(block).__name__
+        for block in found
+        if not (
+            isinstance(block, Text)
+            and not "".join(map(str, block.inline)).strip()
+        )
+    ]
 
 
 # ---- blocks -----------------------------------------------------------------
 
-@pytest.mark.parametrize("source, tex, label", [
-    ("$$ x = 1. $$", "x = 1.", ""), ("$$\nx\n$$", "x", ""),
-    ("$$ x $$ {#eq-a-b}", "x", "eq-a-b"), ("$$ x $${#eq-a}", "x", "eq-a"),
-    ("$$\na \\\\\n b\n$$\t{#eq-a}", "a \\\\\n b", "eq-a")])
+
+@pytest.mark.parametrize(
+    "source, tex, label",
+    [
+        ("$$ x = 1. $$", "x = 1.", ""),
+        ("$$\nx\n$$", "x", ""),
+        ("$$ x $$ {#eq-a-b}", "x", "eq-a-b"),
+        ("$$ x $${#eq-a}", "x", "eq-a"),
+        ("$$\na \\\\\n b\n$$\t{#eq-a}", "a \\\\\n b", "eq-a"),
+    ],
+)
 def test_an_equation_and_its_label(source, tex, label):
     for around in ("{}", "before\n{}\nafter", "before {} after"):
-        found = [b for b in markup.blocks(around.format(source))
-                 if isinstance(b, Equation)]
+        found = [
+            b
+            for b in markup.blocks(around.format(source))
+            if isinstance(b, Equation)
+        ]
         assert found == [Equation(tex, label)]
 
 
 def test_an_equation_is_set_apart():
     assert markup.blocks("a\n$$ x $$ {#eq-a}\nb") == (
-        Text(("a\n",)), Equation("x", "eq-a"), Text(("\nb",)))
+        Text(("a\n",)),
+        Equation("x", "eq-a"),
+        Text(("\nb",)),
+    )
     assert markup.Writer().write(markup.blocks("a $$ x $$ b")) == (
-        "a\n\n$$\nx\n$$\n\nb")
+        "a\n\n$$\nx\n$$\n\nb"
+    )
 
 
 def test_two_equations_keep_their_order():
-    found = markup.blocks("$$ a $$ {#eq-a}\n$$ b $$\n::: {.proof}\n$$ c $$\n"
-                          ":::\n$$ d $$")
+    found = markup.blocks(
+        "$$ a $$ {#eq-a}\n$$ b $$\n::: {.proof}\n$$ c $$\n:::\n$$ d $$"
+    )
     assert [b.tex for b in markup.walk(found) if isinstance(b, Equation)] == [
-        *"abcd"]
+        *"abcd"
+    ]
     assert markup.labels(found) == ["eq-a"]
 
 
-@pytest.mark.parametrize("source", [
-    "`$$ x $$`", "``a ` $$ x $$``", r"\$\$ x \$\$", "```\n$$ x $$\n```"])
+@pytest.mark.parametrize(
+    "source",
+    ["`$$ x $$`", "``a ` $$ x $$``", r"\$\$ x \$\$", "```\n$$ x $$\n```"],
+)
 def test_what_is_no_equation(source):
     assert not any(isinstance(b, Equation) for b in markup.blocks(source))
 
@@ -75,7 +102,10 @@ def test_nothing_is_read_within_code(fence):
     closing = re.match(r" *[`~]+", fence)[0]
     source = f"{fence}\n{inside}\n{closing}"
     assert markup.blocks(f"a\n{source}\nb") == (
-        Text(("a",)), Code(source), Text(("b",)))
+        Text(("a",)),
+        Code(source),
+        Text(("b",)),
+    )
 
 
 def test_code_ends_at_a_fence_as_long_as_its_own():
@@ -87,34 +117,48 @@ def test_code_ends_at_a_fence_as_long_as_its_own():
 
 def test_a_line_of_inline_code_opens_no_fence():
     assert shape(markup.blocks("```x``` is code\n$$ y $$")) == [
-        "Text", "Equation"]
+        "Text",
+        "Equation",
+    ]
 
 
 def test_headings():
     assert markup.blocks("# A\n\n### B $x$ {#sec-b}\n#c\n") == (
-        Heading(1, ("A",)), Text(()),
-        Heading(3, ("B ", Literal("$x$")), "sec-b"), Text(("#c\n",)))
+        Heading(1, ("A",)),
+        Text(()),
+        Heading(3, ("B ", Literal("$x$")), "sec-b"),
+        Text(("#c\n",)),
+    )
 
 
 # ---- divisions --------------------------------------------------------------
 
-@pytest.mark.parametrize("attributes, kind, label, folded", [
-    ("#thm-a", "thm", "thm-a", False), ("#exr-a-b", "exr", "exr-a-b", False),
-    ("#lem-a .proof", "lem", "lem-a", False), (".proof", "proof", "", False),
-    (".solution", "solution", "", True), (".callout-note", "note", "", False),
-    ('.callout-tip collapse="true"', "tip", "", True),
-    (".column-margin", "", "", False), ("#sec-a", "", "sec-a", False)])
+
+@pytest.mark.parametrize(
+    "attributes, kind, label, folded",
+    [
+        ("#thm-a", "thm", "thm-a", False),
+        ("#exr-a-b", "exr", "exr-a-b", False),
+        ("#lem-a .proof", "lem", "lem-a", False),
+        (".proof", "proof", "", False),
+        (".solution", "solution", "", True),
+        (".callout-note", "note", "", False),
+        ('.callout-tip collapse="true"', "tip", "", True),
+        (".column-margin", "", "", False),
+        ("#sec-a", "", "sec-a", False),
+    ],
+)
 def test_the_kinds_of_divisions(attributes, kind, label, folded):
-    found, = markup.blocks(f"::: {{{attributes}}}\nx\n:::")
+    (found,) = markup.blocks(f"::: {{{attributes}}}\nx\n:::")
     assert (found.kind, found.label, found.folded) == (kind, label, folded)
     assert found.pieces == (Text(("x",)),)
 
 
 def test_the_title_of_a_division():
-    found, = markup.blocks("::: {#thm-a}\n\n## Name of $x$\n\nText.\n:::")
+    (found,) = markup.blocks("::: {#thm-a}\n\n## Name of $x$\n\nText.\n:::")
     assert found.title == Heading(2, ("Name of ", Literal("$x$")))
     assert found.pieces == (Text(("\nText.",)),)
-    late, = markup.blocks("::: {#thm-a}\nText.\n\n## No title\n:::")
+    (late,) = markup.blocks("::: {#thm-a}\nText.\n\n## No title\n:::")
     assert late.title is None and shape([late]) == [["thm", "Text", "Heading"]]
 
 
@@ -122,58 +166,96 @@ def test_divisions_in_divisions():
     found = markup.blocks(
         ":::: {#exr-a}\nDo.\n::: {.callout-tip}\nHow.\n:::::\n\n"
         "::: {.solution}\n```\n:::\n```\n::: {.proof}\n$$ x $$\n:::\n:::\n"
-        "Rest.\n::::\nAfter.")
+        "Rest.\n::::\nAfter."
+    )
     assert shape(found) == [
-        ["exr", "Text", ["tip", "Text"],
-         ["solution", "Code", ["proof", "Equation"]], "Text"], "Text"]
+        [
+            "exr",
+            "Text",
+            ["tip", "Text"],
+            ["solution", "Code", ["proof", "Equation"]],
+            "Text",
+        ],
+        "Text",
+    ]
     assert [b.depth for b in markup.walk(found) if isinstance(b, Division)] == [
-        2, 0, 1, 0]
+        2,
+        0,
+        1,
+        0,
+    ]
 
 
 def test_a_division_over_several_cells():
-    cells = [{"cell_type": kind, "source": source} for kind, source in (
-        ("markdown", "a\n:::: {.solution}\n::: {#thm-x .wide}\nb"),
-        ("code", ":::"), ("markdown", "c\n:::\nd"), ("markdown", "e\n::::"),
-        ("markdown", "f"))]
+    cells = [
+        {"cell_type": kind, "source": source}
+        for kind, source in (
+            ("markdown", "a\n:::: {.solution}\n::: {#thm-x .wide}\nb"),
+            ("code", ":::"),
+            ("markdown", "c\n:::\nd"),
+            ("markdown", "e\n::::"),
+            ("markdown", "f"),
+        )
+    ]
     found = [made for _, made in markup.cells(cells)]
     assert list(map(shape, found)) == [
-        ["Text", ["solution", ["thm", "Text"]]], [],
-        [["solution", ["", "Text"], "Text"]], [["solution", "Text"]], ["Text"]]
+        ["Text", ["solution", ["thm", "Text"]]],
+        [],
+        [["solution", ["", "Text"], "Text"]],
+        [["solution", "Text"]],
+        ["Text"],
+    ]
     assert markup.labels(block for made in found for block in made) == ["thm-x"]
 
 
 def test_a_line_of_colons_that_closes_nothing_is_text():
     assert markup.blocks("a\n:::\nb") == (Text(("a\n:::\nb",)),)
     assert shape(markup.blocks("::: {.proof}\nnever closed")) == [
-        ["proof", "Text"]]
+        ["proof", "Text"]
+    ]
 
 
 # ---- lines ------------------------------------------------------------------
 
-@pytest.mark.parametrize("source, entries", [
-    ("[@yeo2000]", [("yeo2000", "")]),
-    ("[@yeo2000, p. 3]", [("yeo2000", "p. 3")]),
-    ("[@a; @b]", [("a", ""), ("b", "")]),
-    ("[@a, §6; @b-c; @d, Eqs. 1, 2]", [("a", "§6"), ("b-c", ""),
-                                       ("d", "Eqs. 1, 2")]),
-    ("[-@yeo2000]", [("yeo2000", "")])])
+
+@pytest.mark.parametrize(
+    "source, entries",
+    [
+        ("[@yeo2000]", [("yeo2000", "")]),
+        ("[@yeo2000, p. 3]", [("yeo2000", "p. 3")]),
+        ("[@a; @b]", [("a", ""), ("b", "")]),
+        (
+            "[@a, §6; @b-c; @d, Eqs. 1, 2]",
+            [("a", "§6"), ("b-c", ""), ("d", "Eqs. 1, 2")],
+        ),
+        ("[-@yeo2000]", [("yeo2000", "")]),
+    ],
+)
 def test_citations_in_brackets(source, entries):
     assert spans(f"so {source}.") == [Citation(tuple(entries))]
 
 
-@pytest.mark.parametrize("source, found", [
-    ("@yeo2000 say", [Citation((("yeo2000", ""),), named=True)]),
-    ("@eq-a, @fig-b-c.", [Reference("eq-a"), Reference("fig-b-c")]),
-    ("[see @thm-a]", [Reference("thm-a")]), ("[@eq-a]", [Reference("eq-a")]),
-    ("[see @yeo2000]", [Citation((("yeo2000", ""),), named=True)]),
-    ("me@yeo2000.org", []), ("@someone", []), (r"\@yeo2000", [Literal(r"\@")]),
-    (r"[\@yeo2000]", [Literal(r"\@")]), ("`@eq-a`", [Literal("`@eq-a`")]),
-    ("``a ` @eq-a``", [Literal("``a ` @eq-a``")]),
-    ("$a@b$ and $\\$@eq-a$", [Literal("$a@b$"), Literal("$\\$@eq-a$")]),
-    ("costs 5$ and @eq-a is 6$", [Reference("eq-a")]),
-    (r"\$5 @eq-a \$6", [Literal(r"\$"), Reference("eq-a"), Literal(r"\$")]),
-    ("$(@eq-a)$6", [Reference("eq-a")]),
-    ("`open @eq-a\n\nclosed`", [Reference("eq-a")])])
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        ("@yeo2000 say", [Citation((("yeo2000", ""),), named=True)]),
+        ("@eq-a, @fig-b-c.", [Reference("eq-a"), Reference("fig-b-c")]),
+        ("[see @thm-a]", [Reference("thm-a")]),
+        ("[@eq-a]", [Reference("eq-a")]),
+        ("[see @yeo2000]", [Citation((("yeo2000", ""),), named=True)]),
+        ("me@yeo2000.org", []),
+        ("@someone", []),
+        (r"\@yeo2000", [Literal(r"\@")]),
+        (r"[\@yeo2000]", [Literal(r"\@")]),
+        ("`@eq-a`", [Literal("`@eq-a`")]),
+        ("``a ` @eq-a``", [Literal("``a ` @eq-a``")]),
+        ("$a@b$ and $\\$@eq-a$", [Literal("$a@b$"), Literal("$\\$@eq-a$")]),
+        ("costs 5$ and @eq-a is 6$", [Reference("eq-a")]),
+        (r"\$5 @eq-a \$6", [Literal(r"\$"), Reference("eq-a"), Literal(r"\$")]),
+        ("$(@eq-a)$6", [Reference("eq-a")]),
+        ("`open @eq-a\n\nclosed`", [Reference("eq-a")]),
+    ],
+)
 def test_references_and_what_is_none(source, found):
     assert spans(source) == found
 
@@ -181,16 +263,21 @@ def test_references_and_what_is_none(source, found):
 def test_links():
     assert spans("[a `b` @eq-c](d.ipynb#e) ![no](f.png) [g]") == [
         Link(("a ", Literal("`b`"), " ", Reference("eq-c")), "d.ipynb#e"),
-        Literal("`b`"), Reference("eq-c")]
+        Literal("`b`"),
+        Reference("eq-c"),
+    ]
 
 
 def test_titles_and_headings_have_spans_too():
     assert spans("## On @thm-a\n::: {#thm-a}\n# Of @yeo2000\nx @eq-b\n:::") == [
-        Reference("thm-a"), Citation((("yeo2000", ""),), named=True),
-        Reference("eq-b")]
+        Reference("thm-a"),
+        Citation((("yeo2000", ""),), named=True),
+        Reference("eq-b"),
+    ]
 
 
 # ---- writing ----------------------------------------------------------------
+
 
 def test_nothing_of_a_chapter_is_lost():
     """The pieces, written as they were read, are the cell again, but for the
@@ -202,9 +289,12 @@ def test_nothing_of_a_chapter_is_lost():
             if cell["cell_type"] == "markdown":
                 source = "".join(cell["source"])
                 made = markup.Writer().write(found)
-                assert made.split() == re.sub(
-                    r"\$\$(.+?)\$\$", r"$$ \1 $$", source, flags=re.S
-                    ).split(), f"{c.name}: {source[:60]}"
+                assert (
+                    made.split()
+                    == re.sub(
+                        r"\$\$(.+?)\$\$", r"$$ \1 $$", source, flags=re.S
+                    ).split()
+                ), f"{c.name}: {source[:60]}"
                 assert markup.blocks(made) == found
                 read += 1
     assert read > 500
@@ -213,5 +303,6 @@ def test_nothing_of_a_chapter_is_lost():
 def test_an_unknown_piece_is_refused():
     class Unknown:
         pass
+
     with pytest.raises(AttributeError, match="unknown"):
         markup.Writer().write([Unknown()])

@@ -1,6 +1,7 @@
 """The normalizers of part 3 beside PyTorch's, timm's, and loops over elements;
 in half precision, in memory's other orders, compiled, converted and back.
 """
+
 import copy
 import functools
 import itertools
@@ -50,29 +51,41 @@ def made(name, channels=5, **options):
     if "num_groups" in known:
         options = {"num_groups": 1} | options
     return MINE[name].make(
-        channels, **{k: v for k, v in options.items() if k in known})
+        channels, **{k: v for k, v in options.items() if k in known}
+    )
 
 
 def quiet(layer):
     "No output is cut."
     for name, value in (("tau", -1e9), ("bias", 9.0)):
         if (value < 0 or type(layer) is PropagatedNorm) and getattr(
-                layer, name, None) is not None:
+            layer, name, None
+        ) is not None:
             nn.init.constant_(getattr(layer, name), value)
     return layer
 
 
 def images(shape=(3, 5, 2, 7), seed=0, dtype=torch.float64):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator()
-                       .manual_seed(seed)).exp().to(dtype)
+    return (
+        torch.randn(
+            shape,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        .exp()
+        .to(dtype)
+    )
 
 
 def moved(layer):
     "Weights that are not neutral."
     with torch.no_grad():
         for i, p in enumerate(layer.parameters()):
-            p.add_(torch.linspace(-0.4, 0.3 + i, p.numel(),
-                                  dtype=p.dtype).view(p.shape))
+            p.add_(
+                torch.linspace(-0.4, 0.3 + i, p.numel(), dtype=p.dtype).view(
+                    p.shape
+                )
+            )
     return layer
 
 
@@ -83,16 +96,25 @@ def looped(u, name, eps, mean=None, var=None):
     of_channel = [[float(v) for v in u[:, c].flatten()] for c in channels]
     average = lambda values: sum(values) / len(values)
     spread = lambda values: average(
-        [(v - average(values)) ** 2 for v in values])
+        [(v - average(values)) ** 2 for v in values]
+    )
     centred = torch.empty_like(u)
     for b, c in itertools.product(range(len(u)), channels):
-        at = (average([float(v) for v in u[b].flatten()]) if name == "lmbv"
-              else average(of_channel[c]) if mean is None else float(mean[c]))
+        at = (
+            average([float(v) for v in u[b].flatten()])
+            if name == "lmbv"
+            else average(of_channel[c])
+            if mean is None
+            else float(mean[c])
+        )
         centred[b, c] = u[b, c] - at
     for b, c in itertools.product(range(len(u)), channels):
         share = centred[b] if name == "bmlv" else centred[:, c]
-        square = (float(var[c]) if var is not None
-                  else spread([float(v) for v in share.flatten()]))
+        square = (
+            float(var[c])
+            if var is not None
+            else spread([float(v) for v in share.flatten()])
+        )
         out[b, c] = centred[b, c] / (square + eps) ** 0.5
     return out
 
@@ -102,31 +124,43 @@ def looped(u, name, eps, mean=None, var=None):
 def test_crosses_are_loops(name, shape):
     "In training, after two steps in evaluation, and without averages."
     layer = moved(made(name, eps=0.01).double())
-    affine = lambda x: (x * layer.weight.view(-1, *(1,) * (len(shape) - 2))
-                        + layer.bias.view(-1, *(1,) * (len(shape) - 2)))
+    affine = lambda x: (
+        x * layer.weight.view(-1, *(1,) * (len(shape) - 2))
+        + layer.bias.view(-1, *(1,) * (len(shape) - 2))
+    )
     average = 0.0 if name == "bmlv" else 1.0
     for seed in (1, 2):
         u = images(shape, seed)
         torch.testing.assert_close(
-            layer(u), affine(looped(u, name, 0.01)), rtol=1e-10, atol=1e-10)
+            layer(u), affine(looped(u, name, 0.01)), rtol=1e-10, atol=1e-10
+        )
         by_channel = u.movedim(1, 0).flatten(1)
         if name == "lmbv":
-            by_channel = (u - u.flatten(1).mean(1).view(
-                -1, *(1,) * (len(shape) - 1))).movedim(1, 0).flatten(1)
+            by_channel = (
+                (u - u.flatten(1).mean(1).view(-1, *(1,) * (len(shape) - 1)))
+                .movedim(1, 0)
+                .flatten(1)
+            )
         value = by_channel.mean(1) if name == "bmlv" else by_channel.var(1)
         average = 0.9 * average + 0.1 * value
     buffer = layer.running_mean if name == "bmlv" else layer.running_var
     torch.testing.assert_close(buffer, average)
     given = dict(mean=buffer) if name == "bmlv" else dict(var=buffer)
     torch.testing.assert_close(
-        layer.eval()(u), affine(looped(u, name, 0.01, **given)),
-        rtol=1e-10, atol=1e-10)
+        layer.eval()(u),
+        affine(looped(u, name, 0.01, **given)),
+        rtol=1e-10,
+        atol=1e-10,
+    )
     bare = made(name, eps=0.01, affine=False, track_running_stats=False)
     assert not list(bare.state_dict())
     for training in (True, False):
         torch.testing.assert_close(
-            bare.train(training)(u), looped(u, name, 0.01), rtol=1e-10,
-            atol=1e-10)
+            bare.train(training)(u),
+            looped(u, name, 0.01),
+            rtol=1e-10,
+            atol=1e-10,
+        )
 
 
 @pytest.mark.parametrize("name", ["bmlv", "lmbv"])
@@ -139,34 +173,42 @@ def test_of_one_example_a_cross_remembers_what_is_the_batch_s(name):
     torch.testing.assert_close(layer(u[:1]), layer(u)[:1])
 
 
-@pytest.mark.parametrize("options", [dict(momentum=None), dict(bias=False)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(momentum=None), dict(bias=False)], ids=str
+)
 @pytest.mark.parametrize("name", ["bmlv", "lmbv"])
 def test_settings_of_a_cross(name, options):
     layer = made(name, **options)
     for seed in range(3):
         layer(images(seed=seed, dtype=torch.float32))
     if options.get("momentum", 0) is None:
-        found = [v for n, v in layer.named_buffers()
-                 if n.startswith("running_")][0]
+        found = [
+            v for n, v in layer.named_buffers() if n.startswith("running_")
+        ][0]
         u = [images(seed=seed) for seed in range(3)]
-        value = [x.transpose(0, 1).flatten(1).mean(1) if name == "bmlv" else
-                 (x - x.mean((1, 2, 3), True)).transpose(0, 1).flatten(1).var(1)
-                 for x in u]
-        torch.testing.assert_close(found.double(), sum(value) / 3, rtol=1e-5,
-                                   atol=1e-5)
+        value = [
+            x.transpose(0, 1).flatten(1).mean(1)
+            if name == "bmlv"
+            else (x - x.mean((1, 2, 3), True)).transpose(0, 1).flatten(1).var(1)
+            for x in u
+        ]
+        torch.testing.assert_close(
+            found.double(), sum(value) / 3, rtol=1e-5, atol=1e-5
+        )
     assert (layer.bias is None) == ("bias" in options)
 
 
 @pytest.mark.parametrize("name", ["bmlv", "lmbv"])
 def test_a_cross_refuses_with_reasons(name):
     layer = made(name)
-    for u, words in ((torch.ones(3, 4), "num_features=5"),
-                     (torch.ones(5), "expects an input of shape"),
-                     (torch.ones(1, 5), "more than one value per channel"),
-                     (torch.ones(3, 5).double(), "one precision"),
-                     (torch.ones(3, 5).long(), r"\.float\(\)"),
-                     ("text", "not str")):
+    for u, words in (
+        (torch.ones(3, 4), "num_features=5"),
+        (torch.ones(5), "expects an input of shape"),
+        (torch.ones(1, 5), "more than one value per channel"),
+        (torch.ones(3, 5).double(), "one precision"),
+        (torch.ones(3, 5).long(), r"\.float\(\)"),
+        ("text", "not str"),
+    ):
         with pytest.raises((ValueError, TypeError), match=words):
             layer(u)
     assert layer.eval()(torch.ones(1, 5)).shape == (1, 5)
@@ -177,7 +219,7 @@ def test_a_cross_refuses_with_reasons(name):
     u = torch.ones(3, 5)
     u[0, 0] = torch.nan
     layer.train()(u)
-    for key, value in layer.state_dict().items():       # what is finite moves
+    for key, value in layer.state_dict().items():  # what is finite moves
         if key.startswith("running_"):
             stays = value.isfinite() & (value == before[key])
             assert value.isfinite().all()
@@ -190,18 +232,21 @@ def test_about_a_point():
     for point in (0.0, 2.5, images((1, 5, 1, 1))):
         out, used = normality_norm(u, About((1, 2, 3), point), alpha=0, eps=0.1)
         c = u - point
-        expected = c / (c.var((1, 2, 3), correction=0, keepdim=True)
-                        + 0.1).sqrt()
+        expected = (
+            c / (c.var((1, 2, 3), correction=0, keepdim=True) + 0.1).sqrt()
+        )
         torch.testing.assert_close(out, expected)
     assert torch.autograd.gradcheck(
         lambda x: normality_norm(x, About((0, 1), 0.5))[0],
-        images((3, 2)).requires_grad_())
+        images((3, 2)).requires_grad_(),
+    )
 
 
-@pytest.mark.parametrize("dim", [
-    Over((2,), (0, 2)), Over((0, 2), (2,)), Over((2,), ()), About((2,), 0.3)],
-    ids=[
-        "bmlv", "lmbv", "no mean", "about"])
+@pytest.mark.parametrize(
+    "dim",
+    [Over((2,), (0, 2)), Over((0, 2), (2,)), Over((2,), ()), About((2,), 0.3)],
+    ids=["bmlv", "lmbv", "no mean", "about"],
+)
 def test_the_transform_is_that_of_the_scale_s_set(dim):
     """λ̂ and its safeguard as of the centred values of each set alone, whatever
     mean is subtracted.
@@ -210,28 +255,43 @@ def test_the_transform_is_that_of_the_scale_s_set(dim):
     generator = torch.Generator().manual_seed(0)
     k, by = torch.randn(2, 60, 3, 999, dtype=torch.float64, generator=generator)
     k = k / by.square()
-    for options in (dict(), dict(safeguard=True),
-                    dict(safeguard=True, steps=3)):
+    for options in (
+        dict(),
+        dict(safeguard=True),
+        dict(safeguard=True, steps=3),
+    ):
         out, used = normality_norm(k, dim, eps=0.0, **options)
-        mean = (k.mean(dim.centre, keepdim=True) if dim.centre
-                else getattr(dim, "point", 0.0))
+        mean = (
+            k.mean(dim.centre, keepdim=True)
+            if dim.centre
+            else getattr(dim, "point", 0.0)
+        )
         c = k - mean
         expected = newton_lambda(c, dim.dim, **options)
-        torch.testing.assert_close(used.lmbda.squeeze(), expected.squeeze(),
-                                   rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            used.lmbda.squeeze(), expected.squeeze(), rtol=1e-9, atol=1e-9
+        )
         h = c / used.var.sqrt()
         torch.testing.assert_close(out, yeo_johnson(h, used.lmbda))
-    plain, safe = (normality_norm(k, dim, safeguard=s)[1].lmbda
-                   for s in (False, True))
+    plain, safe = (
+        normality_norm(k, dim, safeguard=s)[1].lmbda for s in (False, True)
+    )
     assert dim.dim != (2,) or not torch.equal(plain, safe)
 
 
 # ---- beside torch and timm --------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype, tolerance", [
-    (torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 1.6e-2),
-    (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, tolerance",
+    [
+        (torch.float64, 1e-12),
+        (torch.float32, 2e-6),
+        (torch.bfloat16, 1.6e-2),
+        (torch.float16, 2e-3),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("shape", [(7,), (3, 7)], ids=str)
 @pytest.mark.parametrize("eps", [None, 1e-3])
 def test_the_root_mean_square_norm_is_pytorch_s(eps, shape, dtype, tolerance):
@@ -244,30 +304,38 @@ def test_the_root_mean_square_norm_is_pytorch_s(eps, shape, dtype, tolerance):
     found = [f(u) for f in (ours, theirs)]
     torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
     g = torch.randn_like(found[0])
-    grads = [torch.autograd.grad(y, (u, f.weight), g)
-             for y, f in zip(found, (ours, theirs))]
+    grads = [
+        torch.autograd.grad(y, (u, f.weight), g)
+        for y, f in zip(found, (ours, theirs))
+    ]
     for a, b in zip(*grads):
         scale = b.abs().max()
-        torch.testing.assert_close(a / scale, b / scale, rtol=10 * tolerance,
-                                   atol=10 * tolerance)
+        torch.testing.assert_close(
+            a / scale, b / scale, rtol=10 * tolerance, atol=10 * tolerance
+        )
 
 
 def test_a_converted_root_mean_square_norm_and_back():
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(7, 7), moved(nn.RMSNorm(7)),
-                          moved(nn.RMSNorm((7,), 1e-3)))
+    plain = nn.Sequential(
+        nn.Linear(7, 7), moved(nn.RMSNorm(7)), moved(nn.RMSNorm((7,), 1e-3))
+    )
     u = images((5, 7), dtype=torch.float32)
     expected, text = plain(u), str(plain)
     model = to_normality(copy.deepcopy(plain))
     assert [type(m) for m in model[1:]] == [RootMeanSquareNorm] * 2
     assert [m.eps for m in model[1:]] == [None, 1e-3]
-    assert all(m.noise == 0 and type(m.gaussianizer) is Power
-               for m in model[1:])
+    assert all(
+        m.noise == 0 and type(m.gaussianizer) is Power for m in model[1:]
+    )
     h = torch.nn.functional.rms_norm(model[0](u), (7,))
     lmbda = newton_lambda(model[0](u), 1)[:, None]
     torch.testing.assert_close(
-        model[1](model[0](u)), yeo_johnson(h, lmbda) * model[1].weight,
-        rtol=1e-4, atol=1e-4)
+        model[1](model[0](u)),
+        yeo_johnson(h, lmbda) * model[1].weight,
+        rtol=1e-4,
+        atol=1e-4,
+    )
     off = to_normality(copy.deepcopy(plain), alpha=0.0)
     torch.testing.assert_close(off(u), expected)
     back, report = to_plain(model, return_report=True)
@@ -287,16 +355,21 @@ def test_a_root_mean_square_norm_takes_nested_tensors():
         layer(torch.ones(3, 5))
 
 
-RECOGNIZED = pytest.mark.parametrize("recognized", [
-    hybrids._in_backward, hybrids._backward_above], ids=["number", "name"])
+RECOGNIZED = pytest.mark.parametrize(
+    "recognized",
+    [hybrids._in_backward, hybrids._backward_above],
+    ids=["number", "name"],
+)
 
 
 @RECOGNIZED
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), None, "nested"],
-                         ids=str)
-def test_renormalization_computed_again(order, reentrant, recognized,
-                                        monkeypatch):
+@pytest.mark.parametrize(
+    "order", [(0, 1, 2), (2, 1, 0), None, "nested"], ids=str
+)
+def test_renormalization_computed_again(
+    order, reentrant, recognized, monkeypatch
+):
     """Several passes before their backward passes, in either order, all at
     once, and checkpoints within checkpoints: gradients and averages as without.
     """
@@ -304,16 +377,30 @@ def test_renormalization_computed_again(order, reentrant, recognized,
 
     def step(checkpointed):
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(5, 5, 1), BatchReNorm(5), nn.ReLU(),
-                            nn.Conv2d(5, 5, 1), BatchReNorm(5, affine=False),
-                            nn.Tanh())
+        net = nn.Sequential(
+            nn.Conv2d(5, 5, 1),
+            BatchReNorm(5),
+            nn.ReLU(),
+            nn.Conv2d(5, 5, 1),
+            BatchReNorm(5, affine=False),
+            nn.Tanh(),
+        )
         again = functools.partial(checkpoint, use_reentrant=reentrant)
-        run = net if not checkpointed else functools.partial(
-            again, net if order != "nested" else lambda x: again(
-                net[3:], again(net[:3], x)))
-        us = [images((3, 5, 2, 7), seed, torch.float32).requires_grad_()
-              for seed in range(3)]
-        for _ in range(2):              # the same batches, other averages
+        run = (
+            net
+            if not checkpointed
+            else functools.partial(
+                again,
+                net
+                if order != "nested"
+                else lambda x: again(net[3:], again(net[:3], x)),
+            )
+        )
+        us = [
+            images((3, 5, 2, 7), seed, torch.float32).requires_grad_()
+            for seed in range(3)
+        ]
+        for _ in range(2):  # the same batches, other averages
             losses = [run(u).pow(3).sum() for u in us]
             for i in order if isinstance(order, tuple) else ():
                 losses[i].backward()
@@ -328,26 +415,37 @@ def test_renormalization_computed_again(order, reentrant, recognized,
 @RECOGNIZED
 def test_renormalization_refuses_what_it_cannot_tell(recognized, monkeypatch):
     monkeypatch.setattr(hybrids, "_in_backward", recognized)
-    layer, again = BatchReNorm(3), functools.partial(
-        checkpoint, use_reentrant=False)
+    layer, again = (
+        BatchReNorm(3),
+        functools.partial(checkpoint, use_reentrant=False),
+    )
     u = torch.randn(4, 3, requires_grad=True)
     losses = [again(layer, u).pow(3).sum() for _ in range(2)]
     with pytest.raises(RuntimeError, match="one of 2 pairs.*same batch"):
         losses[0].backward()
-    losses = [again(layer, torch.randn(4, 3, requires_grad=True)).sum()
-              for _ in range(33)]
+    losses = [
+        again(layer, torch.randn(4, 3, requires_grad=True)).sum()
+        for _ in range(33)
+    ]
     losses[1].backward()
     with pytest.raises(RuntimeError, match="none of the layer's last 32"):
         losses[0].backward()
-    u = torch.full((4, 3), torch.nan, requires_grad=True)   # is known, too
+    u = torch.full((4, 3), torch.nan, requires_grad=True)  # is known, too
     again(layer, u).sum().backward()
     assert u.grad.isnan().all()
 
 
 @pytest.mark.parametrize("apply_act", [True, False])
-@pytest.mark.parametrize("dtype, tolerance", [
-    (torch.float64, 1e-6), (torch.float32, 2e-6), (torch.bfloat16, 4e-2),
-    (torch.float16, 4e-3)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, tolerance",
+    [
+        (torch.float64, 1e-6),
+        (torch.float32, 2e-6),
+        (torch.bfloat16, 4e-2),
+        (torch.float16, 4e-3),
+    ],
+    ids=str,
+)
 def test_filter_response_norm_is_timm_s(dtype, tolerance, apply_act):
     layers = installed("timm.layers")
     theirs = moved(layers.FilterResponseNormTlu2d(5, apply_act).to(dtype))
@@ -356,17 +454,20 @@ def test_filter_response_norm_is_timm_s(dtype, tolerance, apply_act):
     u = (images() - 1).to(dtype).requires_grad_()
     found = [f(u) for f in (ours, theirs)]
     torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
-    grads = [torch.autograd.grad(y.sin().sum(), (u, *f.parameters()))
-             for y, f in zip(found, (ours, theirs))]
-    if dtype is torch.float64:              # half precision ties elsewhere
-        for a, b in zip(*grads):            # theirs is in float32 within
+    grads = [
+        torch.autograd.grad(y.sin().sum(), (u, *f.parameters()))
+        for y, f in zip(found, (ours, theirs))
+    ]
+    if dtype is torch.float64:  # half precision ties elsewhere
+        for a, b in zip(*grads):  # theirs is in float32 within
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_timm_s_filter_response_norm_is_converted_and_back():
     layers = installed("timm.layers")
-    plain = nn.Sequential(nn.Conv2d(5, 5, 1),
-                          moved(layers.FilterResponseNormTlu2d(5)))
+    plain = nn.Sequential(
+        nn.Conv2d(5, 5, 1), moved(layers.FilterResponseNormTlu2d(5))
+    )
     u = images(dtype=torch.float32)
     expected, state = plain(u), plain.state_dict()
     assert [r.after for r in survey(plain).replaced] == ["FilterResponseNorm"]
@@ -425,8 +526,9 @@ def test_a_transform_comes_after_the_normalizer(name, gaussianizer):
 def test_noise_is_scaled_by_the_set_and_only_in_training(name):
     layer = quiet(made(name, noise=0.5, gaussianizer=Identity()))
     plain, unit = quiet(made(name)), SETS[name]
-    u = images((64, 20, 5) if name == "rms" else (16, 5, 20, 20),
-               dtype=torch.float32)
+    u = images(
+        (64, 20, 5) if name == "rms" else (16, 5, 20, 20), dtype=torch.float32
+    )
     torch.manual_seed(0)
     added = layer(u) - plain(u)
     h = plain(u).detach()
@@ -440,16 +542,21 @@ def test_gradients_are_those_of_finite_differences(name):
     shape = {"rms": (3, 2, 5), "evonorm": (2, 5, 3, 1)}.get(name, (2, 5, 3))
     for options in ({}, {"gaussianizer": Power()}):
         layer = quiet(made(name, **options).double())
-        if name == "renorm":                # what is constant to its gradient
+        if name == "renorm":  # what is constant to its gradient
             layer.r_max, layer.d_max = 1.0, 0.0
         for training in (True, False):
             layer.train(training)
 
             def f(u, *p):
-                return torch.func.functional_call(layer, dict(zip(
-                    [n for n, _ in layer.named_parameters()], p)), (u,))
+                return torch.func.functional_call(
+                    layer,
+                    dict(zip([n for n, _ in layer.named_parameters()], p)),
+                    (u,),
+                )
+
             assert torch.autograd.gradcheck(
-                f, (images(shape).requires_grad_(), *layer.parameters()))
+                f, (images(shape).requires_grad_(), *layer.parameters())
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -461,8 +568,9 @@ def test_under_autocast_a_model_runs_and_statistics_are_wide(name, dtype):
     torch.manual_seed(0)
     layer = quiet(made(name, gaussianizer=Power()))
     beside = nn.RMSNorm(5) if name == "rms" else nn.BatchNorm2d(5)
-    u = images((5, 3, 5) if name == "rms" else (3, 5, 2, 7),
-               dtype=torch.float32).requires_grad_()
+    u = images(
+        (5, 3, 5) if name == "rms" else (3, 5, 2, 7), dtype=torch.float32
+    ).requires_grad_()
     first = nn.Linear(5, 5) if name == "rms" else nn.Conv2d(5, 5, 1)
     with torch.autocast("cpu", dtype=dtype):
         x = first(u)
@@ -500,8 +608,9 @@ def test_it_compiles(name):
     u = images(shape, dtype=torch.float32).requires_grad_()
     twin = copy.deepcopy(layer)
     # averages that a gradient depends on are read between two graphs
-    compiled = torch.compile(twin, fullgraph=name != "renorm",
-                             backend="aot_eager")
+    compiled = torch.compile(
+        twin, fullgraph=name != "renorm", backend="aot_eager"
+    )
     for training in (True, False):
         layer.train(training), twin.train(training)
         found = []
@@ -517,8 +626,9 @@ def test_a_layer_norm_beside_the_root_mean_square():
     u = images((5, 7))
     centred = u - u.mean(1, keepdim=True)
     layer = RootMeanSquareNorm(7, 1e-5).double()
-    torch.testing.assert_close(layer(centred), layer_normal_norm(
-        u, (7,), alpha=0.0))
+    torch.testing.assert_close(
+        layer(centred), layer_normal_norm(u, (7,), alpha=0.0)
+    )
     assert not torch.allclose(layer(u), layer(centred), rtol=0.1)
 
 
@@ -539,12 +649,12 @@ def renormalized(u, mean, std, r_max, d_max, eps):
     return out, now
 
 
-@pytest.mark.parametrize("bounds", [(1.0, 0.0), (1.3, 0.4), (3.0, 5.0)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "bounds", [(1.0, 0.0), (1.3, 0.4), (3.0, 5.0)], ids=str
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_renormalization_is_its_algorithm(shape, bounds):
-    layer = BatchReNorm(5, 0.01, 0.2, r_max=bounds[0],
-                        d_max=bounds[1]).double()
+    layer = BatchReNorm(5, 0.01, 0.2, r_max=bounds[0], d_max=bounds[1]).double()
     moved(layer)
     wide = lambda p: p.view(-1, *(1,) * (len(shape) - 2))
     affine = lambda x: x * wide(layer.weight) + wide(layer.bias)
@@ -553,8 +663,10 @@ def test_renormalization_is_its_algorithm(shape, bounds):
         u = images(shape, seed)
         expected, now = renormalized(u, mean, std, *bounds, 0.01)
         torch.testing.assert_close(layer(u), affine(expected))
-        mean, std = ([0.8 * a + 0.2 * n[i] for a, n in zip(old, now)]
-                     for i, old in enumerate((mean, std)))
+        mean, std = (
+            [0.8 * a + 0.2 * n[i] for a, n in zip(old, now)]
+            for i, old in enumerate((mean, std))
+        )
     torch.testing.assert_close(layer.running_mean.tolist(), mean)
     torch.testing.assert_close(layer.running_std.tolist(), std)
     assert layer.num_batches_tracked == 3
@@ -568,8 +680,11 @@ def test_without_correction_renormalization_is_pytorch_s_batch_norm():
         u = images(seed=seed, dtype=torch.float32).requires_grad_()
         found = [f(u) for f in (ours, theirs)]
         torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(*(torch.autograd.grad(
-            y.sin().sum(), u)[0] for y in found), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(y.sin().sum(), u)[0] for y in found),
+            rtol=1e-4,
+            atol=1e-5,
+        )
     torch.testing.assert_close(ours.running_mean, theirs.running_mean)
 
 
@@ -578,7 +693,7 @@ def test_renormalization_refuses_and_forgets():
         with pytest.raises(ValueError, match="expected r_max of at least 1"):
             BatchReNorm(3, **options)
     layer = BatchReNorm(3, momentum=None)
-    layer.r_max = 0.2                       # found out when it is used
+    layer.r_max = 0.2  # found out when it is used
     with pytest.raises(ValueError, match="r_max=0.2"):
         layer(torch.randn(4, 3))
     layer.r_max = 3.0
@@ -586,9 +701,16 @@ def test_renormalization_refuses_and_forgets():
         layer(torch.randn(1, 3))
     for seed in range(2):
         layer(images((4, 3), seed, torch.float32))
-    torch.testing.assert_close(layer.running_std, sum(
-        (images((4, 3), seed, torch.float32).var(0, correction=0)
-         + 1e-5).sqrt() for seed in range(2)) / 2)
+    torch.testing.assert_close(
+        layer.running_std,
+        sum(
+            (
+                images((4, 3), seed, torch.float32).var(0, correction=0) + 1e-5
+            ).sqrt()
+            for seed in range(2)
+        )
+        / 2,
+    )
     before = layer.running_std.clone()
     bad = torch.randn(4, 3)
     bad[0, 1] = torch.inf
@@ -601,21 +723,31 @@ def test_renormalization_refuses_and_forgets():
 
 
 @pytest.mark.parametrize("apply_act", [True, False])
-@pytest.mark.parametrize("dtype, tolerance", [
-    (torch.float64, 1e-5), (torch.float32, 2e-6), (torch.bfloat16, 6e-2),
-    (torch.float16, 6e-3)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, tolerance",
+    [
+        (torch.float64, 1e-5),
+        (torch.float32, 2e-6),
+        (torch.bfloat16, 6e-2),
+        (torch.float16, 6e-3),
+    ],
+    ids=str,
+)
 def test_evonorm_is_timm_s(dtype, tolerance, apply_act):
     layers = installed("timm.layers")
-    theirs = moved(layers.EvoNorm2dS0(
-        6, groups=3, apply_act=apply_act).to(dtype))
+    theirs = moved(
+        layers.EvoNorm2dS0(6, groups=3, apply_act=apply_act).to(dtype)
+    )
     ours = EvoNorm2d(6, 3, apply_act).to(dtype)
     ours.load_state_dict(theirs.state_dict())
     u = (images((3, 6, 2, 7)) - 1).to(dtype).requires_grad_()
     found = [f(u) for f in (ours, theirs)]
     torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
     if dtype is torch.float32:
-        grads = [torch.autograd.grad(y.sin().sum(), (u, *f.parameters()))
-                 for y, f in zip(found, (ours, theirs))]
+        grads = [
+            torch.autograd.grad(y.sin().sum(), (u, *f.parameters()))
+            for y, f in zip(found, (ours, theirs))
+        ]
         for a, b in zip(*grads):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
@@ -656,8 +788,9 @@ def test_propagation_is_its_formula(shape):
     wide = lambda p: p.view(-1, *(1,) * (len(shape) - 2))
     y = (u * wide(layer.weight) + wide(layer.bias)).clamp(min=0)
     torch.testing.assert_close(
-        layer(u), (y - 0.3989422804014327) / (
-            0.5 - 0.3989422804014327**2) ** 0.5)
+        layer(u),
+        (y - 0.3989422804014327) / (0.5 - 0.3989422804014327**2) ** 0.5,
+    )
     assert torch.equal(layer.eval()(u), layer(u))
     with pytest.raises(ValueError, match="num_features=5"):
         layer(images((3, 4)))
@@ -674,13 +807,13 @@ def test_the_axes_of_a_point_are_those_of_its_layer(name):
     point, shape = NORMALIZERS[name], (3, 6, 2, 5)
     layer = point.make(shape[1:]).double()
     quiet(layer)
-    if name == "renorm":            # else the batch's statistics cancel
+    if name == "renorm":  # else the batch's statistics cancel
         layer.r_max, layer.d_max = 1.0, 0.0
     u = images(shape)
     bumped = u.clone()
     bumped[0, 0, 0, 0] += 1
     changed = layer(u) != layer(bumped)
-    if name == "IterNorm":                  # a matrix: the channels of a group
+    if name == "IterNorm":  # a matrix: the channels of a group
         assert changed.all()
         return
 
@@ -688,13 +821,17 @@ def test_the_axes_of_a_point_are_those_of_its_layer(name):
         "Of the set that each element belongs to."
         if letters == "–":
             return torch.arange(u.numel()).view(shape)
-        of = [torch.arange(n).view([-1 if d == i else 1 for d in range(4)])
-              for i, n in enumerate(shape)]
+        of = [
+            torch.arange(n).view([-1 if d == i else 1 for d in range(4)])
+            for i, n in enumerate(shape)
+        ]
         found = torch.zeros(shape, dtype=torch.long)
         for letter, part, n in zip("NCHW", of, shape):
             if letter == "C" and "C/G" in letters:
-                part = part // (6 // getattr(
-                    layer, "num_groups", getattr(layer, "groups", 0)))
+                part = part // (
+                    6
+                    // getattr(layer, "num_groups", getattr(layer, "groups", 0))
+                )
             elif letter in letters.split():
                 continue
             found = found * n + part
@@ -702,4 +839,5 @@ def test_the_axes_of_a_point_are_those_of_its_layer(name):
 
     mean, scale = number(point.mean), number(point.deviation)
     assert torch.equal(
-        changed, torch.isin(scale, scale[mean == mean[0, 0, 0, 0]]))
+        changed, torch.isin(scale, scale[mean == mean[0, 0, 0, 0]])
+    )

@@ -1,6 +1,7 @@
 """Batch size, initial scale, learning rate: what a network of the sweeps is,
 what its curve comes to, and what a criterion says of made-up rows.
 """
+
 import math
 
 import pytest
@@ -34,10 +35,18 @@ from normalnorm.experiments.statistics import Summary
 @pytest.mark.parametrize("norm", NORMS)
 def test_first_weights_do_not_depend_on_the_normalizer(norm):
     ours, none = (
-        [m.weight for m in plain_network(kind, 2.0, seed=3).modules()
-         if isinstance(m, nn.Conv2d)] for kind in (norm, "none"))
-    halves = [m.weight for m in plain_network("none", seed=3).modules()
-              if isinstance(m, nn.Conv2d)]
+        [
+            m.weight
+            for m in plain_network(kind, 2.0, seed=3).modules()
+            if isinstance(m, nn.Conv2d)
+        ]
+        for kind in (norm, "none")
+    )
+    halves = [
+        m.weight
+        for m in plain_network("none", seed=3).modules()
+        if isinstance(m, nn.Conv2d)
+    ]
     assert len(ours) == 6
     for w, v, half in zip(ours, none, halves):
         torch.testing.assert_close(w, v)
@@ -45,10 +54,21 @@ def test_first_weights_do_not_depend_on_the_normalizer(norm):
 
 
 def test_groups_of_the_normalizers():
-    groups = {norm: [m.num_groups for m in plain_network(norm)
-                     if isinstance(m, nn.GroupNorm)] for norm in NORMS}
-    assert groups == {"BN": [], "LN": [1] * 6, "GN": [4] * 6, "WN": [],
-                      "none": []}
+    groups = {
+        norm: [
+            m.num_groups
+            for m in plain_network(norm)
+            if isinstance(m, nn.GroupNorm)
+        ]
+        for norm in NORMS
+    }
+    assert groups == {
+        "BN": [],
+        "LN": [1] * 6,
+        "GN": [4] * 6,
+        "WN": [],
+        "none": [],
+    }
 
 
 def test_looking_changes_nothing_and_takes_the_statistics_of_the_images():
@@ -60,62 +80,109 @@ def test_looking_changes_nothing_and_takes_the_statistics_of_the_images():
     assert not any(m.training for m in model.modules())
     inner = model.train()[:3](images)
     torch.testing.assert_close(found[0][0], inner.mean((0, 2, 3)))
-    torch.testing.assert_close(
-        found[0][1], inner.std((0, 2, 3), correction=0))
+    torch.testing.assert_close(found[0][1], inner.std((0, 2, 3), correction=0))
 
 
 def test_a_shift_is_in_deviations_and_leaves_out_constants():
     mean, deviation = torch.zeros(3), torch.tensor([1.0, 2.0, 0.0])
     after = (torch.tensor([3.0, 8.0, 5.0]), deviation)
     assert input_shift([(mean, deviation)], [after]) == pytest.approx(
-        math.sqrt((9 + 16) / 2))
+        math.sqrt((9 + 16) / 2)
+    )
     assert math.isnan(input_shift([(mean, 0 * deviation)], [after]))
 
 
 def test_points_move_one_factor():
-    for recipe, moved in ((learning_rate_sweep, {"lr"}),
-                          (initial_scale_sweep, {"scale"}),
-                          (batch_size_sweep, {"lr", "batch", "steps"})):
+    for recipe, moved in (
+        (learning_rate_sweep, {"lr"}),
+        (initial_scale_sweep, {"scale"}),
+        (batch_size_sweep, {"lr", "batch", "steps"}),
+    ):
         config = recipe.arms("book")["BN"]
         for point in points(config):
             assert {k for k in point if point[k] != config[k]} <= moved
     config = batch_size_sweep.arms("book")["BN"]
     assert {p["batch"] for p in points(config)} == {2**k for k in range(1, 9)}
-    epochs = {(p["batch"], p["steps"]): p["batch"] * p["steps"] / 512
-              for p in points(config)}
+    epochs = {
+        (p["batch"], p["steps"]): p["batch"] * p["steps"] / 512
+        for p in points(config)
+    }
     assert epochs[256, 32] == epochs[32, 256] == 16
 
 
 def test_what_a_curve_comes_to():
-    curve = [{"lr": lr, "loss": loss, "validation_loss": loss, "error": 10 * lr,
-              "steps": steps, "shift": shift} for lr, loss, steps, shift in (
-        (0.01, 1.2, 256, 0.1), (0.03, 0.5, 128, 0.2), (0.1, 0.9, 64, 0.3),
-        (1.0, 9.0, 256, None))]
+    curve = [
+        {
+            "lr": lr,
+            "loss": loss,
+            "validation_loss": loss,
+            "error": 10 * lr,
+            "steps": steps,
+            "shift": shift,
+        }
+        for lr, loss, steps, shift in (
+            (0.01, 1.2, 256, 0.1),
+            (0.03, 0.5, 128, 0.2),
+            (0.1, 0.9, 64, 0.3),
+            (1.0, 9.0, 256, None),
+        )
+    ]
     config = {"values": [0.01, 0.03, 0.1, 1.0], "lr": 0.03}
-    assert of_rates(config, curve) == pytest.approx({
-        "highest": -1, "error": 0.3, "best": math.log10(0.03), "steps": 6,
-        "shift": 0.2, "shift_tuned": 0.2})
+    assert of_rates(config, curve) == pytest.approx(
+        {
+            "highest": -1,
+            "error": 0.3,
+            "best": math.log10(0.03),
+            "steps": 6,
+            "shift": 0.2,
+            "shift_tuned": 0.2,
+        }
+    )
     assert of_rates(config, [p | {"loss": 2.0} for p in curve])[
-        "highest"] == pytest.approx(-2.5)
+        "highest"
+    ] == pytest.approx(-2.5)
     assert of_scales({}, curve) == {"trains": 1.0, "worst": 9.0}
-    curve = [{"batch": b, "steps": s, "lr": 0.1, "validation_loss": 1.0,
-              "error": e} for b, s, e in (
-        (2, 256, 60.0), (32, 256, 30.0), (256, 256, 31.0), (256, 32, 35.0))]
-    found = of_batches({"batch": 32, "steps": 256, "values": [2, 32, 256]},
-                       curve)
+    curve = [
+        {"batch": b, "steps": s, "lr": 0.1, "validation_loss": 1.0, "error": e}
+        for b, s, e in (
+            (2, 256, 60.0),
+            (32, 256, 30.0),
+            (256, 256, 31.0),
+            (256, 32, 35.0),
+        )
+    ]
+    found = of_batches(
+        {"batch": 32, "steps": 256, "values": [2, 32, 256]}, curve
+    )
     assert (found["small"], found["large"], found["epochs"]) == (30, 1, 5)
     assert chosen(curve, batch=2)["error"] == 60
 
 
-@pytest.mark.parametrize("effect, noise, outcome", [
-    (-2.0, 0.1, "met"), (2.0, 0.1, "opposite"), (0.0, 0.1, "no difference"),
-    (0.0, 3.0, "open")])
+@pytest.mark.parametrize(
+    "effect, noise, outcome",
+    [
+        (-2.0, 0.1, "met"),
+        (2.0, 0.1, "opposite"),
+        (0.0, 0.1, "no difference"),
+        (0.0, 3.0, "open"),
+    ],
+)
 def test_outcomes_of_a_criterion(effect, noise, outcome):
-    rows = [{"arm": arm, "seed": s, "metrics": {"steps": s + (
-        effect + noise * (-1) ** s * (1 + s / 9)) * (arm != "none")}}
-            for arm in NORMS for s in range(6)]
-    assert {v.outcome for v in judge(CRITERIA["uf-faster"], lambda _: rows)
-            } == {outcome}
+    rows = [
+        {
+            "arm": arm,
+            "seed": s,
+            "metrics": {
+                "steps": s
+                + (effect + noise * (-1) ** s * (1 + s / 9)) * (arm != "none")
+            },
+        }
+        for arm in NORMS
+        for s in range(6)
+    ]
+    assert {
+        v.outcome for v in judge(CRITERIA["uf-faster"], lambda _: rows)
+    } == {outcome}
 
 
 def test_a_general_statement_holds_or_is_open():
@@ -129,7 +196,7 @@ def test_a_general_statement_holds_or_is_open():
 def test_a_row_and_the_same_again(recipe, tmp_path):
     assert recipe.unstated() == []
     results.run_recipe(recipe, "smoke", seeds=1, out=tmp_path, arms=["BN"])
-    row, = results.rows(recipe, "smoke", tmp_path)
+    (row,) = results.rows(recipe, "smoke", tmp_path)
     again = one_factor.run(recipe.arms("smoke")["BN"], 0)
     assert row["curve"] == again["curve"]
     assert row["metrics"] == again["metrics"]

@@ -1,6 +1,7 @@
 """The kernel's operators inside torch.compile: against PyTorch's own checks of
 an operator, against the definition in float64, against the layers uncompiled.
 """
+
 import subprocess
 import sys
 
@@ -23,15 +24,20 @@ from normalnorm.layers.normality import (
 from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.gradient import Identity, Power
 
-pytestmark = [FOLLOWS, pytest.mark.skipif(
-    not native.available(), reason="the kernel cannot be compiled here")]
+pytestmark = [
+    FOLLOWS,
+    pytest.mark.skipif(
+        not native.available(), reason="the kernel cannot be compiled here"
+    ),
+]
 SEED = torch.tensor(7)
 OPERATORS = getattr(torch.ops, operators._LIBRARY.ns)
 CASES = {  # shape, axes, shape of the weight, axis
     "layer": ((3, 5, 8), (-1,), (8,), None),
     "batch": ((4, 3, 5), (0, 2), (3,), 1),
     "no weight": ((6, 3), (0,), None, 1),
-    "a pattern without a traversal": ((3, 4, 5, 2), (0, 2), None, None)}
+    "a pattern without a traversal": ((3, 4, 5, 2), (0, 2), None, None),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +50,24 @@ def arguments(case, alpha=1.0, noise=0.4, kind="scaled", dtype=torch.float32):
     shape, dim, of, axis = CASES[case]
     torch.manual_seed(0)
     u = torch.randn(shape, dtype=dtype).exp().requires_grad_()
-    weight, bias = (None if of is None else
-                    torch.randn(of, dtype=dtype).requires_grad_()
-                    for _ in range(2))
-    return (u, weight, bias, SEED if noise else None, list(dim), axis, 1e-5,
-            noise, kind, alpha, 3, native.KEPT)
+    weight, bias = (
+        None if of is None else torch.randn(of, dtype=dtype).requires_grad_()
+        for _ in range(2)
+    )
+    return (
+        u,
+        weight,
+        bias,
+        SEED if noise else None,
+        list(dim),
+        axis,
+        1e-5,
+        noise,
+        kind,
+        alpha,
+        3,
+        native.KEPT,
+    )
 
 
 def detached(given):
@@ -56,8 +75,10 @@ def detached(given):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("alpha, noise, kind", [
-    (1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")])
+@pytest.mark.parametrize(
+    "alpha, noise, kind",
+    [(1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")],
+)
 def test_pytorch_accepts_the_operator(case, alpha, noise, kind):
     """Schema, fake kernel, derivative, and what AOT autograd makes of it, by
     `torch.library.opcheck`.
@@ -70,12 +91,15 @@ def test_pytorch_accepts_the_operator(case, alpha, noise, kind):
     out, numbers = OPERATORS.normalize(*given)
     torch.library.opcheck(
         OPERATORS.normalize_backward.default,
-        (out, u, weight, bias, numbers, *how, weight is not None, False))
+        (out, u, weight, bias, numbers, *how, weight is not None, False),
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("alpha, noise, kind", [
-    (1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")])
+@pytest.mark.parametrize(
+    "alpha, noise, kind",
+    [(1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")],
+)
 def test_the_operator_against_the_definition(case, alpha, noise, kind):
     "Result, statistics and gradients, in float64, from the same seed."
     given = arguments(case, alpha, noise, kind)
@@ -84,43 +108,67 @@ def test_the_operator_against_the_definition(case, alpha, noise, kind):
     leaves = [t for t in (u, weight, bias) if t is not None]
     g = torch.randn_like(out)
     found = torch.autograd.grad(out, leaves, g)
-    exact = [t if t is None else t.detach().double().requires_grad_()
-             for t in (u, weight, bias)]
-    wide = [exact[0], *(
-        t if t is None or axis is None else t.view(1, -1, *[1] * (u.ndim - 2))
-        for t in exact[1:])]
+    exact = [
+        t if t is None else t.detach().double().requires_grad_()
+        for t in (u, weight, bias)
+    ]
+    wide = [
+        exact[0],
+        *(
+            t
+            if t is None or axis is None
+            else t.view(1, -1, *[1] * (u.ndim - 2))
+            for t in exact[1:]
+        ),
+    ]
     rule = core.Rule(eps, noise, kind, Power(alpha) if alpha else Identity())
     reference, used = core.by_autograd(
-        wide[0], tuple(dim), rule, *wide[1:], seed, offset)
-    torch.testing.assert_close(
-        out.double(), reference, rtol=2e-4, atol=2e-5)
+        wide[0], tuple(dim), rule, *wide[1:], seed, offset
+    )
+    torch.testing.assert_close(out.double(), reference, rtol=2e-4, atol=2e-5)
     expected = torch.autograd.grad(
-        reference, [t for t in exact if t is not None], g.double())
+        reference, [t for t in exact if t is not None], g.double()
+    )
     for a, b in zip(found, expected):
         torch.testing.assert_close(a.double(), b, rtol=2e-3, atol=2e-4)
     n = used.mean.numel()
-    for a, b in zip(numbers.split(n), (used.mean, used.var,
-                                       *used.parameters)):
+    for a, b in zip(numbers.split(n), (used.mean, used.var, *used.parameters)):
         torch.testing.assert_close(
-            a.double(), b.flatten(), rtol=1e-4, atol=1e-5)
+            a.double(), b.flatten(), rtol=1e-4, atol=1e-5
+        )
 
 
 LAYERS = {
     "layer": (lambda **o: LayerNormalNorm(8, **o), (4, 5, 8)),
-    "layer, no affine": (lambda **o: LayerNormalNorm(
-        8, elementwise_affine=False, **o), (4, 8)),
+    "layer, no affine": (
+        lambda **o: LayerNormalNorm(8, elementwise_affine=False, **o),
+        (4, 8),
+    ),
     "batch": (lambda **o: BatchNormalNorm2d(3, **o), (4, 3, 5, 5)),
-    "batch, cumulative": (lambda **o: BatchNormalNorm2d(
-        3, momentum=None, **o), (4, 3, 5, 5)),
-    "batch, safeguard": (lambda **o: BatchNormalNorm2d(
-        3, safeguard=True, **o), (4, 3, 5, 5)),
+    "batch, cumulative": (
+        lambda **o: BatchNormalNorm2d(3, momentum=None, **o),
+        (4, 3, 5, 5),
+    ),
+    "batch, safeguard": (
+        lambda **o: BatchNormalNorm2d(3, safeguard=True, **o),
+        (4, 3, 5, 5),
+    ),
     "group": (lambda **o: GroupNormalNorm(2, 4, **o), (3, 4, 5, 5)),
-    "instance": (lambda **o: InstanceNormalNorm2d(
-        3, affine=True, track_running_stats=True, **o), (4, 3, 5, 5)),
-    "identity": (lambda **o: BatchNormalNorm2d(
-        3, gaussianizer=Identity(), **o), (4, 3, 5, 5)),
-    "chain": (lambda **o: LayerNormalNorm(
-        8, gaussianizer=Chain(), **o), (4, 8))}
+    "instance": (
+        lambda **o: InstanceNormalNorm2d(
+            3, affine=True, track_running_stats=True, **o
+        ),
+        (4, 3, 5, 5),
+    ),
+    "identity": (
+        lambda **o: BatchNormalNorm2d(3, gaussianizer=Identity(), **o),
+        (4, 3, 5, 5),
+    ),
+    "chain": (
+        lambda **o: LayerNormalNorm(8, gaussianizer=Chain(), **o),
+        (4, 8),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -149,6 +197,7 @@ def graph_of(function, *inputs):
     def keep(module, _):
         read.append(str(module.graph))
         return module.forward
+
     torch.compile(function, backend=keep, fullgraph=True)(*inputs)
     return "\n".join(read)
 
@@ -164,23 +213,31 @@ def test_who_gets_the_operator():
         with set_backend(chosen):
             assert "normalnorm.normalize" not in graph_of(layer, u)
     assert "normalnorm.normalize" not in graph_of(layer.double(), u.double())
-    for options in (dict(steps=2), dict(safeguard=True),
-                    dict(gaussianizer=Chain())):
+    for options in (
+        dict(steps=2),
+        dict(safeguard=True),
+        dict(gaussianizer=Chain()),
+    ):
         assert "normalnorm.normalize" not in graph_of(
-            LayerNormalNorm(8, **options), u)
+            LayerNormalNorm(8, **options), u
+        )
     assert "normalnorm.normalize" not in graph_of(
-        BatchNormalNorm2d(8).eval(), u[..., None, None])
+        BatchNormalNorm2d(8).eval(), u[..., None, None]
+    )
     plain = LayerNormalNorm(8, noise=0.0)
     slope = lambda v: torch.func.grad(lambda w: plain(w).sin().sum())(v)
     torch.testing.assert_close(
-        torch.compile(slope, fullgraph=True)(u), slope(u))
+        torch.compile(slope, fullgraph=True)(u), slope(u)
+    )
 
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cuda",)])
 @pytest.mark.parametrize("error", [RuntimeError, ImportError])
 def test_an_engine_that_cannot_be_had_takes_nothing_away(
-        monkeypatch, devices, error):
+    monkeypatch, devices, error
+):
     "Automatic ones, of this device or of another, before and after the kernel."
+
     def require():
         raise error("not on this machine")
 
@@ -188,12 +245,14 @@ def test_an_engine_that_cannot_be_had_takes_nothing_away(
     for names in (("toy", *known), (*known, "toy")):
         toy = backends.Engine()
         toy.name, toy.automatic, toy.require = "toy", devices, require
-        monkeypatch.setattr(backends, "_known", {
-            name: known.get(name, toy) for name in names})
+        monkeypatch.setattr(
+            backends, "_known", {name: known.get(name, toy) for name in names}
+        )
         torch.compiler.reset()
         with set_backend("auto"):
             assert "normalnorm.normalize" in graph_of(
-                LayerNormalNorm(8), torch.randn(4, 8))
+                LayerNormalNorm(8), torch.randn(4, 8)
+            )
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "running_var"])
@@ -201,9 +260,11 @@ def test_an_engine_that_cannot_be_had_takes_nothing_away(
 def test_what_does_not_fit_is_refused_by_name(name, wrong):
     "No operator takes it; the checks of the layer that is not compiled do."
     given = {name: wrong} | (
-        {"running_mean": torch.zeros(3)} if name == "running_var" else {})
-    run = torch.compile(lambda u: batch_normal_norm(u, training=True, **given),
-                        backend="eager")
+        {"running_mean": torch.zeros(3)} if name == "running_var" else {}
+    )
+    run = torch.compile(
+        lambda u: batch_normal_norm(u, training=True, **given), backend="eager"
+    )
     for function in (run, run.__wrapped__):
         with pytest.raises((ValueError, TypeError), match=f"{name} (has|is)"):
             function(torch.randn(4, 3, 2))
@@ -213,7 +274,9 @@ def test_no_operator_leaves_in_an_exported_program():
     for strict in (True, False):
         program = torch.export.export(
             nn.Sequential(nn.Linear(8, 8), LayerNormalNorm(8)).eval(),
-            (torch.randn(4, 8),), strict=strict)
+            (torch.randn(4, 8),),
+            strict=strict,
+        )
         assert "normalnorm" not in str(program.graph)
 
 
@@ -237,7 +300,8 @@ def test_the_noise_of_a_compiled_layer():
 def test_any_number_of_rows():
     "One program for several sizes, and shapes that the kernel refuses."
     run = torch.compile(
-        lambda x: layer_normal_norm(x, (8,)), dynamic=True, fullgraph=True)
+        lambda x: layer_normal_norm(x, (8,)), dynamic=True, fullgraph=True
+    )
     for rows in (4, 5, 19):
         u = torch.randn(rows, 8)
         torch.testing.assert_close(run(u), layer_normal_norm(u, (8,)))
@@ -249,9 +313,11 @@ def test_any_number_of_rows():
 
 def test_channels_last_and_half_precision():
     "The result lies as the input, whatever the compiler was told of it."
-    for u in (torch.randn(4, 6, 5, 5).to(memory_format=torch.channels_last),
-              torch.randn(4, 6, 5, 5, dtype=torch.bfloat16),
-              torch.randn(6, 4, 5, 5).transpose(0, 1)):
+    for u in (
+        torch.randn(4, 6, 5, 5).to(memory_format=torch.channels_last),
+        torch.randn(4, 6, 5, 5, dtype=torch.bfloat16),
+        torch.randn(6, 4, 5, 5).transpose(0, 1),
+    ):
         layer = BatchNormalNorm2d(6, noise=0.0).to(u.dtype)
         out = torch.compile(layer, fullgraph=True)(u)
         expected = layer(u)
@@ -274,7 +340,8 @@ def test_exponents_near_zero_in_each_engine(backend, lmbda):
         for sign in (1, -1):
             found, _ = normality_norm(sign * u, (1,), alpha=alpha)
             torch.testing.assert_close(
-                (sign * found).double(), out, rtol=2e-6, atol=2e-6)
+                (sign * found).double(), out, rtol=2e-6, atol=2e-6
+            )
 
 
 def test_without_a_compiler_the_definition_is_read():
@@ -282,7 +349,12 @@ def test_without_a_compiler_the_definition_is_read():
     it computed there by the fused definition.
     """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", """
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            """
 import torch
 from normalnorm.layers.engines import compiler, native
 error = compiler.CompilerError("none")
@@ -293,14 +365,21 @@ torch.manual_seed(0)
 u = torch.randn(4, 8)
 torch.testing.assert_close(
     torch.compile(layer, fullgraph=True, backend="aot_eager")(u), layer(u))
-"""], capture_output=True, text=True)
+""",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_fakes_tell_what_is_kept():
-    out, numbers = OPERATORS.normalize(*[
-        t.to("meta") if isinstance(t, torch.Tensor) else t
-        for t in arguments("batch")])
+    out, numbers = OPERATORS.normalize(
+        *[
+            t.to("meta") if isinstance(t, torch.Tensor) else t
+            for t in arguments("batch")
+        ]
+    )
     assert numbers.shape == (native.KEPT * 3,) and out.shape == (4, 3, 5)
 
 
@@ -309,10 +388,15 @@ FROZEN = {
     "columns": (lambda: BatchNormalNorm1d(3), (7, 3)),
     "channels last": (lambda: BatchNormalNorm2d(3), (4, 3, 5, 6)),
     "no affine": (lambda: BatchNormalNorm2d(3, affine=False), (4, 3, 5, 5)),
-    "identity": (lambda: BatchNormalNorm2d(3, gaussianizer=Identity()),
-                 (4, 3, 5, 5)),
-    "instance": (lambda: InstanceNormalNorm2d(
-        3, affine=True, track_running_stats=True), (4, 3, 5, 5))}
+    "identity": (
+        lambda: BatchNormalNorm2d(3, gaussianizer=Identity()),
+        (4, 3, 5, 5),
+    ),
+    "instance": (
+        lambda: InstanceNormalNorm2d(3, affine=True, track_running_stats=True),
+        (4, 3, 5, 5),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", FROZEN)
@@ -336,8 +420,9 @@ def test_a_compiled_frozen_layer(case, dtype):
         leaves = [u.clone().requires_grad_(), *layer.parameters()]
         out = function(leaves[0])
         torch.manual_seed(1)
-        found.append([out, *torch.autograd.grad(
-            out, leaves, torch.randn_like(out))])
+        found.append(
+            [out, *torch.autograd.grad(out, leaves, torch.randn_like(out))]
+        )
     for a, b in zip(*found):
         assert a.dtype == b.dtype and a.stride() == b.stride()
         torch.testing.assert_close(a, b, rtol=0, atol=0)
@@ -351,11 +436,14 @@ def test_frozen_layers_by_the_definition():
     mean, var, lmbda = torch.zeros(3), torch.ones(3), torch.full((3,), 1.3)
 
     def graph(u, *statistics):
-        return graph_of(lambda u: batch_normal_norm(
-            u, *statistics, training=False), u)
+        return graph_of(
+            lambda u: batch_normal_norm(u, *statistics, training=False), u
+        )
+
     assert "normalnorm.evaluate" in graph(u, mean, var, lmbda)
     assert "normalnorm" not in graph(
-        u.double(), mean.double(), var.double(), lmbda.double())
+        u.double(), mean.double(), var.double(), lmbda.double()
+    )
     for learned in range(3):
         statistics = [mean.clone(), var.clone(), lmbda.clone()]
         statistics[learned].requires_grad_()
@@ -366,8 +454,9 @@ def test_frozen_layers_by_the_definition():
 def test_pytorch_accepts_the_operator_of_evaluation(weight):
     torch.manual_seed(0)
     u = torch.randn(4, 3, 5, requires_grad=True)
-    of = [torch.randn(3, requires_grad=True) if weight else None
-          for _ in range(2)]
+    of = [
+        torch.randn(3, requires_grad=True) if weight else None for _ in range(2)
+    ]
     statistics = torch.randn(3), torch.rand(3) + 0.5, torch.rand(3) + 0.5
     for lmbda in (statistics[2], None):
         given = (u, *of, *statistics[:2], lmbda, 1e-5)
@@ -375,20 +464,32 @@ def test_pytorch_accepts_the_operator_of_evaluation(weight):
         torch.library.opcheck(OPERATORS.evaluate.default, detached(given))
         torch.library.opcheck(
             OPERATORS.evaluate_backward.default,
-            detached((u, *given, weight, False)))
+            detached((u, *given, weight, False)),
+        )
     # and against the definition in float64
-    given = core.Statistics(*(s.double().view(1, 3, 1) for s in statistics[:2]),
-                            (statistics[2].double().view(1, 3, 1),))
-    wide = [t if t is None else t.detach().double().requires_grad_()
-            for t in (u, *of)]
+    given = core.Statistics(
+        *(s.double().view(1, 3, 1) for s in statistics[:2]),
+        (statistics[2].double().view(1, 3, 1),),
+    )
+    wide = [
+        t if t is None else t.detach().double().requires_grad_()
+        for t in (u, *of)
+    ]
     reference = core.normalize(
-        wide[0], (0, 2), core.Rule(1e-5),
-        *(t if t is None else t.view(1, 3, 1) for t in wide[1:]), given)[0]
+        wide[0],
+        (0, 2),
+        core.Rule(1e-5),
+        *(t if t is None else t.view(1, 3, 1) for t in wide[1:]),
+        given,
+    )[0]
     out = OPERATORS.evaluate_with_grad(u, *of, *statistics, 1e-5)
     g = torch.randn_like(out)
-    found, expected = (torch.autograd.grad(
-        y, [t for t in leaves if t is not None], g.to(y.dtype))
-        for y, leaves in ((out, (u, *of)), (reference, wide)))
+    found, expected = (
+        torch.autograd.grad(
+            y, [t for t in leaves if t is not None], g.to(y.dtype)
+        )
+        for y, leaves in ((out, (u, *of)), (reference, wide))
+    )
     for a, b in zip((out, *found), (reference, *expected)):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
@@ -407,14 +508,19 @@ def test_second_derivatives_of_an_operator_are_refused():
     "Inside the compiler there is a program for first ones alone."
     given = arguments("batch")
     out, _ = OPERATORS.normalize_with_grad(*given)
-    first, = torch.autograd.grad(out.sin().sum(), given[0], create_graph=True)
+    (first,) = torch.autograd.grad(out.sin().sum(), given[0], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
 
 
 def test_a_module_loaded_again_replaces_its_operators():
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", """
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            """
 import importlib
 import torch
 from normalnorm.layers.engines import native, operators
@@ -424,5 +530,9 @@ for _ in range(2):
     out, numbers = torch.ops.normalnorm.normalize_with_grad(u, *how)
     assert numbers[:3].tolist() == [2.0, 1.0, 1.0], numbers
     importlib.reload(operators)
-"""], capture_output=True, text=True)
+""",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr

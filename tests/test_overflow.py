@@ -2,6 +2,7 @@
 arbitrary precision, searches and the library's own code; beyond it values
 saturate.
 """
+
 import math
 
 import mpmath as mp
@@ -35,15 +36,18 @@ FLOAT32_LIMIT = math.log(torch.finfo(torch.float32).max)
 
 def exponents(k, lmbda, rho=1.0):
     "ηℓ of h = ρk."
-    return ((1 + torch.where(k < 0, -1.0, 1.0) * (lmbda - 1))
-            * (rho * k.abs()).log1p())
+    return (1 + torch.where(k < 0, -1.0, 1.0) * (lmbda - 1)) * (
+        rho * k.abs()
+    ).log1p()
 
 
 def law_exponents(atoms, shares, n):
     "ηℓ of a law of n elements, with the library's own estimate, in float64."
     weights = torch.tensor(shares, dtype=torch.float64)
-    law, u = (WeightedPoints(weights / weights.sum(), n),
-              torch.tensor(atoms, dtype=torch.float64))
+    law, u = (
+        WeightedPoints(weights / weights.sum(), n),
+        torch.tensor(atoms, dtype=torch.float64),
+    )
     var, mean = law.var_mean(u)
     k = (u - mean) / var.sqrt()
     return exponents(k, newton_lambda_standardized(k, law))
@@ -56,10 +60,16 @@ def test_enclosures_contain_the_functions():
     with mp.workdps(50):
         for i, x in enumerate(map(mp.mpf, a.tolist())):
             ell = mp.log1p(x)
-            assert (mp.mpf(float(phi.lo[i])) <= ((1 + x) * ell - x) / x
-                    <= mp.mpf(float(phi.hi[i])))
-            assert (mp.mpf(float(rho.lo[i])) <= 1 - (1 + x) * ell**2 / x**2
-                    <= mp.mpf(float(rho.hi[i])))
+            assert (
+                mp.mpf(float(phi.lo[i]))
+                <= ((1 + x) * ell - x) / x
+                <= mp.mpf(float(phi.hi[i]))
+            )
+            assert (
+                mp.mpf(float(rho.lo[i]))
+                <= 1 - (1 + x) * ell**2 / x**2
+                <= mp.mpf(float(rho.hi[i]))
+            )
 
 
 def test_least_curvature_is_below_the_function_and_not_far():
@@ -67,20 +77,28 @@ def test_least_curvature_is_below_the_function_and_not_far():
     m = np.linspace(0, 11, 301)
     found = _least_curvature(m[:-1], m[1:], 1e6, 600, Interval.ratio(1, 1))
     a = np.geomspace(1e-5, 1e8, 100_000)
-    phi, rho = ((1 + 1 / a) * np.log1p(a) - 1,
-                1 - (1 + a) * np.log1p(a) ** 2 / a**2)
+    phi, rho = (
+        (1 + 1 / a) * np.log1p(a) - 1,
+        1 - (1 + a) * np.log1p(a) ** 2 / a**2,
+    )
     for i in range(0, 300, 13):
-        exact = min((rho + (phi - slope) ** 2).min()
-                    for slope in np.linspace(m[i], m[i + 1], 5))
+        exact = min(
+            (rho + (phi - slope) ** 2).min()
+            for slope in np.linspace(m[i], m[i + 1], 5)
+        )
         assert exact - 0.06 < found[i] <= exact + 1e-12
 
 
 def test_bound_grows_with_the_unit_and_falls_with_the_cells():
-    bounds = [exponent_bound(n, points=200)
-              for n in (2, 10, 1000, 2**20, 2**29, 2**32, 10**12)]
+    bounds = [
+        exponent_bound(n, points=200)
+        for n in (2, 10, 1000, 2**20, 2**29, 2**32, 10**12)
+    ]
     assert all(a[0] > b[0] and a[1] < b[1] for a, b in zip(bounds, bounds[1:]))
-    coarse, fine = (exponent_bound(2**32, points=100),
-                    exponent_bound(2**32, points=900))
+    coarse, fine = (
+        exponent_bound(2**32, points=100),
+        exponent_bound(2**32, points=900),
+    )
     assert coarse[0] <= fine[0] and fine[1] <= coarse[1] < FLOAT32_LIMIT
 
 
@@ -91,19 +109,24 @@ def test_bound_is_the_maximum_that_it_encloses(n, share):
     """
     c, largest = 2 * (1 - math.log(2)) ** 2, math.sqrt(n)
     a = np.geomspace(1e-4, 4e5, 20_000)
-    phi, rho = (lambda a: (1 + 1 / a) * np.log1p(a) - 1,
-                lambda a: 1 - (1 + a) * np.log1p(a) ** 2 / a**2)
+    phi, rho = (
+        lambda a: (1 + 1 / a) * np.log1p(a) - 1,
+        lambda a: 1 - (1 + a) * np.log1p(a) ** 2 / a**2,
+    )
     m = np.linspace(0, float(phi(largest)), 400)
     least = np.array([(rho(a) + (phi(a) - slope) ** 2).min() for slope in m])
     far = np.geomspace(1e-2, largest, 1500)
     there = rho(far) + (phi(far) + m[:, None]) ** 2
     curvature = np.maximum(
-        c, least[:, None] + far**2 / n * (there - least[:, None]))
+        c, least[:, None] + far**2 / n * (there - least[:, None])
+    )
     high = ((1 + (m[:, None] + 0.5) / curvature) * np.log1p(far)).max()
     low = -(((m + 0.5) / np.maximum(c, least) - 1) * math.log1p(largest)).max()
     proved = exponent_bound(n)
-    assert (share * proved[1] < high <= proved[1]
-            and share * proved[0] > low >= proved[0])
+    assert (
+        share * proved[1] < high <= proved[1]
+        and share * proved[0] > low >= proved[0]
+    )
 
 
 @pytest.mark.parametrize("n", (2, 3, 5, 17, 200))
@@ -114,14 +137,20 @@ def test_samples_stay_within_the_bound(n):
     generator = torch.Generator().manual_seed(n)
     z = torch.randn(500, n, generator=generator, dtype=torch.float64)
     low, high = exponent_bound(n, points=200)
-    for u in (z, z**3, z.exp(), z**9,
-              torch.where(torch.arange(n) == 0, 10 * z.abs(), -z.exp())):
+    for u in (
+        z,
+        z**3,
+        z.exp(),
+        z**9,
+        torch.where(torch.arange(n) == 0, 10 * z.abs(), -z.exp()),
+    ):
         for sample in (u, -u):
             k = standardized(sample, -1)
             for options in ({}, {"alpha": 0.5}, {"safeguard": True}):
                 for rho in (1.0, 0.3):
                     found = exponents(
-                        k, newton_lambda_standardized(k, (-1,), **options), rho)
+                        k, newton_lambda_standardized(k, (-1,), **options), rho
+                    )
                     assert low <= found.min() and found.max() <= high
 
 
@@ -137,22 +166,37 @@ def test_searches_stay_within_the_bound(n):
 
     def law(p):
         shares = [1, 1 + math.exp(p[2]), 0.3 * n, 0.3 * n]
-        return law_exponents([-math.exp(p[0]), math.exp(p[1]), p[3], 0.0],
-                             shares, n)
+        return law_exponents(
+            [-math.exp(p[0]), math.exp(p[1]), p[3], 0.0], shares, n
+        )
 
     def objective(sign):
-        return (lambda p: 1e3 if not (0 < p[0] < half and 0 < p[1] < half
-                                      and -6 < p[2] < half and abs(p[3]) < 5)
-                    else -(sign * law(p)).max().item())
+        return lambda p: (
+            1e3
+            if not (
+                0 < p[0] < half
+                and 0 < p[1] < half
+                and -6 < p[2] < half
+                and abs(p[3]) < 5
+            )
+            else -(sign * law(p)).max().item()
+        )
 
-    starts = [[0.6 * half, half - 0.1, -3.0, 0.01],
-              [0.5 * half, 0.9 * half, -1.0, -0.3]]
-    largest = max(-scipy.optimize.minimize(
-                      objective(1), start, method="Nelder-Mead",
-                      options={"maxiter": 400}).fun for start in starts)
+    starts = [
+        [0.6 * half, half - 0.1, -3.0, 0.01],
+        [0.5 * half, 0.9 * half, -1.0, -0.3],
+    ]
+    largest = max(
+        -scipy.optimize.minimize(
+            objective(1), start, method="Nelder-Mead", options={"maxiter": 400}
+        ).fun
+        for start in starts
+    )
     assert largest <= high
-    smallest = min(law_exponents([1.0, 0.0], [1, n - 1], n).min().item(),
-                   min(law(start).min().item() for start in starts))
+    smallest = min(
+        law_exponents([1.0, 0.0], [1, n - 1], n).min().item(),
+        min(law(start).min().item() for start in starts),
+    )
     assert low <= smallest
     if n > 10**6:
         assert largest > 0.65 * high and smallest < 0.65 * low
@@ -177,27 +221,41 @@ def test_units_beyond_the_theorem_saturate(noise, sign):
     u = sign * torch.tensor([-1e5, 1e7, 0.0])
     law = WeightedPoints(torch.tensor([1e-11, 1e-11, 1 - 2e-11]), 10**11)
     out, statistics = normality_norm(
-        u, law, noise=noise, noise_kind="unscaled", seed=torch.tensor(1))
+        u, law, noise=noise, noise_kind="unscaled", seed=torch.tensor(1)
+    )
     assert out.isfinite().all() and out.abs().max() > 1e36
     wide, of = normality_norm(
-        u.double(), WeightedPoints(law.weights.double(), 10**11), noise=noise,
-        noise_kind="unscaled", seed=torch.tensor(1))
+        u.double(),
+        WeightedPoints(law.weights.double(), 10**11),
+        noise=noise,
+        noise_kind="unscaled",
+        seed=torch.tensor(1),
+    )
     assert wide.abs().max() > torch.finfo(torch.float32).max  # float64 holds it
     torch.testing.assert_close(out[1:].double(), wide[1:], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
-        statistics.lmbda.double(), of.lmbda, rtol=1e-4, atol=0)
+        statistics.lmbda.double(), of.lmbda, rtol=1e-4, atol=0
+    )
 
 
 @pytest.mark.parametrize(
-    "options", ({}, {"safeguard": True}, {"alpha": 0.3}, {"noise": 0.4}))
+    "options", ({}, {"safeguard": True}, {"alpha": 0.3}, {"noise": 0.4})
+)
 def test_the_safeguard_changes_nothing_else(options, monkeypatch):
     """Values bit for bit, gradients to rounding, of ordinary units with the
     limit at zero.
     """
     for power, scale in ((1, 1.0), (3, 100.0), (5, 1e-3)):
-        u = (scale * torch.randn(40, 6,
-                                 generator=torch.Generator().manual_seed(power),
-                                 dtype=torch.float64) ** power).requires_grad_()
+        u = (
+            scale
+            * torch.randn(
+                40,
+                6,
+                generator=torch.Generator().manual_seed(power),
+                dtype=torch.float64,
+            )
+            ** power
+        ).requires_grad_()
         g = torch.randn(40, 6, dtype=torch.float64)
         found = []
         for limit in (LARGEST_UNIT, 0):
@@ -206,17 +264,20 @@ def test_the_safeguard_changes_nothing_else(options, monkeypatch):
             found.append((out.detach(), torch.autograd.grad(out, u, g)[0]))
         assert torch.equal(found[0][0], found[1][0])
         torch.testing.assert_close(
-            found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
+            found[0][1], found[1][1], rtol=1e-9, atol=1e-12
+        )
 
 
 def test_who_may_overflow(monkeypatch):
     u = torch.randn(5, 3)
     law = WeightedPoints(torch.ones(3) / 3, LARGEST_UNIT + 1)
     assert closed(Power(), u, (0,)) and closed(
-        Power(), u, WeightedPoints(law.weights, LARGEST_UNIT))
+        Power(), u, WeightedPoints(law.weights, LARGEST_UNIT)
+    )
     assert not closed(Power(), u, law) and not closed(Power(steps=2), u, (0,))
     assert closed(Power(alpha=0.0).reduced(), u, law) and closed(
-        Power(alpha=0.0, steps=2).reduced(), u, (0,))
+        Power(alpha=0.0, steps=2).reduced(), u, (0,)
+    )
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert closed(Power(), u, law) and not closed(Power(steps=2), u, (0,))
 
@@ -229,25 +290,36 @@ def test_repeated_steps_that_run_away_stay_finite():
     u = torch.randn(200, 5000, generator=generator) ** 3
     u = torch.where(torch.rand(u.shape, generator=generator) < 0.1, 30 * u, u)
     out, statistics = by_autograd(u, (0,), Rule(gaussianizer=Power(steps=3)))
-    assert (statistics.lmbda.isfinite().all()
-            and statistics.lmbda.abs().max() > 30 and out.isfinite().all())
+    assert (
+        statistics.lmbda.isfinite().all()
+        and statistics.lmbda.abs().max() > 30
+        and out.isfinite().all()
+    )
     bare = yeo_johnson(
         (u - statistics.mean) * core.inverse_stds(statistics.var, 1e-5)[0],
-        statistics.lmbda)
+        statistics.lmbda,
+    )
     # values just below the limit are moved too
     ordinary = bare.abs().amax(0) < 1e30
-    assert bare.isinf().any() and ordinary.sum() > 4000 and torch.equal(
-        bare[:, ordinary], out[:, ordinary])
+    assert (
+        bare.isinf().any()
+        and ordinary.sum() > 4000
+        and torch.equal(bare[:, ordinary], out[:, ordinary])
+    )
 
 
 def test_a_law_is_a_sample():
     """Weights in whole multiples of 1/n give what the sample with repeated
     values gives: statistics, λ̂, values.
     """
-    counts, atoms = (torch.tensor([3, 1, 6]),
-                     torch.tensor([0.2, 5.0, -1.0], dtype=torch.float64))
-    law, sample = (WeightedPoints(counts.double() / 10, 10),
-                   atoms.repeat_interleave(counts))
+    counts, atoms = (
+        torch.tensor([3, 1, 6]),
+        torch.tensor([0.2, 5.0, -1.0], dtype=torch.float64),
+    )
+    law, sample = (
+        WeightedPoints(counts.double() / 10, 10),
+        atoms.repeat_interleave(counts),
+    )
     x, of_law = normality_norm(atoms, law)
     y, of_sample = normality_norm(sample, (0,))
     torch.testing.assert_close(x.repeat_interleave(counts), y)
@@ -260,14 +332,16 @@ def test_units_over_several_processes_saturate_too():
     """Beyond the bound values stop where float32 does, though they are not
     differentiated operation by operation there.
     """
+
     class Elsewhere(WeightedPoints):
         apart = True
 
     law = Elsewhere(torch.tensor([1e-11, 1e-11, 1 - 2e-11]), 10**11)
     u = torch.tensor([-1e5, 1e7, 0.0], requires_grad=True)
     out, found = core.normality_norm(u, law)
-    known, expected = core.normality_norm(u.detach(),
-                                          WeightedPoints(law.weights, law.n))
+    known, expected = core.normality_norm(
+        u.detach(), WeightedPoints(law.weights, law.n)
+    )
     assert torch.equal(out, known) and torch.equal(found.lmbda, expected.lmbda)
     assert out.isfinite().all() and out.abs().max() > 1e30
     assert "_Normalized" in type(out.grad_fn).__name__

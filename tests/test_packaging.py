@@ -1,4 +1,5 @@
 "The package that users install: what is in the wheel, what an import loads."
+
 import os
 import re
 import shutil
@@ -17,8 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -28,21 +30,27 @@ def carrying(once, plain_wheel):
     "The wheel of `make wheel`."
     if not compiler._levels() or not shutil.which("g++"):
         pytest.skip("the kernel is carried for Linux on x86-64, made by g++")
-    folder = once("carrying wheel", lambda making: packing.carrying(
-        plain_wheel, making))
-    wheel, = folder.glob("*.whl")
+    folder = once(
+        "carrying wheel", lambda making: packing.carrying(plain_wheel, making)
+    )
+    (wheel,) = folder.glob("*.whl")
     return wheel
 
 
 def test_hints_name_an_extra_that_there_is_and_no_package_of_an_index():
     "`normalnorm[…]` would be looked up where the name is not ours."
-    known = set(re.findall(r"(?m)^(\w+)_requirements =",
-                           (ROOT / "settings.ini").read_text(encoding="utf-8")))
+    known = set(
+        re.findall(
+            r"(?m)^(\w+)_requirements =",
+            (ROOT / "settings.ini").read_text(encoding="utf-8"),
+        )
+    )
     asked = set()
     for path in (ROOT / "normalnorm").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"normalnorm\[\w|pip install normalnorm",
-                             text), path
+        assert not re.search(r"normalnorm\[\w|pip install normalnorm", text), (
+            path
+        )
         asked |= set(re.findall(r"to_install\([\"'](\w+)", text))
     assert {"book", "experiments", "plots", "ray"} <= asked <= known
 
@@ -53,19 +61,30 @@ def test_wheel(plain_wheel):
     with zipfile.ZipFile(plain_wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(
-            next(n for n in names if n.endswith("METADATA"))).decode()
+            next(n for n in names if n.endswith("METADATA"))
+        ).decode()
         scripts = archive.read(
-            next(n for n in names if n.endswith("entry_points.txt"))).decode()
-    assert {"normalnorm/py.typed", "normalnorm/claims.py",
-            "normalnorm/checks/theory/newton.py"} <= set(names)
+            next(n for n in names if n.endswith("entry_points.txt"))
+        ).decode()
+    assert {
+        "normalnorm/py.typed",
+        "normalnorm/claims.py",
+        "normalnorm/checks/theory/newton.py",
+    } <= set(names)
     assert any(n.endswith(".npz") for n in names)
-    assert not any(n.startswith(("tests/", "tools/", "nbs/"))
-                   or n.endswith(".so") for n in names)
+    assert not any(
+        n.startswith(("tests/", "tools/", "nbs/")) or n.endswith(".so")
+        for n in names
+    )
     assert "normalnorm = normalnorm.cli:main" in scripts
-    required = [line for line in metadata.splitlines()
-                if line.startswith("Requires-Dist") and "extra ==" not in line]
-    assert (sorted(line.split(":")[1].split(">")[0].strip()
-                   for line in required) == ["numpy", "scipy", "torch"])
+    required = [
+        line
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist") and "extra ==" not in line
+    ]
+    assert sorted(
+        line.split(":")[1].split(">")[0].strip() for line in required
+    ) == ["numpy", "scipy", "torch"]
 
 
 @pytest.mark.book
@@ -73,31 +92,47 @@ def test_wheel_that_carries(plain_wheel, carrying):
     """The same and three files, each for a level and of this very source, with
     the names of an OpenMP runtime left open; the tag is that of the platform.
     """
-    with (zipfile.ZipFile(plain_wheel) as before,
-          zipfile.ZipFile(carrying) as after):
+    with (
+        zipfile.ZipFile(plain_wheel) as before,
+        zipfile.ZipFile(carrying) as after,
+    ):
         own = "normalnorm/layers/engines/carried/"
         files = {n: after.read(n) for n in after.namelist() if own in n}
-        about = {n for n in before.namelist()
-                 if n.endswith(("/WHEEL", "/RECORD"))}
-        assert ({n: before.read(n) for n in before.namelist()
-                 if n not in about}
-                == {n: after.read(n) for n in after.namelist()
-                    if n not in {*files, *about}})
+        about = {
+            n for n in before.namelist() if n.endswith(("/WHEEL", "/RECORD"))
+        }
+        assert {
+            n: before.read(n) for n in before.namelist() if n not in about
+        } == {
+            n: after.read(n)
+            for n in after.namelist()
+            if n not in {*files, *about}
+        }
         text = after.read(next(n for n in about if "WHEEL" in n)).decode()
         record = after.read(next(n for n in about if "RECORD" in n)).decode()
     source = ROOT / packing.KERNEL
     assert carrying.name.endswith("-py3-none-linux_x86_64.whl")
-    assert ("Tag: py3-none-linux_x86_64\n" in text and text.count("Tag:") == 1
-            and "Root-Is-Purelib: false\n" in text)
+    assert (
+        "Tag: py3-none-linux_x86_64\n" in text
+        and text.count("Tag:") == 1
+        and "Root-Is-Purelib: false\n" in text
+    )
     assert len(files) == 3 and all(name in record for name in files)
-    found = {re.fullmatch(
-        rf"{own}native-{compiler._carried_key(source.read_bytes(), level)}-"
-        rf"{level}-0-[0-9a-f]{{32}}\.so", name) and level
-        for name in files for level in compiler._LEVELS} - {None}
+    found = {
+        re.fullmatch(
+            rf"{own}native-{compiler._carried_key(source.read_bytes(), level)}-"
+            rf"{level}-0-[0-9a-f]{{32}}\.so",
+            name,
+        )
+        and level
+        for name in files
+        for level in compiler._LEVELS
+    } - {None}
     assert found == {*compiler._LEVELS}
     for content in files.values():
         assert b"GOMP_parallel" in content and not re.search(
-            rb"lib(gomp|omp|iomp5)\.so", content)
+            rb"lib(gomp|omp|iomp5)\.so", content
+        )
 
 
 LAYERS = r"""
@@ -151,28 +186,62 @@ def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
     gives, compiled by the same compiler.
     """
     levels, running = compiler._levels(), {}
-    usual = {k: v for k, v in os.environ.items()
-             if k not in ("CXX", "NORMALNORM_QUIET", "NORMALNORM_CACHE")}
+    usual = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("CXX", "NORMALNORM_QUIET", "NORMALNORM_CACHE")
+    }
 
     def start(level, folder, **environment):
         script = [sys.executable, "-c", textwrap.dedent(LAYERS)]
         return subprocess.Popen(
-            [*script, level, str(folder)], cwd=tmp_path, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=usual | {"PYTHONPATH": str(folder)} | environment)
-    for level in levels:        # the highest may be in the cache already
-        running[level] = start(level, ROOT, NORMALNORM_QUIET="1", **(
-            {} if level == levels[-1]
-            else {"NORMALNORM_CACHE": str(tmp_path / level)}))
-    target = once("installed wheel", lambda folder: subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
-         "--no-index", "--disable-pip-version-check", "--target", str(folder),
-         str(carrying)], check=True))
+            [*script, level, str(folder)],
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=usual | {"PYTHONPATH": str(folder)} | environment,
+        )
+
+    for level in levels:  # the highest may be in the cache already
+        running[level] = start(
+            level,
+            ROOT,
+            NORMALNORM_QUIET="1",
+            **(
+                {}
+                if level == levels[-1]
+                else {"NORMALNORM_CACHE": str(tmp_path / level)}
+            ),
+        )
+    target = once(
+        "installed wheel",
+        lambda folder: subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-index",
+                "--disable-pip-version-check",
+                "--target",
+                str(folder),
+                str(carrying),
+            ],
+            check=True,
+        ),
+    )
     empty = tmp_path / "empty"
     empty.mkdir()
     for level in levels:
-        done = start(level, target, PATH=str(empty),
-                     NORMALNORM_CACHE=str(empty / "cache"))
+        done = start(
+            level,
+            target,
+            PATH=str(empty),
+            NORMALNORM_CACHE=str(empty / "cache"),
+        )
         out, err = done.communicate(timeout=300)
         assert done.returncode == 0 and err == "", err
         assert not list(empty.iterdir()) and out.count("\n") == 31
@@ -198,23 +267,45 @@ def test_import_is_light():
     """`import normalnorm` loads neither torch nor anything heavy; using a layer
     loads torch, but no development tool and no plotting.
     """
-    assert python("import sys, normalnorm; print('torch' in sys.modules, "
-                  "'numpy' in sys.modules)") == "False False"
-    unwanted = ("nbdev", "fastcore", "matplotlib", "IPython", "nbformat",
-                "pandas", "sklearn", "scipy", "torchvision", "transformers",
-                "timm", "statsmodels", "numba")
-    loaded = python("import sys, torch; before = set(sys.modules); from "
-                    "normalnorm import BatchNormalNorm2d; print([m for m in "
-                    f"{unwanted} if m in set(sys.modules) - before])")
+    assert (
+        python(
+            "import sys, normalnorm; print('torch' in sys.modules, "
+            "'numpy' in sys.modules)"
+        )
+        == "False False"
+    )
+    unwanted = (
+        "nbdev",
+        "fastcore",
+        "matplotlib",
+        "IPython",
+        "nbformat",
+        "pandas",
+        "sklearn",
+        "scipy",
+        "torchvision",
+        "transformers",
+        "timm",
+        "statsmodels",
+        "numba",
+    )
+    loaded = python(
+        "import sys, torch; before = set(sys.modules); from "
+        "normalnorm import BatchNormalNorm2d; print([m for m in "
+        f"{unwanted} if m in set(sys.modules) - before])"
+    )
     assert loaded == "[]"
 
 
 def test_weight_decay_knows_layers_that_nothing_has_imported():
-    assert python(
-        "from torch import nn\n"
-        "from normalnorm.layers.weight_decay import no_weight_decay\n"
-        "print(sorted(no_weight_decay(nn.BatchNorm1d(3))))"
-    ) == "['bias', 'weight']"
+    assert (
+        python(
+            "from torch import nn\n"
+            "from normalnorm.layers.weight_decay import no_weight_decay\n"
+            "print(sorted(no_weight_decay(nn.BatchNorm1d(3))))"
+        )
+        == "['bias', 'weight']"
+    )
 
 
 def test_version():
@@ -222,11 +313,17 @@ def test_version():
 
 
 def test_command():
-    done = subprocess.run([sys.executable, "-c",
-                           "import sys; from normalnorm.cli import main; "
-                           "sys.exit(main(['verify', 'nn-yj-identity', "
-                           "'--mutants']))"],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from normalnorm.cli import main; "
+            "sys.exit(main(['verify', 'nn-yj-identity', "
+            "'--mutants']))",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and "mutant rejected" in done.stdout
 
 

@@ -1,11 +1,13 @@
 "Records that are made in parts: resumed, refused."
+
 import json
 
 import pytest
 import torch
 
-parts = pytest.importorskip("tools.parts",
-                            reason="the book's tools are not installed")
+parts = pytest.importorskip(
+    "tools.parts", reason="the book's tools are not installed"
+)
 pytestmark = pytest.mark.book
 
 
@@ -18,18 +20,28 @@ def record(tmp_path):
 
 def made(record, done, arguments=(), by="this", fails=""):
     "Runs a tool of three parts, which notes in `done` what it measures."
+
     def measure(name):
         def part():
             if name == fails:
                 raise KeyboardInterrupt
             done.append(name)
             return {"of": name}
+
         return part
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "code", lambda *of: by)
-        return parts.run("About this.\n\npython -m toy  more", record, [
-            (tuple(name.split("/")), measure(name)) for name in (
-                "a/1", "a/2", "b")], {"size": 3}, list(arguments))
+        return parts.run(
+            "About this.\n\npython -m toy  more",
+            record,
+            [
+                (tuple(name.split("/")), measure(name))
+                for name in ("a/1", "a/2", "b")
+            ],
+            {"size": 3},
+            list(arguments),
+        )
 
 
 def test_an_interrupted_record_goes_on(record):
@@ -68,5 +80,6 @@ def test_two_kinds_of_code_are_not_mixed(record, capsys):
     assert "a/1 was measured by other code" in capsys.readouterr().err
     assert record.read_bytes() == before
     made(record, done, ["--again"], by="other")
-    assert {p["code"] for p in json.loads(
-        record.read_text())["parts"]["a"].values()} == {"other"}
+    assert {
+        p["code"] for p in json.loads(record.read_text())["parts"]["a"].values()
+    } == {"other"}

@@ -2,6 +2,7 @@
 skipped where missing, never where broken, and imported by no module of the
 library.
 """
+
 import ast
 import re
 import sys
@@ -13,17 +14,25 @@ import peers
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = {"sklearn": "scikit-learn", "statsmodels": "statsmodels",
-         "pingouin": "pingouin", "dcor": "dcor", "transformers": "transformers",
-         "timm": "timm", "torchvision": "torchvision",
-         "curvlinops": "curvlinops-for-pytorch", "proxynorm": "proxynorm"}
+PEERS = {
+    "sklearn": "scikit-learn",
+    "statsmodels": "statsmodels",
+    "pingouin": "pingouin",
+    "dcor": "dcor",
+    "transformers": "transformers",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "curvlinops": "curvlinops-for-pytorch",
+    "proxynorm": "proxynorm",
+}
 
 
 def pins() -> dict[str, str]:
     "Package and pinned version, for this Python."
     found = {}
-    for line in ((ROOT / "constraints.txt").read_text(encoding="utf-8")
-                     .splitlines()):
+    for line in (
+        (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    ):
         if match := re.fullmatch(
             r'([\w.-]+)==([\w.]+)(?:; python_version (>=|<) "3\.11")?', line
         ):
@@ -43,8 +52,9 @@ def development() -> list[str]:
 
 
 def test_each_development_requirement_has_a_pin():
-    assert (set(development()) <= set(pins())
-            and set(PEERS.values()) <= set(development()))
+    assert set(development()) <= set(pins()) and set(PEERS.values()) <= set(
+        development()
+    )
 
 
 def test_no_peer_is_missing_where_the_tools_are():
@@ -63,20 +73,24 @@ def test_no_peer_is_missing_where_the_tools_are():
             found = version(package)
         except PackageNotFoundError:
             found = "missing"
-        if (found != wanted[package]
-                and (package != "torchvision"
-                     or version("torch").split("+")[0] == wanted["torch"])):
+        if found != wanted[package] and (
+            package != "torchvision"
+            or version("torch").split("+")[0] == wanted["torch"]
+        ):
             missing.append(f"{package}: {found}, expected {wanted[package]}")
     assert not missing, missing
 
 
 def test_a_missing_package_skips_and_a_broken_one_fails(tmp_path, monkeypatch):
     (tmp_path / "package_that_is_broken.py").write_text(
-        "raise RuntimeError('built for another torch')")
+        "raise RuntimeError('built for another torch')"
+    )
     (tmp_path / "package_that_works.py").write_text("answer = 42")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(pytest.skip.Exception,
-                       match="package_that_is_not_there is not installed"):
+    with pytest.raises(
+        pytest.skip.Exception,
+        match="package_that_is_not_there is not installed",
+    ):
         peers.installed("package_that_is_not_there.part")
     with pytest.raises(RuntimeError, match="another torch"):
         peers.installed("package_that_is_broken")
@@ -90,8 +104,10 @@ def test_torchvision_is_whole_or_declared():
     peers.installed("torchvision")
     models, kept = peers.installed("torchvision.models"), len(peers.DECLARED)
     peers.installed("timm"), peers.installed("transformers")
-    assert (len(peers.DECLARED) == kept <= 1
-            and peers.installed("torchvision.models") is models)
+    assert (
+        len(peers.DECLARED) == kept <= 1
+        and peers.installed("torchvision.models") is models
+    )
 
 
 def test_no_module_of_the_library_imports_a_peer():
@@ -99,10 +115,16 @@ def test_no_module_of_the_library_imports_a_peer():
     found = []
     for path in sorted((ROOT / "normalnorm").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = ([a.name for a in node.names]
-                     if isinstance(node, ast.Import) else [node.module or ""]
-                     if isinstance(node, ast.ImportFrom) else [])
-            found += [f"{path.relative_to(ROOT)}, line {node.lineno}: {name}"
-                      for name in names
-                      if name.split(".")[0] in {*PEERS, "numba"}]
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            found += [
+                f"{path.relative_to(ROOT)}, line {node.lineno}: {name}"
+                for name in names
+                if name.split(".")[0] in {*PEERS, "numba"}
+            ]
     assert not found, found

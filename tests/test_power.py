@@ -1,6 +1,7 @@
 """The power decomposition: shapes, dtypes, pieces, hooks, errors. What it
 computes is checked by the claims of its chapter.
 """
+
 import copy
 
 import pytest
@@ -11,15 +12,21 @@ from normalnorm.analysis import power
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 7), (2, 3, 5, 7),
-                                   (2, 3, 2, 5, 7), (1, 1, 1)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64,
-                                   torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [(5, 3), (5, 3, 7), (2, 3, 5, 7), (2, 3, 2, 5, 7), (1, 1, 1)]
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16]
+)
 def test_shapes_and_dtypes(shape, dtype):
     y = torch.randn(shape).to(dtype).requires_grad_()
     found = power.power_decomposition(y)
-    assert all(p.shape == (shape[1],) and p.dtype == torch.float64
-               and not p.requires_grad for p in found)
+    assert all(
+        p.shape == (shape[1],)
+        and p.dtype == torch.float64
+        and not p.requires_grad
+        for p in found
+    )
     flat = y.detach().double().transpose(0, 1).flatten(1)
     torch.testing.assert_close(found.total, flat.square().mean(1))
     layer = found.layer()
@@ -28,14 +35,18 @@ def test_shapes_and_dtypes(shape, dtype):
         assert found.p3.max() == found.p4.max() == 0
 
 
-@pytest.mark.parametrize("bad, error, says", [
-    ([1.0], TypeError, "given list"),
-    (torch.ones(2, 3, dtype=torch.int64), TypeError, "int64"),
-    (torch.ones(2, 3, dtype=torch.complex64), TypeError, "complex64"),
-    (torch.ones(3), ValueError, r"\(3,\): expected \(N, C"),
-    (torch.ones(0, 3, 2), ValueError, "at least one"),
-    (torch.ones(2, 3, 0), ValueError, "at least one"),
-    (torch.tensor([[1.0, float("nan")]]), ValueError, "NaN or an infinity")])
+@pytest.mark.parametrize(
+    "bad, error, says",
+    [
+        ([1.0], TypeError, "given list"),
+        (torch.ones(2, 3, dtype=torch.int64), TypeError, "int64"),
+        (torch.ones(2, 3, dtype=torch.complex64), TypeError, "complex64"),
+        (torch.ones(3), ValueError, r"\(3,\): expected \(N, C"),
+        (torch.ones(0, 3, 2), ValueError, "at least one"),
+        (torch.ones(2, 3, 0), ValueError, "at least one"),
+        (torch.tensor([[1.0, float("nan")]]), ValueError, "NaN or an infinity"),
+    ],
+)
 def test_what_has_no_power(bad, error, says):
     with pytest.raises(error, match=says):
         power.power_decomposition(bad)
@@ -48,7 +59,7 @@ def test_meter_refuses_another_layer_and_an_empty_set():
     meter.update(torch.ones(2, 3, 5))
     with pytest.raises(ValueError, match="4 channels after 2 images of 3"):
         meter.update(torch.ones(2, 4, 5))
-    meter.update(torch.zeros(2, 3, 2))      # another size of image is fine
+    meter.update(torch.zeros(2, 3, 2))  # another size of image is fine
     assert meter.images == 4
     assert meter.compute().p2.tolist() == [0.25] * 3
 
@@ -56,9 +67,17 @@ def test_meter_refuses_another_layer_and_an_empty_set():
 def net():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True),
-        nn.Dropout(0.5), nn.Conv2d(6, 4, 3), BatchNormalNorm2d(4, noise=1.0),
-        nn.Flatten(2), LayerNormalNorm(16), nn.Flatten(), nn.Linear(64, 2))
+        nn.Conv2d(1, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Conv2d(6, 4, 3),
+        BatchNormalNorm2d(4, noise=1.0),
+        nn.Flatten(2),
+        LayerNormalNorm(16),
+        nn.Flatten(),
+        nn.Linear(64, 2),
+    )
     for p in model.parameters():
         nn.init.normal_(p)
     return model
@@ -77,8 +96,9 @@ def test_model_is_left_alone_and_pieces_do_not_matter():
         pieces = list(zip(x.split(cut), targets.split(cut)))
         found = power.model_power(model, pieces)
         for one, two in zip(whole.values(), found.values()):
-            torch.testing.assert_close(torch.stack(one), torch.stack(two),
-                                       rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                torch.stack(one), torch.stack(two), rtol=1e-4, atol=1e-6
+            )
     assert all((v == state[k]).all() for k, v in model.state_dict().items())
     assert model.training and not any(m._forward_hooks for m in model.modules())
 
@@ -86,29 +106,40 @@ def test_model_is_left_alone_and_pieces_do_not_matter():
 def test_batch_statistics_and_evaluation():
     model, x = net(), 3 + torch.randn(10, 1, 8, 8)
     own = power.model_power(model, x, batch_statistics=True)["1"]
-    torch.testing.assert_close(own.total, torch.ones(6, dtype=torch.float64),
-                               rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        own.total, torch.ones(6, dtype=torch.float64), rtol=1e-3, atol=0
+    )
     assert own.p1.max() < 1e-9
     # averages of no data
     assert power.model_power(model, x)["1"].p1.max() > 0.1
     again = power.model_power(model, x, batch_statistics=True)
     for one, two in zip(own, again["1"]):
-        assert (one == two).all()       # no noise, no dropout
+        assert (one == two).all()  # no noise, no dropout
 
 
 def test_places_are_measured_by_what_they_return():
     model, x = net().eval(), torch.randn(5, 1, 8, 8)
     found = power.model_power(model, x, places=["4", "0", "0"])
     assert list(found) == ["0", "4"]
-    torch.testing.assert_close(torch.stack(found["0"]), torch.stack(
-        power.power_decomposition(model[0](x))))
+    torch.testing.assert_close(
+        torch.stack(found["0"]),
+        torch.stack(power.power_decomposition(model[0](x))),
+    )
 
 
-@pytest.mark.parametrize("model, inputs, options, says", [
-    (nn.ReLU(), torch.ones(2, 3), {}, "no normalizer: name"),
-    (nn.Sequential(nn.ReLU()), torch.ones(2, 3), {"places": ["1"]},
-     "no module '1'"),
-    (nn.Sequential(nn.ReLU()), [], {"places": ["0"]}, "inputs are empty")])
+@pytest.mark.parametrize(
+    "model, inputs, options, says",
+    [
+        (nn.ReLU(), torch.ones(2, 3), {}, "no normalizer: name"),
+        (
+            nn.Sequential(nn.ReLU()),
+            torch.ones(2, 3),
+            {"places": ["1"]},
+            "no module '1'",
+        ),
+        (nn.Sequential(nn.ReLU()), [], {"places": ["0"]}, "inputs are empty"),
+    ],
+)
 def test_what_cannot_be_measured(model, inputs, options, says):
     with pytest.raises(ValueError, match=says):
         power.model_power(model, inputs, **options)
@@ -132,5 +163,6 @@ def test_a_place_that_is_not_called():
 
         def forward(self, x):
             return self.used(x)
+
     with pytest.raises(ValueError, match="'idle' was not called: choose"):
         power.model_power(Half(), torch.ones(2, 3), places=["used", "idle"])

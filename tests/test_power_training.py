@@ -1,4 +1,5 @@
 """The rows on power in training, and the tool that makes them."""
+
 import json
 from pathlib import Path
 
@@ -11,14 +12,25 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_rows_are_of_the_size_that_the_text_says():
     record = json.loads((ROOT / "results/power-training.json").read_text())
     parts = record["parts"]
-    training, rates = ({arm: [run["found"] for run in seeds.values()]
-                        for arm, seeds in parts[name].items()}
-                       for name in ("training", "rates"))
+    training, rates = (
+        {
+            arm: [run["found"] for run in seeds.values()]
+            for arm, seeds in parts[name].items()
+        }
+        for name in ("training", "rates")
+    )
     assert set(training) == set(rates) and len(training) == 7
     assert all(len(seeds) == 5 for seeds in training.values())
     assert all(len(seeds) == 3 for seeds in rates.values())
-    assert sum(run["cpu_seconds"] for part in parts.values()
-               for seeds in part.values() for run in seeds.values()) < 1800
+    assert (
+        sum(
+            run["cpu_seconds"]
+            for part in parts.values()
+            for seeds in part.values()
+            for run in seeds.values()
+        )
+        < 1800
+    )
     for seeds in training.values():
         for run in seeds:
             for key in ("start", "epochs", "last"):
@@ -32,8 +44,9 @@ def test_the_rows_are_of_the_size_that_the_text_says():
 
 @pytest.mark.book
 def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
-    tool = pytest.importorskip("tools.power_training",
-                               reason="the book's tools are not installed")
+    tool = pytest.importorskip(
+        "tools.power_training", reason="the book's tools are not installed"
+    )
     threads = torch.get_num_threads()
     monkeypatch.setattr(tool, "RECORD", tmp_path / "power-training.json")
     monkeypatch.setattr(tool, "ARMS", {"LN+WS": tool.ARMS["LN+WS"]})
@@ -43,7 +56,7 @@ def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
     try:
         assert tool.main(["--only", "training"]) == 0
         made = json.loads(tool.RECORD.read_text())
-        tool.main(["--only", "training"])       # nothing is done twice
+        tool.main(["--only", "training"])  # nothing is done twice
         assert json.loads(tool.RECORD.read_text()) == made
         monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
         with pytest.raises(SystemExit):
@@ -54,7 +67,12 @@ def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
     kept = json.loads((ROOT / "results/power-training.json").read_text())
     kept = kept["parts"]["training"]["LN+WS"]["0"]["found"]
     # the weights at the start depend on the seed alone
-    torch.testing.assert_close(torch.tensor(found["start"]),
-                               torch.tensor(kept["start"]), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(found["start"]),
+        torch.tensor(kept["start"]),
+        atol=2e-3,
+        rtol=0,
+    )
     assert found["vicinity"]["start"] == pytest.approx(
-        kept["vicinity"]["start"], abs=5e-3)
+        kept["vicinity"]["start"], abs=5e-3
+    )

@@ -1,6 +1,7 @@
 """PreLayerNorm beyond its chapter: torch's own layers, shapes, checkpoints,
 precisions, compilers, copies, bad input.
 """
+
 import copy
 import io
 import pickle
@@ -27,14 +28,19 @@ from normalnorm.theory.newton import newton_lambda, standardized
 from normalnorm.theory.power_transform import yeo_johnson
 
 D = torch.float64
-CONVS = {1: (PreLayerNormConv1d, nn.Conv1d, F.conv1d),
-         2: (PreLayerNormConv2d, nn.Conv2d, F.conv2d),
-         3: (PreLayerNormConv3d, nn.Conv3d, F.conv3d)}
+CONVS = {
+    1: (PreLayerNormConv1d, nn.Conv1d, F.conv1d),
+    2: (PreLayerNormConv2d, nn.Conv2d, F.conv2d),
+    3: (PreLayerNormConv3d, nn.Conv3d, F.conv3d),
+}
 
 
 def spread(z, axes, scale, eps):
-    var = (z.var(axes, correction=0, keepdim=True) if scale == "std"
-           else z.square().mean(axes, keepdim=True))
+    var = (
+        z.var(axes, correction=0, keepdim=True)
+        if scale == "std"
+        else z.square().mean(axes, keepdim=True)
+    )
     return (var + eps).sqrt()
 
 
@@ -48,14 +54,21 @@ def test_linear_by_hand(shape, scale):
     x = torch.randn(shape, dtype=D).exp()
     z = (x - x.mean(-1, keepdim=True)) @ layer.weight.T
     torch.testing.assert_close(
-        layer(x), layer.gain * z / spread(z, -1, scale, 0.1) + layer.bias)
+        layer(x), layer.gain * z / spread(z, -1, scale, 0.1) + layer.bias
+    )
 
 
 @pytest.mark.parametrize("positions", [1, 2, 3])
 @pytest.mark.parametrize("batch", [True, False])
-@pytest.mark.parametrize("options", [
-    {}, {"stride": 2, "padding": 1}, {"groups": 2, "dilation": 2},
-    {"padding": "same", "padding_mode": "circular"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": 1},
+        {"groups": 2, "dilation": 2},
+        {"padding": "same", "padding_mode": "circular"},
+    ],
+)
 def test_convolution_by_hand(positions, batch, options):
     ours, theirs, _ = CONVS[positions]
     layer = ours(4, 6, 3, eps=0.01, dtype=D, **options)
@@ -69,20 +82,30 @@ def test_convolution_by_hand(positions, batch, options):
     z = plain(x - x.mean(axes, keepdim=True))
     wide = (-1, *(1,) * positions)
     torch.testing.assert_close(
-        layer(x), layer.gain.reshape(wide) * z / spread(z, axes, "std", 0.01)
-                  + layer.bias.reshape(wide))
+        layer(x),
+        layer.gain.reshape(wide) * z / spread(z, axes, "std", 0.01)
+        + layer.bias.reshape(wide),
+    )
 
 
 def test_power_transform_by_hand():
     for scale in ("std", "rms"):
         layer = PreLayerNormLinear(
-            9, 30, bias=False, gain=False, eps=0, scale=scale,
-            gaussianizer=Power(), dtype=D)
+            9,
+            30,
+            bias=False,
+            gain=False,
+            eps=0,
+            scale=scale,
+            gaussianizer=Power(),
+            dtype=D,
+        )
         x = torch.randn(3, 9, dtype=D).exp()
         z = (x - x.mean(-1, keepdim=True)) @ layer.weight.T
         lmbda = newton_lambda(standardized(z, -1), -1)
-        torch.testing.assert_close(layer(x), yeo_johnson(
-            z / spread(z, -1, scale, 0), lmbda[:, None]))
+        torch.testing.assert_close(
+            layer(x), yeo_johnson(z / spread(z, -1, scale, 0), lmbda[:, None])
+        )
 
 
 def test_noise_in_training_only():
@@ -95,18 +118,23 @@ def test_noise_in_training_only():
     torch.testing.assert_close(layer(x), layer.eval()(x))
 
 
-@pytest.mark.parametrize("make, shape", [
-    (lambda: PreLayerNormLinear(5, 3), (6, 5)),
-    (lambda: PreLayerNormConv2d(3, 4, 3, padding=1), (6, 3, 5, 5))])
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (lambda: PreLayerNormLinear(5, 3), (6, 5)),
+        (lambda: PreLayerNormConv2d(3, 4, 3, padding=1), (6, 3, 5, 5)),
+    ],
+)
 def test_elements_of_the_batch_do_not_meet(make, shape):
     layer = make().double()
     x = torch.randn(shape, dtype=D)
     whole = layer(x)
     torch.testing.assert_close(
-        whole, torch.cat([layer(part) for part in x.split([1, 2, 3])]))
+        whole, torch.cat([layer(part) for part in x.split([1, 2, 3])])
+    )
     torch.testing.assert_close(whole, layer.eval()(x))
     torch.testing.assert_close(torch.func.vmap(layer)(x), whole)
-    x = x[:1] * 3 + 2                   # contrast and brightness are not seen
+    x = x[:1] * 3 + 2  # contrast and brightness are not seen
     layer.eps = 0.0
     torch.testing.assert_close(layer(x), layer((x - 2) / 3))
 
@@ -115,8 +143,11 @@ def test_elements_of_the_batch_do_not_meet(make, shape):
 @pytest.mark.parametrize("bias", [True, False])
 def test_checkpoints_of_torch(positions, bias):
     args = (4, 6) if not positions else (4, 6, 3)
-    ours, theirs = ((PreLayerNormLinear, nn.Linear) if not positions
-                    else CONVS[positions][:2])
+    ours, theirs = (
+        (PreLayerNormLinear, nn.Linear)
+        if not positions
+        else CONVS[positions][:2]
+    )
     plain, layer = theirs(*args, bias=bias), ours(*args, bias=bias)
     with torch.no_grad():
         layer.gain.fill_(3)
@@ -155,11 +186,14 @@ def test_new_parameters():
     assert "noise=0.5" in repr(PreLayerNormLinear(3, 3, noise=0.5))
 
 
-@pytest.mark.parametrize("dtype, tolerance", [
-    (torch.bfloat16, 4e-2), (torch.float16, 5e-3)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(torch.bfloat16, 4e-2), (torch.float16, 5e-3)]
+)
 def test_half_precision(dtype, tolerance):
-    for layer, x in ((PreLayerNormLinear(64, 48), torch.randn(8, 64)),
-                     (PreLayerNormConv2d(3, 8, 3), torch.randn(2, 3, 6, 6))):
+    for layer, x in (
+        (PreLayerNormLinear(64, 48), torch.randn(8, 64)),
+        (PreLayerNormConv2d(3, 8, 3), torch.randn(2, 3, 6, 6)),
+    ):
         exact = layer(x + 3)
         with torch.autocast("cpu", dtype):
             mixed = layer(x + 3)
@@ -176,8 +210,12 @@ def test_half_precision(dtype, tolerance):
 
 @FOLLOWS
 def test_compiled_exported_and_traced():
-    net = nn.Sequential(PreLayerNormConv2d(3, 4, 3, padding=1), nn.ReLU(),
-                        nn.Flatten(), PreLayerNormLinear(100, 6)).double()
+    net = nn.Sequential(
+        PreLayerNormConv2d(3, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        PreLayerNormLinear(100, 6),
+    ).double()
     x = torch.randn(3, 3, 5, 5, dtype=D, requires_grad=True)
     expected = net(x)
     grads = torch.autograd.grad(expected.sin().sum(), (x, *net.parameters()))
@@ -186,11 +224,14 @@ def test_compiled_exported_and_traced():
         compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
         found = compiled(x)
         torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(torch.autograd.grad(
-            found.sin().sum(), (x, *net.parameters())), grads)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.sin().sum(), (x, *net.parameters())),
+            grads,
+        )
         batch = torch.export.Dim("batch", min=2)
         exported = torch.export.export(
-            net.eval(), (x.detach(),), dynamic_shapes=({0: batch},))
+            net.eval(), (x.detach(),), dynamic_shapes=({0: batch},)
+        )
         more = torch.randn(5, 3, 5, 5, dtype=D)
         torch.testing.assert_close(exported.module()(more), net(more))
     traced = fx.symbolic_trace(net)
@@ -211,8 +252,11 @@ def test_copies():
     file = io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)),
-                  torch.load(file, weights_only=False)):
+    for other in (
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        torch.load(file, weights_only=False),
+    ):
         assert other.noise == 0.3 and other.gaussianizer == Chain()
         torch.testing.assert_close(other(x), layer(x))
 
@@ -224,35 +268,79 @@ def test_empty_batch_and_constant_samples():
     out.sum().backward()
     assert (layer(torch.full((2, 4), 7.0)) == 0).all()
     assert PreLayerNormConv2d(2, 3, 1)(torch.zeros(0, 2, 3, 3)).shape == (
-        0, 3, 3, 3)
+        0,
+        3,
+        3,
+        3,
+    )
     assert layer(torch.tensor([[1.0, 2.0, torch.nan, 0.0]])).isnan().all()
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: PreLayerNormLinear(1, 4), ValueError, "mean of one input feature"),
-    (lambda: PreLayerNormLinear(4, 1), ValueError, "two output features"),
-    (lambda: PreLayerNormLinear(4, 3, scale="var"), ValueError,
-     "expected 'std'.* or 'rms'"),
-    (lambda: PreLayerNormLinear(4, 3, gain=2), TypeError, "gain=2"),
-    (lambda: PreLayerNormLinear(4, 3, eps=-1), ValueError, "eps=-1"),
-    (lambda: PreLayerNormLinear(4, 3, gaussianizer="power"), TypeError,
-     "a Gaussianizer is expected"),
-    (lambda: PreLayerNormLinear(4, 3)(torch.zeros(2, 5)), ValueError,
-     r"made for 4 features on axis -1, given a shape of \(2, 5\)"),
-    (lambda: PreLayerNormLinear(4, 3)(torch.zeros(())), ValueError,
-     "made for 4 features"),
-    (lambda: PreLayerNormLinear(4, 3)(torch.zeros(2, 4, dtype=torch.int64)),
-     TypeError, "real floating-point"),
-    (lambda: PreLayerNormLinear(4, 3)(torch.zeros(2, 4, dtype=D)), TypeError,
-     "weight torch.float32"),
-    (lambda: PreLayerNormConv2d(2, 3, 1)(torch.zeros(2, 4)), ValueError,
-     "expects 3 or 4 axes"),
-    (lambda: PreLayerNormConv2d(2, 3, 1)(torch.zeros(2, 3, 4, 4)), ValueError,
-     "made for 2 features on axis -3"),
-    (lambda: PreLayerNormConv2d(1, 3, 1)(torch.zeros(2, 1, 1, 1)), ValueError,
-     "nothing is left"),
-    (lambda: PreLayerNormConv2d(2, 1, 3)(torch.zeros(2, 2, 3, 3)), ValueError,
-     "by its own scale")])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: PreLayerNormLinear(1, 4),
+            ValueError,
+            "mean of one input feature",
+        ),
+        (lambda: PreLayerNormLinear(4, 1), ValueError, "two output features"),
+        (
+            lambda: PreLayerNormLinear(4, 3, scale="var"),
+            ValueError,
+            "expected 'std'.* or 'rms'",
+        ),
+        (lambda: PreLayerNormLinear(4, 3, gain=2), TypeError, "gain=2"),
+        (lambda: PreLayerNormLinear(4, 3, eps=-1), ValueError, "eps=-1"),
+        (
+            lambda: PreLayerNormLinear(4, 3, gaussianizer="power"),
+            TypeError,
+            "a Gaussianizer is expected",
+        ),
+        (
+            lambda: PreLayerNormLinear(4, 3)(torch.zeros(2, 5)),
+            ValueError,
+            r"made for 4 features on axis -1, given a shape of \(2, 5\)",
+        ),
+        (
+            lambda: PreLayerNormLinear(4, 3)(torch.zeros(())),
+            ValueError,
+            "made for 4 features",
+        ),
+        (
+            lambda: PreLayerNormLinear(4, 3)(
+                torch.zeros(2, 4, dtype=torch.int64)
+            ),
+            TypeError,
+            "real floating-point",
+        ),
+        (
+            lambda: PreLayerNormLinear(4, 3)(torch.zeros(2, 4, dtype=D)),
+            TypeError,
+            "weight torch.float32",
+        ),
+        (
+            lambda: PreLayerNormConv2d(2, 3, 1)(torch.zeros(2, 4)),
+            ValueError,
+            "expects 3 or 4 axes",
+        ),
+        (
+            lambda: PreLayerNormConv2d(2, 3, 1)(torch.zeros(2, 3, 4, 4)),
+            ValueError,
+            "made for 2 features on axis -3",
+        ),
+        (
+            lambda: PreLayerNormConv2d(1, 3, 1)(torch.zeros(2, 1, 1, 1)),
+            ValueError,
+            "nothing is left",
+        ),
+        (
+            lambda: PreLayerNormConv2d(2, 1, 3)(torch.zeros(2, 2, 3, 3)),
+            ValueError,
+            "by its own scale",
+        ),
+    ],
+)
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
@@ -260,12 +348,16 @@ def test_bad_input(call, error, message):
 
 def test_gain_and_bias_are_spared_weight_decay():
     from normalnorm.layers.weight_decay import no_weight_decay
+
     assert no_weight_decay(PreLayerNormLinear(3, 2)) == {"gain", "bias"}
 
 
 def test_is_public_and_no_normalizer_of_the_survey():
-    model = nn.Sequential(normalnorm.PreLayerNormLinear(4, 3),
-                          normalnorm.PreLayerNormConv2d(3, 4, 1), nn.ReLU())
+    model = nn.Sequential(
+        normalnorm.PreLayerNormLinear(4, 3),
+        normalnorm.PreLayerNormConv2d(3, 4, 1),
+        nn.ReLU(),
+    )
     report = survey(model)
     assert not report.replaced and not report.left
     assert normalnorm.PreLayerNormConv3d is PreLayerNormConv3d

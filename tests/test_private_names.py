@@ -1,6 +1,7 @@
 """Private names of PyTorch: which are used is written down here, and without
 each of them the layers do what they did.
 """
+
 import ast
 import functools
 import importlib.util
@@ -17,9 +18,12 @@ import torch
 from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
-HIDDEN = ["_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack",
-          "overrides._get_current_function_mode_stack",
-          "autograd.forward_ad._current_level"]
+HIDDEN = [
+    "_C._are_functorch_transforms_active",
+    "_C._len_torch_dispatch_stack",
+    "overrides._get_current_function_mode_stack",
+    "autograd.forward_ad._current_level",
+]
 
 # ---- which there are --------------------------------------------------------
 
@@ -31,7 +35,8 @@ LIBRARY = {
     "layers/decorrelated.py": {"_load_from_state_dict"},
     "layers/conversion.py": {"_metadata"},
     "layers/hybrids.py": {"_C._current_graph_task_id"},
-    "layers/prelayer.py": {"_load_from_state_dict"}}
+    "layers/prelayer.py": {"_load_from_state_dict"},
+}
 
 
 # names of this project that PyTorch has too
@@ -41,18 +46,28 @@ OWN = {"_values", "_sources", "_library"}
 @functools.cache
 def of_objects() -> set[str]:
     "Private attributes of tensors, modules and functions."
-    made = (torch.ones(()), nn.Parameter(torch.ones(())), nn.BatchNorm1d(2),
-            torch.optim.SGD([torch.ones(1)]))
-    return {"_metadata", *(
-        n for one in made for n in (*dir(one), *dir(torch.autograd.Function))
-        if n.startswith("_") and not n.startswith("__"))} - OWN
+    made = (
+        torch.ones(()),
+        nn.Parameter(torch.ones(())),
+        nn.BatchNorm1d(2),
+        torch.optim.SGD([torch.ones(1)]),
+    )
+    return {
+        "_metadata",
+        *(
+            n
+            for one in made
+            for n in (*dir(one), *dir(torch.autograd.Function))
+            if n.startswith("_") and not n.startswith("__")
+        ),
+    } - OWN
 
 
 def in_torch(path: str) -> bool:
     try:
         operator.attrgetter(path)(torch)
     except (AttributeError, ValueError):
-        pass                            # or a module that nobody has imported
+        pass  # or a module that nobody has imported
     else:
         return True
     try:
@@ -74,19 +89,24 @@ def private_names(text: str) -> set[str]:
                 if a.name.split(".")[0] == "torch":
                     modules[a.asname or "torch"] = (
                         a.name.removeprefix("torch").removeprefix(".")
-                        if a.asname else "")
+                        if a.asname
+                        else ""
+                    )
                     if private.search(a.name):
                         found.add(a.name.removeprefix("torch."))
-        elif (isinstance(node, ast.ImportFrom)
-              and (node.module or "").split(".")[0] == "torch"
-              and not node.level):
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] == "torch"
+            and not node.level
+        ):
             for a in node.names:
                 path = f"{node.module}.{a.name}".removeprefix("torch.")
                 modules[a.asname or a.name] = path
                 if private.search(path):
                     found.add(path)
-        elif (isinstance(node, ast.Expr)
-              and isinstance(node.value, ast.Constant)):
+        elif isinstance(node, ast.Expr) and isinstance(
+            node.value, ast.Constant
+        ):
             docs.add(node.value)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -95,18 +115,28 @@ def private_names(text: str) -> set[str]:
                 parts, at = [at.attr, *parts], at.value
             if node.attr in known:
                 found.add(node.attr)
-            elif (isinstance(at, ast.Name) and at.id in modules
-                  and re.match(r"_[A-Za-z]", node.attr)):
+            elif (
+                isinstance(at, ast.Name)
+                and at.id in modules
+                and re.match(r"_[A-Za-z]", node.attr)
+            ):
                 found.add(".".join(filter(None, [modules[at.id], *parts])))
         elif isinstance(node, ast.FunctionDef) and node.name in known:
             found.add(node.name)
-        elif (isinstance(node, ast.Constant) and isinstance(node.value, str)
-              and node not in docs and private.search(node.value)):
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node not in docs
+            and private.search(node.value)
+        ):
             path = node.value.removeprefix("torch.")
             if path in OWN:
                 continue
-            if (path in known
-                    or re.fullmatch(r"[\w.]+", path) and in_torch(path)):
+            if (
+                path in known
+                or re.fullmatch(r"[\w.]+", path)
+                and in_torch(path)
+            ):
                 found.add(path)
     # torch._C of torch._C.name
     return {a for a in found if not any(b.startswith(a + ".") for b in found)}
@@ -116,16 +146,21 @@ def code_of(path: Path) -> str:
     if path.suffix == ".py":
         return path.read_text()
     cells = json.loads(path.read_text())["cells"]
-    return "\n".join(re.sub(r"(?m)^[%!][%\w].*$", "", "".join(c["source"]))
-                     for c in cells if c["cell_type"] == "code")
+    return "\n".join(
+        re.sub(r"(?m)^[%!][%\w].*$", "", "".join(c["source"]))
+        for c in cells
+        if c["cell_type"] == "code"
+    )
 
 
 def scanned(folder: str, pattern: str) -> dict[str, set[str]]:
-    found = {str(p.relative_to(ROOT / folder)): private_names(code_of(p))
-             for p in sorted((ROOT / folder).rglob(pattern))
-             if "checks" not in p.parts and p.name not in (
-                 "_modidx.py", "hidden.py", "test_private_names.py")
-                and ".ipynb_checkpoints" not in p.parts}
+    found = {
+        str(p.relative_to(ROOT / folder)): private_names(code_of(p))
+        for p in sorted((ROOT / folder).rglob(pattern))
+        if "checks" not in p.parts
+        and p.name not in ("_modidx.py", "hidden.py", "test_private_names.py")
+        and ".ipynb_checkpoints" not in p.parts
+    }
     return {name: names for name, names in found.items() if names}
 
 
@@ -143,10 +178,18 @@ def _load_from_state_dict(self): "_buffers"
 self._mine, "_mine", x._replace()
 """
     assert private_names(code) == {
-        "utils._device.DeviceContext", "_dynamo", "nn.modules.conv._ConvNd",
-        "autograd.forward_ad._current_level", "_version",
-        "nn.functional._in_projection", "_forward_hooks", "_C._is_tracing",
-        "_neg_view", "_load_from_state_dict", "_C._functorch"}
+        "utils._device.DeviceContext",
+        "_dynamo",
+        "nn.modules.conv._ConvNd",
+        "autograd.forward_ad._current_level",
+        "_version",
+        "nn.functional._in_projection",
+        "_forward_hooks",
+        "_C._is_tracing",
+        "_neg_view",
+        "_load_from_state_dict",
+        "_C._functorch",
+    }
 
 
 def test_private_names_of_the_library():
@@ -163,12 +206,19 @@ def test_private_names_of_tools_tests_and_chapters():
     broken tensors, and looks into compilation, has no public name.
     """
     assert scanned("tools", "*.py") == {
-        "hostile.py": {"_dynamo", "_make_wrapper_subclass",
-                       "utils._python_dispatch.TorchDispatchMode",
-                       "_subclasses.fake_tensor.FakeTensorMode",
-                       "_to_functional_tensor", "_parameters",
-                       "utils._pytree.tree_map", "_buffers", "_neg_view"},
-        "kernels.py": {"_dynamo", "_inductor.compile_fx"}}
+        "hostile.py": {
+            "_dynamo",
+            "_make_wrapper_subclass",
+            "utils._python_dispatch.TorchDispatchMode",
+            "_subclasses.fake_tensor.FakeTensorMode",
+            "_to_functional_tensor",
+            "_parameters",
+            "utils._pytree.tree_map",
+            "_buffers",
+            "_neg_view",
+        },
+        "kernels.py": {"_dynamo", "_inductor.compile_fx"},
+    }
     assert scanned("tests", "*.py") == {
         "test_analysis.py": {"_forward_hooks"},
         "test_conversion.py": {"_metadata", "_register_state_dict_hook"},
@@ -182,28 +232,31 @@ def test_private_names_of_tools_tests_and_chapters():
         "test_power.py": {"_forward_hooks"},
         "test_propagation.py": {"_forward_hooks"},
         "test_robustness.py": {"_forward_hooks"},
-        "test_traced.py": {"_buffers"}}
+        "test_traced.py": {"_buffers"},
+    }
     assert not scanned("benchmarks", "*.py")
     chapters = scanned("nbs", "*.ipynb")
     for name, own in {
-        "220_theory.newton.ipynb": {
-            "utils._python_dispatch.TorchDispatchMode"},
-        "228_layers.noise.ipynb": {
-            "utils._python_dispatch.TorchDispatchMode"},
+        "220_theory.newton.ipynb": {"utils._python_dispatch.TorchDispatchMode"},
+        "228_layers.noise.ipynb": {"utils._python_dispatch.TorchDispatchMode"},
         "420_layers.proxy_conversion.ipynb": {
-            "utils._python_dispatch.TorchDispatchMode"},
+            "utils._python_dispatch.TorchDispatchMode"
+        },
         "282_layers.engines.native.ipynb": {
             "utils._python_dispatch.TorchDispatchMode",
-            "utils._pytree.tree_leaves"},
+            "utils._pytree.tree_leaves",
+        },
         "270_layers.conversion.ipynb": {"_forward_hooks"},
         "430_layers.prelayer.ipynb": {
-            "utils._python_dispatch.TorchDispatchMode"},
-        "460_analysis.hessian.ipynb": {"_weight_norm"}
+            "utils._python_dispatch.TorchDispatchMode"
+        },
+        "460_analysis.hessian.ipynb": {"_weight_norm"},
     }.items():
         assert own <= chapters[name]
         chapters[name] -= own
     assert sorted(map(sorted, filter(None, chapters.values()))) == sorted(
-        map(sorted, LIBRARY.values()))
+        map(sorted, LIBRARY.values())
+    )
 
 
 # ---- without them -----------------------------------------------------------
@@ -212,45 +265,84 @@ LAYERS = ("batch2", "layer")
 WHERE = {
     # what asks for each name
     "_C._are_functorch_transforms_active": (
-        "vmap", "torch.func.grad", "gradient under vmap", "jvp"),
+        "vmap",
+        "torch.func.grad",
+        "gradient under vmap",
+        "jvp",
+    ),
     "_C._len_torch_dispatch_stack": (
-        "mode: fake", "mode: dispatch mode", "mode: counting operations",
-        "memory: input freed before forward"),
+        "mode: fake",
+        "mode: dispatch mode",
+        "mode: counting operations",
+        "memory: input freed before forward",
+    ),
     "overrides._get_current_function_mode_stack": (
-        "mode: function mode that doubles", "mode: device meta",
-        "mode: device cpu", "mode: default device"),
+        "mode: function mode that doubles",
+        "mode: device meta",
+        "mode: device cpu",
+        "mode: default device",
+    ),
     "autograd.forward_ad._current_level": ("forward mode", "double backward"),
     "autograd.Function": (
-        "input: as it should be", "many gradients at once", "hook: as it was",
-        "hook: of inference", "broken hook: float64",
-        "memory: weight freed before backward", "backward twice"),
-    "nn.Module": ("input: as it should be", "called three times",
-                  "weight is bias", "running_mean: bfloat16", "pickled")}
+        "input: as it should be",
+        "many gradients at once",
+        "hook: as it was",
+        "hook: of inference",
+        "broken hook: float64",
+        "memory: weight freed before backward",
+        "backward twice",
+    ),
+    "nn.Module": (
+        "input: as it should be",
+        "called three times",
+        "weight is bias",
+        "running_mean: bfloat16",
+        "pickled",
+    ),
+}
 
 
 def without(*names: str) -> dict:
     "What `tests/hidden.py` prints."
     every = [label for name in names for label in WHERE[name]] or [
-        "input: as it should be"]
-    cases = [(layer, "full", label) for label in every for layer in LAYERS
-             if layer == "batch2" or not label.startswith("running")]
+        "input: as it should be"
+    ]
+    cases = [
+        (layer, "full", label)
+        for label in every
+        for layer in LAYERS
+        if layer == "batch2" or not label.startswith("running")
+    ]
     done = subprocess.run(
-        [sys.executable, "tests/hidden.py",
-         json.dumps({"names": names, "cases": cases})],
-        cwd=ROOT, capture_output=True, text=True, timeout=600,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-             "OMP_NUM_THREADS": "1"})
+        [
+            sys.executable,
+            "tests/hidden.py",
+            json.dumps({"names": names, "cases": cases}),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["cases"] == len(cases) > 0 and found["right"] >= len(cases) / 2
     return found
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"),
-                    reason="each case is run in a forked process")
+@pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="each case is run in a forked process"
+)
 @pytest.mark.parametrize(
-    "names", [(), *((name,) for name in WHERE), tuple(WHERE)],
-    ids=lambda names: " ".join(names) if len(names) < 2 else "all")
+    "names",
+    [(), *((name,) for name in WHERE), tuple(WHERE)],
+    ids=lambda names: " ".join(names) if len(names) < 2 else "all",
+)
 def test_without(names):
     """In a fresh process in which normalnorm does not find the names: it is
     imported, the kernel is used, and situations that concern them come out as
@@ -258,16 +350,27 @@ def test_without(names):
     """
     found = without(*names)
     assert not found["failures"], "\n".join(
-        f"{name}: {text}" for name, text in found["failures"].items())
-    assert (set(found["public"]) == set(names) & set(HIDDEN)
-            and found["short"] == ("autograd.Function" not in names)
-            and found["kernel"])
+        f"{name}: {text}" for name, text in found["failures"].items()
+    )
+    assert (
+        set(found["public"]) == set(names) & set(HIDDEN)
+        and found["short"] == ("autograd.Function" not in names)
+        and found["kernel"]
+    )
     assert found["concrete"] == [True, False, False, "FakeTensor", False, False]
     assert found["converted"] == [
-        ["running_mean", "running_var", "running_lambda",
-         "num_batches_tracked"],
-        True, True, True, ["it, or the map before it, has hooks"],
-        ["running_mean", "running_covariance", "num_batches_tracked"]]
+        [
+            "running_mean",
+            "running_var",
+            "running_lambda",
+            "num_batches_tracked",
+        ],
+        True,
+        True,
+        True,
+        ["it, or the map before it, has hooks"],
+        ["running_mean", "running_covariance", "num_batches_tracked"],
+    ]
 
 
 OTHERWISE = """
@@ -355,25 +458,41 @@ def test_names_that_do_something_else():
     happens; and the private ones are taken where they are right.
     """
     done = subprocess.run(
-        [sys.executable, "-c", OTHERWISE], cwd=ROOT, capture_output=True,
-        text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-             "OMP_NUM_THREADS": "1"})
-    assert (done.returncode == 0
-            and done.stdout.strip() == "all"), done.stderr[-2000:]
+        [sys.executable, "-c", OTHERWISE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "all", done.stderr[
+        -2000:
+    ]
 
 
 def test_families():
     from normalnorm.layers.core import family
     from normalnorm.layers.weight_decay import normalizer_types
 
-    (batch,) = family(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
-                      nn.SyncBatchNorm)
+    (batch,) = family(
+        nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+    )
     own = type("Own", (batch,), {})
-    assert (batch is not nn.Module and isinstance(own(3), batch)
-            and not isinstance(nn.InstanceNorm1d(3), batch))
-    assert (isinstance(nn.InstanceNorm2d(3), normalizer_types())
-            and isinstance(own(3), normalizer_types())
-            and not isinstance(nn.Linear(2, 2), normalizer_types()))
-    assert (family(nn.Linear, nn.LayerNorm) == (nn.Linear, nn.LayerNorm)
-            and family(nn.Linear) == (nn.Linear,))
+    assert (
+        batch is not nn.Module
+        and isinstance(own(3), batch)
+        and not isinstance(nn.InstanceNorm1d(3), batch)
+    )
+    assert (
+        isinstance(nn.InstanceNorm2d(3), normalizer_types())
+        and isinstance(own(3), normalizer_types())
+        and not isinstance(nn.Linear(2, 2), normalizer_types())
+    )
+    assert family(nn.Linear, nn.LayerNorm) == (
+        nn.Linear,
+        nn.LayerNorm,
+    ) and family(nn.Linear) == (nn.Linear,)

@@ -1,6 +1,7 @@
 """How alike two disturbed copies stay, beyond the chapter: what the instrument
 computes, against NumPy; what it leaves behind; places; bad input.
 """
+
 import copy
 
 import numpy as np
@@ -20,14 +21,25 @@ from normalnorm.layers.regnorm import RegNormLinear
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), BatchNormalNorm1d(9), nn.Dropout(0.5),
-                         nn.ReLU(), nn.Linear(9, 4), LayerNormalNorm(4))
+    return nn.Sequential(
+        nn.Linear(6, 9),
+        BatchNormalNorm1d(9),
+        nn.Dropout(0.5),
+        nn.ReLU(),
+        nn.Linear(9, 4),
+        LayerNormalNorm(4),
+    )
 
 
 def test_correlation_is_that_of_numpy():
     a, b = torch.randn(2, 5, 7, 3)
-    assert abs(correlation(a, b) - np.corrcoef(
-        a.numpy().ravel(), b.numpy().ravel())[0, 1]) < 1e-6
+    assert (
+        abs(
+            correlation(a, b)
+            - np.corrcoef(a.numpy().ravel(), b.numpy().ravel())[0, 1]
+        )
+        < 1e-6
+    )
     assert np.isnan(correlation(a, torch.ones(5, 7, 3)))
     assert abs(correlation(a.half() + 100, 3 * a.half() + 300) - 1) < 1e-3
 
@@ -47,6 +59,7 @@ def test_values_by_hand():
 
     quiet[0].register_forward_hook(keep)
     quiet[1].register_forward_hook(keep)
+
     # the same noise, from the same calls
     class Copy(nn.Module):
         seen: list = []
@@ -68,8 +81,9 @@ def test_values_by_hand():
 def test_equal_seeds_and_their_noise():
     x = torch.randn(200, 6, generator=torch.Generator().manual_seed(5))
     model = network()
-    one, again, other = (layer_correlations(model, x, 0.5, seed=s)
-                         for s in (5, 5, 6))
+    one, again, other = (
+        layer_correlations(model, x, 0.5, seed=s) for s in (5, 5, 6)
+    )
     assert one == again != other
     # inputs drawn with that seed are not disturbed by themselves
     assert abs(one["input"] - 0.8) < 0.03
@@ -80,8 +94,9 @@ def test_a_model_is_left_as_it_was():
     model[1].eval()
     state = copy.deepcopy(model.state_dict())
     rng = torch.get_rng_state()
-    layer_correlations(model, torch.randn(
-        20, 6, generator=torch.Generator().manual_seed(0)))
+    layer_correlations(
+        model, torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    )
     assert [m.training for m in model] == [True, False, *[True] * 4]
     assert model[1].noise == 0.4 and model[5].noise == 1.0
     for name, value in model.state_dict().items():
@@ -114,12 +129,16 @@ def test_places():
     assert list(places_of(model, ["2"])) == ["2"]
     x = torch.randn(4, 2, 5)
     assert list(layer_correlations(model, x, places=["2", "0"])) == [
-        "input", "0", "2", "output"]
+        "input",
+        "0",
+        "2",
+        "output",
+    ]
     twice = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     twice.forward = lambda x: twice["a"](torch.tanh(twice["a"](x)))
     found = layer_correlations(twice, torch.randn(50, 3), 0.5)
-    assert list(found) == ["input", "a", "output"]      # b is not called
-    assert found["a"] == found["output"]                # the last call
+    assert list(found) == ["input", "a", "output"]  # b is not called
+    assert found["a"] == found["output"]  # the last call
     with pytest.raises(ValueError, match="does not call 'b'"):
         layer_correlations(twice, torch.randn(50, 3), places=["b"])
 
@@ -142,15 +161,26 @@ def test_in_half_precision_and_with_a_tuple_as_output():
     assert list(found) == ["input"] and abs(found["input"] - 0.5) < 0.1
 
 
-@pytest.mark.parametrize("change, error, message", [
-    ({"sigma": 0}, ValueError, "sigma=0 is the deviation"),
-    ({"sigma": float("nan")}, ValueError, "sigma=nan"),
-    ({"inputs": torch.zeros(2, 6, dtype=torch.int64)}, TypeError,
-     "after their embedding"),
-    ({"inputs": [1.0]}, TypeError, "floating-point tensor"),
-    ({"inputs": torch.full((2, 6), torch.inf)}, ValueError, "infinity"),
-    ({"inputs": torch.zeros(0, 6)}, ValueError, r"\(0, 6\): there is nothing"),
-    ({"places": ["7"]}, ValueError, "has no module '7'")])
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"sigma": 0}, ValueError, "sigma=0 is the deviation"),
+        ({"sigma": float("nan")}, ValueError, "sigma=nan"),
+        (
+            {"inputs": torch.zeros(2, 6, dtype=torch.int64)},
+            TypeError,
+            "after their embedding",
+        ),
+        ({"inputs": [1.0]}, TypeError, "floating-point tensor"),
+        ({"inputs": torch.full((2, 6), torch.inf)}, ValueError, "infinity"),
+        (
+            {"inputs": torch.zeros(0, 6)},
+            ValueError,
+            r"\(0, 6\): there is nothing",
+        ),
+        ({"places": ["7"]}, ValueError, "has no module '7'"),
+    ],
+)
 def test_bad_input(change, error, message):
     with pytest.raises(error, match=message):
         layer_correlations(network(), **{"inputs": torch.zeros(2, 6), **change})

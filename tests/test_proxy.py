@@ -1,6 +1,7 @@
 """The proxy's statistics: definition, closed form and kernel against float64,
 quadrature and scipy; what the kernel leaves to the definition; errors.
 """
+
 from functools import partial
 
 import numpy as np
@@ -22,10 +23,15 @@ from normalnorm.layers.proxy import (
     quantile_nodes,
 )
 
-BY_TORCH = {"identity": lambda y: y, "relu": torch.relu,
-            "leaky_relu": partial(F.leaky_relu, negative_slope=0.3),
-            "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
-            "silu": F.silu, "tanh": torch.tanh}
+BY_TORCH = {
+    "identity": lambda y: y,
+    "relu": torch.relu,
+    "leaky_relu": partial(F.leaky_relu, negative_slope=0.3),
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 ROUNDING = 2.0**-24
 
 
@@ -42,8 +48,13 @@ def parameters(channels=240, dtype=torch.float32):
     generator = torch.Generator().manual_seed(5)
     weight, bias, mean, scale = torch.randn(4, channels, generator=generator)
     weight[::3] = 1 + 0.2 * weight[::3]
-    (weight[1::12], bias[2::12], bias[3::12], weight[4::12],
-     bias[5::12]) = 0, 0, 1e4, 1e-3, -30
+    (weight[1::12], bias[2::12], bias[3::12], weight[4::12], bias[5::12]) = (
+        0,
+        0,
+        1e4,
+        1e-3,
+        -30,
+    )
     bias[7::12], weight[7::12] = 0, 0
     return [t.to(dtype) for t in (weight, bias, 0.3 * mean, 0.3 * scale)]
 
@@ -52,31 +63,46 @@ def derivatives(function, leaves, upstream):
     leaves = [t.detach().clone().requires_grad_() for t in leaves]
     outputs = function(*leaves)
     return [o.detach() for o in outputs], torch.autograd.grad(
-        outputs, leaves, [u.to(leaves[0].dtype) for u in upstream])
+        outputs, leaves, [u.to(leaves[0].dtype) for u in upstream]
+    )
 
 
 def close_to_float64(name, samples=200):
     leaves = parameters()
     upstream = torch.randn(2, 240, generator=torch.Generator().manual_seed(6))
     (mean, var), gradients = derivatives(
-        partial(proxy_statistics, activation=name, samples=samples,
-                negative_slope=0.3),
-        leaves, upstream)
+        partial(
+            proxy_statistics,
+            activation=name,
+            samples=samples,
+            negative_slope=0.3,
+        ),
+        leaves,
+        upstream,
+    )
     wide = [t.double() for t in leaves]
 
     def reference(w, b, shift, scale):
-        return by_nodes(b + w * shift, w * (1 + scale), BY_TORCH[name],
-                        quantile_nodes(samples))
+        return by_nodes(
+            b + w * shift,
+            w * (1 + scale),
+            BY_TORCH[name],
+            quantile_nodes(samples),
+        )
 
     (exact_mean, exact_var), exact = derivatives(reference, wide, upstream)
     weight, bias, shift, scale = wide
     size = bias.abs() + (weight * shift).abs() + (weight * (1 + scale)).abs()
     assert ((mean - exact_mean).abs() <= 8 * ROUNDING * size).all()
-    assert ((var - exact_var).abs() <= 8 * ROUNDING * (
-                size * exact_var.sqrt() + exact_var) + 1e-12).all()
+    assert (
+        (var - exact_var).abs()
+        <= 8 * ROUNDING * (size * exact_var.sqrt() + exact_var) + 1e-12
+    ).all()
     for g, e in zip(gradients, exact):
-        assert ((g - e).abs()
-                <= 40 * ROUNDING * (1 + size * (1 + size.clamp(max=30)))).all()
+        assert (
+            (g - e).abs()
+            <= 40 * ROUNDING * (1 + size * (1 + size.clamp(max=30)))
+        ).all()
 
 
 @pytest.mark.parametrize("samples", [0, -3, 2.5, True, "200", None])
@@ -97,86 +123,126 @@ def test_far_from_zero_and_saturated(name):
     as the definition in float64 has any; and no value is too large.
     """
     location = torch.tensor([1e6, -1e6, 300.0, 8.0, -8.0, 5.0, -5.0, 1.0, -1.0])
-    var = proxy_statistics(torch.ones(9), location, activation=name,
-                           samples=200, negative_slope=0.3)[1].double()
-    exact = by_nodes(location.double(), torch.ones(9).double(), BY_TORCH[name],
-                     quantile_nodes(200))[1]
+    var = proxy_statistics(
+        torch.ones(9),
+        location,
+        activation=name,
+        samples=200,
+        negative_slope=0.3,
+    )[1].double()
+    exact = by_nodes(
+        location.double(),
+        torch.ones(9).double(),
+        BY_TORCH[name],
+        quantile_nodes(200),
+    )[1]
     some = exact > 1e-20
     assert some.sum() >= 3
     torch.testing.assert_close(var[some], exact[some], rtol=2e-5, atol=0)
     assert (var[~some] < 1e-12).all()
     huge = torch.tensor([1e33, -1e33, 3e38, -3e38])
     leaves = [torch.ones(4, requires_grad=True), huge.clone().requires_grad_()]
-    mean, var = proxy_statistics(*leaves, activation=name, samples=200,
-                                 negative_slope=0.3)
+    mean, var = proxy_statistics(
+        *leaves, activation=name, samples=200, negative_slope=0.3
+    )
     torch.testing.assert_close(
-        mean, BY_TORCH[name](huge.double()).float(), rtol=1e-6, atol=1e-12)
-    of_bias, = torch.autograd.grad(mean.sum(), leaves[1])
+        mean, BY_TORCH[name](huge.double()).float(), rtol=1e-6, atol=1e-12
+    )
+    (of_bias,) = torch.autograd.grad(mean.sum(), leaves[1])
     slope = {"identity": 1.0, "leaky_relu": 0.3}.get(name, 0.0)
     torch.testing.assert_close(
         of_bias,
         torch.tensor([0.0, 0.0] * 2 if name == "tanh" else [1.0, slope] * 2),
-        rtol=1e-6, atol=1e-12)
+        rtol=1e-6,
+        atol=1e-12,
+    )
 
 
 def test_nodes():
     for samples in (1, 2, 17, 200):
         nodes = quantile_nodes(samples)
         np.testing.assert_allclose(
-            nodes, scipy.stats.norm.ppf((np.arange(samples) + 0.5) / samples),
-            atol=1e-12)
+            nodes,
+            scipy.stats.norm.ppf((np.arange(samples) + 0.5) / samples),
+            atol=1e-12,
+        )
         assert torch.equal(nodes, -nodes.flip(0))
         # the kernel reads whole vectors of up to 16
         padded = proxy._kernel_nodes(samples)
         assert padded.numel() % 16 == 0 and torch.equal(
-            padded[:samples], nodes.float())
+            padded[:samples], nodes.float()
+        )
 
 
 def test_no_spread():
     "γ = 0: the mean is φ(β), the variance 0, and gradients are finite."
     bias = torch.tensor([-2.0, -1e-3, 0.0, 0.5, 3.0])
     for name in ACTIVATIONS:
-        for samples in ((200, None) if name in ("relu", "identity",
-                                                "leaky_relu") else (200,)):
-            leaves = [torch.zeros(5, requires_grad=True),
-                      bias.clone().requires_grad_()]
+        for samples in (
+            (200, None)
+            if name in ("relu", "identity", "leaky_relu")
+            else (200,)
+        ):
+            leaves = [
+                torch.zeros(5, requires_grad=True),
+                bias.clone().requires_grad_(),
+            ]
             mean, var = proxy_statistics(
-                *leaves, activation=name, samples=samples, negative_slope=0.3)
+                *leaves, activation=name, samples=samples, negative_slope=0.3
+            )
             torch.testing.assert_close(mean, BY_TORCH[name](bias))
             assert var.max() < 1e-12
             gradients = torch.autograd.grad((mean + var).sum(), leaves)
-            assert (all(g.isfinite().all() for g in gradients)
-                    and gradients[0].abs().max() < (1e-5 if samples else 0.5))
+            assert all(g.isfinite().all() for g in gradients) and gradients[
+                0
+            ].abs().max() < (1e-5 if samples else 0.5)
 
 
 def test_values_that_are_not_finite():
-    weight, bias = (torch.tensor([1.0, torch.nan, torch.inf, 1.0, 1.0]),
-                    torch.tensor([0.0, 0.0, 0.0, torch.nan, 0.5]))
+    weight, bias = (
+        torch.tensor([1.0, torch.nan, torch.inf, 1.0, 1.0]),
+        torch.tensor([0.0, 0.0, 0.0, torch.nan, 0.5]),
+    )
     for name in ACTIVATIONS:
-        mean, var = proxy_statistics(weight, bias, activation=name,
-                                     samples=200)
-        assert mean.isfinite().tolist() == var.isfinite().tolist() == [
-            True, False, False, False, True], name
+        mean, var = proxy_statistics(weight, bias, activation=name, samples=200)
+        assert (
+            mean.isfinite().tolist()
+            == var.isfinite().tolist()
+            == [True, False, False, False, True]
+        ), name
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.25, 1.0, -1.0])
 def test_closed_form_against_quadrature(slope):
-    for m, t in ((0.0, 1.0), (0.4, -1.2), (-3.0, 1.0), (6.0, 0.5),
-                 (-0.1, 0.02)):
+    for m, t in (
+        (0.0, 1.0),
+        (0.4, -1.2),
+        (-3.0, 1.0),
+        (6.0, 0.5),
+        (-0.1, 0.02),
+    ):
         ends = sorted({-14.0, float(np.clip(-m / t, -14, 14)), 14.0})
 
         def integral(f):
             return sum(
                 scipy.integrate.quad(
-                    lambda u: f(max(y := m + t * u, 0.0) + slope * min(y, 0.0))
-                        * scipy.stats.norm.pdf(u),
-                    *piece, epsabs=1e-14)[0] for piece in zip(ends, ends[1:]))
+                    lambda u: (
+                        f(max(y := m + t * u, 0.0) + slope * min(y, 0.0))
+                        * scipy.stats.norm.pdf(u)
+                    ),
+                    *piece,
+                    epsabs=1e-14,
+                )[0]
+                for piece in zip(ends, ends[1:])
+            )
 
         first = integral(lambda z: z)
         found = piecewise_linear(
-            *torch.tensor([m, t], dtype=torch.float64), slope)
+            *torch.tensor([m, t], dtype=torch.float64), slope
+        )
         np.testing.assert_allclose(
-            found, (first, integral(lambda z: (z - first) ** 2)), atol=1e-12)
+            found, (first, integral(lambda z: (z - first) ** 2)), atol=1e-12
+        )
 
 
 def test_closed_form_in_the_tails():
@@ -184,16 +250,19 @@ def test_closed_form_in_the_tails():
     digits; float32 to its last two.
     """
     import mpmath as mp
+
     mp.mp.dps = 60
     for x in (-12.0, -5.0, -1.0, 0.0, 0.3, 5.0, 1e3, 1e7):
         Phi, phi = mp.erfc(-mp.mpf(x) / mp.sqrt(2)) / 2, mp.npdf(x)
         mean = x * Phi + phi
         exact = mean, (x * mp.mpf(x) + 1) * Phi + x * phi - mean**2
         for dtype, tolerance in ((torch.float32, 3e-7), (torch.float64, 1e-11)):
-            for found, e in zip(piecewise_linear(
-                                    torch.tensor(x, dtype=dtype),
-                                    torch.tensor(1.0, dtype=dtype)),
-                                exact):
+            for found, e in zip(
+                piecewise_linear(
+                    torch.tensor(x, dtype=dtype), torch.tensor(1.0, dtype=dtype)
+                ),
+                exact,
+            ):
                 assert abs(float(found.item() / e) - 1) < tolerance, (x, dtype)
 
 
@@ -201,27 +270,37 @@ def test_closed_form_is_the_limit_of_the_nodes():
     leaves = parameters(48, torch.float64)
     leaves[1] = leaves[1].clamp(-4, 4)
     for name in ("relu", "leaky_relu", "identity"):
-        many, exact = (proxy_statistics(*leaves, name, samples=n)
-                       for n in (200_000, None))
+        many, exact = (
+            proxy_statistics(*leaves, name, samples=n) for n in (200_000, None)
+        )
         for a, b in zip(many, exact):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
 
 
 def test_derivatives_of_the_definition():
-    leaves = [t[:6].detach().clone().requires_grad_()
-              for t in parameters(60, torch.float64)]
+    leaves = [
+        t[:6].detach().clone().requires_grad_()
+        for t in parameters(60, torch.float64)
+    ]
     leaves[0].data.add_(torch.where(leaves[0] == 0, 0.5, 0.0))
     leaves[1].data.clamp_(-3, 3)
-    for name, samples in (("gelu", 20), ("tanh", 20), ("silu", 7),
-                          ("gelu_tanh", 3), ("relu", None),
-                          ("leaky_relu", None)):
+    for name, samples in (
+        ("gelu", 20),
+        ("tanh", 20),
+        ("silu", 7),
+        ("gelu_tanh", 3),
+        ("relu", None),
+        ("leaky_relu", None),
+    ):
         function = partial(proxy_statistics, activation=name, samples=samples)
-        assert (torch.autograd.gradcheck(function, leaves)
-                and torch.autograd.gradgradcheck(function, leaves))
+        assert torch.autograd.gradcheck(
+            function, leaves
+        ) and torch.autograd.gradgradcheck(function, leaves)
 
 
 @pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
 @pytest.mark.parametrize("name", ["relu", "gelu", "tanh"])
 def test_what_is_left_to_the_definition(name):
     """Second derivatives, functional transforms, forward mode, gradients in
@@ -239,26 +318,34 @@ def test_what_is_left_to_the_definition(name):
         return found
 
     def penalty():
-        leaves = [t.clone().requires_grad_()
-                  for t in (weight, bias, shift, scale)]
+        leaves = [
+            t.clone().requires_grad_() for t in (weight, bias, shift, scale)
+        ]
         first = torch.autograd.grad(
-            sum(f.square().sum() for f in function(*leaves)), leaves,
-            create_graph=True)
+            sum(f.square().sum() for f in function(*leaves)),
+            leaves,
+            create_graph=True,
+        )
         return torch.autograd.grad(sum(f.square().sum() for f in first), leaves)
 
     def twice_the_same():
         both_at_once = weight.clone().requires_grad_()
-        first, = torch.autograd.grad(
-            function(both_at_once, both_at_once)[1].sum(), both_at_once,
-            create_graph=True)
-        return (first.detach(),
-                torch.autograd.grad(first.square().sum(), both_at_once)[0])
+        (first,) = torch.autograd.grad(
+            function(both_at_once, both_at_once)[1].sum(),
+            both_at_once,
+            create_graph=True,
+        )
+        return (
+            first.detach(),
+            torch.autograd.grad(first.square().sum(), both_at_once)[0],
+        )
 
     def batched():
         leaves = [t.clone().requires_grad_() for t in (weight, bias)]
         grads = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
         return torch.autograd.grad(
-            function(*leaves)[1], leaves, grads, is_grads_batched=True)
+            function(*leaves)[1], leaves, grads, is_grads_batched=True
+        )
 
     def one_output_only():
         leaf = weight.clone().requires_grad_()
@@ -266,12 +353,21 @@ def test_what_is_left_to_the_definition(name):
 
     both(penalty), both(twice_the_same), both(batched), both(one_output_only)
     both(lambda: torch.func.jacrev(lambda w: function(w, bias))(weight))
-    both(lambda: torch.func.vmap(lambda b: function(weight, b))(
-             torch.stack([bias, bias + 1])))
-    both(lambda: torch.func.jvp(
-             lambda w: function(w, bias), (weight,), (torch.ones(5),)))
-    both(lambda: torch.jit.trace(
-             lambda w: function(w, bias), (weight,), check_trace=False)(weight))
+    both(
+        lambda: torch.func.vmap(lambda b: function(weight, b))(
+            torch.stack([bias, bias + 1])
+        )
+    )
+    both(
+        lambda: torch.func.jvp(
+            lambda w: function(w, bias), (weight,), (torch.ones(5),)
+        )
+    )
+    both(
+        lambda: torch.jit.trace(
+            lambda w: function(w, bias), (weight,), check_trace=False
+        )(weight)
+    )
     assert function(weight.to("meta"), bias.to("meta"))[0].device.type == "meta"
 
 
@@ -283,7 +379,10 @@ def test_compiled(samples):
     function = partial(proxy_statistics, activation="silu", samples=samples)
     torch.testing.assert_close(
         torch.compile(function, fullgraph=True)(weight, bias),
-        function(weight, bias), rtol=1e-4, atol=1e-5)
+        function(weight, bias),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_the_default_is_exact_or_of_1000_quantiles():
@@ -293,8 +392,10 @@ def test_the_default_is_exact_or_of_1000_quantiles():
         exact = proxy_statistics(*leaves, name, samples=None)
         for a, b in zip(proxy_statistics(*leaves, name), exact):
             assert torch.equal(a, b)
-    for a, b in zip(proxy_statistics(*leaves, F.hardswish),
-                    proxy_statistics(*leaves, F.hardswish, samples=1000)):
+    for a, b in zip(
+        proxy_statistics(*leaves, F.hardswish),
+        proxy_statistics(*leaves, F.hardswish, samples=1000),
+    ):
         assert torch.equal(a, b)
     with pytest.raises(ValueError, match='samples=.automatic.*or "auto"'):
         proxy_statistics(*leaves, "relu", samples="automatic")
@@ -306,24 +407,32 @@ def test_which_way(monkeypatch):
     float64, functions, and other backends.
     """
     calls, call = [], proxy._call
-    monkeypatch.setattr(proxy, "_call",
-                        lambda *arguments: calls.append(1) or call(*arguments))
+    monkeypatch.setattr(
+        proxy, "_call", lambda *arguments: calls.append(1) or call(*arguments)
+    )
     weight, bias = parameters()[:2]
     of_nodes = partial(proxy_statistics, samples=200)
-    (of_nodes(weight, bias),
-     of_nodes(weight.half(), bias.half(), activation="tanh"))
+    (
+        of_nodes(weight, bias),
+        of_nodes(weight.half(), bias.half(), activation="tanh"),
+    )
     assert len(calls) == 2
-    for leave in (lambda: of_nodes(weight.double(), bias),
-                  lambda: of_nodes(weight, bias, activation=torch.relu),
-                  lambda: proxy_statistics(weight, bias),
-                  lambda: of_nodes(weight[:0], bias[:0])):
+    for leave in (
+        lambda: of_nodes(weight.double(), bias),
+        lambda: of_nodes(weight, bias, activation=torch.relu),
+        lambda: proxy_statistics(weight, bias),
+        lambda: of_nodes(weight[:0], bias[:0]),
+    ):
         leave()
     for backend in ("eager", "compiled"):
         with set_backend(backend):
             of_nodes(weight, bias)
     assert len(calls) == 2
-    monkeypatch.setattr(native, "_library", lambda: compiler.CompilerError(
-        "no C++ compiler was found"))
+    monkeypatch.setattr(
+        native,
+        "_library",
+        lambda: compiler.CompilerError("no C++ compiler was found"),
+    )
     with set_backend("auto"):
         of_nodes(weight, bias)
     assert len(calls) == 2
@@ -340,69 +449,133 @@ def test_layouts_and_dtypes():
     spread = proxy_statistics(leaf.expand(6), bias[:6])
     torch.testing.assert_close(
         torch.autograd.grad(spread[0].sum(), leaf)[0],
-        sum(torch.autograd.grad(proxy_statistics(leaf, b[None])[0].sum(),
-                                leaf)[0] for b in bias[:6]))
-    assert (proxy_statistics(weight.view(4, 60), bias.view(4, 60))[0].shape
-            == (4, 60) and proxy_statistics(weight[0], bias[0])[0].shape == ())
+        sum(
+            torch.autograd.grad(proxy_statistics(leaf, b[None])[0].sum(), leaf)[
+                0
+            ]
+            for b in bias[:6]
+        ),
+    )
+    assert (
+        proxy_statistics(weight.view(4, 60), bias.view(4, 60))[0].shape
+        == (4, 60)
+        and proxy_statistics(weight[0], bias[0])[0].shape == ()
+    )
     for dtype in (torch.float16, torch.bfloat16):
         half = weight[:10].to(dtype).requires_grad_()
         mean, var = proxy_statistics(
-            half, bias[:10].clamp(-5, 5).to(dtype), activation="gelu")
+            half, bias[:10].clamp(-5, 5).to(dtype), activation="gelu"
+        )
         assert mean.dtype == var.dtype == torch.float32
-        torch.testing.assert_close(var, proxy_statistics(
-            half.float(), bias[:10].clamp(-5, 5).to(dtype).float(),
-            activation="gelu")[1])
+        torch.testing.assert_close(
+            var,
+            proxy_statistics(
+                half.float(),
+                bias[:10].clamp(-5, 5).to(dtype).float(),
+                activation="gelu",
+            )[1],
+        )
         assert torch.autograd.grad(var.sum(), half)[0].dtype == dtype
-    assert (proxy_statistics(weight.double(), bias.double())[0].dtype
-            == torch.float64)
+    assert (
+        proxy_statistics(weight.double(), bias.double())[0].dtype
+        == torch.float64
+    )
 
 
 def test_same_bits_for_any_number_of_threads():
     weight, bias = torch.randn(
-        2, 700, generator=torch.Generator().manual_seed(0))
+        2, 700, generator=torch.Generator().manual_seed(0)
+    )
     threads, found = torch.get_num_threads(), []
     try:
         for n in (1, 2, 3):
             torch.set_num_threads(n)
             found.append(
-                derivatives(partial(proxy_statistics, activation="gelu"),
-                            (weight, bias), torch.ones(2, 700)))
+                derivatives(
+                    partial(proxy_statistics, activation="gelu"),
+                    (weight, bias),
+                    torch.ones(2, 700),
+                )
+            )
     finally:
         torch.set_num_threads(threads)
     for outputs, gradients in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(
-                       (*outputs, *gradients), (*found[0][0], *found[0][1])))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(
+                (*outputs, *gradients), (*found[0][0], *found[0][1])
+            )
+        )
 
 
 def test_parameters_that_need_no_gradient():
     weight, bias, shift, scale = parameters()
     for needed in range(4):
-        leaves = [t.clone().requires_grad_(k == needed)
-                  for k, t in enumerate((weight, bias, shift, scale))]
+        leaves = [
+            t.clone().requires_grad_(k == needed)
+            for k, t in enumerate((weight, bias, shift, scale))
+        ]
         mean, var = proxy_statistics(*leaves)
         (mean.sum() + var.clamp(max=10).sum()).backward()
         assert [leaf.grad is not None for leaf in leaves] == [
-            k == needed for k in range(4)]
+            k == needed for k in range(4)
+        ]
 
 
-@pytest.mark.parametrize("arguments, options, error, words", [
-    ((torch.ones(3), torch.ones(4)), {}, ValueError,
-     r"bias has shape \(4,\), weight \(3,\)"),
-    ((torch.ones(3), torch.ones(3), torch.ones(2)), {}, ValueError,
-     "proxy_mean has shape"),
-    ((torch.ones(3), torch.ones(3, dtype=torch.int64)), {}, TypeError,
-     "bias is a tensor of torch.int64"),
-    ((torch.ones(3), None), {}, TypeError, "bias is None"),
-    ((torch.ones(3), torch.ones(3)), {"activation": "rellu"}, ValueError,
-     "relu"),
-    ((torch.ones(3), torch.ones(3)), {"samples": 0}, ValueError, "samples=0"),
-    ((torch.ones(3), torch.ones(3)), {"samples": 2.5}, ValueError,
-     "samples=2.5"),
-    ((torch.ones(3), torch.ones(3)), {"activation": lambda y: y.sum(-1)},
-     ValueError, "element by element"),
-    ((torch.ones(3), torch.ones(3)),
-     {"activation": lambda y: y.sum(-1), "samples": None}, ValueError,
-     "element by element")])
+@pytest.mark.parametrize(
+    "arguments, options, error, words",
+    [
+        (
+            (torch.ones(3), torch.ones(4)),
+            {},
+            ValueError,
+            r"bias has shape \(4,\), weight \(3,\)",
+        ),
+        (
+            (torch.ones(3), torch.ones(3), torch.ones(2)),
+            {},
+            ValueError,
+            "proxy_mean has shape",
+        ),
+        (
+            (torch.ones(3), torch.ones(3, dtype=torch.int64)),
+            {},
+            TypeError,
+            "bias is a tensor of torch.int64",
+        ),
+        ((torch.ones(3), None), {}, TypeError, "bias is None"),
+        (
+            (torch.ones(3), torch.ones(3)),
+            {"activation": "rellu"},
+            ValueError,
+            "relu",
+        ),
+        (
+            (torch.ones(3), torch.ones(3)),
+            {"samples": 0},
+            ValueError,
+            "samples=0",
+        ),
+        (
+            (torch.ones(3), torch.ones(3)),
+            {"samples": 2.5},
+            ValueError,
+            "samples=2.5",
+        ),
+        (
+            (torch.ones(3), torch.ones(3)),
+            {"activation": lambda y: y.sum(-1)},
+            ValueError,
+            "element by element",
+        ),
+        (
+            (torch.ones(3), torch.ones(3)),
+            {"activation": lambda y: y.sum(-1), "samples": None},
+            ValueError,
+            "element by element",
+        ),
+    ],
+)
 def test_errors(arguments, options, error, words):
     with pytest.raises(error, match=words):
         proxy_statistics(*arguments, **options)
@@ -415,8 +588,10 @@ def test_other_default_dtype():
     proxy._kernel_nodes.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
-        assert all(torch.equal(a, b) for a, b in zip(
-                       proxy_statistics(*leaves, "gelu", 33), expected))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(proxy_statistics(*leaves, "gelu", 33), expected)
+        )
     finally:
         torch.set_default_dtype(torch.float32)
         proxy._kernel_nodes.cache_clear()
@@ -427,24 +602,33 @@ def test_integrals_without_a_rule_s_bias(name):
     """`samples=None` of each named activation, with shift and stretch, against
     scipy; half precision in float32.
     """
-    leaves = [torch.tensor([v], dtype=torch.float64)
-              for v in (-1.3, 0.4, 0.2, -0.1)]
+    leaves = [
+        torch.tensor([v], dtype=torch.float64) for v in (-1.3, 0.4, 0.2, -0.1)
+    ]
     weight, bias, shift, stretch = (v.item() for v in leaves)
     m, t = bias + weight * shift, weight * (1 + stretch)
     value = lambda u: BY_TORCH[name](
-        torch.tensor(m + t * u, dtype=torch.float64)).item()
+        torch.tensor(m + t * u, dtype=torch.float64)
+    ).item()
     integral = lambda f: scipy.integrate.quad(
-        lambda u: f(u) * scipy.stats.norm.pdf(u), -12, 12, points=[-m / t],
-        epsabs=1e-12, epsrel=1e-12)[0]
+        lambda u: f(u) * scipy.stats.norm.pdf(u),
+        -12,
+        12,
+        points=[-m / t],
+        epsabs=1e-12,
+        epsrel=1e-12,
+    )[0]
     mean = integral(value)
     var = integral(lambda u: (value(u) - mean) ** 2)
     found = proxy_statistics(*leaves, name, None, 0.3)
-    np.testing.assert_allclose([v.item() for v in found], [mean, var],
-                               rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        [v.item() for v in found], [mean, var], rtol=1e-9, atol=1e-9
+    )
     half = proxy_statistics(*(v.half() for v in leaves), name, None, 0.3)
     assert all(v.dtype == torch.float32 for v in half)
-    np.testing.assert_allclose([v.item() for v in half], [mean, var], rtol=5e-3,
-                               atol=5e-3)
+    np.testing.assert_allclose(
+        [v.item() for v in half], [mean, var], rtol=5e-3, atol=5e-3
+    )
 
 
 def test_pieces_at_a_spread_of_zero_and_far_from_the_kink():
@@ -467,10 +651,17 @@ def test_pieces_at_a_spread_of_zero_and_far_from_the_kink():
 
 def test_a_jump_of_the_function():
     "Mean and derivative of a step: Φ(m/t) and ϕ(m/t)/t."
-    m, t = (torch.tensor([v], dtype=torch.float64, requires_grad=True)
-            for v in (0.5, 1.5))
+    m, t = (
+        torch.tensor([v], dtype=torch.float64, requires_grad=True)
+        for v in (0.5, 1.5)
+    )
     mean, _ = by_pieces(m, t, lambda y: (y > 2).double(), (2.0,))
     x = (0.5 - 2) / 1.5
     assert abs(mean.item() - scipy.stats.norm.cdf(x)) < 1e-12
-    assert abs(torch.autograd.grad(mean, m)[0].item()
-               - scipy.stats.norm.pdf(x) / 1.5) < 1e-12
+    assert (
+        abs(
+            torch.autograd.grad(mean, m)[0].item()
+            - scipy.stats.norm.pdf(x) / 1.5
+        )
+        < 1e-12
+    )

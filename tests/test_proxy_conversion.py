@@ -1,6 +1,7 @@
 """Models that become proxy-normalized: timm's, ours, and what is left or
 refused, with its reason.
 """
+
 import copy
 
 import pytest
@@ -21,8 +22,9 @@ def of_kind(model, kind):
     return [m for m in model.modules() if isinstance(m, kind)]
 
 
-@pytest.mark.parametrize("name, norms, inside", [
-    ("resnetv2_18", 17, 0), ("efficientnet_b0", 49, 2)])
+@pytest.mark.parametrize(
+    "name, norms, inside", [("resnetv2_18", 17, 0), ("efficientnet_b0", 49, 2)]
+)
 def test_timm(name, norms, inside):
     """All batch norms go, squeeze-excite stays, scaling is off once; the twin
     built by hand of the same parts gives the same.
@@ -37,7 +39,8 @@ def test_timm(name, norms, inside):
     assert [p.scale for p in proxies].count(False) == 1
     assert not proxies[-1].scale
     assert {row.reason for row in report.left} == (
-        {"SqueezeExcite has no normalizer"} if inside else set())
+        {"SqueezeExcite has no normalizer"} if inside else set()
+    )
     hand = copy.deepcopy(before)
     last = of_kind(hand, BATCH)[-1]
     for parent in list(hand.modules()):
@@ -48,15 +51,20 @@ def test_timm(name, norms, inside):
                 proxy = ProxyNorm(m.num_features, m.act, scale=m is not last)
                 if not acts:
                     group.bias = None
-                setattr(parent, child,
-                        nn.Sequential(group, proxy) if acts else group)
+                setattr(
+                    parent,
+                    child,
+                    nn.Sequential(group, proxy) if acts else group,
+                )
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(model(x), hand.eval()(x), rtol=1e-4,
-                                   atol=1e-4)
+        torch.testing.assert_close(
+            model(x), hand.eval()(x), rtol=1e-4, atol=1e-4
+        )
         # of the batch nothing is left
-        torch.testing.assert_close(model.train()(x)[:1], model(x[:1]),
-                                   rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            model.train()(x)[:1], model(x[:1]), rtol=1e-3, atol=1e-3
+        )
 
 
 def test_parameters_keep_their_identity_and_everything_is_checked_first():
@@ -74,8 +82,9 @@ def test_parameters_keep_their_identity_and_everything_is_checked_first():
     assert net.act.proxy_mean is None
     assert all(p.dtype is torch.float64 for p in net.parameters())
     instance = to_proxy_norm(models.build("small_resnet_v2"), norm="instance")
-    assert all(m.num_groups == m.num_channels
-               for m in of_kind(instance, nn.GroupNorm))
+    assert all(
+        m.num_groups == m.num_channels for m in of_kind(instance, nn.GroupNorm)
+    )
 
 
 def test_training_works_and_saves():
@@ -121,20 +130,36 @@ def branching(net, y):
     return net.act(y) if y.sum() > 0 else y
 
 
-@pytest.mark.parametrize("net, words", [
-    (Net(lambda net, y: F.relu(y)), "the function relu"),
-    (Net(lambda net, y: y.relu()), "the function relu"),
-    (Net(lambda net, y: F.selu(y)), "the function selu"),
-    (Net(lambda net, y: torch.relu_(y)), "the function relu_"),
-    (Net(lambda net, y: y.clamp(min=0)), "the function clamp"),
-    (Net(lambda net, y: F.softplus(y, beta=2)), "the function softplus"),
-    (Net(lambda net, y: y * torch.sigmoid(y)), "the function sigmoid"),
-    (Net(twice, act=nn.ReLU()), "act is called in several places"),
-    (Net(lambda net, y: net.act(net.norm(y)), act=nn.ReLU()), "called 2 times"),
-    (Net(lambda net, y: net.act(y) + y, act=nn.ReLU()), "it follows BatchNorm"),
-    (Net(lambda net, y: net.act(y + 1), act=nn.ReLU()), "it follows add"),
-    (Net(lambda net, y: net.act(net.more(y)), act=nn.ReLU(),
-         more=nn.Conv2d(8, 8, 1)), "it follows Conv2d")])
+@pytest.mark.parametrize(
+    "net, words",
+    [
+        (Net(lambda net, y: F.relu(y)), "the function relu"),
+        (Net(lambda net, y: y.relu()), "the function relu"),
+        (Net(lambda net, y: F.selu(y)), "the function selu"),
+        (Net(lambda net, y: torch.relu_(y)), "the function relu_"),
+        (Net(lambda net, y: y.clamp(min=0)), "the function clamp"),
+        (Net(lambda net, y: F.softplus(y, beta=2)), "the function softplus"),
+        (Net(lambda net, y: y * torch.sigmoid(y)), "the function sigmoid"),
+        (Net(twice, act=nn.ReLU()), "act is called in several places"),
+        (
+            Net(lambda net, y: net.act(net.norm(y)), act=nn.ReLU()),
+            "called 2 times",
+        ),
+        (
+            Net(lambda net, y: net.act(y) + y, act=nn.ReLU()),
+            "it follows BatchNorm",
+        ),
+        (Net(lambda net, y: net.act(y + 1), act=nn.ReLU()), "it follows add"),
+        (
+            Net(
+                lambda net, y: net.act(net.more(y)),
+                act=nn.ReLU(),
+                more=nn.Conv2d(8, 8, 1),
+            ),
+            "it follows Conv2d",
+        ),
+    ],
+)
 def test_what_is_left_and_named(net, words):
     if not words.startswith("it follows"):
         with pytest.raises(ValueError, match=f"would stay(?s:.*){words}"):
@@ -159,18 +184,34 @@ class Block(nn.Module):
         return self.act(self.bn2(self.conv2(y)) + x)
 
 
-@pytest.mark.parametrize("act, reason", [
-    (nn.ReLU, "its activation {0}.act is called in several places: give each "
-              "one of its own"),
-    (lambda: F.relu, "its activation is the function relu, which cannot be "
-                     "replaced: make it a module, such as nn.ReLU()")])
+@pytest.mark.parametrize(
+    "act, reason",
+    [
+        (
+            nn.ReLU,
+            "its activation {0}.act is called in several places: give each "
+            "one of its own",
+        ),
+        (
+            lambda: F.relu,
+            "its activation is the function relu, which cannot be "
+            "replaced: make it a module, such as nn.ReLU()",
+        ),
+    ],
+)
 def test_batch_norms_do_not_stay_unasked(act, reason):
     """As in torchvision's ResNet-18: what, why and what to do, for each block;
     nothing is changed. With `partial` the rest is replaced, skip is a wish.
     """
+
     def net():
-        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(),
-                             Block(act()), Block(act()))
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            Block(act()),
+            Block(act()),
+        )
 
     model = net()
     with pytest.raises(ValueError) as refused:
@@ -200,10 +241,16 @@ def test_a_batch_norm_of_another_making_would_stay_too():
     assert type(net[1]) is Own and report.left
 
 
-@pytest.mark.parametrize("run", [
-    lambda net, y: 2 * y + 1, lambda net, y: F.max_pool2d(y, 2),
-    lambda net, y: F.dropout(y, 0.1), lambda net, y: y.flatten(1),
-    lambda net, y: y + y.mean((2, 3), keepdim=True)])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda net, y: 2 * y + 1,
+        lambda net, y: F.max_pool2d(y, 2),
+        lambda net, y: F.dropout(y, 0.1),
+        lambda net, y: y.flatten(1),
+        lambda net, y: y + y.mean((2, 3), keepdim=True),
+    ],
+)
 def test_functions_that_are_no_activation(run):
     _, report = to_proxy_norm(Net(run), groups=4, return_report=True)
     assert [row.after for row in report.replaced] == ["GroupNorm(4), γ only"]
@@ -213,8 +260,9 @@ def test_functions_that_are_no_activation(run):
 def test_functions_are_tried_without_data_too():
     with torch.device("meta"):
         net = Net(lambda net, y: F.selu(y))
-        _, report = to_proxy_norm(net, groups=4, partial=True,
-                                  return_report=True)
+        _, report = to_proxy_norm(
+            net, groups=4, partial=True, return_report=True
+        )
     assert "the function selu" in report.left[0].reason
 
 
@@ -240,31 +288,40 @@ def test_what_is_refused():
 def test_skip_and_other_normalizers():
     net = models.build("small_resnet_v2")
     net.stages[0].norm1 = nn.GroupNorm(2, 16)
-    _, report = to_proxy_norm(net, groups=4, skip=["stages.1", "norm"],
-                              return_report=True)
+    _, report = to_proxy_norm(
+        net, groups=4, skip=["stages.1", "norm"], return_report=True
+    )
     left = {row.name: row.reason for row in report.left}
     assert left["norm"] == left["stages.1.norm1"] == "skipped, as asked"
     assert left["stages.0.norm1"] == "no batch norm"
     assert {type(m) for m in (net.norm, net.stages[1].norm1)} == {
-        nn.BatchNorm2d}
+        nn.BatchNorm2d
+    }
     assert isinstance(net.stages[2].act1, ProxyNorm)
     assert isinstance(net.act, nn.ReLU)
 
 
-@pytest.mark.parametrize("norm, conv, shape", [
-    (nn.BatchNorm1d, nn.Linear, (4, 6)),
-    (nn.BatchNorm3d, None, (2, 8, 2, 3, 2))])
+@pytest.mark.parametrize(
+    "norm, conv, shape",
+    [
+        (nn.BatchNorm1d, nn.Linear, (4, 6)),
+        (nn.BatchNorm3d, None, (2, 8, 2, 3, 2)),
+    ],
+)
 def test_other_numbers_of_axes(norm, conv, shape):
     first = nn.Linear(6, 8) if conv else nn.Identity()
-    net = nn.Sequential(first, norm(8, affine=False), nn.Dropout(0.5),
-                        nn.Identity(), nn.GELU())
+    net = nn.Sequential(
+        first, norm(8, affine=False), nn.Dropout(0.5), nn.Identity(), nn.GELU()
+    )
     _, report = to_proxy_norm(net, groups=2, return_report=True)
     assert [r.after for r in report.replaced] == ["GroupNorm(2)"]
     assert "it follows Dropout" in report.left[0].reason
     net = nn.Sequential(first, norm(8, affine=False), nn.Identity(), nn.GELU())
     to_proxy_norm(net, groups=2)
-    assert isinstance(net[3], ProxyNorm) and net(torch.randn(shape)).isfinite(
-        ).all()
+    assert (
+        isinstance(net[3], ProxyNorm)
+        and net(torch.randn(shape)).isfinite().all()
+    )
 
 
 def test_public_name():
@@ -276,10 +333,12 @@ def test_fused():
     for name in ("small_resnet_v2", "small_efficientnet"):
         torch.manual_seed(0)
         net = models.build(name)
-        apart, report = to_proxy_norm(net, groups=4, inplace=False,
-                                      return_report=True)
-        fused, other = to_proxy_norm(net, groups=4, inplace=False, fused=True,
-                                     return_report=True)
+        apart, report = to_proxy_norm(
+            net, groups=4, inplace=False, return_report=True
+        )
+        fused, other = to_proxy_norm(
+            net, groups=4, inplace=False, fused=True, return_report=True
+        )
         assert apart.state_dict().keys() == fused.state_dict().keys()
         assert len(report.replaced) == len(other.replaced)
         assert {m.groups for m in of_kind(fused, ProxyNorm)} == {4}

@@ -1,6 +1,7 @@
 """The recipe of proxy normalization: each arm is what its name says, at each
 scale; rows of the smallest.
 """
+
 import json
 from pathlib import Path
 
@@ -30,13 +31,22 @@ def of_kind(model, kind):
     return [m for m in model.modules() if isinstance(m, kind)]
 
 
-@pytest.mark.parametrize("recipe, scale", [
-    (recipe, scale) for recipe in RECIPES for scale in recipe.scales
-    if recipe is not proxy_deep or scale == "paper"])
+@pytest.mark.parametrize(
+    "recipe, scale",
+    [
+        (recipe, scale)
+        for recipe in RECIPES
+        for scale in recipe.scales
+        if recipe is not proxy_deep or scale == "paper"
+    ],
+)
 def test_each_arm_is_what_its_name_says(recipe, scale):
     arms = recipe.scales[scale]
-    assert set(arms) == {name + extra for extra in ("", ", regularized")
-                         for name in (*NORMS, "GN+PN and transform")}
+    assert set(arms) == {
+        name + extra
+        for extra in ("", ", regularized")
+        for name in (*NORMS, "GN+PN and transform")
+    }
     for name, config in arms.items():
         if recipe is proxy_deep and name not in ("BN", "GN+PN, regularized"):
             continue
@@ -52,8 +62,7 @@ def test_each_arm_is_what_its_name_says(recipe, scale):
         if name.startswith("LN"):
             assert {m.num_groups for m in of_kind(model, nn.GroupNorm)} == {1}
         settings = Settings(**config["train"])
-        assert (settings.label_smoothing > 0) == extra == (
-            model.dropout.p > 0)
+        assert (settings.label_smoothing > 0) == extra == (model.dropout.p > 0)
 
 
 def test_committed_rows_are_of_the_recipe_and_of_200_quantiles():
@@ -65,25 +74,41 @@ def test_committed_rows_are_of_the_recipe_and_of_200_quantiles():
     for file in files:
         row = json.loads(file.read_text())
         config = proxy.scales["book"][row["arm"]]
-        assert file.stem.endswith("-" + results.identity(
-            "proxy-norm", row["arm"], config, row["seed"], row["data_hash"]))
+        assert file.stem.endswith(
+            "-"
+            + results.identity(
+                "proxy-norm", row["arm"], config, row["seed"], row["data_hash"]
+            )
+        )
     assert len(files) == 120
     models = [
-        *(make(config, 0) for recipe, make in (
-            (proxy, proxy_model), (proxy_deep, proxy_model),
-            *((one, proxy_paper.paper_model) for one in (
-                proxy_paper.resnet50, proxy_paper.efficientnet_b0)))
-          for config in recipe.scales["smoke"].values()
-          if config["norm"]["proxy"]),
-        power_training.network("LN+PN", 0), power_training.network("GN+PN", 0)]
+        *(
+            make(config, 0)
+            for recipe, make in (
+                (proxy, proxy_model),
+                (proxy_deep, proxy_model),
+                *(
+                    (one, proxy_paper.paper_model)
+                    for one in (
+                        proxy_paper.resnet50,
+                        proxy_paper.efficientnet_b0,
+                    )
+                ),
+            )
+            for config in recipe.scales["smoke"].values()
+            if config["norm"]["proxy"]
+        ),
+        power_training.network("LN+PN", 0),
+        power_training.network("GN+PN", 0),
+    ]
     found = [m.samples for model in models for m in of_kind(model, ProxyNorm)]
     assert len(found) > 100 and set(found) == {200}
 
 
 def test_a_run_and_the_same_again():
     config = proxy.scales["smoke"]["GN+PN and transform, regularized"] | {
-        "train": {"epochs": 1, "batch": 32, "steps": 3,
-                  "label_smoothing": 0.1}}
+        "train": {"epochs": 1, "batch": 32, "steps": 3, "label_smoothing": 0.1}
+    }
     first, again = (module.run(config, seed=1) for _ in range(2))
     for epoch in (*first["history"], *again["history"]):
         del epoch["seconds"]
@@ -94,7 +119,7 @@ def test_a_run_and_the_same_again():
 
 def test_rows_are_written(tmp_path):
     results.run_recipe(proxy, "smoke", seeds=1, out=tmp_path, arms=["LN+PN"])
-    row, = results.rows(proxy, "smoke", tmp_path)
+    (row,) = results.rows(proxy, "smoke", tmp_path)
     assert 0 <= row["metrics"]["collapse_after"] < 0.5
 
 
@@ -108,4 +133,5 @@ def test_what_the_paper_reports_stands_beside_the_arms():
     assert proxy.paper["GN+PN"].mean == 91.4
     assert proxy_deep.paper["GN, regularized"].mean == 92.9
     assert module.proxy_cifar100.paper["BN, regularized"].se == pytest.approx(
-        0.2 / 10**0.5, abs=1e-3)
+        0.2 / 10**0.5, abs=1e-3
+    )

@@ -2,6 +2,7 @@
 PyTorch's batch norm, for each layer that has a factor for each channel; what is
 refused, and in which words.
 """
+
 import json
 import sys
 from pathlib import Path
@@ -16,20 +17,30 @@ from normalnorm.analysis import pruning
 from normalnorm.experiments.models import SmallResNet
 
 GONE = {"1": [0, 3], "4": [1, 2, 7]}
-EXACT = {"batch": nn.BatchNorm2d, "batch normality": nm.BatchNormalNorm2d,
-         "instance": lambda c: nn.InstanceNorm2d(c, affine=True),
-         "instance normality": lambda c: nm.InstanceNormalNorm2d(
-             c, affine=True),
-         "synchronized": nm.SyncBatchNormalNorm, "renorm": nm.BatchReNorm,
-         "filter response": nm.FilterResponseNorm}
+EXACT = {
+    "batch": nn.BatchNorm2d,
+    "batch normality": nm.BatchNormalNorm2d,
+    "instance": lambda c: nn.InstanceNorm2d(c, affine=True),
+    "instance normality": lambda c: nm.InstanceNormalNorm2d(c, affine=True),
+    "synchronized": nm.SyncBatchNormalNorm,
+    "renorm": nm.BatchReNorm,
+    "filter response": nm.FilterResponseNorm,
+}
 
 
 def net(norm, activation=nn.GELU, mode="circular"):
     conv = {"kernel_size": 3, "padding": 1, "padding_mode": mode}
     model = nn.Sequential(
-        nn.Conv2d(1, 6, bias=False, **conv), norm(6), activation(),
-        nn.Conv2d(6, 8, **conv), norm(8), activation(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(8 * 16, 5))
+        nn.Conv2d(1, 6, bias=False, **conv),
+        norm(6),
+        activation(),
+        nn.Conv2d(6, 8, **conv),
+        norm(8),
+        activation(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 5),
+    )
     for layer in (model[1], model[4]):
         for p in layer.parameters():
             nn.init.uniform_(p, 0.2, 1.5)
@@ -81,15 +92,18 @@ def test_parameters_as_torch_pruning_leaves_them():
     peer.load_state_dict(model.state_dict())
     graph = tp.DependencyGraph().build_dependency(peer, X)
     for name, gone in GONE.items():
-        graph.get_pruning_group(peer[int(name) - 1],
-                                tp.prune_conv_out_channels, gone).prune()
+        graph.get_pruning_group(
+            peer[int(name) - 1], tp.prune_conv_out_channels, gone
+        ).prune()
     for i in (0, 1, 3, 4, 8):
         torch.testing.assert_close(
-            peer[i].weight, pruning.mask_channels(small, {})[i].weight)
+            peer[i].weight, pruning.mask_channels(small, {})[i].weight
+        )
         assert peer[i].weight.shape == small[i].weight.shape
     for name in ("running_mean", "running_var", "bias"):
-        torch.testing.assert_close(getattr(peer[1], name),
-                                   getattr(small[1], name))
+        torch.testing.assert_close(
+            getattr(peer[1], name), getattr(small[1], name)
+        )
 
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm, nm.GroupNormalNorm])
@@ -128,9 +142,13 @@ def test_groups_lose_equally_many(norm):
     with pytest.raises(ValueError, match=r"lose \[2, 0\] channels"):
         pruning.remove_channels(model, X, {"1": [0, 1]}, inexact=True)
     assert pruning.prune_by_gamma(model, X, 0.6, inexact=True)(X).shape == (
-        3, 5)
-    single, = {row.obstacle for row in
-               pruning.gamma_report(net(lambda c: norm(c, c)), X)}
+        3,
+        5,
+    )
+    (single,) = {
+        row.obstacle
+        for row in pruning.gamma_report(net(lambda c: norm(c, c)), X)
+    }
     assert "single channel" in single
     rows = pruning.gamma_report(net(lambda c: nm.FilterResponseNorm(c)), X)
     assert {row.groups for row in rows} == {1}
@@ -139,8 +157,10 @@ def test_groups_lose_equally_many(norm):
 def test_residual_networks_keep_their_stream():
     installed("torch_pruning")
     model = SmallResNet(width=4, stem_stride=1, norm=nm.BatchNormalNorm2d)
-    report = {row.name: row for row in
-              pruning.gamma_report(model, torch.zeros(1, 1, 8, 8))}
+    report = {
+        row.name: row
+        for row in pruning.gamma_report(model, torch.zeros(1, 1, 8, 8))
+    }
     free = [name for name, row in report.items() if not row.obstacle]
     assert free == [f"stages.{i}.norm1" for i in range(3)]
     assert report["stages.1.norm1"].takers == ("stages.1.conv2",)
@@ -148,19 +168,24 @@ def test_residual_networks_keep_their_stream():
     small = pruning.prune_by_gamma(model, torch.zeros(1, 1, 8, 8), 0.5)
     assert small(torch.randn(2, 1, 8, 8)).shape == (2, 10)
     assert len(small.stages[0].norm1.running_lambda) == (
-        small.stages[0].conv1.out_channels)
+        small.stages[0].conv1.out_channels
+    )
     with pytest.raises(ValueError, match="'stem_norm' can be removed"):
-        pruning.remove_channels(model, torch.zeros(1, 1, 8, 8),
-                                {"stem_norm": [0]})
+        pruning.remove_channels(
+            model, torch.zeros(1, 1, 8, 8), {"stem_norm": [0]}
+        )
 
 
 def test_what_mixes_is_refused():
     installed("torch_pruning")
+
     class Mean(nn.Module):
         def forward(self, x):
             return x - x.mean(1, keepdim=True) * torch.arange(8)[:, None]
-    model = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), Mean(),
-                          nn.Conv2d(3, 2, 1))
+
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), Mean(), nn.Conv2d(3, 2, 1)
+    )
     with pytest.raises(ValueError, match="different values"):
         pruning.remove_channels(model, torch.randn(2, 1, 8, 8), {"1": [0]})
 
@@ -173,23 +198,34 @@ def test_smallest():
     assert pruning.smallest(scores, 0.8, keep=2) == {"a": [1]}
     six = {"a": torch.tensor([1.0, 2, 3, 9, 8, 7]), "b": torch.ones(2) * 5}
     for share, groups, gone in (
-            (3 / 8, {"a": 1}, {"a": [0, 1, 2]}),
-            (3 / 8, {"a": 2}, {"a": [0, 5]}), (1 / 8, {"a": 2}, {}),
-            (0.99, {"a": 3, "b": 2}, {"a": [0, 2, 5]})):
+        (3 / 8, {"a": 1}, {"a": [0, 1, 2]}),
+        (3 / 8, {"a": 2}, {"a": [0, 5]}),
+        (1 / 8, {"a": 2}, {}),
+        (0.99, {"a": 3, "b": 2}, {"a": [0, 2, 5]}),
+    ):
         assert pruning.smallest(six, share, groups=groups) == gone
     with pytest.raises(ValueError, match="cannot be 4 groups"):
         pruning.smallest(six, 0.5, groups={"a": 4})
-    for change, says in (((1.0,), "share=1.0"), ((-0.1,), "share=-0.1"),
-                         ((0.5, 0), "keep=0")):
+    for change, says in (
+        ((1.0,), "share=1.0"),
+        ((-0.1,), "share=-0.1"),
+        ((0.5, 0), "keep=0"),
+    ):
         with pytest.raises(ValueError, match=says):
             pruning.smallest(scores, *change)
     with pytest.raises(ValueError, match="one finite number"):
         pruning.smallest({"a": torch.tensor([float("nan")])}, 0.5)
 
 
-@pytest.mark.parametrize("channels, says", [
-    ({"9": [0]}, "there are 1, 4"), ({"1": [6]}, "from 0 to 5"),
-    ({"1": [0, 0]}, "different numbers"), ({"1": [-1]}, "from 0 to 5")])
+@pytest.mark.parametrize(
+    "channels, says",
+    [
+        ({"9": [0]}, "there are 1, 4"),
+        ({"1": [6]}, "from 0 to 5"),
+        ({"1": [0, 0]}, "different numbers"),
+        ({"1": [-1]}, "from 0 to 5"),
+    ],
+)
 def test_mask_says_what_is_wrong(channels, says):
     with pytest.raises(ValueError, match=says):
         pruning.mask_channels(net(nn.BatchNorm2d), channels)
@@ -222,10 +258,12 @@ def test_the_rows_are_of_the_tool():
     parameters, and time was measured where γ chose.
     """
     slimming = pytest.importorskip(
-        "tools.slimming", reason="the book's tools are not installed")
+        "tools.slimming", reason="the book's tools are not installed"
+    )
     record = json.loads(slimming.RECORD.read_text())["parts"]
-    assert slimming.RECORD == (Path(__file__).resolve().parent.parent
-                               / "results/pruning.json")
+    assert slimming.RECORD == (
+        Path(__file__).resolve().parent.parent / "results/pruning.json"
+    )
     example = torch.zeros(1, 1, 8, 8)
     for kind, make in slimming.NETWORKS.items():
         for norm, layer in slimming.NORMS.items():
@@ -233,12 +271,15 @@ def test_the_rows_are_of_the_tool():
             for rows in record[kind][norm].values():
                 assert set(rows) == {str(s) for s in range(slimming.SEEDS)}
                 for row in (part["found"] for part in rows.values()):
-                    assert whole == {"parameters": row["whole_parameters"],
-                                     "macs": row["whole_macs"]}
+                    assert whole == {
+                        "parameters": row["whole_parameters"],
+                        "macs": row["whole_macs"],
+                    }
                     assert len(row["cuts"]) == 3 * len(slimming.SHARES)
                     for cut in row["cuts"]:
                         assert cut["parameters"] < whole["parameters"]
                         assert cut["macs"] < whole["macs"]
                         assert ("time" in cut) == (cut["by"] == "γ")
     assert len(record["speed"]["found"]) == len(slimming.NETWORKS) * len(
-        slimming.NORMS) * len(slimming.SHARES)
+        slimming.NORMS
+    ) * len(slimming.SHARES)

@@ -1,6 +1,7 @@
 """What a reader meets: code that is folded, the words in its place, and how
 much code is left.
 """
+
 import json
 import re
 
@@ -8,7 +9,8 @@ import pytest
 
 pytestmark = pytest.mark.book
 pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed")
+    "tools.chapters", reason="the book's tools are not installed"
+)
 from tools import folding, plain, reading  # noqa: E402
 from tools.chapters import ROOT, Chapter, chapters, renamed  # noqa: E402
 from tools.dialect import fold_of, translate_notebook  # noqa: E402
@@ -27,8 +29,11 @@ NO_PICTURE = {
     "750_experiments.train": "five demands, in words",
     "760_experiments.results": "the table of what a row answers",
     "762_experiments.tables": "a whole report",
-    "905_notation": "a table", "910_what_was_checked": "a table",
-    "915_coverage": "a table", "920_errata": "a table"}
+    "905_notation": "a table",
+    "910_what_was_checked": "a table",
+    "915_coverage": "a table",
+    "920_errata": "a table",
+}
 
 
 def lines(n, line="x = 1"):
@@ -37,11 +42,13 @@ def lines(n, line="x = 1"):
 
 # ---- how much is seen -------------------------------------------------------
 
+
 @pytest.mark.parametrize("name", [c.name for c in chapters()])
 def test_code_is_not_more_than_twice_the_prose(name):
     row = reading.row(Chapter(name, ROOT))
-    assert (row["code"] * reading.WORDS <= 2 * row["words"]
-            ) != (name in MORE_CODE), row
+    assert (row["code"] * reading.WORDS <= 2 * row["words"]) != (
+        name in MORE_CODE
+    ), row
 
 
 @pytest.mark.parametrize("name", [c.name for c in chapters()])
@@ -50,70 +57,122 @@ def test_the_first_picture_is_within_a_screen_and_a_half(name):
     near = lines is not None and lines <= FAR
     assert near or name in NO_PICTURE, (
         f"{lines} lines before the first picture: move a figure up, or draw "
-        "how the data flow (plots.flow)")
+        "how the data flow (plots.flow)"
+    )
     assert not near or name not in NO_PICTURE, "it needs no exemption any more"
 
 
 def test_lines_of_code():
-    code = ('"""A docstring\n\nof the cell."""\n\n# a comment\ndef f(x):\n'
-            '    "What it does."\n    # why\n    return (x\n\n            + 1)'
-            '\n\ntext = """a\n# no comment\n"""  # but this\n')
+    code = (
+        '"""A docstring\n\nof the cell."""\n\n# a comment\ndef f(x):\n'
+        '    "What it does."\n    # why\n    return (x\n\n            + 1)'
+        '\n\ntext = """a\n# no comment\n"""  # but this\n'
+    )
     assert folding.python_lines(code) == 6
     assert folding.python_lines("%matplotlib inline\n# x\n\ny = f(") == 2
-    assert folding.native_lines(
-        "// what\nint f() { /* a\nb */ return 1; // c\n\n}") == 3
+    assert (
+        folding.native_lines(
+            "// what\nint f() { /* a\nb */ return 1; // c\n\n}"
+        )
+        == 3
+    )
 
 
-@pytest.mark.parametrize("cell, seen", [
-    (lines(5), 5), (f"#| hide\n{lines(5)}", 0), (f"#| check\n{lines(5)}", 0),
-    (f"#| code-fold: true\n{lines(5)}", 0), (f"#| export\n{lines(13)}", 0),
-    (f"#| code-fold: false\n#| export\n{lines(13)}", 13),
-    (f"#| export\n{lines(12)}", 12), (lines(24), 24), (lines(25), 0),
-    (f'#| fig-cap: "c"\n{lines(13)}', 0), (f'#| fig-cap: "c"\n{lines(12)}', 12),
-    ("#| default_exp a", 0)])
+@pytest.mark.parametrize(
+    "cell, seen",
+    [
+        (lines(5), 5),
+        (f"#| hide\n{lines(5)}", 0),
+        (f"#| check\n{lines(5)}", 0),
+        (f"#| code-fold: true\n{lines(5)}", 0),
+        (f"#| export\n{lines(13)}", 0),
+        (f"#| code-fold: false\n#| export\n{lines(13)}", 13),
+        (f"#| export\n{lines(12)}", 12),
+        (lines(24), 24),
+        (lines(25), 0),
+        (f'#| fig-cap: "c"\n{lines(13)}', 0),
+        (f'#| fig-cap: "c"\n{lines(12)}', 12),
+        ("#| default_exp a", 0),
+    ],
+)
 def test_what_is_seen_of_a_cell(cell, seen):
     made = {"cell_type": "code", "source": cell}
     assert reading.visible_code(made) == seen
     gone = any(mark in cell for mark in ("hide", "default_exp", "fold: true"))
     assert reading.visible_code(made, folds=False) == (
-        0 if gone else cell.count("x = 1"))
+        0 if gone else cell.count("x = 1")
+    )
 
 
 def test_words_and_pictures(tmp_path):
-    cells = [("markdown", "# Two words\n\n$$ x = y $$ {#eq-x}\n\n::: {#exr-a}\n"
-                          "And *three* more.\n:::\n\n```sh\nnot these\n```"),
-             ("code", lines(2)), ("code", '#| hide\n#| fig-cap: "c"\nx'),
-             ("code", '#| label: fig-x\n#| fig-cap: "c"\nwidget(1)'),
-             ("markdown", "![A picture](a.png)")]
+    cells = [
+        (
+            "markdown",
+            "# Two words\n\n$$ x = y $$ {#eq-x}\n\n::: {#exr-a}\n"
+            "And *three* more.\n:::\n\n```sh\nnot these\n```",
+        ),
+        ("code", lines(2)),
+        ("code", '#| hide\n#| fig-cap: "c"\nx'),
+        ("code", '#| label: fig-x\n#| fig-cap: "c"\nwidget(1)'),
+        ("markdown", "![A picture](a.png)"),
+    ]
     (tmp_path / "nbs").mkdir()
-    (tmp_path / "nbs/010_a.ipynb").write_text(json.dumps({
-        "nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [
-            {"cell_type": kind, "source": text, "id": str(i), "metadata": {}}
-            for i, (kind, text) in enumerate(cells)]}))
+    (tmp_path / "nbs/010_a.ipynb").write_text(
+        json.dumps(
+            {
+                "nbformat": 4,
+                "nbformat_minor": 5,
+                "metadata": {},
+                "cells": [
+                    {
+                        "cell_type": kind,
+                        "source": text,
+                        "id": str(i),
+                        "metadata": {},
+                    }
+                    for i, (kind, text) in enumerate(cells)
+                ],
+            }
+        )
+    )
     assert reading.row(Chapter("010_a", tmp_path)) == {
-        "words": 7, "code": 3, "figures": 2, "drag": 1, "exercises": 1,
-        "lines_before_picture": 6, "ratio": round(3 * 12 / 7, 2)}
+        "words": 7,
+        "code": 3,
+        "figures": 2,
+        "drag": 1,
+        "exercises": 1,
+        "lines_before_picture": 6,
+        "ratio": round(3 * 12 / 7, 2),
+    }
 
 
 def test_the_table_shows_before_and_now():
     """Under today's names, a new chapter without a before, and a last line that
     sums up.
     """
-    now = {"a": {"words": 12, "code": 2, "lines_before_picture": 7},
-           "272_layers.folding": {"words": 12, "code": 1}}
-    old = next(o for o, new in renamed().items()
-               if new == "272_layers.folding")
+    now = {
+        "a": {"words": 12, "code": 2, "lines_before_picture": 7},
+        "272_layers.folding": {"words": 12, "code": 1},
+    }
+    old = next(o for o, new in renamed().items() if new == "272_layers.folding")
     was = {old: {"words": 12, "code": 3}}
     head, new, folding, total = [
         [text.strip() for text in line.split("  ") if text]
-        for line in reading.table(now, was).split("\n")]
+        for line in reading.table(now, was).split("\n")
+    ]
     assert new[:3] == ["a", "– → 12", "– → 2"]
     assert folding[:3] == ["272_layers.folding", "12", "3 → 1"]
     assert total[:4] == ["all 2", "12 → 24", "3", "3.0 → 1.5"]
     assert reading.whole(now) == {
-        "words": 24, "code": 3, "ratio": 1.5, "figures": 0, "drag": 0,
-        "exercises": 0, "lines_before_picture": 7,
-        "screens_before_picture": None}
+        "words": 24,
+        "code": 3,
+        "ratio": 1.5,
+        "figures": 0,
+        "drag": 0,
+        "exercises": 0,
+        "lines_before_picture": 7,
+        "screens_before_picture": None,
+    }
     assert "→" not in reading.table(now)
 
 
@@ -155,41 +214,76 @@ class Pair(NamedTuple):
 def test_an_export_shows_what_it_defines():
     found = folding.fold({"export": "", "code-fold": "true"}, FUNCTION)
     assert found.kind == "export" and found.lines == (
-        ("curvature(h, dim=-1, *, eps=0.1, **more)",
-         "The second derivative at 1, in `float64`."),
-        ("Step(size=3)", "One step."), ("Pair(first, second)", "Two numbers"),
-        ("", "and `_helper`"))
+        (
+            "curvature(h, dim=-1, *, eps=0.1, **more)",
+            "The second derivative at 1, in `float64`.",
+        ),
+        ("Step(size=3)", "One step."),
+        ("Pair(first, second)", "Two numbers"),
+        ("", "and `_helper`"),
+    )
     assert found.html().startswith(
         "<code>curvature(h, dim=-1, *, eps=0.1, **more)</code> The second "
-        "derivative at 1, in <code>float64</code>.<br><code>Step")
+        "derivative at 1, in <code>float64</code>.<br><code>Step"
+    )
     assert found.text() == "curvature, Step, Pair, and _helper"
-    constants = folding.fold({"export": ""}, lines(9, "A = 1") + "\n"
-                             + lines(9, "B: int = {1: '<'}"))
+    constants = folding.fold(
+        {"export": ""}, lines(9, "A = 1") + "\n" + lines(9, "B: int = {1: '<'}")
+    )
     assert constants.lines == (("", "`A`, `B`"),)
 
 
-@pytest.mark.parametrize("found, code, kind, words", [
-    ({"check": ""}, "@claim('a')\ndef _(x): pass", "check",
-     "code of the check"),
-    ({"check": ""}, "@claim(\n'a')\n@claim('b')", "check",
-     "code of the 2 checks"),
-    ({"check": ""}, "def helper(a): pass", "check", "<code>helper(a)</code>"),
-    ({"fig-cap": "c"}, lines(13), "figure", "code of the figure"),
-    ({}, "\n".join(f"import a{i}" for i in range(5)), "code", "imports"),
-    ({"export": ""}, "\n".join(f"import a{i}" for i in range(5)), "export",
-     "imports"),
-    ({}, lines(25, "print(1)"), "code", "code"),
-    ({}, lines(25) + "\n%magic", "code", "code")])
+@pytest.mark.parametrize(
+    "found, code, kind, words",
+    [
+        (
+            {"check": ""},
+            "@claim('a')\ndef _(x): pass",
+            "check",
+            "code of the check",
+        ),
+        (
+            {"check": ""},
+            "@claim(\n'a')\n@claim('b')",
+            "check",
+            "code of the 2 checks",
+        ),
+        (
+            {"check": ""},
+            "def helper(a): pass",
+            "check",
+            "<code>helper(a)</code>",
+        ),
+        ({"fig-cap": "c"}, lines(13), "figure", "code of the figure"),
+        ({}, "\n".join(f"import a{i}" for i in range(5)), "code", "imports"),
+        (
+            {"export": ""},
+            "\n".join(f"import a{i}" for i in range(5)),
+            "export",
+            "imports",
+        ),
+        ({}, lines(25, "print(1)"), "code", "code"),
+        ({}, lines(25) + "\n%magic", "code", "code"),
+    ],
+)
 def test_what_stands_for_a_cell(found, code, kind, words):
     fold = folding.fold(found, code)
     assert (fold.kind, fold.html()) == (kind, words)
 
 
-@pytest.mark.parametrize("code, words", [
-    ("// Adds `a` and b. Slowly.\nint add() {\n", "Adds `a` and b."),
-    ("\n// ---- Sums.\nint add() {\n", "Sums."),
-    ("template <class V> struct Sum {\n};\nstatic inline int add(int a,\n"
-     "    int b) {\n  if (a) {\n  }\n}\n#define X(y) {", "`Sum`, `add`")])
+@pytest.mark.parametrize(
+    "code, words",
+    [
+        ("// Adds `a` and b. Slowly.\nint add() {\n", "Adds `a` and b."),
+        ("\n// ---- Sums.\nint add() {\n", "Sums."),
+        (
+            "template <class V> struct Sum {\n};\nstatic inline int add(int "
+            "a,\n"
+            "    int b) {\n  if (a) {\n  }\n}\n#define X(y) {",
+            "`Sum`, `add`",
+        ),
+    ],
+)
 def test_what_stands_for_a_piece_of_cpp(code, words):
     found = folding.fold({}, code + "\n".join(["x;"] * 13), raw=True)
     assert found.lines == (("", words),)
@@ -202,12 +296,25 @@ def test_a_hidden_cell_stays_hidden():
 
 
 def test_a_folded_cell_that_failed_is_shown():
-    notebook = {"cells": [
-        {"cell_type": "markdown", "id": "a", "source": "# A", "metadata": {}},
-        {"cell_type": "code", "id": "b", "source": f"#| check\n{lines(30)}",
-         "metadata": {}}]}
-    made = translate_notebook(notebook, None,
-                              failed={"cell": 2, "of": 2, "error": "x"})
+    notebook = {
+        "cells": [
+            {
+                "cell_type": "markdown",
+                "id": "a",
+                "source": "# A",
+                "metadata": {},
+            },
+            {
+                "cell_type": "code",
+                "id": "b",
+                "source": f"#| check\n{lines(30)}",
+                "metadata": {},
+            },
+        ]
+    }
+    made = translate_notebook(
+        notebook, None, failed={"cell": 2, "of": 2, "error": "x"}
+    )
     assert made["cells"][-1]["metadata"]["tags"] == []
 
 
@@ -215,8 +322,10 @@ def test_folded_cells_of_a_notebook_that_leaves_the_book(tmp_path):
     """Their source is hidden in JupyterLab; the first line, which it shows,
     says what they are.
     """
-    cells = {cell["id"]: cell for cell in plain.notebook(
-        Chapter("220_theory.newton", ROOT))["cells"]}
+    cells = {
+        cell["id"]: cell
+        for cell in plain.notebook(Chapter("220_theory.newton", ROOT))["cells"]
+    }
     seen = 0
     for cell in Chapter("220_theory.newton", ROOT).cells():
         if cell["cell_type"] != "code" or cell["id"] not in cells:
@@ -234,8 +343,11 @@ def test_paths_of_the_tour_take_the_time_they_say():
     of the time named, and not much more than it.
     """
     minutes = {"an hour": 60, "half an hour": 30, "a quarter of an hour": 15}
-    text = "\n".join("".join(c["source"]) for c in Chapter(
-        "010_in_ten_minutes", ROOT).cells() if c["cell_type"] == "markdown")
+    text = "\n".join(
+        "".join(c["source"])
+        for c in Chapter("010_in_ten_minutes", ROOT).cells()
+        if c["cell_type"] == "markdown"
+    )
     paths = re.findall(r"^\| \*\*(\w+)\*\*.*? \| (.*) \| (.*?) \|$", text, re.M)
     assert [name for name, *_ in paths] == ["learn", "use", "check", "measure"]
     for name, where, time in paths:
@@ -243,5 +355,6 @@ def test_paths_of_the_tour_take_the_time_they_say():
         read = sum(reading.row(Chapter(c, ROOT))["words"] for c in linked) / 200
         assert minutes[time] / 3 < read < 1.2 * minutes[time], (name, read)
     # the tour itself: ten minutes
-    assert 5 < reading.row(Chapter("010_in_ten_minutes", ROOT))[
-        "words"] / 200 < 10
+    assert (
+        5 < reading.row(Chapter("010_in_ten_minutes", ROOT))["words"] / 200 < 10
+    )

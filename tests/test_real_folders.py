@@ -3,6 +3,7 @@ its own encoding of pictures, its own types, its own ways to write, laid out and
 described as the set's page on the hub does it. What is expected is what the
 library reads back.
 """
+
 import importlib.util
 import io
 
@@ -13,18 +14,25 @@ import torch
 from normalnorm.experiments import data, hub, streams
 
 datasets = pytest.importorskip(
-    "datasets", reason='pip install ".[experiments]"')
+    "datasets", reason='pip install ".[experiments]"'
+)
 if importlib.util.find_spec("PIL") is None:
     pytest.skip('pip install ".[experiments]"', allow_module_level=True)
 
-COUNT = 60          # ImageNet holds every fiftieth out
+COUNT = 60  # ImageNet holds every fiftieth out
 IMAGES = [name for name, entry in hub.ENTRIES.items() if entry.mean]
 STREAMED = [name for name in IMAGES if not hub.ENTRIES[name].held_out]
 # As the pictures are stored there, and the folder that the files are in.
-STORED = {"cifar10": ("PNG", "plain_text"), "cifar100": ("PNG", "cifar100"),
-          "svhn": ("PNG", "cropped_digits"), "stl10": ("PNG", "data"),
-          "tinyimagenet": ("JPEG", "data"), "caltech101": ("JPEG", "data"),
-          "food101": ("JPEG", "data"), "imagenet": ("JPEG", "data")}
+STORED = {
+    "cifar10": ("PNG", "plain_text"),
+    "cifar100": ("PNG", "cifar100"),
+    "svhn": ("PNG", "cropped_digits"),
+    "stl10": ("PNG", "data"),
+    "tinyimagenet": ("JPEG", "data"),
+    "caltech101": ("JPEG", "data"),
+    "food101": ("JPEG", "data"),
+    "imagenet": ("JPEG", "data"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +40,9 @@ def alone(tmp_path, monkeypatch):
     "No hub, no cache of an earlier test, no folder of the user."
     monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
     datasets.disable_progress_bars()
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE",
-                        tmp_path / "cache")
+    monkeypatch.setattr(
+        datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache"
+    )
     monkeypatch.setattr(hub, "_reachable", lambda library: False)
     for cached in (hub._small, hub._fingerprint):
         cached.cache_clear()
@@ -44,12 +53,16 @@ def picture(name, form, number):
     fifth grey, as some are in ImageNet and its kin, one there CMYK.
     """
     from PIL import Image
+
     random = np.random.default_rng(number)
     side = hub.ENTRIES[name].side
     size = (side, side) if side else tuple(random.integers(40, 70, 2))
     # smooth, so that JPEG keeps something of it
-    pixels = np.asarray(Image.fromarray(
-        random.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(size))
+    pixels = np.asarray(
+        Image.fromarray(
+            random.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        ).resize(size)
+    )
     found = Image.fromarray(pixels)
     if form == "JPEG" and number % 5 == 3:
         found = found.convert("CMYK" if number == 3 and not side else "L")
@@ -57,7 +70,7 @@ def picture(name, form, number):
         file = io.BytesIO()
         found.save(file, form)
         found = Image.open(io.BytesIO(file.getvalue()))
-        assert found.format == "JPEG"       # which the library keeps
+        assert found.format == "JPEG"  # which the library keeps
     return found
 
 
@@ -68,10 +81,16 @@ def made(name):
     found = {}
     for start, source in enumerate(entry.examples):
         label = [names[(7 * i + start) % len(names)] for i in range(COUNT)]
-        rows = {entry.image: [picture(name, form, 1000 * start + i)
-                              for i in range(COUNT)], entry.label: label}
-        features = {entry.image: datasets.Image(),
-                    entry.label: datasets.ClassLabel(names=names)}
+        rows = {
+            entry.image: [
+                picture(name, form, 1000 * start + i) for i in range(COUNT)
+            ],
+            entry.label: label,
+        }
+        features = {
+            entry.image: datasets.Image(),
+            entry.label: datasets.ClassLabel(names=names),
+        }
         if name == "cifar100":
             rows["coarse_label"] = [i % 20 for i in range(COUNT)]
             features["coarse_label"] = datasets.ClassLabel(num_classes=20)
@@ -79,7 +98,8 @@ def made(name):
             rows["filename"] = [f"image_{i:04}.jpg" for i in range(COUNT)]
             features["filename"] = datasets.Value("string")
         found[source] = datasets.Dataset.from_dict(
-            rows, features=datasets.Features(features))
+            rows, features=datasets.Features(features)
+        )
     return datasets.DatasetDict(found)
 
 
@@ -89,16 +109,25 @@ def as_downloaded(whole, folder, inside, config=None):
     """
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
+
     (folder / inside).mkdir(parents=True)
     for source, part in whole.items():
         pieces = 2 if source == "train" else 1
         for piece in range(pieces):
             part.shard(pieces, piece, contiguous=True).to_parquet(
-                folder / inside / f"{source}-{piece:05}-of-{pieces:05}.parquet")
+                folder / inside / f"{source}-{piece:05}-of-{pieces:05}.parquet"
+            )
     card = DatasetCardData()
-    MetadataConfigs({config or "default": {"data_files": [
-        {"split": source, "path": f"{inside}/{source}-*"} for source in whole]}
-    }).to_dataset_card_data(card)
+    MetadataConfigs(
+        {
+            config or "default": {
+                "data_files": [
+                    {"split": source, "path": f"{inside}/{source}-*"}
+                    for source in whole
+                ]
+            }
+        }
+    ).to_dataset_card_data(card)
     DatasetCard(f"---\n{card}\n---\n").save(folder / "README.md")
 
 
@@ -111,20 +140,26 @@ def as_files(whole, folder, name):
             (folder / source / title).mkdir(parents=True)
         stored = part.cast_column(entry.image, datasets.Image(decode=False))
         for i, row in enumerate(stored):
-            (folder / source / label.int2str(row[entry.label])
-             / f"{i:03}.{STORED[name][0].lower()}").write_bytes(
-                 row[entry.image]["bytes"])
+            (
+                folder
+                / source
+                / label.int2str(row[entry.label])
+                / f"{i:03}.{STORED[name][0].lower()}"
+            ).write_bytes(row[entry.image]["bytes"])
 
 
 def standardized(name, opened, size):
     "Of a picture as the library decodes it, by PIL and numpy."
     from PIL import Image
+
     entry, rgb = hub.ENTRIES[name], opened.convert("RGB")
     if not entry.side:
         short = round(size * 8 / 7)
         scale = short / min(rgb.size)
-        rgb = rgb.resize([max(short, int(side * scale)) for side in rgb.size],
-                         Image.Resampling.BILINEAR)
+        rgb = rgb.resize(
+            [max(short, int(side * scale)) for side in rgb.size],
+            Image.Resampling.BILINEAR,
+        )
         left, top = (round((side - size) / 2) for side in rgb.size)
         rgb = rgb.crop((left, top, left + size, top + size))
     return ((np.asarray(rgb) / 255 - entry.mean) / entry.std).transpose(2, 0, 1)
@@ -134,16 +169,20 @@ def compare(name, folder, whole):
     "Every split, through our loader and through the library."
     entry = hub.ENTRIES[name]
     options = {"folder": folder, "partial": True} | (
-        {} if entry.side else {"size": 24})
+        {} if entry.side else {"size": 24}
+    )
     for split in data.SPLITS:
         source, rows = hub.positions(entry, split, COUNT)
         x, y = data.load(name, split, **options)
         assert y.tolist() == [whole[source][int(i)][entry.label] for i in rows]
         for place in (0, len(rows) // 2, len(rows) - 1):
             np.testing.assert_allclose(
-                x[place], standardized(
-                    name, whole[source][int(rows[place])][entry.image], 24),
-                atol=1e-5)
+                x[place],
+                standardized(
+                    name, whole[source][int(rows[place])][entry.image], 24
+                ),
+                atol=1e-5,
+            )
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -151,13 +190,15 @@ def test_each_set_of_images_from_folders_of_the_library(name, tmp_path):
     entry, whole = hub.ENTRIES[name], made(name)
     form, inside = STORED[name]
     stored = whole["train"].cast_column(
-        entry.image, datasets.Image(decode=False))[0][entry.image]["bytes"]
+        entry.image, datasets.Image(decode=False)
+    )[0][entry.image]["bytes"]
     assert stored.startswith(b"\x89PNG" if form == "PNG" else b"\xff\xd8")
     as_downloaded(whole, tmp_path / "hub", inside, entry.config)
     # the library itself finds the splits in it
     alone = datasets.load_dataset(str(tmp_path / "hub"), entry.config)
     assert {s: len(part) for s, part in alone.items()} == dict.fromkeys(
-        entry.examples, COUNT)
+        entry.examples, COUNT
+    )
     whole.save_to_disk(tmp_path / "disk")
     hashes = set()
     for kind in ("hub", "disk"):
@@ -172,13 +213,16 @@ def test_each_stream_of_images_from_a_folder_of_the_library(name, tmp_path):
     as_downloaded(whole, tmp_path / "set", STORED[name][1], entry.config)
     for split in data.SPLITS:
         source, rows = hub.positions(entry, split, COUNT)
-        found = list(streams.images(name, split, 8, folder=tmp_path / "set",
-                                    size=24))
+        found = list(
+            streams.images(name, split, 8, folder=tmp_path / "set", size=24)
+        )
         x, y = (torch.cat(part) for part in zip(*found, strict=True))
         assert y.tolist() == [whole[source][int(i)][entry.label] for i in rows]
         np.testing.assert_allclose(
-            x[-1], standardized(name, whole[source][int(rows[-1])][entry.image],
-                                24), atol=1e-5)
+            x[-1],
+            standardized(name, whole[source][int(rows[-1])][entry.image], 24),
+            atol=1e-5,
+        )
 
 
 @pytest.mark.parametrize("name", ["cifar10"])
@@ -188,34 +232,52 @@ def test_folders_of_image_files(name, tmp_path):
     as_files(whole, tmp_path / "files", name)
     entry = hub.ENTRIES[name]
     source, rows = hub.positions(entry, "test", COUNT)
-    x, y = data.load(name, "test", folder=tmp_path / "files", partial=True,
-                     **({} if entry.side else {"size": 24}))
+    x, y = data.load(
+        name,
+        "test",
+        folder=tmp_path / "files",
+        partial=True,
+        **({} if entry.side else {"size": 24}),
+    )
     theirs = datasets.load_dataset(str(tmp_path / "files"), split=source)
     assert y.tolist() == theirs["label"]
     np.testing.assert_allclose(
-        x[0], standardized(name, theirs[0]["image"], 24), atol=1e-5)
+        x[0], standardized(name, theirs[0]["image"], 24), atol=1e-5
+    )
 
 
 def test_the_text_from_a_folder_of_the_library(tmp_path):
     """The layout of the hub's converted files: a folder for each split, files
     that are numbers.
     """
-    lines = {source: [f"{source} line {i} – ü" for i in range(600)]
-             for source in hub.ENTRIES["lm1b"].examples}
+    lines = {
+        source: [f"{source} line {i} – ü" for i in range(600)]
+        for source in hub.ENTRIES["lm1b"].examples
+    }
     for source, text in lines.items():
         inside = tmp_path / "lm1b" / "plain_text" / source
         inside.mkdir(parents=True)
         whole = datasets.Dataset.from_dict({"text": text})
         for piece in range(2):
             whole.shard(2, piece, contiguous=True).to_parquet(
-                inside / f"{piece:04}.parquet")
+                inside / f"{piece:04}.parquet"
+            )
     seen = {}
     for split in data.SPLITS:
         source, keep = streams._mine(hub.ENTRIES["lm1b"], split)
-        joined = "".join(f"{line}\n" for i, line in enumerate(lines[source])
-                         if keep(i)).encode()
-        parts = list(streams.text("lm1b", split, 4, length=10, block=10_000,
-                                  folder=tmp_path / "lm1b"))
+        joined = "".join(
+            f"{line}\n" for i, line in enumerate(lines[source]) if keep(i)
+        ).encode()
+        parts = list(
+            streams.text(
+                "lm1b",
+                split,
+                4,
+                length=10,
+                block=10_000,
+                folder=tmp_path / "lm1b",
+            )
+        )
         found = bytes(torch.cat([x for x, _ in parts]).flatten().tolist())
         # windows follow each other; what is left at the end is not used
         assert joined.startswith(found) and len(joined) - len(found) <= 11

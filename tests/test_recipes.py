@@ -2,6 +2,7 @@
 
 The committed rows say what was run, the authors' published configuration files
 what the paper's runs were."""
+
 import dataclasses
 import json
 from pathlib import Path
@@ -18,8 +19,11 @@ from normalnorm.experiments.results import Contrast, Deviation
 from normalnorm.experiments.statistics import factorial
 
 ROOT = Path(__file__).resolve().parents[1]
-SCALES = [(scale, arm) for scale in first_experiment.scales
-          for arm in first_experiment.scales[scale]]
+SCALES = [
+    (scale, arm)
+    for scale in first_experiment.scales
+    for arm in first_experiment.scales[scale]
+]
 
 
 def test_committed_rows_are_runs_of_the_recipe():
@@ -38,30 +42,66 @@ def test_two_switches_of_the_committed_rows():
     """
     anova = installed("statsmodels.stats.anova").AnovaRM
     import pandas  # comes with statsmodels
-    names = ["ResNet BN", "ResNet BNN without noise", "ResNet BN with noise",
-             "ResNet BNN"]
-    rows = sorted((row for row in results.rows(
-                       first_experiment, "book", ROOT / "results")
-                   if row["arm"] in names), key=lambda row: row["seed"])
-    found = factorial(*([row["metrics"]["test_last"] for row in rows
-                         if row["arm"] == name] for name in names))
-    table = anova(pandas.DataFrame([
-        {"seed": row["seed"], "transform": names.index(row["arm"]) % 2,
-         "noise": names.index(row["arm"]) // 2,
-         "accuracy": row["metrics"]["test_last"]} for row in rows
-    ]), "accuracy", "seed", within=["transform", "noise"]).fit().anova_table
+
+    names = [
+        "ResNet BN",
+        "ResNet BNN without noise",
+        "ResNet BN with noise",
+        "ResNet BNN",
+    ]
+    rows = sorted(
+        (
+            row
+            for row in results.rows(first_experiment, "book", ROOT / "results")
+            if row["arm"] in names
+        ),
+        key=lambda row: row["seed"],
+    )
+    found = factorial(
+        *(
+            [row["metrics"]["test_last"] for row in rows if row["arm"] == name]
+            for name in names
+        )
+    )
+    table = (
+        anova(
+            pandas.DataFrame(
+                [
+                    {
+                        "seed": row["seed"],
+                        "transform": names.index(row["arm"]) % 2,
+                        "noise": names.index(row["arm"]) // 2,
+                        "accuracy": row["metrics"]["test_last"],
+                    }
+                    for row in rows
+                ]
+            ),
+            "accuracy",
+            "seed",
+            within=["transform", "noise"],
+        )
+        .fit()
+        .anova_table
+    )
     for name, test in zip(("transform", "noise", "transform:noise"), found):
         assert test.p == pytest.approx(table.loc[name, "Pr > F"], rel=1e-6)
-    assert [f"{test.summary.mean:+.2f} [{test.summary.low:+.2f}, "
-            f"{test.summary.high:+.2f}]" for test in found] == [
-        "+0.22 [-0.04, +0.48]", "+0.40 [+0.19, +0.61]", "+0.25 [-0.17, +0.67]"]
+    assert [
+        f"{test.summary.mean:+.2f} [{test.summary.low:+.2f}, "
+        f"{test.summary.high:+.2f}]"
+        for test in found
+    ] == [
+        "+0.22 [-0.04, +0.48]",
+        "+0.40 [+0.19, +0.61]",
+        "+0.25 [-0.17, +0.67]",
+    ]
 
 
 def test_the_caption_says_what_was_tuned():
     rows = results.rows(first_experiment, "book", ROOT / "results")
     said = tables.caption(first_experiment, "book", rows)
     assert "pilot runs of the plain arms" in said and (
-        "No arm was tuned" not in said)
+        "No arm was tuned" not in said
+    )
 
 
 @pytest.mark.parametrize("scale, arm", SCALES)
@@ -80,11 +120,16 @@ def test_each_arm_builds_for_its_data(scale, arm):
 def test_arms_differ_by_transform_and_noise_only():
     "Four of a model: without either, with one, with both; noise as published."
     for arms in first_experiment.scales.values():
-        for model, plain, full, noise in (("ResNet", "BN", "BNN", 0.4),
-                                          ("ViT", "LN", "LNN", 1.0)):
-            wanted = {plain: (False, 0.0), full: (True, noise),
-                      f"{full} without noise": (True, 0.0),
-                      f"{plain} with noise": (False, noise)}
+        for model, plain, full, noise in (
+            ("ResNet", "BN", "BNN", 0.4),
+            ("ViT", "LN", "LNN", 1.0),
+        ):
+            wanted = {
+                plain: (False, 0.0),
+                full: (True, noise),
+                f"{full} without noise": (True, 0.0),
+                f"{plain} with noise": (False, noise),
+            }
             kept = []
             for name, (transform, xi) in wanted.items():
                 config = dict(arms[f"{model} {name}"])
@@ -99,13 +144,24 @@ def test_the_paper_scale_is_what_the_authors_published():
     arms = first_experiment.scales["paper"]
     steps = {"schedule": "steps", "milestones": [60, 120, 180], "epochs": 200}
     residual, vit = arms["ResNet BNN"], arms["ViT LNN"]
-    assert (residual["model"], residual["data"]) == ("cifar_resnet18",
-                                                     "cifar10")
-    assert residual["train"] == {**steps, "batch": 128, "lr": 0.1,
-                                 "weight_decay": 5e-4}
+    assert (residual["model"], residual["data"]) == (
+        "cifar_resnet18",
+        "cifar10",
+    )
+    assert residual["train"] == {
+        **steps,
+        "batch": 128,
+        "lr": 0.1,
+        "weight_decay": 5e-4,
+    }
     assert (vit["model"], vit["data"]) == ("vit", "svhn")
-    assert vit["train"] == {**steps, "batch": 32, "optimizer": "adamw",
-                            "lr": 1e-3, "weight_decay": 0.05}
+    assert vit["train"] == {
+        **steps,
+        "batch": 32,
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+    }
     assert vit["augmentation"] == ["translate 0.1", "rotate 15"]
     assert Settings(**residual["train"]).optimizer == "sgd"
     assert residual["images"] is None and vit["images"] is None
@@ -124,8 +180,11 @@ def test_the_smoke_scale_takes_seconds():
 # ---- what is stated before the runs ----
 
 RECIPES = list(results.recipes().values())
-GIVEN_NOISE = [recipe for recipe in RECIPES
-               if recipe.name.startswith("transform-given-noise")]
+GIVEN_NOISE = [
+    recipe
+    for recipe in RECIPES
+    if recipe.name.startswith("transform-given-noise")
+]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
@@ -148,27 +207,44 @@ def test_recipes_that_leave_something_open_are_refused():
     for gap, fields in (
         ("no primary contrast", {"primary": ()}),
         ("no deviation of test_last", {"deviation": {}}),
-        ("deviation of test_last is not above 0",
-         {"deviation": {metric: Deviation(0.0, "a pilot")}}),
-        ("its source is not named",
-         {"deviation": {metric: Deviation(1.0, "")}}),
+        (
+            "deviation of test_last is not above 0",
+            {"deviation": {metric: Deviation(0.0, "a pilot")}},
+        ),
+        (
+            "its source is not named",
+            {"deviation": {metric: Deviation(1.0, "")}},
+        ),
         ("would count as none", {"negligible": {metric: 0.5}}),
         ("no seeds at scale book", {"seeds": {"smoke": 2}}),
         ("which split judged", {"tuned_on": ""}),
         ("is unknown", {"tuned_on": "unknown", "tuned": ""}),
-        ("a grid is tuned", {"tuned_on": "nothing", "grid": {
-            arm: {"train.lr": (0.1, 0.2)} for arm in given_noise.ARMS}})
+        (
+            "a grid is tuned",
+            {
+                "tuned_on": "nothing",
+                "grid": {
+                    arm: {"train.lr": (0.1, 0.2)} for arm in given_noise.ARMS
+                },
+            },
+        ),
     ):
         gaps = change(**fields)
         assert any(gap in said for said in gaps), (gap, gaps)
     for fields, message in (
-        ({"primary": (Contrast("BN", "BNN", "train_last"),)},
-         "none of the comparisons"),
-        ({"primary": (Contrast("BNN", "BN", "test_last"),)},
-         "none of the comparisons"),
+        (
+            {"primary": (Contrast("BN", "BNN", "train_last"),)},
+            "none of the comparisons",
+        ),
+        (
+            {"primary": (Contrast("BNN", "BN", "test_last"),)},
+            "none of the comparisons",
+        ),
         ({"tuned_on": "test"}, "tuned_on='test', expected one of nothing"),
-        ({"switches": (results.Switches("a", "b", ("BN", "x", "y", "z")),)},
-         "`switches` names the arm 'x'")
+        (
+            {"switches": (results.Switches("a", "b", ("BN", "x", "y", "z")),)},
+            "`switches` names the arm 'x'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(whole, **fields)
@@ -178,33 +254,40 @@ def test_what_is_said_of_the_pilot_rows_is_in_them():
     """The deviation from which the detectable difference follows: root mean
     square over five contrasts of the residual network, last epoch.
     """
-    rows = [row | {"arm": row["arm"].removeprefix("ResNet ")} for row in
-            results.rows(first_experiment, "book", ROOT / "results")
-            if row["arm"].startswith("ResNet")]
-    spreads = [torch.tensor(tables.differences(rows, *pair, "test_last")).var()
-               for pair in given_noise.given_noise.compare]
+    rows = [
+        row | {"arm": row["arm"].removeprefix("ResNet ")}
+        for row in results.rows(first_experiment, "book", ROOT / "results")
+        if row["arm"].startswith("ResNet")
+    ]
+    spreads = [
+        torch.tensor(tables.differences(rows, *pair, "test_last")).var()
+        for pair in given_noise.given_noise.compare
+    ]
     assert len(spreads) == 5
     found = torch.stack(spreads).mean().sqrt().item()
     stated = given_noise.given_noise.deviation["test_last"].value
     assert abs(found - stated) < 0.01
     # by simulation, without the noncentral distribution
-    (_, count, difference), = given_noise.given_noise.detectable("book")
+    ((_, count, difference),) = given_noise.given_noise.detectable("book")
     d = difference + stated * torch.randn(
-        20_000, count, generator=torch.Generator().manual_seed(0))
-    t = d.mean(1) / (d.std(1) / count ** 0.5)
+        20_000, count, generator=torch.Generator().manual_seed(0)
+    )
+    t = d.mean(1) / (d.std(1) / count**0.5)
     assert abs((t.abs() > 2.0687).double().mean() - 0.8) < 0.01
     assert count == 24
 
 
-@pytest.mark.parametrize("recipe, count", [
-    (given_noise.given_noise_500, 4), (given_noise.given_noise_glyphs, 1)],
-    ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    "recipe, count",
+    [(given_noise.given_noise_500, 4), (given_noise.given_noise_glyphs, 1)],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_pilot_seeds_are_none_of_the_experiment(recipe, count):
     """And what is said of them is in their rows: the deviation of the primary
     contrast, or of a single seed the difference.
     """
     rows = results.rows(recipe, "book", ROOT / "results" / "pilot")
-    contrast, = recipe.primary
+    (contrast,) = recipe.primary
     d = torch.tensor(tables.differences(rows, *contrast))
     assert {row["seed"] for row in rows} == set(range(100, 100 + count))
     assert len(d) == count and len(rows) == 2 * count
@@ -215,37 +298,45 @@ def test_pilot_seeds_are_none_of_the_experiment(recipe, count):
 
 # ---- the first experiment made anew ----
 
+
 @pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)
 def test_four_arms_differ_by_the_two_switches_only(recipe):
     assert {other.name for other in GIVEN_NOISE} == {
-        f"transform-given-noise{what}" for what in ("", "-500", "-glyphs")}
+        f"transform-given-noise{what}" for what in ("", "-500", "-glyphs")
+    }
     for arms in recipe.scales.values():
         assert set(arms) == set(given_noise.ARMS)
         kept = []
-        for arm, switches in zip(given_noise.ARMS, (
-            (False, 0.0), (True, 0.0), (False, 0.4), (True, 0.4)
-        )):
+        for arm, switches in zip(
+            given_noise.ARMS,
+            ((False, 0.0), (True, 0.0), (False, 0.4), (True, 0.4)),
+        ):
             config = dict(arms[arm])
             norm = config.pop("norm")
-            assert norm == {"kind": "batch", "transform": switches[0],
-                            "noise": switches[1]}
+            assert norm == {
+                "kind": "batch",
+                "transform": switches[0],
+                "noise": switches[1],
+            }
             kept.append(config)
         assert all(config == kept[0] for config in kept) and kept[0]["draw"]
         assert Settings(**kept[0]["train"]).validate_every == 1
     assert not set(recipe.seeds_at("book")) & set(
-        first_experiment.seeds_at("book"))
+        first_experiment.seeds_at("book")
+    )
     assert recipe.switches[0].arms == given_noise.ARMS
     assert recipe.primary == (("BN with noise", "BNN", "test_last"),)
 
 
 def test_images_are_drawn_by_the_seed_and_are_the_same_for_all_arms(
-    monkeypatch
+    monkeypatch,
 ):
     seen = []
 
     def look(model, parts, settings, seed, *args, **options):
         seen.append((seed, parts))
         raise KeyboardInterrupt
+
     monkeypatch.setattr(first, "train", look)
     for seed in (10, 11):
         for arm in given_noise.ARMS:
@@ -263,14 +354,16 @@ def test_images_are_drawn_by_the_seed_and_are_the_same_for_all_arms(
 
 def test_a_run_records_what_the_chapter_will_ask(tmp_path):
     recipe = given_noise.given_noise
-    row, = results.run_recipe(recipe, "smoke", seeds=[3], arms=["BNN"],
-                              out=tmp_path, device="cpu")
+    (row,) = results.run_recipe(
+        recipe, "smoke", seeds=[3], arms=["BNN"], out=tmp_path, device="cpu"
+    )
     metrics, config = row["metrics"], row["config"]
     assert set(recipe.columns) <= set(metrics)
     right = first.unpack_bits(row["test_right"])
     assert len(right) == data.info("digits").sizes["test"]
     assert 100 * right.double().mean().item() == pytest.approx(
-        metrics["test_last"], abs=1e-4)
+        metrics["test_last"], abs=1e-4
+    )
     measured = config["measure"]
     assert row["attenuation"].keys() == {"input", "stem_norm"}
     for at, places in row["attenuation"].items():
@@ -279,26 +372,33 @@ def test_a_run_records_what_the_chapter_will_ask(tmp_path):
     for attack in ("fgsm", "pgd"):
         under = row["robust"][attack]
         assert list(under) == ["4", "8"]
-        clean = 100 * right[:measured["images"]].double().mean().item()
+        clean = 100 * right[: measured["images"]].double().mean().item()
         assert all(accuracy <= clean + 1e-3 for accuracy in under.values())
     assert row["gamma"].keys() == row["gaussianity"]["after"].keys()
-    assert all(of["least"] <= of["mean"] <= of["largest"]
-               for of in row["gamma"].values())
-    assert all(len(layer["qq"]) == 21
-               for layer in row["gaussianity"]["after"].values())
+    assert all(
+        of["least"] <= of["mean"] <= of["largest"]
+        for of in row["gamma"].values()
+    )
+    assert all(
+        len(layer["qq"]) == 21 for layer in row["gaussianity"]["after"].values()
+    )
     # the weights that were measured are the last ones, on a second reading too
-    assert results.run_recipe(recipe, "smoke", seeds=[3], arms=["BNN"],
-                              out=tmp_path, device="cpu") == [row]
+    assert results.run_recipe(
+        recipe, "smoke", seeds=[3], arms=["BNN"], out=tmp_path, device="cpu"
+    ) == [row]
 
 
-@pytest.mark.parametrize("recipe, arm", [
-    (first_experiment, "ResNet BNN"), (proxy.proxy, "GN")],
-    ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    "recipe, arm",
+    [(first_experiment, "ResNet BNN"), (proxy.proxy, "GN")],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_a_run_that_validates_at_the_end_only_has_no_chosen_epoch(recipe, arm):
     config = recipe.scales["smoke"][arm]
-    whole, short = (recipe.run(
-        config | {"train": config["train"] | more}, 0)["metrics"]
-        for more in ({}, {"validate_every": 0}))
+    whole, short = (
+        recipe.run(config | {"train": config["train"] | more}, 0)["metrics"]
+        for more in ({}, {"validate_every": 0})
+    )
     for metrics in (whole, short):
         metrics.pop("seconds")
     left = {k: v for k, v in whole.items() if "chosen" not in k}
@@ -308,12 +408,16 @@ def test_a_run_that_validates_at_the_end_only_has_no_chosen_epoch(recipe, arm):
 def test_a_run_of_proxy_norm_says_what_it_drew(tmp_path):
     "Its configuration does not, and keeps its hash: it is a committed row's."
     config = proxy.proxy.scales["smoke"]["BN"]
-    row, = results.run_recipe("proxy-norm", "smoke", [3], tmp_path, "cpu",
-                              arms=["BN"])
+    (row,) = results.run_recipe(
+        "proxy-norm", "smoke", [3], tmp_path, "cpu", arms=["BN"]
+    )
     assert "draw" not in config and row["drawn_hash"] == data.data_hash(
-        "digits", first=config["images"], draw=3)
-    jobs = {job.hash for job in results.plan(
-        "proxy-norm", "book", out=ROOT / "results")}
+        "digits", first=config["images"], draw=3
+    )
+    jobs = {
+        job.hash
+        for job in results.plan("proxy-norm", "book", out=ROOT / "results")
+    }
     rows = results.rows("proxy-norm", "book", ROOT / "results")
     assert jobs == {row["hash"] for row in rows} and len(jobs) == 120
 
@@ -331,9 +435,13 @@ def test_the_smoke_scale_of_each_runs_and_is_reported(recipe, tmp_path):
     rows = results.run_recipe(recipe, "smoke", out=tmp_path, device="cpu")
     assert len(rows) == 8
     text = tables.report(recipe, tmp_path)
-    for part in ("primary: BNN − BN with noise, test accuracy, last epoch (%)",
-                 "main effect of transform", "main effect of noise",
-                 "interaction", "Comparisons: 32",
-                 f"tuned on: {recipe.tuned_on}",
-                 *(f"(±{bound:g})" for bound in recipe.negligible.values())):
+    for part in (
+        "primary: BNN − BN with noise, test accuracy, last epoch (%)",
+        "main effect of transform",
+        "main effect of noise",
+        "interaction",
+        "Comparisons: 32",
+        f"tuned on: {recipe.tuned_on}",
+        *(f"(±{bound:g})" for bound in recipe.negligible.values()),
+    ):
         assert part in text, part

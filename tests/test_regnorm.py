@@ -1,6 +1,7 @@
 """RegNorm beyond its chapter: convolutions by hand, gradients, masks,
 precisions, compilers, copies, the training loop, accumulation, bad input.
 """
+
 import copy
 import pickle
 import warnings
@@ -35,16 +36,21 @@ from normalnorm.layers.regnorm import (
 from normalnorm.theory.gradient import Power
 
 D = torch.float64
-CONVS = {1: (RegNormConv1d, PreRegNormConv1d, F.conv1d),
-         2: (RegNormConv2d, PreRegNormConv2d, F.conv2d),
-         3: (RegNormConv3d, PreRegNormConv3d, F.conv3d)}
+CONVS = {
+    1: (RegNormConv1d, PreRegNormConv1d, F.conv1d),
+    2: (RegNormConv2d, PreRegNormConv2d, F.conv2d),
+    3: (RegNormConv3d, PreRegNormConv3d, F.conv3d),
+}
 
 
 def pairs(rows, same=True):
     "Equation 3, by its pairs."
-    values = [((a + b).square() - 2).sum()
-              for i, a in enumerate(rows) for j, b in enumerate(rows)
-              if same or i != j]
+    values = [
+        ((a + b).square() - 2).sum()
+        for i, a in enumerate(rows)
+        for j, b in enumerate(rows)
+        if same or i != j
+    ]
     return torch.stack(values).mean()
 
 
@@ -55,19 +61,30 @@ def pairs(rows, same=True):
 def test_convolutions_by_hand(positions, centred, scale, distinct):
     plain, pre, conv = CONVS[positions]
     layer = (pre if centred else plain)(
-        3, 4, 2, padding=1, eps=0, scale=scale, distinct=distinct, dtype=D)
+        3, 4, 2, padding=1, eps=0, scale=scale, distinct=distinct, dtype=D
+    )
     with torch.no_grad():
         layer.gain.uniform_(0.5, 2)
         layer.bias.normal_()
     x = torch.randn(3, 3, *(3, 4, 2)[:positions], dtype=D).exp()
     axes = tuple(range(1, x.ndim))
-    z = conv(x - x.mean(axes, keepdim=True) if centred else x, layer.weight,
-             padding=1)
-    z = z / (z.square().mean(axes, keepdim=True) if scale == "rms"
-             else z.var(axes, correction=0, keepdim=True)).sqrt()
+    z = conv(
+        x - x.mean(axes, keepdim=True) if centred else x,
+        layer.weight,
+        padding=1,
+    )
+    z = (
+        z
+        / (
+            z.square().mean(axes, keepdim=True)
+            if scale == "rms"
+            else z.var(axes, correction=0, keepdim=True)
+        ).sqrt()
+    )
     wide = (-1, *(1,) * positions)
-    torch.testing.assert_close(layer(x), layer.gain.reshape(wide) * z
-                               + layer.bias.reshape(wide))
+    torch.testing.assert_close(
+        layer(x), layer.gain.reshape(wide) * z + layer.bias.reshape(wide)
+    )
     torch.testing.assert_close(layer.loss_term, pairs(z, not distinct))
     one = regnorm_penalty(layer, 0.5)
     torch.testing.assert_close(one, 0.5 * pairs(z, not distinct))
@@ -89,8 +106,15 @@ def test_positions_of_a_text_are_samples():
 @pytest.mark.parametrize("distinct", [False, True])
 def test_gradients(scale, distinct):
     def both(x, weight):
-        layer = RegNormLinear(4, 3, gain=False, bias=False, scale=scale,
-                              distinct=distinct, dtype=D)
+        layer = RegNormLinear(
+            4,
+            3,
+            gain=False,
+            bias=False,
+            scale=scale,
+            distinct=distinct,
+            dtype=D,
+        )
         del layer.weight
         layer.weight = weight
         return layer(x), regnorm_penalty(layer)
@@ -101,14 +125,15 @@ def test_gradients(scale, distinct):
     assert torch.autograd.gradgradcheck(both, leaves)
 
 
-@pytest.mark.parametrize("scale, distinct", [("rms", False), ("rms", True),
-                                             ("std", False)])
+@pytest.mark.parametrize(
+    "scale, distinct", [("rms", False), ("rms", True), ("std", False)]
+)
 def test_masks(scale, distinct):
     layer = PreRegNormLinear(4, 6, scale=scale, distinct=distinct, dtype=D)
     x = torch.randn(2, 5, 4, dtype=D)
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]) > 0
     net = nn.Sequential(layer, nn.Identity())
-    x[0, 4] = torch.nan                 # what is masked may be anything
+    x[0, 4] = torch.nan  # what is masked may be anything
     with regnorm_mask(net, mask):
         net(x)
         found = regnorm_penalty(net)
@@ -143,14 +168,17 @@ def test_gradients_of_parts_are_unbiased():
     layer.distinct = False
     halves = [gradient(x[list(part)]) for part in combinations(range(6), 3)]
     # drawn without replacement: (1 − 1/B) of distinct pairs
-    torch.testing.assert_close(torch.stack(halves).mean(0) / (1 - 1 / 3),
-                               gradient(x) / (1 - 1 / 6))
+    torch.testing.assert_close(
+        torch.stack(halves).mean(0) / (1 - 1 / 3), gradient(x) / (1 - 1 / 6)
+    )
 
 
 def test_noise_and_transform_come_after_the_penalty():
     x = torch.randn(6, 5)
-    layers = [RegNormLinear(5, 40, **options) for options in (
-        {}, {"noise": 0.5}, {"gaussianizer": Power()})]
+    layers = [
+        RegNormLinear(5, 40, **options)
+        for options in ({}, {"noise": 0.5}, {"gaussianizer": Power()})
+    ]
     outputs, terms = [], []
     for layer in layers:
         layer.load_state_dict(layers[0].state_dict())
@@ -177,8 +205,9 @@ def test_half_precision(dtype):
 
 @FOLLOWS
 def test_compiled():
-    net = nn.Sequential(RegNormConv2d(2, 3, 3), nn.ReLU(), nn.Flatten(),
-                        PreRegNormLinear(27, 4)).double()
+    net = nn.Sequential(
+        RegNormConv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), PreRegNormLinear(27, 4)
+    ).double()
     x = torch.randn(4, 2, 5, 5, dtype=D)
 
     def loss(x):
@@ -190,7 +219,8 @@ def test_compiled():
         compiled = torch.compile(net, backend="aot_eager")
         value = compiled(x).sin().sum() + regnorm_penalty(net, 0.1)
         torch.testing.assert_close(
-            torch.autograd.grad(value, tuple(net.parameters())), expected)
+            torch.autograd.grad(value, tuple(net.parameters())), expected
+        )
         exported = torch.export.export(net.eval(), (x,))
     torch.testing.assert_close(exported.module()(x), net(x))
 
@@ -214,8 +244,11 @@ def test_in_the_training_loop():
     data = {"train": (x, y), "validation": (x, y), "test": (x, y)}
     settings = Settings(epochs=10, batch=16, optimizer="adamw", lr=1e-2)
     shares = []
-    for penalty in (partial(regnorm_penalty, strength=0.3), take_terms,
-                    partial(regnorm_penalty, strength=0.0)):
+    for penalty in (
+        partial(regnorm_penalty, strength=0.3),
+        take_terms,
+        partial(regnorm_penalty, strength=0.0),
+    ):
         torch.manual_seed(1)
         model = MLP(2, 6, [8, 8], norm=nn.Identity, linear=RegNormLinear)
         outcome = train(model, data, settings, penalty=penalty)
@@ -228,12 +261,16 @@ def test_in_the_training_loop():
 
 
 def test_several_layers_are_summed_and_taken():
-    net = nn.Sequential(RegNormLinear(4, 6), nn.Linear(6, 6),
-                        RegNormLinear(6, 3), RegNormLinear(3, 3))
+    net = nn.Sequential(
+        RegNormLinear(4, 6),
+        nn.Linear(6, 6),
+        RegNormLinear(6, 3),
+        RegNormLinear(3, 3),
+    )
     x = torch.randn(5, 4)
     out = net[2](net[1](net[0](x)))
     assert out.shape == (5, 3)
-    terms = [net[0].loss_term, net[2].loss_term]    # the last was not called
+    terms = [net[0].loss_term, net[2].loss_term]  # the last was not called
     torch.testing.assert_close(regnorm_penalty(net, 2.0), 2 * sum(terms))
     assert not any("loss_term" in vars(m) for m in net.modules())
 
@@ -244,26 +281,54 @@ def test_empty_batch():
     assert regnorm_penalty(layer) == 0
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: RegNormLinear(4, 3)(torch.zeros(1, 4)), ValueError,
-     "at least two samples, given 1"),
-    (lambda: RegNormConv2d(2, 3, 1)(torch.zeros(2, 4, 4)), ValueError,
-     "at least two samples, given 1"),
-    (lambda: RegNormLinear(4, 3, distinct=2), TypeError, "distinct=2"),
-    (lambda: RegNormConv2d(4, 3, 1, distinct=None), TypeError,
-     "distinct=None"),
-    (lambda: RegNormLinear(4, 3, scale="max"), ValueError, "scale='max'"),
-    (lambda: RegNormLinear(4, 3, strength=1), TypeError, "strength"),
-    (lambda: regnorm_term(torch.ones(3, 3), scale="l2"), ValueError,
-     "expected 'rms' or 'std'"),
-    (lambda: regnorm_penalty(nn.Linear(2, 2)), ValueError,
-     "Linear has no RegNorm layer"),
-    (lambda: regnorm_penalty(RegNormLinear(4, 3), -1), ValueError,
-     "strength=-1"),
-    (lambda: regnorm_penalty(RegNormLinear(4, 3)), ValueError,
-     "training mode first"),
-    (lambda: regnorm_mask(nn.ReLU(), None).__enter__(), ValueError,
-     "ReLU has no RegNorm layer")])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: RegNormLinear(4, 3)(torch.zeros(1, 4)),
+            ValueError,
+            "at least two samples, given 1",
+        ),
+        (
+            lambda: RegNormConv2d(2, 3, 1)(torch.zeros(2, 4, 4)),
+            ValueError,
+            "at least two samples, given 1",
+        ),
+        (lambda: RegNormLinear(4, 3, distinct=2), TypeError, "distinct=2"),
+        (
+            lambda: RegNormConv2d(4, 3, 1, distinct=None),
+            TypeError,
+            "distinct=None",
+        ),
+        (lambda: RegNormLinear(4, 3, scale="max"), ValueError, "scale='max'"),
+        (lambda: RegNormLinear(4, 3, strength=1), TypeError, "strength"),
+        (
+            lambda: regnorm_term(torch.ones(3, 3), scale="l2"),
+            ValueError,
+            "expected 'rms' or 'std'",
+        ),
+        (
+            lambda: regnorm_penalty(nn.Linear(2, 2)),
+            ValueError,
+            "Linear has no RegNorm layer",
+        ),
+        (
+            lambda: regnorm_penalty(RegNormLinear(4, 3), -1),
+            ValueError,
+            "strength=-1",
+        ),
+        (
+            lambda: regnorm_penalty(RegNormLinear(4, 3)),
+            ValueError,
+            "training mode first",
+        ),
+        (
+            lambda: regnorm_mask(nn.ReLU(), None).__enter__(),
+            ValueError,
+            "ReLU has no RegNorm layer",
+        ),
+    ],
+)
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
@@ -277,7 +342,15 @@ def test_one_feature_is_a_map_for_regnorm():
 
 
 def test_public_names():
-    for name in ("RegNormLinear", "PreRegNormLinear", "RegNormConv1d",
-                 "RegNormConv2d", "RegNormConv3d", "PreRegNormConv1d",
-                 "PreRegNormConv2d", "PreRegNormConv3d", "regnorm_penalty"):
+    for name in (
+        "RegNormLinear",
+        "PreRegNormLinear",
+        "RegNormConv1d",
+        "RegNormConv2d",
+        "RegNormConv3d",
+        "PreRegNormConv1d",
+        "PreRegNormConv2d",
+        "PreRegNormConv3d",
+        "regnorm_penalty",
+    ):
         assert getattr(normalnorm, name) is getattr(regnorm, name)

@@ -6,6 +6,7 @@ accumulation finds. Only in the mean over all ways to halve the batch: the
 gradient of the whole batch, for distinct pairs; for all pairs it times
 (1 − K/B)/(1 − 1/B).
 """
+
 import os
 import subprocess
 import sys
@@ -26,8 +27,10 @@ from normalnorm.layers.regnorm import (
 )
 
 B, K = 6, 2
-HALVES = [(list(half), [i for i in range(B) if i not in half])
-          for half in combinations(range(B), B // K)]
+HALVES = [
+    (list(half), [i for i in range(B) if i not in half])
+    for half in combinations(range(B), B // K)
+]
 FACTOR = (1 - K / B) / (1 - 1 / B)
 
 
@@ -36,9 +39,13 @@ def network(distinct):
     torch.manual_seed(0)
     made = {"distinct": distinct, "eps": 0.0, "dtype": torch.float64}
     return nn.Sequential(
-        PreRegNormConv2d(2, 3, 2, **made), nn.Tanh(), nn.Flatten(),
-        RegNormLinear(12, 5, **made), nn.Tanh(),
-        nn.Linear(5, 1, dtype=torch.float64))
+        PreRegNormConv2d(2, 3, 2, **made),
+        nn.Tanh(),
+        nn.Flatten(),
+        RegNormLinear(12, 5, **made),
+        nn.Tanh(),
+        nn.Linear(5, 1, dtype=torch.float64),
+    )
 
 
 def batch():
@@ -54,8 +61,12 @@ def loss(model, x, penalty=regnorm_penalty, data=True):
 
 def gradients(model):
     "All of them as one vector, which are zero afterwards."
-    found = torch.cat([(torch.zeros_like(p) if p.grad is None
-                        else p.grad).flatten() for p in model.parameters()])
+    found = torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+            for p in model.parameters()
+        ]
+    )
     model.zero_grad()
     return found
 
@@ -75,8 +86,9 @@ def accumulated(distinct, parts, share=1 / K, **options):
 
 def replicated(rank, folder):
     "One process of two: the gradients of each halving, of either kind."
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
-                            rank=rank, world_size=K)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=K
+    )
     torch.set_num_threads(1)
     found = {}
     for distinct in (False, True):
@@ -92,15 +104,25 @@ def replicated(rank, folder):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    path = os.pathsep.join([str(Path(normalnorm.__file__).parents[1]),
-                            os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [
+            str(Path(normalnorm.__file__).parents[1]),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    )
     # one interpreter that forks: the imports take longer than the runs
-    done = subprocess.run([sys.executable, "-W", "ignore", __file__,
-                           str(folder)], env={**os.environ, "PYTHONPATH": path},
-                          capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, str(folder)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(folder / f"{rank}.pt", weights_only=True)
-            for rank in range(K)]
+    return [
+        torch.load(folder / f"{rank}.pt", weights_only=True)
+        for rank in range(K)
+    ]
 
 
 same = partial(torch.allclose, rtol=1e-9, atol=1e-12)
@@ -110,8 +132,9 @@ KINDS = pytest.mark.parametrize("distinct", [False, True])
 @KINDS
 def test_processes_find_the_mean_over_their_parts(found, distinct):
     "To rounding, for each halving; so does accumulation, and both processes."
-    for first, second, halves in zip(found[0][distinct], found[1][distinct],
-                                     HALVES, strict=True):
+    for first, second, halves in zip(
+        found[0][distinct], found[1][distinct], HALVES, strict=True
+    ):
         assert torch.equal(first, second)
         assert same(first, accumulated(distinct, halves))
         # a sum in place of the mean is seen
@@ -140,4 +163,5 @@ def test_both_kinds_ask_for_the_same_direction():
 
 if __name__ == "__main__":
     torch.multiprocessing.start_processes(
-        replicated, (sys.argv[1],), K, start_method="fork")
+        replicated, (sys.argv[1],), K, start_method="fork"
+    )

@@ -1,6 +1,7 @@
 """Noise and attacks beyond their chapters: against loops that share no code
 with the library, on models of every kind, with bad input.
 """
+
 import copy
 import math
 
@@ -25,14 +26,21 @@ MEAN, STD = (0.3, 0.5), (0.2, 0.4)
 NETWORKS = {
     "batch": lambda: models.SmallResNet(5, 2, 4, stem_stride=1),
     "batch normality": lambda: models.SmallResNet(
-        5, 2, 4, stem_stride=1, norm=BatchNormalNorm2d),
+        5, 2, 4, stem_stride=1, norm=BatchNormalNorm2d
+    ),
     "layer normality": lambda: models.SmallViT(
-        5, 2, 8, 4, 12, 2, 3, 7, norm=LayerNormalNorm),
+        5, 2, 8, 4, 12, 2, 3, 7, norm=LayerNormalNorm
+    ),
     "dropout": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(128, 9), nn.BatchNorm1d(9),
-        nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(9, 5))}
-each_network = pytest.mark.parametrize("make", NETWORKS.values(),
-                                       ids=NETWORKS)
+        nn.Flatten(),
+        nn.Linear(128, 9),
+        nn.BatchNorm1d(9),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(9, 5),
+    ),
+}
+each_network = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
 
 
 def pixels(count=7, seed=3):
@@ -40,8 +48,7 @@ def pixels(count=7, seed=3):
     draw = torch.Generator().manual_seed(seed)
     x = torch.rand(count, 2, 8, 8, generator=draw).mul(1.6).sub(0.3).clamp(0, 1)
     mean, std = (torch.tensor(p).reshape(2, 1, 1) for p in (MEAN, STD))
-    return ((x - mean) / std,
-            torch.randint(5, (count,), generator=draw))
+    return ((x - mean) / std, torch.randint(5, (count,), generator=draw))
 
 
 def network(make, seed=0):
@@ -50,35 +57,43 @@ def network(make, seed=0):
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
-        model(pixels(31, 5)[0])     # running averages
+        model(pixels(31, 5)[0])  # running averages
     return model
 
 
 def state(model):
     "All that a measurement might change."
-    return ([(name, v.clone()) for name, v in model.state_dict().items()],
-            [m.training for m in model.modules()],
-            [None if p.grad is None else p.grad.clone()
-             for p in model.parameters()],
-            [p.requires_grad for p in model.parameters()],
-            [len(m._forward_hooks) for m in model.modules()],
-            torch.get_rng_state())
+    return (
+        [(name, v.clone()) for name, v in model.state_dict().items()],
+        [m.training for m in model.modules()],
+        [
+            None if p.grad is None else p.grad.clone()
+            for p in model.parameters()
+        ],
+        [p.requires_grad for p in model.parameters()],
+        [len(m._forward_hooks) for m in model.modules()],
+        torch.get_rng_state(),
+    )
 
 
 def same(before, after):
     return all(
-        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        if not isinstance(a, tuple) else a[0] == b[0] and torch.equal(a[1],
-                                                                      b[1])
+        torch.equal(a, b)
+        if isinstance(a, torch.Tensor)
+        else a == b
+        if not isinstance(a, tuple)
+        else a[0] == b[0] and torch.equal(a[1], b[1])
         for old, new in zip(before[:-1], after[:-1])
-        for a, b in zip(old, new)) and torch.equal(before[-1], after[-1])
+        for a, b in zip(old, new)
+    ) and torch.equal(before[-1], after[-1])
 
 
 MEASURES = {
     "noise": lambda model, x, y: noise_attenuation(model, x),
     "fgsm": lambda model, x, y: fgsm(model, x, y, 0.1),
     "pgd": lambda model, x, y: pgd(model, x, y, 0.1, steps=2),
-    "accuracy": lambda model, x, y: robust_accuracy(model, x, y, (0, 0.1))}
+    "accuracy": lambda model, x, y: robust_accuracy(model, x, y, (0, 0.1)),
+}
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
@@ -95,12 +110,18 @@ def test_a_model_is_left_as_it_was(make, measure):
     first = measure(model, x, y)
     assert same(before, state(model)) and torch.equal(x, inputs)
     second = measure(model, x, y)
-    assert (torch.equal(first, second) if isinstance(first, torch.Tensor)
-            else first == second)
+    assert (
+        torch.equal(first, second)
+        if isinstance(first, torch.Tensor)
+        else first == second
+    )
     with torch.inference_mode():
         third = measure(model, x, y)
-    assert (torch.equal(first, third) if isinstance(first, torch.Tensor)
-            else first == third)
+    assert (
+        torch.equal(first, third)
+        if isinstance(first, torch.Tensor)
+        else first == third
+    )
 
 
 def test_what_a_model_raises_leaves_it_as_it_was():
@@ -132,6 +153,7 @@ def test_modes_are_restored_module_by_module():
 
 # noise
 
+
 def by_hand(model, x, scale, seed, at):
     "Relative mean squared errors of a plain chain of modules, in numpy."
     model = copy.deepcopy(model).eval()
@@ -146,12 +168,14 @@ def by_hand(model, x, scale, seed, at):
             noisy = None if noisy is None else module(noisy.clone())
         if name == at:
             noisy = clean + scale * rms(clean) * torch.randn(
-                clean.shape, generator=draw)
+                clean.shape, generator=draw
+            )
         if noisy is not None:
             c, d = clean.double().numpy(), noisy.double().numpy()
-            found[name] = (np.square(d - c).sum() / np.square(c).sum(),
-                           np.square(d - c).sum()
-                           / np.square(c - c.mean(0)).sum())
+            found[name] = (
+                np.square(d - c).sum() / np.square(c).sum(),
+                np.square(d - c).sum() / np.square(c - c.mean(0)).sum(),
+            )
     return found
 
 
@@ -165,8 +189,9 @@ def test_errors_are_those_of_a_loop(at):
         after = [n for n in places if at is None or int(n) >= int(at)]
         assert list(found) == ["input"] * (at is None) + after + ["output"]
         for name in after:
-            assert math.isclose(found[name], expected[name][centered],
-                                rel_tol=1e-5), name
+            assert math.isclose(
+                found[name], expected[name][centered], rel_tol=1e-5
+            ), name
         assert found["output"] == found["5"]
     if at is None:
         assert abs(found["input"] / 0.09 - 1) < 0.6
@@ -176,8 +201,11 @@ def test_errors_are_those_of_a_loop(at):
 def test_places_by_default_are_the_normalizers_that_are_called():
     model, (x, _) = network(NETWORKS["batch"]), pixels()
     model.unused = nn.BatchNorm2d(3)
-    called = [name for name, module in model.named_modules()
-              if isinstance(module, nn.BatchNorm2d) and name != "unused"]
+    called = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.BatchNorm2d) and name != "unused"
+    ]
     found = noise_attenuation(model, x)
     assert set(found) == {"input", *called, "output"}
     at = "stages.1.norm1"
@@ -205,22 +233,29 @@ def test_a_module_that_is_called_twice_is_one_place():
     noisy = x + 0.1 * x.square().mean().sqrt() * z
     with torch.no_grad():
         first, second = model.layer(x), model(x)
-        errors = ((model.layer(noisy) - first).square().sum()
-                  + (model(noisy) - second).square().sum())
+        errors = (model.layer(noisy) - first).square().sum() + (
+            model(noisy) - second
+        ).square().sum()
     torch.testing.assert_close(
         found["layer"],
         (errors / (first.square().sum() + second.square().sum())).item(),
-        rtol=1e-5, atol=0)
+        rtol=1e-5,
+        atol=0,
+    )
 
 
 def test_words_take_noise_after_their_embedding():
-    model = models.LanguageModel(vocabulary=11, length=6, width=8, depth=1,
-                                 heads=2, hidden=16)
+    model = models.LanguageModel(
+        vocabulary=11, length=6, width=8, depth=1, heads=2, hidden=16
+    )
     words = torch.randint(11, (3, 6))
     with pytest.raises(TypeError, match="'input' is of type torch.int64"):
         noise_attenuation(model, words)
-    at = next(name for name, module in model.named_modules()
-              if isinstance(module, nn.Embedding))
+    at = next(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+    )
     assert noise_attenuation(model, words, at=at)["output"] > 0
 
 
@@ -231,16 +266,20 @@ def test_no_signal_gives_nan():
     assert found["0"] < 1e-3 and math.isnan(found["1"])
 
 
-@pytest.mark.parametrize("change, error, says", [
-    ({"scale": 0.0}, ValueError, "positive, finite"),
-    ({"scale": math.nan}, ValueError, "positive, finite"),
-    ({"scale": -1.0}, ValueError, "positive, finite"),
-    ({"at": "stem_nor"}, ValueError, "did you mean stem_norm"),
-    ({"places": ["stages.9"]}, ValueError, "no module 'stages.9'"),
-    ({"at": "unused"}, ValueError, "does not call 'unused'"),
-    ({"places": ["unused"]}, ValueError, "does not call 'unused'"),
-    ({"inputs": torch.full((2, 2, 8, 8), math.nan)}, ValueError, "NaN"),
-    ({"places": ["pair"]}, TypeError, "'pair' is of type tuple")])
+@pytest.mark.parametrize(
+    "change, error, says",
+    [
+        ({"scale": 0.0}, ValueError, "positive, finite"),
+        ({"scale": math.nan}, ValueError, "positive, finite"),
+        ({"scale": -1.0}, ValueError, "positive, finite"),
+        ({"at": "stem_nor"}, ValueError, "did you mean stem_norm"),
+        ({"places": ["stages.9"]}, ValueError, "no module 'stages.9'"),
+        ({"at": "unused"}, ValueError, "does not call 'unused'"),
+        ({"places": ["unused"]}, ValueError, "does not call 'unused'"),
+        ({"inputs": torch.full((2, 2, 8, 8), math.nan)}, ValueError, "NaN"),
+        ({"places": ["pair"]}, TypeError, "'pair' is of type tuple"),
+    ],
+)
 def test_noise_refuses_what_makes_no_sense(change, error, says):
     class Pair(nn.Module):
         def forward(self, x):
@@ -261,6 +300,7 @@ def test_noise_refuses_what_makes_no_sense(change, error, says):
 
 # attacks
 
+
 def loop(model, x, y, eps, step, steps, mean, std, start):
     """Projected sign steps on pixels, image by image, with gradients of the
     parameters too and projections written as minimum and maximum: no code of
@@ -271,18 +311,21 @@ def loop(model, x, y, eps, step, steps, mean, std, start):
     found = []
     for image, target, first in zip(x, y, start):
         pixel = image * std + mean
-        moved = torch.minimum(torch.maximum(
-            pixel + first, torch.zeros(())), torch.ones(()))
+        moved = torch.minimum(
+            torch.maximum(pixel + first, torch.zeros(())), torch.ones(())
+        )
         for _ in range(steps):
             moved = moved.detach().requires_grad_()
             scores = model(((moved - mean) / std).unsqueeze(0))[0]
             (scores.logsumexp(0) - scores[target]).backward()
             with torch.no_grad():
                 moved = moved + step * moved.grad.sign()
-                moved = torch.minimum(torch.maximum(moved, pixel - eps),
-                                      pixel + eps)
-                moved = torch.minimum(torch.maximum(moved, torch.zeros(())),
-                                      torch.ones(()))
+                moved = torch.minimum(
+                    torch.maximum(moved, pixel - eps), pixel + eps
+                )
+                moved = torch.minimum(
+                    torch.maximum(moved, torch.zeros(())), torch.ones(())
+                )
         found.append(((moved - mean) / std).detach())
     return torch.stack(found)
 
@@ -295,22 +338,27 @@ def test_attacks_are_those_of_a_loop(make):
     zero = torch.zeros_like(x)
     torch.testing.assert_close(
         fgsm(model, x, y, 0.1, **settings),
-        loop(model, x, y, 0.1, 0.1, 1, MEAN, STD, zero))
+        loop(model, x, y, 0.1, 0.1, 1, MEAN, STD, zero),
+    )
     torch.testing.assert_close(
         pgd(model, x, y, 0.1, 0.03, 5, start="inputs", **settings),
-        loop(model, x, y, 0.1, 0.03, 5, MEAN, STD, zero))
+        loop(model, x, y, 0.1, 0.03, 5, MEAN, STD, zero),
+    )
     u = torch.rand(x.shape, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(
         pgd(model, x, y, 0.1, 0.03, 5, seed=2, **settings),
-        loop(model, x, y, 0.1, 0.03, 5, MEAN, STD, 0.1 * (2 * u.double() - 1)))
+        loop(model, x, y, 0.1, 0.03, 5, MEAN, STD, 0.1 * (2 * u.double() - 1)),
+    )
 
 
 @each_network
 def test_nothing_leaves_ball_and_range(make):
     model, (x, y) = network(make), pixels()
     mean, std = (torch.tensor(p).reshape(2, 1, 1) for p in (MEAN, STD))
-    for moved in (fgsm(model, x, y, 0.2, mean=MEAN, std=STD),
-                  pgd(model, x, y, 0.2, 0.15, 4, mean=MEAN, std=STD)):
+    for moved in (
+        fgsm(model, x, y, 0.2, mean=MEAN, std=STD),
+        pgd(model, x, y, 0.2, 0.15, 4, mean=MEAN, std=STD),
+    ):
         pixel, old = moved * std + mean, x * std + mean
         assert pixel.min() > -1e-6 and pixel.max() < 1 + 1e-6
         assert (pixel - old).abs().max() < 0.2 + 1e-6
@@ -340,27 +388,34 @@ def test_parts_and_company_change_nothing():
 def test_accuracy_counts_what_withstands():
     model, (x, y) = network(NETWORKS["layer normality"]), pixels(23)
     y = model.eval()(x).argmax(1)
-    y[:4] = (y[:4] + 1) % 5     # four that are wrong from the beginning
+    y[:4] = (y[:4] + 1) % 5  # four that are wrong from the beginning
     for attack, options in (("fgsm", {}), ("pgd", {"steps": 3})):
         found = robust_accuracy(model, x, y, (0.0, 0.3), attack, **options)
         method = {"fgsm": fgsm, "pgd": pgd}[attack]
         right = model(x).argmax(1) == y
         kept = model(method(model, x, y, 0.3, **options)).argmax(1) == y
-        assert found == {0.0: 100 * 19 / 23,
-                         0.3: 100 * (right & kept).double().mean().item()}
-    assert (robust_accuracy(model, x, y, (0.3,), "pgd", 0, batch=5)
-            == robust_accuracy(model, x, y, (0.3,), "pgd", 0))
+        assert found == {
+            0.0: 100 * 19 / 23,
+            0.3: 100 * (right & kept).double().mean().item(),
+        }
+    assert robust_accuracy(
+        model, x, y, (0.3,), "pgd", 0, batch=5
+    ) == robust_accuracy(model, x, y, (0.3,), "pgd", 0)
 
 
 def test_what_is_wrong_without_attack_stays_so():
     "The step goes through the range that is wrong and out on the other side."
+
     class Outside(nn.Module):
         def forward(self, x):
             return torch.cat([0 * x, x.square() - 1], 1)
+
     x, y = torch.tensor([[0.9], [3.5]]), torch.tensor([1, 1])
     assert Outside()(fgsm(Outside(), x, y, 2.0)).argmax(1).tolist() == [1, 1]
     assert robust_accuracy(Outside(), x, y, (0.0, 2.0), "fgsm") == {
-        0.0: 50.0, 2.0: 50.0}
+        0.0: 50.0,
+        2.0: 50.0,
+    }
 
 
 def test_training_on_attacked_inputs():
@@ -383,41 +438,71 @@ def test_training_on_attacked_inputs():
 def test_margin_is_the_largest_of_the_others_less_the_right_one():
     scores = torch.randn(20, 4, dtype=torch.float64)
     targets = torch.randint(4, (20,))
-    expected = [max(v for k, v in enumerate(row) if k != t) - row[t]
-                for row, t in zip(scores.tolist(), targets.tolist())]
+    expected = [
+        max(v for k, v in enumerate(row) if k != t) - row[t]
+        for row, t in zip(scores.tolist(), targets.tolist())
+    ]
     np.testing.assert_allclose(margin(scores, targets), expected)
 
 
-@pytest.mark.parametrize("change, error, says", [
-    ({"eps": -0.1}, ValueError, "eps=-0.1"),
-    ({"eps": math.nan}, ValueError, "eps=nan"),
-    ({"eps": math.inf}, ValueError, "eps=inf"),
-    ({"targets": torch.tensor([0, 1, 5])}, ValueError,
-     "go from 0 to 5, scores are there for 5"),
-    ({"targets": torch.tensor([0, 1, -1])}, ValueError, "from -1 to 1"),
-    ({"targets": torch.tensor([0, 1])}, ValueError, r"shape \(2,\)"),
-    ({"targets": torch.rand(3)}, ValueError, "float32 for 3 inputs"),
-    ({"inputs": torch.full((3, 2, 8, 8), math.inf)}, ValueError, "infinity"),
-    ({"inputs": torch.zeros((3, 2, 8, 8), dtype=torch.int64)}, TypeError,
-     "int64"),
-    ({"mean": MEAN}, ValueError, "mean= and std="),
-    ({"mean": MEAN, "std": STD, "bounds": (0, 1)}, ValueError, "bounds="),
-    ({"mean": 0.5, "std": 10.0}, ValueError, "must be those by which"),
-    ({"bounds": (1.0, -1.0)}, ValueError, "must be those by which"),
-    ({"bounds": (-0.5, 0.5)}, ValueError, "must be those by which"),
-    ({"loss": "hinge"}, ValueError, "'hinge' is not known"),
-    ({"batch": 0}, ValueError, "batch=0"),
-    ({"model": nn.Sequential(nn.Flatten(), nn.Linear(128, 1))}, ValueError,
-     r"\(3, 1\)"),
-    ({"model": nn.Conv2d(2, 2, 1)}, ValueError, r"\(N, classes\)"),
-    ({"model": nn.LSTM(8, 3)}, ValueError, "expected"),
-    ({"model": nn.Sequential(nn.Flatten(), nn.Linear(128, 5),
-                             nn.Threshold(1e9, math.inf))}, ValueError,
-     "not finite")])
+@pytest.mark.parametrize(
+    "change, error, says",
+    [
+        ({"eps": -0.1}, ValueError, "eps=-0.1"),
+        ({"eps": math.nan}, ValueError, "eps=nan"),
+        ({"eps": math.inf}, ValueError, "eps=inf"),
+        (
+            {"targets": torch.tensor([0, 1, 5])},
+            ValueError,
+            "go from 0 to 5, scores are there for 5",
+        ),
+        ({"targets": torch.tensor([0, 1, -1])}, ValueError, "from -1 to 1"),
+        ({"targets": torch.tensor([0, 1])}, ValueError, r"shape \(2,\)"),
+        ({"targets": torch.rand(3)}, ValueError, "float32 for 3 inputs"),
+        (
+            {"inputs": torch.full((3, 2, 8, 8), math.inf)},
+            ValueError,
+            "infinity",
+        ),
+        (
+            {"inputs": torch.zeros((3, 2, 8, 8), dtype=torch.int64)},
+            TypeError,
+            "int64",
+        ),
+        ({"mean": MEAN}, ValueError, "mean= and std="),
+        ({"mean": MEAN, "std": STD, "bounds": (0, 1)}, ValueError, "bounds="),
+        ({"mean": 0.5, "std": 10.0}, ValueError, "must be those by which"),
+        ({"bounds": (1.0, -1.0)}, ValueError, "must be those by which"),
+        ({"bounds": (-0.5, 0.5)}, ValueError, "must be those by which"),
+        ({"loss": "hinge"}, ValueError, "'hinge' is not known"),
+        ({"batch": 0}, ValueError, "batch=0"),
+        (
+            {"model": nn.Sequential(nn.Flatten(), nn.Linear(128, 1))},
+            ValueError,
+            r"\(3, 1\)",
+        ),
+        ({"model": nn.Conv2d(2, 2, 1)}, ValueError, r"\(N, classes\)"),
+        ({"model": nn.LSTM(8, 3)}, ValueError, "expected"),
+        (
+            {
+                "model": nn.Sequential(
+                    nn.Flatten(), nn.Linear(128, 5), nn.Threshold(1e9, math.inf)
+                )
+            },
+            ValueError,
+            "not finite",
+        ),
+    ],
+)
 def test_attacks_refuse_what_makes_no_sense(change, error, says):
     x, y = pixels(3)
-    arguments = {"model": network(NETWORKS["batch"]), "inputs": x, "targets": y,
-                 "eps": 0.1, **change}
+    arguments = {
+        "model": network(NETWORKS["batch"]),
+        "inputs": x,
+        "targets": y,
+        "eps": 0.1,
+        **change,
+    }
     if isinstance(arguments["model"], nn.LSTM):
         arguments["inputs"] = x[:, 0]
     for attack in (fgsm, pgd):
@@ -427,9 +512,13 @@ def test_attacks_refuse_what_makes_no_sense(change, error, says):
 
 def test_steps_and_starts_are_checked():
     model, (x, y) = network(NETWORKS["batch"]), pixels(3)
-    for change, says in (({"steps": 0}, "steps=0"), ({"steps": 1.5}, "steps"),
-                         ({"step": 0.0}, "step=0.0"), ({"start": "mid"}, "mid"),
-                         ({"step": -1.0}, "step=-1.0")):
+    for change, says in (
+        ({"steps": 0}, "steps=0"),
+        ({"steps": 1.5}, "steps"),
+        ({"step": 0.0}, "step=0.0"),
+        ({"start": "mid"}, "mid"),
+        ({"step": -1.0}, "step=-1.0"),
+    ):
         with pytest.raises(ValueError, match=says):
             pgd(model, x, y, 0.1, **change)
     with pytest.raises(ValueError, match="'deepfool' is not known"):

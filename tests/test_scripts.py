@@ -1,4 +1,5 @@
 "JavaScript of the tools and tests: files that an engine of it can read."
+
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,20 +8,26 @@ import pytest
 
 pytestmark = pytest.mark.book
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = sorted(path.relative_to(ROOT).as_posix()
-                 for folder in ("tools", "tests")
-                 for path in (ROOT / folder).rglob("*.js"))
+SCRIPTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("tools", "tests")
+    for path in (ROOT / folder).rglob("*.js")
+)
 NODE = shutil.which("node")
 
 
 def refused(path):
     "What node says against a script; empty where it can be read."
-    return subprocess.run([NODE, "--check", path], capture_output=True,
-                          text=True).stderr
+    return subprocess.run(
+        [NODE, "--check", path], capture_output=True, text=True
+    ).stderr
 
 
-@pytest.mark.skipif(not NODE, reason="no node on this machine: scripts of the "
-                                     "tools and tests are not read before use")
+@pytest.mark.skipif(
+    not NODE,
+    reason="no node on this machine: scripts of the "
+    "tools and tests are not read before use",
+)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_can_be_read(script):
     assert refused(ROOT / script) == ""

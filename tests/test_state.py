@@ -2,6 +2,7 @@
 written at the time (tests/state, one file a layer, `tests.state.record`), and
 checkpoints of PyTorch's layers.
 """
+
 import copy
 import gzip
 import io
@@ -30,11 +31,13 @@ def saved(file: Path) -> dict:
 
 def test_every_exported_layer_has_a_file():
     files = {saved(file)["class"] for file in FILES}
-    assert files - set(record.GONE) == set(
-        record.exported()), "python -m tests.state.record"
+    assert files - set(record.GONE) == set(record.exported()), (
+        "python -m tests.state.record"
+    )
     assert set(record.GONE) <= files
-    assert (
-        len(files) >= 20 and {file.stem for file in FILES} == set(record.CASES))
+    assert len(files) >= 20 and {file.stem for file in FILES} == set(
+        record.CASES
+    )
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -46,8 +49,9 @@ def test_a_saved_state_loads_and_computes_the_same(file):
     assert any(not torch.equal(fresh[name], state[name]) for name in state)
     layer.load_state_dict(state, strict=True)
     for name, value in layer.state_dict().items():
-        assert (value.dtype == state[name].dtype
-                and torch.equal(value, state[name]))
+        assert value.dtype == state[name].dtype and torch.equal(
+            value, state[name]
+        )
     assert found["input"].dtype == found["output"].dtype == torch.float64
     out = record.evaluated(layer, found["input"])
     torch.testing.assert_close(out, found["output"], **ROUNDING)
@@ -58,18 +62,22 @@ def test_the_files_say_what_was_saved(case):
     "Another state gives another output: none of its tensors is idle."
     found = saved(next(file for file in FILES if file.stem == case))
     for name in found["state"]:
-        off = (found["options"].get("alpha") == 0
-               or found["options"].get("gaussianizer") == "Identity")
+        off = (
+            found["options"].get("alpha") == 0
+            or found["options"].get("gaussianizer") == "Identity"
+        )
         if name == "num_batches_tracked" or off and name == "running_lambda":
-            continue                                    # not read in evaluation
-        layer = record.made(found["class"], found["arguments"],
-                            found["options"])
+            continue  # not read in evaluation
+        layer = record.made(
+            found["class"], found["arguments"], found["options"]
+        )
         value = found["state"][name]
         factor = torch.linspace(0.5, 1.5, value.numel()).view(value.shape)
         layer.load_state_dict({**found["state"], name: value * factor})
         out = record.evaluated(layer, found["input"])
-        assert not torch.allclose(
-            out, found["output"], rtol=1e-6, atol=1e-6), name
+        assert not torch.allclose(out, found["output"], rtol=1e-6, atol=1e-6), (
+            name
+        )
 
 
 def test_the_script_writes_what_is_missing_and_nothing_else(
@@ -91,8 +99,20 @@ def test_the_script_writes_what_is_missing_and_nothing_else(
 
 # Pickled before a layer kept its settings as one rule: each with an input, its
 # outputs in evaluation and, after torch.manual_seed(1), in training, its text.
-PICKLED = ("batch1", "batch2", "bare", "instance", "layer", "layer2", "group",
-           "sync", "plain", "syncplain", "decorrelated", "converted")
+PICKLED = (
+    "batch1",
+    "batch2",
+    "bare",
+    "instance",
+    "layer",
+    "layer2",
+    "group",
+    "sync",
+    "plain",
+    "syncplain",
+    "decorrelated",
+    "converted",
+)
 
 
 def pickled() -> dict[str, dict]:
@@ -132,14 +152,21 @@ def test_an_old_pickle_trains_as_it_did(name):
     found = pickled()[name]
     torch.manual_seed(1)
     torch.testing.assert_close(
-        found["module"].train()(found["input"]), found["training"],
-        rtol=1e-4, atol=1e-5)
+        found["module"].train()(found["input"]),
+        found["training"],
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
-@pytest.mark.parametrize("make, shape", [
-    (lambda: normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain()), (8, 3)),
-    (lambda: normalnorm.LayerNormalNorm(3, alpha=0.5, steps=2), (8, 3)),
-    (lambda: normalnorm.DecorrelatedBatchNorm1d(3), (8, 3))])
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (lambda: normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain()), (8, 3)),
+        (lambda: normalnorm.LayerNormalNorm(3, alpha=0.5, steps=2), (8, 3)),
+        (lambda: normalnorm.DecorrelatedBatchNorm1d(3), (8, 3)),
+    ],
+)
 def test_a_new_pickle_of_a_module_computes_the_same(make, shape):
     layer = make()
     layer(torch.randn(shape))
@@ -165,30 +192,41 @@ PLAIN = {
     "batch 2d": twins("BatchNorm2d", "BatchNormalNorm2d", IMAGE),
     "batch 3d": twins("BatchNorm3d", "BatchNormalNorm3d", VOLUME),
     "bare": twins("BatchNorm2d", "BatchNormalNorm2d", IMAGE, affine=False),
-    "instance 1d": twins("InstanceNorm1d", "InstanceNormalNorm1d", (2, 5, 7),
-                         **TRACKED),
-    "instance 2d": twins("InstanceNorm2d", "InstanceNormalNorm2d", IMAGE,
-                         **TRACKED),
-    "instance 3d": twins("InstanceNorm3d", "InstanceNormalNorm3d", VOLUME,
-                         **TRACKED),
+    "instance 1d": twins(
+        "InstanceNorm1d", "InstanceNormalNorm1d", (2, 5, 7), **TRACKED
+    ),
+    "instance 2d": twins(
+        "InstanceNorm2d", "InstanceNormalNorm2d", IMAGE, **TRACKED
+    ),
+    "instance 3d": twins(
+        "InstanceNorm3d", "InstanceNormalNorm3d", VOLUME, **TRACKED
+    ),
     "synchronized": twins("BatchNorm2d", "SyncBatchNormalNorm", IMAGE),
     "decorrelated 1d": twins("BatchNorm1d", "DecorrelatedBatchNorm1d", (4, 5)),
     "decorrelated 2d": twins("BatchNorm2d", "DecorrelatedBatchNorm2d", IMAGE),
     "decorrelated normality 1d": twins(
-        "BatchNorm1d", "DecorrelatedBatchNormalNorm1d", (4, 5)),
+        "BatchNorm1d", "DecorrelatedBatchNormalNorm1d", (4, 5)
+    ),
     "decorrelated normality 2d": twins(
-        "BatchNorm2d", "DecorrelatedBatchNormalNorm2d", IMAGE),
+        "BatchNorm2d", "DecorrelatedBatchNormalNorm2d", IMAGE
+    ),
     "synchronized decorrelated": twins(
-        "BatchNorm2d", "SyncDecorrelatedBatchNorm", IMAGE),
+        "BatchNorm2d", "SyncDecorrelatedBatchNorm", IMAGE
+    ),
     "synchronized decorrelated normality": twins(
-        "BatchNorm2d", "SyncDecorrelatedBatchNormalNorm", IMAGE),
+        "BatchNorm2d", "SyncDecorrelatedBatchNormalNorm", IMAGE
+    ),
     "layer": twins("LayerNorm", "LayerNormalNorm", IMAGE, (3, 2)),
     "layer 2d": twins("LayerNorm", "LayerNormalNorm2d", IMAGE),
     "gaussianized layer": (
         nn.LayerNorm,
         lambda n: normalnorm.LayerNormalNorm(n, gaussianizer=Power(0.5)),
-        ((3, 2),), {}, IMAGE),
-    "group": twins("GroupNorm", "GroupNormalNorm", IMAGE, 5, 5)}
+        ((3, 2),),
+        {},
+        IMAGE,
+    ),
+    "group": twins("GroupNorm", "GroupNormalNorm", IMAGE, 5, 5),
+}
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -219,8 +257,9 @@ def test_a_plain_checkpoint_loads(name):
     if "decorrelated" in name:  # a covariance is none of the plain layer's
         return
     back = theirs(*arguments, **options)
-    back.load_state_dict(plain_state_dict(layer.float().state_dict()),
-                         strict=True)
+    back.load_state_dict(
+        plain_state_dict(layer.float().state_dict()), strict=True
+    )
     for key, value in back.state_dict().items():
         assert torch.equal(value, state[key]), key
 
@@ -230,18 +269,22 @@ def test_a_checkpoint_without_the_number_of_batches_loads(older):
     "As PyTorch wrote it before 0.4.1: without a version."
     state = dict(older(5, **TRACKED).state_dict())
     del state["num_batches_tracked"]
-    ours = dict(BatchNorm2d=normalnorm.BatchNormalNorm2d,
-                InstanceNorm2d=normalnorm.InstanceNormalNorm2d)
+    ours = dict(
+        BatchNorm2d=normalnorm.BatchNormalNorm2d,
+        InstanceNorm2d=normalnorm.InstanceNormalNorm2d,
+    )
     layer = ours[older.__name__](5, **TRACKED)
     layer.load_state_dict(state, strict=True)
     assert layer.num_batches_tracked == 0 and torch.equal(
-        layer.running_lambda, torch.ones(5))
+        layer.running_lambda, torch.ones(5)
+    )
 
 
 def test_the_two_batch_layers_of_the_power_transform_share_their_states():
     "What was `GaussianizedBatchNorm`, and `BatchNormalNorm1d`."
     found = saved(
-        next(file for file in FILES if file.stem == "GaussianizedBatchNorm"))
+        next(file for file in FILES if file.stem == "GaussianizedBatchNorm")
+    )
     layer = normalnorm.BatchNormalNorm1d(5, eps=1e-3)
     layer.load_state_dict(found["state"], strict=True)
     out = record.evaluated(layer, found["input"])

@@ -4,6 +4,7 @@ precision, faults, groups of processes, errors.
 Processes are slow to start: three of them compute everything (this file run as
 a script), and the tests look at what they saved.
 """
+
 import copy
 import os
 import subprocess
@@ -25,11 +26,19 @@ from normalnorm.layers.normality import BatchNormalNorm1d
 from normalnorm.layers.sync import SyncBatchNormalNorm, convert_sync
 from normalnorm.theory.newton import Over
 
-SINGLE = {"plain": normalnorm.DecorrelatedBatchNorm2d,
-          "normality": normalnorm.DecorrelatedBatchNormalNorm2d}
-HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(
-    [str(Path(normalnorm.__file__).parents[1]),
-     os.environ.get("PYTHONPATH", "")])}
+SINGLE = {
+    "plain": normalnorm.DecorrelatedBatchNorm2d,
+    "normality": normalnorm.DecorrelatedBatchNormalNorm2d,
+}
+HERE = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        [
+            str(Path(normalnorm.__file__).parents[1]),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    ),
+}
 SHARES = (4, 0, 3)
 
 
@@ -45,11 +54,18 @@ def test_four_processes_one_of_them_empty_are_one():
 
 
 @pytest.mark.parametrize(
-    "shape", [(11, 5), (4, 5, 7), (3, 5, 4, 3), (2, 5, 3, 2, 3)],
-    ids=["(B, C)", "(B, C, L)", "(B, C, H, W)", "(B, C, D, H, W)"])
-@pytest.mark.parametrize("kind", [
-    normalnorm.BatchNormalNorm2d, normalnorm.DecorrelatedBatchNorm2d,
-    normalnorm.DecorrelatedBatchNormalNorm2d])
+    "shape",
+    [(11, 5), (4, 5, 7), (3, 5, 4, 3), (2, 5, 3, 2, 3)],
+    ids=["(B, C)", "(B, C, L)", "(B, C, H, W)", "(B, C, D, H, W)"],
+)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        normalnorm.BatchNormalNorm2d,
+        normalnorm.DecorrelatedBatchNorm2d,
+        normalnorm.DecorrelatedBatchNormalNorm2d,
+    ],
+)
 def test_every_number_of_axes_through_the_exchange(
     kind, shape, tmp_path, monkeypatch
 ):
@@ -57,20 +73,33 @@ def test_every_number_of_axes_through_the_exchange(
     averages are those of the same batch with its positions in a row, by the
     layer for one process.
     """
-    u, g = torch.randn(2, *shape, dtype=torch.float64,
-                       generator=torch.Generator().manual_seed(4))
-    single = kind(5, dtype=torch.float64, **(
-        {} if kind is normalnorm.DecorrelatedBatchNorm2d else {"noise": 0.0}))
+    u, g = torch.randn(
+        2,
+        *shape,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(4),
+    )
+    single = kind(
+        5,
+        dtype=torch.float64,
+        **(
+            {} if kind is normalnorm.DecorrelatedBatchNorm2d else {"noise": 0.0}
+        ),
+    )
     several = convert_sync(copy.deepcopy(single))
     monkeypatch.setattr(type(several), "_exchanges", lambda self: True)
-    in_a_row = (lambda x: x.transpose(0, 1).reshape(5, -1).T
-                              .reshape(-1, 5, 1, 1).contiguous())
+    in_a_row = lambda x: (
+        x.transpose(0, 1).reshape(5, -1).T.reshape(-1, 5, 1, 1).contiguous()
+    )
     dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
+    )
     try:
         found = run(several, u, g)
-        for wrong in (u.reshape(5, -1)[:, 0],
-                      u.reshape(*shape, *(1,) * (6 - u.ndim))):
+        for wrong in (
+            u.reshape(5, -1)[:, 0],
+            u.reshape(*shape, *(1,) * (6 - u.ndim)),
+        ):
             with pytest.raises(ValueError, match="batch, channels"):
                 several(wrong)
     finally:
@@ -83,25 +112,31 @@ def test_every_number_of_axes_through_the_exchange(
 
 # --- what each of three processes does
 
+
 def skewed(rows, dtype=torch.float32):
     torch.manual_seed(3)
     u = torch.randn(rows, 5, 4, 3, dtype=torch.float64).exp()
-    return torch.einsum("bchw,cd->bdhw", u,
-                        torch.randn(5, 5, dtype=torch.float64)).to(dtype)
+    return torch.einsum(
+        "bchw,cd->bdhw", u, torch.randn(5, 5, dtype=torch.float64)
+    ).to(dtype)
 
 
 def layers(name, **options):
     """The layer for one process and its synchronized form, with parameters that
     are not those of fresh ones.
     """
-    options = {"group_size": 3,
-               **({"noise": 0.0} if name == "normality" else {}), **options}
+    options = {
+        "group_size": 3,
+        **({"noise": 0.0} if name == "normality" else {}),
+        **options,
+    }
     single = SINGLE[name](5, **options)
     with torch.no_grad():
         for p in single.parameters():
             p.copy_(torch.linspace(0.5, 1.5, 5))
     return single, convert_sync(
-        copy.deepcopy(single), options.pop("process_group", None))
+        copy.deepcopy(single), options.pop("process_group", None)
+    )
 
 
 def run(layer, u, g):
@@ -124,31 +159,42 @@ def refusal(act):
 
 
 def everything(name, rank):
-    mine, found = slice(sum(SHARES[:rank]), sum(SHARES[:rank + 1])), {}
-    exact_u, g = skewed(sum(SHARES), torch.float64), torch.linspace(
-        -1, 1, sum(SHARES) * 60).reshape(-1, 5, 4, 3).double()
+    mine, found = slice(sum(SHARES[:rank]), sum(SHARES[: rank + 1])), {}
+    exact_u, g = (
+        skewed(sum(SHARES), torch.float64),
+        torch.linspace(-1, 1, sum(SHARES) * 60).reshape(-1, 5, 4, 3).double(),
+    )
 
     # float32, far from zero: against float64, beside the error of one process
     for shift in (0.0, 1e4):
         u = (exact_u + shift).float()
         truth = run(layers(name)[0].double(), u.double(), g)
-        alone, ours = (run(layer, x, y) for layer, x, y in zip(
-                           layers(name), (u, u[mine]),
-                           (g.float(), g[mine].float())))
-        found["float32", shift] = [(error(o, t[mine]), error(a, t))
-                                   for o, a, t in zip(ours, alone, truth)]
+        alone, ours = (
+            run(layer, x, y)
+            for layer, x, y in zip(
+                layers(name), (u, u[mine]), (g.float(), g[mine].float())
+            )
+        )
+        found["float32", shift] = [
+            (error(o, t[mine]), error(a, t))
+            for o, a, t in zip(ours, alone, truth)
+        ]
 
     # autocast changes nothing; half precision is the rounded float32 result
     u, h = exact_u[mine].float(), g[mine].float()
     plain = layers(name)[1](u)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = run(layers(name)[1], u, h)
-    found["autocast"] = (error(inside[0], plain),
-                         error(inside[1], run(layers(name)[1], u, h)[1]))
+    found["autocast"] = (
+        error(inside[0], plain),
+        error(inside[1], run(layers(name)[1], u, h)[1]),
+    )
     half = u.bfloat16()
     out = layers(name)[1](half)
-    found["bfloat16"] = (str(out.dtype),
-                         error(out, layers(name)[1](half.float()).bfloat16()))
+    found["bfloat16"] = (
+        str(out.dtype),
+        error(out, layers(name)[1](half.float()).bfloat16()),
+    )
 
     # one value that is not finite, in the last process: its group, and only
     # that, everywhere
@@ -157,23 +203,35 @@ def everything(name, rank):
     layer = layers(name, dtype=torch.float64)[1]
     out = layer(spoilt[mine])
     clean = layers(name, dtype=torch.float64)[1](exact_u[mine])
-    kept, moved = (bool((layer.running_covariance[:3] == torch.eye(3)).all()),
-                   bool((layer.running_mean[3:] != 0).all()))
-    found["not finite"] = (bool(out[:, :3].isnan().all()),
-                           error(out[:, 3:], clean[:, 3:]), kept, moved)
+    kept, moved = (
+        bool((layer.running_covariance[:3] == torch.eye(3)).all()),
+        bool((layer.running_mean[3:] != 0).all()),
+    )
+    found["not finite"] = (
+        bool(out[:, :3].isnan().all()),
+        error(out[:, 3:], clean[:, 3:]),
+        kept,
+        moved,
+    )
 
     # the result can be changed in place; the backward pass can be taken twice;
     # second derivatives are refused
-    layer = nn.Sequential(layers(name, affine=False, dtype=torch.float64)[1],
-                          nn.ReLU(inplace=True))
+    layer = nn.Sequential(
+        layers(name, affine=False, dtype=torch.float64)[1],
+        nn.ReLU(inplace=True),
+    )
     x = exact_u[mine].clone().requires_grad_()
     out = layer(x)
-    twice = [torch.autograd.grad(out, x, g[mine], retain_graph=True)[0]
-             for _ in range(2)]
+    twice = [
+        torch.autograd.grad(out, x, g[mine], retain_graph=True)[0]
+        for _ in range(2)
+    ]
     found["twice"] = torch.equal(*twice)
-    first, = torch.autograd.grad(
-        layers(name, dtype=torch.float64)[1](x).square().sum(), x,
-        create_graph=True)
+    (first,) = torch.autograd.grad(
+        layers(name, dtype=torch.float64)[1](x).square().sum(),
+        x,
+        create_graph=True,
+    )
     found["second derivative"] = refusal(lambda: first.sum().backward())
 
     # without noise no random number is drawn; with it, as many as in one
@@ -181,9 +239,10 @@ def everything(name, rank):
     drawn = []
     for noise in (0.0, 0.3) if name == "normality" else (None,):
         after = []
-        for layer, x in zip(layers(name, **(
-                                {} if noise is None else {"noise": noise})),
-                            (exact_u.float(), exact_u[mine].float())):
+        for layer, x in zip(
+            layers(name, **({} if noise is None else {"noise": noise})),
+            (exact_u.float(), exact_u[mine].float()),
+        ):
             torch.manual_seed(1)
             before = torch.get_rng_state()
             layer(x)
@@ -204,37 +263,49 @@ def everything(name, rank):
         rows = torch.cat([exact_u[:3], exact_u[4:]]), torch.cat([g[:3], g[4:]])
         expected = run(layers(name, dtype=torch.float64)[0], *rows)
         part = slice(0, 3) if rank == 0 else slice(3, 6)
-        found["group"] = max(error(out, expected[0][part]),
-                             error(grad, expected[1][part]))
+        found["group"] = max(
+            error(out, expected[0][part]), error(grad, expected[1][part])
+        )
 
     # errors, in all processes alike
-    flat = convert_sync(nn.Sequential(
-        {"plain": normalnorm.DecorrelatedBatchNorm1d,
-         "normality": normalnorm.DecorrelatedBatchNormalNorm1d}[name](5)))
+    flat = convert_sync(
+        nn.Sequential(
+            {
+                "plain": normalnorm.DecorrelatedBatchNorm1d,
+                "normality": normalnorm.DecorrelatedBatchNormalNorm1d,
+            }[name](5)
+        )
+    )
     found["one value"] = refusal(
-        lambda: flat(torch.randn(1 if rank == 0 else 0, 5)))
+        lambda: flat(torch.randn(1 if rank == 0 else 0, 5))
+    )
     found["no value"] = refusal(lambda: flat(torch.randn(0, 5)))
     found["counted"] = flat[0].num_batches_tracked.item()
     found["axes"] = refusal(lambda: flat(torch.randn(3)))
     found["integers"] = refusal(
-        lambda: flat(torch.ones(3, 5, dtype=torch.int64)))
+        lambda: flat(torch.ones(3, 5, dtype=torch.int64))
+    )
     return found
 
 
 def draws_of_the_batch_layer(rank):
     "The same promise for SyncBatchNormalNorm."
     after = []
-    for layer in (SyncBatchNormalNorm(3, noise=0.0),
-                  BatchNormalNorm1d(3, noise=0.0)):
+    for layer in (
+        SyncBatchNormalNorm(3, noise=0.0),
+        BatchNormalNorm1d(3, noise=0.0),
+    ):
         torch.manual_seed(2)
         layer(torch.arange(12.0).reshape(4, 3))
         after.append(torch.get_rng_state())
     return torch.equal(*after)
 
 
-COUNTED = {"batch": BatchNormalNorm1d,
-           "plain": normalnorm.DecorrelatedBatchNorm1d,
-           "normality": normalnorm.DecorrelatedBatchNormalNorm1d}
+COUNTED = {
+    "batch": BatchNormalNorm1d,
+    "plain": normalnorm.DecorrelatedBatchNorm1d,
+    "normality": normalnorm.DecorrelatedBatchNormalNorm1d,
+}
 
 
 def counting(kind, momentum, rank):
@@ -246,57 +317,95 @@ def counting(kind, momentum, rank):
     finite batches, and all averages from those of a layer for one process that
     is given whole batches.
     """
-    options = {"momentum": momentum, "dtype": torch.float64,
-               **({} if kind == "plain" else {"noise": 0.0}),
-               **({} if kind == "batch" else {"group_size": 3})}
-    single, mine = (COUNTED[kind](5, **options),
-                    slice(sum(SHARES[:rank]), sum(SHARES[:rank + 1])))
+    options = {
+        "momentum": momentum,
+        "dtype": torch.float64,
+        **({} if kind == "plain" else {"noise": 0.0}),
+        **({} if kind == "batch" else {"group_size": 3}),
+    }
+    single, mine = (
+        COUNTED[kind](5, **options),
+        slice(sum(SHARES[:rank]), sum(SHARES[: rank + 1])),
+    )
     several = convert_sync(copy.deepcopy(single))
-    batches = [torch.randn(sum(SHARES), 5, dtype=torch.float64,
-                           generator=torch.Generator().manual_seed(i)).exp() + i
-               for i in range(4)]
+    batches = [
+        torch.randn(
+            sum(SHARES),
+            5,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(i),
+        ).exp()
+        + i
+        for i in range(4)
+    ]
     batches[1][-1, 2] = torch.nan
     for batch in batches:
         several(batch[mine]), single(batch)
-        refused = refusal(lambda: several(torch.zeros(
-            4, 6, dtype=torch.float64))), refusal(lambda: several(batch[:0]))
+        refused = (
+            refusal(lambda: several(torch.zeros(4, 6, dtype=torch.float64))),
+            refusal(lambda: several(batch[:0])),
+        )
     mean = torch.stack([batches[i] for i in (0, 2, 3)]).mean((0, 1))
-    return {"count": several.num_batches_tracked.item(), "refused": refused,
-            "mean": error(several.running_mean, mean),
-            "one process": max(error(a, b) for a, b in zip(
-                                   several.buffers(), single.buffers()))}
+    return {
+        "count": several.num_batches_tracked.item(),
+        "refused": refused,
+        "mean": error(several.running_mean, mean),
+        "one process": max(
+            error(a, b) for a, b in zip(several.buffers(), single.buffers())
+        ),
+    }
 
 
 def main(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
-                            rank=rank, world_size=len(SHARES))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=len(SHARES),
+    )
     torch.set_num_threads(1)
-    torch.save({**{name: everything(name, rank) for name in SINGLE},
-                "batch": draws_of_the_batch_layer(rank),
-                "counting": {(kind, momentum): counting(kind, momentum, rank)
-                             for kind in COUNTED for momentum in (None, 0.1)}},
-               f"{folder}/{rank}.pt")
+    torch.save(
+        {
+            **{name: everything(name, rank) for name in SINGLE},
+            "batch": draws_of_the_batch_layer(rank),
+            "counting": {
+                (kind, momentum): counting(kind, momentum, rank)
+                for kind in COUNTED
+                for momentum in (None, 0.1)
+            },
+        },
+        f"{folder}/{rank}.pt",
+    )
     dist.destroy_process_group()
 
 
 # --- what pytest looks at
 
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    processes = [subprocess.Popen([sys.executable, "-W", "ignore", __file__,
-                                   str(rank), str(folder)],
-                                  env=HERE, stderr=subprocess.PIPE, text=True)
-                 for rank in range(len(SHARES))]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__, str(rank), str(folder)],
+            env=HERE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(len(SHARES))
+    ]
     try:
         errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert ([process.returncode for process in processes]
-            == [0] * len(SHARES)), errors
-    return [torch.load(folder / f"{rank}.pt", weights_only=True)
-            for rank in range(len(SHARES))]
+    assert [process.returncode for process in processes] == [0] * len(SHARES), (
+        errors
+    )
+    return [
+        torch.load(folder / f"{rank}.pt", weights_only=True)
+        for rank in range(len(SHARES))
+    ]
 
 
 @pytest.fixture(params=SINGLE)
@@ -313,8 +422,10 @@ def test_float32_is_as_good_as_one_process(found):
 
 def test_autocast_and_half_precision(found):
     for part in found:
-        assert (part["autocast"] == (0.0, 0.0)
-                and part["bfloat16"] == ("torch.bfloat16", 0.0))
+        assert part["autocast"] == (0.0, 0.0) and part["bfloat16"] == (
+            "torch.bfloat16",
+            0.0,
+        )
 
 
 def test_what_is_not_finite_stays_in_its_group_in_all_processes(found):
@@ -325,15 +436,18 @@ def test_what_is_not_finite_stays_in_its_group_in_all_processes(found):
 
 def test_in_place_and_derivatives(found):
     for part in found:
-        assert (part["twice"]
-                and "once_differentiable" in part["second derivative"])
+        assert (
+            part["twice"] and "once_differentiable" in part["second derivative"]
+        )
 
 
 def test_the_generator_moves_as_in_one_process(saved):
     for part in saved:
-        assert (part["plain"]["generator"] == [(True, True)]
-                and part["normality"]["generator"] == [
-                    (True, True), (False, True)] and part["batch"])
+        assert (
+            part["plain"]["generator"] == [(True, True)]
+            and part["normality"]["generator"] == [(True, True), (False, True)]
+            and part["batch"]
+        )
 
 
 def test_evaluation_exchanges_nothing(found):
@@ -341,18 +455,26 @@ def test_evaluation_exchanges_nothing(found):
 
 
 def test_a_group_of_processes(found):
-    assert ("group" not in found[1]
-            and max(found[0]["group"], found[2]["group"]) < 1e-9)
+    assert (
+        "group" not in found[1]
+        and max(found[0]["group"], found[2]["group"]) < 1e-9
+    )
 
 
 def test_errors_are_the_same_everywhere(found):
     for part in found:
-        assert (part["one value"].startswith(
-                    "ValueError: a batch statistic needs more than one value "
-                    "per channel when training, given 1 in all")
-                and "given 0 in all" in part["no value"])
-        assert (part["counted"] == 0 and "batch, channels" in part["axes"]
-                and part["integers"].startswith("TypeError"))
+        assert (
+            part["one value"].startswith(
+                "ValueError: a batch statistic needs more than one value "
+                "per channel when training, given 1 in all"
+            )
+            and "given 0 in all" in part["no value"]
+        )
+        assert (
+            part["counted"] == 0
+            and "batch, channels" in part["axes"]
+            and part["integers"].startswith("TypeError")
+        )
 
 
 def test_batches_that_count_in_all_processes(saved):
@@ -363,19 +485,27 @@ def test_batches_that_count_in_all_processes(saved):
     for part in saved:
         for (kind, momentum), found in part["counting"].items():
             assert found["one process"] < 1e-12 and found["count"] == (
-                3 if momentum is None else 4), (kind, momentum, found)
-            assert all(text.startswith("ValueError")
-                       for text in found["refused"]), found
+                3 if momentum is None else 4
+            ), (kind, momentum, found)
+            assert all(
+                text.startswith("ValueError") for text in found["refused"]
+            ), found
             assert momentum is not None or found["mean"] < 1e-12, (kind, found)
 
 
 def test_alone_it_is_the_layer_for_one_process():
     torch.manual_seed(0)
     u = torch.randn(6, 5, 4).exp()
-    for ours, theirs in ((normalnorm.SyncDecorrelatedBatchNorm,
-                          normalnorm.DecorrelatedBatchNorm1d),
-                         (normalnorm.SyncDecorrelatedBatchNormalNorm,
-                          normalnorm.DecorrelatedBatchNormalNorm1d)):
+    for ours, theirs in (
+        (
+            normalnorm.SyncDecorrelatedBatchNorm,
+            normalnorm.DecorrelatedBatchNorm1d,
+        ),
+        (
+            normalnorm.SyncDecorrelatedBatchNormalNorm,
+            normalnorm.DecorrelatedBatchNormalNorm1d,
+        ),
+    ):
         found = []
         for layer in (ours(5, num_groups=1), theirs(5, num_groups=1)):
             torch.manual_seed(1)
@@ -389,16 +519,20 @@ def test_alone_it_is_the_layer_for_one_process():
 
 
 @pytest.mark.parametrize(
-    "shape", [(7, 3), (7, 3, 5), (7, 3, 5, 2), (4, 3, 2, 2, 3)])
+    "shape", [(7, 3), (7, 3, 5), (7, 3, 5, 2), (4, 3, 2, 2, 3)]
+)
 def test_synchronized_batch_norm_alone_takes_every_number_of_axes(shape):
     """What the layer for one process gives, for (B, C), (B, C, L) and more; one
     axis or six are refused.
     """
     u = torch.randn(shape).exp()
-    ours, theirs = (SyncBatchNormalNorm(3, noise=0.0),
-                    BatchNormalNorm1d(3, noise=0.0))
+    ours, theirs = (
+        SyncBatchNormalNorm(3, noise=0.0),
+        BatchNormalNorm1d(3, noise=0.0),
+    )
     torch.testing.assert_close(
-        ours(u), theirs(u.reshape(*shape[:2], -1)).reshape(shape))
+        ours(u), theirs(u.reshape(*shape[:2], -1)).reshape(shape)
+    )
     torch.testing.assert_close(ours.running_lambda, theirs.running_lambda)
     for wrong in (torch.randn(3), torch.randn(2, 3, 1, 1, 1, 2)):
         with pytest.raises(ValueError, match="batch, channels"):
@@ -415,13 +549,17 @@ def test_an_over_of_all_processes_tells_inputs_apart(monkeypatch):
     """
     monkeypatch.setattr(sync.dist, "get_rank", lambda group=None: 0)
     monkeypatch.setattr(
-        sync.Across, "gather", lambda self, values: values[None])
+        sync.Across, "gather", lambda self, values: values[None]
+    )
     torch.manual_seed(0)
     x = torch.randn(9, 3)
     unit = sync.Across(x, None, noise=False)
     for value, name in ((x, "input"), (x.exp(), ""), (3 * x + 1, "other")):
-        for found, expected in zip(unit.var_mean(value, name=name),
-                                   Over((0,)).var_mean(value)):
+        for found, expected in zip(
+            unit.var_mean(value, name=name), Over((0,)).var_mean(value)
+        ):
             torch.testing.assert_close(found, expected)
-    assert unit.seed is None and sync.Across(
-        x, None, noise=True).seed.dtype is torch.int64
+    assert (
+        unit.seed is None
+        and sync.Across(x, None, noise=True).seed.dtype is torch.int64
+    )

@@ -1,6 +1,7 @@
 """What is done to torch.nn's layers by PyTorch's own tools, done to ours:
 traced by `torch.jit` and `torch.fx`, prepared for quantization, mapped, fused.
 """
+
 import copy
 
 import pytest
@@ -16,14 +17,23 @@ from tools.rows import trials
 
 C = exported()
 # every row of the table that takes images, or their last axis
-LAYERS = {t.name: (t._replace(shape=(3, 5, 6)) if t.kind == "B L C" else t).ours
-          for t in trials() if t.kind in ("B C H W", "B L C")}
-LAYERS |= {"safeguard": lambda: C["LayerNormalNorm"](6, safeguard=True),
-           "steps": lambda: C["BatchNormalNorm2d"](4, steps=2)}
+LAYERS = {
+    t.name: (t._replace(shape=(3, 5, 6)) if t.kind == "B L C" else t).ours
+    for t in trials()
+    if t.kind in ("B C H W", "B L C")
+}
+LAYERS |= {
+    "safeguard": lambda: C["LayerNormalNorm"](6, safeguard=True),
+    "steps": lambda: C["BatchNormalNorm2d"](4, steps=2),
+}
 EACH = pytest.mark.parametrize("name", LAYERS)
-AVERAGES = [n for n in LAYERS
-            if any(name.startswith("running_")
-                   for name, _ in LAYERS[n]().named_buffers())]
+AVERAGES = [
+    n
+    for n in LAYERS
+    if any(
+        name.startswith("running_") for name, _ in LAYERS[n]().named_buffers()
+    )
+]
 CLOSE = dict(rtol=1e-5, atol=1e-5)
 
 
@@ -46,11 +56,13 @@ def again(function, *args):
 
 
 @pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
 @EACH
 def test_a_network_is_traced(name):
     "In evaluation, for any batch; from a file, too."
     import io
+
     model = network(name).eval()
     traced, file = torch.jit.trace(model, (images(),)), io.BytesIO()
     torch.jit.save(traced, file)
@@ -61,8 +73,10 @@ def test_a_network_is_traced(name):
         with torch.no_grad():
             for f in (traced, loaded):
                 torch.testing.assert_close(f(u), model(u), **CLOSE)
-    found = [torch.autograd.grad(f(u).sin().sum(), model.parameters())
-             for f in (traced, model)]
+    found = [
+        torch.autograd.grad(f(u).sin().sum(), model.parameters())
+        for f in (traced, model)
+    ]
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
@@ -75,64 +89,102 @@ def test_a_layer_is_traced_in_training(name):
     layer = LAYERS[name]()
     layer(images())
     traced = torch.jit.trace(
-        copy.deepcopy(layer), (images(),), check_trace=False)
+        copy.deepcopy(layer), (images(),), check_trace=False
+    )
     traced.load_state_dict(layer.state_dict())
     for batch in (7, 2):
         u, found = images(batch), []
         for module in (traced, layer):
             out = again(module, u)
-            found.append([out, *torch.autograd.grad(
-                             out.sin().sum(), [*module.parameters()])])
+            found.append(
+                [
+                    out,
+                    *torch.autograd.grad(
+                        out.sin().sum(), [*module.parameters()]
+                    ),
+                ]
+            )
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
         u.requires_grad_()
-        found = [torch.autograd.grad(again(module, u).sin().sum(), u)
-                 for module in (traced, layer)]
+        found = [
+            torch.autograd.grad(again(module, u).sin().sum(), u)
+            for module in (traced, layer)
+        ]
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    for a, b in zip(traced.state_dict().values(), layer.state_dict().values(),
-                    strict=True):
+    for a, b in zip(
+        traced.state_dict().values(), layer.state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(a, b, **CLOSE)
 
 
 @pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
 def test_a_converted_network_is_traced():
-    plain = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4),
-                          nn.GroupNorm(2, 4), nn.LayerNorm(6),
-                          nn.InstanceNorm2d(4)).eval()
+    plain = nn.Sequential(
+        nn.Conv2d(4, 4, 1),
+        nn.BatchNorm2d(4),
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm(6),
+        nn.InstanceNorm2d(4),
+    ).eval()
     for model in (plain, to_normality(copy.deepcopy(plain)).eval()):
         u = images(2)
         torch.testing.assert_close(
-            torch.jit.trace(model, (images(),))(u), model(u), **CLOSE)
+            torch.jit.trace(model, (images(),))(u), model(u), **CLOSE
+        )
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trace_that_would_lose_its_gradient_is_refused():
     for name in [n for n in LAYERS if "decorrelated" in n]:
-        with pytest.raises(RuntimeError,
-                           match=r"gradient of the whitening.*\.eval\(\)"):
+        with pytest.raises(
+            RuntimeError, match=r"gradient of the whitening.*\.eval\(\)"
+        ):
             torch.jit.trace(LAYERS[name](), (images(),))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("layer", {t.row.layer: t for t in trials()}.values(),
-                         ids=lambda t: t.row.layer.__name__)
-@pytest.mark.parametrize("where", [lambda ours: ours, lambda ours:
-    nn.Sequential(nn.Linear(3, 3), nn.ModuleDict({"inner": ours}))],
-    ids=["alone", "in a model"])
+@pytest.mark.parametrize(
+    "layer",
+    {t.row.layer: t for t in trials()}.values(),
+    ids=lambda t: t.row.layer.__name__,
+)
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda ours: ours,
+        lambda ours: nn.Sequential(
+            nn.Linear(3, 3), nn.ModuleDict({"inner": ours})
+        ),
+    ],
+    ids=["alone", "in a model"],
+)
 def test_scripting_is_refused_in_words(layer, where):
     model = where(layer.ours())
-    with pytest.raises(RuntimeError, match=(
+    with pytest.raises(
+        RuntimeError,
+        match=(
             f"^torch.jit.script was given a {layer.row.layer.__name__},.*not "
-            r"supported.*torch\.export.*torch\.compile.*torch\.jit\.trace")):
+            r"supported.*torch\.export.*torch\.compile.*torch\.jit\.trace"
+        ),
+    ):
         torch.jit.script(model)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name, make", [
-    ("FoldedNormality", lambda: C["FoldedNormality"](torch.full((4,), 0.5))),
-    ("ProxyNorm", lambda: C["ProxyNorm"](4, nn.ReLU())),
-    ("PreLayerNormLinear", lambda: C["PreLayerNormLinear"](4, 3)),
-    ("RegNormConv2d", lambda: C["RegNormConv2d"](4, 3, 1))])
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        (
+            "FoldedNormality",
+            lambda: C["FoldedNormality"](torch.full((4,), 0.5)),
+        ),
+        ("ProxyNorm", lambda: C["ProxyNorm"](4, nn.ReLU())),
+        ("PreLayerNormLinear", lambda: C["PreLayerNormLinear"](4, 3)),
+        ("RegNormConv2d", lambda: C["RegNormConv2d"](4, 3, 1)),
+    ],
+)
 def test_scripting_of_what_has_no_row_is_refused_too(name, make):
     with pytest.raises(RuntimeError, match=f"given a {name},.*torch.export"):
         torch.jit.script(nn.Sequential(make()))
@@ -145,17 +197,20 @@ def test_scripting_of_what_has_no_row_is_refused_too(name, make):
 def test_fx_takes_a_layer_as_one(name):
     model = network(name)
     traced = fx.symbolic_trace(model)
-    calls = [node.target for node in traced.graph.nodes
-             if node.op == "call_module"]
-    assert (calls == ["0", "1", "2"]
-            and type(traced.get_submodule("1")) is type(model[1]))
+    calls = [
+        node.target for node in traced.graph.nodes if node.op == "call_module"
+    ]
+    assert calls == ["0", "1", "2"] and type(traced.get_submodule("1")) is type(
+        model[1]
+    )
     for training in (True, False):
         u, other = images(), copy.deepcopy(model).train(training)
         traced.load_state_dict(model.state_dict())
         found = again(traced.train(training), u), again(other, u)
         torch.testing.assert_close(*found, rtol=0, atol=0)
-        for a, b in zip(traced.state_dict().values(),
-                        other.state_dict().values()):
+        for a, b in zip(
+            traced.state_dict().values(), other.state_dict().values()
+        ):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
@@ -163,23 +218,30 @@ def test_fx_takes_names_of_arguments_and_layers_with_activations():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm, self.rest = (C["LayerNormalNorm"](6),
-                                    C["FoldedNormality"](torch.full((4,), 0.5)))
+            self.norm, self.rest = (
+                C["LayerNormalNorm"](6),
+                C["FoldedNormality"](torch.full((4,), 0.5)),
+            )
 
         def forward(self, x):
             return self.rest(self.norm(input=x))
+
     model, u = Model().eval(), images()
     traced = fx.symbolic_trace(model)
-    assert ([n.target for n in traced.graph.nodes if n.op == "call_module"]
-            == ["norm", "rest"])
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == [
+        "norm",
+        "rest",
+    ]
     torch.testing.assert_close(traced(u), model(u))
 
 
 @EACH
 def test_fx_of_a_layer_alone_says_what_to_do(name):
-    with pytest.raises(TypeError,
-                       match="torch.fx takes a layer of this library as one "
-                             "module.*Sequential"):
+    with pytest.raises(
+        TypeError,
+        match="torch.fx takes a layer of this library as one "
+        "module.*Sequential",
+    ):
         fx.symbolic_trace(LAYERS[name]())
 
 
@@ -194,12 +256,15 @@ def test_quantization_prepares_a_network(name):
         get_default_qat_qconfig_mapping,
         get_default_qconfig_mapping,
     )
+
     u, model = images(), network(name)
     ready = quantize.prepare_fx(
-        copy.deepcopy(model).eval(), get_default_qconfig_mapping(), (u,))
+        copy.deepcopy(model).eval(), get_default_qconfig_mapping(), (u,)
+    )
     torch.testing.assert_close(ready(u), model.eval()(u), **CLOSE)
     aware = quantize.prepare_qat_fx(
-        copy.deepcopy(model).train(), get_default_qat_qconfig_mapping(), (u,))
+        copy.deepcopy(model).train(), get_default_qat_qconfig_mapping(), (u,)
+    )
     aware(u).square().sum().backward()
     weights = [p for n, p in aware.named_parameters() if n == "0.weight"]
     assert len(weights) == 1 and weights[0].grad.abs().sum() > 0
@@ -224,7 +289,8 @@ def test_a_training_step_does_not_change_an_earlier_gradient(name, dtype):
         if between:
             twin.train()(3 * images().to(dtype))
         found.append(
-            torch.autograd.grad(out.sin().sum(), [u, *twin.parameters()]))
+            torch.autograd.grad(out.sin().sum(), [u, *twin.parameters()])
+        )
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
@@ -256,7 +322,8 @@ def test_vmap(name, last):
     for module in cases:
         expected = torch.stack([module(u) for u in several])
         torch.testing.assert_close(
-            torch.func.vmap(module)(several), expected, **CLOSE)
+            torch.func.vmap(module)(several), expected, **CLOSE
+        )
 
 
 @pytest.mark.parametrize("name", AVERAGES)
@@ -277,9 +344,13 @@ def test_averages_inside_vmap_are_refused(name):
 def test_where_channels_lie():
     x = torch.randn(2, 3, 4, 5)
     assert not lies_last(x) and lies_last(
-        x.contiguous(memory_format=torch.channels_last))
-    assert (not lies_last(x[:, :, ::2]) and not lies_last(x[0])
-            and not lies_last(x[:, :1].contiguous()))
+        x.contiguous(memory_format=torch.channels_last)
+    )
+    assert (
+        not lies_last(x[:, :, ::2])
+        and not lies_last(x[0])
+        and not lies_last(x[:, :1].contiguous())
+    )
 
 
 # ---- fusing -----------------------------------------------------------------
@@ -297,9 +368,16 @@ def test_what_fuse_conv_bn_eval_reads():
         def __getattr__(self, name):
             read.add(name)
             return getattr(layer, name)
+
     fuse_conv_bn_eval(nn.Conv2d(4, 4, 1).eval(), Watched())
-    assert read == {"training", "running_mean", "running_var", "eps", "weight",
-                    "bias"}
+    assert read == {
+        "training",
+        "running_mean",
+        "running_var",
+        "eps",
+        "weight",
+        "bias",
+    }
     before = {name: getattr(layer, name) for name in read}
     layer.running_lambda.fill_(0.3)
     assert all(getattr(layer, name) is value for name, value in before.items())
@@ -316,8 +394,10 @@ def test_fusing_is_folding_where_lambda_is_1_and_fold_is_right_everywhere():
         else:
             model[1].running_lambda.copy_(saved)
         u = images()
-        fused, folded = (fuse_conv_bn_eval(model[0], model[1])(u),
-                         fold(model)[:2](u))
+        fused, folded = (
+            fuse_conv_bn_eval(model[0], model[1])(u),
+            fold(model)[:2](u),
+        )
         expected = model[:2](u)
         torch.testing.assert_close(folded, expected, **CLOSE)
         assert torch.allclose(fused, expected, **CLOSE) == neutral
@@ -326,11 +406,13 @@ def test_fusing_is_folding_where_lambda_is_1_and_fold_is_right_everywhere():
 @pytest.mark.filterwarnings("ignore")
 def test_other_fusions_leave_the_layers_alone():
     from torch.fx.experimental.optimization import fuse
+
     quantization = pytest.importorskip("torch.ao.quantization")
     model, u = network("batch2").eval(), images()
     fused = fuse(model)
     assert type(fused.get_submodule("1")) is C["BatchNormalNorm2d"]
     torch.testing.assert_close(fused(u), model(u), **CLOSE)
-    with pytest.raises((NotImplementedError, AssertionError),
-                       match="BatchNormalNorm2d"):
+    with pytest.raises(
+        (NotImplementedError, AssertionError), match="BatchNormalNorm2d"
+    ):
         quantization.fuse_modules(model, [["0", "1"]])

@@ -1,4 +1,5 @@
 "Statements of the ledger as mathematics: what is marked, and what is left."
+
 import html
 import re
 import unicodedata
@@ -7,7 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.book
 pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed")
+    "tools.chapters", reason="the book's tools are not installed"
+)
 from tools import typeset  # noqa: E402
 from tools.dialect import link_claims, typeset_output  # noqa: E402
 
@@ -15,49 +17,80 @@ from tools.dialect import link_claims, typeset_output  # noqa: E402
 def short(text):
     "`x` for a variable, ^{2} and _{i} for powers and indices."
     made = typeset.statement(text)
-    for tag, mark in (("var", "`"), ("/var", "`"), ("sup", "^{"), ("/sup", "}"),
-                      ("sub", "_{"), ("/sub", "}")):
+    for tag, mark in (
+        ("var", "`"),
+        ("/var", "`"),
+        ("sup", "^{"),
+        ("/sup", "}"),
+        ("sub", "_{"),
+        ("/sub", "}"),
+    ):
         made = made.replace(f"<{tag}>", mark)
     return html.unescape(made)
 
 
-@pytest.mark.parametrize("text, made", [
-    ("λ̂ = 1 − L'(1)/L''(1)", "`λ̂` = 1 − `L`′(1)/`L`″(1)"),
-    ("ψ(h; 1) = h", "`ψ`(`h`; 1) = `h`"),
-    ("½ℓ², σ³·φ_k(ηℓ)", "½`ℓ`^{2}, `σ`^{3}·`φ`_{`k`}(`η``ℓ`)"),
-    ("L⁽³⁾(λ) and x₁", "`L`^{(3)}(`λ`) and `x`_{1}"),
-    ("A^{-1/2}, V^T(w), ε^¼, z^(−1/2)",
-     "`A`^{−1/2}, `V`^{`T`}(`w`), `ε`^{¼}, `z`^{−1/2}"),
-    ("λ_MLE, B_xS, A_ij, x_(n+1−i)",
-     "`λ`_{MLE}, `B`_{`x`}`S`, `A`_{`ij`}, `x`_{(`n`+1−`i`)}"),
-    ("I(X*; X*+Z*)", "`I`(`X`^{∗}; `X`^{∗}+`Z`^{∗})"),
-    ("(1+a)ℓ ≥ |a| for d(a)", "(1+`a`)`ℓ` ≥ |`a`| for `d`(`a`)"),
-    ("f''² at 2L''", "`f`″^{2} at 2`L`″"), ("x < y & z", "`x` < `y` & `z`")])
+@pytest.mark.parametrize(
+    "text, made",
+    [
+        ("λ̂ = 1 − L'(1)/L''(1)", "`λ̂` = 1 − `L`′(1)/`L`″(1)"),
+        ("ψ(h; 1) = h", "`ψ`(`h`; 1) = `h`"),
+        ("½ℓ², σ³·φ_k(ηℓ)", "½`ℓ`^{2}, `σ`^{3}·`φ`_{`k`}(`η``ℓ`)"),
+        ("L⁽³⁾(λ) and x₁", "`L`^{(3)}(`λ`) and `x`_{1}"),
+        (
+            "A^{-1/2}, V^T(w), ε^¼, z^(−1/2)",
+            "`A`^{−1/2}, `V`^{`T`}(`w`), `ε`^{¼}, `z`^{−1/2}",
+        ),
+        (
+            "λ_MLE, B_xS, A_ij, x_(n+1−i)",
+            "`λ`_{MLE}, `B`_{`x`}`S`, `A`_{`ij`}, `x`_{(`n`+1−`i`)}",
+        ),
+        ("I(X*; X*+Z*)", "`I`(`X`^{∗}; `X`^{∗}+`Z`^{∗})"),
+        ("(1+a)ℓ ≥ |a| for d(a)", "(1+`a`)`ℓ` ≥ |`a`| for `d`(`a`)"),
+        ("f''² at 2L''", "`f`″^{2} at 2`L`″"),
+        ("x < y & z", "`x` < `y` & `z`"),
+    ],
+)
 def test_what_is_marked(text, made):
     assert short(text) == made
 
 
-@pytest.mark.parametrize("text", [
-    "a unit of a layer", "the noise's scale, Taylor's and Cox's", "a Q–Q plot",
-    "1e-6 nats, 1.8e−2, from 1e−12 to 1e8", "log1p(2), expm1, yeo_johnson",
-    "lambert_w is within 4 ulp", "to_normality(model, noise=0)",
-    "EfficientNet-B0, B2", "scipy.stats.probplot", "a t-test, e.g. this",
-    "A layer", "on both sides it's so"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a unit of a layer",
+        "the noise's scale, Taylor's and Cox's",
+        "a Q–Q plot",
+        "1e-6 nats, 1.8e−2, from 1e−12 to 1e8",
+        "log1p(2), expm1, yeo_johnson",
+        "lambert_w is within 4 ulp",
+        "to_normality(model, noise=0)",
+        "EfficientNet-B0, B2",
+        "scipy.stats.probplot",
+        "a t-test, e.g. this",
+        "A layer",
+        "on both sides it's so",
+    ],
+)
 def test_what_is_left(text):
     assert short(text) == text
 
 
 def test_code_in_statements():
-    assert (typeset.statement("scale `x_1`: x") ==
-            "scale <code>x_1</code>: <var>x</var>")
+    assert (
+        typeset.statement("scale `x_1`: x")
+        == "scale <code>x_1</code>: <var>x</var>"
+    )
 
 
 def test_every_statement_keeps_its_characters():
     "But for marks, primes, minus signs and braces; and no tag is left open."
     from normalnorm.claims import ledger
+
     plain = lambda text: re.sub(
-        r"[\s_^*∗'′″‴(){}`-]|−", "", unicodedata.normalize("NFKC", text)
-        .replace("′", "").replace("″", ""))
+        r"[\s_^*∗'′″‴(){}`-]|−",
+        "",
+        unicodedata.normalize("NFKC", text).replace("′", "").replace("″", ""),
+    )
     for claim in ledger():
         for text in (claim.statement, claim.condition):
             made = typeset.statement(text)
@@ -70,28 +103,57 @@ def test_every_statement_keeps_its_characters():
 
 def test_outputs_of_checks_and_appendices():
     from normalnorm.claims import Claim, Outcome
-    claim = Claim("a-b", "b2020, §x", "x² < L'(1)", "identity", "holds if",
-                  "proof", None, 1, 2, condition="|h| > 1")
-    output = {"data": {"text/html": Outcome(
-        claim, "as recorded", 0.0, mutant="rejected")._repr_html_()}}
+
+    claim = Claim(
+        "a-b",
+        "b2020, §x",
+        "x² < L'(1)",
+        "identity",
+        "holds if",
+        "proof",
+        None,
+        1,
+        2,
+        condition="|h| > 1",
+    )
+    output = {
+        "data": {
+            "text/html": Outcome(
+                claim, "as recorded", 0.0, mutant="rejected"
+            )._repr_html_()
+        }
+    }
     link_claims(output, {"a-b"})
     made = output["data"]["text/html"]
-    assert ("<var>x</var><sup>2</sup> &lt; <var>L</var>′(1)" in made
-            and "§x" in made and 'id="claim-here-a-b"' in made)
-    row = ('<td data-head="statement and source">x² <span>x</span></td><td>'
-           '<span class="verdict verdict-holds-if">holds if</span> |h| &gt; 1'
-           "</td><p><em>Right:</em> x &amp; y</p>")
+    assert (
+        "<var>x</var><sup>2</sup> &lt; <var>L</var>′(1)" in made
+        and "§x" in made
+        and 'id="claim-here-a-b"' in made
+    )
+    row = (
+        '<td data-head="statement and source">x² <span>x</span></td><td>'
+        '<span class="verdict verdict-holds-if">holds if</span> |h| &gt; 1'
+        "</td><p><em>Right:</em> x &amp; y</p>"
+    )
     assert typeset.in_output(row) == (
         '<td data-head="statement and source"><var>x</var><sup>2</sup> '
         '<span>x</span></td><td><span class="verdict verdict-holds-if">holds if'
         "</span> |<var>h</var>| &gt; 1</td><p><em>Right:</em> <var>x</var> "
-        "&amp; <var>y</var></p>")
+        "&amp; <var>y</var></p>"
+    )
     assert typeset.in_output("<p>x² = y</p>") == "<p>x² = y</p>"
 
 
-@pytest.mark.parametrize("text, tex", [
-    (r"| $\frac{a_b}{c*d}$ |", r"\frac{a_b}{c*d}"), ("so $P_1$ is", "P_1"),
-    ("$x|y$", "x|y"), ("costs $5 and $6", None), ("a $x = 1 b", None)])
+@pytest.mark.parametrize(
+    "text, tex",
+    [
+        (r"| $\frac{a_b}{c*d}$ |", r"\frac{a_b}{c*d}"),
+        ("so $P_1$ is", "P_1"),
+        ("$x|y$", "x|y"),
+        ("costs $5 and $6", None),
+        ("a $x = 1 b", None),
+    ],
+)
 def test_formulas_in_what_cells_print(text, tex):
     """Markdown finds neither emphasis nor cells nor escapes in them, and the
     browser the same characters.

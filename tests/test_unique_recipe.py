@@ -1,6 +1,7 @@
 """The recipes of "Is batch norm unique?" and of text: each arm is what its name
 says, and each paper scale takes two steps on a folder of its data's schema.
 """
+
 import dataclasses
 
 import numpy as np
@@ -16,10 +17,12 @@ from normalnorm.layers.regnorm import PreRegNormConv2d, RegNormConv2d
 
 IMAGES = (unique.unique, unique.unique_resnet50, unique.unique_resnet101)
 TEXTS = (language.language_recurrent, language.language_transformer)
-SMALL = {"wrn28-10": {"depth": 10, "widths": [4, 4, 4]},
-         "resnet50": {"widths": [4, 4, 4, 4]},
-         "resnet101": {"widths": [4, 4, 4, 4]},
-         "gpt": {"width": 16, "heads": 2, "depth": 1}}
+SMALL = {
+    "wrn28-10": {"depth": 10, "widths": [4, 4, 4]},
+    "resnet50": {"widths": [4, 4, 4, 4]},
+    "resnet101": {"widths": [4, 4, 4, 4]},
+    "gpt": {"width": 16, "heads": 2, "depth": 1},
+}
 datasets = pytest.importorskip("datasets")
 
 
@@ -29,10 +32,16 @@ def kinds(model):
 
 @pytest.mark.parametrize("recipe", IMAGES, ids=lambda r: r.name)
 def test_arms_at_paper_scale_are_what_their_names_say(recipe):
-    wanted = {"Batch": nn.BatchNorm2d, "Batch-Train": nn.BatchNorm2d,
-              "Layer": nn.GroupNorm, "PreLayerNorm": PreLayerNormConv2d,
-              "RegNorm": RegNormConv2d, "PreRegNorm": PreRegNormConv2d,
-              "BMLV": unique.BMLVNorm, "LMBV": unique.LMBVNorm}
+    wanted = {
+        "Batch": nn.BatchNorm2d,
+        "Batch-Train": nn.BatchNorm2d,
+        "Layer": nn.GroupNorm,
+        "PreLayerNorm": PreLayerNormConv2d,
+        "RegNorm": RegNormConv2d,
+        "PreRegNorm": PreRegNormConv2d,
+        "BMLV": unique.BMLVNorm,
+        "LMBV": unique.LMBVNorm,
+    }
     assert tuple(recipe.scales["paper"]) == unique.ARMS
     plain = models.cost(recipe.scales["paper"]["None"]["model"])
     for name, config in recipe.scales["paper"].items():
@@ -40,48 +49,81 @@ def test_arms_at_paper_scale_are_what_their_names_say(recipe):
             parts = dict(unique._MADE[config["norm"]["kind"]])
             found = models.build(config["model"], **parts)
         assert kinds(found) & set(wanted.values()) == (
-            {wanted[name]} if name in wanted else set())
+            {wanted[name]} if name in wanted else set()
+        )
         assert ("strength" in config["norm"]) == ("RegNorm" in name)
         count = sum(p.numel() for p in found.parameters())
         assert 0.995 < count / plain.parameters < 1.005
-    assert recipe.paper["PreLayerNorm"].mean == (
-        unique.TABLE["PreLayerNorm"][IMAGES.index(recipe)])
+    assert (
+        recipe.paper["PreLayerNorm"].mean
+        == (unique.TABLE["PreLayerNorm"][IMAGES.index(recipe)])
+    )
 
 
 def test_weights_are_those_of_the_seed_for_all_normalizers():
     arms = unique.unique.scales["smoke"]
-    first, *others = (dict(unique.unique_model(config, 3).named_parameters())
-                      for config in arms.values())
+    first, *others = (
+        dict(unique.unique_model(config, 3).named_parameters())
+        for config in arms.values()
+    )
     for other in others:
-        for name in ("stem.weight", "stages.1.conv2.weight",
-                     "classifier.weight"):
+        for name in (
+            "stem.weight",
+            "stages.1.conv2.weight",
+            "classifier.weight",
+        ):
             assert torch.equal(first[name], other[name])
     for recipe in TEXTS:
         first, *others = (
             dict(language.language_model(config, 3).named_parameters())
-            for config in recipe.scales["smoke"].values())
-        assert all(torch.equal(first[name], other[name]) for other in others
-                   for name in first if name.endswith("weight")
-                   and "norm" not in name and not name.startswith("steps"))
+            for config in recipe.scales["smoke"].values()
+        )
+        assert all(
+            torch.equal(first[name], other[name])
+            for other in others
+            for name in first
+            if name.endswith("weight")
+            and "norm" not in name
+            and not name.startswith("steps")
+        )
 
 
 def test_arms_of_text():
     arms = language.language_transformer.scales["paper"]
-    found = {name: kinds(language.language_model({**config, "model_arguments": {
-        **config["model_arguments"], **SMALL["gpt"]}}, 0))
-        for name, config in arms.items()}
-    marks = {"LN": nn.LayerNorm, "PreLN": PreLayerNormLinear,
-             "RMS": nn.RMSNorm, "LNN": LayerNormalNorm}
+    found = {
+        name: kinds(
+            language.language_model(
+                {
+                    **config,
+                    "model_arguments": {
+                        **config["model_arguments"],
+                        **SMALL["gpt"],
+                    },
+                },
+                0,
+            )
+        )
+        for name, config in arms.items()
+    }
+    marks = {
+        "LN": nn.LayerNorm,
+        "PreLN": PreLayerNormLinear,
+        "RMS": nn.RMSNorm,
+        "LNN": LayerNormalNorm,
+    }
     for name, seen in found.items():
         assert {n for n, mark in marks.items() if mark in seen} == (
-            {name} - {"none"})
+            {name} - {"none"}
+        )
 
 
 def test_a_kind_that_is_not_known_is_refused():
     for build, config in (
         (unique.unique_model, unique.unique.scales["smoke"]["Layer"]),
-        (language.language_model,
-         language.language_recurrent.scales["smoke"]["LN"])
+        (
+            language.language_model,
+            language.language_recurrent.scales["smoke"]["LN"],
+        ),
     ):
         with pytest.raises(ValueError, match="'other'.*expected one of"):
             build({**config, "norm": {"kind": "other"}}, 0)
@@ -93,27 +135,41 @@ def test_without_averages_the_batch_in_evaluation_counts():
     for name in ("Batch-Train, 32", "Layer, 32"):
         config = {**arms[name], "train": {"epochs": 1, "batch": 32, "steps": 4}}
         found = unique.run(config, seed=0)["metrics"]
-        spread[name] = {found[f"test_batch_{size}"]
-                        for size in config["test_batches"]}
+        spread[name] = {
+            found[f"test_batch_{size}"] for size in config["test_batches"]
+        }
     assert len(spread["Batch-Train, 32"]) > 1 == len(spread["Layer, 32"])
 
 
 def test_a_run_that_diverges_is_a_guess():
     config = unique.unique_rates.scales["smoke"]["None, 1.0"]
-    found = unique.run({**config, "train": {
-        "epochs": 1, "batch": 32, "lr": 1e30, "schedule": "constant"}}, seed=0)
+    found = unique.run(
+        {
+            **config,
+            "train": {
+                "epochs": 1,
+                "batch": 32,
+                "lr": 1e30,
+                "schedule": "constant",
+            },
+        },
+        seed=0,
+    )
     assert found["metrics"]["diverged"] == 1 and "lr" not in found
     assert found["metrics"]["test_last"] == 10 and "not finite" in found["why"]
 
 
 def test_rows_are_written(tmp_path):
-    for recipe, arm in ((unique.unique_depths, "PreLayerNorm, 10"),
-                        (language.language_recurrent, "LNN")):
+    for recipe, arm in (
+        (unique.unique_depths, "PreLayerNorm, 10"),
+        (language.language_recurrent, "LNN"),
+    ):
         results.run_recipe(recipe, "smoke", seeds=1, out=tmp_path, arms=[arm])
         assert results.rows(recipe, "smoke", tmp_path)
 
 
 # ---- two steps at paper scale ----
+
 
 def images(folder, name, count=60):
     "Parquet files as the hub has them."
@@ -122,35 +178,64 @@ def images(folder, name, count=60):
     inside.mkdir(parents=True)
     side, random = entry.side or 48, np.random.default_rng(0)
     from PIL import Image
-    features = datasets.Features({
-        entry.image: datasets.Image(), entry.label: datasets.ClassLabel(
-            num_classes=len(entry.classes))})
+
+    features = datasets.Features(
+        {
+            entry.image: datasets.Image(),
+            entry.label: datasets.ClassLabel(num_classes=len(entry.classes)),
+        }
+    )
     for source in entry.examples:
-        datasets.Dataset.from_dict({
-            entry.image: [Image.fromarray(random.integers(
-                0, 256, (side, side, 3), dtype=np.uint8))
-                for _ in range(count)],
-            entry.label: [i * 7 % len(entry.classes) for i in range(count)]},
-            features=features).to_parquet(
-                inside / f"{source}-00000-of-00001.parquet")
-    return dataclasses.replace(entry, examples=dict.fromkeys(
-        entry.examples, count)) if dataclasses.is_dataclass(
-            entry) else entry._replace(examples=dict.fromkeys(
-                entry.examples, count))
+        datasets.Dataset.from_dict(
+            {
+                entry.image: [
+                    Image.fromarray(
+                        random.integers(0, 256, (side, side, 3), dtype=np.uint8)
+                    )
+                    for _ in range(count)
+                ],
+                entry.label: [i * 7 % len(entry.classes) for i in range(count)],
+            },
+            features=features,
+        ).to_parquet(inside / f"{source}-00000-of-00001.parquet")
+    return (
+        dataclasses.replace(
+            entry, examples=dict.fromkeys(entry.examples, count)
+        )
+        if dataclasses.is_dataclass(entry)
+        else entry._replace(examples=dict.fromkeys(entry.examples, count))
+    )
 
 
-@pytest.mark.parametrize("recipe, arm", [
-    (unique.unique, "PreRegNorm"), (unique.unique_resnet50, "PreLayerNorm"),
-    (unique.unique_resnet101, "BMLV")], ids=lambda x: getattr(x, "name", x))
+@pytest.mark.parametrize(
+    "recipe, arm",
+    [
+        (unique.unique, "PreRegNorm"),
+        (unique.unique_resnet50, "PreLayerNorm"),
+        (unique.unique_resnet101, "BMLV"),
+    ],
+    ids=lambda x: getattr(x, "name", x),
+)
 def test_two_steps_on_a_folder_of_images(recipe, arm, tmp_path, monkeypatch):
     config = recipe.scales["paper"][arm]
     monkeypatch.setenv("NORMALNORM_DATASETS", str(tmp_path))
-    monkeypatch.setitem(hub.ENTRIES, config["data"],
-                        images(tmp_path, config["data"]))
-    found = unique.run({
-        **config, "model_arguments": SMALL[config["model"]],
-        "train": {**config["train"], "epochs": 1, "steps": 2, "batch": 4,
-                  "warmup": 0}}, seed=0)
+    monkeypatch.setitem(
+        hub.ENTRIES, config["data"], images(tmp_path, config["data"])
+    )
+    found = unique.run(
+        {
+            **config,
+            "model_arguments": SMALL[config["model"]],
+            "train": {
+                **config["train"],
+                "epochs": 1,
+                "steps": 2,
+                "batch": 4,
+                "warmup": 0,
+            },
+        },
+        seed=0,
+    )
     assert len(found["history"]) == 1 and found["test_right"]["count"] == 60
     assert ("train_penalty" in found["history"][0]) == ("RegNorm" in arm)
 
@@ -160,15 +245,29 @@ def test_two_steps_on_a_folder_of_text(tmp_path, monkeypatch):
     inside = tmp_path / "lm1b" / hub.ENTRIES["lm1b"].config
     inside.mkdir(parents=True)
     for source in hub.ENTRIES["lm1b"].examples:
-        datasets.Dataset.from_dict({"text": [
-            f"{source} {n} says something about the weather ü"
-            for n in range(1200)]}).to_parquet(
-                inside / f"{source}-00000-of-00001.parquet")
+        datasets.Dataset.from_dict(
+            {
+                "text": [
+                    f"{source} {n} says something about the weather ü"
+                    for n in range(1200)
+                ]
+            }
+        ).to_parquet(inside / f"{source}-00000-of-00001.parquet")
     monkeypatch.setenv("NORMALNORM_DATASETS", str(tmp_path))
-    found = language.run({
-        **config, "length": 16,
-        "model_arguments": {**config["model_arguments"], **SMALL["gpt"]},
-        "train": {**config["train"], "epochs": 1, "steps": 2, "batch": 4,
-                  "warmup": 0.0}}, seed=0)
+    found = language.run(
+        {
+            **config,
+            "length": 16,
+            "model_arguments": {**config["model_arguments"], **SMALL["gpt"]},
+            "train": {
+                **config["train"],
+                "epochs": 1,
+                "steps": 2,
+                "batch": 4,
+                "warmup": 0.0,
+            },
+        },
+        seed=0,
+    )
     assert 4 < found["metrics"]["loss_last"] < 7
     assert data.info("lm1b").classes == data.info(config["data"]).classes

@@ -2,6 +2,7 @@
 
 Docstrings are plain text with `names` and indented examples.
 """
+
 import ast
 import inspect
 import re
@@ -19,6 +20,7 @@ class Entry:
     """One public function or class: its module, name, signature, docstring, and
     (for a class) its public methods.
     """
+
     module: str
     name: str
     kind: str
@@ -32,8 +34,10 @@ class Entry:
         Targets have no case, and a class and a function may differ in case
         only.
         """
-        return (f"{prefix}-{'class-' if self.kind == 'class' else ''}"
-                f"{self.module}.{self.name}".lower())
+        return (
+            f"{prefix}-{'class-' if self.kind == 'class' else ''}"
+            f"{self.module}.{self.name}".lower()
+        )
 
 
 def module_target(module: str) -> str:
@@ -48,13 +52,16 @@ def files(root: Path) -> list[Path]:
     "The modules of the package; the checks are the ledger's business."
     folder = root / "normalnorm"
     return [
-        p for p in sorted(folder.rglob("*.py"))
-        if "checks" not in p.relative_to(folder).parts and p.name not in HIDDEN]
+        p
+        for p in sorted(folder.rglob("*.py"))
+        if "checks" not in p.relative_to(folder).parts and p.name not in HIDDEN
+    ]
 
 
 def dotted(path: Path, root: Path) -> str:
-    return ".".join(
-        path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
 def chapter_of(text: str) -> str | None:
@@ -68,8 +75,13 @@ def call(name: str, arguments: list[str], returns: str = "") -> str:
     read.
     """
     line = f"{name}({', '.join(arguments)}){returns}"
-    return line if len(line) <= 80 else f"{name}(\n" + "".join(
-        f"    {a},\n" for a in arguments) + f"){returns}"
+    return (
+        line
+        if len(line) <= 80
+        else f"{name}(\n"
+        + "".join(f"    {a},\n" for a in arguments)
+        + f"){returns}"
+    )
 
 
 def signature(name: str, node: ast.FunctionDef, method: bool = False) -> str:
@@ -79,8 +91,10 @@ def signature(name: str, node: ast.FunctionDef, method: bool = False) -> str:
     a = node.args
     plain = [*a.posonlyargs, *a.args]
     defaults = [None] * (len(plain) - len(a.defaults)) + list(a.defaults)
-    show = lambda x, default: ast.unparse(x) + (
-        f" = {ast.unparse(default)}" if default is not None else "")
+    show = lambda x, default: (
+        ast.unparse(x)
+        + (f" = {ast.unparse(default)}" if default is not None else "")
+    )
     arguments = [show(x, d) for x, d in zip(plain, defaults)]
     if a.posonlyargs:
         arguments.insert(len(a.posonlyargs), "/")
@@ -91,16 +105,20 @@ def signature(name: str, node: ast.FunctionDef, method: bool = False) -> str:
         arguments.append(f"**{ast.unparse(a.kwarg)}")
     if method and arguments and arguments[0] in ("self", "cls"):
         arguments = arguments[1:]
-    return call(name, arguments,
-                f" -> {ast.unparse(node.returns)}" if node.returns else "")
+    return call(
+        name,
+        arguments,
+        f" -> {ast.unparse(node.returns)}" if node.returns else "",
+    )
 
 
 def class_signature(node: ast.ClassDef) -> str:
     "The constructor's arguments, or the fields of a dataclass or named tuple."
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-            return signature(node.name, item,
-                             method=True).removesuffix(" -> None")
+            return signature(node.name, item, method=True).removesuffix(
+                " -> None"
+            )
     fields = [ast.unparse(i) for i in node.body if isinstance(i, ast.AnnAssign)]
     return call(node.name, fields or [ast.unparse(b) for b in node.bases])
 
@@ -109,21 +127,39 @@ def public(text: str, module: str) -> list[Entry]:
     "The public functions and classes that a module defines, in its order."
     found = []
     for node in ast.parse(text).body:
-        if (not isinstance(node, (ast.FunctionDef, ast.ClassDef))
-                or node.name.startswith("_")):
+        if not isinstance(
+            node, (ast.FunctionDef, ast.ClassDef)
+        ) or node.name.startswith("_"):
             continue
         doc = ast.get_docstring(node) or ""
         if isinstance(node, ast.FunctionDef):
-            found.append(Entry(module, node.name, "function",
-                               signature(node.name, node), doc))
+            found.append(
+                Entry(
+                    module,
+                    node.name,
+                    "function",
+                    signature(node.name, node),
+                    doc,
+                )
+            )
         else:
             methods = tuple(
                 (signature(m.name, m, method=True), ast.get_docstring(m))
                 for m in node.body
-                if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")
-                   and ast.get_docstring(m))
-            found.append(Entry(module, node.name, "class",
-                               class_signature(node), doc, methods))
+                if isinstance(m, ast.FunctionDef)
+                and not m.name.startswith("_")
+                and ast.get_docstring(m)
+            )
+            found.append(
+                Entry(
+                    module,
+                    node.name,
+                    "class",
+                    class_signature(node),
+                    doc,
+                    methods,
+                )
+            )
     return found
 
 
@@ -131,17 +167,22 @@ def entries(root: Path) -> dict[str, list[Entry]]:
     """Module → its entries; modules that define nothing public are left out, as
     is the package's own `__init__`.
     """
-    return _entries(root,
-                    tuple((str(p), p.stat().st_mtime_ns) for p in files(root)))
+    return _entries(
+        root, tuple((str(p), p.stat().st_mtime_ns) for p in files(root))
+    )
 
 
 @lru_cache(maxsize=4)
 def _entries(root: Path, state: tuple) -> dict[str, list[Entry]]:
     found = {
         dotted(p, root): public(p.read_text(encoding="utf-8"), dotted(p, root))
-        for p in files(root)}
-    return {module: listed for module, listed in found.items()
-            if listed and module != "normalnorm"}
+        for p in files(root)
+    }
+    return {
+        module: listed
+        for module, listed in found.items()
+        if listed and module != "normalnorm"
+    }
 
 
 def defined_names(source: str) -> set[str]:
@@ -152,14 +193,16 @@ def defined_names(source: str) -> set[str]:
         body = ast.parse(source).body
     except SyntaxError:
         return set()
-    return {n.name for n in body
-            if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    return {
+        n.name for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))
+    }
 
 
 def prose(text: str, links: dict[str, str]) -> str:
     """Plain text as markdown: special characters stay what they are, `names`
     that the API has become links, and so do equations of the book (@eq-…).
     """
+
     def piece(i: int, part: str) -> str:
         if not i % 2:
             return re.sub(r"([\\*_\[\]<>{}$#|~@^])", r"\\\1", part)
@@ -182,13 +225,20 @@ def markdown(doc: str, links: dict[str, str]) -> str:
             # an example with an empty line in it
             if blocks and blocks[-1].startswith("```python"):
                 blocks[-1] = (
-                    blocks[-1].removesuffix("\n```") + f"\n\n{code}\n```")
+                    blocks[-1].removesuffix("\n```") + f"\n\n{code}\n```"
+                )
             else:
                 blocks.append(f"```python\n{code}\n```")
         else:
-            blocks.append(prose("\n".join(line if line.lstrip().startswith("- ")
-                                          else line.strip() for line in lines),
-                                links))
+            blocks.append(
+                prose(
+                    "\n".join(
+                        line if line.lstrip().startswith("- ") else line.strip()
+                        for line in lines
+                    ),
+                    links,
+                )
+            )
     return "\n\n".join(blocks)
 
 
@@ -201,27 +251,46 @@ def page(root: Path) -> str:
         if module not in known:
             continue
         text = path.read_text(encoding="utf-8")
-        everywhere = {e.name: e.target() for listed in known.values()
-                      for e in listed}
+        everywhere = {
+            e.name: e.target() for listed in known.values() for e in listed
+        }
         links = everywhere | {e.name: e.target() for e in known[module]}
-        out += [f"({module_target(module)})=",
-                "## " + prose(module.removeprefix("normalnorm."), {}), "",
-                markdown(ast.get_docstring(ast.parse(text)) or "", links), ""]
+        out += [
+            f"({module_target(module)})=",
+            "## " + prose(module.removeprefix("normalnorm."), {}),
+            "",
+            markdown(ast.get_docstring(ast.parse(text)) or "", links),
+            "",
+        ]
         chapter = chapter_of(text)
         if chapter:
             out += [f"Chapter: {{doc}}`{chapter}`.", ""]
         for e in known[module]:
-            derived = (f"→ [where it is derived](#{e.target('code')})"
-                       if (module, e.name) in visible else "")
-            out += [f"({e.target()})=", "### " + prose(e.name, {}), "",
-                    f"```python\n{e.signature}\n```", "",
-                    markdown(e.doc,
-                             {k: v for k, v in links.items() if k != e.name}),
-                    ""]
+            derived = (
+                f"→ [where it is derived](#{e.target('code')})"
+                if (module, e.name) in visible
+                else ""
+            )
+            out += [
+                f"({e.target()})=",
+                "### " + prose(e.name, {}),
+                "",
+                f"```python\n{e.signature}\n```",
+                "",
+                markdown(
+                    e.doc, {k: v for k, v in links.items() if k != e.name}
+                ),
+                "",
+            ]
             for method, doc in e.methods:
-                out += [f"```python\n.{method}\n```" if "\n" in method
-                            else f"`.{method}`",
-                        "", markdown(doc, links), ""]
+                out += [
+                    f"```python\n.{method}\n```"
+                    if "\n" in method
+                    else f"`.{method}`",
+                    "",
+                    markdown(doc, links),
+                    "",
+                ]
             if derived:
                 out += [derived, ""]
     return "\n".join(out)
@@ -233,13 +302,16 @@ def exported_names(root: Path) -> set[tuple[str, str]]:
     """
     from tools.chapters import chapters
     from tools.dialect import cell_tags, directives, without_directives
+
     found = set()
     for chapter in chapters(root):
         for cell in chapter.code_cells():
             marks = directives(cell)
             if "export" in marks and "remove-cell" not in cell_tags(marks):
-                found |= {(f"normalnorm.{chapter.module}", name)
-                          for name in defined_names(without_directives(cell))}
+                found |= {
+                    (f"normalnorm.{chapter.module}", name)
+                    for name in defined_names(without_directives(cell))
+                }
     return found
 
 

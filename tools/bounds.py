@@ -4,6 +4,7 @@ promises to work with; outcomes in results/test-{oldest,newest}.json.
 oldest: the lower bound of each core requirement, the library's tests. newest:
 the newest releases that the ranges allow, the whole book and every test.
 """
+
 import json
 import platform
 import re
@@ -15,8 +16,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ["pytest", "pytest-xdist", "hypothesis", "mpmath", "matplotlib",
-         "lightning-fabric", "tqdm"]
+TOOLS = [
+    "pytest",
+    "pytest-xdist",
+    "hypothesis",
+    "mpmath",
+    "matplotlib",
+    "lightning-fabric",
+    "tqdm",
+]
 # what `newest` takes without a pin; the book's tools keep theirs
 FREE = ("torch", "torchvision", "numpy", "scipy", "matplotlib")
 
@@ -29,21 +37,36 @@ def requirements() -> list[str]:
 
 def lower_bounds(wanted: list[str]) -> list[str]:
     return [
-        re.sub(r">=([\d.]+)$",
-               lambda m: f"=={m[1]}" + (".0" if m[1].count(".") == 1 else ""),
-               r) for r in wanted]
+        re.sub(
+            r">=([\d.]+)$",
+            lambda m: f"=={m[1]}" + (".0" if m[1].count(".") == 1 else ""),
+            r,
+        )
+        for r in wanted
+    ]
 
 
 def without_pins(constraints: str) -> str:
     "The constraints without the lines of the packages in `FREE`."
-    return ("\n".join(line for line in constraints.splitlines()
-                      if re.split(r"[=<>;\s]", line, maxsplit=1)[0] not in FREE)
-            + "\n")
+    return (
+        "\n".join(
+            line
+            for line in constraints.splitlines()
+            if re.split(r"[=<>;\s]", line, maxsplit=1)[0] not in FREE
+        )
+        + "\n"
+    )
 
 
 def install(which: str) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "-qq",
-           "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--disable-pip-version-check",
+    ]
     if which == "oldest":
         bounds = lower_bounds(requirements())
         print(f"installing {' '.join(bounds)}", flush=True)
@@ -52,43 +75,61 @@ def install(which: str) -> None:
     else:
         print(
             "installing the newest releases: with CUDA's libraries, several GB",
-            flush=True)
+            flush=True,
+        )
         loose = Path(sys.prefix) / "constraints.txt"
         loose.write_text(without_pins((ROOT / "constraints.txt").read_text()))
-        subprocess.run([*pip, "--upgrade", "--constraint", str(loose),
-                        "--editable", f"{ROOT}[dev,plots,experiments,ray]",
-                        *FREE],
-                       check=True)
+        subprocess.run(
+            [
+                *pip,
+                "--upgrade",
+                "--constraint",
+                str(loose),
+                "--editable",
+                f"{ROOT}[dev,plots,experiments,ray]",
+                *FREE,
+            ],
+            check=True,
+        )
         subprocess.run(
             [sys.executable, "-m", "ipykernel", "install", "--sys-prefix"],
-            check=True, capture_output=True)
+            check=True,
+            capture_output=True,
+        )
 
 
 def main(which: str) -> int:
     install(which)
     start = time.perf_counter()
     selection = ["-m", "not book"] if which == "oldest" else []
-    commands = [] if which == "oldest" else [
-        [sys.executable, "-m", "tools.build"]]
-    commands.append([sys.executable, "-m", "pytest", "-n", "2", *selection,
-                     "tests"])
+    commands = (
+        [] if which == "oldest" else [[sys.executable, "-m", "tools.build"]]
+    )
+    commands.append(
+        [sys.executable, "-m", "pytest", "-n", "2", *selection, "tests"]
+    )
     for command in commands:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         print(done.stdout[-4000:] + done.stderr[-2000:], flush=True)
         if done.returncode:
             break
-    outcome = {"versions": {r: version(r)
-                            for r in ("torch", "numpy", "scipy", "matplotlib")},
-               "python": platform.python_version(),
-               "date": time.strftime("%Y-%m-%d"),
-               "ran": "tests without the book" if which == "oldest"
-                      else "the book and every test",
-               "passed": done.returncode == 0,
-               "summary": done.stdout.strip().splitlines()[-1:],
-               "seconds": round(time.perf_counter() - start, 1)}
+    outcome = {
+        "versions": {
+            r: version(r) for r in ("torch", "numpy", "scipy", "matplotlib")
+        },
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "ran": "tests without the book"
+        if which == "oldest"
+        else "the book and every test",
+        "passed": done.returncode == 0,
+        "summary": done.stdout.strip().splitlines()[-1:],
+        "seconds": round(time.perf_counter() - start, 1),
+    }
     (ROOT / "results").mkdir(exist_ok=True)
     (ROOT / "results" / f"test-{which}.json").write_text(
-        json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
+        json.dumps(outcome, indent=1) + "\n", encoding="utf-8"
+    )
     return done.returncode
 
 

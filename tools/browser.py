@@ -4,6 +4,7 @@ what a reader would find broken.
 One wrapper page loads each page in a frame and prints its findings to the
 console, from where they are read.
 """
+
 import json
 import os
 import re
@@ -14,25 +15,41 @@ import tempfile
 import threading
 from pathlib import Path
 
-NAMES = ("chromium", "chromium-browser", "google-chrome",
-         "google-chrome-stable", "chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
-         "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync",
-         "--disable-dev-shm-usage", "--allow-file-access-from-files",
-         "--hide-scrollbars")
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--allow-file-access-from-files",
+    "--hide-scrollbars",
+)
 WIDTH = 380
 # of its natural size is the least at which the text of a figure can be read
 LEGIBLE = 0.6
 # of text and formulas: level AA of the Web Content Accessibility Guidelines;
 # large text and the ink of figures need 3
 CONTRAST = 4.5
-MESSAGE = re.compile(r'CONSOLE[:(]\d+\)?\] "(.*?)", source: (\S*) \(\d+\)',
-                     re.S)
+MESSAGE = re.compile(
+    r'CONSOLE[:(]\d+\)?\] "(.*?)", source: (\S*) \(\d+\)', re.S
+)
 # Chromium does not print a message's level: what the theme and the toggle
 # buttons report of their doings is left out by its first words.
-IGNORED = re.compile(r"Slow network is detected|\[PST\]: |\[togglebutton\]: "
-                     r"|Got invalid theme mode: \. ")
+IGNORED = re.compile(
+    r"Slow network is detected|\[PST\]: |\[togglebutton\]: "
+    r"|Got invalid theme mode: \. "
+)
 
 SCRIPT = Path(__file__).with_suffix(".js")
 WRAPPER = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0">
@@ -52,19 +69,30 @@ def command(browser: str, folder: str, *arguments: str) -> list[str]:
     namespace of its own, where we may make one.
     """
     alone = ["unshare", "-n"]
-    allowed = shutil.which("unshare") and subprocess.run(
-        [*alone, "true"], capture_output=True).returncode == 0
-    return [*(alone if allowed else []), browser, *FLAGS,
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            f"--user-data-dir={folder}/profile", *arguments]
+    allowed = (
+        shutil.which("unshare")
+        and subprocess.run([*alone, "true"], capture_output=True).returncode
+        == 0
+    )
+    return [
+        *(alone if allowed else []),
+        browser,
+        *FLAGS,
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={folder}/profile",
+        *arguments,
+    ]
 
 
 def console(log: str) -> list[tuple[str, str]]:
     """(message, source) of everything that pages wrote to the console, in
     order; Chromium's own pages are left out.
     """
-    return [(text, source) for text, source in MESSAGE.findall(log)
-            if not source.startswith("chrome://") and not IGNORED.match(text)]
+    return [
+        (text, source)
+        for text, source in MESSAGE.findall(log)
+        if not source.startswith("chrome://") and not IGNORED.match(text)
+    ]
 
 
 def findings(log: str) -> dict[str, dict]:
@@ -84,7 +112,8 @@ def findings(log: str) -> dict[str, dict]:
             found[page] |= report
         elif page and kind != "@done":
             found[page]["problems"].append(
-                f"console: {text} ({source.rsplit('/', 1)[-1]})")
+                f"console: {text} ({source.rsplit('/', 1)[-1]})"
+            )
     return found
 
 
@@ -117,9 +146,14 @@ def expression(script: str | Path) -> str:
     return script.strip().removesuffix(";")
 
 
-def visit(addresses: list[str], what: str, script: str | Path = "() => {}",
-          widths: tuple[int, ...] = (WIDTH,), seconds: float = 300,
-          colours: bool = True) -> dict[str, dict]:
+def visit(
+    addresses: list[str],
+    what: str,
+    script: str | Path = "() => {}",
+    widths: tuple[int, ...] = (WIDTH,),
+    seconds: float = 300,
+    colours: bool = True,
+) -> dict[str, dict]:
     """Opens each address and does `what` there: `look` at it, or `ask` it by
     `script`.
 
@@ -127,29 +161,56 @@ def visit(addresses: list[str], what: str, script: str | Path = "() => {}",
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         wrapper = Path(folder, "wrapper.html")
-        settings = {"pages": addresses, "widths": widths, "contrast": CONTRAST,
-                    "legible": LEGIBLE, "what": what, "colours": colours}
-        wrapper.write_text(WRAPPER % (
-            json.dumps(settings), expression(script),
-            SCRIPT.read_text(encoding="utf-8")), encoding="utf-8")
-        line = command(chromium(), folder, "--enable-logging=stderr",
-                       f"--window-size={max(*widths, 800)},900",
-                       wrapper.as_uri())
+        settings = {
+            "pages": addresses,
+            "widths": widths,
+            "contrast": CONTRAST,
+            "legible": LEGIBLE,
+            "what": what,
+            "colours": colours,
+        }
+        wrapper.write_text(
+            WRAPPER
+            % (
+                json.dumps(settings),
+                expression(script),
+                SCRIPT.read_text(encoding="utf-8"),
+            ),
+            encoding="utf-8",
+        )
+        line = command(
+            chromium(),
+            folder,
+            "--enable-logging=stderr",
+            f"--window-size={max(*widths, 800)},900",
+            wrapper.as_uri(),
+        )
         process = subprocess.Popen(
-            line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            errors="replace", start_new_session=True)
+            line,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         log = read_until_done(process, seconds)
     found = findings(log)
     if '"@done"' not in log:
-        raise TimeoutError(f"Chromium did not open all pages in {seconds:.0f} "
-                           f"s; the last was {next(reversed(found), None)}\n"
-                           f"{log[-2000:]}")
+        raise TimeoutError(
+            f"Chromium did not open all pages in {seconds:.0f} "
+            f"s; the last was {next(reversed(found), None)}\n"
+            f"{log[-2000:]}"
+        )
     return found
 
 
-def inspect(pages: list[Path], widths: tuple[int, ...] = (WIDTH,),
-            script: str | Path = "() => {}", seconds: float = 300,
-            colours: bool = True) -> dict[Path, dict]:
+def inspect(
+    pages: list[Path],
+    widths: tuple[int, ...] = (WIDTH,),
+    script: str | Path = "() => {}",
+    seconds: float = 300,
+    colours: bool = True,
+) -> dict[Path, dict]:
     """Opens each page once and looks at it as wide as each of `widths`;
     contrast is measured at the last, in both modes and on paper, if `colours`.
 
@@ -157,13 +218,20 @@ def inspect(pages: list[Path], widths: tuple[int, ...] = (WIDTH,),
     what `script` returns at the last width (see `ask`).
     """
     addresses = {p.resolve().as_uri(): p for p in pages}
-    return {addresses[a]: report for a, report in visit(
-                list(addresses), "look", script, widths, seconds,
-                colours).items()}
+    return {
+        addresses[a]: report
+        for a, report in visit(
+            list(addresses), "look", script, widths, seconds, colours
+        ).items()
+    }
 
 
-def ask(addresses: list[str], script: str | Path, width: int = 1280,
-        seconds: float = 300) -> dict[str, object]:
+def ask(
+    addresses: list[str],
+    script: str | Path,
+    width: int = 1280,
+    seconds: float = 300,
+) -> dict[str, object]:
     """Calls `script`, a function in JavaScript or a file that is one, on each
     page and returns what it returns, by address.
 
@@ -172,8 +240,11 @@ def ask(addresses: list[str], script: str | Path, width: int = 1280,
     error here.
     """
     found = visit(addresses, "ask", script, (width,), seconds)
-    problems = {a: report["problems"] for a, report in found.items()
-                if report["problems"]}
+    problems = {
+        a: report["problems"]
+        for a, report in found.items()
+        if report["problems"]
+    }
     if problems:
         raise RuntimeError(f"a page does not work: {problems}")
     return {a: report["answer"] for a, report in found.items()}

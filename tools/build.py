@@ -5,6 +5,7 @@ A chapter that fails, and a page that Sphinx warns of, do not take the book
 away: everything is rendered, the last lines say what is wrong, and the command
 ends with status 1.
 """
+
 import os
 import re
 import subprocess
@@ -25,8 +26,11 @@ def unchanged(stamp: Path, key: str) -> bool:
 def state(*parts: str) -> str:
     "One hash of the files below these paths of the repository."
     files = run.snapshot(ROOT)
-    return run.digest("\0".join(f"{n} {h}" for n, h in sorted(files.items())
-                                if n.startswith(parts)).encode())
+    return run.digest(
+        "\0".join(
+            f"{n} {h}" for n, h in sorted(files.items()) if n.startswith(parts)
+        ).encode()
+    )
 
 
 def check_sync() -> bool:
@@ -34,18 +38,30 @@ def check_sync() -> bool:
 
     Remembered, so that an unchanged checkout is not exported again.
     """
-    stamp, key = ROOT / "_build" / "synced", state(
-        "nbs", "normalnorm", "settings.ini", "_toc.yml", "_quarto.yml",
-        "README.md", "tools")
+    stamp, key = (
+        ROOT / "_build" / "synced",
+        state(
+            "nbs",
+            "normalnorm",
+            "settings.ini",
+            "_toc.yml",
+            "_quarto.yml",
+            "README.md",
+            "tools",
+        ),
+    )
     if unchanged(stamp, key):
         return True
     if unreadable := [c for c in chapters() if c.unreadable()]:
         for c in unreadable:
-            print(f"nbs/{c.name}.ipynb is not a notebook ({c.unreadable()}): "
-                  "the package is not compared with the notebooks")
+            print(
+                f"nbs/{c.name}.ipynb is not a notebook ({c.unreadable()}): "
+                "the package is not compared with the notebooks"
+            )
         return True
-    print("comparing the notebooks with what is generated from them",
-          flush=True)
+    print(
+        "comparing the notebooks with what is generated from them", flush=True
+    )
     if not export.agree():
         return False
     stamp.parent.mkdir(exist_ok=True)
@@ -59,9 +75,11 @@ def forget_pages_of_another_style(root: Path = ROOT) -> None:
     So the pages that refer to the old style sheets go; it writes them again.
     """
     html = root / "_build" / "html"
-    if any(not (built := html / "_static" / p.name).exists()
-           or built.read_bytes() != p.read_bytes()
-           for p in (root / "_static").glob("*.*")):
+    if any(
+        not (built := html / "_static" / p.name).exists()
+        or built.read_bytes() != p.read_bytes()
+        for p in (root / "_static").glob("*.*")
+    ):
         for page in (html / "nbs").glob("*.html"):
             page.unlink()
 
@@ -79,8 +97,10 @@ REDIRECT = """<!DOCTYPE html>
 def redirects(root: Path = ROOT) -> dict[Path, str]:
     "The pages under old names; each leads to where its chapter is now."
     folder = root / "_build" / "html" / "nbs"
-    return {folder / f"{old}.html": REDIRECT.format(new=new)
-            for old, new in renamed(root).items()}
+    return {
+        folder / f"{old}.html": REDIRECT.format(new=new)
+        for old, new in renamed(root).items()
+    }
 
 
 def write_redirects(root: Path = ROOT) -> None:
@@ -90,10 +110,13 @@ def write_redirects(root: Path = ROOT) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-LEFT_BY_A_BUILD = {"executed": (".ipynb", ".json"), "html/nbs": (".html",),
-                   "html/_sources/nbs": (".ipynb", ".md"),
-                   ".doctrees/nbs": (".doctree",),
-                   "jupyter_execute/nbs": (".ipynb",)}
+LEFT_BY_A_BUILD = {
+    "executed": (".ipynb", ".json"),
+    "html/nbs": (".html",),
+    "html/_sources/nbs": (".ipynb", ".md"),
+    ".doctrees/nbs": (".doctree",),
+    "jupyter_execute/nbs": (".ipynb",),
+}
 
 
 def remove_leftovers(root: Path = ROOT) -> list[str]:
@@ -104,22 +127,36 @@ def remove_leftovers(root: Path = ROOT) -> list[str]:
     what went.
     """
     toc = table_of_contents(root)
-    listed = {Path(file).name for file in (toc["root"], *(
-                  entry["file"] for part in toc["parts"]
-                  for entry in part["chapters"]))}
+    listed = {
+        Path(file).name
+        for file in (
+            toc["root"],
+            *(
+                entry["file"]
+                for part in toc["parts"]
+                for entry in part["chapters"]
+            ),
+        )
+    }
     kept = redirects(root)
-    found = [path for folder, suffixes in LEFT_BY_A_BUILD.items()
-             for path in sorted((root / "_build" / folder).glob("*"))
-             if path.suffix in suffixes and path.stem not in listed
-                and path.is_file() and kept.get(path) != path.read_text(
-                    encoding="utf-8", errors="replace")]
+    found = [
+        path
+        for folder, suffixes in LEFT_BY_A_BUILD.items()
+        for path in sorted((root / "_build" / folder).glob("*"))
+        if path.suffix in suffixes
+        and path.stem not in listed
+        and path.is_file()
+        and kept.get(path) != path.read_text(encoding="utf-8", errors="replace")
+    ]
     for path in found:
         path.unlink(missing_ok=True)
     return [path.relative_to(root / "_build").as_posix() for path in found]
 
 
-NAMED = re.compile(r"nbs[/\\\\]([\w.]+?)(?:\.(?:ipynb|md))?:(?:\d+:)? "
-                   r"(?:WARNING|ERROR|CRITICAL)")
+NAMED = re.compile(
+    r"nbs[/\\\\]([\w.]+?)(?:\.(?:ipynb|md))?:(?:\d+:)? "
+    r"(?:WARNING|ERROR|CRITICAL)"
+)
 
 
 LEVEL = re.compile(r"\b(WARNING|ERROR|CRITICAL|SEVERE)\b")
@@ -145,17 +182,28 @@ def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
     """
     finished = root / "_build" / "finished"
     finished.unlink(missing_ok=True)
-    command = [Path(sys.executable).parent / "jupyter-book", "build", ".",
-               "--warningiserror", "--nitpick", "--keep-going", "--quiet"]
-    env = {**os.environ,
-           "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), str(ROOT)]))}
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True,
-                          text=True)
+    command = [
+        Path(sys.executable).parent / "jupyter-book",
+        "build",
+        ".",
+        "--warningiserror",
+        "--nitpick",
+        "--keep-going",
+        "--quiet",
+    ]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), str(ROOT)])),
+    }
+    done = subprocess.run(
+        command, cwd=root, env=env, capture_output=True, text=True
+    )
     ended, said = finished.exists(), run.ANSI.sub("", done.stdout + done.stderr)
     if done.returncode:
         read_again(said, root)
-    if ended and (warnings := [line for line in said.splitlines()
-                               if LEVEL.search(line)]):
+    if ended and (
+        warnings := [line for line in said.splitlines() if LEVEL.search(line)]
+    ):
         # and not that jupyter-book ended with an error
         said = "\n".join(warnings)
     return ended, not done.returncode, said[-12000:]
@@ -168,13 +216,27 @@ def render() -> bool:
     there then, too.
     """
     if removed := remove_leftovers():
-        print(f"removed what earlier chapters left: {', '.join(removed)}",
-              flush=True)
+        print(
+            f"removed what earlier chapters left: {', '.join(removed)}",
+            flush=True,
+        )
     executed = "".join(f"{c.name}{run.Run(c).record()}" for c in chapters())
     stamp = ROOT / "_build" / "rendered"
     key = run.digest(
-        (state("nbs", "_config.yml", "settings.ini", "_toc.yml", "_static",
-               "references.bib", "tools", "normalnorm") + executed).encode())
+        (
+            state(
+                "nbs",
+                "_config.yml",
+                "settings.ini",
+                "_toc.yml",
+                "_static",
+                "references.bib",
+                "tools",
+                "normalnorm",
+            )
+            + executed
+        ).encode()
+    )
     if HTML.exists() and unchanged(stamp, key):
         write_redirects()
         print("rendering: nothing changed", flush=True)
@@ -186,28 +248,41 @@ def render() -> bool:
     write_redirects()
     if not clean:
         print(said)
-        print("Sphinx warned; the pages are there." if ended
-              else "Sphinx did not come to its end: the pages are missing, or "
-                   "those of an earlier build.")
+        print(
+            "Sphinx warned; the pages are there."
+            if ended
+            else "Sphinx did not come to its end: the pages are missing, or "
+            "those of an earlier build."
+        )
         return False
     stamp.write_text(key)
     return True
 
 
-def closing(failures: list[run.ChapterFailed], clean: bool, seconds: float,
-            page: Path = HTML) -> str:
+def closing(
+    failures: list[run.ChapterFailed],
+    clean: bool,
+    seconds: float,
+    page: Path = HTML,
+) -> str:
     "The last lines: what failed, and where the book is."
     lines = []
     if failures:
-        lines += [f"{len(failures)} "
-                  f"{'chapter' if len(failures) == 1 else 'chapters'} failed; "
-                  "each page shows its error in place:",
-                  *(f"  {f.summary()}" for f in failures)]
+        lines += [
+            f"{len(failures)} "
+            f"{'chapter' if len(failures) == 1 else 'chapters'} failed; "
+            "each page shows its error in place:",
+            *(f"  {f.summary()}" for f in failures),
+        ]
     if not clean:
         lines.append("Rendering found something wrong: the messages are above.")
     return "\n".join(
-        [*lines, f"The book: {page}" if page.exists() else "There is no book.",
-         f"({seconds:.0f} s)"])
+        [
+            *lines,
+            f"The book: {page}" if page.exists() else "There is no book.",
+            f"({seconds:.0f} s)",
+        ]
+    )
 
 
 def main() -> int:
@@ -217,13 +292,16 @@ def main() -> int:
     reasons = {c: run.Run(c).stale() for c in chapters()}
     todo = [c for c, reason in reasons.items() if reason]
     print(
-        f"running {len(todo)} of {len(reasons)} chapters" + (
-            " (the others are unchanged)" if len(todo) < len(reasons) else ""),
-        flush=True)
+        f"running {len(todo)} of {len(reasons)} chapters"
+        + (" (the others are unchanged)" if len(todo) < len(reasons) else ""),
+        flush=True,
+    )
     failures = run.run_all(todo)
     clean = render()
-    print("\nchapters and the time that each took when it was last run\n"
-          f"{run.timetable()}\n")
+    print(
+        "\nchapters and the time that each took when it was last run\n"
+        f"{run.timetable()}\n"
+    )
     for failure in failures:
         print(f"{failure}\n")
     print(closing(failures, clean, time.perf_counter() - start))

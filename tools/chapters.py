@@ -1,4 +1,5 @@
 "The list of chapters, read from _toc.yml: the only place where it is written."
+
 import csv
 import json
 import re
@@ -8,12 +9,13 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKSHOP = 7        # the part whose chapters every other chapter may import
+WORKSHOP = 7  # the part whose chapters every other chapter may import
 
 
 @dataclass(frozen=True)
 class Chapter:
     "One notebook of the book."
+
     name: str
     root: Path = ROOT
 
@@ -24,8 +26,9 @@ class Chapter:
     @property
     def module(self) -> str:
         "The dotted module that it exports, or its slug where it exports none."
-        match  = re.search(r"^#\|\s*default_exp\s+(\S+)",
-                           "\n".join(self.code_cells()), re.M)
+        match = re.search(
+            r"^#\|\s*default_exp\s+(\S+)", "\n".join(self.code_cells()), re.M
+        )
         return match.group(1) if match else self.name.split("_", 1)[-1]
 
     @property
@@ -51,8 +54,11 @@ class Chapter:
         return ""
 
     def code_cells(self) -> list[str]:
-        return ["".join(c["source"]) for c in self.cells()
-                if c["cell_type"] == "code"]
+        return [
+            "".join(c["source"])
+            for c in self.cells()
+            if c["cell_type"] == "code"
+        ]
 
 
 def parse(data: bytes) -> dict:
@@ -62,22 +68,28 @@ def parse(data: bytes) -> dict:
     """
     notebook = json.loads(data.decode("utf-8"))  # both raise a ValueError
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
-    text = (lambda source: isinstance(source, str)
-                or isinstance(source, list)
-                   and all(isinstance(line, str) for line in source))
+    text = lambda source: (
+        isinstance(source, str)
+        or isinstance(source, list)
+        and all(isinstance(line, str) for line in source)
+    )
     if not isinstance(cells, list):
         raise ValueError("it has no list of cells")
     for number, cell in enumerate(cells, 1):
-        if not (isinstance(cell, dict) and isinstance(
-                    cell.get("cell_type"), str) and text(cell.get("source"))
-                and isinstance(cell.get("metadata", {}), dict)):
+        if not (
+            isinstance(cell, dict)
+            and isinstance(cell.get("cell_type"), str)
+            and text(cell.get("source"))
+            and isinstance(cell.get("metadata", {}), dict)
+        ):
             raise ValueError(f"cell {number} has no type, or no text")
     return notebook
 
 
 LABELS = re.compile(
     r"\{#((eq|fig|tbl|sec|exr|thm|lem|prp|cor|def|cnj|exm)-[\w-]*\w)|#\| "
-    r"label: ((fig)-[\w-]*\w)")
+    r"label: ((fig)-[\w-]*\w)"
+)
 
 
 def stand_in(path: Path, reason: str) -> dict:
@@ -86,28 +98,55 @@ def stand_in(path: Path, reason: str) -> dict:
     arrive.
     """
     lost = "Lost: this page could not be read."
-    forms = {"eq": "$$ \\text{{lost}} $$ {{#{0}}}", "sec": "## Lost {{#{0}}}",
-             "fig": "#| label: {0}\n#| fig-cap: " + lost + "\n# lost"}
-    cells = [{
-        "cell_type": "markdown",
-        "source": f"# {path.stem}\n\n> This file is not a notebook: {reason}."}]
-    for match in dict.fromkeys(m.groups() for m in LABELS.finditer(
-                                   path.read_text(encoding="utf-8",
-                                                  errors="replace"))):
+    forms = {
+        "eq": "$$ \\text{{lost}} $$ {{#{0}}}",
+        "sec": "## Lost {{#{0}}}",
+        "fig": "#| label: {0}\n#| fig-cap: " + lost + "\n# lost",
+    }
+    cells = [
+        {
+            "cell_type": "markdown",
+            "source": f"# {path.stem}\n\n> This file is not a notebook: "
+            f"{reason}.",
+        }
+    ]
+    for match in dict.fromkeys(
+        m.groups()
+        for m in LABELS.finditer(
+            path.read_text(encoding="utf-8", errors="replace")
+        )
+    ):
         label, kind = match[0] or match[2], match[1] or match[3]
-        cells.append({"cell_type": "code" if kind == "fig" else "markdown",
-                      "source": forms.get(
-                          kind,
-                          "::: {{#{0}}}\n" + lost + "\n:::").format(label)})
+        cells.append(
+            {
+                "cell_type": "code" if kind == "fig" else "markdown",
+                "source": forms.get(
+                    kind, "::: {{#{0}}}\n" + lost + "\n:::"
+                ).format(label),
+            }
+        )
     for i, cell in enumerate(cells):
-        cell |= {"id": f"lost{i}", "metadata": {},
-                 **({"outputs": [], "execution_count": None}
-                    if cell["cell_type"] == "code" else {})}
-    return {"cells": cells,
-            "metadata": {"kernelspec": {"display_name": "Python 3",
-                                        "language": "python",
-                                        "name": "python3"}},
-            "nbformat": 4, "nbformat_minor": 5}
+        cell |= {
+            "id": f"lost{i}",
+            "metadata": {},
+            **(
+                {"outputs": [], "execution_count": None}
+                if cell["cell_type"] == "code"
+                else {}
+            ),
+        }
+    return {
+        "cells": cells,
+        "metadata": {
+            "kernelspec": {
+                "display_name": "Python 3",
+                "language": "python",
+                "name": "python3",
+            }
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
 
 
 def table_of_contents(root: Path = ROOT) -> dict:
@@ -121,14 +160,20 @@ def chapters(root: Path = ROOT) -> list[Chapter]:
     Pages that are no notebooks are left out.
     """
     toc = table_of_contents(root)
-    files = [toc["root"], *(
-        entry["file"] for part in toc["parts"] for entry in part["chapters"])]
-    found = [Chapter(file.rsplit("/", 1)[-1], root) for file in files
-             if not (root / f"{file}.md").exists()]
+    files = [
+        toc["root"],
+        *(entry["file"] for part in toc["parts"] for entry in part["chapters"]),
+    ]
+    found = [
+        Chapter(file.rsplit("/", 1)[-1], root)
+        for file in files
+        if not (root / f"{file}.md").exists()
+    ]
     missing = [c.name for c in found if not c.path.exists()]
     if missing:
         raise FileNotFoundError(
-            f"_toc.yml names chapters that do not exist: {', '.join(missing)}")
+            f"_toc.yml names chapters that do not exist: {', '.join(missing)}"
+        )
     return found
 
 
@@ -136,8 +181,9 @@ def build_order(root: Path = ROOT) -> list[Chapter]:
     """The chapters in the order in which one builds on another: the landing
     page, the workshop, then the others, each in reading order.
     """
-    return sorted(chapters(root),
-                  key=lambda c: (c.part is not None, c.part != WORKSHOP))
+    return sorted(
+        chapters(root), key=lambda c: (c.part is not None, c.part != WORKSHOP)
+    )
 
 
 def renamed(root: Path = ROOT) -> dict[str, str]:
@@ -153,5 +199,6 @@ def chapter(name: str, root: Path = ROOT) -> Chapter:
     by_name = {c.name: c for c in chapters(root)}
     if name not in by_name:
         raise KeyError(
-            f"no chapter is called {name!r}; _toc.yml has {', '.join(by_name)}")
+            f"no chapter is called {name!r}; _toc.yml has {', '.join(by_name)}"
+        )
     return by_name[name]

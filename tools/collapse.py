@@ -6,6 +6,7 @@
 Ten CPU minutes on one core. A part that is done is not repeated; one that other
 code has measured is refused, unless `--again` is given.
 """
+
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,9 +26,9 @@ from tools import parts
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "collapse.json"
 DEPTH, IMAGES = 30, 16
-NETS = {64: 256, 128: 128, 256: 64, 512: 32}    # of each width
-VARIANTS = 16                                   # nets of width 128
-CURES = ("LN", "LN+PN", "GN+PN", "IN")          # of chapter 425, width 512
+NETS = {64: 256, 128: 128, 256: 64, 512: 32}  # of each width
+VARIANTS = 16  # nets of width 128
+CURES = ("LN", "LN+PN", "GN+PN", "IN")  # of chapter 425, width 512
 EPOCHS, SEEDS = 6, 3
 
 
@@ -39,10 +40,13 @@ def grouped(size: int, alpha: float = 0.0) -> Callable[[Tensor], Tensor]:
     """Groups of `size` channels, with the power transform for `alpha` = 1;
     `size` = 0: all channels.
     """
+
     def normalize(x: Tensor) -> Tensor:
         split = x.reshape(len(x), -1, size or x.shape[1], *x.shape[2:])
-        return normality_norm(split, (2, 3, 4), alpha=alpha,
-                              eps=1e-12)[0].reshape(x.shape)
+        return normality_norm(split, (2, 3, 4), alpha=alpha, eps=1e-12)[
+            0
+        ].reshape(x.shape)
+
     return normalize
 
 
@@ -59,28 +63,37 @@ def standardize(w: Tensor) -> Tensor:
 
 # name: arguments of `random_net` beside depth and width
 KINDS = {
-    "ReLU": {}, "identity": {"activation": identity},
+    "ReLU": {},
+    "identity": {"activation": identity},
     "leaky ReLU, 0.1": {"activation": lambda t: F.leaky_relu(t, 0.1)},
     "absolute value": {"activation": torch.abs},
-    "GELU": {"activation": F.gelu}, "SiLU": {"activation": F.silu},
+    "GELU": {"activation": F.gelu},
+    "SiLU": {"activation": F.silu},
     "tanh": {"activation": torch.tanh},
     "ReLU, no β": {"beta_std": 0.0},
     "identity, no β": {"beta_std": 0.0, "activation": identity},
     "ReLU, γ = 1, no β": {"beta_std": 0.0, "gamma_std": 0.0},
     "residual": {"residual": True},
-    **{f"groups of {size}": {"normalize": grouped(size)}
-       for size in (1, 2, 4, 8, 16, 32, 64)},
+    **{
+        f"groups of {size}": {"normalize": grouped(size)}
+        for size in (1, 2, 4, 8, 16, 32, 64)
+    },
     "batch": {"normalize": over_batch(0.0)},
     "weight standardization": {"prepare": standardize},
     "weight standardization, γ = 1, no β": {
-        "prepare": standardize, "beta_std": 0.0, "gamma_std": 0.0},
+        "prepare": standardize,
+        "beta_std": 0.0,
+        "gamma_std": 0.0,
+    },
     "layer, normality": {"normalize": grouped(0, 1.0)},
     "groups of 16, normality": {"normalize": grouped(16, 1.0)},
     "batch, normality": {"normalize": over_batch(1.0)},
     "zero padding, identity": {"padding": "constant", "activation": identity},
     "weights of mean 0.3/√fan-in, identity": {
         "activation": identity,
-        "prepare": lambda w: w + 0.3 * w[0].numel()**-0.5}}
+        "prepare": lambda w: w + 0.3 * w[0].numel() ** -0.5,
+    },
+}
 # name: channels → normalizer, for networks that are trained
 TRAINED = {
     "layer": lambda c: nn.GroupNorm(1, c),
@@ -88,22 +101,25 @@ TRAINED = {
     "batch": nn.BatchNorm2d,
     "layer, normality": lambda c: named("group").layer(1, c, noise=0.4),
     "group, normality": lambda c: named("group").layer(4, c, noise=0.4),
-    "batch, normality": lambda c: named("batch").make(c, noise=0.4)}
+    "batch, normality": lambda c: named("batch").make(c, noise=0.4),
+}
 
 
 def images() -> Tensor:
     "Clothes of 7 × 7 pixels, centred and of power 1 each."
-    return collapse.equalized(F.avg_pool2d(
-        load("fashion", "train", IMAGES)[0], 4))
+    return collapse.equalized(
+        F.avg_pool2d(load("fashion", "train", IMAGES)[0], 4)
+    )
 
 
 def summary(nets: list[list[list[float]]]) -> dict[str, list]:
     "Mean and standard deviation over nets, for each layer and quantity."
-    found = torch.tensor(nets, dtype=torch.float64)     # nets, layers, 4 or 6
+    found = torch.tensor(nets, dtype=torch.float64)  # nets, layers, 4 or 6
     rounded = lambda t: [float(f"{v:.5g}") for v in t.tolist()]
     out = {"nets": len(found)}
-    for name, values in zip(("p1", "p2", "p3", "p4", "left", "left_about_mean"),
-                            found.unbind(-1)):
+    for name, values in zip(
+        ("p1", "p2", "p3", "p4", "left", "left_about_mean"), found.unbind(-1)
+    ):
         out[name] = rounded(values.mean(0))
         out[f"{name}_sd"] = rounded(values.std(0))
     return out
@@ -113,38 +129,57 @@ def summary(nets: list[list[list[float]]]) -> dict[str, list]:
 def one_net(seed: int, width: int, **arguments) -> list[list[float]]:
     "Four parts of the power and two residuals of linear fits, by layer."
     with seeded("collapse", seed):
-        return [[p.item() for p in power.power_decomposition(layer.y).layer()]
-                + [collapse.linear_residual(layer.z, layer.affine, about).item()
-                   for about in (False, True)]
-                for layer in collapse.random_net(images(), DEPTH, width,
-                                                 **arguments)]
+        return [
+            [p.item() for p in power.power_decomposition(layer.y).layer()]
+            + [
+                collapse.linear_residual(layer.z, layer.affine, about).item()
+                for about in (False, True)
+            ]
+            for layer in collapse.random_net(
+                images(), DEPTH, width, **arguments
+            )
+        ]
 
 
 def widths() -> dict:
-    return {name: {str(width): summary([one_net(seed, width, **KINDS[name])
-                                        for seed in range(count)])
-                   for width, count in NETS.items()}
-            for name in ("ReLU", "identity")}
+    return {
+        name: {
+            str(width): summary(
+                [one_net(seed, width, **KINDS[name]) for seed in range(count)]
+            )
+            for width, count in NETS.items()
+        }
+        for name in ("ReLU", "identity")
+    }
 
 
 def cures() -> dict:
     "Means over the nets, and of P1 the largest of them too, by layer."
     found = {}
     for name in CURES:
-        nets = [[[p.item() for p in power.power_decomposition(y).layer()]
-                 for _, y, _ in rivals.layers(rivals.RIVALS[name], seed,
-                                              images(), DEPTH, 512)]
-                for seed in range(NETS[512])]
+        nets = [
+            [
+                [p.item() for p in power.power_decomposition(y).layer()]
+                for _, y, _ in rivals.layers(
+                    rivals.RIVALS[name], seed, images(), DEPTH, 512
+                )
+            ]
+            for seed in range(NETS[512])
+        ]
         most = torch.tensor(nets)[:, :, 0].amax(0)
         found[name] = summary(nets) | {
-            "p1_most": [float(f"{v:.5g}") for v in most.tolist()]}
+            "p1_most": [float(f"{v:.5g}") for v in most.tolist()]
+        }
     return found
 
 
 def kinds() -> dict:
-    return {name: summary([one_net(seed, 128, **arguments)
-                           for seed in range(VARIANTS)])
-            for name, arguments in KINDS.items()}
+    return {
+        name: summary(
+            [one_net(seed, 128, **arguments) for seed in range(VARIANTS)]
+        )
+        for name, arguments in KINDS.items()
+    }
 
 
 def training_run(norm: str, shortcut: str, seed: int) -> dict:
@@ -154,14 +189,25 @@ def training_run(norm: str, shortcut: str, seed: int) -> dict:
     (x, y), (x_test, y_test) = load("digits", "train"), load("digits", "test")
     history = []
     with seeded("collapse-training", seed):
-        model = SmallResNet(stem_stride=1, blocks=2, norm=TRAINED[norm],
-                            shortcut=shortcut, preactivation=True)
+        model = SmallResNet(
+            stem_stride=1,
+            blocks=2,
+            norm=TRAINED[norm],
+            shortcut=shortcut,
+            preactivation=True,
+        )
         optimizer = torch.optim.Adam(model.parameters(), 3e-3)
 
         def measure() -> None:
-            history.append([round(p.layer().p1.item(), 5)
-                            for p in power.model_power(
-                                model, x_test, batch_statistics=True).values()])
+            history.append(
+                [
+                    round(p.layer().p1.item(), 5)
+                    for p in power.model_power(
+                        model, x_test, batch_statistics=True
+                    ).values()
+                ]
+            )
+
         measure()
         for _ in range(EPOCHS):
             for pick in torch.randperm(len(x)).split(64):
@@ -177,22 +223,31 @@ def training_run(norm: str, shortcut: str, seed: int) -> dict:
 
 
 def training() -> dict:
-    return {shortcut: {norm: [training_run(norm, shortcut, seed)
-                              for seed in range(SEEDS)] for norm in TRAINED}
-            for shortcut in ("none", "projection")}
+    return {
+        shortcut: {
+            norm: [training_run(norm, shortcut, seed) for seed in range(SEEDS)]
+            for norm in TRAINED
+        }
+        for shortcut in ("none", "projection")
+    }
 
 
-PARTS = {"kinds": kinds, "widths": widths, "cures": cures,
-         "training": training}
+PARTS = {"kinds": kinds, "widths": widths, "cures": cures, "training": training}
 
 
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
     return parts.run(
-        __doc__, RECORD, [((name,), part) for name, part in PARTS.items()],
-        {"depth": DEPTH, "images": IMAGES,
-         "data": {name: data_hash(name) for name in ("fashion", "digits")}},
-        arguments)
+        __doc__,
+        RECORD,
+        [((name,), part) for name, part in PARTS.items()],
+        {
+            "depth": DEPTH,
+            "images": IMAGES,
+            "data": {name: data_hash(name) for name in ("fashion", "digits")},
+        },
+        arguments,
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ nbdev's `#|` directives become cell tags, and Quarto's markdown becomes MyST.
 Nothing is written back. SVG figures are inlined, with their ink in the colour
 of the theme's text.
 """
+
 import binascii
 import hashlib
 import html
@@ -19,11 +20,15 @@ from tools.markup import CALLOUTS, THEOREMS
 from tools.run import Run
 
 INK = "#101010"
-REFERENCES = ({"eq": "eq", "exr": "ref"} | {k: "prf:ref" for k in THEOREMS}
-              | dict.fromkeys(("fig", "tbl", "sec"), "numref"))
+REFERENCES = (
+    {"eq": "eq", "exr": "ref"}
+    | {k: "prf:ref" for k in THEOREMS}
+    | dict.fromkeys(("fig", "tbl", "sec"), "numref")
+)
 
 
 # ---- markdown ---------------------------------------------------------------
+
 
 class Myst(markup.Writer):
     "Pieces of a cell as the book's markdown."
@@ -56,19 +61,36 @@ class Myst(markup.Writer):
         elif kind == "solution":
             head = ["{admonition} Solution", ":class: dropdown"]
         elif block.folded:
-            head = [f"{{admonition}} {kind.title()}",
-                    f":class: {kind} dropdown"]
+            head = [
+                f"{{admonition}} {kind.title()}",
+                f":class: {kind} dropdown",
+            ]
         else:
-            head = ([f"{{admonition}} {words}", f":class: {kind}"] if words
-                    else [f"{{{kind}}}"])
+            head = (
+                [f"{{admonition}} {words}", f":class: {kind}"]
+                if words
+                else [f"{{{kind}}}"]
+            )
         colons = ":" * (3 + block.depth)
         body = [self.heading(title)] if title else []
-        return "\n".join(["", colons + head[0], *head[1:], "", *body,
-                          *map(self.block, block.pieces), colons, ""])
+        return "\n".join(
+            [
+                "",
+                colons + head[0],
+                *head[1:],
+                "",
+                *body,
+                *map(self.block, block.pieces),
+                colons,
+                "",
+            ]
+        )
 
     def citation(self, piece: markup.Citation) -> str:
-        keys = ",".join(key + f"{{{remark}}}" * bool(remark)
-                        for key, remark in piece.entries)
+        keys = ",".join(
+            key + f"{{{remark}}}" * bool(remark)
+            for key, remark in piece.entries
+        )
         return f"{{cite:{'t' if piece.named else 'p'}}}`{keys}`"
 
     def reference(self, piece: markup.Reference) -> str:
@@ -85,7 +107,7 @@ def markdown(source: str) -> str:
 
 # ---- cells ------------------------------------------------------------------
 
-FOLD = "fold:"      # marks our words among the prompts of myst_nb
+FOLD = "fold:"  # marks our words among the prompts of myst_nb
 
 # A long value goes on in lines that are indented by two spaces or more, as in
 # YAML: `#| fig-cap: "The curve`, `#|   of the estimates."`.
@@ -116,8 +138,11 @@ def cell_tags(found: dict[str, str]) -> list[str]:
         tags.append("remove-input")
     if off("output") or "hide_output" in found:
         tags.append("remove-output")
-    if (found.get("code-fold", "").lower() == "true"
-            or "collapse_input" in found or "collapse" in found):
+    if (
+        found.get("code-fold", "").lower() == "true"
+        or "collapse_input" in found
+        or "collapse" in found
+    ):
         tags.append("hide-input")
     return tags
 
@@ -136,7 +161,8 @@ def fold_cell(cell: dict, fold: folding.Fold | None) -> None:
     if fold:
         tags += [] if "hide-input" in tags else ["hide-input"]
         cell["metadata"].setdefault("mystnb", {})["code_prompt_show"] = (
-            f"{FOLD}{fold.kind} {fold.html()}")
+            f"{FOLD}{fold.kind} {fold.html()}"
+        )
     elif "hide-input" in tags:
         tags.remove("hide-input")
 
@@ -157,8 +183,12 @@ def code_cell(cell: dict) -> None:
         figure = {"caption": markdown(caption)}
         if found.get("label", "").startswith("fig-"):
             figure["name"] = found["label"]
-        cell["metadata"].setdefault("mystnb", {}).update(figure=figure, image={
-            "alt": found.get("fig-alt") or re.sub(r"[$`@\\]", "", caption)})
+        cell["metadata"].setdefault("mystnb", {}).update(
+            figure=figure,
+            image={
+                "alt": found.get("fig-alt") or re.sub(r"[$`@\\]", "", caption)
+            },
+        )
 
 
 def title(cells: list[dict]) -> None:
@@ -168,8 +198,10 @@ def title(cells: list[dict]) -> None:
     if cells and cells[0]["cell_type"] == "markdown":
         cells[0]["source"] = re.sub(
             r"\A((?:\([\w-]+\)=\n)?# .*\n+)> (.*)\Z",
-            r"\1:::{div} lead\n\2\n:::\n", cells[0]["source"].strip(),
-            flags=re.S)
+            r"\1:::{div} lead\n\2\n:::\n",
+            cells[0]["source"].strip(),
+            flags=re.S,
+        )
 
 
 def show_doc(output: dict) -> None:
@@ -179,7 +211,8 @@ def show_doc(output: dict) -> None:
     data = output.get("data", {})
     if "text/markdown" in data:
         data["text/markdown"] = re.sub(
-            r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"]))
+            r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"])
+        )
 
 
 CHECKED = "910_what_was_checked.html"
@@ -195,14 +228,17 @@ def typeset_output(output: dict) -> None:
     """Formulas in markdown that a cell makes, $…$, are set as those of the
     text. Within the mark they are spelt so that markdown finds nothing in them.
     """
+
     def formula(match):
         inside = SPECIAL.sub(lambda m: f"&#{ord(m[0])};", rf"\({match[1]}\)")
         inside = inside.replace("_", "&#95;")
         return f'<span class="math notranslate nohighlight">{inside}</span>'
+
     data = output.get("data", {})
     if "text/markdown" in data:
-        data["text/markdown"] = DOLLARS.sub(formula,
-                                            "".join(data["text/markdown"]))
+        data["text/markdown"] = DOLLARS.sub(
+            formula, "".join(data["text/markdown"])
+        )
 
 
 def link_claims(output: dict, known: set[str]) -> None:
@@ -210,17 +246,22 @@ def link_claims(output: dict, known: set[str]) -> None:
     into the ledger; only for the ids in `known`, each once. Statements are
     typeset.
     """
+
     def line(match):
         kind, name = match.groups()
         if name not in known:
             return match[0]
         known.discard(name)
-        return (f'<p class="claim {kind}" id="claim-here-{name}"><a '
-                f'href="{CHECKED}#claim-{name}"><code>{name}</code></a>')
+        return (
+            f'<p class="claim {kind}" id="claim-here-{name}"><a '
+            f'href="{CHECKED}#claim-{name}"><code>{name}</code></a>'
+        )
+
     data = output.get("data", {})
     if "text/html" in data:
         data["text/html"] = CLAIM_LINE.sub(
-            line, typeset.in_output("".join(data["text/html"])))
+            line, typeset.in_output("".join(data["text/html"]))
+        )
 
 
 CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
@@ -228,10 +269,14 @@ CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
 
 def title_of(path: Path) -> str:
     "The first heading of a notebook, or its name where there is none."
-    cells = (json.loads(path.read_text(encoding="utf-8"))["cells"]
-             if path.exists() else [])
-    found = re.search(r"^# (.+)$", "".join(cells[0]["source"]) if cells else "",
-                      re.M)
+    cells = (
+        json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if path.exists()
+        else []
+    )
+    found = re.search(
+        r"^# (.+)$", "".join(cells[0]["source"]) if cells else "", re.M
+    )
     return found[1] if found else path.stem
 
 
@@ -245,13 +290,15 @@ def chapter_titles(output: dict, folder: Path) -> set[Path]:
     def link(match):
         read.add(path := folder / f"{match[1]}.ipynb")
         return f'<a href="{match[1]}.html">{html.escape(title_of(path))}</a>'
+
     if "text/html" in data:
         data["text/html"] = CHAPTER_LINK.sub(link, "".join(data["text/html"]))
     return read
 
 
-def export_label(source: str, module: str,
-                 entries: dict[str, list[api.Entry]]) -> dict | None:
+def export_label(
+    source: str, module: str, entries: dict[str, list[api.Entry]]
+) -> dict | None:
     """The small cell above exported code: its module, linked to the API; a
     target for each public name that the code defines.
     """
@@ -259,13 +306,23 @@ def export_label(source: str, module: str,
     if full not in entries:
         return None
     defined = api.defined_names(without_directives(source))
-    targets = [f"({e.target('code')})=" for e in entries[full]
-               if e.name in defined]
-    text = "\n".join([*targets, ":::{div} module-label",
-                      f"[`{full}`](#{api.module_target(full)})", ":::"])
-    return {"cell_type": "markdown",
-            "id": f"m{abs(api.checksum(source + module)):08x}", "metadata": {},
-            "source": text}
+    targets = [
+        f"({e.target('code')})=" for e in entries[full] if e.name in defined
+    ]
+    text = "\n".join(
+        [
+            *targets,
+            ":::{div} module-label",
+            f"[`{full}`](#{api.module_target(full)})",
+            ":::",
+        ]
+    )
+    return {
+        "cell_type": "markdown",
+        "id": f"m{abs(api.checksum(source + module)):08x}",
+        "metadata": {},
+        "source": text,
+    }
 
 
 KERNEL = "normalnorm/layers/engines/native.cpp"
@@ -279,27 +336,44 @@ def native_cells(cells: list[dict]) -> list[dict]:
     for cell in cells:
         source = "".join(cell["source"])
         if cell["cell_type"] == "raw" and "export-cpp" in directives(source):
-            out.append({"cell_type": "markdown", "id": f"{cell['id']}-f",
-                        "metadata": {}, "source": ":::{div} module-label\n"
-                                                  f"`{KERNEL}`\n:::"})
-            cell = {"cell_type": "code", "id": cell["id"], "outputs": [],
-                    "execution_count": None, "metadata": {"tags": ["cpp"]},
-                    "source": without_directives(source)}
+            out.append(
+                {
+                    "cell_type": "markdown",
+                    "id": f"{cell['id']}-f",
+                    "metadata": {},
+                    "source": f":::{{div}} module-label\n`{KERNEL}`\n:::",
+                }
+            )
+            cell = {
+                "cell_type": "code",
+                "id": cell["id"],
+                "outputs": [],
+                "execution_count": None,
+                "metadata": {"tags": ["cpp"]},
+                "source": without_directives(source),
+            }
             fold_cell(cell, fold_of(source, raw=True))
         out.append(cell)
     return out
 
 
-def label_exports(cells: list[dict],
-                  entries: dict[str, list[api.Entry]]) -> list[dict]:
+def label_exports(
+    cells: list[dict], entries: dict[str, list[api.Entry]]
+) -> list[dict]:
     "The cells, with a label above each visible cell that the library contains."
-    found = [directives("".join(c["source"])) if c["cell_type"] == "code"
-             else {} for c in cells]
+    found = [
+        directives("".join(c["source"])) if c["cell_type"] == "code" else {}
+        for c in cells
+    ]
     module = next((f["default_exp"] for f in found if "default_exp" in f), "")
     out = []
     for cell, marks in zip(cells, found):
-        if "export" in marks and "remove-cell" not in cell_tags(marks) and (
-            label := export_label("".join(cell["source"]), module, entries)
+        if (
+            "export" in marks
+            and "remove-cell" not in cell_tags(marks)
+            and (
+                label := export_label("".join(cell["source"]), module, entries)
+            )
         ):
             out.append(label)
         out.append(cell)
@@ -308,24 +382,36 @@ def label_exports(cells: list[dict],
 
 # ---- a chapter that failed --------------------------------------------------
 
-NOT_DRAWN = ('<svg width="300pt" height="40pt" viewBox="0 0 300 40" '
-             'xmlns="http://www.w3.org/2000/svg"><text x="0" y="24" '
-             f'style="font: 12px sans-serif; fill: {INK}">not drawn: the cell '
-             'did not come to its end</text></svg>')
+NOT_DRAWN = (
+    '<svg width="300pt" height="40pt" viewBox="0 0 300 40" '
+    'xmlns="http://www.w3.org/2000/svg"><text x="0" y="24" '
+    f'style="font: 12px sans-serif; fill: {INK}">not drawn: the cell '
+    "did not come to its end</text></svg>"
+)
 
 
 def has_image(cell: dict) -> bool:
-    return any(kind.startswith("image/") for output in cell["outputs"]
-               for kind in output.get("data", {}))
+    return any(
+        kind.startswith("image/")
+        for output in cell["outputs"]
+        for kind in output.get("data", {})
+    )
 
 
 def mark_older(cells: list[dict], shown: list[str]) -> list[dict]:
     "Below the title, which of the records on a page are older than their code."
     if not (lines := records.older(shown)):
         return cells
-    return [cells[0], {
-        "cell_type": "markdown", "id": "older-records", "metadata": {},
-        "source": "\n\n".join([":::{note}", *lines, ":::"])}, *cells[1:]]
+    return [
+        cells[0],
+        {
+            "cell_type": "markdown",
+            "id": "older-records",
+            "metadata": {},
+            "source": "\n\n".join([":::{note}", *lines, ":::"]),
+        },
+        *cells[1:],
+    ]
 
 
 def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
@@ -333,34 +419,59 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
     above the cell, and a stand-in for each figure that others may refer to.
     """
     number = failed.get("cell", 0)
-    where = (f"[Cell {number} of {failed.get('of')}](#failed-{name}) failed"
-             if number else "It could not be run")
-    rest = (" The cells above it show what they gave; those below were not run."
-            if number else "")
-    top = (f":::{{admonition}} This page failed\n:class: danger\n\n"
-           f"{where} when this book was made:\n\n~~~~~~~~text\n"
-           f"{failed.get('error', '')}\n~~~~~~~~\n{rest}\n:::")
+    where = (
+        f"[Cell {number} of {failed.get('of')}](#failed-{name}) failed"
+        if number
+        else "It could not be run"
+    )
+    rest = (
+        " The cells above it show what they gave; those below were not run."
+        if number
+        else ""
+    )
+    top = (
+        f":::{{admonition}} This page failed\n:class: danger\n\n"
+        f"{where} when this book was made:\n\n~~~~~~~~text\n"
+        f"{failed.get('error', '')}\n~~~~~~~~\n{rest}\n:::"
+    )
     made = []
     for i, cell in enumerate(cells, 1):
         if cell["cell_type"] == "code":
             found = directives("".join(cell["source"]))
             if i == number:
-                made.append({"cell_type": "markdown", "id": "failed-here",
-                             "metadata": {},
-                             "source": f"(failed-{name})=\n"
-                                       f":::{{div}} failed-cell\n"
-                                       "This cell failed.\n:::"})
+                made.append(
+                    {
+                        "cell_type": "markdown",
+                        "id": "failed-here",
+                        "metadata": {},
+                        "source": f"(failed-{name})=\n"
+                        f":::{{div}} failed-cell\n"
+                        "This cell failed.\n:::",
+                    }
+                )
                 cell["metadata"]["failed"] = True
-            if (("fig-cap" in found
-                 or "figure" in cell["metadata"].get("mystnb", {}))
-                    and not has_image(cell)):
-                cell["outputs"] = [*cell["outputs"], {
-                    "output_type": "display_data", "metadata": {},
-                    "data": {"image/svg+xml": NOT_DRAWN}}]
+            if (
+                "fig-cap" in found
+                or "figure" in cell["metadata"].get("mystnb", {})
+            ) and not has_image(cell):
+                cell["outputs"] = [
+                    *cell["outputs"],
+                    {
+                        "output_type": "display_data",
+                        "metadata": {},
+                        "data": {"image/svg+xml": NOT_DRAWN},
+                    },
+                ]
         made.append(cell)
         if i == 1:
-            made.append({"cell_type": "markdown", "id": "failed-page",
-                         "metadata": {}, "source": top})
+            made.append(
+                {
+                    "cell_type": "markdown",
+                    "id": "failed-page",
+                    "metadata": {},
+                    "source": top,
+                }
+            )
     return made
 
 
@@ -374,8 +485,11 @@ def garbage(kind: str, data) -> str:
     """
     if kind.endswith("json") or "+json" in kind:
         return ""
-    if not (isinstance(data, str) or isinstance(data, list) and all(
-                isinstance(line, str) for line in data)):
+    if not (
+        isinstance(data, str)
+        or isinstance(data, list)
+        and all(isinstance(line, str) for line in data)
+    ):
         return f"{kind} that is no text"
     if kind in BINARY:
         try:
@@ -392,8 +506,11 @@ def without_garbage(output: dict) -> list[str]:
     line of text stands in its place.
     """
     data = output.get("data", {})
-    wrong = {kind: why for kind, content in data.items()
-             if (why := garbage(kind, content))}
+    wrong = {
+        kind: why
+        for kind, content in data.items()
+        if (why := garbage(kind, content))
+    }
     for kind in wrong:
         del data[kind]
     if wrong and not data:
@@ -401,10 +518,14 @@ def without_garbage(output: dict) -> list[str]:
     return list(wrong.values())
 
 
-def translate_notebook(notebook: dict, executed: dict | None,
-                       claims: set[str] = frozenset(),
-                       entries: dict | None = None, failed: dict | None = None,
-                       name: str = "") -> dict:
+def translate_notebook(
+    notebook: dict,
+    executed: dict | None,
+    claims: set[str] = frozenset(),
+    entries: dict | None = None,
+    failed: dict | None = None,
+    name: str = "",
+) -> dict:
     """The notebook as Jupyter Book should see it: outputs from the executed
     copy, dialect translated.
 
@@ -416,8 +537,9 @@ def translate_notebook(notebook: dict, executed: dict | None,
     outputs = {}
     for cell in executed["cells"] if executed else []:
         if cell["cell_type"] == "code":
-            outputs.setdefault("".join(cell["source"]),
-                               []).append(cell["outputs"])
+            outputs.setdefault("".join(cell["source"]), []).append(
+                cell["outputs"]
+            )
     for cell, found in markup.cells(notebook["cells"]):
         if cell["cell_type"] == "markdown":
             cell["source"] = Myst().write(found)
@@ -442,8 +564,10 @@ def translate_notebook(notebook: dict, executed: dict | None,
 
 # ---- Sphinx -----------------------------------------------------------------
 
+
 def source_read(app, docname, source):
     from sphinx.util import logging
+
     path, root = Path(app.env.doc2path(docname)), Path(app.srcdir)
     if path.name == "api.md":
         for file in api.files(root):
@@ -455,20 +579,33 @@ def source_read(app, docname, source):
     run = Run(chapter)
     for file in (run.notebook, run.record_file, records.LEDGER):
         app.env.note_dependency(str(file))
-    copy = (json.loads(run.notebook.read_text(encoding="utf-8"))
-            if run.notebook.exists() else None)
+    copy = (
+        json.loads(run.notebook.read_text(encoding="utf-8"))
+        if run.notebook.exists()
+        else None
+    )
     reason = chapter.unreadable()
     read = stand_in(path, reason) if reason else json.loads(source[0])
     notebook = translate_notebook(
-        read, copy, api.claims_of(root, path.stem), api.entries(root),
-        run.record().get("failed"), path.stem)
+        read,
+        copy,
+        api.claims_of(root, path.stem),
+        api.entries(root),
+        run.record().get("failed"),
+        path.stem,
+    )
     notebook["cells"] = mark_older(
-        notebook["cells"], run.record().get("dependencies", []))
-    for output in (output for cell in notebook["cells"]
-                   for output in cell.get("outputs", [])):
+        notebook["cells"], run.record().get("dependencies", [])
+    )
+    for output in (
+        output
+        for cell in notebook["cells"]
+        for output in cell.get("outputs", [])
+    ):
         for wrong in without_garbage(output):
             logging.getLogger(__name__).warning(
-                "an output was left out: %s", wrong, location=docname)
+                "an output was left out: %s", wrong, location=docname
+            )
         for named in chapter_titles(output, path.parent):
             app.env.note_dependency(str(named))
     source[0] = json.dumps(notebook)
@@ -478,26 +615,34 @@ def inline_svg(text: str, alt: str) -> str:
     """An SVG as part of the page: its ink takes the colour of the text, in
     light and dark mode.
     """
-    svg = text[text.index("<svg"):]
+    svg = text[text.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(
-        INK, "var(--pst-color-text-base)")
+        INK, "var(--pst-color-text-base)"
+    )
     # two figures of a page must not share names
     own = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg).replace(
-        ">*{", ">.figure-svg *{")
-    svg = re.sub(r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"',
-                 r'\1 style="--natural: \2pt; width: \2pt; max-width: 100%; '
-                 r'height: auto"',
-                 svg, count=1)
-    return svg.replace("<svg",
-                       '<svg class="figure-svg" role="img" '
-                       f'aria-label="{html.escape(alt, quote=True)}"',
-                       1)
+        ">*{", ">.figure-svg *{"
+    )
+    svg = re.sub(
+        r'(<svg\b[^>]*?) width="([\d.]+)pt" height="([\d.]+)pt"',
+        r'\1 style="--natural: \2pt; width: \2pt; max-width: 100%; '
+        r'height: auto"',
+        svg,
+        count=1,
+    )
+    return svg.replace(
+        "<svg",
+        '<svg class="figure-svg" role="img" '
+        f'aria-label="{html.escape(alt, quote=True)}"',
+        1,
+    )
 
 
 def verdicts_first(doctree) -> None:
     "The code of a check is behind the line that says what came out."
     from myst_nb.sphinx_ import HideCodeCellNode
+
     for node in list(doctree.findall(HideCodeCellNode)):
         if node["prompt_show"].startswith(f"{FOLD}check "):
             cell = node.parent
@@ -505,7 +650,7 @@ def verdicts_first(doctree) -> None:
             cell.append(node)
 
 
-SMALLEST = 120      # columns of text that a page holds in the smallest type
+SMALLEST = 120  # columns of text that a page holds in the smallest type
 
 
 def columns_of(text: str) -> int:
@@ -521,6 +666,7 @@ def columns_of(text: str) -> int:
 
 def size_tables(doctree) -> None:
     from docutils import nodes
+
     for output in doctree.findall(nodes.container):
         if "cell_output" in output["classes"]:
             for block in output.findall(nodes.literal_block):
@@ -537,16 +683,19 @@ def numbers(text: str) -> str:
     """As they are printed in books: a minus sign for a hyphen, and 2·10⁻⁵ for
     2e-05.
     """
+
     def power(match):
         value, sign, exponent = match.groups()
         raised = (sign.strip("+") + exponent).translate(RAISED)
         return f"{value}·10{raised}" if exponent else value
+
     return HYPHEN.sub("−", POWER.sub(power, text))
 
 
 def printed_numbers(doctree) -> None:
     "The numbers in tables that cells make."
     from docutils import nodes
+
     for output in doctree.findall(nodes.container):
         if "cell_output" in output["classes"]:
             for entry in output.findall(nodes.entry):
@@ -557,6 +706,7 @@ def printed_numbers(doctree) -> None:
 
 def inline_figures(app, doctree, docname):
     from docutils import nodes
+
     if app.builder.format != "html":
         return
     keep_punctuation(doctree)
@@ -566,15 +716,20 @@ def inline_figures(app, doctree, docname):
     for image in list(doctree.findall(nodes.image)):
         path = Path(app.srcdir) / image["uri"]
         if path.suffix == ".svg" and path.exists():
-            svg = inline_svg(path.read_text(encoding="utf-8"),
-                             image.get("alt", ""))
-            image.replace_self(nodes.raw(
-                "", f'<div class="figure-box">{svg}</div>', format="html"))
+            svg = inline_svg(
+                path.read_text(encoding="utf-8"), image.get("alt", "")
+            )
+            image.replace_self(
+                nodes.raw(
+                    "", f'<div class="figure-box">{svg}</div>', format="html"
+                )
+            )
 
 
 def colour_native(app, doctree):
     "Cells of C++ are coloured as such, not as the notebook's Python."
     from docutils import nodes
+
     for cell in doctree.findall(nodes.container):
         if "tag_cpp" in cell["classes"]:
             for block in cell.findall(nodes.literal_block):
@@ -586,8 +741,9 @@ def open_fold(self, node) -> None:
     words, kind = html.escape(node["prompt_show"]), "code"
     if node["prompt_show"].startswith(FOLD):
         kind, words = node["prompt_show"].removeprefix(FOLD).split(" ", 1)
-    self.body.append(f'<details class="fold fold-{kind}"><summary>{words}'
-                     '</summary>\n')
+    self.body.append(
+        f'<details class="fold fold-{kind}"><summary>{words}</summary>\n'
+    )
 
 
 def close_fold(self, node) -> None:
@@ -603,18 +759,24 @@ def keep_punctuation(doctree) -> None:
     So both go into a span that it does not break.
     """
     from docutils import nodes
+
     for math in list(doctree.findall(nodes.math)):
-        if (not isinstance(math.parent, nodes.Element)
-                or "kept" in math.parent.get("classes", ())):
+        if not isinstance(
+            math.parent, nodes.Element
+        ) or "kept" in math.parent.get("classes", ()):
             continue
         siblings = math.parent.children
         place = siblings.index(math)
-        before, after = (siblings[i] if 0 <= i < len(siblings) else None
-                         for i in (place - 1, place + 1))
+        before, after = (
+            siblings[i] if 0 <= i < len(siblings) else None
+            for i in (place - 1, place + 1)
+        )
         opens = (
-            OPENING.search(before) if isinstance(before, nodes.Text) else None)
+            OPENING.search(before) if isinstance(before, nodes.Text) else None
+        )
         closes = (
-            CLOSING.search(after) if isinstance(after, nodes.Text) else None)
+            CLOSING.search(after) if isinstance(after, nodes.Text) else None
+        )
         if not opens and not closes:
             continue
         parts = [nodes.Text(opens[0])] if opens else []
@@ -622,9 +784,9 @@ def keep_punctuation(doctree) -> None:
         parent.replace(math, kept)
         kept += [*parts, math, *([nodes.Text(closes[0])] if closes else [])]
         if opens:
-            parent.replace(before, nodes.Text(before[:opens.start()]))
+            parent.replace(before, nodes.Text(before[: opens.start()]))
         if closes:
-            parent.replace(after, nodes.Text(after[closes.end():]))
+            parent.replace(after, nodes.Text(after[closes.end() :]))
 
 
 def safe_parser():
@@ -643,8 +805,10 @@ def safe_parser():
                 env = document.settings.env
                 words = f"{type(error).__name__}: {error}"
             logging.getLogger(__name__).warning(
-                "the outputs of this page could not be rendered: %s", words,
-                location=env.docname)
+                "the outputs of this page could not be rendered: %s",
+                words,
+                location=env.docname,
+            )
             env.app.emit("env-purge-doc", env, env.docname)
             env.clear_doc(env.docname)
             fresh = new_document(document["source"], document.settings)
@@ -656,9 +820,12 @@ def safe_parser():
                 if cell["cell_type"] == "code":
                     cell["outputs"] = []
             notebook["cells"] = mark_failure(
-                notebook["cells"], {"error": words},
-                env.docname.rsplit("/", 1)[-1])
+                notebook["cells"],
+                {"error": words},
+                env.docname.rsplit("/", 1)[-1],
+            )
             return super().parse(json.dumps(notebook), document)
+
     return SafeParser
 
 
@@ -676,8 +843,11 @@ def no_network(app, pagename, templatename, context, doctree):
     """
     if "script_files" in context:
         context["script_files"] = [
-            f for f in context["script_files"] if "thebe" not in (
-                str(f) + str(getattr(f, "attributes", ""))).lower()]
+            f
+            for f in context["script_files"]
+            if "thebe"
+            not in (str(f) + str(getattr(f, "attributes", ""))).lower()
+        ]
 
 
 def number_equations(app, pagename, templatename, context, doctree):
@@ -689,17 +859,23 @@ def number_equations(app, pagename, templatename, context, doctree):
     def link(match):
         label = match["label"]
         where = math.equations.get(label, (None,))[0]
-        number = app.env.toc_fignumbers.get(where, {}).get(
-            "displaymath", {}).get(f"equation-{label}")
+        number = (
+            app.env.toc_fignumbers.get(where, {})
+            .get("displaymath", {})
+            .get(f"equation-{label}")
+        )
         if not number:
             return match[0]
         uri = app.builder.get_relative_uri(pagename, where)
-        return (f'<a class="reference internal" href="{uri}#equation-{label}'
-                f'">({".".join(map(str, number))})</a>')
+        return (
+            f'<a class="reference internal" href="{uri}#equation-{label}'
+            f'">({".".join(map(str, number))})</a>'
+        )
 
     if "@eq-" in body:
         context["body"] = re.sub(
-            r"(\()?@(?P<label>eq-[\w-]*\w)(?(1)\))", link, body)
+            r"(\()?@(?P<label>eq-[\w-]*\w)(?(1)\))", link, body
+        )
 
 
 def number_as_files() -> None:
@@ -708,8 +884,9 @@ def number_as_files() -> None:
     """
     from docutils import nodes
     from sphinx_external_toc.collectors import TocTreeCollectorWithStyles
+
     counted = TocTreeCollectorWithStyles.assign_section_numbers
-    if hasattr(counted, "counted"):     # a second book in one process
+    if hasattr(counted, "counted"):  # a second book in one process
         return
 
     def assign(self, env):
@@ -720,13 +897,19 @@ def number_as_files() -> None:
             if file:
                 env.toc_secnumbers[page] = {
                     anchor: number and (file[0], *number[1:])
-                    for anchor, number in found.items()}
-                for node in (env.titles[page],
-                             *env.tocs[page].findall(nodes.reference)):
+                    for anchor, number in found.items()
+                }
+                for node in (
+                    env.titles[page],
+                    *env.tocs[page].findall(nodes.reference),
+                ):
                     if node.get("secnumber"):
                         node["secnumber"] = [file[0], *node["secnumber"][1:]]
-        return [page for page, found in env.toc_secnumbers.items()
-                if found != before.get(page)]
+        return [
+            page
+            for page, found in env.toc_secnumbers.items()
+            if found != before.get(page)
+        ]
 
     assign.counted = counted
     TocTreeCollectorWithStyles.assign_section_numbers = assign
@@ -742,13 +925,25 @@ def setup(app):
     app.connect("build-finished", finished)
     app.setup_extension("myst_nb")
     from myst_nb.sphinx_ import HideCodeCellNode
+
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
     app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
     number_as_files()
-    own = "".join(Path(f).read_text(encoding="utf-8")
-                  for f in (__file__, api.__file__, folding.__file__,
-                            markup.__file__, typeset.__file__))
+    own = "".join(
+        Path(f).read_text(encoding="utf-8")
+        for f in (
+            __file__,
+            api.__file__,
+            folding.__file__,
+            markup.__file__,
+            typeset.__file__,
+        )
+    )
     # all pages are read again when this changes
-    return {"version": "1", "env_version": api.checksum(own),
-            "parallel_read_safe": True, "parallel_write_safe": True}
+    return {
+        "version": "1",
+        "env_version": api.checksum(own),
+        "parallel_read_safe": True,
+        "parallel_write_safe": True,
+    }

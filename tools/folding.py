@@ -7,6 +7,7 @@ are; other cells are folded beyond two dozen lines, or where they only import.
 `#| code-fold: true` folds a cell and `#| code-fold: false` keeps it open,
 whatever its length.
 """
+
 import ast
 import html
 import io
@@ -15,7 +16,7 @@ import tokenize
 from dataclasses import dataclass
 
 SOME, FEW = 4, 12
-MANY = 24           # lines of a cell that is neither exported nor a figure
+MANY = 24  # lines of a cell that is neither exported nor a figure
 
 
 def python_lines(code: str) -> int:
@@ -23,27 +24,46 @@ def python_lines(code: str) -> int:
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
         tree = ast.parse(code)
-    except (SyntaxError, tokenize.TokenError):      # %magic, a cell that fails
-        return sum(bool(line.strip()) and not line.lstrip().startswith("#")
-                   for line in code.split("\n"))
-    kept = {number for token in tokens if token.type not in (
-                tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE,
-                tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-            for number in range(token.start[0], token.end[0] + 1)}
+    except (SyntaxError, tokenize.TokenError):  # %magic, a cell that fails
+        return sum(
+            bool(line.strip()) and not line.lstrip().startswith("#")
+            for line in code.split("\n")
+        )
+    kept = {
+        number
+        for token in tokens
+        if token.type
+        not in (
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.ENDMARKER,
+        )
+        for number in range(token.start[0], token.end[0] + 1)
+    }
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if (isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-                and body and isinstance(body[0], ast.Expr)
-                and isinstance(body[0].value, ast.Constant)
-                and isinstance(body[0].value.value, str)):
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+            and isinstance(body[0].value.value, str)
+        ):
             kept -= set(range(body[0].lineno, body[0].end_lineno + 1))
     return len(kept)
 
 
 def native_lines(code: str) -> int:
     "The same of C++."
-    bare = re.sub(r"/\*.*?\*/|//[^\n]*", lambda m: "\n" * m[0].count("\n"),
-                  code, flags=re.S)
+    bare = re.sub(
+        r"/\*.*?\*/|//[^\n]*",
+        lambda m: "\n" * m[0].count("\n"),
+        code,
+        flags=re.S,
+    )
     return sum(bool(line.strip()) for line in bare.split("\n"))
 
 
@@ -52,27 +72,34 @@ class Fold:
     """What stands for a folded cell: its kind, and lines of (code, words),
     either of which may be empty.
     """
+
     kind: str
     lines: tuple[tuple[str, str], ...]
 
     def html(self) -> str:
         "The inside of a `<summary>`."
         return "<br>".join(
-            " ".join([f"<code>{html.escape(code)}</code>"] * bool(code)
-                     + [inline(words)] * bool(words))
-            for code, words in self.lines)
+            " ".join(
+                [f"<code>{html.escape(code)}</code>"] * bool(code)
+                + [inline(words)] * bool(words)
+            )
+            for code, words in self.lines
+        )
 
     def text(self) -> str:
         "In one line, for a comment: names without their arguments."
-        return ", ".join(code.split("(")[0] or words.replace("`", "")
-                         for code, words in self.lines)
+        return ", ".join(
+            code.split("(")[0] or words.replace("`", "")
+            for code, words in self.lines
+        )
 
 
 def inline(words: str) -> str:
     "`names` in words as code."
-    return "".join(f"<code>{html.escape(p[1:-1])}</code>" if i % 2
-                   else html.escape(p)
-                   for i, p in enumerate(re.split(r"(`[^`\n]+`)", words)))
+    return "".join(
+        f"<code>{html.escape(p[1:-1])}</code>" if i % 2 else html.escape(p)
+        for i, p in enumerate(re.split(r"(`[^`\n]+`)", words))
+    )
 
 
 def first_sentence(doc: str) -> str:
@@ -87,19 +114,33 @@ def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
     """
     function = node
     if isinstance(node, ast.ClassDef):
-        function = next((n for n in node.body if isinstance(n, ast.FunctionDef)
-                         and n.name == "__init__"), None)
+        function = next(
+            (
+                n
+                for n in node.body
+                if isinstance(n, ast.FunctionDef) and n.name == "__init__"
+            ),
+            None,
+        )
         if function is None:
-            fields = [n.target.id for n in node.body
-                      if isinstance(n, ast.AnnAssign)
-                      and isinstance(n.target, ast.Name)]
+            fields = [
+                n.target.id
+                for n in node.body
+                if isinstance(n, ast.AnnAssign)
+                and isinstance(n.target, ast.Name)
+            ]
             return f"{node.name}({', '.join(fields)})" if fields else node.name
     a = function.args
     copy = ast.arguments(
-        **{field: [ast.arg(x.arg) for x in getattr(a, field)]
-           for field in ("posonlyargs", "args", "kwonlyargs")},
-        vararg=a.vararg and ast.arg(a.vararg.arg), defaults=a.defaults,
-        kwarg=a.kwarg and ast.arg(a.kwarg.arg), kw_defaults=a.kw_defaults)
+        **{
+            field: [ast.arg(x.arg) for x in getattr(a, field)]
+            for field in ("posonlyargs", "args", "kwonlyargs")
+        },
+        vararg=a.vararg and ast.arg(a.vararg.arg),
+        defaults=a.defaults,
+        kwarg=a.kwarg and ast.arg(a.kwarg.arg),
+        kw_defaults=a.kw_defaults,
+    )
     if isinstance(node, ast.ClassDef):
         copy.args = copy.args[1:]
     return f"{node.name}({ast.unparse(copy)})"
@@ -111,11 +152,13 @@ def names(found: list[str]) -> str:
 
 def assigned(body: list[ast.stmt]) -> list[str]:
     "The names that a cell's own level sets."
-    targets = [t for n in body if isinstance(n, (ast.Assign, ast.AnnAssign))
-               for t in (n.targets if isinstance(n, ast.Assign)
-                         else [n.target])]
-    return list(dict.fromkeys(t.id for t in targets
-                              if isinstance(t, ast.Name)))
+    targets = [
+        t
+        for n in body
+        if isinstance(n, (ast.Assign, ast.AnnAssign))
+        for t in (n.targets if isinstance(n, ast.Assign) else [n.target])
+    ]
+    return list(dict.fromkeys(t.id for t in targets if isinstance(t, ast.Name)))
 
 
 def definitions(code: str) -> list[tuple[str, str]]:
@@ -126,11 +169,14 @@ def definitions(code: str) -> list[tuple[str, str]]:
         body = ast.parse(code).body
     except SyntaxError:
         return []
-    defined = [n for n in body
-               if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    defined = [
+        n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))
+    ]
     public = [n for n in defined if not n.name.startswith("_")]
-    lines = [(signature(n), first_sentence(ast.get_docstring(n) or ""))
-             for n in public or defined]
+    lines = [
+        (signature(n), first_sentence(ast.get_docstring(n) or ""))
+        for n in public or defined
+    ]
     rest = [n.name for n in defined if public and n not in public]
     rest += [] if defined else assigned(body)
     if rest:
@@ -150,21 +196,28 @@ def is_setup(code: str) -> bool:
 
 NATIVE_NAME = re.compile(
     r"^(?!return|typedef|using|namespace|else)[A-Za-z_][\w:<>,&*\s]*?"
-    r"\b([A-Za-z_]\w*)\([^;]*?\)\s*(?:const\s*)?\{", re.M)
-NATIVE_TYPE = re.compile(r"^(?:template\s*<[^>]*>\s*)?(?:struct|class|enum)\s+"
-                         r"(\w+)[^;{]*\{", re.M)
+    r"\b([A-Za-z_]\w*)\([^;]*?\)\s*(?:const\s*)?\{",
+    re.M,
+)
+NATIVE_TYPE = re.compile(
+    r"^(?:template\s*<[^>]*>\s*)?(?:struct|class|enum)\s+"
+    r"(\w+)[^;{]*\{",
+    re.M,
+)
 
 
 def native(code: str) -> list[tuple[str, str]]:
     "The first sentence of the comment that opens it, or the names it defines."
     comment = re.match(r"\s*((?://[^\n]*(?:\n|$))+|/\*.*?\*/)", code, re.S)
     if comment:
-        words = re.sub(r"^\s*(?://|/\*+|\*/?)|\*/\s*$", "", comment[1],
-                       flags=re.M)
-        return [("", first_sentence(words.strip("- \n")))]     # // ---- Words
+        words = re.sub(
+            r"^\s*(?://|/\*+|\*/?)|\*/\s*$", "", comment[1], flags=re.M
+        )
+        return [("", first_sentence(words.strip("- \n")))]  # // ---- Words
     bare = re.sub(r"/\*.*?\*/|//[^\n]*", "", code, flags=re.S)
-    found = list(dict.fromkeys(NATIVE_TYPE.findall(bare)
-                               + NATIVE_NAME.findall(bare)))
+    found = list(
+        dict.fromkeys(NATIVE_TYPE.findall(bare) + NATIVE_NAME.findall(bare))
+    )
     return [("", names(found) if found else "C++")]
 
 
@@ -183,20 +236,39 @@ def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
     length = python_lines(code)
     if "check" in found:
         claims = len(re.findall(r"^@claim\b", code, re.M))
-        return Fold("check", tuple(
-            [("", "code of the check" if claims == 1
-              else f"code of the {claims} checks")] if claims
-            else definitions(code) or [("", "code of the check")]))
+        return Fold(
+            "check",
+            tuple(
+                [
+                    (
+                        "",
+                        "code of the check"
+                        if claims == 1
+                        else f"code of the {claims} checks",
+                    )
+                ]
+                if claims
+                else definitions(code) or [("", "code of the check")]
+            ),
+        )
     if "export" in found or "exporti" in found:
-        return (Fold("export", tuple(definitions(code) or [("", "imports")]))
-                if wanted or length > (SOME if is_setup(code) else FEW)
-                else None)
+        return (
+            Fold("export", tuple(definitions(code) or [("", "imports")]))
+            if wanted or length > (SOME if is_setup(code) else FEW)
+            else None
+        )
     if "fig-cap" in found or found.get("label", "").startswith("fig-"):
-        return (Fold("figure", (("", "code of the figure"),))
-                if wanted or length > FEW else None)
+        return (
+            Fold("figure", (("", "code of the figure"),))
+            if wanted or length > FEW
+            else None
+        )
     if is_setup(code):
-        return (Fold("code", (("", "imports"),)) if wanted or length > SOME
-                else None)
+        return (
+            Fold("code", (("", "imports"),))
+            if wanted or length > SOME
+            else None
+        )
     if not wanted and length <= MANY:
         return None
     defined = definitions(code)

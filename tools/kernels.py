@@ -11,6 +11,7 @@ started one by one, as ever.
 `python tools/kernels.py FD` is that process: a line of JSON asks for a kernel,
 a line answers with its process id.
 """
+
 import atexit
 import contextlib
 import gc
@@ -23,13 +24,22 @@ import subprocess
 import sys
 import threading
 
-IMPORTED = ("numpy", "torch", "torch._dynamo", "torch._inductor.compile_fx",
-            "scipy.stats", "matplotlib.pyplot", "ipykernel.kernelapp",
-            "ipykernel.ipkernel", "ipykernel.zmqshell")
+IMPORTED = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "scipy.stats",
+    "matplotlib.pyplot",
+    "ipykernel.kernelapp",
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+)
 READY = 120.0  # seconds within which the process must have imported them
 
 
 # ---- the process that forks -------------------------------------------------
+
 
 def become_kernel(request: dict) -> None:
     """In the forked child: environment, folder and arguments of a kernel, then
@@ -45,11 +55,16 @@ def become_kernel(request: dict) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     import ipykernel_launcher
+
     sys.argv = [ipykernel_launcher.__file__, *request["arguments"]]
     known = set(sys.path)
-    sys.path[:0] = [p for p in request["env"].get("PYTHONPATH", "")
-                                   .split(os.pathsep) if p and p not in known]
+    sys.path[:0] = [
+        p
+        for p in request["env"].get("PYTHONPATH", "").split(os.pathsep)
+        if p and p not in known
+    ]
     from ipykernel import kernelapp
+
     kernelapp.launch_new_instance()
 
 
@@ -91,8 +106,10 @@ def serve(connection: socket.socket) -> None:
 
 # ---- the side that asks -----------------------------------------------------
 
+
 class Forked:
     "A kernel's process, with what jupyter_client uses of `subprocess.Popen`."
+
     stdin = stdout = stderr = None
 
     def __init__(self, pid: int):
@@ -104,8 +121,10 @@ class Forked:
 
     def poll(self) -> int | None:
         "0 once the process has ended, however it did; None while it runs."
-        if (self.returncode is None
-                and select.select([self.descriptor], [], [], 0)[0]):
+        if (
+            self.returncode is None
+            and select.select([self.descriptor], [], [], 0)[0]
+        ):
             os.close(self.descriptor)
             self.returncode = 0
         return self.returncode
@@ -137,25 +156,37 @@ class Nursery:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                env={**env,
-                     "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
-                start_new_session=True)
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={
+                    **env,
+                    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+                },
+                start_new_session=True,
+            )
         self.connection, self.lines, self.lock = (
-            ours, ours.makefile("rw", encoding="utf-8"), threading.Lock())
+            ours,
+            ours.makefile("rw", encoding="utf-8"),
+            threading.Lock(),
+        )
         ours.settimeout(READY)
         try:
-            self.threads = (
-                json.loads(self.lines.readline() or "{}").get("threads", 0))
-        except OSError:                 # not ready in time
+            self.threads = json.loads(self.lines.readline() or "{}").get(
+                "threads", 0
+            )
+        except OSError:  # not ready in time
             self.threads = 0
         ours.settimeout(None)
 
-    def kernel(self, arguments: list[str], env: dict[str, str],
-               cwd: str) -> Forked:
+    def kernel(
+        self, arguments: list[str], env: dict[str, str], cwd: str
+    ) -> Forked:
         with self.lock:
-            print(json.dumps({"arguments": arguments, "env": env, "cwd": cwd}),
-                  file=self.lines, flush=True)
+            print(
+                json.dumps({"arguments": arguments, "env": env, "cwd": cwd}),
+                file=self.lines,
+                flush=True,
+            )
             return Forked(json.loads(self.lines.readline())["pid"])
 
     def close(self) -> None:
@@ -193,11 +224,13 @@ def manager(parent: Nursery | None):
 
     class Provisioner(LocalProvisioner):
         async def launch_kernel(self, cmd, **kwargs):
-            arguments = cmd[cmd.index("-f"):]
+            arguments = cmd[cmd.index("-f") :]
             try:
                 self.process = parent.kernel(
-                    arguments, {k: str(v) for k, v in kwargs["env"].items()},
-                    str(kwargs["cwd"]))
+                    arguments,
+                    {k: str(v) for k, v in kwargs["env"].items()},
+                    str(kwargs["cwd"]),
+                )
             except (OSError, ValueError):
                 # the process that forks has died, for want of memory perhaps
                 return await super().launch_kernel(cmd, **kwargs)
@@ -208,10 +241,11 @@ def manager(parent: Nursery | None):
     made = AsyncKernelManager(kernel_name="python3")
     if parent:
         made.provisioner = Provisioner(
-            kernel_id="", kernel_spec=made.kernel_spec, parent=made)
+            kernel_id="", kernel_spec=made.kernel_spec, parent=made
+        )
     return made
 
 
 if __name__ == "__main__":
-    del sys.path[0]                     # this folder
+    del sys.path[0]  # this folder
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -7,6 +7,7 @@ undisturbed run to the last bit, times aside. Twenty minutes, one of them on two
 cores; the outcome is results/kills.json. The commands run in processes forked
 from this one, which has imported what they need.
 """
+
 import argparse
 import contextlib
 import json
@@ -38,8 +39,11 @@ RECIPE, ARM, OTHER = "first-experiment", "ViT LNN", "ResNet BNN"
 def timeless(value):
     "A row without what no run repeats: times, and the digest that counts them."
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items()
-                if k not in ("seconds", "wall_seconds", "digest")}
+        return {
+            k: timeless(v)
+            for k, v in value.items()
+            if k not in ("seconds", "wall_seconds", "digest")
+        }
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
@@ -47,8 +51,10 @@ def worker_of(parent: int) -> int:
     "A process that multiprocessing has spawned there; 0 where there is none."
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if (int(stat.read_text().rpartition(")")[2].split()[1]) == parent
-                    and "spawn_main" in (stat.parent / "cmdline").read_text()):
+            if (
+                int(stat.read_text().rpartition(")")[2].split()[1]) == parent
+                and "spawn_main" in (stat.parent / "cmdline").read_text()
+            ):
                 return int(stat.parent.name)
     return 0
 
@@ -59,10 +65,21 @@ class Trial:
     def __init__(self, scale: str, folder: Path, arms=(ARM,), jobs: int = 1):
         self.scale, self.folder, self.arms = scale, folder, arms
         self.log = folder.with_suffix(".txt")
-        self.command = ["run", RECIPE, "--scale", scale, "--device", "cpu",
-                        "--seeds", "1", "--jobs", str(jobs),
-                        "--out", str(folder),
-                        *(word for arm in arms for word in ("--arm", arm))]
+        self.command = [
+            "run",
+            RECIPE,
+            "--scale",
+            scale,
+            "--device",
+            "cpu",
+            "--seeds",
+            "1",
+            "--jobs",
+            str(jobs),
+            "--out",
+            str(folder),
+            *(word for arm in arms for word in ("--arm", arm)),
+        ]
 
     def start(self) -> int:
         "The number of a process that is at the command."
@@ -127,7 +144,7 @@ class Kills:
         for arm in (OTHER, ARM):
             trial, start = self.trial((arm,)), time.perf_counter()
             os.waitpid(trial.start(), 0)
-            self.row, = trial.folder.rglob("*.json")
+            (self.row,) = trial.folder.rglob("*.json")
             self.expected[arm] = timeless(results.read_row(self.row))
             self.seconds = time.perf_counter() - start
         self.epochs = self.expected[ARM]["config"]["train"]["epochs"]
@@ -140,18 +157,26 @@ class Kills:
             trial, runs, status = self.trial(), runs + 1, -signal.SIGKILL
             while len(done) < times and status == -signal.SIGKILL:
                 status = trial.disturb(
-                    moment(trial), lambda pid: os.kill(pid, signal.SIGKILL))
+                    moment(trial), lambda pid: os.kill(pid, signal.SIGKILL)
+                )
                 if status is None:
                     break
                 half += bool(trial.found(".*"))
                 whole = trial.found("*.pt")
-                done.append(len(torch.load(whole[0], weights_only=True)[
-                    "history"]) if whole else 0)
+                done.append(
+                    len(torch.load(whole[0], weights_only=True)["history"])
+                    if whole
+                    else 0
+                )
                 if whole:
                     self.checkpoint = whole[0].read_bytes()
             trial.settle(self.expected)
-        return {"kills": len(done), "runs that they met": runs,
-                "epochs done at each": done, "left a half-written file": half}
+        return {
+            "kills": len(done),
+            "runs that they met": runs,
+            "epochs done at each": done,
+            "left a half-written file": half,
+        }
 
     def at_random_moments(self) -> dict:
         # each start takes half a second, which the kills must not eat up
@@ -160,13 +185,16 @@ class Kills:
         def moment(trial: Trial):
             end = time.perf_counter() + self.random.uniform(0, longest)
             return lambda: time.perf_counter() > end
+
         return self.killed(moment, self.kills)
 
     def in_a_write(self) -> dict:
         def moment(trial: Trial):
             seen, which = set(), self.random.randint(2, 2 + self.epochs // 10)
-            return lambda: seen.update(trial.found(".*.pt.*")) or (
-                len(seen) >= which)
+            return lambda: (
+                seen.update(trial.found(".*.pt.*")) or (len(seen) >= which)
+            )
+
         return self.killed(moment, max(1, self.kills // 4))
 
     def worker(self) -> dict:
@@ -175,7 +203,8 @@ class Kills:
             shutil.rmtree(trial.folder, ignore_errors=True)
             status = trial.disturb(
                 lambda: trial.found("*.pt"),
-                lambda pid: os.kill(worker_of(pid), signal.SIGKILL))
+                lambda pid: os.kill(worker_of(pid), signal.SIGKILL),
+            )
             said = trial.said()
         assert status == 0 and said.count("ended with status -9") == 1, said
         trial.settle(self.expected)
@@ -185,8 +214,10 @@ class Kills:
         status = None
         while status is None:
             trial = self.trial()
-            status = trial.disturb(lambda: "epoch 1/" in trial.said(),
-                                   lambda pid: os.kill(pid, signal.SIGTERM))
+            status = trial.disturb(
+                lambda: "epoch 1/" in trial.said(),
+                lambda pid: os.kill(pid, signal.SIGTERM),
+            )
         message = trial.said().splitlines()[-1]
         assert status == 143 and "ended by SIGTERM" in message, message
         trial.settle(self.expected)
@@ -198,37 +229,49 @@ class Kills:
         where = trial.folder
         where.mkdir()
         mount = ["mount", "-t", "tmpfs", "none", str(where), "-o"]
-        mounted = subprocess.run([*mount, f"size={3 * size // 2}"],
-                                 capture_output=True).returncode == 0
+        mounted = (
+            subprocess.run(
+                [*mount, f"size={3 * size // 2}"], capture_output=True
+            ).returncode
+            == 0
+        )
 
         def starve(pid: int) -> None:
             if not mounted:
-                resource.prlimit(pid, resource.RLIMIT_FSIZE,
-                                 (size // 2, resource.RLIM_INFINITY))
+                resource.prlimit(
+                    pid,
+                    resource.RLIMIT_FSIZE,
+                    (size // 2, resource.RLIM_INFINITY),
+                )
+
         try:
             status = trial.disturb(lambda: "epoch 1/" in trial.said(), starve)
             message = trial.said().splitlines()[-1]
             assert status == 2 and "was not written, and what" in message
-            kept, = trial.found("*")
+            (kept,) = trial.found("*")
             assert kept.suffix == ".pt", kept
             if mounted:
-                subprocess.run([*mount, f"remount,size={30 * size}"],
-                               check=True)
+                subprocess.run(
+                    [*mount, f"remount,size={30 * size}"], check=True
+                )
             trial.settle(self.expected)
         finally:
             if mounted:
                 subprocess.run(["umount", "-l", str(where)], check=True)
-        return {"how": "a file system with room for one checkpoint" if mounted
-                       else "files may be half as long as a checkpoint",
-                "message": message.replace(str(self.folder), "…")}
+        return {
+            "how": "a file system with room for one checkpoint"
+            if mounted
+            else "files may be half as long as a checkpoint",
+            "message": message.replace(str(self.folder), "…"),
+        }
 
     def turned_bits(self) -> dict:
         trial, outcome = self.trial(), {}
-        job, = results.plan(RECIPE, self.scale, 1, trial.folder, [ARM])
+        (job,) = results.plan(RECIPE, self.scale, 1, trial.folder, [ARM])
         row = self.row.read_bytes()
         for what, target, whole, times in (
             ("checkpoint", job.checkpoint, self.checkpoint, self.flips),
-            ("row", job.path, row, 3 * self.flips)
+            ("row", job.path, row, 3 * self.flips),
         ):
             target.parent.mkdir(parents=True, exist_ok=True)
             refused = 0
@@ -246,28 +289,40 @@ class Kills:
                     assert target.read_bytes() == damaged
                     refused += 1
             target.unlink(missing_ok=True)
-            outcome[what] = {"bytes": len(whole), "bits": times,
-                             "refused": refused, "came to the same":
-                             times - refused}
+            outcome[what] = {
+                "bytes": len(whole),
+                "bits": times,
+                "refused": refused,
+                "came to the same": times - refused,
+            }
         job.checkpoint.write_bytes(self.checkpoint)
         trial.settle(self.expected)
         return outcome
 
 
-PARTS = ("undisturbed", "at_random_moments", "in_a_write", "worker", "sigterm",
-         "full_disk", "turned_bits")
+PARTS = (
+    "undisturbed",
+    "at_random_moments",
+    "in_a_write",
+    "worker",
+    "sigterm",
+    "full_disk",
+    "turned_bits",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(prog="python -m tools.kills",
-                                     description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.kills", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--scale", choices=("smoke", "book"), default="book")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--flips", type=int, default=150)
     parser.add_argument("--out", type=Path, default=RECORD)
-    parser.add_argument("--skip", choices=PARTS[3:], action="append",
-                        default=[])
+    parser.add_argument(
+        "--skip", choices=PARTS[3:], action="append", default=[]
+    )
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     start, found, failures = time.perf_counter(), {}, {}
@@ -280,10 +335,16 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
             failures[part] = str(error)
         print(part, found.get(part, "FAILED"), flush=True)
-    record = {"date": time.strftime("%Y-%m-%d"), **results.provenance(),
-              "recipe": RECIPE, "scale": given.scale, "arms": [ARM, OTHER],
-              "seconds": round(time.perf_counter() - start),
-              "parts": found, "failures": failures}
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        **results.provenance(),
+        "recipe": RECIPE,
+        "scale": given.scale,
+        "arms": [ARM, OTHER],
+        "seconds": round(time.perf_counter() - start),
+        "parts": found,
+        "failures": failures,
+    }
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     write_atomically(given.out, lambda file: file.write(text.encode()))
     if not failures:

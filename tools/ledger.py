@@ -8,6 +8,7 @@ what they were, and the module of `normalnorm.checks` is what the chapter
 exports. The appendix and the tests take the outcomes from here and run what is
 missing. `normalnorm verify` always runs everything.
 """
+
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,8 +17,11 @@ from tools.run import Run
 
 
 def check_file(chapter) -> Path:
-    return (chapter.root / "normalnorm" / "checks").joinpath(
-        *chapter.module.split(".")).with_suffix(".py")
+    return (
+        (chapter.root / "normalnorm" / "checks")
+        .joinpath(*chapter.module.split("."))
+        .with_suffix(".py")
+    )
 
 
 def exported(chapter) -> bool:
@@ -25,9 +29,11 @@ def exported(chapter) -> bool:
     the chapter was a run of the module.
     """
     from tools.export import check_module
+
     file = check_file(chapter)
-    return (file.exists()
-            and file.read_text(encoding="utf-8") == check_module(chapter))
+    return file.exists() and file.read_text(encoding="utf-8") == check_module(
+        chapter
+    )
 
 
 @lru_cache(maxsize=4)
@@ -47,14 +53,17 @@ def recorded(root: Path = ROOT) -> dict[str, dict]:
 def outcome_of(claim, root: Path = ROOT):
     "What was recorded about a claim with its mutant; run now where nothing is."
     from normalnorm.claims import Outcome, run_claim
+
     known = recorded(root).get(claim.id)
     if known is None:
         return run_claim(claim, mutant=True)
-    return Outcome(claim, known["outcome"], known["seconds"], "",
-                   known["mutant"])
+    return Outcome(
+        claim, known["outcome"], known["seconds"], "", known["mutant"]
+    )
 
 
 def outcomes(root: Path = ROOT) -> list:
     "The whole ledger, in the order of the book."
     from normalnorm.claims import ledger
+
     return [outcome_of(claim, root) for claim in ledger()]

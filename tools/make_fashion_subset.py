@@ -14,6 +14,7 @@ archive, one compressor (LZMA, whose output does not depend on the zlib that
 this Python was built with). Prints the SHA-256 that normalnorm.experiments.data
 records.
 """
+
 import argparse
 import gzip
 import hashlib
@@ -25,8 +26,12 @@ from pathlib import Path
 import numpy as np
 
 SOURCE = Path("/usr/share/datasets/fashion-mnist")
-OUT = (Path(__file__).resolve().parents[1] / "normalnorm" / "experiments"
-       / "data_files")
+OUT = (
+    Path(__file__).resolve().parents[1]
+    / "normalnorm"
+    / "experiments"
+    / "data_files"
+)
 
 FASHION_NOTE = """Fashion-MNIST, a subset: images 0..4999 of the training file \
 and 0..4999 of the test file (t10k), in their order.
@@ -55,9 +60,11 @@ def read_idx(path: Path) -> np.ndarray:
     with gzip.open(path) as file:
         content = file.read()
     if content[:3] != b"\0\0\x08":
-        raise SystemExit(f"{path} is not an IDX file of unsigned bytes: it "
-                         f"starts with {content[:4].hex(' ')}, expected 00 00 "
-                         "08")
+        raise SystemExit(
+            f"{path} is not an IDX file of unsigned bytes: it "
+            f"starts with {content[:4].hex(' ')}, expected 00 00 "
+            "08"
+        )
     axes = content[3]
     shape = np.frombuffer(content, ">u4", axes, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
@@ -71,12 +78,20 @@ def archive(arrays: dict[str, np.ndarray]) -> bytes:
     with zipfile.ZipFile(buffer, "w") as file:
         for name, array in arrays.items():
             member = io.BytesIO()
-            np.lib.format.write_array(member, np.ascontiguousarray(array),
-                                      version=(1, 0), allow_pickle=False)
+            np.lib.format.write_array(
+                member,
+                np.ascontiguousarray(array),
+                version=(1, 0),
+                allow_pickle=False,
+            )
             info = zipfile.ZipInfo(
-                f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0)
+            )
             info.compress_type, info.create_system, info.external_attr = (
-                zipfile.ZIP_LZMA, 3, 0o644 << 16)
+                zipfile.ZIP_LZMA,
+                3,
+                0o644 << 16,
+            )
             file.writestr(info, member.getvalue())
     return buffer.getvalue()
 
@@ -84,18 +99,23 @@ def archive(arrays: dict[str, np.ndarray]) -> bytes:
 def fashion(source: Path = SOURCE) -> bytes:
     "The subset of Fashion-MNIST: 5000 training and 5000 test images."
     if not (source / "train-images-idx3-ubyte.gz").exists():
-        raise SystemExit(f"no Fashion-MNIST in {source}: apt-get install "
-                         "dataset-fashion-mnist, or give its folder with "
-                         "--source")
+        raise SystemExit(
+            f"no Fashion-MNIST in {source}: apt-get install "
+            "dataset-fashion-mnist, or give its folder with "
+            "--source"
+        )
     arrays = {}
     for split, prefix in (("train", "train"), ("test", "t10k")):
         index = np.arange(5000)
-        arrays[f"{split}_images"] = (
-            read_idx(source / f"{prefix}-images-idx3-ubyte.gz")[index])
-        arrays[f"{split}_labels"] = (
-            read_idx(source / f"{prefix}-labels-idx1-ubyte.gz")[index])
+        arrays[f"{split}_images"] = read_idx(
+            source / f"{prefix}-images-idx3-ubyte.gz"
+        )[index]
+        arrays[f"{split}_labels"] = read_idx(
+            source / f"{prefix}-labels-idx1-ubyte.gz"
+        )[index]
     return archive(
-        arrays | {"note": np.frombuffer(FASHION_NOTE.encode(), np.uint8)})
+        arrays | {"note": np.frombuffer(FASHION_NOTE.encode(), np.uint8)}
+    )
 
 
 def digits() -> bytes:
@@ -104,38 +124,62 @@ def digits() -> bytes:
         from sklearn.datasets import load_digits
     except ImportError:
         raise SystemExit(
-            "digits come from scikit-learn: pip install scikit-learn") from None
+            "digits come from scikit-learn: pip install scikit-learn"
+        ) from None
     data = load_digits()
     images, labels = data.images.astype(np.uint8), data.target.astype(np.uint8)
     assert (images == data.images).all() and images.max() == 16
-    return archive({"train_images": images[:1497],
-                    "train_labels": labels[:1497], "test_images": images[1497:],
-                    "test_labels": labels[1497:],
-                    "note": np.frombuffer(DIGITS_NOTE.encode(), np.uint8)})
+    return archive(
+        {
+            "train_images": images[:1497],
+            "train_labels": labels[:1497],
+            "test_images": images[1497:],
+            "test_labels": labels[1497:],
+            "note": np.frombuffer(DIGITS_NOTE.encode(), np.uint8),
+        }
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT,
-                        help="folder to write to (default: %(default)s)")
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
-        "--source", type=Path, default=SOURCE,
-        help="folder of the Fashion-MNIST files (default: %(default)s)")
-    parser.add_argument("--only", choices=("fashion", "digits"),
-                        help="make one file only")
+        "--out",
+        type=Path,
+        default=OUT,
+        help="folder to write to (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--source",
+        type=Path,
+        default=SOURCE,
+        help="folder of the Fashion-MNIST files (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only", choices=("fashion", "digits"), help="make one file only"
+    )
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, make in (("fashion", lambda: fashion(options.source)),
-                       ("digits", digits)):
+    for name, make in (
+        ("fashion", lambda: fashion(options.source)),
+        ("digits", digits),
+    ):
         if options.only in (None, name):
-            path = options.out / {"fashion": "fashion_mnist_subset.npz",
-                                  "digits": "digits.npz"}[name]
+            path = (
+                options.out
+                / {
+                    "fashion": "fashion_mnist_subset.npz",
+                    "digits": "digits.npz",
+                }[name]
+            )
             content = make()
             path.write_bytes(content)
-            print(f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
-                  f"{hashlib.sha256(content).hexdigest()}")
+            print(
+                f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
+                f"{hashlib.sha256(content).hexdigest()}"
+            )
     return 0
 
 

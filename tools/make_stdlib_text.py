@@ -18,6 +18,7 @@ posixpath.py).
 The same sources give the same bytes. Prints the SHA-256 that
 normalnorm.experiments.text records.
 """
+
 import argparse
 import hashlib
 import importlib.util
@@ -29,10 +30,23 @@ from pathlib import Path
 import numpy as np
 
 VERSION, LENGTH = "3.11.7", 1_000_000
-SKIPPED = ("test", "idlelib", "lib2to3", "encodings", "site-packages",
-           "dist-packages", "pydoc_data", "ensurepip", "distutils",
-           "turtledemo", "tkinter", "config-", "__pycache__", "lib-dynload",
-           "unittest")
+SKIPPED = (
+    "test",
+    "idlelib",
+    "lib2to3",
+    "encodings",
+    "site-packages",
+    "dist-packages",
+    "pydoc_data",
+    "ensurepip",
+    "distutils",
+    "turtledemo",
+    "tkinter",
+    "config-",
+    "__pycache__",
+    "lib-dynload",
+    "unittest",
+)
 NOTE = """One million characters of sources of the Python standard library, \
 CPython {version}: whole files, each after a line `# ==== path`, the last one \
 cut.
@@ -48,7 +62,8 @@ Files: {files}
 
 def _tool(name: str):
     spec = importlib.util.spec_from_file_location(
-        name, Path(__file__).with_name(f"{name}.py"))
+        name, Path(__file__).with_name(f"{name}.py")
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -59,17 +74,26 @@ def chosen(source: Path) -> list[Path]:
     found = []
     for path in source.rglob("*.py"):
         parts = path.relative_to(source).parts
-        if (any(part.startswith(SKIPPED) for part in parts)
-                or parts[-1].startswith("_sysconfigdata")):
+        if any(part.startswith(SKIPPED) for part in parts) or parts[
+            -1
+        ].startswith("_sysconfigdata"):
             continue
         content = path.read_bytes()
         plain = all(byte == 10 or 32 <= byte < 127 for byte in content)
-        if plain and 5_000 <= len(content) <= 60_000 and not re.search(
-            rb"copyright|licen[cs]e|permission", content, re.I
+        if (
+            plain
+            and 5_000 <= len(content) <= 60_000
+            and not re.search(
+                rb"copyright|licen[cs]e|permission", content, re.I
+            )
         ):
             found.append(path)
-    return sorted(found, key=lambda path: hashlib.sha256(
-        path.relative_to(source).as_posix().encode()).digest())
+    return sorted(
+        found,
+        key=lambda path: hashlib.sha256(
+            path.relative_to(source).as_posix().encode()
+        ).digest(),
+    )
 
 
 def text(source: Path) -> bytes:
@@ -77,9 +101,11 @@ def text(source: Path) -> bytes:
     files, pieces, length, seen = [], [], 0, set()
     for path in chosen(source):
         name, content = path.relative_to(source).as_posix(), path.read_bytes()
-        sequences = [content[i:i + 64] for i in range(len(content) - 63)]
-        if (sum(sequence in seen for sequence in sequences)
-                > len(sequences) / 10):
+        sequences = [content[i : i + 64] for i in range(len(content) - 63)]
+        if (
+            sum(sequence in seen for sequence in sequences)
+            > len(sequences) / 10
+        ):
             continue
         seen.update(sequences)
         pieces.append(f"# ==== {name}\n".encode() + content)
@@ -88,37 +114,51 @@ def text(source: Path) -> bytes:
         if length >= LENGTH:
             break
     else:
-        raise SystemExit(f"{source} holds {length} characters of suitable "
-                         f"sources, {LENGTH} are needed: is it the folder Lib "
-                         f"of CPython {VERSION}?")
+        raise SystemExit(
+            f"{source} holds {length} characters of suitable "
+            f"sources, {LENGTH} are needed: is it the folder Lib "
+            f"of CPython {VERSION}?"
+        )
     note = NOTE.format(version=VERSION, files=", ".join(files))
     return _tool("make_fashion_subset").archive(
-        {"text": np.frombuffer(b"".join(pieces)[:LENGTH], np.uint8),
-         "note": np.frombuffer(note.encode(), np.uint8)})
+        {
+            "text": np.frombuffer(b"".join(pieces)[:LENGTH], np.uint8),
+            "note": np.frombuffer(note.encode(), np.uint8),
+        }
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path,
-                        help=f"the folder Lib of CPython {VERSION}")
-    parser.add_argument("--out", type=Path,
-                        default=_tool("make_fashion_subset").OUT,
-                        help="folder to write to (default: %(default)s)")
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--source", type=Path, help=f"the folder Lib of CPython {VERSION}"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=_tool("make_fashion_subset").OUT,
+        help="folder to write to (default: %(default)s)",
+    )
     options = parser.parse_args(argv)
     if options.source is None:
         if sys.version.split()[0] != VERSION:
-            raise SystemExit(f"this is Python {sys.version.split()[0]}, and "
-                             f"the text is of {VERSION}: give that version's "
-                             "folder Lib with --source")
+            raise SystemExit(
+                f"this is Python {sys.version.split()[0]}, and "
+                f"the text is of {VERSION}: give that version's "
+                "folder Lib with --source"
+            )
         options.source = Path(sysconfig.get_path("stdlib"))
     content = text(options.source)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "stdlib.npz"
     path.write_bytes(content)
-    print(f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
-          f"{hashlib.sha256(content).hexdigest()}")
+    print(
+        f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
+        f"{hashlib.sha256(content).hexdigest()}"
+    )
     return 0
 
 

@@ -12,23 +12,32 @@ empty lines, which CommonMark wants.
 notebooks that leave it, `tools/export.py` for the README. A test compares them
 with what pandoc reads, whose markdown is that of Quarto.
 """
+
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-THEOREMS = {"thm": "theorem", "lem": "lemma", "prp": "proposition",
-            "cor": "corollary", "def": "definition", "cnj": "conjecture",
-            "exm": "example"}
+THEOREMS = {
+    "thm": "theorem",
+    "lem": "lemma",
+    "prp": "proposition",
+    "cor": "corollary",
+    "def": "definition",
+    "cnj": "conjecture",
+    "exm": "example",
+}
 CALLOUTS = ("note", "tip", "warning", "important", "caution")
 NUMBERED = ("eq", "fig", "tbl", "exr", *THEOREMS)
-KINDS = (*NUMBERED, "sec")      # what a reference leads to
+KINDS = (*NUMBERED, "sec")  # what a reference leads to
 
 
 # ---- what stands in a line --------------------------------------------------
 
+
 @dataclass(frozen=True)
 class Literal:
     "Code, a formula or an escaped character, with its marks: never translated."
+
     text: str
 
 
@@ -37,6 +46,7 @@ class Citation:
     """Keys, each with a remark such as "p. 3" or ""; whether the authors' names
     are a part of the sentence.
     """
+
     entries: tuple[tuple[str, str], ...]
     named: bool = False
 
@@ -44,6 +54,7 @@ class Citation:
 @dataclass(frozen=True)
 class Reference:
     "To what has a label, anywhere in the book."
+
     label: str
 
     @property
@@ -62,9 +73,11 @@ Inline = tuple[str | Literal | Citation | Reference | Link, ...]
 
 # ---- blocks -----------------------------------------------------------------
 
+
 @dataclass(frozen=True)
 class Text:
     "Lines of paragraphs, lists, tables, with the empty ones between."
+
     inline: Inline
 
 
@@ -84,6 +97,7 @@ class Equation:
 @dataclass(frozen=True)
 class Code:
     "Between fences, which are kept."
+
     text: str
 
 
@@ -95,6 +109,7 @@ class Division:
     CALLOUTS, or "" for what is none of the dialect. A heading that it begins
     with is its title.
     """
+
     attributes: str
     pieces: tuple["Block", ...]
     title: Heading | None = None
@@ -111,19 +126,21 @@ class Division:
             return kind
         classes = re.findall(r"\.([\w-]+)", self.attributes)
         known = ("proof", "solution", *(f"callout-{c}" for c in CALLOUTS))
-        return next((c.removeprefix("callout-") for c in known if c in classes),
-                    "")
+        return next(
+            (c.removeprefix("callout-") for c in known if c in classes), ""
+        )
 
     @property
     def folded(self) -> bool:
-        return (self.kind == "solution"
-                or 'collapse="true"' in self.attributes)
+        return self.kind == "solution" or 'collapse="true"' in self.attributes
 
     @property
     def depth(self) -> int:
         "How deep divisions lie in this one."
-        return max((1 + p.depth for p in self.pieces
-                    if isinstance(p, Division)), default=0)
+        return max(
+            (1 + p.depth for p in self.pieces if isinstance(p, Division)),
+            default=0,
+        )
 
 
 Block = Text | Heading | Equation | Code | Division
@@ -131,25 +148,29 @@ Block = Text | Heading | Equation | Code | Division
 
 # ---- reading ----------------------------------------------------------------
 
-LITERAL = (r"\\[^\w\s]|(?P<ticks>(?<!`)`+)(?!`)(?:(?!\n[ \t]*\n).)+?(?<!`)"
-           r"(?P=ticks)(?!`)")
+LITERAL = (
+    r"\\[^\w\s]|(?P<ticks>(?<!`)`+)(?!`)(?:(?!\n[ \t]*\n).)+?(?<!`)"
+    r"(?P=ticks)(?!`)"
+)
 FORMULA = r"\$(?![\s$])(?:\\.|[^\\$\n])*?(?<![\s\\])\$(?!\d)"
 DISPLAYED = re.compile(
     rf"(?P<literal>{LITERAL})|[ \t]*\n?[ \t]*\$\$(?P<tex>.+?)\$\$"
     r"(?:[ \t]*\{#(?P<label>[\w-]+)\})?[ \t]*\n?|(?P<formula>" + FORMULA + ")",
-    re.S)
+    re.S,
+)
 LABEL = rf"(?:{'|'.join(KINDS)})-[\w-]*\w"
 INLINE = re.compile(
     rf"(?P<literal>{LITERAL}|{FORMULA})|"
     r"\[(?P<bracket>[^\[\]]*@[^\[\]]*)\](?!\()|"
     r"(?<!!)\[(?P<words>[^\]]+)\]\((?P<target>[^)\s]+)\)|"
     rf"(?<![\w@./])@(?:(?P<label>{LABEL})|(?P<key>[a-z]+\d{{4}}[a-z]?)\b)",
-    re.S)
+    re.S,
+)
 ENTRY = re.compile(rf"\s*-?@(?!{LABEL})([\w:-]+)(?:,\s*(.*?))?\s*", re.S)
 HEADING = re.compile(r"(#{1,6}) (.*?)(?:[ \t]*\{#(sec-[\w-]+)\}[ \t]*)?")
 FENCE = re.compile(r"[ \t]*(`{3,}(?=[^`]*$)|~{3,})")
 DIVISION = re.compile(r":{3,}\s*(?:\{([^}]*)\})?\s*")
-SET_APART = "\ue000"            # where a displayed equation was
+SET_APART = "\ue000"  # where a displayed equation was
 
 
 def inline(source: str) -> Inline:
@@ -161,7 +182,7 @@ def inline(source: str) -> Inline:
             piece = Literal(found[0])
         elif found["bracket"]:
             entries = [ENTRY.fullmatch(e) for e in found["bracket"].split(";")]
-            if not all(entries):    # brackets, with something to read in them
+            if not all(entries):  # brackets, with something to read in them
                 at = found.start() + 1
                 continue
             piece = Citation(tuple((e[1], e[2] or "") for e in entries))
@@ -171,7 +192,9 @@ def inline(source: str) -> Inline:
             piece = Reference(found["label"])
         else:
             piece = Citation(((found["key"], ""),), named=True)
-        out += [source[start:found.start()]] * (start < found.start()) + [piece]
+        out += [source[start : found.start()]] * (start < found.start()) + [
+            piece
+        ]
         start = at
     return tuple(out + [source[start:]] * (start < len(source)))
 
@@ -181,11 +204,17 @@ def bare_equations(found: Inline) -> Inline:
     number has its own.
     """
     out = list(found)
-    for i, (before, piece, after) in enumerate(zip(found, found[1:],
-                                                   found[2:])):
-        if (isinstance(piece, Reference) and piece.kind == "eq"
-                and isinstance(before, str) and before.endswith("(")
-                and isinstance(after, str) and after.startswith(")")):
+    for i, (before, piece, after) in enumerate(
+        zip(found, found[1:], found[2:])
+    ):
+        if (
+            isinstance(piece, Reference)
+            and piece.kind == "eq"
+            and isinstance(before, str)
+            and before.endswith("(")
+            and isinstance(after, str)
+            and after.startswith(")")
+        ):
             out[i], out[i + 2] = out[i][:-1], out[i + 2][1:]
     return tuple(out)
 
@@ -194,11 +223,13 @@ def equations_apart(source: str, found: list[Equation]) -> str:
     """The source with each displayed equation, which is added to `found`, as
     one mark between empty lines.
     """
+
     def apart(match):
         if match["tex"] is None:
             return match[0]
         found.append(Equation(match["tex"].strip(), match["label"] or ""))
         return f"\n\n{SET_APART}\n\n"
+
     return re.sub(r"\n{3,}", "\n\n", DISPLAYED.sub(apart, source))
 
 
@@ -239,8 +270,11 @@ class Reader:
             if line == SET_APART:
                 self.add(self.equations.pop(0))
             elif heading := HEADING.fullmatch(line):
-                self.add(Heading(len(heading[1]), inline(heading[2]),
-                                 heading[3] or ""))
+                self.add(
+                    Heading(
+                        len(heading[1]), inline(heading[2]), heading[3] or ""
+                    )
+                )
             elif (mark := DIVISION.fullmatch(line)) and mark[1] is not None:
                 self.open(mark[1])
             elif mark and self.stack:
@@ -268,8 +302,9 @@ def outside_code(source: str, text: Callable, code: Callable) -> None:
         (code if fence else text)("\n".join(buffer))
 
 
-def parse(source: str, inside: Iterable[str] = ()
-          ) -> tuple[tuple[Block, ...], list[str]]:
+def parse(
+    source: str, inside: Iterable[str] = ()
+) -> tuple[tuple[Block, ...], list[str]]:
     """The blocks of a cell, and the attributes of the divisions that are open
     at its end; `inside` are those that an earlier cell has opened.
     """
@@ -313,23 +348,25 @@ def walk(found: Iterable[Block]) -> Iterator[Block]:
 
 
 def labels(found: Iterable[Block]) -> list[str]:
-    return [block.label for block in walk(found)
-            if getattr(block, "label", "")]
+    return [block.label for block in walk(found) if getattr(block, "label", "")]
 
 
 def spans(found: Iterable[Block]) -> Iterator:
     "What stands in lines, in its order."
+
     def inner(pieces):
         for piece in pieces:
             yield piece
             if isinstance(piece, Link):
                 yield from inner(piece.words)
+
     for block in walk(found):
         if isinstance(block, (Text, Heading)):
             yield from inner(block.inline)
 
 
 # ---- writing ----------------------------------------------------------------
+
 
 class Writer:
     """Gives the source back; a writer overrides what it writes otherwise, a
@@ -343,9 +380,12 @@ class Writer:
         return getattr(self, type(block).__name__.lower())(block)
 
     def inline(self, found: Inline) -> str:
-        return "".join(p if isinstance(p, str) else
-                       getattr(self, type(p).__name__.lower())(p)
-                       for p in found)
+        return "".join(
+            p
+            if isinstance(p, str)
+            else getattr(self, type(p).__name__.lower())(p)
+            for p in found
+        )
 
     def text(self, block: Text) -> str:
         return self.inline(block.inline)
@@ -363,10 +403,14 @@ class Writer:
 
     def division(self, block: Division) -> str:
         colons = ":" * (3 + block.depth)
-        return "\n".join([f"{colons} {{{block.attributes}}}",
-                          *([self.heading(block.title)] if block.title else []),
-                          *([self.write(block.pieces)] if block.pieces else []),
-                          colons])
+        return "\n".join(
+            [
+                f"{colons} {{{block.attributes}}}",
+                *([self.heading(block.title)] if block.title else []),
+                *([self.write(block.pieces)] if block.pieces else []),
+                colons,
+            ]
+        )
 
     def literal(self, piece: Literal) -> str:
         return piece.text
@@ -374,8 +418,14 @@ class Writer:
     def citation(self, piece: Citation) -> str:
         if piece.named:
             return f"@{piece.entries[0][0]}"
-        return "[" + "; ".join(f"@{key}" + f", {remark}" * bool(remark)
-                               for key, remark in piece.entries) + "]"
+        return (
+            "["
+            + "; ".join(
+                f"@{key}" + f", {remark}" * bool(remark)
+                for key, remark in piece.entries
+            )
+            + "]"
+        )
 
     def reference(self, piece: Reference) -> str:
         return f"@{piece.label}"

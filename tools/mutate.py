@@ -20,6 +20,7 @@ was interrupted goes on from there. Survivors are tried again when the tests
 have changed. A mutant that no test can notice is named, with the argument, in
 results/mutation/equivalents.json.
 """
+
 import argparse
 import ast
 import copy
@@ -50,16 +51,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = "normalnorm/layers/engines/native.cpp"
-PACKAGES = {name: [f"normalnorm/{name}/*.py", f"normalnorm/{name}/**/*.py"]
-            for name in ("theory", "layers", "analysis", "experiments")}
+PACKAGES = {
+    name: [f"normalnorm/{name}/*.py", f"normalnorm/{name}/**/*.py"]
+    for name in ("theory", "layers", "analysis", "experiments")
+}
 PACKAGES["kernel"] = [KERNEL]
-COUNTS = {"kernel": 60}                 # and a third as many for AVX2
+COUNTS = {"kernel": 60}  # and a third as many for AVX2
 COUNT = 60
 SEED = 15
-SECONDS = 30.0                          # of tests, for one mutant
-PROCESSORS = {"native": ["-march=native", "-mprefer-vector-width=512"],
-              "AVX-512": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
-              "AVX2": ["-march=x86-64-v3"], "SSE2": ["-march=x86-64"]}
+SECONDS = 30.0  # of tests, for one mutant
+PROCESSORS = {
+    "native": ["-march=native", "-mprefer-vector-width=512"],
+    "AVX-512": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+    "AVX2": ["-march=x86-64-v3"],
+    "SSE2": ["-march=x86-64"],
+}
 # Imported before anything is forked; none of them starts a thread.
 PRELOAD = """numpy scipy.stats scipy.special scipy.optimize scipy.integrate
     scipy.linalg mpmath hypothesis hypothesis.strategies
@@ -79,42 +85,56 @@ PINNED = ["tests/test_pinned.py", "tests/test_theory_defaults.py"]
 # Of a test with more parameters than this, every so many are used.
 PARAMETERS = 60
 # A test that measures time or memory says nothing on a loaded machine.
-MEASURES = re.compile(r"perf_counter|monotonic\(|time\.time|process_time"
-                      r"|getrusage|tracemalloc|ru_maxrss|time\.sleep")
+MEASURES = re.compile(
+    r"perf_counter|monotonic\(|time\.time|process_time"
+    r"|getrusage|tracemalloc|ru_maxrss|time\.sleep"
+)
 
 
 # ---- mutants ----
 
+
 @dataclass(frozen=True)
 class Mutant:
     "One change of one file: `text` in place of the characters start … end."
+
     file: str
-    function: str               # qualified name; "" at the top of the module
-    lines: tuple[int, int]      # that are changed
+    function: str  # qualified name; "" at the top of the module
+    lines: tuple[int, int]  # that are changed
     start: int
     end: int
     operator: str
     text: str
-    before: str                 # the lines that change, without indentation
+    before: str  # the lines that change, without indentation
     after: str
     # where a test must have been to notice it: lines, or else those around
     around: tuple[tuple[int, int], ...] = ()
     names: tuple[str, ...] = ()  # what a statement outside functions binds
-    processor: str = "native"   # for which the kernel is compiled
-    content: str = ""           # digest of the file
+    processor: str = "native"  # for which the kernel is compiled
+    content: str = ""  # digest of the file
 
     @property
     def key(self) -> str:
         "What stays the same while the rest of the file changes."
-        return digest("\0".join((self.file, self.function, self.operator,
-                                 self.before, self.after, self.processor)))
+        return digest(
+            "\0".join(
+                (
+                    self.file,
+                    self.function,
+                    self.operator,
+                    self.before,
+                    self.after,
+                    self.processor,
+                )
+            )
+        )
 
     @property
     def id(self) -> str:
         return digest("\0".join((self.content, self.key, str(self.start))))
 
     def of(self, source: str) -> str:
-        return source[:self.start] + self.text + source[self.end:]
+        return source[: self.start] + self.text + source[self.end :]
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.lines[0]} {self.function}".rstrip()
@@ -126,16 +146,32 @@ def digest(data: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div,
-              ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-              ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-              ast.LShift: ast.RShift, ast.RShift: ast.LShift}
-OPPOSITE = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE,
-            ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
-            ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
-            ast.NotIn: ast.In}
-BOUNDARY = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
-            ast.GtE: ast.Gt}
+ARITHMETIC = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+OPPOSITE = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+BOUNDARY = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 PAIRS = """exp expm1, log log1p, max min, amax amin, argmax argmin, sum mean,
     maximum minimum, fmax fmin, sqrt square, rsqrt sqrt, sin cos, floor ceil,
     any all, ones zeros, ones_like zeros_like, sinh cosh, abs neg"""
@@ -155,19 +191,32 @@ def changed_number(value: int | float) -> list[tuple[str, int | float]]:
 
 def header(node: ast.stmt) -> tuple[int, int]:
     "The lines of a statement, without the block that belongs to it."
-    first = min([node.lineno, *(d.lineno for d in
-                                getattr(node, "decorator_list", []))])
+    first = min(
+        [node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]
+    )
     body = getattr(node, "body", None)
     return first, max(body[0].lineno - 1, first) if body else node.end_lineno
 
 
 def bound(statement: ast.stmt) -> tuple[str, ...]:
     "The names that a statement binds; not those within a comprehension."
-    inner = {id(n) for c in ast.walk(statement)
-             if isinstance(c, ast.comprehension) for n in ast.walk(c.target)}
-    return tuple(sorted({n.id for n in ast.walk(statement)
-                         if isinstance(n, ast.Name) and id(n) not in inner
-                         and isinstance(n.ctx, ast.Store)}))
+    inner = {
+        id(n)
+        for c in ast.walk(statement)
+        if isinstance(c, ast.comprehension)
+        for n in ast.walk(c.target)
+    }
+    return tuple(
+        sorted(
+            {
+                n.id
+                for n in ast.walk(statement)
+                if isinstance(n, ast.Name)
+                and id(n) not in inner
+                and isinstance(n.ctx, ast.Store)
+            }
+        )
+    )
 
 
 class _Sites(ast.NodeVisitor):
@@ -202,17 +251,29 @@ class _Sites(ast.NodeVisitor):
         names, around = (), ()
         if self.functions:
             function = self.functions[-1]
-            if function is statement:           # a default
-                around = header(function),
+            if function is statement:  # a default
+                around = (header(function),)
             else:
                 around = (first, last), header(statement)
-            around += (header(function)[0], function.end_lineno),
+            around += ((header(function)[0], function.end_lineno),)
         else:
             names = bound(statement)
             around = ((first, last),) * bool(self.lambdas)
-        self.found.append(Mutant(
-            self.file, ".".join(self.scope), (first, last), start, end,
-            operator, text, *flat, around, names, content=self.content))
+        self.found.append(
+            Mutant(
+                self.file,
+                ".".join(self.scope),
+                (first, last),
+                start,
+                end,
+                operator,
+                text,
+                *flat,
+                around,
+                names,
+                content=self.content,
+            )
+        )
 
     def inside(self) -> bool:
         "Whether this is run by a call, not by an import."
@@ -251,7 +312,7 @@ class _Sites(ast.NodeVisitor):
             if node.targets[0].id == "__all__":
                 return
         if not self.inside() and isinstance(node.value, ast.BinOp):
-            if isinstance(node.value.op, ast.BitOr):        # a type
+            if isinstance(node.value.op, ast.BitOr):  # a type
                 return
         self.visit(node.value)
         for target in node.targets:
@@ -283,9 +344,12 @@ class _Sites(ast.NodeVisitor):
 
     # what is changed
     def visit_BinOp(self, node):
-        texts = any(isinstance(s, ast.JoinedStr) or isinstance(s, ast.Constant)
-                    and isinstance(s.value, (str, bytes))
-                    for s in (node.left, node.right))
+        texts = any(
+            isinstance(s, ast.JoinedStr)
+            or isinstance(s, ast.Constant)
+            and isinstance(s.value, (str, bytes))
+            for s in (node.left, node.right)
+        )
         if type(node.op) in ARITHMETIC and not texts:
             self.variant(node, "arithmetic", op=ARITHMETIC[type(node.op)]())
         self.generic_visit(node)
@@ -308,13 +372,16 @@ class _Sites(ast.NodeVisitor):
             self.add(node, "truth", str(not node.value))
         elif isinstance(node.value, (int, float)):
             for operator, value in changed_number(node.value):
-                self.add(node, operator, f"({value!r})" if value < 0 else
-                         repr(value))
+                self.add(
+                    node, operator, f"({value!r})" if value < 0 else repr(value)
+                )
 
     def visit_Compare(self, node):
         for k, op in enumerate(node.ops):
-            for operator, table in (("comparison", OPPOSITE),
-                                    ("boundary", BOUNDARY)):
+            for operator, table in (
+                ("comparison", OPPOSITE),
+                ("boundary", BOUNDARY),
+            ):
                 if type(op) in table:
                     ops = list(node.ops)
                     ops[k] = table[type(op)]()
@@ -385,25 +452,25 @@ def python_mutants(file: str, source: str) -> list[Mutant]:
 
 # Lines of the kernel that decide how fast it is and not what it gives.
 FOR_SPEED = {
-    r"__builtin_prefetch|will_write|look_ahead|Ahead|u_ahead|ahead\(":
-        "asks for memory in time",
-    r"struct Ahead|segment\b.*segments|next = nullptr":
-        "where the next request for memory goes",
-    r"num_threads|#pragma|int threads|wanted = 1|\bthreads\b":
-        "how many threads share the work; results do not depend on it",
-    r"constexpr i64 (BLOCK|LARGE|SHORT|MOST) |constexpr int BATCH":
-        "sizes of blocks: how often a sum moves to double, which table pays",
-    r"pitch_of|padded\(|i64 room|size_t n|1023":
-        "room in memory",
+    r"__builtin_prefetch|will_write|_ahead|Ahead|ahead\(": "asks for memory "
+    "in time",
+    r"struct Ahead|segment\b.*segments|next = nullptr": "where the next "
+    "request for memory goes",
+    r"num_threads|#pragma|int threads|wanted = 1|\bthreads\b": "how many "
+    "threads share the work; results do not depend on it",
+    r"constexpr i64 (BLOCK|LARGE|SHORT|MOST) |constexpr int BATCH": "sizes of "
+    "blocks: how often a sum moves to double, which table pays",
+    r"pitch_of|padded\(|i64 room|size_t n|1023": "room in memory",
     r"release\(\)|1 << 20": "when memory is given back",
-    r"group_of|piece_size|slices|together|constexpr i64 rows|i64 step = 16384":
-        "how units are shared out",
-    r"images \* length|images \* job.length >= 512":
-        "from which size on a table pays",
+    r"group_of|piece_size|slices|together|constexpr i64 rows|i64 step = "
+    "16384": "how units are shared out",
+    r"images \* length|images \* job.length >= 512": "from which size on a "
+    "table pays",
     r"^\s*(inline )?\w+ operator": "vector operations two by two",
     r"in_order": "how pieces are shared out",
 }
-_TOKEN = re.compile(r"""
+_TOKEN = re.compile(
+    r"""
     (?P<skip>//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'
         |^[ \t]*\#(?:\\\n|[^\n])*|template\s*<[^>]*>)
   | (?P<number>(?<![\w.])(?:0x[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?(?:p[+-]?\d+)?
@@ -412,39 +479,73 @@ _TOKEN = re.compile(r"""
   | (?P<assign>(?<=\ )(?:\+=|-=|\*=|/=)(?=\ ))
   | (?P<binary>(?<=\ )(?:==|!=|<=|>=|&&|\|\||<<|>>|[-+*/%<>&|])(?=\ ))
   | (?P<sign>(?<=[(,=?:{ ])-(?=[\w(.]))
-  | (?P<other>\S)""", re.X | re.M | re.S)
-_BINARY = {"+": "-", "-": "+", "*": "/", "/": "*", "%": "*", "&": "|",
-           "|": "&", "<<": ">>", ">>": "<<", "&&": "||", "||": "&&",
-           "==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=",
-           "<=": ">"}
+  | (?P<other>\S)""",
+    re.X | re.M | re.S,
+)
+_BINARY = {
+    "+": "-",
+    "-": "+",
+    "*": "/",
+    "/": "*",
+    "%": "*",
+    "&": "|",
+    "|": "&",
+    "<<": ">>",
+    ">>": "<<",
+    "&&": "||",
+    "||": "&&",
+    "==": "!=",
+    "!=": "==",
+    "<": ">=",
+    ">=": "<",
+    ">": "<=",
+    "<=": ">",
+}
 _EDGE = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
-_CALLS = {"fmax": "fmin", "fmin": "fmax", "log1p": "log", "expm1": "exp",
-          "log": "log1p", "exp": "expm1", "sqrt": "fabs",
-          "log1p_of": "absolute"}
-_DEFINES = re.compile(r"^(?: {4})?(?! |if|for|else|while|switch)"
-                      r"(?:[\w:<>,&*]+ [&*]*)*(\w+|operator\S+)\("
-                      r"[^;{}]*\)[^;{}]*\{", re.M)
+_CALLS = {
+    "fmax": "fmin",
+    "fmin": "fmax",
+    "log1p": "log",
+    "expm1": "exp",
+    "log": "log1p",
+    "exp": "expm1",
+    "sqrt": "fabs",
+    "log1p_of": "absolute",
+}
+_DEFINES = re.compile(
+    r"^(?: {4})?(?! |if|for|else|while|switch)"
+    r"(?:[\w:<>,&*]+ [&*]*)*(\w+|operator\S+)\("
+    r"[^;{}]*\)[^;{}]*\{",
+    re.M,
+)
 
 
 def compiled_lines(source: str, macros: set[str]) -> list[bool]:
     "Of each line, whether it is compiled where `macros` are defined."
+
     def holds(text: str) -> bool:
         text = re.sub(r"//.*", "", text)
-        text = re.sub(r"defined\s*\(?\s*(\w+)\s*\)?",
-                      lambda m: str(m[1] in macros), text)
+        text = re.sub(
+            r"defined\s*\(?\s*(\w+)\s*\)?", lambda m: str(m[1] in macros), text
+        )
         text = re.sub(r"!(?!=)", " not ", text)
         text = text.replace("&&", " and ").replace("||", " or ")
         text = re.sub(r"\b(?!True|False|and|or|not)[A-Za-z_]\w*", "0", text)
         return bool(eval(text.strip(), {}))
-    kept, stack = [], []            # of [now, has one of the branches held]
+
+    kept, stack = [], []  # of [now, has one of the branches held]
     for line in source.split("\n"):
-        words = re.match(r"\s*#\s*(ifdef|ifndef|if|elif|else|endif)\b(.*)",
-                         line)
+        words = re.match(
+            r"\s*#\s*(ifdef|ifndef|if|elif|else|endif)\b(.*)", line
+        )
         if words:
             word, rest = words.groups()
             if word.startswith("if"):
-                now = (holds(rest) if word == "if" else
-                       (rest.strip() in macros) == (word == "ifdef"))
+                now = (
+                    holds(rest)
+                    if word == "if"
+                    else (rest.strip() in macros) == (word == "ifdef")
+                )
                 stack.append([now, now])
             elif word == "endif":
                 stack.pop()
@@ -456,21 +557,26 @@ def compiled_lines(source: str, macros: set[str]) -> list[bool]:
 
 
 def number_variants(text: str) -> list[tuple[str, str]]:
-    digits = text.rstrip("fFuUlL") if not text.startswith("0x") else \
-        text.rstrip("uUlL") if "p" not in text else text.rstrip("fFlL")
-    tail = text[len(digits):]
+    digits = (
+        text.rstrip("fFuUlL")
+        if not text.startswith("0x")
+        else text.rstrip("uUlL")
+        if "p" not in text
+        else text.rstrip("fFlL")
+    )
+    tail = text[len(digits) :]
     if re.fullmatch(r"\d+", digits):
         return [(o, f"{v}{tail}") for o, v in changed_number(int(digits))]
     if re.fullmatch(r"0x[0-9a-fA-F]+", digits):
         return [("integer - 1", f"{hex(int(digits, 16) - 1)}{tail}")]
     value = float.fromhex(digits) if "p" in digits else float(digits)
-    (operator, value), = changed_number(value)
-    return [(operator, (value.hex() if "p" in digits else repr(value))
-             + tail)]
+    ((operator, value),) = changed_number(value)
+    return [(operator, (value.hex() if "p" in digits else repr(value)) + tail)]
 
 
-def kernel_mutants(file: str, source: str, macros: set[str],
-                   processor: str = "native") -> list[Mutant]:
+def kernel_mutants(
+    file: str, source: str, macros: set[str], processor: str = "native"
+) -> list[Mutant]:
     "All mutants of a C++ source in the lines compiled with `macros`."
     rows, content = source.split("\n"), digest(source)
     compiled = compiled_lines(source, macros)
@@ -490,11 +596,24 @@ def kernel_mutants(file: str, source: str, macros: set[str],
         left, right = starts[line], starts[line + 1] - 1
         after = source[left:start] + text + source[end:right]
         function = next((n for at, n in reversed(heads) if at <= start), "")
-        flat = (" ".join(re.sub(r"\s//.*", "", s).split())
-                for s in (row, after))
-        found.append(Mutant(file, function, (line + 1, line + 1), start, end,
-                            operator, text, *flat, processor=processor,
-                            content=content))
+        flat = (
+            " ".join(re.sub(r"\s//.*", "", s).split()) for s in (row, after)
+        )
+        found.append(
+            Mutant(
+                file,
+                function,
+                (line + 1, line + 1),
+                start,
+                end,
+                operator,
+                text,
+                *flat,
+                processor=processor,
+                content=content,
+            )
+        )
+
     for token in _TOKEN.finditer(source):
         kind, text, at = token.lastgroup, token[0], token.start()
         end = token.end()
@@ -502,34 +621,45 @@ def kernel_mutants(file: str, source: str, macros: set[str],
             for operator, other in number_variants(text):
                 add(at, end, operator, other)
         elif kind == "binary":
-            operator = ("comparison" if text in "== != <= >= < >".split()
-                        else "and, or" if text in ("&&", "||")
-                        else "arithmetic")
+            operator = (
+                "comparison"
+                if text in "== != <= >= < >".split()
+                else "and, or"
+                if text in ("&&", "||")
+                else "arithmetic"
+            )
             add(at, end, operator, _BINARY[text])
             if text in _EDGE:
                 add(at, end, "boundary", _EDGE[text])
         elif kind == "assign":
-            add(at, end, "arithmetic",
-                {"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*="}[text])
+            add(
+                at,
+                end,
+                "arithmetic",
+                {"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*="}[text],
+            )
         elif kind == "sign":
             add(at, end, "sign", "")
         elif kind == "name" and text in _CALLS and source[end] == "(":
-            if source[at - 5:at] == "std::" or text == "log1p_of":
+            if source[at - 5 : at] == "std::" or text == "log1p_of":
                 add(at, end, "call", _CALLS[text])
-        elif kind == "name" and text == "if" and source[end:end + 2] == " (":
+        elif kind == "name" and text == "if" and source[end : end + 2] == " (":
             depth, close = 0, end + 1
             while True:
                 depth += {"(": 1, ")": -1}.get(source[close], 0)
                 if not depth:
                     break
                 close += 1
-            inner = source[end + 2:close]
+            inner = source[end + 2 : close]
             if "\n" not in inner:
                 add(end + 1, close + 1, "negation", f"(!({inner}))")
     for line, row in enumerate(rows):
-        whole = re.fullmatch(r"(\s+)((?!return|for|if|else|case|using)"
-                             r"[\w\[\].>+*-]+ [-+*|&^]?= [^;{}]*;|"
-                             r"[a-z_]\w*\([^;{}]*\);)(\s*//.*)?", row)
+        whole = re.fullmatch(
+            r"(\s+)((?!return|for|if|else|case|using)"
+            r"[\w\[\].>+*-]+ [-+*|&^]?= [^;{}]*;|"
+            r"[a-z_]\w*\([^;{}]*\);)(\s*//.*)?",
+            row,
+        )
         if whole:
             at = starts[line] + len(whole[1])
             add(at, at + len(whole[2]), "statement", ";")
@@ -538,13 +668,22 @@ def kernel_mutants(file: str, source: str, macros: set[str],
 
 def macros_of(flags: list[str]) -> set[str]:
     "What the compiler defines for a processor."
-    command = [*shlex.split(os.environ.get("CXX", "g++")), *flags, "-fopenmp",
-               "-dM", "-E", "-x", "c++", os.devnull]
+    command = [
+        *shlex.split(os.environ.get("CXX", "g++")),
+        *flags,
+        "-fopenmp",
+        "-dM",
+        "-E",
+        "-x",
+        "c++",
+        os.devnull,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {line.split()[1].split("(")[0] for line in done.stdout.splitlines()}
 
 
 # ---- the draw ----
+
 
 def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
     "`count` in proportion to `sizes`: one at least, not more than there are."
@@ -552,8 +691,10 @@ def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
     found = {name: min(1, size) for name, size in sizes.items()}
     while sum(found.values()) < count:
         total = sum(sizes.values())
-        name = max((n for n in sizes if found[n] < sizes[n]),
-                   key=lambda n: (sizes[n] / total * count - found[n], n))
+        name = max(
+            (n for n in sizes if found[n] < sizes[n]),
+            key=lambda n: (sizes[n] / total * count - found[n], n),
+        )
         found[name] += 1
     return found
 
@@ -569,13 +710,15 @@ def draw(mutants: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
         files.setdefault(mutant.file, []).append(mutant)
     chosen = []
     for file, n in shares({f: len(m) for f, m in files.items()}, count).items():
-        order = sorted(files[file],
-                       key=lambda m: (digest(f"{seed} {m.key}"), m.start))
+        order = sorted(
+            files[file], key=lambda m: (digest(f"{seed} {m.key}"), m.start)
+        )
         chosen += order[:n]
     return chosen
 
 
 # ---- a mutant in place of the module ----
+
 
 class _Mutated(SourceFileLoader):
     text = ""
@@ -596,7 +739,8 @@ class _Finder:
         loader = _Mutated(name, str(self.path))
         loader.text = self.text
         return importlib.util.spec_from_file_location(
-            name, self.path, loader=loader)
+            name, self.path, loader=loader
+        )
 
 
 _CUSTOMIZE = """
@@ -633,11 +777,14 @@ def kernel_from(source: Path, processor: str, cache: Path) -> None:
     "The package's compiler makes the kernel from `source`, for `processor`."
     os.environ["NORMALNORM_CACHE"] = str(cache)
     from normalnorm.layers.engines import compiler
+
     load = compiler.load
     compiler.load = lambda path, *a, **k: load(
-        source if Path(path).name == source.name else path, *a, **k)
-    compiler._COMMON = tuple("-O1" if f == "-O3" else f
-                             for f in compiler._COMMON)
+        source if Path(path).name == source.name else path, *a, **k
+    )
+    compiler._COMMON = tuple(
+        "-O1" if f == "-O3" else f for f in compiler._COMMON
+    )
     compiler._options = lambda: (tuple(PROCESSORS[processor]),)
     compiler._THREADS = compiler._THREADS[:1]
     run = compiler._command
@@ -647,10 +794,12 @@ def kernel_from(source: Path, processor: str, cache: Path) -> None:
         if str(source) in words and not {*PROCESSORS[processor]} <= {*words}:
             raise compiler.CompilerError("error: not for this processor")
         return run(words, limit)
+
     compiler._command = for_this_processor
 
 
 # ---- tests in this process ----
+
 
 class _Time(BaseException):
     "A test took too long."
@@ -673,22 +822,40 @@ def quiet_hypothesis() -> None:
     if importlib.util.find_spec("hypothesis") is None:
         return
     from hypothesis import HealthCheck, settings
-    settings.register_profile("mutants", deadline=None, derandomize=True,
-                              database=None, print_blob=False,
-                              suppress_health_check=list(HealthCheck))
+
+    settings.register_profile(
+        "mutants",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
     settings.load_profile("mutants")
 
 
-def run_pytest(root: Path, files: Iterable[str], plugin: object,
-               stop: bool = True) -> int:
+def run_pytest(
+    root: Path, files: Iterable[str], plugin: object, stop: bool = True
+) -> int:
     import pytest
+
     quiet_hypothesis()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     stop = stop and isinstance(plugin, _Killer)
-    return pytest.main(["-x" if stop else "-q", "-q",
-                        "-p", "no:cacheprovider",
-                        "--rootdir", str(root), "-m", "not book",
-                        *[str(root / f) for f in files]], plugins=[plugin])
+    return pytest.main(
+        [
+            "-x" if stop else "-q",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(root),
+            "-m",
+            "not book",
+            *[str(root / f) for f in files],
+        ],
+        plugins=[plugin],
+    )
 
 
 class _Killer:
@@ -699,8 +866,10 @@ class _Killer:
 
     def pytest_collection_modifyitems(self, items):
         order = {name: k for k, name in enumerate(self.chosen)}
-        items[:] = sorted((i for i in items if i.nodeid in order),
-                          key=lambda i: order[i.nodeid])
+        items[:] = sorted(
+            (i for i in items if i.nodeid in order),
+            key=lambda i: order[i.nodeid],
+        )
 
     def pytest_runtest_logstart(self, nodeid, location):
         self.say("trying", nodeid)
@@ -715,8 +884,11 @@ class _Killer:
     def pytest_collectreport(self, report):
         if report.failed and not self.killed:
             self.killed = report.nodeid
-            self.say("killed", report.nodeid, "it cannot be imported: "
-                     + brief(report.longreprtext))
+            self.say(
+                "killed",
+                report.nodeid,
+                "it cannot be imported: " + brief(report.longreprtext),
+            )
 
 
 def brief(text: str) -> str:
@@ -732,6 +904,7 @@ def meet(root: Path, chosen: list[tuple[str, float]], say: Callable) -> None:
     alarm(patience(SECONDS))
     if claims:
         from normalnorm import claims as book
+
         try:
             modules = json.loads(os.environ["MUTANTS_CLAIMS"])
             for name, _ in claims:
@@ -743,14 +916,18 @@ def meet(root: Path, chosen: list[tuple[str, float]], say: Callable) -> None:
             alarm(patience(seconds))
             outcome = book.run_claim(book._LEDGER[name], mutant=seconds < 5)
             if not outcome.ok:
-                return say("killed", f"claim {name}", (
-                    outcome.message or f"mutant {outcome.mutant}")[:200])
+                return say(
+                    "killed",
+                    f"claim {name}",
+                    (outcome.message or f"mutant {outcome.mutant}")[:200],
+                )
     files = list(dict.fromkeys(n.split("::")[0] for n in tests))
     for file in files:
         alarm(patience(SECONDS))
         say("trying", file)
-        killer = _Killer({n: s for n, s in tests.items()
-                          if n.split("::")[0] == file}, say)
+        killer = _Killer(
+            {n: s for n, s in tests.items() if n.split("::")[0] == file}, say
+        )
         status = run_pytest(root, [file], killer)
         if killer.killed:
             return None
@@ -761,6 +938,7 @@ def meet(root: Path, chosen: list[tuple[str, float]], say: Callable) -> None:
 
 
 # ---- which test runs which line ----
+
 
 class _Spawned(OSError):
     "A test that starts a process is of no use here."
@@ -784,9 +962,15 @@ class _Observer:
         self.on = False
 
     def audit(self, event, arguments):
-        if self.on and event in ("subprocess.Popen", "os.fork", "os.system",
-                                 "os.posix_spawn", "os.exec", "os.forkpty"):
-            if Path(str(arguments[0])).name == "git":   # loads no mutant
+        if self.on and event in (
+            "subprocess.Popen",
+            "os.fork",
+            "os.system",
+            "os.posix_spawn",
+            "os.exec",
+            "os.forkpty",
+        ):
+            if Path(str(arguments[0])).name == "git":  # loads no mutant
                 return
             self.spawned = True
             if not self.several:
@@ -806,6 +990,7 @@ class _Observer:
             if event == "line":
                 add(frame.f_lineno)
             return local
+
         return local
 
     def watch(self, name: str, run: Callable) -> None:
@@ -825,10 +1010,14 @@ class _Observer:
             alarm(0)
             self.on = False
         self.tests[name] = {
-            "seconds": round(computed() - start, 4), "spawned": self.spawned,
-            "good": good and (self.several or not self.spawned), "lines": {
+            "seconds": round(computed() - start, 4),
+            "spawned": self.spawned,
+            "good": good and (self.several or not self.spawned),
+            "lines": {
                 path.removeprefix(self.root): sorted(lines)
-                for path, lines in self.hit.items()}}
+                for path, lines in self.hit.items()
+            },
+        }
 
     def pytest_collection_modifyitems(self, items):
         functions: dict[str, list] = {}
@@ -837,8 +1026,10 @@ class _Observer:
         kept = set()
         for found in functions.values():
             step = max(1.0, len(found) / PARAMETERS)
-            kept |= {found[int(k * step)].nodeid
-                     for k in range(min(PARAMETERS, len(found)))}
+            kept |= {
+                found[int(k * step)].nodeid
+                for k in range(min(PARAMETERS, len(found)))
+            }
         items[:] = [item for item in items if item.nodeid in kept]
 
     def pytest_collection_finish(self, session):
@@ -846,15 +1037,22 @@ class _Observer:
 
     def pytest_runtest_protocol(self, item, nextitem):
         from _pytest.runner import runtestprotocol
-        measures = MEASURES.search(inspect.getsource(item.function)) \
-            if hasattr(item, "function") else None
+
+        measures = (
+            MEASURES.search(inspect.getsource(item.function))
+            if hasattr(item, "function")
+            else None
+        )
         if measures:
-            self.tests[item.nodeid] = {"seconds": 0, "good": False,
-                                       "lines": {}}
+            self.tests[item.nodeid] = {"seconds": 0, "good": False, "lines": {}}
             return True
         reports = []
-        self.watch(item.nodeid, lambda: reports.extend(
-            runtestprotocol(item, nextitem=nextitem, log=False)))
+        self.watch(
+            item.nodeid,
+            lambda: reports.extend(
+                runtestprotocol(item, nextitem=nextitem, log=False)
+            ),
+        )
         passed = any(r.when == "call" and r.passed for r in reports)
         if not passed or any(r.failed for r in reports):
             self.tests[item.nodeid]["good"] = False
@@ -863,6 +1061,7 @@ class _Observer:
 
 def observe_claims(file: str, observer: _Observer) -> None:
     from normalnorm import claims
+
     start = time.process_time()
     name = file.removesuffix(".py").replace("/", ".")
     module = importlib.import_module(name.removesuffix(".__init__"))
@@ -871,15 +1070,20 @@ def observe_claims(file: str, observer: _Observer) -> None:
         if entry.check.__module__ != module.__name__:
             continue
         outcomes, name = [], f"claim:{entry.id}"
-        observer.watch(name, lambda: outcomes.append(
-            claims.run_claim(entry, mutant=True)))
+        observer.watch(
+            name, lambda: outcomes.append(claims.run_claim(entry, mutant=True))
+        )
         found = observer.tests[name]
         found["module"] = entry.check.__module__
-        found["good"] &= bool(outcomes) and outcomes[0].ok \
+        found["good"] &= (
+            bool(outcomes)
+            and outcomes[0].ok
             and outcomes[0].outcome == "as recorded"
+        )
 
 
 # ---- forked processes ----
+
 
 @dataclass
 class Child:
@@ -905,8 +1109,9 @@ class Farm:
         pid = os.fork()
         if pid:
             os.close(write)
-            self.children.append(Child(pid, read, time.monotonic() + wall,
-                                       folder, job))
+            self.children.append(
+                Child(pid, read, time.monotonic() + wall, folder, job)
+            )
             return
         try:
             os.setsid()
@@ -919,6 +1124,7 @@ class Farm:
 
             def say(*words):
                 os.write(write, (json.dumps(words) + "\n").encode())
+
             os.environ["TMPDIR"] = str(folder)
             tempfile.tempdir = str(folder)
             try:
@@ -945,8 +1151,13 @@ class Farm:
             _, status, used = os.wait4(child.pid, 0)
             self.seconds = used.ru_utime + used.ru_stime
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status)
-            how = "too long" if late or killed == signal.SIGPROF else \
-                signal.Signals(killed).name if killed else ""
+            how = (
+                "too long"
+                if late or killed == signal.SIGPROF
+                else signal.Signals(killed).name
+                if killed
+                else ""
+            )
             said = [json.loads(r) for r in child.data.decode().splitlines()]
             yield child.job, said, how
 
@@ -974,7 +1185,7 @@ class Farm:
                     return
                 yield from self.wait()
         finally:
-            for child in list(self.children):       # after an interrupt
+            for child in list(self.children):  # after an interrupt
                 child.until = 0
                 self.end(child)
                 os.waitpid(child.pid, 0)
@@ -982,11 +1193,18 @@ class Farm:
 
 # ---- the whole ----
 
+
 class Project:
     "A checkout: its mutants, its tests, what is known of both."
 
-    def __init__(self, root: Path, packages: dict[str, list[str]],
-                 jobs: int = 2, seed: int = SEED, loud: bool = False):
+    def __init__(
+        self,
+        root: Path,
+        packages: dict[str, list[str]],
+        jobs: int = 2,
+        seed: int = SEED,
+        loud: bool = False,
+    ):
         self.root, self.packages, self.seed = root, packages, seed
         self.folder = root / "_build" / "mutation"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -997,8 +1215,9 @@ class Project:
 
     # mutants
     def files(self, package: str) -> list[Path]:
-        found = {p for glob in self.packages[package]
-                 for p in self.root.glob(glob)}
+        found = {
+            p for glob in self.packages[package] for p in self.root.glob(glob)
+        }
         return sorted(p for p in found if p.is_file())
 
     def mutants(self, package: str) -> list[Mutant]:
@@ -1009,29 +1228,36 @@ class Project:
             if path.suffix == ".py":
                 found += python_mutants(name, source)
                 continue
-            native = kernel_mutants(name, source,
-                                    macros_of(PROCESSORS["native"]))
+            native = kernel_mutants(
+                name, source, macros_of(PROCESSORS["native"])
+            )
             found += native
         return found
 
     def drawn(self, package: str, count: int) -> list[Mutant]:
         "The draw, without those that do not compile."
         unfit = {i for i, r in self.known.items() if r["outcome"] == "unfit"}
-        found = draw((m for m in self.mutants(package) if m.id not in unfit),
-                     count, self.seed)
+        found = draw(
+            (m for m in self.mutants(package) if m.id not in unfit),
+            count,
+            self.seed,
+        )
         for path in self.files(package):
-            if path.suffix == ".cpp":           # lines of their own first
+            if path.suffix == ".cpp":  # lines of their own first
                 name = path.relative_to(self.root).as_posix()
                 source = path.read_text(encoding="utf-8")
-                every = kernel_mutants(name, source,
-                                       macros_of(PROCESSORS["AVX2"]), "AVX2")
-                native = compiled_lines(source,
-                                        macros_of(PROCESSORS["native"]))
+                every = kernel_mutants(
+                    name, source, macros_of(PROCESSORS["AVX2"]), "AVX2"
+                )
+                native = compiled_lines(source, macros_of(PROCESSORS["native"]))
                 every = [m for m in every if m.id not in unfit]
                 own = [m for m in every if not native[m.lines[0] - 1]]
                 half = draw(own, count // 6, self.seed)
-                rest = draw((m for m in every if m not in own),
-                            count // 3 - len(half), self.seed)
+                rest = draw(
+                    (m for m in every if m not in own),
+                    count // 3 - len(half),
+                    self.seed,
+                )
                 found += half + rest
         return found
 
@@ -1042,7 +1268,7 @@ class Project:
             for line in self.log.read_text(encoding="utf-8").splitlines():
                 try:
                     row = json.loads(line)
-                except ValueError:              # cut off by an interrupt
+                except ValueError:  # cut off by an interrupt
                     continue
                 found[row["id"]] = row
         return found
@@ -1066,20 +1292,33 @@ class Project:
 
     def test_files(self) -> list[str]:
         "Files of tests, and of claims."
-        claims = (p for p in self.root.glob("normalnorm/checks/**/*.py")
-                  if "@claim(" in p.read_text(encoding="utf-8"))
-        tests = (p for p in self.root.glob("tests/test_*.py")
-                 if p.stem not in UNUSED and p.stem != "test_claims")
-        return [p.relative_to(self.root).as_posix()
-                for group in (claims, tests) for p in sorted(group)]
+        claims = (
+            p
+            for p in self.root.glob("normalnorm/checks/**/*.py")
+            if "@claim(" in p.read_text(encoding="utf-8")
+        )
+        tests = (
+            p
+            for p in self.root.glob("tests/test_*.py")
+            if p.stem not in UNUSED and p.stem != "test_claims"
+        )
+        return [
+            p.relative_to(self.root).as_posix()
+            for group in (claims, tests)
+            for p in sorted(group)
+        ]
 
     def identity(self, name: str) -> str:
         "Digest of a file of tests and of what it takes from others."
         text = (self.root / name).read_text(encoding="utf-8")
         near = re.findall(r"^\s*from (\w+) import", text, re.M)
         others = (self.root / "tests" / f"{n}.py" for n in near)
-        return digest(text + "".join(p.read_text(encoding="utf-8")
-                                     for p in others if p.exists()))
+        return digest(
+            text
+            + "".join(
+                p.read_text(encoding="utf-8") for p in others if p.exists()
+            )
+        )
 
     def observe(self, quick: bool = False) -> None:
         """Measure, or read, which tests run which lines.
@@ -1100,12 +1339,16 @@ class Project:
                 here[name] = digest(text)
                 if not (sources / here[name]).exists():
                     (sources / here[name]).write_text(text, encoding="utf-8")
-        places = {name: kept / f"{Path(name).stem}-{digest(name)[:4]}-"
-                  f"{self.identity(name)}.json" for name in self.test_files()}
+        places = {
+            name: kept / f"{Path(name).stem}-{digest(name)[:4]}-"
+            f"{self.identity(name)}.json"
+            for name in self.test_files()
+        }
         wanted = [(n, p) for n, p in places.items() if not p.exists()]
         if wanted and not quick:
-            print(f"which test runs which line: {len(wanted)} files",
-                  flush=True)
+            print(
+                f"which test runs which line: {len(wanted)} files", flush=True
+            )
             self.measure(wanted, here)
         self.tests, self.lines, self.modules, self.cost = {}, {}, {}, {}
         for name, path in places.items():
@@ -1126,18 +1369,23 @@ class Project:
         def work(job, folder, say):
             name, path = job
             claims = name.startswith("normalnorm/checks/")
-            observer = _Observer(self.root, str(self.root / self.prefix())
-                                 + "/", claims or name in SEVERAL)
+            observer = _Observer(
+                self.root,
+                str(self.root / self.prefix()) + "/",
+                claims or name in SEVERAL,
+            )
             os.environ["NORMALNORM_CACHE"] = str(self.folder / "cache")
             if claims:
                 observe_claims(name, observer)
             else:
                 run_pytest(self.root, [name], observer)
             part = path.with_suffix(".part")
-            part.write_text(json.dumps({"tests": observer.tests,
-                                        "sources": here}))
+            part.write_text(
+                json.dumps({"tests": observer.tests, "sources": here})
+            )
             os.replace(part, path)
             say("done", len(observer.tests) - 1)
+
         for (name, _), said, how in self.farm.map(wanted, work, 3600):
             words = said[-1][1] if said else f"ended by {how}"
             print(f"  {name}: {words}", flush=True)
@@ -1146,12 +1394,18 @@ class Project:
         moved, tests = {}, found["tests"]
         for file, old in found["sources"].items():
             if here.get(file, old) != old:
-                texts = [(self.folder / "sources" / d).read_text(
-                    encoding="utf-8").split("\n") for d in (old, here[file])]
+                texts = [
+                    (self.folder / "sources" / d)
+                    .read_text(encoding="utf-8")
+                    .split("\n")
+                    for d in (old, here[file])
+                ]
                 blocks = difflib.SequenceMatcher(
-                    None, *texts, autojunk=False).get_matching_blocks()
-                moved[file] = {a + k + 1: b + k + 1 for a, b, n in blocks
-                               for k in range(n)}
+                    None, *texts, autojunk=False
+                ).get_matching_blocks()
+                moved[file] = {
+                    a + k + 1: b + k + 1 for a, b, n in blocks for k in range(n)
+                }
         self.cost[name] = tests.pop("", {"seconds": 1})["seconds"]
         for test, row in tests.items():
             if not row["good"]:
@@ -1164,8 +1418,9 @@ class Project:
                 for file in here:
                     if Path(file).name == own and "/checks/" not in file:
                         for line in range(len(self.text(file))):
-                            self.lines.setdefault((file, line + 1),
-                                                  set()).add(test)
+                            self.lines.setdefault((file, line + 1), set()).add(
+                                test
+                            )
             for file, lines in row["lines"].items():
                 for line in lines:
                     if file in moved:
@@ -1174,9 +1429,11 @@ class Project:
 
     def confirm(self, rows: list[dict]) -> set[str]:
         "Those of the tests that killed which fail without a mutant, too."
-        names = {r["by"].replace("claim ", "claim:") for r in rows
-                 if r["outcome"] == "killed"
-                 and not r["file"].endswith(".cpp")}
+        names = {
+            r["by"].replace("claim ", "claim:")
+            for r in rows
+            if r["outcome"] == "killed" and not r["file"].endswith(".cpp")
+        }
         names &= {*self.tests, *self.cost}
         groups: dict[str, list[str]] = {}
         for name in sorted(names):
@@ -1187,6 +1444,7 @@ class Project:
             os.environ["NORMALNORM_CACHE"] = str(self.folder / "cache")
             chosen = {n: self.tests.get(n, 0) for n in groups[job]}
             if job != "claims":
+
                 class Plugin(_Killer):
                     def pytest_runtest_logreport(self, report):
                         if report.failed:
@@ -1195,15 +1453,18 @@ class Project:
                     def pytest_collectreport(self, report):
                         if report.failed:
                             say("bad", job)
+
                 plugin = Plugin(chosen, lambda *words: None)
                 run_pytest(self.root, [job], plugin, stop=False)
                 return say("done")
             from normalnorm import claims
+
             for name in chosen:
                 importlib.import_module(self.modules[name[6:]])
                 if not claims.run_claim(claims._LEDGER[name[6:]], True).ok:
                     say("bad", name)
             return say("done")
+
         bad = set()
         for job, said, _ in self.farm.map(groups, work, 1800):
             bad |= {words[1] for words in said if words[0] == "bad"}
@@ -1229,8 +1490,10 @@ class Project:
                 kernel_from(self.root / KERNEL, job, cache)
             os.environ["NORMALNORM_CACHE"] = str(cache)
             from normalnorm.layers.engines import native
+
             native.library()
             say("done")
+
         for job, said, how in self.farm.map(["package", processor], work, 900):
             if not said or said[-1][0] != "done":
                 raise RuntimeError(f"the kernel for {job}: {said} {how}")
@@ -1249,21 +1512,36 @@ class Project:
             return set()
         # run by an import: the tests that use what is bound, or the module
         found = set()
-        pattern = re.compile(r"\b(" + "|".join(mutant.names) + r")\b") \
-            if mutant.names else None
+        pattern = (
+            re.compile(r"\b(" + "|".join(mutant.names) + r")\b")
+            if mutant.names
+            else None
+        )
         first = mutant.lines[0]
         for (file, line), tests in self.lines.items():
-            if pattern and pattern.search(self.row(file, line)) and (
-                    file, line) != (mutant.file, first):
+            if (
+                pattern
+                and pattern.search(self.row(file, line))
+                and (file, line) != (mutant.file, first)
+            ):
                 found |= tests
-        if pattern:                     # tests that look at it themselves
-            using = {name for name in self.cost if name.startswith("tests/")
-                     and any(map(pattern.search, self.text(name)))}
-            found |= {test for test in self.tests
-                      if test.split("::")[0] in using}
-        if len(found) < 20:             # used by what an import runs, perhaps
-            found |= {test for (file, _), tests in self.lines.items()
-                      if file == mutant.file for test in tests}
+        if pattern:  # tests that look at it themselves
+            using = {
+                name
+                for name in self.cost
+                if name.startswith("tests/")
+                and any(map(pattern.search, self.text(name)))
+            }
+            found |= {
+                test for test in self.tests if test.split("::")[0] in using
+            }
+        if len(found) < 20:  # used by what an import runs, perhaps
+            found |= {
+                test
+                for (file, _), tests in self.lines.items()
+                if file == mutant.file
+                for test in tests
+            }
         return found
 
     def text(self, file: str) -> list[str]:
@@ -1286,11 +1564,15 @@ class Project:
         for (file, line), tests in self.lines.items():
             if fnmatch.fnmatch(file, "normalnorm/layers/*.py"):
                 row = self.row(file, line)
-                if re.search(r"normalnorm_proxy_\w+" if proxy
-                             else r"normalnorm_\w+", row):
+                if re.search(
+                    r"normalnorm_proxy_\w+" if proxy else r"normalnorm_\w+", row
+                ):
                     found |= tests
-        named = {t for t in self.tests if "/test_proxy.py" in t} if proxy \
+        named = (
+            {t for t in self.tests if "/test_proxy.py" in t}
+            if proxy
             else {t for t in self.tests if "/test_native.py" in t}
+        )
         return (found | named) & only
 
     def file_of(self, test: str) -> str:
@@ -1306,28 +1588,39 @@ class Project:
 
         What is known of a file of tests holds until it or the kernel changes.
         """
-        callers = {t for (file, line), tests in self.lines.items()
-                   if file.startswith("normalnorm/layers/")
-                   and "normalnorm_" in self.row(file, line) for t in tests}
-        callers |= {t for t in self.tests if "/test_native.py" in t
-                    or "/test_proxy.py" in t}
+        callers = {
+            t
+            for (file, line), tests in self.lines.items()
+            if file.startswith("normalnorm/layers/")
+            and "normalnorm_" in self.row(file, line)
+            for t in tests
+        }
+        callers |= {
+            t
+            for t in self.tests
+            if "/test_native.py" in t or "/test_proxy.py" in t
+        }
         kernel = digest((self.root / KERNEL).read_bytes())
         kept = self.folder / "passing" / f"{processor}-{kernel}"
         kept.mkdir(parents=True, exist_ok=True)
         groups: dict[str, list[str]] = {}
         for test in sorted(callers):
             groups.setdefault(self.file_of(test), []).append(test)
-        places = {file: kept / f"{digest(file + self.identity(file))}.json"
-                  for file in groups}
+        places = {
+            file: kept / f"{digest(file + self.identity(file))}.json"
+            for file in groups
+        }
         wanted = [job for job, path in places.items() if not path.exists()]
         if wanted:
             self.precompile(processor)
 
         def work(job, folder, say):
-            kernel_from(self.root / KERNEL, processor,
-                        self.folder / "plain" / processor)
+            kernel_from(
+                self.root / KERNEL, processor, self.folder / "plain" / processor
+            )
             if not job.startswith("tests/"):
                 from normalnorm import claims
+
                 for name in groups[job]:
                     importlib.import_module(self.modules[name[6:]])
                     if claims.run_claim(claims._LEDGER[name[6:]], True).ok:
@@ -1338,17 +1631,23 @@ class Project:
                 def pytest_runtest_logreport(self, report):
                     if report.when == "call" and report.passed:
                         say("good", report.nodeid)
+
             chosen = {t: self.tests[t] for t in groups[job]}
             run_pytest(self.root, [job], Plugin(chosen, say), stop=False)
             return say("done")
+
         for job, said, how in self.farm.map(wanted, work, 1800):
             if ["done"] not in said:
                 print(f"  {processor}, {job}: ended by {how or 'itself'}")
                 continue
             good = sorted(words[1] for words in said if words[0] == "good")
             places[job].write_text(json.dumps(good))
-        return callers & {t for path in places.values() if path.exists()
-                          for t in json.loads(path.read_text())}
+        return callers & {
+            t
+            for path in places.values()
+            if path.exists()
+            for t in json.loads(path.read_text())
+        }
 
     def chosen(self, mutant: Mutant) -> list[tuple[str, float]]:
         """Claims and tests for a mutant, with their seconds: claims first,
@@ -1358,8 +1657,9 @@ class Project:
         stem = Path(mutant.file).stem
         groups: dict[str, list[str]] = {}
         for test in touching:
-            groups.setdefault(test.split("::")[0] if "::" in test else
-                              "claims", []).append(test)
+            groups.setdefault(
+                test.split("::")[0] if "::" in test else "claims", []
+            ).append(test)
         total: dict[str, int] = {}
         for test in self.tests:
             name = test.split("::")[0] if "::" in test else "claims"
@@ -1367,8 +1667,14 @@ class Project:
 
         def rank(name: str):
             own = name in (f"tests/test_{stem}.py", *PINNED)
-            return (name != "claims", not own, name == "tests/test_harness.py",
-                    -len(groups[name]) / total[name], name)
+            return (
+                name != "claims",
+                not own,
+                name == "tests/test_harness.py",
+                -len(groups[name]) / total[name],
+                name,
+            )
+
         found, left = [], SECONDS
         for name in sorted(groups, key=rank):
             cost = 0 if name == "claims" else min(self.cost[name], 3)
@@ -1400,9 +1706,13 @@ class Project:
 
         def old(mutant: Mutant) -> bool:
             row = self.known.get(mutant.id)
-            return row is None or row["outcome"] == "void" or (
-                row["outcome"] == "survived"
-                and row["state"] != state) or self.loud
+            return (
+                row is None
+                or row["outcome"] == "void"
+                or (row["outcome"] == "survived" and row["state"] != state)
+                or self.loud
+            )
+
         todo = [m for m in mutants if old(m)]
         if not todo:
             return
@@ -1415,17 +1725,22 @@ class Project:
             put_in_place(self.root, mutant, folder)
             if mutant.file.endswith(".cpp"):
                 from normalnorm.layers.engines import native
+
                 say("trying", "the compiler")
                 if not native.available():
                     return say("unfit", str(native._library())[-200:])
-                made, plain = ({digest(p.read_bytes()) for p in
-                                sorted(f.rglob("*.so"))} for f in
-                               (folder / "cache", self.folder / "plain"
-                                / mutant.processor))
+                made, plain = (
+                    {digest(p.read_bytes()) for p in sorted(f.rglob("*.so"))}
+                    for f in (
+                        folder / "cache",
+                        self.folder / "plain" / mutant.processor,
+                    )
+                )
                 if made & plain:
                     return say("same", "")
                 say("compiled")
             return meet(self.root, plans[mutant.id], say)
+
         done, start, tally = 0, time.monotonic(), {}
         for mutant, said, how in self.farm.map(todo, work, 900):
             row = self.outcome(mutant, said, how, plans[mutant.id])
@@ -1437,31 +1752,45 @@ class Project:
             words = f"{row.get('by', '')} {row['seconds']} s"
             if row["outcome"] in ("survived", "unfit") or self.loud:
                 words = f"{mutant.id} {mutant}"
-            print(f"{done}/{len(todo)} {time.monotonic() - start:.0f} s "
-                  f"({counts}) {row['outcome']} {words}", flush=True)
+            print(
+                f"{done}/{len(todo)} {time.monotonic() - start:.0f} s "
+                f"({counts}) {row['outcome']} {words}",
+                flush=True,
+            )
 
     def outcome(self, mutant: Mutant, said: list, how: str, plan) -> dict:
-        row = {k: v for k, v in asdict(mutant).items()
-               if k in ("file", "function", "operator", "before", "after",
-                        "processor")}
+        row = {
+            k: v
+            for k, v in asdict(mutant).items()
+            if k
+            in ("file", "function", "operator", "before", "after", "processor")
+        }
         if not mutant.file.endswith(".cpp"):
             del row["processor"]
         row.update(id=mutant.id, line=mutant.lines[0], tests=len(plan))
         last = said[-1] if said else ["", ""]
         trying = next((w[1] for w in reversed(said) if w[0] == "trying"), "")
-        verdict = next((w for w in said if w[0] in
-                        ("killed", "survived", "same", "unfit", "broken")),
-                       None)
+        verdict = next(
+            (
+                w
+                for w in said
+                if w[0] in ("killed", "survived", "same", "unfit", "broken")
+            ),
+            None,
+        )
         if verdict and verdict[0] == "killed":
             row.update(outcome="killed", by=verdict[1], message=verdict[2])
         elif verdict and verdict[0] == "same":
-            row.update(outcome="equivalent",
-                       argument="the compiler makes the same machine code")
+            row.update(
+                outcome="equivalent",
+                argument="the compiler makes the same machine code",
+            )
         elif verdict and verdict[0] == "unfit":
             row.update(outcome="unfit", message=verdict[1])
-        elif verdict and verdict[0] == "broken":    # by the mutated import
-            row.update(outcome="killed", by=trying or "its import",
-                       message=verdict[1])
+        elif verdict and verdict[0] == "broken":  # by the mutated import
+            row.update(
+                outcome="killed", by=trying or "its import", message=verdict[1]
+            )
         elif verdict:
             row.update(outcome="survived")
         elif how == "too long" and trying != "the compiler":
@@ -1469,17 +1798,20 @@ class Project:
         elif how:
             row.update(outcome="killed", by=trying, message=f"ended by {how}")
         else:
-            row.update(outcome="killed", by=trying,
-                       message=f"the process ended in {last[0]}")
+            row.update(
+                outcome="killed",
+                by=trying,
+                message=f"the process ended in {last[0]}",
+            )
         return row
 
 
 # ---- the outcome that is committed ----
 
+
 def equivalents(root: Path) -> list[dict]:
     path = root / "results" / "mutation" / "equivalents.json"
-    return json.loads(path.read_text(encoding="utf-8")) \
-        if path.exists() else []
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def argument_of(row: dict, known: list[dict]) -> str:
@@ -1487,54 +1819,84 @@ def argument_of(row: dict, known: list[dict]) -> str:
     if row["outcome"] == "equivalent":
         return row["argument"]
     for entry in known:
-        if all(entry[k] == row[k] for k in
-               ("file", "function", "before", "after")):
+        if all(
+            entry[k] == row[k] for k in ("file", "function", "before", "after")
+        ):
             return entry["argument"]
     return ""
 
 
-def summary(project: Project, rows: dict[str, list[dict]],
-            seconds: float) -> dict:
+def summary(
+    project: Project, rows: dict[str, list[dict]], seconds: float
+) -> dict:
     "Counts, survivors and equivalents of each package."
     known = equivalents(project.root)
     found = {}
     for package, outcomes in rows.items():
-        left = [r for r in outcomes if r["outcome"] in
-                ("survived", "equivalent")]
+        left = [
+            r for r in outcomes if r["outcome"] in ("survived", "equivalent")
+        ]
         equal = [r for r in left if argument_of(r, known)]
         survivors = [r for r in left if r not in equal]
         killed = len(outcomes) - len(left)
         counted = len(outcomes) - len(equal)
         found[package] = {
             "files": len({r["file"] for r in outcomes}),
-            "mutants": len(outcomes), "killed": killed,
-            "of which by time": sum(r["outcome"] == "timed out"
-                                    for r in outcomes),
-            "equivalent": len(equal), "survived": len(survivors),
+            "mutants": len(outcomes),
+            "killed": killed,
+            "of which by time": sum(
+                r["outcome"] == "timed out" for r in outcomes
+            ),
+            "equivalent": len(equal),
+            "survived": len(survivors),
             "score": round(killed / counted, 4) if counted else 1.0,
             "survivors": [describe(r) for r in survivors],
-            "equivalents": [{**describe(r), "argument": argument_of(r, known)}
-                            for r in equal]}
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project.root,
-                         capture_output=True, text=True).stdout.strip()
+            "equivalents": [
+                {**describe(r), "argument": argument_of(r, known)}
+                for r in equal
+            ],
+        }
+    git = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=project.root,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
     source = [p for name in project.packages for p in project.files(name)]
-    return {"date": time.strftime("%Y-%m-%d"), "commit": git,
-            "source": digest(b"".join(p.read_bytes() for p in source)),
-            "tests": project.state(), "processor": processor_name(),
-            "seed": project.seed, "seconds": round(seconds),
-            "limit": SECONDS, "packages": found}
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": git,
+        "source": digest(b"".join(p.read_bytes() for p in source)),
+        "tests": project.state(),
+        "processor": processor_name(),
+        "seed": project.seed,
+        "seconds": round(seconds),
+        "limit": SECONDS,
+        "packages": found,
+    }
 
 
 def committed(row: dict, root: Path) -> dict:
     "A row without what only this machine knows."
     places = "|".join(map(re.escape, (tempfile.gettempdir(), str(root))))
-    return {k: re.sub(rf"({places})(/mutant-\w+)?", "…", v)
-            if k == "message" else v for k, v in row.items() if k != "state"}
+    return {
+        k: re.sub(rf"({places})(/mutant-\w+)?", "…", v) if k == "message" else v
+        for k, v in row.items()
+        if k != "state"
+    }
 
 
 def describe(row: dict) -> dict:
-    names = ("id", "file", "line", "function", "operator", "processor",
-             "before", "after")
+    names = (
+        "id",
+        "file",
+        "line",
+        "function",
+        "operator",
+        "processor",
+        "before",
+        "after",
+    )
     return {k: row[k] for k in names if k in row}
 
 
@@ -1546,64 +1908,100 @@ def processor_name() -> str:
     model = re.search(r"model name\s*: (.*)", text)
     flags = re.search(r"flags\s*: (.*)", text)
     have = set(flags[1].split()) if flags else set()
-    best = next((name for name, flag in (("AVX-512", "avx512f"),
-                                         ("AVX2", "avx2"))
-                 if flag in have), "no vector extensions known")
+    best = next(
+        (
+            name
+            for name, flag in (("AVX-512", "avx512f"), ("AVX2", "avx2"))
+            if flag in have
+        ),
+        "no vector extensions known",
+    )
     return f"{model[1] if model else platform.machine()}, {best}"
 
 
 def report(found: dict) -> str:
     rows = [f"{'package':12} mutants killed equivalent survived  score"]
     for name, p in found["packages"].items():
-        rows.append(f"{name:12} {p['mutants']:7} {p['killed']:6} "
-                    f"{p['equivalent']:10} {p['survived']:8} "
-                    f"{p['score']:6.1%}")
+        rows.append(
+            f"{name:12} {p['mutants']:7} {p['killed']:6} "
+            f"{p['equivalent']:10} {p['survived']:8} "
+            f"{p['score']:6.1%}"
+        )
     for name, p in found["packages"].items():
         for s in p["survivors"]:
-            rows.append(f"survived in {name}: {s['id']} {s['file']}:"
-                        f"{s['line']} {s['function']} [{s['operator']}"
-                        + (f", {s['processor']}" if "processor" in s else "")
-                        + f"]\n    {s['before']}\n  → {s['after']}")
+            rows.append(
+                f"survived in {name}: {s['id']} {s['file']}:"
+                f"{s['line']} {s['function']} [{s['operator']}"
+                + (f", {s['processor']}" if "processor" in s else "")
+                + f"]\n    {s['before']}\n  → {s['after']}"
+            )
     return "\n".join(rows)
 
 
 def preload(names: Iterable[str]) -> None:
     from _pytest.config import builtin_plugins
+
     for name in [*names, *(f"_pytest.{n}" for n in builtin_plugins)]:
         try:
             importlib.import_module(name)
         except ImportError:
             pass
     if len(os.listdir("/proc/self/task")) > 1:
-        raise RuntimeError("an imported library has started a thread: a "
-                           "forked process would wait for it for ever")
+        raise RuntimeError(
+            "an imported library has started a thread: a "
+            "forked process would wait for it for ever"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        "tools.mutate", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--package", action="append", metavar="NAME",
-                        help="of " + ", ".join(PACKAGES) + "; or name=glob")
-    parser.add_argument("--count", type=int, help=f"mutants of a package "
-                        f"({COUNT}; of the kernel {COUNTS['kernel']}, and a "
-                        "third as many for AVX2)")
+        "tools.mutate", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument(
+        "--package",
+        action="append",
+        metavar="NAME",
+        help="of " + ", ".join(PACKAGES) + "; or name=glob",
+    )
+    parser.add_argument(
+        "--count",
+        type=int,
+        help=f"mutants of a package "
+        f"({COUNT}; of the kernel {COUNTS['kernel']}, and a "
+        "third as many for AVX2)",
+    )
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", metavar="ID", help="one mutant, with the "
-                        "output of the tests")
-    parser.add_argument("--survivors", action="store_true",
-                        help="print them, run nothing")
-    parser.add_argument("--list", action="store_true",
-                        help="print the draw, run nothing")
-    parser.add_argument("--fresh", action="store_true",
-                        help="forget the outcomes of earlier runs")
-    parser.add_argument("--quick", action="store_true", help="with the tests "
-                        "that were observed before; survivors come again")
-    parser.add_argument("--grace", type=float, default=GRACE, help="seconds "
-                        "that any test may compute for longer than ten times "
-                        "its usual time (%(default)s)")
-    parser.add_argument("--record", action="store_true",
-                        help="write results/mutation")
+    parser.add_argument(
+        "--only", metavar="ID", help="one mutant, with the output of the tests"
+    )
+    parser.add_argument(
+        "--survivors", action="store_true", help="print them, run nothing"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the draw, run nothing"
+    )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="forget the outcomes of earlier runs",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="with the tests that were observed before; survivors come again",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE,
+        help="seconds "
+        "that any test may compute for longer than ten times "
+        "its usual time (%(default)s)",
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="write results/mutation"
+    )
     parser.add_argument("--root", type=Path, default=ROOT)
     given = parser.parse_args(arguments)
     globals()["GRACE"] = given.grace
@@ -1623,14 +2021,14 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["NORMALNORM_QUIET"] = "1"
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    project = Project(root, packages, given.jobs, given.seed,
-                      bool(given.only))
+    project = Project(root, packages, given.jobs, given.seed, bool(given.only))
     if given.fresh and project.log.exists():
         project.log.unlink()
         project.known = {}
 
     def count(name: str) -> int:
         return given.count or COUNTS.get(name, COUNT)
+
     if given.list:
         for name in wanted:
             for mutant in project.drawn(name, count(name)):
@@ -1638,16 +2036,18 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     if not given.survivors:
-        preload(PRELOAD if "theory" in packages else ["pytest",
-                                                      "hypothesis"])
+        preload(PRELOAD if "theory" in packages else ["pytest", "hypothesis"])
         for name in wanted:
             if given.only:
-                mutants = [m for m in project.drawn(name, 10**6)
-                           if m.id.startswith(given.only)]
+                mutants = [
+                    m
+                    for m in project.drawn(name, 10**6)
+                    if m.id.startswith(given.only)
+                ]
                 project.judge(mutants)
                 continue
             print(f"-- {name}", flush=True)
-            for _ in range(10):     # what does not compile is drawn anew
+            for _ in range(10):  # what does not compile is drawn anew
                 drawn = project.drawn(name, count(name))
                 project.judge(drawn, given.quick)
                 rows = [project.known[m.id] for m in drawn]
@@ -1659,9 +2059,14 @@ def main(arguments: list[str] | None = None) -> int:
                     break
     if given.only:
         return 0
-    rows = {name: [project.known[m.id]
-                   for m in project.drawn(name, count(name))
-                   if m.id in project.known] for name in wanted}
+    rows = {
+        name: [
+            project.known[m.id]
+            for m in project.drawn(name, count(name))
+            if m.id in project.known
+        ]
+        for name in wanted
+    }
     used = sum(r["seconds"] for found in rows.values() for r in found)
     found = summary(project, rows, used)
     print(report(found))
@@ -1670,12 +2075,20 @@ def main(arguments: list[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").write_text(
             json.dumps(found, indent=1, ensure_ascii=False) + "\n",
-            encoding="utf-8")
-        (folder / "mutants.jsonl").write_text("".join(
-            json.dumps({"package": name, **committed(row, root)},
-                       ensure_ascii=False) + "\n"
-            for name, outcomes in rows.items() for row in outcomes),
-            encoding="utf-8")
+            encoding="utf-8",
+        )
+        (folder / "mutants.jsonl").write_text(
+            "".join(
+                json.dumps(
+                    {"package": name, **committed(row, root)},
+                    ensure_ascii=False,
+                )
+                + "\n"
+                for name, outcomes in rows.items()
+                for row in outcomes
+            ),
+            encoding="utf-8",
+        )
     return 0
 
 

@@ -16,6 +16,7 @@ The whole is printed once, with three zeros for each number of a page in the
 contents. Then it is known where everything lies; the contents are printed
 alone, which is quick, and put over the zeros.
 """
+
 import datetime
 import html
 import json
@@ -35,7 +36,7 @@ BOOK = ROOT / "_build" / "pdf" / "book.html"
 CONTENTS = BOOK.with_name("contents.html")
 PDF = ROOT / "_build" / "normalnorm.pdf"
 RECORD = ROOT / "results" / "reading" / "print.json"
-SECONDS = 900       # a minute and a half on two quiet cores
+SECONDS = 900  # a minute and a half on two quiet cores
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
 PRINT = Path(__file__).with_name("print.css")
@@ -46,20 +47,28 @@ LEFT_OUT = ("nbs/910_what_was_checked", "nbs/915_coverage", "nbs/api")
 def parts() -> list[tuple[str, list[str]]]:
     "(caption, pages) in reading order, the landing page first."
     toc = table_of_contents()
-    return [("", [toc["root"]]),
-            *((part["caption"], [entry["file"] for entry in part["chapters"]])
-              for part in toc["parts"])]
+    return [
+        ("", [toc["root"]]),
+        *(
+            (part["caption"], [entry["file"] for entry in part["chapters"]])
+            for part in toc["parts"]
+        ),
+    ]
 
 
 def printed() -> list[tuple[str, list[str]]]:
     "The same without what stays out of the print."
-    return [(caption, [page for page in listed if is_printed(page)])
-            for caption, listed in parts()]
+    return [
+        (caption, [page for page in listed if is_printed(page)])
+        for caption, listed in parts()
+    ]
 
 
 def is_printed(page: str) -> bool:
-    return (page not in LEFT_OUT
-            and Chapter(page.rsplit("/", 1)[-1]).part != WORKSHOP)
+    return (
+        page not in LEFT_OUT
+        and Chapter(page.rsplit("/", 1)[-1]).part != WORKSHOP
+    )
 
 
 def anchor(page: str, name: str = "") -> str:
@@ -76,8 +85,14 @@ def relink(link: str, page: str, known: set[str]) -> str | None:
         return link
     path, _, name = link.partition("#")
     target = (
-        (Path("/", page).parent / path).resolve()
-            .as_posix().lstrip("/").removesuffix(".html") if path else page)
+        (Path("/", page).parent / path)
+        .resolve()
+        .as_posix()
+        .lstrip("/")
+        .removesuffix(".html")
+        if path
+        else page
+    )
     return f"#{anchor(target, name)}" if target in known else None
 
 
@@ -96,19 +111,28 @@ def rename_anchors(article, page: str) -> None:
         for key, value in list(e.attrs.items()):
             if key in ("id", "for"):
                 e[key] = anchor(page, value)
-            elif (key in ("aria-labelledby", "aria-describedby")
-                  or key == "xlink:href" and value.startswith("#")
-                  or key == "href" and e.name == "use"):
-                e[key] = re.sub(r"^(#?)",
-                                lambda m: m[1] + anchor(page, "") + "--", value)
+            elif (
+                key in ("aria-labelledby", "aria-describedby")
+                or key == "xlink:href"
+                and value.startswith("#")
+                or key == "href"
+                and e.name == "use"
+            ):
+                e[key] = re.sub(
+                    r"^(#?)", lambda m: m[1] + anchor(page, "") + "--", value
+                )
             elif isinstance(value, str) and "url(" in value:
-                e[key] = INNER.sub(lambda m: f"url(#{anchor(page, m[2])})",
-                                   value)
+                e[key] = INNER.sub(
+                    lambda m: f"url(#{anchor(page, m[2])})", value
+                )
     for style in article.find_all("style"):
-        style.string = re.sub(r"#([A-Za-z][\w-]*)(?=[^{}]*\{)",
-                              lambda m: f"#{anchor(page, m[1])}",
-                              INNER.sub(lambda m: f"url(#{anchor(page, m[2])})",
-                                        style.string or ""))
+        style.string = re.sub(
+            r"#([A-Za-z][\w-]*)(?=[^{}]*\{)",
+            lambda m: f"#{anchor(page, m[1])}",
+            INNER.sub(
+                lambda m: f"url(#{anchor(page, m[2])})", style.string or ""
+            ),
+        )
 
 
 def relink_article(article, page: str, known: set[str]) -> None:
@@ -121,7 +145,8 @@ def relink_article(article, page: str, known: set[str]) -> None:
     for image in article.find_all("img", src=True):
         if not image["src"].startswith("data:"):
             image["src"] = (
-                (HTML / page).parent.joinpath(image["src"]).resolve().as_uri())
+                (HTML / page).parent.joinpath(image["src"]).resolve().as_uri()
+            )
 
 
 def is_public(fold) -> bool:
@@ -135,25 +160,30 @@ def replace_folds(article, checks: str) -> None:
     the code of the checks; of an export without a public name nothing stands.
     """
     from bs4 import BeautifulSoup
+
     fresh = lambda text: BeautifulSoup(text, "html.parser")
     for fold in article.select("details.fold"):
         kind = next(c for c in fold["class"] if c.startswith("fold-"))
         verdicts = (fold.find_parent(class_="cell") or fold).select("p.claim")
         if kind == "fold-check" and verdicts:
-            verdicts[-1].append(fresh(
-                f' <span class="claim-source">code: {checks}</span>'))
+            verdicts[-1].append(
+                fresh(f' <span class="claim-source">code: {checks}</span>')
+            )
         elif kind == "fold-cpp" or kind == "fold-export" and is_public(fold):
             line = fresh('<p class="fold-line"></p>')
             line.p.extend(list(fold.summary.contents))
             fold.insert_before(line)
-        elif kind == "fold-export" and (cell := fold.find_parent(
-                class_="cell")) and (label := cell.find_previous_sibling()):
+        elif (
+            kind == "fold-export"
+            and (cell := fold.find_parent(class_="cell"))
+            and (label := cell.find_previous_sibling())
+        ):
             if "module-label" in label.get("class", []):
-                label.decompose()       # of what module, nobody asks
+                label.decompose()  # of what module, nobody asks
         fold.decompose()
 
 
-LONG = 12       # rows of a table; a longer one is set in smaller type
+LONG = 12  # rows of a table; a longer one is set in smaller type
 
 
 def size_for_paper(article) -> None:
@@ -166,15 +196,19 @@ def size_for_paper(article) -> None:
         e["style"] = re.sub(
             r"(?<![\w-])width: ?([\d.]+)pt",
             lambda m: f"width: {browser.LEGIBLE * float(m[1]):.1f}pt",
-            e["style"])
+            e["style"],
+        )
     for e in article.find_all("table"):
         if len(e.find_all("tr")) > LONG:
             e["class"] = [*e.get("class", []), "long"]
 
 
 ARTICLE = re.compile(r'<article class="bd-article.*?</article>', re.S)
-FOLDED = re.compile(r'(<details class="fold [^>]*><summary>.*?</summary>).*?'
-                    '(?=</details>)', re.S)
+FOLDED = re.compile(
+    r'(<details class="fold [^>]*><summary>.*?</summary>).*?'
+    "(?=</details>)",
+    re.S,
+)
 # colourless pieces of code: each would be an object of the PDF
 COLOURLESS = re.compile(r'<span class="(?:n|p|w|o|nn)">([^<]*)</span>')
 
@@ -187,6 +221,7 @@ def lighten(source: str) -> str:
 def article_of(page: str, known: set[str]):
     "The article of a rendered page, ready to stand among the others."
     from bs4 import BeautifulSoup
+
     source = (HTML / f"{page}.html").read_text(encoding="utf-8")
     article = BeautifulSoup(lighten(source), "html.parser").article
     for e in article.select("script, .headerlink"):
@@ -205,8 +240,12 @@ def title(inside: str) -> str:
     """The inside of a heading, as a line of the contents: formulas and code
     stay, anchors, links and the mark of a link to the heading do not.
     """
-    return re.sub(r'<a class="headerlink".*?</a>| id="[^"]*"|</?a\b[^>]*>', "",
-                  inside, flags=re.S).strip()
+    return re.sub(
+        r'<a class="headerlink".*?</a>| id="[^"]*"|</?a\b[^>]*>',
+        "",
+        inside,
+        flags=re.S,
+    ).strip()
 
 
 def title_of(page: str) -> str:
@@ -219,9 +258,12 @@ def sections(article) -> list[tuple]:
     """(heading, anchor) of the sections of an article; each ends with a summary
     and exercises, which go without saying.
     """
-    return [(h, h.find_parent("section")["id"]) for h in article.find_all("h2")
-            if h.find_parent("section")
-            and not plain(h).endswith(("Summary", "Exercises"))]
+    return [
+        (h, h.find_parent("section")["id"])
+        for h in article.find_all("h2")
+        if h.find_parent("section")
+        and not plain(h).endswith(("Summary", "Exercises"))
+    ]
 
 
 def contents(articles: dict, numbers: dict[str, int]) -> str:
@@ -234,22 +276,27 @@ def contents(articles: dict, numbers: dict[str, int]) -> str:
     out = ['<nav class="contents"><h1>Contents</h1>']
     for caption, pages in parts():
         out.append(
-            f"<h2>{html.escape(caption)}</h2><ul>" if caption else "<ul>")
+            f"<h2>{html.escape(caption)}</h2><ul>" if caption else "<ul>"
+        )
         for article in map(articles.get, filter(articles.get, pages)):
             name = article["id"]
             inner = "".join(
                 f'<li><a href="#{at}">{title(h.decode_contents())}</a></li>'
-                for h, at in sections(article))
+                for h, at in sections(article)
+            )
             out.append(
                 f'<li><a href="#{name}"><span class="page">'
-                f'{numbers.get(name, "000")}</span>'
-                f'{title(article.find("h1").decode_contents())}</a> '
-                f"<ul>{inner}</ul></li>")
+                f"{numbers.get(name, '000')}</span>"
+                f"{title(article.find('h1').decode_contents())}</a> "
+                f"<ul>{inner}</ul></li>"
+            )
         out.append("</ul>")
         if unprinted := " · ".join(
-                title_of(page) for page in pages if not is_printed(page)):
+            title_of(page) for page in pages if not is_printed(page)
+        ):
             out.append(
-                f'<p class="unprinted">On the pages only: {unprinted}</p>')
+                f'<p class="unprinted">On the pages only: {unprinted}</p>'
+            )
     return "\n".join([*out, "</nav>"])
 
 
@@ -258,18 +305,24 @@ def head() -> str:
     the book's settings.
     """
     page = (HTML / f"{table_of_contents()['root']}.html").read_text(
-        encoding="utf-8")
+        encoding="utf-8"
+    )
     sheets = dict.fromkeys(
-        re.findall(r'<link[^>]*href="\.\./(_static/[^"?]*\.css)[^"]*"', page))
+        re.findall(r'<link[^>]*href="\.\./(_static/[^"?]*\.css)[^"]*"', page)
+    )
     settings = re.search(r"<script>(window\.MathJax = .*?)</script>", page)
     return "\n".join(
-        ['<meta charset="utf-8"><title>normalnorm</title>',
-         *(f'<link rel="stylesheet" href="../html/{s}">' for s in sheets),
-         f"<style>{PRINT.read_text(encoding='utf-8')}</style>",
-         f"<script>{settings[1] if settings else 'window.MathJax = {}'};"
-         "MathJax.options = {...MathJax.options, enableMenu: false, "
-         "enableAssistiveMml: false}</script>",
-         '<script defer src="../html/_static/mathjax/tex-chtml.js"></script>'])
+        [
+            '<meta charset="utf-8"><title>normalnorm</title>',
+            *(f'<link rel="stylesheet" href="../html/{s}">' for s in sheets),
+            f"<style>{PRINT.read_text(encoding='utf-8')}</style>",
+            f"<script>{settings[1] if settings else 'window.MathJax = {}'};"
+            "MathJax.options = {...MathJax.options, enableMenu: false, "
+            "enableAssistiveMml: false}</script>",
+            '<script defer src="../html/_static/mathjax/tex-chtml.js">'
+            "</script>",
+        ]
+    )
 
 
 FRONT = """<div class="front"><h1>normalnorm</h1><p>The book of the package, as
@@ -286,7 +339,10 @@ def write(file: Path, *body: str) -> None:
     file.write_text(
         '<!DOCTYPE html><html lang="en" data-theme="light" '
         f'data-mode="light"><head>{head()}</head><body>'
-        + "\n".join(body) + "</body></html>", encoding="utf-8")
+        + "\n".join(body)
+        + "</body></html>",
+        encoding="utf-8",
+    )
 
 
 def printed_as_pdf(file: Path, to: Path) -> Path:
@@ -299,11 +355,21 @@ def printed_as_pdf(file: Path, to: Path) -> Path:
     to.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         line = browser.command(
-            browser.chromium(), folder, "--virtual-time-budget=60000",
-            "--no-pdf-header-footer", "--disable-pdf-tagging",
-            f"--print-to-pdf={to}", file.as_uri())
-        done = subprocess.run(line, capture_output=True, text=True,
-                              errors="replace", timeout=SECONDS)
+            browser.chromium(),
+            folder,
+            "--virtual-time-budget=60000",
+            "--no-pdf-header-footer",
+            "--disable-pdf-tagging",
+            f"--print-to-pdf={to}",
+            file.as_uri(),
+        )
+        done = subprocess.run(
+            line,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+        )
     if not to.exists():
         raise RuntimeError(f"Chromium printed nothing\n{done.stderr[-2000:]}")
     return to
@@ -312,15 +378,17 @@ def printed_as_pdf(file: Path, to: Path) -> Path:
 def page_numbers(pdf) -> dict[str, int]:
     "Anchor → page, from the named destinations of a PDF of Chromium's."
     pages = {page.objgen: i for i, page in enumerate(pdf.pages, 1)}
-    return {str(name).lstrip("/"): pages[there[0].objgen]
-            for name, there in pdf.Root.Dests.items()}
+    return {
+        str(name).lstrip("/"): pages[there[0].objgen]
+        for name, there in pdf.Root.Dests.items()
+    }
 
 
 def put_over(pdf, contents) -> None:
     """The second and later pages of `contents` take the place of what is seen
     on these pages of `pdf`, whose links stay.
     """
-    for old, new in zip(pdf.pages[1:len(contents.pages)], contents.pages[1:]):
+    for old, new in zip(pdf.pages[1 : len(contents.pages)], contents.pages[1:]):
         fresh = pdf.copy_foreign(new.obj)
         old.obj.Contents, old.obj.Resources = fresh.Contents, fresh.Resources
 
@@ -333,19 +401,27 @@ def plain(heading) -> str:
 def bookmarks(articles: dict, numbers: dict[str, int]) -> list:
     "Parts, chapters, sections, for the outline of the PDF."
     from pikepdf import OutlineItem
+
     top = []
     for caption, pages in parts():
         listed = []
         for article in map(articles.get, filter(articles.get, pages)):
-            listed.append(OutlineItem(plain(article.find("h1")),
-                                      numbers[article["id"]] - 1))
+            listed.append(
+                OutlineItem(
+                    plain(article.find("h1")), numbers[article["id"]] - 1
+                )
+            )
             listed[-1].children.extend(
                 OutlineItem(plain(h), numbers[name] - 1)
-                for h, name in sections(article) if name in numbers)
+                for h, name in sections(article)
+                if name in numbers
+            )
             listed[-1].is_closed = True
         if caption and listed:
-            part = OutlineItem(caption, numbers[articles[next(
-                filter(articles.get, pages))]["id"]] - 1)
+            part = OutlineItem(
+                caption,
+                numbers[articles[next(filter(articles.get, pages))]["id"]] - 1,
+            )
             part.children.extend(listed)
             listed = [part]
         top += listed
@@ -355,10 +431,13 @@ def bookmarks(articles: dict, numbers: dict[str, int]) -> list:
 def print_book(articles: dict) -> tuple[int, dict[str, float]]:
     "Writes the PDF; how many pages it has, and the seconds of each phase."
     import pikepdf
-    for _, pages in printed():          # a part begins on a page of its own
+
+    for _, pages in printed():  # a part begins on a page of its own
         if pages:
-            articles[pages[0]]["class"] = [*articles[pages[0]]["class"],
-                                           "opens"]
+            articles[pages[0]]["class"] = [
+                *articles[pages[0]]["class"],
+                "opens",
+            ]
     clock = [time.perf_counter()]
     write(BOOK, FRONT, contents(articles, {}), *map(str, articles.values()))
     whole = printed_as_pdf(BOOK, BOOK.with_suffix(".pdf"))
@@ -371,24 +450,40 @@ def print_book(articles: dict) -> tuple[int, dict[str, float]]:
             put_over(pdf, alone)
         with pdf.open_outline() as outline:
             outline.root.extend(bookmarks(articles, numbers))
-        pdf.save(PDF, object_stream_mode=pikepdf.ObjectStreamMode.generate,
-                 recompress_flate=True)
+        pdf.save(
+            PDF,
+            object_stream_mode=pikepdf.ObjectStreamMode.generate,
+            recompress_flate=True,
+        )
         clock.append(time.perf_counter())
-        return len(pdf.pages), {"print": clock[1] - clock[0],
-                                "contents": clock[2] - clock[1]}
+        return len(pdf.pages), {
+            "print": clock[1] - clock[0],
+            "contents": clock[2] - clock[1],
+        }
 
 
 def record(made: dict) -> None:
     "Keeps what was measured, with what it was measured on."
     from normalnorm.experiments.results import processor
+
     told = lambda *line: subprocess.run(
-        line, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    RECORD.write_text(json.dumps(
-        {"date": f"{datetime.date.today()}",
-         "commit": told("git", "rev-parse", "--short", "HEAD"),
-         "processor": processor(), "cores": os.cpu_count(),
-         "browser": told(browser.chromium(), "--version"), **made},
-        indent=1) + "\n", encoding="utf-8")
+        line, cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    RECORD.write_text(
+        json.dumps(
+            {
+                "date": f"{datetime.date.today()}",
+                "commit": told("git", "rev-parse", "--short", "HEAD"),
+                "processor": processor(),
+                "cores": os.cpu_count(),
+                "browser": told(browser.chromium(), "--version"),
+                **made,
+            },
+            indent=1,
+        )
+        + "\n",
+        encoding="utf-8",
+    )
 
 
 def main() -> int:
@@ -403,12 +498,20 @@ def main() -> int:
     whole, size = time.perf_counter() - start, PDF.stat().st_size / 1e6
     print(f"The PDF: {PDF} ({count} pages, {size:.1f} MB, {whole:.0f} s)")
     if "--record" in sys.argv[1:]:
-        record({"chapters": len(pages), "pages": count,
-                "megabytes": round(size, 1), "seconds": round(whole),
-                "phases": {name: round(took)
-                           for name, took in (seconds | phases).items()},
+        record(
+            {
+                "chapters": len(pages),
+                "pages": count,
+                "megabytes": round(size, 1),
+                "seconds": round(whole),
+                "phases": {
+                    name: round(took)
+                    for name, took in (seconds | phases).items()
+                },
                 # processes that wanted a core when it began
-                "load": round(load, 1)})
+                "load": round(load, 1),
+            }
+        )
     return 0
 
 

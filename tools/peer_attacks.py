@@ -7,6 +7,7 @@
 In an environment of its own, because torchattacks pins an old `requests`; the
 environment must find PyTorch and what normalnorm needs. A minute on one core.
 """
+
 import importlib.metadata
 import json
 import time
@@ -29,8 +30,9 @@ def trained(norm: str, x: Tensor, y: Tensor) -> nn.Module:
     "Two epochs on pixels between 0 and 1."
     with seeded("peer-attacks", 0):
         model = growth.network(norm)
-        optimizer = torch.optim.SGD(model.parameters(), growth.LR,
-                                    growth.MOMENTUM)
+        optimizer = torch.optim.SGD(
+            model.parameters(), growth.LR, growth.MOMENTUM
+        )
         for _ in range(EPOCHS):
             for pick in torch.randperm(len(x)).split(growth.BATCH):
                 optimizer.zero_grad()
@@ -44,25 +46,41 @@ def compared(model: nn.Module, x: Tensor, y: Tensor) -> list[dict[str, Any]]:
     the share of pixels that differ by more than rounding, and both accuracies.
     """
     import torchattacks
+
     found = []
     for eps in SIZES:
         step = 2.5 * eps / STEPS
         for name, ours, theirs in (
-                ("fgsm", fgsm(model, x, y, eps, bounds=(0, 1)),
-                 torchattacks.FGSM(model, eps)),
-                ("pgd", pgd(model, x, y, eps, step, STEPS, start="inputs",
-                            bounds=(0, 1)),
-                 torchattacks.PGD(model, eps, step, STEPS,
-                                  random_start=False))):
+            (
+                "fgsm",
+                fgsm(model, x, y, eps, bounds=(0, 1)),
+                torchattacks.FGSM(model, eps),
+            ),
+            (
+                "pgd",
+                pgd(
+                    model, x, y, eps, step, STEPS, start="inputs", bounds=(0, 1)
+                ),
+                torchattacks.PGD(model, eps, step, STEPS, random_start=False),
+            ),
+        ):
             other = theirs(x, y)
             apart = (ours - other).abs()
             with torch.no_grad():
-                right = [100 * (model(v).argmax(1) == y).double().mean().item()
-                         for v in (ours, other)]
-            found.append({
-                "attack": name, "eps": eps, "largest": apart.max().item(),
-                "pixels": (apart > 1e-6).double().mean().item(),
-                "ours": round(right[0], 2), "theirs": round(right[1], 2)})
+                right = [
+                    100 * (model(v).argmax(1) == y).double().mean().item()
+                    for v in (ours, other)
+                ]
+            found.append(
+                {
+                    "attack": name,
+                    "eps": eps,
+                    "largest": apart.max().item(),
+                    "pixels": (apart > 1e-6).double().mean().item(),
+                    "ours": round(right[0], 2),
+                    "theirs": round(right[1], 2),
+                }
+            )
     return found
 
 
@@ -70,15 +88,24 @@ def main() -> int:
     "Compare and write; see the module's text."
     torch.set_num_threads(1)
     about = growth.info("fashion")
-    pixels = lambda split, first: (lambda x, y: (
-        (x * about.std[0] + about.mean[0]).clamp(0, 1), y))(
-            *growth.images(split, first))
-    found = {norm: compared(trained(norm, *pixels("train", growth.IMAGES)),
-                            *pixels("test", growth.ATTACKED))
-             for norm in growth.NORMS}
-    row = {"date": time.strftime("%Y-%m-%d"), **provenance(),
-           "torchattacks": importlib.metadata.version("torchattacks"),
-           "images": growth.ATTACKED, "steps": STEPS, "found": found}
+    pixels = lambda split, first: (
+        lambda x, y: ((x * about.std[0] + about.mean[0]).clamp(0, 1), y)
+    )(*growth.images(split, first))
+    found = {
+        norm: compared(
+            trained(norm, *pixels("train", growth.IMAGES)),
+            *pixels("test", growth.ATTACKED),
+        )
+        for norm in growth.NORMS
+    }
+    row = {
+        "date": time.strftime("%Y-%m-%d"),
+        **provenance(),
+        "torchattacks": importlib.metadata.version("torchattacks"),
+        "images": growth.ATTACKED,
+        "steps": STEPS,
+        "found": found,
+    }
     text = json.dumps(row, indent=1, ensure_ascii=False) + "\n"
     write_atomically(RECORD, lambda file: file.write(text.encode()))
     for norm, rows in found.items():

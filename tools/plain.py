@@ -6,6 +6,7 @@ into the wheel as normalnorm/book, from where `normalnorm lab` copies them.
 Numbers of equations, figures, theorems and exercises are those of the rendered
 book. The appendices stay out: they are pages about the book.
 """
+
 import json
 import re
 import shutil
@@ -34,10 +35,15 @@ def numbered_chapters(root: Path) -> dict[str, str | None]:
     landing page has none.
     """
     toc = table_of_contents(root)
-    names = [entry["file"].rsplit("/", 1)[-1] for part in toc["parts"]
-             if part["caption"] != APPENDICES for entry in part["chapters"]]
+    names = [
+        entry["file"].rsplit("/", 1)[-1]
+        for part in toc["parts"]
+        if part["caption"] != APPENDICES
+        for entry in part["chapters"]
+    ]
     return {toc["root"].rsplit("/", 1)[-1]: None} | {
-        name: name.split("_")[0] for name in names}
+        name: name.split("_")[0] for name in names
+    }
 
 
 def text_of(cell: dict) -> str:
@@ -46,14 +52,18 @@ def text_of(cell: dict) -> str:
 
 # ---- numbers ----------------------------------------------------------------
 
+
 def labels(chapter: Chapter) -> list[tuple[str, str]]:
     """(kind, label) of what the chapter numbers, in order: eq, fig, exr and the
     kinds of theorem; sections by their title.
     """
     found = []
     for cell, blocks in markup.cells(chapter.cells()):
-        found += [label for label in markup.labels(blocks)
-                  if not label.startswith("sec-")]
+        found += [
+            label
+            for label in markup.labels(blocks)
+            if not label.startswith("sec-")
+        ]
         if cell["cell_type"] == "code" and (
             name := directives(text_of(cell)).get("label", "")
         ).startswith("fig-"):
@@ -70,20 +80,24 @@ def numbers(root: Path) -> dict[str, str]:
         for kind, label in labels(Chapter(name, root)):
             counts[kind] = counts.get(kind, 0) + 1
             out[label] = (
-                f"{number}.{counts[kind]}" if number else str(counts[kind]))
+                f"{number}.{counts[kind]}" if number else str(counts[kind])
+            )
     return out
 
 
 @lru_cache(maxsize=8)
 def section_titles(root: Path) -> dict[str, str]:
-    return {block.label: markup.Writer().inline(block.inline)
-            for name in numbered_chapters(root)
-            for _, found in markup.cells(Chapter(name, root).cells())
-            for block in markup.walk(found)
-            if isinstance(block, markup.Heading) and block.label}
+    return {
+        block.label: markup.Writer().inline(block.inline)
+        for name in numbered_chapters(root)
+        for _, found in markup.cells(Chapter(name, root).cells())
+        for block in markup.walk(found)
+        if isinstance(block, markup.Heading) and block.label
+    }
 
 
 # ---- literature -------------------------------------------------------------
+
 
 @lru_cache(maxsize=8)
 def literature(root: Path) -> dict[str, tuple[str, str, str]]:
@@ -94,27 +108,49 @@ def literature(root: Path) -> dict[str, tuple[str, str, str]]:
     found = {}
     for key, entry in parse_file(str(root / "references.bib")).entries.items():
         plain = lambda value: str(Text.from_latex(value))
-        people = (
-            entry.persons.get("author", []) or entry.persons.get("editor", []))
-        names = [plain(" ".join(p.prelast_names + p.last_names))
-                 for p in people]
-        short = (names[0] if len(names) == 1 else f"{names[0]} and {names[1]}"
-                 if len(names) == 2 else f"{names[0]} et al.")
+        people = entry.persons.get("author", []) or entry.persons.get(
+            "editor", []
+        )
+        names = [
+            plain(" ".join(p.prelast_names + p.last_names)) for p in people
+        ]
+        short = (
+            names[0]
+            if len(names) == 1
+            else f"{names[0]} and {names[1]}"
+            if len(names) == 2
+            else f"{names[0]} et al."
+        )
         field = {k.lower(): plain(v) for k, v in entry.fields.items()}
-        venue = ", ".join(field[k] for k in ("journal", "booktitle",
-                                             "publisher", "volume", "pages",
-                                             "eprint", "url") if k in field)
-        found[key] = (short, field.get("year", ""),
-                      f"{', '.join(names)} ({field.get('year', '')}). "
-                      f"{field.get('title', '')}. {venue}.")
+        venue = ", ".join(
+            field[k]
+            for k in (
+                "journal",
+                "booktitle",
+                "publisher",
+                "volume",
+                "pages",
+                "eprint",
+                "url",
+            )
+            if k in field
+        )
+        found[key] = (
+            short,
+            field.get("year", ""),
+            f"{', '.join(names)} ({field.get('year', '')}). "
+            f"{field.get('title', '')}. {venue}.",
+        )
     return found
 
 
 # ---- markdown ---------------------------------------------------------------
 
+
 def quoted(text: str) -> str:
-    return "\n".join(f"> {line}".rstrip()
-                     for line in text.strip("\n").split("\n"))
+    return "\n".join(
+        f"> {line}".rstrip() for line in text.strip("\n").split("\n")
+    )
 
 
 class Plain(markup.Writer):
@@ -133,8 +169,11 @@ class Plain(markup.Writer):
         return f"{'#' * block.level} {self.inline(block.inline)}"
 
     def equation(self, block: markup.Equation) -> str:
-        tag = (f" \\tag{{{numbers(self.root)[block.label]}}}" if block.label
-               else "")
+        tag = (
+            f" \\tag{{{numbers(self.root)[block.label]}}}"
+            if block.label
+            else ""
+        )
         return f"$$\n{block.tex}{tag}\n$$"
 
     def numbered(self, label: str) -> str:
@@ -144,7 +183,8 @@ class Plain(markup.Writer):
             return f"*{section_titles(self.root)[label]}*"
         number = numbers(self.root)[label]
         names = {"fig": "Fig.", "tbl": "Table", "exr": "Exercise"} | {
-            k: v.title() for k, v in THEOREMS.items()}
+            k: v.title() for k, v in THEOREMS.items()
+        }
         return f"({number})" if kind == "eq" else f"{names[kind]} {number}"
 
     def reference(self, piece: markup.Reference) -> str:
@@ -159,8 +199,9 @@ class Plain(markup.Writer):
             authors, year, self.cited[key] = literature(self.root)[key]
             if piece.named:
                 return f"{authors} ({year})"
-            entries.append(", ".join([authors, year, *([remark] * bool(remark))
-                                      ]))
+            entries.append(
+                ", ".join([authors, year, *([remark] * bool(remark))])
+            )
         return f"({'; '.join(entries)})"
 
     def link(self, piece: markup.Link) -> str:
@@ -183,22 +224,34 @@ class Plain(markup.Writer):
             head = "*Proof.*" if kind == "proof" else f"**{kind.title()}**"
         head = head * bool(kind)
         if block.folded:
-            made = (f"<details>\n<summary>{head.strip('*')}</summary>\n\n"
-                    f"{body}\n\n</details>")
+            made = (
+                f"<details>\n<summary>{head.strip('*')}</summary>\n\n"
+                f"{body}\n\n</details>"
+            )
         else:
             if title:
                 words = self.inline(title.inline)
                 head = f"{head} ({words})" if head else f"**{words}**"
-            made = quoted(f"{head} {body} {PROVED}" if kind == "proof"
-                          else f"{head}\n\n{body}" if head else body)
+            made = quoted(
+                f"{head} {body} {PROVED}"
+                if kind == "proof"
+                else f"{head}\n\n{body}"
+                if head
+                else body
+            )
         return f"\n{made}\n"
 
 
 # ---- notebooks --------------------------------------------------------------
 
+
 def markdown_cell(source: str, name: str) -> dict:
-    return {"cell_type": "markdown", "id": name, "metadata": {},
-            "source": source}
+    return {
+        "cell_type": "markdown",
+        "id": name,
+        "metadata": {},
+        "source": source,
+    }
 
 
 def code_cell(cell: dict, module: str, writer: Plain) -> list[dict]:
@@ -215,22 +268,37 @@ def code_cell(cell: dict, module: str, writer: Plain) -> list[dict]:
     # JupyterLab shows the first line of a folded cell
     words = fold.text() if fold else ""
     if "export" in found and module:
-        source = "\n".join([f"# in the library: normalnorm.{module}"
-                            + f" · {words}" * bool(fold), source])
+        source = "\n".join(
+            [
+                f"# in the library: normalnorm.{module}"
+                + f" · {words}" * bool(fold),
+                source,
+            ]
+        )
     elif fold and not source.startswith("%"):
         source = f"# folded: {words}\n{source}"
     folded = fold or set(cell_tags(found)) & {"remove-cell", "remove-input"}
-    new = {"cell_type": "code", "id": cell["id"],
-           "metadata": {"jupyter": {"source_hidden": True}} if folded else {},
-           "source": source, "outputs": [], "execution_count": None}
+    new = {
+        "cell_type": "code",
+        "id": cell["id"],
+        "metadata": {"jupyter": {"source_hidden": True}} if folded else {},
+        "source": source,
+        "outputs": [],
+        "execution_count": None,
+    }
     caption = found.get("fig-cap")
     label = found.get("label", "")
     if not caption:
         return [new]
-    number = (f"**{writer.numbered(label)}** " if label.startswith("fig-")
-              else "")
-    return [new, markdown_cell(
-        number + writer.markdown(markup.blocks(caption)), f"{cell['id']}-c")]
+    number = (
+        f"**{writer.numbered(label)}** " if label.startswith("fig-") else ""
+    )
+    return [
+        new,
+        markdown_cell(
+            number + writer.markdown(markup.blocks(caption)), f"{cell['id']}-c"
+        ),
+    ]
 
 
 def native_cell(cell: dict) -> dict:
@@ -238,9 +306,11 @@ def native_cell(cell: dict) -> dict:
     source = text_of(cell)
     block = f"```cpp\n{without_directives(source)}\n```"
     if fold := fold_of(source, raw=True):
-        block = ("<details>\n"
-                 f"<summary><code>{KERNEL}</code>: {fold.html()}</summary>\n\n"
-                 f"{block}\n\n</details>")
+        block = (
+            "<details>\n"
+            f"<summary><code>{KERNEL}</code>: {fold.html()}</summary>\n\n"
+            f"{block}\n\n</details>"
+        )
     return markdown_cell(block, cell["id"])
 
 
@@ -249,8 +319,10 @@ def notebook(chapter: Chapter) -> dict:
     root = chapter.root
     known = numbered_chapters(root)
     if chapter.name not in known:
-        raise KeyError(f"{chapter.name} is not a chapter that can be run as a "
-                       f"tutorial; those are {', '.join(known)}")
+        raise KeyError(
+            f"{chapter.name} is not a chapter that can be run as a "
+            f"tutorial; those are {', '.join(known)}"
+        )
     writer = Plain(root, {f"{name}.ipynb" for name in known})
     exports = [directives(s).get("default_exp") for s in chapter.code_cells()]
     module = next((m for m in exports if m and m != "__init__"), "")
@@ -264,17 +336,24 @@ def notebook(chapter: Chapter) -> dict:
             cells.append(native_cell(cell))
     if number := known[chapter.name]:
         cells[0]["source"] = re.sub(
-            r"\A# ", f"# {number} · ", cells[0]["source"])
+            r"\A# ", f"# {number} · ", cells[0]["source"]
+        )
     if writer.cited:
-        lines = "\n".join(
-            f"- {line}" for line in sorted(writer.cited.values()))
+        lines = "\n".join(f"- {line}" for line in sorted(writer.cited.values()))
         cells.append(markdown_cell(f"## References\n\n{lines}", "references"))
-    return {"cells": cells,
-            "metadata": {"kernelspec": {"display_name": "Python 3",
-                                        "language": "python",
-                                        "name": "python3"},
-                         "language_info": {"name": "python"}},
-            "nbformat": 4, "nbformat_minor": 5}
+    return {
+        "cells": cells,
+        "metadata": {
+            "kernelspec": {
+                "display_name": "Python 3",
+                "language": "python",
+                "name": "python3",
+            },
+            "language_info": {"name": "python"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
 
 
 def write(folder: Path, root: Path = ROOT) -> list[Path]:
@@ -285,15 +364,25 @@ def write(folder: Path, root: Path = ROOT) -> list[Path]:
     written = []
     for name in numbered_chapters(root):
         path = folder / f"{name}.ipynb"
-        path.write_text(json.dumps(notebook(Chapter(name, root)), indent=1,
-                                   ensure_ascii=False) + "\n",
-                        encoding="utf-8")
+        path.write_text(
+            json.dumps(
+                notebook(Chapter(name, root)), indent=1, ensure_ascii=False
+            )
+            + "\n",
+            encoding="utf-8",
+        )
         written.append(path)
-    for rows in sorted([*(root / "results").glob("**/book"),
-                        *(root / "results").glob("benchmarks")]):
-        shutil.copytree(rows,
-                        folder / "results" / rows.relative_to(root / "results"),
-                        dirs_exist_ok=True)
+    for rows in sorted(
+        [
+            *(root / "results").glob("**/book"),
+            *(root / "results").glob("benchmarks"),
+        ]
+    ):
+        shutil.copytree(
+            rows,
+            folder / "results" / rows.relative_to(root / "results"),
+            dirs_exist_ok=True,
+        )
     return written
 
 

@@ -11,6 +11,7 @@ one instead of looking, `--against FILE` shows one beside it, under the names
 that its chapters have now. The last line sums up; its ratio is that of the
 sums, its picture the farthest.
 """
+
 import argparse
 import datetime
 import json
@@ -22,13 +23,19 @@ from tools import browser, folding, markup
 from tools.chapters import ROOT, Chapter, chapters, renamed
 from tools.dialect import cell_tags, directives, fold_of, without_directives
 
-WORDS = 12          # in a line of prose
-TALL = 3            # lines of a displayed formula, and of a folded cell
+WORDS = 12  # in a line of prose
+TALL = 3  # lines of a displayed formula, and of a folded cell
 PICTURE = Path(__file__).with_name("picture.js")
-COLUMNS = {"words": "words", "code": "code", "ratio": "code/prose",
-           "figures": "figures", "drag": "to drag", "exercises": "exercises",
-           "lines_before_picture": "lines to picture",
-           "screens_before_picture": "screens"}
+COLUMNS = {
+    "words": "words",
+    "code": "code",
+    "ratio": "code/prose",
+    "figures": "figures",
+    "drag": "to drag",
+    "exercises": "exercises",
+    "lines_before_picture": "lines to picture",
+    "screens_before_picture": "screens",
+}
 SUMMED = ("words", "code", "figures", "drag", "exercises")
 
 
@@ -58,8 +65,13 @@ def visible_code(cell: dict, folds: bool = True) -> int:
     source, raw = "".join(cell["source"]), cell["cell_type"] == "raw"
     found, code = directives(source), without_directives(source)
     unseen = {"remove-cell", "remove-input", "hide-input"}
-    if (raw and "export-cpp" not in found or unseen & set(cell_tags(found))
-            or folds and fold_of(source, raw)):
+    if (
+        raw
+        and "export-cpp" not in found
+        or unseen & set(cell_tags(found))
+        or folds
+        and fold_of(source, raw)
+    ):
         return 0
     return (folding.native_lines if raw else folding.python_lines)(code)
 
@@ -73,10 +85,13 @@ def row(chapter: Chapter, folds: bool = True) -> dict:
         found, pictures = directives(source), 0
         if cell["cell_type"] == "markdown":
             out["words"] += words(blocks)
-            tall += sum(isinstance(block, markup.Equation)
-                        for block in markup.walk(blocks))
-            out["exercises"] += sum(label.startswith("exr-")
-                                    for label in markup.labels(blocks))
+            tall += sum(
+                isinstance(block, markup.Equation)
+                for block in markup.walk(blocks)
+            )
+            out["exercises"] += sum(
+                label.startswith("exr-") for label in markup.labels(blocks)
+            )
             pictures = len(re.findall(r"!\[[^\]]*\]\(", source))
         else:
             out["code"] += visible_code(cell, folds)
@@ -86,11 +101,11 @@ def row(chapter: Chapter, folds: bool = True) -> dict:
             out["drag"] += pictures * bool(re.search(r"\bwidget\(", source))
         if pictures and not out["figures"]:
             out["lines_before_picture"] = round(
-                out["words"] / WORDS + out["code"] + TALL * tall)
+                out["words"] / WORDS + out["code"] + TALL * tall
+            )
         tall += folds and bool(fold_of(source, cell["cell_type"] == "raw"))
         out["figures"] += pictures
-    return out | {"ratio": round(
-        out["code"] * WORDS / max(out["words"], 1), 2)}
+    return out | {"ratio": round(out["code"] * WORDS / max(out["words"], 1), 2)}
 
 
 def measure(root: Path = ROOT) -> dict[str, dict]:
@@ -100,9 +115,13 @@ def measure(root: Path = ROOT) -> dict[str, dict]:
     folds = (root / "tools" / "folding.py").exists()
     rows = {c.name: row(c, folds) for c in chapters(root)}
     html = (root / "_build/html/nbs").resolve()
-    pages = [p.as_uri() for p in (html / f"{name}.html" for name in rows
-                                  if rows[name]["figures"])
-             if p.exists() and browser.chromium()]
+    pages = [
+        p.as_uri()
+        for p in (
+            html / f"{name}.html" for name in rows if rows[name]["figures"]
+        )
+        if p.exists() and browser.chromium()
+    ]
     tops = browser.ask(pages, PICTURE, seconds=900) if pages else {}
     for name, found in rows.items():
         top = tops.get((html / f"{name}.html").as_uri())
@@ -113,10 +132,11 @@ def measure(root: Path = ROOT) -> dict[str, dict]:
 def whole(rows: dict[str, dict]) -> dict:
     "All chapters in one row."
     have = lambda key: [r[key] for r in rows.values() if r.get(key) is not None]
-    out = {key: sum(have(key)) if key in SUMMED
-           else max(have(key), default=None) for key in COLUMNS}
-    return out | {"ratio": round(
-        out["code"] * WORDS / max(out["words"], 1), 2)}
+    out = {
+        key: sum(have(key)) if key in SUMMED else max(have(key), default=None)
+        for key in COLUMNS
+    }
+    return out | {"ratio": round(out["code"] * WORDS / max(out["words"], 1), 2)}
 
 
 def table(rows: dict[str, dict], before: dict[str, dict] | None = None) -> str:
@@ -124,19 +144,24 @@ def table(rows: dict[str, dict], before: dict[str, dict] | None = None) -> str:
     now = rows | {f"all {len(rows)}": whole(rows)}
     if before:
         names = renamed()
-        before = ({names.get(name, name): r for name, r in before.items()}
-                  | {f"all {len(rows)}": whole(before)})
+        before = {names.get(name, name): r for name, r in before.items()} | {
+            f"all {len(rows)}": whole(before)
+        }
 
     def entry(name, key):
         pair = [str(r.get(name, {}).get(key)) for r in (before, now) if r]
         return " → ".join(dict.fromkeys(pair)).replace("None", "–")
-    lines = [["chapter", *COLUMNS.values()],
-             *([name, *(entry(name, key) for key in COLUMNS)]
-               for name in now)]
+
+    lines = [
+        ["chapter", *COLUMNS.values()],
+        *([name, *(entry(name, key) for key in COLUMNS)] for name in now),
+    ]
     wide = [-max(map(len, column)) for column in zip(*lines)]
     wide[1:] = map(abs, wide[1:])
-    return "\n".join("  ".join(f"%{w}s" % text for text, w in zip(line, wide))
-                     for line in lines)
+    return "\n".join(
+        "  ".join(f"%{w}s" % text for text, w in zip(line, wide))
+        for line in lines
+    )
 
 
 def main() -> None:
@@ -144,18 +169,26 @@ def main() -> None:
     for name in "--root", "--record", "--kept", "--against":
         parser.add_argument(name, type=Path)
     given = parser.parse_args()
-    kept, before = (json.loads(file.read_text())["chapters"] if file else None
-                    for file in (given.kept, given.against))
+    kept, before = (
+        json.loads(file.read_text())["chapters"] if file else None
+        for file in (given.kept, given.against)
+    )
     rows = kept or measure(given.root or ROOT)
     print(table(rows, before))
-    if given.record:    # one chapter a line
-        commit = subprocess.run("git rev-parse --short HEAD".split(),
-                                cwd=given.root, capture_output=True, text=True)
+    if given.record:  # one chapter a line
+        commit = subprocess.run(
+            "git rev-parse --short HEAD".split(),
+            cwd=given.root,
+            capture_output=True,
+            text=True,
+        )
         listed = ",\n".join(f'"{n}": {json.dumps(r)}' for n, r in rows.items())
         given.record.write_text(
             f'{{"date": "{datetime.date.today()}", '
             f'"commit": "{commit.stdout.strip()}", "chapters": {{\n'
-            + listed + "\n}}\n")
+            + listed
+            + "\n}}\n"
+        )
 
 
 if __name__ == "__main__":

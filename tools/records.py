@@ -15,6 +15,7 @@ numbers would be others. Equal ones (in every bit on the same kind of processor,
 to 1e-5 elsewhere) take the new hashes in. Otherwise the record is stale: the
 list says so, and a page that shows it says of which day it is.
 """
+
 import argparse
 import ast
 import hashlib
@@ -33,10 +34,11 @@ from unittest.mock import patch
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = ROOT / "results" / "records.json"
 NATIVE = "normalnorm/layers/engines/native.cpp"
-TOLERANCE = 1e-5        # of a witness on another kind of processor
+TOLERANCE = 1e-5  # of a witness on another kind of processor
 
 
 # ---- witnesses ----
+
 
 class _Enough(Exception):
     "The steps that a witness wants are done."
@@ -45,6 +47,7 @@ class _Enough(Exception):
 def five_steps(run: Callable, *arguments: Any) -> list[float]:
     "The first five losses of which `run` asks for gradients."
     import torch
+
     losses, backward = [], torch.Tensor.backward
 
     def counted(loss: Any, *how: Any, **other: Any) -> None:
@@ -52,6 +55,7 @@ def five_steps(run: Callable, *arguments: Any) -> list[float]:
         if len(losses) == 5:
             raise _Enough
         backward(loss, *how, **other)
+
     with patch.object(torch.Tensor, "backward", counted):
         try:
             run(*arguments)
@@ -68,46 +72,78 @@ def first_rows(of: Any, path: str) -> dict[str, list[float]]:
         row = json.loads(file.read_text(encoding="utf-8"))
         if row["arm"] not in found:
             found[row["arm"]] = five_steps(
-                known[row["recipe"]].run, row["config"], row["seed"],
-                row["arm"])
+                known[row["recipe"]].run, row["config"], row["seed"], row["arm"]
+            )
     return found
 
 
 def _shorter(setting: str, value: Any, ask: Callable[[Any], Any]) -> Callable:
     "A witness that computes less, by a constant of its module."
+
     def witness(of: Any) -> Any:
         with patch.object(of, setting, value):
             return ask(of)
+
     return witness
 
 
 # by the name of a record; others with a module are rows
 WITNESSES: dict[str, Callable[[Any], Any]] = {
-    "collapse": lambda of: [of.one_net(0, 64), of.one_net(
-        0, 64, normalize=of.grouped(8, 1.0))],
+    "collapse": lambda of: [
+        of.one_net(0, 64),
+        of.one_net(0, 64, normalize=of.grouped(8, 1.0)),
+    ],
     "covariance field": lambda of: [
-        float(share) for norm, how in of.CASES.values()
-        for layer in of.measured(of.small_images(4), norm, 2, 64, 0,
-                                 how.get("group"))
-        for share in layer],
-    "early training": lambda of: [loss for norm in of.LAYERS for _, loss, _ in
-                                  of.trained("residual", norm, 1e-2, 0, 5)],
-    "glyphs": lambda of: [five_steps(of.measure, name, 0)
-                          for name in of.MODELS if name != "linear"],
-    "layer maps": lambda of: [of.deep(case, 0, 64, 3).tolist()
-                              for case in of.chapter()["CASES"] if case.deep],
-    "power in training": lambda of: [five_steps(of.training_run, arm, 0)
-                                     for arm in of.ARMS if arm not in of.STEEP],
-    "pruning": lambda of: [five_steps(of.one, kind, norm, True, 0)
-                           for kind in of.NETWORKS for norm in of.NORMS],
+        float(share)
+        for norm, how in of.CASES.values()
+        for layer in of.measured(
+            of.small_images(4), norm, 2, 64, 0, how.get("group")
+        )
+        for share in layer
+    ],
+    "early training": lambda of: [
+        loss
+        for norm in of.LAYERS
+        for _, loss, _ in of.trained("residual", norm, 1e-2, 0, 5)
+    ],
+    "glyphs": lambda of: [
+        five_steps(of.measure, name, 0)
+        for name in of.MODELS
+        if name != "linear"
+    ],
+    "layer maps": lambda of: [
+        of.deep(case, 0, 64, 3).tolist()
+        for case in of.chapter()["CASES"]
+        if case.deep
+    ],
+    "power in training": lambda of: [
+        five_steps(of.training_run, arm, 0)
+        for arm in of.ARMS
+        if arm not in of.STEEP
+    ],
+    "pruning": lambda of: [
+        five_steps(of.one, kind, norm, True, 0)
+        for kind in of.NETWORKS
+        for norm in of.NORMS
+    ],
     "torchattacks": lambda of: [
         of.fgsm(of.trained(norm, x, y), x, y, 0.03).sum().item()
         for x, y in [of.growth.images("train", 100)]
-        for norm in of.growth.NORMS],
-    "weight growth": _shorter("EPOCHS", 1, lambda of: [
-        of.run(norm, "everything", 0)["loss"] for norm in of.NORMS]),
-    "wide propagation": _shorter("SEEDS", 1, lambda of: [
-        of.curves("skips", norm) for norm in ("None", "LMBV", "Batch")])}
+        for norm in of.growth.NORMS
+    ],
+    "weight growth": _shorter(
+        "EPOCHS",
+        1,
+        lambda of: [of.run(norm, "everything", 0)["loss"] for norm in of.NORMS],
+    ),
+    "wide propagation": _shorter(
+        "SEEDS",
+        1,
+        lambda of: [
+            of.curves("skips", norm) for norm in ("None", "LMBV", "Batch")
+        ],
+    ),
+}
 
 
 def testify(names: list[str]) -> dict[str, dict[str, Any]]:
@@ -115,16 +151,24 @@ def testify(names: list[str]) -> dict[str, dict[str, Any]]:
     import torch
 
     from tools.processors import _cpuinfo
+
     sys.path.append(str(ROOT / "tests"))
     torch.set_num_threads(1)
-    machine = [*map(_cpuinfo().get, ("model name", "cpu family", "model")),
-               torch.backends.cpu.get_cpu_capability()]
+    machine = [
+        *map(_cpuinfo().get, ("model name", "cpu family", "model")),
+        torch.backends.cpu.get_cpu_capability(),
+    ]
     entries, said = ledger(), {}
     for name in names:
         of = importlib.import_module(entries[name]["module"])
-        said[name] = {"machine": machine, "witness": (
-            WITNESSES[name](of) if name in WITNESSES
-            else first_rows(of, entries[name]["path"]))}
+        said[name] = {
+            "machine": machine,
+            "witness": (
+                WITNESSES[name](of)
+                if name in WITNESSES
+                else first_rows(of, entries[name]["path"])
+            ),
+        }
     code = hashes()
     return {name: found | {"code": code} for name, found in said.items()}
 
@@ -140,9 +184,12 @@ def asked(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     for name in modules.pop("", ()):
         found[name] = {"code": hashes(entries[name]["files"])}
     for module, of in modules.items():
-        done = subprocess.run([sys.executable, "-m", "tools.records",
-                               "--witness", *of], cwd=ROOT, capture_output=True,
-                              text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.records", "--witness", *of],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise RuntimeError(f"a witness in {module} failed:\n{done.stderr}")
         found |= json.loads(done.stdout.splitlines()[-1])
@@ -155,23 +202,31 @@ def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
         one, other = sorted(one.items()), sorted(other.items())
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(
-            same(a, b, tolerance) for a, b in zip(one, other))
-    return one == other or (one != one and other != other) or math.isclose(
-        one, other, rel_tol=tolerance, abs_tol=tolerance)
+            same(a, b, tolerance) for a, b in zip(one, other)
+        )
+    return (
+        one == other
+        or (one != one and other != other)
+        or math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+    )
 
 
 def apart(entry: dict[str, Any], now: dict[str, Any]) -> str:
     """How what a witness says now differs from what it said when its record was
     made; empty where it does not.
     """
-    if same(entry["witness"], now["witness"],
-            0.0 if entry["machine"] == now["machine"] else TOLERANCE):
+    if same(
+        entry["witness"],
+        now["witness"],
+        0.0 if entry["machine"] == now["machine"] else TOLERANCE,
+    ):
         return ""
     near = same(entry["witness"], now["witness"], TOLERANCE)
     return "the first steps differ " + ("by rounding" if near else "from then")
 
 
 # ---- hashes ----
+
 
 def _plain(node: Any) -> Any:
     """A syntax tree as lists, without positions, docstrings, and what is empty
@@ -182,11 +237,19 @@ def _plain(node: Any) -> Any:
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = dict(ast.iter_fields(node))
-    if (isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and ast.get_docstring(node, clean=False) is not None):
+    if (
+        isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and ast.get_docstring(node, clean=False) is not None
+    ):
         fields["body"] = fields["body"][1:]
-    return [type(node).__name__, *([key, _plain(value)] for key, value in
-                                   fields.items() if value not in (None, []))]
+    return [
+        type(node).__name__,
+        *(
+            [key, _plain(value)]
+            for key, value in fields.items()
+            if value not in (None, [])
+        ),
+    ]
 
 
 @cache
@@ -204,14 +267,21 @@ def hashes(patterns: Iterable[str] = ()) -> dict[str, str]:
     """
     names = {path for pattern in patterns for path in ROOT.glob(pattern)}
     if not patterns:
-        names = {Path(m.__file__).resolve() for m in list(sys.modules.values())
-                 if getattr(m, "__file__", None)} - {Path(__file__).resolve()}
+        names = {
+            Path(m.__file__).resolve()
+            for m in list(sys.modules.values())
+            if getattr(m, "__file__", None)
+        } - {Path(__file__).resolve()}
         if "normalnorm.layers.engines.native" in sys.modules:
             names.add(ROOT / NATIVE)
-    inside = sorted(path.relative_to(ROOT).as_posix() for path in names
-                    if path.is_relative_to(ROOT) and path.exists()
-                    and ".venv" not in path.parts
-                    and path.name != "_modidx.py")      # an index, made anew
+    inside = sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in names
+        if path.is_relative_to(ROOT)
+        and path.exists()
+        and ".venv" not in path.parts
+        and path.name != "_modidx.py"
+    )  # an index, made anew
     return {name: _hash(name) for name in inside}
 
 
@@ -229,6 +299,7 @@ def content(path: str) -> str:
 
 # ---- the ledger ----
 
+
 def ledger() -> dict[str, dict[str, Any]]:
     "What results/records.json says of each record."
     return json.loads(LEDGER.read_text(encoding="utf-8"))
@@ -236,23 +307,32 @@ def ledger() -> dict[str, dict[str, Any]]:
 
 def write(entries: dict[str, dict[str, Any]]) -> None:
     "A line for each record."
-    LEDGER.write_text("{\n" + ",\n".join(
-        f"{json.dumps(name)}: {json.dumps(entry)}"
-        for name, entry in entries.items()) + "\n}\n", encoding="utf-8")
+    LEDGER.write_text(
+        "{\n"
+        + ",\n".join(
+            f"{json.dumps(name)}: {json.dumps(entry)}"
+            for name, entry in entries.items()
+        )
+        + "\n}\n",
+        encoding="utf-8",
+    )
 
 
 def changed(entry: dict[str, Any]) -> list[str]:
     "The files whose code is no longer what the entry of a record vouches for."
     known, files = entry["code"], entry.get("files")
     now = {name: _hash(name) for name in known} | (
-        hashes(files) if files else {})
+        hashes(files) if files else {}
+    )
     return sorted(f for f in now if now[f] != known.get(f))
 
 
 def vouched(path: Path) -> bool:
     "Whether nothing has changed since the record in a file was vouched for."
-    return any(path == ROOT / "results" / entry["path"] and not changed(entry)
-               for entry in ledger().values())
+    return any(
+        path == ROOT / "results" / entry["path"] and not changed(entry)
+        for entry in ledger().values()
+    )
 
 
 def older(shown: Iterable[str]) -> list[str]:
@@ -264,31 +344,46 @@ def older(shown: Iterable[str]) -> list[str]:
         if "stale" in entry and any(file.startswith(path) for file in shown):
             found.setdefault(
                 f"Measured on {entry['made']} with code that has changed since "
-                f"({entry['stale']})", []).append(f"`{path}`")
+                f"({entry['stale']})",
+                [],
+            ).append(f"`{path}`")
     return [f"{how}: {', '.join(paths)}." for how, paths in found.items()]
 
 
-def look(entries: dict[str, dict[str, Any]],
-         ask: Callable[[list[str]], dict[str, Any]] | None = None
-         ) -> Iterator[str]:
+def look(
+    entries: dict[str, dict[str, Any]],
+    ask: Callable[[list[str]], dict[str, Any]] | None = None,
+) -> Iterator[str]:
     """Brings the entries up to date; says of each record that is older than its
     code what became of it. `ask`: gives what the witnesses of records say.
     """
-    old = {name: files for name, entry in entries.items()
-           if (files := changed(entry))}
-    said = ask([name for name in old if "witness" in entries[name]]
-               ) if ask else {}
+    old = {
+        name: files
+        for name, entry in entries.items()
+        if (files := changed(entry))
+    }
+    said = (
+        ask([name for name in old if "witness" in entries[name]]) if ask else {}
+    )
     for name, entry in entries.items():
         how = ""
         if name in old:
             now = said.get(name)
-            how = apart(entry, now) if now else entry.get(
-                "stale", "the numbers may be others now")
-            told = (f"{name}: {', '.join(old[name][:3])}"
-                    f"{', …' * (len(old[name]) > 3)} changed")
-            yield (f"{told}; {how}: made on {entry['made']}, again in "
-                   f"{entry['again']}" if how
-                   else f"{told}, the witness says the same")
+            how = (
+                apart(entry, now)
+                if now
+                else entry.get("stale", "the numbers may be others now")
+            )
+            told = (
+                f"{name}: {', '.join(old[name][:3])}"
+                f"{', …' * (len(old[name]) > 3)} changed"
+            )
+            yield (
+                f"{told}; {how}: made on {entry['made']}, again in "
+                f"{entry['again']}"
+                if how
+                else f"{told}, the witness says the same"
+            )
             if not how:
                 entry |= {"code": now["code"]}
         entry.pop("stale", None)
@@ -297,8 +392,9 @@ def look(entries: dict[str, dict[str, Any]],
 
 def main(arguments: list[str] | None = None) -> int:
     "Command line; see the module's text."
-    parser = argparse.ArgumentParser(prog="python -m tools.records",
-                                     description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.records", description=__doc__.split("\n\n")[0]
+    )
     entries = ledger()
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--made", choices=entries, action="append", default=[])
@@ -309,10 +405,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     for name, now in (asked(chosen.made) if chosen.made else {}).items():
         entries[name].pop("stale", None)
-        entries[name] |= {"made": time.strftime("%Y-%m-%d"),
-                          "content": content(entries[name]["path"])} | now
-    for line in () if chosen.made else look(
-            entries, None if chosen.list else asked):
+        entries[name] |= {
+            "made": time.strftime("%Y-%m-%d"),
+            "content": content(entries[name]["path"]),
+        } | now
+    for line in (
+        () if chosen.made else look(entries, None if chosen.list else asked)
+    ):
         print(line, flush=True)
     if not chosen.list:
         write(entries)

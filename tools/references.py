@@ -3,6 +3,7 @@ over the axes that its letters name, for layers that have no twin in torch.nn.
 
 It takes nothing from a layer but the names and values of its state.
 """
+
 import torch
 from torch import Tensor, nn
 
@@ -18,8 +19,10 @@ def beside(row: Family, kind: str) -> list[list[int]]:
         told |= set(letters) - {"B", "C"} if "…" in told else set()
         return [i for i, letter in enumerate(letters) if letter not in told]
 
-    return [axes(row.unit),
-            axes(row.unit if row.centre is None else row.centre)]
+    return [
+        axes(row.unit),
+        axes(row.unit if row.centre is None else row.centre),
+    ]
 
 
 class Reference(nn.Module):
@@ -38,14 +41,15 @@ class Reference(nn.Module):
         self.own = [name for name, _ in layer.named_parameters()]
         for name in ("weight", "bias", "tau", "v"):
             value = getattr(layer, name, None)
-            self.register_parameter(name, None if value is None else
-                                    nn.Parameter(value.detach().clone()))
+            self.register_parameter(
+                name,
+                None if value is None else nn.Parameter(value.detach().clone()),
+            )
         for name, value in layer.named_buffers():
             self.register_buffer(name, value.clone())
 
     def wide(self, value: Tensor, x: Tensor) -> Tensor:
-        return value.reshape(
-            [-1 if d == self.at else 1 for d in range(x.ndim)])
+        return value.reshape([-1 if d == self.at else 1 for d in range(x.ndim)])
 
     def remembered(self, name: str, value: Tensor, x: Tensor) -> Tensor:
         "The running average in evaluation; in training `value`, followed."
@@ -55,11 +59,17 @@ class Reference(nn.Module):
         if not self.training:
             return self.wide(average, x)
         n = x.numel() // average.numel()
-        weight = (1 / self.num_batches_tracked if self.momentum is None
-                  else self.momentum)
-        if n:                       # of nothing nothing is remembered
-            average.lerp_(value.detach().flatten() * (
-                n / (n - 1) if name == "var" else 1), weight)
+        weight = (
+            1 / self.num_batches_tracked
+            if self.momentum is None
+            else self.momentum
+        )
+        if n:  # of nothing nothing is remembered
+            average.lerp_(
+                value.detach().flatten()
+                * (n / (n - 1) if name == "var" else 1),
+                weight,
+            )
         return value
 
     def normalized(self, x: Tensor, eps: float) -> Tensor:
@@ -80,25 +90,36 @@ class Reference(nn.Module):
         "As strict as PyTorch's layers are."
         state = [t for t in (*self.parameters(), *self.buffers()) if t.ndim]
         if type(self.eps) is not self.of_eps or type(self.momentum) not in (
-                float, type(None)):
+            float,
+            type(None),
+        ):
             raise TypeError("ε or momentum is no number")
         if x.ndim != self.ndim or any(
-                t.shape != x.shape[self.at:self.at + 1] for t in state):
+            t.shape != x.shape[self.at : self.at + 1] for t in state
+        ):
             raise ValueError("sizes that do not fit")
-        if not all(t.is_floating_point() and t.dtype in (
-                x.dtype, torch.float32) for t in (x, *state)) or (
-                    x.dtype is torch.float64
-                    and any(t.dtype != x.dtype for t in state)):
+        if not all(
+            t.is_floating_point() and t.dtype in (x.dtype, torch.float32)
+            for t in (x, *state)
+        ) or (
+            x.dtype is torch.float64 and any(t.dtype != x.dtype for t in state)
+        ):
             raise TypeError("types that do not fit")
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
         if self.training and hasattr(self, "num_batches_tracked"):
             self.num_batches_tracked += 1
-        out = self.mapped(self.normalized(
-            x, torch.finfo(x.dtype).eps if self.eps is None else self.eps))
-        return out if self.tau is None else torch.maximum(
-            out, self.wide(self.tau, x))
+        out = self.mapped(
+            self.normalized(
+                x, torch.finfo(x.dtype).eps if self.eps is None else self.eps
+            )
+        )
+        return (
+            out
+            if self.tau is None
+            else torch.maximum(out, self.wide(self.tau, x))
+        )
 
 
 class _Kept(torch.autograd.Function):
@@ -111,7 +132,7 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
-        x, = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         return grad.view_as(x)
 
 
@@ -141,7 +162,8 @@ class Gated(Reference):
         parts = x.reshape(len(x), self.groups, -1)
         var = (parts - parts.mean(2, True)).square().mean(2, True)
         return (parts / (var + eps).sqrt()).reshape(x.shape) / (
-            1 + torch.exp(-x * self.wide(self.v, x)))
+            1 + torch.exp(-x * self.wide(self.v, x))
+        )
 
 
 class Propagated(Reference):
@@ -150,12 +172,16 @@ class Propagated(Reference):
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
         return (self.mapped(x).relu() - (2 * torch.pi) ** -0.5) / (
-            (1 - 1 / torch.pi) / 2) ** 0.5
+            (1 - 1 / torch.pi) / 2
+        ) ** 0.5
 
 
 # where the axes are not all that a formula says
-FORMULAS = {"BatchReNorm": Renormalized, "EvoNorm2d": Gated,
-            "PropagatedNorm": Propagated}
+FORMULAS = {
+    "BatchReNorm": Renormalized,
+    "EvoNorm2d": Gated,
+    "PropagatedNorm": Propagated,
+}
 
 
 def reference(layer: nn.Module, row: Family, kind: str) -> Reference | None:

@@ -4,6 +4,7 @@ same way for all, and the plain layer beside it that it is compared with.
 `tools.hostile` and the tests take their layers from here: a new row is tried
 without another word.
 """
+
 import inspect
 from collections.abc import Callable
 from typing import NamedTuple
@@ -42,8 +43,12 @@ class Last(nn.Module):
 
     def forward(self, x):
         return nn.functional.layer_norm(
-            x.permute(0, 2, 3, 1), self.normalized_shape, self.weight,
-            self.bias, self.eps).permute(0, 3, 1, 2)
+            x.permute(0, 2, 3, 1),
+            self.normalized_shape,
+            self.weight,
+            self.bias,
+            self.eps,
+        ).permute(0, 3, 1, 2)
 
 
 class Trial(NamedTuple):
@@ -52,6 +57,7 @@ class Trial(NamedTuple):
     `ours` and `theirs` make the layer and the plain one with the same options;
     what one of them does not have is left out.
     """
+
     row: Family
     kind: str
     shape: tuple[int, ...]
@@ -59,9 +65,13 @@ class Trial(NamedTuple):
     @property
     def name(self) -> str:
         row = self.row
-        return (row.names[0] if row.names else
-                families.twins(row.layer)[0].names[0] + ", plain"
-                    if families.twins(row.layer) else row.layer.__name__)
+        return (
+            row.names[0]
+            if row.names
+            else families.twins(row.layer)[0].names[0] + ", plain"
+            if families.twins(row.layer)
+            else row.layer.__name__
+        )
 
     @property
     def channels(self) -> int:
@@ -77,35 +87,58 @@ class Trial(NamedTuple):
         the row says, by axes.
         """
         known = {"gaussianizer": Identity()} | {
-            k: v for k, v in options.items() if k not in (
-                "noise", "alpha", "steps", "safeguard", "gaussianizer")}
+            k: v
+            for k, v in options.items()
+            if k not in ("noise", "alpha", "steps", "safeguard", "gaussianizer")
+        }
         found = reference(self.ours(**known), self.row, self.kind)
         if found is not None:
             return found
-        unit = self.row.unit.replace("G", "C") if self.row.over_batch() else (
-            self.row.unit)
-        row = next(row for row in (
-            *(families.twins(self.row.plain)[:1] if self.row.plain else ()),
-            *families.rows())
+        unit = (
+            self.row.unit.replace("G", "C")
+            if self.row.over_batch()
+            else (self.row.unit)
+        )
+        row = next(
+            row
+            for row in (
+                *(families.twins(self.row.plain)[:1] if self.row.plain else ()),
+                *families.rows(),
+            )
             if isinstance(row.plain, type)
             and not row.plain.__module__.startswith("normalnorm")
             and row.synchronized is not row.layer
-            and (row is self.row or row.unit == unit and row.centre is None
-                 and self.kind in row.inputs()
-                 or row.plain is self.row.plain))
-        plain = _made(lambda n, **o: (
-                          row.plain(o.pop("num_groups"), n, **o)
-                          if "num_groups" in o else row.plain(n, **o)),
-                      row.plain, self.channels,
-                      {k: v for k, v in options.items() if k != "noise"})
+            and (
+                row is self.row
+                or row.unit == unit
+                and row.centre is None
+                and self.kind in row.inputs()
+                or row.plain is self.row.plain
+            )
+        )
+        plain = _made(
+            lambda n, **o: (
+                row.plain(o.pop("num_groups"), n, **o)
+                if "num_groups" in o
+                else row.plain(n, **o)
+            ),
+            row.plain,
+            self.channels,
+            {k: v for k, v in options.items() if k != "noise"},
+        )
         return plain if self.kind in row.inputs() else Last(plain)
 
 
 def _made(make: Callable, cls: type, channels: int, options: dict) -> nn.Module:
     known, given = accepted(cls), dict(options)
     plain = given.get("alpha") == 0 and given.get("noise") == 0
-    given = {"affine": True, "track_running_stats": True, "num_groups": 2,
-             "group_size": 1 if plain else 2, **given}
+    given = {
+        "affine": True,
+        "track_running_stats": True,
+        "num_groups": 2,
+        "group_size": 1 if plain else 2,
+        **given,
+    }
     if "gaussianizer" in given and "alpha" in given:
         alpha = given.pop("alpha")
         given["gaussianizer"] = given["gaussianizer"] if alpha else Identity()
@@ -122,8 +155,11 @@ def trials(sizes: dict[str, int] = SIZES) -> list[Trial]:
     for row in families.rows():
         if row.layer.__name__.startswith("_"):
             continue
-        kinds = row.inputs() if "…" not in row.axes else [
-            "B L C" if row.axes.endswith("C") else "B C H W"]
+        kinds = (
+            row.inputs()
+            if "…" not in row.axes
+            else ["B L C" if row.axes.endswith("C") else "B C H W"]
+        )
         for kind in kinds:
             letters = kind.split()
             if "B" in letters:

@@ -9,6 +9,7 @@ A chapter that fails leaves its executed copy too, up to the cell that failed
 and with the error there, and a record that says so: the book shows that page as
 far as it came, and the chapter is run again the next time.
 """
+
 import asyncio
 import hashlib
 import json
@@ -29,22 +30,34 @@ from tools import kernels
 from tools.chapters import ROOT, Chapter, chapters
 
 ANSI = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-BUDGET = 60.0           # seconds that a chapter may take
-LIMIT = 600.0           # seconds after which a chapter is ended
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
+BUDGET = 60.0  # seconds that a chapter may take
+LIMIT = 600.0  # seconds after which a chapter is ended
 FEW = 3  # chapters for which it does not pay to import everything once, ahead
 # what the long chapters took on some machine: an order for the first run, no
 # more
 SECONDS = Path(__file__).with_name("seconds.json")
-SKIPPED = (".git", ".mypy_cache", ".ruff_cache", "_build", "_docs",
-           "__pycache__", ".pytest_cache", ".hypothesis", "build", "dist")
+SKIPPED = (
+    ".git",
+    ".mypy_cache",
+    ".ruff_cache",
+    "_build",
+    "_docs",
+    "__pycache__",
+    ".pytest_cache",
+    ".hypothesis",
+    "build",
+    "dist",
+)
 
 # These choose the instructions that torch and our kernel use: another choice is
 # another run. What the runner itself sets for a kernel, or the tests for
 # themselves, is none.
 SWITCHES = re.compile(
     r"ATEN_CPU_CAPABILITY|ONEDNN_MAX_CPU_ISA|MKL_ENABLE_INSTRUCTIONS|MKL_CBWR|"
-    r"CXX|NORMALNORM_(?!CACHE|QUIET|TEST)\w+")
+    r"CXX|NORMALNORM_(?!CACHE|QUIET|TEST)\w+"
+)
 
 # Runs inside the kernel before the first cell. An audit hook sees every open();
 # modules are read off at the end.
@@ -78,8 +91,11 @@ files if f}), "cpu": cpu}, out)
 
 def skipped(folder: str) -> bool:
     "Whether a folder of this name holds nothing of the repository's own."
-    return (folder in SKIPPED or folder.startswith(".venv")
-            or folder.endswith(".egg-info"))
+    return (
+        folder in SKIPPED
+        or folder.startswith(".venv")
+        or folder.endswith(".egg-info")
+    )
 
 
 def digest(data: bytes) -> str:
@@ -94,8 +110,9 @@ def snapshot(root: Path) -> dict[str, str]:
         for name in names:
             path = Path(folder, name)
             if path.suffix != ".pyc" and path.is_file():
-                found[path.relative_to(root).as_posix()] = (
-                    digest(path.read_bytes()))
+                found[path.relative_to(root).as_posix()] = digest(
+                    path.read_bytes()
+                )
     return found
 
 
@@ -112,13 +129,19 @@ def environment(root: Path) -> str:
     that are there, what chooses the processor's instructions, the runner
     itself.
     """
-    texts = [(root / name).read_text()
-             for name in ("constraints.txt", "settings.ini")] + [
-                 RECORD, REPORT, sys.version]
-    texts += [f"{name} {version(name)}"
-              for name in ("torch", "numpy", "scipy", "matplotlib")]
-    texts += [f"{name}={value}" for name, value in sorted(os.environ.items())
-              if SWITCHES.fullmatch(name)]
+    texts = [
+        (root / name).read_text()
+        for name in ("constraints.txt", "settings.ini")
+    ] + [RECORD, REPORT, sys.version]
+    texts += [
+        f"{name} {version(name)}"
+        for name in ("torch", "numpy", "scipy", "matplotlib")
+    ]
+    texts += [
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if SWITCHES.fullmatch(name)
+    ]
     return digest("\0".join(texts).encode())
 
 
@@ -128,15 +151,23 @@ class Run:
     def __init__(self, chapter: Chapter):
         self.chapter = chapter
         # a run held to another processor's instructions has a place of its own
-        folder = chapter.root / os.environ.get(
-            "NORMALNORM_TEST_BUILD", "_build") / "executed"
+        folder = (
+            chapter.root
+            / os.environ.get("NORMALNORM_TEST_BUILD", "_build")
+            / "executed"
+        )
         self.notebook, self.record_file = (
-            folder / f"{chapter.name}.ipynb", folder / f"{chapter.name}.json")
+            folder / f"{chapter.name}.ipynb",
+            folder / f"{chapter.name}.json",
+        )
 
     @property
     def key(self) -> str:
-        return digest("\0".join([environment(self.chapter.root),
-                                 *self.chapter.code_cells()]).encode())
+        return digest(
+            "\0".join(
+                [environment(self.chapter.root), *self.chapter.code_cells()]
+            ).encode()
+        )
 
     def record(self) -> dict:
         """What is known of the last run: key, dependencies, seconds, cpu; or
@@ -172,21 +203,30 @@ class ChapterFailed(Exception):
     the error in one line.
     """
 
-    def __init__(self, chapter: str, cell: int, count: int, line: str,
-                 details: str):
+    def __init__(
+        self, chapter: str, cell: int, count: int, line: str, details: str
+    ):
         where = f", cell {cell} of {count}" if cell else ""
         super().__init__(f"chapter {chapter}{where} failed:\n{details}")
         self.chapter, self.cell, self.count, self.line = (
-            chapter, cell, count, line)
+            chapter,
+            cell,
+            count,
+            line,
+        )
 
     def summary(self) -> str:
         "One line: chapter, cell, error."
-        return (f"{self.chapter}{f', cell {self.cell}' if self.cell else ''}: "
-                f"{self.line}")
+        return (
+            f"{self.chapter}{f', cell {self.cell}' if self.cell else ''}: "
+            f"{self.line}"
+        )
 
 
-PLACES = re.compile(r"(?<![\w.:/~…])(?:/(?:[\w.+@~-]+/)+"
-                    r"|[A-Za-z]:(?:\\[\w.+@~ -]+)+\\)([\w.+@~-]+)")
+PLACES = re.compile(
+    r"(?<![\w.:/~…])(?:/(?:[\w.+@~-]+/)+"
+    r"|[A-Za-z]:(?:\\[\w.+@~ -]+)+\\)([\w.+@~-]+)"
+)
 
 
 def without_machine(text: str, root: Path) -> str:
@@ -194,11 +234,17 @@ def without_machine(text: str, root: Path) -> str:
     machine, for a page or a report.
     """
     text = ANSI.sub("", text)
-    libraries = {sysconfig.get_paths()[k]
-                 for k in ("purelib", "platlib", "stdlib")}
-    for folder, name in [(root, ""), (root.resolve(), ""), *(
-        (folder, f"{Path(folder).name}/")
-        for folder in sorted(libraries, key=len, reverse=True))]:
+    libraries = {
+        sysconfig.get_paths()[k] for k in ("purelib", "platlib", "stdlib")
+    }
+    for folder, name in [
+        (root, ""),
+        (root.resolve(), ""),
+        *(
+            (folder, f"{Path(folder).name}/")
+            for folder in sorted(libraries, key=len, reverse=True)
+        ),
+    ]:
         text = text.replace(f"{folder}{os.sep}", name)
     text = re.sub(r"\S*ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
     return PLACES.sub(r"…/\1", text)
@@ -207,8 +253,12 @@ def without_machine(text: str, root: Path) -> str:
 def write(path: Path, text: str) -> None:
     "Whole or not at all: tests in another process may read at the same time."
     with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}", encoding="utf-8",
-        errors="backslashreplace", delete=False
+        "w",
+        dir=path.parent,
+        prefix=f".{path.name}",
+        encoding="utf-8",
+        errors="backslashreplace",
+        delete=False,
     ) as file:
         file.write(text)
     os.replace(file.name, path)
@@ -218,20 +268,28 @@ def kernel_environment(root: Path, threads: int = 1) -> dict[str, str]:
     """The environment variables of a chapter's kernel, but for the ones of one
     run.
     """
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0",
-           # tqdm, imported by a library: of no use on a page
-           "PYTHONWARNINGS": "ignore:IProgress not found",
-           # the line that the kernel is being compiled: the same
-           "NORMALNORM_QUIET": "1",
-           "PYTHONPATH": os.pathsep.join(
-               filter(None, [str(root), os.environ.get("PYTHONPATH")]))}
-    env.pop("MPLBACKEND", None)                     # figures vanish with it
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONHASHSEED": "0",
+        # tqdm, imported by a library: of no use on a page
+        "PYTHONWARNINGS": "ignore:IProgress not found",
+        # the line that the kernel is being compiled: the same
+        "NORMALNORM_QUIET": "1",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(root), os.environ.get("PYTHONPATH")])
+        ),
+    }
+    env.pop("MPLBACKEND", None)  # figures vanish with it
     return env
 
 
-def execute(chapter: Chapter, threads: int = 1,
-            nursery: kernels.Nursery | None = None,
-            limit: float = LIMIT) -> Run:
+def execute(
+    chapter: Chapter,
+    threads: int = 1,
+    nursery: kernels.Nursery | None = None,
+    limit: float = LIMIT,
+) -> Run:
     """Run a chapter in a kernel of its own; write its executed copy and record.
 
     Raises `ChapterFailed`, whatever went wrong.
@@ -249,7 +307,11 @@ def execute(chapter: Chapter, threads: int = 1,
     )
 
     run, start, notebook, at = (
-        Run(chapter), time.perf_counter(), None, {"cell": 0})
+        Run(chapter),
+        time.perf_counter(),
+        None,
+        {"cell": 0},
+    )
     run.notebook.parent.mkdir(parents=True, exist_ok=True)
     try:
         if reason := chapter.unreadable():
@@ -261,85 +323,135 @@ def execute(chapter: Chapter, threads: int = 1,
         for cell in notebook.cells:
             if cell.cell_type == "code" and "#| eval: false" in cell.source:
                 cell.metadata["tags"] = ["skip-execution"]
-        notebook.cells = [nbformat.v4.new_code_cell(RECORD), *notebook.cells,
-                          nbformat.v4.new_code_cell(REPORT)]
+        notebook.cells = [
+            nbformat.v4.new_code_cell(RECORD),
+            *notebook.cells,
+            nbformat.v4.new_code_cell(REPORT),
+        ]
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "record.json"
             client = NotebookClient(
-                notebook, kernel_name="python3",
-                skip_cells_with_tag="skip-execution", allow_errors=False,
+                notebook,
+                kernel_name="python3",
+                skip_cells_with_tag="skip-execution",
+                allow_errors=False,
                 timeout_func=lambda cell: max(
-                    1, int(start + limit - time.perf_counter())),
-                on_cell_execute=lambda cell, cell_index:
-                                    at.update(cell=cell_index))
+                    1, int(start + limit - time.perf_counter())
+                ),
+                on_cell_execute=lambda cell, cell_index: at.update(
+                    cell=cell_index
+                ),
+            )
             client.km = kernels.manager(nursery)
             client.owns_km = True  # so that nbclient ends the kernel
             # no open ports, and no notice about them in the outputs
             client.km.transport, client.km.ip = "ipc", f"{folder}/k"
-            asyncio.run(client.async_execute(
-                            cwd=str(chapter.root / "nbs"),
-                            env={**kernel_environment(chapter.root, threads),
-                                 "BOOK_RECORD": str(report)}))
+            asyncio.run(
+                client.async_execute(
+                    cwd=str(chapter.root / "nbs"),
+                    env={
+                        **kernel_environment(chapter.root, threads),
+                        "BOOK_RECORD": str(report),
+                    },
+                )
+            )
             known = json.loads(report.read_text())
         notebook.cells = notebook.cells[1:-1]
         root = f"{chapter.root.resolve()}{os.sep}"
-        names = {os.path.relpath(f, root).replace(os.sep, "/")
-                 for f in known["files"] if f.startswith(root)} - {
-                     f"nbs/{chapter.name}.ipynb"}
+        names = {
+            os.path.relpath(f, root).replace(os.sep, "/")
+            for f in known["files"]
+            if f.startswith(root)
+        } - {f"nbs/{chapter.name}.ipynb"}
         record = {
-            "key": key, "seconds": round(time.perf_counter() - start, 2),
+            "key": key,
+            "seconds": round(time.perf_counter() - start, 2),
             "cpu": round(known["cpu"], 2),
             **({"claims": known["claims"]} if known["claims"] else {}),
-            "dependencies": {n: before[n] for n in sorted(names & set(before))}}
+            "dependencies": {n: before[n] for n in sorted(names & set(before))},
+        }
         text = nbformat.writes(notebook)
     except Exception as error:
         # also what nobody thought of: the other chapters must go on
         number = (
-            at["cell"] if notebook is not None and at["cell"] <= count else 0)
+            at["cell"] if notebook is not None and at["cell"] <= count else 0
+        )
         clean = lambda words: without_machine(words, chapter.root)
         if isinstance(error, CellExecutionError):
             name, words, details = error.ename, error.evalue, str(error)
-            if arrow := re.search(r"^-+> ?\d+ +(.*)$", ANSI.sub("", details),
-                                  re.M) if not words else None:
+            if (
+                arrow := re.search(
+                    r"^-+> ?\d+ +(.*)$", ANSI.sub("", details), re.M
+                )
+                if not words
+                else None
+            ):
                 words = f"at {arrow[1]}"  # an assertion without a message
         elif isinstance(error, CellTimeoutError):
-            name, words = ("Timeout",
-                           f"the chapter was ended in this cell, {limit:.0f} s "
-                           "after its start")
+            name, words = (
+                "Timeout",
+                f"the chapter was ended in this cell, {limit:.0f} s "
+                "after its start",
+            )
             details = words
         elif isinstance(error, DeadKernelError):
-            name, words = ("DeadKernel",
-                           "the process that ran this cell ended: os._exit, a "
-                           "signal as of an invalid access to memory, or no "
-                           "memory left")
+            name, words = (
+                "DeadKernel",
+                "the process that ran this cell ended: os._exit, a "
+                "signal as of an invalid access to memory, or no "
+                "memory left",
+            )
             details = words
         else:
-            name, words, details = (type(error).__name__, str(error),
-                                    f"{type(error).__name__}: {error}")
+            name, words, details = (
+                type(error).__name__,
+                str(error),
+                f"{type(error).__name__}: {error}",
+            )
         line = clean(f"{name}: {words}".split("\n")[0])
         if notebook is not None and number:
             cell = notebook.cells[number]
             if not any(o.output_type == "error" for o in cell.outputs):
-                cell.outputs = [*cell.outputs, nbformat.v4.new_output(
-                    "error", ename=name, evalue=words, traceback=[line])]
-            for output in (o for c in notebook.cells if c.cell_type == "code"
-                           for o in c.outputs):
+                cell.outputs = [
+                    *cell.outputs,
+                    nbformat.v4.new_output(
+                        "error", ename=name, evalue=words, traceback=[line]
+                    ),
+                ]
+            for output in (
+                o
+                for c in notebook.cells
+                if c.cell_type == "code"
+                for o in c.outputs
+            ):
                 if output.output_type == "error":
-                    output |= {"evalue": clean(output.evalue), "traceback": [
-                        clean(t) for t in output.traceback]}
+                    output |= {
+                        "evalue": clean(output.evalue),
+                        "traceback": [clean(t) for t in output.traceback],
+                    }
                 elif output.output_type == "stream":
                     output["text"] = clean(output["text"])
-            notebook.cells = notebook.cells[1:count + 1]
+            notebook.cells = notebook.cells[1 : count + 1]
             write(run.notebook, nbformat.writes(notebook))
         else:
             run.notebook.unlink(missing_ok=True)
-        write(run.record_file, json.dumps(
-            {"failed": {"cell": number, "of": count if number else 0,
-                        "error": line},
-             "seconds": round(time.perf_counter() - start, 2)},
-            indent=1))
-        raise ChapterFailed(chapter.name, number, count if number else 0, line,
-                            clean(details)) from None
+        write(
+            run.record_file,
+            json.dumps(
+                {
+                    "failed": {
+                        "cell": number,
+                        "of": count if number else 0,
+                        "error": line,
+                    },
+                    "seconds": round(time.perf_counter() - start, 2),
+                },
+                indent=1,
+            ),
+        )
+        raise ChapterFailed(
+            chapter.name, number, count if number else 0, line, clean(details)
+        ) from None
     write(run.notebook, text)
     write(run.record_file, json.dumps(record, indent=1))
     return run
@@ -366,29 +478,39 @@ def rounds(todo: list[Chapter]) -> list[list[Chapter]]:
     """
     order = sorted(todo, key=expected_seconds, reverse=True)
     collects = lambda c: any("tools.ledger" in cell for cell in c.code_cells())
-    return [[c for c in order if not collects(c)],
-            [c for c in order if collects(c)]]
+    return [
+        [c for c in order if not collects(c)],
+        [c for c in order if collects(c)],
+    ]
 
 
-def run_all(todo: list[Chapter], workers: int = 2,
-            limit: float = LIMIT) -> list[ChapterFailed]:
+def run_all(
+    todo: list[Chapter], workers: int = 2, limit: float = LIMIT
+) -> list[ChapterFailed]:
     """Run chapters side by side, saying what happens; returns the failures in
     the order of the book.
     """
     failures, done = {}, 0
-    with (kernels.nursery(kernel_environment(ROOT)) if len(todo) > FEW
-          else nullcontext() as nursery,
-          ThreadPoolExecutor(workers) as pool):
+    with (
+        kernels.nursery(kernel_environment(ROOT))
+        if len(todo) > FEW
+        else nullcontext() as nursery,
+        ThreadPoolExecutor(workers) as pool,
+    ):
         for listed in rounds(todo):
-            futures = {pool.submit(execute, c, nursery=nursery, limit=limit): c
-                       for c in listed}
+            futures = {
+                pool.submit(execute, c, nursery=nursery, limit=limit): c
+                for c in listed
+            }
             for future in as_completed(futures):
                 done += 1
                 name = futures[future].name
                 try:
-                    print(f"  [{done}/{len(todo)}] {name} "
-                          f"({future.result().record()['seconds']:.1f} s)",
-                          flush=True)
+                    print(
+                        f"  [{done}/{len(todo)}] {name} "
+                        f"({future.result().record()['seconds']:.1f} s)",
+                        flush=True,
+                    )
                 except ChapterFailed as error:
                     failures[futures[future]] = error
                     print(f"  [{done}/{len(todo)}] {name} FAILED", flush=True)
@@ -401,12 +523,19 @@ def timetable() -> str:
     """
     rows = [(c.name, Run(c).record().get("seconds")) for c in chapters()]
     width = max(len(name) for name, _ in rows)
-    lines = [f"  {name:{width}s} {seconds:7.1f} s" for name, seconds in rows
-             if seconds is not None]
-    late = [f"{name} ({seconds:.0f} s)" for name, seconds in rows
-            if (seconds or 0) > BUDGET]
+    lines = [
+        f"  {name:{width}s} {seconds:7.1f} s"
+        for name, seconds in rows
+        if seconds is not None
+    ]
+    late = [
+        f"{name} ({seconds:.0f} s)"
+        for name, seconds in rows
+        if (seconds or 0) > BUDGET
+    ]
     lines.append(f"  {'all':{width}s} {sum(s or 0 for _, s in rows):7.1f} s")
     if late:
         lines.append(
-            f"over the budget of {BUDGET:.0f} s a chapter: {', '.join(late)}")
+            f"over the budget of {BUDGET:.0f} s a chapter: {', '.join(late)}"
+        )
     return "\n".join(lines)

@@ -9,6 +9,7 @@ the kernel's first use (`normalnorm.layers.engines.compiler.carry`), `$CXX`
 included. They need the C and C++ libraries of this machine or newer ones; where
 the loader does not find what it needs, the kernel is compiled as ever.
 """
+
 import argparse
 import os
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = Path("normalnorm/layers/engines/native.cpp")
-TAG = "py3-none-linux_x86_64"           # ctypes: any Python will do
+TAG = "py3-none-linux_x86_64"  # ctypes: any Python will do
 
 
 class Failed(Exception):
@@ -27,27 +28,46 @@ class Failed(Exception):
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> str:
     "A Python module's output. Raises `Failed` with what it said."
-    done = subprocess.run([sys.executable, *arguments], cwd=cwd, text=True,
-                          capture_output=True, env=os.environ | environment)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        text=True,
+        capture_output=True,
+        env=os.environ | environment,
+    )
     if done.returncode:
-        raise Failed(f"python {' '.join(arguments[:3])} …: "
-                     f"{(done.stderr or done.stdout).strip()[-2000:]}")
+        raise Failed(
+            f"python {' '.join(arguments[:3])} …: "
+            f"{(done.stderr or done.stdout).strip()[-2000:]}"
+        )
     return done.stdout
 
 
 def plain(folder: Path) -> Path:
     "The ordinary wheel, of the source, for any machine."
     with tempfile.TemporaryDirectory() as place:
-        run("-m", "pip", "wheel", "--quiet", "--no-deps",
-            "--no-build-isolation", "--wheel-dir", place, str(ROOT))
-        made, = Path(place).glob("*.whl")
+        run(
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            place,
+            str(ROOT),
+        )
+        (made,) = Path(place).glob("*.whl")
         return Path(made.replace(folder / made.name))
 
 
 def tagged(text: str) -> str:
     "The WHEEL file of a wheel for one platform."
-    lines = [line for line in text.splitlines()
-             if not line.startswith(("Tag:", "Root-Is-Purelib:")) and line]
+    lines = [
+        line
+        for line in text.splitlines()
+        if not line.startswith(("Tag:", "Root-Is-Purelib:")) and line
+    ]
     return "\n".join([*lines, "Root-Is-Purelib: false", f"Tag: {TAG}"]) + "\n"
 
 
@@ -57,20 +77,26 @@ def carrying(wheel: Path, folder: Path) -> Path:
     Raises `Failed` where nothing compiles, or the kernel is not found in it.
     """
     from normalnorm.layers.engines.compiler import CompilerError, carry
+
     with tempfile.TemporaryDirectory() as place:
         run("-m", "wheel", "unpack", "--dest", place, str(wheel))
-        root, = Path(place).iterdir()
+        (root,) = Path(place).iterdir()
         try:
             carry(root / KERNEL)
         except CompilerError as error:
             raise Failed(str(error)) from error
         # as on a machine without a compiler
-        way = run("-c", "from normalnorm.layers.engines import native; "
-                        "print(native.way())",
-                  cwd=root, PYTHONPATH=str(root), PATH=place, CXX="",
-                  NORMALNORM_CACHE=os.devnull)
+        way = run(
+            "-c",
+            "from normalnorm.layers.engines import native; print(native.way())",
+            cwd=root,
+            PYTHONPATH=str(root),
+            PATH=place,
+            CXX="",
+            NORMALNORM_CACHE=os.devnull,
+        )
         print(f"here it computes with {way.strip()}")
-        about, = root.glob("*.dist-info/WHEEL")
+        (about,) = root.glob("*.dist-info/WHEEL")
         about.write_text(tagged(about.read_text("utf-8")), "utf-8")
         run("-m", "wheel", "pack", "--dest-dir", str(folder), str(root))
     return folder / wheel.name.replace("py3-none-any", TAG)
@@ -78,8 +104,10 @@ def carrying(wheel: Path, folder: Path) -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.wheel", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        prog="python -m tools.wheel",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "dist")
     folder = parser.parse_args(arguments).folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,14 @@
 """Kernels that do nothing but multiply and add, or nothing but ask the unit for
 special functions: what bounds any other kernel.
 """
+
 import torch
 import triton
 import triton.language as tl
 
 from benchmarks.gpu.rows import FUSED, exp2_of, log2_of
 
-EACH = tl.constexpr(16)         # operations of a thread's value in a round
+EACH = tl.constexpr(16)  # operations of a thread's value in a round
 
 
 @triton.jit
@@ -36,6 +37,9 @@ def launch(kernel, programs: int, rounds: int, device):
     """
     block = 1024
     y = torch.empty(programs * block, device=device)
-    return (lambda: kernel[(programs,)](y, rounds, BLOCK=block, num_warps=4,
-                                        **FUSED),
-            y.numel() * rounds * EACH.value)
+    return (
+        lambda: kernel[(programs,)](
+            y, rounds, BLOCK=block, num_warps=4, **FUSED
+        ),
+        y.numel() * rounds * EACH.value,
+    )

@@ -6,6 +6,7 @@ A prototype, not a module of the package: no engine calls it. `Kernels` of
 `benchmarks.gpu.__main__` holds it to the definition. With TRITON_INTERPRET=1 it
 runs without a GPU.
 """
+
 import os
 
 import torch
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
-TURN = tl.constexpr(1.4629180792671596e-09)         # 2π·2⁻³²
+TURN = tl.constexpr(1.4629180792671596e-09)  # 2π·2⁻³²
 # inline PTX and a reduction of several tensors: not in the interpreter (nor on
 # ROCm, where this must be False too)
 PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") != "1")
@@ -27,8 +28,13 @@ def log2_of(x):
     "log₂ x for x ≥ 2⁻³³: one MUFU.LG2, without tl.log2's care for subnormals."
     if PTX:
         return tl.inline_asm_elementwise(
-            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32,
-            is_pure=True, pack=1)
+            "lg2.approx.ftz.f32 $0, $1;",
+            "=f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
     return tl.log2(x)
 
 
@@ -36,8 +42,13 @@ def log2_of(x):
 def exp2_of(x):
     if PTX:
         return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32,
-            is_pure=True, pack=1)
+            "ex2.approx.ftz.f32 $0, $1;",
+            "=f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
     return tl.exp2(x)
 
 
@@ -61,9 +72,10 @@ def log2_1p(a, FAST: tl.constexpr):
 @triton.jit
 def expm1_over(t, ell, e, inverse, FAST: tl.constexpr):
     "ℓ·expm1(t)/t for t = ηℓ, e = exp t, inverse = 1/η: ψ without its sign."
-    if FAST:                                # relative error 2⁻¹⁶ at the seam
-        return tl.where(tl.abs(t) < 0.00390625, 0.5 * t * ell + ell,
-                        e * inverse - inverse)
+    if FAST:  # relative error 2⁻¹⁶ at the seam
+        return tl.where(
+            tl.abs(t) < 0.00390625, 0.5 * t * ell + ell, e * inverse - inverse
+        )
     p = 1.0 / 5040.0
     p = p * t + 1.0 / 720.0
     p = p * t + 1.0 / 120.0
@@ -112,22 +124,41 @@ def sums5(a, b, c, d, e):
 @triton.jit
 def turn(b, FAST: tl.constexpr):
     "cos and sin of 2π·b·2⁻³², b a word: quadrant exactly, then polynomials."
-    if FAST and PTX:                        # MUFU: absolute error 2⁻²⁰
+    if FAST and PTX:  # MUFU: absolute error 2⁻²⁰
         r = b.to(tl.int32, bitcast=True).to(tl.float32) * TURN
         cos = tl.inline_asm_elementwise(
-            "cos.approx.ftz.f32 $0, $1;", "=f,f", [r], dtype=tl.float32,
-            is_pure=True, pack=1)
+            "cos.approx.ftz.f32 $0, $1;",
+            "=f,f",
+            [r],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
         sin = tl.inline_asm_elementwise(
-            "sin.approx.ftz.f32 $0, $1;", "=f,f", [r], dtype=tl.float32,
-            is_pure=True, pack=1)
+            "sin.approx.ftz.f32 $0, $1;",
+            "=f,f",
+            [r],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
         return cos, sin
-    q = (b + 0x20000000) >> 30              # nearest quarter, 0…3 (mod 4)
+    q = (b + 0x20000000) >> 30  # nearest quarter, 0…3 (mod 4)
     r = (b - (q << 30)).to(tl.int32, bitcast=True).to(tl.float32) * TURN
     s = r * r
-    sin = r + r * s * (-1.6666654611e-1 + s * (
-        8.3321608736e-3 - s * 1.9515295891e-4))
-    cos = 1.0 - 0.5 * s + s * s * (4.166664568298827e-2 + s * (
-        -1.388731625493765e-3 + s * 2.443315711809948e-5))
+    sin = r + r * s * (
+        -1.6666654611e-1 + s * (8.3321608736e-3 - s * 1.9515295891e-4)
+    )
+    cos = (
+        1.0
+        - 0.5 * s
+        + s
+        * s
+        * (
+            4.166664568298827e-2
+            + s * (-1.388731625493765e-3 + s * 2.443315711809948e-5)
+        )
+    )
     swap, c_minus, s_minus = (q & 1) == 1, ((q + 1) & 2) == 2, (q & 2) == 2
     c, d = tl.where(swap, sin, cos), tl.where(swap, cos, sin)
     return tl.where(c_minus, -c, c), tl.where(s_minus, -d, d)
@@ -145,7 +176,7 @@ def four_normals(counter, seed, FAST: tl.constexpr):
     low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     zero = low * 0
     a, b, c, d = tl.philox(seed, low, high, zero, zero)
-    r = radius_of(a)                        # Triton 3.6 knows no nested targets
+    r = radius_of(a)  # Triton 3.6 knows no nested targets
     x, y = turn(b, FAST)
     z0, z1 = r * x, r * y
     r = radius_of(c)
@@ -158,18 +189,26 @@ def normal_of(index, seed, FAST: tl.constexpr):
     "The number of each element; four times the work of `four_normals`."
     z0, z1, z2, z3 = four_normals(index >> 2, seed, FAST)
     lane = index & 3
-    return tl.where(lane < 2, tl.where(lane == 0, z0, z1),
-                    tl.where(lane == 2, z2, z3))
+    return tl.where(
+        lane < 2, tl.where(lane == 0, z0, z1), tl.where(lane == 2, z2, z3)
+    )
 
 
 @triton.jit
-def row_normals(start, seed, R: tl.constexpr, BLOCK: tl.constexpr,
-                QUADS: tl.constexpr, FAST: tl.constexpr):
+def row_normals(
+    start,
+    seed,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUADS: tl.constexpr,
+    FAST: tl.constexpr,
+):
     "(R, BLOCK) numbers of rows that begin at element `start` (R,)."
-    if QUADS:                               # start is a multiple of four
+    if QUADS:  # start is a multiple of four
         q = tl.arange(0, BLOCK // 4)
         z0, z1, z2, z3 = four_normals(
-            (start[:, None] >> 2) + q[None, :], seed, FAST)
+            (start[:, None] >> 2) + q[None, :], seed, FAST
+        )
         z = tl.join(tl.join(z0, z2), tl.join(z1, z3))
         return tl.reshape(z, (R, BLOCK))
     return normal_of(start[:, None] + tl.arange(0, BLOCK)[None, :], seed, FAST)
@@ -179,8 +218,13 @@ def row_normals(start, seed, R: tl.constexpr, BLOCK: tl.constexpr,
 def reciprocal(x):
     if PTX:
         return tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32,
-            is_pure=True, pack=1)
+            "rcp.approx.ftz.f32 $0, $1;",
+            "=f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
     return 1.0 / x
 
 
@@ -190,7 +234,7 @@ def rates(var, eps):
     "1/√(σ²+ε), NaN where σ² overflowed; 1/σ, 0 for a constant unit."
     rate = tl.where(var < float("inf"), 1.0 / tl.sqrt(var + eps), float("nan"))
     rate = tl.where((var == 0.0) & (eps == 0.0), 0.0, rate)
-    varies = var > 9.860761315262648e-32    # tiny / machine ε of float32
+    varies = var > 9.860761315262648e-32  # tiny / machine ε of float32
     bare = 1.0 / tl.sqrt(tl.where(varies, var, 1.0))
     return rate, tl.where(varies, bare, 0.0)
 
@@ -222,7 +266,7 @@ def transform(h, lam, FAST: tl.constexpr):
     # with the sign of h: one multiplication less
     inverse = tl.where(left, -_inverse(2.0 - lam), _inverse(lam))
     ell = log2_1p(tl.abs(h), FAST)
-    t = eta * ell                           # in units of log 2
+    t = eta * ell  # in units of log 2
     e = exp2_of(t)
     ell = tl.where(left, -LN2 * ell, LN2 * ell)
     x = expm1_over(t * LN2, ell, e, inverse, FAST)
@@ -235,15 +279,33 @@ def _inverse(x):
 
 
 @triton.jit
-def layer_forward(X, Y, W, B, NUM, SEED, M, N, offset, eps, alpha, noise,
-                  R: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-                  HAS_W: tl.constexpr, HAS_B: tl.constexpr,
-                  TRANSFORM: tl.constexpr, NOISE: tl.constexpr,
-                  FAST: tl.constexpr, QUADS: tl.constexpr):
+def layer_forward(
+    X,
+    Y,
+    W,
+    B,
+    NUM,
+    SEED,
+    M,
+    N,
+    offset,
+    eps,
+    alpha,
+    noise,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
+    HAS_W: tl.constexpr,
+    HAS_B: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    NOISE: tl.constexpr,
+    FAST: tl.constexpr,
+    QUADS: tl.constexpr,
+):
     rows = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     cols = tl.arange(0, BLOCK)
     ok = rows < M
-    if EVEN:                                # no masks, no selections
+    if EVEN:  # no masks, no selections
         inside = tl.full((R, BLOCK), True, tl.int1)
     else:
         inside = ok[:, None] & (cols < N)[None, :]
@@ -252,7 +314,7 @@ def layer_forward(X, Y, W, B, NUM, SEED, M, N, offset, eps, alpha, noise,
     n = 1.0 / N
     mean = tl.sum(x, 1) * n
     c = tl.where(inside, x - mean[:, None], 0.0)
-    if not FAST:                            # what rounding left: one more sum
+    if not FAST:  # what rounding left: one more sum
         rest = tl.sum(c, 1) * n
         c = tl.where(inside, c - rest[:, None], 0.0)
         mean += rest
@@ -263,11 +325,17 @@ def layer_forward(X, Y, W, B, NUM, SEED, M, N, offset, eps, alpha, noise,
     mean_d, slope, scale = var * 0, var * 0, var * 0
     if TRANSFORM:
         k = c * bare[:, None]
-        d, log, q = at_one_terms(k, FAST)   # all 0 where k is: no mask
+        d, log, q = at_one_terms(k, FAST)  # all 0 where k is: no mask
         mean_d, slope, log, q, square = sums5(d, k * d, log, q, d * d)
         mean_d, slope = mean_d * n, slope * n
-        lam, ratio, second = estimate(mean_d, slope, log * (n * LN2),
-                                      q * (n * LN2 * LN2), square * n, alpha)
+        lam, ratio, second = estimate(
+            mean_d,
+            slope,
+            log * (n * LN2),
+            q * (n * LN2 * LN2),
+            square * n,
+            alpha,
+        )
         h = transform(h, lam[:, None], FAST)
     if NOISE:
         seed = tl.load(SEED)
@@ -307,8 +375,21 @@ def saturated(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def slopes(c, g, rate, bare, lam, ratio, second, mean_d, slope, alpha,
-           TRANSFORM: tl.constexpr, NOISY: tl.constexpr, FAST: tl.constexpr):
+def slopes(
+    c,
+    g,
+    rate,
+    bare,
+    lam,
+    ratio,
+    second,
+    mean_d,
+    slope,
+    alpha,
+    TRANSFORM: tl.constexpr,
+    NOISY: tl.constexpr,
+    FAST: tl.constexpr,
+):
     "h, k, w = g·ψ', g·∂ψ/∂λ, move, ψ(h) (if NOISY)."
     h = c * rate
     k = c * bare
@@ -332,24 +413,45 @@ def slopes(c, g, rate, bare, lam, ratio, second, mean_d, slope, alpha,
             x = tl.where(lam == 1.0, h, x)
     a = tl.abs(k)
     ell = log2_1p(a, FAST) * LN2
-    product = (2.0 * a + 1.0) * ell - a             # d + aℓ
+    product = (2.0 * a + 1.0) * ell - a  # d + aℓ
     # 4 log d − 2 (mean d + 1) log − log ℓ, log = ±ℓ, with
     # 4 d = 4 (1+a) ℓ − 4 a
     inner = (4.0 * a + 3.0) * ell - 4.0 * a - (2.0 * mean_d + 2.0)
     log = tl.where(k < 0, -ell, ell)
     move = (log * inner) * (alpha * ratio / second) + (
         reciprocal(1.0 + a) * (alpha / second)
-        - product * ((1.0 + 4.0 * ratio * slope) * alpha / second))
+        - product * ((1.0 + 4.0 * ratio * slope) * alpha / second)
+    )
     return h, k, g * steep, up, move, x
 
 
 @triton.jit
-def layer_backward(X, DY, DX, W, NUM, SEED, DW, DB, M, N, offset, eps, alpha,
-                   noise, R: tl.constexpr, BLOCK: tl.constexpr,
-                   EVEN: tl.constexpr, HAS_W: tl.constexpr,
-                   OF_W: tl.constexpr, OF_B: tl.constexpr,
-                   TRANSFORM: tl.constexpr, NOISE: tl.constexpr,
-                   FAST: tl.constexpr, QUADS: tl.constexpr):
+def layer_backward(
+    X,
+    DY,
+    DX,
+    W,
+    NUM,
+    SEED,
+    DW,
+    DB,
+    M,
+    N,
+    offset,
+    eps,
+    alpha,
+    noise,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
+    HAS_W: tl.constexpr,
+    OF_W: tl.constexpr,
+    OF_B: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    NOISE: tl.constexpr,
+    FAST: tl.constexpr,
+    QUADS: tl.constexpr,
+):
     "Rows strided over a grid of fixed size: a row of partial sums a program."
     cols = tl.arange(0, BLOCK)
     here = cols < N
@@ -383,29 +485,46 @@ def layer_backward(X, DY, DX, W, NUM, SEED, DW, DB, M, N, offset, eps, alpha,
             g *= w
         if NOISE:
             if OF_W or NOISE == 3:
-                z = row_normals(rows * N + offset, tl.load(SEED), R, BLOCK,
-                                QUADS, FAST)
+                z = row_normals(
+                    rows * N + offset, tl.load(SEED), R, BLOCK, QUADS, FAST
+                )
             if NOISE == 3:
                 g *= 1.0 + noise * z
         h, k, v, up, move, y = slopes(
-            c, g, rate[:, None], bare[:, None], lam[:, None], ratio[:, None],
-            second[:, None], mean_d[:, None], slope[:, None], alpha,
-            TRANSFORM, OF_W, FAST)
+            c,
+            g,
+            rate[:, None],
+            bare[:, None],
+            lam[:, None],
+            ratio[:, None],
+            second[:, None],
+            mean_d[:, None],
+            slope[:, None],
+            alpha,
+            TRANSFORM,
+            OF_W,
+            FAST,
+        )
         if TRANSFORM:
-            move = tl.where(inside, move, 0.0)      # 1 where k is 0
+            move = tl.where(inside, move, 0.0)  # 1 where k is 0
             v1, v2, u1, m1, m2 = sums5(v, v * h, up, move, move * k)
             u1 = u1 * (n * bare)
-            out = (v - (v1 * n)[:, None] - h * (v2 * n)[:, None])
+            out = v - (v1 * n)[:, None] - h * (v2 * n)[:, None]
             out = out * rate[:, None] + u1[:, None] * (
-                move - (m1 * n)[:, None] - k * (m2 * n)[:, None])
+                move - (m1 * n)[:, None] - k * (m2 * n)[:, None]
+            )
         else:
-            out = (v - (tl.sum(v, 1) * n)[:, None]
-                   - h * (tl.sum(v * h, 1) * n)[:, None]) * rate[:, None]
+            out = (
+                v
+                - (tl.sum(v, 1) * n)[:, None]
+                - h * (tl.sum(v * h, 1) * n)[:, None]
+            ) * rate[:, None]
         tl.store(DX + at, out.to(DX.dtype.element_ty), mask=inside)
         if OF_W:
             if NOISE == 1:
-                y += z * tl.load(
-                    NUM + 7 * M + rows, mask=ok, other=0.0)[:, None]
+                y += (
+                    z * tl.load(NUM + 7 * M + rows, mask=ok, other=0.0)[:, None]
+                )
             elif NOISE == 2:
                 y += z * (noise * 0.7978845608028654)
             elif NOISE == 3:
@@ -430,26 +549,67 @@ def tile_of(n: int, m: int) -> tuple[int, int, int]:
     "Rows and columns of a tile, warps."
     block = max(triton.next_power_of_2(n), 4)
     r = max(1, min(1024 // block, triton.next_power_of_2(m)))
-    return r, block, min(max(r * block // 1024, 1), 16)     # 32 values a thread
+    return r, block, min(max(r * block // 1024, 1), 16)  # 32 values a thread
 
 
-def forward(x, w=None, b=None, eps=1e-5, alpha=1.0, noise=0.0, kind="scaled",
-            seed=None, offset=0, fast=None):
+def forward(
+    x,
+    w=None,
+    b=None,
+    eps=1e-5,
+    alpha=1.0,
+    noise=0.0,
+    kind="scaled",
+    seed=None,
+    offset=0,
+    fast=None,
+):
     n, m = x.shape[-1], x.numel() // x.shape[-1]
     y, num = torch.empty_like(x), x.new_empty(KEPT * m, dtype=torch.float32)
     r, block, warps = tile_of(n, m)
     layer_forward[(triton.cdiv(m, r),)](
-        x, y, w, b, num, seed, m, n, offset, eps, alpha, noise, R=r,
-        BLOCK=block, EVEN=n == block and m % r == 0, HAS_W=w is not None,
-        HAS_B=b is not None, TRANSFORM=alpha > 0,
+        x,
+        y,
+        w,
+        b,
+        num,
+        seed,
+        m,
+        n,
+        offset,
+        eps,
+        alpha,
+        noise,
+        R=r,
+        BLOCK=block,
+        EVEN=n == block and m % r == 0,
+        HAS_W=w is not None,
+        HAS_B=b is not None,
+        TRANSFORM=alpha > 0,
         NOISE=KIND[kind] if noise else 0,
         FAST=x.dtype != torch.float32 if fast is None else fast,
-        QUADS=n % 4 == 0 and offset % 4 == 0, num_warps=warps, **FUSED)
+        QUADS=n % 4 == 0 and offset % 4 == 0,
+        num_warps=warps,
+        **FUSED,
+    )
     return y, num
 
 
-def backward(dy, x, num, w=None, bias=False, eps=1e-5, alpha=1.0, noise=0.0,
-             kind="scaled", seed=None, offset=0, programs=264, fast=None):
+def backward(
+    dy,
+    x,
+    num,
+    w=None,
+    bias=False,
+    eps=1e-5,
+    alpha=1.0,
+    noise=0.0,
+    kind="scaled",
+    seed=None,
+    offset=0,
+    programs=264,
+    fast=None,
+):
     n, m = x.shape[-1], x.numel() // x.shape[-1]
     r, block, warps = tile_of(n, m)
     p = min(programs, triton.cdiv(m, r))
@@ -457,10 +617,31 @@ def backward(dy, x, num, w=None, bias=False, eps=1e-5, alpha=1.0, noise=0.0,
     dw = x.new_empty((p, n), dtype=torch.float32) if w is not None else None
     db = x.new_empty((p, n), dtype=torch.float32) if bias else None
     layer_backward[(p,)](
-        x, dy, dx, w, num, seed, dw, db, m, n, offset, eps, alpha, noise, R=r,
-        BLOCK=block, EVEN=n == block and m % r == 0, HAS_W=w is not None,
-        OF_W=w is not None, OF_B=bias, TRANSFORM=alpha > 0,
+        x,
+        dy,
+        dx,
+        w,
+        num,
+        seed,
+        dw,
+        db,
+        m,
+        n,
+        offset,
+        eps,
+        alpha,
+        noise,
+        R=r,
+        BLOCK=block,
+        EVEN=n == block and m % r == 0,
+        HAS_W=w is not None,
+        OF_W=w is not None,
+        OF_B=bias,
+        TRANSFORM=alpha > 0,
         NOISE=KIND[kind] if noise else 0,
         FAST=x.dtype != torch.float32 if fast is None else fast,
-        QUADS=n % 4 == 0 and offset % 4 == 0, num_warps=warps, **FUSED)
+        QUADS=n % 4 == 0 and offset % 4 == 0,
+        num_warps=warps,
+        **FUSED,
+    )
     return dx, *(None if t is None else t.sum(0) for t in (dw, db))

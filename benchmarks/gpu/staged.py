@@ -4,6 +4,7 @@ what the pass before left of each channel.
 
 A prototype, as `rows`.
 """
+
 import torch
 import triton
 import triton.language as tl
@@ -21,8 +22,8 @@ from benchmarks.gpu.rows import (
     transform,
 )
 
-KEPT = 8        # mean, variance, λ, ratio, second, mean d, slope, noise scale
-_ROWS = 12      # of partial results: mean, M2, count; five sums; Σx; Σ|x−m|
+KEPT = 8  # mean, variance, λ, ratio, second, mean d, slope, noise scale
+_ROWS = 12  # of partial results: mean, M2, count; five sums; Σx; Σ|x−m|
 ROWS = tl.constexpr(_ROWS)
 
 
@@ -30,8 +31,8 @@ ROWS = tl.constexpr(_ROWS)
 def total(x, LAST: tl.constexpr):
     "Over each unit's elements in a tile: (1, K) channels last, else (1, 1)."
     s = tl.sum(x, 0)
-    if LAST:        # no early return: the interpreter takes one of another
-        out = s[None, :]                    # shape, the compiler does not
+    if LAST:  # no early return: the interpreter takes one of another
+        out = s[None, :]  # shape, the compiler does not
     else:
         out = tl.sum(s, 0) + tl.zeros((1, 1), tl.float32)
     return out
@@ -65,8 +66,9 @@ def moments(PART, channels, ok, C, P):
 
 
 @triton.jit
-def place(tile, column, B, C, L, LAST: tl.constexpr, T: tl.constexpr,
-          K: tl.constexpr):
+def place(
+    tile, column, B, C, L, LAST: tl.constexpr, T: tl.constexpr, K: tl.constexpr
+):
     """Elements of a tile: where they lie, whether they are there, their index
     in logical order. Channels last: T positions × K channels; else T images × K
     positions of one channel (`column`)."""
@@ -86,16 +88,23 @@ def place(tile, column, B, C, L, LAST: tl.constexpr, T: tl.constexpr,
 
 
 @triton.jit
-def normals(index, seed, LAST: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
-            QUADS: tl.constexpr, FAST: tl.constexpr):
+def normals(
+    index,
+    seed,
+    LAST: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    QUADS: tl.constexpr,
+    FAST: tl.constexpr,
+):
     "The numbers of a tile; QUADS: four elements of a channel are a counter's."
     if not QUADS:
         return normal_of(index, seed, FAST)
-    if LAST:                                # four rows: L % 4 == 0
+    if LAST:  # four rows: L % 4 == 0
         first = tl.reshape(index, (T // 4, 4, K))
-        first = tl.min(first, 1)            # the first of the four
+        first = tl.min(first, 1)  # the first of the four
         z0, z1, z2, z3 = four_normals(first >> 2, seed, FAST)
-        z = tl.join(tl.join(z0, z2), tl.join(z1, z3))       # (T/4, K, 2, 2)
+        z = tl.join(tl.join(z0, z2), tl.join(z1, z3))  # (T/4, K, 2, 2)
         z = tl.permute(tl.reshape(z, (T // 4, K, 4)), (0, 2, 1))
         return tl.reshape(z, (T, K))
     first = tl.min(tl.reshape(index, (T, K // 4, 4)), 2)
@@ -104,13 +113,38 @@ def normals(index, seed, LAST: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
 
 
 @triton.jit
-def batch_forward(X, Y, W, BIAS, NUM, PART, SEED, RM, RV, RL, B, C, L, P, count,
-                  offset, eps, alpha, noise, momentum,
-                  STAGE: tl.constexpr, LAST: tl.constexpr, T: tl.constexpr,
-                  K: tl.constexpr, AFFINE: tl.constexpr,
-                  TRANSFORM: tl.constexpr, NOISE: tl.constexpr,
-                  RUNNING: tl.constexpr, FAST: tl.constexpr,
-                  QUADS: tl.constexpr):
+def batch_forward(
+    X,
+    Y,
+    W,
+    BIAS,
+    NUM,
+    PART,
+    SEED,
+    RM,
+    RV,
+    RL,
+    B,
+    C,
+    L,
+    P,
+    count,
+    offset,
+    eps,
+    alpha,
+    noise,
+    momentum,
+    STAGE: tl.constexpr,
+    LAST: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    AFFINE: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    NOISE: tl.constexpr,
+    RUNNING: tl.constexpr,
+    FAST: tl.constexpr,
+    QUADS: tl.constexpr,
+):
     """STAGE 0: moments; 1: five sums; 2: Σψ; 3: Σ|ψ − mean|; 4: output."""
     column, part = tl.program_id(0), tl.program_id(1)
     if LAST:
@@ -132,10 +166,13 @@ def batch_forward(X, Y, W, BIAS, NUM, PART, SEED, RM, RV, RL, B, C, L, P, count,
         mean_d = merged(PART, channels, ok, C, P, 3) * n
         slope = merged(PART, channels, ok, C, P, 4) * n
         lam, ratio, second = estimate(
-            mean_d, slope,
+            mean_d,
+            slope,
             merged(PART, channels, ok, C, P, 5) * n * 0.6931471805599453,
             merged(PART, channels, ok, C, P, 6) * n * 0.4804530139182014,
-            merged(PART, channels, ok, C, P, 7) * n, alpha)
+            merged(PART, channels, ok, C, P, 7) * n,
+            alpha,
+        )
     if STAGE > 2 and NOISE == 1:
         centre = merged(PART, channels, ok, C, P, 8) / count
     if STAGE > 3 and NOISE == 1:
@@ -157,7 +194,7 @@ def batch_forward(X, Y, W, BIAS, NUM, PART, SEED, RM, RV, RL, B, C, L, P, count,
         tile = part * each + (step if STAGE % 2 == 0 else each - 1 - step)
         at, inside, index = place(tile, column, B, C, L, LAST, T, K)
         x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-        if STAGE == 0:                      # of the tile exactly, then merged
+        if STAGE == 0:  # of the tile exactly, then merged
             m = total(inside.to(tl.float32), LAST)
             own = total(x, LAST) / tl.maximum(m, 1.0)
             d = tl.where(inside, x - own, 0.0)
@@ -208,8 +245,11 @@ def batch_forward(X, Y, W, BIAS, NUM, PART, SEED, RM, RV, RL, B, C, L, P, count,
         tl.store(PART + (6 * P + part) * C + channels, total(t3, LAST), mask=ok)
         tl.store(PART + (7 * P + part) * C + channels, total(t4, LAST), mask=ok)
     elif STAGE < 4:
-        tl.store(PART + ((6 + STAGE) * P + part) * C + channels,
-                 total(t0, LAST), mask=ok)
+        tl.store(
+            PART + ((6 + STAGE) * P + part) * C + channels,
+            total(t0, LAST),
+            mask=ok,
+        )
     elif part == 0:
         tl.store(NUM + channels, mean, mask=ok)
         tl.store(NUM + C + channels, var, mask=ok)
@@ -221,8 +261,12 @@ def batch_forward(X, Y, W, BIAS, NUM, PART, SEED, RM, RV, RL, B, C, L, P, count,
         tl.store(NUM + 7 * C + channels, scale, mask=ok)
         if RUNNING:
             unbiased = var * (count / (count - 1.0))
-            ok = ok & (tl.abs(mean) < float("inf")) & (
-                unbiased < float("inf")) & (tl.abs(lam) < float("inf"))
+            ok = (
+                ok
+                & (tl.abs(mean) < float("inf"))
+                & (unbiased < float("inf"))
+                & (tl.abs(lam) < float("inf"))
+            )
             old = tl.load(RM + channels, mask=ok, other=0.0)
             tl.store(RM + channels, old + momentum * (mean - old), mask=ok)
             old = tl.load(RV + channels, mask=ok, other=0.0)
@@ -232,12 +276,35 @@ def batch_forward(X, Y, W, BIAS, NUM, PART, SEED, RM, RV, RL, B, C, L, P, count,
 
 
 @triton.jit
-def batch_backward(X, DY, DX, W, NUM, PART, SEED, DW, DB, B, C, L, P, count,
-                   offset, eps, alpha, noise,
-                   STAGE: tl.constexpr, LAST: tl.constexpr, T: tl.constexpr,
-                   K: tl.constexpr, AFFINE: tl.constexpr,
-                   TRANSFORM: tl.constexpr, NOISE: tl.constexpr,
-                   FAST: tl.constexpr, QUADS: tl.constexpr):
+def batch_backward(
+    X,
+    DY,
+    DX,
+    W,
+    NUM,
+    PART,
+    SEED,
+    DW,
+    DB,
+    B,
+    C,
+    L,
+    P,
+    count,
+    offset,
+    eps,
+    alpha,
+    noise,
+    STAGE: tl.constexpr,
+    LAST: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    AFFINE: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    NOISE: tl.constexpr,
+    FAST: tl.constexpr,
+    QUADS: tl.constexpr,
+):
     "STAGE 0: seven sums; 1: the gradient."
     column, part = tl.program_id(0), tl.program_id(1)
     if LAST:
@@ -284,8 +351,20 @@ def batch_backward(X, DY, DX, W, NUM, PART, SEED, DW, DB, B, C, L, P, count,
             if NOISE == 3:
                 g *= 1.0 + noise * z
         h, k, v, up, move, y = slopes(
-            c, g, rate, bare, lam, ratio, second, mean_d, slope, alpha,
-            TRANSFORM, STAGE == 0, FAST)
+            c,
+            g,
+            rate,
+            bare,
+            lam,
+            ratio,
+            second,
+            mean_d,
+            slope,
+            alpha,
+            TRANSFORM,
+            STAGE == 0,
+            FAST,
+        )
         if STAGE == 0:
             t0 += v
             t1 += v * h
@@ -318,10 +397,12 @@ def batch_backward(X, DY, DX, W, NUM, PART, SEED, DW, DB, B, C, L, P, count,
         tl.store(PART + (6 * P + part) * C + channels, total(t6, LAST), mask=ok)
     elif AFFINE:
         if part == 0:
-            tl.store(DW + channels, merged(PART, channels, ok, C, P, 5),
-                     mask=ok)
-            tl.store(DB + channels, merged(PART, channels, ok, C, P, 6),
-                     mask=ok)
+            tl.store(
+                DW + channels, merged(PART, channels, ok, C, P, 5), mask=ok
+            )
+            tl.store(
+                DB + channels, merged(PART, channels, ok, C, P, 6), mask=ok
+            )
 
 
 # ---- host side
@@ -329,8 +410,11 @@ def plan(x, programs=528):
     "Layout, tile, parts of a channel."
     b, c = x.shape[:2]
     length = x.numel() // (b * c)
-    last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(
-        memory_format=torch.channels_last)
+    last = (
+        x.ndim == 4
+        and not x.is_contiguous()
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )
     if last:
         k = min(triton.next_power_of_2(c), 32)
         t, columns = max(1024 // k, 4), triton.cdiv(c, k)
@@ -343,9 +427,20 @@ def plan(x, programs=528):
     return b, c, length, last, t, k, columns, parts
 
 
-def forward(x, w=None, bias=None, running=(None,) * 3, momentum=0.1, eps=1e-5,
-            alpha=1.0, noise=0.0, kind="scaled", seed=None, offset=0,
-            programs=528):
+def forward(
+    x,
+    w=None,
+    bias=None,
+    running=(None,) * 3,
+    momentum=0.1,
+    eps=1e-5,
+    alpha=1.0,
+    noise=0.0,
+    kind="scaled",
+    seed=None,
+    offset=0,
+    programs=528,
+):
     b, c, length, last, t, k, columns, parts = plan(x, programs)
     y, num = torch.empty_like(x), x.new_empty(KEPT * c, dtype=torch.float32)
     part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
@@ -354,28 +449,87 @@ def forward(x, w=None, bias=None, running=(None,) * 3, momentum=0.1, eps=1e-5,
         if stage == 1 and not alpha or stage in (2, 3) and how != 1:
             continue
         batch_forward[(columns, parts)](
-            x, y, w, bias, num, part, seed, *running, b, c, length, parts,
-            float(b * length), offset, eps, alpha, noise, momentum, STAGE=stage,
-            LAST=last, T=t, K=k, AFFINE=w is not None, TRANSFORM=alpha > 0,
-            NOISE=how, RUNNING=running[0] is not None,
+            x,
+            y,
+            w,
+            bias,
+            num,
+            part,
+            seed,
+            *running,
+            b,
+            c,
+            length,
+            parts,
+            float(b * length),
+            offset,
+            eps,
+            alpha,
+            noise,
+            momentum,
+            STAGE=stage,
+            LAST=last,
+            T=t,
+            K=k,
+            AFFINE=w is not None,
+            TRANSFORM=alpha > 0,
+            NOISE=how,
+            RUNNING=running[0] is not None,
             FAST=x.dtype != torch.float32,
-            QUADS=length % 4 == 0 and offset % 4 == 0, num_warps=4,
-            **FUSED)
+            QUADS=length % 4 == 0 and offset % 4 == 0,
+            num_warps=4,
+            **FUSED,
+        )
     return y, num
 
 
-def backward(dy, x, num, w=None, eps=1e-5, alpha=1.0, noise=0.0, kind="scaled",
-             seed=None, offset=0, programs=528):
+def backward(
+    dy,
+    x,
+    num,
+    w=None,
+    eps=1e-5,
+    alpha=1.0,
+    noise=0.0,
+    kind="scaled",
+    seed=None,
+    offset=0,
+    programs=528,
+):
     b, c, length, last, t, k, columns, parts = plan(x, programs)
     part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
     dx = torch.empty_like(x)
     dw, db = (None if w is None else torch.empty_like(w) for _ in range(2))
     for stage in range(2):
         batch_backward[(columns, parts)](
-            x, dy, dx, w, num, part, seed, dw, db, b, c, length, parts,
-            float(b * length), offset, eps, alpha, noise, STAGE=stage,
-            LAST=last, T=t, K=k, AFFINE=w is not None, TRANSFORM=alpha > 0,
-            NOISE=KIND[kind] if noise else 0, FAST=x.dtype != torch.float32,
-            QUADS=length % 4 == 0 and offset % 4 == 0, num_warps=4,
-            **FUSED)
+            x,
+            dy,
+            dx,
+            w,
+            num,
+            part,
+            seed,
+            dw,
+            db,
+            b,
+            c,
+            length,
+            parts,
+            float(b * length),
+            offset,
+            eps,
+            alpha,
+            noise,
+            STAGE=stage,
+            LAST=last,
+            T=t,
+            K=k,
+            AFFINE=w is not None,
+            TRANSFORM=alpha > 0,
+            NOISE=KIND[kind] if noise else 0,
+            FAST=x.dtype != torch.float32,
+            QUADS=length % 4 == 0 and offset % 4 == 0,
+            num_warps=4,
+            **FUSED,
+        )
     return dx, dw, db

@@ -7,7 +7,7 @@ for linear layers, ReLU and normalizers.
 # ../../nbs/502_analysis.attenuation.ipynb.
 
 # %% auto #0
-__all__ = ['noise_attenuation', 'relu_correlation', 'expected_attenuation']
+__all__ = ["noise_attenuation", "relu_correlation", "expected_attenuation"]
 
 # %% ../../nbs/502_analysis.attenuation.ipynb #a7502010
 import math
@@ -21,37 +21,48 @@ from .gaussianity import normalizers
 from .power import evaluating
 from ..names import near
 
+
 # %% ../../nbs/502_analysis.attenuation.ipynb #a7502011
 def _tensor(value: object, name: str) -> Tensor:
     if isinstance(value, Tensor) and value.is_floating_point():
         return value
     kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-    raise TypeError(f"{name!r} is of type {kind}: noise is added to real "
-                    "floating-point tensors, and measured on them; choose "
-                    "another place")
+    raise TypeError(
+        f"{name!r} is of type {kind}: noise is added to real "
+        "floating-point tensors, and measured on them; choose "
+        "another place"
+    )
 
 
 def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
     modules = {name: module for name, module in model.named_modules() if name}
     for name in names:
         if name not in modules:
-            raise ValueError(f"{type(model).__name__} has no module "
-                             f"{name!r}: {near(str(name), modules)}")
+            raise ValueError(
+                f"{type(model).__name__} has no module "
+                f"{name!r}: {near(str(name), modules)}"
+            )
         if name in ("input", "output"):
-            raise ValueError(f"a module called {name!r} cannot be told from "
-                             f"the {name} of the model: rename it")
+            raise ValueError(
+                f"a module called {name!r} cannot be told from "
+                f"the {name} of the model: rename it"
+            )
     return {name: modules[name] for name in names}
 
 
 @contextmanager
-def _watching(modules: dict[str, nn.Module],
-              see: Callable[[str, object], Tensor | None]) -> Iterator[None]:
+def _watching(
+    modules: dict[str, nn.Module], see: Callable[[str, object], Tensor | None]
+) -> Iterator[None]:
     """`see(name, output)` at each call of a module; a tensor that it returns
     takes the place of the output.
     """
-    handles = [module.register_forward_hook(
-                   lambda _, __, output, name=name: see(name, output))
-               for name, module in modules.items()]
+    handles = [
+        module.register_forward_hook(
+            lambda _, __, output, name=name: see(name, output)
+        )
+        for name, module in modules.items()
+    ]
     try:
         yield
     finally:
@@ -60,10 +71,15 @@ def _watching(modules: dict[str, nn.Module],
 
 
 @torch.no_grad()
-def noise_attenuation(model: nn.Module, inputs: Tensor, scale: float = 0.1,
-                      seed: int = 0, at: str | None = None,
-                      places: Iterable[str] | None = None,
-                      centered: bool = False) -> dict[str, float]:
+def noise_attenuation(
+    model: nn.Module,
+    inputs: Tensor,
+    scale: float = 0.1,
+    seed: int = 0,
+    at: str | None = None,
+    places: Iterable[str] | None = None,
+    centered: bool = False,
+) -> dict[str, float]:
     """How far noise that is added at one place of `model` moves what is
     computed at later places: the relative mean squared error, place by place.
 
@@ -101,19 +117,27 @@ def noise_attenuation(model: nn.Module, inputs: Tensor, scale: float = 0.1,
         ['input', 'output']
     """
     if not 0 < scale < math.inf:
-        raise ValueError(f"scale={scale} is the size of the noise relative to "
-                         "the signal: expected a positive, finite number")
+        raise ValueError(
+            f"scale={scale} is the size of the noise relative to "
+            "the signal: expected a positive, finite number"
+        )
     if isinstance(inputs, Tensor) and not inputs.isfinite().all():
-        raise ValueError("inputs hold a NaN or an infinity: every later place "
-                         "would; remove those inputs")
+        raise ValueError(
+            "inputs hold a NaN or an infinity: every later place "
+            "would; remove those inputs"
+        )
     start = "input" if at is None else at
     named = [] if places is None else list(places)
-    watched = _named(model, dict.fromkeys(
-        (named if places is not None else [*normalizers(model)])
-        + ([] if at is None else [at])))
+    watched = _named(
+        model,
+        dict.fromkeys(
+            (named if places is not None else [*normalizers(model)])
+            + ([] if at is None else [at])
+        ),
+    )
     generator = torch.Generator("cpu").manual_seed(seed)
     clean: dict[str, list[Tensor]] = {}
-    sums: dict[str, list[float]] = {}   # of the error and of the signal
+    sums: dict[str, list[float]] = {}  # of the error and of the signal
     calls: dict[str, int] = {}
 
     def record(name: str, value: object) -> None:
@@ -126,8 +150,9 @@ def noise_attenuation(model: nn.Module, inputs: Tensor, scale: float = 0.1,
             return None
         x, reference = _tensor(value, name), clean[name][calls[name]].double()
         if name == start:
-            z = torch.randn(x.shape, generator=generator,
-                            device="cpu").to(x.device)
+            z = torch.randn(x.shape, generator=generator, device="cpu").to(
+                x.device
+            )
             x = x + (scale * reference.square().mean().sqrt() * z).to(x.dtype)
         error = (x.double() - reference).square().sum().item()
         if centered:
@@ -149,9 +174,13 @@ def noise_attenuation(model: nn.Module, inputs: Tensor, scale: float = 0.1,
                 if name not in clean:
                     raise ValueError(
                         f"{type(model).__name__} does not call {name!r} for "
-                        "these inputs: choose another place")
-    return {name: error / signal if signal else math.nan
-            for name, (error, signal) in sums.items()}
+                        "these inputs: choose another place"
+                    )
+    return {
+        name: error / signal if signal else math.nan
+        for name, (error, signal) in sums.items()
+    }
+
 
 # %% ../../nbs/502_analysis.attenuation.ipynb #a7502020
 def relu_correlation(correlation: float) -> float:
@@ -168,15 +197,19 @@ def relu_correlation(correlation: float) -> float:
         0.3183
     """
     if not -1 <= correlation <= 1:
-        raise ValueError(f"correlation={correlation}: expected a number from "
-                         "−1 to 1")
-    return (math.sqrt(1 - correlation**2)
-            + (math.pi - math.acos(correlation)) * correlation) / math.pi
+        raise ValueError(
+            f"correlation={correlation}: expected a number from −1 to 1"
+        )
+    return (
+        math.sqrt(1 - correlation**2)
+        + (math.pi - math.acos(correlation)) * correlation
+    ) / math.pi
+
 
 # %% ../../nbs/502_analysis.attenuation.ipynb #a7502025
-def expected_attenuation(scale: float, depth: int, normalizer: str = "none",
-                         cosine: float = 0.0
-                         ) -> tuple[list[float], list[float]]:
+def expected_attenuation(
+    scale: float, depth: int, normalizer: str = "none", cosine: float = 0.0
+) -> tuple[list[float], list[float]]:
     """What `noise_attenuation` finds after each normalizer of an infinitely
     wide network with random weights: relative to the signal, and (`centered`)
     relative to what differs between the inputs.
@@ -198,12 +231,16 @@ def expected_attenuation(scale: float, depth: int, normalizer: str = "none",
         1.46
     """
     if not 0 < scale < math.inf or depth < 1 or not 0 <= cosine < 1:
-        raise ValueError(f"scale={scale}, depth={depth}, cosine={cosine}: "
-                         "expected a positive scale, at least one layer, and a "
-                         "cosine of at least 0 and below 1")
+        raise ValueError(
+            f"scale={scale}, depth={depth}, cosine={cosine}: "
+            "expected a positive scale, at least one layer, and a "
+            "cosine of at least 0 and below 1"
+        )
     if normalizer not in ("none", "layer norm", "batch norm"):
-        raise ValueError(f"normalizer={normalizer!r} is not known: expected "
-                         "'none', 'layer norm' or 'batch norm'")
+        raise ValueError(
+            f"normalizer={normalizer!r} is not known: expected "
+            "'none', 'layer norm' or 'batch norm'"
+        )
     batch, left = normalizer == "batch norm", 1 - 1 / math.pi
     nu, ratio = scale**2, 1 + scale**2
     if batch:

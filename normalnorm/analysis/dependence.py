@@ -7,8 +7,12 @@ steps.
 # ../../nbs/144_analysis.dependence.ipynb.
 
 # %% auto #0
-__all__ = ['mutual_information', 'excess_mutual_information',
-           'distance_correlation', 'unbiased_distance_correlation']
+__all__ = [
+    "mutual_information",
+    "excess_mutual_information",
+    "distance_correlation",
+    "unbiased_distance_correlation",
+]
 
 # %% ../../nbs/144_analysis.dependence.ipynb #2315ebfb
 import numpy as np
@@ -22,91 +26,127 @@ def _points(x: Tensor, dim: int, coordinates: int | None, name: str) -> Tensor:
         raise TypeError(
             f"{name} expects real floating-point tensors, not "
             f"{x.dtype if isinstance(x, Tensor) else type(x).__name__}: "
-            "convert it, e.g. with .float()")
+            "convert it, e.g. with .float()"
+        )
     if x.ndim < 1 + (coordinates is not None):
         raise ValueError(
             f"{name} expects an axis of "
             "observations"
             f"{' and one of coordinates' if coordinates is not None else ''}, "
-            f"given a shape of {tuple(x.shape)}")
+            f"given a shape of {tuple(x.shape)}"
+        )
     x = x.detach().double()
-    return (x.movedim(dim, -1).unsqueeze(-1) if coordinates is None
-            else x.movedim((dim, coordinates), (-2, -1)))
+    return (
+        x.movedim(dim, -1).unsqueeze(-1)
+        if coordinates is None
+        else x.movedim((dim, coordinates), (-2, -1))
+    )
 
 
-def _prepared(x: Tensor, y: Tensor, dim: int, coordinates: int | None,
-              least: int,
-              name: str) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
+def _prepared(
+    x: Tensor,
+    y: Tensor,
+    dim: int,
+    coordinates: int | None,
+    least: int,
+    name: str,
+) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
     """Both sides as (m, n, d), with each coordinate of mean 0 and variance 1;
     which of the m pairs are finite and vary; and the shape of m.
 
     Two tensors broadcast against each other on the axes that are neither
     observations nor coordinates.
     """
-    x, y = (_points(x, dim, coordinates, name),
-            _points(y, dim, coordinates, name))
+    x, y = (
+        _points(x, dim, coordinates, name),
+        _points(y, dim, coordinates, name),
+    )
     n = x.shape[-2]
     if n != y.shape[-2] or n < least:
-        raise ValueError(f"{name} needs at least {least} observations, and as "
-                         f"many of x as of y: given {n} and {y.shape[-2]} "
-                         f"along dim={dim}")
+        raise ValueError(
+            f"{name} needs at least {least} observations, and as "
+            f"many of x as of y: given {n} and {y.shape[-2]} "
+            f"along dim={dim}"
+        )
     shape = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     sides, good = [], torch.ones(shape, dtype=torch.bool, device=x.device)
     for side in (x, y):
         scale = side.abs().amax(-2, keepdim=True)
         varies = scale.isfinite() & (
-            side.amax(-2, keepdim=True) > side.amin(-2, keepdim=True))
+            side.amax(-2, keepdim=True) > side.amin(-2, keepdim=True)
+        )
         # squares neither overflow nor vanish
         side = torch.where(varies, side / torch.where(varies, scale, 1.0), 0.0)
         side = side - side.mean(-2, keepdim=True)
         side = side / torch.where(
-            varies, side.square().mean(-2, keepdim=True).sqrt(), 1.0)
+            varies, side.square().mean(-2, keepdim=True).sqrt(), 1.0
+        )
         good = good & varies.all(-1).squeeze(-1)
         sides.append(
-            side.expand(*shape, *side.shape[-2:]).reshape(-1, *side.shape[-2:]))
+            side.expand(*shape, *side.shape[-2:]).reshape(-1, *side.shape[-2:])
+        )
     return *sides, good.reshape(-1), shape
 
 
-def _counts_by_tree(x: np.ndarray, y: np.ndarray, k: int,
-                    variant: int) -> list[np.ndarray]:
+def _counts_by_tree(
+    x: np.ndarray, y: np.ndarray, k: int, variant: int
+) -> list[np.ndarray]:
     """For each point of one pair, how many points, itself included, lie in the
     two marginal balls.
     """
     from scipy.spatial import cKDTree
+
     distance, neighbour = cKDTree(np.hstack([x, y])).query(
-        np.hstack([x, y]), k + 1, p=np.inf)
+        np.hstack([x, y]), k + 1, p=np.inf
+    )
     found = []
     for side in (x, y):
         if variant == 1:
             radius = np.nextafter(distance[:, -1], 0)  # strictly inside
         else:
             radius = np.abs(side[:, None] - side[neighbour]).max((1, 2))
-        found.append(cKDTree(side).query_ball_point(
-                         side, radius, p=np.inf, return_length=True))
+        found.append(
+            cKDTree(side).query_ball_point(
+                side, radius, p=np.inf, return_length=True
+            )
+        )
     return found
 
 
-def _counts_directly(x: Tensor, y: Tensor, k: int, variant: int,
-                     chunk: int) -> list[Tensor]:
+def _counts_directly(
+    x: Tensor, y: Tensor, k: int, variant: int, chunk: int
+) -> list[Tensor]:
     "The same for pairs (m, n, d), by all distances, a block of rows at a time."
     m, n, _ = x.shape
     found: list[list[Tensor]] = [[], []]
     rows = max(1, chunk // (m * n))
     for start in range(0, n, rows):
-        apart = [(side[:, start:start + rows, None] - side[:, None]).abs()
-                     .amax(-1) for side in (x, y)]
+        apart = [
+            (side[:, start : start + rows, None] - side[:, None]).abs().amax(-1)
+            for side in (x, y)
+        ]
         distance, neighbour = torch.maximum(*apart).topk(k + 1, largest=False)
         for counts, a in zip(found, apart):
-            counts.append((a < distance[..., -1:]).sum(-1) if variant == 1
-                          else (a <= a.gather(-1, neighbour)
-                                         .amax(-1, keepdim=True)).sum(-1))
+            counts.append(
+                (a < distance[..., -1:]).sum(-1)
+                if variant == 1
+                else (a <= a.gather(-1, neighbour).amax(-1, keepdim=True)).sum(
+                    -1
+                )
+            )
     return [torch.cat(counts, 1) for counts in found]
 
 
-def mutual_information(x: Tensor, y: Tensor, dim: int = -1,
-                       coordinates: int | None = None, k: int = 3,
-                       variant: int = 1, method: str = "auto",
-                       chunk: int = 2**20) -> Tensor:
+def mutual_information(
+    x: Tensor,
+    y: Tensor,
+    dim: int = -1,
+    coordinates: int | None = None,
+    k: int = 3,
+    variant: int = 1,
+    method: str = "auto",
+    chunk: int = 2**20,
+) -> Tensor:
     """The mutual information of `x` and `y` in nats, estimated from `k` nearest
     neighbours by Kraskov, Stögbauer and Grassberger.
 
@@ -137,36 +177,55 @@ def mutual_information(x: Tensor, y: Tensor, dim: int = -1,
         >>> bool(mutual_information(x, x.square()) > 1)    # and no correlation
         True
     """
-    if (k < 1 or variant not in (1, 2)
-            or method not in ("auto", "tree", "direct")):
-        raise ValueError(f"k={k}, variant={variant}, method={method!r}: "
-                         "expected k ≥ 1, variant 1 or 2, method 'auto', "
-                         "'tree' or 'direct'")
+    if (
+        k < 1
+        or variant not in (1, 2)
+        or method not in ("auto", "tree", "direct")
+    ):
+        raise ValueError(
+            f"k={k}, variant={variant}, method={method!r}: "
+            "expected k ≥ 1, variant 1 or 2, method 'auto', "
+            "'tree' or 'direct'"
+        )
     x, y, good, shape = _prepared(
-        x, y, dim, coordinates, k + 2, "mutual_information")
+        x, y, dim, coordinates, k + 2, "mutual_information"
+    )
     n, device = x.shape[1], x.device
     for side in (x, y):
         good = good & ~_repeated(side, k)
-    count = (torch.zeros(len(x), n, dtype=torch.float64, device=device),
-             torch.zeros(len(x), n, dtype=torch.float64, device=device))
+    count = (
+        torch.zeros(len(x), n, dtype=torch.float64, device=device),
+        torch.zeros(len(x), n, dtype=torch.float64, device=device),
+    )
     # the others need no work, and have no neighbours to speak of
     index = good.nonzero().squeeze(1)
     if method == "tree" or method == "auto" and device.type == "cpu":
         for i in index.tolist():
-            for total, found in zip(count, _counts_by_tree(
-                x[i].cpu().numpy(), y[i].cpu().numpy(), k, variant)):
+            for total, found in zip(
+                count,
+                _counts_by_tree(
+                    x[i].cpu().numpy(), y[i].cpu().numpy(), k, variant
+                ),
+            ):
                 total[i] = torch.from_numpy(found.astype(np.float64)).to(device)
     else:
         for some in index.split(max(1, chunk // n**2)):
-            for total, found in zip(count, _counts_directly(
-                x[some], y[some], k, variant, chunk)):
+            for total, found in zip(
+                count, _counts_directly(x[some], y[some], k, variant, chunk)
+            ):
                 total[some] = found.double()
     psi = lambda v: torch.digamma(
-        torch.as_tensor(v, dtype=torch.float64, device=device))
+        torch.as_tensor(v, dtype=torch.float64, device=device)
+    )
     # itself included: the n + 1 of the first variant; the second wants n
-    value = (psi(k) + psi(n) - sum(psi((total - (variant - 1)).clamp(min=1))
-                                   for total in count).mean(-1) - (
-                                       1 / k if variant == 2 else 0.0))
+    value = (
+        psi(k)
+        + psi(n)
+        - sum(
+            psi((total - (variant - 1)).clamp(min=1)) for total in count
+        ).mean(-1)
+        - (1 / k if variant == 2 else 0.0)
+    )
     return torch.where(good, value, torch.nan).reshape(shape)
 
 
@@ -175,13 +234,27 @@ def _repeated(side: Tensor, k: int) -> Tensor:
     if side.shape[2] == 1:
         ordered = side[..., 0].sort(-1).values
         return (ordered[:, k:] == ordered[:, :-k]).any(-1)
-    return torch.stack([points.unique(dim=0, return_counts=True)[1].max() > k
-                        for points in side]) if len(side) else torch.zeros(
-                            0, dtype=torch.bool, device=side.device)
+    return (
+        torch.stack(
+            [
+                points.unique(dim=0, return_counts=True)[1].max() > k
+                for points in side
+            ]
+        )
+        if len(side)
+        else torch.zeros(0, dtype=torch.bool, device=side.device)
+    )
+
 
 # %% ../../nbs/144_analysis.dependence.ipynb #d9f74e9c
-def excess_mutual_information(x: Tensor, y: Tensor, dim: int = -1, k: int = 3,
-                              variant: int = 1, method: str = "auto") -> Tensor:
+def excess_mutual_information(
+    x: Tensor,
+    y: Tensor,
+    dim: int = -1,
+    k: int = 3,
+    variant: int = 1,
+    method: str = "auto",
+) -> Tensor:
     """The mutual information beyond correlation, in nats: the estimate of
     `mutual_information` plus ½ log(1 − r²), r the sample correlation.
 
@@ -200,10 +273,13 @@ def excess_mutual_information(x: Tensor, y: Tensor, dim: int = -1, k: int = 3,
     """
     information = mutual_information(x, y, dim, None, k, variant, method)
     a, b, _, shape = _prepared(
-        x, y, dim, None, k + 2, "excess_mutual_information")
+        x, y, dim, None, k + 2, "excess_mutual_information"
+    )
     r = (a * b).mean((1, 2)).clamp(-1, 1).reshape(shape)
     return information + 0.5 * torch.log1p(
-        -torch.where(1 - r.square() < 1e-12, torch.nan, r).square())
+        -torch.where(1 - r.square() < 1e-12, torch.nan, r).square()
+    )
+
 
 # %% ../../nbs/144_analysis.dependence.ipynb #5eb14345
 def _double_sum(x: Tensor, y: Tensor) -> Tensor:
@@ -218,25 +294,40 @@ def _double_sum(x: Tensor, y: Tensor) -> Tensor:
     size = 1 << (n - 1).bit_length()
     pad = lambda v: torch.nn.functional.pad(v, (0, size - n))
     rank = torch.cat(
-        [rank, torch.arange(n, size, device=x.device).expand(m, -1)], -1)
+        [rank, torch.arange(n, size, device=x.device).expand(m, -1)], -1
+    )
     # 4, m, size: what is summed over the points below
     weight = torch.stack([pad(torch.ones_like(x)), pad(x), pad(y), pad(x * y)])
     place, concordant, block = (
         torch.arange(size, device=x.device).expand(m, -1),
-        torch.zeros_like(total), size)
+        torch.zeros_like(total),
+        size,
+    )
     while block > 1:
         above = rank & (block >> 1) != 0
-        below = torch.where(above, 0.0, weight).reshape(
-            4, m, size // block, block).cumsum(-1).reshape(4, m, size)
-        collected = (weight[3] * below[0] - weight[1] * below[2]
-                     - weight[2] * below[1] + weight[0] * below[3])
+        below = (
+            torch.where(above, 0.0, weight)
+            .reshape(4, m, size // block, block)
+            .cumsum(-1)
+            .reshape(4, m, size)
+        )
+        collected = (
+            weight[3] * below[0]
+            - weight[1] * below[2]
+            - weight[2] * below[1]
+            + weight[0] * below[3]
+        )
         concordant += torch.where(above, collected, 0.0).sum(-1)
         # in their order; each is half of each block
-        parts = [place[side].reshape(m, size // block, block // 2)
-                 for side in (~above, above)]
+        parts = [
+            place[side].reshape(m, size // block, block // 2)
+            for side in (~above, above)
+        ]
         parted = torch.cat(parts, -1).reshape(m, size)
-        rank, weight = (rank.gather(-1, parted),
-                        weight.gather(-1, parted.expand(4, -1, -1)))
+        rank, weight = (
+            rank.gather(-1, parted),
+            weight.gather(-1, parted.expand(4, -1, -1)),
+        )
         block >>= 1
     return 2 * (2 * concordant - total)
 
@@ -246,58 +337,88 @@ def _row_sums(x: Tensor) -> Tensor:
     n = x.shape[-1]
     ordered, order = x.sort(-1)
     c = ordered.cumsum(-1)
-    sums = ((2 * torch.arange(1, n + 1, dtype=x.dtype, device=x.device) - n)
-            * ordered + c[:, -1:] - 2 * c)
+    sums = (
+        (2 * torch.arange(1, n + 1, dtype=x.dtype, device=x.device) - n)
+        * ordered
+        + c[:, -1:]
+        - 2 * c
+    )
     return torch.empty_like(x).scatter_(-1, order, sums)
 
 
-def _sums(x: Tensor, y: Tensor,
-          chunk: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _sums(
+    x: Tensor, y: Tensor, chunk: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
     "For (x, y), (x, x), (y, y): M, Σ aⱼ.bⱼ. and a..b.. of points (m, n, d)."
     if x.shape[2] == y.shape[2] == 1:
         x, y = x[..., 0], y[..., 0]
         a, b = _row_sums(x), _row_sums(y)
         double = [_double_sum(x, y)] + [
             2 * v.shape[-1] * v.square().sum(-1) - 2 * v.sum(-1).square()
-            for v in (x, y)]
+            for v in (x, y)
+        ]
     else:
         m, n, _ = x.shape
-        a, b, double = (torch.empty(m, n, dtype=x.dtype, device=x.device),
-                        torch.empty(m, n, dtype=x.dtype, device=x.device),
-                        [0.0, 0.0, 0.0])
+        a, b, double = (
+            torch.empty(m, n, dtype=x.dtype, device=x.device),
+            torch.empty(m, n, dtype=x.dtype, device=x.device),
+            [0.0, 0.0, 0.0],
+        )
         rows = max(1, chunk // (m * n))
         for start in range(0, n, rows):
             part = slice(start, start + rows)
-            apart = [torch.cdist(v[:, part], v,
-                                 compute_mode="donot_use_mm_for_euclid_dist")
-                     for v in (x, y)]
+            apart = [
+                torch.cdist(
+                    v[:, part], v, compute_mode="donot_use_mm_for_euclid_dist"
+                )
+                for v in (x, y)
+            ]
             a[:, part], b[:, part] = (v.sum(-1) for v in apart)
-            double = [old + (p * q).sum((1, 2)) for old, (p, q) in zip(
-                          double, (apart, apart[:1] * 2, apart[1:] * 2))]
-    return [(s, (p * q).sum(-1), p.sum(-1) * q.sum(-1))
-            for s, (p, q) in zip(double, ((a, b), (a, a), (b, b)))]
+            double = [
+                old + (p * q).sum((1, 2))
+                for old, (p, q) in zip(
+                    double, (apart, apart[:1] * 2, apart[1:] * 2)
+                )
+            ]
+    return [
+        (s, (p * q).sum(-1), p.sum(-1) * q.sum(-1))
+        for s, (p, q) in zip(double, ((a, b), (a, a), (b, b)))
+    ]
 
 
-def _quotient(x: Tensor, y: Tensor, dim: int, coordinates: int | None,
-              chunk: int, least: int, name: str, combine) -> Tensor:
+def _quotient(
+    x: Tensor,
+    y: Tensor,
+    dim: int,
+    coordinates: int | None,
+    chunk: int,
+    least: int,
+    name: str,
+    combine,
+) -> Tensor:
     x, y, good, shape = _prepared(x, y, dim, coordinates, least, name)
     n, found = x.shape[1], []
     vectors = coordinates is not None and (x.shape[2] > 1 or y.shape[2] > 1)
     step = max(1, chunk // (n * n if vectors else 8 * n))
     for start in range(0, max(len(x), 1), step):
-        sums = _sums(x[start:start + step], y[start:start + step], chunk)
+        sums = _sums(x[start : start + step], y[start : start + step], chunk)
         # n⁴ may be beyond 64 bits
         xy, xx, yy = (combine(float(n), *parts) for parts in sums)
         # else 0/0, up to rounding
         varies = (xx > 1e-12 * sums[1][0] / n**2) & (
-            yy > 1e-12 * sums[2][0] / n**2)
+            yy > 1e-12 * sums[2][0] / n**2
+        )
         found.append(torch.where(varies, xy / (xx * yy).sqrt(), torch.nan))
     return torch.where(good, torch.cat(found), torch.nan).reshape(shape)
 
 
-def distance_correlation(x: Tensor, y: Tensor, dim: int = -1,
-                         coordinates: int | None = None,
-                         chunk: int = 2**20) -> Tensor:
+def distance_correlation(
+    x: Tensor,
+    y: Tensor,
+    dim: int = -1,
+    coordinates: int | None = None,
+    chunk: int = 2**20,
+) -> Tensor:
     """The distance correlation of `x` and `y`, between 0 and 1: the square root
     of the plain estimate, which is biased upwards in small samples.
 
@@ -320,14 +441,24 @@ def distance_correlation(x: Tensor, y: Tensor, dim: int = -1,
         tensor([1.0000, 0.4915], dtype=torch.float64)
     """
     plain = lambda n, s, rows, whole: (
-        s / n**2 + whole / n**4 - 2 * rows / n**3).clamp(min=0)
-    return _quotient(x, y, dim, coordinates, chunk, 2, "distance_correlation",
-                     plain).clamp(max=1).sqrt()
+        s / n**2 + whole / n**4 - 2 * rows / n**3
+    ).clamp(min=0)
+    return (
+        _quotient(
+            x, y, dim, coordinates, chunk, 2, "distance_correlation", plain
+        )
+        .clamp(max=1)
+        .sqrt()
+    )
 
 
-def unbiased_distance_correlation(x: Tensor, y: Tensor, dim: int = -1,
-                                  coordinates: int | None = None,
-                                  chunk: int = 2**20) -> Tensor:
+def unbiased_distance_correlation(
+    x: Tensor,
+    y: Tensor,
+    dim: int = -1,
+    coordinates: int | None = None,
+    chunk: int = 2**20,
+) -> Tensor:
     """The *squared* distance correlation of `x` and `y` from unbiased estimates
     of its three parts; about 0, of either sign, for independent variables.
 
@@ -343,6 +474,15 @@ def unbiased_distance_correlation(x: Tensor, y: Tensor, dim: int = -1,
         tensor(-0.1992, dtype=torch.float64)
     """
     unbiased = lambda n, s, rows, whole: (
-        s - 2 * rows / (n - 2) + whole / ((n - 1) * (n - 2))) / (n * (n - 3))
-    return _quotient(x, y, dim, coordinates, chunk, 4,
-                     "unbiased_distance_correlation", unbiased)
+        (s - 2 * rows / (n - 2) + whole / ((n - 1) * (n - 2))) / (n * (n - 3))
+    )
+    return _quotient(
+        x,
+        y,
+        dim,
+        coordinates,
+        chunk,
+        4,
+        "unbiased_distance_correlation",
+        unbiased,
+    )

@@ -6,16 +6,22 @@ measures, what it cannot see, and how large it is for a sample that is Gaussian.
 # ../../nbs/140_analysis.gaussianity.ipynb.
 
 # %% auto #0
-__all__ = ['normal_quantiles', 'each_sample', 'qq_r2', 'normalizers',
-           'pre_affine']
+__all__ = [
+    "normal_quantiles",
+    "each_sample",
+    "qq_r2",
+    "normalizers",
+    "pre_affine",
+]
 
 # %% ../../nbs/140_analysis.gaussianity.ipynb #ce7cfb4c
 import torch
 from torch import Tensor
 
 
-def normal_quantiles(n: int,
-                     device: torch.device | str | None = None) -> Tensor:
+def normal_quantiles(
+    n: int, device: torch.device | str | None = None
+) -> Tensor:
     """The `n` normal quantiles at Filliben's plotting positions, increasing, in
     float64: the abscissae of a normal Q–Q plot.
 
@@ -37,15 +43,21 @@ def normal_quantiles(n: int,
     m[0] = 1 - m[-1]
     return torch.special.ndtri(m)
 
+
 # %% ../../nbs/140_analysis.gaussianity.ipynb #04a07e83
 import math
 from collections.abc import Callable
 
 
-def each_sample(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor,
-                dim: int, least: int, name: str,
-                dtype: torch.dtype = torch.float64,
-                chunk: int | None = None) -> tuple[Tensor, ...]:
+def each_sample(
+    function: Callable[[Tensor], tuple[Tensor, ...]],
+    x: Tensor,
+    dim: int,
+    least: int,
+    name: str,
+    dtype: torch.dtype = torch.float64,
+    chunk: int | None = None,
+) -> tuple[Tensor, ...]:
     """Apply `function` to each sample of `x` along `dim`, sorted and scaled
     into [−1, 1]; for measures that shift and scale do not change.
 
@@ -74,22 +86,32 @@ def each_sample(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor,
         raise TypeError(
             f"{name} expects a real floating-point tensor, not "
             f"{x.dtype if isinstance(x, Tensor) else type(x).__name__}: "
-            "convert it, e.g. with .float()")
+            "convert it, e.g. with .float()"
+        )
     if x.ndim == 0 or x.shape[dim] < least:
-        raise ValueError(f"{name} needs at least {least} elements along "
-                         f"dim={dim}, given a shape of {tuple(x.shape)}")
+        raise ValueError(
+            f"{name} needs at least {least} elements along "
+            f"dim={dim}, given a shape of {tuple(x.shape)}"
+        )
     x = x.detach().movedim(dim, -1)
     shape, n = x.shape[:-1], x.shape[-1]
     rows, count = x.reshape(-1, n), math.prod(shape)
     step = max(1, (chunk or (2**18 if x.device.type == "cpu" else 2**24)) // n)
-    found = [_finite(function, rows[start:start + step].to(
-                 dtype, memory_format=torch.contiguous_format, copy=True))
-             for start in range(0, max(count, 1), step)]
+    found = [
+        _finite(
+            function,
+            rows[start : start + step].to(
+                dtype, memory_format=torch.contiguous_format, copy=True
+            ),
+        )
+        for start in range(0, max(count, 1), step)
+    ]
     return tuple(torch.cat(parts).reshape(shape) for parts in zip(*found))
 
 
-def _finite(function: Callable[[Tensor], tuple[Tensor, ...]],
-            rows: Tensor) -> tuple[Tensor, ...]:
+def _finite(
+    function: Callable[[Tensor], tuple[Tensor, ...]], rows: Tensor
+) -> tuple[Tensor, ...]:
     if rows.device.type == "cpu":
         # in place; several times faster than torch's
         rows.numpy().sort(axis=-1)
@@ -101,10 +123,12 @@ def _finite(function: Callable[[Tensor], tuple[Tensor, ...]],
     varies = smallest.isfinite() & largest.isfinite() & (largest > smallest)
     spread = torch.where(varies, largest / 2 - smallest / 2, 1.0)
     # in [−1, 1]: squares cannot overflow
-    c = torch.where(varies, (ordered - smallest / 2 - largest / 2) / spread,
-                    0.0)
-    return tuple(torch.where(varies[:, 0], value, torch.nan)
-                 for value in function(c))
+    c = torch.where(
+        varies, (ordered - smallest / 2 - largest / 2) / spread, 0.0
+    )
+    return tuple(
+        torch.where(varies[:, 0], value, torch.nan) for value in function(c)
+    )
 
 
 def qq_r2(x: Tensor, dim: int = -1) -> Tensor:
@@ -126,15 +150,27 @@ def qq_r2(x: Tensor, dim: int = -1) -> Tensor:
         >>> qq_r2(torch.tensor([[-1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]))
         tensor([1.0000, 0.7500])
     """
+
     def r2(c: Tensor) -> tuple[Tensor]:
         c = c - c.mean(-1, keepdim=True)
         q = normal_quantiles(c.shape[-1], c.device).to(c.dtype)
-        return (((c * (q / q.norm())).sum(-1) / c.norm(dim=-1)).square()
-                    .clamp(max=1),)
+        return (
+            ((c * (q / q.norm())).sum(-1) / c.norm(dim=-1))
+            .square()
+            .clamp(max=1),
+        )
 
-    return each_sample(r2, x, dim, 3, "qq_r2",
-                       torch.promote_types(x.dtype, torch.float32)
-                           if isinstance(x, Tensor) else torch.float32)[0]
+    return each_sample(
+        r2,
+        x,
+        dim,
+        3,
+        "qq_r2",
+        torch.promote_types(x.dtype, torch.float32)
+        if isinstance(x, Tensor)
+        else torch.float32,
+    )[0]
+
 
 # %% ../../nbs/140_analysis.gaussianity.ipynb #e9af18fb
 import copy
@@ -148,10 +184,14 @@ def _kind(module: nn.Module) -> str | None:
     """
     if any("InstanceN" in base.__name__ for base in type(module).__mro__):
         return "instance"
-    names = {"num_groups": "group", "normalized_shape": "layer",
-             "num_features": "batch"}
-    return next((kind for name, kind in names.items() if hasattr(module, name)),
-                None)
+    names = {
+        "num_groups": "group",
+        "normalized_shape": "layer",
+        "num_features": "batch",
+    }
+    return next(
+        (kind for name, kind in names.items() if hasattr(module, name)), None
+    )
 
 
 def normalizers(model: nn.Module) -> dict[str, nn.Module]:
@@ -164,28 +204,36 @@ def normalizers(model: nn.Module) -> dict[str, nn.Module]:
         >>> list(normalizers(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))))
         ['1']
     """
-    return {name: module for name, module in model.named_modules()
-            if _kind(module)}
+    return {
+        name: module for name, module in model.named_modules() if _kind(module)
+    }
 
 
 def _samples(module: nn.Module, x: Tensor, by: str) -> Tensor:
     """The values `x` that a normalizer returned, as rows: one for each unit or
     for each channel.
     """
-    kind, axes = (_kind(module),
-                  len(tuple(getattr(module, "normalized_shape", ()))))
+    kind, axes = (
+        _kind(module),
+        len(tuple(getattr(module, "normalized_shape", ()))),
+    )
     if kind == "layer":
-        return (x.movedim(-axes, 0).flatten(1) if by == "channel"
-                else x.flatten(-axes).flatten(0, -2))
+        return (
+            x.movedim(-axes, 0).flatten(1)
+            if by == "channel"
+            else x.flatten(-axes).flatten(0, -2)
+        )
     if kind == "batch" or by == "channel":
         return x.transpose(0, 1).flatten(1)
     return x.reshape(
-        x.shape[0] * (module.num_groups if kind == "group" else x.shape[1]), -1)
+        x.shape[0] * (module.num_groups if kind == "group" else x.shape[1]), -1
+    )
 
 
 @torch.no_grad()
-def pre_affine(model: nn.Module, inputs: Tensor,
-               by: str = "unit") -> dict[str, Tensor]:
+def pre_affine(
+    model: nn.Module, inputs: Tensor, by: str = "unit"
+) -> dict[str, Tensor]:
     """What each normalizer of `model` computes before noise and affine map, for
     one minibatch `inputs`, by its name.
 
@@ -211,19 +259,30 @@ def pre_affine(model: nn.Module, inputs: Tensor,
     """
     if by not in ("unit", "channel"):
         raise ValueError(
-            f"by={by!r} is not known: expected 'unit' or 'channel'")
+            f"by={by!r} is not known: expected 'unit' or 'channel'"
+        )
     twin = copy.deepcopy(model).train()
     layers = normalizers(twin)
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no batch or layer "
-                         "normalizer: expected modules with num_features, "
-                         "num_groups or normalized_shape")
+        raise ValueError(
+            f"{type(model).__name__} has no batch or layer "
+            "normalizer: expected modules with num_features, "
+            "num_groups or normalized_shape"
+        )
     for module in twin.modules():
         if hasattr(module, "noise"):
             module.noise = 0.0
-        if isinstance(module,
-                      (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
-                       nn.AlphaDropout, nn.FeatureAlphaDropout)):
+        if isinstance(
+            module,
+            (
+                nn.Dropout,
+                nn.Dropout1d,
+                nn.Dropout2d,
+                nn.Dropout3d,
+                nn.AlphaDropout,
+                nn.FeatureAlphaDropout,
+            ),
+        ):
             module.eval()
     found: dict[str, Tensor] = {}
 
@@ -234,13 +293,17 @@ def pre_affine(model: nn.Module, inputs: Tensor,
             nonlocal again
             if again:  # the second call below comes through here too
                 return
-            plain = {key: torch.ones_like(p) if key == "weight"
-                          else torch.zeros_like(p)
-                     for key, p in module.named_parameters(recurse=False)}
+            plain = {
+                key: torch.ones_like(p)
+                if key == "weight"
+                else torch.zeros_like(p)
+                for key, p in module.named_parameters(recurse=False)
+            }
             again = True
             x = torch.func.functional_call(module, plain, args)
             again = False
             found[name] = _samples(module, x, by)
+
         return hook
 
     for name, module in layers.items():

@@ -7,8 +7,15 @@ agree between minibatches and how fast they grow towards the input.
 # ../../nbs/455_analysis.gradients.ipynb.
 
 # %% auto #0
-__all__ = ['Loss', 'gradients', 'gradient_norms', 'gradient_correlations',
-           'growth', 'Confusion', 'gradient_confusion']
+__all__ = [
+    "Loss",
+    "gradients",
+    "gradient_norms",
+    "gradient_correlations",
+    "growth",
+    "Confusion",
+    "gradient_confusion",
+]
 
 # %% ../../nbs/455_analysis.gradients.ipynb #455a0008
 import math
@@ -19,14 +26,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .propagation import (
-    batch_statistics, correlation, disturbed)
+from normalnorm.analysis.propagation import (
+    batch_statistics,
+    correlation,
+    disturbed,
+)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def gradients(model: nn.Module, inputs: Tensor, targets: Tensor,
-              loss: Loss = F.cross_entropy) -> dict[str, Tensor]:
+def gradients(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss = F.cross_entropy,
+) -> dict[str, Tensor]:
     """The gradient of `loss(model(inputs), targets)` in each trainable
     parameter, by name; parameters that it does not depend on are left out.
 
@@ -45,31 +59,46 @@ def gradients(model: nn.Module, inputs: Tensor, targets: Tensor,
         >>> {name: tuple(g.shape) for name, g in found.items()}
         {'weight': (2, 3), 'bias': (2,)}
     """
-    named = {name: p for name, p in model.named_parameters()
-             if p.requires_grad}
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
-        raise ValueError(f"{type(model).__name__} has no trainable parameter: "
-                         "a frozen model has no gradients; unfreeze a part")
+        raise ValueError(
+            f"{type(model).__name__} has no trainable parameter: "
+            "a frozen model has no gradients; unfreeze a part"
+        )
     with batch_statistics(model), torch.enable_grad():
         value = loss(model(inputs), targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            what = (f"a tensor of shape {tuple(value.shape)}"
-                    if isinstance(value, Tensor) else type(value).__name__)
-            raise ValueError(f"the loss is {what}: expected one number, such "
-                             "as a mean over the minibatch")
+            what = (
+                f"a tensor of shape {tuple(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            raise ValueError(
+                f"the loss is {what}: expected one number, such "
+                "as a mean over the minibatch"
+            )
         if not value.isfinite():
-            raise ValueError(f"the loss is {value.item()}: its gradients mean "
-                             "nothing; look for values out of range")
+            raise ValueError(
+                f"the loss is {value.item()}: its gradients mean "
+                "nothing; look for values out of range"
+            )
         if not value.requires_grad:
-            raise ValueError("the loss depends on no trainable parameter: look "
-                             "for detach(), item() or no_grad()")
-        found = torch.autograd.grad(value.reshape(()), list(named.values()),
-                                    allow_unused=True)
+            raise ValueError(
+                "the loss depends on no trainable parameter: look "
+                "for detach(), item() or no_grad()"
+            )
+        found = torch.autograd.grad(
+            value.reshape(()), list(named.values()), allow_unused=True
+        )
     return {name: g for name, g in zip(named, found) if g is not None}
 
 
-def gradient_norms(model: nn.Module, inputs: Tensor, targets: Tensor,
-                   loss: Loss = F.cross_entropy) -> dict[str, float]:
+def gradient_norms(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss = F.cross_entropy,
+) -> dict[str, float]:
     """The Euclidean norm of the gradient in each trainable parameter, by name.
 
     Arguments and errors as for `gradients`.
@@ -85,13 +114,20 @@ def gradient_norms(model: nn.Module, inputs: Tensor, targets: Tensor,
         ...                lambda y, t: (3 * y - t).sum())
         {'weight': 12.0}
     """
-    return {name: g.double().norm().item() for name, g in gradients(
-        model, inputs, targets, loss).items()}
+    return {
+        name: g.double().norm().item()
+        for name, g in gradients(model, inputs, targets, loss).items()
+    }
 
 
-def gradient_correlations(model: nn.Module, inputs: Tensor, targets: Tensor,
-                          sigma: float = 0.1, seed: int = 0,
-                          loss: Loss = F.cross_entropy) -> dict[str, float]:
+def gradient_correlations(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    sigma: float = 0.1,
+    seed: int = 0,
+    loss: Loss = F.cross_entropy,
+) -> dict[str, float]:
     """The correlation between the gradients from two disturbed copies of a
     minibatch, inputs + ε₁ and inputs + ε₂, for each trainable parameter.
 
@@ -106,8 +142,10 @@ def gradient_correlations(model: nn.Module, inputs: Tensor, targets: Tensor,
         >>> found["weight"] > 0.99
         True
     """
-    first, second = (gradients(model, x, targets, loss)
-                     for x in disturbed(inputs, sigma, seed))
+    first, second = (
+        gradients(model, x, targets, loss)
+        for x in disturbed(inputs, sigma, seed)
+    )
     return {name: correlation(g, second[name]) for name, g in first.items()}
 
 
@@ -127,10 +165,13 @@ def growth(norms: Sequence[float]) -> float:
         2.0
     """
     if len(norms) < 2 or not all(0 < value < math.inf for value in norms):
-        raise ValueError(f"norms={list(norms)}: expected at least two positive "
-                         "and finite numbers, one for each layer")
-    logs = torch.tensor([math.log(value) for value in norms],
-                        dtype=torch.float64)
+        raise ValueError(
+            f"norms={list(norms)}: expected at least two positive "
+            "and finite numbers, one for each layer"
+        )
+    logs = torch.tensor(
+        [math.log(value) for value in norms], dtype=torch.float64
+    )
     place = torch.arange(len(norms), dtype=torch.float64)
     place = place - place.mean()
     return math.exp(-(place @ logs / place.square().sum()).item())
@@ -145,14 +186,17 @@ class Confusion(NamedTuple):
         >>> Confusion(0.0, 0.5, 0.8).least
         0.5
     """
+
     bound: float
     least: float
     mean: float
 
 
-def gradient_confusion(model: nn.Module,
-                       batches: Iterable[tuple[Tensor, Tensor]],
-                       loss: Loss = F.cross_entropy) -> Confusion:
+def gradient_confusion(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    loss: Loss = F.cross_entropy,
+) -> Confusion:
     """How far the gradients of several minibatches work against each other:
     Sankararaman et al.'s gradient confusion, and cosines.
 
@@ -169,15 +213,26 @@ def gradient_confusion(model: nn.Module,
         ...                    pull)
         Confusion(bound=1.0, least=-1.0, mean=-1.0)
     """
-    rows = [torch.cat([g.flatten().double() for g in gradients(
-        model, x, y, loss).values()]) for x, y in batches]
+    rows = [
+        torch.cat(
+            [
+                g.flatten().double()
+                for g in gradients(model, x, y, loss).values()
+            ]
+        )
+        for x, y in batches
+    ]
     if len(rows) < 2:
-        raise ValueError(f"{len(rows)} minibatch: gradients of at least two "
-                         "are compared")
+        raise ValueError(
+            f"{len(rows)} minibatch: gradients of at least two are compared"
+        )
     every = torch.stack(rows)
     product = every @ every.T
     pairs = torch.triu_indices(len(rows), len(rows), 1).unbind()
     lengths = every.norm(dim=1)
     cosine = (product / (lengths[:, None] * lengths))[pairs]
-    return Confusion(max(0.0, -product[pairs].min().item()),
-                     cosine.min().item(), cosine.mean().item())
+    return Confusion(
+        max(0.0, -product[pairs].min().item()),
+        cosine.min().item(),
+        cosine.mean().item(),
+    )

@@ -6,8 +6,13 @@ eigenvalues with bounds, and the density of all of them with error bars.
 # ../../nbs/460_analysis.hessian.ipynb.
 
 # %% auto #0
-__all__ = ['hessian_vector_product', 'Extremes', 'hessian_extremes', 'Density',
-           'hessian_density']
+__all__ = [
+    "hessian_vector_product",
+    "Extremes",
+    "hessian_extremes",
+    "Density",
+    "hessian_density",
+]
 
 # %% ../../nbs/460_analysis.hessian.ipynb #lib00001
 import math
@@ -24,22 +29,29 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 def _trainable(parameters: Iterable[Tensor]) -> list[Tensor]:
     found = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if not found:
-        raise ValueError("no parameters are given, so there is no Hessian: "
-                         "give model.parameters(); an iterator is empty after "
-                         "its first use")
+        raise ValueError(
+            "no parameters are given, so there is no Hessian: "
+            "give model.parameters(); an iterator is empty after "
+            "its first use"
+        )
     for i, p in enumerate(found):
         if not isinstance(p, Tensor) or not p.is_floating_point():
             kind = p.dtype if isinstance(p, Tensor) else type(p).__name__
-            raise TypeError(f"parameter {i} is of type {kind}: expected real "
-                            "floating-point tensors")
+            raise TypeError(
+                f"parameter {i} is of type {kind}: expected real "
+                "floating-point tensors"
+            )
         if not p.requires_grad:
             raise ValueError(
                 f"parameter {i} of shape {tuple(p.shape)} is frozen "
                 "(requires_grad=False): leave it out, as in [p for p in "
-                "model.parameters() if p.requires_grad], or unfreeze it")
+                "model.parameters() if p.requires_grad], or unfreeze it"
+            )
         if p.device != found[0].device:
-            raise ValueError(f"parameter {i} is on {p.device}, the first on "
-                             f"{found[0].device}: expected one device")
+            raise ValueError(
+                f"parameter {i} is on {p.device}, the first on "
+                f"{found[0].device}: expected one device"
+            )
     return found
 
 
@@ -50,31 +62,40 @@ class _Hessian:
     it is made anew for each batch of each product.
     """
 
-    def __init__(self, loss: Callable[..., Tensor],
-                 parameters: Iterable[Tensor],
-                 batches: Iterable[Any] | None = None, progress: Any = None):
+    def __init__(
+        self,
+        loss: Callable[..., Tensor],
+        parameters: Iterable[Tensor],
+        batches: Iterable[Any] | None = None,
+        progress: Any = None,
+    ):
         if not callable(loss):
-            raise TypeError(f"loss is of type {type(loss).__name__}: expected "
-                            "a function that returns the loss, such as lambda: "
-                            "criterion(model(x), y)")
+            raise TypeError(
+                f"loss is of type {type(loss).__name__}: expected "
+                "a function that returns the loss, such as lambda: "
+                "criterion(model(x), y)"
+            )
         if batches is not None and iter(batches) is batches:
-            raise TypeError("batches is an iterator, which is empty after one "
-                            "product: give a list or a DataLoader")
+            raise TypeError(
+                "batches is an iterator, which is empty after one "
+                "product: give a list or a DataLoader"
+            )
         self.parameters = _trainable(parameters)
         self.sizes = [p.numel() for p in self.parameters]
         self.size = sum(self.sizes)
         if not self.size:
-            raise ValueError("the parameters have no elements, so there is no "
-                             "Hessian")
+            raise ValueError(
+                "the parameters have no elements, so there is no Hessian"
+            )
         self.dtype = torch.float32
         for p in self.parameters:
             self.dtype = torch.promote_types(self.dtype, p.dtype)
         self.device = self.parameters[0].device
         self.loss, self.progress = loss, progress
         self.batches = () if batches is None else batches
-        self.value: float | None = None     # of the loss, at the first product
+        self.value: float | None = None  # of the loss, at the first product
         self.products, self.used = 0, [False] * len(self.parameters)
-        self.longest = 0.0      # the longest product with a unit vector so far
+        self.longest = 0.0  # the longest product with a unit vector so far
         self.graph: Sequence[Tensor | None] | None = None
         if batches is None:
             self.graph, self.value = self._gradient()
@@ -86,21 +107,33 @@ class _Hessian:
         with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
             loss = self.loss(*batch)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
-                given = (f"a tensor of shape {tuple(loss.shape)}" if isinstance(
-                    loss, Tensor) else type(loss).__name__)
-                raise ValueError(f"the loss is {given}: expected a tensor of "
-                                 "one element; take its mean or its sum")
+                given = (
+                    f"a tensor of shape {tuple(loss.shape)}"
+                    if isinstance(loss, Tensor)
+                    else type(loss).__name__
+                )
+                raise ValueError(
+                    f"the loss is {given}: expected a tensor of "
+                    "one element; take its mean or its sum"
+                )
             value = loss.item()
             if not math.isfinite(value):
-                raise ValueError(f"the loss is {value}, so it has no Hessian: "
-                                 "look for the operation that made it")
+                raise ValueError(
+                    f"the loss is {value}, so it has no Hessian: "
+                    "look for the operation that made it"
+                )
             if not loss.requires_grad:
                 raise ValueError(
                     "the loss does not depend on any parameter by operations "
                     "that autograd recorded: look for detach(), item() or "
-                    "no_grad() on the way")
-            found = torch.autograd.grad(loss.reshape(()), self.parameters,
-                                        create_graph=True, allow_unused=True)
+                    "no_grad() on the way"
+                )
+            found = torch.autograd.grad(
+                loss.reshape(()),
+                self.parameters,
+                create_graph=True,
+                allow_unused=True,
+            )
         self.used = [u or g is not None for u, g in zip(self.used, found)]
         return found, value
 
@@ -111,26 +144,40 @@ class _Hessian:
                 f"the loss does not depend on parameter {i} of shape "
                 f"{tuple(self.parameters[i].shape)}, so its rows of the "
                 "Hessian would be zero: leave it out, or look where it is "
-                "detached")
+                "detached"
+            )
 
-    def _add(self, gradient: Sequence[Tensor | None], vector: Sequence[Tensor],
-             out: Sequence[Tensor], keep: bool) -> None:
+    def _add(
+        self,
+        gradient: Sequence[Tensor | None],
+        vector: Sequence[Tensor],
+        out: Sequence[Tensor],
+        keep: bool,
+    ) -> None:
         "Add the derivative of `gradient` along `vector` to `out`."
-        chosen = [i for i, g in enumerate(gradient)
-                  if g is not None and g.requires_grad]
-        if not chosen:                      # a loss that is linear
+        chosen = [
+            i
+            for i, g in enumerate(gradient)
+            if g is not None and g.requires_grad
+        ]
+        if not chosen:  # a loss that is linear
             return
         found = torch.autograd.grad(
-            [gradient[i] for i in chosen], self.parameters,
+            [gradient[i] for i in chosen],
+            self.parameters,
             [vector[i].to(gradient[i].dtype) for i in chosen],
-            retain_graph=keep, allow_unused=True)
+            retain_graph=keep,
+            allow_unused=True,
+        )
         for total, part in zip(out, found):
             if part is not None:
                 total += part
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        return [v.view(p.shape)
-                for v, p in zip(flat.split(self.sizes), self.parameters)]
+        return [
+            v.view(p.shape)
+            for v, p in zip(flat.split(self.sizes), self.parameters)
+        ]
 
     def __call__(self, vector: Tensor) -> Tensor:
         "The product with a vector (n,), a new vector (n,)."
@@ -142,10 +189,12 @@ class _Hessian:
             self._over_batches(pieces, out)
         self.products += 1
         if not result.isfinite().all():
-            raise ValueError("the product with the Hessian holds a NaN or an "
-                             "infinity, and the loss does not: some operation "
-                             "has no second derivative here (such as the root "
-                             "of 0)")
+            raise ValueError(
+                "the product with the Hessian holds a NaN or an "
+                "infinity, and the loss does not: some operation "
+                "has no second derivative here (such as the root "
+                "of 0)"
+            )
         if hasattr(self.progress, "update"):
             self.progress.update(1)
         return result
@@ -166,7 +215,8 @@ class _Hessian:
                 f"the sum of losses was {self.value:.6g} and is now "
                 f"{total:.6g}: each product must meet the same function; "
                 "switch off dropout, noise and random augmentation, and "
-                "drop_last of a shuffling loader")
+                "drop_last of a shuffling loader"
+            )
 
     def nothing(self, length: float) -> bool:
         "Whether a remainder of this length is rounding."
@@ -181,7 +231,8 @@ class _Hessian:
                 f"Hessian have lengths up to {self.longest:.2g}; they should "
                 "be equal: an operation in the loss has a wrong second "
                 "derivative (torch's weight_norm has one), or the loss is not "
-                "the same at each call")
+                "the same at each call"
+            )
 
     def say(self, line: str) -> None:
         "A line of progress."
@@ -192,8 +243,10 @@ class _Hessian:
 
 
 def hessian_vector_product(
-    loss: Callable[..., Tensor], parameters: Iterable[Tensor], vector: Tensor,
-    batches: Iterable[Any] | None = None
+    loss: Callable[..., Tensor],
+    parameters: Iterable[Tensor],
+    vector: Tensor,
+    batches: Iterable[Any] | None = None,
 ) -> Tensor:
     """The Hessian of a loss in some parameters, times a vector: the derivative
     of the gradient along the vector, without the Hessian.
@@ -226,15 +279,21 @@ def hessian_vector_product(
     """
     hessian = _Hessian(loss, parameters, batches)
     if not isinstance(vector, Tensor) or vector.shape != (hessian.size,):
-        given = (f"shape {tuple(vector.shape)}" if isinstance(vector, Tensor)
-                 else f"type {type(vector).__name__}")
-        raise ValueError(f"vector has {given}: the parameters have "
-                         f"{hessian.size} elements, so expected shape "
-                         f"({hessian.size},)")
+        given = (
+            f"shape {tuple(vector.shape)}"
+            if isinstance(vector, Tensor)
+            else f"type {type(vector).__name__}"
+        )
+        raise ValueError(
+            f"vector has {given}: the parameters have "
+            f"{hessian.size} elements, so expected shape "
+            f"({hessian.size},)"
+        )
     return hessian(vector.to(hessian.device, hessian.dtype))
 
+
 # %% ../../nbs/460_analysis.hessian.ipynb #lib00002
-_PART = 1 << 16         # elements whose products are summed in their own dtype
+_PART = 1 << 16  # elements whose products are summed in their own dtype
 
 
 def _products(rows: Tensor, vector: Tensor) -> Tensor:
@@ -284,6 +343,7 @@ class Extremes(NamedTuple):
         >>> round(found.ratio, 4), round(found.stable_lr, 4)
         (4.0, 0.5)
     """
+
     largest: Tensor
     smallest: Tensor
     largest_error: Tensor
@@ -313,18 +373,19 @@ class _Ritz:
 
     def __init__(self, hessian: _Hessian, rank: int, seed: int):
         self.hessian, self.rank, self.seed = hessian, rank, seed
-        self.basis = torch.empty(rank, hessian.size, dtype=hessian.dtype,
-                                 device=hessian.device)
+        self.basis = torch.empty(
+            rank, hessian.size, dtype=hessian.dtype, device=hessian.device
+        )
         self.matrix = torch.zeros(rank, rank, dtype=torch.float64)
-        self.kept = 0           # vectors that the last restart left
-        self.dropped = 0.0      # length of the residuals that fresh() gave up
+        self.kept = 0  # vectors that the last restart left
+        self.dropped = 0.0  # length of the residuals that fresh() gave up
         self.next = self.fresh()
 
     def fresh(self) -> Tensor:
         "A random unit vector orthogonal to what is kept."
         self.seed += 1
         new = _random(self.hessian, self.seed)
-        _off(self.basis[:self.kept], new)
+        _off(self.basis[: self.kept], new)
         return new.div_(_length(new))
 
     def extend(self) -> tuple[Tensor, Tensor]:
@@ -334,13 +395,13 @@ class _Ritz:
             self.basis[j] = self.next
             new = self.hessian(self.basis[j])
             self.hessian.longest = max(self.hessian.longest, _length(new))
-            column = _off(self.basis[:j + 1], new)
-            if j > start + 1:       # zero, because H is symmetric
-                self.hessian.symmetric(column[start:j - 1].abs().max().item())
-            self.matrix[j, :j + 1] = self.matrix[:j + 1, j] = column
+            column = _off(self.basis[: j + 1], new)
+            if j > start + 1:  # zero, because H is symmetric
+                self.hessian.symmetric(column[start : j - 1].abs().max().item())
+            self.matrix[j, : j + 1] = self.matrix[: j + 1, j] = column
             self.beta = _length(new)
             if self.hessian.nothing(self.beta):
-                self.beta, self.kept = 0.0, j + 1       # an invariant space
+                self.beta, self.kept = 0.0, j + 1  # an invariant space
                 if j + 1 < self.hessian.size:
                     self.next = self.fresh()
             else:
@@ -351,11 +412,12 @@ class _Ritz:
 
     def restart(self, below: int, above: int) -> None:
         "Keep so many Ritz vectors from each end, and go on from them."
-        index = torch.tensor([*range(below),
-                              *range(self.rank - above, self.rank)])
+        index = torch.tensor(
+            [*range(below), *range(self.rank - above, self.rank)]
+        )
         rotation = self.vectors[:, index].T.to(self.basis)
         for part in self.basis.split(_PART, 1):
-            part[:len(index)] = rotation @ part
+            part[: len(index)] = rotation @ part
         self.kept = len(index)
         self.matrix.zero_()
         self.matrix[range(self.kept), range(self.kept)] = self.values[index]
@@ -369,22 +431,29 @@ class _Ritz:
     def residuals(self) -> Tensor:
         "After a restart: lengths of H v − λ v; goes on from the longest."
         longest, lengths = 0.0, []
-        for vector, value in zip(self.basis[:self.kept], self.values.tolist()):
+        for vector, value in zip(self.basis[: self.kept], self.values.tolist()):
             apart = self.hessian(vector).sub_(vector, alpha=value)
             lengths.append(_length(apart))
             if lengths[-1] > longest:
                 longest, self.next = lengths[-1], apart
         if longest:
-            _off(self.basis[:self.kept], self.next)
+            _off(self.basis[: self.kept], self.next)
             self.next.div_(_length(self.next))
         return torch.tensor(lengths, dtype=torch.float64)
 
 
 def hessian_extremes(
-    loss: Callable[..., Tensor], parameters: Iterable[Tensor], largest: int = 1,
-    smallest: int = 1, *, batches: Iterable[Any] | None = None,
-    tol: float = 1e-4, vectors: int = 24, max_products: int = 1000,
-    seed: int = 0, progress: Any = None
+    loss: Callable[..., Tensor],
+    parameters: Iterable[Tensor],
+    largest: int = 1,
+    smallest: int = 1,
+    *,
+    batches: Iterable[Any] | None = None,
+    tol: float = 1e-4,
+    vectors: int = 24,
+    max_products: int = 1000,
+    seed: int = 0,
+    progress: Any = None,
 ) -> Extremes:
     """The largest and the smallest eigenvalues of the Hessian of a loss, each
     with a bound of its error, for any model and loss.
@@ -427,13 +496,17 @@ def hessian_extremes(
     hessian = _Hessian(loss, parameters, batches, progress)
     wanted, rank = largest + smallest, min(vectors, hessian.size)
     if min(largest, smallest) < 0 or not 1 <= wanted <= hessian.size:
-        raise ValueError(f"largest={largest} and smallest={smallest}: expected "
-                         "numbers ≥ 0, together at least 1 and at most the "
-                         f"{hessian.size} eigenvalues that there are")
+        raise ValueError(
+            f"largest={largest} and smallest={smallest}: expected "
+            "numbers ≥ 0, together at least 1 and at most the "
+            f"{hessian.size} eigenvalues that there are"
+        )
     if rank < hessian.size and wanted > rank - 4:
-        raise ValueError(f"{wanted} eigenvalues by vectors={vectors} stored "
-                         "vectors: expected at least four vectors more than "
-                         "eigenvalues; raise vectors")
+        raise ValueError(
+            f"{wanted} eigenvalues by vectors={vectors} stored "
+            "vectors: expected at least four vectors more than "
+            "eigenvalues; raise vectors"
+        )
     spare = (rank - wanted) // 2
     above = largest + spare * largest // wanted
     below = smallest + spare * smallest // wanted
@@ -442,10 +515,17 @@ def hessian_extremes(
     def report(values: Tensor, errors: Tensor, done: bool) -> Extremes:
         "From both ends: values ascending, of which the first are the smallest."
         up, down = slice(None, smallest), slice(smallest, None)
-        hessian.say(f"{hessian.products} products, error "
-                    f"{errors.max().item():.1e}")
-        return Extremes(values[down].flip(0), values[up], errors[down].flip(0),
-                        errors[up], hessian.products, done)
+        hessian.say(
+            f"{hessian.products} products, error {errors.max().item():.1e}"
+        )
+        return Extremes(
+            values[down].flip(0),
+            values[up],
+            errors[down].flip(0),
+            errors[up],
+            hessian.products,
+            done,
+        )
 
     ends = [*range(smallest), *range(rank - largest, rank)]
     try:
@@ -453,16 +533,20 @@ def hessian_extremes(
             values, errors = process.extend()
             bound = tol * values.abs().max().item()
             values, errors = values[ends], errors[ends]
-            found = report(values, errors.hypot(torch.tensor(process.dropped)),
-                           False)
+            found = report(
+                values, errors.hypot(torch.tensor(process.dropped)), False
+            )
             if hessian.products + rank - above - below > max_products:
                 break
             if not (errors <= bound / 2).all():
                 process.restart(below, above)
                 continue
             process.restart(smallest, largest)
-            if rank == hessian.size or before is not None and (
-                    (values - before).abs() <= bound).all():
+            if (
+                rank == hessian.size
+                or before is not None
+                and ((values - before).abs() <= bound).all()
+            ):
                 errors = process.residuals()
                 found = report(values, errors, bool((errors <= bound).all()))
                 if found.converged:
@@ -475,9 +559,13 @@ def hessian_extremes(
         if found is None:
             raise
         why = "interrupted"
-    warnings.warn(f"{why}: the eigenvalues are those found so far, with their "
-                  "errors", UserWarning, stacklevel=2)
+    warnings.warn(
+        f"{why}: the eigenvalues are those found so far, with their errors",
+        UserWarning,
+        stacklevel=2,
+    )
     return found
+
 
 # %% ../../nbs/460_analysis.hessian.ipynb #lib00003
 class Density(NamedTuple):
@@ -495,6 +583,7 @@ class Density(NamedTuple):
         >>> found.size, found.nodes.shape == found.weights.shape
         (2, True)
     """
+
     nodes: Tensor
     weights: Tensor
     size: int
@@ -521,12 +610,14 @@ class Density(NamedTuple):
             3.989
         """
         if not sigma > 0:
-            raise ValueError(f"sigma={sigma}: eigenvalues are smeared by a "
-                             "positive width")
+            raise ValueError(
+                f"sigma={sigma}: eigenvalues are smeared by a positive width"
+            )
         apart = (points.cpu().double()[..., None, None] - self.nodes) / sigma
         heights = (-apart.square() / 2).exp() / (sigma * math.sqrt(2 * math.pi))
         return self._over_probes(
-            (heights * self.weights).sum(-1).movedim(-1, 0))
+            (heights * self.weights).sum(-1).movedim(-1, 0)
+        )
 
     def moment(self, power: int) -> tuple[float, float]:
         """The trace of the Hessian's `power` and its standard error, which has
@@ -540,12 +631,14 @@ class Density(NamedTuple):
             16.0
         """
         mean, error = self._over_probes(
-            (self.weights * self.nodes**power).sum(1))
+            (self.weights * self.nodes**power).sum(1)
+        )
         return self.size * mean.item(), self.size * error.item()
 
 
-def _quadrature(hessian: _Hessian, steps: int,
-                seed: int) -> tuple[Tensor, Tensor]:
+def _quadrature(
+    hessian: _Hessian, steps: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """Nodes and weights of one probe, by Lanczos's three-term recurrence:
     nothing is stored and nothing orthogonalized again.
     """
@@ -564,20 +657,25 @@ def _quadrature(hessian: _Hessian, steps: int,
         beta = _length(new)
         beside.append(beta)
         if hessian.nothing(beta):
-            break                           # nothing of the spectrum is left
+            break  # nothing of the spectrum is left
         before, now = now, new.div_(beta)
     values, vectors = eigh_tridiagonal(diagonal, beside[:-1])
     nodes = torch.zeros(steps, dtype=torch.float64)
     weights = torch.zeros(steps, dtype=torch.float64)
-    nodes[:len(values)] = torch.from_numpy(values)
-    weights[:len(values)] = torch.from_numpy(vectors[0]**2)
+    nodes[: len(values)] = torch.from_numpy(values)
+    weights[: len(values)] = torch.from_numpy(vectors[0] ** 2)
     return nodes, weights
 
 
 def hessian_density(
-    loss: Callable[..., Tensor], parameters: Iterable[Tensor], probes: int = 10,
-    steps: int = 80, *, batches: Iterable[Any] | None = None, seed: int = 0,
-    progress: Any = None
+    loss: Callable[..., Tensor],
+    parameters: Iterable[Tensor],
+    probes: int = 10,
+    steps: int = 80,
+    *,
+    batches: Iterable[Any] | None = None,
+    seed: int = 0,
+    progress: Any = None,
 ) -> Density:
     """The density of the eigenvalues of the Hessian of a loss, with its
     standard error, by stochastic Lanczos quadrature.
@@ -612,8 +710,9 @@ def hessian_density(
         True
     """
     if min(probes, steps) < 1:
-        raise ValueError(f"probes={probes} and steps={steps}: expected at "
-                         "least one of each")
+        raise ValueError(
+            f"probes={probes} and steps={steps}: expected at least one of each"
+        )
     hessian = _Hessian(loss, parameters, batches, progress)
     steps, rows = min(steps, hessian.size), []
     if hasattr(progress, "reset"):
@@ -625,7 +724,10 @@ def hessian_density(
     except KeyboardInterrupt:
         if not rows:
             raise
-        warnings.warn(f"interrupted: {len(rows)} of {probes} probes",
-                      UserWarning, stacklevel=2)
+        warnings.warn(
+            f"interrupted: {len(rows)} of {probes} probes",
+            UserWarning,
+            stacklevel=2,
+        )
     nodes, weights = zip(*rows)
     return Density(torch.stack(nodes), torch.stack(weights), hessian.size)

@@ -7,7 +7,7 @@ matrix of all distances.
 # ../../nbs/143_analysis.joint_normality.ipynb.
 
 # %% auto #0
-__all__ = ['henze_zirkler_null', 'henze_zirkler']
+__all__ = ["henze_zirkler_null", "henze_zirkler"]
 
 # %% ../../nbs/143_analysis.joint_normality.ipynb #ca2a9329
 import math
@@ -32,15 +32,22 @@ def henze_zirkler_null(n: int, d: int) -> tuple[float, float, float]:
     """
     if n < 1 or d < 1:
         raise ValueError(
-            f"points and coordinates are counted from 1: n={n}, d={d}")
+            f"points and coordinates are counted from 1: n={n}, d={d}"
+        )
     b2 = 0.5 * ((2 * d + 1) * n / 4) ** (2 / (d + 4))
     a, w = 1 + 2 * b2, (1 + b2) * (1 + 3 * b2)
-    mean = (
-        1 - a ** (-d / 2) * (1 + d * b2 / a + d * (d + 2) * b2**2 / (2 * a**2)))
-    var = (2 * (1 + 4 * b2) ** (-d / 2) + 2 * a**-d * (
-               1 + 2 * d * b2**2 / a**2 + 3 * d * (d + 2) * b2**4 / (4 * a**4))
-           - 4 * w ** (-d / 2) * (
-               1 + 3 * d * b2**2 / (2 * w) + d * (d + 2) * b2**4 / (2 * w**2)))
+    mean = 1 - a ** (-d / 2) * (
+        1 + d * b2 / a + d * (d + 2) * b2**2 / (2 * a**2)
+    )
+    var = (
+        2 * (1 + 4 * b2) ** (-d / 2)
+        + 2
+        * a**-d
+        * (1 + 2 * d * b2**2 / a**2 + 3 * d * (d + 2) * b2**4 / (4 * a**4))
+        - 4
+        * w ** (-d / 2)
+        * (1 + 3 * d * b2**2 / (2 * w) + d * (d + 2) * b2**4 / (2 * w**2))
+    )
     return math.sqrt(b2), mean, var
 
 
@@ -49,8 +56,9 @@ def _whitened(x: Tensor) -> tuple[Tensor, Tensor]:
     which of the m sets allow it.
     """
     scale = x.abs().amax(1, keepdim=True)
-    good = (scale.isfinite() & (x.amax(1, keepdim=True)
-                                > x.amin(1, keepdim=True))).all(2, keepdim=True)
+    good = (
+        scale.isfinite() & (x.amax(1, keepdim=True) > x.amin(1, keepdim=True))
+    ).all(2, keepdim=True)
     # squares neither overflow nor vanish
     x = torch.where(good, x / torch.where(good, scale, 1.0), 0.0)
     x = x - x.mean(1, keepdim=True)
@@ -60,12 +68,14 @@ def _whitened(x: Tensor) -> tuple[Tensor, Tensor]:
     # the trace is d; float32 rounding of a dependent coordinate has a variance
     # of 1e-15
     regular = values[:, 0] > 1e-13 * x.shape[2]
-    return x @ (vectors / torch.where(regular[:, None], values, 1.0)
-                              .sqrt()[:, None]), regular & good[:, 0, 0]
+    return x @ (
+        vectors / torch.where(regular[:, None], values, 1.0).sqrt()[:, None]
+    ), regular & good[:, 0, 0]
 
 
-def henze_zirkler(x: Tensor, dim: int = -2, coordinates: int = -1,
-                  chunk: int = 2**20) -> NormalityTest:
+def henze_zirkler(
+    x: Tensor, dim: int = -2, coordinates: int = -1, chunk: int = 2**20
+) -> NormalityTest:
     """The Henze–Zirkler test of joint normality of each set of points:
     `statistic` T and `p`, in float64.
 
@@ -91,27 +101,38 @@ def henze_zirkler(x: Tensor, dim: int = -2, coordinates: int = -1,
         raise TypeError(
             "henze_zirkler expects a real floating-point tensor, not "
             f"{x.dtype if isinstance(x, Tensor) else type(x).__name__}: "
-            "convert it, e.g. with .float()")
+            "convert it, e.g. with .float()"
+        )
     if x.ndim < 2:
-        raise ValueError("henze_zirkler expects points and coordinates on two "
-                         f"axes, given a shape of {tuple(x.shape)}; add the "
-                         "second with unsqueeze")
+        raise ValueError(
+            "henze_zirkler expects points and coordinates on two "
+            f"axes, given a shape of {tuple(x.shape)}; add the "
+            "second with unsqueeze"
+        )
     x = x.detach().movedim((dim, coordinates), (-2, -1))
     shape, (n, d) = x.shape[:-2], x.shape[-2:]
     if d < 1 or n < max(3, d + 2):
-        raise ValueError("henze_zirkler needs at least one coordinate, 3 "
-                         "points, and two points more than coordinates: given "
-                         f"{n} points with {d} coordinates")
+        raise ValueError(
+            "henze_zirkler needs at least one coordinate, 3 "
+            "points, and two points more than coordinates: given "
+            f"{n} points with {d} coordinates"
+        )
     x = x.reshape(-1, n, d)
     sets = max(1, chunk // (n * max(n, d)))
-    parts = [_statistic(x[start:start + sets].double(), chunk)
-             for start in range(0, max(len(x), 1), sets)]
+    parts = [
+        _statistic(x[start : start + sets].double(), chunk)
+        for start in range(0, max(len(x), 1), sets)
+    ]
     t = torch.cat(parts).reshape(shape)
     _, mean, var = henze_zirkler_null(n, d)
     # of the log-normal law with these moments
     spread = math.log1p(var / mean**2)
-    return NormalityTest(t, torch.special.ndtr(
-        (math.log(mean) - spread / 2 - t.log()) / math.sqrt(spread)))
+    return NormalityTest(
+        t,
+        torch.special.ndtr(
+            (math.log(mean) - spread / 2 - t.log()) / math.sqrt(spread)
+        ),
+    )
 
 
 def _statistic(x: Tensor, chunk: int) -> Tensor:
@@ -119,18 +140,28 @@ def _statistic(x: Tensor, chunk: int) -> Tensor:
     y, good = _whitened(x)
     b2 = henze_zirkler_null(n, d)[0] ** 2
     square = y.square().sum(-1)
-    pairs, rows = (torch.zeros(m, dtype=y.dtype, device=y.device),
-                   max(1, chunk // max(1, m * n)))
+    pairs, rows = (
+        torch.zeros(m, dtype=y.dtype, device=y.device),
+        max(1, chunk // max(1, m * n)),
+    )
     # these rows against themselves and all later points: every pair once
     for start in range(0, n, rows):
-        own = y[:, start:start + rows]
+        own = y[:, start : start + rows]
         distance = torch.baddbmm(
-            square[:, start:start + rows, None] + square[:, None, start:], own,
-            y[:, start:].mT, alpha=-2)
+            square[:, start : start + rows, None] + square[:, None, start:],
+            own,
+            y[:, start:].mT,
+            alpha=-2,
+        )
         kernel = distance.clamp_(min=0).mul_(-b2 / 2).exp_()
-        pairs += (
-            2 * kernel.sum((1, 2)) - kernel[:, :, :own.shape[1]].sum((1, 2)))
-    t = (pairs / n - 2 * (1 + b2) ** (-d / 2) * (
-             square * (-b2 / (2 + 2 * b2))).exp().sum(-1)
-         + n * (1 + 2 * b2) ** (-d / 2))
+        pairs += 2 * kernel.sum((1, 2)) - kernel[:, :, : own.shape[1]].sum(
+            (1, 2)
+        )
+    t = (
+        pairs / n
+        - 2
+        * (1 + b2) ** (-d / 2)
+        * (square * (-b2 / (2 + 2 * b2))).exp().sum(-1)
+        + n * (1 + 2 * b2) ** (-d / 2)
+    )
     return torch.where(good, t, torch.nan)

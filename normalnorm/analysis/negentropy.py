@@ -7,7 +7,7 @@ estimate, and its bias can be taken away almost completely.
 # ../../nbs/141_analysis.negentropy.ipynb.
 
 # %% auto #0
-__all__ = ['negentropy']
+__all__ = ["negentropy"]
 
 # %% ../../nbs/141_analysis.negentropy.ipynb #006c9891
 import math
@@ -51,10 +51,12 @@ def negentropy(x: Tensor, dim: int = -1, m: int = 3) -> Tensor:
         i = torch.arange(n, device=c.device)
         low, high = (i - m).clamp(min=0), (i + m).clamp(max=n - 1)
         known = torch.digamma((high - low).double()).mean() - torch.digamma(
-            torch.tensor(n + 1.0, dtype=torch.float64, device=c.device))
+            torch.tensor(n + 1.0, dtype=torch.float64, device=c.device)
+        )
         entropy = (c[:, high] - c[:, low]).log().mean(-1) - known
         variance = (c - c.mean(-1, keepdim=True)).square().mean(-1)
         return (
-            0.5 * (math.log(2 * math.pi * math.e) + variance.log()) - entropy,)
+            0.5 * (math.log(2 * math.pi * math.e) + variance.log()) - entropy,
+        )
 
     return each_sample(estimate, x, dim, 2 * m + 1, "negentropy")[0]

@@ -7,8 +7,13 @@ values, and why dependent values deceive all of them.
 # ../../nbs/142_analysis.normality_tests.ipynb.
 
 # %% auto #0
-__all__ = ['NormalityTest', 'shapiro_weights', 'shapiro_wilk', 'dagostino',
-           'anderson_darling']
+__all__ = [
+    "NormalityTest",
+    "shapiro_weights",
+    "shapiro_wilk",
+    "dagostino",
+    "anderson_darling",
+]
 
 # %% ../../nbs/142_analysis.normality_tests.ipynb #62060601
 import math
@@ -33,6 +38,7 @@ class NormalityTest(NamedTuple):
         >>> bool(found.p > 0.5)
         True
     """
+
     statistic: Tensor
     p: Tensor
 
@@ -62,44 +68,67 @@ def shapiro_weights(n: int, device: torch.device | str | None = None) -> Tensor:
     """
     if n < 3:
         raise ValueError(
-            f"the Shapiro–Wilk statistic needs at least 3 values: n={n}")
-    m = torch.special.ndtri((torch.arange(1, n + 1, dtype=torch.float64,
-                                          device=device) - 0.375) / (n + 0.25))
+            f"the Shapiro–Wilk statistic needs at least 3 values: n={n}"
+        )
+    m = torch.special.ndtri(
+        (torch.arange(1, n + 1, dtype=torch.float64, device=device) - 0.375)
+        / (n + 0.25)
+    )
     if n == 3:
         return m / m.norm()
     u, square = n**-0.5, m.square().sum()
-    ends = [m[-1] / square.sqrt() + _poly(
-                (0, 0.221157, -0.147981, -2.071190, 4.434685, -2.706056), u)]
+    ends = [
+        m[-1] / square.sqrt()
+        + _poly((0, 0.221157, -0.147981, -2.071190, 4.434685, -2.706056), u)
+    ]
     if n > 5:
         ends.append(
-            m[-2] / square.sqrt() + _poly(
-                (0, 0.042981, -0.293762, -1.752461, 5.682633, -3.582633), u))
+            m[-2] / square.sqrt()
+            + _poly((0, 0.042981, -0.293762, -1.752461, 5.682633, -3.582633), u)
+        )
     ends = torch.stack(ends)
     k = len(ends)
-    a = m * ((1 - 2 * ends.square().sum()) / (
-                 square - 2 * m[n - k:].square().sum())).sqrt()
-    a[n - k:], a[:k] = ends.flip(0), -ends
+    a = (
+        m
+        * (
+            (1 - 2 * ends.square().sum())
+            / (square - 2 * m[n - k :].square().sum())
+        ).sqrt()
+    )
+    a[n - k :], a[:k] = ends.flip(0), -ends
     return a
+
 
 # %% ../../nbs/142_analysis.normality_tests.ipynb #33650d37
 def _shapiro_p(log_miss: Tensor, n: int) -> Tensor:
     "Royston's p-value from log(1 − W)."
     if n == 3:
-        return (6 / math.pi * ((-log_miss.exp()).add(1).sqrt().asin()
-                               - math.asin(math.sqrt(0.75)))).clamp(0, 1)
+        return (
+            6
+            / math.pi
+            * (
+                (-log_miss.exp()).add(1).sqrt().asin()
+                - math.asin(math.sqrt(0.75))
+            )
+        ).clamp(0, 1)
     if n > 5000:
         return torch.full_like(log_miss, torch.nan)
     if n <= 11:
         gamma = 0.459 * n - 2.273
         # NaN at and beyond g, where no normal sample can be expected
         y = -(gamma - log_miss).log()
-        mean, std = _poly((0.5440, -0.39978, 0.025054, -6.714e-4), n), math.exp(
-            _poly((1.3822, -0.77857, 0.062767, -0.0020322), n))
-        return torch.where(log_miss >= gamma, 0.0,
-                           torch.special.ndtr((mean - y) / std))
+        mean, std = (
+            _poly((0.5440, -0.39978, 0.025054, -6.714e-4), n),
+            math.exp(_poly((1.3822, -0.77857, 0.062767, -0.0020322), n)),
+        )
+        return torch.where(
+            log_miss >= gamma, 0.0, torch.special.ndtr((mean - y) / std)
+        )
     log = math.log(n)
-    mean, std = (_poly((-1.5861, -0.31082, -0.083751, 0.0038915), log),
-                 math.exp(_poly((-0.4803, -0.082676, 0.0030302), log)))
+    mean, std = (
+        _poly((-1.5861, -0.31082, -0.083751, 0.0038915), log),
+        math.exp(_poly((-0.4803, -0.082676, 0.0030302), log)),
+    )
     return torch.special.ndtr((mean - log_miss) / std)
 
 
@@ -121,14 +150,17 @@ def shapiro_wilk(x: Tensor, dim: int = -1) -> NormalityTest:
         ...  for v in shapiro_wilk(torch.tensor([0.1, 0.4, 0.5, 0.9, 5.0]))]
         [0.6827, 0.0063]
     """
+
     def test(c: Tensor) -> tuple[Tensor, Tensor]:
         n = c.shape[-1]
         c = c - c.mean(-1, keepdim=True)
-        delta = (c / c.norm(dim=-1, keepdim=True)
-                 - shapiro_weights(n, c.device)).square().sum(-1) / 2
+        delta = (
+            c / c.norm(dim=-1, keepdim=True) - shapiro_weights(n, c.device)
+        ).square().sum(-1) / 2
         return (1 - delta).square(), _shapiro_p((delta * (2 - delta)).log(), n)
 
     return NormalityTest(*each_sample(test, x, dim, 3, "shapiro_wilk"))
+
 
 # %% ../../nbs/142_analysis.normality_tests.ipynb #b985ccf7
 def dagostino(x: Tensor, dim: int = -1) -> NormalityTest:
@@ -148,33 +180,48 @@ def dagostino(x: Tensor, dim: int = -1) -> NormalityTest:
         >>> dagostino(torch.linspace(-1, 1, 50)).p < 0.01
         tensor(True)
     """
+
     def test(c: Tensor) -> tuple[Tensor, Tensor]:
         n = c.shape[-1]
         c = c - c.mean(-1, keepdim=True)
         m2 = c.square().mean(-1)
-        b1, b2 = ((c.square() * c).mean(-1) / m2.pow(1.5),
-                  c.square().square().mean(-1) / m2.square())
+        b1, b2 = (
+            (c.square() * c).mean(-1) / m2.pow(1.5),
+            c.square().square().mean(-1) / m2.square(),
+        )
         # of b₁: matched by the arsinh
-        kurtosis = 3 * (n**2 + 27 * n - 70) * (n + 1) * (n + 3) / (
-            (n - 2) * (n + 5) * (n + 7) * (n + 9))
+        kurtosis = (
+            3
+            * (n**2 + 27 * n - 70)
+            * (n + 1)
+            * (n + 3)
+            / ((n - 2) * (n + 5) * (n + 7) * (n + 9))
+        )
         w2 = math.sqrt(2 * (kurtosis - 1)) - 1
-        z1 = ((b1 * math.sqrt(
-                   (n + 1) * (n + 3) / (6 * (n - 2)) * (w2 - 1) / 2)).asinh()
-              / math.sqrt(math.log(w2) / 2))
+        z1 = (
+            b1 * math.sqrt((n + 1) * (n + 3) / (6 * (n - 2)) * (w2 - 1) / 2)
+        ).asinh() / math.sqrt(math.log(w2) / 2)
         standard = (b2 - 3 * (n - 1) / (n + 1)) / math.sqrt(
-            24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5)))
+            24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
+        )
         # of b₂
-        skew = 6 * (n * n - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(
-            6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
+        skew = (
+            6
+            * (n * n - 5 * n + 2)
+            / ((n + 7) * (n + 9))
+            * math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
+        )
         a = 6 + 8 / skew * (2 / skew + math.sqrt(1 + 4 / skew**2))
         # of a gamma variable to its mean, inverted
         ratio = (1 - 2 / a) / (1 + standard * math.sqrt(2 / (a - 4)))
-        z2 = ((1 - 2 / (9 * a) - ratio.sign() * ratio.abs().pow(1 / 3))
-              / math.sqrt(2 / (9 * a)))
+        z2 = (
+            1 - 2 / (9 * a) - ratio.sign() * ratio.abs().pow(1 / 3)
+        ) / math.sqrt(2 / (9 * a))
         k2 = z1.square() + z2.square()
         return k2, (-k2 / 2).exp()
 
     return NormalityTest(*each_sample(test, x, dim, 20, "dagostino"))
+
 
 # %% ../../nbs/142_analysis.normality_tests.ipynb #59199b32
 def anderson_darling(x: Tensor, dim: int = -1) -> NormalityTest:
@@ -196,18 +243,37 @@ def anderson_darling(x: Tensor, dim: int = -1) -> NormalityTest:
         >>> anderson_darling(torch.linspace(-1, 1, 200)).p < 0.01
         tensor(True)
     """
+
     def test(c: Tensor) -> tuple[Tensor, Tensor]:
         n = c.shape[-1]
         c = c - c.mean(-1, keepdim=True)
         c = c / (c.norm(dim=-1, keepdim=True) / math.sqrt(n - 1))
         odd = torch.arange(1, 2 * n, 2, dtype=c.dtype, device=c.device)
-        a2 = -n - (odd * (torch.special.log_ndtr(c)
-                          + torch.special.log_ndtr(-c.flip(-1)))).sum(-1) / n
+        a2 = (
+            -n
+            - (
+                odd
+                * (
+                    torch.special.log_ndtr(c)
+                    + torch.special.log_ndtr(-c.flip(-1))
+                )
+            ).sum(-1)
+            / n
+        )
         a = (a2 * (1 + 0.75 / n + 2.25 / n**2)).clamp(max=10)
-        p = torch.where(a < 0.2, 1 - _poly((-13.436, 101.14, -223.73), a).exp(),
-                        1 - _poly((-8.318, 42.796, -59.938), a).exp())
-        return a2, torch.where(a < 0.34, p, torch.where(
-            a < 0.6, _poly((0.9177, -4.279, -1.38), a),
-            _poly((1.2937, -5.709, 0.0186), a)).exp())
+        p = torch.where(
+            a < 0.2,
+            1 - _poly((-13.436, 101.14, -223.73), a).exp(),
+            1 - _poly((-8.318, 42.796, -59.938), a).exp(),
+        )
+        return a2, torch.where(
+            a < 0.34,
+            p,
+            torch.where(
+                a < 0.6,
+                _poly((0.9177, -4.279, -1.38), a),
+                _poly((1.2937, -5.709, 0.0186), a),
+            ).exp(),
+        )
 
     return NormalityTest(*each_sample(test, x, dim, 8, "anderson_darling"))

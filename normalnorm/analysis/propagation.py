@@ -7,8 +7,13 @@ of what a normalizer does to information, and it runs on any model.
 # ../../nbs/450_analysis.propagation.ipynb.
 
 # %% auto #0
-__all__ = ['batch_statistics', 'places_of', 'correlation', 'disturbed',
-           'layer_correlations']
+__all__ = [
+    "batch_statistics",
+    "places_of",
+    "correlation",
+    "disturbed",
+    "layer_correlations",
+]
 
 # %% ../../nbs/450_analysis.propagation.ipynb #450a0008
 import math
@@ -22,7 +27,7 @@ from .gaussianity import normalizers
 from ..names import near
 
 _MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_OWN = 0x9E3779B97F4A       # what is added to seeds
+_OWN = 0x9E3779B97F4A  # what is added to seeds
 
 
 @contextmanager
@@ -44,12 +49,19 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
         (False, tensor([0., 0.]))
     """
     modes = [(module, module.training) for module in model.modules()]
-    owners = [module for module, _ in modes
-              if hasattr(module, "num_batches_tracked")]
-    buffers = [(value, value.clone()) for module in owners
-               for value in module.buffers(recurse=False)]
-    noisy = [(module, module.noise) for module, _ in modes
-             if isinstance(getattr(module, "noise", None), float)]
+    owners = [
+        module for module, _ in modes if hasattr(module, "num_batches_tracked")
+    ]
+    buffers = [
+        (value, value.clone())
+        for module in owners
+        for value in module.buffers(recurse=False)
+    ]
+    noisy = [
+        (module, module.noise)
+        for module, _ in modes
+        if isinstance(getattr(module, "noise", None), float)
+    ]
     model.eval()
     try:
         for module in owners:
@@ -67,8 +79,9 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
                 value.copy_(before)
 
 
-def places_of(model: nn.Module, names: Iterable[str] | None = None
-              ) -> dict[str, nn.Module]:
+def places_of(
+    model: nn.Module, names: Iterable[str] | None = None
+) -> dict[str, nn.Module]:
     """The modules of `model` with these names; by default all linear maps,
     convolutions and normalizers.
 
@@ -82,12 +95,17 @@ def places_of(model: nn.Module, names: Iterable[str] | None = None
     modules = {name: module for name, module in model.named_modules() if name}
     if names is None:
         norms = normalizers(model)
-        return {name: module for name, module in modules.items()
-                if name in norms or isinstance(module, _MAPS)}
+        return {
+            name: module
+            for name, module in modules.items()
+            if name in norms or isinstance(module, _MAPS)
+        }
     for name in (names := list(names)):
         if name not in modules:
-            raise ValueError(f"{type(model).__name__} has no module {name!r}: "
-                             f"{near(str(name), modules)}")
+            raise ValueError(
+                f"{type(model).__name__} has no module {name!r}: "
+                f"{near(str(name), modules)}"
+            )
     return {name: modules[name] for name in names}
 
 
@@ -108,8 +126,9 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return ((a * b).sum() / length).item() if length else math.nan
 
 
-def disturbed(inputs: Tensor, sigma: float,
-              seed: int = 0) -> tuple[Tensor, Tensor]:
+def disturbed(
+    inputs: Tensor, sigma: float, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Two copies of `inputs`, each with normal noise of its own, of deviation
     `sigma`; the same for equal seeds, on all devices.
 
@@ -126,28 +145,41 @@ def disturbed(inputs: Tensor, sigma: float,
         (torch.Size([3]), True)
     """
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        raise TypeError("inputs must be a real floating-point tensor, to which "
-                        "noise can be added; disturb word numbers after their "
-                        "embedding")
+        raise TypeError(
+            "inputs must be a real floating-point tensor, to which "
+            "noise can be added; disturb word numbers after their "
+            "embedding"
+        )
     if not 0 < sigma < math.inf:
-        raise ValueError(f"sigma={sigma} is the deviation of the noise: "
-                         "expected a positive, finite number")
+        raise ValueError(
+            f"sigma={sigma} is the deviation of the noise: "
+            "expected a positive, finite number"
+        )
     if not inputs.numel():
-        raise ValueError(f"inputs have shape {tuple(inputs.shape)}: there is "
-                         "nothing to disturb")
+        raise ValueError(
+            f"inputs have shape {tuple(inputs.shape)}: there is "
+            "nothing to disturb"
+        )
     if not inputs.isfinite().all():
         raise ValueError("inputs hold a NaN or an infinity: remove them")
     # not the seed itself, from which the inputs themselves may have been drawn
     generator = torch.Generator().manual_seed(seed + _OWN)
-    one, two = (inputs + sigma * torch.randn(
-        inputs.shape, generator=generator).to(inputs) for _ in range(2))
+    one, two = (
+        inputs
+        + sigma * torch.randn(inputs.shape, generator=generator).to(inputs)
+        for _ in range(2)
+    )
     return one, two
 
 
 @torch.no_grad()
-def layer_correlations(model: nn.Module, inputs: Tensor, sigma: float = 0.1,
-                       seed: int = 0, places: Iterable[str] | None = None
-                       ) -> dict[str, float]:
+def layer_correlations(
+    model: nn.Module,
+    inputs: Tensor,
+    sigma: float = 0.1,
+    seed: int = 0,
+    places: Iterable[str] | None = None,
+) -> dict[str, float]:
     """How alike two disturbed copies of a minibatch are at each place of
     `model`: the correlation of what is computed from inputs + ε₁ and inputs +
     ε₂, over all elements.
@@ -183,10 +215,13 @@ def layer_correlations(model: nn.Module, inputs: Tensor, sigma: float = 0.1,
             if isinstance(value, Tensor) and value.is_floating_point():
                 seen[-1].pop(name, None)
                 seen[-1][name] = value.clone()
+
         return hook
 
-    handles = [module.register_forward_hook(record(name))
-               for name, module in watched.items()]
+    handles = [
+        module.register_forward_hook(record(name))
+        for name, module in watched.items()
+    ]
     try:
         with batch_statistics(model):
             for x in copies:
@@ -200,7 +235,10 @@ def layer_correlations(model: nn.Module, inputs: Tensor, sigma: float = 0.1,
     first, second = seen
     for name in watched:
         if places is not None and name not in first:
-            raise ValueError(f"{type(model).__name__} does not call {name!r}, "
-                             "or it returns no tensor: choose another place")
-    return {name: correlation(value, second[name])
-            for name, value in first.items()}
+            raise ValueError(
+                f"{type(model).__name__} does not call {name!r}, "
+                "or it returns no tensor: choose another place"
+            )
+    return {
+        name: correlation(value, second[name]) for name, value in first.items()
+    }

@@ -6,8 +6,15 @@ exactly, what γ measures once a penalty is on it, and what pruning by γ costs.
 # ../../nbs/370_analysis.pruning.ipynb.
 
 # %% auto #0
-__all__ = ['gamma_penalty', 'Removable', 'gamma_report', 'smallest',
-           'mask_channels', 'remove_channels', 'prune_by_gamma']
+__all__ = [
+    "gamma_penalty",
+    "Removable",
+    "gamma_report",
+    "smallest",
+    "mask_channels",
+    "remove_channels",
+    "prune_by_gamma",
+]
 
 # %% ../../nbs/370_analysis.pruning.ipynb #a3700010
 import copy
@@ -25,11 +32,14 @@ from ..theory.scale_invariance import absorbed_bias
 
 def _with_gamma(model: nn.Module) -> dict[str, nn.Module]:
     "The normalizers of a model that have one γ for each channel."
-    rows()              # which imports the layers that are still missing
-    return {name: module for name, module in model.named_modules()
-            if family_of(module) is not None
-            and getattr(module, "weight", None) is not None
-            and module.weight.ndim == 1}
+    rows()  # which imports the layers that are still missing
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if family_of(module) is not None
+        and getattr(module, "weight", None) is not None
+        and module.weight.ndim == 1
+    }
 
 
 def gamma_penalty(model: nn.Module) -> Tensor:
@@ -47,10 +57,13 @@ def gamma_penalty(model: nn.Module) -> Tensor:
     """
     found = _with_gamma(model).values()
     if not found:
-        raise ValueError(f"{type(model).__name__} has no normalizer with a "
-                         "factor γ for each channel: is it made with "
-                         "affine=False?")
+        raise ValueError(
+            f"{type(model).__name__} has no normalizer with a "
+            "factor γ for each channel: is it made with "
+            "affine=False?"
+        )
     return torch.stack([layer.weight.abs().sum() for layer in found]).sum()
+
 
 # %% ../../nbs/370_analysis.pruning.ipynb #a3700011
 _MAPS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -65,7 +78,8 @@ def _torch_pruning() -> Any:
         raise ImportError(
             "which weights belong to a channel is found by the package "
             "torch-pruning, which is not installed: pip install "
-            "torch-pruning") from error
+            "torch-pruning"
+        ) from error
     return torch_pruning
 
 
@@ -77,8 +91,11 @@ def _keep(layer: nn.Module, gone: Sequence[int]) -> nn.Module:
     kept = sorted(set(range(channels)) - set(gone))
     for name, p in list(layer.named_parameters(recurse=False)):
         if p.shape == (channels,):
-            setattr(layer, name, nn.Parameter(p.detach()[kept].clone(),
-                                              p.requires_grad))
+            setattr(
+                layer,
+                name,
+                nn.Parameter(p.detach()[kept].clone(), p.requires_grad),
+            )
     for name, b in list(layer.named_buffers(recurse=False)):
         if b.shape == (channels,):
             setattr(layer, name, b[kept].clone())
@@ -91,9 +108,11 @@ def _keep(layer: nn.Module, gone: Sequence[int]) -> nn.Module:
 @lru_cache(maxsize=1)
 def _pruner() -> Any:
     "What torch-pruning is told of this library's layers."
+
     class Channels(_torch_pruning().BasePruningFunc):  # type: ignore[misc]
-        def prune_out_channels(self, layer: nn.Module,
-                               idxs: Sequence[int]) -> nn.Module:
+        def prune_out_channels(
+            self, layer: nn.Module, idxs: Sequence[int]
+        ) -> nn.Module:
             return _keep(layer, idxs)
 
         prune_in_channels = prune_out_channels
@@ -123,6 +142,7 @@ class Removable(NamedTuple):
         >>> row.gamma.min()
         tensor(0.)
     """
+
     name: str
     gamma: Tensor
     exact: bool
@@ -133,37 +153,52 @@ class Removable(NamedTuple):
 
 def _own_statistics(layer: nn.Module) -> bool:
     row = family_of(layer)
-    return all({*units.split()} - {"B"} == {"C"}
-               for units in (row.unit, row.centre) if units)
+    return all(
+        {*units.split()} - {"B"} == {"C"}
+        for units in (row.unit, row.centre)
+        if units
+    )
 
 
 def _unknown(layer: nn.Module) -> str:
     "Why a layer cannot lose a channel, whatever is around it."
     if _own_statistics(layer):
-        return ("" if hasattr(layer, "num_features")
-                else "it has no num_features")
+        return (
+            "" if hasattr(layer, "num_features") else "it has no num_features"
+        )
     groups = getattr(layer, "num_groups", None)
     if groups is None or not hasattr(layer, "num_channels"):
         return "it does not say which of its channels share statistics"
-    return ("" if len(layer.weight) > groups
-            else "each of its groups has a single channel")
+    return (
+        ""
+        if len(layer.weight) > groups
+        else "each of its groups has a single channel"
+    )
 
 
 def _graph(model: nn.Module, example: Any) -> Any:
     ours = {type(m): _pruner() for m in model.modules() if is_layer(m)}
     with evaluating(model), torch.enable_grad():
-        return _torch_pruning().DependencyGraph().build_dependency(
-            model, example, customized_pruners=ours, verbose=False)
+        return (
+            _torch_pruning()
+            .DependencyGraph()
+            .build_dependency(
+                model, example, customized_pruners=ours, verbose=False
+            )
+        )
 
 
 def _group(graph: Any, layer: nn.Module, channels: Sequence[int]) -> Any:
     return graph.get_pruning_group(
-        layer, graph.get_pruner_of_module(layer).prune_out_channels,
-        list(channels))
+        layer,
+        graph.get_pruner_of_module(layer).prune_out_channels,
+        list(channels),
+    )
 
 
-def _ends(graph: Any, layer: nn.Module,
-          channels: Sequence[int]) -> tuple[str, dict[nn.Module, list[int]]]:
+def _ends(
+    graph: Any, layer: nn.Module, channels: Sequence[int]
+) -> tuple[str, dict[nn.Module, list[int]]]:
     """Why channels cannot be taken out of a layer, "" if they can; and the
     maps that take them, each with the places of these channels in its inputs.
     """
@@ -184,8 +219,11 @@ def _ends(graph: Any, layer: nn.Module,
         else:
             makers.add(module)
     if others or len(makers) > 1:
-        return ("its channels are added to others, or pass through parts that "
-                "have parameters of their own", {})
+        return (
+            "its channels are added to others, or pass through parts that "
+            "have parameters of their own",
+            {},
+        )
     if not makers or not takers or makers & {*takers}:
         return "it does not stand between two maps", {}
     return "", takers
@@ -219,15 +257,26 @@ def gamma_report(model: nn.Module, example: Any) -> tuple[Removable, ...]:
             obstacle = obstacle or "it is not called, or not in the usual way"
         if not obstacle:
             obstacle, takers = _ends(graph, layer, range(len(layer.weight)))
-        found.append(Removable(name, layer.weight.detach().abs(),
-                               _own_statistics(layer), obstacle,
-                               tuple(names[m] for m in takers),
-                               getattr(layer, "num_groups", 1)))
+        found.append(
+            Removable(
+                name,
+                layer.weight.detach().abs(),
+                _own_statistics(layer),
+                obstacle,
+                tuple(names[m] for m in takers),
+                getattr(layer, "num_groups", 1),
+            )
+        )
     return tuple(found)
 
+
 # %% ../../nbs/370_analysis.pruning.ipynb #a3700012
-def smallest(scores: Mapping[str, Tensor], share: float, keep: int = 1,
-             groups: Mapping[str, int] | None = None) -> dict[str, list[int]]:
+def smallest(
+    scores: Mapping[str, Tensor],
+    share: float,
+    keep: int = 1,
+    groups: Mapping[str, int] | None = None,
+) -> dict[str, list[int]]:
     """The channels with the smallest scores: a `share` of all channels, by one
     threshold for all layers.
 
@@ -249,23 +298,33 @@ def smallest(scores: Mapping[str, Tensor], share: float, keep: int = 1,
         {'a': [0], 'b': [1]}
     """
     if not 0 <= share < 1:
-        raise ValueError(f"share={share}: expected the part of all channels "
-                         "that goes, at least 0 and less than 1")
+        raise ValueError(
+            f"share={share}: expected the part of all channels "
+            "that goes, at least 0 and less than 1"
+        )
     if keep < 1:
-        raise ValueError(f"keep={keep}: at least one channel of each layer "
-                         "must stay")
+        raise ValueError(
+            f"keep={keep}: at least one channel of each layer must stay"
+        )
     for name, score in scores.items():
         if score.ndim != 1 or not score.isfinite().all():
-            raise ValueError(f"the scores of {name!r} have the shape "
-                             f"{tuple(score.shape)}: expected one finite "
-                             "number for each channel")
+            raise ValueError(
+                f"the scores of {name!r} have the shape "
+                f"{tuple(score.shape)}: expected one finite "
+                "number for each channel"
+            )
         if len(score) % (groups or {}).get(name, 1):
-            raise ValueError(f"{name!r} has {len(score)} channels, which "
-                             f"cannot be {groups[name]} groups of equal size")
-    order = sorted((value, name, channel) for name, score in scores.items()
-                   for channel, value in enumerate(score.tolist()))
+            raise ValueError(
+                f"{name!r} has {len(score)} channels, which "
+                f"cannot be {groups[name]} groups of equal size"
+            )
+    order = sorted(
+        (value, name, channel)
+        for name, score in scores.items()
+        for channel, value in enumerate(score.tolist())
+    )
     found: dict[str, list[int]] = {}
-    for _, name, channel in order[:round(share * len(order))]:
+    for _, name, channel in order[: round(share * len(order))]:
         if len(found.get(name, ())) < len(scores[name]) - keep:
             found.setdefault(name, []).append(channel)
     for name, number in (groups or {}).items():
@@ -277,8 +336,9 @@ def smallest(scores: Mapping[str, Tensor], share: float, keep: int = 1,
     return {name: sorted(channels) for name, channels in found.items()}
 
 
-def mask_channels(model: nn.Module,
-                  channels: Mapping[str, Sequence[int]]) -> nn.Module:
+def mask_channels(
+    model: nn.Module, channels: Mapping[str, Sequence[int]]
+) -> nn.Module:
     """A copy of `model` in which γ of these channels is 0; nothing is smaller.
 
     `channels`: name of a normalizer → channels. What the channel gives is then
@@ -295,30 +355,38 @@ def mask_channels(model: nn.Module,
     layers = _with_gamma(masked)
     for name, chosen in channels.items():
         if name not in layers:
-            raise ValueError(f"{name!r} is no normalizer with a factor for "
-                             "each channel; there are "
-                             + (", ".join(layers) or "none"))
+            raise ValueError(
+                f"{name!r} is no normalizer with a factor for "
+                "each channel; there are " + (", ".join(layers) or "none")
+            )
         weight = layers[name].weight
         wrong = [c for c in chosen if not 0 <= c < len(weight)]
         if wrong or len({*chosen}) < len(chosen):
-            raise ValueError(f"channels {list(chosen)} of {name!r}: expected "
-                             "different numbers from 0 to "
-                             f"{len(weight) - 1}")
+            raise ValueError(
+                f"channels {list(chosen)} of {name!r}: expected "
+                "different numbers from 0 to "
+                f"{len(weight) - 1}"
+            )
         with torch.no_grad():
             weight[list(chosen)] = 0
     return masked
 
 
-def _constants(model: nn.Module, example: Any,
-               takers: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+def _constants(
+    model: nn.Module, example: Any, takers: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor]:
     "What maps get at places where their input is said to be constant."
     seen, hooks = {}, []
     for name in takers:
-        hooks.append(model.get_submodule(name).register_forward_pre_hook(
-            lambda _, given, name=name: seen.update({name: given[0]})))
+        hooks.append(
+            model.get_submodule(name).register_forward_pre_hook(
+                lambda _, given, name=name: seen.update({name: given[0]})
+            )
+        )
     with evaluating(model), torch.no_grad():
         model(*example) if isinstance(example, (tuple, list)) else model(
-            example)
+            example
+        )
     for hook in hooks:
         hook.remove()
     found = {}
@@ -331,15 +399,19 @@ def _constants(model: nn.Module, example: Any,
             raise ValueError(
                 f"channels with γ = 0 reach {name!r} as different values: "
                 "something between mixes them with others, or pads with zeros; "
-                "such channels cannot be folded into a bias")
+                "such channels cannot be folded into a bias"
+            )
         found[name] = values.new_zeros(seen[name].shape[axis])
         found[name][list(places)] = values.mean(0)
     return found
 
 
-def remove_channels(model: nn.Module, example: Any,
-                    channels: Mapping[str, Sequence[int]],
-                    inexact: bool = False) -> nn.Module:
+def remove_channels(
+    model: nn.Module,
+    example: Any,
+    channels: Mapping[str, Sequence[int]],
+    inexact: bool = False,
+) -> nn.Module:
     """A smaller copy of `model` without these channels; what they give for
     γ = 0, the constant φ(β), goes into the biases of the maps that took them.
 
@@ -376,34 +448,41 @@ def remove_channels(model: nn.Module, example: Any,
     for name, gone in chosen.items():
         row = rows[name]
         if row.obstacle:
-            raise ValueError(f"no channel of {name!r} can be removed: "
-                             f"{row.obstacle}")
+            raise ValueError(
+                f"no channel of {name!r} can be removed: {row.obstacle}"
+            )
         if not row.exact and not inexact:
             raise ValueError(
                 f"the channels of {name!r} share their statistics, so without "
                 "one of them the others are standardized differently; "
-                "inexact=True removes it all the same")
+                "inexact=True removes it all the same"
+            )
         if len(gone) == len(row.gamma):
-            raise ValueError(f"all {len(gone)} channels of {name!r}: at least "
-                             "one must stay")
+            raise ValueError(
+                f"all {len(gone)} channels of {name!r}: at least one must stay"
+            )
         size = len(row.gamma) // row.groups
         lost = [sum(c // size == g for c in gone) for g in range(row.groups)]
         if len({*lost}) > 1:
-            raise ValueError(f"the {row.groups} groups of {name!r} would lose "
-                             f"{lost} channels: expected the same number, "
-                             "because group norm has groups of one size; "
-                             "smallest(…, groups=…) chooses so")
+            raise ValueError(
+                f"the {row.groups} groups of {name!r} would lose "
+                f"{lost} channels: expected the same number, "
+                "because group norm has groups of one size; "
+                "smallest(…, groups=…) chooses so"
+            )
     graph = _graph(smaller, example)
     names = {module: name for name, module in smaller.named_modules()}
     takers: dict[str, list[int]] = {}
     for name, gone in chosen.items():
-        for module, places in _ends(graph, smaller.get_submodule(name),
-                                    gone)[1].items():
+        for module, places in _ends(graph, smaller.get_submodule(name), gone)[
+            1
+        ].items():
             takers.setdefault(names[module], []).extend(places)
     for name, constants in _constants(smaller, example, takers).items():
         taker = smaller.get_submodule(name)
         shift = absorbed_bias(taker.weight.detach().double(), constants).to(
-            taker.weight.dtype)
+            taker.weight.dtype
+        )
         if taker.bias is not None:
             with torch.no_grad():
                 taker.bias += shift
@@ -414,8 +493,9 @@ def remove_channels(model: nn.Module, example: Any,
     return smaller
 
 
-def prune_by_gamma(model: nn.Module, example: Any, share: float,
-                   inexact: bool = False) -> nn.Module:
+def prune_by_gamma(
+    model: nn.Module, example: Any, share: float, inexact: bool = False
+) -> nn.Module:
     """A smaller copy of `model` without the `share` of channels whose |γ| is
     smallest: network slimming after its sparse training.
 
@@ -436,14 +516,23 @@ def prune_by_gamma(model: nn.Module, example: Any, share: float,
         torch.Size([2, 1, 3, 3])
     """
     report = gamma_report(model, example)
-    scores = {row.name: row.gamma for row in report
-              if not row.obstacle and (row.exact or inexact)}
+    scores = {
+        row.name: row.gamma
+        for row in report
+        if not row.obstacle and (row.exact or inexact)
+    }
     groups = {row.name: row.groups for row in report if row.name in scores}
     if not scores:
-        reasons = {row.obstacle or "its channels share their statistics, and "
-                   "inexact=True is not given" for row in report}
-        raise ValueError(f"no channel of {type(model).__name__} can be "
-                         "removed: " + ("; ".join(sorted(reasons))
-                                        or "it has no factors γ"))
+        reasons = {
+            row.obstacle
+            or "its channels share their statistics, and "
+            "inexact=True is not given"
+            for row in report
+        }
+        raise ValueError(
+            f"no channel of {type(model).__name__} can be "
+            "removed: " + ("; ".join(sorted(reasons)) or "it has no factors γ")
+        )
     return remove_channels(
-        model, example, smallest(scores, share, groups=groups), inexact)
+        model, example, smallest(scores, share, groups=groups), inexact
+    )

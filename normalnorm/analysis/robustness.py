@@ -7,8 +7,14 @@ only.
 # ../../nbs/504_analysis.robustness.ipynb.
 
 # %% auto #0
-__all__ = ['LOSSES', 'margin', 'fgsm', 'pgd', 'robust_accuracy',
-           'adversarial_step']
+__all__ = [
+    "LOSSES",
+    "margin",
+    "fgsm",
+    "pgd",
+    "robust_accuracy",
+    "adversarial_step",
+]
 
 # %% ../../nbs/504_analysis.robustness.ipynb #a7504010
 import math
@@ -39,8 +45,9 @@ def margin(scores: Tensor, targets: Tensor) -> Tensor:
         tensor([ 2., -2.])
     """
     right = targets.unsqueeze(1)
-    return (scores.scatter(1, right, -torch.inf).amax(1)
-            - scores.gather(1, right).squeeze(1))
+    return scores.scatter(1, right, -torch.inf).amax(1) - scores.gather(
+        1, right
+    ).squeeze(1)
 
 
 def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
@@ -48,13 +55,16 @@ def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross-entropy": _cross_entropy, "margin": margin}
+    "cross-entropy": _cross_entropy,
+    "margin": margin,
+}
 
 
 class _Box(NamedTuple):
     """What a perturbed input may be: between `low` and `high`, element by
     element; `radius` is ε in the units of the inputs.
     """
+
     low: Tensor
     high: Tensor
     radius: Tensor
@@ -62,8 +72,10 @@ class _Box(NamedTuple):
 
 def _positive(name: str, value: float, zero: bool = True) -> None:
     if not (value > 0 or zero and value == 0) or math.isinf(value):
-        raise ValueError(f"{name}={value}: expected a finite number that is "
-                         f"{'not negative' if zero else 'positive'}")
+        raise ValueError(
+            f"{name}={value}: expected a finite number that is "
+            f"{'not negative' if zero else 'positive'}"
+        )
 
 
 def _per_channel(values: float | Sequence[float], inputs: Tensor) -> Tensor:
@@ -71,13 +83,19 @@ def _per_channel(values: float | Sequence[float], inputs: Tensor) -> Tensor:
     return x.reshape(-1, *[1] * (inputs.ndim - 2)) if x.ndim else x
 
 
-def _box(inputs: Tensor, eps: float, bounds: tuple[Any, Any] | None,
-         mean: float | Sequence[float] | None,
-         std: float | Sequence[float] | None) -> _Box:
+def _box(
+    inputs: Tensor,
+    eps: float,
+    bounds: tuple[Any, Any] | None,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+) -> _Box:
     if (mean is None) != (std is None) or mean is not None and bounds:
-        raise ValueError("the range of the inputs is given either by bounds="
-                         "(low, high), in their own units, or by mean= and "
-                         "std=, those of pixels between 0 and 1")
+        raise ValueError(
+            "the range of the inputs is given either by bounds="
+            "(low, high), in their own units, or by mean= and "
+            "std=, those of pixels between 0 and 1"
+        )
     radius = torch.as_tensor(eps, dtype=inputs.dtype, device=inputs.device)
     low, high = inputs - radius, inputs + radius
     if mean is not None:
@@ -86,33 +104,45 @@ def _box(inputs: Tensor, eps: float, bounds: tuple[Any, Any] | None,
         low, high = inputs - radius, inputs + radius
         bounds = (-center / scale, (1 - center) / scale)
     if bounds is not None:
-        least, largest = (torch.as_tensor(b, dtype=inputs.dtype,
-                                          device=inputs.device) for b in bounds)
+        least, largest = (
+            torch.as_tensor(b, dtype=inputs.dtype, device=inputs.device)
+            for b in bounds
+        )
         slack = 1e-3 * (largest - least)
-        if not (slack > 0).all() or ((inputs < least - slack)
-                                     | (inputs > largest + slack)).any():
+        if (
+            not (slack > 0).all()
+            or ((inputs < least - slack) | (inputs > largest + slack)).any()
+        ):
             raise ValueError(
                 f"inputs go from {inputs.min():.4g} to {inputs.max():.4g}, "
                 f"the range that they are said to have from "
                 f"{least.min():.4g} to {largest.max():.4g}: bounds, mean and "
-                "std must be those by which the inputs were standardized")
+                "std must be those by which the inputs were standardized"
+            )
         low, high = low.clamp(least, largest), high.clamp(least, largest)
     return _Box(low, high, radius)
 
 
-def _check(inputs: Tensor, targets: Tensor, eps: float, loss: str,
-           batch: int) -> None:
+def _check(
+    inputs: Tensor, targets: Tensor, eps: float, loss: str, batch: int
+) -> None:
     _positive("eps", eps)
     if not inputs.is_floating_point():
-        raise TypeError(f"inputs are {inputs.dtype}: only real numbers can be "
-                        "moved a little; convert them, e.g. with .float()")
+        raise TypeError(
+            f"inputs are {inputs.dtype}: only real numbers can be "
+            "moved a little; convert them, e.g. with .float()"
+        )
     if not inputs.isfinite().all():
-        raise ValueError("inputs hold a NaN or an infinity: no perturbation of "
-                         "them has a loss; remove those inputs")
+        raise ValueError(
+            "inputs hold a NaN or an infinity: no perturbation of "
+            "them has a loss; remove those inputs"
+        )
     if targets.shape != inputs.shape[:1] or targets.dtype != torch.int64:
-        raise ValueError(f"targets of shape {tuple(targets.shape)} and type "
-                         f"{targets.dtype} for {len(inputs)} inputs: expected "
-                         "one class number (int64) for each input")
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)} and type "
+            f"{targets.dtype} for {len(inputs)} inputs: expected "
+            "one class number (int64) for each input"
+        )
     if loss not in LOSSES:
         raise ValueError(f"loss={loss!r} is not known: {near(loss, LOSSES)}")
     if batch < 1:
@@ -121,49 +151,76 @@ def _check(inputs: Tensor, targets: Tensor, eps: float, loss: str,
 
 def _scores(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     scores = model(inputs)
-    if (not isinstance(scores, Tensor) or scores.ndim != 2
-            or len(scores) != len(inputs) or scores.shape[1] < 2):
-        shape = (tuple(scores.shape) if isinstance(scores, Tensor)
-                 else type(scores).__name__)
-        raise ValueError(f"{type(model).__name__} returns {shape} for "
-                         f"{len(inputs)} inputs: expected scores of shape (N, "
-                         "classes), with at least 2 classes")
+    if (
+        not isinstance(scores, Tensor)
+        or scores.ndim != 2
+        or len(scores) != len(inputs)
+        or scores.shape[1] < 2
+    ):
+        shape = (
+            tuple(scores.shape)
+            if isinstance(scores, Tensor)
+            else type(scores).__name__
+        )
+        raise ValueError(
+            f"{type(model).__name__} returns {shape} for "
+            f"{len(inputs)} inputs: expected scores of shape (N, "
+            "classes), with at least 2 classes"
+        )
     if ((targets < 0) | (targets >= scores.shape[1])).any():
-        raise ValueError(f"targets go from {targets.min()} to {targets.max()}, "
-                         f"scores are there for {scores.shape[1]} classes: "
-                         "expected class numbers from 0 to "
-                         f"{scores.shape[1] - 1}")
+        raise ValueError(
+            f"targets go from {targets.min()} to {targets.max()}, "
+            f"scores are there for {scores.shape[1]} classes: "
+            "expected class numbers from 0 to "
+            f"{scores.shape[1] - 1}"
+        )
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def _gradient(model: nn.Module, inputs: Tensor, targets: Tensor, loss: str,
-              batch: int) -> Tensor:
+def _gradient(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss: str, batch: int
+) -> Tensor:
     "Of the summed losses with respect to `inputs`, in parts of `batch`."
     found = []
     for x, y in zip(inputs.split(batch), targets.split(batch)):
         x = x.detach().clone().requires_grad_()
         with torch.enable_grad():
             total = LOSSES[loss](_scores(model, x, y), y).sum()
-            gradient, = (torch.autograd.grad(total, x, allow_unused=True)
-                         if total.requires_grad else (None,))
+            (gradient,) = (
+                torch.autograd.grad(total, x, allow_unused=True)
+                if total.requires_grad
+                else (None,)
+            )
         if gradient is None:
-            raise ValueError(f"the scores of {type(model).__name__} do not "
-                             "depend on its inputs in a way that PyTorch can "
-                             "differentiate: look for detach() or no_grad()")
+            raise ValueError(
+                f"the scores of {type(model).__name__} do not "
+                "depend on its inputs in a way that PyTorch can "
+                "differentiate: look for detach() or no_grad()"
+            )
         if not (total.isfinite() and gradient.isfinite().all()):
-            raise ValueError(f"the loss of {type(model).__name__}, or its "
-                             "gradient, is not finite, so that it has no "
-                             "direction: look for the first module whose "
-                             "output is not finite")
+            raise ValueError(
+                f"the loss of {type(model).__name__}, or its "
+                "gradient, is not finite, so that it has no "
+                "direction: look for the first module whose "
+                "output is not finite"
+            )
         found.append(gradient)
     return torch.cat(found) if found else torch.zeros_like(inputs)
 
+
 # %% ../../nbs/504_analysis.robustness.ipynb #a7504012
-def fgsm(model: nn.Module, inputs: Tensor, targets: Tensor, eps: float, *,
-         bounds: tuple[Any, Any] | None = None,
-         mean: float | Sequence[float] | None = None,
-         std: float | Sequence[float] | None = None,
-         loss: str = "cross-entropy", batch: int = 500) -> Tensor:
+def fgsm(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    eps: float,
+    *,
+    bounds: tuple[Any, Any] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    loss: str = "cross-entropy",
+    batch: int = 500,
+) -> Tensor:
     """Perturbed `inputs`, by the fast gradient sign method: each element is
     moved by `eps` in the direction in which the loss rises.
 
@@ -204,13 +261,24 @@ def fgsm(model: nn.Module, inputs: Tensor, targets: Tensor, eps: float, *,
         sign = _gradient(model, x, targets, loss, batch).sign()
         return (x + box.radius * sign).clamp(box.low, box.high)
 
+
 # %% ../../nbs/504_analysis.robustness.ipynb #a7504021
-def pgd(model: nn.Module, inputs: Tensor, targets: Tensor, eps: float,
-        step: float | None = None, steps: int = 10, *, seed: int | None = 0,
-        start: str = "random", bounds: tuple[Any, Any] | None = None,
-        mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None,
-        loss: str = "cross-entropy", batch: int = 500) -> Tensor:
+def pgd(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    eps: float,
+    step: float | None = None,
+    steps: int = 10,
+    *,
+    seed: int | None = 0,
+    start: str = "random",
+    bounds: tuple[Any, Any] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    loss: str = "cross-entropy",
+    batch: int = 500,
+) -> Tensor:
     """Perturbed `inputs`, by projected gradient ascent of the loss: `steps`
     steps of the sign of the gradient, each followed by the projection onto what
     is allowed.
@@ -239,15 +307,19 @@ def pgd(model: nn.Module, inputs: Tensor, targets: Tensor, eps: float,
     step = 2.5 * eps / steps if step is None else step
     _positive("step", step, zero=eps == 0)
     if start not in ("random", "inputs"):
-        raise ValueError(f"start={start!r} is not known: expected 'random' or "
-                         "'inputs'")
+        raise ValueError(
+            f"start={start!r} is not known: expected 'random' or 'inputs'"
+        )
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         x = inputs.detach().clone()
         box = _box(x, eps, bounds, mean, std)
         stride = box.radius * (step / eps if eps else 0.0)
         if start == "random":
-            generator = None if seed is None else torch.Generator(
-                "cpu").manual_seed(seed)
+            generator = (
+                None
+                if seed is None
+                else torch.Generator("cpu").manual_seed(seed)
+            )
             u = torch.rand(x.shape, generator=generator, device="cpu").to(x)
             x = (x + box.radius * (2 * u - 1)).clamp(box.low, box.high)
         for _ in range(steps):
@@ -255,20 +327,30 @@ def pgd(model: nn.Module, inputs: Tensor, targets: Tensor, eps: float,
             x = (x + stride * sign).clamp(box.low, box.high)
         return x
 
+
 # %% ../../nbs/504_analysis.robustness.ipynb #a7504027
 _ATTACKS: dict[str, Callable[..., Tensor]] = {"fgsm": fgsm, "pgd": pgd}
 
 
 def _attack(name: str) -> Callable[..., Tensor]:
     if name not in _ATTACKS:
-        raise ValueError(f"attack={name!r} is not known: expected 'fgsm' or "
-                         "'pgd'")
+        raise ValueError(
+            f"attack={name!r} is not known: expected 'fgsm' or 'pgd'"
+        )
     return _ATTACKS[name]
 
 
-def robust_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor,
-                    eps: Iterable[float], attack: str = "pgd", seed: int = 0,
-                    *, batch: int = 500, **options: Any) -> dict[float, float]:
+def robust_accuracy(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    eps: Iterable[float],
+    attack: str = "pgd",
+    seed: int = 0,
+    *,
+    batch: int = 500,
+    **options: Any,
+) -> dict[float, float]:
     """The accuracy in percent under an attack, for each `eps`: the share of
     inputs that are classified correctly as they are *and* as the attack leaves
     them.
@@ -300,20 +382,34 @@ def robust_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor,
 
     def right(x: Tensor) -> Tensor:
         with torch.no_grad():
-            return torch.cat([
-                _scores(model, part, y).argmax(1) == y
-                for part, y in zip(x.split(batch), targets.split(batch))])
+            return torch.cat(
+                [
+                    _scores(model, part, y).argmax(1) == y
+                    for part, y in zip(x.split(batch), targets.split(batch))
+                ]
+            )
 
     with evaluating(model):
         clean = right(inputs)
-        return {e: 100 * (clean & right(perturb(
-                    model, inputs, targets, e, batch=batch, **options))
-                         ).double().mean().item() for e in eps}
+        return {
+            e: 100
+            * (
+                clean
+                & right(
+                    perturb(model, inputs, targets, e, batch=batch, **options)
+                )
+            )
+            .double()
+            .mean()
+            .item()
+            for e in eps
+        }
+
 
 # %% ../../nbs/504_analysis.robustness.ipynb #a7504028
-def adversarial_step(eps: float, attack: str = "pgd", **options: Any
-                     ) -> Callable[[nn.Module, Tensor, Tensor],
-                                   tuple[Tensor, Tensor]]:
+def adversarial_step(
+    eps: float, attack: str = "pgd", **options: Any
+) -> Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]:
     """A function of a model and a minibatch that returns the minibatch with
     perturbed inputs, for training on them.
 
@@ -338,7 +434,9 @@ def adversarial_step(eps: float, attack: str = "pgd", **options: Any
     if attack == "pgd":
         options.setdefault("seed", None)
 
-    def perturb(model: nn.Module, inputs: Tensor,
-                targets: Tensor) -> tuple[Tensor, Tensor]:
+    def perturb(
+        model: nn.Module, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return method(model, inputs, targets, eps, **options), targets
+
     return perturb

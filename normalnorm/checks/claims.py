@@ -10,10 +10,16 @@ import math
 from normalnorm.claims import claim
 
 
-@claim("log1p-lower-bound", source="textbook",
-       statement="log(1+a) ≥ a − a²/2 for a ≥ 0, by at most a³/3",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=lambda a: a - a**2 / 2, mutant=lambda a: a - a**2 / 4)
+@claim(
+    "log1p-lower-bound",
+    source="textbook",
+    statement="log(1+a) ≥ a − a²/2 for a ≥ 0, by at most a³/3",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda a: a - a**2 / 2,
+    mutant=lambda a: a - a**2 / 4,
+)
 def _(lower_bound):
     "Five points over four decades, from both sides."
     for a in (1e-3, 0.1, 0.5, 1.0, 10.0):

@@ -23,8 +23,10 @@ def long_form(h):
     d = (1 + a) * log.abs() - a
     d2 = torch.where(h < 0, -1.0, 1.0) * ((1 + a) * log.square() - 2 * d)
     slope = (h * d).mean(0)
-    return (slope - log.mean(0),
-            (h * d2).mean(0) + d.var(0, correction=0) - 2 * slope.square())
+    return (
+        slope - log.mean(0),
+        (h * d2).mean(0) + d.var(0, correction=0) - 2 * slope.square(),
+    )
 
 
 def standardized(u, eps=1e-5):
@@ -44,8 +46,11 @@ def shifted_transform(h, lmbda, eps=1e-5):
     sign = torch.where(h < 0, -1.0, 1.0).to(h)
     eta = 1 + sign * (lmbda - 1)
     moved = eta + torch.where(eta < 0, -1.0, 1.0).to(h) * math.sqrt(eps)
-    return sign * torch.where(eta.abs() <= math.sqrt(eps), h.abs().log1p(),
-                              ((1 + h.abs()) ** moved - 1) / moved)
+    return sign * torch.where(
+        eta.abs() <= math.sqrt(eps),
+        h.abs().log1p(),
+        ((1 + h.abs()) ** moved - 1) / moved,
+    )
 
 
 def as_public(u, eps=1e-5):
@@ -60,13 +65,20 @@ def ours(u, eps=1e-5):
     x, statistics = normality_norm(u, (0,), eps=eps)
     return statistics.lmbda.squeeze(0), x
 
+
 # %% ../../nbs/246_epsilon_in_practice.ipynb
-@claim("public-code-identity", source="the public code of eftekhari2025",
-       statement="with η moved by √ε the transform at λ = 1 is h + √ε·s·d(a) + "
-                 "O(ε), 1.8e−2 off at |h| = 5 for ε = 1e−5, and jumps by √ε·ℓ² "
-                 "near λ = 0",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=shifted_transform, mutant=lambda h, lmbda: yeo_johnson(h, lmbda))
+@claim(
+    "public-code-identity",
+    source="the public code of eftekhari2025",
+    statement="with η moved by √ε the transform at λ = 1 is h + √ε·s·d(a) + "
+    "O(ε), 1.8e−2 off at |h| = 5 for ε = 1e−5, and jumps by √ε·ℓ² "
+    "near λ = 0",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=shifted_transform,
+    mutant=lambda h, lmbda: yeo_johnson(h, lmbda),
+)
 def _(transform):
     """First order against the shifted formula; the jump across λ = √ε.
 
@@ -79,13 +91,20 @@ def _(transform):
     # ∂²/∂η² of the transform is below (1+a)·ℓ²
     assert ((shift - first_order).abs() <= 1e-5 * (1 + a) * ell.square()).all()
     far = torch.tensor(5.0, dtype=torch.float64)
-    assert abs((transform(far, torch.ones((), dtype=torch.float64))
-                - far).item() - 1.8e-2) < 1e-3
+    assert (
+        abs(
+            (transform(far, torch.ones((), dtype=torch.float64)) - far).item()
+            - 1.8e-2
+        )
+        < 1e-3
+    )
     right, log = h[h > 0], ell[h > 0]
     below, above = (
         transform(right, torch.tensor(root * t, dtype=torch.float64))
-        for t in (1 - 1e-9, 1 + 1e-9))
+        for t in (1 - 1e-9, 1 + 1e-9)
+    )
     assert ((above - below) - root * log.square()).abs().max() < 1e-4
+
 
 # %% ../../nbs/246_epsilon_in_practice.ipynb
 def smallest_lambda(estimate):
@@ -95,8 +114,10 @@ def smallest_lambda(estimate):
     torch.manual_seed(0)
     u = torch.randn(4096, 1, dtype=torch.float64).exp()
     u = (u - u.mean()) / u.std(correction=0)
-    values = [estimate(float(scale) * u)[0].item()
-              for scale in 10.0 ** torch.arange(-5, 1.01, 0.25)]
+    values = [
+        estimate(float(scale) * u)[0].item()
+        for scale in 10.0 ** torch.arange(-5, 1.01, 0.25)
+    ]
     return min(values), max(values) - min(values)
 
 
@@ -109,19 +130,30 @@ def signed_square(k):
 def excursion(estimate, k, eps):
     "Largest |λ̂ − 1| at five scales about the worst one."
     rho = (math.sqrt(eps) / signed_square(k)[2].item()) ** 0.25 * torch.tensor(
-        [0.8, 0.95, 1.0, 1.05, 1.25], dtype=torch.float64)
-    return max((estimate(scale * k[:, None], eps)[0].item() - 1 for scale in (
-                    math.sqrt(eps) * rho / (1 - rho**2).sqrt()).tolist()),
-               key=abs)
+        [0.8, 0.95, 1.0, 1.05, 1.25], dtype=torch.float64
+    )
+    return max(
+        (
+            estimate(scale * k[:, None], eps)[0].item() - 1
+            for scale in (math.sqrt(eps) * rho / (1 - rho**2).sqrt()).tolist()
+        ),
+        key=abs,
+    )
 
 
-@claim("public-code-trap", source="the public code of eftekhari2025",
-       statement="with √ε added to L'' the ε trap is damped: as ε → 0 the "
-                 "largest |λ̂ − 1| over the scales of a unit is |S|/(4ε^¼√Q), "
-                 "at most (√7−1)/(8√3·ε^¼), reached by two values; λ̂ depends "
-                 "on the scale of the unit",
-       kind="estimate", verdict="holds", evidence="proof", formula=as_public,
-       mutant=lambda u, eps=1e-5: as_public(u, 1.1 * eps))
+@claim(
+    "public-code-trap",
+    source="the public code of eftekhari2025",
+    statement="with √ε added to L'' the ε trap is damped: as ε → 0 the "
+    "largest |λ̂ − 1| over the scales of a unit is |S|/(4ε^¼√Q), "
+    "at most (√7−1)/(8√3·ε^¼), reached by two values; λ̂ depends "
+    "on the scale of the unit",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=as_public,
+    mutant=lambda u, eps=1e-5: as_public(u, 1.1 * eps),
+)
 def _(estimate):
     """At ε = 1e-28, where ρ is some 1e-4, to 1 %: three laws, and 5 of 21
     values, for which the bound is sharp.
@@ -134,18 +166,35 @@ def _(estimate):
     for u in (z.exp(), -(z**2), z**3 + z**2, two):
         k = standardized(u, 0.0)
         s, _, q = (x.item() for x in signed_square(k))
-        assert (abs(excursion(estimate, k, eps) / (
-                        -s / (4 * eps**0.25 * q**0.5)) - 1) < 0.01)
-    assert abs(excursion(estimate, standardized(two, 0.0), eps) * 8
-               * math.sqrt(3) * eps**0.25 / (1 - math.sqrt(7)) - 1) < 0.01
+        assert (
+            abs(
+                excursion(estimate, k, eps) / (-s / (4 * eps**0.25 * q**0.5))
+                - 1
+            )
+            < 0.01
+        )
+    assert (
+        abs(
+            excursion(estimate, standardized(two, 0.0), eps)
+            * 8
+            * math.sqrt(3)
+            * eps**0.25
+            / (1 - math.sqrt(7))
+            - 1
+        )
+        < 0.01
+    )
     for n in (2, 3, 5, 50):
         s, fourth, q = signed_square(
-            standardized(torch.randn(n, 3000, dtype=torch.float64) ** 3, 0.0))
-        assert ((s.square() <= (fourth - 1) / (fourth + 3) + 1e-12).all()
-                and (s.abs() / q.sqrt()).max()
-                    <= (math.sqrt(7) - 1) / math.sqrt(12) + 1e-12)
+            standardized(torch.randn(n, 3000, dtype=torch.float64) ** 3, 0.0)
+        )
+        assert (s.square() <= (fourth - 1) / (fourth + 3) + 1e-12).all() and (
+            s.abs() / q.sqrt()
+        ).max() <= (math.sqrt(7) - 1) / math.sqrt(12) + 1e-12
     assert (
-        smallest_lambda(estimate)[1] > 0.1 and smallest_lambda(ours)[1] < 1e-9)
+        smallest_lambda(estimate)[1] > 0.1 and smallest_lambda(ours)[1] < 1e-9
+    )
+
 
 # %% ../../nbs/246_epsilon_in_practice.ipynb
 from normalnorm.theory.newton import nll_derivatives_at_one
@@ -160,9 +209,13 @@ def along_scale(k):
     d = (1 + a) * ell - a
     product, rise = (k * d).mean(0), (k * d + k * a * ell).mean(0)
     of_slope = rise - (k / (1 + a)).mean(0)
-    of_curvature = (2 - (a * (ell.square() + 2 * ell)).mean(0)
-                    - 2 * d.mean(0) * (a * ell).mean(0)
-                    + 4 * (a * d * ell).mean(0) - 4 * product * rise)
+    of_curvature = (
+        2
+        - (a * (ell.square() + 2 * ell)).mean(0)
+        - 2 * d.mean(0) * (a * ell).mean(0)
+        + 4 * (a * d * ell).mean(0)
+        - 4 * product * rise
+    )
     delta = slope / curvature
     return -delta, curvature, (of_slope - delta * of_curvature) / curvature
 
@@ -175,25 +228,38 @@ def deviation_bound(k, ratio):
     first, second = 0.5 + 2 * log_max, 4 + 4 * log_max.square()
     left = curvature - ratio / 2 * second
     return torch.where(
-        left > 0, ratio / 2 * (first + move.abs() * second) / left, torch.nan)
+        left > 0, ratio / 2 * (first + move.abs() * second) / left, torch.nan
+    )
 
 
 def skewed_units(n, units):
     "Units of several laws, standardized."
     z = torch.randn(n, units, dtype=torch.float64)
-    u = torch.where(torch.arange(units) % 3 == 0, z.exp(),
-                    torch.where(torch.arange(units) % 3 == 1, -(z**2),
-                                z**3 + 3 * (torch.rand(n, units) < 0.05)))
+    u = torch.where(
+        torch.arange(units) % 3 == 0,
+        z.exp(),
+        torch.where(
+            torch.arange(units) % 3 == 1,
+            -(z**2),
+            z**3 + 3 * (torch.rand(n, units) < 0.05),
+        ),
+    )
     return standardized(u, 0.0)
 
 
-@claim("eps-deviation", source="new",
-       statement="λ̂ of Algorithm 1 differs from λ̂ on (u−μ)/σ by "
-                 "(ε/2σ²)·f'(1) + O((ε/σ²)²), f = L'/L'' along the scale, and "
-                 "by at most (ε/2σ²)·(D₁+|λ̂−1|·D₂)/(L''−(ε/2σ²)·D₂), D₁ = "
-                 "½+2ℓ_m, D₂ = 4+4ℓ_m²",
-       kind="theorem", verdict="holds", evidence="proof", formula=(1.0, 1.0),
-       mutant=(1.03, 1.0))
+@claim(
+    "eps-deviation",
+    source="new",
+    statement="λ̂ of Algorithm 1 differs from λ̂ on (u−μ)/σ by "
+    "(ε/2σ²)·f'(1) + O((ε/σ²)²), f = L'/L'' along the scale, and "
+    "by at most (ε/2σ²)·(D₁+|λ̂−1|·D₂)/(L''−(ε/2σ²)·D₂), D₁ = "
+    "½+2ℓ_m, D₂ = 4+4ℓ_m²",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=(1.0, 1.0),
+    mutant=(1.03, 1.0),
+)
 def _(factors):
     """Units of 5 to 500 elements and three laws, ε/σ² from 1e-9 to where the
     theorem's condition ends; the first order to 1 % at 1e-6; one element of 10⁵
@@ -212,13 +278,21 @@ def _(factors):
             checked += fine.sum().item()
             assert (found.abs() <= bound + 1e-12)[fine].all()
             if ratio == 1e-6:
-                assert ((found / ratio - of_first * first / 2).abs()
-                        <= 0.01 * first.abs() + 1e-3).all()
+                assert (
+                    (found / ratio - of_first * first / 2).abs()
+                    <= 0.01 * first.abs() + 1e-3
+                ).all()
     far = standardized((torch.arange(10**5) < 1).double()[:, None], 0.0)
-    found, bound = (as_printed(far, 1e-6)[0] - newton_lambda(far, 0),
-                    of_bound * deviation_bound(far, 1e-6))
-    assert (checked > 2500 and (0.6 * bound < found.abs()).all()
-            and (found.abs() <= bound).all())
+    found, bound = (
+        as_printed(far, 1e-6)[0] - newton_lambda(far, 0),
+        of_bound * deviation_bound(far, 1e-6),
+    )
+    assert (
+        checked > 2500
+        and (0.6 * bound < found.abs()).all()
+        and (found.abs() <= bound).all()
+    )
+
 
 # %% ../../nbs/246_epsilon_in_practice.ipynb
 from normalnorm.theory.overflow import exponent_bound
@@ -233,11 +307,18 @@ def gradient_bounds(u):
     eta = 1 + torch.where(h < 0, -1.0, 1.0) * move
     exponent = (eta * h.abs().log1p()).amax(0).clamp(min=0)
     slope = ((eta - 1) * h.abs().log1p()).amax(0).exp()
-    change = ((0.5 + 2 * log_max
-               + move.abs() * (3 + log_max + 8 * log_max.square())) / curvature)
-    return (slope / (var + 1e-5).sqrt(),
-            var.sqrt() / (var + 1e-5) * exponent.exp() * k.abs().amax(0)
-                * change / 2)
+    change = (
+        0.5 + 2 * log_max + move.abs() * (3 + log_max + 8 * log_max.square())
+    ) / curvature
+    return (
+        slope / (var + 1e-5).sqrt(),
+        var.sqrt()
+        / (var + 1e-5)
+        * exponent.exp()
+        * k.abs().amax(0)
+        * change
+        / 2,
+    )
 
 
 def through_lambda(u, g):
@@ -247,12 +328,18 @@ def through_lambda(u, g):
     return torch.autograd.grad(x, u, g)[0]
 
 
-@claim("unit-bounds", source="new",
-       statement="|λ̂ − 1| ≤ α·max (m+½)/max(c, C(m)), below 8.5 for N ≤ "
-                 "3·10⁷, and the gradient is below ‖g‖(Ψ/√(σ²+ε) + "
-                 "σ/(σ²+ε)·e^E·κ·Λ/2), for every unit",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=(1.0, 1.0, 1.0), mutant=(1.0, 0.98, 1.0))
+@claim(
+    "unit-bounds",
+    source="new",
+    statement="|λ̂ − 1| ≤ α·max (m+½)/max(c, C(m)), below 8.5 for N ≤ "
+    "3·10⁷, and the gradient is below ‖g‖(Ψ/√(σ²+ε) + "
+    "σ/(σ²+ε)·e^E·κ·Λ/2), for every unit",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=(1.0, 1.0, 1.0),
+    mutant=(1.0, 0.98, 1.0),
+)
 def _(factors):
     """Units of several laws and sizes at scales from 1e-8 to 1e2.
 
@@ -265,35 +352,46 @@ def _(factors):
     of_step, of_first, of_second = factors
     largest = {
         n: of_step * (1 - exponent_bound(n, 400)[0] / math.log1p(math.sqrt(n)))
-        for n in (3, 40, 300)}
+        for n in (3, 40, 300)
+    }
     for n in (3, 40, 300):
         for scale in 10.0 ** torch.arange(-8, 3, 2, dtype=torch.float64):
             u = (scale * skewed_units(n, 30)).requires_grad_()
             g = torch.randn(n, 30, dtype=torch.float64)
             x, statistics = normality_norm(u, (0,))
-            gradient, = torch.autograd.grad(x, u, g)
+            (gradient,) = torch.autograd.grad(x, u, g)
             first, second = gradient_bounds(u.detach())
-            assert ((statistics.lmbda.squeeze(0) - 1).abs()
-                    <= largest[n]).all(), "λ̂ exceeds its bound"
-            assert (gradient.norm(dim=0) <= g.norm(dim=0) * (
-                        of_first * first + of_second * second)).all(), (
-                            "the gradient exceeds its bound")
-            assert (through_lambda(u.detach(), g).norm(dim=0)
-                    <= g.norm(dim=0) * of_second * second).all(), (
-                        "the part through λ̂ exceeds its bound")
+            assert (
+                (statistics.lmbda.squeeze(0) - 1).abs() <= largest[n]
+            ).all(), "λ̂ exceeds its bound"
+            assert (
+                gradient.norm(dim=0)
+                <= g.norm(dim=0) * (of_first * first + of_second * second)
+            ).all(), "the gradient exceeds its bound"
+            assert (
+                through_lambda(u.detach(), g).norm(dim=0)
+                <= g.norm(dim=0) * of_second * second
+            ).all(), "the part through λ̂ exceeds its bound"
     one = standardized((torch.arange(40) < 1).double()[:, None], 0.0)
-    assert (0.51 * largest[40] < (newton_lambda(one, 0) - 1).abs().item()
-            < largest[40] < 8.5)
+    assert (
+        0.51 * largest[40]
+        < (newton_lambda(one, 0) - 1).abs().item()
+        < largest[40]
+        < 8.5
+    )
     k = skewed_units(40, 30)
     u, g = (1e-8 * k).requires_grad_(), torch.randn(40, 30, dtype=torch.float64)
     g = g - g.mean(0) - k * (g * k).mean(0)
-    gradient, = torch.autograd.grad(normality_norm(u, (0,))[0], u, g)
+    (gradient,) = torch.autograd.grad(normality_norm(u, (0,))[0], u, g)
     share = gradient.norm(dim=0) / (
-        g.norm(dim=0) * of_first * gradient_bounds(u.detach())[0])
+        g.norm(dim=0) * of_first * gradient_bounds(u.detach())[0]
+    )
     assert (0.99 < share).all() and (share < 1.01).all()
     place = torch.arange(10**5)
     far = 1e-7 * standardized(
-        ((place < 1).double() - (place == 1).double())[:, None], 0.0)
+        ((place < 1).double() - (place == 1).double())[:, None], 0.0
+    )
     share = through_lambda(far, far.square()).norm() / (
-        far.square().norm() * of_second * gradient_bounds(far)[1])
+        far.square().norm() * of_second * gradient_bounds(far)[1]
+    )
     assert 0.85 < share.item() < 1

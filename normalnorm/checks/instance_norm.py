@@ -30,16 +30,23 @@ def unequal(*shape):
 def instance_parts(var, eps):
     "P3 and P4 behind an instance norm of images with these variances."
     r = (var / (var + eps)).sqrt()
-    return r.mean(0)**2, r.var(0, correction=0)
+    return r.mean(0) ** 2, r.var(0, correction=0)
 
 
-@claim("pn-thm2", source="labatie2021, Theorem 2, E",
-       statement="instance norm: P1 = P2 = P4 = 0 and P3 = 1 in each channel; "
-                 "with ε, P3 = (E r)² and P4 = Var r with r = σ/√(σ² + ε)",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=instance_parts,
-       mutant=lambda var, eps: (var.mean(0) / (var.mean(0) + eps),
-                                torch.zeros_like(var[0])))
+@claim(
+    "pn-thm2",
+    source="labatie2021, Theorem 2, E",
+    statement="instance norm: P1 = P2 = P4 = 0 and P3 = 1 in each channel; "
+    "with ε, P3 = (E r)² and P4 = Var r with r = σ/√(σ² + ε)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=instance_parts,
+    mutant=lambda var, eps: (
+        var.mean(0) / (var.mean(0) + eps),
+        torch.zeros_like(var[0]),
+    ),
+)
 def _(parts):
     "PyTorch's instance norm, three values of ε, variances over eight decades."
     for shape in ((7, 3, 11), (5, 2, 3, 7), (3, 2, 2, 3, 5)):
@@ -59,18 +66,28 @@ def _(parts):
     assert (p.p3 - 1e-4 / (1e-4 + 1e-5)).abs().max() < 1e-5
 
 
-@claim("pn-in-affine", source="labatie2021, §4 discussion",
-       statement="γ and β make P1 = β² and P3 = γ² of it; P2 = P4 = 0 remain",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda g, b: (b * b, 0 * g, g * g, 0 * g),
-       mutant=lambda g, b: (b * b + g * g, 0 * g, 0 * g, 0 * g))
-@claim("pn-in-detector", source="labatie2021, §4 discussion",
-       statement="before the activation each image has the mean β and the "
-                 "deviation |γ| in a channel, so a map that is 0 in some "
-                 "images and not in others is none",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda g, b: (b * b, 0 * g, g * g, 0 * g),
-       mutant=lambda g, b: (b * b, 0 * g, g * g, g * g))
+@claim(
+    "pn-in-affine",
+    source="labatie2021, §4 discussion",
+    statement="γ and β make P1 = β² and P3 = γ² of it; P2 = P4 = 0 remain",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda g, b: (b * b, 0 * g, g * g, 0 * g),
+    mutant=lambda g, b: (b * b + g * g, 0 * g, 0 * g, 0 * g),
+)
+@claim(
+    "pn-in-detector",
+    source="labatie2021, §4 discussion",
+    statement="before the activation each image has the mean β and the "
+    "deviation |γ| in a channel, so a map that is 0 in some "
+    "images and not in others is none",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda g, b: (b * b, 0 * g, g * g, 0 * g),
+    mutant=lambda g, b: (b * b, 0 * g, g * g, g * g),
+)
 def _(parts):
     "PyTorch's layer; and the detector's own parts, with P4 > 0."
     g, b = torch.randn(2, 3, dtype=torch.float64)
@@ -87,32 +104,54 @@ def brightness(x):
     return 0.3 * x + 1.7
 
 
-@claim("in-brightness", source="new",
-       statement="a network with instance norm (ε = 0) behind a periodic "
-                 "convolution of one channel is blind to a x + b, a > 0",
-       kind="theorem", verdict="holds", evidence="proof", formula="circular",
-       mutant="zeros")
+@claim(
+    "in-brightness",
+    source="new",
+    statement="a network with instance norm (ε = 0) behind a periodic "
+    "convolution of one channel is blind to a x + b, a > 0",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula="circular",
+    mutant="zeros",
+)
 def _(padding):
     "A random network of two layers, float64."
     net = nn.Sequential(
         nn.Conv2d(1, 5, 3, padding=1, padding_mode=padding),
-        nn.InstanceNorm2d(5, eps=0.0), nn.ReLU(), nn.Conv2d(5, 2, 3)).double()
+        nn.InstanceNorm2d(5, eps=0.0),
+        nn.ReLU(),
+        nn.Conv2d(5, 2, 3),
+    ).double()
     x = sample(7, 1, 5, 6)
     torch.testing.assert_close(net(brightness(x)), net(x))
     assert (net(-x) - net(x)).abs().max() > 0.1
 
+
 # %% ../../nbs/360_instance_norm.ipynb
-@claim("instance-loss", source="new",
-       statement="maps whose output has one mean and one deviation for all "
-                 "images differ from x by at least P2 + P4 in the mean square, "
-                 "and instance norm of x attains it",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda p: p.p2 + p.p4, mutant=lambda p: p.p2)
-@claim("pn-prop5", source="labatie2021, Prop. 5, Eqs. 21–27",
-       statement="with instance norm last the identity cannot be approached, "
-                 "if a channel has unequal instance means",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda p: p.p2 + p.p4, mutant=lambda p: p.p4)
+@claim(
+    "instance-loss",
+    source="new",
+    statement="maps whose output has one mean and one deviation for all "
+    "images differ from x by at least P2 + P4 in the mean square, "
+    "and instance norm of x attains it",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda p: p.p2 + p.p4,
+    mutant=lambda p: p.p2,
+)
+@claim(
+    "pn-prop5",
+    source="labatie2021, Prop. 5, Eqs. 21–27",
+    statement="with instance norm last the identity cannot be approached, "
+    "if a channel has unequal instance means",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda p: p.p2 + p.p4,
+    mutant=lambda p: p.p4,
+)
 def _(least):
     """The optimum of a free output, its means and deviations tied, found by
     descent; and instance norm of x with the best γ and β.
@@ -120,13 +159,22 @@ def _(least):
     x = sample(5, 2, 7) * torch.arange(1, 6)[:, None, None]
     p, free = power_decomposition(x), torch.randn(5, 2, 7, dtype=torch.float64)
     mean, std = x.mean(2), x.std(2, correction=0)
-    best = std.mean(0)[:, None] * F.instance_norm(x, eps=0.0) + mean.mean(
-        0)[:, None]
+    best = (
+        std.mean(0)[:, None] * F.instance_norm(x, eps=0.0)
+        + mean.mean(0)[:, None]
+    )
     torch.testing.assert_close((best - x).square().mean((0, 2)), least(p))
-    values = [v.requires_grad_() for v in (free, torch.zeros(
-        2, 1, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64))]
-    optimizer = torch.optim.LBFGS(values, max_iter=300,
-                                  line_search_fn="strong_wolfe")
+    values = [
+        v.requires_grad_()
+        for v in (
+            free,
+            torch.zeros(2, 1, dtype=torch.float64),
+            torch.ones(2, 1, dtype=torch.float64),
+        )
+    ]
+    optimizer = torch.optim.LBFGS(
+        values, max_iter=300, line_search_fn="strong_wolfe"
+    )
 
     def error():
         u, b, g = values
@@ -139,6 +187,7 @@ def _(least):
         loss = error().sum()
         loss.backward()
         return loss
+
     optimizer.step(closure)
     torch.testing.assert_close(error().detach(), least(p), rtol=1e-5, atol=0)
 
@@ -157,20 +206,35 @@ def through(x, phi, slope, at, delta, norm=lambda x: x):
     x = norm(one_tap(x, delta * eye, None))
     y = phi(x + at)
     offset = phi(torch.tensor(at, dtype=x.dtype)).item()
-    return one_tap(y, eye / (delta * slope), torch.full(
-        (c,), -offset / (delta * slope), dtype=x.dtype))
+    return one_tap(
+        y,
+        eye / (delta * slope),
+        torch.full((c,), -offset / (delta * slope), dtype=x.dtype),
+    )
 
 
-@claim("pn-prop4", source="labatie2021, Prop. 4, Eqs. 16–20",
-       statement="without normalization the identity can be approached on any "
-                 "finite data set",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=(lambda x: x, 1.0), mutant=(F.instance_norm, 1.0))
-@claim("pn-prop4-polynomial", source="labatie2021, Prop. 4, hypothesis",
-       statement="φ need not be non-polynomial: a derivative that is not 0 at "
-                 "one point is enough",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=(lambda x: x, 1.0), mutant=(lambda x: x, 0.0))
+@claim(
+    "pn-prop4",
+    source="labatie2021, Prop. 4, Eqs. 16–20",
+    statement="without normalization the identity can be approached on any "
+    "finite data set",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=(lambda x: x, 1.0),
+    mutant=(F.instance_norm, 1.0),
+)
+@claim(
+    "pn-prop4-polynomial",
+    source="labatie2021, Prop. 4, hypothesis",
+    statement="φ need not be non-polynomial: a derivative that is not 0 at "
+    "one point is enough",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=(lambda x: x, 1.0),
+    mutant=(lambda x: x, 0.0),
+)
 def _(case):
     """ReLU with twice the channels, exactly; tanh at 0, whose error falls by
     δ²; GELU; t² at a point, and ((t + 1)² − t² − 1)/2 = t. One mutant has
@@ -180,31 +244,50 @@ def _(case):
     x = sample(3, 2, 5, 7)
     eye = torch.eye(2, dtype=torch.float64)
     wide = F.relu(one_tap(x, torch.cat([eye, -eye]), None))
-    torch.testing.assert_close(one_tap(wide, torch.cat([eye, -eye], 1), None),
-                               x)
-    errors = [(through(x, torch.tanh, 1.0, 0.0, delta, norm) - x
-               ).abs().max().item() for delta in (1e-3, 1e-4)]
+    torch.testing.assert_close(
+        one_tap(wide, torch.cat([eye, -eye], 1), None), x
+    )
+    errors = [
+        (through(x, torch.tanh, 1.0, 0.0, delta, norm) - x).abs().max().item()
+        for delta in (1e-3, 1e-4)
+    ]
     assert abs(math.log10(errors[0] / errors[1]) - 2) < 0.02
     assert (through(x, F.gelu, 0.5, 0.0, 1e-6) - x).abs().max() < 1e-2
     torch.testing.assert_close(
-        through(x, torch.square, 2.0, at, 1e-7), x, rtol=1e-4, atol=1e-4)
-    assert ((((x + 1)**2 - x**2 - 1) / 2) - x).abs().max() < 1e-10
+        through(x, torch.square, 2.0, at, 1e-7), x, rtol=1e-4, atol=1e-4
+    )
+    assert ((((x + 1) ** 2 - x**2 - 1) / 2) - x).abs().max() < 1e-10
+
 
 # %% ../../nbs/360_instance_norm.ipynb
 def folded(w, b, gamma, beta, mean, std):
-    return (w * (gamma / std)[:, None, None, None],
-            gamma * (b - mean) / std + beta)
+    return (
+        w * (gamma / std)[:, None, None, None],
+        gamma * (b - mean) / std + beta,
+    )
 
 
-@claim("pn-bn-identity", source="labatie2021, §2",
-       statement="batch norm is the identity for γ = σ, β = μ",
-       kind="identity", verdict="holds", evidence="proof", formula=folded,
-       mutant=lambda w, b, g, beta, m, s: folded(w, b, g, beta, m, s**2))
-@claim("pn-bn-reabsorb", source="labatie2021, §2",
-       statement="batch norm with fixed statistics can be absorbed into the "
-                 "convolution before it",
-       kind="identity", verdict="holds", evidence="proof", formula=folded,
-       mutant=lambda w, b, g, beta, m, s: folded(w, b, g, beta - m, 0 * m, s))
+@claim(
+    "pn-bn-identity",
+    source="labatie2021, §2",
+    statement="batch norm is the identity for γ = σ, β = μ",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=folded,
+    mutant=lambda w, b, g, beta, m, s: folded(w, b, g, beta, m, s**2),
+)
+@claim(
+    "pn-bn-reabsorb",
+    source="labatie2021, §2",
+    statement="batch norm with fixed statistics can be absorbed into the "
+    "convolution before it",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=folded,
+    mutant=lambda w, b, g, beta, m, s: folded(w, b, g, beta - m, 0 * m, s),
+)
 def _(fold):
     "PyTorch's convolution and batch norm over all data, zero padding too."
     z = sample(5, 2, 3, 7)
@@ -214,9 +297,11 @@ def _(fold):
     for gamma, beta in ((std, mean), torch.randn(2, 4, dtype=torch.float64)):
         y = F.batch_norm(x, None, None, gamma, beta, True, eps=1e-30)
         torch.testing.assert_close(
-            F.conv2d(z, *fold(w, b, gamma, beta, mean, std), padding=1), y)
-    torch.testing.assert_close(F.batch_norm(x, None, None, std, mean, True,
-                                            eps=1e-30), x)
+            F.conv2d(z, *fold(w, b, gamma, beta, mean, std), padding=1), y
+        )
+    torch.testing.assert_close(
+        F.batch_norm(x, None, None, std, mean, True, eps=1e-30), x
+    )
 
 
 def misfit(x, y):
@@ -227,12 +312,17 @@ def misfit(x, y):
     return ((y - fit).square().sum() / (y - y.mean(0)).square().sum()).item()
 
 
-@claim("pn-in-not-absorbed", source="labatie2021, §2",
-       statement="statistics of the input make the normalizer a map that is "
-                 "not affine, which no convolution can absorb",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda x: F.instance_norm(x),
-       mutant=lambda x: F.batch_norm(x, None, None, training=True))
+@claim(
+    "pn-in-not-absorbed",
+    source="labatie2021, §2",
+    statement="statistics of the input make the normalizer a map that is "
+    "not affine, which no convolution can absorb",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda x: F.instance_norm(x),
+    mutant=lambda x: F.batch_norm(x, None, None, training=True),
+)
 def _(norm):
     """Least squares over 60 images of 10 values; batch norm is affine on them.
     Bounded on all of space and not constant, which no affine map is.
@@ -250,15 +340,27 @@ def affine_rank(y):
     return torch.linalg.matrix_rank(means - means.mean(0), atol=1e-9).item()
 
 
-@claim("pn-expressivity-order", source="labatie2021, §2",
-       statement="instance norm changes expressivity most, then group norm, "
-                 "then layer norm: the instance means keep C − G dimensions",
-       kind="estimate", verdict="holds", evidence="proof",
-       formula=lambda c, g: c - g, mutant=lambda c, g: c - 1)
-@claim("pn-ln-expressivity", source="labatie2021, Table 1, §5",
-       statement="layer norm preserves expressivity",
-       kind="theorem", verdict="fails", evidence="proof",
-       formula=lambda c, g: c - g, mutant=lambda c, g: c)
+@claim(
+    "pn-expressivity-order",
+    source="labatie2021, §2",
+    statement="instance norm changes expressivity most, then group norm, "
+    "then layer norm: the instance means keep C − G dimensions",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda c, g: c - g,
+    mutant=lambda c, g: c - 1,
+)
+@claim(
+    "pn-ln-expressivity",
+    source="labatie2021, Table 1, §5",
+    statement="layer norm preserves expressivity",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=lambda c, g: c - g,
+    mutant=lambda c, g: c,
+)
 def _(dimensions):
     "Ranks of the instance means of 20 images, six channels."
     x = sample(20, 6, 7) + torch.randn(20, 6, 1, dtype=torch.float64)
@@ -268,12 +370,19 @@ def _(dimensions):
         y = F.group_norm(x, groups, gamma, beta, eps=1e-12)
         assert affine_rank(y) == dimensions(6, groups)
 
+
 # %% ../../nbs/360_instance_norm.ipynb
-@claim("pn-in-meanpool", source="labatie2021, A.2.2",
-       statement="instance norm directly before the mean over positions gives "
-                 "every image the same features, β",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda t: t, mutant=torch.relu)
+@claim(
+    "pn-in-meanpool",
+    source="labatie2021, A.2.2",
+    statement="instance norm directly before the mean over positions gives "
+    "every image the same features, β",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda t: t,
+    mutant=torch.relu,
+)
 def _(activation):
     "PyTorch's layer; with an activation between, the features differ."
     g, b = torch.randn(2, 5, dtype=torch.float64)

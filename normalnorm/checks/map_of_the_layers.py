@@ -15,10 +15,18 @@ from normalnorm.layers.normalizers import RootMeanSquareNorm
 from normalnorm.theory.correlation_map import correlation_map
 
 
-@claim("layers-uncentred", source="new", statement="a unit of n values that is "
-       "divided by its root mean square and not centred has the map of a "
-       "centred unit of n + 1", kind="theorem", verdict="holds",
-       evidence="proof", formula=lambda n: n + 1, mutant=lambda n: n + 2)
+@claim(
+    "layers-uncentred",
+    source="new",
+    statement="a unit of n values that is "
+    "divided by its root mean square and not centred has the map of a "
+    "centred unit of n + 1",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda n: n + 1,
+    mutant=lambda n: n + 2,
+)
 def _(size):
     "Units of 3 and 5 values through RootMeanSquareNorm, with γ and β; GELU."
     torch.manual_seed(0)
@@ -27,14 +35,16 @@ def _(size):
         x, e = torch.randn(2, 200_000, n).double()
         gamma, beta = 1 + 0.2 * torch.randn_like(x), 0.3 * torch.randn_like(x)
         for c in (0.0, 0.7):
-            a, b = (torch.nn.functional.gelu(gamma * layer(h) + beta)
-                    for h in (x, c * x + math.sqrt(1 - c * c) * e))
+            a, b = (
+                torch.nn.functional.gelu(gamma * layer(h) + beta)
+                for h in (x, c * x + math.sqrt(1 - c * c) * e)
+            )
             power = (a.square() + b.square()).mean() / 2
             product = (a * b).mean(1)
-            error = product.std() / len(x)**0.5 / power
-            exact = correlation_map(c, "gelu", "group", 0.2, 0.3,
-                                    group=size(n))
+            error = product.std() / len(x) ** 0.5 / power
+            exact = correlation_map(c, "gelu", "group", 0.2, 0.3, group=size(n))
             assert abs(product.mean() / power - exact) < 4 * error, (n, c)
+
 
 # %% ../../nbs/480_map_of_the_layers.ipynb
 from normalnorm.layers.proxy_norm import ProxyNorm
@@ -42,16 +52,27 @@ from normalnorm.layers.proxy_norm import ProxyNorm
 
 def left_by_proxy(n):
     "F(0) for ReLU behind a group of n values."
-    mean = math.sqrt((n - 1) / math.pi) / 2 * math.exp(
-        math.lgamma((n - 1) / 2) - math.lgamma(n / 2))
+    mean = (
+        math.sqrt((n - 1) / math.pi)
+        / 2
+        * math.exp(math.lgamma((n - 1) / 2) - math.lgamma(n / 2))
+    )
     m = 1 / math.sqrt(2 * math.pi)
-    return (mean - m)**2 / (0.5 - 2 * mean * m + m * m)
+    return (mean - m) ** 2 / (0.5 - 2 * mean * m + m * m)
 
 
-@claim("layers-proxy-group", source="new", statement="behind a group of n "
-       "values ReLU and a proxy leave F(0) = (μ_n − m)²/E(φ − m)², about "
-       "1/(16(π−1)n²)", kind="identity", verdict="holds", evidence="proof",
-       formula=left_by_proxy, mutant=lambda n: left_by_proxy(n + 1))
+@claim(
+    "layers-proxy-group",
+    source="new",
+    statement="behind a group of n "
+    "values ReLU and a proxy leave F(0) = (μ_n − m)²/E(φ − m)², about "
+    "1/(16(π−1)n²)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=left_by_proxy,
+    mutant=lambda n: left_by_proxy(n + 1),
+)
 def _(left):
     """GroupNorm and ProxyNorm of integrals on a million values: the square
     of their mean over their power; the size for large n.
@@ -61,13 +82,18 @@ def _(left):
         channels = 30 * n
         layer = torch.nn.Sequential(
             torch.nn.GroupNorm(30, channels, eps=0.0, affine=False),
-            ProxyNorm(channels, "relu", eps=0.0, samples=None)).double()
+            ProxyNorm(channels, "relu", eps=0.0, samples=None),
+        ).double()
         with torch.no_grad():
-            z = layer(torch.randn(1_000_000 // channels, channels,
-                                  dtype=torch.float64))
+            z = layer(
+                torch.randn(
+                    1_000_000 // channels, channels, dtype=torch.float64
+                )
+            )
         share = z.mean() / z.square().mean().sqrt()
-        assert abs(share - math.sqrt(left(n))) < 4 / z.numel()**0.5, n
+        assert abs(share - math.sqrt(left(n))) < 4 / z.numel() ** 0.5, n
     assert abs(left(400) * 16 * (math.pi - 1) * 400**2 - 1) < 0.02
+
 
 # %% ../../nbs/480_map_of_the_layers.ipynb
 import mpmath as mp
@@ -81,26 +107,42 @@ def mean_kept():
     d = lambda a: (1 + a) * mp.log(1 + a) - a
     mean = mp.quad(lambda a: d(a) * law(a), [0, 2, 12])
     # Var ψ to second order; h·∂²ψ = d² + a² − (1 + a)·log²(1 + a)
-    bend = mp.quad(lambda a: (2 * d(a)**2 + a * a - (1 + a) * mp.log(1 + a)**2)
-                   * law(a), [0, 2, 12])
+    bend = mp.quad(
+        lambda a: (
+            (2 * d(a) ** 2 + a * a - (1 + a) * mp.log(1 + a) ** 2) * law(a)
+        ),
+        [0, 2, 12],
+    )
     return float(mean**2 / (bend - mean**2))
 
 
-@claim("layers-normality-weights", source="new", statement="rows of normality "
-       "weights, at first, let the share d̄²/L'' of a mean's power by, about "
-       "0.214, at any width", kind="estimate", verdict="holds",
-       evidence="proof", formula=mean_kept, mutant=lambda: 0.98 * mean_kept())
+@claim(
+    "layers-normality-weights",
+    source="new",
+    statement="rows of normality "
+    "weights, at first, let the share d̄²/L'' of a mean's power by, about "
+    "0.214, at any width",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=mean_kept,
+    mutant=lambda: 0.98 * mean_kept(),
+)
 def _(kept):
     """d̄ and L'' from ψ of normal values and its negative log-likelihood, ½ log
     Var ψ but for what is linear in λ, by differences; means of four thousand
     rows of 150 and of 400 weights, to three errors.
     """
+
     def moment(power, at):
-        psi = lambda x: mp.sign(x) * ((1 + abs(x))**at(x) - 1) / at(x)
-        return mp.quad(lambda x: psi(x)**power * mp.npdf(x), [-12, 0, 12])
+        psi = lambda x: mp.sign(x) * ((1 + abs(x)) ** at(x) - 1) / at(x)
+        return mp.quad(lambda x: psi(x) ** power * mp.npdf(x), [-12, 0, 12])
+
     mean = lambda k, lam: moment(k, lambda x: lam if x > 0 else 2 - lam)
     shift = mp.diff(lambda lam: mean(1, lam), 1)
-    bend = mp.diff(lambda lam: mp.log(mean(2, lam) - mean(1, lam)**2) / 2, 1, 2)
+    bend = mp.diff(
+        lambda lam: mp.log(mean(2, lam) - mean(1, lam) ** 2) / 2, 1, 2
+    )
     assert abs(kept() / (shift**2 / bend) - 1) < 1e-6
     torch.manual_seed(0)
     for n in (150, 400):
@@ -108,8 +150,9 @@ def _(kept):
         torch.nn.init.normal_(layer.weight)
         w = normality_weight(layer).weight.detach().double()
         share = n * w.mean(1).square() / w.square().mean()
-        error = share.std() / len(share)**0.5
+        error = share.std() / len(share) ** 0.5
         assert abs(share.mean() - kept()) < 3 * error + 1 / n, (n, share.mean())
+
 
 # %% ../../nbs/480_map_of_the_layers.ipynb
 import numpy as np
@@ -124,13 +167,18 @@ def power_after(q):
     return (q / 2 - 2 * math.sqrt(q) * m2 + m2) / (0.5 - m2)
 
 
-@claim("layers-propagated-power", source="new; on Arpit et al. 2016",
-       statement="normalization propagation takes the power q to p(q) with "
-                 "p(1) = p'(1) = 1 and p'' > 0: a power that is off is not "
-                 "brought back", kind="identity", verdict="holds",
-       evidence="proof",
-       formula=power_after,
-       mutant=lambda q: power_after(q) - 0.1 * (q - 1))
+@claim(
+    "layers-propagated-power",
+    source="new; on Arpit et al. 2016",
+    statement="normalization propagation takes the power q to p(q) with "
+    "p(1) = p'(1) = 1 and p'' > 0: a power that is off is not "
+    "brought back",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=power_after,
+    mutant=lambda q: power_after(q) - 0.1 * (q - 1),
+)
 def _(p):
     "The layer on the quantiles of a normal law; the slope by a difference."
     u = torch.from_numpy(scipy.stats.norm.ppf((np.arange(10**6) + 0.5) / 10**6))
@@ -142,11 +190,18 @@ def _(p):
     assert p(1.01) > 1.01 and p(0.99) > 0.99
 
 
-@claim("layers-renorm-first", source="new; on Ioffe 2017",
-       statement="unclipped batch renormalization is (x − μ)/σ with the "
-                 "remembered statistics: at the first step no normalizer, "
-                 "backward a batch norm", kind="identity",
-       verdict="holds", evidence="proof", formula=1.0, mutant=1.01)
+@claim(
+    "layers-renorm-first",
+    source="new; on Ioffe 2017",
+    statement="unclipped batch renormalization is (x − μ)/σ with the "
+    "remembered statistics: at the first step no normalizer, "
+    "backward a batch norm",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=1.01,
+)
 def _(factor):
     "The layer at its first step, and its gradient beside batch norm's."
     torch.manual_seed(0)

@@ -13,14 +13,26 @@ from normalnorm.layers.core import normality_norm
 from normalnorm.theory.newton import Over
 
 # the axes of (sample, group, channel in it, position) that a mean runs over
-AXES = {"none": (), "HW": (3,), "HWC": (1, 2, 3), "HWC/G": (2, 3),
-        "NHW": (0, 3), "NHWC": (0, 1, 2, 3), "C": (1, 2)}
+AXES = {
+    "none": (),
+    "HW": (3,),
+    "HWC": (1, 2, 3),
+    "HWC/G": (2, 3),
+    "NHW": (0, 3),
+    "NHWC": (0, 1, 2, 3),
+    "C": (1, 2),
+}
 
 
 def constant_along(axes, like):
     "Positive random numbers that do not change along `axes`."
-    return torch.rand([1 if d in axes else n for d, n in enumerate(like.shape)],
-                      dtype=like.dtype) + 0.5
+    return (
+        torch.rand(
+            [1 if d in axes else n for d, n in enumerate(like.shape)],
+            dtype=like.dtype,
+        )
+        + 0.5
+    )
 
 
 def pairs():
@@ -30,16 +42,22 @@ def pairs():
         for deviation in filter(None, AXES.values()):
             u = torch.randn(5, 2, 3, 7, dtype=torch.float64).exp()
             put = lambda u, over=Over(deviation, mean): normality_norm(
-                u, over, alpha=0, eps=0.0)[0]
+                u, over, alpha=0, eps=0.0
+            )[0]
             yield mean, deviation, u, put
 
 
-@claim("glance-shift", source="new",
-       statement="y is unchanged when f is added, f constant on each set of "
-                 "the mean, whatever the deviation's sets are",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda mean, deviation: mean,
-       mutant=lambda mean, deviation: deviation)
+@claim(
+    "glance-shift",
+    source="new",
+    statement="y is unchanged when f is added, f constant on each set of "
+    "the mean, whatever the deviation's sets are",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda mean, deviation: mean,
+    mutant=lambda mean, deviation: deviation,
+)
 def _(free):
     "All pairs of sets; and an f that changes along one more axis is seen."
     for mean, deviation, u, put in pairs():
@@ -53,12 +71,17 @@ def _(free):
             assert (put(u + more) - y).abs().max() > 1e-3
 
 
-@claim("glance-scale", source="new",
-       statement="y is unchanged when u is multiplied by g > 0, g constant on "
-                 "each set of the mean and on each of the deviation",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda mean, deviation: {*mean, *deviation},
-       mutant=lambda mean, deviation: {*deviation})
+@claim(
+    "glance-scale",
+    source="new",
+    statement="y is unchanged when u is multiplied by g > 0, g constant on "
+    "each set of the mean and on each of the deviation",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda mean, deviation: {*mean, *deviation},
+    mutant=lambda mean, deviation: {*deviation},
+)
 def _(free):
     "All pairs of sets; and the sign is seen."
     for mean, deviation, u, put in pairs():

@@ -18,6 +18,7 @@ from normalnorm.theory.power_transform import yeo_johnson
 
 class Written(Gaussianizer):
     "The power transform, without its gradient."
+
     names, neutral = ("lambda",), (1.0,)
 
     def __init__(self, alpha):
@@ -30,20 +31,27 @@ class Written(Gaussianizer):
         return yeo_johnson(h, *parameters)
 
 
-@claim("gaussianized-is-normality", source="new",
-       statement="a layer whose transform is differentiated by PyTorch equals "
-                 "the layer with the closed form, for the power transform: "
-                 "output, noise, gradient, running averages",
-       kind="identity", verdict="holds", evidence="numerical", formula=1.0,
-       mutant=0.9)
+@claim(
+    "gaussianized-is-normality",
+    source="new",
+    statement="a layer whose transform is differentiated by PyTorch equals "
+    "the layer with the closed form, for the power transform: "
+    "output, noise, gradient, running averages",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=1.0,
+    mutant=0.9,
+)
 def _(alpha):
     """Batch and layer forms in training and evaluation; the mutant transforms a
     little less.
     """
     other = dict(gaussianizer=Written(alpha))
     for layer, twin, shape in (
-            (BatchNormalNorm2d(5, **other), BatchNormalNorm2d(5), (7, 5, 3, 2)),
-            (LayerNormalNorm(6, **other), LayerNormalNorm(6), (4, 6))):
+        (BatchNormalNorm2d(5, **other), BatchNormalNorm2d(5), (7, 5, 3, 2)),
+        (LayerNormalNorm(6, **other), LayerNormalNorm(6), (4, 6)),
+    ):
         u = torch.randn(shape, dtype=torch.float64).exp()
         found = []
         for module in (layer.double(), twin.double()):
@@ -51,7 +59,8 @@ def _(alpha):
             torch.manual_seed(1)
             out = module(v)
             out.sin().sum().backward()
-            found.append([out, v.grad, module.eval()(u),
-                          *module.state_dict().values()])
+            found.append(
+                [out, v.grad, module.eval()(u), *module.state_dict().values()]
+            )
         for a, b in zip(*found):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)

@@ -13,114 +13,159 @@ from normalnorm.experiments.statistics import satterthwaite
 from normalnorm.experiments.tables import printed_table
 
 RUNS = 6
-IMAGES = 10_000      # CIFAR-10's test file
+IMAGES = 10_000  # CIFAR-10's test file
 TABLES = ("Table 1", "Table 2", "Table 3")
 
 
 def kept(table):
     "Row → arm → mean and standard error, as printed."
-    return {row: {arm: entry[0] for arm, entry in arms.items()}
-            for row, arms in printed_table("eftekhari2025", table).items()}
+    return {
+        row: {arm: entry[0] for arm, entry in arms.items()}
+        for row, arms in printed_table("eftekhari2025", table).items()
+    }
 
 
 def estimate(weights, entries):
     "The weighted sum of independent arms; means and errors stand last."
     mean, se = np.moveaxis(np.asarray(entries, dtype=float), -1, 0)
     weights = np.asarray(weights)
-    return satterthwaite((weights * mean).sum(-1),
-                         np.moveaxis((weights * se)**2, -1, 0),
-                         [RUNS - 1] * len(weights))
+    return satterthwaite(
+        (weights * mean).sum(-1),
+        np.moveaxis((weights * se) ** 2, -1, 0),
+        [RUNS - 1] * len(weights),
+    )
 
 
 def gains(table):
     "Row → the normality form less the plain one."
-    return {row: estimate((-1, 1), list(arms.values()))
-            for row, arms in table.items()}
+    return {
+        row: estimate((-1, 1), list(arms.values()))
+        for row, arms in table.items()
+    }
 
 
 def exchanged(table):
     "The mutant: the two columns exchanged."
-    return {row: dict(zip(arms, reversed(arms.values())))
-            for row, arms in table.items()}
+    return {
+        row: dict(zip(arms, reversed(arms.values())))
+        for row, arms in table.items()
+    }
+
 
 # %% ../../nbs/515_printed_tables.ipynb
-@claim("printed-welch", source="welch1947; satterthwaite1946",
-       statement="from means and standard errors of M runs, Satterthwaite's "
-                 "degrees of freedom give Welch's test for two arms, and for "
-                 "four arms with the errors of Tables 2 and 3 intervals that "
-                 "cover in 95 of 100 experiments",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=estimate,
-       mutant=lambda w, entries: estimate(w, np.asarray(entries) * [1, 2**0.5]))
+@claim(
+    "printed-welch",
+    source="welch1947; satterthwaite1946",
+    statement="from means and standard errors of M runs, Satterthwaite's "
+    "degrees of freedom give Welch's test for two arms, and for "
+    "four arms with the errors of Tables 2 and 3 intervals that "
+    "cover in 95 of 100 experiments",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=estimate,
+    mutant=lambda w, entries: estimate(w, np.asarray(entries) * [1, 2**0.5]),
+)
 def _(interval):
     """scipy's test from the same statistics, also of a difference as large as
     an end of the interval; simulated runs. The mutant's errors are √2 larger.
     """
     root = RUNS**0.5
     for table in TABLES:
-        for (a, sa), (b, sb) in (arms.values() for arms in
-                                 kept(table).values()):
+        for (a, sa), (b, sb) in (
+            arms.values() for arms in kept(table).values()
+        ):
             e = interval((-1, 1), [(a, sa), (b, sb)])
             for shift, p in ((0, e.p), (e.low, 0.05), (e.high, 0.05)):
                 test = stats.ttest_ind_from_stats(
-                    b - shift, sb * root, RUNS, a, sa * root, RUNS,
-                    equal_var=False)
+                    b - shift,
+                    sb * root,
+                    RUNS,
+                    a,
+                    sa * root,
+                    RUNS,
+                    equal_var=False,
+                )
                 assert abs(test.pvalue - p) < 1e-9 + 1e-6 * p
     two, three = kept("Table 2"), kept("Table 3")
     generator = np.random.default_rng(0)
     for row, arms in three.items():
-        deviations = root * np.array([v[1] for v in (
-            *two[row].values(), *arms.values())])
+        deviations = root * np.array(
+            [v[1] for v in (*two[row].values(), *arms.values())]
+        )
         runs = deviations[:, None] * generator.normal(size=(20000, 4, RUNS))
-        e = interval((1, -1, -1, 1), np.stack(
-            [runs.mean(-1), runs.std(-1, ddof=1) / root], -1))
+        e = interval(
+            (1, -1, -1, 1),
+            np.stack([runs.mean(-1), runs.std(-1, ddof=1) / root], -1),
+        )
         covered = ((e.low < 0) & (0 < e.high)).mean()
         assert 0.94 < covered < 0.96, covered
 
+
 # %% ../../nbs/515_printed_tables.ipynb
-@claim("nn-better-lnn-bnn", source="eftekhari2025, §5.2, Tables 1 and 2",
-       statement="LayerNormalNorm is above LayerNorm and BatchNormalNorm above "
-                 "BatchNorm: in all 13 rows, each by a difference whose own "
-                 "95 % interval leaves zero out, 11 where thirteen share the "
-                 "5 % (as printed; not run)",
-       kind="empirical", verdict="holds", evidence="numerical",
-       formula=lambda table: table, mutant=exchanged)
+@claim(
+    "nn-better-lnn-bnn",
+    source="eftekhari2025, §5.2, Tables 1 and 2",
+    statement="LayerNormalNorm is above LayerNorm and BatchNormalNorm above "
+    "BatchNorm: in all 13 rows, each by a difference whose own "
+    "95 % interval leaves zero out, 11 where thirteen share the "
+    "5 % (as printed; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda table: table,
+    mutant=exchanged,
+)
 def _(read):
     "Welch intervals from printed errors. The mutant exchanges the columns."
-    found = [e for table in TABLES[:2] for e in gains(read(kept(table))
-                                                      ).values()]
+    found = [
+        e for table in TABLES[:2] for e in gains(read(kept(table))).values()
+    ]
     assert len(found) == 13 and all(e.low > 0 for e in found)
     assert sum(13 * e.p < 0.05 for e in found) == 11
 
 
-@claim("nn-table3", source="eftekhari2025, Table 3",
-       statement="decorrelated batch norm gains 0.84, 2.42 and 2.60 points by "
-                 "normality, resolved where sixteen comparisons share the 5 % "
-                 "(as printed; not run)",
-       kind="table", verdict="holds", evidence="numerical",
-       formula=lambda table: table, mutant=exchanged)
+@claim(
+    "nn-table3",
+    source="eftekhari2025, Table 3",
+    statement="decorrelated batch norm gains 0.84, 2.42 and 2.60 points by "
+    "normality, resolved where sixteen comparisons share the 5 % "
+    "(as printed; not run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda table: table,
+    mutant=exchanged,
+)
 def _(read):
     "Welch intervals from printed errors. The mutant exchanges the columns."
     found = list(gains(read(kept("Table 3"))).values())
-    np.testing.assert_allclose([e.mean for e in found], [0.84, 2.42, 2.6],
-                               atol=1e-9)
+    np.testing.assert_allclose(
+        [e.mean for e in found], [0.84, 2.42, 2.6], atol=1e-9
+    )
     assert all(16 * e.p < 0.05 for e in found)
+
 
 # %% ../../nbs/515_printed_tables.ipynb
 # what the captions say: model, layer, augmentation
 SETTINGS = {"Table 1": ("ViT", "LN", True), "Table 2": ("ResNet", "BN", False)}
 
 
-@claim("nn-with-without-aug", source="eftekhari2025, §5.2",
-       statement="normality normalization is effective with (Table 1) and "
-                 "without (Table 2) data augmentations (as printed; not run)",
-       kind="empirical", verdict="holds if",
-       condition="with them for a vision transformer with layer norm, without "
-                 "them for residual networks with batch norm: model, layer and "
-                 "augmentation change together, so the tables are no ablation "
-                 "of augmentation", evidence="numerical",
-       formula=SETTINGS,
-       mutant=SETTINGS | {"Table 2": ("ViT", "LN", False)})
+@claim(
+    "nn-with-without-aug",
+    source="eftekhari2025, §5.2",
+    statement="normality normalization is effective with (Table 1) and "
+    "without (Table 2) data augmentations (as printed; not run)",
+    kind="empirical",
+    verdict="holds if",
+    condition="with them for a vision transformer with layer norm, without "
+    "them for residual networks with batch norm: model, layer and "
+    "augmentation change together, so the tables are no ablation "
+    "of augmentation",
+    evidence="numerical",
+    formula=SETTINGS,
+    mutant=SETTINGS | {"Table 2": ("ViT", "LN", False)},
+)
 def _(settings):
     """Gains in each row of both, and no setting of one table is one of the
     other but for augmentation. In the mutant Table 2 has the transformer too.
@@ -129,6 +174,7 @@ def _(settings):
         assert all(e.low > 0 for e in gains(kept(table)).values())
     (*one, first), (*two, second) = settings.values()
     assert first != second and all(a != b for a, b in zip(one, two))
+
 
 # %% ../../nbs/515_printed_tables.ipynb
 def same(reply, table):
@@ -139,70 +185,107 @@ def same(reply, table):
 
 def misread(reply):
     "The mutant: each mean a hundredth higher."
-    return {row: {arm: (round(mean + 0.01, 2), se)
-                  for arm, (mean, se) in arms.items()}
-            for row, arms in reply.items()}
+    return {
+        row: {
+            arm: (round(mean + 0.01, 2), se) for arm, (mean, se) in arms.items()
+        }
+        for row, arms in reply.items()
+    }
 
 
-@claim("rev-mixup", source="replies to reviewers 7TPa and Eseb",
-       statement="the runs “with the additional use of mixup” have 89.97 to "
-                 "91.18 on CIFAR10, 66.40 to 70.12 on CIFAR100, 73.25 to 79.11 "
-                 "on Food101; the final Table 1 has these rows digit for digit "
-                 "(as printed; not run)",
-       kind="table", verdict="holds", evidence="numerical",
-       formula=lambda reply: reply, mutant=misread)
+@claim(
+    "rev-mixup",
+    source="replies to reviewers 7TPa and Eseb",
+    statement="the runs “with the additional use of mixup” have 89.97 to "
+    "91.18 on CIFAR10, 66.40 to 70.12 on CIFAR100, 73.25 to 79.11 "
+    "on Food101; the final Table 1 has these rows digit for digit "
+    "(as printed; not run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda reply: reply,
+    mutant=misread,
+)
 def _(read):
     "Transcripts of the replies and of Table 1."
     reply = read(kept("reply, mixup"))
     assert same(reply, "Table 1") == ["CIFAR10", "CIFAR100", "Food101"]
     assert [mean for arms in reply.values() for mean, _ in arms.values()] == [
-        89.97, 91.18, 66.40, 70.12, 73.25, 79.11]
+        89.97,
+        91.18,
+        66.40,
+        70.12,
+        73.25,
+        79.11,
+    ]
 
 
-@claim("rev-imagenet", source="reply to reviewer Eseb",
-       statement="six seeds of ImageNet have top-1 71.54 to 75.25 and top-5 "
-                 "89.40 to 92.23, as in the final Table 1 (as printed; not "
-                 "run)",
-       kind="table", verdict="holds", evidence="numerical",
-       formula=lambda reply: reply, mutant=misread)
+@claim(
+    "rev-imagenet",
+    source="reply to reviewer Eseb",
+    statement="six seeds of ImageNet have top-1 71.54 to 75.25 and top-5 "
+    "89.40 to 92.23, as in the final Table 1 (as printed; not "
+    "run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda reply: reply,
+    mutant=misread,
+)
 def _(read):
     "Transcripts of the reply and of Table 1."
     reply = read(kept("reply, ImageNet"))
     assert same(reply, "Table 1") == ["ImageNet top-1", "ImageNet top-5"]
 
 
-@claim("rev-dbn", source="reply to reviewer 7TPa",
-       statement="the reply's decorrelated networks are Table 3 (as printed; "
-                 "not run)",
-       kind="table", verdict="holds", evidence="numerical",
-       formula=lambda reply: reply, mutant=misread)
+@claim(
+    "rev-dbn",
+    source="reply to reviewer 7TPa",
+    statement="the reply's decorrelated networks are Table 3 (as printed; "
+    "not run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda reply: reply,
+    mutant=misread,
+)
 def _(read):
     "Transcripts of the reply and of Table 3."
-    assert same(read(kept("reply, decorrelated")), "Table 3") == list(
-        kept("Table 3")) == list(kept("reply, decorrelated"))
+    assert (
+        same(read(kept("reply, decorrelated")), "Table 3")
+        == list(kept("Table 3"))
+        == list(kept("reply, decorrelated"))
+    )
+
 
 # %% ../../nbs/515_printed_tables.ipynb
 def disputed_error(only, d, n=IMAGES):
     "Standard error of a difference of accuracies; `only` images are disputed."
-    return ((only / n - d * d) / n)**0.5
+    return ((only / n - d * d) / n) ** 0.5
 
 
 def script():
     "Difference, least and largest number of disputed images, two accuracies."
-    a, b = (v[0] / 100 for v in kept("single numbers")[
-        "reviewer's script"].values())
+    a, b = (
+        v[0] / 100 for v in kept("single numbers")["reviewer's script"].values()
+    )
     return b - a, round((b - a) * IMAGES), round((2 - a - b) * IMAGES), a, b
 
 
-@claim("rev-snippet", source="reply to reviewer 7TPa",
-       statement="in the reviewer's script 90.95 % with BatchNormalNorm is a "
-                 "significant improvement over 90.25 % with batch norm (one "
-                 "run each, as printed; not run here): between 1.6 and 8.4 "
-                 "standard errors of the draw of images, 1.7 for independent "
-                 "errors, and the scatter of runs unknown",
-       kind="empirical", verdict="open", evidence="numerical",
-       formula=disputed_error,
-       mutant=lambda only, d, n=IMAGES: ((only / n + d * d) / n)**0.5)
+@claim(
+    "rev-snippet",
+    source="reply to reviewer 7TPa",
+    statement="in the reviewer's script 90.95 % with BatchNormalNorm is a "
+    "significant improvement over 90.25 % with batch norm (one "
+    "run each, as printed; not run here): between 1.6 and 8.4 "
+    "standard errors of the draw of images, 1.7 for independent "
+    "errors, and the scatter of runs unknown",
+    kind="empirical",
+    verdict="open",
+    evidence="numerical",
+    formula=disputed_error,
+    mutant=lambda only, d, n=IMAGES: ((only / n + d * d) / n) ** 0.5,
+)
 def _(error):
     "The formula against images counted one by one, at both ends of D."
     d, least, most, a, b = script()
@@ -213,21 +296,27 @@ def _(error):
         assert abs(images.mean() - d) < 1e-9
         assert abs(error(only, d) - images.std() / IMAGES**0.5) < 1e-9
         found.append(d / error(only, d))
-    independent = d / ((a * (1 - a) + b * (1 - b)) / IMAGES)**0.5
-    np.testing.assert_allclose([*found, independent], [8.4, 1.6, 1.7],
-                               atol=0.05)
+    independent = d / ((a * (1 - a) + b * (1 - b)) / IMAGES) ** 0.5
+    np.testing.assert_allclose(
+        [*found, independent], [8.4, 1.6, 1.7], atol=0.05
+    )
     assert found[1] < independent < stats.norm.ppf(0.975) < found[0]
 
 
-@claim("rev-resnet18", source="reply to reviewer ps2s",
-       statement="with crops and flips ResNet-18 with BatchNormalNorm, 94.93 ± "
-                 "0.05 in six runs, surpasses the 93.02 of a repository with "
-                 "batch norm, so that the layer outperforms with augmentation "
-                 "too (as printed; not run; batch norm was not run in the same "
-                 "protocol, and one user reports 95.67 from that repository)",
-       kind="empirical", verdict="open", evidence="numerical",
-       formula=("BN, repository", "BN, a user's run"),
-       mutant=("BN, repository", "BN, repository"))
+@claim(
+    "rev-resnet18",
+    source="reply to reviewer ps2s",
+    statement="with crops and flips ResNet-18 with BatchNormalNorm, 94.93 ± "
+    "0.05 in six runs, surpasses the 93.02 of a repository with "
+    "batch norm, so that the layer outperforms with augmentation "
+    "too (as printed; not run; batch norm was not run in the same "
+    "protocol, and one user reports 95.67 from that repository)",
+    kind="empirical",
+    verdict="open",
+    evidence="numerical",
+    formula=("BN, repository", "BN, a user's run"),
+    mutant=("BN, repository", "BN, repository"),
+)
 def _(baselines):
     "Whose number for batch norm is taken decides the sign."
     known = kept("single numbers")["RN18, augmented"]
@@ -236,17 +325,23 @@ def _(baselines):
     np.testing.assert_allclose(found, [1.91, -0.74], atol=1e-9)
 
 
-@claim("rev-baseline-no-aug", source="review by 7TPa; eftekhari2025, Table 2",
-       statement="without augmentation ResNet-18 with batch norm has 88.89 % "
-                 "on CIFAR-10, below the 90.25 % of a small network in the "
-                 "reviewer's script: 1.36 points, beside the row's gain of "
-                 "1.52 (six runs and one, as printed; not run)",
-       kind="empirical", verdict="holds", evidence="numerical",
-       formula=lambda table: table, mutant=exchanged)
+@claim(
+    "rev-baseline-no-aug",
+    source="review by 7TPa; eftekhari2025, Table 2",
+    statement="without augmentation ResNet-18 with batch norm has 88.89 % "
+    "on CIFAR-10, below the 90.25 % of a small network in the "
+    "reviewer's script: 1.36 points, beside the row's gain of "
+    "1.52 (six runs and one, as printed; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda table: table,
+    mutant=exchanged,
+)
 def _(read):
     "Printed numbers. The mutant exchanges the columns of Table 2."
-    (plain, _), (normality, _) = read(kept("Table 2"))[
-        "CIFAR10, RN18"].values()
+    (plain, _), (normality, _) = read(kept("Table 2"))["CIFAR10, RN18"].values()
     small = kept("single numbers")["reviewer's script"]["BN"][0]
-    np.testing.assert_allclose([small - plain, normality - plain],
-                               [1.36, 1.52], atol=1e-9)
+    np.testing.assert_allclose(
+        [small - plain, normality - plain], [1.36, 1.52], atol=1e-9
+    )

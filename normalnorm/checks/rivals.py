@@ -20,11 +20,12 @@ from normalnorm.layers.proxy import quantile_nodes
 from normalnorm.layers.proxy_norm import proxy_norm
 from normalnorm.theory.collapse import equalized
 
-TINY = 1e-12        # every ε
+TINY = 1e-12  # every ε
 
 
 class Rival(NamedTuple):
     "x → y; x, y, γ, β → z; what is done to the weights."
+
     normalize: Callable
     activate: Callable
     prepare: Callable = lambda w: w
@@ -40,8 +41,9 @@ def batch(x):
 
 def group(size=None):
     "Group norm of `size` channels a group; None for all: layer norm."
-    return lambda x: F.group_norm(x, x.shape[1] // (size or x.shape[1]),
-                                  eps=TINY)
+    return lambda x: F.group_norm(
+        x, x.shape[1] // (size or x.shape[1]), eps=TINY
+    )
 
 
 def response(x):
@@ -51,10 +53,12 @@ def response(x):
 
 def evo(size):
     "What EvoNorm-S0 divides by: the deviation of a group."
+
     def normalize(x):
         grouped = x.unflatten(1, (-1, size))
         var = grouped.var((2, 3, 4), correction=0, keepdim=True)
         return (grouped * (var + TINY).rsqrt()).flatten(1, 2)
+
     return normalize
 
 
@@ -79,13 +83,17 @@ def gated(x, y, gamma, beta):
 
 STANDARDIZED = StandardizedWeight(eps=TINY, scaled=True)
 RIVALS = {
-    "BN": Rival(batch, relu), "LN": Rival(group(), relu),
-    "GN": Rival(group(8), relu), "IN": Rival(group(1), relu),
+    "BN": Rival(batch, relu),
+    "LN": Rival(group(), relu),
+    "GN": Rival(group(8), relu),
+    "IN": Rival(group(1), relu),
     "FRN+TLU": Rival(response, threshold),
-    "LN+PN": Rival(group(), proxied), "GN+PN": Rival(group(8), proxied),
+    "LN+PN": Rival(group(), proxied),
+    "GN+PN": Rival(group(8), proxied),
     "LN+WS": Rival(group(), relu, STANDARDIZED),
     "GN+WS": Rival(group(8), relu, STANDARDIZED),
-    "Evo-S0": Rival(evo(8), gated)}
+    "Evo-S0": Rival(evo(8), gated),
+}
 NOTHING = Rival(lambda x: x, relu)
 
 
@@ -95,8 +103,9 @@ def pictures(count=16):
 
 
 @torch.no_grad()
-def layers(rival, seed, z, depth=16, width=64, size=1.0, std=0.2,
-           residual=False):
+def layers(
+    rival, seed, z, depth=16, width=64, size=1.0, std=0.2, residual=False
+):
     """x, y and z of each layer of a random network; weights of variance
     `size`²/fan-in, γ ~ N(1, std²), β ~ N(0, std²).
     """
@@ -105,11 +114,14 @@ def layers(rival, seed, z, depth=16, width=64, size=1.0, std=0.2,
         for _ in range(depth):
             side = 3 if z.shape[-1] > 1 else 1
             w = torch.randn(width, z.shape[1], side, side)
-            w = rival.prepare(size * w / w[0].numel()**0.5)
-            gamma, beta = (1 + std * torch.randn(width),
-                           std * torch.randn(width))
+            w = rival.prepare(size * w / w[0].numel() ** 0.5)
+            gamma, beta = (
+                1 + std * torch.randn(width),
+                std * torch.randn(width),
+            )
             x = before + F.conv2d(
-                F.pad(z, (side // 2,) * 4, mode="circular"), w)
+                F.pad(z, (side // 2,) * 4, mode="circular"), w
+            )
             y = rival.normalize(x)
             z = rival.activate(x, y, gamma, beta)
             before = x if residual else 0.0
@@ -124,15 +136,29 @@ def shares(y):
 
 def constant(rival, nets=4, depth=16, **options):
     "The share P1 by net and layer."
-    return torch.tensor([[shares(y)[0] for _, y, _ in layers(
-        rival, seed, pictures(), depth, **options)] for seed in range(nets)])
+    return torch.tensor(
+        [
+            [
+                shares(y)[0]
+                for _, y, _ in layers(rival, seed, pictures(), depth, **options)
+            ]
+            for seed in range(nets)
+        ]
+    )
+
 
 # %% ../../nbs/425_rivals.ipynb
-@claim("rivals-ws-constant", source="new",
-       statement="standardized normal weights make of constants m the mean "
-                 "square n/(n − 1) · Var m",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda m: m.var(), mutant=lambda m: m.square().mean())
+@claim(
+    "rivals-ws-constant",
+    source="new",
+    statement="standardized normal weights make of constants m the mean "
+    "square n/(n − 1) · Var m",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda m: m.var(),
+    mutant=lambda m: m.square().mean(),
+)
 def _(left):
     "The mean over 40 000 filters of 3 to 11 weights, to five standard errors."
     torch.manual_seed(0)
@@ -141,6 +167,7 @@ def _(left):
         found = (STANDARDIZED(torch.randn(40_000, n).double()) @ m).square()
         error = found.std() / 200
         assert (found.mean() - left(m)).abs() < 5 * error
+
 
 # %% ../../nbs/425_rivals.ipynb
 @torch.no_grad()
@@ -155,13 +182,19 @@ def field(rival, depth=16, std=0.2, channels=2048, size=1.0, own=True):
             x = (constants**0.5 * u + variance**0.5 * xi)[None, :, :, None]
             y = rival.normalize(x)
             found.append(shares_of_one(y))
-            gamma, beta = (1 + std * torch.randn(channels),
-                           std * torch.randn(channels))
+            gamma, beta = (
+                1 + std * torch.randn(channels),
+                std * torch.randn(channels),
+            )
             z = rival.activate(x, y, gamma, beta)[0, :, :, 0]
             mean = z.mean(1)
             centred = (rival.prepare is STANDARDIZED) == own
-            constants = size**2 * (mean.var(correction=0) if centred
-                                   else mean.square().mean()).item()
+            constants = (
+                size**2
+                * (
+                    mean.var(correction=0) if centred else mean.square().mean()
+                ).item()
+            )
             variance = size**2 * z.var(1, correction=0).mean().item()
     return found
 
@@ -171,12 +204,18 @@ def shares_of_one(y):
     return (y.mean(2).square().mean() / y.square().mean()).item()
 
 
-@claim("rivals-field", source="new",
-       statement="two numbers a layer, the mean square of the constants and "
-                 "the variance over positions, give P1 of random networks "
-                 "with LN, GN, FRN, LN+WS",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=field, mutant=lambda *a: field(*a, own=False))
+@claim(
+    "rivals-field",
+    source="new",
+    statement="two numbers a layer, the mean square of the constants and "
+    "the variance over positions, give P1 of random networks "
+    "with LN, GN, FRN, LN+WS",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=field,
+    mutant=lambda *a: field(*a, own=False),
+)
 def _(predicted):
     "Layers 4 and 10, three networks of width 64, to 0.1."
     for name in ("LN", "GN", "FRN+TLU", "LN+WS"):
@@ -185,6 +224,7 @@ def _(predicted):
         for layer in (3, 9):
             assert abs(found[layer] - expected[layer]) < 0.1, (name, layer)
 
+
 # %% ../../nbs/425_rivals.ipynb
 COLUMNS = ("scale", "control", "noise", "no collapse", "expressivity")
 PRINTED = {"BN": "✓✓✓✓✓", "LN": "✓✓✗✗✓", "IN": "✓✓✗✓✗", "LN+PN": "✓✓✗✓✓"}
@@ -192,8 +232,7 @@ PRINTED = {"BN": "✓✓✓✓✓", "LN": "✓✓✗✗✓", "IN": "✓✓✗✓
 
 def moved(one, other):
     "Root mean square of the difference, relative to that of `other`."
-    return ((one - other).square().mean() / other.square().mean()
-            ).sqrt().item()
+    return ((one - other).square().mean() / other.square().mean()).sqrt().item()
 
 
 def end(rival, z, depth=4, **options):
@@ -216,28 +255,41 @@ def lost(rival, channels=16):
     jacobian = torch.func.jacrev(one)(x[0]).reshape(x[0].numel(), -1)
     gain = torch.ones(1, dtype=torch.float64)
     of = torch.func.jacrev(lambda g, w: g * rival.prepare(w), (0, 1))(gain, w)
-    return ((len(jacobian) - rank(jacobian)) / (2 * channels),
-            9 - rank(torch.cat([j.reshape(9, -1) for j in of], 1)))
+    return (
+        (len(jacobian) - rank(jacobian)) / (2 * channels),
+        9 - rank(torch.cat([j.reshape(9, -1) for j in of], 1)),
+    )
 
 
 def measured(rival, p1):
     "The number that decides each of the five cells; two for the last."
     z = pictures(24)
     kept = end(rival, z)
-    stream = [x.square().mean().item() for x, _, _ in layers(
-        rival, 0, z[:16], residual=True)]
-    return (max(moved(end(rival, z, size=c), kept) for c in (0.25, 4)),
-            stream[15] / stream[7],
-            moved(end(rival, z[:16])[:8],
-                  end(rival, torch.cat([z[:8], z[16:]]))[:8]),
-            p1, lost(rival))
+    stream = [
+        x.square().mean().item()
+        for x, _, _ in layers(rival, 0, z[:16], residual=True)
+    ]
+    return (
+        max(moved(end(rival, z, size=c), kept) for c in (0.25, 4)),
+        stream[15] / stream[7],
+        moved(
+            end(rival, z[:16])[:8], end(rival, torch.cat([z[:8], z[16:]]))[:8]
+        ),
+        p1,
+        lost(rival),
+    )
 
 
 def decided(found, strict=False):
     "✓ or ✗ in each column."
     scale, growth, noise, p1, (activations, weights) = found
-    holds = (scale < 1e-3, growth < 3, noise > 1e-3, p1 < 0.5,
-             activations <= (0 if strict else 0.25) and weights == 0)
+    holds = (
+        scale < 1e-3,
+        growth < 3,
+        noise > 1e-3,
+        p1 < 0.5,
+        activations <= (0 if strict else 0.25) and weights == 0,
+    )
     return "".join("✓" if yes else "✗" for yes in holds)
 
 
@@ -246,14 +298,20 @@ def far_proxy(x, y, gamma, beta):
     return proxy_norm(y, gamma, beta, torch.full_like(beta, -9.0), eps=1.0)
 
 
-@claim("pn-table1", source="labatie2021, Table 1",
-       statement="BN has all five properties; LN and LN+PN lack the noise, LN "
-                 "avoids no collapse, IN keeps no expressivity",
-       kind="table", verdict="holds if",
-       condition="expressivity that loses at most a quarter of the means and "
-                 "deviations of an image's channels counts as preserved; "
-                 "strictly LN and LN+PN lose two numbers an image",
-       evidence="numerical", formula=proxied, mutant=far_proxy)
+@claim(
+    "pn-table1",
+    source="labatie2021, Table 1",
+    statement="BN has all five properties; LN and LN+PN lack the noise, LN "
+    "avoids no collapse, IN keeps no expressivity",
+    kind="table",
+    verdict="holds if",
+    condition="expressivity that loses at most a quarter of the means and "
+    "deviations of an image's channels counts as preserved; "
+    "strictly LN and LN+PN lose two numbers an image",
+    evidence="numerical",
+    formula=proxied,
+    mutant=far_proxy,
+)
 def _(activate):
     "The twenty cells, from two random networks each."
     rivals = RIVALS | {"LN+PN": Rival(group(), activate)}
@@ -262,8 +320,8 @@ def _(activate):
         assert decided(found) == marks, (name, found)
         differs = decided(found, strict=True) != marks
         assert differs == (name in ("LN", "LN+PN"))
-    assert decided(measured(NOTHING, constant(NOTHING, 1)[0, -1])
-                   )[:4] == "✗✗✗✗"
+    assert decided(measured(NOTHING, constant(NOTHING, 1)[0, -1]))[:4] == "✗✗✗✗"
+
 
 # %% ../../nbs/425_rivals.ipynb
 from normalnorm.experiments.tables import printed_table
@@ -272,35 +330,53 @@ from normalnorm.experiments.tables import printed_table
 def table_2():
     "Plain, with PN: each without, with extra regularization."
     kept = printed_table("labatie2021", "ImageNet, validation")["ResNet-50"]
-    means = {arm: tuple(mean for mean, _ in entry[:2])
-             for arm, entry in kept.items()}
-    return {name: (means[plain], means[cured]) for name, plain, cured in (
-        ("BN", "BN", "BN+PN"), ("LN", "LN", "LN+PN"),
-        ("GN, 8 groups", "GN8", "GN+PN"),
-        ("GN, 32 groups", "GN", "GN32+PN"),
-        ("GN+WS, 8 groups", "GN8+WS", "GN8+WS+PN"))}
+    means = {
+        arm: tuple(mean for mean, _ in entry[:2]) for arm, entry in kept.items()
+    }
+    return {
+        name: (means[plain], means[cured])
+        for name, plain, cured in (
+            ("BN", "BN", "BN+PN"),
+            ("LN", "LN", "LN+PN"),
+            ("GN, 8 groups", "GN8", "GN+PN"),
+            ("GN, 32 groups", "GN", "GN32+PN"),
+            ("GN+WS, 8 groups", "GN8+WS", "GN8+WS+PN"),
+        )
+    }
 
 
 TABLE_2 = table_2()
 
 
 def gains(table):
-    return {name: tuple(round(b - a, 1) for a, b in zip(*rows))
-            for name, rows in table.items()}
+    return {
+        name: tuple(round(b - a, 1) for a, b in zip(*rows))
+        for name, rows in table.items()
+    }
 
 
-@claim("pn-table2", source="labatie2021, Tables 2 and 6, §6",
-       statement="ResNet-50 on ImageNet: PN adds the more the fewer groups "
-                 "there are, 1.4 and 1.9 points to LN, 0.4 and 0.8 to 32 "
-                 "groups, and nothing to speak of to BN (the printed table; "
-                 "not run)",
-       kind="table", verdict="holds", evidence="numerical", formula=TABLE_2,
-       mutant=TABLE_2 | {"LN": TABLE_2["LN"][::-1]})
+@claim(
+    "pn-table2",
+    source="labatie2021, Tables 2 and 6, §6",
+    statement="ResNet-50 on ImageNet: PN adds the more the fewer groups "
+    "there are, 1.4 and 1.9 points to LN, 0.4 and 0.8 to 32 "
+    "groups, and nothing to speak of to BN (the printed table; "
+    "not run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=TABLE_2,
+    mutant=TABLE_2 | {"LN": TABLE_2["LN"][::-1]},
+)
 def _(table):
     "Differences of the printed entries."
     found = gains(table)
     assert found["LN"] == (1.4, 1.9) and found["GN, 32 groups"] == (0.4, 0.8)
     for k in (0, 1):
-        assert (found["LN"][k] > found["GN, 8 groups"][k]
-                > found["GN, 32 groups"][k] > found["GN+WS, 8 groups"][k])
+        assert (
+            found["LN"][k]
+            > found["GN, 8 groups"][k]
+            > found["GN, 32 groups"][k]
+            > found["GN+WS, 8 groups"][k]
+        )
         assert abs(found["BN"][k]) <= 0.2

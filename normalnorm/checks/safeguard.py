@@ -9,7 +9,10 @@ import torch
 
 from normalnorm.claims import claim
 from normalnorm.theory.newton import (
-    newton_lambda, nll_derivatives_at_one, standardized)
+    newton_lambda,
+    nll_derivatives_at_one,
+    standardized,
+)
 from normalnorm.theory.power_transform import yeo_johnson_nll
 
 
@@ -24,33 +27,51 @@ def kept_promise(units):
     return lmbda, torch.where(promised > 1e-12, gained / promised, 1.0)
 
 
-@claim("safeguard-acts-where-harm", source="new",
-       statement="the guarded step is Newton's where that lowers the NLL and "
-                 "differs from it where it does not; it never raises the NLL",
-       kind="algorithm", verdict="holds", evidence="numerical", formula=True,
-       mutant=False)
+@claim(
+    "safeguard-acts-where-harm",
+    source="new",
+    statement="the guarded step is Newton's where that lowers the NLL and "
+    "differs from it where it does not; it never raises the NLL",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=True,
+    mutant=False,
+)
 def _(safeguard):
     """Random skewed units, and the unit with an outlier opposite to its skew.
 
     The mutant has no guard.
     """
     bad = torch.tensor([3.0] + 139 * [0.0] + 10 * [-5.3], dtype=torch.float64)
-    units = torch.cat([torch.randn(40, 150, dtype=torch.float64).exp(),
-                       bad + 1e-3 * torch.randn(40, 150, dtype=torch.float64)])
+    units = torch.cat(
+        [
+            torch.randn(40, 150, dtype=torch.float64).exp(),
+            bad + 1e-3 * torch.randn(40, 150, dtype=torch.float64),
+        ]
+    )
     lmbda, ratio = kept_promise(units)
     guarded = newton_lambda(units, -1, safeguard=safeguard)
     assert (ratio < 0).sum() == 40
     assert torch.equal((guarded - lmbda).abs() > 1e-6, ratio < 0)
     k = standardized(units, -1)
-    assert (yeo_johnson_nll(k, guarded[:, None])
-            <= yeo_johnson_nll(k, 1.0) + 1e-12).all()
+    assert (
+        yeo_johnson_nll(k, guarded[:, None]) <= yeo_johnson_nll(k, 1.0) + 1e-12
+    ).all()
+
 
 # %% ../../nbs/247_safeguard.ipynb
-@claim("safeguard-differentiable", source="new",
-       statement="the guarded layer's gradient is that of its output on both "
-                 "sides of the switch; across it λ̂ jumps",
-       kind="identity", verdict="holds", evidence="numerical", formula=True,
-       mutant=False)
+@claim(
+    "safeguard-differentiable",
+    source="new",
+    statement="the guarded layer's gradient is that of its output on both "
+    "sides of the switch; across it λ̂ jumps",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=True,
+    mutant=False,
+)
 def _(safeguard):
     """gradcheck on a harmless unit and on one where the guard acts; λ̂ along a
     line that crosses the switch.
@@ -58,17 +79,26 @@ def _(safeguard):
     The mutant, without the guard, has no jump.
     """
     from normalnorm.layers.core import normality_norm
+
     good, other = (
         torch.randn(150, dtype=torch.float64).exp(),
         torch.tensor([3.0] + 139 * [0.0] + 10 * [-5.3], dtype=torch.float64)
-            + 0.05 * torch.randn(150, dtype=torch.float64))
+        + 0.05 * torch.randn(150, dtype=torch.float64),
+    )
     u = torch.stack([good, other], 1).requires_grad_()
     assert (
-        kept_promise(u.detach().T)[1][0] > 0 > kept_promise(u.detach().T)[1][1])
+        kept_promise(u.detach().T)[1][0] > 0 > kept_promise(u.detach().T)[1][1]
+    )
     assert torch.autograd.gradcheck(
-        lambda x: normality_norm(x, (0,), safeguard=safeguard)[0], (u,),
-        fast_mode=True)
-    line = torch.stack([torch.lerp(good, other, t) for t in torch.linspace(
-                            0, 1, 4001, dtype=torch.float64)])
+        lambda x: normality_norm(x, (0,), safeguard=safeguard)[0],
+        (u,),
+        fast_mode=True,
+    )
+    line = torch.stack(
+        [
+            torch.lerp(good, other, t)
+            for t in torch.linspace(0, 1, 4001, dtype=torch.float64)
+        ]
+    )
     steps = newton_lambda(line, -1, safeguard=safeguard).diff().abs()
     assert steps.max() > 100 * steps.median(), "no jump"

@@ -15,8 +15,9 @@ from normalnorm.claims import claim
 def slope_of(w):
     "The gradient of a random scale-invariant loss, a Rayleigh quotient."
     matrix, square = np.random.randn(len(w), len(w)), w @ w
-    return ((matrix + matrix.T) @ w
-            - 2 * (w @ matrix @ w) / square * w) / square
+    return (
+        (matrix + matrix.T) @ w - 2 * (w @ matrix @ w) / square * w
+    ) / square
 
 
 def momentum_growth(velocities, lr, momentum):
@@ -27,13 +28,18 @@ def momentum_growth(velocities, lr, momentum):
     return lr**2 * np.dot(weights, squares[::-1])
 
 
-@claim("scale-momentum-growth", source="heo2021, Lemma 2.2",
-       statement="gradient descent with momentum m and without decay "
-                 "lengthens scale-invariant weights in each step by "
-                 "η²(‖v_{t+1}‖² + 2Σ_k m^k‖v_{t+1−k}‖²)",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=momentum_growth,
-       mutant=lambda vs, lr, momentum: momentum_growth(vs, lr, 0.0))
+@claim(
+    "scale-momentum-growth",
+    source="heo2021, Lemma 2.2",
+    statement="gradient descent with momentum m and without decay "
+    "lengthens scale-invariant weights in each step by "
+    "η²(‖v_{t+1}‖² + 2Σ_k m^k‖v_{t+1−k}‖²)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=momentum_growth,
+    mutant=lambda vs, lr, momentum: momentum_growth(vs, lr, 0.0),
+)
 def _(gained):
     "PyTorch's optimizer on thirty random Rayleigh quotients."
     for momentum in (0.0, 0.5, 0.9):
@@ -48,7 +54,10 @@ def _(gained):
             velocities.append((w.grad if v is None else v).numpy().copy())
             np.testing.assert_allclose(
                 w.square().sum().item() - before,
-                gained(velocities, 0.3, momentum), rtol=1e-8, atol=1e-12)
+                gained(velocities, 0.3, momentum),
+                rtol=1e-8,
+                atol=1e-12,
+            )
 
 
 def coupled(lr, decay, m):
@@ -60,8 +69,10 @@ def coupled(lr, decay, m):
 def decoupled(lr, decay, m):
     "The same where the decay is no part of the velocity."
     a = 1 - lr * decay
-    return (lr**2 * (1 + a * m) / ((1 - m**2) * (1 - a**2) * (1 - a * m)),
-            (a + m) / (1 + a * m))
+    return (
+        lr**2 * (1 + a * m) / ((1 - m**2) * (1 - a**2) * (1 - a * m)),
+        (a + m) / (1 + a * m),
+    )
 
 
 def long_run(lr, decay, m, apart, steps):
@@ -88,34 +99,52 @@ def compare(law, apart):
         assert abs((inner / square - cosine) / (1 - cosine)) < 0.02
 
 
-@claim("scale-momentum-equilibrium", source="wan2021, to first order",
-       statement="with momentum and decay in the gradient the means over a "
-                 "long run are ‖w‖² = η(‖∇f‖² + 2m⟨v, ∇f⟩)/(λ(1−m)(2 − "
-                 "ηλ/(1+m))), and a step turns w by the cosine 1 − ηλ/(1+m)",
-       kind="theorem", verdict="holds", evidence="proof", formula=coupled,
-       mutant=lambda lr, decay, m: coupled(lr, decay / (1 - m), 0.0))
+@claim(
+    "scale-momentum-equilibrium",
+    source="wan2021, to first order",
+    statement="with momentum and decay in the gradient the means over a "
+    "long run are ‖w‖² = η(‖∇f‖² + 2m⟨v, ∇f⟩)/(λ(1−m)(2 − "
+    "ηλ/(1+m))), and a step turns w by the cosine 1 − ηλ/(1+m)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=coupled,
+    mutant=lambda lr, decay, m: coupled(lr, decay / (1 - m), 0.0),
+)
 def _(law):
     "Simulation in float64, for three momenta."
     compare(law, False)
 
 
-@claim("scale-decoupled-equilibrium", source="new",
-       statement="with the decay apart from the momentum, a = 1 − ηλ, the "
-                 "means are ‖w‖² = η²(1+am)(‖∇f‖² + 2m⟨v, ∇f⟩)/((1−m²)(1−a²)"
-                 "(1−am)), and the cosine is (a+m)/(1+am)",
-       kind="theorem", verdict="holds", evidence="proof", formula=decoupled,
-       mutant=coupled)
+@claim(
+    "scale-decoupled-equilibrium",
+    source="new",
+    statement="with the decay apart from the momentum, a = 1 − ηλ, the "
+    "means are ‖w‖² = η²(1+am)(‖∇f‖² + 2m⟨v, ∇f⟩)/((1−m²)(1−a²)"
+    "(1−am)), and the cosine is (a+m)/(1+am)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=decoupled,
+    mutant=coupled,
+)
 def _(law):
     "Simulation in float64, for three momenta."
     compare(law, True)
 
 
-@claim("scale-adam", source="new",
-       statement="Adam has no such law: with ε = 0 a loss multiplied by k "
-                 "gives the same weights, and a step without decay can shorten "
-                 "them",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda k: 1.0, mutant=lambda k: k**0.5)
+@claim(
+    "scale-adam",
+    source="new",
+    statement="Adam has no such law: with ε = 0 a loss multiplied by k "
+    "gives the same weights, and a step without decay can shorten "
+    "them",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda k: 1.0,
+    mutant=lambda k: k**0.5,
+)
 def _(longer):
     "PyTorch's AdamW and SGD on 400 random Rayleigh quotients."
     ends, shorter = {}, False
@@ -125,14 +154,16 @@ def _(longer):
             w = torch.ones(7, dtype=torch.float64)
             optimizer = (
                 torch.optim.AdamW([w], 0.05, eps=0.0, weight_decay=0.2)
-                if kind == "adam" else
-                torch.optim.SGD([w], 0.05, weight_decay=0.2))
+                if kind == "adam"
+                else torch.optim.SGD([w], 0.05, weight_decay=0.2)
+            )
             for _ in range(400):
                 w.grad = k * torch.tensor(slope_of(w.numpy()))
                 optimizer.step()
             ends[kind, k] = w.norm().item()
-    assert abs(ends["adam", 16.0] / (longer(16.0) * ends["adam", 1.0])
-               - 1) < 1e-9
+    assert (
+        abs(ends["adam", 16.0] / (longer(16.0) * ends["adam", 1.0]) - 1) < 1e-9
+    )
     assert ends["sgd", 16.0] > 2 * ends["sgd", 1.0]
     w = torch.randn(7, dtype=torch.float64)
     optimizer = torch.optim.Adam([w], 0.05)
@@ -142,6 +173,7 @@ def _(longer):
         optimizer.step()
         shorter |= w.norm().item() < before
     assert shorter
+
 
 # %% ../../nbs/365_scale_in_training.ipynb
 import numpy as np
@@ -156,14 +188,20 @@ def next_moments(s, q, p, lr, decay, m, g):
     return s - 2 * lr * along + lr**2 * p, along - lr * p, p
 
 
-@claim("scale-momentum-moments", source="new",
-       statement="with gradients of length g/‖w‖ at right angles to weights "
-                 "and velocity, ‖w‖², ⟨w, v⟩ and ‖v‖² go on by themselves, to "
-                 "‖w‖⁴ = ηg²/(λ(1−m)(2 − ηλ/(1+m)))",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=next_moments,
-       mutant=lambda s, q, p, lr, decay, m, g: next_moments(
-           s, -q, p, lr, decay, m, g))
+@claim(
+    "scale-momentum-moments",
+    source="new",
+    statement="with gradients of length g/‖w‖ at right angles to weights "
+    "and velocity, ‖w‖², ⟨w, v⟩ and ‖v‖² go on by themselves, to "
+    "‖w‖⁴ = ηg²/(λ(1−m)(2 − ηλ/(1+m)))",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=next_moments,
+    mutant=lambda s, q, p, lr, decay, m, g: next_moments(
+        s, -q, p, lr, decay, m, g
+    ),
+)
 def _(step):
     "Thirty steps of vectors, and many of the numbers alone."
     for lr, decay, m, g in ((0.3, 0.1, 0.8, 0.7), (0.05, 0.005, 0.0, 3.0)):
@@ -175,13 +213,16 @@ def _(step):
             v = m * v + slope + decay * w
             w = w - lr * v
             three = step(*three, lr, decay, m, g)
-            np.testing.assert_allclose(three, (w @ w, w @ v, v @ v),
-                                       rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                three, (w @ w, w @ v, v @ v), rtol=1e-9, atol=1e-12
+            )
         for _ in range(40_000):
             three = step(*three, lr, decay, m, g)
         x = lr * decay / (1 + m)
         np.testing.assert_allclose(
-            three[0]**2, lr * g**2 / (decay * (1 - m) * (2 - x)), rtol=1e-8)
+            three[0] ** 2, lr * g**2 / (decay * (1 - m) * (2 - x)), rtol=1e-8
+        )
+
 
 # %% ../../nbs/365_scale_in_training.ipynb
 import json
@@ -214,14 +255,19 @@ def growth_of(runs):
     return summarize([lengthened(run) for run in runs]).low
 
 
-@claim("uf-norms-empirical", source="salina, §5",
-       statement="scale-invariant methods increased weight norms (there on "
-                 "CIFAR without a number; here small networks on clothes)",
-       kind="empirical", verdict="holds if",
-       condition="the weights begin below their equilibrium; those of a "
-                 "network without a normalizer grow too",
-       evidence="experiment", formula=growth_of,
-       mutant=lambda runs: 1 / growth_of(runs))
+@claim(
+    "uf-norms-empirical",
+    source="salina, §5",
+    statement="scale-invariant methods increased weight norms (there on "
+    "CIFAR without a number; here small networks on clothes)",
+    kind="empirical",
+    verdict="holds if",
+    condition="the weights begin below their equilibrium; those of a "
+    "network without a normalizer grow too",
+    evidence="experiment",
+    formula=growth_of,
+    mutant=lambda runs: 1 / growth_of(runs),
+)
 def _(least):
     "Lower ends of 95 % intervals of the ratio, with decay and without."
     found = committed()
@@ -232,27 +278,39 @@ def _(least):
 
 def lost(plain, normalized, level):
     "Interval of the accuracy under PGD, normalized less plain."
-    return summarize([b - a for a, b in zip(
-        attacked(plain), attacked(normalized), strict=True)], level)
+    return summarize(
+        [
+            b - a
+            for a, b in zip(attacked(plain), attacked(normalized), strict=True)
+        ],
+        level,
+    )
 
 
-@claim("uf-adversarial-empirical", source="salina, §5, §6",
-       statement="scale-invariant methods are more vulnerable to adversarial "
-                 "perturbations (general; small networks on clothes under "
-                 "PGD: batch norm withstands less than none and instance norm "
-                 "more, and neither is shown where five intervals share the "
-                 "5 %)",
-       kind="empirical", verdict="open", evidence="experiment", formula=lost,
-       mutant=lambda plain, normalized, level: lost(normalized, plain, level))
+@claim(
+    "uf-adversarial-empirical",
+    source="salina, §5, §6",
+    statement="scale-invariant methods are more vulnerable to adversarial "
+    "perturbations (general; small networks on clothes under "
+    "PGD: batch norm withstands less than none and instance norm "
+    "more, and neither is shown where five intervals share the "
+    "5 %)",
+    kind="empirical",
+    verdict="open",
+    evidence="experiment",
+    formula=lost,
+    mutant=lambda plain, normalized, level: lost(normalized, plain, level),
+)
 def _(difference):
     """Small networks on clothes, perturbations of 0.03: single intervals of
     batch and instance norm leave 0 out, on opposite sides; shared ones do not.
     """
     found = committed()
     for norm in NORMALIZED:
-        gap, shared = (difference(found["none"]["nothing"],
-                                  found[norm]["nothing"], level)
-                       for level in (0.95, 1 - 0.05 / len(NORMALIZED)))
+        gap, shared = (
+            difference(found["none"]["nothing"], found[norm]["nothing"], level)
+            for level in (0.95, 1 - 0.05 / len(NORMALIZED))
+        )
         assert (gap.high < 0) == (norm == "batch"), norm
         assert (gap.low > 0) == (norm == "instance"), norm
         assert shared.low < 0 < shared.high, norm

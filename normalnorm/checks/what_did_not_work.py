@@ -43,15 +43,16 @@ def batch_norm(z, rows=None, part="both"):
 @dataclass(frozen=True)
 class Idea:
     "What is changed of a dense network; the default is layer norm."
-    norm: str = "layer"       # or "batch", or "" for none
-    factor: float = 1.0       # of the gradient, in each layer
-    until: int = 1000         # so many steps
-    noise: float = 0.0        # deviation, after the normalizer
-    jump: float = 0.0         # of the signed ReLU
-    affine: bool = False      # the normalized affine map
-    tlu: bool = False         # max(z, τ), τ learned
-    logits: str = ""          # "mean" or "both": batch norm at the end
-    strength: float = 0.0     # of a penalty on the values before normalizers
+
+    norm: str = "layer"  # or "batch", or "" for none
+    factor: float = 1.0  # of the gradient, in each layer
+    until: int = 1000  # so many steps
+    noise: float = 0.0  # deviation, after the normalizer
+    jump: float = 0.0  # of the signed ReLU
+    affine: bool = False  # the normalized affine map
+    tlu: bool = False  # max(z, τ), τ learned
+    logits: str = ""  # "mean" or "both": batch norm at the end
+    strength: float = 0.0  # of a penalty on the values before normalizers
     penalty: str = "printed"  # or "mended"
 
 
@@ -72,8 +73,13 @@ def forward(idea, weights, taus, x, factor=1.0, rows=None, noise=None):
             z = scaled_gradient(z, factor)
         if noise is not None:
             z = z + noise
-        x = (torch.maximum(z, tau) if idea.tlu else
-             signed_relu(z, idea.jump) if idea.jump else z.relu())
+        x = (
+            torch.maximum(z, tau)
+            if idea.tlu
+            else signed_relu(z, idea.jump)
+            if idea.jump
+            else z.relu()
+        )
     z = x @ weights[-1]
     if idea.logits:
         z = batch_norm(z, rows, idea.logits)
@@ -84,9 +90,13 @@ def started(seeds, depth=6, width=32):
     "Weights of variance 2/fan-in for `seeds` networks, and thresholds of 0."
     generator = torch.Generator().manual_seed(0)
     sizes = [64] + [width] * depth + [10]
-    return ([(2 / n) ** 0.5 * torch.randn(seeds, n, m, generator=generator)
-             for n, m in zip(sizes, sizes[1:])],
-            [torch.zeros(seeds, 1, width) for _ in range(depth)])
+    return (
+        [
+            (2 / n) ** 0.5 * torch.randn(seeds, n, m, generator=generator)
+            for n, m in zip(sizes, sizes[1:])
+        ],
+        [torch.zeros(seeds, 1, width) for _ in range(depth)],
+    )
 
 
 def digits(split, count=None):
@@ -96,8 +106,14 @@ def digits(split, count=None):
 
 def variance_penalty(values, kind):
     "The printed term less its constant, or its mended form, of each layer."
-    return sum((z.mean(1).square() if kind == "printed"
-                else (z.square().mean(1) - 1).square()).sum() for z in values)
+    return sum(
+        (
+            z.mean(1).square()
+            if kind == "printed"
+            else (z.square().mean(1) - 1).square()
+        ).sum()
+        for z in values
+    )
 
 
 def trained(idea, seeds=5, rates=(0.03, 0.1, 0.3, 1.0), steps=100):
@@ -108,26 +124,45 @@ def trained(idea, seeds=5, rates=(0.03, 0.1, 0.3, 1.0), steps=100):
     fall linearly to 0. The networks of all rates run side by side. In
     evaluation statistics of the batch are those of 400 training digits.
     """
-    weights, taus = ([v.repeat(len(rates), 1, 1).requires_grad_() for v in part]
-                     for part in started(seeds))
+    weights, taus = (
+        [v.repeat(len(rates), 1, 1).requires_grad_() for v in part]
+        for part in started(seeds)
+    )
     rate = torch.tensor(rates).repeat_interleave(seeds)[:, None, None]
     images, labels = digits("train")
     generator, noises = (torch.Generator().manual_seed(i) for i in (1, 2))
     learned = weights + (taus if idea.tlu else [])
     for step in range(steps):
-        chosen = torch.stack([
-            torch.randperm(len(images), generator=generator)[:32]
-            for _ in range(seeds)]).repeat(len(rates), 1)
+        chosen = torch.stack(
+            [
+                torch.randperm(len(images), generator=generator)[:32]
+                for _ in range(seeds)
+            ]
+        ).repeat(len(rates), 1)
         # one draw for all layers
-        noise = idea.noise * torch.randn(
-            seeds, 32, 32, generator=noises).repeat(
-                len(rates), 1, 1) if idea.noise else None
+        noise = (
+            idea.noise
+            * torch.randn(seeds, 32, 32, generator=noises).repeat(
+                len(rates), 1, 1
+            )
+            if idea.noise
+            else None
+        )
         scores, before, _ = forward(
-            idea, weights, taus, images[chosen],
-            idea.factor if step < idea.until else 1.0, noise=noise)
+            idea,
+            weights,
+            taus,
+            images[chosen],
+            idea.factor if step < idea.until else 1.0,
+            noise=noise,
+        )
         # a sum over networks: each gets the gradient of its own loss
-        loss = F.cross_entropy(scores.flatten(0, 1), labels[chosen].flatten(),
-                               reduction="sum") / 32
+        loss = (
+            F.cross_entropy(
+                scores.flatten(0, 1), labels[chosen].flatten(), reduction="sum"
+            )
+            / 32
+        )
         if idea.strength:
             loss = loss + idea.strength * variance_penalty(before, idea.penalty)
         slopes = torch.autograd.grad(loss, learned)
@@ -137,17 +172,23 @@ def trained(idea, seeds=5, rates=(0.03, 0.1, 0.3, 1.0), steps=100):
     (x, y), (held, truth) = digits("validation"), digits("test")
     with torch.no_grad():
         scores, before, _ = forward(
-            idea, weights, taus, torch.cat([images[:400], x, held]).expand(
-                len(rate), -1, -1), rows=400)
+            idea,
+            weights,
+            taus,
+            torch.cat([images[:400], x, held]).expand(len(rate), -1, -1),
+            rows=400,
+        )
     right = scores[:, 400:].argmax(-1) == torch.cat([y, truth])
     # a network that diverged is no good, whatever argmax makes of NaN
     right[~scores.isfinite().all(2).all(1)] = False
     validation, test = (
         100 * part.float().mean(1).reshape(len(rates), seeds)
-        for part in right.split([len(y), len(truth)], 1))
+        for part in right.split([len(y), len(truth)], 1)
+    )
     best = validation.mean(1).argmax()
     spread = before[-1].std(1).mean(-1).reshape(len(rates), seeds)
     return test[best], rates[best], spread[best]
+
 
 # %% ../../nbs/470_what_did_not_work.ipynb
 def slopes(idea, factor):
@@ -160,12 +201,17 @@ def slopes(idea, factor):
     return torch.autograd.grad(loss, weights), loss
 
 
-@claim("gradient-factor-rate", source="rao2020, Appendix A; new",
-       statement="a factor k on the gradient in each layer multiplies that of "
-                 "layer l of L by k to the power L − l + 1, and no value",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda k, l, depth: k ** (depth - l + 1),
-       mutant=lambda k, l, depth: k ** (l - 1))
+@claim(
+    "gradient-factor-rate",
+    source="rao2020, Appendix A; new",
+    statement="a factor k on the gradient in each layer multiplies that of "
+    "layer l of L by k to the power L − l + 1, and no value",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda k, l, depth: k ** (depth - l + 1),
+    mutant=lambda k, l, depth: k ** (l - 1),
+)
 def _(formula):
     "Four hidden layers, with and without layer norm; the last map has k⁰."
     for idea in (Idea(), Idea(norm="")):
@@ -175,50 +221,71 @@ def _(formula):
             for l, (g, h) in enumerate(zip(plain, moved), 1):
                 torch.testing.assert_close(h, formula(k, l, 4) * g)
 
+
 # %% ../../nbs/470_what_did_not_work.ipynb
 from scipy.integrate import quad
 from scipy.stats import norm
 
 
-@claim("bnu-signed-relu", source="rao2020, Appendix A",
-       statement="φ(x) = α(1 + sgn x)/2 + max(0, x) jumps by α at 0, where "
-                 "it is α/2",
-       kind="definition", verdict="holds", evidence="proof",
-       formula=signed_relu,
-       mutant=lambda x, jump: jump * x.sign() / 2 + x.relu())
+@claim(
+    "bnu-signed-relu",
+    source="rao2020, Appendix A",
+    statement="φ(x) = α(1 + sgn x)/2 + max(0, x) jumps by α at 0, where "
+    "it is α/2",
+    kind="definition",
+    verdict="holds",
+    evidence="proof",
+    formula=signed_relu,
+    mutant=lambda x, jump: jump * x.sign() / 2 + x.relu(),
+)
 def _(activation):
     "Limits from both sides, the value at 0, and a case by case definition."
     for jump in (0.3, 1.0, 4.0):
         x = torch.tensor([-1e-12, 0.0, 1e-12, -3.0, 2.0], dtype=torch.float64)
-        torch.testing.assert_close(activation(x, jump), torch.tensor(
-            [0.0, jump / 2, jump, 0.0, 2 + jump], dtype=x.dtype))
+        torch.testing.assert_close(
+            activation(x, jump),
+            torch.tensor([0.0, jump / 2, jump, 0.0, 2 + jump], dtype=x.dtype),
+        )
 
 
 def signed_map(c, jump):
     relu = math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))
-    return (jump**2 * (1 / 4 + math.asin(c) / (2 * math.pi))
-            + jump * (1 + c) / math.sqrt(2 * math.pi) + relu / (2 * math.pi))
+    return (
+        jump**2 * (1 / 4 + math.asin(c) / (2 * math.pi))
+        + jump * (1 + c) / math.sqrt(2 * math.pi)
+        + relu / (2 * math.pi)
+    )
 
 
-@claim("signed-relu-map", source="new",
-       statement="E φ(u)φ(v) of the signed ReLU, for unit normals of "
-                 "correlation c, has an infinite slope at c = 1 for each α > 0",
-       kind="theorem", verdict="holds", evidence="proof", formula=signed_map,
-       mutant=lambda c, jump: signed_map(c, jump) - jump * (1 + c) / 8)
+@claim(
+    "signed-relu-map",
+    source="new",
+    statement="E φ(u)φ(v) of the signed ReLU, for unit normals of "
+    "correlation c, has an infinite slope at c = 1 for each α > 0",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=signed_map,
+    mutant=lambda c, jump: signed_map(c, jump) - jump * (1 + c) / 8,
+)
 def _(formula):
     "Quadrature of the conditional mean; the slope near 1 grows as ε^(−1/2)."
     for c in (-0.7, 0.0, 0.5, 0.99):
         for jump in (0.3, 1.0):
             s = math.sqrt(1 - c * c)
-            given = lambda u: (jump + c * u) * norm.cdf(c * u / s) + (
-                s * norm.pdf(c * u / s))
-            value = quad(lambda u: (jump + u) * given(u) * norm.pdf(u), 0,
-                         12)[0]
+            given = lambda u: (
+                (jump + c * u) * norm.cdf(c * u / s) + (s * norm.pdf(c * u / s))
+            )
+            value = quad(lambda u: (jump + u) * given(u) * norm.pdf(u), 0, 12)[
+                0
+            ]
             assert abs(formula(c, jump) - value) < 1e-8, (c, jump)
     for e in (1e-6, 1e-8):
         slope = (formula(1.0, 0.3) - formula(1 - e, 0.3)) / e
         assert abs(slope * math.sqrt(2 * e) / (0.3**2 / math.pi) - 1) < 0.1 + (
-            30 * math.sqrt(e))
+            30 * math.sqrt(e)
+        )
+
 
 # %% ../../nbs/470_what_did_not_work.ipynb
 from itertools import product
@@ -229,24 +296,33 @@ def divided_by_lengths(x, weight):
     return x @ weight / (x.norm(dim=-1, keepdim=True) * weight.norm(dim=-2))
 
 
-@claim("bnu-normalized-affine", source="rao2020, Appendix A",
-       statement="Wx/√(W²x²) ignores positive factors of x and of rows of W, "
-                 "is at most √n in size, and has mean square 1 over random "
-                 "signs of the weights",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=normalized_affine, mutant=divided_by_lengths)
+@claim(
+    "bnu-normalized-affine",
+    source="rao2020, Appendix A",
+    statement="Wx/√(W²x²) ignores positive factors of x and of rows of W, "
+    "is at most √n in size, and has mean square 1 over random "
+    "signs of the weights",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=normalized_affine,
+    mutant=divided_by_lengths,
+)
 def _(formula):
     "All 2⁶ choices of signs, twice; factors; random and equal terms."
     x = torch.randn(1, 6, dtype=torch.float64)
     sizes = torch.rand(6, dtype=torch.float64) + 0.1
     signs = torch.tensor(list(product((-1.0, 1.0), repeat=6))).double()
     weight = (signs * sizes).T
-    torch.testing.assert_close(formula(x, weight).square().mean(),
-                               torch.tensor(1.0).double())
+    torch.testing.assert_close(
+        formula(x, weight).square().mean(), torch.tensor(1.0).double()
+    )
     factors = torch.rand(64, dtype=torch.float64) + 0.5
-    torch.testing.assert_close(formula(3 * x, factors * weight),
-                               formula(x, weight))
+    torch.testing.assert_close(
+        formula(3 * x, factors * weight), formula(x, weight)
+    )
     many = formula(torch.randn(50, 6).double(), torch.randn(6, 50).double())
     assert many.abs().max() < math.sqrt(6) + 1e-9
     torch.testing.assert_close(
-        formula(x, 1 / x.T), torch.full((1, 1), math.sqrt(6)).double())
+        formula(x, 1 / x.T), torch.full((1, 1), math.sqrt(6)).double()
+    )

@@ -15,31 +15,43 @@ def reduced(a, degree=4):
     "log(1+a) by range reduction and a polynomial of that degree."
     low, high = np.sqrt(0.5) - 1, np.sqrt(2) - 1
     nodes = (low + high) / 2 + (high - low) / 2 * np.cos(
-        np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
+        np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1)
+    )
     coefficients = np.polynomial.polynomial.polyfit(
-        nodes, (np.log1p(nodes) - nodes) / nodes**2, degree)
+        nodes, (np.log1p(nodes) - nodes) / nodes**2, degree
+    )
     e = torch.floor(torch.log2((1 + a) / np.sqrt(0.5)))
     f = a * 2.0**-e + (2.0**-e - 1)
-    return e * np.log(2) + f + f * f * sum(
-        c * f**j for j, c in enumerate(coefficients))
+    return (
+        e * np.log(2)
+        + f
+        + f * f * sum(c * f**j for j, c in enumerate(coefficients))
+    )
 
 
 def taylor(a, degree=4):
     return sum((-1) ** (j + 1) * a**j / j for j in range(1, degree + 3))
 
 
-@claim("rev-series-speed", source="eftekhari2025, reply to ps2s",
-       statement="series approximations can replace the logarithm in the "
-                 "estimate of λ",
-       kind="estimate", verdict="holds if",
-       condition="the argument is reduced first; Taylor's series itself "
-                 "diverges for |h| > 1",
-       evidence="numerical", formula=reduced, mutant=taylor)
+@claim(
+    "rev-series-speed",
+    source="eftekhari2025, reply to ps2s",
+    statement="series approximations can replace the logarithm in the "
+    "estimate of λ",
+    kind="estimate",
+    verdict="holds if",
+    condition="the argument is reduced first; Taylor's series itself "
+    "diverges for |h| > 1",
+    evidence="numerical",
+    formula=reduced,
+    mutant=taylor,
+)
 def _(log1p):
     """λ̂ of samples of four laws moves by less than 1e-3, a hundredth of its
     sampling error at 100 values.
     """
     from normalnorm.theory.newton import newton_lambda
+
     generator = torch.Generator().manual_seed(0)
     for shape in (lambda x: x, torch.exp, torch.relu, lambda x: x.square()):
         x = shape(torch.randn(4096, generator=generator, dtype=torch.float64))
@@ -49,6 +61,10 @@ def _(log1p):
         g = (1 + a) * ell
         d = g - a
         first = (k * d).mean() - (k.sign() * ell).mean()
-        second = 1 - (g * ell).mean() + d.mean() ** 2 + 2 * (
-            d.var(correction=0) - (k * d).mean() ** 2)
+        second = (
+            1
+            - (g * ell).mean()
+            + d.mean() ** 2
+            + 2 * (d.var(correction=0) - (k * d).mean() ** 2)
+        )
         assert abs(1 - first / second - newton_lambda(x, 0)) < 1e-3

@@ -7,10 +7,26 @@ to the average image.
 # ../../nbs/735_experiments.augmentation.ipynb.
 
 # %% auto #0
-__all__ = ['OPERATIONS', 'random_crop', 'random_flip', 'warp', 'rotation',
-           'resized_crop_boxes', 'random_resized_crop', 'resize', 'centre_crop',
-           'grey', 'blend', 'random_jitter', 'rand_augment', 'as_probabilities',
-           'mixup', 'cutmix', 'Augmentation', 'augmentation']
+__all__ = [
+    "OPERATIONS",
+    "random_crop",
+    "random_flip",
+    "warp",
+    "rotation",
+    "resized_crop_boxes",
+    "random_resized_crop",
+    "resize",
+    "centre_crop",
+    "grey",
+    "blend",
+    "random_jitter",
+    "rand_augment",
+    "as_probabilities",
+    "mixup",
+    "cutmix",
+    "Augmentation",
+    "augmentation",
+]
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #63d9ab00
 import math
@@ -22,6 +38,7 @@ from torch import Tensor, nn
 
 from ..names import near, to_install
 from .data import Info
+
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #836d90bc
 def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
@@ -38,16 +55,22 @@ def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
         (torch.Size([2, 3, 8, 8]), 1.0)
     """
     b, c, h, w = x.shape
-    big = torch.empty(b, c, h + 2 * pad, w + 2 * pad, dtype=x.dtype,
-                      device=x.device).copy_(torch.as_tensor(
-                          fill, dtype=x.dtype, device=x.device).expand(c, 1, 1))
-    big[:, :, pad:pad + h, pad:pad + w] = x
+    big = torch.empty(
+        b, c, h + 2 * pad, w + 2 * pad, dtype=x.dtype, device=x.device
+    ).copy_(
+        torch.as_tensor(fill, dtype=x.dtype, device=x.device).expand(c, 1, 1)
+    )
+    big[:, :, pad : pad + h, pad : pad + w] = x
     corner = torch.randint(0, 2 * pad + 1, (2, b)).to(x.device)
     rows, columns = (
         (corner[0, :, None] + torch.arange(h, device=x.device))[:, :, None],
-        (corner[1, :, None] + torch.arange(w, device=x.device))[:, None, :])
-    return big[torch.arange(b, device=x.device)[:, None, None], :, rows,
-               columns].permute(0, 3, 1, 2).contiguous()
+        (corner[1, :, None] + torch.arange(w, device=x.device))[:, None, :],
+    )
+    return (
+        big[torch.arange(b, device=x.device)[:, None, None], :, rows, columns]
+        .permute(0, 3, 1, 2)
+        .contiguous()
+    )
 
 
 def random_flip(x: Tensor, probability: float = 0.5) -> Tensor:
@@ -64,9 +87,11 @@ def random_flip(x: Tensor, probability: float = 0.5) -> Tensor:
     mirrored = (torch.rand(len(x)) < probability).to(x.device)
     return torch.where(mirrored[:, None, None, None], x.flip(3), x)
 
+
 # %% ../../nbs/735_experiments.augmentation.ipynb #53561f3b
-def warp(x: Tensor, matrix: Tensor, shift: Tensor,
-         fill: Tensor | float = 0.0) -> Tensor:
+def warp(
+    x: Tensor, matrix: Tensor, shift: Tensor, fill: Tensor | float = 0.0
+) -> Tensor:
     """The images (B, C, H, W), resampled bilinearly: the output at p, in pixels
     (right, down) from the centre, is the input at `matrix` (p − `shift`).
 
@@ -83,14 +108,25 @@ def warp(x: Tensor, matrix: Tensor, shift: Tensor,
     b, _, h, w = x.shape
     half = torch.tensor([w / 2, h / 2], dtype=torch.float64)
     matrix, shift = matrix.double(), shift.double()
-    theta = torch.cat([matrix * half / half[:, None],
-                       -(matrix @ shift[:, :, None]) / half[:, None]],
-                      2).to(x.device, x.dtype)
+    theta = torch.cat(
+        [
+            matrix * half / half[:, None],
+            -(matrix @ shift[:, :, None]) / half[:, None],
+        ],
+        2,
+    ).to(x.device, x.dtype)
     fill = torch.as_tensor(fill, dtype=x.dtype, device=x.device)
     grid = nn.functional.affine_grid(theta, list(x.shape), align_corners=False)
-    return (nn.functional.grid_sample(x - fill, grid, mode="bilinear",
-                                      padding_mode="zeros", align_corners=False)
-            + fill)
+    return (
+        nn.functional.grid_sample(
+            x - fill,
+            grid,
+            mode="bilinear",
+            padding_mode="zeros",
+            align_corners=False,
+        )
+        + fill
+    )
 
 
 def rotation(degrees: Tensor) -> Tensor:
@@ -108,11 +144,14 @@ def rotation(degrees: Tensor) -> Tensor:
     angle = degrees.double() * (math.pi / 180)
     cos, sin = angle.cos(), angle.sin()
     return torch.stack(
-        [torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)
+        [torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1
+    )
+
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #8f667bb0
-def resized_crop_boxes(count: int, height: int, width: int,
-                       smallest: float = 0.08) -> Tensor:
+def resized_crop_boxes(
+    count: int, height: int, width: int, smallest: float = 0.08
+) -> Tensor:
     """Random rectangles (left, top, width, height), float64 of shape (count,
     4): ten tries each as described, the whole middle if none fits.
 
@@ -125,23 +164,38 @@ def resized_crop_boxes(count: int, height: int, width: int,
         >>> bool(((left + width <= 24) & (top + height <= 32)).all())
         True
     """
-    area = height * width * (
-        smallest + (1 - smallest) * torch.rand(count, 10, dtype=torch.float64))
+    area = (
+        height
+        * width
+        * (
+            smallest
+            + (1 - smallest) * torch.rand(count, 10, dtype=torch.float64)
+        )
+    )
     ratio = torch.exp(
-        math.log(4 / 3) * (2 * torch.rand(count, 10, dtype=torch.float64) - 1))
+        math.log(4 / 3) * (2 * torch.rand(count, 10, dtype=torch.float64) - 1)
+    )
     w, h = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (w >= 1) & (h >= 1) & (w <= width) & (h <= height)
     pick = fits.int().argmax(1, keepdim=True)
     side = float(min(height, width))
-    w, h = (torch.where(fits.any(1), v.gather(1, pick)[:, 0],
-                        torch.tensor(side, dtype=torch.float64))
-            for v in (w, h))
+    w, h = (
+        torch.where(
+            fits.any(1),
+            v.gather(1, pick)[:, 0],
+            torch.tensor(side, dtype=torch.float64),
+        )
+        for v in (w, h)
+    )
     left, top = (
         torch.floor(torch.rand(count, dtype=torch.float64) * (whole - part + 1))
-        for whole, part in ((width, w), (height, h)))
+        for whole, part in ((width, w), (height, h))
+    )
     middle = ~fits.any(1)
-    left, top = (torch.where(middle, torch.floor((whole - part) / 2), at)
-                 for whole, part, at in ((width, w, left), (height, h, top)))
+    left, top = (
+        torch.where(middle, torch.floor((whole - part) / 2), at)
+        for whole, part, at in ((width, w, left), (height, h, top))
+    )
     return torch.stack([left, top, w, h], 1)
 
 
@@ -163,13 +217,18 @@ def random_resized_crop(x: Tensor, size: int, smallest: float = 0.08) -> Tensor:
     left, top, width, height = resized_crop_boxes(b, h, w, smallest).unbind(1)
     zero = torch.zeros_like(left)
     theta = torch.stack(
-        [torch.stack([width / w, zero, (2 * left + width) / w - 1], 1),
-         torch.stack([zero, height / h, (2 * top + height) / h - 1], 1)],
-        1)
+        [
+            torch.stack([width / w, zero, (2 * left + width) / w - 1], 1),
+            torch.stack([zero, height / h, (2 * top + height) / h - 1], 1),
+        ],
+        1,
+    )
     grid = nn.functional.affine_grid(
-        theta.to(x.device, x.dtype), [b, c, size, size], align_corners=False)
+        theta.to(x.device, x.dtype), [b, c, size, size], align_corners=False
+    )
     return nn.functional.grid_sample(
-        x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+        x, grid, mode="bilinear", padding_mode="border", align_corners=False
+    )
 
 
 def resize(x: Tensor, size: int) -> Tensor:
@@ -187,8 +246,12 @@ def resize(x: Tensor, size: int) -> Tensor:
     h, w = x.shape[2:]
     short = min(h, w)
     return nn.functional.interpolate(
-        x, (max(size, size * h // short), max(size, size * w // short)),
-        mode="bilinear", antialias=True, align_corners=False)
+        x,
+        (max(size, size * h // short), max(size, size * w // short)),
+        mode="bilinear",
+        antialias=True,
+        align_corners=False,
+    )
 
 
 def centre_crop(x: Tensor, size: int) -> Tensor:
@@ -206,19 +269,23 @@ def centre_crop(x: Tensor, size: int) -> Tensor:
     """
     h, w = x.shape[2:]
     if size > min(h, w):
-        raise ValueError(f"a middle of {size} × {size} cannot be cut from "
-                         f"images of {h} × {w} pixels")
+        raise ValueError(
+            f"a middle of {size} × {size} cannot be cut from "
+            f"images of {h} × {w} pixels"
+        )
     top, left = round((h - size) / 2), round((w - size) / 2)
-    return x[:, :, top:top + size, left:left + size]
+    return x[:, :, top : top + size, left : left + size]
+
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #b5109f46
 def _kornia() -> Any:
     try:
         import kornia
     except ImportError:
-        raise ImportError("hue and RandAugment use the library kornia, which "
-                          "is not installed: "
-                          + to_install("experiments")) from None
+        raise ImportError(
+            "hue and RandAugment use the library kornia, which "
+            "is not installed: " + to_install("experiments")
+        ) from None
     return kornia
 
 
@@ -235,9 +302,12 @@ def grey(v: Tensor) -> Tensor:
     """
     if v.shape[1] == 1:
         return v
-    return (v * torch.tensor([0.299, 0.587, 0.114], dtype=v.dtype,
-                             device=v.device)[:, None,
-                                              None]).sum(1, keepdim=True)
+    return (
+        v
+        * torch.tensor([0.299, 0.587, 0.114], dtype=v.dtype, device=v.device)[
+            :, None, None
+        ]
+    ).sum(1, keepdim=True)
 
 
 def blend(v: Tensor, plain: Tensor | float, factor: Tensor) -> Tensor:
@@ -273,15 +343,24 @@ def random_jitter(v: Tensor, strength: float, hue: float = 0.0) -> Tensor:
         (torch.Size([2, 3, 8, 8]), True)
     """
     plain: list[Callable[[Tensor], Tensor | float]] = [
-        lambda v: 0.0, lambda v: grey(v).mean((1, 2, 3), keepdim=True), grey]
+        lambda v: 0.0,
+        lambda v: grey(v).mean((1, 2, 3), keepdim=True),
+        grey,
+    ]
     for which in torch.randperm(4 if hue else 3).tolist():
         draw = 2 * torch.rand(len(v)) - 1
         if which < 3:
             v = blend(v, plain[which](v), 1 + strength * draw)
         elif v.shape[1] == 3:
-            v = _kornia().enhance.adjust_hue(
-                v, (2 * math.pi * hue * draw).to(v.device, v.dtype)).clamp(0, 1)
+            v = (
+                _kornia()
+                .enhance.adjust_hue(
+                    v, (2 * math.pi * hue * draw).to(v.device, v.dtype)
+                )
+                .clamp(0, 1)
+            )
     return v
+
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #a25325b9
 def _stretch(v: Tensor) -> Tensor:
@@ -296,8 +375,10 @@ def _bits(v: Tensor, bits: int) -> Tensor:
 
 def _linear(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     def apply(v: Tensor, m: Tensor) -> Tensor:
-        matrix, shift = (torch.eye(2, dtype=torch.float64).repeat(len(v), 1, 1),
-                         torch.zeros(len(v), 2, dtype=torch.float64))
+        matrix, shift = (
+            torch.eye(2, dtype=torch.float64).repeat(len(v), 1, 1),
+            torch.zeros(len(v), 2, dtype=torch.float64),
+        )
         if kind == "rotate":
             matrix = rotation(30 * m)
         elif kind == "shear x":
@@ -308,25 +389,32 @@ def _linear(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
             axis = 0 if kind == "move x" else 1
             shift[:, axis] = 0.45 * v.shape[3 - axis] * m
         return warp(v, matrix, shift)
+
     return apply
 
 
 # values in [0, 1] and signed magnitudes in [−1, 1], one for each image
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "nothing": lambda v, m: v,
-    **{kind: _linear(kind)
-       for kind in ("rotate", "shear x", "shear y", "move x", "move y")},
+    **{
+        kind: _linear(kind)
+        for kind in ("rotate", "shear x", "shear y", "move x", "move y")
+    },
     "brightness": lambda v, m: blend(v, 0.0, 1 + 0.9 * m),
     "saturation": lambda v, m: blend(v, grey(v), 1 + 0.9 * m),
     "contrast": lambda v, m: blend(
-        v, grey(v).mean((1, 2, 3), keepdim=True), 1 + 0.9 * m),
+        v, grey(v).mean((1, 2, 3), keepdim=True), 1 + 0.9 * m
+    ),
     "sharpness": lambda v, m: blend(
-        _kornia().enhance.sharpness(v, 0.0), v, -0.9 * m),
+        _kornia().enhance.sharpness(v, 0.0), v, -0.9 * m
+    ),
     "bits": lambda v, m: _bits(v, 8 - round(4 * float(m.abs().max()))),
     "solarize": lambda v, m: torch.where(
-        v >= 1 - m.abs().max().to(v.device, v.dtype), 1 - v, v),
+        v >= 1 - m.abs().max().to(v.device, v.dtype), 1 - v, v
+    ),
     "stretch": lambda v, m: _stretch(v),
-    "equalize": lambda v, m: _kornia().enhance.equalize(v)}
+    "equalize": lambda v, m: _kornia().enhance.equalize(v),
+}
 
 
 def rand_augment(v: Tensor, count: int = 2, magnitude: float = 9.0) -> Tensor:
@@ -345,16 +433,20 @@ def rand_augment(v: Tensor, count: int = 2, magnitude: float = 9.0) -> Tensor:
     _kornia()
     names = list(OPERATIONS)
     for _ in range(count):
-        which, sign = (torch.randint(0, len(names), (len(v),)),
-                       2.0 * torch.randint(0, 2, (len(v),)) - 1)
+        which, sign = (
+            torch.randint(0, len(names), (len(v),)),
+            2.0 * torch.randint(0, 2, (len(v),)) - 1,
+        )
         out = v.clone()
         for number in which.unique().tolist():
             mine = (which == number).nonzero()[:, 0]
             there = mine.to(v.device)
             out[there] = OPERATIONS[names[number]](
-                v[there], sign[mine] * magnitude / 30).to(v.dtype)
+                v[there], sign[mine] * magnitude / 30
+            ).to(v.dtype)
         v = out
     return v
+
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #8f2d4dd0
 def as_probabilities(y: Tensor, classes: int) -> Tensor:
@@ -369,16 +461,20 @@ def as_probabilities(y: Tensor, classes: int) -> Tensor:
         tensor([[1., 0., 0.],
                 [0., 0., 1.]])
     """
-    return (y if y.is_floating_point()
-            else nn.functional.one_hot(y, classes).float())
+    return (
+        y
+        if y.is_floating_point()
+        else nn.functional.one_hot(y, classes).float()
+    )
 
 
 def _beta(alpha: float) -> float:
     return float(torch.distributions.Beta(alpha, alpha).sample())
 
 
-def mixup(x: Tensor, y: Tensor, classes: int,
-          alpha: float = 1.0) -> tuple[Tensor, Tensor]:
+def mixup(
+    x: Tensor, y: Tensor, classes: int, alpha: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Inputs of any shape (B, …) and labels, each mixed with those of a random
     partner; labels become probabilities (B, classes).
 
@@ -394,14 +490,20 @@ def mixup(x: Tensor, y: Tensor, classes: int,
         >>> x.shape, torch.allclose(y.sum(1), torch.ones(4))
         (torch.Size([4, 1, 8, 8]), True)
     """
-    weight, partner, y = (_beta(alpha), torch.randperm(len(x)).to(x.device),
-                          as_probabilities(y, classes))
-    return (weight * x + (1 - weight) * x[partner],
-            weight * y + (1 - weight) * y[partner])
+    weight, partner, y = (
+        _beta(alpha),
+        torch.randperm(len(x)).to(x.device),
+        as_probabilities(y, classes),
+    )
+    return (
+        weight * x + (1 - weight) * x[partner],
+        weight * y + (1 - weight) * y[partner],
+    )
 
 
-def cutmix(x: Tensor, y: Tensor, classes: int,
-           alpha: float = 1.0) -> tuple[Tensor, Tensor]:
+def cutmix(
+    x: Tensor, y: Tensor, classes: int, alpha: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Images (B, C, H, W) with a rectangle of a random partner in each, labels
     weighted by area, as probabilities (B, classes).
 
@@ -418,59 +520,91 @@ def cutmix(x: Tensor, y: Tensor, classes: int,
         (torch.Size([4, 1, 8, 8]), True)
     """
     h, w = x.shape[2:]
-    side, partner, y = (math.sqrt(1 - _beta(alpha)),
-                        torch.randperm(len(x)).to(x.device),
-                        as_probabilities(y, classes))
+    side, partner, y = (
+        math.sqrt(1 - _beta(alpha)),
+        torch.randperm(len(x)).to(x.device),
+        as_probabilities(y, classes),
+    )
     row, column = int(torch.randint(0, h, ())), int(torch.randint(0, w, ()))
     half_h, half_w = int(h * side / 2), int(w * side / 2)
-    rows, columns = (slice(max(row - half_h, 0), min(row + half_h, h)),
-                     slice(max(column - half_w, 0), min(column + half_w, w)))
+    rows, columns = (
+        slice(max(row - half_h, 0), min(row + half_h, h)),
+        slice(max(column - half_w, 0), min(column + half_w, w)),
+    )
     x = x.clone()
     x[:, :, rows, columns] = x[partner][:, :, rows, columns]
     share = (rows.stop - rows.start) * (columns.stop - columns.start) / (h * w)
     return x, (1 - share) * y + share * y[partner]
 
+
 # %% ../../nbs/735_experiments.augmentation.ipynb #7fb89f7a
 # how many numbers follow: at least, at most
-_NAMES = {"crop": (1, 1), "flip": (0, 1), "translate": (1, 1), "rotate": (1, 1),
-          "jitter": (1, 2), "resizedcrop": (1, 2), "resize": (1, 1),
-          "centrecrop": (1, 1), "randaugment": (0, 2), "mixup": (0, 1),
-          "cutmix": (0, 1)}
+_NAMES = {
+    "crop": (1, 1),
+    "flip": (0, 1),
+    "translate": (1, 1),
+    "rotate": (1, 1),
+    "jitter": (1, 2),
+    "resizedcrop": (1, 2),
+    "resize": (1, 1),
+    "centrecrop": (1, 1),
+    "randaugment": (0, 2),
+    "mixup": (0, 1),
+    "cutmix": (0, 1),
+}
 # the first number is whole
 _WHOLE = ("crop", "resizedcrop", "resize", "centrecrop", "randaugment")
 _LINEAR = ("translate", "rotate")
 
 
 def _parsed(entry: Any) -> tuple[str, tuple[Any, ...]]:
-    words = (entry.split() if isinstance(entry, str) else list(entry)
-             if isinstance(entry, (list, tuple)) else [entry])
+    words = (
+        entry.split()
+        if isinstance(entry, str)
+        else list(entry)
+        if isinstance(entry, (list, tuple))
+        else [entry]
+    )
     name = words[0] if words else ""
     if name == "either" and len(words) > 1:
         return name, tuple(_parsed(word) for word in words[1:])
     if name not in _NAMES:
-        raise ValueError(f"augmentation {entry!r} is not known: "
-                         f"{near(str(name), [*_NAMES, 'either'])}")
+        raise ValueError(
+            f"augmentation {entry!r} is not known: "
+            f"{near(str(name), [*_NAMES, 'either'])}"
+        )
     least, most = _NAMES[name]
     try:
         numbers = tuple(float(word) for word in words[1:])
     except (TypeError, ValueError):
         numbers = (math.nan,)
-    if (not least <= len(numbers) <= most
-            or not all(n >= 0 and math.isfinite(n) for n in numbers)
-            or name in _WHOLE and numbers and numbers[0] != int(numbers[0])
-            or name in ("mixup", "cutmix") and 0.0 in numbers
-            or name in ("resize", "resizedcrop", "centrecrop")
-               and numbers[0] < 1):
+    if (
+        not least <= len(numbers) <= most
+        or not all(n >= 0 and math.isfinite(n) for n in numbers)
+        or name in _WHOLE
+        and numbers
+        and numbers[0] != int(numbers[0])
+        or name in ("mixup", "cutmix")
+        and 0.0 in numbers
+        or name in ("resize", "resizedcrop", "centrecrop")
+        and numbers[0] < 1
+    ):
         whole = ", the first a whole number" if name in _WHOLE else ""
         example = " ".join(
-            [name, *(["4"] if name in _WHOLE else ["0.1"])[:least]])
-        raise ValueError(f"augmentation {entry!r}: expected {name} followed by "
-                         f"{least if least == most else f'{least} to {most}'} "
-                         f"number{'s' * (most > 1)}, not negative{whole}, for "
-                         f"example {example!r}")
-    return (name,
-            (int(numbers[0]), *numbers[1:]) if name in _WHOLE and numbers
-                else numbers)
+            [name, *(["4"] if name in _WHOLE else ["0.1"])[:least]]
+        )
+        raise ValueError(
+            f"augmentation {entry!r}: expected {name} followed by "
+            f"{least if least == most else f'{least} to {most}'} "
+            f"number{'s' * (most > 1)}, not negative{whole}, for "
+            f"example {example!r}"
+        )
+    return (
+        name,
+        (int(numbers[0]), *numbers[1:])
+        if name in _WHOLE and numbers
+        else numbers,
+    )
 
 
 class Augmentation(nn.Module):
@@ -491,62 +625,80 @@ class Augmentation(nn.Module):
         (torch.Size([4, 1, 8, 8]), torch.Size([4, 10]))
     """
 
-    def __init__(self, steps: Sequence[tuple[str, tuple[Any, ...]]],
-                 known: Info) -> None:
+    def __init__(
+        self, steps: Sequence[tuple[str, tuple[Any, ...]]], known: Info
+    ) -> None:
         super().__init__()
         self.steps, self.classes = tuple(steps), len(known.classes)
-        self.scale = torch.tensor([known.mean or (0.0,), known.std or (1.0,)],
-                                  dtype=torch.float64)[:, :, None, None]
+        self.scale = torch.tensor(
+            [known.mean or (0.0,), known.std or (1.0,)], dtype=torch.float64
+        )[:, :, None, None]
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name} {' '.join(map(str, arguments))}".strip()
-                         for name, arguments in self.steps)
+        return ", ".join(
+            f"{name} {' '.join(map(str, arguments))}".strip()
+            for name, arguments in self.steps
+        )
 
     def _pixels(self, x: Tensor) -> tuple[Tensor, Tensor]:
         "Mean and deviation where x is."
         return self.scale.to(x.device, x.dtype).unbind(0)
 
-    def _linear(self, x: Tensor,
-                steps: Sequence[tuple[str, tuple[float, ...]]]) -> Tensor:
-        matrix, shift = (torch.eye(2, dtype=torch.float64).repeat(len(x), 1, 1),
-                         torch.zeros(len(x), 2, dtype=torch.float64))
+    def _linear(
+        self, x: Tensor, steps: Sequence[tuple[str, tuple[float, ...]]]
+    ) -> Tensor:
+        matrix, shift = (
+            torch.eye(2, dtype=torch.float64).repeat(len(x), 1, 1),
+            torch.zeros(len(x), 2, dtype=torch.float64),
+        )
         for name, (amount,) in steps:
             draw = 2 * torch.rand(len(x), 2, dtype=torch.float64) - 1
             if name == "rotate":
                 turn = rotation(amount * draw[:, 0])
                 # first all before, then the turn
-                matrix, shift = (matrix @ turn,
-                                 (turn.mT @ shift[:, :, None])[:, :, 0])
+                matrix, shift = (
+                    matrix @ turn,
+                    (turn.mT @ shift[:, :, None])[:, :, 0],
+                )
             else:
                 shift = shift + amount * draw * torch.tensor(
-                    [x.shape[3], x.shape[2]])
+                    [x.shape[3], x.shape[2]]
+                )
         mean, std = self._pixels(x)
         return warp(x, matrix, shift, -mean / std)
 
-    def _one(self, name: str, arguments: tuple[Any, ...], x: Tensor,
-             y: Tensor) -> tuple[Tensor, Tensor]:
+    def _one(
+        self, name: str, arguments: tuple[Any, ...], x: Tensor, y: Tensor
+    ) -> tuple[Tensor, Tensor]:
         if name == "either":
             name, arguments = arguments[
-                int(torch.randint(0, len(arguments), ()))]
+                int(torch.randint(0, len(arguments), ()))
+            ]
             return self._one(name, arguments, x, y)
         if name in ("mixup", "cutmix"):
             return {"mixup": mixup, "cutmix": cutmix}[name](
-                x, y, self.classes, *arguments)
+                x, y, self.classes, *arguments
+            )
         if name in _LINEAR:
             return self._linear(x, [(name, arguments)]), y
         if name in ("jitter", "randaugment"):
             change, (mean, std) = (
                 random_jitter if name == "jitter" else rand_augment,
-                self._pixels(x))
+                self._pixels(x),
+            )
             return (
                 (change((x * std + mean).clamp(0, 1), *arguments) - mean) / std,
-                y)
+                y,
+            )
         if name == "crop":
             mean, std = self._pixels(x)
             return random_crop(x, arguments[0], -mean / std), y
         moves: dict[str, Callable[..., Tensor]] = {
-            "flip": random_flip, "resizedcrop": random_resized_crop,
-            "resize": resize, "centrecrop": centre_crop}
+            "flip": random_flip,
+            "resizedcrop": random_resized_crop,
+            "resize": resize,
+            "centrecrop": centre_crop,
+        }
         return moves[name](x, *arguments), y
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -563,8 +715,9 @@ class Augmentation(nn.Module):
             return x, y
 
 
-def augmentation(spec: Sequence[str | Sequence[Any]],
-                 known: Info) -> Augmentation | None:
+def augmentation(
+    spec: Sequence[str | Sequence[Any]], known: Info
+) -> Augmentation | None:
     """A module that changes training batches as `spec` says, or None for an
     empty list.
 
@@ -584,13 +737,23 @@ def augmentation(spec: Sequence[str | Sequence[Any]],
         Augmentation(crop 4, flip, mixup 1.0)
     """
     if isinstance(spec, str):
-        raise ValueError(f"augmentation {spec!r}: expected a list of entries, "
-                         f"such as [{spec!r}]")
+        raise ValueError(
+            f"augmentation {spec!r}: expected a list of entries, "
+            f"such as [{spec!r}]"
+        )
     steps = [_parsed(entry) for entry in spec]
-    flat = [name for step in steps
-            for name in ([inner for inner, _ in step[1]] if step[0] == "either"
-                         else [step[0]])]
+    flat = [
+        name
+        for step in steps
+        for name in (
+            [inner for inner, _ in step[1]]
+            if step[0] == "either"
+            else [step[0]]
+        )
+    ]
     if not known.mean and any(name != "mixup" for name in flat):
-        raise ValueError(f"augmentation {', '.join(flat)}: {known.name} has no "
-                         "images, only mixup can be used")
+        raise ValueError(
+            f"augmentation {', '.join(flat)}: {known.name} has no "
+            "images, only mixup can be used"
+        )
     return Augmentation(steps, known) if steps else None

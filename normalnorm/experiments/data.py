@@ -7,9 +7,22 @@ for any data set of this book.
 # ../../nbs/730_experiments.data.ipynb.
 
 # %% auto #0
-__all__ = ['SPLITS', 'DataError', 'Info', 'data_folder', 'read_archive',
-           'Split', 'Tensors', 'drawn', 'dataset_names', 'info', 'check_split',
-           'dataset', 'load', 'data_hash']
+__all__ = [
+    "SPLITS",
+    "DataError",
+    "Info",
+    "data_folder",
+    "read_archive",
+    "Split",
+    "Tensors",
+    "drawn",
+    "dataset_names",
+    "info",
+    "check_split",
+    "dataset",
+    "load",
+    "data_hash",
+]
 
 # %% ../../nbs/730_experiments.data.ipynb #58f1505d
 import hashlib
@@ -28,6 +41,7 @@ import torch
 from torch import Tensor
 
 from ..names import near, to_install
+
 
 # %% ../../nbs/730_experiments.data.ipynb #96fae973
 class DataError(ValueError):
@@ -59,13 +73,14 @@ class Info:
         >>> known.shape, known.sizes["train"]
         ((1, 8, 8), 1197)
     """
+
     name: str
     title: str
-    file: str                               # of shipped files, otherwise ""
+    file: str  # of shipped files, otherwise ""
     sha256: str  # of what cannot differ between machines, otherwise ""
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    largest: int                            # the value of a white pixel
+    largest: int  # the value of a white pixel
     sizes: dict[str, int]
     licence: str
     mean: tuple[float, ...] = ()
@@ -74,19 +89,48 @@ class Info:
 
 SPLITS = ("train", "validation", "test")
 _SHIPPED = {
-    info.name: info for info in (
-        Info("fashion", "Fashion-MNIST, subset", "fashion_mnist_subset.npz",
-             "f5c91fc87bb1c84e734f8166672f86635d537bfe579687d91c6d5c35bf614757",
-             ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal",
-              "shirt", "sneaker", "bag", "ankle boot"),
-             (1, 28, 28), 255,
-             {"train": 4000, "validation": 1000, "test": 5000}, "MIT",
-             (0.2854938,), (0.3541420,)),
-        Info("digits", "UCI optical digits", "digits.npz",
-             "eff68caa1beddc539709115a3868c668447f7ca887809daffe6b0f71d79b85d7",
-             tuple("0123456789"), (1, 8, 8), 16,
-             {"train": 1197, "validation": 300, "test": 300}, "CC BY 4.0",
-             (0.3063127,), (0.3754576,)))}
+    info.name: info
+    for info in (
+        Info(
+            "fashion",
+            "Fashion-MNIST, subset",
+            "fashion_mnist_subset.npz",
+            "f5c91fc87bb1c84e734f8166672f86635d537bfe579687d91c6d5c35bf614757",
+            (
+                "T-shirt",
+                "trouser",
+                "pullover",
+                "dress",
+                "coat",
+                "sandal",
+                "shirt",
+                "sneaker",
+                "bag",
+                "ankle boot",
+            ),
+            (1, 28, 28),
+            255,
+            {"train": 4000, "validation": 1000, "test": 5000},
+            "MIT",
+            (0.2854938,),
+            (0.3541420,),
+        ),
+        Info(
+            "digits",
+            "UCI optical digits",
+            "digits.npz",
+            "eff68caa1beddc539709115a3868c668447f7ca887809daffe6b0f71d79b85d7",
+            tuple("0123456789"),
+            (1, 8, 8),
+            16,
+            {"train": 1197, "validation": 300, "test": 300},
+            "CC BY 4.0",
+            (0.3063127,),
+            (0.3754576,),
+        ),
+    )
+}
+
 
 # %% ../../nbs/730_experiments.data.ipynb #4c8a93d2
 def data_folder() -> Path:
@@ -98,8 +142,10 @@ def data_folder() -> Path:
         >>> (data_folder() / info("digits").file).exists()
         True
     """
-    return Path(os.environ.get("NORMALNORM_DATA")
-                or Path(__file__).parent / "data_files")
+    return Path(
+        os.environ.get("NORMALNORM_DATA")
+        or Path(__file__).parent / "data_files"
+    )
 
 
 def read_archive(
@@ -128,47 +174,66 @@ def read_archive(
         raise DataError(f"{path} does not exist: {cure}") from None
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise DataError(f"{path} is damaged or another version: its "
-                        f"{len(content)} bytes have the SHA-256 {found[:16]}…, "
-                        f"expected {sha256[:16]}…: {cure}")
+        raise DataError(
+            f"{path} is damaged or another version: its "
+            f"{len(content)} bytes have the SHA-256 {found[:16]}…, "
+            f"expected {sha256[:16]}…: {cure}"
+        )
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
     except (RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be decompressed: {error}. This Python "
-                        "needs its lzma module (Debian: apt-get install "
-                        "liblzma-dev, then rebuild it)") from error
+        raise DataError(
+            f"{path} cannot be decompressed: {error}. This Python "
+            "needs its lzma module (Debian: apt-get install "
+            "liblzma-dev, then rebuild it)"
+        ) from error
 
 
 @lru_cache(maxsize=4)
-def _arrays(name: str,
-            folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _arrays(
+    name: str, folder: Path
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     about = _SHIPPED[name]
     arrays = read_archive(folder / about.file, about.sha256)
     images, labels, cut = (
-        arrays["train_images"], arrays["train_labels"], about.sizes["train"])
-    splits = {"train": (images[:cut], labels[:cut]),
-              "validation": (images[cut:], labels[cut:]),
-              "test": (arrays["test_images"], arrays["test_labels"])}
+        arrays["train_images"],
+        arrays["train_labels"],
+        about.sizes["train"],
+    )
+    splits = {
+        "train": (images[:cut], labels[:cut]),
+        "validation": (images[cut:], labels[cut:]),
+        "test": (arrays["test_images"], arrays["test_labels"]),
+    }
     for split, (x, y) in splits.items():
-        if (len(x) != about.sizes[split] or len(y) != len(x)
-                or y.max() >= len(about.classes)):
-            raise DataError(f"{name}, {split}: {len(x)} images, {len(y)} "
-                            f"labels up to {y.max()}; expected "
-                            f"{about.sizes[split]} and labels below "
-                            f"{len(about.classes)}")
+        if (
+            len(x) != about.sizes[split]
+            or len(y) != len(x)
+            or y.max() >= len(about.classes)
+        ):
+            raise DataError(
+                f"{name}, {split}: {len(x)} images, {len(y)} "
+                f"labels up to {y.max()}; expected "
+                f"{about.sizes[split]} and labels below "
+                f"{len(about.classes)}"
+            )
     return splits
 
+
 # %% ../../nbs/730_experiments.data.ipynb #d1d1e213
-def _standardized(name: str, split: str,
-                  first: int | None) -> tuple[Tensor, Tensor]:
+def _standardized(
+    name: str, split: str, first: int | None
+) -> tuple[Tensor, Tensor]:
     about, splits = _SHIPPED[name], _arrays(name, data_folder())
     train = splits["train"][0].astype(np.float64) / about.largest
     mean, std = train.mean(), train.std()
     images, labels = (array[:first] for array in splits[split])
     x = torch.from_numpy(
-        ((images / about.largest - mean) / std).astype(np.float32)).unsqueeze(1)
+        ((images / about.largest - mean) / std).astype(np.float32)
+    ).unsqueeze(1)
     return x, torch.from_numpy(labels.astype(np.int64))
+
 
 # %% ../../nbs/730_experiments.data.ipynb #0e053e89
 class Split(Protocol):
@@ -206,8 +271,10 @@ class Tensors:
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         if len(inputs) != len(targets):
-            raise DataError(f"{len(inputs)} inputs and {len(targets)} targets: "
-                            "a split needs as many of both")
+            raise DataError(
+                f"{len(inputs)} inputs and {len(targets)} targets: "
+                "a split needs as many of both"
+            )
         self.inputs, self.targets = inputs, targets
 
     @property
@@ -230,6 +297,7 @@ class Tensors:
         "The same split on `device`; itself where it lies there already."
         return Tensors(self.inputs.to(device), self.targets.to(device))
 
+
 # %% ../../nbs/730_experiments.data.ipynb #3d7a01c3
 def drawn(split: Any, first: int | None, seed: int) -> Tensor:
     """The positions of `first` examples of `split`, chosen by `seed`: int64,
@@ -246,29 +314,52 @@ def drawn(split: Any, first: int | None, seed: int) -> Tensor:
         >>> drawn(digits, 5, 0).tolist(), digits.labels[:5].tolist()
         ([124, 319, 700, 1049, 1050], [0, 1, 2, 3, 4])
     """
-    if isinstance(seed, bool) or not isinstance(
-        seed, (int, np.integer)
-    ) or not 0 <= seed < 2**32:
-        raise ValueError(f"draw={seed!r}: expected a seed, an integer from 0 "
-                         "to 2³² − 1")
+    if (
+        isinstance(seed, bool)
+        or not isinstance(seed, (int, np.integer))
+        or not 0 <= seed < 2**32
+    ):
+        raise ValueError(
+            f"draw={seed!r}: expected a seed, an integer from 0 to 2³² − 1"
+        )
     order = np.random.RandomState(seed).permutation(len(split))
     labels = getattr(split, "labels", None)
     if labels is None:
         return torch.from_numpy(np.sort(order[:first]))
     labels = labels.cpu().numpy()
     kinds, counts = np.unique(labels[:first], return_counts=True)
-    return torch.from_numpy(np.sort(np.concatenate([
-        order[labels[order] == kind][:count]
-        for kind, count in zip(kinds, counts)])))
+    return torch.from_numpy(
+        np.sort(
+            np.concatenate(
+                [
+                    order[labels[order] == kind][:count]
+                    for kind, count in zip(kinds, counts)
+                ]
+            )
+        )
+    )
 
 
 # %% ../../nbs/730_experiments.data.ipynb #7931a46f
-_ELSEWHERE = ({"mnist1d": "mnist1d", "glyphs": "glyphs", "stdlib": "text",
-               "fashion-mnist": "idx"}
-              | dict.fromkeys(("cifar10", "cifar100", "svhn", "stl10",
-                               "tinyimagenet", "caltech101", "food101",
-                               "imagenet", "lm1b"),
-                              "hub"))
+_ELSEWHERE = {
+    "mnist1d": "mnist1d",
+    "glyphs": "glyphs",
+    "stdlib": "text",
+    "fashion-mnist": "idx",
+} | dict.fromkeys(
+    (
+        "cifar10",
+        "cifar100",
+        "svhn",
+        "stl10",
+        "tinyimagenet",
+        "caltech101",
+        "food101",
+        "imagenet",
+        "lm1b",
+    ),
+    "hub",
+)
 
 
 def dataset_names(everything: bool = False) -> tuple[str, ...]:
@@ -280,8 +371,11 @@ def dataset_names(everything: bool = False) -> tuple[str, ...]:
         >>> dataset_names()
         ('fashion', 'digits', 'mnist1d', 'glyphs', 'stdlib')
     """
-    return (*_SHIPPED, *_ELSEWHERE) if everything else (
-        *_SHIPPED, "mnist1d", "glyphs", "stdlib")
+    return (
+        (*_SHIPPED, *_ELSEWHERE)
+        if everything
+        else (*_SHIPPED, "mnist1d", "glyphs", "stdlib")
+    )
 
 
 def _module(name: str) -> ModuleType | None:
@@ -289,8 +383,9 @@ def _module(name: str) -> ModuleType | None:
     if name in _SHIPPED:
         return None
     if name not in _ELSEWHERE:
-        raise DataError(f"no data set is called {name!r}: "
-                        f"{near(name, dataset_names(True))}")
+        raise DataError(
+            f"no data set is called {name!r}: {near(name, dataset_names(True))}"
+        )
     return importlib.import_module(f"normalnorm.experiments.{_ELSEWHERE[name]}")
 
 
@@ -309,8 +404,9 @@ def info(name: str) -> Info:
     return module.about(name) if module else _SHIPPED[name]
 
 
-def check_split(name: str, split: str, first: int | None,
-                size: int | None) -> None:
+def check_split(
+    name: str, split: str, first: int | None, size: int | None
+) -> None:
     """Raise `ValueError` for a split that is not one of the three, or more
     examples than the `size` there are.
 
@@ -328,13 +424,20 @@ def check_split(name: str, split: str, first: int | None,
         raise ValueError(f"no split is called {split!r}: {near(split, SPLITS)}")
     if first is not None and (first < 1 or size is not None and first > size):
         raise ValueError(
-            f"first={first}: {name} has {size} {split} examples" if first > 0
-            else f"first={first}: expected 1 or more examples")
+            f"first={first}: {name} has {size} {split} examples"
+            if first > 0
+            else f"first={first}: expected 1 or more examples"
+        )
 
 
-def dataset(name: str, split: str, first: int | None = None,
-            device: torch.device | str | None = None,
-            draw: int | None = None, **options: Any) -> Any:
+def dataset(
+    name: str,
+    split: str,
+    first: int | None = None,
+    device: torch.device | str | None = None,
+    draw: int | None = None,
+    **options: Any,
+) -> Any:
     """One split of any data set as an object with `len` and
     `x[index] -> (inputs, targets)`.
 
@@ -361,9 +464,11 @@ def dataset(name: str, split: str, first: int | None = None,
     if draw is not None:
         check_split(name, split, first, None)
         if split != "train":
-            raise ValueError(f"draw={draw} of the {split} examples of {name}: "
-                             "only training examples are drawn, the others "
-                             "are the same for everybody; leave draw= out")
+            raise ValueError(
+                f"draw={draw} of the {split} examples of {name}: "
+                "only training examples are drawn, the others "
+                "are the same for everybody; leave draw= out"
+            )
         whole = dataset(name, split, None, device, **options)
         check_split(name, split, first, len(whole))
         return whole.take(drawn(whole, first, draw))
@@ -376,9 +481,14 @@ def dataset(name: str, split: str, first: int | None = None,
     return Tensors(*_standardized(name, split, first)).to(device)
 
 
-def load(name: str, split: str, first: int | None = None,
-         device: torch.device | str | None = None, draw: int | None = None,
-         **options: Any) -> tuple[Tensor, Tensor]:
+def load(
+    name: str,
+    split: str,
+    first: int | None = None,
+    device: torch.device | str | None = None,
+    draw: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
     """The inputs and the targets of one split as two tensors: of images float32
     of shape (N, channels, height, width), and int64 of shape (N,).
 
@@ -399,17 +509,20 @@ def load(name: str, split: str, first: int | None = None,
     if isinstance(found, Tensors):
         return found.inputs, found.targets
     size = len(found) * int(np.prod(info(name).shape)) * 4
-    if size > 2 ** 32:
-        raise DataError(f"{name}, {split}: {size / 1e9:.0f} GB as float32. "
-                        "Take fewer examples with first=, or "
-                        f"dataset({name!r}, {split!r}), which gives them batch "
-                        "by batch")
+    if size > 2**32:
+        raise DataError(
+            f"{name}, {split}: {size / 1e9:.0f} GB as float32. "
+            "Take fewer examples with first=, or "
+            f"dataset({name!r}, {split!r}), which gives them batch "
+            "by batch"
+        )
     pieces = [found[index] for index in torch.arange(len(found)).split(1000)]
     return torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces])
 
 
-def data_hash(name: str, first: int | None = None, draw: int | None = None,
-              **options: Any) -> str:
+def data_hash(
+    name: str, first: int | None = None, draw: int | None = None, **options: Any
+) -> str:
     """The identity of the data, part of every result row: 64 hexadecimal
     digits.
 
@@ -426,8 +539,9 @@ def data_hash(name: str, first: int | None = None, draw: int | None = None,
         ('eff68caa', '5a495338')
     """
     module = _module(name)
-    found = (module.fingerprint(name, **options) if module
-             else _SHIPPED[name].sha256)
+    found = (
+        module.fingerprint(name, **options) if module else _SHIPPED[name].sha256
+    )
     if draw is None:
         return found
     whole = dataset(name, "train", **options)

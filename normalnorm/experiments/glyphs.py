@@ -7,9 +7,22 @@ guessing and being right.
 # ../../nbs/763_experiments.glyphs.ipynb.
 
 # %% auto #0
-__all__ = ['splitmix', 'Numbers', 'prototypes', 'curve', 'coverage', 'cloud',
-           'over', 'paint', 'labels_of', 'generate', 'Glyphs', 'about',
-           'fingerprint', 'split']
+__all__ = [
+    "splitmix",
+    "Numbers",
+    "prototypes",
+    "curve",
+    "coverage",
+    "cloud",
+    "over",
+    "paint",
+    "labels_of",
+    "generate",
+    "Glyphs",
+    "about",
+    "fingerprint",
+    "split",
+]
 
 # %% ../../nbs/763_experiments.glyphs.ipynb #6c1f0a10
 import hashlib
@@ -22,8 +35,10 @@ from torch import Tensor
 from .data import DataError, Info, check_split
 from .hub import Standardizing
 
-_STEP, _FIRST, _SECOND = (np.uint64(c) for c in (
-    0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_STEP, _FIRST, _SECOND = (
+    np.uint64(c)
+    for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 def splitmix(seeds: np.ndarray, start: int, count: int) -> np.ndarray:
@@ -75,11 +90,12 @@ class Numbers:
         upper = self.words(int(np.prod(shape))) >> np.uint64(32)
         found = upper * np.uint64(high - low + 1) >> np.uint64(32)
         return (found.astype(np.int32) + np.int32(low)).reshape(
-            len(self.seeds), *shape)
+            len(self.seeds), *shape
+        )
 
 
 # %% ../../nbs/763_experiments.glyphs.ipynb #6c1f0a12
-_SIDE, _UNIT = 32, 16           # pixels of an image, units of a pixel
+_SIDE, _UNIT = 32, 16  # pixels of an image, units of a pixel
 _CLASSES, _FAMILY, _STROKES, _COMMON = 100, 5, 4, 2
 
 
@@ -98,9 +114,13 @@ def prototypes() -> np.ndarray:
     """
     numbers = Numbers(np.array([_PROTOTYPES]))
     low, high = 3 * _UNIT, (_SIDE - 3) * _UNIT
-    common, own = (numbers(low, high, count, strokes, 3, 2)[0]
-                   for count, strokes in ((_CLASSES // _FAMILY, _COMMON),
-                                          (_CLASSES, _STROKES - _COMMON)))
+    common, own = (
+        numbers(low, high, count, strokes, 3, 2)[0]
+        for count, strokes in (
+            (_CLASSES // _FAMILY, _COMMON),
+            (_CLASSES, _STROKES - _COMMON),
+        )
+    )
     return np.concatenate([np.repeat(common, _FAMILY, 0), own], 1)
 
 
@@ -134,8 +154,11 @@ def coverage(points: np.ndarray, radius: np.ndarray) -> np.ndarray:
     squares = (centres - points[..., None]) ** 2
     nearest = np.full((len(points), _SIDE, _SIDE), 2**30, points.dtype)
     for k in range(points.shape[1]):
-        np.minimum(nearest, squares[:, k, 1, :, None]
-                   + squares[:, k, 0, None, :], out=nearest)
+        np.minimum(
+            nearest,
+            squares[:, k, 1, :, None] + squares[:, k, 0, None, :],
+            out=nearest,
+        )
     r = radius[:, None, None]
     return np.clip((r**2 - nearest) * 256 // (2 * _UNIT * r) + 128, 0, 256)
 
@@ -157,16 +180,19 @@ def cloud(numbers: Numbers, cells: int, size: int) -> np.ndarray:
     corners = numbers(-size, size, cells + 1, cells + 1)
     step = _SIDE // cells
     cell, place = np.divmod(np.arange(_SIDE), step)
-    far = (2 * place + 1).astype(np.int32)      # in half pixels
+    far = (2 * place + 1).astype(np.int32)  # in half pixels
     near = 2 * step - far
-    rows = (corners[:, cell] * near[:, None]
-            + corners[:, cell + 1] * far[:, None])
-    return ((rows[:, :, cell] * near + rows[:, :, cell + 1] * far)
-            // (2 * step) ** 2)
+    rows = (
+        corners[:, cell] * near[:, None] + corners[:, cell + 1] * far[:, None]
+    )
+    return (rows[:, :, cell] * near + rows[:, :, cell + 1] * far) // (
+        2 * step
+    ) ** 2
 
 
-def over(image: np.ndarray, colour: np.ndarray,
-         share: np.ndarray) -> np.ndarray:
+def over(
+    image: np.ndarray, colour: np.ndarray, share: np.ndarray
+) -> np.ndarray:
     """`image` with `colour` laid over it: (images, 3, 32, 32), (images, 3) and
     shares from 0 to 256 of shape (images, 32, 32).
 
@@ -203,11 +229,16 @@ def paint(labels: np.ndarray, seeds: np.ndarray, steps: int = 6) -> np.ndarray:
     bent = points + numbers(-24, 24, _STROKES, 3, 2)
     matrix = numbers(-64, 64, 2, 2) + 256 * np.eye(2, dtype=np.int32)
     middle = _SIDE * _UNIT // 2
-    bent = (np.einsum("bij,bspj->bspi", matrix, bent - middle) // 256 + middle
-            + numbers(-40, 40, 1, 1, 2))
+    bent = (
+        np.einsum("bij,bspj->bspi", matrix, bent - middle) // 256
+        + middle
+        + numbers(-40, 40, 1, 1, 2)
+    )
     radius = numbers(16, 26)
-    glyph = coverage(curve(bent if steps > 1 else points, 25).reshape(
-                         len(seeds), -1, 2), radius)
+    glyph = coverage(
+        curve(bent if steps > 1 else points, 25).reshape(len(seeds), -1, 2),
+        radius,
+    )
     # 3: a ground with two clouds of colour; ink that is lighter or darker
     ground = numbers(70, 185, 3)
     contrast = numbers(60, 120) * (2 * numbers(0, 1) - 1)
@@ -219,13 +250,11 @@ def paint(labels: np.ndarray, seeds: np.ndarray, steps: int = 6) -> np.ndarray:
     # 4: two short strokes that belong to no glyph, below it
     start = numbers(0, _SIDE * _UNIT, 2, 1, 2)
     stray = curve(start + numbers(-5 * _UNIT, 5 * _UNIT, 2, 3, 2), 10)
-    other = (ground + (contrast * numbers(-1, 1))[:, None]
-             + numbers(-60, 60, 3))
+    other = ground + (contrast * numbers(-1, 1))[:, None] + numbers(-60, 60, 3)
     # 5: a box
     corner, size = numbers(-10, _SIDE, 2), numbers(5, 10, 2)
     place = np.arange(_SIDE)
-    inside = ((place >= corner[..., None])
-              & (place < (corner + size)[..., None]))
+    inside = (place >= corner[..., None]) & (place < (corner + size)[..., None])
     box = 256 * (inside[:, 1, :, None] & inside[:, 0, None, :])
     cover = numbers(20, 235, 3)
     # 6: noise, a sum of four bytes for each value
@@ -235,8 +264,9 @@ def paint(labels: np.ndarray, seeds: np.ndarray, steps: int = 6) -> np.ndarray:
     if steps < 3:
         return np.repeat(np.minimum(glyph, 255)[:, None], 3, 1).astype(np.uint8)
     if steps > 3:
-        image = over(image, other, coverage(
-            stray.reshape(len(seeds), -1, 2), radius))
+        image = over(
+            image, other, coverage(stray.reshape(len(seeds), -1, 2), radius)
+        )
     image = over(image, ink, glyph)
     if steps > 4:
         image = over(image, cover, box)
@@ -248,15 +278,19 @@ def paint(labels: np.ndarray, seeds: np.ndarray, steps: int = 6) -> np.ndarray:
 # %% ../../nbs/763_experiments.glyphs.ipynb #6c1f0a16
 _OFFSETS = {"train": 0, "validation": 1_000_000, "test": 2_000_000}
 _BLOCK, _LABELS, _PROTOTYPES = 1000, 3_000_000, 4_000_000
-_INFO = Info("glyphs", "Glyphs", "",
-             "b4b19bf20d84afea56a469849c6d6263c18a70103ced180f24aac6eedde47548",
-             tuple(f"{k // _FAMILY}{'abcde'[k % _FAMILY]}"
-                   for k in range(_CLASSES)),
-             (3, _SIDE, _SIDE), 255,
-             {"train": 20_000, "validation": 1000, "test": 3000},
-             "that of normalnorm, which makes it",
-             (0.4959062, 0.496695, 0.4958017),
-             (0.2021988, 0.2017046, 0.2016149))
+_INFO = Info(
+    "glyphs",
+    "Glyphs",
+    "",
+    "b4b19bf20d84afea56a469849c6d6263c18a70103ced180f24aac6eedde47548",
+    tuple(f"{k // _FAMILY}{'abcde'[k % _FAMILY]}" for k in range(_CLASSES)),
+    (3, _SIDE, _SIDE),
+    255,
+    {"train": 20_000, "validation": 1000, "test": 3000},
+    "that of normalnorm, which makes it",
+    (0.4959062, 0.496695, 0.4958017),
+    (0.2021988, 0.2017046, 0.2016149),
+)
 _PROBE = "3cb7de33ecb878d19c38dfc92dac904797a74c46733e10ac55b04a5d61d4a37b"
 
 
@@ -269,8 +303,9 @@ def labels_of(split: str) -> np.ndarray:
         >>> np.bincount(labels_of("train")[:1000]).tolist() == [10] * 100
         True
     """
-    blocks = (_OFFSETS[split] + np.arange(
-        0, _INFO.sizes[split], _BLOCK)) // _BLOCK + _LABELS
+    blocks = (
+        _OFFSETS[split] + np.arange(0, _INFO.sizes[split], _BLOCK)
+    ) // _BLOCK + _LABELS
     words = splitmix(blocks, 0, _BLOCK)
     return (words.argsort(1, kind="stable") % _CLASSES).ravel()
 
@@ -288,22 +323,28 @@ def generate(split: str, positions: np.ndarray) -> np.ndarray:
     """
     labels = labels_of(split)[positions]
     seeds = splitmix(positions + _OFFSETS[split], 0, 1)[:, 0]
-    return np.concatenate([
-        paint(labels[i:i + 250], seeds[i:i + 250])
-        for i in range(0, len(labels), 250)] or [
-            np.zeros((0, 3, _SIDE, _SIDE), np.uint8)])
+    return np.concatenate(
+        [
+            paint(labels[i : i + 250], seeds[i : i + 250])
+            for i in range(0, len(labels), 250)
+        ]
+        or [np.zeros((0, 3, _SIDE, _SIDE), np.uint8)]
+    )
 
 
 @lru_cache(maxsize=1)
 def _checked() -> None:
     found = hashlib.sha256(
-        generate("train", np.arange(100)).tobytes()).hexdigest()
+        generate("train", np.arange(100)).tobytes()
+    ).hexdigest()
     if found != _PROBE:
-        raise DataError("the glyphs came out differently here: the first 100 "
-                        f"have the SHA-256 {found[:16]}…, expected "
-                        f"{_PROBE[:16]}…. They are made by integer arithmetic "
-                        f"alone, so please report this (numpy "
-                        f"{np.__version__})")
+        raise DataError(
+            "the glyphs came out differently here: the first 100 "
+            f"have the SHA-256 {found[:16]}…, expected "
+            f"{_PROBE[:16]}…. They are made by integer arithmetic "
+            f"alone, so please report this (numpy "
+            f"{np.__version__})"
+        )
 
 
 class Glyphs(Standardizing):
@@ -320,8 +361,12 @@ class Glyphs(Standardizing):
         (torch.Size([2, 3, 32, 32]), 1)
     """
 
-    def __init__(self, split: str, positions: np.ndarray,
-                 device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        split: str,
+        positions: np.ndarray,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__(_INFO, device)
         self.split, self.positions = split, positions
         self.labels = torch.from_numpy(labels_of(split)[positions])
@@ -331,14 +376,17 @@ class Glyphs(Standardizing):
 
     def take(self, index: Tensor) -> "Glyphs":
         "The split of the images at `index` alone, in that order."
-        return Glyphs(self.split, self.positions[index.cpu().numpy()],
-                      self.device)
+        return Glyphs(
+            self.split, self.positions[index.cpu().numpy()], self.device
+        )
 
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
         index = index.cpu()
         pixels = generate(self.split, self.positions[index.numpy()])
-        return (self.floats(torch.from_numpy(pixels)),
-                self.labels[index].to(self.device))
+        return (
+            self.floats(torch.from_numpy(pixels)),
+            self.labels[index].to(self.device),
+        )
 
 
 def about(name: str) -> Info:
@@ -368,8 +416,12 @@ def fingerprint(name: str) -> str:
     return _INFO.sha256
 
 
-def split(name: str, split: str, first: int | None = None,
-          device: torch.device | str | None = None) -> Glyphs:
+def split(
+    name: str,
+    split: str,
+    first: int | None = None,
+    device: torch.device | str | None = None,
+) -> Glyphs:
     """One split, whose images are made when they are asked for: float32 of
     shape (N, 3, 32, 32), standardized, and int64 labels; see `dataset`.
 
@@ -382,4 +434,3 @@ def split(name: str, split: str, first: int | None = None,
     check_split(name, split, first, _INFO.sizes.get(split))
     _checked()
     return Glyphs(split, np.arange(first or _INFO.sizes[split]), device)
-

@@ -6,7 +6,7 @@ the same data everywhere.
 # ../../nbs/731_experiments.mnist1d.ipynb.
 
 # %% auto #0
-__all__ = ['templates', 'generate', 'about', 'fingerprint', 'split']
+__all__ = ["templates", "generate", "about", "fingerprint", "split"]
 
 # %% ../../nbs/731_experiments.mnist1d.ipynb #380899e7
 import hashlib
@@ -18,22 +18,32 @@ from scipy.ndimage import gaussian_filter1d
 
 from .data import DataError, Info, Tensors, check_split
 
-_TEMPLATES = np.array([[5, 6, 6.5, 6.75, 7, 7, 7, 7, 6.75, 6.5, 6, 5],
-                       [5, 3, 3, 3.4, 3.8, 4.2, 4.6, 5, 5.4, 5.8, 5, 5],
-                       [5, 6, 6.5, 6.5, 6, 5.25, 4.75, 4, 3.5, 3.5, 4, 5],
-                       [5, 6, 6.5, 6.5, 6, 5, 5, 6, 6.5, 6.5, 6, 5],
-                       [5, 4.4, 3.8, 3.2, 2.6, 2.6, 5, 5, 5, 5, 5, 5],
-                       [5, 3, 3, 3, 3, 5, 6, 6.5, 6.5, 6, 4.5, 5],
-                       [5, 4, 3.5, 3.25, 3, 3, 3, 3, 3.25, 3.5, 4, 5],
-                       [5, 7, 7, 6.6, 6.2, 5.8, 5.4, 5, 4.6, 4.2, 5, 5],
-                       [5, 4, 3.5, 3.5, 4, 5, 5, 4, 3.5, 3.5, 4, 5],
-                       [5, 4, 3.5, 3.5, 4, 5, 5, 5, 5, 4.7, 4.3, 5]])
-_WIDE, _LENGTH, _GRID = 72, 40, 2.0 ** -16
-_INFO = Info("mnist1d", "MNIST-1D", "",
-             "d8385d12f171912ab8bd3d97b6cc1490e7d1d61a8286652e7da5aa328a09509f",
-             tuple("0123456789"), (1, _LENGTH), 0,
-             {"train": 3200, "validation": 800, "test": 1000},
-             "Apache 2.0 (the generator's)")
+_TEMPLATES = np.array(
+    [
+        [5, 6, 6.5, 6.75, 7, 7, 7, 7, 6.75, 6.5, 6, 5],
+        [5, 3, 3, 3.4, 3.8, 4.2, 4.6, 5, 5.4, 5.8, 5, 5],
+        [5, 6, 6.5, 6.5, 6, 5.25, 4.75, 4, 3.5, 3.5, 4, 5],
+        [5, 6, 6.5, 6.5, 6, 5, 5, 6, 6.5, 6.5, 6, 5],
+        [5, 4.4, 3.8, 3.2, 2.6, 2.6, 5, 5, 5, 5, 5, 5],
+        [5, 3, 3, 3, 3, 5, 6, 6.5, 6.5, 6, 4.5, 5],
+        [5, 4, 3.5, 3.25, 3, 3, 3, 3, 3.25, 3.5, 4, 5],
+        [5, 7, 7, 6.6, 6.2, 5.8, 5.4, 5, 4.6, 4.2, 5, 5],
+        [5, 4, 3.5, 3.5, 4, 5, 5, 4, 3.5, 3.5, 4, 5],
+        [5, 4, 3.5, 3.5, 4, 5, 5, 5, 5, 4.7, 4.3, 5],
+    ]
+)
+_WIDE, _LENGTH, _GRID = 72, 40, 2.0**-16
+_INFO = Info(
+    "mnist1d",
+    "MNIST-1D",
+    "",
+    "d8385d12f171912ab8bd3d97b6cc1490e7d1d61a8286652e7da5aa328a09509f",
+    tuple("0123456789"),
+    (1, _LENGTH),
+    0,
+    {"train": 3200, "validation": 800, "test": 1000},
+    "Apache 2.0 (the generator's)",
+)
 
 
 def templates() -> np.ndarray:
@@ -57,8 +67,9 @@ def _resample(x: np.ndarray, length: int) -> np.ndarray:
     return np.interp(np.linspace(0, 1, length), np.linspace(0, 1, len(x)), x)
 
 
-def generate(samples: int = 5000,
-             seed: int = 42) -> tuple[np.ndarray, np.ndarray]:
+def generate(
+    samples: int = 5000, seed: int = 42
+) -> tuple[np.ndarray, np.ndarray]:
     """MNIST-1D by its published procedure: signals, float64 of shape (samples,
     40), multiples of 2⁻¹⁶, and labels of shape (samples,).
 
@@ -79,15 +90,17 @@ def generate(samples: int = 5000,
     for template in (templates() + 1e-8)[labels]:
         stretched = _resample(
             np.concatenate([template, np.zeros(36 + int(random.rand() * 25))]),
-            _WIDE)
+            _WIDE,
+        )
         stretched = stretched * (1 + 0.4 * (random.rand() - 0.5))
         signals.append(np.roll(stretched, random.choice(48)))
         correlated.append(0.25 * random.randn(_WIDE))
         white.append(0.02 * random.randn(_WIDE))
         slopes.append(0.75 * (random.rand() - 0.5))
     x = np.stack(signals)
-    x = (np.where(x != 0, x, gaussian_filter1d(np.stack(correlated), 2, axis=1))
-         + np.stack(white))
+    x = np.where(
+        x != 0, x, gaussian_filter1d(np.stack(correlated), 2, axis=1)
+    ) + np.stack(white)
     x = x - np.array(slopes)[:, None] * np.linspace(-0.5, 0.5, _WIDE)
     x = np.stack([_resample(row, _LENGTH) for row in x])
     order = random.permutation(len(labels))
@@ -98,14 +111,18 @@ def generate(samples: int = 5000,
 @lru_cache(maxsize=1)
 def _whole() -> tuple[np.ndarray, np.ndarray]:
     signals, labels = generate()
-    found = hashlib.sha256((signals / _GRID).astype("<i4").tobytes()
-                           + labels.astype("u1").tobytes()).hexdigest()
+    found = hashlib.sha256(
+        (signals / _GRID).astype("<i4").tobytes()
+        + labels.astype("u1").tobytes()
+    ).hexdigest()
     if found != _INFO.sha256:
-        raise DataError("MNIST-1D came out differently here: SHA-256 "
-                        f"{found[:16]}…, expected {_INFO.sha256[:16]}…. This "
-                        f"numpy ({np.__version__}) or scipy computes another "
-                        "noise than the versions tried: install numpy 1.26 to "
-                        "2.4 and scipy 1.11 to 1.17, and report this")
+        raise DataError(
+            "MNIST-1D came out differently here: SHA-256 "
+            f"{found[:16]}…, expected {_INFO.sha256[:16]}…. This "
+            f"numpy ({np.__version__}) or scipy computes another "
+            "noise than the versions tried: install numpy 1.26 to "
+            "2.4 and scipy 1.11 to 1.17, and report this"
+        )
     return signals.astype(np.float32), labels
 
 
@@ -136,8 +153,12 @@ def fingerprint(name: str) -> str:
     return _INFO.sha256
 
 
-def split(name: str, split: str, first: int | None = None,
-          device: torch.device | str | None = None) -> Tensors:
+def split(
+    name: str,
+    split: str,
+    first: int | None = None,
+    device: torch.device | str | None = None,
+) -> Tensors:
     """One split as `Tensors`: signals float32 of shape (N, 1, 40), labels
     int64; see `dataset`.
 
@@ -149,7 +170,11 @@ def split(name: str, split: str, first: int | None = None,
     """
     check_split(name, split, first, _INFO.sizes.get(split))
     start = {"train": 0, "validation": 3200, "test": 4000}[split]
-    signals, labels = (array[start:start + (first or _INFO.sizes[split])]
-                       for array in _whole())
-    return Tensors(torch.from_numpy(signals.copy()).unsqueeze(1),
-                   torch.from_numpy(labels.astype(np.int64))).to(device)
+    signals, labels = (
+        array[start : start + (first or _INFO.sizes[split])]
+        for array in _whole()
+    )
+    return Tensors(
+        torch.from_numpy(signals.copy()).unsqueeze(1),
+        torch.from_numpy(labels.astype(np.int64)),
+    ).to(device)

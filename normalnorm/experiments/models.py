@@ -7,8 +7,17 @@ work, and how much of it a normalizer sees.
 # ../../nbs/748_experiments.models.ipynb.
 
 # %% auto #0
-__all__ = ['SmallResNet', 'SmallViT', 'Architecture', 'model_names',
-           'architecture', 'build', 'Cost', 'macs', 'cost']
+__all__ = [
+    "SmallResNet",
+    "SmallViT",
+    "Architecture",
+    "model_names",
+    "architecture",
+    "build",
+    "Cost",
+    "macs",
+    "cost",
+]
 
 # %% ../../nbs/748_experiments.models.ipynb #45d7ca7a
 from collections.abc import Callable
@@ -20,11 +29,20 @@ from torch import Tensor, nn
 
 from ..names import near
 from .networks.efficient import EfficientNet, efficientnet
-from .networks.residual import (
-    Norm, ResNet, cifar_resnet, resnet, resnext, wide_resnet)
+from normalnorm.experiments.networks.residual import (
+    Norm,
+    ResNet,
+    cifar_resnet,
+    resnet,
+    resnext,
+    wide_resnet,
+)
 from .networks.simple import MLP, RecurrentNet, ResNet9
 from normalnorm.experiments.networks.transformer import (
-    LanguageModel, VisionTransformer, keep)
+    LanguageModel,
+    VisionTransformer,
+    keep,
+)
 
 
 class SmallResNet(ResNet):
@@ -45,12 +63,25 @@ class SmallResNet(ResNet):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 1, width: int = 16,
-                 blocks: int = 1, stem_stride: int = 2,
-                 norm: Norm = nn.BatchNorm2d, **options: Any):
-        super().__init__([blocks] * 3, [width, 2 * width, 4 * width], classes,
-                         channels, stem_stride=stem_stride, norm=norm,
-                         **options)
+    def __init__(
+        self,
+        classes: int = 10,
+        channels: int = 1,
+        width: int = 16,
+        blocks: int = 1,
+        stem_stride: int = 2,
+        norm: Norm = nn.BatchNorm2d,
+        **options: Any,
+    ):
+        super().__init__(
+            [blocks] * 3,
+            [width, 2 * width, 4 * width],
+            classes,
+            channels,
+            stem_stride=stem_stride,
+            norm=norm,
+            **options,
+        )
 
 
 class SmallViT(VisionTransformer):
@@ -69,13 +100,32 @@ class SmallViT(VisionTransformer):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 1, image: int = 28,
-                 patch: int = 4, width: int = 64, depth: int = 4,
-                 heads: int = 4, hidden: int = 128, norm: Norm = nn.LayerNorm,
-                 **options: Any):
-        super().__init__(classes, channels, image, patch, width, depth, heads,
-                         hidden, norm=norm,
-                         **{"token": False, "init": keep, **options})
+    def __init__(
+        self,
+        classes: int = 10,
+        channels: int = 1,
+        image: int = 28,
+        patch: int = 4,
+        width: int = 64,
+        depth: int = 4,
+        heads: int = 4,
+        hidden: int = 128,
+        norm: Norm = nn.LayerNorm,
+        **options: Any,
+    ):
+        super().__init__(
+            classes,
+            channels,
+            image,
+            patch,
+            width,
+            depth,
+            heads,
+            hidden,
+            norm=norm,
+            **{"token": False, "init": keep, **options},
+        )
+
 
 # %% ../../nbs/748_experiments.models.ipynb #dd0130f8
 @dataclass(frozen=True)
@@ -96,6 +146,7 @@ class Architecture:
         >>> found.inputs, found.arguments, found.norm.__name__
         ((3, 224, 224), {'depth': 18}, 'BatchNorm2d')
     """
+
     make: Callable[..., nn.Module]
     arguments: dict[str, Any]
     inputs: tuple[int, ...]
@@ -114,115 +165,218 @@ def _residual() -> dict[str, Architecture]:
         (18, "11,689,512", "", "11,173,962"),
         (34, "21,797,672", "", "21,282,122"),
         (50, "25,557,032", "25,549,352", ""),
-        (101, "44,549,160", "44,541,480", "")
+        (101, "44,549,160", "44,541,480", ""),
     ):
-        first, second = ({"depth": depth},
-                         {"depth": depth, "preactivation": True})
+        first, second = (
+            {"depth": depth},
+            {"depth": depth, "preactivation": True},
+        )
         found[f"resnet{depth}"] = Architecture(
-            resnet, first, _IMAGENET, "he2016", published)
+            resnet, first, _IMAGENET, "he2016", published
+        )
         found[f"resnet{depth}_v2"] = Architecture(
-            resnet, second, _IMAGENET, "he2016b", published_v2)
+            resnet, second, _IMAGENET, "he2016b", published_v2
+        )
         found[f"cifar_resnet{depth}"] = Architecture(
-            resnet, first | {"stem": "small", "classes": 10}, _CIFAR, "he2016",
-            published_cifar)
+            resnet,
+            first | {"stem": "small", "classes": 10},
+            _CIFAR,
+            "he2016",
+            published_cifar,
+        )
         found[f"cifar_resnet{depth}_v2"] = Architecture(
-            resnet, second | {"stem": "small", "classes": 10}, _CIFAR,
-            "he2016b")
-    for depth, published in ((20, "0.27 M"), (32, "0.46 M"), (44, "0.66 M"),
-                             (56, "0.85 M"), (110, "1.7 M")):
+            resnet, second | {"stem": "small", "classes": 10}, _CIFAR, "he2016b"
+        )
+    for depth, published in (
+        (20, "0.27 M"),
+        (32, "0.46 M"),
+        (44, "0.66 M"),
+        (56, "0.85 M"),
+        (110, "1.7 M"),
+    ):
         found[f"cifar_resnet{depth}"] = Architecture(
-            cifar_resnet, {"depth": depth}, _CIFAR, "he2016", published)
+            cifar_resnet, {"depth": depth}, _CIFAR, "he2016", published
+        )
         found[f"cifar_resnet{depth}_v2"] = Architecture(
-            cifar_resnet, {"depth": depth, "preactivation": True}, _CIFAR,
-            "he2016b")
-    for depth, group_width, published in ((50, 4, "25,028,904"),
-                                          (101, 8, "88,791,336")):
+            cifar_resnet,
+            {"depth": depth, "preactivation": True},
+            _CIFAR,
+            "he2016b",
+        )
+    for depth, group_width, published in (
+        (50, 4, "25,028,904"),
+        (101, 8, "88,791,336"),
+    ):
         template = {"depth": depth, "groups": 32, "group_width": group_width}
         found[f"resnext{depth}"] = Architecture(
-            resnext, template, _IMAGENET, "xie2017", published)
+            resnext, template, _IMAGENET, "xie2017", published
+        )
         found[f"resnext{depth}_v2"] = Architecture(
-            resnext, template | {"preactivation": True}, _IMAGENET,
-            "labatie2021")
+            resnext,
+            template | {"preactivation": True},
+            _IMAGENET,
+            "labatie2021",
+        )
     # "WideResnet(26, k)" of rao2020 is depth 28 in zagoruyko2016's count
-    for k, source, published in ((2, "eftekhari2025", ""),
-                                 (10, "zagoruyko2016", "36.5 M")):
+    for k, source, published in (
+        (2, "eftekhari2025", ""),
+        (10, "zagoruyko2016", "36.5 M"),
+    ):
         found[f"wrn28-{k}"] = Architecture(
-            wide_resnet, {"depth": 28, "widening": k}, _CIFAR, source,
-            published)
+            wide_resnet, {"depth": 28, "widening": k}, _CIFAR, source, published
+        )
         found[f"wrn28-{k}_skipless"] = Architecture(
-            wide_resnet, {"depth": 28, "widening": k, "shortcut": "none"},
-            _CIFAR, "rao2020")
+            wide_resnet,
+            {"depth": 28, "widening": k, "shortcut": "none"},
+            _CIFAR,
+            "rao2020",
+        )
     return found
 
 
 def _others() -> dict[str, Architecture]:
     "The other networks of the papers."
     small, large = (3, 224, 224), (3, 260, 260)
-    base = {"classes": 1000, "image": 224, "patch": 16, "depth": 12,
-            "heads": 12, "hidden": 3072}
-    gpt2 = {"vocabulary": 50257, "length": 1024, "width": 768, "depth": 12,
-            "heads": 12}
-    return {"efficientnet_b0": Architecture(
-                efficientnet, {"variant": 0}, small, "tan2019", "5,288,548"),
-            "efficientnet_b2": Architecture(
-                efficientnet, {"variant": 2}, large, "tan2019", "9,109,994"),
-            "efficientnet_b0_grouped": Architecture(
-                efficientnet, {"variant": 0, "grouped": True}, small,
-                "labatie2021", "5.9 M"),
-            "efficientnet_b2_grouped": Architecture(
-                efficientnet, {"variant": 2, "grouped": True}, large,
-                "labatie2021", "9.5 M"),
-            "resnet9": Architecture(ResNet9, {}, _CIFAR,
-                                    "a reviewer of eftekhari2025", "6,575,370"),
-            "vit": Architecture(VisionTransformer, {}, _CIFAR, "eftekhari2025",
-                                norm=nn.LayerNorm),
-            "vit_b16": Architecture(
-                VisionTransformer, base, _IMAGENET, "dosovitskiy2021",
-                "86,567,656", nn.LayerNorm),
-            "mlp": Architecture(MLP, {}, _FASHION, "eftekhari2025",
-                                norm=nn.BatchNorm1d),
-            "mlp20": Architecture(MLP, {"widths": [784] * 20}, _FASHION,
-                                  "rao2020", norm=nn.BatchNorm1d),
-            "gpt2": Architecture(LanguageModel, gpt2, (1024,), "radford2019",
-                                 "124,439,808", nn.LayerNorm),
-            "gpt": Architecture(LanguageModel, {}, (128,),
-                                "radford2019, reduced", norm=nn.LayerNorm),
-            "rnn": Architecture(RecurrentNet, {}, (128,), "ba2016",
-                                norm=nn.LayerNorm)}
+    base = {
+        "classes": 1000,
+        "image": 224,
+        "patch": 16,
+        "depth": 12,
+        "heads": 12,
+        "hidden": 3072,
+    }
+    gpt2 = {
+        "vocabulary": 50257,
+        "length": 1024,
+        "width": 768,
+        "depth": 12,
+        "heads": 12,
+    }
+    return {
+        "efficientnet_b0": Architecture(
+            efficientnet, {"variant": 0}, small, "tan2019", "5,288,548"
+        ),
+        "efficientnet_b2": Architecture(
+            efficientnet, {"variant": 2}, large, "tan2019", "9,109,994"
+        ),
+        "efficientnet_b0_grouped": Architecture(
+            efficientnet,
+            {"variant": 0, "grouped": True},
+            small,
+            "labatie2021",
+            "5.9 M",
+        ),
+        "efficientnet_b2_grouped": Architecture(
+            efficientnet,
+            {"variant": 2, "grouped": True},
+            large,
+            "labatie2021",
+            "9.5 M",
+        ),
+        "resnet9": Architecture(
+            ResNet9, {}, _CIFAR, "a reviewer of eftekhari2025", "6,575,370"
+        ),
+        "vit": Architecture(
+            VisionTransformer, {}, _CIFAR, "eftekhari2025", norm=nn.LayerNorm
+        ),
+        "vit_b16": Architecture(
+            VisionTransformer,
+            base,
+            _IMAGENET,
+            "dosovitskiy2021",
+            "86,567,656",
+            nn.LayerNorm,
+        ),
+        "mlp": Architecture(
+            MLP, {}, _FASHION, "eftekhari2025", norm=nn.BatchNorm1d
+        ),
+        "mlp20": Architecture(
+            MLP,
+            {"widths": [784] * 20},
+            _FASHION,
+            "rao2020",
+            norm=nn.BatchNorm1d,
+        ),
+        "gpt2": Architecture(
+            LanguageModel,
+            gpt2,
+            (1024,),
+            "radford2019",
+            "124,439,808",
+            nn.LayerNorm,
+        ),
+        "gpt": Architecture(
+            LanguageModel, {}, (128,), "radford2019, reduced", norm=nn.LayerNorm
+        ),
+        "rnn": Architecture(
+            RecurrentNet, {}, (128,), "ba2016", norm=nn.LayerNorm
+        ),
+    }
 
 
 def _small() -> dict[str, Architecture]:
     "Networks for this book, on images of 28 pixels without colour."
     halved = {"channels": 1, "stem_stride": 2}
     stages = [[1, 3, 1, 8, 1], [4, 3, 2, 16, 2], [4, 5, 2, 24, 2]]
-    return {"small_resnet": Architecture(
-                SmallResNet, {}, _FASHION, "he2016, reduced"),
-            "small_resnet_v2": Architecture(
-                SmallResNet, {"preactivation": True}, _FASHION,
-                "he2016b, reduced"),
-            "small_resnext": Architecture(
-                ResNet,
-                {"blocks": [1] * 3, "widths": [16, 32, 64], "bottleneck": True,
-                 "groups": 4, "group_width": 16} | halved,
-                _FASHION, "xie2017, reduced"),
-            "small_wrn": Architecture(wide_resnet, {"depth": 16} | halved,
-                                      _FASHION, "zagoruyko2016, reduced"),
-            "small_wrn_skipless": Architecture(
-                wide_resnet, {"depth": 16, "shortcut": "none"} | halved,
-                _FASHION, "rao2020, reduced"),
-            "small_efficientnet": Architecture(
-                EfficientNet,
-                {"channels": 1, "stages": stages, "stem": 8, "head": 96},
-                _FASHION, "tan2019, reduced"),
-            "small_resnet9": Architecture(
-                ResNet9, {"channels": 1, "width": 8}, _FASHION,
-                "a reviewer of eftekhari2025, reduced"),
-            "small_vit": Architecture(
-                SmallViT, {}, _FASHION, "dosovitskiy2021, reduced",
-                norm=nn.LayerNorm),
-            "small_mlp": Architecture(
-                MLP, {"widths": [128] * 3}, _FASHION, "eftekhari2025, reduced",
-                norm=nn.BatchNorm1d)}
+    return {
+        "small_resnet": Architecture(
+            SmallResNet, {}, _FASHION, "he2016, reduced"
+        ),
+        "small_resnet_v2": Architecture(
+            SmallResNet, {"preactivation": True}, _FASHION, "he2016b, reduced"
+        ),
+        "small_resnext": Architecture(
+            ResNet,
+            {
+                "blocks": [1] * 3,
+                "widths": [16, 32, 64],
+                "bottleneck": True,
+                "groups": 4,
+                "group_width": 16,
+            }
+            | halved,
+            _FASHION,
+            "xie2017, reduced",
+        ),
+        "small_wrn": Architecture(
+            wide_resnet,
+            {"depth": 16} | halved,
+            _FASHION,
+            "zagoruyko2016, reduced",
+        ),
+        "small_wrn_skipless": Architecture(
+            wide_resnet,
+            {"depth": 16, "shortcut": "none"} | halved,
+            _FASHION,
+            "rao2020, reduced",
+        ),
+        "small_efficientnet": Architecture(
+            EfficientNet,
+            {"channels": 1, "stages": stages, "stem": 8, "head": 96},
+            _FASHION,
+            "tan2019, reduced",
+        ),
+        "small_resnet9": Architecture(
+            ResNet9,
+            {"channels": 1, "width": 8},
+            _FASHION,
+            "a reviewer of eftekhari2025, reduced",
+        ),
+        "small_vit": Architecture(
+            SmallViT,
+            {},
+            _FASHION,
+            "dosovitskiy2021, reduced",
+            norm=nn.LayerNorm,
+        ),
+        "small_mlp": Architecture(
+            MLP,
+            {"widths": [128] * 3},
+            _FASHION,
+            "eftekhari2025, reduced",
+            norm=nn.BatchNorm1d,
+        ),
+    }
 
 
 _MODELS = _residual() | _others() | _small()
@@ -277,6 +431,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
     entry = architecture(name)
     return entry.make(**{**entry.arguments, **arguments})
 
+
 # %% ../../nbs/748_experiments.models.ipynb #2fcf9949
 class Cost(NamedTuple):
     """Of a network and one input: parameters, multiply-accumulates of a forward
@@ -289,6 +444,7 @@ class Cost(NamedTuple):
         >>> cost("mlp").macs, cost("mlp").normalized
         (1237152, 1568)
     """
+
     parameters: int
     macs: int
     normalized: int
@@ -318,15 +474,20 @@ def macs(model: nn.Module, inputs: Tensor) -> int:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
+
     # fused attention is not counted on every device
-    with (torch.no_grad(), sdpa_kernel(SDPBackend.MATH),
-          FlopCounterMode(display=False) as counter):
+    with (
+        torch.no_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
         model(inputs)
     return counter.get_total_flops() // 2
 
 
-def cost(name: str, inputs: tuple[int, ...] | None = None,
-         **arguments: Any) -> Cost:
+def cost(
+    name: str, inputs: tuple[int, ...] | None = None, **arguments: Any
+) -> Cost:
     """What the network of that name costs for one input of shape `inputs`
     (default: the one of the list); nothing is computed.
 
@@ -340,10 +501,14 @@ def cost(name: str, inputs: tuple[int, ...] | None = None,
     entry, seen = architecture(name), []
     norm = arguments.pop("norm", entry.norm)
     with torch.device("meta"):
-        model = build(name, norm=lambda size: _Counter(norm(size), seen),
-                      **arguments).eval()
+        model = build(
+            name, norm=lambda size: _Counter(norm(size), seen), **arguments
+        ).eval()
         shape = (1, *(entry.inputs if inputs is None else inputs))
-        x = torch.zeros(shape) if len(shape) > 2 else torch.zeros(
-            shape, dtype=torch.int64)
+        x = (
+            torch.zeros(shape)
+            if len(shape) > 2
+            else torch.zeros(shape, dtype=torch.int64)
+        )
     work = macs(model, x)
     return Cost(sum(p.numel() for p in model.parameters()), work, sum(seen))

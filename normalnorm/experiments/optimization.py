@@ -7,8 +7,17 @@ step, checked against PyTorch's own.
 # ../../nbs/749_experiments.optimization.ipynb.
 
 # %% auto #0
-__all__ = ['SCHEDULES', 'OPTIMIZERS', 'AVERAGES', 'PRECISIONS', 'Settings',
-           'learning_rate', 'RMSPropTF', 'groups_by_name', 'make_optimizer']
+__all__ = [
+    "SCHEDULES",
+    "OPTIMIZERS",
+    "AVERAGES",
+    "PRECISIONS",
+    "Settings",
+    "learning_rate",
+    "RMSPropTF",
+    "groups_by_name",
+    "make_optimizer",
+]
 
 # %% ../../nbs/749_experiments.optimization.ipynb #28c7f820
 import math
@@ -27,8 +36,14 @@ from ..names import near
 SCHEDULES = ("onecycle", "steps", "constant", "cosine", "exponential")
 OPTIMIZERS = ("sgd", "adamw", "rmsprop", "rmsprop_tf")
 AVERAGES = ("", "ema", "swa")
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true",
-              "64-true")
+PRECISIONS = (
+    "32-true",
+    "bf16-mixed",
+    "16-mixed",
+    "bf16-true",
+    "16-true",
+    "64-true",
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,7 @@ class Settings:
         Traceback (most recent call last):
         ValueError: optimizer='adan' is not known: did you mean adamw?
     """
+
     epochs: int
     batch: int = 128
     optimizer: str = "sgd"
@@ -116,49 +132,71 @@ class Settings:
     clip_value: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES),
-                            ("average", AVERAGES), ("precision", PRECISIONS)):
+        for name, known in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("average", AVERAGES),
+            ("precision", PRECISIONS),
+        ):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not "
-                                 f"known: {near(getattr(self, name), known)}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not "
+                    f"known: {near(getattr(self, name), known)}"
+                )
         for wanted, holds in (
-            ("epochs ≥ 1", self.epochs >= 1), ("steps ≥ 0", self.steps >= 0),
+            ("epochs ≥ 1", self.epochs >= 1),
+            ("steps ≥ 0", self.steps >= 0),
             ("validate_every ≥ 0", self.validate_every >= 0),
             ("evaluation_batch ≥ 1", self.evaluation_batch >= 1),
-            ("batch ≥ 2", self.batch >= 2), ("lr > 0", self.lr > 0),
+            ("batch ≥ 2", self.batch >= 2),
+            ("lr > 0", self.lr > 0),
             ("weight_decay ≥ 0", self.weight_decay >= 0),
-            ("accumulate ≥ 1 and a divisor of batch",
-             self.accumulate >= 1
-                 and self.batch % max(self.accumulate, 1) == 0),
+            (
+                "accumulate ≥ 1 and a divisor of batch",
+                self.accumulate >= 1
+                and self.batch % max(self.accumulate, 1) == 0,
+            ),
             ("0 ≤ clip_norm < ∞", 0 <= self.clip_norm < math.inf),
             ("0 ≤ clip_value < ∞", 0 <= self.clip_value < math.inf),
-            ("clip_norm or clip_value, not both",
-             not (self.clip_norm and self.clip_value)),
+            (
+                "clip_norm or clip_value, not both",
+                not (self.clip_norm and self.clip_value),
+            ),
             ("0 ≤ label_smoothing < 1", 0 <= self.label_smoothing < 1),
             ("0 ≤ average_decay < 1", 0 <= self.average_decay < 1),
-            ("1 ≤ average_from ≤ epochs",
-             1 <= self.average_from <= max(self.epochs, 1)),
+            (
+                "1 ≤ average_from ≤ epochs",
+                1 <= self.average_from <= max(self.epochs, 1),
+            ),
             ("0 ≤ warmup < epochs", 0 <= self.warmup < max(self.epochs, 1)),
             ("0 < warmup_from ≤ 1", 0 < self.warmup_from <= 1),
-            ("every > 0", self.every > 0), ("factor > 0", self.factor > 0),
+            ("every > 0", self.every > 0),
+            ("factor > 0", self.factor > 0),
             ("restart ≥ 0", self.restart >= 0),
             ("restart_factor ≥ 1", self.restart_factor >= 1),
             ("0 ≤ floor ≤ lr", 0 <= self.floor <= self.lr),
-            ("no warmup with onecycle, which has its own",
-             self.schedule != "onecycle" or not self.warmup)
+            (
+                "no warmup with onecycle, which has its own",
+                self.schedule != "onecycle" or not self.warmup,
+            ),
         ):
             if not holds:
                 given = ", ".join(
-                    f"{key}={value!r}" for key, value in asdict(self).items()
-                    if re.search(rf"\b{key}\b", wanted))
+                    f"{key}={value!r}"
+                    for key, value in asdict(self).items()
+                    if re.search(rf"\b{key}\b", wanted)
+                )
                 raise ValueError(f"expected {wanted}; given {given}")
         for name in ("milestones", "betas", "no_decay"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
         "All fields by their names, as plain JSON values: lists for tuples."
-        return {key: list(value) if isinstance(value, tuple) else value
-                for key, value in asdict(self).items()}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self).items()
+        }
+
 
 # %% ../../nbs/749_experiments.optimization.ipynb #4a4d2ac8
 def _between(start: float, end: float, part: float) -> float:
@@ -181,9 +219,11 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     s = settings
     if s.schedule == "onecycle":
         top = 0.3 * steps - 1
-        return (_between(s.lr / 25, s.lr, step / top) if step <= top
-                else _between(s.lr, s.lr / 25e4,
-                              (step - top) / (steps - 1 - top)))
+        return (
+            _between(s.lr / 25, s.lr, step / top)
+            if step <= top
+            else _between(s.lr, s.lr / 25e4, (step - top) / (steps - 1 - top))
+        )
     time = step * s.epochs / steps
     if time < s.warmup:
         return s.lr * (s.warmup_from + (1 - s.warmup_from) * time / s.warmup)
@@ -199,6 +239,7 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
             since, length = since - length, length * s.restart_factor
         return _between(s.lr, s.floor, since / length)
     return s.lr
+
 
 # %% ../../nbs/749_experiments.optimization.ipynb #f0a1c752
 class RMSPropTF(torch.optim.Optimizer):
@@ -223,17 +264,33 @@ class RMSPropTF(torch.optim.Optimizer):
         0.9
     """
 
-    def __init__(self, params: Any, lr: float = 1e-3, alpha: float = 0.9,
-                 eps: float = 1e-10, weight_decay: float = 0.0,
-                 momentum: float = 0.0) -> None:
-        given = {"lr": lr, "alpha": alpha, "eps": eps,
-                 "weight_decay": weight_decay, "momentum": momentum}
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        alpha: float = 0.9,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+    ) -> None:
+        given = {
+            "lr": lr,
+            "alpha": alpha,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+        }
         for name, value in given.items():
-            if not 0 <= value < (1 if name in ("alpha", "momentum")
-                                 else math.inf):
-                raise ValueError(f"RMSPropTF: {name}={value}; expected a "
-                                 "number from 0 on, alpha and momentum below "
-                                 "1")
+            if (
+                not 0
+                <= value
+                < (1 if name in ("alpha", "momentum") else math.inf)
+            ):
+                raise ValueError(
+                    f"RMSPropTF: {name}={value}; expected a "
+                    "number from 0 on, alpha and momentum below "
+                    "1"
+                )
         super().__init__(params, given)
 
     @torch.no_grad()
@@ -248,25 +305,34 @@ class RMSPropTF(torch.optim.Optimizer):
                 if p.grad is None:
                     continue
                 if p.grad.is_sparse:
-                    raise RuntimeError("RMSPropTF takes no sparse gradients: "
-                                       "make the embedding with sparse=False")
+                    raise RuntimeError(
+                        "RMSPropTF takes no sparse gradients: "
+                        "make the embedding with sparse=False"
+                    )
                 state = self.state[p]
                 if not state:
                     state["square_avg"] = torch.ones_like(p)
                     state["momentum_buffer"] = torch.zeros_like(p)
-                gradient = (p.grad.add(p, alpha=group["weight_decay"])
-                            if group["weight_decay"] else p.grad)
+                gradient = (
+                    p.grad.add(p, alpha=group["weight_decay"])
+                    if group["weight_decay"]
+                    else p.grad
+                )
                 v, m = state["square_avg"], state["momentum_buffer"]
-                v.mul_(group["alpha"]).addcmul_(gradient, gradient,
-                                                value=1 - group["alpha"])
+                v.mul_(group["alpha"]).addcmul_(
+                    gradient, gradient, value=1 - group["alpha"]
+                )
                 m.mul_(group["momentum"]).addcdiv_(
-                    gradient, v.add(group["eps"]).sqrt_(), value=group["lr"])
+                    gradient, v.add(group["eps"]).sqrt_(), value=group["lr"]
+                )
                 p.sub_(m)
         return loss
 
+
 # %% ../../nbs/749_experiments.optimization.ipynb #9a34c5f3
-def groups_by_name(model: nn.Module,
-                     settings: Settings) -> list[dict[str, Any]]:
+def groups_by_name(
+    model: nn.Module, settings: Settings
+) -> list[dict[str, Any]]:
     """The parameters of `model` in groups for an optimizer: those that decay,
     and, where `no_decay` names any, those that do not.
 
@@ -284,26 +350,37 @@ def groups_by_name(model: nn.Module,
         ...      model, Settings(epochs=1, no_decay=("1d", "!1.weight")))]
         [2, 2]
     """
-    named = [(name, p) for name, p in model.named_parameters()
-             if p.requires_grad]
+    named = [
+        (name, p) for name, p in model.named_parameters() if p.requires_grad
+    ]
     decays = {name: True for name, _ in named}
     for pattern in settings.no_decay:
         plain = pattern.removeprefix("!")
-        hit = [name for name, p in named
-               if (p.ndim < 2 if plain == "1d" else fnmatchcase(name, plain))]
+        hit = [
+            name
+            for name, p in named
+            if (p.ndim < 2 if plain == "1d" else fnmatchcase(name, plain))
+        ]
         if not hit:
-            raise ValueError(f"no_decay: the pattern {pattern!r} matches no "
-                             "parameter; there are "
-                             f"{', '.join(name for name, _ in named[:8])}, …")
+            raise ValueError(
+                f"no_decay: the pattern {pattern!r} matches no "
+                "parameter; there are "
+                f"{', '.join(name for name, _ in named[:8])}, …"
+            )
         decays.update(dict.fromkeys(hit, pattern.startswith("!")))
-    groups = [{"params": [p for name, p in named if decays[name] is decaying],
-               "weight_decay": settings.weight_decay if decaying else 0.0}
-              for decaying in (True, False)]
+    groups = [
+        {
+            "params": [p for name, p in named if decays[name] is decaying],
+            "weight_decay": settings.weight_decay if decaying else 0.0,
+        }
+        for decaying in (True, False)
+    ]
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(model: nn.Module,
-                   settings: Settings) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, settings: Settings
+) -> torch.optim.Optimizer:
     """The optimizer of the settings' name over the parameters of `model`:
     PyTorch's own, or `RMSPropTF`.
 
@@ -315,13 +392,17 @@ def make_optimizer(model: nn.Module,
         ('AdamW', 0.1)
     """
     rms = {"momentum": settings.momentum, "alpha": settings.rms_decay}
-    kinds: dict[str, tuple[Callable[..., torch.optim.Optimizer],
-                           dict[str, Any]]] = {
-        "sgd": (torch.optim.SGD, {"momentum": settings.momentum,
-                                  "nesterov": settings.nesterov}),
+    kinds: dict[
+        str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]
+    ] = {
+        "sgd": (
+            torch.optim.SGD,
+            {"momentum": settings.momentum, "nesterov": settings.nesterov},
+        ),
         "adamw": (torch.optim.AdamW, {"betas": settings.betas}),
         "rmsprop": (torch.optim.RMSprop, rms),
-        "rmsprop_tf": (RMSPropTF, rms)}
+        "rmsprop_tf": (RMSPropTF, rms),
+    }
     kind, options = kinds[settings.optimizer]
     if settings.eps is not None and settings.optimizer != "sgd":
         options["eps"] = settings.eps

@@ -6,13 +6,45 @@ once, whatever happens to the process, the disk or a second process beside it.
 # ../../nbs/760_experiments.results.ipynb.
 
 # %% auto #0
-__all__ = ['SCHEMA', 'SCALES', 'TUNED_ON', 'NATIVE', 'UnknownName',
-           'ResultsError', 'Published', 'Contrast', 'Switches', 'Deviation',
-           'Detectable', 'Recipe', 'identity', 'drawn_hash', 'source_hash',
-           'processor', 'provenance', 'default_out', 'book_results', 'digest',
-           'read_row', 'Scan', 'scan', 'codes', 'selected', 'rows', 'current',
-           'recipes', 'find', 'Job', 'left_out', 'plan', 'file_lock', 'perform',
-           'tell_other_code', 'default_device', 'run_recipe']
+__all__ = [
+    "SCHEMA",
+    "SCALES",
+    "TUNED_ON",
+    "NATIVE",
+    "UnknownName",
+    "ResultsError",
+    "Published",
+    "Contrast",
+    "Switches",
+    "Deviation",
+    "Detectable",
+    "Recipe",
+    "identity",
+    "drawn_hash",
+    "source_hash",
+    "processor",
+    "provenance",
+    "default_out",
+    "book_results",
+    "digest",
+    "read_row",
+    "Scan",
+    "scan",
+    "codes",
+    "selected",
+    "rows",
+    "current",
+    "recipes",
+    "find",
+    "Job",
+    "left_out",
+    "plan",
+    "file_lock",
+    "perform",
+    "tell_other_code",
+    "default_device",
+    "run_recipe",
+]
 
 # %% ../../nbs/760_experiments.results.ipynb #62231cd2
 import hashlib
@@ -39,8 +71,12 @@ import torch
 from ..names import near
 from .data import DataError, data_hash
 from .statistics import detectable
-from .train import (
-    by_first, clear_leftovers, started, write_atomically)
+from normalnorm.experiments.train import (
+    by_first,
+    clear_leftovers,
+    started,
+    write_atomically,
+)
 
 # %% ../../nbs/760_experiments.results.ipynb #79a6da5d
 SCHEMA = 4
@@ -86,6 +122,7 @@ class Published(NamedTuple):
         >>> Published(94.4, 0.1, 6, "accuracy (%)", "a table").mean
         94.4
     """
+
     mean: float
     se: float | None
     seeds: int | None
@@ -101,6 +138,7 @@ class Contrast(NamedTuple):
         >>> Contrast("BN", "BNN", "accuracy").second
         'BNN'
     """
+
     first: str
     second: str
     metric: str
@@ -116,6 +154,7 @@ class Switches(NamedTuple):
         >>> pair.arms[3]
         'BNN'
     """
+
     first: str
     second: str
     arms: tuple[str, str, str, str]
@@ -132,6 +171,7 @@ class Deviation(NamedTuple):
         >>> Deviation(0.5, "a pilot of 4 seeds").value
         0.5
     """
+
     value: float
     source: str
 
@@ -146,6 +186,7 @@ class Detectable(NamedTuple):
         >>> detected.difference
         0.5
     """
+
     contrast: Contrast
     seeds: int
     difference: float
@@ -206,6 +247,7 @@ class Recipe:
         >>> coin.arms("book")["bent"], coin.settings("book", "bent")
         ({}, [({}, {})])
     """
+
     name: str
     title: str
     claims: tuple[str, ...]
@@ -231,33 +273,46 @@ class Recipe:
         known = {arm for arms in self.scales.values() for arm in arms}
         for place, names in (
             ("compare", {arm for pair in self.compare for arm in pair}),
-            ("grid", set(self.grid)), ("paper", set(self.paper)),
-            ("switches", {arm for pair in self.switches for arm in pair.arms})
+            ("grid", set(self.grid)),
+            ("paper", set(self.paper)),
+            ("switches", {arm for pair in self.switches for arm in pair.arms}),
         ):
             for arm in sorted(names - known):
-                raise ValueError(f"the recipe {self.name}: `{place}` names the "
-                                 f"arm {arm!r}, which no scale has: "
-                                 f"{near(arm, known)}")
+                raise ValueError(
+                    f"the recipe {self.name}: `{place}` names the "
+                    f"arm {arm!r}, which no scale has: "
+                    f"{near(arm, known)}"
+                )
         for first, second in self.compare:
-            grids = [json.dumps(self.grid.get(arm, {}), sort_keys=True)
-                     for arm in (first, second)]
+            grids = [
+                json.dumps(self.grid.get(arm, {}), sort_keys=True)
+                for arm in (first, second)
+            ]
             if grids[0] != grids[1]:
-                raise ValueError(f"the recipe {self.name} compares {first!r}, "
-                                 f"tuned over {grids[0]}, with {second!r}, "
-                                 f"tuned over {grids[1]}: the arm with more "
-                                 "tries would win by that alone. Give both "
-                                 "the same grid, or none")
+                raise ValueError(
+                    f"the recipe {self.name} compares {first!r}, "
+                    f"tuned over {grids[0]}, with {second!r}, "
+                    f"tuned over {grids[1]}: the arm with more "
+                    "tries would win by that alone. Give both "
+                    "the same grid, or none"
+                )
         for contrast in self.primary:
-            if (contrast[:2] not in self.compare
-                    or contrast.metric not in self.outcomes):
-                raise ValueError(f"the recipe {self.name}: the primary "
-                                 f"contrast {contrast} is none of the "
-                                 "comparisons: add it to `compare` and "
-                                 "`compared`")
+            if (
+                contrast[:2] not in self.compare
+                or contrast.metric not in self.outcomes
+            ):
+                raise ValueError(
+                    f"the recipe {self.name}: the primary "
+                    f"contrast {contrast} is none of the "
+                    "comparisons: add it to `compare` and "
+                    "`compared`"
+                )
         if self.tuned_on not in ("", *TUNED_ON):
-            raise ValueError(f"the recipe {self.name}: tuned_on="
-                             f"{self.tuned_on!r}, expected one of "
-                             f"{', '.join(TUNED_ON)}")
+            raise ValueError(
+                f"the recipe {self.name}: tuned_on="
+                f"{self.tuned_on!r}, expected one of "
+                f"{', '.join(TUNED_ON)}"
+            )
 
     @property
     def outcomes(self) -> tuple[str, ...]:
@@ -286,11 +341,16 @@ class Recipe:
         """
         level = 1 - 0.05 / max(1, len(self.primary))
         count = len(self.seeds_at(scale))
-        return [Detectable(contrast, count,
-                           detectable(count, level=level)
-                           * self.deviation[contrast.metric].value)
-                for contrast in self.primary
-                if contrast.metric in self.deviation]
+        return [
+            Detectable(
+                contrast,
+                count,
+                detectable(count, level=level)
+                * self.deviation[contrast.metric].value,
+            )
+            for contrast in self.primary
+            if contrast.metric in self.deviation
+        ]
 
     def unstated(self) -> list[str]:
         """What the recipe does not say before it is run: in words, one for each
@@ -302,25 +362,39 @@ class Recipe:
         gaps = []
         if self.compare and not self.exploratory:
             if not self.primary:
-                gaps.append("no primary contrast, and `exploratory` does not "
-                            "say why")
+                gaps.append(
+                    "no primary contrast, and `exploratory` does not say why"
+                )
             for metric in dict.fromkeys(c.metric for c in self.primary):
                 if metric not in self.deviation:
-                    gaps.append(f"no deviation of {metric}, so nobody knows "
-                                "which difference the seeds detect")
-                elif not (self.deviation[metric].value > 0
-                          and self.deviation[metric].source):
-                    gaps.append(f"the deviation of {metric} is not above 0, or "
-                                "its source is not named")
+                    gaps.append(
+                        f"no deviation of {metric}, so nobody knows "
+                        "which difference the seeds detect"
+                    )
+                elif not (
+                    self.deviation[metric].value > 0
+                    and self.deviation[metric].source
+                ):
+                    gaps.append(
+                        f"the deviation of {metric} is not above 0, or "
+                        "its source is not named"
+                    )
             for metric in self.outcomes:
                 if not self.negligible.get(metric, 0) > 0:
-                    gaps.append(f"no difference in {metric} that would count "
-                                "as none (`negligible`)")
+                    gaps.append(
+                        f"no difference in {metric} that would count "
+                        "as none (`negligible`)"
+                    )
             if self.tuned_on == "unknown" and not self.tuned:
-                gaps.append("which split judged what was tuned is unknown, and "
-                            "`tuned` does not say what it was")
-        gaps += [f"no seeds at scale {scale}" for scale in self.scales
-                 if scale not in self.seeds]
+                gaps.append(
+                    "which split judged what was tuned is unknown, and "
+                    "`tuned` does not say what it was"
+                )
+        gaps += [
+            f"no seeds at scale {scale}"
+            for scale in self.scales
+            if scale not in self.seeds
+        ]
         if not self.tuned_on:
             gaps.append("which split judged what was tuned (`tuned_on`)")
         if self.tuned_on == "nothing" and self.grid:
@@ -332,12 +406,15 @@ class Recipe:
         recipe does not have.
         """
         if scale not in self.scales:
-            raise UnknownName(f"the recipe {self.name} has no scale {scale!r}: "
-                              f"{near(scale, self.scales)}")
+            raise UnknownName(
+                f"the recipe {self.name} has no scale {scale!r}: "
+                f"{near(scale, self.scales)}"
+            )
         return self.scales[scale]
 
-    def settings(self, scale: str,
-                 arm: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def settings(
+        self, scale: str, arm: str
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """The points of the arm's grid, and for each the whole configuration as
         it is written to files (lists for tuples).
 
@@ -359,9 +436,11 @@ class Recipe:
             found.append((dict(zip(grid, values)), config))
         return found
 
+
 # %% ../../nbs/760_experiments.results.ipynb #0e3de6c4
-def identity(recipe: str, arm: str, config: dict[str, Any], seed: int,
-             data: str) -> str:
+def identity(
+    recipe: str, arm: str, config: dict[str, Any], seed: int, data: str
+) -> str:
     """The identity of a run: 12 hexadecimal digits of a SHA-256 of recipe, arm,
     configuration, seed and data hash.
 
@@ -373,8 +452,9 @@ def identity(recipe: str, arm: str, config: dict[str, Any], seed: int,
         >>> first == identity("r", "a", {"y": 2, "x": 1}, 0, ""), len(first)
         (True, 12)
     """
-    text = json.dumps([recipe, arm, config, seed, data], sort_keys=True,
-                      separators=(",", ":"))
+    text = json.dumps(
+        [recipe, arm, config, seed, data], sort_keys=True, separators=(",", ":")
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -422,8 +502,9 @@ def source_hash() -> str:
 def _told(*command: str) -> str | None:
     "What a command prints, None where it is not there or fails."
     try:
-        done = subprocess.run(command, capture_output=True, text=True,
-                              timeout=10)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
@@ -449,14 +530,18 @@ def processor() -> str:
     """
     try:
         text = Path("/proc/cpuinfo").read_text(
-            encoding="utf-8", errors="replace")
+            encoding="utf-8", errors="replace"
+        )
     except OSError:
         text = ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     if found:
         return found[1].strip()
-    name = (_told("sysctl", "-n", "machdep.cpu.brand_string")
-            if sys.platform == "darwin" else None)
+    name = (
+        _told("sysctl", "-n", "machdep.cpu.brand_string")
+        if sys.platform == "darwin"
+        else None
+    )
     return name or platform.processor() or platform.machine()
 
 
@@ -473,17 +558,20 @@ def _computed(device: str) -> tuple[str | None, str | None]:
     kernel = None
     if loaded and native.available():
         way = native.way()
-        parts = [f"vectors of {way.lanes}",
-                 "fused multiply-add" if way.fused else "",
-                 "tables" if way.tables else ""]
+        parts = [
+            f"vectors of {way.lanes}",
+            "fused multiply-add" if way.fused else "",
+            "tables" if way.tables else "",
+        ]
         kernel = ", ".join(filter(None, parts))
     chosen = backends.get_backend()
     if chosen in ("eager", "compiled"):
         return chosen, kernel
     instead = backends._instead
     if not device.startswith("cpu"):
-        known = device.startswith("cuda") and (
-            "compiled", "cuda") not in instead
+        known = (
+            device.startswith("cuda") and ("compiled", "cuda") not in instead
+        )
         return "compiled" if known else "eager", kernel
     if not loaded:  # no layer asked for it
         return None, None
@@ -508,11 +596,16 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
         (True, 12)
     """
     backend, kernel = _computed(device)
-    return {"python": platform.python_version(), "torch": torch.__version__,
-            "source": source_hash(), "commit": _commit(),
-            "processor": processor(),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "kernel": kernel, "backend": backend}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "source": source_hash(),
+        "commit": _commit(),
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "kernel": kernel,
+        "backend": backend,
+    }
 
 
 # %% ../../nbs/760_experiments.results.ipynb #02184b0b
@@ -543,17 +636,21 @@ def book_results() -> Path:
         True
     """
     package = Path(__file__).resolve().parents[1]
-    checkouts = [place / "results"
-                 for place in (Path.cwd(), *Path.cwd().parents, package.parent)
-                 if (place / "settings.ini").exists()]
+    checkouts = [
+        place / "results"
+        for place in (Path.cwd(), *Path.cwd().parents, package.parent)
+        if (place / "settings.ini").exists()
+    ]
     for place in (*checkouts, package / "book" / "results"):
         if place.is_dir():
             return place
-    raise ResultsError("the book's committed results are neither in a "
-                       f"checkout around the current directory ({Path.cwd()}) "
-                       f"nor in the installed package ({package}): clone the "
-                       "repository, or make your own rows with `normalnorm "
-                       "run RECIPE --scale book`")
+    raise ResultsError(
+        "the book's committed results are neither in a "
+        f"checkout around the current directory ({Path.cwd()}) "
+        f"nor in the installed package ({package}): clone the "
+        "repository, or make your own rows with `normalnorm "
+        "run RECIPE --scale book`"
+    )
 
 
 def _slug(arm: str) -> str:
@@ -563,8 +660,11 @@ def _slug(arm: str) -> str:
 # %% ../../nbs/760_experiments.results.ipynb #a60c0de7
 def _number(value: Any) -> bool:
     "A finite number; True and False are none."
-    return (isinstance(value, (int, float)) and not isinstance(value, bool)
-            and math.isfinite(value))
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
 
 
 def _whole(value: Any) -> bool:
@@ -579,13 +679,30 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "time": (lambda v: _number(v) and v >= 0, "a finite number, not below 0"),
     "dictionary": (lambda v: isinstance(v, dict), "a dictionary"),
 }
-_FIELDS = {"recipe": "text", "scale": "text", "arm": "text", "seed": "whole",
-           "hash": "text", "config": "dictionary", "data_hash": "text",
-           "drawn_hash": "perhaps", "metrics": "dictionary", "device": "text",
-           "processes": "count", "threads": "whole", "python": "text",
-           "torch": "text", "source": "text", "commit": "perhaps",
-           "processor": "text", "instructions": "text", "kernel": "perhaps",
-           "backend": "perhaps", "wall_seconds": "time", "digest": "text"}
+_FIELDS = {
+    "recipe": "text",
+    "scale": "text",
+    "arm": "text",
+    "seed": "whole",
+    "hash": "text",
+    "config": "dictionary",
+    "data_hash": "text",
+    "drawn_hash": "perhaps",
+    "metrics": "dictionary",
+    "device": "text",
+    "processes": "count",
+    "threads": "whole",
+    "python": "text",
+    "torch": "text",
+    "source": "text",
+    "commit": "perhaps",
+    "processor": "text",
+    "instructions": "text",
+    "kernel": "perhaps",
+    "backend": "perhaps",
+    "wall_seconds": "time",
+    "digest": "text",
+}
 
 
 def digest(row: dict[str, Any]) -> str:
@@ -597,8 +714,11 @@ def digest(row: dict[str, Any]) -> str:
         >>> digest({"a": 1, "b": [0.5]}) == digest({"b": [0.5], "a": 1})
         True
     """
-    text = json.dumps({k: v for k, v in row.items() if k != "digest"},
-                      sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        {k: v for k, v in row.items() if k != "digest"},
+        sort_keys=True,
+        separators=(",", ":"),
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -615,8 +735,10 @@ def _wrong(row: Any, path: Path) -> str | None:
         return f"it holds a {type(row).__name__}: expected a dictionary"
     if not _whole(row.get("schema")) or row["schema"] != SCHEMA:
         given = _shown(row["schema"]) if "schema" in row else "nothing"
-        return (f"`schema` is {given}: expected {SCHEMA}, for older rows have "
-                "no digest, or do not say what made them")
+        return (
+            f"`schema` is {given}: expected {SCHEMA}, for older rows have "
+            "no digest, or do not say what made them"
+        )
     missing = [name for name in _FIELDS if name not in row]
     if missing:
         return f"{', '.join(missing)} missing"
@@ -624,8 +746,10 @@ def _wrong(row: Any, path: Path) -> str | None:
     if not isinstance(later, dict) or not all(
         name in _FIELDS and isinstance(how, str) for name, how in later.items()
     ):
-        return (f"`afterwards` is {_shown(later)}: expected, for fields of "
-                "this row, how one knows")
+        return (
+            f"`afterwards` is {_shown(later)}: expected, for fields of "
+            "this row, how one knows"
+        )
     for name, kind in _FIELDS.items():
         holds, expected = _KINDS[kind]
         if not (holds(row[name]) or row[name] is None and name in later):
@@ -634,27 +758,38 @@ def _wrong(row: Any, path: Path) -> str | None:
         given = _shown(row["config"].get("data"))
         return f"`data` in `config` is {given}: expected the name of a data set"
     if row["config"].get("draw") and row["drawn_hash"] is None:
-        return ("`drawn_hash` is None, and by its configuration it draws "
-                "training examples: expected a text")
+        return (
+            "`drawn_hash` is None, and by its configuration it draws "
+            "training examples: expected a text"
+        )
     if not row["metrics"]:
         return "`metrics` is empty: expected name → number"
     for name, value in row["metrics"].items():
         if not _number(value):
-            return (f"the metric `{name}` is {_shown(value)}: expected a "
-                    "finite number")
-    due = identity(row["recipe"], row["arm"], row["config"], row["seed"],
-                   row["data_hash"])
+            return (
+                f"the metric `{name}` is {_shown(value)}: expected a "
+                "finite number"
+            )
+    due = identity(
+        row["recipe"], row["arm"], row["config"], row["seed"], row["data_hash"]
+    )
     if row["hash"] != due:
-        return (f"`hash` is {row['hash']}, and recipe, arm, configuration, "
-                f"seed and data give {due}: something was edited")
+        return (
+            f"`hash` is {row['hash']}, and recipe, arm, configuration, "
+            f"seed and data give {due}: something was edited"
+        )
     if row["digest"] != digest(row):
-        return (f"`digest` is {_shown(row['digest'])}, and its content gives "
-                f"{digest(row)[:12]}…: something was edited, or a bit was "
-                "turned")
+        return (
+            f"`digest` is {_shown(row['digest'])}, and its content gives "
+            f"{digest(row)[:12]}…: something was edited, or a bit was "
+            "turned"
+        )
     name = f"{_slug(row['arm'])}-seed{row['seed']}-{row['hash']}.json"
     if path.name != name:
-        return (f"its content belongs in a file called {name}: it was copied "
-                "or renamed")
+        return (
+            f"its content belongs in a file called {name}: it was copied "
+            "or renamed"
+        )
     place = f"{row['recipe']}/{row['scale']}"
     if path.absolute().parts[-3:-1] != (row["recipe"], row["scale"]):
         return f"its content belongs in a folder called {place}: it was moved"
@@ -680,16 +815,25 @@ def read_row(path: Path) -> dict[str, Any]:
         >>> row["recipe"], row["scale"]
         ('first-experiment', 'book')
     """
+
     def refuse(what: str) -> ResultsError:
-        return ResultsError(f"{path} is not a row of results ({what}): "
-                            "delete it and run its recipe again")
+        return ResultsError(
+            f"{path} is not a row of results ({what}): "
+            "delete it and run its recipe again"
+        )
+
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-        if (isinstance(row, dict) and _whole(row.get("schema"))
-                and row["schema"] > SCHEMA):
-            raise ResultsError(f"{path} was written by a newer normalnorm "
-                               f"(schema {row['schema']}, this one knows "
-                               f"{SCHEMA}): install a newer one")
+        if (
+            isinstance(row, dict)
+            and _whole(row.get("schema"))
+            and row["schema"] > SCHEMA
+        ):
+            raise ResultsError(
+                f"{path} was written by a newer normalnorm "
+                f"(schema {row['schema']}, this one knows "
+                f"{SCHEMA}): install a newer one"
+            )
         wrong = _wrong(row, path)
     except ResultsError:
         raise
@@ -697,7 +841,8 @@ def read_row(path: Path) -> dict[str, Any]:
         raise refuse("it is nested too deeply") from None
     except OSError as error:
         raise ResultsError(
-            f"{path} cannot be read ({error.strerror or error})") from error
+            f"{path} cannot be read ({error.strerror or error})"
+        ) from error
     except ValueError as error:
         raise refuse(f"it is no JSON: {error}") from error
     if wrong:
@@ -717,12 +862,14 @@ class Scan(NamedTuple):
         >>> len(found.rows) > 50, found.problems
         (True, [])
     """
+
     rows: dict[Path, dict[str, Any]]
     problems: list[ResultsError]
 
 
-def scan(recipe: "Recipe | str", scale: str,
-         out: Path | str | None = None) -> Scan:
+def scan(
+    recipe: "Recipe | str", scale: str, out: Path | str | None = None
+) -> Scan:
     """All files of a recipe at a scale, read one by one: a bad one hides no
     other.
 
@@ -748,15 +895,25 @@ def scan(recipe: "Recipe | str", scale: str,
         except ResultsError as error:
             found.problems.append(error)
     if not isinstance(recipe, str) and scale in recipe.scales:
-        shown = dict.fromkeys((*recipe.columns, *recipe.outcomes,
-                               *((recipe.choose,) if recipe.grid else ())))
+        shown = dict.fromkeys(
+            (
+                *recipe.columns,
+                *recipe.outcomes,
+                *((recipe.choose,) if recipe.grid else ()),
+            )
+        )
         for path, row in current(recipe, scale, found.rows).items():
             missing = [name for name in shown if name not in row["metrics"]]
             if missing:
                 del found.rows[path]
-                found.problems.append(ResultsError(
-                    f"{path} lacks the metrics {', '.join(missing)}, which the "
-                    f"recipe {name} shows: delete it and run its recipe again"))
+                found.problems.append(
+                    ResultsError(
+                        f"{path} lacks the metrics {', '.join(missing)}, "
+                        f"which the "
+                        f"recipe {name} shows: delete it and run its recipe "
+                        f"again"
+                    )
+                )
     return found
 
 
@@ -767,8 +924,10 @@ def _made(row: dict[str, Any]) -> tuple[str, str | None]:
     """
     device, backend = row["device"], row["backend"]
     if device == "cpu":
-        device = (f"CPU with {row['instructions'] or 'unknown instructions'}, "
-                  f"threads: {row['threads']}")
+        device = (
+            f"CPU with {row['instructions'] or 'unknown instructions'}, "
+            f"threads: {row['threads']}"
+        )
     if row["processes"] > 1:
         device += f", {row['processes']} processes together"
     if backend == "native":
@@ -814,15 +973,19 @@ def _one_code(found: dict[Path, dict[str, Any]]) -> None:
         return
     lines = [
         f"  {name}: {len(paths)} rows, {', '.join(p.name for p in paths[:3])}"
-        + (", …" if len(paths) > 3 else "") for name, paths in groups.items()]
+        + (", …" if len(paths) > 3 else "")
+        for name, paths in groups.items()
+    ]
     folders = ", ".join(sorted({str(path.parent) for path in found}))
     raise ResultsError(
         f"{folders} holds rows of different code, which make no table:\n"
-        + "\n".join(lines) + "\nMove those of one code to another folder and "
-                             "give it as --out (`normalnorm compare` compares "
-                             "two folders run by run), or make all anew with "
-                             "one code, or say that it does not matter: "
-                             "--any-code, in Python any_code=True")
+        + "\n".join(lines)
+        + "\nMove those of one code to another folder and "
+        "give it as --out (`normalnorm compare` compares "
+        "two folders run by run), or make all anew with "
+        "one code, or say that it does not matter: "
+        "--any-code, in Python any_code=True"
+    )
 
 
 def _one_draw(found: dict[Path, dict[str, Any]]) -> None:
@@ -837,12 +1000,14 @@ def _one_draw(found: dict[Path, dict[str, Any]]) -> None:
             raise ResultsError(
                 f"{path} and {other.name} have the seed {row['seed']} and drew "
                 "different training examples, so they are no pair: delete the "
-                "older one and run its recipe again")
+                "older one and run its recipe again"
+            )
 
 
 # %% ../../nbs/760_experiments.results.ipynb #a60c0dea
-def selected(recipe: "Recipe | str",
-             found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def selected(
+    recipe: "Recipe | str", found: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Of the rows of arms with a grid, those of the setting with the best mean
     of the recipe's `choose`; rows of other arms as they are.
 
@@ -861,22 +1026,38 @@ def selected(recipe: "Recipe | str",
     for arm in dict.fromkeys(row["arm"] for row in found):
         mine = [row for row in found if row["arm"] == arm]
         if recipe.grid.get(arm):
-            points = {json.dumps(setting, sort_keys=True)
-                      for setting, _ in recipe.settings(mine[0]["scale"], arm)}
-            by = {point: {row["seed"]: row for row in mine if json.dumps(
-                              row["setting"], sort_keys=True) == point}
-                  for point in sorted(points)}
+            points = {
+                json.dumps(setting, sort_keys=True)
+                for setting, _ in recipe.settings(mine[0]["scale"], arm)
+            }
+            by = {
+                point: {
+                    row["seed"]: row
+                    for row in mine
+                    if json.dumps(row["setting"], sort_keys=True) == point
+                }
+                for point in sorted(points)
+            }
             common = set.intersection(*(set(of) for of in by.values()))
-            best = max(by, key=lambda point: sum(
-                by[point][seed]["metrics"][recipe.choose] for seed in common))
+            best = max(
+                by,
+                key=lambda point: sum(
+                    by[point][seed]["metrics"][recipe.choose] for seed in common
+                ),
+            )
             mine = [row for seed, row in sorted(by[best].items()) if common]
         kept += mine
     return kept
 
 
-def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
-         every: bool = False, any_code: bool = False,
-         usable_only: bool = False) -> list[dict[str, Any]]:
+def rows(
+    recipe: Recipe | str,
+    scale: str,
+    out: Path | str | None = None,
+    every: bool = False,
+    any_code: bool = False,
+    usable_only: bool = False,
+) -> list[dict[str, Any]]:
     """The finished runs of a recipe at a scale, by arm and seed: those whose
     configuration is the recipe's present one.
 
@@ -906,12 +1087,14 @@ def rows(recipe: Recipe | str, scale: str, out: Path | str | None = None,
     _one_draw(mine)
     if not any_code:
         _one_code(mine)
-    return list(mine.values()) if every else selected(
-        recipe, list(mine.values()))
+    return (
+        list(mine.values()) if every else selected(recipe, list(mine.values()))
+    )
 
 
-def current(recipe: Recipe, scale: str,
-            found: dict[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+def current(
+    recipe: Recipe, scale: str, found: dict[Path, dict[str, Any]]
+) -> dict[Path, dict[str, Any]]:
     """The rows, of those that are given by their files, whose configuration is
     the recipe's present one, by arm and seed; with the `setting` of a grid.
 
@@ -925,19 +1108,28 @@ def current(recipe: Recipe, scale: str,
         True
     """
     order = list(recipe.arms(scale))
-    points = {arm: [(setting, json.dumps(config, sort_keys=True))
-                    for setting, config in recipe.settings(scale, arm)]
-              for arm in order}
+    points = {
+        arm: [
+            (setting, json.dumps(config, sort_keys=True))
+            for setting, config in recipe.settings(scale, arm)
+        ]
+        for arm in order
+    }
     kept = {}
     for path, row in found.items():
         config = json.dumps(row["config"], sort_keys=True)
         setting = next(
-            (s for s, c in points.get(row["arm"], ()) if c == config), None)
+            (s for s, c in points.get(row["arm"], ()) if c == config), None
+        )
         # also of a run that was made before there was a grid
         if setting is not None:
             kept[path] = {**row, "setting": setting} if setting else row
-    return dict(sorted(kept.items(), key=lambda item: (
-                    order.index(item[1]["arm"]), item[1]["seed"])))
+    return dict(
+        sorted(
+            kept.items(),
+            key=lambda item: (order.index(item[1]["arm"]), item[1]["seed"]),
+        )
+    )
 
 
 # %% ../../nbs/760_experiments.results.ipynb #cd4df405
@@ -957,8 +1149,9 @@ def recipes() -> dict[str, Recipe]:
             raise
         return {}
     found: dict[str, Recipe] = {}
-    for module in (pkgutil.walk_packages(package.__path__,
-                                         package.__name__ + ".")):
+    for module in pkgutil.walk_packages(
+        package.__path__, package.__name__ + "."
+    ):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, Recipe):
                 found[value.name] = value
@@ -984,6 +1177,7 @@ def find(name: Recipe | str) -> Recipe:
         raise UnknownName(f"no recipe is called {name!r}: {near(name, known)}")
     return known[name]
 
+
 # %% ../../nbs/760_experiments.results.ipynb #f622cecd
 class Job(NamedTuple):
     """One run to be done: recipe, scale, arm, point of the grid, whole
@@ -1000,6 +1194,7 @@ class Job(NamedTuple):
         >>> job.checkpoint.parent.as_posix()
         'elsewhere/.checkpoints'
     """
+
     recipe: Recipe
     scale: str
     arm: str
@@ -1018,20 +1213,34 @@ class Job(NamedTuple):
     @property
     def label(self) -> str:
         "The recipe, scale, arm, setting and seed, for people."
-        return " ".join([self.recipe.name, self.scale, self.arm,
-                         *(f"{place.split('.')[-1]}={value}"
-                           for place, value in self.setting.items()),
-                         f"seed {self.seed}"])
+        return " ".join(
+            [
+                self.recipe.name,
+                self.scale,
+                self.arm,
+                *(
+                    f"{place.split('.')[-1]}={value}"
+                    for place, value in self.setting.items()
+                ),
+                f"seed {self.seed}",
+            ]
+        )
 
     @property
     def state(self) -> str:
         "`finished`, `begun` (a checkpoint is there) or `to run`."
-        return ("finished" if self.path.exists() else "begun"
-                if self.checkpoint.exists() else "to run")
+        return (
+            "finished"
+            if self.path.exists()
+            else "begun"
+            if self.checkpoint.exists()
+            else "to run"
+        )
 
 
-def _data(configs: Iterable[dict[str, Any]]
-          ) -> tuple[dict[str, str], dict[str, DataError]]:
+def _data(
+    configs: Iterable[dict[str, Any]],
+) -> tuple[dict[str, str], dict[str, DataError]]:
     "The hashes of the data sets that are there, and why the others are not."
     there: dict[str, str] = {}
     missing: dict[str, DataError] = {}
@@ -1043,8 +1252,9 @@ def _data(configs: Iterable[dict[str, Any]]
     return there, missing
 
 
-def left_out(name: Recipe | str, scale: str,
-             arms: Iterable[str] | None = None) -> list[str]:
+def left_out(
+    name: Recipe | str, scale: str, arms: Iterable[str] | None = None
+) -> list[str]:
     """The arms that `plan` leaves out because their data are missing: a line
     for each data set, with what to do. Empty where `arms` are named.
 
@@ -1060,15 +1270,22 @@ def left_out(name: Recipe | str, scale: str,
     configs = find(name).arms(scale)
     there, missing = _data(configs.values()) if not arms else ({}, {})
     without = lambda data: ", ".join(
-        arm for arm in configs if configs[arm]["data"] == data)
-    return [f"left out: {without(data)}: {error}"
-            for data, error in missing.items() if there]
+        arm for arm in configs if configs[arm]["data"] == data
+    )
+    return [
+        f"left out: {without(data)}: {error}"
+        for data, error in missing.items()
+        if there
+    ]
 
 
-def plan(name: Recipe | str, scale: str = "smoke",
-         seeds: int | Iterable[int] | None = None,
-         out: Path | str | None = None,
-         arms: Iterable[str] | None = None) -> list[Job]:
+def plan(
+    name: Recipe | str,
+    scale: str = "smoke",
+    seeds: int | Iterable[int] | None = None,
+    out: Path | str | None = None,
+    arms: Iterable[str] | None = None,
+) -> list[Job]:
     """The jobs of a recipe at a scale, finished or not, in the order in which
     they are done: seeds first, then arms, then settings of a grid.
 
@@ -1095,16 +1312,23 @@ def plan(name: Recipe | str, scale: str = "smoke",
     own = recipe.seeds_at(scale)
     if seeds is None:
         seeds = own
-    chosen = (list(range(own.start, own.start + seeds))
-              if isinstance(seeds, int) else list(dict.fromkeys(seeds)))
+    chosen = (
+        list(range(own.start, own.start + seeds))
+        if isinstance(seeds, int)
+        else list(dict.fromkeys(seeds))
+    )
     if not chosen:
-        raise ValueError(f"seeds={seeds}: at least one run is needed, and two "
-                         "for a standard error")
+        raise ValueError(
+            f"seeds={seeds}: at least one run is needed, and two "
+            "for a standard error"
+        )
     named, arms = bool(arms), list(arms or configs)
     for arm in arms:
         if arm not in configs:
-            raise UnknownName(f"the recipe {recipe.name} has no arm {arm!r}: "
-                              f"{near(arm, configs)}")
+            raise UnknownName(
+                f"the recipe {recipe.name} has no arm {arm!r}: "
+                f"{near(arm, configs)}"
+            )
     folder, jobs = Path(out or default_out()) / recipe.name / scale, []
     prints, missing = _data(configs[arm] for arm in arms)
     if missing and (named or not prints):
@@ -1113,11 +1337,22 @@ def plan(name: Recipe | str, scale: str = "smoke",
     for seed in chosen:
         for arm in arms:
             for setting, config in recipe.settings(scale, arm):
-                key = identity(recipe.name, arm, config, seed,
-                               prints[config["data"]])
-                jobs.append(Job(recipe, scale, arm, setting, config, seed, key,
-                                prints[config["data"]],
-                                folder / f"{_slug(arm)}-seed{seed}-{key}.json"))
+                key = identity(
+                    recipe.name, arm, config, seed, prints[config["data"]]
+                )
+                jobs.append(
+                    Job(
+                        recipe,
+                        scale,
+                        arm,
+                        setting,
+                        config,
+                        seed,
+                        key,
+                        prints[config["data"]],
+                        folder / f"{_slug(arm)}-seed{seed}-{key}.json",
+                    )
+                )
     return jobs
 
 
@@ -1146,8 +1381,9 @@ def file_lock(path: Path, wait: bool = False) -> Iterator[bool]:
     while True:
         with open(path, "w") as file:
             try:
-                fcntl.flock(file,
-                            fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(
+                    file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+                )
             except BlockingIOError:
                 yield False
                 return
@@ -1168,8 +1404,9 @@ def file_lock(path: Path, wait: bool = False) -> Iterator[bool]:
             return
 
 
-def _begin(job: Job, held: ExitStack,
-           wait: bool) -> tuple[bool, dict[str, Any] | None]:
+def _begin(
+    job: Job, held: ExitStack, wait: bool
+) -> tuple[bool, dict[str, Any] | None]:
     """Whether the job is ours to do, whose lock `held` then holds; otherwise
     its row, None where another process is at it.
     """
@@ -1192,48 +1429,67 @@ def _begin(job: Job, held: ExitStack,
 
 def _refuse_outcome(name: str, outcome: Any) -> None:
     "Raises `ValueError` for what cannot become a row."
-    if not isinstance(outcome, dict) or not isinstance(
-        outcome.get("metrics"), dict
-    ) or not outcome["metrics"]:
-        raise ValueError(f"the function of the recipe {name} returned "
-                         f"{type(outcome).__name__} without `metrics`: "
-                         "expected a dictionary with name → number there")
+    if (
+        not isinstance(outcome, dict)
+        or not isinstance(outcome.get("metrics"), dict)
+        or not outcome["metrics"]
+    ):
+        raise ValueError(
+            f"the function of the recipe {name} returned "
+            f"{type(outcome).__name__} without `metrics`: "
+            "expected a dictionary with name → number there"
+        )
     for metric, value in outcome["metrics"].items():
         if not _number(value):
-            raise ValueError(f"the function of the recipe {name} returned "
-                             f"{_shown(value)} for the metric `{metric}`: "
-                             "expected a finite number")
+            raise ValueError(
+                f"the function of the recipe {name} returned "
+                f"{_shown(value)} for the metric `{metric}`: "
+                "expected a finite number"
+            )
 
 
-def _finish(job: Job, outcome: dict[str, Any], device: str,
-            start: float) -> dict[str, Any]:
+def _finish(
+    job: Job, outcome: dict[str, Any], device: str, start: float
+) -> dict[str, Any]:
     "Write the row of a job that is done; returns what lies there then."
     row = {
-        "schema": SCHEMA, "recipe": job.recipe.name, "scale": job.scale,
-        "arm": job.arm, **({"setting": job.setting} if job.setting else {}),
-        "seed": job.seed, "hash": job.hash, "config": job.config,
+        "schema": SCHEMA,
+        "recipe": job.recipe.name,
+        "scale": job.scale,
+        "arm": job.arm,
+        **({"setting": job.setting} if job.setting else {}),
+        "seed": job.seed,
+        "hash": job.hash,
+        "config": job.config,
         "data_hash": job.data_hash,
         "drawn_hash": drawn_hash(job.config, job.seed),
         "device": torch.cuda.get_device_name(device)
-                  if device.startswith("cuda") else device,
-        "processes": started()[1], "threads": torch.get_num_threads(),
-        **outcome, **provenance(device),
-        "wall_seconds": round(time.perf_counter() - start, 2)}
+        if device.startswith("cuda")
+        else device,
+        "processes": started()[1],
+        "threads": torch.get_num_threads(),
+        **outcome,
+        **provenance(device),
+        "wall_seconds": round(time.perf_counter() - start, 2),
+    }
     # as it will be read: lists for tuples
     row = json.loads(json.dumps(row))
     row["digest"] = digest(row)
     text = json.dumps(row, separators=(",", ":"))
-    if not write_atomically(job.path,
-                            lambda file: file.write(text.encode() + b"\n"),
-                            replace=False):
+    if not write_atomically(
+        job.path, lambda file: file.write(text.encode() + b"\n"), replace=False
+    ):
         row = read_row(job.path)
     job.checkpoint.unlink(missing_ok=True)
     return row
 
 
-def perform(job: Job, device: str = "cpu",
-            progress: Callable[[str], None] | None = None,
-            wait: bool = True) -> dict[str, Any] | None:
+def perform(
+    job: Job,
+    device: str = "cpu",
+    progress: Callable[[str], None] | None = None,
+    wait: bool = True,
+) -> dict[str, Any] | None:
     """Do one job, unless its row is there, and return the row.
 
     None where another process is at it and `wait` is False. All processes that
@@ -1262,8 +1518,13 @@ def perform(job: Job, device: str = "cpu",
             return row
         start = time.perf_counter()
         outcome = job.recipe.run(
-            job.config, seed=job.seed, arm=job.arm, device=device,
-            checkpoint=job.checkpoint, progress=progress or (lambda line: None))
+            job.config,
+            seed=job.seed,
+            arm=job.arm,
+            device=device,
+            checkpoint=job.checkpoint,
+            progress=progress or (lambda line: None),
+        )
         _refuse_outcome(job.recipe.name, outcome)
         return by_first(lambda: _finish(job, outcome, device, start), device)
 
@@ -1283,15 +1544,22 @@ def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
     if not there or len(there) == len(jobs):
         return
     found = scan(jobs[0].recipe, jobs[0].scale, jobs[0].path.parents[2]).rows
-    other = {name: paths for name, paths in codes(found).items()
-             if not name.startswith(f"source {source_hash()}, torch "
-                                    f"{torch.__version__},")}
+    other = {
+        name: paths
+        for name, paths in codes(found).items()
+        if not name.startswith(
+            f"source {source_hash()}, torch {torch.__version__},"
+        )
+    }
     if other:
-        told = "; ".join(f"{name}: {len(paths)} rows"
-                         for name, paths in other.items())
-        tell(f"in {jobs[0].path.parent} there are rows of other code ({told}), "
-             "which make no table with the new ones: give another --out, or "
-             "--any-code for the report")
+        told = "; ".join(
+            f"{name}: {len(paths)} rows" for name, paths in other.items()
+        )
+        tell(
+            f"in {jobs[0].path.parent} there are rows of other code ({told}), "
+            "which make no table with the new ones: give another --out, or "
+            "--any-code for the report"
+        )
 
 
 def default_device() -> str:
@@ -1305,11 +1573,15 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def run_recipe(name: Recipe | str, scale: str = "smoke",
-               seeds: int | Iterable[int] | None = None,
-               out: Path | str | None = None, device: str | None = None,
-               progress: Callable[[str], None] | None = None,
-               arms: Iterable[str] | None = None) -> list[dict[str, Any]]:
+def run_recipe(
+    name: Recipe | str,
+    scale: str = "smoke",
+    seeds: int | Iterable[int] | None = None,
+    out: Path | str | None = None,
+    device: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    arms: Iterable[str] | None = None,
+) -> list[dict[str, Any]]:
     """Perform the runs of a recipe that are not finished yet, and return the
     rows of all that were asked for.
 
@@ -1341,9 +1613,11 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
     """
     # of several processes one tells how it goes
     progress = progress if started()[0] == 0 else None
-    jobs, device, tell = (plan(name, scale, seeds, out, arms),
-                          device or default_device(),
-                          progress or (lambda line: None))
+    jobs, device, tell = (
+        plan(name, scale, seeds, out, arms),
+        device or default_device(),
+        progress or (lambda line: None),
+    )
     done: dict[int, dict[str, Any]] = {}
     for line in left_out(name, scale, arms):
         tell(line)
@@ -1352,11 +1626,15 @@ def run_recipe(name: Recipe | str, scale: str = "smoke",
         for number, job in enumerate(jobs):
             if number in done:
                 continue
-            before = {"finished": ": finished before",
-                      "begun": ": begun before"}.get(job.state, "")
-            tell(f"[{number + 1}/{len(jobs)}] "
-                 f"{job.label}"
-                 f"{': waiting for another process' if wait else before}")
+            before = {
+                "finished": ": finished before",
+                "begun": ": begun before",
+            }.get(job.state, "")
+            tell(
+                f"[{number + 1}/{len(jobs)}] "
+                f"{job.label}"
+                f"{': waiting for another process' if wait else before}"
+            )
             row = perform(job, device, progress, wait)
             if row is not None:
                 done[number] = row

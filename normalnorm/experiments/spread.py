@@ -7,7 +7,7 @@ costs the steps since its last checkpoint, and nothing else.
 # ../../nbs/765_experiments.spread.ipynb.
 
 # %% auto #0
-__all__ = ['SpreadError', 'cores', 'allotment', 'spread']
+__all__ = ["SpreadError", "cores", "allotment", "spread"]
 
 # %% ../../nbs/765_experiments.spread.ipynb #d29da224
 import multiprocessing
@@ -23,9 +23,17 @@ import torch
 
 from ..names import to_install
 from normalnorm.experiments.results import (
-    Job, Recipe, default_device, left_out, perform, plan, read_row,
-    tell_other_code)
+    Job,
+    Recipe,
+    default_device,
+    left_out,
+    perform,
+    plan,
+    read_row,
+    tell_other_code,
+)
 from .train import started
+
 
 # %% ../../nbs/765_experiments.spread.ipynb #4c1e3567
 class SpreadError(RuntimeError):
@@ -49,12 +57,16 @@ def cores() -> int:
         >>> cores() >= 1
         True
     """
-    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1)
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
-def allotment(jobs: int = 0, device: str | None = None,
-              most: int | None = None) -> list[tuple[str, int]]:
+def allotment(
+    jobs: int = 0, device: str | None = None, most: int | None = None
+) -> list[tuple[str, int]]:
     """For each of `jobs` processes (0: as many as make sense), but at most
     `most`, its device and its number of threads.
 
@@ -73,14 +85,22 @@ def allotment(jobs: int = 0, device: str | None = None,
     """
     device = device or default_device()
     if jobs < 0:
-        raise ValueError(f"jobs={jobs}: expected a number of processes, or 0 "
-                         "for as many as cores or GPUs allow")
-    devices = ([f"cuda:{i}" for i in range(torch.cuda.device_count())]
-               if device == "cuda" else [device])
+        raise ValueError(
+            f"jobs={jobs}: expected a number of processes, or 0 "
+            "for as many as cores or GPUs allow"
+        )
+    devices = (
+        [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        if device == "cuda"
+        else [device]
+    )
     jobs = jobs or (cores() if device == "cpu" else len(devices))
     jobs = min(jobs, most or jobs)
-    return [(devices[i % len(devices)], max(1, cores() // jobs))
-            for i in range(jobs)]
+    return [
+        (devices[i % len(devices)], max(1, cores() // jobs))
+        for i in range(jobs)
+    ]
+
 
 # %% ../../nbs/765_experiments.spread.ipynb #d31b75bc
 def _work(pipe: Connection, device: str, threads: int) -> None:
@@ -90,9 +110,17 @@ def _work(pipe: Connection, device: str, threads: int) -> None:
         while True:
             job, patient = pipe.recv()
             try:
-                pipe.send(("done", perform(
-                    job, device, lambda line: pipe.send(("line", line)),
-                    wait=patient)))
+                pipe.send(
+                    (
+                        "done",
+                        perform(
+                            job,
+                            device,
+                            lambda line: pipe.send(("line", line)),
+                            wait=patient,
+                        ),
+                    )
+                )
             except Exception as error:
                 pipe.send(("failed", f"{type(error).__name__}: {error}"))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
@@ -108,7 +136,8 @@ class _Worker:
         self.job: Job | None = None
         self.place, self.patient = (device, threads), False
         self.process = context.Process(
-            target=_work, args=(other, device, threads), daemon=True)
+            target=_work, args=(other, device, threads), daemon=True
+        )
         self.process.start()
         other.close()
 
@@ -117,8 +146,12 @@ class _Worker:
         self.pipe.send((job, patient))
 
 
-def _local(jobs: list[Job], places: list[tuple[str, int]],
-           tell: Callable[[str], None], attempts: int) -> dict[str, str]:
+def _local(
+    jobs: list[Job],
+    places: list[tuple[str, int]],
+    tell: Callable[[str], None],
+    attempts: int,
+) -> dict[str, str]:
     "Do the jobs in local processes; returns label → what went wrong."
     ahead, held, failures, deaths, finished = deque(jobs), deque(), {}, {}, 0
     workers: list[_Worker] = []
@@ -130,10 +163,12 @@ def _local(jobs: list[Job], places: list[tuple[str, int]],
         if ahead or held:
             patient = not ahead
             job = (ahead or held).popleft()
-            tell(f"[{finished + len(failures)}/{len(jobs)} finished] "
-                 f"{job.label}: "
-                 f"{'waiting for another process' if patient else job.state}, "
-                 f"on {worker.place[0]}")
+            tell(
+                f"[{finished + len(failures)}/{len(jobs)} finished] "
+                f"{job.label}: "
+                f"{'waiting for another process' if patient else job.state}, "
+                f"on {worker.place[0]}"
+            )
             worker.give(job, patient)
 
     try:
@@ -150,9 +185,11 @@ def _local(jobs: list[Job], places: list[tuple[str, int]],
                     worker.process.join()
                     workers.remove(worker)
                     deaths[job.hash] = deaths.get(job.hash, 0) + 1
-                    told = ("its process ended with status "
-                            f"{worker.process.exitcode} (a negative one is a "
-                            "signal)")
+                    told = (
+                        "its process ended with status "
+                        f"{worker.process.exitcode} (a negative one is a "
+                        "signal)"
+                    )
                     if deaths[job.hash] < attempts:
                         tell(f"{job.label}: {told}; taken up again")
                         ahead.appendleft(job)
@@ -183,9 +220,14 @@ def _local(jobs: list[Job], places: list[tuple[str, int]],
             worker.process.join(5)
     return failures
 
+
 # %% ../../nbs/765_experiments.spread.ipynb #0381b852
-def _over_ray(jobs: list[Job], places: list[tuple[str, int]],
-              tell: Callable[[str], None], attempts: int) -> dict[str, str]:
+def _over_ray(
+    jobs: list[Job],
+    places: list[tuple[str, int]],
+    tell: Callable[[str], None],
+    attempts: int,
+) -> dict[str, str]:
     """Do the jobs as tasks of Ray: a running cluster (RAY_ADDRESS or `ray.init`
     before), or one started here on this machine.
     """
@@ -195,14 +237,23 @@ def _over_ray(jobs: list[Job], places: list[tuple[str, int]],
         raise ModuleNotFoundError(
             f"Ray is not installed: {to_install('ray')}, or use local "
             "processes (--jobs)",
-            name="ray") from error
+            name="ray",
+        ) from error
     device, threads = places[0][0].split(":")[0], places[0][1]
     own = not ray.is_initialized()
     if own:
         elsewhere = os.environ.get("RAY_ADDRESS")
-        ray.init(log_to_driver=False,
-                 **({} if elsewhere else {"num_cpus": len(places) * threads,
-                                          "include_dashboard": False}))
+        ray.init(
+            log_to_driver=False,
+            **(
+                {}
+                if elsewhere
+                else {
+                    "num_cpus": len(places) * threads,
+                    "include_dashboard": False,
+                }
+            ),
+        )
 
     def task(job: Job) -> str:
         torch.set_num_threads(threads)
@@ -212,9 +263,14 @@ def _over_ray(jobs: list[Job], places: list[tuple[str, int]],
             return f"{type(error).__name__}: {error}"
         return ""
 
-    remote, failures = ray.remote(
-        num_cpus=threads, num_gpus=int(device == "cuda"),
-        max_retries=attempts - 1)(task), {}
+    remote, failures = (
+        ray.remote(
+            num_cpus=threads,
+            num_gpus=int(device == "cuda"),
+            max_retries=attempts - 1,
+        )(task),
+        {},
+    )
     try:
         waiting = {remote.remote(job): job for job in jobs}
         while waiting:
@@ -223,24 +279,34 @@ def _over_ray(jobs: list[Job], places: list[tuple[str, int]],
                 try:
                     problem = ray.get(done)
                 except ray.exceptions.RayError as error:
-                    problem = (f"its worker died {attempts} times "
-                               f"({type(error).__name__})")
+                    problem = (
+                        f"its worker died {attempts} times "
+                        f"({type(error).__name__})"
+                    )
                 if problem:
                     failures[job.label] = problem
-                tell(f"[{len(jobs) - len(waiting)}/{len(jobs)}] {job.label}: "
-                     f"{problem or 'finished'}")
+                tell(
+                    f"[{len(jobs) - len(waiting)}/{len(jobs)}] {job.label}: "
+                    f"{problem or 'finished'}"
+                )
     finally:
         if own:
             ray.shutdown()
     return failures
 
 
-def spread(name: Recipe | str, scale: str = "smoke",
-           seeds: int | Iterable[int] | None = None,
-           out: Path | str | None = None, arms: Iterable[str] | None = None,
-           jobs: int = 0, device: str | None = None,
-           progress: Callable[[str], None] | None = None, ray: bool = False,
-           attempts: int = 3) -> list[dict[str, Any]]:
+def spread(
+    name: Recipe | str,
+    scale: str = "smoke",
+    seeds: int | Iterable[int] | None = None,
+    out: Path | str | None = None,
+    arms: Iterable[str] | None = None,
+    jobs: int = 0,
+    device: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    ray: bool = False,
+    attempts: int = 3,
+) -> list[dict[str, Any]]:
     """Perform a recipe's runs in several processes at once; returns the rows of
     all that were asked for, as `run_recipe` does.
 
@@ -263,30 +329,42 @@ def spread(name: Recipe | str, scale: str = "smoke",
         normalnorm.experiments.results.UnknownName: no recipe is called ...
     """
     if started()[1] > 1:
-        raise ValueError(f"this is one of {started()[1]} processes of "
-                         "torchrun, which do each run together: give --jobs "
-                         "for runs side by side, or torchrun, not both")
+        raise ValueError(
+            f"this is one of {started()[1]} processes of "
+            "torchrun, which do each run together: give --jobs "
+            "for runs side by side, or torchrun, not both"
+        )
     todo = plan(name, scale, seeds, out, arms)
-    left, tell = ([job for job in todo if not job.path.exists()],
-                  progress or (lambda line: None))
+    left, tell = (
+        [job for job in todo if not job.path.exists()],
+        progress or (lambda line: None),
+    )
     if len(left) < len(todo):
         tell(f"{len(todo) - len(left)} of {len(todo)} runs finished before")
     for line in left_out(name, scale, arms):
         tell(line)
     tell_other_code(todo, tell)
-    left, places = ([job._replace(path=job.path.absolute()) for job in left],
-                    allotment(jobs, device, most=len(left)))
+    left, places = (
+        [job._replace(path=job.path.absolute()) for job in left],
+        allotment(jobs, device, most=len(left)),
+    )
     try:
         pickle.dumps(left)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(f"the recipe {todo[0].recipe.name} cannot be sent to "
-                         f"another process ({error}): define its function in a "
-                         "module, or run it in this process") from error
-    failures = ((_over_ray if ray else _local)(left, places, tell, attempts)
-                if left else {})
+        raise ValueError(
+            f"the recipe {todo[0].recipe.name} cannot be sent to "
+            f"another process ({error}): define its function in a "
+            "module, or run it in this process"
+        ) from error
+    failures = (
+        (_over_ray if ray else _local)(left, places, tell, attempts)
+        if left
+        else {}
+    )
     if failures:
         raise SpreadError(
             f"{len(failures)} of {len(todo)} runs failed, the others are "
-            "finished: " + "; ".join(
-                f"{label}: {what}" for label, what in failures.items()))
+            "finished: "
+            + "; ".join(f"{label}: {what}" for label, what in failures.items())
+        )
     return [read_row(job.path) for job in todo]

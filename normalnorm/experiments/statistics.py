@@ -6,11 +6,30 @@ test may claim, and how many seeds see which difference.
 # ../../nbs/755_experiments.statistics.ipynb.
 
 # %% auto #0
-__all__ = ['Summary', 'summarize', 'PairedTest', 'paired_test', 'Equivalence',
-           'equivalence_test', 'Factorial', 'factorial', 'detection_power',
-           'seeds_needed', 'detectable', 'Estimate', 'satterthwaite',
-           'variance_components', 'crossed_interval', 'contrast', 'holm',
-           'verdict', 'Share', 'share', 'signed', 'spelled']
+__all__ = [
+    "Summary",
+    "summarize",
+    "PairedTest",
+    "paired_test",
+    "Equivalence",
+    "equivalence_test",
+    "Factorial",
+    "factorial",
+    "detection_power",
+    "seeds_needed",
+    "detectable",
+    "Estimate",
+    "satterthwaite",
+    "variance_components",
+    "crossed_interval",
+    "contrast",
+    "holm",
+    "verdict",
+    "Share",
+    "share",
+    "signed",
+    "spelled",
+]
 
 # %% ../../nbs/755_experiments.statistics.ipynb #85540d98
 import itertools
@@ -21,12 +40,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
+
 # %% ../../nbs/755_experiments.statistics.ipynb #d0c9af98
 def _two_sided(found) -> float:
     if math.isnan(found.se):
         return math.nan
-    return (float(2 * stats.t.sf(abs(found.mean) / found.se, found.df))
-            if found.se > 0 else float(found.mean == 0))
+    return (
+        float(2 * stats.t.sf(abs(found.mean) / found.se, found.df))
+        if found.se > 0
+        else float(found.mean == 0)
+    )
 
 
 class Summary(NamedTuple):
@@ -42,6 +65,7 @@ class Summary(NamedTuple):
         >>> summarize([1.0, 2.0, 3.0]).mean
         2.0
     """
+
     mean: float
     se: float
     n: int
@@ -91,8 +115,10 @@ def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
     """
     n = len(values)
     if not n:
-        raise ValueError("summarize needs the result of one seed at least, "
-                         "better of five; given none")
+        raise ValueError(
+            "summarize needs the result of one seed at least, "
+            "better of five; given none"
+        )
     mean = math.fsum(values) / n
     if n == 1:
         return Summary(mean, math.nan, 1, math.nan, math.nan)
@@ -114,6 +140,7 @@ class PairedTest(NamedTuple):
         >>> paired_test([1.0, 2.0, 4.0], [2.0, 2.5, 5.5]).summary.mean
         1.0
     """
+
     summary: Summary
     p: float
     p_signs: float
@@ -122,14 +149,18 @@ class PairedTest(NamedTuple):
 
 def _pairs(first: Sequence[float], second: Sequence[float]) -> np.ndarray:
     if len(first) != len(second):
-        raise ValueError("a paired test needs one value of each arm for each "
-                         f"seed; given {len(first)} and {len(second)}")
+        raise ValueError(
+            "a paired test needs one value of each arm for each "
+            f"seed; given {len(first)} and {len(second)}"
+        )
     return np.asarray(second, dtype=np.float64) - np.asarray(
-        first, dtype=np.float64)
+        first, dtype=np.float64
+    )
 
 
-def paired_test(first: Sequence[float], second: Sequence[float],
-                level: float = 0.95) -> PairedTest:
+def paired_test(
+    first: Sequence[float], second: Sequence[float], level: float = 0.95
+) -> PairedTest:
     """Compare two arms seed by seed: `second` minus `first`, in the order of
     the seeds; returns a `PairedTest`.
 
@@ -150,12 +181,18 @@ def paired_test(first: Sequence[float], second: Sequence[float],
     if n == 1:
         return PairedTest(summary, math.nan, math.nan, math.nan)
     spread = float(d.std(ddof=1))
-    signs = (np.array(list(itertools.product((1, -1), repeat=n))) if n <= 16
-             else np.random.default_rng(0).choice((1, -1), size=(100_000, n)))
+    signs = (
+        np.array(list(itertools.product((1, -1), repeat=n)))
+        if n <= 16
+        else np.random.default_rng(0).choice((1, -1), size=(100_000, n))
+    )
     means = np.abs(signs @ d) / n
-    return PairedTest(summary, summary.p,
-                      float((means >= abs(summary.mean) * (1 - 1e-12)).mean()),
-                      spread)
+    return PairedTest(
+        summary,
+        summary.p,
+        float((means >= abs(summary.mean) * (1 - 1e-12)).mean()),
+        spread,
+    )
 
 
 class Equivalence(NamedTuple):
@@ -172,13 +209,18 @@ class Equivalence(NamedTuple):
         >>> found.p < 0.05, -1 < found.low < found.high < 1
         (True, True)
     """
+
     p: float
     low: float
     high: float
 
 
-def equivalence_test(first: Sequence[float], second: Sequence[float],
-                     bound: float, level: float = 0.95) -> Equivalence:
+def equivalence_test(
+    first: Sequence[float],
+    second: Sequence[float],
+    bound: float,
+    level: float = 0.95,
+) -> Equivalence:
     """Test whether two arms differ by less than `bound` in the mean: `second`
     minus `first`, seed by seed.
 
@@ -196,8 +238,10 @@ def equivalence_test(first: Sequence[float], second: Sequence[float],
         0.01
     """
     if not bound > 0:
-        raise ValueError(f"bound={bound}: expected the difference that would "
-                         "count as none, above 0")
+        raise ValueError(
+            f"bound={bound}: expected the difference that would "
+            "count as none, above 0"
+        )
     found = summarize(_pairs(first, second).tolist(), 2 * level - 1)
     if found.n == 1:
         return Equivalence(math.nan, math.nan, math.nan)
@@ -207,8 +251,11 @@ def equivalence_test(first: Sequence[float], second: Sequence[float],
 def _within(found, bound: float) -> float:
     "p of the two one-sided tests that a mean lies between −bound and bound."
     gap = bound - abs(found.mean)
-    return (float(stats.t.sf(gap / found.se, found.df)) if found.se > 0
-            else float(gap <= 0))
+    return (
+        float(stats.t.sf(gap / found.se, found.df))
+        if found.se > 0
+        else float(gap <= 0)
+    )
 
 
 class Factorial(NamedTuple):
@@ -222,14 +269,19 @@ class Factorial(NamedTuple):
         >>> found.first.summary.mean, found.second.summary.mean
         (2.0, 3.0)
     """
+
     first: PairedTest
     second: PairedTest
     interaction: PairedTest
 
 
-def factorial(neither: Sequence[float], first: Sequence[float],
-              second: Sequence[float], both: Sequence[float],
-              level: float = 0.95) -> Factorial:
+def factorial(
+    neither: Sequence[float],
+    first: Sequence[float],
+    second: Sequence[float],
+    both: Sequence[float],
+    level: float = 0.95,
+) -> Factorial:
     """Analyse four arms that are the settings of two switches, seed by seed.
 
     A main effect is the mean of the effects with the other switch off and on,
@@ -246,15 +298,25 @@ def factorial(neither: Sequence[float], first: Sequence[float],
         2.0
     """
     if len({len(arm) for arm in (neither, first, second, both)}) != 1:
-        raise ValueError("four arms need one value each for each seed; given "
-                         f"{len(neither)}, {len(first)}, {len(second)} and "
-                         f"{len(both)}")
-    o, a, b, c = (np.asarray(arm, dtype=np.float64)
-                  for arm in (neither, first, second, both))
-    return Factorial(*(paired_test(before.tolist(), after.tolist(), level)
-                       for before, after in (((o + b) / 2, (a + c) / 2),
-                                             ((o + a) / 2, (b + c) / 2),
-                                             (b - o, c - a))))
+        raise ValueError(
+            "four arms need one value each for each seed; given "
+            f"{len(neither)}, {len(first)}, {len(second)} and "
+            f"{len(both)}"
+        )
+    o, a, b, c = (
+        np.asarray(arm, dtype=np.float64)
+        for arm in (neither, first, second, both)
+    )
+    return Factorial(
+        *(
+            paired_test(before.tolist(), after.tolist(), level)
+            for before, after in (
+                ((o + b) / 2, (a + c) / 2),
+                ((o + a) / 2, (b + c) / 2),
+                (b - o, c - a),
+            )
+        )
+    )
 
 
 def detection_power(n: int, ratio: float, level: float = 0.95) -> float:
@@ -293,8 +355,10 @@ def seeds_needed(ratio: float, power: float = 0.8, level: float = 0.95) -> int:
     for n in [*range(2, 200), *range(200, 100_000, 50)]:
         if detection_power(n, abs(ratio), level) >= power:
             return n
-    raise ValueError(f"a difference of {ratio} standard deviations needs more "
-                     "than 100 000 seeds")
+    raise ValueError(
+        f"a difference of {ratio} standard deviations needs more "
+        "than 100 000 seeds"
+    )
 
 
 def detectable(n: int, power: float = 0.8, level: float = 0.95) -> float:
@@ -313,9 +377,13 @@ def detectable(n: int, power: float = 0.8, level: float = 0.95) -> float:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = ((middle, high) if detection_power(n, middle, level) < power
-                     else (low, middle))
+        low, high = (
+            (middle, high)
+            if detection_power(n, middle, level) < power
+            else (low, middle)
+        )
     return high
+
 
 # %% ../../nbs/755_experiments.statistics.ipynb #755c0002
 class Estimate(NamedTuple):
@@ -327,6 +395,7 @@ class Estimate(NamedTuple):
         >>> crossed_interval(np.array([[1.0, 2.0], [2.0, 4.0]])).mean
         2.25
     """
+
     mean: Any
     se: Any
     df: Any
@@ -335,8 +404,9 @@ class Estimate(NamedTuple):
     p: Any
 
 
-def satterthwaite(mean: Any, parts: Sequence[Any], df: Sequence[float],
-                  level: float = 0.95) -> Estimate:
+def satterthwaite(
+    mean: Any, parts: Sequence[Any], df: Sequence[float], level: float = 0.95
+) -> Estimate:
     """The interval of an estimate whose variance is a sum of `parts`, each
     estimated by itself with `df` degrees of freedom; a part may be negative.
 
@@ -353,14 +423,24 @@ def satterthwaite(mean: Any, parts: Sequence[Any], df: Sequence[float],
     """
     each, total = np.asarray(parts, dtype=np.float64), np.sum(parts, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        nu = np.where(total > 0, total**2 / np.tensordot(
-            1 / np.asarray(df), each**2, 1), min(df))
+        nu = np.where(
+            total > 0,
+            total**2 / np.tensordot(1 / np.asarray(df), each**2, 1),
+            min(df),
+        )
         se = np.sqrt(total)
-        p = np.where(total > 0, 2 * stats.t.sf(np.abs(mean) / se, nu),
-                     np.equal(mean, 0))
+        p = np.where(
+            total > 0, 2 * stats.t.sf(np.abs(mean) / se, nu), np.equal(mean, 0)
+        )
     half = stats.t.ppf((1 + level) / 2, nu) * se
-    return Estimate(*(v.item() if np.ndim(v) == 0 else v for v in map(
-        np.asarray, (mean, se, nu, mean - half, mean + half, p))))
+    return Estimate(
+        *(
+            v.item() if np.ndim(v) == 0 else v
+            for v in map(
+                np.asarray, (mean, se, nu, mean - half, mean + half, p)
+            )
+        )
+    )
 
 
 def variance_components(d: np.ndarray) -> tuple[Any, Any, Any]:
@@ -378,14 +458,19 @@ def variance_components(d: np.ndarray) -> tuple[Any, Any, Any]:
     """
     d = np.asarray(d, dtype=np.float64)
     if d.ndim < 2 or min(d.shape[-2:]) < 2:
-        raise ValueError("variance components need an array of two seeds and "
-                         f"two images or more; given the shape {d.shape}")
+        raise ValueError(
+            "variance components need an array of two seeds and "
+            f"two images or more; given the shape {d.shape}"
+        )
     seeds, images = d.shape[-2:]
     d = d - d.mean((-2, -1), keepdims=True)
     a, b = d.mean(-1, keepdims=True), d.mean(-2, keepdims=True)
-    rest = ((d - a - b)**2).sum((-2, -1)) / ((seeds - 1) * (images - 1))
-    return ((a**2).sum((-2, -1)) / (seeds - 1) - rest / images,
-            (b**2).sum((-2, -1)) / (images - 1) - rest / seeds, rest)
+    rest = ((d - a - b) ** 2).sum((-2, -1)) / ((seeds - 1) * (images - 1))
+    return (
+        (a**2).sum((-2, -1)) / (seeds - 1) - rest / images,
+        (b**2).sum((-2, -1)) / (images - 1) - rest / seeds,
+        rest,
+    )
 
 
 def crossed_interval(d: np.ndarray, level: float = 0.95) -> Estimate:
@@ -409,15 +494,25 @@ def crossed_interval(d: np.ndarray, level: float = 0.95) -> Estimate:
     d = np.asarray(d, dtype=np.float64)
     seeds, images = d.shape[-2:]
     some, other = of_seed > 0, of_image > 0
-    parts = (some * (rest + images * of_seed),
-             other * (rest + seeds * of_image), (1.0 - some - other) * rest)
+    parts = (
+        some * (rest + images * of_seed),
+        other * (rest + seeds * of_image),
+        (1.0 - some - other) * rest,
+    )
     return satterthwaite(
-        d.mean((-2, -1)), [part / (seeds * images) for part in parts],
-        (seeds - 1, images - 1, (seeds - 1) * (images - 1)), level)
+        d.mean((-2, -1)),
+        [part / (seeds * images) for part in parts],
+        (seeds - 1, images - 1, (seeds - 1) * (images - 1)),
+        level,
+    )
+
 
 # %% ../../nbs/755_experiments.statistics.ipynb #755c0010
-def contrast(found: Sequence[dict[str, Any]], weights: Mapping[str, float],
-             value: str | Callable[[dict[str, Any]], Any]) -> np.ndarray:
+def contrast(
+    found: Sequence[dict[str, Any]],
+    weights: Mapping[str, float],
+    value: str | Callable[[dict[str, Any]], Any],
+) -> np.ndarray:
     """A weighted sum of arms, seed by seed, in the order of the seeds that all
     of them have.
 
@@ -434,11 +529,17 @@ def contrast(found: Sequence[dict[str, Any]], weights: Mapping[str, float],
         array([12])
     """
     take = value if callable(value) else lambda row: row["metrics"][value]
-    by = {arm: {row["seed"]: row for row in found if row["arm"] == arm}
-          for arm in weights}
+    by = {
+        arm: {row["seed"]: row for row in found if row["arm"] == arm}
+        for arm in weights
+    }
     seeds = sorted(set.intersection(*map(set, by.values())))
-    return np.array([sum(w * take(by[arm][seed]) for arm, w in weights.items())
-                     for seed in seeds])
+    return np.array(
+        [
+            sum(w * take(by[arm][seed]) for arm, w in weights.items())
+            for seed in seeds
+        ]
+    )
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -457,9 +558,13 @@ def holm(p: Sequence[float]) -> list[float]:
     return out
 
 
-def verdict(found: Summary | Estimate, bound: float | None = None,
-            p: float | None = None, lower: bool = False,
-            level: float = 0.95) -> str:
+def verdict(
+    found: Summary | Estimate,
+    bound: float | None = None,
+    p: float | None = None,
+    lower: bool = False,
+    level: float = 0.95,
+) -> str:
     """The word for a difference: "better", "worse", "no difference beyond
     ±bound" or "open"; the first two with "by less than" the bound where that
     is shown too.
@@ -490,6 +595,7 @@ class Share(NamedTuple):
         >>> Share(0.8, 0.6, 1.1).word, Share(0.8, 0.4, 1.1).word
         ('most', 'an open part')
     """
+
     value: float
     low: float
     high: float
@@ -503,8 +609,13 @@ class Share(NamedTuple):
             >>> Share(0.2, 0.1, 0.4).word
             'less than half'
         """
-        return ("most" if self.low > 0.5 else "less than half"
-                if self.high < 0.5 else "an open part")
+        return (
+            "most"
+            if self.low > 0.5
+            else "less than half"
+            if self.high < 0.5
+            else "an open part"
+        )
 
 
 def share(part: np.ndarray, whole: np.ndarray, level: float = 0.95) -> Share:
@@ -521,8 +632,7 @@ def share(part: np.ndarray, whole: np.ndarray, level: float = 0.95) -> Share:
         (0.5, True)
     """
     part, whole = (np.asarray(d, dtype=np.float64) for d in (part, whole))
-    of: Callable[..., Any] = (crossed_interval if whole.ndim == 2
-                              else summarize)
+    of: Callable[..., Any] = crossed_interval if whole.ndim == 2 else summarize
     all_ = of(whole, level)
     value = float(part.mean() / whole.mean())
     if all_.low <= 0 <= all_.high:
@@ -536,8 +646,9 @@ def share(part: np.ndarray, whole: np.ndarray, level: float = 0.95) -> Share:
 
     while min(holds(value - step), holds(value + step)) > 0:
         step *= 2
-    low, high = (optimize.brentq(holds, value, value + side * step)
-                 for side in (-1, 1))
+    low, high = (
+        optimize.brentq(holds, value, value + side * step) for side in (-1, 1)
+    )
     return Share(value, low, high)
 
 
@@ -564,5 +675,7 @@ def spelled(found: Summary | Estimate, digits: int = 2) -> str:
         >>> spelled(Estimate(0.5, 0.2, 9, 0.0476, 0.9524, 0.034))
         '+0.50 (+0.05 … +0.95)'
     """
-    return (f"{signed(found.mean, digits)} ({signed(found.low, digits)} … "
-            f"{signed(found.high, digits)})")
+    return (
+        f"{signed(found.mean, digits)} ({signed(found.low, digits)} … "
+        f"{signed(found.high, digits)})"
+    )

@@ -7,7 +7,7 @@ same example.
 # ../../nbs/736_experiments.streams.ipynb.
 
 # %% auto #0
-__all__ = ['ahead', 'batches', 'Stream', 'images', 'text']
+__all__ = ["ahead", "batches", "Stream", "images", "text"]
 
 # %% ../../nbs/736_experiments.streams.ipynb #404fd497
 import copy
@@ -80,9 +80,11 @@ def ahead(items: Iterable[Any], depth: int = 2) -> Iterator[Any]:
         stopped.set()
         thread.join()
 
+
 # %% ../../nbs/736_experiments.streams.ipynb #4769b3f6
-def batches(split: Any, order: Iterable[Tensor],
-            depth: int = 2) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    split: Any, order: Iterable[Tensor], depth: int = 2
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches `split[index]` for each `index` of `order`; prepared ahead by
     a thread where that saves time, directly where the split lies in memory.
 
@@ -101,8 +103,12 @@ def batches(split: Any, order: Iterable[Tensor],
     if isinstance(split, tuple):
         split = Tensors(*split)
     found = (split[index] for index in order)
-    return (found if isinstance(split, (Tensors, hub.Images, Windows))
-            else ahead(found, depth))
+    return (
+        found
+        if isinstance(split, (Tensors, hub.Images, Windows))
+        else ahead(found, depth)
+    )
+
 
 # %% ../../nbs/736_experiments.streams.ipynb #f9642b8b
 class Stream:
@@ -144,21 +150,43 @@ class Stream:
         [[2, 3], [4, 5]]
     """
 
-    def __init__(self, source: Any, keep: Callable[[int], bool],
-                 unpack: Callable[[list[Any]], Sequence[Any]],
-                 collate: Callable[[list[Any]], tuple[Tensor, Tensor]],
-                 batch: int, block: int, seed: int | None = None,
-                 name: str = "stream", depth: int = 2) -> None:
+    def __init__(
+        self,
+        source: Any,
+        keep: Callable[[int], bool],
+        unpack: Callable[[list[Any]], Sequence[Any]],
+        collate: Callable[[list[Any]], tuple[Tensor, Tensor]],
+        batch: int,
+        block: int,
+        seed: int | None = None,
+        name: str = "stream",
+        depth: int = 2,
+    ) -> None:
         if batch < 1 or block < 1:
             raise ValueError(
-                f"batch={batch}, block={block}: expected 1 or more")
+                f"batch={batch}, block={block}: expected 1 or more"
+            )
         self.source, self.keep, self.unpack, self.collate = (
-            source, keep, unpack, collate)
+            source,
+            keep,
+            unpack,
+            collate,
+        )
         self.batch, self.block, self.seed, self.name, self.depth = (
-            batch, block, seed, name, depth)
+            batch,
+            block,
+            seed,
+            name,
+            depth,
+        )
         self._start = copy.deepcopy(source.state_dict())
-        self._state: dict[str, Any] = {"epoch": 0, "block": 0, "batch": 0,
-                                       "number": 0, "source": self._start}
+        self._state: dict[str, Any] = {
+            "epoch": 0,
+            "block": 0,
+            "batch": 0,
+            "number": 0,
+            "source": self._start,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The position, by name: epoch, block, batches used of it, number of
@@ -169,9 +197,11 @@ class Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue after the position `state`; `ValueError` if it is not one."
         if set(state) != set(self._state):
-            raise ValueError("the state of a stream has "
-                             f"{', '.join(self._state)}; given "
-                             f"{', '.join(map(str, state)) or 'nothing'}")
+            raise ValueError(
+                "the state of a stream has "
+                f"{', '.join(self._state)}; given "
+                f"{', '.join(map(str, state)) or 'nothing'}"
+            )
         self._state = copy.deepcopy(state)
 
     def _examples(self, number: int) -> Iterator[tuple[int, Any]]:
@@ -185,18 +215,22 @@ class Stream:
             except StopIteration:
                 return
             except (OSError, ValueError, RuntimeError) as error:
-                raise DataError(f"{self.name}: the files cannot be read on "
-                                f"after example {number} "
-                                f"({type(error).__name__}: {error}): get them "
-                                "again") from error
+                raise DataError(
+                    f"{self.name}: the files cannot be read on "
+                    f"after example {number} "
+                    f"({type(error).__name__}: {error}): get them "
+                    "again"
+                ) from error
             yield number, example
             number += 1
 
-    def _batches(self) -> Iterator[
-        tuple[tuple[Tensor, Tensor] | None, dict[str, Any]]]:
+    def _batches(
+        self,
+    ) -> Iterator[tuple[tuple[Tensor, Tensor] | None, dict[str, Any]]]:
         state = self.state_dict()
         epoch, block, used, number = (
-            state[key] for key in ("epoch", "block", "batch", "number"))
+            state[key] for key in ("epoch", "block", "batch", "number")
+        )
         here = state["source"]
         self.source.load_state_dict(copy.deepcopy(here))
         reader, done = self._examples(number), False
@@ -215,20 +249,40 @@ class Stream:
             order = np.arange(len(items))
             if self.seed is not None:
                 order = np.random.RandomState(
-                    np.random.MT19937(np.random.SeedSequence(
-                        [self.seed, epoch, block]))).permutation(len(items))
-            pieces = [order[i:i + self.batch]
-                      for i in range(0, len(order), self.batch)]
-            if (self.seed is not None and pieces
-                    and len(pieces[-1]) < self.batch):
+                    np.random.MT19937(
+                        np.random.SeedSequence([self.seed, epoch, block])
+                    )
+                ).permutation(len(items))
+            pieces = [
+                order[i : i + self.batch]
+                for i in range(0, len(order), self.batch)
+            ]
+            if (
+                self.seed is not None
+                and pieces
+                and len(pieces[-1]) < self.batch
+            ):
                 pieces.pop()
             for count in range(used, len(pieces)):
-                position = {"epoch": epoch, "block": block, "batch": count + 1,
-                            "number": first, "source": here}
+                position = {
+                    "epoch": epoch,
+                    "block": block,
+                    "batch": count + 1,
+                    "number": first,
+                    "source": here,
+                }
                 yield self.collate([items[i] for i in pieces[count]]), position
             number, block, used, here = upto, block + 1, 0, following
-        yield None, {"epoch": epoch + 1, "block": 0, "batch": 0, "number": 0,
-                     "source": self._start}
+        yield (
+            None,
+            {
+                "epoch": epoch + 1,
+                "block": 0,
+                "batch": 0,
+                "number": 0,
+                "source": self._start,
+            },
+        )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for pair, state in ahead(self._batches(), self.depth):
@@ -236,31 +290,50 @@ class Stream:
             if pair is not None:
                 yield pair
 
+
 # %% ../../nbs/736_experiments.streams.ipynb #3525ca5d
 def _mine(entry: hub.Entry, split: str) -> tuple[str, Callable[[int], bool]]:
     source = list(entry.examples)[-1 if split == "test" else 0]
     if split == "test":
         return source, lambda number: True
-    return source, lambda number: (number % entry.every == entry.every - 1) == (
-        split == "validation")
+    return (
+        source,
+        lambda number: (
+            (number % entry.every == entry.every - 1) == (split == "validation")
+        ),
+    )
 
 
 def _checked(name: str, split: str, kind: str) -> hub.Entry:
     entry = hub.ENTRIES.get(name)
-    wanted = [known for known, e in hub.ENTRIES.items()
-              if bool(e.mean) == (kind == "images") and not e.held_out]
+    wanted = [
+        known
+        for known, e in hub.ENTRIES.items()
+        if bool(e.mean) == (kind == "images") and not e.held_out
+    ]
     if name not in wanted:
-        raise DataError(f"{name!r} is no set of {kind} that can be streamed: "
-                        f"known are {', '.join(wanted)}")
+        raise DataError(
+            f"{name!r} is no set of {kind} that can be streamed: "
+            f"known are {', '.join(wanted)}"
+        )
     if split not in SPLITS:
         raise ValueError(
-            f"no split is called {split!r}: expected {', '.join(SPLITS)}")
+            f"no split is called {split!r}: expected {', '.join(SPLITS)}"
+        )
     return entry
 
+
 # %% ../../nbs/736_experiments.streams.ipynb #61bcb6cc
-def images(name: str, split: str, batch: int, seed: int | None = None,
-           folder: Path | str | None = None, size: int = 224, blocks: int = 16,
-           device: torch.device | str | None = None) -> Stream:
+def images(
+    name: str,
+    split: str,
+    batch: int,
+    seed: int | None = None,
+    folder: Path | str | None = None,
+    size: int = 224,
+    blocks: int = 16,
+    device: torch.device | str | None = None,
+) -> Stream:
     """The batches of decoded images of a set of the hub, read from front to
     back: float32 (B, 3, size, size), standardized, and int64 labels.
 
@@ -282,35 +355,65 @@ def images(name: str, split: str, batch: int, seed: int | None = None,
     source, keep = _mine(entry, split)
     opened = hub.open_source(name, source, folder, streaming=True)
     column, label = hub._columns(
-        name, opened.features or next(iter(opened.take(1)), {}))
+        name, opened.features or next(iter(opened.take(1)), {})
+    )
     opened = opened.cast_column(column, hub._library().Image(decode=False))
     scale = hub.Standardizing(info_of(name), device)
 
     def collate(items: list[tuple[int, Any]]) -> tuple[Tensor, Tensor]:
         pixels, labels = [], []
         for number, example in items:
-            what, record = (f"{name}, {source}: the image in row {number}",
-                            example[column])
-            if (not isinstance(example[label], int)
-                    or not 0 <= example[label] < len(entry.classes)):
-                raise DataError(f"{name}, {source}: the label in row {number} "
-                                f"is {example[label]!r}, expected a whole "
-                                f"number from 0 to {len(entry.classes) - 1}")
-            content = (record["bytes"] if record["bytes"] is not None
-                       else Path(record["path"]).read_bytes())
-            pixels.append(hub.decode(content, what,
-                                     None if entry.side else size, entry.side))
+            what, record = (
+                f"{name}, {source}: the image in row {number}",
+                example[column],
+            )
+            if not isinstance(example[label], int) or not 0 <= example[
+                label
+            ] < len(entry.classes):
+                raise DataError(
+                    f"{name}, {source}: the label in row {number} "
+                    f"is {example[label]!r}, expected a whole "
+                    f"number from 0 to {len(entry.classes) - 1}"
+                )
+            content = (
+                record["bytes"]
+                if record["bytes"] is not None
+                else Path(record["path"]).read_bytes()
+            )
+            pixels.append(
+                hub.decode(
+                    content, what, None if entry.side else size, entry.side
+                )
+            )
             labels.append(example[label])
-        return (scale.floats(torch.from_numpy(np.stack(pixels))),
-                torch.tensor(labels, device=scale.device))
+        return (
+            scale.floats(torch.from_numpy(np.stack(pixels))),
+            torch.tensor(labels, device=scale.device),
+        )
 
-    return Stream(opened, keep, lambda examples: examples, collate, batch,
-                  blocks * batch, seed, name)
+    return Stream(
+        opened,
+        keep,
+        lambda examples: examples,
+        collate,
+        batch,
+        blocks * batch,
+        seed,
+        name,
+    )
+
 
 # %% ../../nbs/736_experiments.streams.ipynb #2d6ee54e
-def text(name: str, split: str, batch: int, seed: int | None = None,
-         folder: Path | str | None = None, length: int = 128, block: int = 4096,
-         device: torch.device | str | None = None) -> Stream:
+def text(
+    name: str,
+    split: str,
+    batch: int,
+    seed: int | None = None,
+    folder: Path | str | None = None,
+    length: int = 128,
+    block: int = 4096,
+    device: torch.device | str | None = None,
+) -> Stream:
     """The batches of windows of a text of the hub: its bytes, a line feed after
     each line; inputs and next bytes, both int64 of shape (B, length).
 
@@ -333,19 +436,26 @@ def text(name: str, split: str, batch: int, seed: int | None = None,
     opened = hub.open_source(name, source, folder, streaming=True)
     columns = opened.features or next(iter(opened.take(1)), {})
     if entry.image not in columns:
-        raise DataError(f"{name}: the columns are {', '.join(columns)}; "
-                        f"expected {entry.image}")
+        raise DataError(
+            f"{name}: the columns are {', '.join(columns)}; "
+            f"expected {entry.image}"
+        )
 
     def unpack(examples: list[tuple[int, Any]]) -> list[bytes]:
-        joined = "".join(f"{example[entry.image]}\n"
-                         for _, example in examples).encode()
-        return [joined[i:i + length + 1]
-                for i in range(0, len(joined) - length, length)]
+        joined = "".join(
+            f"{example[entry.image]}\n" for _, example in examples
+        ).encode()
+        return [
+            joined[i : i + length + 1]
+            for i in range(0, len(joined) - length, length)
+        ]
 
     def collate(items: list[bytes]) -> tuple[Tensor, Tensor]:
         both = torch.from_numpy(
-            np.frombuffer(b"".join(items), np.uint8).reshape(
-                len(items), length + 1).astype(np.int64)).to(device)
+            np.frombuffer(b"".join(items), np.uint8)
+            .reshape(len(items), length + 1)
+            .astype(np.int64)
+        ).to(device)
         return both[:, :-1], both[:, 1:]
 
     return Stream(opened, keep, unpack, collate, batch, block, seed, name)

@@ -7,9 +7,23 @@ experiment costs before it is run.
 # ../../nbs/762_experiments.tables.ipynb.
 
 # %% auto #0
-__all__ = ['table', 'caption', 'differences', 'p_value', 'comparison',
-           'two_switches', 'every_seed', 'printed_table', 'stated', 'report',
-           'compare', 'obstacle', 'forecast', 'listing', 'problems']
+__all__ = [
+    "table",
+    "caption",
+    "differences",
+    "p_value",
+    "comparison",
+    "two_switches",
+    "every_seed",
+    "printed_table",
+    "stated",
+    "report",
+    "compare",
+    "obstacle",
+    "forecast",
+    "listing",
+    "problems",
+]
 
 # %% ../../nbs/762_experiments.tables.ipynb #293c7b9f
 import functools
@@ -23,33 +37,59 @@ from pathlib import Path
 from typing import Any
 
 from ..names import near
-from .results import (
-    Recipe, ResultsError, UnknownName, codes, current, default_out, find,
-    left_out, plan, recipes, rows, scan)
-from .statistics import (
-    PairedTest, detectable, equivalence_test, factorial, paired_test, summarize)
+from normalnorm.experiments.results import (
+    Recipe,
+    ResultsError,
+    UnknownName,
+    codes,
+    current,
+    default_out,
+    find,
+    left_out,
+    plan,
+    recipes,
+    rows,
+    scan,
+)
+from normalnorm.experiments.statistics import (
+    PairedTest,
+    detectable,
+    equivalence_test,
+    factorial,
+    paired_test,
+    summarize,
+)
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #5758f7d3
 def _cells(header: list[str], body: list[list[str]]) -> str:
-    width = [max(len(row[i]) for row in [header, *body])
-             for i in range(len(header))]
+    width = [
+        max(len(row[i]) for row in [header, *body]) for i in range(len(header))
+    ]
     lines = [header, ["-" * w for w in width], *body]
     return "\n".join(
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, width)) + " |"
-        for line in lines)
+        for line in lines
+    )
 
 
 def _seeds(seeds: Iterable[int]) -> str:
     "The seeds in short: 0–4, 7."
     found = sorted(set(seeds))
-    runs = [[seed for _, seed in run] for _, run in itertools.groupby(
-                enumerate(found), lambda pair: pair[1] - pair[0])]
-    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}"
-                     for run in runs)
+    runs = [
+        [seed for _, seed in run]
+        for _, run in itertools.groupby(
+            enumerate(found), lambda pair: pair[1] - pair[0]
+        )
+    ]
+    return ", ".join(
+        f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs
+    )
 
 
-def table(recipe: Recipe | str, found: list[dict[str, Any]],
-          paper: bool = False) -> str:
+def table(
+    recipe: Recipe | str, found: list[dict[str, Any]], paper: bool = False
+) -> str:
     """Mean ± standard error over seeds for each arm, as a table in Markdown;
     with `paper`, the paper's own number beside them, and of what it is: of
     another network or data set than the rows, unless their scale is "paper".
@@ -76,24 +116,51 @@ def table(recipe: Recipe | str, found: list[dict[str, Any]],
         mine = [row for row in found if row["arm"] == arm]
         if len(mine) < 2:
             raise ValueError(
-                f"{arm} has one seed, and no standard error: run more seeds")
-        cells = [summarize([row["metrics"][metric] for row in mine])
-                 for metric in recipe.columns]
-        body.append([arm, str(len(mine)),
-                     *(f"{s.mean:.2f} ± {s.se:.2f}" for s in cells)])
+                f"{arm} has one seed, and no standard error: run more seeds"
+            )
+        cells = [
+            summarize([row["metrics"][metric] for row in mine])
+            for metric in recipe.columns
+        ]
+        body.append(
+            [
+                arm,
+                str(len(mine)),
+                *(f"{s.mean:.2f} ± {s.se:.2f}" for s in cells),
+            ]
+        )
         if beside:
             p = beside.get(arm)
-            body[-1].append("" if p is None else f"{p.mean:.2f}"
-                            + (f" ± {p.se:.2f}" if p.se is not None else "")
-                            + (f" ({p.what})" if len(of) > 1 else ""))
-    return _cells(["arm", "seeds", *recipe.columns.values(),
-                   *([f"the paper's: {', '.join(of)}" if len(of) == 1
-                      else "the paper's, of what it says"] if beside else [])],
-                  body)
+            body[-1].append(
+                ""
+                if p is None
+                else f"{p.mean:.2f}"
+                + (f" ± {p.se:.2f}" if p.se is not None else "")
+                + (f" ({p.what})" if len(of) > 1 else "")
+            )
+    return _cells(
+        [
+            "arm",
+            "seeds",
+            *recipe.columns.values(),
+            *(
+                [
+                    f"the paper's: {', '.join(of)}"
+                    if len(of) == 1
+                    else "the paper's, of what it says"
+                ]
+                if beside
+                else []
+            ),
+        ],
+        body,
+    )
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #a074b8a8
-def caption(recipe: Recipe | str, scale: str,
-            found: list[dict[str, Any]]) -> str:
+def caption(
+    recipe: Recipe | str, scale: str, found: list[dict[str, Any]]
+) -> str:
     """What limits the meaning of a table of these rows: scale, data, seeds,
     devices, processors, versions, time, tuning.
 
@@ -110,30 +177,45 @@ def caption(recipe: Recipe | str, scale: str,
     for row in found:
         by.setdefault(row["arm"], set()).add(row["seed"])
     told = {_seeds(seeds) for seeds in by.values()}
-    seeds = f"seeds {told.pop()}" if len(told) == 1 else "seeds " + "; ".join(
-        f"{_seeds(seeds)} ({arm})" for arm, seeds in by.items())
+    seeds = (
+        f"seeds {told.pop()}"
+        if len(told) == 1
+        else "seeds "
+        + "; ".join(f"{_seeds(seeds)} ({arm})" for arm, seeds in by.items())
+    )
     one_of = lambda key: ", ".join(
-        sorted({str(row.get(key) or "unknown") for row in found}))
+        sorted({str(row.get(key) or "unknown") for row in found})
+    )
     data = ", ".join(sorted({row["config"]["data"] for row in found}))
-    grids = {json.dumps(recipe.grid[arm], sort_keys=True) for arm in by
-             if recipe.grid.get(arm)}
+    grids = {
+        json.dumps(recipe.grid[arm], sort_keys=True)
+        for arm in by
+        if recipe.grid.get(arm)
+    }
     tuning = recipe.tuned or "No arm was tuned"
     if grids:
         tuning = (f"{recipe.tuned}. " if recipe.tuned else "") + (
             "Tuned on the validation split, by the mean of "
             f"{recipe.choose}, over the same grid in arms that are compared: "
-            f"`{'`; `'.join(sorted(grids))}`")
+            f"`{'`; `'.join(sorted(grids))}`"
+        )
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
     minutes = sum(row.get("wall_seconds", 0.0) for row in found) / 60
-    return (f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "
-            f"standard error over seeds. On {one_of('device')} (processor: "
-            f"{one_of('processor')}), torch {one_of('torch')}, {minutes:.1f} "
-            "min in all. " + tuning
-            + (f"; not tuned: {', '.join(untuned)}" if untuned else "") + ".")
+    return (
+        f"Scale {scale}: {data} data, {len(found)} runs, {seeds}; mean ± "
+        f"standard error over seeds. On {one_of('device')} (processor: "
+        f"{one_of('processor')}), torch {one_of('torch')}, {minutes:.1f} "
+        "min in all. "
+        + tuning
+        + (f"; not tuned: {', '.join(untuned)}" if untuned else "")
+        + "."
+    )
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #f582fd03
-def differences(found: list[dict[str, Any]], first: str, second: str,
-                metric: str) -> list[float]:
+def differences(
+    found: list[dict[str, Any]], first: str, second: str, metric: str
+) -> list[float]:
     """The metric of arm `second` minus that of arm `first`, for each seed that
     both have.
 
@@ -153,18 +235,36 @@ def differences(found: list[dict[str, Any]], first: str, second: str,
     return [y - x for x, y in zip(a, b)]
 
 
-def _pairs(found: list[dict[str, Any]], first: str, second: str,
-           metric: str) -> tuple[list[float], list[float]]:
-    by = {(row["arm"], row["seed"]): row["metrics"][metric] for row in found
-          if row["arm"] in (first, second)}
-    seeds = sorted({seed for arm, seed in by if arm == first} & {
-                       seed for arm, seed in by if arm == second})
-    return ([by[first, seed] for seed in seeds],
-            [by[second, seed] for seed in seeds])
+def _pairs(
+    found: list[dict[str, Any]], first: str, second: str, metric: str
+) -> tuple[list[float], list[float]]:
+    by = {
+        (row["arm"], row["seed"]): row["metrics"][metric]
+        for row in found
+        if row["arm"] in (first, second)
+    }
+    seeds = sorted(
+        {seed for arm, seed in by if arm == first}
+        & {seed for arm, seed in by if arm == second}
+    )
+    return (
+        [by[first, seed] for seed in seeds],
+        [by[second, seed] for seed in seeds],
+    )
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #935eaea9
-_COMPARED = ["difference", "of", "seeds", "mean ± SE", "95 % interval",
-             "excludes 0", "p (t)", "p (signs)", "seen in 80 %"]
+_COMPARED = [
+    "difference",
+    "of",
+    "seeds",
+    "mean ± SE",
+    "95 % interval",
+    "excludes 0",
+    "p (t)",
+    "p (signs)",
+    "seen in 80 %",
+]
 _CORRECTED = ["p (t), corrected", "p, none so large"]
 
 
@@ -180,39 +280,63 @@ def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _compared(what: str, metric: str, first: list[float],
-              second: list[float]) -> list[str]:
+def _compared(
+    what: str, metric: str, first: list[float], second: list[float]
+) -> list[str]:
     # decimals: percentages, or shares and losses
-    return _line(what, metric, paired_test(first, second),
-                 2 if max(map(abs, first + second)) >= 5 else 4)
+    return _line(
+        what,
+        metric,
+        paired_test(first, second),
+        2 if max(map(abs, first + second)) >= 5 else 4,
+    )
 
 
 def _line(what: str, metric: str, test: PairedTest, d: int) -> list[str]:
     s = test.summary
-    return [what, metric, str(s.n), f"{s.mean:+.{d}f} ± {s.se:.{d}f}",
-            f"{s.low:+.{d}f} … {s.high:+.{d}f}",
-            "no" if s.low <= 0 <= s.high else "yes", p_value(test.p),
-            p_value(test.p_signs), f"{detectable(s.n) * test.spread:.{d}f}"]
+    return [
+        what,
+        metric,
+        str(s.n),
+        f"{s.mean:+.{d}f} ± {s.se:.{d}f}",
+        f"{s.low:+.{d}f} … {s.high:+.{d}f}",
+        "no" if s.low <= 0 <= s.high else "yes",
+        p_value(test.p),
+        p_value(test.p_signs),
+        f"{detectable(s.n) * test.spread:.{d}f}",
+    ]
 
 
-def _stricter(recipe: Recipe, metric: str, p: float, first: list[float],
-              second: list[float]) -> list[str]:
+def _stricter(
+    recipe: Recipe,
+    metric: str,
+    p: float,
+    first: list[float],
+    second: list[float],
+) -> list[str]:
     "The cells of `_CORRECTED`."
     bound = recipe.negligible.get(metric)
-    return [p_value(min(1.0, p * recipe.comparisons)),
-            f"{p_value(equivalence_test(first, second, bound).p)} "
-            f"(±{bound:g})" if bound else ""]
+    return [
+        p_value(min(1.0, p * recipe.comparisons)),
+        f"{p_value(equivalence_test(first, second, bound).p)} (±{bound:g})"
+        if bound
+        else "",
+    ]
 
 
 def _with_equivalence(body: list[list[str]]) -> str:
     "The table, with the last column where a bound is stated for a line."
     used = len(_COMPARED) + 1 + any(line[-1] for line in body)
-    return _cells((_COMPARED + _CORRECTED)[:used],
-                  [line[:used] for line in body])
+    return _cells(
+        (_COMPARED + _CORRECTED)[:used], [line[:used] for line in body]
+    )
 
 
-def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
-               metrics: Iterable[str] | None = None) -> str:
+def comparison(
+    recipe: Recipe | str,
+    found: list[dict[str, Any]],
+    metrics: Iterable[str] | None = None,
+) -> str:
     """The recipe's comparisons: mean paired difference ± its standard error, 95
     % t interval, p values, as a table in Markdown.
 
@@ -237,15 +361,23 @@ def comparison(recipe: Recipe | str, found: list[dict[str, Any]],
         for first, second in recipe.compare:
             a, b = _pairs(found, first, second, metric)
             if len(a) > 1:
-                body.append(_compared(f"{second} − {first}",
-                                      recipe.columns.get(metric, metric), a, b)
-                            + _stricter(recipe, metric, paired_test(a, b).p, a,
-                                        b))
+                body.append(
+                    _compared(
+                        f"{second} − {first}",
+                        recipe.columns.get(metric, metric),
+                        a,
+                        b,
+                    )
+                    + _stricter(recipe, metric, paired_test(a, b).p, a, b)
+                )
     return _with_equivalence(body)
 
 
-def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
-                 metrics: Iterable[str] | None = None) -> str:
+def two_switches(
+    recipe: Recipe | str,
+    found: list[dict[str, Any]],
+    metrics: Iterable[str] | None = None,
+) -> str:
     """The main effects and the interaction of the recipe's pairs of switches,
     with the columns of `comparison`, as a table in Markdown.
 
@@ -264,31 +396,48 @@ def two_switches(recipe: Recipe | str, found: list[dict[str, Any]],
     recipe, body = find(recipe), []
     for metric in metrics or recipe.outcomes:
         for pair in recipe.switches:
-            by = [{row["seed"]: row["metrics"][metric] for row in found
-                   if row["arm"] == arm} for arm in pair.arms]
+            by = [
+                {
+                    row["seed"]: row["metrics"][metric]
+                    for row in found
+                    if row["arm"] == arm
+                }
+                for arm in pair.arms
+            ]
             seeds = sorted(set.intersection(*map(set, by)))
             if len(seeds) < 2:
                 continue
             o, a, b, c = ([of[seed] for seed in seeds] for of in by)
             d = 2 if max(map(abs, o + a + b + c)) >= 5 else 4
-            half = [[(x + y) / 2 for x, y in zip(*sides)]
-                    for sides in ((o, b), (a, c), (o, a), (b, c))]
-            sides = ((half[0], half[1]), (half[2], half[3]),
-                     ([y - x for x, y in zip(o, b)],
-                      [y - x for x, y in zip(a, c)]))
+            half = [
+                [(x + y) / 2 for x, y in zip(*sides)]
+                for sides in ((o, b), (a, c), (o, a), (b, c))
+            ]
+            sides = (
+                (half[0], half[1]),
+                (half[2], half[3]),
+                ([y - x for x, y in zip(o, b)], [y - x for x, y in zip(a, c)]),
+            )
             for what, test, values in zip(
-                (f"main effect of {pair.first}",
-                 f"main effect of {pair.second}", "interaction"),
-                factorial(o, a, b, c), sides
+                (
+                    f"main effect of {pair.first}",
+                    f"main effect of {pair.second}",
+                    "interaction",
+                ),
+                factorial(o, a, b, c),
+                sides,
             ):
-                body.append(_line(what, recipe.columns.get(metric, metric),
-                                  test, d)
-                            + _stricter(recipe, metric, test.p, *values))
+                body.append(
+                    _line(what, recipe.columns.get(metric, metric), test, d)
+                    + _stricter(recipe, metric, test.p, *values)
+                )
     return _with_equivalence(body)
 
+
 # %% ../../nbs/762_experiments.tables.ipynb #466e2206
-def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
-               metric: str) -> str:
+def every_seed(
+    recipe: Recipe | str, found: list[dict[str, Any]], metric: str
+) -> str:
     """The metric of each seed of each arm, as a table in Markdown: nothing is
     left out.
 
@@ -306,12 +455,21 @@ def every_seed(recipe: Recipe | str, found: list[dict[str, Any]],
         | fair      | 49.00  | 51.00  | 50.00  |
     """
     seeds = sorted({row["seed"] for row in found})
-    by = {(row["arm"], row["seed"]): f"{row['metrics'][metric]:.2f}"
-          for row in found}
-    return _cells([find(recipe).columns.get(metric, metric),
-                   *(f"seed {seed}" for seed in seeds)],
-                  [[arm, *(by.get((arm, seed), "") for seed in seeds)]
-                   for arm in dict.fromkeys(row["arm"] for row in found)])
+    by = {
+        (row["arm"], row["seed"]): f"{row['metrics'][metric]:.2f}"
+        for row in found
+    }
+    return _cells(
+        [
+            find(recipe).columns.get(metric, metric),
+            *(f"seed {seed}" for seed in seeds),
+        ],
+        [
+            [arm, *(by.get((arm, seed), "") for seed in seeds)]
+            for arm in dict.fromkeys(row["arm"] for row in found)
+        ],
+    )
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #762d0002
 @functools.lru_cache
@@ -320,13 +478,15 @@ def _kept(paper: str) -> dict[str, Any]:
     folder = Path(__file__).parent / "data_files"
     known = sorted(path.stem for path in folder.glob("*.json"))
     if paper not in known:
-        raise ValueError(f"no tables are kept of {paper!r}: "
-                         f"{near(str(paper), known)}")
+        raise ValueError(
+            f"no tables are kept of {paper!r}: {near(str(paper), known)}"
+        )
     return json.loads((folder / f"{paper}.json").read_text(encoding="utf-8"))
 
 
-def printed_table(paper: str, table: str
-                  ) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def printed_table(
+    paper: str, table: str
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """A table that a paper prints, as it is kept with the package: row →
     column → mean and what the paper prints behind its ±, for each setting;
     NaN where it prints nothing. Nothing in it was run by us.
@@ -345,25 +505,40 @@ def printed_table(paper: str, table: str
     """
     kept = _kept(paper)
     if table not in kept:
-        raise ValueError(f"no table {table!r} is kept of {paper}: "
-                         f"{near(str(table), kept)}")
-    return {row: {column: [(mean, math.nan if spread is None else spread)
-                           for mean, spread in entry]
-                  for column, entry in columns.items()}
-            for row, columns in kept[table]["rows"].items()}
+        raise ValueError(
+            f"no table {table!r} is kept of {paper}: {near(str(table), kept)}"
+        )
+    return {
+        row: {
+            column: [
+                (mean, math.nan if spread is None else spread)
+                for mean, spread in entry
+            ]
+            for column, entry in columns.items()
+        }
+        for row, columns in kept[table]["rows"].items()
+    }
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #ecc19046
 def _not_counted(bad: list[ResultsError]) -> str:
     "The files that cannot be used, and why."
-    return "\n".join([f"{len(bad)} files are not counted:" if len(bad) > 1
-                      else "1 file is not counted:",
-                      *(f"- {problem}" for problem in bad)])
+    return "\n".join(
+        [
+            f"{len(bad)} files are not counted:"
+            if len(bad) > 1
+            else "1 file is not counted:",
+            *(f"- {problem}" for problem in bad),
+        ]
+    )
 
 
 def _of_planned(recipe: Recipe, shown: int) -> str:
-    return ("" if shown == recipe.comparisons
-            else f" of {recipe.comparisons}, for which p is corrected")
+    return (
+        ""
+        if shown == recipe.comparisons
+        else f" of {recipe.comparisons}, for which p is corrected"
+    )
 
 
 def stated(name: Recipe | str, scale: str) -> str:
@@ -383,30 +558,40 @@ def stated(name: Recipe | str, scale: str) -> str:
         return ""
     heading = lambda metric: recipe.columns.get(metric, metric)
     seeds = recipe.seeds_at(scale)
-    lines = [f"primary: {second} − {first}, {heading(metric)}"
-             for first, second, metric in recipe.primary] or [
+    lines = [
+        f"primary: {second} − {first}, {heading(metric)}"
+        for first, second, metric in recipe.primary
+    ] or [
         f"exploratory, no primary contrast: {recipe.exploratory}"
-        if recipe.exploratory else "no primary contrast was stated"]
+        if recipe.exploratory
+        else "no primary contrast was stated"
+    ]
     lines.append(f"seeds: {_seeds(seeds)} ({len(seeds)})")
     for contrast, _, difference in recipe.detectable(scale):
         known = recipe.deviation[contrast.metric]
-        lines.append(f"detected in 80 of 100 such experiments: {difference:.2g}"
-                     f" in {heading(contrast.metric)}, if paired differences "
-                     f"have the standard deviation {known.value:g} "
-                     f"({known.source})")
-    lines.append(f"comparisons that the correction counts: "
-                 f"{recipe.comparisons}")
-    lines += [f"counts as no difference: less than {bound:g} in "
-              f"{heading(metric)}" for metric, bound in
-              recipe.negligible.items()]
+        lines.append(
+            f"detected in 80 of 100 such experiments: {difference:.2g}"
+            f" in {heading(contrast.metric)}, if paired differences "
+            f"have the standard deviation {known.value:g} "
+            f"({known.source})"
+        )
+    lines.append(
+        f"comparisons that the correction counts: {recipe.comparisons}"
+    )
+    lines += [
+        f"counts as no difference: less than {bound:g} in {heading(metric)}"
+        for metric, bound in recipe.negligible.items()
+    ]
     lines.append(f"tuned on: {recipe.tuned_on or 'not said'}")
     lines += [f"missing: {gap}" for gap in recipe.unstated()]
     return "Stated before the runs:\n" + "\n".join(
-        f"- {line}" for line in lines)
+        f"- {line}" for line in lines
+    )
 
 
-def report(name: Recipe | str, out: Path | str | None = None,
-           any_code: bool = False) -> str:
+def report(
+    name: Recipe | str, out: Path | str | None = None, any_code: bool = False
+) -> str:
     """What a recipe's finished runs say, scale by scale: mean ± standard error
     beside the paper's numbers, each seed, paired tests.
 
@@ -425,81 +610,134 @@ def report(name: Recipe | str, out: Path | str | None = None,
     """
     recipe = find(name)
     out = Path(out or default_out())
-    parts = [f"{recipe.name}: {recipe.title}",
-             f"results in {out}, mean ± standard error over seeds"]
+    parts = [
+        f"{recipe.name}: {recipe.title}",
+        f"results in {out}, mean ± standard error over seeds",
+    ]
     for scale in recipe.scales:
-        found, every = (rows(recipe, scale, out, every=all_of,
-                             any_code=any_code, usable_only=True)
-                        for all_of in (False, True))
+        found, every = (
+            rows(
+                recipe,
+                scale,
+                out,
+                every=all_of,
+                any_code=any_code,
+                usable_only=True,
+            )
+            for all_of in (False, True)
+        )
         there = scan(recipe, scale, out)
         bad = there.problems
         if bad:
             parts.append(_not_counted(bad))
-        several_codes = (codes(current(recipe, scale, there.rows))
-                         if any_code else {})
+        several_codes = (
+            codes(current(recipe, scale, there.rows)) if any_code else {}
+        )
         if len(several_codes) > 1:
-            parts.append(f"scale {scale}: rows of {len(several_codes)} codes "
-                         "in one table: " + "; ".join(
-                             f"{name} ({len(paths)})"
-                             for name, paths in several_codes.items()))
+            parts.append(
+                f"scale {scale}: rows of {len(several_codes)} codes "
+                "in one table: "
+                + "; ".join(
+                    f"{name} ({len(paths)})"
+                    for name, paths in several_codes.items()
+                )
+            )
         files = len(list((out / recipe.name / scale).glob("*.json")))
         others = files - len(every) - len(bad)
         if others > 0:
-            parts.append(f"scale {scale}: {others} rows of other "
-                         "configurations are left out")
-        later = Counter(f"{name} ({how})" for row in found for name, how
-                        in row.get("afterwards", {}).items())
+            parts.append(
+                f"scale {scale}: {others} rows of other "
+                "configurations are left out"
+            )
+        later = Counter(
+            f"{name} ({how})"
+            for row in found
+            for name, how in row.get("afterwards", {}).items()
+        )
         if later:
-            parts.append(f"scale {scale}: not written with the runs: "
-                         + "; ".join(f"{what}, {count} rows"
-                                     for what, count in later.items()))
-        unchosen = [arm for arm in dict.fromkeys(row["arm"] for row in every)
-                    if arm not in {row["arm"] for row in found}]
+            parts.append(
+                f"scale {scale}: not written with the runs: "
+                + "; ".join(
+                    f"{what}, {count} rows" for what, count in later.items()
+                )
+            )
+        unchosen = [
+            arm
+            for arm in dict.fromkeys(row["arm"] for row in every)
+            if arm not in {row["arm"] for row in found}
+        ]
         if unchosen:
-            parts.append(f"scale {scale}: no seed has finished all settings of "
-                         "the grid, so nothing is chosen: "
-                         f"{', '.join(unchosen)}")
-        counts = {arm: sum(row["arm"] == arm for row in found)
-                  for arm in recipe.scales[scale]}
+            parts.append(
+                f"scale {scale}: no seed has finished all settings of "
+                "the grid, so nothing is chosen: "
+                f"{', '.join(unchosen)}"
+            )
+        counts = {
+            arm: sum(row["arm"] == arm for row in found)
+            for arm in recipe.scales[scale]
+        }
         several = [row for row in found if counts[row["arm"]] > 1]
         single = [arm for arm, count in counts.items() if count == 1]
         if single:
-            parts.append(f"scale {scale}: one seed only, so no standard error "
-                         f"and no line in the table: {', '.join(single)}")
+            parts.append(
+                f"scale {scale}: one seed only, so no standard error "
+                f"and no line in the table: {', '.join(single)}"
+            )
         if several:
-            parts += [*filter(None, [stated(recipe, scale)]),
-                      caption(recipe, scale, several),
-                      table(recipe, several, paper=True)]
+            parts += [
+                *filter(None, [stated(recipe, scale)]),
+                caption(recipe, scale, several),
+                table(recipe, several, paper=True),
+            ]
             setting = lambda arm: next(
-                row["setting"] for row in several if row["arm"] == arm)
-            chosen = [f"{arm}: {json.dumps(setting(arm))}" for arm in counts
-                      if counts[arm] > 1 and recipe.grid.get(arm)]
+                row["setting"] for row in several if row["arm"] == arm
+            )
+            chosen = [
+                f"{arm}: {json.dumps(setting(arm))}"
+                for arm in counts
+                if counts[arm] > 1 and recipe.grid.get(arm)
+            ]
             if chosen:
                 parts.append("chosen on validation: " + "; ".join(chosen))
-            parts += [every_seed(recipe, several, metric)
-                      for metric in recipe.outcomes]
-            compared, effects = (comparison(recipe, several),
-                                 two_switches(recipe, several))
+            parts += [
+                every_seed(recipe, several, metric)
+                for metric in recipe.outcomes
+            ]
+            compared, effects = (
+                comparison(recipe, several),
+                two_switches(recipe, several),
+            )
             shown = compared.count("\n") - 1, effects.count("\n") - 1
             if sum(shown):
-                parts += [part for part, count in zip((compared, effects),
-                                                      shown) if count]
+                parts += [
+                    part
+                    for part, count in zip((compared, effects), shown)
+                    if count
+                ]
                 parts.append(
                     f"Scale {scale}, paired by seed. Comparisons: {sum(shown)}"
                     f"{_of_planned(recipe, sum(shown))}. Of 20 without any "
-                    "difference one excludes 0 on average. \"No difference\" "
+                    'difference one excludes 0 on average. "No difference" '
                     "follows from no interval around 0; it needs the last "
-                    "column below 0.05.")
+                    "column below 0.05."
+                )
     if recipe.paper and len(parts) > 2:
         parts.append(
             "The paper's numbers, which no other scale reproduces:\n"
             + "\n".join(
-                f"- {arm}: {p.what}" + (f", {p.seeds} seeds" if p.seeds else "")
-                + f" ({p.source})" for arm, p in recipe.paper.items()))
+                f"- {arm}: {p.what}"
+                + (f", {p.seeds} seeds" if p.seeds else "")
+                + f" ({p.source})"
+                for arm, p in recipe.paper.items()
+            )
+        )
     if len(parts) == 2:
-        parts.append(f"no finished runs: normalnorm run {recipe.name} --scale "
-                     "smoke --seeds 3")
+        parts.append(
+            f"no finished runs: normalnorm run {recipe.name} --scale "
+            "smoke --seeds 3"
+        )
     return "\n\n".join(parts)
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #791b219d
 def _together(found: dict[Path, dict[str, Any]]) -> None:
@@ -507,31 +745,48 @@ def _together(found: dict[Path, dict[str, Any]]) -> None:
     groups = codes(found)
     if len(groups) > 1:
         raise ResultsError(
-            "the two arms were made by different code: " + "; ".join(
-                f"{name}: {len(paths)} rows" for name, paths in groups.items())
+            "the two arms were made by different code: "
+            + "; ".join(
+                f"{name}: {len(paths)} rows" for name, paths in groups.items()
+            )
             + ". Make both anew with one code, or say that it does not matter: "
-              "--any-code, in Python any_code=True")
+            "--any-code, in Python any_code=True"
+        )
 
 
 def _arm(name: str) -> tuple[Recipe, str]:
     recipe, _, arm = name.partition("/")
     if not recipe or not arm or Path(name).exists():
-        what = ("is a file" if Path(name).is_file() else "is a folder"
-                if Path(name).is_dir() else "is no folder")
-        raise UnknownName(f"{name!r} {what}, and no RECIPE/ARM: expected two "
-                          "folders of results, or two arms such as "
-                          "'first-experiment/ResNet BN'")
+        what = (
+            "is a file"
+            if Path(name).is_file()
+            else "is a folder"
+            if Path(name).is_dir()
+            else "is no folder"
+        )
+        raise UnknownName(
+            f"{name!r} {what}, and no RECIPE/ARM: expected two "
+            "folders of results, or two arms such as "
+            "'first-experiment/ResNet BN'"
+        )
     found = find(recipe)
     known = {a for arms in found.scales.values() for a in arms}
     if arm not in known:
-        raise UnknownName(f"{name!r}: the recipe {found.name} has no arm "
-                          f"{arm!r}: {near(arm, known)} (two arms are given as "
-                          "RECIPE/ARM, two folders of results by their paths)")
+        raise UnknownName(
+            f"{name!r}: the recipe {found.name} has no arm "
+            f"{arm!r}: {near(arm, known)} (two arms are given as "
+            "RECIPE/ARM, two folders of results by their paths)"
+        )
     return found, arm
 
 
-def compare(first: str, second: str, scale: str = "book",
-            out: Path | str | None = None, any_code: bool = False) -> str:
+def compare(
+    first: str,
+    second: str,
+    scale: str = "book",
+    out: Path | str | None = None,
+    any_code: bool = False,
+) -> str:
     """The paired comparison of two arms at a scale, given as "recipe/arm", or
     of two folders of results, run by run.
 
@@ -564,104 +819,191 @@ def compare(first: str, second: str, scale: str = "book",
         return _compare_folders(Path(first), Path(second))
     (one, a), (two, b) = _arm(first), _arm(second)
     if not any_code:
-        _together({path: row for recipe, arm in {(one.name, a), (two.name, b)}
-                   for path, row in current(
-                       find(recipe), scale,
-                       scan(recipe, scale, out).rows).items()
-                   if row["arm"] == arm})
-    bad = {str(problem): problem for recipe in (one, two)
-           for problem in scan(recipe, scale, out).problems}
+        _together(
+            {
+                path: row
+                for recipe, arm in {(one.name, a), (two.name, b)}
+                for path, row in current(
+                    find(recipe), scale, scan(recipe, scale, out).rows
+                ).items()
+                if row["arm"] == arm
+            }
+        )
+    bad = {
+        str(problem): problem
+        for recipe in (one, two)
+        for problem in scan(recipe, scale, out).problems
+    }
     lines, text = (
-        [rows(recipe, scale, out, any_code=True, usable_only=True)
-         for recipe in (one, two)], [])
-    mine = [[row | {"arm": side} for row in found if row["arm"] == arm]
-            for side, arm, found in zip(("first", "second"), (a, b), lines)]
+        [
+            rows(recipe, scale, out, any_code=True, usable_only=True)
+            for recipe in (one, two)
+        ],
+        [],
+    )
+    mine = [
+        [row | {"arm": side} for row in found if row["arm"] == arm]
+        for side, arm, found in zip(("first", "second"), (a, b), lines)
+    ]
     common = sorted(
-        {row["seed"] for row in mine[0]} & {row["seed"] for row in mine[1]})
+        {row["seed"] for row in mine[0]} & {row["seed"] for row in mine[1]}
+    )
     if len(common) < 2:
-        raise ValueError(f"{first} has the seeds "
-                         f"{_seeds(row['seed'] for row in mine[0]) or 'none'} "
-                         f"at scale {scale}, {second} "
-                         f"{_seeds(row['seed'] for row in mine[1]) or 'none'}: "
-                         "a comparison needs two in common. Run them: "
-                         f"normalnorm run {one.name} --scale {scale}"
-                         + (f"\n{_not_counted(list(bad.values()))}" if bad
-                            else ""))
-    metrics = [metric for metric in mine[0][0]["metrics"]
-               if metric in mine[1][0]["metrics"] and metric != "seconds"]
+        raise ValueError(
+            f"{first} has the seeds "
+            f"{_seeds(row['seed'] for row in mine[0]) or 'none'} "
+            f"at scale {scale}, {second} "
+            f"{_seeds(row['seed'] for row in mine[1]) or 'none'}: "
+            "a comparison needs two in common. Run them: "
+            f"normalnorm run {one.name} --scale {scale}"
+            + (f"\n{_not_counted(list(bad.values()))}" if bad else "")
+        )
+    metrics = [
+        metric
+        for metric in mine[0][0]["metrics"]
+        if metric in mine[1][0]["metrics"] and metric != "seconds"
+    ]
     for metric in metrics:
         text.append(
-            _compared(f"{b} − {a}", one.columns.get(metric, metric),
-                      *_pairs(mine[0] + mine[1], "first", "second", metric)))
+            _compared(
+                f"{b} − {a}",
+                one.columns.get(metric, metric),
+                *_pairs(mine[0] + mine[1], "first", "second", metric),
+            )
+        )
     planned = one is two and ((a, b) in one.compare or (b, a) in one.compare)
-    return ((f"{_not_counted(list(bad.values()))}\n\n" if bad else "")
-            + f"Scale {scale}, seeds {_seeds(common)}, paired by seed." + (
-                "" if planned else " Not among the recipe's planned "
-                                   "comparisons: chosen after looking, p "
-                                   "values mean less.")
-            + ("" if one is two else " Arms of different recipes: equal seeds "
-                                     "do not mean equal batches.") + "\n\n"
-            + _cells(_COMPARED, text))
+    return (
+        (f"{_not_counted(list(bad.values()))}\n\n" if bad else "")
+        + f"Scale {scale}, seeds {_seeds(common)}, paired by seed."
+        + (
+            ""
+            if planned
+            else " Not among the recipe's planned "
+            "comparisons: chosen after looking, p "
+            "values mean less."
+        )
+        + (
+            ""
+            if one is two
+            else " Arms of different recipes: equal seeds "
+            "do not mean equal batches."
+        )
+        + "\n\n"
+        + _cells(_COMPARED, text)
+    )
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #77dde624
 def _compare_folders(first: Path, second: Path) -> str:
     read, bad = [], []
     for folder in (first, second):
-        scans = [scan(place.parent.name, place.name, folder) for place in
-                 sorted({path.parent for path in folder.glob("*/*/*.json")})]
-        read.append({path: row for of in scans
-                     for path, row in of.rows.items()})
+        scans = [
+            scan(place.parent.name, place.name, folder)
+            for place in sorted(
+                {path.parent for path in folder.glob("*/*/*.json")}
+            )
+        ]
+        read.append(
+            {path: row for of in scans for path, row in of.rows.items()}
+        )
         bad += [problem for of in scans for problem in of.problems]
     sides = [{row["hash"]: row for row in files.values()} for files in read]
     common = [key for key in sides[0] if key in sides[1]]
     if not common:
-        raise ValueError(f"{first} ({len(sides[0])} runs) and {second} "
-                         f"({len(sides[1])} runs) have no run in common")
+        raise ValueError(
+            f"{first} ({len(sides[0])} runs) and {second} "
+            f"({len(sides[1])} runs) have no run in common"
+        )
     groups: dict[tuple[str, str, str], list[str]] = {}
     for key in common:
         groups.setdefault(
             tuple(sides[0][key][part] for part in ("recipe", "scale", "arm")),
-            []).append(key)
+            [],
+        ).append(key)
     body = []
     for (recipe, scale, arm), keys in groups.items():
         a, b = ([side[key]["metrics"] for key in keys] for side in sides)
         metrics = [metric for metric in a[0] if metric != "seconds"]
-        same = sum(all(x[metric] == y.get(metric) for metric in metrics)
-                   for x, y in zip(a, b))
-        shown = ([metric for metric in metrics if metric.startswith("test")]
-                 or metrics[:1])
-        moved = [summarize([y[metric] - x[metric] for x, y in zip(a, b)])
-                 for metric in shown]
-        body.append([recipe, scale, arm, str(len(keys)), str(same), "; ".join(
-            f"{metric} {m.mean:+.3f}" + (f" ± {m.se:.3f}" if m.n > 1 else "")
-            for metric, m in zip(shown, moved))])
-    apart = (f"; only in one of them: {len(sides[0]) - len(common)} and "
-             f"{len(sides[1]) - len(common)}")
-    made = "".join(f"\n{folder}: {'; '.join(codes(files))}"
-                   for folder, files in zip((first, second), read))
-    return ((f"{_not_counted(bad)}\n\n" if bad else "")
-            + f"{second} minus {first}: {len(common)} common runs{apart}{made}"
-            "\n\n" + _cells(["recipe", "scale", "arm", "common runs",
-                           "equal to the last bit", "mean difference ± SE"],
-                          body))
+        same = sum(
+            all(x[metric] == y.get(metric) for metric in metrics)
+            for x, y in zip(a, b)
+        )
+        shown = [
+            metric for metric in metrics if metric.startswith("test")
+        ] or metrics[:1]
+        moved = [
+            summarize([y[metric] - x[metric] for x, y in zip(a, b)])
+            for metric in shown
+        ]
+        body.append(
+            [
+                recipe,
+                scale,
+                arm,
+                str(len(keys)),
+                str(same),
+                "; ".join(
+                    f"{metric} {m.mean:+.3f}"
+                    + (f" ± {m.se:.3f}" if m.n > 1 else "")
+                    for metric, m in zip(shown, moved)
+                ),
+            ]
+        )
+    apart = (
+        f"; only in one of them: {len(sides[0]) - len(common)} and "
+        f"{len(sides[1]) - len(common)}"
+    )
+    made = "".join(
+        f"\n{folder}: {'; '.join(codes(files))}"
+        for folder, files in zip((first, second), read)
+    )
+    return (
+        (f"{_not_counted(bad)}\n\n" if bad else "")
+        + f"{second} minus {first}: {len(common)} common runs{apart}{made}"
+        "\n\n"
+        + _cells(
+            [
+                "recipe",
+                "scale",
+                "arm",
+                "common runs",
+                "equal to the last bit",
+                "mean difference ± SE",
+            ],
+            body,
+        )
+    )
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #f6f716b9
 def _time(seconds: float) -> str:
-    return (f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-            if seconds < 5400 else f"{seconds / 3600:.1f} h")
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _medians(found: list[dict[str, Any]]) -> dict[str, float]:
     "Arm → median time of its runs, in seconds."
-    return {arm: statistics.median(
-                row["wall_seconds"] for row in found if row["arm"] == arm)
-            for arm in dict.fromkeys(row["arm"] for row in found)}
+    return {
+        arm: statistics.median(
+            row["wall_seconds"] for row in found if row["arm"] == arm
+        )
+        for arm in dict.fromkeys(row["arm"] for row in found)
+    }
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #3a016c40
-def obstacle(name: Recipe | str, scale: str = "smoke",
-             seeds: int | Iterable[int] | None = None,
-             out: Path | str | None = None,
-             arms: Iterable[str] | None = None) -> str:
+def obstacle(
+    name: Recipe | str,
+    scale: str = "smoke",
+    seeds: int | Iterable[int] | None = None,
+    out: Path | str | None = None,
+    arms: Iterable[str] | None = None,
+) -> str:
     """What keeps `run`, with the same arguments, from running here at all, such
     as data that are not there; empty where nothing does.
 
@@ -686,10 +1028,13 @@ def obstacle(name: Recipe | str, scale: str = "smoke",
     return ""
 
 
-def forecast(name: Recipe | str, scale: str = "smoke",
-             seeds: int | Iterable[int] | None = None,
-             out: Path | str | None = None,
-             arms: Iterable[str] | None = None) -> str:
+def forecast(
+    name: Recipe | str,
+    scale: str = "smoke",
+    seeds: int | Iterable[int] | None = None,
+    out: Path | str | None = None,
+    arms: Iterable[str] | None = None,
+) -> str:
     """What `run` would do with the same arguments: each job's state, an
     estimate from finished runs, and what stands in the way.
 
@@ -709,34 +1054,59 @@ def forecast(name: Recipe | str, scale: str = "smoke",
     in_the_way = obstacle(recipe, scale, seeds, out, arms)
     if in_the_way:
         return f"{recipe.name}, scale {scale}: cannot be run here: {in_the_way}"
-    jobs, there = (plan(recipe, scale, seeds, out, arms),
-                   scan(recipe, scale, out))
-    known = _medians(rows(recipe, scale, out, every=True, any_code=True,
-                          usable_only=True))
-    state = lambda job: ("cannot be used" if job.state == "finished"
-                         and job.path not in there.rows else job.state)
+    jobs, there = (
+        plan(recipe, scale, seeds, out, arms),
+        scan(recipe, scale, out),
+    )
+    known = _medians(
+        rows(recipe, scale, out, every=True, any_code=True, usable_only=True)
+    )
+    state = lambda job: (
+        "cannot be used"
+        if job.state == "finished" and job.path not in there.rows
+        else job.state
+    )
     left = [job for job in jobs if job.state != "finished"]
     bad = sum(state(job) == "cannot be used" for job in jobs)
     guess = [known[job.arm] for job in left if job.arm in known]
-    lines = [f"{recipe.name}, scale {scale}: {len(jobs)} runs, "
-             f"{len(jobs) - len(left) - bad} finished, "
-             f"{sum(job.state == 'begun' for job in left)} begun",
-             *left_out(recipe, scale, arms),
-             *filter(None, [stated(recipe, scale)])]
+    lines = [
+        f"{recipe.name}, scale {scale}: {len(jobs)} runs, "
+        f"{len(jobs) - len(left) - bad} finished, "
+        f"{sum(job.state == 'begun' for job in left)} begun",
+        *left_out(recipe, scale, arms),
+        *filter(None, [stated(recipe, scale)]),
+    ]
     if there.problems:
         lines.append(_not_counted(there.problems))
     if left:
-        measured = (f"about {_time(sum(guess))} on one process for "
-                    f"{len(guess)} of the {len(left)} runs left, after the "
-                    "median of finished ones" if guess
-                    else ("no run has finished, so there is no measured time"))
-        lines.append(f"{measured}; the recipe's own estimate: "
-                     f"{recipe.cost.get(scale, 'none')}")
-    lines.append(_cells(["run", "state", "estimate"], [
-        [job.label, state(job),
-         _time(known[job.arm]) if job in left and job.arm in known else ""]
-        for job in jobs]))
+        measured = (
+            f"about {_time(sum(guess))} on one process for "
+            f"{len(guess)} of the {len(left)} runs left, after the "
+            "median of finished ones"
+            if guess
+            else ("no run has finished, so there is no measured time")
+        )
+        lines.append(
+            f"{measured}; the recipe's own estimate: "
+            f"{recipe.cost.get(scale, 'none')}"
+        )
+    lines.append(
+        _cells(
+            ["run", "state", "estimate"],
+            [
+                [
+                    job.label,
+                    state(job),
+                    _time(known[job.arm])
+                    if job in left and job.arm in known
+                    else "",
+                ]
+                for job in jobs
+            ],
+        )
+    )
     return "\n\n".join(lines)
+
 
 # %% ../../nbs/762_experiments.tables.ipynb #b90393b9
 def listing(out: Path | str | None = None) -> str:
@@ -757,30 +1127,58 @@ def listing(out: Path | str | None = None) -> str:
     out, body = Path(out or default_out()), []
     for recipe in recipes().values():
         for scale in recipe.scales:
-            found = list(current(recipe, scale,
-                                 scan(recipe, scale, out).rows).values())
+            found = list(
+                current(recipe, scale, scan(recipe, scale, out).rows).values()
+            )
             known, arms = _medians(found), recipe.arms(scale)
             points = {arm: len(recipe.settings(scale, arm)) for arm in arms}
             measured = (
                 f"{_time(sum(known[arm] * points[arm] for arm in known))} a "
-                "seed" if known else "")
-            measured += (f" ({len(known)} of {len(arms)} arms)"
-                         if 0 < len(known) < len(arms) else "")
+                "seed"
+                if known
+                else ""
+            )
+            measured += (
+                f" ({len(known)} of {len(arms)} arms)"
+                if 0 < len(known) < len(arms)
+                else ""
+            )
             wanted = len(recipe.seeds_at(scale)) * sum(points.values())
-            of = "; ".join(dict.fromkeys(
-                published.what for published in recipe.paper.values()))
-            body.append([recipe.name, scale, ", ".join(recipe.claims) + (
-                             f" (only: {of})" if of and scale == "paper"
-                             else ""),
-                         recipe.cost.get(scale, ""), measured,
-                         f"{len(found)} of {wanted}"])
+            of = "; ".join(
+                dict.fromkeys(
+                    published.what for published in recipe.paper.values()
+                )
+            )
+            body.append(
+                [
+                    recipe.name,
+                    scale,
+                    ", ".join(recipe.claims)
+                    + (f" (only: {of})" if of and scale == "paper" else ""),
+                    recipe.cost.get(scale, ""),
+                    measured,
+                    f"{len(found)} of {wanted}",
+                ]
+            )
     bad = problems(out)
     return "\n\n".join(
-        [_cells(["recipe", "scale", "about", "estimated cost", "measured",
-                 f"runs in {out}"],
-                body),
-         "What of the papers has no recipe: the appendix \"What the papers "
-         "state\".", *([_not_counted(bad)] if bad else [])])
+        [
+            _cells(
+                [
+                    "recipe",
+                    "scale",
+                    "about",
+                    "estimated cost",
+                    "measured",
+                    f"runs in {out}",
+                ],
+                body,
+            ),
+            'What of the papers has no recipe: the appendix "What the papers '
+            'state".',
+            *([_not_counted(bad)] if bad else []),
+        ]
+    )
 
 
 def problems(out: Path | str | None = None) -> list[ResultsError]:
@@ -798,6 +1196,10 @@ def problems(out: Path | str | None = None) -> list[ResultsError]:
     out = Path(out or default_out())
     folders = sorted({path.parent for path in out.glob("*/*/*.json")})
     known = recipes()
-    return [problem for folder in folders for problem in scan(
-                known.get(folder.parent.name, folder.parent.name), folder.name,
-                out).problems]
+    return [
+        problem
+        for folder in folders
+        for problem in scan(
+            known.get(folder.parent.name, folder.parent.name), folder.name, out
+        ).problems
+    ]

@@ -6,8 +6,16 @@ and what any model of them has to beat.
 # ../../nbs/732_experiments.text.ipynb.
 
 # %% auto #0
-__all__ = ['VOCABULARY', 'encode', 'decode', 'tokens', 'Windows', 'about',
-           'fingerprint', 'split']
+__all__ = [
+    "VOCABULARY",
+    "encode",
+    "decode",
+    "tokens",
+    "Windows",
+    "about",
+    "fingerprint",
+    "split",
+]
 
 # %% ../../nbs/732_experiments.text.ipynb #5bc09d07
 import copy
@@ -17,8 +25,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .data import (
-    DataError, Info, check_split, data_folder, read_archive)
+from normalnorm.experiments.data import (
+    DataError,
+    Info,
+    check_split,
+    data_folder,
+    read_archive,
+)
 
 # %% ../../nbs/732_experiments.text.ipynb #6c76393c
 VOCABULARY = ("\n", *map(chr, range(32, 127)))
@@ -40,10 +53,12 @@ def encode(text: str) -> Tensor:
     numbers = torch.where(codes == 10, 0, codes - 31)
     wrong = ((codes != 10) & ((codes < 32) | (codes > 126))).nonzero()
     if len(wrong):
-        raise DataError(f"character {int(wrong[0])} is "
-                        f"{text[int(wrong[0])]!r}: the vocabulary is the line "
-                        f"feed and printable ASCII, {len(VOCABULARY)} "
-                        "characters")
+        raise DataError(
+            f"character {int(wrong[0])} is "
+            f"{text[int(wrong[0])]!r}: the vocabulary is the line "
+            f"feed and printable ASCII, {len(VOCABULARY)} "
+            "characters"
+        )
     return numbers
 
 
@@ -58,15 +73,21 @@ def decode(numbers: Tensor) -> str:
     return "".join(VOCABULARY[n] for n in numbers.tolist())
 
 
-_CUTS = {"train": (0, 900_000), "validation": (900_000, 950_000),
-         "test": (950_000, 1_000_000)}
+_CUTS = {
+    "train": (0, 900_000),
+    "validation": (900_000, 950_000),
+    "test": (950_000, 1_000_000),
+}
 _SHA256 = "c1c04dc060ea298bd1101cc31721c490aba1e25d73b49435e6f040fc62498203"
 
 
 @lru_cache(maxsize=2)
 def _tokens(folder: Path) -> Tensor:
-    text = torch.from_numpy(read_archive(
-        folder / "stdlib.npz", _SHA256, "tools/make_stdlib_text.py")["text"])
+    text = torch.from_numpy(
+        read_archive(
+            folder / "stdlib.npz", _SHA256, "tools/make_stdlib_text.py"
+        )["text"]
+    )
     return torch.where(text == 10, 0, text - 31).to(torch.uint8)
 
 
@@ -85,6 +106,7 @@ def tokens(split: str) -> Tensor:
     check_split("stdlib", split, None, None)
     start, end = _CUTS[split]
     return _tokens(data_folder())[start:end]
+
 
 # %% ../../nbs/732_experiments.text.ipynb #6323bb2a
 class Windows:
@@ -107,24 +129,32 @@ class Windows:
 
     def __init__(self, tokens: Tensor, length: int) -> None:
         if length < 1 or len(tokens) <= length:
-            raise DataError(f"{len(tokens)} tokens do not fill one window of "
-                            f"length={length} and its next token")
+            raise DataError(
+                f"{len(tokens)} tokens do not fill one window of "
+                f"length={length} and its next token"
+            )
         self.tokens, self.length = tokens, length
-        self.starts = torch.arange((len(tokens) - 1) // length,
-                                   device=tokens.device) * length
+        self.starts = (
+            torch.arange((len(tokens) - 1) // length, device=tokens.device)
+            * length
+        )
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        if (len(index) and not -len(self) <= int(index.min())
-                               <= int(index.max()) < len(self)):
-            raise IndexError(f"windows {int(index.min())} to "
-                             f"{int(index.max())} of {len(self)}")
+        if len(index) and not -len(self) <= int(index.min()) <= int(
+            index.max()
+        ) < len(self):
+            raise IndexError(
+                f"windows {int(index.min())} to "
+                f"{int(index.max())} of {len(self)}"
+            )
         start = self.starts[index.to(self.tokens.device)]
-        both = self.tokens[start[:, None] + torch.arange(
-                               self.length + 1,
-                               device=self.tokens.device)].long()
+        both = self.tokens[
+            start[:, None]
+            + torch.arange(self.length + 1, device=self.tokens.device)
+        ].long()
         return both[:, :-1], both[:, 1:]
 
     def take(self, index: Tensor) -> "Windows":
@@ -137,7 +167,9 @@ class Windows:
         "The same windows on `device`."
         other = copy.copy(self)
         other.tokens, other.starts = (
-            self.tokens.to(device), self.starts.to(device))
+            self.tokens.to(device),
+            self.starts.to(device),
+        )
         return other
 
 
@@ -153,11 +185,20 @@ def about(name: str) -> Info:
         >>> about("stdlib").sizes
         {'train': 7031, 'validation': 390, 'test': 390}
     """
-    sizes = {split: (end - start - 1) // 128
-             for split, (start, end) in _CUTS.items()}
-    return Info("stdlib", "sources of the Python standard library",
-                "stdlib.npz", _SHA256, VOCABULARY, (128,), 0, sizes,
-                "PSF License Agreement")
+    sizes = {
+        split: (end - start - 1) // 128 for split, (start, end) in _CUTS.items()
+    }
+    return Info(
+        "stdlib",
+        "sources of the Python standard library",
+        "stdlib.npz",
+        _SHA256,
+        VOCABULARY,
+        (128,),
+        0,
+        sizes,
+        "PSF License Agreement",
+    )
 
 
 def fingerprint(name: str) -> str:
@@ -173,9 +214,13 @@ def fingerprint(name: str) -> str:
     return _SHA256
 
 
-def split(name: str, split: str, first: int | None = None,
-          device: torch.device | str | None = None,
-          length: int = 128) -> Windows:
+def split(
+    name: str,
+    split: str,
+    first: int | None = None,
+    device: torch.device | str | None = None,
+    length: int = 128,
+) -> Windows:
     """One part of the shipped text as `Windows` of `length` characters; see
     `dataset`.
 
@@ -190,5 +235,8 @@ def split(name: str, split: str, first: int | None = None,
     part = tokens(split)
     windows = Windows(part, length)
     check_split(name, split, first, len(windows))
-    return (windows if first is None
-            else Windows(part[:first * length + 1], length)).to(device)
+    return (
+        windows
+        if first is None
+        else Windows(part[: first * length + 1], length)
+    ).to(device)

@@ -6,11 +6,34 @@ the loss is not a number, the same on one device and on several.
 # ../../nbs/750_experiments.train.ipynb.
 
 # %% auto #0
-__all__ = ['Data', 'Found', 'Augment', 'Penalty', 'Perturb', 'seed_for',
-           'seeded', 'one_thread', 'modes_kept', 'as_split', 'cross_entropy',
-           'correct', 'Evaluation', 'evaluate', 'Average', 'TrainingDiverged',
-           'CheckpointError', 'write_atomically', 'clear_leftovers', 'Moment',
-           'started', 'make_fabric', 'by_first', 'Bar', 'take_terms', 'train']
+__all__ = [
+    "Data",
+    "Found",
+    "Augment",
+    "Penalty",
+    "Perturb",
+    "seed_for",
+    "seeded",
+    "one_thread",
+    "modes_kept",
+    "as_split",
+    "cross_entropy",
+    "correct",
+    "Evaluation",
+    "evaluate",
+    "Average",
+    "TrainingDiverged",
+    "CheckpointError",
+    "write_atomically",
+    "clear_leftovers",
+    "Moment",
+    "started",
+    "make_fabric",
+    "by_first",
+    "Bar",
+    "take_terms",
+    "train",
+]
 
 # %% ../../nbs/750_experiments.train.ipynb #fb60a533
 import hashlib
@@ -33,9 +56,13 @@ from torch import Tensor, nn
 
 from ..names import to_install
 from .data import Split, Tensors
-from .optimization import (
-    Settings, learning_rate, make_optimizer)
+from normalnorm.experiments.optimization import (
+    Settings,
+    learning_rate,
+    make_optimizer,
+)
 from .streams import Stream, batches
+
 
 # %% ../../nbs/750_experiments.train.ipynb #5a9fb00b
 def seed_for(purpose: str, seed: int, epoch: int = 0) -> int:
@@ -50,13 +77,14 @@ def seed_for(purpose: str, seed: int, epoch: int = 0) -> int:
         False
     """
     return int.from_bytes(
-        hashlib.sha256(f"{purpose}/{seed}/{epoch}".encode()).digest()[:7],
-        "big")
+        hashlib.sha256(f"{purpose}/{seed}/{epoch}".encode()).digest()[:7], "big"
+    )
 
 
 @contextmanager
-def seeded(purpose: str, seed: int, epoch: int = 0,
-           device: torch.device | str = "cpu"):
+def seeded(
+    purpose: str, seed: int, epoch: int = 0, device: torch.device | str = "cpu"
+):
     """Inside, torch's generators have the seed
     `seed_for(purpose, seed, epoch)`; afterwards they are as before.
 
@@ -76,13 +104,18 @@ def seeded(purpose: str, seed: int, epoch: int = 0,
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.init()
-        generators.append(torch.cuda.default_generators[
-            torch.cuda.current_device() if device.index is None
-            else device.index])
+        generators.append(
+            torch.cuda.default_generators[
+                torch.cuda.current_device()
+                if device.index is None
+                else device.index
+            ]
+        )
     states = [generator.get_state() for generator in generators]
     # "mps" and the like have one generator, which is their module's
-    other = (None if device.type in ("cpu", "cuda")
-             else getattr(torch, device.type))
+    other = (
+        None if device.type in ("cpu", "cuda") else getattr(torch, device.type)
+    )
     before = other and other.get_rng_state()
     try:
         for owner in (*generators, *([other] if other else [])):
@@ -135,6 +168,7 @@ def modes_kept(model: nn.Module):
             if module.training != training:
                 module.training = training
 
+
 # %% ../../nbs/750_experiments.train.ipynb #f95d8452
 Data = Mapping[str, Split | Stream | tuple[Tensor, Tensor]]
 Found = TypeVar("Found")
@@ -154,9 +188,14 @@ def as_split(part: Any, device: torch.device | str) -> Split:
     part = Tensors(*part) if isinstance(part, (tuple, list)) else part
     return part.to(device) if hasattr(part, "to") else part
 
+
 # %% ../../nbs/750_experiments.train.ipynb #3d65b4d8
-def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
-                  reduction: str = "mean") -> Tensor:
+def cross_entropy(
+    scores: Tensor,
+    targets: Tensor,
+    smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
     """The cross-entropy, in nats, of `scores` (B, K) with class numbers (B,) or
     class probabilities (B, K), or of (B, T, K) with class numbers (B, T).
 
@@ -179,23 +218,35 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0,
     """
     if not targets.is_floating_point():
         if scores.shape[:-1] != targets.shape:
-            raise ValueError(f"scores of shape {tuple(scores.shape)} and class "
-                             f"numbers of shape {tuple(targets.shape)}: "
-                             "expected (B, K) with (B,), or (B, T, K) with "
-                             "(B, T)")
-        if targets.device.type == "cpu" and targets.numel() and not 0 <= (
-            low := int(targets.min())
-        ) <= (high := int(targets.max())) < scores.shape[-1]:
-            raise ValueError(f"class numbers from {low} to {high}, and a model "
-                             f"with {scores.shape[-1]} classes: give the model "
-                             f"classes={high + 1} or more")
+            raise ValueError(
+                f"scores of shape {tuple(scores.shape)} and class "
+                f"numbers of shape {tuple(targets.shape)}: "
+                "expected (B, K) with (B,), or (B, T, K) with "
+                "(B, T)"
+            )
+        if (
+            targets.device.type == "cpu"
+            and targets.numel()
+            and not 0
+            <= (low := int(targets.min()))
+            <= (high := int(targets.max()))
+            < scores.shape[-1]
+        ):
+            raise ValueError(
+                f"class numbers from {low} to {high}, and a model "
+                f"with {scores.shape[-1]} classes: give the model "
+                f"classes={high + 1} or more"
+            )
         scores, targets = scores.flatten(0, -2), targets.flatten()
     elif scores.shape != targets.shape:
-        raise ValueError(f"scores of shape {tuple(scores.shape)} and class "
-                         f"probabilities of shape {tuple(targets.shape)}: "
-                         "expected the same")
+        raise ValueError(
+            f"scores of shape {tuple(scores.shape)} and class "
+            f"probabilities of shape {tuple(targets.shape)}: "
+            "expected the same"
+        )
     return nn.functional.cross_entropy(
-        scores, targets, label_smoothing=smoothing, reduction=reduction)
+        scores, targets, label_smoothing=smoothing, reduction=reduction
+    )
 
 
 def correct(scores: Tensor, targets: Tensor) -> Tensor:
@@ -212,7 +263,9 @@ def correct(scores: Tensor, targets: Tensor) -> Tensor:
         tensor([ True, False])
     """
     return scores.argmax(-1) == (
-        targets.argmax(-1) if targets.is_floating_point() else targets)
+        targets.argmax(-1) if targets.is_floating_point() else targets
+    )
+
 
 # %% ../../nbs/750_experiments.train.ipynb #ffef723a
 class Evaluation(NamedTuple):
@@ -229,15 +282,19 @@ class Evaluation(NamedTuple):
         >>> found.right.dtype, 0 <= found.accuracy <= 1
         (torch.bool, True)
     """
+
     accuracy: float
     loss: float
     right: Tensor
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor],
-             batch: int = 500,
-             device: torch.device | str | None = None) -> Evaluation:
+def evaluate(
+    model: nn.Module,
+    data: Split | Stream | tuple[Tensor, Tensor],
+    batch: int = 500,
+    device: torch.device | str | None = None,
+) -> Evaluation:
     """The accuracy, the mean cross-entropy and the right predictions of `model`
     in evaluation mode on a data set, or one pass of a stream; leaves the mode
     as it was.
@@ -260,8 +317,11 @@ def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor],
     # numbers are read at the end: each reading would make a GPU wait
     right: list[Tensor] = []
     losses: list[Tensor] = []
-    whole = (batches(split, torch.arange(len(split)).split(batch))
-             if hasattr(split, "__getitem__") else split)
+    whole = (
+        batches(split, torch.arange(len(split)).split(batch))
+        if hasattr(split, "__getitem__")
+        else split
+    )
     with modes_kept(model):
         model.eval()
         for x, y in whole:
@@ -270,12 +330,16 @@ def evaluate(model: nn.Module, data: Split | Stream | tuple[Tensor, Tensor],
             right.append(correct(scores, y).flatten())
             losses.append(cross_entropy(scores, y, reduction="sum"))
     if not sum(map(len, right)):
-        raise ValueError("there is nothing to evaluate: the data set has no "
-                         "examples")
+        raise ValueError(
+            "there is nothing to evaluate: the data set has no examples"
+        )
     every = torch.cat(right).cpu()
-    return Evaluation(int(every.sum()) / len(every),
-                      math.fsum(torch.stack(losses).tolist()) / len(every),
-                      every)
+    return Evaluation(
+        int(every.sum()) / len(every),
+        math.fsum(torch.stack(losses).tolist()) / len(every),
+        every,
+    )
+
 
 # %% ../../nbs/750_experiments.train.ipynb #a5099956
 class Average:
@@ -312,6 +376,7 @@ class Average:
             else:
                 self.state[name].lerp_(value, weight)
 
+
 # %% ../../nbs/750_experiments.train.ipynb #ae6c393f
 class TrainingDiverged(RuntimeError):
     """The loss or a weight is NaN or infinite; the message says when, and where
@@ -345,9 +410,11 @@ class CheckpointError(ValueError):
         normalnorm.experiments.train.CheckpointError: the checkpoint ...
     """
 
+
 # %% ../../nbs/750_experiments.train.ipynb #d0228b37
-def write_atomically(path: Path, write: Callable[[Any], None],
-                     replace: bool = True) -> bool:
+def write_atomically(
+    path: Path, write: Callable[[Any], None], replace: bool = True
+) -> bool:
     """Let `write` fill a new binary file beside `path`, then give it that name:
     `path` is never half written.
 
@@ -392,11 +459,13 @@ def write_atomically(path: Path, write: Callable[[Any], None],
             cause = cause.__cause__ or cause.__context__
         if cause is None:
             raise
-        raise OSError(cause.errno,
-                      f"{cause.strerror or cause}: {path} was not written, and "
-                      "what was there before is untouched. Make room, or give "
-                      "another folder, and start the same command again: it "
-                      "continues from what is kept") from error
+        raise OSError(
+            cause.errno,
+            f"{cause.strerror or cause}: {path} was not written, and "
+            "what was there before is untouched. Make room, or give "
+            "another folder, and start the same command again: it "
+            "continues from what is kept",
+        ) from error
     finally:
         fresh.unlink(missing_ok=True)
 
@@ -417,6 +486,7 @@ def clear_leftovers(path: Path) -> None:
     """
     for fresh in path.parent.glob(f".{path.name}.*-*"):
         fresh.unlink(missing_ok=True)
+
 
 # %% ../../nbs/750_experiments.train.ipynb #1866051c
 class _Hashing:
@@ -459,17 +529,23 @@ def _what_is_wrong(path: Path) -> str:
         last = file.read()
     if last == _last_line(sha256):
         return ""
-    return ("its bytes are not those that were written: a bit was turned"
-            if last.startswith(b"\nsha256 ") and last.endswith(b"\n")
-            and len(last) == length
-            else "it does not end with the hash of its bytes: it was cut off, "
-                 "or written by a normalnorm older than the hash")
+    return (
+        "its bytes are not those that were written: a bit was turned"
+        if last.startswith(b"\nsha256 ")
+        and last.endswith(b"\n")
+        and len(last) == length
+        else "it does not end with the hash of its bytes: it was cut off, "
+        "or written by a normalnorm older than the hash"
+    )
 
 
 def _resume(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
     def refuse(what: str) -> CheckpointError:
-        return CheckpointError(f"the checkpoint {path} cannot be read "
-                               f"({what}): delete it to start the run again")
+        return CheckpointError(
+            f"the checkpoint {path} cannot be read "
+            f"({what}): delete it to start the run again"
+        )
+
     try:
         wrong = _what_is_wrong(path)
     except OSError as error:
@@ -479,17 +555,28 @@ def _resume(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         written = state["run"]
-    except (RuntimeError, OSError, EOFError, KeyError, TypeError, ValueError,
-            pickle.UnpicklingError) as error:
+    except (
+        RuntimeError,
+        OSError,
+        EOFError,
+        KeyError,
+        TypeError,
+        ValueError,
+        pickle.UnpicklingError,
+    ) as error:
         raise refuse(type(error).__name__) from error
     if written != expected:
         differ = ", ".join(
             f"{key}={written.get(key)} there, {expected.get(key)} here"
             for key in sorted({*written, *expected})
-            if written.get(key) != expected.get(key))
-        raise CheckpointError(f"the checkpoint {path} belongs to another run "
-                              f"({differ}): delete it, or give another file")
+            if written.get(key) != expected.get(key)
+        )
+        raise CheckpointError(
+            f"the checkpoint {path} belongs to another run "
+            f"({differ}): delete it, or give another file"
+        )
     return state
+
 
 # %% ../../nbs/750_experiments.train.ipynb #3590106c
 class Moment(NamedTuple):
@@ -514,6 +601,7 @@ class Moment(NamedTuple):
         >>> seen
         ['start', 'gradient', 'step', 'epoch', 'end']
     """
+
     when: str
     model: nn.Module
     epoch: int
@@ -521,6 +609,7 @@ class Moment(NamedTuple):
     optimizer: torch.optim.Optimizer
     loss: Tensor
     record: dict[str, Any]
+
 
 # %% ../../nbs/750_experiments.train.ipynb #80fa5136
 def started() -> tuple[int, int]:
@@ -533,14 +622,19 @@ def started() -> tuple[int, int]:
         (0, 1)
     """
     distributed = torch.distributed
-    if not (distributed.is_available()
-            and distributed.is_torchelastic_launched()):
+    if not (
+        distributed.is_available() and distributed.is_torchelastic_launched()
+    ):
         return 0, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
-                devices: int = 1, strategy: str = "auto") -> Any:
+def make_fabric(
+    device: torch.device | str = "cpu",
+    precision: str = "32-true",
+    devices: int = 1,
+    strategy: str = "auto",
+) -> Any:
     """The Fabric of Lightning for a device ("cpu", "cuda", "cuda:1") or for
     several of its kind; for several, `train` is run under its `launch`.
 
@@ -560,26 +654,36 @@ def make_fabric(device: torch.device | str = "cpu", precision: str = "32-true",
     try:
         from lightning_fabric import Fabric
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("training needs Lightning Fabric: "
-                                  + to_install("experiments"),
-                                  name="lightning_fabric") from error
+        raise ModuleNotFoundError(
+            "training needs Lightning Fabric: " + to_install("experiments"),
+            name="lightning_fabric",
+        ) from error
     device, (_, world) = torch.device(device), started()
     if world > 1 and devices == 1:
         if device.index is not None:
-            raise ValueError(f"this is one of {world} processes of torchrun, "
-                             f"and device={str(device)!r} is one device: give "
-                             f"{device.type!r}, and each takes its own")
+            raise ValueError(
+                f"this is one of {world} processes of torchrun, "
+                f"and device={str(device)!r} is one device: give "
+                f"{device.type!r}, and each takes its own"
+            )
         here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        fabric = Fabric(accelerator=device.type, devices=here,
-                        num_nodes=world // here, precision=precision,
-                        strategy="ddp" if strategy == "auto" else strategy)
+        fabric = Fabric(
+            accelerator=device.type,
+            devices=here,
+            num_nodes=world // here,
+            precision=precision,
+            strategy="ddp" if strategy == "auto" else strategy,
+        )
         fabric.launch()
         return fabric
     return Fabric(
         accelerator=device.type,
-        devices=devices if devices > 1 or device.index is None
-                           or device.type == "cpu" else [device.index],
-        strategy=strategy, precision=precision)
+        devices=devices
+        if devices > 1 or device.index is None or device.type == "cpu"
+        else [device.index],
+        strategy=strategy,
+        precision=precision,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -588,8 +692,9 @@ def _messages(device: str) -> Any:
     hours, until another program has finished a run, so nothing ends its wait.
     """
     make_fabric(device)
-    return torch.distributed.new_group(backend="gloo",
-                                       timeout=timedelta(days=365))
+    return torch.distributed.new_group(
+        backend="gloo", timeout=timedelta(days=365)
+    )
 
 
 def by_first(do: Callable[[], Found], device: str = "cpu") -> Found:
@@ -621,6 +726,7 @@ def by_first(do: Callable[[], Found], device: str = "cpu") -> Found:
         raise said[1]
     return said[0]
 
+
 # %% ../../nbs/750_experiments.train.ipynb #9e545d01
 class Bar:
     """Progress on a terminal: a bar for the run with loss, accuracy, throughput
@@ -644,16 +750,29 @@ class Bar:
 
     def __init__(self, file: Any = None, interval: float = 0.5):
         from tqdm import tqdm
+
         self._bar: Any = None
         self._tqdm, self.file, self.interval, self._looked = (
-            tqdm, file or sys.stderr, interval, 0.0)
+            tqdm,
+            file or sys.stderr,
+            interval,
+            0.0,
+        )
 
     def __call__(self, line: str) -> None:
         "Print a line above the bar."
         self._tqdm.write(line, file=self.file)
 
-    def step(self, epoch: int, epochs: int, step: int, steps: int,
-             total: Tensor, right: Tensor, seen: int) -> None:
+    def step(
+        self,
+        epoch: int,
+        epochs: int,
+        step: int,
+        steps: int,
+        total: Tensor,
+        right: Tensor,
+        seen: int,
+    ) -> None:
         """Called after step `step` of an epoch of `steps`, with the sum of its
         losses so far, the number of right predictions, and of predictions.
 
@@ -663,37 +782,57 @@ class Bar:
         done = (epoch - 1) * steps + step
         if self._bar is None:
             self._bar = self._tqdm(
-                total=epochs * steps, initial=done - 1, unit="step",
-                file=self.file, leave=False, dynamic_ncols=True)
+                total=epochs * steps,
+                initial=done - 1,
+                unit="step",
+                file=self.file,
+                leave=False,
+                dynamic_ncols=True,
+            )
             # the first step's own time is not known here
             self._start, self._first = time.perf_counter(), done
-        if (time.perf_counter() - self._looked >= self.interval
-                or done == epochs * steps):
+        if (
+            time.perf_counter() - self._looked >= self.interval
+            or done == epochs * steps
+        ):
             self._looked = time.perf_counter()
             spent, rate = self._looked - self._start, ""
             if done > self._first and spent > 0:
-                rate = (f", {(done - self._first) * seen / step / spent:.0f} "
-                        "examples/s")
+                rate = (
+                    f", {(done - self._first) * seen / step / spent:.0f} "
+                    "examples/s"
+                )
             self._bar.set_postfix_str(
                 f"epoch {epoch}/{epochs}, loss {total.item() / step:.4f}, "
                 f"accuracy {right.item() / seen:.2%}{rate}",
-                refresh=False)
+                refresh=False,
+            )
             self._bar.n = done
             self._bar.refresh()
         if done == epochs * steps:
             self._bar.close()
             self._bar = None
 
+
 # %% ../../nbs/750_experiments.train.ipynb #707da49a
 def _finite(model: nn.Module) -> bool:
-    return all(bool(torch.isfinite(value).all())
-               for value in model.state_dict().values()
-               if value.is_floating_point())
+    return all(
+        bool(torch.isfinite(value).all())
+        for value in model.state_dict().values()
+        if value.is_floating_point()
+    )
 
 
-def _parts(split: Any, settings: Settings, seed: int, epoch: int, count: int,
-           rank: int, world: int,
-           device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def _parts(
+    split: Any,
+    settings: Settings,
+    seed: int,
+    epoch: int,
+    count: int,
+    rank: int,
+    world: int,
+    device: torch.device,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The parts of the epoch's `count` batches that go to device `rank` of
     `world`: `accumulate` parts for each step.
     """
@@ -703,12 +842,19 @@ def _parts(split: Any, settings: Settings, seed: int, epoch: int, count: int,
             before = left
             for x, y in split:
                 if len(y) != settings.batch:
-                    raise ValueError("the training stream yields batches of "
-                                     f"{len(y)}, and the settings say "
-                                     f"{settings.batch}")
+                    raise ValueError(
+                        "the training stream yields batches of "
+                        f"{len(y)}, and the settings say "
+                        f"{settings.batch}"
+                    )
                 yield from zip(
-                    *(tensor.to(device)[rank::world].chunk(settings.accumulate)
-                      for tensor in (x, y)))
+                    *(
+                        tensor.to(device)[rank::world].chunk(
+                            settings.accumulate
+                        )
+                        for tensor in (x, y)
+                    )
+                )
                 left -= 1
                 if not left:
                     return
@@ -717,14 +863,18 @@ def _parts(split: Any, settings: Settings, seed: int, epoch: int, count: int,
     with seeded("order", seed, epoch):
         order = torch.randperm(len(split))
     parts = [
-        part for step in range(count)
-        for part in order[step * settings.batch:(step + 1) * settings.batch][
-            rank::world].chunk(settings.accumulate)]
+        part
+        for step in range(count)
+        for part in order[step * settings.batch : (step + 1) * settings.batch][
+            rank::world
+        ].chunk(settings.accumulate)
+    ]
     yield from ((x.to(device), y.to(device)) for x, y in batches(split, parts))
 
 
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
+
 
 # %% ../../nbs/750_experiments.train.ipynb #d49b2f4b
 Augment = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -737,6 +887,7 @@ class _Run:
     """What the phases of `train` share. `count`: steps of an epoch; `path`: of
     the checkpoint; `history` and `best`: what has been reached so far.
     """
+
     model: nn.Module
     network: nn.Module
     optimizer: torch.optim.Optimizer
@@ -756,12 +907,15 @@ class _Run:
     perturb: Perturb | None
     history: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(
-        default_factory=lambda: {"epoch": 0, "validation_accuracy": -1.0})
+        default_factory=lambda: {"epoch": 0, "validation_accuracy": -1.0}
+    )
 
     def __post_init__(self) -> None:
         self.device, self.rank = self.fabric.device, self.fabric.global_rank
-        self.world, self.steps = (self.fabric.world_size,
-                                  self.settings.epochs * self.count)
+        self.world, self.steps = (
+            self.fabric.world_size,
+            self.settings.epochs * self.count,
+        )
         # noise and augmentation differ between devices
         self.own = "" if self.rank == 0 else f"/{self.rank}"
         # reading a loss makes the GPU wait
@@ -772,33 +926,49 @@ class _Run:
 def _steps_of_an_epoch(training: Any, settings: Settings, world: int) -> int:
     "Refuses what cannot be cut into batches and parts."
     streaming = not hasattr(training, "__getitem__")
-    examples = 0 if streaming else len(
-        training[1] if isinstance(training, (tuple, list)) else training)
+    examples = (
+        0
+        if streaming
+        else len(
+            training[1] if isinstance(training, (tuple, list)) else training
+        )
+    )
     count = settings.steps or examples // settings.batch
     if not count:
-        raise ValueError("a training stream has no length: give the steps of "
-                         "an epoch, Settings(steps=…)" if streaming
-                         else f"{examples} training images do not fill one "
-                              f"batch of {settings.batch}: use a smaller batch")
+        raise ValueError(
+            "a training stream has no length: give the steps of "
+            "an epoch, Settings(steps=…)"
+            if streaming
+            else f"{examples} training images do not fill one "
+            f"batch of {settings.batch}: use a smaller batch"
+        )
     if not streaming and count * settings.batch > examples:
-        raise ValueError(f"{examples} training images do not fill "
-                         f"steps={count} batches of {settings.batch}: use "
-                         "fewer")
+        raise ValueError(
+            f"{examples} training images do not fill "
+            f"steps={count} batches of {settings.batch}: use "
+            "fewer"
+        )
     if settings.batch % (world * settings.accumulate):
-        raise ValueError(f"a batch of {settings.batch} cannot be cut into "
-                         f"equal parts for {world} devices × "
-                         f"{settings.accumulate} accumulated parts")
+        raise ValueError(
+            f"a batch of {settings.batch} cannot be cut into "
+            f"equal parts for {world} devices × "
+            f"{settings.accumulate} accumulated parts"
+        )
     return count
+
 
 # %% ../../nbs/750_experiments.train.ipynb #aa4f6b98
 def _save(run: _Run) -> None:
     saved = {
-        "run": run.identity, "model": run.model.state_dict(),
-        "optimizer": run.optimizer.state_dict(), "history": run.history,
+        "run": run.identity,
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "history": run.history,
         "best": run.best,
         "average": {"count": run.average.count, "state": run.average.state},
         "precision": run.fabric.strategy.precision.state_dict(),
-        "stream": run.data["train"].state_dict() if run.streaming else None}
+        "stream": run.data["train"].state_dict() if run.streaming else None,
+    }
     write_atomically(run.path, lambda file: _write_whole(saved, file))
 
 
@@ -811,17 +981,23 @@ def _continue_from_checkpoint(run: _Run) -> None:
         raise CheckpointError(
             f"the checkpoint {run.path} belongs to another model, although the "
             "settings are the same: delete it, or give another file. "
-            f"{error}") from error
+            f"{error}"
+        ) from error
     run.history, run.best = state["history"], state["best"]
     run.fabric.strategy.precision.load_state_dict(state["precision"])
     if run.streaming:
         run.data["train"].load_state_dict(state["stream"])
-    run.average.count, run.average.state = state["average"]["count"], {
-        name: value.to(run.device)
-        for name, value in state["average"]["state"].items()}
+    run.average.count, run.average.state = (
+        state["average"]["count"],
+        {
+            name: value.to(run.device)
+            for name, value in state["average"]["state"].items()
+        },
+    )
     if run.progress and run.history:
-        run.progress(f"continued after epoch {len(run.history)} from "
-                     f"{run.path}")
+        run.progress(
+            f"continued after epoch {len(run.history)} from {run.path}"
+        )
 
 
 def _refuse_different_epochs(run: _Run) -> None:
@@ -835,45 +1011,72 @@ def _refuse_different_epochs(run: _Run) -> None:
             f"of {run.world} processes, some have read a checkpoint in "
             f"{run.path} and others have not (epochs done: "
             f"{', '.join(map(str, done))}): give a folder that all of them "
-            "see")
+            "see"
+        )
+
 
 # %% ../../nbs/750_experiments.train.ipynb #eaf96415
 @dataclass
 class _Sums:
     "Over an epoch: losses, penalties, right predictions, and predictions."
+
     loss: Tensor
     penalty: Tensor
     right: Tensor
     seen: int = 0
 
 
-def _call(run: _Run, when: str, epoch: int, step: int,
-          loss: Tensor | None = None,
-          record: dict[str, Any] | None = None) -> None:
+def _call(
+    run: _Run,
+    when: str,
+    epoch: int,
+    step: int,
+    loss: Tensor | None = None,
+    record: dict[str, Any] | None = None,
+) -> None:
     "Show a `Moment` to the callbacks, who must not change the run."
     if not run.callbacks:
         return
-    with (seeded(f"callback {when}", run.seed, step, run.device),
-          modes_kept(run.model)):
+    with (
+        seeded(f"callback {when}", run.seed, step, run.device),
+        modes_kept(run.model),
+    ):
         for callback in run.callbacks:
-            callback(Moment(when, run.model, epoch, step, run.optimizer,
-                            torch.tensor(math.nan) if loss is None else loss,
-                            {} if record is None else record))
+            callback(
+                Moment(
+                    when,
+                    run.model,
+                    epoch,
+                    step,
+                    run.optimizer,
+                    torch.tensor(math.nan) if loss is None else loss,
+                    {} if record is None else record,
+                )
+            )
 
 
 def _diverged(run: _Run, what: str, step: int, epoch: int) -> TrainingDiverged:
-    kept = (f"the checkpoint of epoch {len(run.history)} is kept in {run.path}"
-            if run.path and run.history else "no checkpoint was written")
+    kept = (
+        f"the checkpoint of epoch {len(run.history)} is kept in {run.path}"
+        if run.path and run.history
+        else "no checkpoint was written"
+    )
     rate = learning_rate(
-        run.settings, (epoch - 1) * run.count + step, run.steps)
+        run.settings, (epoch - 1) * run.count + step, run.steps
+    )
     return TrainingDiverged(
         f"{what} at step {step + 1} of epoch {epoch}, learning rate {rate:.3g};"
         f" {kept}. Try a smaller learning rate, or look for the first module "
-        "whose output is not finite")
+        "whose output is not finite"
+    )
 
 
-def _forward_and_back(run: _Run, parts: list[tuple[Tensor, Tensor]],
-                      check_targets: bool, sums: _Sums) -> Tensor:
+def _forward_and_back(
+    run: _Run,
+    parts: list[tuple[Tensor, Tensor]],
+    check_targets: bool,
+    sums: _Sums,
+) -> Tensor:
     "The loss of a batch; its gradients are in the parameters afterwards."
     settings, loss = run.settings, torch.zeros((), device=run.device)
     for number, (x, y) in enumerate(parts, 1):
@@ -885,8 +1088,11 @@ def _forward_and_back(run: _Run, parts: list[tuple[Tensor, Tensor]],
             if check_targets:
                 cross_entropy(scores.detach().cpu(), y.cpu())
             share = cross_entropy(scores, y, settings.label_smoothing)
-            share = (share if settings.accumulate == 1
-                     else share / settings.accumulate)
+            share = (
+                share
+                if settings.accumulate == 1
+                else share / settings.accumulate
+            )
             sums.loss += share.detach()
             if run.penalty is not None:
                 added = _penalty(run) / settings.accumulate
@@ -899,16 +1105,26 @@ def _forward_and_back(run: _Run, parts: list[tuple[Tensor, Tensor]],
     return loss
 
 
-def _take_step(run: _Run, fetched: Iterator[tuple[Tensor, Tensor]], epoch: int,
-               step: int, sums: _Sums) -> None:
+def _take_step(
+    run: _Run,
+    fetched: Iterator[tuple[Tensor, Tensor]],
+    epoch: int,
+    step: int,
+    sums: _Sums,
+) -> None:
     now = (epoch - 1) * run.count + step
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate(run.settings, now, run.steps)
     run.optimizer.zero_grad(set_to_none=True)
-    with (seeded(f"augmentation{run.own}", run.seed, now, run.device)
-          if run.augment else nullcontext()):
-        parts = [run.augment(*next(fetched)) if run.augment else next(fetched)
-                 for _ in range(run.settings.accumulate)]
+    with (
+        seeded(f"augmentation{run.own}", run.seed, now, run.device)
+        if run.augment
+        else nullcontext()
+    ):
+        parts = [
+            run.augment(*next(fetched)) if run.augment else next(fetched)
+            for _ in range(run.settings.accumulate)
+        ]
     if run.perturb is not None:
         parts = _perturbed(run, parts, now)
     first = now == len(run.history) * run.count
@@ -924,20 +1140,35 @@ def _take_step(run: _Run, fetched: Iterator[tuple[Tensor, Tensor]], epoch: int,
     _call(run, "gradient", epoch, now, loss)
     if run.settings.clip_norm or run.settings.clip_value:
         run.fabric.clip_gradients(
-            run.network, run.stepper, run.settings.clip_value or None,
-            run.settings.clip_norm or None, error_if_nonfinite=False)
+            run.network,
+            run.stepper,
+            run.settings.clip_value or None,
+            run.settings.clip_norm or None,
+            error_if_nonfinite=False,
+        )
     run.stepper.step()
     if run.settings.average == "ema":
         run.average.update(run.model)
     _call(run, "step", epoch, now + 1, loss)
     if hasattr(run.progress, "step"):
-        run.progress.step(epoch, run.settings.epochs, step + 1, run.count,
-                          sums.loss, sums.right, sums.seen)
+        run.progress.step(
+            epoch,
+            run.settings.epochs,
+            step + 1,
+            run.count,
+            sums.loss,
+            sums.right,
+            sums.seen,
+        )
+
 
 # %% ../../nbs/750_experiments.train.ipynb #c750a002
 def _left(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: module for name, module in model.named_modules()
-            if vars(module).get("loss_term") is not None}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if vars(module).get("loss_term") is not None
+    }
 
 
 def take_terms(model: nn.Module) -> Tensor:
@@ -957,46 +1188,69 @@ def take_terms(model: nn.Module) -> Tensor:
     """
     terms = [vars(module).pop("loss_term") for module in _left(model).values()]
     if not terms:
-        raise ValueError(f"no module of {type(model).__name__} left a term in "
-                         "`loss_term`: is there a layer in it that does, and "
-                         "was it in training mode?")
-    return sum(term.to(torch.promote_types(term.dtype, torch.float32))
-               for term in terms)
+        raise ValueError(
+            f"no module of {type(model).__name__} left a term in "
+            "`loss_term`: is there a layer in it that does, and "
+            "was it in training mode?"
+        )
+    return sum(
+        term.to(torch.promote_types(term.dtype, torch.float32))
+        for term in terms
+    )
 
 
 def _refuse_what_is_left(model: nn.Module) -> None:
     if left := _left(model):
-        raise ValueError("modules left a term for the loss, and no penalty "
-                         f"takes it ({', '.join(list(left)[:4])}): give "
-                         "penalty=take_terms, or a penalty that calls it")
+        raise ValueError(
+            "modules left a term for the loss, and no penalty "
+            f"takes it ({', '.join(list(left)[:4])}): give "
+            "penalty=take_terms, or a penalty that calls it"
+        )
 
 
 def _penalty(run: _Run) -> Tensor:
     term = run.penalty(run.model)
-    if (not isinstance(term, Tensor) or term.numel() != 1
-            or not term.requires_grad):
-        what = (f"a tensor of shape {tuple(term.shape)}"
-                + ", without a gradient" * (not term.requires_grad)
-                if isinstance(term, Tensor) else f"{term!r}")
-        raise ValueError(f"penalty= returned {what}: expected one number as a "
-                         "tensor that depends on the parameters; look for "
-                         "detach(), item() or no_grad()")
+    if (
+        not isinstance(term, Tensor)
+        or term.numel() != 1
+        or not term.requires_grad
+    ):
+        what = (
+            f"a tensor of shape {tuple(term.shape)}"
+            + ", without a gradient" * (not term.requires_grad)
+            if isinstance(term, Tensor)
+            else f"{term!r}"
+        )
+        raise ValueError(
+            f"penalty= returned {what}: expected one number as a "
+            "tensor that depends on the parameters; look for "
+            "detach(), item() or no_grad()"
+        )
     return term.reshape(())
 
 
-def _perturbed(run: _Run, parts: list[tuple[Tensor, Tensor]],
-               now: int) -> list[tuple[Tensor, Tensor]]:
+def _perturbed(
+    run: _Run, parts: list[tuple[Tensor, Tensor]], now: int
+) -> list[tuple[Tensor, Tensor]]:
     "The parts that `perturb` makes of these; the model is as it was."
     buffers = [(b, b.detach().clone()) for b in run.model.buffers()]
     found = []
-    with (seeded(f"perturb{run.own}", run.seed, now, run.device),
-          run.fabric.autocast(), modes_kept(run.model)):
+    with (
+        seeded(f"perturb{run.own}", run.seed, now, run.device),
+        run.fabric.autocast(),
+        modes_kept(run.model),
+    ):
         for x, y in parts:
             moved = run.perturb(run.model, x, y)
-            if (not isinstance(moved, (tuple, list)) or len(moved) != 2
-                    or [len(part) for part in moved] != [len(x), len(y)]):
-                raise ValueError("perturb= must return a pair of inputs and "
-                                 f"targets, as many as it got ({len(x)})")
+            if (
+                not isinstance(moved, (tuple, list))
+                or len(moved) != 2
+                or [len(part) for part in moved] != [len(x), len(y)]
+            ):
+                raise ValueError(
+                    "perturb= must return a pair of inputs and "
+                    f"targets, as many as it got ({len(x)})"
+                )
             found.append((moved[0].detach(), moved[1].detach()))
     with torch.no_grad():
         for buffer, before in buffers:
@@ -1006,26 +1260,37 @@ def _perturbed(run: _Run, parts: list[tuple[Tensor, Tensor]],
     run.optimizer.zero_grad(set_to_none=True)
     return found
 
+
 # %% ../../nbs/750_experiments.train.ipynb #8d68721d
 def _train_epoch(run: _Run, epoch: int) -> _Sums:
     run.network.train()
-    fetched = _parts(run.data["train"], run.settings, run.seed, epoch,
-                     run.count, run.rank, run.world, run.device)
+    fetched = _parts(
+        run.data["train"],
+        run.settings,
+        run.seed,
+        epoch,
+        run.count,
+        run.rank,
+        run.world,
+        run.device,
+    )
     sums = _Sums(*(torch.zeros((), device=run.device) for _ in range(3)))
     with seeded(f"noise{run.own}", run.seed, epoch, run.device):
         for step in range(run.count):
             _take_step(run, fetched, epoch, step, sums)
     if not _finite(run.model):
-        raise _diverged(run, "a weight or a buffer is not finite",
-                        run.count - 1, epoch)
+        raise _diverged(
+            run, "a weight or a buffer is not finite", run.count - 1, epoch
+        )
     if run.settings.average == "swa" and epoch >= run.settings.average_from:
         run.average.update(run.model)
     return sums
 
 
 def _evaluate(run: _Run, split: str) -> Evaluation:
-    return evaluate(run.network, run.data[split],
-                    run.settings.evaluation_batch, run.device)
+    return evaluate(
+        run.network, run.data[split], run.settings.evaluation_batch, run.device
+    )
 
 
 def _measures(run: _Run, *splits: str) -> dict[str, float]:
@@ -1033,68 +1298,111 @@ def _measures(run: _Run, *splits: str) -> dict[str, float]:
     found = {}
     for split in splits:
         seen = _evaluate(run, split)
-        found |= {f"{split}_accuracy": seen.accuracy,
-                  f"{split}_loss": seen.loss}
+        found |= {
+            f"{split}_accuracy": seen.accuracy,
+            f"{split}_loss": seen.loss,
+        }
     return found
 
 
-def _validate_and_record(run: _Run, epoch: int, start: float,
-                         sums: _Sums) -> None:
+def _validate_and_record(
+    run: _Run, epoch: int, start: float, sums: _Sums
+) -> None:
     every, last = run.settings.validate_every, epoch == run.settings.epochs
-    validated = ({} if not (last or every and epoch % every == 0)
-                 else _measures(run, "validation"))
+    validated = (
+        {}
+        if not (last or every and epoch % every == 0)
+        else _measures(run, "validation")
+    )
     seconds = time.perf_counter() - start
     if run.world > 1:
-        sums = _Sums(run.fabric.all_reduce(sums.loss),
-                     run.fabric.all_reduce(sums.penalty),
-                     run.fabric.all_reduce(sums.right, reduce_op="sum"),
-                     sums.seen * run.world)
-    entry = {"epoch": epoch, "train_loss": sums.loss.item() / run.count,
-             "train_accuracy": sums.right.item() / sums.seen, **validated,
-             "seconds": seconds}
+        sums = _Sums(
+            run.fabric.all_reduce(sums.loss),
+            run.fabric.all_reduce(sums.penalty),
+            run.fabric.all_reduce(sums.right, reduce_op="sum"),
+            sums.seen * run.world,
+        )
+    entry = {
+        "epoch": epoch,
+        "train_loss": sums.loss.item() / run.count,
+        "train_accuracy": sums.right.item() / sums.seen,
+        **validated,
+        "seconds": seconds,
+    }
     if run.penalty is not None:
         entry["train_penalty"] = sums.penalty.item() / run.count
     run.history.append(entry)
     _call(run, "epoch", epoch, epoch * run.count, record=entry)
-    if every and validated and (validated["validation_accuracy"]
-                                > run.best["validation_accuracy"]):
-        run.best = {"epoch": epoch, **validated,
-                    "state": _copy(run.model.state_dict())}
+    if (
+        every
+        and validated
+        and (validated["validation_accuracy"] > run.best["validation_accuracy"])
+    ):
+        run.best = {
+            "epoch": epoch,
+            **validated,
+            "state": _copy(run.model.state_dict()),
+        }
     if run.path is not None and run.rank == 0:
         _save(run)
     if run.progress:
         left = seconds * (run.settings.epochs - epoch)
-        seen = (f"validation {validated['validation_accuracy']:.2%}  "
-                if validated else "")
+        seen = (
+            f"validation {validated['validation_accuracy']:.2%}  "
+            if validated
+            else ""
+        )
         run.progress(
             f"epoch {epoch}/{run.settings.epochs}  loss "
             f"{entry['train_loss']:.4f}  accuracy "
             f"{entry['train_accuracy']:.2%}  {seen}"
             f"{run.count * run.settings.batch / seconds:.0f} examples/s  "
-            f"{left:.0f} s left")
+            f"{left:.0f} s left"
+        )
+
 
 # %% ../../nbs/750_experiments.train.ipynb #77d4a212
 def _estimate_buffers_again(run: _Run) -> None:
     "The buffers of a plain mean belong to no network."
     run.network.train()
-    with torch.no_grad(), seeded(
-            f"averaging{run.own}", run.seed, 0, run.device):
-        for x, _ in _parts(run.data["train"], run.settings, run.seed, 0,
-                           run.count, 0, 1, run.device):
+    with (
+        torch.no_grad(),
+        seeded(f"averaging{run.own}", run.seed, 0, run.device),
+    ):
+        for x, _ in _parts(
+            run.data["train"],
+            run.settings,
+            run.seed,
+            0,
+            run.count,
+            0,
+            1,
+            run.device,
+        ):
             run.network(x)
 
 
 def _measure_at_the_end(run: _Run) -> dict[str, Any]:
     history, best, end = run.history, run.best, run.settings.epochs
     test = _evaluate(run, "test")
-    last = {"epoch": end,
-            **{key: history[-1][key]
-               for key in ("validation_accuracy", "validation_loss")},
-            "test_accuracy": test.accuracy, "test_loss": test.loss}
-    outcome = {"history": history, "last": last, "test_right": test.right,
-               "seconds": sum(h["seconds"] for h in history),
-               "train_accuracy": history[-1]["train_accuracy"] if run.streaming
-                                 else _evaluate(run, "train").accuracy}
+    last = {
+        "epoch": end,
+        **{
+            key: history[-1][key]
+            for key in ("validation_accuracy", "validation_loss")
+        },
+        "test_accuracy": test.accuracy,
+        "test_loss": test.loss,
+    }
+    outcome = {
+        "history": history,
+        "last": last,
+        "test_right": test.right,
+        "seconds": sum(h["seconds"] for h in history),
+        "train_accuracy": history[-1]["train_accuracy"]
+        if run.streaming
+        else _evaluate(run, "train").accuracy,
+    }
     final = _copy(run.model.state_dict())
     if best["epoch"] == end:
         outcome["chosen"] = dict(last)
@@ -1102,24 +1410,35 @@ def _measure_at_the_end(run: _Run) -> dict[str, Any]:
         run.model.load_state_dict(best["state"])
         outcome["chosen"] = {
             **{key: value for key, value in best.items() if key != "state"},
-            **_measures(run, "test")}
+            **_measures(run, "test"),
+        }
     if run.average.count:
         run.model.load_state_dict(run.average.state)
         if run.settings.average == "swa":
             _estimate_buffers_again(run)
         outcome["averaged"] = {
-            "epoch": end, **_measures(run, "validation", "test")}
+            "epoch": end,
+            **_measures(run, "validation", "test"),
+        }
     run.model.load_state_dict(final)
     return outcome
 
+
 # %% ../../nbs/750_experiments.train.ipynb #a3fb2f1c
 def train(
-    model: nn.Module, data: Data, settings: Settings, seed: int = 0,
-    device: torch.device | str = "cpu", checkpoint: Path | str | None = None,
-    progress: Callable[[str], None] | None = None, *,
+    model: nn.Module,
+    data: Data,
+    settings: Settings,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    checkpoint: Path | str | None = None,
+    progress: Callable[[str], None] | None = None,
+    *,
     augment: Augment | None = None,
-    callbacks: Iterable[Callable[[Moment], None]] = (), fabric: Any = None,
-    penalty: Penalty | None = None, perturb: Perturb | None = None
+    callbacks: Iterable[Callable[[Moment], None]] = (),
+    fabric: Any = None,
+    penalty: Penalty | None = None,
+    perturb: Perturb | None = None,
 ) -> dict[str, Any]:
     """Train `model` in place on `data["train"]` with cross-entropy; returns
     what was measured.
@@ -1173,26 +1492,46 @@ def train(
     count = _steps_of_an_epoch(data["train"], settings, fabric.world_size)
     streaming = not hasattr(data["train"], "__getitem__")
     arithmetic = fabric.strategy.precision.precision
-    if perturb is not None and arithmetic in ("bf16-true", "16-true",
-                                              "64-true"):
-        raise ValueError(f"perturb= with precision={arithmetic!r}: inputs are "
-                         "float32 and the weights are not; use 32-true or one "
-                         "of the mixed precisions")
+    if perturb is not None and arithmetic in (
+        "bf16-true",
+        "16-true",
+        "64-true",
+    ):
+        raise ValueError(
+            f"perturb= with precision={arithmetic!r}: inputs are "
+            "float32 and the weights are not; use 32-true or one "
+            "of the mixed precisions"
+        )
     model.to(fabric.device)
-    data = {split: as_split(part, fabric.device)
-            for split, part in data.items()}
+    data = {
+        split: as_split(part, fabric.device) for split, part in data.items()
+    }
     optimizer = make_optimizer(model, settings)
     network, stepper = fabric.setup(
-        torch.compile(model, backend=settings.compile) if settings.compile
-            else model,
-        optimizer)
+        torch.compile(model, backend=settings.compile)
+        if settings.compile
+        else model,
+        optimizer,
+    )
     run = _Run(
-        model, network, optimizer, stepper, fabric, data, settings, seed, count,
+        model,
+        network,
+        optimizer,
+        stepper,
+        fabric,
+        data,
+        settings,
+        seed,
+        count,
         streaming,
         Average(settings.average_decay if settings.average == "ema" else None),
         None if checkpoint is None else Path(checkpoint),
-        progress if fabric.global_rank == 0 else None, augment,
-        tuple(callbacks), penalty, perturb)
+        progress if fabric.global_rank == 0 else None,
+        augment,
+        tuple(callbacks),
+        penalty,
+        perturb,
+    )
     if run.path is not None and run.path.exists():
         _continue_from_checkpoint(run)
     _refuse_different_epochs(run)

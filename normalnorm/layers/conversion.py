@@ -7,8 +7,17 @@ was left alone, with the reason.
 # ../../nbs/270_layers.conversion.ipynb.
 
 # %% auto #0
-__all__ = ['Skip', 'LayerNormalNorm2d', 'Row', 'Report', 'bypassed', 'survey',
-           'to_normality', 'to_plain', 'plain_state_dict']
+__all__ = [
+    "Skip",
+    "LayerNormalNorm2d",
+    "Row",
+    "Report",
+    "bypassed",
+    "survey",
+    "to_normality",
+    "to_plain",
+    "plain_state_dict",
+]
 
 # %% ../../nbs/270_layers.conversion.ipynb #6ea8dde7
 import copy
@@ -28,13 +37,29 @@ from ..names import near
 from .core import Rule, check_input, family, lies_last
 from .decorrelated import _DecorrelatedBatchNorm
 from normalnorm.layers.families import (
-    _imported, _new_buffers, classes, family_of, is_layer, register, rows,
-    twins)
-from .normality import (
-    BatchNormalNorm1d, BatchNormalNorm2d, BatchNormalNorm3d, GroupNormalNorm,
-    LayerNormalNorm, _NormalNorm)
-from .sync import (
-    SyncBatchNormalNorm, _AllProcesses, _set_class, _sharded)
+    _imported,
+    _new_buffers,
+    classes,
+    family_of,
+    is_layer,
+    register,
+    rows,
+    twins,
+)
+from normalnorm.layers.normality import (
+    BatchNormalNorm1d,
+    BatchNormalNorm2d,
+    BatchNormalNorm3d,
+    GroupNormalNorm,
+    LayerNormalNorm,
+    _NormalNorm,
+)
+from normalnorm.layers.sync import (
+    SyncBatchNormalNorm,
+    _AllProcesses,
+    _set_class,
+    _sharded,
+)
 from ..theory.gradient import Gaussianizer, Identity, Power
 
 # %% ../../nbs/270_layers.conversion.ipynb #91a4fe02
@@ -45,8 +70,9 @@ _AFTER = ("drop", "act", "activation")
 def _after(module: nn.Module) -> dict[str, nn.Module]:
     "The children of a fused layer that follow its normalizer."
     found = {name: getattr(module, name, None) for name in _AFTER}
-    return {n: child for n, child in found.items()
-            if isinstance(child, nn.Module)}
+    return {
+        n: child for n, child in found.items() if isinstance(child, nn.Module)
+    }
 
 
 class _ThenDropAndAct(nn.Module):
@@ -78,17 +104,24 @@ class LayerNormalNorm2d(LayerNormalNorm):
         "Normalize the channels at each position; add noise in training."
         check_input(input)
         if input.ndim != 4 or tuple(input.shape[1:2]) != self.normalized_shape:
-            raise ValueError(f"{type(self).__name__} expects an input of shape "
-                             f"(batch, {self.normalized_shape[0]}, height, "
-                             f"width), given {tuple(input.shape)}")
+            raise ValueError(
+                f"{type(self).__name__} expects an input of shape "
+                f"(batch, {self.normalized_shape[0]}, height, "
+                f"width), given {tuple(input.shape)}"
+            )
         last = lies_last(input)
         out = super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return out.contiguous(memory_format=torch.channels_last if last
-                              else torch.contiguous_format)
+        return out.contiguous(
+            memory_format=torch.channels_last
+            if last
+            else torch.contiguous_format
+        )
 
 
-register(LayerNormalNorm2d, "layer2", nn.LayerNorm, axes="B C H W",
-         unit="B H W")
+register(
+    LayerNormalNorm2d, "layer2", nn.LayerNorm, axes="B C H W", unit="B H W"
+)
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #612f2656
 class _SyncBatchNormalNormAct(_ThenDropAndAct, SyncBatchNormalNorm):
@@ -121,27 +154,41 @@ class _LayerNormalNormAct2d(_ThenDropAndAct, LayerNormalNorm2d):
 
 for _fused in _ThenDropAndAct.__subclasses__():
     _row = family_of(_fused)
-    register(_fused, plain=_row.plain,
-             synchronized=_row.synchronized and _SyncBatchNormalNormAct)
+    register(
+        _fused,
+        plain=_row.plain,
+        synchronized=_row.synchronized and _SyncBatchNormalNormAct,
+    )
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #7e16f21d
 def _twin(layer: type) -> type | None:
     "The plain class whose twin a layer is; None for what has none."
     row = family_of(layer)
-    return (row.twin() if row and row.plain and row.layer is layer
-                          and twins(row.plain)[0].layer is layer else None)
+    return (
+        row.twin()
+        if row
+        and row.plain
+        and row.layer is layer
+        and twins(row.plain)[0].layer is layer
+        else None
+    )
 
 
 def _is_normality(module: nn.Module) -> bool:
     return is_layer(module) and not twins(family_of(module).layer)
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #537e3de0
 def _original(module: nn.Module) -> type[nn.Module]:
     """The class of a module, without the one that a parametrization puts before
     it.
     """
-    return (type(module).__bases__[0] if parametrize.is_parametrized(module)
-            else type(module))
+    return (
+        type(module).__bases__[0]
+        if parametrize.is_parametrized(module)
+        else type(module)
+    )
 
 
 def _gaussianize(module: nn.Module, cls: type, rule: Rule) -> None:
@@ -153,36 +200,42 @@ def _gaussianize(module: nn.Module, cls: type, rule: Rule) -> None:
         module._plain = f"{plain.__module__}:{plain.__qualname__}"
     _set_class(module, cls)
     if issubclass(cls, _NormalNorm):
-        module.__dict__.pop("eps", None)        # a part of the rule from now on
+        module.__dict__.pop("eps", None)  # a part of the rule from now on
         module._adopt(rule._replace(eps=eps))
-    else:                                       # a layer from elsewhere
+    else:  # a layer from elsewhere
         for name, value in _settings(rule).items():
             setattr(module, name, value)
     for name, value in _beyond(module).items():
         mean = module.running_mean
         module.register_buffer(
-            name, None if mean is None else torch.full_like(mean, value))
+            name, None if mean is None else torch.full_like(mean, value)
+        )
     if hasattr(module, "num_batches_tracked"):
         counted = module.num_batches_tracked
         saved = counted is None or "num_batches_tracked" in module.state_dict()
-        del module.num_batches_tracked              # it stands behind them
+        del module.num_batches_tracked  # it stands behind them
         module.register_buffer("num_batches_tracked", counted, persistent=saved)
 
 
 def _settings(rule: Rule) -> dict:
     "A rule as attributes of a layer that does not keep one."
     power = rule.gaussianizer
-    return dict(noise=rule.noise, noise_kind=rule.noise_kind,
-                **(vars(power) if type(power) is Power
-                   else {"gaussianizer": power}))
+    return dict(
+        noise=rule.noise,
+        noise_kind=rule.noise_kind,
+        **(vars(power) if type(power) is Power else {"gaussianizer": power}),
+    )
 
 
 def _beyond(module: nn.Module) -> dict[str, float]:
     """The averages that a normality layer has and its plain twin lacks, with
     the values at which nothing changes.
     """
-    return (module._neutral() if hasattr(module, "_neutral")
-            else family_of(module).beyond)
+    return (
+        module._neutral()
+        if hasattr(module, "_neutral")
+        else family_of(module).beyond
+    )
 
 
 def _flatten(module: nn.Module, cls: type) -> None:
@@ -190,8 +243,15 @@ def _flatten(module: nn.Module, cls: type) -> None:
     eps = module.eps
     for name in _beyond(module):
         delattr(module, name)
-    for name in ("_rule", "_rule_without_noise", "_averages", "_usual_eps",
-                 "_plain", *_settings(Rule()), "gaussianizer"):
+    for name in (
+        "_rule",
+        "_rule_without_noise",
+        "_averages",
+        "_usual_eps",
+        "_plain",
+        *_settings(Rule()),
+        "gaussianizer",
+    ):
         module.__dict__.pop(name, None)
     _set_class(module, cls)
     # a plain layer of this package: the rule that its constructor gives it
@@ -199,6 +259,7 @@ def _flatten(module: nn.Module, cls: type) -> None:
         module._adopt(Rule(eps, gaussianizer=Identity()))
     else:
         module.eps = eps
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #caf45e82
 def _plain_class(module: nn.Module) -> type | None:
@@ -213,9 +274,16 @@ def _plain_class(module: nn.Module) -> type | None:
     except (ImportError, AttributeError):
         return None
 
+
 # %% ../../nbs/270_layers.conversion.ipynb #5fdd4ef2
-_USUAL = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters",
-          "_apply_act"}
+_USUAL = {
+    "__init__",
+    "__repr__",
+    "forward",
+    "extra_repr",
+    "reset_parameters",
+    "_apply_act",
+}
 
 
 def _own_methods(cls: type, base: type) -> list[str]:
@@ -225,9 +293,16 @@ def _own_methods(cls: type, base: type) -> list[str]:
     added = [c for c in cls.__mro__ if not issubclass(base, c)]
     foreign = [c.__name__ for c in added if not issubclass(c, base)]
     return foreign + sorted(
-        {n for c in added for n, v in vars(c).items()
-         if n not in _USUAL and (callable(v) or hasattr(v, "__get__"))
-            and not (n.startswith("__") and n.endswith("__"))})
+        {
+            n
+            for c in added
+            for n, v in vars(c).items()
+            if n not in _USUAL
+            and (callable(v) or hasattr(v, "__get__"))
+            and not (n.startswith("__") and n.endswith("__"))
+        }
+    )
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #6d741f34
 def _shapes(module: nn.Module, base: type) -> list[tuple[int, ...]]:
@@ -235,18 +310,25 @@ def _shapes(module: nn.Module, base: type) -> list[tuple[int, ...]]:
     another by accident.
     """
     channels = tuple(getattr(module, "normalized_shape", ())) or (
-        getattr(module, "num_channels", 0) or module.num_features,)
+        getattr(module, "num_channels", 0) or module.num_features,
+    )
     free = [n for n in (2, 3, 5, 7, 11, 13) if n not in channels]
     size = {letter: (n,) for letter, n in zip("BHWDL", [*free, 17, 19])}
     size["C"] = channels
     kinds = dict.fromkeys(
-        kind for row in twins(base) for kind in row.inputs()
+        kind
+        for row in twins(base)
+        for kind in row.inputs()
         if (len(kind.split()) < 5 or "…" not in row.axes)
-           # a unit of a single value is refused
-           and set(kind.split()) - set(row.unit.replace("G", "C").split()))
-    return [sum((size[letter] for letter in kind.split()), ())
-            for kind in kinds
-            if "B" in kind and (len(channels) == 1 or kind.endswith("C"))]
+        # a unit of a single value is refused
+        and set(kind.split()) - set(row.unit.replace("G", "C").split())
+    )
+    return [
+        sum((size[letter] for letter in kind.split()), ())
+        for kind in kinds
+        if "B" in kind and (len(channels) == 1 or kind.endswith("C"))
+    ]
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #7326edd0
 def _tried(module: nn.Module, base: type) -> type | None:
@@ -255,19 +337,32 @@ def _tried(module: nn.Module, base: type) -> type | None:
     """
     generator = torch.Generator().manual_seed(0)
     try:
-        model = (copy.deepcopy(module)
-                     .to_empty(device="cpu").float().requires_grad_(False))
+        model = (
+            copy.deepcopy(module)
+            .to_empty(device="cpu")
+            .float()
+            .requires_grad_(False)
+        )
         for value in (*model.parameters(), *model.buffers()):
             if value.is_floating_point():
-                value.copy_(torch.rand(value.shape, generator=generator,
-                                       dtype=torch.float32, device="cpu") + 0.5)
+                value.copy_(
+                    torch.rand(
+                        value.shape,
+                        generator=generator,
+                        dtype=torch.float32,
+                        device="cpu",
+                    )
+                    + 0.5
+                )
             else:
                 value.zero_()
-        if (isinstance(model, _DecorrelatedBatchNorm)
-                and model.running_mean is not None):
+        if (
+            isinstance(model, _DecorrelatedBatchNorm)
+            and model.running_mean is not None
+        ):
             model.running_covariance.copy_(model._rows(model.running_mean))
         shapes = _shapes(model, base)
-    except Exception:       # what cannot be copied cannot be tried
+    except Exception:  # what cannot be copied cannot be tried
         return None
 
     def outcome(layer, training, shape):
@@ -275,25 +370,38 @@ def _tried(module: nn.Module, base: type) -> type | None:
         layer = copy.deepcopy(layer).eval()
         layer.training = training
         try:
-            u = torch.randn(shape, generator=torch.Generator().manual_seed(1),
-                            dtype=torch.float32, device="cpu") * 2 + 1
+            u = (
+                torch.randn(
+                    shape,
+                    generator=torch.Generator().manual_seed(1),
+                    dtype=torch.float32,
+                    device="cpu",
+                )
+                * 2
+                + 1
+            )
             return [type(layer).forward(layer, u), *layer.state_dict().values()]
         except Exception:
             return None
 
     def same(a, b):
         return (a is None) == (b is None) and (
-            a is None or all(x.shape == y.shape
-                             and torch.allclose(x, y, rtol=1e-4, atol=1e-4)
-                             for x, y in zip(a, b)))
+            a is None
+            or all(
+                x.shape == y.shape
+                and torch.allclose(x, y, rtol=1e-4, atol=1e-4)
+                for x, y in zip(a, b)
+            )
+        )
 
-    cases = [(training, shape) for training in (True, False)
-             for shape in shapes]
+    cases = [
+        (training, shape) for training in (True, False) for shape in shapes
+    ]
     with torch.no_grad(), torch.device("cpu"):
         expected = [outcome(model, *case) for case in cases]
         if all(e is None for e in expected):
             return None
-        for row in reversed(twins(base)):               # the fused ones first
+        for row in reversed(twins(base)):  # the fused ones first
             cls = row.layer
             if issubclass(cls, _ThenDropAndAct) and not _after(model):
                 continue
@@ -304,16 +412,25 @@ def _tried(module: nn.Module, base: type) -> type | None:
                 values = outcome(twin, *case)
                 if values is not None:
                     values = values[:1] + [
-                        v for name, v in zip(twin.state_dict(), values[1:])
-                        if name not in row.beyond]
+                        v
+                        for name, v in zip(twin.state_dict(), values[1:])
+                        if name not in row.beyond
+                    ]
                 found.append(values)
             if all(map(same, found, expected)):
                 return cls
     return None
 
+
 # %% ../../nbs/270_layers.conversion.ipynb #1ef32f47
-_CONVOLUTIONS = family(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d,
-                       nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = family(
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 
 
 def _unknown(module: nn.Module) -> str:
@@ -321,8 +438,9 @@ def _unknown(module: nn.Module) -> str:
     left alone; "" for other modules.
     """
     name = type(module).__name__
-    if ("norm" not in name.lower()
-            or type(module).__module__.startswith("torch.nn.utils")):
+    if "norm" not in name.lower() or type(module).__module__.startswith(
+        "torch.nn.utils"
+    ):
         return ""
     maps = (nn.Linear, *_CONVOLUTIONS)
     if isinstance(module, maps) or any(
@@ -332,12 +450,17 @@ def _unknown(module: nn.Module) -> str:
         # a block that contains a normalizer, or a map with one inside
         return ""
     if re.search("rms", name, re.I):
-        return ("a root-mean-square norm of its own: only PyTorch's RMSNorm is "
-                "known")
+        return (
+            "a root-mean-square norm of its own: only PyTorch's RMSNorm is "
+            "known"
+        )
     if re.search("frozen", name, re.I):
         return "its statistics are constants"
-    return ("not a normalizer that this library knows "
-            f"({type(module).__module__}.{name})")
+    return (
+        "not a normalizer that this library knows "
+        f"({type(module).__module__}.{name})"
+    )
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #76e51d4c
 _SHARDED = "sharded by itself (fully_shard): convert first, then shard"
@@ -350,51 +473,72 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
     if _is_normality(module):
         return None, "a normality layer already"
     if isinstance(module, torch.jit.ScriptModule):
-        return (None,
-                "scripted: convert first, then script"
-                    if "norm" in module.original_name.lower() else "")
+        return (
+            None,
+            "scripted: convert first, then script"
+            if "norm" in module.original_name.lower()
+            else "",
+        )
     cls = _original(module)
     base: Any = next((c for c in cls.__mro__ if twins(c)), None)
     if base is None and "norm" in cls.__name__.lower():
-        rows()                          # of chapters that nobody has imported
+        rows()  # of chapters that nobody has imported
         base = next((c for c in cls.__mro__ if twins(c)), None)
-    if (isinstance(module, nn.modules.lazy.LazyModuleMixin)
-            and (base is not None or "norm" in cls.__name__.lower())):
-        return (None,
-                "lazy, and its size is not known yet: run the model on one "
-                "batch, then convert")
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and (
+        base is not None or "norm" in cls.__name__.lower()
+    ):
+        return (
+            None,
+            "lazy, and its size is not known yet: run the model on one "
+            "batch, then convert",
+        )
     if base is None:
         return None, _unknown(module)
     if _sharded(module):
         return None, _SHARDED
     if "forward" in module.__dict__:
-        return (None,
-                "its forward was replaced on the object, and would go on "
-                "calling the plain one")
-    if (getattr(module, "track_running_stats", False)
-            and module.running_mean is None):
-        return (None,
-                "track_running_stats is True, but its running averages were "
-                "taken away")
+        return (
+            None,
+            "its forward was replaced on the object, and would go on "
+            "calling the plain one",
+        )
+    if (
+        getattr(module, "track_running_stats", False)
+        and module.running_mean is None
+    ):
+        return (
+            None,
+            "track_running_stats is True, but its running averages were "
+            "taken away",
+        )
     if cls is base:
         return twins(base)[0].layer, ""
     own = _own_methods(cls, base)
     if own:
-        return (None,
-                f"a subclass of {base.__name__} with something of its own: "
-                f"{', '.join(own[:4])}")
+        return (
+            None,
+            f"a subclass of {base.__name__} with something of its own: "
+            f"{', '.join(own[:4])}",
+        )
     if cls.forward is base.forward:
         return twins(base)[0].layer, ""
     parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
     if len(parameters) != 1:
-        return (None,
-                f"its forward takes {len(parameters)} arguments, "
-                f"{', '.join(p.name for p in parameters)}; {base.__name__}'s "
-                "takes one")
+        return (
+            None,
+            f"its forward takes {len(parameters)} arguments, "
+            f"{', '.join(p.name for p in parameters)}; {base.__name__}'s "
+            "takes one",
+        )
     found = _tried(module, base)
-    return (found,
-            "" if found else f"a subclass of {base.__name__} whose forward "
-                             "does something else, on random input")
+    return (
+        found,
+        ""
+        if found
+        else f"a subclass of {base.__name__} whose forward "
+        "does something else, on random input",
+    )
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #5dc84eac
 class Row(NamedTuple):
@@ -408,6 +552,7 @@ class Row(NamedTuple):
         >>> Row("features.1", "BatchNorm2d", "BatchNormalNorm2d").after
         'BatchNormalNorm2d'
     """
+
     name: str
     before: str
     after: str
@@ -429,21 +574,29 @@ class Report:
         >>> [(row.name, row.after) for row in report.replaced]
         [('1', 'BatchNormalNorm1d')]
     """
+
     replaced: tuple[Row, ...] = ()
     left: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         became = [(row, f"→  {row.after}") for row in self.replaced] + [
-            (row, f"left: {row.reason}") for row in self.left]
-        rows = [(row.name or "(the model)", row.before, what)
-                for row, what in became]
+            (row, f"left: {row.reason}") for row in self.left
+        ]
+        rows = [
+            (row.name or "(the model)", row.before, what)
+            for row, what in became
+        ]
         name, before = (
-            max((len(row[i]) for row in rows), default=0) for i in (0, 1))
-        return "\n".join([
-            f"{len(self.replaced)} replaced, {len(self.left)} left",
-            *(f"  {a:<{name}}  {b:<{before}}  {c}" for a, b, c in rows),
-            *(f"  {note}" for note in self.notes)])
+            max((len(row[i]) for row in rows), default=0) for i in (0, 1)
+        )
+        return "\n".join(
+            [
+                f"{len(self.replaced)} replaced, {len(self.left)} left",
+                *(f"  {a:<{name}}  {b:<{before}}  {c}" for a, b, c in rows),
+                *(f"  {note}" for note in self.notes),
+            ]
+        )
 
 
 _ASKED = "skipped, as asked"
@@ -451,8 +604,10 @@ _ASKED = "skipped, as asked"
 
 def _listed(rows: Iterable[Row]) -> str:
     "Those that were left, for a warning."
-    return "\n".join(f"  {r.name or '(the model)'} ({r.before}): {r.reason}"
-                     for r in rows)
+    return "\n".join(
+        f"  {r.name or '(the model)'} ({r.before}): {r.reason}" for r in rows
+    )
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #d12b9625
 Skip = str | type | Callable[[str, nn.Module], bool]
@@ -478,28 +633,44 @@ def _skipped(
     """Whether a module with these names is to be skipped; `ValueError` for a
     name that matches nothing.
     """
-    rules = ([] if skip is None else [skip]
-             if isinstance(skip, (str, type)) or callable(skip) else list(skip))
+    rules = (
+        []
+        if skip is None
+        else [skip]
+        if isinstance(skip, (str, type)) or callable(skip)
+        else list(skip)
+    )
     known = [name for name, _ in model.named_modules(remove_duplicate=False)]
     inside = lambda name, pattern: any(
         fnmatch.fnmatchcase(part, pattern)
-        for part in (name, *_containing(name)))
+        for part in (name, *_containing(name))
+    )
     for rule in rules:
-        if (isinstance(rule, str)
-                and not any(inside(name, rule) for name in known)):
-            raise ValueError(f"skip={rule!r} matches no module of the model: "
-                             f"{near(rule, known)}")
+        if isinstance(rule, str) and not any(
+            inside(name, rule) for name in known
+        ):
+            raise ValueError(
+                f"skip={rule!r} matches no module of the model: "
+                f"{near(rule, known)}"
+            )
         if not isinstance(rule, str) and not callable(rule):
-            raise TypeError("skip takes names, classes and functions of "
-                            f"(name, module), not {type(rule).__name__}")
+            raise TypeError(
+                "skip takes names, classes and functions of "
+                f"(name, module), not {type(rule).__name__}"
+            )
 
     def applies(rule, name, module):
         if isinstance(rule, str):
             return inside(name, rule)
-        return (isinstance(module, rule) if isinstance(rule, type)
-                else bool(rule(name, module)))
+        return (
+            isinstance(module, rule)
+            if isinstance(rule, type)
+            else bool(rule(name, module))
+        )
+
     return lambda names, module: any(
-        applies(rule, name, module) for rule in rules for name in names)
+        applies(rule, name, module) for rule in rules for name in names
+    )
 
 
 def _called(module: nn.Module) -> str:
@@ -508,8 +679,9 @@ def _called(module: nn.Module) -> str:
 
 
 def _sorted(
-    model: nn.Module, skip: Skip | Iterable[Skip] | None,
-    decide: Callable[[nn.Module], tuple[type | None, str]]
+    model: nn.Module,
+    skip: Skip | Iterable[Skip] | None,
+    decide: Callable[[nn.Module], tuple[type | None, str]],
 ) -> tuple[Report, list[tuple[nn.Module, type]]]:
     """What is to be replaced and what not, and each module with its new class.
 
@@ -532,9 +704,12 @@ def _sorted(
             todo.append((module, cls))
     return Report(tuple(replaced), tuple(left)), todo
 
+
 # %% ../../nbs/270_layers.conversion.ipynb #e8bf58b5
-_FUSED = ((nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
-          (nn.TransformerEncoder, "use_nested_tensor", False))
+_FUSED = (
+    (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
+    (nn.TransformerEncoder, "use_nested_tensor", False),
+)
 
 
 def _guard(model: nn.Module) -> list[str]:
@@ -555,6 +730,7 @@ def _guard(model: nn.Module) -> list[str]:
                     setattr(module, field, module.__dict__.pop(kept))
     return off
 
+
 # %% ../../nbs/270_layers.conversion.ipynb #dc618380
 def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
     """The names of the normality layers in `model` that
@@ -570,8 +746,9 @@ def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
         >>> bypassed(nn.Sequential(LayerNormalNorm(4)), torch.randn(2, 4))
         []
     """
-    layers = [(names, module) for names, module in _walk(model)
-              if is_layer(module)]
+    layers = [
+        (names, module) for names, module in _walk(model) if is_layer(module)
+    ]
     called = set()
 
     def watch(module):
@@ -580,7 +757,9 @@ def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
         def watched(*args, **kwargs):
             called.add(id(module))
             return forward(*args, **kwargs)
+
         return watched
+
     for _, module in layers:
         module.__dict__["forward"] = watch(module)
     try:
@@ -591,23 +770,34 @@ def bypassed(model: nn.Module, *inputs, **options) -> list[str]:
             del module.__dict__["forward"]
     return [names[0] for names, module in layers if id(module) not in called]
 
+
 # %% ../../nbs/270_layers.conversion.ipynb #861a45cb
 def _prepared(model: nn.Module, inplace: bool) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"expected a torch.nn.Module, given {type(model).__name__}")
-    wrapped = [(n or "(the model)", type(m).__name__)
-               for n, m in model.named_modules() if type(m).__name__ in (
-                   "DistributedDataParallel", "FullyShardedDataParallel")]
+            f"expected a torch.nn.Module, given {type(model).__name__}"
+        )
+    wrapped = [
+        (n or "(the model)", type(m).__name__)
+        for n, m in model.named_modules()
+        if type(m).__name__
+        in ("DistributedDataParallel", "FullyShardedDataParallel")
+    ]
     if wrapped:
-        raise ValueError(f"{wrapped[0][0]} is wrapped in {wrapped[0][1]}, "
-                         "which has made its list of buffers: convert the "
-                         "module in it before it is wrapped")
+        raise ValueError(
+            f"{wrapped[0][0]} is wrapped in {wrapped[0][1]}, "
+            "which has made its list of buffers: convert the "
+            "module in it before it is wrapped"
+        )
     return model if inplace else copy.deepcopy(model)
 
 
-def survey(model: nn.Module, skip: Skip | Iterable[Skip] | None = None,
-           steps: int = 1, gaussianizer: Gaussianizer | None = None) -> Report:
+def survey(
+    model: nn.Module,
+    skip: Skip | Iterable[Skip] | None = None,
+    steps: int = 1,
+    gaussianizer: Gaussianizer | None = None,
+) -> Report:
     """What `to_normality(model, skip=skip, steps=steps,
     gaussianizer=gaussianizer)` would replace and what not, and why; the model
     is not changed.
@@ -619,11 +809,13 @@ def survey(model: nn.Module, skip: Skip | Iterable[Skip] | None = None,
         1
     """
     return _convert(
-        model, skip, Rule.of(steps=steps, gaussianizer=gaussianizer))[0]
+        model, skip, Rule.of(steps=steps, gaussianizer=gaussianizer)
+    )[0]
 
 
-def _convert(model: nn.Module, skip,
-             rule: Rule) -> tuple[Report, list[tuple[nn.Module, type]]]:
+def _convert(
+    model: nn.Module, skip, rule: Rule
+) -> tuple[Report, list[tuple[nn.Module, type]]]:
     power = rule.gaussianizer
 
     def decide(module: nn.Module) -> tuple[type | None, str]:
@@ -638,20 +830,30 @@ def _convert(model: nn.Module, skip,
 
     return _sorted(model, skip, decide)
 
+
 # %% ../../nbs/270_layers.conversion.ipynb #d347a6f7
 def _usual_noise(cls: type) -> float:
     "The noise factor that a layer has unless another one is given."
-    signatures = [inspect.signature(vars(c)["__init__"]).parameters
-                  for c in cls.__mro__ if "__init__" in vars(c)]
+    signatures = [
+        inspect.signature(vars(c)["__init__"]).parameters
+        for c in cls.__mro__
+        if "__init__" in vars(c)
+    ]
     return next(s["noise"].default for s in signatures if "noise" in s)
 
 
 def to_normality(
-    model: nn.Module, noise: float | None = None, alpha: float = 1.0,
-    steps: int = 1, safeguard: bool = False, noise_kind: str = "scaled", *,
+    model: nn.Module,
+    noise: float | None = None,
+    alpha: float = 1.0,
+    steps: int = 1,
+    safeguard: bool = False,
+    noise_kind: str = "scaled",
+    *,
     gaussianizer: Gaussianizer | None = None,
-    skip: Skip | Iterable[Skip] | None = None, inplace: bool = True,
-    return_report: bool = False
+    skip: Skip | Iterable[Skip] | None = None,
+    inplace: bool = True,
+    return_report: bool = False,
 ) -> "nn.Module | tuple[nn.Module, Report]":
     """Make every normalizer in `model` a normality layer: batch, instance,
     layer, group and root-mean-square norms of torch.nn, two of timm's,
@@ -685,34 +887,63 @@ def to_normality(
         ...                            nn.BatchNorm1d(4)))[1].running_lambda
         tensor([1., 1., 1., 1.])
     """
-    rule = Rule.of(1e-5, 0.0 if noise is None else noise, alpha, steps,
-                   safeguard, noise_kind, gaussianizer)
+    rule = Rule.of(
+        1e-5,
+        0.0 if noise is None else noise,
+        alpha,
+        steps,
+        safeguard,
+        noise_kind,
+        gaussianizer,
+    )
     model = _prepared(model, inplace)
     report, todo = _convert(model, skip, rule)
     for module, cls in todo:
-        _gaussianize(module, cls, rule if noise is not None
-                     else rule._replace(noise=_usual_noise(cls)))
-    rough = [row.name or "(the model)"
-             for row, (module, _) in zip(report.replaced, todo)
-             if getattr(module, "method", "eigh") != "eigh"]
-    notes = (*(f"the fused evaluation path of {name} is off"
-               for name in _guard(model)),
-             *(f"{name} whitens approximately, by Newton–Schulz: the normality "
-               "layer standardizes each channel besides" for name in rough))
+        _gaussianize(
+            module,
+            cls,
+            rule
+            if noise is not None
+            else rule._replace(noise=_usual_noise(cls)),
+        )
+    rough = [
+        row.name or "(the model)"
+        for row, (module, _) in zip(report.replaced, todo)
+        if getattr(module, "method", "eigh") != "eigh"
+    ]
+    notes = (
+        *(
+            f"the fused evaluation path of {name} is off"
+            for name in _guard(model)
+        ),
+        *(
+            f"{name} whitens approximately, by Newton–Schulz: the normality "
+            "layer standardizes each channel besides"
+            for name in rough
+        ),
+    )
     report = Report(report.replaced, report.left, notes)
     if return_report:
         return model, report
-    others = [row for row in report.left
-              if row.reason not in (_ASKED, "a normality layer already")]
+    others = [
+        row
+        for row in report.left
+        if row.reason not in (_ASKED, "a normality layer already")
+    ]
     if others:
-        warnings.warn("normalizers that were left as they are:\n"
-                      + _listed(others), stacklevel=2)
+        warnings.warn(
+            "normalizers that were left as they are:\n" + _listed(others),
+            stacklevel=2,
+        )
     elif not report.replaced and not report.left:
-        warnings.warn("the model has no normalizer, so nothing was replaced; "
-                      "functions such as torch.nn.functional.layer_norm cannot "
-                      "be",
-                      stacklevel=2)
+        warnings.warn(
+            "the model has no normalizer, so nothing was replaced; "
+            "functions such as torch.nn.functional.layer_norm cannot "
+            "be",
+            stacklevel=2,
+        )
     return model
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #c35bb1fd
 def _bends(module: nn.Module) -> bool:
@@ -721,13 +952,19 @@ def _bends(module: nn.Module) -> bool:
     """
     if isinstance(module, _NormalNorm):
         idle = isinstance(module.gaussianizer.reduced(), Identity)
-    else:                                               # a layer from elsewhere
+    else:  # a layer from elsewhere
         idle = not getattr(module, "alpha", 1.0)
-    beyond = [(getattr(module, name), value)
-              for name, value in _beyond(module).items()]
-    return not idle and not (beyond and all(
-        t is not None and not t.is_meta and bool((t == value).all())
-        for t, value in beyond))
+    beyond = [
+        (getattr(module, name), value)
+        for name, value in _beyond(module).items()
+    ]
+    return not idle and not (
+        beyond
+        and all(
+            t is not None and not t.is_meta and bool((t == value).all())
+            for t, value in beyond
+        )
+    )
 
 
 def _decide_back(module: nn.Module) -> tuple[type | None, str]:
@@ -739,13 +976,19 @@ def _decide_back(module: nn.Module) -> tuple[type | None, str]:
     cls, path = _plain_class(module), getattr(module, "_plain", None)
     if cls is not None:
         return cls, cls.__name__
-    return None, (f"its class {path} is not installed" if path
-                  else "no plain normalizer is its twin")
+    return None, (
+        f"its class {path} is not installed"
+        if path
+        else "no plain normalizer is its twin"
+    )
 
 
 def to_plain(
-    model: nn.Module, *, skip: Skip | Iterable[Skip] | None = None,
-    inplace: bool = True, return_report: bool = False
+    model: nn.Module,
+    *,
+    skip: Skip | Iterable[Skip] | None = None,
+    inplace: bool = True,
+    return_report: bool = False,
 ) -> "nn.Module | tuple[nn.Module, Report]":
     """Make every normality layer in `model` the plain normalizer that it was,
     or whose twin it is; the inverse of `to_normality`.
@@ -765,17 +1008,20 @@ def to_plain(
     """
     model = _prepared(model, inplace)
     report, todo = _sorted(model, skip, _decide_back)
-    bent = [row.name or "(the model)"
-            for row, (module, _) in zip(report.replaced, todo)
-            if getattr(module, "method", "eigh") != "eigh"
-               or _bends(module)]
+    bent = [
+        row.name or "(the model)"
+        for row, (module, _) in zip(report.replaced, todo)
+        if getattr(module, "method", "eigh") != "eigh" or _bends(module)
+    ]
     for module, cls in todo:
         _flatten(module, cls)
     _guard(model)
-    note = ("the transform is dropped, and with it what the model computes in "
-            "evaluation, in "
-            f"{', '.join(bent[:5])}"
-            f"{f' and {len(bent) - 5} more' if len(bent) > 5 else ''}")
+    note = (
+        "the transform is dropped, and with it what the model computes in "
+        "evaluation, in "
+        f"{', '.join(bent[:5])}"
+        f"{f' and {len(bent) - 5} more' if len(bent) > 5 else ''}"
+    )
     report = Report(report.replaced, report.left, (note,) if bent else ())
     if return_report:
         return model, report
@@ -783,9 +1029,12 @@ def to_plain(
         warnings.warn(note, stacklevel=2)
     others = [row for row in report.left if row.reason != _ASKED]
     if others:
-        warnings.warn("normality layers that were left as they are:\n"
-                      + _listed(others), stacklevel=2)
+        warnings.warn(
+            "normality layers that were left as they are:\n" + _listed(others),
+            stacklevel=2,
+        )
     return model
+
 
 # %% ../../nbs/270_layers.conversion.ipynb #a35ce2f2
 def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -806,17 +1055,23 @@ def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     table = [row for row in rows() if row.beyond and row.plain]
     beyond = {name for row in table for name in row.beyond}
-    plain = {name for twin in (row.twin() for row in table) if twin
-             for name in _new_buffers(twin, twin)}
+    plain = {
+        name
+        for twin in (row.twin() for row in table)
+        if twin
+        for name in _new_buffers(twin, twin)
+    }
 
     def of_a_transform(name: str) -> bool:
         prefix, _, last = name.rpartition(".")
         return prefix + "." * bool(prefix) + "running_mean" in state and (
-            last in beyond or last.startswith("running_") and last not in plain)
+            last in beyond or last.startswith("running_") and last not in plain
+        )
 
     ours = set(filter(of_a_transform, state))
     kept: Any = type(state)(
-        (name, value) for name, value in state.items() if name not in ours)
+        (name, value) for name, value in state.items() if name not in ours
+    )
     metadata = getattr(state, "_metadata", None)
     if metadata is not None:
         kept._metadata = metadata

@@ -6,11 +6,20 @@ in evaluation, and what gaussianizing adds to it and takes from it.
 # ../../nbs/252_layers.decorrelated.ipynb.
 
 # %% auto #0
-__all__ = ['whiten_channels', 'Whitening', 'whitens_only', 'follow', 'finished',
-           'whitened_norm', 'decorrelated_batch_norm',
-           'decorrelated_batch_normal_norm', 'DecorrelatedBatchNorm1d',
-           'DecorrelatedBatchNorm2d', 'DecorrelatedBatchNormalNorm1d',
-           'DecorrelatedBatchNormalNorm2d']
+__all__ = [
+    "whiten_channels",
+    "Whitening",
+    "whitens_only",
+    "follow",
+    "finished",
+    "whitened_norm",
+    "decorrelated_batch_norm",
+    "decorrelated_batch_normal_norm",
+    "DecorrelatedBatchNorm1d",
+    "DecorrelatedBatchNorm2d",
+    "DecorrelatedBatchNormalNorm1d",
+    "DecorrelatedBatchNormalNorm2d",
+]
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #dcca66f3
 import contextlib
@@ -24,18 +33,36 @@ from torch.nn.functional import pad
 
 from .backends import along_channels, normalize
 from normalnorm.layers.core import (
-    Rule, Statistics, affine, check_memory, check_real, guarded, lies_last,
-    saturating_cast, size)
+    Rule,
+    Statistics,
+    affine,
+    check_memory,
+    check_real,
+    guarded,
+    lies_last,
+    saturating_cast,
+    size,
+)
 from .families import register
 from normalnorm.layers.functional import (
-    _single, all_averages, average_names, check_channels, kept, next_weight,
-    update_running)
+    _single,
+    all_averages,
+    average_names,
+    check_channels,
+    kept,
+    next_weight,
+    update_running,
+)
 from .noise import add_noise
 from .normality import _ChannelNormalNorm, _features
 from ..theory.gradient import Gaussianizer, Identity
 from ..theory.newton import Over, over, upcast
-from ..theory.whitening import (
-    METHODS, covariance, whitening_matrix, wide)
+from normalnorm.theory.whitening import (
+    METHODS,
+    covariance,
+    whitening_matrix,
+    wide,
+)
 
 
 def _blocks(channels: int, size: int) -> list[tuple[int, int, int]]:
@@ -43,13 +70,16 @@ def _blocks(channels: int, size: int) -> list[tuple[int, int, int]]:
     full size together and for the rest.
     """
     full = channels - channels % size
-    return [block
-            for block in ((0, full, size), (full, channels, channels - full))
-            if block[1] > block[0]]
+    return [
+        block
+        for block in ((0, full, size), (full, channels, channels - full))
+        if block[1] > block[0]
+    ]
 
 
-def _layout(x: Tensor, group_size: int) -> tuple[
-    Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+def _layout(
+    x: Tensor, group_size: int
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """From the shape (B, C, …) of `x` to matrices of channels by samples, one
     for all or one for each image, whichever needs no copy; and back, to the
     memory format of `x`.
@@ -58,49 +88,69 @@ def _layout(x: Tensor, group_size: int) -> tuple[
     last = lies_last(x)
     memory = torch.channels_last if last else torch.contiguous_format
     if last or math.prod(positions) < group_size:
-        return (lambda x: x.movedim(1, -1).reshape(1, -1, channels).mT,
-                lambda y: y.mT.reshape(batch, *positions, channels)
-                              .movedim(-1, 1).contiguous(memory_format=memory))
-    return (lambda x: x.reshape(batch, channels, math.prod(positions)),
-            lambda y: y.reshape(batch, channels,
-                                *positions).contiguous(memory_format=memory))
+        return (
+            lambda x: x.movedim(1, -1).reshape(1, -1, channels).mT,
+            lambda y: (
+                y.mT.reshape(batch, *positions, channels)
+                .movedim(-1, 1)
+                .contiguous(memory_format=memory)
+            ),
+        )
+    return (
+        lambda x: x.reshape(batch, channels, math.prod(positions)),
+        lambda y: y.reshape(batch, channels, *positions).contiguous(
+            memory_format=memory
+        ),
+    )
 
 
 def _grouped(x: Tensor, size: int) -> list[Tensor]:
     """Matrices (B, C, N) group by group: (B, groups, d, N), once for the groups
     of full size and once for the rest.
     """
-    return [x[:, start:stop].unflatten(1, (-1, d))
-            for start, stop, d in _blocks(x.shape[1], size)]
+    return [
+        x[:, start:stop].unflatten(1, (-1, d))
+        for start, stop, d in _blocks(x.shape[1], size)
+    ]
 
 
 def _product(matrices: list[Tensor], x: Tensor, size: int) -> Tensor:
     "Each group of (B, C, N) times its matrix."
-    parts = [(m.to(x.dtype) @ c).flatten(1, 2)
-             for m, c in zip(matrices, _grouped(x, size))]
+    parts = [
+        (m.to(x.dtype) @ c).flatten(1, 2)
+        for m, c in zip(matrices, _grouped(x, size))
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def _rows_of(matrices: list[Tensor], size: int) -> Tensor:
     "A row for each channel, (C, d), from the matrices of the groups."
     return torch.cat(
-        [pad(m.flatten(0, 1), (0, size - m.shape[-1])) for m in matrices])
+        [pad(m.flatten(0, 1), (0, size - m.shape[-1])) for m in matrices]
+    )
 
 
 def _from_rows(rows: Tensor) -> list[Tensor]:
     "The matrices of the groups from (C, d)."
-    return [rows[start:stop, :d].reshape(-1, d, d)
-            for start, stop, d in _blocks(*rows.shape)]
+    return [
+        rows[start:stop, :d].reshape(-1, d, d)
+        for start, stop, d in _blocks(*rows.shape)
+    ]
+
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #3fcb4015
 def _exact(x: Tensor):
     "A context without autocast, which would round the products."
-    return (torch.autocast(x.device.type, enabled=False)
-            if x.device.type != "meta" else contextlib.nullcontext())
+    return (
+        torch.autocast(x.device.type, enabled=False)
+        if x.device.type != "meta"
+        else contextlib.nullcontext()
+    )
 
 
-def _whitening(cov: Tensor, eps: float, method: str, iterations: int,
-               unit_rows: bool) -> tuple[Tensor, Tensor]:
+def _whitening(
+    cov: Tensor, eps: float, method: str, iterations: int, unit_rows: bool
+) -> tuple[Tensor, Tensor]:
     """W, its rows scaled to length 1 if asked, and the variances that it gives
     to the channels.
     """
@@ -112,9 +162,14 @@ def _whitening(cov: Tensor, eps: float, method: str, iterations: int,
 
 
 def whiten_channels(
-    input: Tensor, group_size: int, eps: float = 1e-5, method: str = "eigh",
-    iterations: int = 5, unit_rows: bool = False,
-    running_mean: Tensor | None = None, running_covariance: Tensor | None = None
+    input: Tensor,
+    group_size: int,
+    eps: float = 1e-5,
+    method: str = "eigh",
+    iterations: int = 5,
+    unit_rows: bool = False,
+    running_mean: Tensor | None = None,
+    running_covariance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Whiten groups of `group_size` channels of an input of shape (B, C, …);
     the last group has what is left.
@@ -141,14 +196,22 @@ def whiten_channels(
     mean = wide(x).mean((0, 2)) if running_mean is None else wide(running_mean)
     c = x - mean.to(x.dtype)[:, None]
     with _exact(x):
-        covs = ([covariance(group).mean(0) for group in _grouped(c, group_size)]
-                if running_covariance is None
-                else _from_rows(wide(running_covariance)))
-        found = [_whitening(cov, eps, method, iterations, unit_rows)
-                 for cov in covs]
+        covs = (
+            [covariance(group).mean(0) for group in _grouped(c, group_size)]
+            if running_covariance is None
+            else _from_rows(wide(running_covariance))
+        )
+        found = [
+            _whitening(cov, eps, method, iterations, unit_rows) for cov in covs
+        ]
         white = _product([w for w, _ in found], c, group_size)
-    return (back(white), mean, _rows_of(covs, group_size),
-            torch.cat([variance.flatten() for _, variance in found]))
+    return (
+        back(white),
+        mean,
+        _rows_of(covs, group_size),
+        torch.cat([variance.flatten() for _, variance in found]),
+    )
+
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #2b9a255e
 class Whitening(NamedTuple):
@@ -162,52 +225,85 @@ class Whitening(NamedTuple):
         >>> Whitening(group_size=8, method="newton_schulz")
         Whitening(group_size=8, method='newton_schulz', iterations=5)
     """
+
     group_size: int = 16
     method: str = "eigh"
     iterations: int = 5
 
 
 def _prepared(
-    input: Tensor, whitening: Whitening, training: bool, rule: Rule,
-    running: tuple[Tensor | None, ...], weight: Tensor | None,
-    bias: Tensor | None
+    input: Tensor,
+    whitening: Whitening,
+    training: bool,
+    rule: Rule,
+    running: tuple[Tensor | None, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`whiten_channels` after the checks, with the running averages in
     evaluation.
     """
     running_mean, running_covariance, *parameters = running
     channels = check_channels(
-        input, "decorrelated batch", running_mean=running_mean, weight=weight,
-        bias=bias, **dict(zip(average_names(rule.gaussianizer.names)[2:],
-                              parameters)))
+        input,
+        "decorrelated batch",
+        running_mean=running_mean,
+        weight=weight,
+        bias=bias,
+        **dict(zip(average_names(rule.gaussianizer.names)[2:], parameters)),
+    )
     check_real(running_covariance=running_covariance)
     check_memory(input, *running, weight, bias)
     group_size, method, iterations = whitening
     size = min(group_size, channels)
     if size < 1 or iterations < 1:
-        raise ValueError(f"group_size={group_size}, iterations={iterations}: "
-                         "expected a group and a number of iterations of at "
-                         "least 1")
-    if (running_covariance is not None
-            and running_covariance.shape != (channels, size)):
-        raise ValueError("running_covariance has the shape "
-                         f"{tuple(running_covariance.shape)}, expected "
-                         f"({channels}, {size}): a row for each channel, a "
-                         "column for each channel of its group")
+        raise ValueError(
+            f"group_size={group_size}, iterations={iterations}: "
+            "expected a group and a number of iterations of at "
+            "least 1"
+        )
+    if running_covariance is not None and running_covariance.shape != (
+        channels,
+        size,
+    ):
+        raise ValueError(
+            "running_covariance has the shape "
+            f"{tuple(running_covariance.shape)}, expected "
+            f"({channels}, {size}): a row for each channel, a "
+            "column for each channel of its group"
+        )
     if training and input.numel() == channels:
         raise _single(input.shape)
     if not training and (running_mean is None or running_covariance is None):
-        raise ValueError("evaluation needs running_mean and "
-                         "running_covariance; without them, pass training=True")
+        raise ValueError(
+            "evaluation needs running_mean and "
+            "running_covariance; without them, pass training=True"
+        )
     if training and torch.jit.is_tracing():
-        raise RuntimeError("torch.jit.trace would lose the gradient of the "
-                           "whitening: trace a decorrelated layer in "
-                           "evaluation, after .eval()")
-    given = {} if training else dict(
-        zip(("running_mean", "running_covariance"),
-            kept(running_mean, running_covariance)))
-    return whiten_channels(input, size, rule.eps, method, iterations,
-                           not whitens_only(rule), **given)
+        raise RuntimeError(
+            "torch.jit.trace would lose the gradient of the "
+            "whitening: trace a decorrelated layer in "
+            "evaluation, after .eval()"
+        )
+    given = (
+        {}
+        if training
+        else dict(
+            zip(
+                ("running_mean", "running_covariance"),
+                kept(running_mean, running_covariance),
+            )
+        )
+    )
+    return whiten_channels(
+        input,
+        size,
+        rule.eps,
+        method,
+        iterations,
+        not whitens_only(rule),
+        **given,
+    )
 
 
 def whitens_only(rule: Rule) -> bool:
@@ -223,10 +319,16 @@ def whitens_only(rule: Rule) -> bool:
     return isinstance(rule.gaussianizer, Identity)
 
 
-def follow(count: int, momentum: float | Tensor | None, mean: Tensor,
-           cov: Tensor, used: Statistics | None, rule: Rule,
-           running: tuple[Tensor | None, ...],
-           batches: Tensor | None = None) -> None:
+def follow(
+    count: int,
+    momentum: float | Tensor | None,
+    mean: Tensor,
+    cov: Tensor,
+    used: Statistics | None,
+    rule: Rule,
+    running: tuple[Tensor | None, ...],
+    batches: Tensor | None = None,
+) -> None:
     """Running averages of mean, unbiased covariance and parameters, group by
     group: a group that is not finite is left as it was, as a whole, so that its
     covariance stays positive semidefinite.
@@ -250,28 +352,40 @@ def follow(count: int, momentum: float | Tensor | None, mean: Tensor,
     cov = cov * (count / (count - 1))
     stored = cov if running[1] is None else cov.to(running[1].dtype)
     finite = stored.isfinite().all(1)
-    parameters = ([p.flatten() for p in used.parameters]
-                  if used is not None and used.parameters
-                  else [torch.full_like(mean, value)
-                        for value in rule.gaussianizer.neutral])
+    parameters = (
+        [p.flatten() for p in used.parameters]
+        if used is not None and used.parameters
+        else [
+            torch.full_like(mean, value) for value in rule.gaussianizer.neutral
+        ]
+    )
     if momentum is None:
         momentum = next_weight((stored,), (mean, stored, *parameters), batches)
     elif batches is not None:
         batches.add_(1)
     whole = torch.cat(
-        [finite[start:stop].reshape(-1, size).all(1).repeat_interleave(size)
-         for start, stop, size in _blocks(*cov.shape)])
+        [
+            finite[start:stop].reshape(-1, size).all(1).repeat_interleave(size)
+            for start, stop, size in _blocks(*cov.shape)
+        ]
+    )
     for average, value in zip(running, (mean, cov, *parameters)):
         value = value.detach().reshape(len(cov), -1)
-        update_running((average,),
-                       (torch.where(whole[:, None], value, torch.nan),),
-                       momentum)
+        update_running(
+            (average,),
+            (torch.where(whole[:, None], value, torch.nan),),
+            momentum,
+        )
 
 
-def finished(z: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
-             weight: Tensor | None, bias: Tensor | None,
-             given: Statistics | None = None
-             ) -> tuple[Tensor, Statistics | None]:
+def finished(
+    z: Tensor,
+    dim: tuple[int, ...] | Over,
+    rule: Rule,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    given: Statistics | None = None,
+) -> tuple[Tensor, Statistics | None]:
     """What becomes of whitened values: noise and the affine map, and before
     these, unless nothing but whitening is asked for, what a normality layer
     does.
@@ -299,9 +413,15 @@ def finished(z: Tensor, dim: tuple[int, ...] | Over, rule: Rule,
 
 
 def whitened_norm(
-    input: Tensor, running: tuple[Tensor | None, ...], weight: Tensor | None,
-    bias: Tensor | None, training: bool, momentum: float | Tensor | None,
-    rule: Rule, whitening: Whitening, batches: Tensor | None = None
+    input: Tensor,
+    running: tuple[Tensor | None, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float | Tensor | None,
+    rule: Rule,
+    whitening: Whitening,
+    batches: Tensor | None = None,
 ) -> Tensor:
     """Whitening, then a rule: `decorrelated_batch_norm` where the rule's
     transform is the identity, otherwise `decorrelated_batch_normal_norm`.
@@ -321,34 +441,59 @@ def whitened_norm(
         True
     """
     if not input.numel():
-        return affine(input.clone(), along_channels(weight, input.ndim),
-                      along_channels(bias, input.ndim)).to(input.dtype)
+        return affine(
+            input.clone(),
+            along_channels(weight, input.ndim),
+            along_channels(bias, input.ndim),
+        ).to(input.dtype)
     z, mean, cov, variance = _prepared(
-        input, whitening, training, rule, running, weight, bias)
+        input, whitening, training, rule, running, weight, bias
+    )
     given, dim = None, (0, *range(2, input.ndim))
     if not training:
         rule = rule.without_noise()
         variance = along_channels(variance, input.ndim).to(z.dtype)
         parameters = running[2:]
-        if (not rule.gaussianizer.reduced().names
-                or any(p is None for p in parameters)):
+        if not rule.gaussianizer.reduced().names or any(
+            p is None for p in parameters
+        ):
             parameters = ()
-        given = Statistics(torch.zeros_like(variance), variance, tuple(
-            along_channels(p, input.ndim).to(z.dtype)
-            for p in kept(*parameters)))
+        given = Statistics(
+            torch.zeros_like(variance),
+            variance,
+            tuple(
+                along_channels(p, input.ndim).to(z.dtype)
+                for p in kept(*parameters)
+            ),
+        )
     out, used = finished(z, dim, rule, weight, bias, given)
     if training:
-        follow(input.numel() // input.shape[1], momentum, mean, cov, used, rule,
-               running, batches)
+        follow(
+            input.numel() // input.shape[1],
+            momentum,
+            mean,
+            cov,
+            used,
+            rule,
+            running,
+            batches,
+        )
     return guarded(saturating_cast(out, input.dtype), input, weight, *running)
 
 
 def decorrelated_batch_norm(
-    input: Tensor, running_mean: Tensor | None = None,
-    running_covariance: Tensor | None = None, weight: Tensor | None = None,
-    bias: Tensor | None = None, training: bool = False,
-    momentum: float | Tensor = 0.1, eps: float = 1e-5, group_size: int = 16,
-    method: str = "eigh", iterations: int = 5, batches: Tensor | None = None
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_covariance: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    group_size: int = 16,
+    method: str = "eigh",
+    iterations: int = 5,
+    batches: Tensor | None = None,
 ) -> Tensor:
     """Decorrelated batch norm of an input of shape (B, C, …): ZCA whitening of
     groups of channels.
@@ -374,21 +519,38 @@ def decorrelated_batch_norm(
         True
     """
     return whitened_norm(
-        input, (running_mean, running_covariance), weight, bias, training,
-        momentum, Rule.of(eps, gaussianizer=Identity()),
-        Whitening(group_size, method, iterations), batches)
+        input,
+        (running_mean, running_covariance),
+        weight,
+        bias,
+        training,
+        momentum,
+        Rule.of(eps, gaussianizer=Identity()),
+        Whitening(group_size, method, iterations),
+        batches,
+    )
 
 
 def decorrelated_batch_normal_norm(
-    input: Tensor, running_mean: Tensor | None = None,
+    input: Tensor,
+    running_mean: Tensor | None = None,
     running_covariance: Tensor | None = None,
     running_lambda: Tensor | tuple[Tensor, ...] | None = None,
-    weight: Tensor | None = None, bias: Tensor | None = None,
-    training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5,
-    group_size: int = 16, method: str = "eigh", iterations: int = 5,
-    noise: float = 0.4, alpha: float = 1.0, steps: int = 1,
-    safeguard: bool = False, noise_kind: str = "scaled",
-    batches: Tensor | None = None, gaussianizer: Gaussianizer | None = None
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    group_size: int = 16,
+    method: str = "eigh",
+    iterations: int = 5,
+    noise: float = 0.4,
+    alpha: float = 1.0,
+    steps: int = 1,
+    safeguard: bool = False,
+    noise_kind: str = "scaled",
+    batches: Tensor | None = None,
+    gaussianizer: Gaussianizer | None = None,
 ) -> Tensor:
     """Decorrelated batch normality normalization: whitening as
     `decorrelated_batch_norm`, then power transform and noise per channel, as
@@ -412,65 +574,105 @@ def decorrelated_batch_normal_norm(
         True
     """
     rule = Rule.of(
-        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
+        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
+    )
     return whitened_norm(
         input,
         all_averages(rule, running_mean, running_covariance, running_lambda),
-        weight, bias, training, momentum, rule,
-        Whitening(group_size, method, iterations), batches)
+        weight,
+        bias,
+        training,
+        momentum,
+        rule,
+        Whitening(group_size, method, iterations),
+        batches,
+    )
+
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
 class _DecorrelatedBatchNorm(_ChannelNormalNorm):
     "Groups, running covariance and checkpoints; the plain layer."
+
     _spread = "covariance"
 
-    def __init__(self, num_features: int, eps: float = 1e-5,
-                 momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True,
-                 group_size: int | None = None, num_groups: int | None = None,
-                 method: str = "eigh", iterations: int = 5, device=None,
-                 dtype=None, *, bias: bool = True):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        group_size: int | None = None,
+        num_groups: int | None = None,
+        method: str = "eigh",
+        iterations: int = 5,
+        device=None,
+        dtype=None,
+        *,
+        bias: bool = True,
+    ):
         nn.Module.__init__(self)
-        self._set_up_groups(num_features, group_size, num_groups, method,
-                            iterations)
-        self._set_up_channels(num_features, momentum, affine,
-                              track_running_stats, bias,
-                              Rule.of(eps, gaussianizer=Identity()), device,
-                              dtype)
+        self._set_up_groups(
+            num_features, group_size, num_groups, method, iterations
+        )
+        self._set_up_channels(
+            num_features,
+            momentum,
+            affine,
+            track_running_stats,
+            bias,
+            Rule.of(eps, gaussianizer=Identity()),
+            device,
+            dtype,
+        )
 
-    def _set_up_groups(self, num_features, group_size, num_groups, method,
-                       iterations) -> None:
+    def _set_up_groups(
+        self, num_features, group_size, num_groups, method, iterations
+    ) -> None:
         num_features = _features(num_features)
         group_size, num_groups = (
-            None if v is None else size(n, v) for n, v in (
-                ("group_size", group_size), ("num_groups", num_groups)))
+            None if v is None else size(n, v)
+            for n, v in (("group_size", group_size), ("num_groups", num_groups))
+        )
         if group_size is not None and num_groups is not None:
-            raise ValueError(f"group_size={group_size} and "
-                             f"num_groups={num_groups}: give one of them")
+            raise ValueError(
+                f"group_size={group_size} and "
+                f"num_groups={num_groups}: give one of them"
+            )
         if num_groups is not None and num_features % num_groups:
-            raise ValueError(f"num_features={num_features} channels do not "
-                             f"divide into num_groups={num_groups}: choose a "
-                             "divisor, or give group_size, where the last "
-                             "group may be smaller")
+            raise ValueError(
+                f"num_features={num_features} channels do not "
+                f"divide into num_groups={num_groups}: choose a "
+                "divisor, or give group_size, where the last "
+                "group may be smaller"
+            )
         if method not in METHODS:
-            raise ValueError(f"method={method!r} is not known: choose one of "
-                             f"{', '.join(METHODS)}")
+            raise ValueError(
+                f"method={method!r} is not known: choose one of "
+                f"{', '.join(METHODS)}"
+            )
         self.group_size = (
             min(16 if group_size is None else group_size, num_features)
-            if num_groups is None else num_features // num_groups)
+            if num_groups is None
+            else num_features // num_groups
+        )
         self.method, self.iterations = method, size("iterations", iterations)
 
     def _size_of(self, average: str) -> tuple[int, ...]:
         return (self.num_features, self.group_size)[
-            :2 if average == "running_covariance" else 1]
+            : 2 if average == "running_covariance" else 1
+        ]
 
     def _rows(self, variance: Tensor) -> Tensor:
         "A diagonal covariance as rows per channel."
-        place = (torch.arange(self.num_features, device=variance.device)
-                 % self.group_size)
+        place = (
+            torch.arange(self.num_features, device=variance.device)
+            % self.group_size
+        )
         return variance[:, None] * (
-            place[:, None] == torch.arange(
-                self.group_size, device=variance.device))
+            place[:, None]
+            == torch.arange(self.group_size, device=variance.device)
+        )
 
     def reset_running_stats(self) -> None:
         """Mean 0, covariance the identity, parameters at which the transform is
@@ -479,11 +681,15 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
         super().reset_running_stats()
         if self.track_running_stats:
             self.running_covariance.copy_(
-                self._rows(torch.ones_like(self.running_mean)))
+                self._rows(torch.ones_like(self.running_mean))
+            )
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        if (self.track_running_stats and prefix + "running_var" in state_dict
-                and prefix + "running_covariance" not in state_dict):
+        if (
+            self.track_running_stats
+            and prefix + "running_var" in state_dict
+            and prefix + "running_covariance" not in state_dict
+        ):
             variance = state_dict.pop(prefix + "running_var")
             # a batch norm's checkpoint; of another size, the missing key says
             # so
@@ -501,18 +707,25 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
         self._check_shape(input)
         *running, batches = self._running()
         return whitened_norm(
-            input, tuple(running), *self._affine(),
+            input,
+            tuple(running),
+            *self._affine(),
             self.training or running[0] is None,
             self.momentum if self.track_running_stats else 0.0,
-            self._present(), self._whitening(),
-            batches if self.training else None)
+            self._present(),
+            self._whitening(),
+            batches if self.training else None,
+        )
 
     def extra_repr(self) -> str:
-        return (f"{self.num_features}, eps={self.eps}, "
-                f"momentum={self.momentum}, affine={self.affine}, "
-                f"track_running_stats={self.track_running_stats}, "
-                f"group_size={self.group_size}, method={self.method}, "
-                f"iterations={self.iterations}")
+        return (
+            f"{self.num_features}, eps={self.eps}, "
+            f"momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}, "
+            f"group_size={self.group_size}, method={self.method}, "
+            f"iterations={self.iterations}"
+        )
+
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #91eb7832
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
@@ -563,21 +776,44 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
 
 
 class _DecorrelatedBatchNormalNorm(_DecorrelatedBatchNorm):
-    def __init__(self, num_features: int, eps: float = 1e-5,
-                 momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True,
-                 group_size: int | None = None, num_groups: int | None = None,
-                 method: str = "eigh", iterations: int = 5, noise: float = 0.4,
-                 alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
-                 noise_kind: str = "scaled", device=None, dtype=None, *,
-                 bias: bool = True, gaussianizer: Gaussianizer | None = None):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        group_size: int | None = None,
+        num_groups: int | None = None,
+        method: str = "eigh",
+        iterations: int = 5,
+        noise: float = 0.4,
+        alpha: float = 1.0,
+        steps: int = 1,
+        safeguard: bool = False,
+        noise_kind: str = "scaled",
+        device=None,
+        dtype=None,
+        *,
+        bias: bool = True,
+        gaussianizer: Gaussianizer | None = None,
+    ):
         nn.Module.__init__(self)
-        self._set_up_groups(num_features, group_size, num_groups, method,
-                            iterations)
+        self._set_up_groups(
+            num_features, group_size, num_groups, method, iterations
+        )
         self._set_up_channels(
-            num_features, momentum, affine, track_running_stats, bias,
-            Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
-                    gaussianizer), device, dtype)
+            num_features,
+            momentum,
+            affine,
+            track_running_stats,
+            bias,
+            Rule.of(
+                eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
+            ),
+            device,
+            dtype,
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self._described()}"
@@ -617,12 +853,26 @@ class DecorrelatedBatchNormalNorm2d(_DecorrelatedBatchNormalNorm):
 # a set of statistics for each group of channels
 _SYNC = "normalnorm.layers.sync_decorrelated:Sync"
 _PLAIN: dict[str, Any] = dict(
-    unit="G", folds=True, synchronized=_SYNC + "DecorrelatedBatchNorm")
-_NORMAL = dict(_PLAIN, synchronized=_SYNC + "DecorrelatedBatchNormalNorm",
-               beyond={"running_lambda": 1.0})
+    unit="G", folds=True, synchronized=_SYNC + "DecorrelatedBatchNorm"
+)
+_NORMAL = dict(
+    _PLAIN,
+    synchronized=_SYNC + "DecorrelatedBatchNormalNorm",
+    beyond={"running_lambda": 1.0},
+)
 register(DecorrelatedBatchNorm1d, axes="B C | B C L", **_PLAIN)
 register(DecorrelatedBatchNorm2d, axes="B C H W", **_PLAIN)
-register(DecorrelatedBatchNormalNorm1d, "decorrelated1",
-         DecorrelatedBatchNorm1d, axes="B C | B C L", **_NORMAL)
-register(DecorrelatedBatchNormalNorm2d, "decorrelated2 decorrelated",
-         DecorrelatedBatchNorm2d, axes="B C H W", **_NORMAL)
+register(
+    DecorrelatedBatchNormalNorm1d,
+    "decorrelated1",
+    DecorrelatedBatchNorm1d,
+    axes="B C | B C L",
+    **_NORMAL,
+)
+register(
+    DecorrelatedBatchNormalNorm2d,
+    "decorrelated2 decorrelated",
+    DecorrelatedBatchNorm2d,
+    axes="B C H W",
+    **_NORMAL,
+)

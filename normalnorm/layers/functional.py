@@ -7,13 +7,28 @@ checks of shapes.
 # ../../nbs/235_layers.functional.ipynb.
 
 # %% auto #0
-__all__ = ['update_running', 'next_weight', 'tracked_statistics',
-           'with_statistics', 'normalize_and_track', 'autocast',
-           'check_channels', 'kept', 'average_names', 'all_averages',
-           'batch_normalized', 'batch_normal_norm', 'instance_normal_norm',
-           'instance_normalized', 'by_parts', 'check_elementwise',
-           'layer_normalized', 'layer_normal_norm', 'group_normal_norm',
-           'group_normalized']
+__all__ = [
+    "update_running",
+    "next_weight",
+    "tracked_statistics",
+    "with_statistics",
+    "normalize_and_track",
+    "autocast",
+    "check_channels",
+    "kept",
+    "average_names",
+    "all_averages",
+    "batch_normalized",
+    "batch_normal_norm",
+    "instance_normal_norm",
+    "instance_normalized",
+    "by_parts",
+    "check_elementwise",
+    "layer_normalized",
+    "layer_normal_norm",
+    "group_normal_norm",
+    "group_normalized",
+]
 
 # %% ../../nbs/235_layers.functional.ipynb #e4e5a39f
 import math
@@ -22,18 +37,35 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .backends import (
-    along_channels, are_concrete, compute, normalize, problem_of)
-from .core import (
-    Rule, Statistics, affine, check_input, check_memory, check_precision,
-    check_real, left_alone, size, sizes)
+from normalnorm.layers.backends import (
+    along_channels,
+    are_concrete,
+    compute,
+    normalize,
+    problem_of,
+)
+from normalnorm.layers.core import (
+    Rule,
+    Statistics,
+    affine,
+    check_input,
+    check_memory,
+    check_precision,
+    check_real,
+    left_alone,
+    size,
+    sizes,
+)
 from ..theory.gradient import Gaussianizer
 from ..theory.newton import Over, number, over
 
+
 # %% ../../nbs/235_layers.functional.ipynb #d251d33d
-def update_running(running: tuple[Tensor | None, ...],
-                   values: tuple[Tensor, ...],
-                   momentum: float | Tensor) -> None:
+def update_running(
+    running: tuple[Tensor | None, ...],
+    values: tuple[Tensor, ...],
+    momentum: float | Tensor,
+) -> None:
     """running ← (1−momentum)·running + momentum·value, in place, for several
     averages of one size; nothing where one of the new values is not finite.
 
@@ -53,10 +85,14 @@ def update_running(running: tuple[Tensor | None, ...],
     if type(momentum) is not float and not isinstance(momentum, Tensor):
         momentum = number("momentum", momentum)
     check_memory(*running)
-    if not isinstance(momentum, Tensor) and all(
-        t is None or t.is_cpu and t.dtype == torch.float32
-        for t in (*running, *values)
-    ) and are_concrete(*running, *values):
+    if (
+        not isinstance(momentum, Tensor)
+        and all(
+            t is None or t.is_cpu and t.dtype == torch.float32
+            for t in (*running, *values)
+        )
+        and are_concrete(*running, *values)
+    ):
         if all(math.isfinite(value.dot(value)) for value in values):
             for buffer, value in zip(running, values):
                 if buffer is not None:
@@ -67,21 +103,27 @@ def update_running(running: tuple[Tensor | None, ...],
         if buffer is not None:
             largest = torch.finfo(buffer.dtype).max
             new = (buffer + (value.view_as(buffer) - buffer) * momentum).clamp(
-                -largest, largest)
+                -largest, largest
+            )
             new = torch.where(finite.view_as(buffer), new, buffer)
             try:
                 buffer.copy_(new)
             except RuntimeError as error:
                 if "vmap" not in str(error):
                     raise
-                raise RuntimeError("running averages cannot follow several "
-                                   "batches at once, inside vmap: use "
-                                   "track_running_stats=False, or "
-                                   "eval()") from error
+                raise RuntimeError(
+                    "running averages cannot follow several "
+                    "batches at once, inside vmap: use "
+                    "track_running_stats=False, or "
+                    "eval()"
+                ) from error
 
 
-def next_weight(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...],
-                batches: Tensor) -> Tensor:
+def next_weight(
+    running: tuple[Tensor | None, ...],
+    values: tuple[Tensor, ...],
+    batches: Tensor,
+) -> Tensor:
     """The weight of a new batch in a cumulative average (`momentum=None`),
     1/(number of batches), and count it in `batches`: an int64 scalar, changed
     in place.
@@ -101,20 +143,27 @@ def next_weight(running: tuple[Tensor | None, ...], values: tuple[Tensor, ...],
         (tensor(0.5000), tensor(2))
     """
     if batches is None:
-        raise ValueError("momentum=None, the average of all batches, needs to "
-                         "know how many there were: use the layer, or give "
-                         "1/(number of batches)")
+        raise ValueError(
+            "momentum=None, the average of all batches, needs to "
+            "know how many there were: use the layer, or give "
+            "1/(number of batches)"
+        )
     whole = torch.stack(
-        [value.detach().isfinite().all() for value in values]).all()
+        [value.detach().isfinite().all() for value in values]
+    ).all()
     batches.add_(whole)
-    dtype = next((average.dtype for average in running if average is not None),
-                 torch.float32)
+    dtype = next(
+        (average.dtype for average in running if average is not None),
+        torch.float32,
+    )
     return whole / batches.clamp(min=1).to(
-        torch.promote_types(dtype, torch.float32))
+        torch.promote_types(dtype, torch.float32)
+    )
 
 
-def tracked_statistics(used: Statistics, count: int,
-                       rule: Rule) -> tuple[Tensor, ...]:
+def tracked_statistics(
+    used: Statistics, count: int, rule: Rule
+) -> tuple[Tensor, ...]:
     """What running averages follow: mean, unbiased variance of `count`
     elements, the parameters (neutral ones without a transform).
 
@@ -128,15 +177,28 @@ def tracked_statistics(used: Statistics, count: int,
         >>> tracked_statistics(used, 5, Rule())
         (tensor([0., 0.]), tensor([1.2500, 1.2500]), tensor([1., 1.]))
     """
-    return (used.mean, used.var * (count / (count - 1)),
-            *(used.parameters or (torch.full_like(used.var, value)
-                                  for value in rule.gaussianizer.neutral)))
+    return (
+        used.mean,
+        used.var * (count / (count - 1)),
+        *(
+            used.parameters
+            or (
+                torch.full_like(used.var, value)
+                for value in rule.gaussianizer.neutral
+            )
+        ),
+    )
+
 
 # %% ../../nbs/235_layers.functional.ipynb #545ff7b7
 def with_statistics(
-    input: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None,
-    bias: Tensor | None, rule: Rule, axis: int | None = None,
-    given: Statistics | None = None
+    input: Tensor,
+    dim: tuple[int, ...] | Over,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rule: Rule,
+    axis: int | None = None,
+    given: Statistics | None = None,
 ) -> tuple[Tensor, Statistics | None]:
     """`normalize`, and for an empty input an empty result that depends on
     weight and bias.
@@ -152,8 +214,10 @@ def with_statistics(
         (torch.Size([2, 1]), tensor([[2.]]))
     """
     if axis is not None:
-        weight, bias = (along_channels(weight, input.ndim),
-                        along_channels(bias, input.ndim))
+        weight, bias = (
+            along_channels(weight, input.ndim),
+            along_channels(bias, input.ndim),
+        )
     if not input.numel() and not over(dim).apart:
         return affine(input.clone(), weight, bias).to(input.dtype), None
     if given is not None:
@@ -161,20 +225,28 @@ def with_statistics(
         check_real(**dict(zip(average_names(rule.gaussianizer.names), values)))
         dtype = torch.promote_types(input.dtype, torch.float32)
         mean, var, *parameters = (
-            along_channels(v, input.ndim).to(dtype) for v in values)
+            along_channels(v, input.ndim).to(dtype) for v in values
+        )
         given = Statistics(mean, var, tuple(parameters))
     return normalize(input, dim, rule, weight, bias, given)
 
 
 def normalize_and_track(
-    input: Tensor, dim: tuple[int, ...] | Over, weight: Tensor | None,
-    bias: Tensor | None, rule: Rule, axis: int | None = None,
-    given: Statistics | None = None, running: tuple[Tensor | None, ...] = (),
-    momentum: float | Tensor | None = 0.0, count: int = 0,
+    input: Tensor,
+    dim: tuple[int, ...] | Over,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rule: Rule,
+    axis: int | None = None,
+    given: Statistics | None = None,
+    running: tuple[Tensor | None, ...] = (),
+    momentum: float | Tensor | None = 0.0,
+    count: int = 0,
     batches: Tensor | None = None,
     check: Callable[[], object] | None = None,
-    follow: Callable[[Statistics, int, Rule], tuple[Tensor, ...]]
-        = tracked_statistics
+    follow: Callable[
+        [Statistics, int, Rule], tuple[Tensor, ...]
+    ] = tracked_statistics,
 ) -> Tensor:
     """The result of `normalize` alone, in the shape of `input`; `running`:
     averages that follow those of the units, one channel each, of `count`
@@ -201,18 +273,36 @@ def normalize_and_track(
     # of several processes there are two values: nothing that one could ask
     some = over(dim).apart or count > 0
     cumulative = momentum is None and some
-    out = None if cumulative else compute(problem_of(
-        input, dim, rule, weight, bias, axis, given, running, momentum or 0.0))
+    out = (
+        None
+        if cumulative
+        else compute(
+            problem_of(
+                input,
+                dim,
+                rule,
+                weight,
+                bias,
+                axis,
+                given,
+                running,
+                momentum or 0.0,
+            )
+        )
+    )
     if out is None:
         if check is not None:
             check()
-        out, used = with_statistics(
-            input, dim, weight, bias, rule, axis, given)
+        out, used = with_statistics(input, dim, weight, bias, rule, axis, given)
         if running and some:
             values = follow(used, count, rule)
-            update_running(running, values,
-                           next_weight(running, values, batches) if cumulative
-                               else momentum)
+            update_running(
+                running,
+                values,
+                next_weight(running, values, batches)
+                if cumulative
+                else momentum,
+            )
     if batches is not None and some and not cumulative:
         batches.add_(1)
     return out
@@ -230,10 +320,14 @@ def autocast(input: Tensor) -> Tensor:
         >>> autocast(x) is x                            # on a CPU
         True
     """
-    if (input.is_cuda and input.dtype in (torch.float16, torch.bfloat16)
-            and torch.is_autocast_enabled("cuda")):
+    if (
+        input.is_cuda
+        and input.dtype in (torch.float16, torch.bfloat16)
+        and torch.is_autocast_enabled("cuda")
+    ):
         return input.float()
     return input
+
 
 # %% ../../nbs/235_layers.functional.ipynb #ba721b24
 def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
@@ -254,15 +348,19 @@ def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
     """
     check_input(input)
     if input.ndim < 2:
-        raise ValueError(f"{what} normality normalization expects a shape "
-                         f"(batch, channels, …), given {tuple(input.shape)}")
+        raise ValueError(
+            f"{what} normality normalization expects a shape "
+            f"(batch, channels, …), given {tuple(input.shape)}"
+        )
     channels = input.shape[1]
     for name, value in values.items():
         if value is not None and value.shape != (channels,):
-            raise ValueError(f"the input has {channels} channels, in a shape "
-                             f"of {tuple(input.shape)}, but {name} has the "
-                             f"shape {tuple(value.shape)}; expected "
-                             f"({channels},)")
+            raise ValueError(
+                f"the input has {channels} channels, in a shape "
+                f"of {tuple(input.shape)}, but {name} has the "
+                f"shape {tuple(value.shape)}; expected "
+                f"({channels},)"
+            )
     check_real(**values)
     check_precision(input, **values)
     return channels
@@ -270,9 +368,11 @@ def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
 
 def _single(shape: tuple[int, ...]) -> ValueError:
     "Of a channel that has one value in the batch, and so no deviation."
-    return ValueError("a batch statistic needs more than one value per channel "
-                      f"when training, given a shape of {tuple(shape)}: use a "
-                      "larger batch, or eval()")
+    return ValueError(
+        "a batch statistic needs more than one value per channel "
+        f"when training, given a shape of {tuple(shape)}: use a "
+        "larger batch, or eval()"
+    )
 
 
 def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -297,8 +397,9 @@ def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(a if a is None else a.clone() for a in averages)
 
 
-def average_names(parameters: tuple[str, ...],
-                  spread: str = "var") -> tuple[str, ...]:
+def average_names(
+    parameters: tuple[str, ...], spread: str = "var"
+) -> tuple[str, ...]:
     """The names of a layer's running averages, in their order: mean, spread,
     parameters of the transform.
 
@@ -310,9 +411,12 @@ def average_names(parameters: tuple[str, ...],
     return tuple(f"running_{name}" for name in ("mean", spread, *parameters))
 
 
-def all_averages(rule: Rule, mean: Tensor | None, var: Tensor | None,
-                 parameters: Tensor | tuple[Tensor, ...] | None
-                 ) -> tuple[Tensor | None, ...]:
+def all_averages(
+    rule: Rule,
+    mean: Tensor | None,
+    var: Tensor | None,
+    parameters: Tensor | tuple[Tensor, ...] | None,
+) -> tuple[Tensor | None, ...]:
     """The averages that a function was given, in one tuple; of the parameters
     one tensor, one for each, or None.
 
@@ -329,37 +433,57 @@ def all_averages(rule: Rule, mean: Tensor | None, var: Tensor | None,
         ValueError: running_lambda has 2 tensors; Power has 1 parameters ...
     """
     names = rule.gaussianizer.names
-    found = (parameters if isinstance(parameters, (tuple, list))
-             else (None,) * len(names) if parameters is None
-             else (parameters,))
+    found = (
+        parameters
+        if isinstance(parameters, (tuple, list))
+        else (None,) * len(names)
+        if parameters is None
+        else (parameters,)
+    )
     if len(found) != len(names):
-        raise ValueError(f"running_lambda has {len(found)} tensors; "
-                         f"{type(rule.gaussianizer).__name__} has "
-                         f"{len(names)} parameters {names}: give one average "
-                         "for each")
+        raise ValueError(
+            f"running_lambda has {len(found)} tensors; "
+            f"{type(rule.gaussianizer).__name__} has "
+            f"{len(names)} parameters {names}: give one average "
+            "for each"
+        )
     return (mean, var, *found)
 
 
-def _given(rule: Rule, mean: Tensor | None, var: Tensor | None,
-           *parameters: Tensor | None) -> Statistics:
+def _given(
+    rule: Rule,
+    mean: Tensor | None,
+    var: Tensor | None,
+    *parameters: Tensor | None,
+) -> Statistics:
     "Running averages as the statistics of an input."
     if mean is None or var is None:
-        raise ValueError("evaluation needs running_mean and running_var; "
-                         "without them, pass training=True "
-                         "(use_input_stats=True for instances)")
-    if (not rule.gaussianizer.reduced().names or not parameters
-            or parameters[0] is None):
+        raise ValueError(
+            "evaluation needs running_mean and running_var; "
+            "without them, pass training=True "
+            "(use_input_stats=True for instances)"
+        )
+    if (
+        not rule.gaussianizer.reduced().names
+        or not parameters
+        or parameters[0] is None
+    ):
         return Statistics(*kept(mean, var))
     values = kept(mean, var, *parameters)
     return Statistics(values[0], values[1], values[2:])
 
+
 # %% ../../nbs/235_layers.functional.ipynb #2390330d
 def batch_normalized(
-    input: Tensor, running: tuple[Tensor | None, ...],
-    weight: Tensor | None, bias: Tensor | None, training: bool,
-    momentum: float | Tensor | None, rule: Rule,
+    input: Tensor,
+    running: tuple[Tensor | None, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float | Tensor | None,
+    rule: Rule,
     batches: Tensor | None = None,
-    across: Callable[[Tensor], Over] | None = None
+    across: Callable[[Tensor], Over] | None = None,
 ) -> Tensor:
     """`batch_normal_norm`, with running mean, variance and parameters together
     and a rule; with `batches`, the number of batches seen, `momentum` may be
@@ -376,38 +500,78 @@ def batch_normalized(
         >>> batch_normalized(x, running, None, None, True, 0.1, Rule()).shape
         torch.Size([8, 3])
     """
+
     def check():
         names = average_names(rule.gaussianizer.names)
-        check_channels(input, "batch", weight=weight, bias=bias,
-                       **dict(zip(names, running)))
+        check_channels(
+            input,
+            "batch",
+            weight=weight,
+            bias=bias,
+            **dict(zip(names, running)),
+        )
 
-    if (across is not None or not isinstance(input, Tensor)
-            or input.ndim < 2 or input.layout is not torch.strided):
+    if (
+        across is not None
+        or not isinstance(input, Tensor)
+        or input.ndim < 2
+        or input.layout is not torch.strided
+    ):
         check()
     several = None if across is None else across(input)
     dim = (0, *range(2, input.ndim)) if several is None else several
     if not training:
         return normalize_and_track(
-            input, dim, weight, bias, rule.without_noise(), 1,
-            _given(rule, *running), check=check)
-    count = (input.numel() // max(input.shape[1], 1) if several is None
-             else several.size(input))
-    if several is None and count == 1:      # else it was asked together
+            input,
+            dim,
+            weight,
+            bias,
+            rule.without_noise(),
+            1,
+            _given(rule, *running),
+            check=check,
+        )
+    count = (
+        input.numel() // max(input.shape[1], 1)
+        if several is None
+        else several.size(input)
+    )
+    if several is None and count == 1:  # else it was asked together
         raise _single(input.shape)
-    return normalize_and_track(input, dim, weight, bias, rule, 1, None, running,
-                               momentum, count, batches, check)
+    return normalize_and_track(
+        input,
+        dim,
+        weight,
+        bias,
+        rule,
+        1,
+        None,
+        running,
+        momentum,
+        count,
+        batches,
+        check,
+    )
 
 
 @left_alone
-def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
-                      running_var: Tensor | None = None,
-                      running_lambda: Tensor | tuple[Tensor, ...] | None = None,
-                      weight: Tensor | None = None, bias: Tensor | None = None,
-                      training: bool = False, momentum: float | Tensor = 0.1,
-                      eps: float = 1e-5, noise: float = 0.4, alpha: float = 1.0,
-                      steps: int = 1, safeguard: bool = False,
-                      noise_kind: str = "scaled",
-                      gaussianizer: Gaussianizer | None = None) -> Tensor:
+def batch_normal_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    running_lambda: Tensor | tuple[Tensor, ...] | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    noise: float = 0.4,
+    alpha: float = 1.0,
+    steps: int = 1,
+    safeguard: bool = False,
+    noise_kind: str = "scaled",
+    gaussianizer: Gaussianizer | None = None,
+) -> Tensor:
     """Batch normality normalization of an input of shape (B, C, …), per
     channel: the functional form of `BatchNormalNorm1d`, `2d`, `3d`.
 
@@ -438,22 +602,37 @@ def batch_normal_norm(input: Tensor, running_mean: Tensor | None = None,
         (torch.Size([3, 1]), tensor([0.3000]))
     """
     rule = Rule.of(
-        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
+        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
+    )
     return batch_normalized(
-        input, all_averages(rule, running_mean, running_var, running_lambda),
-        weight, bias, training, momentum, rule)
+        input,
+        all_averages(rule, running_mean, running_var, running_lambda),
+        weight,
+        bias,
+        training,
+        momentum,
+        rule,
+    )
+
 
 # %% ../../nbs/235_layers.functional.ipynb #f60cb6a8
 @left_alone
 def instance_normal_norm(
-    input: Tensor, running_mean: Tensor | None = None,
+    input: Tensor,
+    running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     running_lambda: Tensor | tuple[Tensor, ...] | None = None,
-    weight: Tensor | None = None, bias: Tensor | None = None,
-    use_input_stats: bool = True, momentum: float | Tensor = 0.1,
-    eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0, steps: int = 1,
-    safeguard: bool = False, noise_kind: str = "scaled",
-    gaussianizer: Gaussianizer | None = None
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    noise: float = 0.0,
+    alpha: float = 1.0,
+    steps: int = 1,
+    safeguard: bool = False,
+    noise_kind: str = "scaled",
+    gaussianizer: Gaussianizer | None = None,
 ) -> Tensor:
     """Instance normality normalization of an input of shape (B, C, L, …), per
     image and channel: the functional form of `InstanceNormalNorm1d`, `2d`,
@@ -479,16 +658,27 @@ def instance_normal_norm(
         ValueError: an instance statistic needs more than one value per ...
     """
     rule = Rule.of(
-        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
+        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
+    )
     return instance_normalized(
-        input, all_averages(rule, running_mean, running_var, running_lambda),
-        weight, bias, use_input_stats, momentum, rule)
+        input,
+        all_averages(rule, running_mean, running_var, running_lambda),
+        weight,
+        bias,
+        use_input_stats,
+        momentum,
+        rule,
+    )
 
 
 def instance_normalized(
-    input: Tensor, running: tuple[Tensor | None, ...], weight: Tensor | None,
-    bias: Tensor | None, use_input_stats: bool, momentum: float | Tensor,
-    rule: Rule
+    input: Tensor,
+    running: tuple[Tensor | None, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    use_input_stats: bool,
+    momentum: float | Tensor,
+    rule: Rule,
 ) -> Tensor:
     """`instance_normal_norm`, with running averages together and a rule.
 
@@ -502,25 +692,37 @@ def instance_normalized(
         torch.Size([2, 3, 5])
     """
     channels = check_channels(
-        input, "instance", weight=weight, bias=bias,
-        **dict(zip(average_names(rule.gaussianizer.names), running)))
+        input,
+        "instance",
+        weight=weight,
+        bias=bias,
+        **dict(zip(average_names(rule.gaussianizer.names), running)),
+    )
     count = input.numel() // max(input.shape[0] * channels, 1)
     if input.ndim < 3 or (use_input_stats and count == 1):
-        raise ValueError("an instance statistic needs more than one value per "
-                         "image and channel, given a shape of "
-                         f"{tuple(input.shape)}")
+        raise ValueError(
+            "an instance statistic needs more than one value per "
+            "image and channel, given a shape of "
+            f"{tuple(input.shape)}"
+        )
     dim = tuple(range(2, input.ndim))
     if not use_input_stats:
-        return normalize_and_track(input, dim, weight, bias, rule, 1,
-                                   _given(rule, *running))
+        return normalize_and_track(
+            input, dim, weight, bias, rule, 1, _given(rule, *running)
+        )
     if all(average is None for average in running):
         return normalize_and_track(input, dim, weight, bias, rule, 1)
     out, used = with_statistics(input, dim, weight, bias, rule, 1)
     if input.numel():
         update_running(
-            running, tuple(value.mean(0) for value in
-                           tracked_statistics(used, count, rule)), momentum)
+            running,
+            tuple(
+                value.mean(0) for value in tracked_statistics(used, count, rule)
+            ),
+            momentum,
+        )
     return out
+
 
 # %% ../../nbs/235_layers.functional.ipynb #197e3d2e
 def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -540,15 +742,20 @@ def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """
     if input.layout is not torch.jagged:
         return torch.nested.as_nested_tensor(
-            [function(part) for part in input.unbind()])
+            [function(part) for part in input.unbind()]
+        )
     ragged = next(i for i, n in enumerate(input.shape) if type(n) is not int)
     return torch.nested.nested_tensor_from_jagged(
-        function(input.values()), input.offsets(), input.lengths(),
-        jagged_dim=ragged)
+        function(input.values()),
+        input.offsets(),
+        input.lengths(),
+        jagged_dim=ragged,
+    )
 
 
-def check_elementwise(shape: tuple[int, ...], weight: Tensor | None,
-                      bias: Tensor | None) -> None:
+def check_elementwise(
+    shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
+) -> None:
     """`ValueError` unless weight and bias have the `shape` of a unit.
 
     Example:
@@ -560,13 +767,20 @@ def check_elementwise(shape: tuple[int, ...], weight: Tensor | None,
     """
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None and value.shape != shape:
-            raise ValueError(f"{name} has the shape {tuple(value.shape)}, "
-                             f"expected normalized_shape={shape}")
+            raise ValueError(
+                f"{name} has the shape {tuple(value.shape)}, "
+                f"expected normalized_shape={shape}"
+            )
 
 
-def layer_normalized(input: Tensor, shape: tuple[int, ...],
-                     weight: Tensor | None, bias: Tensor | None,
-                     rule: Rule, centred: bool = True) -> Tensor:
+def layer_normalized(
+    input: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rule: Rule,
+    centred: bool = True,
+) -> Tensor:
     """`layer_normal_norm` for a rule; without a mean if not `centred`, and the
     root mean square as deviation.
 
@@ -580,8 +794,10 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
         torch.Size([2, 3])
     """
     if isinstance(input, Tensor) and input.is_nested:
-        return by_parts(input, lambda x: layer_normalized(
-            x, shape, weight, bias, rule, centred))
+        return by_parts(
+            input,
+            lambda x: layer_normalized(x, shape, weight, bias, rule, centred),
+        )
 
     def check():
         check_input(input)
@@ -589,24 +805,38 @@ def layer_normalized(input: Tensor, shape: tuple[int, ...],
 
     if not isinstance(input, Tensor) or input.layout is not torch.strided:
         check()
-    if not shape or input.shape[-len(shape):] != shape:
-        raise ValueError("the input's last axes must be "
-                         f"normalized_shape={shape}, given a shape of "
-                         f"{tuple(input.shape)}")
+    if not shape or input.shape[-len(shape) :] != shape:
+        raise ValueError(
+            "the input's last axes must be "
+            f"normalized_shape={shape}, given a shape of "
+            f"{tuple(input.shape)}"
+        )
     check_elementwise(shape, weight, bias)
     dim = tuple(range(-len(shape), 0))
     return normalize_and_track(
-        autocast(input), dim if centred else Over(dim, ()), weight, bias, rule,
-        check=check)
+        autocast(input),
+        dim if centred else Over(dim, ()),
+        weight,
+        bias,
+        rule,
+        check=check,
+    )
 
 
 @left_alone
-def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
-                      weight: Tensor | None = None, bias: Tensor | None = None,
-                      eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
-                      steps: int = 1, safeguard: bool = False,
-                      noise_kind: str = "scaled",
-                      gaussianizer: Gaussianizer | None = None) -> Tensor:
+def layer_normal_norm(
+    input: Tensor,
+    normalized_shape: tuple[int, ...],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    noise: float = 0.0,
+    alpha: float = 1.0,
+    steps: int = 1,
+    safeguard: bool = False,
+    noise_kind: str = "scaled",
+    gaussianizer: Gaussianizer | None = None,
+) -> Tensor:
     """Layer normality normalization over the last axes, of sizes
     `normalized_shape`: the functional form of `LayerNormalNorm`.
 
@@ -627,17 +857,29 @@ def layer_normal_norm(input: Tensor, normalized_shape: tuple[int, ...],
         ValueError: the input's last axes must be normalized_shape=(5,), ...
     """
     return layer_normalized(
-        input, sizes("normalized_shape", normalized_shape), weight, bias,
-        Rule.of(eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer))
+        input,
+        sizes("normalized_shape", normalized_shape),
+        weight,
+        bias,
+        Rule.of(eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer),
+    )
+
 
 # %% ../../nbs/235_layers.functional.ipynb #0c905746
 @left_alone
-def group_normal_norm(input: Tensor, num_groups: int,
-                      weight: Tensor | None = None, bias: Tensor | None = None,
-                      eps: float = 1e-5, noise: float = 0.0, alpha: float = 1.0,
-                      steps: int = 1, safeguard: bool = False,
-                      noise_kind: str = "scaled",
-                      gaussianizer: Gaussianizer | None = None) -> Tensor:
+def group_normal_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    noise: float = 0.0,
+    alpha: float = 1.0,
+    steps: int = 1,
+    safeguard: bool = False,
+    noise_kind: str = "scaled",
+    gaussianizer: Gaussianizer | None = None,
+) -> Tensor:
     """Group normality normalization of an input of shape (B, C, …), over each
     of `num_groups` groups of channels of an image: the functional form of
     `GroupNormalNorm`.
@@ -661,12 +903,21 @@ def group_normal_norm(input: Tensor, num_groups: int,
         ValueError: 6 channels do not divide into num_groups=4: choose a ...
     """
     return group_normalized(
-        input, num_groups, weight, bias,
-        Rule.of(eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer))
+        input,
+        num_groups,
+        weight,
+        bias,
+        Rule.of(eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer),
+    )
 
 
-def group_normalized(input: Tensor, num_groups: int, weight: Tensor | None,
-                     bias: Tensor | None, rule: Rule) -> Tensor:
+def group_normalized(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rule: Rule,
+) -> Tensor:
     """`group_normal_norm` for a rule.
 
     Arguments and errors as for `group_normal_norm`.
@@ -680,17 +931,26 @@ def group_normalized(input: Tensor, num_groups: int, weight: Tensor | None,
     if type(num_groups) is not int:
         num_groups = size("num_groups", num_groups)
     if num_groups < 1 or channels % num_groups:
-        raise ValueError(f"{channels} channels do not divide into "
-                         f"num_groups={num_groups}: choose a divisor of the "
-                         "number of channels")
+        raise ValueError(
+            f"{channels} channels do not divide into "
+            f"num_groups={num_groups}: choose a divisor of the "
+            "number of channels"
+        )
     grouped = autocast(input).reshape(
-        input.shape[0], num_groups, channels // num_groups, *input.shape[2:])
+        input.shape[0], num_groups, channels // num_groups, *input.shape[2:]
+    )
     if input.numel() and input.numel() == input.shape[0] * num_groups:
-        raise ValueError("a group statistic needs more than one value, given "
-                         f"a shape of {tuple(input.shape)} in {num_groups} "
-                         "groups")
-    weight, bias = (None if v is None
-                    else v.reshape(1, num_groups, -1, *(1,) * (input.ndim - 2))
-                    for v in (weight, bias))
-    return normalize_and_track(grouped, tuple(range(2, grouped.ndim)), weight,
-                               bias, rule).reshape(input.shape)
+        raise ValueError(
+            "a group statistic needs more than one value, given "
+            f"a shape of {tuple(input.shape)} in {num_groups} "
+            "groups"
+        )
+    weight, bias = (
+        None
+        if v is None
+        else v.reshape(1, num_groups, -1, *(1,) * (input.ndim - 2))
+        for v in (weight, bias)
+    )
+    return normalize_and_track(
+        grouped, tuple(range(2, grouped.ndim)), weight, bias, rule
+    ).reshape(input.shape)

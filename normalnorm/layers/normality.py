@@ -6,9 +6,16 @@ the place of PyTorch's: bookkeeping on top of one function.
 # ../../nbs/240_layers.normality.ipynb.
 
 # %% auto #0
-__all__ = ['BatchNormalNorm1d', 'BatchNormalNorm2d', 'BatchNormalNorm3d',
-           'InstanceNormalNorm1d', 'InstanceNormalNorm2d',
-           'InstanceNormalNorm3d', 'LayerNormalNorm', 'GroupNormalNorm']
+__all__ = [
+    "BatchNormalNorm1d",
+    "BatchNormalNorm2d",
+    "BatchNormalNorm3d",
+    "InstanceNormalNorm1d",
+    "InstanceNormalNorm2d",
+    "InstanceNormalNorm3d",
+    "LayerNormalNorm",
+    "GroupNormalNorm",
+]
 
 # %% ../../nbs/240_layers.normality.ipynb #ed6de05a
 import dataclasses
@@ -20,32 +27,50 @@ from torch import Tensor, nn
 from .core import _Leaf, Rule, check_input, size, sizes
 from .families import register
 from normalnorm.layers.functional import (
-    average_names, batch_normalized, group_normalized, instance_normalized,
-    layer_normalized)
+    average_names,
+    batch_normalized,
+    group_normalized,
+    instance_normalized,
+    layer_normalized,
+)
 from ..theory.gradient import Gaussianizer, Identity, Power
 from ..theory.newton import Over, number
+
 
 # %% ../../nbs/240_layers.normality.ipynb #9fe45295
 def _setting(name: str) -> property:
     "A part of the rule, or of its power transform, checked when it is set."
+
     def change(self, value) -> None:
         rule = self._rule
         if name in rule._fields:
             return self._adopt(rule._replace(**{name: value}))
         if type(rule.gaussianizer) is not Power:
-            raise AttributeError(f"{name} is the power transform's; this layer "
-                                 f"has gaussianizer={rule.gaussianizer}")
-        self._adopt(rule._replace(gaussianizer=dataclasses.replace(
-            rule.gaussianizer, **{name: value})))
+            raise AttributeError(
+                f"{name} is the power transform's; this layer "
+                f"has gaussianizer={rule.gaussianizer}"
+            )
+        self._adopt(
+            rule._replace(
+                gaussianizer=dataclasses.replace(
+                    rule.gaussianizer, **{name: value}
+                )
+            )
+        )
 
-    return property(lambda self: getattr(
-        self._rule if name in Rule._fields else self._rule.gaussianizer, name),
-        change)
+    return property(
+        lambda self: getattr(
+            self._rule if name in Rule._fields else self._rule.gaussianizer,
+            name,
+        ),
+        change,
+    )
 
 
 class _NormalNorm(_Leaf):
     "Rule, affine parameters and description of all normality layers."
-    _initial = {"weight": 1.0, "bias": 0.0}     # what parameters begin with
+
+    _initial = {"weight": 1.0, "bias": 0.0}  # what parameters begin with
     eps, noise, noise_kind = map(_setting, ("eps", "noise", "noise_kind"))
     alpha, steps, safeguard = map(_setting, ("alpha", "steps", "safeguard"))
 
@@ -58,22 +83,32 @@ class _NormalNorm(_Leaf):
         self._rule = rule.check()
         self._rule_without_noise = self._rule.without_noise()
 
-    def _set_up(self, sizes: tuple[int, ...], rule: Rule, device, dtype,
-                **parameters: bool) -> None:
+    def _set_up(
+        self,
+        sizes: tuple[int, ...],
+        rule: Rule,
+        device,
+        dtype,
+        **parameters: bool,
+    ) -> None:
         "The rule, and those parameters that are wanted, one number each."
         self._adopt(rule)
         for name, wanted in parameters.items():
             self.register_parameter(
                 name,
                 nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
-                    if wanted else None)
+                if wanted
+                else None,
+            )
 
     def _check_axes(self, input: Tensor) -> None:
         if not isinstance(input, Tensor) or input.is_nested:
             check_input(input)
         if input.ndim not in self._axes:
-            raise ValueError(f"{type(self).__name__} expects {self._expected}, "
-                             f"given a shape of {tuple(input.shape)}")
+            raise ValueError(
+                f"{type(self).__name__} expects {self._expected}, "
+                f"given a shape of {tuple(input.shape)}"
+            )
 
     def _present(self) -> Rule:
         "That of the next call: no noise in evaluation."
@@ -81,7 +116,7 @@ class _NormalNorm(_Leaf):
 
     def __setstate__(self, state: dict) -> None:
         names = ("eps", "noise", "alpha", "steps", "safeguard", "noise_kind")
-        if "_rule" not in state and "eps" in state:     # of an older pickle
+        if "_rule" not in state and "eps" in state:  # of an older pickle
             state = dict(state)
             rule = Rule.of(*(state.pop(name) for name in names))
             averages = state["_buffers"]
@@ -113,8 +148,11 @@ class _NormalNorm(_Leaf):
         power = self.gaussianizer
         return f"noise={self.noise}, noise_kind={self.noise_kind}, " + (
             f"alpha={power.alpha}, steps={power.steps}, "
-            f"safeguard={power.safeguard}" if type(power) is Power
-            else f"gaussianizer={power}")
+            f"safeguard={power.safeguard}"
+            if type(power) is Power
+            else f"gaussianizer={power}"
+        )
+
 
 # %% ../../nbs/240_layers.normality.ipynb #c242c401
 def _features(value) -> int:
@@ -128,44 +166,85 @@ class _ChannelNormalNorm(_NormalNorm):
     which numbers of axes it accepts.
     """
 
-    def __init__(self, num_features: int, eps: float = 1e-5,
-                 momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True, noise: float = 0.4,
-                 alpha: float = 1.0, steps: int = 1, safeguard: bool = False,
-                 noise_kind: str = "scaled", device=None, dtype=None, *,
-                 bias: bool = True, gaussianizer: Gaussianizer | None = None):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        noise: float = 0.4,
+        alpha: float = 1.0,
+        steps: int = 1,
+        safeguard: bool = False,
+        noise_kind: str = "scaled",
+        device=None,
+        dtype=None,
+        *,
+        bias: bool = True,
+        gaussianizer: Gaussianizer | None = None,
+    ):
         super().__init__()
         self._set_up_channels(
-            num_features, momentum, affine, track_running_stats, bias,
-            Rule.of(eps, noise, alpha, steps, safeguard, noise_kind,
-                    gaussianizer), device, dtype)
+            num_features,
+            momentum,
+            affine,
+            track_running_stats,
+            bias,
+            Rule.of(
+                eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
+            ),
+            device,
+            dtype,
+        )
 
-    _spread = "var"                     # of the second running average
+    _spread = "var"  # of the second running average
 
     def _adopt(self, rule: Rule) -> None:
         super()._adopt(rule)
         self._averages = average_names(rule.gaussianizer.names, self._spread)
 
     def _set_up_channels(
-            self, num_features: int, momentum: float | None, affine: bool,
-            track_running_stats: bool, bias: bool, rule: Rule, device, dtype
+        self,
+        num_features: int,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        bias: bool,
+        rule: Rule,
+        device,
+        dtype,
     ) -> None:
         num_features = _features(num_features)
         if momentum is not None:
             number("momentum", momentum)
-        (self.num_features, self.momentum, self.affine,
-         self.track_running_stats) = (
-             num_features, momentum, affine, track_running_stats)
-        self._set_up((num_features,), rule, device, dtype, weight=affine,
-                     bias=affine and bias)
+        (
+            self.num_features,
+            self.momentum,
+            self.affine,
+            self.track_running_stats,
+        ) = (num_features, momentum, affine, track_running_stats)
+        self._set_up(
+            (num_features,),
+            rule,
+            device,
+            dtype,
+            weight=affine,
+            bias=affine and bias,
+        )
         for name in self._averages:
             self.register_buffer(
                 name,
                 torch.empty(self._size_of(name), device=device, dtype=dtype)
-                    if track_running_stats else None)
-        self.register_buffer("num_batches_tracked",
-                             torch.tensor(0, dtype=torch.long, device=device)
-                                 if track_running_stats else None)
+                if track_running_stats
+                else None,
+            )
+        self.register_buffer(
+            "num_batches_tracked",
+            torch.tensor(0, dtype=torch.long, device=device)
+            if track_running_stats
+            else None,
+        )
         self.reset_parameters()
 
     def _size_of(self, average: str) -> tuple[int, ...]:
@@ -194,15 +273,20 @@ class _ChannelNormalNorm(_NormalNorm):
 
     def _check_shape(self, input: Tensor) -> None:
         # asked here, too: a small layer notices one more call
-        if (not isinstance(input, Tensor) or input.is_nested
-                or input.ndim not in self._axes):
+        if (
+            not isinstance(input, Tensor)
+            or input.is_nested
+            or input.ndim not in self._axes
+        ):
             self._check_axes(input)
         axis = self._channel_axis(input)
         if input.shape[axis] != self.num_features:
-            raise ValueError(f"{type(self).__name__} was made for "
-                             f"num_features={self.num_features} channels, "
-                             f"given {input.shape[axis]} on axis {axis} of a "
-                             f"shape of {tuple(input.shape)}")
+            raise ValueError(
+                f"{type(self).__name__} was made for "
+                f"num_features={self.num_features} channels, "
+                f"given {input.shape[axis]} on axis {axis} of a "
+                f"shape of {tuple(input.shape)}"
+            )
 
     def _channel_axis(self, input: Tensor) -> int:
         return 1
@@ -224,17 +308,22 @@ class _ChannelNormalNorm(_NormalNorm):
             # a plain normalizer's checkpoint
             for name, value in self._neutral().items():
                 state_dict.setdefault(
-                    prefix + name, torch.full_like(mean, value))
+                    prefix + name, torch.full_like(mean, value)
+                )
             # one older than PyTorch 0.4.1
-            state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros(
-                (), dtype=torch.long, device=mean.device))
+            state_dict.setdefault(
+                prefix + "num_batches_tracked",
+                torch.zeros((), dtype=torch.long, device=mean.device),
+            )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        return (f"{self.num_features}, eps={self.eps}, "
-                f"momentum={self.momentum}, affine={self.affine}, "
-                f"track_running_stats={self.track_running_stats}, "
-                + self._described())
+        return (
+            f"{self.num_features}, eps={self.eps}, "
+            f"momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}, "
+            + self._described()
+        )
 
 
 class _BatchNormalNorm(_ChannelNormalNorm):
@@ -248,10 +337,15 @@ class _BatchNormalNorm(_ChannelNormalNorm):
         *running, batches = self._running()
         tracked = self.training and self.track_running_stats
         return batch_normalized(
-            input, tuple(running), *self._affine(),
+            input,
+            tuple(running),
+            *self._affine(),
             self.training or running[0] is None,
             self.momentum if self.track_running_stats else 0.0,
-            self._present(), batches if tracked else None, self._across())
+            self._present(),
+            batches if tracked else None,
+            self._across(),
+        )
 
     def _across(self) -> Callable[[Tensor], Over] | None:
         "Statistics are those of the batch that a layer is given."
@@ -314,11 +408,25 @@ class BatchNormalNorm3d(_BatchNormalNorm):
 
 
 class _InstanceNormalNorm(_ChannelNormalNorm):
-    def __init__(self, num_features: int, eps: float = 1e-5,
-                 momentum: float | None = 0.1, affine: bool = False,
-                 track_running_stats: bool = False, *args, **options):
-        super().__init__(num_features, eps, momentum, affine,
-                         track_running_stats, *args, **options)
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        *args,
+        **options,
+    ):
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            *args,
+            **options,
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each image and channel; in training, update the running
@@ -329,8 +437,13 @@ class _InstanceNormalNorm(_ChannelNormalNorm):
         images = input.unsqueeze(0) if input.ndim == min(self._axes) else input
         own = self.training or not self.track_running_stats
         out = instance_normalized(
-            images, tuple(self._running()[:-1]), *self._affine(), own,
-            self.momentum or 0.0, self._present())
+            images,
+            tuple(self._running()[:-1]),
+            *self._affine(),
+            own,
+            self.momentum or 0.0,
+            self._present(),
+        )
         return out.reshape(input.shape)
 
     def _channel_axis(self, input: Tensor) -> int:
@@ -375,22 +488,49 @@ class InstanceNormalNorm3d(_InstanceNormalNorm):
         torch.Size([2, 3, 2, 4, 4])
     """
 
+
 # %% ../../nbs/240_layers.normality.ipynb #24f00002
 _AVERAGED = dict(beyond={"running_lambda": 1.0})
-_BATCH = dict(unit="C", folds=True, **_AVERAGED,
-              synchronized="normalnorm.layers.sync:SyncBatchNormalNorm")
-register(BatchNormalNorm1d, "batch1", nn.BatchNorm1d, axes="B C | B C L",
-         **_BATCH)
-register(BatchNormalNorm2d, "batch2 batch", nn.BatchNorm2d, axes="B C H W",
-         **_BATCH)
-register(BatchNormalNorm3d, "batch3", nn.BatchNorm3d, axes="B C D H W",
-         **_BATCH)
-register(InstanceNormalNorm1d, "instance1", nn.InstanceNorm1d,
-         axes="B C L | C L", unit="B C", **_AVERAGED)
-register(InstanceNormalNorm2d, "instance2 instance", nn.InstanceNorm2d,
-         axes="B C H W | C H W", unit="B C", **_AVERAGED)
-register(InstanceNormalNorm3d, "instance3", nn.InstanceNorm3d,
-         axes="B C D H W | C D H W", unit="B C", **_AVERAGED)
+_BATCH = dict(
+    unit="C",
+    folds=True,
+    **_AVERAGED,
+    synchronized="normalnorm.layers.sync:SyncBatchNormalNorm",
+)
+register(
+    BatchNormalNorm1d, "batch1", nn.BatchNorm1d, axes="B C | B C L", **_BATCH
+)
+register(
+    BatchNormalNorm2d, "batch2 batch", nn.BatchNorm2d, axes="B C H W", **_BATCH
+)
+register(
+    BatchNormalNorm3d, "batch3", nn.BatchNorm3d, axes="B C D H W", **_BATCH
+)
+register(
+    InstanceNormalNorm1d,
+    "instance1",
+    nn.InstanceNorm1d,
+    axes="B C L | C L",
+    unit="B C",
+    **_AVERAGED,
+)
+register(
+    InstanceNormalNorm2d,
+    "instance2 instance",
+    nn.InstanceNorm2d,
+    axes="B C H W | C H W",
+    unit="B C",
+    **_AVERAGED,
+)
+register(
+    InstanceNormalNorm3d,
+    "instance3",
+    nn.InstanceNorm3d,
+    axes="B C D H W | C D H W",
+    unit="B C",
+    **_AVERAGED,
+)
+
 
 # %% ../../nbs/240_layers.normality.ipynb #82aa8031
 class LayerNormalNorm(_NormalNorm):
@@ -413,31 +553,50 @@ class LayerNormalNorm(_NormalNorm):
         torch.Size([2, 5, 8])
     """
 
-    def __init__(self, normalized_shape: int | list[int] | torch.Size,
-                 eps: float = 1e-5, elementwise_affine: bool = True,
-                 bias: bool = True, noise: float = 1.0, alpha: float = 1.0,
-                 steps: int = 1, safeguard: bool = False,
-                 noise_kind: str = "scaled", device=None, dtype=None, *,
-                 gaussianizer: Gaussianizer | None = None):
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        noise: float = 1.0,
+        alpha: float = 1.0,
+        steps: int = 1,
+        safeguard: bool = False,
+        noise_kind: str = "scaled",
+        device=None,
+        dtype=None,
+        *,
+        gaussianizer: Gaussianizer | None = None,
+    ):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
         self.elementwise_affine = elementwise_affine
         rule = Rule.of(
-            eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
-        self._set_up(self.normalized_shape, rule, device, dtype,
-                     weight=elementwise_affine,
-                     bias=elementwise_affine and bias)
+            eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
+        )
+        self._set_up(
+            self.normalized_shape,
+            rule,
+            device,
+            dtype,
+            weight=elementwise_affine,
+            bias=elementwise_affine and bias,
+        )
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize `input` over its last axes; add noise in training."
         return layer_normalized(
-            input, self.normalized_shape, *self._affine(), self._present())
+            input, self.normalized_shape, *self._affine(), self._present()
+        )
 
     def extra_repr(self) -> str:
-        return (f"{self.normalized_shape}, eps={self.eps}, "
-                f"elementwise_affine={self.elementwise_affine}, "
-                + self._described())
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, "
+            f"elementwise_affine={self.elementwise_affine}, "
+            + self._described()
+        )
 
 
 class GroupNormalNorm(_NormalNorm):
@@ -458,47 +617,86 @@ class GroupNormalNorm(_NormalNorm):
         torch.Size([2, 6, 5])
     """
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5,
-                 affine: bool = True, noise: float = 0.4, alpha: float = 1.0,
-                 steps: int = 1, safeguard: bool = False,
-                 noise_kind: str = "scaled", device=None, dtype=None, *,
-                 bias: bool = True, gaussianizer: Gaussianizer | None = None):
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        noise: float = 0.4,
+        alpha: float = 1.0,
+        steps: int = 1,
+        safeguard: bool = False,
+        noise_kind: str = "scaled",
+        device=None,
+        dtype=None,
+        *,
+        bias: bool = True,
+        gaussianizer: Gaussianizer | None = None,
+    ):
         super().__init__()
         num_groups, num_channels = (
-            size("num_groups", num_groups), size("num_channels", num_channels))
+            size("num_groups", num_groups),
+            size("num_channels", num_channels),
+        )
         if num_channels % num_groups:
-            raise ValueError(f"num_channels={num_channels} channels do not "
-                             f"divide into num_groups={num_groups}: choose a "
-                             "divisor of the number of channels")
+            raise ValueError(
+                f"num_channels={num_channels} channels do not "
+                f"divide into num_groups={num_groups}: choose a "
+                "divisor of the number of channels"
+            )
         self.num_groups, self.num_channels, self.affine = (
-            num_groups, num_channels, affine)
+            num_groups,
+            num_channels,
+            affine,
+        )
         rule = Rule.of(
-            eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer)
-        self._set_up((num_channels,), rule, device, dtype, weight=affine,
-                     bias=affine and bias)
+            eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
+        )
+        self._set_up(
+            (num_channels,),
+            rule,
+            device,
+            dtype,
+            weight=affine,
+            bias=affine and bias,
+        )
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize each group of each image; add noise in training."
         check_input(input)
         if input.ndim < 2 or input.shape[1] != self.num_channels:
-            raise ValueError("GroupNormalNorm was made for "
-                             f"num_channels={self.num_channels} channels on "
-                             f"axis 1, given a shape of {tuple(input.shape)}")
+            raise ValueError(
+                "GroupNormalNorm was made for "
+                f"num_channels={self.num_channels} channels on "
+                f"axis 1, given a shape of {tuple(input.shape)}"
+            )
         return group_normalized(
-            input, self.num_groups, *self._affine(), self._present())
+            input, self.num_groups, *self._affine(), self._present()
+        )
 
     def extra_repr(self) -> str:
-        return (f"{self.num_groups}, {self.num_channels}, eps={self.eps}, "
-                f"affine={self.affine}, " + self._described())
+        return (
+            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, "
+            f"affine={self.affine}, " + self._described()
+        )
+
 
 # %% ../../nbs/240_layers.normality.ipynb #24f00003
-def _in_groups(cls: type, num_channels: int, num_groups: int = 32,
-               **options) -> GroupNormalNorm:
+def _in_groups(
+    cls: type, num_channels: int, num_groups: int = 32, **options
+) -> GroupNormalNorm:
     "A group layer, made as the others are: from a number of channels."
     return cls(num_groups, num_channels, **options)
 
 
 register(LayerNormalNorm, "layer", nn.LayerNorm, axes="B … C", unit="B …")
-register(GroupNormalNorm, "group", nn.GroupNorm, axes="B C …", unit="B G",
-         maker=_in_groups)
+register(
+    GroupNormalNorm,
+    "group",
+    nn.GroupNorm,
+    axes="B C …",
+    unit="B G",
+    maker=_in_groups,
+)

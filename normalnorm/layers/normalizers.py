@@ -7,8 +7,18 @@ and the norms that subtract nothing, as layers of the one operation.
 # ../../nbs/310_layers.normalizers.ipynb.
 
 # %% auto #0
-__all__ = ['POINTS', 'About', 'BMLVNorm', 'LMBVNorm', 'RootMeanSquareNorm',
-           'FilterResponseNorm', 'Point', 'state', 'depends', 'described']
+__all__ = [
+    "POINTS",
+    "About",
+    "BMLVNorm",
+    "LMBVNorm",
+    "RootMeanSquareNorm",
+    "FilterResponseNorm",
+    "Point",
+    "state",
+    "depends",
+    "described",
+]
 
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0011
 from collections.abc import Callable
@@ -18,12 +28,23 @@ import torch
 from torch import Tensor, nn
 
 from .backends import along_channels, normalize
-from .core import (
-    Rule, Statistics, check_memory, guarded, sizes)
+from normalnorm.layers.core import (
+    Rule,
+    Statistics,
+    check_memory,
+    guarded,
+    sizes,
+)
 from .families import named, register
-from .functional import (
-    _single, check_channels, kept, layer_normalized, normalize_and_track,
-    tracked_statistics, with_statistics)
+from normalnorm.layers.functional import (
+    _single,
+    check_channels,
+    kept,
+    layer_normalized,
+    normalize_and_track,
+    tracked_statistics,
+    with_statistics,
+)
 from .normality import _ChannelNormalNorm, _NormalNorm
 from ..theory.gradient import Gaussianizer, Identity
 from ..theory.newton import Over, upcast
@@ -54,8 +75,12 @@ class About(Over):
         for x in values:
             mean = torch.as_tensor(self.point, dtype=x.dtype, device=x.device)
             mean = mean.reshape(mean.shape or (1,) * x.ndim)
-            found.append((torch.var(x - mean, self.dim, correction=0,
-                                    keepdim=True), mean))
+            found.append(
+                (
+                    torch.var(x - mean, self.dim, correction=0, keepdim=True),
+                    mean,
+                )
+            )
         return found
 
 
@@ -64,21 +89,41 @@ def _axes(input: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     positions = tuple(range(2, input.ndim))
     return (0, *positions), (1, *positions)
 
+
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0014
 class _Crossed(_ChannelNormalNorm):
     """A batch norm, one of whose statistics is that of the layer. Without
     transform and noise, unless they are given.
     """
 
-    def __init__(self, num_features: int, eps: float = 1e-5,
-                 momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True, noise: float = 0.0,
-                 noise_kind: str = "scaled", device=None, dtype=None, *,
-                 bias: bool = True, gaussianizer: Gaussianizer | None = None):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        noise: float = 0.0,
+        noise_kind: str = "scaled",
+        device=None,
+        dtype=None,
+        *,
+        bias: bool = True,
+        gaussianizer: Gaussianizer | None = None,
+    ):
         super().__init__(
-            num_features, eps, momentum, affine, track_running_stats, noise,
-            noise_kind=noise_kind, device=device, dtype=dtype, bias=bias,
-            gaussianizer=gaussianizer or Identity())
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            noise,
+            noise_kind=noise_kind,
+            device=device,
+            dtype=dtype,
+            bias=bias,
+            gaussianizer=gaussianizer or Identity(),
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize `input`; in training, update the running average and add
@@ -87,8 +132,13 @@ class _Crossed(_ChannelNormalNorm):
         self._check_shape(input)
         *running, batches = self._running()
         weight, bias = self._affine()
-        check_channels(input, type(self).__name__, weight=weight, bias=bias,
-                       **dict(zip(self._averages, running)))
+        check_channels(
+            input,
+            type(self).__name__,
+            weight=weight,
+            bias=bias,
+            **dict(zip(self._averages, running)),
+        )
         check_memory(input, *running)
         rule, count = self._present(), input.numel() // self.num_features
         if not self.training and running[0] is not None:
@@ -97,10 +147,19 @@ class _Crossed(_ChannelNormalNorm):
             raise _single(input.shape)
         tracked = self.training and running[0] is not None
         return normalize_and_track(
-            input, self._over(input), weight, bias, rule, 1, None,
-            tuple(running) if tracked else (), self.momentum,
-            count if tracked else 0, batches if tracked else None,
-            follow=self._follow)
+            input,
+            self._over(input),
+            weight,
+            bias,
+            rule,
+            1,
+            None,
+            tuple(running) if tracked else (),
+            self.momentum,
+            count if tracked else 0,
+            batches if tracked else None,
+            follow=self._follow,
+        )
 
 
 class BMLVNorm(_Crossed):
@@ -134,14 +193,14 @@ class BMLVNorm(_Crossed):
         return Over(layer, batch)
 
     @staticmethod
-    def _follow(used: Statistics, count: int,
-                rule: Rule) -> tuple[Tensor, ...]:
-        return used.mean,
+    def _follow(used: Statistics, count: int, rule: Rule) -> tuple[Tensor, ...]:
+        return (used.mean,)
 
     def _evaluated(self, input, rule, weight, bias, running):
         mean = along_channels(running[0], input.ndim)
-        return with_statistics(input, About(_axes(input)[1], mean), weight,
-                               bias, rule, 1)[0]
+        return with_statistics(
+            input, About(_axes(input)[1], mean), weight, bias, rule, 1
+        )[0]
 
 
 class LMBVNorm(_Crossed):
@@ -173,24 +232,32 @@ class LMBVNorm(_Crossed):
         return Over(*_axes(input))
 
     @staticmethod
-    def _follow(used: Statistics, count: int,
-                rule: Rule) -> tuple[Tensor, ...]:
+    def _follow(used: Statistics, count: int, rule: Rule) -> tuple[Tensor, ...]:
         return tracked_statistics(used, count, rule)[1:]
 
     def _evaluated(self, input, rule, weight, bias, running):
         u, ndim = upcast(input), input.ndim
-        var, *parameters = (along_channels(r, ndim).to(u.dtype)
-                            for r in running)
-        mean = (u.mean(_axes(u)[1], keepdim=True) if u.numel()
-                else torch.zeros_like(var))
-        return normalize(input, self._over(input), rule,
-                         along_channels(weight, ndim),
-                         along_channels(bias, ndim),
-                         Statistics(mean, var, tuple(parameters)))[0]
+        var, *parameters = (
+            along_channels(r, ndim).to(u.dtype) for r in running
+        )
+        mean = (
+            u.mean(_axes(u)[1], keepdim=True)
+            if u.numel()
+            else torch.zeros_like(var)
+        )
+        return normalize(
+            input,
+            self._over(input),
+            rule,
+            along_channels(weight, ndim),
+            along_channels(bias, ndim),
+            Statistics(mean, var, tuple(parameters)),
+        )[0]
 
 
 register(BMLVNorm, "bmlv", axes="B C …", unit="B", centre="C")
 register(LMBVNorm, "lmbv", axes="B C …", unit="C", centre="B")
+
 
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0024
 class RootMeanSquareNorm(_NormalNorm):
@@ -212,17 +279,35 @@ class RootMeanSquareNorm(_NormalNorm):
         tensor([[ 1., -1.]], grad_fn=<MulBackward0>)
     """
 
-    def __init__(self, normalized_shape: int | list[int] | torch.Size,
-                 eps: float | None = None, elementwise_affine: bool = True,
-                 noise: float = 0.0, noise_kind: str = "scaled", device=None,
-                 dtype=None, *, gaussianizer: Gaussianizer | None = None):
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        noise: float = 0.0,
+        noise_kind: str = "scaled",
+        device=None,
+        dtype=None,
+        *,
+        gaussianizer: Gaussianizer | None = None,
+    ):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
         self.elementwise_affine = elementwise_affine
-        rule = Rule.of(0.0, noise, noise_kind=noise_kind,
-                       gaussianizer=gaussianizer or Identity())
-        self._set_up(self.normalized_shape, rule._replace(eps=eps), device,
-                     dtype, weight=elementwise_affine, bias=False)
+        rule = Rule.of(
+            0.0,
+            noise,
+            noise_kind=noise_kind,
+            gaussianizer=gaussianizer or Identity(),
+        )
+        self._set_up(
+            self.normalized_shape,
+            rule._replace(eps=eps),
+            device,
+            dtype,
+            weight=elementwise_affine,
+            bias=False,
+        )
         self.reset_parameters()
 
     def _adopt(self, rule: Rule) -> None:
@@ -239,26 +324,32 @@ class RootMeanSquareNorm(_NormalNorm):
         self._adopt(self._rule._replace(eps=value))
 
     def _affine(self) -> tuple[Tensor | None, None]:
-        return self.weight, None            # a converted one has no bias
+        return self.weight, None  # a converted one has no bias
 
     def forward(self, input: Tensor) -> Tensor:
         "Divide `input` by its root mean square; add noise in training."
         rule = self._present()
         if self._usual_eps:
             wide = getattr(input, "dtype", None) is torch.float64
-            rule = rule._replace(eps=torch.finfo(
-                torch.float64 if wide else torch.float32).eps)
-        return layer_normalized(input, self.normalized_shape, self.weight, None,
-                                rule, centred=False)
+            rule = rule._replace(
+                eps=torch.finfo(torch.float64 if wide else torch.float32).eps
+            )
+        return layer_normalized(
+            input, self.normalized_shape, self.weight, None, rule, centred=False
+        )
 
     def extra_repr(self) -> str:
-        return (f"{self.normalized_shape}, eps={self.eps}, "
-                f"elementwise_affine={self.elementwise_affine}, "
-                + self._described())
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, "
+            f"elementwise_affine={self.elementwise_affine}, "
+            + self._described()
+        )
 
 
-register(RootMeanSquareNorm, "rms", nn.RMSNorm, axes="B … C", unit="B …",
-         centre="")
+register(
+    RootMeanSquareNorm, "rms", nn.RMSNorm, axes="B … C", unit="B …", centre=""
+)
+
 
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0034
 class FilterResponseNorm(_NormalNorm):
@@ -280,19 +371,39 @@ class FilterResponseNorm(_NormalNorm):
         >>> FilterResponseNorm(1, eps=0.0)(torch.tensor([[[2.0, -2.0]]]))[0, 0]
         tensor([1., 0.], grad_fn=<SelectBackward0>)
     """
+
     _initial = {**_NormalNorm._initial, "tau": 0.0}
 
-    def __init__(self, num_features: int, apply_act: bool = True,
-                 eps: float = 1e-6, noise: float = 0.0,
-                 noise_kind: str = "scaled", device=None, dtype=None, *,
-                 gaussianizer: Gaussianizer | None = None):
+    def __init__(
+        self,
+        num_features: int,
+        apply_act: bool = True,
+        eps: float = 1e-6,
+        noise: float = 0.0,
+        noise_kind: str = "scaled",
+        device=None,
+        dtype=None,
+        *,
+        gaussianizer: Gaussianizer | None = None,
+    ):
         super().__init__()
-        self.num_features, = sizes("num_features", num_features)
+        (self.num_features,) = sizes("num_features", num_features)
         self.apply_act = apply_act
-        rule = Rule.of(eps, noise, noise_kind=noise_kind,
-                       gaussianizer=gaussianizer or Identity())
-        self._set_up((self.num_features,), rule, device, dtype, weight=True,
-                     bias=True, tau=apply_act)
+        rule = Rule.of(
+            eps,
+            noise,
+            noise_kind=noise_kind,
+            gaussianizer=gaussianizer or Identity(),
+        )
+        self._set_up(
+            (self.num_features,),
+            rule,
+            device,
+            dtype,
+            weight=True,
+            bias=True,
+            tau=apply_act,
+        )
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -300,24 +411,42 @@ class FilterResponseNorm(_NormalNorm):
         in training; threshold.
         """
         self._check_axes(input)
-        check_channels(input, type(self).__name__, weight=self.weight,
-                       bias=self.bias, tau=self.tau)
+        check_channels(
+            input,
+            type(self).__name__,
+            weight=self.weight,
+            bias=self.bias,
+            tau=self.tau,
+        )
         check_memory(input, self.tau)
-        out = normalize_and_track(input, Over(tuple(range(2, input.ndim)), ()),
-                                  *self._affine(), self._present(), 1)
+        out = normalize_and_track(
+            input,
+            Over(tuple(range(2, input.ndim)), ()),
+            *self._affine(),
+            self._present(),
+            1,
+        )
         if self.tau is None:
             return out
         tau = along_channels(self.tau, input.ndim).to(out.dtype)
         return guarded(torch.maximum(out, tau), out, self.tau)
 
     def extra_repr(self) -> str:
-        return (f"{self.weight.numel()}, apply_act={self.apply_act}, "
-                f"eps={self.eps}, " + self._described())
+        return (
+            f"{self.weight.numel()}, apply_act={self.apply_act}, "
+            f"eps={self.eps}, " + self._described()
+        )
 
 
-register(FilterResponseNorm, "frn",
-         "timm.layers.filter_response_norm:FilterResponseNormTlu2d",
-         axes="B C L | B C H W | B C D H W", unit="B C", centre="")
+register(
+    FilterResponseNorm,
+    "frn",
+    "timm.layers.filter_response_norm:FilterResponseNormTlu2d",
+    axes="B C L | B C H W | B C D H W",
+    unit="B C",
+    centre="",
+)
+
 
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0040
 class Point(NamedTuple):
@@ -335,6 +464,7 @@ class Point(NamedTuple):
         >>> point.mean, point.deviation, type(point.make((8, 4, 4))).__name__
         ('N H W', 'N H W', 'BatchNormalNorm2d')
     """
+
     mean: str
     deviation: str
     formula: str
@@ -344,21 +474,33 @@ class Point(NamedTuple):
 
 def _made(name: str, make: Callable | None = None, **fixed) -> Callable:
     "How a row of the table of layers is made for images."
+
     def made(shape: tuple[int, ...], **options) -> nn.Module:
         cls = named(name).layer
-        plain = {} if "gaussianizer" in options else {
-            "gaussianizer": Identity()}
+        plain = (
+            {} if "gaussianizer" in options else {"gaussianizer": Identity()}
+        )
         return (make or (lambda cls, shape, **o: cls(shape[0], **o)))(
-            cls, shape, **{"noise": 0.0, **plain, **fixed, **options})
+            cls, shape, **{"noise": 0.0, **plain, **fixed, **options}
+        )
+
     return made
 
 
-def _groups(cls: type, shape: tuple[int, ...], num_groups: int = 0,
-            **options) -> nn.Module:
+def _groups(
+    cls: type, shape: tuple[int, ...], num_groups: int = 0, **options
+) -> nn.Module:
     count = shape[0]
-    return cls(num_groups or next(g for g in (32, 8, 4, 3, 2, 1)
-                                  if count % g == 0 and g < count or g == 1),
-               count, **options)
+    return cls(
+        num_groups
+        or next(
+            g
+            for g in (32, 8, 4, 3, 2, 1)
+            if count % g == 0 and g < count or g == 1
+        ),
+        count,
+        **options,
+    )
 
 
 def _last(cls: type, shape: tuple[int, ...], **options) -> nn.Module:
@@ -367,28 +509,67 @@ def _last(cls: type, shape: tuple[int, ...], **options) -> nn.Module:
 
 _CENTRED = r"\frac{z-\mu}{\sqrt{\sigma^2+\epsilon}}"
 POINTS = {
-    "batch": Point("N H W", "N H W", _CENTRED, "Ioffe and Szegedy (2015)",
-                   _made("batch")),
-    "Batch-Train": Point("N H W", "N H W", _CENTRED,
-                         "Rao and Sohl-Dickstein (2020), Table 3",
-                         _made("batch", track_running_stats=False)),
-    "layer": Point("H W C", "H W C", _CENTRED, "Ba, Kiros and Hinton (2016)",
-                   _made("layer", _last)),
-    "group": Point("H W C/G", "H W C/G", _CENTRED, "Wu and He (2018)",
-                   _made("group", _groups)),
-    "instance": Point("H W", "H W", _CENTRED,
-                      "Ulyanov, Vedaldi and Lempitsky (2016)",
-                      _made("instance")),
-    "BMLV": Point("N H W", "H W C", _CENTRED,
-                  "Rao and Sohl-Dickstein (2020), Table 1", _made("bmlv")),
-    "LMBV": Point("H W C", "N H W", _CENTRED,
-                  "Rao and Sohl-Dickstein (2020), Table 1", _made("lmbv")),
-    "RMS": Point("–", "H W C", r"\frac z{\sqrt{\overline{z^2}+\epsilon}}",
-                 "Zhang and Sennrich (2019)", _made("rms", _last)),
-    "FRN": Point("–", "H W",
-                 r"\max\bigl(\gamma\,\frac z{\sqrt{\overline{z^2}+\epsilon}}"
-                 r"+\beta,\tau\bigr)", "Singh and Krishnan (2020), Eqs. 1–3",
-                 _made("frn"))}
+    "batch": Point(
+        "N H W", "N H W", _CENTRED, "Ioffe and Szegedy (2015)", _made("batch")
+    ),
+    "Batch-Train": Point(
+        "N H W",
+        "N H W",
+        _CENTRED,
+        "Rao and Sohl-Dickstein (2020), Table 3",
+        _made("batch", track_running_stats=False),
+    ),
+    "layer": Point(
+        "H W C",
+        "H W C",
+        _CENTRED,
+        "Ba, Kiros and Hinton (2016)",
+        _made("layer", _last),
+    ),
+    "group": Point(
+        "H W C/G",
+        "H W C/G",
+        _CENTRED,
+        "Wu and He (2018)",
+        _made("group", _groups),
+    ),
+    "instance": Point(
+        "H W",
+        "H W",
+        _CENTRED,
+        "Ulyanov, Vedaldi and Lempitsky (2016)",
+        _made("instance"),
+    ),
+    "BMLV": Point(
+        "N H W",
+        "H W C",
+        _CENTRED,
+        "Rao and Sohl-Dickstein (2020), Table 1",
+        _made("bmlv"),
+    ),
+    "LMBV": Point(
+        "H W C",
+        "N H W",
+        _CENTRED,
+        "Rao and Sohl-Dickstein (2020), Table 1",
+        _made("lmbv"),
+    ),
+    "RMS": Point(
+        "–",
+        "H W C",
+        r"\frac z{\sqrt{\overline{z^2}+\epsilon}}",
+        "Zhang and Sennrich (2019)",
+        _made("rms", _last),
+    ),
+    "FRN": Point(
+        "–",
+        "H W",
+        r"\max\bigl(\gamma\,\frac z{\sqrt{\overline{z^2}+\epsilon}}"
+        r"+\beta,\tau\bigr)",
+        "Singh and Krishnan (2020), Eqs. 1–3",
+        _made("frn"),
+    ),
+}
 
 
 def state(layer: nn.Module) -> list[str]:
@@ -400,8 +581,9 @@ def state(layer: nn.Module) -> list[str]:
         >>> state(BMLVNorm(3))
         ['weight', 'bias', 'running_mean']
     """
-    names = [name for name, _ in (*layer.named_parameters(),
-                                  *layer.named_buffers())]
+    names = [
+        name for name, _ in (*layer.named_parameters(), *layer.named_buffers())
+    ]
     return [name for name in names if name != "num_batches_tracked"]
 
 
@@ -437,14 +619,17 @@ def described(points: dict[str, Point]) -> str:
         >>> described({"batch": POINTS["batch"]}).splitlines()[2][:10]
         '| batch | '
     """
-    lines = ["| | formula | mean over | deviation over | state | depends on "
-             "the batch | source |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | formula | mean over | deviation over | state | depends on "
+        "the batch | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, point in points.items():
         training, evaluation = depends(point)
-        when = ("always" if evaluation else
-                "in training" if training else "no")
+        when = "always" if evaluation else "in training" if training else "no"
         kept = ", ".join(f"`{n}`" for n in state(point.make((6, 3, 5))))
         lines.append(
             f"| {name} | ${point.formula}$ | {point.mean} | "
-            f"{point.deviation} | {kept} | {when} | {point.source} |")
+            f"{point.deviation} | {kept} | {when} | {point.source} |"
+        )
     return "\n".join(lines)

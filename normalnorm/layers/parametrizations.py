@@ -7,8 +7,13 @@ free, and the one degree of freedom a unit that two of them lose for good.
 # ../../nbs/315_layers.parametrizations.ipynb.
 
 # %% auto #0
-__all__ = ['PARAMETRIZATIONS', 'StandardizedWeight', 'weight_standardization',
-           'Parametrization', 'degrees']
+__all__ = [
+    "PARAMETRIZATIONS",
+    "StandardizedWeight",
+    "weight_standardization",
+    "Parametrization",
+    "degrees",
+]
 
 # %% ../../nbs/315_layers.parametrizations.ipynb #315a0011
 from collections.abc import Callable
@@ -42,8 +47,13 @@ class StandardizedWeight(nn.Module):
         tensor([[-1.,  1.]])
     """
 
-    def __init__(self, dim: int = 0, eps: float = 1e-6, scaled: bool = False,
-                 gain: Tensor | None = None):
+    def __init__(
+        self,
+        dim: int = 0,
+        eps: float = 1e-6,
+        scaled: bool = False,
+        gain: Tensor | None = None,
+    ):
         super().__init__()
         self.dim, self.scaled = dim, scaled
         self.rule = Rule.of(eps, gaussianizer=Identity())
@@ -77,14 +87,20 @@ class StandardizedWeight(nn.Module):
         return weight
 
     def extra_repr(self) -> str:
-        return (f"dim={self.dim}, eps={self.rule.eps}, scaled={self.scaled}, "
-                f"gain={self.gain is not None}")
+        return (
+            f"dim={self.dim}, eps={self.rule.eps}, scaled={self.scaled}, "
+            f"gain={self.gain is not None}"
+        )
 
 
-def weight_standardization(module: nn.Module, name: str = "weight",
-                           dim: int = 0, eps: float = 1e-6,
-                           scaled: bool = False,
-                           gain: bool = False) -> nn.Module:
+def weight_standardization(
+    module: nn.Module,
+    name: str = "weight",
+    dim: int = 0,
+    eps: float = 1e-6,
+    scaled: bool = False,
+    gain: bool = False,
+) -> nn.Module:
     """Let the parameter `name` of `module` be standardized for each output
     unit, the index on axis `dim`; returns `module`.
 
@@ -109,15 +125,22 @@ def weight_standardization(module: nn.Module, name: str = "weight",
     """
     weight, axes = _checked(module, name, dim)
     if weight.numel() == weight.shape[dim]:
-        raise ValueError(f"{name} has the shape {tuple(weight.shape)}, one "
-                         f"weight for each index on dim={dim}: a deviation "
-                         "needs at least two")
+        raise ValueError(
+            f"{name} has the shape {tuple(weight.shape)}, one "
+            f"weight for each index on dim={dim}: a deviation "
+            "needs at least two"
+        )
     own = [1 if d in axes else n for d, n in enumerate(weight.shape)]
     parametrize.register_parametrization(
-        module, name, StandardizedWeight(
-            dim, eps, scaled, weight.new_ones(own) if gain else None),
-        unsafe=True)
+        module,
+        name,
+        StandardizedWeight(
+            dim, eps, scaled, weight.new_ones(own) if gain else None
+        ),
+        unsafe=True,
+    )
     return module
+
 
 # %% ../../nbs/315_layers.parametrizations.ipynb #315a0020
 class Parametrization(NamedTuple):
@@ -129,6 +152,7 @@ class Parametrization(NamedTuple):
         >>> PARAMETRIZATIONS["weight norm"].wrap(nn.Linear(5, 3)).weight.shape
         torch.Size([3, 5])
     """
+
     wrap: Callable[[nn.Module], nn.Module]
     formula: str
     source: str
@@ -141,32 +165,47 @@ def _centred(module: nn.Module) -> nn.Module:
 PARAMETRIZATIONS = {
     "none": Parametrization(lambda module: module, "v", ""),
     "weight norm": Parametrization(
-        parametrizations.weight_norm, r"g\,v/\lVert v\rVert",
-        "Salimans and Kingma (2016)"),
+        parametrizations.weight_norm,
+        r"g\,v/\lVert v\rVert",
+        "Salimans and Kingma (2016)",
+    ),
     "weight norm of the tensor": Parametrization(
         lambda module: parametrizations.weight_norm(module, dim=None),
-        r"g\,V/\lVert V\rVert_F", "Rao and Sohl-Dickstein (2020), Table 1"),
+        r"g\,V/\lVert V\rVert_F",
+        "Rao and Sohl-Dickstein (2020), Table 1",
+    ),
     "centred weight norm": Parametrization(
-        _centred, r"g\,(v-\bar v)/\lVert v-\bar v\rVert",
-        "Huang et al. (2017)"),
+        _centred, r"g\,(v-\bar v)/\lVert v-\bar v\rVert", "Huang et al. (2017)"
+    ),
     "weight standardization": Parametrization(
-        weight_standardization, r"(v-\bar v)/\sqrt{\mathrm{var}\,v+\epsilon}",
-        "Qiao et al. (2019)"),
+        weight_standardization,
+        r"(v-\bar v)/\sqrt{\mathrm{var}\,v+\epsilon}",
+        "Qiao et al. (2019)",
+    ),
     "scaled, with gain": Parametrization(
         lambda module: weight_standardization(module, scaled=True, gain=True),
         r"g\,(v-\bar v)/\sqrt{N(\mathrm{var}\,v+\epsilon)}",
-        "Brock et al. (2021)"),
+        "Brock et al. (2021)",
+    ),
     "spectral norm": Parametrization(
         lambda module: parametrizations.spectral_norm(
-            module, n_power_iterations=8),
-        r"V/\sigma_1(V)", "Miyato et al. (2018)"),
+            module, n_power_iterations=8
+        ),
+        r"V/\sigma_1(V)",
+        "Miyato et al. (2018)",
+    ),
     "normality": Parametrization(
-        normality_weight, r"g\,\psi(k;\hat\lambda)/\lVert\psi(k;\hat\lambda)"
-                          r"\rVert", "Eftekhari and Papyan (2025), §6")}
+        normality_weight,
+        r"g\,\psi(k;\hat\lambda)/\lVert\psi(k;\hat\lambda)"
+        r"\rVert",
+        "Eftekhari and Papyan (2025), §6",
+    ),
+}
 
 
-def degrees(wrap: Callable[[nn.Module], nn.Module], inputs: int = 7,
-            units: int = 3) -> tuple[int, int]:
+def degrees(
+    wrap: Callable[[nn.Module], nn.Module], inputs: int = 7, units: int = 3
+) -> tuple[int, int]:
     """The degrees of freedom of the weights of a dense layer, and of γ·w with a
     factor γ for each unit: ranks of Jacobians, in float64.
 
@@ -180,11 +219,19 @@ def degrees(wrap: Callable[[nn.Module], nn.Module], inputs: int = 7,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = wrap(nn.Linear(inputs, units, bias=False).double())
-    layer.eval()                            # the vectors of spectral norm stay
+    layer.eval()  # the vectors of spectral norm stay
     weight = layer.weight
-    rows = [torch.cat([g.flatten() for g in torch.autograd.grad(
-                w, list(layer.parameters()), retain_graph=True)])
-            for w in weight.flatten()]
+    rows = [
+        torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad(
+                    w, list(layer.parameters()), retain_graph=True
+                )
+            ]
+        )
+        for w in weight.flatten()
+    ]
     jacobian = torch.stack(rows)
     of_gamma = torch.block_diag(*weight.detach()[..., None])
     rank = lambda matrix: int(torch.linalg.matrix_rank(matrix, rtol=1e-4))

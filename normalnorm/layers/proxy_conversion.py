@@ -7,7 +7,7 @@ named.
 # ../../nbs/420_layers.proxy_conversion.ipynb.
 
 # %% auto #0
-__all__ = ['to_proxy_norm']
+__all__ = ["to_proxy_norm"]
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0007
 import inspect
@@ -20,13 +20,27 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from .conversion import (
-    _ASKED, Report, Row, Skip, _after, _containing, _decide, _listed, _prepared,
-    _skipped, _ThenDropAndAct, _walk)
+from normalnorm.layers.conversion import (
+    _ASKED,
+    Report,
+    Row,
+    Skip,
+    _after,
+    _containing,
+    _decide,
+    _listed,
+    _prepared,
+    _skipped,
+    _ThenDropAndAct,
+    _walk,
+)
 from .core import size
 from .families import classes, family_of
-from .proxy_norm import (
-    ProxyNorm, check_activation, named_activation)
+from normalnorm.layers.proxy_norm import (
+    ProxyNorm,
+    check_activation,
+    named_activation,
+)
 from ..names import near
 from ..theory.newton import check_flag
 
@@ -42,21 +56,32 @@ class _Reader(fx.Tracer):
 
 def _graph(model: nn.Module) -> fx.Graph:
     "What flows where in the model's forward; nothing is computed."
-    defaults = {name: p.default for name, p in inspect.signature(
-                    model.forward).parameters.items()
-                if p.default is not inspect.Parameter.empty}
+    defaults = {
+        name: p.default
+        for name, p in inspect.signature(model.forward).parameters.items()
+        if p.default is not inspect.Parameter.empty
+    }
     try:
         return _Reader().trace(model, concrete_args=defaults)
-    except Exception as error:      # whatever the model's own code does
+    except Exception as error:  # whatever the model's own code does
         raise ValueError(
             f"which activation follows which normalizer in "
             f"{type(model).__name__} cannot be read: torch.fx says "
             f"{type(error).__name__}: {error}. Convert the part of the model "
-            "that it can trace, e.g. to_proxy_norm(model.backbone)") from error
+            "that it can trace, e.g. to_proxy_norm(model.backbone)"
+        ) from error
+
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0009
-_PASS = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
-         nn.AlphaDropout, nn.FeatureAlphaDropout)
+_PASS = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
 
 def _is_activation(module: nn.Module) -> bool:
@@ -72,7 +97,7 @@ def _is_activation(module: nn.Module) -> bool:
         x = x.to(own.device, own.dtype)
         with torch.no_grad():
             return own.is_meta or not torch.equal(module(x.clone()), x)
-    except Exception:               # no activation, then
+    except Exception:  # no activation, then
         return False
 
 
@@ -80,8 +105,10 @@ def _function(node: fx.Node) -> str:
     """The name of an activation that is a function or method of one tensor, ""
     for others: it is tried, and must bend.
     """
-    if (node.op not in ("call_function", "call_method")
-            or len(node.all_input_nodes) != 1):
+    if (
+        node.op not in ("call_function", "call_method")
+        or len(node.all_input_nodes) != 1
+    ):
         return ""
     before = node.all_input_nodes[0]
 
@@ -89,14 +116,17 @@ def _function(node: fx.Node) -> str:
         put = lambda value: x if value is before else value
         args = map_aggregate(node.args, put)
         kwargs = map_aggregate(node.kwargs, put)
-        return (node.target(*args, **kwargs) if callable(node.target)
-                else getattr(x, node.target)(*args[1:], **kwargs))
+        return (
+            node.target(*args, **kwargs)
+            if callable(node.target)
+            else getattr(x, node.target)(*args[1:], **kwargs)
+        )
 
     try:
         check_activation(apply)
         x = torch.linspace(-3, 3, 13, device="cpu")
         bends = bool(apply(x).diff(n=2).abs().max() > 1e-4)
-    except Exception:               # no activation, then
+    except Exception:  # no activation, then
         return ""
     return getattr(node.target, "__name__", str(node.target)) if bends else ""
 
@@ -113,37 +143,51 @@ class _Reading:
                 self.calls.setdefault(self.module(node), []).append(node)
 
     def module(self, node: fx.Node) -> nn.Module | None:
-        return (self.modules[node.target] if node.op == "call_module" else None)
+        return self.modules[node.target] if node.op == "call_module" else None
 
     def followers(self, node: fx.Node) -> list[fx.Node]:
         "Who takes the result, through modules that do nothing."
         found = []
         for user in node.users:
-            found += (self.followers(user)
-                      if isinstance(self.module(user), nn.Identity) else [user])
+            found += (
+                self.followers(user)
+                if isinstance(self.module(user), nn.Identity)
+                else [user]
+            )
         return found
 
     def source(self, node: fx.Node) -> fx.Node:
         "Whose result it takes first, through modules that do nothing."
         before = node.all_input_nodes[0]
-        return (self.source(before)
-                if isinstance(self.module(before), nn.Identity) else before)
+        return (
+            self.source(before)
+            if isinstance(self.module(before), nn.Identity)
+            else before
+        )
 
     def says(self, node: fx.Node) -> str:
         "What a node is, in words."
         module = self.module(node)
-        return (type(module).__name__ if module is not None
-                else getattr(node.target, "__name__", str(node.target)))
+        return (
+            type(module).__name__
+            if module is not None
+            else getattr(node.target, "__name__", str(node.target))
+        )
 
     def is_mean(self, node: fx.Node) -> bool:
         "A mean over positions."
         if node.op == "call_method":
             return node.target == "mean"
         if node.op == "call_function":
-            return node.target in (torch.mean, F.adaptive_avg_pool2d,
-                                   F.avg_pool2d)
-        return isinstance(self.module(node), (
-            nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d))
+            return node.target in (
+                torch.mean,
+                F.adaptive_avg_pool2d,
+                F.avg_pool2d,
+            )
+        return isinstance(
+            self.module(node),
+            (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+        )
 
     def is_last_mean(self, node: fx.Node) -> bool:
         "A mean behind which no normalizer stands: not that of squeeze-excite."
@@ -157,11 +201,13 @@ class _Reading:
                     ahead.append(user)
         return not any(isinstance(self.module(n), classes()) for n in seen)
 
+
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0011
 class _Step(NamedTuple):
     """A batch norm to replace: its names, the activation (its names, none for
     one that the normalizer contains), and whether the last mean follows.
     """
+
     names: list[str]
     norm: nn.Module
     activation: nn.Module | None = None
@@ -169,8 +215,9 @@ class _Step(NamedTuple):
     pooled: bool = False
 
 
-def _plan(model: nn.Module, wanted) -> tuple[
-        list[_Step], list[Row], list[Row], list[Row]]:
+def _plan(
+    model: nn.Module, wanted
+) -> tuple[list[_Step], list[Row], list[Row], list[Row]]:
     """What to replace; rows of what is left: batch norms that do not fit,
     activations that follow none, and what is left by the rules.
     """
@@ -185,77 +232,119 @@ def _plan(model: nn.Module, wanted) -> tuple[
         if cls is None or family_of(cls).plain not in _BATCH:
             stays = isinstance(module, _BATCH) and not wanted(names_of, module)
             (staying if stays else by_rule).append(
-                Row(name, kind, kind, reason or "no batch norm"))
+                Row(name, kind, kind, reason or "no batch norm")
+            )
             continue
-        children = {n: child for n, child in _after(module).items()
-                    if not isinstance(child, nn.Identity)
-                    } if issubclass(cls, _ThenDropAndAct) else {}
+        children = (
+            {
+                n: child
+                for n, child in _after(module).items()
+                if not isinstance(child, nn.Identity)
+            }
+            if issubclass(cls, _ThenDropAndAct)
+            else {}
+        )
         after = reading.followers(calls[0]) if len(calls) == 1 else []
         activation, at, end = None, [], calls[0] if calls else None
         if children:
             activation = next(iter(children.values()))
-        elif len(after) == 1 and reading.module(after[0]) is not None \
-                and _is_activation(reading.module(after[0])):
+        elif (
+            len(after) == 1
+            and reading.module(after[0]) is not None
+            and _is_activation(reading.module(after[0]))
+        ):
             activation, end = reading.module(after[0]), after[0]
             at = names[activation]
         function = next(filter(None, map(_function, after)), "")
         problem = (
-            _ASKED if wanted(names_of, module) else
-            "the forward of the model does not call it" if not calls else
-            f"called {len(calls)} times: PN belongs to one place"
-            if len(calls) > 1 else
-            f"{' and '.join(children)} stand between it and the next layer"
+            _ASKED
+            if wanted(names_of, module)
+            else "the forward of the model does not call it"
+            if not calls
+            else f"called {len(calls)} times: PN belongs to one place"
+            if len(calls) > 1
+            else f"{' and '.join(children)} stand between it and the next layer"
             if len(children) > 1 or children and not _is_activation(activation)
             else f"its activation is the function {function}, which cannot be "
-                 "replaced: make it a module, such as nn.ReLU()"
-            if function and activation is None else
-            f"its activation {at[0]} is called in several places: give each "
-            "one of its own" if at and len(reading.calls[activation]) > 1
-            else "")
+            "replaced: make it a module, such as nn.ReLU()"
+            if function and activation is None
+            else f"its activation {at[0]} is called in several places: give "
+            f"each "
+            "one of its own"
+            if at and len(reading.calls[activation]) > 1
+            else ""
+        )
         if activation is not None:
             taken.add(activation)
         if problem:
             (by_rule if problem == _ASKED else staying).append(
-                Row(name, kind, kind, problem))
+                Row(name, kind, kind, problem)
+            )
             continue
         pooled = any(reading.is_last_mean(n) for n in reading.followers(end))
         steps.append(_Step(names_of, module, activation, at, pooled))
-    normed = {part for step in steps for name in step.names
-              for part in _containing(name)}
+    normed = {
+        part
+        for step in steps
+        for name in step.names
+        for part in _containing(name)
+    }
     for node in reading.nodes:
         module, function = reading.module(node), _function(node)
-        if not function and (module is None or module in taken
-                             or isinstance(module, ProxyNorm)
-                             or not _is_activation(module)):
+        if not function and (
+            module is None
+            or module in taken
+            or isinstance(module, ProxyNorm)
+            or not _is_activation(module)
+        ):
             continue
         before = reading.source(node)
         if function and reading.module(before) in {
-                m for m in reading.calls if isinstance(m, classes())}:
-            continue                    # its normalizer was named already
-        where = (node.target.rpartition(".")[0] if module is not None else
-                 next(reversed(node.meta.get("nn_module_stack") or {"": 0})))
+            m for m in reading.calls if isinstance(m, classes())
+        }:
+            continue  # its normalizer was named already
+        where = (
+            node.target.rpartition(".")[0]
+            if module is not None
+            else next(reversed(node.meta.get("nn_module_stack") or {"": 0}))
+        )
         kind = type(module).__name__ if module is not None else function
         block = type(reading.modules[where]).__name__
         alone = bool(where) and where not in normed
-        (by_rule if alone else told).append(Row(
-            node.target if module is not None else f"{where}: {function}",
-            kind, kind, f"{block} has no normalizer" if alone else
-            f"it follows {reading.says(before)}, no normalizer: PN needs one "
-            "right before it"))
+        (by_rule if alone else told).append(
+            Row(
+                node.target if module is not None else f"{where}: {function}",
+                kind,
+                kind,
+                f"{block} has no normalizer"
+                if alone
+                else f"it follows {reading.says(before)}, no normalizer: PN "
+                f"needs one "
+                "right before it",
+            )
+        )
     return steps, staying, told, by_rule
+
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0012
 _GROUPS = {"group": None, "layer": 1, "instance": 0}
 
 
-def _normalizer(module: nn.Module, groups: int, affine: bool,
-                learnable: bool) -> nn.GroupNorm:
+def _normalizer(
+    module: nn.Module, groups: int, affine: bool, learnable: bool
+) -> nn.GroupNorm:
     """A group norm with the ε of a batch norm; with its γ, and its β unless
     PN's own parameters are there, where no activation follows.
     """
     like = _like(module)
-    made = nn.GroupNorm(groups, module.num_features, module.eps, affine=False,
-                        device=like.device, dtype=like.dtype)
+    made = nn.GroupNorm(
+        groups,
+        module.num_features,
+        module.eps,
+        affine=False,
+        device=like.device,
+        dtype=like.dtype,
+    )
     if affine:
         made.affine = True
         made.weight = module.weight
@@ -265,8 +354,10 @@ def _normalizer(module: nn.Module, groups: int, affine: bool,
 
 def _like(module: nn.Module) -> Tensor:
     "A tensor of the device and dtype of a batch norm."
-    return next((t for t in (module.weight, module.running_mean)
-                 if t is not None), torch.empty(0))
+    return next(
+        (t for t in (module.weight, module.running_mean) if t is not None),
+        torch.empty(0),
+    )
 
 
 def _put(model: nn.Module, names: list[str], new: nn.Module) -> None:
@@ -276,12 +367,18 @@ def _put(model: nn.Module, names: list[str], new: nn.Module) -> None:
 
 
 def to_proxy_norm(
-    model: nn.Module, norm: str = "group", groups: int = 8, *,
-    eps: float = 0.03, learnable: bool = True,
+    model: nn.Module,
+    norm: str = "group",
+    groups: int = 8,
+    *,
+    eps: float = 0.03,
+    learnable: bool = True,
     samples: int | str | None = "auto",
-    fused: bool = False, partial: bool = False,
-    skip: Skip | Iterable[Skip] | None = None, inplace: bool = True,
-    return_report: bool = False
+    fused: bool = False,
+    partial: bool = False,
+    skip: Skip | Iterable[Skip] | None = None,
+    inplace: bool = True,
+    return_report: bool = False,
 ) -> "nn.Module | tuple[nn.Module, Report]":
     """Make a model with batch norms one without batches: a group norm in the
     place of each, and proxy normalization in that of the activation right after
@@ -323,16 +420,19 @@ def to_proxy_norm(
           no activation stands right before a last mean over positions
     """
     if norm not in _GROUPS:
-        raise ValueError(f"norm={norm!r} is not known: "
-                         f"{near(str(norm), _GROUPS)}")
+        raise ValueError(
+            f"norm={norm!r} is not known: {near(str(norm), _GROUPS)}"
+        )
     size("groups", groups)
     check_flag("fused", fused)
     check_flag("partial", partial)
-    ProxyNorm(1, "relu", eps, learnable, samples=samples)   # settings checked
+    ProxyNorm(1, "relu", eps, learnable, samples=samples)  # settings checked
     model = _prepared(model, inplace)
     if isinstance(model, classes()):
-        raise ValueError(f"the model is itself a {type(model).__name__}: put "
-                         "it into an nn.Sequential, with its activation")
+        raise ValueError(
+            f"the model is itself a {type(model).__name__}: put "
+            "it into an nn.Sequential, with its activation"
+        )
     steps, staying, told, by_rule = _plan(model, _skipped(model, skip))
     if staying and not partial:
         raise ValueError(
@@ -340,7 +440,8 @@ def to_proxy_norm(
             f"batch:\n{_listed(staying)}\nGive each activation a module of "
             "its own, called right after its normalizer (self.act = nn.ReLU() "
             "in place of F.relu, one for each place); or keep these batch "
-            "norms, by partial=True or skip")
+            "norms, by partial=True or skip"
+        )
     told = staying + told
     counts = {}
     for step in steps:
@@ -348,27 +449,45 @@ def to_proxy_norm(
         fixed = _GROUPS[norm]
         counts[step.norm] = groups if fixed is None else fixed or channels
         if channels % counts[step.norm]:
-            raise ValueError(f"{groups} groups do not divide the {channels} "
-                             f"channels of {step.names[0]}: "
-                             "give a divisor of each number of channels, or "
-                             'norm="layer"')
+            raise ValueError(
+                f"{groups} groups do not divide the {channels} "
+                f"channels of {step.names[0]}: "
+                "give a divisor of each number of channels, or "
+                'norm="layer"'
+            )
     replaced, quiet = [], []
     for step in steps:
         module, count = step.norm, counts[step.norm]
         name, before = " = ".join(step.names), type(module).__name__
         acts = step.activation is not None
         affine = not acts and module.weight is not None
-        made = (nn.Identity() if acts and fused
-                else _normalizer(module, count, affine, learnable))
+        made = (
+            nn.Identity()
+            if acts and fused
+            else _normalizer(module, count, affine, learnable)
+        )
         said = f"GroupNorm({count})" + (
-            " in ProxyNorm" if acts and fused else
-            "" if not affine else ", γ only" if learnable else ", γ and β")
+            " in ProxyNorm"
+            if acts and fused
+            else ""
+            if not affine
+            else ", γ only"
+            if learnable
+            else ", γ and β"
+        )
         if acts:
             like = _like(module)
             proxy = ProxyNorm(
-                module.num_features, step.activation, eps, learnable,
-                not step.pooled, samples, device=like.device, dtype=like.dtype,
-                **{"groups": count, "norm_eps": module.eps} if fused else {})
+                module.num_features,
+                step.activation,
+                eps,
+                learnable,
+                not step.pooled,
+                samples,
+                device=like.device,
+                dtype=like.dtype,
+                **{"groups": count, "norm_eps": module.eps} if fused else {},
+            )
             for of, own in (("weight", module.weight), ("bias", module.bias)):
                 if own is not None:
                     setattr(proxy, of, own)
@@ -382,17 +501,23 @@ def to_proxy_norm(
                 made = nn.Sequential(made, proxy)
                 said += f", ProxyNorm ({kind})"
         _put(model, step.names, made.train(module.training))
-        replaced.insert(len(replaced) - bool(acts and step.at),
-                        Row(name, before, said))
-    notes = (f"the division is off in {', '.join(quiet)}, right before the "
-             "last mean over positions" if quiet else
-             "no activation stands right before a last mean over positions",)
+        replaced.insert(
+            len(replaced) - bool(acts and step.at), Row(name, before, said)
+        )
+    notes = (
+        f"the division is off in {', '.join(quiet)}, right before the "
+        "last mean over positions"
+        if quiet
+        else "no activation stands right before a last mean over positions",
+    )
     report = Report(tuple(replaced), (*told, *by_rule), notes)
     if return_report:
         return model, report
     if told or not replaced:
         warnings.warn(
-            "left as they are:\n" + _listed(told) if told
+            "left as they are:\n" + _listed(told)
+            if told
             else "the model has no batch norm, so nothing was replaced",
-            stacklevel=2)
+            stacklevel=2,
+        )
     return model

@@ -6,8 +6,14 @@ promises and when, and what it costs in one line of a model.
 # ../../nbs/415_layers.proxy_norm.ipynb.
 
 # %% auto #0
-__all__ = ['Activation', 'named_activation', 'check_activation', 'GroupedProxy',
-           'proxy_norm', 'ProxyNorm']
+__all__ = [
+    "Activation",
+    "named_activation",
+    "check_activation",
+    "GroupedProxy",
+    "proxy_norm",
+    "ProxyNorm",
+]
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0007
 import functools
@@ -21,22 +27,49 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .backends import apart, compute, get_backend
-from .core import (
-    _Leaf, _unwatched, check_input, check_memory, check_precision, check_saved,
-    left_alone, saturating_cast, size)
+from normalnorm.layers.core import (
+    _Leaf,
+    _unwatched,
+    check_input,
+    check_memory,
+    check_precision,
+    check_saved,
+    left_alone,
+    saturating_cast,
+    size,
+)
 from .engines import native
-from .proxy import (
-    _check_samples, _definition, _kernel_nodes, _Kind, _kind_and_slope, _KINDS,
-    _rule, ACTIVATIONS, proxy_statistics, quantile_nodes)
+from normalnorm.layers.proxy import (
+    _check_samples,
+    _definition,
+    _kernel_nodes,
+    _Kind,
+    _kind_and_slope,
+    _KINDS,
+    _rule,
+    ACTIVATIONS,
+    proxy_statistics,
+    quantile_nodes,
+)
 from ..names import near
 from ..theory.newton import check_flag, number
 
 Activation = str | Callable[[Tensor], Tensor]
-_MODULES = {nn.Identity: "identity", nn.ReLU: "relu", nn.SiLU: "silu",
-            nn.Tanh: "tanh"}
-_FUNCTIONS = {torch.relu: "relu", F.relu: "relu", F.gelu: "gelu",
-              F.silu: "silu", torch.tanh: "tanh", F.tanh: "tanh",
-              F.leaky_relu: "leaky_relu"}
+_MODULES = {
+    nn.Identity: "identity",
+    nn.ReLU: "relu",
+    nn.SiLU: "silu",
+    nn.Tanh: "tanh",
+}
+_FUNCTIONS = {
+    torch.relu: "relu",
+    F.relu: "relu",
+    F.gelu: "gelu",
+    F.silu: "silu",
+    torch.tanh: "tanh",
+    F.tanh: "tanh",
+    F.leaky_relu: "leaky_relu",
+}
 
 
 def named_activation(activation: Activation) -> tuple[Activation, float]:
@@ -60,8 +93,9 @@ def named_activation(activation: Activation) -> tuple[Activation, float]:
         return _MODULES.get(kind, activation), 0.01
     try:
         return _FUNCTIONS.get(activation, activation), 0.01
-    except TypeError:                           # not hashable
+    except TypeError:  # not hashable
         return activation, 0.01
+
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0009
 def check_activation(activation: Activation) -> None:
@@ -81,38 +115,50 @@ def check_activation(activation: Activation) -> None:
     name, _ = named_activation(activation)
     if isinstance(name, str):
         if name not in ACTIVATIONS:
-            raise ValueError(f"activation {name!r} is not known: "
-                             f"{near(name, ACTIVATIONS)}; or give a function "
-                             "of a tensor that acts element by element")
+            raise ValueError(
+                f"activation {name!r} is not known: "
+                f"{near(name, ACTIVATIONS)}; or give a function "
+                "of a tensor that acts element by element"
+            )
         return
     if not callable(activation):
-        raise TypeError(f"activation={activation!r} is a "
-                        f"{type(activation).__name__}; expected one of "
-                        f"{', '.join(ACTIVATIONS)}, a module or a function of "
-                        "a tensor that acts element by element")
+        raise TypeError(
+            f"activation={activation!r} is a "
+            f"{type(activation).__name__}; expected one of "
+            f"{', '.join(ACTIVATIONS)}, a module or a function of "
+            "a tensor that acts element by element"
+        )
     own = next(iter(_tensors_of(activation)), None)
     if not _unwatched() or own is not None and own.is_meta:
-        return                                  # nothing can be computed now
-    x = quantile_nodes(60).view(4, 15).T.flatten()          # in no order
-    x = (x.float() if own is None else x.to(own))
+        return  # nothing can be computed now
+    x = quantile_nodes(60).view(4, 15).T.flatten()  # in no order
+    x = x.float() if own is None else x.to(own)
     called = f"the activation {activation!r}"
 
     def apply(values: Tensor) -> Tensor:
         try:
             found = activation(values.clone())
         except Exception as error:
-            raise ValueError(f"{called} fails for an input of shape "
-                             f"{tuple(values.shape)}: an activation that acts "
-                             "element by element takes any shape") from error
+            raise ValueError(
+                f"{called} fails for an input of shape "
+                f"{tuple(values.shape)}: an activation that acts "
+                "element by element takes any shape"
+            ) from error
         if not isinstance(found, Tensor) or not found.is_floating_point():
-            what = (f"a tensor of {found.dtype}" if isinstance(found, Tensor)
-                    else f"a {type(found).__name__}")
-            raise TypeError(f"{called} gives {what}: a floating-point tensor "
-                            "is needed")
+            what = (
+                f"a tensor of {found.dtype}"
+                if isinstance(found, Tensor)
+                else f"a {type(found).__name__}"
+            )
+            raise TypeError(
+                f"{called} gives {what}: a floating-point tensor is needed"
+            )
         if found.shape != values.shape:
-            raise ValueError(f"{called} made shape {tuple(found.shape)} of "
-                             f"{tuple(values.shape)}: it must act element by "
-                             "element")
+            raise ValueError(
+                f"{called} made shape {tuple(found.shape)} of "
+                f"{tuple(values.shape)}: it must act element by "
+                "element"
+            )
         return found.flatten()
 
     with torch.no_grad():
@@ -120,22 +166,32 @@ def check_activation(activation: Activation) -> None:
         bad = (~alone.isfinite()).nonzero()
         if len(bad):
             at = x[bad[0]].item()
-            raise ValueError(f"{called} is {alone[bad[0]].item()} at {at:.3g}, "
-                             "which is a quantile of the proxy: its mean and "
-                             "variance would not be finite. Give one that is "
-                             "finite on the whole line")
-        same = all(torch.allclose(apply(x.reshape(shape)), alone, 1e-3, 1e-5)
-                   for shape in ((3, 4, 5), (3, 4, 5), (2, 6, 1, 5)))
+            raise ValueError(
+                f"{called} is {alone[bad[0]].item()} at {at:.3g}, "
+                "which is a quantile of the proxy: its mean and "
+                "variance would not be finite. Give one that is "
+                "finite on the whole line"
+            )
+        same = all(
+            torch.allclose(apply(x.reshape(shape)), alone, 1e-3, 1e-5)
+            for shape in ((3, 4, 5), (3, 4, 5), (2, 6, 1, 5))
+        )
     if not same:
-        raise ValueError(f"{called} does not act element by element, or gives "
-                         "something else each time: what it makes of a number "
-                         "must depend on that number alone, as for ReLU")
+        raise ValueError(
+            f"{called} does not act element by element, or gives "
+            "something else each time: what it makes of a number "
+            "must depend on that number alone, as for ReLU"
+        )
 
 
 def _tensors_of(activation: Activation) -> list[Tensor]:
     "The parameters and buffers of an activation."
-    return ([*activation.parameters(), *activation.buffers()]
-            if isinstance(activation, nn.Module) else [])
+    return (
+        [*activation.parameters(), *activation.buffers()]
+        if isinstance(activation, nn.Module)
+        else []
+    )
+
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0056
 class GroupedProxy(NamedTuple):
@@ -160,6 +216,7 @@ class GroupedProxy(NamedTuple):
         >>> len(problem.tensors())
         7
     """
+
     u: Tensor
     weight: Tensor
     bias: Tensor
@@ -194,17 +251,22 @@ class _GroupedByKernel(NamedTuple):
     """Group norm, affine map, activation and proxy by the kernel, as a `Work`:
     what inputs of one shape have in common, from `_prepared`.
     """
-    fixed: bytes                        # of a `GroupedJob`
-    kinds: bytes                        # what its tensors must be
+
+    fixed: bytes  # of a `GroupedJob`
+    kinds: bytes  # what its tensors must be
     kept: int
     nodes: Tensor | None
-    expected: tuple                     # of what is saved
+    expected: tuple  # of what is saved
     settings: tuple
 
     def _run(self, which: int, *tensors: Tensor | None) -> None:
         native.library().normalnorm_grouped_of_tensors(
-            which, native._references(_ADDRESSES, tensors) + self.fixed
-                + _VARYING.pack(torch.get_num_threads()), self.kinds)
+            which,
+            native._references(_ADDRESSES, tensors)
+            + self.fixed
+            + _VARYING.pack(torch.get_num_threads()),
+            self.kinds,
+        )
 
     def forward(self, problem: GroupedProxy, keep: bool) -> tuple:
         inputs = problem.inputs()
@@ -228,10 +290,13 @@ class _GroupedByKernel(NamedTuple):
     def _gradients(self, saved, grad, needs) -> tuple[Tensor | None, ...]:
         u, *parameters, kept = map(native._ready, saved)
         out = torch.empty_like(u)
-        of = [torch.empty_like(t) if need else None
-              for t, need in zip(parameters, needs[1:])]
-        self._run(1, u, native._ready(grad), out, *parameters, self.nodes, kept,
-                  *of)
+        of = [
+            torch.empty_like(t) if need else None
+            for t, need in zip(parameters, needs[1:])
+        ]
+        self._run(
+            1, u, native._ready(grad), out, *parameters, self.nodes, kept, *of
+        )
         return native._as(out, saved[0]), *of
 
     def definition(self, state, saved):
@@ -241,9 +306,16 @@ class _GroupedByKernel(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(shape: torch.Size, groups: int, eps: float, kind: _Kind,
-              slope: float, samples: int | None, scale: bool,
-              added: float) -> _GroupedByKernel:
+def _prepared(
+    shape: torch.Size,
+    groups: int,
+    eps: float,
+    kind: _Kind,
+    slope: float,
+    samples: int | None,
+    scale: bool,
+    added: float,
+) -> _GroupedByKernel:
     _check_samples(samples)
     images, channels, *rest = shape
     kept = 3 * images * groups + (6 * channels if samples is not None else 0)
@@ -252,21 +324,40 @@ def _prepared(shape: torch.Size, groups: int, eps: float, kind: _Kind,
     float32, cpu = torch.float32, torch.device("cpu")
     kinds = [*2 * of_u, *made, *6 * one, *made, 1, 0, kept, *6 * made]
     return _GroupedByKernel(
-        _FIXED.pack(images, channels, groups, math.prod(rest), kind.number,
-                    samples or 0, scale, eps, slope, added),
-        struct.pack(f"{len(kinds)}q", *kinds), kept,
+        _FIXED.pack(
+            images,
+            channels,
+            groups,
+            math.prod(rest),
+            kind.number,
+            samples or 0,
+            scale,
+            eps,
+            slope,
+            added,
+        ),
+        struct.pack(f"{len(kinds)}q", *kinds),
+        kept,
         None if samples is None else _kernel_nodes(samples),
-        ((shape, float32, cpu), *6 * [(shape[1:2], float32, cpu)],
-         (torch.Size([kept]), float32, cpu)),
-        (groups, eps, kind, slope, samples, scale, added))
+        (
+            (shape, float32, cpu),
+            *6 * [(shape[1:2], float32, cpu)],
+            (torch.Size([kept]), float32, cpu),
+        ),
+        (groups, eps, kind, slope, samples, scale, added),
+    )
 
 
 def _offer(problem: GroupedProxy) -> _GroupedByKernel | None:
-    return (_prepared(problem.u.shape, *problem[7:])
-            if native._takes(problem) else None)
+    return (
+        _prepared(problem.u.shape, *problem[7:])
+        if native._takes(problem)
+        else None
+    )
 
 
 native.ENGINE.offers[GroupedProxy] = _offer
+
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0011
 def _factor(var: Tensor, eps: float, scale: bool) -> Tensor | None:
@@ -274,9 +365,15 @@ def _factor(var: Tensor, eps: float, scale: bool) -> Tensor | None:
     return torch.rsqrt(var + eps) if scale else None
 
 
-def _activated(input: Tensor, weight: Tensor, bias: Tensor,
-               activation: Activation, mean: Tensor, factor: Tensor | None,
-               channel_dim: int) -> Tensor:
+def _activated(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    activation: Activation,
+    mean: Tensor,
+    factor: Tensor | None,
+    channel_dim: int,
+) -> Tensor:
     "@eq-proxy with given statistics, in float32 at least."
     name, slope = named_activation(activation)
     kind = _KINDS[name] if isinstance(name, str) else None
@@ -291,23 +388,38 @@ def _activated(input: Tensor, weight: Tensor, bias: Tensor,
             weight, bias, mean = weight * factor, bias * factor, mean * factor
             factor = None
     y = input * weight.view(shape) + bias.view(shape)
-    z = (kind.function(y, slope) if kind is not None
-         else cast(Callable, activation)(y))
+    z = (
+        kind.function(y, slope)
+        if kind is not None
+        else cast(Callable, activation)(y)
+    )
     z = z - mean.view(shape)
     if factor is not None:
         z = z * factor.view(shape)
     return saturating_cast(z, input.dtype)
 
 
-def _grouped(u: Tensor, weight: Tensor, bias: Tensor,
-             proxy_mean: Tensor | None, proxy_scale: Tensor | None,
-             mean: Tensor | None, factor: Tensor | None, groups: int,
-             eps: float, kind: _Kind, slope: float, samples: int | None,
-             scale: bool, added: float) -> Tensor:
+def _grouped(
+    u: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    proxy_mean: Tensor | None,
+    proxy_scale: Tensor | None,
+    mean: Tensor | None,
+    factor: Tensor | None,
+    groups: int,
+    eps: float,
+    kind: _Kind,
+    slope: float,
+    samples: int | None,
+    scale: bool,
+    added: float,
+) -> Tensor:
     "A `GroupedProxy` by PyTorch's operations: the definition."
     if mean is None:
-        mean, var = _definition(weight, bias, proxy_mean, proxy_scale, kind,
-                                slope, samples)
+        mean, var = _definition(
+            weight, bias, proxy_mean, proxy_scale, kind, slope, samples
+        )
         factor = _factor(var, added, scale)
     if kind.linear and factor is not None:
         weight, bias, mean = weight * factor, bias * factor, mean * factor
@@ -319,13 +431,19 @@ def _grouped(u: Tensor, weight: Tensor, bias: Tensor,
 
 
 @left_alone
-def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
-               proxy_mean: Tensor | None = None,
-               proxy_scale: Tensor | None = None,
-               activation: Activation = "relu", eps: float = 0.03,
-               scale: bool = True, samples: int | str | None = "auto",
-               channel_dim: int = 1,
-               kinks: Sequence[float] = (0.0,)) -> Tensor:
+def proxy_norm(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    proxy_mean: Tensor | None = None,
+    proxy_scale: Tensor | None = None,
+    activation: Activation = "relu",
+    eps: float = 0.03,
+    scale: bool = True,
+    samples: int | str | None = "auto",
+    channel_dim: int = 1,
+    kinks: Sequence[float] = (0.0,),
+) -> Tensor:
     """The proxy-normalized activation of normalized values: (φ(γy + β) − E) /
     √(Var + eps), with mean and variance of φ(γY + β) for a normal Y.
 
@@ -357,10 +475,18 @@ def proxy_norm(input: Tensor, weight: Tensor, bias: Tensor,
     _check_channels(input, weight.numel(), channel_dim)
     check_activation(activation)
     name, slope = named_activation(activation)
-    mean, var = proxy_statistics(weight, bias, proxy_mean, proxy_scale, name,
-                                 samples, slope, kinks)
-    return _activated(input, weight, bias, activation, mean,
-                      _factor(var, eps, scale), channel_dim)
+    mean, var = proxy_statistics(
+        weight, bias, proxy_mean, proxy_scale, name, samples, slope, kinks
+    )
+    return _activated(
+        input,
+        weight,
+        bias,
+        activation,
+        mean,
+        _factor(var, eps, scale),
+        channel_dim,
+    )
 
 
 def _checked_settings(eps: float, scale: bool, channel_dim: int) -> float:
@@ -370,25 +496,34 @@ def _checked_settings(eps: float, scale: bool, channel_dim: int) -> float:
         raise ValueError(f"eps={eps} must be finite and not negative")
     check_flag("scale", scale)
     if isinstance(channel_dim, bool) or not isinstance(channel_dim, int):
-        raise TypeError(f"channel_dim={channel_dim!r} is not an axis: give 1, "
-                        "or -1 where the channels come last")
+        raise TypeError(
+            f"channel_dim={channel_dim!r} is not an axis: give 1, "
+            "or -1 where the channels come last"
+        )
     return eps
 
 
 def _check_channels(input: Tensor, channels: int, channel_dim: int) -> None:
     if not -input.ndim <= channel_dim < input.ndim:
-        raise ValueError(f"channel_dim={channel_dim}, and the input has "
-                         f"{input.ndim} axes: its shape is "
-                         f"{tuple(input.shape)}")
+        raise ValueError(
+            f"channel_dim={channel_dim}, and the input has "
+            f"{input.ndim} axes: its shape is "
+            f"{tuple(input.shape)}"
+        )
     if input.shape[channel_dim] != channels:
         fits = [d for d, n in enumerate(input.shape) if n == channels and d]
         raise ValueError(
             f"a proxy norm of {channels} channels was given "
             f"{input.shape[channel_dim]} on axis {channel_dim} of an input of "
             f"shape {tuple(input.shape)}: "
-            + (f"did you mean channel_dim={fits[-1]}?" if fits else
-               "make it with the number of channels that the normalizer "
-               "before it has"))
+            + (
+                f"did you mean channel_dim={fits[-1]}?"
+                if fits
+                else "make it with the number of channels that the normalizer "
+                "before it has"
+            )
+        )
+
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0013
 class ProxyNorm(_Leaf):
@@ -436,13 +571,24 @@ class ProxyNorm(_Leaf):
         >>> layer[1].weight[:3].tolist(), layer[1].bias[:3].tolist()
         ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
     """
-    exempt_from_decay = ("weight", "bias")      # β̃ and γ̃ are to decay
 
-    def __init__(self, num_channels: int, activation: Activation,
-                 eps: float = 0.03, learnable: bool = True, scale: bool = True,
-                 samples: int | str | None = "auto", channel_dim: int = 1,
-                 kinks: Sequence[float] = (0.0,), device=None, dtype=None,
-                 groups: int | None = None, norm_eps: float = 1e-5):
+    exempt_from_decay = ("weight", "bias")  # β̃ and γ̃ are to decay
+
+    def __init__(
+        self,
+        num_channels: int,
+        activation: Activation,
+        eps: float = 0.03,
+        learnable: bool = True,
+        scale: bool = True,
+        samples: int | str | None = "auto",
+        channel_dim: int = 1,
+        kinks: Sequence[float] = (0.0,),
+        device=None,
+        dtype=None,
+        groups: int | None = None,
+        norm_eps: float = 1e-5,
+    ):
         super().__init__()
         self.num_channels = size("num_channels", num_channels)
         check_activation(activation)
@@ -453,13 +599,17 @@ class ProxyNorm(_Leaf):
         self.channel_dim = channel_dim
         self.groups = None if groups is None else size("groups", groups)
         if groups is not None and channel_dim != 1:
-            raise ValueError(f"groups={groups} with channel_dim={channel_dim}: "
-                             "groups are normalized with channels on axis 1; "
-                             "for tokens put nn.LayerNorm(channels, "
-                             "elementwise_affine=False) before the layer")
+            raise ValueError(
+                f"groups={groups} with channel_dim={channel_dim}: "
+                "groups are normalized with channels on axis 1; "
+                "for tokens put nn.LayerNorm(channels, "
+                "elementwise_affine=False) before the layer"
+            )
         if groups is not None and self.num_channels % groups:
-            raise ValueError(f"groups={groups} do not divide num_channels="
-                             f"{num_channels}: give a divisor")
+            raise ValueError(
+                f"groups={groups} do not divide num_channels="
+                f"{num_channels}: give a divisor"
+            )
         self.norm_eps = number("norm_eps", norm_eps)
         if not self.norm_eps >= 0:
             raise ValueError(f"norm_eps={norm_eps} must not be negative")
@@ -467,17 +617,23 @@ class ProxyNorm(_Leaf):
         for name in ("weight", "bias", "proxy_mean", "proxy_scale"):
             wanted = learnable or not name.startswith("proxy")
             self.register_parameter(
-                name, nn.Parameter(torch.empty(
-                    self.num_channels, device=device, dtype=dtype))
-                if wanted else None)
+                name,
+                nn.Parameter(
+                    torch.empty(self.num_channels, device=device, dtype=dtype)
+                )
+                if wanted
+                else None,
+            )
         self._kept: tuple | None = None
         self.reset_parameters()
         if not self.weight.is_meta and _unwatched():
-            found = self.statistics()           # samples are checked there
+            found = self.statistics()  # samples are checked there
             if not all(s.isfinite().all() for s in found):
-                raise ValueError(f"the activation {activation!r} has no finite "
-                                 "mean and variance under the proxy: give one "
-                                 "that is finite on the whole line")
+                raise ValueError(
+                    f"the activation {activation!r} has no finite "
+                    "mean and variance under the proxy: give one "
+                    "that is finite on the whole line"
+                )
 
     def reset_parameters(self) -> None:
         """γ = 1, and β = β̃ = γ̃ = 0.
@@ -504,23 +660,48 @@ class ProxyNorm(_Leaf):
             [0.3989422917366028, 0.3989422917366028]
         """
         name, slope = named_activation(self.activation)
-        return proxy_statistics(self.weight, self.bias, self.proxy_mean,
-                                self.proxy_scale, name, self.samples, slope,
-                                self.kinks)
+        return proxy_statistics(
+            self.weight,
+            self.bias,
+            self.proxy_mean,
+            self.proxy_scale,
+            name,
+            self.samples,
+            slope,
+            self.kinks,
+        )
 
     def _moments(self) -> tuple[Tensor, Tensor | None]:
         "Mean and factor; in evaluation those that were kept, if they hold."
-        tensors = [self.weight, self.bias, self.proxy_mean, self.proxy_scale,
-                   *_tensors_of(self.activation)]
+        tensors = [
+            self.weight,
+            self.bias,
+            self.proxy_mean,
+            self.proxy_scale,
+            *_tensors_of(self.activation),
+        ]
         tensors = [t for t in tensors if t is not None]
-        if self.training or not _unwatched() or torch.is_grad_enabled() and any(
-                t.requires_grad for t in tensors):
+        if (
+            self.training
+            or not _unwatched()
+            or torch.is_grad_enabled()
+            and any(t.requires_grad for t in tensors)
+        ):
             mean, var = self.statistics()
             return mean, _factor(var, self.eps, self.scale)
-        settings = (*named_activation(self.activation), self.eps, self.scale,
-                    self.samples, self.kinks, get_backend())
-        if self._kept is None or self._kept[0] != settings or not _unchanged(
-                self._kept[1], tensors):
+        settings = (
+            *named_activation(self.activation),
+            self.eps,
+            self.scale,
+            self.samples,
+            self.kinks,
+            get_backend(),
+        )
+        if (
+            self._kept is None
+            or self._kept[0] != settings
+            or not _unchanged(self._kept[1], tensors)
+        ):
             with torch.no_grad():
                 mean, var = self.statistics()
                 kept = mean, _factor(var, self.eps, self.scale)
@@ -534,53 +715,103 @@ class ProxyNorm(_Leaf):
         _check_channels(input, self.num_channels, self.channel_dim)
         if self.groups is not None:
             return self._normalized(input, self.groups)
-        return _activated(input, self.weight, self.bias, self.activation,
-                          *self._moments(), self.channel_dim)
+        return _activated(
+            input,
+            self.weight,
+            self.bias,
+            self.activation,
+            *self._moments(),
+            self.channel_dim,
+        )
 
     def _normalized(self, input: Tensor, groups: int) -> Tensor:
         "Group norm without an affine map first."
         wide = torch.promote_types(input.dtype, torch.float32)
         u, weight, bias, proxy_mean, proxy_scale = [
             t if t is None or t.dtype is wide else t.to(wide)
-            for t in (input, self.weight, self.bias, self.proxy_mean,
-                      self.proxy_scale)]
+            for t in (
+                input,
+                self.weight,
+                self.bias,
+                self.proxy_mean,
+                self.proxy_scale,
+            )
+        ]
         name, slope = named_activation(self.activation)
         if not isinstance(name, str):
-            return saturating_cast(_activated(
-                torch.group_norm(u, groups, None, None, self.norm_eps),
-                self.weight, self.bias, self.activation, *self._moments(), 1),
-                input.dtype)
+            return saturating_cast(
+                _activated(
+                    torch.group_norm(u, groups, None, None, self.norm_eps),
+                    self.weight,
+                    self.bias,
+                    self.activation,
+                    *self._moments(),
+                    1,
+                ),
+                input.dtype,
+            )
         settings = (groups, self.norm_eps, *_kind_and_slope(name, slope))
         _check_samples(self.samples)
         samples = _rule(self.samples, name)
         if samples is not None:
             # an engine computes the statistics in the same call
-            found = compute(GroupedProxy(
-                u, weight, bias, proxy_mean, proxy_scale, None, None, *settings,
-                samples, self.scale, self.eps))
+            found = compute(
+                GroupedProxy(
+                    u,
+                    weight,
+                    bias,
+                    proxy_mean,
+                    proxy_scale,
+                    None,
+                    None,
+                    *settings,
+                    samples,
+                    self.scale,
+                    self.eps,
+                )
+            )
             if found is not None:
                 return saturating_cast(found, input.dtype)
-        mean, factor = [t if t is None else t.to(wide)
-                        for t in self._moments()]
-        problem = GroupedProxy(u, weight, bias, None, None, mean, factor,
-                               *settings, None, self.scale, self.eps)
+        mean, factor = [t if t is None else t.to(wide) for t in self._moments()]
+        problem = GroupedProxy(
+            u,
+            weight,
+            bias,
+            None,
+            None,
+            mean,
+            factor,
+            *settings,
+            None,
+            self.scale,
+            self.eps,
+        )
         found = compute(problem)
         if found is None:
             found = _grouped(*problem)
         return saturating_cast(found, input.dtype)
 
     def extra_repr(self) -> str:
-        shown = ("" if isinstance(self.activation, nn.Module)
-                 else f", activation={self.activation}")
-        return (f"{self.num_channels}{shown}, eps={self.eps}, "
-                f"learnable={self.proxy_mean is not None}, scale={self.scale}, "
-                f"samples={self.samples}, channel_dim={self.channel_dim}"
-                + (f", groups={self.groups}, norm_eps={self.norm_eps}"
-                   if self.groups is not None else ""))
+        shown = (
+            ""
+            if isinstance(self.activation, nn.Module)
+            else f", activation={self.activation}"
+        )
+        return (
+            f"{self.num_channels}{shown}, eps={self.eps}, "
+            f"learnable={self.proxy_mean is not None}, scale={self.scale}, "
+            f"samples={self.samples}, channel_dim={self.channel_dim}"
+            + (
+                f", groups={self.groups}, norm_eps={self.norm_eps}"
+                if self.groups is not None
+                else ""
+            )
+        )
 
 
 def _unchanged(kept: list[Tensor], tensors: list[Tensor]) -> bool:
     "Whether they have the values that were kept; CPU only, it waits for them."
     return len(kept) == len(tensors) and all(
         t.is_cpu and a.is_cpu and a.dtype is t.dtype and torch.equal(a, t)
-        for a, t in zip(kept, tensors))
+        for a, t in zip(kept, tensors)
+    )

@@ -6,7 +6,7 @@ still while a network is fine-tuned.
 # ../../nbs/271_layers.running_averages.ipynb.
 
 # %% auto #0
-__all__ = ['is_batch_layer', 'update_bn', 'freeze', 'unfreeze']
+__all__ = ["is_batch_layer", "update_bn", "freeze", "unfreeze"]
 
 # %% ../../nbs/271_layers.running_averages.ipynb #2711a006
 import functools
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from .families import family_of, is_layer
+
 
 # %% ../../nbs/271_layers.running_averages.ipynb #d1eeeafe
 def is_batch_layer(module: nn.Module) -> bool:
@@ -33,13 +34,19 @@ def is_batch_layer(module: nn.Module) -> bool:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    return (isinstance(module.__dict__.get("train"), functools.partial)
-            and module.__dict__["train"].func is _stay)
+    return (
+        isinstance(module.__dict__.get("train"), functools.partial)
+        and module.__dict__["train"].func is _stay
+    )
 
 
-def update_bn(loader: Iterable[Any], model: nn.Module,
-              device: "int | torch.device | str | None" = None, *,
-              noise: bool = True) -> None:
+def update_bn(
+    loader: Iterable[Any],
+    model: nn.Module,
+    device: "int | torch.device | str | None" = None,
+    *,
+    noise: bool = True,
+) -> None:
     """Replace the running averages of all batch layers by plain means over the
     batches of `loader`: mean, variance and λ; of decorrelated layers,
     covariances.
@@ -64,10 +71,13 @@ def update_bn(loader: Iterable[Any], model: nn.Module,
         >>> layer.running_mean, layer.momentum
         (tensor([3.]), 0.5)
     """
-    layers = [m for m in model.modules()
-              if is_batch_layer(m) and not _is_frozen(m)
-                 and getattr(m, "track_running_stats",
-                             hasattr(m, "running_mean"))]
+    layers = [
+        m
+        for m in model.modules()
+        if is_batch_layer(m)
+        and not _is_frozen(m)
+        and getattr(m, "track_running_stats", hasattr(m, "running_mean"))
+    ]
     if not layers:
         return
     noisy = [] if noise else [m for m in model.modules() if is_layer(m)]
@@ -75,7 +85,8 @@ def update_bn(loader: Iterable[Any], model: nn.Module,
     first = next(loader, None)
     if first is None:
         raise ValueError(
-            "loader is empty: running averages cannot be made from no batch")
+            "loader is empty: running averages cannot be made from no batch"
+        )
     modes = [(m, m.training) for m in model.modules()]
     before = [(m, m.momentum) for m in layers], [(m, m.noise) for m in noisy]
     model.train()
@@ -97,6 +108,7 @@ def update_bn(loader: Iterable[Any], model: nn.Module,
             module.noise = factor
         for module, training in modes:
             module.training = training
+
 
 # %% ../../nbs/271_layers.running_averages.ipynb #22414614
 def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -128,16 +140,21 @@ def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
     names = []
     for name, module in model.named_modules():
         if family_of(module) is not None and any(
-                buffer.startswith("running_") for buffer, _
-                in module.named_buffers(recurse=False)):
+            buffer.startswith("running_")
+            for buffer, _ in module.named_buffers(recurse=False)
+        ):
             module.__dict__["train"] = functools.partial(_stay, module)
             module.train(module.training)
             names.append(name)
             if parameters:
-                turned = [n for n, p in module.named_parameters(recurse=False)
-                          if p.requires_grad]
+                turned = [
+                    n
+                    for n, p in module.named_parameters(recurse=False)
+                    if p.requires_grad
+                ]
                 module.__dict__["_turned_off"] = (
-                    module.__dict__.get("_turned_off", []) + turned)
+                    module.__dict__.get("_turned_off", []) + turned
+                )
                 for n in turned:
                     module.get_parameter(n).requires_grad_(False)
     return names

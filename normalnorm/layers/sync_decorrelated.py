@@ -7,7 +7,7 @@ gradient.
 # ../../nbs/254_layers.sync_decorrelated.ipynb.
 
 # %% auto #0
-__all__ = ['SyncDecorrelatedBatchNorm', 'SyncDecorrelatedBatchNormalNorm']
+__all__ = ["SyncDecorrelatedBatchNorm", "SyncDecorrelatedBatchNormalNorm"]
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #3ebf4638
 from typing import Any
@@ -19,9 +19,19 @@ from torch import Tensor
 from .backends import along_channels
 from .core import saturating_cast
 from normalnorm.layers.decorrelated import (
-    _DecorrelatedBatchNorm, _DecorrelatedBatchNormalNorm, _exact, _from_rows,
-    _grouped, _layout, _product, _rows_of, _whitening, finished, follow,
-    whitens_only)
+    _DecorrelatedBatchNorm,
+    _DecorrelatedBatchNormalNorm,
+    _exact,
+    _from_rows,
+    _grouped,
+    _layout,
+    _product,
+    _rows_of,
+    _whitening,
+    finished,
+    follow,
+    whitens_only,
+)
 from .families import register
 from .functional import check_channels
 from .sync import Across, _AllProcesses
@@ -34,30 +44,36 @@ class _AcrossGroups(Across):
     covariance (C, d) of the whole batch, in float64.
     """
 
-    def __init__(self, x: Tensor, group: dist.ProcessGroup | None, noise: bool,
-                 size: int):
+    def __init__(
+        self, x: Tensor, group: dist.ProcessGroup | None, noise: bool, size: int
+    ):
         self.groups = size
         super().__init__(x, group, noise, (0, 2))
 
     def statistics(self, x: Tensor) -> Tensor:
         x = wide(x)
         mean = self.of(x)
-        return (torch.cat(
-                    [mean[0],
-                     _moment_rows(x - mean, x - mean, self.groups)
-                         / max(x.numel() // x.shape[1], 1)],
-                    1).flatten())
+        return torch.cat(
+            [
+                mean[0],
+                _moment_rows(x - mean, x - mean, self.groups)
+                / max(x.numel() // x.shape[1], 1),
+            ],
+            1,
+        ).flatten()
 
     def merge(self, floats: Tensor, x: Tensor) -> None:
         size = self.groups
-        means, rows = (
-            floats.unflatten(1, (-1, size + 1)).split((1, size), 2))
+        means, rows = floats.unflatten(1, (-1, size + 1)).split((1, size), 2)
         self.average = self.weighted(means)[:, 0]
         # processes, channels, 1 value
         off = (means[..., 0] - self.average)[..., None]
-        between = [self.weighted(d @ d.mT)
-                   for d in (part.squeeze(-1)[..., None]
-                             for part in _grouped(off, size))]
+        between = [
+            self.weighted(d @ d.mT)
+            for d in (
+                part.squeeze(-1)[..., None] for part in _grouped(off, size)
+            )
+        ]
         self.covariance = self.weighted(rows) + _rows_of(between, size)
 
     def whitened(self, z: Tensor, variance: Tensor) -> "_AcrossGroups":
@@ -72,9 +88,14 @@ class _AcrossGroups(Across):
 
 def _moment_rows(a: Tensor, b: Tensor, size: int) -> Tensor:
     "Σ a bᵀ over the elements, within groups, as rows (C, d)."
-    return _rows_of([(x @ y.mT).sum(0)
-                     for x, y in zip(_grouped(a, size), _grouped(b, size))],
-                    size)
+    return _rows_of(
+        [
+            (x @ y.mT).sum(0)
+            for x, y in zip(_grouped(a, size), _grouped(b, size))
+        ],
+        size,
+    )
+
 
 # %% ../../nbs/254_layers.sync_decorrelated.ipynb #dd31680f
 class _Whitened(torch.autograd.Function):
@@ -90,16 +111,23 @@ class _Whitened(torch.autograd.Function):
         x, ctx.across = there(upcast(u)), across
         with _exact(x):
             with torch.enable_grad():
-                ctx.covs = [cov.requires_grad_()
-                            for cov in _from_rows(across.covariance)]
+                ctx.covs = [
+                    cov.requires_grad_()
+                    for cov in _from_rows(across.covariance)
+                ]
                 ctx.maps, variances = zip(
-                    *(_whitening(cov, *how) for cov in ctx.covs))
+                    *(_whitening(cov, *how) for cov in ctx.covs)
+                )
             ctx.save_for_backward(u)
             variance = torch.cat([v.detach().flatten() for v in variances])
             ctx.mark_non_differentiable(variance)
-            return back(_product([m.detach() for m in ctx.maps],
-                                 _Whitened._centred(ctx, x),
-                                 across.groups)), variance
+            return back(
+                _product(
+                    [m.detach() for m in ctx.maps],
+                    _Whitened._centred(ctx, x),
+                    across.groups,
+                )
+            ), variance
 
     @staticmethod
     def _centred(ctx, x):
@@ -108,25 +136,31 @@ class _Whitened(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad, _):
-        u, = ctx.saved_tensors
+        (u,) = ctx.saved_tensors
         across, (there, back) = ctx.across, ctx.layout
         size, count = across.groups, across.count
         w = there(grad)
         with _exact(w):
             c = _Whitened._centred(ctx, there(upcast(u)))
-            sums = torch.cat([w.sum((0, 2))[:, None],
-                              _moment_rows(w, c, size)], 1)
+            sums = torch.cat(
+                [w.sum((0, 2))[:, None], _moment_rows(w, c, size)], 1
+            )
             dist.all_reduce(sums, group=across.group)
             # from here on @eq-sync-gradient, each process by itself
             grads = torch.autograd.grad(
-                ctx.maps, ctx.covs,
-                [m.to(v.dtype)
-                 for m, v in zip(_from_rows(sums[:, 1:]), ctx.maps)],
-                retain_graph=True)
-            of_u = _product([m.detach().mT for m in ctx.maps],
-                            w - along_channels(sums[:, 0] / count, 3),
-                            size) + _product(
-                [(g + g.mT) / count for g in grads], c, size)
+                ctx.maps,
+                ctx.covs,
+                [
+                    m.to(v.dtype)
+                    for m, v in zip(_from_rows(sums[:, 1:]), ctx.maps)
+                ],
+                retain_graph=True,
+            )
+            of_u = _product(
+                [m.detach().mT for m in ctx.maps],
+                w - along_channels(sums[:, 0] / count, 3),
+                size,
+            ) + _product([(g + g.mT) / count for g in grads], c, size)
         return back(of_u).to(u.dtype), *(None,) * 5
 
 
@@ -139,24 +173,40 @@ class _SyncDecorrelated(_AllProcesses):
         if not self._exchanges():
             return super().forward(input)
         self._check_shape(input)
-        check_channels(input, "decorrelated batch", weight=self.weight,
-                       bias=self.bias, running_mean=self.running_mean)
+        check_channels(
+            input,
+            "decorrelated batch",
+            weight=self.weight,
+            bias=self.bias,
+            running_mean=self.running_mean,
+        )
         rule, plain = self._present(), whitens_only(self._rule)
         x = _layout(input, self.group_size)[0](upcast(input))
         with _exact(x):
             across = _AcrossGroups(
-                x, self.process_group, rule.noise > 0, self.group_size)
-        z, variance = _Whitened.apply(input, across, rule.eps, self.method,
-                                      self.iterations, not plain)
+                x, self.process_group, rule.noise > 0, self.group_size
+            )
+        z, variance = _Whitened.apply(
+            input, across, rule.eps, self.method, self.iterations, not plain
+        )
         if plain and self.weight is None and not rule.noise:
             # a view could not be changed in place, e.g. by a ReLU
             z = z.clone()
-        out, used = finished(z, across.whitened(z, variance), rule,
-                             self.weight, self.bias)
+        out, used = finished(
+            z, across.whitened(z, variance), rule, self.weight, self.bias
+        )
         if self.training and self.track_running_stats:
             *running, batches = self._running()
-            follow(across.count, self.momentum, across.average,
-                   across.covariance, used, rule, tuple(running), batches)
+            follow(
+                across.count,
+                self.momentum,
+                across.average,
+                across.covariance,
+                used,
+                rule,
+                tuple(running),
+                batches,
+            )
         return saturating_cast(out, input.dtype)
 
 
@@ -183,8 +233,9 @@ class SyncDecorrelatedBatchNorm(_SyncDecorrelated, _DecorrelatedBatchNorm):
     """
 
 
-class SyncDecorrelatedBatchNormalNorm(_SyncDecorrelated,
-                                      _DecorrelatedBatchNormalNorm):
+class SyncDecorrelatedBatchNormalNorm(
+    _SyncDecorrelated, _DecorrelatedBatchNormalNorm
+):
     """Decorrelated batch normality normalization over the batches of all
     processes of a group: `SyncDecorrelatedBatchNorm`, then power transform and
     noise.
@@ -204,8 +255,14 @@ class SyncDecorrelatedBatchNormalNorm(_SyncDecorrelated,
 
 
 _FORM: dict[str, Any] = dict(axes="B C …", unit="G", folds=True)
-register(SyncDecorrelatedBatchNorm, **_FORM,
-         synchronized=SyncDecorrelatedBatchNorm)
-register(SyncDecorrelatedBatchNormalNorm, "sync_decorrelated",
-         SyncDecorrelatedBatchNorm, beyond={"running_lambda": 1.0}, **_FORM,
-         synchronized=SyncDecorrelatedBatchNormalNorm)
+register(
+    SyncDecorrelatedBatchNorm, **_FORM, synchronized=SyncDecorrelatedBatchNorm
+)
+register(
+    SyncDecorrelatedBatchNormalNorm,
+    "sync_decorrelated",
+    SyncDecorrelatedBatchNorm,
+    beyond={"running_lambda": 1.0},
+    **_FORM,
+    synchronized=SyncDecorrelatedBatchNormalNorm,
+)

@@ -6,7 +6,7 @@ parameters they are: by type, for this library, timm and transformers.
 # ../../nbs/273_layers.weight_decay.ipynb.
 
 # %% auto #0
-__all__ = ['normalizer_types', 'no_weight_decay', 'groups_by_type']
+__all__ = ["normalizer_types", "no_weight_decay", "groups_by_type"]
 
 # %% ../../nbs/273_layers.weight_decay.ipynb #2731a008
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from .families import classes, rows
+
 
 # %% ../../nbs/273_layers.weight_decay.ipynb #043880aa
 def normalizer_types() -> tuple[type[nn.Module], ...]:
@@ -27,7 +28,7 @@ def normalizer_types() -> tuple[type[nn.Module], ...]:
         >>> isinstance(nn.Linear(3, 3), normalizer_types())
         False
     """
-    rows()              # which imports the layers that are still missing
+    rows()  # which imports the layers that are still missing
     return classes()
 
 
@@ -49,16 +50,22 @@ def no_weight_decay(model: nn.Module) -> set[str]:
         ['1.bias', '1.weight']
     """
     types = normalizer_types()
-    inside = {id(p) for m in model.modules()
-              for name, p in m.named_parameters(recurse=False)
-              if isinstance(m, types)
-                 or name in getattr(m, "exempt_from_decay", ())}
-    return {name for name, p in model.named_parameters(remove_duplicate=False)
-            if id(p) in inside}
+    inside = {
+        id(p)
+        for m in model.modules()
+        for name, p in m.named_parameters(recurse=False)
+        if isinstance(m, types) or name in getattr(m, "exempt_from_decay", ())
+    }
+    return {
+        name
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if id(p) in inside
+    }
 
 
-def groups_by_type(model: nn.Module, weight_decay: float = 1e-2,
-                   biases: bool = False) -> list[dict[str, Any]]:
+def groups_by_type(
+    model: nn.Module, weight_decay: float = 1e-2, biases: bool = False
+) -> list[dict[str, Any]]:
     """Two groups for an optimizer: with `weight_decay`, and without it the
     parameters of normalizers and, unless `biases`, all biases.
 
@@ -80,8 +87,17 @@ def groups_by_type(model: nn.Module, weight_decay: float = 1e-2,
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (others if name in exempt
-                       or (not biases and name.rpartition(".")[2] == "bias")
-             else decayed).append(parameter)
-    return [g for g in ({"params": decayed, "weight_decay": weight_decay},
-                        {"params": others, "weight_decay": 0.0}) if g["params"]]
+            (
+                others
+                if name in exempt
+                or (not biases and name.rpartition(".")[2] == "bias")
+                else decayed
+            ).append(parameter)
+    return [
+        g
+        for g in (
+            {"params": decayed, "weight_decay": weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        )
+        if g["params"]
+    ]

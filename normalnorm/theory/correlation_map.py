@@ -8,7 +8,7 @@ them collapse, which decorrelate, and how gradients grow.
 # ../../nbs/350_theory.correlation_map.ipynb.
 
 # %% auto #0
-__all__ = ['NORMS', 'correlation_map', 'slope', 'fixed_point', 'hermite_shares']
+__all__ = ["NORMS", "correlation_map", "slope", "fixed_point", "hermite_shares"]
 
 # %% ../../nbs/350_theory.correlation_map.ipynb #350b0006
 import math
@@ -23,13 +23,38 @@ from ..names import near
 from .newton import number
 from .newton import standardized
 from normalnorm.theory.pairs import (
-    Activation, StandardizedUnit, activation_of, channel_rule, cosine_sum,
-    absolute_product, derivative_of, fisher_law, gram_by_samples, gram_of_batch,
-    joint_mean, normal_rule, smoothed, standardized_unit, unit_values,
-    with_noise)
+    Activation,
+    StandardizedUnit,
+    activation_of,
+    channel_rule,
+    cosine_sum,
+    absolute_product,
+    derivative_of,
+    fisher_law,
+    gram_by_samples,
+    gram_of_batch,
+    joint_mean,
+    normal_rule,
+    smoothed,
+    standardized_unit,
+    unit_values,
+    with_noise,
+)
 
-NORMS = ("none", "weight", "layer", "rms", "group", "instance", "pre-layer",
-         "weight-standardization", "proxy", "batch", "bmlv", "lmbv")
+NORMS = (
+    "none",
+    "weight",
+    "layer",
+    "rms",
+    "group",
+    "instance",
+    "pre-layer",
+    "weight-standardization",
+    "proxy",
+    "batch",
+    "bmlv",
+    "lmbv",
+)
 _WITH_BATCH, _WITH_GROUPS = ("batch", "bmlv", "lmbv"), ("group", "instance")
 _CENTRED = ("pre-layer", "weight-standardization")
 
@@ -39,6 +64,7 @@ class _Wide(NamedTuple):
     `power`, of which two inputs of correlation c share `signal`·c + `merged`;
     after φ, what is taken off and the weight of each channel.
     """
+
     location: Tensor
     power: Tensor
     signal: Tensor
@@ -46,10 +72,13 @@ class _Wide(NamedTuple):
     about: Tensor
     weight: Tensor
 
-    def product(self, activation: Activation, cov: Tensor,
-                about: Tensor | float) -> Tensor:
-        return (self.weight * joint_mean(activation, self.location, self.power,
-                                         cov, about)).sum()
+    def product(
+        self, activation: Activation, cov: Tensor, about: Tensor | float
+    ) -> Tensor:
+        return (
+            self.weight
+            * joint_mean(activation, self.location, self.power, cov, about)
+        ).sum()
 
     def map(self, activation: Activation, c: float) -> float:
         "F(c)."
@@ -59,13 +88,23 @@ class _Wide(NamedTuple):
     def slope(self, activation: Activation) -> float:
         "F'(1), by Price's theorem: ∂E φφ'/∂cov is the mean product of slopes."
         wide = self._replace(weight=self.weight * self.signal)
-        return (wide.product(derivative_of(activation),
-                             self.signal + self.merged, 0.0)
-                / self.product(activation, self.power, self.about)).item()
+        return (
+            wide.product(
+                derivative_of(activation), self.signal + self.merged, 0.0
+            )
+            / self.product(activation, self.power, self.about)
+        ).item()
 
 
-def _wide(activation: Activation, norm: str, gamma_std: float, beta_std: float,
-          size: float = 1.0, eps: float = 0.0, noise: float = 0.0) -> _Wide:
+def _wide(
+    activation: Activation,
+    norm: str,
+    gamma_std: float,
+    beta_std: float,
+    size: float = 1.0,
+    eps: float = 0.0,
+    noise: float = 0.0,
+) -> _Wide:
     """`size`: variance of the normalized values; `eps`: the proxy's. "batch":
     each channel's mean is taken off, as by a large batch.
     """
@@ -75,25 +114,38 @@ def _wide(activation: Activation, norm: str, gamma_std: float, beta_std: float,
     power = signal * (1 + 2 / math.pi * noise**2) + merged
     about = torch.zeros_like(power)
     if own:
-        about = smoothed(activation, beta, (
-            signal if norm == "proxy" else power).sqrt())
+        about = smoothed(
+            activation, beta, (signal if norm == "proxy" else power).sqrt()
+        )
     elif norm in _CENTRED:
-        about = about + (weight * smoothed(activation, beta,
-                                           power.sqrt())).sum()
+        about = (
+            about + (weight * smoothed(activation, beta, power.sqrt())).sum()
+        )
     if norm == "proxy":
         own_var = joint_mean(activation, beta, signal, signal, about)
         # a channel that φ has made constant has nothing to divide
-        weight = torch.where(own_var + eps > 1e-24, weight / (own_var + eps),
-                             0.0)
+        weight = torch.where(
+            own_var + eps > 1e-24, weight / (own_var + eps), 0.0
+        )
     return _Wide(beta, power, signal, merged, about, weight)
 
+
 # %% ../../nbs/350_theory.correlation_map.ipynb #350b0030
-def _map(activation: Activation, norm: str, gamma_std: float, beta_std: float,
-         eps: float, batch: int | None, group: int | None, power: bool,
-         noise: float) -> Callable[[float], float]:
+def _map(
+    activation: Activation,
+    norm: str,
+    gamma_std: float,
+    beta_std: float,
+    eps: float,
+    batch: int | None,
+    group: int | None,
+    power: bool,
+    noise: float,
+) -> Callable[[float], float]:
     "F, of one number."
     wide = lambda size, noise=noise, name=norm: _wide(
-        activation, name, gamma_std, beta_std, size, eps, noise)
+        activation, name, gamma_std, beta_std, size, eps, noise
+    )
     exact = not (power or noise or eps)
     if norm in _WITH_GROUPS and group:
         if exact:
@@ -104,13 +156,23 @@ def _map(activation: Activation, norm: str, gamma_std: float, beta_std: float,
             def of_units(c: float) -> float:
                 r, weights = fisher_law(c, group)
                 return (cosine_sum(share, r) @ weights).item()
+
             return of_units
 
         def of_samples(c: float) -> float:
             gram = gram_by_samples(
-                activation, torch.tensor([[1, c], [c, 1]], dtype=torch.float64),
-                group, True, gamma_std, beta_std, eps, power, noise)
+                activation,
+                torch.tensor([[1, c], [c, 1]], dtype=torch.float64),
+                group,
+                True,
+                gamma_std,
+                beta_std,
+                eps,
+                power,
+                noise,
+            )
             return (2 * gram[0, 1] / gram.trace()).item()
+
         return of_samples
     if norm not in _WITH_BATCH:
         fixed = wide(1.0 if norm == "proxy" else 1 / (1 + eps))
@@ -118,10 +180,12 @@ def _map(activation: Activation, norm: str, gamma_std: float, beta_std: float,
     if batch is None:
         if norm == "lmbv":
             # the noise has the batch's deviation, not that of the values
-            return lambda c: wide(1 / (1 - c + eps), noise * math.sqrt(1 - c)
-                                  ).map(activation, c)
+            return lambda c: wide(
+                1 / (1 - c + eps), noise * math.sqrt(1 - c)
+            ).map(activation, c)
         return lambda c: wide((1 - c) / (1 - c + eps), name="layer").map(
-            activation, 0.0)
+            activation, 0.0
+        )
     if norm == "batch" and exact:
         unit = standardized_unit(activation, batch, gamma_std, beta_std)
         r = torch.tensor([-1 / (batch - 1)], dtype=torch.float64)
@@ -129,93 +193,152 @@ def _map(activation: Activation, norm: str, gamma_std: float, beta_std: float,
         return lambda c: value
     if norm == "bmlv":
         return lambda c: wide((1 - c) / (1 - c + eps / (1 - 1 / batch))).map(
-            activation, -1 / (batch - 1))
+            activation, -1 / (batch - 1)
+        )
 
     def of_equal(c: float) -> float:
         gram = _batch_map(
-            torch.full((batch, batch), c,
-                       dtype=torch.float64).fill_diagonal_(1), activation,
-            norm, gamma_std, beta_std, eps, power, noise)
+            torch.full((batch, batch), c, dtype=torch.float64).fill_diagonal_(
+                1
+            ),
+            activation,
+            norm,
+            gamma_std,
+            beta_std,
+            eps,
+            power,
+            noise,
+        )
         return ((gram.sum() - batch) / (batch * (batch - 1))).item()
+
     return of_equal
 
 
-def _batch_map(cov: Tensor, activation: Activation, norm: str,
-               gamma_std: float, beta_std: float, eps: float, power: bool,
-               noise: float) -> Tensor:
+def _batch_map(
+    cov: Tensor,
+    activation: Activation,
+    norm: str,
+    gamma_std: float,
+    beta_std: float,
+    eps: float,
+    power: bool,
+    noise: float,
+) -> Tensor:
     "The next covariance of a batch, of mean power 1."
     if norm == "bmlv":
         centred = cov - cov.mean(0) - cov.mean(1, keepdim=True) + cov.mean()
         own = centred.diagonal().clamp(min=1e-300)
         if eps:
             return _by_normal_samples(
-                activation, centred / torch.outer(own + eps, own + eps).sqrt(),
-                gamma_std, beta_std, noise)
+                activation,
+                centred / torch.outer(own + eps, own + eps).sqrt(),
+                gamma_std,
+                beta_std,
+                noise,
+            )
         root = own.sqrt()
         wide = _wide(activation, norm, gamma_std, beta_std, 1.0, 0.0, noise)
-        gram = torch.tensor([[1.0 if i == j else wide.map(activation, c)
-                              for j, c in enumerate(row)]
-                             for i, row in enumerate((
-                                 centred / torch.outer(root, root)).tolist())],
-                            dtype=cov.dtype)
+        gram = torch.tensor(
+            [
+                [
+                    1.0 if i == j else wide.map(activation, c)
+                    for j, c in enumerate(row)
+                ]
+                for i, row in enumerate(
+                    (centred / torch.outer(root, root)).tolist()
+                )
+            ],
+            dtype=cov.dtype,
+        )
     elif activation.slope is None or power or noise or beta_std:
-        gram = gram_by_samples(activation, cov, 1, norm == "batch", gamma_std,
-                               beta_std, eps, power, noise)
+        gram = gram_by_samples(
+            activation,
+            cov,
+            1,
+            norm == "batch",
+            gamma_std,
+            beta_std,
+            eps,
+            power,
+            noise,
+        )
     else:
         gram = gram_of_batch(cov, activation.slope, norm == "batch", eps)
     return gram / gram.diagonal().mean()
 
 
-def _by_normal_samples(activation: Activation, cov: Tensor, gamma_std: float,
-                       beta_std: float, noise: float) -> Tensor:
+def _by_normal_samples(
+    activation: Activation,
+    cov: Tensor,
+    gamma_std: float,
+    beta_std: float,
+    noise: float,
+) -> Tensor:
     "The next covariance, of mean power 1, of normal values unequal in size."
     count, source = max(2_000_000 // len(cov), 1000), torch.Generator()
     source.manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=source,
-                                      dtype=cov.dtype)
+    draw = lambda *shape: torch.randn(*shape, generator=source, dtype=cov.dtype)
     values, vectors = torch.linalg.eigh(cov)
     y = draw(count, len(cov)) @ (vectors * values.clamp(min=0).sqrt()).T
     if noise:
         y = y + noise * (2 / math.pi * cov.diagonal()).sqrt() * draw(*y.shape)
-    z = activation.function((1 + gamma_std * draw(count, 1)) * y
-                            + beta_std * draw(count, 1))
+    z = activation.function(
+        (1 + gamma_std * draw(count, 1)) * y + beta_std * draw(count, 1)
+    )
     gram = z.T @ z
     return gram / gram.diagonal().mean()
 
 
-def _check(norm: str, batch: int | None, group: int | None,
-           **numbers: float) -> None:
+def _check(
+    norm: str, batch: int | None, group: int | None, **numbers: float
+) -> None:
     if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}: {near(str(norm), NORMS)}")
     for name, value in numbers.items():
         if not 0 <= number(name, value) < math.inf:
-            raise ValueError(f"{name}={value}: expected a finite number that "
-                             "is not negative")
-    for name, value, those, least in (("batch", batch, _WITH_BATCH, 2),
-                                      ("group", group, _WITH_GROUPS, 2)):
+            raise ValueError(
+                f"{name}={value}: expected a finite number that is not negative"
+            )
+    for name, value, those, least in (
+        ("batch", batch, _WITH_BATCH, 2),
+        ("group", group, _WITH_GROUPS, 2),
+    ):
         if value is None:
             continue
         if norm not in those:
-            raise ValueError(f"{name}={value} with norm={norm!r}: only "
-                             f"{', '.join(those)} know it")
+            raise ValueError(
+                f"{name}={value} with norm={norm!r}: only "
+                f"{', '.join(those)} know it"
+            )
         if number(name, value) != int(value) or value < least:
-            raise ValueError(f"{name}={value}: expected a whole number, at "
-                             f"least {least}")
+            raise ValueError(
+                f"{name}={value}: expected a whole number, at least {least}"
+            )
     if norm == "instance" and group is None:
-        raise ValueError("instance norm needs group=, the number of positions "
-                         "in a channel")
+        raise ValueError(
+            "instance norm needs group=, the number of positions in a channel"
+        )
     if norm == "lmbv" and batch is not None and batch < 4:
-        raise ValueError(f"batch={batch} with norm='lmbv': the variance of "
-                         "three samples or fewer is so often near 0 that the "
-                         "power of the output is infinite; take 4 at least")
+        raise ValueError(
+            f"batch={batch} with norm='lmbv': the variance of "
+            "three samples or fewer is so often near 0 that the "
+            "power of the output is infinite; take 4 at least"
+        )
 
 
-def correlation_map(c: float | Tensor,
-                    activation: "str | Callable[[Tensor], Tensor]", norm: str,
-                    gamma_std: float = 0.0, beta_std: float = 0.0,
-                    eps: float = 0.0, batch: int | None = None,
-                    group: int | None = None, skip: float = 0.0,
-                    power: bool = False, noise: float = 0.0) -> float | Tensor:
+def correlation_map(
+    c: float | Tensor,
+    activation: "str | Callable[[Tensor], Tensor]",
+    norm: str,
+    gamma_std: float = 0.0,
+    beta_std: float = 0.0,
+    eps: float = 0.0,
+    batch: int | None = None,
+    group: int | None = None,
+    skip: float = 0.0,
+    power: bool = False,
+    noise: float = 0.0,
+) -> float | Tensor:
     """The correlation of two inputs in the next layer of a wide random network,
     F(c), from their correlation in this one.
 
@@ -255,32 +378,56 @@ def correlation_map(c: float | Tensor,
         >>> correlation_map(torch.tensor([0.0, 1.0]), "relu", "proxy")
         tensor([0., 1.])
     """
-    _check(norm, batch, group, gamma_std=gamma_std, beta_std=beta_std, eps=eps,
-           skip=skip, noise=noise)
+    _check(
+        norm,
+        batch,
+        group,
+        gamma_std=gamma_std,
+        beta_std=beta_std,
+        eps=eps,
+        skip=skip,
+        noise=noise,
+    )
     phi = activation_of(activation)
     if isinstance(c, Tensor) and not c.is_floating_point():
-        raise TypeError(f"c is a tensor of {c.dtype}, and so would be what is "
-                        "returned: give floating-point numbers")
-    given = (c if isinstance(c, Tensor) else torch.tensor(number("c", c), dtype=
-             torch.float64)).detach().to("cpu", torch.float64)
+        raise TypeError(
+            f"c is a tensor of {c.dtype}, and so would be what is "
+            "returned: give floating-point numbers"
+        )
+    given = (
+        (
+            c
+            if isinstance(c, Tensor)
+            else torch.tensor(number("c", c), dtype=torch.float64)
+        )
+        .detach()
+        .to("cpu", torch.float64)
+    )
     if norm in _WITH_BATCH and given.ndim >= 2:
         given = _covariance(given, norm, batch)
-        out = _batch_map(given, phi, norm, gamma_std, beta_std, eps, power,
-                         noise)
+        out = _batch_map(
+            given, phi, norm, gamma_std, beta_std, eps, power, noise
+        )
     else:
         low = -1 / (batch - 1) if batch else 0.0 if norm in _WITH_BATCH else -1
         # a correlation that was computed may be above 1 by a rounding
         if not ((given >= low - 1e-12) & (given <= 1 + 1e-12)).all():
-            raise ValueError(f"c from {given.min():.8g} to {given.max():.8g}: "
-                             f"expected correlations in [{low:.4g}, 1]")
+            raise ValueError(
+                f"c from {given.min():.8g} to {given.max():.8g}: "
+                f"expected correlations in [{low:.4g}, 1]"
+            )
         given = given.clamp(low, 1)
         if norm in _WITH_BATCH and (given == 1).any():
-            raise ValueError("c=1: the samples of the batch are equal, and "
-                             f"{norm!r} has nothing to normalize")
-        f = _map(phi, norm, gamma_std, beta_std, eps, batch, group, power,
-                 noise)
-        out = torch.tensor([f(v) for v in given.flatten().tolist()],
-                           dtype=torch.float64).reshape(given.shape)
+            raise ValueError(
+                "c=1: the samples of the batch are equal, and "
+                f"{norm!r} has nothing to normalize"
+            )
+        f = _map(
+            phi, norm, gamma_std, beta_std, eps, batch, group, power, noise
+        )
+        out = torch.tensor(
+            [f(v) for v in given.flatten().tolist()], dtype=torch.float64
+        ).reshape(given.shape)
     out = (out + skip**2 * given) / (1 + skip**2)
     return out.to(c) if isinstance(c, Tensor) else out.item()
 
@@ -288,25 +435,41 @@ def correlation_map(c: float | Tensor,
 def _covariance(given: Tensor, norm: str, batch: int | None) -> Tensor:
     "`given`, of mean power 1."
     n = len(given)
-    if (given.shape != (n, n) or batch not in (None, n)
-            or not given.isfinite().all() or (given - given.T).abs().max()
-            > 1e-6 * given.abs().max() or torch.linalg.eigvalsh(given)[0]
-            < -1e-6 * given.abs().max() or given.trace() <= 0):
-        raise ValueError(f"c of shape {tuple(given.shape)} with batch={batch}: "
-                         "expected the covariance matrix of a batch, (N, N), "
-                         "symmetric, without negative eigenvalues, N = batch")
+    if (
+        given.shape != (n, n)
+        or batch not in (None, n)
+        or not given.isfinite().all()
+        or (given - given.T).abs().max() > 1e-6 * given.abs().max()
+        or torch.linalg.eigvalsh(given)[0] < -1e-6 * given.abs().max()
+        or given.trace() <= 0
+    ):
+        raise ValueError(
+            f"c of shape {tuple(given.shape)} with batch={batch}: "
+            "expected the covariance matrix of a batch, (N, N), "
+            "symmetric, without negative eigenvalues, N = batch"
+        )
     _check(norm, n, None)
     given = (given + given.T) / 2 / given.diagonal().mean()
     if given.diagonal().mean() - given.mean() < 1e-12:
-        raise ValueError("the samples of the batch are equal, and "
-                         f"{norm!r} has nothing to normalize")
+        raise ValueError(
+            "the samples of the batch are equal, and "
+            f"{norm!r} has nothing to normalize"
+        )
     return given
 
 
-def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
-          gamma_std: float = 0.0, beta_std: float = 0.0, eps: float = 0.0,
-          batch: int | None = None, group: int | None = None, skip: float = 0.0,
-          power: bool = False, noise: float = 0.0) -> float:
+def slope(
+    activation: "str | Callable[[Tensor], Tensor]",
+    norm: str,
+    gamma_std: float = 0.0,
+    beta_std: float = 0.0,
+    eps: float = 0.0,
+    batch: int | None = None,
+    group: int | None = None,
+    skip: float = 0.0,
+    power: bool = False,
+    noise: float = 0.0,
+) -> float:
     """F'(1): by which factor a layer multiplies the squared distance of two
     inputs that are close, and a gradient's squared length.
 
@@ -341,8 +504,16 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
         >>> slope("relu", "lmbv", batch=5)                       # 2/4
         0.5
     """
-    _check(norm, batch, group, gamma_std=gamma_std, beta_std=beta_std, eps=eps,
-           skip=skip, noise=noise)
+    _check(
+        norm,
+        batch,
+        group,
+        gamma_std=gamma_std,
+        beta_std=beta_std,
+        eps=eps,
+        skip=skip,
+        noise=noise,
+    )
     phi, n = activation_of(activation), batch or group
     derivative_of(phi).function(torch.zeros(1, dtype=torch.float64))
     rest = (phi, norm, gamma_std, beta_std, eps, batch, group, power, noise)
@@ -351,34 +522,49 @@ def slope(activation: "str | Callable[[Tensor], Tensor]", norm: str,
     elif norm in _WITH_BATCH and (n is None or norm == "bmlv"):
         apart = 1 - _batch_level(rest)
         size = apart / (apart + eps / (1 - 1 / n if n else 1))
-        value = _bmlv_slope(phi, n, gamma_std, beta_std, size, noise) if (
-            n) else _wide(phi, "batch", gamma_std, beta_std, size, 0.0,
-                          noise).slope(phi)
+        value = (
+            _bmlv_slope(phi, n, gamma_std, beta_std, size, noise)
+            if (n)
+            else _wide(
+                phi, "batch", gamma_std, beta_std, size, 0.0, noise
+            ).slope(phi)
+        )
     elif n is None:
         size = 1.0 if norm == "proxy" else 1 / (1 + eps)
         value = _wide(phi, norm, gamma_std, beta_std, size, eps, noise).slope(
-            phi)
+            phi
+        )
     elif n <= 3 and not eps:
         value = math.inf
     elif power or noise or eps and norm == "batch":
         apart = 1 - _batch_level(rest) if batch else 1.0
-        value = _sampled_slope(phi, n, apart, bool(batch), gamma_std, beta_std,
-                               eps, power, noise)
+        value = _sampled_slope(
+            phi, n, apart, bool(batch), gamma_std, beta_std, eps, power, noise
+        )
     elif eps:
         value = _group_slope_with_eps(phi, n, gamma_std, beta_std, eps)
     else:
-        unit, moved = (standardized_unit(phi, n, gamma_std, beta_std, slopes)
-                       for slopes in (False, True))
+        unit, moved = (
+            standardized_unit(phi, n, gamma_std, beta_std, slopes)
+            for slopes in (False, True)
+        )
         value = (_batch_slope if norm == "batch" else _group_slope)(
-            unit, moved, n)
+            unit, moved, n
+        )
     return (value + skip**2) / (1 + skip**2)
 
 
-def _group_slope(unit: StandardizedUnit, moved: StandardizedUnit,
-                 n: int) -> float:
+def _group_slope(
+    unit: StandardizedUnit, moved: StandardizedUnit, n: int
+) -> float:
     across = unit.radii.square() - unit.y.square()
-    return (n - 2) / (n - 3) * (unit.mean(moved.f.square() * across)
-                                / unit.mean(unit.f.square())).item()
+    return (
+        (n - 2)
+        / (n - 3)
+        * (
+            unit.mean(moved.f.square() * across) / unit.mean(unit.f.square())
+        ).item()
+    )
 
 
 def _variances(n: int, count: int) -> tuple[Tensor, Tensor]:
@@ -386,20 +572,26 @@ def _variances(n: int, count: int) -> tuple[Tensor, Tensor]:
     by the trapezoid rule in its logarithm.
     """
     wide = 12 * math.sqrt(2 / (n - 1))
-    log = torch.linspace(-max(wide, 40 / (n - 1)), wide, count,
-                         dtype=torch.float64)
+    log = torch.linspace(
+        -max(wide, 40 / (n - 1)), wide, count, dtype=torch.float64
+    )
     law = torch.softmax((n - 1) / 2 * log - n / 2 * log.exp(), 0)
     return log.exp(), law
 
 
-def _group_slope_with_eps(activation: Activation, n: int, gamma_std: float,
-                          beta_std: float, eps: float) -> float:
+def _group_slope_with_eps(
+    activation: Activation,
+    n: int,
+    gamma_std: float,
+    beta_std: float,
+    eps: float,
+) -> float:
     unit = standardized_unit(activation, n, gamma_std, beta_std)
     gamma, beta, _ = channel_rule(gamma_std, beta_std, 8)
     nodes, law = _variances(n, 121 if n < 4 else 49)
     steep, size = 0.0, 0.0
     for var, weight in zip(nodes[law > 1e-14], law[law > 1e-14]):
-        kept = var / (var + eps)            # the variance that is left
+        kept = var / (var + eps)  # the variance that is left
         y = unit.y * kept.sqrt()
         v = gamma[:, None, None] * y + beta[:, None, None]
         moved = gamma[:, None, None] * derivative_of(activation).function(v)
@@ -409,66 +601,105 @@ def _group_slope_with_eps(activation: Activation, n: int, gamma_std: float,
     return steep / size
 
 
-def _batch_slope(unit: StandardizedUnit, moved: StandardizedUnit,
-                 n: int) -> float:
+def _batch_slope(
+    unit: StandardizedUnit, moved: StandardizedUnit, n: int
+) -> float:
     r = torch.tensor([-1 / (n - 1)], dtype=torch.float64)
     apart = unit.mean(unit.f.square()) - unit.pair(unit.f, r)
     along = moved.f * moved.y
     first, second = (n * unit.mean(v.square()) for v in (moved.f, along))
-    both = ((v + n * (n - 1) * moved.pair(f, r)) / n for v, f in (
-        (first, moved.f), (second, along)))
+    both = (
+        (v + n * (n - 1) * moved.pair(f, r)) / n
+        for v, f in ((first, moved.f), (second, along))
+    )
     trace = (1 - 1 / n) * first - second / n - (first - sum(both)) / n
     return (n / ((n - 3) * (n - 1)) * trace / apart).item()
 
 
-def _bmlv_slope(activation: Activation, n: int, gamma_std: float,
-                beta_std: float, size: float, noise: float) -> float:
+def _bmlv_slope(
+    activation: Activation,
+    n: int,
+    gamma_std: float,
+    beta_std: float,
+    size: float,
+    noise: float,
+) -> float:
     wide = _wide(activation, "bmlv", gamma_std, beta_std, size, 0.0, noise)
     shared = wide.signal * -1 / (n - 1) + wide.merged
     apart = wide.product(activation, wide.power, 0.0) - wide.product(
-        activation, shared, 0.0)
-    moved, phi = wide._replace(weight=wide.weight * wide.signal), derivative_of(
-        activation)
-    own = wide.signal + wide.merged     # two noises share no more
-    trace = ((n - 1)**2 * moved.product(phi, own, 0.0)
-             + (n - 1) * moved.product(phi, shared, 0.0)) / n
-    return (trace / ((n - 1)**2 / n * apart)).item()
+        activation, shared, 0.0
+    )
+    moved, phi = (
+        wide._replace(weight=wide.weight * wide.signal),
+        derivative_of(activation),
+    )
+    own = wide.signal + wide.merged  # two noises share no more
+    trace = (
+        (n - 1) ** 2 * moved.product(phi, own, 0.0)
+        + (n - 1) * moved.product(phi, shared, 0.0)
+    ) / n
+    return (trace / ((n - 1) ** 2 / n * apart)).item()
 
 
-def _lmbv_slope(activation: Activation, n: int | None, gamma_std: float,
-                beta_std: float, eps: float, power: bool,
-                noise: float) -> float:
+def _lmbv_slope(
+    activation: Activation,
+    n: int | None,
+    gamma_std: float,
+    beta_std: float,
+    eps: float,
+    power: bool,
+    noise: float,
+) -> float:
     "As equal samples part: the deviation is 0 there, and ε alone divides."
     if n and power:
-        raise ValueError("norm='lmbv' with power=True has no slope at 1: each "
-                         "channel has a λ̂ of its own, and the values that it "
-                         "bends grow without bound as the samples become "
-                         "equal; use correlation_map at the c of interest")
+        raise ValueError(
+            "norm='lmbv' with power=True has no slope at 1: each "
+            "channel has a λ̂ of its own, and the values that it "
+            "bends grow without bound as the samples become "
+            "equal; use correlation_map at the c of interest"
+        )
     if eps:
         value = _wide(activation, "lmbv", gamma_std, beta_std, 1 / eps).slope(
-            activation)
+            activation
+        )
     elif activation.slope is not None:
         value = (n - 3) / (n - 1) if n else 1.0
     else:
-        raise ValueError("norm='lmbv' with eps=0 has a slope at 1 only for an "
-                         "activation that is linear on both sides of 0, for "
-                         "values grow without bound as the samples become "
-                         "equal; a function does not show it: give a name "
-                         "such as 'relu', or nn.LeakyReLU(slope); or give eps, "
-                         "or use correlation_map at the c of interest")
+        raise ValueError(
+            "norm='lmbv' with eps=0 has a slope at 1 only for an "
+            "activation that is linear on both sides of 0, for "
+            "values grow without bound as the samples become "
+            "equal; a function does not show it: give a name "
+            "such as 'relu', or nn.LeakyReLU(slope); or give eps, "
+            "or use correlation_map at the c of interest"
+        )
     one = torch.ones((), dtype=torch.float64)
-    spread = (1 + (n - 1) * absolute_product(one, -one / (n - 1)).item()) * (
-        n - 1) / n**2 if n else 2 / math.pi
+    spread = (
+        (1 + (n - 1) * absolute_product(one, -one / (n - 1)).item())
+        * (n - 1)
+        / n**2
+        if n
+        else 2 / math.pi
+    )
     return value * (1 + noise**2 * spread)
 
 
-def _sampled_slope(activation: Activation, n: int, apart: float, batch: bool,
-                   gamma_std: float, beta_std: float, eps: float, power: bool,
-                   noise: float) -> float:
+def _sampled_slope(
+    activation: Activation,
+    n: int,
+    apart: float,
+    batch: bool,
+    gamma_std: float,
+    beta_std: float,
+    eps: float,
+    power: bool,
+    noise: float,
+) -> float:
     "`apart`: the variance of what comes in, over the values of a unit."
     count, source = max(1_000_000 // n, 1000), torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=source,
-                                      dtype=torch.float64)
+    draw = lambda *shape: torch.randn(
+        *shape, generator=source, dtype=torch.float64
+    )
     per = (count, 1 if batch else n)
     gamma, beta = 1 + gamma_std * draw(*per), beta_std * draw(*per)
     x, e = standardized(draw(count, n), 1), draw(count, n)
@@ -481,11 +712,14 @@ def _sampled_slope(activation: Activation, n: int, apart: float, batch: bool,
         weight = apart * nodes[torch.searchsorted(law, at), None] + eps
     x = x * (weight - eps).sqrt()
     moved, size, phi = [], 0.0, derivative_of(activation).function
-    for drawn in (draw(count, n), draw(count, n))[:2 if noise else 1]:
+    for drawn in (draw(count, n), draw(count, n))[: 2 if noise else 1]:
+
         def layer(x: Tensor) -> Tensor:
             y = unit_values(x, 1, True, eps, power)
-            return gamma * (with_noise(y, 1, noise, drawn) if noise else y
-                            ) + beta
+            return (
+                gamma * (with_noise(y, 1, noise, drawn) if noise else y) + beta
+            )
+
         v, change = torch.func.jvp(layer, (x,), (e,))
         change = phi(v) * change
         moved.append(change - change.mean(1, keepdim=True) if batch else change)
@@ -501,20 +735,30 @@ def _batch_level(arguments: tuple) -> float:
     return _settled(f, low, 1e-6) if eps else f(0.0)
 
 
-def _settled(f: Callable[[float], float], low: float,
-             within: float = 1e-12) -> float:
+def _settled(
+    f: Callable[[float], float], low: float, within: float = 1e-12
+) -> float:
     "The smallest fixed point of F from `low` on; within 1e-6 of 1 it is 1."
     if f(low) - low < 1e-12:
         return low
     near_one = 1 - 1e-6
-    return scipy.optimize.brentq(lambda c: f(c) - c, low, near_one,
-                                 xtol=within) if f(near_one) < near_one else 1.0
+    return (
+        scipy.optimize.brentq(lambda c: f(c) - c, low, near_one, xtol=within)
+        if f(near_one) < near_one
+        else 1.0
+    )
 
 
-def fixed_point(activation: "str | Callable[[Tensor], Tensor]", norm: str,
-                gamma_std: float = 0.0, beta_std: float = 0.0, eps: float = 0.0,
-                group: int | None = None, power: bool = False,
-                noise: float = 0.0) -> float:
+def fixed_point(
+    activation: "str | Callable[[Tensor], Tensor]",
+    norm: str,
+    gamma_std: float = 0.0,
+    beta_std: float = 0.0,
+    eps: float = 0.0,
+    group: int | None = None,
+    power: bool = False,
+    noise: float = 0.0,
+) -> float:
     """The correlation to which that of any two inputs tends with depth, from 0
     or above: the smallest c in [0, 1] with F(c) = c.
 
@@ -532,17 +776,43 @@ def fixed_point(activation: "str | Callable[[Tensor], Tensor]", norm: str,
         0.362
     """
     if norm in _WITH_BATCH:
-        raise ValueError(f"norm={norm!r} looks at a whole batch: apply "
-                         "correlation_map to its matrix again and again")
-    _check(norm, None, group, gamma_std=gamma_std, beta_std=beta_std, eps=eps,
-           noise=noise)
-    return _settled(_map(activation_of(activation), norm, gamma_std, beta_std,
-                         eps, None, group, power, noise), 0.0)
+        raise ValueError(
+            f"norm={norm!r} looks at a whole batch: apply "
+            "correlation_map to its matrix again and again"
+        )
+    _check(
+        norm,
+        None,
+        group,
+        gamma_std=gamma_std,
+        beta_std=beta_std,
+        eps=eps,
+        noise=noise,
+    )
+    return _settled(
+        _map(
+            activation_of(activation),
+            norm,
+            gamma_std,
+            beta_std,
+            eps,
+            None,
+            group,
+            power,
+            noise,
+        ),
+        0.0,
+    )
 
 
-def hermite_shares(activation: "str | Callable[[Tensor], Tensor]", norm: str,
-                   gamma_std: float = 0.0, beta_std: float = 0.0,
-                   eps: float = 0.0, count: int = 40) -> Tensor:
+def hermite_shares(
+    activation: "str | Callable[[Tensor], Tensor]",
+    norm: str,
+    gamma_std: float = 0.0,
+    beta_std: float = 0.0,
+    eps: float = 0.0,
+    count: int = 40,
+) -> Tensor:
     """The first `count` coefficients of F(c) = Σ p_k c^k, for norms that look
     at one input: p_k ≥ 0, with sum 1.
 
@@ -561,11 +831,19 @@ def hermite_shares(activation: "str | Callable[[Tensor], Tensor]", norm: str,
         ...                                      count=3).tolist()]
         [0.3183, 0.5, 0.1592]
     """
-    _check(norm, None, 1 if norm == "instance" else None, gamma_std=gamma_std,
-           beta_std=beta_std, eps=eps)
+    _check(
+        norm,
+        None,
+        1 if norm == "instance" else None,
+        gamma_std=gamma_std,
+        beta_std=beta_std,
+        eps=eps,
+    )
     if norm in _WITH_BATCH or not 1 <= count <= 100:
-        raise ValueError(f"norm={norm!r}, count={count}: expected a norm that "
-                         "looks at one input, and 1 to 100 coefficients")
+        raise ValueError(
+            f"norm={norm!r}, count={count}: expected a norm that "
+            "looks at one input, and 1 to 100 coefficients"
+        )
     phi = activation_of(activation)
     gamma, beta, weight = channel_rule(gamma_std, beta_std)
     size = 1.0 if norm == "proxy" else 1 / (1 + eps)
@@ -573,7 +851,8 @@ def hermite_shares(activation: "str | Callable[[Tensor], Tensor]", norm: str,
     safe = torch.where(spread == 0, 1e-300, spread)
     reach = torch.full_like(beta, 9.0)
     nodes, rule = normal_rule(
-        torch.stack([-reach, -beta / safe, 0 * beta, reach], -1), 80)
+        torch.stack([-reach, -beta / safe, 0 * beta, reach], -1), 80
+    )
     values = phi.function(spread[:, None] * nodes + beta[:, None]) * rule
     before, h, found = torch.zeros_like(nodes), torch.ones_like(nodes), []
     for k in range(count):

@@ -7,8 +7,14 @@ decomposition of every normalizer at initialization without drawing a network.
 # ../../nbs/355_theory.covariance_field.ipynb.
 
 # %% auto #0
-__all__ = ['FIELD_NORMS', 'PowerShares', 'image_field', 'convolved',
-           'power_shares', 'next_field']
+__all__ = [
+    "FIELD_NORMS",
+    "PowerShares",
+    "image_field",
+    "convolved",
+    "power_shares",
+    "next_field",
+]
 
 # %% ../../nbs/355_theory.covariance_field.ipynb #355c0007
 import math
@@ -19,11 +25,22 @@ import torch
 from torch import Tensor
 
 from ..names import near
-from .pairs import (absolute_product, activation_of,
-                                     channel_rule, gram_of_batch)
+from normalnorm.theory.pairs import (
+    absolute_product,
+    activation_of,
+    channel_rule,
+    gram_of_batch,
+)
 
-FIELD_NORMS = ("none", "layer", "pre-layer", "proxy", "batch", "instance",
-               "group")
+FIELD_NORMS = (
+    "none",
+    "layer",
+    "pre-layer",
+    "proxy",
+    "batch",
+    "instance",
+    "group",
+)
 
 
 class PowerShares(NamedTuple):
@@ -38,6 +55,7 @@ class PowerShares(NamedTuple):
         >>> shares.p1 + shares.p2 + shares.rest
         1.0
     """
+
     p1: float
     p2: float
     rest: float
@@ -57,14 +75,16 @@ def image_field(images: Tensor) -> Tensor:
         torch.Size([4, 4])
     """
     if images.ndim != 4:
-        raise ValueError(f"images of shape {tuple(images.shape)}: expected "
-                         "(N, C, H, W)")
+        raise ValueError(
+            f"images of shape {tuple(images.shape)}: expected (N, C, H, W)"
+        )
     z = images.double().movedim(1, -1).flatten(0, 2)
     return z @ z.T / z.shape[1]
 
 
-def convolved(field: Tensor, shape: "tuple[int, ...]",
-              kernel: int = 3) -> Tensor:
+def convolved(
+    field: Tensor, shape: "tuple[int, ...]", kernel: int = 3
+) -> Tensor:
     """The field after a random convolution of variance 1/fan-in, with periodic
     padding.
 
@@ -83,12 +103,16 @@ def convolved(field: Tensor, shape: "tuple[int, ...]",
     """
     n, h, w = shape[0], *shape[-2:]
     if kernel % 2 == 0 or field.shape != (n * h * w,) * 2:
-        raise ValueError(f"kernel={kernel}, field of shape "
-                         f"{tuple(field.shape)}, images of {tuple(shape)}: "
-                         "expected an odd kernel, and one row of the field for "
-                         "each position of each image")
-    view, reach = field.reshape(n, h, w, n, h, w), range(
-        -(kernel // 2), kernel // 2 + 1)
+        raise ValueError(
+            f"kernel={kernel}, field of shape "
+            f"{tuple(field.shape)}, images of {tuple(shape)}: "
+            "expected an odd kernel, and one row of the field for "
+            "each position of each image"
+        )
+    view, reach = (
+        field.reshape(n, h, w, n, h, w),
+        range(-(kernel // 2), kernel // 2 + 1),
+    )
     # shifts along rows and columns one after the other
     for axes in ((1, 4), (2, 5)):
         view = sum(view.roll((t, t), axes) for t in reach) / kernel
@@ -108,24 +132,38 @@ def power_shares(field: Tensor, samples: int) -> PowerShares:
         >>> power_shares(torch.eye(4), 2)
         PowerShares(p1=0.25, p2=0.25, rest=0.5, power=1.0)
     """
-    if field.ndim != 2 or len(field) % samples or (
-            field.shape[0] != field.shape[1]):
-        raise ValueError(f"field of shape {tuple(field.shape)} for "
-                         f"{samples} samples: expected a square matrix with "
-                         "equally many rows for each sample")
+    if (
+        field.ndim != 2
+        or len(field) % samples
+        or (field.shape[0] != field.shape[1])
+    ):
+        raise ValueError(
+            f"field of shape {tuple(field.shape)} for "
+            f"{samples} samples: expected a square matrix with "
+            "equally many rows for each sample"
+        )
     inside = field.reshape(samples, len(field) // samples, samples, -1).mean(
-        (1, 3))
+        (1, 3)
+    )
     power = field.diagonal().mean()
     first, both = inside.mean() / power, inside.diagonal().mean() / power
-    return PowerShares(first.item(), (both - first).item(), (1 - both).item(),
-                       power.item())
+    return PowerShares(
+        first.item(), (both - first).item(), (1 - both).item(), power.item()
+    )
+
 
 # %% ../../nbs/355_theory.covariance_field.ipynb #355c0008
-def next_field(field: Tensor, samples: int, norm: str,
-               activation: "str | Callable[[Tensor], Tensor]" = "relu",
-               gamma_std: float = 0.0, beta_std: float = 0.0, eps: float = 0.0,
-               group: int | None = None,
-               drawn: int = 4096) -> tuple[Tensor, Tensor]:
+def next_field(
+    field: Tensor,
+    samples: int,
+    norm: str,
+    activation: "str | Callable[[Tensor], Tensor]" = "relu",
+    gamma_std: float = 0.0,
+    beta_std: float = 0.0,
+    eps: float = 0.0,
+    group: int | None = None,
+    drawn: int = 4096,
+) -> tuple[Tensor, Tensor]:
     """The field of the normalized values y, and that of the next layer's z,
     behind activation and proxy.
 
@@ -156,35 +194,48 @@ def next_field(field: Tensor, samples: int, norm: str,
         raise ValueError(f"unknown norm {norm!r}: {near(norm, FIELD_NORMS)}")
     slope = activation_of(activation).slope
     if slope is None:
-        raise ValueError(f"activation={activation!r}: a field is known for "
-                         "functions that are linear on both sides of 0: give "
-                         "'relu', 'abs', 'identity' or nn.LeakyReLU(slope)")
+        raise ValueError(
+            f"activation={activation!r}: a field is known for "
+            "functions that are linear on both sides of 0: give "
+            "'relu', 'abs', 'identity' or nn.LeakyReLU(slope)"
+        )
     if beta_std and norm not in ("none", "layer", "pre-layer"):
-        raise ValueError(f"beta_std={beta_std} with norm={norm!r}: there β is "
-                         "not one of many in a sum; draw a network instead")
+        raise ValueError(
+            f"beta_std={beta_std} with norm={norm!r}: there β is "
+            "not one of many in a sum; draw a network instead"
+        )
     if (norm == "group") != (group is not None):
-        raise ValueError(f"norm={norm!r} with group={group}: \"group\", and it "
-                         "alone, needs the number of channels of a group")
+        raise ValueError(
+            f'norm={norm!r} with group={group}: "group", and it '
+            "alone, needs the number of channels of a group"
+        )
     if norm == "batch":
-        return (gram_of_batch(field, 1.0, eps=eps),
-                gram_of_batch(field, slope, eps=eps))
+        return (
+            gram_of_batch(field, 1.0, eps=eps),
+            gram_of_batch(field, slope, eps=eps),
+        )
     if norm in ("instance", "group"):
         return _fields_of_groups(field, samples, slope, group or 1, eps, drawn)
     y = field
     if norm != "none":
         power = field.diagonal().reshape(samples, -1).mean(1)
-        root = (power + (0.0 if norm == "proxy" else eps)).sqrt(
-            ).repeat_interleave(len(field) // samples)
+        root = (
+            (power + (0.0 if norm == "proxy" else eps))
+            .sqrt()
+            .repeat_interleave(len(field) // samples)
+        )
         y = field / torch.outer(root, root)
     even, odd = (1 - slope) / 2, (1 + slope) / 2
     z, mean = torch.zeros_like(y), torch.zeros_like(y[0])
     for gamma, weight in zip(*channel_rule(gamma_std, 0.0)[::2]):
-        if norm == "proxy":             # γ is a common factor
+        if norm == "proxy":  # γ is a common factor
             gamma, weight = 1.0, weight
         cov = gamma**2 * y + beta_std**2
         power = cov.diagonal().clamp(min=0).sqrt()
-        z += weight * (odd**2 * cov + even**2 * absolute_product(
-            torch.outer(power, power), cov))
+        z += weight * (
+            odd**2 * cov
+            + even**2 * absolute_product(torch.outer(power, power), cov)
+        )
         mean += weight * even * math.sqrt(2 / math.pi) * power
     if norm == "proxy":
         own = even * math.sqrt(2 / math.pi)
@@ -192,21 +243,40 @@ def next_field(field: Tensor, samples: int, norm: str,
         z = (z - own * (mean[:, None] + mean) + own**2) / (variance + eps)
     if norm == "pre-layer":
         # each image's mean, over channels and positions
-        off = mean.reshape(samples, -1).mean(1).repeat_interleave(
-            len(field) // samples)
-        z = (z - torch.outer(mean, off) - torch.outer(off, mean)
-             + torch.outer(off, off))
+        off = (
+            mean.reshape(samples, -1)
+            .mean(1)
+            .repeat_interleave(len(field) // samples)
+        )
+        z = (
+            z
+            - torch.outer(mean, off)
+            - torch.outer(off, mean)
+            + torch.outer(off, off)
+        )
     return y, z
 
 
-def _fields_of_groups(field: Tensor, samples: int, slope: float, group: int,
-                      eps: float, drawn: int) -> tuple[Tensor, Tensor]:
+def _fields_of_groups(
+    field: Tensor,
+    samples: int,
+    slope: float,
+    group: int,
+    eps: float,
+    drawn: int,
+) -> tuple[Tensor, Tensor]:
     "Mean over `drawn` channels, in groups of `group`."
     values, vectors = torch.linalg.eigh(field)
     source = torch.Generator().manual_seed(0)
-    x = torch.randn(drawn // group * group, len(field), generator=source,
-                    dtype=field.dtype) @ (
-                        vectors * values.clamp(min=0).sqrt()).T
+    x = (
+        torch.randn(
+            drawn // group * group,
+            len(field),
+            generator=source,
+            dtype=field.dtype,
+        )
+        @ (vectors * values.clamp(min=0).sqrt()).T
+    )
     units = x.reshape(-1, group, samples, len(field) // samples)
     var, mean = torch.var_mean(units, (1, 3), correction=0, keepdim=True)
     y = ((units - mean) / (var + eps).sqrt()).reshape(x.shape)

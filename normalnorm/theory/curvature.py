@@ -7,8 +7,12 @@ variable, and interval arithmetic.
 # ../../nbs/225_theory.curvature.ipynb.
 
 # %% auto #0
-__all__ = ['Interval', 'require_positive', 'easy_curvature_bound',
-           'sharp_curvature_bound']
+__all__ = [
+    "Interval",
+    "require_positive",
+    "easy_curvature_bound",
+    "sharp_curvature_bound",
+]
 
 # %% ../../nbs/225_theory.curvature.ipynb #3190c81d
 import numpy as np
@@ -83,16 +87,20 @@ class Interval:
 
     def __mul__(self, other):
         other = Interval.of(other)
-        products = [x * y for x in (self.lo, self.hi)
-                    for y in (other.lo, other.hi)]
+        products = [
+            x * y for x in (self.lo, self.hi) for y in (other.lo, other.hi)
+        ]
         return Interval.outward(
-            np.minimum.reduce(products), np.maximum.reduce(products))
+            np.minimum.reduce(products), np.maximum.reduce(products)
+        )
 
     __radd__, __rmul__ = __add__, __mul__
 
     def __abs__(self):
-        return Interval(np.maximum(0.0, np.maximum(self.lo, -self.hi)),
-                        np.maximum(-self.lo, self.hi))
+        return Interval(
+            np.maximum(0.0, np.maximum(self.lo, -self.hi)),
+            np.maximum(-self.lo, self.hi),
+        )
 
     def positive_part(self):
         "max(x, 0)."
@@ -107,8 +115,10 @@ class Interval:
         "log(1+x) for x ≥ 0; trusts np.log1p to a relative 2⁻⁴¹ only."
         if not (self.lo >= 0).all():
             raise ValueError("log1p is enclosed for nonnegative numbers only")
-        return Interval.outward(np.log1p(self.lo) * (1 - 2.0**-40),
-                                np.log1p(self.hi) * (1 + 2.0**-40))
+        return Interval.outward(
+            np.log1p(self.lo) * (1 - 2.0**-40),
+            np.log1p(self.hi) * (1 + 2.0**-40),
+        )
 
 
 def _require(condition, message):
@@ -116,8 +126,9 @@ def _require(condition, message):
         raise AssertionError(message)
 
 
-def require_positive(f, lo: float, hi: float, cells: int = 1024,
-                     rounds: int = 30) -> int:
+def require_positive(
+    f, lo: float, hi: float, cells: int = 1024, rounds: int = 30
+) -> int:
     """Prove f > 0 on [lo, hi]: evaluate `f` on cells as intervals, halve the
     undecided ones; returns the number of evaluations.
 
@@ -137,8 +148,10 @@ def require_positive(f, lo: float, hi: float, cells: int = 1024,
     """
     # neighbours share an edge: whatever the rounding, nothing is left out
     edges = np.linspace(lo, hi, cells + 1)
-    _require(edges[0] == lo and edges[-1] == hi and (np.diff(edges) > 0).all(),
-             "the cells do not cover the range")
+    _require(
+        edges[0] == lo and edges[-1] == hi and (np.diff(edges) > 0).all(),
+        "the cells do not cover the range",
+    )
     left, right, count = edges[:-1], edges[1:], 0
     for _ in range(rounds):
         value = f(Interval(left, right))
@@ -146,16 +159,21 @@ def require_positive(f, lo: float, hi: float, cells: int = 1024,
         bad = np.flatnonzero(value.hi <= 0)
         if bad.size:
             i = bad[0]
-            raise AssertionError(f"not positive: at most {value.hi[i]:.3g} on "
-                                 f"[{left[i]:.9g}, {right[i]:.9g}]")
+            raise AssertionError(
+                f"not positive: at most {value.hi[i]:.3g} on "
+                f"[{left[i]:.9g}, {right[i]:.9g}]"
+            )
         undecided = ~(value.lo > 0)
         if not undecided.any():
             return count
         left, right = left[undecided], right[undecided]
         middle = (left + right) / 2
-        left, right = (np.concatenate([left, middle]),
-                       np.concatenate([middle, right]))
+        left, right = (
+            np.concatenate([left, middle]),
+            np.concatenate([middle, right]),
+        )
     raise AssertionError(f"undecided near {left[0]:.9g}")
+
 
 # %% ../../nbs/225_theory.curvature.ipynb #038ee0f1
 def _d(a):
@@ -164,7 +182,8 @@ def _d(a):
 
 def _slack(a, T, t, c):
     return (1 - T - t.square() - c) + (
-        2 * t * _d(a) - (1 + a) * a.log1p().square() + c * a.square())
+        2 * t * _d(a) - (1 + a) * a.log1p().square() + c * a.square()
+    )
 
 
 def _require_convex_after(x, t, c):
@@ -172,8 +191,9 @@ def _require_convex_after(x, t, c):
     ell = Interval(x).log1p()
     _require(ell.lo >= t.hi, f"ℓ ≥ t fails at {x}")
     # f''·(1+a)/2
-    _require((c * (1 + Interval(x)) - (1 + ell - t)).lo > 0,
-             f"f'' > 0 fails at {x}")
+    _require(
+        (c * (1 + Interval(x)) - (1 + ell - t)).lo > 0, f"f'' > 0 fails at {x}"
+    )
 
 
 def _require_positive_after(x, T, t, c):
@@ -181,12 +201,15 @@ def _require_positive_after(x, T, t, c):
     _require_convex_after(x, t, c)
     ell = Interval(x).log1p()
     _require(_slack(Interval(x), T, t, c).lo > 0, f"f > 0 fails at {x}")
-    _require((2 * t * ell - ell.square() - 2 * ell + 2 * c * x).lo > 0,
-             f"f' > 0 fails at {x}")
+    _require(
+        (2 * t * ell - ell.square() - 2 * ell + 2 * c * x).lo > 0,
+        f"f' > 0 fails at {x}",
+    )
 
 
-def easy_curvature_bound(target=(1879, 10000), t=(3768, 10000),
-                         c=(6701, 10000)) -> float:
+def easy_curvature_bound(
+    target=(1879, 10000), t=(3768, 10000), c=(6701, 10000)
+) -> float:
     """Prove L''(1) ≥ target for every standardized sample, from f > 0 alone;
     returns the target.
 
@@ -206,9 +229,11 @@ def easy_curvature_bound(target=(1879, 10000), t=(3768, 10000),
     _require_positive_after(2.0, T, t, c)
     return float(T.lo)
 
+
 # %% ../../nbs/225_theory.curvature.ipynb #57d79e6a
-def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
-                          split: float = 0.5) -> float:
+def sharp_curvature_bound(
+    shift: float = 0.0, spend: float = 1.0, split: float = 0.5
+) -> float:
     """Prove L''(1) ≥ 2(1 − log 2)² + shift + (2 − spend)·ω for every
     standardized sample; returns a lower end of the constant.
 
@@ -228,8 +253,11 @@ def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
     _require(0 <= spend <= 1, "the proof spends at most one ω")
     log_2 = Interval(1.0).log1p()
     # powers of log 2
-    T, t, c = (np.array([2 + shift, -4, 2]), np.array([-1.0, 2, 0]),
-               np.array([0, 2, -1.5]))
+    T, t, c = (
+        np.array([2 + shift, -4, 2]),
+        np.array([-1.0, 2, 0]),
+        np.array([0, 2, -1.5]),
+    )
     t_squared, t_log_2 = np.array([1.0, -4, 4]), np.array([0, -1.0, 2])
 
     def enclosed(p):
@@ -237,17 +265,28 @@ def sharp_curvature_bound(shift: float = 0.0, spend: float = 1.0,
 
     at_1 = np.array([1, 0, -2]) - T + t_squared
     _require(not at_1.any() or enclosed(at_1).lo > 0, "f(1) ≥ 0 fails")
-    _require(not (2 * t_log_2 - np.array([0, 2, 1]) + 2 * c).any(),
-             "f'(1) = 0 fails")
+    _require(
+        not (2 * t_log_2 - np.array([0, 2, 1]) + 2 * c).any(), "f'(1) = 0 fails"
+    )
     T, t, c = enclosed(T), enclosed(t), enclosed(c)
     # hence f ≥ 0 on [7/8, ∞), and f = 0 at most at a = 1
     _require_convex_after(7 / 8, t, c)
-    require_positive(lambda a: _slack(a, T, t, c) + spend * (
-                         abs(_d(a) - t) - split * a).positive_part().square(),
-                     0, 7 / 8)
+    require_positive(
+        lambda a: (
+            _slack(a, T, t, c)
+            + spend * (abs(_d(a) - t) - split * a).positive_part().square()
+        ),
+        0,
+        7 / 8,
+    )
     t, c = Interval.ratio(7, 20), Interval.ratio(17, 25)
-    require_positive(lambda a: _slack(a, T, t, c) + spend * (
-                         split * a - abs(_d(a) - t)).positive_part().square(),
-                     0, 3)
+    require_positive(
+        lambda a: (
+            _slack(a, T, t, c)
+            + spend * (split * a - abs(_d(a) - t)).positive_part().square()
+        ),
+        0,
+        3,
+    )
     _require_positive_after(3.0, T, t, c)
     return float(T.lo)

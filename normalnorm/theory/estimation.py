@@ -27,24 +27,35 @@ def _nodes(law: Law, width: float) -> tuple[np.ndarray, np.ndarray]:
         return np.array(law.parts), np.array(law.weights)
     # a power law reaches too far to follow it to the last digit
     tails = [1e-9 if p.dist.name == "t" else 1e-14 for p in law.parts]
-    low = min(end if math.isfinite(end := p.support()[0]) else p.ppf(tail)
-              for p, tail in zip(law.parts, tails))
-    high = max(end if math.isfinite(end := p.support()[1]) else p.isf(tail)
-               for p, tail in zip(law.parts, tails))
+    low = min(
+        end if math.isfinite(end := p.support()[0]) else p.ppf(tail)
+        for p, tail in zip(law.parts, tails)
+    )
+    high = max(
+        end if math.isfinite(end := p.support()[1]) else p.isf(tail)
+        for p, tail in zip(law.parts, tails)
+    )
     width = min(width, min(math.sqrt(float(p.var())) for p in law.parts))
     breaks = np.unique(np.clip([low, high, *_jumps(law)], low, high))
     edges = np.unique(
-        np.concatenate([np.linspace(a, b, math.ceil((b - a) / width) + 1)
-                        for a, b in zip(breaks, breaks[1:])]))
+        np.concatenate(
+            [
+                np.linspace(a, b, math.ceil((b - a) / width) + 1)
+                for a, b in zip(breaks, breaks[1:])
+            ]
+        )
+    )
     node, weight = np.polynomial.legendre.leggauss(12)
-    x = ((edges[1:] + edges[:-1])[:, None] / 2
-         + np.diff(edges)[:, None] / 2 * node)
+    x = (edges[1:] + edges[:-1])[:, None] / 2 + np.diff(edges)[
+        :, None
+    ] / 2 * node
     mass = (np.diff(edges)[:, None] / 2 * weight * law.pdf(x)).ravel()
     return x.ravel(), mass / mass.sum()
 
 
-def posterior(law: Law, snr: float,
-              y: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def posterior(
+    law: Law, snr: float, y: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For Y = √snr·X + ζ, ζ standard normal: the density of Y at `y`, E[X|Y=y]
     and Var(X|Y=y).
 
@@ -67,13 +78,17 @@ def posterior(law: Law, snr: float,
     y = np.asarray(y, dtype=np.float64)
     x, mass = _nodes(law, 1 / math.sqrt(snr))
     kernel = np.exp(-0.5 * (y.reshape(-1, 1) - math.sqrt(snr) * x) ** 2) * (
-        mass / math.sqrt(2 * math.pi))
+        mass / math.sqrt(2 * math.pi)
+    )
     density = kernel.sum(1)
     with np.errstate(invalid="ignore"):
         mean = kernel @ x / density
         variance = (kernel * (x - mean[:, None]) ** 2).sum(1) / density
-    return (density.reshape(y.shape), mean.reshape(y.shape),
-            variance.reshape(y.shape))
+    return (
+        density.reshape(y.shape),
+        mean.reshape(y.shape),
+        variance.reshape(y.shape),
+    )
 
 
 def mmse(law: Law, snr: float) -> float:
@@ -104,12 +119,17 @@ def mmse(law: Law, snr: float) -> float:
     # in parts, to bound the memory
     for part in np.array_split(y, math.ceil(len(y) * len(x) / 4e6)):
         density, _, variance = posterior(law, snr, part)
-        total += float(np.sum(np.where(density > 0,
-                                       density * np.nan_to_num(variance), 0.0)))
+        total += float(
+            np.sum(
+                np.where(density > 0, density * np.nan_to_num(variance), 0.0)
+            )
+        )
     return total * float(y[1] - y[0])
 
+
 # %% auto #0
-__all__ = ['posterior', 'mmse', 'noisy_information']
+__all__ = ["posterior", "mmse", "noisy_information"]
+
 
 # %% ../../nbs/120_theory.estimation.ipynb #984af718
 def noisy_information(x: Tensor, noise: float) -> Tensor:
@@ -131,9 +151,11 @@ def noisy_information(x: Tensor, noise: float) -> Tensor:
         True
     """
     if x.ndim != 2 or len(x) < 2 or not 0 < noise < math.inf:
-        raise ValueError("expected (samples, units) with at least two samples "
-                         f"and a positive noise: given shape {tuple(x.shape)}, "
-                         f"noise={noise}")
+        raise ValueError(
+            "expected (samples, units) with at least two samples "
+            f"and a positive noise: given shape {tuple(x.shape)}, "
+            f"noise={noise}"
+        )
     x = x.detach().double()
     finite = x.isfinite().all(0)
     x = torch.where(finite, x, 0.0)
@@ -147,14 +169,23 @@ def noisy_information(x: Tensor, noise: float) -> Tensor:
     left = left.T.contiguous()
     bins = int(left.max()) + reach + 2
     histogram = torch.zeros(
-        x.shape[1], bins, dtype=torch.float64, device=x.device)
+        x.shape[1], bins, dtype=torch.float64, device=x.device
+    )
     histogram.scatter_add_(1, left, 1 - share)
     histogram.scatter_add_(1, left + 1, share)
-    kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1,
-                                            dtype=torch.float64,
-                                            device=x.device) / 20) ** 2)
+    kernel = torch.exp(
+        -0.5
+        * (
+            torch.arange(
+                -reach, reach + 1, dtype=torch.float64, device=x.device
+            )
+            / 20
+        )
+        ** 2
+    )
     wave = torch.fft.rfft(histogram / len(x), 2 * bins) * torch.fft.rfft(
-        kernel / kernel.sum(), 2 * bins)
+        kernel / kernel.sum(), 2 * bins
+    )
     mass = torch.fft.irfft(wave, 2 * bins)[:, : bins + 2 * reach].clamp(min=0.0)
     entropy = math.log(delta) - torch.special.xlogy(mass, mass).sum(1)
     entropy = entropy - 0.5 * math.log(2 * math.pi * math.e * noise**2)

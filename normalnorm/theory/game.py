@@ -34,6 +34,7 @@ class Play(NamedTuple):
         >>> play.average_signal.round(2).tolist()
         [0.25, 0.5, 0.25]
     """
+
     signal: np.ndarray
     noise: np.ndarray
     average_signal: np.ndarray
@@ -41,8 +42,9 @@ class Play(NamedTuple):
     history: np.ndarray
 
 
-def lattice_game(signal: ArrayLike,
-                 noise: ArrayLike) -> tuple[float, np.ndarray, np.ndarray]:
+def lattice_game(
+    signal: ArrayLike, noise: ArrayLike
+) -> tuple[float, np.ndarray, np.ndarray]:
     """I(X; X+Z) in nats of two laws on the same lattice, and its derivatives
     with respect to both (up to a constant).
 
@@ -57,20 +59,28 @@ def lattice_game(signal: ArrayLike,
         ... round(lattice_game([0.5, 0.5], [1.0, 0.0])[0], 6)
         0.693147
     """
-    p, q = (np.asarray(signal, dtype=np.float64),
-            np.asarray(noise, dtype=np.float64))
+    p, q = (
+        np.asarray(signal, dtype=np.float64),
+        np.asarray(noise, dtype=np.float64),
+    )
     if p.ndim != 1 or p.shape != q.shape:
-        raise ValueError("signal and noise are laws on the same points: given "
-                         f"shapes {p.shape} and {q.shape}")
+        raise ValueError(
+            "signal and noise are laws on the same points: given "
+            f"shapes {p.shape} and {q.shape}"
+        )
     output = np.convolve(p, q)
     surprise = -np.log(np.maximum(output, 1e-300))
     value = float(-xlogy(output, output).sum() + xlogy(q, q).sum())
-    return (value, np.correlate(surprise, q, "valid"),
-            np.correlate(surprise, p, "valid") + np.log(np.maximum(q, 1e-300)))
+    return (
+        value,
+        np.correlate(surprise, q, "valid"),
+        np.correlate(surprise, p, "valid") + np.log(np.maximum(q, 1e-300)),
+    )
 
 
-def _linear_best(gradient: np.ndarray, cost: np.ndarray,
-                 budget: float) -> float:
+def _linear_best(
+    gradient: np.ndarray, cost: np.ndarray, budget: float
+) -> float:
     """An upper bound of max g·p over laws with mean cost ≤ budget: the dual, by
     golden sections; every multiplier gives a valid one.
     """
@@ -83,9 +93,13 @@ def _linear_best(gradient: np.ndarray, cost: np.ndarray,
     return min(dual(low), dual(high))
 
 
-def duality_gap(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
-                power: float = 1.0,
-                noise_power: float = 1.0) -> tuple[float, float]:
+def duality_gap(
+    lattice: ArrayLike,
+    signal: ArrayLike,
+    noise: ArrayLike,
+    power: float = 1.0,
+    noise_power: float = 1.0,
+) -> tuple[float, float]:
     """Two numbers between which the value of the lattice game lies, from the
     laws that two players propose.
 
@@ -104,20 +118,31 @@ def duality_gap(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
         (True, True)
     """
     cost = np.asarray(lattice, dtype=np.float64) ** 2
-    value, up, down = lattice_game(_probabilities(signal, "signal"),
-                                   _probabilities(noise, "noise"))
+    value, up, down = lattice_game(
+        _probabilities(signal, "signal"), _probabilities(noise, "noise")
+    )
     if cost.shape != up.shape:
-        raise ValueError("each law has one probability for each of "
-                         f"{cost.size} points: given {up.size}")
+        raise ValueError(
+            "each law has one probability for each of "
+            f"{cost.size} points: given {up.size}"
+        )
     return (
-        value + float(down @ -np.asarray(noise)) - _linear_best(
-            -down, cost, noise_power),
-        value - float(up @ np.asarray(signal)) + _linear_best(up, cost, power))
+        value
+        + float(down @ -np.asarray(noise))
+        - _linear_best(-down, cost, noise_power),
+        value - float(up @ np.asarray(signal)) + _linear_best(up, cost, power),
+    )
 
 
-def mirror_play(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
-                power: float = 1.0, noise_power: float = 1.0, steps: int = 1000,
-                rate: float = 1.0) -> Play:
+def mirror_play(
+    lattice: ArrayLike,
+    signal: ArrayLike,
+    noise: ArrayLike,
+    power: float = 1.0,
+    noise_power: float = 1.0,
+    steps: int = 1000,
+    rate: float = 1.0,
+) -> Play:
     """The averaged mirror descent–ascent in the mutual-information game on a
     lattice, from positive weights `signal` and `noise`.
 
@@ -133,30 +158,50 @@ def mirror_play(lattice: ArrayLike, signal: ArrayLike, noise: ArrayLike,
         array([0.  , 0.05, 0.24, 0.4 , 0.24, 0.05, 0.  ])
     """
     x = np.asarray(lattice, dtype=np.float64)
-    cost, weights = (x**2,
-                     [np.asarray(w, dtype=np.float64) for w in (signal, noise)])
-    if (not all(w.shape == x.shape and np.all(w > 0) for w in weights)
-            or not rate > 0 or steps < 1):
-        raise ValueError(f"expected positive weights for {x.size} points, a "
-                         "positive rate and at least one step: given "
-                         f"rate={rate}, steps={steps}")
-    (p, s), (q, t) = (_tilt(np.log(w), cost, budget)
-                      for w, budget in zip(weights, (power, noise_power)))
+    cost, weights = (
+        x**2,
+        [np.asarray(w, dtype=np.float64) for w in (signal, noise)],
+    )
+    if (
+        not all(w.shape == x.shape and np.all(w > 0) for w in weights)
+        or not rate > 0
+        or steps < 1
+    ):
+        raise ValueError(
+            f"expected positive weights for {x.size} points, a "
+            "positive rate and at least one step: given "
+            f"rate={rate}, steps={steps}"
+        )
+    (p, s), (q, t) = (
+        _tilt(np.log(w), cost, budget)
+        for w, budget in zip(weights, (power, noise_power))
+    )
     total_p, total_q, history, report = (
-        np.zeros_like(p), np.zeros_like(q), [], 1)
+        np.zeros_like(p),
+        np.zeros_like(q),
+        [],
+        1,
+    )
     for step in range(1, steps + 1):
         total_p, total_q = total_p + p, total_q + q
         if step >= report or step == steps:
-            history.append((step,
-                            *duality_gap(x, total_p / step, total_q / step,
-                                         power, noise_power),
-                            *duality_gap(x, p, q, power, noise_power)))
+            history.append(
+                (
+                    step,
+                    *duality_gap(
+                        x, total_p / step, total_q / step, power, noise_power
+                    ),
+                    *duality_gap(x, p, q, power, noise_power),
+                )
+            )
             report = max(report + 1, int(report * 1.3))
         _, up, down = lattice_game(p, q)
         p, s = _tilt(np.log(np.maximum(p, 1e-300)) + rate * up, cost, power, s)
-        q, t = _tilt(np.log(np.maximum(q, 1e-300)) - rate * down, cost,
-                     noise_power, t)
+        q, t = _tilt(
+            np.log(np.maximum(q, 1e-300)) - rate * down, cost, noise_power, t
+        )
     return Play(p, q, total_p / steps, total_q / steps, np.array(history))
 
+
 # %% auto #0
-__all__ = ['Play', 'lattice_game', 'duality_gap', 'mirror_play']
+__all__ = ["Play", "lattice_game", "duality_gap", "mirror_play"]

@@ -7,7 +7,7 @@ transform, and one after the other.
 # ../../nbs/264_theory.gaussianizers.ipynb.
 
 # %% auto #0
-__all__ = ['Tail', 'Chain']
+__all__ = ["Tail", "Chain"]
 
 # %% ../../nbs/264_theory.gaussianizers.ipynb #538f9e2d
 from dataclasses import dataclass
@@ -17,8 +17,10 @@ import torch
 from .gradient import Gaussianizer, Power
 from .lambert import tail_transform
 from .newton import over
-from .tails import (
-    newton_delta_standardized, tail_delta_standardized)
+from normalnorm.theory.tails import (
+    newton_delta_standardized,
+    tail_delta_standardized,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Tail(Gaussianizer):
         >>> bool(y[-1] / y[-2] < x[-1] / x[-2])             # a shorter tail
         True
     """
+
     steps: int = 0
     method: str = "deviation"
     names = ("delta",)
@@ -48,16 +51,21 @@ class Tail(Gaussianizer):
         steps, method = self.steps, self.method
         if method not in ("deviation", "newton"):
             raise ValueError(
-                f"method={method!r} must be 'deviation' or 'newton'")
+                f"method={method!r} must be 'deviation' or 'newton'"
+            )
         if steps != int(steps) or steps < 0 or (steps and method == "newton"):
-            raise ValueError(f"steps={steps}: an integer, 0 or more, and 0 "
-                             "with method='newton', which is a single step "
-                             "from 0")
+            raise ValueError(
+                f"steps={steps}: an integer, 0 or more, and 0 "
+                "with method='newton', which is a single step "
+                "from 0"
+            )
 
     def estimate(self, k, dim):
-        return (tail_delta_standardized(k, dim, self.steps)
-                if self.method == "deviation"
-                else newton_delta_standardized(k, dim),)
+        return (
+            tail_delta_standardized(k, dim, self.steps)
+            if self.method == "deviation"
+            else newton_delta_standardized(k, dim),
+        )
 
     def apply(self, h, parameters):
         return tail_transform(h, parameters[0])
@@ -66,11 +74,14 @@ class Tail(Gaussianizer):
         return tail_transform(x, -parameters[0])
 
     def log_slope(self, h, parameters):
-        delta, = parameters
+        (delta,) = parameters
         u = tail_transform(h, delta)
-        w, b = (torch.where(delta >= 0, delta, 0.0) * u * u,
-                torch.where(delta < 0, -delta, 0.0) * h * h)
+        w, b = (
+            torch.where(delta >= 0, delta, 0.0) * u * u,
+            torch.where(delta < 0, -delta, 0.0) * h * h,
+        )
         return -w / 2 - w.log1p() + b / 2 + b.log1p()
+
 
 # %% ../../nbs/264_theory.gaussianizers.ipynb #3da31022
 class Chain(Gaussianizer):
@@ -93,8 +104,11 @@ class Chain(Gaussianizer):
         self.parts = parts or (Power(), Tail())
         self.names, self.neutral = self.parts[0].names, self.parts[0].neutral
         for i, part in enumerate(self.parts[1:], 1):
-            self.names += (f"mean{i}", f"deviation{i}",
-                           *(f"{name}{i}" for name in part.names))
+            self.names += (
+                f"mean{i}",
+                f"deviation{i}",
+                *(f"{name}{i}" for name in part.names),
+            )
             self.neutral += (0.0, 1.0, *part.neutral)
 
     def __repr__(self) -> str:
@@ -112,7 +126,8 @@ class Chain(Gaussianizer):
         for part in self.parts[1:]:
             var, mean = over(dim).var_mean(x)
             deviation = torch.where(
-                var > 0, torch.where(var > 0, var, 1.0).sqrt(), 1.0)
+                var > 0, torch.where(var > 0, var, 1.0).sqrt(), 1.0
+            )
             x = (x - mean) / deviation
             own = part.estimate(x, dim)
             found, x = (*found, mean, deviation, *own), part.apply(x, own)
@@ -124,8 +139,14 @@ class Chain(Gaussianizer):
         yield first, None, None, parameters[:at]
         for part in self.parts[1:]:
             end = at + 2 + len(part.names)
-            (yield part, parameters[at], parameters[at + 1],
-             parameters[at + 2:end])
+            (
+                yield (
+                    part,
+                    parameters[at],
+                    parameters[at + 1],
+                    parameters[at + 2 : end],
+                )
+            )
             at = end
 
     def apply(self, h, parameters):
@@ -134,8 +155,9 @@ class Chain(Gaussianizer):
         return h
 
     def inverse(self, x, parameters):
-        for part, mean, deviation, own in reversed(list(
-            self._pieces(parameters))):
+        for part, mean, deviation, own in reversed(
+            list(self._pieces(parameters))
+        ):
             x = part.inverse(x, own)
             x = x if mean is None else x * deviation + mean
         return x

@@ -34,11 +34,19 @@ def negentropy(law: Law) -> Enclosure:
     """
     h = differential_entropy(law)
     return Enclosure(
-        0.5 * math.log(2 * math.pi * math.e * law.variance) - h.value, h.error)
+        0.5 * math.log(2 * math.pi * math.e * law.variance) - h.value, h.error
+    )
+
 
 # %% auto #0
-__all__ = ['negentropy', 'gaussian_information', 'least_dependent',
-           'rare_coincidence', 'moment_bound']
+__all__ = [
+    "negentropy",
+    "gaussian_information",
+    "least_dependent",
+    "rare_coincidence",
+    "moment_bound",
+]
+
 
 # %% ../../nbs/130_theory.independence.ipynb #8ce9eb4d
 def gaussian_information(correlation: ArrayLike) -> float:
@@ -59,20 +67,32 @@ def gaussian_information(correlation: ArrayLike) -> float:
     if r.ndim == 0:
         if not abs(r) <= 1:
             raise ValueError(f"a correlation is between −1 and 1: given {r}")
-        return -0.5 * math.log1p(-float(r) ** 2) if abs(r) < 1 else math.inf
-    if (r.ndim != 2 or r.shape[0] != r.shape[1]
-            or not np.allclose(r, r.T, atol=1e-9)
-            or not np.allclose(np.diag(r), 1, atol=1e-9)
-            or np.linalg.eigvalsh(r)[0] < -1e-9):
-        raise ValueError("expected a correlation matrix: square, symmetric, 1 "
-                         "on the diagonal, no negative eigenvalue; given "
-                         f"shape {r.shape}")
+        return -0.5 * math.log1p(-(float(r) ** 2)) if abs(r) < 1 else math.inf
+    if (
+        r.ndim != 2
+        or r.shape[0] != r.shape[1]
+        or not np.allclose(r, r.T, atol=1e-9)
+        or not np.allclose(np.diag(r), 1, atol=1e-9)
+        or np.linalg.eigvalsh(r)[0] < -1e-9
+    ):
+        raise ValueError(
+            "expected a correlation matrix: square, symmetric, 1 "
+            "on the diagonal, no negative eigenvalue; given "
+            f"shape {r.shape}"
+        )
     sign, logarithm = np.linalg.slogdet(r)
     return -0.5 * float(logarithm) if sign > 0 else math.inf
 
+
 # %% ../../nbs/130_theory.independence.ipynb #d12e5838
-def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike,
-                    rho: float, tolerance: float = 1e-10) -> np.ndarray:
+def least_dependent(
+    x: ArrayLike,
+    p: ArrayLike,
+    y: ArrayLike,
+    q: ArrayLike,
+    rho: float,
+    tolerance: float = 1e-10,
+) -> np.ndarray:
     """The joint law of least mutual information with marginals `p` on points
     `x` and `q` on points `y`, and correlation `rho`.
 
@@ -93,21 +113,30 @@ def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike,
     """
     laws = []
     for values, weights in ((x, p), (y, q)):
-        values, weights = (np.asarray(values, dtype=np.float64),
-                           np.asarray(weights, dtype=np.float64))
-        if (values.ndim != 1 or values.shape != weights.shape
-                or not np.all(weights > 0) or not abs(weights.sum() - 1) < 1e-9
-                or not np.ptp(values) > 0):
-            raise ValueError("expected distinct points with positive "
-                             "probabilities of sum 1: given shapes "
-                             f"{values.shape} and {weights.shape}, sum "
-                             f"{weights.sum()}")
+        values, weights = (
+            np.asarray(values, dtype=np.float64),
+            np.asarray(weights, dtype=np.float64),
+        )
+        if (
+            values.ndim != 1
+            or values.shape != weights.shape
+            or not np.all(weights > 0)
+            or not abs(weights.sum() - 1) < 1e-9
+            or not np.ptp(values) > 0
+        ):
+            raise ValueError(
+                "expected distinct points with positive "
+                "probabilities of sum 1: given shapes "
+                f"{values.shape} and {weights.shape}, sum "
+                f"{weights.sum()}"
+            )
         values = values - weights @ values
         laws.append((values / math.sqrt(weights @ values**2), weights))
     (u, p), (v, q) = laws
     if not abs(rho) < 1:
         raise ValueError(
-            f"a correlation strictly between −1 and 1 is needed: given {rho}")
+            f"a correlation strictly between −1 and 1 is needed: given {rho}"
+        )
     # a negative correlation of (X, Y) is a positive one of (X, −Y)
     turn = -1.0 if rho < 0 else 1.0
     cost, b = (u[:, None] - turn * v[None, :]) ** 2 / 2, np.ones(len(q))
@@ -129,9 +158,20 @@ def least_dependent(x: ArrayLike, p: ArrayLike, y: ArrayLike, q: ArrayLike,
         low, high = high, 2 * high
         if high > 200:
             raise ValueError(
-                f"these marginals do not reach a correlation of {rho}")
-    return table(float(brentq(lambda theta: correlation(table(theta)) - target,
-                              low, high, xtol=1e-11, rtol=1e-12)))
+                f"these marginals do not reach a correlation of {rho}"
+            )
+    return table(
+        float(
+            brentq(
+                lambda theta: correlation(table(theta)) - target,
+                low,
+                high,
+                xtol=1e-11,
+                rtol=1e-12,
+            )
+        )
+    )
+
 
 # %% ../../nbs/130_theory.independence.ipynb #44985c02
 def rare_coincidence(rho: float, p: float) -> tuple[np.ndarray, np.ndarray]:
@@ -152,12 +192,14 @@ def rare_coincidence(rho: float, p: float) -> tuple[np.ndarray, np.ndarray]:
     size = abs(rho)
     if not 0 < p < 1 or not size < 1 or p == size:
         raise ValueError(
-            f"expected 0 < p < 1, |rho| < 1, p ≠ |rho|: given p={p}, rho={rho}")
+            f"expected 0 < p < 1, |rho| < 1, p ≠ |rho|: given p={p}, rho={rho}"
+        )
     far, near = math.sqrt(size / p), math.sqrt((1 - size) / (1 - p))
     table = np.zeros((4, 4))
     table[[0, 3], [0, 3] if rho >= 0 else [3, 0]] = p / 2
     table[1:3, 1:3] = (1 - p) / 4
     return np.array([-far, -near, near, far]), table
+
 
 # %% ../../nbs/130_theory.independence.ipynb #fd9791c7
 def moment_bound(rho: float, fourth_moment: float) -> float:
@@ -173,6 +215,8 @@ def moment_bound(rho: float, fourth_moment: float) -> float:
         0.075
     """
     if not abs(rho) <= 1 or not fourth_moment >= 1:
-        raise ValueError("expected |rho| ≤ 1 and a fourth moment of at least "
-                         f"1: given rho={rho}, fourth_moment={fourth_moment}")
+        raise ValueError(
+            "expected |rho| ≤ 1 and a fourth moment of at least "
+            f"1: given rho={rho}, fourth_moment={fourth_moment}"
+        )
     return 3 * rho**2 / (2 * fourth_moment + 4)

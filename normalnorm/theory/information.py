@@ -20,10 +20,12 @@ def _probabilities(p: ArrayLike, name: str = "p") -> np.ndarray:
     p = np.asarray(p, dtype=np.float64)
     # the comparisons are False for NaN
     if p.size == 0 or not np.all(p >= 0) or not abs(p.sum() - 1) < 1e-9:
-        raise ValueError(f"{name} must be probabilities: non-negative, with "
-                         "sum 1; given a smallest value of "
-                         f"{p.min() if p.size else 'nothing'} and a sum of "
-                         f"{p.sum()}")
+        raise ValueError(
+            f"{name} must be probabilities: non-negative, with "
+            "sum 1; given a smallest value of "
+            f"{p.min() if p.size else 'nothing'} and a sum of "
+            f"{p.sum()}"
+        )
     return p
 
 
@@ -41,12 +43,31 @@ def entropy(p: ArrayLike) -> float:
     """
     return float(-xlogy(q := _probabilities(p), q).sum())
 
+
 # %% auto #0
-__all__ = ['FAMILIES', 'entropy', 'kl_divergence', 'table_information',
-           'gaussian_capacity', 'Law', 'normal', 'uniform', 'laplace',
-           'exponential', 'student', 'points', 'mixture', 'bimodal',
-           'Enclosure', 'differential_entropy', 'entropy_of_sum',
-           'mutual_information', 'Capacity', 'blahut_arimoto']
+__all__ = [
+    "FAMILIES",
+    "entropy",
+    "kl_divergence",
+    "table_information",
+    "gaussian_capacity",
+    "Law",
+    "normal",
+    "uniform",
+    "laplace",
+    "exponential",
+    "student",
+    "points",
+    "mixture",
+    "bimodal",
+    "Enclosure",
+    "differential_entropy",
+    "entropy_of_sum",
+    "mutual_information",
+    "Capacity",
+    "blahut_arimoto",
+]
+
 
 # %% ../../nbs/110_theory.information.ipynb #4b7bf4d5
 def kl_divergence(p: ArrayLike, q: ArrayLike) -> float:
@@ -64,8 +85,10 @@ def kl_divergence(p: ArrayLike, q: ArrayLike) -> float:
     """
     p, q = _probabilities(p), _probabilities(q, "q")
     if p.shape != q.shape:
-        raise ValueError("p and q are laws of the same variable: given shapes "
-                         f"{p.shape} and {q.shape}")
+        raise ValueError(
+            "p and q are laws of the same variable: given shapes "
+            f"{p.shape} and {q.shape}"
+        )
     if np.any((p > 0) & (q == 0)):
         return math.inf
     return float((xlogy(p, p) - xlogy(p, np.where(q > 0, q, 1.0))).sum())
@@ -88,9 +111,12 @@ def table_information(joint: ArrayLike) -> float:
     joint = _probabilities(joint, "joint")
     if joint.ndim != 2:
         raise ValueError(
-            f"joint is a table of two axes: given shape {joint.shape}")
+            f"joint is a table of two axes: given shape {joint.shape}"
+        )
     return kl_divergence(
-        joint, joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True))
+        joint, joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    )
+
 
 # %% ../../nbs/110_theory.information.ipynb #5cad8240
 def gaussian_capacity(snr: float) -> float:
@@ -108,6 +134,7 @@ def gaussian_capacity(snr: float) -> float:
     if not snr >= 0:
         raise ValueError(f"a ratio of variances is not negative: snr={snr}")
     return 0.5 * math.log1p(snr)
+
 
 # %% ../../nbs/110_theory.information.ipynb #e45c8b0f
 from dataclasses import dataclass
@@ -142,18 +169,23 @@ class Law:
         >>> points([0, 1], [0.5, 0.5]).discrete
         True
     """
+
     weights: tuple[float, ...]
     parts: tuple[Any, ...]
 
     def __post_init__(self):
         _probabilities(self.weights, "weights")
         if len(self.weights) != len(self.parts):
-            raise ValueError("each part has one weight: given "
-                             f"{len(self.parts)} parts and {len(self.weights)} "
-                             "weights")
+            raise ValueError(
+                "each part has one weight: given "
+                f"{len(self.parts)} parts and {len(self.weights)} "
+                "weights"
+            )
         if len({isinstance(part, float) for part in self.parts}) > 1:
-            raise ValueError("a law is of points or of densities, not of both: "
-                             "given a mixture of the two")
+            raise ValueError(
+                "a law is of points or of densities, not of both: "
+                "given a mixture of the two"
+            )
 
     @property
     def discrete(self) -> bool:
@@ -163,16 +195,24 @@ class Law:
     @property
     def mean(self) -> float:
         "The expectation."
-        return sum(w * (p if self.discrete else float(p.mean()))
-                   for w, p in zip(self.weights, self.parts))
+        return sum(
+            w * (p if self.discrete else float(p.mean()))
+            for w, p in zip(self.weights, self.parts)
+        )
 
     @property
     def variance(self) -> float:
         "The variance."
         m = self.mean
-        return sum(w * ((p - m) ** 2 if self.discrete
-                        else float(p.var()) + (float(p.mean()) - m) ** 2)
-                   for w, p in zip(self.weights, self.parts))
+        return sum(
+            w
+            * (
+                (p - m) ** 2
+                if self.discrete
+                else float(p.var()) + (float(p.mean()) - m) ** 2
+            )
+            for w, p in zip(self.weights, self.parts)
+        )
 
     def pdf(self, x: ArrayLike) -> np.ndarray:
         """The density at `x`, returned in its shape; raises `ValueError` for a
@@ -188,23 +228,41 @@ class Law:
         """
         if not 0 < scale < math.inf:
             raise ValueError(
-                f"scale must be positive and finite: given {scale}")
+                f"scale must be positive and finite: given {scale}"
+            )
         if self.discrete:
-            return Law(self.weights,
-                       tuple(scale * p + shift for p in self.parts))
-        return Law(self.weights, tuple(
-            p.dist(*p.args, loc=scale * p.kwds["loc"] + shift,
-                   scale=scale * p.kwds["scale"]) for p in self.parts))
+            return Law(
+                self.weights, tuple(scale * p + shift for p in self.parts)
+            )
+        return Law(
+            self.weights,
+            tuple(
+                p.dist(
+                    *p.args,
+                    loc=scale * p.kwds["loc"] + shift,
+                    scale=scale * p.kwds["scale"],
+                )
+                for p in self.parts
+            ),
+        )
 
 
 def _one(distribution: Any, mean: float, variance: float, *shape: float) -> Law:
     if not 0 < variance < math.inf or not math.isfinite(mean):
-        raise ValueError("expected a finite mean and a positive finite "
-                         f"variance, given mean={mean}, variance={variance}")
+        raise ValueError(
+            "expected a finite mean and a positive finite "
+            f"variance, given mean={mean}, variance={variance}"
+        )
     standard = distribution(*shape)
     scale = math.sqrt(variance / float(standard.var()))
-    return Law((1.0,), (distribution(
-        *shape, loc=mean - scale * float(standard.mean()), scale=scale),))
+    return Law(
+        (1.0,),
+        (
+            distribution(
+                *shape, loc=mean - scale * float(standard.mean()), scale=scale
+            ),
+        ),
+    )
 
 
 def normal(mean: float = 0.0, variance: float = 1.0) -> Law:
@@ -290,8 +348,10 @@ def student(nu: float, mean: float = 0.0, variance: float = 1.0) -> Law:
         ValueError: Student's law is supported from 5 degrees of freedom ...
     """
     if not nu >= 5:
-        raise ValueError("Student's law is supported from 5 degrees of "
-                         f"freedom on: given nu={nu}")
+        raise ValueError(
+            "Student's law is supported from 5 degrees of "
+            f"freedom on: given nu={nu}"
+        )
     return _one(scipy.stats.t, mean, variance, nu)
 
 
@@ -330,15 +390,21 @@ def mixture(weights: ArrayLike, laws: Iterable[Law]) -> Law:
     laws = list(laws)
     weights = _probabilities(weights, "weights")
     if len(weights) != len(laws):
-        raise ValueError(f"each law has one weight: given {len(laws)} laws and "
-                         f"{len(weights)} weights")
-    return Law(tuple(float(w) * v for w, law in zip(weights, laws)
-                     for v in law.weights),
-               tuple(p for law in laws for p in law.parts))
+        raise ValueError(
+            f"each law has one weight: given {len(laws)} laws and "
+            f"{len(weights)} weights"
+        )
+    return Law(
+        tuple(
+            float(w) * v for w, law in zip(weights, laws) for v in law.weights
+        ),
+        tuple(p for law in laws for p in law.parts),
+    )
 
 
-def bimodal(separation: float = 0.8, mean: float = 0.0,
-            variance: float = 1.0) -> Law:
+def bimodal(
+    separation: float = 0.8, mean: float = 0.0, variance: float = 1.0
+) -> Law:
     """Two equal normal humps at mean ± separation·√variance, 0 ≤ separation <
     1, of total variance `variance`.
 
@@ -353,18 +419,29 @@ def bimodal(separation: float = 0.8, mean: float = 0.0,
         (1.0, True)
     """
     if not 0 <= separation < 1:
-        raise ValueError("separation is a share of the standard deviation, at "
-                         f"least 0 and below 1: given {separation}")
+        raise ValueError(
+            "separation is a share of the standard deviation, at "
+            f"least 0 and below 1: given {separation}"
+        )
     hump = normal(mean, variance * (1 - separation**2))
-    return mixture([0.5, 0.5],
-                   [hump.affine(1.0, sign * separation * math.sqrt(variance))
-                    for sign in (-1, 1)])
+    return mixture(
+        [0.5, 0.5],
+        [
+            hump.affine(1.0, sign * separation * math.sqrt(variance))
+            for sign in (-1, 1)
+        ],
+    )
 
 
 FAMILIES: dict[str, Law] = {
-    "normal": normal(), "uniform": uniform(), "Laplace": laplace(),
-    "±1": points([-1, 1], [0.5, 0.5]), "exponential": exponential(),
-    "bimodal": bimodal(), "Student t, 5": student(5)}
+    "normal": normal(),
+    "uniform": uniform(),
+    "Laplace": laplace(),
+    "±1": points([-1, 1], [0.5, 0.5]),
+    "exponential": exponential(),
+    "bimodal": bimodal(),
+    "Student t, 5": student(5),
+}
 
 # %% ../../nbs/110_theory.information.ipynb #d30b9e7c
 from typing import NamedTuple
@@ -383,6 +460,7 @@ class Enclosure(NamedTuple):
         >>> Enclosure(1.0, 0.25).high
         1.25
     """
+
     value: float
     error: float
 
@@ -399,24 +477,41 @@ class Enclosure(NamedTuple):
 
 def _jumps(law: Law) -> list[float]:
     "Where the density jumps or has a kink."
-    ends = [end for part in law.parts for end in part.support()
-            if math.isfinite(end)]
-    return ends + [part.kwds["loc"] for part in law.parts
-                   if part.dist.name == "laplace"]
+    ends = [
+        end
+        for part in law.parts
+        for end in part.support()
+        if math.isfinite(end)
+    ]
+    return ends + [
+        part.kwds["loc"] for part in law.parts if part.dist.name == "laplace"
+    ]
 
 
 def _window(law: Law) -> tuple[float, float]:
-    low = min(end if math.isfinite(end := p.support()[0]) else p.ppf(_TAIL)
-              for p in law.parts)
-    return float(low), float(max(end if math.isfinite(end := p.support()[1])
-                                 else p.isf(_TAIL) for p in law.parts))
+    low = min(
+        end if math.isfinite(end := p.support()[0]) else p.ppf(_TAIL)
+        for p in law.parts
+    )
+    return float(low), float(
+        max(
+            end if math.isfinite(end := p.support()[1]) else p.isf(_TAIL)
+            for p in law.parts
+        )
+    )
 
 
 def _tail_entropy(part: Any, tau: float) -> float:
     "Bound of −∫ p log p outside of the window, by maximum entropy there."
-    return tau * (
-        0.5 * abs(math.log(2 * math.pi * math.e * float(part.var()) / tau))
-        + math.log(1 / tau)) if tau > 0 else 0.0
+    return (
+        tau
+        * (
+            0.5 * abs(math.log(2 * math.pi * math.e * float(part.var()) / tau))
+            + math.log(1 / tau)
+        )
+        if tau > 0
+        else 0.0
+    )
 
 
 def _cells(law: Law, edges: np.ndarray) -> tuple[np.ndarray, float]:
@@ -425,13 +520,17 @@ def _cells(law: Law, edges: np.ndarray) -> tuple[np.ndarray, float]:
     """
     masses, blur = np.zeros(len(edges) - 1), 0.0
     for weight, part in zip(law.weights, law.parts):
-        half = int(np.clip(np.searchsorted(edges, part.median()), 0,
-                           len(edges) - 1))
+        half = int(
+            np.clip(np.searchsorted(edges, part.median()), 0, len(edges) - 1)
+        )
         # the smaller numbers of the two, for their digits
         below, above = part.cdf(edges[: half + 1]), part.sf(edges[half:])
         mass = np.concatenate([np.diff(below), -np.diff(above)])
-        lost = float(-xlogy(mass, mass / np.diff(edges)).sum()) - float(
-            part.entropy()) + _tail_entropy(part, float(below[0] + above[-1]))
+        lost = (
+            float(-xlogy(mass, mass / np.diff(edges)).sum())
+            - float(part.entropy())
+            + _tail_entropy(part, float(below[0] + above[-1]))
+        )
         masses += weight * mass
         blur += weight * (max(lost, 0.0) + 1e-13)
     return masses, blur
@@ -441,17 +540,21 @@ def _peak(law: Law) -> float:
     """A bound on the density: the parts that we use have their maximum at a
     known point.
     """
-    return sum(w * float(p.pdf(p.kwds["loc"]))
-               for w, p in zip(law.weights, law.parts))
+    return sum(
+        w * float(p.pdf(p.kwds["loc"])) for w, p in zip(law.weights, law.parts)
+    )
 
 
-def _truncation(tau: float, variance: float, value: float,
-                peak: float) -> float:
+def _truncation(
+    tau: float, variance: float, value: float, peak: float
+) -> float:
     "@eq-truncation."
     if tau <= 0:
         return 0.0
-    outside = max(abs(0.5 * math.log(2 * math.pi * math.e * variance / tau)),
-                  abs(math.log(peak / tau)))
+    outside = max(
+        abs(0.5 * math.log(2 * math.pi * math.e * variance / tau)),
+        abs(math.log(peak / tau)),
+    )
     return entropy([tau, 1 - tau]) + tau * abs(value) + tau * outside
 
 
@@ -474,8 +577,10 @@ def differential_entropy(law: Law, step: float = 1e-3) -> Enclosure:
         (1.2297, True)
     """
     if not 0 < step < 1:
-        raise ValueError("step is a cell's width in standard deviations, "
-                         f"between 0 and 1: given {step}")
+        raise ValueError(
+            "step is a cell's width in standard deviations, "
+            f"between 0 and 1: given {step}"
+        )
     if law.discrete:
         return Enclosure(-math.inf, 0.0)
     if len(law.parts) == 1:
@@ -483,14 +588,16 @@ def differential_entropy(law: Law, step: float = 1e-3) -> Enclosure:
     low, high = _window(law)
     width = step * min(math.sqrt(float(p.var())) for p in law.parts)
     edges = np.union1d(
-        np.linspace(low, high, math.ceil((high - low) / width) + 1),
-        _jumps(law))
+        np.linspace(low, high, math.ceil((high - low) / width) + 1), _jumps(law)
+    )
     edges = edges[np.append(True, np.diff(edges) > 1e-9 * width)]
     mass, blur = _cells(law, edges)
     top = float(-xlogy(mass, mass / np.diff(edges)).sum())
-    slack = _truncation(max(0.0, 1 - float(mass.sum())), law.variance, top,
-                        _peak(law))
+    slack = _truncation(
+        max(0.0, 1 - float(mass.sum())), law.variance, top, _peak(law)
+    )
     return Enclosure(top - blur / 2, blur / 2 + slack + _ROUNDING)
+
 
 # %% ../../nbs/110_theory.information.ipynb #97533f3e
 from fractions import Fraction
@@ -505,8 +612,10 @@ def _linear_piece(t: np.ndarray) -> np.ndarray:
     t = np.abs(t)
     small, large = np.minimum(t, 0.02), np.clip(t, 0.02, 1 - 1e-15)
     series = small**2 * (1 / 6 + small**2 * (1 / 60 + small**2 / 210))
-    closed = ((1 + large) ** 2 * (2 * np.log1p(large) - 1)
-              - (1 - large) ** 2 * (2 * np.log1p(-large) - 1)) / (8 * large)
+    closed = (
+        (1 + large) ** 2 * (2 * np.log1p(large) - 1)
+        - (1 - large) ** 2 * (2 * np.log1p(-large) - 1)
+    ) / (8 * large)
     return np.where(t < 0.02, series, closed)
 
 
@@ -514,9 +623,12 @@ def _common_step(laws: tuple[Law, ...], step: float) -> float:
     """A width not above `step` of which the lengths of all bounded supports are
     even multiples, where such a width exists.
     """
-    lengths = [b - a for law in laws
-               for a, b in (part.support() for part in law.parts)
-               if math.isfinite(b - a)]
+    lengths = [
+        b - a
+        for law in laws
+        for a, b in (part.support() for part in law.parts)
+        if math.isfinite(b - a)
+    ]
     if not lengths:
         return step
     base = lengths[0]
@@ -533,7 +645,8 @@ def _lattice(law: Law, step: float) -> np.ndarray:
     anchor = (_jumps(law) or [0.0])[0]
     return anchor + step * np.arange(
         math.floor((low - anchor) / step + 1e-9),
-        math.ceil((high - anchor) / step - 1e-9) + 1)
+        math.ceil((high - anchor) / step - 1e-9) + 1,
+    )
 
 
 def entropy_of_sum(x: Law, z: Law, step: float = 1e-3) -> Enclosure:
@@ -553,59 +666,98 @@ def entropy_of_sum(x: Law, z: Law, step: float = 1e-3) -> Enclosure:
         (1.742453, True)
     """
     if x.discrete or z.discrete:
-        raise ValueError("entropy_of_sum is for two laws with densities: given "
-                         "a law of points; see mutual_information")
+        raise ValueError(
+            "entropy_of_sum is for two laws with densities: given "
+            "a law of points; see mutual_information"
+        )
     if not 0 < step < 1:
-        raise ValueError("step is a cell's width in standard deviations, "
-                         f"between 0 and 1: given {step}")
-    delta = _common_step((x, z),
-                         step * min(math.sqrt(float(part.var()))
-                                    for law in (x, z) for part in law.parts))
+        raise ValueError(
+            "step is a cell's width in standard deviations, "
+            f"between 0 and 1: given {step}"
+        )
+    delta = _common_step(
+        (x, z),
+        step
+        * min(
+            math.sqrt(float(part.var())) for law in (x, z) for part in law.parts
+        ),
+    )
     (p, blur_x), (q, blur_z) = (
-        _cells(law, _lattice(law, delta)) for law in (x, z))
+        _cells(law, _lattice(law, delta)) for law in (x, z)
+    )
     inside_x, inside_z = min(1.0, p.sum()), min(1.0, q.sum())
     p, q, blur_x, blur_z = (
-        p / p.sum(), q / q.sum(), blur_x / inside_x, blur_z / inside_z)
+        p / p.sum(),
+        q / q.sum(),
+        blur_x / inside_x,
+        blur_z / inside_z,
+    )
     nodes = np.maximum(fftconvolve(p, q), 0.0)
     window = (len(nodes) + 1) * delta
     # of the transform
-    noise = (10 * np.finfo(float).eps * math.log2(2 * len(nodes))
-             * np.linalg.norm(p) * np.linalg.norm(q) / delta)
+    noise = (
+        10
+        * np.finfo(float).eps
+        * math.log2(2 * len(nodes))
+        * np.linalg.norm(p)
+        * np.linalg.norm(q)
+        / delta
+    )
     floor = max(1e-13, float(noise))
     density = np.concatenate([[0.0], nodes / delta, [0.0]]) + floor
     middle, change = (density[1:] + density[:-1]) / 2, np.diff(density)
     value = -float(
-        delta * np.sum(
-            middle * (np.log(middle) + _linear_piece(change / (2 * middle)))))
+        delta
+        * np.sum(
+            middle * (np.log(middle) + _linear_piece(change / (2 * middle)))
+        )
+    )
     slope = np.abs(change) / np.minimum(density[1:], density[:-1])
     # a second bound of the variation: better where the density falls to the
     # floor
     drop = np.abs(np.diff(np.log(density)))
     variation = np.minimum(
-        np.maximum(slope[1:], slope[:-1]) / 2, drop[1:] + drop[:-1])
+        np.maximum(slope[1:], slope[:-1]) / 2, drop[1:] + drop[:-1]
+    )
     moved = float(np.sum(nodes * variation**2))
-    error = blur_x + blur_z + math.sqrt(2 * blur_x * moved) + math.sqrt(
-        2 * blur_z * moved) + floor * window * (1 + 2 * abs(math.log(floor)))
-    error += _truncation(2 - inside_x - inside_z, x.variance + z.variance,
-                         value, min(_peak(x), _peak(z)))
+    error = (
+        blur_x
+        + blur_z
+        + math.sqrt(2 * blur_x * moved)
+        + math.sqrt(2 * blur_z * moved)
+        + floor * window * (1 + 2 * abs(math.log(floor)))
+    )
+    error += _truncation(
+        2 - inside_x - inside_z,
+        x.variance + z.variance,
+        value,
+        min(_peak(x), _peak(z)),
+    )
     return Enclosure(value, float(error) + _ROUNDING)
+
 
 # %% ../../nbs/110_theory.information.ipynb #f4727481
 def _discrete_sum(x: Law, z: Law) -> float:
     """I of two laws of points, H(X+Z) − H(Z); sums that agree to nine digits
     are the same value.
     """
+
     def merged(values, weights):
         _, index = np.unique(np.round(values, 9), return_inverse=True)
         return np.bincount(index, weights)
-    total = merged(np.add.outer(x.parts, z.parts).ravel(),
-                   np.outer(x.weights, z.weights).ravel())
+
+    total = merged(
+        np.add.outer(x.parts, z.parts).ravel(),
+        np.outer(x.weights, z.weights).ravel(),
+    )
     return entropy(total / total.sum()) - entropy(
-        merged(np.array(z.parts), z.weights))
+        merged(np.array(z.parts), z.weights)
+    )
 
 
-def mutual_information(x: Law, z: Law, tolerance: float = 1e-6,
-                       step: float = 1.5e-3) -> Enclosure:
+def mutual_information(
+    x: Law, z: Law, tolerance: float = 1e-6, step: float = 1.5e-3
+) -> Enclosure:
     """I(X; X+Z) in nats for an independent signal `x` and noise `z`, as a value
     with a bound on its error.
 
@@ -623,21 +775,27 @@ def mutual_information(x: Law, z: Law, tolerance: float = 1e-6,
         (0.111572, True)
     """
     if z.discrete:
-        return (Enclosure(_discrete_sum(x, z), _ROUNDING) if x.discrete
-                else Enclosure(math.inf, 0.0))
+        return (
+            Enclosure(_discrete_sum(x, z), _ROUNDING)
+            if x.discrete
+            else Enclosure(math.inf, 0.0)
+        )
     for _ in range(6):
         if x.discrete:
             total = differential_entropy(
                 mixture(x.weights, [z.affine(1.0, shift) for shift in x.parts]),
-                step)
+                step,
+            )
         else:
             total = entropy_of_sum(x, z, step)
         noise = differential_entropy(z, step)
         if total.error + noise.error <= tolerance:
             break
         step /= 2
-    return Enclosure(float(total.value - noise.value),
-                     float(total.error + noise.error))
+    return Enclosure(
+        float(total.value - noise.value), float(total.error + noise.error)
+    )
+
 
 # %% ../../nbs/110_theory.information.ipynb #dd0e4c9a
 class Capacity(NamedTuple):
@@ -650,44 +808,60 @@ class Capacity(NamedTuple):
         >>> round(found.low / math.log(4), 6)
         1.0
     """
+
     low: float
     high: float
     law: np.ndarray
     multiplier: float
 
 
-def _tilt(log_weights: np.ndarray, cost: np.ndarray, budget: float,
-          guess: float = 0.0) -> tuple[np.ndarray, float]:
+def _tilt(
+    log_weights: np.ndarray, cost: np.ndarray, budget: float, guess: float = 0.0
+) -> tuple[np.ndarray, float]:
     """The law ∝ exp(log_weights − ν·cost) of mean cost ≤ budget with the
     smallest ν ≥ 0, and ν: Newton's method in a bracket, as the mean cost falls
     with s.
     """
     if cost.min() > budget:
-        raise ValueError(f"no law has a mean cost of at most {budget}: the "
-                         f"cheapest value costs {cost.min()}")
+        raise ValueError(
+            f"no law has a mean cost of at most {budget}: the "
+            f"cheapest value costs {cost.min()}"
+        )
     low, high, s = 0.0, math.inf, guess
     for _ in range(200):
         exponent = log_weights - s * cost
         p = np.exp(exponent - exponent.max())
         p /= p.sum()
         excess = float(p @ cost) - budget
-        if (abs(excess) < 1e-13 * (1 + abs(budget)) or (s == 0 and excess <= 0)
-                or (high - low) < 1e-15 * (1 + low)):
+        if (
+            abs(excess) < 1e-13 * (1 + abs(budget))
+            or (s == 0 and excess <= 0)
+            or (high - low) < 1e-15 * (1 + low)
+        ):
             break
         low, high = (s, high) if excess > 0 else (low, s)
         spread = float(p @ (cost - budget - excess) ** 2)
         following = s + excess / spread if spread > 0 else math.nan
-        s = (following if low < following < high else (low + high) / 2
-             if math.isfinite(high) else 2 * low + 1)
+        s = (
+            following
+            if low < following < high
+            else (low + high) / 2
+            if math.isfinite(high)
+            else 2 * low + 1
+        )
         if low == 0 and following <= 0:
             s = 0.0
     return p, s
 
 
-def blahut_arimoto(channel: ArrayLike, cost: ArrayLike | None = None,
-                   budget: float = math.inf, tolerance: float = 1e-6,
-                   iterations: int = 10_000,
-                   start: ArrayLike | None = None) -> Capacity:
+def blahut_arimoto(
+    channel: ArrayLike,
+    cost: ArrayLike | None = None,
+    budget: float = math.inf,
+    tolerance: float = 1e-6,
+    iterations: int = 10_000,
+    start: ArrayLike | None = None,
+) -> Capacity:
     """The largest mutual information of a channel over its input laws of mean
     cost at most `budget`, in nats, enclosed.
 
@@ -706,22 +880,36 @@ def blahut_arimoto(channel: ArrayLike, cost: ArrayLike | None = None,
         0.368064
     """
     channel = np.asarray(channel, dtype=np.float64)
-    if (channel.ndim != 2 or not np.all(channel >= 0)
-            or not np.allclose(channel.sum(1), 1, atol=1e-9)):
-        raise ValueError("each row of channel must be probabilities: given "
-                         f"shape {channel.shape}")
-    cost = np.zeros(len(channel)) if cost is None else np.asarray(
-        cost, dtype=np.float64)
+    if (
+        channel.ndim != 2
+        or not np.all(channel >= 0)
+        or not np.allclose(channel.sum(1), 1, atol=1e-9)
+    ):
+        raise ValueError(
+            "each row of channel must be probabilities: given "
+            f"shape {channel.shape}"
+        )
+    cost = (
+        np.zeros(len(channel))
+        if cost is None
+        else np.asarray(cost, dtype=np.float64)
+    )
     if cost.shape != (len(channel),) or not cost.min() <= budget:
-        raise ValueError(f"cost needs one number for each of {len(channel)} "
-                         f"inputs, the smallest within the budget {budget}: "
-                         f"given {cost}")
+        raise ValueError(
+            f"cost needs one number for each of {len(channel)} "
+            f"inputs, the smallest within the budget {budget}: "
+            f"given {cost}"
+        )
     if not math.isfinite(budget):
         budget = float(cost.max())
     own = xlogy(channel, channel).sum(1)
-    p, s = _tilt(np.zeros(len(channel)) if start is None
-                     else np.log(np.asarray(start, dtype=np.float64)),
-                 cost, budget)
+    p, s = _tilt(
+        np.zeros(len(channel))
+        if start is None
+        else np.log(np.asarray(start, dtype=np.float64)),
+        cost,
+        budget,
+    )
     best, high = (-math.inf, p, s), math.inf
     for _ in range(iterations):
         divergence = own - channel @ np.log(np.maximum(p @ channel, 1e-300))

@@ -7,7 +7,7 @@ gaussianize every shape it meets.
 # ../../nbs/265_theory.iterative.ipynb.
 
 # %% auto #0
-__all__ = ['Round', 'random_rotation', 'IterativeGaussianizer']
+__all__ = ["Round", "random_rotation", "IterativeGaussianizer"]
 
 # %% ../../nbs/265_theory.iterative.ipynb #cc902cc9
 import math
@@ -34,6 +34,7 @@ class Round(NamedTuple):
         >>> found.mean.shape, found.rotation.shape
         (torch.Size([1, 3]), torch.Size([3, 3]))
     """
+
     mean: Tensor
     deviation: Tensor
     parameters: tuple[Tensor, ...]
@@ -42,9 +43,12 @@ class Round(NamedTuple):
     rotation: Tensor
 
 
-def random_rotation(d: int, generator: torch.Generator | None = None,
-                    dtype: torch.dtype = torch.float64,
-                    device: torch.device | str | None = None) -> Tensor:
+def random_rotation(
+    d: int,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """An orthogonal matrix of size d, uniformly distributed (Haar): QR of a
     normal matrix, with the signs of R's diagonal.
 
@@ -59,7 +63,8 @@ def random_rotation(d: int, generator: torch.Generator | None = None,
         True
     """
     q, r = torch.linalg.qr(
-        torch.randn(d, d, generator=generator, dtype=torch.float64))
+        torch.randn(d, d, generator=generator, dtype=torch.float64)
+    )
     return (q * torch.sign(r.diagonal())).to(dtype=dtype, device=device)
 
 
@@ -67,8 +72,11 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     "Mean and deviation of each coordinate; 1 for a constant one."
     var, mean = torch.var_mean(x, 0, correction=0, keepdim=True)
     varies = var > 0
-    return mean, torch.where(varies, torch.where(varies, var, 1.0).sqrt(),
-                             torch.where(var.isnan(), var, 1.0))
+    return mean, torch.where(
+        varies,
+        torch.where(varies, var, 1.0).sqrt(),
+        torch.where(var.isnan(), var, 1.0),
+    )
 
 
 class IterativeGaussianizer:
@@ -96,15 +104,23 @@ class IterativeGaussianizer:
         torch.Size([200, 2])
     """
 
-    def __init__(self, rounds: int = 10,
-                 gaussianizer: Gaussianizer | None = None,
-                 rotation: str = "random", seed: int = 0):
+    def __init__(
+        self,
+        rounds: int = 10,
+        gaussianizer: Gaussianizer | None = None,
+        rotation: str = "random",
+        seed: int = 0,
+    ):
         if rounds < 1:
             raise ValueError(f"rounds={rounds}: at least one")
         if rotation not in ("random", "pca"):
             raise ValueError(f"rotation={rotation!r} must be 'random' or 'pca'")
         self.count, self.gaussianizer, self.rotation, self.seed = (
-            rounds, gaussianizer or Chain(), rotation, seed)
+            rounds,
+            gaussianizer or Chain(),
+            rotation,
+            seed,
+        )
         self.rounds: list[Round] = []
 
     def fit_transform(self, x: Tensor) -> Tensor:
@@ -118,7 +134,8 @@ class IterativeGaussianizer:
         check_real("IterativeGaussianizer", x)
         if x.ndim != 2 or not x.shape[0]:
             raise ValueError(
-                f"a sample has shape (n, d) with n > 0, given {tuple(x.shape)}")
+                f"a sample has shape (n, d) with n > 0, given {tuple(x.shape)}"
+            )
         x = upcast(x)
         generator, self.rounds = torch.Generator().manual_seed(self.seed), []
         for _ in range(self.count):
@@ -133,10 +150,16 @@ class IterativeGaussianizer:
             else:
                 turn = torch.linalg.eigh(x.detach().T @ x.detach()).eigenvectors
             x = x @ turn
-            self.rounds.append(Round(mean.detach(), deviation.detach(),
-                                     tuple(p.detach() for p in parameters),
-                                     after[0].detach(), after[1].detach(),
-                                     turn))
+            self.rounds.append(
+                Round(
+                    mean.detach(),
+                    deviation.detach(),
+                    tuple(p.detach() for p in parameters),
+                    after[0].detach(),
+                    after[1].detach(),
+                    turn,
+                )
+            )
         return x
 
     def fit(self, x: Tensor) -> "IterativeGaussianizer":
@@ -148,11 +171,13 @@ class IterativeGaussianizer:
     def _fitted(self, x: Tensor) -> Tensor:
         if not self.rounds:
             raise ValueError(
-                "this IterativeGaussianizer is not fitted: call fit(x) first")
+                "this IterativeGaussianizer is not fitted: call fit(x) first"
+            )
         return x.to(self.rounds[0].mean.dtype)
 
-    def transform(self, x: Tensor,
-                  log_det: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    def transform(
+        self, x: Tensor, log_det: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """The stored map at points (n, d); with `log_det` also the logarithm of
         its Jacobian determinant.
 
@@ -165,9 +190,14 @@ class IterativeGaussianizer:
             if log_det:
                 total = total + (
                     self.gaussianizer.log_slope(k, r.parameters)
-                    - r.deviation.log() - r.deviation_after.log()).sum(-1)
-            x = ((self.gaussianizer.apply(k, r.parameters) - r.mean_after)
-                 / r.deviation_after @ r.rotation)
+                    - r.deviation.log()
+                    - r.deviation_after.log()
+                ).sum(-1)
+            x = (
+                (self.gaussianizer.apply(k, r.parameters) - r.mean_after)
+                / r.deviation_after
+                @ r.rotation
+            )
         return (x, total) if log_det else x
 
     def inverse(self, y: Tensor) -> Tensor:
@@ -178,7 +208,8 @@ class IterativeGaussianizer:
         for r in reversed(self.rounds):
             k = self.gaussianizer.inverse(
                 y @ r.rotation.T * r.deviation_after + r.mean_after,
-                r.parameters)
+                r.parameters,
+            )
             y = k * r.deviation + r.mean
         return y
 
@@ -188,5 +219,8 @@ class IterativeGaussianizer:
         `x`: the points; the result has shape (n,), in nats.
         """
         y, total = self.transform(x, log_det=True)
-        return (total - 0.5 * (y * y).sum(-1)
-                - 0.5 * y.shape[1] * math.log(2 * math.pi))
+        return (
+            total
+            - 0.5 * (y * y).sum(-1)
+            - 0.5 * y.shape[1] * math.log(2 * math.pi)
+        )

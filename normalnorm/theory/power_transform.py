@@ -6,8 +6,14 @@ inverse, all its derivatives, and the likelihood that chooses its parameter.
 # ../../nbs/210_theory.power_transform.ipynb.
 
 # %% auto #0
-__all__ = ['yeo_johnson_nll', 'signed_log1p', 'yeo_johnson',
-           'power_transform_derivative', 'representable', 'yeo_johnson_inverse']
+__all__ = [
+    "yeo_johnson_nll",
+    "signed_log1p",
+    "yeo_johnson",
+    "power_transform_derivative",
+    "representable",
+    "yeo_johnson_inverse",
+]
 
 # %% ../../nbs/210_theory.power_transform.ipynb #f6a79419
 import math
@@ -15,9 +21,11 @@ import math
 import torch
 from torch import Tensor
 
+
 # %% ../../nbs/210_theory.power_transform.ipynb #3c98d7e3
-def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float,
-                    dim: int | tuple[int, ...] = -1) -> Tensor:
+def yeo_johnson_nll(
+    h: Tensor, lmbda: Tensor | float, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     """The negative log likelihood of λ, in nats per element, maximized over
     mean and variance of the normal model.
 
@@ -45,23 +53,32 @@ def yeo_johnson_nll(h: Tensor, lmbda: Tensor | float,
     """
     h, lmbda, dtype = _prepare("yeo_johnson_nll", h, lmbda)
     h, lmbda = torch.broadcast_tensors(h, lmbda)
-    dims = ([d % h.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
-            if h.ndim else [])
+    dims = (
+        [d % h.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
+        if h.ndim
+        else []
+    )
     if not dims or 0 in (h.shape[d] for d in dims):
-        raise ValueError("yeo_johnson_nll needs at least one element along "
-                         f"dim={dim}, given a shape of {tuple(h.shape)}")
+        raise ValueError(
+            "yeo_johnson_nll needs at least one element along "
+            f"dim={dim}, given a shape of {tuple(h.shape)}"
+        )
     if any(h.shape[d] > 1 and lmbda.stride(d) != 0 for d in dims):
-        raise ValueError(f"lmbda must not vary along dim={dim} of "
-                         f"{tuple(h.shape)}: give it size 1 there, e.g. "
-                         "lmbda[..., None]")
-    if h.device.type != "mps":              # which has no float64
+        raise ValueError(
+            f"lmbda must not vary along dim={dim} of "
+            f"{tuple(h.shape)}: give it size 1 there, e.g. "
+            "lmbda[..., None]"
+        )
+    if h.device.type != "mps":  # which has no float64
         h, lmbda = h.double(), lmbda.double()
     x = _transform(h, lmbda, 0)
     # exactly 0 for a constant sample
     variance = (x - x.detach().amin(dims, keepdim=True)).var(dims, correction=0)
     tilt = ((lmbda - 1) * signed_log1p(h)).mean(dims)
-    return (0.5 * (math.log(2 * math.pi) + 1) + 0.5 * variance.log()
-            - tilt).to(dtype)
+    return (0.5 * (math.log(2 * math.pi) + 1) + 0.5 * variance.log() - tilt).to(
+        dtype
+    )
+
 
 # %% ../../nbs/210_theory.power_transform.ipynb #16f59836
 def _taylor(k: int, precision: float) -> tuple[float, ...]:
@@ -69,17 +86,20 @@ def _taylor(k: int, precision: float) -> tuple[float, ...]:
     (k+1)/2 at a relative precision.
     """
     radius, coefficients = (k + 1) / 2, []
-    while (not coefficients
-           or coefficients[-1] * radius ** (len(coefficients) - 1)
-              > precision / (8 * (k + 1))):
+    while not coefficients or coefficients[-1] * radius ** (
+        len(coefficients) - 1
+    ) > precision / (8 * (k + 1)):
         j = len(coefficients)
         coefficients.append(1 / (math.factorial(j) * (k + j + 1)))
     return tuple(reversed(coefficients))
 
 
 # looked up, also by torch.compile
-_SERIES = {(k, precision): _taylor(k, precision) for k in range(6)
-           for precision in (2.0**-23, 2.0**-52)}
+_SERIES = {
+    (k, precision): _taylor(k, precision)
+    for k in range(6)
+    for precision in (2.0**-23, 2.0**-52)
+}
 
 
 def _series(k: int, t: Tensor) -> Tensor:
@@ -106,7 +126,7 @@ def _phi(k: int, t: Tensor) -> Tensor:
     far = torch.where(small, radius or 1.0, t)
     # where k > 0 nothing cancels: |far| is 1 at least
     value = -(torch.expm1 if k else _expm1)(-far.abs()) / far.abs()
-    top = torch.exp(far.clamp(max=0))                   # exp(t), scaled
+    top = torch.exp(far.clamp(max=0))  # exp(t), scaled
     for j in range(1, k + 1):
         value = (top - j * value) / far
     if k == 0:
@@ -124,12 +144,14 @@ def _derivative(h: Tensor, lmbda: Tensor, k: int) -> Tensor:
     if k:
         return value
     eta = torch.where(left, 2 - lmbda, lmbda)
-    limit = torch.where(eta < 0, h.sign() / -eta, h)     # at infinite h
+    limit = torch.where(eta < 0, h.sign() / -eta, h)  # at infinite h
     return torch.where(lmbda == 1, h, torch.where(h.isinf(), limit, value))
+
 
 # %% ../../nbs/210_theory.power_transform.ipynb #10da6d36
 class _SignedLog1p(torch.autograd.Function):
     "slog(h) = sign(h)·log(1+|h|), with slope 1 at 0."
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -145,14 +167,14 @@ class _SignedLog1p(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        h, = ctx.saved_tensors
+        (h,) = ctx.saved_tensors
         return grad / (1 + h.abs())
 
 
 class _SignedLog1pBothModes(_SignedLog1p):
     @staticmethod
     def jvp(ctx, tangent):
-        h, = ctx.saved_tensors
+        (h,) = ctx.saved_tensors
         return tangent / (1 + h.abs())
 
 
@@ -169,14 +191,16 @@ def signed_log1p(h: Tensor) -> Tensor:
     """
     if torch.jit.is_tracing():  # a trace cannot hold a function of Python's
         return _SignedLog1p.forward(h)
-    return (_SignedLog1p if torch.compiler.is_compiling()
-            else _SignedLog1pBothModes).apply(h)
+    return (
+        _SignedLog1p if torch.compiler.is_compiling() else _SignedLog1pBothModes
+    ).apply(h)
 
 
 class _PowerTransform(torch.autograd.Function):
     """∂ᵏψ/∂λᵏ of two tensors of one dtype that broadcast; differentiable to any
     order.
     """
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -192,19 +216,25 @@ class _PowerTransform(torch.autograd.Function):
     @staticmethod
     def _slopes(k, h, lmbda):
         log = signed_log1p(h)
-        return (lambda: log**k * torch.exp((lmbda - 1) * log),
-                lambda: _transform(h, lmbda, k + 1))
+        return (
+            lambda: log**k * torch.exp((lmbda - 1) * log),
+            lambda: _transform(h, lmbda, k + 1),
+        )
 
     @staticmethod
     def backward(ctx, grad):
         # once: each time unpacks again, which checkpointing refuses
         h, lmbda = ctx.saved_tensors
         in_h, in_lmbda = _PowerTransform._slopes(ctx.k, h, lmbda)
-        return ((grad * in_h()).sum_to_size(h.shape) if ctx.needs_input_grad[0]
-                    else None,
-                (grad * in_lmbda()).sum_to_size(lmbda.shape)
-                    if ctx.needs_input_grad[1] else None,
-                None)
+        return (
+            (grad * in_h()).sum_to_size(h.shape)
+            if ctx.needs_input_grad[0]
+            else None,
+            (grad * in_lmbda()).sum_to_size(lmbda.shape)
+            if ctx.needs_input_grad[1]
+            else None,
+            None,
+        )
 
 
 class _PowerTransformBothModes(_PowerTransform):
@@ -217,31 +247,45 @@ class _PowerTransformBothModes(_PowerTransform):
 def _transform(h: Tensor, lmbda: Tensor, k: int) -> Tensor:
     if torch.jit.is_tracing():
         return _PowerTransform.forward(h, lmbda, k)
-    return (_PowerTransform if torch.compiler.is_compiling()
-            else _PowerTransformBothModes).apply(h, lmbda, k)
+    return (
+        _PowerTransform
+        if torch.compiler.is_compiling()
+        else _PowerTransformBothModes
+    ).apply(h, lmbda, k)
+
 
 # %% ../../nbs/210_theory.power_transform.ipynb #2b8eb32f
 def _result_dtype(value: Tensor, lmbda: Tensor | float) -> torch.dtype:
     """torch.result_type for a floating-point `value`, in a form that
     torch.compile can follow.
     """
-    if (not isinstance(lmbda, Tensor) or not lmbda.is_floating_point()
-            or (value.ndim and not lmbda.ndim)):
+    if (
+        not isinstance(lmbda, Tensor)
+        or not lmbda.is_floating_point()
+        or (value.ndim and not lmbda.ndim)
+    ):
         return value.dtype
-    return (lmbda.dtype if lmbda.ndim and not value.ndim
-            else torch.promote_types(value.dtype, lmbda.dtype))
+    return (
+        lmbda.dtype
+        if lmbda.ndim and not value.ndim
+        else torch.promote_types(value.dtype, lmbda.dtype)
+    )
 
 
-def _prepare(name: str, value: Tensor,
-             lmbda: Tensor | float) -> tuple[Tensor, Tensor, torch.dtype]:
+def _prepare(
+    name: str, value: Tensor, lmbda: Tensor | float
+) -> tuple[Tensor, Tensor, torch.dtype]:
     """Both arguments in float32 or float64, not broadcast, so that the result
     lies in memory as `value` does; and the dtype of the result.
     """
     if not isinstance(value, Tensor) or not value.is_floating_point():
         given = (
-            value.dtype if isinstance(value, Tensor) else type(value).__name__)
-        raise TypeError(f"{name} expects a real floating-point tensor, not "
-                        f"{given}: convert it, e.g. with .float()")
+            value.dtype if isinstance(value, Tensor) else type(value).__name__
+        )
+        raise TypeError(
+            f"{name} expects a real floating-point tensor, not "
+            f"{given}: convert it, e.g. with .float()"
+        )
     if isinstance(lmbda, Tensor) and lmbda.is_complex():
         raise TypeError(f"{name} expects a real lmbda, not {lmbda.dtype}")
     dtype = _result_dtype(value, lmbda)
@@ -276,8 +320,9 @@ def yeo_johnson(h: Tensor, lmbda: Tensor | float) -> Tensor:
     return _transform(h, lmbda, 0).to(dtype)
 
 
-def power_transform_derivative(h: Tensor, lmbda: Tensor | float,
-                               k: int = 1) -> Tensor:
+def power_transform_derivative(
+    h: Tensor, lmbda: Tensor | float, k: int = 1
+) -> Tensor:
     """The k-th derivative of `yeo_johnson` with respect to λ, as a
     differentiable function of both arguments.
 
@@ -295,6 +340,7 @@ def power_transform_derivative(h: Tensor, lmbda: Tensor | float,
         raise ValueError(f"the order k of a derivative is at least 0, not {k}")
     h, lmbda, dtype = _prepare("power_transform_derivative", h, lmbda)
     return _transform(h, lmbda, k).to(dtype)
+
 
 # %% ../../nbs/210_theory.power_transform.ipynb #aaaf67bb
 def representable(h: Tensor, lmbda: Tensor | float) -> Tensor:
@@ -321,11 +367,14 @@ def representable(h: Tensor, lmbda: Tensor | float) -> Tensor:
     """
     h, lmbda, _ = _prepare("representable", h, lmbda)
     top = math.log(torch.finfo(h.dtype).max) - 0.7
-    high = torch.where(lmbda > 1, torch.expm1(top / lmbda.clamp(min=1)),
-                       torch.inf)
-    low = torch.where(lmbda < 1, -torch.expm1(top / (2 - lmbda).clamp(min=1)),
-                      -torch.inf)
+    high = torch.where(
+        lmbda > 1, torch.expm1(top / lmbda.clamp(min=1)), torch.inf
+    )
+    low = torch.where(
+        lmbda < 1, -torch.expm1(top / (2 - lmbda).clamp(min=1)), -torch.inf
+    )
     return torch.where(h.isinf(), h, torch.minimum(torch.maximum(h, low), high))
+
 
 # %% ../../nbs/210_theory.power_transform.ipynb #a756fb03
 def _product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
@@ -333,15 +382,19 @@ def _product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
     of the significand.
     """
     factor = 2.0 ** (27 if a.dtype == torch.float64 else 12) + 1
-    a_high, b_high = (a * factor - (a * factor - a),
-                      b * factor - (b * factor - b))
+    a_high, b_high = (
+        a * factor - (a * factor - a),
+        b * factor - (b * factor - b),
+    )
     a_low, b_low = a - a_high, b - b_high
     return a_low * b_low - (
-        ((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+        ((product - a_high * b_high) - a_low * b_high) - a_high * b_low
+    )
 
 
 class _PowerInverse(torch.autograd.Function):
     "ψ⁻¹(x; λ) of two tensors of one dtype that broadcast."
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -349,12 +402,17 @@ class _PowerInverse(torch.autograd.Function):
         eta, size = torch.where(x < 0, 2 - lmbda, lmbda), x.abs()
         w = eta * size
         near, end = w.abs() < 1, (w < -0.5) & (w >= -1)
-        ratio = torch.where(w == 0, 1.0,
-                            w.log1p() / torch.where(w == 0, 1.0, w))
-        ell = torch.where(near, size * ratio,
-                          w.log1p() / torch.where(near, 1.0, eta))
-        rest = 1 + torch.where(end, w, -0.5) + torch.where(
-            end, _product_error(eta, size, w), 0.0)
+        ratio = torch.where(
+            w == 0, 1.0, w.log1p() / torch.where(w == 0, 1.0, w)
+        )
+        ell = torch.where(
+            near, size * ratio, w.log1p() / torch.where(near, 1.0, eta)
+        )
+        rest = (
+            1
+            + torch.where(end, w, -0.5)
+            + torch.where(end, _product_error(eta, size, w), 0.0)
+        )
         ell = torch.where(end, rest.log() / torch.where(end, eta, 1.0), ell)
         value = torch.copysign(_expm1(ell), x)
         return torch.where((lmbda == 1) | (size.isinf() & (eta == 0)), x, value)
@@ -374,8 +432,10 @@ class _PowerInverse(torch.autograd.Function):
     def backward(ctx, grad):
         x, lmbda = ctx.saved_tensors
         in_x, in_lmbda = _PowerInverse._slopes(x, lmbda)
-        return ((grad * in_x).sum_to_size(x.shape),
-                (grad * in_lmbda).sum_to_size(lmbda.shape))
+        return (
+            (grad * in_x).sum_to_size(x.shape),
+            (grad * in_lmbda).sum_to_size(lmbda.shape),
+        )
 
     @staticmethod
     def jvp(ctx, x_tangent, lmbda_tangent):
@@ -399,6 +459,6 @@ def yeo_johnson_inverse(x: Tensor, lmbda: Tensor | float) -> Tensor:
         tensor([-1.,  2.])
     """
     x, lmbda, dtype = _prepare("yeo_johnson_inverse", x, lmbda)
-    if x.device.type != "mps":              # which has no float64
+    if x.device.type != "mps":  # which has no float64
         x, lmbda = x.double(), lmbda.double()
     return _PowerInverse.apply(x, lmbda).to(dtype)

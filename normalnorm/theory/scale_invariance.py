@@ -7,8 +7,13 @@ for normalized weights and for γ, and what does not follow.
 # ../../nbs/325_theory.scale_invariance.ipynb.
 
 # %% auto #0
-__all__ = ['next_norm', 'equilibrium_norm', 'equilibrium_angle',
-           'weight_norm_gradient', 'absorbed_bias']
+__all__ = [
+    "next_norm",
+    "equilibrium_norm",
+    "equilibrium_angle",
+    "weight_norm_gradient",
+    "absorbed_bias",
+]
 
 # %% ../../nbs/325_theory.scale_invariance.ipynb #325a0014
 import math
@@ -20,12 +25,18 @@ from torch import Tensor
 def _positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
-            raise ValueError(f"{name}={value} must be positive: without it "
-                             "there is no equilibrium")
+            raise ValueError(
+                f"{name}={value} must be positive: without it "
+                "there is no equilibrium"
+            )
 
 
-def next_norm(norm: Tensor | float, gradient: Tensor | float, lr: float,
-              weight_decay: float = 0.0) -> Tensor:
+def next_norm(
+    norm: Tensor | float,
+    gradient: Tensor | float,
+    lr: float,
+    weight_decay: float = 0.0,
+) -> Tensor:
     """The length of scale-invariant weights after one step of gradient descent:
     √((1−ηλ)²‖w‖² + η²g²/‖w‖²).
 
@@ -41,14 +52,16 @@ def next_norm(norm: Tensor | float, gradient: Tensor | float, lr: float,
         >>> next_norm(3.0, 6.0, lr=2.0)
         tensor(5., dtype=torch.float64)
     """
-    norm, gradient = (x if isinstance(x, Tensor)
-                      else torch.tensor(x, dtype=torch.float64)
-                      for x in (norm, gradient))
+    norm, gradient = (
+        x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64)
+        for x in (norm, gradient)
+    )
     return torch.hypot((1 - lr * weight_decay) * norm, lr * gradient / norm)
 
 
-def equilibrium_norm(gradient: Tensor | float, lr: float,
-                     weight_decay: float) -> Tensor:
+def equilibrium_norm(
+    gradient: Tensor | float, lr: float, weight_decay: float
+) -> Tensor:
     """The length that scale-invariant weights keep under gradient descent with
     weight decay: (ηg²/(λ(2−ηλ)))^¼.
 
@@ -64,12 +77,18 @@ def equilibrium_norm(gradient: Tensor | float, lr: float,
     """
     _positive(lr=lr, weight_decay=weight_decay)
     if not lr * weight_decay < 2:
-        raise ValueError(f"lr={lr} times weight_decay={weight_decay} is at "
-                         "least 2: the decay alone lengthens the weights")
-    gradient = (gradient if isinstance(gradient, Tensor)
-                else torch.tensor(gradient, dtype=torch.float64))
-    return (lr / (weight_decay * (2 - lr * weight_decay))
-            * gradient.square())**0.25
+        raise ValueError(
+            f"lr={lr} times weight_decay={weight_decay} is at "
+            "least 2: the decay alone lengthens the weights"
+        )
+    gradient = (
+        gradient
+        if isinstance(gradient, Tensor)
+        else torch.tensor(gradient, dtype=torch.float64)
+    )
+    return (
+        lr / (weight_decay * (2 - lr * weight_decay)) * gradient.square()
+    ) ** 0.25
 
 
 def equilibrium_angle(lr: float, weight_decay: float) -> float:
@@ -89,14 +108,17 @@ def equilibrium_angle(lr: float, weight_decay: float) -> float:
     """
     _positive(lr=lr, weight_decay=weight_decay)
     if lr * weight_decay > 1:
-        raise ValueError(f"lr={lr} times weight_decay={weight_decay} is above "
-                         "1: a step turns the weights round")
+        raise ValueError(
+            f"lr={lr} times weight_decay={weight_decay} is above "
+            "1: a step turns the weights round"
+        )
     return math.acos(1 - lr * weight_decay)
 
+
 # %% ../../nbs/325_theory.scale_invariance.ipynb #325a0021
-def weight_norm_gradient(v: Tensor, g: Tensor, grad: Tensor,
-                         dim: int | tuple[int, ...] = -1
-                         ) -> tuple[Tensor, Tensor]:
+def weight_norm_gradient(
+    v: Tensor, g: Tensor, grad: Tensor, dim: int | tuple[int, ...] = -1
+) -> tuple[Tensor, Tensor]:
     """The gradients in v and g of a function of w = g·v/‖v‖, from `grad`, its
     gradient in w: (g/‖v‖)(I − v̂v̂ᵀ)∇_w and ⟨v̂, ∇_w⟩.
 
@@ -115,6 +137,7 @@ def weight_norm_gradient(v: Tensor, g: Tensor, grad: Tensor,
     unit = v / length
     by_g = (unit * grad).sum(dim, keepdim=True)
     return g / length * (grad - unit * by_g), by_g
+
 
 # %% ../../nbs/325_theory.scale_invariance.ipynb #325a0026
 def absorbed_bias(weight: Tensor, constants: Tensor) -> Tensor:
@@ -136,8 +159,13 @@ def absorbed_bias(weight: Tensor, constants: Tensor) -> Tensor:
         tensor([1., 2.])
     """
     if weight.ndim < 2 or constants.shape != weight.shape[1:2]:
-        raise ValueError(f"weight of shape {tuple(weight.shape)} and constants "
-                         f"of shape {tuple(constants.shape)}: expected (out, "
-                         "in, …) and (in,)")
-    return weight.flatten(2).sum(-1) @ constants if weight.ndim > 2 else (
-        weight @ constants)
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)} and constants "
+            f"of shape {tuple(constants.shape)}: expected (out, "
+            "in, …) and (in,)"
+        )
+    return (
+        weight.flatten(2).sum(-1) @ constants
+        if weight.ndim > 2
+        else (weight @ constants)
+    )

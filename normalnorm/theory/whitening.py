@@ -7,9 +7,18 @@ alone.
 # ../../nbs/250_theory.whitening.ipynb.
 
 # %% auto #0
-__all__ = ['METHODS', 'inverse_root_derivative', 'whitening_gradient', 'wide',
-           'covariance', 'matrix_roots', 'newton_schulz_residual',
-           'newton_schulz_iterations', 'newton_schulz', 'whitening_matrix']
+__all__ = [
+    "METHODS",
+    "inverse_root_derivative",
+    "whitening_gradient",
+    "wide",
+    "covariance",
+    "matrix_roots",
+    "newton_schulz_residual",
+    "newton_schulz_iterations",
+    "newton_schulz",
+    "whitening_matrix",
+]
 
 # %% ../../nbs/250_theory.whitening.ipynb #bd00d36e
 import math
@@ -19,8 +28,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-def inverse_root_derivative(vectors: Tensor, roots: Tensor,
-                            direction: Tensor) -> Tensor:
+def inverse_root_derivative(
+    vectors: Tensor, roots: Tensor, direction: Tensor
+) -> Tensor:
     """The derivative of A^{-1/2} at A = V diag(r²) V^T along a matrix: V [−(V^T
     D V)_ij / (r_i r_j (r_i + r_j))] V^T.
 
@@ -38,12 +48,17 @@ def inverse_root_derivative(vectors: Tensor, roots: Tensor,
                 [-0.5000, -0.5000]])
     """
     r, s = roots[..., :, None], roots[..., None, :]
-    return (vectors @ (-(vectors.mT @ direction @ vectors) / (r * s * (r + s)))
-            @ vectors.mT)
+    return (
+        vectors
+        @ (-(vectors.mT @ direction @ vectors) / (r * s * (r + s)))
+        @ vectors.mT
+    )
+
 
 # %% ../../nbs/250_theory.whitening.ipynb #35932af3
-def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor,
-                       roots: Tensor) -> Tensor:
+def whitening_gradient(
+    white: Tensor, grad: Tensor, vectors: Tensor, roots: Tensor
+) -> Tensor:
     """The gradient of Σ grad·Y with respect to the input of a whitening, Y = W
     (U − mean U), W = (Σ+εI)^{-1/2} = V diag(1/r) V^T: W (G − mean G − B Y).
 
@@ -59,8 +74,12 @@ def whitening_gradient(white: Tensor, grad: Tensor, vectors: Tensor,
     moment = vectors.mT @ (grad @ white.mT / white.shape[-1]) @ vectors
     r, s = roots[..., :, None], roots[..., None, :]
     blend = vectors @ ((s * moment + r * moment.mT) / (r + s)) @ vectors.mT
-    return vectors / roots[..., None, :] @ (
-        vectors.mT @ (grad - grad.mean(-1, keepdim=True) - blend @ white))
+    return (
+        vectors
+        / roots[..., None, :]
+        @ (vectors.mT @ (grad - grad.mean(-1, keepdim=True) - blend @ white))
+    )
+
 
 # %% ../../nbs/250_theory.whitening.ipynb #873b0d90
 def wide(x: Tensor) -> Tensor:
@@ -77,6 +96,7 @@ def wide(x: Tensor) -> Tensor:
 
 class _Covariance(Function):
     "X X^T/N, summed in float64. Keeps X in its own precision."
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -91,19 +111,27 @@ class _Covariance(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        x, = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         return ((grad + grad.mT) / x.shape[-1]).to(x.dtype) @ x
 
 
 class _Lyapunov(Function):
     "The solution Θ of U Θ + Θ U = Φ, for U = V diag(r) V^T."
+
     generate_vmap_rule = True
 
     @staticmethod
     def forward(root, g, vectors, roots):
-        return (vectors
-                @ (vectors.mT @ g @ vectors / (
-                       roots[..., :, None] + roots[..., None, :])) @ vectors.mT)
+        return (
+            vectors
+            @ (
+                vectors.mT
+                @ g
+                @ vectors
+                / (roots[..., :, None] + roots[..., None, :])
+            )
+            @ vectors.mT
+        )
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -121,14 +149,18 @@ class _Roots(Function):
     """U = V diag(r) V^T and its inverse, as functions of the symmetric matrix
     U² − εI.
     """
+
     generate_vmap_rule = True
 
     @staticmethod
     def forward(matrix, vectors, roots):
-        inverse = torch.where(roots == 0, 0.0,
-                              1 / torch.where(roots == 0, 1.0, roots))
-        return (vectors * roots[..., None, :] @ vectors.mT,
-                vectors * inverse[..., None, :] @ vectors.mT)
+        inverse = torch.where(
+            roots == 0, 0.0, 1 / torch.where(roots == 0, 1.0, roots)
+        )
+        return (
+            vectors * roots[..., None, :] @ vectors.mT,
+            vectors * inverse[..., None, :] @ vectors.mT,
+        )
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -139,17 +171,21 @@ class _Roots(Function):
     def backward(ctx, of_root, of_inverse):
         root, inverse, vectors, roots = ctx.saved_tensors
         g = of_root - inverse @ of_inverse @ inverse
-        return (_applied(_Lyapunov, root, (g + g.mT) / 2, vectors, roots), None,
-                None)
+        return (
+            _applied(_Lyapunov, root, (g + g.mT) / 2, vectors, roots),
+            None,
+            None,
+        )
 
 
 class _CovarianceBoth(_Covariance):
     """The same with a derivative in forward mode; so the next two.
     torch.compile refuses to see functions that have one.
     """
+
     @staticmethod
     def jvp(ctx, tangent):
-        x, = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         product = wide(tangent) @ wide(x).mT / x.shape[-1]
         return product + product.mT
 
@@ -159,9 +195,13 @@ class _LyapunovBoth(_Lyapunov):
     def jvp(ctx, of_root, of_g, *_):
         root, x, vectors, roots = ctx.saved_tensors
         g = torch.zeros_like(x) if of_g is None else of_g
-        return _applied(_Lyapunov, root,
-                        g if of_root is None else g - of_root @ x - x @ of_root,
-                        vectors, roots)
+        return _applied(
+            _Lyapunov,
+            root,
+            g if of_root is None else g - of_root @ x - x @ of_root,
+            vectors,
+            roots,
+        )
 
 
 class _RootsBoth(_Roots):
@@ -173,15 +213,19 @@ class _RootsBoth(_Roots):
 
 
 _BOTH: dict[type[Function], type[Function]] = {
-    _Covariance: _CovarianceBoth, _Lyapunov: _LyapunovBoth, _Roots: _RootsBoth}
+    _Covariance: _CovarianceBoth,
+    _Lyapunov: _LyapunovBoth,
+    _Roots: _RootsBoth,
+}
 
 
 def _applied(function: type[Function], *arguments: Tensor):
     # a trace that holds a function of Python's cannot be saved
     if torch.jit.is_tracing() and not arguments[0].requires_grad:
         return function.forward(*arguments)
-    return (function if torch.compiler.is_compiling()
-            else _BOTH[function]).apply(*arguments)
+    return (
+        function if torch.compiler.is_compiling() else _BOTH[function]
+    ).apply(*arguments)
 
 
 def covariance(centred: Tensor) -> Tensor:
@@ -223,11 +267,16 @@ def matrix_roots(cov: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     """
     constant = cov.detach()
     finite = constant.isfinite().all(-1).all(-1)[..., None]
-    values, vectors = torch.linalg.eigh(torch.where(
-        finite[..., None], constant,
-        torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)))
+    values, vectors = torch.linalg.eigh(
+        torch.where(
+            finite[..., None],
+            constant,
+            torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device),
+        )
+    )
     roots = torch.where(finite, (values.clamp(min=0) + eps).sqrt(), torch.nan)
     return _applied(_Roots, cov, vectors, roots)
+
 
 # %% ../../nbs/250_theory.whitening.ipynb #0ec205b4
 def newton_schulz_residual(share: float, iterations: int) -> float:
@@ -250,8 +299,9 @@ def newton_schulz_residual(share: float, iterations: int) -> float:
     return e
 
 
-def newton_schulz_iterations(condition: float, size: int,
-                             tolerance: float = 1e-6) -> int:
+def newton_schulz_iterations(
+    condition: float, size: int, tolerance: float = 1e-6
+) -> int:
     """Enough iterations for every matrix of that size and condition number: the
     residual of each direction is at most `tolerance`.
 
@@ -264,10 +314,12 @@ def newton_schulz_iterations(condition: float, size: int,
         13
     """
     if not 1 <= condition < math.inf or size < 1 or not tolerance > 0:
-        raise ValueError(f"condition={condition}, size={size}, "
-                         f"tolerance={tolerance}: expected a finite condition "
-                         "number and a size of at least 1, and a positive "
-                         "tolerance")
+        raise ValueError(
+            f"condition={condition}, size={size}, "
+            f"tolerance={tolerance}: expected a finite condition "
+            "number and a size of at least 1, and a positive "
+            "tolerance"
+        )
     # the trace is at most λ_min (1 + (d−1)κ)
     smallest, count, e = 1 / (1 + (size - 1) * condition), 0, 0.0
     w = 1.0  # 1 − e = z w²: with the gain, no cancellation for small shares
@@ -277,6 +329,7 @@ def newton_schulz_iterations(condition: float, size: int,
         e = 1 - smallest * w * w
         count += 1
     return count
+
 
 # %% ../../nbs/250_theory.whitening.ipynb #10a35869
 def newton_schulz(cov: Tensor, eps: float = 0.0, iterations: int = 5) -> Tensor:
@@ -310,12 +363,14 @@ def newton_schulz(cov: Tensor, eps: float = 0.0, iterations: int = 5) -> Tensor:
         y, z = y @ t, t @ z
     return z * trace.rsqrt()
 
+
 # %% ../../nbs/250_theory.whitening.ipynb #f9e92af6
 METHODS = ("eigh", "newton_schulz")
 
 
-def whitening_matrix(cov: Tensor, eps: float = 1e-5, method: str = "eigh",
-                     iterations: int = 5) -> Tensor:
+def whitening_matrix(
+    cov: Tensor, eps: float = 1e-5, method: str = "eigh", iterations: int = 5
+) -> Tensor:
     """(Σ+εI)^{-1/2} of covariance matrices, shape (…, d, d): ZCA whitening.
 
     `method`: "eigh", exact, or "newton_schulz", approximate with that many
@@ -336,7 +391,12 @@ def whitening_matrix(cov: Tensor, eps: float = 1e-5, method: str = "eigh",
         ValueError: method='svd' is not known: choose one of eigh, newton_schulz
     """
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not known: choose one of "
-                         f"{', '.join(METHODS)}")
-    return (matrix_roots(cov, eps)[1] if method == "eigh"
-            else newton_schulz(cov, eps, iterations))
+        raise ValueError(
+            f"method={method!r} is not known: choose one of "
+            f"{', '.join(METHODS)}"
+        )
+    return (
+        matrix_roots(cov, eps)[1]
+        if method == "eigh"
+        else newton_schulz(cov, eps, iterations)
+    )

@@ -9,6 +9,7 @@ It is what `torch.save` writes of a dictionary of plain tensors and settings:
     input, output               in evaluation, of the layer in float64
     torch                       the release that wrote it
 """
+
 import importlib
 import inspect
 import pkgutil
@@ -45,18 +46,30 @@ CASES = {
     "SyncBatchNormalNorm": ((5,), NORMALITY, IMAGE),
     "DecorrelatedBatchNorm1d": ((5,), GROUPS, (7, 5)),
     "DecorrelatedBatchNorm2d": (
-        (5,), dict(GROUPS, method="newton_schulz"), IMAGE),
+        (5,),
+        dict(GROUPS, method="newton_schulz"),
+        IMAGE,
+    ),
     "DecorrelatedBatchNormalNorm1d": ((5,), dict(NORMALITY, **GROUPS), (7, 5)),
     "DecorrelatedBatchNormalNorm2d": ((6,), dict(num_groups=2), (2, 6, 2, 3)),
     "SyncDecorrelatedBatchNorm": ((5,), GROUPS, IMAGE),
     "SyncDecorrelatedBatchNormalNorm": ((5,), GROUPS, IMAGE),
     "BatchNormalNorm2d-chain": ((5,), dict(gaussianizer="Chain"), IMAGE),
     "InstanceNormalNorm1d-tail": (
-        (5,), dict(gaussianizer="Tail", **TRACKED), (2, 5, 7)),
+        (5,),
+        dict(gaussianizer="Tail", **TRACKED),
+        (2, 5, 7),
+    ),
     "DecorrelatedBatchNormalNorm1d-chain": (
-        (5,), dict(gaussianizer="Chain", **GROUPS), (7, 5)),
+        (5,),
+        dict(gaussianizer="Chain", **GROUPS),
+        (7, 5),
+    ),
     "SyncBatchNormalNorm-identity": (
-        (5,), dict(gaussianizer="Identity"), IMAGE),
+        (5,),
+        dict(gaussianizer="Identity"),
+        IMAGE,
+    ),
     "GaussianizedBatchNorm": ((5,), dict(eps=1e-3, noise=0.3), CHANNELS),
     "GaussianizedBatchNorm-chain": ((5, "Chain"), {}, CHANNELS),
     "GaussianizedLayerNorm": ((7, "Tail"), dict(noise=0.3), (2, 3, 7)),
@@ -65,10 +78,16 @@ CASES = {
     "BMLVNorm-power": ((5,), dict(gaussianizer="Power"), CHANNELS),
     "LMBVNorm": ((5,), dict(eps=1e-3, affine=False), IMAGE),
     "LMBVNorm-power": (
-        (5,), dict(gaussianizer="Power", momentum=None), CHANNELS),
+        (5,),
+        dict(gaussianizer="Power", momentum=None),
+        CHANNELS,
+    ),
     "RootMeanSquareNorm": (((3, 7),), {}, (2, 3, 7)),
     "RootMeanSquareNorm-tail": (
-        (7,), dict(eps=1e-3, gaussianizer="Tail"), (2, 3, 7)),
+        (7,),
+        dict(eps=1e-3, gaussianizer="Tail"),
+        (2, 3, 7),
+    ),
     "FilterResponseNorm": ((5,), dict(gaussianizer="Power"), IMAGE),
     "FilterResponseNorm-bare": ((5,), dict(apply_act=False), VOLUME),
     "BatchReNorm": ((5,), dict(eps=1e-3), IMAGE),
@@ -89,11 +108,14 @@ CASES = {
     "PreRegNormConv2d": ((5, 3, 2), {}, IMAGE),
     "PreRegNormConv3d": ((5, 3, 1), {}, VOLUME),
     "StandardizedWeight": ((), dict(scaled=True, gain=True), CHANNELS),
-    "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS)}
+    "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS),
+}
 # classes that were part of the package once, whose states others load now: the
 # second argument was the gaussianizer
-GONE = {"GaussianizedBatchNorm": "BatchNormalNorm1d",
-        "GaussianizedLayerNorm": "LayerNormalNorm"}
+GONE = {
+    "GaussianizedBatchNorm": "BatchNormalNorm1d",
+    "GaussianizedLayerNorm": "LayerNormalNorm",
+}
 
 
 def exported() -> dict[str, type]:
@@ -116,18 +138,22 @@ def made(name: str, arguments: tuple, options: dict) -> nn.Module:
     known = {"Power": Power, "Identity": Identity, "Tail": Tail, "Chain": Chain}
     known |= dict.fromkeys(("lmbda", "weight", "bias"), lambda: torch.ones(5))
     arguments = [known[a]() if isinstance(a, str) else a for a in arguments]
-    options = {k: known[v]() if k == "gaussianizer" else v
-               for k, v in options.items()}
+    options = {
+        k: known[v]() if k == "gaussianizer" else v for k, v in options.items()
+    }
     if name in GONE:
-        name, options = GONE[name], options | dict(
-            zip(["gaussianizer"], arguments[1:]))
+        name, options = (
+            GONE[name],
+            options | dict(zip(["gaussianizer"], arguments[1:])),
+        )
         del arguments[1:]
     if name == "StandardizedWeight":  # a part of another layer
         return weight_standardization(nn.Linear(5, 3), **options)
     if name == "NormalityWeight":
         dim, gaussianizer = arguments
         return normality_weight(
-            nn.Linear(5, 3), "weight", dim, gaussianizer, **options)
+            nn.Linear(5, 3), "weight", dim, gaussianizer, **options
+        )
     return exported()[name](*arguments, **options)
 
 
@@ -148,9 +174,12 @@ def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for dtype in {t.dtype for t in tensors.values()}:
         own = {name: t for name, t in tensors.items() if t.dtype == dtype}
         parts = torch.cat([t.flatten() for t in own.values()]).split(
-            [t.numel() for t in own.values()])
-        kept |= {name: part.view(t.shape)
-                 for part, (name, t) in zip(parts, own.items())}
+            [t.numel() for t in own.values()]
+        )
+        kept |= {
+            name: part.view(t.shape)
+            for part, (name, t) in zip(parts, own.items())
+        }
     return {name: kept[name] for name in tensors}
 
 
@@ -164,7 +193,7 @@ def record(case: str) -> dict:
         for i, p in enumerate(layer.parameters()):
             p.add_(0.3 * skewed(p.shape, i).sin().float())
         if getattr(layer, "tau", None) is not None:
-            layer.tau.add_(1)                           # where it cuts
+            layer.tau.add_(1)  # where it cuts
         if name == "FoldedNormality":
             for i, b in enumerate(layer.buffers()):
                 b.mul_(0.3 * skewed(b.shape, 9 + i).sin().float() + 1)
@@ -177,16 +206,24 @@ def record(case: str) -> dict:
     tensors = together(tensors)
     for n in state:
         state[n] = tensors[n]
-    return {"class": name, "arguments": arguments, "options": options,
-            "state": state, "input": tensors[" input"],
-            "output": tensors[" output"], "torch": str(torch.__version__)}
+    return {
+        "class": name,
+        "arguments": arguments,
+        "options": options,
+        "state": state,
+        "input": tensors[" input"],
+        "output": tensors[" output"],
+        "torch": str(torch.__version__),
+    }
 
 
 def main() -> int:
     missing = set(exported()) - {case.partition("-")[0] for case in CASES}
     if missing:
-        print(f"no case for {', '.join(sorted(missing))}: give one in CASES",
-              file=sys.stderr)
+        print(
+            f"no case for {', '.join(sorted(missing))}: give one in CASES",
+            file=sys.stderr,
+        )
         return 1
     for case in CASES:
         file = FOLDER / f"{case}.pt"

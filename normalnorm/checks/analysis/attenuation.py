@@ -19,13 +19,18 @@ from normalnorm.claims import claim
 from normalnorm.layers.normality import BatchNormalNorm2d
 
 
-@claim("attenuation-linear", source="new",
-       statement="a linear layer with m normal weights a unit changes the "
-                 "relative squared error a² + b² to a² + b²·m/(m − 2) on "
-                 "average",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda a, b, m: a**2 + b**2 * m / (m - 2),
-       mutant=lambda a, b, m: a**2 + b**2)
+@claim(
+    "attenuation-linear",
+    source="new",
+    statement="a linear layer with m normal weights a unit changes the "
+    "relative squared error a² + b² to a² + b²·m/(m − 2) on "
+    "average",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda a, b, m: a**2 + b**2 * m / (m - 2),
+    mutant=lambda a, b, m: a**2 + b**2,
+)
 def _(expected):
     """40 000 random matrices, to five standard errors; and for a = 0 scipy's
     law, its mean and its median.
@@ -42,13 +47,19 @@ def _(expected):
             assert math.isclose(law.median(), 1)
             assert scipy.stats.kstest(ratio / b**2, law.cdf).pvalue > 1e-4
 
+
 # %% ../../../nbs/502_analysis.attenuation.ipynb
-@claim("attenuation-relu-kernel", source="cho2009",
-       statement="E max(u,0) max(v,0) = κ(c)·½ for standard normal u, v with "
-                 "correlation c",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=attenuation.relu_correlation,
-       mutant=lambda c: (math.sqrt(1 - c * c) + math.acos(c) * c) / math.pi)
+@claim(
+    "attenuation-relu-kernel",
+    source="cho2009",
+    statement="E max(u,0) max(v,0) = κ(c)·½ for standard normal u, v with "
+    "correlation c",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=attenuation.relu_correlation,
+    mutant=lambda c: (math.sqrt(1 - c * c) + math.acos(c) * c) / math.pi,
+)
 def _(kappa):
     """Quadrature over u of max(u,0) times the mean of max(v,0) given u, which
     is normal.
@@ -60,21 +71,30 @@ def _(kappa):
             if spread == 0:
                 return max(c * u, 0.0)
             x = c * u / spread
-            return spread * (x * scipy.stats.norm.cdf(x)
-                             + scipy.stats.norm.pdf(x))
+            return spread * (
+                x * scipy.stats.norm.cdf(x) + scipy.stats.norm.pdf(x)
+            )
 
         value = scipy.integrate.quad(
-            lambda u: u * inner(u) * scipy.stats.norm.pdf(u), 0, 12,
-            epsabs=1e-12)[0]
+            lambda u: u * inner(u) * scipy.stats.norm.pdf(u),
+            0,
+            12,
+            epsabs=1e-12,
+        )[0]
         assert abs(2 * value - kappa(c)) < 1e-9
 
 
-@claim("attenuation-relu", source="new",
-       statement="ReLU changes the relative squared error s² of normal noise "
-                 "on standard normal units to s² − (2/π)(s − arctan s)",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda s: s**2 - 2 / math.pi * (s - math.atan(s)),
-       mutant=lambda s: s**2 - 1 / math.pi * (s - math.atan(s)))
+@claim(
+    "attenuation-relu",
+    source="new",
+    statement="ReLU changes the relative squared error s² of normal noise "
+    "on standard normal units to s² − (2/π)(s − arctan s)",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda s: s**2 - 2 / math.pi * (s - math.atan(s)),
+    mutant=lambda s: s**2 - 1 / math.pi * (s - math.atan(s)),
+)
 def _(left):
     """The instrument on a ReLU and 200 000 values, to five standard errors; and
     quadrature in two dimensions, piece by piece.
@@ -85,15 +105,28 @@ def _(left):
         assert abs(found / left(s) - 1) < 0.03
         both = scipy.stats.norm.pdf
         kept = scipy.integrate.dblquad(
-            lambda z, u: (s * z) ** 2 * both(u) * both(z), 0, 9,
-            lambda u: -u / s, 9)[0]
+            lambda z, u: (s * z) ** 2 * both(u) * both(z),
+            0,
+            9,
+            lambda u: -u / s,
+            9,
+        )[0]
         lost = scipy.integrate.dblquad(
-            lambda z, u: u**2 * both(u) * both(z), 0, 9, -9,
-            lambda u: max(-u / s, -9))[0]
+            lambda z, u: u**2 * both(u) * both(z),
+            0,
+            9,
+            -9,
+            lambda u: max(-u / s, -9),
+        )[0]
         born = scipy.integrate.dblquad(
-            lambda z, u: (u + s * z) ** 2 * both(u) * both(z), -9, 0,
-            lambda u: min(-u / s, 9), 9)[0]
+            lambda z, u: (u + s * z) ** 2 * both(u) * both(z),
+            -9,
+            0,
+            lambda u: min(-u / s, 9),
+            9,
+        )[0]
         assert abs(2 * (kept + lost + born) - left(s)) < 1e-6
+
 
 # %% ../../../nbs/502_analysis.attenuation.ipynb
 class OneChannel(nn.Module):
@@ -105,17 +138,22 @@ class OneChannel(nn.Module):
 
     def forward(self, x):
         whole = torch.zeros_like(x).repeat(1, 3, 1, 1)
-        whole[:, self.channel:self.channel + 1] = x
-        return self.layer(whole)[:, self.channel:self.channel + 1]
+        whole[:, self.channel : self.channel + 1] = x
+        return self.layer(whole)[:, self.channel : self.channel + 1]
 
 
-@claim("attenuation-affine", source="new",
-       statement="batch norm in evaluation mode multiplies the relative "
-                 "squared error of a channel by γ²·mean(x²) / ((σ² + ε)·"
-                 "mean(y²))",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda gamma, var, x2, y2: gamma**2 / var * x2 / y2,
-       mutant=lambda gamma, var, x2, y2: gamma**2 / var)
+@claim(
+    "attenuation-affine",
+    source="new",
+    statement="batch norm in evaluation mode multiplies the relative "
+    "squared error of a channel by γ²·mean(x²) / ((σ² + ε)·"
+    "mean(y²))",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda gamma, var, x2, y2: gamma**2 / var * x2 / y2,
+    mutant=lambda gamma, var, x2, y2: gamma**2 / var,
+)
 def _(factor):
     """Two layers with the parameters of a trained one, channel by channel:
     PyTorch's and the normality layer without its transform.
@@ -129,19 +167,28 @@ def _(factor):
         y = layer.eval()(x).detach()
         for c in range(3):
             single = attenuation.noise_attenuation(
-                OneChannel(layer, c), x[:, c:c + 1], 0.2)
+                OneChannel(layer, c), x[:, c : c + 1], 0.2
+            )
             assert math.isclose(
                 single["output"] / single["input"],
-                factor(layer.weight[c].item(),
-                       layer.running_var[c].item() + layer.eps,
-                       x[:, c].square().mean().item(),
-                       y[:, c].square().mean().item()), rel_tol=1e-9)
+                factor(
+                    layer.weight[c].item(),
+                    layer.running_var[c].item() + layer.eps,
+                    x[:, c].square().mean().item(),
+                    y[:, c].square().mean().item(),
+                ),
+                rel_tol=1e-9,
+            )
+
 
 # %% ../../../nbs/502_analysis.attenuation.ipynb
 def random_network(kind, width=400, depth=6):
     "Linear layers, the normalizer before each ReLU; on the CPU."
-    make = {"none": nn.Identity, "layer norm": nn.LayerNorm,
-            "batch norm": lambda n: nn.BatchNorm1d(n, momentum=1.0)}[kind]
+    make = {
+        "none": nn.Identity,
+        "layer norm": nn.LayerNorm,
+        "batch norm": lambda n: nn.BatchNorm1d(n, momentum=1.0),
+    }[kind]
     parts = []
     for _ in range(depth):
         linear = nn.Linear(width, width, bias=False)
@@ -154,15 +201,21 @@ def at_random(kind, scale, alike=0.4, networks=6, depth=6):
     "Means over networks of both relative errors, after each normalizer."
     found = np.zeros((2, depth))
     for seed in range(networks):
-        x = (alike**0.5 * torch.randn(400, device="cpu")
-             + (1 - alike) ** 0.5 * torch.randn(500, 400, device="cpu"))
+        x = alike**0.5 * torch.randn(400, device="cpu") + (
+            1 - alike
+        ) ** 0.5 * torch.randn(500, 400, device="cpu")
         network = random_network(kind)
         with torch.no_grad():
             network(x)
         for i in (0, 1):
             values = attenuation.noise_attenuation(
-                network, x, scale, seed, centered=bool(i),
-                places=[str(3 * layer + 1) for layer in range(depth)])
+                network,
+                x,
+                scale,
+                seed,
+                centered=bool(i),
+                places=[str(3 * layer + 1) for layer in range(depth)],
+            )
             found[i] += list(values.values())[1:-1]
     return found / networks
 
@@ -170,30 +223,46 @@ def at_random(kind, scale, alike=0.4, networks=6, depth=6):
 def forgetful(scale, depth, kind, cosine):
     "The mutant: batch norm without taking off the mean."
     return attenuation.expected_attenuation(
-        scale, depth, "none" if kind == "batch norm" else kind, cosine)
+        scale, depth, "none" if kind == "batch norm" else kind, cosine
+    )
 
 
-@claim("attenuation-depth", source="new",
-       statement="in random networks with ReLU, of width 400, the relative "
-                 "squared error follows the recursion of ν, r and κ to 20 %",
-       kind="theorem", verdict="holds", evidence="numerical",
-       formula=attenuation.expected_attenuation, mutant=forgetful, slow=True)
+@claim(
+    "attenuation-depth",
+    source="new",
+    statement="in random networks with ReLU, of width 400, the relative "
+    "squared error follows the recursion of ν, r and κ to 20 %",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula=attenuation.expected_attenuation,
+    mutant=forgetful,
+    slow=True,
+)
 def _(expected):
     "Six networks a normalizer, little and much noise, both measures."
     for kind in ("none", "layer norm", "batch norm"):
         for scale in (0.1, 0.8):
             np.testing.assert_allclose(
-                at_random(kind, scale), expected(scale, 6, kind, 0.4),
-                rtol=0.2, err_msg=f"{kind}, {scale}")
+                at_random(kind, scale),
+                expected(scale, 6, kind, 0.4),
+                rtol=0.2,
+                err_msg=f"{kind}, {scale}",
+            )
 
 
-@claim("attenuation-batch-rate", source="yang2019",
-       statement="in wide random networks batch norm, with the averages of the "
-                 "clean data, and ReLU multiply the relative squared error of "
-                 "little noise by π/(π − 1) in each layer",
-       kind="theorem", verdict="holds", evidence="numerical",
-       formula=math.pi / (math.pi - 1),
-       mutant=math.sqrt(math.pi / (math.pi - 1)))
+@claim(
+    "attenuation-batch-rate",
+    source="yang2019",
+    statement="in wide random networks batch norm, with the averages of the "
+    "clean data, and ReLU multiply the relative squared error of "
+    "little noise by π/(π − 1) in each layer",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula=math.pi / (math.pi - 1),
+    mutant=math.sqrt(math.pi / (math.pi - 1)),
+)
 def _(rate):
     """The recursion at a noise of 10⁻⁴, and the gradient of the cosine map;
     four measured networks, to 5 %.

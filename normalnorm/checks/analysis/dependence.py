@@ -13,7 +13,10 @@ import scipy.special
 import torch
 
 from normalnorm.analysis.dependence import (
-    distance_correlation, mutual_information, unbiased_distance_correlation)
+    distance_correlation,
+    mutual_information,
+    unbiased_distance_correlation,
+)
 from normalnorm.claims import claim
 
 
@@ -23,28 +26,40 @@ def by_the_word(x, y, k, variant):
     n, total = len(x), 0.0
     for i in range(n):
         others = [j for j in range(n) if j != i]
-        dx, dy = ({j: np.abs(v[j] - v[i]).max() for j in others}
-                  for v in (x, y))
+        dx, dy = (
+            {j: np.abs(v[j] - v[i]).max() for j in others} for v in (x, y)
+        )
         near = sorted(others, key=lambda j: max(dx[j], dy[j]))[:k]
         for d in (dx, dy):
             if variant == 1:
                 e = max(max(dx[j], dy[j]) for j in near)
                 total += scipy.special.digamma(
-                    sum(d[j] < e for j in others) + 1)
+                    sum(d[j] < e for j in others) + 1
+                )
             else:
                 e = max(d[j] for j in near)
                 total += scipy.special.digamma(sum(d[j] <= e for j in others))
-    return (scipy.special.digamma(k) - (1 / k if variant == 2 else 0)
-            + scipy.special.digamma(n) - total / n)
+    return (
+        scipy.special.digamma(k)
+        - (1 / k if variant == 2 else 0)
+        + scipy.special.digamma(n)
+        - total / n
+    )
 
 
-@claim("ksg-definition", source="kraskov2004, Eqs. 8, 9",
-       statement="the estimate of mutual information by balls (1) and by "
-                 "rectangles (2) around each point",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=mutual_information,
-       mutant=lambda x, y, variant, **o: mutual_information(
-           x, y, variant=3 - variant, **o))
+@claim(
+    "ksg-definition",
+    source="kraskov2004, Eqs. 8, 9",
+    statement="the estimate of mutual information by balls (1) and by "
+    "rectangles (2) around each point",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=mutual_information,
+    mutant=lambda x, y, variant, **o: mutual_information(
+        x, y, variant=3 - variant, **o
+    ),
+)
 def _(estimate):
     """Both ways of finding neighbours against loops; scalars, and vectors of
     two and three coordinates; the mutant mixes the two up.
@@ -56,20 +71,34 @@ def _(estimate):
         for k in (1, 4):
             for variant in (1, 2):
                 for method in ("tree", "direct"):
-                    found = estimate(torch.tensor(x, device="cpu"),
-                                     torch.tensor(y, device="cpu"), dim=0,
-                                     coordinates=1, k=k, variant=variant,
-                                     method=method)
-                    assert (abs(found.item() - by_the_word(x, y, k, variant))
-                            < 1e-10)
+                    found = estimate(
+                        torch.tensor(x, device="cpu"),
+                        torch.tensor(y, device="cpu"),
+                        dim=0,
+                        coordinates=1,
+                        k=k,
+                        variant=variant,
+                        method=method,
+                    )
+                    assert (
+                        abs(found.item() - by_the_word(x, y, k, variant))
+                        < 1e-10
+                    )
+
 
 # %% ../../../nbs/144_analysis.dependence.ipynb
-@claim("ksg-independent", source="kraskov2004, §II",
-       statement="for independent variables the nearest-neighbour estimate is "
-                 "unbiased at every sample size (seen in simulations; not "
-                 "proved here)",
-       kind="estimate", verdict="open", evidence="experiment", formula=1,
-       mutant=0)
+@claim(
+    "ksg-independent",
+    source="kraskov2004, §II",
+    statement="for independent variables the nearest-neighbour estimate is "
+    "unbiased at every sample size (seen in simulations; not "
+    "proved here)",
+    kind="estimate",
+    verdict="open",
+    evidence="experiment",
+    formula=1,
+    mutant=0,
+)
 def _(offset):
     """Mean of 1500 estimates at n = 20 and 300 at n = 60, for normal, uniform
     and exponential pairs, within four standard errors of 0; the mutant has
@@ -81,17 +110,25 @@ def _(offset):
             x, y = torch.tensor(draw(size=(2, count, n)), device="cpu")
             found = (
                 mutual_information(x, y, k=3, method="direct")
-                + scipy.special.digamma(2 + offset) - scipy.special.digamma(3))
-            assert (abs(found.mean().item())
-                    < 4 * found.std().item() / math.sqrt(count))
+                + scipy.special.digamma(2 + offset)
+                - scipy.special.digamma(3)
+            )
+            assert abs(
+                found.mean().item()
+            ) < 4 * found.std().item() / math.sqrt(count)
 
 
-@claim("ksg-normal", source="kraskov2004",
-       statement="for normal pairs the nearest-neighbour estimate tends to −½ "
-                 "log(1−ρ²)",
-       kind="estimate", verdict="holds", evidence="experiment",
-       formula=lambda rho: -0.5 * math.log(1 - rho**2),
-       mutant=lambda rho: -math.log(1 - rho**2))
+@claim(
+    "ksg-normal",
+    source="kraskov2004",
+    statement="for normal pairs the nearest-neighbour estimate tends to −½ "
+    "log(1−ρ²)",
+    kind="estimate",
+    verdict="holds",
+    evidence="experiment",
+    formula=lambda rho: -0.5 * math.log(1 - rho**2),
+    mutant=lambda rho: -math.log(1 - rho**2),
+)
 def _(information):
     """Mean of 12 estimates from 800 points, both variants; the mutant lacks the
     half.
@@ -101,16 +138,24 @@ def _(information):
         x, z = torch.tensor(generator.normal(size=(2, 12, 800)), device="cpu")
         for variant in (1, 2):
             found = mutual_information(
-                x, rho * x + math.sqrt(1 - rho**2) * z, variant=variant)
-            assert (abs(found.mean().item() - information(rho))
-                    < 0.02 + 4 * found.std().item() / math.sqrt(12))
+                x, rho * x + math.sqrt(1 - rho**2) * z, variant=variant
+            )
+            assert abs(
+                found.mean().item() - information(rho)
+            ) < 0.02 + 4 * found.std().item() / math.sqrt(12)
+
 
 # %% ../../../nbs/144_analysis.dependence.ipynb
 @claim(
-    "information-beyond-correlation", source="textbook",
+    "information-beyond-correlation",
+    source="textbook",
     statement="I(X;Y) = −½ log(1−ρ²) + J(X,Y) − J(X) − J(Y), J the negentropy",
-    kind="identity", verdict="holds", evidence="numerical", formula=(1, -1),
-    mutant=(1, 1))
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=(1, -1),
+    mutant=(1, 1),
+)
 def _(signs):
     """A mixture of two normal pairs on a grid: every entropy, and the mutual
     information from its own definition, ∫ f log(f/(f₁f₂)).
@@ -122,58 +167,101 @@ def _(signs):
     def normal(mx, my, sx, sy, rho):
         u, v = (X - mx) / sx, (Y - my) / sy
         return np.exp(-(u**2 - 2 * rho * u * v + v**2) / (2 * (1 - rho**2))) / (
-            2 * math.pi * sx * sy * math.sqrt(1 - rho**2))
+            2 * math.pi * sx * sy * math.sqrt(1 - rho**2)
+        )
+
     f = 0.4 * normal(-1.5, 0.5, 1.0, 0.7, 0.6) + 0.6 * normal(
-        1.0, -1.0, 0.8, 1.2, -0.3)
+        1.0, -1.0, 0.8, 1.2, -0.3
+    )
     f1, f2, area = f.sum(1) * step, f.sum(0) * step, step**2
     entropy = lambda p, cell: -(p * np.log(p)).sum() * cell
     information = (f * np.log(f / (f1[:, None] * f2))).sum() * area
     mean1, mean2 = (t * f1).sum() * step, (t * f2).sum() * step
-    v1, v2 = (((t - mean1) ** 2 * f1).sum() * step,
-              ((t - mean2) ** 2 * f2).sum() * step)
+    v1, v2 = (
+        ((t - mean1) ** 2 * f1).sum() * step,
+        ((t - mean2) ** 2 * f2).sum() * step,
+    )
     rho = ((X - mean1) * (Y - mean2) * f).sum() * area / math.sqrt(v1 * v2)
     constant = math.log(2 * math.pi * math.e)
-    j1, j2 = ((constant + math.log(v1)) / 2 - entropy(f1, step),
-              (constant + math.log(v2)) / 2 - entropy(f2, step))
+    j1, j2 = (
+        (constant + math.log(v1)) / 2 - entropy(f1, step),
+        (constant + math.log(v2)) / 2 - entropy(f2, step),
+    )
     j12 = constant + 0.5 * math.log(v1 * v2 * (1 - rho**2)) - entropy(f, area)
-    assert abs(information - (-0.5 * math.log(1 - rho**2) + signs[0] * j12
-                              + signs[1] * (j1 + j2))) < 1e-9
+    assert (
+        abs(
+            information
+            - (
+                -0.5 * math.log(1 - rho**2)
+                + signs[0] * j12
+                + signs[1] * (j1 + j2)
+            )
+        )
+        < 1e-9
+    )
+
 
 # %% ../../../nbs/144_analysis.dependence.ipynb
 def dcor2_of_normal(rho, half=2):
     "@eq-dcor-normal."
-    top = (rho * math.asin(rho) + math.sqrt(1 - rho**2)
-           - rho * math.asin(rho / half) - math.sqrt(4 - rho**2) + 1)
+    top = (
+        rho * math.asin(rho)
+        + math.sqrt(1 - rho**2)
+        - rho * math.asin(rho / half)
+        - math.sqrt(4 - rho**2)
+        + 1
+    )
     return top / (1 + math.pi / 3 - math.sqrt(3))
 
 
-@claim("dcor-normal", source="szekely2007, Theorem 7",
-       statement="the squared distance correlation of a normal pair, in closed "
-                 "form",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=dcor2_of_normal, mutant=lambda rho: dcor2_of_normal(rho, half=1))
+@claim(
+    "dcor-normal",
+    source="szekely2007, Theorem 7",
+    statement="the squared distance correlation of a normal pair, in closed "
+    "form",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=dcor2_of_normal,
+    mutant=lambda rho: dcor2_of_normal(rho, half=1),
+)
 def _(closed):
     """E|UV| of a normal pair by quadrature, U²-weighted Student integrals put
     together as in the text; and 20 000 points.
     """
     from scipy.integrate import quad
+
     pdf = lambda u: math.exp(-u * u / 2) / math.sqrt(2 * math.pi)
 
-    def folded(u, rho):          # E|V| given U = u
+    def folded(u, rho):  # E|V| given U = u
         m, s = rho * u, math.sqrt(1 - rho**2)
-        return (s * math.sqrt(2 / math.pi) * math.exp(-((m / s) ** 2) / 2)
-                + m * math.erf(m / s / math.sqrt(2)) if s else abs(m))
-    product = lambda rho: 2 * quad(
-        lambda u: u * folded(u, rho) * pdf(u), 0, 12, epsabs=1e-12)[0]
+        return (
+            s * math.sqrt(2 / math.pi) * math.exp(-((m / s) ** 2) / 2)
+            + m * math.erf(m / s / math.sqrt(2))
+            if s
+            else abs(m)
+        )
+
+    product = lambda rho: (
+        2 * quad(lambda u: u * folded(u, rho) * pdf(u), 0, 12, epsabs=1e-12)[0]
+    )
     dcov2 = lambda rho: 2 * (product(rho) + product(0) - 2 * product(rho / 2))
     for rho in (0.1, 0.5, -0.8, 0.99):
         assert abs(closed(rho) - dcov2(rho) / dcov2(1.0)) < 1e-9
-    x, z = torch.tensor(np.random.default_rng(3).normal(size=(2, 20_000)),
-                        device="cpu")
+    x, z = torch.tensor(
+        np.random.default_rng(3).normal(size=(2, 20_000)), device="cpu"
+    )
     for rho in (0.3, 0.8):
-        assert (abs(unbiased_distance_correlation(
-                        x, rho * x + math.sqrt(1 - rho**2) * z).item()
-                    - closed(rho)) < 0.02)
+        assert (
+            abs(
+                unbiased_distance_correlation(
+                    x, rho * x + math.sqrt(1 - rho**2) * z
+                ).item()
+                - closed(rho)
+            )
+            < 0.02
+        )
+
 
 # %% ../../../nbs/144_analysis.dependence.ipynb
 def by_tables(x, y):
@@ -184,55 +272,91 @@ def by_tables(x, y):
     n = len(x)
     a, b = (np.linalg.norm(v[:, None] - v[None], axis=-1) for v in (x, y))
     double = lambda v: v - v.mean(0) - v.mean(1)[:, None] + v.mean()
-    u = lambda v: (v - v.sum(0) / (n - 2) - v.sum(1)[:, None] / (n - 2)
-                   + v.sum() / ((n - 1) * (n - 2))) * (1 - np.eye(n))
+    u = lambda v: (
+        (
+            v
+            - v.sum(0) / (n - 2)
+            - v.sum(1)[:, None] / (n - 2)
+            + v.sum() / ((n - 1) * (n - 2))
+        )
+        * (1 - np.eye(n))
+    )
     A, B, U, V = double(a), double(b), u(a), u(b)
-    return (math.sqrt((A * B).sum() / math.sqrt((A * A).sum() * (B * B).sum())),
-            (U * V).sum() / math.sqrt((U * U).sum() * (V * V).sum()))
+    return (
+        math.sqrt((A * B).sum() / math.sqrt((A * A).sum() * (B * B).sum())),
+        (U * V).sum() / math.sqrt((U * U).sum() * (V * V).sum()),
+    )
 
 
-@claim("dcor-fast", source="szekely2007; huo2016",
-       statement="distance correlation of single numbers from sorts and "
-                 "cumulative sums, without a table of distances",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=distance_correlation,
-       mutant=lambda x, y: unbiased_distance_correlation(x, y).abs().sqrt())
+@claim(
+    "dcor-fast",
+    source="szekely2007; huo2016",
+    statement="distance correlation of single numbers from sorts and "
+    "cumulative sums, without a table of distances",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=distance_correlation,
+    mutant=lambda x, y: unbiased_distance_correlation(x, y).abs().sqrt(),
+)
 def _(dcor):
     "Against n×n tables, for continuous values and for many ties, n = 4 … 65."
     generator = np.random.default_rng(4)
     for n in (4, 7, 8, 9, 33, 64, 65):
-        for make in (generator.normal, generator.standard_cauchy,
-                     lambda size: generator.integers(0, 4, size).astype(float)):
+        for make in (
+            generator.normal,
+            generator.standard_cauchy,
+            lambda size: generator.integers(0, 4, size).astype(float),
+        ):
             x, y = make(size=(2, n))
             y = y + np.round(x)
             if np.ptp(x) and np.ptp(y):
-                assert abs(dcor(torch.tensor(x, device="cpu"),
-                                torch.tensor(y, device="cpu")).item()
-                           - by_tables(x[:, None], y[:, None])[0]) < 1e-7
+                assert (
+                    abs(
+                        dcor(
+                            torch.tensor(x, device="cpu"),
+                            torch.tensor(y, device="cpu"),
+                        ).item()
+                        - by_tables(x[:, None], y[:, None])[0]
+                    )
+                    < 1e-7
+                )
 
 
 def omega(x, y, n_less=1):
     "@eq-unbiased in NumPy, for single numbers; `n_less` is 1."
     n = len(x)
     a, b = np.abs(x[:, None] - x), np.abs(y[:, None] - y)
-    return ((a * b).sum() - 2 / (n - 2) * a.sum(0) @ b.sum(0)
-            + a.sum() * b.sum() / ((n - n_less) * (n - 2))) / (n * (n - 3))
+    return (
+        (a * b).sum()
+        - 2 / (n - 2) * a.sum(0) @ b.sum(0)
+        + a.sum() * b.sum() / ((n - n_less) * (n - 2))
+    ) / (n * (n - 3))
 
 
-@claim("dcov-unbiased", source="szekely2014",
-       statement="dCov² with averages over distinct indices is an average of "
-                 "its values on subsets of any one size, so "
-                 "its mean does not depend on n: it is unbiased",
-       kind="theorem", verdict="holds", evidence="numerical", formula=1,
-       mutant=0)
+@claim(
+    "dcov-unbiased",
+    source="szekely2014",
+    statement="dCov² with averages over distinct indices is an average of "
+    "its values on subsets of any one size, so "
+    "its mean does not depend on n: it is unbiased",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula=1,
+    mutant=0,
+)
 def _(n_less):
     """The value for 9 observations is the mean over all 126 subsets of 5, and
     over all 9 of 8; the mutant has n where n − 1 belongs.
     """
     from itertools import combinations
+
     x, y = np.random.default_rng(5).normal(size=(2, 9))
     y = y + x**2
     for size in (5, 8):
-        parts = [omega(x[list(some)], y[list(some)], n_less)
-                 for some in combinations(range(9), size)]
+        parts = [
+            omega(x[list(some)], y[list(some)], n_less)
+            for some in combinations(range(9), size)
+        ]
         assert abs(np.mean(parts) - omega(x, y, n_less)) < 1e-12

@@ -16,69 +16,115 @@ from normalnorm.analysis.gaussianity import normal_quantiles, qq_r2
 from normalnorm.claims import claim
 
 
-@claim("nn-qq-r2", source="eftekhari2025, Figs. 5, 6",
-       statement="R² of the line of best fit in a normal Q–Q plot, as "
-                 "scipy.stats.probplot computes it",
-       kind="definition", verdict="holds", evidence="numerical", formula=qq_r2,
-       mutant=lambda x, dim=-1: qq_r2(x, dim).sqrt())
+@claim(
+    "nn-qq-r2",
+    source="eftekhari2025, Figs. 5, 6",
+    statement="R² of the line of best fit in a normal Q–Q plot, as "
+    "scipy.stats.probplot computes it",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=qq_r2,
+    mutant=lambda x, dim=-1: qq_r2(x, dim).sqrt(),
+)
 def _(r2):
     """Against scipy.stats.probplot on samples of prime sizes, several laws and
     scales, along each axis.
     """
     generator = np.random.default_rng(0)
-    for draw in (generator.normal, generator.exponential,
-                 generator.standard_cauchy, generator.random):
+    for draw in (
+        generator.normal,
+        generator.exponential,
+        generator.standard_cauchy,
+        generator.random,
+    ):
         x = draw(size=(5, 7, 11)) * 1e-3 + 4
         for dim in range(3):
             expected = np.apply_along_axis(
-                lambda v: scipy.stats.probplot(v)[1][2] ** 2, dim, x)
+                lambda v: scipy.stats.probplot(v)[1][2] ** 2, dim, x
+            )
             np.testing.assert_allclose(
-                r2(torch.tensor(x, device="cpu"), dim).numpy(), expected,
-                atol=1e-10, rtol=0)
+                r2(torch.tensor(x, device="cpu"), dim).numpy(),
+                expected,
+                atol=1e-10,
+                rtol=0,
+            )
+
 
 # %% ../../../nbs/140_analysis.gaussianity.ipynb
-@claim("qq-r2-limits", source="new",
-       statement="R² tends to 3/π for a uniform law and to 2/π for two equally "
-                 "likely values",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda c: c / math.pi, mutant=lambda c: math.sqrt(c / math.pi))
+@claim(
+    "qq-r2-limits",
+    source="new",
+    statement="R² tends to 3/π for a uniform law and to 2/π for two equally "
+    "likely values",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda c: c / math.pi,
+    mutant=lambda c: math.sqrt(c / math.pi),
+)
 def _(limit):
     """On the law's own quantiles at n = 200 001 and 200 000 (no sampling
     error); the remainder is O(1/n) up to a logarithm.
     """
-    for c, x in ((3, torch.linspace(0, 1, 200_001)),
-                 (2, torch.arange(200_000) % 2)):
+    for c, x in (
+        (3, torch.linspace(0, 1, 200_001)),
+        (2, torch.arange(200_000) % 2),
+    ):
         assert abs(qq_r2(x.double()).item() - limit(c)) < 1e-4
 
 
-@claim("qq-r2-wasserstein", source="new",
-       statement="r = 1 − W₂²/2, W₂ the distance between the standardized law "
-                 "and the normal one",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda w2: (1 - w2 / 2) ** 2, mutant=lambda w2: 1 - w2 / 2)
+@claim(
+    "qq-r2-wasserstein",
+    source="new",
+    statement="r = 1 − W₂²/2, W₂ the distance between the standardized law "
+    "and the normal one",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda w2: (1 - w2 / 2) ** 2,
+    mutant=lambda w2: 1 - w2 / 2,
+)
 def _(r2):
     """W₂ by quadrature of the squared difference of quantile functions; R² on
     the law's own quantiles at n = 400 000.
     """
     from scipy.integrate import quad
-    for law in (scipy.stats.expon(), scipy.stats.laplace(),
-                scipy.stats.uniform(), scipy.stats.gamma(2)):
+
+    for law in (
+        scipy.stats.expon(),
+        scipy.stats.laplace(),
+        scipy.stats.uniform(),
+        scipy.stats.gamma(2),
+    ):
         mean, std = law.mean(), law.std()
         w2 = quad(
-            lambda z: ((law.ppf(scipy.stats.norm.cdf(z)) - mean) / std - z) ** 2
-                * scipy.stats.norm.pdf(z),
-            -8, 8, limit=200)[0]
-        sample = torch.tensor(law.ppf((np.arange(400_000) + 0.5) / 400_000),
-                              device="cpu")
+            lambda z: (
+                ((law.ppf(scipy.stats.norm.cdf(z)) - mean) / std - z) ** 2
+                * scipy.stats.norm.pdf(z)
+            ),
+            -8,
+            8,
+            limit=200,
+        )[0]
+        sample = torch.tensor(
+            law.ppf((np.arange(400_000) + 0.5) / 400_000), device="cpu"
+        )
         assert abs(qq_r2(sample).item() - r2(w2)) < 2e-4, law.dist.name
 
+
 # %% ../../../nbs/140_analysis.gaussianity.ipynb
-@claim("qq-r2-two-values", source="new",
-       statement="No strictly increasing map changes R² of a sample with two "
-                 "values; nor does it make it larger than 2/π in the limit",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda x: torch.expm1(2 * x),
-       mutant=lambda x: torch.expm1(2 * x) + 0.1 * torch.randn_like(x))
+@claim(
+    "qq-r2-two-values",
+    source="new",
+    statement="No strictly increasing map changes R² of a sample with two "
+    "values; nor does it make it larger than 2/π in the limit",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda x: torch.expm1(2 * x),
+    mutant=lambda x: torch.expm1(2 * x) + 0.1 * torch.randn_like(x),
+)
 def _(increasing):
     """Two values are moved to two values, and R² does not change under affine
     maps.
@@ -89,9 +135,11 @@ def _(increasing):
     for count in (1, 37, 250, 500, 850):
         x = (torch.arange(1000, dtype=torch.float64) < count).double() * 2 - 1
         torch.testing.assert_close(
-            qq_r2(increasing(x)), qq_r2(x), rtol=1e-12, atol=0)
+            qq_r2(increasing(x)), qq_r2(x), rtol=1e-12, atol=0
+        )
         best = max(best, qq_r2(x).item())
     assert abs(best - 2 / math.pi) < 2e-3
+
 
 # %% ../../../nbs/140_analysis.gaussianity.ipynb
 import torch
@@ -101,21 +149,38 @@ from normalnorm.analysis.gaussianity import pre_affine
 
 def each_plot(model, batches, channels=20):
     "R² of each Q–Q plot of the first layer: (minibatches, channels)."
-    return torch.stack([qq_r2(next(iter(pre_affine(model, x).values()))
-                              [:channels]) for x in batches])
+    return torch.stack(
+        [
+            qq_r2(next(iter(pre_affine(model, x).values()))[:channels])
+            for x in batches
+        ]
+    )
 
 
 def pooled(model, batches, channels=20):
     "The mutant: a plot for each channel, over all minibatches."
-    return qq_r2(torch.cat([next(iter(pre_affine(model, x).values()))
-                            [:channels] for x in batches], 1))[None]
+    return qq_r2(
+        torch.cat(
+            [
+                next(iter(pre_affine(model, x).values()))[:channels]
+                for x in batches
+            ],
+            1,
+        )
+    )[None]
 
 
-@claim("rev-fig6-200", source="reply of eftekhari2025 to the reviewers",
-       statement="a layer's number in Figure 6 is the mean R² of 200 Q–Q "
-                 "plots, of 20 channels in 10 minibatches",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=each_plot, mutant=pooled)
+@claim(
+    "rev-fig6-200",
+    source="reply of eftekhari2025 to the reviewers",
+    statement="a layer's number in Figure 6 is the mean R² of 200 Q–Q "
+    "plots, of 20 channels in 10 minibatches",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=each_plot,
+    mutant=pooled,
+)
 def _(r2):
     """Ten minibatches of skewed values with means of their own, through a batch
     norm of 24 channels, against scipy's plot for each.
@@ -125,37 +190,58 @@ def _(r2):
     batches = [torch.randn(50, 24).mul(0.3 * k).exp() + k for k in range(1, 11)]
     found = r2(model, batches)
     assert found.numel() == 200
-    by_scipy = [scipy.stats.probplot(x[:, c].double().numpy())[1][2]**2
-                for x in batches for c in range(20)]
+    by_scipy = [
+        scipy.stats.probplot(x[:, c].double().numpy())[1][2] ** 2
+        for x in batches
+        for c in range(20)
+    ]
     # scipy's quantiles are Filliben's
     assert abs(found.mean().item() - np.mean(by_scipy)) < 0.01
 
+
 # %% ../../../nbs/140_analysis.gaussianity.ipynb
-@claim("qq-r2-pooled", source="new",
-       statement="Pooled and channel-wise R² do not bound each other: 1 "
-                 "against 2/π for channels of two values; below 1 against 1 "
-                 "for normal channels of unequal spread",
-       kind="theorem", verdict="holds", evidence="numerical",
-       formula=lambda s1, s2: (s1**2 + s2**2) / 2,
-       mutant=lambda s1, s2: (s1 + s2) ** 2 / 4)
+@claim(
+    "qq-r2-pooled",
+    source="new",
+    statement="Pooled and channel-wise R² do not bound each other: 1 "
+    "against 2/π for channels of two values; below 1 against 1 "
+    "for normal channels of unequal spread",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda s1, s2: (s1**2 + s2**2) / 2,
+    mutant=lambda s1, s2: (s1 + s2) ** 2 / 4,
+)
 def _(pooled_variance):
     """Quantiles of the laws instead of samples; the mixture's limit by
     quadrature of its quantile function, found by bisection.
     """
     from scipy.integrate import quad
     from scipy.optimize import brentq
+
     channels, size = 500, 400
     q = normal_quantiles(2 * channels)[channels:, None]
     two = torch.cat([q.expand(-1, size // 2), -q.expand(-1, size // 2)], 1)
-    assert (qq_r2(two.flatten()) > 0.999
-            and (qq_r2(two) - 2 / math.pi).abs().max() < 4e-3)
+    assert (
+        qq_r2(two.flatten()) > 0.999
+        and (qq_r2(two) - 2 / math.pi).abs().max() < 4e-3
+    )
     s1, s2 = 0.3, 1.4
-    normal = torch.cat([normal_quantiles(4000).expand(20, -1) * s1,
-                        normal_quantiles(4000).expand(20, -1) * s2])
+    normal = torch.cat(
+        [
+            normal_quantiles(4000).expand(20, -1) * s1,
+            normal_quantiles(4000).expand(20, -1) * s2,
+        ]
+    )
     phi = scipy.stats.norm
     quantile = lambda z: brentq(
-        lambda v: (phi.cdf(v / s1) + phi.cdf(v / s2)) / 2 - phi.cdf(z), -30, 30)
-    limit = (2 * quad(lambda z: quantile(z) * z * phi.pdf(z), 0, 6,
-                      epsabs=1e-7)[0]) ** 2 / pooled_variance(s1, s2)
-    assert (abs(qq_r2(normal.flatten()).item() - limit) < 1e-3
-            and qq_r2(normal).min() > 1 - 1e-9 and limit < 0.95)
+        lambda v: (phi.cdf(v / s1) + phi.cdf(v / s2)) / 2 - phi.cdf(z), -30, 30
+    )
+    limit = (
+        2 * quad(lambda z: quantile(z) * z * phi.pdf(z), 0, 6, epsabs=1e-7)[0]
+    ) ** 2 / pooled_variance(s1, s2)
+    assert (
+        abs(qq_r2(normal.flatten()).item() - limit) < 1e-3
+        and qq_r2(normal).min() > 1 - 1e-9
+        and limit < 0.95
+    )

@@ -14,9 +14,17 @@ import torch
 from torch import nn
 
 from normalnorm.analysis.gradients import (
-    gradient_confusion, gradient_correlations, gradient_norms, growth)
+    gradient_confusion,
+    gradient_correlations,
+    gradient_norms,
+    growth,
+)
 from normalnorm.checks.analysis.propagation import (
-    at_end, convolutional, dense, draw)
+    at_end,
+    convolutional,
+    dense,
+    draw,
+)
 from normalnorm.claims import claim
 from normalnorm.experiments import data
 
@@ -29,9 +37,14 @@ def classifying(model, features, seed=0):
     "The model with ReLU and a linear classifier behind it."
     torch.manual_seed(seed)
     parts = OrderedDict(model.named_children())
-    return nn.Sequential(parts | OrderedDict(
-        last=nn.ReLU(), flat_again=nn.Flatten(),
-        classifier=nn.Linear(features, 10)))
+    return nn.Sequential(
+        parts
+        | OrderedDict(
+            last=nn.ReLU(),
+            flat_again=nn.Flatten(),
+            classifier=nn.Linear(features, 10),
+        )
+    )
 
 
 def deep(name, seed=0, depth=20, width=192, **how):
@@ -39,8 +52,9 @@ def deep(name, seed=0, depth=20, width=192, **how):
 
 
 def pictures(name, seed=0, skips=False, channels=16):
-    return classifying(convolutional(name, seed, 16, channels, skips),
-                       64 * channels, seed)
+    return classifying(
+        convolutional(name, seed, 16, channels, skips), 64 * channels, seed
+    )
 
 
 def maps_of(found):
@@ -50,8 +64,10 @@ def maps_of(found):
     best = {}
     for name, value in found.items():
         layer = name.split(".")[0]
-        if layer.startswith("layer") and ".gain" not in name and (
-            name.split(".")[-1] not in ("bias", "gain", "original0")
+        if (
+            layer.startswith("layer")
+            and ".gain" not in name
+            and (name.split(".")[-1] not in ("bias", "gain", "original0"))
         ):
             best.setdefault(layer, value)
     return list(best.values())
@@ -91,30 +107,42 @@ def power_growth(make, count, seeds=3, depth=10, width=256, normal=False):
     return sum(rates) / seeds
 
 
-@claim("gradient-growth", source="new; yang2019",
-       statement="at the start of a wide ReLU network the squared norm of the "
-                 "gradient grows by the slope at 1 of the correlation's map in "
-                 "each layer: 1 with layer norm and RegNorm, π/(π − 1) with "
-                 "PreLayerNorm",
-       kind="theorem", verdict="holds", evidence="numerical",
-       formula={"layer norm": 1.0, "PreLayerNorm": math.pi / (math.pi - 1)},
-       mutant={"layer norm": 1.0, "PreLayerNorm": 1.5})
+@claim(
+    "gradient-growth",
+    source="new; yang2019",
+    statement="at the start of a wide ReLU network the squared norm of the "
+    "gradient grows by the slope at 1 of the correlation's map in "
+    "each layer: 1 with layer norm and RegNorm, π/(π − 1) with "
+    "PreLayerNorm",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula={"layer norm": 1.0, "PreLayerNorm": math.pi / (math.pi - 1)},
+    mutant={"layer norm": 1.0, "PreLayerNorm": 1.5},
+)
 def _(slopes):
     """Ten layers of width 512, normal inputs; within 1 percent a layer. With
     layer norm, where all samples turn into one, within 4.
     """
     for name, slope in slopes.items():
-        found = power_growth(partial(dense, name), 128, 4, width=512,
-                             normal=True)
+        found = power_growth(
+            partial(dense, name), 128, 4, width=512, normal=True
+        )
         most = 0.04 if name == "layer norm" else 0.01
         assert abs(found / slope - 1) < most, (name, found)
 
 
-@claim("bnu-explosion-theory", source="rao2020, §4.3; yang2019",
-       statement="with batch norm and ReLU gradients grow by √(π/(π − 1)) a "
-                 "layer in large batches",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=math.pi / (math.pi - 1), mutant=1.5)
+@claim(
+    "bnu-explosion-theory",
+    source="rao2020, §4.3; yang2019",
+    statement="with batch norm and ReLU gradients grow by √(π/(π − 1)) a "
+    "layer in large batches",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=math.pi / (math.pi - 1),
+    mutant=1.5,
+)
 def _(slope):
     """Ten layers of width 256, batches of 512 normal inputs; the squared norm,
     within 1 percent a layer.
@@ -122,66 +150,97 @@ def _(slope):
     found = power_growth(partial(dense, "batch norm"), 512, 4, normal=True)
     assert abs(found / slope - 1) < 0.01, found
 
+
 # %% ../../../nbs/455_analysis.gradients.ipynb
-@claim("bnu-fig1b", source="rao2020, Figure 1b, §4.2",
-       statement="all normalizers decorrelate gradients towards the first "
-                 "layer; batch norm, BMLV and PreLayerNorm faster, layer "
-                 "norm's are highly correlated",
-       kind="figure", verdict="holds", evidence="experiment",
-       formula=(("batch norm", "BMLV", "PreLayerNorm"),
-                ("layer norm", "none", "RegNorm")),
-       mutant=(("batch norm", "BMLV", "layer norm"),
-               ("PreLayerNorm", "none", "RegNorm")))
+@claim(
+    "bnu-fig1b",
+    source="rao2020, Figure 1b, §4.2",
+    statement="all normalizers decorrelate gradients towards the first "
+    "layer; batch norm, BMLV and PreLayerNorm faster, layer "
+    "norm's are highly correlated",
+    kind="figure",
+    verdict="holds",
+    evidence="experiment",
+    formula=(
+        ("batch norm", "BMLV", "PreLayerNorm"),
+        ("layer norm", "none", "RegNorm"),
+    ),
+    mutant=(
+        ("batch norm", "BMLV", "layer norm"),
+        ("PreLayerNorm", "none", "RegNorm"),
+    ),
+)
 def _(camps):
     "20 layers of width 128, 128 digits, noise 0.1: layers 1, 10 and 20."
-    fast, slow = ([agreement_along(deep(name, width=128)) for name in names]
-                  for names in camps)
+    fast, slow = (
+        [agreement_along(deep(name, width=128)) for name in names]
+        for names in camps
+    )
     for found in (*fast, *slow):
         assert found[0] < found[-1]
     assert all(found[9] < 0.35 for found in fast)
     assert all(found[9] > 0.6 for found in slow)
 
 
-@claim("bnu-fig2b", source="rao2020, Figure 2b, §4.3",
-       statement="batch norm and BMLV cause the most gradient explosion at "
-                 "initialization, no normalizer the least, PreLayerNorm more "
-                 "than layer norm",
-       kind="figure", verdict="holds if",
-       condition="no normalizer and layer norm, which come out alike, count as "
-                 "one",
-       evidence="experiment",
-       formula=(("none", "layer norm"), ("PreLayerNorm", "BMLV", "batch norm")),
-       mutant=(("none", "PreLayerNorm"), ("layer norm", "BMLV", "batch norm")))
+@claim(
+    "bnu-fig2b",
+    source="rao2020, Figure 2b, §4.3",
+    statement="batch norm and BMLV cause the most gradient explosion at "
+    "initialization, no normalizer the least, PreLayerNorm more "
+    "than layer norm",
+    kind="figure",
+    verdict="holds if",
+    condition="no normalizer and layer norm, which come out alike, count as "
+    "one",
+    evidence="experiment",
+    formula=(("none", "layer norm"), ("PreLayerNorm", "BMLV", "batch norm")),
+    mutant=(("none", "PreLayerNorm"), ("layer norm", "BMLV", "batch norm")),
+)
 def _(camps):
     "20 dense layers of width 128: five times between the camps, no less."
-    least, most = ([ratio(deep, name, width=128) for name in names]
-                   for names in camps)
+    least, most = (
+        [ratio(deep, name, width=128) for name in names] for names in camps
+    )
     assert max(least) < 3 and min(most) > 5 * max(least), (least, most)
 
+
 # %% ../../../nbs/455_analysis.gradients.ipynb
-@claim("bnu-skip", source="rao2020, §4.1, §4.3, Figures App.1, App.2",
-       statement="skip connections improve the propagation of information, "
-                 "remove the explosion of gradients, and leave the order of "
-                 "the normalizers",
-       kind="figure", verdict="holds", evidence="experiment",
-       formula=(False, True), mutant=(True, False))
+@claim(
+    "bnu-skip",
+    source="rao2020, §4.1, §4.3, Figures App.1, App.2",
+    statement="skip connections improve the propagation of information, "
+    "remove the explosion of gradients, and leave the order of "
+    "the normalizers",
+    kind="figure",
+    verdict="holds",
+    evidence="experiment",
+    formula=(False, True),
+    mutant=(True, False),
+)
 def _(cases):
     """16 convolutions on digits: correlations of the copies rise, ratios of
     norms fall, batch norm and layer norm keep their sides.
     """
-    alike, sizes = ({(name, skips): measure(name, skips)
-                     for name in ("batch norm", "layer norm")
-                     for skips in cases}
-                    for measure in (
-        lambda name, skips: at_end(convolutional, name, 1, 64, 0.3,
-                                   channels=16, skips=skips),
-        lambda name, skips: ratio(pictures, name, 1, skips=skips)))
+    alike, sizes = (
+        {
+            (name, skips): measure(name, skips)
+            for name in ("batch norm", "layer norm")
+            for skips in cases
+        }
+        for measure in (
+            lambda name, skips: at_end(
+                convolutional, name, 1, 64, 0.3, channels=16, skips=skips
+            ),
+            lambda name, skips: ratio(pictures, name, 1, skips=skips),
+        )
+    )
     without, added = cases
     assert alike["batch norm", added] > alike["batch norm", without] + 0.2
     assert sizes["batch norm", added] < sizes["batch norm", without] / 2
     for skips in cases:
         assert alike["batch norm", skips] < alike["layer norm", skips]
         assert sizes["batch norm", skips] > sizes["layer norm", skips]
+
 
 # %% ../../../nbs/455_analysis.gradients.ipynb
 def stalled_at(left, right, rate=0.2, steps=400, runs=400):
@@ -194,12 +253,17 @@ def stalled_at(left, right, rate=0.2, steps=400, runs=400):
     return (w - middle).abs().mean().item()
 
 
-@claim("bnu-confusion", source="rao2020, §4.2, §5; sankararaman2020",
-       statement="gradient confusion is highly correlated gradients, and makes "
-                 "training slower",
-       kind="definition", verdict="fails", evidence="numerical",
-       formula=lambda products: max(0.0, -min(products)),
-       mutant=lambda products: max(0.0, max(products)))
+@claim(
+    "bnu-confusion",
+    source="rao2020, §4.2, §5; sankararaman2020",
+    statement="gradient confusion is highly correlated gradients, and makes "
+    "training slower",
+    kind="definition",
+    verdict="fails",
+    evidence="numerical",
+    formula=lambda products: max(0.0, -min(products)),
+    mutant=lambda products: max(0.0, max(products)),
+)
 def _(confusion):
     """SGD on two parabolas with minima at ±d and at one place: where it stalls
     grows with the confusion of the gradients near the minimum, and the one with
@@ -216,6 +280,7 @@ def _(confusion):
     point = nn.Linear(1, 1, bias=False)
     point.weight.data.fill_(0.01)
     batches = [(torch.ones(1, 1), torch.full((1, 1), v)) for v in (-1.0, 1.0)]
-    eta = gradient_confusion(point, batches,
-                             lambda y, t: (y - t).square().sum() / 2).bound
+    eta = gradient_confusion(
+        point, batches, lambda y, t: (y - t).square().sum() / 2
+    ).bound
     assert abs(eta - bounds[2]) < 1e-6

@@ -19,12 +19,29 @@ from normalnorm.claims import claim
 def dense(loss, parameters):
     "The Hessian, row by row: double backward of each gradient element."
     parameters = list(parameters)
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(
-        loss(), parameters, create_graph=True)])
-    rows = [torch.cat([part.flatten(1) for part in torch.autograd.grad(
-                gradient, parameters, some, is_grads_batched=True,
-                retain_graph=True, materialize_grads=True)], 1)
-            for some in torch.eye(len(gradient)).to(gradient).split(250)]
+    gradient = torch.cat(
+        [
+            g.flatten()
+            for g in torch.autograd.grad(loss(), parameters, create_graph=True)
+        ]
+    )
+    rows = [
+        torch.cat(
+            [
+                part.flatten(1)
+                for part in torch.autograd.grad(
+                    gradient,
+                    parameters,
+                    some,
+                    is_grads_batched=True,
+                    retain_graph=True,
+                    materialize_grads=True,
+                )
+            ],
+            1,
+        )
+        for some in torch.eye(len(gradient)).to(gradient).split(250)
+    ]
     full = torch.cat(rows).double()
     return (full + full.T) / 2
 
@@ -57,22 +74,33 @@ def differences(loss, parameters, vector, step=1e-5):
     return (gradient(step) - gradient(-step)) / (2 * step)
 
 
-@claim("hessian-product", source="pearlmutter1994",
-       statement="the gradient of ⟨∇L, v⟩ is H v, through fused layer norm and "
-                 "batch norm too", kind="identity", verdict="holds",
-       evidence="proof", formula=hessian.hessian_vector_product,
-       mutant=lambda loss, p, v: -hessian.hessian_vector_product(loss, p, v))
+@claim(
+    "hessian-product",
+    source="pearlmutter1994",
+    statement="the gradient of ⟨∇L, v⟩ is H v, through fused layer norm and "
+    "batch norm too",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=hessian.hessian_vector_product,
+    mutant=lambda loss, p, v: -hessian.hessian_vector_product(loss, p, v),
+)
 def _(product):
     "Central differences of the gradient; the dense matrix."
     for norm in (nn.Identity, nn.LayerNorm, nn.BatchNorm1d):
         model, loss = small_net(norm)
         parameters = list(model.parameters())
-        v = torch.randn(sum(p.numel() for p in parameters),
-                        dtype=torch.float64, device="cpu")
+        v = torch.randn(
+            sum(p.numel() for p in parameters),
+            dtype=torch.float64,
+            device="cpu",
+        )
         found = product(loss, parameters, v)
         torch.testing.assert_close(
-            found, differences(loss, parameters, v), rtol=1e-5, atol=1e-6)
+            found, differences(loss, parameters, v), rtol=1e-5, atol=1e-6
+        )
         torch.testing.assert_close(found, dense(loss, parameters) @ v)
+
 
 # %% ../../../nbs/460_analysis.hessian.ipynb
 def extremes(*args, **options):
@@ -84,17 +112,23 @@ def extremes(*args, **options):
 
 def of_matrix(matrix):
     "A loss with this Hessian, and its parameter."
-    w = torch.zeros(len(matrix), dtype=matrix.dtype, device="cpu",
-                    requires_grad=True)
+    w = torch.zeros(
+        len(matrix), dtype=matrix.dtype, device="cpu", requires_grad=True
+    )
     return lambda: w @ (matrix @ w) / 2, [w]
 
 
-@claim("hessian-extremes", source="new",
-       statement="the eigenvalues of both ends agree with those of the dense "
-                 "Hessian to 1e-4 of the largest absolute one, in float32",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=extremes,
-       mutant=lambda *args, **options: 1.001 * extremes(*args, **options))
+@claim(
+    "hessian-extremes",
+    source="new",
+    statement="the eigenvalues of both ends agree with those of the dense "
+    "Hessian to 1e-4 of the largest absolute one, in float32",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=extremes,
+    mutant=lambda *args, **options: 1.001 * extremes(*args, **options),
+)
 def _(find):
     "Networks with three normalizers; ten and three eigenvalues."
     for norm in (nn.Identity, nn.LayerNorm, nn.BatchNorm1d):
@@ -102,14 +136,20 @@ def _(find):
         dense_values = torch.linalg.eigvalsh(dense(loss, model.parameters()))
         expected = dense_values.flip(0)[[*range(10), -3, -2, -1]]
         found = find(loss, model.parameters(), 10, 3)
-        assert ((found - expected).abs().max()
-                < 1e-4 * dense_values.abs().max())
+        assert (found - expected).abs().max() < 1e-4 * dense_values.abs().max()
 
 
-@claim("hessian-residual", source="new",
-       statement="for a symmetric H, within ‖Hv − θv‖/‖v‖ of θ there is an "
-                 "eigenvalue", kind="theorem", verdict="holds",
-       evidence="proof", formula=1.0, mutant=0.9)
+@claim(
+    "hessian-residual",
+    source="new",
+    statement="for a symmetric H, within ‖Hv − θv‖/‖v‖ of θ there is an "
+    "eigenvalue",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=0.9,
+)
 def _(factor):
     """Random vectors; neighbouring eigenvectors in equal parts, for which the
     bound is met.
@@ -124,26 +164,34 @@ def _(factor):
         assert i >= len(pairs) or abs(nearest - bound) < 1e-12
 
 
-@claim("hessian-multiple", source="new",
-       statement="eigenvalues that occur several times are found so often",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=extremes,
-       mutant=lambda *a, **k: torch.unique(extremes(*a, **k)
-                                           .round(decimals=6)).flip(0))
+@claim(
+    "hessian-multiple",
+    source="new",
+    statement="eigenvalues that occur several times are found so often",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=extremes,
+    mutant=lambda *a, **k: torch.unique(
+        extremes(*a, **k).round(decimals=6)
+    ).flip(0),
+)
 def _(find):
     "A diagonal matrix; without fresh directions each would come once."
-    values = torch.tensor([5.0] * 3 + [2.0] * 4 + [-3.0] * 2,
-                          device="cpu", dtype=torch.float64)
+    values = torch.tensor(
+        [5.0] * 3 + [2.0] * 4 + [-3.0] * 2, device="cpu", dtype=torch.float64
+    )
     rest = torch.linspace(1, 0, 191, dtype=torch.float64, device="cpu")
     loss, w = of_matrix(torch.cat([values, rest]).diag())
     found = find(loss, w, 7, 2)
     torch.testing.assert_close(found, values, rtol=0, atol=5e-4)
 
+
 # %% ../../../nbs/460_analysis.hessian.ipynb
 def smeared(values, points, sigma):
     "The density of given eigenvalues, smeared like `Density.at`."
     apart = (points[:, None] - values) / sigma
-    return (apart.square() / -2).exp().mean(1) / sigma / (2 * math.pi)**0.5
+    return (apart.square() / -2).exp().mean(1) / sigma / (2 * math.pi) ** 0.5
 
 
 def distance(found, values, sigma):
@@ -157,17 +205,25 @@ def distance(found, values, sigma):
 def unweighted(*args, **options):
     "The mutant: each node counts alike."
     found = hessian.hessian_density(*args, **options)
-    return found._replace(weights=torch.full_like(
-        found.weights, 1 / found.weights.shape[1]))
+    return found._replace(
+        weights=torch.full_like(found.weights, 1 / found.weights.shape[1])
+    )
 
 
-@claim("bnu-hessian-lanczos", source="rao2020, §6; ghorbani2019",
-       statement="stochastic Lanczos quadrature estimates the density of the "
-                 "Hessian's eigenvalues: on a network of 2044 parameters to "
-                 "0.05 in L1 after smearing by a fiftieth of the range, by "
-                 "five probes of 60 steps; and traces of powers",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=hessian.hessian_density, mutant=unweighted, slow=True)
+@claim(
+    "bnu-hessian-lanczos",
+    source="rao2020, §6; ghorbani2019",
+    statement="stochastic Lanczos quadrature estimates the density of the "
+    "Hessian's eigenvalues: on a network of 2044 parameters to "
+    "0.05 in L1 after smearing by a fiftieth of the range, by "
+    "five probes of 60 steps; and traces of powers",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=hessian.hessian_density,
+    mutant=unweighted,
+    slow=True,
+)
 def _(density):
     "All eigenvalues of the dense Hessian; its traces to five standard errors."
     layers = []
@@ -187,23 +243,36 @@ def _(density):
         assert abs(trace - values.pow(power).sum().item()) < 5 * error
 
 
-@claim("hessian-known-spectra", source="new",
-       statement="for a loss with a random matrix as its Hessian the density "
-                 "is Wigner's semicircle, for linear regression that of "
-                 "Marchenko and Pastur",
-       kind="theorem", verdict="holds", evidence="numerical",
-       formula=hessian.hessian_density, mutant=unweighted)
+@claim(
+    "hessian-known-spectra",
+    source="new",
+    statement="for a loss with a random matrix as its Hessian the density "
+    "is Wigner's semicircle, for linear regression that of "
+    "Marchenko and Pastur",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula=hessian.hessian_density,
+    mutant=unweighted,
+)
 def _(density):
     "n = 500, ten probes of 30 steps, both smeared by 0.2."
     n, ratio = 500, 0.5
     draw = torch.randn(n, n, dtype=torch.float64, device="cpu")
-    wigner = (draw + draw.T) / (2 * n)**0.5
+    wigner = (draw + draw.T) / (2 * n) ** 0.5
     inputs = torch.randn(int(n / ratio), n, dtype=torch.float64, device="cpu")
-    low, high = (1 - ratio**0.5)**2, (1 + ratio**0.5)**2
-    laws = ((wigner, -2, 2, lambda t: (4 - t**2).sqrt() / (2 * math.pi)),
-            (inputs.T @ inputs / len(inputs), low, high,
-             lambda t: ((high - t) * (t - low)).sqrt() / (2 * math.pi * ratio
-                                                          * t)))
+    low, high = (1 - ratio**0.5) ** 2, (1 + ratio**0.5) ** 2
+    laws = (
+        (wigner, -2, 2, lambda t: (4 - t**2).sqrt() / (2 * math.pi)),
+        (
+            inputs.T @ inputs / len(inputs),
+            low,
+            high,
+            lambda t: (
+                ((high - t) * (t - low)).sqrt() / (2 * math.pi * ratio * t)
+            ),
+        ),
+    )
     for matrix, start, end, law in laws:
         loss, w = of_matrix(matrix)
         found = density(loss, w, 10, 30)
@@ -211,7 +280,7 @@ def _(density):
         points = torch.linspace(start - 1, end + 1, 500, dtype=torch.float64)
         heights = law(inner) * (inner[1] - inner[0])
         kernel = torch.exp(-((points[:, None] - inner) / 0.2).square() / 2)
-        expected = (kernel * heights).sum(1) / (0.2 * (2 * math.pi)**0.5)
+        expected = (kernel * heights).sum(1) / (0.2 * (2 * math.pi) ** 0.5)
         apart = (found.at(points, 0.2)[0] - expected).abs()
         assert torch.trapezoid(apart, points).item() < 0.06
 
@@ -230,11 +299,17 @@ def with_all_vectors(matrix, start, steps):
     return nodes, vectors[0].square()
 
 
-@claim("hessian-ghosts", source="new",
-       statement="without orthogonalization a converged eigenvalue gets copies "
-                 "that together have its weight",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=hessian.hessian_density, mutant=unweighted)
+@claim(
+    "hessian-ghosts",
+    source="new",
+    statement="without orthogonalization a converged eigenvalue gets copies "
+    "that together have its weight",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=hessian.hessian_density,
+    mutant=unweighted,
+)
 def _(density):
     """One eigenvalue far from the others: more than one node near it, and the
     weight that the process with all vectors gives to a single one.
@@ -248,7 +323,10 @@ def _(density):
     near, once = (found.nodes > 29.99), nodes > 29.99
     assert near.sum() > 1 == once.sum()
     assert abs(found.weights[near].sum() - weights[once].sum()) < 1e-9
-    assert abs(found.weights[near].sum() - (start[0] / start.norm())**2) < 1e-7
+    assert (
+        abs(found.weights[near].sum() - (start[0] / start.norm()) ** 2) < 1e-7
+    )
+
 
 # %% ../../../nbs/460_analysis.hessian.ipynb
 def after_descent(values, lr, steps=1500):
@@ -259,12 +337,17 @@ def after_descent(values, lr, steps=1500):
     return w.norm().item()
 
 
-@claim("bnu-max-lr", source="rao2020, §6; lecun1992",
-       statement="on a quadratic with positive eigenvalues gradient descent "
-                 "converges for every rate below 2/λ₁ and for no larger one",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda found: found.stable_lr,
-       mutant=lambda found: found.stable_lr / 2)
+@claim(
+    "bnu-max-lr",
+    source="rao2020, §6; lecun1992",
+    statement="on a quadratic with positive eigenvalues gradient descent "
+    "converges for every rate below 2/λ₁ and for no larger one",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda found: found.stable_lr,
+    mutant=lambda found: found.stable_lr / 2,
+)
 def _(largest_rate):
     "A percent below and above; with a negative eigenvalue no rate converges."
     values = torch.tensor([7.0, 1.0, 0.2], dtype=torch.float64)
@@ -275,6 +358,7 @@ def _(largest_rate):
     values[2] = -0.2
     assert after_descent(values, 0.1 * rate) > 1e2
 
+
 # %% ../../../nbs/460_analysis.hessian.ipynb
 def largest_of_head(classes, width=7):
     """The eigenvalues of the cross-entropy of a linear classifier at zero
@@ -282,20 +366,27 @@ def largest_of_head(classes, width=7):
     """
     z = torch.randn(60, width, dtype=torch.float64, device="cpu").exp()
     y = torch.randint(classes, (60,), device="cpu")
-    w = torch.zeros(classes, width, dtype=torch.float64, device="cpu",
-                    requires_grad=True)
+    w = torch.zeros(
+        classes, width, dtype=torch.float64, device="cpu", requires_grad=True
+    )
     loss = lambda: nn.functional.cross_entropy(z @ w.T, y)
     found = hessian.hessian_extremes(loss, [w], classes, 1)
     return found.largest, torch.linalg.eigvalsh(z.T @ z / 60).flip(0)
 
 
-@claim("bnu-k-classes", source="rao2020, §6",
-       statement="at zero weights of a linear classifier of K classes each "
-                 "eigenvalue of the inputs' second moment gives K − 1 equal "
-                 "eigenvalues of the Hessian, 1/K as large: K − 1 outliers, "
-                 "not K, where the first moment dominates",
-       kind="estimate", verdict="holds", evidence="proof",
-       formula=lambda classes: classes - 1, mutant=lambda classes: classes)
+@claim(
+    "bnu-k-classes",
+    source="rao2020, §6",
+    statement="at zero weights of a linear classifier of K classes each "
+    "eigenvalue of the inputs' second moment gives K − 1 equal "
+    "eigenvalues of the Hessian, 1/K as large: K − 1 outliers, "
+    "not K, where the first moment dominates",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda classes: classes - 1,
+    mutant=lambda classes: classes,
+)
 def _(outliers):
     "Classifiers of 2, 3, 5 and 10 classes on positive features."
     for classes in (2, 3, 5, 10):

@@ -13,7 +13,9 @@ import torch
 
 from normalnorm.analysis.gaussianity import qq_r2
 from normalnorm.analysis.joint_normality import (
-    henze_zirkler, henze_zirkler_null)
+    henze_zirkler,
+    henze_zirkler_null,
+)
 from normalnorm.claims import claim
 
 
@@ -29,46 +31,71 @@ def by_quadrature(x, nodes=120):
     t, w = beta * t, w / w.sum()
     grid = np.stack(np.meshgrid(*[t] * d, indexing="ij"), -1).reshape(-1, d)
     weight = np.prod(
-        np.stack(np.meshgrid(*[w] * d, indexing="ij"), -1).reshape(-1, d), 1)
+        np.stack(np.meshgrid(*[w] * d, indexing="ij"), -1).reshape(-1, d), 1
+    )
     empirical = np.exp(1j * grid @ y.T).mean(1)
     return n * np.sum(
-        weight * np.abs(empirical - np.exp(-(grid**2).sum(1) / 2)) ** 2)
+        weight * np.abs(empirical - np.exp(-(grid**2).sum(1) / 2)) ** 2
+    )
 
 
-@claim("nn-hz", source="eftekhari2025, App. A.4; henze1990",
-       statement="The Henze–Zirkler statistic is the weighted distance of "
-                 "characteristic functions, in closed form; affine maps do not "
-                 "change it",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=lambda x: henze_zirkler(x).statistic,
-       mutant=lambda x:
-                  henze_zirkler(x).statistic * (x.shape[-2] - 1) / x.shape[-2])
+@claim(
+    "nn-hz",
+    source="eftekhari2025, App. A.4; henze1990",
+    statement="The Henze–Zirkler statistic is the weighted distance of "
+    "characteristic functions, in closed form; affine maps do not "
+    "change it",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda x: henze_zirkler(x).statistic,
+    mutant=lambda x: (
+        henze_zirkler(x).statistic * (x.shape[-2] - 1) / x.shape[-2]
+    ),
+)
 def _(statistic):
     """Against Gauss–Hermite quadrature of the definition in one and two
     dimensions; then an affine map of five coordinates.
     """
     generator = np.random.default_rng(0)
     for d, n in ((1, 23), (2, 31)):
-        for draw in (generator.normal, generator.exponential,
-                     generator.standard_cauchy):
+        for draw in (
+            generator.normal,
+            generator.exponential,
+            generator.standard_cauchy,
+        ):
             x = draw(size=(n, d))
-            assert abs(statistic(torch.tensor(x, device="cpu")).item()
-                       - by_quadrature(x)) < 1e-8
+            assert (
+                abs(
+                    statistic(torch.tensor(x, device="cpu")).item()
+                    - by_quadrature(x)
+                )
+                < 1e-8
+            )
     x = torch.tensor(generator.exponential(size=(40, 5)), device="cpu")
-    mapped = (x @ torch.tensor(generator.normal(size=(5, 5)), device="cpu")
-              * 1e-3 + 7)
+    mapped = (
+        x @ torch.tensor(generator.normal(size=(5, 5)), device="cpu") * 1e-3 + 7
+    )
     torch.testing.assert_close(
-        statistic(mapped), statistic(x), rtol=1e-9, atol=0)
+        statistic(mapped), statistic(x), rtol=1e-9, atol=0
+    )
 
 
-@claim("hz-null-moments", source="henze1990, Theorem 3.1",
-       statement="mean and variance of the limit of the Henze–Zirkler "
-                 "statistic under normality, in closed form",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=henze_zirkler_null,
-       mutant=lambda n, d: (henze_zirkler_null(n, d)[0],
-                            henze_zirkler_null(n, d)[1],
-                            henze_zirkler_null(n, d)[2] / 2))
+@claim(
+    "hz-null-moments",
+    source="henze1990, Theorem 3.1",
+    statement="mean and variance of the limit of the Henze–Zirkler "
+    "statistic under normality, in closed form",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=henze_zirkler_null,
+    mutant=lambda n, d: (
+        henze_zirkler_null(n, d)[0],
+        henze_zirkler_null(n, d)[1],
+        henze_zirkler_null(n, d)[2] / 2,
+    ),
+)
 def _(null):
     """The integrals of the covariance kernel by Gauss–Hermite quadrature, for
     one and two coordinates.
@@ -79,26 +106,38 @@ def _(null):
         t, w = beta * t, w / w.sum()
         grid = np.stack(np.meshgrid(*[t] * d, indexing="ij"), -1).reshape(-1, d)
         weight = np.prod(
-            np.stack(np.meshgrid(*[w] * d, indexing="ij"), -1).reshape(-1, d),
-            1)
+            np.stack(np.meshgrid(*[w] * d, indexing="ij"), -1).reshape(-1, d), 1
+        )
         inner, square = grid @ grid.T, (grid**2).sum(1)
         kernel = np.exp(-(square[:, None] + square - 2 * inner) / 2) - (
-            1 + inner + inner**2 / 2) * np.exp(-(square[:, None] + square) / 2)
-        assert abs(weight @ np.diag(kernel) / mean - 1) < 1e-6 and abs(
-            2 * weight @ kernel**2 @ weight / var - 1) < 1e-5
+            1 + inner + inner**2 / 2
+        ) * np.exp(-(square[:, None] + square) / 2)
+        assert (
+            abs(weight @ np.diag(kernel) / mean - 1) < 1e-6
+            and abs(2 * weight @ kernel**2 @ weight / var - 1) < 1e-5
+        )
+
 
 # %% ../../../nbs/143_analysis.joint_normality.ipynb
-@claim("rev-qq-not-joint", source="review zhYV of eftekhari2025",
-       statement="Q–Q plots of single channels are no test of joint normality: "
-                 "(X, SX) passes both, and fails the test of Henze and Zirkler",
-       kind="theorem", verdict="holds", evidence="numerical",
-       formula=lambda x, s: x * s, mutant=lambda x, s: torch.randn_like(x))
+@claim(
+    "rev-qq-not-joint",
+    source="review zhYV of eftekhari2025",
+    statement="Q–Q plots of single channels are no test of joint normality: "
+    "(X, SX) passes both, and fails the test of Henze and Zirkler",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda x, s: x * s,
+    mutant=lambda x, s: torch.randn_like(x),
+)
 def _(second):
     """2000 points: both R² are those of normal samples, the correlation is
     small, p is below 1e-6; the mutant is an independent normal coordinate.
     """
     x = torch.randn(2000, dtype=torch.float64)
     y = second(x, torch.randint(0, 2, x.shape) * 2 - 1)
-    assert qq_r2(torch.stack([x, y])).min() > 0.995 and abs(
-        np.corrcoef(x.cpu(), y.cpu())[0, 1]) < 0.1
+    assert (
+        qq_r2(torch.stack([x, y])).min() > 0.995
+        and abs(np.corrcoef(x.cpu(), y.cpu())[0, 1]) < 0.1
+    )
     assert henze_zirkler(torch.stack([x, y], -1)).p < 1e-6

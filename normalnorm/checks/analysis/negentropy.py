@@ -16,11 +16,17 @@ from normalnorm.analysis.negentropy import negentropy
 from normalnorm.claims import claim
 
 
-@claim("negentropy-edgeworth", source="textbook",
-       statement="near normality J ≈ γ₁²/12 + γ₂²/48; so J → 1/(3k) for a "
-                 "gamma law of large shape k",
-       kind="estimate", verdict="holds", evidence="numerical", formula=(12, 48),
-       mutant=(6, 48))
+@claim(
+    "negentropy-edgeworth",
+    source="textbook",
+    statement="near normality J ≈ γ₁²/12 + γ₂²/48; so J → 1/(3k) for a "
+    "gamma law of large shape k",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=(12, 48),
+    mutant=(6, 48),
+)
 def _(divisors):
     """Against the exact negentropy of gamma laws (γ₁ = 2/√k, γ₂ = 6/k) and of
     Student's (γ₂ = 6/(ν−4)); the error falls in proportion.
@@ -28,37 +34,54 @@ def _(divisors):
     for k in (50, 200, 800):
         law = scipy.stats.gamma(k)
         exact = 0.5 * math.log(2 * math.pi * math.e * k) - law.entropy()
-        assert (abs((4 / k / divisors[0] + 36 / k**2 / divisors[1]) / exact - 1)
-                < 3 / k)
+        assert (
+            abs((4 / k / divisors[0] + 36 / k**2 / divisors[1]) / exact - 1)
+            < 3 / k
+        )
     for nu in (200, 1000):
         law = scipy.stats.t(nu)
-        exact = (0.5 * math.log(2 * math.pi * math.e) + math.log(law.std())
-                 - law.entropy())
+        exact = (
+            0.5 * math.log(2 * math.pi * math.e)
+            + math.log(law.std())
+            - law.entropy()
+        )
         assert abs((6 / (nu - 4)) ** 2 / divisors[1] / exact - 1) < 7 / nu
+
 
 # %% ../../../nbs/141_analysis.negentropy.ipynb
 def from_gaps(mean_log):
     """The estimate of @eq-spacing with the mean of the logarithm of c of n + 1
     gaps replaced by `mean_log(c, n)`, in NumPy, m = 3.
     """
+
     def entropy(x):
         x = np.sort(x, -1)
         n = x.shape[-1]
-        low, high = (np.maximum(np.arange(n) - 3, 0),
-                     np.minimum(np.arange(n) + 3, n - 1))
-        return (np.log(x[..., high] - x[..., low])
-                - mean_log(high - low, n)).mean(-1)
+        low, high = (
+            np.maximum(np.arange(n) - 3, 0),
+            np.minimum(np.arange(n) + 3, n - 1),
+        )
+        return (
+            np.log(x[..., high] - x[..., low]) - mean_log(high - low, n)
+        ).mean(-1)
+
     return entropy
 
 
-@claim("spacing-unbiased", source="new",
-       statement="E log of c gaps of n uniform values is digamma(c) − "
-                 "digamma(n+1); so the "
-                 "corrected entropy estimate is unbiased for uniform laws",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda c, n:
-                   scipy.special.digamma(c) - scipy.special.digamma(n + 1),
-       mutant=lambda c, n: np.log(c / n))
+@claim(
+    "spacing-unbiased",
+    source="new",
+    statement="E log of c gaps of n uniform values is digamma(c) − "
+    "digamma(n+1); so the "
+    "corrected entropy estimate is unbiased for uniform laws",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda c, n: (
+        scipy.special.digamma(c) - scipy.special.digamma(n + 1)
+    ),
+    mutant=lambda c, n: np.log(c / n),
+)
 def _(mean_log):
     """The mean by quadrature over the Beta law; the estimate on 40 000 uniform
     samples of 20 (entropy 0), within four standard errors.
@@ -66,30 +89,46 @@ def _(mean_log):
     The mutant is Vasicek's.
     """
     from scipy.integrate import quad
+
     for c, n in ((1, 5), (3, 11), (6, 50)):
         law = scipy.stats.beta(c, n + 1 - c)
-        assert (abs(quad(lambda v: math.log(v) * law.pdf(v), 0, 1)[0]
-                    - mean_log(c, n)) < 1e-7)
+        assert (
+            abs(
+                quad(lambda v: math.log(v) * law.pdf(v), 0, 1)[0]
+                - mean_log(c, n)
+            )
+            < 1e-7
+        )
     h = from_gaps(mean_log)(np.random.default_rng(0).random((40_000, 20)))
     assert abs(h.mean()) < 4 * h.std() / 200
 
 
-@claim("negentropy-known", source="new",
-       statement="the estimate's bias at 2000 values is below 3e-3 for normal, "
-                 "uniform, Laplace and exponential laws",
-       kind="estimate", verdict="holds", evidence="experiment",
-       formula=negentropy, mutant=lambda x: negentropy(x, m=40))
+@claim(
+    "negentropy-known",
+    source="new",
+    statement="the estimate's bias at 2000 values is below 3e-3 for normal, "
+    "uniform, Laplace and exponential laws",
+    kind="estimate",
+    verdict="holds",
+    evidence="experiment",
+    formula=negentropy,
+    mutant=lambda x: negentropy(x, m=40),
+)
 def _(estimate):
     """Mean of 200 samples against the closed forms; the mutant has windows of
     about √n places, as is often advised.
     """
-    generator, half = (np.random.default_rng(1),
-                       0.5 * math.log(2 * math.pi * math.e))
-    for draw, exact in ((generator.normal, 0),
-                        (generator.random,
-                         0.5 * math.log(math.pi * math.e / 6)),
-                        (generator.laplace, 0.5 * math.log(math.pi / math.e)),
-                        (generator.exponential, half - 1)):
+    generator, half = (
+        np.random.default_rng(1),
+        0.5 * math.log(2 * math.pi * math.e),
+    )
+    for draw, exact in (
+        (generator.normal, 0),
+        (generator.random, 0.5 * math.log(math.pi * math.e / 6)),
+        (generator.laplace, 0.5 * math.log(math.pi / math.e)),
+        (generator.exponential, half - 1),
+    ):
         found = estimate(torch.tensor(draw(size=(200, 2000)), device="cpu"))
-        assert (abs(found.mean().item() - exact)
-                < 3e-3 + 3 * found.std().item() / math.sqrt(200))
+        assert abs(
+            found.mean().item() - exact
+        ) < 3e-3 + 3 * found.std().item() / math.sqrt(200)

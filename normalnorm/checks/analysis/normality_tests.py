@@ -13,7 +13,11 @@ import scipy.stats
 import torch
 
 from normalnorm.analysis.normality_tests import (
-    anderson_darling, dagostino, shapiro_weights, shapiro_wilk)
+    anderson_darling,
+    dagostino,
+    shapiro_weights,
+    shapiro_wilk,
+)
 from normalnorm.claims import claim
 
 
@@ -24,22 +28,42 @@ def moments_on_grid(n, step):
     t = np.arange(-8, 8 + step, step)
     F, f = scipy.stats.norm.cdf(t), scipy.stats.norm.pdf(t)
     log, sf = math.lgamma, scipy.stats.norm.sf(t)
-    mean = [np.sum(t * np.exp(log(n + 1) - log(i) - log(n - i + 1))
-                   * F ** (i - 1) * sf ** (n - i) * f) * step
-            for i in range(1, n + 1)]
+    mean = [
+        np.sum(
+            t
+            * np.exp(log(n + 1) - log(i) - log(n - i + 1))
+            * F ** (i - 1)
+            * sf ** (n - i)
+            * f
+        )
+        * step
+        for i in range(1, n + 1)
+    ]
     second = np.zeros((n, n))
     # F(t) − F(s) for s < t, rows s
     between = np.clip(F[None, :] - F[:, None], 0, None)
     half = np.triu(np.ones((len(t),) * 2)) - np.eye(len(t)) / 2
     for i in range(1, n + 1):
-        second[i - 1, i - 1] = np.sum(
-            t**2 * np.exp(log(n + 1) - log(i) - log(n - i + 1)) * F ** (i - 1)
-            * sf ** (n - i) * f) * step
+        second[i - 1, i - 1] = (
+            np.sum(
+                t**2
+                * np.exp(log(n + 1) - log(i) - log(n - i + 1))
+                * F ** (i - 1)
+                * sf ** (n - i)
+                * f
+            )
+            * step
+        )
         for j in range(i + 1, n + 1):
             constant = np.exp(log(n + 1) - log(i) - log(j - i) - log(n - j + 1))
             first, last = t * F ** (i - 1) * f, t * sf ** (n - j) * f
-            second[i - 1, j - 1] = second[j - 1, i - 1] = constant * first @ (
-                half * between ** (j - i - 1)) @ last * step**2
+            second[i - 1, j - 1] = second[j - 1, i - 1] = (
+                constant
+                * first
+                @ (half * between ** (j - i - 1))
+                @ last
+                * step**2
+            )
     return np.array(mean), second
 
 
@@ -52,29 +76,46 @@ def exact_weights(n):
     a = np.linalg.solve(second - np.outer(mean, mean), mean)
     return a / np.linalg.norm(a)
 
+
 # %% ../../../nbs/142_analysis.normality_tests.ipynb
-@claim("shapiro-weights", source="royston1995, AS R94",
-       statement="Royston's weights are V⁻¹z̄/‖V⁻¹z̄‖ for the means z̄ and the "
-                 "covariances V of ordered normal values, to 1e-3",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=shapiro_weights,
-       mutant=lambda n: torch.special.ndtri(
-           (torch.arange(1, n + 1, dtype=torch.float64) - 0.375) / (n + 0.25))
-              / math.sqrt(n))
+@claim(
+    "shapiro-weights",
+    source="royston1995, AS R94",
+    statement="Royston's weights are V⁻¹z̄/‖V⁻¹z̄‖ for the means z̄ and the "
+    "covariances V of ordered normal values, to 1e-3",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=shapiro_weights,
+    mutant=lambda n: (
+        torch.special.ndtri(
+            (torch.arange(1, n + 1, dtype=torch.float64) - 0.375) / (n + 0.25)
+        )
+        / math.sqrt(n)
+    ),
+)
 def _(weights):
     """Against the moments by quadrature, for 5 to 12 values; the mutant leaves
     the ends uncorrected.
     """
     for n in (5, 8, 12):
         np.testing.assert_allclose(
-            weights(n).cpu().numpy(), exact_weights(n), atol=1e-3)
+            weights(n).cpu().numpy(), exact_weights(n), atol=1e-3
+        )
+
 
 # %% ../../../nbs/142_analysis.normality_tests.ipynb
 @claim(
-    "moment-laws", source="dagostino1973; anscombe1983",
+    "moment-laws",
+    source="dagostino1973; anscombe1983",
     statement="Var b₁, E b₂, Var b₂ of normal samples are 6(n−2)/((n+1)(n+3)), "
-              "3(n−1)/(n+1), 24n(n−2)(n−3)/((n+1)²(n+3)(n+5))",
-    kind="identity", verdict="holds", evidence="numerical", formula=1, mutant=0)
+    "3(n−1)/(n+1), 24n(n−2)(n−3)/((n+1)²(n+3)(n+5))",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=1,
+    mutant=0,
+)
 def _(correction):
     """Against 10⁵ samples of 9, within four standard errors; the mutant forgets
     the −1 of n−1 in E b₂.
@@ -82,40 +123,68 @@ def _(correction):
     n, count = 9, 100_000
     z = np.random.default_rng(2).normal(size=(count, n))
     z = z - z.mean(1, keepdims=True)
-    b1, b2 = ((z**3).mean(1) / (z**2).mean(1) ** 1.5,
-              (z**4).mean(1) / (z**2).mean(1) ** 2)
+    b1, b2 = (
+        (z**3).mean(1) / (z**2).mean(1) ** 1.5,
+        (z**4).mean(1) / (z**2).mean(1) ** 2,
+    )
     mean = 3 * (n - correction) / (n + 1)
     for values, expected in (
-        (b1**2, 6 * (n - 2) / ((n + 1) * (n + 3))), (b2, mean),
-        ((b2 - 3 * (n - 1) / (n + 1)) ** 2,
-         24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5)))
+        (b1**2, 6 * (n - 2) / ((n + 1) * (n + 3))),
+        (b2, mean),
+        (
+            (b2 - 3 * (n - 1) / (n + 1)) ** 2,
+            24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5)),
+        ),
     ):
-        assert (
-            abs(values.mean() - expected) < 4 * values.std() / math.sqrt(count))
+        assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(
+            count
+        )
+
 
 # %% ../../../nbs/142_analysis.normality_tests.ipynb
-@claim("anderson-sum", source="anderson1954",
-       statement="the integral of Anderson and Darling is −n − (1/n) Σ (2i−1) "
-                 "[log Φ(x₍ᵢ₎) + log Φ(−x₍ₙ₊₁₋ᵢ₎)]",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=anderson_darling,
-       mutant=lambda x: type(anderson_darling(x))(
-           anderson_darling(x)[0] + 1, None))
+@claim(
+    "anderson-sum",
+    source="anderson1954",
+    statement="the integral of Anderson and Darling is −n − (1/n) Σ (2i−1) "
+    "[log Φ(x₍ᵢ₎) + log Φ(−x₍ₙ₊₁₋ᵢ₎)]",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=anderson_darling,
+    mutant=lambda x: type(anderson_darling(x))(
+        anderson_darling(x)[0] + 1, None
+    ),
+)
 def _(test):
     """The integral between neighbours by quadrature in t, on samples of three
     laws.
     """
     from scipy.integrate import quad
+
     generator, phi = np.random.default_rng(3), scipy.stats.norm
     for draw in (generator.normal, generator.random, generator.exponential):
         x = np.sort(draw(size=17))
         t = (x - x.mean()) / x.std(ddof=1)
         edges = np.concatenate([[-12], t, [12]])
-        whole = sum(quad(lambda v: (i / 17 - phi.cdf(v)) ** 2 / (
-                             phi.cdf(v) * phi.sf(v)) * phi.pdf(v),
-                         *edges[i:i + 2])[0] for i in range(18))
-        assert (abs(test(torch.tensor(x, device="cpu")).statistic.item()
-                    - 17 * whole) < 1e-6)
+        whole = sum(
+            quad(
+                lambda v: (
+                    (i / 17 - phi.cdf(v)) ** 2
+                    / (phi.cdf(v) * phi.sf(v))
+                    * phi.pdf(v)
+                ),
+                *edges[i : i + 2],
+            )[0]
+            for i in range(18)
+        )
+        assert (
+            abs(
+                test(torch.tensor(x, device="cpu")).statistic.item()
+                - 17 * whole
+            )
+            < 1e-6
+        )
+
 
 # %% ../../../nbs/142_analysis.normality_tests.ipynb
 def autoregressive(rho, count, n):
@@ -128,12 +197,18 @@ def autoregressive(rho, count, n):
     return torch.tensor(z, device="cpu")
 
 
-@claim("tests-need-independence", source="new",
-       statement="Of Gaussian sequences of 400 values with correlation 0.9 "
-                 "between neighbours, more than a fifth are rejected at level "
-                 "0.05, by each of three tests",
-       kind="estimate", verdict="holds", evidence="experiment", formula=0.9,
-       mutant=0.0)
+@claim(
+    "tests-need-independence",
+    source="new",
+    statement="Of Gaussian sequences of 400 values with correlation 0.9 "
+    "between neighbours, more than a fifth are rejected at level "
+    "0.05, by each of three tests",
+    kind="estimate",
+    verdict="holds",
+    evidence="experiment",
+    formula=0.9,
+    mutant=0.0,
+)
 def _(rho):
     """1000 sequences; the mutant has independent values.
 

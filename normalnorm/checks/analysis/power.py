@@ -27,38 +27,66 @@ def by_loops(values):
     images, each a list of pixels.
     """
     mean = lambda v: sum(v) / len(v)
-    var = lambda v: mean([(a - mean(v))**2 for a in v])
-    mus, sigmas = [mean(v) for v in values], [var(v)**0.5 for v in values]
-    return mean(mus)**2, var(mus), mean(sigmas)**2, var(sigmas)
+    var = lambda v: mean([(a - mean(v)) ** 2 for a in v])
+    mus, sigmas = [mean(v) for v in values], [var(v) ** 0.5 for v in values]
+    return mean(mus) ** 2, var(mus), mean(sigmas) ** 2, var(sigmas)
 
 
 def unbiased(y):
     "A mutant: each image's variance by N − 1."
     y = y.flatten(2)
     mean, std = y.mean(2), y.std(2, correction=min(1, y.shape[2] - 1))
-    return power.Power(mean.mean(0)**2, mean.var(0, correction=0),
-                       std.mean(0)**2, std.var(0, correction=0))
+    return power.Power(
+        mean.mean(0) ** 2,
+        mean.var(0, correction=0),
+        std.mean(0) ** 2,
+        std.var(0, correction=0),
+    )
 
 
-@claim("pn-eq5", source="labatie2021, Eq. 5",
-       statement="P = (E μ)² + Var μ + (E σ)² + Var σ in each channel, with μ, "
-                 "σ the mean and the biased deviation within an image",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=power.power_decomposition, mutant=unbiased)
-@claim("pn-moments", source="labatie2021, §3 “Moments”",
-       statement="power is squared mean plus variance on any subset, and the "
-                 "power of a whole is the mean of those of its equal parts",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=power.power_decomposition, mutant=unbiased)
-@claim("pn-eq5-layer", source="labatie2021, after Eq. 5",
-       statement="the same holds with each part averaged over channels",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=power.power_decomposition, mutant=unbiased)
-@claim("pn-hierarchy", source="labatie2021, “two views”",
-       statement="P1 + P2 is the power of the images' means, P3 + P4 the mean "
-                 "of their variances",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=power.power_decomposition, mutant=unbiased)
+@claim(
+    "pn-eq5",
+    source="labatie2021, Eq. 5",
+    statement="P = (E μ)² + Var μ + (E σ)² + Var σ in each channel, with μ, "
+    "σ the mean and the biased deviation within an image",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=power.power_decomposition,
+    mutant=unbiased,
+)
+@claim(
+    "pn-moments",
+    source="labatie2021, §3 “Moments”",
+    statement="power is squared mean plus variance on any subset, and the "
+    "power of a whole is the mean of those of its equal parts",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=power.power_decomposition,
+    mutant=unbiased,
+)
+@claim(
+    "pn-eq5-layer",
+    source="labatie2021, after Eq. 5",
+    statement="the same holds with each part averaged over channels",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=power.power_decomposition,
+    mutant=unbiased,
+)
+@claim(
+    "pn-hierarchy",
+    source="labatie2021, “two views”",
+    statement="P1 + P2 is the power of the images' means, P3 + P4 the mean "
+    "of their variances",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=power.power_decomposition,
+    mutant=unbiased,
+)
 def _(decompose):
     "Loops, in 0 to 3 spatial dimensions; the sum against the mean square."
     for shape in ((5, 3), (5, 3, 7), (7, 2, 3, 5), (3, 2, 2, 3, 5)):
@@ -66,23 +94,33 @@ def _(decompose):
         found = decompose(y.unsqueeze(-1) if y.dim() == 2 else y)
         images = y.reshape(*y.shape[:2], -1)
         for c in range(y.shape[1]):
-            np.testing.assert_allclose([p[c].item() for p in found],
-                                       by_loops(images[:, c].tolist()),
-                                       rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(
+                [p[c].item() for p in found],
+                by_loops(images[:, c].tolist()),
+                rtol=1e-12,
+                atol=1e-14,
+            )
         total = images.square().mean((0, 2))
         torch.testing.assert_close(found.total, total)
         torch.testing.assert_close(found.layer().total, total.mean())
-        torch.testing.assert_close(found.p1 + found.p2,
-                                   images.mean(2).square().mean(0))
-        torch.testing.assert_close(found.p3 + found.p4,
-                                   images.var(2, correction=0).mean(0))
+        torch.testing.assert_close(
+            found.p1 + found.p2, images.mean(2).square().mean(0)
+        )
+        torch.testing.assert_close(
+            found.p3 + found.p4, images.var(2, correction=0).mean(0)
+        )
 
 
-@claim("pn-collapse-constant", source="labatie2021, “two views”",
-       statement="P1 = P if and only if the channel is constant",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda p: (p.p2 + p.p3 + p.p4) / p.total,
-       mutant=lambda p: (p.p2 + p.p4) / p.total)
+@claim(
+    "pn-collapse-constant",
+    source="labatie2021, “two views”",
+    statement="P1 = P if and only if the channel is constant",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda p: (p.p2 + p.p3 + p.p4) / p.total,
+    mutant=lambda p: (p.p2 + p.p4) / p.total,
+)
 def _(rest):
     "A constant has no other power; any change of one value gives it some."
     y = torch.full((3, 1, 5), 2.0, dtype=torch.float64)
@@ -97,11 +135,17 @@ def _(rest):
     assert rest(power.power_decomposition(y)).item() > 1e-4
 
 
-@claim("pn-no-variability", source="labatie2021, “two views”",
-       statement="P2 = P4 = 0 if and only if all images have the same mean and "
-                 "the same deviation",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda p: p.p2 + p.p4, mutant=lambda p: p.p2)
+@claim(
+    "pn-no-variability",
+    source="labatie2021, “two views”",
+    statement="P2 = P4 = 0 if and only if all images have the same mean and "
+    "the same deviation",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda p: p.p2 + p.p4,
+    mutant=lambda p: p.p2,
+)
 def _(varies):
     "Images with equal statistics; then one with another deviation."
     y = sample(5, 3, 7)
@@ -111,22 +155,29 @@ def _(varies):
     y[0] = mean + 2 * (y[0] - mean)
     assert varies(power.power_decomposition(y)).min() > 1e-3
 
+
 # %% ../../../nbs/340_analysis.power.ipynb
 def channel_with(p1, p2, p3, p4, n):
     "The images of the proof, of two pixels each: (n, 1, 2)."
     first = (torch.arange(n) == 0).double()
-    outlier = (n * first - 1) / (n - 1)**0.5    # mean 0, variance 1
+    outlier = (n * first - 1) / (n - 1) ** 0.5  # mean 0, variance 1
     split = lambda centre, spread: centre**0.5 + spread**0.5 * outlier
     mean, std = split(p1, p2), split(p3, p4)
     return torch.stack([mean + std, mean - std], -1)[:, None]
 
 
-@claim("pn-bn-free-proportions", source="labatie2021, §3 “Revisiting BN”",
-       statement="batch norm fixes P1 = 0 and P2 + P3 + P4 = 1 in each channel "
-                 "and no proportion: n images can have any, up to P4 ≤ (n − 1) "
-                 "P3",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda n: n - 1, mutant=lambda n: n / 2)
+@claim(
+    "pn-bn-free-proportions",
+    source="labatie2021, §3 “Revisiting BN”",
+    statement="batch norm fixes P1 = 0 and P2 + P3 + P4 = 1 in each channel "
+    "and no proportion: n images can have any, up to P4 ≤ (n − 1) "
+    "P3",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda n: n - 1,
+    mutant=lambda n: n / 2,
+)
 def _(most):
     """Points of the triangle are built and go through PyTorch's batch norm
     unchanged; random images do not exceed the bound, one loud image reaches it.
@@ -135,24 +186,38 @@ def _(most):
         for p2, p3 in ((0.2, 0.5), (0.7, 0.2), (0.0, 1 / n), (0.95, 0.04)):
             p4 = 1 - p2 - p3
             assert p4 <= (n - 1) * p3 + 1e-12
-            y = F.batch_norm(channel_with(0.0, p2, p3, p4, n), None, None,
-                             training=True, eps=1e-30)
+            y = F.batch_norm(
+                channel_with(0.0, p2, p3, p4, n),
+                None,
+                None,
+                training=True,
+                eps=1e-30,
+            )
             np.testing.assert_allclose(
                 [p.item() for p in power.power_decomposition(y)],
-                [0, p2, p3, p4], atol=1e-9)
-        ratio = max((p.p4 / p.p3).max().item() for p in (
-            power.power_decomposition(sample(n, 1, 5)**k) for k in range(1, 6)))
+                [0, p2, p3, p4],
+                atol=1e-9,
+            )
+        ratio = max(
+            (p.p4 / p.p3).max().item()
+            for p in (
+                power.power_decomposition(sample(n, 1, 5) ** k)
+                for k in range(1, 6)
+            )
+        )
         assert ratio <= most(n) + 1e-9
         loud = sample(n, 1, 5) * (torch.arange(n) == 0)[:, None, None]
         p = power.power_decomposition(loud)
         assert abs((p.p4 / p.p3).item() - most(n)) < 1e-9
 
+
 # %% ../../../nbs/340_analysis.power.ipynb
 def split(u, sizes):
     "Group norm by slices of channels, of any sizes: y, and σ² of each element."
     out, var = torch.empty_like(u), torch.empty_like(u)
-    for part, v, x in zip(out.split(sizes, 1), var.split(sizes, 1),
-                          u.split(sizes, 1)):
+    for part, v, x in zip(
+        out.split(sizes, 1), var.split(sizes, 1), u.split(sizes, 1)
+    ):
         v[:] = x.var((1, 2, 3), correction=0, keepdim=True)
         part[:] = x - x.mean((1, 2, 3), keepdim=True)
     return out, var
@@ -163,52 +228,82 @@ def of_sets(var, eps):
     return (var / (var + eps)).mean()
 
 
-@claim("pn-prop1", source="labatie2021, Prop. 1",
-       statement="the layer's power is the mean of σ²/(σ² + ε) over elements: "
-                 "1 for ε = 0, for batch, layer, instance and group norm",
-       kind="theorem", verdict="holds", evidence="proof", formula=of_sets,
-       mutant=lambda var, eps: (var / (var.sqrt() + eps)**2).mean())
-@claim("pn-prop1-gn", source="labatie2021, Prop. 1, proof",
-       statement="the mean over groups is one over elements: with ε and groups "
-                 "of unequal sizes each group counts by its size",
-       kind="identity", verdict="holds", evidence="proof", formula=of_sets,
-       mutant=lambda var, eps: of_sets(var[:, (0, 2, 4)], eps))
+@claim(
+    "pn-prop1",
+    source="labatie2021, Prop. 1",
+    statement="the layer's power is the mean of σ²/(σ² + ε) over elements: "
+    "1 for ε = 0, for batch, layer, instance and group norm",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=of_sets,
+    mutant=lambda var, eps: (var / (var.sqrt() + eps) ** 2).mean(),
+)
+@claim(
+    "pn-prop1-gn",
+    source="labatie2021, Prop. 1, proof",
+    statement="the mean over groups is one over elements: with ε and groups "
+    "of unequal sizes each group counts by its size",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=of_sets,
+    mutant=lambda var, eps: of_sets(var[:, (0, 2, 4)], eps),
+)
 def _(expected):
     """PyTorch's four layers and its root mean square norm, and groups of 2, 2
     and 3 channels by slices, for three values of ε.
     """
     u = sample(3, 7, 2, 5) * torch.tensor([1, 1, 3, 3, 9, 9, 9])[:, None, None]
     layers = {
-        (0, 2, 3): lambda eps: F.batch_norm(u, None, None, None, None, True,
-                                            0.1, eps),
+        (0, 2, 3): lambda eps: F.batch_norm(
+            u, None, None, None, None, True, 0.1, eps
+        ),
         (1, 2, 3): lambda eps: F.layer_norm(u, u.shape[1:], eps=eps),
-        (2, 3): lambda eps: F.instance_norm(u, eps=eps)}
+        (2, 3): lambda eps: F.instance_norm(u, eps=eps),
+    }
     for eps in (1e-30, 0.1, 10.0):
         for axes, layer in layers.items():
             var = u.var(axes, correction=0, keepdim=True).expand_as(u)
             torch.testing.assert_close(
                 power.power_decomposition(layer(eps)).layer().total,
-                expected(var, eps))
+                expected(var, eps),
+            )
         centred, var = split(u, [2, 2, 3])
         y = centred / (var + eps).sqrt()
-        torch.testing.assert_close(power.power_decomposition(y).layer().total,
-                                   expected(var, eps))
+        torch.testing.assert_close(
+            power.power_decomposition(y).layer().total, expected(var, eps)
+        )
         q = u.square().mean((1, 2, 3), keepdim=True)
         torch.testing.assert_close(
-            power.power_decomposition(F.rms_norm(u, u.shape[1:], eps=eps)
-                                      ).layer().total,
-            (q / (q + eps)).mean())
+            power.power_decomposition(F.rms_norm(u, u.shape[1:], eps=eps))
+            .layer()
+            .total,
+            (q / (q + eps)).mean(),
+        )
 
 
-@claim("pn-bn-channels", source="labatie2021, §3 “Revisiting BN”",
-       statement="batch norm: P1 = 0 and P2 + P3 + P4 = 1 in each channel",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=(0, 2, 3), mutant=(1, 2, 3))
-@claim("pn-eq1", source="labatie2021, Eq. 1",
-       statement="batch norm subtracts mean and divides by deviation of the "
-                 "channel, over images and positions, biased",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=(0, 2, 3), mutant=(0, 2))
+@claim(
+    "pn-bn-channels",
+    source="labatie2021, §3 “Revisiting BN”",
+    statement="batch norm: P1 = 0 and P2 + P3 + P4 = 1 in each channel",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=(0, 2, 3),
+    mutant=(1, 2, 3),
+)
+@claim(
+    "pn-eq1",
+    source="labatie2021, Eq. 1",
+    statement="batch norm subtracts mean and divides by deviation of the "
+    "channel, over images and positions, biased",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=(0, 2, 3),
+    mutant=(0, 2),
+)
 def _(axes):
     "PyTorch's batch norm against the formula, and its parts."
     u = sample(3, 5, 2, 7)
@@ -218,16 +313,29 @@ def _(axes):
     found = power.power_decomposition(y)
     assert found.p1.max() < 1e-25
     torch.testing.assert_close(found.total, torch.ones(5, dtype=torch.float64))
-    torch.testing.assert_close(gamma * y + beta, F.batch_norm(
-        u, None, None, gamma.flatten(), beta.flatten(), True, eps=1e-30))
+    torch.testing.assert_close(
+        gamma * y + beta,
+        F.batch_norm(
+            u, None, None, gamma.flatten(), beta.flatten(), True, eps=1e-30
+        ),
+    )
 
 
-def layer(z, weight, gamma, beta, padding="circular", axes=(1, 2, 3),
-          correction=0, shift_first=False):
+def layer(
+    z,
+    weight,
+    gamma,
+    beta,
+    padding="circular",
+    axes=(1, 2, 3),
+    correction=0,
+    shift_first=False,
+):
     "The same by PyTorch's operations; what follows β is for mutants."
     x = F.conv2d(F.pad(z, (1, 1, 1, 1), mode=padding), weight)
-    y = (x - x.mean(axes, keepdim=True)) / x.std(axes, correction=correction,
-                                                 keepdim=True)
+    y = (x - x.mean(axes, keepdim=True)) / x.std(
+        axes, correction=correction, keepdim=True
+    )
     gamma, beta = gamma[:, None, None], beta[:, None, None]
     return torch.relu(gamma * (y + beta) if shift_first else gamma * y + beta)
 
@@ -237,32 +345,51 @@ def layer_by_loops(z, weight, gamma, beta):
     n, c_in, h, w = z.shape
     x = torch.zeros(n, len(weight), h, w, dtype=z.dtype)
     for i, c, a, b, d, s, t in np.ndindex(n, len(weight), h, w, c_in, 3, 3):
-        x[i, c, a, b] += weight[c, d, s, t] * z[
-            i, d, (a + s - 1) % h, (b + t - 1) % w]
+        x[i, c, a, b] += (
+            weight[c, d, s, t] * z[i, d, (a + s - 1) % h, (b + t - 1) % w]
+        )
     out = torch.empty_like(x)
     for i in range(n):
         values = x[i].flatten().tolist()
         mean = sum(values) / len(values)
-        std = (sum((v - mean)**2 for v in values) / len(values))**0.5
+        std = (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5
         for c, a, b in np.ndindex(x.shape[1:]):
             value = gamma[c] * (x[i, c, a, b] - mean) / std + beta[c]
             out[i, c, a, b] = max(value, torch.zeros_like(value))
     return out
 
 
-@claim("pn-eq2", source="labatie2021, Eq. 2",
-       statement="x = W ∗ z, a convolution", kind="definition",
-       verdict="holds", evidence="numerical", formula=layer,
-       mutant=functools.partial(layer, padding="reflect"))
-@claim("pn-eq3", source="labatie2021, Eq. 3",
-       statement="y = (x − μ)/σ with statistics of the channel, the image, the "
-                 "image's group or the image's channel",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=layer, mutant=functools.partial(layer, axes=(2, 3)))
-@claim("pn-eq4", source="labatie2021, Eq. 4",
-       statement="ỹ = γ y + β in each channel, z = φ(ỹ)", kind="definition",
-       verdict="holds", evidence="numerical", formula=layer,
-       mutant=functools.partial(layer, shift_first=True))
+@claim(
+    "pn-eq2",
+    source="labatie2021, Eq. 2",
+    statement="x = W ∗ z, a convolution",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=layer,
+    mutant=functools.partial(layer, padding="reflect"),
+)
+@claim(
+    "pn-eq3",
+    source="labatie2021, Eq. 3",
+    statement="y = (x − μ)/σ with statistics of the channel, the image, the "
+    "image's group or the image's channel",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=layer,
+    mutant=functools.partial(layer, axes=(2, 3)),
+)
+@claim(
+    "pn-eq4",
+    source="labatie2021, Eq. 4",
+    statement="ỹ = γ y + β in each channel, z = φ(ỹ)",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=layer,
+    mutant=functools.partial(layer, shift_first=True),
+)
 def _(by_torch):
     """Loops against PyTorch's operations; the mutants pad otherwise, take
     statistics of channels, and shift before they scale.
@@ -270,34 +397,49 @@ def _(by_torch):
     z = sample(2, 2, 2, 3)
     weight = torch.randn(3, 2, 3, 3, dtype=torch.float64)
     gamma, beta = torch.randn(2, 3, dtype=torch.float64)
-    torch.testing.assert_close(by_torch(z, weight, gamma, beta),
-                               layer_by_loops(z, weight, gamma, beta))
+    torch.testing.assert_close(
+        by_torch(z, weight, gamma, beta), layer_by_loops(z, weight, gamma, beta)
+    )
 
 
-@claim("pn-gn-extremes", source="labatie2021, §3, §4",
-       statement="group norm with one group is layer norm over channels and "
-                 "positions, with a group for each channel it is instance norm",
-       kind="identity", verdict="holds", evidence="proof", formula=(1, 2, 3),
-       mutant=(1,))
+@claim(
+    "pn-gn-extremes",
+    source="labatie2021, §3, §4",
+    statement="group norm with one group is layer norm over channels and "
+    "positions, with a group for each channel it is instance norm",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=(1, 2, 3),
+    mutant=(1,),
+)
 def _(axes):
     "PyTorch's layers; the mutant's layer norm is over channels only."
     u = sample(3, 5, 2, 7)
     mean = u.mean(axes, keepdim=True)
     std = u.std(axes, correction=0, keepdim=True)
     torch.testing.assert_close(F.group_norm(u, 1, eps=0.0), (u - mean) / std)
-    torch.testing.assert_close(F.group_norm(u, 5, eps=0.0),
-                               F.instance_norm(u, eps=1e-30))
+    torch.testing.assert_close(
+        F.group_norm(u, 5, eps=0.0), F.instance_norm(u, eps=1e-30)
+    )
+
 
 # %% ../../../nbs/340_analysis.power.ipynb
 def effective(p, b):
     return b * (p.p2 + p.p3 + p.p4) / p.p2
 
 
-@claim("pn-minibatch-stats", source="labatie2021, §2",
-       statement="the mean over a minibatch of B images has the variance "
-                 "σ²/N with N = B (P2 + P3 + P4)/P2 independent values",
-       kind="estimate", verdict="holds", evidence="proof", formula=effective,
-       mutant=lambda p, b: 35 * b * torch.ones_like(p.p2))
+@claim(
+    "pn-minibatch-stats",
+    source="labatie2021, §2",
+    statement="the mean over a minibatch of B images has the variance "
+    "σ²/N with N = B (P2 + P3 + P4)/P2 independent values",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=effective,
+    mutant=lambda p, b: 35 * b * torch.ones_like(p.p2),
+)
 def _(count):
     "All minibatches of 2 and 3 images out of 4; the mutant counts pixels."
     u = sample(4, 3, 5, 7).cumsum(-1)
@@ -307,7 +449,9 @@ def _(count):
         torch.testing.assert_close(
             means.var(0, correction=0),
             u.var((0, 2, 3), correction=0)
-            / count(power.power_decomposition(u), b))
+            / count(power.power_decomposition(u), b),
+        )
+
 
 # %% ../../../nbs/340_analysis.power.ipynb
 import copy
@@ -318,8 +462,12 @@ from torch import nn
 def forgetful(y, cuts):
     "A mutant: the mean of the pieces' decompositions."
     parts = [power.power_decomposition(x) for x in y.split(cuts)]
-    return power.Power(*(sum(len(x) * p for x, p in zip(y.split(cuts), ps))
-                         / len(y) for ps in zip(*parts)))
+    return power.Power(
+        *(
+            sum(len(x) * p for x, p in zip(y.split(cuts), ps)) / len(y)
+            for ps in zip(*parts)
+        )
+    )
 
 
 def in_pieces(y, cuts):
@@ -329,11 +477,17 @@ def in_pieces(y, cuts):
     return meter.compute()
 
 
-@claim("power-chunks", source="new",
-       statement="the decomposition over a data set can be collected piece by "
-                 "piece, and does not depend on the pieces",
-       kind="algorithm", verdict="holds", evidence="proof", formula=in_pieces,
-       mutant=forgetful)
+@claim(
+    "power-chunks",
+    source="new",
+    statement="the decomposition over a data set can be collected piece by "
+    "piece, and does not depend on the pieces",
+    kind="algorithm",
+    verdict="holds",
+    evidence="proof",
+    formula=in_pieces,
+    mutant=forgetful,
+)
 def _(collect):
     """Pieces of several sizes, values far from 0 that a difference of squares
     would ruin, and float32 values whose squares it cannot hold.
@@ -341,8 +495,9 @@ def _(collect):
     y = 1e6 + sample(23, 3, 5, 2)
     whole = power.power_decomposition(y)
     loops = [by_loops(y[:, c].flatten(1).tolist()) for c in range(3)]
-    np.testing.assert_allclose(torch.stack(list(whole), 1).cpu(), loops,
-                               rtol=1e-8)
+    np.testing.assert_allclose(
+        torch.stack(list(whole), 1).cpu(), loops, rtol=1e-8
+    )
     for cuts in ([1] * 23, [23], [2, 3, 5, 13], [11, 12]):
         for p, q in zip(whole, collect(y, cuts)):
             torch.testing.assert_close(p, q, rtol=1e-9, atol=0)
@@ -350,43 +505,57 @@ def _(collect):
     assert half.total.isfinite().all()
 
 
-@claim("power-before-affine", source="new",
-       statement="the power at a normalizer is read before γ and β, for any γ, "
-                 "zero included",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=lambda model, x: power.model_power(model, x),
-       mutant=lambda model, x: power.model_power(
-           nn.Sequential(model, nn.Identity()), x, places=["0"]))
+@claim(
+    "power-before-affine",
+    source="new",
+    statement="the power at a normalizer is read before γ and β, for any γ, "
+    "zero included",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda model, x: power.model_power(model, x),
+    mutant=lambda model, x: power.model_power(
+        nn.Sequential(model, nn.Identity()), x, places=["0"]
+    ),
+)
 def _(measure):
     "Layers with random γ, β, some 0, against PyTorch's function without them."
     x = sample(5, 6, 2, 7)
     for layer, y in (
-            (nn.GroupNorm(3, 6), F.group_norm(x, 3)),
-            (nn.LayerNorm((6, 2, 7)), F.layer_norm(x, (6, 2, 7))),
-            (nn.InstanceNorm2d(6, affine=True), F.instance_norm(x)),
-            (nn.LayerNorm(7), F.layer_norm(x, (7,)).movedim(-1, 1))):
+        (nn.GroupNorm(3, 6), F.group_norm(x, 3)),
+        (nn.LayerNorm((6, 2, 7)), F.layer_norm(x, (6, 2, 7))),
+        (nn.InstanceNorm2d(6, affine=True), F.instance_norm(x)),
+        (nn.LayerNorm(7), F.layer_norm(x, (7,)).movedim(-1, 1)),
+    ):
         layer = layer.double()
         nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
         with torch.no_grad():
             layer.weight[::2] = 0
         kept = copy.deepcopy(layer.state_dict())
-        found, = measure(nn.Sequential(layer), [x[:2], x[2:]]).values()
+        (found,) = measure(nn.Sequential(layer), [x[:2], x[2:]]).values()
         for p, q in zip(found, power.power_decomposition(y)):
             torch.testing.assert_close(p, q)
         assert all((layer.state_dict()[k] == v).all() for k, v in kept.items())
 
+
 # %% ../../../nbs/340_analysis.power.ipynb
 def participation(p):
     "(ΣP)²/(C ΣP²) of the channels' powers p, shape (C,)."
-    return p.sum()**2 / (len(p) * p.square().sum())
+    return p.sum() ** 2 / (len(p) * p.square().sum())
 
 
-@claim("pn-balanced-channels", source="labatie2021, §2, §3",
-       statement="with batch norm every channel has power 1, at any depth; "
-                 "with layer norm or without a normalizer the powers spread "
-                 "with depth",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=participation, mutant=lambda p: p.mean()**2 / p.square().sum())
+@claim(
+    "pn-balanced-channels",
+    source="labatie2021, §2, §3",
+    statement="with batch norm every channel has power 1, at any depth; "
+    "with layer norm or without a normalizer the powers spread "
+    "with depth",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=participation,
+    mutant=lambda p: p.mean() ** 2 / p.square().sum(),
+)
 def _(ratio):
     "Random dense ReLU nets of width 128: layers 1 and 24, by three seeds."
     shallow, deep = [], []
@@ -394,13 +563,17 @@ def _(ratio):
         for norm in ("batch", "layer", "none"):
             z = torch.randn(64, 128)
             for layer in range(24):
-                x = z @ torch.randn(128, 128) * (2 / 128)**0.5
-                y = {"batch": lambda x: F.batch_norm(x, None, None, None, None,
-                                                     True, 0.1, 1e-12),
-                     "layer": lambda x: F.layer_norm(x, (128,)),
-                     "none": lambda x: x}[norm](x)
-                z = torch.relu(y * (1 + 0.2 * torch.randn(128))
-                               + 0.2 * torch.randn(128))
+                x = z @ torch.randn(128, 128) * (2 / 128) ** 0.5
+                y = {
+                    "batch": lambda x: F.batch_norm(
+                        x, None, None, None, None, True, 0.1, 1e-12
+                    ),
+                    "layer": lambda x: F.layer_norm(x, (128,)),
+                    "none": lambda x: x,
+                }[norm](x)
+                z = torch.relu(
+                    y * (1 + 0.2 * torch.randn(128)) + 0.2 * torch.randn(128)
+                )
                 if layer in (0, 23):
                     value = ratio(power.power_decomposition(y).total).item()
                     if norm == "batch":
@@ -410,37 +583,61 @@ def _(ratio):
     assert min(shallow) > 0.9 and max(deep) < 0.6
 
 
-@claim("pn-dominant-channel", source="labatie2021, §3 “Revisiting BN”",
-       statement="if one channel has all the power, the next layer's channels "
-                 "are multiples of one map, as for width one",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=1, mutant=2)
+@claim(
+    "pn-dominant-channel",
+    source="labatie2021, §3 “Revisiting BN”",
+    statement="if one channel has all the power, the next layer's channels "
+    "are multiples of one map, as for width one",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1,
+    mutant=2,
+)
 def _(dominant):
     "Rank of a dense layer's outputs; with two such channels it is two."
     z = sample(11, 7)
     z[:, dominant:] = 0
     x = z @ torch.randn(7, 7, dtype=torch.float64)
     assert torch.linalg.matrix_rank(x) == 1
-    assert abs(participation(power.power_decomposition(z).total).item()
-               - 1 / 7) < 1e-12
+    assert (
+        abs(participation(power.power_decomposition(z).total).item() - 1 / 7)
+        < 1e-12
+    )
+
 
 # %% ../../../nbs/340_analysis.power.ipynb
 def after_blocks(blocks, kind, v=1.0):
     "Expected power after so many blocks, from power 1."
-    return {"norm": 1 + blocks * v, "none": (1 + v)**blocks,
-            "scaled": (1 + v / blocks)**blocks}[kind]
+    return {
+        "norm": 1 + blocks * v,
+        "none": (1 + v) ** blocks,
+        "scaled": (1 + v / blocks) ** blocks,
+    }[kind]
 
 
-@claim("pn-residual-control", source="labatie2021, §2",
-       statement="with a normalizer on the residual branch the power grows "
-                 "linearly with depth, so block k contributes 1/(k + 1)",
-       kind="estimate", verdict="holds", evidence="proof", formula=after_blocks,
-       mutant=lambda *a: 0.97 * after_blocks(*a))
-@claim("pn-residual-scaling", source="labatie2021, §2",
-       statement="without one the power doubles in each block; a factor 1/√L "
-                 "on the branches bounds it by e",
-       kind="estimate", verdict="holds", evidence="proof", formula=after_blocks,
-       mutant=lambda blocks, kind: after_blocks(min(blocks, 3), kind))
+@claim(
+    "pn-residual-control",
+    source="labatie2021, §2",
+    statement="with a normalizer on the residual branch the power grows "
+    "linearly with depth, so block k contributes 1/(k + 1)",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=after_blocks,
+    mutant=lambda *a: 0.97 * after_blocks(*a),
+)
+@claim(
+    "pn-residual-scaling",
+    source="labatie2021, §2",
+    statement="without one the power doubles in each block; a factor 1/√L "
+    "on the branches bounds it by e",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=after_blocks,
+    mutant=lambda blocks, kind: after_blocks(min(blocks, 3), kind),
+)
 def _(expected):
     "Mean power of 1000 random residual nets of width 64, to 4 standard errors."
     nets = 1000
@@ -449,8 +646,11 @@ def _(expected):
             z = torch.randn(nets, 8, 64)
             z = z / z.square().mean((1, 2), keepdim=True).sqrt()
             for _ in range(blocks):
-                y = (z / z.square().mean((1, 2), keepdim=True).sqrt()
-                     if kind == "norm" else z)
+                y = (
+                    z / z.square().mean((1, 2), keepdim=True).sqrt()
+                    if kind == "norm"
+                    else z
+                )
                 a = 2**0.5 * torch.relu(y * torch.randn(nets, 1, 64).sign())
                 w = torch.randn(nets, 64, 64) / 8
                 scale = blocks**-0.5 if kind == "scaled" else 1.0

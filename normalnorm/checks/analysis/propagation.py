@@ -28,21 +28,29 @@ DENSE: dict[str, Callable] = {
     "none": partial(nn.Linear, bias=False),
     "weight norm": lambda n, m: weight_norm(nn.Linear(n, m, bias=False)),
     "PreLayerNorm": partial(PreLayerNormLinear, bias=False),
-    "RegNorm": partial(RegNormLinear, bias=False)}
+    "RegNorm": partial(RegNormLinear, bias=False),
+}
 CONVOLUTIONS: dict[str, Callable] = {
     "none": partial(nn.Conv2d, bias=False),
     "weight norm": lambda n, m, *size, **how: weight_norm(
-        nn.Conv2d(n, m, *size, bias=False, **how)),
+        nn.Conv2d(n, m, *size, bias=False, **how)
+    ),
     "PreLayerNorm": partial(PreLayerNormConv2d, bias=False),
-    "RegNorm": partial(RegNormConv2d, bias=False)}
-NORMS = {"layer norm": partial(nn.GroupNorm, 1), "LMBV": LMBVNorm,
-         "BMLV": BMLVNorm}
+    "RegNorm": partial(RegNormConv2d, bias=False),
+}
+NORMS = {
+    "layer norm": partial(nn.GroupNorm, 1),
+    "LMBV": LMBVNorm,
+    "BMLV": BMLVNorm,
+}
 for _name, _norm in {**NORMS, "batch norm": nn.BatchNorm1d}.items():
     DENSE[_name] = lambda n, m, norm=_norm: nn.Sequential(
-        nn.Linear(n, m, bias=False), norm(m))
+        nn.Linear(n, m, bias=False), norm(m)
+    )
 for _name, _norm in {**NORMS, "batch norm": nn.BatchNorm2d}.items():
     CONVOLUTIONS[_name] = lambda n, m, *size, norm=_norm, **how: nn.Sequential(
-        nn.Conv2d(n, m, *size, bias=False, **how), norm(m))
+        nn.Conv2d(n, m, *size, bias=False, **how), norm(m)
+    )
 
 
 class Added(nn.Module):
@@ -62,10 +70,12 @@ def draw(model, seed):
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             weight = nn.init.kaiming_normal_(
-                torch.empty_like(module.weight), nonlinearity="relu")
+                torch.empty_like(module.weight), nonlinearity="relu"
+            )
             # weight norm takes a weight apart when it is set
-            module.weight = (weight if is_parametrized(module)
-                             else nn.Parameter(weight))
+            module.weight = (
+                weight if is_parametrized(module) else nn.Parameter(weight)
+            )
     return model
 
 
@@ -83,8 +93,9 @@ def convolutional(name, seed=0, depth=16, channels=24, skips=False):
     "The same of 3 × 3 convolutions; with `skips` all but the first are added."
     parts = OrderedDict()
     for i in range(1, depth + 1):
-        layer = CONVOLUTIONS[name](1 if i == 1 else channels, channels, 3,
-                                   padding=1)
+        layer = CONVOLUTIONS[name](
+            1 if i == 1 else channels, channels, 3, padding=1
+        )
         if skips and i > 1:
             parts[f"layer{i}"] = Added(layer)
         else:
@@ -100,31 +111,44 @@ def digits(count=128):
 
 def followed(model, count=128, sigma=0.1, seed=0):
     "The correlation after each layer, as a list."
-    layers = [name for name, _ in model.named_children()
-              if name.startswith("layer")]
-    found = layer_correlations(model, digits(count), sigma, seed=seed,
-                               places=layers)
+    layers = [
+        name for name, _ in model.named_children() if name.startswith("layer")
+    ]
+    found = layer_correlations(
+        model, digits(count), sigma, seed=seed, places=layers
+    )
     return [found[name] for name in layers]
 
 
 def at_end(make, name, seeds=2, count=128, sigma=0.1, **how):
     "The mean over networks of the correlation after the last layer."
-    return sum(followed(make(name, seed=s, **how), count, sigma, s)[-1]
-               for s in range(seeds)) / seeds
+    return (
+        sum(
+            followed(make(name, seed=s, **how), count, sigma, s)[-1]
+            for s in range(seeds)
+        )
+        / seeds
+    )
 
 
-@claim("bnu-corr", source="rao2020, §4.1",
-       statement="the correlation of x + ε₁ and x + ε₂ is Var x/(Var x + σ²) "
-                 "at the input, σ the deviation of the noise",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda var, sigma: var / (var + sigma**2),
-       mutant=lambda var, sigma: var / (var + sigma))
+@claim(
+    "bnu-corr",
+    source="rao2020, §4.1",
+    statement="the correlation of x + ε₁ and x + ε₂ is Var x/(Var x + σ²) "
+    "at the input, σ the deviation of the noise",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda var, sigma: var / (var + sigma**2),
+    mutant=lambda var, sigma: var / (var + sigma),
+)
 def _(formula):
     "The instrument on 60 000 numbers, for two sizes of the noise."
     x = torch.rand(600, 100) * 3 + 7
     for sigma in (0.2, 1.0):
         found = layer_correlations(nn.Identity(), x, sigma)["input"]
         assert abs(found - formula(x.var().item(), sigma)) < 0.01
+
 
 # %% ../../../nbs/450_analysis.propagation.ipynb
 def one_layer_ends(order):
@@ -134,13 +158,18 @@ def one_layer_ends(order):
     return dict(zip(order, found))
 
 
-@claim("bnu-fig1a", source="rao2020, Figure 1a",
-       statement="20 dense layers with ReLU: batch norm, BMLV and PreLayerNorm "
-                 "decorrelate, LMBV preserves, layer norm and none become "
-                 "highly correlated",
-       kind="figure", verdict="holds", evidence="experiment",
-       formula=("batch norm", "PreLayerNorm", "LMBV", "layer norm"),
-       mutant=("layer norm", "PreLayerNorm", "LMBV", "batch norm"))
+@claim(
+    "bnu-fig1a",
+    source="rao2020, Figure 1a",
+    statement="20 dense layers with ReLU: batch norm, BMLV and PreLayerNorm "
+    "decorrelate, LMBV preserves, layer norm and none become "
+    "highly correlated",
+    kind="figure",
+    verdict="holds",
+    evidence="experiment",
+    formula=("batch norm", "PreLayerNorm", "LMBV", "layer norm"),
+    mutant=("layer norm", "PreLayerNorm", "LMBV", "batch norm"),
+)
 def _(order):
     "Width 256, 128 digits, noise 0.1, two networks each."
     found = one_layer_ends(order)
@@ -149,51 +178,77 @@ def _(order):
     assert at_end(dense, "BMLV") < 0.3
 
 
-@claim("bnu-mean-drives", source="rao2020, §4.1, §9",
-       statement="in ReLU networks subtracting the mean of the batch drives "
-                 "the decorrelation, dividing by its deviation plays little "
-                 "role",
-       kind="estimate", verdict="holds", evidence="experiment",
-       formula=("BMLV", "LMBV"), mutant=("LMBV", "BMLV"))
+@claim(
+    "bnu-mean-drives",
+    source="rao2020, §4.1, §9",
+    statement="in ReLU networks subtracting the mean of the batch drives "
+    "the decorrelation, dividing by its deviation plays little "
+    "role",
+    kind="estimate",
+    verdict="holds",
+    evidence="experiment",
+    formula=("BMLV", "LMBV"),
+    mutant=("LMBV", "BMLV"),
+)
 def _(pair):
     "BMLV ends within 0.15 of batch norm, LMBV within 0.15 of layer norm."
-    mean, deviation, batch, layer = (at_end(dense, name) for name in (
-        *pair, "batch norm", "layer norm"))
+    mean, deviation, batch, layer = (
+        at_end(dense, name) for name in (*pair, "batch norm", "layer norm")
+    )
     assert abs(mean - batch) < 0.15 and abs(deviation - layer) < 0.15
 
 
-@claim("bnu-bn-least-info", source="rao2020, §4.1",
-       statement="batch norm preserves less information about the input than "
-                 "any other standard normalizer",
-       kind="estimate", verdict="holds if",
-       condition="the correlation of disturbed copies stands for information; "
-                 "BMLV, which is none of the standard ones, ties",
-       evidence="experiment", formula="batch norm", mutant="layer norm")
+@claim(
+    "bnu-bn-least-info",
+    source="rao2020, §4.1",
+    statement="batch norm preserves less information about the input than "
+    "any other standard normalizer",
+    kind="estimate",
+    verdict="holds if",
+    condition="the correlation of disturbed copies stands for information; "
+    "BMLV, which is none of the standard ones, ties",
+    evidence="experiment",
+    formula="batch norm",
+    mutant="layer norm",
+)
 def _(least):
     "Against none, weight norm, layer norm; BMLV within 0.1."
-    found = {name: at_end(dense, name) for name in (
-        "none", "weight norm", "layer norm", "batch norm", "BMLV")}
-    assert all(found[least] < found[name] - 0.3 for name in found
-               if name not in (least, "BMLV", "batch norm"))
+    found = {
+        name: at_end(dense, name)
+        for name in ("none", "weight norm", "layer norm", "batch norm", "BMLV")
+    }
+    assert all(
+        found[least] < found[name] - 0.3
+        for name in found
+        if name not in (least, "BMLV", "batch norm")
+    )
     assert abs(found[least] - found["BMLV"]) < 0.1
 
 
-@claim("bnu-ordered-chaotic", source="rao2020, §4; schoenholz2017",
-       statement="a network is ordered where the correlation goes to 1 with "
-                 "depth and chaotic where it goes to less: where the map of "
-                 "the correlation has a slope of at most 1 at 1, or more",
-       kind="definition", verdict="holds", evidence="proof",
-       formula=lambda slope: slope <= 1, mutant=lambda slope: slope > 1)
+@claim(
+    "bnu-ordered-chaotic",
+    source="rao2020, §4; schoenholz2017",
+    statement="a network is ordered where the correlation goes to 1 with "
+    "depth and chaotic where it goes to less: where the map of "
+    "the correlation has a slope of at most 1 at 1, or more",
+    kind="definition",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda slope: slope <= 1,
+    mutant=lambda slope: slope > 1,
+)
 def _(is_ordered):
     """Nine maps repeated: ReLU behind layer norm and PreLayerNorm, and an error
     function with biases from 0 to more than enough.
     """
-    relu = lambda c: ((1 - c * c) ** 0.5
-                      + c * (math.pi - math.acos(c))) / math.pi
+    relu = lambda c: (
+        ((1 - c * c) ** 0.5 + c * (math.pi - math.acos(c))) / math.pi
+    )
     maps = [relu, lambda c: (relu(c) - 1 / math.pi) / (1 - 1 / math.pi)]
     for bias in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0):
-        maps.append(lambda c, b=bias: (math.asin(0.9 * c) + b)
-                    / (math.asin(0.9) + b))
+        maps.append(
+            lambda c, b=bias: (math.asin(0.9 * c) + b) / (math.asin(0.9) + b)
+        )
     kinds = set()
     for change in maps:
         slope, c = (change(1.0) - change(1 - 1e-9)) / 1e-9, 0.5
@@ -202,6 +257,7 @@ def _(is_ordered):
         kinds.add(c > 0.999)
         assert is_ordered(slope - 1e-3) == (c > 0.999), (slope, c)
     assert kinds == {True, False}
+
 
 # %% ../../../nbs/450_analysis.propagation.ipynb
 from normalnorm.analysis.propagation import disturbed
@@ -236,15 +292,16 @@ def over_one_deviation(cov):
     return cov, of_relu(cov)
 
 
-def computed(name, depth=20, count=128, sigma=0.1, seed=0,
-             divided=over_deviations):
+def computed(
+    name, depth=20, count=128, sigma=0.1, seed=0, divided=over_deviations
+):
     "What `followed` finds in dense networks, for layers of infinite width."
     x = torch.cat(disturbed(digits(count).flatten(1).double(), sigma, seed))
     if name == "PreLayerNorm":
         x = x - x.mean(1, keepdim=True)
     cov, found = x @ x.T, []
     for _ in range(depth):
-        if name in ("BMLV", "batch norm"):          # each copy's own mean
+        if name in ("BMLV", "batch norm"):  # each copy's own mean
             four = cov.reshape(2, count, 2, count)
             four = four - four.mean(1, keepdim=True)
             cov = (four - four.mean(3, keepdim=True)).reshape(cov.shape)
@@ -265,21 +322,32 @@ def computed(name, depth=20, count=128, sigma=0.1, seed=0,
     return found
 
 
-@claim("propagation-covariance", source="new; yang2019",
-       statement="in wide layers the covariance of all samples of both copies "
-                 "carries the correlation from layer to layer; where a unit is "
-                 "divided by its own deviation over the batch, the covariance "
-                 "is the mean over units of the ratio",
-       kind="theorem", verdict="holds", evidence="numerical",
-       formula=over_deviations, mutant=over_one_deviation)
+@claim(
+    "propagation-covariance",
+    source="new; yang2019",
+    statement="in wide layers the covariance of all samples of both copies "
+    "carries the correlation from layer to layer; where a unit is "
+    "divided by its own deviation over the batch, the covariance "
+    "is the mean over units of the ratio",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula=over_deviations,
+    mutant=over_one_deviation,
+)
 def _(divided):
     """Batches of 8, eight layers, four networks of width 256; for layer norm
     and PreLayerNorm also the repeated map of chapter 350.
     """
     for name in ("layer norm", "LMBV", "PreLayerNorm", "BMLV", "batch norm"):
         found = at_end(dense, name, 4, 8, depth=8)
-        ours = sum(computed(name, 8, 8, seed=seed, divided=divided)[-1]
-                   for seed in range(4)) / 4
+        ours = (
+            sum(
+                computed(name, 8, 8, seed=seed, divided=divided)[-1]
+                for seed in range(4)
+            )
+            / 4
+        )
         assert abs(found - ours) < 0.05, (name, found, ours)
     x, y = disturbed(digits(8).flatten(1).double(), 0.1)
     for name, norm in (("layer norm", "layer"), ("PreLayerNorm", "pre-layer")):
@@ -290,44 +358,60 @@ def _(divided):
             assert abs(value - c.mean().item()) < 1e-7
             c = correlation_map(c.clamp(max=1), "relu", norm)
 
+
 # %% ../../../nbs/450_analysis.propagation.ipynb
-@claim("bnu-fig2a", source="rao2020, Figure 2a",
-       statement="a deep convolutional network without skips: batch norm and "
-                 "BMLV decorrelate with depth, layer norm leads to highly "
-                 "correlated representations, PreLayerNorm to more "
-                 "decorrelation and greater similarity to batch norm",
-       kind="figure", verdict="holds", evidence="experiment",
-       formula="PreLayerNorm", mutant="LMBV")
+@claim(
+    "bnu-fig2a",
+    source="rao2020, Figure 2a",
+    statement="a deep convolutional network without skips: batch norm and "
+    "BMLV decorrelate with depth, layer norm leads to highly "
+    "correlated representations, PreLayerNorm to more "
+    "decorrelation and greater similarity to batch norm",
+    kind="figure",
+    verdict="holds",
+    evidence="experiment",
+    formula="PreLayerNorm",
+    mutant="LMBV",
+)
 def _(name):
     """16 convolutions, digits; the paper's network, on clothes and with a fifth
     of its width, is in the rows of the next figure.
     """
     batch, cross, layer, own = (
         at_end(convolutional, kind, count=64, sigma=0.3)
-        for kind in ("batch norm", "BMLV", "layer norm", name))
+        for kind in ("batch norm", "BMLV", "layer norm", name)
+    )
     assert layer > 0.9 and max(batch, cross) < 0.6
     assert abs(own - batch) < (layer - batch) / 3
 
+
 # %% ../../../nbs/450_analysis.propagation.ipynb
-@claim("bnu-figapp1-decorrelated", source="rao2020, Figure App.1",
-       statement="with skip connections inputs are never completely "
-                 "decorrelated",
-       kind="estimate", verdict="holds if",
-       condition="at a finite depth; with PreLayerNorm and ReLU the "
-                 "correlation falls to 0 like depth to the power of 0.27",
-       evidence="proof", formula=0.5 / (1 - 1 / math.pi) - 1,
-       mutant=0.5 - 1)
+@claim(
+    "bnu-figapp1-decorrelated",
+    source="rao2020, Figure App.1",
+    statement="with skip connections inputs are never completely decorrelated",
+    kind="estimate",
+    verdict="holds if",
+    condition="at a finite depth; with PreLayerNorm and ReLU the "
+    "correlation falls to 0 like depth to the power of 0.27",
+    evidence="proof",
+    formula=0.5 / (1 - 1 / math.pi) - 1,
+    mutant=0.5 - 1,
+)
 def _(power):
     """The map of chapter 350, block by block, from a small correlation; three
     residual networks of width 512, to their scatter; the text's numbers.
     """
-    ours = lambda c: (((1 - c * c)**0.5 + (math.pi - math.acos(c)) * c) - 1) / (
-        math.pi - 1)
+    ours = lambda c: (
+        (((1 - c * c) ** 0.5 + (math.pi - math.acos(c)) * c) - 1)
+        / (math.pi - 1)
+    )
 
     def falls(c, blocks):
         for l in range(1, blocks + 1):
             c = c + (ours(c) - c) / (l + 1)
         return c
+
     found = math.log(falls(1e-4, 40_000) / falls(1e-4, 400)) / math.log(100)
     assert abs(found - power) < 2e-3, found
     assert 0 < falls(0.9, 40_000) < falls(0.9, 500) < falls(0.9, 50)
@@ -345,43 +429,64 @@ def _(power):
         means.append(((y @ y.T).mean() / 16 - 1) / 31)
     assert abs(sum(means) / 3 - falls(0.9, 50)) < 0.1, means
 
+
 # %% ../../../nbs/450_analysis.propagation.ipynb
-@claim("bnu-bn-batch-decorrelation", source="rao2020, §8; yang2019",
-       statement="with increasing batch size batch norm decorrelates more "
-                 "slowly with depth",
-       kind="estimate", verdict="holds", evidence="experiment",
-       formula="batch norm", mutant="BMLV")
+@claim(
+    "bnu-bn-batch-decorrelation",
+    source="rao2020, §8; yang2019",
+    statement="with increasing batch size batch norm decorrelates more "
+    "slowly with depth",
+    kind="estimate",
+    verdict="holds",
+    evidence="experiment",
+    formula="batch norm",
+    mutant="BMLV",
+)
 def _(name):
     "After 10 layers, batches of 8, 32 and 128 digits, three networks each."
-    found = [sum(followed(dense(name, seed, depth=10), size, seed=seed)[-1]
-                 for seed in range(3)) / 3 for size in (8, 32, 128)]
+    found = [
+        sum(
+            followed(dense(name, seed, depth=10), size, seed=seed)[-1]
+            for seed in range(3)
+        )
+        / 3
+        for size in (8, 32, 128)
+    ]
     assert found[1] - found[0] > 0.05 and found[2] - found[1] > 0.02
 
 
-@claim("bnu-batch-noise", source="rao2020, §8",
-       statement="the random members of a batch make batch norm's statistics "
-                 "noisy, by which training and test differ: by about B to the "
-                 "power −1/2",
-       kind="estimate", verdict="holds", evidence="numerical", formula=-0.5,
-       mutant=-0.49)
+@claim(
+    "bnu-batch-noise",
+    source="rao2020, §8",
+    statement="the random members of a batch make batch norm's statistics "
+    "noisy, by which training and test differ: by about B to the "
+    "power −1/2",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=-0.5,
+    mutant=-0.49,
+)
 def _(power):
     """A feature behind ReLU, in batches of 64 and of 4096: the gap's mean
     square in a batch is (1 − s)² + m², s and m of the feature standardized by
     the population.
     """
     x = torch.randn(1 << 24).relu_()
-    x = x.sub_(1 / math.sqrt(2 * math.pi)).div_(
-        math.sqrt(0.5 - 0.5 / math.pi))
+    x = x.sub_(1 / math.sqrt(2 * math.pi)).div_(math.sqrt(0.5 - 0.5 / math.pi))
     few = x[:640].view(-1, 64)
-    gap = nn.functional.batch_norm(few.T, None, None, training=True,
-                                   eps=1e-12).T - few
+    gap = (
+        nn.functional.batch_norm(few.T, None, None, training=True, eps=1e-12).T
+        - few
+    )
     logs = []
     for size in (64, 4096):
         mean = x.view(-1, size).mean(1)
         square = x.view(-1, size).square().mean(1) - mean**2
-        gaps = (1 - square.sqrt())**2 + mean**2
+        gaps = (1 - square.sqrt()) ** 2 + mean**2
         if size == 64:
-            torch.testing.assert_close(gap.square().mean(1), gaps[:10],
-                                       rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(
+                gap.square().mean(1), gaps[:10], rtol=1e-3, atol=1e-5
+            )
         logs.append(gaps.mean().log().item() / 2)
     assert abs((logs[1] - logs[0]) / math.log(64) - power) < 0.006

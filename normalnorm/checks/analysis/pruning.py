@@ -18,11 +18,17 @@ from normalnorm.layers.noise import NOISES
 from normalnorm.theory.scale_invariance import absorbed_bias
 
 
-@claim("prune-noise", source="new",
-       statement="a channel with γ = 0 of a normality layer is β for every "
-                 "input, in training with noise as in evaluation",
-       kind="identity", verdict="holds", evidence="proof", formula=0.0,
-       mutant=1e-3)
+@claim(
+    "prune-noise",
+    source="new",
+    statement="a channel with γ = 0 of a normality layer is β for every "
+    "input, in training with noise as in evaluation",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=0.0,
+    mutant=1e-3,
+)
 def _(gamma):
     "Batch and instance layers with power transform, both kinds of noise."
     for make in (BatchNormalNorm2d, InstanceNormalNorm2d):
@@ -36,11 +42,17 @@ def _(gamma):
                 assert (out[:, 0] - layer.bias[0]).abs().max() > 0.1
 
 
-@claim("prune-border", source="new",
-       statement="under zero padding the folded bias is wrong at the border by "
-                 "φ(β) times the weights outside of the image",
-       kind="identity", verdict="holds", evidence="proof", formula=1.0,
-       mutant=-1.0)
+@claim(
+    "prune-border",
+    source="new",
+    statement="under zero padding the folded bias is wrong at the border by "
+    "φ(β) times the weights outside of the image",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=-1.0,
+)
 def _(sign):
     "The difference against a convolution of the padding's indicator."
     constants = torch.rand(4, dtype=torch.float64)
@@ -48,42 +60,55 @@ def _(sign):
     image = constants[:, None, None].expand(4, 6, 5)[None]
     whole = F.conv2d(image, weight, padding=1)
     folded = absorbed_bias(weight, constants)[:, None, None]
-    outside = F.pad(torch.zeros(1, 1, 6, 5, dtype=torch.float64), (1,) * 4,
-                    value=1.0)
+    outside = F.pad(
+        torch.zeros(1, 1, 6, 5, dtype=torch.float64), (1,) * 4, value=1.0
+    )
     taps = F.conv2d(outside, weight.flatten(0, 1)[:, None])[0]
-    expected = (taps.unflatten(0, (2, 4))
-                * constants[:, None, None]).sum(1)
+    expected = (taps.unflatten(0, (2, 4)) * constants[:, None, None]).sum(1)
     assert expected.abs().max() > 0.1
     assert expected[:, 1:-1, 1:-1].abs().max() == 0
     torch.testing.assert_close((folded - whole)[0], sign * expected)
+
 
 # %% ../../../nbs/370_analysis.pruning.ipynb
 from normalnorm.claims import claim
 
 
-@claim("prune-shared", source="new",
-       statement="without a channel a layer-normalized unit is an affine "
-                 "function of what it was, with numbers of that image",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda m: (m - 1) / m**2, mutant=lambda m: 1 / m**2)
+@claim(
+    "prune-shared",
+    source="new",
+    statement="without a channel a layer-normalized unit is an affine "
+    "function of what it was, with numbers of that image",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda m: (m - 1) / m**2,
+    mutant=lambda m: 1 / m**2,
+)
 def _(cross):
     "Against PyTorch's group norm of the channels that stay."
     m, c = 5, 2
     u = torch.randn(4, m, 3, 3, dtype=torch.float64).exp()
     kept = [i for i in range(m) if i != c]
-    moments = lambda t: (t.flatten(1).mean(1),
-                         t.flatten(1).var(1, correction=0))
+    moments = lambda t: (
+        t.flatten(1).mean(1),
+        t.flatten(1).var(1, correction=0),
+    )
     (mean, var), (rest, var_rest), (own, var_own) = map(
-        moments, (u, u[:, kept], u[:, [c]]))
+        moments, (u, u[:, kept], u[:, [c]])
+    )
     torch.testing.assert_close(mean, (m - 1) / m * rest + own / m)
-    torch.testing.assert_close(var, (m - 1) / m * var_rest + var_own / m
-                               + cross(m) * (rest - own).square())
+    torch.testing.assert_close(
+        var,
+        (m - 1) / m * var_rest + var_own / m + cross(m) * (rest - own).square(),
+    )
     z, after = (F.group_norm(t, 1, eps=0.0) for t in (u, u[:, kept]))
     factor, shift = (var / var_rest).sqrt(), (mean - rest) / var_rest.sqrt()
-    assert factor.std() > 1e-3                      # not the same for all
+    assert factor.std() > 1e-3  # not the same for all
     torch.testing.assert_close(
-        after, factor.view(-1, 1, 1, 1) * z[:, kept]
-        + shift.view(-1, 1, 1, 1))
+        after, factor.view(-1, 1, 1, 1) * z[:, kept] + shift.view(-1, 1, 1, 1)
+    )
+
 
 # %% ../../../nbs/370_analysis.pruning.ipynb
 import scipy.optimize
@@ -91,41 +116,57 @@ import scipy.optimize
 from normalnorm.claims import claim
 
 
-@claim("prune-gauge-conserved", source="new",
-       statement="before a ReLU γ∂γ + β∂β of a channel equals ⟨w, ∂w⟩ of the "
-                 "weights that take it",
-       kind="identity", verdict="holds", evidence="proof", formula=1.0,
-       mutant=-1.0)
+@claim(
+    "prune-gauge-conserved",
+    source="new",
+    statement="before a ReLU γ∂γ + β∂β of a channel equals ⟨w, ∂w⟩ of the "
+    "weights that take it",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=-1.0,
+)
 def _(sign):
     "Automatic derivatives of a loss behind batch norm, ReLU, linear map."
     u = torch.randn(20, 4, dtype=torch.float64)
-    gamma, beta = (torch.randn(4, dtype=torch.float64, requires_grad=True)
-                   for _ in range(2))
+    gamma, beta = (
+        torch.randn(4, dtype=torch.float64, requires_grad=True)
+        for _ in range(2)
+    )
     w = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     loss = F.cross_entropy(
         F.batch_norm(u, None, None, gamma, beta, True).relu() @ w.T,
-        torch.arange(20) % 3)
+        torch.arange(20) % 3,
+    )
     by_gamma, by_beta, by_w = torch.autograd.grad(loss, (gamma, beta, w))
-    torch.testing.assert_close(gamma * by_gamma + beta * by_beta,
-                               sign * (w * by_w).sum(0))
+    torch.testing.assert_close(
+        gamma * by_gamma + beta * by_beta, sign * (w * by_w).sum(0)
+    )
 
 
-@claim("prune-gauge-fixed", source="new",
-       statement="L1 on γ with decay on the next weights fixes |γ| at "
-                 "(dπ²/μ)^(1/3), π = |γ|‖w‖, at the cost (3/2)(dμ²π²)^(1/3)",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda d, mu, product: (d * product**2 / mu) ** (1 / 3),
-       mutant=lambda d, mu, product: (d * product**2 / mu) ** (1 / 2))
+@claim(
+    "prune-gauge-fixed",
+    source="new",
+    statement="L1 on γ with decay on the next weights fixes |γ| at "
+    "(dπ²/μ)^(1/3), π = |γ|‖w‖, at the cost (3/2)(dμ²π²)^(1/3)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda d, mu, product: (d * product**2 / mu) ** (1 / 3),
+    mutant=lambda d, mu, product: (d * product**2 / mu) ** (1 / 2),
+)
 def _(fixed):
     "Against a numerical minimum over the gauge."
     for d, mu, gamma, length in ((5e-4, 1e-2, 0.7, 2.0), (0.3, 0.1, 2.0, 0.4)):
-        cost = lambda t: (mu * math.exp(t) * gamma
-                          + d / 2 * (length * math.exp(-t)) ** 2)
+        cost = lambda t: (
+            mu * math.exp(t) * gamma + d / 2 * (length * math.exp(-t)) ** 2
+        )
         best = scipy.optimize.minimize_scalar(cost, (-3, 3), tol=1e-10)
         product = gamma * length
         assert abs(math.exp(best.x) * gamma / fixed(d, mu, product) - 1) < 1e-5
-        assert abs(best.fun - 1.5 * (d * mu**2 * product**2) ** (1 / 3)
-                   ) < 1e-9
+        assert abs(best.fun - 1.5 * (d * mu**2 * product**2) ** (1 / 3)) < 1e-9
+
 
 # %% ../../../nbs/370_analysis.pruning.ipynb
 import itertools
@@ -135,8 +176,11 @@ from normalnorm.claims import claim
 from normalnorm.experiments.results import book_results
 from normalnorm.experiments.statistics import equivalence_test, paired_test
 
-PRUNED = [*itertools.product(("chain", "residual"), (
-    "batch", "batch, normality", "group", "layer"))]
+PRUNED = [
+    *itertools.product(
+        ("chain", "residual"), ("batch", "batch, normality", "group", "layer")
+    )
+]
 
 
 def rows_of(kind, norm):
@@ -146,20 +190,27 @@ def rows_of(kind, norm):
 
 
 def cut_of(rows, share, by):
-    return [next(c for c in row["cuts"] if (c["share"], c["by"]) == (share, by))
-            for row in rows]
+    return [
+        next(c for c in row["cuts"] if (c["share"], c["by"]) == (share, by))
+        for row in rows
+    ]
 
 
-@claim("uf-prune-empirical", source="salina, §5",
-       statement="pruning by γ reduces the parameters with minimal loss of "
-                 "accuracy (general, no numbers; criterion here: at least "
-                 "half gone and within 2 points of the whole, shown by 5 "
-                 "seeds: two of eight small networks on digits meet it, the "
-                 "residual one with group and with layer norm, and neither "
-                 "shows that γ chooses better than chance)",
-       kind="empirical", verdict="open", evidence="experiment",
-       formula=lambda low, high: -2 < low and high < 2,
-       mutant=lambda low, high: high < 2)
+@claim(
+    "uf-prune-empirical",
+    source="salina, §5",
+    statement="pruning by γ reduces the parameters with minimal loss of "
+    "accuracy (general, no numbers; criterion here: at least "
+    "half gone and within 2 points of the whole, shown by 5 "
+    "seeds: two of eight small networks on digits meet it, the "
+    "residual one with group and with layer norm, and neither "
+    "shows that γ chooses better than chance)",
+    kind="empirical",
+    verdict="open",
+    evidence="experiment",
+    formula=lambda low, high: -2 < low and high < 2,
+    mutant=lambda low, high: high < 2,
+)
 def _(meets):
     "Two networks with four normalizers on digits, trained with the penalty."
     found = set()
@@ -168,15 +219,19 @@ def _(meets):
         assert len(rows) >= 5
         for share in {cut["share"] for cut in rows[0]["cuts"]}:
             cuts = cut_of(rows, share, "γ")
-            loss = equivalence_test([r["whole"] for r in rows],
-                                    [c["after"] for c in cuts], 2)
+            loss = equivalence_test(
+                [r["whole"] for r in rows], [c["after"] for c in cuts], 2
+            )
             if meets(loss.low, loss.high) and all(
-                    c["parameters"] <= r["whole_parameters"] / 2
-                    for c, r in zip(cuts, rows)):
+                c["parameters"] <= r["whole_parameters"] / 2
+                for c, r in zip(cuts, rows)
+            ):
                 found.add((kind, norm, share))
     assert found == {("residual", "group", 0.7), ("residual", "layer", 0.7)}
     for kind, norm, share in found:
         rows = rows_of(kind, norm)
-        after = {by: [c["after"] for c in cut_of(rows, share, by)]
-                 for by in ("γ", "random")}
+        after = {
+            by: [c["after"] for c in cut_of(rows, share, by)]
+            for by in ("γ", "random")
+        }
         assert paired_test(after["random"], after["γ"]).summary.low < 0

@@ -31,25 +31,32 @@ def two_classes(w, b=0.0):
 
 def corners(low, high):
     "All corners of the boxes between two tensors (N, d): (N, 2^d, d)."
-    choice = torch.tensor(list(itertools.product((False, True),
-                                                 repeat=low.shape[1])),
-                          device="cpu")
+    choice = torch.tensor(
+        list(itertools.product((False, True), repeat=low.shape[1])),
+        device="cpu",
+    )
     return torch.where(choice, high.unsqueeze(1), low.unsqueeze(1))
 
 
 def along_gradient(model, x, y, eps, bounds=None):
     "The mutant: the gradient, scaled to the largest element eps."
     leaf = x.clone().requires_grad_()
-    g, = torch.autograd.grad(robustness.margin(model(leaf), y).sum(), leaf)
+    (g,) = torch.autograd.grad(robustness.margin(model(leaf), y).sum(), leaf)
     moved = x + eps * g / g.abs().amax(1, keepdim=True)
     return moved if bounds is None else moved.clamp(*bounds)
 
 
-@claim("fgsm-linear", source="goodfellow2015, §3",
-       statement="the sign step is the maximizer of a linear loss over the box "
-                 "of allowed inputs, and raises it by ε‖g‖₁ without bounds",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=robustness.fgsm, mutant=along_gradient)
+@claim(
+    "fgsm-linear",
+    source="goodfellow2015, §3",
+    statement="the sign step is the maximizer of a linear loss over the box "
+    "of allowed inputs, and raises it by ε‖g‖₁ without bounds",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=robustness.fgsm,
+    mutant=along_gradient,
+)
 def _(attack):
     "All corners in up to 8 dimensions, with and without bounds."
     torch.manual_seed(0)
@@ -63,21 +70,30 @@ def _(attack):
             low, high = x - eps, x + eps
             if bounds is not None:
                 low, high = low.clamp(*bounds), high.clamp(*bounds)
-            best = torch.stack([loss(corner) for corner in corners(
-                low, high).unbind(1)]).amax(0)
+            best = torch.stack(
+                [loss(corner) for corner in corners(low, high).unbind(1)]
+            ).amax(0)
             moved = attack(model, x, y, eps, bounds=bounds)
             assert ((moved >= low - 1e-12) & (moved <= high + 1e-12)).all()
             torch.testing.assert_close(loss(moved), best)
             if bounds is None:
-                torch.testing.assert_close(best - loss(x), (
-                    eps * w.abs().sum()).expand(20))
+                torch.testing.assert_close(
+                    best - loss(x), (eps * w.abs().sum()).expand(20)
+                )
+
 
 # %% ../../../nbs/504_analysis.robustness.ipynb
-@claim("fgsm-linear-accuracy", source="goodfellow2015, §5",
-       statement="the robust accuracy of a linear classifier of two classes is "
-                 "the share of margins above ε‖w‖₁",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda w: w.abs().sum(), mutant=lambda w: w.norm())
+@claim(
+    "fgsm-linear-accuracy",
+    source="goodfellow2015, §5",
+    statement="the robust accuracy of a linear classifier of two classes is "
+    "the share of margins above ε‖w‖₁",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda w: w.abs().sum(),
+    mutant=lambda w: w.norm(),
+)
 def _(norm):
     """All corners of each input's box in 2 to 9 dimensions, against the formula
     and the function; for normal classes Φ, to five standard errors.
@@ -86,8 +102,10 @@ def _(norm):
     for d in (2, 5, 9):
         w = torch.randn(d, dtype=torch.float64, device="cpu")
         y = torch.randint(2, (300,), device="cpu")
-        x = (torch.randn(300, d, dtype=torch.float64, device="cpu")
-             + (2 * y.unsqueeze(1) - 1) * 0.5 * w.sign())
+        x = (
+            torch.randn(300, d, dtype=torch.float64, device="cpu")
+            + (2 * y.unsqueeze(1) - 1) * 0.5 * w.sign()
+        )
         model, eps = two_classes(w, 0.2), 0.3
         values = model(corners(x - eps, x + eps)).argmax(-1)
         robust = (values == y.unsqueeze(1)).all(1).double().mean().item()
@@ -99,14 +117,21 @@ def _(norm):
     w = torch.tensor([2.0, -0.5, 1.0], dtype=torch.float64, device="cpu")
     m = torch.tensor([0.5, 0.1, 0.4], dtype=torch.float64, device="cpu")
     y = torch.randint(2, (40_000,), device="cpu")
-    x = (0.7 * torch.randn(40_000, 3, dtype=torch.float64, device="cpu")
-         + (2 * y.unsqueeze(1) - 1) * m)
+    x = (
+        0.7 * torch.randn(40_000, 3, dtype=torch.float64, device="cpu")
+        + (2 * y.unsqueeze(1) - 1) * m
+    )
     expected = scipy.stats.norm.cdf(
-        ((w @ m - 0.2 * norm(w)) / (0.7 * w.norm())).item())
-    found = robustness.robust_accuracy(
-        two_classes(w), x, y, (0.2,), "fgsm")[0.2] / 100
-    assert (abs(found - expected)
-            < 5 * (expected * (1 - expected) / 40_000) ** 0.5)
+        ((w @ m - 0.2 * norm(w)) / (0.7 * w.norm())).item()
+    )
+    found = (
+        robustness.robust_accuracy(two_classes(w), x, y, (0.2,), "fgsm")[0.2]
+        / 100
+    )
+    assert (
+        abs(found - expected) < 5 * (expected * (1 - expected) / 40_000) ** 0.5
+    )
+
 
 # %% ../../../nbs/504_analysis.robustness.ipynb
 def certified(p_a, p_b, tau):
@@ -114,11 +139,17 @@ def certified(p_a, p_b, tau):
     return tau / 2 * (scipy.stats.norm.ppf(p_a) - scipy.stats.norm.ppf(p_b))
 
 
-@claim("nn-smoothing", source="eftekhari2025, §6; cohen2019",
-       statement="normal noise of deviation τ certifies the radius "
-                 "τ/2·(Φ⁻¹(p_A) − Φ⁻¹(p_B))",
-       kind="theorem", verdict="holds", evidence="proof", formula=certified,
-       mutant=lambda p_a, p_b, tau: tau * certified(p_a, p_b, tau))
+@claim(
+    "nn-smoothing",
+    source="eftekhari2025, §6; cohen2019",
+    statement="normal noise of deviation τ certifies the radius "
+    "τ/2·(Φ⁻¹(p_A) − Φ⁻¹(p_B))",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=certified,
+    mutant=lambda p_a, p_b, tau: tau * certified(p_a, p_b, tau),
+)
 def _(radius):
     """A half-space: its distance, exactly. A disc: where the smoothed class
     changes, from the noncentral χ² law, is not nearer.
@@ -128,13 +159,15 @@ def _(radius):
             p = scipy.stats.norm.cdf(distance / tau)
             assert math.isclose(radius(p, 1 - p, tau), distance, rel_tol=1e-9)
         inside = lambda at, tau=tau: scipy.stats.ncx2.cdf(
-            (2 / tau) ** 2, 2, (at / tau) ** 2)
+            (2 / tau) ** 2, 2, (at / tau) ** 2
+        )
         centre = inside(0.0)
         if centre > 0.5:
             border = scipy.optimize.brentq(lambda at: inside(at) - 0.5, 0, 9)
             for at in (0.0, 0.5 * border, 0.9 * border):
                 promised = radius(inside(at), 1 - inside(at), tau)
                 assert 0 < promised <= border - at + 1e-9
+
 
 # %% ../../../nbs/504_analysis.robustness.ipynb
 def shrunk(model, x, y, eps, step, steps, start, bounds):
@@ -146,11 +179,17 @@ def shrunk(model, x, y, eps, step, steps, start, bounds):
     return x + change / over.nan_to_num(1.0).amax(1, keepdim=True).clamp(min=1)
 
 
-@claim("pgd-projection", source="madry2018, §2.1",
-       statement="a step of projected ascent ends in the point of the box that "
-                 "is nearest to where the sign step leads",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=robustness.pgd, mutant=shrunk)
+@claim(
+    "pgd-projection",
+    source="madry2018, §2.1",
+    statement="a step of projected ascent ends in the point of the box that "
+    "is nearest to where the sign step leads",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=robustness.pgd,
+    mutant=shrunk,
+)
 def _(attack):
     "Bounded least squares of scipy, in 4 dimensions, with bounds that bind."
     torch.manual_seed(0)
@@ -158,13 +197,18 @@ def _(attack):
     model, eps, step = two_classes(w), 0.4, 0.7
     x = torch.rand(12, 4, dtype=torch.float64, device="cpu")
     y = torch.randint(2, (12,), device="cpu")
-    ends = attack(model, x, y, eps, step=step, steps=1, start="inputs",
-                  bounds=(0.0, 1.0))
+    ends = attack(
+        model, x, y, eps, step=step, steps=1, start="inputs", bounds=(0.0, 1.0)
+    )
     sign = w.sign() * (1 - 2 * y).unsqueeze(1)
     for before, target, end in zip(x, x + step * sign, ends):
         nearest = scipy.optimize.lsq_linear(
-            np.eye(4), target.numpy(),
-            bounds=(np.maximum(before.numpy() - eps, 0.0) - 1e-12,
-                    np.minimum(before.numpy() + eps, 1.0) + 1e-12),
-            tol=1e-14).x
+            np.eye(4),
+            target.numpy(),
+            bounds=(
+                np.maximum(before.numpy() - eps, 0.0) - 1e-12,
+                np.minimum(before.numpy() + eps, 1.0) + 1e-12,
+            ),
+            tol=1e-14,
+        ).x
         np.testing.assert_allclose(end.numpy(), nearest, atol=1e-6)

@@ -10,10 +10,18 @@ from normalnorm.claims import claim
 from normalnorm.experiments.models import cost
 
 KERNELS, STRIDES = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1)
-SCALED = {"b0": (224, (32, 16, 24, 40, 80, 112, 192, 320, 1280),
-                 (1, 2, 2, 3, 3, 4, 1)),
-          "b2": (260, (32, 16, 24, 48, 88, 120, 208, 352, 1408),
-                 (2, 3, 3, 4, 4, 5, 2))}
+SCALED = {
+    "b0": (
+        224,
+        (32, 16, 24, 40, 80, 112, 192, 320, 1280),
+        (1, 2, 2, 3, 3, 4, 1),
+    ),
+    "b2": (
+        260,
+        (32, 16, 24, 48, 88, 120, 208, 352, 1408),
+        (2, 3, 3, 4, 4, 5, 2),
+    ),
+}
 
 
 def by_hand(scale, expansion, group, classes=1000):
@@ -23,42 +31,68 @@ def by_hand(scale, expansion, group, classes=1000):
     side, (inside, *channels, head), repetitions = SCALED[scale]
     side = -(-side // 2)
     parameters, macs = 27 * inside + 2 * inside, 27 * inside * side**2
-    for stage, (k, out, times) in enumerate(zip(
-        KERNELS, channels, repetitions)):
+    for stage, (k, out, times) in enumerate(
+        zip(KERNELS, channels, repetitions)
+    ):
         for block in range(times):
             wide, squeezed, before = (
-                inside * (expansion if stage else 1), inside // 4, side)
+                inside * (expansion if stage else 1),
+                inside // 4,
+                side,
+            )
             side = -(-side // (1 if block else STRIDES[stage]))
             widen, thin, narrow, gate = (
-                inside * wide * (stage > 0), k * k * wide * group, wide * out,
-                2 * wide * squeezed)
-            parameters += widen + thin + narrow + gate + wide + squeezed + 2 * (
-                wide * (1 + (stage > 0)) + out)
+                inside * wide * (stage > 0),
+                k * k * wide * group,
+                wide * out,
+                2 * wide * squeezed,
+            )
+            parameters += (
+                widen
+                + thin
+                + narrow
+                + gate
+                + wide
+                + squeezed
+                + 2 * (wide * (1 + (stage > 0)) + out)
+            )
             macs += widen * before**2 + (thin + narrow) * side**2 + gate
             inside = out
-    return (parameters + inside * head + 2 * head + (head + 1) * classes,
-            macs + inside * head * side**2 + head * classes)
+    return (
+        parameters + inside * head + 2 * head + (head + 1) * classes,
+        macs + inside * head * side**2 + head * classes,
+    )
 
 
 @claim(
-    "pn-table5", source="labatie2021, Table 5",
+    "pn-table5",
+    source="labatie2021, Table 5",
     statement="EfficientNet-B0, B2 have 5.3, 9.1 million parameters and 0.4, "
-              "1.0 · 10⁹ MACs; in groups of 16 5.9, 9.5 and 0.6, 1.5",
-    kind="table", verdict="holds", evidence="numerical", formula=cost,
-    mutant=lambda name: cost(name)._replace(macs=round(1.03 * cost(name).macs)))
+    "1.0 · 10⁹ MACs; in groups of 16 5.9, 9.5 and 0.6, 1.5",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=cost,
+    mutant=lambda name: cost(name)._replace(macs=round(1.03 * cost(name).macs)),
+)
 def _(cost):
     """Counted on the networks, and by hand from the table, to the last one;
     rounded as printed.
 
     The mutant has 3 % more MACs, which one printed digit does not show.
     """
-    printed = {"efficientnet_b0": ("5.3", "0.4"),
-               "efficientnet_b2": ("9.1", "1.0"),
-               "efficientnet_b0_grouped": ("5.9", "0.6"),
-               "efficientnet_b2_grouped": ("9.5", "1.5")}
+    printed = {
+        "efficientnet_b0": ("5.3", "0.4"),
+        "efficientnet_b2": ("9.1", "1.0"),
+        "efficientnet_b0_grouped": ("5.9", "0.6"),
+        "efficientnet_b2_grouped": ("9.5", "1.5"),
+    }
     for name, numbers in printed.items():
         found, grouped = cost(name), "grouped" in name
-        assert found[:2] == by_hand(name.split("_")[1], *(
-            (4, 16) if grouped else (6, 1))), (name, found)
-        assert ((f"{found.parameters / 1e6:.1f}", f"{found.macs / 1e9:.1f}")
-                == numbers), (name, found)
+        assert found[:2] == by_hand(
+            name.split("_")[1], *((4, 16) if grouped else (6, 1))
+        ), (name, found)
+        assert (
+            f"{found.parameters / 1e6:.1f}",
+            f"{found.macs / 1e9:.1f}",
+        ) == numbers, (name, found)

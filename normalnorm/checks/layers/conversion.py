@@ -18,10 +18,16 @@ def network():
     those of a fresh one.
     """
     model = nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4),
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.GroupNorm(2, 4),
         nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
-        nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 5),
-        nn.BatchNorm1d(5)).double()
+        nn.Flatten(),
+        nn.LayerNorm(64),
+        nn.Linear(64, 5),
+        nn.BatchNorm1d(5),
+    ).double()
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -0.5, 1)
     for _ in range(2):
@@ -29,15 +35,21 @@ def network():
     return model
 
 
-@claim("conversion-alpha-zero", source="new",
-       statement="to_normality(model, noise=0, alpha=0) changes neither "
-                 "outputs nor gradients nor running averages",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda model: to_normality(model, noise=0.0, alpha=0.0),
-       mutant=lambda model: to_normality(model, noise=0.0, alpha=0.01))
+@claim(
+    "conversion-alpha-zero",
+    source="new",
+    statement="to_normality(model, noise=0, alpha=0) changes neither "
+    "outputs nor gradients nor running averages",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda model: to_normality(model, noise=0.0, alpha=0.0),
+    mutant=lambda model: to_normality(model, noise=0.0, alpha=0.01),
+)
 def _(convert):
     model = network()
     import copy
+
     twin = convert(copy.deepcopy(model))
     u = torch.randn(7, 2, 6, 6, dtype=torch.float64).exp()
     for training in (True, False):
@@ -45,45 +57,72 @@ def _(convert):
         for net in (model.train(training), twin.train(training)):
             x = u.clone().requires_grad_()
             out = net(x)
-            found.append((out, torch.autograd.grad(
-                             out.square().sum(), [x, *net.parameters()])))
+            found.append(
+                (
+                    out,
+                    torch.autograd.grad(
+                        out.square().sum(), [x, *net.parameters()]
+                    ),
+                )
+            )
         torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-8)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(
-            twin.state_dict()[name], value, rtol=1e-9, atol=1e-9)
+            twin.state_dict()[name], value, rtol=1e-9, atol=1e-9
+        )
 
 
-@claim("conversion-evaluation", source="new",
-       statement="converted batch layers compute in evaluation what they "
-                 "computed before, until they are trained",
-       kind="identity", verdict="holds if",
-       condition="the layers keep running averages", evidence="proof",
-       formula=lambda net: net, mutant=lambda net: net.train())
+@claim(
+    "conversion-evaluation",
+    source="new",
+    statement="converted batch layers compute in evaluation what they "
+    "computed before, until they are trained",
+    kind="identity",
+    verdict="holds if",
+    condition="the layers keep running averages",
+    evidence="proof",
+    formula=lambda net: net,
+    mutant=lambda net: net.train(),
+)
 def _(after):
-    batch = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(),
-                          nn.Linear(64, 5), nn.BatchNorm1d(5)).double()
+    batch = nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+        nn.BatchNorm1d(5),
+    ).double()
     u = torch.randn(7, 2, 6, 6, dtype=torch.float64).exp()
     batch(u)
     expected = batch.eval()(u)
     torch.testing.assert_close(
-        after(to_normality(batch))(u), expected, rtol=0, atol=1e-13)
+        after(to_normality(batch))(u), expected, rtol=0, atol=1e-13
+    )
 
 
-@claim("conversion-round-trip", source="new",
-       statement="to_plain(to_normality(model)) is the model: classes, "
-                 "attributes, state and its order, outputs",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda model: to_plain(to_normality(model)),
-       mutant=lambda model: to_plain(to_normality(model, skip="1"), skip="3"))
+@claim(
+    "conversion-round-trip",
+    source="new",
+    statement="to_plain(to_normality(model)) is the model: classes, "
+    "attributes, state and its order, outputs",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda model: to_plain(to_normality(model)),
+    mutant=lambda model: to_plain(to_normality(model, skip="1"), skip="3"),
+)
 def _(there_and_back):
     import warnings
+
     model, u = network().eval(), torch.randn(7, 2, 6, 6, dtype=torch.float64)
     # before the state is read: PyTorch 2.4 writes the running averages of
     # instance norm in evaluation too, with a rounding
     expected = model(u)
     described, state, fields = (
-        repr(model), {k: v.clone() for k, v in model.state_dict().items()},
-        [sorted(m.__dict__) for m in model.modules()])
+        repr(model),
+        {k: v.clone() for k, v in model.state_dict().items()},
+        [sorted(m.__dict__) for m in model.modules()],
+    )
     with warnings.catch_warnings():
         # that the transform is dropped is the point
         warnings.simplefilter("ignore")
@@ -91,18 +130,25 @@ def _(there_and_back):
             raise AssertionError("nothing was converted")
         model = to_plain(model)
         model = there_and_back(model)
-    assert repr(model) == described and [
-        sorted(m.__dict__) for m in model.modules()] == fields
+    assert (
+        repr(model) == described
+        and [sorted(m.__dict__) for m in model.modules()] == fields
+    )
     assert list(model.state_dict()) == list(state) and all(
-        torch.equal(v, state[k]) for k, v in model.state_dict().items())
+        torch.equal(v, state[k]) for k, v in model.state_dict().items()
+    )
     assert torch.equal(model(u), expected)
+
 
 # %% ../../../nbs/270_layers.conversion.ipynb
 def places():
     "Name → model with one normalizer, and an input of its kind."
     found = {}
-    for dims, shape in ((1, (6, 4, 9)), (2, (6, 4, 5, 5)),
-                        (3, (6, 4, 3, 3, 3))):
+    for dims, shape in (
+        (1, (6, 4, 9)),
+        (2, (6, 4, 5, 5)),
+        (3, (6, 4, 3, 3, 3)),
+    ):
         for name in (f"BatchNorm{dims}d", f"InstanceNorm{dims}d"):
             found[name] = getattr(nn, name)(4, affine=True), shape
         found[f"GroupNorm, {dims}d"] = nn.GroupNorm(2, 4), shape
@@ -113,30 +159,42 @@ def places():
     return found
 
 
-@claim("rev-wherever", source="reviews of eftekhari2025, zhYV",
-       statement="each layer of PyTorch that standardizes has a normality "
-                 "layer in its place, which one call puts there, and which "
-                 "trains: sequences, images, volumes, tokens, any batch",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=to_normality,
-       mutant=lambda model, **options: to_normality(
-           model, skip=nn.RMSNorm, **options))
+@claim(
+    "rev-wherever",
+    source="reviews of eftekhari2025, zhYV",
+    statement="each layer of PyTorch that standardizes has a normality "
+    "layer in its place, which one call puts there, and which "
+    "trains: sequences, images, volumes, tokens, any batch",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=to_normality,
+    mutant=lambda model, **options: to_normality(
+        model, skip=nn.RMSNorm, **options
+    ),
+)
 def _(convert):
     """All normalizers that torch.nn has, by the names of its classes; each
     with a linear map behind it, 30 steps on random targets.
     """
     found = places()
     tried = {type(layer).__name__ for layer, _ in found.values()}
-    assert {name for name, cls in vars(nn).items() if isinstance(cls, type)
-            and "Norm" in name and not name.startswith("Lazy")
-            } - tried == {"LocalResponseNorm"}
+    assert {
+        name
+        for name, cls in vars(nn).items()
+        if isinstance(cls, type)
+        and "Norm" in name
+        and not name.startswith("Lazy")
+    } - tried == {"LocalResponseNorm"}
     for name, (layer, shape) in found.items():
-        model, report = convert(nn.Sequential(
-            layer, nn.Flatten(), nn.LazyLinear(3)), return_report=True)
+        model, report = convert(
+            nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(3)),
+            return_report=True,
+        )
         assert len(report.replaced) == 1 and not report.left, name
         x, y = torch.randn(shape).exp(), torch.randn(shape[0], 3)
         model(x)
-        if name == "SyncBatchNorm":                 # trains on several GPUs
+        if name == "SyncBatchNorm":  # trains on several GPUs
             continue
         optimizer, losses = torch.optim.Adam(model.parameters(), 0.05), []
         for _ in range(30):

@@ -19,15 +19,22 @@ def without_saturation(u, dim, statistics):
     "ψ(h; λ̂) as it is."
     return yeo_johnson(
         (u - statistics.mean) * core.inverse_stds(statistics.var, 1e-5)[0],
-        statistics.lmbda)
+        statistics.lmbda,
+    )
 
 
-@claim("saturates-in-training", source="new",
-       statement="in training, values are kept representable in units of more "
-                 "than 2³² elements and after repeated steps; this changes no "
-                 "bit of ordinary data",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=LARGEST_UNIT, mutant=LARGEST_UNIT * 21 // 20)
+@claim(
+    "saturates-in-training",
+    source="new",
+    statement="in training, values are kept representable in units of more "
+    "than 2³² elements and after repeated steps; this changes no "
+    "bit of ordinary data",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=LARGEST_UNIT,
+    mutant=LARGEST_UNIT * 21 // 20,
+)
 def _(limit):
     """The rule at 2³² elements and at one more.
 
@@ -38,26 +45,42 @@ def _(limit):
     kept = gradient.LARGEST_UNIT
     try:
         gradient.LARGEST_UNIT = limit
-        atoms, weights = (torch.tensor([-1e5, 1e7, 0.0]),
-                          torch.tensor([1e-11, 1e-11, 1 - 2e-11]))
-        assert [core.closed(gradient.Power(), atoms, WeightedPoints(weights, n))
-                for n in (2**32, 2**32 + 1)] == [True, False]
+        atoms, weights = (
+            torch.tensor([-1e5, 1e7, 0.0]),
+            torch.tensor([1e-11, 1e-11, 1 - 2e-11]),
+        )
+        assert [
+            core.closed(gradient.Power(), atoms, WeightedPoints(weights, n))
+            for n in (2**32, 2**32 + 1)
+        ] == [True, False]
         sample = torch.cat([torch.tensor([-1.0, 10.0]), torch.zeros(198)])
-        for u, dim, steps in ((atoms, WeightedPoints(weights, 10**11), 1),
-                              (sample, (0,), 3)):
+        for u, dim, steps in (
+            (atoms, WeightedPoints(weights, 10**11), 1),
+            (sample, (0,), 3),
+        ):
             x, statistics = normality_norm(u, dim, steps=steps)
             bare = without_saturation(u, dim, statistics)
-            assert (statistics.lmbda.isfinite() and bare.isinf().any()
-                    and x.isfinite().all())
+            assert (
+                statistics.lmbda.isfinite()
+                and bare.isinf().any()
+                and x.isfinite().all()
+            )
             assert torch.equal(x[bare.isfinite()], bare[bare.isfinite()])
-        for power, steps, anywhere in ((1, 1, kept), (3, 1, kept), (1, 1, 0),
-                                       (3, 1, 0), (1, 3, kept), (3, 2, kept)):
+        for power, steps, anywhere in (
+            (1, 1, kept),
+            (3, 1, kept),
+            (1, 1, 0),
+            (3, 1, 0),
+            (1, 3, kept),
+            (3, 2, kept),
+        ):
             gradient.LARGEST_UNIT = anywhere
             u = torch.randn(500, 4) ** power * 10.0 ** torch.arange(-2, 2)
             x, statistics = normality_norm(u, (0,), steps=steps)
             assert torch.equal(x, without_saturation(u, (0,), statistics))
     finally:
         gradient.LARGEST_UNIT = kept
+
 
 # %% ../../../nbs/230_layers.core.ipynb
 import mpmath as mp
@@ -72,8 +95,11 @@ from normalnorm.layers.core import normality_norm
 
 def printed(h, lmbda):
     "Eq. 3 for λ other than 0 and 2."
-    return ((1 + h) ** lmbda - 1) / lmbda if h >= 0 else -(
-        (1 - h) ** (2 - lmbda) - 1) / (2 - lmbda)
+    return (
+        ((1 + h) ** lmbda - 1) / lmbda
+        if h >= 0
+        else -((1 - h) ** (2 - lmbda) - 1) / (2 - lmbda)
+    )
 
 
 def algorithm_1(u, gamma, beta, eps):
@@ -88,27 +114,40 @@ def algorithm_1(u, gamma, beta, eps):
     def nll(lmbda):
         x = [printed(v, lmbda) for v in k]
         m = mp.fsum(x) / n
-        return (mp.log(mp.fsum((v - m) ** 2 for v in x) / n) / 2
-                - (lmbda - 1) * mp.fsum(
-                    mp.sign(v) * mp.log1p(abs(v)) for v in k) / n)
+        return (
+            mp.log(mp.fsum((v - m) ** 2 for v in x) / n) / 2
+            - (lmbda - 1)
+            * mp.fsum(mp.sign(v) * mp.log1p(abs(v)) for v in k)
+            / n
+        )
 
     step = mp.mpf(10) ** -10
     lmbda = 1 - mp.diff(nll, mp.mpf(1), 1, h=step) / mp.diff(
-        nll, mp.mpf(1), 2, h=step)
-    return [gamma * printed((v - mean) / mp.sqrt(variance + eps), lmbda) + beta
-            for v in u]
+        nll, mp.mpf(1), 2, h=step
+    )
+    return [
+        gamma * printed((v - mean) / mp.sqrt(variance + eps), lmbda) + beta
+        for v in u
+    ]
 
 
 def over_axes(u, dim, weight, bias, eps):
     return normality_norm(u, dim, weight, bias, eps)[0]
 
 
-@claim("nn-algorithm1", source="eftekhari2025, Algorithm 1",
-       statement="u → (μ̂, σ̂², h) → λ̂ → x → y → v = γy + β", kind="algorithm",
-       verdict="holds if", condition="λ̂ is estimated without ε",
-       evidence="numerical", formula=over_axes,
-       mutant=lambda u, dim, weight, bias, eps:
-                  normality_norm(u, dim, None, None, eps)[0] + bias)
+@claim(
+    "nn-algorithm1",
+    source="eftekhari2025, Algorithm 1",
+    statement="u → (μ̂, σ̂², h) → λ̂ → x → y → v = γy + β",
+    kind="algorithm",
+    verdict="holds if",
+    condition="λ̂ is estimated without ε",
+    evidence="numerical",
+    formula=over_axes,
+    mutant=lambda u, dim, weight, bias, eps: (
+        normality_norm(u, dim, None, None, eps)[0] + bias
+    ),
+)
 def _(layer):
     """Element by element in 40 digits, over batch axes and over layer axes, at
     scales 1 and 1e-3 (σ² below ε).
@@ -116,30 +155,45 @@ def _(layer):
     for scale in (1.0, 1e-3):
         u = scale * torch.randn(5, 3, 2, dtype=torch.float64).exp()
         weight, bias = torch.randn(2, 1, 3, 1, dtype=torch.float64)
-        out = {dim: layer(u, dim, weight, bias, 1e-5)
-               for dim in ((0, 2), (1, 2))}
+        out = {
+            dim: layer(u, dim, weight, bias, 1e-5) for dim in ((0, 2), (1, 2))
+        }
         with mp.workdps(40):
             gamma, beta = weight[0, 1, 0].item(), bias[0, 1, 0].item()
             expected = algorithm_1(
-                u[:, 1].flatten().tolist(), gamma, beta, mp.mpf(1e-5))
+                u[:, 1].flatten().tolist(), gamma, beta, mp.mpf(1e-5)
+            )
             torch.testing.assert_close(
                 out[0, 2][:, 1].flatten().cpu(),
                 torch.tensor([float(v) for v in expected], dtype=torch.float64),
-                rtol=1e-9, atol=1e-10)
+                rtol=1e-9,
+                atol=1e-10,
+            )
             expected = algorithm_1(u[2].flatten().tolist(), 1, 0, mp.mpf(1e-5))
-            affine = (weight[0].expand(3, 2).flatten().cpu() * torch.tensor(
-                          [float(v) for v in expected], dtype=torch.float64)
-                      + bias[0].expand(3, 2).flatten().cpu())
+            affine = (
+                weight[0].expand(3, 2).flatten().cpu()
+                * torch.tensor(
+                    [float(v) for v in expected], dtype=torch.float64
+                )
+                + bias[0].expand(3, 2).flatten().cpu()
+            )
             torch.testing.assert_close(
-                out[1, 2][2].flatten().cpu(), affine, rtol=1e-9, atol=1e-10)
+                out[1, 2][2].flatten().cpu(), affine, rtol=1e-9, atol=1e-10
+            )
+
 
 # %% ../../../nbs/230_layers.core.ipynb
-@claim("nn-n-elements", source="eftekhari2025, footnote 1",
-       statement="the sets have B·H·W, C·H·W, H·W elements for batch, layer, "
-                 "instance",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula={"batch": (0, 2, 3), "layer": (1, 2, 3), "instance": (2, 3)},
-       mutant={"batch": (2, 3), "layer": (1, 2, 3), "instance": (0, 2, 3)})
+@claim(
+    "nn-n-elements",
+    source="eftekhari2025, footnote 1",
+    statement="the sets have B·H·W, C·H·W, H·W elements for batch, layer, "
+    "instance",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula={"batch": (0, 2, 3), "layer": (1, 2, 3), "instance": (2, 3)},
+    mutant={"batch": (2, 3), "layer": (1, 2, 3), "instance": (0, 2, 3)},
+)
 def _(axes):
     """Counted by perturbing one input; prime sizes, so that no two products
     agree.
@@ -148,11 +202,21 @@ def _(axes):
     u = torch.randn(*sizes.values(), dtype=torch.float64)
     bumped = u.clone()
     bumped[0, 0, 0, 0] += 1
-    for kind, letters in {"batch": "BHW", "layer": "CHW",
-                          "instance": "HW"}.items():
-        changed = (normality_norm(u, axes[kind])[0]
-                   != normality_norm(bumped, axes[kind])[0]).sum().item()
+    for kind, letters in {
+        "batch": "BHW",
+        "layer": "CHW",
+        "instance": "HW",
+    }.items():
+        changed = (
+            (
+                normality_norm(u, axes[kind])[0]
+                != normality_norm(bumped, axes[kind])[0]
+            )
+            .sum()
+            .item()
+        )
         assert changed == np.prod([sizes[x] for x in letters]), kind
+
 
 # %% ../../../nbs/230_layers.core.ipynb
 from normalnorm.theory.newton import Over
@@ -162,10 +226,13 @@ def of_table_1(mean_of_layer):
     """The cross with the mean of the batch, or of the layer, element by
     element, in plain Python.
     """
+
     def norm(u, eps):
         b, c, n = u.shape
-        batch = [[float(u[i, j, k]) for i in range(b) for k in range(n)]
-                 for j in range(c)]
+        batch = [
+            [float(u[i, j, k]) for i in range(b) for k in range(n)]
+            for j in range(c)
+        ]
         layer = [[float(v) for v in u[i].flatten()] for i in range(b)]
         mean = lambda values: sum(values) / len(values)
         out = torch.empty_like(u)
@@ -173,37 +240,54 @@ def of_table_1(mean_of_layer):
             for j in range(c):
                 for k in range(n):
                     out[i, j, k] = float(u[i, j, k]) - mean(
-                        layer[i] if mean_of_layer else batch[j])
+                        layer[i] if mean_of_layer else batch[j]
+                    )
         centred = out.clone()
         for i in range(b):
             for j in range(c):
-                share = [float(v) for v in (
-                    centred[:, j] if mean_of_layer else centred[i]).flatten()]
+                share = [
+                    float(v)
+                    for v in (
+                        centred[:, j] if mean_of_layer else centred[i]
+                    ).flatten()
+                ]
                 centre = mean(share)
-                out[i, j] /= (mean([(v - centre) ** 2 for v in share])
-                              + eps) ** 0.5
+                out[i, j] /= (
+                    mean([(v - centre) ** 2 for v in share]) + eps
+                ) ** 0.5
         return out
+
     return norm
 
 
 def pair(scale, centre):
     return lambda u, eps: core.normality_norm(
-        u, Over(scale, centre), alpha=0, eps=eps)[0]
+        u, Over(scale, centre), alpha=0, eps=eps
+    )[0]
 
 
 def as_in_table_1(norm, mean_of_layer):
     u = torch.randn(4, 3, 5, dtype=torch.float64).exp()
     for eps in (0.0, 0.1):
         torch.testing.assert_close(
-            norm(u, eps), of_table_1(mean_of_layer)(u, eps), rtol=1e-12,
-            atol=1e-12)
+            norm(u, eps),
+            of_table_1(mean_of_layer)(u, eps),
+            rtol=1e-12,
+            atol=1e-12,
+        )
 
 
-@claim("bnu-table1-bmlv", source="rao2020, Table 1",
-       statement="batch mean, layer variance: (z − μ^B)/σ^i, where σ^i is the "
-                 "standard deviation, over a layer, of what it divides",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=pair((1, 2), (0, 2)), mutant=pair((0, 2), (1, 2)))
+@claim(
+    "bnu-table1-bmlv",
+    source="rao2020, Table 1",
+    statement="batch mean, layer variance: (z − μ^B)/σ^i, where σ^i is the "
+    "standard deviation, over a layer, of what it divides",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=pair((1, 2), (0, 2)),
+    mutant=pair((0, 2), (1, 2)),
+)
 def _(norm):
     """Loops over elements, two values of ε.
 
@@ -212,14 +296,21 @@ def _(norm):
     as_in_table_1(norm, mean_of_layer=False)
 
 
-@claim("bnu-table1-lmbv", source="rao2020, Table 1",
-       statement="layer mean, batch variance: (z − μ^i)/σ^B, where σ^B is the "
-                 "standard deviation, over the batch, of what it divides",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=pair((0, 2), (1, 2)), mutant=pair((1, 2), (0, 2)))
+@claim(
+    "bnu-table1-lmbv",
+    source="rao2020, Table 1",
+    statement="layer mean, batch variance: (z − μ^i)/σ^B, where σ^B is the "
+    "standard deviation, over the batch, of what it divides",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=pair((0, 2), (1, 2)),
+    mutant=pair((1, 2), (0, 2)),
+)
 def _(norm):
     "Loops over elements, two values of ε; as for BMLV."
     as_in_table_1(norm, mean_of_layer=True)
+
 
 # %% ../../../nbs/230_layers.core.ipynb
 def gradients(function, u, weight, bias, g, order):
@@ -230,10 +321,17 @@ def gradients(function, u, weight, bias, g, order):
     found = []
     for _ in range(order):
         found = torch.autograd.grad(
-            value, (u, weight, bias), create_graph=True, materialize_grads=True)
-        value = sum((f * torch.linspace(0.3, 1.1, f.numel(),
-                                        dtype=f.dtype).reshape(f.shape)).sum()
-                    for f in found)
+            value, (u, weight, bias), create_graph=True, materialize_grads=True
+        )
+        value = sum(
+            (
+                f
+                * torch.linspace(0.3, 1.1, f.numel(), dtype=f.dtype).reshape(
+                    f.shape
+                )
+            ).sum()
+            for f in found
+        )
     return found
 
 
@@ -247,52 +345,82 @@ def statistics_without_gradient(u, dim, weight, bias, rule, seed):
     h = (u - used.mean) * core.inverse_stds(used.var, rule.eps)[0]
     x = rule.gaussianizer.apply(h, (used.lmbda.detach(),))
     return core.affine(
-        core.add_noise(x, dim, rule.noise, rule.noise_kind, seed), weight, bias)
+        core.add_noise(x, dim, rule.noise, rule.noise_kind, seed), weight, bias
+    )
 
 
-@claim("nn-backward", source="eftekhari2025, Algorithm 1 (implied)",
-       statement="the analytic backward pass equals the derivative of the "
-                 "definition, to 1e-12 in first order, and in orders two to "
-                 "four",
-       kind="identity", verdict="holds", evidence="numerical", formula=analytic,
-       mutant=statistics_without_gradient)
+@claim(
+    "nn-backward",
+    source="eftekhari2025, Algorithm 1 (implied)",
+    statement="the analytic backward pass equals the derivative of the "
+    "definition, to 1e-12 in first order, and in orders two to "
+    "four",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=analytic,
+    mutant=statistics_without_gradient,
+)
 def _(function):
     """Against the definition, differentiated by PyTorch; three kinds of noise,
     with and without the safeguard, batch and layer axes.
     """
     seed = torch.tensor(77)
-    for dim, shape, kind, safeguard in (((0, 2), (1, 3, 1), "scaled", False),
-                                        ((1, 2), (3, 2), "dropout", False),
-                                        ((0, 2), (1, 3, 1), "unscaled", True)):
+    for dim, shape, kind, safeguard in (
+        ((0, 2), (1, 3, 1), "scaled", False),
+        ((1, 2), (3, 2), "dropout", False),
+        ((0, 2), (1, 3, 1), "unscaled", True),
+    ):
         rule = core.Rule.of(noise=0.4, noise_kind=kind, safeguard=safeguard)
         u = torch.randn(7, 3, 2, dtype=torch.float64).exp().requires_grad_()
-        weight, bias = (
-            torch.randn(2, *shape, dtype=torch.float64).requires_grad_())
+        weight, bias = torch.randn(
+            2, *shape, dtype=torch.float64
+        ).requires_grad_()
         g = torch.randn(7, 3, 2, dtype=torch.float64)
         for order, tolerance in ((1, 1e-12), (2, 1e-10), (3, 1e-8), (4, 1e-6)):
             ours = gradients(
-                lambda *a: function(a[0], dim, *a[1:], rule, seed), u, weight,
-                bias, g, order)
+                lambda *a: function(a[0], dim, *a[1:], rule, seed),
+                u,
+                weight,
+                bias,
+                g,
+                order,
+            )
             theirs = gradients(
-                lambda *a: core.by_autograd(
-                    a[0], dim, rule, *a[1:], seed)[0],
-                u, weight, bias, g, order)
+                lambda *a: core.by_autograd(a[0], dim, rule, *a[1:], seed)[0],
+                u,
+                weight,
+                bias,
+                g,
+                order,
+            )
             for x, y in zip(ours, theirs):
-                assert ((x - y).abs().max()
-                        <= tolerance * y.abs().max()), (order, kind)
+                assert (x - y).abs().max() <= tolerance * y.abs().max(), (
+                    order,
+                    kind,
+                )
+
 
 # %% ../../../nbs/230_layers.core.ipynb
 def kept_bytes(function, u, **options):
     "Bytes that wait for the backward pass, each storage once."
     found = {}
+
     def pack(tensor):
         found[tensor.untyped_storage().data_ptr()] = (
-            tensor.untyped_storage().nbytes())
+            tensor.untyped_storage().nbytes()
+        )
         return tensor
+
     weight, bias = torch.ones(u.shape[1]), torch.ones(u.shape[1])
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = function(u.requires_grad_(), (0,), weight=weight.requires_grad_(),
-                       bias=bias.requires_grad_(), **options)[0]
+        out = function(
+            u.requires_grad_(),
+            (0,),
+            weight=weight.requires_grad_(),
+            bias=bias.requires_grad_(),
+            **options,
+        )[0]
     assert out.requires_grad
     # what a function keeps beside the saved tensors
     for tensor in getattr(out.grad_fn, "__dict__", {}).values():
@@ -301,14 +429,20 @@ def kept_bytes(function, u, **options):
     return sum(found.values())
 
 
-@claim("kept-for-backward", source="new",
-       statement="the backward pass keeps the input once and, in float32, 16 "
-                 "bytes a unit: weight, mean, variance and λ̂; with noise 8 "
-                 "more for all units, the seed",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda u, noise: kept_bytes(core.normality_norm, u, noise=noise),
-       mutant=lambda u, noise: kept_bytes(core.by_autograd, u,
-                                          rule=core.Rule(noise=noise)))
+@claim(
+    "kept-for-backward",
+    source="new",
+    statement="the backward pass keeps the input once and, in float32, 16 "
+    "bytes a unit: weight, mean, variance and λ̂; with noise 8 "
+    "more for all units, the seed",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda u, noise: kept_bytes(core.normality_norm, u, noise=noise),
+    mutant=lambda u, noise: kept_bytes(
+        core.by_autograd, u, rule=core.Rule(noise=noise)
+    ),
+)
 def _(count):
     """Bytes by saved-tensor hooks, to the last one, for three shapes.
 
@@ -317,30 +451,48 @@ def _(count):
     for size, units in ((5000, 16), (701, 3), (64, 101)):
         for noise in (0.0, 0.4):
             u = torch.randn(size, units)
-            assert (
-                count(u, noise) == 4 * u.numel() + 16 * units + 8 * (noise > 0))
+            assert count(u, noise) == 4 * u.numel() + 16 * units + 8 * (
+                noise > 0
+            )
+
 
 # %% ../../../nbs/230_layers.core.ipynb
 @claim(
-    "nn-noise-no-gradient", source="eftekhari2025, §5.6",
+    "nn-noise-no-gradient",
+    source="eftekhari2025, §5.6",
     statement="the noise does not contribute to the gradient updates directly",
-    kind="identity", verdict="holds if",
+    kind="identity",
+    verdict="holds if",
     condition="for u and β at a given upstream gradient, not for γ",
-    evidence="numerical", formula=("input", "bias"), mutant=("input", "weight"))
+    evidence="numerical",
+    formula=("input", "bias"),
+    mutant=("input", "weight"),
+)
 def _(names):
     "Gradients of a loss that is linear in the output, with ξ = 0 and 0.4."
     u, g = torch.randn(2, 40, 3, dtype=torch.float64)
     arguments = dict(
         input=u.requires_grad_(),
         weight=torch.ones(3, dtype=torch.float64, requires_grad=True),
-        bias=torch.zeros(3, dtype=torch.float64, requires_grad=True))
+        bias=torch.zeros(3, dtype=torch.float64, requires_grad=True),
+    )
     gradients = {}
     for noise in (0.0, 0.4):
-        out, _ = normality_norm(arguments["input"], (0,), arguments["weight"],
-                                arguments["bias"], noise=noise)
+        out, _ = normality_norm(
+            arguments["input"],
+            (0,),
+            arguments["weight"],
+            arguments["bias"],
+            noise=noise,
+        )
         gradients[noise] = torch.autograd.grad(
-            (g * out).sum(), [arguments[name] for name in names])
+            (g * out).sum(), [arguments[name] for name in names]
+        )
     for name, a, b in zip(names, gradients[0.0], gradients[0.4]):
         torch.testing.assert_close(
-            a, b, rtol=1e-12, atol=1e-12,
-            msg=f"the noise enters the gradient of {name}")
+            a,
+            b,
+            rtol=1e-12,
+            atol=1e-12,
+            msg=f"the noise enters the gradient of {name}",
+        )

@@ -14,14 +14,18 @@ from normalnorm.theory.whitening import covariance, matrix_roots
 
 
 @claim(
-    "dbn-running-matrix", source="huang2018, huang2019 (running averages)",
+    "dbn-running-matrix",
+    source="huang2018, huang2019 (running averages)",
     statement="the average of whitening matrices over minibatches amplifies "
-              "more than the whitening matrix of the average covariance, in "
-              "every direction, and at most as much as the root of the average "
-              "inverse covariance",
-    kind="inequality", verdict="holds", evidence="proof",
+    "more than the whitening matrix of the average covariance, in "
+    "every direction, and at most as much as the root of the average "
+    "inverse covariance",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
     formula=lambda batches: matrix_roots(covariance(batches))[1].mean(0),
-    mutant=lambda batches: 1.02 * matrix_roots(covariance(batches))[1].mean(0))
+    mutant=lambda batches: 1.02 * matrix_roots(covariance(batches))[1].mean(0),
+)
 def _(average):
     """No negative eigenvalue in either difference, for twenty laws with 5 to 40
     values of 4 channels, where the traces differ by 1 % at least; and with 2000
@@ -29,37 +33,52 @@ def _(average):
 
     The mutant is 2 % too large.
     """
+
     def root(matrix, power):
         values, vectors = torch.linalg.eigh(matrix)
         return vectors * values**power @ vectors.mT
 
-    above = (lambda larger, smaller: torch.linalg.eigvalsh(larger - smaller)
-                                         .min() > -1e-9 * larger.norm())
+    above = lambda larger, smaller: (
+        torch.linalg.eigvalsh(larger - smaller).min() > -1e-9 * larger.norm()
+    )
     mix = torch.randn(20, 4, 4, dtype=torch.float64)
     for law, count in zip(mix, np.random.randint(5, 40, 20).tolist()):
         batches = (law @ torch.randn(50, 4, count, dtype=torch.float64)).sinh()
         batches = batches - batches.mean(-1, keepdim=True)
-        of_mean, found = (root(covariance(batches).mean(0), -0.5),
-                          average(batches))
+        of_mean, found = (
+            root(covariance(batches).mean(0), -0.5),
+            average(batches),
+        )
         highest = root(torch.linalg.inv(covariance(batches)).mean(0), 0.5)
         assert above(found, of_mean) and found.trace() > 1.01 * of_mean.trace()
         assert above(highest, found) and highest.trace() > 1.01 * found.trace()
     for law in mix[:3]:
         batches = law @ torch.randn(50, 4, 2000, dtype=torch.float64)
         batches = batches - batches.mean(-1, keepdim=True)
-        low, high = (root(covariance(batches).mean(0), -0.5),
-                     root(torch.linalg.inv(covariance(batches)).mean(0), 0.5))
-        assert (above(average(batches), low) and above(high, average(batches))
-                and high.trace() < 1.01 * low.trace())
+        low, high = (
+            root(covariance(batches).mean(0), -0.5),
+            root(torch.linalg.inv(covariance(batches)).mean(0), 0.5),
+        )
+        assert (
+            above(average(batches), low)
+            and above(high, average(batches))
+            and high.trace() < 1.01 * low.trace()
+        )
 
 
-@claim("dbn-running-size", source="new",
-       statement="for normal data the average of whitening matrices is m times "
-                 "too large, m the mean of t^(−1/2) under the law of Marchenko "
-                 "and Pastur; the average response in training is that of "
-                 "t^(1/2)",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=(-0.5, 0.5), mutant=(-0.5, 0.525))
+@claim(
+    "dbn-running-size",
+    source="new",
+    statement="for normal data the average of whitening matrices is m times "
+    "too large, m the mean of t^(−1/2) under the law of Marchenko "
+    "and Pastur; the average response in training is that of "
+    "t^(1/2)",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=(-0.5, 0.5),
+    mutant=(-0.5, 0.525),
+)
 def _(powers):
     """128 channels, 385 values, 12 batches, standard deviation 3 so that a
     wrong power shows: within 0.5 %, of which the finite number of channels is
@@ -81,6 +100,7 @@ def _(powers):
         expected = ((9 * t) ** power * weight).sum() / weight.sum()
         assert abs(found / expected - 1) < 0.005, (power, found, expected)
 
+
 # %% ../../../nbs/252_layers.decorrelated.ipynb
 from normalnorm.theory.whitening import whitening_matrix
 
@@ -89,12 +109,18 @@ def unit_rows(w):
     return w / w.square().sum(-1, keepdim=True).sqrt()
 
 
-@claim("dbn-unit-rows", source="new",
-       statement="decorrelated batch norm is the batch norm, with the same ε, "
-                 "of the centred channels' projections on the rows of W scaled "
-                 "to length 1",
-       kind="identity", verdict="holds", evidence="proof", formula=unit_rows,
-       mutant=lambda w: w)
+@claim(
+    "dbn-unit-rows",
+    source="new",
+    statement="decorrelated batch norm is the batch norm, with the same ε, "
+    "of the centred channels' projections on the rows of W scaled "
+    "to length 1",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=unit_rows,
+    mutant=lambda w: w,
+)
 def _(rows):
     """Three scales of the input about ε, and fewer samples than channels,
     against torch's batch norm.
@@ -106,8 +132,10 @@ def _(rows):
         c = c - c.mean(1, keepdim=True)
         w = whitening_matrix(covariance(c), 1e-5)
         ours = torch.nn.functional.batch_norm(
-            (rows(w) @ c).T, None, None, training=True, eps=1e-5).T
+            (rows(w) @ c).T, None, None, training=True, eps=1e-5
+        ).T
         torch.testing.assert_close(ours, w @ c, rtol=1e-7, atol=1e-7)
+
 
 # %% ../../../nbs/252_layers.decorrelated.ipynb
 from normalnorm.layers import decorrelated
@@ -118,25 +146,40 @@ def cholesky(x, groups):
     out = []
     for block in x.T.split(groups):
         c = block - block.mean(1, keepdim=True)
-        out.append(torch.linalg.inv(torch.linalg.cholesky(
-                       c @ c.T / c.shape[1] + 1e-5 * torch.eye(len(c)))) @ c)
+        out.append(
+            torch.linalg.inv(
+                torch.linalg.cholesky(
+                    c @ c.T / c.shape[1] + 1e-5 * torch.eye(len(c))
+                )
+            )
+            @ c
+        )
     return torch.cat(out).T
 
 
-@claim("nn-dbn", source="eftekhari2025, §5.3; huang2018",
-       statement="decorrelated batch norm whitens groups of channels by "
-                 "Σ^{-1/2}: the covariance of the outputs is the identity, up "
-                 "to ε",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=lambda x, groups: decorrelated.decorrelated_batch_norm(
-           x, training=True, group_size=groups),
-       mutant=cholesky)
+@claim(
+    "nn-dbn",
+    source="eftekhari2025, §5.3; huang2018",
+    statement="decorrelated batch norm whitens groups of channels by "
+    "Σ^{-1/2}: the covariance of the outputs is the identity, up "
+    "to ε",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda x, groups: decorrelated.decorrelated_batch_norm(
+        x, training=True, group_size=groups
+    ),
+    mutant=cholesky,
+)
 def _(layer):
     """7 channels in groups of 3, 3, 1 and of 7, against numpy's
     eigendecomposition of D D^T = Σ + εI; correlations between groups stay.
     """
-    x = torch.randn(7, 7, dtype=torch.float64).mm(
-        torch.randn(7, 400, dtype=torch.float64).exp()).T
+    x = (
+        torch.randn(7, 7, dtype=torch.float64)
+        .mm(torch.randn(7, 400, dtype=torch.float64).exp())
+        .T
+    )
     for width in (3, 7):
         y = layer(x, width)
         cov = y.T.cov(correction=0)
@@ -144,13 +187,19 @@ def _(layer):
             block = slice(start, start + width)
             c = (x[:, block] - x[:, block].mean(0)).numpy()
             values, vectors = np.linalg.eigh(
-                c.T @ c / len(c) + 1e-5 * np.eye(c.shape[1]))
+                c.T @ c / len(c) + 1e-5 * np.eye(c.shape[1])
+            )
             np.testing.assert_allclose(
-                y[:, block].numpy(), c @ vectors / np.sqrt(values) @ vectors.T,
-                rtol=1e-8, atol=1e-8)
+                y[:, block].numpy(),
+                c @ vectors / np.sqrt(values) @ vectors.T,
+                rtol=1e-8,
+                atol=1e-8,
+            )
             np.testing.assert_allclose(
-                cov[block, block].numpy(), np.eye(c.shape[1]), atol=1e-2)
+                cov[block, block].numpy(), np.eye(c.shape[1]), atol=1e-2
+            )
         assert width == 7 or (cov[:3, 3:6]).abs().max() > 0.05
+
 
 # %% ../../../nbs/252_layers.decorrelated.ipynb
 import scipy.stats
@@ -158,11 +207,17 @@ import scipy.stats
 from normalnorm.checks.layers.functional import step_by_scipy
 
 
-@claim("nn-dbnn-not-white", source="eftekhari2025, §5.3 (implied)",
-       statement="the outputs of decorrelated batch normality normalization "
-                 "are uncorrelated, as those of decorrelated batch norm",
-       kind="identity", verdict="fails", evidence="numerical", formula=1.0,
-       mutant=0.95)
+@claim(
+    "nn-dbnn-not-white",
+    source="eftekhari2025, §5.3 (implied)",
+    statement="the outputs of decorrelated batch normality normalization "
+    "are uncorrelated, as those of decorrelated batch norm",
+    kind="identity",
+    verdict="fails",
+    evidence="numerical",
+    formula=1.0,
+    mutant=0.95,
+)
 def _(alpha):
     """Six mixtures of exponential sources, 20 000 samples: correlations of
     rounding size before the transform, the largest a tenth after it, each as
@@ -171,16 +226,24 @@ def _(alpha):
     The mutant's transform is 5 % weaker.
     """
     torch.manual_seed(0)
-    x = (torch.distributions.Exponential(1.0).sample((20000, 6)).double()
-         @ torch.randn(6, 6, dtype=torch.float64))
+    x = torch.distributions.Exponential(1.0).sample(
+        (20000, 6)
+    ).double() @ torch.randn(6, 6, dtype=torch.float64)
     off = ~torch.eye(6, dtype=torch.bool)
     white = decorrelated.decorrelated_batch_norm(x, training=True, eps=0.0)
     assert white.T.corrcoef()[off].abs().max() < 1e-10
     bent = decorrelated.decorrelated_batch_normal_norm(
-        x, training=True, eps=0.0, noise=0.0, alpha=alpha)
-    expected = torch.tensor(np.corrcoef(
-        [scipy.stats.yeojohnson(channel, step_by_scipy(channel))
-         for channel in white.T.cpu().numpy()]))
+        x, training=True, eps=0.0, noise=0.0, alpha=alpha
+    )
+    expected = torch.tensor(
+        np.corrcoef(
+            [
+                scipy.stats.yeojohnson(channel, step_by_scipy(channel))
+                for channel in white.T.cpu().numpy()
+            ]
+        )
+    )
     torch.testing.assert_close(
-        bent.T.corrcoef().cpu(), expected, rtol=0, atol=1e-6)
+        bent.T.corrcoef().cpu(), expected, rtol=0, atol=1e-6
+    )
     assert 0.05 < expected[off.cpu()].abs().max() < 0.2

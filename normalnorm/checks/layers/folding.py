@@ -18,11 +18,20 @@ from normalnorm.layers.conversion import to_normality
 
 def trained():
     torch.manual_seed(0)
-    model = to_normality(nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 5, 2, bias=False), nn.BatchNorm2d(5), nn.Flatten(),
-        nn.Linear(5 * 9, 6), nn.BatchNorm1d(6),
-        nn.Linear(6, 3)).double(), noise=0.0)
+    model = to_normality(
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 5, 2, bias=False),
+            nn.BatchNorm2d(5),
+            nn.Flatten(),
+            nn.Linear(5 * 9, 6),
+            nn.BatchNorm1d(6),
+            nn.Linear(6, 3),
+        ).double(),
+        noise=0.0,
+    )
     for _ in range(3):
         model(torch.randn(9, 2, 6, 6, dtype=torch.float64).exp())
     with torch.no_grad():
@@ -35,17 +44,24 @@ def fold_as_batch_norm(model):
     return folding.fold(model, tolerance=float("inf"))
 
 
-@claim("fold-evaluation", source="new",
-       statement="γψ((u−μ)r; λ)+β with u = W∗x+b is γψ(rW∗x+r(b−μ); λ)+β: the "
-                 "standardization of an evaluated batch layer folds, the rest "
-                 "only at λ = 1",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=folding.fold, mutant=fold_as_batch_norm)
+@claim(
+    "fold-evaluation",
+    source="new",
+    statement="γψ((u−μ)r; λ)+β with u = W∗x+b is γψ(rW∗x+r(b−μ); λ)+β: the "
+    "standardization of an evaluated batch layer folds, the rest "
+    "only at λ = 1",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=folding.fold,
+    mutant=fold_as_batch_norm,
+)
 def _(fold):
     """Two convolutions and a linear map, with and without a bias; then
     PyTorch's layers, which fold as a whole.
     """
     from normalnorm.layers.conversion import to_plain
+
     model, u = trained(), torch.randn(5, 2, 6, 6, dtype=torch.float64).exp()
     folded = fold(copy.deepcopy(model))
     assert sum(isinstance(m, folding.FoldedNormality) for m in folded) == 3

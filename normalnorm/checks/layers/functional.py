@@ -16,27 +16,37 @@ def instance(u):
     return functional.instance_normal_norm(u, eps=0.0)
 
 
-@claim("family-identities", source="new",
-       statement="one group is a layer, C groups are instances, a batch of one "
-                 "is an instance norm; shift, scale, reflection, permutation",
-       kind="identity", verdict="holds", evidence="numerical", formula=instance,
-       mutant=lambda u: functional.layer_normal_norm(u, u.shape[1:], eps=0.0))
+@claim(
+    "family-identities",
+    source="new",
+    statement="one group is a layer, C groups are instances, a batch of one "
+    "is an instance norm; shift, scale, reflection, permutation",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=instance,
+    mutant=lambda u: functional.layer_normal_norm(u, u.shape[1:], eps=0.0),
+)
 def _(instances):
     """float64, skewed units of prime sizes; the mutant normalizes over channels
     too.
     """
     u = torch.randn(3, 5, 7, 2, dtype=torch.float64).exp()
     close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-    close(functional.group_normal_norm(u, 1),
-          functional.layer_normal_norm(u, u.shape[1:]))
+    close(
+        functional.group_normal_norm(u, 1),
+        functional.layer_normal_norm(u, u.shape[1:]),
+    )
     close(functional.group_normal_norm(u, 5, eps=0.0), instances(u))
     close(
         functional.batch_normal_norm(u[:1], training=True, noise=0.0, eps=0.0),
-        instances(u[:1]))
+        instances(u[:1]),
+    )
     close(instances(3 * u + 7), instances(u))
     close(instances(-u), -instances(u))
     order = torch.randperm(7)
     close(instances(u[:, :, order]), instances(u)[:, :, order])
+
 
 # %% ../../../nbs/235_layers.functional.ipynb
 import functools
@@ -48,17 +58,23 @@ import scipy.stats
 def step_by_scipy(k, e=1e-3):
     "λ̂, Newton's step from 1, from differences of scipy's log-likelihood."
     below, there, above = (
-        scipy.stats.yeojohnson_llf(1 + step, k) for step in (-e, 0, e))
+        scipy.stats.yeojohnson_llf(1 + step, k) for step in (-e, 0, e)
+    )
     return 1 - e / 2 * (above - below) / (above - 2 * there + below)
 
 
-@claim("running-finite", source="new",
-       statement="a batch with a NaN in one channel leaves that channel's "
-                 "running averages as they were, and the others are those of "
-                 "the batch without it",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=functional.batch_normal_norm,
-       mutant=functools.partial(functional.batch_normal_norm, momentum=0.105))
+@claim(
+    "running-finite",
+    source="new",
+    statement="a batch with a NaN in one channel leaves that channel's "
+    "running averages as they were, and the others are those of "
+    "the batch without it",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=functional.batch_normal_norm,
+    mutant=functools.partial(functional.batch_normal_norm, momentum=0.105),
+)
 def _(norm):
     """A batch with a NaN, an infinity, and none, in float32 and float64: the
     third channel's averages against NumPy and scipy's likelihood.
@@ -75,49 +91,77 @@ def _(norm):
         out = norm(u, *running, training=True)
         assert out[:, :2].isnan().all(0).all() and out[:, 2].isfinite().all()
         assert [r[:2].tolist() for r in running] == [
-            [value, value] for value in kept]
-        new = (sample.mean(), sample.var(ddof=1),
-               step_by_scipy((sample - sample.mean()) / sample.std()))
+            [value, value] for value in kept
+        ]
+        new = (
+            sample.mean(),
+            sample.var(ddof=1),
+            step_by_scipy((sample - sample.mean()) / sample.std()),
+        )
         expected = [0.9 * old + 0.1 * value for old, value in zip(before, new)]
         np.testing.assert_allclose(
-            [r[2].item() for r in running], expected, rtol=tolerance, atol=0)
+            [r[2].item() for r in running], expected, rtol=tolerance, atol=0
+        )
     running = [torch.zeros(1), torch.ones(1), torch.full((1,), 0.5)]
     # finite, but not its variance
     norm(1e21 * torch.randn(8, 1), *running, training=True)
     assert [r.item() for r in running] == [0, 1, 0.5]
 
+
 # %% ../../../nbs/235_layers.functional.ipynb
 from normalnorm.layers.functional import batch_normal_norm
 
 
-@claim("nn-test-time", source="eftekhari2025, §4.1",
-       statement="at test time, with running μ, σ², λ, an example's output "
-                 "does not depend on its batch",
-       kind="algorithm", verdict="holds", evidence="proof", formula=False,
-       mutant=True)
+@claim(
+    "nn-test-time",
+    source="eftekhari2025, §4.1",
+    statement="at test time, with running μ, σ², λ, an example's output "
+    "does not depend on its batch",
+    kind="algorithm",
+    verdict="holds",
+    evidence="proof",
+    formula=False,
+    mutant=True,
+)
 def _(training):
     """The same example alone with another batch; the mutant stays in training
     mode.
     """
-    running = [torch.randn(3, dtype=torch.float64),
-               torch.rand(3, dtype=torch.float64) + 0.5,
-               torch.rand(3, dtype=torch.float64) * 2]
+    running = [
+        torch.randn(3, dtype=torch.float64),
+        torch.rand(3, dtype=torch.float64) + 0.5,
+        torch.rand(3, dtype=torch.float64) * 2,
+    ]
     a, b = torch.randn(2, 6, 3, 4, dtype=torch.float64)
     b[0] = a[0]
-    out = [batch_normal_norm(x, *(r.clone() for r in running),
-                             training=training, noise=0.0)[0] for x in (a, b)]
+    out = [
+        batch_normal_norm(
+            x, *(r.clone() for r in running), training=training, noise=0.0
+        )[0]
+        for x in (a, b)
+    ]
     torch.testing.assert_close(*out, rtol=0, atol=0)
 
 
-@claim("nn-noise-off-eval", source="eftekhari2025, footnote 4",
-       statement="no noise at test time, fresh noise at each training step",
-       kind="algorithm", verdict="holds", evidence="proof",
-       formula=(True, False), mutant=(False, True))
+@claim(
+    "nn-noise-off-eval",
+    source="eftekhari2025, footnote 4",
+    statement="no noise at test time, fresh noise at each training step",
+    kind="algorithm",
+    verdict="holds",
+    evidence="proof",
+    formula=(True, False),
+    mutant=(False, True),
+)
 def _(modes):
     "Two calls differ in training and agree in evaluation."
     u = torch.randn(6, 3)
     running = torch.zeros(3), torch.ones(3), torch.ones(3)
     for training, differ in zip(modes, (True, False)):
-        first, second = (batch_normal_norm(u, *(r.clone() for r in running),
-                                           training=training) for _ in range(2))
+        first, second = (
+            batch_normal_norm(
+                u, *(r.clone() for r in running), training=training
+            )
+            for _ in range(2)
+        )
         assert torch.equal(first, second) != differ

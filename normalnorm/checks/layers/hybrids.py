@@ -17,11 +17,17 @@ def renormalized(layer, u):
     return layer(u)
 
 
-@claim("renorm-is-evaluation", source="ioffe2017, Algorithm 1",
-       statement="where r and d are not clipped, training gives the values of "
-                 "evaluation, and the gradient of the batch norm times r",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=(3.0, 5.0), mutant=(1.0, 0.0))
+@claim(
+    "renorm-is-evaluation",
+    source="ioffe2017, Algorithm 1",
+    statement="where r and d are not clipped, training gives the values of "
+    "evaluation, and the gradient of the batch norm times r",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=(3.0, 5.0),
+    mutant=(1.0, 0.0),
+)
 def _(bounds):
     """Averages of other batches, then one batch in both modes; the gradient
     against PyTorch's batch norm, whose upstream gradient is multiplied by r.
@@ -39,19 +45,28 @@ def _(bounds):
     torch.testing.assert_close(layer.eval()(u), expected)
     out = layer.train()(u)
     torch.testing.assert_close(out, expected)
-    r = (u.detach().movedim(1, 0).flatten(1).var(1, correction=0)
-         + 1e-5).sqrt() / std
+    r = (
+        u.detach().movedim(1, 0).flatten(1).var(1, correction=0) + 1e-5
+    ).sqrt() / std
     plain = nn.functional.batch_norm(u, None, None, training=True)
     torch.testing.assert_close(
         torch.autograd.grad(out, u, g)[0],
-        torch.autograd.grad(plain, u, g * r[:, None])[0])
+        torch.autograd.grad(plain, u, g * r[:, None])[0],
+    )
+
 
 # %% ../../../nbs/312_layers.hybrids.ipynb
-@claim("evonorm-s0", source="liu2020, Table 2",
-       statement="EvoNorm-S0 is u·s(vu)/√(σ²+ε)·γ + β with the deviation of a "
-                 "group about its mean",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=lambda group: group.mean(), mutant=lambda group: 0.0)
+@claim(
+    "evonorm-s0",
+    source="liu2020, Table 2",
+    statement="EvoNorm-S0 is u·s(vu)/√(σ²+ε)·γ + β with the deviation of a "
+    "group about its mean",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda group: group.mean(),
+    mutant=lambda group: 0.0,
+)
 def _(centre):
     "Groups one by one; the mutant divides by the root mean square."
     layer = hybrids.EvoNorm2d(6, 2, eps=0.1).double()
@@ -64,49 +79,65 @@ def _(centre):
         for g in (slice(0, 3), slice(3, 6)):
             group = u[n, g]
             deviation = ((group - centre(group)).square().mean() + 0.1).sqrt()
-            v, weight, bias = (p[g, None, None] for p in (
-                layer.v, layer.weight, layer.bias))
+            v, weight, bias = (
+                p[g, None, None] for p in (layer.v, layer.weight, layer.bias)
+            )
             torch.testing.assert_close(
                 out[n, g],
-                weight * group / (1 + (-v * group).exp()) / deviation + bias)
+                weight * group / (1 + (-v * group).exp()) / deviation + bias,
+            )
+
 
 # %% ../../../nbs/312_layers.hybrids.ipynb
 import scipy.integrate
 import scipy.stats
 
 
-@claim("propagation-moments", source="arpit2016, §3",
-       statement="the ReLU of a standard normal variable has the mean 1/√(2π) "
-                 "and the variance ½(1 − 1/π)",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=(hybrids.PropagatedNorm.MEAN, hybrids.PropagatedNorm.VARIANCE),
-       mutant=(hybrids.PropagatedNorm.MEAN, 0.5))
+@claim(
+    "propagation-moments",
+    source="arpit2016, §3",
+    statement="the ReLU of a standard normal variable has the mean 1/√(2π) "
+    "and the variance ½(1 − 1/π)",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=(hybrids.PropagatedNorm.MEAN, hybrids.PropagatedNorm.VARIANCE),
+    mutant=(hybrids.PropagatedNorm.MEAN, 0.5),
+)
 def _(moments):
     "Quadrature; the mutant is the mean square in the place of the variance."
-    mean, square = (scipy.integrate.quad(
-        lambda t: t**k * scipy.stats.norm.pdf(t), 0, 12)[0] for k in (1, 2))
+    mean, square = (
+        scipy.integrate.quad(lambda t: t**k * scipy.stats.norm.pdf(t), 0, 12)[0]
+        for k in (1, 2)
+    )
     assert abs(moments[0] - mean) < 1e-10
     assert abs(moments[1] - (square - mean**2)) < 1e-10
 
 
-@claim("propagation-standardizes", source="arpit2016, §3",
-       statement="with weight rows of length 1 propagation gives outputs of "
-                 "mean 0 and variance 1",
-       kind="theorem", verdict="holds if",
-       condition="the inputs are normal, uncorrelated, of mean 0 and variance "
-                 "1, γ = ±1 and β = 0: so for the first layer; for deeper "
-                 "ones it is an approximation",
-       evidence="numerical", formula=0.0, mutant=0.5)
+@claim(
+    "propagation-standardizes",
+    source="arpit2016, §3",
+    statement="with weight rows of length 1 propagation gives outputs of "
+    "mean 0 and variance 1",
+    kind="theorem",
+    verdict="holds if",
+    condition="the inputs are normal, uncorrelated, of mean 0 and variance "
+    "1, γ = ±1 and β = 0: so for the first layer; for deeper "
+    "ones it is an approximation",
+    evidence="numerical",
+    formula=0.0,
+    mutant=0.5,
+)
 def _(correlation):
     """400 000 normal inputs with equal correlations, three rows of length 1
     with positive entries: within five standard errors.
     """
     generator = torch.Generator().manual_seed(0)
-    draw = lambda *size: torch.randn(size, generator=generator,
-                                     dtype=torch.float64)
+    draw = lambda *size: torch.randn(
+        size, generator=generator, dtype=torch.float64
+    )
     n = 400_000
-    x = ((1 - correlation) ** 0.5 * draw(n, 7)
-         + correlation**0.5 * draw(n, 1))
+    x = (1 - correlation) ** 0.5 * draw(n, 7) + correlation**0.5 * draw(n, 1)
     w = nn.functional.normalize(draw(3, 7).abs(), dim=1)
     with torch.no_grad():
         out = hybrids.PropagatedNorm(3).double()(x @ w.T)

@@ -18,29 +18,48 @@ def nine_rounds(x, k):
     for _ in range(9):
         p0 = (x0.long() & 0xFFFFFFFF) * 0xD2511F53
         p1 = (x2.long() & 0xFFFFFFFF) * 0xCD9E8D57
-        x0, x1, x2, x3 = ((p1 >> 32).int() ^ x1 ^ k0, p1.int(),
-                          (p0 >> 32).int() ^ x3 ^ k1, p0.int())
+        x0, x1, x2, x3 = (
+            (p1 >> 32).int() ^ x1 ^ k0,
+            p1.int(),
+            (p0 >> 32).int() ^ x3 ^ k1,
+            p0.int(),
+        )
         k0, k1 = k0 - 0x61C88647, k1 - 0x4498517B
     return x0, x1, x2, x3
 
 
-@claim("noise-philox", source="salmon2011, known answers",
-       statement="the generator is Philox 4×32-10", kind="algorithm",
-       verdict="holds", evidence="numerical", formula=noise._rounds,
-       mutant=nine_rounds)
+@claim(
+    "noise-philox",
+    source="salmon2011, known answers",
+    statement="the generator is Philox 4×32-10",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=noise._rounds,
+    mutant=nine_rounds,
+)
 def _(rounds):
     "The three published pairs of input and output, all bits."
     known = (
         ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2,
-         (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-         (0xA4093822, 0x299F31D0),
-         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)))
+        (
+            (0xFFFFFFFF,) * 4,
+            (0xFFFFFFFF,) * 2,
+            (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+        ),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    )
     for counter, key, answer in known:
-        out = rounds(tuple(torch.tensor(word).int() for word in counter),
-                     tuple(torch.tensor(word).int() for word in key))
+        out = rounds(
+            tuple(torch.tensor(word).int() for word in counter),
+            tuple(torch.tensor(word).int() for word in key),
+        )
         assert tuple(int(word) & 0xFFFFFFFF for word in out) == answer
+
 
 # %% ../../../nbs/228_layers.noise.ipynb
 import math
@@ -55,67 +74,111 @@ def one_word(first, last, seed):
     out = []
     for a in words[::2]:
         u = a.to(torch.float32) * 2.0**-32 + 2.0**-33
-        out += [(-2 * u.log()).sqrt() * (2 * math.pi * u).cos(),
-                (-2 * u.log()).sqrt() * (2 * math.pi * u).sin()]
+        out += [
+            (-2 * u.log()).sqrt() * (2 * math.pi * u).cos(),
+            (-2 * u.log()).sqrt() * (2 * math.pi * u).sin(),
+        ]
     return torch.stack(out, -1).flatten()
 
 
-@claim("noise-normal", source="new",
-       statement="the noise is independent and standard normal, as far as "
-                 "tests see",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=noise._normals, mutant=one_word)
+@claim(
+    "noise-normal",
+    source="new",
+    statement="the noise is independent and standard normal, as far as "
+    "tests see",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=noise._normals,
+    mutant=one_word,
+)
 def _(normals):
     """Four moments, Kolmogorov–Smirnov, and correlations of values and of
     squares, on 400 000 numbers.
     """
     n = 400_000
-    z, other = (normals(0, n // 4, torch.tensor(seed)).double().numpy()
-                for seed in (5, 5 ^ 1 << 40))
-    for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15),
-                                      (4, 3, 96)):
-        assert (abs((z**power).mean() - expected)
-                < 5 * (variance / n) ** 0.5), f"moment {power}"
+    z, other = (
+        normals(0, n // 4, torch.tensor(seed)).double().numpy()
+        for seed in (5, 5 ^ 1 << 40)
+    )
+    for power, expected, variance in (
+        (1, 0, 1),
+        (2, 1, 2),
+        (3, 0, 15),
+        (4, 3, 96),
+    ):
+        assert abs((z**power).mean() - expected) < 5 * (variance / n) ** 0.5, (
+            f"moment {power}"
+        )
     assert scipy.stats.kstest(z, "norm").statistic < 1.95 / n**0.5
-    pairs = {"neighbours": (z[:-1], z[1:]), "pair": (z[::2], z[1::2]),
-             "seeds": (z, other), "counters": (z[:-4], z[4:])}
+    pairs = {
+        "neighbours": (z[:-1], z[1:]),
+        "pair": (z[::2], z[1::2]),
+        "seeds": (z, other),
+        "counters": (z[:-4], z[4:]),
+    }
     for name, (a, b) in pairs.items():
         for f in (lambda v: v, np.square, np.abs):
             assert abs(np.corrcoef(f(a), f(b))[0, 1]) < 5 / len(a) ** 0.5, name
 
+
 # %% ../../../nbs/228_layers.noise.ipynb
-@claim("nn-noise", source="eftekhari2025, §4.2",
-       statement="y − x has mean 0 and standard deviation ξ·s, s the mean "
-                 "absolute deviation",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=noise.add_noise,
-       mutant=lambda x, dim, xi: x + torch.randn_like(x) * xi * x.std(
-           dim, correction=0, keepdim=True))
+@claim(
+    "nn-noise",
+    source="eftekhari2025, §4.2",
+    statement="y − x has mean 0 and standard deviation ξ·s, s the mean "
+    "absolute deviation",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=noise.add_noise,
+    mutant=lambda x, dim, xi: (
+        x + torch.randn_like(x) * xi * x.std(dim, correction=0, keepdim=True)
+    ),
+)
 def _(add):
     "Moments of 20 000 draws of a skewed unit, to five standard errors."
     x = torch.randn(7, 1, dtype=torch.float64).exp().expand(7, 20_000)
     added = add(x, (0,), 0.4) - x
     scale = (
-        0.4 * sum(abs(v - x[:, 0].mean().item()) for v in x[:, 0].tolist()) / 7)
+        0.4 * sum(abs(v - x[:, 0].mean().item()) for v in x[:, 0].tolist()) / 7
+    )
     count = added.numel()
     assert abs(added.mean().item()) < 5 * scale / count**0.5
     assert abs(added.std().item() / scale - 1) < 5 / (2 * count) ** 0.5
 
 
-@claim("nn-half-normal", source="eftekhari2025, footnote 8",
-       statement="for a standard normal unit s tends to √(2/π)",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=noise._HALF_NORMAL, mutant=(np.pi / 2) ** 0.5)
+@claim(
+    "nn-half-normal",
+    source="eftekhari2025, footnote 8",
+    statement="for a standard normal unit s tends to √(2/π)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=noise._HALF_NORMAL,
+    mutant=(np.pi / 2) ** 0.5,
+)
 def _(limit):
     """Quadrature of |z| against the normal density; and the deviation of a
     large sample, to five standard errors.
     """
     import scipy.integrate
-    assert abs(scipy.integrate.quad(lambda z: 2 * z * scipy.stats.norm.pdf(z),
-                                    0, np.inf)[0] - limit) < 1e-10
+
+    assert (
+        abs(
+            scipy.integrate.quad(
+                lambda z: 2 * z * scipy.stats.norm.pdf(z), 0, np.inf
+            )[0]
+            - limit
+        )
+        < 1e-10
+    )
     z = torch.from_numpy(np.random.default_rng(0).standard_normal(100_000))
-    assert (abs(noise.mean_absolute_deviation(z, (0,)).item() - limit)
-            < 5 * ((1 - 2 / np.pi) / 100_000) ** 0.5)
+    assert (
+        abs(noise.mean_absolute_deviation(z, (0,)).item() - limit)
+        < 5 * ((1 - 2 / np.pi) / 100_000) ** 0.5
+    )
+
 
 # %% ../../../nbs/228_layers.noise.ipynb
 def attached_noise(x, dim, xi, kind="scaled", seed=None):
@@ -124,25 +187,37 @@ def attached_noise(x, dim, xi, kind="scaled", seed=None):
     return x + noise.normal_noise(x.shape, seed).to(x.dtype) * xi * scale
 
 
-@claim("nn-noise-detached", source="eftekhari2025, §4.2, footnote 6",
-       statement="the scale of the noise carries no gradient", kind="algorithm",
-       verdict="holds", evidence="numerical", formula=noise.add_noise,
-       mutant=attached_noise)
+@claim(
+    "nn-noise-detached",
+    source="eftekhari2025, §4.2, footnote 6",
+    statement="the scale of the noise carries no gradient",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=noise.add_noise,
+    mutant=attached_noise,
+)
 def _(add):
     "∂Σg·y/∂x equals g, whatever the noise."
     x, g = torch.randn(2, 6, 4, dtype=torch.float64)
     x.requires_grad_()
-    gradient, = torch.autograd.grad(
-        add(x, (0,), 0.7, seed=torch.tensor(3)), x, g)
+    (gradient,) = torch.autograd.grad(
+        add(x, (0,), 0.7, seed=torch.tensor(3)), x, g
+    )
     torch.testing.assert_close(gradient, g, rtol=0, atol=0)
 
 
-@claim("nn-dropout-gradient", source="eftekhari2025, §5.6",
-       statement="Gaussian dropout multiplies the gradient by 1 + ξz, scaled "
-                 "noise leaves it",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=(("scaled", 0.0), ("unscaled", 0.0), ("dropout", 1.0)),
-       mutant=(("scaled", 1.0), ("unscaled", 0.0), ("dropout", 1.0)))
+@claim(
+    "nn-dropout-gradient",
+    source="eftekhari2025, §5.6",
+    statement="Gaussian dropout multiplies the gradient by 1 + ξz, scaled "
+    "noise leaves it",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=(("scaled", 0.0), ("unscaled", 0.0), ("dropout", 1.0)),
+    mutant=(("scaled", 1.0), ("unscaled", 0.0), ("dropout", 1.0)),
+)
 def _(share):
     """Gradients by automatic differentiation at a fixed seed; z from the values
     that the same seed adds to zeros.
@@ -150,146 +225,234 @@ def _(share):
     x, g = torch.randn(2, 6, 4, dtype=torch.float64)
     x.requires_grad_()
     seed = torch.tensor(11)
-    z = noise.add_noise(torch.zeros(6, 4, dtype=torch.float64), (0,), 1.0,
-                        "unscaled", seed) / noise._HALF_NORMAL
+    z = (
+        noise.add_noise(
+            torch.zeros(6, 4, dtype=torch.float64), (0,), 1.0, "unscaled", seed
+        )
+        / noise._HALF_NORMAL
+    )
     for kind, factor in share:
-        gradient, = torch.autograd.grad(
-            noise.add_noise(x, (0,), 0.7, kind, seed), x, g)
+        (gradient,) = torch.autograd.grad(
+            noise.add_noise(x, (0,), 0.7, kind, seed), x, g
+        )
         torch.testing.assert_close(gradient, g * (1 + factor * 0.7 * z))
 
+
 # %% ../../../nbs/228_layers.noise.ipynb
-@claim("nn-gaussian-dropout", source="eftekhari2025, §5.6; srivastava2014",
-       statement="x(1+z√((1−p)/p)) has mean x and variance x²(1−p)/p, as "
-                 "Bernoulli dropout with retention p",
-       kind="identity", verdict="holds", evidence="symbolic",
-       formula=lambda p: (1 - p) / p, mutant=lambda p: p / (1 - p))
+@claim(
+    "nn-gaussian-dropout",
+    source="eftekhari2025, §5.6; srivastava2014",
+    statement="x(1+z√((1−p)/p)) has mean x and variance x²(1−p)/p, as "
+    "Bernoulli dropout with retention p",
+    kind="identity",
+    verdict="holds",
+    evidence="symbolic",
+    formula=lambda p: (1 - p) / p,
+    mutant=lambda p: p / (1 - p),
+)
 def _(factor_squared):
     "Exact moments of x·b/p over its two outcomes, against those of x(1+ξz)."
     import sympy as sp
+
     x, p = sp.symbols("x p", positive=True)
     mean = p * (x / p)
     variance = sp.simplify(p * (x / p) ** 2 - mean**2)
     assert mean == x and sp.simplify(variance - x**2 * factor_squared(p)) == 0
 
 
-@claim("nn-noise-per-channel", source="eftekhari2025, §4.2",
-       statement="the noise is scaled for each unit on its own: a unit "
-                 "multiplied by c gets c times the noise",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=noise.add_noise,
-       mutant=lambda x, dim, xi, kind, seed: noise.add_noise(
-           x, dim, xi, "unscaled", seed))
+@claim(
+    "nn-noise-per-channel",
+    source="eftekhari2025, §4.2",
+    statement="the noise is scaled for each unit on its own: a unit "
+    "multiplied by c gets c times the noise",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=noise.add_noise,
+    mutant=lambda x, dim, xi, kind, seed: noise.add_noise(
+        x, dim, xi, "unscaled", seed
+    ),
+)
 def _(add):
     """Three units of one tensor with factors 1, 10 and 0.01, at a fixed seed,
     over batch axes and over layer axes.
     """
-    x, c = torch.randn(50, 3, 4, dtype=torch.float64).exp(), torch.tensor(
-        [1.0, 10.0, 0.01], dtype=torch.float64).reshape(1, 3, 1)
+    x, c = (
+        torch.randn(50, 3, 4, dtype=torch.float64).exp(),
+        torch.tensor([1.0, 10.0, 0.01], dtype=torch.float64).reshape(1, 3, 1),
+    )
     seed = torch.tensor(4)
     for dim in ((0, 2), (2,)):
-        torch.testing.assert_close(add(c * x, dim, 0.4, "scaled", seed) - c * x,
-                                   c * (add(x, dim, 0.4, "scaled", seed) - x))
+        torch.testing.assert_close(
+            add(c * x, dim, 0.4, "scaled", seed) - c * x,
+            c * (add(x, dim, 0.4, "scaled", seed) - x),
+        )
 
 
-@claim("nn-noise-other-layers", source="eftekhari2025, footnote 5",
-       statement="the same definition for layer, instance and group, with "
-                 "their sets",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=noise.mean_absolute_deviation,
-       mutant=lambda x, dim: x.abs().mean(dim, keepdim=True))
+@claim(
+    "nn-noise-other-layers",
+    source="eftekhari2025, footnote 5",
+    statement="the same definition for layer, instance and group, with "
+    "their sets",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=noise.mean_absolute_deviation,
+    mutant=lambda x, dim: x.abs().mean(dim, keepdim=True),
+)
 def _(deviation):
     "Loops over the sets, with Python's sums."
     x = torch.randn(2, 4, 3, dtype=torch.float64)
-    by_hand = lambda values: sum(
-        abs(v - sum(values) / len(values)) for v in values) / len(values)
-    layer, instance, group = (deviation(x, (1, 2)), deviation(x, (2,)),
-                              deviation(x.reshape(2, 2, 2, 3), (2, 3)))
+    by_hand = lambda values: (
+        sum(abs(v - sum(values) / len(values)) for v in values) / len(values)
+    )
+    layer, instance, group = (
+        deviation(x, (1, 2)),
+        deviation(x, (2,)),
+        deviation(x.reshape(2, 2, 2, 3), (2, 3)),
+    )
     for b in range(2):
-        assert (abs(layer[b, 0, 0].item() - by_hand(x[b].flatten().tolist()))
-                < 1e-12)
-        assert all(abs(instance[b, c, 0].item() - by_hand(x[b, c].tolist()))
-                   < 1e-12 for c in range(4))
-        assert all(abs(group[b, g, 0, 0].item() - by_hand(
-                           x[b, 2 * g:2 * g + 2].flatten().tolist())) < 1e-12
-                   for g in range(2))
+        assert (
+            abs(layer[b, 0, 0].item() - by_hand(x[b].flatten().tolist()))
+            < 1e-12
+        )
+        assert all(
+            abs(instance[b, c, 0].item() - by_hand(x[b, c].tolist())) < 1e-12
+            for c in range(4)
+        )
+        assert all(
+            abs(
+                group[b, g, 0, 0].item()
+                - by_hand(x[b, 2 * g : 2 * g + 2].flatten().tolist())
+            )
+            < 1e-12
+            for g in range(2)
+        )
+
 
 # %% ../../../nbs/228_layers.noise.ipynb
 def efficiency(share):
     """Asymptotic efficiency of the mean absolute deviation relative to the
     standard deviation.
     """
-    return (3 * (1 + 80 * share) / (1 + 8 * share) ** 2 - 1) / 4 / (
-        math.pi * (1 + 8 * share) / (2 * (1 + 2 * share) ** 2) - 1)
+    return (
+        (3 * (1 + 80 * share) / (1 + 8 * share) ** 2 - 1)
+        / 4
+        / (math.pi * (1 + 8 * share) / (2 * (1 + 2 * share) ** 2) - 1)
+    )
 
 
-@claim("nn-noise-l1-robust", source="eftekhari2025, §4.2",
-       statement="the mean absolute deviation is a more robust measure of "
-                 "dispersion than the standard deviation",
-       kind="estimate", verdict="holds if",
-       condition="more than 0.18 % of the values come from a law three times "
-                 "as wide; for pure normal values it is the less efficient one",
-       evidence="numerical", formula=efficiency,
-       mutant=lambda share: 1 / efficiency(share))
+@claim(
+    "nn-noise-l1-robust",
+    source="eftekhari2025, §4.2",
+    statement="the mean absolute deviation is a more robust measure of "
+    "dispersion than the standard deviation",
+    kind="estimate",
+    verdict="holds if",
+    condition="more than 0.18 % of the values come from a law three times "
+    "as wide; for pure normal values it is the less efficient one",
+    evidence="numerical",
+    formula=efficiency,
+    mutant=lambda share: 1 / efficiency(share),
+)
 def _(ratio):
     """Moments by quadrature; the variances of both estimates over 4000 samples
     of 400 values.
     """
     import scipy.integrate
     import scipy.optimize
+
     for share in (0.0, 0.01, 0.05):
-        density = (lambda t, share=share: (1 - share) * scipy.stats.norm.pdf(t)
-                       + share * scipy.stats.norm.pdf(t, scale=3))
+        density = lambda t, share=share: (
+            (1 - share) * scipy.stats.norm.pdf(t)
+            + share * scipy.stats.norm.pdf(t, scale=3)
+        )
         m1, m2, m4 = (
             2 * scipy.integrate.quad(lambda t, k=k: t**k * density(t), 0, 60)[0]
-            for k in (1, 2, 4))
+            for k in (1, 2, 4)
+        )
         assert (
-            abs(ratio(share)
-                - (m4 - m2**2) / (4 * m2**2) / ((m2 - m1**2) / m1**2)) < 1e-6)
-    assert abs(scipy.optimize.brentq(lambda share: ratio(share) - 1, 0, 0.01)
-               - 0.00175) < 1e-5
+            abs(
+                ratio(share)
+                - (m4 - m2**2) / (4 * m2**2) / ((m2 - m1**2) / m1**2)
+            )
+            < 1e-6
+        )
+    assert (
+        abs(
+            scipy.optimize.brentq(lambda share: ratio(share) - 1, 0, 0.01)
+            - 0.00175
+        )
+        < 1e-5
+    )
     draw = np.random.default_rng(0)
     for share, wide in ((0.0, 1.0), (0.05, 3.0)):
         x = draw.standard_normal((4000, 400)) * np.where(
-            draw.random((4000, 400)) < share, wide, 1.0)
-        spread = [e.var() / e.mean() ** 2 for e in (
-                      x.std(1), np.abs(x - x.mean(1, keepdims=True)).mean(1))]
+            draw.random((4000, 400)) < share, wide, 1.0
+        )
+        spread = [
+            e.var() / e.mean() ** 2
+            for e in (x.std(1), np.abs(x - x.mean(1, keepdims=True)).mean(1))
+        ]
         assert abs(spread[0] / spread[1] / ratio(share) - 1) < 0.1
+
 
 # %% ../../../nbs/228_layers.noise.ipynb
 def smoothed(law, xi):
     "Density of x + ξz, of a mixture of normal laws (weight, mean, deviation)."
-    return lambda t: sum(w * scipy.stats.norm.pdf(t, m, (s * s + xi * xi)**0.5)
-                         for w, m, s in law)
+    return lambda t: sum(
+        w * scipy.stats.norm.pdf(t, m, (s * s + xi * xi) ** 0.5)
+        for w, m, s in law
+    )
 
 
 def uniformly_smoothed(law, xi):
     "The mutant: noise of the same deviation, but uniform."
     a = 3**0.5 * max(xi, 1e-3)
     return lambda t: sum(
-        w * (scipy.stats.norm.cdf(t + a, m, s)
-             - scipy.stats.norm.cdf(t - a, m, s)) / (2 * a) for w, m, s in law)
+        w
+        * (
+            scipy.stats.norm.cdf(t + a, m, s)
+            - scipy.stats.norm.cdf(t - a, m, s)
+        )
+        / (2 * a)
+        for w, m, s in law
+    )
 
 
-@claim("rev-noise-not-gaussianizing", source="reviews of eftekhari2025, ps2s",
-       statement="independent normal noise added to a unit never raises its "
-                 "negentropy", kind="inequality", verdict="holds",
-       evidence="proof", formula=smoothed, mutant=uniformly_smoothed)
+@claim(
+    "rev-noise-not-gaussianizing",
+    source="reviews of eftekhari2025, ps2s",
+    statement="independent normal noise added to a unit never raises its "
+    "negentropy",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=smoothed,
+    mutant=uniformly_smoothed,
+)
 def _(density):
     """Negentropy by the trapezoidal rule, of three laws, at growing noise: it
     falls, and is 0 throughout for the normal law.
     """
     from scipy.integrate import trapezoid
+
     t = np.linspace(-16, 16, 6401)
-    for law in ([(1, 0, 1)], [(0.5, -1.5, 0.4), (0.5, 1.5, 0.4)],
-                [(0.8, 0, 0.5), (0.2, 2, 1.2)]):
+    for law in (
+        [(1, 0, 1)],
+        [(0.5, -1.5, 0.4), (0.5, 1.5, 0.4)],
+        [(0.8, 0, 0.5), (0.2, 2, 1.2)],
+    ):
         found = []
         for xi in (0.0, 0.1, 0.2, 0.4, 1.0, 2.0):
             p = density(law, xi)(t)
             mean = trapezoid(t * p, t)
             variance = trapezoid((t - mean) ** 2 * p, t)
             entropy = -trapezoid(
-                np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0), t)
-            found.append(math.log(2 * math.pi * math.e * variance) / 2
-                         - entropy)
+                np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0), t
+            )
+            found.append(
+                math.log(2 * math.pi * math.e * variance) / 2 - entropy
+            )
         assert np.all(np.diff(found) <= 1e-9), (law, found)
         assert found[0] > 0.05 or max(found) < 1e-9

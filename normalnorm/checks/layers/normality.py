@@ -11,7 +11,10 @@ from torch import nn
 
 from normalnorm.claims import claim
 from normalnorm.layers.normality import (
-    BatchNormalNorm1d, BatchNormalNorm2d, LayerNormalNorm)
+    BatchNormalNorm1d,
+    BatchNormalNorm2d,
+    LayerNormalNorm,
+)
 
 
 def run(layer, u):
@@ -24,12 +27,18 @@ def steeper(layer, u):
     return out + 0.05 * (out - out.detach())
 
 
-@claim("nn-degenerate", source="new",
-       statement="a constant unit gives exactly β, and the finite gradient of "
-                 "the plain layer, (gγ − its mean)/√ε, zero for a uniform "
-                 "upstream gradient; N = 2 gives λ̂ = 1",
-       kind="identity", verdict="holds", evidence="numerical", formula=run,
-       mutant=steeper)
+@claim(
+    "nn-degenerate",
+    source="new",
+    statement="a constant unit gives exactly β, and the finite gradient of "
+    "the plain layer, (gγ − its mean)/√ε, zero for a uniform "
+    "upstream gradient; N = 2 gives λ̂ = 1",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=run,
+    mutant=steeper,
+)
 def _(run):
     """Every layer in every precision, with values that are not representable;
     the gradient in float64, to the rounding of the result and of sums of 70
@@ -37,56 +46,84 @@ def _(run):
 
     Pairs come out standardized, to λ̂ = 1; of three values not.
     """
-    cases = ((BatchNormalNorm1d(3), (0,), (6, 3)),
-             (BatchNormalNorm2d(3), (0, 2, 3), (2, 3, 5, 7)),
-             (LayerNormalNorm(8), (1,), (3, 8)))
+    cases = (
+        (BatchNormalNorm1d(3), (0,), (6, 3)),
+        (BatchNormalNorm2d(3), (0, 2, 3), (2, 3, 5, 7)),
+        (LayerNormalNorm(8), (1,), (3, 8)),
+    )
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        error = torch.finfo(dtype).eps + 70 * torch.finfo(
-            torch.promote_types(dtype, torch.float32)).eps
+        error = (
+            torch.finfo(dtype).eps
+            + 70 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        )
         for layer, dim, shape in cases:
             layer = layer.to(dtype)
             layer.weight.data.copy_(
-                torch.linspace(0.5, 1.5, layer.weight.numel()))
+                torch.linspace(0.5, 1.5, layer.weight.numel())
+            )
             layer.bias.data.copy_(torch.linspace(-0.3, 0.4, layer.bias.numel()))
             lined_up = lambda p: p.detach().reshape(
-                -1, *(1,) * (len(shape) - 2 if dim[0] == 0 else 0))
+                -1, *(1,) * (len(shape) - 2 if dim[0] == 0 else 0)
+            )
             for value in (0.1, -700.7):
                 u = torch.full(shape, value, dtype=dtype).requires_grad_()
                 out = run(layer, u)
                 assert torch.equal(out, lined_up(layer.bias).expand(shape)), (
-                    f"{type(layer).__name__} in {dtype} does not give β")
+                    f"{type(layer).__name__} in {dtype} does not give β"
+                )
                 g = torch.randn(shape).to(dtype)
                 for upstream in (g, 1 / lined_up(layer.weight).expand(shape)):
-                    gradient, = torch.autograd.grad(
-                        out, u, upstream, retain_graph=True)
+                    (gradient,) = torch.autograd.grad(
+                        out, u, upstream, retain_graph=True
+                    )
                     expected = (
-                        upstream.double() * lined_up(layer.weight).double())
-                    expected = ((expected - expected.mean(dim, keepdim=True))
-                                / 1e-5**0.5)
-                    largest = (expected.abs().max().item() if upstream is g
-                               else 1e-5**-0.5)
-                    assert ((gradient - expected).abs().max()
-                            <= error * largest), (type(layer).__name__, dtype)
-    pairs, three = (BatchNormalNorm1d(50, noise=0.0, momentum=None)
-                    for _ in range(2))
+                        upstream.double() * lined_up(layer.weight).double()
+                    )
+                    expected = (
+                        expected - expected.mean(dim, keepdim=True)
+                    ) / 1e-5**0.5
+                    largest = (
+                        expected.abs().max().item()
+                        if upstream is g
+                        else 1e-5**-0.5
+                    )
+                    assert (
+                        gradient - expected
+                    ).abs().max() <= error * largest, (
+                        type(layer).__name__,
+                        dtype,
+                    )
+    pairs, three = (
+        BatchNormalNorm1d(50, noise=0.0, momentum=None) for _ in range(2)
+    )
     u = torch.randn(2, 50)
     torch.testing.assert_close(
-        run(pairs, u), nn.functional.batch_norm(u, None, None, training=True),
-        rtol=1e-5, atol=1e-6)
+        run(pairs, u),
+        nn.functional.batch_norm(u, None, None, training=True),
+        rtol=1e-5,
+        atol=1e-6,
+    )
     assert (pairs.running_lambda - 1).abs().max() < 1e-6
     run(three, torch.cat([u, u[:1]]))
     assert (three.running_lambda - 1).abs().min() > 0.1
 
 
-@claim("nn-no-parameters", source="eftekhari2025, §4.1, §7",
-       statement="no learnable parameters beyond those of the plain layer; one "
-                 "more buffer, λ, in the batch form",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=(BatchNormalNorm2d(5), LayerNormalNorm(5)),
-       mutant=(BatchNormalNorm2d(5), LayerNormalNorm(5, bias=False)))
+@claim(
+    "nn-no-parameters",
+    source="eftekhari2025, §4.1, §7",
+    statement="no learnable parameters beyond those of the plain layer; one "
+    "more buffer, λ, in the batch form",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=(BatchNormalNorm2d(5), LayerNormalNorm(5)),
+    mutant=(BatchNormalNorm2d(5), LayerNormalNorm(5, bias=False)),
+)
 def _(layers):
     for ours, theirs in zip(layers, (nn.BatchNorm2d(5), nn.LayerNorm(5))):
         assert {n: p.shape for n, p in ours.named_parameters()} == {
-            n: p.shape for n, p in theirs.named_parameters()}
+            n: p.shape for n, p in theirs.named_parameters()
+        }
         assert {n for n, _ in ours.named_buffers()} - {
-            n for n, _ in theirs.named_buffers()} <= {"running_lambda"}
+            n for n, _ in theirs.named_buffers()
+        } <= {"running_lambda"}

@@ -19,11 +19,17 @@ def layer(x, w, b):
     return F.relu(F.conv2d(x, w, b, padding=1))
 
 
-@claim("bnu-eq1", source="rao2020, Eq. 1",
-       statement="x^l = φ(z^l), z^l = W^l ∘ x^(l−1) + b^l, where ∘ is a dense "
-                 "product or a convolution",
-       kind="definition", verdict="holds", evidence="numerical", formula=layer,
-       mutant=lambda x, w, b: layer(x, w.flip(2, 3), b))
+@claim(
+    "bnu-eq1",
+    source="rao2020, Eq. 1",
+    statement="x^l = φ(z^l), z^l = W^l ∘ x^(l−1) + b^l, where ∘ is a dense "
+    "product or a convolution",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=layer,
+    mutant=lambda x, w, b: layer(x, w.flip(2, 3), b),
+)
 def _(layer):
     """Loops over every product of a convolution; a dense product is one whose
     input and kernel have a single position.
@@ -36,7 +42,8 @@ def _(layer):
         b = torch.randn(4, dtype=torch.float64)
         out = torch.zeros(2, 4, *size[2:], dtype=torch.float64)
         for n, o, i, j in torch.cartesian_prod(
-                *(torch.arange(k) for k in out.shape)).tolist():
+            *(torch.arange(k) for k in out.shape)
+        ).tolist():
             total = b[o].clone()
             for c in range(3):
                 for p in range(3):
@@ -46,9 +53,10 @@ def _(layer):
                             total += w[o, c, p, q] * x[n, c, y, z]
             out[n, o, i, j] = max(total.item(), 0.0)
         torch.testing.assert_close(layer(x, w, b), out)
-        if not at:                          # the kernel's centre is W
+        if not at:  # the kernel's centre is W
             torch.testing.assert_close(
-                out[:, :, 0, 0], F.relu(x[:, :, 0, 0] @ w[:, :, 1, 1].T + b))
+                out[:, :, 0, 0], F.relu(x[:, :, 0, 0] @ w[:, :, 1, 1].T + b)
+            )
 
 
 def after(z, axes, gamma, beta, eps):
@@ -57,12 +65,19 @@ def after(z, axes, gamma, beta, eps):
     return F.relu(gamma * ((z - mean) / deviation) + beta)
 
 
-@claim("bnu-eq2", source="rao2020, Eq. 2",
-       statement="x = φ(γ·z̃ + β), z̃ = (z − μ)/σ: the affine map comes after "
-                 "the division and before the activation",
-       kind="definition", verdict="holds", evidence="numerical", formula=after,
-       mutant=lambda z, axes, gamma, beta, eps: after(
-           z, axes, gamma, 0, eps) + beta)
+@claim(
+    "bnu-eq2",
+    source="rao2020, Eq. 2",
+    statement="x = φ(γ·z̃ + β), z̃ = (z − μ)/σ: the affine map comes after "
+    "the division and before the activation",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=after,
+    mutant=lambda z, axes, gamma, beta, eps: (
+        after(z, axes, gamma, 0, eps) + beta
+    ),
+)
 def _(after):
     "Against PyTorch's batch norm and layer norm with weights, then ReLU."
     z = torch.randn(5, 3, 2, 7, dtype=torch.float64).exp()
@@ -70,31 +85,49 @@ def _(after):
     batch = F.batch_norm(z, None, None, w.flatten(), b.flatten(), True)
     torch.testing.assert_close(after(z, (0, 2, 3), w, b, 1e-5), F.relu(batch))
     torch.testing.assert_close(
-        after(z, (1, 2, 3), w, b, 1e-5), F.relu(F.layer_norm(
-            z, z.shape[1:], w.expand(z.shape[1:]), b.expand(z.shape[1:]))))
+        after(z, (1, 2, 3), w, b, 1e-5),
+        F.relu(
+            F.layer_norm(
+                z, z.shape[1:], w.expand(z.shape[1:]), b.expand(z.shape[1:])
+            )
+        ),
+    )
 
 
-@claim("bnu-table1-bn-ln", source="rao2020, Table 1",
-       statement="batch norm: mean and deviation over (N, H, W); layer norm: "
-                 "over (H, W, C)",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula={"batch": (0, 2, 3), "layer": (1, 2, 3)},
-       mutant={"batch": (0, 1, 2, 3), "layer": (1, 2, 3)})
+@claim(
+    "bnu-table1-bn-ln",
+    source="rao2020, Table 1",
+    statement="batch norm: mean and deviation over (N, H, W); layer norm: "
+    "over (H, W, C)",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula={"batch": (0, 2, 3), "layer": (1, 2, 3)},
+    mutant={"batch": (0, 1, 2, 3), "layer": (1, 2, 3)},
+)
 def _(axes):
     "PyTorch's functions against the one operation over these axes."
     z = torch.randn(5, 3, 2, 7, dtype=torch.float64).exp()
     for name, expected in (
-            ("batch", F.batch_norm(z, None, None, training=True)),
-            ("layer", F.layer_norm(z, z.shape[1:]))):
+        ("batch", F.batch_norm(z, None, None, training=True)),
+        ("layer", F.layer_norm(z, z.shape[1:])),
+    ):
         torch.testing.assert_close(
-            core.normality_norm(z, axes[name], alpha=0)[0], expected)
+            core.normality_norm(z, axes[name], alpha=0)[0], expected
+        )
+
 
 # %% ../../../nbs/310_layers.normalizers.ipynb
-@claim("bnu-consistent-scaling", source="rao2020, §2, Table 2",
-       statement="the crosses BMLV and LMBV ensure consistent scaling",
-       kind="estimate", verdict="fails", evidence="proof",
-       formula=lambda z: (z - z.mean(0)).std(1, correction=0, keepdim=True),
-       mutant=lambda z: z.std(1, correction=0, keepdim=True))
+@claim(
+    "bnu-consistent-scaling",
+    source="rao2020, §2, Table 2",
+    statement="the crosses BMLV and LMBV ensure consistent scaling",
+    kind="estimate",
+    verdict="fails",
+    evidence="proof",
+    formula=lambda z: (z - z.mean(0)).std(1, correction=0, keepdim=True),
+    mutant=lambda z: z.std(1, correction=0, keepdim=True),
+)
 def _(deviation):
     """LMBV's mean square in a unit is 1 + m²/σ², m and σ of z − μ^i over the
     batch, which has no bound. In a random ReLU network, width 256, batch 128,
@@ -108,7 +141,9 @@ def _(deviation):
     torch.testing.assert_close(
         lmbv(z).square().mean(0),
         1 + left.mean(0).square() / left.var(0, correction=0),
-        rtol=1e-3, atol=0)          # the layer has an ε
+        rtol=1e-3,
+        atol=0,
+    )  # the layer has an ε
     for seed in range(3):
         torch.manual_seed(seed)
         x = y = torch.randn(128, 256)
@@ -121,12 +156,18 @@ def _(deviation):
         assert other.square().mean() > 3
 
 
-@claim("crosses-train-test", source="new",
-       statement="BMLV and LMBV differ between training and test as batch norm "
-                 "does; root mean square, filter response and layer norm do "
-                 "not, nor do the normalizers of PreLayerNorm and RegNorm",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=False, mutant=True)
+@claim(
+    "crosses-train-test",
+    source="new",
+    statement="BMLV and LMBV differ between training and test as batch norm "
+    "does; root mean square, filter response and layer norm do "
+    "not, nor do the normalizers of PreLayerNorm and RegNorm",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=False,
+    mutant=True,
+)
 def _(tracked):
     """One sample's output alone and in a batch, and in both modes: of the two
     normalizers, and of layer norm, root mean square norm and filter response
@@ -137,14 +178,20 @@ def _(tracked):
     torch.manual_seed(0)
     w = torch.randn(5, 3, dtype=torch.float64)
     regnorm = lambda z: core.normality_norm(
-        z, normalizers.About((1,)), alpha=0)[0]
-    same = [lambda x: regnorm((x - x.mean(1, keepdim=True)) @ w.T),
-            lambda x: regnorm(x @ w.T), nn.LayerNorm(3).double(),
-            normalizers.RootMeanSquareNorm(3).double(),
-            lambda x: normalizers.FilterResponseNorm(1).double()(
-                x[:, None])[:, 0]]
-    other = [nn.BatchNorm1d(3).double(), normalizers.BMLVNorm(3).double(),
-             normalizers.LMBVNorm(3).double()]
+        z, normalizers.About((1,)), alpha=0
+    )[0]
+    same = [
+        lambda x: regnorm((x - x.mean(1, keepdim=True)) @ w.T),
+        lambda x: regnorm(x @ w.T),
+        nn.LayerNorm(3).double(),
+        normalizers.RootMeanSquareNorm(3).double(),
+        lambda x: normalizers.FilterResponseNorm(1).double()(x[:, None])[:, 0],
+    ]
+    other = [
+        nn.BatchNorm1d(3).double(),
+        normalizers.BMLVNorm(3).double(),
+        normalizers.LMBVNorm(3).double(),
+    ]
     x = torch.randn(7, 3, dtype=torch.float64).exp()
 
     def differs(norm):
@@ -156,11 +203,18 @@ def _(tracked):
     assert {differs(norm) for norm in same} == {tracked}
     assert {differs(norm) for norm in other} == {not tracked}
 
+
 # %% ../../../nbs/310_layers.normalizers.ipynb
-@claim("bnu-tlu", source="rao2020, App. A; singh2020, Eq. 3",
-       statement="TLU(x) = max(x, τ) with a learned τ, one a channel",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=lambda tau: tau, mutant=lambda tau: tau.abs())
+@claim(
+    "bnu-tlu",
+    source="rao2020, App. A; singh2020, Eq. 3",
+    statement="TLU(x) = max(x, τ) with a learned τ, one a channel",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda tau: tau,
+    mutant=lambda tau: tau.abs(),
+)
 def _(threshold):
     "The layer against a loop; and the gradient of τ counts what is cut."
     norm = normalizers.FilterResponseNorm(3, eps=0.0).double()
@@ -176,5 +230,4 @@ def _(threshold):
                 h = v / rms**0.5
                 assert abs(out[n, c, i].item() - max(h, tau[c].item())) < 1e-12
                 cut[c] += h < tau[c]
-    torch.testing.assert_close(
-        torch.autograd.grad(out.sum(), norm.tau)[0], cut)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), norm.tau)[0], cut)

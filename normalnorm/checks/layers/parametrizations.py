@@ -15,30 +15,39 @@ from normalnorm.claims import claim
 from normalnorm.layers import parametrizations as ours
 
 
-@claim("weight-standardization", source="qiao2019, Eq. 5; brock2021, Eq. 3",
-       statement="weight standardization: each unit's weights less their mean, "
-                 "over the root of their biased variance plus ε; scaled, also "
-                 "over √N, times a gain",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=0, mutant=1)
+@claim(
+    "weight-standardization",
+    source="qiao2019, Eq. 5; brock2021, Eq. 3",
+    statement="weight standardization: each unit's weights less their mean, "
+    "over the root of their biased variance plus ε; scaled, also "
+    "over √N, times a gain",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=0,
+    mutant=1,
+)
 def _(correction):
     "Loops over units, a dense layer and a convolution; the mutant is unbiased."
     for layer in (nn.Linear(7, 3), nn.Conv2d(2, 3, 3)):
         for scaled, gain in ((False, False), (True, True)):
             layer = layer.double()
             v = layer.weight.detach().clone()
-            ours.weight_standardization(layer, eps=1e-4, scaled=scaled,
-                                        gain=gain)
+            ours.weight_standardization(
+                layer, eps=1e-4, scaled=scaled, gain=gain
+            )
             if gain:
                 with torch.no_grad():
                     layer.parametrizations.weight[0].gain.mul_(1.7)
             for unit, w in zip(v, layer.weight):
                 n = unit.numel()
                 expected = (unit - unit.mean()) / (
-                    unit.var(correction=correction) + 1e-4).sqrt()
+                    unit.var(correction=correction) + 1e-4
+                ).sqrt()
                 torch.testing.assert_close(
-                    w, expected * (1.7 if gain else 1) / (
-                        n**0.5 if scaled else 1))
+                    w,
+                    expected * (1.7 if gain else 1) / (n**0.5 if scaled else 1),
+                )
             torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
 
 
@@ -46,11 +55,16 @@ def printed(x, w, b):
     return x @ (w / w.square().sum().sqrt()).T + b
 
 
-@claim("bnu-table1-wn", source="rao2020, Table 1",
-       statement="weight norm: x = W∘x/‖W‖_F + b, one length for all units",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=printed,
-       mutant=lambda x, w, b: x @ F.normalize(w, dim=1).T + b)
+@claim(
+    "bnu-table1-wn",
+    source="rao2020, Table 1",
+    statement="weight norm: x = W∘x/‖W‖_F + b, one length for all units",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=printed,
+    mutant=lambda x, w, b: x @ F.normalize(w, dim=1).T + b,
+)
 def _(layer):
     """Loops, and PyTorch's weight norm with dim=None whose g is 1.
 
@@ -59,9 +73,17 @@ def _(layer):
     x, w = torch.randn(4, 5).double(), torch.randn(3, 5).double()
     b = torch.randn(3).double()
     length = sum(float(v) ** 2 for v in w.flatten()) ** 0.5
-    out = torch.tensor([[sum(float(w[o, i]) * float(row[i]) for i in range(5))
-                         / length + float(b[o]) for o in range(3)]
-                        for row in x], dtype=torch.float64)
+    out = torch.tensor(
+        [
+            [
+                sum(float(w[o, i]) * float(row[i]) for i in range(5)) / length
+                + float(b[o])
+                for o in range(3)
+            ]
+            for row in x
+        ],
+        dtype=torch.float64,
+    )
     torch.testing.assert_close(layer(x, w, b), out)
     module = nn.Linear(5, 3).double()
     with torch.no_grad():
@@ -72,16 +94,23 @@ def _(layer):
         module.parametrizations.weight.original0.fill_(1)
     torch.testing.assert_close(layer(x, w, b), module(x))
 
+
 # %% ../../../nbs/315_layers.parametrizations.ipynb
 from normalnorm.layers.weights import normality_weight
 from normalnorm.theory.gradient import Identity
 
 
-@claim("pn-ws-dof", source="labatie2021, §2",
-       statement="of N weights of a unit, standardization leaves N − 2 free, "
-                 "and N − 1 with γ behind it, as centred weight norm does",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=True, mutant=False)
+@claim(
+    "pn-ws-dof",
+    source="labatie2021, §2",
+    statement="of N weights of a unit, standardization leaves N − 2 free, "
+    "and N − 1 with γ behind it, as centred weight norm does",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=True,
+    mutant=False,
+)
 def _(center):
     """Ranks by singular values of Jacobians, for N = 7 weights: N − 2 for
     standardization, N − 1 with γ behind it, as for centred weight norm; and the
@@ -89,6 +118,7 @@ def _(center):
 
     The mutant keeps the mean: weight norm, of rank N.
     """
+
     def standardized(v):
         c = v - v.mean() if center else v
         return c / c.square().mean().sqrt()
@@ -96,33 +126,47 @@ def _(center):
     def rank(function, *inputs):
         parts = torch.autograd.functional.jacobian(function, inputs)
         return torch.linalg.matrix_rank(
-            torch.cat([p.reshape(7, -1) for p in parts], 1), rtol=1e-9).item()
+            torch.cat([p.reshape(7, -1) for p in parts], 1), rtol=1e-9
+        ).item()
 
     v, g = torch.randn(7).double(), torch.tensor([1.3]).double()
     assert rank(standardized, v) == 5
     assert rank(lambda v, g: g * standardized(v), v, g) == 6
-    module = normality_weight(nn.Linear(7, 1).double(), center=center,
-                              gaussianizer=Identity())
-    assert rank(module.parametrizations.weight[0].forward,
-                module.parametrizations.weight.original0,
-                module.parametrizations.weight.original1) == 6
+    module = normality_weight(
+        nn.Linear(7, 1).double(), center=center, gaussianizer=Identity()
+    )
+    assert (
+        rank(
+            module.parametrizations.weight[0].forward,
+            module.parametrizations.weight.original0,
+            module.parametrizations.weight.original1,
+        )
+        == 6
+    )
     x = torch.randn(5, 7).double()
     torch.testing.assert_close(module(x), module(x + 3))
 
 
-@claim("lost-mean-error", source="new",
-       statement="of independent inputs with variance 1, a unit whose weights "
-                 "have the sum 0 misses their mean by at least the mean's "
-                 "variance, 1/N, whatever γ and β",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda n: 1 / n, mutant=lambda n: 1 / n**2)
+@claim(
+    "lost-mean-error",
+    source="new",
+    statement="of independent inputs with variance 1, a unit whose weights "
+    "have the sum 0 misses their mean by at least the mean's "
+    "variance, 1/N, whatever γ and β",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda n: 1 / n,
+    mutant=lambda n: 1 / n**2,
+)
 def _(least):
     "The smallest error by least squares over an orthogonal basis of sum 0."
     for n in (3, 7, 16):
         basis = torch.linalg.svd(torch.ones(1, n).double())[2][1:]
         x = torch.randn(4000, n, dtype=torch.float64)
         x = (x - x.mean(0)) @ torch.linalg.inv(
-            torch.linalg.cholesky(x.T.cov(correction=0))).T
+            torch.linalg.cholesky(x.T.cov(correction=0))
+        ).T
         target, inputs = x.mean(1, keepdim=True), x @ basis.T
         fit = torch.linalg.lstsq(inputs, target).solution
         error = (inputs @ fit - target).square().mean().item()

@@ -14,14 +14,19 @@ import torch.nn.functional as F
 from normalnorm.claims import claim
 
 
-@claim("bnu-pre-mean-effect", source="rao2020, §3.1",
-       statement="after weights with mean 0 the mean over units has the "
-                 "share 1/m of the power, whatever x is, so subtracting it "
-                 "there has a far smaller effect; before, ReLU features have "
-                 "the share 1/π",
-       kind="estimate", verdict="holds", evidence="proof",
-       formula=lambda m: (1 / math.pi, 1 / m),
-       mutant=lambda m: (1 / math.pi, 1 / m**0.5))
+@claim(
+    "bnu-pre-mean-effect",
+    source="rao2020, §3.1",
+    statement="after weights with mean 0 the mean over units has the "
+    "share 1/m of the power, whatever x is, so subtracting it "
+    "there has a far smaller effect; before, ReLU features have "
+    "the share 1/π",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda m: (1 / math.pi, 1 / m),
+    mutant=lambda m: (1 / math.pi, 1 / m**0.5),
+)
 def _(shares):
     """4000 normal and 4000 uniform matrices for each of three inputs, one of
     them constant; ReLU by quadrature; convolutions stay below.
@@ -40,10 +45,12 @@ def _(shares):
     mean, square = (torch.trapezoid(u.relu() ** k * law, u) for k in (1, 2))
     assert abs(mean**2 / square - before) < 1e-8
     image = torch.rand(1, 3, 5, 5)
-    z = torch.stack([F.conv2d(image, torch.randn(m, 3, 3, 3))
-                     for _ in range(nets)])
+    z = torch.stack(
+        [F.conv2d(image, torch.randn(m, 3, 3, 3)) for _ in range(nets)]
+    )
     found = z.mean((1, 2, 3, 4)).square().mean() / z.square().mean()
     assert found < after * (1 + 5 * (2 / nets) ** 0.5)
+
 
 # %% ../../../nbs/430_layers.prelayer.ipynb
 from torch import nn
@@ -56,12 +63,18 @@ def by_loops(x, weight, gamma, beta, eps):
     out = []
     for sample in x.tolist():
         mean = sum(sample) / len(sample)
-        z = [sum(w * (v - mean) for w, v in zip(row, sample))
-             for row in weight.tolist()]
+        z = [
+            sum(w * (v - mean) for w, v in zip(row, sample))
+            for row in weight.tolist()
+        ]
         middle = sum(z) / len(z)
         deviation = (sum((v - middle) ** 2 for v in z) / len(z) + eps) ** 0.5
-        out.append([g * v / deviation + b for v, g, b in zip(
-            z, gamma.tolist(), beta.tolist())])
+        out.append(
+            [
+                g * v / deviation + b
+                for v, g, b in zip(z, gamma.tolist(), beta.tolist())
+            ]
+        )
     return torch.tensor(out, dtype=torch.float64)
 
 
@@ -76,10 +89,16 @@ def centred_after(x, weight, gamma, beta, eps):
     return F.layer_norm(x @ weight.T, weight.shape[:1], gamma, beta, eps)
 
 
-@claim("bnu-table1-prelayer", source="rao2020, Table 1, §3.1",
-       statement="PreLayerNorm: z̃ = z/σ(z), z̃ = W∘(x − μ(x))",
-       kind="algorithm", verdict="misprinted", evidence="numerical",
-       formula=with_table_1, mutant=centred_after)
+@claim(
+    "bnu-table1-prelayer",
+    source="rao2020, Table 1, §3.1",
+    statement="PreLayerNorm: z̃ = z/σ(z), z̃ = W∘(x − μ(x))",
+    kind="algorithm",
+    verdict="misprinted",
+    evidence="numerical",
+    formula=with_table_1,
+    mutant=centred_after,
+)
 def _(layer):
     "Loops over samples and units, two values of ε, with γ and β."
     x = torch.randn(5, 7, dtype=torch.float64).exp()
@@ -88,13 +107,24 @@ def _(layer):
     for eps in (0.0, 0.1):
         torch.testing.assert_close(
             layer(x, weight, gamma, beta, eps),
-            by_loops(x, weight, gamma, beta, eps), rtol=1e-12, atol=1e-12)
+            by_loops(x, weight, gamma, beta, eps),
+            rtol=1e-12,
+            atol=1e-12,
+        )
+
 
 # %% ../../../nbs/430_layers.prelayer.ipynb
 def before_padding(x, weight, mode):
-    layer = PreLayerNormConv2d(*weight.shape[1::-1], 3, padding=1, bias=False,
-                               gain=False, padding_mode=mode, eps=0,
-                               dtype=x.dtype)
+    layer = PreLayerNormConv2d(
+        *weight.shape[1::-1],
+        3,
+        padding=1,
+        bias=False,
+        gain=False,
+        padding_mode=mode,
+        eps=0,
+        dtype=x.dtype,
+    )
     layer.load_state_dict({"weight": weight})
     return layer(x)
 
@@ -102,17 +132,24 @@ def before_padding(x, weight, mode):
 def after_padding(x, weight, mode):
     "The mutant: the mean is subtracted from the padded image."
     kind = {"zeros": "constant"}.get(mode, mode)
-    z = F.conv2d(F.pad(x, (1,) * 4, kind) - x.mean((1, 2, 3), keepdim=True),
-                 weight)
+    z = F.conv2d(
+        F.pad(x, (1,) * 4, kind) - x.mean((1, 2, 3), keepdim=True), weight
+    )
     return z / z.std((1, 2, 3), correction=0, keepdim=True)
 
 
-@claim("prelayer-padding", source="new",
-       statement="with the mean subtracted before the padding, adding a "
-                 "constant to a sample changes no output, for each padding "
-                 "mode; zeros are padded as if the sample's mean were",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=before_padding, mutant=after_padding)
+@claim(
+    "prelayer-padding",
+    source="new",
+    statement="with the mean subtracted before the padding, adding a "
+    "constant to a sample changes no output, for each padding "
+    "mode; zeros are padded as if the sample's mean were",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=before_padding,
+    mutant=after_padding,
+)
 def _(layer):
     "A constant for each sample; zeros against a convolution padded by hand."
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64).exp()
@@ -120,12 +157,15 @@ def _(layer):
     shift = torch.tensor([5.0, -2.0], dtype=torch.float64).reshape(2, 1, 1, 1)
     for mode in ("zeros", "reflect", "replicate", "circular"):
         torch.testing.assert_close(
-            layer(x + shift, weight, mode), layer(x, weight, mode))
+            layer(x + shift, weight, mode), layer(x, weight, mode)
+        )
     for i in range(2):
         mean = x[i].mean().item()
         z = F.conv2d(F.pad(x[i], (1,) * 4, value=mean) - mean, weight)
-        torch.testing.assert_close(layer(x, weight, "zeros")[i],
-                                   z / z.std(correction=0))
+        torch.testing.assert_close(
+            layer(x, weight, "zeros")[i], z / z.std(correction=0)
+        )
+
 
 # %% ../../../nbs/430_layers.prelayer.ipynb
 from normalnorm.theory.correlation_map import correlation_map
@@ -135,12 +175,18 @@ def shifted(F, c):
     return (F(c) - F(0)) / (1 - F(0))
 
 
-@claim("prelayer-map", source="new",
-       statement="PreLayerNorm takes the correlation c to (F(c) − F(0))/"
-                 "(1 − F(0)), F the map of layer norm; with γ, β of the "
-                 "channels F_pre(0) lies between a proxy norm's 0 and F(0)",
-       kind="identity", verdict="holds", evidence="proof", formula=shifted,
-       mutant=lambda F, c: F(c) - F(0))
+@claim(
+    "prelayer-map",
+    source="new",
+    statement="PreLayerNorm takes the correlation c to (F(c) − F(0))/"
+    "(1 − F(0)), F the map of layer norm; with γ, β of the "
+    "channels F_pre(0) lies between a proxy norm's 0 and F(0)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=shifted,
+    mutant=lambda F, c: F(c) - F(0),
+)
 def _(map):
     """The map of chapter 350 for layer norm, shifted, against its map for
     PreLayerNorm and against layers of width 3000, for three activations; at 0
@@ -153,8 +199,10 @@ def _(map):
         u, w = torch.randn(2, 20, n)
         for c in (0.0, 0.5, 0.9):
             v = c * u + (1 - c * c) ** 0.5 * w
-            assert abs(map(norm, c) - correlation_map(
-                c, function, "pre-layer")) < 1e-7
+            assert (
+                abs(map(norm, c) - correlation_map(c, function, "pre-layer"))
+                < 1e-7
+            )
             y, z = layer(function(torch.stack([u, v]))).detach()
             found = F.cosine_similarity(y, z).mean()
             assert abs(found - map(norm, c)) < 5 / (20 * n) ** 0.5 + 1e-3
@@ -163,9 +211,11 @@ def _(map):
     means = y.mean(1)
     between, inside = means.var(correction=0), y.var(1, correction=0).mean()
     pre = ((y - y.mean()) * (z - z.mean())).mean() / (
-        y.var(correction=0) * z.var(correction=0)) ** 0.5
+        y.var(correction=0) * z.var(correction=0)
+    ) ** 0.5
     assert abs(pre - between / (between + inside)) < 5e-3
     assert 0.05 < pre < (y * z).mean() / y.square().mean() - 0.1
+
 
 # %% ../../../nbs/430_layers.prelayer.ipynb
 from functools import partial
@@ -178,8 +228,7 @@ def correlation_at(make, seed, depth=20, width=256):
     for the last, how far the units' means over the batch are apart.
     """
     images = data.load("digits", "train", first=128)[0].flatten(1)
-    x = torch.stack([images + 0.1 * torch.randn_like(images)
-                     for _ in range(2)])
+    x = torch.stack([images + 0.1 * torch.randn_like(images) for _ in range(2)])
     torch.manual_seed(seed)
     with torch.no_grad():
         for i in range(depth):
@@ -194,23 +243,31 @@ def followed_by(norm):
     return lambda n, m: nn.Sequential(nn.Linear(n, m, bias=False), norm(m))
 
 
-@claim("bnu-pre-emulates-bn", source="rao2020, §3.1",
-       statement="to the degree that the mean across units resembles the mean "
-                 "across the batch, PreLayerNorm emulates batch norm; at the "
-                 "start of a ReLU network it does",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=partial(PreLayerNormLinear, bias=False),
-       mutant=followed_by(nn.LayerNorm))
+@claim(
+    "bnu-pre-emulates-bn",
+    source="rao2020, §3.1",
+    statement="to the degree that the mean across units resembles the mean "
+    "across the batch, PreLayerNorm emulates batch norm; at the "
+    "start of a ReLU network it does",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=partial(PreLayerNormLinear, bias=False),
+    mutant=followed_by(nn.LayerNorm),
+)
 def _(make):
     """20 layers of width 256, 128 digits, noise 0.1, three draws: the distance
     to batch norm is less than a third of layer norm's.
     """
-    found = lambda make: torch.tensor([
-        correlation_at(make, seed) for seed in range(3)]).mean(0)
-    batch, layer, own = map(found, (
-        followed_by(nn.BatchNorm1d), followed_by(nn.LayerNorm), make))
+    found = lambda make: torch.tensor(
+        [correlation_at(make, seed) for seed in range(3)]
+    ).mean(0)
+    batch, layer, own = map(
+        found, (followed_by(nn.BatchNorm1d), followed_by(nn.LayerNorm), make)
+    )
     assert abs(own[0] - batch[0]) < (layer[0] - batch[0]) / 3
-    assert own[1] < 0.35                # the units' means are nearly one
+    assert own[1] < 0.35  # the units' means are nearly one
+
 
 # %% ../../../nbs/430_layers.prelayer.ipynb
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -218,8 +275,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 class Counting(TorchDispatchMode):
     "How many elements the reductions read."
-    passes = {"mean": 1, "sum": 1, "var": 1, "var_mean": 2,
-              "native_layer_norm": 2}
+
+    passes = {
+        "mean": 1,
+        "sum": 1,
+        "var": 1,
+        "var_mean": 2,
+        "native_layer_norm": 2,
+    }
 
     def __init__(self):
         super().__init__()
@@ -228,7 +291,8 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::")
         self.read += self.passes.get(name, 0) * (
-            args[0].numel() if self.passes.get(name) else 0)
+            args[0].numel() if self.passes.get(name) else 0
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -243,12 +307,18 @@ class Twice(nn.Module):
         return self.layers(x - x.mean(-1, keepdim=True))
 
 
-@claim("bnu-prelayer-no-cost", source="rao2020, §7",
-       statement="PreLayerNorm needs no computation that layer norm does not: "
-                 "two reductions over a layer, one of them before the map",
-       kind="identity", verdict="holds if",
-       condition="the map has no more inputs than outputs",
-       evidence="numerical", formula=PreLayerNormLinear, mutant=Twice)
+@claim(
+    "bnu-prelayer-no-cost",
+    source="rao2020, §7",
+    statement="PreLayerNorm needs no computation that layer norm does not: "
+    "two reductions over a layer, one of them before the map",
+    kind="identity",
+    verdict="holds if",
+    condition="the map has no more inputs than outputs",
+    evidence="numerical",
+    formula=PreLayerNormLinear,
+    mutant=Twice,
+)
 def _(make):
     "Elements read by reductions, for layers of three shapes, by 10 samples."
     for n, m in ((6, 6), (6, 9), (9, 6)):

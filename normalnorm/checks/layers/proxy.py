@@ -17,11 +17,18 @@ from normalnorm.layers.proxy import piecewise_linear
 def quadrature(function, m, t):
     "Mean and variance of function(m + tξ), on both sides of the kink."
     kink = float(np.clip(-m / t, -12, 12)) if t else 0.0
+
     def integral(f):
-        return sum(scipy.integrate.quad(
-                       lambda u: f(m + t * u) * scipy.stats.norm.pdf(u), *ends,
-                       epsabs=1e-12, epsrel=1e-12)[0]
-                   for ends in ((-12, kink), (kink, 12)))
+        return sum(
+            scipy.integrate.quad(
+                lambda u: f(m + t * u) * scipy.stats.norm.pdf(u),
+                *ends,
+                epsabs=1e-12,
+                epsrel=1e-12,
+            )[0]
+            for ends in ((-12, kink), (kink, 12))
+        )
+
     first = integral(function)
     return first, integral(lambda y: (function(y) - first) ** 2)
 
@@ -29,18 +36,25 @@ def quadrature(function, m, t):
 def signed(m, t, slope):
     "The mutant: γ in place of |γ|."
     x = m / t
-    Phi, phi = (torch.special.ndtr(x),
-                torch.exp(-x.square() / 2) / (2 * torch.pi) ** 0.5)
+    Phi, phi = (
+        torch.special.ndtr(x),
+        torch.exp(-x.square() / 2) / (2 * torch.pi) ** 0.5,
+    )
     mean = m * Phi + t * phi
     return mean, (m * m + t * t) * Phi + m * t * phi - mean.square()
 
 
-@claim("pn-proxy-closed",
-       source="labatie2021, Equation 7 with ReLU, worked out",
-       statement="E = βΦ(β/s) + sϕ(β/s), E of the square (β²+s²)Φ(β/s) + "
-                 "βsϕ(β/s), with s = |γ(1+γ̃)| and β + γβ̃ for β",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=piecewise_linear, mutant=signed)
+@claim(
+    "pn-proxy-closed",
+    source="labatie2021, Equation 7 with ReLU, worked out",
+    statement="E = βΦ(β/s) + sϕ(β/s), E of the square (β²+s²)Φ(β/s) + "
+    "βsϕ(β/s), with s = |γ(1+γ̃)| and β + γβ̃ for β",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=piecewise_linear,
+    mutant=signed,
+)
 def _(formula):
     """Quadrature for values and, by differences of it, for the gradients;
     slopes 0, 0.1, −1.
@@ -49,24 +63,40 @@ def _(formula):
     """
     places = [(0.0, 1.0), (0.7, -1.3), (-1.5, 0.4), (4.0, -0.5)]
     for slope in (0.0, 0.1, -1.0):
-        m, t = (torch.tensor(v, dtype=torch.float64, requires_grad=True)
-                for v in zip(*places))
+        m, t = (
+            torch.tensor(v, dtype=torch.float64, requires_grad=True)
+            for v in zip(*places)
+        )
         found = formula(m, t, slope)
+
         def function(y, slope=slope):
             return y if y > 0 else slope * y
+
         exact = np.array([quadrature(function, *place) for place in places]).T
         step = 1e-4
         for k in range(2):
             np.testing.assert_allclose(found[k].detach(), exact[k], atol=1e-9)
             for leaf, shift in ((m, (step, 0)), (t, (0, step))):
-                of, = torch.autograd.grad(
-                    found[k].sum(), leaf, retain_graph=True)
+                (of,) = torch.autograd.grad(
+                    found[k].sum(), leaf, retain_graph=True
+                )
                 more, less = (
-                    np.array([quadrature(function, a + sign * shift[0],
-                                         b + sign * shift[1])[k]
-                              for a, b in places]) for sign in (1, -1))
+                    np.array(
+                        [
+                            quadrature(
+                                function,
+                                a + sign * shift[0],
+                                b + sign * shift[1],
+                            )[k]
+                            for a, b in places
+                        ]
+                    )
+                    for sign in (1, -1)
+                )
                 np.testing.assert_allclose(
-                    of, (more - less) / (2 * step), atol=1e-6)
+                    of, (more - less) / (2 * step), atol=1e-6
+                )
+
 
 # %% ../../../nbs/410_layers.proxy.ipynb
 import torch.nn.functional as F
@@ -79,13 +109,19 @@ def off_the_kink(location, spread, function, kinks=(0.0,)):
     return by_pieces(location, spread, function, [k + 0.1 for k in kinks])
 
 
-@claim("proxy-pieces", source="new",
-       statement="Gauss–Legendre with 64 nodes on either side of the kink "
-                 "gives mean and variance of φ(m + tξ) to 1e-9 for |t| ≤ 3 "
-                 "and the second derivatives of ReLU, and agrees with 10⁷ "
-                 "random draws to 1e-3",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=by_pieces, mutant=off_the_kink)
+@claim(
+    "proxy-pieces",
+    source="new",
+    statement="Gauss–Legendre with 64 nodes on either side of the kink "
+    "gives mean and variance of φ(m + tξ) to 1e-9 for |t| ≤ 3 "
+    "and the second derivatives of ReLU, and agrees with 10⁷ "
+    "random draws to 1e-3",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=by_pieces,
+    mutant=off_the_kink,
+)
 def _(rule):
     """Six activations against scipy's quadrature, cut at the kinks; ReLU's
     second derivatives against those of mΦ(m/t) + tϕ(m/t); GELU against random
@@ -93,9 +129,14 @@ def _(rule):
 
     The mutant cuts beside the kink.
     """
-    cases = {"relu": (torch.relu, (0.0,)), "gelu": (F.gelu, (0.0,)),
-             "silu": (F.silu, (0.0,)), "tanh": (torch.tanh, (0.0,)),
-             "elu": (F.elu, (0.0,)), "hardswish": (F.hardswish, (-3.0, 3.0))}
+    cases = {
+        "relu": (torch.relu, (0.0,)),
+        "gelu": (F.gelu, (0.0,)),
+        "silu": (F.silu, (0.0,)),
+        "tanh": (torch.tanh, (0.0,)),
+        "elu": (F.elu, (0.0,)),
+        "hardswish": (F.hardswish, (-3.0, 3.0)),
+    }
     density = scipy.stats.norm.pdf
     for function, kinks in cases.values():
         value = lambda y: function(torch.tensor(y, dtype=torch.float64)).item()
@@ -104,24 +145,30 @@ def _(rule):
             ends = [-12.0, *inner, 12.0]
             integral = lambda f: sum(
                 scipy.integrate.quad(f, *pair, epsabs=1e-12, epsrel=1e-12)[0]
-                for pair in zip(ends, ends[1:]))
+                for pair in zip(ends, ends[1:])
+            )
             mean = integral(lambda u: value(m + t * u) * density(u))
-            var = integral(lambda u: (value(m + t * u) - mean) ** 2
-                           * density(u))
-            found = rule(*torch.tensor([m, t], dtype=torch.float64), function,
-                         kinks)
+            var = integral(
+                lambda u: (value(m + t * u) - mean) ** 2 * density(u)
+            )
+            found = rule(
+                *torch.tensor([m, t], dtype=torch.float64), function, kinks
+            )
             assert abs(found[0].item() - mean) < 1e-9 * (1 + abs(mean))
             assert abs(found[1].item() - var) < 1e-9 * (1 + var)
     place = torch.tensor([0.4, 1.3], dtype=torch.float64)
     curved = torch.autograd.functional.hessian(
-        lambda p: rule(p[0], p[1], torch.relu)[0], place).numpy()
+        lambda p: rule(p[0], p[1], torch.relu)[0], place
+    ).numpy()
     x, s = 0.4 / 1.3, 1.3
     np.testing.assert_allclose(
-        curved, density(x) / s * np.array([[1, -x], [-x, x * x]]), atol=1e-8)
+        curved, density(x) / s * np.array([[1, -x], [-x, x * x]]), atol=1e-8
+    )
     draws = torch.randn(10**7, generator=torch.Generator().manual_seed(0))
     var, mean = torch.var_mean(F.gelu(0.4 + 1.3 * draws), correction=0)
     found = rule(place[0], place[1], F.gelu)
     assert abs(mean - found[0]) < 1e-3 and abs(var - found[1]) < 1e-3
+
 
 # %% ../../../nbs/410_layers.proxy.ipynb
 import numpy as np
@@ -137,15 +184,22 @@ from normalnorm.layers.proxy import by_nodes, proxy_statistics, quantile_nodes
 def without_half(samples):
     "The mutant: (i+1)/(n+1)."
     return torch.special.ndtri(
-        torch.arange(1, samples + 1, dtype=torch.float64) / (samples + 1))
+        torch.arange(1, samples + 1, dtype=torch.float64) / (samples + 1)
+    )
 
 
-@claim("pn-proxy-quantiles", source="labatie2021, Appendices A.1 and B",
-       statement="E and Var of φ(Ỹ) by 200 values uniformly spaced in "
-                 "probability: for ReLU the mean to 1e−3, the variance 0.4 to "
-                 "2 percent low; the nodes have variance 0.9936",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=quantile_nodes, mutant=without_half)
+@claim(
+    "pn-proxy-quantiles",
+    source="labatie2021, Appendices A.1 and B",
+    statement="E and Var of φ(Ỹ) by 200 values uniformly spaced in "
+    "probability: for ReLU the mean to 1e−3, the variance 0.4 to "
+    "2 percent low; the nodes have variance 0.9936",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=quantile_nodes,
+    mutant=without_half,
+)
 def _(rule):
     """ReLU against quadrature at four places; nodes against scipy's quantiles.
 
@@ -153,18 +207,26 @@ def _(rule):
     """
     nodes = rule(200)
     np.testing.assert_allclose(
-        nodes, scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200), atol=1e-12)
+        nodes, scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200), atol=1e-12
+    )
     assert abs(nodes.square().mean().item() - 0.9936) < 5e-5
     for m, t in ((0.0, 1.0), (0.4, 1.0), (-0.4, 0.8), (0.2, 1.2)):
         mean = scipy.integrate.quad(
-            lambda u: (m + t * u) * scipy.stats.norm.pdf(u), -m / t, 12)[0]
+            lambda u: (m + t * u) * scipy.stats.norm.pdf(u), -m / t, 12
+        )[0]
         square = scipy.integrate.quad(
-            lambda u: (m + t * u) ** 2 * scipy.stats.norm.pdf(u), -m / t, 12)[0]
-        found = [f.item()
-                 for f in by_nodes(*torch.tensor([m, t], dtype=torch.float64),
-                                   torch.relu, nodes)]
-        assert (abs(found[0] - mean) < 1e-3
-                and 0.004 < 1 - found[1] / (square - mean**2) < 0.02)
+            lambda u: (m + t * u) ** 2 * scipy.stats.norm.pdf(u), -m / t, 12
+        )[0]
+        found = [
+            f.item()
+            for f in by_nodes(
+                *torch.tensor([m, t], dtype=torch.float64), torch.relu, nodes
+            )
+        ]
+        assert (
+            abs(found[0] - mean) < 1e-3
+            and 0.004 < 1 - found[1] / (square - mean**2) < 0.02
+        )
 
 
 def loss_of_nodes(log_n, cells=2000):
@@ -175,8 +237,10 @@ def loss_of_nodes(log_n, cells=2000):
     square = lambda x: scipy.special.ndtri_exp(np.log(x) - log_n) ** 2
     nodes, weights = np.polynomial.legendre.leggauss(20)
     left = np.arange(1.0, cells)
-    others = (square(left[:, None] + (nodes + 1) / 2) @ weights / 2
-              - square(left + 0.5)).sum()
+    others = (
+        square(left[:, None] + (nodes + 1) / 2) @ weights / 2
+        - square(left + 0.5)
+    ).sum()
     # the first cell has a logarithm at its end
     nodes, weights = np.polynomial.laguerre.laggauss(60)
     first = weights @ square(np.exp(-nodes)) - square(0.5)
@@ -184,13 +248,19 @@ def loss_of_nodes(log_n, cells=2000):
     return 2 * (first + others - slope / 24)
 
 
-@claim("proxy-node-variance", source="new",
-       statement="the variance of n quantiles of a normal law is 1 − c/n with "
-                 "c between 1.2 and 2 log 2 for n from 50 to 10⁷, increasing, "
-                 "and c tends to 2 log 2·(1 − 1/(2 log n)): −2 log p in two "
-                 "tails, by the midpoint rule",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=2 * np.log(2), mutant=1.386)
+@claim(
+    "proxy-node-variance",
+    source="new",
+    statement="the variance of n quantiles of a normal law is 1 − c/n with "
+    "c between 1.2 and 2 log 2 for n from 50 to 10⁷, increasing, "
+    "and c tends to 2 log 2·(1 − 1/(2 log n)): −2 log p in two "
+    "tails, by the midpoint rule",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=2 * np.log(2),
+    mutant=1.386,
+)
 def _(limit):
     """n (1 − variance) from the nodes up to 10⁶, and without them, by
     quadrature in the tails, up to n = e^10000, where the limit is reached to
@@ -198,28 +268,42 @@ def _(limit):
 
     The mutant is 2e-4 too small.
     """
-    found = [n * (1 - quantile_nodes(n).square().mean().item())
-             for n in (50, 200, 1000, 10_000, 100_000, 1_000_000)]
+    found = [
+        n * (1 - quantile_nodes(n).square().mean().item())
+        for n in (50, 200, 1000, 10_000, 100_000, 1_000_000)
+    ]
     assert abs(loss_of_nodes(np.log(1e6)) - found[-1]) < 1e-7
-    found += [loss_of_nodes(log_n)
-              for log_n in (np.log(1e7), 100.0, 1000.0, 10_000.0)]
-    assert (found[0] > 1.2 and all(a < b for a, b in zip(found, found[1:]))
-            and found[-1] < limit)
+    found += [
+        loss_of_nodes(log_n) for log_n in (np.log(1e7), 100.0, 1000.0, 10_000.0)
+    ]
+    assert (
+        found[0] > 1.2
+        and all(a < b for a, b in zip(found, found[1:]))
+        and found[-1] < limit
+    )
     for log_n, c in zip((100.0, 1000.0, 10_000.0), found[-3:]):
-        assert (abs(c - limit * (1 - 1 / (2 * log_n)))
-                < 0.01 * limit / log_n), (log_n, c)
+        assert abs(c - limit * (1 - 1 / (2 * log_n))) < 0.01 * limit / log_n, (
+            log_n,
+            c,
+        )
+
 
 # %% ../../../nbs/410_layers.proxy.ipynb
 def inside_the_root(z, mean, var, eps):
     return (z - mean) / (var + eps).sqrt()
 
 
-@claim("pn-eps", source="labatie2021, Appendix A.1",
-       statement="with ε = 0.03 inside the root the output has variance "
-                 "v/(v+ε) under the proxy: 0.919 for ReLU at γ = 1, β = 0",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=inside_the_root,
-       mutant=lambda z, mean, var, eps: (z - mean) / (var.sqrt() + eps))
+@claim(
+    "pn-eps",
+    source="labatie2021, Appendix A.1",
+    statement="with ε = 0.03 inside the root the output has variance "
+    "v/(v+ε) under the proxy: 0.919 for ReLU at γ = 1, β = 0",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=inside_the_root,
+    mutant=lambda z, mean, var, eps: (z - mean) / (var.sqrt() + eps),
+)
 def _(normalized):
     """Gauss–Legendre on each side of the kink.
 
@@ -229,23 +313,32 @@ def _(normalized):
     for gamma, beta in ((1.0, 0.0), (0.8, -0.4), (-1.2, 0.2)):
         kink = -beta / gamma
         u = np.concatenate(
-            [kink + (nodes + 1) / 2 * (end - kink) for end in (-12, 12)])
-        w = (np.concatenate([weights * (kink + 12) / 2,
-                             weights * (12 - kink) / 2])
-             * scipy.stats.norm.pdf(u))
+            [kink + (nodes + 1) / 2 * (end - kink) for end in (-12, 12)]
+        )
+        w = np.concatenate(
+            [weights * (kink + 12) / 2, weights * (12 - kink) / 2]
+        ) * scipy.stats.norm.pdf(u)
         mean, var = proxy_statistics(
             torch.tensor([gamma], dtype=torch.float64),
-            torch.tensor([beta], dtype=torch.float64), samples=None)
-        out = normalized(torch.relu(gamma * torch.tensor(u) + beta), mean, var,
-                         0.03).numpy()
+            torch.tensor([beta], dtype=torch.float64),
+            samples=None,
+        )
+        out = normalized(
+            torch.relu(gamma * torch.tensor(u) + beta), mean, var, 0.03
+        ).numpy()
         first, second = (w * out).sum(), (w * out**2).sum()
         v = var.item()
-        assert ((np.diff(out[np.argsort(gamma * u)]) >= 0).all()
-                and abs(first) < 1e-9
-                and abs(second - first**2 - v / (v + 0.03)) < 1e-9)
-        assert ((gamma, beta) != (1.0, 0.0)
-                or abs(v - (0.5 - 1 / (2 * np.pi))) < 1e-12
-                   and abs(second - 0.919) < 5e-4)
+        assert (
+            (np.diff(out[np.argsort(gamma * u)]) >= 0).all()
+            and abs(first) < 1e-9
+            and abs(second - first**2 - v / (v + 0.03)) < 1e-9
+        )
+        assert (
+            (gamma, beta) != (1.0, 0.0)
+            or abs(v - (0.5 - 1 / (2 * np.pi))) < 1e-12
+            and abs(second - 0.919) < 5e-4
+        )
+
 
 # %% ../../../nbs/410_layers.proxy.ipynb
 from normalnorm.layers.backends import set_backend
@@ -253,11 +346,17 @@ from normalnorm.layers.backends import set_backend
 
 def normalized(y, weight, bias, proxy_mean, proxy_scale, detach=False):
     "Equation 7 with GELU, ε = 0.03, 200 quantiles."
-    mean, var = proxy_statistics(*(p.detach() if detach else p for p in (
-                                       weight, bias, proxy_mean, proxy_scale)),
-                                 activation="gelu", samples=200)
-    return ((torch.nn.functional.gelu(weight * y + bias) - mean)
-            / (var + 0.03).sqrt())
+    mean, var = proxy_statistics(
+        *(
+            p.detach() if detach else p
+            for p in (weight, bias, proxy_mean, proxy_scale)
+        ),
+        activation="gelu",
+        samples=200,
+    )
+    return (torch.nn.functional.gelu(weight * y + bias) - mean) / (
+        var + 0.03
+    ).sqrt()
 
 
 def detached(*arguments):
@@ -267,11 +366,17 @@ def detached(*arguments):
     return normalized(*arguments, detach=True) + 0 * sum(arguments)
 
 
-@claim("pn-gradients", source="labatie2021, Appendix B",
-       statement="gradients flow through γ, β, β̃ and γ̃ inside the proxy's "
-                 "statistics",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=normalized, mutant=detached)
+@claim(
+    "pn-gradients",
+    source="labatie2021, Appendix B",
+    statement="gradients flow through γ, β, β̃ and γ̃ inside the proxy's "
+    "statistics",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=normalized,
+    mutant=detached,
+)
 def _(layer):
     """Values against Equation 7 in numpy; autodiff in float64 against central
     differences, then the kernel's float32 gradients against autodiff in
@@ -279,19 +384,26 @@ def _(layer):
 
     The mutant detaches the statistics.
     """
-    parameters = [1 + 0.2 * torch.randn(5), 0.5 * torch.randn(5),
-                  0.1 * torch.randn(5), 0.1 * torch.randn(5)]
+    parameters = [
+        1 + 0.2 * torch.randn(5),
+        0.5 * torch.randn(5),
+        0.1 * torch.randn(5),
+        0.1 * torch.randn(5),
+    ]
     y, up = torch.randn(64, 5).double(), torch.randn(64, 5).double()
     leaves = [p.double().requires_grad_() for p in parameters]
-    nodes, gelu = (scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200),
-                   lambda v: v * scipy.stats.norm.cdf(v))
+    nodes, gelu = (
+        scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200),
+        lambda v: v * scipy.stats.norm.cdf(v),
+    )
     weight, bias, shift, stretch = (p.detach().numpy()[:, None] for p in leaves)
     proxy = gelu(weight * (shift + (1 + stretch) * nodes) + bias)
     expected = (
-        (gelu(weight * y.numpy().T + bias) - proxy.mean(1, keepdims=True))
-        / np.sqrt(proxy.var(1, keepdims=True) + 0.03))
+        gelu(weight * y.numpy().T + bias) - proxy.mean(1, keepdims=True)
+    ) / np.sqrt(proxy.var(1, keepdims=True) + 0.03)
     np.testing.assert_allclose(
-        layer(y, *leaves).detach().numpy().T, expected, rtol=0, atol=1e-10)
+        layer(y, *leaves).detach().numpy().T, expected, rtol=0, atol=1e-10
+    )
     exact = torch.autograd.grad((layer(y, *leaves) * up).sum(), leaves)
     for k in range(len(leaves)):
         for c in range(5):
@@ -301,13 +413,15 @@ def _(layer):
                 moved[k][c] += sign * 1e-5
                 values.append((layer(y, *moved) * up).sum().item())
             assert (
-                abs((values[0] - values[1]) / 2e-5 - exact[k][c].item()) < 1e-6)
+                abs((values[0] - values[1]) / 2e-5 - exact[k][c].item()) < 1e-6
+            )
     for backend in ("auto", "eager"):
         with set_backend(backend):
             leaves = [p.clone().requires_grad_() for p in parameters]
             for found, e in zip(
                 torch.autograd.grad(
-                    (layer(y.float(), *leaves) * up.float()).sum(), leaves),
-                exact
+                    (layer(y.float(), *leaves) * up.float()).sum(), leaves
+                ),
+                exact,
             ):
                 assert (found - e).abs().max() < 1e-4

@@ -30,12 +30,18 @@ def norms_only(net):
     return net
 
 
-@claim("proxy-conversion", source="labatie2021, §5, Appendix A.1",
-       statement="a converted residual network (v2) is the network that is "
-                 "built from group norms and proxy-normalized activations, "
-                 "with the division off before the last mean",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=converted, mutant=norms_only)
+@claim(
+    "proxy-conversion",
+    source="labatie2021, §5, Appendix A.1",
+    statement="a converted residual network (v2) is the network that is "
+    "built from group norms and proxy-normalized activations, "
+    "with the division off before the last mean",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=converted,
+    mutant=norms_only,
+)
 def _(convert):
     """Output and gradients of a network built by hand, with the same weights,
     γ and β.
@@ -47,8 +53,12 @@ def _(convert):
     pairs = []
 
     def pair(channels):
-        pairs.append(nn.Sequential(nn.GroupNorm(4, channels, affine=False),
-                                   ProxyNorm(channels, "relu")))
+        pairs.append(
+            nn.Sequential(
+                nn.GroupNorm(4, channels, affine=False),
+                ProxyNorm(channels, "relu"),
+            )
+        )
         return pairs[-1]
 
     hand = models.build("small_resnet_v2", joint=pair)
@@ -58,15 +68,23 @@ def _(convert):
             p.add_(0.1 * torch.randn_like(p))
         own = dict(net.named_parameters())
         for name, p in hand.named_parameters():
-            if "proxy" not in name:     # norm1.1.weight is norm1.weight
-                p.copy_(own[name.replace(".1.weight", ".weight")
-                            .replace(".1.bias", ".bias")
-                            if name not in own else name])
+            if "proxy" not in name:  # norm1.1.weight is norm1.weight
+                p.copy_(
+                    own[
+                        name.replace(".1.weight", ".weight").replace(
+                            ".1.bias", ".bias"
+                        )
+                        if name not in own
+                        else name
+                    ]
+                )
     x = torch.randn(4, 1, 28, 28)
     outputs = [m(x) for m in (convert(net), hand)]
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
-    gradients = [torch.autograd.grad(out.square().sum(), m.stem.weight)[0]
-                 for out, m in zip(outputs, (net, hand))]
+    gradients = [
+        torch.autograd.grad(out.square().sum(), m.stem.weight)[0]
+        for out, m in zip(outputs, (net, hand))
+    ]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
 
 
@@ -82,13 +100,19 @@ def everywhere(net):
     return by_the_rules(net)
 
 
-@claim("pn-no-se", source="labatie2021, Appendix A.1",
-       statement="PN is left out in squeeze-and-excitation, where no "
-                 "normalizer precedes the activation; the last normalizer of "
-                 "an inverted bottleneck keeps γ alone where PN has β̃ and γ̃, "
-                 "γ and β where it has not",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=by_the_rules, mutant=everywhere)
+@claim(
+    "pn-no-se",
+    source="labatie2021, Appendix A.1",
+    statement="PN is left out in squeeze-and-excitation, where no "
+    "normalizer precedes the activation; the last normalizer of "
+    "an inverted bottleneck keeps γ alone where PN has β̃ and γ̃, "
+    "γ and β where it has not",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=by_the_rules,
+    mutant=everywhere,
+)
 def _(convert):
     """A small EfficientNet, part by part; and without β̃, γ̃.
 
@@ -103,8 +127,13 @@ def _(convert):
     last = [m for name, m in net.named_modules() if name.endswith("norm3")]
     assert last and all(m.weight is not None and m.bias is None for m in last)
     assert sum("SqueezeExcite" in row.reason for row in report.left) == 2 * len(
-        last)
-    plain = to_proxy_norm(models.build("small_efficientnet"), groups=4,
-                          learnable=False)
-    assert all(m.bias is not None for name, m in plain.named_modules()
-               if name.endswith("norm3"))
+        last
+    )
+    plain = to_proxy_norm(
+        models.build("small_efficientnet"), groups=4, learnable=False
+    )
+    assert all(
+        m.bias is not None
+        for name, m in plain.named_modules()
+        if name.endswith("norm3")
+    )

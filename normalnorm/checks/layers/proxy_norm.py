@@ -38,20 +38,28 @@ def beside_the_root(input, *parameters, eps=0.03, **options):
     return z / (deviation + eps)
 
 
-@claim("pn-eq7", source="labatie2021, Equation 7",
-       statement="z = (φ(γy + β) − E φ(Ỹ))/√(Var φ(Ỹ) + ε), with "
-                 "Ỹ = γY + β and Y ~ N(β̃, (1 + γ̃)²)",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=proxy_norm, mutant=beside_the_root)
+@claim(
+    "pn-eq7",
+    source="labatie2021, Equation 7",
+    statement="z = (φ(γy + β) − E φ(Ỹ))/√(Var φ(Ỹ) + ε), with "
+    "Ỹ = γY + β and Y ~ N(β̃, (1 + γ̃)²)",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=proxy_norm,
+    mutant=beside_the_root,
+)
 def _(formula):
     """Each channel by scipy's quadrature, for ReLU, GELU and a function
     without a name, with all four parameters.
 
     The mutant adds ε to the deviation.
     """
-    cases = {"relu": lambda v: max(v, 0.0),
-             "gelu": lambda v: v * scipy.stats.norm.cdf(v),
-             torch.atan: np.arctan}
+    cases = {
+        "relu": lambda v: max(v, 0.0),
+        "gelu": lambda v: v * scipy.stats.norm.cdf(v),
+        torch.atan: np.arctan,
+    }
     torch.manual_seed(1)
     parameters = [(0.3 * torch.randn(3) + (k == 0)).double() for k in range(4)]
     y = torch.randn(4, 3, 5, dtype=torch.float64)
@@ -62,12 +70,18 @@ def _(formula):
             g, b, shift, stretch = (p[c].item() for p in parameters)
             m, t = g * shift + b, g * (1 + stretch)
             integral = lambda f: scipy.integrate.quad(
-                lambda u: f(m + t * u) * density(u), -12, 12, points=[-m / t],
-                epsabs=1e-12, epsrel=1e-12)[0]
+                lambda u: f(m + t * u) * density(u),
+                -12,
+                12,
+                points=[-m / t],
+                epsabs=1e-12,
+                epsrel=1e-12,
+            )[0]
             mean = integral(function)
             var = integral(lambda v: (function(v) - mean) ** 2)
-            expected = (np.vectorize(function)(g * y[:, c].numpy() + b)
-                        - mean) / np.sqrt(var + 0.03)
+            expected = (
+                np.vectorize(function)(g * y[:, c].numpy() + b) - mean
+            ) / np.sqrt(var + 0.03)
             np.testing.assert_allclose(found[:, c], expected, atol=1e-8)
 
 
@@ -75,36 +89,47 @@ def plain_numpy(y, gamma, beta, half=0.5, n=200, eps=0.03):
     "Appendix B: no β̃, no γ̃, n values uniform in probability; (B, H, W, C)."
     proxy = scipy.stats.norm.ppf((np.arange(n) + half) / n)
     proxy = np.maximum(gamma * proxy[:, None] + beta, 0)
-    return ((np.maximum(gamma * y + beta, 0) - proxy.mean(0))
-            / np.sqrt(proxy.var(0) + eps))
+    return (np.maximum(gamma * y + beta, 0) - proxy.mean(0)) / np.sqrt(
+        proxy.var(0) + eps
+    )
 
 
-@claim("pn-appb-code", source="labatie2021, Appendix B",
-       statement="the paper's implementation, with β̃ = γ̃ = 0 and 200 values "
-                 "uniform in probability, is Equation 7",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=plain_numpy,
-       mutant=functools.partial(plain_numpy, half=0.25))
+@claim(
+    "pn-appb-code",
+    source="labatie2021, Appendix B",
+    statement="the paper's implementation, with β̃ = γ̃ = 0 and 200 values "
+    "uniform in probability, is Equation 7",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=plain_numpy,
+    mutant=functools.partial(plain_numpy, half=0.25),
+)
 def _(reference):
     """The layer without β̃ and γ̃, channels last, against numpy.
 
     The mutant shifts the probabilities.
     """
-    layer = at_random(3, "relu", learnable=False, channel_dim=-1,
-                      samples=200)
+    layer = at_random(3, "relu", learnable=False, channel_dim=-1, samples=200)
     y = torch.randn(2, 4, 4, 3, dtype=torch.float64)
     np.testing.assert_allclose(
         layer(y).detach(),
         reference(y.numpy(), *(p.detach().numpy() for p in layer.parameters())),
-        atol=1e-12)
+        atol=1e-12,
+    )
 
 
-@claim("pn-init", source="labatie2021, Appendix A.1",
-       statement="at the start γ = 1, β = 0, β̃ = γ̃ = 0: the proxy is the "
-                 "standard normal variable",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=lambda layer: layer.reset_parameters(),
-       mutant=lambda layer: [p.data.fill_(1) for p in layer.parameters()])
+@claim(
+    "pn-init",
+    source="labatie2021, Appendix A.1",
+    statement="at the start γ = 1, β = 0, β̃ = γ̃ = 0: the proxy is the "
+    "standard normal variable",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda layer: layer.reset_parameters(),
+    mutant=lambda layer: [p.data.fill_(1) for p in layer.parameters()],
+)
 def _(reset):
     """A new layer, and one that was changed and reset, against the moments of
     a standard normal variable's ReLU.
@@ -115,7 +140,11 @@ def _(reset):
     reset(changed)
     for layer in (new, changed):
         assert [name for name, _ in layer.named_parameters()] == [
-            "weight", "bias", "proxy_mean", "proxy_scale"]
+            "weight",
+            "bias",
+            "proxy_mean",
+            "proxy_scale",
+        ]
         mean, var = (v.detach().numpy() for v in layer.statistics())
         np.testing.assert_allclose(mean, (2 * np.pi) ** -0.5, rtol=1e-5)
         np.testing.assert_allclose(var, (1 - 1 / np.pi) / 2, rtol=1e-5)
@@ -127,13 +156,20 @@ def block(images, kernel, layer, groups):
     return layer(F.group_norm(x, groups))
 
 
-@claim("pn-fig3", source="labatie2021, Figure 3",
-       statement="a block is a convolution (Equation 2), a normalization "
-                 "(Equation 3) and a proxy-normalized activation (Equation 7) "
-                 "that owns the affine map",
-       kind="figure", verdict="holds", evidence="numerical", formula=block,
-       mutant=lambda images, kernel, layer, groups: layer(
-           F.conv2d(F.pad(images, (1, 1, 1, 1), mode="circular"), kernel)))
+@claim(
+    "pn-fig3",
+    source="labatie2021, Figure 3",
+    statement="a block is a convolution (Equation 2), a normalization "
+    "(Equation 3) and a proxy-normalized activation (Equation 7) "
+    "that owns the affine map",
+    kind="figure",
+    verdict="holds",
+    evidence="numerical",
+    formula=block,
+    mutant=lambda images, kernel, layer, groups: layer(
+        F.conv2d(F.pad(images, (1, 1, 1, 1), mode="circular"), kernel)
+    ),
+)
 def _(ours):
     """Loops over images, groups, channels and taps in numpy.
 
@@ -155,7 +191,9 @@ def _(ours):
             np.testing.assert_allclose(
                 found[sample, group].transpose(1, 2, 0),
                 plain_numpy(y.transpose(1, 2, 0), gamma[group], beta[group]),
-                atol=1e-10)
+                atol=1e-10,
+            )
+
 
 # %% ../../../nbs/415_layers.proxy_norm.ipynb
 def least_power(channels, delta):
@@ -163,13 +201,19 @@ def least_power(channels, delta):
     return 1 - (channels - 1) * delta
 
 
-@claim("pn-thm3-y", source="labatie2021, Theorem 3, Equation 93",
-       statement="if z is normalized in each channel and convolution and "
-                 "normalization aggravate nothing, y is normalized in each "
-                 "channel; if they raise the largest power to 1 + δ, each "
-                 "channel keeps 1 − (C − 1)δ, and no more in general",
-       kind="theorem", verdict="holds", evidence="proof", formula=least_power,
-       mutant=lambda channels, delta: 1 - delta)
+@claim(
+    "pn-thm3-y",
+    source="labatie2021, Theorem 3, Equation 93",
+    statement="if z is normalized in each channel and convolution and "
+    "normalization aggravate nothing, y is normalized in each "
+    "channel; if they raise the largest power to 1 + δ, each "
+    "channel keeps 1 − (C − 1)δ, and no more in general",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=least_power,
+    mutant=lambda channels, delta: 1 - delta,
+)
 def _(bound):
     """Layers that satisfy the conditions, through F.layer_norm; random powers
     of mean 1 against the bound, and powers that attain it.
@@ -178,15 +222,30 @@ def _(bound):
     """
     generator = torch.Generator().manual_seed(0)
     for channels in (3, 7):
-        z = torch.stack([torch.cat([q, -q], 1) * channels**0.5 for q in (
-            torch.linalg.qr(torch.randn(channels, channels, generator=generator,
-                                        dtype=torch.float64))[0]
-            for _ in range(5))])
-        kernel = torch.linalg.qr(torch.randn(
-            channels, channels, generator=generator, dtype=torch.float64))[0]
+        z = torch.stack(
+            [
+                torch.cat([q, -q], 1) * channels**0.5
+                for q in (
+                    torch.linalg.qr(
+                        torch.randn(
+                            channels,
+                            channels,
+                            generator=generator,
+                            dtype=torch.float64,
+                        )
+                    )[0]
+                    for _ in range(5)
+                )
+            ]
+        )
+        kernel = torch.linalg.qr(
+            torch.randn(
+                channels, channels, generator=generator, dtype=torch.float64
+            )
+        )[0]
         for row, normalized in ((1.0, True), (3.0, False)):
             wide = kernel.clone()
-            wide[0] *= row                  # a channel that is favoured
+            wide[0] *= row  # a channel that is favoured
             y = F.layer_norm(wide @ z, z.shape[1:], eps=0.0)
             power = y.square().mean((0, 2))
             assert y.mean((0, 2)).abs().max() < 1e-12
@@ -195,13 +254,16 @@ def _(bound):
         for delta in (0.0, 0.01, 0.1):
             extreme = np.full(channels, 1 + delta)
             extreme[0] = channels - (channels - 1) * (1 + delta)
-            np.testing.assert_allclose(extreme.min(), bound(channels, delta),
-                                       atol=1e-12)
+            np.testing.assert_allclose(
+                extreme.min(), bound(channels, delta), atol=1e-12
+            )
             for _ in range(200):
                 powers = torch.rand(channels, generator=generator).double()
                 powers = 1 + (powers - powers.mean()) * delta
-                assert powers.min() >= bound(channels,
-                                             max(powers.max() - 1, 0.0)) - 1e-12
+                assert (
+                    powers.min()
+                    >= bound(channels, max(powers.max() - 1, 0.0)) - 1e-12
+                )
 
 
 def normal(y):
@@ -213,12 +275,18 @@ def uniform(y):
     return scipy.stats.uniform.pdf(y, -(3**0.5), 2 * 3**0.5)
 
 
-@claim("pn-thm3-z", source="labatie2021, Theorem 3, Equation 94",
-       statement="if besides y is normal in each channel, β̃ = γ̃ = 0 and "
-                 "ε = 0, the proxy-normalized activations have mean 0 and "
-                 "variance 1 in each channel",
-       kind="theorem", verdict="holds", evidence="proof", formula=normal,
-       mutant=uniform)
+@claim(
+    "pn-thm3-z",
+    source="labatie2021, Theorem 3, Equation 94",
+    statement="if besides y is normal in each channel, β̃ = γ̃ = 0 and "
+    "ε = 0, the proxy-normalized activations have mean 0 and "
+    "variance 1 in each channel",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=normal,
+    mutant=uniform,
+)
 def _(density):
     """Moments of the layer's output under a density of y, by quadrature, for
     four activations and random γ and β.
@@ -231,15 +299,18 @@ def _(density):
             kink = (-layer.bias[c] / layer.weight[c]).item()
             ends = sorted([-12.0, -(3**0.5), 3**0.5, 12.0, kink])
             nodes, weights = np.polynomial.legendre.leggauss(80)
-            y = np.concatenate([a + (b - a) * (nodes + 1) / 2
-                                for a, b in zip(ends, ends[1:])])
-            w = np.concatenate([weights * (b - a) / 2
-                                for a, b in zip(ends, ends[1:])]) * density(y)
+            y = np.concatenate(
+                [a + (b - a) * (nodes + 1) / 2 for a, b in zip(ends, ends[1:])]
+            )
+            w = np.concatenate(
+                [weights * (b - a) / 2 for a, b in zip(ends, ends[1:])]
+            ) * density(y)
             input = torch.zeros(len(y), 4, dtype=torch.float64)
             input[:, c] = torch.tensor(y)
             z = layer(input)[:, c].detach().numpy()
             assert abs((w * z).sum()) < 1e-8
             assert abs((w * z**2).sum() - 1) < 1e-8
+
 
 # %% ../../../nbs/415_layers.proxy_norm.ipynb
 from normalnorm.analysis.gaussianity import qq_r2
@@ -250,13 +321,19 @@ def shared(a2, u, xi):
     return a2**0.5 * u + (1 - a2) ** 0.5 * xi
 
 
-@claim("proxy-pooled-normal", source="new",
-       statement="a layer whose pooled values are standard normal can have any "
-                 "share a² < 1 of its power in the channels' means; after PN "
-                 "with ReLU the share is (κ(a²) − κ(0))/(1 − κ(0)), κ as in "
-                 "@eq-kappa",
-       kind="theorem", verdict="holds", evidence="proof", formula=shared,
-       mutant=lambda a2, u, xi: a2 * u + (1 - a2) * xi)
+@claim(
+    "proxy-pooled-normal",
+    source="new",
+    statement="a layer whose pooled values are standard normal can have any "
+    "share a² < 1 of its power in the channels' means; after PN "
+    "with ReLU the share is (κ(a²) − κ(0))/(1 − κ(0)), κ as in "
+    "@eq-kappa",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=shared,
+    mutant=lambda a2, u, xi: a2 * u + (1 - a2) * xi,
+)
 def _(layer):
     """Q–Q plot of 2000 channels × 200 values, share of y and of PN's output
     against the arc-cosine kernel, for three shares.
@@ -265,17 +342,18 @@ def _(layer):
     """
     generator = torch.Generator().manual_seed(3)
     u, xi = (torch.randn(2000, n, generator=generator) for n in (1, 200))
-    kappa = lambda r: (np.sqrt(1 - r * r)
-                       + r * (np.pi - np.arccos(r))) / np.pi
+    kappa = lambda r: (np.sqrt(1 - r * r) + r * (np.pi - np.arccos(r))) / np.pi
     for a2 in (0.3, 0.6, 0.85):
         y = layer(a2, u, xi)
         assert qq_r2(y.flatten()[None], 1).item() > 0.998
         assert abs(y.var().item() - 1) < 0.05
-        z = proxy_norm(y.T, torch.ones(2000), torch.zeros(2000), eps=0.0,
-                       samples=None).T
+        z = proxy_norm(
+            y.T, torch.ones(2000), torch.zeros(2000), eps=0.0, samples=None
+        ).T
         share = z.mean(1).square().mean() / z.square().mean()
         expected = (kappa(a2) - kappa(0.0)) / (1 - kappa(0.0))
         assert abs(share.item() - expected) < 0.05, (share, expected)
+
 
 # %% ../../../nbs/415_layers.proxy_norm.ipynb
 def by_proxy(layer, y):
@@ -289,11 +367,17 @@ def by_batch(layer, y):
     return (z - mean) / (var + layer.eps).sqrt()
 
 
-@claim("pn-batch-independent", source="labatie2021, §5",
-       statement="the output of an image does not depend on the other images "
-                 "of its batch, in training and in evaluation",
-       kind="identity", verdict="holds", evidence="proof", formula=by_proxy,
-       mutant=by_batch)
+@claim(
+    "pn-batch-independent",
+    source="labatie2021, §5",
+    statement="the output of an image does not depend on the other images "
+    "of its batch, in training and in evaluation",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=by_proxy,
+    mutant=by_batch,
+)
 def _(output):
     """One image in two batches, and alone; and its gradient.
 
@@ -307,8 +391,9 @@ def _(output):
         for batch in (y, torch.cat([y[:1], 3 * y[3:]]), y[:1]):
             batch = batch.clone().requires_grad_()
             z = output(layer, batch)[0]
-            found.append((z, torch.autograd.grad(z.square().sum(),
-                                                 batch)[0][0]))
+            found.append(
+                (z, torch.autograd.grad(z.square().sum(), batch)[0][0])
+            )
         for other in found[1:]:
             for a, b in zip(found[0], other):
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -319,15 +404,22 @@ def constants_out(kernel, a, mean):
     return kernel * a[:, None, None], -kernel.sum((2, 3)) @ (a * mean)
 
 
-@claim("pn-no-expressivity-loss", source="labatie2021, §5",
-       statement="PN is an affine map of each channel that folds into the next "
-                 "convolution and its bias: exact with periodic padding, and "
-                 "with zero padding where the folded layer pads with the "
-                 "proxy's mean",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=constants_out,
-       mutant=lambda kernel, a, mean: (kernel * a[:, None, None],
-                                       kernel.sum((2, 3)) @ (a * mean)))
+@claim(
+    "pn-no-expressivity-loss",
+    source="labatie2021, §5",
+    statement="PN is an affine map of each channel that folds into the next "
+    "convolution and its bias: exact with periodic padding, and "
+    "with zero padding where the folded layer pads with the "
+    "proxy's mean",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=constants_out,
+    mutant=lambda kernel, a, mean: (
+        kernel * a[:, None, None],
+        kernel.sum((2, 3)) @ (a * mean),
+    ),
+)
 def _(fold):
     """Periodic and no padding, stride 1 and 2; zero padding, whose border
     differs unless μ is padded.
@@ -345,13 +437,16 @@ def _(fold):
         for stride in (1, 2):
             torch.testing.assert_close(
                 F.conv2d(pad(phi), folded, bias, stride),
-                F.conv2d(pad(layer(y)), kernel, stride=stride))
+                F.conv2d(pad(layer(y)), kernel, stride=stride),
+            )
     zeros = F.conv2d(layer(y), kernel, padding=1)
-    with_mean = F.pad(phi - mean[:, None, None], (1, 1, 1, 1)) + mean[
-        :, None, None]
+    with_mean = (
+        F.pad(phi - mean[:, None, None], (1, 1, 1, 1)) + mean[:, None, None]
+    )
     torch.testing.assert_close(F.conv2d(with_mean, folded, bias), zeros)
     border = (F.conv2d(phi, folded, bias, padding=1) - zeros).abs()
     assert border[..., 1:-1, 1:-1].max() < 1e-10 < 0.1 < border.max()
+
 
 # %% ../../../nbs/415_layers.proxy_norm.ipynb
 def without_division(layer, y):
@@ -364,14 +459,20 @@ def with_division(layer, y):
     return layer(y)
 
 
-@claim("pn-pool-noscale", source="labatie2021, Appendix A.1",
-       statement="with the scaling part off before the final mean pooling, the "
-                 "classifier's inputs differ from those without PN by a "
-                 "constant of each channel; with it they and the gradient of "
-                 "the classifier's weights are 1.64 times as large for ReLU at "
-                 "γ = 1, β = 0",
-       kind="algorithm", verdict="holds", evidence="proof",
-       formula=without_division, mutant=with_division)
+@claim(
+    "pn-pool-noscale",
+    source="labatie2021, Appendix A.1",
+    statement="with the scaling part off before the final mean pooling, the "
+    "classifier's inputs differ from those without PN by a "
+    "constant of each channel; with it they and the gradient of "
+    "the classifier's weights are 1.64 times as large for ReLU at "
+    "γ = 1, β = 0",
+    kind="algorithm",
+    verdict="holds",
+    evidence="proof",
+    formula=without_division,
+    mutant=with_division,
+)
 def _(output):
     """Pooled features with and without PN, and the gradient of a linear
     classifier's weights.
@@ -382,26 +483,35 @@ def _(output):
     y = torch.randn(3, 5, 4, 4, dtype=torch.float64)
     plain = F.relu(y).mean((2, 3))
     pooled = output(layer, y).mean((2, 3))
-    torch.testing.assert_close(pooled - plain,
-                               (pooled - plain)[:1].expand(3, 5))
+    torch.testing.assert_close(
+        pooled - plain, (pooled - plain)[:1].expand(3, 5)
+    )
     v = 0.5 - 1 / (2 * np.pi)
     classifier = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)
     up = torch.randn(3, 2, dtype=torch.float64)
     layer.scale = True
-    gradients = [torch.autograd.grad(features @ classifier.T, classifier, up)[0]
-                 for features in (pooled, layer(y).mean((2, 3)))]
+    gradients = [
+        torch.autograd.grad(features @ classifier.T, classifier, up)[0]
+        for features in (pooled, layer(y).mean((2, 3)))
+    ]
     factor = (v + 0.03) ** -0.5
     assert abs(factor - 1.6421) < 1e-4
     torch.testing.assert_close(gradients[1], factor * gradients[0])
 
 
-@claim("pn-wd-sensible", source="labatie2021, Appendix A.1",
-       statement="for a positive homogeneous activation a common factor of γ "
-                 "and β is undone by the next normalizer, and by PN itself at "
-                 "ε = 0; at ε = 0.03 halving both changes PN's output by a "
-                 "factor 0.90",
-       kind="identity", verdict="holds", evidence="proof", formula="relu",
-       mutant="gelu")
+@claim(
+    "pn-wd-sensible",
+    source="labatie2021, Appendix A.1",
+    statement="for a positive homogeneous activation a common factor of γ "
+    "and β is undone by the next normalizer, and by PN itself at "
+    "ε = 0; at ε = 0.03 halving both changes PN's output by a "
+    "factor 0.90",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula="relu",
+    mutant="gelu",
+)
 def _(activation):
     """Layer norm behind the plain activation; PN at ε = 0; PN at the paper's
     ε, whose factor is √((v + ε)/(v/4 + ε))/2.
@@ -415,14 +525,23 @@ def _(activation):
         kind = {"relu": F.relu, "gelu": F.gelu}[activation]
         plain.append(F.layer_norm(kind(c * y), y.shape[1:], eps=0.0))
         for eps, found in outputs.items():
-            found.append(proxy_norm(y, weight, 0 * weight, eps=eps,
-                                    samples=None, activation=activation))
+            found.append(
+                proxy_norm(
+                    y,
+                    weight,
+                    0 * weight,
+                    eps=eps,
+                    samples=None,
+                    activation=activation,
+                )
+            )
     torch.testing.assert_close(*plain)
     torch.testing.assert_close(*outputs[0.0])
     v = 0.5 - 1 / (2 * np.pi)
     factor = ((v + 0.03) / (v / 4 + 0.03)) ** 0.5 / 2
     assert abs(factor - 0.90) < 0.005
     torch.testing.assert_close(outputs[0.03][1], factor * outputs[0.03][0])
+
 
 # %% ../../../nbs/415_layers.proxy_norm.ipynb
 def in_float32(y, layer):
@@ -439,12 +558,18 @@ def in_float16(y, layer):
     return ((z - mean) / (var + layer.eps).sqrt()).half()
 
 
-@claim("pn-half-precision", source="labatie2021, Appendix A.1",
-       statement="with float16 activations and statistics in float32 the "
-                 "output is Equation 7 to the rounding of its own float16, "
-                 "also far from 0",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=in_float32, mutant=in_float16)
+@claim(
+    "pn-half-precision",
+    source="labatie2021, Appendix A.1",
+    statement="with float16 activations and statistics in float32 the "
+    "output is Equation 7 to the rounding of its own float16, "
+    "also far from 0",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=in_float32,
+    mutant=in_float16,
+)
 def _(output):
     """The output for float16 inputs against float64, in units of half a step
     of float16 at the result, with a floor; γ = 0.1 to 1, β to 100.
@@ -471,22 +596,30 @@ def layers_of(proxy, depth=21, width=64):
     z = torch.randn(32, 3, 7, 7)
     for _ in range(depth):
         kernel = torch.randn(width, z.shape[1], 3, 3)
-        x = F.conv2d(F.pad(z, (1, 1, 1, 1), mode="circular"),
-                     kernel / kernel[0].numel() ** 0.5)
+        x = F.conv2d(
+            F.pad(z, (1, 1, 1, 1), mode="circular"),
+            kernel / kernel[0].numel() ** 0.5,
+        )
         y = F.layer_norm(x, x.shape[1:])
         gamma, beta = 1 + 0.2 * torch.randn(width), 0.2 * torch.randn(width)
         z = proxy(y, gamma, beta)
     return y
 
 
-@claim("pn-ln-pn-benefits", source="labatie2021, §5, Table 1",
-       statement="layer norm with PN: scale invariance, power 1 at every depth "
-                 "and no collapse: at layer 21 of a random net less than a "
-                 "twentieth of the power is in the channels' means",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=proxy_norm,
-       mutant=lambda y, gamma, beta: proxy_norm(
-           y, gamma, beta, proxy_mean=torch.full_like(beta, -9.0)))
+@claim(
+    "pn-ln-pn-benefits",
+    source="labatie2021, §5, Table 1",
+    statement="layer norm with PN: scale invariance, power 1 at every depth "
+    "and no collapse: at layer 21 of a random net less than a "
+    "twentieth of the power is in the channels' means",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=proxy_norm,
+    mutant=lambda y, gamma, beta: proxy_norm(
+        y, gamma, beta, proxy_mean=torch.full_like(beta, -9.0)
+    ),
+)
 def _(activation):
     """A random net of width 64 on 32 images of noise; the block under kernels
     of other sizes. That expressivity is kept is checked apart.
@@ -498,8 +631,10 @@ def _(activation):
     assert y.mean((0, 2, 3)).square().mean() < 0.05
     x = torch.randn(2, 5, 4, 4).double()
     gamma, beta = (torch.ones(5).double() * v for v in (0.7, 0.2))
-    blocks = [activation(F.layer_norm(c * x, x.shape[1:], eps=1e-9), gamma,
-                         beta) for c in (0.01, 1.0, 100.0)]
+    blocks = [
+        activation(F.layer_norm(c * x, x.shape[1:], eps=1e-9), gamma, beta)
+        for c in (0.01, 1.0, 100.0)
+    ]
     for other in blocks[1:]:
         torch.testing.assert_close(other, blocks[0], rtol=1e-4, atol=1e-4)
 
@@ -508,32 +643,45 @@ def after_layer_norm(x):
     return F.layer_norm(x, x.shape[1:])
 
 
-@claim("pn-same-scale", source="labatie2021, §5",
-       statement="PN needs the normalizer right before it: without one, "
-                 "kernels of twice or half the size leave most of the power in "
-                 "the channels' means at layer 12 of a random net; with layer "
-                 "norm their size does not matter",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=after_layer_norm, mutant=lambda x: x)
+@claim(
+    "pn-same-scale",
+    source="labatie2021, §5",
+    statement="PN needs the normalizer right before it: without one, "
+    "kernels of twice or half the size leave most of the power in "
+    "the channels' means at layer 12 of a random net; with layer "
+    "norm their size does not matter",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=after_layer_norm,
+    mutant=lambda x: x,
+)
 def _(normalizer):
     """Share of the power in the channels' means, for three sizes of the
     kernels, with the normalizer given and without one.
 
     The mutant has none.
     """
+
     def share(normalizer, size, width=48):
         torch.manual_seed(0)
         z = torch.randn(16, 3, 7, 7)
         for _ in range(12):
             kernel = size * torch.randn(width, z.shape[1], 3, 3)
-            y = normalizer(F.conv2d(F.pad(z, (1, 1, 1, 1), mode="circular"),
-                                    kernel / kernel[0].numel() ** 0.5))
-            z = proxy_norm(y, 1 + 0.2 * torch.randn(width),
-                           0.2 * torch.randn(width))
+            y = normalizer(
+                F.conv2d(
+                    F.pad(z, (1, 1, 1, 1), mode="circular"),
+                    kernel / kernel[0].numel() ** 0.5,
+                )
+            )
+            z = proxy_norm(
+                y, 1 + 0.2 * torch.randn(width), 0.2 * torch.randn(width)
+            )
         return (y.mean((0, 2, 3)).square().mean() / y.square().mean()).item()
 
     assert all(share(normalizer, size) < 0.1 for size in (0.5, 1.0, 2.0))
     assert all(share(lambda x: x, size) > 0.4 for size in (0.5, 2.0))
+
 
 # %% ../../../nbs/415_layers.proxy_norm.ipynb
 import torch
@@ -553,12 +701,18 @@ def one_component(w, y):
     return w - w.mean(-1, True)
 
 
-@claim("proxy-grouped-gradient", source="labatie2021, Equation 7",
-       statement="the gradients of group norm with PN behind it, in the input "
-                 "and in γ, β, the proxy's mean and factor, are sums over two "
-                 "visits to each group",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=two_components, mutant=one_component)
+@claim(
+    "proxy-grouped-gradient",
+    source="labatie2021, Equation 7",
+    statement="the gradients of group norm with PN behind it, in the input "
+    "and in γ, β, the proxy's mean and factor, are sums over two "
+    "visits to each group",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=two_components,
+    mutant=one_component,
+)
 def _(project):
     """The sums against autograd in float64, and the layer in float32, by the
     kernel where it can be had, against them; for SiLU.
@@ -572,10 +726,11 @@ def _(project):
     with torch.no_grad():
         for p in layer.parameters():
             p.add_(0.3 * torch.randn(6))
-    weight, bias = (p.detach().double().view(6, 1, 1).requires_grad_()
-                    for p in (layer.weight, layer.bias))
-    mean, var = (s.detach().double().view(6, 1, 1)
-                 for s in layer.statistics())
+    weight, bias = (
+        p.detach().double().view(6, 1, 1).requires_grad_()
+        for p in (layer.weight, layer.bias)
+    )
+    mean, var = (s.detach().double().view(6, 1, 1) for s in layer.statistics())
     mean.requires_grad_()
     factor = (var + 0.03).rsqrt().requires_grad_()
     x.requires_grad_()
@@ -588,8 +743,10 @@ def _(project):
         w = up * factor * s * (1 + a * (1 - s))
         rate = (x.view(per).var(-1, correction=0, keepdim=True) + eps).rsqrt()
         of_x = (rate * project((weight * w).view(per), y.view(per))).view_as(x)
-        sums = [t.sum((0, 2, 3)) for t in (
-            w * y, w, -factor * up, up * (F.silu(a) - mean))]
+        sums = [
+            t.sum((0, 2, 3))
+            for t in (w * y, w, -factor * up, up * (F.silu(a) - mean))
+        ]
     # y is of variance σ²/(σ²+ε), not 1: that is ε/σ² of the projection
     torch.testing.assert_close(of_x, expected[0], rtol=1e-6, atol=1e-9)
     for found, wanted in zip(sums, expected[1:]):
@@ -597,5 +754,9 @@ def _(project):
     u = x.detach().float().requires_grad_()
     out = layer(u)
     torch.testing.assert_close(out.double(), z.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(torch.autograd.grad(out, u, up.float())[0]
-                               .double(), of_x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.autograd.grad(out, u, up.float())[0].double(),
+        of_x,
+        rtol=1e-4,
+        atol=1e-5,
+    )

@@ -13,17 +13,23 @@ from normalnorm.claims import claim
 
 def divided(z, by="rms"):
     "Each row by its root mean square, or by its standard deviation."
-    scale = (z.square().mean(1) if by == "rms"
-             else z.var(1, correction=0)).sqrt()
+    scale = (
+        z.square().mean(1) if by == "rms" else z.var(1, correction=0)
+    ).sqrt()
     return z / scale[:, None]
 
 
 def double_loop(rows, same=True):
     "Equation 3, pair by pair; without a = b unless `same`."
-    pairs = [(a, b) for i, a in enumerate(rows) for j, b in enumerate(rows)
-             if same or i != j]
-    return sum(sum((x + y) ** 2 - 2 for x, y in zip(a, b))
-               for a, b in pairs) / len(pairs)
+    pairs = [
+        (a, b)
+        for i, a in enumerate(rows)
+        for j, b in enumerate(rows)
+        if same or i != j
+    ]
+    return sum(
+        sum((x + y) ** 2 - 2 for x, y in zip(a, b)) for a, b in pairs
+    ) / len(pairs)
 
 
 def sample(count=7, units=5, by="rms"):
@@ -39,13 +45,24 @@ def mean_squares(rows):
     return 2 * rows.square().mean(0).sum()
 
 
-@claim("bnu-eq3", source="rao2020, Eq. 3",
-       statement="r = E over pairs of the batch of Σ((z̃_i^a + z̃_i^b)² − 2)",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=lambda z: z.square().sum() * 2 / len(z) - 2 * z.shape[1]
-                         + 2 * z.mean(0).square().sum(),
-       mutant=lambda z: z.square().sum() * 2 / len(z) + 2 * z.shape[1]
-                        + 2 * z.mean(0).square().sum())
+@claim(
+    "bnu-eq3",
+    source="rao2020, Eq. 3",
+    statement="r = E over pairs of the batch of Σ((z̃_i^a + z̃_i^b)² − 2)",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda z: (
+        z.square().sum() * 2 / len(z)
+        - 2 * z.shape[1]
+        + 2 * z.mean(0).square().sum()
+    ),
+    mutant=lambda z: (
+        z.square().sum() * 2 / len(z)
+        + 2 * z.shape[1]
+        + 2 * z.mean(0).square().sum()
+    ),
+)
 def _(formula):
     "Twice the mean power, twice the squared means, less 2N: any values."
     for _ in range(5):
@@ -53,11 +70,17 @@ def _(formula):
         torch.testing.assert_close(formula(z), double_loop(z))
 
 
-@claim("bnu-reg-closed", source="rao2020, Appendix B (corrected)",
-       statement="r is twice the sum over units of the squared mean over the "
-                 "batch, and 2N times the mean cosine of two samples",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=squared_means, mutant=lambda z: z.mean(0).square().sum())
+@claim(
+    "bnu-reg-closed",
+    source="rao2020, Appendix B (corrected)",
+    statement="r is twice the sum over units of the squared mean over the "
+    "batch, and 2N times the mean cosine of two samples",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=squared_means,
+    mutant=lambda z: z.mean(0).square().sum(),
+)
 def _(formula):
     "A double loop over the batch; cosines; 0 and 2N are reached."
     for _ in range(5):
@@ -68,40 +91,58 @@ def _(formula):
         torch.testing.assert_close(r, 10 * cosines.mean())
         assert 0 < r < 10
         torch.testing.assert_close(
-            formula(z[:1].expand(3, -1)), torch.tensor(10.0).double())
+            formula(z[:1].expand(3, -1)), torch.tensor(10.0).double()
+        )
         assert formula(torch.cat([z, -z])) < 1e-20
 
 
-@claim("bnu-reg-printed", source="rao2020, Appendix B, last lines",
-       statement="r is twice the sum over units of the mean of the squares",
-       kind="identity", verdict="misprinted", evidence="proof",
-       formula=squared_means, mutant=mean_squares)
+@claim(
+    "bnu-reg-printed",
+    source="rao2020, Appendix B, last lines",
+    statement="r is twice the sum over units of the mean of the squares",
+    kind="identity",
+    verdict="misprinted",
+    evidence="proof",
+    formula=squared_means,
+    mutant=mean_squares,
+)
 def _(formula):
     "The right form is the double loop; the printed one is 2N, identically."
     z = sample()
     torch.testing.assert_close(formula(z), double_loop(z))
-    torch.testing.assert_close(mean_squares(z),
-                               torch.tensor(10.0, dtype=z.dtype))
+    torch.testing.assert_close(
+        mean_squares(z), torch.tensor(10.0, dtype=z.dtype)
+    )
 
 
-@claim("bnu-reg-independence", source="rao2020, Appendix B",
-       statement="the mean over pairs of the product is the mean of the square",
-       kind="identity", verdict="misprinted", evidence="proof",
-       formula=lambda z: z.mean(0).square(),
-       mutant=lambda z: z.square().mean(0))
+@claim(
+    "bnu-reg-independence",
+    source="rao2020, Appendix B",
+    statement="the mean over pairs of the product is the mean of the square",
+    kind="identity",
+    verdict="misprinted",
+    evidence="proof",
+    formula=lambda z: z.mean(0).square(),
+    mutant=lambda z: z.square().mean(0),
+)
 def _(formula):
     "Unit by unit, over all pairs."
     z = sample()
-    torch.testing.assert_close(
-        formula(z), (z[:, None] * z[None]).mean((0, 1)))
+    torch.testing.assert_close(formula(z), (z[:, None] * z[None]).mean((0, 1)))
 
 
-@claim("bnu-reg-bracket", source="rao2020, Appendix B, first display",
-       statement="r is the mean over pairs of Σ(z̃_i^a + z̃_i^b)², less 2",
-       kind="identity", verdict="misprinted", evidence="proof",
-       formula=lambda z: (z[:, None] + z[None]).square().sum(2).mean()
-                         - 2 * z.shape[1],
-       mutant=lambda z: (z[:, None] + z[None]).square().sum(2).mean() - 2)
+@claim(
+    "bnu-reg-bracket",
+    source="rao2020, Appendix B, first display",
+    statement="r is the mean over pairs of Σ(z̃_i^a + z̃_i^b)², less 2",
+    kind="identity",
+    verdict="misprinted",
+    evidence="proof",
+    formula=lambda z: (
+        (z[:, None] + z[None]).square().sum(2).mean() - 2 * z.shape[1]
+    ),
+    mutant=lambda z: (z[:, None] + z[None]).square().sum(2).mean() - 2,
+)
 def _(formula):
     """Less 2N; the printed form is larger by 2N − 2, for any values, so its
     minimum is the same.
@@ -110,50 +151,69 @@ def _(formula):
         torch.testing.assert_close(formula(z), double_loop(z))
 
 
-@claim("bnu-reg-index", source="rao2020, Appendix B",
-       statement="the power of the samples is averaged over the units i",
-       kind="identity", verdict="misprinted", evidence="proof",
-       formula=lambda z: z.square().sum(1).mean(),
-       mutant=lambda z: z.square().mean(1).sum())
+@claim(
+    "bnu-reg-index",
+    source="rao2020, Appendix B",
+    statement="the power of the samples is averaged over the units i",
+    kind="identity",
+    verdict="misprinted",
+    evidence="proof",
+    formula=lambda z: z.square().sum(1).mean(),
+    mutant=lambda z: z.square().mean(1).sum(),
+)
 def _(formula):
     "In the expansion of r the power is a mean over samples, not over units."
     for z in (sample(), sample(3, 4) + 1):
         power = (double_loop(z) + 2 * z.shape[1] - squared_means(z)) / 2
         torch.testing.assert_close(formula(z), power)
 
+
 # %% ../../../nbs/440_layers.regnorm.ipynb
-@claim("bnu-reg-sum-norm", source="rao2020, Appendix B",
-       statement="the squares of a normalized sample sum to N",
-       kind="identity", verdict="holds if",
-       condition="it was divided by its root mean square", evidence="proof",
-       formula="rms", mutant="std")
+@claim(
+    "bnu-reg-sum-norm",
+    source="rao2020, Appendix B",
+    statement="the squares of a normalized sample sum to N",
+    kind="identity",
+    verdict="holds if",
+    condition="it was divided by its root mean square",
+    evidence="proof",
+    formula="rms",
+    mutant="std",
+)
 def _(by):
     "For each sample; by the deviation it is N(1 + μ²/σ²)."
     z = torch.randn(4, 6, dtype=torch.float64) + 1
-    torch.testing.assert_close(divided(z, by).square().sum(1),
-                               torch.full((4,), 6.0, dtype=z.dtype))
+    torch.testing.assert_close(
+        divided(z, by).square().sum(1), torch.full((4,), 6.0, dtype=z.dtype)
+    )
     ratio = z.mean(1).square() / z.var(1, correction=0)
     torch.testing.assert_close(
-        divided(z, "std").square().sum(1), 6 * (1 + ratio))
+        divided(z, "std").square().sum(1), 6 * (1 + ratio)
+    )
 
 
 def after_descent(r, start, steps=200, lr=1.0):
     "The normalized batch after gradient descent on `r`."
     z = start.clone().requires_grad_()
     for _ in range(steps):
-        g, = torch.autograd.grad(r(divided(z)), z)
+        (g,) = torch.autograd.grad(r(divided(z)), z)
         z = (z - lr * g).detach().requires_grad_()
     return divided(z.detach())
 
 
-@claim("bnu-reg-min", source="rao2020, §3.2, Appendix B",
-       statement="r is at least 0, and 0 exactly where the mean over the batch "
-                 "is 0 in every unit",
-       kind="theorem", verdict="holds if",
-       condition="samples are divided by their root mean square and a pair may "
-                 "be the same sample twice",
-       evidence="proof", formula=squared_means,
-       mutant=lambda z: (z.mean(0) - 0.1).square().sum())
+@claim(
+    "bnu-reg-min",
+    source="rao2020, §3.2, Appendix B",
+    statement="r is at least 0, and 0 exactly where the mean over the batch "
+    "is 0 in every unit",
+    kind="theorem",
+    verdict="holds if",
+    condition="samples are divided by their root mean square and a pair may "
+    "be the same sample twice",
+    evidence="proof",
+    formula=squared_means,
+    mutant=lambda z: (z.mean(0) - 0.1).square().sum(),
+)
 def _(r):
     "Gradient descent on r from random batches ends at mean 0."
     for _ in range(3):
@@ -163,43 +223,70 @@ def _(r):
         assert -1e-12 < r(end) < 1e-6 < r(divided(start))
 
 
-@claim("bnu-reg-unique", source="rao2020, §3.2",
-       statement="the regularizer has a unique minimum when the mean over the "
-                 "batch is 0", kind="theorem", verdict="holds if",
-       condition="the set of all batches with this mean is meant, and not one "
-                 "batch", evidence="proof", formula=True, mutant=False)
+@claim(
+    "bnu-reg-unique",
+    source="rao2020, §3.2",
+    statement="the regularizer has a unique minimum when the mean over the "
+    "batch is 0",
+    kind="theorem",
+    verdict="holds if",
+    condition="the set of all batches with this mean is meant, and not one "
+    "batch",
+    evidence="proof",
+    formula=True,
+    mutant=False,
+)
 def _(several):
     "Two batches, and their negatives, with r = 0; their means agree."
-    ends = [after_descent(squared_means, torch.randn(6, 4).double() + 1)
-            for _ in range(2)]
+    ends = [
+        after_descent(squared_means, torch.randn(6, 4).double() + 1)
+        for _ in range(2)
+    ]
     ends += [-end for end in ends]
     assert all(squared_means(end) < 1e-6 for end in ends)
-    apart = all((ends[i] - ends[j]).abs().max() > 0.1
-                for i in range(4) for j in range(i))
+    apart = all(
+        (ends[i] - ends[j]).abs().max() > 0.1
+        for i in range(4)
+        for j in range(i)
+    )
     assert apart == several
 
 
-@claim("bnu-reg-scale-free", source="rao2020, §3.2",
-       statement="r is computed after the normalization and does not depend on "
-                 "the norm of the activations",
-       kind="identity", verdict="holds", evidence="proof", formula=divided,
-       mutant=lambda z: z)
+@claim(
+    "bnu-reg-scale-free",
+    source="rao2020, §3.2",
+    statement="r is computed after the normalization and does not depend on "
+    "the norm of the activations",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=divided,
+    mutant=lambda z: z,
+)
 def _(normalized):
     "Each sample multiplied by a positive number of its own."
     z = torch.randn(5, 6, dtype=torch.float64) + 1
     factors = torch.tensor([0.01, 3.0, 1.0, 7.0, 100.0]).double()[:, None]
-    torch.testing.assert_close(squared_means(normalized(z)),
-                               squared_means(normalized(factors * z)))
+    torch.testing.assert_close(
+        squared_means(normalized(z)), squared_means(normalized(factors * z))
+    )
+
 
 # %% ../../../nbs/440_layers.regnorm.ipynb
 from itertools import combinations
 
 
-@claim("bnu-reg-std", source="rao2020, Table 1 and Appendix B",
-       statement="divided by the standard deviation, r has a second term, 2N "
-                 "times the mean over samples of μ²/σ²",
-       kind="identity", verdict="holds", evidence="proof", formula=2,
-       mutant=1)
+@claim(
+    "bnu-reg-std",
+    source="rao2020, Table 1 and Appendix B",
+    statement="divided by the standard deviation, r has a second term, 2N "
+    "times the mean over samples of μ²/σ²",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=2,
+    mutant=1,
+)
 def _(factor):
     "The double loop, for samples with means of their own."
     for _ in range(5):
@@ -207,7 +294,8 @@ def _(factor):
         own = (z.mean(1).square() / z.var(1, correction=0)).mean()
         rows = divided(z, "std")
         torch.testing.assert_close(
-            squared_means(rows) + factor * 5 * own, double_loop(rows))
+            squared_means(rows) + factor * 5 * own, double_loop(rows)
+        )
 
 
 def distinct_pairs(z):
@@ -215,11 +303,17 @@ def distinct_pairs(z):
     return 2 * (count * z.mean(0).square().sum() - units) / (count - 1)
 
 
-@claim("bnu-reg-finite", source="rao2020, Eq. 3",
-       statement="over pairs of different samples r is 2(B·Σm² − N)/(B − 1), "
-                 "and may be negative, down to −2N/(B − 1)",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=distinct_pairs, mutant=squared_means)
+@claim(
+    "bnu-reg-finite",
+    source="rao2020, Eq. 3",
+    statement="over pairs of different samples r is 2(B·Σm² − N)/(B − 1), "
+    "and may be negative, down to −2N/(B − 1)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=distinct_pairs,
+    mutant=squared_means,
+)
 def _(formula):
     "The double loop without a = b; a batch with mean 0."
     for count in (2, 3, 7):
@@ -227,8 +321,8 @@ def _(formula):
         torch.testing.assert_close(formula(z), double_loop(z, same=False))
         balanced = torch.cat([z, -z])
         torch.testing.assert_close(
-            formula(balanced),
-            torch.tensor(-10 / (2 * count - 1)).double())
+            formula(balanced), torch.tensor(-10 / (2 * count - 1)).double()
+        )
 
 
 def expected_over(term, z, size):
@@ -237,13 +331,18 @@ def expected_over(term, z, size):
     return torch.stack(found).mean()
 
 
-@claim("regnorm-unbiased", source="new",
-       statement="the term over distinct pairs has the same mean for parts of "
-                 "any size of a batch; over all pairs a part of B draws has "
-                 "the mean (1 − 1/B)·r + 2N/B",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=(distinct_pairs, lambda r, b, n: (1 - 1 / b) * r + 2 * n / b),
-       mutant=(squared_means, lambda r, b, n: r))
+@claim(
+    "regnorm-unbiased",
+    source="new",
+    statement="the term over distinct pairs has the same mean for parts of "
+    "any size of a batch; over all pairs a part of B draws has "
+    "the mean (1 − 1/B)·r + 2N/B",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=(distinct_pairs, lambda r, b, n: (1 - 1 / b) * r + 2 * n / b),
+    mutant=(squared_means, lambda r, b, n: r),
+)
 def _(formulas):
     "All parts of eight samples; all 6³ draws of three from six."
     term, biased = formulas
@@ -255,20 +354,31 @@ def _(formulas):
     found = 2 * z[draws].mean(1).square().sum(1).mean()
     torch.testing.assert_close(found, biased(squared_means(z), 3, 5))
 
+
 # %% ../../../nbs/440_layers.regnorm.ipynb
 from torch import nn
 
 from normalnorm.layers.prelayer import PreLayerNormLinear
 from normalnorm.layers.regnorm import (
-    PreRegNormLinear, RegNormConv2d, RegNormLinear, regnorm_mask,
-    regnorm_penalty)
+    PreRegNormLinear,
+    RegNormConv2d,
+    RegNormLinear,
+    regnorm_mask,
+    regnorm_penalty,
+)
 
 
-@claim("bnu-table1-regnorm", source="rao2020, Table 1",
-       statement="RegNorm: z̃ = z/σ(z) with z = W∘x, nothing centred, and the "
-                 "penalty r",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=RegNormLinear, mutant=PreRegNormLinear)
+@claim(
+    "bnu-table1-regnorm",
+    source="rao2020, Table 1",
+    statement="RegNorm: z̃ = z/σ(z) with z = W∘x, nothing centred, and the "
+    "penalty r",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=RegNormLinear,
+    mutant=PreRegNormLinear,
+)
 def _(make):
     "Written out, for both readings of σ; r by the double loop."
     x = torch.randn(5, 4, dtype=torch.float64).exp()
@@ -281,11 +391,17 @@ def _(make):
         torch.testing.assert_close(layer.loss_term, double_loop(rows))
 
 
-@claim("bnu-prereg", source="rao2020, Table 3, note",
-       statement="PreRegNorm is RegNorm with the layer's mean subtracted "
-                 "before the affine operation",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=PreRegNormLinear, mutant=RegNormLinear)
+@claim(
+    "bnu-prereg",
+    source="rao2020, Table 3, note",
+    statement="PreRegNorm is RegNorm with the layer's mean subtracted "
+    "before the affine operation",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=PreRegNormLinear,
+    mutant=RegNormLinear,
+)
 def _(make):
     "Written out; its output is PreLayerNorm's, with the root mean square."
     x = torch.randn(5, 4, dtype=torch.float64).exp()
@@ -313,24 +429,34 @@ def in_both_modes(layers):
     return True
 
 
-@claim("bnu-bn-train-test", source="rao2020, §2",
-       statement="batch norm differs in training and in evaluation; the "
-                 "PreLayerNorm, RegNorm and PreRegNorm layers do not, and a "
-                 "sample does not see the others",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=(PreLayerNormLinear, RegNormLinear, PreRegNormLinear),
-       mutant=(lambda n, m: nn.Sequential(nn.Linear(n, m),
-                                          nn.BatchNorm1d(m)),))
+@claim(
+    "bnu-bn-train-test",
+    source="rao2020, §2",
+    statement="batch norm differs in training and in evaluation; the "
+    "PreLayerNorm, RegNorm and PreRegNorm layers do not, and a "
+    "sample does not see the others",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=(PreLayerNormLinear, RegNormLinear, PreRegNormLinear),
+    mutant=(lambda n, m: nn.Sequential(nn.Linear(n, m), nn.BatchNorm1d(m)),),
+)
 def _(layers):
     "Two layers; training, evaluation, and each sample by itself."
     assert in_both_modes(layers)
 
 
-@claim("bnu-seq-masking", source="rao2020, §2, §7",
-       statement="statistics over a batch of sequences of different lengths "
-                 "are ill-defined: they depend on the padding",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=True, mutant=False)
+@claim(
+    "bnu-seq-masking",
+    source="rao2020, §2, §7",
+    statement="statistics over a batch of sequences of different lengths "
+    "are ill-defined: they depend on the padding",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=True,
+    mutant=False,
+)
 def _(masked):
     "RegNorm's means with more padding: the same only where it is masked."
     layer = RegNormLinear(4, 6).double()
@@ -345,8 +471,10 @@ def _(masked):
         found.append(regnorm_penalty(layer))
     rows = divided((texts @ layer.weight.T)[real])
     torch.testing.assert_close(found[0], found[1])
-    torch.testing.assert_close(found[0], squared_means(rows), rtol=1e-3,
-                               atol=1e-3)
+    torch.testing.assert_close(
+        found[0], squared_means(rows), rtol=1e-3, atol=1e-3
+    )
+
 
 # %% ../../../nbs/440_layers.regnorm.ipynb
 from functools import partial
@@ -357,19 +485,24 @@ from normalnorm.theory.gradient import Identity
 from normalnorm.theory.newton import Over
 
 
-@claim("bnu-reg-init-like-ln", source="rao2020, §3.2",
-       statement="at the start RegNorm propagates information as layer norm "
-                 "does",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=partial(RegNormLinear, bias=False),
-       mutant=partial(PreRegNormLinear, bias=False))
+@claim(
+    "bnu-reg-init-like-ln",
+    source="rao2020, §3.2",
+    statement="at the start RegNorm propagates information as layer norm does",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=partial(RegNormLinear, bias=False),
+    mutant=partial(PreRegNormLinear, bias=False),
+)
 def _(make):
     """20 layers of width 256, 128 digits, noise 0.1, three draws: the
     correlation of two disturbed minibatches within 0.02 of layer norm's.
     """
-    own, layer = (torch.tensor([correlation_at(m, seed)[0]
-                                for seed in range(3)]).mean()
-                  for m in (make, followed_by(nn.LayerNorm)))
+    own, layer = (
+        torch.tensor([correlation_at(m, seed)[0] for seed in range(3)]).mean()
+        for m in (make, followed_by(nn.LayerNorm))
+    )
     assert layer > 0.95 and abs(own - layer) < 0.02
 
 
@@ -377,21 +510,28 @@ def bmlv(z):
     return normalize(z, Over((1,), (0,)), Rule(0.0, gaussianizer=Identity()))[0]
 
 
-@claim("bnu-reg-trained-like-bmlv", source="rao2020, §3.2",
-       statement="where the regularizer is 0, RegNorm does what BMLV does",
-       kind="identity", verdict="holds if",
-       condition="the samples of a layer have one scale", evidence="proof",
-       formula=lambda z: after_descent(squared_means, z), mutant=divided)
+@claim(
+    "bnu-reg-trained-like-bmlv",
+    source="rao2020, §3.2",
+    statement="where the regularizer is 0, RegNorm does what BMLV does",
+    kind="identity",
+    verdict="holds if",
+    condition="the samples of a layer have one scale",
+    evidence="proof",
+    formula=lambda z: after_descent(squared_means, z),
+    mutant=divided,
+)
 def _(normalized):
     """After descent on r the batch mean is 0, and BMLV of the same values (of
     one scale) is the same; of values with scales of their own it is not.
     """
     z = normalized(torch.randn(6, 4, dtype=torch.float64) + 1)
-    z = z.repeat_interleave(2, 1)       # with a mean of 0 over the units:
-    z[:, 1::2] *= -1                    # then deviation and rms agree
+    z = z.repeat_interleave(2, 1)  # with a mean of 0 over the units:
+    z[:, 1::2] *= -1  # then deviation and rms agree
     torch.testing.assert_close(bmlv(z), z, atol=2e-3, rtol=2e-3)
     scaled = z * torch.arange(1.0, 7)[:, None].double()
     assert (bmlv(scaled) - divided(scaled)).abs().max() > 0.05
+
 
 # %% ../../../nbs/440_layers.regnorm.ipynb
 from normalnorm.experiments import data
@@ -402,8 +542,9 @@ def last_share(strength, seed=0, steps=60, penalty=regnorm_penalty):
     "r/2N of the last hidden layer after a short training on digits."
     images, labels = data.load("digits", "train", first=256)
     torch.manual_seed(seed)
-    model = MLP(inputs=64, widths=[24] * 3, norm=nn.Identity,
-                linear=RegNormLinear)
+    model = MLP(
+        inputs=64, widths=[24] * 3, norm=nn.Identity, linear=RegNormLinear
+    )
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -417,12 +558,17 @@ def last_share(strength, seed=0, steps=60, penalty=regnorm_penalty):
     return share
 
 
-@claim("bnu-reg-loss", source="rao2020, §3.2",
-       statement="with λ times the sum of the layers' r added to the loss, the "
-                 "batch means go to zero",
-       kind="algorithm", verdict="holds", evidence="experiment",
-       formula=regnorm_penalty,
-       mutant=lambda model, strength: regnorm_penalty(model, strength) / 3)
+@claim(
+    "bnu-reg-loss",
+    source="rao2020, §3.2",
+    statement="with λ times the sum of the layers' r added to the loss, the "
+    "batch means go to zero",
+    kind="algorithm",
+    verdict="holds",
+    evidence="experiment",
+    formula=regnorm_penalty,
+    mutant=lambda model, strength: regnorm_penalty(model, strength) / 3,
+)
 def _(penalty):
     """Digits, three hidden layers, 60 steps, λ = 0.03: what is added, at each
     step; and a share of less than a fifth.
@@ -430,31 +576,42 @@ def _(penalty):
     assert last_share(0.03, penalty=penalty) < last_share(0.0) / 5
 
 
-@claim("bnu-figapp11", source="rao2020, Figure App.11",
-       statement="the larger the coefficient, the nearer the batch mean is "
-                 "to 0",
-       kind="figure", verdict="holds", evidence="experiment",
-       formula=(0.0, 0.003, 0.03, 0.3), mutant=(0.0, 0.3, 0.03, 0.003))
+@claim(
+    "bnu-figapp11",
+    source="rao2020, Figure App.11",
+    statement="the larger the coefficient, the nearer the batch mean is to 0",
+    kind="figure",
+    verdict="holds",
+    evidence="experiment",
+    formula=(0.0, 0.003, 0.03, 0.3),
+    mutant=(0.0, 0.3, 0.03, 0.003),
+)
 def _(strengths):
     "At the scale of `bnu-reg-loss`; the paper's network was not run."
     found = [last_share(strength) for strength in strengths]
     assert found == sorted(found, reverse=True)
 
+
 # %% ../../../nbs/440_layers.regnorm.ipynb
 def product_term(z, same=False):
     "The printed term by loops: over all pairs, or over a sample and itself."
-    pairs = ([(a, a) for a in z] if same
-             else [(a, b) for a in z for b in z])
-    return sum(sum(x * y - 1 for x, y in zip(a, b))
-               for a, b in pairs) / len(pairs)
+    pairs = [(a, a) for a in z] if same else [(a, b) for a in z for b in z]
+    return sum(sum(x * y - 1 for x, y in zip(a, b)) for a, b in pairs) / len(
+        pairs
+    )
 
 
-@claim("bnu-reg-variance", source="rao2020, Appendix A",
-       statement="the regularizer E over pairs of Σ(z_i^a·z_i^b − 1) pushes "
-                 "the variance of the batch to 1",
-       kind="identity", verdict="fails", evidence="proof",
-       formula=lambda z: z.mean(0).square().sum() - z.shape[1],
-       mutant=lambda z: (z.var(0, correction=0) - 1).square().sum())
+@claim(
+    "bnu-reg-variance",
+    source="rao2020, Appendix A",
+    statement="the regularizer E over pairs of Σ(z_i^a·z_i^b − 1) pushes "
+    "the variance of the batch to 1",
+    kind="identity",
+    verdict="fails",
+    evidence="proof",
+    formula=lambda z: z.mean(0).square().sum() - z.shape[1],
+    mutant=lambda z: (z.var(0, correction=0) - 1).square().sum(),
+)
 def _(formula):
     """It is Σm² − N: the same for any variance; for one sample twice it is
     smallest at 0.

@@ -14,20 +14,33 @@ from normalnorm.layers import running_averages
 from normalnorm.layers.conversion import to_normality
 
 
-@claim("update-bn", source="new",
-       statement="update_bn of a converted model with alpha=0, noise=0 gives "
-                 "the averages of PyTorch's update_bn; and λ the mean of λ̂ "
-                 "over batches",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=running_averages.update_bn,
-       mutant=torch.optim.swa_utils.update_bn)
+@claim(
+    "update-bn",
+    source="new",
+    statement="update_bn of a converted model with alpha=0, noise=0 gives "
+    "the averages of PyTorch's update_bn; and λ the mean of λ̂ "
+    "over batches",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=running_averages.update_bn,
+    mutant=torch.optim.swa_utils.update_bn,
+)
 def _(update):
-    plain = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),
-                          nn.Conv2d(4, 5, 2, bias=False), nn.BatchNorm2d(5),
-                          nn.Flatten(), nn.Linear(5 * 9, 6),
-                          nn.BatchNorm1d(6)).double()
-    batches = [(torch.randn(n, 2, 6, 6, dtype=torch.float64).exp(), None)
-               for n in (7, 7, 3)]
+    plain = nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 5, 2, bias=False),
+        nn.BatchNorm2d(5),
+        nn.Flatten(),
+        nn.Linear(5 * 9, 6),
+        nn.BatchNorm1d(6),
+    ).double()
+    batches = [
+        (torch.randn(n, 2, 6, 6, dtype=torch.float64).exp(), None)
+        for n in (7, 7, 3)
+    ]
     twin = to_normality(plain, noise=0.0, alpha=0.0, inplace=False)
     torch.optim.swa_utils.update_bn(batches, plain)
     update(batches, twin)
@@ -35,12 +48,17 @@ def _(update):
         torch.testing.assert_close(twin.state_dict()[name], value)
     from normalnorm.layers.normality import BatchNormalNorm1d
     from normalnorm.theory.newton import newton_lambda
-    layer, rows = BatchNormalNorm1d(2, dtype=torch.float64), [
-        torch.randn(9, 2, dtype=torch.float64).exp() for _ in range(3)]
+
+    layer, rows = (
+        BatchNormalNorm1d(2, dtype=torch.float64),
+        [torch.randn(9, 2, dtype=torch.float64).exp() for _ in range(3)],
+    )
     update(rows, layer)
     torch.testing.assert_close(
         layer.running_lambda,
-        sum(newton_lambda(r, 0).flatten() for r in rows) / 3)
+        sum(newton_lambda(r, 0).flatten() for r in rows) / 3,
+    )
+
 
 # %% ../../../nbs/271_layers.running_averages.ipynb
 import math
@@ -49,18 +67,23 @@ from normalnorm.layers.normality import BatchNormalNorm1d
 from normalnorm.theory.newton import newton_lambda
 
 
-@claim("nn-running-lambda", source="eftekhari2025, §4.1",
-       statement="the running average of λ̂ tends to the mean of the batches' "
-                 "λ̂, which is O(1/N) from the λ̂ of all data, N the size of a "
-                 "unit",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=1.0, mutant=0.5)
+@claim(
+    "nn-running-lambda",
+    source="eftekhari2025, §4.1",
+    statement="the running average of λ̂ tends to the mean of the batches' "
+    "λ̂, which is O(1/N) from the λ̂ of all data, N the size of a "
+    "unit",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=1.0,
+    mutant=0.5,
+)
 def _(power):
     """Batches of squares of uniform numbers through a layer that averages all
     of them; the distance at N = 8 and 32, with its standard error.
     """
-    union = newton_lambda(
-        torch.linspace(0, 1, 200_001).double() ** 2, 0).item()
+    union = newton_lambda(torch.linspace(0, 1, 200_001).double() ** 2, 0).item()
     far = {}
     for size in (8, 32):
         u = torch.rand(800_000 // size, size, dtype=torch.float64) ** 2
@@ -69,7 +92,8 @@ def _(power):
         for some in u[:2000].view(40, 50, size):
             layer(some.T)
         torch.testing.assert_close(
-            layer.running_lambda, estimates[:2000].view(40, 50).mean(0))
+            layer.running_lambda, estimates[:2000].view(40, 50).mean(0)
+        )
         far[size] = estimates.mean().item() - union
         assert far[size] > 5 * estimates.std().item() / len(estimates) ** 0.5
     assert abs(math.log(far[8] / far[32], 4) - power) < 0.3, far

@@ -19,13 +19,26 @@ from normalnorm.claims import claim
 from normalnorm.layers.normality import BatchNormalNorm3d
 from normalnorm.layers.sync import SyncBatchNormalNorm
 
-OPTIONS = [*({"noise_kind": kind, "safeguard": safeguard}
-             for kind, safeguard in itertools.product(
-                 ("scaled", "unscaled", "dropout"), (False, True))),
-           {"alpha": 0.5, "noise": 0.0}, {"alpha": 0.0},
-           {"affine": False, "momentum": None}]
-NAMES = ("output", "input gradient", "weight gradient", "bias gradient",
-         "running_mean", "running_var", "running_lambda")
+OPTIONS = [
+    *(
+        {"noise_kind": kind, "safeguard": safeguard}
+        for kind, safeguard in itertools.product(
+            ("scaled", "unscaled", "dropout"), (False, True)
+        )
+    ),
+    {"alpha": 0.5, "noise": 0.0},
+    {"alpha": 0.0},
+    {"affine": False, "momentum": None},
+]
+NAMES = (
+    "output",
+    "input gradient",
+    "weight gradient",
+    "bias gradient",
+    "running_mean",
+    "running_var",
+    "running_lambda",
+)
 
 
 def overshooting(*shape):
@@ -33,7 +46,7 @@ def overshooting(*shape):
     raises the negative log-likelihood, and the safeguard takes the other.
     """
     values = torch.zeros(shape, dtype=torch.float64).flatten()
-    values[0], values[len(values) // 20::len(values) // 10] = 3.0, -5.3
+    values[0], values[len(values) // 20 :: len(values) // 10] = 3.0, -5.3
     return values.reshape(shape)
 
 
@@ -59,23 +72,44 @@ def one_step(kind, options, u, g):
     out = layer(mine)
     (out * g).sum().backward()
     gradients = [p.grad for p in parameters] or [torch.zeros(3)] * 2
-    return [t.detach() for t in (out, mine.grad, *gradients, layer.running_mean,
-                                 layer.running_var, layer.running_lambda)]
+    return [
+        t.detach()
+        for t in (
+            out,
+            mine.grad,
+            *gradients,
+            layer.running_mean,
+            layer.running_var,
+            layer.running_lambda,
+        )
+    ]
 
 
 def worker(rank, folder, shares, synchronized):
     """One process of the comparison: its share, for each of the settings, saved
     in the folder.
     """
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
-                            rank=rank, world_size=len(shares))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=len(shares),
+    )
     torch.set_num_threads(1)
-    mine = slice(sum(shares[:rank]), sum(shares[:rank + 1]))
+    mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
     u, g = sample(sum(shares))
     torch.save(
-        [one_step(SyncBatchNormalNorm if synchronized else BatchNormalNorm3d,
-                  options, u[mine], g[mine]) for options in OPTIONS],
-        f"{folder}/{rank}.pt")
+        [
+            one_step(
+                SyncBatchNormalNorm if synchronized else BatchNormalNorm3d,
+                options,
+                u[mine],
+                g[mine],
+            )
+            for options in OPTIONS
+        ],
+        f"{folder}/{rank}.pt",
+    )
     dist.destroy_process_group()
 
 
@@ -114,47 +148,83 @@ def in_processes(count, call):
     with tempfile.TemporaryDirectory() as folder:
         calls = [call.format(rank=rank, folder=folder) for rank in range(count)]
         # elsewhere forking is missing, or unsafe
-        programs = ([FORKS.format(imports=imports, calls=calls)]
-                    if sys.platform == "linux" else calls)
-        processes = [subprocess.Popen([sys.executable, "-c", program],
-                                      start_new_session=True)
-                     for program in programs]
+        programs = (
+            [FORKS.format(imports=imports, calls=calls)]
+            if sys.platform == "linux"
+            else calls
+        )
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", program], start_new_session=True
+            )
+            for program in programs
+        ]
         try:
-            assert ([process.wait(300) for process in processes]
-                    == [0] * len(processes)), "a process failed"
+            assert [process.wait(300) for process in processes] == [0] * len(
+                processes
+            ), "a process failed"
         finally:
             for process in processes:
                 if process.poll() is None:
-                    (os.killpg(process.pid, signal.SIGKILL)
-                     if hasattr(os, "killpg") else process.kill())
-        return [torch.load(f"{folder}/{rank}.pt", weights_only=True)
-                for rank in range(count)]
+                    (
+                        os.killpg(process.pid, signal.SIGKILL)
+                        if hasattr(os, "killpg")
+                        else process.kill()
+                    )
+        return [
+            torch.load(f"{folder}/{rank}.pt", weights_only=True)
+            for rank in range(count)
+        ]
 
 
 def compare_processes(shares, synchronized=True):
     """The largest differences between processes with `shares` rows each and one
     process with all of them, for each of the settings.
     """
-    call = ("from normalnorm.checks.layers.sync import worker; "
-            f"worker({{rank}}, '{{folder}}', {shares}, {synchronized})")
+    call = (
+        "from normalnorm.checks.layers.sync import worker; "
+        f"worker({{rank}}, '{{folder}}', {shares}, {synchronized})"
+    )
     parts = in_processes(len(shares), call)
     for i, options in enumerate(OPTIONS):
         alone = one_step(BatchNormalNorm3d, options, *sample(sum(shares)))
-        together = [*(torch.cat([p[i][j] for p in parts]) for j in (0, 1)),
-                    *(sum(p[i][j] for p in parts) for j in (2, 3))]
-        yield options, {**{name: (a - b).abs().max().item()
-                           for name, a, b in zip(NAMES, together, alone)},
-                        **{name: torch.stack([(p[i][j] - alone[j]).abs().max()
-                                              for p in parts]).max().item()
-                           for j, name in enumerate(NAMES) if j > 3}}
+        together = [
+            *(torch.cat([p[i][j] for p in parts]) for j in (0, 1)),
+            *(sum(p[i][j] for p in parts) for j in (2, 3)),
+        ]
+        yield (
+            options,
+            {
+                **{
+                    name: (a - b).abs().max().item()
+                    for name, a, b in zip(NAMES, together, alone)
+                },
+                **{
+                    name: torch.stack(
+                        [(p[i][j] - alone[j]).abs().max() for p in parts]
+                    )
+                    .max()
+                    .item()
+                    for j, name in enumerate(NAMES)
+                    if j > 3
+                },
+            },
+        )
 
 
-@claim("sync-one-process", source="new",
-       statement="processes with uneven, even empty, shares of a batch give "
-                 "the outputs, gradients and running averages of one process "
-                 "with all of it, noise included",
-       kind="identity", verdict="holds", evidence="numerical", formula=True,
-       mutant=False, slow=True)
+@claim(
+    "sync-one-process",
+    source="new",
+    statement="processes with uneven, even empty, shares of a batch give "
+    "the outputs, gradients and running averages of one process "
+    "with all of it, noise included",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=True,
+    mutant=False,
+    slow=True,
+)
 def _(synchronized):
     """Two processes, one row and four rows; nine settings.
 

@@ -21,29 +21,43 @@ def by_sums(u, w, eps, unit_rows, with_root=True):
     cov = (c.T @ c / n).requires_grad_()
     v = whitening_matrix(cov, eps)
     v = v / v.norm(dim=1, keepdim=True) if unit_rows else v
-    s, = torch.autograd.grad(v, cov, w.T @ c * with_root)
+    (s,) = torch.autograd.grad(v, cov, w.T @ c * with_root)
     return (w - w.mean(0)) @ v.detach() + c @ (s + s.T) / n
 
 
-@claim("sync-dbn-gradient", source="new",
-       statement="the gradient of whitening is V^T(w − mean w) + (S + S^T)c/n, "
-                 "S the gradient for the covariance, from the sums of w and "
-                 "wc^T over elements",
-       kind="identity", verdict="holds", evidence="proof", formula=by_sums,
-       mutant=lambda u, w, eps, rows: by_sums(u, w, eps, rows, False))
+@claim(
+    "sync-dbn-gradient",
+    source="new",
+    statement="the gradient of whitening is V^T(w − mean w) + (S + S^T)c/n, "
+    "S the gradient for the covariance, from the sums of w and "
+    "wc^T over elements",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=by_sums,
+    mutant=lambda u, w, eps, rows: by_sums(u, w, eps, rows, False),
+)
 def _(gradient):
     """Mixtures of log-normal sources, four channels; ε small, and as large as
     the variances; rows as they are and of length 1.
     """
     for eps in (1e-5, 1.0):
         for unit_rows in (False, True):
-            u = (torch.randn(30, 4, dtype=torch.float64).exp() @ torch.randn(
-                     4, 4, dtype=torch.float64)).requires_grad_()
+            u = (
+                torch.randn(30, 4, dtype=torch.float64).exp()
+                @ torch.randn(4, 4, dtype=torch.float64)
+            ).requires_grad_()
             w = torch.randn(30, 4, dtype=torch.float64)
-            expected, = torch.autograd.grad(
-                whiten_channels(u, 4, eps, unit_rows=unit_rows)[0], u, w)
-            torch.testing.assert_close(gradient(u.detach(), w, eps, unit_rows),
-                                       expected, rtol=1e-7, atol=1e-7)
+            (expected,) = torch.autograd.grad(
+                whiten_channels(u, 4, eps, unit_rows=unit_rows)[0], u, w
+            )
+            torch.testing.assert_close(
+                gradient(u.detach(), w, eps, unit_rows),
+                expected,
+                rtol=1e-7,
+                atol=1e-7,
+            )
+
 
 # %% ../../../nbs/254_layers.sync_decorrelated.ipynb
 import itertools
@@ -52,24 +66,39 @@ import torch.distributed as dist
 
 from normalnorm.checks.layers.sync import in_processes, overshooting
 from normalnorm.layers.decorrelated import (
-    DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d,
-    DecorrelatedBatchNormalNorm1d, DecorrelatedBatchNormalNorm2d)
+    DecorrelatedBatchNorm1d,
+    DecorrelatedBatchNorm2d,
+    DecorrelatedBatchNormalNorm1d,
+    DecorrelatedBatchNormalNorm2d,
+)
 from normalnorm.layers.sync import convert_sync
 
 CASES = [
-    *((DecorrelatedBatchNorm2d, {"method": method, "group_size": size})
-      for method, size in itertools.product(("eigh", "newton_schulz"), (3, 7))),
+    *(
+        (DecorrelatedBatchNorm2d, {"method": method, "group_size": size})
+        for method, size in itertools.product(("eigh", "newton_schulz"), (3, 7))
+    ),
     (DecorrelatedBatchNorm1d, {}),
-    *((DecorrelatedBatchNormalNorm2d,
-       {"group_size": 3, "noise_kind": kind, "safeguard": safeguard})
-      for kind, safeguard in itertools.product(
-          ("scaled", "unscaled", "dropout"), (False, True))),
-    (DecorrelatedBatchNormalNorm2d,
-     {"group_size": 3, "noise": 0.0, "method": "newton_schulz"}),
+    *(
+        (
+            DecorrelatedBatchNormalNorm2d,
+            {"group_size": 3, "noise_kind": kind, "safeguard": safeguard},
+        )
+        for kind, safeguard in itertools.product(
+            ("scaled", "unscaled", "dropout"), (False, True)
+        )
+    ),
+    (
+        DecorrelatedBatchNormalNorm2d,
+        {"group_size": 3, "noise": 0.0, "method": "newton_schulz"},
+    ),
     (DecorrelatedBatchNormalNorm1d, {"group_size": 2}),
     (DecorrelatedBatchNormalNorm2d, {"group_size": 3, "alpha": 0.0}),
-    (DecorrelatedBatchNormalNorm2d,
-     {"group_size": 4, "affine": False, "momentum": None, "alpha": 0.5})]
+    (
+        DecorrelatedBatchNormalNorm2d,
+        {"group_size": 4, "affine": False, "momentum": None, "alpha": 0.5},
+    ),
+]
 
 
 def decorrelated_sample(rows, kind, last):
@@ -79,12 +108,20 @@ def decorrelated_sample(rows, kind, last):
     torch.manual_seed(0)
     shape = (rows, 7, 6, 5) if kind._axes == (4,) else (30 * rows, 7)
     u, g = torch.randn(2, *shape, dtype=torch.float64)
-    u = torch.einsum("bc...,cd->bd...", u.exp(),
-                     torch.randn(7, 7, dtype=torch.float64))
-    u[:len(u) // 5, 3], u[:, 5], u[:, 6] = (
-        0.5, u[:, 5] + 1e6, overshooting(shape[0], *shape[2:]))
-    return tuple(x.contiguous(memory_format=torch.channels_last)
-                 if last and x.ndim == 4 else x for x in (u, g))
+    u = torch.einsum(
+        "bc...,cd->bd...", u.exp(), torch.randn(7, 7, dtype=torch.float64)
+    )
+    u[: len(u) // 5, 3], u[:, 5], u[:, 6] = (
+        0.5,
+        u[:, 5] + 1e6,
+        overshooting(shape[0], *shape[2:]),
+    )
+    return tuple(
+        x.contiguous(memory_format=torch.channels_last)
+        if last and x.ndim == 4
+        else x
+        for x in (u, g)
+    )
 
 
 def decorrelated_step(kind, options, u, g, several):
@@ -101,25 +138,33 @@ def decorrelated_step(kind, options, u, g, several):
     out = layer(mine)
     (out * g).sum().backward()
     assert out.stride() == u.stride() or not u.numel() or u.shape[0] == 1
-    return {"output": out.detach(), "input gradient": mine.grad,
-            **{f"gradient of {n}": p.grad for n, p in layer.named_parameters()},
-            **dict(layer.named_buffers())}
+    return {
+        "output": out.detach(),
+        "input gradient": mine.grad,
+        **{f"gradient of {n}": p.grad for n, p in layer.named_parameters()},
+        **dict(layer.named_buffers()),
+    }
 
 
 def decorrelated_worker(rank, folder, shares, several):
     """One process of the comparison: its share, for each case, saved in the
     folder.
     """
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting",
-                            rank=rank, world_size=len(shares))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=len(shares),
+    )
     torch.set_num_threads(1)
     found = []
     for i, (kind, options) in enumerate(CASES):
         u, g = decorrelated_sample(sum(shares), kind, i % 2)
         each = len(u) // sum(shares)
-        mine = slice(each * sum(shares[:rank]), each * sum(shares[:rank + 1]))
+        mine = slice(each * sum(shares[:rank]), each * sum(shares[: rank + 1]))
         found.append(
-            decorrelated_step(kind, options, u[mine], g[mine], several))
+            decorrelated_step(kind, options, u[mine], g[mine], several)
+        )
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -128,32 +173,60 @@ def compare_decorrelated(shares, several=True):
     """The largest differences between processes with these shares and one
     process with all of them, for each case; relative where a value is above 1.
     """
-    parts = in_processes(len(shares),
-                         "from normalnorm.checks.layers.sync_decorrelated "
-                         "import decorrelated_worker; "
-                         f"decorrelated_worker({{rank}}, '{{folder}}', "
-                         f"{shares}, {several})")
+    parts = in_processes(
+        len(shares),
+        "from normalnorm.checks.layers.sync_decorrelated "
+        "import decorrelated_worker; "
+        f"decorrelated_worker({{rank}}, '{{folder}}', "
+        f"{shares}, {several})",
+    )
     for i, (kind, options) in enumerate(CASES):
-        alone, found = decorrelated_step(
-            kind, options, *decorrelated_sample(sum(shares), kind, i % 2),
-            False), {}
+        alone, found = (
+            decorrelated_step(
+                kind,
+                options,
+                *decorrelated_sample(sum(shares), kind, i % 2),
+                False,
+            ),
+            {},
+        )
         for name, expected in alone.items():
             values = [part[i][name] for part in parts]
             together = (
-                [torch.cat(values)] if name in ("output", "input gradient")
-                else [sum(values)] if name.startswith("gradient") else values)
-            found[name] = torch.stack(
-                [((v - expected).abs() / expected.abs().clamp(min=1)).max()
-                 for v in together]).max().item()
+                [torch.cat(values)]
+                if name in ("output", "input gradient")
+                else [sum(values)]
+                if name.startswith("gradient")
+                else values
+            )
+            found[name] = (
+                torch.stack(
+                    [
+                        (
+                            (v - expected).abs() / expected.abs().clamp(min=1)
+                        ).max()
+                        for v in together
+                    ]
+                )
+                .max()
+                .item()
+            )
         yield (kind.__name__, options), found
 
 
-@claim("sync-dbn-one-process", source="new",
-       statement="decorrelated layers on processes with uneven, even empty, "
-                 "shares of a batch give the outputs, gradients and buffers of "
-                 "one process with all of it, noise included",
-       kind="identity", verdict="holds", evidence="numerical", formula=True,
-       mutant=False, slow=True)
+@claim(
+    "sync-dbn-one-process",
+    source="new",
+    statement="decorrelated layers on processes with uneven, even empty, "
+    "shares of a batch give the outputs, gradients and buffers of "
+    "one process with all of it, noise included",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=True,
+    mutant=False,
+    slow=True,
+)
 def _(several):
     """Two processes, one image and four; fifteen settings.
 

@@ -15,12 +15,18 @@ from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.gradient import Power
 
 
-@claim("nn-weight-gaussianize", source="eftekhari2025, §6",
-       statement="normality normalization can augment weight normalization: w "
-                 "= g·ψ(k;λ̂)/‖ψ(k;λ̂)‖ with a right gradient; at λ = 1 it is "
-                 "weight normalization",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=(0.0, False), mutant=(1.0, False))
+@claim(
+    "nn-weight-gaussianize",
+    source="eftekhari2025, §6",
+    statement="normality normalization can augment weight normalization: w "
+    "= g·ψ(k;λ̂)/‖ψ(k;λ̂)‖ with a right gradient; at λ = 1 it is "
+    "weight normalization",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=(0.0, False),
+    mutant=(1.0, False),
+)
 def _(settings):
     """Against torch's weight_norm, forward and gradients; gradcheck of the
     transformed form.
@@ -29,46 +35,64 @@ def _(settings):
     """
     alpha, center = settings
     torch.manual_seed(0)
-    for make, dim in ((lambda: nn.Linear(7, 5), 0),
-                      (lambda: nn.Conv2d(3, 4, 3), 0),
-                      (lambda: nn.Linear(7, 5), 1),
-                      (lambda: nn.Linear(7, 5), None)):
+    for make, dim in (
+        (lambda: nn.Linear(7, 5), 0),
+        (lambda: nn.Conv2d(3, 4, 3), 0),
+        (lambda: nn.Linear(7, 5), 1),
+        (lambda: nn.Linear(7, 5), None),
+    ):
         layer = make().double()
         with torch.no_grad():
             # skewed, so that a transform would show
             layer.weight.copy_(torch.rand_like(layer.weight).square() + 0.1)
         twin = make().double()
         twin.load_state_dict(layer.state_dict())
-        normality_weight(layer, dim=dim, gaussianizer=Power(alpha),
-                         center=center)
+        normality_weight(
+            layer, dim=dim, gaussianizer=Power(alpha), center=center
+        )
         nn.utils.parametrizations.weight_norm(twin, dim=dim)
         torch.testing.assert_close(
-            layer.weight, twin.weight, rtol=1e-12, atol=1e-12)
+            layer.weight, twin.weight, rtol=1e-12, atol=1e-12
+        )
         c = torch.randn_like(layer.weight)
         (layer.weight * c).sum().backward()
         (twin.weight * c).sum().backward()
-        for a, b in zip(layer.parametrizations.weight.parameters(),
-                        twin.parametrizations.weight.parameters()):
+        for a, b in zip(
+            layer.parametrizations.weight.parameters(),
+            twin.parametrizations.weight.parameters(),
+        ):
             torch.testing.assert_close(
-                a.grad.flatten(), b.grad.flatten(), rtol=1e-10, atol=1e-10)
+                a.grad.flatten(), b.grad.flatten(), rtol=1e-10, atol=1e-10
+            )
     for g in (Power(), Chain(), Tail()):
         assert torch.autograd.gradcheck(
             lambda v: gaussianized_direction(v, 0, g),
-            torch.randn(2, 9, dtype=torch.float64).exp().requires_grad_())
+            torch.randn(2, 9, dtype=torch.float64).exp().requires_grad_(),
+        )
 
 
-@claim("weight-gradient-orthogonal", source="new",
-       statement="the gradient with respect to v is orthogonal to v and to the "
-                 "constant vector, for each output unit",
-       kind="identity", verdict="holds", evidence="proof", formula=True,
-       mutant=False)
+@claim(
+    "weight-gradient-orthogonal",
+    source="new",
+    statement="the gradient with respect to v is orthogonal to v and to the "
+    "constant vector, for each output unit",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=True,
+    mutant=False,
+)
 def _(center):
     "Random gradients; with the mean kept (the mutant) only the scale is free."
     v = torch.randn(6, 31, dtype=torch.float64).exp().requires_grad_()
-    grad, = torch.autograd.grad(
-        (gaussianized_direction(v, 0, center=center) * torch.randn(
-             6, 31, dtype=torch.float64)).sum(),
-        v)
+    (grad,) = torch.autograd.grad(
+        (
+            gaussianized_direction(v, 0, center=center)
+            * torch.randn(6, 31, dtype=torch.float64)
+        ).sum(),
+        v,
+    )
     size = grad.norm(dim=1) * v.detach().norm(dim=1)
-    assert (((grad * v.detach()).sum(1).abs() < 1e-10 * size).all()
-            and (grad.sum(1).abs() < 1e-10 * size).all())
+    assert ((grad * v.detach()).sum(1).abs() < 1e-10 * size).all() and (
+        grad.sum(1).abs() < 1e-10 * size
+    ).all()

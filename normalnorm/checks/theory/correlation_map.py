@@ -17,8 +17,9 @@ from normalnorm.theory import correlation_map as maps
 from normalnorm.theory.pairs import activation_of, fisher_law, joint_mean
 
 
-def sampled_channels(norm, phi, c, gamma_std, beta_std, eps, channels=3000,
-                     inputs=250):
+def sampled_channels(
+    norm, phi, c, gamma_std, beta_std, eps, channels=3000, inputs=250
+):
     "The same by drawing: channels with γ and β, and pairs of inputs for each."
     source = np.random.default_rng(3)
     gamma = 1 + gamma_std * source.standard_normal((channels, 1))
@@ -28,20 +29,28 @@ def sampled_channels(norm, phi, c, gamma_std, beta_std, eps, channels=3000,
     z = [phi(gamma * h + beta) for h in (u, v)]
     if norm == "proxy":
         mean = sum(h.mean(1, keepdims=True) for h in z) / 2
-        spread = np.sqrt(sum(((h - mean)**2).mean(1, keepdims=True)
-                             for h in z) / 2 + eps)
+        spread = np.sqrt(
+            sum(((h - mean) ** 2).mean(1, keepdims=True) for h in z) / 2 + eps
+        )
         z = [(h - mean) / spread for h in z]
     elif norm == "pre-layer":
         z = [h - (z[0].mean() + z[1].mean()) / 2 for h in z]
     return 2 * (z[0] * z[1]).mean() / sum((h * h).mean() for h in z)
 
 
-@claim("map-wide", source="new", statement="in the limit of width a normalizer "
-       "takes a mean off each channel and weights it: F(c) as by @eq-map",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=maps.correlation_map,
-       mutant=lambda c, phi, norm, g, b, eps: maps.correlation_map(
-           c, phi, norm, g, 0.8 * b, 2 * eps))
+@claim(
+    "map-wide",
+    source="new",
+    statement="in the limit of width a normalizer "
+    "takes a mean off each channel and weights it: F(c) as by @eq-map",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=maps.correlation_map,
+    mutant=lambda c, phi, norm, g, b, eps: maps.correlation_map(
+        c, phi, norm, g, 0.8 * b, 2 * eps
+    ),
+)
 def _(f):
     "Three thousand random channels, for ReLU and tanh and three normalizers."
     phi = {"relu": lambda y: np.maximum(y, 0), "tanh": np.tanh}
@@ -50,16 +59,26 @@ def _(f):
             for c in (-0.3, 0.6):
                 drawn = sampled_channels(norm, function, c, 0.3, 0.5, eps)
                 assert abs(f(c, name, norm, 0.3, 0.5, eps) - drawn) < 1e-2, (
-                    norm, name, c)
+                    norm,
+                    name,
+                    c,
+                )
+
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
-@claim("map-series", source="new; daniely2016 without γ, β",
-       statement="for any normalizer that looks at one input, F(c) = Σ p_k c^k "
-                 "with p_k ≥ 0, Σ p_k = 1: increasing and convex on [0, 1]",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=maps.correlation_map,
-       mutant=lambda c, *a, **k: (maps.correlation_map(c, *a, **k)
-                                  - 0.1 * c**2) / 0.9)
+@claim(
+    "map-series",
+    source="new; daniely2016 without γ, β",
+    statement="for any normalizer that looks at one input, F(c) = Σ p_k c^k "
+    "with p_k ≥ 0, Σ p_k = 1: increasing and convex on [0, 1]",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=maps.correlation_map,
+    mutant=lambda c, *a, **k: (
+        (maps.correlation_map(c, *a, **k) - 0.1 * c**2) / 0.9
+    ),
+)
 def _(f):
     """Convexity and growth on a grid, wide and in groups; positive definite on
     unit vectors (Schoenberg); the series, whose coefficients are computed
@@ -68,20 +87,31 @@ def _(f):
     c = torch.linspace(0, 1, 11, dtype=torch.float64)
     torch.manual_seed(0)
     points = torch.nn.functional.normalize(torch.randn(6, 3).double(), dim=1)
-    for norm, more in (("layer", {}), ("pre-layer", {}), ("proxy", {}),
-                       ("group", {"group": 3}), ("group", {"group": 9})):
-        for phi in ("relu", "tanh")[:1 if norm == "proxy" else 2]:
+    for norm, more in (
+        ("layer", {}),
+        ("pre-layer", {}),
+        ("proxy", {}),
+        ("group", {"group": 3}),
+        ("group", {"group": 9}),
+    ):
+        for phi in ("relu", "tanh")[: 1 if norm == "proxy" else 2]:
             values = f(c, phi, norm, 0.2, 0.3, **more)
             assert (values.diff() > 0).all() and abs(values[-1] - 1) < 1e-6
             assert (values.diff(n=2) > -1e-7).all(), (norm, phi)
             if norm != "proxy":
-                gram = f((points @ points.T).clamp(-1, 1), phi, norm, 0.2, 0.3,
-                         **more)
+                gram = f(
+                    (points @ points.T).clamp(-1, 1),
+                    phi,
+                    norm,
+                    0.2,
+                    0.3,
+                    **more,
+                )
                 assert torch.linalg.eigvalsh(gram)[0] > -1e-6
             if not more:
                 p = maps.hermite_shares(phi, norm, 0.2, 0.3, count=60)
                 assert p.min() > -1e-12
-                series = (p * 0.6**torch.arange(60).double()).sum()
+                series = (p * 0.6 ** torch.arange(60).double()).sum()
                 assert abs(f(0.6, phi, norm, 0.2, 0.3) - series) < 1e-7
 
 
@@ -90,11 +120,17 @@ def published(gamma_std, beta_std):
     return (1 + gamma_std**2) / (1 + gamma_std**2 + beta_std**2)
 
 
-@claim("map-tangent", source="new; labatie2021, Theorem 1, for positive "
-       "homogeneous φ", statement="1 − F(c) ≤ F'(1)(1 − c), and for ReLU and "
-       "its relatives under layer norm F'(1) = E γ²/(E γ² + E β²)",
-       kind="theorem", verdict="holds", evidence="proof", formula=published,
-       mutant=lambda gamma_std, beta_std: 1 / (1 + beta_std**2))
+@claim(
+    "map-tangent",
+    source="new; labatie2021, Theorem 1, for positive homogeneous φ",
+    statement="1 − F(c) ≤ F'(1)(1 − c), and for ReLU and "
+    "its relatives under layer norm F'(1) = E γ²/(E γ² + E β²)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=published,
+    mutant=lambda gamma_std, beta_std: 1 / (1 + beta_std**2),
+)
 def _(rho):
     """The slope for four homogeneous activations; the inequality for these and
     two others; the slope by a difference.
@@ -115,20 +151,31 @@ def _(rho):
 def lost_by_bias(gamma, beta, weight, r):
     "E βφφ'/E φ² over channels; φ is t above 0 and r·t below."
     at = beta / gamma
-    tail = (2 / math.pi)**0.5 * torch.exp(-at**2 / 2)
-    mean = gamma * (tail + at * torch.erf(at / 2**0.5))         # E |t|
+    tail = (2 / math.pi) ** 0.5 * torch.exp(-(at**2) / 2)
+    mean = gamma * (tail + at * torch.erf(at / 2**0.5))  # E |t|
     odd = gamma**2 * ((1 + at**2) * torch.erf(at / 2**0.5) + at * tail)
     even, other = (1 + r * r) / 2, (1 - r * r) / 2
-    return (weight @ (beta * (even * beta + other * mean)) / (weight @ (
-        even * (gamma**2 + beta**2) + other * odd))).item()     # odd: E t|t|
+    return (
+        weight
+        @ (beta * (even * beta + other * mean))
+        / (weight @ (even * (gamma**2 + beta**2) + other * odd))
+    ).item()  # odd: E t|t|
 
 
-@claim("map-bias", source="new", statement="for positive homogeneous φ and any "
-       "law of γ and β, 1 − F'(1) = E βφφ'/E φ² under layer norm; for "
-       "symmetric β this is 1 − ρ, otherwise not", kind="theorem",
-       verdict="holds", evidence="proof", formula=lost_by_bias,
-       mutant=lambda gamma, beta, weight, r: (weight @ beta**2 / (
-           weight @ (gamma**2 + beta**2))).item())
+@claim(
+    "map-bias",
+    source="new",
+    statement="for positive homogeneous φ and any "
+    "law of γ and β, 1 − F'(1) = E βφφ'/E φ² under layer norm; for "
+    "symmetric β this is 1 − ρ, otherwise not",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lost_by_bias,
+    mutant=lambda gamma, beta, weight, r: (
+        weight @ beta**2 / (weight @ (gamma**2 + beta**2))
+    ).item(),
+)
 def _(lost):
     """F near 1 by quadrature, for a shifted, a skewed and a two-valued β, one
     that goes with γ, and a symmetric one.
@@ -137,25 +184,43 @@ def _(lost):
     e, v = map(torch.from_numpy, np.polynomial.laguerre.laggauss(12))
     two, half = torch.tensor([-0.6, 0.3]).double(), torch.ones(2).double() / 2
     for gamma, beta, weight in (
-            (1 + 0 * x, 0.2 * x - 0.5, w / w.sum()), (1 + 0 * x, 0.2 * x + 0.3,
-            w / w.sum()), (1 + 0 * e, 0.4 * (e - 1), v), (1 + 0 * two, two,
-            half), (1 - two, two, half), (1 + 0 * x, 0.4 * x, w / w.sum())):
-        for phi, r in (("relu", 0.0), ("abs", -1.0),
-                       (torch.nn.LeakyReLU(0.3), 0.3)):
-            at = lambda c: (weight @ joint_mean(
-                activation_of(phi), beta, gamma**2, c * gamma**2)).item()
+        (1 + 0 * x, 0.2 * x - 0.5, w / w.sum()),
+        (1 + 0 * x, 0.2 * x + 0.3, w / w.sum()),
+        (1 + 0 * e, 0.4 * (e - 1), v),
+        (1 + 0 * two, two, half),
+        (1 - two, two, half),
+        (1 + 0 * x, 0.4 * x, w / w.sum()),
+    ):
+        for phi, r in (
+            ("relu", 0.0),
+            ("abs", -1.0),
+            (torch.nn.LeakyReLU(0.3), 0.3),
+        ):
+            at = lambda c: (
+                weight
+                @ joint_mean(activation_of(phi), beta, gamma**2, c * gamma**2)
+            ).item()
             steep = (1 - at(1 - 1e-6) / at(1.0)) * 1e6
             assert abs(1 - steep - lost(gamma, beta, weight, r)) < 2e-3
     # the text's
     for mean, steep in ((-0.5, 1.405), (0.3, 0.758)):
-        assert abs(1 - lost(1 + 0 * x, 0.2 * x + mean, w / w.sum(), 0.0)
-                   - steep) < 5e-4
+        assert (
+            abs(1 - lost(1 + 0 * x, 0.2 * x + mean, w / w.sum(), 0.0) - steep)
+            < 5e-4
+        )
+
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
-@claim("map-relu-law", source="new", statement="under layer norm, ReLU and no "
-       "β, 1 − c_l ~ 9π²/(2l²)", kind="theorem", verdict="holds",
-       evidence="proof", formula=9 * math.pi**2 / 2,
-       mutant=0.995 * 9 * math.pi**2 / 2)
+@claim(
+    "map-relu-law",
+    source="new",
+    statement="under layer norm, ReLU and no β, 1 − c_l ~ 9π²/(2l²)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=9 * math.pi**2 / 2,
+    mutant=0.995 * 9 * math.pi**2 / 2,
+)
 def _(constant):
     """Iteration of the arc-cosine kernel in mpmath, from two starts: the growth
     of (1−c)^(−½) between layers 1000, 2000 and 4000, whose error 1/l is taken
@@ -166,18 +231,26 @@ def _(constant):
             roots = []
             for layer in range(4001):
                 if layer in (1000, 2000, 4000):
-                    roots.append((1 - c)**-0.5)
+                    roots.append((1 - c) ** -0.5)
                 c = (mp.sqrt(1 - c * c) + (mp.pi - mp.acos(c)) * c) / mp.pi
             early, late = (roots[1] - roots[0]), (roots[2] - roots[1]) / 2
             growth = (2 * late - early) / 1000
             assert abs(growth**-2 / constant - 1) < 1e-4
 
+
 # %% ../../../nbs/350_theory.correlation_map.ipynb
-@claim("map-no-collapse", source="new", statement="with γ ~ N(1, 0.2²), β ~ "
-       "N(0, 0.2²) layer norm has a fixed point below 1 with tanh and with "
-       "GELU, and ReLU has none", kind="theorem", verdict="holds",
-       evidence="numerical", formula={"tanh": 0.3623, "gelu": 0.9040},
-       mutant={"tanh": 0.3673, "gelu": 0.9090})
+@claim(
+    "map-no-collapse",
+    source="new",
+    statement="with γ ~ N(1, 0.2²), β ~ "
+    "N(0, 0.2²) layer norm has a fixed point below 1 with tanh and with "
+    "GELU, and ReLU has none",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula={"tanh": 0.3623, "gelu": 0.9040},
+    mutant={"tanh": 0.3673, "gelu": 0.9090},
+)
 def _(expected):
     """F at the fixed point by Gauss–Hermite over u, e, γ and β, and a random
     network of width 3000 after 60 layers.
@@ -185,51 +258,68 @@ def _(expected):
     x, w = np.polynomial.hermite_e.hermegauss(24)
     w = w / w.sum()
     phi = {"tanh": torch.tanh, "gelu": torch.nn.functional.gelu}
-    u, e, g, b = (torch.from_numpy(x).reshape([-1 if i == k else 1
-                                               for i in range(4)])
-                  for k in range(4))
+    u, e, g, b = (
+        torch.from_numpy(x).reshape([-1 if i == k else 1 for i in range(4)])
+        for k in range(4)
+    )
     weights = torch.from_numpy(np.einsum("i,j,k,l->ijkl", w, w, w, w))
     for name, c in expected.items():
         gamma, beta = 1 + 0.2 * g, 0.2 * b
         first = phi[name](gamma * u + beta)
         second = phi[name](gamma * (c * u + math.sqrt(1 - c * c) * e) + beta)
         ratio = (weights * first * second).sum() / (
-            weights * first.square()).sum()
+            weights * first.square()
+        ).sum()
         assert abs(ratio.item() - c) < 1e-4
-        assert abs(maps.fixed_point(name, "layer", 0.2, 0.2)
-                   - c) < 1e-4
+        assert abs(maps.fixed_point(name, "layer", 0.2, 0.2) - c) < 1e-4
         torch.manual_seed(0)
         pair, found = torch.randn(3000, 2), []
         for _ in range(90):
-            z = phi[name]((1 + 0.2 * torch.randn(3000, 1)) * pair
-                          + 0.2 * torch.randn(3000, 1))
+            z = phi[name](
+                (1 + 0.2 * torch.randn(3000, 1)) * pair
+                + 0.2 * torch.randn(3000, 1)
+            )
             q, r, s = z[:, 0] @ z[:, 0], z[:, 0] @ z[:, 1], z[:, 1] @ z[:, 1]
             found.append((r / (q * s).sqrt()).item())
             # the next layer, given this one: 3000 independent pairs
             t = torch.randn(3000, 2)
             cos = found[-1]
-            pair = torch.stack([t[:, 0], cos * t[:, 0]
-                                + math.sqrt(1 - cos * cos) * t[:, 1]], 1)
+            pair = torch.stack(
+                [t[:, 0], cos * t[:, 0] + math.sqrt(1 - cos * cos) * t[:, 1]], 1
+            )
         assert abs(np.mean(found[40:]) - c) < 0.03
     assert maps.fixed_point("relu", "layer", 0.2, 0.2) == 1
+
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 def poincare(phi, norm, g, b, eps):
     "(F(0), F'(1)) of a normalizer."
-    return (maps.correlation_map(0.0, phi, norm, g, b, eps),
-            maps.slope(phi, norm, g, b, eps))
+    return (
+        maps.correlation_map(0.0, phi, norm, g, b, eps),
+        maps.slope(phi, norm, g, b, eps),
+    )
 
 
-@claim("map-centred", source="new", statement="with a proxy F(0) = 0 and F'(1) "
-       "≥ 1 for every φ, γ, β and ε, with equality for the identity",
-       kind="theorem", verdict="holds", evidence="proof", formula=poincare,
-       mutant=lambda phi, norm, g, b, eps: poincare(phi, "layer", g, b, 0.0))
+@claim(
+    "map-centred",
+    source="new",
+    statement="with a proxy F(0) = 0 and F'(1) "
+    "≥ 1 for every φ, γ, β and ε, with equality for the identity",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=poincare,
+    mutant=lambda phi, norm, g, b, eps: poincare(phi, "layer", g, b, 0.0),
+)
 def _(values):
     "Four activations, γ and β, with and without ε; PreLayerNorm, γ fixed."
-    for phi in ("relu", "abs", "tanh",
-                lambda y: (0.5 * y).sin() + 0.2 * y * y):
-        for g, b, eps in ((0.0, 0.0, 0.0), (0.3, 0.4, 0.0), (0.2, 0.2, 0.03),
-                          (0.3, 0.0, 0.0)):
+    for phi in ("relu", "abs", "tanh", lambda y: (0.5 * y).sin() + 0.2 * y * y):
+        for g, b, eps in (
+            (0.0, 0.0, 0.0),
+            (0.3, 0.4, 0.0),
+            (0.2, 0.2, 0.03),
+            (0.3, 0.0, 0.0),
+        ):
             zero, steep = values(phi, "proxy", g, b, eps)
             assert abs(zero) < 1e-9 and steep > 1 + 1e-5
             # the channels' means differ, but for an odd φ without β
@@ -242,22 +332,35 @@ def _(values):
 def pre_slope(gamma_std, beta_std):
     "ρ/(1 − m²/E φ²) for ReLU and normal β; m by the mean of |γ, β|."
     x, w = np.polynomial.hermite_e.hermegauss(60)
-    size = (1 + gamma_std * x)**2 + beta_std**2
-    mean_square = (w @ size**0.5)**2 / w.sum() / (w @ size)
+    size = (1 + gamma_std * x) ** 2 + beta_std**2
+    mean_square = (w @ size**0.5) ** 2 / w.sum() / (w @ size)
     return published(gamma_std, beta_std) / (1 - mean_square / math.pi)
 
 
-@claim("map-pre-collapses", source="new", statement="with ReLU and normal β "
-       "PreLayerNorm has F'(1) = ρ/(1 − m²/E φ²): it collapses where that is 1 "
-       "or less, for γ = 1 where ρ ≤ 1 − 1/π; a proxy never", kind="theorem",
-       verdict="holds", evidence="proof", formula=pre_slope,
-       mutant=lambda gamma_std, beta_std: math.pi / (math.pi - 1))
+@claim(
+    "map-pre-collapses",
+    source="new",
+    statement="with ReLU and normal β "
+    "PreLayerNorm has F'(1) = ρ/(1 − m²/E φ²): it collapses where that is 1 "
+    "or less, for γ = 1 where ρ ≤ 1 − 1/π; a proxy never",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=pre_slope,
+    mutant=lambda gamma_std, beta_std: math.pi / (math.pi - 1),
+)
 def _(steep):
     """The library's slope and fixed point on both sides; 4000 channels and the
     next layer's pairs, thirty layers deep.
     """
-    for g, b in ((0.0, 0.2), (0.0, 0.68), (0.0, 0.69), (0.0, 1.2), (0.3, 0.4),
-                 (0.2, 0.8)):
+    for g, b in (
+        (0.0, 0.2),
+        (0.0, 0.68),
+        (0.0, 0.69),
+        (0.0, 1.2),
+        (0.3, 0.4),
+        (0.2, 0.8),
+    ):
         assert abs(maps.slope("relu", "pre-layer", g, b) - steep(g, b)) < 1e-6
         end = maps.fixed_point("relu", "pre-layer", g, b)
         assert (end == 1) == (steep(g, b) <= 1), (g, b, end)
@@ -269,17 +372,26 @@ def _(steep):
         c = 0.5
         for _ in range(30):
             u, e = torch.randn(2, 4000, dtype=torch.float64)
-            z = torch.stack([u, c * u + (1 - c * c)**0.5 * e]) + (
-                b * torch.randn(4000, dtype=torch.float64))
+            z = torch.stack([u, c * u + (1 - c * c) ** 0.5 * e]) + (
+                b * torch.randn(4000, dtype=torch.float64)
+            )
             z = z.relu() - z.relu().mean(1, keepdim=True)
             c = min(torch.cosine_similarity(*z, dim=0).item(), 1.0)
         assert (c > 0.99) == (steep(0.0, b) <= 1), (b, c)
 
 
-@claim("map-pre-is-proxy", source="new", statement="at γ = 1, β = 0, ε = 0 "
-       "PreLayerNorm, weight standardization and layer norm with a proxy have "
-       "the same map", kind="theorem", verdict="holds", evidence="proof",
-       formula=0.0, mutant=0.02)
+@claim(
+    "map-pre-is-proxy",
+    source="new",
+    statement="at γ = 1, β = 0, ε = 0 "
+    "PreLayerNorm, weight standardization and layer norm with a proxy have "
+    "the same map",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=0.0,
+    mutant=0.02,
+)
 def _(eps_std):
     """Three activations on a grid, against the covariance over the variance;
     ReLU's closed form; standardized weights applied to z, in exact numbers.
@@ -288,28 +400,41 @@ def _(eps_std):
     for phi in ("relu", "gelu", "tanh"):
         pre, standard, proxy = (
             maps.correlation_map(c, phi, norm, eps_std, eps_std)
-            for norm in ("pre-layer", "weight-standardization", "proxy"))
+            for norm in ("pre-layer", "weight-standardization", "proxy")
+        )
         assert (pre - proxy).abs().max() < 1e-7 and torch.equal(pre, standard)
     kappa = ((1 - c * c).sqrt() + (math.pi - c.acos()) * c) / math.pi
     torch.testing.assert_close(
         maps.correlation_map(c, "relu", "proxy"),
-        (kappa - 1 / math.pi) / (1 - 1 / math.pi), atol=1e-9, rtol=0)
+        (kappa - 1 / math.pi) / (1 - 1 / math.pi),
+        atol=1e-9,
+        rtol=0,
+    )
     torch.manual_seed(0)
     weight, z = torch.randn(7, 5).double(), torch.randn(5, 3).double()
     torch.testing.assert_close(
         (weight - weight.mean(1, keepdim=True)) @ z,
-        weight @ (z - z.mean(0, keepdim=True)))
+        weight @ (z - z.mean(0, keepdim=True)),
+    )
+
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 def threshold(gamma_std, beta_std):
     return 3 + (1 + gamma_std**2) / beta_std**2
 
 
-@claim("map-group", source="new", statement="a group of n values multiplies "
-       "F'(1) by (n−2)/(n−3): with ReLU it collapses for n ≥ 3 + E γ²/E β² "
-       "only", kind="theorem", verdict="holds", evidence="proof",
-       formula=threshold,
-       mutant=lambda gamma_std, beta_std: threshold(gamma_std, beta_std) - 1.5)
+@claim(
+    "map-group",
+    source="new",
+    statement="a group of n values multiplies "
+    "F'(1) by (n−2)/(n−3): with ReLU it collapses for n ≥ 3 + E γ²/E β² "
+    "only",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=threshold,
+    mutant=lambda gamma_std, beta_std: threshold(gamma_std, beta_std) - 1.5,
+)
 def _(at):
     """Slope and fixed point on both sides of the threshold; E κ(R) without β;
     the slope of tanh by a difference; simulated groups.
@@ -319,36 +444,58 @@ def _(at):
             steep = maps.slope("relu", "group", g, b, group=n)
             assert (steep > 1 + 1e-9) == (n < at(g, b) - 1e-9), (g, b, n)
             assert abs(steep - (n - 2) / (n - 3) * published(g, b)) < 1e-4
-    kappa = lambda r: ((1 - r * r).clamp(min=0).sqrt()
-                       + (math.pi - r.acos()) * r) / math.pi
+    kappa = lambda r: (
+        ((1 - r * r).clamp(min=0).sqrt() + (math.pi - r.acos()) * r) / math.pi
+    )
     for n in (3, 5, 40):
         r, w = fisher_law(0.4, n)
-        assert abs(maps.correlation_map(0.4, "relu", "group", group=n)
-                   - (w @ kappa(r)).item()) < 3e-6
+        assert (
+            abs(
+                maps.correlation_map(0.4, "relu", "group", group=n)
+                - (w @ kappa(r)).item()
+            )
+            < 3e-6
+        )
     h = 1e-5
     near = maps.correlation_map(1 - h, "tanh", "group", 0.2, 0.2, group=7)
-    assert abs((1 - near) / h - maps.slope("tanh", "group", 0.2, 0.2, group=7)
-               ) < 2e-3
+    assert (
+        abs((1 - near) / h - maps.slope("tanh", "group", 0.2, 0.2, group=7))
+        < 2e-3
+    )
     torch.manual_seed(0)
     u, e = torch.randn(2, 150_000, 5, dtype=torch.float64)
-    y = [torch.nn.functional.layer_norm(h, (5,), eps=0.0)
-         for h in (u, 0.4 * u + math.sqrt(1 - 0.16) * e)]
+    y = [
+        torch.nn.functional.layer_norm(h, (5,), eps=0.0)
+        for h in (u, 0.4 * u + math.sqrt(1 - 0.16) * e)
+    ]
     gamma, beta = (1 + 0.2 * torch.randn_like(u), 0.3 * torch.randn_like(u))
     a, b = (torch.nn.functional.gelu(gamma * h + beta) for h in y)
     drawn = 2 * (a * b).mean() / (a.square() + b.square()).mean()
-    assert abs(drawn - maps.correlation_map(
-        0.4, "gelu", "group", 0.2, 0.3, group=5)) < 4e-3
+    assert (
+        abs(
+            drawn
+            - maps.correlation_map(0.4, "gelu", "group", 0.2, 0.3, group=5)
+        )
+        < 4e-3
+    )
+
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 def with_eps(n, g, b, eps, phi="relu"):
     return maps.slope(phi, "group", g, b, eps, group=n)
 
 
-@claim("map-group-eps", source="new", statement="with ε the slope of a group "
-       "of n values is finite for every n ≥ 2, and as by @eq-map-group-eps",
-       kind="theorem", verdict="holds", evidence="proof", formula=with_eps,
-       mutant=lambda n, g, b, eps, phi="relu": with_eps(n, g, b, 1.3 * eps,
-                                                        phi))
+@claim(
+    "map-group-eps",
+    source="new",
+    statement="with ε the slope of a group "
+    "of n values is finite for every n ≥ 2, and as by @eq-map-group-eps",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=with_eps,
+    mutant=lambda n, g, b, eps, phi="relu": with_eps(n, g, b, 1.3 * eps, phi),
+)
 def _(steep):
     """Groups drawn, and moved a little with the same numbers; the identity in a
     group of 2 by scipy's quadrature; ε → 0.
@@ -359,21 +506,32 @@ def _(steep):
     for n, eps, phi in ((2, 0.3, torch.tanh), (5, 0.2, torch.relu)):
         x, e = torch.randn(2, 200_000, n, dtype=torch.float64)
         gamma, beta = (1 + 0.2 * torch.randn_like(x), 0.3 * torch.randn_like(x))
-        made = lambda x: phi(gamma * (x - x.mean(1, keepdim=True)) / (x.var(
-            1, correction=0, keepdim=True) + eps).sqrt() + beta)
+        made = lambda x: phi(
+            gamma
+            * (x - x.mean(1, keepdim=True))
+            / (x.var(1, correction=0, keepdim=True) + eps).sqrt()
+            + beta
+        )
         # 1 − c = ½·10⁻⁶ and 1 − F is half the mean square of the difference
         moved = (made((1 - 5e-7) * x + 1e-3 * e) - made(x)).square().mean(1)
         size = made(x).square().mean()
-        found, error = (moved.mean() / size / 1e-6, moved.std() / len(x)**0.5
-                        / size / 1e-6)
+        found, error = (
+            moved.mean() / size / 1e-6,
+            moved.std() / len(x) ** 0.5 / size / 1e-6,
+        )
         assert abs(found - steep(n, 0.2, 0.3, eps, phi)) < 4 * error + 2e-3
     # n = 2, φ the identity: y = d/√(d² + ε), d normal of variance ½
     law = lambda d: math.exp(-d * d) / math.sqrt(math.pi)
-    up, down = (scipy.integrate.quad(lambda d: f(d) * law(d), -9, 9)[0]
-                for f in (lambda d: 0.5 * 0.3**2 / (d * d + 0.3)**3,
-                          lambda d: d * d / (d * d + 0.3)))
+    up, down = (
+        scipy.integrate.quad(lambda d: f(d) * law(d), -9, 9)[0]
+        for f in (
+            lambda d: 0.5 * 0.3**2 / (d * d + 0.3) ** 3,
+            lambda d: d * d / (d * d + 0.3),
+        )
+    )
     assert abs(up / down - steep(2, 0.0, 0.0, 0.3, "identity")) < 1e-5
     assert abs(steep(8, 0.2, 0.2, 1e-9) - 6 / 5 * published(0.2, 0.2)) < 1e-4
+
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 def kappa_of(n):
@@ -381,18 +539,25 @@ def kappa_of(n):
     return (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
 
 
-@claim("map-batch-equal", source="new; yang2019 for large batches",
-       statement="batch norm maps equal correlations, whatever they are, to "
-                 "κ(−1/(N−1)) for ReLU without β, and BMLV to the same",
-       kind="theorem", verdict="holds", evidence="proof", formula=kappa_of,
-       mutant=lambda n: kappa_of(n + 1))
+@claim(
+    "map-batch-equal",
+    source="new; yang2019 for large batches",
+    statement="batch norm maps equal correlations, whatever they are, to "
+    "κ(−1/(N−1)) for ReLU without β, and BMLV to the same",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=kappa_of,
+    mutant=lambda n: kappa_of(n + 1),
+)
 def _(value):
     "Simulated batches; the integral over matrices; three ways of the library."
     source = np.random.default_rng(0)
     for n in (3, 6):
         for c in (0.0, 0.7):
             x = math.sqrt(c) * source.standard_normal((400_000, 1)) + math.sqrt(
-                1 - c) * source.standard_normal((400_000, n))
+                1 - c
+            ) * source.standard_normal((400_000, n))
             x = x - x.mean(1, keepdims=True)
             z = np.maximum(x / x.std(1, keepdims=True), 0)
             gram = z.T @ z / len(z)
@@ -401,15 +566,27 @@ def _(value):
             for norm in ("batch", "bmlv"):
                 found = maps.correlation_map(equal, "relu", norm)
                 assert abs(found[0, 1].item() - value(n)) < 1e-8
-                assert abs(maps.correlation_map(c, "relu", norm, batch=n)
-                           - value(n)) < 2e-6
+                assert (
+                    abs(
+                        maps.correlation_map(c, "relu", norm, batch=n)
+                        - value(n)
+                    )
+                    < 2e-6
+                )
 
 
-@claim("map-batch-shrinks", source="new; yang2019", statement="in a large "
-       "batch of correlation F(0) the deviation of one pair shrinks by "
-       "F'(0)/(1 − F(0)) = π/(2(π−1)) a layer, for ReLU", kind="theorem",
-       verdict="holds", evidence="proof", formula=math.pi / (2 * (math.pi - 1)),
-       mutant=0.74)
+@claim(
+    "map-batch-shrinks",
+    source="new; yang2019",
+    statement="in a large "
+    "batch of correlation F(0) the deviation of one pair shrinks by "
+    "F'(0)/(1 − F(0)) = π/(2(π−1)) a layer, for ReLU",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=math.pi / (2 * (math.pi - 1)),
+    mutant=0.74,
+)
 def _(factor):
     """The matrix map of 20, 40 and 80 samples, of which one pair differs by
     1e-3, and from them the limit: errors 1/N and 1/N² are taken off.
@@ -420,9 +597,15 @@ def _(factor):
         gram = torch.full((n, n), b).double().fill_diagonal_(1)
         moved = gram.clone()
         moved[0, 1] = moved[1, 0] = b + 1e-3
-        found.append(((maps.correlation_map(moved, "relu", "batch")
-                       - maps.correlation_map(gram, "relu", "batch")
-                       )[0, 1] / 1e-3).item())
+        found.append(
+            (
+                (
+                    maps.correlation_map(moved, "relu", "batch")
+                    - maps.correlation_map(gram, "relu", "batch")
+                )[0, 1]
+                / 1e-3
+            ).item()
+        )
     limit = (8 * found[2] - 6 * found[1] + found[0]) / 3
     assert abs(limit / factor - 1) < 2e-3
 
@@ -431,25 +614,32 @@ def growth(n):
     return maps.slope("relu", "batch", batch=n)
 
 
-@claim("map-batch-slope", source="new; yang2019 for large batches",
-       statement="the growth of squared gradients under batch norm of N "
-                 "samples, of a gradient that is independent of the layer and "
-                 "exchangeable over the samples",
-       kind="theorem", verdict="holds", evidence="proof", formula=growth,
-       mutant=lambda n: growth(n + 1))
+@claim(
+    "map-batch-slope",
+    source="new; yang2019 for large batches",
+    statement="the growth of squared gradients under batch norm of N "
+    "samples, of a gradient that is independent of the layer and "
+    "exchangeable over the samples",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=growth,
+    mutant=lambda n: growth(n + 1),
+)
 def _(rate):
     """Differences of batch norm and ReLU over 200000 channels, at the
     fixed point, for N = 9, and gradients by autodiff; π/(π−1) in the limit.
     """
     torch.manual_seed(0)
     n, channels = 9, 200_000
-    apart = (1 - kappa_of(n)) / 2          # E φ² − E φφ', E φ² = ½
+    apart = (1 - kappa_of(n)) / 2  # E φ² − E φφ', E φ² = ½
     x = math.sqrt(apart) * torch.randn(channels, n, dtype=torch.float64)
     e = torch.randn(channels, n, dtype=torch.float64)
-    layer = lambda x: ((x - x.mean(1, keepdim=True)) / x.std(
-        1, correction=0, keepdim=True)).relu()
+    layer = lambda x: (
+        (x - x.mean(1, keepdim=True)) / x.std(1, correction=0, keepdim=True)
+    ).relu()
     x.requires_grad_()
-    back, = torch.autograd.grad(layer(x), x, e - e.mean(1, keepdim=True))
+    (back,) = torch.autograd.grad(layer(x), x, e - e.mean(1, keepdim=True))
     measured = back.square().sum(1) / (n - 1)
     error = measured.std() / channels**0.5
     assert abs(measured.mean() - rate(n)) < 5 * error < 0.05
@@ -458,22 +648,32 @@ def _(rate):
     assert abs(moved.mean() - rate(n)) < 5 * moved.std() / channels**0.5
     assert abs(rate(4000) - math.pi / (math.pi - 1)) < 1e-3
 
+
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 from normalnorm.theory.newton import newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
 
 
 def unit_slope(norm, phi, n, std, eps, power, noise):
-    return maps.slope(phi, norm, std, std, eps, power=power, noise=noise,
-                      **{norm: n})
+    return maps.slope(
+        phi, norm, std, std, eps, power=power, noise=noise, **{norm: n}
+    )
 
 
-@claim("map-unit-slope", source="new", statement="with transform, noise or a "
-       "batch's ε the slope at 1 of finite units is the mean product of two "
-       "derivatives in one direction, @eq-map-unit-slope", kind="theorem",
-       verdict="holds", evidence="proof", formula=unit_slope,
-       mutant=lambda norm, phi, n, std, eps, power, noise: unit_slope(
-           norm, phi, n, std, eps, power, 1.2 * noise))
+@claim(
+    "map-unit-slope",
+    source="new",
+    statement="with transform, noise or a "
+    "batch's ε the slope at 1 of finite units is the mean product of two "
+    "derivatives in one direction, @eq-map-unit-slope",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=unit_slope,
+    mutant=lambda norm, phi, n, std, eps, power, noise: unit_slope(
+        norm, phi, n, std, eps, power, 1.2 * noise
+    ),
+)
 def _(steep):
     """Units drawn and moved a little, by differences, with numbers of their
     own; a batch at its fixed point, which is iterated.
@@ -483,54 +683,85 @@ def _(steep):
 
     def made(x, phi, gamma, beta, eps, power, noise, drawn):
         y = (x - x.mean(1, keepdim=True)) / (
-            x.var(1, correction=0, keepdim=True) + eps).sqrt()
+            x.var(1, correction=0, keepdim=True) + eps
+        ).sqrt()
         if power:
             y = yeo_johnson(y, newton_lambda(x, 1)[:, None])
         if noise:
             y = y + noise * drawn * (y - y.mean(1, keepdim=True)).abs().mean(
-                1, keepdim=True)
+                1, keepdim=True
+            )
         return functions[phi](gamma * y + beta)
+
     for norm, phi, n, std, eps, power, noise in (
-            ("group", "relu", 7, 0.2, 0.0, True, 0.5),
-            ("batch", "relu", 7, 0.0, 0.3, False, 0.0)):
+        ("group", "relu", 7, 0.2, 0.0, True, 0.5),
+        ("batch", "relu", 7, 0.0, 0.3, False, 0.0),
+    ):
         count, c = 40_000, 0.0
         for _ in range(3 if norm == "batch" else 1):
-            x = (1 - c)**0.5 * torch.randn(count, n).double() + c**0.5 * (
-                torch.randn(count, 1))
+            x = (1 - c) ** 0.5 * torch.randn(count, n).double() + c**0.5 * (
+                torch.randn(count, 1)
+            )
             per = (count, 1 if norm == "batch" else n)
             gamma = 1 + std * torch.randn(per, dtype=torch.float64)
             beta = std * torch.randn(per, dtype=torch.float64)
             first, second = torch.randn(2, count, n).double()
-            f = lambda x, drawn: made(x, phi, gamma, beta, eps, power, noise,
-                                      drawn)
+            f = lambda x, drawn: made(
+                x, phi, gamma, beta, eps, power, noise, drawn
+            )
             z = f(x, first)
             size = z.square().mean()
             if norm == "batch":
-                c = ((z.sum(1).square() - z.square().sum(1)).mean()
-                     / (n * (n - 1) * size)).item()
+                c = (
+                    (z.sum(1).square() - z.square().sum(1)).mean()
+                    / (n * (n - 1) * size)
+                ).item()
         e = 1e-4 * torch.randn(count, n, dtype=torch.float64)
-        a, b = ((f(x + e, drawn) - f(x - e, drawn)) / 2e-4
-                for drawn in (first, second if noise else first))
+        a, b = (
+            (f(x + e, drawn) - f(x - e, drawn)) / 2e-4
+            for drawn in (first, second if noise else first)
+        )
         if norm == "batch":
             a, b = (v - v.mean(1, keepdim=True) for v in (a, b))
         product = (a * b).sum(1) / ((n - 1 if norm == "batch" else n) * size)
         error = product.std() / count**0.5
         found = steep(norm, phi, n, std, eps, power, noise)
         assert abs(product.mean() - found) < 3 * error + 0.01 * found, (
-            norm, phi, product.mean(), error, found)
+            norm,
+            phi,
+            product.mean(),
+            error,
+            found,
+        )
 
 
 def lmbv_slope(n, noise):
-    spread = (n - 1) / n**2 * (1 + (n - 1) * 2 / math.pi * (
-        math.sqrt(1 - (n - 1)**-2) + math.asin(1 / (n - 1)) / (n - 1)))
+    spread = (
+        (n - 1)
+        / n**2
+        * (
+            1
+            + (n - 1)
+            * 2
+            / math.pi
+            * (math.sqrt(1 - (n - 1) ** -2) + math.asin(1 / (n - 1)) / (n - 1))
+        )
+    )
     return (n - 3) / (n - 1) * (1 + noise**2 * spread)
 
 
-@claim("map-lmbv-slope", source="new", statement="LMBV's slope at equal "
-       "samples is (N−3)/(N−1) for ReLU, times 1 + ξ²m_N with noise; with ε it "
-       "is layer norm's, of values of variance 1/ε", kind="theorem",
-       verdict="holds", evidence="proof", formula=lmbv_slope,
-       mutant=lambda n, noise: lmbv_slope(n + 1, noise))
+@claim(
+    "map-lmbv-slope",
+    source="new",
+    statement="LMBV's slope at equal "
+    "samples is (N−3)/(N−1) for ReLU, times 1 + ξ²m_N with noise; with ε it "
+    "is layer norm's, of values of variance 1/ε",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lmbv_slope,
+    mutant=lambda n, noise: lmbv_slope(n + 1, noise),
+)
 def _(steep):
     """The map's difference; drawn batches with noise, their common part apart;
     tanh with ε by differences.
@@ -539,21 +770,27 @@ def _(steep):
         exact = steep(n, 0.0)
         h = 1e-6
         near = 1 - maps.correlation_map(1 - h, "relu", "lmbv", batch=n)
-        assert abs(near / h - exact) < 5e-3 and abs(
-            maps.slope("relu", "lmbv", batch=n) - exact) < 1e-12
+        assert (
+            abs(near / h - exact) < 5e-3
+            and abs(maps.slope("relu", "lmbv", batch=n) - exact) < 1e-12
+        )
     torch.manual_seed(0)
     n, h, noise = 7, 1e-4, 0.8
     t, e = torch.randn(400_000, 1).double(), torch.randn(400_000, n).double()
-    y = ((1 - h)**0.5 * t + h**0.5 * e) / (
-        h**0.5 * e.std(1, correction=0, keepdim=True))
+    y = ((1 - h) ** 0.5 * t + h**0.5 * e) / (
+        h**0.5 * e.std(1, correction=0, keepdim=True)
+    )
     spread = (y - y.mean(1, keepdim=True)).abs().mean(1, keepdim=True)
     z = (y + noise * spread * torch.randn_like(y)).relu()
     drop = z.var(1).mean() / z.square().mean() / h
     assert abs(drop - steep(n, noise)) < 0.015
-    assert abs(maps.slope("relu", "lmbv", batch=n, noise=noise)
-               - steep(n, noise)) < 1e-12
+    assert (
+        abs(maps.slope("relu", "lmbv", batch=n, noise=noise) - steep(n, noise))
+        < 1e-12
+    )
     near = 1 - maps.correlation_map(1 - 1e-6, "tanh", "lmbv", 0.2, 0.3, 0.5)
     assert abs(near * 1e6 - maps.slope("tanh", "lmbv", 0.2, 0.3, 0.5)) < 1e-3
+
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 def width_bias(c):
@@ -563,10 +800,17 @@ def width_bias(c):
     return kappa * (0.75 * 5 + 0.25 * 0) - (4 / math.pi - kappa)
 
 
-@claim("map-width", source="new", statement="a layer of n channels biases the "
-       "mean correlation by B(c)/n + O(n⁻²), for ReLU at c = 0 by 3/(4πn)",
-       kind="theorem", verdict="holds", evidence="proof", formula=width_bias,
-       mutant=lambda c: 2.5 * width_bias(c))
+@claim(
+    "map-width",
+    source="new",
+    statement="a layer of n channels biases the "
+    "mean correlation by B(c)/n + O(n⁻²), for ReLU at c = 0 by 3/(4πn)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=width_bias,
+    mutant=lambda c: 2.5 * width_bias(c),
+)
 def _(bias):
     "200000 layers of 40 independent pairs, 50000 of 160."
     assert abs(bias(0.0) - 0.75 / math.pi) < 1e-12
@@ -574,14 +818,18 @@ def _(bias):
     for n, nets in ((40, 200_000), (160, 50_000)):
         found = []
         for _ in range(4):
-            u, v = np.maximum(source.standard_normal(
-                (2, nets // 4, n), dtype=np.float32), 0)
-            found.append((u * v).sum(1) / np.sqrt((u * u).sum(1)
-                                                  * (v * v).sum(1)))
+            u, v = np.maximum(
+                source.standard_normal((2, nets // 4, n), dtype=np.float32), 0
+            )
+            found.append(
+                (u * v).sum(1) / np.sqrt((u * u).sum(1) * (v * v).sum(1))
+            )
         found = np.concatenate(found).astype(float)
         error = n * found.std() / nets**0.5
         assert abs(n * (found.mean() - 1 / math.pi) - bias(0.0)) < (
-            5 * error + 6 / n), n
+            5 * error + 6 / n
+        ), n
+
 
 # %% ../../../nbs/350_theory.correlation_map.ipynb
 rms = lambda v: v / v.square().mean(1, keepdim=True).sqrt()
@@ -592,31 +840,41 @@ def stream(norm, x, blocks):
     for _ in range(blocks):
         z = rms(x).relu()
         z = rms(z - z.mean(1, keepdim=True) if norm == "pre-layer" else z)
-        x = x + z @ (torch.randn(x.shape[1], x.shape[1]) / x.shape[1]**0.5)
+        x = x + z @ (torch.randn(x.shape[1], x.shape[1]) / x.shape[1] ** 0.5)
     return x
 
 
 def grown(rho, blocks):
     "The product of 1 + ρ/l."
-    return math.exp(math.lgamma(blocks + 1 + rho) - math.lgamma(blocks + 1)
-                    - math.lgamma(1 + rho))
+    return math.exp(
+        math.lgamma(blocks + 1 + rho)
+        - math.lgamma(blocks + 1)
+        - math.lgamma(1 + rho)
+    )
 
 
-@claim("map-residual-gradients", source="new", statement="where block l adds a "
-       "normalized branch to a stream of power l, the distance 1 − c goes like "
-       "l^(F'(1) − 1) near 0, and the square of a gradient that is "
-       "independent of the block grows like l^F'(1)", kind="theorem",
-       verdict="holds", evidence="proof",
-       formula=lambda norm: maps.slope("relu", norm),
-       mutant=lambda norm: maps.slope("relu", norm) - 1)
+@claim(
+    "map-residual-gradients",
+    source="new",
+    statement="where block l adds a "
+    "normalized branch to a stream of power l, the distance 1 − c goes like "
+    "l^(F'(1) − 1) near 0, and the square of a gradient that is "
+    "independent of the block grows like l^F'(1)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda norm: maps.slope("relu", norm),
+    mutant=lambda norm: maps.slope("relu", norm) - 1,
+)
 def _(exponent):
     """The distance by the map; one block of width 512, backward, at two powers;
     forty of width 192, roughly; the numbers of the text.
     """
     gap, rho = 1e-7, exponent("pre-layer")
     for l in range(1, 41):
-        gap = 1 - maps.correlation_map(1 - gap, "relu", "pre-layer",
-                                       skip=l**0.5)
+        gap = 1 - maps.correlation_map(
+            1 - gap, "relu", "pre-layer", skip=l**0.5
+        )
     # relative to the power 41, what a gradient's square grows by
     assert abs(gap / 1e-7 * 41 / grown(rho, 40) - 1) < 0.01
     torch.manual_seed(0)
@@ -625,14 +883,16 @@ def _(exponent):
         for power, blocks, width in ((1, 1, 512), (4, 1, 512), (1, 40, 192)):
             x = power**0.5 * rms(torch.randn(2000 // blocks, width))
             start = torch.randn_like(x.requires_grad_())
-            back, = torch.autograd.grad(stream(norm, x, blocks), x, start)
+            (back,) = torch.autograd.grad(stream(norm, x, blocks), x, start)
             size = start.square().sum()
-            if blocks == 1:     # by the branch; no cross term but by chance
+            if blocks == 1:  # by the branch; no cross term but by chance
                 branch = (back - start).square().sum() / size
                 assert abs(branch * power / rho - 1) < 0.015
                 assert abs((back - start).mul(start).sum() / size) < 0.03
             else:
-                assert abs(back.square().sum() / size / grown(rho, blocks) - 1
-                           ) < 0.5
+                assert (
+                    abs(back.square().sum() / size / grown(rho, blocks) - 1)
+                    < 0.5
+                )
     assert round(grown(exponent("layer"), 50)) == 51
     assert round(grown(exponent("pre-layer"), 50)) == 248

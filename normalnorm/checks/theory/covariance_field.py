@@ -16,52 +16,80 @@ from normalnorm.experiments import data
 from normalnorm.theory import covariance_field as fields
 
 
-@claim("field-powers", source="labatie2021, §3", statement="P1, P2 and P3 + P4 "
-       "are means of the covariance over channels: over all pairs, within "
-       "images, on the diagonal", kind="identity", verdict="holds",
-       evidence="proof", formula=fields.power_shares,
-       mutant=lambda field, n: fields.power_shares(field, 1))
+@claim(
+    "field-powers",
+    source="labatie2021, §3",
+    statement="P1, P2 and P3 + P4 "
+    "are means of the covariance over channels: over all pairs, within "
+    "images, on the diagonal",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=fields.power_shares,
+    mutant=lambda field, n: fields.power_shares(field, 1),
+)
 def _(powers):
     "Random channels, by the definitions of the four powers."
-    y = torch.randn(7, 5, 11, dtype=torch.float64).exp()     # channel, image, …
+    y = torch.randn(7, 5, 11, dtype=torch.float64).exp()  # channel, image, …
     means, stds = y.mean(2), y.std(2, correction=0)
-    p = [y.mean((1, 2)).square().mean(), means.var(1, correction=0).mean(),
-         stds.mean(1).square().mean(), stds.var(1, correction=0).mean()]
+    p = [
+        y.mean((1, 2)).square().mean(),
+        means.var(1, correction=0).mean(),
+        stds.mean(1).square().mean(),
+        stds.var(1, correction=0).mean(),
+    ]
     flat = y.flatten(1)
     found = powers(flat.T @ flat / 7, 5)
     total = sum(p)
-    for value, exact in zip(found, (p[0] / total, p[1] / total,
-                                    (p[2] + p[3]) / total, total)):
+    for value, exact in zip(
+        found, (p[0] / total, p[1] / total, (p[2] + p[3]) / total, total)
+    ):
         assert abs(value - exact) < 1e-12
 
 
-@claim("field-convolution", source="new; labatie2021, Appendix D, for χ",
-       statement="a random convolution with periodic padding averages the "
-                 "field over its taps, and keeps P1, P2 and P3 + P4",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=fields.convolved, mutant=lambda field, shape, kernel: field)
+@claim(
+    "field-convolution",
+    source="new; labatie2021, Appendix D, for χ",
+    statement="a random convolution with periodic padding averages the "
+    "field over its taps, and keeps P1, P2 and P3 + P4",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=fields.convolved,
+    mutant=lambda field, shape, kernel: field,
+)
 def _(convolve):
     "Each tap of each channel as one output; sides that are prime."
     z = torch.randn(3, 2, 5, 7, dtype=torch.float64)
     field = fields.image_field(z)
     for kernel in (3, 5):
         taps = torch.eye(2 * kernel**2, dtype=torch.float64).reshape(
-            -1, 2, kernel, kernel)
+            -1, 2, kernel, kernel
+        )
         x = F.conv2d(F.pad(z, [kernel // 2] * 4, mode="circular"), taps)
         flat = x.movedim(1, -1).flatten(0, 2)
         exact = flat @ flat.T / (2 * kernel**2)
         found = convolve(field, z.shape, kernel)
         torch.testing.assert_close(found, exact)
-        for before, after in zip(fields.power_shares(field, 3),
-                                 fields.power_shares(found, 3)):
+        for before, after in zip(
+            fields.power_shares(field, 3), fields.power_shares(found, 3)
+        ):
             assert abs(before - after) < 1e-12
 
 
-@claim("field-norms", source="new", statement="the fields behind layer norm, "
-       "PreLayerNorm, a proxy and batch norm with ReLU", kind="theorem",
-       verdict="holds", evidence="proof", formula=fields.next_field,
-       mutant=lambda x, n, norm, **more: fields.next_field(
-           1.1 * x + 0.1 * x.diagonal().mean(), n, norm, **more))
+@claim(
+    "field-norms",
+    source="new",
+    statement="the fields behind layer norm, "
+    "PreLayerNorm, a proxy and batch norm with ReLU",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=fields.next_field,
+    mutant=lambda x, n, norm, **more: fields.next_field(
+        1.1 * x + 0.1 * x.diagonal().mean(), n, norm, **more
+    ),
+)
 def _(step):
     """100000 channels of two images with three positions of unequal power, with
     γ and β where they are known.
@@ -70,48 +98,72 @@ def _(step):
     mixed = torch.randn(6, 8, generator=source, dtype=torch.float64)
     mixed[1:3] *= 2
     field = mixed @ mixed.T / 8
-    draw = lambda *shape: torch.randn(*shape, generator=source,
-                                      dtype=torch.float64)
+    draw = lambda *shape: torch.randn(
+        *shape, generator=source, dtype=torch.float64
+    )
     x = draw(100_000, 8) @ mixed.T / 8**0.5
-    for norm, std in (("layer", 0.3), ("pre-layer", 0.3), ("proxy", 0.0),
-                      ("batch", 0.0)):
+    for norm, std in (
+        ("layer", 0.3),
+        ("pre-layer", 0.3),
+        ("proxy", 0.0),
+        ("batch", 0.0),
+    ):
         if norm == "batch":
-            y = (x - x.mean(1, keepdim=True)) / x.std(1, correction=0,
-                                                      keepdim=True)
+            y = (x - x.mean(1, keepdim=True)) / x.std(
+                1, correction=0, keepdim=True
+            )
         else:
             units = x.reshape(-1, 2, 3)
-            y = (units / units.square().mean((0, 2), keepdim=True).sqrt()
-                 ).reshape(x.shape)
+            y = (
+                units / units.square().mean((0, 2), keepdim=True).sqrt()
+            ).reshape(x.shape)
         gamma, beta = 1 + std * draw(len(x), 1), std * draw(len(x), 1)
         z = F.relu(gamma * y + beta)
         if norm == "proxy":
-            z = (z - (2 * math.pi)**-0.5) / (
-                0.5 - 1 / (2 * math.pi) + 0.03)**0.5
+            z = (z - (2 * math.pi) ** -0.5) / (
+                0.5 - 1 / (2 * math.pi) + 0.03
+            ) ** 0.5
         if norm == "pre-layer":
             units = z.reshape(-1, 2, 3)
             z = (units - units.mean((0, 2), keepdim=True)).reshape(x.shape)
-        found = step(field, 2, norm, gamma_std=std, beta_std=std,
-                     eps=0.03 if norm == "proxy" else 0.0)
+        found = step(
+            field,
+            2,
+            norm,
+            gamma_std=std,
+            beta_std=std,
+            eps=0.03 if norm == "proxy" else 0.0,
+        )
         for exact, values in zip(found, (y, z)):
             gram = values.T @ values / len(x)
             assert (gram - exact).abs().max() < 0.025 * gram.abs().max(), norm
 
 
-@claim("pn-fig2", source="labatie2021, Fig. 2, random nets",
-       statement="in wide random nets batch norm has no P1, instance norm "
-                 "neither P1 nor P2; group norm's P1 grows with depth, and "
-                 "layer norm's more, to most of the power (trained nets: small "
-                 "ones only, in part 4)",
-       kind="figure", verdict="holds", evidence="numerical",
-       formula=("batch", "proxy", "group", "layer"),
-       mutant=("batch", "proxy", "layer", "group"))
-@claim("pn-emulates-bn", source="labatie2021, §5, Fig. 2",
-       statement="layer norm with a proxy has powers like batch norm's: in "
-                 "random nets a P1 of a few hundredths and a smaller P2 "
-                 "(trained nets: small ones only, in part 4)",
-       kind="figure", verdict="holds", evidence="numerical",
-       formula=("batch", "proxy", "group", "layer"),
-       mutant=("batch", "group", "proxy", "layer"))
+@claim(
+    "pn-fig2",
+    source="labatie2021, Fig. 2, random nets",
+    statement="in wide random nets batch norm has no P1, instance norm "
+    "neither P1 nor P2; group norm's P1 grows with depth, and "
+    "layer norm's more, to most of the power (trained nets: small "
+    "ones only, in part 4)",
+    kind="figure",
+    verdict="holds",
+    evidence="numerical",
+    formula=("batch", "proxy", "group", "layer"),
+    mutant=("batch", "proxy", "layer", "group"),
+)
+@claim(
+    "pn-emulates-bn",
+    source="labatie2021, §5, Fig. 2",
+    statement="layer norm with a proxy has powers like batch norm's: in "
+    "random nets a P1 of a few hundredths and a smaller P2 "
+    "(trained nets: small ones only, in part 4)",
+    kind="figure",
+    verdict="holds",
+    evidence="numerical",
+    formula=("batch", "proxy", "group", "layer"),
+    mutant=("batch", "group", "proxy", "layer"),
+)
 def _(order):
     "Four images of 5 × 5, ten layers with ReLU; groups of four channels."
     images = data.load("fashion", "train", first=4)[0].double()
@@ -121,9 +173,12 @@ def _(order):
         field = fields.image_field(images)
         for _ in range(10):
             y, field = fields.next_field(
-                fields.convolved(field, images.shape), 4, norm,
+                fields.convolved(field, images.shape),
+                4,
+                norm,
                 group=4 if norm == "group" else None,
-                eps=0.03 if norm == "proxy" else 0.0)
+                eps=0.03 if norm == "proxy" else 0.0,
+            )
         p1[norm], p2[norm] = fields.power_shares(y, 4)[:2]
     least, near, middle, most = (p1[norm] for norm in order)
     assert abs(least) < 1e-9 and near < 0.1 < 0.3 < middle < 0.7 < most

@@ -21,21 +21,33 @@ def pieces(h):
     return a, d, q, beta, d.var(-1, correction=0) - beta**2
 
 
-@claim("curvature-identity", source="new",
-       statement="C = T + ω + mean f(|h|) + mean (d − t − βh)² for all T, t, "
-                 "c, with f = 1 − T − t² − c − q + 2td + ca²",
-       kind="identity", verdict="holds", evidence="proof", formula=1.0,
-       mutant=-1.0)
+@claim(
+    "curvature-identity",
+    source="new",
+    statement="C = T + ω + mean f(|h|) + mean (d − t − βh)² for all T, t, "
+    "c, with f = 1 − T − t² − c − q + 2td + ca²",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=-1.0,
+)
 def _(sign):
     "Random samples and random T, t, c; the mutant has the wrong sign of t²."
     h = standardized(torch.randn(50, 9, dtype=torch.float64) ** 3, -1)
     T, t, c = torch.randn(3, 50, 1, dtype=torch.float64)
     a, d, q, beta, residual = pieces(h)
     f = 1 - T - sign * t**2 - c - q + 2 * t * d + c * a**2
-    right = T[:, 0] + residual + f.mean(-1) + (
-        (d - t - beta[:, None] * h) ** 2).mean(-1)
+    right = (
+        T[:, 0]
+        + residual
+        + f.mean(-1)
+        + ((d - t - beta[:, None] * h) ** 2).mean(-1)
+    )
     torch.testing.assert_close(
-        right, nll_derivatives_at_one(h, -1)[1][:, 0], rtol=1e-10, atol=1e-10)
+        right, nll_derivatives_at_one(h, -1)[1][:, 0], rtol=1e-10, atol=1e-10
+    )
+
 
 # %% ../../../nbs/225_theory.curvature.ipynb
 from normalnorm.theory.curvature import Interval
@@ -46,12 +58,21 @@ def operations(make, count=40):
     random intervals that are positive, negative, around 0, wide, thin, or
     points.
     """
-    kinds = [lambda u, v: (u, u + v), lambda u, v: (-u - v, -u),
-             lambda u, v: (-u, v), lambda u, v: (u, u), lambda u, v: (-u, -u),
-             lambda u, v: (u, u + 1e-9 * v), lambda u, v: (0.0, v),
-             lambda u, v: (-v, 0.0)]
-    ends = [kind(*np.random.uniform(0, 4, 2)) for kind in kinds
-            for _ in range(count)]
+    kinds = [
+        lambda u, v: (u, u + v),
+        lambda u, v: (-u - v, -u),
+        lambda u, v: (-u, v),
+        lambda u, v: (u, u),
+        lambda u, v: (-u, -u),
+        lambda u, v: (u, u + 1e-9 * v),
+        lambda u, v: (0.0, v),
+        lambda u, v: (-v, 0.0),
+    ]
+    ends = [
+        kind(*np.random.uniform(0, 4, 2))
+        for kind in kinds
+        for _ in range(count)
+    ]
     for (a, b), i in zip(ends, np.random.permutation(len(ends))):
         c, d = ends[i]
         (A, B, C, D), x, y = map(mp.mpf, (a, b, c, d)), make(a, b), make(c, d)
@@ -81,12 +102,18 @@ class LikeEnds(Interval):
         return Interval.outward(self.lo * other.lo, self.hi * other.hi)
 
 
-@claim("interval-sound", source="new",
-       statement="the interval operations contain the exact range of the "
-                 "result, and are wider by two roundings at most (the "
-                 "logarithm by 2⁻³⁹ of itself)",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=Interval, mutant=LikeEnds)
+@claim(
+    "interval-sound",
+    source="new",
+    statement="the interval operations contain the exact range of the "
+    "result, and are wider by two roundings at most (the "
+    "logarithm by 2⁻³⁹ of itself)",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=Interval,
+    mutant=LikeEnds,
+)
 def _(make):
     """Against 60 digits, on intervals of every kind.
 
@@ -96,43 +123,69 @@ def _(make):
         for name, value, (low, high) in operations(make):
             lo, hi = mp.mpf(float(value.lo)), mp.mpf(float(value.hi))
             assert lo <= low and high <= hi, (
-                name, mp.nstr([lo, low, high, hi], 20))
+                name,
+                mp.nstr([lo, low, high, hi], 20),
+            )
             slack = mp.mpf(2) ** (-39 if name.startswith("log1p") else -51)
-            assert (low - lo <= slack * abs(low) + mp.mpf(10) ** -300
-                    and hi - high <= slack * abs(high) + mp.mpf(10) ** -300), (
-                        name, mp.nstr([low - lo, hi - high], 5))
+            assert (
+                low - lo <= slack * abs(low) + mp.mpf(10) ** -300
+                and hi - high <= slack * abs(high) + mp.mpf(10) ** -300
+            ), (name, mp.nstr([low - lo, hi - high], 5))
+
 
 # %% ../../../nbs/225_theory.curvature.ipynb
 from normalnorm.theory.curvature import (
-    easy_curvature_bound, sharp_curvature_bound)
+    easy_curvature_bound,
+    sharp_curvature_bound,
+)
 
 
-@claim("nn-newton-well-posed", source="eftekhari2025, §4.1 (implied)",
-       statement="L''(1) ≥ 0.1879 for every standardized sample that is not "
-                 "constant",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=(1879, 10000), mutant=(1880, 10000))
+@claim(
+    "nn-newton-well-posed",
+    source="eftekhari2025, §4.1 (implied)",
+    statement="L''(1) ≥ 0.1879 for every standardized sample that is not "
+    "constant",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=(1879, 10000),
+    mutant=(1880, 10000),
+)
 def _(target):
     "The one-certificate proof in interval arithmetic; it cannot reach 0.1880."
     assert abs(easy_curvature_bound(target) - target[0] / target[1]) < 1e-15
 
 
-@claim("nn-newton-sharp", source="new",
-       statement="L''(1) ≥ 2(1−log 2)² + ω for every standardized sample, with "
-                 "equality only for ±1",
-       kind="theorem", verdict="holds", evidence="proof", formula=0.0,
-       mutant=1e-6)
+@claim(
+    "nn-newton-sharp",
+    source="new",
+    statement="L''(1) ≥ 2(1−log 2)² + ω for every standardized sample, with "
+    "equality only for ±1",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=0.0,
+    mutant=1e-6,
+)
 def _(shift):
     """The two-certificate proof; the value at ±1; random laws of two to five
     atoms and the sample ±1 are not below it.
     """
     constant = 2 * (1 - np.log(2)) ** 2
     assert abs(sharp_curvature_bound(shift) - constant) < 1e-10
-    assert (abs(nll_derivatives_at_one(
-                    torch.tensor([-1.0, 1.0], dtype=torch.float64),
-                    -1)[1].item() - constant) < 1e-15)
-    h = standardized(torch.randn(20_000, 5, dtype=torch.float64)
-                         * 10 ** torch.rand(20_000, 1, dtype=torch.float64),
-                     -1)
+    assert (
+        abs(
+            nll_derivatives_at_one(
+                torch.tensor([-1.0, 1.0], dtype=torch.float64), -1
+            )[1].item()
+            - constant
+        )
+        < 1e-15
+    )
+    h = standardized(
+        torch.randn(20_000, 5, dtype=torch.float64)
+        * 10 ** torch.rand(20_000, 1, dtype=torch.float64),
+        -1,
+    )
     second = nll_derivatives_at_one(h, -1)[1][:, 0]
     assert (second >= constant + pieces(h)[-1] - 1e-12).all()

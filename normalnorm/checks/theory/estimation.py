@@ -14,13 +14,30 @@ import torch
 from normalnorm.claims import claim
 from normalnorm.theory.estimation import mmse, noisy_information
 from normalnorm.theory.information import (
-    FAMILIES, bimodal, differential_entropy, exponential, laplace, mixture,
-    mutual_information, normal, points, student, uniform)
+    FAMILIES,
+    bimodal,
+    differential_entropy,
+    exponential,
+    laplace,
+    mixture,
+    mutual_information,
+    normal,
+    points,
+    student,
+    uniform,
+)
 
 
-@claim("nn-immse", source="eftekhari2025, §2.1.2; guo2005",
-       statement="dI(X; √snr·X + ζ)/dsnr = ½·mmse(snr)", kind="identity",
-       verdict="holds", evidence="proof", formula=0.5, mutant=1.0)
+@claim(
+    "nn-immse",
+    source="eftekhari2025, §2.1.2; guo2005",
+    statement="dI(X; √snr·X + ζ)/dsnr = ½·mmse(snr)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=0.5,
+    mutant=1.0,
+)
 def _(factor):
     """In integral form, between two noise levels: the engine's information
     (with its bound) against Gauss–Legendre sums of errors computed from
@@ -29,49 +46,82 @@ def _(factor):
     The mutant has factor 1.
     """
     node, weight = np.polynomial.legendre.leggauss(8)
-    for law in (normal(), uniform(), laplace(), points([-1, 1], [0.5, 0.5]),
-                bimodal(), exponential(),
-                mixture([0.3, 0.7], [uniform(1.0), normal(-1.0, 0.2)])):
+    for law in (
+        normal(),
+        uniform(),
+        laplace(),
+        points([-1, 1], [0.5, 0.5]),
+        bimodal(),
+        exponential(),
+        mixture([0.3, 0.7], [uniform(1.0), normal(-1.0, 0.2)]),
+    ):
         for a, b in ((0.3, 1.0), (1.0, 3.0)):
-            low, high = (mutual_information(law, normal(variance=1 / snr), 2e-6,
-                                            2e-3) for snr in (a, b))
+            low, high = (
+                mutual_information(law, normal(variance=1 / snr), 2e-6, 2e-3)
+                for snr in (a, b)
+            )
             integral = factor * sum(
                 (b - a) / 2 * w * mmse(law, (a + b) / 2 + (b - a) / 2 * t)
-                for t, w in zip(node, weight))
-            assert (abs(high.value - low.value - integral)
-                    <= low.error + high.error + 1e-6), (law, a, b)
+                for t, w in zip(node, weight)
+            )
+            assert (
+                abs(high.value - low.value - integral)
+                <= low.error + high.error + 1e-6
+            ), (law, a, b)
 
 
-@claim("nn-mmse-gaussian-worst", source="eftekhari2025, §2.1.2 (implied)",
-       statement="across signals of the same variance a smaller mean squared "
-                 "error means more mutual information",
-       kind="inequality", verdict="fails", evidence="proof",
-       formula=lambda law: mmse(law, 1.0),
-       mutant=lambda law: 1 - mmse(law, 1.0))
+@claim(
+    "nn-mmse-gaussian-worst",
+    source="eftekhari2025, §2.1.2 (implied)",
+    statement="across signals of the same variance a smaller mean squared "
+    "error means more mutual information",
+    kind="inequality",
+    verdict="fails",
+    evidence="proof",
+    formula=lambda law: mmse(law, 1.0),
+    mutant=lambda law: 1 - mmse(law, 1.0),
+)
 def _(error):
     """At snr 1 the normal signal has the largest error of the seven, by the
     bound of the linear estimate 1/(1+snr), and the largest information; the
     exponential one the smallest of both.
     """
     errors = {name: error(law) for name, law in FAMILIES.items()}
-    information = {name: mutual_information(law, normal(), 1e-5, 4e-3)
-                   for name, law in FAMILIES.items()}
+    information = {
+        name: mutual_information(law, normal(), 1e-5, 4e-3)
+        for name, law in FAMILIES.items()
+    }
     assert abs(errors["normal"] - 0.5) < 1e-8 and all(
-        e < 0.5 - 1e-3 for name, e in errors.items() if name != "normal")
-    assert all(i.high < information["normal"].low
-               for name, i in information.items() if name != "normal")
-    assert (abs(errors["±1"] - 0.44960) < 1e-5
-            and abs(errors["Laplace"] - 0.47916) < 1e-5
-            and abs(errors["uniform"] - 0.48779) < 1e-5)
-    assert min(errors, key=errors.get) == min(
-        information, key=lambda name: information[name].value) == "exponential"
+        e < 0.5 - 1e-3 for name, e in errors.items() if name != "normal"
+    )
+    assert all(
+        i.high < information["normal"].low
+        for name, i in information.items()
+        if name != "normal"
+    )
+    assert (
+        abs(errors["±1"] - 0.44960) < 1e-5
+        and abs(errors["Laplace"] - 0.47916) < 1e-5
+        and abs(errors["uniform"] - 0.48779) < 1e-5
+    )
+    assert (
+        min(errors, key=errors.get)
+        == min(information, key=lambda name: information[name].value)
+        == "exponential"
+    )
 
 
-@claim("estimation-linear-bound", source="new",
-       statement="mmse(snr) ≤ 1/(1 + snr) for every signal of variance 1, with "
-                 "equality only for a normal one",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=lambda snr: 1 / (1 + snr), mutant=lambda snr: 0.95 / (1 + snr))
+@claim(
+    "estimation-linear-bound",
+    source="new",
+    statement="mmse(snr) ≤ 1/(1 + snr) for every signal of variance 1, with "
+    "equality only for a normal one",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda snr: 1 / (1 + snr),
+    mutant=lambda snr: 0.95 / (1 + snr),
+)
 def _(bound):
     """60 random signals at random snr, among them points, densities with jumps
     and mixtures; the margin exceeds the quadrature's accuracy of 1e-7.
@@ -81,52 +131,80 @@ def _(bound):
         count = generator.integers(2, 5)
         weights, places, widths = (
             generator.dirichlet(np.full(count, 2.0)),
-            3 * generator.normal(size=count), 0.3 + generator.random(count))
+            3 * generator.normal(size=count),
+            0.3 + generator.random(count),
+        )
         kind = generator.integers(3)
-        law = points(places, weights) if kind == 0 else mixture(weights, [
-            (normal, laplace, uniform)[generator.integers(3)](m, s)
-            for m, s in zip(places, widths)])
+        law = (
+            points(places, weights)
+            if kind == 0
+            else mixture(
+                weights,
+                [
+                    (normal, laplace, uniform)[generator.integers(3)](m, s)
+                    for m, s in zip(places, widths)
+                ],
+            )
+        )
         law = law.affine(1.0, -law.mean)
         law = law.affine(1 / math.sqrt(law.variance))
         snr = math.exp(generator.normal())
         assert bound(snr) - mmse(law, snr) > 1e-6
     assert abs(mmse(normal(), 0.7) - bound(0.7)) < 1e-7
 
+
 # %% ../../../nbs/120_theory.estimation.ipynb
-@claim("estimation-error-bound", source="new; cover2006",
-       statement="an estimate of X with mean squared error mse shows that at "
-                 "least h(X) − ½log(2πe·mse) nats have arrived; equality for a "
-                 "normal signal in normal noise",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=lambda h, e: h - 0.5 * math.log(2 * math.pi * math.e * e),
-       mutant=lambda h, e: h - 0.5 * math.log(2 * math.pi * e))
+@claim(
+    "estimation-error-bound",
+    source="new; cover2006",
+    statement="an estimate of X with mean squared error mse shows that at "
+    "least h(X) − ½log(2πe·mse) nats have arrived; equality for a "
+    "normal signal in normal noise",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda h, e: h - 0.5 * math.log(2 * math.pi * math.e * e),
+    mutant=lambda h, e: h - 0.5 * math.log(2 * math.pi * e),
+)
 def _(bound):
     """64 cases: the least error at four snr for five densities and eleven
     mixtures of two humps; equality for the normal one.
     """
-    laws = [law for law in FAMILIES.values()
-            if not law.discrete and law is not FAMILIES["Student t, 5"]] + [
-                bimodal(s) for s in np.linspace(0.6, 0.95, 11)]
+    laws = [
+        law
+        for law in FAMILIES.values()
+        if not law.discrete and law is not FAMILIES["Student t, 5"]
+    ] + [bimodal(s) for s in np.linspace(0.6, 0.95, 11)]
     for law in laws:
         for snr in (0.2, 1.0, 3.0, 8.0):
             information = mutual_information(
-                law, normal(variance=1 / snr), 4e-6, 2.5e-3)
+                law, normal(variance=1 / snr), 4e-6, 2.5e-3
+            )
             margin = information.value - bound(
-                differential_entropy(law).value, mmse(law, snr))
-            assert ((abs(margin) < information.error + 1e-6)
-                    if law is FAMILIES["normal"]
-                    else margin > information.error), (law, snr, margin)
+                differential_entropy(law).value, mmse(law, snr)
+            )
+            assert (
+                (abs(margin) < information.error + 1e-6)
+                if law is FAMILIES["normal"]
+                else margin > information.error
+            ), (law, snr, margin)
 
 
 @claim(
-    "estimation-error-not-information", source="eftekhari2025, §2.1.2",
+    "estimation-error-not-information",
+    source="eftekhari2025, §2.1.2",
     statement="the mean squared error of later activations, relative to the "
-              "unperturbed ones, is a direct proxy for the mutual information",
-    kind="theorem", verdict="fails", evidence="proof",
-    formula=lambda w, covariance, noise:
-                noise**2 * np.trace(w @ w.T) / np.trace(w @ covariance @ w.T),
-    mutant=lambda w, covariance, noise:
-               np.linalg.slogdet(covariance / noise**2 + np.eye(len(w)))[1] / 2)
+    "unperturbed ones, is a direct proxy for the mutual information",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=lambda w, covariance, noise: (
+        noise**2 * np.trace(w @ w.T) / np.trace(w @ covariance @ w.T)
+    ),
+    mutant=lambda w, covariance, noise: (
+        np.linalg.slogdet(covariance / noise**2 + np.eye(len(w)))[1] / 2
+    ),
+)
 def _(measure):
     """Invertible linear layers: the information is the same for each, the
     relative error takes any value between σ²/λ_max and σ²/λ_min.
@@ -137,38 +215,64 @@ def _(measure):
     covariance, noise = np.diag([4.0, 1.0, 0.01]), 0.3
     information = []
     errors = []
-    for scales in ([1.0, 1, 1], [1e-3, 1e-3, 1.0], [1.0, 1e-3, 1e-3],
-                   [0.3, 1.0, 5.0]):
+    for scales in (
+        [1.0, 1, 1],
+        [1e-3, 1e-3, 1.0],
+        [1.0, 1e-3, 1e-3],
+        [0.3, 1.0, 5.0],
+    ):
         w = np.linalg.qr(np.random.normal(size=(3, 3)))[0] @ np.diag(scales)
-        clean, noisy = (w @ covariance @ w.T,
-                        w @ (covariance + noise**2 * np.eye(3)) @ w.T)
-        information.append(0.5 * (np.linalg.slogdet(noisy)[1]
-                                  - np.linalg.slogdet(noisy - clean)[1]))
+        clean, noisy = (
+            w @ covariance @ w.T,
+            w @ (covariance + noise**2 * np.eye(3)) @ w.T,
+        )
+        information.append(
+            0.5
+            * (
+                np.linalg.slogdet(noisy)[1]
+                - np.linalg.slogdet(noisy - clean)[1]
+            )
+        )
         errors.append(measure(w, covariance, noise))
     assert np.ptp(information) < 1e-9 and max(errors) > 100 * min(errors)
-    assert abs(min(errors) - noise**2 / 4) < 1e-4 and abs(
-        max(errors) - noise**2 / 0.01) < 1e-1
+    assert (
+        abs(min(errors) - noise**2 / 4) < 1e-4
+        and abs(max(errors) - noise**2 / 0.01) < 1e-1
+    )
+
 
 # %% ../../../nbs/120_theory.estimation.ipynb
 def plane_network():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(2, 12), torch.nn.Tanh(),
-                              torch.nn.Linear(12, 1)).double()
+    net = torch.nn.Sequential(
+        torch.nn.Linear(2, 12), torch.nn.Tanh(), torch.nn.Linear(12, 1)
+    ).double()
     return lambda u: net(u).squeeze(-1)
 
 
 def penalty(f, x, t, sigma, curvature=1.0):
     "σ²/2 (|∇f|² + (f − t)∇²f) at one point."
-    return sigma**2 / 2 * (
-        torch.func.grad(f)(x).square().sum()
-        + curvature * (f(x) - t) * torch.func.hessian(f)(x).trace())
+    return (
+        sigma**2
+        / 2
+        * (
+            torch.func.grad(f)(x).square().sum()
+            + curvature * (f(x) - t) * torch.func.hessian(f)(x).trace()
+        )
+    )
 
 
-@claim("estimation-bishop", source="bishop1995",
-       statement="the mean squared loss under input noise is the loss plus "
-                 "σ²/2·(‖∇f‖² + (f − t)∇²f), up to O(σ⁴)",
-       kind="estimate", verdict="holds", evidence="proof", formula=penalty,
-       mutant=lambda f, x, t, sigma: penalty(f, x, t, sigma, curvature=0.0))
+@claim(
+    "estimation-bishop",
+    source="bishop1995",
+    statement="the mean squared loss under input noise is the loss plus "
+    "σ²/2·(‖∇f‖² + (f − t)∇²f), up to O(σ⁴)",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=penalty,
+    mutant=lambda f, x, t, sigma: penalty(f, x, t, sigma, curvature=0.0),
+)
 def _(correction):
     """Gauss–Hermite means for a tanh network at five points: the remainder
     falls by 16 ± 1 when σ is halved.
@@ -177,24 +281,37 @@ def _(correction):
     """
     f = plane_network()
     node, weight = np.polynomial.hermite_e.hermegauss(20)
-    zeta = torch.tensor(np.stack(np.meshgrid(node, node), -1).reshape(-1, 2),
-                        device="cpu")
-    mass = torch.tensor(np.outer(weight, weight).ravel() / weight.sum() ** 2,
-                        device="cpu")
+    zeta = torch.tensor(
+        np.stack(np.meshgrid(node, node), -1).reshape(-1, 2), device="cpu"
+    )
+    mass = torch.tensor(
+        np.outer(weight, weight).ravel() / weight.sum() ** 2, device="cpu"
+    )
     for x in torch.randn(5, 2, dtype=torch.float64, device="cpu"):
-        rest = [((mass * 0.5 * (f(x + s * zeta) - 0.8) ** 2).sum()
-                 - 0.5 * (f(x) - 0.8) ** 2 - correction(f, x, 0.8, s)).item()
-                for s in (0.02, 0.01)]
+        rest = [
+            (
+                (mass * 0.5 * (f(x + s * zeta) - 0.8) ** 2).sum()
+                - 0.5 * (f(x) - 0.8) ** 2
+                - correction(f, x, 0.8, s)
+            ).item()
+            for s in (0.02, 0.01)
+        ]
         assert abs(rest[0] / rest[1] - 16) < 1, rest
 
 
-@claim("nn-noise-input-tikhonov", source="eftekhari2025, §2.1.2; bishop1995",
-       statement="small input noise of variance σ² is a penalty of σ²/2 times "
-                 "the squared slope",
-       kind="estimate", verdict="holds if",
-       condition="the noise is small and the fit is near the regression "
-                 "function (for linear models always)",
-       evidence="proof", formula=2, mutant=1)
+@claim(
+    "nn-noise-input-tikhonov",
+    source="eftekhari2025, §2.1.2; bishop1995",
+    statement="small input noise of variance σ² is a penalty of σ²/2 times "
+    "the squared slope",
+    kind="estimate",
+    verdict="holds if",
+    condition="the noise is small and the fit is near the regression "
+    "function (for linear models always)",
+    evidence="proof",
+    formula=2,
+    mutant=1,
+)
 def _(power):
     """Linear regression: the weights that minimize the exact mean loss under
     noise are those of ridge regression with σ²; the mutant uses σ.
@@ -215,17 +332,24 @@ def _(power):
                 cross += v * moved.T @ t
         gram -= 4 * x.T @ x  # coordinates are independent: the corrections add
         ridge = np.linalg.solve(
-            x.T @ x + len(x) * sigma**power * np.eye(5), x.T @ t)
+            x.T @ x + len(x) * sigma**power * np.eye(5), x.T @ t
+        )
         np.testing.assert_allclose(
-            np.linalg.solve(gram, cross / 5), ridge, rtol=1e-9)
-    f, points_ = (plane_network(),
-                  torch.randn(200, 2, dtype=torch.float64, device="cpu"))
+            np.linalg.solve(gram, cross / 5), ridge, rtol=1e-9
+        )
+    f, points_ = (
+        plane_network(),
+        torch.randn(200, 2, dtype=torch.float64, device="cpu"),
+    )
     curvature = torch.stack(
-        [torch.func.hessian(f)(p).trace() for p in points_[:50]])
+        [torch.func.hessian(f)(p).trace() for p in points_[:50]]
+    )
     # targets scattered round f: the regression function
     noise = torch.randn(50, 2000, dtype=torch.float64, device="cpu")
     assert (
-        abs((noise.mean(1) * curvature).mean()) < 0.02 * curvature.abs().mean())
+        abs((noise.mean(1) * curvature).mean()) < 0.02 * curvature.abs().mean()
+    )
+
 
 # %% ../../../nbs/120_theory.estimation.ipynb
 def gradient_variance(kind, first, second, x):
@@ -233,34 +357,51 @@ def gradient_variance(kind, first, second, x):
     return second**2 if kind == "added" else (first + x * second) ** 2
 
 
-@claim("estimation-gradient-noise", source="new",
-       statement="the variance of the gradient through noise is σ²f''² for "
-                 "added and σ²(f' + xf'')² for multiplied noise, to second "
-                 "order",
-       kind="estimate", verdict="holds", evidence="proof",
-       formula=gradient_variance,
-       mutant=lambda kind, first, second, x: gradient_variance(
-           "multiplied" if kind == "added" else "added", first, second, x))
+@claim(
+    "estimation-gradient-noise",
+    source="new",
+    statement="the variance of the gradient through noise is σ²f''² for "
+    "added and σ²(f' + xf'')² for multiplied noise, to second "
+    "order",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=gradient_variance,
+    mutant=lambda kind, first, second, x: gradient_variance(
+        "multiplied" if kind == "added" else "added", first, second, x
+    ),
+)
 def _(coefficient):
     """Autograd at Gauss–Hermite nodes for tanh and a cubic; the mutant
     exchanges the two.
     """
     node, weight = np.polynomial.hermite_e.hermegauss(30)
-    zeta, mass = (torch.tensor(node, device="cpu"),
-                  torch.tensor(weight / weight.sum(), device="cpu"))
+    zeta, mass = (
+        torch.tensor(node, device="cpu"),
+        torch.tensor(weight / weight.sum(), device="cpu"),
+    )
     sigma = 1e-3
     for f in (torch.tanh, lambda u: u**3 - u):
         for point in (0.5, -1.2):
             x = torch.full_like(zeta, point).requires_grad_()
-            first, = torch.autograd.grad(f(x).sum(), x, create_graph=True)
-            second, = torch.autograd.grad(first.sum(), x)
-            for kind, y in (("added", x + sigma * zeta),
-                            ("multiplied", x * (1 + sigma * zeta))):
-                g, = torch.autograd.grad(f(y).sum(), x)
+            (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+            for kind, y in (
+                ("added", x + sigma * zeta),
+                ("multiplied", x * (1 + sigma * zeta)),
+            ):
+                (g,) = torch.autograd.grad(f(y).sum(), x)
                 variance = (mass * g**2).sum() - (mass * g).sum() ** 2
-                assert (abs(variance.item() / sigma**2 - coefficient(
-                                kind, first[0].item(), second[0].item(), point))
-                        < 1e-3)
+                assert (
+                    abs(
+                        variance.item() / sigma**2
+                        - coefficient(
+                            kind, first[0].item(), second[0].item(), point
+                        )
+                    )
+                    < 1e-3
+                )
+
 
 # %% ../../../nbs/120_theory.estimation.ipynb
 # the default of the paper's layer at a normal unit of variance 1
@@ -275,17 +416,26 @@ class AddNoise(torch.nn.Module):
         self.deviation = deviation
 
     def forward(self, x):
-        return (x + self.deviation * torch.randn_like(x)
-                if self.training and self.deviation else x)
+        return (
+            x + self.deviation * torch.randn_like(x)
+            if self.training and self.deviation
+            else x
+        )
 
 
 def digits_network(normalized, deviation, width=64):
     layers, size = [], 64
     for _ in range(2):
-        layers += [torch.nn.Linear(size, width),
-                   *([torch.nn.BatchNorm1d(width, affine=False)] if normalized
-                     else []),
-                   AddNoise(deviation), torch.nn.ReLU()]
+        layers += [
+            torch.nn.Linear(size, width),
+            *(
+                [torch.nn.BatchNorm1d(width, affine=False)]
+                if normalized
+                else []
+            ),
+            AddNoise(deviation),
+            torch.nn.ReLU(),
+        ]
         size = width
     return torch.nn.Sequential(*layers, torch.nn.Linear(size, 10))
 
@@ -317,23 +467,37 @@ def train_digits(normalized, deviation, seed, epochs, data):
     for epoch in range(epochs + 1):
         layers = hidden(net, x)
         rows.append(
-            [noisy_information(u, NOISE).mean().item() for u in layers] + [
-                noisy_information((u - u.mean(0)) / u.std(0, correction=0),
-                                  NOISE).nanmean().item() for u in layers])
+            [noisy_information(u, NOISE).mean().item() for u in layers]
+            + [
+                noisy_information(
+                    (u - u.mean(0)) / u.std(0, correction=0), NOISE
+                )
+                .nanmean()
+                .item()
+                for u in layers
+            ]
+        )
         for index in torch.randperm(len(x)).split(64) if epoch < epochs else ():
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(
-                net(x[index]), y[index]).backward()
+                net(x[index]), y[index]
+            ).backward()
             optimizer.step()
     return np.array(rows), net
 
 
-@claim("rev-mi-not-trained", source="reviews of eftekhari2025, zhYV",
-       statement="training does not maximize I(X; X+Z): in a small network "
-                 "with standardized units it falls, below that of normal "
-                 "samples, while the loss is minimized",
-       kind="empirical", verdict="holds", evidence="experiment", formula=True,
-       mutant=False)
+@claim(
+    "rev-mi-not-trained",
+    source="reviews of eftekhari2025, zhYV",
+    statement="training does not maximize I(X; X+Z): in a small network "
+    "with standardized units it falls, below that of normal "
+    "samples, while the loss is minimized",
+    kind="empirical",
+    verdict="holds",
+    evidence="experiment",
+    formula=True,
+    mutant=False,
+)
 def _(normalized):
     """Six epochs on the digits, noise 0.32: the second layer's mean information
     falls by more than 0.03 nats.
@@ -341,10 +505,13 @@ def _(normalized):
     The mutant does not standardize: there it rises, because the units grow.
     """
     from normalnorm.experiments.data import load
+
     x, y = load("digits", "train")
     rows, _ = train_digits(
-        normalized, NOISE, 0, 6, (x.flatten(1).cpu(), y.cpu()))
+        normalized, NOISE, 0, 6, (x.flatten(1).cpu(), y.cpu())
+    )
     assert rows[-1, 1] < rows[0, 1] - 0.03 and rows[-1, 3] < rows[0, 3]
+
 
 # %% ../../../nbs/120_theory.estimation.ipynb
 import scipy.stats
@@ -360,8 +527,9 @@ def in_cells(law, snr):
     right = np.append(right, np.arange(right[-1], far, 0.2 * width)[1:])
     edges = np.append(-right[:0:-1], right)
     # the smaller of the two tails, for its digits
-    mass = np.where(edges[1:] <= 0, np.diff(law.cdf(edges)),
-                    -np.diff(law.sf(edges)))
+    mass = np.where(
+        edges[1:] <= 0, np.diff(law.cdf(edges)), -np.diff(law.sf(edges))
+    )
     x = (edges[1:] + edges[:-1])[mass > 0] / 2
     mass = mass[mass > 0] / mass.sum()
     x = x - mass @ x
@@ -378,20 +546,27 @@ def small_snr_bound(x, mass, snr, far_part=1.0):
     near = np.abs(x) <= 1 / math.sqrt(snr)
     moment = lambda f: float((mass * f)[near].sum())
     root = math.sqrt(
-        moment(x) ** 2 + snr * moment(x**2) ** 2
-        + (math.e - 2) * snr**2 * moment(np.abs(x) ** 3) ** 2)
+        moment(x) ** 2
+        + snr * moment(x**2) ** 2
+        + (math.e - 2) * snr**2 * moment(np.abs(x) ** 3) ** 2
+    )
     rest = far_part * float((mass * x**2)[~near].sum())
     return (math.exp(snr / 4) * root + math.sqrt(rest)) ** 2
 
 
-@claim("estimation-small-snr", source="new",
-       statement="snr/(1+snr) ≤ 1 − mmse(snr) ≤ (e^{snr/4}·√((E X₁)² + "
-                 "snr·(E X₁²)² + (e−2)·snr²·(E|X₁|³)²) + √E X₂²)², X₁ and X₂ "
-                 "the parts of X within and beyond 1/√snr; so (1 − mmse)/snr "
-                 "→ 1 if E X⁴ is finite",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=small_snr_bound,
-       mutant=lambda x, mass, snr: small_snr_bound(x, mass, snr, 0.0))
+@claim(
+    "estimation-small-snr",
+    source="new",
+    statement="snr/(1+snr) ≤ 1 − mmse(snr) ≤ (e^{snr/4}·√((E X₁)² + "
+    "snr·(E X₁²)² + (e−2)·snr²·(E|X₁|³)²) + √E X₂²)², X₁ and X₂ "
+    "the parts of X within and beyond 1/√snr; so (1 − mmse)/snr "
+    "→ 1 if E X⁴ is finite",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=small_snr_bound,
+    mutant=lambda x, mass, snr: small_snr_bound(x, mass, snr, 0.0),
+)
 def _(bound):
     """Points, skewed and heavy-tailed laws at four snr. With fourth moments the
     quotient is within 4 percent of 1 at snr = 10⁻³; with three degrees of
@@ -400,23 +575,38 @@ def _(bound):
     The mutant forgets the part of X that stands out of the noise.
     """
     rare = 1e-3
-    laws = {"sign": (np.array([-1.0, 1.0]), np.array([0.5, 0.5])),
-            "rare": (np.array([math.sqrt((1 - rare) / rare),
-                               -math.sqrt(rare / (1 - rare))]),
-                     np.array([rare, 1 - rare]))}
-    families = {"normal": scipy.stats.norm(), "uniform": scipy.stats.uniform(),
-                "exponential": scipy.stats.expon(loc=-1),
-                "t9": scipy.stats.t(9, scale=math.sqrt(7 / 9)),
-                "t3": scipy.stats.t(3, scale=math.sqrt(1 / 3))}
+    laws = {
+        "sign": (np.array([-1.0, 1.0]), np.array([0.5, 0.5])),
+        "rare": (
+            np.array(
+                [math.sqrt((1 - rare) / rare), -math.sqrt(rare / (1 - rare))]
+            ),
+            np.array([rare, 1 - rare]),
+        ),
+    }
+    families = {
+        "normal": scipy.stats.norm(),
+        "uniform": scipy.stats.uniform(),
+        "exponential": scipy.stats.expon(loc=-1),
+        "t9": scipy.stats.t(9, scale=math.sqrt(7 / 9)),
+        "t3": scipy.stats.t(3, scale=math.sqrt(1 / 3)),
+    }
     quotient = {}
     for snr in (1e-1, 1e-2, 1e-3, 1e-4):
-        for name, law in {**laws, **{k: in_cells(law, snr) for k, law in
-                                     families.items()}}.items():
+        for name, law in {
+            **laws,
+            **{k: in_cells(law, snr) for k, law in families.items()},
+        }.items():
             found = estimated_part(*law, snr)
-            assert (snr / (1 + snr) - 1e-7 <= found
-                    <= bound(*law, snr) + 1e-7), (name, snr, found)
+            assert snr / (1 + snr) - 1e-7 <= found <= bound(*law, snr) + 1e-7, (
+                name,
+                snr,
+                found,
+            )
             quotient[name, snr] = found / snr
     for name in ("sign", "normal", "uniform", "exponential", "t9"):
         assert abs(quotient[name, 1e-3] - 1) < 0.04, (name, quotient)
-    assert (quotient["t3", 1e-3] > 8
-            and quotient["t3", 1e-4] > 2 * quotient["t3", 1e-3])
+    assert (
+        quotient["t3", 1e-3] > 8
+        and quotient["t3", 1e-4] > 2 * quotient["t3", 1e-3]
+    )

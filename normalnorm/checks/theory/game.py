@@ -12,9 +12,22 @@ import scipy.stats
 
 from normalnorm.claims import claim
 from normalnorm.theory.information import (
-    FAMILIES, Enclosure, Law, bimodal, differential_entropy, entropy_of_sum,
-    exponential, gaussian_capacity, laplace, mixture, mutual_information,
-    normal, points, student, uniform)
+    FAMILIES,
+    Enclosure,
+    Law,
+    bimodal,
+    differential_entropy,
+    entropy_of_sum,
+    exponential,
+    gaussian_capacity,
+    laplace,
+    mixture,
+    mutual_information,
+    normal,
+    points,
+    student,
+    uniform,
+)
 
 STEP = 4e-3
 
@@ -27,12 +40,18 @@ def random_density(generator):
     """
     count, parts = generator.integers(2, 5), []
     for kind in generator.integers(4, size=count):
-        place, width = (float(generator.integers(-4, 5)),
-                        int(generator.integers(1, 3)))
-        parts.append((normal(place, 0.2 + generator.random()),
-                      laplace(place, 0.2 + generator.random()),
-                      uniform(place, width**2 / 3),
-                      exponential(place, width**2))[kind])
+        place, width = (
+            float(generator.integers(-4, 5)),
+            int(generator.integers(1, 3)),
+        )
+        parts.append(
+            (
+                normal(place, 0.2 + generator.random()),
+                laplace(place, 0.2 + generator.random()),
+                uniform(place, width**2 / 3),
+                exponential(place, width**2),
+            )[kind]
+        )
     law = mixture(generator.dirichlet(np.full(count, 2.0)), parts)
     law = law.affine(1.0, -law.mean)
     return law.affine(1 / math.sqrt(law.variance))
@@ -43,8 +62,9 @@ def random_signal(generator):
     if generator.random() < 0.5:
         return random_density(generator)
     count = generator.integers(3, 8)
-    law = points(generator.normal(size=count),
-                 generator.dirichlet(np.ones(count)))
+    law = points(
+        generator.normal(size=count), generator.dirichlet(np.ones(count))
+    )
     law = law.affine(1.0, -law.mean)
     return law.affine(1 / math.sqrt(law.variance))
 
@@ -60,11 +80,16 @@ def separated(x, z, target):
     return information
 
 
-@claim("nn-game-first", source="eftekhari2025, Thm 2.1, Eq. 1, first line",
-       statement="I(X; X+Z*) ≤ I(X*; X*+Z*) for normal noise Z*",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=gaussian_capacity,
-       mutant=lambda snr: 0.93 * gaussian_capacity(snr))
+@claim(
+    "nn-game-first",
+    source="eftekhari2025, Thm 2.1, Eq. 1, first line",
+    statement="I(X; X+Z*) ≤ I(X*; X*+Z*) for normal noise Z*",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=gaussian_capacity,
+    mutant=lambda snr: 0.93 * gaussian_capacity(snr),
+)
 def _(bound):
     """60 random signals, with atoms and with densities, at random snr, and the
     seven families: the margin exceeds the error bound of the engine.
@@ -78,34 +103,52 @@ def _(bound):
         snr = math.exp(generator.normal())
         information = separated(signal, normal(variance=1 / snr), bound(snr))
         assert bound(snr) - information.value > information.error, (
-            bound(snr), information)
+            bound(snr),
+            information,
+        )
     for snr in (0.1, 1.0, 5.0):
         information = mutual_information(normal(), normal(variance=1 / snr))
         assert abs(information.value - bound(snr)) <= information.error < 1e-6
 
 
-@claim("nn-game-wlog-means", source="eftekhari2025, Thm 2.1, Proof",
-       statement="I(X; X+Z) does not depend on the means", kind="identity",
-       verdict="holds", evidence="proof",
-       formula=lambda law, c: law.affine(1.0, c),
-       mutant=lambda law, c: law.affine(1.0 + abs(c) / 5, c))
+@claim(
+    "nn-game-wlog-means",
+    source="eftekhari2025, Thm 2.1, Proof",
+    statement="I(X; X+Z) does not depend on the means",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda law, c: law.affine(1.0, c),
+    mutant=lambda law, c: law.affine(1.0 + abs(c) / 5, c),
+)
 def _(shift):
     "Random shifts of both; the mutant changes the scale a little too."
-    for x, z in ((uniform(), laplace()),
-                 (points([-1, 0.3], [0.4, 0.6]), exponential()),
-                 (bimodal(), normal(variance=0.3))):
-        before, after = (mutual_information(x, z),
-                         mutual_information(shift(x, 1.7), shift(z, -0.4)))
+    for x, z in (
+        (uniform(), laplace()),
+        (points([-1, 0.3], [0.4, 0.6]), exponential()),
+        (bimodal(), normal(variance=0.3)),
+    ):
+        before, after = (
+            mutual_information(x, z),
+            mutual_information(shift(x, 1.7), shift(z, -0.4)),
+        )
         assert abs(before.value - after.value) <= before.error + after.error
 
 
-@claim("nn-game-proof-roles", source="eftekhari2025, Thm 2.1, Proof",
-       statement="the first inequality hinges on the entropy power inequality",
-       kind="theorem", verdict="fails", evidence="proof",
-       formula=lambda hx, hz, variance:
-                   0.5 * math.log(2 * math.pi * math.e * variance),
-       mutant=lambda hx, hz, variance:
-                  0.5 * math.log(math.exp(2 * hx) + math.exp(2 * hz)))
+@claim(
+    "nn-game-proof-roles",
+    source="eftekhari2025, Thm 2.1, Proof",
+    statement="the first inequality hinges on the entropy power inequality",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=lambda hx, hz, variance: (
+        0.5 * math.log(2 * math.pi * math.e * variance)
+    ),
+    mutant=lambda hx, hz, variance: (
+        0.5 * math.log(math.exp(2 * hx) + math.exp(2 * hz))
+    ),
+)
 def _(upper_bound):
     """The proof needs a number above h(X + Z*): maximum entropy gives one,
     which is reached for a normal signal, the entropy power inequality (the
@@ -117,40 +160,59 @@ def _(upper_bound):
             upper = upper_bound(
                 differential_entropy(x).value,
                 differential_entropy(normal(variance=variance)).value,
-                1 + variance)
+                1 + variance,
+            )
             assert h.low <= upper and (
-                len(x.parts) > 1 or x.parts[0].dist.name != "norm"
-                or abs(h.value - upper) <= h.error + 1e-12)
+                len(x.parts) > 1
+                or x.parts[0].dist.name != "norm"
+                or abs(h.value - upper) <= h.error + 1e-12
+            )
             # @eq-epi itself
             assert h.high >= 0.5 * math.log(
                 math.exp(2 * differential_entropy(x).value)
-                + 2 * math.pi * math.e * variance)
+                + 2 * math.pi * math.e * variance
+            )
+
 
 # %% ../../../nbs/112_theory.game.ipynb
 def receiver_bound(x, z, samples=None):
     "E log p*(Y|X)/q*(Y) for the normal receiver: moments only."
     snr = x.variance / z.variance
-    return (0.5 * math.log1p(snr) - (z.variance + z.mean**2) / (2 * z.variance)
-            + (x.variance + z.variance + (x.mean + z.mean) ** 2) / (
-                2 * (x.variance + z.variance)))
+    return (
+        0.5 * math.log1p(snr)
+        - (z.variance + z.mean**2) / (2 * z.variance)
+        + (x.variance + z.variance + (x.mean + z.mean) ** 2)
+        / (2 * (x.variance + z.variance))
+    )
 
 
-@claim("nn-game-second", source="eftekhari2025, Thm 2.1, Eq. 1, second line",
-       statement="I(X*; X*+Z*) ≤ I(X*; X*+Z) for a normal signal X*",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=gaussian_capacity,
-       mutant=lambda snr: 1.08 * gaussian_capacity(snr))
+@claim(
+    "nn-game-second",
+    source="eftekhari2025, Thm 2.1, Eq. 1, second line",
+    statement="I(X*; X*+Z*) ≤ I(X*; X*+Z) for a normal signal X*",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=gaussian_capacity,
+    mutant=lambda snr: 1.08 * gaussian_capacity(snr),
+)
 def _(bound):
     """60 random noises at random snr, and the families: the margin exceeds the
     error bound; equality for normal noise.
     """
     generator = np.random.default_rng(2)
-    for noise in ([random_density(generator) for _ in range(60)]
-                  + [uniform(), laplace(), exponential(), bimodal()]):
+    for noise in [random_density(generator) for _ in range(60)] + [
+        uniform(),
+        laplace(),
+        exponential(),
+        bimodal(),
+    ]:
         snr = math.exp(generator.normal())
         information = separated(normal(variance=snr), noise, bound(snr))
         assert information.value - bound(snr) > information.error, (
-            bound(snr), information)
+            bound(snr),
+            information,
+        )
     for snr in (0.1, 1.0, 5.0):
         information = mutual_information(normal(variance=snr), normal())
         assert abs(information.value - bound(snr)) <= information.error < 1e-6
@@ -170,18 +232,25 @@ def second_routes(x, z, share=1.0):
     """
     hx, hz = differential_entropy(x).value, differential_entropy(z).value
     error = sum(part.variance for part in estimation_error(x, z, share))
-    return (0.5 * math.log(math.exp(2 * hx) + math.exp(2 * hz)) - hz,
-            hx - 0.5 * math.log(2 * math.pi * math.e * error),
-            receiver_bound(x, z))
+    return (
+        0.5 * math.log(math.exp(2 * hx) + math.exp(2 * hz)) - hz,
+        hx - 0.5 * math.log(2 * math.pi * math.e * error),
+        receiver_bound(x, z),
+    )
 
 
-@claim("game-second-routes", source="new; cover2006",
-       statement="entropy power, linear estimation and the wrong receiver each "
-                 "give a lower bound of I(X*; X*+Z), the last two equal to "
-                 "½log(1+snr), the first larger unless Z is normal",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=second_routes,
-       mutant=lambda x, z: second_routes(x, z, share=1.05))
+@claim(
+    "game-second-routes",
+    source="new; cover2006",
+    statement="entropy power, linear estimation and the wrong receiver each "
+    "give a lower bound of I(X*; X*+Z), the last two equal to "
+    "½log(1+snr), the first larger unless Z is normal",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=second_routes,
+    mutant=lambda x, z: second_routes(x, z, share=1.05),
+)
 def _(routes):
     """I(X*; X*+Z) by the engine above all three, and above h(X*) − h(X* − aY),
     which is above the second; all five numbers equal for normal noise.
@@ -195,60 +264,94 @@ def _(routes):
             total, error, capacity = (
                 entropy_of_sum(x, z, STEP * math.sqrt(z.variance)),
                 entropy_of_sum(*estimation_error(x, z), STEP),
-                gaussian_capacity(snr))
+                gaussian_capacity(snr),
+            )
             information, between, bound = (
                 total.value - differential_entropy(z).value,
                 differential_entropy(x).value - error.value,
-                total.error + error.error)
+                total.error + error.error,
+            )
             power, linear, receiver = routes(x, z)
-            assert (abs(linear - capacity) < 1e-12
-                    and abs(receiver - capacity) < 1e-12)
+            assert (
+                abs(linear - capacity) < 1e-12
+                and abs(receiver - capacity) < 1e-12
+            )
             if z.parts[0].dist.name == "norm" and len(z.parts) == 1:
-                assert (max(abs(number - capacity)
-                            for number in (power, between, information))
-                        <= bound + 1e-12)
+                assert (
+                    max(
+                        abs(number - capacity)
+                        for number in (power, between, information)
+                    )
+                    <= bound + 1e-12
+                )
             else:
                 assert information >= power - bound and power > capacity + 1e-4
-                assert (information >= between - bound
-                        and between > linear + error.error)
+                assert (
+                    information >= between - bound
+                    and between > linear + error.error
+                )
 
 
-@claim("nn-game-support", source="eftekhari2025, Thm 2.1, hypothesis",
-       statement="the hypothesis \"non-zero support over the entire real "
-                 "line\" is not needed: finite variances are enough",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
-       mutant=-1.0)
+@claim(
+    "nn-game-support",
+    source="eftekhari2025, Thm 2.1, hypothesis",
+    statement='the hypothesis "non-zero support over the entire real '
+    'line" is not needed: finite variances are enough',
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=-1.0,
+)
 def _(sign):
     """Signals and noises on bounded intervals, on a half-line, and on points:
     both inequalities, with margins above the error bounds.
 
     The mutant turns them round.
     """
-    for x in (uniform(), exponential(), points([-1, 1], [0.5, 0.5]),
-              points([-2, 0, 1], [0.1, 0.6, 0.3])):
+    for x in (
+        uniform(),
+        exponential(),
+        points([-1, 1], [0.5, 0.5]),
+        points([-2, 0, 1], [0.1, 0.6, 0.3]),
+    ):
         snr = x.variance
         information = mutual_information(x, normal())
-        assert (sign * (gaussian_capacity(snr) - information.value)
-                > information.error)
-    for z in (uniform(), exponential(),
-              mixture([0.5, 0.5], [uniform(-2), uniform(2)])):
+        assert (
+            sign * (gaussian_capacity(snr) - information.value)
+            > information.error
+        )
+    for z in (
+        uniform(),
+        exponential(),
+        mixture([0.5, 0.5], [uniform(-2), uniform(2)]),
+    ):
         information = mutual_information(normal(), z)
-        assert (sign * (information.value - gaussian_capacity(1 / z.variance))
-                > information.error)
+        assert (
+            sign * (information.value - gaussian_capacity(1 / z.variance))
+            > information.error
+        )
+
 
 # %% ../../../nbs/112_theory.game.ipynb
 def noisy_pair():
     "The exact example: a fair sign against noise on −2, 0, 2."
-    return mutual_information(points([-1, 1], [0.5, 0.5]),
-                              points([-2, 0, 2], [1 / 8, 3 / 4, 1 / 8])).value
+    return mutual_information(
+        points([-1, 1], [0.5, 0.5]), points([-2, 0, 2], [1 / 8, 3 / 4, 1 / 8])
+    ).value
 
 
-@claim("nn-game-minimax", source="eftekhari2025, Eq. 2",
-       statement="min over Z of max over X of I(X; X+Z) = max over X of min "
-                 "over Z = ½log(1 + σx²/σz²), the variances being fixed",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda snr: (gaussian_capacity(snr), "norm", "norm"),
-       mutant=lambda snr: (gaussian_capacity(snr), "laplace", "norm"))
+@claim(
+    "nn-game-minimax",
+    source="eftekhari2025, Eq. 2",
+    statement="min over Z of max over X of I(X; X+Z) = max over X of min "
+    "over Z = ½log(1 + σx²/σz²), the variances being fixed",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda snr: (gaussian_capacity(snr), "norm", "norm"),
+    mutant=lambda snr: (gaussian_capacity(snr), "laplace", "norm"),
+)
 def _(saddle):
     """On the generalized normal laws of exponents 1 (Laplace), 2, ∞ (uniform)
     and others, with bimodal and exponential ones: the named entry is the
@@ -256,29 +359,53 @@ def _(saddle):
     """
     for snr in (0.5, 2.0):
         value, signal, noise = saddle(snr)
-        laws = {"laplace": laplace(), "norm": normal(), "uniform": uniform(),
-                "bimodal": bimodal(), "exponential": exponential(),
-                "wide": mixture([0.9, 0.1], [
-                    normal(), normal(variance=9)]).affine(1 / math.sqrt(1.8))}
-        column = {name: mutual_information(
-                      law, laws[noise].affine(1 / math.sqrt(snr)), 1e-5, STEP)
-                  for name, law in laws.items()}
-        row = {name: mutual_information(
-                   laws[signal], law.affine(1 / math.sqrt(snr)), 1e-5, STEP)
-               for name, law in laws.items()}
+        laws = {
+            "laplace": laplace(),
+            "norm": normal(),
+            "uniform": uniform(),
+            "bimodal": bimodal(),
+            "exponential": exponential(),
+            "wide": mixture([0.9, 0.1], [normal(), normal(variance=9)]).affine(
+                1 / math.sqrt(1.8)
+            ),
+        }
+        column = {
+            name: mutual_information(
+                law, laws[noise].affine(1 / math.sqrt(snr)), 1e-5, STEP
+            )
+            for name, law in laws.items()
+        }
+        row = {
+            name: mutual_information(
+                laws[signal], law.affine(1 / math.sqrt(snr)), 1e-5, STEP
+            )
+            for name, law in laws.items()
+        }
         assert abs(column[signal].value - value) <= column[signal].error
-        assert all(other.high < column[signal].low
-                   for name, other in column.items() if name != signal)
-        assert all(other.low > row[noise].high for name, other in row.items()
-                   if name != noise)
+        assert all(
+            other.high < column[signal].low
+            for name, other in column.items()
+            if name != signal
+        )
+        assert all(
+            other.low > row[noise].high
+            for name, other in row.items()
+            if name != noise
+        )
 
 
-@claim("nn-game-deviation", source="eftekhari2025, after Eq. 2",
-       statement="any deviation from normality, for X or Z, is suboptimal from "
-                 "that player's perspective",
-       kind="inequality", verdict="holds if",
-       condition="the other player plays the normal law", evidence="proof",
-       formula="normal", mutant="Laplace")
+@claim(
+    "nn-game-deviation",
+    source="eftekhari2025, after Eq. 2",
+    statement="any deviation from normality, for X or Z, is suboptimal from "
+    "that player's perspective",
+    kind="inequality",
+    verdict="holds if",
+    condition="the other player plays the normal law",
+    evidence="proof",
+    formula="normal",
+    mutant="Laplace",
+)
 def _(opponent):
     """Humps that move apart: the signal's loss and the noise's loss are
     positive, grow with the separation and vanish with it.
@@ -287,14 +414,18 @@ def _(opponent):
     """
     other = FAMILIES[opponent]
     best = mutual_information(normal(), other)
-    signals = [mutual_information(bimodal(s), other)
-               for s in (0.5, 0.65, 0.8, 0.95)]
+    signals = [
+        mutual_information(bimodal(s), other) for s in (0.5, 0.65, 0.8, 0.95)
+    ]
     assert all(best.low > s.high for s in signals) and all(
-        a.low > b.high for a, b in zip(signals, signals[1:]))
-    noises = [mutual_information(other, bimodal(s))
-              for s in (0.5, 0.65, 0.8, 0.95)]
+        a.low > b.high for a, b in zip(signals, signals[1:])
+    )
+    noises = [
+        mutual_information(other, bimodal(s)) for s in (0.5, 0.65, 0.8, 0.95)
+    ]
     assert all(n.low > best.high for n in noises) and all(
-        a.high < b.low for a, b in zip(noises, noises[1:]))
+        a.high < b.low for a, b in zip(noises, noises[1:])
+    )
     assert best.value - mutual_information(bimodal(0.3), other).value < 1e-4
 
 
@@ -306,15 +437,20 @@ def correlated_pair(c):
     return -0.5 * math.log(np.linalg.det(covariance) / covariance[1, 1])
 
 
-@claim("nn-worst-noise", source="eftekhari2025, §1, §2.1.2",
-       statement="Gaussian noise is the worst noise, so what is robust to it "
-                 "is robust to any other perturbation",
-       kind="inequality", verdict="holds if",
-       condition="the signal is normal, the noise is added to it and "
-                 "uncorrelated with it, and noises of the same variance are "
-                 "compared, in nats",
-       evidence="proof", formula=lambda: (noisy_pair(), correlated_pair(-0.5)),
-       mutant=lambda: (noisy_pair(), correlated_pair(0.0)))
+@claim(
+    "nn-worst-noise",
+    source="eftekhari2025, §1, §2.1.2",
+    statement="Gaussian noise is the worst noise, so what is robust to it "
+    "is robust to any other perturbation",
+    kind="inequality",
+    verdict="holds if",
+    condition="the signal is normal, the noise is added to it and "
+    "uncorrelated with it, and noises of the same variance are "
+    "compared, in nats",
+    evidence="proof",
+    formula=lambda: (noisy_pair(), correlated_pair(-0.5)),
+    mutant=lambda: (noisy_pair(), correlated_pair(0.0)),
+)
 def _(other_noises):
     """Without the first condition: for X = ±1, noise of variance 1 on {−2, 0,
     2} leaves less than Gaussian noise; the exact entropies in closed form.
@@ -326,27 +462,38 @@ def _(other_noises):
     exact = h(1 / 16, 7 / 16, 7 / 16, 1 / 16) - h(1 / 8, 3 / 4, 1 / 8)
     gaussian = mutual_information(points([-1, 1], [0.5, 0.5]), normal())
     on_points, correlated = other_noises()
-    assert (abs(on_points - exact) < 1e-12
-            and on_points < gaussian.low - 0.002)
+    assert abs(on_points - exact) < 1e-12 and on_points < gaussian.low - 0.002
     assert abs(correlated_pair(0.0) - gaussian_capacity(1.0)) < 1e-12
-    assert (abs(correlated - 0.5 * math.log(4 / 3)) < 1e-12
-            and correlated < gaussian_capacity(1.0) - 0.2)
+    assert (
+        abs(correlated - 0.5 * math.log(4 / 3)) < 1e-12
+        and correlated < gaussian_capacity(1.0) - 0.2
+    )
 
 
-@claim("rev-implicit-mi", source="reviews of eftekhari2025, reply to zhYV",
-       statement="if the pre-activations are gaussianized then I(X; X+Z) is "
-                 "necessarily maximized, relative to any other distribution "
-                 "for X",
-       kind="theorem", verdict="holds if", condition="the noise is normal",
-       evidence="numerical", formula=laplace, mutant=normal)
+@claim(
+    "rev-implicit-mi",
+    source="reviews of eftekhari2025, reply to zhYV",
+    statement="if the pre-activations are gaussianized then I(X; X+Z) is "
+    "necessarily maximized, relative to any other distribution "
+    "for X",
+    kind="theorem",
+    verdict="holds if",
+    condition="the noise is normal",
+    evidence="numerical",
+    formula=laplace,
+    mutant=normal,
+)
 def _(noise):
     """With Laplace noise a bimodal signal of the same variance passes more than
     a normal one, by more than the error bounds; with normal noise (the mutant)
     it does not.
     """
-    two_humps, gaussian = (mutual_information(bimodal(0.8), noise()),
-                           mutual_information(normal(), noise()))
+    two_humps, gaussian = (
+        mutual_information(bimodal(0.8), noise()),
+        mutual_information(normal(), noise()),
+    )
     assert two_humps.low > gaussian.high + 1e-3 - 1e-5
+
 
 # %% ../../../nbs/112_theory.game.ipynb
 def tolerated(signal, nats, tolerance=1e-5):
@@ -356,54 +503,79 @@ def tolerated(signal, nats, tolerance=1e-5):
     low, high = 0.05, 20.0
     while high - low > tolerance:
         middle = math.sqrt(low * high)
-        low, high = ((middle, high) if mutual_information(
-                         signal, normal(variance=middle**2), 3e-5, 8e-3).value
-                                       > nats else (low, middle))
+        low, high = (
+            (middle, high)
+            if mutual_information(
+                signal, normal(variance=middle**2), 3e-5, 8e-3
+            ).value
+            > nats
+            else (low, middle)
+        )
     return (low + high) / 2
 
 
-@claim("nn-tolerate-noise", source="eftekhari2025, §2.1.2",
-       statement="with a normal encoding more (normal) noise can be added for "
-                 "the same mutual information",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=lambda nats: 1 / math.sqrt(math.expm1(2 * nats)),
-       mutant=lambda nats: 0.98 / math.sqrt(math.expm1(2 * nats)))
+@claim(
+    "nn-tolerate-noise",
+    source="eftekhari2025, §2.1.2",
+    statement="with a normal encoding more (normal) noise can be added for "
+    "the same mutual information",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda nats: 1 / math.sqrt(math.expm1(2 * nats)),
+    mutant=lambda nats: 0.98 / math.sqrt(math.expm1(2 * nats)),
+)
 def _(largest):
     """From the first inequality, as information falls with the noise: the noise
     that a normal signal tolerates in closed form, and less for three other
     signals.
     """
     for nats in (0.3, 0.5):
-        assert (abs(tolerated(normal(), nats, 1e-4) - largest(nats))
-                < 1e-3 * largest(nats))
+        assert abs(
+            tolerated(normal(), nats, 1e-4) - largest(nats)
+        ) < 1e-3 * largest(nats)
         for signal in (uniform(), points([-1, 1], [0.5, 0.5]), exponential()):
             assert tolerated(signal, nats, 3e-4) < largest(nats) - 2e-3
 
 
-@claim("rev-more-noise", source="reviews of eftekhari2025, reply to ps2s",
-       statement="with normal encodings the threshold of tolerable noise is "
-                 "higher",
-       kind="inequality", verdict="holds if",
-       condition="noise is normal and tolerable means a number of nats",
-       evidence="numerical", formula=normal, mutant=laplace)
+@claim(
+    "rev-more-noise",
+    source="reviews of eftekhari2025, reply to ps2s",
+    statement="with normal encodings the threshold of tolerable noise is "
+    "higher",
+    kind="inequality",
+    verdict="holds if",
+    condition="noise is normal and tolerable means a number of nats",
+    evidence="numerical",
+    formula=normal,
+    mutant=laplace,
+)
 def _(noise):
     """Laplace noise (the mutant) of one size: a bimodal signal passes more nats
     than a normal one, so it tolerates more of it.
 
     Under normal noise never.
     """
-    assert all(mutual_information(bimodal(s), noise(), 1e-5, STEP).high
-               < mutual_information(normal(), noise(), 1e-5, STEP).low
-               for s in (0.5, 0.7, 0.8))
+    assert all(
+        mutual_information(bimodal(s), noise(), 1e-5, STEP).high
+        < mutual_information(normal(), noise(), 1e-5, STEP).low
+        for s in (0.5, 0.7, 0.8)
+    )
 
 
-@claim("nn-max-robust-signal", source="eftekhari2025, §1, §2.1.2",
-       statement="among encoding distributions, the normal distribution is "
-                 "maximally robust to random perturbations",
-       kind="inequality", verdict="holds if",
-       condition="robust means information passed at a given variance, and the "
-                 "perturbation is normal",
-       evidence="proof", formula=normal, mutant=laplace)
+@claim(
+    "nn-max-robust-signal",
+    source="eftekhari2025, §1, §2.1.2",
+    statement="among encoding distributions, the normal distribution is "
+    "maximally robust to random perturbations",
+    kind="inequality",
+    verdict="holds if",
+    condition="robust means information passed at a given variance, and the "
+    "perturbation is normal",
+    evidence="proof",
+    formula=normal,
+    mutant=laplace,
+)
 def _(noise):
     """The information that survives normal noise of three sizes: largest for
     the normal signal among the seven; not so for Laplace noise (the mutant).
@@ -411,74 +583,120 @@ def _(noise):
     for variance in (0.25, 1.0, 4.0):
         passed = {
             name: mutual_information(law, noise(variance=variance), 1e-4, 8e-3)
-            for name, law in FAMILIES.items() if not name.startswith("Student")}
-        assert all(other.high < passed["normal"].low
-                   for name, other in passed.items() if name != "normal")
+            for name, law in FAMILIES.items()
+            if not name.startswith("Student")
+        }
+        assert all(
+            other.high < passed["normal"].low
+            for name, other in passed.items()
+            if name != "normal"
+        )
+
 
 # %% ../../../nbs/112_theory.game.ipynb
 from normalnorm.theory.game import duality_gap, lattice_game, mirror_play
 
 
-@claim("game-equilibrium-found", source="new",
-       statement="averaged mirror descent–ascent on a lattice, from laws far "
-                 "from normal, ends at normal probabilities and the value "
-                 "½log(1+snr), with a certified gap",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=gaussian_capacity,
-       mutant=lambda snr: gaussian_capacity(snr) + 0.02)
+@claim(
+    "game-equilibrium-found",
+    source="new",
+    statement="averaged mirror descent–ascent on a lattice, from laws far "
+    "from normal, ends at normal probabilities and the value "
+    "½log(1+snr), with a certified gap",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=gaussian_capacity,
+    mutant=lambda snr: gaussian_capacity(snr) + 0.02,
+)
 def _(value):
     """Signal and noise power 1 from a near-sign and a Laplace law: the
     certified enclosure of the value is short and contains the closed form; both
     laws are near the normal one.
     """
     lattice = np.arange(-5.0, 6.0)
-    play = mirror_play(lattice, np.where(np.abs(lattice) == 1, 1.0, 0.02),
-                       np.exp(-np.abs(lattice) * 1.4), steps=1500, rate=1.5)
+    play = mirror_play(
+        lattice,
+        np.where(np.abs(lattice) == 1, 1.0, 0.02),
+        np.exp(-np.abs(lattice) * 1.4),
+        steps=1500,
+        rate=1.5,
+    )
     low, high = play.history[-1, 1:3]
     assert low - 1e-7 <= value(1.0) <= high + 1e-7 and high - low < 5e-3
     bell = np.exp(-(lattice**2) / 2) / np.exp(-(lattice**2) / 2).sum()
-    assert (np.abs(play.average_noise - bell).max() < 5e-3
-            and np.abs(play.signal - bell).max() < 2e-2)
+    assert (
+        np.abs(play.average_noise - bell).max() < 5e-3
+        and np.abs(play.signal - bell).max() < 2e-2
+    )
 
 
-@claim("game-duality-gap", source="new",
-       statement="the linearized gains enclose the value of the lattice game, "
-                 "whatever the laws that are proposed",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=duality_gap, mutant=lambda x, p, q: (lattice_game(p, q)[0],) * 2)
+@claim(
+    "game-duality-gap",
+    source="new",
+    statement="the linearized gains enclose the value of the lattice game, "
+    "whatever the laws that are proposed",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=duality_gap,
+    mutant=lambda x, p, q: (lattice_game(p, q)[0],) * 2,
+)
 def _(enclosure):
     """60 random pairs on the lattice: the two ends contain the value, and are
     those of a linear program solver; the mutant takes the pair's own
     information for the value.
     """
     from scipy.optimize import linprog
+
     lattice, snr_one = np.arange(-5.0, 6.0), gaussian_capacity(1.0)
     for _ in range(60):
         p, q = np.random.dirichlet(np.full(11, 0.5), 2)
         low, high = enclosure(lattice, p, q)
         assert low <= snr_one + 1e-6 and high >= snr_one - 1e-6
         value, up, down = lattice_game(p, q)
-        best = [linprog(slope, A_ub=lattice[None] ** 2, b_ub=[1.0],
-                        A_eq=np.ones((1, 11)), b_eq=[1.0]).fun
-                for slope in (down, -up)]
-        assert abs(low - (value + best[0] - down @ q)) < 1e-6 and abs(
-            high - (value - best[1] - up @ p)) < 1e-6
+        best = [
+            linprog(
+                slope,
+                A_ub=lattice[None] ** 2,
+                b_ub=[1.0],
+                A_eq=np.ones((1, 11)),
+                b_eq=[1.0],
+            ).fun
+            for slope in (down, -up)
+        ]
+        assert (
+            abs(low - (value + best[0] - down @ q)) < 1e-6
+            and abs(high - (value - best[1] - up @ p)) < 1e-6
+        )
+
 
 # %% ../../../nbs/112_theory.game.ipynb
 def truncated_normal(deviation):
     "A normal law of mean 0, given that it lies in [−1, 1]."
-    return Law((1.0,), (scipy.stats.truncnorm(
-        -1 / deviation, 1 / deviation, loc=0.0, scale=deviation),))
+    return Law(
+        (1.0,),
+        (
+            scipy.stats.truncnorm(
+                -1 / deviation, 1 / deviation, loc=0.0, scale=deviation
+            ),
+        ),
+    )
 
 
-@claim("rev-worst-conditional", source="reviews of eftekhari2025, zhYV",
-       statement="Gaussian signals are best only under constraints on second "
-                 "moments: with E|X| fixed a Laplace signal, on an interval a "
-                 "uniform one, pass more through small noise",
-       kind="theorem", verdict="holds if",
-       condition="the noise is small against the signal", evidence="numerical",
-       formula=(laplace, lambda: uniform(variance=1 / 3)),
-       mutant=(laplace, lambda: truncated_normal(0.5)))
+@claim(
+    "rev-worst-conditional",
+    source="reviews of eftekhari2025, zhYV",
+    statement="Gaussian signals are best only under constraints on second "
+    "moments: with E|X| fixed a Laplace signal, on an interval a "
+    "uniform one, pass more through small noise",
+    kind="theorem",
+    verdict="holds if",
+    condition="the noise is small against the signal",
+    evidence="numerical",
+    formula=(laplace, lambda: uniform(variance=1 / 3)),
+    mutant=(laplace, lambda: truncated_normal(0.5)),
+)
 def _(winners):
     """E|X| = 1: Laplace against normal under normal noise of four sizes.
 
@@ -486,35 +704,64 @@ def _(winners):
     against two and three equally likely points; at noise 1 the two ends beat
     the uniform law. The mutant is a normal law of deviation ½, cut off.
     """
-    mean_size = {normal: math.sqrt(2 / math.pi), laplace: math.sqrt(0.5),
-                 uniform: math.sqrt(3) / 2}
+    mean_size = {
+        normal: math.sqrt(2 / math.pi),
+        laplace: math.sqrt(0.5),
+        uniform: math.sqrt(3) / 2,
+    }
     gaps = []
     for noise in (1.0, 0.5, 0.1, 0.05):
-        passed = {law: mutual_information(law(variance=1 / mean_size[law] ** 2),
-                                          normal(variance=noise**2), 1e-4, 4e-3)
-                  for law in (winners[0], normal, uniform)}
+        passed = {
+            law: mutual_information(
+                law(variance=1 / mean_size[law] ** 2),
+                normal(variance=noise**2),
+                1e-4,
+                4e-3,
+            )
+            for law in (winners[0], normal, uniform)
+        }
         assert passed[winners[0]].low > max(
             passed[normal].high if winners[0] is not normal else 0,
-            passed[uniform].high)
-        gaps.append(passed[winners[0]].value - mutual_information(
-                        normal(variance=math.pi / 2), normal(variance=noise**2),
-                        1e-4, 4e-3).value)
+            passed[uniform].high,
+        )
+        gaps.append(
+            passed[winners[0]].value
+            - mutual_information(
+                normal(variance=math.pi / 2),
+                normal(variance=noise**2),
+                1e-4,
+                4e-3,
+            ).value
+        )
     assert (
         abs(gaps[-1] - (1 + math.log(2) - 0.5 * math.log(math.pi**2 * math.e)))
-        < 3e-3)
+        < 3e-3
+    )
     assert winners[1]().parts[0].support() == (-1.0, 1.0)
     small = mutual_information(winners[1](), normal(variance=0.01), 1e-4, 4e-3)
     for deviation in (0.3, 0.5, 1.0, 2.0):
         cut = truncated_normal(deviation)
         assert abs(cut.parts[0].sf(1.0 - 1e-9)) < 1e-8
-        assert small.low > mutual_information(
-            cut, normal(variance=0.01), 1e-4, 4e-3).high, deviation
-    assert all(small.low > mutual_information(
-                   points(np.linspace(-1, 1, k), np.full(k, 1 / k)),
-                   normal(variance=0.01), 1e-4, 4e-3).high for k in (2, 3))
+        assert (
+            small.low
+            > mutual_information(cut, normal(variance=0.01), 1e-4, 4e-3).high
+        ), deviation
+    assert all(
+        small.low
+        > mutual_information(
+            points(np.linspace(-1, 1, k), np.full(k, 1 / k)),
+            normal(variance=0.01),
+            1e-4,
+            4e-3,
+        ).high
+        for k in (2, 3)
+    )
     ends = mutual_information(points([-1, 1], [0.5, 0.5]), normal(), 1e-4, 4e-3)
-    assert ends.low > mutual_information(
-        uniform(variance=1 / 3), normal(), 1e-4, 4e-3).high
+    assert (
+        ends.low
+        > mutual_information(uniform(variance=1 / 3), normal(), 1e-4, 4e-3).high
+    )
+
 
 # %% ../../../nbs/112_theory.game.ipynb
 def silent_signal_entropy(noise_pdf, noise_cdf_transform, a, b, end):
@@ -522,26 +769,43 @@ def silent_signal_entropy(noise_pdf, noise_cdf_transform, a, b, end):
     quadrature.
     """
     from scipy.integrate import quad
-    density = (lambda y: b / (a + b) * noise_pdf(y)
-                   + a / (a + b) ** 2 * math.exp(-y / (a + b))
-                     * noise_cdf_transform(y))
+
+    density = lambda y: (
+        b / (a + b) * noise_pdf(y)
+        + a / (a + b) ** 2 * math.exp(-y / (a + b)) * noise_cdf_transform(y)
+    )
     breaks = [1e-12, *end, 60 * (a + b)]
-    mass = sum(quad(density, s, t, epsabs=1e-12, limit=200)[0]
-               for s, t in zip(breaks, breaks[1:]))
+    mass = sum(
+        quad(density, s, t, epsabs=1e-12, limit=200)[0]
+        for s, t in zip(breaks, breaks[1:])
+    )
     assert abs(mass - 1) < 1e-6
-    return sum(quad(lambda y: -(p := density(y)) * math.log(p) if density(y) > 0
-                        else 0.0,
-                    s, t, epsabs=1e-11, limit=300)[0]
-               for s, t in zip(breaks, breaks[1:]))
+    return sum(
+        quad(
+            lambda y: (
+                -(p := density(y)) * math.log(p) if density(y) > 0 else 0.0
+            ),
+            s,
+            t,
+            epsabs=1e-11,
+            limit=300,
+        )[0]
+        for s, t in zip(breaks, breaks[1:])
+    )
 
 
-@claim("game-exponential", source="new; anantharam1996",
-       statement="positive signals of mean a and noises of mean b: the saddle "
-                 "point is exponential noise and a signal that is 0 with "
-                 "probability b/(a+b), with value log(1 + a/b)",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda a, b: math.log1p(a / b),
-       mutant=lambda a, b: 0.5 * math.log1p(a**2 / b**2))
+@claim(
+    "game-exponential",
+    source="new; anantharam1996",
+    statement="positive signals of mean a and noises of mean b: the saddle "
+    "point is exponential noise and a signal that is 0 with "
+    "probability b/(a+b), with value log(1 + a/b)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda a, b: math.log1p(a / b),
+    mutant=lambda a, b: 0.5 * math.log1p(a**2 / b**2),
+)
 def _(value):
     """Signals of mean a through exponential noise, by the engine; the best
     signal through uniform, gamma and exponential noise, by quadrature.
@@ -550,25 +814,34 @@ def _(value):
     """
     for a, b in ((1.0, 1.0), (2.0, 1.0)):
         noise = exponential(b, b**2)
-        signals = [exponential(a, a**2), uniform(a, a**2 / 3),
-                   points([0, 2 * a], [0.5, 0.5]),
-                   points([0, a, 4 * a], [0.5, 1 / 3, 1 / 6]),
-                   mixture([0.5, 0.5], [uniform(a / 2, a**2 / 12),
-                                        exponential(1.5 * a, a**2)])]
+        signals = [
+            exponential(a, a**2),
+            uniform(a, a**2 / 3),
+            points([0, 2 * a], [0.5, 0.5]),
+            points([0, a, 4 * a], [0.5, 1 / 3, 1 / 6]),
+            mixture(
+                [0.5, 0.5],
+                [uniform(a / 2, a**2 / 12), exponential(1.5 * a, a**2)],
+            ),
+        ]
         for x in signals:
             assert abs(x.mean - a) < 1e-12
             information = mutual_information(x, noise, 1e-4, 4e-3)
             assert value(a, b) - information.value > information.error
         scale = a + b
         flat = lambda y: scale / (2 * b) * math.expm1(min(y, 2 * b) / scale)
-        decay = lambda y: -math.expm1(-y * (1 / b - 1 / scale)) / (
-            b * (1 / b - 1 / scale))
-        for law, integral, end in ((scipy.stats.uniform(0, 2 * b), flat,
-                                    [2 * b]),
-                                   (scipy.stats.expon(0, b), decay, [3.0])):
-            information = (silent_signal_entropy(law.pdf, integral, a, b, end)
-                           - float(law.entropy()))
+        decay = lambda y: (
+            -math.expm1(-y * (1 / b - 1 / scale)) / (b * (1 / b - 1 / scale))
+        )
+        for law, integral, end in (
+            (scipy.stats.uniform(0, 2 * b), flat, [2 * b]),
+            (scipy.stats.expon(0, b), decay, [3.0]),
+        ):
+            information = silent_signal_entropy(
+                law.pdf, integral, a, b, end
+            ) - float(law.entropy())
             assert (
-                information > value(a, b) + 0.01 if law.dist.name == "uniform"
-                else abs(information - value(a, b)) < 1e-6), (
-                    law.dist.name, information)
+                information > value(a, b) + 0.01
+                if law.dist.name == "uniform"
+                else abs(information - value(a, b)) < 1e-6
+            ), (law.dist.name, information)

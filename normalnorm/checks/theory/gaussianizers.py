@@ -17,50 +17,95 @@ from normalnorm.theory.newton import newton_lambda, standardized
 from normalnorm.theory.power_transform import yeo_johnson_nll
 
 
-@claim("rev-more-steps", source="reviews of eftekhari2025, 7TPa",
-       statement="additional Newton steps improve normality: on skewed laws "
-                 "the likelihood grows with each, and five reach its maximum",
-       kind="empirical", verdict="holds", evidence="numerical", formula=5,
-       mutant=1)
+@claim(
+    "rev-more-steps",
+    source="reviews of eftekhari2025, 7TPa",
+    statement="additional Newton steps improve normality: on skewed laws "
+    "the likelihood grows with each, and five reach its maximum",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=5,
+    mutant=1,
+)
 def _(steps):
     """Exponential, Gamma(2), log-normal: the negative log likelihood falls with
     each step; the last is within 1e-5 of SciPy's minimum.
 
     The mutant stops after one.
     """
-    for law in (scipy.stats.expon, scipy.stats.gamma(2),
-                scipy.stats.lognorm(1)):
-        k = standardized(torch.tensor(law.ppf((np.arange(2000) + 0.5) / 2000)),
-                         -1)
-        values = [yeo_johnson_nll(k, newton_lambda(k, -1, steps=s), -1).item()
-                  for s in range(1, steps + 1)]
+    for law in (
+        scipy.stats.expon,
+        scipy.stats.gamma(2),
+        scipy.stats.lognorm(1),
+    ):
+        k = standardized(
+            torch.tensor(law.ppf((np.arange(2000) + 0.5) / 2000)), -1
+        )
+        values = [
+            yeo_johnson_nll(k, newton_lambda(k, -1, steps=s), -1).item()
+            for s in range(1, steps + 1)
+        ]
         assert all(b < a + 1e-12 for a, b in zip(values, values[1:]))
-        assert values[-1] < yeo_johnson_nll(
-            k, scipy.stats.yeojohnson_normmax(k.numpy()), -1).item() + 1e-5
+        assert (
+            values[-1]
+            < yeo_johnson_nll(
+                k, scipy.stats.yeojohnson_normmax(k.numpy()), -1
+            ).item()
+            + 1e-5
+        )
+
 
 # %% ../../../nbs/264_theory.gaussianizers.ipynb
-@claim("gaussianizers-consistent", source="new",
-       statement="each gaussianizer's inverse inverts it, its slope is its "
-                 "derivative, and its neutral parameters give the identity",
-       kind="identity", verdict="holds", evidence="numerical", formula=1.0,
-       mutant=0.9)
+@claim(
+    "gaussianizers-consistent",
+    source="new",
+    statement="each gaussianizer's inverse inverts it, its slope is its "
+    "derivative, and its neutral parameters give the identity",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=1.0,
+    mutant=0.9,
+)
 def _(factor):
     "On skewed, heavy and normal units; the mutant scales the slope."
     torch.manual_seed(0)
-    for g in (Power(), Power(steps=3), Tail(), Tail(steps=1),
-              Tail(method="newton"), Chain(), Chain(Tail(1), Power(), Tail())):
-        k = standardized(torch.randn(4, 40, dtype=torch.float64) ** 3
-                             + torch.randn(4, 40, dtype=torch.float64).exp(),
-                         -1)
+    for g in (
+        Power(),
+        Power(steps=3),
+        Tail(),
+        Tail(steps=1),
+        Tail(method="newton"),
+        Chain(),
+        Chain(Tail(1), Power(), Tail()),
+    ):
+        k = standardized(
+            torch.randn(4, 40, dtype=torch.float64) ** 3
+            + torch.randn(4, 40, dtype=torch.float64).exp(),
+            -1,
+        )
         found = tuple(p.detach() for p in g.estimate(k, (-1,)))
         assert len(found) == len(g.names) == len(g.neutral)
         k.requires_grad_()
         x = g.apply(k, found)
         torch.testing.assert_close(g.inverse(x, found), k, rtol=1e-9, atol=1e-9)
-        slope, = torch.autograd.grad(x.sum(), k)
-        torch.testing.assert_close(g.log_slope(k.detach(), found),
-                                   factor * slope.log(), rtol=1e-9, atol=1e-9)
+        (slope,) = torch.autograd.grad(x.sum(), k)
         torch.testing.assert_close(
-            g.apply(k, tuple(torch.full((4, 1), v, dtype=torch.float64)
-                             for v in g.neutral)),
-            k, rtol=1e-15, atol=0)
+            g.log_slope(k.detach(), found),
+            factor * slope.log(),
+            rtol=1e-9,
+            atol=1e-9,
+        )
+        torch.testing.assert_close(
+            g.apply(
+                k,
+                tuple(
+                    torch.full((4, 1), v, dtype=torch.float64)
+                    for v in g.neutral
+                ),
+            ),
+            k,
+            rtol=1e-15,
+            atol=0,
+        )

@@ -16,13 +16,18 @@ from normalnorm.layers.core import normality_norm
 from normalnorm.theory import geometry
 from normalnorm.theory.newton import Over, standardized
 
-LAYERS = {"batch": ((0, 2, 3), lambda u, eps: F.batch_norm(
-              u, None, None, training=True, eps=eps)),
-          "layer": ((1, 2, 3), lambda u, eps: F.layer_norm(
-              u, u.shape[1:], eps=eps)),
-          "instance": ((2, 3), lambda u, eps: F.instance_norm(u, eps=eps)),
-          "root mean square": (Over((1, 2, 3), ()), lambda u, eps: F.rms_norm(
-              u, u.shape[1:], eps=eps))}
+LAYERS = {
+    "batch": (
+        (0, 2, 3),
+        lambda u, eps: F.batch_norm(u, None, None, training=True, eps=eps),
+    ),
+    "layer": ((1, 2, 3), lambda u, eps: F.layer_norm(u, u.shape[1:], eps=eps)),
+    "instance": ((2, 3), lambda u, eps: F.instance_norm(u, eps=eps)),
+    "root mean square": (
+        Over((1, 2, 3), ()),
+        lambda u, eps: F.rms_norm(u, u.shape[1:], eps=eps),
+    ),
+}
 
 
 def lengths(dim):
@@ -30,14 +35,19 @@ def lengths(dim):
     return dim.dim if isinstance(dim, Over) else dim
 
 
-@claim("uf-sphere", source="salina, abstract, §3.1",
-       statement="normalized values, before the affine step, lie on the sphere "
-                 "of radius √N of their unit, and in the plane of sum 0 where "
-                 "a mean is subtracted",
-       kind="theorem", verdict="holds if",
-       condition="ε = 0 and the same set gives mean and deviation",
-       evidence="proof", formula=geometry.radius,
-       mutant=lambda var, eps, n: n**0.5 * var.sqrt() / (var.sqrt() + eps))
+@claim(
+    "uf-sphere",
+    source="salina, abstract, §3.1",
+    statement="normalized values, before the affine step, lie on the sphere "
+    "of radius √N of their unit, and in the plane of sum 0 where "
+    "a mean is subtracted",
+    kind="theorem",
+    verdict="holds if",
+    condition="ε = 0 and the same set gives mean and deviation",
+    evidence="proof",
+    formula=geometry.radius,
+    mutant=lambda var, eps, n: n**0.5 * var.sqrt() / (var.sqrt() + eps),
+)
 def _(radius):
     """Lengths and sums of what four layers of PyTorch return, for three values
     of ε.
@@ -45,15 +55,22 @@ def _(radius):
     u = 3 * torch.randn(2, 5, 3, 7, dtype=torch.float64).exp()
     for dim, layer in LAYERS.values():
         axes = lengths(dim)
-        var = (u.square().mean(axes) if isinstance(dim, Over)
-               else u.var(axes, correction=0))
+        var = (
+            u.square().mean(axes)
+            if isinstance(dim, Over)
+            else u.var(axes, correction=0)
+        )
         n = u.numel() // var.numel()
         for eps in (1e-12, 1e-3, 5.0):
             y = layer(u, eps)
             torch.testing.assert_close(
-                torch.linalg.vector_norm(y, dim=axes), radius(var, eps, n))
+                torch.linalg.vector_norm(y, dim=axes), radius(var, eps, n)
+            )
             assert isinstance(dim, Over) or y.sum(axes).abs().max() < 1e-12
-            assert eps > 1e-9 or abs(y.norm().item()**2 / u.numel() - 1) < 1e-9
+            assert (
+                eps > 1e-9 or abs(y.norm().item() ** 2 / u.numel() - 1) < 1e-9
+            )
+
 
 # %% ../../../nbs/320_theory.geometry.ipynb
 def by_loops(u, groups):
@@ -64,10 +81,10 @@ def by_loops(u, groups):
             members = range(g * c // groups, (g + 1) * c // groups)
             values = [u[i, j, k].item() for j in members for k in range(n)]
             mean = sum(values) / len(values)
-            var = sum((v - mean)**2 for v in values) / len(values)
+            var = sum((v - mean) ** 2 for v in values) / len(values)
             for j in members:
                 for k in range(n):
-                    out[i, j, k] = (u[i, j, k] - mean) / (var + 1e-3)**0.5
+                    out[i, j, k] = (u[i, j, k] - mean) / (var + 1e-3) ** 0.5
     return out
 
 
@@ -100,14 +117,20 @@ def alone(norm):
     u = torch.randn(3, 10, 7, dtype=torch.float64)
     together = norm(u, 5)
     for i in range(3):
-        torch.testing.assert_close(norm(u[i:i + 1], 5)[0], together[i])
+        torch.testing.assert_close(norm(u[i : i + 1], 5)[0], together[i])
 
 
-@claim("uf-gn-groups", source="salina, §2.4",
-       statement="group norm divides the channels into groups and normalizes "
-                 "within each",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=group_norm, mutant=interleaved)
+@claim(
+    "uf-gn-groups",
+    source="salina, §2.4",
+    statement="group norm divides the channels into groups and normalizes "
+    "within each",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=group_norm,
+    mutant=interleaved,
+)
 def _(norm):
     "Loops over samples, groups and elements."
     u = torch.randn(2, 6, 5, dtype=torch.float64)
@@ -115,11 +138,17 @@ def _(norm):
         torch.testing.assert_close(norm(u, groups), by_loops(u, groups))
 
 
-@claim("uf-gn-compromise", source="salina, §2.4 (implied)",
-       statement="as an operation, group norm lies between batch norm and "
-                 "layer norm",
-       kind="theorem", verdict="fails", evidence="proof",
-       formula=(layer_norm, instance_norm), mutant=(layer_norm, batch_norm))
+@claim(
+    "uf-gn-compromise",
+    source="salina, §2.4 (implied)",
+    statement="as an operation, group norm lies between batch norm and "
+    "layer norm",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=(layer_norm, instance_norm),
+    mutant=(layer_norm, batch_norm),
+)
 def _(ends):
     """G = 1 and G = C are the two ends; for no G do two samples depend on each
     other, as in batch norm they do; with one sample batch norm is one end.
@@ -136,25 +165,45 @@ def _(ends):
     torch.testing.assert_close(group_norm(u[:1], 6), batch_norm(u[:1], 6))
 
 
-@claim("uf-ln", source="salina, §2.2",
-       statement="layer norm does not depend on the batch", kind="identity",
-       verdict="holds", evidence="proof", formula=layer_norm, mutant=batch_norm)
-@claim("uf-gn-small", source="salina, §2.4",
-       statement="group norm gives a sample the same values in a batch of any "
-                 "size",
-       kind="identity", verdict="holds", evidence="proof", formula=group_norm,
-       mutant=batch_norm)
+@claim(
+    "uf-ln",
+    source="salina, §2.2",
+    statement="layer norm does not depend on the batch",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=layer_norm,
+    mutant=batch_norm,
+)
+@claim(
+    "uf-gn-small",
+    source="salina, §2.4",
+    statement="group norm gives a sample the same values in a batch of any "
+    "size",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=group_norm,
+    mutant=batch_norm,
+)
 def _(norm):
     "Each sample alone and in a batch of three."
     alone(norm)
 
+
 # %% ../../../nbs/320_theory.geometry.ipynb
-@claim("uf-bn-small", source="salina, §2.1, §4.2",
-       statement="batch norm becomes unstable with very small batches: two "
-                 "samples of a dense layer give ±1 and pass no gradient, one "
-                 "gives β, and the mean of B values has the variance σ²/B",
-       kind="estimate", verdict="holds", evidence="proof",
-       formula=lambda var, b: var / b, mutant=lambda var, b: var / (b - 0.5))
+@claim(
+    "uf-bn-small",
+    source="salina, §2.1, §4.2",
+    statement="batch norm becomes unstable with very small batches: two "
+    "samples of a dense layer give ±1 and pass no gradient, one "
+    "gives β, and the mean of B values has the variance σ²/B",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda var, b: var / b,
+    mutant=lambda var, b: var / (b - 0.5),
+)
 def _(variance):
     """PyTorch's batch norm of two samples and of one, its Jacobian; all 4^B
     batches that can be drawn from four values.
@@ -163,37 +212,50 @@ def _(variance):
     weight, bias = torch.randn(2, 7, dtype=torch.float64)
     # F.batch_norm refuses a batch of one, its kernel does not
     norm = lambda u, eps: torch.batch_norm(
-        u, weight, bias, None, None, True, 0.1, eps, False)
+        u, weight, bias, None, None, True, 0.1, eps, False
+    )
     y = norm(u, 1e-30)
     torch.testing.assert_close(
-        y, weight * torch.sign(u - u.mean(0)).detach() + bias)
+        y, weight * torch.sign(u - u.mean(0)).detach() + bias
+    )
     # the two terms, in 1/σ, cancel
-    slopes, = torch.autograd.grad(y, u, torch.randn_like(u))
+    (slopes,) = torch.autograd.grad(y, u, torch.randn_like(u))
     assert (slopes * u.detach().std(0, correction=0)).abs().max() < 1e-12
     torch.testing.assert_close(norm(u[:1], 1e-5), bias[None])
     values = torch.randn(4, dtype=torch.float64)
     for b in (2, 3, 5):
         means = torch.cartesian_prod(*[values] * b).mean(-1)
-        torch.testing.assert_close(means.var(correction=0),
-                                   variance(values.var(correction=0), b))
+        torch.testing.assert_close(
+            means.var(correction=0), variance(values.var(correction=0), b)
+        )
+
 
 # %% ../../../nbs/320_theory.geometry.ipynb
 def squared_length(n, v, m, eps):
     return n * (v + m**2) / (v + eps)
 
 
-@claim("sphere-two-sets", source="new",
-       statement="with the mean of one set and the deviation v of another, in "
-                 "which the centred values have mean m, the N values of the "
-                 "latter have squared length N(v + m²)/(v + ε)",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=squared_length,
-       mutant=lambda n, v, m, eps: squared_length(n, v, 0.0, eps))
+@claim(
+    "sphere-two-sets",
+    source="new",
+    statement="with the mean of one set and the deviation v of another, in "
+    "which the centred values have mean m, the N values of the "
+    "latter have squared length N(v + m²)/(v + ε)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=squared_length,
+    mutant=lambda n, v, m, eps: squared_length(n, v, 0.0, eps),
+)
 def _(square):
     "Four pairs of sets, two values of ε; the statistics by numpy."
     u = torch.randn(2, 5, 3, 7, dtype=torch.float64).exp()
-    for scale, centre in (((1, 2, 3), (0, 2, 3)), ((0, 2, 3), (1, 2, 3)),
-                          ((2, 3), (0, 2, 3)), ((1, 2, 3), (1, 2, 3))):
+    for scale, centre in (
+        ((1, 2, 3), (0, 2, 3)),
+        ((0, 2, 3), (1, 2, 3)),
+        ((2, 3), (0, 2, 3)),
+        ((1, 2, 3), (1, 2, 3)),
+    ):
         c = u.cpu().numpy()
         c = c - c.mean(centre, keepdims=True)
         v, m = c.var(scale), c.mean(scale)
@@ -201,10 +263,13 @@ def _(square):
             h = normality_norm(u, Over(scale, centre), alpha=0, eps=eps)[0]
             h = h.cpu().numpy()
             np.testing.assert_allclose(
-                (h**2).sum(scale), square(c.size / v.size, v, m, eps))
+                (h**2).sum(scale), square(c.size / v.size, v, m, eps)
+            )
             np.testing.assert_allclose(
-                ((h - h.mean(scale, keepdims=True))**2).sum(scale),
-                c.size / v.size * v / (v + eps))
+                ((h - h.mean(scale, keepdims=True)) ** 2).sum(scale),
+                c.size / v.size * v / (v + eps),
+            )
+
 
 # %% ../../../nbs/320_theory.geometry.ipynb
 def semi_axes(weight):
@@ -214,49 +279,66 @@ def semi_axes(weight):
     return n**0.5 * torch.linalg.svdvals(weight[:, None] * basis)
 
 
-@claim("uf-sphere-affine", source="salina, §3.1 (implied)",
-       statement="after γ and β of each channel the values lie on a sphere of "
-                 "radius |γ|√N about β where a unit is within a channel, and "
-                 "on an ellipsoid where it is not",
-       kind="identity", verdict="holds", evidence="proof", formula=semi_axes,
-       mutant=lambda weight: len(weight)**0.5 * weight.abs().sort(
-           descending=True).values[:-1])
+@claim(
+    "uf-sphere-affine",
+    source="salina, §3.1 (implied)",
+    statement="after γ and β of each channel the values lie on a sphere of "
+    "radius |γ|√N about β where a unit is within a channel, and "
+    "on an ellipsoid where it is not",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=semi_axes,
+    mutant=lambda weight: (
+        len(weight) ** 0.5 * weight.abs().sort(descending=True).values[:-1]
+    ),
+)
 def _(axes):
     """The longest and the shortest output of PyTorch's layer norm, found by
     moving its input, are the ends of the semi-axes; batch norm by its radius.
     """
     weight, bias = torch.randn(2, 5, dtype=torch.float64)
     for sign, end in ((-1, 0), (1, -1)):
+
         def objective(x):
             u = torch.tensor(x, dtype=torch.float64, requires_grad=True)
             out = F.layer_norm(u, (5,), weight, bias, eps=0.0) - bias
             value = sign * out.square().sum()
-            return value.item(), torch.autograd.grad(
-                value, u)[0].cpu().numpy()
-        found = min(scipy.optimize.minimize(
-            objective, np.random.randn(5), jac=True, options={"gtol": 1e-9}).fun
-            for _ in range(4))
-        assert abs(abs(found) - axes(weight)[end].item()**2) < 1e-6
+            return value.item(), torch.autograd.grad(value, u)[0].cpu().numpy()
+
+        found = min(
+            scipy.optimize.minimize(
+                objective, np.random.randn(5), jac=True, options={"gtol": 1e-9}
+            ).fun
+            for _ in range(4)
+        )
+        assert abs(abs(found) - axes(weight)[end].item() ** 2) < 1e-6
     u = torch.randn(11, 5, dtype=torch.float64)
     out = F.batch_norm(u, None, None, weight, bias, True, eps=1e-30)
     torch.testing.assert_close((out - bias).norm(dim=0), 11**0.5 * weight.abs())
 
+
 # %% ../../../nbs/320_theory.geometry.ipynb
-@claim("uf-projection-idempotent", source="salina, §3.1",
-       statement="normalization is a projection: N(N(u)) = N(u)",
-       kind="identity", verdict="holds if",
-       condition="ε = 0; with ε the second round stretches by 1/√(ρ² + ε), ρ = "
-                 "σ/√(σ² + ε)",
-       evidence="proof", formula=geometry.radius,
-       mutant=lambda var, eps, n, times: geometry.radius(
-           var, eps, n, min(times, 1)))
+@claim(
+    "uf-projection-idempotent",
+    source="salina, §3.1",
+    statement="normalization is a projection: N(N(u)) = N(u)",
+    kind="identity",
+    verdict="holds if",
+    condition="ε = 0; with ε the second round stretches by 1/√(ρ² + ε), ρ = "
+    "σ/√(σ² + ε)",
+    evidence="proof",
+    formula=geometry.radius,
+    mutant=lambda var, eps, n, times: geometry.radius(
+        var, eps, n, min(times, 1)
+    ),
+)
 def _(radius):
     """Up to five rounds of three layers of PyTorch, for four values of ε, on
     the sphere of fixed radius too; exactly idempotent without ε.
     """
     u = torch.randn(2, 5, 3, 7, dtype=torch.float64).exp() / 3
-    for dim, layer in (LAYERS[name] for name in (
-                           "batch", "layer", "instance")):
+    for dim, layer in (LAYERS[name] for name in ("batch", "layer", "instance")):
         var = u.var(dim, correction=0, keepdim=True)
         n, k = u.numel() // var.numel(), standardized(u, dim)
         torch.testing.assert_close(standardized(k, dim), k)
@@ -265,46 +347,73 @@ def _(radius):
             for times in range(6):
                 torch.testing.assert_close(
                     y - y.mean(dim, keepdim=True),
-                    k * (radius(var, eps, n, times) / n**0.5))
+                    k * (radius(var, eps, n, times) / n**0.5),
+                )
                 y = layer(y, eps)
-        still = (1 - 0.2)**0.5 * k
+        still = (1 - 0.2) ** 0.5 * k
         torch.testing.assert_close(layer(still, 0.2), still)
 
+
 # %% ../../../nbs/320_theory.geometry.ipynb
-@claim("uf-nearest-point", source="salina, §3.1 (implied)",
-       statement="the normalized form is the nearest point of the sphere of "
-                 "radius √N in the plane of sum 0, for every unit that is not "
-                 "constant",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=geometry.sphere_distance,
-       mutant=lambda u, dim: len(u)**0.5 * (u.std(correction=0) - 1).abs())
+@claim(
+    "uf-nearest-point",
+    source="salina, §3.1 (implied)",
+    statement="the normalized form is the nearest point of the sphere of "
+    "radius √N in the plane of sum 0, for every unit that is not "
+    "constant",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=geometry.sphere_distance,
+    mutant=lambda u, dim: len(u) ** 0.5 * (u.std(correction=0) - 1).abs(),
+)
 def _(distance):
     "A constrained minimizer from several starts, with and without the plane."
     for n in (3, 5, 11):
         u = torch.randn(n, dtype=torch.float64).exp()
         x, k = u.cpu().numpy(), standardized(u, 0).cpu().numpy()
-        round_ = {"type": "eq", "fun": lambda y: y @ y - n,
-                  "jac": lambda y: 2 * y}
-        plane = {"type": "eq", "fun": lambda y: y.sum(),
-                 "jac": lambda y: np.ones(n)}
+        round_ = {
+            "type": "eq",
+            "fun": lambda y: y @ y - n,
+            "jac": lambda y: 2 * y,
+        }
+        plane = {
+            "type": "eq",
+            "fun": lambda y: y.sum(),
+            "jac": lambda y: np.ones(n),
+        }
         for where, dim, point in (
-                ([round_, plane], 0, k),
-                ([round_], Over(0, ()), x / np.sqrt((x**2).mean()))):
-            found = min((scipy.optimize.minimize(
-                lambda y: ((y - x)**2).sum(), np.random.randn(n),
-                jac=lambda y: 2 * (y - x), constraints=where, method="SLSQP",
-                options={"ftol": 1e-14, "maxiter": 300}) for _ in range(6)),
-                key=lambda end: end.fun + 1e3 * abs(end.x @ end.x - n))
+            ([round_, plane], 0, k),
+            ([round_], Over(0, ()), x / np.sqrt((x**2).mean())),
+        ):
+            found = min(
+                (
+                    scipy.optimize.minimize(
+                        lambda y: ((y - x) ** 2).sum(),
+                        np.random.randn(n),
+                        jac=lambda y: 2 * (y - x),
+                        constraints=where,
+                        method="SLSQP",
+                        options={"ftol": 1e-14, "maxiter": 300},
+                    )
+                    for _ in range(6)
+                ),
+                key=lambda end: end.fun + 1e3 * abs(end.x @ end.x - n),
+            )
             np.testing.assert_allclose(found.x, point, atol=1e-5)
             assert abs(found.fun**0.5 - distance(u, dim).item()) < 1e-8
 
 
-@claim("uf-direction", source="salina, §3.1",
-       statement="normalizers constrain the magnitude while preserving "
-                 "direction",
-       kind="theorem", verdict="fails", evidence="proof",
-       formula=geometry.direction_cosine,
-       mutant=lambda u, dim: torch.ones_like(u.mean(dim, keepdim=True)))
+@claim(
+    "uf-direction",
+    source="salina, §3.1",
+    statement="normalizers constrain the magnitude while preserving direction",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=geometry.direction_cosine,
+    mutant=lambda u, dim: torch.ones_like(u.mean(dim, keepdim=True)),
+)
 def _(cosine):
     """The angle between input and output of PyTorch's batch, layer and instance
     norm, of any ε; it is 0 for its root mean square norm.
@@ -312,12 +421,17 @@ def _(cosine):
     u = torch.randn(2, 5, 3, 7, dtype=torch.float64).exp()
     for name, (dim, layer) in LAYERS.items():
         axes, y = lengths(dim), layer(u, 0.1)
-        measured = (u * y).sum(axes) / (u.square().sum(axes)
-                                        * y.square().sum(axes)).sqrt()
+        measured = (u * y).sum(axes) / (
+            u.square().sum(axes) * y.square().sum(axes)
+        ).sqrt()
         torch.testing.assert_close(
-            measured, cosine(u, axes if name != "root mean square"
-                             else dim).reshape(measured.shape))
+            measured,
+            cosine(u, axes if name != "root mean square" else dim).reshape(
+                measured.shape
+            ),
+        )
         assert (measured.max() < 0.95) == (name != "root mean square")
+
 
 # %% ../../../nbs/320_theory.geometry.ipynb
 def with_unit_vector(u, eps, centre=True):
@@ -327,32 +441,50 @@ def with_unit_vector(u, eps, centre=True):
     return rate * (torch.eye(n, dtype=u.dtype) - 1 / n - torch.outer(k, k) / n)
 
 
-@claim("sphere-jacobian", source="ioffe2015, §3",
-       statement="∂h/∂u = (I − 11ᵀ/N − hhᵀ/N)/√(σ² + ε); without the mean the "
-                 "second term is missing",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=geometry.normalization_jacobian, mutant=with_unit_vector)
+@claim(
+    "sphere-jacobian",
+    source="ioffe2015, §3",
+    statement="∂h/∂u = (I − 11ᵀ/N − hhᵀ/N)/√(σ² + ε); without the mean the "
+    "second term is missing",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=geometry.normalization_jacobian,
+    mutant=with_unit_vector,
+)
 def _(jacobian):
     "Automatic differentiation of PyTorch's group norm and RMS norm."
     for n in (2, 3, 11):
         u = torch.randn(n, dtype=torch.float64).exp()
         for eps in (0.0, 0.3):
             torch.testing.assert_close(
-                jacobian(u, eps), torch.func.jacrev(lambda x: F.group_norm(
-                    x[None], 1, eps=eps)[0])(u), rtol=1e-9, atol=1e-11)
+                jacobian(u, eps),
+                torch.func.jacrev(
+                    lambda x: F.group_norm(x[None], 1, eps=eps)[0]
+                )(u),
+                rtol=1e-9,
+                atol=1e-11,
+            )
             torch.testing.assert_close(
                 geometry.normalization_jacobian(u, eps, centre=False),
                 torch.func.jacrev(lambda x: F.rms_norm(x, (n,), eps=eps))(u),
-                rtol=1e-9, atol=1e-11)
+                rtol=1e-9,
+                atol=1e-11,
+            )
 
 
-@claim("sphere-eigenvalues", source="new",
-       statement="the Jacobian has the eigenvalues 0 along 1, ε/(σ² + ε)^(3/2) "
-                 "along h and 1/√(σ² + ε) across; at ε = 0 it is 1/σ times the "
-                 "orthogonal projector whose null space is spanned by 1 and h",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=geometry.jacobian_eigenvalues,
-       mutant=lambda var, eps: (torch.zeros_like(var), (var + eps).rsqrt()))
+@claim(
+    "sphere-eigenvalues",
+    source="new",
+    statement="the Jacobian has the eigenvalues 0 along 1, ε/(σ² + ε)^(3/2) "
+    "along h and 1/√(σ² + ε) across; at ε = 0 it is 1/σ times the "
+    "orthogonal projector whose null space is spanned by 1 and h",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=geometry.jacobian_eigenvalues,
+    mutant=lambda var, eps: (torch.zeros_like(var), (var + eps).rsqrt()),
+)
 def _(values):
     "Eigenvalues of the matrix that automatic differentiation gives."
     for n in (3, 5, 11):
@@ -360,22 +492,30 @@ def _(values):
         var = u.var(correction=0)
         for eps in (0.0, 1e-3, 0.3):
             matrix = torch.func.jacrev(
-                lambda x: F.group_norm(x[None], 1, eps=eps)[0])(u)
+                lambda x: F.group_norm(x[None], 1, eps=eps)[0]
+            )(u)
             along, across = values(var, eps)
             expected = torch.stack([0 * along, along] + [across] * (n - 2))
             torch.testing.assert_close(
                 torch.linalg.eigvalsh((matrix + matrix.T) / 2),
-                expected.sort().values, rtol=1e-9, atol=1e-10)
+                expected.sort().values,
+                rtol=1e-9,
+                atol=1e-10,
+            )
             if eps == 0:
                 projector = var.sqrt() * matrix
                 torch.testing.assert_close(projector @ projector, projector)
                 assert (projector @ u).abs().max() < 1e-11
 
+
 # %% ../../../nbs/320_theory.geometry.ipynb
 from normalnorm.theory.gradient import Power, newton_lambda_gradient
 from normalnorm.theory.newton import newton_lambda_standardized
 from normalnorm.theory.power_transform import (
-    power_transform_derivative, signed_log1p, yeo_johnson)
+    power_transform_derivative,
+    signed_log1p,
+    yeo_johnson,
+)
 
 
 def bent(u, eps, lmbda=None):
@@ -401,13 +541,19 @@ def not_projected(u, eps):
     return through_estimate(u, eps) + 1e-3 * along
 
 
-@claim("sphere-bent-jacobian", source="new",
-       statement="the power transform's λ̂ adds a matrix of rank one to the "
-                 "Jacobian, which keeps the null space that it has without: "
-                 "rank N − 2 at ε = 0; with ε the unit's own direction is "
-                 "passed on as (1 − ρ²)·h·∂ψ/∂h",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=through_estimate, mutant=not_projected)
+@claim(
+    "sphere-bent-jacobian",
+    source="new",
+    statement="the power transform's λ̂ adds a matrix of rank one to the "
+    "Jacobian, which keeps the null space that it has without: "
+    "rank N − 2 at ε = 0; with ε the unit's own direction is "
+    "passed on as (1 − ρ²)·h·∂ψ/∂h",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=through_estimate,
+    mutant=not_projected,
+)
 def _(extra):
     """Automatic differentiation of the chain with λ̂ in motion and held, for
     units of 3 to 11; singular values; and Euler's identity.
@@ -419,13 +565,14 @@ def _(extra):
             whole = torch.func.jacrev(lambda x: bent(x, eps))(u)
             fixed = torch.func.jacrev(lambda x: bent(x, eps, held))(u)
             torch.testing.assert_close(
-                whole - fixed, extra(u, eps), rtol=1e-8, atol=1e-10)
+                whole - fixed, extra(u, eps), rtol=1e-8, atol=1e-10
+            )
             h = F.layer_norm(u, u.shape, eps=eps)
             slope = torch.exp((held - 1) * signed_log1p(h))
             share = eps / (u.var(correction=0) + eps)
             torch.testing.assert_close(
-                whole @ (u - u.mean()), share * h * slope,
-                rtol=1e-8, atol=1e-10)
+                whole @ (u - u.mean()), share * h * slope, rtol=1e-8, atol=1e-10
+            )
             assert whole.sum(1).abs().max() < 1e-10
             # p > 0 but at 0, on which the proof rests
             slopes = power_transform_derivative(h, held, 1)
@@ -434,8 +581,10 @@ def _(extra):
             values = torch.linalg.svdvals(whole)
             assert (values[-lost:] < 1e-10).all() and values[-lost - 1] > 1e-3
         for c, sign in ((7.0, 1), (1e-4, 1), (-3.0, -1)):
-            torch.testing.assert_close(bent(c * u + 2, 0.0),
-                                       sign * bent(u, 0.0))
+            torch.testing.assert_close(
+                bent(c * u + 2, 0.0), sign * bent(u, 0.0)
+            )
+
 
 # %% ../../../nbs/320_theory.geometry.ipynb
 from normalnorm.layers.noise import add_noise
@@ -444,16 +593,20 @@ from normalnorm.layers.noise import add_noise
 def shell(x, scale):
     "Mean and variance of ‖x + z·scale‖²."
     n, square = len(x), x.square().sum()
-    return (square + n * scale**2,
-            4 * scale**2 * square + 2 * n * scale**4)
+    return (square + n * scale**2, 4 * scale**2 * square + 2 * n * scale**4)
 
 
-@claim("sphere-noise", source="new",
-       statement="with noise ‖y‖² has the mean ‖x‖² + Nξ²s² and the variance "
-                 "4ξ²s²‖x‖² + 2Nξ⁴s⁴",
-       kind="identity", verdict="holds", evidence="proof", formula=shell,
-       mutant=lambda x, scale: (x.square().sum() + scale**2,
-                                shell(x, scale)[1]))
+@claim(
+    "sphere-noise",
+    source="new",
+    statement="with noise ‖y‖² has the mean ‖x‖² + Nξ²s² and the variance "
+    "4ξ²s²‖x‖² + 2Nξ⁴s⁴",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=shell,
+    mutant=lambda x, scale: (x.square().sum() + scale**2, shell(x, scale)[1]),
+)
 def _(moments):
     "20 000 draws for a unit of 7, to five standard errors."
     x = standardized(torch.randn(7, dtype=torch.float64).exp(), 0)
@@ -462,5 +615,5 @@ def _(moments):
     mean, var = moments(x, 0.7 * x.abs().mean().item())
     assert (square.mean() - mean).abs() < 5 * (var / 20_000).sqrt()
     # the fourth central moment, from the sample
-    error = ((square - mean)**2).std() / 20_000**0.5
+    error = ((square - mean) ** 2).std() / 20_000**0.5
     assert ((square - mean).square().mean() - var).abs() < 5 * error

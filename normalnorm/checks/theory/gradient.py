@@ -12,11 +12,17 @@ from normalnorm.claims import claim
 from normalnorm.theory.gradient import project
 
 
-@claim("gradient-standardization", source="ioffe2015, §3",
-       statement="the gradient of Σ w·(u−μ)/√(σ²+ε) is P[w]/√(σ²+ε), for ε = 0 "
-                 "too",
-       kind="identity", verdict="holds", evidence="numerical", formula=project,
-       mutant=lambda w, v, dim: w - w.mean(dim, keepdim=True))
+@claim(
+    "gradient-standardization",
+    source="ioffe2015, §3",
+    statement="the gradient of Σ w·(u−μ)/√(σ²+ε) is P[w]/√(σ²+ε), for ε = 0 "
+    "too",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=project,
+    mutant=lambda w, v, dim: w - w.mean(dim, keepdim=True),
+)
 def _(projection):
     """Automatic differentiation at two scales, with and without ε, and torch's
     own batch norm.
@@ -27,14 +33,21 @@ def _(projection):
         for eps in (0.0, 1e-5):
             rate = (u.var(0, correction=0, keepdim=True) + eps).rsqrt()
             v = (u - u.mean(0, keepdim=True)) * rate
-            expected, = torch.autograd.grad((w * v).sum(), u)
+            (expected,) = torch.autograd.grad((w * v).sum(), u)
             torch.testing.assert_close(
-                projection(w, v, (0,)) * rate, expected, rtol=1e-10, atol=1e-12)
-        theirs, = torch.autograd.grad(
-            (w * torch.nn.functional.batch_norm(
-                 u, None, None, training=True, eps=1e-5)).sum(),
-            u)
+                projection(w, v, (0,)) * rate, expected, rtol=1e-10, atol=1e-12
+            )
+        (theirs,) = torch.autograd.grad(
+            (
+                w
+                * torch.nn.functional.batch_norm(
+                    u, None, None, training=True, eps=1e-5
+                )
+            ).sum(),
+            u,
+        )
         torch.testing.assert_close(expected, theirs, rtol=1e-9, atol=1e-12)
+
 
 # %% ../../../nbs/227_theory.gradient.ipynb
 import torch
@@ -54,18 +67,24 @@ def for_any_sample(k):
     "L'(1) and L''(1), whatever mean and variance of `k`."
     log, d, d_2 = parts(k)
     cov = lambda x, y: (x * y).mean() - x.mean() * y.mean()
-    return (cov(k, d) / cov(k, k) - log.mean(),
-            (cov(d, d) + cov(k, d_2)) / cov(k, k)
-            - 2 * cov(k, d) ** 2 / cov(k, k) ** 2)
+    return (
+        cov(k, d) / cov(k, k) - log.mean(),
+        (cov(d, d) + cov(k, d_2)) / cov(k, k)
+        - 2 * cov(k, d) ** 2 / cov(k, k) ** 2,
+    )
 
 
 def for_standardized(k):
     "The six averages."
     log, d, _ = parts(k)
     q, slope = (1 + k.abs()) * log.square(), (k * d).mean()
-    return (slope - log.mean(),
-            1 - q.mean() + d.mean() ** 2
-            + 2 * (d.square().mean() - d.mean() ** 2 - slope**2))
+    return (
+        slope - log.mean(),
+        1
+        - q.mean()
+        + d.mean() ** 2
+        + 2 * (d.square().mean() - d.mean() ** 2 - slope**2),
+    )
 
 
 def multiples(k):
@@ -74,18 +93,27 @@ def multiples(k):
     """
     _, d, d_2 = parts(k)
     slope, curvature = (k * d).mean(), for_any_sample(k)[1]
-    return ((-d.mean(), -2 * slope),
-            (4 * slope * d.mean() - d_2.mean(),
-             2 * (1 + 2 * slope**2 - curvature)))
+    return (
+        (-d.mean(), -2 * slope),
+        (4 * slope * d.mean() - d_2.mean(), 2 * (1 + 2 * slope**2 - curvature)),
+    )
 
 
-@claim("gradient-extension", source="new",
-       statement="at a standardized sample the derivatives of the general "
-                 "L'(1), L''(1) are those of the six averages plus multiples "
-                 "of 1 and k, which P_k takes away",
-       kind="identity", verdict="holds", evidence="proof", formula=multiples,
-       mutant=lambda k: (multiples(k)[0], tuple(
-           x + 0.01 for x in multiples(k)[1])))
+@claim(
+    "gradient-extension",
+    source="new",
+    statement="at a standardized sample the derivatives of the general "
+    "L'(1), L''(1) are those of the six averages plus multiples "
+    "of 1 and k, which P_k takes away",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=multiples,
+    mutant=lambda k: (
+        multiples(k)[0],
+        tuple(x + 0.01 for x in multiples(k)[1]),
+    ),
+)
 def _(more):
     """Automatic differentiation of both, element by element; projected, they
     agree.
@@ -96,23 +124,34 @@ def _(more):
         k = standardized(torch.randn(n, dtype=torch.float64).exp(), 0)
         k = k.clone().requires_grad_()
         for general, simple, (one, along) in zip(
-                for_any_sample(k), for_standardized(k), more(k.detach())):
+            for_any_sample(k), for_standardized(k), more(k.detach())
+        ):
             torch.testing.assert_close(general, simple)
-            long, = torch.autograd.grad(general, k, retain_graph=True)
-            short, = torch.autograd.grad(simple, k, retain_graph=True)
+            (long,) = torch.autograd.grad(general, k, retain_graph=True)
+            (short,) = torch.autograd.grad(simple, k, retain_graph=True)
             torch.testing.assert_close(
-                n * long, n * short + one + along * k.detach(),
-                rtol=1e-9, atol=1e-11)
+                n * long,
+                n * short + one + along * k.detach(),
+                rtol=1e-9,
+                atol=1e-11,
+            )
             torch.testing.assert_close(
                 project(long, k.detach(), (0,)),
-                project(short, k.detach(), (0,)), rtol=1e-9, atol=1e-11)
+                project(short, k.detach(), (0,)),
+                rtol=1e-9,
+                atol=1e-11,
+            )
+
 
 # %% ../../../nbs/227_theory.gradient.ipynb
 import mpmath as mp
 
 from normalnorm.theory import gradient
 from normalnorm.theory.newton import (
-    newton_lambda_standardized, nll_derivatives_at_one, standardized)
+    newton_lambda_standardized,
+    nll_derivatives_at_one,
+    standardized,
+)
 from normalnorm.theory.power_transform import signed_log1p
 
 
@@ -120,9 +159,13 @@ def without_curvature(k, dim, alpha=1.0):
     "The mutant: L'' as a constant."
     a, ell = k.abs(), signed_log1p(k).abs()
     d = (1 + a) * ell - a
-    return project(-alpha * (d + a * ell - 1 / (1 + a))
-                       / nll_derivatives_at_one(k, dim)[1],
-                   k, dim)
+    return project(
+        -alpha
+        * (d + a * ell - 1 / (1 + a))
+        / nll_derivatives_at_one(k, dim)[1],
+        k,
+        dim,
+    )
 
 
 def estimate(u):
@@ -141,20 +184,28 @@ def estimate(u):
     def nll(lmbda):
         x = [transform(v, lmbda) for v in k]
         m = mp.fsum(x) / n
-        return (mp.log(mp.fsum((v - m) ** 2 for v in x) / n) / 2
-                - (lmbda - 1) * mp.fsum(
-                    mp.sign(v) * mp.log1p(abs(v)) for v in k) / n)
+        return (
+            mp.log(mp.fsum((v - m) ** 2 for v in x) / n) / 2
+            - (lmbda - 1)
+            * mp.fsum(mp.sign(v) * mp.log1p(abs(v)) for v in k)
+            / n
+        )
 
     e = mp.mpf(10) ** -12
     down, here, up = nll(1 - e), nll(mp.mpf(1)), nll(1 + e)
     return 1 - (up - down) / (2 * e) / ((up - 2 * here + down) / e**2)
 
 
-@claim("gradient-lambda",
-       source="new (eftekhari2025, Eq. 5, by the quotient rule)",
-       statement="N·P_k[∂λ̂/∂k] = −α·P_k[b⁽¹⁾ − δ·b⁽²⁾]/L''", kind="identity",
-       verdict="holds", evidence="numerical",
-       formula=gradient.newton_lambda_gradient, mutant=without_curvature)
+@claim(
+    "gradient-lambda",
+    source="new (eftekhari2025, Eq. 5, by the quotient rule)",
+    statement="N·P_k[∂λ̂/∂k] = −α·P_k[b⁽¹⁾ − δ·b⁽²⁾]/L''",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=gradient.newton_lambda_gradient,
+    mutant=without_curvature,
+)
 def _(formula):
     """Differences of λ̂ in 50 digits, for one unit of five; automatic
     differentiation for 40 units of 3 to 50.
@@ -162,57 +213,95 @@ def _(formula):
     u = [0.3, -1.0, 2.5, 0.1, -0.4]
     with mp.workdps(60):
         step = mp.mpf(10) ** -9
-        slopes = [(estimate([mp.mpf(v) + (step if i == j else 0)
-                             for j, v in enumerate(u)]) - estimate(
-                                 [mp.mpf(v) - (step if i == j else 0)
-                                  for j, v in enumerate(u)])) / (2 * step)
-                  for i in range(len(u))]
+        slopes = [
+            (
+                estimate(
+                    [
+                        mp.mpf(v) + (step if i == j else 0)
+                        for j, v in enumerate(u)
+                    ]
+                )
+                - estimate(
+                    [
+                        mp.mpf(v) - (step if i == j else 0)
+                        for j, v in enumerate(u)
+                    ]
+                )
+            )
+            / (2 * step)
+            for i in range(len(u))
+        ]
     t = torch.tensor(u, dtype=torch.float64)
     ours = formula(standardized(t, 0), (0,)) / (len(u) * t.std(correction=0))
     torch.testing.assert_close(
-        ours, torch.tensor([float(s) for s in slopes], dtype=torch.float64),
-        rtol=1e-7, atol=1e-9)
+        ours,
+        torch.tensor([float(s) for s in slopes], dtype=torch.float64),
+        rtol=1e-7,
+        atol=1e-9,
+    )
     for n in (3, 5, 50):
         u = torch.randn(n, 40, dtype=torch.float64).exp().requires_grad_()
         k = (u - u.mean(0, keepdim=True)) * u.var(
-            0, correction=0, keepdim=True).rsqrt()
-        expected, = torch.autograd.grad(
-            newton_lambda_standardized(k, (0,), 0.7).sum(), u)
-        torch.testing.assert_close(formula(k.detach(), (0,), 0.7) / (
-                                       n * u.detach().std(0, correction=0)),
-                                   expected, rtol=1e-9, atol=1e-11)
+            0, correction=0, keepdim=True
+        ).rsqrt()
+        (expected,) = torch.autograd.grad(
+            newton_lambda_standardized(k, (0,), 0.7).sum(), u
+        )
+        torch.testing.assert_close(
+            formula(k.detach(), (0,), 0.7)
+            / (n * u.detach().std(0, correction=0)),
+            expected,
+            rtol=1e-9,
+            atol=1e-11,
+        )
 
 
-@claim("gradient-guarded", source="new",
-       statement="the guarded step has the slopes −1/(1+K|δ|) in δ and sign "
-                 "δ·(log(1+t) − t/(1+t))/K² in K, t = K|δ|",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=gradient.newton_lambda_gradient,
-       mutant=lambda k, dim, alpha, newton: torch.where(
-           newton, gradient.newton_lambda_gradient(k, dim, alpha),
-           0.5 * gradient.newton_lambda_gradient(k, dim, alpha)))
+@claim(
+    "gradient-guarded",
+    source="new",
+    statement="the guarded step has the slopes −1/(1+K|δ|) in δ and sign "
+    "δ·(log(1+t) − t/(1+t))/K² in K, t = K|δ|",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=gradient.newton_lambda_gradient,
+    mutant=lambda k, dim, alpha, newton: torch.where(
+        newton,
+        gradient.newton_lambda_gradient(k, dim, alpha),
+        0.5 * gradient.newton_lambda_gradient(k, dim, alpha),
+    ),
+)
 def _(formula):
     """Central differences of the estimate, on samples where Newton's step
     raises the NLL (both kinds of step must occur).
     """
     outlier = torch.tensor(
-        [3.0] + [0.0] * 139 + [-5.3] * 10, dtype=torch.float64)
+        [3.0] + [0.0] * 139 + [-5.3] * 10, dtype=torch.float64
+    )
     torch.manual_seed(0)
-    u = (torch.stack([outlier, torch.randn(150, dtype=torch.float64).exp()], 1)
-         + 0.01 * torch.randn(150, 2, dtype=torch.float64))
+    u = torch.stack(
+        [outlier, torch.randn(150, dtype=torch.float64).exp()], 1
+    ) + 0.01 * torch.randn(150, 2, dtype=torch.float64)
     k = standardized(u, (0,))
-    newton = (newton_lambda_standardized(k, (0,)) - newton_lambda_standardized(
-                  k, (0,), safeguard=True)).abs() < 1e-12
+    newton = (
+        newton_lambda_standardized(k, (0,))
+        - newton_lambda_standardized(k, (0,), safeguard=True)
+    ).abs() < 1e-12
     assert newton.flatten().tolist() == [False, True]
     ours = formula(k, (0,), 1.0, newton) / (150 * u.std(0, correction=0))
     for i in (0, 3, int(u[:, 0].argmax()), int(u[:, 0].argmin())):
         e = torch.zeros_like(u)
         e[i] = 1e-6
-        up, down = (newton_lambda_standardized(
-                        standardized(u + s * e, (0,)), (0,), safeguard=True)
-                    for s in (1, -1))
+        up, down = (
+            newton_lambda_standardized(
+                standardized(u + s * e, (0,)), (0,), safeguard=True
+            )
+            for s in (1, -1)
+        )
         torch.testing.assert_close(
-            ours[i], ((up - down) / 2e-6).flatten(), rtol=2e-5, atol=1e-8)
+            ours[i], ((up - down) / 2e-6).flatten(), rtol=2e-5, atol=1e-8
+        )
+
 
 # %% ../../../nbs/227_theory.gradient.ipynb
 from normalnorm.theory.power_transform import yeo_johnson
@@ -223,17 +312,21 @@ def unit_gradient(u, g, eps, **options):
     var, mean = torch.var_mean(u, (0,), correction=0, keepdim=True)
     lmbda = newton_lambda_standardized((u - mean) * var.rsqrt(), (0,))
     return gradient.gaussianized_gradient(
-        u, g, mean, (var + eps).rsqrt(), var.rsqrt(), (lmbda,), (0,),
-        **options)
+        u, g, mean, (var + eps).rsqrt(), var.rsqrt(), (lmbda,), (0,), **options
+    )
 
 
-@claim("nn-gradient-free-lambda", source="eftekhari2025, §4.1 (implied)",
-       statement="gradients flow through λ̂ as through μ̂ and σ̂: ∂Loss/∂u = "
-                 "P_h[g·∂ψ/∂h]/√(σ²+ε) + Γ·P_k[∂λ̂/∂k]/σ",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=unit_gradient,
-       mutant=lambda u, g, eps: unit_gradient(
-           u, g, eps, through_parameters=False))
+@claim(
+    "nn-gradient-free-lambda",
+    source="eftekhari2025, §4.1 (implied)",
+    statement="gradients flow through λ̂ as through μ̂ and σ̂: ∂Loss/∂u = "
+    "P_h[g·∂ψ/∂h]/√(σ²+ε) + Γ·P_k[∂λ̂/∂k]/σ",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=unit_gradient,
+    mutant=lambda u, g, eps: unit_gradient(u, g, eps, through_parameters=False),
+)
 def _(formula):
     """Automatic differentiation of the chain, to 1e-12 of the largest gradient
     of a unit, at four scales.
@@ -243,12 +336,14 @@ def _(formula):
         u = (scale * u.exp()).requires_grad_()
         var, mean = torch.var_mean(u, (0,), correction=0, keepdim=True)
         lmbda = newton_lambda_standardized((u - mean) * var.rsqrt(), (0,))
-        expected, = torch.autograd.grad(
-            (g * yeo_johnson((u - mean) * (var + 1e-5).rsqrt(), lmbda)).sum(),
-            u)
-        error = ((formula(u.detach(), g, 1e-5) - expected).abs().amax(0)
-                 / expected.abs().amax(0))
+        (expected,) = torch.autograd.grad(
+            (g * yeo_johnson((u - mean) * (var + 1e-5).rsqrt(), lmbda)).sum(), u
+        )
+        error = (formula(u.detach(), g, 1e-5) - expected).abs().amax(
+            0
+        ) / expected.abs().amax(0)
         assert error.max() < 1e-12, (scale, error.max())
+
 
 # %% ../../../nbs/227_theory.gradient.ipynb
 from normalnorm.theory.gradient import Gaussianizer
@@ -256,18 +351,21 @@ from normalnorm.theory.gradient import Gaussianizer
 
 class TwoParameters(Gaussianizer):
     "ψ = e^{p₂}·h + p₁·tanh h, with moments of |k| as parameters."
+
     names, neutral = ("p1", "p2"), (0.0, 0.0)
 
     def estimate(self, k, dim):
-        return tuple(0.1 * (k.abs() ** n).mean(dim, keepdim=True)
-                     for n in (3, 1))
+        return tuple(
+            0.1 * (k.abs() ** n).mean(dim, keepdim=True) for n in (3, 1)
+        )
 
     def apply(self, h, parameters):
         return parameters[1].exp() * h + parameters[0] * h.tanh()
 
     def log_slope(self, h, parameters):
-        return (parameters[1].exp()
-                + parameters[0] * (1 - h.tanh().square())).log()
+        return (
+            parameters[1].exp() + parameters[0] * (1 - h.tanh().square())
+        ).log()
 
     def by_parameters(self, h, parameters):
         return h.tanh(), parameters[1].exp() * h
@@ -283,11 +381,17 @@ class WithoutTheSecond(TwoParameters):
         return 0.3 * k * k.abs(), torch.zeros_like(k)
 
 
-@claim("any-gradient", source="new",
-       statement="the gradient of a unit transformed with several estimated "
-                 "parameters is P_h[g·∂ψ/∂h]/√(σ²+ε) + Σ Γ_j·P_k[∂p_j/∂k]/σ",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=TwoParameters(), mutant=WithoutTheSecond())
+@claim(
+    "any-gradient",
+    source="new",
+    statement="the gradient of a unit transformed with several estimated "
+    "parameters is P_h[g·∂ψ/∂h]/√(σ²+ε) + Σ Γ_j·P_k[∂p_j/∂k]/σ",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=TwoParameters(),
+    mutant=WithoutTheSecond(),
+)
 def _(transform):
     "Automatic differentiation of a transform with two, at three scales."
     for scale in (1e2, 1.0, 1e-2):
@@ -296,10 +400,14 @@ def _(transform):
         var, mean = torch.var_mean(u, (0,), correction=0, keepdim=True)
         rate, bare = (var + 1e-5).rsqrt(), var.rsqrt()
         found = transform.estimate((u - mean) * bare, (0,))
-        expected, = torch.autograd.grad(
-            transform.apply((u - mean) * rate, found), u, g)
+        (expected,) = torch.autograd.grad(
+            transform.apply((u - mean) * rate, found), u, g
+        )
         formula = gradient.gaussianized_gradient(
             *(x.detach() for x in (u, g, mean, rate, bare)),
-            tuple(p.detach() for p in found), (0,), transform)
+            tuple(p.detach() for p in found),
+            (0,),
+            transform,
+        )
         error = (formula - expected).abs().amax(0) / expected.abs().amax(0)
         assert error.max() < 1e-12, (scale, error.max())

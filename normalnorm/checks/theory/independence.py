@@ -12,11 +12,17 @@ from normalnorm.claims import claim
 from normalnorm.theory.information import table_information
 
 
-@claim("independence-elementwise", source="new",
-       statement="increasing functions of single units leave their mutual "
-                 "information as it is; only the correlation changes",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda x: np.sinh(x), mutant=lambda x: x**2)
+@claim(
+    "independence-elementwise",
+    source="new",
+    statement="increasing functions of single units leave their mutual "
+    "information as it is; only the correlation changes",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda x: np.sinh(x),
+    mutant=lambda x: x**2,
+)
 def _(unit):
     """Jointly normal pairs in cells, both units transformed and put into the
     transformed cells: the table stays the same, the correlation does not.
@@ -24,18 +30,24 @@ def _(unit):
     The mutant folds the line.
     """
     x = np.linspace(-6, 6, 121)
-    density = np.exp(-(x[:, None] ** 2 - 1.4 * x[:, None] * x[None, :]
-                       + x[None, :] ** 2) / (2 * (1 - 0.7**2)))
+    density = np.exp(
+        -(x[:, None] ** 2 - 1.4 * x[:, None] * x[None, :] + x[None, :] ** 2)
+        / (2 * (1 - 0.7**2))
+    )
     table = density / density.sum()
     values, cell = np.unique(np.round(unit(x), 9), return_inverse=True)
     moved = np.zeros((len(values), len(values)))
     np.add.at(moved, (cell[:, None], cell[None, :]), table)
     p = moved.sum(1)
     spread = np.sum(p * values**2) - np.sum(p * values) ** 2
-    correlation = ((np.sum(moved * np.outer(values, values))
-                    - np.sum(p * values) ** 2) / spread)
-    assert (abs(table_information(moved) - table_information(table)) < 1e-12
-            and correlation < 0.65)
+    correlation = (
+        np.sum(moved * np.outer(values, values)) - np.sum(p * values) ** 2
+    ) / spread
+    assert (
+        abs(table_information(moved) - table_information(table)) < 1e-12
+        and correlation < 0.65
+    )
+
 
 # %% ../../../nbs/130_theory.independence.ipynb
 import math
@@ -46,36 +58,60 @@ import scipy.stats
 
 from normalnorm.claims import claim
 from normalnorm.theory.information import (
-    bimodal, differential_entropy, entropy, exponential, laplace, normal,
-    table_information, uniform)
+    bimodal,
+    differential_entropy,
+    entropy,
+    exponential,
+    laplace,
+    normal,
+    table_information,
+    uniform,
+)
 from normalnorm.theory.independence import (
-    gaussian_information, least_dependent, moment_bound, negentropy,
-    rare_coincidence)
+    gaussian_information,
+    least_dependent,
+    moment_bound,
+    negentropy,
+    rare_coincidence,
+)
 
 
 def expected_nll(law, lmbda, slope=1.0):
     """½ log(2πe Var ψ(X)) − slope·E log ψ'(X) for Yeo and Johnson's ψ, by
     quadrature.
     """
-    density, psi = law.pdf, lambda u: float(
-        scipy.stats.yeojohnson(np.array([u]), lmbda)[0])
+    density, psi = (
+        law.pdf,
+        lambda u: float(scipy.stats.yeojohnson(np.array([u]), lmbda)[0]),
+    )
     mean_of = lambda f: sum(
         scipy.integrate.quad(lambda u: f(u) * density(u), a, b, limit=200)[0]
-        for a, b in zip((-1.0, -0.5, 0.0, 1.5, 5.0),
-                        (-0.5, 0.0, 1.5, 5.0, 30.0)))
+        for a, b in zip(
+            (-1.0, -0.5, 0.0, 1.5, 5.0), (-0.5, 0.0, 1.5, 5.0, 30.0)
+        )
+    )
     first, second = mean_of(psi), mean_of(lambda u: psi(u) ** 2)
     jacobian = mean_of(
-        lambda u: (lmbda - 1) * math.copysign(math.log1p(abs(u)), u))
-    return (0.5 * math.log(2 * math.pi * math.e * (second - first**2))
-            - slope * jacobian)
+        lambda u: (lmbda - 1) * math.copysign(math.log1p(abs(u)), u)
+    )
+    return (
+        0.5 * math.log(2 * math.pi * math.e * (second - first**2))
+        - slope * jacobian
+    )
 
 
-@claim("nn-nll-negentropy", source="eftekhari2025, App. C",
-       statement="the expected negative log likelihood of an increasing "
-                 "transform is h(X) plus the negentropy of the transformed "
-                 "variable",
-       kind="identity", verdict="holds", evidence="proof", formula=expected_nll,
-       mutant=lambda law, lmbda: expected_nll(law, lmbda, 0.0))
+@claim(
+    "nn-nll-negentropy",
+    source="eftekhari2025, App. C",
+    statement="the expected negative log likelihood of an increasing "
+    "transform is h(X) plus the negentropy of the transformed "
+    "variable",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=expected_nll,
+    mutant=lambda law, lmbda: expected_nll(law, lmbda, 0.0),
+)
 def _(nll):
     """An exponential variable and Yeo and Johnson's transform: the entropy of
     ψ(X) from cells between transformed edges, by distribution functions only.
@@ -91,8 +127,11 @@ def _(nll):
         middle = (moved[1:] + moved[:-1]) / 2
         variance = np.sum(mass * middle**2) - np.sum(mass * middle) ** 2
         divergence = 0.5 * math.log(2 * math.pi * math.e * variance) - h
-        assert (abs(nll(law, lmbda) - differential_entropy(law).value
-                    - divergence) < 1e-5)
+        assert (
+            abs(nll(law, lmbda) - differential_entropy(law).value - divergence)
+            < 1e-5
+        )
+
 
 # %% ../../../nbs/130_theory.independence.ipynb
 def on_plane(log_ratio, step=0.05, half=8.5):
@@ -102,75 +141,112 @@ def on_plane(log_ratio, step=0.05, half=8.5):
     x = np.arange(-half, half + step / 2, step)
     with np.errstate(all="ignore"):
         ratio = log_ratio(x[:, None], x[None, :])
-    density = (np.exp(ratio - (x[:, None] ** 2 + x[None, :] ** 2) / 2) * step**2
-               / (2 * math.pi))
-    return (density.sum(), float((density * x[:, None] * x[None, :]).sum()),
-            float((density * np.where(density > 0, ratio, 0)).sum()))
+    density = (
+        np.exp(ratio - (x[:, None] ** 2 + x[None, :] ** 2) / 2)
+        * step**2
+        / (2 * math.pi)
+    )
+    return (
+        density.sum(),
+        float((density * x[:, None] * x[None, :]).sum()),
+        float((density * np.where(density > 0, ratio, 0)).sum()),
+    )
 
 
 def jointly_normal(rho):
-    return lambda x, y: -0.5 * math.log(1 - rho**2) - (
-        rho**2 * (x**2 + y**2) - 2 * rho * x * y) / (2 * (1 - rho**2))
+    return lambda x, y: (
+        -0.5 * math.log(1 - rho**2)
+        - (rho**2 * (x**2 + y**2) - 2 * rho * x * y) / (2 * (1 - rho**2))
+    )
 
 
 def mixed(weights, correlations):
     "A mixture of jointly normal pairs: both marginals stay standard normal."
     return lambda x, y: np.logaddexp.reduce(
-        [math.log(w) + jointly_normal(rho)(x, y)
-         for w, rho in zip(weights, correlations)],
-        axis=0)
+        [
+            math.log(w) + jointly_normal(rho)(x, y)
+            for w, rho in zip(weights, correlations)
+        ],
+        axis=0,
+    )
 
 
 def t_copula(rho, nu):
     "The dependence of Student's bivariate law, with normal marginals."
+
     def log_ratio(x, y):
         # the quantile from the smaller tail, for its digits
-        s, t = (-np.sign(u) * scipy.stats.t.ppf(
-                    scipy.stats.norm.sf(np.abs(u)), nu) for u in (x, y))
-        joint = (scipy.stats.multivariate_t(shape=[[1, rho], [rho, 1]], df=nu)
-                     .logpdf(np.stack(np.broadcast_arrays(s, t), -1)))
+        s, t = (
+            -np.sign(u) * scipy.stats.t.ppf(scipy.stats.norm.sf(np.abs(u)), nu)
+            for u in (x, y)
+        )
+        joint = scipy.stats.multivariate_t(
+            shape=[[1, rho], [rho, 1]], df=nu
+        ).logpdf(np.stack(np.broadcast_arrays(s, t), -1))
         return joint - scipy.stats.t.logpdf(s, nu) - scipy.stats.t.logpdf(t, nu)
+
     return log_ratio
 
 
 def clayton(alpha):
     "Clayton's copula, dependent in one corner, with normal marginals."
+
     def log_ratio(x, y):
         u, v = scipy.stats.norm.logcdf(x), scipy.stats.norm.logcdf(y)
         bracket = np.logaddexp(-alpha * u, -alpha * v) + np.log1p(
-            -np.exp(-np.logaddexp(-alpha * u, -alpha * v)))
-        return (math.log1p(alpha) - (1 + alpha) * (u + v)
-                - (2 + 1 / alpha) * bracket)
+            -np.exp(-np.logaddexp(-alpha * u, -alpha * v))
+        )
+        return (
+            math.log1p(alpha)
+            - (1 + alpha) * (u + v)
+            - (2 + 1 / alpha) * bracket
+        )
+
     return log_ratio
 
 
-@claim("nn-mi-correlation", source="eftekhari2025, Lemma B.1, §2.3",
-       statement="jointly normal variables have I = −½log(1 − ρ²); several of "
-                 "them −½log det Σ",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=gaussian_information,
-       mutant=lambda r: 2 * gaussian_information(r))
+@claim(
+    "nn-mi-correlation",
+    source="eftekhari2025, Lemma B.1, §2.3",
+    statement="jointly normal variables have I = −½log(1 − ρ²); several of "
+    "them −½log det Σ",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=gaussian_information,
+    mutant=lambda r: 2 * gaussian_information(r),
+)
 def _(information):
     """Quadrature on the plane; four variables by the entropies that scipy
     computes.
     """
     for rho in (-0.8, -0.3, 0.0, 0.5, 0.9):
         mass, correlation, value = on_plane(jointly_normal(rho))
-        assert abs(mass - 1) < 1e-12 and abs(correlation - rho) < 1e-12 and abs(
-            value - information(rho)) < 1e-12
+        assert (
+            abs(mass - 1) < 1e-12
+            and abs(correlation - rho) < 1e-12
+            and abs(value - information(rho)) < 1e-12
+        )
     a = np.random.normal(size=(4, 6))
     covariance = a @ a.T
     d = np.sqrt(np.diag(covariance))
-    total = (sum(scipy.stats.norm(0, s).entropy() for s in d)
-             - scipy.stats.multivariate_normal(cov=covariance).entropy())
+    total = (
+        sum(scipy.stats.norm(0, s).entropy() for s in d)
+        - scipy.stats.multivariate_normal(cov=covariance).entropy()
+    )
     assert abs(total - information(covariance / np.outer(d, d))) < 1e-12
 
 
-@claim("nn-lemma-b1", source="eftekhari2025, Lemma B.1",
-       statement="jointly normal and uncorrelated variables are independent",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=scipy.stats.norm(),
-       mutant=scipy.stats.t(200, scale=math.sqrt(0.99)))
+@claim(
+    "nn-lemma-b1",
+    source="eftekhari2025, Lemma B.1",
+    statement="jointly normal and uncorrelated variables are independent",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=scipy.stats.norm(),
+    mutant=scipy.stats.t(200, scale=math.sqrt(0.99)),
+)
 def _(base):
     """Linear functions X = AZ of independent Z: the density of X from that of
     Z, its marginals by quadrature.
@@ -180,28 +256,44 @@ def _(base):
     """
     u = np.arange(-9, 9.05, 0.1)
     for angle, stretch in ((0.3, 1.0), (1.0, 1.0), (0.3, 1.5), (1.0, 0.8)):
-        turn = np.array([[math.cos(angle), -math.sin(angle)],
-                         [math.sin(angle), math.cos(angle)]])
+        turn = np.array(
+            [
+                [math.cos(angle), -math.sin(angle)],
+                [math.sin(angle), math.cos(angle)],
+            ]
+        )
         # rows orthogonal, so X uncorrelated, where stretch is 1
         a = turn @ np.diag([1.0, stretch])
         x, y = np.sqrt((a**2).sum(1))[:, None] * u
-        z = np.tensordot(np.linalg.inv(a),
-                         np.stack(np.meshgrid(x, y, indexing="ij")), 1)
-        density = (base.pdf(z).prod(0) / abs(np.linalg.det(a)) * (x[1] - x[0])
-                   * (y[1] - y[0]))
+        z = np.tensordot(
+            np.linalg.inv(a), np.stack(np.meshgrid(x, y, indexing="ij")), 1
+        )
+        density = (
+            base.pdf(z).prod(0)
+            / abs(np.linalg.det(a))
+            * (x[1] - x[0])
+            * (y[1] - y[0])
+        )
         p, q = density.sum(1), density.sum(0)
-        assert (abs(density.sum() - 1) < 1e-9
-                and (abs(x @ density @ y) < 1e-12) == (stretch == 1))
-        assert ((np.abs(density - p[:, None] * q).max() < 1e-12)
-                == (stretch == 1)), (angle, stretch)
+        assert abs(density.sum() - 1) < 1e-9 and (
+            abs(x @ density @ y) < 1e-12
+        ) == (stretch == 1)
+        assert (np.abs(density - p[:, None] * q).max() < 1e-12) == (
+            stretch == 1
+        ), (angle, stretch)
 
 
-@claim("nn-uncorrelated-not-indep", source="eftekhari2025, §2.3",
-       statement="uncorrelated variables with normal marginals need not be "
-                 "independent",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda: mixed([0.5, 0.5], [0.9, -0.9]),
-       mutant=lambda: jointly_normal(0.0))
+@claim(
+    "nn-uncorrelated-not-indep",
+    source="eftekhari2025, §2.3",
+    statement="uncorrelated variables with normal marginals need not be "
+    "independent",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda: mixed([0.5, 0.5], [0.9, -0.9]),
+    mutant=lambda: jointly_normal(0.0),
+)
 def _(pair):
     """An equal mixture of correlations 0.9 and −0.9: marginals normal,
     correlation 0, information clearly positive.
@@ -210,39 +302,55 @@ def _(pair):
     """
     mass, correlation, information = on_plane(pair())
     half = on_plane(pair(), step=0.1)[2]
-    assert (abs(mass - 1) < 1e-10 and abs(correlation) < 1e-12
-            and information - 10 * abs(information - half) > 0.1)
+    assert (
+        abs(mass - 1) < 1e-10
+        and abs(correlation) < 1e-12
+        and information - 10 * abs(information - half) > 0.1
+    )
     x, w = np.polynomial.hermite_e.hermegauss(20)
     w = w / w.sum()
-    assert (abs(sum(0.5 * np.sum(w * x**2 * (s * x) ** 2) for s in (-1, 1)) - 3)
-            < 1e-12
-            and abs(sum(0.5 * np.sum(w * x * s * x) for s in (-1, 1))) < 1e-12)
+    assert (
+        abs(sum(0.5 * np.sum(w * x**2 * (s * x) ** 2) for s in (-1, 1)) - 3)
+        < 1e-12
+        and abs(sum(0.5 * np.sum(w * x * s * x) for s in (-1, 1))) < 1e-12
+    )
 
 
-@claim("nn-uncorr-equiv-abstract", source="eftekhari2025, Abstract",
-       statement="the normal distribution offers an equivalence between "
-                 "uncorrelatedness and independence for joint distributions",
-       kind="theorem", verdict="holds if",
-       condition="the variables are jointly normal, not only each of them",
-       evidence="proof", formula=lambda r: jointly_normal(r),
-       mutant=lambda r: mixed([0.5, 0.5], [r + 0.4, r - 0.4]))
+@claim(
+    "nn-uncorr-equiv-abstract",
+    source="eftekhari2025, Abstract",
+    statement="the normal distribution offers an equivalence between "
+    "uncorrelatedness and independence for joint distributions",
+    kind="theorem",
+    verdict="holds if",
+    condition="the variables are jointly normal, not only each of them",
+    evidence="proof",
+    formula=lambda r: jointly_normal(r),
+    mutant=lambda r: mixed([0.5, 0.5], [r + 0.4, r - 0.4]),
+)
 def _(family):
     """Information is 0 where the correlation is 0, and positive elsewhere; a
     family with normal marginals (the mutant) has information at correlation 0.
     """
     for rho in (0.0, 0.2, 0.5):
         _, correlation, information = on_plane(family(rho))
-        assert (abs(correlation - rho) < 1e-12
-                and (abs(information) < 1e-12) == (rho == 0))
+        assert abs(correlation - rho) < 1e-12 and (
+            abs(information) < 1e-12
+        ) == (rho == 0)
 
 
-@claim("rev-whiten-independent", source="reviews of eftekhari2025, ps2s",
-       statement="when features are Gaussian, decorrelating them makes them "
-                 "independent",
-       kind="theorem", verdict="holds if",
-       condition="the features are jointly normal", evidence="proof",
-       formula=lambda: jointly_normal(0.6),
-       mutant=lambda: mixed([0.9, 0.1], [0.95, -0.95]))
+@claim(
+    "rev-whiten-independent",
+    source="reviews of eftekhari2025, ps2s",
+    statement="when features are Gaussian, decorrelating them makes them "
+    "independent",
+    kind="theorem",
+    verdict="holds if",
+    condition="the features are jointly normal",
+    evidence="proof",
+    formula=lambda: jointly_normal(0.6),
+    mutant=lambda: mixed([0.9, 0.1], [0.95, -0.95]),
+)
 def _(pair):
     """Whiten by the rotation (X ± Y)/√(2(1 ± ρ)); information of the whitened
     pair from its density on the plane.
@@ -252,23 +360,38 @@ def _(pair):
     log_ratio = pair()
     rho = on_plane(log_ratio)[1]
     step, x = 0.05, np.arange(-9, 9.01, 0.05)
-    s, t = (x[:, None] * math.sqrt((1 + rho) / 2),
-            x[None, :] * math.sqrt((1 - rho) / 2))
+    s, t = (
+        x[:, None] * math.sqrt((1 + rho) / 2),
+        x[None, :] * math.sqrt((1 - rho) / 2),
+    )
     u, v = s + t, s - t
-    density = (np.exp(log_ratio(u, v) - (u**2 + v**2) / 2) / (2 * math.pi)
-               * math.sqrt(1 - rho**2) * step**2)
+    density = (
+        np.exp(log_ratio(u, v) - (u**2 + v**2) / 2)
+        / (2 * math.pi)
+        * math.sqrt(1 - rho**2)
+        * step**2
+    )
     table = density / density.sum()
-    assert abs(density.sum() - 1) < 1e-8 and abs(
-        (table * x[:, None] * x[None, :]).sum()) < 1e-8
+    assert (
+        abs(density.sum() - 1) < 1e-8
+        and abs((table * x[:, None] * x[None, :]).sum()) < 1e-8
+    )
     assert table_information(table) < 1e-8
 
+
 # %% ../../../nbs/130_theory.independence.ipynb
-@claim("independence-normal-marginals", source="eftekhari2025, §2.3",
-       statement="with normal marginals and correlation ρ the information is "
-                 "at least −½log(1 − ρ²), with equality only for the jointly "
-                 "normal law",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=gaussian_information, mutant=lambda rho: rho**2 / 2)
+@claim(
+    "independence-normal-marginals",
+    source="eftekhari2025, §2.3",
+    statement="with normal marginals and correlation ρ the information is "
+    "at least −½log(1 − ρ²), with equality only for the jointly "
+    "normal law",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=gaussian_information,
+    mutant=lambda rho: rho**2 / 2,
+)
 def _(bound):
     """60 random mixtures of jointly normal pairs, Student's and Clayton's
     copulas: the margin is above ten times what halving the step changes.
@@ -278,37 +401,54 @@ def _(bound):
     generator = np.random.default_rng(0)
     pairs = []
     for _ in range(60):
-        centre, spread = (generator.uniform(-0.5, 0.5),
-                          generator.uniform(0.15, 0.4))
-        pairs.append(mixed(generator.dirichlet([2, 2, 2]),
-                           [centre - spread, centre, centre + spread]))
+        centre, spread = (
+            generator.uniform(-0.5, 0.5),
+            generator.uniform(0.15, 0.4),
+        )
+        pairs.append(
+            mixed(
+                generator.dirichlet([2, 2, 2]),
+                [centre - spread, centre, centre + spread],
+            )
+        )
     pairs += [t_copula(0.5, 5), clayton(0.7)]
     for log_ratio in pairs:
         (mass, rho, fine), coarse = (
-            on_plane(log_ratio, 0.1), on_plane(log_ratio, 0.2)[2])
+            on_plane(log_ratio, 0.1),
+            on_plane(log_ratio, 0.2)[2],
+        )
         assert abs(mass - 1) < 1e-3
         margin = fine - bound(rho)
-        assert (
-            margin > 10 * abs(fine - coarse)
-            or margin > 1e-3 > 10 * abs(fine - coarse)), (margin, fine - coarse)
+        assert margin > 10 * abs(fine - coarse) or margin > 1e-3 > 10 * abs(
+            fine - coarse
+        ), (margin, fine - coarse)
     for rho in (0.2, 0.7):
         assert abs(on_plane(jointly_normal(rho))[2] - bound(rho)) < 1e-12
-        assert bound(rho) < on_plane(
-            mixed([0.5, 0.5], [rho - 0.25, rho + 0.25]))[2]
+        assert (
+            bound(rho)
+            < on_plane(mixed([0.5, 0.5], [rho - 0.25, rho + 0.25]))[2]
+        )
+
 
 # %% ../../../nbs/130_theory.independence.ipynb
 def sign_information(rho):
     return math.log(2) - entropy([(1 + rho) / 2, (1 - rho) / 2])
 
 
-@claim("nn-max-independent", source="eftekhari2025, §2.3",
-       statement="for a given correlation, variables are maximally "
-                 "independent, relative to any other joint distribution, when "
-                 "they are jointly normal",
-       kind="theorem", verdict="holds if",
-       condition="the marginals are normal, as those of the paper's sentence "
-                 "before it are",
-       evidence="proof", formula=sign_information, mutant=gaussian_information)
+@claim(
+    "nn-max-independent",
+    source="eftekhari2025, §2.3",
+    statement="for a given correlation, variables are maximally "
+    "independent, relative to any other joint distribution, when "
+    "they are jointly normal",
+    kind="theorem",
+    verdict="holds if",
+    condition="the marginals are normal, as those of the paper's sentence "
+    "before it are",
+    evidence="proof",
+    formula=sign_information,
+    mutant=gaussian_information,
+)
 def _(information):
     """With the condition: independence-normal-marginals. It is needed: fair
     signs with correlation ρ have less information than jointly normal
@@ -316,45 +456,60 @@ def _(information):
     """
     for rho in (0.1, 0.5, 0.9):
         table = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 4
-        assert (abs(table_information(table) - information(rho)) < 1e-12
-                and information(rho) < gaussian_information(rho))
+        assert abs(
+            table_information(table) - information(rho)
+        ) < 1e-12 and information(rho) < gaussian_information(rho)
     assert abs(information(0.5) - 0.13081) < 1e-5
 
 
 @claim(
-    "independence-least", source="new",
+    "independence-least",
+    source="new",
     statement="for given marginals the least dependent law of correlation ρ is "
-              "p(x)p(y)a(x)b(y)exp(θxy): any other law with these marginals "
-              "and this correlation has as much information more as its "
-              "divergence from it",
-    kind="theorem", verdict="holds", evidence="proof", formula=least_dependent,
-    mutant=lambda x, p, y, q, rho: 0.5 * least_dependent(x, p, y, q, 0.5 * rho)
-           + 0.5 * least_dependent(x, p, y, q, 1.5 * rho))
+    "p(x)p(y)a(x)b(y)exp(θxy): any other law with these marginals "
+    "and this correlation has as much information more as its "
+    "divergence from it",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=least_dependent,
+    mutant=lambda x, p, y, q, rho: (
+        0.5 * least_dependent(x, p, y, q, 0.5 * rho)
+        + 0.5 * least_dependent(x, p, y, q, 1.5 * rho)
+    ),
+)
 def _(solve):
     """60 tables with the same marginals and correlation: the least one plus
     random changes that keep both.
 
     The mutant mixes two laws, which has the right marginals.
     """
-    x, p, y, q = (np.array([-2.0, -1, 0.5, 1, 3]),
-                  np.array([0.1, 0.3, 0.2, 0.3, 0.1]),
-                  np.array([-1.0, 0, 2, 3]), np.array([0.4, 0.3, 0.2, 0.1]))
+    x, p, y, q = (
+        np.array([-2.0, -1, 0.5, 1, 3]),
+        np.array([0.1, 0.3, 0.2, 0.3, 0.1]),
+        np.array([-1.0, 0, 2, 3]),
+        np.array([0.4, 0.3, 0.2, 0.1]),
+    )
     for rho in (0.4, -0.2):
         best = solve(x, p, y, q, rho)
         np.testing.assert_allclose(best.sum(1), p, atol=1e-8)
-        constraints = np.array([np.kron(np.eye(5)[i], np.ones(4))
-                                for i in range(5)] + [
-                                    np.kron(np.ones(5), np.eye(4)[j])
-                                    for j in range(4)] + [np.kron(x, y)])
+        constraints = np.array(
+            [np.kron(np.eye(5)[i], np.ones(4)) for i in range(5)]
+            + [np.kron(np.ones(5), np.eye(4)[j]) for j in range(4)]
+            + [np.kron(x, y)]
+        )
         free = np.linalg.svd(constraints)[2][
-            np.linalg.matrix_rank(constraints):]
+            np.linalg.matrix_rank(constraints) :
+        ]
         for _ in range(30):
             change = (np.random.normal(size=len(free)) @ free).reshape(5, 4)
             change *= 0.5 * np.random.random() / np.max(np.abs(change) / best)
             other = best + change
             excess = table_information(other) - table_information(best)
-            assert excess > 0 and abs(
-                excess - np.sum(other * np.log(other / best))) < 1e-7
+            assert (
+                excess > 0
+                and abs(excess - np.sum(other * np.log(other / best))) < 1e-7
+            )
 
 
 def solved(values, p, rho):
@@ -362,19 +517,26 @@ def solved(values, p, rho):
     difference of two corners.
     """
     joint = least_dependent(values, p, values, p, rho, 1e-12)
-    theta = (math.log(joint[0, 0] * joint[-1, -1]
-                      / joint[0, -1] / joint[-1, 0])
-             / (values[-1] - values[0]) ** 2)
+    theta = (
+        math.log(joint[0, 0] * joint[-1, -1] / joint[0, -1] / joint[-1, 0])
+        / (values[-1] - values[0]) ** 2
+    )
     return table_information(joint), theta
 
 
-@claim("independence-slope", source="new; nutz2021",
-       statement="along the least dependent pairs with equal marginals θ "
-                 "grows with ρ, the information has the slope θ, and ρ ≥ 1 − ε "
-                 "− H/θ for every partition into cells with entropy H and "
-                 "inner variance ε",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
-       mutant=1.02)
+@claim(
+    "independence-slope",
+    source="new; nutz2021",
+    statement="along the least dependent pairs with equal marginals θ "
+    "grows with ρ, the information has the slope θ, and ρ ≥ 1 − ε "
+    "− H/θ for every partition into cells with entropy H and "
+    "inner variance ε",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=1.02,
+)
 def _(factor):
     """Three marginals at five ρ: a difference of the information over a short
     way lies between the θ at its ends; partitions of every size.
@@ -396,13 +558,19 @@ def _(factor):
         before = 0.0
         for rho in (0.05, 0.2, 0.4, 0.6, 0.8):
             (low, first), (high, last) = (
-                solved(values, p, rho + step) for step in (-1e-3, 1e-3))
+                solved(values, p, rho + step) for step in (-1e-3, 1e-3)
+            )
             assert before < first < last
             slope = factor * (high - low) / 2e-3
-            assert first - 1e-6 <= slope <= last + 1e-6, (rho, first, slope,
-                                                          last)
-            assert all(rho + 1e-3 >= 1 - inner - h / last
-                       for inner, h in bounds)
+            assert first - 1e-6 <= slope <= last + 1e-6, (
+                rho,
+                first,
+                slope,
+                last,
+            )
+            assert all(
+                rho + 1e-3 >= 1 - inner - h / last for inner, h in bounds
+            )
             before = last
 
 
@@ -410,12 +578,18 @@ def standard_table(values, p, rho):
     return table_information(least_dependent(values, p, values, p, rho, 1e-9))
 
 
-@claim("independence-normal-most-dependent", source="new",
-       statement="for equal marginals and 0 < ρ < 1 the least information at "
-                 "correlation ρ is at most −½log(1 − ρ²), with equality only "
-                 "for normal marginals",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=gaussian_information, mutant=lambda rho: rho**2 / 2)
+@claim(
+    "independence-normal-most-dependent",
+    source="new",
+    statement="for equal marginals and 0 < ρ < 1 the least information at "
+    "correlation ρ is at most −½log(1 − ρ²), with equality only "
+    "for normal marginals",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=gaussian_information,
+    mutant=lambda rho: rho**2 / 2,
+)
 def _(bound):
     """60 random marginals of two to five values, skewed and symmetric, at
     random ρ; nearly normal marginals (cells, binomial) come close.
@@ -425,24 +599,39 @@ def _(bound):
     generator = np.random.default_rng(0)
     for _ in range(60):
         count, rho = generator.integers(2, 6), generator.uniform(0.1, 0.75)
-        values, p = (np.cumsum(0.3 + generator.random(count)),
-                     generator.dirichlet(np.full(count, 4.0)))
-        assert (standard_table(values, p, rho)
-                < bound(rho) - 1e-7), (values, p, rho)
-    gaps = [bound(0.6) - standard_table(
-                np.arange(n + 1.0),
-                scipy.stats.binom.pmf(np.arange(n + 1), n, 0.5), 0.6)
-            for n in (2, 6, 16)]
+        values, p = (
+            np.cumsum(0.3 + generator.random(count)),
+            generator.dirichlet(np.full(count, 4.0)),
+        )
+        assert standard_table(values, p, rho) < bound(rho) - 1e-7, (
+            values,
+            p,
+            rho,
+        )
+    gaps = [
+        bound(0.6)
+        - standard_table(
+            np.arange(n + 1.0),
+            scipy.stats.binom.pmf(np.arange(n + 1), n, 0.5),
+            0.6,
+        )
+        for n in (2, 6, 16)
+    ]
     assert gaps[0] > gaps[1] > gaps[2] > 0 and gaps[2] < 0.1 * gaps[0]
 
 
-@claim("independence-infimum", source="new",
-       statement="over all joint laws with correlation ρ, 0 < |ρ| < 1, the "
-                 "infimum of the information is 0 and not attained: H(p, 1−p) "
-                 "+ p·log 2 ≤ p·log(1/p) + (1 + log 2)p is reached for each p",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda p: entropy([p, 1 - p]) + p * math.log(2),
-       mutant=lambda p: entropy([p, 1 - p]))
+@claim(
+    "independence-infimum",
+    source="new",
+    statement="over all joint laws with correlation ρ, 0 < |ρ| < 1, the "
+    "infimum of the information is 0 and not attained: H(p, 1−p) "
+    "+ p·log 2 ≤ p·log(1/p) + (1 + log 2)p is reached for each p",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda p: entropy([p, 1 - p]) + p * math.log(2),
+    mutant=lambda p: entropy([p, 1 - p]),
+)
 def _(information):
     """Marginals, correlation and information of the tables, both signs of ρ,
     against the closed form and its bound.
@@ -451,48 +640,80 @@ def _(information):
         for p in (0.3, 1e-2, 1e-4, 1e-6):
             values, table = rare_coincidence(rho, p)
             marginal = table.sum(1)
-            assert np.allclose([marginal @ values, marginal @ values**2,
-                                values @ table @ values],
-                               [0, 1, rho], atol=1e-9) and np.allclose(
-                                   marginal, table.sum(0))
-            assert (abs(table_information(table) - information(p)) < 1e-12
-                    and information(p)
-                        <= p * math.log(1 / p) + (1 + math.log(2)) * p)
+            assert np.allclose(
+                [
+                    marginal @ values,
+                    marginal @ values**2,
+                    values @ table @ values,
+                ],
+                [0, 1, rho],
+                atol=1e-9,
+            ) and np.allclose(marginal, table.sum(0))
+            assert (
+                abs(table_information(table) - information(p)) < 1e-12
+                and information(p)
+                <= p * math.log(1 / p) + (1 + math.log(2)) * p
+            )
 
 
-@claim("independence-moments", source="new",
-       statement="standardized variables with fourth moments at most κ have I "
-                 "≥ 3ρ²/(2κ+4), and no larger factor does",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=moment_bound,
-       mutant=lambda rho, kappa: 1.01 * moment_bound(rho, kappa))
+@claim(
+    "independence-moments",
+    source="new",
+    statement="standardized variables with fourth moments at most κ have I "
+    "≥ 3ρ²/(2κ+4), and no larger factor does",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=moment_bound,
+    mutant=lambda rho, kappa: 1.01 * moment_bound(rho, kappa),
+)
 def _(bound):
     """60 random tables, rare coincidences, and fair signs, which reach the
     bound as ρ → 0; the inequality behind it, for densities from 0 to 50.
 
     The mutant is larger by a hundredth.
     """
-    tables = [(np.random.normal(size=6), np.random.normal(size=6),
-               np.random.dirichlet(np.ones(36)).reshape(6, 6))
-              for _ in range(60)]
-    tables += [(np.array([-1.0, 1]), np.array([-1.0, 1]),
-                np.array([[1 + r, 1 - r], [1 - r, 1 + r]]) / 4)
-               for r in (0.1, 0.5, 0.99)]
-    tables += [(*(rare_coincidence(0.5, p)[0],) * 2,
-                rare_coincidence(0.5, p)[1]) for p in (0.1, 1e-3)]
+    tables = [
+        (
+            np.random.normal(size=6),
+            np.random.normal(size=6),
+            np.random.dirichlet(np.ones(36)).reshape(6, 6),
+        )
+        for _ in range(60)
+    ]
+    tables += [
+        (
+            np.array([-1.0, 1]),
+            np.array([-1.0, 1]),
+            np.array([[1 + r, 1 - r], [1 - r, 1 + r]]) / 4,
+        )
+        for r in (0.1, 0.5, 0.99)
+    ]
+    tables += [
+        (*(rare_coincidence(0.5, p)[0],) * 2, rare_coincidence(0.5, p)[1])
+        for p in (0.1, 1e-3)
+    ]
     for x, y, table in tables:
         px, py = table.sum(1), table.sum(0)
-        x, y = ((x - px @ x) / math.sqrt(px @ x**2 - (px @ x) ** 2),
-                (y - py @ y) / math.sqrt(py @ y**2 - (py @ y) ** 2))
-        assert table_information(table) >= bound(
-            float(x @ table @ y), max(px @ x**4, py @ y**4)) - 1e-15
+        x, y = (
+            (x - px @ x) / math.sqrt(px @ x**2 - (px @ x) ** 2),
+            (y - py @ y) / math.sqrt(py @ y**2 - (py @ y) ** 2),
+        )
+        assert (
+            table_information(table)
+            >= bound(float(x @ table @ y), max(px @ x**4, py @ y**4)) - 1e-15
+        )
     assert 1 <= sign_information(0.02) / bound(0.02, 1.0) < 1 + 1e-4
     # 1/bound = in_p·κ + in_q for ρ = 1
-    in_p, in_q = (1 / bound(1.0, 2.0) - 1 / bound(1.0, 1.0),
-                  2 / bound(1.0, 1.0) - 1 / bound(1.0, 2.0))
+    in_p, in_q = (
+        1 / bound(1.0, 2.0) - 1 / bound(1.0, 1.0),
+        2 / bound(1.0, 1.0) - 1 / bound(1.0, 2.0),
+    )
     t = np.concatenate(
-        [np.geomspace(1e-9, 0.99, 400), np.geomspace(1.01, 50, 400)])
+        [np.geomspace(1e-9, 0.99, 400), np.geomspace(1.01, 50, 400)]
+    )
     over = (in_p * t + in_q) * (t * np.log(t) - t + 1) / (t - 1) ** 2 - 1
     assert over.min() > 0 and over[399] + over[400] < 1e-4, (
-        "@eq-before-pinsker: not an inequality, or not of third order at t = 1")
+        "@eq-before-pinsker: not an inequality, or not of third order at t = 1"
+    )
     assert abs(1 / bound(0.5, 7.0) - 4 * (7 * in_p + in_q)) < 1e-12

@@ -30,13 +30,19 @@ def huffman(p):
     return total
 
 
-@claim("nn-entropy-bits", source="eftekhari2025, §2.2; shannon1948",
-       statement="entropy is the number of bits that a variable encodes: the "
-                 "shortest code of blocks of n values needs between H and H + "
-                 "1/n bits a value, and a continuous variable rounded to width "
-                 "δ needs h + log(1/δ) in the limit",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=entropy, mutant=lambda p: -math.log(np.square(p).sum()))
+@claim(
+    "nn-entropy-bits",
+    source="eftekhari2025, §2.2; shannon1948",
+    statement="entropy is the number of bits that a variable encodes: the "
+    "shortest code of blocks of n values needs between H and H + "
+    "1/n bits a value, and a continuous variable rounded to width "
+    "δ needs h + log(1/δ) in the limit",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=entropy,
+    mutant=lambda p: -math.log(np.square(p).sum()),
+)
 def _(h):
     """Huffman codes of blocks; a rounded normal variable against its
     differential entropy.
@@ -49,20 +55,34 @@ def _(h):
             assert -1e-12 <= huffman(block) / n - h(p) / math.log(2) < 1 / n
     for delta in (0.1, 0.01):
         cells = np.diff(
-            scipy.stats.norm.cdf(np.arange(-12, 12 + delta / 2, delta)))
-        assert abs(h(cells / cells.sum()) + math.log(delta)
-                   - scipy.stats.norm.entropy()) < delta**2
+            scipy.stats.norm.cdf(np.arange(-12, 12 + delta / 2, delta))
+        )
+        assert (
+            abs(
+                h(cells / cells.sum())
+                + math.log(delta)
+                - scipy.stats.norm.entropy()
+            )
+            < delta**2
+        )
+
 
 # %% ../../../nbs/110_theory.information.ipynb
 from normalnorm.theory.information import kl_divergence, table_information
 
 
-@claim("information-processing", source="shannon1948",
-       statement="I(X;Y) = H(X) + H(Y) − H(X,Y) ≥ 0, and I(X;f(Y)) ≤ I(X;Y), "
-                 "with equality where f joins only values with proportional "
-                 "columns",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=table_information, mutant=lambda joint: entropy(joint))
+@claim(
+    "information-processing",
+    source="shannon1948",
+    statement="I(X;Y) = H(X) + H(Y) − H(X,Y) ≥ 0, and I(X;f(Y)) ≤ I(X;Y), "
+    "with equality where f joins only values with proportional "
+    "columns",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=table_information,
+    mutant=lambda joint: entropy(joint),
+)
 def _(information):
     """60 random tables: entropies as scipy computes them; two columns joined,
     at random and proportional ones.
@@ -73,98 +93,149 @@ def _(information):
     for _ in range(60):
         joint = generator.dirichlet(np.full(20, 0.5)).reshape(4, 5)
         value = information(joint)
-        assert abs(
-            value - sum(scipy.stats.entropy(joint.sum(k)) for k in (0, 1))
-            + scipy.stats.entropy(joint.ravel())) < 1e-12
+        assert (
+            abs(
+                value
+                - sum(scipy.stats.entropy(joint.sum(k)) for k in (0, 1))
+                + scipy.stats.entropy(joint.ravel())
+            )
+            < 1e-12
+        )
         joined = np.column_stack([joint[:, 0] + joint[:, 1], joint[:, 2:]])
         assert -1e-12 < information(joined) < value + 1e-12
         # proportional columns
         split = np.column_stack(
-            [0.3 * joint[:, 0], 0.7 * joint[:, 0], joint[:, 1:]])
+            [0.3 * joint[:, 0], 0.7 * joint[:, 0], joint[:, 1:]]
+        )
         assert abs(information(split) - value) < 1e-12
     assert abs(information(np.outer([0.2, 0.8], [0.1, 0.6, 0.3]))) < 1e-15
 
+
 # %% ../../../nbs/110_theory.information.ipynb
-@claim("nn-max-entropy", source="eftekhari2025, §2.2; shannon1948",
-       statement="among densities of variance σ² the normal one has the "
-                 "largest differential entropy, ½log(2πeσ²), and what another "
-                 "lacks is its divergence from the normal law",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda variance: 0.5 * math.log(2 * math.pi * math.e * variance),
-       mutant=lambda variance: 0.5 * math.log(2 * math.pi * variance))
+@claim(
+    "nn-max-entropy",
+    source="eftekhari2025, §2.2; shannon1948",
+    statement="among densities of variance σ² the normal one has the "
+    "largest differential entropy, ½log(2πeσ²), and what another "
+    "lacks is its divergence from the normal law",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda variance: 0.5 * math.log(2 * math.pi * math.e * variance),
+    mutant=lambda variance: 0.5 * math.log(2 * math.pi * variance),
+)
 def _(bound):
     """scipy's entropies of 60 laws; and for some the difference against the
     divergence by quadrature.
     """
     from scipy.integrate import quad
-    laws = [scipy.stats.uniform(), scipy.stats.laplace(), scipy.stats.expon(),
-            scipy.stats.logistic(), scipy.stats.gumbel_r(),
-            scipy.stats.norm(1, 3)]
+
+    laws = [
+        scipy.stats.uniform(),
+        scipy.stats.laplace(),
+        scipy.stats.expon(),
+        scipy.stats.logistic(),
+        scipy.stats.gumbel_r(),
+        scipy.stats.norm(1, 3),
+    ]
     laws += [scipy.stats.gamma(k) for k in np.linspace(0.5, 20, 18)] + [
-        scipy.stats.t(nu) for nu in np.linspace(2.5, 50, 18)]
-    laws += (
-        [scipy.stats.gennorm(b) for b in (0.5, 0.8, 1, 1.5, 1.9, 2, 2.1, 3, 8)]
-        + [scipy.stats.beta(a, b) for a in (0.7, 1, 3) for b in (0.5, 2, 9)])
+        scipy.stats.t(nu) for nu in np.linspace(2.5, 50, 18)
+    ]
+    laws += [
+        scipy.stats.gennorm(b) for b in (0.5, 0.8, 1, 1.5, 1.9, 2, 2.1, 3, 8)
+    ] + [scipy.stats.beta(a, b) for a in (0.7, 1, 3) for b in (0.5, 2, 9)]
     assert len(laws) >= 60
     for law in laws:
         gap = bound(law.var()) - float(law.entropy())
         normal_law = law.dist.name == "norm" or (
-            law.dist.name == "gennorm" and law.args == (2,))
+            law.dist.name == "gennorm" and law.args == (2,)
+        )
         assert abs(gap) < 1e-12 if normal_law else gap > 1e-5, law.dist.name
     for law in laws[1:5]:
         same = scipy.stats.norm(law.mean(), law.std())
         low, high = law.ppf(1e-16), law.isf(1e-16)
         divergence = quad(
             lambda u: law.pdf(u) * (law.logpdf(u) - same.logpdf(u)),
-            max(low, law.support()[0]), high, points=[float(law.mean())],
-            limit=300)[0]
-        assert (abs(bound(law.var()) - float(law.entropy()) - divergence)
-                < 1e-7), law.dist.name
+            max(low, law.support()[0]),
+            high,
+            points=[float(law.mean())],
+            limit=300,
+        )[0]
+        assert (
+            abs(bound(law.var()) - float(law.entropy()) - divergence) < 1e-7
+        ), law.dist.name
 
 
 @claim(
-    "nn-greatest-capacity", source="eftekhari2025, Abstract",
+    "nn-greatest-capacity",
+    source="eftekhari2025, Abstract",
     statement="the normal distribution has the greatest representational "
-              "capacity of any distribution",
-    kind="theorem", verdict="holds if",
-    condition="the variance is what is fixed", evidence="proof",
+    "capacity of any distribution",
+    kind="theorem",
+    verdict="holds if",
+    condition="the variance is what is fixed",
+    evidence="proof",
     formula={"variance": "norm", "mean size": "laplace", "interval": "uniform"},
-    mutant={"variance": "norm", "mean size": "norm", "interval": "norm"})
+    mutant={"variance": "norm", "mean size": "norm", "interval": "norm"},
+)
 def _(winner):
     """Entropies of seven laws under each of the three constraints; the mutant
     says that the normal law wins each time.
     """
-    laws = {name: law for name, law in {
-                "norm": scipy.stats.norm(), "laplace": scipy.stats.laplace(),
-                "logistic": scipy.stats.logistic(),
-                "uniform": scipy.stats.uniform(-1, 2),
-                "semicircular": scipy.stats.semicircular(),
-                "cosine": scipy.stats.cosine(),
-                "triang": scipy.stats.triang(0.5, -1, 2)}.items()}
-    size = {name: law.expect(
-                abs, lb=-60 if not math.isfinite(law.support()[0]) else None,
-                ub=60 if not math.isfinite(law.support()[1]) else None)
-            for name, law in laws.items()}
-    scale = {"variance": {name: law.std() for name, law in laws.items()},
-             "mean size": size,
-             "interval": {name: law.support()[1] for name, law in laws.items()
-                          if math.isfinite(law.support()[1])}}
+    laws = {
+        name: law
+        for name, law in {
+            "norm": scipy.stats.norm(),
+            "laplace": scipy.stats.laplace(),
+            "logistic": scipy.stats.logistic(),
+            "uniform": scipy.stats.uniform(-1, 2),
+            "semicircular": scipy.stats.semicircular(),
+            "cosine": scipy.stats.cosine(),
+            "triang": scipy.stats.triang(0.5, -1, 2),
+        }.items()
+    }
+    size = {
+        name: law.expect(
+            abs,
+            lb=-60 if not math.isfinite(law.support()[0]) else None,
+            ub=60 if not math.isfinite(law.support()[1]) else None,
+        )
+        for name, law in laws.items()
+    }
+    scale = {
+        "variance": {name: law.std() for name, law in laws.items()},
+        "mean size": size,
+        "interval": {
+            name: law.support()[1]
+            for name, law in laws.items()
+            if math.isfinite(law.support()[1])
+        },
+    }
     # a normal law does not fit into an interval at any scale: its place is last
     scale["interval"]["norm"] = math.inf
     for constraint, best in winner.items():
-        value = {name: float(laws[name].entropy()) - math.log(s)
-                 for name, s in scale[constraint].items()}
+        value = {
+            name: float(laws[name].entropy()) - math.log(s)
+            for name, s in scale[constraint].items()
+        }
         assert max(value, key=value.get) == best, (constraint, value)
+
 
 # %% ../../../nbs/110_theory.information.ipynb
 from normalnorm.theory.information import gaussian_capacity
 
 
-@claim("nn-gaussian-capacity", source="eftekhari2025, §2.1; shannon1948",
-       statement="a normal signal passes ½log(1 + σx²/σz²) nats through normal "
-                 "noise",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=gaussian_capacity, mutant=lambda snr: math.log1p(snr))
+@claim(
+    "nn-gaussian-capacity",
+    source="eftekhari2025, §2.1; shannon1948",
+    statement="a normal signal passes ½log(1 + σx²/σz²) nats through normal "
+    "noise",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=gaussian_capacity,
+    mutant=lambda snr: math.log1p(snr),
+)
 def _(capacity):
     """By two-dimensional quadrature of the divergence of the joint density from
     the product of its marginals; the mutant lacks the ½.
@@ -174,15 +245,24 @@ def _(capacity):
     for snr in (0.01, 0.3, 1.0, 7.0):
         x, z = math.sqrt(snr) * u[:, None], u[None, :]
         log_ratio = scipy.stats.norm.logpdf(z) - scipy.stats.norm.logpdf(
-            x + z, scale=math.sqrt(1 + snr))
-        assert (abs(np.sum(w[:, None] * w * log_ratio) - capacity(snr))
-                < 1e-12), snr
+            x + z, scale=math.sqrt(1 + snr)
+        )
+        assert (
+            abs(np.sum(w[:, None] * w * log_ratio) - capacity(snr)) < 1e-12
+        ), snr
+
 
 # %% ../../../nbs/110_theory.information.ipynb
-@claim("information-pinsker", source="cover2006",
-       statement="Σ|p − q| ≤ √(2·D(p‖q)), and no smaller factor than 2 does",
-       kind="inequality", verdict="holds", evidence="proof", formula=2.0,
-       mutant=1.99)
+@claim(
+    "information-pinsker",
+    source="cover2006",
+    statement="Σ|p − q| ≤ √(2·D(p‖q)), and no smaller factor than 2 does",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=2.0,
+    mutant=1.99,
+)
 def _(factor):
     """Random laws on two to nine points, and two near fair coins, where the
     bound is reached.
@@ -191,24 +271,35 @@ def _(factor):
     """
     generator = np.random.default_rng(0)
     for _ in range(300):
-        p, q = generator.dirichlet(
-            np.full(generator.integers(2, 10), 0.7), 2)
-        assert (np.abs(p - q).sum()
-                <= math.sqrt(factor * kl_divergence(p, q)) + 1e-12)
+        p, q = generator.dirichlet(np.full(generator.integers(2, 10), 0.7), 2)
+        assert (
+            np.abs(p - q).sum()
+            <= math.sqrt(factor * kl_divergence(p, q)) + 1e-12
+        )
     for step in (0.1, 0.01, 0.001):
         p, q = [0.5 + step, 0.5 - step], [0.5, 0.5]
-        assert (2 * step <= math.sqrt(factor * kl_divergence(p, q))
-                <= 2 * step * (1 + step))
+        assert (
+            2 * step
+            <= math.sqrt(factor * kl_divergence(p, q))
+            <= 2 * step * (1 + step)
+        )
 
 
-@claim("information-jointly-convex", source="cover2006",
-       statement="D(Σ w·p_k ‖ Σ w·q_k) ≤ Σ w·D(p_k‖q_k), with equality where "
-                 "all pairs have the same quotients p/q",
-       kind="inequality", verdict="holds", evidence="proof",
-       formula=lambda w, p, q: sum(
-           a * kl_divergence(x, y) for a, x, y in zip(w, p, q)),
-       mutant=lambda w, p, q: sum(
-           a * kl_divergence(y, x) for a, x, y in zip(w, p, q)))
+@claim(
+    "information-jointly-convex",
+    source="cover2006",
+    statement="D(Σ w·p_k ‖ Σ w·q_k) ≤ Σ w·D(p_k‖q_k), with equality where "
+    "all pairs have the same quotients p/q",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda w, p, q: sum(
+        a * kl_divergence(x, y) for a, x, y in zip(w, p, q)
+    ),
+    mutant=lambda w, p, q: sum(
+        a * kl_divergence(y, x) for a, x, y in zip(w, p, q)
+    ),
+)
 def _(mixed):
     """300 random mixtures of two to five pairs; pairs with the same quotients.
 
@@ -226,25 +317,52 @@ def _(mixed):
     w = np.array([0.3, 0.7])
     assert abs(kl_divergence(w @ p, w @ q) - mixed(w, p, q)) < 1e-12
 
+
 # %% ../../../nbs/110_theory.information.ipynb
 from normalnorm.theory.information import (
-    FAMILIES, bimodal, differential_entropy, entropy_of_sum, exponential,
-    laplace, mixture, mutual_information, normal, points, student, uniform)
+    FAMILIES,
+    bimodal,
+    differential_entropy,
+    entropy_of_sum,
+    exponential,
+    laplace,
+    mixture,
+    mutual_information,
+    normal,
+    points,
+    student,
+    uniform,
+)
 
 
 def closed_forms():
     "Pairs with a known mutual information."
     for variance in (0.25, 1.0, 3.0):
-        (yield normal(0.3), normal(-1.0, variance),
-         gaussian_capacity(1 / variance))
+        (
+            yield (
+                normal(0.3),
+                normal(-1.0, variance),
+                gaussian_capacity(1 / variance),
+            )
+        )
     # uniform signal on a width of w, noise on a width of w·k: a trapezoid
     for width in (1, 2, 3):
         yield uniform(), uniform(variance=width**2), 0.5 / width
-    (yield exponential(), exponential(),
-     float(scipy.stats.gamma(2).entropy()) - 1)
+    (
+        yield (
+            exponential(),
+            exponential(),
+            float(scipy.stats.gamma(2).entropy()) - 1,
+        )
+    )
     # one bit wherever only one of the boxes can be
-    (yield points([-1, 1], [0.5, 0.5]), uniform(),
-     2 / math.sqrt(12) * math.log(2))
+    (
+        yield (
+            points([-1, 1], [0.5, 0.5]),
+            uniform(),
+            2 / math.sqrt(12) * math.log(2),
+        )
+    )
     yield points([-9, 9], [0.5, 0.5]), laplace(variance=0.1), math.log(2)
 
 
@@ -253,44 +371,98 @@ def quadrature_forms():
     adaptive quadrature.
     """
     from scipy.integrate import quad
+
     r, phi = math.sqrt(2), scipy.stats.norm
 
     def h(density, points):
-        return sum(quad(lambda u: -(p := density(u)) * math.log(p)
-                            if density(u) > 0 else 0.0,
-                        a, b, epsabs=1e-12, limit=200)[0]
-                   for a, b in zip(points, points[1:]))
+        return sum(
+            quad(
+                lambda u: (
+                    -(p := density(u)) * math.log(p) if density(u) > 0 else 0.0
+                ),
+                a,
+                b,
+                epsabs=1e-12,
+                limit=200,
+            )[0]
+            for a, b in zip(points, points[1:])
+        )
+
     w = math.sqrt(3)
-    (yield uniform(), normal(),
-     2 * h(lambda u: (phi.sf(u - w) - phi.sf(u + w)) / (2 * w), [0, 2, 4, 9]))
-    (yield laplace(), laplace(),
-     2 * h(lambda u: (1 + r * u) * math.exp(-r * u) * r / 4, [0, 2, 6, 12, 30]))
-    (yield points([-1, 1], [0.5, 0.5]), normal(),
-     2 * h(lambda u: (phi.pdf(u - 1) + phi.pdf(u + 1)) / 2, [0, 2, 5, 10]))
-    (yield exponential(1.0), normal(),
-     h(lambda u: math.exp(0.5 - u) * phi.cdf(u - 1), [-9, -3, 0, 3, 8, 16, 40]))
+    (
+        yield (
+            uniform(),
+            normal(),
+            2
+            * h(
+                lambda u: (phi.sf(u - w) - phi.sf(u + w)) / (2 * w),
+                [0, 2, 4, 9],
+            ),
+        )
+    )
+    (
+        yield (
+            laplace(),
+            laplace(),
+            2
+            * h(
+                lambda u: (1 + r * u) * math.exp(-r * u) * r / 4,
+                [0, 2, 6, 12, 30],
+            ),
+        )
+    )
+    (
+        yield (
+            points([-1, 1], [0.5, 0.5]),
+            normal(),
+            2
+            * h(lambda u: (phi.pdf(u - 1) + phi.pdf(u + 1)) / 2, [0, 2, 5, 10]),
+        )
+    )
+    (
+        yield (
+            exponential(1.0),
+            normal(),
+            h(
+                lambda u: math.exp(0.5 - u) * phi.cdf(u - 1),
+                [-9, -3, 0, 3, 8, 16, 40],
+            ),
+        )
+    )
 
 
-@claim("information-engine", source="new",
-       statement="the grid returns h(X+Z) within its bound B_x + B_z + "
-                 "√(2B_xΩ) + √(2B_zΩ) plus window, floor and rounding, at most "
-                 "1e-6 nats for the seven families",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda x, z: mutual_information(x, z),
-       mutant=lambda x, z: mutual_information(x, z)._replace(
-           value=mutual_information(x, z).value + 3e-6))
+@claim(
+    "information-engine",
+    source="new",
+    statement="the grid returns h(X+Z) within its bound B_x + B_z + "
+    "√(2B_xΩ) + √(2B_zΩ) plus window, floor and rounding, at most "
+    "1e-6 nats for the seven families",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda x, z: mutual_information(x, z),
+    mutant=lambda x, z: mutual_information(x, z)._replace(
+        value=mutual_information(x, z).value + 3e-6
+    ),
+)
 def _(information):
     """Ten closed forms and four adaptive quadratures; the mutant is off by 3e-6
     nats.
     """
     for x, z, expected in closed_forms():
         value = information(x, z)
-        assert (abs(value.value - expected) <= value.error
-                <= 1e-6), (value, expected)
+        assert abs(value.value - expected) <= value.error <= 1e-6, (
+            value,
+            expected,
+        )
     for x, z, entropy_of_y in quadrature_forms():
         value = information(x, z)
-        assert (abs(value.value - entropy_of_y + differential_entropy(z).value)
-                <= value.error <= 1e-6), value
+        assert (
+            abs(value.value - entropy_of_y + differential_entropy(z).value)
+            <= value.error
+            <= 1e-6
+        ), value
+
 
 # %% ../../../nbs/110_theory.information.ipynb
 from normalnorm.theory.information import blahut_arimoto
@@ -300,41 +472,62 @@ def normal_channel(half):
     """Integer inputs −half … half; outputs in steps of ¼, seven noise
     deviations further; normal noise of variance 1.
     """
-    inputs, outputs = (np.arange(-half, half + 1.0),
-                       np.arange(-half - 7, half + 7.01, 0.25))
+    inputs, outputs = (
+        np.arange(-half, half + 1.0),
+        np.arange(-half - 7, half + 7.01, 0.25),
+    )
     kernel = np.exp(-0.5 * (outputs - inputs[:, None]) ** 2)
     return inputs, kernel / kernel.sum(1, keepdims=True)
 
 
-@claim("information-blahut-arimoto", source="new",
-       statement="the best signal of a given power for normal noise, searched "
-                 "without knowing it, has the information ½log(1 + snr) and "
-                 "normal probabilities; power has the price ½/(1 + snr)",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=gaussian_capacity,
-       mutant=lambda snr: gaussian_capacity(snr) - 1e-5)
+@claim(
+    "information-blahut-arimoto",
+    source="new",
+    statement="the best signal of a given power for normal noise, searched "
+    "without knowing it, has the information ½log(1 + snr) and "
+    "normal probabilities; power has the price ½/(1 + snr)",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=gaussian_capacity,
+    mutant=lambda snr: gaussian_capacity(snr) - 1e-5,
+)
 def _(capacity):
     """Blahut–Arimoto with a power constraint from a random start: its enclosure
     contains the closed form, to 1e-6 at the lower end; the law found is normal.
     """
     for snr, half, iterations in ((1.0, 5, 1500), (1.5, 6, 3000)):
         inputs, channel = normal_channel(half)
-        found = blahut_arimoto(channel, inputs**2, snr, iterations=iterations,
-                               start=0.3 + np.random.random(len(inputs)))
-        assert (abs(found.low - capacity(snr)) < 1e-6
-                and found.low - 1e-8 <= capacity(snr) <= found.high
-                    < found.low + 5e-3), found
+        found = blahut_arimoto(
+            channel,
+            inputs**2,
+            snr,
+            iterations=iterations,
+            start=0.3 + np.random.random(len(inputs)),
+        )
+        assert (
+            abs(found.low - capacity(snr)) < 1e-6
+            and found.low - 1e-8
+            <= capacity(snr)
+            <= found.high
+            < found.low + 5e-3
+        ), found
         expected = np.exp(-(inputs**2) / (2 * snr))
         assert np.abs(found.law - expected / expected.sum()).max() < 5e-3
         assert abs(found.multiplier - 0.5 / (1 + snr)) < 1e-5
 
 
-@claim("information-two-engines", source="new",
-       statement="the information of a signal of points through normal noise "
-                 "is the same by cells and through the channel matrix",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda x, z: mutual_information(x, z).value,
-       mutant=lambda x, z: mutual_information(x, z).value * (1 + 1e-5))
+@claim(
+    "information-two-engines",
+    source="new",
+    statement="the information of a signal of points through normal noise "
+    "is the same by cells and through the channel matrix",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda x, z: mutual_information(x, z).value,
+    mutant=lambda x, z: mutual_information(x, z).value * (1 + 1e-5),
+)
 def _(information):
     """Five random signals on integers; the sum over outputs in steps of ¼ is
     the trapezoidal rule for an entire function, which converges faster than any

@@ -16,27 +16,40 @@ from normalnorm.theory.gradient import Power
 from normalnorm.theory.iterative import IterativeGaussianizer
 
 
-@claim("iterative-flow", source="chen2000",
-       statement="iterative gaussianization is invertible, its log-determinant "
-                 "is that of its Jacobian matrix, and its gradient is right",
-       kind="identity", verdict="holds", evidence="numerical", formula=1.0,
-       mutant=-1.0)
+@claim(
+    "iterative-flow",
+    source="chen2000",
+    statement="iterative gaussianization is invertible, its log-determinant "
+    "is that of its Jacobian matrix, and its gradient is right",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=1.0,
+    mutant=-1.0,
+)
 def _(sign):
     """Round trip, determinant by autograd, gradcheck of the fitted map; the
     mutant has the determinant of the inverse.
     """
     torch.manual_seed(0)
     x = torch.randn(12, 3, dtype=torch.float64).exp() + torch.randn(
-        12, 1, dtype=torch.float64)
+        12, 1, dtype=torch.float64
+    )
     for g in (Power(), Tail(), Chain()):
         flow = IterativeGaussianizer(3, g).fit(x)
         y, log_det = flow.transform(x, log_det=True)
         torch.testing.assert_close(flow.inverse(y), x, rtol=1e-8, atol=1e-8)
         jacobian = torch.autograd.functional.jacobian(
-            lambda p: flow.transform(p[None])[0], x[0])
+            lambda p: flow.transform(p[None])[0], x[0]
+        )
         torch.testing.assert_close(
-            sign * log_det[0], torch.linalg.slogdet(jacobian)[1], rtol=1e-9,
-            atol=1e-9)
+            sign * log_det[0],
+            torch.linalg.slogdet(jacobian)[1],
+            rtol=1e-9,
+            atol=1e-9,
+        )
     assert torch.autograd.gradcheck(
         lambda x: IterativeGaussianizer(2, Chain()).fit_transform(x),
-        x.requires_grad_(), fast_mode=True)
+        x.requires_grad_(),
+        fast_mode=True,
+    )

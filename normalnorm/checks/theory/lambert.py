@@ -15,75 +15,120 @@ from normalnorm.theory import lambert
 from normalnorm.theory.lambert import lambert_w, tail_transform
 
 
-@claim("lambert-w-ulp", source="new",
-       statement="lambert_w is within 4 units in the last place in float32 and "
-                 "float64, the branch point included",
-       kind="algorithm", verdict="holds", evidence="numerical", formula=2,
-       mutant=1)
+@claim(
+    "lambert-w-ulp",
+    source="new",
+    statement="lambert_w is within 4 units in the last place in float32 and "
+    "float64, the branch point included",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=2,
+    mutant=1,
+)
 def _(iterations):
     """Against 40 digits, in all three regions; the mutant stops the iteration
     early.
     """
     rng = np.random.default_rng(1)
     arguments = np.concatenate(
-        [-np.exp(-1) + 10.0 ** rng.uniform(-6, -1.5, 60),
-         rng.uniform(-0.36, 4, 60), 10.0 ** rng.uniform(-20, 20, 80)])
+        [
+            -np.exp(-1) + 10.0 ** rng.uniform(-6, -1.5, 60),
+            rng.uniform(-0.36, 4, 60),
+            10.0 ** rng.uniform(-20, 20, 80),
+        ]
+    )
     for dtype in (torch.float64, torch.float32):
         x = torch.tensor(arguments).to(dtype)
         value = lambert_w(x)
         if iterations == 1:
             large = torch.where(x > 3, x, 4.0)
             w, log = lambert._start(large), large.log()
-            value = torch.where(x > 3, w + w * (log - w.log() - w) / (1 + w),
-                                value)
+            value = torch.where(
+                x > 3, w + w * (log - w.log() - w) / (1 + w), value
+            )
         with mp.workdps(40):
             for a, v in zip(x.double().tolist(), value):
                 error = abs(mp.mpf(v.item()) - mp.lambertw(mp.mpf(a)).real)
                 assert error <= 4 * np.spacing(abs(v.numpy())), a
 
+
 # %% ../../../nbs/262_theory.lambert.ipynb
 def exact_tail(z, delta):
     "T_δ(z) for mpmath numbers."
-    return (z * mp.exp(-mp.lambertw(delta * z * z).real / 2) if delta >= 0
-            else z * mp.exp(-delta * z * z / 2))
+    return (
+        z * mp.exp(-mp.lambertw(delta * z * z).real / 2)
+        if delta >= 0
+        else z * mp.exp(-delta * z * z / 2)
+    )
 
 
-@claim("tail-derivatives", source="goerg2015, §2; new for δ < 0",
-       statement="∂T/∂z = e^{−w/2}/(1+w) and ∂T/∂δ = −u³/(2(1+w)), u = T_δ(z), "
-                 "w = δu² ≥ 0; e^{−δz²/2}(1−δz²) and −z²u/2 for δ < 0",
-       kind="identity", verdict="holds", evidence="numerical", formula=0.5,
-       mutant=1.0)
+@claim(
+    "tail-derivatives",
+    source="goerg2015, §2; new for δ < 0",
+    statement="∂T/∂z = e^{−w/2}/(1+w) and ∂T/∂δ = −u³/(2(1+w)), u = T_δ(z), "
+    "w = δu² ≥ 0; e^{−δz²/2}(1−δz²) and −z²u/2 for δ < 0",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=0.5,
+    mutant=1.0,
+)
 def _(factor):
     """Central differences at 40 digits; the mutant has the derivative in δ
     without its ½.
     """
-    for z, delta in ((0.7, 0.3), (-2.5, 0.05), (30.0, 2.0), (1.3, -0.2),
-                     (1e-3, 0.4)):
+    for z, delta in (
+        (0.7, 0.3),
+        (-2.5, 0.05),
+        (30.0, 2.0),
+        (1.3, -0.2),
+        (1e-3, 0.4),
+    ):
         with mp.workdps(40):
             step = mp.mpf(10) ** -12
-            in_z = (exact_tail(mp.mpf(z) + step, mp.mpf(delta)) - exact_tail(
-                        mp.mpf(z) - step, mp.mpf(delta))) / (2 * step)
+            in_z = (
+                exact_tail(mp.mpf(z) + step, mp.mpf(delta))
+                - exact_tail(mp.mpf(z) - step, mp.mpf(delta))
+            ) / (2 * step)
             in_delta = (
-                (exact_tail(mp.mpf(z), mp.mpf(delta) + step) - exact_tail(
-                     mp.mpf(z), mp.mpf(delta) - step)) / (2 * step))
-        a, b = torch.tensor([z, delta],
-                            dtype=torch.float64).requires_grad_().unbind()
+                exact_tail(mp.mpf(z), mp.mpf(delta) + step)
+                - exact_tail(mp.mpf(z), mp.mpf(delta) - step)
+            ) / (2 * step)
+        a, b = (
+            torch.tensor([z, delta], dtype=torch.float64)
+            .requires_grad_()
+            .unbind()
+        )
         got = torch.autograd.grad(tail_transform(a, b), (a, b))
         np.testing.assert_allclose(
             [got[0].item(), got[1].item() * factor / 0.5],
-            [float(in_z), float(in_delta)], rtol=1e-12)
+            [float(in_z), float(in_delta)],
+            rtol=1e-12,
+        )
 
 
-@claim("tail-inverse", source="goerg2015; new for δ < 0",
-       statement="T_{−δ} is the inverse of T_δ", kind="identity",
-       verdict="holds", evidence="proof", formula=-1.0, mutant=-1.1)
+@claim(
+    "tail-inverse",
+    source="goerg2015; new for δ < 0",
+    statement="T_{−δ} is the inverse of T_δ",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=-1.0,
+    mutant=-1.1,
+)
 def _(sign):
     "Both compositions."
     z = torch.linspace(-3, 3, 61, dtype=torch.float64)
     for delta in (0.2, -0.2, 1.0, 1e-9):
         torch.testing.assert_close(
-            tail_transform(tail_transform(z, delta), sign * delta), z,
-            rtol=1e-13, atol=0)
+            tail_transform(tail_transform(z, delta), sign * delta),
+            z,
+            rtol=1e-13,
+            atol=0,
+        )
+
 
 # %% ../../../nbs/262_theory.lambert.ipynb
 import scipy.optimize
@@ -93,30 +138,42 @@ from normalnorm.theory.lambert import igmm
 from normalnorm.theory.newton import standardized
 
 
-@claim("kurtosis-falls", source="new",
-       statement="the kurtosis about 0 of T_a(x) falls strictly in a, for "
-                 "every sample in which |x| takes two values other than 0",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda v: (v**4).mean(-1) / (v**2).mean(-1) ** 2,
-       mutant=lambda v: (v**3).mean(-1) ** 2 / (v**2).mean(-1) ** 3)
+@claim(
+    "kurtosis-falls",
+    source="new",
+    statement="the kurtosis about 0 of T_a(x) falls strictly in a, for "
+    "every sample in which |x| takes two values other than 0",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda v: (v**4).mean(-1) / (v**2).mean(-1) ** 2,
+    mutant=lambda v: (v**3).mean(-1) ** 2 / (v**2).mean(-1) ** 3,
+)
 def _(measure):
     """Random samples of 3 to 50 values, a from 0 to 1e4.
 
     The mutant is the squared skewness.
     """
-    a = torch.cat([torch.zeros(1),
-                   torch.logspace(-3, 4, 30)]).double()[:, None, None]
+    a = torch.cat([torch.zeros(1), torch.logspace(-3, 4, 30)]).double()[
+        :, None, None
+    ]
     for n in (3, 10, 50):
         x = torch.randn(100, n, dtype=torch.float64) ** 3 + 0.3
         assert (measure(tail_transform(x, a)).diff(dim=0) < 0).all()
 
 
-@claim("igmm-moments", source="goerg2015, §4.2",
-       statement="igmm solves the moment equations: the values transformed "
-                 "back have mean 0, variance 1 and kurtosis 3; its gradient is "
-                 "that of the solution",
-       kind="algorithm", verdict="holds", evidence="numerical", formula=12,
-       mutant=1)
+@claim(
+    "igmm-moments",
+    source="goerg2015, §4.2",
+    statement="igmm solves the moment equations: the values transformed "
+    "back have mean 0, variance 1 and kurtosis 3; its gradient is "
+    "that of the solution",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=12,
+    mutant=1,
+)
 def _(steps):
     """Moments, a general solver, and central differences of the estimate, on
     skewed heavy-tailed samples.
@@ -124,31 +181,52 @@ def _(steps):
     The mutant stops after one round.
     """
     torch.manual_seed(0)
-    y = 5 * (torch.distributions.StudentT(
-                 torch.tensor(2.5, dtype=torch.float64)).sample((300, 4))
-             + torch.randn(300, 4, dtype=torch.float64).exp()) - 2
+    y = (
+        5
+        * (
+            torch.distributions.StudentT(
+                torch.tensor(2.5, dtype=torch.float64)
+            ).sample((300, 4))
+            + torch.randn(300, 4, dtype=torch.float64).exp()
+        )
+        - 2
+    )
     fit = igmm(y, 0, steps)
     u = tail_transform((y - fit.mean) / fit.deviation, fit.delta)
     for power, target in ((1, 0.0), (2, 1.0), (4, 3.0)):
         np.testing.assert_allclose(
-            (u**power).mean(0).numpy(), target, atol=1e-9)
+            (u**power).mean(0).numpy(), target, atol=1e-9
+        )
+
     def equations(p, x):
         z = (x - p[0]) / p[1]
         v = np.sign(z) * np.sqrt(
-            scipy.special.lambertw(p[2] * z**2).real / p[2])
+            scipy.special.lambertw(p[2] * z**2).real / p[2]
+        )
         return [v.mean(), (v**2).mean() - 1, (v**4).mean() - 3]
-    solved = scipy.optimize.root(equations, [x[0].item() * 1.05 for x in fit],
-                                 args=(y[:, 0].numpy(),), tol=1e-12)
+
+    solved = scipy.optimize.root(
+        equations,
+        [x[0].item() * 1.05 for x in fit],
+        args=(y[:, 0].numpy(),),
+        tol=1e-12,
+    )
     np.testing.assert_allclose(solved.x, [x[0].item() for x in fit], rtol=1e-8)
     direction, e = torch.randn(300, 4, dtype=torch.float64), 1e-5
-    ahead, behind = (igmm(y + e * direction, 0, 30),
-                     igmm(y - e * direction, 0, 30))
+    ahead, behind = (
+        igmm(y + e * direction, 0, 30),
+        igmm(y - e * direction, 0, 30),
+    )
     x = y.clone().requires_grad_()
     for part, up, down in zip(igmm(x, 0, steps), ahead, behind):
-        slope, = torch.autograd.grad(part.sum(), x, retain_graph=True)
+        (slope,) = torch.autograd.grad(part.sum(), x, retain_graph=True)
         np.testing.assert_allclose(
-            (slope * direction).sum(0).numpy(), ((up - down) / (2 * e)).numpy(),
-            rtol=1e-5, atol=1e-8)
+            (slope * direction).sum(0).numpy(),
+            ((up - down) / (2 * e)).numpy(),
+            rtol=1e-5,
+            atol=1e-8,
+        )
+
 
 # %% ../../../nbs/262_theory.lambert.ipynb
 from normalnorm.theory.newton import newton_lambda
@@ -160,13 +238,19 @@ def kurtosis(h):
     return (standardized(h, -1) ** 4).mean().item()
 
 
-@claim("rev-long-tail", source="reviews of eftekhari2025, 7TPa",
-       statement="the power transform works best if the issue is a long tail",
-       kind="identity", verdict="holds if",
-       condition="the long tail is on one side", evidence="numerical",
-       formula=lambda h: yeo_johnson(
-           standardized(h, -1), newton_lambda(h, -1, steps=5)),
-       mutant=lambda h: tail_transform(standardized(h, -1), 0.2))
+@claim(
+    "rev-long-tail",
+    source="reviews of eftekhari2025, 7TPa",
+    statement="the power transform works best if the issue is a long tail",
+    kind="identity",
+    verdict="holds if",
+    condition="the long tail is on one side",
+    evidence="numerical",
+    formula=lambda h: yeo_johnson(
+        standardized(h, -1), newton_lambda(h, -1, steps=5)
+    ),
+    mutant=lambda h: tail_transform(standardized(h, -1), 0.2),
+)
 def _(transform):
     """A symmetric sample with the tails of Student's t₃ is returned as it is; a
     log-normal one loses nine tenths of its excess kurtosis.
@@ -175,10 +259,12 @@ def _(transform):
     """
     torch.manual_seed(0)
     half = torch.distributions.StudentT(
-        torch.tensor(3.0, dtype=torch.float64)).sample((2000,))
+        torch.tensor(3.0, dtype=torch.float64)
+    ).sample((2000,))
     both = torch.cat([half, -half])
     assert kurtosis(both) > 6
     torch.testing.assert_close(
-        transform(both), standardized(both, -1), rtol=0, atol=1e-10)
+        transform(both), standardized(both, -1), rtol=0, atol=1e-10
+    )
     one = torch.randn(4000, dtype=torch.float64).exp()
     assert abs(kurtosis(transform(one)) - 3) < 0.1 * (kurtosis(one) - 3)

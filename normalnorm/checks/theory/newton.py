@@ -14,7 +14,11 @@ import torch
 
 from normalnorm.claims import claim
 from normalnorm.theory.power_transform import (
-    power_transform_derivative, signed_log1p, yeo_johnson, yeo_johnson_nll)
+    power_transform_derivative,
+    signed_log1p,
+    yeo_johnson,
+    yeo_johnson_nll,
+)
 
 
 def standard(h):
@@ -27,17 +31,26 @@ def mp_derivatives(sample, at=1):
     """First and second derivative of the profile NLL, from the four printed
     branches, numerically in 50 digits.
     """
+
     def nll(lmbda):
-        x = [((1 + t) ** lmbda - 1) / lmbda if t >= 0
-             else -((1 - t) ** (2 - lmbda) - 1) / (2 - lmbda) for t in sample]
+        x = [
+            ((1 + t) ** lmbda - 1) / lmbda
+            if t >= 0
+            else -((1 - t) ** (2 - lmbda) - 1) / (2 - lmbda)
+            for t in sample
+        ]
         mean = mp.fsum(x) / len(x)
         variance = mp.fsum((v - mean) ** 2 for v in x) / len(x)
         return mp.log(variance) / 2 - (lmbda - 1) * mp.fsum(
-            mp.sign(t) * mp.log1p(abs(t)) for t in sample) / len(x)
+            mp.sign(t) * mp.log1p(abs(t)) for t in sample
+        ) / len(x)
+
     with mp.workdps(50):
         sample = [mp.mpf(t) for t in sample]
-        return tuple(float(mp.diff(nll, mp.mpf(at), k, h=mp.mpf(10) ** -12))
-                     for k in (1, 2))
+        return tuple(
+            float(mp.diff(nll, mp.mpf(at), k, h=mp.mpf(10) ** -12))
+            for k in (1, 2)
+        )
 
 
 def terms(h):
@@ -54,15 +67,24 @@ def first_at_one(h):
 
 def second_at_one(h, factor=2.0):
     _, _, d, d2 = terms(h)
-    return ((h * d2).mean() + ((d - d.mean()) ** 2).mean()
-            - factor * (h * d).mean() ** 2)
+    return (
+        (h * d2).mean()
+        + ((d - d.mean()) ** 2).mean()
+        - factor * (h * d).mean() ** 2
+    )
 
 
-@claim("nn-l1", source="eftekhari2025, App. D",
-       statement="for standardized h: L'(1) = mean(h·d) − mean(s·ℓ), d = "
-                 "(1+a)ℓ − a",
-       kind="identity", verdict="holds", evidence="proof", formula=first_at_one,
-       mutant=lambda h: first_at_one(h) + 2 * signed_log1p(h).mean())
+@claim(
+    "nn-l1",
+    source="eftekhari2025, App. D",
+    statement="for standardized h: L'(1) = mean(h·d) − mean(s·ℓ), d = "
+    "(1+a)ℓ − a",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=first_at_one,
+    mutant=lambda h: first_at_one(h) + 2 * signed_log1p(h).mean(),
+)
 def _(derivative):
     "Against numerical differentiation of the printed likelihood in 50 digits."
     for n in (3, 17, 61):
@@ -70,16 +92,23 @@ def _(derivative):
         assert abs(derivative(h).item() - mp_derivatives(h.tolist())[0]) < 1e-13
 
 
-@claim("nn-l2", source="eftekhari2025, App. D",
-       statement="for standardized h: L''(1) = mean(h·d2) + mean((d − mean "
-                 "d)²) − 2·mean(h·d)²",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=second_at_one, mutant=lambda h: second_at_one(h, 1.0))
+@claim(
+    "nn-l2",
+    source="eftekhari2025, App. D",
+    statement="for standardized h: L''(1) = mean(h·d2) + mean((d − mean "
+    "d)²) − 2·mean(h·d)²",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=second_at_one,
+    mutant=lambda h: second_at_one(h, 1.0),
+)
 def _(derivative):
     "Against numerical differentiation of the printed likelihood in 50 digits."
     for n in (3, 17, 61):
         h = standard(torch.randn(n, dtype=torch.float64).exp())
         assert abs(derivative(h).item() - mp_derivatives(h.tolist())[1]) < 1e-12
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def curvature(h, residual=2.0):
@@ -90,11 +119,17 @@ def curvature(h, residual=2.0):
     return 1 - q.mean(-1) + mean_d**2 + residual * r
 
 
-@claim("nn-l2-simplified", source="new",
-       statement="for standardized h: L''(1) = 1 − mean q + (mean d)² + 2ω, q "
-                 "= (1+a)ℓ², ω the residual variance of d regressed on h",
-       kind="identity", verdict="holds", evidence="proof", formula=curvature,
-       mutant=lambda h: curvature(h, residual=1.0))
+@claim(
+    "nn-l2-simplified",
+    source="new",
+    statement="for standardized h: L''(1) = 1 − mean q + (mean d)² + 2ω, q "
+    "= (1+a)ℓ², ω the residual variance of d regressed on h",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=curvature,
+    mutant=lambda h: curvature(h, residual=1.0),
+)
 def _(simplified):
     "ω by least squares (numpy), L'' by numerical differentiation in 50 digits."
     for n in (3, 17, 61):
@@ -105,8 +140,14 @@ def _(simplified):
         residual = d - design @ np.linalg.lstsq(design, d, rcond=None)[0]
         _, log, mean_d = h.abs(), signed_log1p(h), d.mean()
         q = ((1 + h.abs()) * log**2).mean().item()
-        assert abs(simplified(h).item() - (
-                       1 - q + mean_d**2 + 2 * (residual**2).mean())) < 1e-12
+        assert (
+            abs(
+                simplified(h).item()
+                - (1 - q + mean_d**2 + 2 * (residual**2).mean())
+            )
+            < 1e-12
+        )
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def pair_variance(h, lmbda, factor=0.5):
@@ -115,43 +156,61 @@ def pair_variance(h, lmbda, factor=0.5):
     """
     nodes, weights = np.polynomial.legendre.leggauss(24)
     moments = np.zeros(3)
-    for low, high in [(x, y) for i, x in enumerate(h) for y in h[i + 1:]]:
+    for low, high in [(x, y) for i, x in enumerate(h) for y in h[i + 1 :]]:
         low, high = min(low, high), max(low, high)
         pieces = [(low, 0.0), (0.0, high)] if low < 0 < high else [(low, high)]
         t = np.concatenate(
-            [(p + r) / 2 + (r - p) / 2 * nodes for p, r in pieces])
+            [(p + r) / 2 + (r - p) / 2 * nodes for p, r in pieces]
+        )
         w = np.concatenate([(r - p) / 2 * weights for p, r in pieces])
         sigma = np.copysign(np.log1p(np.abs(t)), t)
         w = w * np.exp((lmbda - 1) * sigma)
         one = [np.sum(w * sigma**k) for k in range(3)]
-        moments += [one[0] ** 2, 2 * one[0] * one[1],
-                    2 * one[0] * one[2] + 2 * one[1] ** 2]
+        moments += [
+            one[0] ** 2,
+            2 * one[0] * one[1],
+            2 * one[0] * one[2] + 2 * one[1] ** 2,
+        ]
     mean, square = moments[1:] / moments[0]
     return factor * (square - mean**2)
 
 
-@claim("nn-curvature-variance", source="new",
-       statement="L''(λ) = ½·Var(slog(t)+slog(t')) under the tilted measure on "
-                 "pairs",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=pair_variance,
-       mutant=lambda h, lmbda: pair_variance(h, lmbda, factor=1.0))
+@claim(
+    "nn-curvature-variance",
+    source="new",
+    statement="L''(λ) = ½·Var(slog(t)+slog(t')) under the tilted measure on "
+    "pairs",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=pair_variance,
+    mutant=lambda h, lmbda: pair_variance(h, lmbda, factor=1.0),
+)
 def _(quadrature):
     """Quadrature over pairs against numerical differentiation of the printed
     likelihood.
     """
     h = standard(
-        torch.tensor([-1.3, 0.2, 0.4, 2.0, 0.1], dtype=torch.float64)).tolist()
+        torch.tensor([-1.3, 0.2, 0.4, 2.0, 0.1], dtype=torch.float64)
+    ).tolist()
     for lmbda in (-1.5, 0.5, 1.0, 2.5):
-        assert (abs(quadrature(h, lmbda) - mp_derivatives(h, lmbda)[1])
-                < 1e-12), lmbda
+        assert (
+            abs(quadrature(h, lmbda) - mp_derivatives(h, lmbda)[1]) < 1e-12
+        ), lmbda
 
 
-@claim("nn-nll-convex", source="eftekhari2025, §4.1; yeo2000",
-       statement="L(h; λ) is convex in λ for every sample", kind="theorem",
-       verdict="holds", evidence="proof", formula=yeo_johnson_nll,
-       mutant=lambda h, lmbda: yeo_johnson_nll(h, lmbda)
-              + 0.75 * torch.cos(lmbda.squeeze(-1) - 2))
+@claim(
+    "nn-nll-convex",
+    source="eftekhari2025, §4.1; yeo2000",
+    statement="L(h; λ) is convex in λ for every sample",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=yeo_johnson_nll,
+    mutant=lambda h, lmbda: (
+        yeo_johnson_nll(h, lmbda) + 0.75 * torch.cos(lmbda.squeeze(-1) - 2)
+    ),
+)
 def _(nll):
     """Second differences on random few-atom samples, λ from −4 to 6; the proof
     is the pair integral.
@@ -161,7 +220,9 @@ def _(nll):
     values = nll(h, lmbda)
     second = values[2:] - 2 * values[1:-1] + values[:-2]
     assert (second > -1e-12).all(), (
-        f"second difference {second.min().item():.3g}")
+        f"second difference {second.min().item():.3g}"
+    )
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def slopes_at_infinity(h):
@@ -170,13 +231,18 @@ def slopes_at_infinity(h):
     return (log.min() - log.mean()).item(), (log.max() - log.mean()).item()
 
 
-@claim("newton-mle-exists", source="new",
-       statement="L'(λ) tends to max slog(h) − mean slog(h) > 0 for λ → ∞ and "
-                 "to min slog(h) − mean slog(h) < 0 for λ → −∞: each sample "
-                 "that is not constant has one maximum-likelihood λ",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=slopes_at_infinity,
-       mutant=lambda h: tuple(2 * s for s in slopes_at_infinity(h)))
+@claim(
+    "newton-mle-exists",
+    source="new",
+    statement="L'(λ) tends to max slog(h) − mean slog(h) > 0 for λ → ∞ and "
+    "to min slog(h) − mean slog(h) < 0 for λ → −∞: each sample "
+    "that is not constant has one maximum-likelihood λ",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=slopes_at_infinity,
+    mutant=lambda h: tuple(2 * s for s in slopes_at_infinity(h)),
+)
 def _(slopes):
     """L' of the printed likelihood in 50 digits at λ = ±200, ±2000 and ±20000:
     the distance from the limit falls by ten each time.
@@ -188,10 +254,16 @@ def _(slopes):
         low, high = slopes(h)
         assert low < 0 < high
         for limit, sign in ((low, -1), (high, 1)):
-            off = [abs(mp_derivatives(h.tolist(), sign * far)[0] - limit)
-                   for far in (200, 2000, 20_000)]
-            assert off[2] < 1e-3 and off[1] < 0.2 * off[0] and (
-                off[2] < 0.2 * off[1]), off
+            off = [
+                abs(mp_derivatives(h.tolist(), sign * far)[0] - limit)
+                for far in (200, 2000, 20_000)
+            ]
+            assert (
+                off[2] < 1e-3
+                and off[1] < 0.2 * off[0]
+                and (off[2] < 0.2 * off[1])
+            ), off
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def slope_of_two_values(x, p):
@@ -199,14 +271,19 @@ def slope_of_two_values(x, p):
     return 1 / (1 - mp.exp(-x)) - 1 / x - p
 
 
-@claim("nn-nll-no-closed-form", source="eftekhari2025, §4.1",
-       statement="of the values 0 and b > 0, b with the share p, L' = ℓ(1/(1 − "
-                 "e^(−x)) − 1/x − p) with ℓ = log(1+b), x = λℓ; for rational "
-                 "p ≠ ½ its root is a transcendental number, so L' = 0 has no "
-                 "solution by arithmetic and roots",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=slope_of_two_values,
-       mutant=lambda x, p: 1 / (1 + mp.exp(-x)) - p)
+@claim(
+    "nn-nll-no-closed-form",
+    source="eftekhari2025, §4.1",
+    statement="of the values 0 and b > 0, b with the share p, L' = ℓ(1/(1 − "
+    "e^(−x)) − 1/x − p) with ℓ = log(1+b), x = λℓ; for rational "
+    "p ≠ ½ its root is a transcendental number, so L' = 0 has no "
+    "solution by arithmetic and roots",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=slope_of_two_values,
+    mutant=lambda x, p: 1 / (1 + mp.exp(-x)) - p,
+)
 def _(slope):
     """L' of the printed likelihood by numerical differentiation; scipy's MLE;
     no polynomial of degree up to 6 with coefficients up to 200 has the root,
@@ -218,8 +295,10 @@ def _(slope):
     for b, ones, size in ((2.0, 1, 4), (0.3, 3, 4), (5.0, 1, 5)):
         h, ell, p = [b] * ones + [0.0] * (size - ones), mp.log1p(b), ones / size
         for lmbda in (-1.5, 0.4, 2.5):
-            assert abs(mp_derivatives(h, lmbda)[0]
-                       - ell * slope(lmbda * ell, p)) < 1e-10
+            assert (
+                abs(mp_derivatives(h, lmbda)[0] - ell * slope(lmbda * ell, p))
+                < 1e-10
+            )
         mle = float(scipy.stats.yeojohnson_normmax(h))
         assert abs(slope(mle * ell, p)) < 1e-5, (b, p)
     with mp.workdps(40):
@@ -228,6 +307,7 @@ def _(slope):
         assert abs(mp.exp(-x) - 1 + x / (1 + p * x)) < 1e-35
         assert mp.findpoly(x, 6, maxcoeff=200, tol=1e-30) is None
 
+
 # %% ../../../nbs/220_theory.newton.ipynb
 def population_slope(lmbda0, mean, deviation, weight=1.0):
     """L'(λ₀) in the limit of many values, of which ψ(·; λ₀) is normal:
@@ -235,31 +315,43 @@ def population_slope(lmbda0, mean, deviation, weight=1.0):
     """
     nodes, weights = np.polynomial.legendre.leggauss(200)
     far = 9 * deviation
-    x = torch.tensor(np.concatenate([(mean - far) * (1 - nodes) / 2,
-                                     (mean + far) * (1 + nodes) / 2]))
+    x = torch.tensor(
+        np.concatenate(
+            [(mean - far) * (1 - nodes) / 2, (mean + far) * (1 + nodes) / 2]
+        )
+    )
     low, high = torch.full_like(x, -1e7), torch.full_like(x, 1e7)
-    for _ in range(120):                # the inverse by bisection
+    for _ in range(120):  # the inverse by bisection
         h = (low + high) / 2
         below = yeo_johnson(h, lmbda0) < x
         low, high = torch.where(below, h, low), torch.where(below, high, h)
-    w = torch.tensor(np.concatenate([(far - mean) * weights,
-                                     (far + mean) * weights]) / 2
-                     * scipy.stats.norm.pdf(x, mean, deviation))
-    rate = power_transform_derivative(
-        h, torch.tensor(lmbda0, dtype=h.dtype), 1)
+    w = torch.tensor(
+        np.concatenate([(far - mean) * weights, (far + mean) * weights])
+        / 2
+        * scipy.stats.norm.pdf(x, mean, deviation)
+    )
+    rate = power_transform_derivative(h, torch.tensor(lmbda0, dtype=h.dtype), 1)
     covariance = (w * (x - mean) * rate).sum()
-    return (covariance / deviation**2 - weight * (
-        w * signed_log1p(h)).sum()).item()
+    return (
+        covariance / deviation**2 - weight * (w * signed_log1p(h)).sum()
+    ).item()
 
 
-@claim("nn-mle-consistent", source="eftekhari2025, §3",
-       statement="if ψ(H; λ₀) is normal, the maximum-likelihood λ of samples "
-                 "of H tends to λ₀",
-       kind="theorem", verdict="holds if",
-       condition="0 ≤ λ₀ ≤ 2: beyond, ψ is bounded on one side, and no H makes "
-                 "it normal", evidence="proof", formula=population_slope,
-       mutant=lambda lmbda0, mean, deviation: population_slope(
-           lmbda0, mean, deviation, weight=0.9))
+@claim(
+    "nn-mle-consistent",
+    source="eftekhari2025, §3",
+    statement="if ψ(H; λ₀) is normal, the maximum-likelihood λ of samples "
+    "of H tends to λ₀",
+    kind="theorem",
+    verdict="holds if",
+    condition="0 ≤ λ₀ ≤ 2: beyond, ψ is bounded on one side, and no H makes "
+    "it normal",
+    evidence="proof",
+    formula=population_slope,
+    mutant=lambda lmbda0, mean, deviation: population_slope(
+        lmbda0, mean, deviation, weight=0.9
+    ),
+)
 def _(slope):
     """The slope at λ₀ by quadrature, 0 for any mean and deviation; SciPy's MLE
     of 40 000 values, within five standard errors from the information L''.
@@ -267,15 +359,20 @@ def _(slope):
     for lmbda0 in (0.3, 1.0, 1.6):
         for mean, deviation in ((0.0, 1.0), (1.3, 0.5)):
             assert abs(slope(lmbda0, mean, deviation)) < 1e-9, (
-                lmbda0, mean, deviation)
+                lmbda0,
+                mean,
+                deviation,
+            )
     normal = np.random.default_rng(0).standard_normal(40_000) * 0.6 + 0.4
     h = scipy.special.inv_boxcox1p(normal[normal >= 0], 0.4)
-    h = np.concatenate([h, -scipy.special.inv_boxcox1p(
-        -normal[normal < 0], 2 - 0.4)])
+    h = np.concatenate(
+        [h, -scipy.special.inv_boxcox1p(-normal[normal < 0], 2 - 0.4)]
+    )
     found = scipy.stats.yeojohnson_normmax(h)
     information = mp_derivatives(h[::200].tolist(), 0.4)[1]
     assert abs(found - 0.4) < 5 / (40_000 * information) ** 0.5
     assert yeo_johnson(torch.tensor(1e9, dtype=torch.float64), -0.5) < 2
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 import scipy.stats
@@ -283,10 +380,16 @@ import scipy.stats
 from normalnorm.theory.newton import newton_lambda, nll_derivatives_at_one
 
 
-@claim("nn-newton", source="eftekhari2025, Eq. 5",
-       statement="λ̂ = 1 − L'(1)/L''(1)", kind="algorithm", verdict="holds",
-       evidence="numerical", formula=newton_lambda,
-       mutant=lambda h, dim: 2 - newton_lambda(h, dim))
+@claim(
+    "nn-newton",
+    source="eftekhari2025, Eq. 5",
+    statement="λ̂ = 1 − L'(1)/L''(1)",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=newton_lambda,
+    mutant=lambda h, dim: 2 - newton_lambda(h, dim),
+)
 def _(estimate):
     """Against numerical differentiation of the printed likelihood in 50 digits,
     over two axes at once too.
@@ -304,11 +407,17 @@ def eps_in_step(u, eps=1e-5):
     return (1 - first / second).item()
 
 
-@claim("nn-eps-trap", source="eftekhari2025, Algorithm 1",
-       statement="h = (u−μ)/√(σ²+ε) can be put into the formulas for L'(1), "
-                 "L''(1) whatever the variance of the unit",
-       kind="algorithm", verdict="fails", evidence="numerical",
-       formula=eps_in_step, mutant=lambda u: newton_lambda(u, -1).item())
+@claim(
+    "nn-eps-trap",
+    source="eftekhari2025, Algorithm 1",
+    statement="h = (u−μ)/√(σ²+ε) can be put into the formulas for L'(1), "
+    "L''(1) whatever the variance of the unit",
+    kind="algorithm",
+    verdict="fails",
+    evidence="numerical",
+    formula=eps_in_step,
+    mutant=lambda u: newton_lambda(u, -1).item(),
+)
 def _(estimate):
     """λ̂ of a log-normal unit of scale 1e-5 leaves [−10, 10]; estimated without
     ε it does not depend on the scale, and is what Algorithm 1 gives for a unit
@@ -317,41 +426,64 @@ def _(estimate):
     unit = standard(torch.randn(4096, dtype=torch.float64).exp())
     assert abs(estimate(1e4 * unit) - newton_lambda(unit, -1).item()) < 1e-9
     assert abs(estimate(1e-5 * unit)) > 10, "the trap did not close"
-    estimates = [newton_lambda(scale * unit, -1).item()
-                 for scale in (1.0, 1e-4, 1e-150)]
+    estimates = [
+        newton_lambda(scale * unit, -1).item() for scale in (1.0, 1e-4, 1e-150)
+    ]
     assert max(estimates) - min(estimates) < 1e-10
 
 
-@claim("nn-expansion-unbiased", source="eftekhari2025, §4.1",
-       statement="expanding at λ₀ = 1 favours neither side: λ̂(−h) = 2 − λ̂(h)",
-       kind="identity", verdict="holds", evidence="proof", formula=1.0,
-       mutant=0.5)
+@claim(
+    "nn-expansion-unbiased",
+    source="eftekhari2025, §4.1",
+    statement="expanding at λ₀ = 1 favours neither side: λ̂(−h) = 2 − λ̂(h)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=0.5,
+)
 def _(expand_at):
     """One Newton step of the general derivatives from λ₀; from λ₀ = ½ (the
     mutant) the reflection is lost.
     """
     from normalnorm.theory.newton import nll_derivatives
+
     h = standard(torch.randn(40, 25, dtype=torch.float64).exp())
+
     def step(sample):
         first, second = nll_derivatives(sample, expand_at, -1)
         return expand_at - first / second
+
     torch.testing.assert_close(step(-h), 2 - step(h), rtol=1e-10, atol=1e-10)
 
 
-@claim("nn-symmetric-fixed", source="new",
-       statement="a sample symmetric about its mean has λ̂ = MLE = 1: its "
-                 "tails and modes are not touched",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda h: torch.cat([h, -h]),
-       mutant=lambda h: torch.cat([h, -h / 2]))
+@claim(
+    "nn-symmetric-fixed",
+    source="new",
+    statement="a sample symmetric about its mean has λ̂ = MLE = 1: its "
+    "tails and modes are not touched",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda h: torch.cat([h, -h]),
+    mutant=lambda h: torch.cat([h, -h / 2]),
+)
 def _(symmetrize):
     "Heavy-tailed and bimodal halves; the MLE by scipy."
-    for half in (torch.randn(200).double() ** 3,
-                 2 + 0.3 * torch.randn(200).double()):
+    for half in (
+        torch.randn(200).double() ** 3,
+        2 + 0.3 * torch.randn(200).double(),
+    ):
         sample = symmetrize(half)
         assert abs(newton_lambda(sample, -1).item() - 1) < 1e-12
-        assert (abs(scipy.stats.yeojohnson_normmax(
-                        standard(sample).cpu().numpy()) - 1) < 1e-6)
+        assert (
+            abs(
+                scipy.stats.yeojohnson_normmax(standard(sample).cpu().numpy())
+                - 1
+            )
+            < 1e-6
+        )
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -361,20 +493,29 @@ from normalnorm.theory.newton import nll_derivatives, standardized
 
 def second_after(prepare):
     "L''(1) of a prepared sample in float32, and in 50 digits."
+
     def both(sample):
         h = prepare(sample)
-        return (nll_derivatives(h, 1.0, -1)[1].item(),
-                float(mp_derivatives(h.tolist())[1]))
+        return (
+            nll_derivatives(h, 1.0, -1)[1].item(),
+            float(mp_derivatives(h.tolist())[1]),
+        )
+
     return both
 
 
-@claim("nn-order-steps", source="eftekhari2025, §4.1",
-       statement="standardizing before the estimate improves its numerical "
-                 "stability: at a mean of 1000 deviations float32 has no "
-                 "digit of L''(1), after standardizing it has five",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=second_after(lambda x: standardized(x, -1)),
-       mutant=second_after(lambda x: x))
+@claim(
+    "nn-order-steps",
+    source="eftekhari2025, §4.1",
+    statement="standardizing before the estimate improves its numerical "
+    "stability: at a mean of 1000 deviations float32 has no "
+    "digit of L''(1), after standardizing it has five",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=second_after(lambda x: standardized(x, -1)),
+    mutant=second_after(lambda x: x),
+)
 def _(derivatives):
     "Log-normal samples; the same float32 values in 50 digits."
     for mean in (1e3, 1e4):
@@ -385,6 +526,7 @@ def _(derivatives):
 
 class Operations(TorchDispatchMode):
     "The names of PyTorch's operations, in their order."
+
     def __init__(self):
         super().__init__()
         self.names = []
@@ -405,68 +547,107 @@ def until_it_stands(h, dim):
         last = new
 
 
-@claim("nn-statistics-closed-form", source="eftekhari2025, §4.1",
-       statement="μ̂, σ̂² and λ̂ take the same operations for every sample and "
-                 "every size: no iteration",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=newton_lambda, mutant=until_it_stands)
+@claim(
+    "nn-statistics-closed-form",
+    source="eftekhari2025, §4.1",
+    statement="μ̂, σ̂² and λ̂ take the same operations for every sample and "
+    "every size: no iteration",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=newton_lambda,
+    mutant=until_it_stands,
+)
 def _(estimate):
     """The list of operations for skewed, symmetric and constant samples of
     several sizes; the mutant iterates to the MLE.
     """
     lists = set()
-    for sample in (torch.randn(9).exp(), torch.randn(1000) ** 5, torch.ones(7),
-                   torch.tensor([-1.0, 0.0, 1.0])):
+    for sample in (
+        torch.randn(9).exp(),
+        torch.randn(1000) ** 5,
+        torch.ones(7),
+        torch.tensor([-1.0, 0.0, 1.0]),
+    ):
         with Operations() as seen:
             x = sample.double()
             x.mean(-1), x.var(-1, correction=0), estimate(x, -1)
         lists.add(tuple(seen.names))
     assert len(lists) == 1 and len(lists.pop()) < 200
 
+
 # %% ../../../nbs/220_theory.newton.ipynb
 def several(h, steps=30):
     return newton_lambda(h, -1, steps=steps, safeguard=True)
 
 
-@claim("nn-newton-vs-mle", source="eftekhari2025, App. E",
-       statement="one Newton step from λ = 1 is close to the MLE",
-       kind="empirical", verdict="holds if",
-       condition="the sample is nearly normal", evidence="numerical",
-       formula=lambda h: newton_lambda(h, -1), mutant=several)
+@claim(
+    "nn-newton-vs-mle",
+    source="eftekhari2025, App. E",
+    statement="one Newton step from λ = 1 is close to the MLE",
+    kind="empirical",
+    verdict="holds if",
+    condition="the sample is nearly normal",
+    evidence="numerical",
+    formula=lambda h: newton_lambda(h, -1),
+    mutant=several,
+)
 def _(estimate):
     """Log-normal, N = 20 000: further than ½ from scipy's MLE; close (0.02) for
     a Gaussian sample.
     """
-    skewed, normal = (standard(torch.randn(20_000, dtype=torch.float64).exp()),
-                      torch.randn(20_000, dtype=torch.float64))
+    skewed, normal = (
+        standard(torch.randn(20_000, dtype=torch.float64).exp()),
+        torch.randn(20_000, dtype=torch.float64),
+    )
     mle = scipy.stats.yeojohnson_normmax(skewed.cpu().numpy())
     assert abs(estimate(skewed).item() - mle) > 0.5, (
-        "close to the MLE after all")
-    assert abs(estimate(normal).item() - scipy.stats.yeojohnson_normmax(
-                   standard(normal).cpu().numpy())) < 0.02
+        "close to the MLE after all"
+    )
+    assert (
+        abs(
+            estimate(normal).item()
+            - scipy.stats.yeojohnson_normmax(standard(normal).cpu().numpy())
+        )
+        < 0.02
+    )
 
 
-@claim("nn-alpha-mle", source="eftekhari2025, §5.7",
-       statement="α = 1 corresponds to the MLE", kind="identity",
-       verdict="fails", evidence="numerical",
-       formula=lambda h: newton_lambda(h, -1, alpha=1.0), mutant=several)
+@claim(
+    "nn-alpha-mle",
+    source="eftekhari2025, §5.7",
+    statement="α = 1 corresponds to the MLE",
+    kind="identity",
+    verdict="fails",
+    evidence="numerical",
+    formula=lambda h: newton_lambda(h, -1, alpha=1.0),
+    mutant=several,
+)
 def _(estimate):
     """The NLL of a Pareto(3) sample at α = 1 is above its minimum by more than
     0.1 nats.
     """
-    h = standard(torch.distributions.Pareto(
-        torch.tensor(1.0), torch.tensor(3.0)).sample((5000,)).double())
-    minimum = (-scipy.stats.yeojohnson_llf(
-                   scipy.stats.yeojohnson_normmax(h.cpu().numpy()),
-                   h.cpu().numpy()) / 5000 + 0.5 * (np.log(2 * np.pi) + 1))
+    h = standard(
+        torch.distributions.Pareto(torch.tensor(1.0), torch.tensor(3.0))
+        .sample((5000,))
+        .double()
+    )
+    minimum = -scipy.stats.yeojohnson_llf(
+        scipy.stats.yeojohnson_normmax(h.cpu().numpy()), h.cpu().numpy()
+    ) / 5000 + 0.5 * (np.log(2 * np.pi) + 1)
     assert yeo_johnson_nll(h, estimate(h)).item() - minimum > 0.1
 
 
-@claim("nn-alpha", source="eftekhari2025, Eq. 6",
-       statement="λ̂ = 1 − α·L'(1)/L''(1): linear in α, the identity at α = 0",
-       kind="algorithm", verdict="holds", evidence="proof",
-       formula=lambda h, alpha: newton_lambda(h, -1, alpha=alpha),
-       mutant=lambda h, alpha: newton_lambda(h, -1, alpha=alpha**2))
+@claim(
+    "nn-alpha",
+    source="eftekhari2025, Eq. 6",
+    statement="λ̂ = 1 − α·L'(1)/L''(1): linear in α, the identity at α = 0",
+    kind="algorithm",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda h, alpha: newton_lambda(h, -1, alpha=alpha),
+    mutant=lambda h, alpha: newton_lambda(h, -1, alpha=alpha**2),
+)
 def _(estimate):
     h = torch.randn(5, 30, dtype=torch.float64).exp()
     full = estimate(h, 1.0)
@@ -474,45 +655,64 @@ def _(estimate):
     torch.testing.assert_close(estimate(h, 0.3), 1 + 0.3 * (full - 1))
 
 
-@claim("nn-newton-quadratic", source="eftekhari2025, §4.1",
-       statement="the step reaches the minimum of the quadratic model at once; "
-                 "gradient steps on it diverge for a rate above 2/L''",
-       kind="identity", verdict="holds", evidence="proof", formula=2.0,
-       mutant=1.99)
+@claim(
+    "nn-newton-quadratic",
+    source="eftekhari2025, §4.1",
+    statement="the step reaches the minimum of the quadratic model at once; "
+    "gradient steps on it diverge for a rate above 2/L''",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=2.0,
+    mutant=1.99,
+)
 def _(limit):
     """A scalar minimizer on the quadratic; gradient steps with rates 0.05
     percent below and above limit/L''.
     """
     import scipy.optimize
+
     h = standard(torch.randn(300, dtype=torch.float64).exp())
     first, second = (float(x) for x in nll_derivatives_at_one(h, -1))
     found = scipy.optimize.minimize_scalar(
-        lambda x: first * (x - 1) + 0.5 * second * (x - 1) ** 2)
+        lambda x: first * (x - 1) + 0.5 * second * (x - 1) ** 2
+    )
     assert abs(found.x - newton_lambda(h, -1).item()) < 1e-6
-    for rate, converges in ((0.9995 * limit / second, True),
-                            (1.0005 * limit / second, False)):
+    for rate, converges in (
+        (0.9995 * limit / second, True),
+        (1.0005 * limit / second, False),
+    ):
         lmbda = 1.0
         for _ in range(20_000):
             lmbda -= rate * (first + second * (lmbda - 1))
         assert (abs(lmbda - found.x) < 1e-3) == converges, (
-            f"rate {rate * second:.3f}/L''")
+            f"rate {rate * second:.3f}/L''"
+        )
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def excess(h, estimate):
     "The NLL at an estimate, above its minimum by scipy."
-    llf = lambda lmbda: scipy.stats.yeojohnson_llf(
-        float(lmbda), h.cpu().numpy()) / len(h)
+    llf = lambda lmbda: (
+        scipy.stats.yeojohnson_llf(float(lmbda), h.cpu().numpy()) / len(h)
+    )
     return llf(scipy.stats.yeojohnson_normmax(h.cpu().numpy())) - llf(
-        estimate(h))
+        estimate(h)
+    )
 
 
-@claim("rev-expansion-risk", source="reviews of eftekhari2025, zhYV",
-       statement="the quadratic approximation of the NLL degrades for "
-                 "multimodal or strongly skewed activations",
-       kind="estimate", verdict="holds if",
-       condition="they are skewed; many modes alone do no harm",
-       evidence="numerical", formula=lambda h: newton_lambda(h, -1),
-       mutant=several)
+@claim(
+    "rev-expansion-risk",
+    source="reviews of eftekhari2025, zhYV",
+    statement="the quadratic approximation of the NLL degrades for "
+    "multimodal or strongly skewed activations",
+    kind="estimate",
+    verdict="holds if",
+    condition="they are skewed; many modes alone do no harm",
+    evidence="numerical",
+    formula=lambda h: newton_lambda(h, -1),
+    mutant=several,
+)
 def _(estimate):
     """What one step leaves of the possible decrease, 20 000 elements: below
     0.01 nats for Gamma(2), above 0.05 for log-normal, above 0.1 for Pareto(3).
@@ -520,9 +720,13 @@ def _(estimate):
     Nothing for a symmetric sample with two peaks.
     """
     torch.manual_seed(0)
-    gamma, pareto = (standard(law.sample((20_000,)).double()) for law in (
-        torch.distributions.Gamma(torch.tensor(2.0), torch.tensor(1.0)),
-        torch.distributions.Pareto(torch.tensor(1.0), torch.tensor(3.0))))
+    gamma, pareto = (
+        standard(law.sample((20_000,)).double())
+        for law in (
+            torch.distributions.Gamma(torch.tensor(2.0), torch.tensor(1.0)),
+            torch.distributions.Pareto(torch.tensor(1.0), torch.tensor(3.0)),
+        )
+    )
     skewed = standard(torch.randn(20_000, dtype=torch.float64).exp())
     half = 2 + 0.3 * torch.randn(5000, dtype=torch.float64)
     assert abs(excess(standard(torch.cat([half, -half])), estimate)) < 1e-9
@@ -530,12 +734,17 @@ def _(estimate):
     assert 1e-3 < left[0] < 0.01 and left[1] > 0.05 and left[2] > 0.1, left
 
 
-@claim("rev-skew", source="reviews of eftekhari2025, reply to zhYV",
-       statement="the power transform addresses skewness: it reduces it, and "
-                 "leaves a symmetric sample as it is",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda h: newton_lambda(h, -1),
-       mutant=lambda h: 2 - newton_lambda(h, -1))
+@claim(
+    "rev-skew",
+    source="reviews of eftekhari2025, reply to zhYV",
+    statement="the power transform addresses skewness: it reduces it, and "
+    "leaves a symmetric sample as it is",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda h: newton_lambda(h, -1),
+    mutant=lambda h: 2 - newton_lambda(h, -1),
+)
 def _(estimate):
     """Skewness before and after, of six skewed laws and their reflections; λ is
     below 1 where the sample is skewed to the right.
@@ -548,10 +757,13 @@ def _(estimate):
     for h in (z.exp(), (0.5 * z).exp(), -u.log(), u**2, z.relu(), z**2):
         for sample in (standard(h), standard(-h)):
             lmbda = estimate(sample)
-            before, after = (scipy.stats.skew(x.cpu().numpy()) for x in (
-                sample, yeo_johnson(sample, lmbda)))
+            before, after = (
+                scipy.stats.skew(x.cpu().numpy())
+                for x in (sample, yeo_johnson(sample, lmbda))
+            )
             assert (lmbda < 1) == (before > 0) and abs(after) < 0.8 * abs(
-                before), (before, after)
+                before
+            ), (before, after)
     for half in (z**3, 2 + 0.3 * z):
         assert abs(estimate(torch.cat([half, -half])) - 1) < 1e-12
 
@@ -561,24 +773,38 @@ def variance_constant(standardize=True):
     x·d(x) − slog(x), E f² less the part of its regression on x, over L''(1)².
     """
     import scipy.integrate
+
     d = lambda x: (1 + x) * np.log1p(x) - x
     f = lambda x: x * d(x) - np.log1p(x)
     # f is odd, d is even
-    mean = lambda g: 2 * scipy.integrate.quad(
-        lambda x: g(x) * scipy.stats.norm.pdf(x), 0, 30)[0]
+    mean = lambda g: (
+        2
+        * scipy.integrate.quad(lambda x: g(x) * scipy.stats.norm.pdf(x), 0, 30)[
+            0
+        ]
+    )
     mean_d = mean(d)
-    second = (1 - mean(lambda x: (1 + x) * np.log1p(x) ** 2) - mean_d**2
-              + 2 * mean(lambda x: d(x) ** 2))
+    second = (
+        1
+        - mean(lambda x: (1 + x) * np.log1p(x) ** 2)
+        - mean_d**2
+        + 2 * mean(lambda x: d(x) ** 2)
+    )
     regression = mean(lambda x: f(x) * x) ** 2 if standardize else 0.0
     return (mean(lambda x: f(x) ** 2) - regression) / second**2
 
 
-@claim("nn-lambda-recovers-one", source="eftekhari2025, §4.1",
-       statement="for normal samples λ̂ → 1: N·Var(λ̂) tends to E(f − E[fX]X)² "
-                 "/ L''(1)² = 1.73, f = x·d(x) − slog(x)",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=variance_constant,
-       mutant=lambda: variance_constant(standardize=False))
+@claim(
+    "nn-lambda-recovers-one",
+    source="eftekhari2025, §4.1",
+    statement="for normal samples λ̂ → 1: N·Var(λ̂) tends to E(f − E[fX]X)² "
+    "/ L''(1)² = 1.73, f = x·d(x) − slog(x)",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=variance_constant,
+    mutant=lambda: variance_constant(standardize=False),
+)
 def _(constant):
     """10 000 samples of 400 and 4000 of 1000 elements: the variance of λ̂,
     times N, to 6 percent.
@@ -588,18 +814,25 @@ def _(constant):
     torch.manual_seed(2)
     for size, trials in ((400, 10_000), (1000, 4000)):
         lmbda = newton_lambda(
-            torch.randn(trials, size, dtype=torch.float64), -1)
+            torch.randn(trials, size, dtype=torch.float64), -1
+        )
         assert abs(lmbda.mean() - 1) < 4 * lmbda.std() / trials**0.5
         ratio = size * lmbda.var().item() / constant()
         assert abs(ratio - 1) < 0.06, (size, ratio)
     assert abs(constant() - 1.7305) < 1e-4
 
+
 # %% ../../../nbs/220_theory.newton.ipynb
-@claim("rev-unimodal", source="reviews of eftekhari2025, reply to zhYV",
-       statement="the transform enforces unimodal, normal pre-activations",
-       kind="theorem", verdict="fails", evidence="proof",
-       formula=newton_lambda,
-       mutant=lambda h, dim: newton_lambda(h.exp(), dim))
+@claim(
+    "rev-unimodal",
+    source="reviews of eftekhari2025, reply to zhYV",
+    statement="the transform enforces unimodal, normal pre-activations",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=newton_lambda,
+    mutant=lambda h, dim: newton_lambda(h.exp(), dim),
+)
 def _(estimate):
     """A symmetric sample with two humps: λ̂ = 1, the transform is the identity,
     and both humps stay, with their gap between them.
@@ -610,22 +843,32 @@ def _(estimate):
     assert abs(lmbda.item() - 1) < 1e-12
     assert (yeo_johnson(h, lmbda).abs() > 0.8).all()
 
+
 # %% ../../../nbs/220_theory.newton.ipynb
 def three_values(first, second, third):
     "A standardized sample from three pairs (value, how often)."
-    return standard(torch.cat([
-        torch.full((times,), value, dtype=torch.float64)
-        for value, times in (first, second, third)]))
+    return standard(
+        torch.cat(
+            [
+                torch.full((times,), value, dtype=torch.float64)
+                for value, times in (first, second, third)
+            ]
+        )
+    )
 
 
-@claim("nn-alpha-monotone-nll", source="eftekhari2025, §5.7",
-       statement="the normality of the output increases with α",
-       kind="inequality", verdict="holds if",
-       condition="normality is measured by the likelihood, and Newton's full "
-                 "step does not pass the minimum",
-       evidence="proof",
-       formula=lambda: three_values((3.0, 4), (0.5, 30), (-0.5, 60)),
-       mutant=lambda: three_values((3.0, 1), (0.0, 139), (-5.3, 10)))
+@claim(
+    "nn-alpha-monotone-nll",
+    source="eftekhari2025, §5.7",
+    statement="the normality of the output increases with α",
+    kind="inequality",
+    verdict="holds if",
+    condition="normality is measured by the likelihood, and Newton's full "
+    "step does not pass the minimum",
+    evidence="proof",
+    formula=lambda: three_values((3.0, 4), (0.5, 30), (-0.5, 60)),
+    mutant=lambda: three_values((3.0, 1), (0.0, 139), (-5.3, 10)),
+)
 def _(make):
     """The NLL at eleven α falls throughout; so it does on skewed laws. Of 3000
     random samples it does where L' keeps its sign up to the full step; in the
@@ -634,11 +877,18 @@ def _(make):
     The mutant's step passes the minimum.
     """
     from normalnorm.theory.newton import nll_derivatives
+
     alpha = torch.linspace(0, 1, 11, dtype=torch.float64)
 
     def along(h):
-        return torch.stack([yeo_johnson_nll(h, newton_lambda(
-            h, -1, alpha=a.item())[..., None]) for a in alpha])
+        return torch.stack(
+            [
+                yeo_johnson_nll(
+                    h, newton_lambda(h, -1, alpha=a.item())[..., None]
+                )
+                for a in alpha
+            ]
+        )
 
     torch.manual_seed(3)
     z = torch.randn(2000, dtype=torch.float64)
@@ -656,12 +906,18 @@ def _(make):
     assert ((part > 0) & (part < 1) & (lowest < values[-1]))[passed].all()
     assert kept.any() and passed.any()
 
+
 # %% ../../../nbs/220_theory.newton.ipynb
-@claim("nn-newton-decreases", source="eftekhari2025, App. E (implied)",
-       statement="L(h; λ̂) ≤ L(h; 1): a Newton step never raises the NLL",
-       kind="inequality", verdict="fails", evidence="numerical",
-       formula=lambda h: newton_lambda(h, -1),
-       mutant=lambda h: newton_lambda(h, -1, safeguard=True))
+@claim(
+    "nn-newton-decreases",
+    source="eftekhari2025, App. E (implied)",
+    statement="L(h; λ̂) ≤ L(h; 1): a Newton step never raises the NLL",
+    kind="inequality",
+    verdict="fails",
+    evidence="numerical",
+    formula=lambda h: newton_lambda(h, -1),
+    mutant=lambda h: newton_lambda(h, -1, safeguard=True),
+)
 def _(estimate):
     """scipy's likelihood of {3 once, 0 139 times, −5.3 ten times} is lower
     after the step.
@@ -669,9 +925,11 @@ def _(estimate):
     The mutant is the safeguarded step.
     """
     h = standard(
-        torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10, dtype=torch.float64))
+        torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10, dtype=torch.float64)
+    )
     llf = lambda lmbda: scipy.stats.yeojohnson_llf(lmbda, h.cpu().numpy()) / 150
     assert llf(estimate(h).item()) < llf(1.0) - 0.05
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 from normalnorm.theory.newton import guaranteed_step, mle_bracket, range_of_s
@@ -703,10 +961,13 @@ def interval_derivatives(sample, lmbda):
     cov = lambda i, j: mean([x * y for x, y in zip(centred[i], centred[j])])
     v = cov(0, 0)
     r1, r2 = 2 * cov(0, 1) / v, 2 * (cov(1, 1) + cov(0, 2)) / v
-    r3, r4 = (2 * (3 * cov(1, 2) + cov(0, 3)) / v,
-              2 * (4 * cov(1, 3) + 3 * cov(2, 2) + cov(0, 4)) / v)
-    tilt = mean([(1 if h >= 0 else -1) * iv.log(1 + abs(iv.mpf(h)))
-                 for h in sample])
+    r3, r4 = (
+        2 * (3 * cov(1, 2) + cov(0, 3)) / v,
+        2 * (4 * cov(1, 3) + 3 * cov(2, 2) + cov(0, 4)) / v,
+    )
+    tilt = mean(
+        [(1 if h >= 0 else -1) * iv.log(1 + abs(iv.mpf(h))) for h in sample]
+    )
     fourth = r4 - 4 * r1 * r3 - 3 * r2**2 + 12 * r1**2 * r2 - 6 * r1**4
     return r1 / 2 - tilt, (r3 - 3 * r1 * r2 + 2 * r1**3) / 2, fourth / 2
 
@@ -722,24 +983,34 @@ def law_derivatives(atoms, weights, lmbda):
         for k in (1, 2, 3):
             column.append((ell**k * power - k * column[-1]) / eta)
         columns.append(
-            [x if h >= 0 or k % 2 else -x for k, x in enumerate(column)])
+            [x if h >= 0 or k % 2 else -x for k, x in enumerate(column)]
+        )
     mean = lambda xs: mp.fsum(w * x for w, x in zip(weights, xs))
     columns = list(zip(*columns))
     columns = [[x - m for x in c] for c, m in zip(columns, map(mean, columns))]
     cov = lambda i, j: mean([x * y for x, y in zip(columns[i], columns[j])])
     v, tilt = cov(0, 0), mean([mp.sign(h) * mp.log1p(abs(h)) for h in atoms])
-    r1, r2, r3 = (2 * cov(0, 1) / v, 2 * (cov(1, 1) + cov(0, 2)) / v,
-                  2 * (3 * cov(1, 2) + cov(0, 3)) / v)
-    return (mp.log(v) / 2 - (lmbda - 1) * tilt, r1 / 2 - tilt, (r2 - r1**2) / 2,
-            (r3 - 3 * r1 * r2 + 2 * r1**3) / 2)
+    r1, r2, r3 = (
+        2 * cov(0, 1) / v,
+        2 * (cov(1, 1) + cov(0, 2)) / v,
+        2 * (3 * cov(1, 2) + cov(0, 3)) / v,
+    )
+    return (
+        mp.log(v) / 2 - (lmbda - 1) * tilt,
+        r1 / 2 - tilt,
+        (r2 - r1**2) / 2,
+        (r3 - 3 * r1 * r2 + 2 * r1**3) / 2,
+    )
 
 
 def far_law(share, far=10**6):
     """Two values that carry the variance and one at e^far, which has of the
     variance the part share/K: atoms and weights, standardized, and K.
     """
-    atoms, weights = [-mp.sqrt(mp.mpf(7) / 3), mp.sqrt(mp.mpf(3) / 7),
-                      mp.exp(far)], [mp.mpf(3) / 10, mp.mpf(7) / 10]
+    atoms, weights = (
+        [-mp.sqrt(mp.mpf(7) / 3), mp.sqrt(mp.mpf(3) / 7), mp.exp(far)],
+        [mp.mpf(3) / 10, mp.mpf(7) / 10],
+    )
     rare = mp.mpf(share) / (2 * far) * mp.exp(-2 * far)
     weights = [*(w * (1 - rare) for w in weights), rare]
     mean = lambda xs: mp.fsum(w * x for w, x in zip(weights, xs))
@@ -756,16 +1027,24 @@ def thirds_over_seconds(h, weights):
     x = torch.stack([power_transform_derivative(h, 1.0, k) for k in range(4)])
     x = x - (weights * x).sum(-1, keepdim=True)
     cov = lambda i, j: (weights * x[i] * x[j]).sum(-1)
-    r1, r2, r3 = (2 * c / cov(0, 0) for c in (cov(0, 1), cov(1, 1) + cov(0, 2),
-                                              3 * cov(1, 2) + cov(0, 3)))
+    r1, r2, r3 = (
+        2 * c / cov(0, 0)
+        for c in (cov(0, 1), cov(1, 1) + cov(0, 2), 3 * cov(1, 2) + cov(0, 3))
+    )
     return (r3 - 3 * r1 * r2 + 2 * r1**3).abs() / (r2 - r1**2)
 
 
-@claim("newton-range", source="new",
-       statement="|L⁽³⁾(λ)| ≤ K·L''(λ) with K = 2(slog(max h) − slog(min h)), "
-                 "and no smaller multiple of K does for all laws",
-       kind="theorem", verdict="holds", evidence="proof", formula=range_of_s,
-       mutant=lambda h, dim: 0.99 * range_of_s(h, dim))
+@claim(
+    "newton-range",
+    source="new",
+    statement="|L⁽³⁾(λ)| ≤ K·L''(λ) with K = 2(slog(max h) − slog(min h)), "
+    "and no smaller multiple of K does for all laws",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=range_of_s,
+    mutant=lambda h, dim: 0.99 * range_of_s(h, dim),
+)
 def _(length):
     """Random laws of two to five values, of which some reach 0.6 of K; the law
     with a far value, which reaches all of it.
@@ -774,8 +1053,10 @@ def _(length):
     """
     most = 0.0
     for n in (2, 3, 5):
-        h, weights = (torch.randn(20_000, n, dtype=torch.float64),
-                      10 ** (-6 * torch.rand(20_000, n, dtype=torch.float64)))
+        h, weights = (
+            torch.randn(20_000, n, dtype=torch.float64),
+            10 ** (-6 * torch.rand(20_000, n, dtype=torch.float64)),
+        )
         weights = weights / weights.sum(-1, keepdim=True)
         h = h * 10 ** (3 * torch.rand_like(h))
         h = h - (weights * h).sum(-1, keepdim=True)
@@ -790,20 +1071,34 @@ def _(length):
             _, _, second, third = law_derivatives(atoms, weights, mp.mpf(lmbda))
             # float64 holds no e^(10⁶): the length of the range is additive in
             # σ, so it is put together from elements that it does hold
-            ends = [torch.tensor([float(atoms[0]), 0.0, math.expm1(500)],
-                                 dtype=torch.float64),
-                    torch.tensor([0.0, math.expm1(500)], dtype=torch.float64)]
-            whole = (length(ends[0], -1).item() + (mp.log1p(atoms[2]) / 500 - 1)
-                                                  * length(ends[1], -1).item())
-            assert 0.9999 * whole < abs(third) / second <= whole * (
-                1 + mp.mpf(10) ** -12), mp.nstr(third / second / whole, 8)
+            ends = [
+                torch.tensor(
+                    [float(atoms[0]), 0.0, math.expm1(500)], dtype=torch.float64
+                ),
+                torch.tensor([0.0, math.expm1(500)], dtype=torch.float64),
+            ]
+            whole = (
+                length(ends[0], -1).item()
+                + (mp.log1p(atoms[2]) / 500 - 1) * length(ends[1], -1).item()
+            )
+            assert (
+                0.9999 * whole
+                < abs(third) / second
+                <= whole * (1 + mp.mpf(10) ** -12)
+            ), mp.nstr(third / second / whole, 8)
 
 
-@claim("newton-bracket", source="new",
-       statement="the MLE is between 1 ∓ log1p(K|δ|)/K and 1 ± log1p(−K|δ|)/K, "
-                 "δ = L'(1)/L''(1); each end is reached",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
-       mutant=0.98)
+@claim(
+    "newton-bracket",
+    source="new",
+    statement="the MLE is between 1 ∓ log1p(K|δ|)/K and 1 ± log1p(−K|δ|)/K, "
+    "δ = L'(1)/L''(1); each end is reached",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=0.98,
+)
 def _(factor):
     """The law that uses all of K has its MLE at the near or at the far end;
     signs of L' at both ends in interval arithmetic, scipy's MLE inside.
@@ -811,51 +1106,79 @@ def _(factor):
     The mutant has 0.98 K.
     """
     with mp.workdps(40):
-        for share, end in ((0.03, "near"), (0.3, "near"), (2.0, "far"),
-                           (3.0, "far")):
+        for share, end in (
+            (0.03, "near"),
+            (0.3, "near"),
+            (2.0, "far"),
+            (3.0, "far"),
+        ):
             atoms, weights, k = far_law(share)
             _, first, second, _ = law_derivatives(atoms, weights, mp.mpf(1))
             k, delta = factor * k, first / second
             near, far = (
                 -mp.sign(delta) * mp.log1p(k * abs(delta)) / k,
                 mp.sign(delta) * mp.log1p(-k * abs(delta)) / k
-                    if k * abs(delta) < 1 else -mp.sign(delta) * mp.inf)
+                if k * abs(delta) < 1
+                else -mp.sign(delta) * mp.inf,
+            )
             slope = lambda t: law_derivatives(atoms, weights, 1 + t / k)[1]
             mle = mp.findroot(slope, near * k) / k
-            assert (abs(near) <= abs(mle) * (1 + mp.mpf(10) ** -9)
-                    and abs(mle) <= abs(far) * (1 + mp.mpf(10) ** -9)), (
-                        share, mp.nstr([near / mle, far / mle], 8))
+            assert abs(near) <= abs(mle) * (1 + mp.mpf(10) ** -9) and abs(
+                mle
+            ) <= abs(far) * (1 + mp.mpf(10) ** -9), (
+                share,
+                mp.nstr([near / mle, far / mle], 8),
+            )
             assert abs((near if end == "near" else far) / mle - 1) < 1e-4, (
-                share, mp.nstr([near / mle, far / mle], 8))
-    h = standard(torch.tensor([5.339] + [0.36] * 1100 + [-2.688] * 149,
-                              dtype=torch.float64))
+                share,
+                mp.nstr([near / mle, far / mle], 8),
+            )
+    h = standard(
+        torch.tensor(
+            [5.339] + [0.36] * 1100 + [-2.688] * 149, dtype=torch.float64
+        )
+    )
     first, second = (float(x) for x in nll_derivatives_at_one(h, -1))
     k = factor * range_of_s(h, -1).item()
-    assert (1 < 1 + np.log1p(-k * first / second) / k
-            < scipy.stats.yeojohnson_normmax(h.cpu().numpy()))
+    assert (
+        1
+        < 1 + np.log1p(-k * first / second) / k
+        < scipy.stats.yeojohnson_normmax(h.cpu().numpy())
+    )
     found = 0
     for seed in range(12):
         torch.manual_seed(seed)
-        h = standard(torch.randn(12, dtype=torch.float64)
-                     + 0.4 * torch.rand(12, dtype=torch.float64) ** 4)
+        h = standard(
+            torch.randn(12, dtype=torch.float64)
+            + 0.4 * torch.rand(12, dtype=torch.float64) ** 4
+        )
         first, second = (float(x) for x in nll_derivatives_at_one(h, -1))
         k, ratio = factor * range_of_s(h, -1).item(), first / second
         if k * abs(ratio) > 0.95 or abs(ratio) < 1e-3:
             continue
-        near, far = (1 - np.sign(ratio) * np.log1p(k * abs(ratio)) / k,
-                     1 + np.sign(ratio) * np.log1p(-k * abs(ratio)) / k)
-        ends = [interval_derivatives(h.tolist(), mp.iv.mpf(end))[0]
-                for end in (near, far)]
-        assert (np.sign(ratio) * ends[0] > 0
-                and np.sign(ratio) * ends[1] < 0), (seed, near, far)
+        near, far = (
+            1 - np.sign(ratio) * np.log1p(k * abs(ratio)) / k,
+            1 + np.sign(ratio) * np.log1p(-k * abs(ratio)) / k,
+        )
+        ends = [
+            interval_derivatives(h.tolist(), mp.iv.mpf(end))[0]
+            for end in (near, far)
+        ]
+        assert np.sign(ratio) * ends[0] > 0 and np.sign(ratio) * ends[1] < 0, (
+            seed,
+            near,
+            far,
+        )
         mle = scipy.stats.yeojohnson_normmax(h.cpu().numpy())
         assert min(near, far) - 1e-6 <= mle <= max(near, far) + 1e-6
         if factor == 1:
             torch.testing.assert_close(
                 torch.stack(mle_bracket(h, -1)).cpu(),
-                torch.tensor([near, far], dtype=torch.float64))
+                torch.tensor([near, far], dtype=torch.float64),
+            )
         found += 1
     assert found >= 4
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 def expansion_error(first, second, k, tau):
@@ -864,13 +1187,17 @@ def expansion_error(first, second, k, tau):
     return second / k**2 * (mp.expm1(t) - t - t**2 / 2)
 
 
-@claim("nn-nll-expansion", source="eftekhari2025, App. E",
-       statement="the NLL and its expansion to second order at λ = 1 are "
-                 "similar",
-       kind="figure", verdict="holds if",
-       condition="|λ − 1| is small against 1/K, K = 2(slog(max h) − "
-                 "slog(min h))",
-       evidence="proof", formula=1.0, mutant=0.98)
+@claim(
+    "nn-nll-expansion",
+    source="eftekhari2025, App. E",
+    statement="the NLL and its expansion to second order at λ = 1 are similar",
+    kind="figure",
+    verdict="holds if",
+    condition="|λ − 1| is small against 1/K, K = 2(slog(max h) − slog(min h))",
+    evidence="proof",
+    formula=1.0,
+    mutant=0.98,
+)
 def _(factor):
     """The difference against its bound: random laws, and the law that uses all
     of K, on which the bound is reached.
@@ -883,17 +1210,26 @@ def _(factor):
         here, first, second, _ = law_derivatives(atoms, weights, mp.mpf(1))
         for t in (0.1, 1.0, 3.0):
             tau = t / k
-            off = (law_derivatives(atoms, weights, 1 + tau)[0] - here
-                   - first * tau - second * tau**2 / 2)
+            off = (
+                law_derivatives(atoms, weights, 1 + tau)[0]
+                - here
+                - first * tau
+                - second * tau**2 / 2
+            )
             bound = expansion_error(first, second, factor * k, tau)
-            assert 0.95 * bound < abs(off) <= bound * (
-                1 + mp.mpf(10) ** -9), mp.nstr(off / bound, 8)
+            assert 0.95 * bound < abs(off) <= bound * (1 + mp.mpf(10) ** -9), (
+                mp.nstr(off / bound, 8)
+            )
     h = standard(torch.randn(2000, 5, dtype=torch.float64) ** 3)
     first, second = (x[:, 0] for x in nll_derivatives_at_one(h, -1))
     k = factor * range_of_s(h, -1)[:, 0]
     for tau in (-1.5, -0.3, 0.1, 1.0):
-        off = (yeo_johnson_nll(h, 1 + tau) - yeo_johnson_nll(h, 1.0)
-               - first * tau - 0.5 * second * tau**2)
+        off = (
+            yeo_johnson_nll(h, 1 + tau)
+            - yeo_johnson_nll(h, 1.0)
+            - first * tau
+            - 0.5 * second * tau**2
+        )
         t = k * abs(tau)
         bound = second / k**2 * (torch.expm1(t) - t - t**2 / 2)
         assert (off.abs() <= bound + 1e-13).all()
@@ -903,6 +1239,7 @@ def _(factor):
     quadratic = first * (mle - 1) + 0.5 * second * (mle - 1) ** 2
     off = (yeo_johnson_nll(h, mle) - yeo_johnson_nll(h, 1.0)).item() - quadratic
     assert abs(off) > 0.1 and mle < -0.5 and range_of_s(h, -1).item() > 6
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 from functools import cache
@@ -917,12 +1254,14 @@ def error_enclosure(sample, mle, pieces=60):
     total, bound = iv.mpf(0), 0.0
     for x, y in zip(ends[:-1], ends[1:]):
         piece, middle = iv.mpf([min(x, y), max(x, y)]), iv.mpf((x + y) / 2)
-        third = (interval_derivatives(sample, middle)[1]
-                 + interval_derivatives(sample, piece)[2] * (piece - middle))
+        third = interval_derivatives(sample, middle)[1] + interval_derivatives(
+            sample, piece
+        )[2] * (piece - middle)
         total += third * ((iv.mpf(mle) - x) ** 2 - (iv.mpf(mle) - y) ** 2) / 2
         bound = max(bound, abs(float(third.a)), abs(float(third.b)))
     second = nll_derivatives_at_one(
-        torch.tensor(sample, dtype=torch.float64), -1)[1].item()
+        torch.tensor(sample, dtype=torch.float64), -1
+    )[1].item()
     return total / second, bound * (mle - 1) ** 2 / (2 * second)
 
 
@@ -932,19 +1271,29 @@ def moderate_sample(seed):
     """
     while True:
         torch.manual_seed(seed)
-        h = standard(torch.distributions.Gamma(
-            torch.tensor(4.0), torch.tensor(1.0)).sample((12,)).double())
+        h = standard(
+            torch.distributions.Gamma(torch.tensor(4.0), torch.tensor(1.0))
+            .sample((12,))
+            .double()
+        )
         mle = newton_lambda(h, -1, steps=12, safeguard=True).item()
         if 0.55 < mle < 1.6 and abs(mle - 1) > 0.2:
             return h, mle
         seed += 1
 
 
-@claim("newton-error", source="new",
-       statement="λ̂ − λ_MLE = ∫(λ_MLE − λ)·L⁽³⁾(λ)dλ / L''(1), so |λ̂ − "
-                 "λ_MLE| ≤ max|L⁽³⁾|·(λ_MLE − 1)²/(2L''(1))",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
-       mutant=1.001, slow=True)
+@claim(
+    "newton-error",
+    source="new",
+    statement="λ̂ − λ_MLE = ∫(λ_MLE − λ)·L⁽³⁾(λ)dλ / L''(1), so |λ̂ − "
+    "λ_MLE| ≤ max|L⁽³⁾|·(λ_MLE − 1)²/(2L''(1))",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=1.001,
+    slow=True,
+)
 def _(factor):
     """The actual error lies in the interval enclosure and below the bound, and
     is the integral by Gauss's rule in 40 digits to 1e-12; the mutant has 1.001
@@ -955,27 +1304,51 @@ def _(factor):
         h, mle = moderate_sample(seed)
         error = newton_lambda(h, -1).item() - mle
         enclosure, bound = error_enclosure(tuple(h.tolist()), mle)
-        assert (factor * enclosure.a - 1e-12 <= error
-                <= factor * enclosure.b + 1e-12), (seed, error, enclosure)
+        assert (
+            factor * enclosure.a - 1e-12
+            <= error
+            <= factor * enclosure.b + 1e-12
+        ), (seed, error, enclosure)
         assert abs(error) <= bound
         with mp.workdps(40):
-            atoms, weights = ([mp.mpf(x) for x in h.tolist()],
-                              [mp.mpf(1) / len(h)] * len(h))
-            thirds = [law_derivatives(atoms, weights,
-                                      1 + (mle - 1) * mp.mpf(1 + x) / 2)[3]
-                      for x in nodes]
-            integral = mp.fsum(g * (mle - 1) ** 2 / 4 * (1 - x) * third
-                               for x, g, third in zip(nodes, gauss, thirds))
-            assert abs(factor * integral / law_derivatives(
-                           atoms, weights, mp.mpf(1))[2] - error) < 1e-11
+            atoms, weights = (
+                [mp.mpf(x) for x in h.tolist()],
+                [mp.mpf(1) / len(h)] * len(h),
+            )
+            thirds = [
+                law_derivatives(
+                    atoms, weights, 1 + (mle - 1) * mp.mpf(1 + x) / 2
+                )[3]
+                for x in nodes
+            ]
+            integral = mp.fsum(
+                g * (mle - 1) ** 2 / 4 * (1 - x) * third
+                for x, g, third in zip(nodes, gauss, thirds)
+            )
+            assert (
+                abs(
+                    factor
+                    * integral
+                    / law_derivatives(atoms, weights, mp.mpf(1))[2]
+                    - error
+                )
+                < 1e-11
+            )
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
-@claim("nn-newton-safe", source="new",
-       statement="the step −sign(δ)·log1p(K|δ|)/K lowers the NLL of every "
-                 "sample, by at least |L'||τ| − L''·(e^{K|τ|} − K|τ| − 1)/K², "
-                 "which is reached",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
-       mutant=0.98)
+@claim(
+    "nn-newton-safe",
+    source="new",
+    statement="the step −sign(δ)·log1p(K|δ|)/K lowers the NLL of every "
+    "sample, by at least |L'||τ| − L''·(e^{K|τ|} − K|τ| − 1)/K², "
+    "which is reached",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=0.98,
+)
 def _(factor):
     """The law that uses all of K gains the bound and no more; random
     three-valued samples with outliers, and the two on which Newton's step
@@ -989,33 +1362,52 @@ def _(factor):
             here, first, second, _ = law_derivatives(atoms, weights, mp.mpf(1))
             k = factor * k
             tau = -mp.sign(first) * mp.log1p(k * abs(first / second)) / k
-            gain, bound = (here - law_derivatives(atoms, weights, 1 + tau)[0],
-                           abs(first * tau) - second * (
-                               mp.expm1(k * abs(tau)) - k * abs(tau)) / k**2)
+            gain, bound = (
+                here - law_derivatives(atoms, weights, 1 + tau)[0],
+                abs(first * tau)
+                - second * (mp.expm1(k * abs(tau)) - k * abs(tau)) / k**2,
+            )
             assert 0 < bound <= gain < 1.0001 * bound, (
-                share, mp.nstr(gain / bound, 8))
-    samples = [torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10),
-               torch.tensor([5.339] + [0.36] * 1100 + [-2.688] * 149)]
+                share,
+                mp.nstr(gain / bound, 8),
+            )
+    samples = [
+        torch.tensor([3.0] + [0.0] * 139 + [-5.3] * 10),
+        torch.tensor([5.339] + [0.36] * 1100 + [-2.688] * 149),
+    ]
     for _ in range(300):
         values = torch.randn(3) * 10 ** (2 * torch.rand(3) - 1)
         samples.append(
-            torch.cat([values[0].expand(1),
-                       values[1].expand(100 + int(torch.randint(900, ()))),
-                       values[2].expand(20)]))
+            torch.cat(
+                [
+                    values[0].expand(1),
+                    values[1].expand(100 + int(torch.randint(900, ()))),
+                    values[2].expand(20),
+                ]
+            )
+        )
     for h in samples:
         h = standard(h.double())
         first, second = nll_derivatives_at_one(h, -1)
         k = factor * range_of_s(h, -1)
         tau = guaranteed_step(first / second, k)
         gain = yeo_johnson_nll(h, 1.0) - yeo_johnson_nll(h, 1.0 + tau.squeeze())
-        bound = (first.abs() * tau.abs()
-                 - second * (torch.expm1(k * tau.abs()) - k * tau.abs()) / k**2)
+        bound = (
+            first.abs() * tau.abs()
+            - second * (torch.expm1(k * tau.abs()) - k * tau.abs()) / k**2
+        )
         assert gain >= bound - 1e-12 and gain >= -1e-12, (
-            gain.item(), bound.item())
+            gain.item(),
+            bound.item(),
+        )
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
 from normalnorm.theory.newton import (
-    guaranteed_gain, newton_estimate, nll_derivatives)
+    guaranteed_gain,
+    newton_estimate,
+    nll_derivatives,
+)
 
 
 def repeated(value, derivatives, k, share, steps=40):
@@ -1033,13 +1425,19 @@ def repeated(value, derivatives, k, share, steps=40):
     return x
 
 
-@claim("newton-repeated", source="new",
-       statement="safeguarded steps converge to the MLE if Newton's step is "
-                 "taken only where it lowers L by half of the guaranteed gain; "
-                 "for strictly convex functions with |L⁽³⁾| ≤ K·L'' a simple "
-                 "decrease is not enough",
-       kind="theorem", verdict="holds", evidence="proof", formula=0.5,
-       mutant=0.0)
+@claim(
+    "newton-repeated",
+    source="new",
+    statement="safeguarded steps converge to the MLE if Newton's step is "
+    "taken only where it lowers L by half of the guaranteed gain; "
+    "for strictly convex functions with |L⁽³⁾| ≤ K·L'' a simple "
+    "decrease is not enough",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=0.5,
+    mutant=0.0,
+)
 def _(share):
     """½x² + ¼·log cosh 4x, K = 8, from 2, in 120 digits: ends within 1e-90 of
     the minimum; with a simple decrease (the mutant) it jumps between ±0.9876.
@@ -1056,9 +1454,11 @@ def _(share):
         end = repeated(value, slopes, mp.mpf(8), share)
         assert abs(end) < mp.mpf(10) ** -90, mp.nstr(end, 8)
     differ = 0
-    for counts in (((-7.0850, 1), (-1.0084, 398), (-0.8567, 1)),
-                   ((-14.0507, 6), (-1.5557, 391), (1.0886, 3)),
-                   ((-23.8736, 1), (-1.0989, 312), (-0.4513, 87))):
+    for counts in (
+        ((-7.0850, 1), (-1.0084, 398), (-0.8567, 1)),
+        ((-14.0507, 6), (-1.5557, 391), (1.0886, 3)),
+        ((-23.8736, 1), (-1.0989, 312), (-0.4513, 87)),
+    ):
         k = three_values(*counts)
         length, x = range_of_s(k, -1), torch.ones(1, dtype=torch.float64)
         for step in range(1, 9):
@@ -1067,25 +1467,34 @@ def _(share):
             gain = yeo_johnson_nll(k, x) - yeo_johnson_nll(k, x - ratio)
             least = share * guaranteed_gain(ratio, second, length)
             taken = (gain > (0 if step == 1 else least)) | (
-                length * ratio.abs() <= 0.5)
+                length * ratio.abs() <= 0.5
+            )
             differ += step > 1 and bool((gain > 0) & ~taken)
             x = x + torch.where(taken, -ratio, guaranteed_step(ratio, length))
             ours, newton = newton_estimate(k, (-1,), steps=step, safeguard=True)
             assert newton == taken and (ours - x).abs() < 1e-9 * (1 + x.abs())
     assert differ >= 3
     torch.manual_seed(4)
-    h = standard(torch.randn(4000, 5, dtype=torch.float64)
-                 * 10 ** (2 * torch.rand(4000, 5, dtype=torch.float64)))
+    h = standard(
+        torch.randn(4000, 5, dtype=torch.float64)
+        * 10 ** (2 * torch.rand(4000, 5, dtype=torch.float64))
+    )
     lmbda = newton_estimate(h, (-1,), steps=15, safeguard=True)[0]
     first, second = nll_derivatives(h, lmbda, -1)
     assert (range_of_s(h, -1) * (first / second).abs()).max() < 1e-6
 
 
-@claim("newton-squares", source="new",
-       statement="where t = K|δ| ≤ ½, Newton's step gains at least half of the "
-                 "guaranteed gain, and the next K|δ| is at most t²",
-       kind="inequality", verdict="holds", evidence="proof", formula=1.0,
-       mutant=0.6)
+@claim(
+    "newton-squares",
+    source="new",
+    statement="where t = K|δ| ≤ ½, Newton's step gains at least half of the "
+    "guaranteed gain, and the next K|δ| is at most t²",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=0.6,
+)
 def _(factor):
     """Random samples on their way to the MLE, and the law that uses all of K,
     at t up to ½ in either direction; there the next is more than 0.6·t².
@@ -1100,11 +1509,14 @@ def _(factor):
         near = (t <= 0.5) & (t > 0.02)
         after = x - first / second
         gain = (yeo_johnson_nll(h, x) - yeo_johnson_nll(h, after))[:, None]
-        assert (gain >= 0.5 * guaranteed_gain(
-                    first / second, second, length) - 1e-13)[near].all()
+        assert (
+            gain
+            >= 0.5 * guaranteed_gain(first / second, second, length) - 1e-13
+        )[near].all()
         then = nll_derivatives(h, after, -1)
-        assert (length * (then[0] / then[1]).abs()
-                <= factor * t**2 + 1e-9)[near].all()
+        assert (length * (then[0] / then[1]).abs() <= factor * t**2 + 1e-9)[
+            near
+        ].all()
         seen += int(near.sum())
         x = newton_estimate(h, (-1,), steps=step, safeguard=True)[0]
     assert seen > 1000, seen
@@ -1114,38 +1526,61 @@ def _(factor):
             here, first, second, _ = law_derivatives(atoms, weights, mp.mpf(1))
             t = k * abs(first / second)
             there, slope, curvature, _ = law_derivatives(
-                atoms, weights, 1 - first / second)
+                atoms, weights, 1 - first / second
+            )
             gain = second / k**2 * ((1 + t) * mp.log1p(t) - t)
             assert 0.2 < t <= 0.5 and here - there >= gain / 2
             assert k * abs(slope / curvature) <= factor * t**2, (
-                share, mp.nstr(t, 4), mp.nstr(slope / curvature * k / t**2, 4))
+                share,
+                mp.nstr(t, 4),
+                mp.nstr(slope / curvature * k / t**2, 4),
+            )
+
 
 # %% ../../../nbs/220_theory.newton.ipynb
-@claim("nn-post-not-standard", source="eftekhari2025, Algorithm 1 (implied)",
-       statement="after the transform the sample has neither mean 0 nor "
-                 "variance 1 unless λ̂ = 1",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda h: yeo_johnson(h, newton_lambda(h, -1)),
-       mutant=lambda h: standard(yeo_johnson(h, newton_lambda(h, -1))))
+@claim(
+    "nn-post-not-standard",
+    source="eftekhari2025, Algorithm 1 (implied)",
+    statement="after the transform the sample has neither mean 0 nor "
+    "variance 1 unless λ̂ = 1",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda h: yeo_johnson(h, newton_lambda(h, -1)),
+    mutant=lambda h: standard(yeo_johnson(h, newton_lambda(h, -1))),
+)
 def _(transform):
     """Exponential: mean and deviation against quadrature with the population's
     λ̂; the mutant standardizes again.
     """
     import scipy.integrate
-    integrate = (
-        lambda f: scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 0, 1)[0]
-            + scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 1, 80)[0])
+
+    integrate = lambda f: (
+        scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 0, 1)[0]
+        + scipy.integrate.quad(lambda u: f(u - 1) * np.exp(-u), 1, 80)[0]
+    )
     log = lambda h: np.copysign(np.log1p(abs(h)), h)
     d = lambda h: (1 + abs(h)) * np.log1p(abs(h)) - abs(h)
     slope, mean_d = integrate(lambda h: h * d(h)), integrate(d)
-    second = (1 - integrate(lambda h: (1 + abs(h)) * log(h) ** 2) + mean_d**2
-              + 2 * (integrate(lambda h: d(h) ** 2) - mean_d**2 - slope**2))
+    second = (
+        1
+        - integrate(lambda h: (1 + abs(h)) * log(h) ** 2)
+        + mean_d**2
+        + 2 * (integrate(lambda h: d(h) ** 2) - mean_d**2 - slope**2)
+    )
     lmbda = 1 - (slope - integrate(log)) / second
     psi = lambda h: scipy.stats.yeojohnson(np.array([h]), lmbda)[0]
     mean = integrate(psi)
     deviation = (integrate(lambda h: psi(h) ** 2) - mean**2) ** 0.5
-    x = transform(standard(torch.distributions.Exponential(torch.tensor(1.0))
-                               .sample((200_000,)).double()))
-    assert abs(x.mean().item() - mean) < 0.01 and abs(
-        x.std().item() - deviation) < 0.01, (x.mean(), x.std(), mean, deviation)
+    x = transform(
+        standard(
+            torch.distributions.Exponential(torch.tensor(1.0))
+            .sample((200_000,))
+            .double()
+        )
+    )
+    assert (
+        abs(x.mean().item() - mean) < 0.01
+        and abs(x.std().item() - deviation) < 0.01
+    ), (x.mean(), x.std(), mean, deviation)
     assert mean < -0.2 and deviation < 0.9

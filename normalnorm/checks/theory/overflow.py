@@ -23,8 +23,11 @@ def exponents(atoms, weights):
     d = (1 + a) * ell - a
     slope, centre = mean(atoms * d), mean(d)
     # no difference of large numbers
-    second = mean(a**2 - (1 + a) * ell**2) + centre**2 + 2 * mean(
-        (d - centre - slope * atoms) ** 2)
+    second = (
+        mean(a**2 - (1 + a) * ell**2)
+        + centre**2
+        + 2 * mean((d - centre - slope * atoms) ** 2)
+    )
     delta = (slope - mean(s * ell)) / second
     return (1 - s * delta) * ell, -delta
 
@@ -33,26 +36,41 @@ def three_values(n, points=120):
     """One element of n at −1, a share q at r, the rest at 0: atoms and weights
     for a grid of r and q.
     """
-    r, q = np.meshgrid(np.geomspace(0.01, math.sqrt(n), points),
-                       np.geomspace(1 / n, 0.5 - 1 / n, points))
-    return (np.stack([-np.ones_like(r), r, np.zeros_like(r)], -1),
-            np.stack([np.full_like(q, 1 / n), q, 1 - 1 / n - q], -1))
+    r, q = np.meshgrid(
+        np.geomspace(0.01, math.sqrt(n), points),
+        np.geomspace(1 / n, 0.5 - 1 / n, points),
+    )
+    return (
+        np.stack([-np.ones_like(r), r, np.zeros_like(r)], -1),
+        np.stack([np.full_like(q, 1 / n), q, 1 - 1 / n - q], -1),
+    )
+
 
 # %% ../../../nbs/226_theory.overflow.ipynb
 import torch
 
 from normalnorm.claims import claim
 from normalnorm.theory.newton import (
-    Over, newton_lambda_standardized, nll_derivatives_at_one, standardized)
+    Over,
+    newton_lambda_standardized,
+    nll_derivatives_at_one,
+    standardized,
+)
 
 
-@claim("curvature-of-slope", source="new",
-       statement="L''(1) = mean h²·(ρ(a) + (φ(a) − s·m)²) + ω for every "
-                 "standardized sample, m = mean h·d, φ = d/a, ρ = 1 − "
-                 "(1+a)ℓ²/a²; so L''(1) is at least the first term, and equal "
-                 "to it for two values",
-       kind="identity", verdict="holds", evidence="proof", formula=1.0,
-       mutant=1.01)
+@claim(
+    "curvature-of-slope",
+    source="new",
+    statement="L''(1) = mean h²·(ρ(a) + (φ(a) − s·m)²) + ω for every "
+    "standardized sample, m = mean h·d, φ = d/a, ρ = 1 − "
+    "(1+a)ℓ²/a²; so L''(1) is at least the first term, and equal "
+    "to it for two values",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=1.01,
+)
 def _(factor):
     """Random samples and two-valued ones, ω by least squares; without ω the
     difference is 0 for two values.
@@ -61,22 +79,32 @@ def _(factor):
     """
     z = torch.randn(3000, 7, dtype=torch.float64)
     x = torch.logspace(-2, 2, 200, dtype=torch.float64)[:, None]
-    two = torch.where(torch.arange(50) == 0, x,
-                      torch.zeros(1, dtype=torch.float64))
+    two = torch.where(
+        torch.arange(50) == 0, x, torch.zeros(1, dtype=torch.float64)
+    )
     for sample in (z, z**3, z.exp(), two):
         h = standardized(sample, -1)
         a, ell = h.abs(), h.abs().log1p()
         d = (1 + a) * ell - a
         slope = (h * d).mean(-1, keepdim=True)
         weighted = (
-            (a**2 - (1 + a) * ell**2 + factor * (d - slope * h) ** 2).mean(-1))
+            a**2 - (1 + a) * ell**2 + factor * (d - slope * h) ** 2
+        ).mean(-1)
         design = torch.stack([torch.ones_like(h), h], -1)
-        rest = (d[..., None] - design @ torch.linalg.lstsq(
-                    design, d[..., None]).solution).square().mean((-2, -1))
+        rest = (
+            (
+                d[..., None]
+                - design @ torch.linalg.lstsq(design, d[..., None]).solution
+            )
+            .square()
+            .mean((-2, -1))
+        )
         over = nll_derivatives_at_one(h, -1)[1][:, 0] - weighted
         assert (over >= -1e-12).all() and (over - rest).abs().max() < 1e-9
         assert sample is not two or (
-            over.abs().max() < 1e-9 and rest.max() < 1e-9)
+            over.abs().max() < 1e-9 and rest.max() < 1e-9
+        )
+
 
 # %% ../../../nbs/226_theory.overflow.ipynb
 from normalnorm.theory.overflow import LARGEST_UNIT, exponent_bound
@@ -93,13 +121,19 @@ class Weighted(Over):
         return tuple((self.weights * x).sum(-1, keepdim=True) for x in values)
 
 
-@claim("no-overflow-in-training", source="new",
-       statement="in a standardized sample of at most 2³² elements, with λ̂ "
-                 "from one step, every exponent ηℓ is at most 76.5, so ψ(h; "
-                 "λ̂) does not overflow in float32; up to 2²⁹ elements it is "
-                 "at least −86.4",
-       kind="theorem", verdict="holds", evidence="proof", formula=(1, 1),
-       mutant=(101, 100))
+@claim(
+    "no-overflow-in-training",
+    source="new",
+    statement="in a standardized sample of at most 2³² elements, with λ̂ "
+    "from one step, every exponent ηℓ is at most 76.5, so ψ(h; "
+    "λ̂) does not overflow in float32; up to 2²⁹ elements it is "
+    "at least −86.4",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=(1, 1),
+    mutant=(101, 100),
+)
 def _(factor):
     """The sweeps; the inequality under them, which is an equality for two
     values; exponents found by the scan and in random samples do not exceed the
@@ -108,28 +142,39 @@ def _(factor):
     The mutant has 1.01 times the square in @eq-weighted.
     """
     low, high = exponent_bound(LARGEST_UNIT, factor=factor)
-    assert (76.4 < high < 76.5
-            and -86.4 < exponent_bound(2**29, factor=factor)[0] < -86.3)
+    assert (
+        76.4 < high < 76.5
+        and -86.4 < exponent_bound(2**29, factor=factor)[0] < -86.3
+    )
     share = torch.logspace(-9, -0.31, 200, dtype=torch.float64)[:, None]
-    h = torch.cat([((1 - share) / share).sqrt(), -(share / (1 - share)).sqrt()],
-                  -1)
+    h = torch.cat(
+        [((1 - share) / share).sqrt(), -(share / (1 - share)).sqrt()], -1
+    )
     law, a = Weighted(torch.cat([share, 1 - share], -1)), h.abs()
     d, ell = (1 + a) * a.log1p() - a, a.log1p()
-    below = law.mean(a**2 - (1 + a) * ell**2
-                     + factor[0] / factor[1] * (d - law.mean(h * d) * h) ** 2)
+    below = law.mean(
+        a**2
+        - (1 + a) * ell**2
+        + factor[0] / factor[1] * (d - law.mean(h * d) * h) ** 2
+    )
     assert (nll_derivatives_at_one(h, law)[1] / below - 1).abs().max() < 1e-6, (
-        "the inequality is not sharp")
+        "the inequality is not sharp"
+    )
     r = np.concatenate([np.geomspace(10, 1000, 400)])[:, None]
     n = float(LARGEST_UNIT)
-    values, _ = exponents(np.concatenate([-np.ones_like(r), r, 0 * r], 1),
-                          np.array([[1 / n, 1 / n, 1 - 2 / n]]))
+    values, _ = exponents(
+        np.concatenate([-np.ones_like(r), r, 0 * r], 1),
+        np.array([[1 / n, 1 / n, 1 - 2 / n]]),
+    )
     assert low <= values.min() and values.max() <= high, (
-        f"found {values.max():.2f}, bound {high:.2f}")
+        f"found {values.max():.2f}, bound {high:.2f}"
+    )
     for size in (3, 30, 1000):
         sample = np.random.default_rng(size).standard_normal((200, size)) ** 3
         values, _ = exponents(sample, np.full(size, 1 / size))
         low, high = exponent_bound(size, 200, factor)
         assert low <= values.min() and values.max() <= high
+
 
 # %% ../../../nbs/226_theory.overflow.ipynb
 from normalnorm.theory.overflow import WeightedPoints
@@ -146,12 +191,19 @@ def far_and_far(n):
     variance, mean = law.var_mean(u)
     return (u - mean) / variance.sqrt(), law
 
+
 # %% ../../../nbs/226_theory.overflow.ipynb
-@claim("overflow-beyond", source="new",
-       statement="the sample {−1, 100, 0, …, 0} of 10¹¹ elements overflows: "
-                 "ψ(h; λ̂) is infinite in float32",
-       kind="estimate", verdict="holds", evidence="numerical", formula=10**11,
-       mutant=10**10)
+@claim(
+    "overflow-beyond",
+    source="new",
+    statement="the sample {−1, 100, 0, …, 0} of 10¹¹ elements overflows: "
+    "ψ(h; λ̂) is infinite in float32",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=10**11,
+    mutant=10**10,
+)
 def _(n):
     """With the library's λ̂ and transform on a law with weights; in float64 the
     value is finite and too large.
@@ -161,6 +213,8 @@ def _(n):
     k, law = far_and_far(n)
     lmbda = newton_lambda_standardized(k, law)
     exact = yeo_johnson(k, lmbda)
-    assert (exact.isfinite().all()
-            and exact.abs().max().item() > torch.finfo(torch.float32).max)
+    assert (
+        exact.isfinite().all()
+        and exact.abs().max().item() > torch.finfo(torch.float32).max
+    )
     assert yeo_johnson(k.float(), lmbda.float()).isinf().any()

@@ -27,21 +27,30 @@ def by_sum_and_difference(m, q, k):
             return x * x
         inside = mp.erf(x / d / mp.sqrt(2))
         return (x * x - d * d) * inside + 2 * d * d * x / d * mp.npdf(x / d)
-    return mp.quad(lambda x: given(x) * mp.npdf(x, m, s),
-                   [0, d, 8 * d, max(m, 0) + 8 * s, max(m, 0) + 16 * s])
+
+    return mp.quad(
+        lambda x: given(x) * mp.npdf(x, m, s),
+        [0, d, 8 * d, max(m, 0) + 8 * s, max(m, 0) + 16 * s],
+    )
 
 
 def ones(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-@claim("pair-family", source="cho2009",
-       statement="E φ(a)φ(b) of normal values, for φ linear on both sides of "
-                 "0, is ((1+r)/2)²·k + ((1−r)/2)²·q·A(k/q)",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=pairs.absolute_product,
-       mutant=lambda power, cov: 2 / math.pi * power * (
-           1 - (cov / power)**2).sqrt() + cov * 0.0)
+@claim(
+    "pair-family",
+    source="cho2009",
+    statement="E φ(a)φ(b) of normal values, for φ linear on both sides of "
+    "0, is ((1+r)/2)²·k + ((1−r)/2)²·q·A(k/q)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=pairs.absolute_product,
+    mutant=lambda power, cov: (
+        2 / math.pi * power * (1 - (cov / power) ** 2).sqrt() + cov * 0.0
+    ),
+)
 def _(absolute):
     "mpmath, of ReLU and of ReLU at −a, −b; near correlation 1 too."
     mp.mp.dps = 30
@@ -52,24 +61,36 @@ def _(absolute):
                 # by quadrants: E a⁻b⁻ = E a⁺b⁺, and E a⁺b⁻ from Eab
                 opposite = (q * c - 2 * both) / 2
                 exact = (1 + r * r) * both + 2 * r * opposite
-                found = ((1 + r) / 2)**2 * q * c + ((1 - r) / 2)**2 * absolute(
-                    ones(q), ones(q * c)).item()
+                found = ((1 + r) / 2) ** 2 * q * c + (
+                    (1 - r) / 2
+                ) ** 2 * absolute(ones(q), ones(q * c)).item()
                 assert abs(found - exact) < 1e-13, (q, c, r)
 
 
-@claim("pair-quadrature", source="new",
-       statement="given what is common the two are independent: E φ(a)φ(b) = "
-                 "E g(t)²", kind="identity", verdict="holds", evidence="proof",
-       formula=pairs.joint_mean,
-       mutant=lambda f, m, q, k: pairs.joint_mean(f, m, q, 0.999 * k))
+@claim(
+    "pair-quadrature",
+    source="new",
+    statement="given what is common the two are independent: E φ(a)φ(b) = "
+    "E g(t)²",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=pairs.joint_mean,
+    mutant=lambda f, m, q, k: pairs.joint_mean(f, m, q, 0.999 * k),
+)
 def _(joint):
     """ReLU as a plain function, and shifted; GELU and tanh over sum and
     difference; both signs of the covariance, and correlation 1.
     """
     mp.mp.dps = 30
     for f in (torch.relu, "relu"):
-        for m, q, c in ((0.0, 1.0, 0.7), (0.4, 1.3, 0.95), (0.3, 1.0, -0.8),
-                        (-1.0, 0.5, 1 - 1e-7), (0.2, 2.0, 1.0)):
+        for m, q, c in (
+            (0.0, 1.0, 0.7),
+            (0.4, 1.3, 0.95),
+            (0.3, 1.0, -0.8),
+            (-1.0, 0.5, 1 - 1e-7),
+            (0.2, 2.0, 1.0),
+        ):
             exact = by_sum_and_difference(m, q, q * c)
             found = joint(activation_of(f), ones(m), ones(q), ones(q * c))
             assert abs(found.item() - exact) < 3e-11, (f, m, q, c)
@@ -84,6 +105,7 @@ def _(joint):
             found = joint(activation_of(name), ones(m), ones(q), ones(q * c))
             assert abs(found.item() - exact) < 1e-9, (name, m, q, c)
 
+
 # %% ../../../nbs/348_theory.pairs.ipynb
 def kurtosis_of_width(ratio, n, layers=1):
     "Excess kurtosis after hidden layers of width n; ratio: E φ⁴/(E φ²)²."
@@ -93,6 +115,7 @@ def kurtosis_of_width(ratio, n, layers=1):
 def mean_square_and_fourth(function):
     "E φ² and E φ⁴ of a standard normal value, by quadrature."
     from scipy.integrate import trapezoid
+
     t = np.linspace(-10, 10, 200_001)
     f, p = function(torch.tensor(t)).numpy(), scipy.stats.norm.pdf(t)
     return trapezoid(f**2 * p, t), trapezoid(f**4 * p, t)
@@ -103,17 +126,22 @@ def second_moments(generator, function, n, layers, networks=60_000):
     a = torch.randn(networks, n, generator=generator)
     for _ in range(layers - 1):
         w = torch.randn(networks, n, n, generator=generator)
-        a = torch.bmm(w, function(a).unsqueeze(-1)).squeeze(-1) * (2 / n)**0.5
+        a = torch.bmm(w, function(a).unsqueeze(-1)).squeeze(-1) * (2 / n) ** 0.5
     s = function(a).double().square().mean(1)
     return s / s.mean()
 
 
-@claim("nn-width-gp", source="eftekhari2025, §5.4; neal1996",
-       statement="an output of a random network with one hidden layer of width "
-                 "n has excess kurtosis 3(E φ⁴/(E φ²)² − 1)/n: normal as n → ∞",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=kurtosis_of_width,
-       mutant=lambda ratio, n: 3 * (ratio - 1) / n**0.5)
+@claim(
+    "nn-width-gp",
+    source="eftekhari2025, §5.4; neal1996",
+    statement="an output of a random network with one hidden layer of width "
+    "n has excess kurtosis 3(E φ⁴/(E φ²)² − 1)/n: normal as n → ∞",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=kurtosis_of_width,
+    mutant=lambda ratio, n: 3 * (ratio - 1) / n**0.5,
+)
 def _(kurtosis):
     """60 000 random networks of three activations and two widths, to five
     standard errors; 15/n for ReLU.
@@ -123,27 +151,37 @@ def _(kurtosis):
         square, fourth = mean_square_and_fourth(function)
         for n in (3, 12):
             s = second_moments(generator, function, n, 1)
-            error = 15 * (s**2).std() / len(s)**0.5
-            assert abs(3 * (s**2).mean() - 3 - kurtosis(
-                fourth / square**2, n)) < error
+            error = 15 * (s**2).std() / len(s) ** 0.5
+            assert (
+                abs(3 * (s**2).mean() - 3 - kurtosis(fourth / square**2, n))
+                < error
+            )
     square, fourth = mean_square_and_fourth(torch.relu)
     assert abs(kurtosis(fourth / square**2, 16) - 15 / 16) < 1e-6
 
 
-@claim("nn-gp-deep", source="eftekhari2025, §6; lee2018",
-       statement="with ReLU, L hidden layers of width n and normal weights the "
-                 "excess kurtosis of an output is 3((1 + 5/n)^L − 1)",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda n, layers: kurtosis_of_width(6, n, layers),
-       mutant=lambda n, layers: kurtosis_of_width(6, n, layers - 1))
+@claim(
+    "nn-gp-deep",
+    source="eftekhari2025, §6; lee2018",
+    statement="with ReLU, L hidden layers of width n and normal weights the "
+    "excess kurtosis of an output is 3((1 + 5/n)^L − 1)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda n, layers: kurtosis_of_width(6, n, layers),
+    mutant=lambda n, layers: kurtosis_of_width(6, n, layers - 1),
+)
 def _(kurtosis):
     "Random networks of width 10 and 20, two and three layers deep."
     generator = torch.Generator().manual_seed(1)
     for n, layers in ((10, 2), (20, 3)):
         s = second_moments(generator, torch.relu, n, layers, 20_000)
-        error = 15 * (s**2).std() / len(s)**0.5
+        error = 15 * (s**2).std() / len(s) ** 0.5
         assert abs(3 * (s**2).mean() - 3 - kurtosis(n, layers)) < error, (
-            n, layers)
+            n,
+            layers,
+        )
+
 
 # %% ../../../nbs/348_theory.pairs.ipynb
 def one_layer(n):
@@ -151,16 +189,25 @@ def one_layer(n):
     k = np.arange(2, n + 1)
     p = scipy.stats.binom.pmf(k, n, 0.5)
     digamma = scipy.special.digamma
-    return (p @ (digamma((k - 1) / 2) - digamma(k / 2)) / p.sum(),
-            p[1:] @ ((k[1:] - 1) / (k[1:] - 2)) / p[1:].sum())
+    return (
+        p @ (digamma((k - 1) / 2) - digamma(k / 2)) / p.sum(),
+        p[1:] @ ((k[1:] - 1) / (k[1:] - 2)) / p[1:].sum(),
+    )
 
 
-@claim("pair-one-layer", source="new; jakub2023 to 1/n", statement="a ReLU "
-       "layer of n units without β and any scale of an input multiplies 1 − c "
-       "of near inputs by χ²_{k−1}/χ²_k, k ~ Bin(n, ½): its mean grows by "
-       "about 1 + 2/n, its logarithm falls by 2/n", kind="theorem",
-       verdict="holds", evidence="proof", formula=one_layer,
-       mutant=lambda n: (-math.log((n - 1) / (n - 2)), (n - 1) / (n - 2)))
+@claim(
+    "pair-one-layer",
+    source="new; jakub2023 to 1/n",
+    statement="a ReLU "
+    "layer of n units without β and any scale of an input multiplies 1 − c "
+    "of near inputs by χ²_{k−1}/χ²_k, k ~ Bin(n, ½): its mean grows by "
+    "about 1 + 2/n, its logarithm falls by 2/n",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=one_layer,
+    mutant=lambda n: (-math.log((n - 1) / (n - 2)), (n - 1) / (n - 2)),
+)
 def _(law):
     """Layers drawn, with the first order of a small difference; the size for
     large n; layer norm's drift.
@@ -173,13 +220,15 @@ def _(law):
         if centre:
             x, e = (v - v.mean(1, keepdims=True) for v in (x, e))
             e = e - x * (e * x).mean(1, keepdims=True) / (x * x).mean(
-                1, keepdims=True)
+                1, keepdims=True
+            )
         z, d = x * (x > 0), e * (x > 0)
         size = (z * z).sum(1) + 1e-300
-        return ((d * d).sum(1) - (z * d).sum(1)**2 / size) / size
+        return ((d * d).sum(1) - (z * d).sum(1) ** 2 / size) / size
+
     for n, count in ((12, 600_000), (40, 40_000)):
         factor = drawn(n, count)
-        factor = factor[factor > 1e-12]         # two active units or more
+        factor = factor[factor > 1e-12]  # two active units or more
         drift, mean = law(n)
         error = np.log(factor).std() / count**0.5
         assert abs(np.log(factor).mean() - drift) < 4 * error
@@ -188,30 +237,39 @@ def _(law):
     assert abs(400 * law(400)[0] + 2) < 0.03 > abs(400 * (law(400)[1] - 1) - 2)
     assert abs(40 * np.log(drawn(40, 40_000, True)).mean() + 2.5) < 0.3
 
+
 # %% ../../../nbs/348_theory.pairs.ipynb
 def by_channel(y):
     "Batch norm that takes no mean off: (networks, channels, inputs)."
     return y / y.square().mean(2, keepdim=True).sqrt()
 
 
-@claim("nn-bn-nonasymptotic", source="eftekhari2025, §6; daneshmand2021",
-       statement="at initialization, in a linear network with batch norm, the "
-                 "values of a channel for m inputs come with depth within "
-                 "O(1/√width) of independent normal ones, and stay there",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=by_channel,
-       mutant=lambda y: y / y.square().mean((1, 2), keepdim=True).sqrt())
+@claim(
+    "nn-bn-nonasymptotic",
+    source="eftekhari2025, §6; daneshmand2021",
+    statement="at initialization, in a linear network with batch norm, the "
+    "values of a channel for m inputs come with depth within "
+    "O(1/√width) of independent normal ones, and stay there",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=by_channel,
+    mutant=lambda y: y / y.square().mean((1, 2), keepdim=True).sqrt(),
+)
 def _(normalize):
     """Eight inputs of correlation 0.95; distance of their covariance from I,
     and excess kurtosis of a value, after 30 and 90 layers, for two widths. The
     mutant divides by one number for all channels, so that nothing is changed.
     """
     source, found = torch.Generator().manual_seed(0), {}
-    draw = lambda *shape: torch.randn(*shape, generator=source,
-                                      dtype=torch.float64)
+    draw = lambda *shape: torch.randn(
+        *shape, generator=source, dtype=torch.float64
+    )
     for width, networks in ((32, 60), (96, 24)):
-        h = normalize(0.95**0.5 * draw(networks, width, 1)
-                      + 0.05**0.5 * draw(networks, width, 8))
+        h = normalize(
+            0.95**0.5 * draw(networks, width, 1)
+            + 0.05**0.5 * draw(networks, width, 8)
+        )
         for layer in range(1, 91):
             h = normalize(draw(networks, width, width) @ h / width**0.5)
             if layer in (1, 30, 90):
@@ -219,19 +277,26 @@ def _(normalize):
                 s = c.diagonal(dim1=1, dim2=2)
                 found[width, layer] = (
                     (c - torch.eye(8)).square().sum((1, 2)).mean().sqrt(),
-                    3 * (s.square().mean() - 1))
+                    3 * (s.square().mean() - 1),
+                )
     for width in (32, 96):
         far, kurtosis = zip(*(found[width, n] for n in (1, 30, 90)))
         assert far[1] < 0.7 * far[0] and 0.9 < far[2] / far[1] < 1.1
         assert kurtosis[2] < 18 / width
     assert abs(found[32, 90][0] / found[96, 90][0] - 3**0.5) < 0.25
 
+
 # %% ../../../nbs/348_theory.pairs.ipynb
-@claim("pair-fisher", source="fisher1915",
-       statement="the law of the correlation coefficient of n normal pairs",
-       kind="theorem", verdict="holds", evidence="numerical",
-       formula=pairs.fisher_law,
-       mutant=lambda c, n: pairs.fisher_law(c, n + 1))
+@claim(
+    "pair-fisher",
+    source="fisher1915",
+    statement="the law of the correlation coefficient of n normal pairs",
+    kind="theorem",
+    verdict="holds",
+    evidence="numerical",
+    formula=pairs.fisher_law,
+    mutant=lambda c, n: pairs.fisher_law(c, n + 1),
+)
 def _(law):
     """E R by the known hypergeometric series, E R² at c = 0, the distribution
     of a million simulated coefficients, n from 3 to 500.
@@ -243,27 +308,41 @@ def _(law):
         for c in (-0.7, 0.3, 0.98):
             r, w = law(c, n)
             half = (n - 1) / 2
-            mean = c * 2 / (n - 1) * mp.gamma(n / 2)**2 / mp.gamma(
-                half)**2 * mp.hyp2f1(0.5, 0.5, (n + 1) / 2, c * c)
+            mean = (
+                c
+                * 2
+                / (n - 1)
+                * mp.gamma(n / 2) ** 2
+                / mp.gamma(half) ** 2
+                * mp.hyp2f1(0.5, 0.5, (n + 1) / 2, c * c)
+            )
             assert abs((w @ r).item() - mean) < 1e-9, (n, c)
     # Bartlett's decomposition: v = c·u + …, split along and across u
     n, c = 4, 0.6
     along = c * np.sqrt(source.chisquare(n - 1, 10**6)) + math.sqrt(
-        1 - c * c) * source.standard_normal(10**6)
+        1 - c * c
+    ) * source.standard_normal(10**6)
     across = (1 - c * c) * source.chisquare(n - 2, 10**6)
     simulated = along / np.sqrt(along**2 + across)
     r, w = law(c, n)
     for power in (1, 2, 3):
         error = (simulated**power).std() / 1000
         assert abs((simulated**power).mean() - (w @ r**power).item()) < (
-            5 * error)
+            5 * error
+        )
 
 
-@claim("pair-circle", source="new",
-       statement="a value of two standardized units of n values at an angle α "
-                 "is √(n−1)·ϱ·(cos θ, cos(θ−α)), with 1−ϱ² ~ Beta((n−3)/2, 1)",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda n: n, mutant=lambda n: n + 1)
+@claim(
+    "pair-circle",
+    source="new",
+    statement="a value of two standardized units of n values at an angle α "
+    "is √(n−1)·ϱ·(cos θ, cos(θ−α)), with 1−ϱ² ~ Beta((n−3)/2, 1)",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda n: n,
+    mutant=lambda n: n + 1,
+)
 def _(size):
     """Simulated units at a fixed angle, for functions without symmetry; the
     moments of one value, E y⁴ = 3(n−1)/(n+1).
@@ -271,8 +350,13 @@ def _(size):
     torch.manual_seed(0)
     for n in (3, 4, 8, 90):
         unit = pairs.standardized_unit(activation_of("gelu"), size(n), 0.3, 0.5)
-        assert abs(unit.mean((unit.y**4).expand_as(unit.f)).item()
-                   - 3 * (n - 1) / (n + 1)) < 1e-9
+        assert (
+            abs(
+                unit.mean((unit.y**4).expand_as(unit.f)).item()
+                - 3 * (n - 1) / (n + 1)
+            )
+            < 1e-9
+        )
         u, e = torch.randn(2, 800_000 // n, n, dtype=torch.float64)
         u, e = (v - v.mean(1, keepdim=True) for v in (u, e))
         u = u / u.norm(dim=1, keepdim=True)
@@ -282,19 +366,29 @@ def _(size):
         beta = 0.5 * torch.randn(len(u), n, dtype=torch.float64)
         for r in (-0.4, 0.8):
             v = r * u + math.sqrt(1 - r * r) * e
-            product = math.prod(torch.nn.functional.gelu(
-                gamma * n**0.5 * h + beta) for h in (u, v)).mean(1)
-            error = product.std().item() / len(u)**0.5
+            product = math.prod(
+                torch.nn.functional.gelu(gamma * n**0.5 * h + beta)
+                for h in (u, v)
+            ).mean(1)
+            error = product.std().item() / len(u) ** 0.5
             exact = unit.pair(unit.f, ones(r)).item()
             assert abs(product.mean().item() - exact) < 5 * error, (n, r)
 
+
 # %% ../../../nbs/348_theory.pairs.ipynb
-@claim("pair-batch", source="yang2019",
-       statement="E φ(g)φ(g)ᵀ/(s²+ε) over a batch is an integral over τ of "
-                 "arc-cosine kernels", kind="identity", verdict="holds",
-       evidence="proof", formula=pairs.gram_of_batch,
-       mutant=lambda cov, slope, centre, eps: pairs.gram_of_batch(
-           cov, slope, centre, 1.1 * eps + 1e-6))
+@claim(
+    "pair-batch",
+    source="yang2019",
+    statement="E φ(g)φ(g)ᵀ/(s²+ε) over a batch is an integral over τ of "
+    "arc-cosine kernels",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=pairs.gram_of_batch,
+    mutant=lambda cov, slope, centre, eps: pairs.gram_of_batch(
+        cov, slope, centre, 1.1 * eps + 1e-6
+    ),
+)
 def _(gram):
     """300000 channels, for a batch of unequal samples, with and without ε and
     the mean; the identity, whose trace is known; two samples, which are ±1.
@@ -303,16 +397,20 @@ def _(gram):
     mixed = torch.randn(5, 7, generator=source, dtype=torch.float64)
     cov = mixed @ mixed.T / 7
     for centre, eps in ((True, 0.0), (True, 0.3), (False, 0.1)):
-        x = torch.randn(300_000, 7, generator=source,
-                        dtype=torch.float64) @ mixed.T / 7**0.5
+        x = (
+            torch.randn(300_000, 7, generator=source, dtype=torch.float64)
+            @ mixed.T
+            / 7**0.5
+        )
         s = (x.var(1, correction=0, keepdim=True) + eps).sqrt()
         z = (x - x.mean(1, keepdim=True) if centre else x) / s
         z = torch.where(z > 0, z, 0.2 * z)
         found = gram(cov, 0.2, centre, eps)
         for i in range(5):
-            product = z * z[:, i:i + 1]
+            product = z * z[:, i : i + 1]
             error = product.std(0) / 300_000**0.5
             assert ((product.mean(0) - found[i]).abs() < 5 * error).all()
     assert abs(gram(cov, 1.0, True, 0.0).trace().item() - 5) < 1e-9
-    assert (gram(cov[:2, :2], 0.0, True, 0.0) - torch.eye(2) / 2
-            ).abs().max() < 1e-9
+    assert (
+        gram(cov[:2, :2], 0.0, True, 0.0) - torch.eye(2) / 2
+    ).abs().max() < 1e-9

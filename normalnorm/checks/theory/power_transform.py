@@ -18,27 +18,51 @@ def printed(h, lmbda):
     h, lmbda = mp.mpf(h), mp.mpf(lmbda)
     if h >= 0:
         return mp.log(1 + h) if lmbda == 0 else ((1 + h) ** lmbda - 1) / lmbda
-    return (-mp.log(1 - h) if lmbda == 2
-            else -((1 - h) ** (2 - lmbda) - 1) / (2 - lmbda))
+    return (
+        -mp.log(1 - h)
+        if lmbda == 2
+        else -((1 - h) ** (2 - lmbda) - 1) / (2 - lmbda)
+    )
 
 
-GRID = [(h, lmbda)
-        for h in (-1e6, -7.0, -1.0, -0.3, -1e-9, 0.0, 1e-9, 0.2, 1.0, 5.0, 1e6)
-        for lmbda in (-3.0, -0.5, 0.0, 1e-9, 0.5, 1.0, 1.7, 2.0 - 1e-9, 2.0,
-                      2.5, 5.0)]
+GRID = [
+    (h, lmbda)
+    for h in (-1e6, -7.0, -1.0, -0.3, -1e-9, 0.0, 1e-9, 0.2, 1.0, 5.0, 1e6)
+    for lmbda in (
+        -3.0,
+        -0.5,
+        0.0,
+        1e-9,
+        0.5,
+        1.0,
+        1.7,
+        2.0 - 1e-9,
+        2.0,
+        2.5,
+        5.0,
+    )
+]
 
 
 def relative_error(value, reference):
-    return (abs((mp.mpf(value) - reference) / reference) if reference
-            else abs(mp.mpf(value)))
+    return (
+        abs((mp.mpf(value) - reference) / reference)
+        if reference
+        else abs(mp.mpf(value))
+    )
 
 
-@claim("nn-yj-one-formula", source="eftekhari2025, Eq. 3",
-       statement="the four branches are s·expm1(ηℓ)/η with η = 1 + s(λ−1), and "
-                 "s·ℓ at η = 0",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda s, lmbda: 1 + s * (lmbda - 1),
-       mutant=lambda s, lmbda: 1 - s * (lmbda - 1))
+@claim(
+    "nn-yj-one-formula",
+    source="eftekhari2025, Eq. 3",
+    statement="the four branches are s·expm1(ηℓ)/η with η = 1 + s(λ−1), and "
+    "s·ℓ at η = 0",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda s, lmbda: 1 + s * (lmbda - 1),
+    mutant=lambda s, lmbda: 1 - s * (lmbda - 1),
+)
 def _(eta_of):
     "The branches and the one formula, both in 60 digits."
     with mp.workdps(60):
@@ -46,18 +70,26 @@ def _(eta_of):
             s, ell = (1 if h >= 0 else -1), mp.log1p(abs(mp.mpf(h)))
             eta = eta_of(s, mp.mpf(lmbda))
             one = s * (mp.expm1(eta * ell) / eta if eta else ell)
-            assert (abs(one - printed(h, lmbda))
-                    <= mp.mpf(10) ** -40 * (1 + abs(one))), (h, lmbda)
+            assert abs(one - printed(h, lmbda)) <= mp.mpf(10) ** -40 * (
+                1 + abs(one)
+            ), (h, lmbda)
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
 import numpy as np
 import scipy.stats
 
 
-@claim("nn-yj", source="eftekhari2025, Eq. 3; yeo2000",
-       statement="the library's yeo_johnson is the printed transform",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=yeo_johnson, mutant=lambda h, lmbda: yeo_johnson(h, 2 - lmbda))
+@claim(
+    "nn-yj",
+    source="eftekhari2025, Eq. 3; yeo2000",
+    statement="the library's yeo_johnson is the printed transform",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=yeo_johnson,
+    mutant=lambda h, lmbda: yeo_johnson(h, 2 - lmbda),
+)
 def _(psi):
     """Against the printed branches in 60 digits, and against
     scipy.stats.yeojohnson on a random sample.
@@ -66,20 +98,29 @@ def _(psi):
         for h, lmbda in GRID:
             value = psi(torch.tensor(h, dtype=torch.float64), lmbda).item()
             assert relative_error(value, printed(h, lmbda)) < 1e-13 * (
-                1 + abs(np.log1p(abs(h)) * lmbda)), (h, lmbda)
+                1 + abs(np.log1p(abs(h)) * lmbda)
+            ), (h, lmbda)
     sample = torch.randn(500, dtype=torch.float64) * 2
     for lmbda in (-1.0, 0.0, 0.3, 1.0, 2.0, 3.1):
         expected = scipy.stats.yeojohnson(sample.cpu().numpy(), lmbda)
         torch.testing.assert_close(
-            psi(sample, lmbda).cpu().numpy(), expected, rtol=1e-11, atol=1e-13)
+            psi(sample, lmbda).cpu().numpy(), expected, rtol=1e-11, atol=1e-13
+        )
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
-@claim("nn-yj-dh", source="eftekhari2025, App. C",
-       statement="∂ψ/∂h = exp((λ−1)slog(h)) > 0, slog(h) = s·log(1+|h|)",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=lambda h, lmbda: mp.exp(
-           (lmbda - 1) * mp.sign(h) * mp.log1p(abs(h))),
-       mutant=lambda h, lmbda: mp.exp((lmbda - 1) * mp.log1p(abs(h))))
+@claim(
+    "nn-yj-dh",
+    source="eftekhari2025, App. C",
+    statement="∂ψ/∂h = exp((λ−1)slog(h)) > 0, slog(h) = s·log(1+|h|)",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda h, lmbda: mp.exp(
+        (lmbda - 1) * mp.sign(h) * mp.log1p(abs(h))
+    ),
+    mutant=lambda h, lmbda: mp.exp((lmbda - 1) * mp.log1p(abs(h))),
+)
 def _(slope):
     """Against the numerical derivative of the printed branches in 50 digits,
     and against autograd.
@@ -88,32 +129,46 @@ def _(slope):
         for h, lmbda in GRID:
             if abs(h) < 1e-3 or abs(h) > 10:
                 continue
-            derivative = mp.diff(lambda t: printed(t, lmbda), h,
-                                 h=mp.mpf(10) ** -20)
-            assert (relative_error(slope(mp.mpf(h), mp.mpf(lmbda)), derivative)
-                    < 1e-12), (h, lmbda)
-            x = torch.tensor(h, dtype=torch.float64, requires_grad=True)
-            gradient, = torch.autograd.grad(yeo_johnson(x, lmbda), x)
+            derivative = mp.diff(
+                lambda t: printed(t, lmbda), h, h=mp.mpf(10) ** -20
+            )
             assert (
-                relative_error(gradient.item(), derivative) < 1e-13), (h, lmbda)
+                relative_error(slope(mp.mpf(h), mp.mpf(lmbda)), derivative)
+                < 1e-12
+            ), (h, lmbda)
+            x = torch.tensor(h, dtype=torch.float64, requires_grad=True)
+            (gradient,) = torch.autograd.grad(yeo_johnson(x, lmbda), x)
+            assert relative_error(gradient.item(), derivative) < 1e-13, (
+                h,
+                lmbda,
+            )
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
-@claim("nn-yj-continuous", source="eftekhari2025, Eq. 3, footnote 3",
-       statement="at h = 0, ψ'' is λ−1 from both sides and ψ''' has the "
-                 "one-sided limits (λ−1)(λ−1∓1)",
-       kind="identity", verdict="holds", evidence="symbolic",
-       formula=lambda lmbda, s: (lmbda - 1) * (lmbda - 1 - s),
-       mutant=lambda lmbda, s: (lmbda - 1) * (lmbda - 1 + s))
+@claim(
+    "nn-yj-continuous",
+    source="eftekhari2025, Eq. 3, footnote 3",
+    statement="at h = 0, ψ'' is λ−1 from both sides and ψ''' has the "
+    "one-sided limits (λ−1)(λ−1∓1)",
+    kind="identity",
+    verdict="holds",
+    evidence="symbolic",
+    formula=lambda lmbda, s: (lmbda - 1) * (lmbda - 1 - s),
+    mutant=lambda lmbda, s: (lmbda - 1) * (lmbda - 1 + s),
+)
 def _(third):
     "sympy differentiates each printed side and takes the limit at 0."
     import sympy as sp
+
     h, lmbda = sp.symbols("h lambda")
     for s in (1, -1):
         eta = lmbda if s > 0 else 2 - lmbda
         side = s * ((1 + s * h) ** eta - 1) / eta
         assert sp.simplify(sp.diff(side, h, 2).subs(h, 0) - (lmbda - 1)) == 0
         assert (
-            sp.simplify(sp.diff(side, h, 3).subs(h, 0) - third(lmbda, s)) == 0)
+            sp.simplify(sp.diff(side, h, 3).subs(h, 0) - third(lmbda, s)) == 0
+        )
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
 from normalnorm.theory.power_transform import signed_log1p, yeo_johnson_nll
@@ -123,38 +178,59 @@ def full_nll(h, lmbda, mu, variance):
     "Mean negative log density by change of variables; the slope by autograd."
     h = h.clone().requires_grad_()
     x = yeo_johnson(h, lmbda)
-    slope, = torch.autograd.grad(x.sum(), h)
-    return (-torch.distributions.Normal(mu, variance**0.5).log_prob(x)
-            - slope.log()).mean().item()
+    (slope,) = torch.autograd.grad(x.sum(), h)
+    return (
+        (
+            -torch.distributions.Normal(mu, variance**0.5).log_prob(x)
+            - slope.log()
+        )
+        .mean()
+        .item()
+    )
 
 
 def log_without_sign(h, lmbda):
     "The last term as printed, for h ≥ 0 only, used on everything."
-    return (yeo_johnson_nll(h, lmbda)
-            + (lmbda - 1) * (signed_log1p(h) - torch.log(1 + h)).mean())
+    return (
+        yeo_johnson_nll(h, lmbda)
+        + (lmbda - 1) * (signed_log1p(h) - torch.log(1 + h)).mean()
+    )
 
 
 @claim(
-    "nn-nll", source="eftekhari2025, Eq. 4",
+    "nn-nll",
+    source="eftekhari2025, Eq. 4",
     statement="L(h; λ) = ½(log 2π+1) + ½ log σ̂²(λ) − (λ−1)·mean(s·log(1+|h|))",
-    kind="identity", verdict="holds", evidence="proof", formula=yeo_johnson_nll,
-    mutant=lambda h, lmbda: yeo_johnson_nll(h, lmbda)
-           + 2 * (lmbda - 1) * signed_log1p(h).mean())
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=yeo_johnson_nll,
+    mutant=lambda h, lmbda: (
+        yeo_johnson_nll(h, lmbda) + 2 * (lmbda - 1) * signed_log1p(h).mean()
+    ),
+)
 def _(nll):
     """Against scipy.stats.yeojohnson_llf on a skewed sample with negative
     elements.
     """
     h = torch.distributions.Gamma(2.0, 1.0).sample((300,)).double() - 2
     for lmbda in (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0):
-        expected = (-scipy.stats.yeojohnson_llf(lmbda, h.cpu().numpy()) / 300
-                    + 0.5 * (np.log(2 * np.pi) + 1))
+        expected = -scipy.stats.yeojohnson_llf(
+            lmbda, h.cpu().numpy()
+        ) / 300 + 0.5 * (np.log(2 * np.pi) + 1)
         assert abs(nll(h, lmbda).item() - expected) < 1e-11, lmbda
 
 
-@claim("nn-nll-printed", source="eftekhari2025, Eq. 4, footnote 2",
-       statement="the last term is ((λ−1)/N)·Σ log(1+h_i) for every sample",
-       kind="identity", verdict="misprinted", evidence="proof",
-       formula=log_without_sign, mutant=yeo_johnson_nll)
+@claim(
+    "nn-nll-printed",
+    source="eftekhari2025, Eq. 4, footnote 2",
+    statement="the last term is ((λ−1)/N)·Σ log(1+h_i) for every sample",
+    kind="identity",
+    verdict="misprinted",
+    evidence="proof",
+    formula=log_without_sign,
+    mutant=yeo_johnson_nll,
+)
 def _(nll):
     """As printed it is NaN on a standardized sample with an element below −1,
     and right when all are ≥ 0.
@@ -164,12 +240,19 @@ def _(nll):
     torch.testing.assert_close(nll(h.abs(), 0.5), yeo_johnson_nll(h.abs(), 0.5))
 
 
-@claim("nn-nll-derivation", source="eftekhari2025, App. C",
-       statement="L is the mean of −log p(h_i), p the normal density of ψ(h) "
-                 "times ∂ψ/∂h",
-       kind="identity", verdict="holds", evidence="proof", formula=full_nll,
-       mutant=lambda h, lmbda, mu, v: full_nll(h, lmbda, mu, v)
-              + (lmbda - 1) * signed_log1p(h).mean().item())
+@claim(
+    "nn-nll-derivation",
+    source="eftekhari2025, App. C",
+    statement="L is the mean of −log p(h_i), p the normal density of ψ(h) "
+    "times ∂ψ/∂h",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=full_nll,
+    mutant=lambda h, lmbda, mu, v: (
+        full_nll(h, lmbda, mu, v) + (lmbda - 1) * signed_log1p(h).mean().item()
+    ),
+)
 def _(definition):
     "The mutant leaves the slope out."
     h = torch.randn(200, dtype=torch.float64).exp() - 1
@@ -179,81 +262,138 @@ def _(definition):
         assert abs(yeo_johnson_nll(h, lmbda).item() - expected) < 1e-12
 
 
-@claim("nn-nll-profile", source="eftekhari2025, Eq. 4",
-       statement="mean and biased variance of ψ(h_i; λ) maximize the "
-                 "likelihood at fixed λ",
-       kind="identity", verdict="holds", evidence="proof", formula=0, mutant=1)
+@claim(
+    "nn-nll-profile",
+    source="eftekhari2025, Eq. 4",
+    statement="mean and biased variance of ψ(h_i; λ) maximize the "
+    "likelihood at fixed λ",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=0,
+    mutant=1,
+)
 def _(correction):
     """A numerical minimizer over (μ, log v) ends at the profile; the mutant is
     the unbiased variance.
     """
     import scipy.optimize
+
     h, lmbda = torch.randn(12, dtype=torch.float64).exp() - 1, 0.4
-    x, tilt = (yeo_johnson(h, lmbda).cpu().numpy(),
-               ((lmbda - 1) * signed_log1p(h)).mean().item())
+    x, tilt = (
+        yeo_johnson(h, lmbda).cpu().numpy(),
+        ((lmbda - 1) * signed_log1p(h)).mean().item(),
+    )
     found = scipy.optimize.minimize(
-        lambda p: 0.5 * (np.log(2 * np.pi) + p[1])
-            + ((x - p[0]) ** 2).mean() / (2 * np.exp(p[1])) - tilt,
-        [0.0, 0.0], tol=1e-12)
-    assert abs(found.x[0] - x.mean()) < 1e-5 and abs(
-        np.exp(found.x[1]) - x.var(ddof=correction)) < 1e-5
+        lambda p: (
+            0.5 * (np.log(2 * np.pi) + p[1])
+            + ((x - p[0]) ** 2).mean() / (2 * np.exp(p[1]))
+            - tilt
+        ),
+        [0.0, 0.0],
+        tol=1e-12,
+    )
+    assert (
+        abs(found.x[0] - x.mean()) < 1e-5
+        and abs(np.exp(found.x[1]) - x.var(ddof=correction)) < 1e-5
+    )
     assert abs(found.fun - yeo_johnson_nll(h, lmbda).item()) < 1e-9
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
 from normalnorm.theory.power_transform import power_transform_derivative
 
 
-@claim("nn-yj-dlambda", source="eftekhari2025, App. C, D",
-       statement="∂ᵏψ/∂λᵏ = slog(h)ᵏ⁺¹·φ_k(ηℓ), φ_k(t) = ∫₀¹ rᵏ eᵗʳ dr; at "
-                 "η = 0 the first is ½ℓ²",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=power_transform_derivative,
-       mutant=lambda h, lmbda, k:
-                  power_transform_derivative(h, lmbda, k) * torch.sign(h))
+@claim(
+    "nn-yj-dlambda",
+    source="eftekhari2025, App. C, D",
+    statement="∂ᵏψ/∂λᵏ = slog(h)ᵏ⁺¹·φ_k(ηℓ), φ_k(t) = ∫₀¹ rᵏ eᵗʳ dr; at "
+    "η = 0 the first is ½ℓ²",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=power_transform_derivative,
+    mutant=lambda h, lmbda, k: (
+        power_transform_derivative(h, lmbda, k) * torch.sign(h)
+    ),
+)
 def _(derivative):
     """Against numerical derivatives of the printed branches in 60 digits, at
     and near η = 0 too.
     """
     with mp.workdps(60):
-        for h, lmbda in [(-3.0, 2.0), (-3.0, 2.0 + 1e-6), (0.7, 0.0),
-                         (0.7, -1e-6), (4.0, 0.3), (-0.2, -1.0), (9.0, 3.0)]:
+        for h, lmbda in [
+            (-3.0, 2.0),
+            (-3.0, 2.0 + 1e-6),
+            (0.7, 0.0),
+            (0.7, -1e-6),
+            (4.0, 0.3),
+            (-0.2, -1.0),
+            (9.0, 3.0),
+        ]:
             near_pole = lambda x: printed(h, x)
             for k in (1, 2, 3):
                 # five-point differences around, never at, the removable
                 # singularity
                 step, shift = mp.mpf(10) ** -9, mp.mpf(10) ** -12
                 expected = mp.diff(near_pole, mp.mpf(lmbda) + shift, k, h=step)
-                value = derivative(torch.tensor(h, dtype=torch.float64), lmbda,
-                                   k).item()
+                value = derivative(
+                    torch.tensor(h, dtype=torch.float64), lmbda, k
+                ).item()
                 assert relative_error(value, expected) < 1e-6, (h, lmbda, k)
-    half_square = (
-        derivative(torch.tensor(0.7, dtype=torch.float64), 0.0, 1).item())
+    half_square = derivative(
+        torch.tensor(0.7, dtype=torch.float64), 0.0, 1
+    ).item()
     assert abs(half_square - 0.5 * np.log1p(0.7) ** 2) < 1e-16
 
+
 # %% ../../../nbs/210_theory.power_transform.ipynb
-@claim("nn-yj-identity", source="eftekhari2025, §4.1",
-       statement="ψ(h; 1) = h, to the last bit", kind="identity",
-       verdict="holds", evidence="proof", formula=1.0, mutant=1.0 + 1e-3)
+@claim(
+    "nn-yj-identity",
+    source="eftekhari2025, §4.1",
+    statement="ψ(h; 1) = h, to the last bit",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=1.0 + 1e-3,
+)
 def _(lmbda):
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         sample = torch.randn(1000).to(dtype) * 10
         assert torch.equal(yeo_johnson(sample, lmbda), sample)
 
 
-@claim("nn-yj-reflection", source="eftekhari2025, footnote 2",
-       statement="ψ(−h; 2−λ) = −ψ(h; λ)", kind="identity", verdict="holds",
-       evidence="proof", formula=lambda lmbda: 2 - lmbda,
-       mutant=lambda lmbda: -lmbda)
+@claim(
+    "nn-yj-reflection",
+    source="eftekhari2025, footnote 2",
+    statement="ψ(−h; 2−λ) = −ψ(h; λ)",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda lmbda: 2 - lmbda,
+    mutant=lambda lmbda: -lmbda,
+)
 def _(reflect):
     h, lmbda = torch.randn(2, 1000, dtype=torch.float64) * 3
-    torch.testing.assert_close(yeo_johnson(-h, reflect(lmbda)),
-                               -yeo_johnson(h, lmbda), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        yeo_johnson(-h, reflect(lmbda)),
+        -yeo_johnson(h, lmbda),
+        rtol=1e-13,
+        atol=1e-13,
+    )
 
 
-@claim("nn-yj-convex-lambda", source="eftekhari2025, §6",
-       statement="ψ is convex in λ for h > 0 and concave for h < 0",
-       kind="theorem", verdict="holds", evidence="proof", formula=1.0,
-       mutant=-1.0)
+@claim(
+    "nn-yj-convex-lambda",
+    source="eftekhari2025, §6",
+    statement="ψ is convex in λ for h > 0 and concave for h < 0",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=-1.0,
+)
 def _(sign):
     """Second differences of the printed branches in 50 digits; the proof is the
     sign of slog(h)³φ₂.
@@ -263,36 +403,56 @@ def _(sign):
             if h == 0 or min(abs(lmbda), abs(lmbda - 2)) < 1e-6:
                 continue
             step = mp.mpf("1e-3")
-            second = (printed(h, lmbda - step) - 2 * printed(h, lmbda)
-                      + printed(h, lmbda + step))
+            second = (
+                printed(h, lmbda - step)
+                - 2 * printed(h, lmbda)
+                + printed(h, lmbda + step)
+            )
             assert sign * mp.sign(h) * second > 0, (h, lmbda)
 
+
 # %% ../../../nbs/210_theory.power_transform.ipynb
-@claim("nn-boxcox-convex", source="eftekhari2025, §6",
-       statement="Box and Cox's power transform is convex in λ for every x > 0",
-       kind="theorem", verdict="fails", evidence="proof", formula=0.5,
-       mutant=2.0)
+@claim(
+    "nn-boxcox-convex",
+    source="eftekhari2025, §6",
+    statement="Box and Cox's power transform is convex in λ for every x > 0",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=0.5,
+    mutant=2.0,
+)
 def _(x):
     """The second difference at x < 1 is negative; at the mutant's x > 1 it is
     positive.
     """
     box_cox = lambda lmbda: (mp.mpf(x) ** lmbda - 1) / lmbda
     step = mp.mpf("1e-3")
-    assert (box_cox(0.5 - step) - 2 * box_cox(mp.mpf("0.5"))
-            + box_cox(0.5 + step) < 0)
+    assert (
+        box_cox(0.5 - step) - 2 * box_cox(mp.mpf("0.5")) + box_cox(0.5 + step)
+        < 0
+    )
 
 
-@claim("nn-yj-real-line", source="eftekhari2025, §6",
-       statement="the Yeo–Johnson transform is defined and finite on the whole "
-                 "real line",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=yeo_johnson, mutant=lambda x, lmbda: (x**lmbda - 1) / lmbda)
+@claim(
+    "nn-yj-real-line",
+    source="eftekhari2025, §6",
+    statement="the Yeo–Johnson transform is defined and finite on the whole "
+    "real line",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=yeo_johnson,
+    mutant=lambda x, lmbda: (x**lmbda - 1) / lmbda,
+)
 def _(transform):
     "The mutant is Box and Cox's transform, which is NaN on negative numbers."
     x = torch.linspace(-50, 50, 1001, dtype=torch.float64)
     for lmbda in (-0.5, 0.5, 2.5):
         assert transform(x, lmbda).isfinite().all(), (
-            f"not finite at λ = {lmbda}")
+            f"not finite at λ = {lmbda}"
+        )
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
 def ulps(values, references):
@@ -301,10 +461,14 @@ def ulps(values, references):
     """
     info = torch.finfo(values.dtype)
     for value, reference in zip(values.tolist(), references):
-        exponent = (mp.floor(mp.log(abs(reference), 2)) if reference
-                    else mp.log(info.tiny, 2))
+        exponent = (
+            mp.floor(mp.log(abs(reference), 2))
+            if reference
+            else mp.log(info.tiny, 2)
+        )
         yield abs(mp.mpf(value) - reference) / (
-            mp.mpf(2) ** exponent * info.eps)
+            mp.mpf(2) ** exponent * info.eps
+        )
 
 
 def accuracy_points(count, dtype, seed=0):
@@ -314,10 +478,14 @@ def accuracy_points(count, dtype, seed=0):
     rng = np.random.default_rng(seed)
     h = rng.choice([-1, 1], count) * 10 ** rng.uniform(-12, 8, count)
     special = rng.choice([0.0, 1.0, 2.0], count)
-    close = (special
-             + rng.choice([-1, 1], count) * 10 ** rng.uniform(-12, -1, count))
-    lmbda = np.where(np.arange(count) % 3 == 0, special, np.where(
-        np.arange(count) % 3 == 1, close, rng.uniform(-6, 8, count)))
+    close = special + rng.choice([-1, 1], count) * 10 ** rng.uniform(
+        -12, -1, count
+    )
+    lmbda = np.where(
+        np.arange(count) % 3 == 0,
+        special,
+        np.where(np.arange(count) % 3 == 1, close, rng.uniform(-6, 8, count)),
+    )
     return torch.tensor(h).to(dtype), torch.tensor(lmbda).to(dtype)
 
 
@@ -337,18 +505,29 @@ def worst_ulps(transform, count, dtype):
 
 
 @claim(
-    "yj-accuracy", source="new",
+    "yj-accuracy",
+    source="new",
     statement="yeo_johnson is within 8·(1+|ηℓ|) ulp for |h| from 1e−12 to 1e8",
-    kind="estimate", verdict="holds", evidence="numerical", formula=yeo_johnson,
-    mutant=lambda h, lmbda: yeo_johnson(
-        h, lmbda * (1 + 64 * torch.finfo(h.dtype).eps)) * (
-            1 + 16 * torch.finfo(h.dtype).eps))
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=yeo_johnson,
+    mutant=lambda h, lmbda: (
+        yeo_johnson(h, lmbda * (1 + 64 * torch.finfo(h.dtype).eps))
+        * (1 + 16 * torch.finfo(h.dtype).eps)
+    ),
+)
 def _(transform):
     "Against 60 digits in four dtypes; the mutant is off by sixteen ulp."
     with mp.workdps(60):
-        for dtype in (torch.float64, torch.float32, torch.bfloat16,
-                      torch.float16):
+        for dtype in (
+            torch.float64,
+            torch.float32,
+            torch.bfloat16,
+            torch.float16,
+        ):
             assert worst_ulps(transform, 600, dtype) <= 8, dtype
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
 import math
@@ -356,12 +535,18 @@ import math
 from normalnorm.theory.power_transform import representable
 
 
-@claim("yj-representable", source="new",
-       statement="with h clipped where ηℓ > log(largest) − 0.7, ψ does not "
-                 "overflow for any finite h and λ, and nothing is clipped for "
-                 "|h| < 4e7 and λ in [−3, 5], nor for λ = 1",
-       kind="theorem", verdict="holds", evidence="proof", formula=representable,
-       mutant=lambda h, lmbda: h)
+@claim(
+    "yj-representable",
+    source="new",
+    statement="with h clipped where ηℓ > log(largest) − 0.7, ψ does not "
+    "overflow for any finite h and λ, and nothing is clipped for "
+    "|h| < 4e7 and λ in [−3, 5], nor for λ = 1",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=representable,
+    mutant=lambda h, lmbda: h,
+)
 def _(clip):
     """Float32 and float64, h over all decades and at the largest number, λ from
     −40 to 40; the mutant does not clip.
@@ -369,56 +554,83 @@ def _(clip):
     for dtype in (torch.float32, torch.float64):
         largest = torch.finfo(dtype).max
         size = torch.cat(
-            [torch.logspace(-3, math.log10(largest) - 0.01, 200, dtype=dtype),
-             torch.tensor([largest], dtype=dtype)])
+            [
+                torch.logspace(
+                    -3, math.log10(largest) - 0.01, 200, dtype=dtype
+                ),
+                torch.tensor([largest], dtype=dtype),
+            ]
+        )
         # PyTorch 2.4 takes the logarithm of the last few as infinite
         size = size[size.log1p().isfinite()]
         h = torch.cat([size, -size])
-        for lmbda in (*torch.linspace(-40, 40, 161).tolist(), 1 + 1e-6,
-                      1 - 1e-6):
+        for lmbda in (
+            *torch.linspace(-40, 40, 161).tolist(),
+            1 + 1e-6,
+            1 - 1e-6,
+        ):
             x = yeo_johnson(clip(h, lmbda), lmbda)
             assert x.isfinite().all(), f"ψ overflows at λ = {lmbda}"
-            assert (x.diff()[:len(size) - 1]
-                    >= -1e-4 * x[:len(size) - 1]).all(), (
-                f"ψ falls at λ = {lmbda}")
+            assert (
+                x.diff()[: len(size) - 1] >= -1e-4 * x[: len(size) - 1]
+            ).all(), f"ψ falls at λ = {lmbda}"
             if -3 <= lmbda <= 5:
-                assert torch.equal(clip(h, lmbda)[h.abs() < 4e7],
-                                   h[h.abs() < 4e7])
+                assert torch.equal(
+                    clip(h, lmbda)[h.abs() < 4e7], h[h.abs() < 4e7]
+                )
         assert torch.equal(clip(h, 1.0), h)
-    assert torch.equal(clip(torch.tensor([torch.inf, -torch.inf]), 3.0),
-                       torch.tensor([torch.inf, -torch.inf]))
+    assert torch.equal(
+        clip(torch.tensor([torch.inf, -torch.inf]), 3.0),
+        torch.tensor([torch.inf, -torch.inf]),
+    )
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
 from normalnorm.theory.power_transform import yeo_johnson_inverse
 
 
 @claim(
-    "nn-yj-inverse", source="eftekhari2025, Eq. 3 (implied)",
+    "nn-yj-inverse",
+    source="eftekhari2025, Eq. 3 (implied)",
     statement="|h| = expm1(log1p(η|y|)/η); for η < 0 the range is |y| < 1/|η|",
-    kind="identity", verdict="holds", evidence="numerical",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
     formula=yeo_johnson_inverse,
-    mutant=lambda y, lmbda: yeo_johnson_inverse(y, 2 - lmbda))
+    mutant=lambda y, lmbda: yeo_johnson_inverse(y, 2 - lmbda),
+)
 def _(inverse):
     """Round trip; scipy's root finder on the printed branches; the end of the
     range; derivatives against finite differences.
     """
     import scipy.optimize
+
     h = torch.linspace(-20, 20, 401, dtype=torch.float64)
     for lmbda in (-0.4, 0.0, 1e-9, 0.5, 1.0, 1.9, 2.0, 2.4):
         torch.testing.assert_close(
-            inverse(yeo_johnson(h, lmbda), lmbda), h, rtol=1e-11, atol=1e-13)
+            inverse(yeo_johnson(h, lmbda), lmbda), h, rtol=1e-11, atol=1e-13
+        )
     for y, lmbda in [(0.7, 0.3), (-1.2, 0.3), (0.7, -0.5), (-0.9, 2.6)]:
         root = scipy.optimize.brentq(
-            lambda v: float(printed(v, lmbda)) - y, -1e3, 1e3, xtol=1e-13)
-        assert (abs(inverse(torch.tensor(y, dtype=torch.float64), lmbda).item()
-                    - root) < 1e-9)
+            lambda v: float(printed(v, lmbda)) - y, -1e3, 1e3, xtol=1e-13
+        )
+        assert (
+            abs(
+                inverse(torch.tensor(y, dtype=torch.float64), lmbda).item()
+                - root
+            )
+            < 1e-9
+        )
     edge = inverse(torch.tensor([1.9, 2.0, 2.1], dtype=torch.float64), -0.5)
     assert edge[0].isfinite() and edge[1] == torch.inf and edge[2].isnan()
-    y = torch.tensor([-0.7, -0.1, 0.2, 0.9], dtype=torch.float64,
-                     requires_grad=True)
+    y = torch.tensor(
+        [-0.7, -0.1, 0.2, 0.9], dtype=torch.float64, requires_grad=True
+    )
     lmbda = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
-    assert (torch.autograd.gradcheck(inverse, (y, lmbda))
-            and torch.autograd.gradgradcheck(inverse, (y, lmbda)))
+    assert torch.autograd.gradcheck(
+        inverse, (y, lmbda)
+    ) and torch.autograd.gradgradcheck(inverse, (y, lmbda))
+
 
 # %% ../../../nbs/210_theory.power_transform.ipynb
 def inverse_printed(y, lmbda):
@@ -426,8 +638,11 @@ def inverse_printed(y, lmbda):
     y, lmbda = mp.mpf(y), mp.mpf(lmbda)
     if y >= 0:
         return mp.expm1(y) if lmbda == 0 else (1 + lmbda * y) ** (1 / lmbda) - 1
-    return (-mp.expm1(-y) if lmbda == 2
-            else 1 - (1 - (2 - lmbda) * y) ** (1 / (2 - lmbda)))
+    return (
+        -mp.expm1(-y)
+        if lmbda == 2
+        else 1 - (1 - (2 - lmbda) * y) ** (1 / (2 - lmbda))
+    )
 
 
 def worst_inverse_ulps(inverse, count, dtype):
@@ -449,8 +664,9 @@ def worst_inverse_ulps(inverse, count, dtype):
             assert value.isfinite(), (a, b)  # max() passes over a NaN
             worst = max(
                 worst,
-                next(ulps(value[None], [reference])) / (
-                    1 + ell + abs(eta * ell) if dtype == torch.float64 else 1))
+                next(ulps(value[None], [reference]))
+                / (1 + ell + abs(eta * ell) if dtype == torch.float64 else 1),
+            )
     return worst
 
 
@@ -459,16 +675,26 @@ def inverse_without_splitting(x, lmbda):
     eta = torch.where(x < 0, 2 - lmbda, lmbda)
     w = eta * x.abs()
     return torch.copysign(
-        torch.expm1(torch.where(w == 0, x.abs(),
-                                w.log1p() / torch.where(w == 0, 1.0, eta))),
-        x)
+        torch.expm1(
+            torch.where(
+                w == 0, x.abs(), w.log1p() / torch.where(w == 0, 1.0, eta)
+            )
+        ),
+        x,
+    )
 
 
-@claim("yj-inverse-accuracy", source="new",
-       statement="yeo_johnson_inverse is within 8·(1+ℓ+|ηℓ|) ulp in float64 "
-                 "and 1 ulp in float32, up to the end of its range",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=yeo_johnson_inverse, mutant=inverse_without_splitting)
+@claim(
+    "yj-inverse-accuracy",
+    source="new",
+    statement="yeo_johnson_inverse is within 8·(1+ℓ+|ηℓ|) ulp in float64 "
+    "and 1 ulp in float32, up to the end of its range",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=yeo_johnson_inverse,
+    mutant=inverse_without_splitting,
+)
 def _(inverse):
     "Against the inverted printed branches in 60 digits."
     with mp.workdps(60):

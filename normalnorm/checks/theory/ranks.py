@@ -13,11 +13,18 @@ from normalnorm.theory.newton import standardized
 from normalnorm.theory.ranks import rank_scores, soft_rank_scores
 
 
-@claim("nn-quantile-nondiff", source="eftekhari2025, §6",
-       statement="rank (quantile) gaussianization is not amenable to "
-                 "backpropagation: its derivative is zero wherever it exists",
-       kind="theorem", verdict="holds if", condition="ranks are not smoothed",
-       evidence="proof", formula=0.4999, mutant=0.5001)
+@claim(
+    "nn-quantile-nondiff",
+    source="eftekhari2025, §6",
+    statement="rank (quantile) gaussianization is not amenable to "
+    "backpropagation: its derivative is zero wherever it exists",
+    kind="theorem",
+    verdict="holds if",
+    condition="ranks are not smoothed",
+    evidence="proof",
+    formula=0.4999,
+    mutant=0.5001,
+)
 def _(size):
     """Moves up to half the smallest gap, at random and of all values against
     their neighbours, and increasing functions, leave the scores as they are;
@@ -30,47 +37,73 @@ def _(size):
     for _ in range(20):
         assert torch.equal(
             rank_scores(x + size * gap * (2 * torch.rand_like(x) - 1)),
-            rank_scores(x))
+            rank_scores(x),
+        )
     for sign in (-1, 1):
         # of any two neighbours, one goes up and one down
         alternating = sign * (1 - 2 * (x.argsort(-1).argsort(-1) % 2))
-        assert torch.equal(rank_scores(x + size * gap * alternating),
-                           rank_scores(x))
+        assert torch.equal(
+            rank_scores(x + size * gap * alternating), rank_scores(x)
+        )
     assert torch.equal(rank_scores(x.exp() + x), rank_scores(x))
     x.requires_grad_()
-    assert (torch.autograd.grad(rank_scores(x).square().sum()
-                                    + (rank_scores(x) * x.detach()).sum(),
-                                x)[0] == 0).all()
+    assert (
+        torch.autograd.grad(
+            rank_scores(x).square().sum() + (rank_scores(x) * x.detach()).sum(),
+            x,
+        )[0]
+        == 0
+    ).all()
+
 
 # %% ../../../nbs/260_theory.ranks.ipynb
-@claim("rank-laplacian", source="new",
-       statement="the Jacobian of soft ranks is the Laplacian of the graph "
-                 "with weights φ((k_i−k_j)/τ)/τ, over n",
-       kind="identity", verdict="holds", evidence="proof", formula=1.0,
-       mutant=-1.0)
+@claim(
+    "rank-laplacian",
+    source="new",
+    statement="the Jacobian of soft ranks is the Laplacian of the graph "
+    "with weights φ((k_i−k_j)/τ)/τ, over n",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=-1.0,
+)
 def _(sign):
     "By autograd; the mutant adds the weights where they must be subtracted."
     k, tau = torch.randn(11, dtype=torch.float64), 0.4
     jacobian = torch.autograd.functional.jacobian(
-        lambda k: torch.special.ndtr((k[:, None] - k[None]) / tau).mean(-1), k)
-    weights = torch.exp(-((k[:, None] - k[None]) / tau) ** 2 / 2) / (
-        tau * (2 * torch.pi) ** 0.5)
+        lambda k: torch.special.ndtr((k[:, None] - k[None]) / tau).mean(-1), k
+    )
+    weights = torch.exp(-(((k[:, None] - k[None]) / tau) ** 2) / 2) / (
+        tau * (2 * torch.pi) ** 0.5
+    )
     torch.testing.assert_close(
-        jacobian, (torch.diag(weights.sum(1)) - sign * weights) / 11,
-        rtol=1e-12, atol=1e-14)
+        jacobian,
+        (torch.diag(weights.sum(1)) - sign * weights) / 11,
+        rtol=1e-12,
+        atol=1e-14,
+    )
 
 
-@claim("soft-rank-normal", source="new",
-       statement="for a large normal sample, soft rank scores are the "
-                 "standardized values at every temperature",
-       kind="identity", verdict="holds", evidence="proof", formula=1.0,
-       mutant=0.0)
+@claim(
+    "soft-rank-normal",
+    source="new",
+    statement="for a large normal sample, soft rank scores are the "
+    "standardized values at every temperature",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=1.0,
+    mutant=0.0,
+)
 def _(corrected):
     "1000 normal quantiles; the mutant leaves out the factor √(1+τ²)."
     k = standardized(
         torch.special.ndtri(
-            (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000),
-        -1)
+            (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+        ),
+        -1,
+    )
     for tau in (0.1, 1.0):
         y = soft_rank_scores(k, -1, tau) / (1 + (1 - corrected) * tau**2) ** 0.5
         assert (y - k)[50:-50].abs().max() < 0.02

@@ -20,18 +20,22 @@ from normalnorm.layers.weights import gaussianized_direction
 from normalnorm.theory import scale_invariance
 from normalnorm.theory.gradient import Power
 
-NORMS = {"batch": lambda u, eps=0.0: normality_norm(
-             u, (0, 2), alpha=0, eps=eps)[0],
-         "instance": lambda u, eps=0.0: F.instance_norm(u, eps=eps),
-         "layer": lambda u, eps=0.0: F.layer_norm(u, u.shape[1:], eps=eps),
-         "group": lambda u, eps=0.0: F.group_norm(u, 3, eps=eps)}
+NORMS = {
+    "batch": lambda u, eps=0.0: normality_norm(u, (0, 2), alpha=0, eps=eps)[0],
+    "instance": lambda u, eps=0.0: F.instance_norm(u, eps=eps),
+    "layer": lambda u, eps=0.0: F.layer_norm(u, u.shape[1:], eps=eps),
+    "group": lambda u, eps=0.0: F.group_norm(u, 3, eps=eps),
+}
 
 
 def two_layers():
     "Input of 5 samples, 4 channels, 7 positions; weights; biases."
     make = lambda *shape: torch.randn(*shape, dtype=torch.float64)
-    return make(5, 4, 7), (make(6, 4), make(6, 6), make(2, 6)), (
-        make(6, 1), make(6, 1))
+    return (
+        make(5, 4, 7),
+        (make(6, 4), make(6, 6), make(2, 6)),
+        (make(6, 1), make(6, 1)),
+    )
 
 
 def run(x, weights, biases, norm, eps=0.0):
@@ -41,20 +45,32 @@ def run(x, weights, biases, norm, eps=0.0):
     return weights[-1] @ x
 
 
-@claim("pn-scale-invariance", source="labatie2021, §2",
-       statement="with a norm behind them the weights can be multiplied by c "
-                 "and the output stays",
-       kind="identity", verdict="holds if",
-       condition="c > 0, ε = 0, and biases that the norm does not subtract are "
-                 "multiplied too",
-       evidence="proof", formula=(1e-3, 7.0, 1e3), mutant=(-1.0,))
-@claim("uf-scale-weights", source="salina, §1, §3.2",
-       statement="the output remains unchanged under scalar multiplication of "
-                 "the weights",
-       kind="identity", verdict="holds if",
-       condition="c > 0, ε = 0, and biases that the norm does not subtract are "
-                 "multiplied too",
-       evidence="proof", formula=(1e-3, 7.0, 1e3), mutant=(-1.0,))
+@claim(
+    "pn-scale-invariance",
+    source="labatie2021, §2",
+    statement="with a norm behind them the weights can be multiplied by c "
+    "and the output stays",
+    kind="identity",
+    verdict="holds if",
+    condition="c > 0, ε = 0, and biases that the norm does not subtract are "
+    "multiplied too",
+    evidence="proof",
+    formula=(1e-3, 7.0, 1e3),
+    mutant=(-1.0,),
+)
+@claim(
+    "uf-scale-weights",
+    source="salina, §1, §3.2",
+    statement="the output remains unchanged under scalar multiplication of "
+    "the weights",
+    kind="identity",
+    verdict="holds if",
+    condition="c > 0, ε = 0, and biases that the norm does not subtract are "
+    "multiplied too",
+    evidence="proof",
+    formula=(1e-3, 7.0, 1e3),
+    mutant=(-1.0,),
+)
 def _(factors):
     """ReLU networks with four norms; with factors for rows, with and without
     the biases, with ε.
@@ -72,28 +88,37 @@ def _(factors):
             if own:
                 rows = [w * torch.rand(len(w), 1).double() for w in weights[:2]]
                 torch.testing.assert_close(
-                    run(x, rows + [weights[2]], biases, norm), here)
+                    run(x, rows + [weights[2]], biases, norm), here
+                )
             zero = [0 * b for b in biases]
-            torch.testing.assert_close(run(x, more, zero, norm, 0.3),
-                                       run(x, weights, zero, norm, 0.3 / c**2))
+            torch.testing.assert_close(
+                run(x, more, zero, norm, 0.3),
+                run(x, weights, zero, norm, 0.3 / c**2),
+            )
 
 
-@claim("uf-scale-activations", source="salina, §1, §3.2",
-       statement="the output remains unchanged under scalar multiplication of "
-                 "the activations",
-       kind="identity", verdict="holds if",
-       condition="whole units are multiplied by c > 0, ε = 0, and the unit's "
-                 "own statistics are used",
-       evidence="proof", formula=lambda u, c: c * u,
-       mutant=lambda u, c: torch.cat([c * u[:1], u[1:]]))
+@claim(
+    "uf-scale-activations",
+    source="salina, §1, §3.2",
+    statement="the output remains unchanged under scalar multiplication of "
+    "the activations",
+    kind="identity",
+    verdict="holds if",
+    condition="whole units are multiplied by c > 0, ε = 0, and the unit's "
+    "own statistics are used",
+    evidence="proof",
+    formula=lambda u, c: c * u,
+    mutant=lambda u, c: torch.cat([c * u[:1], u[1:]]),
+)
 def _(multiply):
     """Batch norm of a batch, channels and samples of which are multiplied;
     layer norm of one sample; PyTorch's batch norm with running averages.
     """
     u = torch.randn(5, 6, 7, dtype=torch.float64)
     for c in (1e-2, 30.0):
-        torch.testing.assert_close(NORMS["batch"](multiply(u, c)),
-                                   NORMS["batch"](u))
+        torch.testing.assert_close(
+            NORMS["batch"](multiply(u, c)), NORMS["batch"](u)
+        )
         one = torch.cat([c * u[:1], u[1:]])
         torch.testing.assert_close(NORMS["layer"](one), NORMS["layer"](u))
         mean, var = u.mean((0, 2)), u.var((0, 2), correction=0)
@@ -105,10 +130,16 @@ def slope_along(eps, by_eps):
     return -2 * eps * by_eps
 
 
-@claim("scale-epsilon", source="new",
-       statement="f(cW; ε) = f(W; ε/c²), and with it ⟨W, ∇f⟩ = −2ε ∂f/∂ε",
-       kind="identity", verdict="holds", evidence="proof", formula=slope_along,
-       mutant=lambda eps, by_eps: -eps * by_eps)
+@claim(
+    "scale-epsilon",
+    source="new",
+    statement="f(cW; ε) = f(W; ε/c²), and with it ⟨W, ∇f⟩ = −2ε ∂f/∂ε",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=slope_along,
+    mutant=lambda eps, by_eps: -eps * by_eps,
+)
 def _(along):
     "Automatic differentiation in the weights and in ε of the norm behind them."
     x, weights, biases = two_layers()
@@ -117,27 +148,38 @@ def _(along):
             w = (size * weights[0]).requires_grad_()
             eps = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
             u = w @ x
-            dim = {"batch": (0, 2), "instance": 2, "layer": (1, 2),
-                   "group": (2, 3)}[name]
+            dim = {
+                "batch": (0, 2),
+                "instance": 2,
+                "layer": (1, 2),
+                "group": (2, 3),
+            }[name]
             split = u.reshape(5, 3, 2, 7) if name == "group" else u
             var, mean = torch.var_mean(split, dim, correction=0, keepdim=True)
             h = ((split - mean) * (var + eps).rsqrt()).reshape(u.shape)
             torch.testing.assert_close(h, norm(u, 0.3))
             loss = run(torch.relu(h), weights[1:], biases[1:], norm).sin().sum()
             by_w, by_eps = torch.autograd.grad(loss, (w, eps))
-            torch.testing.assert_close((w * by_w).sum().detach(),
-                                       along(0.3, by_eps))
+            torch.testing.assert_close(
+                (w * by_w).sum().detach(), along(0.3, by_eps)
+            )
+
 
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
 def loss_of(x, weights, biases, norm):
     return run(x, weights, biases, norm).sin().sum()
 
 
-@claim("uf-euler", source="salina, §3.2 (implied)",
-       statement="f(cw) = f(w) for c > 0 implies ⟨w, ∇f⟩ = 0 and ∇f(cw) = "
-                 "∇f(w)/c",
-       kind="identity", verdict="holds", evidence="proof", formula=-1,
-       mutant=-2)
+@claim(
+    "uf-euler",
+    source="salina, §3.2 (implied)",
+    statement="f(cw) = f(w) for c > 0 implies ⟨w, ∇f⟩ = 0 and ∇f(cw) = ∇f(w)/c",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=-1,
+    mutant=-2,
+)
 def _(power):
     "Automatic differentiation of a network, for four norms."
     x, weights, _ = two_layers()
@@ -146,22 +188,28 @@ def _(power):
         gradients = []
         for c in (1.0, 7.0, 1e-2):
             w = (c * weights[0]).requires_grad_()
-            slope, = torch.autograd.grad(
-                loss_of(x, (w, *weights[1:]), biases, norm), w)
-            assert ((w * slope).sum().abs()
-                    < 1e-12 * w.norm() * slope.norm())
+            (slope,) = torch.autograd.grad(
+                loss_of(x, (w, *weights[1:]), biases, norm), w
+            )
+            assert (w * slope).sum().abs() < 1e-12 * w.norm() * slope.norm()
             gradients.append(slope / c**power)
         for other in gradients[1:]:
             torch.testing.assert_close(other, gradients[0])
 
+
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
-@claim("uf-norm-growth", source="salina, §3.2, §5",
-       statement="scale-invariant methods increase the weight norms",
-       kind="theorem", verdict="holds if",
-       condition="the step is plain gradient descent, without weight decay and "
-                 "not infinitely small",
-       evidence="proof", formula=lambda square, lr, slope: square + (
-           lr * slope)**2, mutant=lambda square, lr, slope: square)
+@claim(
+    "uf-norm-growth",
+    source="salina, §3.2, §5",
+    statement="scale-invariant methods increase the weight norms",
+    kind="theorem",
+    verdict="holds if",
+    condition="the step is plain gradient descent, without weight decay and "
+    "not infinitely small",
+    evidence="proof",
+    formula=lambda square, lr, slope: square + (lr * slope) ** 2,
+    mutant=lambda square, lr, slope: square,
+)
 def _(grown):
     """Twelve steps of a network, for four norms; with decay the norm falls;
     gradient flow, by an integrator with error control, keeps it.
@@ -169,17 +217,21 @@ def _(grown):
     x, weights, _ = two_layers()
     biases = (torch.zeros((), dtype=torch.float64),) * 2
     for norm in NORMS.values():
+
         def slope_at(w):
             w = w.detach().requires_grad_()
             return torch.autograd.grad(
-                loss_of(x, (w, *weights[1:]), biases, norm), w)[0]
+                loss_of(x, (w, *weights[1:]), biases, norm), w
+            )[0]
+
         w = weights[0]
         for _ in range(12):
             slope = slope_at(w)
             after = w - 0.05 * slope
             torch.testing.assert_close(
-                after.square().sum(), grown(w.square().sum(), 0.05,
-                                            slope.norm()))
+                after.square().sum(),
+                grown(w.square().sum(), 0.05, slope.norm()),
+            )
             assert after.norm() > w.norm()
             w = after
         assert (0.9 * 50 * w - 0.05 * slope_at(50 * w)).norm() < 50 * w.norm()
@@ -189,9 +241,14 @@ def _(grown):
         # without ReLU, whose kinks an integrator would have to find
         loss = NORMS["batch"](w @ x).sin().mean()
         return -torch.autograd.grad(loss, w)[0].cpu().numpy().ravel()
+
     flow = scipy.integrate.solve_ivp(
-        downhill, (0, 20), weights[0].cpu().numpy().ravel(), rtol=1e-7,
-        atol=1e-9)
+        downhill,
+        (0, 20),
+        weights[0].cpu().numpy().ravel(),
+        rtol=1e-7,
+        atol=1e-9,
+    )
     lengths = np.linalg.norm(flow.y, axis=0)
     assert abs(lengths / lengths[0] - 1).max() < 1e-5
     assert np.linalg.norm(flow.y[:, -1] - flow.y[:, 0]) > 0.1
@@ -202,13 +259,18 @@ def rayleigh(w, matrix):
     return w @ matrix @ w / (w @ w)
 
 
-@claim("pn-equilibrium", source="labatie2021, §2",
-       statement="scale invariance and weight decay bring the norm of the "
-                 "weights to an equilibrium: over a long run the mean of ‖w‖² "
-                 "is η/(λ(2 − ηλ)) times the mean of ‖∇f‖²",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=lambda lr, decay: lr / (decay * (2 - lr * decay)),
-       mutant=lambda lr, decay: lr / decay)
+@claim(
+    "pn-equilibrium",
+    source="labatie2021, §2",
+    statement="scale invariance and weight decay bring the norm of the "
+    "weights to an equilibrium: over a long run the mean of ‖w‖² "
+    "is η/(λ(2 − ηλ)) times the mean of ‖∇f‖²",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda lr, decay: lr / (decay * (2 - lr * decay)),
+    mutant=lambda lr, decay: lr / decay,
+)
 def _(factor):
     """Stochastic gradient descent on random Rayleigh quotients from two
     lengths: within 3 per cent; to rounding with what the run began and ended
@@ -219,23 +281,29 @@ def _(factor):
         w, found = size * np.random.randn(7), []
         for _ in range(steps + 400):
             matrix, square = np.random.randn(7, 7), w @ w
-            slope = ((matrix + matrix.T) @ w
-                     - 2 * rayleigh(w, matrix) * w) / square
+            slope = (
+                (matrix + matrix.T) @ w - 2 * rayleigh(w, matrix) * w
+            ) / square
             found.append((square, slope @ slope))
             w = (1 - lr * decay) * w - lr * slope
         lengths, slopes = np.mean(found[400:], axis=0)
         assert abs(lengths / (factor(lr, decay) * slopes) - 1) < 0.03
-        drift = (found[400][0] - w @ w) / steps / (1 - (1 - lr * decay)**2)
+        drift = (found[400][0] - w @ w) / steps / (1 - (1 - lr * decay) ** 2)
         assert abs(lengths / (factor(lr, decay) * slopes + drift) - 1) < 1e-9
 
 
-@claim("scale-equilibrium", source="vanlaarhoven2017; wan2021",
-       statement="with a constant gradient g at length 1, weight decay leads "
-                 "to ‖w‖⁴ = ηg²/(λ(2 − ηλ)) from every length, and there a "
-                 "step turns w by the angle with cosine 1 − ηλ",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=scale_invariance.equilibrium_norm,
-       mutant=lambda g, lr, decay: (lr * g**2 / (2 * decay))**0.25)
+@claim(
+    "scale-equilibrium",
+    source="vanlaarhoven2017; wan2021",
+    statement="with a constant gradient g at length 1, weight decay leads "
+    "to ‖w‖⁴ = ηg²/(λ(2 − ηλ)) from every length, and there a "
+    "step turns w by the angle with cosine 1 − ηλ",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=scale_invariance.equilibrium_norm,
+    mutant=lambda g, lr, decay: (lr * g**2 / (2 * decay)) ** 0.25,
+)
 def _(equilibrium):
     "600 steps carried out in the plane of w and its gradient."
     for lr, decay, g in ((0.5, 0.1, 3.0), (0.1, 1.0, 0.2)):
@@ -243,53 +311,80 @@ def _(equilibrium):
             way = [complex(size)]
             for _ in range(600):
                 w = way[-1]
-                way.append((1 - lr * decay) * w - 1j * lr * g * w / abs(w)**2)
+                way.append((1 - lr * decay) * w - 1j * lr * g * w / abs(w) ** 2)
             lengths = torch.tensor([abs(w) for w in way], dtype=torch.float64)
-            torch.testing.assert_close(lengths[1:], scale_invariance.next_norm(
-                lengths[:-1], g, lr, decay))
-            assert abs(abs(way[-1]) / float(equilibrium(
-                g, lr, decay)) - 1) < 1e-9
-            assert abs(abs(np.angle(way[-1] / way[-2]))
-                       - scale_invariance.equilibrium_angle(lr, decay)) < 1e-7
+            torch.testing.assert_close(
+                lengths[1:],
+                scale_invariance.next_norm(lengths[:-1], g, lr, decay),
+            )
+            assert (
+                abs(abs(way[-1]) / float(equilibrium(g, lr, decay)) - 1) < 1e-9
+            )
+            assert (
+                abs(
+                    abs(np.angle(way[-1] / way[-2]))
+                    - scale_invariance.equilibrium_angle(lr, decay)
+                )
+                < 1e-7
+            )
 
 
-@claim("uf-tuning", source="salina, §4.2",
-       statement="learning rate, weight decay and the size of scale-invariant "
-                 "weights interact: (cw, c²η, λ/c²) takes the same directions "
-                 "as (w, η, λ)",
-       kind="estimate", verdict="holds", evidence="proof", formula=(2, -2),
-       mutant=(1, -1))
+@claim(
+    "uf-tuning",
+    source="salina, §4.2",
+    statement="learning rate, weight decay and the size of scale-invariant "
+    "weights interact: (cw, c²η, λ/c²) takes the same directions "
+    "as (w, η, λ)",
+    kind="estimate",
+    verdict="holds",
+    evidence="proof",
+    formula=(2, -2),
+    mutant=(1, -1),
+)
 def _(powers):
     "Ten steps of a network with batch norm, from c = 1, 5 and 0.1."
     x, weights, _ = two_layers()
     biases, ends = (torch.zeros((), dtype=torch.float64),) * 2, []
     for c in (1.0, 5.0, 0.1):
         w = c * weights[0]
-        lr, decay = (0.05 * c**powers[0], 0.3 * c**powers[1])
+        lr, decay = (0.05 * c ** powers[0], 0.3 * c ** powers[1])
         for _ in range(10):
             w = w.detach().requires_grad_()
-            slope, = torch.autograd.grad(
-                loss_of(x, (w, *weights[1:]), biases, NORMS["batch"]), w)
+            (slope,) = torch.autograd.grad(
+                loss_of(x, (w, *weights[1:]), biases, NORMS["batch"]), w
+            )
             w = (1 - lr * decay) * w - lr * slope
         ends.append(w.detach() / w.detach().norm())
     assert (ends[0] - weights[0] / weights[0].norm()).norm() > 0.1
     for end in ends[1:]:
         torch.testing.assert_close(end, ends[0], rtol=1e-6, atol=1e-8)
 
+
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
-@claim("uf-adversarial", source="salina, abstract, §3.2, §4.2 (implied)",
-       statement="as a consequence of scale invariance alone, growing weight "
-                 "norms amplify the effect of adversarial perturbations",
-       kind="theorem", verdict="fails", evidence="proof", formula=True,
-       mutant=False)
+@claim(
+    "uf-adversarial",
+    source="salina, abstract, §3.2, §4.2 (implied)",
+    statement="as a consequence of scale invariance alone, growing weight "
+    "norms amplify the effect of adversarial perturbations",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=True,
+    mutant=False,
+)
 def _(anew):
     """∂f/∂x at W and at 7W: PyTorch's batch norms in training, and in
     evaluation with averages estimated anew; the mutant leaves the old ones.
     """
-    layers = [nn.Linear(4, 6), nn.BatchNorm1d(6, eps=1e-30, momentum=None),
-              nn.ReLU(), nn.Linear(6, 6),
-              nn.BatchNorm1d(6, eps=1e-30, momentum=None), nn.ReLU(),
-              nn.Linear(6, 3)]
+    layers = [
+        nn.Linear(4, 6),
+        nn.BatchNorm1d(6, eps=1e-30, momentum=None),
+        nn.ReLU(),
+        nn.Linear(6, 6),
+        nn.BatchNorm1d(6, eps=1e-30, momentum=None),
+        nn.ReLU(),
+        nn.Linear(6, 3),
+    ]
     net, x = nn.Sequential(*layers).double(), torch.randn(9, 4).double()
 
     def slopes():
@@ -299,7 +394,7 @@ def _(anew):
             mode()
             given = x.clone().requires_grad_()
             found += torch.autograd.grad(net(given).sin().sum(), given)
-        net.load_state_dict(kept)               # as before the training pass
+        net.load_state_dict(kept)  # as before the training pass
         return torch.stack(found)
 
     def estimate():
@@ -320,6 +415,7 @@ def _(anew):
         layers[-1].weight.mul_(7)
     assert slopes().norm() > 1.5 * before.norm()
 
+
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
 def weight_norm(v, g):
     return g * v / v.norm(dim=1, keepdim=True)
@@ -335,15 +431,27 @@ def weight_standardization(v, g):
     return g * c / (v.shape[1] * v.var(1, correction=0, keepdim=True)).sqrt()
 
 
-@claim("uf-wn", source="salina, §2.3, §3.1",
-       statement="weight norm, w = g·v/‖v‖, separates length and direction of "
-                 "a weight vector",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=weight_norm, mutant=lambda v, g: g * v / v.norm())
-@claim("uf-scale-wn", source="salina, §3.2",
-       statement="the output is scale invariant in v, and proportional to g",
-       kind="identity", verdict="holds", evidence="proof", formula=weight_norm,
-       mutant=lambda v, g: g * v / v.norm(dim=1, keepdim=True).square())
+@claim(
+    "uf-wn",
+    source="salina, §2.3, §3.1",
+    statement="weight norm, w = g·v/‖v‖, separates length and direction of "
+    "a weight vector",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=weight_norm,
+    mutant=lambda v, g: g * v / v.norm(),
+)
+@claim(
+    "uf-scale-wn",
+    source="salina, §3.2",
+    statement="the output is scale invariant in v, and proportional to g",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=weight_norm,
+    mutant=lambda v, g: g * v / v.norm(dim=1, keepdim=True).square(),
+)
 def _(norm):
     "PyTorch's parametrization; lengths; v and g multiplied."
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(7, 5).double())
@@ -356,14 +464,20 @@ def _(norm):
     torch.testing.assert_close(norm(v, 9 * g), 9 * norm(v, g))
 
 
-@claim("uf-wn-gradient", source="salina, §2.3 (implied); salimans2016, Eq. 3",
-       statement="∇_v f = (g/‖v‖)(I − v̂v̂ᵀ)∇_w f is orthogonal to v, and v "
-                 "grows under gradient descent",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=scale_invariance.weight_norm_gradient,
-       mutant=lambda v, g, grad: (
-           grad * g / v.norm(dim=1, keepdim=True),
-           (v * grad).sum(1, keepdim=True) / v.norm(dim=1, keepdim=True)))
+@claim(
+    "uf-wn-gradient",
+    source="salina, §2.3 (implied); salimans2016, Eq. 3",
+    statement="∇_v f = (g/‖v‖)(I − v̂v̂ᵀ)∇_w f is orthogonal to v, and v "
+    "grows under gradient descent",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=scale_invariance.weight_norm_gradient,
+    mutant=lambda v, g, grad: (
+        grad * g / v.norm(dim=1, keepdim=True),
+        (v * grad).sum(1, keepdim=True) / v.norm(dim=1, keepdim=True),
+    ),
+)
 def _(gradient):
     "Automatic differentiation of PyTorch's own formula; ten steps."
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(7, 5).double())
@@ -378,16 +492,23 @@ def _(gradient):
         with torch.no_grad():
             v.sub_(0.1 * ours[0])
         torch.testing.assert_close(
-            v.norm(dim=1)**2, before**2 + 0.01 * ours[0].square().sum(1))
+            v.norm(dim=1) ** 2, before**2 + 0.01 * ours[0].square().sum(1)
+        )
 
 
-@claim("uf-cwn", source="salina, §1; huang2017",
-       statement="centred weight norm is w = g(v − v̄)/‖v − v̄‖, of sum 0 and "
-                 "length g",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=centred_weight_norm,
-       mutant=lambda v, g: weight_norm(v, g) - weight_norm(v, g).mean(
-           1, keepdim=True))
+@claim(
+    "uf-cwn",
+    source="salina, §1; huang2017",
+    statement="centred weight norm is w = g(v − v̄)/‖v − v̄‖, of sum 0 and "
+    "length g",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=centred_weight_norm,
+    mutant=lambda v, g: (
+        weight_norm(v, g) - weight_norm(v, g).mean(1, keepdim=True)
+    ),
+)
 def _(norm):
     """Sums and lengths, Python's sums element by element, and this library's
     gaussianized direction without the transform.
@@ -397,76 +518,104 @@ def _(norm):
     assert w.sum(1).abs().max() < 1e-12
     torch.testing.assert_close(w.norm(dim=1), g[:, 0])
     torch.testing.assert_close(
-        w, g * gaussianized_direction(v, gaussianizer=Power(alpha=0.0)))
+        w, g * gaussianized_direction(v, gaussianizer=Power(alpha=0.0))
+    )
     for row, out, length in zip(v.tolist(), w.tolist(), g[:, 0].tolist()):
         c = [value - sum(row) / 7 for value in row]
-        size = sum(value**2 for value in c)**0.5
+        size = sum(value**2 for value in c) ** 0.5
         assert max(abs(length * a / size - b) for a, b in zip(c, out)) < 1e-12
 
 
-@claim("centred-weights-blind", source="new",
-       statement="an affine unit of N inputs has N + 1 degrees of freedom, "
-                 "with weight norm too; with centred weight norm or weight "
-                 "standardization it has N, whatever affine map follows",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=(0, 0, -1, -1), mutant=(0, 0, 0, -1))
+@claim(
+    "centred-weights-blind",
+    source="new",
+    statement="an affine unit of N inputs has N + 1 degrees of freedom, "
+    "with weight norm too; with centred weight norm or weight "
+    "standardization it has N, whatever affine map follows",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=(0, 0, -1, -1),
+    mutant=(0, 0, 0, -1),
+)
 def _(lost):
     """Rank of the derivative of the outputs for N + 4 inputs in all parameters;
     inputs shifted; the best fit of the mean of the inputs.
     """
     n = 7
     x = torch.randn(n + 4, n, dtype=torch.float64)
-    maps = (lambda v, g: g * v, weight_norm, centred_weight_norm,
-            weight_standardization)
+    maps = (
+        lambda v, g: g * v,
+        weight_norm,
+        centred_weight_norm,
+        weight_standardization,
+    )
     for weights, missing in zip(maps, lost):
-        unit = lambda p, x: (x @ weights(p[None, :n], p[n])[0] + p[n + 1])
+        unit = lambda p, x: x @ weights(p[None, :n], p[n])[0] + p[n + 1]
         p = torch.randn(n + 2, dtype=torch.float64)
         slopes = torch.func.jacrev(lambda p: unit(p, x))(p)
         assert torch.linalg.matrix_rank(slopes, rtol=1e-9) == n + 1 + missing
         blind = (unit(p, x + 3) - unit(p, x)).abs().max() < 1e-12
         assert blind == (missing < 0)
-    inside = x - x.mean(1, keepdim=True)        # all that such a unit sees
+    inside = x - x.mean(1, keepdim=True)  # all that such a unit sees
     shift = torch.randn(n + 4, 1, dtype=torch.float64)
-    torch.testing.assert_close((x + shift) - (x + shift).mean(1, keepdim=True),
-                               inside)
+    torch.testing.assert_close(
+        (x + shift) - (x + shift).mean(1, keepdim=True), inside
+    )
+
 
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
-@claim("uf-sn", source="salina, §1, §3.1 (implied)",
-       statement="spectral norm projects the weights onto a hypersphere",
-       kind="theorem", verdict="fails", evidence="proof",
-       formula=lambda s: (s / s.max()).square().sum().sqrt(),
-       mutant=lambda s: torch.ones((), dtype=s.dtype))
+@claim(
+    "uf-sn",
+    source="salina, §1, §3.1 (implied)",
+    statement="spectral norm projects the weights onto a hypersphere",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=lambda s: (s / s.max()).square().sum().sqrt(),
+    mutant=lambda s: torch.ones((), dtype=s.dtype),
+)
 def _(length):
     """PyTorch's parametrization after many power iterations: operator norm 1,
     the Euclidean norm as by the formula; a nearer point; Euler's identity.
     """
     for n in (5, 7):
         layer = nn.utils.parametrizations.spectral_norm(
-            nn.Linear(n, n).double(), n_power_iterations=300)
+            nn.Linear(n, n).double(), n_power_iterations=300
+        )
         w = layer.weight.detach()
-        torch.testing.assert_close(torch.linalg.matrix_norm(w, 2),
-                                   torch.ones((), dtype=torch.float64))
+        torch.testing.assert_close(
+            torch.linalg.matrix_norm(w, 2), torch.ones((), dtype=torch.float64)
+        )
         raw = layer.parametrizations.weight.original.detach() * 9
         s = torch.linalg.svdvals(raw)
         torch.testing.assert_close(w.norm(), length(s))
         left, s, right = torch.linalg.svd(raw)
         cut = left @ torch.diag(s.clamp(max=1)) @ right
-        torch.testing.assert_close(torch.linalg.matrix_norm(cut, 2),
-                                   torch.ones((), dtype=torch.float64))
+        torch.testing.assert_close(
+            torch.linalg.matrix_norm(cut, 2),
+            torch.ones((), dtype=torch.float64),
+        )
         assert (cut - raw).norm() < (raw / s[0] - raw).norm() - 0.1
         raw.requires_grad_()
         out = raw / torch.linalg.matrix_norm(raw, 2)
-        slope, = torch.autograd.grad(out.sin().sum(), raw)
+        (slope,) = torch.autograd.grad(out.sin().sum(), raw)
         assert (slope * raw).sum().abs() < 1e-10
 
+
 # %% ../../../nbs/325_theory.scale_invariance.ipynb
-@claim("uf-gamma-prune", source="salina, §1, §3.3, §4.1; liu2017",
-       statement="channels with a small γ can be removed safely",
-       kind="theorem", verdict="holds if",
-       condition="γ = 0, what the channel contributes is moved into the next "
-                 "bias, and the next layer pads no zeros",
-       evidence="proof", formula=scale_invariance.absorbed_bias,
-       mutant=lambda weight, constants: 0 * weight.flatten(1).sum(1))
+@claim(
+    "uf-gamma-prune",
+    source="salina, §1, §3.3, §4.1; liu2017",
+    statement="channels with a small γ can be removed safely",
+    kind="theorem",
+    verdict="holds if",
+    condition="γ = 0, what the channel contributes is moved into the next "
+    "bias, and the next layer pads no zeros",
+    evidence="proof",
+    formula=scale_invariance.absorbed_bias,
+    mutant=lambda weight, constants: 0 * weight.flatten(1).sum(1),
+)
 def _(bias):
     """Batch norm, ReLU, convolution without padding, with circular padding and
     with zeros: there it is right inside and wrong at the border.
@@ -479,8 +628,11 @@ def _(bias):
     kept, zero = [0, 2, 4], torch.zeros(5, dtype=torch.float64)
     gone = torch.where(gamma == 0, torch.relu(beta), zero)
     for mode in (None, "circular", "constant"):
-        pad = (lambda t: t) if mode is None else (
-            lambda t: F.pad(t, (1, 1, 1, 1), mode=mode))
+        pad = (
+            (lambda t: t)
+            if mode is None
+            else (lambda t: F.pad(t, (1, 1, 1, 1), mode=mode))
+        )
         whole = F.conv2d(pad(a), weight)
         pruned = F.conv2d(pad(a[:, kept]), weight[:, kept], bias(weight, gone))
         if mode == "constant":
@@ -489,24 +641,36 @@ def _(bias):
         torch.testing.assert_close(pruned, whole)
 
 
-@claim("uf-gamma-gauge", source="salina, §3.3 (implied)",
-       statement="γ measures how important a channel is", kind="theorem",
-       verdict="fails", evidence="proof", formula=lambda s: 1 / s,
-       mutant=lambda s: 1.0)
+@claim(
+    "uf-gamma-gauge",
+    source="salina, §3.3 (implied)",
+    statement="γ measures how important a channel is",
+    kind="theorem",
+    verdict="fails",
+    evidence="proof",
+    formula=lambda s: 1 / s,
+    mutant=lambda s: 1.0,
+)
 def _(behind):
     "ReLU: any γ > 0 for one channel, the same network; not so for GELU."
     u = torch.randn(9, 5, dtype=torch.float64)
     gamma, beta = torch.randn(2, 5, dtype=torch.float64)
     weight = torch.randn(3, 5, dtype=torch.float64)
+
     def network(activation, s):
         factor = torch.ones(5, dtype=torch.float64)
         factor[2] = s
         after = torch.ones(5, dtype=torch.float64)
         after[2] = behind(s)
-        return activation(F.batch_norm(
-            u, None, None, factor * gamma, factor * beta, True)) @ (
-                weight * after).T
+        return (
+            activation(
+                F.batch_norm(u, None, None, factor * gamma, factor * beta, True)
+            )
+            @ (weight * after).T
+        )
+
     for s in (1e-3, 0.2, 10.0):
-        torch.testing.assert_close(network(torch.relu, s),
-                                   network(torch.relu, 1.0))
+        torch.testing.assert_close(
+            network(torch.relu, s), network(torch.relu, 1.0)
+        )
         assert (network(F.gelu, s) - network(F.gelu, 1.0)).abs().max() > 1e-3

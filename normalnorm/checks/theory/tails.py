@@ -11,60 +11,94 @@ import torch
 from normalnorm.claims import claim
 from normalnorm.theory.newton import standardized
 from normalnorm.theory.tails import (
-    newton_delta, ratio_to_theta, tail_nll, tail_nll_derivatives)
+    newton_delta,
+    ratio_to_theta,
+    tail_nll,
+    tail_nll_derivatives,
+)
 
 
-@claim("tail-score-kurtosis", source="new",
-       statement="T'(0) = −(m₄−3)/2; T''(0⁺) = 3m₆/2 − m₄²/2 − 4m₄; T''(0⁻) = "
-                 "(m₆−m₄²)/2 + m₄",
-       kind="identity", verdict="holds", evidence="proof", formula=3.0,
-       mutant=1.0)
+@claim(
+    "tail-score-kurtosis",
+    source="new",
+    statement="T'(0) = −(m₄−3)/2; T''(0⁺) = 3m₆/2 − m₄²/2 − 4m₄; T''(0⁻) = "
+    "(m₆−m₄²)/2 + m₄",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=3.0,
+    mutant=1.0,
+)
 def _(normal):
     """Autograd of the likelihood on both sides of 0; the mutant compares the
     kurtosis with 1.
     """
     k = standardized(torch.randn(30, 50, dtype=torch.float64) ** 3, -1)
     m4, m6 = (k**4).mean(-1, keepdim=True), (k**6).mean(-1, keepdim=True)
-    for delta, curvature in ((0.0, 1.5 * m6 - 0.5 * m4**2 - 4 * m4),
-                             (-1e-12, 0.5 * (m6 - m4**2) + m4)):
+    for delta, curvature in (
+        (0.0, 1.5 * m6 - 0.5 * m4**2 - 4 * m4),
+        (-1e-12, 0.5 * (m6 - m4**2) + m4),
+    ):
         x = torch.full((30, 1), delta, dtype=torch.float64, requires_grad=True)
-        first, = torch.autograd.grad(
-            tail_nll(k, x, -1).sum(), x, create_graph=True)
-        second, = torch.autograd.grad(first.sum(), x)
+        (first,) = torch.autograd.grad(
+            tail_nll(k, x, -1).sum(), x, create_graph=True
+        )
+        (second,) = torch.autograd.grad(first.sum(), x)
         torch.testing.assert_close(
-            first.detach(), -0.5 * (m4 - normal), rtol=1e-6, atol=1e-6)
+            first.detach(), -0.5 * (m4 - normal), rtol=1e-6, atol=1e-6
+        )
         torch.testing.assert_close(second, curvature, rtol=1e-6, atol=1e-6)
 
 
-@claim("newton-delta-bounded", source="new",
-       statement="−1 ≤ (m₄−3)/(m₆−m₄²+2m₄) < ½ for every standardized sample, "
-                 "and both ends are the best",
-       kind="inequality", verdict="holds", evidence="proof", formula=0.5,
-       mutant=0.4999)
+@claim(
+    "newton-delta-bounded",
+    source="new",
+    statement="−1 ≤ (m₄−3)/(m₆−m₄²+2m₄) < ½ for every standardized sample, "
+    "and both ends are the best",
+    kind="inequality",
+    verdict="holds",
+    evidence="proof",
+    formula=0.5,
+    mutant=0.4999,
+)
 def _(bound):
     """Random laws of two to five atoms, heavy samples, a lone outlier; two
     opposite ones among zeros, which come near ½, and ±1, which has −1.
     """
     h = torch.randn(20_000, 5, dtype=torch.float64) * 10 ** torch.rand(
-        20_000, 1, dtype=torch.float64)
+        20_000, 1, dtype=torch.float64
+    )
     lone = torch.zeros(1, 100_000, dtype=torch.float64)
     lone[0, 0] = 1
     pair = torch.zeros(1, 100_000, dtype=torch.float64)
     pair[0, :2] = torch.tensor([1.0, -1.0])
     signs = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     found = torch.cat(
-        [newton_delta(pair, -1), newton_delta(signs, -1, light=True),
-         newton_delta(h, -1, light=True), newton_delta(lone, -1),
-         newton_delta(torch.randn(50, 1000, dtype=torch.float64) ** 5, -1)])
-    assert (bound - 1e-4 < found.max() < bound
-            and -1 - 1e-9 <= found.min() < -1 + 1e-9)
+        [
+            newton_delta(pair, -1),
+            newton_delta(signs, -1, light=True),
+            newton_delta(h, -1, light=True),
+            newton_delta(lone, -1),
+            newton_delta(torch.randn(50, 1000, dtype=torch.float64) ** 5, -1),
+        ]
+    )
+    assert (
+        bound - 1e-4 < found.max() < bound
+        and -1 - 1e-9 <= found.min() < -1 + 1e-9
+    )
 
 
-@claim("tail-light-convex", source="new",
-       statement="the likelihood of the tail transform is convex in δ < 0, for "
-                 "every sample",
-       kind="theorem", verdict="holds", evidence="proof", formula=-1.0,
-       mutant=1.0)
+@claim(
+    "tail-light-convex",
+    source="new",
+    statement="the likelihood of the tail transform is convex in δ < 0, for "
+    "every sample",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=-1.0,
+    mutant=1.0,
+)
 def _(side):
     """The closed second derivative; on the mutant's side, δ > 0, it takes both
     signs.
@@ -73,12 +107,19 @@ def _(side):
     for size in (1e-3, 0.1, 1.0):
         assert (tail_nll_derivatives(k, side * size, -1)[1] > 0).all()
 
+
 # %% ../../../nbs/263_theory.tails.ipynb
-@claim("geary-theta", source="geary1935; goerg2015",
-       statement="for u·exp(θu²/2), √(π/2)·E|z|/√E z² = (1−2θ)^¾/(1−θ), and "
-                 "ratio_to_theta inverts it",
-       kind="identity", verdict="holds", evidence="proof", formula=0.75,
-       mutant=1.5)
+@claim(
+    "geary-theta",
+    source="geary1935; goerg2015",
+    statement="for u·exp(θu²/2), √(π/2)·E|z|/√E z² = (1−2θ)^¾/(1−θ), and "
+    "ratio_to_theta inverts it",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=0.75,
+    mutant=1.5,
+)
 def _(power):
     """Round trip, and the slope by autograd against differences; the mutant has
     the wrong power of the variance.
@@ -87,13 +128,19 @@ def _(power):
     rho = ((1 - 2 * theta) ** power / (1 - theta)).requires_grad_()
     found = ratio_to_theta(rho)
     torch.testing.assert_close(found.detach(), theta, rtol=1e-9, atol=1e-12)
-    slope, = torch.autograd.grad(found.sum(), rho, create_graph=True)
-    bend, = torch.autograd.grad(slope.sum(), rho)
+    (slope,) = torch.autograd.grad(found.sum(), rho, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), rho)
     step = 1e-5 * (1 - rho.detach()).clamp(max=1e-2)
-    up, down = (ratio_to_theta(rho.detach() + step),
-                ratio_to_theta(rho.detach() - step))
+    up, down = (
+        ratio_to_theta(rho.detach() + step),
+        ratio_to_theta(rho.detach() - step),
+    )
     torch.testing.assert_close(
-        slope.detach(), (up - down) / (2 * step), rtol=1e-5, atol=1e-8)
+        slope.detach(), (up - down) / (2 * step), rtol=1e-5, atol=1e-8
+    )
     torch.testing.assert_close(
-        bend[1:4], ((up + down - 2 * found.detach()) / step**2)[1:4], rtol=1e-2,
-        atol=1e-2)
+        bend[1:4],
+        ((up + down - 2 * found.detach()) / step**2)[1:4],
+        rtol=1e-2,
+        atol=1e-2,
+    )

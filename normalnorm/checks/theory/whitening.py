@@ -18,15 +18,24 @@ from normalnorm.theory import whitening
 def inverse_factor(vectors, roots, direction):
     "The mutant: the divided differences of 1/λ, −1/(λᵢλⱼ)."
     r, s = roots[..., :, None], roots[..., None, :]
-    return (vectors @ (-(vectors.mT @ direction @ vectors) / (r * s).square())
-            @ vectors.mT)
+    return (
+        vectors
+        @ (-(vectors.mT @ direction @ vectors) / (r * s).square())
+        @ vectors.mT
+    )
 
 
-@claim("whitening-derivative", source="daleckii and krein; higham2008",
-       statement="the derivative of A^{-1/2} has in the eigenbasis the entries "
-                 "−dA_ij/(r_i r_j (r_i + r_j)), r² the eigenvalues",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=whitening.inverse_root_derivative, mutant=inverse_factor)
+@claim(
+    "whitening-derivative",
+    source="daleckii and krein; higham2008",
+    statement="the derivative of A^{-1/2} has in the eigenbasis the entries "
+    "−dA_ij/(r_i r_j (r_i + r_j)), r² the eigenvalues",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=whitening.inverse_root_derivative,
+    mutant=inverse_factor,
+)
 def _(formula):
     """Central differences in 40 digits, eigenvalues 2, 2, 5; and scipy's
     Sylvester solver at condition 1e6.
@@ -36,68 +45,99 @@ def _(formula):
     direction += direction.T
     with mp.workdps(40):
         basis = mp.qr(mp.matrix(q.tolist()))[0]
-        a, e, h = (basis * mp.diag([2, 2, 5]) * basis.T,
-                   mp.matrix(direction.tolist()), mp.mpf(10) ** -12)
+        a, e, h = (
+            basis * mp.diag([2, 2, 5]) * basis.T,
+            mp.matrix(direction.tolist()),
+            mp.mpf(10) ** -12,
+        )
         up, down = (mp.inverse(mp.sqrtm(a + s * h * e)) for s in (1, -1))
         expected = np.array(((up - down) / (2 * h)).tolist(), dtype=float)
         vectors = torch.tensor(np.array(basis.tolist(), dtype=float))
-    ours = formula(vectors, torch.tensor([2.0, 2.0, 5.0]).double().sqrt(),
-                   torch.tensor(direction))
+    ours = formula(
+        vectors,
+        torch.tensor([2.0, 2.0, 5.0]).double().sqrt(),
+        torch.tensor(direction),
+    )
     np.testing.assert_allclose(ours, expected, rtol=1e-11, atol=1e-12)
     q = np.linalg.qr(np.random.randn(5, 5))[0]
     r = np.array([1e-3, 1e-2, 0.1, 0.1, 1.0])
     direction = np.random.randn(5, 5)
     direction += direction.T
     root, inverse = q * r @ q.T, q / r @ q.T
-    expected = (-inverse @ scipy.linalg.solve_sylvester(root, root, direction)
-                @ inverse)
+    expected = (
+        -inverse @ scipy.linalg.solve_sylvester(root, root, direction) @ inverse
+    )
     np.testing.assert_allclose(
-        formula(*map(torch.tensor, (q, r, direction))), expected, rtol=1e-8,
-        atol=1e-8 * abs(expected).max())
+        formula(*map(torch.tensor, (q, r, direction))),
+        expected,
+        rtol=1e-8,
+        atol=1e-8 * abs(expected).max(),
+    )
+
 
 # %% ../../../nbs/250_theory.whitening.ipynb
 def plain_mean(white, grad, vectors, roots):
     "The mutant: (M + M^T)/2 for B."
     blend = (grad @ white.mT + white @ grad.mT) / 2 / white.shape[-1]
     return (vectors / roots[..., None, :] @ vectors.mT) @ (
-        grad - grad.mean(-1, keepdim=True) - blend @ white)
+        grad - grad.mean(-1, keepdim=True) - blend @ white
+    )
 
 
-@claim("whitening-gradient", source="new (huang2018, backward pass)",
-       statement="the gradient of whitened values is W (G − mean G − B Y), "
-                 "B_ij = (r_j M_ij + r_i M_ji)/(r_i + r_j) in the eigenbasis, "
-                 "M = GY^T/N",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=whitening.whitening_gradient, mutant=plain_mean)
+@claim(
+    "whitening-gradient",
+    source="new (huang2018, backward pass)",
+    statement="the gradient of whitened values is W (G − mean G − B Y), "
+    "B_ij = (r_j M_ij + r_i M_ji)/(r_i + r_j) in the eigenbasis, "
+    "M = GY^T/N",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=whitening.whitening_gradient,
+    mutant=plain_mean,
+)
 def _(formula):
     """Differences of scipy.linalg.sqrtm at 12 places each: random samples,
     covariance exactly I, 3 samples of 5 channels.
     """
     signs = scipy.linalg.hadamard(8)[1:4].astype(float)
-    for u, eps in ((np.random.randn(4, 9), 0.0),
-                   (np.exp(np.random.randn(4, 9)), 1e-3), (signs, 1e-3),
-                   (np.random.randn(5, 3), 0.1)):
+    for u, eps in (
+        (np.random.randn(4, 9), 0.0),
+        (np.exp(np.random.randn(4, 9)), 1e-3),
+        (signs, 1e-3),
+        (np.random.randn(5, 3), 0.1),
+    ):
         g = np.random.randn(*u.shape)
 
         def loss(u):
             c = u - u.mean(1, keepdims=True)
-            return (g * np.linalg.solve(
-                        scipy.linalg.sqrtm(
-                            c @ c.T / c.shape[1] + eps * np.eye(len(c))).real,
-                        c)).sum()
+            return (
+                g
+                * np.linalg.solve(
+                    scipy.linalg.sqrtm(
+                        c @ c.T / c.shape[1] + eps * np.eye(len(c))
+                    ).real,
+                    c,
+                )
+            ).sum()
 
         c = torch.tensor(u - u.mean(1, keepdims=True))
         values, vectors = torch.linalg.eigh(c @ c.T / c.shape[1])
         roots = (values.clamp(min=0) + eps).sqrt()
-        ours = formula(vectors / roots @ vectors.T @ c, torch.tensor(g),
-                       vectors, roots)
+        ours = formula(
+            vectors / roots @ vectors.T @ c, torch.tensor(g), vectors, roots
+        )
         for _ in range(12):
             i, j = np.random.randint(u.shape[0]), np.random.randint(u.shape[1])
             step = np.zeros_like(u)
             step[i, j] = 1e-5
             np.testing.assert_allclose(
-                ours[i, j], (loss(u + step) - loss(u - step)) / 2e-5, rtol=1e-5,
-                atol=1e-7)
+                ours[i, j],
+                (loss(u + step) - loss(u - step)) / 2e-5,
+                rtol=1e-5,
+                atol=1e-7,
+            )
+
 
 # %% ../../../nbs/250_theory.whitening.ipynb
 def by_nested_gradients(a, c, direction, orders):
@@ -105,18 +145,24 @@ def by_nested_gradients(a, c, direction, orders):
     value = (c * whitening.matrix_roots(a + t * direction)[1]).sum()
     out = []
     for _ in range(orders):
-        value, = torch.autograd.grad(value, t, create_graph=True)
+        (value,) = torch.autograd.grad(value, t, create_graph=True)
         out.append(value.item())
     return out
 
 
-@claim("whitening-orders", source="new",
-       statement="derivatives of A^{-1/2} to order 4 through the Lyapunov "
-                 "equation alone, at equal eigenvalues",
-       kind="algorithm", verdict="holds", evidence="numerical",
-       formula=by_nested_gradients,
-       mutant=lambda a, c, direction, orders: by_nested_gradients(
-           a, c, direction, orders)[:1] + [0.0] * (orders - 1))
+@claim(
+    "whitening-orders",
+    source="new",
+    statement="derivatives of A^{-1/2} to order 4 through the Lyapunov "
+    "equation alone, at equal eigenvalues",
+    kind="algorithm",
+    verdict="holds",
+    evidence="numerical",
+    formula=by_nested_gradients,
+    mutant=lambda a, c, direction, orders: (
+        by_nested_gradients(a, c, direction, orders)[:1] + [0.0] * (orders - 1)
+    ),
+)
 def _(derivatives):
     """Four derivatives along a line against 60-digit differences, eigenvalues
     2, 2, 5.
@@ -131,13 +177,20 @@ def _(derivatives):
 
         def value(t):
             inverse = mp.inverse(mp.sqrtm(exact[0] + t * exact[2]))
-            return mp.fsum(exact[1][i, j] * inverse[i, j] for i in range(3)
-                           for j in range(3))
+            return mp.fsum(
+                exact[1][i, j] * inverse[i, j]
+                for i in range(3)
+                for j in range(3)
+            )
 
-        expected = [float(mp.diff(value, 0, k, h=mp.mpf(10) ** -10))
-                    for k in (1, 2, 3, 4)]
+        expected = [
+            float(mp.diff(value, 0, k, h=mp.mpf(10) ** -10))
+            for k in (1, 2, 3, 4)
+        ]
     np.testing.assert_allclose(
-        derivatives((a + a.T) / 2, c, direction, 4), expected, rtol=1e-9)
+        derivatives((a + a.T) / 2, c, direction, 4), expected, rtol=1e-9
+    )
+
 
 # %% ../../../nbs/250_theory.whitening.ipynb
 import math
@@ -154,13 +207,18 @@ def scalar_iteration(z, iterations):
     return 1 - newton_gain(z, iterations) ** 2 * z
 
 
-@claim("newton-schulz-residual", source="huang2019; higham2008",
-       statement="the residual e = 1 − p²z of the iteration p ← p(3 − p²z)/2 "
-                 "obeys e ← e²(3 + e)/4; from p = 1 it converges to z^(−1/2) "
-                 "for 0 < z < 3",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda e: e * e * (3 + e) / 4,
-       mutant=lambda e: e * e * (3 - e) / 4)
+@claim(
+    "newton-schulz-residual",
+    source="huang2019; higham2008",
+    statement="the residual e = 1 − p²z of the iteration p ← p(3 − p²z)/2 "
+    "obeys e ← e²(3 + e)/4; from p = 1 it converges to z^(−1/2) "
+    "for 0 < z < 3",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda e: e * e * (3 + e) / 4,
+    mutant=lambda e: e * e * (3 - e) / 4,
+)
 def _(step):
     """The iteration itself in 30 digits, for z between 1e-6 and 3; at 3.01 it
     finds the wrong root, at 5.01 none.
@@ -168,31 +226,45 @@ def _(step):
     for z in (1e-6, 0.1, 0.9, 1.0, 2.0, 2.99):
         with mp.workdps(30):
             for t in range(4):
-                expected, e = (scalar_iteration(mp.mpf(z), t + 1),
-                               step(scalar_iteration(mp.mpf(z), t)))
+                expected, e = (
+                    scalar_iteration(mp.mpf(z), t + 1),
+                    step(scalar_iteration(mp.mpf(z), t)),
+                )
                 assert abs(e - expected) < mp.mpf(10) ** -20, z
         assert abs(newton_gain(z, 60) - z**-0.5) < 1e-12
-    assert (abs(newton_gain(3.01, 60) + 3.01**-0.5) < 1e-12
-            and abs(newton_gain(5.01, 15)) > 1e3)
+    assert (
+        abs(newton_gain(3.01, 60) + 3.01**-0.5) < 1e-12
+        and abs(newton_gain(5.01, 15)) > 1e3
+    )
 
 
-@claim("newton-schulz-count", source="new",
-       statement="log(1/z)/log(9/4) iterations, and at most five more, leave a "
-                 "residual of 1e-6, z the smallest eigenvalue over the trace",
-       kind="estimate", verdict="holds", evidence="numerical", formula=9 / 4,
-       mutant=2.24)
+@claim(
+    "newton-schulz-count",
+    source="new",
+    statement="log(1/z)/log(9/4) iterations, and at most five more, leave a "
+    "residual of 1e-6, z the smallest eigenvalue over the trace",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=9 / 4,
+    mutant=2.24,
+)
 def _(rate):
     """The iteration, for z from 1 to 1e-12, and, where half a percent of the
     rate shows, 1e-100 and 1e-300; the mutant's rate is 2.24.
     """
     for exponent in (*range(13), 100, 300):
-        z = 10.0 ** -exponent
+        z = 10.0**-exponent
         # fewer do not suffice: each multiplies p by 3/2 at most
         start = max(0, int(2.8 * exponent) - 10)
         assert start == 0 or abs(scalar_iteration(z, start)) > 1e-6
-        needed = next(t for t in range(start, start + 80)
-                      if abs(scalar_iteration(z, t)) <= 1e-6)
+        needed = next(
+            t
+            for t in range(start, start + 80)
+            if abs(scalar_iteration(z, t)) <= 1e-6
+        )
         assert 0 <= needed - math.log(1 / z, rate) <= 5, (z, needed)
+
 
 # %% ../../../nbs/250_theory.whitening.ipynb
 def one_step_uncoupled(a, p):
@@ -204,31 +276,43 @@ def one_step_coupled(y, z):
     return y @ t, t @ z
 
 
-@claim("newton-schulz-unstable",
-       source="new (huang2019, the iteration as printed)",
-       statement="one step of P ← (3P − P³A)/2 multiplies an error E_ij by (2 "
-                 "− t − t²)/2, t² = λ_j/λ_i: it is unstable for condition "
-                 "numbers above 2.44",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda t: (2 - t - t * t) / 2,
-       mutant=lambda t: (2 - t - 1 / t) / 2)
+@claim(
+    "newton-schulz-unstable",
+    source="new (huang2019, the iteration as printed)",
+    statement="one step of P ← (3P − P³A)/2 multiplies an error E_ij by (2 "
+    "− t − t²)/2, t² = λ_j/λ_i: it is unstable for condition "
+    "numbers above 2.44",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda t: (2 - t - t * t) / 2,
+    mutant=lambda t: (2 - t - 1 / t) / 2,
+)
 def _(factor):
     "A disturbed fixed point, eigenvalues 1 to 100; the root of t² + t = 4."
     values = torch.tensor([1.0, 3.0, 10.0, 100.0], dtype=torch.float64)
     e = 1e-6 * torch.randn(4, 4, dtype=torch.float64)
-    moved = (one_step_uncoupled(values.diag(), values.rsqrt().diag() + e)
-             - values.rsqrt().diag())
+    moved = (
+        one_step_uncoupled(values.diag(), values.rsqrt().diag() + e)
+        - values.rsqrt().diag()
+    )
     t = (values[None, :] / values[:, None]).sqrt()
     torch.testing.assert_close(moved, factor(t) * e, rtol=1e-3, atol=1e-9)
     edge = (math.sqrt(17) - 1) / 2
     assert abs(factor(edge) + 1) < 1e-12 and abs(edge**2 - 2.44) < 0.01
 
 
-@claim("newton-schulz-coupled-stable", source="higham2008",
-       statement="one step of the coupled iteration maps errors (E, F) to (E − "
-                 "U F U, F − W E W)/2, a projection",
-       kind="identity", verdict="holds", evidence="proof", formula=-1.0,
-       mutant=1.0)
+@claim(
+    "newton-schulz-coupled-stable",
+    source="higham2008",
+    statement="one step of the coupled iteration maps errors (E, F) to (E − "
+    "U F U, F − W E W)/2, a projection",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=-1.0,
+    mutant=1.0,
+)
 def _(sign):
     "A disturbed fixed point; twice is once. The mutant adds."
     values = torch.tensor([1.0, 3.0, 10.0, 100.0], dtype=torch.float64)
@@ -239,50 +323,77 @@ def _(sign):
 
     e, f = 1e-7 * torch.randn(2, 4, 4, dtype=torch.float64)
     y, z = one_step_coupled(r + e, w + f)
-    torch.testing.assert_close(torch.stack((y - r, z - w)),
-                               torch.stack(linear(e, f)), rtol=1e-3, atol=1e-9)
     torch.testing.assert_close(
-        torch.stack(linear(*linear(e, f))), torch.stack(linear(e, f)))
+        torch.stack((y - r, z - w)),
+        torch.stack(linear(e, f)),
+        rtol=1e-3,
+        atol=1e-9,
+    )
+    torch.testing.assert_close(
+        torch.stack(linear(*linear(e, f))), torch.stack(linear(e, f))
+    )
+
 
 # %% ../../../nbs/250_theory.whitening.ipynb
-@claim("whitening-zca-nearest", source="kessy2018",
-       statement="of all whitening matrices, Σ^{-1/2} changes the data least, "
-                 "and is nearest to the identity",
-       kind="theorem", verdict="holds", evidence="proof",
-       formula=lambda a: whitening.whitening_matrix(a, 0.0),
-       mutant=lambda a: torch.linalg.inv(torch.linalg.cholesky(a)))
+@claim(
+    "whitening-zca-nearest",
+    source="kessy2018",
+    statement="of all whitening matrices, Σ^{-1/2} changes the data least, "
+    "and is nearest to the identity",
+    kind="theorem",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda a: whitening.whitening_matrix(a, 0.0),
+    mutant=lambda a: torch.linalg.inv(torch.linalg.cholesky(a)),
+)
 def _(matrix):
     "Against PCA and 200 random rotations; the mutant is Cholesky's."
     c = torch.randn(5, 5, dtype=torch.float64)
     a = c @ c.T + 0.1 * torch.eye(5)
     w = matrix(a)
     torch.testing.assert_close(
-        w @ a @ w.T, torch.eye(5, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+        w @ a @ w.T, torch.eye(5, dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
     values, vectors = torch.linalg.eigh(a)
     others = [values.rsqrt()[:, None] * vectors.T] + [
         torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0] @ w
-        for _ in range(200)]
-    others += [torch.linalg.matrix_exp(0.01 * (m - m.T)) @ w
-               for m in torch.randn(200, 5, 5, dtype=torch.float64)]
+        for _ in range(200)
+    ]
+    others += [
+        torch.linalg.matrix_exp(0.01 * (m - m.T)) @ w
+        for m in torch.randn(200, 5, 5, dtype=torch.float64)
+    ]
     change = lambda w: (w @ a @ w.T + a - 2 * w @ a).trace()
     distance = lambda w: (w - torch.eye(5)).norm()
-    assert all(change(o) > change(w) and distance(o) > distance(w)
-               for o in others)
+    assert all(
+        change(o) > change(w) and distance(o) > distance(w) for o in others
+    )
 
 
-@claim("whitening-equivariant", source="kessy2018",
-       statement="rotated input gives rotated output: ZCA(Qx) = Q ZCA(x) for "
-                 "orthogonal Q",
-       kind="identity", verdict="holds", evidence="proof",
-       formula=lambda a: whitening.whitening_matrix(a, 1e-3),
-       mutant=lambda a: torch.linalg.inv(
-           torch.linalg.cholesky(a + 1e-3 * torch.eye(len(a)))))
+@claim(
+    "whitening-equivariant",
+    source="kessy2018",
+    statement="rotated input gives rotated output: ZCA(Qx) = Q ZCA(x) for "
+    "orthogonal Q",
+    kind="identity",
+    verdict="holds",
+    evidence="proof",
+    formula=lambda a: whitening.whitening_matrix(a, 1e-3),
+    mutant=lambda a: torch.linalg.inv(
+        torch.linalg.cholesky(a + 1e-3 * torch.eye(len(a)))
+    ),
+)
 def _(matrix):
     "A random rotation, and a permutation of the channels."
     x = torch.randn(5, 50, dtype=torch.float64).exp()
     x = x - x.mean(1, keepdim=True)
-    for q in (torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0],
-              torch.eye(5, dtype=torch.float64)[torch.randperm(5).roll(1)]):
+    for q in (
+        torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0],
+        torch.eye(5, dtype=torch.float64)[torch.randperm(5).roll(1)],
+    ):
         torch.testing.assert_close(
             matrix(whitening.covariance(q @ x)) @ q @ x,
-            q @ matrix(whitening.covariance(x)) @ x, rtol=1e-9, atol=1e-9)
+            q @ matrix(whitening.covariance(x)) @ x,
+            rtol=1e-9,
+            atol=1e-9,
+        )

@@ -7,8 +7,16 @@ layers of very thin kernels.
 # ../../../nbs/742_experiments.networks.efficient.ipynb.
 
 # %% auto #0
-__all__ = ['STAGES', 'SqueezeExcite', 'InvertedBottleneck', 'round_channels',
-           'fan_out_per_group', 'EfficientNet', 'tf_batch_norm', 'efficientnet']
+__all__ = [
+    "STAGES",
+    "SqueezeExcite",
+    "InvertedBottleneck",
+    "round_channels",
+    "fan_out_per_group",
+    "EfficientNet",
+    "tf_batch_norm",
+    "efficientnet",
+]
 
 # %% ../../../nbs/742_experiments.networks.efficient.ipynb #18b20d31
 import math
@@ -17,8 +25,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .residual import (
-    Activation, DropPath, Norm, Parts, fan_out_normal)
+from normalnorm.experiments.networks.residual import (
+    Activation,
+    DropPath,
+    Norm,
+    Parts,
+    fan_out_normal,
+)
 
 
 class SqueezeExcite(nn.Module):
@@ -38,13 +51,19 @@ class SqueezeExcite(nn.Module):
     def __init__(self, channels: int, squeezed: int, activation: Activation):
         super().__init__()
         self.reduce, self.act, self.expand = (
-            nn.Conv2d(channels, squeezed, 1), activation(),
-            nn.Conv2d(squeezed, channels, 1))
+            nn.Conv2d(channels, squeezed, 1),
+            activation(),
+            nn.Conv2d(squeezed, channels, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         "(B, C, H, W) → (B, C, H, W)."
-        return x * self.expand(
-            self.act(self.reduce(x.mean((2, 3), keepdim=True)))).sigmoid()
+        return (
+            x
+            * self.expand(
+                self.act(self.reduce(x.mean((2, 3), keepdim=True)))
+            ).sigmoid()
+        )
 
 
 class InvertedBottleneck(nn.Module):
@@ -66,25 +85,40 @@ class InvertedBottleneck(nn.Module):
         torch.Size([2, 16, 3, 3])
     """
 
-    def __init__(self, channels_in: int, channels: int, expansion: int,
-                 kernel: int, stride: int, group_size: int, parts: Parts,
-                 drop_path: float = 0.0):
+    def __init__(
+        self,
+        channels_in: int,
+        channels: int,
+        expansion: int,
+        kernel: int,
+        stride: int,
+        group_size: int,
+        parts: Parts,
+        drop_path: float = 0.0,
+    ):
         super().__init__()
         wide = expansion * channels_in
         if wide % group_size:
-            raise ValueError(f"group_size={group_size} must divide the {wide} "
-                             f"channels of a block ({expansion} × "
-                             f"{channels_in})")
+            raise ValueError(
+                f"group_size={group_size} must divide the {wide} "
+                f"channels of a block ({expansion} × "
+                f"{channels_in})"
+            )
         self.expand, self.norm1, self.act1 = (
-            nn.Identity(), nn.Identity(), nn.Identity())
+            nn.Identity(),
+            nn.Identity(),
+            nn.Identity(),
+        )
         if expansion != 1:
             self.expand = parts.convolution(channels_in, wide, 1)
             self.norm1, self.act1 = parts.pair(wide)
         self.conv = parts.convolution(
-            wide, wide, kernel, stride, wide // group_size)
+            wide, wide, kernel, stride, wide // group_size
+        )
         self.norm2, self.act2 = parts.pair(wide)
         self.squeeze = SqueezeExcite(
-            wide, max(1, channels_in // 4), parts.activation)
+            wide, max(1, channels_in // 4), parts.activation
+        )
         self.project = parts.convolution(wide, channels, 1)
         self.norm3 = parts.norm(channels)
         self.adds = stride == 1 and channels_in == channels
@@ -97,10 +131,17 @@ class InvertedBottleneck(nn.Module):
         y = self.norm3(self.project(y))
         return self.drop_path(y) + x if self.adds else y
 
+
 # %% ../../../nbs/742_experiments.networks.efficient.ipynb #6399fc39
-STAGES = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2),
-          (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),
-          (6, 3, 1, 320, 1))
+STAGES = (
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
+)
 
 
 def round_channels(channels: float) -> int:
@@ -157,36 +198,67 @@ class EfficientNet(nn.Module):
         torch.Size([2, 7])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 3, *,
-                 width: float = 1.0, depth: float = 1.0, group_size: int = 1,
-                 expansion: int | None = None,
-                 stages: Sequence[Sequence[int]] = STAGES, stem: int = 32,
-                 head: int = 1280, stem_stride: int = 2, dropout: float = 0.0,
-                 drop_path: float = 0.0, norm: Norm = nn.BatchNorm2d,
-                 activation: Activation = nn.SiLU, joint: Norm | None = None,
-                 conv: Callable[..., nn.Module] = nn.Conv2d,
-                 init: Callable[[nn.Module], None] = fan_out_per_group):
+    def __init__(
+        self,
+        classes: int = 10,
+        channels: int = 3,
+        *,
+        width: float = 1.0,
+        depth: float = 1.0,
+        group_size: int = 1,
+        expansion: int | None = None,
+        stages: Sequence[Sequence[int]] = STAGES,
+        stem: int = 32,
+        head: int = 1280,
+        stem_stride: int = 2,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        norm: Norm = nn.BatchNorm2d,
+        activation: Activation = nn.SiLU,
+        joint: Norm | None = None,
+        conv: Callable[..., nn.Module] = nn.Conv2d,
+        init: Callable[[nn.Module], None] = fan_out_per_group,
+    ):
         super().__init__()
-        if (min(classes, channels, group_size, stem, head, stem_stride) < 1
-                or min(width, depth) <= 0 or not stages):
+        if (
+            min(classes, channels, group_size, stem, head, stem_stride) < 1
+            or min(width, depth) <= 0
+            or not stages
+        ):
             raise ValueError(
                 "EfficientNet needs positive sizes and at least one stage, "
                 f"given classes={classes}, channels={channels}, width={width}, "
                 f"depth={depth}, group_size={group_size}, stem={stem}, "
-                f"head={head}, stem_stride={stem_stride}, {len(stages)} stages")
+                f"head={head}, stem_stride={stem_stride}, {len(stages)} stages"
+            )
         parts = Parts(norm, activation, joint, conv)
         inside = round_channels(width * stem)
         self.stem = parts.convolution(channels, inside, 3, stem_stride)
         self.stem_norm, self.stem_act = parts.pair(inside)
-        rows = [(e if e == 1 or expansion is None else expansion, k,
-                 s if first else 1, round_channels(width * c))
-                for e, k, s, c, r in stages
-                for first in [True] + [False] * (math.ceil(depth * r) - 1)]
+        rows = [
+            (
+                e if e == 1 or expansion is None else expansion,
+                k,
+                s if first else 1,
+                round_channels(width * c),
+            )
+            for e, k, s, c, r in stages
+            for first in [True] + [False] * (math.ceil(depth * r) - 1)
+        ]
         blocks = []
         for i, (e, k, s, c) in enumerate(rows):
-            blocks.append(InvertedBottleneck(
-                              inside, c, e, k, s, group_size, parts,
-                              drop_path * i / max(len(rows) - 1, 1)))
+            blocks.append(
+                InvertedBottleneck(
+                    inside,
+                    c,
+                    e,
+                    k,
+                    s,
+                    group_size,
+                    parts,
+                    drop_path * i / max(len(rows) - 1, 1),
+                )
+            )
             inside = c
         self.stages = nn.Sequential(*blocks)
         outside = round_channels(width * head)
@@ -219,8 +291,9 @@ def tf_batch_norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
 
 
-def efficientnet(variant: int, grouped: bool = False,
-                 **options: Any) -> EfficientNet:
+def efficientnet(
+    variant: int, grouped: bool = False, **options: Any
+) -> EfficientNet:
     """The EfficientNet-B0 or B2 (`variant` 0 or 2) for images of 224 or 260
     pixels; `grouped`: convolutions in groups of 16 and expansion 4, in place of
     depthwise ones and 6.
@@ -237,11 +310,21 @@ def efficientnet(variant: int, grouped: bool = False,
         Traceback (most recent call last):
         ValueError: variant=1: this book has EfficientNet-B0 and B2, so 0 or 2
     """
-    scales = {0: {"width": 1.0, "depth": 1.0, "dropout": 0.2},
-              2: {"width": 1.1, "depth": 1.2, "dropout": 0.3}}
+    scales = {
+        0: {"width": 1.0, "depth": 1.0, "dropout": 0.2},
+        2: {"width": 1.1, "depth": 1.2, "dropout": 0.3},
+    }
     if variant not in scales:
-        raise ValueError(f"variant={variant!r}: this book has EfficientNet-B0 "
-                         "and B2, so 0 or 2")
-    return EfficientNet(**{
-        "classes": 1000, "norm": tf_batch_norm, **scales[variant],
-        **({"group_size": 16, "expansion": 4} if grouped else {}), **options})
+        raise ValueError(
+            f"variant={variant!r}: this book has EfficientNet-B0 "
+            "and B2, so 0 or 2"
+        )
+    return EfficientNet(
+        **{
+            "classes": 1000,
+            "norm": tf_batch_norm,
+            **scales[variant],
+            **({"group_size": 16, "expansion": 4} if grouped else {}),
+            **options,
+        }
+    )

@@ -7,9 +7,21 @@ shortcut carries, and parameter counts derived by hand.
 # ../../../nbs/740_experiments.networks.residual.ipynb.
 
 # %% auto #0
-__all__ = ['Norm', 'Activation', 'Parts', 'DropPath', 'Pad', 'Block',
-           'fan_out_normal', 'fan_in_truncated', 'ResNet', 'cifar_resnet',
-           'resnet', 'resnext', 'wide_resnet']
+__all__ = [
+    "Norm",
+    "Activation",
+    "Parts",
+    "DropPath",
+    "Pad",
+    "Block",
+    "fan_out_normal",
+    "fan_in_truncated",
+    "ResNet",
+    "cifar_resnet",
+    "resnet",
+    "resnext",
+    "wide_resnet",
+]
 
 # %% ../../../nbs/740_experiments.networks.residual.ipynb #6b0e4970
 from collections.abc import Callable, Sequence
@@ -43,14 +55,16 @@ class Parts(NamedTuple):
         >>> Parts().convolution(3, 8, kernel=3, stride=2).padding
         (1, 1)
     """
+
     norm: Norm = nn.BatchNorm2d
     activation: Activation = nn.ReLU
     joint: Norm | None = None
     conv: Callable[..., nn.Module] = nn.Conv2d
     linear: Callable[..., nn.Module] = nn.Linear
 
-    def linear_map(self, inputs: int, outputs: int,
-                   bias: bool = True) -> nn.Linear:
+    def linear_map(
+        self, inputs: int, outputs: int, bias: bool = True
+    ) -> nn.Linear:
         """A linear map made by `linear`.
 
         `inputs`, `outputs`, `bias`: as for `nn.Linear`.
@@ -60,29 +74,48 @@ class Parts(NamedTuple):
         """
         made = self.linear(inputs, outputs, bias=bias)
         if not isinstance(made, nn.Linear):
-            raise TypeError("linear= must make an nn.Linear or a subclass of "
-                            "it with another forward, so that its weight can "
-                            f"be drawn; it made a {type(made).__name__}")
+            raise TypeError(
+                "linear= must make an nn.Linear or a subclass of "
+                "it with another forward, so that its weight can "
+                f"be drawn; it made a {type(made).__name__}"
+            )
         return made
 
-    def convolution(self, channels_in: int, channels: int, kernel: int,
-                    stride: int = 1, groups: int = 1) -> nn.Module:
+    def convolution(
+        self,
+        channels_in: int,
+        channels: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+    ) -> nn.Module:
         """A convolution without bias that keeps the resolution, or divides it
         by `stride`.
 
         `channels_in`, `channels`: of input and output; `kernel`: its side, odd;
         `groups`: as for `nn.Conv2d`.
         """
-        return self.conv(channels_in, channels, kernel, stride,
-                         padding=kernel // 2, groups=groups, bias=False)
+        return self.conv(
+            channels_in,
+            channels,
+            kernel,
+            stride,
+            padding=kernel // 2,
+            groups=groups,
+            bias=False,
+        )
 
     def pair(self, channels: int) -> tuple[nn.Module, nn.Module]:
         "A normalizer and the activation that follows it."
-        return ((self.norm(channels), self.activation()) if self.joint is None
-                else (self.joint(channels), nn.Identity()))
+        return (
+            (self.norm(channels), self.activation())
+            if self.joint is None
+            else (self.joint(channels), nn.Identity())
+        )
+
 
 # %% ../../../nbs/740_experiments.networks.residual.ipynb #ada34141
-_TORCH = Parts()                # PyTorch's own parts
+_TORCH = Parts()  # PyTorch's own parts
 
 
 class DropPath(nn.Dropout):
@@ -103,7 +136,8 @@ class DropPath(nn.Dropout):
         if not self.training or not self.p:
             return x
         keep = (
-            torch.rand(len(x), *(1,) * (x.ndim - 1), device=x.device) >= self.p)
+            torch.rand(len(x), *(1,) * (x.ndim - 1), device=x.device) >= self.p
+        )
         return x * (keep / (1 - self.p)).to(x.dtype)
 
 
@@ -126,8 +160,9 @@ class Pad(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         "(B, C, H, W) → (B, C + extra, ⌈H/stride⌉, ⌈W/stride⌉)."
-        return F.pad(x[..., ::self.stride, ::self.stride],
-                     (0, 0, 0, 0, 0, self.extra))
+        return F.pad(
+            x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra)
+        )
 
 
 class Block(nn.Module):
@@ -147,26 +182,43 @@ class Block(nn.Module):
         torch.Size([2, 16, 3, 3])
     """
 
-    def __init__(self, channels_in: int, width: int, channels: int,
-                 stride: int = 1, parts: Parts = _TORCH,
-                 preactivation: bool = False, bottleneck: bool = False,
-                 groups: int = 1, shortcut: str = "projection",
-                 drop_path: float = 0.0):
+    def __init__(
+        self,
+        channels_in: int,
+        width: int,
+        channels: int,
+        stride: int = 1,
+        parts: Parts = _TORCH,
+        preactivation: bool = False,
+        bottleneck: bool = False,
+        groups: int = 1,
+        shortcut: str = "projection",
+        drop_path: float = 0.0,
+    ):
         super().__init__()
-        sizes = [(channels_in, width, 1), (width, width, 3),
-                 (width, channels, 1)] if bottleneck else [
-                     (channels_in, width, 3), (width, channels, 3)]
+        sizes = (
+            [(channels_in, width, 1), (width, width, 3), (width, channels, 1)]
+            if bottleneck
+            else [(channels_in, width, 3), (width, channels, 3)]
+        )
         self.preactivation, self.convolutions = preactivation, len(sizes)
         for i, (before, after, kernel) in enumerate(sizes, 1):
             conv = parts.convolution(
-                before, after, kernel, stride if i == len(sizes) - 1 else 1,
-                groups if kernel == 3 else 1)
+                before,
+                after,
+                kernel,
+                stride if i == len(sizes) - 1 else 1,
+                groups if kernel == 3 else 1,
+            )
             if preactivation:
                 norm, act = parts.pair(before)
             else:
                 # the last one waits for the sum
-                norm, act = parts.pair(after) if i < len(sizes) else (
-                    parts.norm(after), parts.activation())
+                norm, act = (
+                    parts.pair(after)
+                    if i < len(sizes)
+                    else (parts.norm(after), parts.activation())
+                )
             self.add_module(f"conv{i}", conv)
             self.add_module(f"norm{i}", norm)
             self.add_module(f"act{i}", act)
@@ -178,8 +230,11 @@ class Block(nn.Module):
             self.shortcut = Pad(stride, channels - channels_in)
         elif not same:
             conv = parts.convolution(channels_in, channels, 1, stride)
-            self.shortcut = conv if preactivation else nn.Sequential(
-                conv, parts.norm(channels))
+            self.shortcut = (
+                conv
+                if preactivation
+                else nn.Sequential(conv, parts.norm(channels))
+            )
         # this shortcut takes φ(N₁(x)), the others take x
         self.activated = preactivation and shortcut == "projection" and not same
         self.drop_path = DropPath(drop_path)
@@ -189,7 +244,8 @@ class Block(nn.Module):
         y, carried = x, x
         for i in range(1, self.convolutions + 1):
             conv, norm, act = (
-                getattr(self, f"{part}{i}") for part in ("conv", "norm", "act"))
+                getattr(self, f"{part}{i}") for part in ("conv", "norm", "act")
+            )
             if self.preactivation:
                 y = act(norm(y))
                 carried = y if self.activated and i == 1 else carried
@@ -199,8 +255,12 @@ class Block(nn.Module):
                 y = act(y) if i < self.convolutions else y
         if self.shortcut is not None:
             y = self.drop_path(y) + self.shortcut(carried)
-        return (y if self.preactivation
-                else getattr(self, f"act{self.convolutions}")(y))
+        return (
+            y
+            if self.preactivation
+            else getattr(self, f"act{self.convolutions}")(y)
+        )
+
 
 # %% ../../../nbs/740_experiments.networks.residual.ipynb #1dc64daa
 def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
@@ -222,13 +282,19 @@ def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             if per_group and module.groups > 1:
-                nn.init.normal_(module.weight,
-                                std=(2 * module.groups / (
-                                         module.out_channels
-                                         * module.weight[0, 0].numel())) ** 0.5)
+                nn.init.normal_(
+                    module.weight,
+                    std=(
+                        2
+                        * module.groups
+                        / (module.out_channels * module.weight[0, 0].numel())
+                    )
+                    ** 0.5,
+                )
             else:
                 nn.init.kaiming_normal_(
-                    module.weight, mode="fan_out", nonlinearity="relu")
+                    module.weight, mode="fan_out", nonlinearity="relu"
+                )
 
 
 def fan_in_truncated(model: nn.Module, gain: float = 1.0) -> None:
@@ -281,60 +347,114 @@ class ResNet(nn.Module):
         torch.Size([2, 7])
     """
 
-    def __init__(self, blocks: Sequence[int], widths: Sequence[int],
-                 classes: int = 10, channels: int = 3, *,
-                 preactivation: bool = False, bottleneck: bool = False,
-                 groups: int = 1, group_width: int = 64,
-                 shortcut: str = "projection", stem: str = "small",
-                 stem_width: int | None = None, stem_stride: int = 1,
-                 stem_pool: bool = True, dropout: float = 0.0,
-                 drop_path: float = 0.0, norm: Norm = nn.BatchNorm2d,
-                 activation: Activation = nn.ReLU, joint: Norm | None = None,
-                 conv: Callable[..., nn.Module] = nn.Conv2d,
-                 init: Callable[[nn.Module], None] = fan_out_normal):
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        classes: int = 10,
+        channels: int = 3,
+        *,
+        preactivation: bool = False,
+        bottleneck: bool = False,
+        groups: int = 1,
+        group_width: int = 64,
+        shortcut: str = "projection",
+        stem: str = "small",
+        stem_width: int | None = None,
+        stem_stride: int = 1,
+        stem_pool: bool = True,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        norm: Norm = nn.BatchNorm2d,
+        activation: Activation = nn.ReLU,
+        joint: Norm | None = None,
+        conv: Callable[..., nn.Module] = nn.Conv2d,
+        init: Callable[[nn.Module], None] = fan_out_normal,
+    ):
         super().__init__()
         stem_width = widths[0] if stem_width is None and widths else stem_width
-        if (len(blocks) != len(widths) or not blocks
-                or min(*blocks, *widths, classes, channels, stem_width,
-                       stem_stride, groups, group_width) < 1):
-            raise ValueError(f"{type(self).__name__} needs positive sizes and "
-                             f"one width a stage, given blocks={list(blocks)}, "
-                             f"widths={list(widths)}, classes={classes}, "
-                             f"channels={channels}, stem_width={stem_width}, "
-                             f"stem_stride={stem_stride}, groups={groups}, "
-                             f"group_width={group_width}")
-        for name, value, known in (("shortcut", shortcut,
-                                    ("projection", "pad", "none")),
-                                   ("stem", stem, ("small", "large"))):
+        if (
+            len(blocks) != len(widths)
+            or not blocks
+            or min(
+                *blocks,
+                *widths,
+                classes,
+                channels,
+                stem_width,
+                stem_stride,
+                groups,
+                group_width,
+            )
+            < 1
+        ):
+            raise ValueError(
+                f"{type(self).__name__} needs positive sizes and "
+                f"one width a stage, given blocks={list(blocks)}, "
+                f"widths={list(widths)}, classes={classes}, "
+                f"channels={channels}, stem_width={stem_width}, "
+                f"stem_stride={stem_stride}, groups={groups}, "
+                f"group_width={group_width}"
+            )
+        for name, value, known in (
+            ("shortcut", shortcut, ("projection", "pad", "none")),
+            ("stem", stem, ("small", "large")),
+        ):
             if value not in known:
                 raise ValueError(
-                    f"{name}={value!r} is not known: {near(str(value), known)}")
+                    f"{name}={value!r} is not known: {near(str(value), known)}"
+                )
         if shortcut == "none" and drop_path:
-            raise ValueError(f"drop_path={drop_path} leaves out branches, and "
-                             "without shortcuts nothing would remain: use "
-                             "drop_path=0")
+            raise ValueError(
+                f"drop_path={drop_path} leaves out branches, and "
+                "without shortcuts nothing would remain: use "
+                "drop_path=0"
+            )
         parts = Parts(norm, activation, joint, conv)
-        self.stem = (parts.convolution(channels, stem_width, 3, stem_stride)
-                     if stem == "small"
-                     else parts.convolution(channels, stem_width, 7, 2))
+        self.stem = (
+            parts.convolution(channels, stem_width, 3, stem_stride)
+            if stem == "small"
+            else parts.convolution(channels, stem_width, 7, 2)
+        )
         self.stem_norm, self.stem_act = (
-            (nn.Identity(), nn.Identity()) if preactivation
-            else parts.pair(stem_width))
-        self.pool = (nn.MaxPool2d(3, 2, padding=1)
-                     if stem == "large" and stem_pool else nn.Identity())
+            (nn.Identity(), nn.Identity())
+            if preactivation
+            else parts.pair(stem_width)
+        )
+        self.pool = (
+            nn.MaxPool2d(3, 2, padding=1)
+            if stem == "large" and stem_pool
+            else nn.Identity()
+        )
         stages, inside, depth = [], stem_width, sum(blocks)
         for stage, (count, width) in enumerate(zip(blocks, widths)):
-            inner, outside = ((groups * (width * group_width // 64), 4 * width)
-                              if bottleneck else (width, width))
+            inner, outside = (
+                (groups * (width * group_width // 64), 4 * width)
+                if bottleneck
+                else (width, width)
+            )
             for block in range(count):
-                stages.append(Block(
-                    inside, inner, outside, 2 if stage and not block else 1,
-                    parts, preactivation, bottleneck, groups, shortcut,
-                    drop_path * len(stages) / max(depth - 1, 1)))
+                stages.append(
+                    Block(
+                        inside,
+                        inner,
+                        outside,
+                        2 if stage and not block else 1,
+                        parts,
+                        preactivation,
+                        bottleneck,
+                        groups,
+                        shortcut,
+                        drop_path * len(stages) / max(depth - 1, 1),
+                    )
+                )
                 inside = outside
         self.stages = nn.Sequential(*stages)
-        self.norm, self.act = parts.pair(inside) if preactivation else (
-            nn.Identity(), nn.Identity())
+        self.norm, self.act = (
+            parts.pair(inside)
+            if preactivation
+            else (nn.Identity(), nn.Identity())
+        )
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(inside, classes)
         init(self)
@@ -344,6 +464,7 @@ class ResNet(nn.Module):
         x = self.pool(self.stem_act(self.stem_norm(self.stem(x))))
         x = self.act(self.norm(self.stages(x)))
         return self.classifier(self.dropout(x.mean((2, 3))))
+
 
 # %% ../../../nbs/740_experiments.networks.residual.ipynb #e1376d70
 def cifar_resnet(depth: int, **options: Any) -> ResNet:
@@ -363,14 +484,27 @@ def cifar_resnet(depth: int, **options: Any) -> ResNet:
         ValueError: depth=18: these networks have 6n + 2 layers, e.g. 20, ...
     """
     if depth < 8 or depth % 6 != 2:
-        raise ValueError(f"depth={depth}: these networks have 6n + 2 layers, "
-                         "e.g. 20, 32, 44, 56, 110")
-    return ResNet(**{"blocks": [depth // 6] * 3, "widths": [16, 32, 64],
-                     "shortcut": "pad", **options})
+        raise ValueError(
+            f"depth={depth}: these networks have 6n + 2 layers, "
+            "e.g. 20, 32, 44, 56, 110"
+        )
+    return ResNet(
+        **{
+            "blocks": [depth // 6] * 3,
+            "widths": [16, 32, 64],
+            "shortcut": "pad",
+            **options,
+        }
+    )
 
 
-_STAGES = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3],
-           101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
+_STAGES = {
+    18: [2, 2, 2, 2],
+    34: [3, 4, 6, 3],
+    50: [3, 4, 6, 3],
+    101: [3, 4, 23, 3],
+    152: [3, 8, 36, 3],
+}
 
 
 def resnet(depth: int, **options: Any) -> ResNet:
@@ -391,14 +525,23 @@ def resnet(depth: int, **options: Any) -> ResNet:
     """
     if depth not in _STAGES:
         raise ValueError(
-            f"depth={depth}: known are {', '.join(map(str, _STAGES))}")
-    return ResNet(**{"blocks": _STAGES[depth], "widths": [64, 128, 256, 512],
-                     "stem": "large", "classes": 1000,
-                     "bottleneck": depth >= 50, **options})
+            f"depth={depth}: known are {', '.join(map(str, _STAGES))}"
+        )
+    return ResNet(
+        **{
+            "blocks": _STAGES[depth],
+            "widths": [64, 128, 256, 512],
+            "stem": "large",
+            "classes": 1000,
+            "bottleneck": depth >= 50,
+            **options,
+        }
+    )
 
 
-def resnext(depth: int, groups: int = 32, group_width: int = 4,
-            **options: Any) -> ResNet:
+def resnext(
+    depth: int, groups: int = 32, group_width: int = 4, **options: Any
+) -> ResNet:
     """The ResNeXt of `depth` 50, 101 or 152, template `groups` ×
     `group_width`d.
 
@@ -413,8 +556,10 @@ def resnext(depth: int, groups: int = 32, group_width: int = 4,
         {1, 2}
     """
     if depth < 50:
-        raise ValueError(f"depth={depth}: a ResNeXt has bottlenecks, so 50, "
-                         "101 or 152 layers")
+        raise ValueError(
+            f"depth={depth}: a ResNeXt has bottlenecks, so 50, "
+            "101 or 152 layers"
+        )
     return resnet(depth, groups=groups, group_width=group_width, **options)
 
 
@@ -438,10 +583,18 @@ def wide_resnet(depth: int, widening: int = 1, **options: Any) -> ResNet:
         ValueError: depth=12: wide residual networks have 6n + 4 layers, ...
     """
     if depth < 10 or depth % 6 != 4:
-        raise ValueError(f"depth={depth}: wide residual networks have 6n + 4 "
-                         "layers, projections included, e.g. 10, 16, 22, 28, "
-                         "40; a depth of 6n + 2 leaves the projections out: "
-                         "give 2 more")
-    return ResNet(**{"blocks": [(depth - 4) // 6] * 3,
-                     "widths": [16 * widening, 32 * widening, 64 * widening],
-                     "preactivation": True, "stem_width": 16, **options})
+        raise ValueError(
+            f"depth={depth}: wide residual networks have 6n + 4 "
+            "layers, projections included, e.g. 10, 16, 22, 28, "
+            "40; a depth of 6n + 2 leaves the projections out: "
+            "give 2 more"
+        )
+    return ResNet(
+        **{
+            "blocks": [(depth - 4) // 6] * 3,
+            "widths": [16 * widening, 32 * widening, 64 * widening],
+            "preactivation": True,
+            "stem_width": 16,
+            **options,
+        }
+    )

@@ -6,7 +6,7 @@ places where a normalizer meets other axes.
 # ../../../nbs/746_experiments.networks.simple.ipynb.
 
 # %% auto #0
-__all__ = ['MLP', 'ConvUnit', 'ResNet9', 'RecurrentNet']
+__all__ = ["MLP", "ConvUnit", "ResNet9", "RecurrentNet"]
 
 # %% ../../../nbs/746_experiments.networks.simple.ipynb #9bbd3415
 from collections.abc import Callable, Sequence
@@ -37,21 +37,29 @@ class MLP(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, inputs: int = 784,
-                 widths: Sequence[int] = (784, 784),
-                 norm: Norm = nn.BatchNorm1d, activation: Activation = nn.ReLU,
-                 joint: Norm | None = None,
-                 linear: Callable[..., nn.Module] = nn.Linear,
-                 init: Callable[[nn.Module], None] = keep):
+    def __init__(
+        self,
+        classes: int = 10,
+        inputs: int = 784,
+        widths: Sequence[int] = (784, 784),
+        norm: Norm = nn.BatchNorm1d,
+        activation: Activation = nn.ReLU,
+        joint: Norm | None = None,
+        linear: Callable[..., nn.Module] = nn.Linear,
+        init: Callable[[nn.Module], None] = keep,
+    ):
         super().__init__()
         if min(classes, inputs, *widths) < 1:
-            raise ValueError("MLP needs positive sizes, given "
-                             f"classes={classes}, inputs={inputs}, "
-                             f"widths={list(widths)}")
+            raise ValueError(
+                "MLP needs positive sizes, given "
+                f"classes={classes}, inputs={inputs}, "
+                f"widths={list(widths)}"
+            )
         parts = Parts(norm, activation, joint, linear=linear)
-        layers = [nn.Sequential(parts.linear_map(before, after),
-                                *parts.pair(after))
-                  for before, after in zip((inputs, *widths), widths)]
+        layers = [
+            nn.Sequential(parts.linear_map(before, after), *parts.pair(after))
+            for before, after in zip((inputs, *widths), widths)
+        ]
         self.layers = nn.Sequential(*layers)
         self.classifier = nn.Linear((inputs, *widths)[-1], classes)
         init(self)
@@ -59,6 +67,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         "(B, …) with `inputs` numbers in each → scores (B, classes)."
         return self.classifier(self.layers(x.flatten(1)))
+
 
 # %% ../../../nbs/746_experiments.networks.simple.ipynb #8a6ef212
 class ConvUnit(nn.Sequential):
@@ -74,11 +83,15 @@ class ConvUnit(nn.Sequential):
         torch.Size([2, 8, 3, 3])
     """
 
-    def __init__(self, channels_in: int, channels: int, parts: Parts,
-                 pool: bool = False):
+    def __init__(
+        self, channels_in: int, channels: int, parts: Parts, pool: bool = False
+    ):
         conv = parts.conv(channels_in, channels, 3, padding=1)
-        super().__init__(conv, *parts.pair(channels),
-                         nn.MaxPool2d(2) if pool else nn.Identity())
+        super().__init__(
+            conv,
+            *parts.pair(channels),
+            nn.MaxPool2d(2) if pool else nn.Identity(),
+        )
 
 
 class ResNet9(nn.Module):
@@ -101,25 +114,39 @@ class ResNet9(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 3, width: int = 64,
-                 norm: Norm = nn.BatchNorm2d, activation: Activation = nn.ReLU,
-                 joint: Norm | None = None,
-                 conv: Callable[..., nn.Module] = nn.Conv2d,
-                 init: Callable[[nn.Module], None] = keep):
+    def __init__(
+        self,
+        classes: int = 10,
+        channels: int = 3,
+        width: int = 64,
+        norm: Norm = nn.BatchNorm2d,
+        activation: Activation = nn.ReLU,
+        joint: Norm | None = None,
+        conv: Callable[..., nn.Module] = nn.Conv2d,
+        init: Callable[[nn.Module], None] = keep,
+    ):
         super().__init__()
         if min(classes, channels, width) < 1:
-            raise ValueError("ResNet9 needs positive sizes, given "
-                             f"classes={classes}, channels={channels}, "
-                             f"width={width}")
+            raise ValueError(
+                "ResNet9 needs positive sizes, given "
+                f"classes={classes}, channels={channels}, "
+                f"width={width}"
+            )
         parts, w = Parts(norm, activation, joint, conv), width
         self.conv1, self.conv2 = (
-            ConvUnit(channels, w, parts), ConvUnit(w, 2 * w, parts, pool=True))
+            ConvUnit(channels, w, parts),
+            ConvUnit(w, 2 * w, parts, pool=True),
+        )
         self.res1 = nn.Sequential(
-            ConvUnit(2 * w, 2 * w, parts), ConvUnit(2 * w, 2 * w, parts))
-        self.conv3, self.conv4 = (ConvUnit(2 * w, 4 * w, parts, pool=True),
-                                  ConvUnit(4 * w, 8 * w, parts, pool=True))
+            ConvUnit(2 * w, 2 * w, parts), ConvUnit(2 * w, 2 * w, parts)
+        )
+        self.conv3, self.conv4 = (
+            ConvUnit(2 * w, 4 * w, parts, pool=True),
+            ConvUnit(4 * w, 8 * w, parts, pool=True),
+        )
         self.res2 = nn.Sequential(
-            ConvUnit(8 * w, 8 * w, parts), ConvUnit(8 * w, 8 * w, parts))
+            ConvUnit(8 * w, 8 * w, parts), ConvUnit(8 * w, 8 * w, parts)
+        )
         self.classifier = nn.Linear(8 * w, classes)
         init(self)
 
@@ -129,6 +156,7 @@ class ResNet9(nn.Module):
         x = self.conv4(self.conv3(x + self.res1(x)))
         x = x + self.res2(x)
         return self.classifier(x.amax((2, 3)))
+
 
 # %% ../../../nbs/746_experiments.networks.simple.ipynb #c6a8e6bc
 class RecurrentNet(nn.Module):
@@ -150,24 +178,35 @@ class RecurrentNet(nn.Module):
         torch.Size([2, 5, 65])
     """
 
-    def __init__(self, vocabulary: int = 256, width: int = 128, depth: int = 1,
-                 norm: Norm = nn.LayerNorm, activation: Activation = nn.Tanh,
-                 joint: Norm | None = None,
-                 linear: Callable[..., nn.Module] = nn.Linear,
-                 init: Callable[[nn.Module], None] = keep):
+    def __init__(
+        self,
+        vocabulary: int = 256,
+        width: int = 128,
+        depth: int = 1,
+        norm: Norm = nn.LayerNorm,
+        activation: Activation = nn.Tanh,
+        joint: Norm | None = None,
+        linear: Callable[..., nn.Module] = nn.Linear,
+        init: Callable[[nn.Module], None] = keep,
+    ):
         super().__init__()
         if min(vocabulary, width, depth) < 1:
-            raise ValueError("RecurrentNet needs positive sizes, given "
-                             f"vocabulary={vocabulary}, width={width}, "
-                             f"depth={depth}")
+            raise ValueError(
+                "RecurrentNet needs positive sizes, given "
+                f"vocabulary={vocabulary}, width={width}, "
+                f"depth={depth}"
+            )
         parts = Parts(norm, activation, joint, linear=linear)
         self.embedding = nn.Embedding(vocabulary, width)
         self.inputs = nn.ModuleList(
-            parts.linear_map(width, width) for _ in range(depth))
+            parts.linear_map(width, width) for _ in range(depth)
+        )
         self.recurrent = nn.ModuleList(
-            parts.linear_map(width, width, bias=False) for _ in range(depth))
+            parts.linear_map(width, width, bias=False) for _ in range(depth)
+        )
         self.steps = nn.ModuleList(
-            nn.Sequential(*parts.pair(width)) for _ in range(depth))
+            nn.Sequential(*parts.pair(width)) for _ in range(depth)
+        )
         self.classifier = nn.Linear(width, vocabulary)
         for layer in self.recurrent:
             nn.init.orthogonal_(layer.weight)
@@ -176,8 +215,9 @@ class RecurrentNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         "Integers (B, T) → scores (B, T, vocabulary)."
         x = self.embedding(x)
-        for inputs, recurrent, step in zip(self.inputs, self.recurrent,
-                                           self.steps):
+        for inputs, recurrent, step in zip(
+            self.inputs, self.recurrent, self.steps
+        ):
             h, states = x.new_zeros(len(x), x.shape[2]), []
             # the map of the inputs is the same at each step: once for all
             for now in inputs(x).unbind(1):

@@ -6,8 +6,15 @@ without a causal mask; parameter counts against ViT-B/16 and GPT-2.
 # ../../../nbs/744_experiments.networks.transformer.ipynb.
 
 # %% auto #0
-__all__ = ['Attention', 'TransformerBlock', 'keep', 'vit_weights',
-           'VisionTransformer', 'gpt_weights', 'LanguageModel']
+__all__ = [
+    "Attention",
+    "TransformerBlock",
+    "keep",
+    "vit_weights",
+    "VisionTransformer",
+    "gpt_weights",
+    "LanguageModel",
+]
 
 # %% ../../../nbs/744_experiments.networks.transformer.ipynb #6eecd9f7
 import math
@@ -17,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normalnorm.experiments.networks.residual import (
-    Activation, Norm, Parts)
+from .residual import Activation, Norm, Parts
 
 
 class Attention(nn.Module):
@@ -36,8 +42,13 @@ class Attention(nn.Module):
         True
     """
 
-    def __init__(self, width: int, heads: int, causal: bool = False,
-                 linear: Callable[..., nn.Module] = nn.Linear):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool = False,
+        linear: Callable[..., nn.Module] = nn.Linear,
+    ):
         super().__init__()
         self.heads, self.causal = heads, causal
         parts = Parts(linear=linear)
@@ -47,10 +58,16 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         "(B, T, C) → (B, T, C)."
         b, t, c = x.shape
-        q, k, v = self.qkv(x).reshape(
-            b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        return self.out(F.scaled_dot_product_attention(
-            q, k, v, is_causal=self.causal).transpose(1, 2).reshape(b, t, c))
+        q, k, v = (
+            self.qkv(x)
+            .reshape(b, t, 3, self.heads, c // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        return self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            .transpose(1, 2)
+            .reshape(b, t, c)
+        )
 
 
 class TransformerBlock(nn.Module):
@@ -69,22 +86,32 @@ class TransformerBlock(nn.Module):
         torch.Size([2, 5, 8])
     """
 
-    def __init__(self, width: int, heads: int, hidden: int, norm: Norm,
-                 activation: Activation = nn.GELU, causal: bool = False,
-                 linear: Callable[..., nn.Module] = nn.Linear):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        norm: Norm,
+        activation: Activation = nn.GELU,
+        causal: bool = False,
+        linear: Callable[..., nn.Module] = nn.Linear,
+    ):
         super().__init__()
         parts = Parts(linear=linear)
         self.norm1 = norm(width)
         self.attention = Attention(width, heads, causal, linear)
         self.norm2 = norm(width)
         self.mlp = nn.Sequential(
-            parts.linear_map(width, hidden), activation(),
-            parts.linear_map(hidden, width))
+            parts.linear_map(width, hidden),
+            activation(),
+            parts.linear_map(hidden, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         "(B, T, C) → (B, T, C)."
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
+
 
 # %% ../../../nbs/744_experiments.networks.transformer.ipynb #aafed773
 def keep(model: nn.Module) -> None:
@@ -157,26 +184,48 @@ class VisionTransformer(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, channels: int = 3, image: int = 32,
-                 patch: int = 4, width: int = 768, depth: int = 8,
-                 heads: int = 8, hidden: int = 2304, token: bool = True,
-                 norm: Norm = nn.LayerNorm, activation: Activation = nn.GELU,
-                 linear: Callable[..., nn.Module] = nn.Linear,
-                 init: Callable[[nn.Module], None] = vit_weights):
+    def __init__(
+        self,
+        classes: int = 10,
+        channels: int = 3,
+        image: int = 32,
+        patch: int = 4,
+        width: int = 768,
+        depth: int = 8,
+        heads: int = 8,
+        hidden: int = 2304,
+        token: bool = True,
+        norm: Norm = nn.LayerNorm,
+        activation: Activation = nn.GELU,
+        linear: Callable[..., nn.Module] = nn.Linear,
+        init: Callable[[nn.Module], None] = vit_weights,
+    ):
         super().__init__()
-        if (min(classes, channels, image, patch, width, depth, heads, hidden)
-            < 1 or image % patch or width % heads):
-            raise ValueError(f"{type(self).__name__}: sizes must be positive, "
-                             f"image={image} must be a multiple of "
-                             f"patch={patch}, and width={width} one of "
-                             f"heads={heads}")
+        if (
+            min(classes, channels, image, patch, width, depth, heads, hidden)
+            < 1
+            or image % patch
+            or width % heads
+        ):
+            raise ValueError(
+                f"{type(self).__name__}: sizes must be positive, "
+                f"image={image} must be a multiple of "
+                f"patch={patch}, and width={width} one of "
+                f"heads={heads}"
+            )
         self.patches = nn.Conv2d(channels, width, patch, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width)) if token else None
         self.position = nn.Parameter(
-            0.02 * torch.randn(1, (image // patch) ** 2 + token, width))
+            0.02 * torch.randn(1, (image // patch) ** 2 + token, width)
+        )
         self.blocks = nn.Sequential(
-            *(TransformerBlock(width, heads, hidden, norm, activation,
-                               linear=linear) for _ in range(depth)))
+            *(
+                TransformerBlock(
+                    width, heads, hidden, norm, activation, linear=linear
+                )
+                for _ in range(depth)
+            )
+        )
         self.norm = norm(width)
         self.classifier = nn.Linear(width, classes)
         init(self)
@@ -187,13 +236,18 @@ class VisionTransformer(nn.Module):
         if self.token is not None:
             x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
         if x.shape[1] != self.position.shape[1]:
-            patches, has = (self.position.shape[1] - (self.token is not None),
-                            x.shape[1] - (self.token is not None))
-            raise ValueError(f"{type(self).__name__} was made for {patches} "
-                             f"patches, and the image has {has}: give image= "
-                             "its side")
+            patches, has = (
+                self.position.shape[1] - (self.token is not None),
+                x.shape[1] - (self.token is not None),
+            )
+            raise ValueError(
+                f"{type(self).__name__} was made for {patches} "
+                f"patches, and the image has {has}: give image= "
+                "its side"
+            )
         x = self.norm(self.blocks(x + self.position))
         return self.classifier(x.mean(1) if self.token is None else x[:, 0])
+
 
 # %% ../../../nbs/744_experiments.networks.transformer.ipynb #492a430d
 def gpt_weights(model: nn.Module) -> None:
@@ -210,13 +264,19 @@ def gpt_weights(model: nn.Module) -> None:
         >>> round(model.position.std().item(), 3)
         0.02
     """
-    into_stream = {layer for block in model.blocks
-                   for layer in (block.attention.out, block.mlp[2])}
+    into_stream = {
+        layer
+        for block in model.blocks
+        for layer in (block.attention.out, block.mlp[2])
+    }
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight,
-                            std=0.02 / math.sqrt(len(into_stream))
-                                if module in into_stream else 0.02)
+            nn.init.normal_(
+                module.weight,
+                std=0.02 / math.sqrt(len(into_stream))
+                if module in into_stream
+                else 0.02,
+            )
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     nn.init.normal_(model.position, std=0.02)
@@ -244,26 +304,48 @@ class LanguageModel(nn.Module):
         torch.Size([2, 5, 65])
     """
 
-    def __init__(self, vocabulary: int = 256, length: int = 128,
-                 width: int = 128, depth: int = 4, heads: int = 4,
-                 hidden: int | None = None, tied: bool = True,
-                 dropout: float = 0.0, norm: Norm = nn.LayerNorm,
-                 activation: Activation = nn.GELU,
-                 linear: Callable[..., nn.Module] = nn.Linear,
-                 init: Callable[[nn.Module], None] = gpt_weights):
+    def __init__(
+        self,
+        vocabulary: int = 256,
+        length: int = 128,
+        width: int = 128,
+        depth: int = 4,
+        heads: int = 4,
+        hidden: int | None = None,
+        tied: bool = True,
+        dropout: float = 0.0,
+        norm: Norm = nn.LayerNorm,
+        activation: Activation = nn.GELU,
+        linear: Callable[..., nn.Module] = nn.Linear,
+        init: Callable[[nn.Module], None] = gpt_weights,
+    ):
         super().__init__()
         hidden = 4 * width if hidden is None else hidden
-        if (min(vocabulary, length, width, depth, heads, hidden) < 1
-                or width % heads):
-            raise ValueError(f"{type(self).__name__}: sizes must be positive, "
-                             f"and width={width} a multiple of heads={heads}")
+        if (
+            min(vocabulary, length, width, depth, heads, hidden) < 1
+            or width % heads
+        ):
+            raise ValueError(
+                f"{type(self).__name__}: sizes must be positive, "
+                f"and width={width} a multiple of heads={heads}"
+            )
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.zeros(1, length, width))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(
-            *(TransformerBlock(width, heads, hidden, norm, activation,
-                               causal=True, linear=linear)
-              for _ in range(depth)))
+            *(
+                TransformerBlock(
+                    width,
+                    heads,
+                    hidden,
+                    norm,
+                    activation,
+                    causal=True,
+                    linear=linear,
+                )
+                for _ in range(depth)
+            )
+        )
         self.norm = norm(width)
         self.classifier = nn.Linear(width, vocabulary, bias=False)
         if tied:
@@ -273,9 +355,11 @@ class LanguageModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         "Integers (B, T) → scores (B, T, vocabulary)."
         if x.shape[1] > self.position.shape[1]:
-            raise ValueError(f"{type(self).__name__} was made for at most "
-                             f"{self.position.shape[1]} positions, and the "
-                             f"input has {x.shape[1]}: give length=, or "
-                             "shorter pieces")
-        x = self.dropout(self.embedding(x) + self.position[:, :x.shape[1]])
+            raise ValueError(
+                f"{type(self).__name__} was made for at most "
+                f"{self.position.shape[1]} positions, and the "
+                f"input has {x.shape[1]}: give length=, or "
+                "shorter pieces"
+            )
+        x = self.dropout(self.embedding(x) + self.position[:, : x.shape[1]])
         return self.classifier(self.norm(self.blocks(x)))

@@ -7,109 +7,187 @@ named before any of it ran.
 # ../../../nbs/520_experiments.recipes.given_noise.ipynb.
 
 # %% auto #0
-__all__ = ['ARMS', 'given_noise', 'given_noise_500', 'given_noise_glyphs',
-           'SETTINGS', 'REPAIRED', 'EFFECTS', 'book_rows', 'Judged', 'judged',
-           'under_repair']
+__all__ = [
+    "ARMS",
+    "given_noise",
+    "given_noise_500",
+    "given_noise_glyphs",
+    "SETTINGS",
+    "REPAIRED",
+    "EFFECTS",
+    "book_rows",
+    "Judged",
+    "judged",
+    "under_repair",
+]
 
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #52000006
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import results
-from normalnorm.experiments.recipes.first import (
-    four_arms, points_by_image, run)
-from ..results import (
-    Contrast, Deviation, Recipe, Switches)
-from ..statistics import (
-    Estimate, Summary, contrast, crossed_interval, holm, summarize, verdict)
+from .first import four_arms, points_by_image, run
+from ..results import Contrast, Deviation, Recipe, Switches
+from normalnorm.experiments.statistics import (
+    Estimate,
+    Summary,
+    contrast,
+    crossed_interval,
+    holm,
+    summarize,
+    verdict,
+)
 
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #51000102
 ARMS = ("BN", "BNN without noise", "BN with noise", "BNN")
 
 
-def _given_noise(name: str, title: str, arms: dict[str, Any],
-                 seeds: range, deviation: dict[str, Deviation], tuned: str,
-                 cost: str, negligible: tuple[float, float] = (0.5, 0.03),
-                 eps: tuple[int, int] = (4, 8),
-                 tuned_on: str = "nothing") -> Recipe:
+def _given_noise(
+    name: str,
+    title: str,
+    arms: dict[str, Any],
+    seeds: range,
+    deviation: dict[str, Deviation],
+    tuned: str,
+    cost: str,
+    negligible: tuple[float, float] = (0.5, 0.03),
+    eps: tuple[int, int] = (4, 8),
+    tuned_on: str = "nothing",
+) -> Recipe:
     """Four arms of a residual network, made for one contrast. `arms`: what they
     have in common at book; `negligible`: of accuracy and of loss.
     """
     measure = {"images": 300, "eps": list(eps), "steps": 10, "noise": 0.1}
-    smoke = {"data": "digits", "images": 256, "draw": True,
-             "model": "SmallResNet",
-             "model_arguments": {"width": 4, "stem_stride": 1},
-             "train": {"epochs": 2, "batch": 32},
-             "measure": measure | {"images": 32, "steps": 2}}
+    smoke = {
+        "data": "digits",
+        "images": 256,
+        "draw": True,
+        "model": "SmallResNet",
+        "model_arguments": {"width": 4, "stem_stride": 1},
+        "train": {"epochs": 2, "batch": 32},
+        "measure": measure | {"images": 32, "steps": 2},
+    }
     return Recipe(
-        name=name, title=title, claims=("nn-table2", "nn-fig9"),
-        scales={scale: four_arms("BN", "BNN", "batch", 0.4, config)
-                for scale, config in (("smoke", smoke), ("book", {
-                    "draw": True, "model": "SmallResNet", "measure": measure}
-                    | arms))},
+        name=name,
+        title=title,
+        claims=("nn-table2", "nn-fig9"),
+        scales={
+            scale: four_arms("BN", "BNN", "batch", 0.4, config)
+            for scale, config in (
+                ("smoke", smoke),
+                (
+                    "book",
+                    {"draw": True, "model": "SmallResNet", "measure": measure}
+                    | arms,
+                ),
+            )
+        },
         run=run,
-        columns={"test_last": "test accuracy, last epoch (%)",
-                 "loss_last": "test loss, last epoch (nats)",
-                 "test_chosen": "test accuracy, epoch chosen on validation (%)",
-                 "loss_chosen": "test loss, epoch chosen on validation (nats)",
-                 "train_last": "training accuracy (%)"},
-        compare=(("BN with noise", "BNN"), ("BNN without noise", "BNN"),
-                 ("BN", "BNN"), ("BN", "BNN without noise"),
-                 ("BN", "BN with noise")),
+        columns={
+            "test_last": "test accuracy, last epoch (%)",
+            "loss_last": "test loss, last epoch (nats)",
+            "test_chosen": "test accuracy, epoch chosen on validation (%)",
+            "loss_chosen": "test loss, epoch chosen on validation (nats)",
+            "train_last": "training accuracy (%)",
+        },
+        compare=(
+            ("BN with noise", "BNN"),
+            ("BNN without noise", "BNN"),
+            ("BN", "BNN"),
+            ("BN", "BNN without noise"),
+            ("BN", "BN with noise"),
+        ),
         compared=("test_last", "loss_last", "test_chosen", "loss_chosen"),
         switches=(Switches("transform", "noise", ARMS),),
         primary=(Contrast("BN with noise", "BNN", "test_last"),),
         deviation=deviation,
-        negligible={f"{what}_{epoch}": bound
-                    for epoch in ("last", "chosen")
-                    for what, bound in zip(("test", "loss"), negligible)},
-        seeds={"smoke": range(2), "book": seeds}, tuned=tuned,
-        tuned_on=tuned_on, cost={"smoke": "seconds", "book": cost})
+        negligible={
+            f"{what}_{epoch}": bound
+            for epoch in ("last", "chosen")
+            for what, bound in zip(("test", "loss"), negligible)
+        },
+        seeds={"smoke": range(2), "book": seeds},
+        tuned=tuned,
+        tuned_on=tuned_on,
+        cost={"smoke": "seconds", "book": cost},
+    )
 
 
-_BOOK = {"data": "fashion", "images": 2000, "model_arguments": {"width": 16},
-         "train": {"epochs": 30, "batch": 128, "lr": 0.1,
-                   "weight_decay": 5e-4}}
-_SEEN = ("root mean square over the five contrasts of the residual network in "
-         "the rows of first-experiment, whose seeds share their training "
-         "images")
+_BOOK = {
+    "data": "fashion",
+    "images": 2000,
+    "model_arguments": {"width": 16},
+    "train": {"epochs": 30, "batch": 128, "lr": 0.1, "weight_decay": 5e-4},
+}
+_SEEN = (
+    "root mean square over the five contrasts of the residual network in "
+    "the rows of first-experiment, whose seeds share their training "
+    "images"
+)
 
 given_noise = _given_noise(
-    "transform-given-noise", "does the transform help where there is noise?",
-    _BOOK, range(10, 34),
+    "transform-given-noise",
+    "does the transform help where there is noise?",
+    _BOOK,
+    range(10, 34),
     {"test_last": Deviation(0.45, _SEEN)},
     "Not tuned here: the learning rate is that of first-experiment, chosen in "
     "pilot runs of the plain arm, which is none of the primary contrast; by "
-    "which images was not recorded", "about 2 CPU minutes a seed",
-    tuned_on="unknown")
+    "which images was not recorded",
+    "about 2 CPU minutes a seed",
+    tuned_on="unknown",
+)
 
 given_noise_500 = _given_noise(
     "transform-given-noise-500",
     "does the transform help where there is noise, and little data?",
-    _BOOK | {"images": 500, "train": {"epochs": 45, "batch": 50, "lr": 0.1,
-                                      "weight_decay": 5e-4}},
+    _BOOK
+    | {
+        "images": 500,
+        "train": {"epochs": 45, "batch": 50, "lr": 0.1, "weight_decay": 5e-4},
+    },
     range(10, 22),
-    {"test_last": Deviation(0.45, _SEEN + ", 2000 of them; four pilot seeds "
-                            "with 500 images, 100 to 103, gave 0.27")},
+    {
+        "test_last": Deviation(
+            0.45,
+            _SEEN + ", 2000 of them; four pilot seeds "
+            "with 500 images, 100 to 103, gave 0.27",
+        )
+    },
     "Not tuned: as with 2000 images, in as many steps, of 50 images",
-    "about 1 CPU minute a seed")
+    "about 1 CPU minute a seed",
+)
 
 given_noise_glyphs = _given_noise(
     "transform-given-noise-glyphs",
     "does the transform help where there is noise, on harder images?",
-    {"data": "glyphs", "images": 3000,
-     "model_arguments": {"width": 16, "channels": 3, "classes": 100},
-     "train": {"epochs": 20, "batch": 128, "lr": 0.1, "weight_decay": 5e-4}},
+    {
+        "data": "glyphs",
+        "images": 3000,
+        "model_arguments": {"width": 16, "channels": 3, "classes": 100},
+        "train": {"epochs": 20, "batch": 128, "lr": 0.1, "weight_decay": 5e-4},
+    },
     range(10, 22),
-    {"test_last": Deviation(1.4, "assumed: two arms that scatter by a point "
-                            "each, independently; one pilot seed, 100, gave a "
-                            "difference of -9.2")},
+    {
+        "test_last": Deviation(
+            1.4,
+            "assumed: two arms that scatter by a point "
+            "each, independently; one pilot seed, 100, gave a "
+            "difference of -9.2",
+        )
+    },
     "Not tuned: the settings of Fashion-MNIST, in as many steps",
-    "about 2 CPU minutes a seed", negligible=(1.0, 0.05), eps=(2, 4))
+    "about 2 CPU minutes a seed",
+    negligible=(1.0, 0.05),
+    eps=(2, 4),
+)
 
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #520c0002
-SETTINGS = {"2000 images": given_noise, "500 images": given_noise_500,
-            "glyphs": given_noise_glyphs}
+SETTINGS = {
+    "2000 images": given_noise,
+    "500 images": given_noise_500,
+    "glyphs": given_noise_glyphs,
+}
 REPAIRED = "glyphs"
 # arm → weight: pairs of arms, and the switches
 EFFECTS: dict[str, dict[str, float]] = {
@@ -118,12 +196,25 @@ EFFECTS: dict[str, dict[str, float]] = {
     "whole layer": {"BNN": 1, "BN": -1},
     "transform alone": {"BNN without noise": 1, "BN": -1},
     "noise given the transform": {"BNN": 1, "BNN without noise": -1},
-    "noise": {"BNN": 0.5, "BN with noise": 0.5, "BNN without noise": -0.5,
-              "BN": -0.5},
-    "transform": {"BNN": 0.5, "BNN without noise": 0.5, "BN with noise": -0.5,
-                  "BN": -0.5},
-    "interaction": {"BNN": 1, "BN with noise": -1, "BNN without noise": -1,
-                    "BN": 1}}
+    "noise": {
+        "BNN": 0.5,
+        "BN with noise": 0.5,
+        "BNN without noise": -0.5,
+        "BN": -0.5,
+    },
+    "transform": {
+        "BNN": 0.5,
+        "BNN without noise": 0.5,
+        "BN with noise": -0.5,
+        "BN": -0.5,
+    },
+    "interaction": {
+        "BNN": 1,
+        "BN with noise": -1,
+        "BNN without noise": -1,
+        "BN": 1,
+    },
+}
 
 
 def book_rows(out: Path | str | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -136,8 +227,10 @@ def book_rows(out: Path | str | None = None) -> dict[str, list[dict[str, Any]]]:
         >>> {name: len(found) for name, found in book_rows().items()}
         {'2000 images': 96, '500 images': 48, 'glyphs': 48}
     """
-    return {name: results.rows(recipe, "book", out or results.book_results())
-            for name, recipe in SETTINGS.items()}
+    return {
+        name: results.rows(recipe, "book", out or results.book_results())
+        for name, recipe in SETTINGS.items()
+    }
 
 
 class Judged(NamedTuple):
@@ -149,13 +242,17 @@ class Judged(NamedTuple):
         >>> judged(book_rows(), "noise alone")["2000 images"].word
         'better'
     """
+
     found: Estimate | Summary
     p: float
     word: str
 
 
-def judged(found: dict[str, list[dict[str, Any]]], effect: str,
-           measure: str = "test_last") -> dict[str, Judged]:
+def judged(
+    found: dict[str, list[dict[str, Any]]],
+    effect: str,
+    measure: str = "test_last",
+) -> dict[str, Judged]:
     """An effect in each of the three settings, whose p values are corrected
     together. Glyphs, whose networks with noise have not fitted their training
     images, have no verdict.
@@ -170,16 +267,28 @@ def judged(found: dict[str, list[dict[str, Any]]], effect: str,
         >>> round(of["2000 images"].found.mean, 2), of["glyphs"].word
         (0.23, 'under repair')
     """
-    of = {name: crossed_interval(contrast(some, EFFECTS[effect],
-                                          points_by_image))
-          if measure == "test_last" else summarize(
-              contrast(some, EFFECTS[effect], measure).tolist())
-          for name, some in found.items()}
+    of = {
+        name: crossed_interval(contrast(some, EFFECTS[effect], points_by_image))
+        if measure == "test_last"
+        else summarize(contrast(some, EFFECTS[effect], measure).tolist())
+        for name, some in found.items()
+    }
     p = holm([e.p for e in of.values()])
-    return {name: Judged(e, q, "under repair" if name == REPAIRED else verdict(
-                e, SETTINGS[name].negligible[measure], q,
-                lower=measure.startswith("loss")))
-            for (name, e), q in zip(of.items(), p)}
+    return {
+        name: Judged(
+            e,
+            q,
+            "under repair"
+            if name == REPAIRED
+            else verdict(
+                e,
+                SETTINGS[name].negligible[measure],
+                q,
+                lower=measure.startswith("loss"),
+            ),
+        )
+        for (name, e), q in zip(of.items(), p)
+    }
 
 
 def under_repair(found: dict[str, list[dict[str, Any]]]) -> str:
@@ -192,11 +301,15 @@ def under_repair(found: dict[str, list[dict[str, Any]]]) -> str:
         >>> under_repair(book_rows())[:15]
         '**Under repair:'
     """
-    fitted = {arm: contrast(found[REPAIRED], {arm: 1}, "train_last").mean()
-              for arm in ("BN", "BN with noise", "BNN")}
+    fitted = {
+        arm: contrast(found[REPAIRED], {arm: 1}, "train_last").mean()
+        for arm in ("BN", "BN with noise", "BNN")
+    }
     epochs = given_noise_glyphs.scales["book"]["BN"]["train"]["epochs"]
-    return ("**Under repair: the setting with drawn glyphs.** After "
-            f"{epochs} epochs its arms with noise have not fitted their "
-            "training images ("
-            + ", ".join(f"{arm} {share:.1f} %" for arm, share in fitted.items())
-            + "), so these rows say nothing about networks that have.")
+    return (
+        "**Under repair: the setting with drawn glyphs.** After "
+        f"{epochs} epochs its arms with noise have not fitted their "
+        "training images ("
+        + ", ".join(f"{arm} {share:.1f} %" for arm, share in fitted.items())
+        + "), so these rows say nothing about networks that have."
+    )

@@ -6,8 +6,13 @@ own sources, without a normalizer and with four.
 # ../../../nbs/560_experiments.recipes.language.ipynb.
 
 # %% auto #0
-__all__ = ['ARMS', 'language_recurrent', 'language_transformer',
-           'language_model', 'run']
+__all__ = [
+    "ARMS",
+    "language_recurrent",
+    "language_transformer",
+    "language_model",
+    "run",
+]
 
 # %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0006
 import math
@@ -20,8 +25,12 @@ from torch import nn
 from .. import models, streams
 from ..data import SPLITS, dataset
 from ..optimization import Settings
-from ..results import (
-    Contrast, Deviation, Published, Recipe)
+from normalnorm.experiments.results import (
+    Contrast,
+    Deviation,
+    Published,
+    Recipe,
+)
 from ..train import one_thread, seeded, train
 from ...layers.normality import LayerNormalNorm
 from ...layers.prelayer import PreLayerNormLinear
@@ -31,7 +40,8 @@ _PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "LN": lambda: {"norm": nn.LayerNorm},
     "PreLN": lambda: {"norm": nn.Identity, "linear": PreLayerNormLinear},
     "RMS": lambda: {"norm": nn.RMSNorm},
-    "LNN": lambda noise=1.0: {"norm": partial(LayerNormalNorm, noise=noise)}}
+    "LNN": lambda noise=1.0: {"norm": partial(LayerNormalNorm, noise=noise)},
+}
 
 
 def language_model(config: dict[str, Any], seed: int) -> nn.Module:
@@ -49,27 +59,48 @@ def language_model(config: dict[str, Any], seed: int) -> nn.Module:
     """
     kind, *options = config["norm"].values()
     if kind not in _PARTS:
-        raise ValueError(f"no normalizer is called {kind!r} here: expected one "
-                         f"of {', '.join(_PARTS)}")
+        raise ValueError(
+            f"no normalizer is called {kind!r} here: expected one "
+            f"of {', '.join(_PARTS)}"
+        )
     with seeded("weights", seed):
-        return models.build(config["model"], **_PARTS[kind](*options),
-                            **config["model_arguments"])
+        return models.build(
+            config["model"],
+            **_PARTS[kind](*options),
+            **config["model_arguments"],
+        )
 
 
 def _texts(config: dict[str, Any], seed: int) -> dict[str, Any]:
     "The three parts of the text: windows, or of a text of the hub streams."
     length, batch = config["length"], config["train"]["batch"]
     if config["data"] == "stdlib":
-        return {split: dataset("stdlib", split, length=length,
-                               first=config["windows"][split])
-                for split in SPLITS}
-    return {split: streams.text(config["data"], split, batch, length=length,
-                                seed=seed if split == "train" else None)
-            for split in SPLITS}
+        return {
+            split: dataset(
+                "stdlib", split, length=length, first=config["windows"][split]
+            )
+            for split in SPLITS
+        }
+    return {
+        split: streams.text(
+            config["data"],
+            split,
+            batch,
+            length=length,
+            seed=seed if split == "train" else None,
+        )
+        for split in SPLITS
+    }
 
 
-def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
-        checkpoint=None, progress=None) -> dict[str, Any]:
+def run(
+    config: dict[str, Any],
+    seed: int,
+    arm: str = "",
+    device: str = "cpu",
+    checkpoint=None,
+    progress=None,
+) -> dict[str, Any]:
     """One run: build, train, measure; on a CPU with one thread.
 
     Returns `metrics` (losses in nats a character, perplexities a character,
@@ -87,20 +118,34 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         True
     """
     with one_thread(device):
-        outcome = train(language_model(config, seed), _texts(config, seed),
-                        Settings(**config["train"]), seed, device, checkpoint,
-                        progress)
+        outcome = train(
+            language_model(config, seed),
+            _texts(config, seed),
+            Settings(**config["train"]),
+            seed,
+            device,
+            checkpoint,
+            progress,
+        )
     last = outcome["last"]
-    metrics = {"loss_last": last["test_loss"],
-               "perplexity": math.exp(last["test_loss"]),
-               "test_last": 100 * last["test_accuracy"],
-               "validation_loss_last": last["validation_loss"],
-               "score": -last["validation_loss"],
-               "train_loss": outcome["history"][-1]["train_loss"],
-               "seconds": outcome["seconds"]}
-    return {"metrics": {name: round(v, 5) for name, v in metrics.items()},
-            "history": [{name: round(v, 5) for name, v in epoch.items()}
-                        for epoch in outcome["history"]], "threads": 1}
+    metrics = {
+        "loss_last": last["test_loss"],
+        "perplexity": math.exp(last["test_loss"]),
+        "test_last": 100 * last["test_accuracy"],
+        "validation_loss_last": last["validation_loss"],
+        "score": -last["validation_loss"],
+        "train_loss": outcome["history"][-1]["train_loss"],
+        "seconds": outcome["seconds"],
+    }
+    return {
+        "metrics": {name: round(v, 5) for name, v in metrics.items()},
+        "history": [
+            {name: round(v, 5) for name, v in epoch.items()}
+            for epoch in outcome["history"]
+        ],
+        "threads": 1,
+    }
+
 
 # %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0008
 ARMS = ("none", "LN", "PreLN", "RMS", "LNN")
@@ -108,70 +153,170 @@ ARMS = ("none", "LN", "PreLN", "RMS", "LNN")
 
 def _arms(config: dict[str, Any], names=ARMS) -> dict[str, dict[str, Any]]:
     "Name → configuration; LNN with the noise of the paper's transformers."
-    return {name: {**config, "norm": {"kind": name} | (
-                {"noise": 1.0} if name == "LNN" else {})} for name in names}
+    return {
+        name: {
+            **config,
+            "norm": {"kind": name} | ({"noise": 1.0} if name == "LNN" else {}),
+        }
+        for name in names
+    }
 
 
-_SMOKE = {"data": "stdlib", "length": 16,
-          "windows": {"train": 256, "validation": 64, "test": 64},
-          "train": {"epochs": 2, "batch": 16, "optimizer": "adamw",
-                    "lr": 1e-2, "weight_decay": 0.0, "clip_norm": 1.0}}
-_BOOK = {"data": "stdlib", "length": 64,
-         "windows": {"train": 4000, "validation": 400, "test": None},
-         "train": {"epochs": 2, "batch": 64, "optimizer": "adamw", "lr": 3e-3,
-                   "weight_decay": 0.0, "clip_norm": 1.0}}
+_SMOKE = {
+    "data": "stdlib",
+    "length": 16,
+    "windows": {"train": 256, "validation": 64, "test": 64},
+    "train": {
+        "epochs": 2,
+        "batch": 16,
+        "optimizer": "adamw",
+        "lr": 1e-2,
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+    },
+}
+_BOOK = {
+    "data": "stdlib",
+    "length": 64,
+    "windows": {"train": 4000, "validation": 400, "test": None},
+    "train": {
+        "epochs": 2,
+        "batch": 64,
+        "optimizer": "adamw",
+        "lr": 3e-3,
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+    },
+}
 _SAID: dict[str, Any] = {
-    "columns": {"loss_last": "test loss, last epoch (nats a character)",
-                "perplexity": "perplexity a character",
-                "train_loss": "training loss, last epoch (nats)"},
+    "columns": {
+        "loss_last": "test loss, last epoch (nats a character)",
+        "perplexity": "perplexity a character",
+        "train_loss": "training loss, last epoch (nats)",
+    },
     "compare": (("none", "LN"), ("LN", "PreLN"), ("LN", "RMS"), ("LN", "LNN")),
-    "compared": ("loss_last",), "negligible": {"loss_last": 0.02},
-    "choose": "score", "tuned_on": "validation", "run": run}
+    "compared": ("loss_last",),
+    "negligible": {"loss_last": 0.02},
+    "choose": "score",
+    "tuned_on": "validation",
+    "run": run,
+}
 
 language_recurrent = Recipe(
     name="language-recurrent",
     title="does layer norm help a recurrent network to predict text?",
     claims=("uf-ln-rnn",),
-    scales={"smoke": _arms({**_SMOKE, "model": "rnn", "model_arguments": {
-                "vocabulary": 96, "width": 16}}),
-            "book": _arms({**_BOOK, "model": "rnn", "model_arguments": {
-                "vocabulary": 96, "width": 128}})},
+    scales={
+        "smoke": _arms(
+            {
+                **_SMOKE,
+                "model": "rnn",
+                "model_arguments": {"vocabulary": 96, "width": 16},
+            }
+        ),
+        "book": _arms(
+            {
+                **_BOOK,
+                "model": "rnn",
+                "model_arguments": {"vocabulary": 96, "width": 128},
+            }
+        ),
+    },
     primary=(Contrast("none", "LN", "loss_last"),),
-    deviation={"loss_last": Deviation(
-        0.015, "assumed: two arms that scatter by 0.01 nats each, "
-               "independently")},
+    deviation={
+        "loss_last": Deviation(
+            0.015,
+            "assumed: two arms that scatter by 0.01 nats each, independently",
+        )
+    },
     tuned="The range of the rates comes from a pilot of one seed, 100, with "
-          "more steps",
+    "more steps",
     grid={arm: {"train.lr": (1e-2, 3e-2, 0.1)} for arm in ARMS},
     seeds={"smoke": 2, "book": 5},
-    cost={"smoke": "seconds", "book": "about 2 CPU minutes a seed"}, **_SAID)
+    cost={"smoke": "seconds", "book": "about 2 CPU minutes a seed"},
+    **_SAID,
+)
 
 language_transformer = Recipe(
     name="language-transformer",
     title="does PreLayerNorm do more for a transformer than layer norm?",
     claims=("bnu-table3", "bnu-beats-ln", "bnu-pre-helps"),
-    scales={"smoke": _arms({**_SMOKE, "model": "gpt", "model_arguments": {
-                "vocabulary": 96, "length": 16, "width": 16, "depth": 1,
-                "heads": 2}}),
-            "book": _arms({**_BOOK, "model": "gpt", "model_arguments": {
-                "vocabulary": 96, "length": 64, "width": 96, "depth": 3}}),
-            "paper": _arms({
-                "data": "lm1b", "length": 128, "model": "gpt",
-                "model_arguments": {"vocabulary": 256, "length": 128,
-                                    "width": 512, "depth": 6, "heads": 8},
-                "train": {"epochs": 20, "steps": 5000, "batch": 256,
-                          "optimizer": "adamw", "lr": 3e-3,
-                          "schedule": "cosine", "warmup": 1.0,
-                          "weight_decay": 0.0, "clip_norm": 1.0}})},
+    scales={
+        "smoke": _arms(
+            {
+                **_SMOKE,
+                "model": "gpt",
+                "model_arguments": {
+                    "vocabulary": 96,
+                    "length": 16,
+                    "width": 16,
+                    "depth": 1,
+                    "heads": 2,
+                },
+            }
+        ),
+        "book": _arms(
+            {
+                **_BOOK,
+                "model": "gpt",
+                "model_arguments": {
+                    "vocabulary": 96,
+                    "length": 64,
+                    "width": 96,
+                    "depth": 3,
+                },
+            }
+        ),
+        "paper": _arms(
+            {
+                "data": "lm1b",
+                "length": 128,
+                "model": "gpt",
+                "model_arguments": {
+                    "vocabulary": 256,
+                    "length": 128,
+                    "width": 512,
+                    "depth": 6,
+                    "heads": 8,
+                },
+                "train": {
+                    "epochs": 20,
+                    "steps": 5000,
+                    "batch": 256,
+                    "optimizer": "adamw",
+                    "lr": 3e-3,
+                    "schedule": "cosine",
+                    "warmup": 1.0,
+                    "weight_decay": 0.0,
+                    "clip_norm": 1.0,
+                },
+            }
+        ),
+    },
     primary=(Contrast("LN", "PreLN", "loss_last"),),
-    deviation={"loss_last": Deviation(
-        0.015, "assumed, as for the recurrent network; no run of these arms "
-               "was seen")},
+    deviation={
+        "loss_last": Deviation(
+            0.015,
+            "assumed, as for the recurrent network; no run of these arms "
+            "was seen",
+        )
+    },
     grid={arm: {"train.lr": (1e-3, 3e-3, 1e-2)} for arm in ARMS},
-    paper={arm: Published(value, None, None, "LM1B, 1D transformer, "
-                          "perplexity by pieces of words", "rao2020, Table 3")
-           for arm, value in (("none", 59.22), ("LN", 38.341),
-                              ("PreLN", 38.002))},
+    paper={
+        arm: Published(
+            value,
+            None,
+            None,
+            "LM1B, 1D transformer, perplexity by pieces of words",
+            "rao2020, Table 3",
+        )
+        for arm, value in (("none", 59.22), ("LN", 38.341), ("PreLN", 38.002))
+    },
     seeds={"smoke": 2, "book": 8, "paper": 3},
-    cost={"smoke": "seconds", "book": "about 15 CPU minutes a seed",
-          "paper": "GPU days"}, **_SAID)
+    cost={
+        "smoke": "seconds",
+        "book": "about 15 CPU minutes a seed",
+        "paper": "GPU days",
+    },
+    **_SAID,
+)

@@ -7,11 +7,32 @@ criteria that were stated before.
 # ../../../nbs/590_experiments.recipes.one_factor.ipynb.
 
 # %% auto #0
-__all__ = ['NORMS', 'MEAN_OVER', 'TRAINS', 'TARGET', 'ASSUMED',
-           'learning_rate_sweep', 'initial_scale_sweep', 'batch_size_sweep',
-           'SWEEPS', 'CRITERIA', 'plain_network', 'moments', 'input_shift',
-           'train_once', 'run', 'points', 'chosen', 'of_rates', 'of_scales',
-           'of_batches', 'Criterion', 'Verdict', 'judge', 'ruling']
+__all__ = [
+    "NORMS",
+    "MEAN_OVER",
+    "TRAINS",
+    "TARGET",
+    "ASSUMED",
+    "learning_rate_sweep",
+    "initial_scale_sweep",
+    "batch_size_sweep",
+    "SWEEPS",
+    "CRITERIA",
+    "plain_network",
+    "moments",
+    "input_shift",
+    "train_once",
+    "run",
+    "points",
+    "chosen",
+    "of_rates",
+    "of_scales",
+    "of_batches",
+    "Criterion",
+    "Verdict",
+    "judge",
+    "ruling",
+]
 
 # %% ../../../nbs/590_experiments.recipes.one_factor.ipynb #59000006
 import math
@@ -25,18 +46,32 @@ from torch.nn.utils import parametrizations
 from ..optimization import Settings
 from .first import _loaded
 from ..results import Contrast, Deviation, Recipe
-from ..statistics import (
-    Summary, equivalence_test, summarize)
-from ..train import (
-    Moment, TrainingDiverged, one_thread, seeded, train)
+from normalnorm.experiments.statistics import (
+    Summary,
+    equivalence_test,
+    summarize,
+)
+from normalnorm.experiments.train import (
+    Moment,
+    TrainingDiverged,
+    one_thread,
+    seeded,
+    train,
+)
 
 NORMS = ("BN", "LN", "GN", "WN", "none")
 MEAN_OVER = 16  # steps over which a loss is averaged
 TRAINS, TARGET = 1.0, 0.7  # nats
 
 
-def plain_network(norm: str, scale: float = 1.0, seed: int = 0, width: int = 16,
-                  depth: int = 6, stem: int = 4) -> nn.Sequential:
+def plain_network(
+    norm: str,
+    scale: float = 1.0,
+    seed: int = 0,
+    width: int = 16,
+    depth: int = 6,
+    stem: int = 4,
+) -> nn.Sequential:
     """A network without shortcuts: `depth` convolutions, each with a normalizer
     and ReLU, then the mean over positions and a linear classifier.
 
@@ -56,20 +91,28 @@ def plain_network(norm: str, scale: float = 1.0, seed: int = 0, width: int = 16,
     """
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r}: expected one of {', '.join(NORMS)}")
-    make = {"BN": nn.BatchNorm2d, "LN": lambda c: nn.GroupNorm(1, c),
-            "GN": lambda c: nn.GroupNorm(4, c)}.get(norm)
+    make = {
+        "BN": nn.BatchNorm2d,
+        "LN": lambda c: nn.GroupNorm(1, c),
+        "GN": lambda c: nn.GroupNorm(4, c),
+    }.get(norm)
     layers: list[nn.Module] = []
     with seeded("weights", seed):
         for place in range(depth):
-            conv = (nn.Conv2d(width, width, 3, 1 + (place == 1), 1) if place
-                    else nn.Conv2d(1, width, stem, stem))
+            conv = (
+                nn.Conv2d(width, width, 3, 1 + (place == 1), 1)
+                if place
+                else nn.Conv2d(1, width, stem, stem)
+            )
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
             nn.init.zeros_(conv.bias)
             with torch.no_grad():
                 conv.weight.mul_(scale)
             layers += [
                 parametrizations.weight_norm(conv) if norm == "WN" else conv,
-                *([make(width)] if make else []), nn.ReLU()]
+                *([make(width)] if make else []),
+                nn.ReLU(),
+            ]
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)]
     return nn.Sequential(*layers)
 
@@ -91,10 +134,17 @@ def moments(model: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     found: list[tuple[Tensor, Tensor]] = []
     convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)][1:]
     batch = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    hooks = [conv.register_forward_pre_hook(
-        lambda _, inputs: found.append((
-            inputs[0].mean((0, 2, 3)),
-            inputs[0].std((0, 2, 3), correction=0)))) for conv in convs]
+    hooks = [
+        conv.register_forward_pre_hook(
+            lambda _, inputs: found.append(
+                (
+                    inputs[0].mean((0, 2, 3)),
+                    inputs[0].std((0, 2, 3), correction=0),
+                )
+            )
+        )
+        for conv in convs
+    ]
     kept = [(m.training, m.track_running_stats) for m in batch]
     try:
         for m in batch:
@@ -108,8 +158,9 @@ def moments(model: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def input_shift(before: list[tuple[Tensor, Tensor]],
-                after: list[tuple[Tensor, Tensor]]) -> float:
+def input_shift(
+    before: list[tuple[Tensor, Tensor]], after: list[tuple[Tensor, Tensor]]
+) -> float:
     """How far the inputs of layers moved: the change of a channel's mean, in
     units of its deviation before; root mean square over channels, mean over
     layers.
@@ -123,14 +174,23 @@ def input_shift(before: list[tuple[Tensor, Tensor]],
         >>> input_shift([(zero, 2 * one)], [(one, one)])
         0.5
     """
-    layers = [((m1 - m0) / s0)[s0 > 0].square().mean().sqrt().item()
-              for (m0, s0), (m1, _) in zip(before, after) if (s0 > 0).any()]
+    layers = [
+        ((m1 - m0) / s0)[s0 > 0].square().mean().sqrt().item()
+        for (m0, s0), (m1, _) in zip(before, after)
+        if (s0 > 0).any()
+    ]
     return float(np.mean(layers)) if layers else math.nan
 
 
-def train_once(config: dict[str, Any], seed: int, lr: float, batch: int,
-               scale: float, steps: int, shifts: bool = False
-               ) -> dict[str, Any]:
+def train_once(
+    config: dict[str, Any],
+    seed: int,
+    lr: float,
+    batch: int,
+    scale: float,
+    steps: int,
+    shifts: bool = False,
+) -> dict[str, Any]:
     """One network of a sweep, trained; `config` as in the recipes.
 
     Momentum 0.9, no weight decay, a cosine from `lr` to 0 over `steps`.
@@ -151,9 +211,13 @@ def train_once(config: dict[str, Any], seed: int, lr: float, batch: int,
         >>> found["steps"], 0 <= found["error"] <= 100
         (8, True)
     """
-    data = {split: _loaded(config["data"], split, first, None)
-            for split, first in (("validation", config["validation"]),
-                                 ("test", config["test"]))}
+    data = {
+        split: _loaded(config["data"], split, first, None)
+        for split, first in (
+            ("validation", config["validation"]),
+            ("test", config["test"]),
+        )
+    }
     data["train"] = _loaded(config["data"], "train", config["images"], seed)
     probe, losses = data["validation"][0][:128], []
     moved: list[float] = []
@@ -170,16 +234,30 @@ def train_once(config: dict[str, Any], seed: int, lr: float, batch: int,
 
     model = plain_network(config["norm"], scale, seed, stem=config["stem"])
     try:
-        outcome = train(model, data, Settings(
-            epochs=max(1, steps * batch // config["images"]), batch=batch,
-            lr=lr, momentum=0.9, weight_decay=0.0, schedule="cosine",
-            validate_every=0), seed, callbacks=[look] if shifts else [])
+        outcome = train(
+            model,
+            data,
+            Settings(
+                epochs=max(1, steps * batch // config["images"]),
+                batch=batch,
+                lr=lr,
+                momentum=0.9,
+                weight_decay=0.0,
+                schedule="cosine",
+                validate_every=0,
+            ),
+            seed,
+            callbacks=[look] if shifts else [],
+        )
     except TrainingDiverged:
         return {"loss": 9.0, "validation_loss": 9.0, "error": 90.0} | (
-            {"steps": steps, "shift": None} if shifts else {})
-    found = {"loss": outcome["history"][-1]["train_loss"],
-             "validation_loss": outcome["last"]["validation_loss"],
-             "error": 100 - 100 * outcome["last"]["test_accuracy"]}
+            {"steps": steps, "shift": None} if shifts else {}
+        )
+    found = {
+        "loss": outcome["history"][-1]["train_loss"],
+        "validation_loss": outcome["last"]["validation_loss"],
+        "error": 100 - 100 * outcome["last"]["test_accuracy"],
+    }
     if shifts:
         width = min(MEAN_OVER, len(losses))
         mean = np.convolve(losses, np.ones(width) / width, "valid")
@@ -187,12 +265,20 @@ def train_once(config: dict[str, Any], seed: int, lr: float, batch: int,
         found["steps"] = int(below[0]) + width if len(below) else steps
         seen = [value for value in moved if math.isfinite(value)]
         found["shift"] = float(np.mean(seen)) if seen else None
-    return {name: value if value is None else round(min(value, 1e6), 5)
-            for name, value in found.items()}
+    return {
+        name: value if value is None else round(min(value, 1e6), 5)
+        for name, value in found.items()
+    }
 
 
-def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
-        checkpoint=None, progress=None) -> dict[str, Any]:
+def run(
+    config: dict[str, Any],
+    seed: int,
+    arm: str = "",
+    device: str = "cpu",
+    checkpoint=None,
+    progress=None,
+) -> dict[str, Any]:
     """One row: the whole curve of one factor, for one normalizer and seed, and
     what it comes to.
 
@@ -210,14 +296,21 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
         (2, ['trains', 'worst'])
     """
     with one_thread("cpu"):
-        curve = [point | train_once(
-            config, seed, **point, shifts=config["factor"] == "rate")
-            for point in points(config)]
-    metrics = {"rate": of_rates, "scale": of_scales,
-               "batch": of_batches}[config["factor"]](config, curve)
-    return {"metrics": {name: round(value, 5)
-                        for name, value in metrics.items()},
-            "curve": curve, "threads": 1}
+        curve = [
+            point
+            | train_once(
+                config, seed, **point, shifts=config["factor"] == "rate"
+            )
+            for point in points(config)
+        ]
+    metrics = {"rate": of_rates, "scale": of_scales, "batch": of_batches}[
+        config["factor"]
+    ](config, curve)
+    return {
+        "metrics": {name: round(value, 5) for name, value in metrics.items()},
+        "curve": curve,
+        "threads": 1,
+    }
 
 
 def points(config: dict[str, Any]) -> list[dict[str, Any]]:
@@ -242,8 +335,11 @@ def points(config: dict[str, Any]) -> list[dict[str, Any]]:
     largest = max(config["values"])
     sizes = [(size, centre["steps"]) for size in config["values"]]
     sizes.append((largest, centre["steps"] * centre["batch"] // largest))
-    return [centre | {"batch": size, "steps": steps, "lr": lr}
-            for size, steps in sizes for lr in config["rates"]]
+    return [
+        centre | {"batch": size, "steps": steps, "lr": lr}
+        for size, steps in sizes
+        for lr in config["rates"]
+    ]
 
 
 def chosen(curve: list[dict[str, Any]], **of: Any) -> dict[str, Any]:
@@ -259,13 +355,19 @@ def chosen(curve: list[dict[str, Any]], **of: Any) -> dict[str, Any]:
         >>> chosen(curve, batch=2)["lr"]
         0.3
     """
-    return min((point for point in curve
-                if all(point[key] == value for key, value in of.items())),
-               key=lambda point: point["validation_loss"])
+    return min(
+        (
+            point
+            for point in curve
+            if all(point[key] == value for key, value in of.items())
+        ),
+        key=lambda point: point["validation_loss"],
+    )
 
 
-def of_rates(config: dict[str, Any],
-             curve: list[dict[str, Any]]) -> dict[str, float]:
+def of_rates(
+    config: dict[str, Any], curve: list[dict[str, Any]]
+) -> dict[str, float]:
     """The metrics of a curve over learning rates, see `learning_rate_sweep`.
 
     `config`: of the arm; `curve`: from `run`. Returns name → number.
@@ -282,14 +384,19 @@ def of_rates(config: dict[str, Any],
     least, best = min(config["values"]), chosen(curve)
     shift = {point["lr"]: point["shift"] for point in curve}
     value = lambda lr: 9.0 if shift[lr] is None else shift[lr]
-    return {"highest": math.log10(max(good, default=least / 10**0.5)),
-            "error": best["error"], "best": math.log10(best["lr"]),
-            "steps": math.log2(min(point["steps"] for point in curve)),
-            "shift": value(config["lr"]), "shift_tuned": value(best["lr"])}
+    return {
+        "highest": math.log10(max(good, default=least / 10**0.5)),
+        "error": best["error"],
+        "best": math.log10(best["lr"]),
+        "steps": math.log2(min(point["steps"] for point in curve)),
+        "shift": value(config["lr"]),
+        "shift_tuned": value(best["lr"]),
+    }
 
 
-def of_scales(config: dict[str, Any],
-              curve: list[dict[str, Any]]) -> dict[str, float]:
+def of_scales(
+    config: dict[str, Any], curve: list[dict[str, Any]]
+) -> dict[str, float]:
     """The metrics of a curve over initial scales, see `initial_scale_sweep`.
 
     `config`: of the arm; `curve`: from `run`. Returns name → number.
@@ -299,12 +406,15 @@ def of_scales(config: dict[str, Any],
         >>> of_scales({}, [{"loss": 0.5}, {"loss": 2.3}])
         {'trains': 0.5, 'worst': 2.3}
     """
-    return {"trains": sum(point["loss"] < TRAINS for point in curve) / 2,
-            "worst": max(min(point["loss"], 9.0) for point in curve)}
+    return {
+        "trains": sum(point["loss"] < TRAINS for point in curve) / 2,
+        "worst": max(min(point["loss"], 9.0) for point in curve),
+    }
 
 
-def of_batches(config: dict[str, Any],
-               curve: list[dict[str, Any]]) -> dict[str, float]:
+def of_batches(
+    config: dict[str, Any], curve: list[dict[str, Any]]
+) -> dict[str, float]:
     """The metrics of a curve over batch sizes, see `batch_size_sweep`.
 
     `config`: of the arm; `curve`: from `run`. Returns name → number.
@@ -319,90 +429,176 @@ def of_batches(config: dict[str, Any],
     """
     centre, steps = config["batch"], config["steps"]
     least, most = min(config["values"]), max(config["values"])
-    error = lambda size, steps=steps: chosen(
-        curve, batch=size, steps=steps)["error"]
-    return {"error": error(centre), "smallest": error(least),
-            "largest": error(most), "small": error(least) - error(centre),
-            "large": error(most) - error(centre),
-            "epochs": error(most, steps * centre // most) - error(centre)}
+    error = lambda size, steps=steps: chosen(curve, batch=size, steps=steps)[
+        "error"
+    ]
+    return {
+        "error": error(centre),
+        "smallest": error(least),
+        "largest": error(most),
+        "small": error(least) - error(centre),
+        "large": error(most) - error(centre),
+        "epochs": error(most, steps * centre // most) - error(centre),
+    }
+
 
 # %% ../../../nbs/590_experiments.recipes.one_factor.ipynb #59000008
 def _arms(factor: str, **of: Any) -> dict[str, dict[str, dict[str, Any]]]:
     "Scale → arm → configuration, with the `values` of book in `of`."
-    book = {"factor": factor, "data": "fashion", "images": 512, "draw": True,
-            "validation": 500, "test": 1000, "stem": 4, "lr": 0.03, "batch": 32,
-            "scale": 1.0, "steps": 256, **of}
-    smoke = book | {"data": "digits", "images": 64, "validation": 50,
-                    "test": 50, "stem": 2, "steps": 8,
-                    "values": [min(of["values"]), max(of["values"])]}
+    book = {
+        "factor": factor,
+        "data": "fashion",
+        "images": 512,
+        "draw": True,
+        "validation": 500,
+        "test": 1000,
+        "stem": 4,
+        "lr": 0.03,
+        "batch": 32,
+        "scale": 1.0,
+        "steps": 256,
+        **of,
+    }
+    smoke = book | {
+        "data": "digits",
+        "images": 64,
+        "validation": 50,
+        "test": 50,
+        "stem": 2,
+        "steps": 8,
+        "values": [min(of["values"]), max(of["values"])],
+    }
     if factor == "rate":
         smoke["lr"] = min(of["values"])
     if factor == "batch":
         smoke |= {"values": [2, 32, 64], "rates": of["rates"][:1]}
-    return {name: {norm: config | {"norm": norm} for norm in NORMS}
-            for name, config in (("smoke", smoke), ("book", book))}
+    return {
+        name: {norm: config | {"norm": norm} for norm in NORMS}
+        for name, config in (("smoke", smoke), ("book", book))
+    }
 
 
 ASSUMED = "assumed; two pilot networks, seed 100, showed the order of size only"
 
 
-def _sweep(name: str, title: str, claims: tuple[str, ...], factor: str,
-           columns: dict[str, str], primary: tuple[Contrast, ...],
-           deviation: dict[str, float], negligible: dict[str, float],
-           **of: Any) -> Recipe:
+def _sweep(
+    name: str,
+    title: str,
+    claims: tuple[str, ...],
+    factor: str,
+    columns: dict[str, str],
+    primary: tuple[Contrast, ...],
+    deviation: dict[str, float],
+    negligible: dict[str, float],
+    **of: Any,
+) -> Recipe:
     "A recipe with the five normalizers as arms, five seeds."
     return Recipe(
-        name=name, title=title, claims=claims, scales=_arms(factor, **of),
-        run=run, columns=columns,
-        compare=(*(("none", norm) for norm in NORMS[:-1]), ("BN", "GN"),
-                 ("BN", "LN"), ("GN", "LN")),
-        compared=tuple(negligible), primary=primary,
-        deviation={metric: Deviation(value, ASSUMED)
-                   for metric, value in deviation.items()},
-        negligible=negligible, seeds={"smoke": 1, "book": 5},
+        name=name,
+        title=title,
+        claims=claims,
+        scales=_arms(factor, **of),
+        run=run,
+        columns=columns,
+        compare=(
+            *(("none", norm) for norm in NORMS[:-1]),
+            ("BN", "GN"),
+            ("BN", "LN"),
+            ("GN", "LN"),
+        ),
+        compared=tuple(negligible),
+        primary=primary,
+        deviation={
+            metric: Deviation(value, ASSUMED)
+            for metric, value in deviation.items()
+        },
+        negligible=negligible,
+        seeds={"smoke": 1, "book": 5},
         cost={"smoke": "seconds", "book": "about one CPU minute a seed"},
         tuned="the learning rate, in each seed by its own validation loss; the "
-              "centre's, 0.03, by two pilot networks of another seed",
-        tuned_on="validation")
+        "centre's, 0.03, by two pilot networks of another seed",
+        tuned_on="validation",
+    )
 
 
 learning_rate_sweep = _sweep(
-    "one-factor-rate", "which learning rates train?",
-    ("uf-bn", "uf-faster", "uf-generalization", "uf-icl"), "rate",
-    {"highest": "log₁₀ of the highest rate that trains",
-     "error": "test error (%)", "steps": "log₂ of the fewest steps to target",
-     "shift": "input shift a step, rate 0.03",
-     "shift_tuned": "input shift a step, tuned rate"},
-    (Contrast("none", "BN", "highest"),
-     *(Contrast("none", norm, "steps") for norm in NORMS[:3]),
-     *(Contrast("none", norm, "error") for norm in NORMS[:3]),
-     Contrast("none", "BN", "shift"), Contrast("none", "BN", "shift_tuned")),
-    {"highest": 0.25, "error": 1.5, "steps": 0.3, "shift": 0.02,
-     "shift_tuned": 0.1},
-    {"highest": 0.5, "error": 2.0, "steps": 0.3, "shift": 0.01,
-     "shift_tuned": 0.05},
-    values=[0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
+    "one-factor-rate",
+    "which learning rates train?",
+    ("uf-bn", "uf-faster", "uf-generalization", "uf-icl"),
+    "rate",
+    {
+        "highest": "log₁₀ of the highest rate that trains",
+        "error": "test error (%)",
+        "steps": "log₂ of the fewest steps to target",
+        "shift": "input shift a step, rate 0.03",
+        "shift_tuned": "input shift a step, tuned rate",
+    },
+    (
+        Contrast("none", "BN", "highest"),
+        *(Contrast("none", norm, "steps") for norm in NORMS[:3]),
+        *(Contrast("none", norm, "error") for norm in NORMS[:3]),
+        Contrast("none", "BN", "shift"),
+        Contrast("none", "BN", "shift_tuned"),
+    ),
+    {
+        "highest": 0.25,
+        "error": 1.5,
+        "steps": 0.3,
+        "shift": 0.02,
+        "shift_tuned": 0.1,
+    },
+    {
+        "highest": 0.5,
+        "error": 2.0,
+        "steps": 0.3,
+        "shift": 0.01,
+        "shift_tuned": 0.05,
+    },
+    values=[0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0],
+)
 initial_scale_sweep = _sweep(
-    "one-factor-scale", "from which initial scales?", ("uf-bn",), "scale",
-    {"trains": "decades of initial scale that train",
-     "worst": "worst training loss (nats)"},
+    "one-factor-scale",
+    "from which initial scales?",
+    ("uf-bn",),
+    "scale",
+    {
+        "trains": "decades of initial scale that train",
+        "worst": "worst training loss (nats)",
+    },
     (Contrast("none", "BN", "trains"),),
-    {"trains": 0.25}, {"trains": 0.5, "worst": 0.5},
-    values=[0.1, 0.3, 1.0, 3.0, 10.0])
+    {"trains": 0.25},
+    {"trains": 0.5, "worst": 0.5},
+    values=[0.1, 0.3, 1.0, 3.0, 10.0],
+)
 batch_size_sweep = _sweep(
-    "one-factor-batch", "with which batch sizes?",
-    ("uf-bn-small", "uf-bn-large", "uf-small-batch-empirical",
-     "uf-gn-compromise"), "batch",
-    {"error": "test error, batch 32 (%)",
-     "small": "error at batch 2 less that at 32 (points)",
-     "large": "error at 256 less that at 32, equal steps",
-     "epochs": "error at 256 less that at 32, equal epochs"},
-    (Contrast("BN", "GN", "small"), Contrast("BN", "LN", "small"),
-     Contrast("none", "GN", "small"), Contrast("none", "LN", "small"),
-     Contrast("none", "BN", "large"), Contrast("GN", "LN", "small")),
+    "one-factor-batch",
+    "with which batch sizes?",
+    (
+        "uf-bn-small",
+        "uf-bn-large",
+        "uf-small-batch-empirical",
+        "uf-gn-compromise",
+    ),
+    "batch",
+    {
+        "error": "test error, batch 32 (%)",
+        "small": "error at batch 2 less that at 32 (points)",
+        "large": "error at 256 less that at 32, equal steps",
+        "epochs": "error at 256 less that at 32, equal epochs",
+    },
+    (
+        Contrast("BN", "GN", "small"),
+        Contrast("BN", "LN", "small"),
+        Contrast("none", "GN", "small"),
+        Contrast("none", "LN", "small"),
+        Contrast("none", "BN", "large"),
+        Contrast("GN", "LN", "small"),
+    ),
     {"small": 6.0, "large": 2.0},
     {"error": 2.0, "small": 5.0, "large": 2.0, "epochs": 2.0},
-    values=[2, 4, 8, 16, 32, 64, 128, 256], rates=[0.02, 0.1])
+    values=[2, 4, 8, 16, 32, 64, 128, 256],
+    rates=[0.02, 0.1],
+)
 SWEEPS = (learning_rate_sweep, initial_scale_sweep, batch_size_sweep)
 
 
@@ -419,6 +615,7 @@ class Criterion(NamedTuple):
         >>> CRITERIA["uf-bn-large"][0].rule
         'above'
     """
+
     what: str
     recipe: Recipe
     first: str
@@ -428,55 +625,165 @@ class Criterion(NamedTuple):
     bound: float = 0.0
 
 
-def _each(what: str, recipe: Recipe, norms: tuple[str, ...], metric: str,
-          rule: str, bound: float = 0.0) -> tuple[Criterion, ...]:
+def _each(
+    what: str,
+    recipe: Recipe,
+    norms: tuple[str, ...],
+    metric: str,
+    rule: str,
+    bound: float = 0.0,
+) -> tuple[Criterion, ...]:
     "The same of several normalizers, against none."
-    return tuple(Criterion(what.format(norm), recipe, "none", norm, metric,
-                           rule, bound) for norm in norms)
+    return tuple(
+        Criterion(what.format(norm), recipe, "none", norm, metric, rule, bound)
+        for norm in norms
+    )
 
 
 CRITERIA: dict[str, tuple[Criterion, ...]] = {
     "uf-bn": (
-        Criterion("BN trains at higher rates", learning_rate_sweep, "none",
-                  "BN", "highest", "above"),
-        Criterion("BN trains from more initial scales", initial_scale_sweep,
-                  "none", "BN", "trains", "above")),
+        Criterion(
+            "BN trains at higher rates",
+            learning_rate_sweep,
+            "none",
+            "BN",
+            "highest",
+            "above",
+        ),
+        Criterion(
+            "BN trains from more initial scales",
+            initial_scale_sweep,
+            "none",
+            "BN",
+            "trains",
+            "above",
+        ),
+    ),
     "uf-small-batch-empirical": (
-        Criterion("GN loses less than BN at batch 2", batch_size_sweep, "BN",
-                  "GN", "small", "below"),
-        Criterion("LN loses less than BN at batch 2", batch_size_sweep, "BN",
-                  "LN", "small", "below"),
-        *_each("{} loses at most 5 points more than none", batch_size_sweep,
-               ("GN", "LN"), "small", "below", 5.0)),
+        Criterion(
+            "GN loses less than BN at batch 2",
+            batch_size_sweep,
+            "BN",
+            "GN",
+            "small",
+            "below",
+        ),
+        Criterion(
+            "LN loses less than BN at batch 2",
+            batch_size_sweep,
+            "BN",
+            "LN",
+            "small",
+            "below",
+        ),
+        *_each(
+            "{} loses at most 5 points more than none",
+            batch_size_sweep,
+            ("GN", "LN"),
+            "small",
+            "below",
+            5.0,
+        ),
+    ),
     "uf-bn-small": (
-        Criterion("BN loses more than none at batch 2", batch_size_sweep,
-                  "none", "BN", "small", "above"),),
+        Criterion(
+            "BN loses more than none at batch 2",
+            batch_size_sweep,
+            "none",
+            "BN",
+            "small",
+            "above",
+        ),
+    ),
     "uf-bn-large": (
-        Criterion("BN's error is higher at 256, equal steps",
-                  batch_size_sweep, "", "BN", "large", "above"),
-        Criterion("BN's error is higher at 256, equal epochs",
-                  batch_size_sweep, "", "BN", "epochs", "above"),
-        Criterion("BN loses more than none at 256", batch_size_sweep, "none",
-                  "BN", "large", "above")),
-    "uf-faster": _each("{} needs fewer steps", learning_rate_sweep, NORMS[:3],
-                       "steps", "below"),
-    "uf-generalization": _each("{} has the lower test error",
-                               learning_rate_sweep, NORMS[:4], "error",
-                               "below"),
+        Criterion(
+            "BN's error is higher at 256, equal steps",
+            batch_size_sweep,
+            "",
+            "BN",
+            "large",
+            "above",
+        ),
+        Criterion(
+            "BN's error is higher at 256, equal epochs",
+            batch_size_sweep,
+            "",
+            "BN",
+            "epochs",
+            "above",
+        ),
+        Criterion(
+            "BN loses more than none at 256",
+            batch_size_sweep,
+            "none",
+            "BN",
+            "large",
+            "above",
+        ),
+    ),
+    "uf-faster": _each(
+        "{} needs fewer steps", learning_rate_sweep, NORMS[:3], "steps", "below"
+    ),
+    "uf-generalization": _each(
+        "{} has the lower test error",
+        learning_rate_sweep,
+        NORMS[:4],
+        "error",
+        "below",
+    ),
     "uf-gn-compromise": (
-        Criterion("GN's error is below LN's at batch 32", batch_size_sweep,
-                  "LN", "GN", "error", "below"),
-        Criterion("BN's error is below GN's at batch 32", batch_size_sweep,
-                  "GN", "BN", "error", "below"),
-        Criterion("GN loses less than BN at batch 2", batch_size_sweep, "BN",
-                  "GN", "small", "below"),
-        Criterion("LN loses less than GN at batch 2", batch_size_sweep, "GN",
-                  "LN", "small", "below")),
+        Criterion(
+            "GN's error is below LN's at batch 32",
+            batch_size_sweep,
+            "LN",
+            "GN",
+            "error",
+            "below",
+        ),
+        Criterion(
+            "BN's error is below GN's at batch 32",
+            batch_size_sweep,
+            "GN",
+            "BN",
+            "error",
+            "below",
+        ),
+        Criterion(
+            "GN loses less than BN at batch 2",
+            batch_size_sweep,
+            "BN",
+            "GN",
+            "small",
+            "below",
+        ),
+        Criterion(
+            "LN loses less than GN at batch 2",
+            batch_size_sweep,
+            "GN",
+            "LN",
+            "small",
+            "below",
+        ),
+    ),
     "uf-icl": (
-        Criterion("BN's inputs move less, rate 0.03", learning_rate_sweep,
-                  "none", "BN", "shift", "below"),
-        Criterion("BN's inputs move less, tuned rate", learning_rate_sweep,
-                  "none", "BN", "shift_tuned", "below"))}
+        Criterion(
+            "BN's inputs move less, rate 0.03",
+            learning_rate_sweep,
+            "none",
+            "BN",
+            "shift",
+            "below",
+        ),
+        Criterion(
+            "BN's inputs move less, tuned rate",
+            learning_rate_sweep,
+            "none",
+            "BN",
+            "shift_tuned",
+            "below",
+        ),
+    ),
+}
 
 
 class Verdict(NamedTuple):
@@ -490,6 +797,7 @@ class Verdict(NamedTuple):
         >>> judge(CRITERIA["uf-faster"], lambda recipe: flat)[0].outcome
         'no difference'
     """
+
     outcome: str
     found: Summary
 
@@ -512,20 +820,36 @@ def judge(criteria: tuple[Criterion, ...], rows) -> list[Verdict]:
     found = []
     for of in criteria:
         first, second = (
-            {row["seed"]: row["metrics"][of.metric] for row in rows(of.recipe)
-             if row["arm"] == arm} for arm in (of.first, of.second))
+            {
+                row["seed"]: row["metrics"][of.metric]
+                for row in rows(of.recipe)
+                if row["arm"] == arm
+            }
+            for arm in (of.first, of.second)
+        )
         seeds = sorted(second)
         base = [first[s] if of.first else 0.0 for s in seeds]
         values = [second[s] for s in seeds]
-        s = summarize([b - a for a, b in zip(base, values)],
-                      1 - 0.05 / len(criteria))
+        s = summarize(
+            [b - a for a, b in zip(base, values)], 1 - 0.05 / len(criteria)
+        )
         sign = 1 if of.rule == "above" else -1
         met = min(sign * (s.low - of.bound), sign * (s.high - of.bound)) > 0
         other = max(sign * s.low, sign * s.high) < min(0, sign * of.bound)
-        outcome = "met" if met else "opposite" if other else (
-            "no difference" if equivalence_test(
-                base, values, of.recipe.negligible[of.metric]).p < 0.05
-            else "open")
+        outcome = (
+            "met"
+            if met
+            else "opposite"
+            if other
+            else (
+                "no difference"
+                if equivalence_test(
+                    base, values, of.recipe.negligible[of.metric]
+                ).p
+                < 0.05
+                else "open"
+            )
+        )
         found.append(Verdict(outcome, s))
     return found
 

@@ -6,11 +6,29 @@ and without proxy normalization, without and with extra regularization.
 # ../../../nbs/530_experiments.recipes.proxy.ipynb.
 
 # %% auto #0
-__all__ = ['SAMPLES', 'NORMS', 'PRINTED', 'DEPTHS', 'proxy', 'proxy_deep',
-           'proxy_cifar100', 'between', 'proxy_32', 'proxy_44', 'proxy_56',
-           'proxy_cifar100_32', 'proxy_cifar100_44', 'proxy_cifar100_56',
-           'proxy_cifar100_110', 'built', 'proxy_model', 'collapse', 'run',
-           'proxy_arms', 'published']
+__all__ = [
+    "SAMPLES",
+    "NORMS",
+    "PRINTED",
+    "DEPTHS",
+    "proxy",
+    "proxy_deep",
+    "proxy_cifar100",
+    "between",
+    "proxy_32",
+    "proxy_44",
+    "proxy_56",
+    "proxy_cifar100_32",
+    "proxy_cifar100_44",
+    "proxy_cifar100_56",
+    "proxy_cifar100_110",
+    "built",
+    "proxy_model",
+    "collapse",
+    "run",
+    "proxy_arms",
+    "published",
+]
 
 # %% ../../../nbs/530_experiments.recipes.proxy.ipynb #e30a0007
 from collections.abc import Callable
@@ -26,11 +44,15 @@ from ..data import SPLITS, dataset, info
 from ..networks.residual import fan_in_truncated
 from ..optimization import Settings
 from .first import _loaded, pack_bits
-from ..results import (
-    Contrast, Deviation, Published, Recipe, drawn_hash)
+from normalnorm.experiments.results import (
+    Contrast,
+    Deviation,
+    Published,
+    Recipe,
+    drawn_hash,
+)
 from ..tables import printed_table
-from ..train import (
-    as_split, one_thread, seeded, train)
+from ..train import as_split, one_thread, seeded, train
 from ...layers.conversion import to_normality
 from ...layers.hybrids import EvoNorm2d
 from ...layers.proxy_conversion import to_proxy_norm
@@ -48,14 +70,14 @@ def built(config: dict[str, Any], seed: int, **parts: Any) -> nn.Module:
         >>> built(config, 0, norm=nn.Identity).norm
         Identity()
     """
-    drawn = ({"init": fan_in_truncated} if config.get("init") == "fan-in"
-             else {})
+    drawn = {"init": fan_in_truncated} if config.get("init") == "fan-in" else {}
     with seeded("weights", seed):
-        return models.build(config["model"], **parts, **drawn,
-                            **config["model_arguments"])
+        return models.build(
+            config["model"], **parts, **drawn, **config["model_arguments"]
+        )
 
 
-SAMPLES = 200       # quantiles of the paper, and of the committed rows
+SAMPLES = 200  # quantiles of the paper, and of the committed rows
 
 
 def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
@@ -77,15 +99,25 @@ def proxy_model(config: dict[str, Any], seed: int) -> nn.Module:
     norm = config["norm"]
     groups = 1 if norm["kind"] == "layer" else norm.get("groups", 8)
     eps = norm.get("eps", 1e-5)
-    make = ((lambda channels: nn.BatchNorm2d(
-                channels, eps, norm.get("momentum", 0.1)))
-            if norm["kind"] == "batch" or norm["proxy"]
-            else lambda channels: nn.GroupNorm(groups, channels, eps))
+    make = (
+        (
+            lambda channels: nn.BatchNorm2d(
+                channels, eps, norm.get("momentum", 0.1)
+            )
+        )
+        if norm["kind"] == "batch" or norm["proxy"]
+        else lambda channels: nn.GroupNorm(groups, channels, eps)
+    )
     net = built(config, seed, norm=make)
     if norm["proxy"]:
-        to_proxy_norm(net, norm["kind"], groups,
-                      eps=norm.get("proxy_eps", 0.03), samples=SAMPLES,
-                      learnable=norm.get("learnable", True))
+        to_proxy_norm(
+            net,
+            norm["kind"],
+            groups,
+            eps=norm.get("proxy_eps", 0.03),
+            samples=SAMPLES,
+            learnable=norm.get("learnable", True),
+        )
     if norm.get("power"):
         to_normality(net, noise=0.0, return_report=True)
     return net
@@ -105,17 +137,29 @@ def collapse(model: nn.Module, images: Tensor) -> float:
         >>> abs(collapse(net, torch.randn(5, 3, 4, 4))) < 1e-6
         True
     """
-    gates = [name for name, m in model.named_modules()
-             if isinstance(m, EvoNorm2d) and m.apply_act]
-    parts = [power.layer() for power in model_power(
-        model, images, gates or None, batch_statistics=True).values()]
+    gates = [
+        name
+        for name, m in model.named_modules()
+        if isinstance(m, EvoNorm2d) and m.apply_act
+    ]
+    parts = [
+        power.layer()
+        for power in model_power(
+            model, images, gates or None, batch_statistics=True
+        ).values()
+    ]
     return sum((p.p1 / p.total).item() for p in parts) / len(parts)
 
 
-def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
-        checkpoint=None, progress=None,
-        build: Callable[[dict[str, Any], int], nn.Module] = proxy_model
-        ) -> dict[str, Any]:
+def run(
+    config: dict[str, Any],
+    seed: int,
+    arm: str = "",
+    device: str = "cpu",
+    checkpoint=None,
+    progress=None,
+    build: Callable[[dict[str, Any], int], nn.Module] = proxy_model,
+) -> dict[str, Any]:
     """One run: build, measure the collapse, train, measure again.
 
     On a CPU with one thread, as the first experiment's runs. `build`:
@@ -139,48 +183,79 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     """
     with one_thread(device):
         if "options" in config:
-            data = {split: dataset(config["data"], split, **options)
-                    for split, options in config["options"].items()}
+            data = {
+                split: dataset(config["data"], split, **options)
+                for split, options in config["options"].items()
+            }
         else:
-            data = {split: _loaded(config["data"], split, None, None)
-                    for split in SPLITS[1:]}
-            data["train"] = _loaded(config["data"], "train", config["images"],
-                                    seed)
+            data = {
+                split: _loaded(config["data"], split, None, None)
+                for split in SPLITS[1:]
+            }
+            data["train"] = _loaded(
+                config["data"], "train", config["images"], seed
+            )
         model = build(config, seed).to(device)
         held_out = as_split(data["validation"], "cpu")
         probe = held_out[torch.arange(min(128, len(held_out)))][0].to(device)
         before = collapse(model, probe)
         outcome = train(
-            model, data, Settings(**config["train"]), seed, device, checkpoint,
-            progress, augment=augmentation(config.get("augmentation", []),
-                                           info(config["data"])))
+            model,
+            data,
+            Settings(**config["train"]),
+            seed,
+            device,
+            checkpoint,
+            progress,
+            augment=augmentation(
+                config.get("augmentation", []), info(config["data"])
+            ),
+        )
         after = collapse(model, probe)
-    metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
-               "loss_last": outcome["last"]["test_loss"],
-               "validation_last": 100 * outcome["last"]["validation_accuracy"],
-               "train_last": 100 * outcome["train_accuracy"],
-               "train_met": 100 * outcome["history"][-1]["train_accuracy"],
-               "collapse_before": before, "collapse_after": after,
-               "seconds": outcome["seconds"]}
-    if "chosen" in outcome:     # none with validate_every=0
+    metrics = {
+        "test_last": 100 * outcome["last"]["test_accuracy"],
+        "loss_last": outcome["last"]["test_loss"],
+        "validation_last": 100 * outcome["last"]["validation_accuracy"],
+        "train_last": 100 * outcome["train_accuracy"],
+        "train_met": 100 * outcome["history"][-1]["train_accuracy"],
+        "collapse_before": before,
+        "collapse_after": after,
+        "seconds": outcome["seconds"],
+    }
+    if "chosen" in outcome:  # none with validate_every=0
         metrics["test_chosen"] = 100 * outcome["chosen"]["test_accuracy"]
     if "averaged" in outcome:
         metrics["test_averaged"] = 100 * outcome["averaged"]["test_accuracy"]
-    return {"metrics": {name: round(v, 5) for name, v in metrics.items()},
-            "history": [{name: round(v, 5) for name, v in epoch.items()}
-                        for epoch in outcome["history"]],
-            "test_right": pack_bits(outcome["test_right"]), "threads": 1,
-            "drawn_hash": drawn_hash(config | {"draw": "options" not in config},
-                                     seed)}
+    return {
+        "metrics": {name: round(v, 5) for name, v in metrics.items()},
+        "history": [
+            {name: round(v, 5) for name, v in epoch.items()}
+            for epoch in outcome["history"]
+        ],
+        "test_right": pack_bits(outcome["test_right"]),
+        "threads": 1,
+        "drawn_hash": drawn_hash(
+            config | {"draw": "options" not in config}, seed
+        ),
+    }
+
 
 # %% ../../../nbs/530_experiments.recipes.proxy.ipynb #e30a0009
-NORMS = {"BN": ("batch", False), "GN": ("group", False),
-         "GN+PN": ("group", True), "LN": ("layer", False),
-         "LN+PN": ("layer", True)}
+NORMS = {
+    "BN": ("batch", False),
+    "GN": ("group", False),
+    "GN+PN": ("group", True),
+    "LN": ("layer", False),
+    "LN+PN": ("layer", True),
+}
 
 
-def proxy_arms(config: dict[str, Any], groups: int, regularized: dict[str, Any],
-               smoothing: float = 0.1) -> dict[str, dict[str, Any]]:
+def proxy_arms(
+    config: dict[str, Any],
+    groups: int,
+    regularized: dict[str, Any],
+    smoothing: float = 0.1,
+) -> dict[str, dict[str, Any]]:
     """The arms, name → configuration: five normalizers, each without and with
     extra regularization (label smoothing, and the arguments `regularized` of
     the network), and group norm with the power transform and PN.
@@ -202,15 +277,23 @@ def proxy_arms(config: dict[str, Any], groups: int, regularized: dict[str, Any],
             rest["model_arguments"] = {**rest["model_arguments"], **regularized}
             rest["train"] = {**rest["train"], "label_smoothing": smoothing}
         for name, (kind, proxied) in NORMS.items():
-            found[name + ", regularized" * extra] = {**rest, "norm": {
-                "kind": kind, "groups": groups, "proxy": proxied}}
+            found[name + ", regularized" * extra] = {
+                **rest,
+                "norm": {"kind": kind, "groups": groups, "proxy": proxied},
+            }
         found["GN+PN and transform" + ", regularized" * extra] = {
-            **rest, "norm": {"kind": "group", "groups": groups, "proxy": True,
-                             "power": True}}
+            **rest,
+            "norm": {
+                "kind": "group",
+                "groups": groups,
+                "proxy": True,
+                "power": True,
+            },
+        }
     return found
 
 
-PRINTED = ("BN", "GN", "GN+PN")             # in Tables 15 and 16
+PRINTED = ("BN", "GN", "GN+PN")  # in Tables 15 and 16
 DEPTHS = (20, 32, 44, 56, 110)
 
 
@@ -226,84 +309,189 @@ def published(data: str, name: str) -> list[tuple[float, ...]]:
         (91.6, 0.3, 91.8, 0.2)
     """
     row = printed_table("labatie2021", "CIFAR")[f"{data}, {name}"]
-    return [tuple(v for pair in row[str(depth)] for v in pair)
-            for depth in DEPTHS]
+    return [
+        tuple(v for pair in row[str(depth)] for v in pair) for depth in DEPTHS
+    ]
 
 
-def _recipe(name: str, data: str, title: str, claims: tuple[str, ...],
-            depth: int, book: bool) -> Recipe:
+def _recipe(
+    name: str,
+    data: str,
+    title: str,
+    claims: tuple[str, ...],
+    depth: int,
+    book: bool,
+) -> Recipe:
     """The arms on a data set at scale paper, on digits at smoke and, for one
     recipe, on Fashion-MNIST at book.
     """
     of = {"model": "cifar_resnet20"}
     steps = {"schedule": "steps", "milestones": [80, 120], "warmup": 5}
-    scales = {"smoke": proxy_arms({
-        **of, "data": "digits", "images": 256, "model_arguments": {
-            "depth": 8, "widths": [8, 8, 16], "channels": 1,
-            "preactivation": True}, "train": {"epochs": 2, "batch": 32}},
-        4, {"dropout": 0.1, "drop_path": 0.1})}
+    scales = {
+        "smoke": proxy_arms(
+            {
+                **of,
+                "data": "digits",
+                "images": 256,
+                "model_arguments": {
+                    "depth": 8,
+                    "widths": [8, 8, 16],
+                    "channels": 1,
+                    "preactivation": True,
+                },
+                "train": {"epochs": 2, "batch": 32},
+            },
+            4,
+            {"dropout": 0.1, "drop_path": 0.1},
+        )
+    }
     if book:
-        scales["book"] = proxy_arms({
-            **of, "data": "fashion", "images": 2000, "model_arguments": {
-                "channels": 1, "stem_stride": 2, "preactivation": True},
-            "train": {"epochs": 30, "batch": 128, "lr": 0.1,
-                      "weight_decay": 5e-4}}, 4,
-            {"dropout": 0.1, "drop_path": 0.1})
+        scales["book"] = proxy_arms(
+            {
+                **of,
+                "data": "fashion",
+                "images": 2000,
+                "model_arguments": {
+                    "channels": 1,
+                    "stem_stride": 2,
+                    "preactivation": True,
+                },
+                "train": {
+                    "epochs": 30,
+                    "batch": 128,
+                    "lr": 0.1,
+                    "weight_decay": 5e-4,
+                },
+            },
+            4,
+            {"dropout": 0.1, "drop_path": 0.1},
+        )
     classes = len(info(data).classes)
-    scales["paper"] = proxy_arms({
-        **of, "data": data, "images": None, "model_arguments": {
-            "depth": depth, "classes": classes, "preactivation": True},
-        "augmentation": ["crop 4", "flip"],
-        "train": {"epochs": 160, "batch": 128, "lr": 0.1, "weight_decay": 1e-4,
-                  **steps}}, 4, {"dropout": 0.25, "drop_path": 0.25})
+    scales["paper"] = proxy_arms(
+        {
+            **of,
+            "data": data,
+            "images": None,
+            "model_arguments": {
+                "depth": depth,
+                "classes": classes,
+                "preactivation": True,
+            },
+            "augmentation": ["crop 4", "flip"],
+            "train": {
+                "epochs": 160,
+                "batch": 128,
+                "lr": 0.1,
+                "weight_decay": 1e-4,
+                **steps,
+            },
+        },
+        4,
+        {"dropout": 0.25, "drop_path": 0.25},
+    )
     numbers = {}
     for norm in PRINTED:
         row = published(data, norm)[DEPTHS.index(depth)]
-        for arm, (mean, deviation) in ((norm, row[:2]),
-                                       (f"{norm}, regularized", row[2:])):
+        for arm, (mean, deviation) in (
+            (norm, row[:2]),
+            (f"{norm}, regularized", row[2:]),
+        ):
             numbers[arm] = Published(
-                mean, round(deviation / 10**0.5, 3), 10,
+                mean,
+                round(deviation / 10**0.5, 3),
+                10,
                 f"ResNet-{depth}, {info(data).name}, last epoch",
-                f"labatie2021, Table {15 if data == 'cifar10' else 16}")
+                f"labatie2021, Table {15 if data == 'cifar10' else 16}",
+            )
     kinds = ["", ", regularized"]
     return Recipe(
-        name=name, title=title, claims=claims, scales=scales, run=run,
-        columns={"test_last": "test accuracy, last epoch (%)",
-                 "train_last": "training accuracy (%)",
-                 "collapse_after": "power in channel means, after training"},
-        compare=tuple((a + kind, b + kind) for kind in kinds for a, b in (
-            ("GN", "GN+PN"), ("LN", "LN+PN"), ("BN", "GN+PN"),
-            ("GN+PN", "GN+PN and transform"))),
+        name=name,
+        title=title,
+        claims=claims,
+        scales=scales,
+        run=run,
+        columns={
+            "test_last": "test accuracy, last epoch (%)",
+            "train_last": "training accuracy (%)",
+            "collapse_after": "power in channel means, after training",
+        },
+        compare=tuple(
+            (a + kind, b + kind)
+            for kind in kinds
+            for a, b in (
+                ("GN", "GN+PN"),
+                ("LN", "LN+PN"),
+                ("BN", "GN+PN"),
+                ("GN+PN", "GN+PN and transform"),
+            )
+        ),
         compared=("test_last",),
         primary=(Contrast("GN", "GN+PN", "test_last"),),
-        deviation={"test_last": Deviation(
-            0.8, "assumed: twice the deviation of a difference of plain arms "
-                 "in first-experiment; no run of these arms was seen")},
+        deviation={
+            "test_last": Deviation(
+                0.8,
+                "assumed: twice the deviation of a difference of plain arms "
+                "in first-experiment; no run of these arms was seen",
+            )
+        },
         negligible={"test_last": 0.5},
         seeds={"smoke": 2, **({"book": 10} if book else {}), "paper": 10},
         tuned="Not tuned: learning rate and decay of first-experiment at book; "
-              "at paper the text copy lost momentum, weight decay, groups and "
-              "rates of dropout, for which usual ones stand",
+        "at paper the text copy lost momentum, weight decay, groups and "
+        "rates of dropout, for which usual ones stand",
         tuned_on="nothing",
-        paper=numbers, cost={"smoke": "seconds", "paper": "GPU days"} | (
-            {"book": "about 8 CPU minutes a seed"} if book else {}))
+        paper=numbers,
+        cost={"smoke": "seconds", "paper": "GPU days"}
+        | ({"book": "about 8 CPU minutes a seed"} if book else {}),
+    )
 
 
-proxy = _recipe("proxy-norm", "cifar10",
-                "does proxy normalization make up for the batch?",
-                ("pn-table15", "pn-pn-groups"), 20, True)
-proxy_deep = _recipe("proxy-norm-deep", "cifar10",
-                     "the same in a network of 110 layers", ("pn-table15",),
-                     110, False)
-proxy_cifar100 = _recipe("proxy-norm-cifar100", "cifar100",
-                         "the same on a harder task",
-                         ("pn-table16", "pn-easy-hard"), 20, False)
+proxy = _recipe(
+    "proxy-norm",
+    "cifar10",
+    "does proxy normalization make up for the batch?",
+    ("pn-table15", "pn-pn-groups"),
+    20,
+    True,
+)
+proxy_deep = _recipe(
+    "proxy-norm-deep",
+    "cifar10",
+    "the same in a network of 110 layers",
+    ("pn-table15",),
+    110,
+    False,
+)
+proxy_cifar100 = _recipe(
+    "proxy-norm-cifar100",
+    "cifar100",
+    "the same on a harder task",
+    ("pn-table16", "pn-easy-hard"),
+    20,
+    False,
+)
 # the other depths of Tables 15 and 16
-between = {f"{data}-{depth}": _recipe(
-    f"proxy-norm-{data}-{depth}", data, f"ResNet-{depth}, {data}",
-    (f"pn-table{table}",), depth, False)
-    for data, table, depths in (("cifar10", 15, (32, 44, 56)),
-                                ("cifar100", 16, (32, 44, 56, 110)))
-    for depth in depths}
-(proxy_32, proxy_44, proxy_56, proxy_cifar100_32, proxy_cifar100_44,
- proxy_cifar100_56, proxy_cifar100_110) = between.values()
+between = {
+    f"{data}-{depth}": _recipe(
+        f"proxy-norm-{data}-{depth}",
+        data,
+        f"ResNet-{depth}, {data}",
+        (f"pn-table{table}",),
+        depth,
+        False,
+    )
+    for data, table, depths in (
+        ("cifar10", 15, (32, 44, 56)),
+        ("cifar100", 16, (32, 44, 56, 110)),
+    )
+    for depth in depths
+}
+(
+    proxy_32,
+    proxy_44,
+    proxy_56,
+    proxy_cifar100_32,
+    proxy_cifar100_44,
+    proxy_cifar100_56,
+    proxy_cifar100_110,
+) = between.values()

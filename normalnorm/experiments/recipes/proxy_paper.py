@@ -6,11 +6,29 @@ printed numbers beside rows that nobody has made yet.
 # ../../../nbs/540_experiments.recipes.proxy_paper.ipynb.
 
 # %% auto #0
-__all__ = ['paper_run', 'PUBLISHED', 'TRAINING', 'KINDS', 'IMAGENET',
-           'resnet50', 'resnet101', 'resnext50', 'resnext101',
-           'efficientnet_b0', 'efficientnet_b2', 'efficientnet_b0_groups',
-           'efficientnet_b2_groups', 'EPSILONS', 'PARTS', 'proxy_eps',
-           'proxy_batches', 'TABLES', 'standardized', 'paper_model', 'printed']
+__all__ = [
+    "paper_run",
+    "PUBLISHED",
+    "TRAINING",
+    "KINDS",
+    "IMAGENET",
+    "resnet50",
+    "resnet101",
+    "resnext50",
+    "resnext101",
+    "efficientnet_b0",
+    "efficientnet_b2",
+    "efficientnet_b0_groups",
+    "efficientnet_b2_groups",
+    "EPSILONS",
+    "PARTS",
+    "proxy_eps",
+    "proxy_batches",
+    "TABLES",
+    "standardized",
+    "paper_model",
+    "printed",
+]
 
 # %% ../../../nbs/540_experiments.recipes.proxy_paper.ipynb #540a0006
 from collections.abc import Callable
@@ -22,9 +40,17 @@ from torch import nn
 from ..networks.efficient import SqueezeExcite
 from ..networks.residual import Block
 from normalnorm.experiments.recipes.proxy import (
-    SAMPLES, built, proxy_model, run)
-from ..results import (
-    Contrast, Deviation, Published, Recipe)
+    SAMPLES,
+    built,
+    proxy_model,
+    run,
+)
+from normalnorm.experiments.results import (
+    Contrast,
+    Deviation,
+    Published,
+    Recipe,
+)
 from ..tables import printed_table
 from ...layers.hybrids import EvoNorm2d
 from ...layers.normalizers import FilterResponseNorm
@@ -45,14 +71,22 @@ def standardized(model: nn.Module) -> nn.Module:
         >>> len(list(block.conv2.parameters()))
         2
     """
-    kept = {m for excite in model.modules() if isinstance(excite, SqueezeExcite)
-            for m in excite.modules()}
-    ends = {getattr(m, f"conv{m.convolutions}") for m in model.modules()
-            if isinstance(m, Block)}
+    kept = {
+        m
+        for excite in model.modules()
+        if isinstance(excite, SqueezeExcite)
+        for m in excite.modules()
+    }
+    ends = {
+        getattr(m, f"conv{m.convolutions}")
+        for m in model.modules()
+        if isinstance(m, Block)
+    }
     for module in list(model.modules()):
         if isinstance(module, nn.Conv2d) and module not in kept:
-            weight_standardization(module, eps=0.0, scaled=True,
-                                   gain=module in ends)
+            weight_standardization(
+                module, eps=0.0, scaled=True, gain=module in ends
+            )
     return model
 
 
@@ -67,9 +101,11 @@ def _together(config: dict[str, Any]) -> Callable[..., nn.Module] | None:
     if norm["kind"] == "batch" and norm["proxy"]:
         act = "silu" if "efficient" in config["model"] else "relu"
         return lambda channels: nn.Sequential(
-            nn.BatchNorm2d(channels, eps, norm.get("momentum", 0.1),
-                           affine=False),
-            ProxyNorm(channels, act, samples=SAMPLES))
+            nn.BatchNorm2d(
+                channels, eps, norm.get("momentum", 0.1), affine=False
+            ),
+            ProxyNorm(channels, act, samples=SAMPLES),
+        )
     return None
 
 
@@ -90,12 +126,17 @@ def paper_model(config: dict[str, Any], seed: int) -> nn.Module:
     if joint is None:
         model = proxy_model(config, seed)
     else:
-        model = built(config, seed, joint=joint, norm={
-            "frn": partial(joint, apply_act=False),
-            "evo": partial(joint, apply_act=False)}.get(
-                norm["kind"], nn.BatchNorm2d))
+        model = built(
+            config,
+            seed,
+            joint=joint,
+            norm={
+                "frn": partial(joint, apply_act=False),
+                "evo": partial(joint, apply_act=False),
+            }.get(norm["kind"], nn.BatchNorm2d),
+        )
         if norm["proxy"]:
-            model.norm[1].scale = False     # right before the last mean
+            model.norm[1].scale = False  # right before the last mean
     return standardized(model) if norm.get("standardized") else model
 
 
@@ -109,8 +150,9 @@ TRAINING = printed_table("labatie2021", "ImageNet, training")
 KINDS = ("", ", regularized", ", mixed")
 
 
-def printed(network: str, arm: str, training: bool = False
-            ) -> list[tuple[float, float]]:
+def printed(
+    network: str, arm: str, training: bool = False
+) -> list[tuple[float, float]]:
     """The accuracy and the standard deviation of three runs on ImageNet, in
     percent: without and with extra regularization, and with mixup where Table
     14 has it.
@@ -125,27 +167,40 @@ def printed(network: str, arm: str, training: bool = False
     """
     return (TRAINING if training else PUBLISHED)[network][arm]
 
+
 # %% ../../../nbs/540_experiments.recipes.proxy_paper.ipynb #540a0010
-def _norm(kind: str, groups: int = 8, proxy: bool = False,
-          **more: Any) -> dict[str, Any]:
+def _norm(
+    kind: str, groups: int = 8, proxy: bool = False, **more: Any
+) -> dict[str, Any]:
     return {"kind": kind, "groups": groups, "proxy": proxy, **more}
 
 
 _BATCH, _PN = _norm("batch"), _norm("group", 8, True)
 _OMITTED = _norm("group", 8, True, learnable=False)
-_COMMON = {"BN": _BATCH, "GN": _norm("group", 32), "GN+PN": _PN,
-           "GN+PN, plain proxy": _OMITTED}
+_COMMON = {
+    "BN": _BATCH,
+    "GN": _norm("group", 32),
+    "GN+PN": _PN,
+    "GN+PN, plain proxy": _OMITTED,
+}
 _GROUPS = _COMMON | {
-    "BN+PN": _norm("batch", proxy=True), "LN": _norm("layer"),
-    "LN+PN": _norm("layer", proxy=True), "GN8": _norm("group"),
+    "BN+PN": _norm("batch", proxy=True),
+    "LN": _norm("layer"),
+    "LN+PN": _norm("layer", proxy=True),
+    "GN8": _norm("group"),
     "GN32+PN": _norm("group", 32, True),
     "GN8+WS": _norm("group", standardized=True),
-    "GN8+WS+PN": _norm("group", proxy=True, standardized=True)}
-_EFFICIENT = {name: norm | {"groups": 4, "eps": 1e-3, "momentum": 0.01}
-              for name, norm in {
-    **_COMMON, "Evo-S0": _norm("evo"),
-    "GN+WS": _norm("group", standardized=True), "FRN+TLU": _norm("frn")
-}.items()}
+    "GN8+WS+PN": _norm("group", proxy=True, standardized=True),
+}
+_EFFICIENT = {
+    name: norm | {"groups": 4, "eps": 1e-3, "momentum": 0.01}
+    for name, norm in {
+        **_COMMON,
+        "Evo-S0": _norm("evo"),
+        "GN+WS": _norm("group", standardized=True),
+        "FRN+TLU": _norm("frn"),
+    }.items()
+}
 # network → model, its arguments, pixels, normalizers
 IMAGENET = {
     "ResNet-50": ("resnet50_v2", {}, 224, _GROUPS),
@@ -155,27 +210,49 @@ IMAGENET = {
     "EfficientNet-B0": ("efficientnet_b0", {}, 224, _EFFICIENT),
     "EfficientNet-B2": ("efficientnet_b2", {}, 260, _EFFICIENT),
     "EfficientNet-B0, groups": ("efficientnet_b0_grouped", {}, 224, _EFFICIENT),
-    "EfficientNet-B2, groups": ("efficientnet_b2_grouped", {}, 260,
-                                _EFFICIENT)}
+    "EfficientNet-B2, groups": ("efficientnet_b2_grouped", {}, 260, _EFFICIENT),
+}
 
 
 def _training(efficient: bool, norm: dict[str, Any]) -> dict[str, Any]:
     "Settings of a run at scale paper."
     batched = norm["kind"] == "batch"
     if not efficient:
-        return {"epochs": 100, "batch": 256, "lr": 0.1, "weight_decay": 1e-4,
-                "schedule": "steps", "milestones": [30, 60, 80, 90],
-                "warmup": 5, "validate_every": 10,
-                **({"accumulate": 8} if batched else {})}
-    kept = (["!*.proxy_mean", "!*.proxy_scale"]
-            if norm["proxy"] and norm.get("learnable", True) else [])
-    return {"epochs": 350, "batch": 768, "lr": 0.048, "weight_decay": 1e-5,
-            "no_decay": ["1d", "classifier.*", *kept],
-            "optimizer": "rmsprop_tf", "rms_decay": 0.9, "eps": 1e-3,
-            "schedule": "exponential", "factor": 0.97, "every": 2.4,
-            "warmup": 5, "label_smoothing": 0.1, "average": "ema",
-            "average_decay": 0.9999, "validate_every": 10,
-            **({"accumulate": 12} if batched else {})}
+        return {
+            "epochs": 100,
+            "batch": 256,
+            "lr": 0.1,
+            "weight_decay": 1e-4,
+            "schedule": "steps",
+            "milestones": [30, 60, 80, 90],
+            "warmup": 5,
+            "validate_every": 10,
+            **({"accumulate": 8} if batched else {}),
+        }
+    kept = (
+        ["!*.proxy_mean", "!*.proxy_scale"]
+        if norm["proxy"] and norm.get("learnable", True)
+        else []
+    )
+    return {
+        "epochs": 350,
+        "batch": 768,
+        "lr": 0.048,
+        "weight_decay": 1e-5,
+        "no_decay": ["1d", "classifier.*", *kept],
+        "optimizer": "rmsprop_tf",
+        "rms_decay": 0.9,
+        "eps": 1e-3,
+        "schedule": "exponential",
+        "factor": 0.97,
+        "every": 2.4,
+        "warmup": 5,
+        "label_smoothing": 0.1,
+        "average": "ema",
+        "average_decay": 0.9999,
+        "validate_every": 10,
+        **({"accumulate": 12} if batched else {}),
+    }
 
 
 def _paper_arm(network: str, name: str, kind: str) -> dict[str, Any]:
@@ -185,7 +262,8 @@ def _paper_arm(network: str, name: str, kind: str) -> dict[str, Any]:
     train = _training(efficient, norm)
     changes: list[Any] = [f"resizedcrop {side}", "flip"]
     arguments: dict[str, Any] = dict(usual) | (
-        {"drop_path": 0.2} if efficient else {})
+        {"drop_path": 0.2} if efficient else {}
+    )
     mixed = ["either", "mixup 0.2", "cutmix 1"]
     if not efficient and kind == KINDS[1]:
         arguments |= {"dropout": 0.25, "drop_path": 0.25}
@@ -195,176 +273,340 @@ def _paper_arm(network: str, name: str, kind: str) -> dict[str, Any]:
     elif kind:
         both = "101" in network or "B2" in network and kind == KINDS[1]
         changes.append(mixed if both else "mixup 0.2")
-    return {"model": model, "model_arguments": arguments, "data": "imagenet",
-            "images": None, "norm": norm, "augmentation": changes,
-            **({} if efficient else {"init": "fan-in"}),
-            "options": {"train": {"size": round(side * 8 / 7)},
-                        "validation": {"size": side}, "test": {"size": side}},
-            "train": train}
+    return {
+        "model": model,
+        "model_arguments": arguments,
+        "data": "imagenet",
+        "images": None,
+        "norm": norm,
+        "augmentation": changes,
+        **({} if efficient else {"init": "fan-in"}),
+        "options": {
+            "train": {"size": round(side * 8 / 7)},
+            "validation": {"size": side},
+            "test": {"size": side},
+        },
+        "train": train,
+    }
 
 
 def _smaller(config: dict[str, Any]) -> dict[str, Any]:
     "The arm at scale smoke: a small network of its kind on digits."
     efficient = "efficient" in config["model"]
-    arguments = {k: v for k, v in config["model_arguments"].items()
-                 if k in ("dropout", "drop_path")}
+    arguments = {
+        k: v
+        for k, v in config["model_arguments"].items()
+        if k in ("dropout", "drop_path")
+    }
     arguments |= {"classes": 10, "channels": 1}
-    arguments |= ({"width": 0.5, "depth": 0.1, "head": 128, "stem_stride": 2}
-                  if efficient else
-                  {"blocks": [1, 1], "widths": [16, 16], "stem": "small"} | (
-                      {"groups": 4, "group_width": 16}
-                      if "resnext" in config["model"] else {}))
+    arguments |= (
+        {"width": 0.5, "depth": 0.1, "head": 128, "stem_stride": 2}
+        if efficient
+        else {"blocks": [1, 1], "widths": [16, 16], "stem": "small"}
+        | (
+            {"groups": 4, "group_width": 16}
+            if "resnext" in config["model"]
+            else {}
+        )
+    )
     norm = config["norm"] | {"groups": min(config["norm"]["groups"], 16)}
-    changes = ["crop 1" if str(change).startswith("resizedcrop") else change
-               for change in config["augmentation"]
-               if change not in ("flip", "randaugment")]
-    train = {k: v for k, v in config["train"].items()
-             if k in ("optimizer", "rms_decay", "eps", "no_decay", "average",
-                      "label_smoothing")}
-    return {**{k: v for k, v in config.items() if k != "options"},
-            "model_arguments": arguments, "norm": norm, "data": "digits",
-            "images": 128, "augmentation": changes,
-            "train": {**train, "epochs": 1, "batch": 32, "lr": 0.02,
-                      "schedule": "constant", "evaluation_batch": 300}}
+    changes = [
+        "crop 1" if str(change).startswith("resizedcrop") else change
+        for change in config["augmentation"]
+        if change not in ("flip", "randaugment")
+    ]
+    train = {
+        k: v
+        for k, v in config["train"].items()
+        if k
+        in (
+            "optimizer",
+            "rms_decay",
+            "eps",
+            "no_decay",
+            "average",
+            "label_smoothing",
+        )
+    }
+    return {
+        **{k: v for k, v in config.items() if k != "options"},
+        "model_arguments": arguments,
+        "norm": norm,
+        "data": "digits",
+        "images": 128,
+        "augmentation": changes,
+        "train": {
+            **train,
+            "epochs": 1,
+            "batch": 32,
+            "lr": 0.02,
+            "schedule": "constant",
+            "evaluation_batch": 300,
+        },
+    }
 
 
 _SD = Deviation(
-    0.2, "the printed deviations of a run are 0.0 to 0.2 points; two "
-         "independent runs of 0.15 differ by so much")
+    0.2,
+    "the printed deviations of a run are 0.0 to 0.2 points; two "
+    "independent runs of 0.15 differ by so much",
+)
 
 
 def _kinds(network: str, name: str) -> tuple[str, ...]:
     "With which regularization an arm is run."
     if network == "EfficientNet-B2" and name == "GN+PN":
-        return KINDS                    # mixup without CutMix
-    return KINDS[:len(PUBLISHED[network][name])]
+        return KINDS  # mixup without CutMix
+    return KINDS[: len(PUBLISHED[network][name])]
 
 
 def _imagenet_recipe(network: str) -> Recipe:
     "All arms of a network of the paper on ImageNet."
     norms, efficient = IMAGENET[network][3], "Efficient" in network
     outcome = "test_averaged" if efficient else "test_last"
-    arms = {name + kind: _paper_arm(network, name, kind)
-            for name in norms for kind in _kinds(network, name)}
-    pairs = [("GN", "GN+PN"), ("BN", "GN+PN"),
-             ("GN+PN, plain proxy", "GN+PN")]
-    pairs += [(name, "GN+PN") for name in ("Evo-S0", "GN+WS", "FRN+TLU")
-              if efficient]
-    pairs += [("BN", "BN+PN"), ("LN", "LN+PN"), ("GN8", "GN+PN"),
-              ("GN", "GN32+PN"), ("GN8+WS", "GN8+WS+PN"), ("GN8+WS", "GN+PN")
-              ] if network == "ResNet-50" else []
-    compare = tuple((a + kind, b + kind) for kind in KINDS for a, b in pairs
-                    if a + kind in arms and b + kind in arms)
+    arms = {
+        name + kind: _paper_arm(network, name, kind)
+        for name in norms
+        for kind in _kinds(network, name)
+    }
+    pairs = [("GN", "GN+PN"), ("BN", "GN+PN"), ("GN+PN, plain proxy", "GN+PN")]
+    pairs += [
+        (name, "GN+PN") for name in ("Evo-S0", "GN+WS", "FRN+TLU") if efficient
+    ]
+    pairs += (
+        [
+            ("BN", "BN+PN"),
+            ("LN", "LN+PN"),
+            ("GN8", "GN+PN"),
+            ("GN", "GN32+PN"),
+            ("GN8+WS", "GN8+WS+PN"),
+            ("GN8+WS", "GN+PN"),
+        ]
+        if network == "ResNet-50"
+        else []
+    )
+    compare = tuple(
+        (a + kind, b + kind)
+        for kind in KINDS
+        for a, b in pairs
+        if a + kind in arms and b + kind in arms
+    )
     if "GN+PN, mixed" in arms and efficient:
         compare += (("GN+PN, mixed", "GN+PN, regularized"),)
-    tables = ("8, 13" if efficient else "6, 7, 12 or 14")
+    tables = "8, 13" if efficient else "6, 7, 12 or 14"
     return Recipe(
         name=f"proxy-norm-{network.lower().replace(', ', '-')}",
         title=f"the paper's normalizers in {network}, ImageNet",
-        claims=(("pn-table4", "pn-table12-13", "pn-training-acc",
-                 "pn-en-b2-lower") if efficient else
-                ("pn-table3", "pn-table12-13", "pn-table14",
-                 "pn-training-acc") + (
-                    ("pn-table2", "pn-ws-regularizes", "pn-pn-bn")
-                    if network == "ResNet-50" else ()))
+        claims=(
+            ("pn-table4", "pn-table12-13", "pn-training-acc", "pn-en-b2-lower")
+            if efficient
+            else ("pn-table3", "pn-table12-13", "pn-table14", "pn-training-acc")
+            + (
+                ("pn-table2", "pn-ws-regularizes", "pn-pn-bn")
+                if network == "ResNet-50"
+                else ()
+            )
+        )
         + ("pn-matches-bn", "pn-reg-most"),
-        scales={"smoke": {name: _smaller(arm) for name, arm in arms.items()},
-                "paper": arms},
+        scales={
+            "smoke": {name: _smaller(arm) for name, arm in arms.items()},
+            "paper": arms,
+        },
         run=paper_run,
-        columns={outcome: "validation accuracy of the paper's split (%)",
-                 "train_met": "training accuracy as met (%)",
-                 "collapse_after": "power in channel means, after training"},
-        compare=compare, compared=(outcome,),
-        primary=(Contrast("GN", "GN+PN", outcome),
-                 Contrast("BN, regularized", "GN+PN, regularized", outcome)),
-        deviation={outcome: _SD}, negligible={outcome: 0.3},
+        columns={
+            outcome: "validation accuracy of the paper's split (%)",
+            "train_met": "training accuracy as met (%)",
+            "collapse_after": "power in channel means, after training",
+        },
+        compare=compare,
+        compared=(outcome,),
+        primary=(
+            Contrast("GN", "GN+PN", outcome),
+            Contrast("BN, regularized", "GN+PN, regularized", outcome),
+        ),
+        deviation={outcome: _SD},
+        negligible={outcome: 0.3},
         seeds={"smoke": 1, "paper": 3},
         tuned="Not tuned: the paper's settings, and usual values for those "
-              "that the text copy lost",
+        "that the text copy lost",
         tuned_on="nothing",
-        paper={name + kind: Published(
-                   mean, round(deviation / 3**0.5, 3), 3,
-                   f"{network}, ImageNet",
-                   f"labatie2021, Tables {tables}")
-               for name in norms for kind, (mean, deviation) in zip(
-                   KINDS, printed(network, name))},
-        cost={"smoke": "seconds", "paper": "GPU weeks"})
+        paper={
+            name + kind: Published(
+                mean,
+                round(deviation / 3**0.5, 3),
+                3,
+                f"{network}, ImageNet",
+                f"labatie2021, Tables {tables}",
+            )
+            for name in norms
+            for kind, (mean, deviation) in zip(KINDS, printed(network, name))
+        },
+        cost={"smoke": "seconds", "paper": "GPU weeks"},
+    )
 
 
-(resnet50, resnet101, resnext50, resnext101, efficientnet_b0, efficientnet_b2,
- efficientnet_b0_groups, efficientnet_b2_groups) = map(
-     _imagenet_recipe, IMAGENET)
+(
+    resnet50,
+    resnet101,
+    resnext50,
+    resnext101,
+    efficientnet_b0,
+    efficientnet_b2,
+    efficientnet_b0_groups,
+    efficientnet_b2_groups,
+) = map(_imagenet_recipe, IMAGENET)
 
 # %% ../../../nbs/540_experiments.recipes.proxy_paper.ipynb #540a0012
 EPSILONS = (0.1, 0.03, 0.01, 1e-3, 1e-5)
-PARTS = (32, 8, 4, 2)       # images behind a batch norm's statistics
+PARTS = (32, 8, 4, 2)  # images behind a batch norm's statistics
 
 
-def _sweep(name: str, title: str, claim: str, norms: dict[str, Any],
-           compare: tuple[tuple[str, str], ...], parts: dict[str, int]
-           ) -> Recipe:
+def _sweep(
+    name: str,
+    title: str,
+    claim: str,
+    norms: dict[str, Any],
+    compare: tuple[tuple[str, str], ...],
+    parts: dict[str, int],
+) -> Recipe:
     "Arms of ResNet-50 at scale paper, of ResNet-20 at book, of 8 at smoke."
     scales: dict[str, dict[str, Any]] = {"smoke": {}, "book": {}, "paper": {}}
     for arm, norm in norms.items():
         small = {"model": "cifar_resnet20", "norm": norm | {"groups": 4}}
         train = {"epochs": 30, "batch": 128, "lr": 0.1, "weight_decay": 5e-4}
-        split = lambda whole, arm=arm: ({"accumulate": whole // parts[arm]}
-                                        if arm in parts else {})
+        split = lambda whole, arm=arm: (
+            {"accumulate": whole // parts[arm]} if arm in parts else {}
+        )
         scales["smoke"][arm] = {
-            **small, "data": "digits", "images": 128, "model_arguments": {
-                "depth": 8, "widths": [8, 8, 16], "channels": 1,
-                "preactivation": True},
-            "train": {"epochs": 1, "batch": 32, **split(32)}}
+            **small,
+            "data": "digits",
+            "images": 128,
+            "model_arguments": {
+                "depth": 8,
+                "widths": [8, 8, 16],
+                "channels": 1,
+                "preactivation": True,
+            },
+            "train": {"epochs": 1, "batch": 32, **split(32)},
+        }
         scales["book"][arm] = {
-            **small, "data": "fashion", "images": 2000, "model_arguments": {
-                "channels": 1, "stem_stride": 2, "preactivation": True},
-            "train": train | split(128)}
+            **small,
+            "data": "fashion",
+            "images": 2000,
+            "model_arguments": {
+                "channels": 1,
+                "stem_stride": 2,
+                "preactivation": True,
+            },
+            "train": train | split(128),
+        }
         whole = _paper_arm("ResNet-50", "GN+PN", "")
-        scales["paper"][arm] = {**whole, "norm": norm,
-                                "train": whole["train"] | split(256)}
+        scales["paper"][arm] = {
+            **whole,
+            "norm": norm,
+            "train": whole["train"] | split(256),
+        }
     return Recipe(
-        name=name, title=title, claims=(claim,), scales=scales, run=paper_run,
-        columns={"test_last": "test accuracy, last epoch (%)",
-                 "train_last": "training accuracy (%)",
-                 "collapse_after": "power in channel means, after training"},
-        compare=compare, compared=("test_last",),
+        name=name,
+        title=title,
+        claims=(claim,),
+        scales=scales,
+        run=paper_run,
+        columns={
+            "test_last": "test accuracy, last epoch (%)",
+            "train_last": "training accuracy (%)",
+            "collapse_after": "power in channel means, after training",
+        },
+        compare=compare,
+        compared=("test_last",),
         primary=(Contrast(*compare[0], "test_last"),),
-        deviation={"test_last": Deviation(
-            0.8, "assumed, as for proxy-norm at scale book; at paper the "
-                 "printed deviations are smaller")},
+        deviation={
+            "test_last": Deviation(
+                0.8,
+                "assumed, as for proxy-norm at scale book; at paper the "
+                "printed deviations are smaller",
+            )
+        },
         negligible={"test_last": 0.5},
-        seeds={"smoke": 1, "book": 5, "paper": 3}, tuned_on="nothing",
+        seeds={"smoke": 1, "book": 5, "paper": 3},
+        tuned_on="nothing",
         tuned="Not tuned: settings of proxy-norm at book, of "
-              "proxy-norm-resnet-50 at paper",
-        cost={"smoke": "seconds", "book": "about 4 CPU minutes a seed",
-              "paper": "GPU weeks"})
+        "proxy-norm-resnet-50 at paper",
+        cost={
+            "smoke": "seconds",
+            "book": "about 4 CPU minutes a seed",
+            "paper": "GPU weeks",
+        },
+    )
 
 
 proxy_eps = _sweep(
-    "proxy-norm-eps", "how small may the ε of PN be?", "pn-smaller-eps",
+    "proxy-norm-eps",
+    "how small may the ε of PN be?",
+    "pn-smaller-eps",
     {f"ε = {eps:g}": _PN | {"proxy_eps": eps} for eps in EPSILONS},
-    tuple((f"ε = {eps:g}", "ε = 0.03") for eps in EPSILONS[:1:-1]), {})
+    tuple((f"ε = {eps:g}", "ε = 0.03") for eps in EPSILONS[:1:-1]),
+    {},
+)
 proxy_batches = _sweep(
-    "proxy-norm-small-batch", "how few images may batch norm see?",
+    "proxy-norm-small-batch",
+    "how few images may batch norm see?",
     "pn-bn-small-batch",
     {f"BN over {part}": _BATCH for part in PARTS} | {"GN+PN": _PN},
-    (("BN over 2", "BN over 32"), ("BN over 2", "GN+PN"),
-     ("BN over 4", "GN+PN"), ("BN over 32", "GN+PN")),
-    {f"BN over {part}": part for part in PARTS})
+    (
+        ("BN over 2", "BN over 32"),
+        ("BN over 2", "GN+PN"),
+        ("BN over 4", "GN+PN"),
+        ("BN over 32", "GN+PN"),
+    ),
+    {f"BN over {part}": part for part in PARTS},
+)
 
 # paper's table → recipes, and the arms that the table has
 TABLES = {
-    "2, 6, 9": (("ResNet-50",), ("BN", "BN+PN", "LN", "LN+PN", "GN8", "GN+PN",
-                                 "GN", "GN32+PN", "GN8+WS", "GN8+WS+PN")),
-    "3, 7, 10": (("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
-                 ("BN", "GN", "GN+PN")),
-    "4, 8, 11": (("EfficientNet-B0", "EfficientNet-B2",
-                  "EfficientNet-B0, groups", "EfficientNet-B2, groups"),
-                 ("BN", "GN", "GN+PN", "Evo-S0", "GN+WS", "FRN+TLU")),
-    "12": (("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
-           ("BN", "GN", "GN+PN", "GN+PN, plain proxy")),
-    "13": (("EfficientNet-B0", "EfficientNet-B2", "EfficientNet-B0, groups",
-            "EfficientNet-B2, groups"),
-           ("BN", "GN", "GN+PN", "GN+PN, plain proxy")),
-    "14": (("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
-           ("BN", "GN", "GN+PN"))}
+    "2, 6, 9": (
+        ("ResNet-50",),
+        (
+            "BN",
+            "BN+PN",
+            "LN",
+            "LN+PN",
+            "GN8",
+            "GN+PN",
+            "GN",
+            "GN32+PN",
+            "GN8+WS",
+            "GN8+WS+PN",
+        ),
+    ),
+    "3, 7, 10": (
+        ("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
+        ("BN", "GN", "GN+PN"),
+    ),
+    "4, 8, 11": (
+        (
+            "EfficientNet-B0",
+            "EfficientNet-B2",
+            "EfficientNet-B0, groups",
+            "EfficientNet-B2, groups",
+        ),
+        ("BN", "GN", "GN+PN", "Evo-S0", "GN+WS", "FRN+TLU"),
+    ),
+    "12": (
+        ("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
+        ("BN", "GN", "GN+PN", "GN+PN, plain proxy"),
+    ),
+    "13": (
+        (
+            "EfficientNet-B0",
+            "EfficientNet-B2",
+            "EfficientNet-B0, groups",
+            "EfficientNet-B2, groups",
+        ),
+        ("BN", "GN", "GN+PN", "GN+PN, plain proxy"),
+    ),
+    "14": (
+        ("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
+        ("BN", "GN", "GN+PN"),
+    ),
+}

@@ -6,9 +6,18 @@ size of the batch, the learning rate and the depth do to them.
 # ../../../nbs/550_experiments.recipes.unique.ipynb.
 
 # %% auto #0
-__all__ = ['ARMS', 'TABLE', 'unique', 'unique_resnet50', 'unique_resnet101',
-           'unique_batches', 'unique_rates', 'unique_depths', 'unique_model',
-           'run']
+__all__ = [
+    "ARMS",
+    "TABLE",
+    "unique",
+    "unique_resnet50",
+    "unique_resnet101",
+    "unique_batches",
+    "unique_rates",
+    "unique_depths",
+    "unique_model",
+    "run",
+]
 
 # %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0007
 import math
@@ -23,27 +32,41 @@ from ..data import SPLITS, dataset, info
 from ..networks.residual import fan_out_normal
 from ..optimization import Settings
 from .first import pack_bits
-from ..results import (
-    Contrast, Deviation, Published, Recipe)
-from ..train import (
-    TrainingDiverged, evaluate, one_thread, seeded, train)
+from normalnorm.experiments.results import (
+    Contrast,
+    Deviation,
+    Published,
+    Recipe,
+)
+from normalnorm.experiments.train import (
+    TrainingDiverged,
+    evaluate,
+    one_thread,
+    seeded,
+    train,
+)
 from ...layers.normalizers import BMLVNorm, LMBVNorm
 from ...layers.prelayer import PreLayerNormConv2d
-from ...layers.regnorm import (
-    PreRegNormConv2d, RegNormConv2d, regnorm_penalty)
+from normalnorm.layers.regnorm import (
+    PreRegNormConv2d,
+    RegNormConv2d,
+    regnorm_penalty,
+)
 
 # how an arm makes a normalizer, or a convolution that has one
 _MADE: dict[str, dict[str, Any]] = {
-    "None": {"norm": nn.Identity}, "Batch": {"norm": nn.BatchNorm2d},
-    "Batch-Train": {"norm": partial(nn.BatchNorm2d,
-                                    track_running_stats=False)},
+    "None": {"norm": nn.Identity},
+    "Batch": {"norm": nn.BatchNorm2d},
+    "Batch-Train": {"norm": partial(nn.BatchNorm2d, track_running_stats=False)},
     "Layer": {"norm": partial(nn.GroupNorm, 1)},
     "PreLayerNorm": {"norm": nn.Identity, "conv": PreLayerNormConv2d},
     "RegNorm": {"norm": nn.Identity, "conv": RegNormConv2d},
     "PreRegNorm": {"norm": nn.Identity, "conv": PreRegNormConv2d},
-    "BMLV": {"norm": BMLVNorm}, "LMBV": {"norm": LMBVNorm},
+    "BMLV": {"norm": BMLVNorm},
+    "LMBV": {"norm": LMBVNorm},
     "BMLV-Train": {"norm": partial(BMLVNorm, track_running_stats=False)},
-    "LMBV-Train": {"norm": partial(LMBVNorm, track_running_stats=False)}}
+    "LMBV-Train": {"norm": partial(LMBVNorm, track_running_stats=False)},
+}
 ARMS = tuple(_MADE)[:9]
 
 
@@ -63,16 +86,20 @@ def unique_model(config: dict[str, Any], seed: int) -> nn.Module:
     """
     kind = config["norm"]["kind"]
     if kind not in _MADE:
-        raise ValueError(f"no normalizer is called {kind!r} here: expected one "
-                         f"of {', '.join(_MADE)}")
+        raise ValueError(
+            f"no normalizer is called {kind!r} here: expected one "
+            f"of {', '.join(_MADE)}"
+        )
     parts = dict(_MADE[kind])
     if "conv" in parts:
         # these have a bias β of their own, which the networks leave out
         parts["conv"] = lambda *sizes, made=parts["conv"], **options: made(
-            *sizes, **{**options, "bias": True})
+            *sizes, **{**options, "bias": True}
+        )
     with seeded("weights", seed):
-        net = models.build(config["model"], **parts,
-                           **config["model_arguments"])
+        net = models.build(
+            config["model"], **parts, **config["model_arguments"]
+        )
     # again: layers with a bias draw more numbers while they are made
     with seeded("weights", seed):
         fan_out_normal(net)
@@ -80,8 +107,14 @@ def unique_model(config: dict[str, Any], seed: int) -> nn.Module:
     return net
 
 
-def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
-        checkpoint=None, progress=None) -> dict[str, Any]:
+def run(
+    config: dict[str, Any],
+    seed: int,
+    arm: str = "",
+    device: str = "cpu",
+    checkpoint=None,
+    progress=None,
+) -> dict[str, Any]:
     """One run: build, train, measure; on a CPU with one thread, as the first
     experiment's runs.
 
@@ -106,142 +139,288 @@ def run(config: dict[str, Any], seed: int, arm: str = "", device: str = "cpu",
     strength = config["norm"].get("strength")
     with one_thread(device):
         try:
-            data = {split: dataset(
-                        config["data"], split,
-                        config["images"] if split == "train" else None)
-                    for split in SPLITS}
+            data = {
+                split: dataset(
+                    config["data"],
+                    split,
+                    config["images"] if split == "train" else None,
+                )
+                for split in SPLITS
+            }
             model = unique_model(config, seed).to(device)
             outcome = train(
-                model, data, Settings(**config["train"]), seed, device,
-                checkpoint, progress,
-                augment=augmentation(config.get("augmentation", []),
-                                     info(config["data"])),
-                penalty=None if strength is None else partial(
-                    regnorm_penalty, strength=strength))
-            batches = {f"test_batch_{size}": 100 * evaluate(
-                           model, data["test"], size, device).accuracy
-                       for size in config.get("test_batches", [])}
+                model,
+                data,
+                Settings(**config["train"]),
+                seed,
+                device,
+                checkpoint,
+                progress,
+                augment=augmentation(
+                    config.get("augmentation", []), info(config["data"])
+                ),
+                penalty=None
+                if strength is None
+                else partial(regnorm_penalty, strength=strength),
+            )
+            batches = {
+                f"test_batch_{size}": 100
+                * evaluate(model, data["test"], size, device).accuracy
+                for size in config.get("test_batches", [])
+            }
         except TrainingDiverged as error:
             classes = len(info(config["data"]).classes)
-            guess = dict.fromkeys(("test_last", "validation_last", "train_last",
-                                   *(f"test_batch_{size}" for size in
-                                     config.get("test_batches", []))),
-                                  100 / classes)
-            return {"metrics": {**guess, "loss_last": math.log(classes),
-                                "diverged": 1.0},
-                    "why": str(error), "threads": 1}
-    metrics = {"test_last": 100 * outcome["last"]["test_accuracy"],
-               "loss_last": outcome["last"]["test_loss"],
-               "validation_last": 100 * outcome["last"]["validation_accuracy"],
-               "train_last": 100 * outcome["train_accuracy"],
-               "diverged": 0.0, "seconds": outcome["seconds"], **batches}
-    return {"metrics": {name: round(v, 5) for name, v in metrics.items()},
-            "history": [{name: round(v, 5) for name, v in epoch.items()}
-                        for epoch in outcome["history"]],
-            "test_right": pack_bits(outcome["test_right"]), "threads": 1}
+            guess = dict.fromkeys(
+                (
+                    "test_last",
+                    "validation_last",
+                    "train_last",
+                    *(
+                        f"test_batch_{size}"
+                        for size in config.get("test_batches", [])
+                    ),
+                ),
+                100 / classes,
+            )
+            return {
+                "metrics": {
+                    **guess,
+                    "loss_last": math.log(classes),
+                    "diverged": 1.0,
+                },
+                "why": str(error),
+                "threads": 1,
+            }
+    metrics = {
+        "test_last": 100 * outcome["last"]["test_accuracy"],
+        "loss_last": outcome["last"]["test_loss"],
+        "validation_last": 100 * outcome["last"]["validation_accuracy"],
+        "train_last": 100 * outcome["train_accuracy"],
+        "diverged": 0.0,
+        "seconds": outcome["seconds"],
+        **batches,
+    }
+    return {
+        "metrics": {name: round(v, 5) for name, v in metrics.items()},
+        "history": [
+            {name: round(v, 5) for name, v in epoch.items()}
+            for epoch in outcome["history"]
+        ],
+        "test_right": pack_bits(outcome["test_right"]),
+        "threads": 1,
+    }
+
 
 # %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0009
 # Table 3: CIFAR-10 (WideResNet), ImageNet (ResNet-50, ResNet-101)
-TABLE = {"None": (0.0, 71.254, 73.153), "Batch": (95.953, 76.293, 78.104),
-         "Batch-Train": (95.512, 74.780, 76.693),
-         "Layer": (95.653, 66.623, 75.745),
-         "PreLayerNorm": (95.733, 75.107, 77.655),
-         "RegNorm": (95.843, 74.782, 76.725),
-         "PreRegNorm": (95.813, 75.878, 77.452),
-         "BMLV": (95.432, 75.174, 76.814), "LMBV": (95.392, 74.837, 76.087)}
+TABLE = {
+    "None": (0.0, 71.254, 73.153),
+    "Batch": (95.953, 76.293, 78.104),
+    "Batch-Train": (95.512, 74.780, 76.693),
+    "Layer": (95.653, 66.623, 75.745),
+    "PreLayerNorm": (95.733, 75.107, 77.655),
+    "RegNorm": (95.843, 74.782, 76.725),
+    "PreRegNorm": (95.813, 75.878, 77.452),
+    "BMLV": (95.432, 75.174, 76.814),
+    "LMBV": (95.392, 74.837, 76.087),
+}
 
 
 def _arms(config: dict[str, Any], names=ARMS) -> dict[str, dict[str, Any]]:
     "Name → configuration; RegNorm's with a strength of the penalty."
-    return {name: {**config, "norm": {"kind": name} | (
-                {"strength": 1e-4} if "RegNorm" in name else {})}
-            for name in names}
+    return {
+        name: {
+            **config,
+            "norm": {"kind": name}
+            | ({"strength": 1e-4} if "RegNorm" in name else {}),
+        }
+        for name in names
+    }
 
 
 def _published(column: int, what: str) -> dict[str, Published]:
-    return {name: Published(row[column], None, None, what,
-                            "rao2020, Table 3; single values")
-            for name, row in TABLE.items()}
+    return {
+        name: Published(
+            row[column], None, None, what, "rao2020, Table 3; single values"
+        )
+        for name, row in TABLE.items()
+    }
 
 
 _SMOKE: dict[str, Any] = {
-    "data": "digits", "images": 256, "model": "small_wrn",
+    "data": "digits",
+    "images": 256,
+    "model": "small_wrn",
     "model_arguments": {"depth": 10, "widths": [4, 8, 8], "stem_stride": 1},
-    "train": {"epochs": 2, "batch": 32, "lr": 0.03, "clip_norm": 1.0}}
+    "train": {"epochs": 2, "batch": 32, "lr": 0.03, "clip_norm": 1.0},
+}
 _BOOK: dict[str, Any] = {
-    "data": "fashion", "images": 2000, "model": "small_wrn",
+    "data": "fashion",
+    "images": 2000,
+    "model": "small_wrn",
     "model_arguments": {"depth": 16},
-    "train": {"epochs": 30, "batch": 128, "lr": 0.1, "weight_decay": 5e-4,
-              "clip_norm": 1.0}}
-_DEVIATION = {"test_last": Deviation(
-    0.8, "assumed: twice the deviation of a difference of plain arms in "
-         "first-experiment; no run of these arms was seen")}
+    "train": {
+        "epochs": 30,
+        "batch": 128,
+        "lr": 0.1,
+        "weight_decay": 5e-4,
+        "clip_norm": 1.0,
+    },
+}
+_DEVIATION = {
+    "test_last": Deviation(
+        0.8,
+        "assumed: twice the deviation of a difference of plain arms in "
+        "first-experiment; no run of these arms was seen",
+    )
+}
 _SAID: dict[str, Any] = {
-    "columns": {"test_last": "test accuracy, last epoch (%)",
-                "train_last": "training accuracy (%)"},
-    "compared": ("test_last",), "deviation": _DEVIATION,
-    "negligible": {"test_last": 0.5}, "tuned_on": "validation"}
+    "columns": {
+        "test_last": "test accuracy, last epoch (%)",
+        "train_last": "training accuracy (%)",
+    },
+    "compared": ("test_last",),
+    "deviation": _DEVIATION,
+    "negligible": {"test_last": 0.5},
+    "tuned_on": "validation",
+}
 _RATES = (0.03, 0.1, 0.3)
 
 
-def _recipe(name: str, title: str, column: int, paper: dict[str, Any],
-            what: str, book: bool) -> Recipe:
+def _recipe(
+    name: str,
+    title: str,
+    column: int,
+    paper: dict[str, Any],
+    what: str,
+    book: bool,
+) -> Recipe:
     "Table 3's nine arms on one network; at book only where asked."
-    scales = {"smoke": _arms(_SMOKE),
-              **({"book": _arms(_BOOK)} if book else {}),
-              "paper": _arms(paper)}
+    scales = {
+        "smoke": _arms(_SMOKE),
+        **({"book": _arms(_BOOK)} if book else {}),
+        "paper": _arms(paper),
+    }
     return Recipe(
-        name=name, title=title,
-        claims=("bnu-table3", "bnu-beats-ln", "bnu-beats-batchtrain",
-                "bnu-pre-helps", "bnu-none-vs-ln", "bnu-bmlv-lmbv"),
-        scales=scales, run=run,
-        compare=(("Layer", "PreLayerNorm"), ("Layer", "RegNorm"),
-                 ("Batch-Train", "PreLayerNorm"), ("Batch-Train", "RegNorm"),
-                 ("RegNorm", "PreRegNorm"), ("None", "Layer"),
-                 ("LMBV", "BMLV"), ("Batch-Train", "Batch"),
-                 ("Batch", "PreLayerNorm")),
-        primary=(Contrast("Layer", "PreLayerNorm", "test_last"),
-                 Contrast("Layer", "RegNorm", "test_last")),
+        name=name,
+        title=title,
+        claims=(
+            "bnu-table3",
+            "bnu-beats-ln",
+            "bnu-beats-batchtrain",
+            "bnu-pre-helps",
+            "bnu-none-vs-ln",
+            "bnu-bmlv-lmbv",
+        ),
+        scales=scales,
+        run=run,
+        compare=(
+            ("Layer", "PreLayerNorm"),
+            ("Layer", "RegNorm"),
+            ("Batch-Train", "PreLayerNorm"),
+            ("Batch-Train", "RegNorm"),
+            ("RegNorm", "PreRegNorm"),
+            ("None", "Layer"),
+            ("LMBV", "BMLV"),
+            ("Batch-Train", "Batch"),
+            ("Batch", "PreLayerNorm"),
+        ),
+        primary=(
+            Contrast("Layer", "PreLayerNorm", "test_last"),
+            Contrast("Layer", "RegNorm", "test_last"),
+        ),
         grid={arm: {"train.lr": _RATES} for arm in ARMS},
         seeds={"smoke": 2, **({"book": 10} if book else {}), "paper": 5},
         tuned="The strength of RegNorm's penalty is not tuned, 1e-4 a layer; "
-              "the paper does not name its own",
-        paper=_published(column, what), cost={
-            "smoke": "seconds", "paper": "GPU weeks"} | (
+        "the paper does not name its own",
+        paper=_published(column, what),
+        cost={"smoke": "seconds", "paper": "GPU weeks"}
+        | (
             {"book": "about 30 CPU minutes a seed, nine arms at three rates"}
-            if book else {}), **_SAID)
+            if book
+            else {}
+        ),
+        **_SAID,
+    )
 
 
-_CIFAR = {"data": "cifar10", "images": None, "model": "wrn28-10",
-          "model_arguments": {}, "augmentation": ["crop 4", "flip"],
-          "train": {"epochs": 200, "batch": 128, "lr": 0.1,
-                    "weight_decay": 5e-4, "schedule": "cosine", "warmup": 5,
-                    "clip_norm": 1.0}}
+_CIFAR = {
+    "data": "cifar10",
+    "images": None,
+    "model": "wrn28-10",
+    "model_arguments": {},
+    "augmentation": ["crop 4", "flip"],
+    "train": {
+        "epochs": 200,
+        "batch": 128,
+        "lr": 0.1,
+        "weight_decay": 5e-4,
+        "schedule": "cosine",
+        "warmup": 5,
+        "clip_norm": 1.0,
+    },
+}
 
 
 def _imagenet(model: str) -> dict[str, Any]:
-    return {"data": "imagenet", "images": None, "model": model,
-            "model_arguments": {}, "augmentation": ["flip"],
-            "train": {"epochs": 90, "batch": 256, "lr": 0.1,
-                      "weight_decay": 1e-4, "schedule": "steps", "warmup": 5,
-                      "milestones": [30, 60, 80], "clip_norm": 1.0}}
+    return {
+        "data": "imagenet",
+        "images": None,
+        "model": model,
+        "model_arguments": {},
+        "augmentation": ["flip"],
+        "train": {
+            "epochs": 90,
+            "batch": 256,
+            "lr": 0.1,
+            "weight_decay": 1e-4,
+            "schedule": "steps",
+            "warmup": 5,
+            "milestones": [30, 60, 80],
+            "clip_norm": 1.0,
+        },
+    }
 
 
-unique = _recipe("batch-norm-unique",
-                 "what does a wide residual network reach without the batch?",
-                 0, _CIFAR, "WideResNet(26, 10), CIFAR-10", True)
-unique_resnet50 = _recipe("batch-norm-unique-resnet50",
-                          "the same for ResNet-50 on ImageNet", 1,
-                          _imagenet("resnet50"), "ResNet-50, ImageNet", False)
-unique_resnet101 = _recipe("batch-norm-unique-resnet101",
-                           "the same for ResNet-101 on ImageNet", 2,
-                           _imagenet("resnet101"), "ResNet-101, ImageNet",
-                           False)
+unique = _recipe(
+    "batch-norm-unique",
+    "what does a wide residual network reach without the batch?",
+    0,
+    _CIFAR,
+    "WideResNet(26, 10), CIFAR-10",
+    True,
+)
+unique_resnet50 = _recipe(
+    "batch-norm-unique-resnet50",
+    "the same for ResNet-50 on ImageNet",
+    1,
+    _imagenet("resnet50"),
+    "ResNet-50, ImageNet",
+    False,
+)
+unique_resnet101 = _recipe(
+    "batch-norm-unique-resnet101",
+    "the same for ResNet-101 on ImageNet",
+    2,
+    _imagenet("resnet101"),
+    "ResNet-101, ImageNet",
+    False,
+)
+
 
 # %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0011
-def _sweep(name: str, title: str, claim: tuple[str, ...], place: str,
-           values: tuple, kinds: tuple[str, ...], compare, primary,
-           options: dict[str, Any], cost: str) -> Recipe:
+def _sweep(
+    name: str,
+    title: str,
+    claim: tuple[str, ...],
+    place: str,
+    values: tuple,
+    kinds: tuple[str, ...],
+    compare,
+    primary,
+    options: dict[str, Any],
+    cost: str,
+) -> Recipe:
     """Arms "kind, value": each of `kinds` at each of `values` of what stands at
     `place`, e.g. "train.batch".
     """
@@ -254,44 +433,85 @@ def _sweep(name: str, title: str, claim: tuple[str, ...], place: str,
             for kind, arm in _arms(config, kinds).items():
                 scales[scale][f"{kind}, {value}"] = arm
     return Recipe(
-        name=name, title=title, claims=claim, scales=scales, run=run,
+        name=name,
+        title=title,
+        claims=claim,
+        scales=scales,
+        run=run,
         compare=compare,
-        primary=tuple(Contrast(first, second, "test_last")
-                      for first, second in primary),
+        primary=tuple(
+            Contrast(first, second, "test_last") for first, second in primary
+        ),
         seeds={"smoke": 2, "book": 5},
         tuned="Not tuned: the rate of first-experiment, the same for all",
         cost={"smoke": "seconds", "book": cost},
-        **{**_SAID, "tuned_on": "nothing"})
+        **{**_SAID, "tuned_on": "nothing"},
+    )
 
 
 _SIZES = (8, 32, 128)
-_FIGURE5 = ("Batch", "Batch-Train", "Layer", "PreLayerNorm", "BMLV-Train",
-            "LMBV-Train")
+_FIGURE5 = (
+    "Batch",
+    "Batch-Train",
+    "Layer",
+    "PreLayerNorm",
+    "BMLV-Train",
+    "LMBV-Train",
+)
 unique_batches = _sweep(
     "batch-norm-unique-batches",
     "what do the sizes of the batch in training and in evaluation do?",
-    ("bnu-fig5", "bnu-accumulated"), "train.batch", _SIZES, _FIGURE5,
-    tuple((a, b) for size in _SIZES for a, b in (
-        (f"Layer, {size}", f"PreLayerNorm, {size}"),
-        (f"Batch-Train, {size}", f"Batch, {size}"))),
+    ("bnu-fig5", "bnu-accumulated"),
+    "train.batch",
+    _SIZES,
+    _FIGURE5,
+    tuple(
+        (a, b)
+        for size in _SIZES
+        for a, b in (
+            (f"Layer, {size}", f"PreLayerNorm, {size}"),
+            (f"Batch-Train, {size}", f"Batch, {size}"),
+        )
+    ),
     (("Layer, 128", "PreLayerNorm, 128"), ("Batch-Train, 128", "Batch, 128")),
-    {"test_batches": [4, 16, 64, 300]}, "about 40 CPU minutes a seed")
+    {"test_batches": [4, 16, 64, 300]},
+    "about 40 CPU minutes a seed",
+)
 _RANGE = (0.01, 0.1, 1.0)
 _SHOWN = ("None", "Batch", "Layer", "PreLayerNorm", "RegNorm", "BMLV")
 unique_rates = _sweep(
-    "batch-norm-unique-rates", "which learning rates does each allow?",
-    ("bnu-large-lr",), "train.lr", _RANGE, _SHOWN,
-    tuple((a, b) for rate in _RANGE for a, b in (
-        (f"Layer, {rate}", f"PreLayerNorm, {rate}"),
-        (f"Layer, {rate}", f"Batch, {rate}"))),
-    (("Layer, 1.0", "PreLayerNorm, 1.0"), ("Layer, 1.0", "Batch, 1.0")), {},
-    "about 20 CPU minutes a seed")
+    "batch-norm-unique-rates",
+    "which learning rates does each allow?",
+    ("bnu-large-lr",),
+    "train.lr",
+    _RANGE,
+    _SHOWN,
+    tuple(
+        (a, b)
+        for rate in _RANGE
+        for a, b in (
+            (f"Layer, {rate}", f"PreLayerNorm, {rate}"),
+            (f"Layer, {rate}", f"Batch, {rate}"),
+        )
+    ),
+    (("Layer, 1.0", "PreLayerNorm, 1.0"), ("Layer, 1.0", "Batch, 1.0")),
+    {},
+    "about 20 CPU minutes a seed",
+)
 _DEPTHS = (10, 16, 28)
 unique_depths = _sweep(
     "batch-norm-unique-depths",
     "how deep can it be, without shortcuts, and with which normalizer?",
-    ("bnu-depth-training",), "model_arguments.depth", _DEPTHS, _SHOWN,
-    tuple((f"None, {depth}", f"{kind}, {depth}") for depth in _DEPTHS
-          for kind in ("Batch", "PreLayerNorm")),
-    (("None, 28", "Batch, 28"),), {"model": "small_wrn_skipless"},
-    "about 30 CPU minutes a seed")
+    ("bnu-depth-training",),
+    "model_arguments.depth",
+    _DEPTHS,
+    _SHOWN,
+    tuple(
+        (f"None, {depth}", f"{kind}, {depth}")
+        for depth in _DEPTHS
+        for kind in ("Batch", "PreLayerNorm")
+    ),
+    (("None, 28", "Batch, 28"),),
+    {"model": "small_wrn_skipless"},
+    "about 30 CPU minutes a seed",
+)

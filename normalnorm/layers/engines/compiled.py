@@ -7,7 +7,7 @@ believe.
 # ../../../nbs/283_layers.engines.compiled.ipynb.
 
 # %% auto #0
-__all__ = ['Fused']
+__all__ = ["Fused"]
 
 # %% ../../../nbs/283_layers.engines.compiled.ipynb #d0000004
 import functools
@@ -20,15 +20,23 @@ from torch import Tensor
 
 from .. import core
 from normalnorm.layers.backends import (
-    Declined, Engine, Normalization, Unavailable, by_definition, register,
-    warn_user)
+    Declined,
+    Engine,
+    Normalization,
+    Unavailable,
+    by_definition,
+    register,
+    warn_user,
+)
 from ..core import Rule
 from .compiler import _compiler
 from ..noise import draw_seed
 
+
 # %% ../../../nbs/283_layers.engines.compiled.ipynb #d0000005
 class _Saved(NamedTuple):
     "What the analytic backward pass reads of its context."
+
     saved_tensors: tuple
     dim: tuple[int, ...]
     rule: Rule
@@ -39,7 +47,9 @@ class _Saved(NamedTuple):
 
 # functions: torch.compile treats the methods otherwise
 _forward_pass, _backward_pass = (
-    core._Normalized.forward, core._Normalized.backward)
+    core._Normalized.forward,
+    core._Normalized.backward,
+)
 
 
 def _eager_backward(grad, *saved):
@@ -52,17 +62,24 @@ def _compiled(function, *case):
     torch.compile gives up after a few variants of one.
     """
     copy = types.FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__,
-        function.__defaults__, function.__closure__)
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
     return torch.compile(copy, fullgraph=True)
 
 
 def _case(dim: tuple[int, ...], rule: Rule, *tensors: Tensor | None) -> tuple:
-    return (dim, rule,
-            tuple(None if t is None else (t.ndim, t.dtype) for t in tensors))
+    return (
+        dim,
+        rule,
+        tuple(None if t is None else (t.ndim, t.dtype) for t in tensors),
+    )
 
 
-_refused: set[tuple] = set()            # cases that the compiler has given up
+_refused: set[tuple] = set()  # cases that the compiler has given up
 
 
 def _run(function, case: tuple, *arguments, choices: tuple = ()):
@@ -74,12 +91,15 @@ def _run(function, case: tuple, *arguments, choices: tuple = ()):
     except RuntimeError as error:
         # the class that the compiler's own errors have in common is not public
         if "TorchDynamoException" not in {
-                base.__name__ for base in type(error).__mro__}:
+            base.__name__ for base in type(error).__mro__
+        }:
             raise
         _refused.add(case)
-        warn_user("torch.compile fails for layers of one kind; they are "
-                  "computed by PyTorch operations one by one instead. The "
-                  f"reason: {_words(error)}")
+        warn_user(
+            "torch.compile fails for layers of one kind; they are "
+            "computed by PyTorch operations one by one instead. The "
+            f"reason: {_words(error)}"
+        )
         raise Declined(_words(error)) from error
 
 
@@ -101,6 +121,7 @@ class Fused(NamedTuple):
         >>> mean
         tensor([[2.]])
     """
+
     dim: tuple[int, ...]
     rule: Rule
 
@@ -111,13 +132,27 @@ class Fused(NamedTuple):
         if rule.noise and seed is None:
             seed = draw_seed(u.device)
         outputs = _run(
-            _forward_pass, _case(dim, rule, u, weight, bias), u, weight, bias,
-            seed, dim, rule, problem.offset)
+            _forward_pass,
+            _case(dim, rule, u, weight, bias),
+            u,
+            weight,
+            bias,
+            seed,
+            dim,
+            rule,
+            problem.offset,
+        )
         saved = (u, weight, seed, *outputs[1:])
-        results = outputs[:3 + len(rule.gaussianizer.reduced().names)]
-        return (results if problem.wanted else outputs[0], saved,
-                (problem.offset, None if bias is None else
-                 (bias.shape, bias.dtype), core.kinds(saved)))
+        results = outputs[: 3 + len(rule.gaussianizer.reduced().names)]
+        return (
+            results if problem.wanted else outputs[0],
+            saved,
+            (
+                problem.offset,
+                None if bias is None else (bias.shape, bias.dtype),
+                core.kinds(saved),
+            ),
+        )
 
     def backward(self, state, saved, grads, needs):
         if grads[0] is None or any(g is not None for g in grads[1:]):
@@ -128,8 +163,17 @@ class Fused(NamedTuple):
         needs, shape = tuple(needs), None if bias is None else bias[0]
         try:
             return _run(
-                _eager_backward, _case(dim, rule, *saved[:2]), grads[0], saved,
-                dim, rule, offset, shape, needs, choices=(needs, shape))
+                _eager_backward,
+                _case(dim, rule, *saved[:2]),
+                grads[0],
+                saved,
+                dim,
+                rule,
+                offset,
+                shape,
+                needs,
+                choices=(needs, shape),
+            )
         except Declined:
             return None
 
@@ -138,7 +182,8 @@ class Fused(NamedTuple):
         core.check_saved(saved, kinds)
         u, weight, seed, *_ = saved
         return by_definition(
-            u, weight, bias, self.dim, self.rule, seed=seed, offset=offset)
+            u, weight, bias, self.dim, self.rule, seed=seed, offset=offset
+        )
 
 
 class _Compiled(Engine):
@@ -146,10 +191,11 @@ class _Compiled(Engine):
 
     def try_out(self, device: torch.device) -> None:
         if device.type == "cpu" and sys.platform != "win32":
-            _compiler()     # else torch.compile is imported for nothing
+            _compiler()  # else torch.compile is imported for nothing
         # older releases cannot follow the definition; on a GPU it takes Triton
         _compiled(_forward_pass, ("tried out", device))(
-            torch.ones(2, 3, device=device), None, None, None, (1,), Rule(), 0)
+            torch.ones(2, 3, device=device), None, None, None, (1,), Rule(), 0
+        )
 
 
 @functools.cache
@@ -157,7 +203,7 @@ def _trouble(device: torch.device) -> str:
     "Why nothing can be compiled for a device; empty where it can be."
     try:
         _ENGINE.try_out(device)
-    except Exception as error:          # whatever keeps it from working there
+    except Exception as error:  # whatever keeps it from working there
         return _words(error)
     return ""
 
@@ -165,21 +211,29 @@ def _trouble(device: torch.device) -> str:
 def _fits(u: Tensor, *parameters: Tensor | None) -> bool:
     "Devices, dtypes and shapes of which the definition has nothing to say."
     return u.dtype in core._KNOWN and all(
-        t is None or t.device == u.device and t.is_floating_point()
+        t is None
+        or t.device == u.device
+        and t.is_floating_point()
         and (t.dtype is u.dtype or u.dtype is not torch.float64)
-        and t.ndim <= u.ndim and all(
-            n in (1, m) for n, m in zip(t.shape[::-1], u.shape[::-1]))
-        for t in parameters)
+        and t.ndim <= u.ndim
+        and all(n in (1, m) for n, m in zip(t.shape[::-1], u.shape[::-1]))
+        for t in parameters
+    )
 
 
 def _offer(problem: Normalization) -> Fused | None:
     u, dim, rule, weight, bias, axis, given, running, *_ = problem
     dim = tuple(dim)
-    if (not u.numel() or axis is not None or running or given is not None
-            or not _fits(u, weight, bias)
-            or not core.closed(rule.gaussianizer.reduced(), u, dim)
-            or _case(dim, rule, u, weight, bias) in _refused
-            or _case(dim, rule, u, weight) in _refused):
+    if (
+        not u.numel()
+        or axis is not None
+        or running
+        or given is not None
+        or not _fits(u, weight, bias)
+        or not core.closed(rule.gaussianizer.reduced(), u, dim)
+        or _case(dim, rule, u, weight, bias) in _refused
+        or _case(dim, rule, u, weight) in _refused
+    ):
         return None
     if not u.is_cpu and _trouble(u.device):
         raise Unavailable(_trouble(u.device))

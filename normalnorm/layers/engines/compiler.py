@@ -7,7 +7,7 @@ compiler.
 # ../../../nbs/281_layers.engines.compiler.ipynb.
 
 # %% auto #0
-__all__ = ['CompilerError', 'cache_folder', 'carry', 'load']
+__all__ = ["CompilerError", "cache_folder", "carry", "load"]
 
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #158685eb
 import atexit
@@ -33,6 +33,7 @@ from typing import NamedTuple
 import torch  # its OpenMP runtime must be loaded before a kernel that shares it
 
 from ..backends import warn_user
+
 
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #5b1c0a01
 class CompilerError(RuntimeError):
@@ -62,8 +63,10 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("NORMALNORM_CACHE"):
         return Path(chosen)
     try:
-        return (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-                / "normalnorm")
+        return (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            / "normalnorm"
+        )
     except RuntimeError:
         return Path(os.devnull, "normalnorm")
 
@@ -77,9 +80,17 @@ def _tell(text: str) -> None:
         with suppress(OSError, ValueError):  # nobody reads it any more
             print(f"normalnorm: {text}", file=sys.stderr, flush=True)
 
+
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #5b1c0a03
-_COMMON = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno",
-           "-fno-trapping-math", "-ffp-contract=fast", "-w")
+_COMMON = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-w",
+)
 _WIDE = "-mprefer-vector-width=512"
 # The levels of x86-64: further flags, and what /proc/cpuinfo calls what a level
 # adds to the one before. No level has prefetchw, as -march=native has; without
@@ -87,11 +98,16 @@ _WIDE = "-mprefer-vector-width=512"
 # that do not announce it, Haswell's, take it for no operation.
 _LEVELS = {
     "x86-64": ((), ""),
-    "x86-64-v3": (("-mprfchw",),
-                  "cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3 "
-                  "abm avx avx2 bmi1 bmi2 f16c fma movbe"),
-    "x86-64-v4": (("-mprfchw", _WIDE),
-                  "avx512f avx512bw avx512cd avx512dq avx512vl")}
+    "x86-64-v3": (
+        ("-mprfchw",),
+        "cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3 "
+        "abm avx avx2 bmi1 bmi2 f16c fma movbe",
+    ),
+    "x86-64-v4": (
+        ("-mprfchw", _WIDE),
+        "avx512f avx512bw avx512cd avx512dq avx512vl",
+    ),
+}
 # for other processors, and for compilers that do not know the levels
 _PROCESSOR = (("-march=native", _WIDE), ("-march=native",), ())
 # flags of the compiler, of the linker
@@ -100,45 +116,65 @@ _THREADS = ((("-fopenmp",), ()), (("-fopenmp",), ("-fopenmp",)), ((), ()))
 
 class _Compiler(NamedTuple):
     command: tuple[str, ...]
-    flags: tuple[str, ...]              # of $CXX; they come after ours
+    flags: tuple[str, ...]  # of $CXX; they come after ours
     identity: str  # changes when another program stands behind the command
 
 
 def _words(text: str) -> list[str]:
-    if shutil.which(text):              # a path with spaces and without quotes
+    if shutil.which(text):  # a path with spaces and without quotes
         return [text]
     try:
-        return ([w.strip('"') for w in shlex.split(text, posix=False)]
-                if os.name == "nt" else shlex.split(text))
+        return (
+            [w.strip('"') for w in shlex.split(text, posix=False)]
+            if os.name == "nt"
+            else shlex.split(text)
+        )
     except ValueError as error:
-        raise CompilerError(f"CXX is {text!r}, which cannot be split into "
-                            f"words ({error}): expected a command and flags, "
-                            "such as CXX=\"ccache g++ -O2\"") from error
+        raise CompilerError(
+            f"CXX is {text!r}, which cannot be split into "
+            f"words ({error}): expected a command and flags, "
+            'such as CXX="ccache g++ -O2"'
+        ) from error
 
 
 def _compiler() -> _Compiler:
     "What compiles here. Raises `CompilerError` where nothing does."
     words = _words(os.environ.get("CXX") or "")
-    first = next((i for i, word in enumerate(words) if word.startswith("-")),
-                 len(words))
+    first = next(
+        (i for i, word in enumerate(words) if word.startswith("-")), len(words)
+    )
     given, flags = words[:first], words[first:]
-    found = next((path for name in given[:1] or ("g++", "clang++", "c++")
-                  if (path := shutil.which(name))),
-                 None)
+    found = next(
+        (
+            path
+            for name in given[:1] or ("g++", "clang++", "c++")
+            if (path := shutil.which(name))
+        ),
+        None,
+    )
     if found is None:
-        advice = {"darwin": "xcode-select --install",
-                  "win32": "MinGW-w64's g++, with which the kernel was never "
-                           "tried"}.get(sys.platform,
-                                        "apt-get install g++ or apk add g++")
-        raise CompilerError("no C++ compiler was found (looked for "
-                            f"{given[0] if given else 'g++, clang++, c++'}): "
-                            f"install one, e.g. {advice}, or set CXX")
-    programs = [found,
-                *(path for word in given[1:] if (path := shutil.which(word)))]
-    known = [(path, s.st_size, s.st_mtime_ns)
-             for path, s in ((p, os.stat(p)) for p in programs)]
-    return _Compiler((found, *given[1:]), tuple(flags),
-                     hashlib.sha256(repr(known).encode()).hexdigest()[:8])
+        advice = {
+            "darwin": "xcode-select --install",
+            "win32": "MinGW-w64's g++, with which the kernel was never tried",
+        }.get(sys.platform, "apt-get install g++ or apk add g++")
+        raise CompilerError(
+            "no C++ compiler was found (looked for "
+            f"{given[0] if given else 'g++, clang++, c++'}): "
+            f"install one, e.g. {advice}, or set CXX"
+        )
+    programs = [
+        found,
+        *(path for word in given[1:] if (path := shutil.which(word))),
+    ]
+    known = [
+        (path, s.st_size, s.st_mtime_ns)
+        for path, s in ((p, os.stat(p)) for p in programs)
+    ]
+    return _Compiler(
+        (found, *given[1:]),
+        tuple(flags),
+        hashlib.sha256(repr(known).encode()).hexdigest()[:8],
+    )
 
 
 def _threads() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
@@ -147,25 +183,45 @@ def _threads() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
         return _THREADS
     shared = Path(torch.__file__).parent / "lib" / "libomp.dylib"
     link = (str(shared), f"-Wl,-rpath,{shared.parent}")
-    return ((("-fopenmp",), link), (("-Xpreprocessor", "-fopenmp"), link),
-            ((), ())) if shared.exists() else (((), ()),)
+    return (
+        (
+            (("-fopenmp",), link),
+            (("-Xpreprocessor", "-fopenmp"), link),
+            ((), ()),
+        )
+        if shared.exists()
+        else (((), ()),)
+    )
 
 
 @functools.cache
 def _processor() -> str:
     "What code for this processor may rely on."
     try:
-        lines = Path("/proc/cpuinfo").read_text(
-            encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(sorted({line for line in lines if line.startswith(
-                                     ("model name", "flags", "Features"))}))
+        lines = (
+            Path("/proc/cpuinfo")
+            .read_text(encoding="utf-8", errors="replace")
+            .splitlines()
+        )
+        return "\n".join(
+            sorted(
+                {
+                    line
+                    for line in lines
+                    if line.startswith(("model name", "flags", "Features"))
+                }
+            )
+        )
     except OSError:
         pass
     if sys.platform == "darwin":
         with suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"],
-                                  capture_output=True, text=True,
-                                  timeout=10).stdout
+            return subprocess.run(
+                ["sysctl", "-n", "machdep.cpu.brand_string"],
+                capture_output=True,
+                text=True,
+                timeout=10,
+            ).stdout
     return platform.processor()
 
 
@@ -173,11 +229,18 @@ def _levels() -> list[str]:
     """The levels of x86-64 that this processor has, lowest first; none where
     Linux does not say.
     """
-    lines = [set(line.partition(":")[2].split())
-             for line in _processor().splitlines() if line.startswith("flags")]
+    lines = [
+        set(line.partition(":")[2].split())
+        for line in _processor().splitlines()
+        if line.startswith("flags")
+    ]
     found = []
-    if (lines and sys.platform == "linux" and sys.maxsize > 2**32
-            and platform.machine() == "x86_64"):
+    if (
+        lines
+        and sys.platform == "linux"
+        and sys.maxsize > 2**32
+        and platform.machine() == "x86_64"
+    ):
         for level, (_, adds) in _LEVELS.items():
             if not set.intersection(*lines).issuperset(adds.split()):
                 break
@@ -199,24 +262,32 @@ def _system() -> str:
     takes 40 ms.
     """
     with suppress(AttributeError, ValueError, OSError):
-        return (f"{sys.platform} {platform.machine()} {sys.maxsize} "
-                f"{os.confstr('CS_GNU_LIBC_VERSION')}")
+        return (
+            f"{sys.platform} {platform.machine()} {sys.maxsize} "
+            f"{os.confstr('CS_GNU_LIBC_VERSION')}"
+        )
     return f"{sys.platform} {platform.machine()} {sys.maxsize}"
+
 
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #5b1c0a05
 _LIMIT = 300.0  # seconds that all attempts may take together
-_PROBE = 60.0                                           # for an empty function
+_PROBE = 60.0  # for an empty function
 # of the disk, not of the compiler
 _PASSING = re.compile("No space|[Ff]ile too large|[Ff]ile size limit|quota")
-_FINAL = re.compile("internal compiler error|[Kk]illed|terminated|out of "
-                    f"memory|took longer|could not be run|{_PASSING.pattern}")
+_FINAL = re.compile(
+    "internal compiler error|[Kk]illed|terminated|out of "
+    f"memory|took longer|could not be run|{_PASSING.pattern}"
+)
 
 
 def _end(process: subprocess.Popen) -> None:
     "Kill a compiler and what it has started."
     with suppress(OSError):
-        (os.killpg(process.pid, signal.SIGKILL) if os.name == "posix"
-         else process.kill())
+        (
+            os.killpg(process.pid, signal.SIGKILL)
+            if os.name == "posix"
+            else process.kill()
+        )
     process.communicate()
 
 
@@ -224,10 +295,15 @@ def _command(words: Sequence[str], limit: float) -> None:
     "Run a compiler or linker. Raises `CompilerError` with what it said."
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace",
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
             env=os.environ | {"LC_ALL": "C"},
-            start_new_session=os.name == "posix")
+            start_new_session=os.name == "posix",
+        )
     except OSError as error:
         raise CompilerError(f"{words[0]} could not be run: {error}") from error
     try:
@@ -235,38 +311,79 @@ def _command(words: Sequence[str], limit: float) -> None:
     except subprocess.TimeoutExpired as error:
         _end(process)
         raise CompilerError(
-            f"{words[0]} took longer than {limit:.0f} s") from error
+            f"{words[0]} took longer than {limit:.0f} s"
+        ) from error
     except BaseException:
         _end(process)
         raise
     if process.returncode:
-        raise CompilerError(said[-4000:] or f"{words[0]} ended with status "
-                                            f"{process.returncode} and said "
-                                            "nothing")
+        raise CompilerError(
+            said[-4000:]
+            or f"{words[0]} ended with status "
+            f"{process.returncode} and said "
+            "nothing"
+        )
 
 
-def _compile(compiler: _Compiler, source: Path, made: Path,
-             flags: Sequence[str], limit: float) -> None:
-    _command([*compiler.command, *_COMMON, *flags, *compiler.flags, "-c",
-              str(source), "-o", str(made)], limit)
+def _compile(
+    compiler: _Compiler,
+    source: Path,
+    made: Path,
+    flags: Sequence[str],
+    limit: float,
+) -> None:
+    _command(
+        [
+            *compiler.command,
+            *_COMMON,
+            *flags,
+            *compiler.flags,
+            "-c",
+            str(source),
+            "-o",
+            str(made),
+        ],
+        limit,
+    )
 
 
-def _link(compiler: _Compiler, compiled: Path, made: Path,
-          flags: Sequence[str], limit: float) -> None:
-    _command([*compiler.command, "-shared", str(compiled), "-o", str(made),
-              *flags, *compiler.flags], limit)
+def _link(
+    compiler: _Compiler,
+    compiled: Path,
+    made: Path,
+    flags: Sequence[str],
+    limit: float,
+) -> None:
+    _command(
+        [
+            *compiler.command,
+            "-shared",
+            str(compiled),
+            "-o",
+            str(made),
+            *flags,
+            *compiler.flags,
+        ],
+        limit,
+    )
 
 
 def _first_error(text: str) -> str:
     "The line of a compiler's message that says what is wrong."
     lines = text.splitlines()
-    return next((line for line in lines
-                 if re.search("error|cannot|not found", line, re.I)),
-                lines[-1]).strip()[:400]
+    return next(
+        (
+            line
+            for line in lines
+            if re.search("error|cannot|not found", line, re.I)
+        ),
+        lines[-1],
+    ).strip()[:400]
 
 
-def _accepted(compiler: _Compiler,
-              place: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _accepted(
+    compiler: _Compiler, place: Path
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The flags for the processor, and those for threads, that this compiler
     knows.
     """
@@ -274,21 +391,27 @@ def _accepted(compiler: _Compiler,
 
     def problem(*flags: str) -> CompilerError | None:
         try:
-            _compile(compiler, place / "empty.cpp", place / "empty.o", flags,
-                     _PROBE)
+            _compile(
+                compiler, place / "empty.cpp", place / "empty.o", flags, _PROBE
+            )
         except CompilerError as error:
             if _FINAL.search(str(error)):
                 raise
             return error
         return None
+
     processor = next((flags for flags in _options() if not problem(*flags)), ())
-    threads = [flags
-               for flags in dict.fromkeys(flags for flags, _ in _threads())
-               if not problem(*processor, *flags)]
+    threads = [
+        flags
+        for flags in dict.fromkeys(flags for flags, _ in _threads())
+        if not problem(*processor, *flags)
+    ]
     if not threads:
         raise CompilerError(
-            f"it does not compile an empty function: {problem()}")
+            f"it does not compile an empty function: {problem()}"
+        )
     return processor, threads
+
 
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #5b1c0a07
 _DAY = 24 * 3600.0
@@ -300,32 +423,46 @@ def _digest(path: Path) -> str:
 
 def _open(path: Path, functions: Sequence[str]) -> ctypes.CDLL:
     # Windows has no such mode
-    library = ctypes.CDLL(str(path),
-                          mode=getattr(os, "RTLD_NOW", ctypes.DEFAULT_MODE))
+    library = ctypes.CDLL(
+        str(path), mode=getattr(os, "RTLD_NOW", ctypes.DEFAULT_MODE)
+    )
     if missing := [name for name in functions if not hasattr(library, name)]:
         raise CompilerError(
-            f"error: the compiled file has no function {', '.join(missing)}")
+            f"error: the compiled file has no function {', '.join(missing)}"
+        )
     return library
 
 
 def _one_thread(source: str, way: int) -> None:
     if not _threads()[way][0] and torch.get_num_threads() > 1:
-        _warn_once(f"normalnorm's kernel {source!r} was compiled without "
-                   "OpenMP and runs on one thread: no OpenMP was found that "
-                   "this compiler can use; g++, or clang++ with libomp, can")
+        _warn_once(
+            f"normalnorm's kernel {source!r} was compiled without "
+            "OpenMP and runs on one thread: no OpenMP was found that "
+            "this compiler can use; g++, or clang++ with libomp, can"
+        )
 
 
-def _kept(folder: Path, source: str, key: str, identity: str | None,
-          functions: Sequence[str], ours: bool = True) -> ctypes.CDLL | None:
+def _kept(
+    folder: Path,
+    source: str,
+    key: str,
+    identity: str | None,
+    functions: Sequence[str],
+    ours: bool = True,
+) -> ctypes.CDLL | None:
     """What an earlier process has left, if it is whole and can be loaded; what
     is not whole is removed if the folder is `ours`.
     """
-    pattern = (
-        re.compile(rf"{re.escape(source)}-{key}-("
-                   rf"{identity or '[0-9a-f]{8}'})-(\d)-([0-9a-f]{{32}})\.so"))
+    pattern = re.compile(
+        rf"{re.escape(source)}-{key}-("
+        rf"{identity or '[0-9a-f]{8}'})-(\d)-([0-9a-f]{{32}})\.so"
+    )
     try:
-        found = sorted((int(m[2]), m[3], folder / m[0])
-                       for m in map(pattern.fullmatch, os.listdir(folder)) if m)
+        found = sorted(
+            (int(m[2]), m[3], folder / m[0])
+            for m in map(pattern.fullmatch, os.listdir(folder))
+            if m
+        )
     except OSError:
         return None
     for way, digest, path in found:
@@ -355,12 +492,19 @@ def _scratch(folder: Path | None) -> Iterator[Path]:
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-    place, mine = Path(tempfile.mkdtemp(
-        prefix="making-" if folder else "normalnorm-", dir=folder)), os.getpid()
+    place, mine = (
+        Path(
+            tempfile.mkdtemp(
+                prefix="making-" if folder else "normalnorm-", dir=folder
+            )
+        ),
+        os.getpid(),
+    )
 
     def remove() -> None:
-        if os.getpid() == mine:                         # not in a forked child
+        if os.getpid() == mine:  # not in a forked child
             shutil.rmtree(place, ignore_errors=True)
+
     atexit.register(remove)
     try:
         yield place
@@ -377,7 +521,7 @@ def _alone(path: Path, source: str) -> Iterator[None]:
     """
     try:
         import fcntl
-    except ModuleNotFoundError:                         # Windows: both compile
+    except ModuleNotFoundError:  # Windows: both compile
         yield
         return
     begun, told = time.monotonic(), False
@@ -394,8 +538,10 @@ def _alone(path: Path, source: str) -> Iterator[None]:
                 waited = time.monotonic() - begun
                 if waited < _LIMIT:
                     if waited > 2 and not told:
-                        _tell(f"another process is compiling {source}; waiting "
-                              "for it")
+                        _tell(
+                            f"another process is compiling {source}; waiting "
+                            "for it"
+                        )
                         told = True
                     time.sleep(0.05)
                     continue
@@ -404,7 +550,8 @@ def _alone(path: Path, source: str) -> Iterator[None]:
             else:
                 try:
                     same = (
-                        os.fstat(file.fileno()).st_ino == os.stat(path).st_ino)
+                        os.fstat(file.fileno()).st_ino == os.stat(path).st_ino
+                    )
                 except FileNotFoundError:
                     same = False
                 if not same:  # its holder has removed it meanwhile
@@ -420,16 +567,20 @@ def _alone(path: Path, source: str) -> Iterator[None]:
 def _recall(note: Path) -> None:
     "Raise the failure that was written down less than a day ago."
     try:
-        age, text = (time.time() - note.stat().st_mtime,
-                     note.read_text(encoding="utf-8", errors="replace").strip())
+        age, text = (
+            time.time() - note.stat().st_mtime,
+            note.read_text(encoding="utf-8", errors="replace").strip(),
+        )
     except OSError:
         return
     if text and 0 <= age < _DAY:
-        raise CompilerError(f"{text.splitlines()[0]}. That was {age / 60:.0f} "
-                            "min ago and is tried again after a day, or when "
-                            "the source, CXX or the compiler changes; to try "
-                            f"now, delete {note}, which has the compiler's "
-                            "whole message")
+        raise CompilerError(
+            f"{text.splitlines()[0]}. That was {age / 60:.0f} "
+            "min ago and is tried again after a day, or when "
+            "the source, CXX or the compiler changes; to try "
+            f"now, delete {note}, which has the compiler's "
+            "whole message"
+        )
 
 
 def _write_down(note: Path, short: str, whole: str) -> None:
@@ -439,8 +590,9 @@ def _write_down(note: Path, short: str, whole: str) -> None:
             file.write(f"{short}\n\n{whole}\n")
         os.replace(name, note)
 
+
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #5b1c0a23
-_CARRIED = "carried"                    # the folder's name
+_CARRIED = "carried"  # the folder's name
 
 
 def _carried_key(text: bytes, level: str) -> str:
@@ -448,14 +600,20 @@ def _carried_key(text: bytes, level: str) -> str:
     return hashlib.sha256(text + bytes(1) + facts).hexdigest()[:20]
 
 
-def _carried(source: Path, text: bytes,
-             functions: Sequence[str]) -> ctypes.CDLL | None:
+def _carried(
+    source: Path, text: bytes, functions: Sequence[str]
+) -> ctypes.CDLL | None:
     "What the wheel has brought for this processor, if it can be loaded."
     if os.environ.get("CXX") or not (levels := _levels()):
         return None
-    return _kept(source.parent / _CARRIED, source.stem,
-                 _carried_key(text, levels[-1]), levels[-1], functions,
-                 ours=False)
+    return _kept(
+        source.parent / _CARRIED,
+        source.stem,
+        _carried_key(text, levels[-1]),
+        levels[-1],
+        functions,
+        ours=False,
+    )
 
 
 def carry(source: Path, functions: Sequence[str] = ()) -> list[Path]:
@@ -472,8 +630,10 @@ def carry(source: Path, functions: Sequence[str] = ()) -> list[Path]:
     Example: `carry(Path("kernel.cpp"), ["my_function"])`.
     """
     if not (levels := _levels()):
-        raise CompilerError("compiled files are carried for Linux on x86-64; "
-                            f"this is {sys.platform} on {platform.machine()}")
+        raise CompilerError(
+            "compiled files are carried for Linux on x86-64; "
+            f"this is {sys.platform} on {platform.machine()}"
+        )
     compiler, text = _compiler(), source.read_bytes()
     folder = source.parent / _CARRIED
     folder.mkdir(exist_ok=True)
@@ -481,26 +641,42 @@ def carry(source: Path, functions: Sequence[str] = ()) -> list[Path]:
     def make(level: str) -> Path:
         compiled, made = (place / f"{level}{end}" for end in (".o", ".so"))
         compiling, linking = _THREADS[0]
-        _compile(compiler, source.absolute(), compiled,
-                 (*_flags(level), *compiling), _LIMIT)
+        _compile(
+            compiler,
+            source.absolute(),
+            compiled,
+            (*_flags(level), *compiling),
+            _LIMIT,
+        )
         _link(compiler, compiled, made, linking, _LIMIT)
         if level in levels:
             try:
                 _open(made, functions)
             except OSError as error:
-                raise CompilerError(f"{source.name} was compiled for {level}, "
-                                    f"but cannot be loaded: {error}") from error
-        name = (source.stem, _carried_key(text, level), level, "0",
-                f"{_digest(made)}.so")
+                raise CompilerError(
+                    f"{source.name} was compiled for {level}, "
+                    f"but cannot be loaded: {error}"
+                ) from error
+        name = (
+            source.stem,
+            _carried_key(text, level),
+            level,
+            "0",
+            f"{_digest(made)}.so",
+        )
         return made.rename(place / "-".join(name))
 
     with _scratch(folder) as place, ThreadPoolExecutor(2) as pool:
-        return [made.replace(folder / made.name)
-                for made in list(pool.map(make, _LEVELS))]      # all or none
+        return [
+            made.replace(folder / made.name)
+            for made in list(pool.map(make, _LEVELS))
+        ]  # all or none
+
 
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #5b1c0a08
-def _build(source: Path, compiler: _Compiler, place: Path,
-           functions: Sequence[str]) -> tuple[ctypes.CDLL, Path, int]:
+def _build(
+    source: Path, compiler: _Compiler, place: Path, functions: Sequence[str]
+) -> tuple[ctypes.CDLL, Path, int]:
     """Compile, link and load; returns the library, its file, and which way of
     using threads it has.
     """
@@ -510,8 +686,13 @@ def _build(source: Path, compiler: _Compiler, place: Path,
     for chosen in dict.fromkeys((processor, ())):
         for flags in accepted:
             try:
-                _compile(compiler, source, object_file, (*chosen, *flags),
-                         max(1.0, end - time.monotonic()))
+                _compile(
+                    compiler,
+                    source,
+                    object_file,
+                    (*chosen, *flags),
+                    max(1.0, end - time.monotonic()),
+                )
             except CompilerError as error:
                 if _FINAL.search(str(error)):
                     raise
@@ -523,16 +704,22 @@ def _build(source: Path, compiler: _Compiler, place: Path,
                 # a name of its own: the loader knows files by their names
                 made = place / f"library{way}.so"
                 try:
-                    _link(compiler, object_file, made, link,
-                          max(1.0, end - time.monotonic()))
+                    _link(
+                        compiler,
+                        object_file,
+                        made,
+                        link,
+                        max(1.0, end - time.monotonic()),
+                    )
                     return _open(made, functions), made, way
                 except CompilerError as error:
                     if _FINAL.search(str(error)):
                         raise
                     problem = error
                 except OSError as error:  # a runtime that is not there
-                    problem = CompilerError("error: it was compiled, but "
-                                            f"cannot be loaded: {error}")
+                    problem = CompilerError(
+                        f"error: it was compiled, but cannot be loaded: {error}"
+                    )
     raise problem
 
 
@@ -576,8 +763,10 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
     try:
         text = source.read_bytes()
     except OSError as error:
-        raise CompilerError(f"{source} cannot be read ({error.strerror}): "
-                            "install the package again") from error
+        raise CompilerError(
+            f"{source} cannot be read ({error.strerror}): "
+            "install the package again"
+        ) from error
     if (library := _carried(source, text, functions)) is not None:
         return library
     try:
@@ -587,9 +776,14 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
     facts = [
         text,
         repr((_COMMON, _options(), _threads(), os.environ.get("CXX"))).encode(),
-        _processor().encode(), _system().encode()]
-    folder, name, key = (cache_folder(), source.stem,
-                         hashlib.sha256(bytes(1).join(facts)).hexdigest()[:20])
+        _processor().encode(),
+        _system().encode(),
+    ]
+    folder, name, key = (
+        cache_folder(),
+        source.stem,
+        hashlib.sha256(bytes(1).join(facts)).hexdigest()[:20],
+    )
     identity = compiler and compiler.identity
     if (library := _kept(folder, name, key, identity, functions)) is not None:
         return library
@@ -602,46 +796,59 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
     _recall(note)
     writable = _writable(folder)
     try:
-        with (_alone(folder / f"{start}.lock", source.name),
-              _scratch(folder if writable else None) as place):
+        with (
+            _alone(folder / f"{start}.lock", source.name),
+            _scratch(folder if writable else None) as place,
+        ):
             if writable:  # another process may have been faster
-                if ((library := _kept(folder, name, key, identity, functions))
-                        is not None):
+                if (
+                    library := _kept(folder, name, key, identity, functions)
+                ) is not None:
                     return library
                 _recall(note)
             where = f"kept in {folder}" if writable else "for this process only"
-            _tell(f"compiling {source.name} for this processor with "
-                  f"{' '.join(compiler.command)}, about "
-                  f"{max(1, len(text) // 9000)} s or longer on a busy machine, "
-                  f"once; {where}")
+            _tell(
+                f"compiling {source.name} for this processor with "
+                f"{' '.join(compiler.command)}, about "
+                f"{max(1, len(text) // 9000)} s or longer on a busy machine, "
+                f"once; {where}"
+            )
             try:
                 library, made, way = _build(
-                    source.absolute(), compiler, place, functions)
+                    source.absolute(), compiler, place, functions
+                )
             except CompilerError as error:
-                short = (f"{source.name} could not be compiled with "
-                         f"{' '.join(compiler.command)}, or not loaded: "
-                         f"{_first_error(str(error))}")
+                short = (
+                    f"{source.name} could not be compiled with "
+                    f"{' '.join(compiler.command)}, or not loaded: "
+                    f"{_first_error(str(error))}"
+                )
                 if _PASSING.search(str(error)):
                     raise CompilerError(
                         f"{short}. Make room in {place.parent}, or set "
-                        "NORMALNORM_CACHE to another folder") from error
+                        "NORMALNORM_CACHE to another folder"
+                    ) from error
                 if writable and "could not be run" not in str(error):
                     _write_down(note, short, str(error))
                 raise CompilerError(short) from error
             if writable:
-                with suppress(OSError):                 # it is loaded already
-                    os.replace(made,
-                               folder / f"{start}-{way}-{_digest(made)}.so")
+                with suppress(OSError):  # it is loaded already
+                    os.replace(
+                        made, folder / f"{start}-{way}-{_digest(made)}.so"
+                    )
                     note.unlink(missing_ok=True)
             else:
                 _for_this_process[start] = library
     except OSError as error:
         raise CompilerError(
-            f"{source.name} could not be compiled: {error}") from error
+            f"{source.name} could not be compiled: {error}"
+        ) from error
     if not writable:
-        _warn_once(f"{folder} cannot be written, so normalnorm's {source.name} "
-                   "was compiled for this process only, and each further "
-                   "process compiles it again: set NORMALNORM_CACHE to a "
-                   "folder that can be written")
+        _warn_once(
+            f"{folder} cannot be written, so normalnorm's {source.name} "
+            "was compiled for this process only, and each further "
+            "process compiles it again: set NORMALNORM_CACHE to a "
+            "folder that can be written"
+        )
     _one_thread(name, way)
     return library

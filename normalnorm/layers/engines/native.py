@@ -6,10 +6,29 @@ its backward pass, on units that stay in the cache.
 # ../../../nbs/282_layers.engines.native.ipynb.
 
 # %% auto #0
-__all__ = ['LARGEST', 'KEPT', 'BOUNDS', 'ENGINE', 'Traversal', 'Different',
-           'bound', 'library', 'available', 'Way', 'way', 'Bounds', 'bounds',
-           'traversal', 'Call', 'prepare', 'restored', 'forward',
-           'statistics_of', 'backward', 'Staged']
+__all__ = [
+    "LARGEST",
+    "KEPT",
+    "BOUNDS",
+    "ENGINE",
+    "Traversal",
+    "Different",
+    "bound",
+    "library",
+    "available",
+    "Way",
+    "way",
+    "Bounds",
+    "bounds",
+    "traversal",
+    "Call",
+    "prepare",
+    "restored",
+    "forward",
+    "statistics_of",
+    "backward",
+    "Staged",
+]
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #89b76dc1
 import ctypes
@@ -26,14 +45,22 @@ from torch import Tensor
 
 from .. import core
 from normalnorm.layers.backends import (
-    Declined, Engine, Moments, Normalization, NormalizationAcross, Unavailable,
-    by_definition, register)
+    Declined,
+    Engine,
+    Moments,
+    Normalization,
+    NormalizationAcross,
+    Unavailable,
+    by_definition,
+    register,
+)
 from ..core import Rule, Statistics
 from . import compiler
 from .compiler import CompilerError, load
 from ..noise import NOISES, draw_seed
 from ...theory.gradient import Identity, Power
 from ...theory.newton import Over, number
+
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #12ff4458
 class Traversal(NamedTuple):
@@ -52,6 +79,7 @@ class Traversal(NamedTuple):
         >>> Traversal(units=3, outer=48, inner=16, segments=2, length=16).units
         3
     """
+
     units: int
     period: int = 1
     outer: int = 0
@@ -65,7 +93,7 @@ class Traversal(NamedTuple):
     weight_period: int = 1
 
 
-LARGEST = 2**28                  # elements of a unit
+LARGEST = 2**28  # elements of a unit
 # numbers a unit that the forward pass leaves to the backward pass: mean,
 # variance, λ̂ and six more; `bound` asks the kernel whether it is so
 KEPT = 9
@@ -74,13 +102,31 @@ KEPT = 9
 @functools.cache
 def _library() -> ctypes.CDLL | CompilerError:
     try:
-        return bound(load(Path(compiler.__file__).with_name("native.cpp"), [
-            f"normalnorm_{name}"
-            for name in ("forward", "backward", "given_backward", "normals",
-                         "refused", "path", "proxy_forward", "proxy_backward",
-                         "torch", "of_tensors", "kept", "layout",
-                         "proxy_layout", "grouped_of_tensors",
-                         "grouped_layout")]))
+        return bound(
+            load(
+                Path(compiler.__file__).with_name("native.cpp"),
+                [
+                    f"normalnorm_{name}"
+                    for name in (
+                        "forward",
+                        "backward",
+                        "given_backward",
+                        "normals",
+                        "refused",
+                        "path",
+                        "proxy_forward",
+                        "proxy_backward",
+                        "torch",
+                        "of_tensors",
+                        "kept",
+                        "layout",
+                        "proxy_layout",
+                        "grouped_of_tensors",
+                        "grouped_layout",
+                    )
+                ],
+            )
+        )
     except CompilerError as error:
         # remembered: the next call does not try again
         return error
@@ -109,34 +155,58 @@ def _ask(compiled: ctypes.CDLL) -> None:
     try:
         interface = ctypes.CDLL(torch._C.__file__)
         compiled.normalnorm_torch(
-            struct.pack("8P", *(ctypes.cast(
-                getattr(interface, f"aoti_torch_get_{name}"),
-                ctypes.c_void_p).value for name in (
-                    "device_type", "dtype", "dim", "sizes", "strides",
-                    "storage_size", "storage_offset", "data_ptr"))),
+            struct.pack(
+                "8P",
+                *(
+                    ctypes.cast(
+                        getattr(interface, f"aoti_torch_get_{name}"),
+                        ctypes.c_void_p,
+                    ).value
+                    for name in (
+                        "device_type",
+                        "dtype",
+                        "dim",
+                        "sizes",
+                        "strides",
+                        "storage_size",
+                        "storage_offset",
+                        "data_ptr",
+                    )
+                ),
+            ),
             interface.aoti_torch_device_type_cpu(),
             interface.aoti_torch_dtype_float32(),
-            interface.aoti_torch_dtype_bfloat16())
+            interface.aoti_torch_dtype_bfloat16(),
+        )
         x = torch.arange(6.0, device="cpu", dtype=torch.float32).view(2, 3)
         call, out = prepare(x, (0,), None, None, Rule()), torch.zeros(2, 3)
         found = []
         for u in (x, x.double(), x.view(3, 2), x.view(3, 2).T):
             try:
-                _run(0, call, (u, None, out, *(None,) * (len(_JOB[0]) - 3)),
-                     kernel=compiled)
+                _run(
+                    0,
+                    call,
+                    (u, None, out, *(None,) * (len(_JOB[0]) - 3)),
+                    kernel=compiled,
+                )
                 found.append(out.sum(0).abs().max().item() < 1e-5 < out.max())
             except Different:
                 found.append(None)
     except AttributeError as error:
-        raise CompilerError("the kernel does not know this PyTorch "
-                            f"({torch.__version__}): {error}") from None
+        raise CompilerError(
+            "the kernel does not know this PyTorch "
+            f"({torch.__version__}): {error}"
+        ) from None
     if found != [True, None, None, None]:
-        raise CompilerError("the kernel does not understand the tensors of "
-                            f"this PyTorch ({torch.__version__}): {found}")
+        raise CompilerError(
+            "the kernel does not understand the tensors of "
+            f"this PyTorch ({torch.__version__}): {found}"
+        )
 
 
-def _compare(structure: str, groups: Sequence[dict[str, str]],
-             told: bytes) -> None:
+def _compare(
+    structure: str, groups: Sequence[dict[str, str]], told: bytes
+) -> None:
     """The fields that Python packs against what the kernel tells of its
     structure.
 
@@ -155,7 +225,8 @@ def _compare(structure: str, groups: Sequence[dict[str, str]],
             raise CompilerError(
                 f"{structure}.{field}: Python packs "
                 f"{packed.get(field, 'nothing')}; the compiled kernel has "
-                f"{has.get(field, 'nothing')}. {_APART}")
+                f"{has.get(field, 'nothing')}. {_APART}"
+            )
 
 
 def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
@@ -175,54 +246,85 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
         >>> bound(library()) is library()
         True
     """
-    for name, result in (("refused", ctypes.c_uint64), ("path", ctypes.c_int),
-                         ("kept", ctypes.c_int), ("layout", ctypes.c_char_p),
-                         ("proxy_layout", ctypes.c_char_p),
-                         ("grouped_layout", ctypes.c_char_p)):
+    for name, result in (
+        ("refused", ctypes.c_uint64),
+        ("path", ctypes.c_int),
+        ("kept", ctypes.c_int),
+        ("layout", ctypes.c_char_p),
+        ("proxy_layout", ctypes.c_char_p),
+        ("grouped_layout", ctypes.c_char_p),
+    ):
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype = [], result
     refused = compiled.normalnorm_refused
 
     def check(status: int, *_) -> None:
         if status == 1:
-            raise RuntimeError("the native kernel could not allocate "
-                               f"{refused()} bytes of memory to work in: free "
-                               "some, or use a smaller batch or fewer threads "
-                               "(torch.set_num_threads)")
+            raise RuntimeError(
+                "the native kernel could not allocate "
+                f"{refused()} bytes of memory to work in: free "
+                "some, or use a smaller batch or fewer threads "
+                "(torch.set_num_threads)"
+            )
         if status == 3:
-            raise Different("a tensor of this layer has another shape, type or "
-                            "layout than it had, or its memory is not there")
+            raise Different(
+                "a tensor of this layer has another shape, type or "
+                "layout than it had, or its memory is not there"
+            )
         if status:
             raise RuntimeError(
                 "a tensor of this layer has elements, but its data is not "
                 "allocated yet, or no longer: its storage was freed, as by "
                 "untyped_storage().resize_(0). Bring it back before the layer "
-                "runs, and keep what a backward pass needs until then")
+                "runs, and keep what a backward pass needs until then"
+            )
 
-    one, start = [ctypes.c_char_p], [
-        ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p]
+    one, start = (
+        [ctypes.c_char_p],
+        [ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p],
+    )
     # of chapters 410 and 415
-    for name, arguments in (("of_tensors",
-                             [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p,
-                              ctypes.c_void_p, ctypes.c_int64]),
-                            ("forward", one), ("backward", one),
-                            ("given_backward", one), ("normals", start),
-                            ("proxy_forward", one), ("proxy_backward", one),
-                            ("grouped_of_tensors",
-                             [ctypes.c_int, ctypes.c_char_p,
-                              ctypes.c_char_p])):
+    for name, arguments in (
+        (
+            "of_tensors",
+            [
+                ctypes.c_int,
+                ctypes.c_char_p,
+                ctypes.c_char_p,
+                ctypes.c_void_p,
+                ctypes.c_int64,
+            ],
+        ),
+        ("forward", one),
+        ("backward", one),
+        ("given_backward", one),
+        ("normals", start),
+        ("proxy_forward", one),
+        ("proxy_backward", one),
+        (
+            "grouped_of_tensors",
+            [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p],
+        ),
+    ):
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype, function.errcheck = (
-            arguments, ctypes.c_int, check)
+            arguments,
+            ctypes.c_int,
+            check,
+        )
     compiled.normalnorm_torch.argtypes, compiled.normalnorm_torch.restype = (
-        [ctypes.c_char_p, *[ctypes.c_int] * 3], None)
+        [ctypes.c_char_p, *[ctypes.c_int] * 3],
+        None,
+    )
     _compare("Job", _JOB, compiled.normalnorm_layout())
     _compare("ProxyJob", _PROXY_JOB, compiled.normalnorm_proxy_layout())
     _compare("GroupedJob", _GROUPED_JOB, compiled.normalnorm_grouped_layout())
     if (kept := compiled.normalnorm_kept()) != KEPT:
-        raise CompilerError(f"the compiled kernel keeps {kept} numbers of a "
-                            f"unit, where Python has room for {KEPT}. "
-                            f"{_APART}")
+        raise CompilerError(
+            f"the compiled kernel keeps {kept} numbers of a "
+            f"unit, where Python has room for {KEPT}. "
+            f"{_APART}"
+        )
     _ask(compiled)
     return compiled
 
@@ -266,7 +368,8 @@ class Way(NamedTuple):
         >>> Way(lanes=8, fused=True, tables=True).lanes
         8
     """
-    lanes: int                          # numbers in a vector
+
+    lanes: int  # numbers in a vector
     fused: bool  # a·b + c is one operation with one rounding
     tables: bool  # polynomials are looked up for many elements of one λ
 
@@ -294,15 +397,18 @@ class Bounds(NamedTuple):
         >>> Bounds(4.0, 4.0).logarithm
         4.0
     """
+
     logarithm: float
     table: float
 
 
 # the largest errors found, by a longer search than the chapter's: by the
 # logarithm 3.8, by the table 3.6 on AVX-512 and 4.3 on AVX2
-BOUNDS = {"SSE2": (Way(4, False, False), Bounds(4.0, 4.0)),
-          "AVX2": (Way(8, True, True), Bounds(4.0, 4.5)),
-          "AVX-512": (Way(16, True, True), Bounds(4.0, 4.0))}
+BOUNDS = {
+    "SSE2": (Way(4, False, False), Bounds(4.0, 4.0)),
+    "AVX2": (Way(8, True, True), Bounds(4.0, 4.5)),
+    "AVX-512": (Way(16, True, True), Bounds(4.0, 4.0)),
+}
 
 
 def bounds(way: Way) -> Bounds:
@@ -321,9 +427,12 @@ def bounds(way: Way) -> Bounds:
 
 
 @functools.lru_cache(maxsize=1024)
-def traversal(shape: tuple[int, ...], dim: tuple[int, ...],
-              weight: tuple[int, ...] | None,
-              channels_last: bool = False) -> Traversal | None:
+def traversal(
+    shape: tuple[int, ...],
+    dim: tuple[int, ...],
+    weight: tuple[int, ...] | None,
+    channels_last: bool = False,
+) -> Traversal | None:
     """How the kernel visits a tensor of `shape`, whose units extend over `dim`,
     with a weight of shape `weight`; None for a pattern of axes that it does not
     know, and for units of more than 2²⁸ elements, in which an exponent could
@@ -339,11 +448,16 @@ def traversal(shape: tuple[int, ...], dim: tuple[int, ...],
     """
     ndim = len(shape)
     dims = {d % ndim for d in dim}
-    weight_shape = ((1,) * ndim if weight is None
-                    else (1,) * (ndim - len(weight)) + tuple(weight))
-    if len(weight_shape) > ndim or not all(
-        w in (1, n) for w, n in zip(weight_shape, shape)
-    ) or math.prod(shape[d] for d in dims) > LARGEST:
+    weight_shape = (
+        (1,) * ndim
+        if weight is None
+        else (1,) * (ndim - len(weight)) + tuple(weight)
+    )
+    if (
+        len(weight_shape) > ndim
+        or not all(w in (1, n) for w, n in zip(weight_shape, shape))
+        or math.prod(shape[d] for d in dims) > LARGEST
+    ):
         return None
     # [letter, size]: k, r for kept and reduced axes that the weight follows, K,
     # R for others
@@ -356,29 +470,56 @@ def traversal(shape: tuple[int, ...], dim: tuple[int, ...],
             axes[-1][1] *= n
         else:
             axes.append([letter, n])
-    if channels_last and axes and axes[0][0] in "kK":   # a batch of one
+    if channels_last and axes and axes[0][0] in "kK":  # a batch of one
         axes.insert(0, ["R", 1])
     letters, size = "".join(a for a, _ in axes), dict(axes)
     one = 0 if weight is None else 1
-    if re.fullmatch("R[kK]R?", letters):                # batch
+    if re.fullmatch("R[kK]R?", letters):  # batch
         channels, before = axes[1][1], axes[0][1]
         after = axes[2][1] if len(axes) == 3 else 1
         period = channels if one and letters[1] == "k" else 1
         if after == 1 or channels_last:
-            return Traversal(channels, length=before * after, columns=channels,
-                             run=after, weights=one, weight_period=period)
-        return Traversal(channels, channels, 0, after, before, after,
-                         channels * after, weights=one, weight_period=period)
-    if (channels_last or not re.fullmatch("K?k?r?R?", letters)
-            or not {"r", "R"} & set(letters)):
+            return Traversal(
+                channels,
+                length=before * after,
+                columns=channels,
+                run=after,
+                weights=one,
+                weight_period=period,
+            )
+        return Traversal(
+            channels,
+            channels,
+            0,
+            after,
+            before,
+            after,
+            channels * after,
+            weights=one,
+            weight_period=period,
+        )
+    if (
+        channels_last
+        or not re.fullmatch("K?k?r?R?", letters)
+        or not {"r", "R"} & set(letters)
+    ):
         return None
     k, r, rest = size.get("k", 1), size.get("r", 1), size.get("R", 1)
     if "r" in letters and "R" not in letters and k > 1:
         return None  # one weight for each element of the tensor
     units = size.get("K", 1) * k
     weights = (-1 if "R" not in letters else r) if "r" in letters else one
-    return Traversal(units, units, 0, r * rest, 1, r * rest, 0,
-                     weights=weights, weight_period=k)
+    return Traversal(
+        units,
+        units,
+        0,
+        r * rest,
+        1,
+        r * rest,
+        0,
+        weights=weights,
+        weight_period=k,
+    )
 
 
 class Call(NamedTuple):
@@ -412,16 +553,17 @@ class Call(NamedTuple):
         >>> [t.item() for t in call.with_statistics(out, saved[2])[1:]]
         [2.0, 1.0, 1.0]
     """
+
     traversal: Traversal
     fixed: bytes  # the fields of the kernel's `Job` that stay the same
     kinds: bytes  # what its tensors must be, one after another
     dim: tuple[int, ...]
-    shape: tuple[int, ...]              # of the statistics
-    layout: torch.memory_format         # in which the kernel reads the input
-    dtype: torch.dtype                  # and which it has then
-    ready: bool                         # it reads all tensors where they are
-    kept: int                           # how many numbers a forward pass keeps
-    given: bool                         # with given statistics
+    shape: tuple[int, ...]  # of the statistics
+    layout: torch.memory_format  # in which the kernel reads the input
+    dtype: torch.dtype  # and which it has then
+    ready: bool  # it reads all tensors where they are
+    kept: int  # how many numbers a forward pass keeps
+    given: bool  # with given statistics
     bias: tuple[torch.Size, torch.dtype] | None
     # shape and dtype of the input, the weight, and the statistics or the
     # numbers kept, as a backward pass must find them
@@ -435,34 +577,79 @@ class Call(NamedTuple):
 
         `problem`, `keep`: as there.
         """
-        (u, _, _, weight, bias, _, given, running, momentum, seed, offset,
-         wanted) = problem
+        (
+            u,
+            _,
+            _,
+            weight,
+            bias,
+            _,
+            given,
+            running,
+            momentum,
+            seed,
+            offset,
+            wanted,
+        ) = problem
         drawn, momentum = self.varying(u, seed, momentum)
         out, numbers = forward(
-            self, u, weight, bias, statistics=given, seed=drawn, offset=offset,
-            keep=keep or wanted, running=running, momentum=momentum)
+            self,
+            u,
+            weight,
+            bias,
+            statistics=given,
+            seed=drawn,
+            offset=offset,
+            keep=keep or wanted,
+            running=running,
+            momentum=momentum,
+        )
         if wanted:
             out = self.with_statistics(out, numbers)
         # few tensors: each costs a step forward and one backward
-        saved = () if not keep else (u, weight, numbers) if given is None else (
-            u, weight, *_triple(given))
+        saved = (
+            ()
+            if not keep
+            else (u, weight, numbers)
+            if given is None
+            else (u, weight, *_triple(given))
+        )
         return out, saved, (drawn, offset)
 
     def backward(self, state, saved, grads, needs):
         if grads[0] is None or any([g is not None for g in grads[1:]]):
             return None
         return backward(
-            self, grads[0], saved, seed=state[0], offset=state[1],
-            of_weight=needs[1], of_bias=needs[2])
+            self,
+            grads[0],
+            saved,
+            seed=state[0],
+            offset=state[1],
+            of_weight=needs[1],
+            of_bias=needs[2],
+        )
 
     def definition(self, state, saved):
         restored(self, *saved)
         u, weight, *numbers = saved
-        given = Statistics(*numbers[:2], tuple(
-            t for t in numbers[2:] if t is not None)) if self.given else None
+        given = (
+            Statistics(
+                *numbers[:2], tuple(t for t in numbers[2:] if t is not None)
+            )
+            if self.given
+            else None
+        )
         return by_definition(
-            u, weight, self.bias, self.dim, self.rule, self.axis, given,
-            torch.tensor(state[0]), state[1])
+            u,
+            weight,
+            self.bias,
+            self.dim,
+            self.rule,
+            self.axis,
+            given,
+            torch.tensor(state[0]),
+            state[1],
+        )
 
     def varying(self, u, seed, momentum) -> tuple[int, float]:
         """The seed of the noise, 0 without any, and the momentum: numbers.
@@ -476,8 +663,13 @@ class Call(NamedTuple):
             momentum = number("momentum", momentum)
         return drawn, momentum
 
-    def finished(self, out: Tensor, u: Tensor, values: Tensor,
-                 running: tuple[Tensor | None, ...]) -> Tensor:
+    def finished(
+        self,
+        out: Tensor,
+        u: Tensor,
+        values: Tensor,
+        running: tuple[Tensor | None, ...],
+    ) -> Tensor:
         """The output for `u`, which the kernel has read as `values`; it has
         moved averages where PyTorch did not see it.
 
@@ -486,9 +678,11 @@ class Call(NamedTuple):
         """
         if running:
             _increment_versions(
-                [average for average in running if average is not None])
-        return out if values is u else _as(
-            core.saturating_cast(out, u.dtype), u)
+                [average for average in running if average is not None]
+            )
+        return (
+            out if values is u else _as(core.saturating_cast(out, u.dtype), u)
+        )
 
     def with_statistics(self, out, numbers):
         """Behind the output mean, variance and, with a transform, λ̂.
@@ -496,7 +690,8 @@ class Call(NamedTuple):
         `out`: the output; `numbers`: of the units, from `forward`.
         """
         return out, *statistics_of(self, numbers)[
-            :2 + len(self.rule.gaussianizer.reduced().names)]
+            : 2 + len(self.rule.gaussianizer.reduced().names)
+        ]
 
 
 def _triple(given: Statistics) -> tuple[Tensor | None, ...]:
@@ -522,27 +717,44 @@ def _packer(group: dict[str, str]) -> struct.Struct:
 # 410 and 415. They stand together because `bound` compares them with the
 # kernel's own.
 _JOB = (
-    _group(address="u grad out weight bias mean var lmbda beside weight_grad "
-                   "bias_grad running_mean running_var running_lambda"),
-    _group(int64=" ".join(Traversal._fields) + " given transform kind half",
-           double="eps alpha noise"),
-    _group(int64="threads", uint64="seed offset", double="momentum"))
+    _group(
+        address="u grad out weight bias mean var lmbda beside weight_grad "
+        "bias_grad running_mean running_var running_lambda"
+    ),
+    _group(
+        int64=" ".join(Traversal._fields) + " given transform kind half",
+        double="eps alpha noise",
+    ),
+    _group(int64="threads", uint64="seed offset", double="momentum"),
+)
 _PROXY_JOB: tuple = (
-    _group(address="weight bias shift scale nodes mean var jacobian of_mean "
-                   "of_var of_weight of_bias of_shift of_scale",
-           int64="channels count kind threads", double="slope"),)
+    _group(
+        address="weight bias shift scale nodes mean var jacobian of_mean "
+        "of_var of_weight of_bias of_shift of_scale",
+        int64="channels count kind threads",
+        double="slope",
+    ),
+)
 _GROUPED_JOB: tuple = (
-    _group(address="u grad out weight bias shift scale mean factor nodes kept "
-                   "of_weight of_bias of_shift of_scale of_mean of_factor"),
-    _group(int64="images channels groups length kind count divided",
-           double="eps slope added"),
-    _group(int64="threads"))
+    _group(
+        address="u grad out weight bias shift scale mean factor nodes kept "
+        "of_weight of_bias of_shift of_scale of_mean of_factor"
+    ),
+    _group(
+        int64="images channels groups length kind count divided",
+        double="eps slope added",
+    ),
+    _group(int64="threads"),
+)
 _ADDRESSES, _FIXED, _VARYING = map(_packer, _JOB)
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # found in a small dictionary, not in PyTorch's large one: a step fetches each
 # line of it anew
 _empty_like, _get_num_threads, _FLOAT = (
-    torch.empty_like, torch.get_num_threads, torch.float32)
+    torch.empty_like,
+    torch.get_num_threads,
+    torch.float32,
+)
 
 
 def _together(increment: Callable) -> Callable:
@@ -558,91 +770,179 @@ def _one_by_one(tensors: list[Tensor]) -> None:
 
 # releases before 2.6 take one at a time
 _increment_versions = core.bound(
-    "autograd.graph.increment_version", _together, _one_by_one)
+    "autograd.graph.increment_version", _together, _one_by_one
+)
 
 
 def _kind(x: Tensor | None) -> tuple | None:
-    return None if x is None else (
-        x.shape, x.dtype, x.is_cpu, x.is_contiguous() and not x.is_neg())
+    return (
+        None
+        if x is None
+        else (x.shape, x.dtype, x.is_cpu, x.is_contiguous() and not x.is_neg())
+    )
 
 
-def _channels_last(u: Tensor,
-                   dim: tuple[int, ...]) -> torch.memory_format | None:
+def _channels_last(
+    u: Tensor, dim: tuple[int, ...]
+) -> torch.memory_format | None:
     """The memory format of a tensor with channels last, if the kernel reads it
     so for units over `dim`.
     """
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(u.ndim)
-    return (last if last is not None
-                    and {d % u.ndim for d in dim} == {0, *range(2, u.ndim)}
-                    and u.is_contiguous(memory_format=last) else None)
+    return (
+        last
+        if last is not None
+        and {d % u.ndim for d in dim} == {0, *range(2, u.ndim)}
+        and u.is_contiguous(memory_format=last)
+        else None
+    )
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(u: tuple, dim: tuple[int, ...], weight: tuple | None,
-              bias: tuple | None, rule: Rule, axis: int | None,
-              statistics: tuple | None,
-              last: torch.memory_format | None) -> Call | None:
-    shape, ndim, kinds = u[0], len(u[0]), [
-        kind for kind in (u, weight, bias, *(statistics or ()))
-        if kind is not None]
+def _prepared(
+    u: tuple,
+    dim: tuple[int, ...],
+    weight: tuple | None,
+    bias: tuple | None,
+    rule: Rule,
+    axis: int | None,
+    statistics: tuple | None,
+    last: torch.memory_format | None,
+) -> Call | None:
+    shape, ndim, kinds = (
+        u[0],
+        len(u[0]),
+        [
+            kind
+            for kind in (u, weight, bias, *(statistics or ()))
+            if kind is not None
+        ],
+    )
     power: Any = rule.gaussianizer
     transform: Any = rule.gaussianizer.reduced()
-    if (not shape or 0 in shape or type(power) not in (Power, Identity)
-            or type(power) is Power and (power.steps > 1 or power.safeguard)
-            or not all(dtype in _DTYPES and is_cpu
-                       for _, dtype, is_cpu, _ in kinds)):
+    if (
+        not shape
+        or 0 in shape
+        or type(power) not in (Power, Identity)
+        or type(power) is Power
+        and (power.steps > 1 or power.safeguard)
+        or not all(dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds)
+    ):
         return None
     rule = rule.check()
     per_channel = (1, *shape[1:2], *(1,) * (ndim - 2))
-    shapes = {tuple(kind[0]) for kind in (weight, bias, *(statistics or ()))
-              if kind is not None}
+    shapes = {
+        tuple(kind[0])
+        for kind in (weight, bias, *(statistics or ()))
+        if kind is not None
+    }
     if axis == 1 and shapes:
         if shapes != {tuple(shape[1:2])}:
             return None
         shapes = {per_channel}
     if statistics is None:
-        found = (traversal(shape, dim, *(shapes or {None}), last is not None)
-                 if len(shapes) < 2 else None)
+        found = (
+            traversal(shape, dim, *(shapes or {None}), last is not None)
+            if len(shapes) < 2
+            else None
+        )
     elif rule.noise or ndim < 2 or shapes != {per_channel}:
         found = None
     elif last is not None or math.prod(shape[2:]) == 1:
-        found = Traversal(math.prod(shape) // shape[1], columns=shape[1],
-                          weight_period=shape[1])
+        found = Traversal(
+            math.prod(shape) // shape[1],
+            columns=shape[1],
+            weight_period=shape[1],
+        )
     else:
-        found = Traversal(shape[0] * shape[1], length=math.prod(shape[2:]),
-                          weight_period=shape[1])
+        found = Traversal(
+            shape[0] * shape[1],
+            length=math.prod(shape[2:]),
+            weight_period=shape[1],
+        )
     if found is None:
         return None
-    alpha = (float(statistics[2] is not None) if statistics is not None
-             else transform.alpha if transform.names else 0.0)
+    alpha = (
+        float(statistics[2] is not None)
+        if statistics is not None
+        else transform.alpha
+        if transform.names
+        else 0.0
+    )
     dims, half = {d % ndim for d in dim}, u[1] == torch.bfloat16
     read = torch.bfloat16 if half else torch.float32
     fixed = _FIXED.pack(
-        *found, statistics is not None, alpha > 0,
-        1 + NOISES.index(rule.noise_kind) if rule.noise else 0, half,
-        rule.eps, alpha, rule.noise)
+        *found,
+        statistics is not None,
+        alpha > 0,
+        1 + NOISES.index(rule.noise_kind) if rule.noise else 0,
+        half,
+        rule.eps,
+        alpha,
+        rule.noise,
+    )
     ready = last is None and all(
         dense and dtype == (read if i == 0 else torch.float32)
-        for i, (_, dtype, _, dense) in enumerate(kinds))
+        for i, (_, dtype, _, dense) in enumerate(kinds)
+    )
     kept = KEPT * found.units
-    saved = tuple(kind and kind[:2] for kind in (
-        u, weight, *(statistics or [(torch.Size([kept]), torch.float32)])))
+    saved = tuple(
+        kind and kind[:2]
+        for kind in (
+            u,
+            weight,
+            *(statistics or [(torch.Size([kept]), torch.float32)]),
+        )
+    )
     # what stands in a `Job` as an address, in its order; None: made for a call
-    places = [shape, shape, None, *(kind and kind[0] for kind in (
-        weight, bias, *saved[2:], *(None,) * (6 - len(saved)))), None, None,
-              *[shape[1:2]] * 3]
-    expected = [n for i, sizes in enumerate(places) for n in (
-        (-1, 0) if sizes is None
-        else (len(sizes), (i < 2) * ((last is not None) + 2 * half), *sizes))]
-    return Call(found, fixed, struct.pack(f"{len(expected)}q", *expected), dim,
-                tuple(1 if d in dims else n for d, n in enumerate(shape)),
-                last or torch.contiguous_format, read, ready, kept,
-                statistics is not None, bias and bias[:2], saved, rule, axis)
+    places = [
+        shape,
+        shape,
+        None,
+        *(
+            kind and kind[0]
+            for kind in (weight, bias, *saved[2:], *(None,) * (6 - len(saved)))
+        ),
+        None,
+        None,
+        *[shape[1:2]] * 3,
+    ]
+    expected = [
+        n
+        for i, sizes in enumerate(places)
+        for n in (
+            (-1, 0)
+            if sizes is None
+            else (len(sizes), (i < 2) * ((last is not None) + 2 * half), *sizes)
+        )
+    ]
+    return Call(
+        found,
+        fixed,
+        struct.pack(f"{len(expected)}q", *expected),
+        dim,
+        tuple(1 if d in dims else n for d, n in enumerate(shape)),
+        last or torch.contiguous_format,
+        read,
+        ready,
+        kept,
+        statistics is not None,
+        bias and bias[:2],
+        saved,
+        rule,
+        axis,
+    )
 
 
-def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
-            bias: Tensor | None, rule: Rule, axis: int | None = None,
-            statistics: Statistics | None = None) -> Call | None:
+def prepare(
+    u: Tensor,
+    dim: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rule: Rule,
+    axis: int | None = None,
+    statistics: Statistics | None = None,
+) -> Call | None:
     """What `forward` and `backward` need for these tensors; None where the
     kernel does not apply: another device or dtype, an unknown pattern of axes,
     a weight and a bias of different shapes, a rule that it does not have, or
@@ -663,25 +963,39 @@ def prepare(u: Tensor, dim: tuple[int, ...], weight: Tensor | None,
     """
     given, kind = None, _kind(u)
     if statistics is not None:
-        dim, given = (0, *range(2, u.ndim)), tuple(
-            map(_kind, _triple(statistics)))
-    return _prepared(kind, dim, _kind(weight), _kind(bias), rule, axis,
-                     given, None if kind[3] else _channels_last(u, dim))
+        dim, given = (
+            (0, *range(2, u.ndim)),
+            tuple(map(_kind, _triple(statistics))),
+        )
+    return _prepared(
+        kind,
+        dim,
+        _kind(weight),
+        _kind(bias),
+        rule,
+        axis,
+        given,
+        None if kind[3] else _channels_last(u, dim),
+    )
 
 
 def _ready(
-    x: Tensor | None, layout: torch.memory_format = torch.contiguous_format,
-    dtype: torch.dtype = _FLOAT
+    x: Tensor | None,
+    layout: torch.memory_format = torch.contiguous_format,
+    dtype: torch.dtype = _FLOAT,
 ) -> Tensor | None:
     """As the kernel reads it: in `dtype`, dense in `layout`, without a sign
     that is still to be applied.
     """
-    if (x is None or x.dtype is dtype and x.is_contiguous(memory_format=layout)
-                     and not x.is_neg()):
+    if (
+        x is None
+        or x.dtype is dtype
+        and x.is_contiguous(memory_format=layout)
+        and not x.is_neg()
+    ):
         return x  # its memory is measured with its address
     core.check_memory(x)
-    return (x.detach().resolve_neg()
-                .to(dtype).contiguous(memory_format=layout))
+    return x.detach().resolve_neg().to(dtype).contiguous(memory_format=layout)
 
 
 def _as(out: Tensor, u: Tensor) -> Tensor:
@@ -711,10 +1025,10 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
         Traceback (most recent call last):
         RuntimeError: a tensor saved for the backward pass came back with ...
     """
-    core.check_saved(saved, [
-        kind and (*kind, torch.device("cpu")) for kind in call.saved])
-    return [_ready(saved[0], call.layout, call.dtype),
-            *map(_ready, saved[1:])]
+    core.check_saved(
+        saved, [kind and (*kind, torch.device("cpu")) for kind in call.saved]
+    )
+    return [_ready(saved[0], call.layout, call.dtype), *map(_ready, saved[1:])]
 
 
 def _takes(problem: Any) -> bool:
@@ -722,34 +1036,49 @@ def _takes(problem: Any) -> bool:
     are numbers in it, and all are float32 on a CPU.
     """
     given = problem.inputs()
-    return bool(given[0].numel()) and all(
-        t is None or t.dtype is _FLOAT and t.is_cpu for t in given
-    ) and available()
+    return (
+        bool(given[0].numel())
+        and all(t is None or t.dtype is _FLOAT and t.is_cpu for t in given)
+        and available()
+    )
 
 
-def _call(name: str, fields: struct.Struct, tensors: Iterable[Tensor | None],
-          *numbers: float) -> None:
+def _call(
+    name: str,
+    fields: struct.Struct,
+    tensors: Iterable[Tensor | None],
+    *numbers: float,
+) -> None:
     """Call the kernel's function `name` on a job: the addresses of tensors,
     which are `_ready`, there, and held until it returns; then numbers.
     """
     held = tuple(tensors)
-    getattr(library(), f"normalnorm_{name}")(fields.pack(
-        *[0 if t is None else t.data_ptr() for t in held], *numbers))
+    getattr(library(), f"normalnorm_{name}")(
+        fields.pack(*[0 if t is None else t.data_ptr() for t in held], *numbers)
+    )
 
 
 _NONE = (None,) * 3
 
 
-def _references(addresses: struct.Struct,
-                tensors: Iterable[Tensor | None]) -> bytes:
+def _references(
+    addresses: struct.Struct, tensors: Iterable[Tensor | None]
+) -> bytes:
     "Tensors in the place of their addresses: the kernel asks them."
     return addresses.pack(*[0 if x is None else x._cdata for x in tensors])
 
 
-def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
-         seed: int = 0, offset: int = 0, momentum: float = 0.0,
-         kernel: ctypes.CDLL | None = None, table: int | None = None,
-         count: int = 0) -> None:
+def _run(
+    what: int,
+    call: Call,
+    tensors: tuple[Tensor | None, ...],
+    seed: int = 0,
+    offset: int = 0,
+    momentum: float = 0.0,
+    kernel: ctypes.CDLL | None = None,
+    table: int | None = None,
+    count: int = 0,
+) -> None:
     """Forward (0) or backward pass (1; 2 with given statistics), or a stage,
     with the address of its table and the number of a unit's elements:
     `tensors` are those of the kernel's `Job`, with what a forward pass keeps in
@@ -762,16 +1091,28 @@ def _run(what: int, call: Call, tensors: tuple[Tensor | None, ...],
     # there is one where a call was prepared
     (kernel or _library()).normalnorm_of_tensors(  # type: ignore[union-attr]
         what,
-        _references(_ADDRESSES, tensors) + call.fixed + _VARYING.pack(
-            _get_num_threads(), seed & 2**64 - 1, offset, momentum),
-        call.kinds, table, count)
+        _references(_ADDRESSES, tensors)
+        + call.fixed
+        + _VARYING.pack(_get_num_threads(), seed & 2**64 - 1, offset, momentum),
+        call.kinds,
+        table,
+        count,
+    )
 
 
-def forward(call: Call, u: Tensor, weight: Tensor | None = None,
-            bias: Tensor | None = None, *, statistics: Statistics | None = None,
-            seed: int = 0, offset: int = 0, keep: bool = True,
-            running: tuple[Tensor | None, ...] = (),
-            momentum: float = 0.0) -> tuple[Tensor, Tensor | None]:
+def forward(
+    call: Call,
+    u: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    statistics: Statistics | None = None,
+    seed: int = 0,
+    offset: int = 0,
+    keep: bool = True,
+    running: tuple[Tensor | None, ...] = (),
+    momentum: float = 0.0,
+) -> tuple[Tensor, Tensor | None]:
     """The output of `normality_norm`, in one step by the kernel; and, if
     `keep`, numbers of each unit, in one piece: mean, variance and λ̂ (1 without
     a transform) of all units first, then what `backward` needs.
@@ -796,17 +1137,37 @@ def forward(call: Call, u: Tensor, weight: Tensor | None = None,
     values, given = u, _triple(statistics) if call.given else ()
     if not call.ready:
         values, weight, bias, given = (
-            _ready(u, call.layout, call.dtype), _ready(weight), _ready(bias),
-            tuple(map(_ready, given)))
+            _ready(u, call.layout, call.dtype),
+            _ready(weight),
+            _ready(bias),
+            tuple(map(_ready, given)),
+        )
     out, numbers = (
         _empty_like(values),
         values.new_empty(call.kept, dtype=_FLOAT)
-        if keep and not call.given else None)
+        if keep and not call.given
+        else None,
+    )
     try:
-        _run(0, call, (values, None, out, weight, bias,
-                       *(given or (numbers, None, None)),
-                       None, None, None, *(*running, *_NONE)[:3]),
-             seed, offset, momentum)
+        _run(
+            0,
+            call,
+            (
+                values,
+                None,
+                out,
+                weight,
+                bias,
+                *(given or (numbers, None, None)),
+                None,
+                None,
+                None,
+                *(*running, *_NONE)[:3],
+            ),
+            seed,
+            offset,
+            momentum,
+        )
     except Different:
         core.check_memory(values, weight, bias, *given, *running)
         raise
@@ -827,38 +1188,68 @@ def statistics_of(call: Call, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         >>> [t.item() for t in statistics_of(call, forward(call, u)[1])]
         [2.0, 1.0, 1.0]
     """
-    return tuple(t.clone()
-                 for t in numbers[:3 * call.traversal.units].view(
-                     3, *call.shape))
+    return tuple(
+        t.clone()
+        for t in numbers[: 3 * call.traversal.units].view(3, *call.shape)
+    )
 
 
 def _gradients(
-    call: Call, upstream: Tensor, saved: Sequence[Tensor | None], seed: int,
-    offset: int, of_weight: bool, of_bias: bool
+    call: Call,
+    upstream: Tensor,
+    saved: Sequence[Tensor | None],
+    seed: int,
+    offset: int,
+    of_weight: bool,
+    of_bias: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     "Of tensors as the kernel reads them: like the input, and in float32."
     values, factor, *numbers = saved
     p, out = call.traversal, _empty_like(values)
     # sets of units that share their weights: a row for each
     rows = 1 if p.weights < 0 or call.given else p.units // p.weight_period
-    of = [None if t is None
-          else _empty_like(factor) if rows == 1 and factor is not None
-          else values.new_empty((rows, *t[0]) if rows > 1 else t[0],
-                                dtype=_FLOAT)
-          for t in (call.saved[1] if of_weight else None,
-                    call.bias if of_bias else None)]
-    _run(2 if call.given else 1, call,
-         (values, upstream, out, factor, None, *numbers,
-          *_NONE[:4 - len(numbers)], *of, *_NONE),
-         seed, offset)
+    of = [
+        None
+        if t is None
+        else _empty_like(factor)
+        if rows == 1 and factor is not None
+        else values.new_empty((rows, *t[0]) if rows > 1 else t[0], dtype=_FLOAT)
+        for t in (
+            call.saved[1] if of_weight else None,
+            call.bias if of_bias else None,
+        )
+    ]
+    _run(
+        2 if call.given else 1,
+        call,
+        (
+            values,
+            upstream,
+            out,
+            factor,
+            None,
+            *numbers,
+            *_NONE[: 4 - len(numbers)],
+            *of,
+            *_NONE,
+        ),
+        seed,
+        offset,
+    )
     if rows > 1:
         of = [None if t is None else t.sum(0) for t in of]
     return out, *of
 
 
 def backward(
-    call: Call, grad: Tensor, saved: Sequence[Tensor | None], *, seed: int = 0,
-    offset: int = 0, of_weight: bool = True, of_bias: bool = True
+    call: Call,
+    grad: Tensor,
+    saved: Sequence[Tensor | None],
+    *,
+    seed: int = 0,
+    offset: int = 0,
+    of_weight: bool = True,
+    of_bias: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients with respect to the input, to the weight and to the bias, each
     like the tensor itself (None where not asked for, or where there is none).
@@ -886,14 +1277,16 @@ def backward(
     if call.ready and not any([x is not None and x.is_neg() for x in saved]):
         try:
             found = _gradients(
-                call, upstream, saved, seed, offset, of_weight, of_bias)
+                call, upstream, saved, seed, offset, of_weight, of_bias
+            )
         except Different:
             pass
     if found is None:
         dense = restored(call, *saved)
         try:
             found = _gradients(
-                call, upstream, dense, seed, offset, of_weight, of_bias)
+                call, upstream, dense, seed, offset, of_weight, of_bias
+            )
         except Different:
             core.check_memory(upstream, *dense)
             raise
@@ -902,24 +1295,47 @@ def backward(
     out, *of = found
     return _as(out, saved[0]), *[
         None if t is None else t.to(like[1])
-        for t, like in zip(of, (call.saved[1], call.bias))]
+        for t, like in zip(of, (call.saved[1], call.bias))
+    ]
+
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000a
 _MOMENTS, _AVERAGES, _CENTRE, _SCALE, _OUTPUT, _SUMS, _GRADIENT = range(3, 10)
 # rows of a table: mean, variance; averages for λ̂; farthest; middle; spread
 _MERGED, _AT_ONE, _FARTHEST, _MIDDLE, _SPREAD, _ROWS = (
-    slice(2), slice(2, 7), 7, slice(8, 9), slice(9, 10), 10)
+    slice(2),
+    slice(2, 7),
+    7,
+    slice(8, 9),
+    slice(9, 10),
+    10,
+)
 
 
-def _stage(which: int, call: Call, table: Tensor, count: int,
-           tensors: tuple[Tensor | None, ...], seed: int = 0, offset: int = 0,
-           momentum: float = 0.0) -> None:
+def _stage(
+    which: int,
+    call: Call,
+    table: Tensor,
+    count: int,
+    tensors: tuple[Tensor | None, ...],
+    seed: int = 0,
+    offset: int = 0,
+    momentum: float = 0.0,
+) -> None:
     """One stage, for units of `count` elements in all processes; `table`:
     float64, a row for each number of a unit.
     """
     try:
-        _run(which, call, tensors, seed, offset, momentum,
-             table=table.data_ptr(), count=count)
+        _run(
+            which,
+            call,
+            tensors,
+            seed,
+            offset,
+            momentum,
+            table=table.data_ptr(),
+            count=count,
+        )
     except Different:
         core.check_memory(*(x for x in tensors if x is not None))
         raise
@@ -927,14 +1343,14 @@ def _stage(which: int, call: Call, table: Tensor, count: int,
 
 class _Local(NamedTuple):
     "Mean and variance of this process's elements, as a `Work`."
+
     call: Call
 
     def forward(self, problem: Moments, keep: bool) -> tuple:
         call = self.call
         u = _ready(problem.u, call.layout, call.dtype)
         table = torch.empty(2, call.traversal.units, dtype=torch.float64)
-        _stage(_MOMENTS, call, table, 0,
-               (u, *(None,) * (len(_JOB[0]) - 1)))
+        _stage(_MOMENTS, call, table, 0, (u, *(None,) * (len(_JOB[0]) - 1)))
         return table, (), None
 
 
@@ -968,17 +1384,31 @@ class Staged(NamedTuple):
         True
         >>> dist.destroy_process_group()
     """
+
     call: Call
     across: Over
 
     def forward(self, problem: NormalizationAcross, keep: bool) -> tuple:
         "The results, what is saved and the state, as `Work.forward`."
-        (u, unit, rule, weight, bias, _, _, running, momentum, seed, offset,
-         wanted) = problem
+        (
+            u,
+            unit,
+            rule,
+            weight,
+            bias,
+            _,
+            _,
+            running,
+            momentum,
+            seed,
+            offset,
+            wanted,
+        ) = problem
         call = self.call
         units, shape = call.traversal.units, call.shape
         drawn, momentum = call.varying(
-            u, unit.seed if seed is None else seed, momentum)
+            u, unit.seed if seed is None else seed, momentum
+        )
         values = _ready(u, call.layout, call.dtype)
         factor, shift = _ready(weight), _ready(bias)
         table = torch.full((_ROWS, units), math.inf, dtype=torch.float64)
@@ -986,15 +1416,33 @@ class Staged(NamedTuple):
         numbers = values.new_empty(call.kept, dtype=_FLOAT)
 
         def stage(which: int, out: Tensor | None = None) -> None:
-            _stage(which, call, table, unit.count,
-                   (values, None, out, factor, shift, numbers, *_NONE, None,
-                    None, *(*running, *_NONE)[:3]),
-                   drawn, unit.offset + offset, momentum)
+            _stage(
+                which,
+                call,
+                table,
+                unit.count,
+                (
+                    values,
+                    None,
+                    out,
+                    factor,
+                    shift,
+                    numbers,
+                    *_NONE,
+                    None,
+                    None,
+                    *(*running, *_NONE)[:3],
+                ),
+                drawn,
+                unit.offset + offset,
+                momentum,
+            )
 
         def learn(rows: slice, which: int, name: str) -> None:
             def own() -> Tensor:
                 stage(which)
                 return table[rows].view(-1, *shape)
+
             table[rows] = unit.learn(own, name).view(-1, units)
 
         if rule.gaussianizer.reduced().names:
@@ -1017,14 +1465,23 @@ class Staged(NamedTuple):
         values, factor, numbers = restored(call, *saved)
         rows = 5 if call.rule.gaussianizer.reduced().names else 2
         table = torch.empty(5, call.traversal.units, dtype=torch.float64)
-        of = [None if like is None or not need
-              else values.new_empty(like[0], dtype=_FLOAT)
-              for like, need in zip((call.saved[1], call.bias), needs[1:])]
+        of = [
+            None
+            if like is None or not need
+            else values.new_empty(like[0], dtype=_FLOAT)
+            for like, need in zip((call.saved[1], call.bias), needs[1:])
+        ]
 
         def stage(which: int, out: Tensor | None, *of: Tensor | None) -> None:
-            _stage(which, call, table, unit.count,
-                   (values, grad, out, factor, None, numbers, *_NONE, *of,
-                    *_NONE), drawn, unit.offset + offset)
+            _stage(
+                which,
+                call,
+                table,
+                unit.count,
+                (values, grad, out, factor, None, numbers, *_NONE, *of, *_NONE),
+                drawn,
+                unit.offset + offset,
+            )
 
         stage(_SUMS, None, *of)
         of_u = None
@@ -1035,15 +1492,25 @@ class Staged(NamedTuple):
             out = _empty_like(values)
             stage(_GRADIENT, out, None, None)
             of_u = _as(out, saved[0])
-        return of_u, *[None if t is None else t.to(like[1])
-                       for t, like in zip(of, (call.saved[1], call.bias))]
+        return of_u, *[
+            None if t is None else t.to(like[1])
+            for t, like in zip(of, (call.saved[1], call.bias))
+        ]
 
     def definition(self, state, saved):
         call = self.call
         restored(call, *saved)
         return by_definition(
-            saved[0], saved[1], call.bias, self.across, call.rule, call.axis,
-            None, torch.tensor(state[0]), state[1])
+            saved[0],
+            saved[1],
+            call.bias,
+            self.across,
+            call.rule,
+            call.axis,
+            None,
+            torch.tensor(state[0]),
+            state[1],
+        )
 
 
 class _Native(Engine):
@@ -1063,15 +1530,18 @@ def _movable(running: tuple[Tensor | None, ...]) -> bool:
     "Averages that the kernel can move; it asks for the rest."
     for average in running:
         if average is not None and (
-                average.dtype is not torch.float32 or average.is_inference()
-                or average.is_neg() or not average.is_contiguous()):
+            average.dtype is not torch.float32
+            or average.is_inference()
+            or average.is_neg()
+            or not average.is_contiguous()
+        ):
             return False
     return True
 
 
 def _offer(problem: Normalization) -> Call | None:
     u, dim, rule, weight, bias, axis, given, running, *_ = problem
-    if not _movable(running):           # before a seed is drawn
+    if not _movable(running):  # before a seed is drawn
         return None
     return _here(prepare(u, tuple(dim), weight, bias, rule, axis, given))
 
@@ -1082,8 +1552,12 @@ def _by_channel(u: Tensor, dim: tuple[int, ...]) -> bool:
 
 def _offer_across(problem: NormalizationAcross) -> Staged | None:
     u, unit, rule, weight, bias, axis, _, running, *_ = problem
-    if (not _by_channel(u, unit.dim) or unit.centre is not None
-            or unit.count > LARGEST or not _movable(running)):
+    if (
+        not _by_channel(u, unit.dim)
+        or unit.centre is not None
+        or unit.count > LARGEST
+        or not _movable(running)
+    ):
         return None
     call = _here(prepare(u, unit.dim, weight, bias, rule, axis))
     return None if call is None else Staged(call, unit)
@@ -1097,5 +1571,10 @@ def _offer_moments(problem: Moments) -> _Local | None:
 
 
 ENGINE: Engine = register(_Native())
-ENGINE.offers.update({Normalization: _offer, Moments: _offer_moments,
-                      NormalizationAcross: _offer_across})
+ENGINE.offers.update(
+    {
+        Normalization: _offer,
+        Moments: _offer_moments,
+        NormalizationAcross: _offer_across,
+    }
+)

@@ -64,11 +64,13 @@ def _kernel(schema: str, fake: Callable) -> Callable:
     def add(function: Callable) -> Callable:
         _LIBRARY.impl(name, function, "CPU")
         return function
+
     return add
 
 
-def _differentiable(schema: str,
-                    function: type[torch.autograd.Function]) -> None:
+def _differentiable(
+    schema: str, function: type[torch.autograd.Function]
+) -> None:
     "An operator in whose place the compiler puts what `function` calls."
     name, _ = schema.split("(", 1)
     _LIBRARY.define(schema)
@@ -77,13 +79,23 @@ def _differentiable(schema: str,
 
 def _like(_, u, weight, bias, *rest) -> tuple[Tensor, ...]:
     "What a backward pass returns, without running it."
-    return _returned(u, (torch.empty_like(u), *(
-        torch.empty_like(t) if wanted else None
-        for t, wanted in zip((weight, bias), rest[-2:]))))
+    return _returned(
+        u,
+        (
+            torch.empty_like(u),
+            *(
+                torch.empty_like(t) if wanted else None
+                for t, wanted in zip((weight, bias), rest[-2:])
+            ),
+        ),
+    )
+
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000006
-_HOW = ("Tensor? seed, int[] dim, int? axis, float eps, float noise, "
-        "str kind, float alpha, int offset, int kept")
+_HOW = (
+    "Tensor? seed, int[] dim, int? axis, float eps, float noise, "
+    "str kind, float alpha, int offset, int kept"
+)
 _PROBLEM = f"(Tensor u, Tensor? weight, Tensor? bias, {_HOW})"
 
 
@@ -91,52 +103,95 @@ def _results(u, weight, bias, seed, dim, *rest):
     # how many numbers of a unit are kept is an argument, so that what was
     # compiled with another kernel is not taken from PyTorch's cache on disk
     return torch.empty_like(u), u.new_empty(
-        rest[-1] * math.prod(_shape(u, dim)), dtype=torch.float32)
+        rest[-1] * math.prod(_shape(u, dim)), dtype=torch.float32
+    )
 
 
 @_kernel(f"normalize{_PROBLEM} -> (Tensor, Tensor)", _results)
-def _normalize(u, weight, bias, seed, dim, axis, eps, noise, kind, alpha,
-               offset, kept):
+def _normalize(
+    u, weight, bias, seed, dim, axis, eps, noise, kind, alpha, offset, kept
+):
     dim, rule = tuple(dim), _rule(eps, noise, kind, alpha)
     call = native.prepare(u, dim, weight, bias, rule, axis)
     if call is not None:
         return native.forward(
-            call, u, weight, bias, seed=_number(seed), offset=offset)
+            call, u, weight, bias, seed=_number(seed), offset=offset
+        )
     if axis is not None:
-        weight, bias = (along_channels(weight, u.ndim),
-                        along_channels(bias, u.ndim))
+        weight, bias = (
+            along_channels(weight, u.ndim),
+            along_channels(bias, u.ndim),
+        )
     out, used = core.by_autograd(u, dim, rule, weight, bias, seed, offset)
-    found = torch.cat([
-        t.flatten() for t in (used.mean, used.var, *used.parameters)])
+    found = torch.cat(
+        [t.flatten() for t in (used.mean, used.var, *used.parameters)]
+    )
     numbers = found.new_zeros(kept * used.mean.numel())
-    numbers[:len(found)] = found
+    numbers[: len(found)] = found
     return out, numbers
 
 
-@_kernel("normalize_backward(Tensor grad, Tensor u, Tensor? weight, "
-         f"Tensor? bias, Tensor numbers, {_HOW}, bool of_weight, "
-         "bool of_bias) -> (Tensor, Tensor, Tensor)", _like)
-def _normalize_backward(grad, u, weight, bias, numbers, seed, dim, axis, eps,
-                        noise, kind, alpha, offset, kept, of_weight, of_bias):
+@_kernel(
+    "normalize_backward(Tensor grad, Tensor u, Tensor? weight, "
+    f"Tensor? bias, Tensor numbers, {_HOW}, bool of_weight, "
+    "bool of_bias) -> (Tensor, Tensor, Tensor)",
+    _like,
+)
+def _normalize_backward(
+    grad,
+    u,
+    weight,
+    bias,
+    numbers,
+    seed,
+    dim,
+    axis,
+    eps,
+    noise,
+    kind,
+    alpha,
+    offset,
+    kept,
+    of_weight,
+    of_bias,
+):
     dim, rule = tuple(dim), _rule(eps, noise, kind, alpha)
     call = native.prepare(u, dim, weight, bias, rule, axis)
     if call is not None:
         found = native.backward(
-            call, grad, (u, weight, numbers), seed=_number(seed),
-            offset=offset, of_weight=of_weight, of_bias=of_bias)
+            call,
+            grad,
+            (u, weight, numbers),
+            seed=_number(seed),
+            offset=offset,
+            of_weight=of_weight,
+            of_bias=of_bias,
+        )
     else:
         shape, n = _shape(u, dim), 2 + len(rule.gaussianizer.names)
-        of_units = numbers[:n * math.prod(shape)].view(n, *shape)
+        of_units = numbers[: n * math.prod(shape)].view(n, *shape)
         factor, shift = (
             (along_channels(weight, u.ndim), along_channels(bias, u.ndim))
-            if axis is not None else (weight, bias))
+            if axis is not None
+            else (weight, bias)
+        )
         saved = (u, factor, seed, *of_units)
         found = core._Normalized._gradients(
-            _Saved(saved, dim, rule, offset,
-                   None if shift is None else shift.shape,
-                   (True, of_weight, of_bias)), saved, grad)[:3]
-        found = [None if g is None else g.view_as(t)
-                 for g, t in zip(found, (u, weight, bias))]
+            _Saved(
+                saved,
+                dim,
+                rule,
+                offset,
+                None if shift is None else shift.shape,
+                (True, of_weight, of_bias),
+            ),
+            saved,
+            grad,
+        )[:3]
+        found = [
+            None if g is None else g.view_as(t)
+            for g, t in zip(found, (u, weight, bias))
+        ]
     return _returned(u, found)
 
 
@@ -155,13 +210,18 @@ class _Normalize(torch.autograd.Function):
         u, weight, bias, seed, numbers = ctx.saved_tensors
         _, *needs = ctx.needs_input_grad[:3]
         of_u, *of = torch.ops.normalnorm.normalize_backward(
-            grad, u, weight, bias, numbers, seed, *ctx.rest, *needs)
-        return (of_u, *(g if need else None for g, need in zip(of, needs)),
-                *(None,) * 9)
+            grad, u, weight, bias, numbers, seed, *ctx.rest, *needs
+        )
+        return (
+            of_u,
+            *(g if need else None for g, need in zip(of, needs)),
+            *(None,) * 9,
+        )
 
 
 _differentiable(
-    f"normalize_with_grad{_PROBLEM} -> (Tensor, Tensor)", _Normalize)
+    f"normalize_with_grad{_PROBLEM} -> (Tensor, Tensor)", _Normalize
+)
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000031
 _GIVEN = "Tensor mean, Tensor var, Tensor? lmbda, float eps"
@@ -176,30 +236,57 @@ def _prepare(u, weight, bias, mean, var, lmbda, eps):
     "None for an input without elements."
     given = Statistics(mean, var, () if lmbda is None else (lmbda,))
     return given, native.prepare(
-        u, (0,), weight, bias, _rule(eps, 0.0, "scaled", float(
-            lmbda is not None)), 1, given)
+        u,
+        (0,),
+        weight,
+        bias,
+        _rule(eps, 0.0, "scaled", float(lmbda is not None)),
+        1,
+        given,
+    )
 
 
 @_kernel(f"evaluate{_FROZEN} -> Tensor", _result)
 def _evaluate(u, weight, bias, *rest):
     given, call = _prepare(u, weight, bias, *rest)
-    return torch.empty_like(u) if call is None else native.forward(
-        call, u, weight, bias, statistics=given)[0]
+    return (
+        torch.empty_like(u)
+        if call is None
+        else native.forward(call, u, weight, bias, statistics=given)[0]
+    )
 
 
-@_kernel("evaluate_backward(Tensor grad, Tensor u, Tensor? weight, "
-         f"Tensor? bias, {_GIVEN}, bool of_weight, bool of_bias) "
-         "-> (Tensor, Tensor, Tensor)", _like)
-def _evaluate_backward(grad, u, weight, bias, mean, var, lmbda, eps, of_weight,
-                       of_bias):
+@_kernel(
+    "evaluate_backward(Tensor grad, Tensor u, Tensor? weight, "
+    f"Tensor? bias, {_GIVEN}, bool of_weight, bool of_bias) "
+    "-> (Tensor, Tensor, Tensor)",
+    _like,
+)
+def _evaluate_backward(
+    grad, u, weight, bias, mean, var, lmbda, eps, of_weight, of_bias
+):
     _, call = _prepare(u, weight, bias, mean, var, lmbda, eps)
     if call is None:
-        return _returned(u, (torch.empty_like(u), *(
-            torch.zeros_like(t) if wanted else None
-            for t, wanted in ((weight, of_weight), (bias, of_bias)))))
-    return _returned(u, native.backward(
-        call, grad, (u, weight, mean, var, lmbda), of_weight=of_weight,
-        of_bias=of_bias))
+        return _returned(
+            u,
+            (
+                torch.empty_like(u),
+                *(
+                    torch.zeros_like(t) if wanted else None
+                    for t, wanted in ((weight, of_weight), (bias, of_bias))
+                ),
+            ),
+        )
+    return _returned(
+        u,
+        native.backward(
+            call,
+            grad,
+            (u, weight, mean, var, lmbda),
+            of_weight=of_weight,
+            of_bias=of_bias,
+        ),
+    )
 
 
 class _Evaluate(torch.autograd.Function):
@@ -214,9 +301,13 @@ class _Evaluate(torch.autograd.Function):
     def backward(ctx, grad):
         _, *needs = ctx.needs_input_grad[:3]
         of_u, *of = torch.ops.normalnorm.evaluate_backward(
-            grad, *ctx.saved_tensors, ctx.eps, *needs)
-        return (of_u, *(g if need else None for g, need in zip(of, needs)),
-                *(None,) * 4)
+            grad, *ctx.saved_tensors, ctx.eps, *needs
+        )
+        return (
+            of_u,
+            *(g if need else None for g, need in zip(of, needs)),
+            *(None,) * 4,
+        )
 
 
 _differentiable(f"evaluate_with_grad{_FROZEN} -> Tensor", _Evaluate)
@@ -228,8 +319,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def _plain(*tensors: Tensor | None) -> bool:
     "No subclasses, and all on the CPU, of dtypes that the kernel takes."
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or t.device.type != "cpu"
-                              or t.dtype not in native._DTYPES):
+        if t is not None and (
+            type(t) not in _PLAIN
+            or t.device.type != "cpu"
+            or t.dtype not in native._DTYPES
+        ):
             return False
     return True
 
@@ -238,46 +332,91 @@ def _take_given(problem: Normalization) -> Tensor | None:
     "For statistics of shape (C,), which are not learned."
     u, _, rule, weight, bias, axis, (mean, var, parameters), *_ = problem
     of = weight, bias, mean, var, *parameters
-    if (axis != 1 or rule.noise or u.ndim < 2 or len(parameters) > 1
-            or not _plain(u, *of)):
+    if (
+        axis != 1
+        or rule.noise
+        or u.ndim < 2
+        or len(parameters) > 1
+        or not _plain(u, *of)
+    ):
         return None
-    if (any(t is not None and t.shape != u.shape[1:2] for t in of)
-            or any(t.requires_grad for t in of[2:])):
-        return None                     # the definition says what is wrong
+    if any(t is not None and t.shape != u.shape[1:2] for t in of) or any(
+        t.requires_grad for t in of[2:]
+    ):
+        return None  # the definition says what is wrong
     return torch.ops.normalnorm.evaluate_with_grad(
-        u, weight, bias, mean, var, *(parameters or (None,)), rule.eps)
+        u, weight, bias, mean, var, *(parameters or (None,)), rule.eps
+    )
 
 
 def _take(problem: Normalization) -> Tensor | None:
     "The results by the operators; None where they are not for it."
-    (u, dim, rule, weight, bias, axis, given, running, momentum, seed, offset,
-     wanted) = problem
+    (
+        u,
+        dim,
+        rule,
+        weight,
+        bias,
+        axis,
+        given,
+        running,
+        momentum,
+        seed,
+        offset,
+        wanted,
+    ) = problem
     power = rule.gaussianizer
-    if (wanted or not isinstance(dim, tuple)
-            or not isinstance(power, (Power, Identity))
-            or isinstance(power, Power) and (power.steps > 1
-                                             or power.safeguard)):
+    if (
+        wanted
+        or not isinstance(dim, tuple)
+        or not isinstance(power, (Power, Identity))
+        or isinstance(power, Power)
+        and (power.steps > 1 or power.safeguard)
+    ):
         return None
     if given is not None:
         return _take_given(problem)
-    if not _plain(u, weight, bias) or axis is not None and any([
-            t is not None and (t.shape != u.shape[axis:axis + 1]
-                               or not t.is_floating_point())
-            for t in (weight, bias, *running)]):
-        return None                     # the definition says what is wrong
+    if (
+        not _plain(u, weight, bias)
+        or axis is not None
+        and any(
+            [
+                t is not None
+                and (
+                    t.shape != u.shape[axis : axis + 1]
+                    or not t.is_floating_point()
+                )
+                for t in (weight, bias, *running)
+            ]
+        )
+    ):
+        return None  # the definition says what is wrong
     alpha = power.alpha if isinstance(power, Power) else 0.0
     if rule.noise and seed is None:
         seed = draw_seed(u.device)
     out, numbers = torch.ops.normalnorm.normalize_with_grad(
-        u, weight, bias, seed, dim, axis, rule.eps, rule.noise,
-        rule.noise_kind, alpha, offset, native.KEPT)
+        u,
+        weight,
+        bias,
+        seed,
+        dim,
+        axis,
+        rule.eps,
+        rule.noise,
+        rule.noise_kind,
+        alpha,
+        offset,
+        native.KEPT,
+    )
     if running:
         units = math.prod(_shape(u, dim))
-        mean, var, lmbda = numbers.detach()[:3 * units].view(3, units)
+        mean, var, lmbda = numbers.detach()[: 3 * units].view(3, units)
         used = Statistics(mean, var, (lmbda,) if alpha else ())
         update_running(
-            running, tracked_statistics(used, u.numel() // units, rule),
-            momentum)
+            running,
+            tracked_statistics(used, u.numel() // units, rule),
+            momentum,
+        )
     return out
 
 

@@ -33,39 +33,60 @@ def by_scipy(h):
     return [scipy.stats.probplot(y)[1][2] ** 2 for y in (x, bent)]
 
 
-@claim("nn-qq-r2-up", source="eftekhari2025, §5.5",
-       statement="the transform with one Newton step raises R² of a skewed "
-                 "sample: from 0.816 to 0.960 (exponential), 0.587 to 0.900 "
-                 "(log-normal), 0.899 to 0.987 (gamma(2)), 0.693 to 0.897 "
-                 "(χ²₁)",
-       kind="inequality", verdict="holds if",
-       condition="the law is one of exponential, log-normal, gamma(2), χ²₁ "
-                 "(those tried); it is not implied by the likelihood",
-       evidence="numerical", formula=newton_lambda,
-       mutant=lambda h, dim: 1 + 1.05 * (newton_lambda(h, dim) - 1))
+@claim(
+    "nn-qq-r2-up",
+    source="eftekhari2025, §5.5",
+    statement="the transform with one Newton step raises R² of a skewed "
+    "sample: from 0.816 to 0.960 (exponential), 0.587 to 0.900 "
+    "(log-normal), 0.899 to 0.987 (gamma(2)), 0.693 to 0.897 "
+    "(χ²₁)",
+    kind="inequality",
+    verdict="holds if",
+    condition="the law is one of exponential, log-normal, gamma(2), χ²₁ "
+    "(those tried); it is not implied by the likelihood",
+    evidence="numerical",
+    formula=newton_lambda,
+    mutant=lambda h, dim: 1 + 1.05 * (newton_lambda(h, dim) - 1),
+)
 def _(estimate):
     """On 20 000 quantiles of each law, which have no sampling error: to three
     digits, and against scipy.
 
     The mutant's step is 5 % longer.
     """
-    three = {"expon": ("0.816", "0.960"), "lognorm": ("0.587", "0.900"),
-             "gamma": ("0.899", "0.987"), "chi2": ("0.693", "0.897")}
-    for law in (scipy.stats.expon(), scipy.stats.lognorm(1),
-                scipy.stats.gamma(2), scipy.stats.chi2(1)):
+    three = {
+        "expon": ("0.816", "0.960"),
+        "lognorm": ("0.587", "0.900"),
+        "gamma": ("0.899", "0.987"),
+        "chi2": ("0.693", "0.897"),
+    }
+    for law in (
+        scipy.stats.expon(),
+        scipy.stats.lognorm(1),
+        scipy.stats.gamma(2),
+        scipy.stats.chi2(1),
+    ):
         h = of_law(law)
         found = [qq_r2(h).item(), qq_r2(transformed(h, estimate)).item()]
         np.testing.assert_allclose(
-            found, by_scipy(h), rtol=0, atol=1e-5, err_msg=law.dist.name)
-        assert (tuple(f"{value:.3f}" for value in found)
-                == three[law.dist.name]), (law.dist.name, found)
+            found, by_scipy(h), rtol=0, atol=1e-5, err_msg=law.dist.name
+        )
+        assert (
+            tuple(f"{value:.3f}" for value in found) == three[law.dist.name]
+        ), (law.dist.name, found)
 
 
-@claim("nn-bimodal-limit", source="eftekhari2025, §5.5 (implied)",
-       statement="two-valued samples keep their R², and symmetric bimodal ones "
-                 "keep λ̂ = 1: neither is gaussianized",
-       kind="identity", verdict="holds", evidence="numerical",
-       formula=newton_lambda, mutant=lambda h, dim: newton_lambda(h, dim) - 0.3)
+@claim(
+    "nn-bimodal-limit",
+    source="eftekhari2025, §5.5 (implied)",
+    statement="two-valued samples keep their R², and symmetric bimodal ones "
+    "keep λ̂ = 1: neither is gaussianized",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=newton_lambda,
+    mutant=lambda h, dim: newton_lambda(h, dim) - 0.3,
+)
 def _(estimate):
     """Two values in several proportions; a symmetric mixture of two normal
     laws, made exactly symmetric.
@@ -73,9 +94,11 @@ def _(estimate):
     for count in (3, 150, 500):
         h = (torch.arange(1000, dtype=torch.float64) < count).double()
         torch.testing.assert_close(
-            qq_r2(transformed(h, estimate)), qq_r2(h), rtol=1e-9, atol=0)
+            qq_r2(transformed(h, estimate)), qq_r2(h), rtol=1e-9, atol=0
+        )
     half = torch.randn(2000, dtype=torch.float64, device="cpu") * 0.3 + 2
     assert abs(estimate(torch.cat([half, -half]), -1).item() - 1) < 1e-12
+
 
 # %% ../../../../nbs/510_experiments.recipes.first.ipynb
 import math
@@ -89,76 +112,138 @@ from normalnorm.experiments.statistics import summarize
 
 def with_noise(largest):
     "The arms at the paper's scale, no noise above `largest`."
-    return {name: {**arm, "norm": {**arm["norm"], "noise": min(
-                largest, arm["norm"]["noise"])}}
-            for name, arm in first_experiment.arms("paper").items()}
+    return {
+        name: {
+            **arm,
+            "norm": {
+                **arm["norm"],
+                "noise": min(largest, arm["norm"]["noise"]),
+            },
+        }
+        for name, arm in first_experiment.arms("paper").items()
+    }
 
 
-@claim("nn-appf-configs", source="eftekhari2025, App. F, by the configuration "
-                                 "files that its authors published",
-       statement="ResNet-18 on CIFAR-10 and the transformer on SVHN at the "
-                 "recipe's scale `paper` have the published settings: network, "
-                 "optimizer, schedule, batch, noise, augmentation, data",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=lambda: with_noise(1.0), mutant=lambda: with_noise(0.4))
+@claim(
+    "nn-appf-configs",
+    source="eftekhari2025, App. F, by the configuration "
+    "files that its authors published",
+    statement="ResNet-18 on CIFAR-10 and the transformer on SVHN at the "
+    "recipe's scale `paper` have the published settings: network, "
+    "optimizer, schedule, batch, noise, augmentation, data",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda: with_noise(1.0),
+    mutant=lambda: with_noise(0.4),
+)
 def _(arms):
     """The settings as the files have them, and the numbers of parameters that
     networks of the published shape have.
     """
     found = arms()
-    both = dict(epochs=200, schedule="steps", milestones=(60, 120, 180),
-                factor=0.1, warmup=0.0, no_decay=(), label_smoothing=0.0)
+    both = dict(
+        epochs=200,
+        schedule="steps",
+        milestones=(60, 120, 180),
+        factor=0.1,
+        warmup=0.0,
+        no_decay=(),
+        label_smoothing=0.0,
+    )
     for model, full, xi, wanted in (
-        ("ResNet", "BNN", 0.4, dict(
-            optimizer="sgd", lr=0.1, momentum=0.9, nesterov=False,
-            weight_decay=5e-4, batch=128)),
-        ("ViT", "LNN", 1.0, dict(
-            optimizer="adamw", lr=1e-3, betas=(0.9, 0.999), eps=None,
-            weight_decay=0.05, batch=32)),
+        (
+            "ResNet",
+            "BNN",
+            0.4,
+            dict(
+                optimizer="sgd",
+                lr=0.1,
+                momentum=0.9,
+                nesterov=False,
+                weight_decay=5e-4,
+                batch=128,
+            ),
+        ),
+        (
+            "ViT",
+            "LNN",
+            1.0,
+            dict(
+                optimizer="adamw",
+                lr=1e-3,
+                betas=(0.9, 0.999),
+                eps=None,
+                weight_decay=0.05,
+                batch=32,
+            ),
+        ),
     ):
         assert found[f"{model} {full}"]["norm"]["noise"] == xi
         for name in (full, full[:-1]):
             settings = Settings(**found[f"{model} {name}"]["train"]).to_dict()
             for key, value in (both | wanted).items():
                 given = settings[key]
-                assert (tuple(given) if isinstance(given, list)
-                        else given) == value, (model, key)
+                assert (
+                    tuple(given) if isinstance(given, list) else given
+                ) == value, (model, key)
     resnet, vit = found["ResNet BNN"], found["ViT LNN"]
     assert (resnet["data"], vit["data"]) == ("cifar10", "svhn")
     assert not resnet.get("augmentation")
     assert vit["augmentation"] == ["translate 0.1", "rotate 15"]
     assert resnet["images"] is vit["images"] is None
     assert (ENTRIES["cifar10"].mean, ENTRIES["cifar10"].std) == (
-        (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+    )
     assert (ENTRIES["svhn"].mean, ENTRIES["svhn"].std) == (
-        (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
+        (0.4377, 0.4438, 0.4728),
+        (0.1980, 0.2010, 0.1970),
+    )
     with torch.device("meta"):
-        nets = [models.build(arm["model"], **arm["model_arguments"])
-                for arm in (resnet, vit)]
-    widths, blocks = (64, 128, 256, 512), 2             # 3 × 3, two a block
+        nets = [
+            models.build(arm["model"], **arm["model_arguments"])
+            for arm in (resnet, vit)
+        ]
+    widths, blocks = (64, 128, 256, 512), 2  # 3 × 3, two a block
     convolutions = 9 * 3 * 64 + sum(
         9 * w * (before + (2 * blocks - 1) * w) + (before != w) * before * w
-        for before, w in zip((64, *widths), widths))
-    norms = 2 * 64 + sum(2 * w * (2 * blocks + (before != w))
-                         for before, w in zip((64, *widths), widths))
+        for before, w in zip((64, *widths), widths)
+    )
+    norms = 2 * 64 + sum(
+        2 * w * (2 * blocks + (before != w))
+        for before, w in zip((64, *widths), widths)
+    )
     width, hidden, patch, layers = 768, 2304, 4, 8
     block = 4 * width * (width + 1) + 2 * width * hidden + hidden + 5 * width
     tokens = (32 // patch) ** 2 + 1
-    for net, count in zip(nets, (
-        convolutions + norms + 10 * 513,
-        (3 * patch**2 + 1) * width + width + tokens * width + layers * block
-        + 2 * width + 10 * (width + 1),
-    )):
+    for net, count in zip(
+        nets,
+        (
+            convolutions + norms + 10 * 513,
+            (3 * patch**2 + 1) * width
+            + width
+            + tokens * width
+            + layers * block
+            + 2 * width
+            + 10 * (width + 1),
+        ),
+    ):
         assert sum(p.numel() for p in net.parameters()) == count, count
 
 
-@claim("nn-protocol", source="eftekhari2025, §5.1",
-       statement="six models each, reported by the mean and one standard "
-                 "error, s/√6; the recipe's scale `paper` does so, with "
-                 "Student's intervals of 95 %, 2.571 standard errors",
-       kind="definition", verdict="holds", evidence="numerical",
-       formula=lambda six: summarize(six).se,
-       mutant=lambda six: float(np.std(six, ddof=1)))
+@claim(
+    "nn-protocol",
+    source="eftekhari2025, §5.1",
+    statement="six models each, reported by the mean and one standard "
+    "error, s/√6; the recipe's scale `paper` does so, with "
+    "Student's intervals of 95 %, 2.571 standard errors",
+    kind="definition",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda six: summarize(six).se,
+    mutant=lambda six: float(np.std(six, ddof=1)),
+)
 def _(error):
     "Against numpy and scipy; the mutant is the standard deviation."
     assert first_experiment.seeds["paper"] == 6
@@ -169,5 +254,7 @@ def _(error):
         assert math.isclose(error(six), scipy.stats.sem(six), rel_tol=1e-12)
         assert math.isclose(found.mean, np.mean(six), rel_tol=1e-12)
         for end, side in ((found.low, -1), (found.high, 1)):
-            assert abs(end - np.mean(six) - side * 2.5706 * scipy.stats.sem(
-                six)) < 1e-3 * found.se
+            assert (
+                abs(end - np.mean(six) - side * 2.5706 * scipy.stats.sem(six))
+                < 1e-3 * found.se
+            )

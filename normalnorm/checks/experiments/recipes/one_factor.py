@@ -18,9 +18,18 @@ from normalnorm.experiments.statistics import Summary
 
 def exchanged(criteria, rows):
     "The mutant: differences are taken the other way round."
-    return [v._replace(found=Summary(-v.found.mean, v.found.se, v.found.n,
-                                     -v.found.high, -v.found.low))
-            for v in judge(criteria, rows)]
+    return [
+        v._replace(
+            found=Summary(
+                -v.found.mean,
+                v.found.se,
+                v.found.n,
+                -v.found.high,
+                -v.found.low,
+            )
+        )
+        for v in judge(criteria, rows)
+    ]
 
 
 def book(recipe):
@@ -32,10 +41,14 @@ def by_scipy(of, level):
     values = {row["seed"]: {} for row in book(of.recipe)}
     for row in book(of.recipe):
         values[row["seed"]][row["arm"]] = row["metrics"][of.metric]
-    gaps = [arms[of.second] - arms.get(of.first, 0.0)
-            for arms in values.values()]
-    half = (stats.t.ppf((1 + level) / 2, len(gaps) - 1)
-            * statistics.stdev(gaps) / len(gaps)**0.5)
+    gaps = [
+        arms[of.second] - arms.get(of.first, 0.0) for arms in values.values()
+    ]
+    half = (
+        stats.t.ppf((1 + level) / 2, len(gaps) - 1)
+        * statistics.stdev(gaps)
+        / len(gaps) ** 0.5
+    )
     low, high = (statistics.mean(gaps) + side * half for side in (-1, 1))
     if of.rule == "below":
         met, opposite = high < of.bound, low > max(0, of.bound)
@@ -44,35 +57,63 @@ def by_scipy(of, level):
     if met or opposite:
         return "met" if met else "opposite", low, high
     bound = of.recipe.negligible[of.metric]
-    within = max(stats.ttest_1samp(gaps, end, alternative=side).pvalue
-                 for end, side in ((-bound, "greater"), (bound, "less")))
+    within = max(
+        stats.ttest_1samp(gaps, end, alternative=side).pvalue
+        for end, side in ((-bound, "greater"), (bound, "less"))
+    )
     return "no difference" if within < 0.05 else "open", low, high
 
 
 STATED = {
-    "uf-bn": ("§2.1", "batch norm allows higher learning rates and reduces "
-              "sensitivity to initialization", "holds"),
-    "uf-faster": ("§4.1, §5", "BN, LN and GN converge faster than unnormalized "
-                  "networks", "open"),
-    "uf-generalization": ("§4.1", "normalized networks achieve lower test "
-                          "errors", "open"),
-    "uf-icl": ("§1", "normalization reduces the shift of layers' inputs during "
-               "training", "open"),
-    "uf-small-batch-empirical": ("§5", "GN and LN stay stable in small "
-                                 "batches, unlike BN", "open"),
-    "uf-bn-large": ("§4.2", "BN is unstable with very large batches, and these "
-                    "reduce generalization", "open")}
+    "uf-bn": (
+        "§2.1",
+        "batch norm allows higher learning rates and reduces "
+        "sensitivity to initialization",
+        "holds",
+    ),
+    "uf-faster": (
+        "§4.1, §5",
+        "BN, LN and GN converge faster than unnormalized networks",
+        "open",
+    ),
+    "uf-generalization": (
+        "§4.1",
+        "normalized networks achieve lower test errors",
+        "open",
+    ),
+    "uf-icl": (
+        "§1",
+        "normalization reduces the shift of layers' inputs during training",
+        "open",
+    ),
+    "uf-small-batch-empirical": (
+        "§5",
+        "GN and LN stay stable in small batches, unlike BN",
+        "open",
+    ),
+    "uf-bn-large": (
+        "§4.2",
+        "BN is unstable with very large batches, and these "
+        "reduce generalization",
+        "open",
+    ),
+}
 
 
 def stated(name):
     "What the ledger says of one of these statements."
     section, says, verdict = STATED[name]
-    return {"source": f"salina, {section}",
-            "statement": f"{says} (general; asked here of one network of six "
-                         "convolutions and 512 images, by criteria stated "
-                         "before)",
-            "kind": "empirical", "verdict": verdict, "evidence": "experiment",
-            "formula": judge, "mutant": exchanged}
+    return {
+        "source": f"salina, {section}",
+        "statement": f"{says} (general; asked here of one network of six "
+        "convolutions and 512 images, by criteria stated "
+        "before)",
+        "kind": "empirical",
+        "verdict": verdict,
+        "evidence": "experiment",
+        "formula": judge,
+        "mutant": exchanged,
+    }
 
 
 def agree(name, judged):
@@ -115,6 +156,7 @@ def _(judged):
 def _(judged):
     agree("uf-bn-large", judged)
 
+
 # %% ../../../../nbs/590_experiments.recipes.one_factor.ipynb
 import json
 
@@ -125,34 +167,50 @@ from normalnorm.experiments.statistics import summarize
 
 def gaps_to_none(what):
     "Normalizer → interval of 99 % of a number of its runs less none's."
-    parts = json.loads((results.book_results() / "weight-growth.json"
-                        ).read_text())["parts"]
+    parts = json.loads(
+        (results.book_results() / "weight-growth.json").read_text()
+    )["parts"]
     runs = {norm: part["found"]["nothing"] for norm, part in parts.items()}
-    return {norm: summarize([what(run) - what(plain) for run, plain in zip(
-                runs[norm], runs["none"], strict=True)], 1 - 0.05 / 5)
-            for norm in ("batch", "instance", "group", "layer", "rms")}
+    return {
+        norm: summarize(
+            [
+                what(run) - what(plain)
+                for run, plain in zip(runs[norm], runs["none"], strict=True)
+            ],
+            1 - 0.05 / 5,
+        )
+        for norm in ("batch", "instance", "group", "layer", "rms")
+    }
 
 
 def improved(loss, attacked):
     "By how many of the normalizers each is shown to be improved."
-    return (sum(s.high < 0 for s in loss.values()),
-            sum(s.low > 0 for s in attacked.values()))
+    return (
+        sum(s.high < 0 for s in loss.values()),
+        sum(s.low > 0 for s in attacked.values()),
+    )
 
 
-@claim("uf-robustness", source="salina, §5",
-       statement="normalization improves both training efficiency and model "
-                 "robustness (general; small networks on clothes: four of "
-                 "five normalizers learn faster, none is shown to withstand "
-                 "PGD better or worse, by intervals that share the 5 %)",
-       kind="empirical", verdict="open", evidence="experiment",
-       formula=improved,
-       mutant=lambda loss, attacked: improved(attacked, loss))
+@claim(
+    "uf-robustness",
+    source="salina, §5",
+    statement="normalization improves both training efficiency and model "
+    "robustness (general; small networks on clothes: four of "
+    "five normalizers learn faster, none is shown to withstand "
+    "PGD better or worse, by intervals that share the 5 %)",
+    kind="empirical",
+    verdict="open",
+    evidence="experiment",
+    formula=improved,
+    mutant=lambda loss, attacked: improved(attacked, loss),
+)
 def _(count):
     "Loss of the first forty steps, and accuracy under PGD of size 0.03."
     loss = gaps_to_none(lambda run: run["early"])
     attacked = gaps_to_none(lambda run: run["margin"]["pgd"]["0.03"])
     assert count(loss, attacked) == (4, 0)
     assert not any(s.high < 0 for s in attacked.values())
+
 
 # %% ../../../../nbs/590_experiments.recipes.one_factor.ipynb
 from normalnorm.claims import claim
@@ -166,18 +224,28 @@ def shown_below(first, second):
     return gap.high < 0, gap.low > 0, gap.mean < 0
 
 
-@claim("uf-ln-rnn", source="salina, §2.2",
-       statement="layer norm is useful for recurrent networks and small "
-                 "batches (general; one small recurrent network on text: no "
-                 "difference is resolved)",
-       kind="empirical", verdict="open", evidence="experiment",
-       formula=shown_below,
-       mutant=lambda first, second: shown_below(second, first))
+@claim(
+    "uf-ln-rnn",
+    source="salina, §2.2",
+    statement="layer norm is useful for recurrent networks and small "
+    "batches (general; one small recurrent network on text: no "
+    "difference is resolved)",
+    kind="empirical",
+    verdict="open",
+    evidence="experiment",
+    formula=shown_below,
+    mutant=lambda first, second: shown_below(second, first),
+)
 def _(judged):
     "Test loss of layer norm less none, five seeds, tuned rates."
-    rows = sorted(results.rows("language-recurrent", "book",
-                               results.book_results(), any_code=True),
-                  key=lambda row: row["seed"])
-    none, layer = ([row["metrics"]["loss_last"] for row in rows
-                    if row["arm"] == arm] for arm in ("none", "LN"))
+    rows = sorted(
+        results.rows(
+            "language-recurrent", "book", results.book_results(), any_code=True
+        ),
+        key=lambda row: row["seed"],
+    )
+    none, layer = (
+        [row["metrics"]["loss_last"] for row in rows if row["arm"] == arm]
+        for arm in ("none", "LN")
+    )
     assert len(none) >= 5 and judged(none, layer) == (False, False, True)

@@ -12,20 +12,29 @@ from normalnorm.claims import claim
 from normalnorm.experiments.recipes.proxy import published
 
 
-@claim("pn-table15", source="labatie2021, Table 15",
-       statement="CIFAR-10: GN+PN slightly below BN: −0.15 points in the mean "
-                 "of ten entries, one of them above 0 (the printed table; not "
-                 "run)",
-       kind="table", verdict="holds", evidence="numerical", formula=published,
-       mutant=lambda data, norm: published(data, "BN" if norm == "GN+PN"
-                                           else "GN+PN"))
+@claim(
+    "pn-table15",
+    source="labatie2021, Table 15",
+    statement="CIFAR-10: GN+PN slightly below BN: −0.15 points in the mean "
+    "of ten entries, one of them above 0 (the printed table; not "
+    "run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=published,
+    mutant=lambda data, norm: published(
+        data, "BN" if norm == "GN+PN" else "GN+PN"
+    ),
+)
 def _(table):
     """Arithmetic on the ten entries.
 
     The mutant exchanges the two rows.
     """
-    ours, theirs = (np.array(table("cifar10", norm))[:, ::2].ravel()
-                    for norm in ("GN+PN", "BN"))
+    ours, theirs = (
+        np.array(table("cifar10", norm))[:, ::2].ravel()
+        for norm in ("GN+PN", "BN")
+    )
     difference = ours - theirs
     assert len(difference) == 10 and abs(difference.mean() + 0.15) < 0.01
     assert (difference > 0.01).sum() == 1

@@ -11,11 +11,18 @@ import numpy as np
 from normalnorm.claims import claim
 from normalnorm.experiments.recipes.proxy import published
 from normalnorm.experiments.recipes.proxy_paper import (
-    PUBLISHED, TRAINING, printed)
+    PUBLISHED,
+    TRAINING,
+    printed,
+)
 
 RESIDUAL = ("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101")
-THIN = ("EfficientNet-B0", "EfficientNet-B2", "EfficientNet-B0, groups",
-        "EfficientNet-B2, groups")
+THIN = (
+    "EfficientNet-B0",
+    "EfficientNet-B2",
+    "EfficientNet-B0, groups",
+    "EfficientNet-B2, groups",
+)
 
 
 def table(networks, arm, training=False):
@@ -33,118 +40,186 @@ def lead(of, networks, first="BN", second="GN+PN"):
     return of(networks, second)[:, :2] - of(networks, first)[:, :2]
 
 
-@claim("pn-table3", source="labatie2021, Tables 3 and 7",
-       statement="GN+PN is above GN in four networks, by 0.3 to 0.9 points "
-                 "without and by 0.9 to 1.4 with extra regularization (the "
-                 "printed table; not run)",
-       kind="table", verdict="holds", evidence="numerical", formula=table,
-       mutant=exchanged)
+@claim(
+    "pn-table3",
+    source="labatie2021, Tables 3 and 7",
+    statement="GN+PN is above GN in four networks, by 0.3 to 0.9 points "
+    "without and by 0.9 to 1.4 with extra regularization (the "
+    "printed table; not run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=table,
+    mutant=exchanged,
+)
 def _(of):
     "Differences of printed means. The mutant exchanges the columns."
     np.testing.assert_allclose(
         lead(of, RESIDUAL, "GN"),
-        [[0.9, 1.4], [0.6, 1.2], [0.5, 1.2], [0.3, 0.9]], atol=1e-9)
+        [[0.9, 1.4], [0.6, 1.2], [0.5, 1.2], [0.3, 0.9]],
+        atol=1e-9,
+    )
 
 
-@claim("pn-matches-bn", source="labatie2021, Abstract, §6",
-       statement="GN+PN consistently matches or exceeds BN on ImageNet (the "
-                 "printed tables; not run)",
-       kind="empirical", verdict="holds if",
-       condition="with extra regularization, and if 0.2 points less count as "
-                 "a match; without, ResNeXt-50 and 101 are 0.9 and 1.0 behind",
-       evidence="numerical", formula=table, mutant=exchanged)
+@claim(
+    "pn-matches-bn",
+    source="labatie2021, Abstract, §6",
+    statement="GN+PN consistently matches or exceeds BN on ImageNet (the "
+    "printed tables; not run)",
+    kind="empirical",
+    verdict="holds if",
+    condition="with extra regularization, and if 0.2 points less count as "
+    "a match; without, ResNeXt-50 and 101 are 0.9 and 1.0 behind",
+    evidence="numerical",
+    formula=table,
+    mutant=exchanged,
+)
 def _(of):
     "Differences of printed means. The mutant exchanges the columns."
     found = np.concatenate([lead(of, RESIDUAL), lead(of, THIN)])
-    np.testing.assert_allclose(found[:4], [[0, 0.9], [-0.3, 0.6], [-0.9, 0.6],
-                                           [-1, 0.1]], atol=1e-9)
+    np.testing.assert_allclose(
+        found[:4], [[0, 0.9], [-0.3, 0.6], [-0.9, 0.6], [-1, 0.1]], atol=1e-9
+    )
     assert (found[:, 1] > -0.21).all() and found[:, 0].max() < 0.01
     assert (found[4:, 0] > -0.21).all()
 
 
-@claim("pn-table4", source="labatie2021, Table 4",
-       statement="EfficientNet-B2 with FRN+TLU and extra regularization has "
-                 "78.8 percent (the printed table; not run)",
-       kind="table", verdict="misprinted", evidence="numerical",
-       formula=lambda: 78.9, mutant=lambda: 78.8)
+@claim(
+    "pn-table4",
+    source="labatie2021, Table 4",
+    statement="EfficientNet-B2 with FRN+TLU and extra regularization has "
+    "78.8 percent (the printed table; not run)",
+    kind="table",
+    verdict="misprinted",
+    evidence="numerical",
+    formula=lambda: 78.9,
+    mutant=lambda: 78.8,
+)
 def _(entry):
     """Table 8 repeats Table 4 with deviations; it has 78.9 there, and no other
     of the 48 entries differs. The mutant is Table 4's number.
     """
-    assert sum(len(PUBLISHED[n][arm]) for n in THIN for arm in (
-        "BN", "GN", "GN+PN", "Evo-S0", "GN+WS", "FRN+TLU")) == 48
+    assert (
+        sum(
+            len(PUBLISHED[n][arm])
+            for n in THIN
+            for arm in ("BN", "GN", "GN+PN", "Evo-S0", "GN+WS", "FRN+TLU")
+        )
+        == 48
+    )
     assert printed("EfficientNet-B2", "FRN+TLU")[1][0] == entry()
 
 
-@claim("pn-table14", source="labatie2021, Appendix A.3.4, Table 14",
-       statement="with mixup and CutMix as regularization GN+PN matches or "
-                 "exceeds BN except for a small gap in ResNeXt-50 (the printed "
-                 "table; not run)",
-       kind="table", verdict="holds if",
-       condition="in the regularized column", evidence="numerical",
-       formula=lambda n, arm: table(n, arm)[:, [0, 2]],
-       mutant=lambda n, arm: table(n, arm)[:, [2, 0]])
+@claim(
+    "pn-table14",
+    source="labatie2021, Appendix A.3.4, Table 14",
+    statement="with mixup and CutMix as regularization GN+PN matches or "
+    "exceeds BN except for a small gap in ResNeXt-50 (the printed "
+    "table; not run)",
+    kind="table",
+    verdict="holds if",
+    condition="in the regularized column",
+    evidence="numerical",
+    formula=lambda n, arm: table(n, arm)[:, [0, 2]],
+    mutant=lambda n, arm: table(n, arm)[:, [2, 0]],
+)
 def _(of):
     "Differences of printed means. The mutant exchanges the columns."
-    np.testing.assert_allclose(lead(of, RESIDUAL), [
-        [0, 0.7], [-0.3, 0.8], [-0.9, -0.4], [-1, 0.1]], atol=1e-9)
+    np.testing.assert_allclose(
+        lead(of, RESIDUAL),
+        [[0, 0.7], [-0.3, 0.8], [-0.9, -0.4], [-1, 0.1]],
+        atol=1e-9,
+    )
 
 
-@claim("pn-ws-regularizes", source="labatie2021, §6, Tables 6 and 9",
-       statement="weight standardization also regularizes: ResNet-50 with "
-                 "GN+WS fits less than with GN+PN, by 0.2 and 0.4 points, "
-                 "and is as good or better on other images; PN adds 0.2 "
-                 "and 0.4 to it (the printed tables; not run)",
-       kind="empirical", verdict="holds", evidence="numerical",
-       formula=table, mutant=exchanged)
+@claim(
+    "pn-ws-regularizes",
+    source="labatie2021, §6, Tables 6 and 9",
+    statement="weight standardization also regularizes: ResNet-50 with "
+    "GN+WS fits less than with GN+PN, by 0.2 and 0.4 points, "
+    "and is as good or better on other images; PN adds 0.2 "
+    "and 0.4 to it (the printed tables; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=table,
+    mutant=exchanged,
+)
 def _(of):
     "Differences of printed means. The mutant exchanges the columns."
     one = ("ResNet-50",)
-    fit, value = ((of(one, "GN8+WS", t) - of(one, "GN+PN", t)[:, :2])[0]
-                  for t in (True, False))
+    fit, value = (
+        (of(one, "GN8+WS", t) - of(one, "GN+PN", t)[:, :2])[0]
+        for t in (True, False)
+    )
     np.testing.assert_allclose(fit, [-0.2, -0.4], atol=1e-9)
     np.testing.assert_allclose(value, [0.3, 0], atol=1e-9)
     np.testing.assert_allclose(
-        (of(one, "GN8+WS+PN") - of(one, "GN8+WS"))[0], [0.2, 0.4], atol=1e-9)
+        (of(one, "GN8+WS+PN") - of(one, "GN8+WS"))[0], [0.2, 0.4], atol=1e-9
+    )
 
 
 FEWER_GROUPS = (("LN", "LN+PN"), ("GN8", "GN+PN"), ("GN", "GN32+PN"))
 
 
-@claim("pn-pn-groups", source="labatie2021, Table 6",
-       statement="PN helps most with few groups: ResNet-50 gains 1.4 and 1.9 "
-                 "points in one group, 0.9 and 1.3 in 8, 0.4 and 0.8 in 32 "
-                 "(the printed table; not run)",
-       kind="empirical", verdict="holds", evidence="numerical", formula=table,
-       mutant=exchanged)
+@claim(
+    "pn-pn-groups",
+    source="labatie2021, Table 6",
+    statement="PN helps most with few groups: ResNet-50 gains 1.4 and 1.9 "
+    "points in one group, 0.9 and 1.3 in 8, 0.4 and 0.8 in 32 "
+    "(the printed table; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=table,
+    mutant=exchanged,
+)
 def _(of):
     "Differences of printed means. The mutant exchanges the columns."
-    found = np.concatenate([lead(of, ("ResNet-50",), plain, cured)
-                            for plain, cured in FEWER_GROUPS])
-    np.testing.assert_allclose(found, [[1.4, 1.9], [0.9, 1.3], [0.4, 0.8]],
-                               atol=1e-9)
+    found = np.concatenate(
+        [
+            lead(of, ("ResNet-50",), plain, cured)
+            for plain, cured in FEWER_GROUPS
+        ]
+    )
+    np.testing.assert_allclose(
+        found, [[1.4, 1.9], [0.9, 1.3], [0.4, 0.8]], atol=1e-9
+    )
     assert (np.diff(found, axis=0) < 0).all()
 
 
-@claim("pn-pn-bn", source="labatie2021, Table 6",
-       statement="batch norm gains nothing to speak of from PN: −0.1 and +0.2 "
-                 "points in ResNet-50, with deviations of 0.1 to 0.2 (the "
-                 "printed table; not run)",
-       kind="empirical", verdict="holds", evidence="numerical", formula=table,
-       mutant=exchanged)
+@claim(
+    "pn-pn-bn",
+    source="labatie2021, Table 6",
+    statement="batch norm gains nothing to speak of from PN: −0.1 and +0.2 "
+    "points in ResNet-50, with deviations of 0.1 to 0.2 (the "
+    "printed table; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=table,
+    mutant=exchanged,
+)
 def _(of):
     "Differences of printed means. The mutant exchanges the columns."
-    np.testing.assert_allclose(lead(of, ("ResNet-50",), "BN", "BN+PN"),
-                               [[-0.1, 0.2]], atol=1e-9)
+    np.testing.assert_allclose(
+        lead(of, ("ResNet-50",), "BN", "BN+PN"), [[-0.1, 0.2]], atol=1e-9
+    )
 
 
-@claim("pn-training-acc", source="labatie2021, Tables 9–11",
-       statement="group norm in 8 groups with PN has the highest training "
-                 "accuracy of ResNet-50 and of the EfficientNets among "
-                 "batch-independent normalizers, weight standardization with "
-                 "PN apart (the printed tables; not run)",
-       kind="table", verdict="holds", evidence="numerical",
-       formula="GN+PN", mutant="GN8")
+@claim(
+    "pn-training-acc",
+    source="labatie2021, Tables 9–11",
+    statement="group norm in 8 groups with PN has the highest training "
+    "accuracy of ResNet-50 and of the EfficientNets among "
+    "batch-independent normalizers, weight standardization with "
+    "PN apart (the printed tables; not run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula="GN+PN",
+    mutant="GN8",
+)
 def _(best):
     """GN8+PN against all other rows but GN+WS+PN, in both columns; no
     EfficientNet has a row above it either.
@@ -152,46 +227,68 @@ def _(best):
     The mutant takes it without PN.
     """
     for network in ("ResNet-50", *THIN):
-        fit = {arm: np.array(printed(network, arm, True))[:, 0]
-               for arm in TRAINING[network]}
-        assert all((fit[best if best in fit else "GN"] > value).all()
-                   for arm, value in fit.items()
-                   if arm not in ("GN+PN", "GN8+WS+PN"))
+        fit = {
+            arm: np.array(printed(network, arm, True))[:, 0]
+            for arm in TRAINING[network]
+        }
+        assert all(
+            (fit[best if best in fit else "GN"] > value).all()
+            for arm, value in fit.items()
+            if arm not in ("GN+PN", "GN8+WS+PN")
+        )
 
 
-@claim("pn-reg-most", source="labatie2021, §6, Tables 7 and 8",
-       statement="PN's gain over group norm is larger with extra "
-                 "regularization in all eight networks on ImageNet (the "
-                 "printed tables; not run)",
-       kind="empirical", verdict="holds", evidence="numerical", formula=table,
-       mutant=exchanged)
+@claim(
+    "pn-reg-most",
+    source="labatie2021, §6, Tables 7 and 8",
+    statement="PN's gain over group norm is larger with extra "
+    "regularization in all eight networks on ImageNet (the "
+    "printed tables; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=table,
+    mutant=exchanged,
+)
 def _(of):
     "Differences of printed means. The mutant exchanges the columns."
     found = np.concatenate([lead(of, RESIDUAL, "GN"), lead(of, THIN, "GN")])
     assert found.shape == (8, 2) and (found[:, 1] > found[:, 0] + 0.05).all()
 
 
-@claim("pn-table12-13", source="labatie2021, Tables 12 and 13",
-       statement="leaving out β̃ and γ̃ costs little: 0.0875 points in the "
-                 "mean of 16 entries, 0.2 at most (the printed tables; not "
-                 "run)",
-       kind="table", verdict="holds", evidence="numerical",
-       formula=("GN+PN, plain proxy", "GN+PN"),
-       mutant=("GN+PN", "GN+PN, plain proxy"))
+@claim(
+    "pn-table12-13",
+    source="labatie2021, Tables 12 and 13",
+    statement="leaving out β̃ and γ̃ costs little: 0.0875 points in the "
+    "mean of 16 entries, 0.2 at most (the printed tables; not "
+    "run)",
+    kind="table",
+    verdict="holds",
+    evidence="numerical",
+    formula=("GN+PN, plain proxy", "GN+PN"),
+    mutant=("GN+PN", "GN+PN, plain proxy"),
+)
 def _(arms):
     "Differences of printed means. The mutant exchanges the rows."
-    found = np.concatenate([lead(table, group, *arms)
-                            for group in (RESIDUAL, THIN)])
+    found = np.concatenate(
+        [lead(table, group, *arms) for group in (RESIDUAL, THIN)]
+    )
     assert found.shape == (8, 2) and abs(found.mean() - 0.0875) < 1e-9
     assert -1e-9 < found.min() and found.max() < 0.2 + 1e-9
 
 
-@claim("pn-en-b2-lower", source="labatie2021, Appendix A.3.2, Table 11",
-       statement="with extra regularization B2 is fitted less well than B0, "
-                 "without it better, for all five normalizers (the printed "
-                 "table; not run; that CutMix is the reason is not decided)",
-       kind="empirical", verdict="holds", evidence="numerical",
-       formula=table, mutant=exchanged)
+@claim(
+    "pn-en-b2-lower",
+    source="labatie2021, Appendix A.3.2, Table 11",
+    statement="with extra regularization B2 is fitted less well than B0, "
+    "without it better, for all five normalizers (the printed "
+    "table; not run; that CutMix is the reason is not decided)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=table,
+    mutant=exchanged,
+)
 def _(of):
     "Differences of printed means. The mutant exchanges the columns."
     for name in ("GN", "GN+PN", "Evo-S0", "GN+WS", "FRN+TLU"):
@@ -205,29 +302,42 @@ def cifar(data, arm):
     return np.array(published(data, arm))[:, ::2]
 
 
-@claim("pn-table16", source="labatie2021, Appendix A.4, Table 16",
-       statement="GN+PN tends to slightly outperform BN on CIFAR-100 (the "
-                 "printed table; not run)",
-       kind="table", verdict="holds if",
-       condition="with extra regularization: at four of five depths; without, "
-                 "at none", evidence="numerical",
-       formula=cifar, mutant=lambda *a: cifar(*a)[:, ::-1])
-@claim("pn-easy-hard", source="labatie2021, Appendix A.4, Tables 15 and 16",
-       statement="BN's regularization helps the easy task (CIFAR-10) more than "
-                 "the harder one (CIFAR-100): BN's lead over GN+PN is larger "
-                 "there (the printed tables; not run)",
-       kind="empirical", verdict="holds if",
-       condition="with extra regularization: 0.18 points against −0.56; "
-                 "without, where BN's own is all there is, 0.12 against 0.36",
-       evidence="numerical", formula=cifar,
-       mutant=lambda *a: cifar(*a)[:, ::-1])
+@claim(
+    "pn-table16",
+    source="labatie2021, Appendix A.4, Table 16",
+    statement="GN+PN tends to slightly outperform BN on CIFAR-100 (the "
+    "printed table; not run)",
+    kind="table",
+    verdict="holds if",
+    condition="with extra regularization: at four of five depths; without, "
+    "at none",
+    evidence="numerical",
+    formula=cifar,
+    mutant=lambda *a: cifar(*a)[:, ::-1],
+)
+@claim(
+    "pn-easy-hard",
+    source="labatie2021, Appendix A.4, Tables 15 and 16",
+    statement="BN's regularization helps the easy task (CIFAR-10) more than "
+    "the harder one (CIFAR-100): BN's lead over GN+PN is larger "
+    "there (the printed tables; not run)",
+    kind="empirical",
+    verdict="holds if",
+    condition="with extra regularization: 0.18 points against −0.56; "
+    "without, where BN's own is all there is, 0.12 against 0.36",
+    evidence="numerical",
+    formula=cifar,
+    mutant=lambda *a: cifar(*a)[:, ::-1],
+)
 def _(of):
     "Means of printed differences. The mutant exchanges the columns."
-    easy, hard = (of(data, "BN") - of(data, "GN+PN")
-                  for data in ("cifar10", "cifar100"))
+    easy, hard = (
+        of(data, "BN") - of(data, "GN+PN") for data in ("cifar10", "cifar100")
+    )
     np.testing.assert_allclose(easy.mean(0), [0.12, 0.18], atol=1e-9)
     np.testing.assert_allclose(hard.mean(0), [0.36, -0.56], atol=1e-9)
     assert ((hard < -0.01).sum(0) == [0, 4]).all()
+
 
 # %% ../../../../nbs/540_experiments.recipes.proxy_paper.ipynb
 import torch
@@ -245,22 +355,42 @@ def spreads(batch, members=400):
     """
     with seeded("companions", 0):
         image = torch.randn(1, 8, 2, 2)
-        layers = (nn.BatchNorm2d(8), nn.GroupNorm(1, 8), nn.GroupNorm(8, 8),
-                  nn.GroupNorm(2, 8), nn.Sequential(
-                      nn.GroupNorm(2, 8, affine=False), ProxyNorm(8, "relu")))
+        layers = (
+            nn.BatchNorm2d(8),
+            nn.GroupNorm(1, 8),
+            nn.GroupNorm(8, 8),
+            nn.GroupNorm(2, 8),
+            nn.Sequential(
+                nn.GroupNorm(2, 8, affine=False), ProxyNorm(8, "relu")
+            ),
+        )
         with torch.no_grad():
-            found = [torch.stack([layer(torch.cat([
-                image, torch.randn(batch - 1, 8, 2, 2)]))[0]
-                for _ in range(members)]) for layer in layers]
+            found = [
+                torch.stack(
+                    [
+                        layer(
+                            torch.cat([image, torch.randn(batch - 1, 8, 2, 2)])
+                        )[0]
+                        for _ in range(members)
+                    ]
+                )
+                for layer in layers
+            ]
     return [v.std(0).mean().item() for v in found]
 
 
-@claim("pn-noise-bn", source="labatie2021, §2",
-       statement="batch norm adds the noise of its minibatch, which falls as "
-                 "one over the root of its size; layer, instance and group "
-                 "norm, with PN or without, add none",
-       kind="empirical", verdict="holds", evidence="numerical",
-       formula=spreads, mutant=lambda batch: spreads(batch)[::-1])
+@claim(
+    "pn-noise-bn",
+    source="labatie2021, §2",
+    statement="batch norm adds the noise of its minibatch, which falls as "
+    "one over the root of its size; layer, instance and group "
+    "norm, with PN or without, add none",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=spreads,
+    mutant=lambda batch: spreads(batch)[::-1],
+)
 def _(noise):
     """One image among 400 sets of companions, 16 or 64 images in all.
 
@@ -288,21 +418,31 @@ def constants(summed, blocks=12, width=64, nets=3):
                     if layer == 3:
                         break
                     y = F.group_norm(x, 1)
-                    gamma, beta = (1 + 0.2 * torch.randn(width, 1, 1),
-                                   0.2 * torch.randn(width, 1, 1))
+                    gamma, beta = (
+                        1 + 0.2 * torch.randn(width, 1, 1),
+                        0.2 * torch.randn(width, 1, 1),
+                    )
                     x = F.conv2d(
                         F.pad(F.relu(gamma * y + beta), (1,) * 4, "circular"),
-                        torch.randn(width, width, 3, 3) / (9 * width / 2)**0.5)
+                        torch.randn(width, width, 3, 3)
+                        / (9 * width / 2) ** 0.5,
+                    )
                 stream = stream + x if summed else x
     return found.mean(0)
 
 
-@claim("pn-effective-depth", source="labatie2021, Appendix A.2.2",
-       statement="in residual networks the effective depth, read from the "
-                 "share of constants, grows inside a block and is reduced at "
-                 "its sum",
-       kind="estimate", verdict="holds", evidence="numerical",
-       formula=lambda: constants(True), mutant=lambda: constants(False))
+@claim(
+    "pn-effective-depth",
+    source="labatie2021, Appendix A.2.2",
+    statement="in residual networks the effective depth, read from the "
+    "share of constants, grows inside a block and is reduced at "
+    "its sum",
+    kind="estimate",
+    verdict="holds",
+    evidence="numerical",
+    formula=lambda: constants(True),
+    mutant=lambda: constants(False),
+)
 def _(shares):
     """Three random networks of twelve blocks of three layers, layer norm.
 

@@ -24,13 +24,19 @@ def losses(first, second):
     return gains(second, first)
 
 
-@claim("bnu-beats-ln", source="rao2020, abstract, Table 3",
-       statement="PreLayerNorm and RegNorm are above layer norm in all three "
-                 "networks of images, and PreLayerNorm below it in "
-                 "perplexity; on CIFAR-10 by 0.08 and 0.19 points of single "
-                 "runs (the printed table; not run)",
-       kind="empirical", verdict="holds", evidence="numerical", formula=gains,
-       mutant=losses)
+@claim(
+    "bnu-beats-ln",
+    source="rao2020, abstract, Table 3",
+    statement="PreLayerNorm and RegNorm are above layer norm in all three "
+    "networks of images, and PreLayerNorm below it in "
+    "perplexity; on CIFAR-10 by 0.08 and 0.19 points of single "
+    "runs (the printed table; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=gains,
+    mutant=losses,
+)
 def _(difference):
     "Differences of printed values. The mutant exchanges the rows."
     for name, cifar in (("PreLayerNorm", 0.08), ("RegNorm", 0.19)):
@@ -39,66 +45,104 @@ def _(difference):
     assert LM1B["PreLayerNorm"] < LM1B["Layer"]
 
 
-@claim("bnu-beats-batchtrain", source="rao2020, §7",
-       statement="PreLayerNorm, RegNorm and PreRegNorm are above batch norm "
-                 "without running averages in all three networks, the least "
-                 "by 0.002 points (the printed table; not run)",
-       kind="empirical", verdict="holds", evidence="numerical", formula=gains,
-       mutant=losses)
+@claim(
+    "bnu-beats-batchtrain",
+    source="rao2020, §7",
+    statement="PreLayerNorm, RegNorm and PreRegNorm are above batch norm "
+    "without running averages in all three networks, the least "
+    "by 0.002 points (the printed table; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=gains,
+    mutant=losses,
+)
 def _(difference):
     "Differences of printed values. The mutant exchanges the rows."
-    found = [d for name in ("PreLayerNorm", "RegNorm", "PreRegNorm")
-             for d in difference("Batch-Train", name)]
+    found = [
+        d
+        for name in ("PreLayerNorm", "RegNorm", "PreRegNorm")
+        for d in difference("Batch-Train", name)
+    ]
     assert abs(min(found) - 0.002) < 1e-6
 
 
-@claim("bnu-pre-helps", source="rao2020, §7",
-       statement="centring before the map raises what is reported in six of "
-                 "seven comparisons, and lowers it by 0.03 points for RegNorm "
-                 "on CIFAR-10 (the printed table; not run)",
-       kind="empirical", verdict="holds if", evidence="numerical",
-       condition="RegNorm on CIFAR-10 left out", formula=gains, mutant=losses)
+@claim(
+    "bnu-pre-helps",
+    source="rao2020, §7",
+    statement="centring before the map raises what is reported in six of "
+    "seven comparisons, and lowers it by 0.03 points for RegNorm "
+    "on CIFAR-10 (the printed table; not run)",
+    kind="empirical",
+    verdict="holds if",
+    evidence="numerical",
+    condition="RegNorm on CIFAR-10 left out",
+    formula=gains,
+    mutant=losses,
+)
 def _(difference):
     "Differences of printed values. The mutant exchanges the rows."
-    found = difference("Layer", "PreLayerNorm") + difference(
-        "RegNorm", "PreRegNorm") + [LM1B["Layer"] - LM1B["PreLayerNorm"]]
+    found = (
+        difference("Layer", "PreLayerNorm")
+        + difference("RegNorm", "PreRegNorm")
+        + [LM1B["Layer"] - LM1B["PreLayerNorm"]]
+    )
     assert len(found) == 7 and [d > 0 for d in found].count(False) == 1
     assert abs(found[3] + 0.03) < 1e-6
 
 
-@claim("bnu-none-vs-ln", source="rao2020, Table 3",
-       statement="in ResNet-50 layer norm is 4.6 points below no normalizer, "
-                 "in ResNet-101 above it (the printed table; not run)",
-       kind="empirical", verdict="holds", evidence="numerical", formula=gains,
-       mutant=losses)
+@claim(
+    "bnu-none-vs-ln",
+    source="rao2020, Table 3",
+    statement="in ResNet-50 layer norm is 4.6 points below no normalizer, "
+    "in ResNet-101 above it (the printed table; not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=gains,
+    mutant=losses,
+)
 def _(difference):
     "Differences of printed values. The mutant exchanges the rows."
     _, shallow, deep = difference("None", "Layer")
     assert abs(shallow + 4.631) < 1e-6 and deep > 2
 
 
-@claim("bnu-bmlv-lmbv", source="rao2020, §9",
-       statement="the batch's mean does more than its deviation: BMLV is above "
-                 "LMBV by 0.04, 0.34 and 0.73 points (the printed table; not "
-                 "run)",
-       kind="empirical", verdict="holds", evidence="numerical", formula=gains,
-       mutant=losses)
+@claim(
+    "bnu-bmlv-lmbv",
+    source="rao2020, §9",
+    statement="the batch's mean does more than its deviation: BMLV is above "
+    "LMBV by 0.04, 0.34 and 0.73 points (the printed table; not "
+    "run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=gains,
+    mutant=losses,
+)
 def _(difference):
     "Differences of printed values. The mutant exchanges the rows."
     for d, wanted in zip(difference("LMBV", "BMLV"), (0.04, 0.337, 0.727)):
         assert abs(d - wanted) < 1e-6
 
 
-@claim("bnu-accumulated", source="rao2020, §7, §8",
-       statement="batch norm without running averages is worse by 0.44, 1.51 "
-                 "and 1.41 points (the printed table; over sizes of the batch "
-                 "not run)",
-       kind="empirical", verdict="holds", evidence="numerical", formula=gains,
-       mutant=losses)
+@claim(
+    "bnu-accumulated",
+    source="rao2020, §7, §8",
+    statement="batch norm without running averages is worse by 0.44, 1.51 "
+    "and 1.41 points (the printed table; over sizes of the batch "
+    "not run)",
+    kind="empirical",
+    verdict="holds",
+    evidence="numerical",
+    formula=gains,
+    mutant=losses,
+)
 def _(difference):
     "Differences of printed values. The mutant exchanges the rows."
-    for d, wanted in zip(difference("Batch-Train", "Batch"),
-                         (0.441, 1.513, 1.411)):
+    for d, wanted in zip(
+        difference("Batch-Train", "Batch"), (0.441, 1.513, 1.411)
+    ):
         assert abs(d - wanted) < 1e-6
 
 
@@ -107,17 +151,30 @@ def cut(count, images):
     return math.floor(1e5 * count / images) / 1e3
 
 
-@claim("bnu-cifar-denominator", source="rao2020, Table 3",
-       statement="the eight accuracies on CIFAR-10 are shares of 9984 = 78·128 "
-                 "images, cut after three decimals, and of no other number "
-                 "from 9000 to 10 000: the last 16 test images were left out",
-       kind="identity", verdict="holds", evidence="numerical", formula=cut,
-       mutant=lambda count, images: round(1e2 * count / images, 3))
+@claim(
+    "bnu-cifar-denominator",
+    source="rao2020, Table 3",
+    statement="the eight accuracies on CIFAR-10 are shares of 9984 = 78·128 "
+    "images, cut after three decimals, and of no other number "
+    "from 9000 to 10 000: the last 16 test images were left out",
+    kind="identity",
+    verdict="holds",
+    evidence="numerical",
+    formula=cut,
+    mutant=lambda count, images: round(1e2 * count / images, 3),
+)
 def _(share):
     "All denominators, and for each the two counts that come near."
     values = [row[0] for row in TABLE.values() if row[0]]
-    fits = [images for images in range(9000, 10_001) if all(
-        any(abs(share(count, images) - v) < 1e-6 for count in
-            (int(v * images / 100), int(v * images / 100) + 1))
-        for v in values)]
+    fits = [
+        images
+        for images in range(9000, 10_001)
+        if all(
+            any(
+                abs(share(count, images) - v) < 1e-6
+                for count in (int(v * images / 100), int(v * images / 100) + 1)
+            )
+            for v in values
+        )
+    ]
     assert fits == [9984]
