@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 9
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export lab serve pdf bench gpu wheel mutants records clean test-oldest test-newest test-processors test-avx2
+.PHONY: help book test export update lab serve pdf bench gpu wheel mutants records clean test-oldest test-newest test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -25,6 +25,9 @@ test: $(VENV)/.ready  ## run the chapters that changed and every test
 
 export: $(VENV)/.ready  ## write normalnorm/, README.md and _quarto.yml from the notebooks; clean the notebooks
 	@$(BIN)/python -m tools.export
+
+update: $(VENV)/.ready  ## carry what was changed in normalnorm/ back into the cells of nbs/
+	@$(BIN)/python -m tools.export --update
 
 lab: $(VENV)/.ready  ## open the chapters in JupyterLab
 	@$(BIN)/jupyter lab nbs

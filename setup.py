@@ -21,18 +21,24 @@ extras = {
 
 
 class BuildWithBook(build_py):
-    """A wheel carries the chapters that belong to it, as plain notebooks; an
-    editable installation finds them in the checkout.
+    """A wheel carries the chapters that belong to it, as plain notebooks, and
+    their checks as modules; an editable installation finds the chapters in the
+    checkout.
     """
 
     def run(self):
         # nothing of an earlier build
         shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
-        if not self.editable_mode:
-            from tools.plain import write
+        from tools.export import write_checks
 
-            write(Path(self.build_lib) / "normalnorm" / "book")
+        if self.editable_mode:
+            return write_checks()
+        from tools.plain import write
+
+        package = Path(self.build_lib) / "normalnorm"
+        write_checks(package=package)
+        write(package / "book")
 
 
 setup(

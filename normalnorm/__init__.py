@@ -9,60 +9,53 @@ and the PyTorch library derived in it.
 __all__ = []
 
 # %% ../nbs/index.ipynb #aba012a3
-# what is public and no layer of the table
-_OTHERS = {
-    "to_normality": "conversion",
-    "to_plain": "conversion",
-    "set_backend": "backends",
-    "ProxyNorm": "proxy_norm",
-    "to_proxy_norm": "proxy_conversion",
-    "regnorm_penalty": "regnorm",
+# What is public, by the module of normalnorm.layers that has it.
+_MODULES = {
+    "conversion": "LayerNormalNorm2d to_normality to_plain",
+    "decorrelated": "DecorrelatedBatchNorm1d DecorrelatedBatchNorm2d "
+    "DecorrelatedBatchNormalNorm1d DecorrelatedBatchNormalNorm2d",
+    "hybrids": "BatchReNorm EvoNorm2d PropagatedNorm",
+    "normality": "BatchNormalNorm1d BatchNormalNorm2d BatchNormalNorm3d "
+    "GroupNormalNorm InstanceNormalNorm1d InstanceNormalNorm2d "
+    "InstanceNormalNorm3d LayerNormalNorm",
+    "normalizers": "BMLVNorm FilterResponseNorm LMBVNorm RootMeanSquareNorm",
+    "prelayer": "PreLayerNormConv1d PreLayerNormConv2d PreLayerNormConv3d "
+    "PreLayerNormLinear",
+    "proxy_norm": "ProxyNorm",
+    "regnorm": "PreRegNormConv1d PreRegNormConv2d PreRegNormConv3d "
+    "PreRegNormLinear RegNormConv1d RegNormConv2d RegNormConv3d RegNormLinear "
+    "regnorm_penalty",
+    "sync": "SyncBatchNormalNorm",
+    "sync_decorrelated": "SyncDecorrelatedBatchNorm "
+    "SyncDecorrelatedBatchNormalNorm",
+    "backends": "set_backend",
+    "proxy_conversion": "to_proxy_norm",
 }
-
-
-def _places() -> dict[str, str]:
-    """Name → module: of these, and of all layers, which are the classes whose
-    names end in Norm, Norm1d, NormLinear, NormConv1d, …, in the index that the
-    exporter writes.
-    """
-    import re
-
-    from normalnorm._modidx import d
-
-    modules = [m for m in d["syms"] if m.startswith("normalnorm.layers.")]
-    layers = {
-        name: module
-        for module in modules
-        for name in (s.removeprefix(f"{module}.") for s in d["syms"][module])
-        if re.fullmatch(r"[A-Z]\w*Norm(Linear|(Conv)?\dd)?", name)
-    }
-    return layers | {
-        name: f"normalnorm.layers.{module}" for name, module in _OTHERS.items()
-    }
+_PUBLIC = {
+    name: f"normalnorm.layers.{module}"
+    for module, names in _MODULES.items()
+    for name in names.split()
+}
+__all__ = [*_PUBLIC]
 
 
 def __getattr__(name: str):
     """Import a name when it is first asked for (PEP 562), so that
     `import normalnorm` costs nothing.
     """
-    if name == "__all__":
-        return list(_places())
-    places = _places() if name in _OTHERS or "Norm" in name else {}
-    if name not in places:
+    if name not in _PUBLIC:
+        names = ", ".join(_PUBLIC) if "Norm" in name else "in dir(normalnorm)"
         raise AttributeError(
             f"module 'normalnorm' has no attribute {name!r}; "
-            "the layers are " + (", ".join(places) or "in dir(normalnorm)")
+            f"the layers are {names}"
         )
     import importlib
 
     value = globals()[name] = getattr(
-        importlib.import_module(places[name]), name
+        importlib.import_module(_PUBLIC[name]), name
     )
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_places()])
-
-
-globals().pop("__all__", None)  # asked for, it is made
+    return sorted({*globals(), *_PUBLIC})

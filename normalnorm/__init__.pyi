@@ -68,6 +68,8 @@ from normalnorm.layers.proxy_conversion import (
 
 __all__ = [
     "LayerNormalNorm2d",
+    "to_normality",
+    "to_plain",
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNormalNorm1d",
@@ -100,12 +102,10 @@ __all__ = [
     "RegNormConv2d",
     "RegNormConv3d",
     "RegNormLinear",
+    "regnorm_penalty",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
-    "to_normality",
-    "to_plain",
     "set_backend",
     "to_proxy_norm",
-    "regnorm_penalty",
 ]

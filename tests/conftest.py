@@ -7,6 +7,7 @@ the same in every run; `pytest --hypothesis-profile=default` takes new ones.
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ torch.set_num_threads(int(os.environ.get("NORMALNORM_TEST_THREADS", "1")))
 os.environ["NORMALNORM_QUIET"] = "1"
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
+if "PYTEST_XDIST_WORKER" not in os.environ and find_spec("yaml"):
+    from tools.export import write_checks
+
+    write_checks()
 
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
     # PyTorch joins gloo's threads under Python's lock, for which one of them

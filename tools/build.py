@@ -38,19 +38,17 @@ def check_sync() -> bool:
 
     Remembered, so that an unchanged checkout is not exported again.
     """
-    stamp, key = (
-        ROOT / "_build" / "synced",
-        state(
-            "nbs",
-            "normalnorm",
-            "settings.ini",
-            "_toc.yml",
-            "_quarto.yml",
-            "README.md",
-            "tools",
-        ),
+    stamp = ROOT / "_build" / "synced"
+    compared = (
+        "nbs",
+        "normalnorm",
+        "settings.ini",
+        "_toc.yml",
+        "_quarto.yml",
+        "README.md",
+        "tools",
     )
-    if unchanged(stamp, key):
+    if unchanged(stamp, state(*compared)):
         return True
     if unreadable := [c for c in chapters() if c.unreadable()]:
         for c in unreadable:
@@ -59,13 +57,14 @@ def check_sync() -> bool:
                 "the package is not compared with the notebooks"
             )
         return True
+    export.write_checks()
     print(
         "comparing the notebooks with what is generated from them", flush=True
     )
     if not export.agree():
         return False
     stamp.parent.mkdir(exist_ok=True)
-    stamp.write_text(key)
+    stamp.write_text(state(*compared))
     return True
 
 

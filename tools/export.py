@@ -2,8 +2,13 @@
 checks, its C++, README.md, _quarto.yml.
 
 `python -m tools.export` writes; `python -m tools.export --check` only compares
-and says what differs; `python -m tools.export --cells` takes the other way for
-C++: what was changed in native.cpp goes into the cells.
+and says what differs; `--update` takes the other way: what was changed in
+normalnorm/ goes into the cells, C++ too.
+
+The checks, and nbdev's index of names, are second copies of cells: git ignores
+them. The checks are files all the same, so that tracebacks show their lines and
+other processes import them; they are made wherever the package is built, and
+brought up to date before a build and before the tests.
 """
 
 import difflib
@@ -15,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -25,6 +32,9 @@ from tools.dialect import KERNEL, LEADING, directives, without_directives
 
 # The files of the package that are written by hand.
 HAND_WRITTEN = ("py.typed", "*.npz", "experiments/data_files/*")
+# What git ignores.
+INDEX = "normalnorm/_modidx.py"
+IGNORED = ("checks", "_modidx.py", "__pycache__")
 GENERATED = ("README.md", "_quarto.yml")
 
 
@@ -52,20 +62,27 @@ def check_module(chapter: Chapter) -> str | None:
     )
 
 
-def write_checks(root: Path) -> None:
-    "Write normalnorm/checks."
-    folder = root / "normalnorm" / "checks"
-    modules = {
-        c.module: text for c in chapters(root) if (text := check_module(c))
-    }
-    for module, text in modules.items():
-        path = folder.joinpath(*module.split(".")).with_suffix(".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        for parent in (path.parent, *path.parent.parents):
-            if parent == folder.parent:
-                break
-            (parent / "__init__.py").touch()
+def write_checks(root: Path = ROOT, package: Path | None = None) -> None:
+    "Make checks/ in `package`, normalnorm/, what the chapters say."
+    folder = (package or root / "normalnorm") / "checks"
+    texts = {folder / "__init__.py": ""}
+    for chapter in chapters(root):
+        if text := check_module(chapter):
+            path = folder.joinpath(*chapter.module.split(".")).with_suffix(
+                ".py"
+            )
+            texts[path] = text
+            while path.parent != folder:
+                path = path.parent
+                texts[path / "__init__.py"] = ""
+    for path in {*folder.rglob("*.py")} - {*texts}:
+        path.unlink()
+    for path, text in texts.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_suffix(f".{os.getpid()}")  # others may do the same
+            new.write_text(text, encoding="utf-8")
+            os.replace(new, path)
 
 
 def kernel_cells(root: Path) -> list[tuple[Chapter, int, str]]:
@@ -268,7 +285,7 @@ def stub(root: Path) -> str:
             sys.executable,
             "-c",
             "import json, normalnorm; "
-            "print(json.dumps(getattr(normalnorm, '_places', dict)()))",
+            "print(json.dumps(getattr(normalnorm, '_PUBLIC', {})))",
         ],
         cwd=root,
         capture_output=True,
@@ -332,10 +349,18 @@ def narrow(text: str, width: int = 80) -> str:
     )
 
 
-def run_nbdev(root: Path, command: str) -> None:
-    "Run one of nbdev's safe commands (export, clean) in a checkout."
+def format_code(root: Path, folder: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "-q", folder],
+        cwd=root,
+        check=True,
+    )
+
+
+def run_nbdev(root: Path, command: str, *arguments: str) -> None:
+    "Run one of nbdev's safe commands (export, update, clean)."
     done = subprocess.run(
-        [Path(sys.executable).parent / f"nbdev_{command}"],
+        [Path(sys.executable).parent / f"nbdev_{command}", *arguments],
         cwd=root,
         capture_output=True,
         text=True,
@@ -348,7 +373,6 @@ def run_nbdev(root: Path, command: str) -> None:
 
 def generate(root: Path) -> None:
     "Write everything that is generated into a checkout whose package is empty."
-    write_checks(root)
     if pieces := [piece for *_, piece in kernel_cells(root)]:
         path = root / KERNEL
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -362,11 +386,7 @@ def generate(root: Path) -> None:
         (root / "normalnorm" / "__init__.pyi").write_text(
             text, encoding="utf-8"
         )
-    subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "-q", "normalnorm"],
-        cwd=root,
-        check=True,
-    )
+    format_code(root, "normalnorm")
     (root / "README.md").write_text(readme(root), encoding="utf-8")
     (root / "_quarto.yml").write_text(quarto(root), encoding="utf-8")
 
@@ -380,7 +400,7 @@ def tree(root: Path) -> dict[str, str]:
     package = [
         p
         for p in (root / "normalnorm").rglob("*")
-        if p.is_file() and "__pycache__" not in p.parts
+        if p.is_file() and not {*IGNORED} & {*p.relative_to(root).parts}
     ]
     texts = [
         p
@@ -394,8 +414,9 @@ def tree(root: Path) -> dict[str, str]:
     }
 
 
-def expected(root: Path) -> dict[str, str]:
-    "What the notebooks of a checkout generate, made in a copy of it."
+@contextmanager
+def generated(root: Path) -> Iterator[Path]:
+    "A copy of a checkout, with what its notebooks generate, for a while."
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for folder in ("nbs", "normalnorm"):
@@ -422,6 +443,12 @@ def expected(root: Path) -> dict[str, str]:
         if (root / "results").is_dir():
             (copy / "results").symlink_to(root / "results")
         generate(copy)
+        yield copy
+
+
+def expected(root: Path) -> dict[str, str]:
+    "What the notebooks of a checkout generate."
+    with generated(root) as copy:
         return tree(copy)
 
 
@@ -454,6 +481,26 @@ def export(root: Path = ROOT) -> None:
         elif wanted[name] != found.get(name):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted[name], encoding="utf-8")
+    write_checks(root)
+
+
+def update(root: Path = ROOT) -> list[str]:
+    """Write into the cells what was changed in normalnorm/, and return the
+    cells of C++ that are new.
+
+    Raises `ValueError` as `kernel_to_cells`.
+    """
+    with generated(root) as copy:
+        wanted, found = tree(copy), tree(root)
+        shutil.copy(copy / INDEX, root / INDEX)  # which nbdev_update reads
+    for name in wanted:
+        if name.endswith(".py") and found.get(name, "") not in (
+            "",
+            wanted[name],
+        ):
+            run_nbdev(root, "update", "--fname", name)
+    format_code(root, "nbs")
+    return kernel_to_cells(root) if kernel_cells(root) else []
 
 
 def noise(root: Path = ROOT) -> list[str]:
@@ -508,9 +555,9 @@ def agree() -> bool:
 def main() -> int:
     if "--check" in sys.argv:
         return 0 if agree() else 1
-    if "--cells" in sys.argv:
+    if "--update" in sys.argv:
         try:
-            print(*kernel_to_cells(), sep="\n")
+            print(*update(), sep="\n")
         except ValueError as error:
             print(error)
             return 1

@@ -145,7 +145,7 @@ def recorded_violations(root: Path = ROOT) -> list[str]:
         )
         for c in listed(root)
     }
-    by_table, new = set(), set(normalnorm._places().values())
+    by_table, new = set(), set(normalnorm._PUBLIC.values())
     while new:
         by_table |= new
         new = set().union(*(needs.get(name, ()) for name in new)) - by_table

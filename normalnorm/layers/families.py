@@ -158,12 +158,11 @@ def _key(plain: type | str | None) -> type | str | None:
 @functools.cache
 def _import_layers() -> None:
     "Import the package's layers; each gives itself its row."
-    import normalnorm
+    from normalnorm import _PUBLIC
 
-    others = {*vars(normalnorm)["_OTHERS"]}
-    for name in normalnorm.__all__:  # a set has another order each time
-        if name not in others:
-            getattr(normalnorm, name)
+    for name, module in _PUBLIC.items():
+        if "Norm" in name:  # the others are functions
+            importlib.import_module(module)
 
 
 def _nearest(cls: type) -> Family | None:
