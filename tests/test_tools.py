@@ -508,6 +508,52 @@ def test_relative_imports_are_resolved():
 # ---- the runner -------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "shows, docstring", [("g()", ""), ("inspect.getsource(f)", "changed")]
+)
+def test_a_docstring_makes_only_stale_what_shows_it(checkout, shows, docstring):
+    second = chapter("020_theory.second", checkout)
+    edit(
+        checkout,
+        "020_theory.second",
+        "assert 1 + 1 == 2",
+        f"import inspect\\n{shows}",
+    )
+    module = checkout / "normalnorm/first.py"
+    text = module.read_text()
+    run.execute(second)
+    for old, new, reason in (
+        ("One.", "One!", docstring),
+        ("return 1", "return  1  # one", docstring),
+        ("return 1", "return 2", "changed"),
+    ):
+        assert text.count(old) == 1
+        module.write_text(text.replace(old, new))
+        found = run.Run(second).stale()
+        assert found == reason or (reason and found.endswith(reason)), new
+
+
+def test_another_chapters_prose_makes_nothing_stale(checkout):
+    second = chapter("020_theory.second", checkout)
+    edit(
+        checkout,
+        "020_theory.second",
+        "assert 1 + 1 == 2",
+        "open('../nbs/010_first.ipynb').read()",
+    )
+    run.execute(second)
+    for old, new, reason in (
+        ("> Lead.", "> Another lead.", ""),
+        ("# First", "# Title", "nbs/010_first.ipynb changed"),
+        ("return 1", "return 2", "nbs/010_first.ipynb changed"),
+    ):
+        path = checkout / "nbs/010_first.ipynb"
+        text = path.read_text()
+        edit(checkout, "010_first", old, new)
+        assert run.Run(second).stale() == reason
+        path.write_text(text)
+
+
 def test_run_again_only_when_something_changed(checkout):
     second = chapter("020_theory.second", checkout)
     edit(

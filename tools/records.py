@@ -252,12 +252,17 @@ def _plain(node: Any) -> Any:
     ]
 
 
+def syntax(code: str | bytes) -> str:
+    "A hash of Python code without layout, comments and docstrings."
+    return digest(_plain(ast.parse(code)))
+
+
 @cache
 def _hash(name: str) -> str:
     path = ROOT / name
     content = path.read_bytes() if path.exists() else b""
     if path.suffix == ".py":
-        return digest(_plain(ast.parse(content)))
+        return syntax(content)
     return digest(content.decode("latin-1"))
 
 

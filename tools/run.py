@@ -2,8 +2,9 @@
 
 An executed copy lies in _build/executed/. It is fresh while the chapter's code,
 the pins, the Python version, and every file of the repository that the chapter
-imported or opened in that run are what they were. A change in prose runs
-nothing.
+imported or opened in that run are what they were: Python by its syntax, unless
+the chapter shows its text, and other chapters by their code and headings. So a
+change in prose or in a docstring runs nothing.
 
 A chapter that fails leaves its executed copy too, up to the cell that failed
 and with the error there, and a record that says so: the book shows that page as
@@ -26,9 +27,11 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
 
-from tools import kernels
+from tools import kernels, records
 from tools.chapters import ROOT, Chapter, chapters
 
+HEADING = re.compile(r"^#+ .*$", re.M)
+SHOWS = re.compile(r"__doc__|\bhelp\(|doctest")
 ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
@@ -60,13 +63,21 @@ SWITCHES = re.compile(
 )
 
 # Runs inside the kernel before the first cell. An audit hook sees every open();
-# modules are read off at the end.
+# those of imports, and of the lines of a stack, show nothing. Modules are read
+# off at the end.
 RECORD = """exec('''
 import sys
-sys._opened_files = set()
-def _hook(event, arguments, add=sys._opened_files.add):
+sys._opened_files, sys._read_files = set(), set()
+def _hook(event, arguments, opened=sys._opened_files, read=sys._read_files):
     if event == "open" and isinstance(arguments[0], str):
-        add(arguments[0])
+        opened.add(arguments[0])
+        frame, by = sys._getframe(1), ""
+        for _ in range(8):
+            by, frame = by + frame.f_code.co_filename, frame.f_back
+            if not frame:
+                break
+        if "importlib" not in by and "traceback.py" not in by:
+            read.add(arguments[0])
 sys.addaudithook(_hook)
 ''', {})"""
 REPORT = """exec('''
@@ -85,7 +96,8 @@ claims = {name: {"outcome": o.outcome, "mutant": o.mutant, "seconds": \
 round(o.seconds, 4)} for name, o in shown.items()}
 with open(os.environ["BOOK_RECORD"], "w") as out:
     json.dump({"claims": claims, "files": sorted({os.path.realpath(f) for f in \
-files if f}), "cpu": cpu}, out)
+files if f}), "read": sorted(map(os.path.realpath, sys._read_files)), \
+"cpu": cpu}, out)
 ''', {})"""
 
 
@@ -114,6 +126,30 @@ def snapshot(root: Path) -> dict[str, str]:
                     path.read_bytes()
                 )
     return found
+
+
+@lru_cache(maxsize=None)
+def meaning(name: str, data: bytes) -> str:
+    """A hash of what counts of a file: Python's syntax, a chapter's code and
+    headings; "" for other files.
+    """
+    try:
+        if name.endswith(".py"):
+            return records.syntax(data)
+        if name.endswith(".ipynb"):
+            cells = [
+                (cell["cell_type"], "".join(cell["source"]))
+                for cell in json.loads(data)["cells"]
+            ]
+            return records.digest(
+                [
+                    text if kind != "markdown" else HEADING.findall(text)
+                    for kind, text in cells
+                ]
+            )
+    except (KeyError, ValueError, SyntaxError):
+        pass
+    return ""
 
 
 def version(package: str) -> str:
@@ -191,9 +227,29 @@ class Run:
             return "code or environment changed"
         for name, known in record["dependencies"].items():
             path = self.chapter.root / name
-            if not path.is_file() or digest(path.read_bytes()) != known:
+            data = path.read_bytes() if path.is_file() else None
+            if data is None or (
+                digest(data) != known
+                and (
+                    name not in record["meanings"]
+                    or meaning(name, data) != record["meanings"][name]
+                )
+            ):
                 return f"{name} changed"
         return ""
+
+    def meanings(self, before: dict[str, str], names: set[str]) -> dict:
+        "Of the files that are as they were before the run."
+        found = {}
+        for name in sorted(names & set(before)):
+            path = self.chapter.root / name
+            if path.suffix in (".py", ".ipynb") and path.is_file():
+                data = path.read_bytes()
+                if digest(data) == before[name] and (
+                    hashed := meaning(name, data)
+                ):
+                    found[name] = hashed
+        return found
 
 
 class ChapterFailed(Exception):
@@ -363,12 +419,23 @@ def execute(
             for f in known["files"]
             if f.startswith(root)
         } - {f"nbs/{chapter.name}.ipynb"}
+        # whose text the chapter may show
+        shown = {
+            name
+            for name in names
+            if name.endswith(".py")
+            and (
+                root + name in known["read"]
+                or SHOWS.search("\n".join(chapter.code_cells()))
+            )
+        }
         record = {
             "key": key,
             "seconds": round(time.perf_counter() - start, 2),
             "cpu": round(known["cpu"], 2),
             **({"claims": known["claims"]} if known["claims"] else {}),
             "dependencies": {n: before[n] for n in sorted(names & set(before))},
+            "meanings": run.meanings(before, names - shown),
         }
         text = nbformat.writes(notebook)
     except Exception as error:
