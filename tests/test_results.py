@@ -4,6 +4,7 @@ tables with known answers; the command line.
 
 import contextlib
 import functools
+import hashlib
 import io
 import json
 import os
@@ -994,6 +995,57 @@ def _package(commit, suffixes):
 BEFORE = "b8df18e"  # rows as they were written
 
 
+@functools.lru_cache
+def committed():
+    "All rows of the repository, by the files that they were."
+    found = {}
+    for file in sorted((ROOT / "results").rglob(results.PACKED)):
+        *_, recipe, scale = file.parent.parts
+        rows, problems = results.scan(recipe, scale, file.parents[2])
+        assert not problems
+        found |= rows
+    assert len(found) == 700
+    return found
+
+
+def test_rows_are_found_when_they_are_packed(known):
+    """Read, reported and not run again; a damaged line hides no other, and a
+    row beside them counts.
+    """
+    before, told = (
+        results.scan("known", "smoke", known).rows,
+        tables.report("known", known),
+    )
+    files = {path: path.read_bytes() for path in before}
+    assert results.pack("known", "smoke", known) == len(before) == 8
+    assert results.pack("known", "smoke", known) == 0
+    assert not any(path.exists() for path in files)
+    assert results.scan("known", "smoke", known).rows == before
+    assert tables.report("known", known) == told
+    for path, content in files.items():
+        assert results.recorded(path) and results.read_row(path) == before[path]
+        line = json.loads(results.packed(path.parent)[path.name])
+        assert line["sha256"] == hashlib.sha256(content).hexdigest()
+    results.run_recipe(_recipe(), "smoke", out=known)
+    assert not any(path.exists() for path in files)
+    packed = min(files).with_name(results.PACKED)
+    lines = packed.read_text().splitlines(keepends=True)
+    for damaged, words in (
+        (lines[2][:-9] + "\n", "rows.jsonl, line 3.*no JSON"),
+        (lines[2].replace('"row"', '"raw"'), "no dictionary with a `row`"),
+        (lines[2].replace('"seed":2', '"seed":7'), "something was edited"),
+    ):
+        packed.write_text("".join([*lines[:2], damaged, *lines[3:]]))
+        rows, problems = results.scan("known", "smoke", known)
+        assert len(rows) == 7 and len(problems) == 1
+        assert re.search(words, str(problems[0]))
+    packed.write_text("".join([*lines[:2], *lines[3:]]))
+    path = min(files).with_name(json.loads(lines[2])["name"])
+    assert not results.recorded(path)
+    path.write_bytes(files[path])
+    assert results.scan("known", "smoke", known).rows == before
+
+
 @pytest.mark.book
 def test_the_rows_that_were_rewritten_are_those_that_were_written():
     """All that differs from the file of then is what `afterwards` names; the
@@ -1002,11 +1054,7 @@ def test_the_rows_that_were_rewritten_are_those_that_were_written():
     """
     if _package(BEFORE, (".py",)) is None:
         pytest.skip("a clone without the history")
-    later = {
-        path: row
-        for path in sorted((ROOT / "results").rglob("*-seed*"))
-        if "afterwards" in (row := results.read_row(path))
-    }
+    later = {p: row for p, row in committed().items() if "afterwards" in row}
     assert len(later) == 412
     git = ["git", "-C", str(ROOT)]
     listed = "\n".join(
@@ -1062,8 +1110,9 @@ def test_the_rows_that_were_rewritten_are_those_that_were_written():
             check=True,
         ).stdout
         assert names and ".cpp" not in names and "backends" not in names
-    for path in (ROOT / "results" / "by-definition").rglob("*-seed*"):
-        assert path.name in names
+    for path in committed():
+        if "by-definition" in path.parts:
+            assert path.name in names
 
 
 @pytest.mark.book
@@ -1072,8 +1121,7 @@ def test_the_drawn_images_of_committed_rows_are_those_of_their_seeds():
     those of the files' names and of the present configurations.
     """
     count = {}
-    for path in sorted((ROOT / "results").rglob("*-seed*.json")):
-        row = results.read_row(path)
+    for path, row in committed().items():
         draws = "draw" in row["config"] or row["recipe"] == "proxy-norm"
         assert draws == (row["drawn_hash"] is not None), path
         if draws:

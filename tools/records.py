@@ -66,10 +66,13 @@ def five_steps(run: Callable, *arguments: Any) -> list[float]:
 
 def first_rows(of: Any, path: str) -> dict[str, list[float]]:
     "Of each arm in a folder of rows the first steps of one run."
+    from normalnorm.experiments.results import scan
+
     known = {getattr(r, "name", ""): r for r in vars(of).values()}
     found: dict[str, list[float]] = {}
-    for file in sorted((ROOT / "results" / path).glob("*.json")):
-        row = json.loads(file.read_text(encoding="utf-8"))
+    *_, recipe, scale = (ROOT / "results" / path).parts
+    rows = scan(recipe, scale, (ROOT / "results" / path).parents[1]).rows
+    for row in rows.values():
         if row["arm"] not in found:
             found[row["arm"]] = five_steps(
                 known[row["recipe"]].run, row["config"], row["seed"], row["arm"]

@@ -11,6 +11,7 @@ __all__ = [
     "SCALES",
     "TUNED_ON",
     "NATIVE",
+    "PACKED",
     "UnknownName",
     "ResultsError",
     "Published",
@@ -27,9 +28,12 @@ __all__ = [
     "default_out",
     "book_results",
     "digest",
+    "packed",
+    "recorded",
     "read_row",
     "Scan",
     "scan",
+    "pack",
     "codes",
     "selected",
     "rows",
@@ -796,8 +800,59 @@ def _wrong(row: Any, path: Path) -> str | None:
     return None
 
 
+PACKED = "rows.jsonl"
+
+
+@lru_cache(maxsize=64)
+def _lines(path: Path, *state: int) -> dict[str, str]:
+    found = {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            name = str(json.loads(line)["name"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            name = f"{PACKED}, line {number}"
+        found[name] = line
+    return found
+
+
+def packed(folder: Path) -> dict[str, str]:
+    """The rows of a folder that lie together in one file: the name of the file
+    that each was → its line, a JSON text with `name`, `sha256` of that file,
+    and `row`. Empty where there is no such file.
+
+    `folder`: of a recipe at a scale.
+
+    Example:
+
+        >>> folder = book_results() / "first-experiment" / "book"
+        >>> sorted(json.loads(min(packed(folder).values())))
+        ['name', 'row', 'sha256']
+    """
+    path = folder / PACKED
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return {}
+    return _lines(path, state.st_mtime_ns, state.st_size)
+
+
+def recorded(path: Path) -> bool:
+    """Whether there is a row of this name, by itself or packed.
+
+    `path`: the file that it has, or had.
+
+    Example:
+
+        >>> recorded(Path("no such folder/no such row.json"))
+        False
+    """
+    return path.exists() or path.name in packed(path.parent)
+
+
 def read_row(path: Path) -> dict[str, Any]:
-    """The row in a file.
+    """The row in a file, or that of this name among those that are packed in
+    its folder.
 
     `path`: the file.
 
@@ -811,7 +866,7 @@ def read_row(path: Path) -> dict[str, Any]:
     Example:
 
         >>> folder = book_results() / "first-experiment" / "book"
-        >>> row = read_row(min(folder.glob("*.json")))
+        >>> row = read_row(folder / min(packed(folder)))
         >>> row["recipe"], row["scale"]
         ('first-experiment', 'book')
     """
@@ -823,7 +878,10 @@ def read_row(path: Path) -> dict[str, Any]:
         )
 
     try:
-        row = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() or path.name not in packed(path.parent):
+            row = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            row = json.loads(packed(path.parent)[path.name])["row"]
         if (
             isinstance(row, dict)
             and _whole(row.get("schema"))
@@ -839,6 +897,8 @@ def read_row(path: Path) -> dict[str, Any]:
         raise
     except RecursionError:
         raise refuse("it is nested too deeply") from None
+    except (KeyError, TypeError):
+        raise refuse("its line is no dictionary with a `row`") from None
     except OSError as error:
         raise ResultsError(
             f"{path} cannot be read ({error.strerror or error})"
@@ -870,8 +930,8 @@ class Scan(NamedTuple):
 def scan(
     recipe: "Recipe | str", scale: str, out: Path | str | None = None
 ) -> Scan:
-    """All files of a recipe at a scale, read one by one: a bad one hides no
-    other.
+    """All rows of a recipe at a scale by their files, also of those that are
+    packed, read one by one: a bad one hides no other.
 
     Given a recipe and not only its name, a row of its present configuration
     that lacks a metric which the recipe shows is a bad one, too. Raises
@@ -889,7 +949,9 @@ def scan(
         raise ResultsError(f"{out} is a file: expected the folder of results")
     found = Scan({}, [])
     name = recipe if isinstance(recipe, str) else recipe.name
-    for path in sorted((out / name / scale).glob("*.json")):
+    folder = out / name / scale
+    files = {folder / name for name in packed(folder)}
+    for path in sorted(files.union(folder.glob("*.json"))):
         try:
             found.rows[path] = read_row(path)
         except ResultsError as error:
@@ -915,6 +977,43 @@ def scan(
                     )
                 )
     return found
+
+
+def pack(recipe: "Recipe | str", scale: str, out: Path | str | None = None):
+    """Put the rows of a recipe at a scale that have files of their own as lines
+    into `rows.jsonl` beside them, and remove these files; returns how many.
+
+    `recipe`, `scale`, `out`: as for `scan`.
+
+    Raises `ResultsError` where a file cannot be used; nothing is changed then.
+
+    Example:
+
+        >>> pack("first-experiment", "book", "no such folder")
+        0
+    """
+    found = scan(recipe, scale, out)
+    if found.problems:
+        raise ResultsError("\n".join(map(str, found.problems)))
+    files = [path for path in found.rows if path.exists()]
+    if not files:
+        return 0
+    lines = dict(packed(files[0].parent))
+    for path in files:
+        data = path.read_bytes()
+        line = {
+            "name": path.name,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "row": json.loads(data),
+        }
+        lines[path.name] = json.dumps(line, separators=(",", ":"))
+    text = "".join(f"{lines[name]}\n" for name in sorted(lines))
+    write_atomically(
+        files[0].with_name(PACKED), lambda file: file.write(text.encode())
+    )
+    for path in files:
+        path.unlink()
+    return len(files)
 
 
 # %% ../../nbs/760_experiments.results.ipynb #a60c0de9
@@ -1231,7 +1330,7 @@ class Job(NamedTuple):
         "`finished`, `begun` (a checkpoint is there) or `to run`."
         return (
             "finished"
-            if self.path.exists()
+            if recorded(self.path)
             else "begun"
             if self.checkpoint.exists()
             else "to run"
@@ -1411,7 +1510,7 @@ def _begin(
     its row, None where another process is at it.
     """
     lock = job.checkpoint.with_suffix(".lock")
-    if job.path.exists():
+    if recorded(job.path):
         # its process died between the row and tidying up
         if lock.exists() or job.checkpoint.exists():
             with file_lock(lock) as mine:
@@ -1420,7 +1519,7 @@ def _begin(
         return False, read_row(job.path)
     if not held.enter_context(file_lock(lock, wait)):
         return False, None
-    if job.path.exists():  # finished while we waited
+    if recorded(job.path):  # finished while we waited
         return False, read_row(job.path)
     clear_leftovers(job.path)
     clear_leftovers(job.checkpoint)
@@ -1540,7 +1639,7 @@ def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
         >>> jobs = plan("first-experiment", "smoke", out="no such folder")
         >>> tell_other_code(jobs, print)            # no rows, nothing to say
     """
-    there = [job for job in jobs if job.path.exists()]
+    there = [job for job in jobs if recorded(job.path)]
     if not there or len(there) == len(jobs):
         return
     found = scan(jobs[0].recipe, jobs[0].scale, jobs[0].path.parents[2]).rows

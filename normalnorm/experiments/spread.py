@@ -336,7 +336,7 @@ def spread(
         )
     todo = plan(name, scale, seeds, out, arms)
     left, tell = (
-        [job for job in todo if not job.path.exists()],
+        [job for job in todo if job.state != "finished"],
         progress or (lambda line: None),
     )
     if len(left) < len(todo):

@@ -900,7 +900,7 @@ def _compare_folders(first: Path, second: Path) -> str:
         scans = [
             scan(place.parent.name, place.name, folder)
             for place in sorted(
-                {path.parent for path in folder.glob("*/*/*.json")}
+                {path.parent for path in folder.glob("*/*/*.json*")}
             )
         ]
         read.append(
