@@ -20,9 +20,7 @@ from .newton import check_real, upcast, standardized_or_nan
 
 def _branch_series(count: int) -> tuple[float, ...]:
     """Coefficients of W in powers of p = √(2(1+ex)), highest first: Corless et
-    al. (1996), Eqs.
-
-    4.23, 4.24.
+    al. (1996), Eqs. 4.23, 4.24.
     """
     mu, alpha = [-1.0, 1.0], [2.0, -1.0]
     for k in range(2, count):
