@@ -415,42 +415,50 @@ def test_resumed_and_recorded(monkeypatch, tmp_path, capsys):
 
 def test_both_commands_whole(monkeypatch, tmp_path, capsys):
     """In a clone, held to the instruction set, the tests also where the book
-    fails; the outcome goes to the record.
+    fails; the outcome goes to the record. `--again` runs the tests that failed.
     """
-    commands = []
+    commands, failed = [], "tests/test_a.py::test_b[c d]"
+    gone = "tests/test_gone.py::test_c"
+    said = (
+        f"FAILED {failed} - AssertionError\nFAILED {gone} - AssertionError\n"
+        "2 failed, 30 passed in 4.00s\n"
+    )
 
     def run(command, cwd=None, env=None, stdout=None, **_):
         if command[:2] == ["git", "clone"]:
-            Path(command[-1]).mkdir()
+            (Path(command[-1]) / "tests").mkdir(parents=True)
+            (Path(command[-1]) / "tests/test_a.py").touch()
         elif "tools.build" in command or "pytest" in command:
             commands.append((command[1:], Path(cwd), env))
             stdout.write(
                 "  [1/2] index (3.0 s)\n"
                 "  [2/2] 282_layers.engines.native FAILED\n"
                 if "tools.build" in command
-                else "30 passed, 2 skipped in 4.00s\n"
+                else said
+                if failed not in command
+                else "1 passed in 1.00s\n"
             )
             return subprocess.CompletedProcess(
-                command, 2 if "tools.build" in command else 0
+                command, 0 if failed in command else 2
             )
         return subprocess.CompletedProcess(command, 0, stdout="", stderr="")
 
     monkeypatch.setattr(processors.subprocess, "run", run)
     monkeypatch.setattr(
-        processors.tempfile, "mkdtemp", lambda prefix: str(tmp_path)
+        processors.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "in")
     )
+    (tmp_path / "in").mkdir()
     monkeypatch.setattr(processors, "STATE", tmp_path / "state")
     monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
     monkeypatch.setattr(processors, "lacking", lambda name: "")
     assert processors.main(["--whole", "default", "--record"]) == 1
-    of_all = (
-        "-m pytest -n 2 --dist worksteal tests --deselect "
-        "tests/test_processors.py::test_recorded_outcomes"
+    of_all = "-m pytest -n 2 --dist worksteal tests" + "".join(
+        f" --deselect {test}" for test in processors.NOT_HELD
     )
     assert [c for c, *_ in commands] == [["-m", "tools.build"], of_all.split()]
     for _, folder, env in commands:
         assert (
-            folder == tmp_path / "clone"
+            folder == tmp_path / "in" / "clone"
             and env["PYTHONPATH"] == str(folder)
             and env["ATEN_CPU_CAPABILITY"] == "default"
         )
@@ -459,7 +467,7 @@ def test_both_commands_whole(monkeypatch, tmp_path, capsys):
             .read_text()
             .endswith('exec g++ "$@" -march=x86-64\n')
         )
-        assert Path(env["NORMALNORM_CACHE"]) == tmp_path / "cache"
+        assert Path(env["NORMALNORM_CACHE"]) == tmp_path / "in" / "cache"
     whole = json.loads((tmp_path / "record.json").read_text())["whole"][
         "default"
     ]
@@ -470,12 +478,22 @@ def test_both_commands_whole(monkeypatch, tmp_path, capsys):
         and whole["book"]["summary"] == "2 chapters run"
     )
     assert whole["tests"] | {"seconds": 0} == {
-        "passed": True,
-        "summary": "30 passed, 2 skipped",
-        "failures": [],
+        "passed": False,
+        "summary": "2 failed, 30 passed",
+        "failures": [f"FAILED {t} - AssertionError" for t in (failed, gone)],
         "seconds": 0,
     }
     assert "282_layers.engines.native FAILED" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "in")
+    (tmp_path / "in").mkdir()
+    again = ["--whole", "default", "--record", "--again"]
+    assert processors.main(again) == 0
+    assert commands[-1][0] == ["-m", "pytest", *of_all.split()[2:6], failed]
+    record = json.loads((tmp_path / "record.json").read_text())
+    after = record["whole"]["default"]
+    assert after["passed"] and after["again"]["tests"]["summary"] == "1 passed"
+    assert after["tests"] == whole["tests"]
+    assert after["again"]["no longer asked"] == [gone]
 
 
 def test_what_pytest_said():

@@ -127,6 +127,13 @@ SETS = {
     ),
 }
 WHOLE = {"avx2": "AVX2", "default": "SSE2"}
+TESTING = ("-m", "pytest", "-n", "2", "--dist", "worksteal")
+NOT_HELD = (
+    # asks for the outcome of the very run that it would be in
+    "tests/test_processors.py::test_recorded_outcomes",
+    # compiles for each set itself, which the flags behind it would overrule
+    "tests/test_packaging.py::test_no_compiler_and_the_same_bits",
+)
 COMPILERS = {"gcc": "g++", "clang": "clang++"}
 ARM = {"gcc": "aarch64-linux-gnu-g++", "clang": "clang++"}
 PACKAGES = {
@@ -804,9 +811,10 @@ def write_record(outcomes: dict[str, dict]) -> None:
 # ---- both commands whole ----
 
 
-def run_whole(name: str) -> dict:
+def run_whole(name: str, again: bool = False) -> dict:
     """`tools.build` and every test in a clone of the last commit, whose kernel
-    and PyTorch are held to an instruction set.
+    and PyTorch are held to an instruction set; `again`: of the last such run
+    the tests that failed, whose outcome stands beside the first.
     """
     start, commit = time.perf_counter(), output("git", "rev-parse", "HEAD")
     if dirty := output("git", "status", "--porcelain", "--untracked-files=no"):
@@ -827,7 +835,7 @@ def run_whole(name: str) -> dict:
     compiler = folder / "compiler"
     compiler.write_text(f'#!/bin/sh\nexec {program} "$@" {shlex.join(flags)}\n')
     compiler.chmod(0o755)
-    env["CXX"] = str(compiler)
+    env |= {"CXX": str(compiler), "COLUMNS": "300"}  # names of tests whole
     outcome = {
         "passed": True,
         "commit": commit,
@@ -838,25 +846,23 @@ def run_whole(name: str) -> dict:
             **{k: env[k] for k in dict(SETS[WHOLE[name]].torch)},
         },
     }
-    # it asks for the outcome of this very run
-    of_the_record = "tests/test_processors.py::test_recorded_outcomes"
-    for step, command in (
-        ("book", ["-m", "tools.build"]),
-        (
-            "tests",
-            [
-                "-m",
-                "pytest",
-                "-n",
-                "2",
-                "--dist",
-                "worksteal",
-                "tests",
-                "--deselect",
-                of_the_record,
-            ],
-        ),
-    ):
+    steps = [("book", ["-m", "tools.build"]), ("tests", [*TESTING, "tests"])]
+    for test in NOT_HELD:
+        steps[-1][1].extend(["--deselect", test])
+    first = stored(f"whole {name}", "any") if again else None
+    if first:
+        failed = [
+            line.split(" - ")[0].removeprefix("FAILED ")
+            for line in first["tests"]["failures"]
+        ]
+        gone = [
+            test
+            for test in failed
+            if test in NOT_HELD or not (clone / test.split("::")[0]).exists()
+        ]
+        outcome["no longer asked"] = gone
+        steps = [("tests", [*TESTING, *(t for t in failed if t not in gone)])]
+    for step, command in steps:
         print(
             f"{step}: python {shlex.join(command)}, output in "
             f"{folder / step}.txt",
@@ -897,6 +903,8 @@ def run_whole(name: str) -> dict:
             flush=True,
         )
     outcome["seconds"] = round(time.perf_counter() - start)
+    if first:
+        outcome = first | {"passed": outcome["passed"], "again": outcome}
     store(f"whole {name}", outcome, "any")
     if outcome["passed"]:
         shutil.rmtree(folder)
@@ -921,7 +929,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="run also what has passed for this state of the code",
+        help="run also what has passed for this state of the code; of --whole "
+        "the tests that failed",
     )
     parser.add_argument(
         "--record", action="store_true", help="write results/processors.json"
@@ -938,7 +947,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.whole:
         if reason := lacking(WHOLE[given.whole]):
             parser.error(reason)
-        outcome = run_whole(given.whole)
+        outcome = run_whole(given.whole, given.again)
         if given.record:
             write_record({p.name: o for p in parts() if (o := stored(p.name))})
         return not outcome["passed"]
