@@ -3,6 +3,7 @@
 The executed copies are those of the book: what is fresh is not run again.
 """
 
+import os
 import warnings
 
 import pytest
@@ -31,7 +32,9 @@ def test_chapter(name):
             f"{tools.BUDGET:.0f} s",
             stacklevel=1,
         )
-    assert cpu <= tools.BUDGET, (
+    # held to fewer instructions than the processor has, all takes longer
+    budget = tools.BUDGET * (1.5 if "ATEN_CPU_CAPABILITY" in os.environ else 1)
+    assert cpu <= budget, (
         f"chapter {name} took {cpu:.0f} s of processor time; its budget is "
-        f"{tools.BUDGET:.0f} s"
+        f"{budget:.0f} s"
     )

@@ -105,11 +105,14 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         )
         for share in layer
     ],
-    "early training": lambda of: [
-        loss
+    "early training": lambda of: {
+        norm: [
+            loss
+            for step, loss, _ in of.trained("residual", norm, 1e-2, 0, 5)
+            if step
+        ]
         for norm in of.LAYERS
-        for _, loss, _ in of.trained("residual", norm, 1e-2, 0, 5)
-    ],
+    },
     "glyphs": lambda of: [
         five_steps(of.measure, name, 0)
         for name in of.MODELS
