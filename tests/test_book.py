@@ -157,19 +157,20 @@ def test_readme_is_the_landing_page():
 
 
 def landing_page(folder, change):
-    """The README of a checkout in which the newest row of BNN was changed and
+    """The README of a checkout in which the first row of BNN was changed and
     signed anew.
     """
     for name in ("nbs", "normalnorm", "settings.ini", "_toc.yml"):
         (folder / name).symlink_to(ROOT / name)
     for made in (ROOT / "results").glob("transform-given-noise*"):
         shutil.copytree(made, folder / "results" / made.name)
-    path = sorted(
-        (folder / "results").glob("transform-given-noise/book/bnn-seed*.json")
-    )[0]
-    row = json.loads(path.read_text(encoding="utf-8"))
+    place = folder / "results" / "transform-given-noise" / "book"
+    path = place / min(
+        name for name in results.packed(place) if name.startswith("bnn-seed")
+    )
+    row = results.read_row(path)
     change(row)
-    path.write_text(
+    path.write_text(  # in place of the one that is packed
         json.dumps(row | {"digest": results.digest(row)}), encoding="utf-8"
     )
     return export.readme(folder)

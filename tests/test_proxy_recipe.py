@@ -2,9 +2,6 @@
 scale; rows of the smallest.
 """
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -69,10 +66,8 @@ def test_committed_rows_are_of_the_recipe_and_of_200_quantiles():
     """The hash of each row is that of the present configuration; the rule is in
     none of them, so it must stay what it was.
     """
-    folder = Path(__file__).resolve().parents[1] / "results" / "proxy-norm"
-    files = sorted((folder / "book").glob("*.json"))
-    for file in files:
-        row = json.loads(file.read_text())
+    files = results.scan("proxy-norm", "book", results.book_results()).rows
+    for file, row in files.items():
         config = proxy.scales["book"][row["arm"]]
         assert file.stem.endswith(
             "-"

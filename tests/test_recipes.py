@@ -28,8 +28,9 @@ SCALES = [
 
 def test_committed_rows_are_runs_of_the_recipe():
     "Every arm ten times, each row with the configuration that the recipe has."
-    folder = ROOT / "results" / "first-experiment" / "book"
-    rows = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
+    rows = list(
+        results.scan("first-experiment", "book", ROOT / "results").rows.values()
+    )
     book = first_experiment.scales["book"]
     assert len(rows) == 10 * len(book) == 80
     for row in rows:

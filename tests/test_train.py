@@ -21,7 +21,7 @@ import torch
 from peers import installed
 from torch import nn
 
-from normalnorm.experiments import models
+from normalnorm.experiments import models, results
 from normalnorm.experiments.data import SPLITS, load
 from normalnorm.experiments.optimization import (
     RMSPropTF,
@@ -1495,10 +1495,14 @@ def _off(name, seed, monkeypatch, weights=0, **changed):
             found.append(dict(moment.record))
             raise Enough
 
-    (path,) = (ROOT / "results" / "first-experiment" / "book").glob(
-        f"{name}-seed{seed}-*.json"
+    (row,) = (
+        row
+        for path, row in results.scan(
+            "first-experiment", "book", ROOT / "results"
+        ).rows.items()
+        if path.name.startswith(f"{name}-seed{seed}-")
     )
-    row, found = json.loads(path.read_text()), []
+    found = []
     config = row["config"]
     parts = {
         split: load(

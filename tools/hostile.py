@@ -36,12 +36,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import (
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint
 
 from normalnorm.experiments.results import processor
 from normalnorm.layers import functional
@@ -1009,14 +1007,15 @@ def _batched(layer, x):
 CHECKPOINTS = {
     "reentrant False": dict(use_reentrant=False),
     "reentrant True": dict(use_reentrant=True),
-    "selective": dict(
+}
+if hasattr(checkpoints, "create_selective_checkpoint_contexts"):  # since 2.5
+    CHECKPOINTS["selective"] = dict(
         use_reentrant=False,
         context_fn=functools.partial(
-            create_selective_checkpoint_contexts,
+            checkpoints.create_selective_checkpoint_contexts,
             [torch.ops.aten.mul.Tensor, torch.ops.aten.mm.default],
         ),
-    ),
-}
+    )
 
 
 def checkpointed(layer, x, how: dict) -> dict:

@@ -44,7 +44,10 @@ class Power(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        "The mean square, in the shape of the four, whose sum it is."
+        """The mean square, whose parts the four are.
+
+        Returned in the shape of the four.
+        """
         return self.p1 + self.p2 + self.p3 + self.p4
 
     def layer(self) -> "Power":

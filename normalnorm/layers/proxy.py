@@ -18,7 +18,7 @@ __all__ = [
 # %% ../../nbs/410_layers.proxy.ipynb #56fcef27
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import scipy.special
@@ -216,7 +216,10 @@ def by_pieces(
     """
     wide = location.dtype if location.device.type == "mps" else torch.float64
     m, t = location.to(wide).unsqueeze(-1), spread.to(wide).unsqueeze(-1)
-    x, omega = (m.new_tensor(v) for v in _legendre(order))
+    x, omega = (
+        torch.tensor(v, dtype=m.dtype, device=m.device)
+        for v in _legendre(order)
+    )
     cuts = [
         ((k - m) / torch.where(t == 0, 1.0, t)).clamp(-_REACH, _REACH)
         for k in kinks
@@ -428,7 +431,7 @@ def _definition(
 def _rule(samples: int | str | None, activation) -> int | None:
     "What auto stands for: integrals, where it is known what bends where."
     if samples != "auto":
-        return cast(int | None, samples)
+        return None if samples is None else int(samples)
     return None if isinstance(activation, str) else 1000
 
 

@@ -389,7 +389,10 @@ class StandardizedUnit(NamedTuple):
     weights: Tensor
 
     def mean(self, values: Tensor) -> Tensor:
-        "The expectation, a scalar, of values given as `f` is."
+        """The expectation of values that are given as `f` is.
+
+        Returns a scalar.
+        """
         return (self.weights * values.mean(-1)).sum()
 
     def cosines(self, values: Tensor) -> Tensor:
