@@ -50,6 +50,7 @@ NEEDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = importlib.import_module(name)
